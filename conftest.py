@@ -1,0 +1,29 @@
+"""Pages and docstrings run through the site's own Markdown.
+
+pytest-markdown-docs asks for a parser; this one expands includes and sees
+blocks inside tabs and admonitions, which the plugin's own does not.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+from sitekit import pages
+
+
+class SiteMarkdown:
+    def parse(self, text: str) -> list[Any]:
+        """The Python blocks of a page as one fence: one program."""
+        body = pages.get_data(text)[0]
+        program = pages.program(body)
+        if not program:
+            return []
+        line = text[: text.find("```python")].count("\n")
+        return [
+            SimpleNamespace(
+                type="fence", info="python", content=program, map=[line, line]
+            )
+        ]
+
+
+def pytest_markdown_docs_markdown_it() -> SiteMarkdown:
+    return SiteMarkdown()

@@ -1,0 +1,93 @@
+"""The two fences that pages draw with: `figure` and `table`.
+
+Their body is YAML: what to draw, and the words of the page's language.
+"""
+
+import re
+from html import escape
+from typing import Any
+
+import yaml
+
+from sitekit.figures import SCENES, heatmap
+from sitekit.tables import TABLES, Word
+
+# What a fence says apart from its words: equal in both languages.
+STRUCTURE = {"scene", "table", "words"}
+
+
+def _inline(text: str) -> str:
+    """Escaped, with `code` as in Markdown."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+
+
+def figure(
+    source: str,
+    language: str,
+    css_class: str,
+    options: dict[str, str],
+    md: Any,
+    **_: Any,
+) -> str:
+    """caption, axes [query, key], panels: scene, title, rows, columns."""
+    spec = yaml.safe_load(source)
+    panels = []
+    for panel in spec["panels"]:
+        rows = [str(r) for r in panel["rows"]]
+        columns = [str(c) for c in panel.get("columns", rows)]
+        svg = heatmap(
+            SCENES[panel["scene"]](),
+            rows,
+            columns,
+            tuple(spec["axes"]),
+            panel["title"],
+        )
+        panels.append(
+            f'<div class="panel"><p class="panel-title">'
+            f"{_inline(panel['title'])}</p>{svg}</div>"
+        )
+    return (
+        f'<figure class="drawn"><div class="panels" tabindex="0">'
+        f"{''.join(panels)}</div>"
+        f"<figcaption>{_inline(spec['caption'])}</figcaption></figure>"
+    )
+
+
+def table(
+    source: str,
+    language: str,
+    css_class: str,
+    options: dict[str, str],
+    md: Any,
+    **_: Any,
+) -> str:
+    """table, caption, head (one cell a column), words for the cells."""
+    spec = yaml.safe_load(source)
+    words = spec.get("words", {})
+    rows = TABLES[spec["table"]]()
+    head = spec["head"]
+    used: set[str] = set()
+    lines = []
+    for row in rows:
+        if len(row) != len(head):
+            raise ValueError(f"{len(head)} heads for {len(row)} columns")
+        cells = []
+        for cell in row:
+            if isinstance(cell, Word):
+                used.add(cell.key)
+                cells.append(
+                    f'<td class="word-{cell.key}">'
+                    f"{_inline(words[cell.key])}</td>"
+                )
+            else:
+                cells.append(f"<td>{_inline(cell)}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    if used != set(words):
+        raise ValueError(f"words never used: {set(words) - used}")
+    heads = "".join(f'<th scope="col">{_inline(h)}</th>' for h in head)
+    return (
+        '<div class="computed" tabindex="0"><table>'
+        f"<caption>{_inline(spec['caption'])}</caption>"
+        f"<thead><tr>{heads}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )

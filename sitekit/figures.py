@@ -1,0 +1,137 @@
+"""Figures: numbers from attnref, words from the page.
+
+A scene computes a matrix (rows are queries, columns are keys). The fence in
+the page names the scene and brings title, axis names and tokens in the page's
+language, so one drawing serves both languages.
+"""
+
+from collections.abc import Callable
+from html import escape
+
+import torch
+from torch import Tensor
+
+import attnref
+
+Words = dict[str, object]
+
+# Two sentences of two and three tokens, padded to four: 我爱你 and 你好.
+VALID = torch.tensor([[True, True, True, False], [True, True, False, False]])
+# 我 爱 你 <pad> as four vectors of width 2.
+EMBEDDED = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
+
+
+def _padding() -> Tensor:
+    return attnref.padding_mask(VALID)[0, 0].expand(4, 4)
+
+
+def _causal() -> Tensor:
+    return attnref.causal_mask(4)
+
+
+def _combined() -> Tensor:
+    return (attnref.causal_mask(4) & attnref.padding_mask(VALID))[0, 0]
+
+
+def _cross() -> Tensor:
+    """Two queries and a pad read 我爱你 <pad>."""
+    queries = torch.tensor([[True, True, False]])
+    return attnref.cross_mask(queries, VALID[:1])[0, 0]
+
+
+def _chunk() -> Tensor:
+    return attnref.causal_mask(2, 5)
+
+
+def _left() -> Tensor:
+    valid = VALID[1:].flip(-1)
+    return (attnref.causal_mask(4) & attnref.padding_mask(valid))[0, 0]
+
+
+def _weights() -> Tensor:
+    x = EMBEDDED[None, None]
+    mask = attnref.causal_mask(4) & attnref.padding_mask(VALID[:1])
+    return attnref.attention_weights(x, x, mask)[0, 0]
+
+
+SCENES: dict[str, Callable[[], Tensor]] = {
+    "padding": _padding,
+    "causal": _causal,
+    "combined": _combined,
+    "cross": _cross,
+    "chunk": _chunk,
+    "left": _left,
+    "weights": _weights,
+}
+
+CELL, GAP, MARGIN = 40, 2, 8
+
+
+def heatmap(
+    matrix: Tensor,
+    rows: list[str],
+    columns: list[str],
+    axes: tuple[str, str],
+    title: str,
+) -> str:
+    """One panel as SVG; its colours are CSS classes of the theme."""
+    T, S = matrix.shape
+    if (len(rows), len(columns)) != (T, S):
+        raise ValueError(
+            f"{len(rows)} x {len(columns)} labels for a {T} x {S} figure"
+        )
+    # Chinese characters are as wide as they are high, Latin ones about half.
+    side = 12 + max(
+        sum(15 if ord(c) > 0x2E7F else 8.5 for c in row) for row in rows
+    )
+    left, top = MARGIN + 22 + side, MARGIN + 50
+    width, height = left + S * CELL + MARGIN, top + T * CELL + MARGIN
+    boolean = matrix.dtype == torch.bool
+    name = escape(title)
+    out = [
+        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" role="img" aria-label="{name}">'
+    ]
+    middle_x, middle_y = left + S * CELL / 2, top + T * CELL / 2
+    across, down = escape(axes[1]), escape(axes[0])
+    out.append(
+        f'<text class="axis" x="{middle_x:g}" y="{MARGIN + 12}">{across}</text>'
+    )
+    out.append(
+        f'<text class="axis" transform="translate({MARGIN + 12} {middle_y:g}) '
+        f'rotate(-90)">{down}</text>'
+    )
+    for j, label in enumerate(columns):
+        x = left + j * CELL + CELL / 2
+        out.append(
+            f'<text x="{x:g}" y="{top - 12}" class="label">{escape(label)}'
+            "</text>"
+        )
+    for i, label in enumerate(rows):
+        y = top + i * CELL + CELL / 2
+        out.append(
+            f'<text x="{left - 10:g}" y="{y:g}" class="label row">'
+            f"{escape(label)}</text>"
+        )
+        for j in range(S):
+            value = float(matrix[i, j])
+            x = left + j * CELL
+            inner = CELL - GAP
+            place = f'x="{x:g}" y="{y - CELL / 2:g}"'
+            if boolean:
+                kind, text, ink = ("off", "on")[int(value)], f"{value:g}", ""
+            else:
+                kind = "zero" if value == 0 else "weight"
+                text = "0" if value == 0 else f"{value:.2f}"
+                # Light enough at every weight for the number to be read.
+                ink = f' style="fill-opacity:{0.08 + 0.42 * value:.3f}"'
+                ink = "" if value == 0 else ink
+            out.append(
+                f'<rect class="{kind}" {place} width="{inner}" '
+                f'height="{inner}" rx="4"{ink}/>'
+            )
+            out.append(
+                f'<text class="{kind}" x="{x + inner / 2:g}" '
+                f'y="{y - GAP / 2:g}">{text}</text>'
+            )
+    return "".join(out) + "</svg>"

@@ -1,0 +1,51 @@
+"""Markdown extension: every formula becomes MathML when the page is built.
+
+Runs after arithmatex (generic), whose wrappers it fills. An unknown command
+aborts the build and names the formula.
+"""
+
+import html
+import re
+
+from markdown import Extension, Markdown
+from markdown.postprocessors import Postprocessor
+from math_core import LatexError, LatexToMathML
+
+WRAPPED = re.compile(
+    r'<(?P<tag>span|div) class="arithmatex">(?:\\\(|\\\[)'
+    r"(?P<latex>.*?)(?:\\\)|\\\])</(?P=tag)>",
+    re.DOTALL,
+)
+_convert = LatexToMathML(fancy_error=False).convert_with_local_state
+
+
+def mathml(latex: str, *, display: bool) -> str:
+    """One formula; kept out of the search index."""
+    try:
+        out = str(_convert(latex.strip(), displaystyle=display))
+    except LatexError as error:
+        raise ValueError(f"formula {latex.strip()!r}: {error}") from None
+    return out.replace("<math", "<math data-search-exclude", 1)
+
+
+def _replace(match: re.Match[str]) -> str:
+    tag = match["tag"]
+    math = mathml(html.unescape(match["latex"]), display=tag == "div")
+    if tag == "span":
+        return math
+    # Wide formulas scroll inside their own box, also with the keyboard.
+    return f'<div class="formula" tabindex="0">{math}</div>'
+
+
+class _ToMathML(Postprocessor):
+    def run(self, text: str) -> str:
+        return WRAPPED.sub(_replace, text)
+
+
+class MathML(Extension):
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
+        md.postprocessors.register(_ToMathML(md), "mathml", 0)
+
+
+def makeExtension(**kwargs: object) -> MathML:  # noqa: N802
+    return MathML(**kwargs)

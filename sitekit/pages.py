@@ -1,0 +1,140 @@
+"""A page as the site's own Markdown sees it: its blocks and its program."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markdown import Markdown
+from mkdocs.config import load_config
+from mkdocs.utils.meta import get_data
+
+from sitekit import CONFIGS, ROOT
+
+# Every fence line of a page: an opening one of these, or a closing one.
+# There is no way to write an option that keeps a block from running.
+FENCE = re.compile(
+    r'```(?P<language>python|text|bash|figure|table)(?: title="[^"]+")?'
+)
+INCLUDE = re.compile(r'--8<-- "(?P<path>(?:attnref|tests)/[\w/]+\.py)(?::\w+)?"')
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+
+
+class Page(NamedTuple):
+    html: str  # each block stands as <pre data-block="0">, ...
+    blocks: list[Block]
+
+
+def markdown_files(language: str) -> list[Path]:
+    return sorted((ROOT / "docs" / language).rglob("*.md"))
+
+
+def body_of(path: Path) -> str:
+    """The page without its front matter."""
+    return str(get_data(path.read_text(encoding="utf-8"))[0])
+
+
+def front_matter(path: Path) -> dict[str, Any]:
+    return dict(get_data(path.read_text(encoding="utf-8"))[1])
+
+
+@cache
+def _config() -> Any:
+    return load_config(str(CONFIGS["en"]))
+
+
+def render(body: str, *, expand: bool = True) -> Page:
+    """Render with the site's extensions, catching each fenced block.
+
+    The blocks come in the order of the page. With `expand=False` includes
+    are left as they are written.
+    """
+    blocks: list[Block] = []
+
+    def catch(
+        source: str, language: str, *_: object, **__: object
+    ) -> str:  # the signature superfences calls
+        blocks.append(Block(language, source.strip("\n") + "\n"))
+        return f'<pre data-block="{len(blocks) - 1}"></pre>'
+
+    def accept(*_: object) -> bool:
+        return True
+
+    config = _config()
+    skip = {"sitekit.mathml"} | (set() if expand else {"pymdownx.snippets"})
+    md = Markdown(
+        extensions=[e for e in config.markdown_extensions if e not in skip],
+        extension_configs={
+            **config.mdx_configs,
+            "pymdownx.superfences": {
+                "custom_fences": [
+                    {
+                        "name": "*",
+                        "class": "",
+                        "format": catch,
+                        "validator": accept,
+                    }
+                ]
+            },
+        },
+    )
+    html = md.convert(body)
+    # Superfences may see blocks out of order (nested ones first): the page's
+    # order is that of the placeholders in the result.
+    order = [int(i) for i in re.findall(r'<pre data-block="(\d+)">', html)]
+    if sorted(order) != list(range(len(blocks))):
+        raise ValueError(f"{len(blocks)} blocks seen, {len(order)} rendered")
+    renumber = {old: new for new, old in enumerate(order)}
+    html = re.sub(
+        r'<pre data-block="(\d+)">',
+        lambda m: f'<pre data-block="{renumber[int(m[1])]}">',
+        html,
+    )
+    return Page(html, [blocks[i] for i in order])
+
+
+def python_blocks(body: str) -> list[str]:
+    """The text of the Python blocks, as shown and as run."""
+    return [b.text for b in render(body).blocks if b.language == "python"]
+
+
+def program(body: str) -> str:
+    """The page as one program."""
+    return "\n".join(python_blocks(body))
+
+
+def faults(body: str) -> list[str]:
+    """What the first law forbids in a page, one line a fault."""
+    found = []
+    written = 0
+    inside = False
+    for number, line in enumerate(body.splitlines(), 1):
+        if not re.match(r"[\s>]*(```|~~~)", line):
+            continue
+        mark = line.strip().lstrip("> ")
+        if inside and mark == "```":
+            inside = False
+        elif not inside and FENCE.fullmatch(mark):
+            inside = True
+            written += 1
+        else:
+            found.append(f"line {number}: {mark!r} is no allowed fence")
+    if inside:
+        found.append("the last fence is never closed")
+    page = render(body, expand=False)
+    if len(page.blocks) != written:
+        found.append(f"{written} fences written, {len(page.blocks)} rendered")
+    if len(re.findall(r"<pre\b", page.html)) != len(page.blocks):
+        found.append("a block that is no fence: indented code or raw HTML")
+    for block in page.blocks:
+        if block.language == "python":
+            found += [
+                f"not an include: {line!r}"
+                for line in block.text.splitlines()
+                if not INCLUDE.fullmatch(line)
+            ]
+    return found

@@ -1,0 +1,259 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention.bias import causal_lower_right
+
+from attnref import (
+    attention_weights,
+    causal_mask,
+    cross_mask,
+    padding_mask,
+    padding_mask_from_hf,
+    sdpa,
+    softmax,
+)
+
+
+def test_padding_mask_of_two_sentences():
+    # --8<-- [start:padding]
+    #                       我   爱    你   <pad>
+    valid = torch.tensor([[True, True, True, False],
+                          [True, True, False, False]])  # 你 好 <pad> <pad>
+    mask = padding_mask(valid)
+    assert mask.shape == (2, 1, 1, 4)
+    assert mask.int().tolist() == [[[[1, 1, 1, 0]]], [[[1, 1, 0, 0]]]]
+    # --8<-- [end:padding]
+
+
+def test_causal_mask_is_the_lower_triangle():
+    # --8<-- [start:causal]
+    assert causal_mask(4).int().tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [1, 1, 1, 0],
+        [1, 1, 1, 1],
+    ]
+    # --8<-- [end:causal]
+
+
+def test_causal_mask_of_a_chunk_is_aligned_at_the_bottom_right():
+    # --8<-- [start:chunk]
+    assert causal_mask(2, 5).int().tolist() == [
+        [1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 1],
+    ]
+    assert causal_mask(1, 5).int().tolist() == [[1, 1, 1, 1, 1]]
+    # --8<-- [end:chunk]
+    assert causal_mask(5, 3).int().tolist() == [
+        [0, 0, 0],
+        [0, 0, 0],
+        [1, 0, 0],
+        [1, 1, 0],
+        [1, 1, 1],
+    ]
+
+
+def test_combined_mask_is_the_conjunction():
+    # --8<-- [start:combined]
+    valid = torch.tensor([[True, True, False]])  # 我 爱 <pad>
+    mask = causal_mask(3) & padding_mask(valid)
+    assert mask.shape == (1, 1, 3, 3)
+    assert mask[0, 0].int().tolist() == [
+        [1, 0, 0],
+        [1, 1, 0],
+        [1, 1, 0],
+    ]
+    # --8<-- [end:combined]
+
+
+def test_cross_mask_of_two_sequences():
+    # --8<-- [start:cross]
+    valid = torch.tensor([[True, True, False]])  # I, see, <pad>
+    context_valid = torch.tensor([[True, True, True, False]])  # 我 爱 你 <pad>
+    mask = cross_mask(valid, context_valid)
+    assert mask.shape == (1, 1, 3, 4)
+    assert mask[0, 0].int().tolist() == [
+        [1, 1, 1, 0],
+        [1, 1, 1, 0],
+        [0, 0, 0, 0],
+    ]
+    # --8<-- [end:cross]
+
+
+def test_left_padding_leaves_the_first_rows_with_nothing():
+    # --8<-- [start:left]
+    valid = torch.tensor([[False, False, True, True]])  # <pad> <pad> 你 好
+    mask = causal_mask(4) & padding_mask(valid)
+    assert mask[0, 0].int().tolist() == [
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 1, 1],
+    ]
+    x = torch.randn(1, 1, 4, 8)
+    out = sdpa(x, x, x, mask)
+    assert (out[:, :, :2] == 0).all()  # the pads
+    torch.testing.assert_close(out[:, :, 2], x[:, :, 2])  # 你 sees itself
+    # --8<-- [end:left]
+
+
+def test_a_padded_row_equals_the_row_alone():
+    # --8<-- [start:alone]
+    alone = torch.randn(1, 1, 2, 8)  # 你 好
+    pads = torch.randn(1, 1, 2, 8)  # what stands there must not matter
+    want = sdpa(alone, alone, alone, causal_mask(2))
+
+    right = torch.cat([alone, pads], dim=2)
+    valid = torch.tensor([[True, True, False, False]])
+    mask = causal_mask(4) & padding_mask(valid)
+    got = sdpa(right, right, right, mask)
+    torch.testing.assert_close(got[:, :, :2], want)
+
+    left = torch.cat([pads, alone], dim=2)
+    mask = causal_mask(4) & padding_mask(valid.flip(1))
+    got = sdpa(left, left, left, mask)
+    torch.testing.assert_close(got[:, :, 2:], want)
+    # --8<-- [end:alone]
+
+
+def test_two_additive_masks_compete_in_a_left_padded_row():
+    # --8<-- [start:compete]
+    scores = torch.zeros(4)  # the first query of <pad> 我 爱 你
+    causal = torch.tensor([0.0, -1e9, -1e9, -1e9])
+    padding = torch.tensor([-1e9, 0.0, 0.0, 0.0])
+    weights = torch.softmax(scores + causal + padding, -1)
+    assert weights.tolist() == [0.25] * 4  # three quarters on the future
+
+    allowed = (causal == 0) & (padding == 0)
+    weights = softmax(scores.masked_fill(~allowed, -torch.inf))
+    assert weights.tolist() == [0.0] * 4
+    # --8<-- [end:compete]
+
+
+def test_minus_1e_minus_9_is_no_mask():
+    # --8<-- [start:inert]
+    scores = torch.tensor([1.0, 2.0, 3.0])
+    forbidden = torch.tensor([0.0, 0.0, 1.0])
+    inert = torch.softmax(scores + forbidden * -1e-9, -1)  # minus nine!
+    assert torch.equal(inert, torch.softmax(scores, -1))
+    # --8<-- [end:inert]
+
+
+def test_multiplying_by_the_mask_does_not_mask():
+    # --8<-- [start:times]
+    scores = torch.tensor([-1.0, -2.0, 3.0])
+    weights = torch.softmax(scores * torch.tensor([1.0, 1.0, 0.0]), -1)
+    assert weights[2] > 0.6  # exp(0) = 1 is not 0
+    # --8<-- [end:times]
+
+
+def test_is_causal_of_torch_is_aligned_at_the_top_left():
+    # --8<-- [start:top_left]
+    import torch.nn.functional as F
+
+    q = torch.randn(1, 1, 1, 8)  # one new query ...
+    k, v = torch.randn(2, 1, 1, 5, 8)  # ... and five keys in the cache
+    trap = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(trap, v[:, :, :1])  # it sees key 0 alone
+
+    right = F.scaled_dot_product_attention(q, k, v, causal_mask(1, 5))
+    torch.testing.assert_close(right, sdpa(q, k, v))
+    # --8<-- [end:top_left]
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (5, 5), (2, 7), (1, 11)])
+def test_causal_mask_is_torchs_lower_right_one(T, S):
+    q, k, v = (torch.randn(1, 2, n, 13) for n in (T, S, S))
+    ours = F.scaled_dot_product_attention(q, k, v, causal_mask(T, S))
+    bias = causal_lower_right(T, S)
+    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    torch.testing.assert_close(ours, theirs)
+
+
+@given(st.integers(0, 6), st.integers(0, 6))
+def test_causal_mask_in_words(T, S):
+    mask = causal_mask(T, S)
+    assert mask.shape == (T, S)
+    assert mask.dtype == torch.bool
+    for i in range(T):
+        for j in range(S):
+            assert mask[i, j].item() is (j <= i + S - T)
+
+
+def test_a_hugging_face_mask_becomes_ours():
+    # --8<-- [start:hf]
+    attention_mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1]])
+    mask = padding_mask_from_hf(attention_mask)
+    assert mask.shape == (2, 1, 1, 4)
+    assert torch.equal(mask, padding_mask(attention_mask.bool()))
+    # --8<-- [end:hf]
+    for dtype in (torch.bool, torch.int32, torch.float32):
+        assert torch.equal(padding_mask_from_hf(attention_mask.to(dtype)), mask)
+
+
+def test_weights_of_i_love_you_under_both_masks():
+    # --8<-- [start:example]
+    # 我, 爱, 你, <pad> as four vectors of width 2
+    x = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
+    x = x[None, None]  # one sentence, one head
+    valid = torch.tensor([[True, True, True, False]])
+    mask = causal_mask(4) & padding_mask(valid)
+    weights = attention_weights(x, x, mask)[0, 0]
+    torch.testing.assert_close(weights.sum(-1), torch.ones(4))
+    assert (weights[~mask[0, 0]] == 0).all()
+    # --8<-- [end:example]
+    from sitekit.figures import SCENES
+
+    assert torch.equal(SCENES["weights"](), weights)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: padding_mask(torch.ones(2, 3)),
+            TypeError,
+            r"valid is torch.float32; pass bool.*valid.bool\(\)",
+        ),
+        (
+            lambda: padding_mask(torch.ones(3, dtype=torch.bool)),
+            ValueError,
+            r"valid has shape \(3,\); one row a sequence is \(B, S\)",
+        ),
+        (
+            lambda: cross_mask(
+                torch.ones(2, 3, dtype=torch.bool),
+                torch.ones(5, 7, dtype=torch.bool),
+            ),
+            ValueError,
+            "valid has B=2, context_valid B=5",
+        ),
+        (
+            lambda: cross_mask(
+                torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 3)
+            ),
+            TypeError,
+            "context_valid is torch.float32",
+        ),
+        (
+            lambda: causal_mask(-1, 3),
+            ValueError,
+            "T=-1 and S=3 must not be negative",
+        ),
+        (
+            lambda: padding_mask_from_hf(torch.tensor([[0.0, -1e9]])),
+            ValueError,
+            "other numbers than 0 and 1.*mask == 0",
+        ),
+        (
+            lambda: padding_mask_from_hf(torch.ones(2, 1, 3, 3)),
+            ValueError,
+            r"shape \(2, 1, 3, 3\); a tokenizer gives \(B, S\)",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,362 @@
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnref import attention_weights, causal_mask, padding_mask, sdpa
+from tests.conftest import relative_error
+
+B, T, S, H, K, D, DV = 2, 7, 11, 6, 3, 5, 13
+
+
+def qkv(dtype=torch.float64, *, sharp=4.0, **sizes):
+    """Random q, k, v with a prime an axis; sharp enough to peak softmax."""
+    s = {"B": B, "T": T, "S": S, "H": H, "K": K, "D": D, "DV": DV} | sizes
+    q = sharp * torch.randn(s["B"], s["H"], s["T"], s["D"])
+    k = torch.randn(s["B"], s["K"], s["S"], s["D"])
+    v = torch.randn(s["B"], s["K"], s["S"], s["DV"])
+    return tuple(x.to(dtype) for x in (q, k, v))
+
+
+def torch_sdpa(q, k, v, mask=None, scale=None):
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scale, enable_gqa=True
+    )
+
+
+def test_the_weights_of_the_tests_are_sharp():
+    q, k, _ = qkv()
+    assert attention_weights(q, k).max() > 0.9
+
+
+def test_equals_torch():
+    # --8<-- [start:oracle]
+    import torch.nn.functional as F
+
+    q = 4 * torch.randn(2, 6, 7, 5, dtype=torch.float64)
+    k = torch.randn(2, 3, 11, 5, dtype=torch.float64)
+    v = torch.randn(2, 3, 11, 13, dtype=torch.float64)
+    mask = torch.rand(2, 1, 7, 11) > 0.3
+    theirs = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, enable_gqa=True
+    )
+    error = (sdpa(q, k, v, mask) - theirs).abs().max() / theirs.abs().max()
+    assert error <= 1e-12
+    # --8<-- [end:oracle]
+
+
+MASKS = {
+    "none": lambda: None,
+    "causal": lambda: causal_mask(T, S),
+    "padding": lambda: padding_mask(torch.rand(B, S) > 0.4),
+    "per head": lambda: torch.rand(1, H, T, S) > 0.4,
+    "per batch": lambda: torch.rand(B, 1, T, S) > 0.4,
+    "full": lambda: torch.rand(B, H, T, S) > 0.6,
+    "one row": lambda: torch.rand(1, S) > 0.4,
+    "nothing": lambda: torch.zeros(T, S, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_equals_torch_under_every_mask(mask, kv_heads, scale):
+    mask = mask()
+    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+        q, k, v = qkv(dtype, K=kv_heads)
+        ours = sdpa(q, k, v, mask, scale=scale)
+        assert ours.dtype == dtype
+        theirs = torch_sdpa(q, k, v, mask, scale)
+        assert relative_error(ours, theirs) <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sharp", [1.0, 16.0])
+def test_half_precision_is_as_exact_as_torch(dtype, sharp):
+    q, k, v = qkv(dtype, sharp=sharp, T=61, S=127, D=67)
+    exact = torch_sdpa(q.double(), k.double(), v.double())
+    ours, theirs = sdpa(q, k, v), torch_sdpa(q, k, v)
+    assert ours.dtype == dtype
+    assert relative_error(ours, exact) <= 1.5 * relative_error(theirs, exact)
+
+
+@given(
+    sizes=st.fixed_dictionaries(
+        {
+            "B": st.integers(1, 3),
+            "T": st.integers(0, 6),
+            "S": st.integers(0, 8),
+            "D": st.integers(1, 5),
+            "DV": st.integers(1, 5),
+        }
+    ),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    shape=st.tuples(*[st.booleans()] * 4),
+    dense=st.floats(0, 1),
+)
+def test_equals_torch_over_shapes_and_masks(
+    sizes, kv_heads, group, shape, dense
+):
+    q, k, v = qkv(K=kv_heads, H=kv_heads * group, **sizes)
+    full = (sizes["B"], kv_heads * group, sizes["T"], sizes["S"])
+    mask = torch.rand([n if keep else 1 for n, keep in zip(full, shape)])
+    mask = mask < dense
+    weights = attention_weights(q, k, mask)
+    assert weights.shape == full
+    # A row sums to 1, or to 0 where nothing is allowed.
+    some = mask.expand(full).any(-1)
+    assert torch.allclose(weights.sum(-1), some.double())
+    assert (weights[~mask.expand(full)] == 0).all()
+    oracle = torch_sdpa(q, k, v, mask.expand(full))
+    assert relative_error(sdpa(q, k, v, mask), oracle) <= 1e-12
+
+
+def test_query_head_h_reads_key_head_h_over_group():
+    # --8<-- [start:groups]
+    H, K = 6, 3
+    q, k = torch.randn(1, H, 4, 8), torch.randn(1, K, 5, 8)
+    weights = attention_weights(q, k)
+    for h in range(H):
+        head = attention_weights(q[:, h : h + 1], k[:, [h // (H // K)]])
+        torch.testing.assert_close(weights[:, h : h + 1], head)
+    # --8<-- [end:groups]
+
+
+class _Allocations(TorchDispatchMode):
+    """The tensors that each operation makes, views not counted."""
+
+    def __init__(self, *inputs):
+        super().__init__()
+        self.known = {x.untyped_storage().data_ptr() for x in inputs}
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            place = out.untyped_storage().data_ptr()
+            if place not in self.known:
+                self.made.append((str(func), out.numel()))
+        return out
+
+
+def test_keys_and_values_are_never_copied():
+    q, k, v = qkv(torch.float32, T=1, S=1009, D=61, DV=67)
+    with _Allocations(q, k, v) as log:
+        sdpa(q, k, v, causal_mask(1, 1009))
+    largest = max(log.made, key=lambda made: made[1])
+    assert largest[1] == B * H * 1009, f"scores are the largest: {largest}"
+    # The check itself sees a copy where there is one.
+    with _Allocations(q, k, v) as log:
+        k.repeat_interleave(2, dim=1)
+    assert max(n for _, n in log.made) == B * H * 1009 * 61
+
+
+def test_a_row_without_any_key_gives_zeros_and_zero_gradients():
+    # --8<-- [start:empty]
+    x = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+    q, k, v = (x.clone().requires_grad_() for _ in range(3))
+    mask = torch.tensor(
+        [[True, False, False], [False, False, False], [True, True, True]]
+    )
+    out = sdpa(q, k, v, mask)
+    assert (out[0, 0, 1] == 0).all()
+
+    out.sum().backward()
+    assert (q.grad[0, 0, 1] == 0).all()  # the empty row teaches nothing
+    for t in (q, k, v):
+        assert t.grad.isfinite().all()
+    # --8<-- [end:empty]
+    none = torch.zeros(3, 3, dtype=torch.bool)
+    for t in (q, k, v):
+        t.grad = None
+    sdpa(q, k, v, none).sum().backward()
+    for t in (q, k, v):
+        assert (t.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str
+)
+def test_an_empty_row_gives_zeros_in_every_dtype(dtype):
+    q, k, v = qkv(dtype)
+    valid = torch.tensor([[False] * S, [True] * S])
+    out = sdpa(q, k, v, padding_mask(valid))
+    assert (out[0] == 0).all()
+    assert relative_error(out[1], sdpa(q, k, v)[1]) == 0
+
+
+def test_the_future_cannot_be_seen():
+    # --8<-- [start:future]
+    x = torch.randn(1, 2, 6, 8)
+    before = sdpa(x, x, x, causal_mask(6))
+
+    changed = x.clone()
+    changed[:, :, -1] += 100  # another last token
+    after = sdpa(changed, changed, changed, causal_mask(6))
+    assert torch.equal(after[:, :, :-1], before[:, :, :-1])  # bit by bit
+    assert not torch.equal(after[:, :, -1], before[:, :, -1])
+    # --8<-- [end:future]
+
+
+@pytest.mark.parametrize("cut", range(1, T))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_no_later_token_moves_an_earlier_output(cut, dtype):
+    q, k, v = qkv(dtype, S=T)
+    before = sdpa(q, k, v, causal_mask(T))
+    for x in (k, v):
+        x[:, :, cut:] = 50 * torch.randn_like(x[:, :, cut:])
+    after = sdpa(q, k, v, causal_mask(T))
+    assert torch.equal(after[:, :, :cut], before[:, :, :cut])
+    assert not torch.equal(after[:, :, cut:], before[:, :, cut:])
+
+
+def test_gradients():
+    q, k, v = (
+        x.requires_grad_() for x in qkv(B=1, T=2, S=3, H=4, K=2, D=3, DV=2)
+    )
+    assert gradcheck(lambda *x: sdpa(*x, causal_mask(2, 3)), (q, k, v))
+    none = torch.tensor([[True, False, True], [False, False, False]])
+    assert gradcheck(lambda *x: sdpa(*x, none), (q, k, v))
+
+
+def test_the_scale_is_one_over_the_root_of_the_width():
+    # --8<-- [start:variance]
+    d = 256
+    q, k = torch.randn(2, 10_000, d)  # entries of variance 1
+    dots = (q * k).sum(-1)
+    assert 15 < dots.std() < 17  # sqrt(256) = 16
+    assert 0.9 < (dots * d**-0.5).std() < 1.1
+    # --8<-- [end:variance]
+    q, k, v = qkv()
+    torch.testing.assert_close(
+        sdpa(q, k, v), sdpa(q, k, v, scale=1 / D**0.5), rtol=0, atol=1e-14
+    )
+
+
+def test_softmax_over_the_wrong_axis():
+    # --8<-- [start:axis]
+    scores = torch.randn(1, 1, 3, 5)
+    right, wrong = torch.softmax(scores, -1), torch.softmax(scores, -2)
+    torch.testing.assert_close(right.sum(-1), torch.ones(1, 1, 3))
+    assert not torch.allclose(wrong.sum(-1), torch.ones(1, 1, 3))
+    # --8<-- [end:axis]
+
+
+def test_view_needs_strides_that_fit_not_contiguous_memory():
+    # --8<-- [start:view]
+    heads = torch.randn(2, 3, 4, 5)  # B, H, T, D
+    merged = heads.transpose(1, 2)  # B, T, H, D: a view, not contiguous
+    try:
+        merged.view(2, 4, 15)
+        raise AssertionError("H and D lie apart: no view merges them")
+    except RuntimeError as error:
+        assert "Use .reshape(...) instead" in str(error)
+    assert merged.reshape(2, 4, 15).is_contiguous()  # copies
+
+    narrow = torch.randn(2, 3, 4)[:, :, :2]  # not contiguous either ...
+    assert narrow.view(2, 3, 2, 1).shape == (2, 3, 2, 1)  # ... and yet
+    # --8<-- [end:view]
+
+
+def _bad():
+    q, k, v = qkv()
+    wrong_mask = torch.ones(B, S, dtype=torch.bool)
+    cube = torch.ones(B, T, S, dtype=torch.bool)
+    meta = k.to("meta")
+    return {
+        "rank": (
+            (q[0], k, v),
+            ValueError,
+            "q has shape (6, 7, 5); it needs 4 axes",
+        ),
+        "heads": (
+            (q, k[:, :1].expand(B, 4, S, D), v),
+            ValueError,
+            "k has K=4 heads and S=11 keys, v has K=3 and S=11",
+        ),
+        "groups": (
+            (q, *(x[:, [0, 1, 2, 0]] for x in (k, v))),
+            ValueError,
+            "q has H=6 heads, k has K=4: K must divide H",
+        ),
+        "no heads": (
+            (q, k[:, :0], v[:, :0]),
+            ValueError,
+            "q has H=6 heads, k has K=0: K must divide H",
+        ),
+        "width": ((q, k[..., :3], v), ValueError, "q has D=5, k has D=3"),
+        "no width": (
+            (q[..., :0], k[..., :0], v),
+            ValueError,
+            "q and k have D=0",
+        ),
+        "length": (
+            (q, k, v[:, :, :9]),
+            ValueError,
+            "k has K=3 heads and S=11 keys, v has K=3 and S=9",
+        ),
+        "batch": ((q, k, v[:1]), ValueError, "q has B=2, v has B=1"),
+        "batch of k": ((q, k[:1], v), ValueError, "q has B=2, k has B=1"),
+        "dtype": (
+            (q, k.float(), v),
+            TypeError,
+            "q is torch.float64, k is torch.float32",
+        ),
+        "integers": ((q.int(), k, v), TypeError, "q is torch.int32"),
+        "device": ((q, meta, v), ValueError, "q is on cpu, k on meta"),
+        "float mask": (
+            (q, k, v, torch.zeros(T, S)),
+            TypeError,
+            "mask is torch.float32; pass bool, True = may attend: mask == 0",
+        ),
+        "integer mask": (
+            (q, k, v, torch.ones(T, S, dtype=torch.long)),
+            TypeError,
+            "mask is torch.int64; pass bool, True = may attend: mask.bool()",
+        ),
+        "mask device": (
+            (q, k, v, torch.ones(T, S, dtype=torch.bool, device="meta")),
+            ValueError,
+            "mask is on meta, q on cpu",
+        ),
+        "padding as mask": (
+            (q, k, v, wrong_mask),
+            ValueError,
+            "mask has shape (2, 11), which does not broadcast to (B, H, T, S)"
+            " = (2, 6, 7, 11); padding_mask(valid) gives (2, 1, 1, 11)",
+        ),
+        "transposed mask": (
+            (q, k, v, torch.ones(S, T, dtype=torch.bool)),
+            ValueError,
+            "mask has shape (11, 7), which does not broadcast",
+        ),
+        "three axes": (
+            (q, k, v, cube),
+            ValueError,
+            "write mask[:, None] or mask[None]",
+        ),
+        "five axes": (
+            (q, k, v, cube[None, None]),
+            ValueError,
+            "mask has shape (1, 1, 2, 7, 11), which does not broadcast",
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", _bad())
+def test_bad_input_is_refused(case):
+    arguments, error, message = _bad()[case]
+    with pytest.raises(error, match=re.escape(message)):
+        sdpa(*arguments)
+
+
+def test_scale_is_a_number():
+    q, k, v = qkv()
+    with pytest.raises(TypeError, match="scale is Tensor; pass a float"):
+        sdpa(q, k, v, scale=torch.tensor(0.5))
