@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from sitekit.figures import SCENES, heatmap
+from sitekit.mathml import mathml
 from sitekit.tables import TABLES, Word
 
 # What a fence says apart from its words: equal in both languages.
@@ -17,8 +18,18 @@ STRUCTURE = {"scene", "table", "words"}
 
 
 def _inline(text: str) -> str:
-    """Escaped, with `code` as in Markdown."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+    """Escaped, with `code` and $formulas$ as in Markdown."""
+    parts = re.split(r"`([^`]+)`|\$([^$]+)\$", text)
+    out = []
+    for plain, code, latex in zip(
+        parts[::3], [*parts[1::3], None], [*parts[2::3], None], strict=True
+    ):
+        out.append(escape(plain, quote=False))
+        if code:
+            out.append(f"<code>{escape(code, quote=False)}</code>")
+        elif latex:
+            out.append(mathml(latex, display=False))
+    return "".join(out)
 
 
 def figure(

@@ -194,6 +194,10 @@ def test_a_hugging_face_mask_becomes_ours():
 
 
 def test_weights_of_i_love_you_under_both_masks():
+    # --8<-- [start:example_imports]
+    from attnref import attention_weights, sdpa, softmax
+
+    # --8<-- [end:example_imports]
     # --8<-- [start:example]
     # 我, 爱, 你, <pad> as four vectors of width 2
     x = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])

@@ -34,6 +34,21 @@ def test_the_weights_of_the_tests_are_sharp():
     assert attention_weights(q, k).max() > 0.9
 
 
+def test_the_first_example():
+    # --8<-- [start:home]
+    import torch
+
+    from attnref import causal_mask, padding_mask, sdpa
+
+    q = torch.randn(2, 8, 5, 16)  # (B, H, T, D)
+    k = torch.randn(2, 4, 5, 16)  # (B, K, T, D)
+    v = torch.randn(2, 4, 5, 16)  # (B, K, T, D)
+    valid = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])  # (B, T)
+    mask = causal_mask(5) & padding_mask(valid)  # (B, 1, T, T)
+    out = sdpa(q, k, v, mask)  # (B, H, T, D)
+    # --8<-- [end:home]
+
+
 def test_equals_torch():
     # --8<-- [start:oracle]
     import torch.nn.functional as F
@@ -249,6 +264,10 @@ def test_softmax_over_the_wrong_axis():
 
 
 def test_view_needs_strides_that_fit_not_contiguous_memory():
+    # --8<-- [start:view_imports]
+    import torch
+
+    # --8<-- [end:view_imports]
     # --8<-- [start:view]
     heads = torch.randn(2, 3, 4, 5)  # B, H, T, D
     merged = heads.transpose(1, 2)  # B, T, H, D: a view, not contiguous
