@@ -11,15 +11,16 @@ from torch import Tensor
 def causal_mask(
     T: int, S: int | None = None, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """No query sees a later key: (T, S), the last query sees every key.
+    """No query sees a later key: `(T, S)`, bottom-right aligned.
 
-    The T queries are the last T of the S positions, so the mask is aligned
-    at the bottom right: query i may attend to key j where j <= i + S - T.
-    With T = S (the default) that is the lower triangle.
+    The `T` queries are the last `T` of the `S` positions: query `i` may
+    attend to key `j` where `j <= i + S - T`, and the last query sees every
+    key. With `T = S` (the default) that is the lower triangle.
 
-    >>> causal_mask(2, 5).int()
-    tensor([[1, 1, 1, 1, 0],
-            [1, 1, 1, 1, 1]], dtype=torch.int32)
+    Examples:
+        >>> causal_mask(2, 5).int()
+        tensor([[1, 1, 1, 1, 0],
+                [1, 1, 1, 1, 1]], dtype=torch.int32)
     """
     S = T if S is None else S
     if T < 0 or S < 0:
@@ -33,14 +34,15 @@ def causal_mask(
 
 # --8<-- [start:padding]
 def padding_mask(valid: Tensor) -> Tensor:
-    """No query sees a pad: (B, 1, 1, S) from `valid` (B, S), True = real.
+    """No query sees a pad: `(B, 1, 1, S)` from `valid` `(B, S)`.
 
-    Right or left padding makes no difference; the axes of size 1 stand for
-    every head and every query.
+    True = a real token. Right or left padding makes no difference; the axes
+    of size 1 stand for every head and every query.
 
-    >>> valid = torch.tensor([[True, True, True], [True, False, False]])
-    >>> padding_mask(valid).shape
-    torch.Size([2, 1, 1, 3])
+    Examples:
+        >>> valid = torch.tensor([[True, True, True], [True, False, False]])
+        >>> padding_mask(valid).shape
+        torch.Size([2, 1, 1, 3])
     """
     _check_valid("valid", valid)
     return valid[:, None, None, :]  # (B, 1, 1, S)
@@ -51,17 +53,18 @@ def padding_mask(valid: Tensor) -> Tensor:
 
 # --8<-- [start:cross]
 def cross_mask(valid: Tensor, context_valid: Tensor) -> Tensor:
-    """Real queries see the real keys of another sequence: (B, 1, T, S).
+    """Real queries see the real keys of another sequence: `(B, 1, T, S)`.
 
-    `valid` (B, T) marks the real queries, `context_valid` (B, S) the real
-    keys, each True = real. A padded query sees nothing and yields zeros.
+    `valid` `(B, T)` marks the real queries, `context_valid` `(B, S)` the
+    real keys, True = real. A padded query sees nothing and yields zeros.
 
-    >>> valid = torch.tensor([[True, True, False]])
-    >>> context_valid = torch.tensor([[True, False]])
-    >>> cross_mask(valid, context_valid)[0, 0].int()
-    tensor([[1, 0],
-            [1, 0],
-            [0, 0]], dtype=torch.int32)
+    Examples:
+        >>> valid = torch.tensor([[True, True, False]])
+        >>> context_valid = torch.tensor([[True, False]])
+        >>> cross_mask(valid, context_valid)[0, 0].int()
+        tensor([[1, 0],
+                [1, 0],
+                [0, 0]], dtype=torch.int32)
     """
     _check_valid("valid", valid)
     _check_valid("context_valid", context_valid)
@@ -79,12 +82,13 @@ def cross_mask(valid: Tensor, context_valid: Tensor) -> Tensor:
 
 # --8<-- [start:hf]
 def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
-    """The padding mask, from a Hugging Face tokenizer's 0/1 `attention_mask`.
+    """The padding mask, from a Hugging Face tokenizer's `attention_mask`.
 
-    (B, S) numbers, 1 = real, become (B, 1, 1, S) bool, True = real.
+    `(B, S)` of 0 and 1, 1 = real, becomes `(B, 1, 1, S)` bool, True = real.
 
-    >>> padding_mask_from_hf(torch.tensor([[1, 1, 0]]))
-    tensor([[[[ True,  True, False]]]])
+    Examples:
+        >>> padding_mask_from_hf(torch.tensor([[1, 1, 0]]))
+        tensor([[[[ True,  True, False]]]])
     """
     if attention_mask.dim() != 2:
         raise ValueError(

@@ -17,17 +17,19 @@ def attention_weights(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """How much each query takes from each key: softmax(q k^T * scale).
+    """How much each query takes from each key: `softmax(q k^T * scale)`.
 
-    q (B, H, T, D) and k (B, K, S, D) give (B, H, T, S). Query head h reads
-    key head h // (H / K), so K divides H. `mask` is bool, True = may attend,
-    and broadcasts to (B, H, T, S). `scale` is 1 / sqrt(D) unless given.
-    A row sums to 1, or to 0 where the query may attend to nothing.
+    `q` `(B, H, T, D)` and `k` `(B, K, S, D)` give `(B, H, T, S)`. Query head
+    `h` reads key head `h // (H // K)`, so `K` divides `H`. `mask` is bool,
+    True = may attend, and broadcasts to `(B, H, T, S)`. `scale` is
+    `D ** -0.5` unless given. A row sums to 1, or to 0 where the query may
+    attend to nothing.
 
-    >>> q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4)
-    >>> attention_weights(q, k, torch.tensor([[True, False], [True, True]]))
-    tensor([[[[1.0000, 0.0000],
-              [0.5000, 0.5000]]]])
+    Examples:
+        >>> q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4)
+        >>> attention_weights(q, k, torch.tensor([[True, False], [True, True]]))
+        tensor([[[[1.0000, 0.0000],
+                  [0.5000, 0.5000]]]])
     """
     return _weights(q, k, mask, scale).to(q.dtype)  # (B, H, T, S)
 
@@ -46,14 +48,15 @@ def sdpa(
 ) -> Tensor:
     """Each query's weighted mean of the values: weights times v.
 
-    q (B, H, T, D), k (B, K, S, D) and v (B, K, S, Dv) give (B, H, T, Dv).
-    Mask and scale as in `attention_weights`. A query that may attend to
-    nothing yields zeros.
+    `q` `(B, H, T, D)`, `k` `(B, K, S, D)` and `v` `(B, K, S, Dv)` give
+    `(B, H, T, Dv)`. Mask and scale as in `attention_weights`. A query that
+    may attend to nothing yields zeros.
 
-    >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
-    >>> v = torch.tensor([[[[0.0], [3.0], [6.0]]]])
-    >>> sdpa(q, k, v)
-    tensor([[[[3.]]]])
+    Examples:
+        >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
+        >>> v = torch.tensor([[[[0.0], [3.0], [6.0]]]])
+        >>> sdpa(q, k, v)
+        tensor([[[[3.]]]])
     """
     _check_values(q, k, v)
     weights = _weights(q, k, mask, scale)  # (B, H, T, S)
@@ -86,8 +89,8 @@ def _weights(
 def _fold(x: Tensor, K: int) -> Tensor:
     """Stack the heads of a group along the query axis: they read one key.
 
-    (B, H, T, D) becomes (B, K, H / K * T, D). The small tensor is reshaped
-    so that the large ones, keys and values, are never repeated.
+    The small tensor is reshaped, so that the large ones, keys and values,
+    are never repeated.
     """
     B, H, T, D = x.shape
     return x.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)

@@ -9,13 +9,14 @@ from torch import Tensor
 
 # --8<-- [start:softmax]
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Weights exp(x_j) / sum_k exp(x_k) along `dim`, without overflow.
+    """Weights `exp(x_j) / sum_k exp(x_k)` along `dim`, without overflow.
 
     Any shape; float16 and bfloat16 are computed in float32. A row that
     is -inf throughout gives zeros: no candidate, no weight.
 
-    >>> softmax(torch.tensor([1000.0, 1000.0, float("-inf")]))
-    tensor([0.5000, 0.5000, 0.0000])
+    Examples:
+        >>> softmax(torch.tensor([1000.0, 1000.0, float("-inf")]))
+        tensor([0.5000, 0.5000, 0.0000])
     """
     wide = _widen(x)
     if x.shape[dim] == 0:
@@ -38,9 +39,10 @@ def online_softmax(x: Tensor, dim: int = -1, *, chunk: int) -> Tensor:
     One pass keeps two numbers a row, the largest entry so far and the sum
     of exponentials relative to it; a second pass writes the weights.
 
-    >>> x = torch.tensor([3.0, 900.0, -2.0, 901.0, 7.0])
-    >>> online_softmax(x, chunk=2)
-    tensor([0.0000, 0.2689, 0.0000, 0.7311, 0.0000])
+    Examples:
+        >>> x = torch.tensor([3.0, 900.0, -2.0, 901.0, 7.0])
+        >>> online_softmax(x, chunk=2)
+        tensor([0.0000, 0.2689, 0.0000, 0.7311, 0.0000])
     """
     wide = _widen(x)
     if chunk < 1:

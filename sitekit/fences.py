@@ -58,7 +58,7 @@ def figure(
             f"{_inline(panel['title'])}</p>{svg}</div>"
         )
     return (
-        f'<figure class="drawn"><div class="panels" tabindex="0">'
+        f'<figure class="drawn"><div class="panels">'
         f"{''.join(panels)}</div>"
         f"<figcaption>{_inline(spec['caption'])}</figcaption></figure>"
     )
@@ -97,8 +97,8 @@ def table(
         raise ValueError(f"words never used: {set(words) - used}")
     heads = "".join(f'<th scope="col">{_inline(h)}</th>' for h in head)
     return (
-        '<div class="computed" tabindex="0"><table>'
-        f"<caption>{_inline(spec['caption'])}</caption>"
+        '<figure class="computed"><div class="scroll"><table class="tabular">'
         f"<thead><tr>{heads}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
+        f"<figcaption>{_inline(spec['caption'])}</figcaption></figure>"
     )

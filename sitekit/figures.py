@@ -64,7 +64,7 @@ SCENES: dict[str, Callable[[], Tensor]] = {
     "weights": _weights,
 }
 
-CELL, GAP, MARGIN = 40, 2, 8
+CELL, GAP, MARGIN = 44, 2, 2
 
 
 def heatmap(
@@ -82,7 +82,7 @@ def heatmap(
         )
     # Chinese characters are as wide as they are high, Latin ones about half.
     side = 12 + max(
-        sum(15 if ord(c) > 0x2E7F else 8.5 for c in row) for row in rows
+        sum(14 if ord(c) > 0x2E7F else 7.5 for c in row) for row in rows
     )
     left, top = MARGIN + 22 + side, MARGIN + 50
     width, height = left + S * CELL + MARGIN, top + T * CELL + MARGIN

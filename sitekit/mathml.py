@@ -33,8 +33,7 @@ def _replace(match: re.Match[str]) -> str:
     math = mathml(html.unescape(match["latex"]), display=tag == "div")
     if tag == "span":
         return math
-    # Wide formulas scroll inside their own box, also with the keyboard.
-    return f'<div class="formula" tabindex="0">{math}</div>'
+    return f'<div class="scroll formula">{math}</div>'
 
 
 class _ToMathML(Postprocessor):

@@ -16,7 +16,9 @@ from sitekit import CONFIGS, ROOT
 FENCE = re.compile(
     r'```(?P<language>python|text|bash|figure|table)(?: title="[^"]+")?'
 )
-INCLUDE = re.compile(r'--8<-- "(?P<path>(?:attnref|tests)/[\w/]+\.py)(?::\w+)?"')
+INCLUDE = re.compile(
+    r'--8<-- "(?P<path>(?:attnref|tests)/[\w/]+\.py)(?::\w+)?"'
+)
 
 
 class Block(NamedTuple):

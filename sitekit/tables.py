@@ -51,7 +51,7 @@ def exp_range() -> list[list[Cell]]:
                 _code(dtype),
                 _number(largest),
                 f"{limit:.1f}",
-                _code(float(torch.tensor(12.0, dtype=dtype).exp())),
+                _number(torch.tensor(12.0, dtype=dtype).exp().item()),
                 _code([round(w, 3) for w in naive.tolist()]),
                 _code([round(w, 3) for w in stable.tolist()]),
             ]
@@ -88,7 +88,7 @@ SCORES = (1.0, 2.0, 3.0, 0.5)
 
 def _added(scores: Tensor, filler: float, times: int = 1) -> Tensor:
     for _ in range(times):  # a padding and a causal mask: each adds its own
-        scores = scores + torch.full_like(scores, filler)
+        scores = scores + torch.ones_like(scores) * filler
     return torch.softmax(scores, -1)
 
 

@@ -6,21 +6,20 @@ from hypothesis import strategies as st
 from torch.nn.attention.bias import causal_lower_right
 
 from attnref import (
-    attention_weights,
     causal_mask,
     cross_mask,
     padding_mask,
     padding_mask_from_hf,
     sdpa,
-    softmax,
 )
 
 
 def test_padding_mask_of_two_sentences():
     # --8<-- [start:padding]
     #                       我   爱    你   <pad>
-    valid = torch.tensor([[True, True, True, False],
-                          [True, True, False, False]])  # 你 好 <pad> <pad>
+    valid = torch.tensor(
+        [[True, True, True, False], [True, True, False, False]]
+    )  # 你 好 <pad> <pad>
     mask = padding_mask(valid)
     assert mask.shape == (2, 1, 1, 4)
     assert mask.int().tolist() == [[[[1, 1, 1, 0]]], [[[1, 1, 0, 0]]]]
@@ -84,6 +83,8 @@ def test_cross_mask_of_two_sequences():
 
 def test_left_padding_leaves_the_first_rows_with_nothing():
     # --8<-- [start:left]
+    from attnref import sdpa
+
     valid = torch.tensor([[False, False, True, True]])  # <pad> <pad> 你 好
     mask = causal_mask(4) & padding_mask(valid)
     assert mask[0, 0].int().tolist() == [
@@ -120,6 +121,8 @@ def test_a_padded_row_equals_the_row_alone():
 
 def test_two_additive_masks_compete_in_a_left_padded_row():
     # --8<-- [start:compete]
+    from attnref import softmax
+
     scores = torch.zeros(4)  # the first query of <pad> 我 爱 你
     causal = torch.tensor([0.0, -1e9, -1e9, -1e9])
     padding = torch.tensor([-1e9, 0.0, 0.0, 0.0])
@@ -194,11 +197,9 @@ def test_a_hugging_face_mask_becomes_ours():
 
 
 def test_weights_of_i_love_you_under_both_masks():
-    # --8<-- [start:example_imports]
-    from attnref import attention_weights, sdpa, softmax
-
-    # --8<-- [end:example_imports]
     # --8<-- [start:example]
+    from attnref import attention_weights
+
     # 我, 爱, 你, <pad> as four vectors of width 2
     x = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
     x = x[None, None]  # one sentence, one head

@@ -47,6 +47,7 @@ def test_the_first_example():
     mask = causal_mask(5) & padding_mask(valid)  # (B, 1, T, T)
     out = sdpa(q, k, v, mask)  # (B, H, T, D)
     # --8<-- [end:home]
+    assert out.shape == q.shape
 
 
 def test_equals_torch():
@@ -120,8 +121,8 @@ def test_equals_torch_over_shapes_and_masks(
 ):
     q, k, v = qkv(K=kv_heads, H=kv_heads * group, **sizes)
     full = (sizes["B"], kv_heads * group, sizes["T"], sizes["S"])
-    mask = torch.rand([n if keep else 1 for n, keep in zip(full, shape)])
-    mask = mask < dense
+    sides = [n if keep else 1 for n, keep in zip(full, shape, strict=True)]
+    mask = torch.rand(sides) < dense
     weights = attention_weights(q, k, mask)
     assert weights.shape == full
     # A row sums to 1, or to 0 where nothing is allowed.
@@ -208,6 +209,8 @@ def test_an_empty_row_gives_zeros_in_every_dtype(dtype):
 
 def test_the_future_cannot_be_seen():
     # --8<-- [start:future]
+    from attnref import causal_mask
+
     x = torch.randn(1, 2, 6, 8)
     before = sdpa(x, x, x, causal_mask(6))
 
@@ -264,13 +267,11 @@ def test_softmax_over_the_wrong_axis():
 
 
 def test_view_needs_strides_that_fit_not_contiguous_memory():
-    # --8<-- [start:view_imports]
+    # --8<-- [start:view]
     import torch
 
-    # --8<-- [end:view_imports]
-    # --8<-- [start:view]
-    heads = torch.randn(2, 3, 4, 5)  # B, H, T, D
-    merged = heads.transpose(1, 2)  # B, T, H, D: a view, not contiguous
+    heads = torch.randn(2, 3, 4, 5)  # (B, H, T, D)
+    merged = heads.transpose(1, 2)  # (B, T, H, D); not contiguous
     try:
         merged.view(2, 4, 15)
         raise AssertionError("H and D lie apart: no view merges them")

@@ -1,0 +1,44 @@
+"""python -m sitekit synced PAGE | offline"""
+
+import os
+import shutil
+import sys
+import tempfile
+
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+from sitekit import CONFIGS, ROOT, parity
+
+
+def offline() -> str:
+    """The whole site as a zip that is read from file://."""
+    os.environ |= {"OFFLINE": "true", "SITE_URL": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_config(
+            str(CONFIGS["en"]), site_dir=f"{folder}/attnref", strict=True
+        )
+        config.plugins.on_startup(command="build", dirty=False)
+        build(config)
+        config.plugins.on_shutdown()
+        target = ROOT / "dist" / "attnref-site"
+        target.parent.mkdir(exist_ok=True)
+        shutil.make_archive(str(target), "zip", folder)
+    return "dist/attnref-site.zip: unpack it, open attnref/index.html"
+
+
+def main(arguments: list[str]) -> str:
+    match arguments:
+        case ["synced", *stems] if stems:
+            lines = [f"{stem}: {parity.mark_synced(stem)}" for stem in stems]
+            return "\n".join(lines)
+        case ["offline"]:
+            return offline()
+    return f"usage: {__doc__}"
+
+
+if __name__ == "__main__":
+    try:
+        print(main(sys.argv[1:]))
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(str(error))

@@ -1,0 +1,176 @@
+"""Two languages, one structure: what a page is apart from its words."""
+
+import hashlib
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sitekit import ROOT, pages
+
+BLOCK_TAGS = {"p", "li", "figcaption", "summary", "blockquote", "hr"}
+INLINE = ("formula", "link", "code")
+
+
+class _Outline(HTMLParser):
+    """Reads a rendered page into an ordered list of events.
+
+    Block-level events keep their order. Within a section, formulas, links and
+    code inside sentences are compared as a sorted list, since the order of
+    words differs between languages.
+    """
+
+    def __init__(self, blocks: list[pages.Block]) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.events: list[tuple[Any, ...]] = [("start",)]
+        self.inline: list[tuple[str, str]] = []
+        self.text: list[str] | None = None
+        self.math = ""
+        self.rows: list[int] = []
+
+    def handle_starttag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
+        a = {k: v or "" for k, v in attrs}
+        classes = a.get("class", "").split()
+        if re.fullmatch(r"h[1-6]", tag):
+            self._flush()
+            self.events.append(("heading", tag, a.get("id")))
+        elif "data-block" in a:
+            self.events.append(_signature(self.blocks[int(a["data-block"])]))
+        elif "arithmatex" in classes:
+            self.math, self.text = tag, []
+        elif tag == "code":
+            self.text = []
+        elif tag == "tr":
+            self.rows.append(0)
+        elif tag in ("td", "th"):
+            self.rows[-1] += 1
+        elif "admonition" in classes or tag == "details":
+            self.events.append(("box", *classes))
+        elif tag == "img":
+            self.events.append(("image", a.get("src")))
+        elif tag == "a" and "headerlink" not in classes:
+            self.inline.append(("link", a.get("href", "")))
+        elif tag in BLOCK_TAGS:
+            self.events.append((tag, *classes))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "table":
+            self.events.append(("table", *self.rows))
+            self.rows = []
+        elif self.text is not None and tag == self.math:
+            latex = _without_words("".join(self.text))
+            if tag == "div":
+                self.events.append(("formula", latex))
+            else:
+                self.inline.append(("formula", latex))
+            self.text, self.math = None, ""
+        elif self.text is not None and tag == "code" and not self.math:
+            self.inline.append(("code", "".join(self.text)))
+            self.text = None
+
+    def handle_data(self, data: str) -> None:
+        if self.text is not None:
+            self.text.append(data)
+        elif data.lstrip().startswith(":::"):
+            self.events.append(("reference", data.strip()))
+
+    def _flush(self) -> None:
+        self.events += sorted(self.inline)
+        self.inline = []
+
+    def outline(self, html: str) -> list[tuple[Any, ...]]:
+        self.feed(html)
+        self._flush()
+        return self.events
+
+
+def _without_words(latex: str) -> str:
+    return re.sub(r"\\text\{[^}]*\}", r"\\text{}", " ".join(latex.split()))
+
+
+def _signature(block: pages.Block) -> tuple[Any, ...]:
+    """What a block says apart from its words."""
+    if block.language not in ("figure", "table"):
+        return (block.language, block.text)
+    spec = yaml.safe_load(block.text)
+    if block.language == "table":
+        words = sorted(spec.get("words", {}))
+        return ("computed table", spec["table"], len(spec["head"]), *words)
+    return (
+        "figure",
+        *(
+            (p["scene"], len(p["rows"]), len(p.get("columns", p["rows"])))
+            for p in spec["panels"]
+        ),
+    )
+
+
+def outline(body: str) -> list[tuple[Any, ...]]:
+    page = pages.render(body)
+    return _Outline(page.blocks).outline(page.html)
+
+
+def differences(english: str, chinese: str) -> list[str]:
+    """The first place where two pages differ in structure, in words."""
+    ours, theirs = outline(english), outline(chinese)
+    section: Any = "the top"
+    for i in range(max(len(ours), len(theirs))):
+        en = ours[i] if i < len(ours) else None
+        zh = theirs[i] if i < len(theirs) else None
+        if en != zh:
+            return [f"after {section}: English has {en}, Chinese has {zh}"]
+        if en and en[0] == "heading":
+            section = f"#{en[2]}"
+    return []
+
+
+def fingerprint(english: str) -> str:
+    return hashlib.sha256(english.encode()).hexdigest()[:12]
+
+
+def twin(stem: str, language: str) -> Path:
+    return ROOT / "docs" / language / f"{stem}.md"
+
+
+def check(stem: str) -> list[str]:
+    """What keeps a page and its twin from being in line."""
+    english, chinese = twin(stem, "en"), twin(stem, "zh")
+    for path in (english, chinese):
+        if not path.exists():
+            return [f"{path.relative_to(ROOT)} is missing"]
+    found = differences(pages.body_of(english), pages.body_of(chinese))
+    keys = [set(pages.front_matter(p)) - {"synced"} for p in (english, chinese)]
+    if keys[0] != keys[1]:
+        found.append(f"front matter: {sorted(keys[0] ^ keys[1])}")
+    now = fingerprint(english.read_text(encoding="utf-8"))
+    if str(pages.front_matter(chinese).get("synced")) != now:
+        found.append(
+            f"the English page has changed; bring docs/zh/{stem}.md in line, "
+            f"then run: make synced PAGE={stem}"
+        )
+    return found
+
+
+def mark_synced(stem: str) -> str:
+    """Write the English page's hash into the Chinese one.
+
+    Refused while the structure differs: the hash says that somebody has
+    compared the two.
+    """
+    english = twin(stem, "en").read_text(encoding="utf-8")
+    path = twin(stem, "zh")
+    chinese = path.read_text(encoding="utf-8")
+    found = differences(pages.body_of(twin(stem, "en")), pages.body_of(path))
+    if found:
+        raise ValueError(f"docs/zh/{stem}.md: {found[0]}")
+    line = f"synced: {fingerprint(english)}"
+    new, times = re.subn(r"^synced: .*$", line, chinese, count=1, flags=re.M)
+    if not times:
+        new = chinese.replace("\n---\n", f"\n{line}\n---\n", 1)
+    path.write_text(new, encoding="utf-8")
+    return line

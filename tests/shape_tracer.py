@@ -1,0 +1,144 @@
+"""Runs code and compares its shape comments with the values.
+
+A comment `# (B, H, T, D)` at the end of a statement gives the shape of what
+that statement assigns or returns; text after `;` is free. Letters are bound
+once a call, by a local variable of that name or by the first shape that uses
+them, and two letters of one size are an error: a swap would go unseen.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from typing import Any, NamedTuple
+
+SHAPE = re.compile(r"# (\((?:[^()]|\([^()]*\))*\))(?:;.*)?$")
+Statement = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return
+
+
+class Comment(NamedTuple):
+    line: int
+    first: int  # lines of the statement
+    last: int
+    dims: list[ast.expr]
+    targets: list[str]  # empty: what is returned
+    text: str
+
+
+def comments(source: str) -> dict[int, Comment]:
+    """Shape comments by the line they stand on."""
+    statements = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, Statement)
+    ]
+    found = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        match = token.type == tokenize.COMMENT and SHAPE.match(token.string)
+        if not match or not token.line.split("#")[0].strip():
+            continue
+        line = token.start[0]
+        own = [s for s in statements if s.lineno <= line <= s.end_lineno]
+        if not own:
+            raise ValueError(f"line {line}: {token.string} belongs to nothing")
+        node = min(own, key=lambda s: s.end_lineno - s.lineno)
+        shape = ast.parse(match[1], mode="eval").body
+        dims = shape.elts if isinstance(shape, ast.Tuple) else [shape]
+        found[line] = Comment(
+            line,
+            node.lineno,
+            node.end_lineno,
+            dims,
+            _targets(node),
+            match[1],
+        )
+    return found
+
+
+def _targets(node: Statement) -> list[str]:
+    if isinstance(node, ast.Return):
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    flat = [e for t in targets for e in (t.elts if hasattr(t, "elts") else [t])]
+    return [ast.unparse(t) for t in flat]
+
+
+class Tracer:
+    """Checks the comments of some files while `with tracer:` runs code."""
+
+    def __init__(self, sources: dict[str, str]):
+        self.comments = {name: comments(s) for name, s in sources.items()}
+        self.reached: set[tuple[str, int]] = set()
+        self.faults: list[str] = []
+
+    def __enter__(self) -> "Tracer":
+        self.previous = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self.previous)
+
+    def unreached(self) -> list[tuple[str, int, str]]:
+        return [
+            (name, c.line, c.text)
+            for name, found in self.comments.items()
+            for c in found.values()
+            if (name, c.line) not in self.reached
+        ]
+
+    def _call(self, frame: Any, event: str, arg: Any) -> Any:
+        name = frame.f_code.co_filename
+        found = self.comments.get(name)
+        if not found:
+            return None
+        letters: dict[str, int] = {}
+        pending: list[Comment] = []
+
+        def local(frame: Any, event: str, arg: Any) -> Any:
+            line = frame.f_lineno
+            # Having moved on from a statement says that it is done.
+            for c in pending[:]:
+                if event == "return" or not c.first <= line <= c.last:
+                    pending.remove(c)
+                    scope = (frame.f_globals, frame.f_locals)
+                    values = [eval(target, *scope) for target in c.targets]
+                    if not c.targets and event == "return":
+                        values = [arg]
+                    for value in values:
+                        self._compare(name, c, value, letters, frame)
+            if event == "line":
+                here = (c for c in found.values() if c.first <= line <= c.last)
+                pending.extend(c for c in here if c not in pending)
+            return local
+
+        return local
+
+    def _compare(
+        self, name: str, c: Comment, value: Any, letters: dict, frame: Any
+    ) -> None:
+        self.reached.add((name, c.line))
+        where = f"{name}:{c.line}: {c.text}"
+        shape = tuple(value.shape)
+        if len(shape) != len(c.dims):
+            self.faults.append(f"{where}, but the shape is {shape}")
+            return
+        for node in ast.walk(ast.Tuple(c.dims)):
+            known = frame.f_locals.get(getattr(node, "id", None))
+            if isinstance(known, int):
+                letters[node.id] = known
+        for dim, size in zip(c.dims, shape, strict=True):
+            if isinstance(dim, ast.Name) and dim.id not in letters:
+                letters[dim.id] = size
+            try:
+                want = eval(ast.unparse(dim), {}, letters)
+            except NameError as error:
+                self.faults.append(f"{where}: {error}")
+                return
+            if want != size:
+                self.faults.append(f"{where}, but the shape is {shape}")
+                return
+        sizes = {k: v for k, v in letters.items() if v != 1}
+        if len(set(sizes.values())) < len(sizes):
+            self.faults.append(f"{where}: two letters have one size, {sizes}")

@@ -1,0 +1,131 @@
+"""Two languages, one structure; drift turns the build red."""
+
+import pytest
+import yaml
+
+from sitekit import ROOT, parity
+from sitekit.pages import body_of, markdown_files
+
+STEMS = sorted(
+    {
+        str(path.relative_to(ROOT / "docs" / language).with_suffix(""))
+        for language in ("en", "zh")
+        for path in markdown_files(language)
+    }
+)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_page_and_its_twin_are_in_line(stem):
+    assert parity.check(stem) == []
+
+
+def nav(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    loader = type("Loader", (yaml.SafeLoader,), {})
+    loader.add_multi_constructor("!", lambda *_: None)
+    loader.add_multi_constructor("tag:", lambda *_: None)
+
+    def files(entry):
+        if isinstance(entry, dict):
+            (entry,) = entry.values()
+        return [files(e) for e in entry] if isinstance(entry, list) else entry
+
+    return files(yaml.load(text, loader)["nav"])
+
+
+def test_the_navigation_is_the_same():
+    assert nav("mkdocs.yml") == nav("mkdocs.zh.yml")
+
+
+BEFORE = """\
+# Title { #title }
+
+Text with $x_i$ and `code` and [a link](softmax.md#formula).
+
+$$
+x = \\text{words}
+$$
+
+| a | b |
+| --- | --- |
+| 1 | 2 |
+
+## Section { #section }
+
+!!! note "Words"
+
+    Inside.
+
+```table
+table: exp_range
+caption: words
+head: [a, b, c, d, e, f]
+```
+"""
+DRIFTS = {
+    "a heading's id": ("#section", "#other"),
+    "a heading's level": ("## Section", "### Section"),
+    "an inline formula": ("$x_i$", "$x_j$"),
+    "a block formula": ("x =", "y ="),
+    "a link's target": ("softmax.md#formula", "softmax.md"),
+    "a missing link": ("[a link](softmax.md#formula)", "a link"),
+    "inline code": ("`code`", "`other`"),
+    "a table's row": ("| 1 | 2 |\n", "| 1 | 2 |\n| 3 | 4 |\n"),
+    "a table's column": ("| a | b |\n| --- | --- |", "| a |\n| --- |"),
+    "an admonition's kind": ("!!! note", "!!! warning"),
+    "a computed table": ("exp_range", "dot_products"),
+    "a missing block": (BEFORE[BEFORE.index("```table") :], ""),
+    "a paragraph more": ("## Section", "More.\n\n## Section"),
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
+def test_each_kind_of_drift_is_seen(drift):
+    assert parity.differences(BEFORE, BEFORE) == []
+    old, new = DRIFTS[drift]
+    assert old in BEFORE
+    assert parity.differences(BEFORE, BEFORE.replace(old, new)) != []
+
+
+def test_words_may_differ():
+    other = (
+        BEFORE.replace("Title", "标题")
+        .replace("words", "文字")
+        .replace("Inside", "里面")
+        .replace("| a | b |", "| 甲 | 乙 |")
+    )
+    assert parity.differences(BEFORE, other) == []
+
+
+def test_an_english_page_that_moved_on_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        parity, "twin", lambda stem, language: tmp_path / f"{language}.md"
+    )
+    monkeypatch.setattr(parity, "ROOT", tmp_path)
+    en, zh = tmp_path / "en.md", tmp_path / "zh.md"
+    en.write_text("---\ntitle: T\n---\n# T { #t }\n\nOne.\n")
+    zh.write_text("---\ntitle: 题\n---\n# 题 { #t }\n\n一。\n")
+    assert "make synced PAGE=page" in parity.check("page")[0]
+    parity.mark_synced("page")
+    assert parity.check("page") == []
+
+    en.write_text(en.read_text().replace("One", "Two"))
+    assert "make synced PAGE=page" in parity.check("page")[0]
+    parity.mark_synced("page")
+    assert parity.check("page") == []
+    assert zh.read_text().count("synced:") == 1
+
+    en.write_text(en.read_text() + "\nThree.\n")
+    with pytest.raises(ValueError, match="Chinese has None"):
+        parity.mark_synced("page")
+
+    zh.unlink()
+    assert parity.check("page") == ["zh.md is missing"]
+
+
+def test_no_chinese_page_is_left_in_english():
+    for path in markdown_files("zh"):
+        body = body_of(path)
+        letters = sum("一" <= c <= "鿿" for c in body)
+        assert letters > 0.05 * len(body), path.name

@@ -1,0 +1,44 @@
+"""ruff and mypy are clean; nothing of a machine or a person is left in."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from sitekit import ROOT
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]],
+    ids=" ".join,
+)
+def test_the_tool_finds_nothing(tool):
+    done = subprocess.run(
+        [sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_line_is_wider_than_a_block_on_the_site():
+    for folder in ("attnref", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                wide = sum(2 if ord(c) > 0x2E7F else 1 for c in line)
+                assert wide <= 80, f"{path.name}: {line}"
+
+
+def test_no_machine_is_named():
+    done = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    places = re.compile(r"/(?:work|root|home|Users)/\w|/tmp/\w|127\.0\.0\.1:\d")
+    for name in done.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix in {".woff2", ".zip"} or path.name == "test_style.py":
+            continue
+        text = path.read_text(encoding="utf-8")
+        assert not places.search(text), f"{name}: {places.search(text)}"
