@@ -20,6 +20,13 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    # The theme's search dialog has no name for a screen reader.
+    dialog = 'data-md-component="search" role="dialog"'
+    name = config.theme["search_name"]
+    return output.replace(dialog, f'{dialog} aria-label="{name}"', 1)
+
+
 def on_post_build(config: Any) -> None:
     if config.theme["language"] != "en":
         return
