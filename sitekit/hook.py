@@ -1,23 +1,51 @@
-"""MkDocs hook: the English build also makes the Chinese one, into zh/."""
+"""MkDocs hook: the English build also makes the Chinese one, into zh/.
 
-import sys
+MkDocs loads this file once in its life, while the rest of sitekit is loaded
+anew for each build: hence the imports within.
+"""
+
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
+from jinja2 import FileSystemBytecodeCache
 
-from sitekit import CONFIGS
+_coming: Future[None] | None = None
+
+
+def _is_english(config: Any) -> bool:
+    return bool(config.theme["language"] == "en")
+
+
+def _task(config: Any, folder: str) -> tuple[str, str, bool]:
+    root = config.extra["roots"]["zh"]
+    url = f"{config.site_url}{root}" if config.site_url else ""
+    return str(Path(config.site_dir, folder)), url, bool(config.strict)
 
 
 def on_config(config: Any) -> Any:
     # The address of the English home: where both languages hang.
-    language = config.theme["language"]
-    root = config.extra["roots"][language]
+    root = config.extra["roots"][config.theme["language"]]
     site_url = config.site_url or ""
     config.extra["home_url"] = site_url[: len(site_url) - len(root)]
     if config.plugins["material/offline"].config.enabled:
         config.extra["polyfills"] = ["assets/iframe-worker.js"]
     return config
+
+
+def on_pre_build(config: Any) -> None:
+    from sitekit import chinese
+
+    global _coming
+    if _is_english(config):
+        # A hidden folder is left alone when MkDocs cleans the site's.
+        _coming = chinese.begin(*_task(config, ".zh"))
+
+
+def on_env(env: Any, config: Any, files: Any) -> Any:
+    # The theme's templates are compiled once, not twice a build.
+    env.bytecode_cache = FileSystemBytecodeCache()
+    return env
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
@@ -28,19 +56,20 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    if config.theme["language"] != "en":
+    from sitekit import chinese
+
+    if not _is_english(config):
         return
-    root = config.extra["roots"]["zh"]
-    chinese = load_config(
-        str(CONFIGS["zh"]),
-        site_dir=f"{config.site_dir}/{root}",
-        site_url=f"{config.site_url}{root}" if config.site_url else "",
-        strict=config.strict,
-    )
-    chinese.plugins.on_startup(command="build", dirty=False)
-    build(chinese)
-    chinese.plugins.on_shutdown()
-    # The next build under `mkdocs serve` sees the code as it is by then.
-    for name in list(sys.modules):
-        if name.split(".")[0] in {"attnref", "sitekit"}:
-            del sys.modules[name]
+    if _coming:
+        _coming.result()
+        Path(config.site_dir, ".zh").rename(Path(config.site_dir, "zh"))
+    else:
+        chinese.build_chinese(*_task(config, "zh"))
+    chinese.forget_code()
+
+
+def on_serve(server: Any, config: Any, builder: Any) -> Any:
+    from sitekit import chinese
+
+    chinese.start_worker()
+    return server

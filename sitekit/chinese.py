@@ -1,0 +1,59 @@
+"""The Chinese half of the site: built by the hook of the English half."""
+
+import logging
+import sys
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from tempfile import TemporaryDirectory
+
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+from sitekit import CONFIGS, kept
+
+
+def build_chinese(site_dir: str, site_url: str, strict: bool) -> None:
+    config = load_config(
+        str(CONFIGS["zh"]), site_dir=site_dir, site_url=site_url, strict=strict
+    )
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    config.plugins.on_shutdown()
+
+
+def forget_code() -> None:
+    """The next build sees attnref and sitekit as they are by then."""
+    for name in list(sys.modules):
+        if (
+            name.split(".")[0] in {"attnref", "sitekit"}
+            and name != kept.__name__
+        ):
+            del sys.modules[name]
+
+
+def start_worker() -> None:
+    """`mkdocs serve` builds both halves at once, each on a core."""
+    kept.worker = ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=logging.basicConfig
+    )
+    kept.worker.submit(_rehearse)
+
+
+def begin(site_dir: str, site_url: str, strict: bool) -> Future[None] | None:
+    """Ask the worker for a build, where there is a worker."""
+    if kept.worker is None:
+        return None
+    return kept.worker.submit(_build_afresh, site_dir, site_url, strict)
+
+
+def _rehearse() -> None:
+    """So that the first edit does not wait for the imports."""
+    with TemporaryDirectory() as folder:
+        _build_afresh(folder, "", False)
+
+
+def _build_afresh(site_dir: str, site_url: str, strict: bool) -> None:
+    try:
+        build_chinese(site_dir, site_url, strict)
+    finally:
+        forget_code()

@@ -1,0 +1,108 @@
+"""`make serve`: both languages on one address, every edit seen at once."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from tests.conftest import copy_of_the_sources
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server over a copy of the sources, stopped as by Ctrl-C."""
+    source = copy_of_the_sources(tmp_path_factory.mktemp("serve"))
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{s.getsockname()[1]}"
+    with open(source / "log", "w+") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "mkdocs", "serve", "--dev-addr", place],
+            cwd=source,
+            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            get = getter(f"http://{place}/", server)
+            get("")
+            yield source, get
+        finally:
+            os.killpg(server.pid, signal.SIGINT)
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(server.pid, signal.SIGKILL)
+                raise
+        log.seek(0)
+        assert "WARNING" not in log.read()
+
+
+def getter(base, server):
+    def get(path):
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with urllib.request.urlopen(base + path, timeout=60) as answer:
+                    return answer.read().decode()
+            except OSError:
+                assert server.poll() is None, "the server died"
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    return get
+
+
+def seconds_until_seen(served, file, old, new, path):
+    """Edit a file; how long until the page shows it? Then undo the edit."""
+    source, get = served
+    target = source / file
+    text = target.read_text(encoding="utf-8")
+    assert old in text
+    assert new not in get(path)
+    start = time.monotonic()
+    target.write_text(text.replace(old, new, 1), encoding="utf-8")
+    try:
+        while new not in get(path):
+            assert time.monotonic() - start < 60, f"{new!r} never came"
+            time.sleep(0.02)
+        return time.monotonic() - start
+    finally:
+        target.write_text(text, encoding="utf-8")
+        while new in get(path):
+            time.sleep(0.05)
+
+
+def test_both_languages_are_served(served):
+    _, get = served
+    assert '<html lang="en"' in get("masks/")
+    assert '<html lang="zh"' in get("zh/masks/")
+    assert re.search(r'class="language" href="[^"]*zh/masks/"', get("masks/"))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_an_edited_page_is_live_within_two_seconds(served, language):
+    root = "" if language == "en" else "zh/"
+    file = f"docs/{language}/sdpa.md"
+    times = [
+        seconds_until_seen(
+            served, file, "SDPA", f"SDPA-edit-{n}", f"{root}sdpa/"
+        )
+        for n in range(3)
+    ]
+    assert min(times) <= 2
+
+
+@pytest.mark.parametrize("path", ["masks/", "zh/masks/"])
+def test_edited_code_is_live_in_both_languages(served, path):
+    seconds_until_seen(
+        served, "attnref/masks.py", "No query sees a pad", "SEEN", path
+    )
+    seconds_until_seen(served, "sitekit/figures.py", 'rx="4"', 'rx="5"', path)
