@@ -75,6 +75,22 @@ def test_equals_torch_in_every_dtype(form, row, dtype):
     assert relative_error(form(x), torch.softmax(x, -1)) <= 2 * EPS[dtype]
 
 
+def test_half_precision_sums_do_not_overflow():
+    # --8<-- [start:sum]
+    x = torch.zeros(70_000, dtype=torch.float16)  # e^0 = 1, 70,000 times
+    assert x.exp().sum().isinf()  # 65504 is the largest number
+    assert (x.exp() / x.exp().sum() == 0).all()
+    assert (softmax(x) == torch.tensor(1 / 70_000).half()).all()
+    # --8<-- [end:sum]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_rounded_once(form, dtype):
+    x = (5 * torch.randn(50, 101)).to(dtype)
+    want = torch.softmax(x.double(), -1).to(dtype)
+    assert (form(x) == want).double().mean() > 0.99
+
+
 @given(
     st.integers(1, 4),
     st.integers(1, 13),
