@@ -11,7 +11,8 @@ serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
 
 test: $(READY)
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist loadfile -m "not alone"
+	$(PY) -m pytest -m alone
 
 docs: $(READY)
 	$(PY) -m mkdocs build --strict
@@ -28,6 +29,6 @@ offline: $(READY)
 
 $(READY): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "The site needs Python 3.11 or later; set PYTHON=...")'
-	$(PYTHON) -m venv --clear .venv
+	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $(READY)

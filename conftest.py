@@ -4,6 +4,7 @@ pytest-markdown-docs asks for a parser; this one expands includes and sees
 blocks inside tabs and admonitions, which the plugin's own does not.
 """
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,3 +28,10 @@ class SiteMarkdown:
 
 def pytest_markdown_docs_markdown_it() -> SiteMarkdown:
     return SiteMarkdown()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line for all tests that were left out for one reason."""
+    reports = terminalreporter.stats.get("skipped", [])
+    for why, times in Counter(r.longrepr[2] for r in reports).items():
+        terminalreporter.write_line(f"{times} left out: {why}", yellow=True)

@@ -1,9 +1,13 @@
 """What the tests share."""
 
+import functools
+import http.server
 import os
 import shutil
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,3 +77,89 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture(scope="session")
 def html_pages(site: Site) -> list[Path]:
     return sorted(site.folder.rglob("*.html"))
+
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None
+)
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update "
+    "--disable-sync --disable-dev-shm-usage"
+)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    if not CHROMIUM:
+        assert not os.environ.get("CI"), "CI needs Chromium"
+        pytest.skip("no Chromium on this machine")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as p:
+        browser = p.chromium.launch(
+            executable_path=CHROMIUM, args=FLAGS.split()
+        )
+        yield browser
+        browser.close()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        pass  # a page that is closed early hangs up on us
+
+
+@pytest.fixture(scope="session")
+def address(site):
+    """The built site on localhost."""
+    handler = functools.partial(_Quiet, directory=site.folder)
+    server = _Server(("localhost", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://localhost:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@contextmanager
+def opened(
+    chromium, url, *, width=1440, scheme="light", until="networkidle", **options
+):
+    """A page that keeps what it asked for and what went wrong."""
+    context = chromium.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,
+        **options,
+    )
+    page = context.new_page()
+    page.urls, page.faults = [], []
+
+    def blame(wrong, what):
+        if wrong:
+            page.faults.append(what)
+
+    page.on("request", lambda r: page.urls.append(r.url))
+    page.on("requestfailed", lambda r: blame(True, r.url))
+    page.on("pageerror", lambda e: blame(True, str(e)))
+    page.on("console", lambda m: blame(m.type in ("error", "warning"), m.text))
+    page.on("response", lambda r: blame(r.status >= 400, r.url))
+    page.goto(url, wait_until=until)
+    try:
+        yield page
+    finally:
+        context.close()
+
+
+@pytest.fixture
+def visit(chromium):
+    """Open pages that stay open until the test ends."""
+    with ExitStack() as stack:
+
+        def open_page(url, **options):
+            return stack.enter_context(opened(chromium, url, **options))
+
+        yield open_page

@@ -64,6 +64,7 @@ def test_the_package_never_imports_the_site():
         assert not any(n.startswith("sitekit") for n in imported(path))
 
 
+@pytest.mark.alone
 def test_importing_attnref_is_quick_and_needs_torch_alone():
     code = """
 import sys, time, torch

@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import copy_of_the_sources
 
+pytestmark = pytest.mark.alone  # it looks at the clock
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
@@ -60,23 +62,23 @@ def getter(base, server):
     return get
 
 
-def seconds_until_seen(served, file, old, new, path):
-    """Edit a file; how long until the page shows it? Then undo the edit."""
+def seconds_until_seen(served, file, old, new, *paths):
+    """Edit a file; how long until the pages show it? Then undo the edit."""
     source, get = served
     target = source / file
     text = target.read_text(encoding="utf-8")
     assert old in text
-    assert new not in get(path)
+    assert not any(new in get(path) for path in paths)
     start = time.monotonic()
     target.write_text(text.replace(old, new, 1), encoding="utf-8")
     try:
-        while new not in get(path):
+        while not all(new in get(path) for path in paths):
             assert time.monotonic() - start < 60, f"{new!r} never came"
             time.sleep(0.02)
         return time.monotonic() - start
     finally:
         target.write_text(text, encoding="utf-8")
-        while new in get(path):
+        while any(new in get(path) for path in paths):
             time.sleep(0.05)
 
 
@@ -87,22 +89,24 @@ def test_both_languages_are_served(served):
     assert re.search(r'class="language" href="[^"]*zh/masks/"', get("masks/"))
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_an_edited_page_is_live_within_two_seconds(served, language):
-    root = "" if language == "en" else "zh/"
-    file = f"docs/{language}/sdpa.md"
-    times = [
-        seconds_until_seen(
-            served, file, "SDPA", f"SDPA-edit-{n}", f"{root}sdpa/"
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [("docs/en/sdpa.md", "sdpa/"), ("docs/zh/sdpa.md", "zh/sdpa/")],
+)
+def test_an_edited_page_is_live_within_two_seconds(served, file, path):
+    times = []
+    for n in range(5):
+        times.append(
+            seconds_until_seen(served, file, "SDPA", f"SDPA-edit-{n}", path)
         )
-        for n in range(3)
-    ]
-    assert min(times) <= 2
+        if times[-1] <= 2:
+            return
+    pytest.fail(f"seconds until an edit was seen: {times}")
 
 
-@pytest.mark.parametrize("path", ["masks/", "zh/masks/"])
-def test_edited_code_is_live_in_both_languages(served, path):
+def test_edited_code_is_live_in_both_languages(served):
+    pages = ("masks/", "zh/masks/")
     seconds_until_seen(
-        served, "attnref/masks.py", "No query sees a pad", "SEEN", path
+        served, "attnref/masks.py", "No query sees a pad", "SEEN", *pages
     )
-    seconds_until_seen(served, "sitekit/figures.py", 'rx="4"', 'rx="5"', path)
+    seconds_until_seen(served, "sitekit/figures.py", 'rx="4"', 'rx="5"', *pages)
