@@ -64,7 +64,6 @@ def test_the_package_never_imports_the_site():
         assert not any(n.startswith("sitekit") for n in imported(path))
 
 
-@pytest.mark.alone
 def test_importing_attnref_is_quick_and_needs_torch_alone():
     code = """
 import sys, time, torch
@@ -75,15 +74,13 @@ print(time.process_time() - start)
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - sys.stdlib_module_names - {"attnref", "torch"}))
 """
-    times = []
-    for _ in range(3):
-        out = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split("\n")
-        assert out[1] == "", f"importing attnref brings in {out[1]}"
-        times.append(float(out[0]))
-    assert min(times) <= 0.020
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds, others = done.stdout.split("\n")[:2]
+    assert others == "", f"importing attnref brings in {others}"
+    assert float(seconds) <= 0.020

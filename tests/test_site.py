@@ -116,10 +116,9 @@ def test_every_link_and_anchor_leads_somewhere(html_pages, site):
     assert dead == []
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_a_dead_link_in_either_language_stops_the_build(tmp_path, language):
+def test_a_dead_link_in_the_chinese_half_stops_the_whole_build(tmp_path):
     source = copy_of_the_sources(tmp_path)
-    page = source / "docs" / language / "softmax.md"
+    page = source / "docs" / "zh" / "softmax.md"
     text = page.read_text(encoding="utf-8")
     text += "\n[dead](nowhere.md) and [dead](masks.md#no-such-anchor)\n"
     page.write_text(text, encoding="utf-8")
