@@ -15,6 +15,9 @@ class SiteMarkdown:
     def parse(self, text: str) -> list[Any]:
         """The Python blocks of a page as one fence: one program."""
         body = pages.get_data(text)[0]
+        for block in pages.render(body).blocks:
+            if block.language not in pages.LANGUAGES:
+                raise ValueError(f"a fence of {block.language!r} never runs")
         program = pages.program(body)
         if not program:
             return []

@@ -72,6 +72,11 @@ def cross_mask(valid: Tensor, context_valid: Tensor) -> Tensor:
         raise ValueError(
             f"valid has B={len(valid)}, context_valid B={len(context_valid)}"
         )
+    if valid.device != context_valid.device:
+        raise ValueError(
+            f"valid is on {valid.device}, context_valid on "
+            f"{context_valid.device}"
+        )
     queries = valid[:, None, :, None]  # (B, 1, T, 1)
     keys = context_valid[:, None, None, :]  # (B, 1, 1, S)
     return queries & keys  # (B, 1, T, S)
@@ -85,6 +90,7 @@ def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
     """The padding mask, from a Hugging Face tokenizer's `attention_mask`.
 
     `(B, S)` of 0 and 1, 1 = real, becomes `(B, 1, 1, S)` bool, True = real.
+    The numbers are looked at, so on an accelerator this waits for it.
 
     Examples:
         >>> padding_mask_from_hf(torch.tensor([[1, 1, 0]]))
@@ -95,6 +101,8 @@ def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
             f"attention_mask has shape {tuple(attention_mask.shape)}; "
             "a tokenizer gives (B, S)"
         )
+    if attention_mask.dtype == torch.bool:
+        return padding_mask(attention_mask)  # (B, 1, 1, S)
     real = attention_mask == 1
     if not (real | (attention_mask == 0)).all():
         raise ValueError(

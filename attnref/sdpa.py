@@ -62,7 +62,8 @@ def sdpa(
     weights = _weights(q, k, mask, scale)  # (B, H, T, S)
     B, H, T, S = weights.shape
     K, Dv = v.shape[1], v.shape[3]
-    mixed = _fold(weights, K) @ v.to(weights.dtype)  # (B, K, H // K * T, Dv)
+    rows = _fold(weights, K)  # (B, K, H // K * T, S)
+    mixed = _matmul(rows, v.to(weights.dtype))  # (B, K, H // K * T, Dv)
     return mixed.view(B, H, T, Dv).to(q.dtype)  # (B, H, T, Dv)
 
 
@@ -79,7 +80,7 @@ def _weights(
     # Scores of half-precision inputs are kept in float32 until the end.
     wide = torch.promote_types(q.dtype, torch.float32)
     rows = _fold(q.to(wide), K)  # (B, K, H // K * T, D)
-    scores = rows @ k.to(wide).mT  # (B, K, H // K * T, S)
+    scores = _matmul(rows, k.to(wide).mT)  # (B, K, H // K * T, S)
     scores = scores.view(B, H, T, S) * (D**-0.5 if scale is None else scale)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
@@ -92,8 +93,16 @@ def _fold(x: Tensor, K: int) -> Tensor:
     The small tensor is reshaped, so that the large ones, keys and values,
     are never repeated.
     """
-    B, H, T, D = x.shape
-    return x.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
+    B, H, T, width = x.shape
+    return x.reshape(B, K, H // K * T, width)  # (B, K, H // K * T, width)
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    if a.device.type == "meta":
+        return a @ b
+    # Under autocast, float32 scores would be rounded to half precision again.
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
 
 
 # --8<-- [end:core]
@@ -149,27 +158,30 @@ def _check_pair(name: str, x: Tensor, other: str, y: Tensor) -> None:
 def _check_mask(
     mask: Tensor, full: tuple[int, int, int, int], device: torch.device
 ) -> None:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask is {type(mask).__name__}; pass a bool tensor")
+    shape = tuple(mask.shape)
+    B, H, T, S = full
     if mask.dtype != torch.bool:
-        how = (
-            "mask == 0 if it is additive, 0 or -inf"
-            if mask.is_floating_point()
-            else "mask.bool() if 1 = may attend"
-        )
+        if shape == (B, S):
+            how = "padding_mask_from_hf(mask) if it is a tokenizer's, 1 = real"
+        elif mask.is_floating_point():
+            how = "mask == 0 if it is additive, 0 or -inf"
+        else:
+            how = "mask.bool() if 1 = may attend"
         raise TypeError(
             f"mask is {mask.dtype}; pass bool, True = may attend: {how}"
         )
     if mask.device != device:
         raise ValueError(f"mask is on {mask.device}, q on {device}")
-    shape = tuple(mask.shape)
-    B, H, T, S = full
     if len(shape) == 3:
         # (B, T, S) or (H, T, S)? Broadcasting would take it for the latter.
         raise ValueError(
             f"mask has shape {shape}: 3 axes can mean (B, T, S) or "
             f"(H, T, S); write mask[:, None] or mask[None]"
         )
-    if len(shape) > 4 or any(
-        m not in (1, n) for m, n in zip(shape[::-1], full[::-1], strict=False)
+    if len(shape) not in (2, 4) or any(
+        m not in (1, n) for m, n in zip(shape, full[-len(shape) :], strict=True)
     ):
         hint = ""
         if shape == (B, S):

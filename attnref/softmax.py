@@ -19,8 +19,8 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
         tensor([0.5000, 0.5000, 0.0000])
     """
     wide = _widen(x)
-    if x.shape[dim] == 0:
-        return torch.zeros_like(x)  # no candidate at all
+    if x.numel() == 0:
+        return x.clone()  # no candidate at all
     peak = wide.detach().amax(dim, keepdim=True)
     # The largest exponent becomes 0. A row of -inf has no peak to take off:
     # -inf - (-inf) is NaN, so take off nothing.
@@ -47,8 +47,10 @@ def online_softmax(x: Tensor, dim: int = -1, *, chunk: int) -> Tensor:
     wide = _widen(x)
     if chunk < 1:
         raise ValueError(f"{chunk=} must be at least 1")
-    if x.shape[dim] == 0:
-        return torch.zeros_like(x)
+    if x.dim() == 0:
+        raise ValueError("x is a single number; there is no axis to split")
+    if x.numel() == 0:
+        return x.clone()
     parts = torch.split(wide, chunk, dim)
     peak = torch.full_like(wide.narrow(dim, 0, 1), -torch.inf)
     total = torch.zeros_like(peak)

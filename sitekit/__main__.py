@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> str:
             return "\n".join(lines)
         case ["offline"]:
             return offline()
-    return f"usage: {__doc__}"
+    raise ValueError(f"usage: {__doc__}")
 
 
 if __name__ == "__main__":

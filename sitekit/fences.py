@@ -13,9 +13,6 @@ from sitekit.figures import SCENES, heatmap
 from sitekit.mathml import mathml
 from sitekit.tables import TABLES, Word
 
-# What a fence says apart from its words: equal in both languages.
-STRUCTURE = {"scene", "table", "words"}
-
 
 def _inline(text: str) -> str:
     """Escaped, with `code` and $formulas$ as in Markdown."""

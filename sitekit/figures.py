@@ -13,8 +13,6 @@ from torch import Tensor
 
 import attnref
 
-Words = dict[str, object]
-
 # Two sentences of two and three tokens, padded to four: 我爱你 and 你好.
 VALID = torch.tensor([[True, True, True, False], [True, True, False, False]])
 # 我 爱 你 <pad> as four vectors of width 2.

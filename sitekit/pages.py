@@ -13,8 +13,9 @@ from sitekit import CONFIGS, ROOT
 
 # Every fence line of a page: an opening one of these, or a closing one.
 # There is no way to write an option that keeps a block from running.
+LANGUAGES = ("python", "text", "bash", "figure", "table")
 FENCE = re.compile(
-    r'```(?P<language>python|text|bash|figure|table)(?: title="[^"]+")?'
+    rf'```(?P<language>{"|".join(LANGUAGES)})(?: title="(?P<title>[^"]+)")?'
 )
 INCLUDE = re.compile(
     r'--8<-- "(?P<path>(?:attnref|tests)/[\w/]+\.py)(?::\w+)?"'
@@ -114,15 +115,20 @@ def faults(body: str) -> list[str]:
     found = []
     written = 0
     inside = False
-    for number, line in enumerate(body.splitlines(), 1):
+    lines = body.splitlines()
+    for number, line in enumerate(lines, 1):
         if not re.match(r"[\s>]*(```|~~~)", line):
             continue
         mark = line.strip().lstrip("> ")
         if inside and mark == "```":
             inside = False
-        elif not inside and FENCE.fullmatch(mark):
+        elif not inside and (match := FENCE.fullmatch(mark)):
             inside = True
             written += 1
+            title = match["title"] or ""
+            following = "".join(lines[number : number + 1])
+            if title.endswith(".py") and f'"{title}' not in following:
+                found.append(f"line {number}: the title is {title}, not so")
         else:
             found.append(f"line {number}: {mark!r} is no allowed fence")
     if inside:
@@ -130,9 +136,15 @@ def faults(body: str) -> list[str]:
     page = render(body, expand=False)
     if len(page.blocks) != written:
         found.append(f"{written} fences written, {len(page.blocks)} rendered")
-    if len(re.findall(r"<pre\b", page.html)) != len(page.blocks):
+    if len(re.findall(r"(?i)<pre\b", page.html)) != len(page.blocks):
         found.append("a block that is no fence: indented code or raw HTML")
+    if re.search(r'(?i)class="[^"]*highlight', page.html):
+        found.append("code in raw HTML")
+    if "--8&lt;--" in page.html:
+        found.append("an include outside a fence")
     for block in page.blocks:
+        if block.language == "text" and "import " in block.text:
+            found.append(f"Python as text: {block.text!r}")
         if block.language == "python":
             found += [
                 f"not an include: {line!r}"

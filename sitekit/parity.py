@@ -11,7 +11,7 @@ import yaml
 from sitekit import ROOT, pages
 
 BLOCK_TAGS = {"p", "li", "figcaption", "summary", "blockquote", "hr"}
-INLINE = ("formula", "link", "code")
+NUMBER = re.compile(r"\d(?:[\d.,]*\d)?")
 
 
 class _Outline(HTMLParser):
@@ -78,6 +78,8 @@ class _Outline(HTMLParser):
             self.text.append(data)
         elif data.lstrip().startswith(":::"):
             self.events.append(("reference", data.strip()))
+        else:
+            self.inline += [("number", n) for n in NUMBER.findall(data)]
 
     def _flush(self) -> None:
         self.events += sorted(self.inline)
@@ -100,14 +102,26 @@ def _signature(block: pages.Block) -> tuple[Any, ...]:
     spec = yaml.safe_load(block.text)
     if block.language == "table":
         words = sorted(spec.get("words", {}))
-        return ("computed table", spec["table"], len(spec["head"]), *words)
-    return (
-        "figure",
-        *(
-            (p["scene"], len(p["rows"]), len(p.get("columns", p["rows"])))
-            for p in spec["panels"]
-        ),
-    )
+        head = [_marks(cell) for cell in spec["head"]]
+        return ("table", spec["table"], head, _marks(spec["caption"]), words)
+    panels = [
+        (
+            panel["scene"],
+            _marks(panel["title"]),
+            [_marks(row) for row in panel["rows"]],
+            [_marks(column) for column in panel.get("columns", [])],
+        )
+        for panel in spec["panels"]
+    ]
+    return ("figure", _marks(spec["caption"]), panels)
+
+
+MARK = re.compile(r"\$[^$]+\$|`[^`]+`|<pad>|float\d+|\d(?:[\d.,]*\d)?")
+
+
+def _marks(text: object) -> list[str]:
+    """What a phrase holds that no translation changes."""
+    return sorted(MARK.findall(str(text)))
 
 
 def outline(body: str) -> list[tuple[Any, ...]]:

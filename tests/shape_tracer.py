@@ -1,9 +1,10 @@
 """Runs code and compares its shape comments with the values.
 
 A comment `# (B, H, T, D)` at the end of a statement gives the shape of what
-that statement assigns or returns; text after `;` is free. Letters are bound
-once a call, by a local variable of that name or by the first shape that uses
-them, and two letters of one size are an error: a swap would go unseen.
+that statement assigns or returns; text after `;` is free. Letters are given
+with the run, or bound once a call by a local variable of that name or by the
+first shape that uses them. Two letters of one size are an error: a swap would
+go unseen.
 """
 
 import ast
@@ -14,6 +15,8 @@ import tokenize
 from typing import Any, NamedTuple
 
 SHAPE = re.compile(r"# (\((?:[^()]|\([^()]*\))*\))(?:;.*)?$")
+# What looks like one but is not would pass unchecked.
+ALMOST = re.compile(r"#\s*[(\[]\s*(?:[A-Z][a-z]?|\d+)\s*[,)\]]")
 Statement = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return
 
 
@@ -35,10 +38,15 @@ def comments(source: str) -> dict[int, Comment]:
     ]
     found = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        match = token.type == tokenize.COMMENT and SHAPE.match(token.string)
-        if not match or not token.line.split("#")[0].strip():
+        trailing = token.line.split("#")[0].strip()
+        if token.type != tokenize.COMMENT or not trailing:
             continue
         line = token.start[0]
+        match = SHAPE.match(token.string)
+        if not match and ALMOST.match(token.string):
+            raise ValueError(f"line {line}: {token.string} is no shape comment")
+        if not match:
+            continue
         own = [s for s in statements if s.lineno <= line <= s.end_lineno]
         if not own:
             raise ValueError(f"line {line}: {token.string} belongs to nothing")
@@ -67,7 +75,10 @@ def _targets(node: Statement) -> list[str]:
 class Tracer:
     """Checks the comments of some files while `with tracer:` runs code."""
 
-    def __init__(self, sources: dict[str, str]):
+    def __init__(
+        self, sources: dict[str, str], letters: dict[str, int] | None = None
+    ):
+        self.letters = letters or {}  # known before any call
         self.comments = {name: comments(s) for name, s in sources.items()}
         self.reached: set[tuple[str, int]] = set()
         self.faults: list[str] = []
@@ -93,7 +104,7 @@ class Tracer:
         found = self.comments.get(name)
         if not found:
             return None
-        letters: dict[str, int] = {}
+        letters = dict(self.letters)
         pending: list[Comment] = []
 
         def local(frame: Any, event: str, arg: Any) -> Any:
@@ -139,6 +150,6 @@ class Tracer:
             if want != size:
                 self.faults.append(f"{where}, but the shape is {shape}")
                 return
-        sizes = {k: v for k, v in letters.items() if v != 1}
+        sizes = {k: v for k, v in letters.items() if v != 1 and k[0].isupper()}
         if len(set(sizes.values())) < len(sizes):
             self.faults.append(f"{where}: two letters have one size, {sizes}")

@@ -40,6 +40,12 @@ def test_a_filler_does_what_it_should_while_a_key_is_left():
             assert torch.allclose(got.float(), want, atol=1e-2)
 
 
+def test_a_score_that_stands_out_does_not_drown_in_the_filler():
+    scores = torch.tensor([40.0, 2.0, 3.0, 0.5])
+    weights = torch.softmax(scores + torch.ones(4) * -1e9, -1)
+    assert weights[0] > 0.999
+
+
 def test_where_exp_overflows():
     rows = {row[0].strip("`"): row for row in tables.exp_range()}
     assert rows["float16"][1:4] == ["65504", "11.1", "inf"]

@@ -32,13 +32,20 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+def dotted(path: Path) -> str:
+    name = path.relative_to(ROOT).with_suffix("").as_posix()
+    return name.replace("/", ".").removesuffix(".__init__")
+
+
 def faults(path: Path, above: set[str]) -> list[str]:
-    allowed = {f"attnref.{Path(name).stem}" for name in above}
-    files = {f"attnref.{p.stem}" for p in PACKAGE.glob("*.py")}
+    allowed = {dotted(PACKAGE / name) for name in above}
+    files = {dotted(p) for p in PACKAGE.rglob("*.py")}
     wrong = []
     for name in sorted(imported(path)):
         root = name.split(".")[0]
-        if root == "attnref":
+        if root in ("importlib", "runpy"):
+            wrong.append(name)
+        elif root == "attnref":
             if name == "attnref" or (name in files and name not in allowed):
                 wrong.append(name)
         elif root != "torch" and root not in sys.stdlib_module_names:

@@ -135,6 +135,27 @@ def test_two_additive_masks_compete_in_a_left_padded_row():
     # --8<-- [end:compete]
 
 
+def test_a_pad_must_hold_finite_numbers():
+    # --8<-- [start:finite]
+    x = torch.randn(1, 1, 3, 8)
+    x[:, :, 2] = torch.nan  # a pad, say of a buffer that was never written
+    valid = torch.tensor([[True, True, False]])
+    assert sdpa(x, x, x, padding_mask(valid)).isnan().all()  # 0 * NaN
+    # --8<-- [end:finite]
+    theirs = F.scaled_dot_product_attention(x, x, x, padding_mask(valid))
+    assert theirs.isnan().all()
+
+
+def test_an_inverted_integer_mask_is_all_true():
+    mask = causal_mask(3) & torch.tensor([1, 1, 0])
+    assert mask.dtype == torch.int64
+    assert (~mask).bool().all()
+
+
+def test_a_mask_is_made_on_the_device_that_is_asked_for():
+    assert causal_mask(2, 3, device="meta").device.type == "meta"
+
+
 def test_minus_1e_minus_9_is_no_mask():
     # --8<-- [start:inert]
     scores = torch.tensor([1.0, 2.0, 3.0])
@@ -241,6 +262,14 @@ def test_weights_of_i_love_you_under_both_masks():
             ),
             TypeError,
             "context_valid is torch.float32",
+        ),
+        (
+            lambda: cross_mask(
+                torch.ones(2, 3, dtype=torch.bool),
+                torch.ones(2, 7, dtype=torch.bool, device="meta"),
+            ),
+            ValueError,
+            "valid is on cpu, context_valid on meta",
         ),
         (
             lambda: causal_mask(-1, 3),

@@ -39,6 +39,13 @@ FAULTY = {
     "indented code": "Text.\n\n    x = 1\n",
     "raw HTML": "<pre><code>x = 1</code></pre>\n",
     "an include from elsewhere": '```python\n--8<-- "sitekit/pages.py"\n```\n',
+    "raw HTML in capitals": "<PRE><CODE>x = 1</CODE></PRE>\n",
+    "raw HTML with the theme's class": '<div class="highlight">x</div>\n',
+    "an include outside a fence": '--8<-- "attnref/softmax.py:softmax"\n',
+    "a title that lies": INCLUDE.replace(
+        "```python", '```python title="attnref/masks.py"', 1
+    ),
+    "Python as text": "```text\nimport torch\n```\n",
     "never closed": "```python\n",
     "in an admonition": '!!! note "n"\n\n    ```python\n    x = 1\n    ```\n',
     "in a tab": '=== "t"\n\n    ```python\n    x = 1\n    ```\n',
@@ -86,6 +93,13 @@ def test_pytest_runs_the_whole_page_as_one_program(path):
     want = [program(body)] if "```python" in body else []
     assert [t.content for t in tokens] == want
     assert len(python_blocks(body)) == body.count("```python")
+
+
+def test_a_docstring_fence_that_would_not_run_is_refused():
+    run = conftest.SiteMarkdown().parse
+    assert run("Text.\n\n```python\nx = 1\n```\n")[0].content == "x = 1\n"
+    with pytest.raises(ValueError, match="'py' never runs"):
+        run("Text.\n\n```py\nx = 1\n```\n")
 
 
 def test_every_marker_is_closed_and_every_section_is_shown():

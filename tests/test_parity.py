@@ -75,6 +75,9 @@ DRIFTS = {
     "a table's column": ("| a | b |\n| --- | --- |", "| a |\n| --- |"),
     "an admonition's kind": ("!!! note", "!!! warning"),
     "a computed table": ("exp_range", "dot_products"),
+    "a number": ("Inside.", "Inside 1e-12."),
+    "a number of a caption": ("caption: words", "caption: words 3"),
+    "a formula of a head": ("[a, b,", "[a, $b$,"),
     "a missing block": (BEFORE[BEFORE.index("```table") :], ""),
     "a paragraph more": ("## Section", "More.\n\n## Section"),
 }

@@ -87,7 +87,8 @@ def test_equals_torch_under_every_mask(mask, kv_heads, scale):
         q, k, v = qkv(dtype, K=kv_heads)
         ours = sdpa(q, k, v, mask, scale=scale)
         assert ours.dtype == dtype
-        theirs = torch_sdpa(q, k, v, mask, scale)
+        # torch in float64, so that float32 answers for its own error alone
+        theirs = torch_sdpa(*(x.double() for x in (q, k, v)), mask, scale)
         assert relative_error(ours, theirs) <= bound
 
 
@@ -115,10 +116,12 @@ def test_half_precision_is_as_exact_as_torch(dtype, sharp):
     group=st.integers(1, 3),
     shape=st.tuples(*[st.booleans()] * 4),
     dense=st.floats(0, 1),
+    seed=st.integers(0, 2**32 - 1),
 )
 def test_equals_torch_over_shapes_and_masks(
-    sizes, kv_heads, group, shape, dense
+    sizes, kv_heads, group, shape, dense, seed
 ):
+    torch.manual_seed(seed)
     q, k, v = qkv(K=kv_heads, H=kv_heads * group, **sizes)
     full = (sizes["B"], kv_heads * group, sizes["T"], sizes["S"])
     sides = [n if keep else 1 for n, keep in zip(full, shape, strict=True)]
@@ -161,7 +164,18 @@ class _Allocations(TorchDispatchMode):
         return out
 
 
-def test_keys_and_values_are_never_copied():
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_and_values_are_never_repeated(dtype, heads_first):
+    q, k, v = qkv(dtype, T=1, S=1009, D=61, DV=67)
+    if not heads_first:  # as a projection leaves them
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+    with _Allocations(q, k, v) as log:
+        sdpa(q, k, v, causal_mask(1, 1009))
+    assert max(n for _, n in log.made) <= v.numel() < H * v.numel() // K
+
+
+def test_keys_and_values_of_a_cache_are_not_copied_at_all():
     q, k, v = qkv(torch.float32, T=1, S=1009, D=61, DV=67)
     with _Allocations(q, k, v) as log:
         sdpa(q, k, v, causal_mask(1, 1009))
@@ -205,6 +219,46 @@ def test_an_empty_row_gives_zeros_in_every_dtype(dtype):
     out = sdpa(q, k, v, padding_mask(valid))
     assert (out[0] == 0).all()
     assert relative_error(out[1], sdpa(q, k, v)[1]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_does_not_round_the_scores(dtype):
+    q, k, v = qkv(dtype, sharp=16.0)
+    want = sdpa(q, k, v)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(sdpa(q, k, v), want)
+
+
+def test_no_keys_at_all_give_zeros_and_gradients():
+    q, k, v = (x.requires_grad_() for x in qkv(S=0))
+    out = sdpa(q, k, v)
+    assert out.shape == (B, H, T, DV)
+    assert (out == 0).all()
+    out.sum().backward()
+    assert (q.grad == 0).all()
+
+
+def test_it_compiles_and_runs_on_meta_tensors():
+    q, k, v = qkv(torch.float32)
+    mask = causal_mask(T, S)
+    compiled = torch.compile(sdpa, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(q, k, v, mask), sdpa(q, k, v, mask))
+    out = sdpa(*(x.to("meta") for x in (q, k, v, mask)))
+    assert out.shape == (B, H, T, DV)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str
+)
+def test_weights_come_in_the_dtype_of_the_queries(dtype):
+    q, k, _ = qkv(dtype)
+    assert attention_weights(q, k).dtype == dtype
+
+
+def test_a_scale_that_is_a_float32_tensor_costs_float64_its_digits():
+    # The page says "to about eight": the root of 80 is no float32 number.
+    inexact = 1 / torch.sqrt(torch.tensor(80.0)).double()
+    assert 1e-9 < abs(inexact * 80**0.5 - 1) < 1e-7
 
 
 def test_the_future_cannot_be_seen():
@@ -327,6 +381,26 @@ def _bad():
             (q, k.float(), v),
             TypeError,
             "q is torch.float64, k is torch.float32",
+        ),
+        "dtype of v": (
+            (q, k, v.float()),
+            TypeError,
+            "q is torch.float64, v is torch.float32",
+        ),
+        "a word": (
+            (q, k, v, "causal"),
+            TypeError,
+            "mask is str; pass a bool tensor",
+        ),
+        "a tokenizer's mask": (
+            (q, k, v, torch.ones(B, S, dtype=torch.long)),
+            TypeError,
+            "padding_mask_from_hf(mask) if it is a tokenizer's",
+        ),
+        "one axis": (
+            (q, k, v, torch.ones(S, dtype=torch.bool)),
+            ValueError,
+            "mask has shape (11,), which does not broadcast",
         ),
         "integers": ((q.int(), k, v), TypeError, "q is torch.int32"),
         "device": ((q, meta, v), ValueError, "q is on cpu, k on meta"),

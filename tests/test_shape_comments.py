@@ -11,10 +11,12 @@ from sitekit.pages import body_of, markdown_files, program
 from tests.shape_tracer import Tracer, comments
 
 B, T, S, H, K, D, DV = 2, 7, 11, 6, 3, 5, 13
+LETTERS = {"B": B, "T": T, "S": S, "H": H, "K": K, "D": D, "Dv": DV}
 
 
 def every_public_call():
-    """Each public function once a branch, a prime a letter (H = 2 K)."""
+    """Each public function once a branch; a size of its own for each letter,
+    prime but for H = 2 K."""
     q = torch.randn(B, H, T, D)
     k, v = torch.randn(B, K, S, D), torch.randn(B, K, S, DV)
     valid = torch.ones(B, S, dtype=torch.bool)
@@ -23,6 +25,7 @@ def every_public_call():
     mask = attnref.causal_mask(T, S)
     attnref.padding_mask(valid)
     attnref.padding_mask_from_hf(valid.long())
+    attnref.padding_mask_from_hf(valid)
     attnref.cross_mask(torch.ones(B, T, dtype=torch.bool), valid)
     attnref.attention_weights(q, k)
     attnref.sdpa(q, k, v, mask)
@@ -30,7 +33,8 @@ def every_public_call():
 
 def test_every_shape_comment_of_the_package_is_right():
     files = (ROOT / "attnref").rglob("*.py")
-    tracer = Tracer({str(p): p.read_text(encoding="utf-8") for p in files})
+    sources = {str(p): p.read_text(encoding="utf-8") for p in files}
+    tracer = Tracer(sources, LETTERS)
     with tracer:
         every_public_call()
     assert tracer.faults == []
@@ -120,6 +124,26 @@ def test_each_wrong_comment_is_seen(fault):
     x = torch.ones(3, 5)
     tracer = run(RIGHT.replace(old, new), (x, True), (x, False))
     assert tracer.faults != []
+
+
+def test_a_letter_that_names_the_wrong_axis_is_seen():
+    # No local variable says what B and S are; the letters of the run do.
+    source = "def f(x):\n    return x.mT  # (S, B)\n"
+    for letters, right in (({"B": 3, "S": 5}, True), ({"B": 5, "S": 3}, False)):
+        tracer = Tracer({"f": source}, letters)
+        scope = {}
+        exec(compile(source, "f", "exec"), scope)
+        with tracer:
+            scope["f"](torch.ones(3, 5))
+        assert (tracer.faults == []) is right
+
+
+@pytest.mark.parametrize(
+    "comment", ["# (B, T) lower", "#(B, T)", "# [B, T]", "# (B, T"]
+)
+def test_a_comment_that_is_almost_one_is_seen(comment):
+    with pytest.raises(ValueError, match="is no shape comment"):
+        comments(f"y = x  {comment}\n")
 
 
 def test_two_letters_of_one_size_are_seen():

@@ -98,8 +98,10 @@ def test_half_precision_is_rounded_once(form, dtype):
     st.integers(1, 6),
     st.sampled_from([1.0, 30.0, 1000.0]),
     st.floats(0, 0.9),
+    st.integers(0, 2**32 - 1),
 )
-def test_equals_torch_over_any_axis(A, B, C, chunk, spread, masked):
+def test_equals_torch_over_any_axis(A, B, C, chunk, spread, masked, seed):
+    torch.manual_seed(seed)
     x = torch.randn(A, B, C, dtype=torch.float64) * spread
     x[torch.rand_like(x) < masked] = -INF
     for dim in (-3, -1, 1, 2):
@@ -140,6 +142,22 @@ def test_gradients_are_those_of_softmax(form):
     assert gradcheck(form, (tied,))
 
 
+def test_the_online_form_never_sees_a_row_whole(monkeypatch):
+    seen = []
+    exp = torch.Tensor.exp
+    monkeypatch.setattr(
+        torch.Tensor, "exp", lambda x: (seen.append(x.shape[-1]), exp(x))[1]
+    )
+    online_softmax(torch.randn(2, 11), chunk=3)
+    assert max(seen) == 3
+
+
+def test_a_single_number_has_the_weight_one():
+    assert softmax(torch.tensor(3.0)) == 1
+    with pytest.raises(ValueError, match="no axis to split"):
+        online_softmax(torch.tensor(3.0), chunk=1)
+
+
 def test_an_axis_of_length_zero_stays_empty(form):
     assert form(torch.zeros(2, 0)).shape == (2, 0)
     assert form(torch.zeros(0, 2)).shape == (0, 2)
@@ -164,8 +182,9 @@ def check_softmax(candidate):
         "huge logits": [1e4, 1e4 - 1, -1e4],
         "entries of -inf": [0.0, -torch.inf, 1.0],
     }
-    for name, row in rows.items():
-        x = torch.tensor([row, row[::-1]])
+    batches = {n: torch.tensor([[r], [r[::-1]]]) for n, r in rows.items()}
+    batches["rows far apart"] = torch.tensor([[[0.0, 1.0], [900.0, 901.0]]])
+    for name, x in batches.items():
         want, got = torch.softmax(x, -1), candidate(x)
         assert got.shape == want.shape, f"{name}: {got.shape}"
         assert torch.allclose(got, want, atol=0), f"{name}: {got}, not {want}"
@@ -180,14 +199,26 @@ def test_the_checker_accepts_ours_and_refuses_wrong_ones():
     # --8<-- [end:check]
     wrong = {
         "huge logits": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
-        "a plain row": lambda x: torch.softmax(x, 0),
         "equal logits": lambda x: (
-            torch.softmax(x, -1) if x.shape[1] != 4 else x / 7
+            torch.softmax(x, -1) if x.shape[-1] != 4 else x / 7
         ),
         "entries of -inf": lambda x: torch.softmax(x.clamp_min(-20), -1),
     }
     for name, candidate in wrong.items():
         with pytest.raises(AssertionError, match=name):
             check_softmax(candidate)
-    with pytest.raises(AssertionError, match=r"torch.Size\(\[3\]\)"):
+    for axis in (0, 1):
+        with pytest.raises(AssertionError, match="a plain row"):
+            check_softmax(lambda x, axis=axis: torch.softmax(x, axis))
+    with pytest.raises(AssertionError, match="rows far apart"):
+        check_softmax(  # one maximum for all rows
+            lambda x: (x - x.max()).exp() / (x - x.max()).exp().sum(-1, True)
+        )
+
+    def two_lines(x):
+        e = (x - x.amax(-1, keepdim=True)).exp()
+        return e / e.sum(-1, keepdim=True)
+
+    check_softmax(two_lines)
+    with pytest.raises(AssertionError, match=r"torch.Size\(\[1, 3\]\)"):
         check_softmax(lambda x: torch.softmax(x, -1)[0])
