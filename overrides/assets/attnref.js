@@ -1,11 +1,14 @@
 /* What the theme leaves undone for keyboards and screen readers. */
 
 // A box that scrolls can be reached with the keyboard while it scrolls.
+// (All sizes are read before anything is written: one layout, not one a box.)
 const watch = new ResizeObserver((entries) => {
-  for (const { target } of entries) {
-    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
-    else target.removeAttribute("tabindex");
-  }
+  const boxes = entries.map(({ target }) => target);
+  const scrolls = boxes.map((box) => box.scrollWidth > box.clientWidth);
+  boxes.forEach((box, i) => {
+    if (scrolls[i]) box.tabIndex = 0;
+    else if (box.hasAttribute("tabindex")) box.removeAttribute("tabindex");
+  });
 });
 document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
 
