@@ -5,6 +5,7 @@ import sys
 import zipfile
 
 import pytest
+from playwright.sync_api import expect
 
 from sitekit import ROOT
 from sitekit.pages import body_of, python_blocks
@@ -60,11 +61,13 @@ def test_the_copy_button_gives_what_ran(visit, address, language):
         permissions=["clipboard-read", "clipboard-write"],
     )
     ran = python_blocks(body_of(ROOT / "docs" / language / "softmax.md"))
-    buttons = page.locator(".language-python .md-code__button")
+    label, done = {"en": ("Copy", "Copied"), "zh": ("复制", "已复制")}[language]
+    buttons = page.locator("article button.copy")
     assert buttons.count() == len(ran)
     for button, text in zip(buttons.all(), ran, strict=True):
+        expect(button).to_have_attribute("aria-label", label)
         button.click()
-        page.wait_for_timeout(50)
+        expect(button).to_have_attribute("aria-label", done)
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied.rstrip("\n") == text.rstrip("\n")
 

@@ -1,4 +1,4 @@
-/* What the theme leaves undone for keyboards and screen readers. */
+/* What the theme leaves undone, or does at too great a cost. */
 
 // A box that scrolls can be reached with the keyboard while it scrolls.
 // (All sizes are read before anything is written: one layout, not one a box.)
@@ -12,8 +12,19 @@ const watch = new ResizeObserver((entries) => {
 });
 document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
 
-// The theme wraps each copy button in a navigation landmark of its own.
-new MutationObserver(() => {
-  for (const nav of document.querySelectorAll("nav.md-code__nav:not([role])"))
-    nav.setAttribute("role", "presentation");
-}).observe(document.body, { childList: true, subtree: true });
+// One listener for all copy buttons; what is copied is the code itself.
+document.addEventListener("click", async ({ target }) => {
+  if (!target.matches("button.copy")) return;
+  const code = target.parentElement.querySelector("code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+  } catch {
+    // No clipboard (a plain http address): the reader copies the selection.
+    getSelection().selectAllChildren(code);
+    return;
+  }
+  const { ariaLabel, dataset } = target;
+  if (ariaLabel === dataset.done) return;
+  target.ariaLabel = dataset.done;
+  setTimeout(() => (target.ariaLabel = ariaLabel), 2000);
+});
