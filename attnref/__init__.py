@@ -1,22 +1,51 @@
 """attnref: transformer attention, written to be read and safe to copy."""
 
+from attnref.block import Block, Decoder, SwiGLU, greedy
+from attnref.convert import mha_to_gqa, rope_rows, weights_of_torch_mha
+from attnref.cross import CrossAttention
+from attnref.gqa import GroupedQueryAttention, grouped_query_loop
+from attnref.kv_cache import GrowingKVCache, KVCache
 from attnref.masks import (
     causal_mask,
     cross_mask,
+    decoder_mask,
     padding_mask,
     padding_mask_from_hf,
 )
+from attnref.mha import MultiHeadAttention, multi_head_loop
+from attnref.mqa import MultiQueryAttention, multi_query_loop
+from attnref.rope import apply_rope, rope_table, token_positions
 from attnref.sdpa import attention_weights, sdpa
 from attnref.softmax import online_softmax, softmax
 
 __all__ = [
+    "Block",
+    "CrossAttention",
+    "Decoder",
+    "GroupedQueryAttention",
+    "GrowingKVCache",
+    "KVCache",
+    "MultiHeadAttention",
+    "MultiQueryAttention",
+    "SwiGLU",
+    "apply_rope",
     "attention_weights",
     "causal_mask",
     "cross_mask",
+    "decoder_mask",
+    "greedy",
+    "grouped_query_loop",
+    "mha_to_gqa",
+    "multi_head_loop",
+    "multi_query_loop",
     "online_softmax",
     "padding_mask",
     "padding_mask_from_hf",
+    "rope_rows",
+    "rope_table",
     "sdpa",
     "softmax",
+    "token_positions",
+    "weights_of_torch_mha",
 ]
 __version__ = "0.1.0"

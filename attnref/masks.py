@@ -115,6 +115,46 @@ def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
 # --8<-- [end:hf]
 
 
+# --8<-- [start:decoder]
+def decoder_mask(
+    mask: Tensor | None,
+    full: tuple[int, int, int, int],
+    *,
+    causal: bool,
+    device: torch.device,
+) -> Tensor | None:
+    """What a layer lets its queries see: the caller's mask and the past.
+
+    `full` is `(B, H, T, S)`, where `S` counts the cached keys too. The keys
+    of `mask` are all `S` of them: one that covers the new tokens alone would
+    broadcast, and let every cached pad through.
+
+    Examples:
+        >>> valid = torch.tensor([[False, True, True]])
+        >>> full, cpu = (1, 1, 2, 3), torch.device("cpu")
+        >>> mask = padding_mask(valid)
+        >>> decoder_mask(mask, full, causal=True, device=cpu).int()
+        tensor([[[[0, 1, 0],
+                  [0, 1, 1]]]], dtype=torch.int32)
+    """
+    B, H, T, S = full
+    if mask is not None:
+        check_mask(mask, full, device)
+        if mask.shape[-1] != S:
+            raise ValueError(
+                f"mask has shape {tuple(mask.shape)}, and there are {S} keys "
+                "with those of the cache: it must speak of each"
+            )
+    # A single query stands last and sees everything.
+    if causal and T > 1:
+        past = causal_mask(T, S, device=device)  # (T, S)
+        return past if mask is None else mask & past
+    return mask
+
+
+# --8<-- [end:decoder]
+
+
 # --8<-- [start:check]
 def _check_valid(name: str, valid: Tensor) -> None:
     if valid.dtype != torch.bool:
@@ -126,6 +166,44 @@ def _check_valid(name: str, valid: Tensor) -> None:
         raise ValueError(
             f"{name} has shape {tuple(valid.shape)}; one row a sequence is "
             "(B, S)"
+        )
+
+
+def check_mask(
+    mask: Tensor, full: tuple[int, int, int, int], device: torch.device
+) -> None:
+    """Refuse what is not bool or does not broadcast to `(B, H, T, S)`."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask is {type(mask).__name__}; pass a bool tensor")
+    shape = tuple(mask.shape)
+    B, H, T, S = full
+    if mask.dtype != torch.bool:
+        if shape == (B, S):
+            how = "padding_mask_from_hf(mask) if it is a tokenizer's, 1 = real"
+        elif mask.is_floating_point():
+            how = "mask == 0 if it is additive, 0 or -inf"
+        else:
+            how = "mask.bool() if 1 = may attend"
+        raise TypeError(
+            f"mask is {mask.dtype}; pass bool, True = may attend: {how}"
+        )
+    if mask.device != device:
+        raise ValueError(f"mask is on {mask.device}, q on {device}")
+    if len(shape) == 3:
+        # (B, T, S) or (H, T, S)? Broadcasting would take it for the latter.
+        raise ValueError(
+            f"mask has shape {shape}: 3 axes can mean (B, T, S) or "
+            f"(H, T, S); write mask[:, None] or mask[None]"
+        )
+    if len(shape) not in (2, 4) or any(
+        m not in (1, n) for m, n in zip(shape, full[-len(shape) :], strict=True)
+    ):
+        hint = ""
+        if shape == (B, S):
+            hint = f"; padding_mask(valid) gives {(B, 1, 1, S)}"
+        raise ValueError(
+            f"mask has shape {shape}, which does not broadcast to "
+            f"(B, H, T, S) = {full}{hint}"
         )
 
 

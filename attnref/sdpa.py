@@ -2,8 +2,10 @@
 
 # --8<-- [start:imports]
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from attnref.masks import check_mask
 from attnref.softmax import softmax
 
 # --8<-- [end:imports]
@@ -45,12 +47,14 @@ def sdpa(
     mask: Tensor | None = None,
     *,
     scale: float | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Each query's weighted mean of the values: weights times v.
 
     `q` `(B, H, T, D)`, `k` `(B, K, S, D)` and `v` `(B, K, S, Dv)` give
     `(B, H, T, Dv)`. Mask and scale as in `attention_weights`. A query that
-    may attend to nothing yields zeros.
+    may attend to nothing yields zeros. `dropout` drops weights whenever it
+    is above 0: in evaluation, pass none.
 
     Examples:
         >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
@@ -60,6 +64,8 @@ def sdpa(
     """
     _check_values(q, k, v)
     weights = _weights(q, k, mask, scale)  # (B, H, T, S)
+    if dropout:
+        weights = F.dropout(weights, dropout)  # (B, H, T, S)
     B, H, T, S = weights.shape
     K, Dv = v.shape[1], v.shape[3]
     rows = _fold(weights, K)  # (B, K, H // K * T, S)
@@ -124,7 +130,7 @@ def _check(
     if scale is not None and not isinstance(scale, (int, float)):
         raise TypeError(f"scale is {type(scale).__name__}; pass a float")
     if mask is not None:
-        _check_mask(mask, (B, H, T, S), q.device)
+        check_mask(mask, (B, H, T, S), q.device)
 
 
 def _check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -153,43 +159,6 @@ def _check_pair(name: str, x: Tensor, other: str, y: Tensor) -> None:
         raise TypeError(f"{name} is {x.dtype}, {other} is {y.dtype}")
     if x.device != y.device:
         raise ValueError(f"{name} is on {x.device}, {other} on {y.device}")
-
-
-def _check_mask(
-    mask: Tensor, full: tuple[int, int, int, int], device: torch.device
-) -> None:
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"mask is {type(mask).__name__}; pass a bool tensor")
-    shape = tuple(mask.shape)
-    B, H, T, S = full
-    if mask.dtype != torch.bool:
-        if shape == (B, S):
-            how = "padding_mask_from_hf(mask) if it is a tokenizer's, 1 = real"
-        elif mask.is_floating_point():
-            how = "mask == 0 if it is additive, 0 or -inf"
-        else:
-            how = "mask.bool() if 1 = may attend"
-        raise TypeError(
-            f"mask is {mask.dtype}; pass bool, True = may attend: {how}"
-        )
-    if mask.device != device:
-        raise ValueError(f"mask is on {mask.device}, q on {device}")
-    if len(shape) == 3:
-        # (B, T, S) or (H, T, S)? Broadcasting would take it for the latter.
-        raise ValueError(
-            f"mask has shape {shape}: 3 axes can mean (B, T, S) or "
-            f"(H, T, S); write mask[:, None] or mask[None]"
-        )
-    if len(shape) not in (2, 4) or any(
-        m not in (1, n) for m, n in zip(shape, full[-len(shape) :], strict=True)
-    ):
-        hint = ""
-        if shape == (B, S):
-            hint = f"; padding_mask(valid) gives {(B, 1, 1, S)}"
-        raise ValueError(
-            f"mask has shape {shape}, which does not broadcast to "
-            f"(B, H, T, S) = {full}{hint}"
-        )
 
 
 # --8<-- [end:check]

@@ -1,0 +1,70 @@
+"""What the layers refuse, and in which words."""
+
+# --8<-- [start:imports]
+from torch import Tensor
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:layer]
+def check_layer(
+    *,
+    d_model: int,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int | None,
+    dropout: float,
+    rope_theta: float | None = None,
+) -> int:
+    """The width of a head, if all sizes of a layer can be.
+
+    Examples:
+        >>> sizes = dict(n_heads=8, n_kv_heads=2, head_dim=None, dropout=0.0)
+        >>> check_layer(d_model=64, **sizes)
+        8
+        >>> check_layer(d_model=60, **sizes)
+        Traceback (most recent call last):
+        ValueError: n_heads=8 does not divide d_model=60; pass head_dim
+    """
+    check_sizes(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads)
+    if n_heads % n_kv_heads:
+        raise ValueError(f"{n_kv_heads=} does not divide {n_heads=}")
+    if head_dim is None:
+        if d_model % n_heads:
+            raise ValueError(
+                f"{n_heads=} does not divide {d_model=}; pass head_dim"
+            )
+        head_dim = d_model // n_heads
+    check_sizes(head_dim=head_dim)
+    if rope_theta is not None and head_dim % 2:
+        raise ValueError(f"{head_dim=} is odd: RoPE turns pairs of numbers")
+    if rope_theta is not None and not rope_theta > 0:
+        raise ValueError(f"{rope_theta=} must be positive")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{dropout=} must be at least 0 and below 1")
+    return head_dim
+
+
+def check_sizes(**sizes: int) -> None:
+    """Each is a whole number above 0."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{name} is {type(size).__name__}; pass an int")
+        if size < 1:
+            raise ValueError(f"{name}={size} must be at least 1")
+
+
+def check_input(name: str, x: Tensor, width: int) -> None:
+    """`x` is `(B, T, width)`."""
+    if x.dim() != 3:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}; it needs 3 axes: "
+            "batch, positions, width"
+        )
+    if x.shape[2] != width:
+        raise ValueError(
+            f"{name} has width {x.shape[2]}, the layer was built for {width}"
+        )
+
+
+# --8<-- [end:layer]
