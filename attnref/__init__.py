@@ -14,7 +14,7 @@ from attnref.masks import (
 )
 from attnref.mha import MultiHeadAttention, multi_head_loop
 from attnref.mqa import MultiQueryAttention, multi_query_loop
-from attnref.rope import apply_rope, rope_table, token_positions
+from attnref.rope import apply_rope, rope_table, rotate, token_positions
 from attnref.sdpa import attention_weights, sdpa
 from attnref.softmax import online_softmax, softmax
 
@@ -43,6 +43,7 @@ __all__ = [
     "padding_mask_from_hf",
     "rope_rows",
     "rope_table",
+    "rotate",
     "sdpa",
     "softmax",
     "token_positions",

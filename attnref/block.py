@@ -124,7 +124,7 @@ def greedy(
     new = prompt
     for _ in range(steps):
         scores = decoder(new, mask=padding_mask(valid), caches=caches)
-        token = scores[:, -1].argmax(dim=-1, keepdim=True)  # (B, 1)
+        token = scores[:, -1].argmax(dim=-1, keepdim=True)
         tokens = torch.cat((tokens, token), dim=1)
         valid = torch.cat((valid, torch.ones_like(token).bool()), dim=1)
         new = tokens if caches is None else token

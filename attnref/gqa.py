@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from attnref.checks import check_input, check_layer
 from attnref.kv_cache import Cache
 from attnref.masks import decoder_mask
-from attnref.rope import apply_rope, new_positions, rope_table
+from attnref.rope import rotate
 from attnref.sdpa import sdpa
 from attnref.softmax import softmax
 
@@ -112,10 +112,9 @@ class GroupedQueryAttention(nn.Module):
         q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
         v = self.v_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
-        if self.rope_theta is not None:
-            where = new_positions(x, past, positions)
-            cos, sin = rope_table(where, D, theta=self.rope_theta)
-            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        q, k = rotate(
+            q, k, theta=self.rope_theta, past=past, positions=positions
+        )
         mask = decoder_mask(
             mask, (B, H, T, past + T), causal=self.causal, device=x.device
         )

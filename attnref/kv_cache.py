@@ -144,7 +144,7 @@ class KVCache(Cache):
         B, K, _, D = new.shape
         return torch.empty(
             (B, K, self.max_len, D), dtype=new.dtype, device=new.device
-        )  # (B, K, max_len, D)
+        )
 
 
 # --8<-- [end:preallocated]

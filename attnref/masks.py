@@ -169,6 +169,10 @@ def _check_valid(name: str, valid: Tensor) -> None:
         )
 
 
+# --8<-- [end:check]
+
+
+# --8<-- [start:refused]
 def check_mask(
     mask: Tensor, full: tuple[int, int, int, int], device: torch.device
 ) -> None:
@@ -207,4 +211,4 @@ def check_mask(
         )
 
 
-# --8<-- [end:check]
+# --8<-- [end:refused]

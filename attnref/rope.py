@@ -63,42 +63,54 @@ def apply_rope(
     # One axis more, for the heads: all of a token turn alike.
     cos, sin = cos.to(wide).unsqueeze(-3), sin.to(wide).unsqueeze(-3)
     if layout == "half":
-        a, b = x.to(wide).chunk(2, dim=-1)  # (B, H, T, D // 2)
+        a, b = x.to(wide).chunk(2, dim=-1)  # (..., T, D // 2)
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     elif layout == "interleaved":
-        a, b = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)  # (B, H, T, D // 2)
+        a, b = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)  # (..., T, D // 2)
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1)
         turned = turned.flatten(-2)
     else:
         raise ValueError(f"{layout=} is neither 'half' nor 'interleaved'")
-    return turned.to(x.dtype)  # (B, H, T, D)
+    return turned.to(x.dtype)  # (..., T, D)
 
 
 # --8<-- [end:apply]
 
 
-# --8<-- [start:positions]
-def new_positions(
-    x: Tensor, past: int, positions: Tensor | None = None
-) -> Tensor:
-    """Where the new tokens `x` `(B, T, E)` stand: `(T,)` or `(B, T)`.
+# --8<-- [start:rotate]
+def rotate(
+    q: Tensor,
+    k: Tensor,
+    *,
+    theta: float | None,
+    past: int = 0,
+    positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What a layer does: `q` and `k` turned by where their tokens stand.
 
-    They follow the `past` tokens of the cache, unless `positions` says
-    otherwise.
+    These follow the `past` tokens of the cache, unless `positions`, `(T,)` or
+    `(B, T)`, says otherwise. A `theta` of None leaves both as they are.
     """
-    B, T, E = x.shape
+    if theta is None:
+        if positions is not None:
+            raise ValueError("positions are given, but rope_theta is None")
+        return q, k
+    B, H, T, D = q.shape
     if positions is None:
-        return torch.arange(past, past + T, device=x.device)  # (T,)
-    if positions.shape not in ((T,), (B, T)):
+        positions = torch.arange(past, past + T, device=q.device)  # (T,)
+    elif positions.shape not in ((T,), (B, T)):
         raise ValueError(
             f"positions has shape {tuple(positions.shape)}; {B} rows of {T} "
             f"tokens need {(T,)} or {(B, T)}"
         )
-    if positions.device != x.device:
-        raise ValueError(f"positions is on {positions.device}, x {x.device}")
-    return positions
+    cos, sin = rope_table(positions, D, theta=theta)
+    return apply_rope(q, cos, sin), apply_rope(k, cos, sin)
 
 
+# --8<-- [end:rotate]
+
+
+# --8<-- [start:positions]
 def token_positions(valid: Tensor) -> Tensor:
     """Each row's tokens counted from 0, pads left out: `(B, S)`.
 

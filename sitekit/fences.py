@@ -9,66 +9,55 @@ from typing import Any
 
 import yaml
 
-from sitekit.figures import SCENES, heatmap
+from sitekit.figures import SCENES, WIRINGS, heatmap, lines, wiring
 from sitekit.mathml import mathml
 from sitekit.tables import TABLES, Word
 
+MARKS = re.compile(r"(`[^`]+`|\$[^$]+\$|\[[^\]]+\]\([^)]+\))")
+
 
 def _inline(text: str) -> str:
-    """Escaped, with `code` and $formulas$ as in Markdown."""
-    parts = re.split(r"`([^`]+)`|\$([^$]+)\$", text)
+    """Escaped, with `code`, $formulas$ and [links](to) as in Markdown."""
     out = []
-    for plain, code, latex in zip(
-        parts[::3], [*parts[1::3], None], [*parts[2::3], None], strict=True
-    ):
-        out.append(escape(plain, quote=False))
-        if code:
-            out.append(f"<code>{escape(code, quote=False)}</code>")
-        elif latex:
-            out.append(mathml(latex, display=False))
+    for part in MARKS.split(text):
+        if part.startswith("`"):
+            out.append(f"<code>{escape(part[1:-1], quote=False)}</code>")
+        elif part.startswith("$"):
+            out.append(mathml(part[1:-1], display=False))
+        elif part.startswith("["):
+            words, target = part[1:-1].split("](")
+            out.append(f'<a href="{escape(target)}">{escape(words)}</a>')
+        else:
+            out.append(escape(part, quote=False))
     return "".join(out)
 
 
-def figure(
-    source: str,
-    language: str,
-    css_class: str,
-    options: dict[str, str],
-    md: Any,
-    **_: Any,
-) -> str:
-    """caption, axes [query, key], panels: scene, title, rows, columns."""
-    spec = yaml.safe_load(source)
-    panels = []
-    for panel in spec["panels"]:
+def _panel(panel: dict[str, Any], axes: tuple[str, str]) -> str:
+    scene, title = panel["scene"], panel["title"]
+    if scene in WIRINGS:
+        svg = lines(wiring(WIRINGS[scene]()), axes, title)
+    else:
         rows = [str(r) for r in panel["rows"]]
         columns = [str(c) for c in panel.get("columns", rows)]
-        svg = heatmap(
-            SCENES[panel["scene"]](),
-            rows,
-            columns,
-            tuple(spec["axes"]),
-            panel["title"],
-        )
-        panels.append(
-            f'<div class="panel"><p class="panel-title">'
-            f"{_inline(panel['title'])}</p>{svg}</div>"
-        )
+        svg = heatmap(SCENES[scene](), rows, columns, axes, title)
     return (
-        f'<figure class="drawn"><div class="panels">'
-        f"{''.join(panels)}</div>"
+        f'<div class="panel"><p class="panel-title">{_inline(title)}</p>'
+        f"{svg}</div>"
+    )
+
+
+def figure(source: str, *_: Any, **__: Any) -> str:
+    """caption, axes [query, key], panels: scene, title, rows, columns."""
+    spec = yaml.safe_load(source)
+    axes = tuple(spec["axes"])
+    panels = "".join(_panel(panel, axes) for panel in spec["panels"])
+    return (
+        f'<figure class="drawn"><div class="panels">{panels}</div>'
         f"<figcaption>{_inline(spec['caption'])}</figcaption></figure>"
     )
 
 
-def table(
-    source: str,
-    language: str,
-    css_class: str,
-    options: dict[str, str],
-    md: Any,
-    **_: Any,
-) -> str:
+def table(source: str, *_: Any, **__: Any) -> str:
     """table, caption, head (one cell a column), words for the cells."""
     spec = yaml.safe_load(source)
     words = spec.get("words", {})

@@ -1,15 +1,17 @@
 """Figures: numbers from attnref, words from the page.
 
-A scene computes a matrix (rows are queries, columns are keys). The fence in
-the page names the scene and brings title, axis names and tokens in the page's
-language, so one drawing serves both languages.
+A scene computes a matrix: queries by keys for a heat map, query heads by
+key/value heads for a wiring. The fence in the page names the scene and brings
+title, axis names and tokens in the page's language, so one drawing serves both
+languages.
 """
 
 from collections.abc import Callable
 from html import escape
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import attnref
 
@@ -52,6 +54,13 @@ def _weights() -> Tensor:
     return attnref.attention_weights(x, x, mask)[0, 0]
 
 
+def _rope() -> Tensor:
+    """One and the same vector at six positions, turned, with itself."""
+    x = torch.ones(1, 1, 6, 8, dtype=torch.float64) / 8**0.5
+    turned = attnref.apply_rope(x, *attnref.rope_table(torch.arange(6), 8))
+    return (turned @ turned.mT)[0, 0]
+
+
 SCENES: dict[str, Callable[[], Tensor]] = {
     "padding": _padding,
     "causal": _causal,
@@ -60,6 +69,51 @@ SCENES: dict[str, Callable[[], Tensor]] = {
     "chunk": _chunk,
     "left": _left,
     "weights": _weights,
+    "prefill": lambda: attnref.causal_mask(4),
+    "next_chunk": lambda: attnref.causal_mask(3, 7),
+    "decode": lambda: attnref.causal_mask(1, 8),
+    "rope": _rope,
+}
+
+
+@torch.no_grad()
+def wiring(layer: Any) -> Tensor:
+    """Which query head changes when a key/value head does: `(H, K)`.
+
+    Found by experiment: each value head in turn is made another, and what
+    reaches `o_proj` is compared head by head.
+    """
+    width = layer.k_proj.in_features
+    inputs = (torch.randn(1, 5, layer.d_model), torch.randn(1, 5, width))
+    heads: list[Tensor] = []
+    layer.o_proj.register_forward_pre_hook(
+        lambda _, args: heads.append(args[0].unflatten(-1, (layer.n_heads, -1)))
+    )
+    crossing = isinstance(layer, attnref.CrossAttention)
+
+    def run() -> Tensor:
+        layer(*inputs[: 1 + crossing])
+        return heads.pop()
+
+    before = run()
+    columns = []
+    for rows in layer.v_proj.weight.split(layer.head_dim):
+        kept = rows.clone()
+        rows += 1
+        columns.append((run() != before).any(-1).any(1)[0])
+        rows.copy_(kept)
+    return torch.stack(columns, dim=1)
+
+
+WIRINGS: dict[str, Callable[[], nn.Module]] = {
+    "mha": lambda: attnref.MultiHeadAttention(d_model=32, n_heads=8),
+    "gqa": lambda: attnref.GroupedQueryAttention(
+        d_model=32, n_heads=8, n_kv_heads=2
+    ),
+    "mqa": lambda: attnref.MultiQueryAttention(d_model=32, n_heads=8),
+    "cross": lambda: attnref.CrossAttention(
+        d_model=32, n_heads=8, n_kv_heads=4, d_context=24
+    ),
 }
 
 CELL, GAP, MARGIN = 44, 2, 2
@@ -132,4 +186,39 @@ def heatmap(
                 f'<text class="{kind}" x="{x + inner / 2:g}" '
                 f'y="{y - GAP / 2:g}">{text}</text>'
             )
+    return "".join(out) + "</svg>"
+
+
+def lines(matrix: Tensor, axes: tuple[str, str], title: str) -> str:
+    """Query heads above, key/value heads below, a line where one is read."""
+    H, K = matrix.shape
+    top, bottom, radius = 44, 140, 14
+    width, height = H * CELL + 2 * MARGIN, bottom + 52
+    out = [
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-label="{escape(title)}">'
+    ]
+
+    def place(i: int, n: int) -> float:
+        return MARGIN + (i + 0.5) * H * CELL / n
+
+    for h, k in matrix.nonzero().tolist():
+        out.append(
+            f'<line x1="{place(h, H):g}" y1="{top}" x2="{place(k, K):g}" '
+            f'y2="{bottom}"/>'
+        )
+    for n, y, word, kind in ((H, top, "q", "off"), (K, bottom, "kv", "on")):
+        for i in range(n):
+            x = place(i, n)
+            out.append(
+                f'<rect class="{kind}" x="{x - radius - 4:g}" '
+                f'y="{y - radius}" width="{2 * radius + 8}" '
+                f'height="{2 * radius}" rx="5"/>'
+                f'<text class="{kind}" x="{x:g}" y="{y}">{word}{i}</text>'
+            )
+    for word, y in zip(axes, (14, bottom + 36), strict=True):
+        out.append(
+            f'<text class="axis" x="{width / 2:g}" y="{y}">{escape(word)}'
+            "</text>"
+        )
     return "".join(out) + "</svg>"

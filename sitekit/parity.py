@@ -108,7 +108,7 @@ def _signature(block: pages.Block) -> tuple[Any, ...]:
         (
             panel["scene"],
             _marks(panel["title"]),
-            [_marks(row) for row in panel["rows"]],
+            [_marks(row) for row in panel.get("rows", [])],
             [_marks(column) for column in panel.get("columns", [])],
         )
         for panel in spec["panels"]

@@ -4,16 +4,22 @@ Each function gives rows of cells. A cell that is a plain string is shown as
 it is; a cell `Word("nan")` is looked up in the page's own words.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import yaml
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import attnref
 from sitekit.kept import kept
+from sitekit.shapes import Tracer, comments
 
 
 class Word(NamedTuple):
@@ -146,8 +152,209 @@ def fully_masked() -> list[list[Cell]]:
     return [*rows[:4], twice, *rows[4:], ours]
 
 
+def _layer(kind: str, **sizes: Any) -> nn.Module:
+    """One of the three by the name of its page."""
+    if kind == "mha":
+        return attnref.MultiHeadAttention(**sizes)
+    if kind == "mqa":
+        return attnref.MultiQueryAttention(**sizes)
+    return attnref.GroupedQueryAttention(**sizes, n_kv_heads=3)
+
+
+def walk(layer: nn.Module, *inputs: Tensor, **named: Any) -> list[list[Cell]]:
+    """What the shape comments of a layer's `forward` say, and what came."""
+    file = str(inspect.getsourcefile(type(layer)))
+    source = Path(file).read_text(encoding="utf-8")
+    forward = inspect.getsourcelines(type(layer).forward)
+    tracer = Tracer({file: source})
+    with tracer, torch.no_grad():
+        layer(*inputs, **named)
+    if tracer.faults:
+        raise ValueError(tracer.faults)
+    first, last = forward[1], forward[1] + len(forward[0])
+    return [
+        [_code(", ".join(c.targets) or "return"), _code(c.text), _code(shape)]
+        for c in comments(source).values()
+        if first <= c.line < last and (shape := tracer.seen.get((file, c.line)))
+    ]
+
+
+def walk_self(kind: str) -> list[list[Cell]]:
+    layer = _layer(kind, d_model=96, n_heads=6)
+    cache = attnref.KVCache(12)
+    heads = {"mha": 6, "mqa": 1, "gqa": 3}[kind]
+    cache.append(*torch.zeros(2, 2, heads, 5, 16))
+    return walk(layer, torch.zeros(2, 7, 96), cache=cache)
+
+
+def walk_cross() -> list[list[Cell]]:
+    layer = attnref.CrossAttention(d_model=96, n_heads=6, n_kv_heads=3)
+    cache = attnref.KVCache(12)
+    return walk(
+        layer, torch.zeros(2, 7, 96), torch.zeros(2, 12, 96), cache=cache
+    )
+
+
+def _size(n: float) -> str:
+    """Bytes, in the unit that leaves at most four digits."""
+    units = ["B", "KiB", "MiB", "GiB"]
+    while n >= 1024 and len(units) > 1:
+        n /= 1024
+        units.pop(0)
+    return f"{n:.4g} {units[0]}"
+
+
+MODELS = yaml.safe_load(
+    Path(__file__).with_name("models.yml").read_text(encoding="utf-8")
+)
+
+
+def models(kind: str) -> list[list[Cell]]:
+    """Released models of a kind, and what a token costs them in bfloat16."""
+    rows: list[list[Cell]] = []
+    for m in MODELS:
+        if m["kind"] == kind:
+            layer = 2 * m["kv_heads"] * m["head_dim"] * 2
+            rows.append(
+                [
+                    m["name"],
+                    *(
+                        str(m[key])
+                        for key in ("layers", "heads", "kv_heads", "head_dim")
+                    ),
+                    f"{layer * m['layers']:,}",
+                    _size(layer * m["layers"] * 4096),
+                    f"[{m['source']}]({m['url']})",
+                ]
+            )
+    return rows
+
+
+class _Written(TorchDispatchMode):
+    """Counts the bytes that cat and copy_ write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.cat, torch.ops.aten.copy_):
+            self.bytes += out.nbytes
+        return out
+
+
+@kept
+def growth() -> list[list[Cell]]:
+    """Bytes written to store N tokens one by one: Llama-3.1-8B, one layer."""
+    rows: list[list[Cell]] = []
+    token = _empty(1, 8, 1, 128)
+    for N in (16, 64, 256):
+        written = []
+        for cache in (attnref.KVCache(N), attnref.GrowingKVCache()):
+            with _Written() as count:
+                for _ in range(N):
+                    cache.append(token, token)
+            written.append(count.bytes)
+        room, growing = written
+        rows.append(
+            [
+                f"{N:,}",
+                _size(room),
+                _size(growing),
+                f"{growing / room:,.1f}",
+            ]
+        )
+    return rows
+
+
+def _big(K: int) -> nn.Module:
+    """A layer of Llama-3.1-8B with K key/value heads; takes no memory."""
+    with torch.device("meta"):
+        return attnref.GroupedQueryAttention(
+            d_model=4096, n_heads=32, n_kv_heads=K
+        ).bfloat16()
+
+
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+@kept
+@torch.no_grad()
+def saved() -> list[list[Cell]]:
+    """FLOPs to generate N tokens with and without a cache, one layer."""
+    layer, x, cache = _big(8), _empty(1, 64, 4096), attnref.KVCache(64)
+    marks, totals = (4, 16, 64), []
+    runs: tuple[Callable[[int], object], ...] = (
+        lambda t: layer(x[:, :t]),
+        lambda t: layer(x[:, t - 1 : t], cache=cache),
+    )
+    for run in runs:
+        with FlopCounterMode(display=False) as count:
+            so_far = []
+            for t in range(1, marks[-1] + 1):
+                run(t)
+                if t in marks:
+                    so_far.append(count.get_total_flops())
+        totals.append(so_far)
+    return [
+        [
+            str(t),
+            f"{without / 1e9:,.1f}",
+            f"{with_cache / 1e9:,.1f}",
+            f"{without / with_cache:,.1f}",
+        ]
+        for t, without, with_cache in zip(marks, *totals, strict=True)
+    ]
+
+
+CONTEXT = 8192
+
+
+@kept
+@torch.no_grad()
+def compare() -> list[list[Cell]]:
+    """MHA, GQA-8 and MQA of one shape: a decode step after 8192 tokens."""
+    rows: list[list[Cell]] = []
+    for name, K in (("MHA", 32), ("GQA-8", 8), ("MQA", 1)):
+        layer, cache = _big(K), attnref.KVCache(CONTEXT)
+        cache.append(*(_empty(1, K, CONTEXT - 1, 128) for _ in "kv"))
+        with FlopCounterMode(display=False) as count:
+            layer(_empty(1, 1, 4096), cache=cache)
+        parameters = sum(p.numel() for p in layer.parameters())
+        attention = (
+            count.get_total_flops() - 2 * parameters
+        )  # each weight: multiply and add
+        rows.append(
+            [
+                name,
+                str(K),
+                f"{parameters / 1e6:.1f}",
+                f"{2 * parameters / 1e6:.1f}",
+                f"{attention / 1e6:.1f}",
+                _size(cache.nbytes / CONTEXT),
+                _size(cache.nbytes),
+                f"{attention / cache.nbytes:.0f}",
+            ]
+        )
+    return rows
+
+
 TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
     "exp_range": exp_range,
     "dot_products": dot_products,
     "fully_masked": fully_masked,
+    "walk_mha": partial(walk_self, "mha"),
+    "walk_mqa": partial(walk_self, "mqa"),
+    "walk_gqa": partial(walk_self, "gqa"),
+    "walk_cross": walk_cross,
+    "models_mha": partial(models, "mha"),
+    "models_mqa": partial(models, "mqa"),
+    "models_gqa": partial(models, "gqa"),
+    "growth": growth,
+    "saved": saved,
+    "compare": compare,
 }

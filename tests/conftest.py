@@ -33,6 +33,7 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     if theirs.numel() == 0:
         assert ours.shape == theirs.shape
         return 0.0
+    ours, theirs = ours.detach(), theirs.detach()
     difference = (ours.double() - theirs.double()).abs().max()
     return float(difference / theirs.double().abs().max().clamp_min(1e-300))
 

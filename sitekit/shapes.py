@@ -3,8 +3,8 @@
 A comment `# (B, H, T, D)` at the end of a statement gives the shape of what
 that statement assigns or returns; text after `;` is free. Letters are given
 with the run, or bound once a call by a local variable of that name or by the
-first shape that uses them. Two letters of one size are an error: a swap would
-go unseen.
+first shape that uses them; `# (..., T, D)` leaves the first axes open. Where
+two letters have one size, a swap would go unseen: such a run does not count.
 """
 
 import ast
@@ -47,16 +47,20 @@ def comments(source: str) -> dict[int, Comment]:
             raise ValueError(f"line {line}: {token.string} is no shape comment")
         if not match:
             continue
-        own = [s for s in statements if s.lineno <= line <= s.end_lineno]
+        own = [
+            (last - s.lineno, last, s)
+            for s in statements
+            if s.lineno <= line <= (last := s.end_lineno or s.lineno)
+        ]
         if not own:
             raise ValueError(f"line {line}: {token.string} belongs to nothing")
-        node = min(own, key=lambda s: s.end_lineno - s.lineno)
+        _, last, node = min(own, key=lambda found: found[0])
         shape = ast.parse(match[1], mode="eval").body
         dims = shape.elts if isinstance(shape, ast.Tuple) else [shape]
         found[line] = Comment(
             line,
             node.lineno,
-            node.end_lineno,
+            last,
             dims,
             _targets(node),
             match[1],
@@ -80,7 +84,7 @@ class Tracer:
     ):
         self.letters = letters or {}  # known before any call
         self.comments = {name: comments(s) for name, s in sources.items()}
-        self.reached: set[tuple[str, int]] = set()
+        self.seen: dict[tuple[str, int], tuple[int, ...]] = {}
         self.faults: list[str] = []
 
     def __enter__(self) -> "Tracer":
@@ -96,7 +100,7 @@ class Tracer:
             (name, c.line, c.text)
             for name, found in self.comments.items()
             for c in found.values()
-            if (name, c.line) not in self.reached
+            if (name, c.line) not in self.seen
         ]
 
     def _call(self, frame: Any, event: str, arg: Any) -> Any:
@@ -127,19 +131,28 @@ class Tracer:
         return local
 
     def _compare(
-        self, name: str, c: Comment, value: Any, letters: dict, frame: Any
+        self,
+        name: str,
+        c: Comment,
+        value: Any,
+        letters: dict[str, int],
+        frame: Any,
     ) -> None:
-        self.reached.add((name, c.line))
         where = f"{name}:{c.line}: {c.text}"
         shape = tuple(value.shape)
-        if len(shape) != len(c.dims):
+        dims = c.dims
+        if dims and ast.unparse(dims[0]) == "...":  # any axes before these
+            dims = dims[1:]
+            shape = shape[max(0, len(shape) - len(dims)) :]
+        if len(shape) != len(dims):
             self.faults.append(f"{where}, but the shape is {shape}")
             return
-        for node in ast.walk(ast.Tuple(c.dims)):
-            known = frame.f_locals.get(getattr(node, "id", None))
-            if isinstance(known, int):
-                letters[node.id] = known
-        for dim, size in zip(c.dims, shape, strict=True):
+        for node in ast.walk(ast.Tuple(dims)):
+            if isinstance(node, ast.Name):
+                known = frame.f_locals.get(node.id)
+                if isinstance(known, int):
+                    letters[node.id] = known
+        for dim, size in zip(dims, shape, strict=True):
             if isinstance(dim, ast.Name) and dim.id not in letters:
                 letters[dim.id] = size
             try:
@@ -150,6 +163,6 @@ class Tracer:
             if want != size:
                 self.faults.append(f"{where}, but the shape is {shape}")
                 return
-        sizes = {k: v for k, v in letters.items() if v != 1 and k[0].isupper()}
-        if len(set(sizes.values())) < len(sizes):
-            self.faults.append(f"{where}: two letters have one size, {sizes}")
+        sizes = [v for k, v in letters.items() if v != 1 and k[0].isupper()]
+        if len(set(sizes)) == len(sizes):
+            self.seen[name, c.line] = tuple(value.shape)

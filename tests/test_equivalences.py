@@ -1,0 +1,384 @@
+"""The laws across variants: what is called the same, is."""
+
+import pytest
+import torch
+from torch import nn
+
+from attnref import (
+    GroupedQueryAttention,
+    GrowingKVCache,
+    KVCache,
+    MultiHeadAttention,
+    MultiQueryAttention,
+    apply_rope,
+    attention_weights,
+    causal_mask,
+    grouped_query_loop,
+    multi_head_loop,
+    multi_query_loop,
+    padding_mask,
+    rope_rows,
+    rope_table,
+    sdpa,
+    token_positions,
+)
+from tests.conftest import relative_error
+
+B, T, E, H, K, D = 2, 7, 24, 6, 3, 4
+OPTIONS = [
+    {},
+    {"bias": True},
+    {"rope_theta": 100.0},
+    {"causal": False},
+    {"bias": True, "rope_theta": 10000.0, "head_dim": 10},
+]
+VARIANTS = {
+    "mha": MultiHeadAttention,
+    "gqa": lambda **k: GroupedQueryAttention(n_kv_heads=K, **k),
+    "mqa": MultiQueryAttention,
+}
+
+
+def sharp(layer):
+    """Weights with which softmax decides: flat ones hide every mistake."""
+    for p in layer.parameters():
+        nn.init.normal_(p, std=0.5)
+    return layer.double().eval()
+
+
+def variant(name, **options):
+    return sharp(VARIANTS[name](d_model=E, n_heads=H, **options))
+
+
+def tokens(*shape):
+    return torch.randn(*(shape or (B, T, E)), dtype=torch.float64)
+
+
+def test_the_weights_of_these_tests_are_sharp():
+    layer, x = variant("mha"), tokens()
+    q, k = (
+        p(x).view(B, T, H, D).transpose(1, 2)
+        for p in (layer.q_proj, layer.k_proj)
+    )
+    assert attention_weights(q, k).max() > 0.99
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("name", "kv_heads"), [("mha", H), ("mqa", 1)])
+def test_gqa_is_mha_and_mqa_at_its_ends(name, kv_heads, options):
+    other = variant(name, **options)
+    gqa = GroupedQueryAttention(
+        d_model=E, n_heads=H, n_kv_heads=kv_heads, **options
+    ).double()
+    gqa.load_state_dict(other.state_dict())
+    x, mask = tokens(), padding_mask(torch.rand(B, T) < 0.7)
+    assert relative_error(gqa(x, mask=mask), other(x, mask=mask)) <= 1e-12
+
+
+def test_gqa_with_a_key_head_for_each_query_head_is_mha():
+    # --8<-- [start:gqa_is_mha]
+    from attnref import MultiHeadAttention
+
+    mha = MultiHeadAttention(d_model=24, n_heads=6).double()
+    nn.init.normal_(mha.q_proj.weight)  # sharp: flat weights hide mistakes
+    gqa = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=6).double()
+    gqa.load_state_dict(mha.state_dict())
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    assert torch.allclose(gqa(x), mha(x), rtol=0, atol=1e-12)
+    # --8<-- [end:gqa_is_mha]
+
+
+def test_gqa_with_one_key_head_is_mqa():
+    # --8<-- [start:gqa_is_mqa]
+    from attnref import MultiQueryAttention
+
+    mqa = MultiQueryAttention(d_model=24, n_heads=6).double()
+    nn.init.normal_(mqa.q_proj.weight)
+    gqa = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=1).double()
+    gqa.load_state_dict(mqa.state_dict())
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    assert torch.allclose(gqa(x), mqa(x), rtol=0, atol=1e-12)
+    # --8<-- [end:gqa_is_mqa]
+
+
+def test_the_loop_of_mha_is_the_layer():
+    # --8<-- [start:mha_loop]
+    from attnref import causal_mask
+
+    layer = MultiHeadAttention(d_model=24, n_heads=6).double()
+    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    # nn.Linear holds the transpose of W, the heads' rows below each other.
+    wq, wk, wv = (
+        p.weight.view(6, 4, 24).mT
+        for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    wo = layer.o_proj.weight.mT
+    loop = multi_head_loop(x, wq, wk, wv, wo, causal_mask(7))
+    assert torch.allclose(loop, layer(x), rtol=0, atol=1e-12)
+    # --8<-- [end:mha_loop]
+    assert relative_error(loop, layer(x)) <= 1e-12
+
+
+def test_the_loop_of_mqa_is_the_layer():
+    # --8<-- [start:mqa_loop]
+    from attnref import causal_mask
+
+    layer = MultiQueryAttention(d_model=24, n_heads=6).double()
+    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    wq = layer.q_proj.weight.view(6, 4, 24).mT
+    wk, wv = layer.k_proj.weight.mT, layer.v_proj.weight.mT
+    wo = layer.o_proj.weight.mT
+    loop = multi_query_loop(x, wq, wk, wv, wo, causal_mask(7))
+    assert torch.allclose(loop, layer(x), rtol=0, atol=1e-12)
+    # --8<-- [end:mqa_loop]
+    assert relative_error(loop, layer(x)) <= 1e-12
+
+
+def test_the_loop_of_gqa_is_the_layer():
+    # --8<-- [start:gqa_loop]
+    from attnref import causal_mask
+
+    layer = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=3).double()
+    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    wq = layer.q_proj.weight.view(6, 4, 24).mT
+    wk, wv = (p.weight.view(3, 4, 24).mT for p in (layer.k_proj, layer.v_proj))
+    wo = layer.o_proj.weight.mT
+    loop = grouped_query_loop(x, wq, wk, wv, wo, causal_mask(7))
+    assert torch.allclose(loop, layer(x), rtol=0, atol=1e-12)
+    # --8<-- [end:gqa_loop]
+    assert relative_error(loop, layer(x)) <= 1e-12
+
+
+def chunks_of(name):
+    return {
+        "one by one": [1] * 9,
+        "twos": [2, 2, 2, 2, 1],
+        "fives": [5, 4],
+        "whole": [9],
+        "ragged": [4, 1, 3, 1],
+    }[name]
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3])
+@pytest.mark.parametrize("make", [lambda: KVCache(9), GrowingKVCache])
+@pytest.mark.parametrize(
+    "chunks", ["one by one", "twos", "fives", "whole", "ragged"]
+)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_cached_equals_one_full_pass(name, chunks, make, options):
+    layer, x, cache = variant(name, **options), tokens(B, 9, E), make()
+    with torch.no_grad():
+        parts = [
+            layer(c, cache=cache) for c in x.split(chunks_of(chunks), dim=1)
+        ]
+        assert relative_error(torch.cat(parts, dim=1), layer(x)) <= 1e-12
+
+
+def test_cached_in_any_chunks_is_the_full_pass():
+    # --8<-- [start:cached]
+    from torch import nn
+
+    from attnref import GroupedQueryAttention
+
+    layer = GroupedQueryAttention(
+        d_model=24, n_heads=6, n_kv_heads=3, rope_theta=10000.0
+    ).double()
+    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    x = torch.randn(2, 9, 24, dtype=torch.float64)
+    whole = layer(x)
+    for cache in KVCache(9), GrowingKVCache():
+        for sizes in [1] * 9, [2, 2, 2, 2, 1], [5, 4], [9], [4, 1, 3, 1]:
+            cache.reset()
+            with torch.no_grad():
+                chunks = x.split(sizes, dim=1)
+                parts = [layer(chunk, cache=cache) for chunk in chunks]
+            out = torch.cat(parts, dim=1)
+            assert torch.allclose(out, whole, rtol=0, atol=1e-12)
+    # --8<-- [end:cached]
+
+
+def test_the_steps_of_a_generation():
+    layer = variant("gqa", rope_theta=10000.0)
+    x = tokens(2, 9, E)
+    whole = layer(x)
+    # --8<-- [start:steps]
+    cache = KVCache(max_len=9)
+    with torch.no_grad():
+        prompt = layer(x[:, :4], cache=cache)  # prefill: writes 4 entries
+        assert cache.length == 4
+        token = layer(x[:, 4:5], cache=cache)  # decode: writes 1, reads 5
+        assert cache.length == 5
+        chunk = layer(x[:, 5:8], cache=cache)  # three at once, causally
+        assert cache.length == 8
+        cache.crop(5)  # as if the three had been guesses, and wrong
+        again = layer(x[:, 5:6], cache=cache)
+        assert cache.length == 6
+    assert torch.allclose(prompt, whole[:, :4], rtol=0, atol=1e-12)
+    assert torch.allclose(token, whole[:, 4:5], rtol=0, atol=1e-12)
+    assert torch.allclose(chunk, whole[:, 5:8], rtol=0, atol=1e-12)
+    assert torch.allclose(again, whole[:, 5:6], rtol=0, atol=1e-12)
+    # --8<-- [end:steps]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("make", [lambda: KVCache(9), GrowingKVCache])
+@pytest.mark.parametrize("options", [{}, {"rope_theta": 100.0}])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_padded_row_is_the_row_alone(name, options, make, side):
+    """Prompts of 2 and 5 tokens, then three steps more for both."""
+    layer, cache = variant(name, **options), make()
+    prompts, more = [tokens(1, 2, E), tokens(1, 5, E)], tokens(2, 3, E)
+    pads = [3, 0] if side == "left" else [0, 0]
+    valid = torch.ones(2, 5, dtype=torch.bool)
+    valid[0, slice(0, 3) if side == "left" else slice(2, 5)] = False
+    x = tokens(2, 5, E)
+    for row, (prompt, pad) in enumerate(zip(prompts, pads, strict=True)):
+        x[row, pad : pad + prompt.shape[1]] = prompt[0]
+    got = []
+    with torch.no_grad():
+        for new in (x, *more.split(1, dim=1)):
+            if got:
+                valid = torch.cat((valid, torch.ones(2, 1).bool()), dim=1)
+            named = {}
+            if options:
+                positions = token_positions(valid)[:, -new.shape[1] :]
+                named = {"positions": positions}
+            mask = padding_mask(valid)
+            got.append(layer(new, mask=mask, cache=cache, **named))
+        for row, prompt in enumerate(prompts):
+            alone = layer(torch.cat((prompt, more[row : row + 1]), dim=1))
+            mine = torch.cat([g[row : row + 1] for g in got], dim=1)
+            real = mine[:, valid[row]]
+            assert relative_error(real, alone) <= 1e-12
+
+
+def test_right_padding_moves_positions():
+    layer = variant("gqa", rope_theta=10000.0)
+    x = tokens(2, 9, E)
+    # --8<-- [start:right]
+    from attnref import padding_mask, token_positions
+
+    valid = torch.ones(2, 6, dtype=torch.bool)
+    valid[0, 3:5] = False  # row 0: 3 tokens, 2 pads, then the new token
+    mask = padding_mask(valid)
+    with torch.no_grad():
+        cache = KVCache(max_len=6)
+        layer(x[:, :5], mask=mask[..., :5], cache=cache)
+        positions = token_positions(valid)[:, -1:]
+        assert positions.tolist() == [[3], [5]]  # slot 5 in both rows
+        right = layer(x[:, 5:6], mask=mask, cache=cache, positions=positions)
+        cache.crop(5)
+        wrong = layer(x[:, 5:6], mask=mask, cache=cache)
+        row = torch.cat((x[:1, :3], x[:1, 5:6]), dim=1)  # row 0 without pads
+        alone = layer(row)[:, -1:]
+    assert torch.allclose(right[:1], alone, rtol=0, atol=1e-12)
+    assert (wrong[:1] - alone).abs().max() > 1e-3
+    # --8<-- [end:right]
+
+
+def test_without_positions_tokens_may_change_places():
+    # --8<-- [start:equivariance]
+    layer = MultiHeadAttention(d_model=24, n_heads=6, causal=False).double()
+    nn.init.normal_(layer.q_proj.weight)
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
+    moved = layer(x[:, order])
+    assert torch.allclose(moved, layer(x)[:, order], rtol=0, atol=1e-12)
+    # --8<-- [end:equivariance]
+    assert relative_error(moved, layer(x)[:, order]) <= 1e-12
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_permutation_equivariance_of_each_variant(name):
+    x, order = tokens(), torch.randperm(T)
+    layer = variant(name, causal=False)
+    assert relative_error(layer(x[:, order]), layer(x)[:, order]) <= 1e-12
+    turned = variant(name, causal=False, rope_theta=100.0)
+    swap = torch.tensor([1, 0, *range(2, T)])
+    assert relative_error(turned(x[:, swap]), turned(x)[:, swap]) > 1e-3
+
+
+def test_with_rope_tokens_may_not_change_places():
+    # --8<-- [start:order]
+    from torch import nn
+
+    from attnref import MultiHeadAttention
+
+    layer = MultiHeadAttention(
+        d_model=24, n_heads=6, causal=False, rope_theta=10000.0
+    ).double()
+    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
+    moved = layer(x[:, order])
+    assert (moved - layer(x)[:, order]).abs().max() > 0.01
+    # --8<-- [end:order]
+
+
+def test_rope_scores_depend_on_the_distance_only():
+    # --8<-- [start:relative]
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+
+    def score(i, j):
+        at_i = rope_table(torch.tensor([i]), 8)
+        at_j = rope_table(torch.tensor([j]), 8)
+        return (apply_rope(q, *at_i) * apply_rope(k, *at_j)).sum()
+
+    assert (score(5, 2) - score(1005, 1002)).abs() < 1e-12
+    assert (score(5, 2) - score(5, 3)).abs() > 1e-3
+    # --8<-- [end:relative]
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("shift", [1, 17, 4096])
+def test_all_positions_may_be_shifted(layout, shift):
+    q, k, v = tokens(3, B, H, T, D)
+    one, two = (
+        rope_table(torch.arange(T) + s, D, theta=100.0) for s in (0, shift)
+    )
+    outs = [
+        sdpa(
+            apply_rope(q, *t, layout=layout),
+            apply_rope(k, *t, layout=layout),
+            v,
+        )
+        for t in (one, two)
+    ]
+    assert relative_error(*outs) <= 1e-12
+
+
+def test_the_layouts_differ_by_an_order_of_rows():
+    # --8<-- [start:layouts]
+    wq, wk = torch.randn(2, 3 * 8, 24, dtype=torch.float64)  # 3 heads of 8
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    table = rope_table(torch.arange(7), 8)
+
+    def scores(wq, wk, layout):
+        q, k = ((x @ w.mT).view(2, 7, 3, 8).transpose(1, 2) for w in (wq, wk))
+        q, k = (apply_rope(z, *table, layout=layout) for z in (q, k))
+        return q @ k.mT
+
+    want = scores(wq, wk, "interleaved")
+    moved = (rope_rows(w, 8, to="half") for w in (wq, wk))
+    assert torch.allclose(scores(*moved, "half"), want, rtol=0, atol=1e-12)
+    assert (scores(wq, wk, "half") - want).abs().max() > 1
+    # --8<-- [end:layouts]
+
+
+def test_the_heads_of_mqa_differ_through_their_queries_alone():
+    layer = variant("mqa")
+    x = tokens()
+    # --8<-- [start:queries]
+    from attnref import attention_weights
+
+    q = layer.q_proj(x).view(2, 7, 6, 4).transpose(1, 2)
+    k = layer.k_proj(x).unsqueeze(1)  # one for all
+    maps = attention_weights(q, k, causal_mask(7))
+    assert (maps[:, 0] - maps[:, 1]).abs().max() > 0.1  # heads differ
+    alike = q[:, :1].expand(2, 6, 7, 4)  # the first head's queries, for all
+    maps = attention_weights(alike, k, causal_mask(7))
+    assert torch.equal(maps, maps[:, :1].expand(2, 6, 7, 7))  # now they do not
+    # --8<-- [end:queries]

@@ -1,0 +1,432 @@
+"""The layers against those of transformers, whose weights load as they are.
+
+All in float32, as transformers computes its RoPE tables and norms; where a
+test runs in float64, its layers are given exact tables.
+"""
+
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+from transformers.masking_utils import create_causal_mask
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.mistral import modeling_mistral as mistral
+
+from attnref import (
+    Block,
+    Decoder,
+    GroupedQueryAttention,
+    GrowingKVCache,
+    KVCache,
+    MultiHeadAttention,
+    MultiQueryAttention,
+    apply_rope,
+    greedy,
+    padding_mask,
+    rope_rows,
+    rope_table,
+    token_positions,
+)
+from tests.conftest import relative_error
+
+B, H, E, D_FF, LENGTH, ROOM, THETA = 3, 8, 48, 37, 24, 31, 500.0
+BOUND, EXACT, WRONG = 1e-6, 1e-12, 1e-2
+
+MODELS = {
+    "Llama": (llama.LlamaAttention, llama.LlamaConfig, {}),
+    "Llama with biases": (
+        llama.LlamaAttention,
+        llama.LlamaConfig,
+        {"attention_bias": True},
+    ),
+    "Mistral": (
+        mistral.MistralAttention,
+        mistral.MistralConfig,
+        {"sliding_window": None},
+    ),
+    "Mistral with wide heads": (
+        mistral.MistralAttention,
+        mistral.MistralConfig,
+        {"sliding_window": None, "head_dim": 10},
+    ),
+}
+LAYERS = {
+    "MHA": (MultiHeadAttention, 8, {}),
+    "GQA of 8": (GroupedQueryAttention, 8, {"n_kv_heads": 8}),
+    "GQA of 2": (GroupedQueryAttention, 2, {"n_kv_heads": 2}),
+    "GQA of 1": (GroupedQueryAttention, 1, {"n_kv_heads": 1}),
+    "MQA": (MultiQueryAttention, 1, {}),
+}
+CHUNKS = {
+    "whole": (24,),
+    "prefill and decode": (23, 1),
+    "ragged": (9, 5, 1, 4, 1, 1, 3),
+}
+OURS = {"preallocated": lambda: KVCache(ROOM), "growing": GrowingKVCache}
+THEIRS = {
+    "dynamic": lambda config: DynamicCache(config=config),
+    "static": lambda config: StaticCache(config=config, max_cache_len=ROOM),
+}
+
+models = pytest.mark.parametrize("model", MODELS)
+layers = pytest.mark.parametrize("layer", LAYERS)
+inner = pytest.mark.parametrize("inner", ["eager", "sdpa"])
+chunks = pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+our_caches = pytest.mark.parametrize("our_cache", OURS.values(), ids=OURS)
+their_caches = pytest.mark.parametrize(
+    "their_cache", THEIRS.values(), ids=THEIRS
+)
+
+
+@torch.no_grad()
+def sharpened(module):
+    """Far from the 0.02 of a fresh model, which hides faults."""
+    for name, weight in module.named_parameters():
+        if "norm" in name:
+            weight.copy_(1 + 0.3 * torch.randn_like(weight))
+        else:
+            weight.normal_(std=0.2)
+    return module.eval().requires_grad_(False)
+
+
+def config_of(model, kv_heads, inner="sdpa", **more):
+    _, config, extra = MODELS[model]
+    sizes = {
+        "hidden_size": E,
+        "intermediate_size": D_FF,
+        "num_attention_heads": H,
+        "num_key_value_heads": kv_heads,
+        "num_hidden_layers": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
+        "attn_implementation": inner,
+    }
+    return config(**sizes | extra | more)
+
+
+def layer_for(config, layer, **changed):
+    kind, _, heads = LAYERS[layer]
+    sizes = {
+        "d_model": E,
+        "n_heads": H,
+        "head_dim": config.head_dim,
+        "bias": getattr(config, "attention_bias", False),
+        "rope_theta": THETA,
+    }
+    return kind(**sizes | heads | changed).eval().requires_grad_(False)
+
+
+def pair(model="Mistral with wide heads", layer="GQA of 2", inner="sdpa"):
+    config = config_of(model, LAYERS[layer][1], inner)
+    theirs = sharpened(MODELS[model][0](config, layer_idx=0))
+    ours = layer_for(config, layer)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def block_for(config, layer):
+    attention = layer_for(config, layer)
+    return Block(attention, d_model=E, d_ff=D_FF, eps=config.rms_norm_eps)
+
+
+def decoders(layer="GQA of 2"):
+    config = config_of(
+        "Llama",
+        LAYERS[layer][1],
+        num_hidden_layers=3,
+        vocab_size=53,
+        pad_token_id=0,
+        eos_token_id=None,  # or rows would end early
+    )
+    theirs = sharpened(llama.LlamaForCausalLM(config))
+    ours = Decoder(
+        [block_for(config, layer) for _ in range(3)],
+        n_tokens=53,
+        d_model=E,
+        eps=config.rms_norm_eps,
+    )
+    weights = theirs.state_dict()
+    ours.load_state_dict(
+        {name.removeprefix("model."): w for name, w in weights.items()}
+    )
+    return ours.eval(), theirs
+
+
+def tables(config, x, positions):
+    """Those of transformers; in float64 exact ones, since its own are not."""
+    if x.dtype == torch.float32:
+        return llama.LlamaRotaryEmbedding(config)(x, positions)
+    pairs = torch.arange(0, config.head_dim, 2).double()
+    angles = positions[..., None] * THETA ** (-pairs / config.head_dim)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def spans(chunks):
+    return pairwise(accumulate(chunks, initial=0))
+
+
+def in_theirs(
+    module, config, x, chunks=(LENGTH,), cache=None, valid=None, positions=None
+):
+    """The steps of LlamaModel.forward around a layer, chunk by chunk."""
+    if positions is None:
+        positions = torch.arange(LENGTH)[None]
+    outs = []
+    for start, end in spans(chunks):
+        new, places = x[:, start:end], positions[:, start:end]
+        mask = create_causal_mask(
+            config=config,
+            inputs_embeds=new,
+            attention_mask=None if valid is None else valid[:, :end].long(),
+            past_key_values=cache,
+            position_ids=places,
+        )
+        out = module(
+            new,
+            position_embeddings=tables(config, new, places),
+            attention_mask=mask,
+            past_key_values=cache,
+        )
+        outs.append(out[0] if isinstance(out, tuple) else out)
+    return torch.cat(outs, dim=1)
+
+
+def in_ours(
+    module, x, chunks=(LENGTH,), cache=None, valid=None, positions=None
+):
+    outs = []
+    for start, end in spans(chunks):
+        told = {}
+        if valid is not None:
+            told["mask"] = padding_mask(valid[:, :end])
+        if positions is not None:
+            told["positions"] = positions[:, start:end]
+        outs.append(module(x[:, start:end], cache=cache, **told))
+    return torch.cat(outs, dim=1)
+
+
+def padded(where):
+    """Pads on the left; or amid the tokens, so that distances change too:
+    RoPE cannot tell where a row begins."""
+    valid = torch.ones(B, LENGTH, dtype=torch.bool)
+    if where == "left":
+        valid[1, :3] = valid[2, :11] = False
+    else:
+        valid[1, 4:7] = valid[2, 1:20:2] = False
+    return valid
+
+
+def positions_of(valid):
+    """As `generate` in transformers makes them."""
+    return (valid.long().cumsum(-1) - 1).masked_fill(~valid, 0)
+
+
+@models
+@layers
+@inner
+def test_a_whole_prompt_gives_what_transformers_gives(model, layer, inner):
+    ours, theirs = pair(model, layer, inner)
+    x = torch.randn(B, LENGTH, E)
+    want = in_theirs(theirs, theirs.config, x)
+    assert relative_error(in_ours(ours, x), want) <= BOUND
+
+
+@layers
+@inner
+@chunks
+@our_caches
+@their_caches
+def test_cached_chunks_give_what_transformers_gives(
+    layer, inner, chunks, our_cache, their_cache
+):
+    ours, theirs = pair(layer=layer, inner=inner)
+    config, x = theirs.config, torch.randn(B, LENGTH, E)
+    want = in_theirs(theirs, config, x, chunks, their_cache(config))
+    assert relative_error(in_ours(ours, x, chunks, our_cache()), want) <= BOUND
+
+
+@models
+@layers
+@chunks
+def test_in_float64_hardly_a_digit_differs(model, layer, chunks):
+    # With "sdpa": "eager" has its softmax in float32.
+    ours, theirs = (module.double() for module in pair(model, layer))
+    config, x = theirs.config, torch.randn(B, LENGTH, E).double()
+    want = in_theirs(theirs, config, x, chunks, DynamicCache(config=config))
+    assert relative_error(in_ours(ours, x, chunks, KVCache(24)), want) <= EXACT
+
+
+@layers
+@inner
+@chunks
+@their_caches
+@pytest.mark.parametrize("where", ["left", "amid"])
+def test_padded_rows_give_what_transformers_gives(
+    layer, inner, chunks, their_cache, where
+):
+    ours, theirs = pair(layer=layer, inner=inner)
+    config, x = theirs.config, torch.randn(B, LENGTH, E)
+    valid = padded(where)
+    want = in_theirs(
+        theirs,
+        config,
+        x,
+        chunks,
+        their_cache(config),
+        valid,
+        positions_of(valid),
+    )
+    got = in_ours(
+        ours, x, chunks, KVCache(LENGTH), valid, token_positions(valid)
+    )
+    assert relative_error(got[valid], want[valid]) <= BOUND
+
+
+@layers
+@inner
+@chunks
+def test_positions_in_any_order_give_what_transformers_gives(
+    layer, inner, chunks
+):
+    ours, theirs = pair(layer=layer, inner=inner)
+    config, x = theirs.config, torch.randn(B, LENGTH, E)
+    positions = torch.stack([torch.randperm(LENGTH) for _ in range(B)])
+    # Without a mask, transformers takes a step back for a second document.
+    valid = torch.ones(B, LENGTH, dtype=torch.bool)
+    cache = DynamicCache(config=config)
+    want = in_theirs(theirs, config, x, chunks, cache, valid, positions)
+    got = in_ours(ours, x, chunks, KVCache(LENGTH), positions=positions)
+    assert relative_error(got, want) <= BOUND
+
+
+@pytest.mark.parametrize("theta", [500.0, 1e4, 5e5])
+@pytest.mark.parametrize("dim", [6, 10, 64])
+def test_tables_are_those_of_transformers(dim, theta):
+    config = config_of("Mistral", 2, head_dim=dim)
+    config.rope_parameters["rope_theta"] = theta
+    positions = torch.randint(0, LENGTH, (B, 17))
+    rotary = llama.LlamaRotaryEmbedding(config)
+    theirs = rotary(torch.empty(0), positions)
+    ours = rope_table(positions, dim, theta=theta)
+    for our, their in zip(ours, theirs, strict=True):
+        assert relative_error(torch.cat((our, our), dim=-1), their) <= 2e-6
+
+
+def test_turning_by_a_table_is_that_of_transformers():
+    config = config_of("Mistral", 2, head_dim=10)
+    q, k = torch.randn(2, B, H, LENGTH, 10).double()
+    cos, sin = tables(config, q, torch.randint(0, 99, (B, LENGTH)))
+    theirs = llama.apply_rotary_pos_emb(q, k, cos, sin)
+    for x, turned in zip((q, k), theirs, strict=True):
+        ours = apply_rope(x, cos[..., :5], sin[..., :5])
+        assert relative_error(ours, turned) <= EXACT
+
+
+def repeated(weights):
+    """Query head h reads key head h % K, not h // (H // K)."""
+    order = torch.arange(H).view(2, -1).T.flatten()
+    q, o = weights["q_proj.weight"], weights["o_proj.weight"]
+    q = q.unflatten(0, (H, -1))[order].flatten(0, 1)
+    o = o.unflatten(1, (H, -1))[:, order].flatten(1)
+    return weights | {"q_proj.weight": q, "o_proj.weight": o}
+
+
+def interleaved(weights):
+    """Scores become those of the other layout."""
+    names = ("q_proj.weight", "k_proj.weight")
+    return weights | {n: rope_rows(weights[n], 10, to="half") for n in names}
+
+
+def scaled_by_model(weights):
+    q = weights["q_proj.weight"] * (10 / E) ** 0.5
+    return weights | {"q_proj.weight": q}
+
+
+def keys_for_values(weights):
+    k, v = weights["k_proj.weight"], weights["v_proj.weight"]
+    return weights | {"k_proj.weight": v, "v_proj.weight": k}
+
+
+FAULTS = {
+    "interleaved pairs": (interleaved, {}),
+    "another theta": (dict, {"rope_theta": 10_000.0}),
+    "no positions": (dict, {"rope_theta": None}),
+    "repeat for repeat_interleave": (repeated, {}),
+    "scale of d_model": (scaled_by_model, {}),
+    "keys for values": (keys_for_values, {}),
+    "not causal": (dict, {"causal": False}),
+}
+
+
+@pytest.mark.parametrize(("spoilt", "changed"), FAULTS.values(), ids=FAULTS)
+def test_the_comparison_has_teeth(spoilt, changed):
+    _, theirs = pair()
+    x = torch.randn(B, LENGTH, E)
+    ours = layer_for(theirs.config, "GQA of 2", **changed)
+    ours.load_state_dict(spoilt(theirs.state_dict()))
+    want = in_theirs(theirs, theirs.config, x)
+    assert relative_error(in_ours(ours, x), want) > WRONG
+
+
+def test_the_weights_of_the_tests_are_sharp():
+    _, theirs = pair(inner="eager")
+    x = torch.randn(B, LENGTH, E)
+    weights = theirs(
+        x,
+        position_embeddings=tables(
+            theirs.config, x, torch.arange(LENGTH)[None]
+        ),
+        attention_mask=None,
+    )[1]
+    assert weights.max() > 0.9
+
+
+@layers
+@chunks
+@our_caches
+def test_a_block_is_a_layer_of_llama(layer, chunks, our_cache):
+    config = config_of("Llama", LAYERS[layer][1])
+    theirs = sharpened(llama.LlamaDecoderLayer(config, layer_idx=0))
+    ours = block_for(config, layer).eval().requires_grad_(False)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(B, LENGTH, E)
+    want = in_theirs(theirs, config, x, chunks, DynamicCache(config=config))
+    assert relative_error(in_ours(ours, x, chunks, our_cache()), want) <= BOUND
+
+
+@layers
+def test_scores_of_a_decoder_are_those_of_llama(layer):
+    ours, theirs = decoders(layer)
+    tokens, valid = torch.randint(0, 53, (B, LENGTH)), padded("left")
+    want = theirs(tokens, attention_mask=valid.long()).logits
+    got = ours(tokens, mask=padding_mask(valid))
+    assert relative_error(got[valid], want[valid]) <= 3 * BOUND
+
+
+GENERATE = {
+    "no cache": {"use_cache": False},
+    "dynamic": {"use_cache": True},
+    "static": {"cache_implementation": "static"},
+}
+
+
+@layers
+@pytest.mark.parametrize("room", [None, *OURS.values()], ids=["none", *OURS])
+@pytest.mark.parametrize("options", GENERATE.values(), ids=GENERATE)
+@pytest.mark.parametrize("pads", [False, True], ids=["whole", "padded"])
+def test_greedy_writes_what_llama_generates(layer, room, options, pads):
+    ours, theirs = decoders(layer)
+    prompt = torch.randint(1, 53, (B, LENGTH))
+    valid = padded("left") if pads else torch.ones_like(prompt).bool()
+    want = theirs.generate(
+        prompt,
+        attention_mask=valid.long(),
+        max_new_tokens=7,
+        do_sample=False,
+        **options,
+    )
+    caches = room and [room() for _ in ours.layers]
+    got = greedy(ours, prompt, 7, valid=valid if pads else None, caches=caches)
+    assert got.tolist() == want.tolist()
+    assert len(set(want[:, LENGTH:].flatten().tolist())) > 7, "too uniform"
