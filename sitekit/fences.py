@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from sitekit.figures import SCENES, WIRINGS, heatmap, lines, wiring
+from sitekit.figures import SCENES, heatmap, lines, wirings
 from sitekit.mathml import mathml
 from sitekit.tables import TABLES, Word
 
@@ -34,8 +34,8 @@ def _inline(text: str) -> str:
 
 def _panel(panel: dict[str, Any], axes: tuple[str, str]) -> str:
     scene, title = panel["scene"], panel["title"]
-    if scene in WIRINGS:
-        svg = lines(wiring(WIRINGS[scene]()), axes, title)
+    if "rows" not in panel:
+        svg = lines(wirings()[scene], axes, title)
     else:
         rows = [str(r) for r in panel["rows"]]
         columns = [str(c) for c in panel.get("columns", rows)]

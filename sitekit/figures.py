@@ -11,9 +11,10 @@ from html import escape
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import attnref
+from sitekit.kept import kept
 
 # Two sentences of two and three tokens, padded to four: 我爱你 and 你好.
 VALID = torch.tensor([[True, True, True, False], [True, True, False, False]])
@@ -105,16 +106,18 @@ def wiring(layer: Any) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-WIRINGS: dict[str, Callable[[], nn.Module]] = {
-    "mha": lambda: attnref.MultiHeadAttention(d_model=32, n_heads=8),
-    "gqa": lambda: attnref.GroupedQueryAttention(
-        d_model=32, n_heads=8, n_kv_heads=2
-    ),
-    "mqa": lambda: attnref.MultiQueryAttention(d_model=32, n_heads=8),
-    "cross": lambda: attnref.CrossAttention(
-        d_model=32, n_heads=8, n_kv_heads=4, d_context=24
-    ),
-}
+@kept
+def wirings() -> dict[str, Tensor]:
+    """The wiring of each layer, by the name of its page."""
+    sizes: dict[str, Any] = {"d_model": 32, "n_heads": 8}
+    layers = {
+        "mha": attnref.MultiHeadAttention(**sizes),
+        "gqa": attnref.GroupedQueryAttention(**sizes, n_kv_heads=2),
+        "mqa": attnref.MultiQueryAttention(**sizes),
+        "cross": attnref.CrossAttention(**sizes, n_kv_heads=4, d_context=24),
+    }
+    return {name: wiring(layer) for name, layer in layers.items()}
+
 
 CELL, GAP, MARGIN = 44, 2, 2
 
@@ -192,15 +195,15 @@ def heatmap(
 def lines(matrix: Tensor, axes: tuple[str, str], title: str) -> str:
     """Query heads above, key/value heads below, a line where one is read."""
     H, K = matrix.shape
-    top, bottom, radius = 44, 140, 14
-    width, height = H * CELL + 2 * MARGIN, bottom + 52
+    top, bottom, step = 44, 132, 30
+    width, height = H * step + 2 * MARGIN, bottom + 48
     out = [
         f'<svg viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-label="{escape(title)}">'
     ]
 
     def place(i: int, n: int) -> float:
-        return MARGIN + (i + 0.5) * H * CELL / n
+        return MARGIN + (i + 0.5) * H * step / n
 
     for h, k in matrix.nonzero().tolist():
         out.append(
@@ -211,12 +214,11 @@ def lines(matrix: Tensor, axes: tuple[str, str], title: str) -> str:
         for i in range(n):
             x = place(i, n)
             out.append(
-                f'<rect class="{kind}" x="{x - radius - 4:g}" '
-                f'y="{y - radius}" width="{2 * radius + 8}" '
-                f'height="{2 * radius}" rx="5"/>'
+                f'<rect class="{kind}" x="{x - 13:g}" y="{y - 12}" '
+                'width="26" height="24" rx="4"/>'
                 f'<text class="{kind}" x="{x:g}" y="{y}">{word}{i}</text>'
             )
-    for word, y in zip(axes, (14, bottom + 36), strict=True):
+    for word, y in zip(axes, (14, bottom + 34), strict=True):
         out.append(
             f'<text class="axis" x="{width / 2:g}" y="{y}">{escape(word)}'
             "</text>"

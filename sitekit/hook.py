@@ -8,7 +8,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import torch
 from jinja2 import FileSystemBytecodeCache
+from mkdocs.plugins import event_priority
 
 _coming: Future[None] | None = None
 
@@ -24,6 +26,8 @@ def _task(config: Any, folder: str) -> tuple[str, str, bool]:
 
 
 def on_config(config: Any) -> Any:
+    # The tensors of figures are small: threads would only wait for each other.
+    torch.set_num_threads(1)
     # The address of the English home: where both languages hang.
     root = config.extra["roots"][config.theme["language"]]
     site_url = config.site_url or ""
@@ -46,6 +50,19 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
     # The theme's templates are compiled once, not twice a build.
     env.bytecode_cache = FileSystemBytecodeCache()
     return env
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    from sitekit import kept
+
+    return kept.pages.begin(markdown, page, files)
+
+
+@event_priority(100)
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    from sitekit import kept
+
+    return kept.pages.end(html, page, files)
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import attnref
 from sitekit import fences, figures, tables
 from sitekit.mathml import mathml
 from sitekit.tables import Word
@@ -76,6 +77,113 @@ def test_the_four_masks_are_those_of_the_functions():
     weights = figures.SCENES["weights"]()
     assert torch.allclose(weights.sum(-1), torch.ones(4))
     assert (weights[:, 3] == 0).all()
+
+
+def test_the_stages_of_a_cache_are_one_function():
+    assert figures.SCENES["prefill"]().int().sum(-1).tolist() == [1, 2, 3, 4]
+    assert figures.SCENES["next_chunk"]().int().sum(-1).tolist() == [5, 6, 7]
+    assert figures.SCENES["decode"]().int().sum(-1).tolist() == [8]
+
+
+def test_rope_scores_are_alike_on_each_diagonal():
+    scores = figures.SCENES["rope"]()
+    for distance in range(6):
+        diagonal = scores.diagonal(distance)
+        assert torch.allclose(diagonal, diagonal[0].expand(6 - distance))
+    assert scores.min() > 0, "a heat map has no colour for less"
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        ("mha", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("gqa", [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("mqa", [0] * 8),
+        ("cross", [0, 0, 1, 1, 2, 2, 3, 3]),
+    ],
+)
+def test_the_wiring_is_found_in_the_layer(name, reads):
+    found = figures.wirings()[name]
+    assert found.int().argmax(1).tolist() == reads
+    assert (found.sum(1) == 1).all()
+    svg = figures.lines(found, ("query heads", "key heads"), "A & B")
+    assert svg.count("<line") == 8
+    assert svg.count("<rect") == 8 + len(set(reads))
+    assert "#" not in svg
+
+
+def test_the_wiring_sees_heads_in_another_order():
+    class Scrambled(attnref.GroupedQueryAttention):
+        def forward(self, x):
+            v = self.v_proj(x).unflatten(-1, (self.n_kv_heads, -1))
+            return self.o_proj(v.repeat(1, 1, 4, 1).flatten(2))
+
+    layer = Scrambled(d_model=32, n_heads=8, n_kv_heads=2)
+    assert figures.wiring(layer).int().argmax(1).tolist() == [0, 1] * 4
+
+
+def test_a_walk_gives_letters_and_sizes():
+    rows = tables.TABLES["walk_gqa"]()
+    assert rows[0] == ["`q`", "`(B, H, T, D)`", "`(2, 6, 7, 16)`"]
+    assert rows[1] == ["`k`", "`(B, K, T, D)`", "`(2, 3, 7, 16)`"]
+    assert rows[3] == ["`k, v`", "`(B, K, S, D)`", "`(2, 3, 12, 16)`"]
+    assert rows[-1] == ["`return`", "`(B, T, E)`", "`(2, 7, 96)`"]
+    counts = {n: len(tables.TABLES[f"walk_{n}"]()) for n in ("mha", "mqa")}
+    assert counts == {"mha": 7, "mqa": 7}
+    assert len(tables.TABLES["walk_cross"]()) == 5
+
+
+def test_bytes_a_token_of_known_models():
+    known = {
+        row[0]: row[5]
+        for kind in ("mha", "mqa", "gqa")
+        for row in tables.TABLES[f"models_{kind}"]()
+    }
+    assert known["Llama-3.1-8B"] == "131,072"
+    assert known["Llama-2-7B"] == "524,288"
+    assert known["Llama-2-70B"] == "327,680"
+    assert known["Falcon-7B"] == "8,192"
+    assert len(known) == len(tables.MODELS)
+
+
+def test_the_cache_of_a_layer_is_what_the_table_says():
+    for m in tables.MODELS[-3:]:
+        cache, D = attnref.KVCache(4096), m["head_dim"]
+        token = torch.empty(1, m["kv_heads"], 1, D, device="meta").bfloat16()
+        cache.append(token, token)
+        row = next(r for r in tables.models("gqa") if r[0] == m["name"])
+        a_token = int(row[5].replace(",", ""))
+        assert cache.nbytes * m["layers"] == a_token * 4096
+
+
+def test_growing_writes_the_triangle_of_what_room_writes():
+    a_token = 2 * 8 * 128 * 2
+    for row, N in zip(tables.growth(), (16, 64, 256), strict=True):
+        assert row[0] == str(N)
+        assert row[1] == tables._size(N * a_token)
+        assert row[2] == tables._size(N * (N + 1) // 2 * a_token)
+        assert row[3] == f"{(N + 1) / 2:.1f}"
+
+
+def test_what_a_cache_saves_by_hand():
+    E, inner, kv, N = 4096, 32 * 128, 8 * 128, 64
+    weights = 2 * E * inner + 2 * E * kv
+    step = [2 * weights + 4 * inner * t for t in range(1, N + 1)]
+    again = [2 * weights * t + 4 * inner * t * t for t in range(1, N + 1)]
+    last = tables.saved()[-1]
+    assert last[0] == str(N)
+    assert float(last[1].replace(",", "")) == round(sum(again) / 1e9, 1)
+    assert float(last[2]) == round(sum(step) / 1e9, 1)
+
+
+def test_only_attention_keeps_its_flops():
+    rows = tables.compare()
+    assert [row[1] for row in rows] == ["32", "8", "1"]
+    assert len({row[4] for row in rows}) == 1
+    assert rows[0][4] == f"{4 * 32 * 128 * 8192 / 1e6:.1f}"
+    assert [row[5] for row in rows] == ["16 KiB", "4 KiB", "512 B"]
+    assert [row[7] for row in rows] == ["1", "4", "32"]
+    assert round(float(rows[2][2]) / float(rows[0][2]), 3) == 0.516
 
 
 def test_a_figure_shows_every_number_and_label():
