@@ -155,7 +155,6 @@ def test_a_rollback_cannot_reach_what_is_not_stored(make, length):
 
 
 @makes
-@pytest.mark.xfail(strict=True, reason="1.5 becomes the length")
 def test_a_rollback_is_to_a_whole_number(make):
     cache = filled(make)
     with refused("float", cache, error=TypeError):
@@ -402,9 +401,6 @@ def test_the_mode_may_change_between_appends(make, first, second, third):
 @pytest.mark.parametrize("appended", MODES)
 @pytest.mark.parametrize("name", MAKES)
 def test_the_mode_may_change_between_beams(name, reordered, appended, request):
-    if (name, reordered) == ("room", "inference"):
-        reason = "what reorder makes in inference mode takes no writing"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     cache, old, new = MAKES[name](6), kv(2), kv(1)
     cache.append(*old)
     with MODES[reordered]():

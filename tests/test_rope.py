@@ -352,7 +352,6 @@ def test_valid_tokens_are_marked_by_bool(dtype):
         token_positions(torch.ones(B, T).to(dtype))
 
 
-@pytest.mark.xfail(strict=True, reason="cos and sin of whole numbers are cut")
 def test_whole_numbers_cannot_be_turned():
     with pytest.raises(TypeError, match=r"torch\.int64"):
         apply_rope(X.long(), *TABLE)
