@@ -482,7 +482,9 @@ CONTEXTS = {
 }
 
 
-@pytest.mark.parametrize("make", [None, *CACHES.values()], ids=str)
+@pytest.mark.parametrize(
+    "make", [None, *CACHES.values()], ids=["none", *CACHES]
+)
 @pytest.mark.parametrize(("call", "says"), CONTEXTS.values(), ids=CONTEXTS)
 @torch.no_grad()
 def test_a_context_that_does_not_fit_fills_no_cache(make, call, says):
