@@ -258,6 +258,11 @@ CALLS = {
         ValueError,
         "positions has shape (2, 1, 3); 2 rows of 3 tokens need",
     ),
+    "positions elsewhere": (
+        {"positions": torch.arange(T, device="meta")},
+        ValueError,
+        "positions are on meta, q on cpu",
+    ),
     "a mask as positions": (
         {"positions": true(B, T)},
         TypeError,
@@ -620,7 +625,7 @@ def test_cross_attention_runs_if_and_only_if_everything_fits(data):
         if len(x) != 3 or x[2] != E or (context is None) != read:
             return False
         if read:
-            return rows == x[0] and is_mask(mask, (*x[:1], H, x[1], S))
+            return rows == x[0] and is_mask(mask, (x[0], H, x[1], S))
         if len(context) != 3 or context[2] != C or context[0] != x[0]:
             return False
         if make is KVCache and context[1] > room:

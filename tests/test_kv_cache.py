@@ -397,11 +397,11 @@ def test_the_mode_may_change_between_appends(make, first, second, third):
     assert agree(got, [torch.cat(x, dim=2) for x in zip(*parts, strict=True)])
 
 
+@makes
 @pytest.mark.parametrize("reordered", MODES)
 @pytest.mark.parametrize("appended", MODES)
-@pytest.mark.parametrize("name", MAKES)
-def test_the_mode_may_change_between_beams(name, reordered, appended, request):
-    cache, old, new = MAKES[name](6), kv(2), kv(1)
+def test_the_mode_may_change_between_beams(make, reordered, appended):
+    cache, old, new = make(6), kv(2), kv(1)
     cache.append(*old)
     with MODES[reordered]():
         cache.reorder(torch.tensor([1, 0]))
