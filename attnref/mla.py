@@ -17,14 +17,20 @@ from attnref.sdpa import sdpa
 
 # --8<-- [start:parts]
 class Parts(NamedTuple):
-    """What a layer makes of its input, before a form takes over."""
+    """What a layer makes of its input, before a form takes over.
 
-    q: Tensor  # (B, H, T, Dn); the queries' part without position
-    q_rope: Tensor  # (B, H, T, Dr); turned
-    c: Tensor  # (B, 1, T, R); the latent, after its norm
-    k_rope: Tensor  # (B, 1, T, Dr); turned, one for all heads
-    w_uk: Tensor  # (H, Dn, R); W^UK, head by head
-    w_uv: Tensor  # (H, Dv, R); W^UV, head by head
+    `q` `(B, H, T, Dn)` has no position, `q_rope` `(B, H, T, Dr)` is turned;
+    `c` `(B, 1, T, R)` is the latent after its norm, `k_rope` `(B, 1, T, Dr)`
+    the turned key of all heads. `w_uk` `(H, Dn, R)` and `w_uv` `(H, Dv, R)`
+    are the paper's W^UK and W^UV, head by head.
+    """
+
+    q: Tensor
+    q_rope: Tensor
+    c: Tensor
+    k_rope: Tensor
+    w_uk: Tensor
+    w_uv: Tensor
     mask: Tensor | None
     cache: Cache | None
     scale: float
@@ -86,10 +92,10 @@ def _absorbed(p: Parts) -> Tensor:
 # --8<-- [end:absorbed]
 
 
+# --8<-- [start:module]
 FORMS = {"expanded": _expanded, "latent": _latent, "absorbed": _absorbed}
 
 
-# --8<-- [start:module]
 class MultiHeadLatentAttention(nn.Module):
     """MLA of DeepSeek-V2 and V3, in three forms that compute the same.
 

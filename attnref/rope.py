@@ -132,6 +132,7 @@ def apply_rope(
         tensor([[[[-0.4161,  0.9093]]]])
     """
     _check(x, cos, sin)
+    T, D = x.shape[2:]
     wide = torch.promote_types(x.dtype, torch.float32)
     # One axis more, for the heads: all of a token turn alike.
     cos, sin = cos.to(wide).unsqueeze(-3), sin.to(wide).unsqueeze(-3)
