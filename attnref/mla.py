@@ -145,16 +145,12 @@ class MultiHeadLatentAttention(nn.Module):
             qk_nope_head_dim=qk_nope_head_dim,
             v_head_dim=v_head_dim,
         )
-        self.d_model, self.n_heads, self.kv_lora_rank = (
-            d_model,
-            n_heads,
-            kv_lora_rank,
-        )
-        self.qk_nope_head_dim, self.qk_rope_head_dim = (
-            qk_nope_head_dim,
-            qk_rope_head_dim,
-        )
-        self.v_head_dim, self.dropout, self.causal = v_head_dim, dropout, causal
+        self.d_model, self.n_heads = d_model, n_heads
+        self.q_lora_rank, self.kv_lora_rank = q_lora_rank, kv_lora_rank
+        self.qk_nope_head_dim = qk_nope_head_dim
+        self.qk_rope_head_dim = qk_rope_head_dim
+        self.v_head_dim = v_head_dim
+        self.dropout, self.causal = dropout, causal
         self.rope_theta, self.rope_layout = rope_theta, rope_layout
         self.yarn = yarn
         qk_head_dim = qk_nope_head_dim + qk_rope_head_dim
@@ -169,7 +165,6 @@ class MultiHeadLatentAttention(nn.Module):
             self.q_a_proj = nn.Linear(d_model, q_lora_rank, bias=bias)
             self.q_a_layernorm = nn.RMSNorm(q_lora_rank, eps=eps)
             self.q_b_proj = nn.Linear(q_lora_rank, q_width, bias=False)
-        self.q_lora_rank = q_lora_rank
         self.kv_a_proj_with_mqa = nn.Linear(
             d_model, kv_lora_rank + qk_rope_head_dim, bias=bias
         )
@@ -247,7 +242,8 @@ def absorbed_weights(
     `(H, R + Dr, Q)`, from the `Q` numbers that queries are made of straight
     to queries on the latent, and `(E, H, R)`, from what the heads collect
     there straight to the output. Done once; afterwards W^UK and W^UV are not
-    needed. Larger than what it replaces: see `absorbed_cost`.
+    needed. Larger than what it
+    replaces.
     """
     H, Dn, Dr = layer.n_heads, layer.qk_nope_head_dim, layer.qk_rope_head_dim
     R, Dv = layer.kv_lora_rank, layer.v_head_dim

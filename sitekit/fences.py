@@ -38,8 +38,10 @@ def _panel(panel: dict[str, Any], axes: tuple[str, str]) -> str:
     scene, title = panel["scene"], panel["title"]
     if "words" in panel:
         svg = stream(FLOWS[scene](), panel["words"], title)
+        svg = f'<div class="scroll">{svg}</div>'
     elif "labels" in panel:
-        svg = bars(BARS[scene](), panel["labels"], title)
+        labels = [str(x).replace("`", "") for x in panel["labels"]]
+        svg = bars(BARS[scene](), labels, title)
     elif "rows" not in panel:
         svg = lines(wirings()[scene], axes, title)
     else:

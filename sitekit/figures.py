@@ -256,13 +256,14 @@ def stream(
     shapes: dict[str, list[tuple[int, ...]]], words: list[str], title: str
 ) -> str:
     """Query above, cache below, attention between: a box for each tensor."""
-    word = dict(zip(shapes, words, strict=True))
+    names = ("query", "cache", "made", "attention", "heads")
+    word = dict(zip(names, words, strict=True))
     places = {
-        "query": (70, 34, "off"),
-        "cache": (70, 118, "on"),
-        "made": (240, 118, "made"),
-        "attention": (410, 76, "off"),
-        "heads": (580, 76, "off"),
+        "query": (76, 34, "off"),
+        "cache": (76, 118, "on"),
+        "made": (266, 118, "made"),
+        "attention": (456, 76, "off"),
+        "heads": (646, 76, "off"),
     }
     kept = {name: place for name, place in places.items() if shapes[name]}
     joins = [("query", "attention"), ("attention", "heads")]
@@ -270,14 +271,22 @@ def stream(
         joins += [("cache", "made"), ("made", "attention")]
     else:
         joins += [("cache", "attention")]
-    half, high = 64, 25
+    half, high = 72, 25
     out = [
-        '<svg viewBox="0 0 650 152" width="650" height="152" role="img" '
-        f'aria-label="{escape(title)}">'
+        '<svg class="wide" viewBox="0 0 722 152" width="722" height="152" '
+        f'role="img" aria-label="{escape(title)}">'
     ]
     for start, end in joins:
         (x1, y1, _), (x2, y2, _) = kept[start], kept[end]
         out.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>')
+    latent = shapes["attention"] != shapes["heads"]
+    for shown, x, y, matrix in (
+        (latent, 266, 36, f"W^UK: {shapes['asked'][0]}"),
+        (latent, 551, 62, "W^UV"),
+        (bool(shapes["made"]), 266, 82, "W^UK, W^UV"),
+    ):
+        if shown:
+            out.append(f'<text class="axis" x="{x}" y="{y}">{matrix}</text>')
     for name, (x, y, kind) in kept.items():
         below = " ".join(str(shape) for shape in shapes[name])
         out.append(

@@ -193,6 +193,7 @@ def flow(form: str) -> dict[str, list[tuple[int, ...]]]:
     """Shapes in a step of one token on five, as the layer meets them.
 
     `made` are keys and values that stand in no cache: made at this step.
+    `asked` is the query that attention gets.
     """
     layer, cache = attnref.MultiHeadLatentAttention(**SMALL), attnref.KVCache(6)
     calls: list[tuple[Tensor, ...]] = []
@@ -209,13 +210,15 @@ def flow(form: str) -> dict[str, list[tuple[int, ...]]]:
         layer(torch.zeros(1, 1, 96), cache=cache, form=form)
     q, k, v, out = (tuple(t.shape[1:]) for t in calls[-1])
     cached = [tuple(t.shape[1:]) for t in cache.stored]
+    H, Dr = SMALL["n_heads"], SMALL["qk_rope_head_dim"]
     expanded = k[0] > 1 and k not in cached
     return {
-        "query": [q],
+        "query": [(H, 1, SMALL["qk_nope_head_dim"] + Dr)],
         "cache": cached,
         "made": [k, v] if expanded else [],
         "attention": [out],
-        "heads": [(layer.n_heads, 1, layer.v_head_dim)],
+        "heads": [(H, 1, SMALL["v_head_dim"])],
+        "asked": [q],
     }
 
 
