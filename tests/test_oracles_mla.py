@@ -39,7 +39,7 @@ from tests.test_oracles_transformers import (
     spans,
 )
 
-# transformers can turn pairs of V2 only if R and DN are even.
+# R and DN are even, or V2 in transformers has a stride it cannot view.
 R, DN, DR, DV, Q = 26, 12, 10, 9, 18
 
 MODELS = {
@@ -120,22 +120,21 @@ def rotary_of(config):
     return kinds[config.model_type](config)
 
 
-def layer_for(config, rope, **changed):
+def layer_for(config, rope):
     interleaved = getattr(config, "rope_interleave", True)
-    sizes = {
-        "d_model": E,
-        "n_heads": H,
-        "kv_lora_rank": R,
-        "qk_nope_head_dim": DN,
-        "qk_rope_head_dim": DR,
-        "v_head_dim": DV,
-        "q_lora_rank": config.q_lora_rank,
-        "bias": config.attention_bias,
-        "rope_theta": THETA,
-        "rope_layout": "interleaved" if interleaved else "half",
-        "yarn": yarn_of(rope),
-    }
-    layer = MultiHeadLatentAttention(**sizes | changed)
+    layer = MultiHeadLatentAttention(
+        d_model=E,
+        n_heads=H,
+        kv_lora_rank=R,
+        qk_nope_head_dim=DN,
+        qk_rope_head_dim=DR,
+        v_head_dim=DV,
+        q_lora_rank=config.q_lora_rank,
+        bias=config.attention_bias,
+        rope_theta=THETA,
+        rope_layout="interleaved" if interleaved else "half",
+        yarn=yarn_of(rope),
+    )
     return layer.eval().requires_grad_(False)
 
 
@@ -288,6 +287,7 @@ def test_the_scales_are_those_of_transformers(model, rope):
 
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
+# What each is to our layer, as a change of its attributes.
 FAULTS = {
     "pairs of the other layout": lambda ours: {
         "rope_layout": OTHER[ours.rope_layout]
