@@ -222,11 +222,12 @@ def test_cached_chunks_give_what_transformers_gives(
 @chunks
 @their_caches
 @forms
-def test_left_padded_rows_give_what_transformers_gives(
-    model, inner, chunks, their_cache, form
+@pytest.mark.parametrize("where", ["left", "amid"])
+def test_padded_rows_give_what_transformers_gives(
+    model, inner, chunks, their_cache, form, where
 ):
     ours, theirs = pair(model, inner=inner)
-    x, valid = torch.randn(B, LENGTH, E), padded("left")
+    x, valid = torch.randn(B, LENGTH, E), padded(where)
     want = in_theirs(theirs, x, chunks, their_cache(theirs.config), valid)
     got = in_ours(
         partial(ours, form=form),
