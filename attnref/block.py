@@ -90,10 +90,12 @@ class Decoder(nn.Module):
         mask: Tensor | None = None,
         caches: Sequence[Cache] | None = None,
     ) -> Tensor:
-        if caches is not None and len(caches) != len(self.layers):
+        if caches is not None and not (
+            len(caches) == len(self.layers) == len(set(map(id, caches)))
+        ):
             raise ValueError(
-                f"{len(caches)} caches for {len(self.layers)} layers: "
-                "each needs one of its own"
+                f"{len(set(map(id, caches)))} caches for {len(self.layers)} "
+                "layers: each needs one of its own"
             )
         x = self.embed_tokens(tokens)  # (B, T, E)
         for i, layer in enumerate(self.layers):
@@ -116,11 +118,15 @@ def greedy(
     `valid` `(B, T)` says which tokens are real when rows are padded; pad on
     the left, since what is generated stands on the right. With `caches`, empty
     ones, one a layer, the prompt is read once and then one token at a time;
-    without, everything is read again at each step.
+    without, everything is read again at each step. If layers have dropout,
+    call `decoder.eval()` first.
     """
     tokens = prompt
     if valid is None:
         valid = torch.ones_like(prompt, dtype=torch.bool)
+    padding_mask(valid)  # refuses what is not bool of shape (B, T)
+    if not valid[:, -1].all() or (valid[:, :-1] & ~valid[:, 1:]).any():
+        raise ValueError("a pad follows a token: pad on the left to generate")
     new = prompt
     for _ in range(steps):
         scores = decoder(new, mask=padding_mask(valid), caches=caches)

@@ -62,6 +62,8 @@ def rope_rows(weight: Tensor, head_dim: int, *, to: str) -> Tensor:
         >>> rope_rows(torch.arange(6), 6, to="interleaved")
         tensor([0, 3, 1, 4, 2, 5])
     """
+    if head_dim < 1:
+        raise ValueError(f"{head_dim=} must be at least 1")
     if head_dim % 2 or weight.shape[0] % head_dim:
         raise ValueError(
             f"{weight.shape[0]} rows are no whole heads of {head_dim=}, "

@@ -44,6 +44,8 @@ class Cache(ABC):
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens: a rollback."""
+        if not isinstance(length, int):
+            raise TypeError(f"length is {type(length).__name__}; pass an int")
         if not 0 <= length <= self.length:
             raise ValueError(f"crop to {length}, but {self.length} are stored")
         self.length = length
@@ -61,7 +63,8 @@ class Cache(ABC):
                 f"rows go from {int(rows.min())} to {int(rows.max())}, "
                 f"the cache has B={B}"
             )
-        self._held = tuple(held.index_select(0, rows) for held in self._held)
+        with torch.inference_mode(False), torch.no_grad():
+            self._held = tuple(t.index_select(0, rows) for t in self._held)
 
     def _check(self, tensors: tuple[Tensor, ...]) -> None:
         if not tensors:

@@ -200,7 +200,8 @@ def check_mask(
             f"(H, T, S); write mask[:, None] or mask[None]"
         )
     if len(shape) not in (2, 4) or any(
-        m not in (1, n) for m, n in zip(shape, full[-len(shape) :], strict=True)
+        m != 1 and m != n
+        for m, n in zip(shape, full[-len(shape) :], strict=True)
     ):
         hint = ""
         if shape == (B, S):

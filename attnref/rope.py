@@ -174,10 +174,14 @@ def rotate(
     B, H, T, D = q.shape
     if positions is None:
         positions = torch.arange(past, past + T, device=q.device)  # (T,)
-    elif positions.shape not in ((T,), (B, T)):
+    elif positions.shape != (T,) and positions.shape != (B, T):
         raise ValueError(
             f"positions has shape {tuple(positions.shape)}; {B} rows of {T} "
             f"tokens need {(T,)} or {(B, T)}"
+        )
+    elif positions.device != q.device:
+        raise ValueError(
+            f"positions are on {positions.device}, q on {q.device}"
         )
     cos, sin = rope_table(positions, D, theta=theta, yarn=yarn)
     q = apply_rope(q, cos, sin, layout=layout)
@@ -216,9 +220,11 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
             f"x has shape {tuple(x.shape)}; it needs 4 axes (B, H, T, D) and "
             "an even D"
         )
+    if not x.is_floating_point():
+        raise TypeError(f"x is {x.dtype}; it needs a floating dtype")
     B, H, T, D = x.shape
     wanted = ((T, D // 2), (1, T, D // 2), (B, T, D // 2))
-    if cos.shape != sin.shape or cos.shape not in wanted:
+    if cos.shape != sin.shape or all(cos.shape != w for w in wanted):
         raise ValueError(
             f"tables of shape {tuple(cos.shape)} and {tuple(sin.shape)} do not "
             f"fit x of shape {tuple(x.shape)}: {T} positions of {D // 2} "

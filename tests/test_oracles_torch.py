@@ -150,7 +150,7 @@ def test_gradients_are_those_of_multihead_attention(kind):
 
 
 @kinds
-def test_training_drops_the_weights_that_multihead_attention_drops(kind):
+def test_dropout_drops_what_multihead_attention_drops(kind):
     ours, theirs = pair(**kind, dropout=0.4)
     x, context = inputs(**kind)
     given = (x, context) if kind["cross"] else (x,)
@@ -158,7 +158,8 @@ def test_training_drops_the_weights_that_multihead_attention_drops(kind):
     want, _ = theirs.train()(x, context, context)
     torch.manual_seed(1)
     assert relative_error(ours.train()(*given), want) <= BOUND
-    assert relative_error(ours.eval()(*given), want) > 1e-2
+    want, _ = theirs.eval()(x, context, context)
+    assert relative_error(ours.eval()(*given), want) <= BOUND
 
 
 def test_where_multihead_attention_gives_nan_a_blind_query_gives_zeros():
@@ -176,7 +177,13 @@ def test_where_multihead_attention_gives_nan_a_blind_query_gives_zeros():
 
 # What F.scaled_dot_product_attention makes of a layer's own projections.
 
-SIZES = {"d_model": CONTEXT, "n_heads": H, "head_dim": WIDE, "bias": True}
+SIZES = {
+    "d_model": CONTEXT,
+    "n_heads": H,
+    "head_dim": WIDE,
+    "bias": True,
+    "dropout": 0.4,  # in training only
+}
 LAYERS = {
     "MHA": (MultiHeadAttention, {}),
     "GQA of 8": (GroupedQueryAttention, {"n_kv_heads": 8}),
@@ -187,12 +194,17 @@ LAYERS = {
 layers = pytest.mark.parametrize(("kind", "heads"), LAYERS.values(), ids=LAYERS)
 
 
-def through_torch(layer, x, context, mask=None, last=None):
+def through_torch(layer, x, context, mask=None, last=None, dropout=0.0):
     """The `last` queries, all unless given, and torch's attention."""
     q = heads_of(layer.q_proj(x), WIDE)
     k, v = (heads_of(p(context), WIDE) for p in (layer.k_proj, layer.v_proj))
     heads = F.scaled_dot_product_attention(
-        q[:, :, -(last or x.shape[1]) :], k, v, attn_mask=mask, enable_gqa=True
+        q[:, :, -(last or x.shape[1]) :],
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout,
+        enable_gqa=True,
     )
     return layer.o_proj(heads.transpose(1, 2).flatten(2))
 
@@ -228,6 +240,16 @@ def test_a_layer_is_causal_as_torch_is(kind, heads):
     layer = sharpened(kind(**SIZES, **heads))
     x = torch.randn(B, T, CONTEXT)
     want = through_torch(layer, x, x, causal_lower_right(T, T))
+    assert relative_error(layer(x), want) <= BOUND
+
+
+@layers
+def test_a_layer_drops_what_torch_drops(kind, heads):
+    layer = sharpened(kind(**SIZES, **heads, causal=False)).train()
+    x = torch.randn(B, T, CONTEXT)
+    torch.manual_seed(1)
+    want = through_torch(layer, x, x, dropout=0.4)
+    torch.manual_seed(1)
     assert relative_error(layer(x), want) <= BOUND
 
 

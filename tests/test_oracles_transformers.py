@@ -411,6 +411,18 @@ GENERATE = {
 }
 
 
+def test_tokens_are_counted_as_llama_counts_them_to_generate():
+    _, theirs = decoders()
+    seen, valid = [], padded("amid")
+    theirs.model.rotary_emb.register_forward_pre_hook(
+        lambda _, args, named: seen.append(named["position_ids"]),
+        with_kwargs=True,
+    )
+    prompt = torch.randint(1, 53, (B, LENGTH))
+    theirs.generate(prompt, attention_mask=valid.long(), max_new_tokens=1)
+    assert torch.equal(token_positions(valid)[valid], seen[0][valid])
+
+
 @layers
 @pytest.mark.parametrize("room", [None, *OURS.values()], ids=["none", *OURS])
 @pytest.mark.parametrize("options", GENERATE.values(), ids=GENERATE)

@@ -15,6 +15,7 @@ from attnref import (
     mha_to_gqa,
     padding_mask,
     sdpa,
+    token_positions,
     weights_of_torch_mha,
 )
 from tests.conftest import relative_error
@@ -91,6 +92,32 @@ def test_gradients_reach_every_parameter_and_are_right(name):
 
     inputs = [w.detach().requires_grad_() for w in weights.values()]
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+
+def test_a_layer_compiles_for_any_length():
+    layer = variant("gqa", rope_theta=100.0)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    valid = torch.arange(9) < torch.tensor([[3], [9]])
+    for T, named in (
+        (5, {}),
+        (9, {}),  # from here on, the length is a symbol
+        (9, {"mask": padding_mask(valid)}),
+        (9, {"positions": token_positions(valid)}),
+        (9, {"positions": torch.arange(9)}),
+    ):
+        x = tokens(B, T, E)
+        assert relative_error(compiled(x, **named), layer(x, **named)) == 0
+
+
+def test_cross_attention_compiles_for_any_length():
+    layer = CrossAttention(d_model=E, n_heads=H).double()
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    valid = torch.arange(11) < torch.tensor([[3], [11]])
+    for T, S, named in ((5, 7, {}), (9, 11, {}), (9, 11, {"mask": valid})):
+        x, context = tokens(B, T, E), tokens(B, S, E)
+        named = {name: padding_mask(m) for name, m in named.items()}
+        want = layer(x, context, **named)
+        assert relative_error(compiled(x, context, **named), want) == 0
 
 
 def test_heads_are_merged_by_position():

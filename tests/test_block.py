@@ -1,0 +1,347 @@
+"""Blocks, decoders and what they generate, against formulas and loops."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from attnref import (
+    Block,
+    CrossAttention,
+    Decoder,
+    GroupedQueryAttention,
+    GrowingKVCache,
+    KVCache,
+    MultiHeadAttention,
+    MultiQueryAttention,
+    SwiGLU,
+    attention_weights,
+    greedy,
+    padding_mask,
+)
+from tests.conftest import relative_error
+
+B, T, S, E, H, K, D, FF, N = 2, 7, 13, 11, 6, 3, 4, 17, 101
+VARIANTS = {
+    "mha": lambda **o: MultiHeadAttention(d_model=E, n_heads=H, **o),
+    "mqa": lambda **o: MultiQueryAttention(d_model=E, n_heads=H, **o),
+    "gqa": lambda **o: GroupedQueryAttention(
+        d_model=E, n_heads=H, n_kv_heads=K, **o
+    ),
+}
+CACHES = {"room": lambda: KVCache(32), "growing": GrowingKVCache}
+with_both_caches = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+with_each_cache = pytest.mark.parametrize(
+    "make", [None, *CACHES.values()], ids=["none", *CACHES]
+)
+
+
+def sharp(module):
+    """Weights with which softmax decides: flat ones hide every mistake."""
+    for p in module.parameters():
+        nn.init.normal_(p, std=3.0 if p.dim() == 1 else 0.6)
+    return module.double().eval()
+
+
+def block(attention, **options):
+    return sharp(Block(attention, d_model=E, d_ff=FF, **options))
+
+
+def inputs(*shape):
+    return torch.randn(*(shape or (B, T, E)), dtype=torch.float64)
+
+
+def rms_norm(x, weight, eps=1e-6):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def swiglu(x, mlp):
+    gate, up, down = (p.weight.mT for p in mlp.children())
+    g = x @ gate
+    return (g / (1 + (-g).exp()) * (x @ up)) @ down
+
+
+def by_hand(block, x, eps=1e-6, **attention):
+    """Normalised before, added after: `x + f(norm(x))`, twice."""
+    normed = rms_norm(x, block.input_layernorm.weight, eps)
+    x = x + block.self_attn(normed, **attention)
+    normed = rms_norm(x, block.post_attention_layernorm.weight, eps)
+    return x + swiglu(normed, block.mlp)
+
+
+class Ear(nn.Module):
+    """In the place of attention: remembers what it is told, says `answer`."""
+
+    def __init__(self, answer=0.0):
+        super().__init__()
+        self.answer, self.heard = answer, None
+
+    def forward(self, x, **options):
+        self.heard = x, options
+        return torch.full_like(x, self.answer)
+
+
+def test_swiglu_is_its_formula():
+    mlp, x = sharp(SwiGLU(d_model=E, d_ff=FF)), inputs()
+    assert relative_error(mlp(x), swiglu(x, mlp)) <= 1e-12
+
+
+def test_swiglu_in_numbers():
+    mlp = SwiGLU(d_model=1, d_ff=2).double()
+    with torch.no_grad():
+        mlp.gate_proj.weight[:, 0] = torch.tensor([1.0, -2.0])
+        mlp.up_proj.weight[:, 0] = torch.tensor([3.0, 5.0])
+        mlp.down_proj.weight[0] = torch.tensor([7.0, 11.0])
+    e = torch.tensor(1.0, dtype=torch.float64).exp()
+    want = 7 * 3 * 1 / (1 + 1 / e) + 11 * 5 * -2 / (1 + e**2)
+    got = mlp(torch.ones(1, 1, 1, dtype=torch.float64))
+    assert relative_error(got.squeeze(), want) <= 1e-12
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("rope_theta", [None, 100.0])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_block_normalises_before_and_adds_after(name, rope_theta, eps):
+    attention = VARIANTS[name](head_dim=D, rope_theta=rope_theta)
+    layer, x = block(attention, eps=eps), inputs()
+    assert relative_error(layer(x), by_hand(layer, x, eps)) <= 1e-12
+    mask = padding_mask(torch.rand(B, T) < 0.7)
+    want = by_hand(layer, x, eps, mask=mask)
+    assert relative_error(layer(x, mask=mask), want) <= 1e-12
+
+
+@with_both_caches
+def test_a_block_of_cross_attention_reads_a_context(make):
+    attention = CrossAttention(d_model=E, n_heads=H, head_dim=D, d_context=5)
+    layer, x, context = block(attention), inputs(), inputs(B, S, 5)
+    mask = padding_mask(torch.rand(B, S) < 0.7)
+    want = by_hand(layer, x, context=context, mask=mask)
+    got = layer(x, context=context, mask=mask)
+    assert relative_error(got, want) <= 1e-12
+    cache = make()
+    with torch.no_grad():
+        first = layer(x[:, :3], context=context, mask=mask, cache=cache)
+        then = layer(x[:, 3:], mask=mask, cache=cache)
+    assert relative_error(torch.cat((first, then), dim=1), want) <= 1e-12
+
+
+def test_attention_gets_what_the_block_gets():
+    layer = Block(Ear(), d_model=E, d_ff=FF)
+    told = {"mask": 2, "cache": 3, "positions": 5, "context": 7}
+    layer(torch.randn(B, T, E), **told)
+    assert layer.self_attn.heard[1] == told
+    layer(torch.randn(B, T, E))
+    assert layer.self_attn.heard[1] == {}
+
+
+def test_each_token_is_normalised_over_its_width():
+    layer, x = Block(Ear(), d_model=E, d_ff=FF).double(), inputs()
+    layer(x)
+    heard, _ = layer.self_attn.heard
+    assert relative_error(heard.square().mean(-1), torch.ones(B, T)) <= 1e-5
+    direction = x / x.norm(dim=-1, keepdim=True)
+    assert relative_error(heard, direction * E**0.5) <= 1e-5
+
+
+def test_the_scale_of_a_token_does_not_reach_attention():
+    layer = Block(Ear(), d_model=E, d_ff=FF, eps=1e-15).double()
+    x, scale = inputs(), 10 ** torch.linspace(-2, 3, T).double()[:, None]
+    heard = []
+    for token in (x, scale * x):
+        layer(token)
+        heard.append(layer.self_attn.heard[0])
+    assert relative_error(*heard) <= 1e-9
+
+
+def test_what_attention_says_is_added_to_the_stream():
+    layer, x = Block(Ear(0.25), d_model=E, d_ff=FF).double(), inputs()
+    nn.init.zeros_(layer.mlp.down_proj.weight)
+    assert torch.equal(layer(x), x + 0.25)
+
+
+def decoder(name="gqa", layers=2, **options):
+    blocks = [
+        Block(VARIANTS[name](head_dim=D, **options), d_model=E, d_ff=FF)
+        for _ in range(layers)
+    ]
+    return sharp(Decoder(blocks, n_tokens=N, d_model=E))
+
+
+def caches(make, layers=2):
+    return [make() for _ in range(layers)]
+
+
+def prompts(rows=B, length=5):
+    return torch.randint(N, (rows, length))
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_decoder_is_its_blocks_between_two_tables(layers, eps):
+    blocks = [
+        Block(VARIANTS["gqa"](head_dim=D), d_model=E, d_ff=FF)
+        for _ in range(layers)
+    ]
+    model = sharp(Decoder(iter(blocks), n_tokens=N, d_model=E, eps=eps))
+    tokens, mask = prompts(), padding_mask(torch.rand(B, 5) < 0.7)
+    for options in ({}, {"mask": mask}):
+        x = model.embed_tokens.weight[tokens]
+        for each in blocks:
+            x = by_hand(each, x, **options)
+        want = rms_norm(x, model.norm.weight, eps) @ model.lm_head.weight.mT
+        got = model(tokens, **options)
+        assert got.shape == (B, 5, N)
+        assert relative_error(got, want) <= 1e-12
+
+
+@with_both_caches
+@pytest.mark.parametrize("sizes", [[1] * 5, [5], [3, 1, 1]], ids=str)
+def test_a_decoder_fills_a_cache_a_layer(make, sizes):
+    model, tokens, mine = decoder(layers=3), prompts(), caches(make, 3)
+    with torch.no_grad():
+        got = [model(part, caches=mine) for part in tokens.split(sizes, dim=1)]
+        assert relative_error(torch.cat(got, dim=1), model(tokens)) <= 1e-12
+    assert [cache.length for cache in mine] == [5, 5, 5]
+    firsts = [cache.stored[0] for cache in mine]
+    assert not torch.equal(firsts[0], firsts[1])
+    assert not torch.equal(firsts[1], firsts[2])
+
+
+@torch.no_grad()
+def likeliest(model, prompt, steps):
+    """Token by token, each after a full pass over all before it."""
+    rows = prompt.tolist()
+    for _ in range(steps):
+        for row, scores in zip(rows, model(torch.tensor(rows)), strict=True):
+            row.append(max(range(N), key=scores[-1].tolist().__getitem__))
+    return torch.tensor(rows)
+
+
+@with_each_cache
+@pytest.mark.parametrize("rope_theta", [None, 100.0])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_same_tokens_are_generated_with_every_cache(name, rope_theta, make):
+    model, prompt = decoder(name, rope_theta=rope_theta), prompts()
+    want = likeliest(model, prompt, 20)
+    mine = caches(make) if make else None
+    got = greedy(model, prompt, 20, caches=mine)
+    assert got.tolist() == want.tolist()
+    # What repeats itself shows little.
+    assert len(got[:, 5:].unique()) > 8
+    assert min(len(row[5:].unique()) for row in got) > 2
+
+
+@with_each_cache
+@pytest.mark.parametrize("rope_theta", [None, 100.0])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_left_padded_row_generates_what_it_does_alone(name, rope_theta, make):
+    model, pads = decoder(name, rope_theta=rope_theta), [0, 3, 1]
+    prompt = prompts(rows=3)
+    valid = torch.arange(5) >= torch.tensor(pads)[:, None]
+    mine = caches(make) if make else None
+    got = greedy(model, prompt, 13, valid=valid, caches=mine)
+    assert torch.equal(got[:, :5], prompt)
+    for row, pad in enumerate(pads):
+        alone = likeliest(model, prompt[row : row + 1, pad:], 13)[0]
+        assert got[row, pad:].tolist() == alone.tolist()
+    blind = greedy(model, prompt, 13)
+    assert not torch.equal(got[1], blind[1]), "the pads were seen"
+
+
+def test_no_steps_give_the_prompt():
+    prompt = prompts()
+    assert torch.equal(greedy(decoder(), prompt, 0), prompt)
+
+
+def test_generating_needs_no_gradients():
+    model = decoder()
+    mine = caches(GrowingKVCache)
+    greedy(model, prompts(), 2, caches=mine)
+    assert not any(t.requires_grad for c in mine for t in c.stored)
+    with torch.inference_mode():
+        assert greedy(model, prompts(), 2, caches=caches(CACHES["room"])).any()
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_each_layer_needs_a_cache(number):
+    model, mine = decoder(), caches(GrowingKVCache, number)
+    message = f"{number} caches for 2 layers: each needs one of its own"
+    for call in (model, lambda *a, **k: greedy(*(model, *a, 3), **k)):
+        with pytest.raises(ValueError, match=message):
+            call(prompts(), caches=mine)
+    assert not any(cache.length for cache in mine)
+
+
+def test_two_layers_cannot_share_a_cache():
+    model, prompt, cache = decoder(), prompts(), KVCache(32)
+    with torch.no_grad(), pytest.raises(ValueError, match="of its own"):
+        model(prompt, caches=[cache, cache])
+
+
+@pytest.mark.parametrize(
+    "row", [[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 0]], ids=str
+)
+def test_pads_are_refused_unless_on_the_left(row):
+    valid = torch.tensor([[1] * 5, row]).bool()
+    with pytest.raises(ValueError, match="left"):
+        greedy(decoder(), prompts(), 3, valid=valid)
+
+
+@pytest.mark.parametrize(
+    ("room", "message"),
+    [
+        (4, "0 stored and 5 new make 5 > max_len=4"),
+        (5, "5 stored and 1 new make 6 > max_len=5"),
+        (8, "8 stored and 1 new make 9 > max_len=8"),
+    ],
+)
+def test_a_cache_that_is_too_small_says_by_how_much(room, message):
+    mine = caches(lambda: KVCache(room))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        greedy(decoder(), prompts(), 6, caches=mine)
+
+
+def test_the_last_token_needs_no_room():
+    mine = caches(lambda: KVCache(5 + 6 - 1))
+    greedy(decoder(), prompts(), 6, caches=mine)
+    assert [cache.length for cache in mine] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("valid", "error", "message"),
+    [
+        (torch.ones(B, 5), TypeError, "valid is torch.float32; pass bool"),
+        (
+            torch.ones(B, 3, dtype=torch.bool),
+            ValueError,
+            "mask has shape (2, 1, 1, 3), which does not broadcast to "
+            "(B, H, T, S) = (2, 6, 5, 5)",
+        ),
+    ],
+)
+def test_valid_that_does_not_fit_is_refused(valid, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        greedy(decoder(), prompts(), 3, valid=valid)
+
+
+def test_used_caches_are_refused():
+    model, mine = decoder(), caches(GrowingKVCache)
+    greedy(model, prompts(), 3, caches=mine)
+    with pytest.raises(
+        ValueError, match=r"does not broadcast to .* = \(2, 6, 5, 12\)"
+    ):
+        greedy(model, prompts(), 3, caches=mine)
+    assert [cache.length for cache in mine] == [7, 7]
+
+
+def test_the_weights_of_these_tests_are_sharp():
+    model, tokens = decoder("mha"), prompts(1, 31)
+    x = model.embed_tokens(tokens)
+    attention = model.layers[0].self_attn
+    x = model.layers[0].input_layernorm(x)
+    q, k = (
+        p(x).view(31, H, D).transpose(0, 1)
+        for p in (attention.q_proj, attention.k_proj)
+    )
+    assert attention_weights(q[None], k[None])[..., 1:, :].max() > 0.9

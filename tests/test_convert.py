@@ -1,0 +1,278 @@
+"""Weights from elsewhere do what they did where they came from."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from attnref import (
+    MultiHeadAttention,
+    MultiQueryAttention,
+    apply_rope,
+    mha_to_gqa,
+    rope_rows,
+    rope_table,
+    weights_of_torch_mha,
+)
+from tests.conftest import relative_error
+
+B, T, E, H, D = 2, 7, 11, 6, 10
+SIZES = st.fixed_dictionaries(
+    {
+        "kv_heads": st.integers(1, 3),
+        "group": st.integers(1, 4),
+        "half": st.integers(1, 3),
+        "width": st.integers(1, 7),
+        "seed": st.integers(0, 2**32 - 1),
+    }
+)
+DEFAULTS = {"dropout": 0.0, "causal": True, "rope_theta": None}
+OPTIONS = st.fixed_dictionaries(
+    {
+        "bias": st.booleans(),
+        "causal": st.booleans(),
+        "rope_theta": st.sampled_from([None, 100.0]),
+    }
+)
+
+
+def mha(*, d_model=E, n_heads=H, head_dim=D, **options):
+    """A layer whose weights are so large that softmax decides."""
+    layer = MultiHeadAttention(
+        d_model=d_model, n_heads=n_heads, head_dim=head_dim, **options
+    )
+    for p in layer.parameters():
+        nn.init.normal_(p, std=0.7)
+    return layer.double()
+
+
+@torch.no_grad()
+def tied(layer, kv_heads):
+    """The same layer, each group's keys and values those of its first head."""
+    for p in (*layer.k_proj.parameters(), *layer.v_proj.parameters()):
+        heads = p.view(kv_heads, -1, layer.head_dim, *p.shape[1:])
+        heads.copy_(heads[:, :1].expand_as(heads))
+    return layer
+
+
+def inputs(width=E):
+    return torch.randn(B, T, width, dtype=torch.float64)
+
+
+@given(sizes=SIZES, options=OPTIONS)
+def test_pooling_is_exact_where_the_heads_of_a_group_are_alike(sizes, options):
+    torch.manual_seed(sizes["seed"])
+    K, E = sizes["kv_heads"], sizes["width"]
+    n_heads, head_dim = K * sizes["group"], 2 * sizes["half"]
+    layer = mha(d_model=E, n_heads=n_heads, head_dim=head_dim, **options)
+    tied(layer, K)
+    x = inputs(E)
+    assert relative_error(mha_to_gqa(layer, K)(x), layer(x)) <= 1e-12
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_pooling_is_not_exact_where_heads_differ(kv_heads):
+    layer, x = mha(bias=True), inputs()
+    assert relative_error(mha_to_gqa(layer, kv_heads)(x), layer(x)) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "means"),
+    [(1, [[11, 22]]), (2, [[2, 4], [20, 40]])],
+)
+def test_a_mean_is_over_the_heads_that_stand_together(kv_heads, means):
+    layer = mha(d_model=1, n_heads=4, head_dim=2, bias=True)
+    rows = torch.tensor([[1, 2], [3, 6], [10, 20], [30, 60]]).flatten()
+    with torch.no_grad():
+        layer.k_proj.weight[:, 0] = layer.k_proj.bias[:] = rows
+        layer.v_proj.weight[:, 0] = layer.v_proj.bias[:] = -rows
+    gqa, want = mha_to_gqa(layer, kv_heads), torch.tensor(means).double()
+    for got in (gqa.k_proj.weight, gqa.k_proj.bias):
+        assert torch.equal(got.view(-1, 2), want)
+    for got in (gqa.v_proj.weight, gqa.v_proj.bias):
+        assert torch.equal(got.view(-1, 2), -want)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+def test_queries_and_output_are_kept(kv_heads, bias):
+    layer = mha(bias=bias)
+    gqa = mha_to_gqa(layer, kv_heads)
+    for name in ("q_proj", "o_proj"):
+        ours, theirs = getattr(gqa, name), getattr(layer, name)
+        assert torch.equal(ours.weight, theirs.weight)
+        assert (ours.bias is None) == (theirs.bias is None) == (not bias)
+        assert ours.bias is None or torch.equal(ours.bias, theirs.bias)
+
+
+def test_with_a_key_head_for_each_query_head_nothing_changes():
+    layer, x = mha(bias=True, rope_theta=100.0), inputs()
+    gqa = mha_to_gqa(layer, H)
+    for name, weight in layer.state_dict().items():
+        assert torch.equal(gqa.state_dict()[name], weight)
+    assert torch.equal(gqa(x), layer(x))
+
+
+def test_pooled_to_one_head_it_is_mqa():
+    layer, x = mha(bias=True), inputs()
+    gqa = mha_to_gqa(layer, 1)
+    mqa = MultiQueryAttention(d_model=E, n_heads=H, head_dim=D, bias=True)
+    mqa.double().load_state_dict(gqa.state_dict())
+    assert relative_error(mqa(x), gqa(x)) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dropout": 0.25},
+        {"causal": False},
+        {"rope_theta": 100.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_no_weight_is_kept(options, training):
+    layer = mha(**options).train(training)
+    gqa = mha_to_gqa(layer, 2)
+    for name in ("d_model", "n_heads", "head_dim", *DEFAULTS):
+        assert getattr(gqa, name) == getattr(layer, name)
+    assert {n: getattr(gqa, n) for n in DEFAULTS} == DEFAULTS | options
+    assert gqa.n_kv_heads == 2
+    assert all(m.training is training for m in gqa.modules())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str
+)
+def test_weights_keep_their_dtype_and_can_be_trained(dtype):
+    gqa = mha_to_gqa(mha(bias=True).to(dtype), 2)
+    for p in gqa.parameters():
+        assert p.dtype == dtype
+        assert p.requires_grad
+
+
+def test_the_original_is_neither_changed_nor_shared():
+    layer = mha(bias=True)
+    before = {n: w.clone() for n, w in layer.state_dict().items()}
+    gqa = mha_to_gqa(layer, 2)
+    with torch.no_grad():
+        for p in gqa.parameters():
+            p.zero_()
+    for name, weight in layer.state_dict().items():
+        assert torch.equal(weight, before[name])
+        assert weight.any()
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "error", "message"),
+    [
+        (4, ValueError, "n_kv_heads=4 does not divide n_heads=6"),
+        (12, ValueError, "n_kv_heads=12 does not divide n_heads=6"),
+        (0, ValueError, "n_kv_heads=0 must be at least 1"),
+        (2.0, TypeError, "n_kv_heads is float; pass an int"),
+    ],
+)
+def test_groups_are_whole(kv_heads, error, message):
+    with pytest.raises(error, match=message):
+        mha_to_gqa(mha(), kv_heads)
+
+
+def scores(q_proj, k_proj, x, theta, layout):
+    """`(weight, bias)` of both, turned: what q says to k, before softmax."""
+    table = rope_table(torch.arange(T), D, theta=theta)
+    turned = []
+    for weight, bias in (q_proj, k_proj):
+        heads = (x @ weight.mT + bias).view(B, T, -1, D).transpose(1, 2)
+        turned.append(apply_rope(heads, *table, layout=layout))
+    return turned[0] @ turned[1].mT
+
+
+def projection():
+    rows = {"dtype": torch.float64}
+    return torch.randn(3 * D, E, **rows), torch.randn(3 * D, **rows)
+
+
+def moved(projection, to="half"):
+    return tuple(rope_rows(part, D, to=to) for part in projection)
+
+
+@pytest.mark.parametrize("theta", [2.0, 100.0, 500000.0])
+def test_with_moved_rows_the_other_layout_gives_the_same_scores(theta):
+    q, k, x = projection(), projection(), inputs()
+    interleaved = scores(q, k, x, theta, "interleaved")
+    half = scores(moved(q), moved(k), x, theta, "half")
+    assert relative_error(half, interleaved) <= 1e-12
+    back = moved(q, "interleaved"), moved(k, "interleaved")
+    half = scores(q, k, x, theta, "half")
+    interleaved = scores(*back, x, theta, "interleaved")
+    assert relative_error(interleaved, half) <= 1e-12
+
+
+@pytest.mark.parametrize("which", ["q", "k", "both biases", "none"])
+def test_with_rows_moved_in_part_scores_are_wrong(which):
+    q, k, x = projection(), projection(), inputs()
+    want = scores(q, k, x, 100.0, "interleaved")
+    parts = {
+        "q": (moved(q), k),
+        "k": (q, moved(k)),
+        "both biases": ((q[0], moved(q)[1]), (k[0], moved(k)[1])),
+        "none": (q, k),
+    }
+    assert relative_error(scores(*parts[which], x, 100.0, "half"), want) > 0.1
+
+
+def test_rows_move_within_their_head():
+    rows, there = torch.arange(8), torch.tensor([0, 2, 1, 3, 4, 6, 5, 7])
+    assert torch.equal(rope_rows(rows, 4, to="half"), there)
+    one_head = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
+    assert torch.equal(rope_rows(rows, 8, to="half"), one_head)
+    matrix = torch.arange(16).view(8, 2)
+    assert torch.equal(rope_rows(matrix, 4, to="half"), matrix[there])
+
+
+@given(
+    heads=st.integers(1, 5), half=st.integers(1, 9), columns=st.integers(0, 3)
+)
+def test_there_and_back_is_where_it_was(heads, half, columns):
+    shape = (heads * 2 * half, columns) if columns else (heads * 2 * half,)
+    rows = torch.arange(heads * 2 * half * max(columns, 1)).view(shape)
+    for there, back in (("half", "interleaved"), ("interleaved", "half")):
+        moved = rope_rows(rows, 2 * half, to=there)
+        assert moved.shape == rows.shape
+        assert torch.equal(rope_rows(moved, 2 * half, to=back), rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "head_dim", "to", "message"),
+    [
+        (10, 4, "half", "10 rows are no whole heads of head_dim=4"),
+        (9, 3, "half", "9 rows are no whole heads of head_dim=3, or it is odd"),
+        (2, 4, "half", "2 rows are no whole heads of head_dim=4"),
+        (8, 4, "hf", "to='hf' is neither 'half' nor 'interleaved'"),
+        (8, 0, "half", "head_dim=0 must be at least 1"),
+        (8, -2, "half", "head_dim=-2 must be at least 1"),
+    ],
+)
+def test_rows_that_are_no_heads_are_refused(rows, head_dim, to, message):
+    with pytest.raises(ValueError, match=message):
+        rope_rows(torch.zeros(rows, 3), head_dim, to=to)
+
+
+@pytest.mark.parametrize(
+    "options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str
+)
+def test_what_has_no_place_here_is_refused(options):
+    with pytest.raises(ValueError, match="add_bias_kv and add_zero_attn"):
+        weights_of_torch_mha(nn.MultiheadAttention(12, 3, **options))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_weights_of_torch_have_our_names_and_no_gradients(bias):
+    theirs = nn.MultiheadAttention(12, 3, bias=bias)
+    weights = weights_of_torch_mha(theirs)
+    ours = MultiHeadAttention(d_model=12, n_heads=3, bias=bias)
+    want = {n: w.shape for n, w in ours.state_dict().items()}
+    assert {n: w.shape for n, w in weights.items()} == want
+    assert not any(w.requires_grad for w in weights.values())

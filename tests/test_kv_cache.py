@@ -1,0 +1,531 @@
+"""Both caches against plain lists, and against `torch.cat` of everything."""
+
+import itertools
+import re
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnref import GrowingKVCache, KVCache
+
+B, K, T, D, DV = 2, 3, 11, 5, 7
+CHUNKS = {
+    "one by one": [1] * T,
+    "twos": [2, 2, 2, 2, 2, 1],
+    "fives": [5, 5, 1],
+    "whole": [T],
+    "ragged": [4, 1, 3, 1, 2],
+    "nothing, then all": [0, T, 0],
+}
+MAKES = {"room": KVCache, "growing": lambda max_len: GrowingKVCache()}
+makes = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+MODES = {
+    "plain": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+def kv(T=1, *, B=B, **made):
+    """K and V of `T` new tokens; their widths differ, as MLA's will."""
+    return torch.randn(B, K, T, D, **made), torch.randn(B, K, T, DV, **made)
+
+
+def filled(make, T=4, *, max_len=6, **made):
+    cache = make(max_len)
+    cache.append(*kv(T, **made))
+    return cache
+
+
+def agree(ours, wanted):
+    """As `torch.equal`, tensor by tensor."""
+    return len(ours) == len(wanted) and all(
+        x.dtype == y.dtype and torch.equal(x, y)
+        for x, y in zip(ours, wanted, strict=True)
+    )
+
+
+@contextmanager
+def unchanged(*caches):
+    """After the body, the caches are what they were."""
+    before = [
+        (c.length, c.nbytes, [t.clone() for t in c.stored]) for c in caches
+    ]
+    yield
+    for cache, (length, nbytes, stored) in zip(caches, before, strict=True):
+        assert (cache.length, cache.nbytes) == (length, nbytes)
+        assert agree(cache.stored, stored)
+
+
+@contextmanager
+def refused(message, *caches, error=ValueError):
+    """The body raises, and leaves the caches alone."""
+    with unchanged(*caches), pytest.raises(error, match=re.escape(message)):
+        yield
+
+
+@makes
+@pytest.mark.parametrize("sizes", CHUNKS.values(), ids=CHUNKS)
+def test_append_returns_all_so_far(make, sizes):
+    all_of_it = kv(T)
+    cache, end = make(T), 0
+    for new in zip(*(x.split(sizes, dim=2) for x in all_of_it), strict=True):
+        end += new[0].shape[2]
+        so_far = [x[:, :, :end] for x in all_of_it]
+        assert agree(cache.append(*new), so_far)
+        assert agree(cache.stored, so_far)
+        assert cache.length == end
+
+
+@makes
+@pytest.mark.parametrize("widths", [(5,), (7, 2), (5, 1, 3)])
+def test_any_number_of_tensors_of_any_widths(make, widths):
+    cache = make(3)
+    parts = [[torch.randn(B, 1, 1, D) for D in widths] for _ in range(3)]
+    for part in parts:
+        got = cache.append(*part)
+    wanted = [torch.cat(each, dim=2) for each in zip(*parts, strict=True)]
+    assert agree(got, wanted)
+
+
+@makes
+def test_what_was_appended_is_copied(make):
+    cache, new = make(6), kv(3)
+    kept = [x.clone() for x in new]
+    cache.append(*new)
+    for x in new:
+        x.zero_()
+    assert agree(cache.stored, kept)
+
+
+@pytest.mark.parametrize(
+    ("stored", "new", "message"),
+    [
+        (6, 1, "6 stored and 1 new make 7 > max_len=6"),
+        (4, 3, "4 stored and 3 new make 7 > max_len=6"),
+        (0, 7, "0 stored and 7 new make 7 > max_len=6"),
+    ],
+)
+def test_overflow_is_refused_and_changes_nothing(stored, new, message):
+    cache = KVCache(max_len=6)
+    if stored:
+        cache.append(*kv(stored))
+    with refused(message, cache):
+        cache.append(*kv(new))
+    cache.append(*kv(6 - stored))
+    assert cache.length == 6
+
+
+def test_a_growing_cache_has_no_limit():
+    cache = GrowingKVCache()
+    for _ in range(50):
+        cache.append(*kv(7))
+    assert cache.length == cache.stored[0].shape[2] == 350
+
+
+@makes
+@pytest.mark.parametrize("length", range(5))
+def test_after_a_rollback_new_tokens_overwrite_old_ones(make, length):
+    cache, old, new = make(6), kv(4), kv(2)
+    cache.append(*old)
+    cache.crop(length)
+    kept = [x[:, :, :length] for x in old]
+    assert cache.length == length
+    assert agree(cache.stored, kept)
+    wanted = [torch.cat(x, dim=2) for x in zip(kept, new, strict=True)]
+    assert agree(cache.append(*new), wanted)
+
+
+@makes
+@pytest.mark.parametrize("length", [-1, 5, 7])
+def test_a_rollback_cannot_reach_what_is_not_stored(make, length):
+    cache = filled(make)
+    with refused(f"crop to {length}, but 4 are stored", cache):
+        cache.crop(length)
+
+
+@makes
+def test_a_rollback_is_to_a_whole_number(make):
+    cache = filled(make)
+    with refused("float", cache, error=TypeError):
+        cache.crop(1.5)
+
+
+@makes
+def test_a_reset_cache_is_a_new_one(make):
+    cache = filled(make)
+    cache.reset()
+    assert (cache.length, cache.nbytes, cache.stored) == (0, 0, ())
+    other = [torch.randn(7, 1, 6, 13, dtype=torch.float64)]
+    assert agree(cache.append(*other), other)
+
+
+@makes
+@pytest.mark.parametrize(
+    "rows", [[0, 1, 2], [2, 0, 1], [1, 1, 2], [2, 2], [0], [0, 1, 1, 2, 2]]
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_rows_are_repeated_dropped_and_moved(make, rows, dtype):
+    cache, old = make(6), kv(4, B=3)
+    cache.append(*old)
+    cache.reorder(torch.tensor(rows, dtype=dtype))
+    moved = [torch.stack([x[r] for r in rows]) for x in old]
+    assert cache.length == 4
+    assert agree(cache.stored, moved)
+    new = kv(2, B=len(rows))
+    wanted = [torch.cat(x, dim=2) for x in zip(moved, new, strict=True)]
+    assert agree(cache.append(*new), wanted)
+
+
+@makes
+def test_rows_that_were_one_part_again(make):
+    cache = filled(make)
+    cache.reorder(torch.tensor([1, 1]))
+    cache.stored[0][0].zero_()
+    assert (cache.stored[0][1] != 0).all()
+
+
+@makes
+def test_reordering_a_cache_with_room_keeps_the_room(make):
+    cache = filled(make)
+    before = cache.nbytes
+    cache.reorder(torch.tensor([1, 0, 1]))
+    assert cache.nbytes == before // 2 * 3
+    cache.append(*kv(2, B=3))
+    assert cache.length == 6
+
+
+@makes
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (torch.tensor([0, 2]), "rows go from 0 to 2, the cache has B=2"),
+        (torch.tensor([-1, 1]), "rows go from -1 to 1, the cache has B=2"),
+        (torch.tensor([[0, 1]]), "rows is torch.int64 of shape (1, 2)"),
+        (torch.tensor(1), "rows is torch.int64 of shape ()"),
+        (torch.tensor([0.0]), "rows is torch.float32 of shape (1,)"),
+        (torch.tensor([True, False]), "rows is torch.bool of shape (2,)"),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(make, rows, message):
+    cache = filled(make)
+    with refused(message, cache):
+        cache.reorder(rows)
+
+
+@makes
+def test_an_empty_cache_has_no_rows(make):
+    cache = make(6)
+    with refused("rows go from 0 to 1, the cache has B=0", cache):
+        cache.reorder(torch.tensor([0, 1]))
+
+
+WRONG = {
+    "batch": (
+        lambda k, v: (k[:1], v[:1]),
+        "the cache holds B=2, K=3, D=5; appended were B=1, K=3, D=5",
+    ),
+    "heads": (
+        lambda k, v: (k[:, :1], v[:, :1]),
+        "the cache holds B=2, K=3, D=5; appended were B=2, K=1, D=5",
+    ),
+    "width": (
+        lambda k, v: (k[..., :1], v),
+        "the cache holds B=2, K=3, D=5; appended were B=2, K=3, D=1",
+    ),
+    "width of the second": (
+        lambda k, v: (k, v[..., :1]),
+        "the cache holds B=2, K=3, D=7; appended were B=2, K=3, D=1",
+    ),
+    "exchanged": (lambda k, v: (v, k), "the cache holds B=2, K=3, D=5"),
+    "dtype": (
+        lambda k, v: (k.double(), v.double()),
+        "the cache holds torch.float32 on cpu, appended were torch.float64 "
+        "on cpu",
+    ),
+    "dtype of the second": (
+        lambda k, v: (k, v.bfloat16()),
+        "torch.float32 on cpu, appended were torch.bfloat16 on cpu",
+    ),
+    "device": (
+        lambda k, v: (k.to("meta"), v.to("meta")),
+        "the cache holds torch.float32 on cpu, appended were torch.float32 "
+        "on meta",
+    ),
+    "one tensor": (
+        lambda k, v: (k,),
+        "the cache holds 2 tensors a token, 1 were appended",
+    ),
+    "three tensors": (
+        lambda k, v: (k, v, v),
+        "the cache holds 2 tensors a token, 3 were appended",
+    ),
+    "nothing": (lambda k, v: (), "nothing to append"),
+    "3 axes": (
+        lambda k, v: (k[0], v[0]),
+        "appended shapes (3, 1, 5), (3, 1, 7): each needs 4 axes",
+    ),
+    "unlike lengths": (
+        lambda k, v: (k, torch.cat((v, v), dim=2)),
+        "appended shapes (2, 3, 1, 5), (2, 3, 2, 7): each needs 4 axes "
+        "(B, K, T, D), all the same B, K and T",
+    ),
+    "unlike batches": (
+        lambda k, v: (k, v[:1]),
+        "appended shapes (2, 3, 1, 5), (1, 3, 1, 7)",
+    ),
+    "unlike heads": (
+        lambda k, v: (k, v[:, :1]),
+        "appended shapes (2, 3, 1, 5), (2, 1, 1, 7)",
+    ),
+}
+
+
+@makes
+@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
+def test_other_tensors_than_those_stored_are_refused(make, wrong, message):
+    cache, new = filled(make), kv()
+    with refused(message, cache):
+        cache.append(*wrong(*new))
+    cache.append(*new)
+    assert cache.length == 5
+
+
+@makes
+def test_a_cache_rolled_back_to_nothing_still_knows_its_sizes(make):
+    cache = filled(make)
+    cache.crop(0)
+    with refused("the cache holds B=2, K=3, D=5; appended were B=1", cache):
+        cache.append(*kv(B=1))
+
+
+@pytest.mark.parametrize(
+    ("max_len", "error", "message"),
+    [
+        (0, ValueError, "max_len=0 must be at least 1"),
+        (-3, ValueError, "max_len=-3 must be at least 1"),
+        (6.0, TypeError, "max_len is float; pass an int"),
+        (True, TypeError, "max_len is bool; pass an int"),
+    ],
+)
+def test_room_is_for_a_whole_number_of_tokens(max_len, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        KVCache(max_len)
+
+
+@makes
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str
+)
+def test_values_are_stored_as_they_come(make, dtype):
+    cache, parts = make(6), [kv(2, dtype=dtype), kv(1, dtype=dtype)]
+    for part in parts:
+        got = cache.append(*part)
+    assert agree(got, [torch.cat(x, dim=2) for x in zip(*parts, strict=True)])
+
+
+@makes
+def test_a_cache_is_where_the_values_are(make):
+    cache = filled(make, device="meta")
+    for t, width in zip(cache.append(*kv(device="meta")), (D, DV), strict=True):
+        assert t.device.type == "meta"
+        assert t.shape == (B, K, 5, width)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "itemsize"), [(torch.bfloat16, 2), (torch.float64, 8)], ids=str
+)
+def test_bytes_are_those_of_the_room_or_of_the_tokens(dtype, itemsize):
+    room, growing = (
+        filled(make, 4, max_len=11, dtype=dtype) for make in MAKES.values()
+    )
+    assert room.nbytes == 2 * 3 * 11 * (5 + 7) * itemsize
+    assert growing.nbytes == 2 * 3 * 4 * (5 + 7) * itemsize
+    for cache in room, growing:
+        cache.append(*kv(1, dtype=dtype))
+    assert room.nbytes == 2 * 3 * 11 * (5 + 7) * itemsize
+    assert growing.nbytes == 2 * 3 * 5 * (5 + 7) * itemsize
+
+
+@makes
+def test_an_empty_cache_holds_no_memory(make):
+    cache = make(6)
+    assert (cache.length, cache.nbytes, cache.stored) == (0, 0, ())
+
+
+@makes
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradients_are_refused(make, which):
+    cache, new = filled(make), kv()
+    new[which].requires_grad_()
+    with refused("a cache keeps no gradients: decode under torch.no_g", cache):
+        cache.append(*new)
+    with torch.no_grad():
+        got = cache.append(*new)
+    assert not any(t.requires_grad for t in got)
+
+
+@makes
+def test_no_graph_grows_with_the_tokens(make):
+    cache, weight = make(6), torch.randn(D, D, requires_grad=True)
+    for _ in range(6):
+        with torch.no_grad():
+            (k,) = cache.append(torch.randn(B, K, 1, D) @ weight)
+        assert k.grad_fn is None
+
+
+@makes
+@pytest.mark.parametrize("first", MODES)
+@pytest.mark.parametrize("second", MODES)
+@pytest.mark.parametrize("third", MODES)
+def test_the_mode_may_change_between_appends(make, first, second, third):
+    cache, parts = make(6), []
+    for mode in first, second, third:
+        with MODES[mode]():
+            parts.append(kv(2))
+            got = cache.append(*parts[-1])
+    assert agree(got, [torch.cat(x, dim=2) for x in zip(*parts, strict=True)])
+
+
+@pytest.mark.parametrize("reordered", MODES)
+@pytest.mark.parametrize("appended", MODES)
+@pytest.mark.parametrize("name", MAKES)
+def test_the_mode_may_change_between_beams(name, reordered, appended, request):
+    cache, old, new = MAKES[name](6), kv(2), kv(1)
+    cache.append(*old)
+    with MODES[reordered]():
+        cache.reorder(torch.tensor([1, 0]))
+    with MODES[appended]():
+        got = cache.append(*new)
+    moved = [x.flip(0) for x in old]
+    assert agree(got, [torch.cat(x, 2) for x in zip(moved, new, strict=True)])
+
+
+def test_the_room_is_written_to_in_place():
+    cache = KVCache(max_len=6)
+    where = [t.data_ptr() for t in cache.append(*kv(2))]
+    for _ in range(3):
+        assert [t.data_ptr() for t in cache.append(*kv())] == where
+    cache.crop(1)
+    assert [t.data_ptr() for t in cache.append(*kv(5))] == where
+
+
+class _Written(TorchDispatchMode):
+    """The bytes that operations write; views and empty room write none."""
+
+    def __init__(self):
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and func != torch.ops.aten.empty.memory_format:
+            self.nbytes += out.nbytes
+        return out
+
+
+@pytest.mark.parametrize("steps", [1, 2, 13, 31])
+def test_the_room_writes_each_token_once_and_cat_writes_all_again(steps):
+    token = 2 * 3 * (5 + 7) * 4  # bytes
+    for cache, tokens in (
+        (KVCache(max_len=31), steps),
+        (GrowingKVCache(), steps * (steps + 1) // 2),
+    ):
+        news = [kv() for _ in range(steps)]
+        with _Written() as written:
+            for new in news:
+                cache.append(*new)
+        assert written.nbytes == tokens * token
+
+
+@makes
+def test_to_write_into_what_is_returned_is_to_change_the_past(make):
+    cache = filled(make)
+    for t in cache.stored:
+        t.zero_()
+    k, v = cache.append(*kv())
+    for t in k, v:
+        assert (t[:, :, :4] == 0).all()
+        assert (t[:, :, 4:] != 0).all()
+
+
+class Lists(RuleBasedStateMachine):
+    """Both caches beside a list a row; a number stands for a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.room, self.growing = KVCache(max_len=6), GrowingKVCache()
+        self.caches = self.room, self.growing
+        self.rows, self.number = [], itertools.count(1.0)
+
+    def length(self):
+        return len(self.rows[0]) if self.rows else 0
+
+    def tensors(self, rows):
+        heads = torch.arange(K)[:, None, None] / 8
+        k = torch.tensor(rows)[:, None, :, None] + heads
+        return k.expand(-1, -1, -1, D), -k.expand(-1, -1, -1, DV)
+
+    @rule(n=st.integers(0, 4))
+    def append(self, n):
+        rows = self.rows or [[]] * B
+        new = [[next(self.number) for _ in range(n)] for _ in rows]
+        if self.length() + n > 6:
+            message = f"make {self.length() + n} > max_len=6"
+            with refused(message, self.room):
+                self.room.append(*self.tensors(new))
+            return  # the other has no limit, and would be ahead
+        self.rows = [a + b for a, b in zip(rows, new, strict=True)]
+        for cache in self.caches:
+            got = cache.append(*self.tensors(new))
+            assert agree(got, self.tensors(self.rows))
+
+    @rule(n=st.integers(-1, 7))
+    def crop(self, n):
+        for cache in self.caches:
+            if 0 <= n <= self.length():
+                cache.crop(n)
+            else:
+                with refused(f"crop to {n}", cache):
+                    cache.crop(n)
+        if 0 <= n <= self.length():
+            self.rows = [row[:n] for row in self.rows]
+
+    @rule(order=st.lists(st.integers(-1, 3), min_size=1, max_size=4))
+    def reorder(self, order):
+        there = all(0 <= i < len(self.rows) for i in order)
+        for cache in self.caches:
+            if there:
+                cache.reorder(torch.tensor(order))
+            else:
+                with refused(f"the cache has B={len(self.rows)}", cache):
+                    cache.reorder(torch.tensor(order))
+        if there:
+            self.rows = [self.rows[i] for i in order]
+
+    @rule()
+    def reset(self):
+        self.rows = []
+        for cache in self.caches:
+            cache.reset()
+
+    @invariant()
+    def agree(self):
+        for cache in self.caches:
+            assert cache.length == self.length()
+            want = self.tensors(self.rows) if self.rows else ()
+            assert agree(cache.stored, want)
+
+
+def test_both_caches_do_what_a_list_does():
+    run_state_machine_as_test(Lists, settings=settings(stateful_step_count=15))

@@ -1,0 +1,357 @@
+"""RoPE against multiplication by exp(i angle), in Python's own numbers."""
+
+import cmath
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+from attnref import apply_rope, rope_table, rotate, token_positions
+from tests.conftest import relative_error
+
+B, H, K, T, D = 2, 6, 3, 7, 10
+LAYOUTS = ["half", "interleaved"]
+PLACES = {
+    "from 0": torch.arange(T),
+    "far out": torch.arange(T) + 4093,
+    "in no order": torch.tensor([5, 0, 3, 3, 97, 1, 2]),
+    "of each row": torch.randint(
+        0, 1000, (B, T), generator=torch.Generator().manual_seed(1)
+    ),
+    "between": torch.arange(T) / 3,
+    "before 0": torch.arange(T) - 3,
+}
+places = pytest.mark.parametrize("positions", PLACES.values(), ids=PLACES)
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def turns(positions, dim, theta=10000.0):
+    """`exp(i * position * theta ** (-2 i / dim))`, complex, `(..., dim / 2)`"""
+    steps = [theta ** (-2 * i / dim) for i in range(dim // 2)]
+    numbers = [
+        cmath.exp(1j * p * step)
+        for p in positions.flatten().tolist()
+        for step in steps
+    ]
+    table = torch.tensor(numbers, dtype=torch.complex128)
+    return table.view(*positions.shape, dim // 2)
+
+
+def pairs(x, layout):
+    """Pair `i` of `x` as one complex number."""
+    i = torch.arange(x.shape[-1] // 2)
+    if layout == "half":
+        return torch.complex(x[..., i], x[..., i + len(i)])
+    return torch.complex(x[..., 2 * i], x[..., 2 * i + 1])
+
+
+def vectors(*shape):
+    return torch.randn(*(shape or (B, H, T, D)), dtype=torch.float64)
+
+
+@places
+@pytest.mark.parametrize("theta", [2.0, 10000.0, 500000.0])
+def test_tables_are_the_parts_of_a_turn(positions, theta):
+    cos, sin = rope_table(positions, D, theta=theta)
+    assert cos.shape == sin.shape == (*positions.shape, D // 2)
+    want = turns(positions, D, theta)
+    assert (torch.complex(cos, sin) - want).abs().max() <= 1e-12
+
+
+@given(
+    positions=st.lists(st.integers(-1000, 1000), min_size=1, max_size=5),
+    half=st.integers(1, 70),
+    theta=st.floats(1.0, 1e7),
+)
+def test_tables_are_right_for_every_width_and_theta(positions, half, theta):
+    at = torch.tensor(positions)
+    table = torch.complex(*rope_table(at, 2 * half, theta=theta))
+    assert (table - turns(at, 2 * half, theta)).abs().max() <= 1e-12
+
+
+def test_theta_is_10000_unless_given():
+    cos, sin = rope_table(torch.arange(T), D)
+    assert torch.equal(cos, rope_table(torch.arange(T), D, theta=1e4)[0])
+    assert not torch.equal(cos, rope_table(torch.arange(T), D, theta=1e5)[0])
+
+
+def test_far_positions_keep_the_digits_that_float32_loses():
+    far = torch.arange(131071, 131071 - 64, -1)
+    want = turns(far, 128)
+    cos, sin = rope_table(far, 128)
+    assert (torch.complex(cos, sin) - want).abs().max() <= 1e-10
+    # By hand in float32: neighbours are 1 / 128 apart up there.
+    steps = 1 / 10000 ** (torch.arange(0, 128, 2) / 128)
+    narrow = (far.float()[:, None] * steps).cos()
+    assert narrow.dtype == torch.float32
+    assert (narrow - want.real).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.int64, torch.float16, torch.float32], ids=str
+)
+def test_tables_are_float64_whatever_counts_the_positions(dtype):
+    at = torch.arange(T)
+    for ours, want in zip(
+        rope_table(at.to(dtype), D), rope_table(at, D), strict=True
+    ):
+        assert ours.dtype == torch.float64
+        assert torch.equal(ours, want)
+
+
+def test_tables_are_made_where_the_positions_are():
+    cos, sin = rope_table(torch.arange(T, device="meta"), D)
+    assert cos.device.type == sin.device.type == "meta"
+    x = torch.empty(B, H, T, D, device="meta")
+    assert apply_rope(x, cos, sin).shape == (B, H, T, D)
+
+
+@layouts
+@places
+def test_turning_is_complex_multiplication(layout, positions):
+    x = vectors()
+    got = apply_rope(x, *rope_table(positions, D), layout=layout)
+    turn = turns(positions, D).unsqueeze(-3)  # for every head
+    want = pairs(x, layout) * turn
+    assert (pairs(got, layout) - want).abs().max() <= 1e-12
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 4)] * 4),
+    layout=st.sampled_from(LAYOUTS),
+    batched=st.booleans(),
+    theta=st.floats(1.0, 1e6),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_turning_is_right_for_every_shape(sizes, layout, batched, theta, seed):
+    torch.manual_seed(seed)
+    B, H, T, half = sizes
+    x = vectors(B, H, T, 2 * half)
+    at = torch.randint(0, 1000, (B, T) if batched else (T,))
+    got = apply_rope(x, *rope_table(at, 2 * half, theta=theta), layout=layout)
+    want = pairs(x, layout) * turns(at, 2 * half, theta).unsqueeze(-3)
+    assert (pairs(got, layout) - want).abs().max() <= 1e-12
+
+
+def test_the_layout_is_half_unless_told():
+    x, table = vectors(), rope_table(torch.arange(T), D)
+    half, interleaved = (apply_rope(x, *table, layout=name) for name in LAYOUTS)
+    assert torch.equal(apply_rope(x, *table), half)
+    assert (half - interleaved).abs().max() > 1
+
+
+@layouts
+def test_a_table_of_each_row_turns_that_row(layout):
+    x, at = vectors(), PLACES["of each row"]
+    got = apply_rope(x, *rope_table(at, D), layout=layout)
+    for row in range(B):
+        alone = x[row : row + 1]
+        want = apply_rope(alone, *rope_table(at[row], D), layout=layout)
+        assert torch.equal(got[row : row + 1], want)
+
+
+@layouts
+@places
+def test_the_norm_of_every_pair_is_kept(layout, positions):
+    x = vectors()
+    got = apply_rope(x, *rope_table(positions, D), layout=layout)
+    kept = pairs(got, layout).abs(), pairs(x, layout).abs()
+    assert relative_error(*kept) <= 1e-12
+
+
+@layouts
+def test_turning_by_a_and_then_by_b_is_turning_by_both(layout):
+    x, a, b = vectors(), torch.arange(T), torch.randint(-50, 50, (B, T))
+    once = apply_rope(x, *rope_table(a + b, D), layout=layout)
+    twice = x
+    for by in (a, b):
+        twice = apply_rope(twice, *rope_table(by, D), layout=layout)
+    assert relative_error(twice, once) <= 1e-12
+
+
+@layouts
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float32, torch.bfloat16, torch.float16],
+    ids=str,
+)
+def test_position_0_leaves_everything_as_it_is(layout, dtype):
+    x = vectors().to(dtype)
+    cos, sin = rope_table(torch.zeros(T), D)
+    assert torch.equal(apply_rope(x, cos, sin, layout=layout), x)
+
+
+@layouts
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_rounded_once(layout, dtype):
+    x = vectors(B, H, 127, D).to(dtype)
+    at = torch.arange(127) + 1009
+    ours = apply_rope(x, *rope_table(at, D), layout=layout)
+    assert ours.dtype == dtype
+    ours = pairs(ours.double(), layout)
+    exact = pairs(x.double(), layout) * turns(at, D)
+    for part in ("real", "imag"):
+        got, want = getattr(ours, part), getattr(exact, part)
+        one_rounding = torch.finfo(dtype).eps / 2 * want.abs()
+        assert ((got - want).abs() <= one_rounding + 1e-6).all()
+
+
+@layouts
+def test_float32_is_as_exact_as_float32_can_be(layout):
+    x, at = vectors().float(), torch.arange(T) + 131064
+    ours = apply_rope(x, *rope_table(at, D), layout=layout)
+    exact = pairs(x.double(), layout) * turns(at, D)
+    assert ours.dtype == torch.float32
+    assert (pairs(ours.double(), layout) - exact).abs().max() <= 1e-6
+
+
+@layouts
+@pytest.mark.parametrize("rows", [(), (B,)])
+def test_gradients(layout, rows):
+    table = rope_table(torch.randint(0, 50, (*rows, 3)), 4)
+    x = vectors(B, 2, 3, 4).requires_grad_()
+    assert gradcheck(lambda x: apply_rope(x, *table, layout=layout), x)
+
+
+def q_and_k():
+    return vectors(B, H, T, D), vectors(B, K, T, D)
+
+
+@pytest.mark.parametrize("past", [0, 1, 5, 4093])
+def test_new_tokens_follow_the_past(past):
+    q, k = q_and_k()
+    turned = rotate(q, k, theta=100.0, past=past)
+    at = torch.tensor([past + i for i in range(T)])
+    for got, x in zip(turned, (q, k), strict=True):
+        want = pairs(x, "half") * turns(at, D, 100.0)
+        assert (pairs(got, "half") - want).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["in no order", "of each row"])
+def test_positions_that_are_given_take_the_place_of_the_past(name):
+    (q, k), at = q_and_k(), PLACES[name]
+    turned = rotate(q, k, theta=100.0, past=13, positions=at)
+    for got, x in zip(turned, (q, k), strict=True):
+        want = pairs(x, "half") * turns(at, D, 100.0).unsqueeze(-3)
+        assert (pairs(got, "half") - want).abs().max() <= 1e-12
+
+
+def test_without_theta_nothing_turns():
+    q, k = q_and_k()
+    same = rotate(q, k, theta=None, past=5)
+    assert same[0] is q
+    assert same[1] is k
+
+
+@pytest.mark.parametrize(
+    ("valid", "positions"),
+    [
+        ([1, 1, 1, 1], [0, 1, 2, 3]),
+        ([1, 1, 0, 0], [0, 1, 1, 1]),
+        ([0, 0, 1, 1], [0, 0, 0, 1]),
+        ([1, 0, 0, 1, 1], [0, 0, 0, 1, 2]),
+        ([0, 1, 0, 1, 0], [0, 0, 0, 1, 1]),
+        ([0, 0, 0], [0, 0, 0]),
+        ([], []),
+    ],
+)
+def test_tokens_are_counted_and_pads_are_not(valid, positions):
+    row = torch.tensor([valid]).bool()
+    assert token_positions(row).tolist() == [positions]
+    twice = torch.cat((row, torch.ones_like(row)))
+    assert token_positions(twice).tolist() == [
+        positions,
+        list(range(len(valid))),
+    ]
+
+
+X, TABLE = torch.ones(B, H, T, D), rope_table(torch.arange(T), D)
+ROWS = rope_table(torch.zeros(3, T), D)
+BAD = {
+    "odd": (lambda: rope_table(torch.arange(3), 5), "dim=5 must be even"),
+    "nothing": (lambda: rope_table(torch.arange(3), 0), "dim=0 must be even"),
+    "below 0": (lambda: rope_table(torch.arange(3), -2), "dim=-2 must be even"),
+    "theta 0": (
+        lambda: rope_table(torch.arange(3), 4, theta=0.0),
+        "theta=0.0 must be positive",
+    ),
+    "theta nan": (
+        lambda: rope_table(torch.arange(3), 4, theta=torch.nan),
+        "theta=nan must be positive",
+    ),
+    "layout": (
+        lambda: apply_rope(X, *TABLE, layout="neox"),
+        "layout='neox' is neither 'half' nor 'interleaved'",
+    ),
+    "3 axes": (
+        lambda: apply_rope(X[0], *TABLE),
+        "x has shape (6, 7, 10); it needs 4 axes (B, H, T, D)",
+    ),
+    "odd x": (
+        lambda: apply_rope(X[..., :9], *TABLE),
+        "x has shape (2, 6, 7, 9); it needs 4 axes (B, H, T, D) and an even D",
+    ),
+    "other tokens": (
+        lambda: apply_rope(X[:, :, :1], *TABLE),
+        "tables of shape (7, 5) and (7, 5) do not fit x of shape (2, 6, 1, 10)",
+    ),
+    "one row of a table": (
+        lambda: apply_rope(X, *(t[:1] for t in TABLE)),
+        "tables of shape (1, 5) and (1, 5) do not fit",
+    ),
+    "other width": (
+        lambda: apply_rope(X, *(t[:, :4] for t in TABLE)),
+        "(7, 4) and (7, 4) do not fit x of shape (2, 6, 7, 10): 7 positions "
+        "of 5 angles, (7, 5) or (2, 7, 5)",
+    ),
+    "other batch": (
+        lambda: apply_rope(X, *ROWS),
+        "tables of shape (3, 7, 5) and (3, 7, 5) do not fit",
+    ),
+    "two tables": (
+        lambda: apply_rope(X, TABLE[0], TABLE[1][:1]),
+        "tables of shape (7, 5) and (1, 5) do not fit",
+    ),
+    "other positions": (
+        lambda: rotate(X, X, theta=10.0, positions=torch.arange(6)),
+        "positions has shape (6,); 2 rows of 7 tokens need (7,) or (2, 7)",
+    ),
+    "other rows": (
+        lambda: rotate(X, X, theta=10.0, positions=torch.zeros(3, T)),
+        "positions has shape (3, 7); 2 rows of 7 tokens",
+    ),
+    "one row": (
+        lambda: rotate(X, X, theta=10.0, positions=torch.zeros(1, T)),
+        "positions has shape (1, 7); 2 rows of 7 tokens",
+    ),
+    "no theta": (
+        lambda: rotate(X, X, theta=None, positions=torch.arange(T)),
+        "positions are given, but rope_theta is None",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
+def test_what_does_not_fit_is_refused_with_numbers(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64], ids=str)
+def test_positions_are_numbers(dtype):
+    with pytest.raises(TypeError, match=f"positions are {dtype}; pass numbers"):
+        rope_table(torch.ones(T).to(dtype), D)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32], ids=str)
+def test_valid_tokens_are_marked_by_bool(dtype):
+    with pytest.raises(TypeError, match=f"valid is {dtype}; pass bool"):
+        token_positions(torch.ones(B, T).to(dtype))
+
+
+def test_whole_numbers_cannot_be_turned():
+    with pytest.raises(TypeError, match=r"torch\.int64"):
+        apply_rope(X.long(), *TABLE)
