@@ -13,8 +13,14 @@ from attnref.masks import (
     padding_mask_from_hf,
 )
 from attnref.mha import MultiHeadAttention, multi_head_loop
+from attnref.mla import (
+    MultiHeadLatentAttention,
+    absorbed_weights,
+    cheaper_form,
+    crossover,
+)
 from attnref.mqa import MultiQueryAttention, multi_query_loop
-from attnref.rope import apply_rope, rope_table, rotate, token_positions
+from attnref.rope import Yarn, apply_rope, rope_table, rotate, token_positions
 from attnref.sdpa import attention_weights, sdpa
 from attnref.softmax import online_softmax, softmax
 
@@ -26,12 +32,17 @@ __all__ = [
     "GrowingKVCache",
     "KVCache",
     "MultiHeadAttention",
+    "MultiHeadLatentAttention",
     "MultiQueryAttention",
     "SwiGLU",
+    "Yarn",
+    "absorbed_weights",
     "apply_rope",
     "attention_weights",
     "causal_mask",
+    "cheaper_form",
     "cross_mask",
+    "crossover",
     "decoder_mask",
     "greedy",
     "grouped_query_loop",

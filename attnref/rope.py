@@ -1,15 +1,85 @@
 """Rotary position embedding (RoPE): positions as angles."""
 
 # --8<-- [start:imports]
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 # --8<-- [end:imports]
 
 
+# --8<-- [start:yarn]
+@dataclass(frozen=True)
+class Yarn:
+    """How DeepSeek stretches trained positions: YaRN's parameters.
+
+    Slow pairs turn `factor` times slower, fast ones as before, and those
+    between, by the turns they make within the trained length, in between.
+    `mscale_all_dim` sharpens the softmax, `mscale` the tables alone.
+    """
+
+    factor: float
+    original_max_len: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.factor >= 1 or not self.original_max_len >= 1:
+            raise ValueError(
+                f"factor={self.factor} and original_max_len="
+                f"{self.original_max_len} must be at least 1"
+            )
+        if not self.beta_fast > self.beta_slow > 0:
+            raise ValueError(
+                f"beta_fast={self.beta_fast} must be above "
+                f"beta_slow={self.beta_slow}, and both above 0"
+            )
+
+    @property
+    def table_scale(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.mscale and self.mscale_all_dim:
+            return self._scale(self.mscale) / self._scale(self.mscale_all_dim)
+        return self._scale(1.0)
+
+    @property
+    def softmax_scale(self) -> float:
+        """What the scale of the scores is multiplied by."""
+        return self._scale(self.mscale_all_dim) ** 2
+
+    def _scale(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0
+
+    def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
+        """The frequencies, the slow ones divided by `factor`."""
+        D = 2 * len(frequencies)
+
+        def pair(turns: float) -> float:
+            """Which pair makes so many turns in the trained length."""
+            wavelength = self.original_max_len / (turns * 2 * math.pi)
+            return D * math.log(wavelength) / (2 * math.log(theta))
+
+        low = max(math.floor(pair(self.beta_fast)), 0)
+        high = min(math.ceil(pair(self.beta_slow)), D - 1)
+        i = torch.arange(D // 2).to(frequencies)
+        slow = ((i - low) / max(high - low, 1e-3)).clamp(0, 1)
+        return frequencies * (1 - slow) + frequencies / self.factor * slow
+
+
+# --8<-- [end:yarn]
+
+
 # --8<-- [start:table]
 def rope_table(
-    positions: Tensor, dim: int, *, theta: float = 10000.0
+    positions: Tensor,
+    dim: int,
+    *,
+    theta: float = 10000.0,
+    yarn: Yarn | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of each position's angles, one angle a pair.
 
@@ -35,8 +105,11 @@ def rope_table(
     wide = torch.float32 if mps else torch.float64
     pairs = torch.arange(0, dim, 2, device=positions.device, dtype=wide)
     frequencies = theta ** (-pairs / dim)
+    if yarn is not None:
+        frequencies = yarn.slowed(frequencies, theta)
     angles = positions.to(wide)[..., None] * frequencies
-    return angles.cos(), angles.sin()
+    scale = 1.0 if yarn is None else yarn.table_scale
+    return angles.cos() * scale, angles.sin() * scale
 
 
 # --8<-- [end:table]
@@ -59,6 +132,7 @@ def apply_rope(
         tensor([[[[-0.4161,  0.9093]]]])
     """
     _check(x, cos, sin)
+    T, D = x.shape[2:]
     wide = torch.promote_types(x.dtype, torch.float32)
     # One axis more, for the heads: all of a token turn alike.
     cos, sin = cos.to(wide).unsqueeze(-3), sin.to(wide).unsqueeze(-3)
@@ -85,6 +159,8 @@ def rotate(
     theta: float | None,
     past: int = 0,
     positions: Tensor | None = None,
+    layout: str = "half",
+    yarn: Yarn | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What a layer does: `q` and `k` turned by where their tokens stand.
 
@@ -107,8 +183,9 @@ def rotate(
         raise ValueError(
             f"positions are on {positions.device}, q on {q.device}"
         )
-    cos, sin = rope_table(positions, D, theta=theta)
-    return apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+    cos, sin = rope_table(positions, D, theta=theta, yarn=yarn)
+    q = apply_rope(q, cos, sin, layout=layout)
+    return q, apply_rope(k, cos, sin, layout=layout)
 
 
 # --8<-- [end:rotate]

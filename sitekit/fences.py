@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 
-from sitekit.figures import SCENES, heatmap, lines, wirings
+from sitekit.figures import SCENES, bars, heatmap, lines, stream, wirings
+from sitekit.latent import BARS, FLOWS
+from sitekit.latent import TABLES as LATENT_TABLES
 from sitekit.mathml import mathml
 from sitekit.tables import TABLES, Word
 
@@ -34,7 +36,13 @@ def _inline(text: str) -> str:
 
 def _panel(panel: dict[str, Any], axes: tuple[str, str]) -> str:
     scene, title = panel["scene"], panel["title"]
-    if "rows" not in panel:
+    if "words" in panel:
+        svg = stream(FLOWS[scene](), panel["words"], title)
+        svg = f'<div class="scroll">{svg}</div>'
+    elif "labels" in panel:
+        labels = [str(x).replace("`", "") for x in panel["labels"]]
+        svg = bars(BARS[scene](), labels, title)
+    elif "rows" not in panel:
         svg = lines(wirings()[scene], axes, title)
     else:
         rows = [str(r) for r in panel["rows"]]
@@ -61,7 +69,7 @@ def table(source: str, *_: Any, **__: Any) -> str:
     """table, caption, head (one cell a column), words for the cells."""
     spec = yaml.safe_load(source)
     words = spec.get("words", {})
-    rows = TABLES[spec["table"]]()
+    rows = {**TABLES, **LATENT_TABLES}[spec["table"]]()
     head = spec["head"]
     used: set[str] = set()
     lines = []

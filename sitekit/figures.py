@@ -224,3 +224,76 @@ def lines(matrix: Tensor, axes: tuple[str, str], title: str) -> str:
             "</text>"
         )
     return "".join(out) + "</svg>"
+
+
+def bars(values: Tensor, labels: list[str], title: str) -> str:
+    """One bar a value, its number beside it."""
+    if len(values) != len(labels):
+        raise ValueError(f"{len(labels)} labels for {len(values)} bars")
+    left, row, longest = 110, 34, 380
+    width, height = left + longest + 70, row * len(labels) + 2 * MARGIN
+    out = [
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-label="{escape(title)}">'
+    ]
+    for i, (value, label) in enumerate(
+        zip(values.tolist(), labels, strict=True)
+    ):
+        y = MARGIN + row * i + row / 2
+        length = max(2.0, longest * value / float(values.max()))
+        out.append(
+            f'<text class="label row" x="{left - 10}" y="{y:g}">'
+            f"{escape(label)}</text>"
+            f'<rect class="on" x="{left}" y="{y - 10:g}" '
+            f'width="{length:.1f}" height="20" rx="2"/>'
+            f'<text class="beside" x="{left + length + 8:.1f}" y="{y:g}">'
+            f"{value:,}</text>"
+        )
+    return "".join(out) + "</svg>"
+
+
+def stream(
+    shapes: dict[str, list[tuple[int, ...]]], words: list[str], title: str
+) -> str:
+    """Query above, cache below, attention between: a box for each tensor."""
+    names = ("query", "cache", "made", "attention", "heads")
+    word = dict(zip(names, words, strict=True))
+    places = {
+        "query": (76, 34, "off"),
+        "cache": (76, 118, "on"),
+        "made": (266, 118, "made"),
+        "attention": (456, 76, "off"),
+        "heads": (646, 76, "off"),
+    }
+    kept = {name: place for name, place in places.items() if shapes[name]}
+    joins = [("query", "attention"), ("attention", "heads")]
+    if "made" in kept:
+        joins += [("cache", "made"), ("made", "attention")]
+    else:
+        joins += [("cache", "attention")]
+    half, high = 72, 25
+    out = [
+        '<svg class="wide" viewBox="0 0 722 152" width="722" height="152" '
+        f'role="img" aria-label="{escape(title)}">'
+    ]
+    for start, end in joins:
+        (x1, y1, _), (x2, y2, _) = kept[start], kept[end]
+        out.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>')
+    latent = shapes["attention"] != shapes["heads"]
+    for shown, x, y, matrix in (
+        (latent, 266, 36, f"W^UK: {shapes['asked'][0]}"),
+        (latent, 551, 62, "W^UV"),
+        (bool(shapes["made"]), 266, 82, "W^UK, W^UV"),
+    ):
+        if shown:
+            out.append(f'<text class="axis" x="{x}" y="{y}">{matrix}</text>')
+    for name, (x, y, kind) in kept.items():
+        below = " ".join(str(shape) for shape in shapes[name])
+        out.append(
+            f'<rect class="{kind}" x="{x - half}" y="{y - high}" '
+            f'width="{2 * half}" height="{2 * high}" rx="5"/>'
+            f'<text class="{kind}" x="{x}" y="{y - 10}">{escape(word[name])}'
+            f'</text><text class="{kind} shape" x="{x}" y="{y + 9}">{below}'
+            "</text>"
+        )
+    return "".join(out) + "</svg>"

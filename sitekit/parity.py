@@ -110,6 +110,8 @@ def _signature(block: pages.Block) -> tuple[Any, ...]:
             _marks(panel["title"]),
             [_marks(row) for row in panel.get("rows", [])],
             [_marks(column) for column in panel.get("columns", [])],
+            [_marks(label) for label in panel.get("labels", [])],
+            len(panel.get("words", [])),
         )
         for panel in spec["panels"]
     ]

@@ -30,7 +30,7 @@ Cell = str | Word
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def _code(x: object) -> str:
+def code(x: object) -> str:
     return f"`{x}`".replace("torch.", "")
 
 
@@ -55,12 +55,12 @@ def exp_range() -> list[list[Cell]]:
         stable = attnref.softmax(past)
         rows.append(
             [
-                _code(dtype),
+                code(dtype),
                 _number(largest),
                 f"{limit:.1f}",
                 _number(torch.tensor(12.0, dtype=dtype).exp().item()),
-                _code([round(w, 3) for w in naive.tolist()]),
-                _code([round(w, 3) for w in stable.tolist()]),
+                code([round(w, 3) for w in naive.tolist()]),
+                code([round(w, 3) for w in stable.tolist()]),
             ]
         )
     return rows
@@ -137,17 +137,17 @@ def fully_masked() -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     for how, function in (("add", _added), ("fill", _filled)):
         for name in ("-1e9", "-1e20", "finfo.min", "-inf"):
-            cells: list[Cell] = [Word(how), _code(name)]
+            cells: list[Cell] = [Word(how), code(name)]
             for dtype in DTYPES:
                 low = torch.finfo(dtype).min
                 filler = low if name == "finfo.min" else float(name)
                 cells.append(outcome(partial(function, filler=filler), dtype))
             rows.append(cells)
-    twice: list[Cell] = [Word("add2"), _code("finfo.min")]
+    twice: list[Cell] = [Word("add2"), code("finfo.min")]
     for dtype in DTYPES:
         low = torch.finfo(dtype).min
         twice.append(outcome(partial(_added, filler=low, times=2), dtype))
-    ours: list[Cell] = [Word("ours"), _code("False")]
+    ours: list[Cell] = [Word("ours"), code("False")]
     ours += [outcome(attnref_weights, dtype) for dtype in DTYPES]
     return [*rows[:4], twice, *rows[4:], ours]
 
@@ -161,19 +161,24 @@ def _layer(kind: str, **sizes: Any) -> nn.Module:
     return attnref.GroupedQueryAttention(**sizes, n_kv_heads=3)
 
 
-def walk(layer: nn.Module, *inputs: Tensor, **named: Any) -> list[list[Cell]]:
+def walk(
+    layer: nn.Module,
+    *inputs: Tensor,
+    letters: dict[str, int] | None = None,
+    **named: Any,
+) -> list[list[Cell]]:
     """What the shape comments of a layer's `forward` say, and what came."""
     file = str(inspect.getsourcefile(type(layer)))
     source = Path(file).read_text(encoding="utf-8")
     forward = inspect.getsourcelines(type(layer).forward)
-    tracer = Tracer({file: source})
+    tracer = Tracer({file: source}, letters)
     with tracer, torch.no_grad():
         layer(*inputs, **named)
     if tracer.faults:
         raise ValueError(tracer.faults)
     first, last = forward[1], forward[1] + len(forward[0])
     return [
-        [_code(", ".join(c.targets) or "return"), _code(c.text), _code(shape)]
+        [code(", ".join(c.targets) or "return"), code(c.text), code(shape)]
         for c in comments(source).values()
         if first <= c.line < last and (shape := tracer.seen.get((file, c.line)))
     ]
@@ -195,7 +200,7 @@ def walk_cross() -> list[list[Cell]]:
     )
 
 
-def _size(n: float) -> str:
+def size(n: float) -> str:
     """Bytes, in the unit that leaves at most four digits."""
     units = ["B", "KiB", "MiB", "GiB"]
     while n >= 1024 and len(units) > 1:
@@ -223,7 +228,7 @@ def models(kind: str) -> list[list[Cell]]:
                         for key in ("layers", "heads", "kv_heads", "head_dim")
                     ),
                     f"{layer * m['layers']:,}",
-                    _size(layer * m["layers"] * 4096),
+                    size(layer * m["layers"] * 4096),
                     f"[{m['source']}]({m['url']})",
                 ]
             )
@@ -250,7 +255,7 @@ class _Written(TorchDispatchMode):
 def growth() -> list[list[Cell]]:
     """Bytes written to store N tokens one by one: Llama-3.1-8B, one layer."""
     rows: list[list[Cell]] = []
-    token = _empty(1, 8, 1, 128)
+    token = empty(1, 8, 1, 128)
     for N in (16, 64, 256):
         written = []
         for cache in (attnref.KVCache(N), attnref.GrowingKVCache()):
@@ -262,8 +267,8 @@ def growth() -> list[list[Cell]]:
         rows.append(
             [
                 f"{N:,}",
-                _size(room),
-                _size(growing),
+                size(room),
+                size(growing),
                 f"{growing / room:,.1f}",
             ]
         )
@@ -278,7 +283,7 @@ def _big(K: int) -> nn.Module:
         ).bfloat16()
 
 
-def _empty(*shape: int) -> Tensor:
+def empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
@@ -286,7 +291,7 @@ def _empty(*shape: int) -> Tensor:
 @torch.no_grad()
 def saved() -> list[list[Cell]]:
     """FLOPs to generate N tokens with and without a cache, one layer."""
-    layer, x, cache = _big(8), _empty(1, 64, 4096), attnref.KVCache(64)
+    layer, x, cache = _big(8), empty(1, 64, 4096), attnref.KVCache(64)
     marks, totals = (4, 16, 64), []
     runs: tuple[Callable[[int], object], ...] = (
         lambda t: layer(x[:, :t]),
@@ -321,9 +326,9 @@ def compare() -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     for name, K in (("MHA", 32), ("GQA-8", 8), ("MQA", 1)):
         layer, cache = _big(K), attnref.KVCache(CONTEXT)
-        cache.append(*(_empty(1, K, CONTEXT - 1, 128) for _ in "kv"))
+        cache.append(*(empty(1, K, CONTEXT - 1, 128) for _ in "kv"))
         with FlopCounterMode(display=False) as count:
-            layer(_empty(1, 1, 4096), cache=cache)
+            layer(empty(1, 1, 4096), cache=cache)
         parameters = sum(p.numel() for p in layer.parameters())
         attention = (
             count.get_total_flops() - 2 * parameters
@@ -335,8 +340,8 @@ def compare() -> list[list[Cell]]:
                 f"{parameters / 1e6:.1f}",
                 f"{2 * parameters / 1e6:.1f}",
                 f"{attention / 1e6:.1f}",
-                _size(cache.nbytes / CONTEXT),
-                _size(cache.nbytes),
+                size(cache.nbytes / CONTEXT),
+                size(cache.nbytes),
                 f"{attention / cache.nbytes:.0f}",
             ]
         )

@@ -160,8 +160,8 @@ def test_growing_writes_the_triangle_of_what_room_writes():
     a_token = 2 * 8 * 128 * 2
     for row, N in zip(tables.growth(), (16, 64, 256), strict=True):
         assert row[0] == str(N)
-        assert row[1] == tables._size(N * a_token)
-        assert row[2] == tables._size(N * (N + 1) // 2 * a_token)
+        assert row[1] == tables.size(N * a_token)
+        assert row[2] == tables.size(N * (N + 1) // 2 * a_token)
         assert row[3] == f"{(N + 1) / 2:.1f}"
 
 

@@ -11,12 +11,16 @@ from sitekit.pages import body_of, markdown_files, program
 from sitekit.shapes import Tracer, comments
 
 B, T, S, H, K, D, DV, E = 2, 7, 11, 6, 3, 10, 13, 17
-LETTERS = {"B": B, "T": T, "S": S, "H": H, "K": K, "D": D, "Dv": DV, "E": E}
+R, DN, DR = 29, 5, 8
+LETTERS = {
+    **{"B": B, "T": T, "S": S, "H": H, "K": K, "D": D, "Dv": DV, "E": E},
+    **{"R": R, "Dn": DN, "Dr": DR},
+}
 
 
 def every_public_call():
     """Each public function once a branch; a size of its own for each letter:
-    prime, but for H = 2 K and D = 2 * 5, since RoPE wants pairs."""
+    prime, but for H = 2 K, and D and Dr, since RoPE wants pairs."""
     q = torch.randn(B, H, T, D)
     k, v = torch.randn(B, K, S, D), torch.randn(B, K, S, DV)
     valid = torch.ones(B, S, dtype=torch.bool)
@@ -51,6 +55,22 @@ def every_layer(x, context):
     cache = attnref.KVCache(S)
     cross(x, context, cache=cache)
     cross(x, cache=cache)
+    latent = {
+        "d_model": E,
+        "n_heads": H,
+        "kv_lora_rank": R,
+        "qk_nope_head_dim": DN,
+        "qk_rope_head_dim": DR,
+        "v_head_dim": DV,
+    }
+    for form in ("expanded", "latent", "absorbed"):
+        cache = attnref.KVCache(S)
+        entries = ((1, R + DR),)
+        if form == "expanded":
+            entries = ((H, DN + DR), (H, DV))
+        cache.append(*(torch.randn(B, n, S - T, w) for n, w in entries))
+        layer = attnref.MultiHeadLatentAttention(**latent)
+        layer(x, cache=cache, form=form)
     heads, shared = torch.randn(H, E, D), torch.randn(E, D)
     groups, out = torch.randn(K, E, D), torch.randn(H * D, E)
     past = attnref.causal_mask(T)
