@@ -1,10 +1,12 @@
 """Figures and computed tables hold what the pages say of them."""
 
+import re
+
 import pytest
 import torch
 
 import attnref
-from sitekit import fences, figures, tables
+from sitekit import fences, figures, latent, tables
 from sitekit.mathml import mathml
 from sitekit.tables import Word
 
@@ -220,3 +222,99 @@ def test_a_table_whose_words_do_not_fit_stops_the_build():
 def test_an_unknown_command_stops_the_build():
     with pytest.raises(ValueError, match=r"formula '\\\\foo x'"):
         mathml(r"\foo x", display=False)
+
+
+def cells(rows):
+    return [[c.key if isinstance(c, Word) else c for c in row] for row in rows]
+
+
+def test_what_the_forms_of_mla_store():
+    rows = {row[0]: row[1:] for row in latent.mla_cache()}
+    assert rows["expanded"][1:] == ["40,960", "81,920", "4,997,120"]
+    assert rows["latent"] == rows["absorbed"]
+    assert rows["absorbed"] == ["`(1, 576)`", "576", "1,152", "70,272"]
+
+
+def test_what_mla_is_compared_with():
+    rows = {row[0]: row[1:] for row in cells(latent.mla_budget())}
+    assert rows["mha"] == ["32,768", "56.9"]
+    assert rows["expanded"] == ["40,960", "71.1"]
+    assert rows["gqa"] == rows["mla"] == ["576", "1"]
+    assert rows["mqa"] == ["256", "0.444"]
+    assert latent.budget().tolist() == [32768, 2048, 576, 256]
+    assert round(2 * 32 * 128 / 576, 1) == 14.2  # LLaMA-7B's shape, in prose
+
+
+def test_the_published_saving_needs_six_bits():
+    assert cells(latent.mla_claim()) == [
+        ["old", "389,120", ""],
+        ["new", "69,120", "82.2%"],
+        ["six", "25,920", "93.3%"],
+    ]
+
+
+def test_what_a_step_of_each_form_costs_by_hand():
+    H, R, dn, dr, dv, S = 128, 512, 128, 64, 128, 4097
+    narrow, wide = dn + dr + dv, 2 * R + dr
+    by_hand = {
+        "expanded": H * (R * (dn + dv) + S * narrow),
+        "latent": H * S * (R * (dn + dv) + narrow),
+        "absorbed": H * (R * (dn + dv) + S * wide),
+    }
+    for form, flops, held, _ in latent.mla_step():
+        assert flops == f"{2 * by_hand[form] / 1e6:,.0f}"
+        numbers = H * narrow if form == "expanded" else R + dr
+        assert held == tables.size(2 * S * numbers)
+
+
+def test_absorbing_pays_below_the_crossover():
+    ratio = {int(n): float(r) for n, r in latent.mla_chunks()}
+    assert all(r < 1 for n, r in ratio.items() if n < 170)
+    assert all(r > 1 for n, r in ratio.items() if n > 170)
+    assert abs(ratio[171] - 1) < 0.05
+
+
+def test_multiplied_matrices_are_larger_than_their_factors():
+    assert cells(latent.mla_merged()) == [
+        ["query", "46.1", "113.2"],
+        ["output", "125.8", "469.8"],
+    ]
+    assert cells(latent.mla_wrong()) == [
+        ["latent", "11.0", "512"],
+        ["merged", "83.9", "16,384"],
+    ]
+
+
+def test_a_flow_shows_where_keys_are_made():
+    flows = {form: latent.flow(form) for form in latent.FORMS}
+    assert flows["expanded"]["cache"] == [(6, 6, 24), (6, 6, 10)]
+    assert flows["latent"]["made"] == [(6, 6, 24), (6, 6, 10)]
+    assert flows["absorbed"]["made"] == flows["expanded"]["made"] == []
+    assert flows["absorbed"]["asked"] == [(6, 1, 28)]
+    words = ["query", "cache", "keys", "attention", "heads"]
+    drawn = {
+        form: figures.stream(flow, words, "A & B")
+        for form, flow in flows.items()
+    }
+    assert {form: svg.count("<rect") for form, svg in drawn.items()} == {
+        "expanded": 4,
+        "latent": 5,
+        "absorbed": 4,
+    }
+    assert "W^UV" not in drawn["expanded"]
+    assert "#" not in "".join(drawn.values())
+
+
+def test_a_bar_is_as_long_as_its_number():
+    svg = figures.bars(torch.tensor([400, 100]), ["a", "<b>"], "A & B")
+    widths = [float(w) for w in re.findall(r'<rect.*?width="([\d.]+)"', svg)]
+    assert widths[0] == 4 * widths[1]
+    assert ">400<" in svg and "&lt;b&gt;" in svg and "#" not in svg
+    with pytest.raises(ValueError, match="1 labels for 2 bars"):
+        figures.bars(torch.tensor([400, 100]), ["a"], "t")
+
+
+def test_a_cell_may_hold_code_a_formula_and_a_link():
+    out = fences._inline("a `b` $c$ [d](https://e.org/?f&g) <h>")
+    assert "<code>b</code>" in out and "<math" in out and "&lt;h&gt;" in out
+    assert '<a href="https://e.org/?f&amp;g">d</a>' in out
