@@ -39,7 +39,7 @@ def served(tmp_path_factory):
         finally:
             os.killpg(server.pid, signal.SIGINT)
             try:
-                server.wait(20)
+                server.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(server.pid, signal.SIGKILL)
                 raise
