@@ -141,6 +141,9 @@ def heatmap(
     )
     left, top = MARGIN + 22 + side, MARGIN + 50
     width, height = left + S * CELL + MARGIN, top + T * CELL + MARGIN
+    # The name of a low figure's rows is longer than they are high.
+    name_of_rows = sum(12 if ord(c) > 0x2E7F else 6.5 for c in axes[0])
+    height = max(height, top + (T * CELL + name_of_rows) / 2)
     boolean = matrix.dtype == torch.bool
     name = escape(title)
     out = [
