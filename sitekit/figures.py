@@ -140,7 +140,7 @@ def heatmap(
         sum(14 if ord(c) > 0x2E7F else 7.5 for c in row) for row in rows
     )
     left, top = MARGIN + 22 + side, MARGIN + 50
-    width, height = left + S * CELL + MARGIN, top + T * CELL + MARGIN
+    width, height = left + S * CELL + MARGIN, top + T * CELL + float(MARGIN)
     # The name of a low figure's rows is longer than they are high.
     name_of_rows = sum(12 if ord(c) > 0x2E7F else 6.5 for c in axes[0])
     height = max(height, top + (T * CELL + name_of_rows) / 2)

@@ -203,9 +203,12 @@ def test_a_decoder_fills_a_cache_a_layer(make, sizes):
         got = [model(part, caches=mine) for part in tokens.split(sizes, dim=1)]
         assert relative_error(torch.cat(got, dim=1), model(tokens)) <= 1e-12
     assert [cache.length for cache in mine] == [5, 5, 5]
-    firsts = [cache.stored[0] for cache in mine]
-    assert not torch.equal(firsts[0], firsts[1])
-    assert not torch.equal(firsts[1], firsts[2])
+    x = model.embed_tokens(tokens)
+    for layer, cache in zip(model.layers, mine, strict=True):
+        normed = layer.input_layernorm(x)
+        v = layer.self_attn.v_proj(normed).view(B, 5, K, D).transpose(1, 2)
+        assert relative_error(cache.stored[1], v) <= 1e-12
+        x = layer(x)
 
 
 @torch.no_grad()
