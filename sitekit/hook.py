@@ -37,6 +37,13 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_files(files: Any, config: Any) -> Any:
+    # The templates of the API reference are compiled once, not every build.
+    handler = config.plugins["mkdocstrings"].get_handler("python")
+    handler.env.bytecode_cache = FileSystemBytecodeCache()
+    return files
+
+
 def on_pre_build(config: Any) -> None:
     from sitekit import chinese
 

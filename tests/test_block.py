@@ -126,6 +126,15 @@ def test_a_block_of_cross_attention_reads_a_context(make):
     assert relative_error(torch.cat((first, then), dim=1), want) <= 1e-12
 
 
+def test_a_block_of_cross_attention_drops_in_training_alone():
+    attention = CrossAttention(d_model=E, n_heads=H, head_dim=D, dropout=0.5)
+    layer, x, context = block(attention), inputs(), inputs(B, S, E)
+    want = layer(x, context=context)
+    assert torch.equal(layer(x, context=context), want)
+    layer.train()
+    assert relative_error(layer(x, context=context), want) > 0.01
+
+
 def test_attention_gets_what_the_block_gets():
     layer = Block(Ear(), d_model=E, d_ff=FF)
     told = {"mask": 2, "cache": 3, "positions": 5, "context": 7}
@@ -250,6 +259,16 @@ def test_a_left_padded_row_generates_what_it_does_alone(name, rope_theta, make):
         assert got[row, pad:].tolist() == alone.tolist()
     blind = greedy(model, prompt, 13)
     assert not torch.equal(got[1], blind[1]), "the pads were seen"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_in_evaluation_nothing_is_dropped(name):
+    model, leaky = decoder(name), decoder(name, dropout=0.5)
+    leaky.load_state_dict(model.state_dict())
+    tokens = prompts()
+    assert torch.equal(leaky(tokens), model(tokens))
+    leaky.train()
+    assert relative_error(leaky(tokens), model(tokens)) > 0.01
 
 
 def test_no_steps_give_the_prompt():
