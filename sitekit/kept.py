@@ -20,9 +20,9 @@ def _state_of_the_code() -> tuple[tuple[str, int], ...]:
     """Of all that a page can draw from, beside its own text."""
     paths = [
         path
-        for folder in ("attnref", "sitekit", "tests", ".")
-        for ending in ("py", "yml")
-        for path in sorted((ROOT / folder).glob(f"*.{ending}"))
+        for folder in ("attnref/**", "sitekit/**", "tests/**", ".")
+        for ending in ("py", "yml", "json")
+        for path in sorted(ROOT.glob(f"{folder}/*.{ending}"))
     ]
     return tuple((str(path), path.stat().st_mtime_ns) for path in paths)
 

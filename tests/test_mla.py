@@ -21,20 +21,12 @@ from attnref import (
     sdpa,
     token_positions,
 )
+from sitekit.latent import V3
 from tests.conftest import relative_error
 
 B, T, E, H = 2, 9, 24, 3
 R, DN, DR, DV, Q = 14, 10, 8, 6, 20
 FORMS = ["expanded", "latent", "absorbed"]
-V3 = {
-    "d_model": 7168,
-    "n_heads": 128,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "q_lora_rank": 1536,
-}
 STRETCHED = Yarn(4.0, 64, mscale=0.707, mscale_all_dim=0.5)
 OPTIONS = [
     {},

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from transformers import DynamicCache
-from transformers.masking_utils import create_causal_mask
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
@@ -36,7 +35,9 @@ from tests.test_oracles_transformers import (
     padded,
     positions_of,
     sharpened,
-    spans,
+)
+from tests.test_oracles_transformers import (
+    in_theirs as attended,
 )
 
 # R and DN are even, or V2 in transformers has a stride it cannot view.
@@ -147,29 +148,17 @@ def pair(model, rope="two mscales", inner="sdpa", **more):
 
 
 def in_theirs(module, x, chunks=(LENGTH,), cache=None, valid=None):
-    """The steps of DeepseekV3Model.forward around a layer."""
-    config, rotary = module.config, rotary_of(module.config)
-    positions = torch.arange(LENGTH)[None]
-    if valid is not None:
-        positions = positions_of(valid)
-    outs = []
-    for start, end in spans(chunks):
-        new, places = x[:, start:end], positions[:, start:end]
-        mask = create_causal_mask(
-            config=config,
-            inputs_embeds=new,
-            attention_mask=None if valid is None else valid[:, :end].long(),
-            past_key_values=cache,
-            position_ids=places,
-        )
-        out, _ = module(
-            new,
-            position_embeddings=rotary(new, places),
-            attention_mask=mask,
-            past_key_values=cache,
-        )
-        outs.append(out)
-    return torch.cat(outs, dim=1)
+    """A layer of DeepSeek has its config, and its tables of another kind."""
+    return attended(
+        module,
+        module.config,
+        x,
+        chunks,
+        cache,
+        valid,
+        None if valid is None else positions_of(valid),
+        rotary_of(module.config),
+    )
 
 
 @models

@@ -4,6 +4,7 @@ All in float32, as transformers computes its RoPE tables and norms; where a
 test runs in float64, its layers are given exact tables.
 """
 
+from functools import partial
 from itertools import accumulate, pairwise
 
 import pytest
@@ -167,11 +168,20 @@ def spans(chunks):
 
 
 def in_theirs(
-    module, config, x, chunks=(LENGTH,), cache=None, valid=None, positions=None
+    module,
+    config,
+    x,
+    chunks=(LENGTH,),
+    cache=None,
+    valid=None,
+    positions=None,
+    rotary=None,
 ):
     """The steps of LlamaModel.forward around a layer, chunk by chunk."""
     if positions is None:
         positions = torch.arange(LENGTH)[None]
+    if rotary is None:
+        rotary = partial(tables, config)
     outs = []
     for start, end in spans(chunks):
         new, places = x[:, start:end], positions[:, start:end]
@@ -184,7 +194,7 @@ def in_theirs(
         )
         out = module(
             new,
-            position_embeddings=tables(config, new, places),
+            position_embeddings=rotary(new, places),
             attention_mask=mask,
             past_key_values=cache,
         )
