@@ -11,8 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import attnref
 from attnref import mla
+from attnref.kv_memory import size
 from sitekit.kept import kept
-from sitekit.tables import Cell, Word, code, empty, size, walk
+from sitekit.tables import Cell, Word, code, empty, walk
 
 FORMS = ("expanded", "latent", "absorbed")
 SMALL: dict[str, Any] = {

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnref
+from attnref.kv_memory import size
 from sitekit.kept import kept
 from sitekit.shapes import Tracer, comments
 
@@ -198,15 +199,6 @@ def walk_cross() -> list[list[Cell]]:
     return walk(
         layer, torch.zeros(2, 7, 96), torch.zeros(2, 12, 96), cache=cache
     )
-
-
-def size(n: float) -> str:
-    """Bytes, in the unit that leaves at most four digits."""
-    units = ["B", "KiB", "MiB", "GiB"]
-    while n >= 1024 and len(units) > 1:
-        n /= 1024
-        units.pop(0)
-    return f"{n:.4g} {units[0]}"
 
 
 MODELS = yaml.safe_load(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import attnref
+from attnref.kv_memory import size
 from sitekit import fences, figures, latent, tables
 from sitekit.mathml import mathml
 from sitekit.tables import Word
@@ -162,8 +163,8 @@ def test_growing_writes_the_triangle_of_what_room_writes():
     a_token = 2 * 8 * 128 * 2
     for row, N in zip(tables.growth(), (16, 64, 256), strict=True):
         assert row[0] == str(N)
-        assert row[1] == tables.size(N * a_token)
-        assert row[2] == tables.size(N * (N + 1) // 2 * a_token)
+        assert row[1] == size(N * a_token)
+        assert row[2] == size(N * (N + 1) // 2 * a_token)
         assert row[3] == f"{(N + 1) / 2:.1f}"
 
 
@@ -274,7 +275,7 @@ def test_what_a_step_of_each_form_costs_by_hand():
     for form, flops, held, _ in latent.mla_step():
         assert flops == f"{2 * by_hand[form] / 1e6:,.0f}"
         numbers = H * narrow if form == "expanded" else R + dr
-        assert held == tables.size(2 * S * numbers)
+        assert held == size(2 * S * numbers)
 
 
 def test_absorbing_pays_below_the_crossover():

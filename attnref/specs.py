@@ -1,0 +1,372 @@
+"""The attention shapes of released models, each with its source."""
+
+# --8<-- [start:imports]
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:store]
+class Store(NamedTuple):
+    """What a layer keeps of a sequence: for each entry, `heads` of `widths`.
+
+    `role` is what the numbers are for: `"kv"`, `"index"` (keys by which
+    tokens are selected), `"state"` and `"conv"` (of a recurrent layer; one
+    entry, whatever the length). The latest `window` tokens have an entry, or
+    all of them; `ratio` tokens share one.
+    """
+
+    role: str
+    heads: int
+    widths: tuple[int, ...]
+    window: int | None = None
+    ratio: int = 1
+
+    @property
+    def fixed(self) -> bool:
+        """Does it keep its size, however long the sequence?"""
+        return self.role in ("state", "conv")
+
+    def entries(self, tokens: int) -> int:
+        """How many entries a sequence of so many tokens has."""
+        if self.fixed:
+            return 1
+        seen = tokens if self.window is None else min(tokens, self.window)
+        return seen // self.ratio
+
+
+# --8<-- [end:store]
+
+
+# --8<-- [start:groups]
+@dataclass(frozen=True, kw_only=True)
+class Full:
+    """Layers that keep keys and values of all tokens: MHA, GQA or MQA."""
+
+    layers: int
+    q_heads: int | None  # None where no source gives it
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    index_dim: int = 0
+
+    @property
+    def variant(self) -> str:
+        """MHA, GQA or MQA."""
+        if self.kv_heads == 1:
+            return "MQA"
+        return "MHA" if self.kv_heads == self.q_heads else "GQA"
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens are kept; None for all."""
+        return None
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        widths = (self.head_dim, self.v_head_dim)
+        kv = Store("kv", self.kv_heads, widths, self.window)
+        index = Store("index", 1, (self.index_dim,), self.window)
+        return (kv, index) if self.index_dim else (kv,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sliding(Full):
+    """Layers whose tokens see the latest `sliding_window` only."""
+
+    sliding_window: int
+
+    @property
+    def window(self) -> int:
+        return self.sliding_window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunked(Full):
+    """Layers that start afresh every `chunk` tokens; at worst one is full."""
+
+    chunk: int
+
+    @property
+    def window(self) -> int:
+        return self.chunk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mla:
+    """Layers that keep one latent and one turned key for all heads.
+
+    With `index_dim`, an indexer's key beside them. The widths of the heads
+    are None where no source gives them; the cache does not need them.
+    """
+
+    layers: int
+    q_heads: int
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    qk_nope_head_dim: int | None = None
+    v_head_dim: int | None = None
+    index_dim: int = 0
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        kv = Store("kv", 1, (self.kv_lora_rank, self.qk_rope_head_dim))
+        index = Store("index", 1, (self.index_dim,))
+        return (kv, index) if self.index_dim else (kv,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressed:
+    """Layers with one key, which is the value too, for all heads.
+
+    The latest `sliding_window` tokens are kept as they are, and one entry for
+    each `ratio` tokens, unless `ratio` is None: those have their window only.
+    """
+
+    layers: int
+    q_heads: int | None
+    dim: int
+    sliding_window: int
+    ratio: int | None = None
+    index_dim: int = 0
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        kept = [Store("kv", 1, (self.dim,), self.sliding_window)]
+        if self.ratio is not None:
+            kept.append(Store("kv", 1, (self.dim,), None, self.ratio))
+        if self.ratio is not None and self.index_dim:
+            kept.append(Store("index", 1, (self.index_dim,), None, self.ratio))
+        return tuple(kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrent:
+    """Layers that keep a matrix a head, and a short convolution's inputs."""
+
+    layers: int
+    state_heads: int
+    key_dim: int
+    value_dim: int
+    conv_channels: int
+    conv_kernel: int
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        matrix = self.key_dim * self.value_dim
+        state = Store("state", self.state_heads, (matrix,))
+        past = self.conv_kernel - 1  # the newest input need not be kept
+        return state, Store("conv", self.conv_channels, (past,))
+
+
+Group = Full | Mla | Compressed | Recurrent
+# --8<-- [end:groups]
+
+
+# --8<-- [start:model]
+class Source(NamedTuple):
+    label: str
+    url: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """Bytes of an entry as the model's own kernels store it, scales and all."""
+
+    kv: int
+    index: int
+    source: Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A released model, as far as its cache is concerned.
+
+    `groups` are its layers that keep something; `max_context` the longest
+    that it was published with. Draft layers, vision towers and the padding
+    of an allocator are not counted.
+    """
+
+    id: str
+    name: str
+    family: str
+    date: str
+    max_context: int
+    groups: tuple[Group, ...]
+    sources: tuple[Source, ...]
+    confidence: str
+    shipped: Shipped | None = None
+    note: str = ""
+
+    @property
+    def layers(self) -> int:
+        """How many layers keep something of a sequence."""
+        return sum(group.layers for group in self.groups)
+
+
+# --8<-- [end:model]
+
+
+KINDS: Mapping[str, type[Group]] = MappingProxyType(
+    {
+        "full": Full,
+        "sliding": Sliding,
+        "chunked": Chunked,
+        "mla": Mla,
+        "compressed": Compressed,
+        "recurrent": Recurrent,
+    }
+)
+PLACES = {
+    "arXiv": "https://arxiv.org/abs/{}",
+    "Hugging Face": "https://huggingface.co/{}/blob/main/config.json",
+    "transformers": "https://github.com/huggingface/transformers/blob/v5.23.0/"
+    "src/transformers/models/{0}/configuration_{0}.py",
+}
+
+
+class _Row:
+    """A record of the file, which knows how to say where it is wrong."""
+
+    def __init__(self, where: str, record: object) -> None:
+        self.where = where
+        if not isinstance(record, dict):
+            raise self.wrong(f"{record!r} is no record")
+        self.record = record
+
+    def wrong(self, what: str) -> ValueError:
+        return ValueError(f"specs.json: {self.where}: {what}")
+
+    def build(self, kind: type[Any], **ready: Any) -> Any:
+        """One `kind`, each field of its type; `ready` are read already."""
+        known = {f.name: f for f in fields(kind)}
+        for name in self.record:
+            if name not in known:
+                close = get_close_matches(name, known, 1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise self.wrong(f"{name} is no field of {kind.__name__}{hint}")
+        values = {}
+        for name, field in known.items():
+            if name in ready:
+                values[name] = ready[name]
+            elif name in self.record:
+                values[name] = self.checked(name, field.type)
+            elif field.default is MISSING:
+                raise self.wrong(f"{name} is missing")
+        return kind(**values)
+
+    def checked(self, name: str, kind: Any) -> Any:
+        value = self.record[name]
+        if value is None and kind == int | None:
+            return None
+        wanted = str if kind is str else int
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise self.wrong(f"{name} is {value!r}")
+        if isinstance(value, int) and value < 1:
+            raise self.wrong(f"{name}={value} must be at least 1")
+        return value
+
+
+def _source(row: _Row, text: object, places: Mapping[str, str]) -> Source:
+    label, _, rest = str(text).partition(":")
+    if label not in places:
+        raise row.wrong(f"sources: {text!r} is in no known place")
+    shown = f"{label}:{rest}" if label == "arXiv" else label
+    return Source(shown, places[label].format(rest))
+
+
+def _group(where: str, record: object) -> Group:
+    row = _Row(where, record)
+    kind = row.record.pop("kind", None)
+    if kind not in KINDS:
+        raise row.wrong(f"kind is {kind!r}, not one of {', '.join(KINDS)}")
+    group: Group = row.build(KINDS[kind])
+    if isinstance(group, Full) and (group.q_heads or 0) % group.kv_heads:
+        raise row.wrong(
+            f"kv_heads={group.kv_heads} does not divide q_heads={group.q_heads}"
+        )
+    return group
+
+
+def _model(record: object, places: Mapping[str, str]) -> Model:
+    row = _Row("a model", record)
+    row.where = str(row.record.get("id", row.record))
+    groups = row.record.get("groups")
+    sources = row.record.get("sources")
+    if not isinstance(groups, list) or not groups:
+        raise row.wrong("groups is missing")
+    if not isinstance(sources, list) or not sources:
+        raise row.wrong("sources is missing")
+    shipped = row.record.get("shipped")
+    if shipped is not None:
+        part = _Row(f"{row.where}: shipped", shipped)
+        where = _source(part, part.record.get("source"), places)
+        shipped = part.build(Shipped, source=where)
+    model: Model = row.build(
+        Model,
+        groups=tuple(
+            _group(f"{row.where}: groups[{i}]", group)
+            for i, group in enumerate(groups)
+        ),
+        sources=tuple(_source(row, text, places) for text in sources),
+        shipped=shipped,
+    )
+    if not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", model.id):
+        raise row.wrong("id has other than small letters, digits, - and .")
+    if not re.fullmatch(r"20\d\d(-(0[1-9]|1[0-2]))?", model.date):
+        raise row.wrong(f"date is {model.date!r}, not like 2024-07")
+    if model.confidence not in ("high", "medium"):
+        raise row.wrong(f"confidence is {model.confidence!r}")
+    return model
+
+
+def read(text: str) -> dict[str, Model]:
+    """The models of a file such as specs.json, by their ids."""
+    file = _Row("the file", json.loads(text))
+    places = {**PLACES, **file.record["places"]}
+    found: dict[str, Model] = {}
+    for record in file.record["models"]:
+        model = _model(record, places)
+        if model.id in found:
+            raise ValueError(f"specs.json: {model.id} is there twice")
+        found[model.id] = model
+    return found
+
+
+@cache
+def models() -> Mapping[str, Model]:
+    """All models that attnref knows, by their ids, oldest first.
+
+    Examples:
+        >>> models()["llama-3.1-8b"].groups[0].kv_heads
+        8
+    """
+    text = Path(__file__).with_name("specs.json").read_text(encoding="utf-8")
+    return MappingProxyType(read(text))
+
+
+def find_model(id: str) -> Model:
+    """One model by its id.
+
+    Examples:
+        >>> find_model("gpt2").groups
+        (Full(layers=12, q_heads=12, kv_heads=12, head_dim=64, v_head_dim=64,
+        index_dim=0),)
+        >>> find_model("gpt-2")
+        Traceback (most recent call last):
+        ValueError: no model 'gpt-2'; near are gpt2
+    """
+    known = models()
+    if id not in known:
+        near = get_close_matches(id.lower(), known, 3)
+        hint = f"; near are {', '.join(near)}" if near else ""
+        raise ValueError(f"no model {id!r}{hint}")
+    return known[id]
