@@ -2,19 +2,9 @@
 
 from attnref.block import Block, Decoder, SwiGLU, greedy
 from attnref.convert import mha_to_gqa, rope_rows, weights_of_torch_mha
-from attnref.cost import Cost, attention_cost, cross_cost, mla_cost
 from attnref.cross import CrossAttention
 from attnref.gqa import GroupedQueryAttention, grouped_query_loop
 from attnref.kv_cache import GrowingKVCache, KVCache
-from attnref.kv_memory import (
-    Growth,
-    Storage,
-    growth,
-    kv_bytes,
-    largest_batch,
-    longest_context,
-    state_bytes,
-)
 from attnref.masks import (
     causal_mask,
     cross_mask,
@@ -33,44 +23,30 @@ from attnref.mqa import MultiQueryAttention, multi_query_loop
 from attnref.rope import Yarn, apply_rope, rope_table, rotate, token_positions
 from attnref.sdpa import attention_weights, sdpa
 from attnref.softmax import online_softmax, softmax
-from attnref.specs import Model, find_model, models
 
 __all__ = [
     "Block",
-    "Cost",
     "CrossAttention",
     "Decoder",
     "GroupedQueryAttention",
     "GrowingKVCache",
-    "Growth",
     "KVCache",
-    "Model",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "MultiQueryAttention",
-    "Storage",
     "SwiGLU",
     "Yarn",
     "absorbed_weights",
     "apply_rope",
-    "attention_cost",
     "attention_weights",
     "causal_mask",
     "cheaper_form",
-    "cross_cost",
     "cross_mask",
     "crossover",
     "decoder_mask",
-    "find_model",
     "greedy",
     "grouped_query_loop",
-    "growth",
-    "kv_bytes",
-    "largest_batch",
-    "longest_context",
     "mha_to_gqa",
-    "mla_cost",
-    "models",
     "multi_head_loop",
     "multi_query_loop",
     "online_softmax",
@@ -81,7 +57,6 @@ __all__ = [
     "rotate",
     "sdpa",
     "softmax",
-    "state_bytes",
     "token_positions",
     "weights_of_torch_mha",
 ]

@@ -116,7 +116,7 @@ def kv_bytes(
     """The cache of `batch` sequences of `tokens` each, on one device.
 
     Examples:
-        >>> from attnref import find_model
+        >>> from attnref.specs import find_model
         >>> kv_bytes(find_model("llama-3.1-8b"), 131_072, batch=8) / 2**30
         128.0
     """
@@ -132,7 +132,7 @@ def state_bytes(model: Model, *, batch: int = 1, ranks: int = 1) -> int:
     """The part of it that no token adds to: states of recurrent layers.
 
     Examples:
-        >>> from attnref import find_model
+        >>> from attnref.specs import find_model
         >>> state_bytes(find_model("kimi-k3"))
         449372160
     """
@@ -176,7 +176,7 @@ def growth(
     """What a token adds to a sequence of a model, in all layers.
 
     Examples:
-        >>> from attnref import find_model
+        >>> from attnref.specs import find_model
         >>> [int(n) for n in growth(find_model("gpt-oss-120b"))]
         [73728, 36864]
     """
@@ -209,7 +209,7 @@ def longest_context(
     0 if not even one fits; None if the cache stops growing below the budget.
 
     Examples:
-        >>> from attnref import find_model
+        >>> from attnref.specs import find_model
         >>> longest_context(find_model("llama-3.1-8b"), 16 * 2**30)
         131072
         >>> longest_context(find_model("mistral-7b"), 16 * 2**30) is None
@@ -249,7 +249,7 @@ def largest_batch(
     """How many sequences of `tokens` fit into `budget` bytes a device.
 
     Examples:
-        >>> from attnref import find_model
+        >>> from attnref.specs import find_model
         >>> largest_batch(find_model("llama-3.1-8b"), 8192, 24 * 2**30)
         24
     """
