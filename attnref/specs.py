@@ -360,9 +360,9 @@ def find_model(id: str) -> Model:
         >>> find_model("gpt2").groups
         (Full(layers=12, q_heads=12, kv_heads=12, head_dim=64, v_head_dim=64,
         index_dim=0),)
-        >>> find_model("mistral")
+        >>> find_model("falcon")
         Traceback (most recent call last):
-        ValueError: no model 'mistral'; near are mistral-7b
+        ValueError: no model 'falcon'; near are falcon-7b
     """
     known = models()
     if id not in known:
