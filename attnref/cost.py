@@ -45,9 +45,9 @@ class Cost(NamedTuple):
 
 
 def _check(batch: int, new: int, past: int) -> None:
-    check_sizes(batch=batch, new=new)
-    if past:
-        check_sizes(past=past)
+    if past < 0:
+        raise ValueError(f"{past=} must be at least 0")
+    check_sizes(batch=batch, new=new, past=past or 1)
 
 
 # --8<-- [end:cost]

@@ -11,14 +11,14 @@ from attnref.specs import Group, Model, Shipped, Store
 # --8<-- [end:imports]
 
 
-def size(n: float) -> str:
+def size(n: float | Fraction) -> str:
     """Bytes, in the unit that leaves at most four digits.
 
     Examples:
         >>> size(512), size(131_072), size(8.6 * 2**30), size(2**41)
         ('512 B', '128 KiB', '8.6 GiB', '2 TiB')
     """
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    n, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
     while n >= 1024 and len(units) > 1:
         n /= 1024
         units.pop(0)
@@ -85,7 +85,9 @@ def entry_bytes(
     if store.fixed:
         storage = FIXED[store.role]
     if isinstance(storage, Shipped):
-        return storage.kv if store.role == "kv" else storage.index
+        if store.role == "index":
+            return storage.index
+        return (store.window and storage.window) or storage.kv
     heads = -(-store.heads // ranks)
     bits = heads * sum(storage.bits_for(width) for width in store.widths)
     return -(-bits // 8)

@@ -179,11 +179,15 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Shipped:
-    """Bytes of an entry as the model's own kernels store it, scales and all."""
+    """Bytes of an entry as the model's own kernels store it, scales and all.
+
+    Entries of a window are stored like the others, unless `window` says else.
+    """
 
     kv: int
     index: int
-    source: Source
+    sources: tuple[Source, ...]
+    window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +249,12 @@ class _Row:
     def wrong(self, what: str) -> ValueError:
         return ValueError(f"specs.json: {self.where}: {what}")
 
+    def list_of(self, name: str) -> list[Any]:
+        value = self.record.get(name)
+        if not isinstance(value, list) or not value:
+            raise self.wrong(f"{name} is missing")
+        return value
+
     def build(self, kind: type[Any], **ready: Any) -> Any:
         """One `kind`, each field of its type; `ready` are read already."""
         known = {f.name: f for f in fields(kind)}
@@ -275,12 +285,16 @@ class _Row:
         return value
 
 
-def _source(row: _Row, text: object, places: Mapping[str, str]) -> Source:
-    label, _, rest = str(text).partition(":")
-    if label not in places:
-        raise row.wrong(f"sources: {text!r} is in no known place")
-    shown = f"{label}:{rest}" if label == "arXiv" else label
-    return Source(shown, places[label].format(rest))
+def _sources(row: _Row, places: Mapping[str, str]) -> tuple[Source, ...]:
+    """Each is written as a place, or as a place and what stands there."""
+    found = []
+    for text in row.list_of("sources"):
+        label, _, rest = str(text).partition(":")
+        if label not in places:
+            raise row.wrong(f"sources: {text!r} is in no known place")
+        shown = f"{label}:{rest}" if label == "arXiv" else label
+        found.append(Source(shown, places[label].format(rest)))
+    return tuple(found)
 
 
 def _group(where: str, record: object) -> Group:
@@ -299,24 +313,17 @@ def _group(where: str, record: object) -> Group:
 def _model(record: object, places: Mapping[str, str]) -> Model:
     row = _Row("a model", record)
     row.where = str(row.record.get("id", row.record))
-    groups = row.record.get("groups")
-    sources = row.record.get("sources")
-    if not isinstance(groups, list) or not groups:
-        raise row.wrong("groups is missing")
-    if not isinstance(sources, list) or not sources:
-        raise row.wrong("sources is missing")
     shipped = row.record.get("shipped")
     if shipped is not None:
         part = _Row(f"{row.where}: shipped", shipped)
-        where = _source(part, part.record.get("source"), places)
-        shipped = part.build(Shipped, source=where)
+        shipped = part.build(Shipped, sources=_sources(part, places))
     model: Model = row.build(
         Model,
         groups=tuple(
             _group(f"{row.where}: groups[{i}]", group)
-            for i, group in enumerate(groups)
+            for i, group in enumerate(row.list_of("groups"))
         ),
-        sources=tuple(_source(row, text, places) for text in sources),
+        sources=_sources(row, places),
         shipped=shipped,
     )
     if not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", model.id):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -201,32 +200,6 @@ def walk_cross() -> list[list[Cell]]:
     )
 
 
-MODELS = yaml.safe_load(
-    Path(__file__).with_name("models.yml").read_text(encoding="utf-8")
-)
-
-
-def models(kind: str) -> list[list[Cell]]:
-    """Released models of a kind, and what a token costs them in bfloat16."""
-    rows: list[list[Cell]] = []
-    for m in MODELS:
-        if m["kind"] == kind:
-            layer = 2 * m["kv_heads"] * m["head_dim"] * 2
-            rows.append(
-                [
-                    m["name"],
-                    *(
-                        str(m[key])
-                        for key in ("layers", "heads", "kv_heads", "head_dim")
-                    ),
-                    f"{layer * m['layers']:,}",
-                    size(layer * m["layers"] * 4096),
-                    f"[{m['source']}]({m['url']})",
-                ]
-            )
-    return rows
-
-
 class _Written(TorchDispatchMode):
     """Counts the bytes that cat and copy_ write."""
 
@@ -348,9 +321,6 @@ TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
     "walk_mqa": partial(walk_self, "mqa"),
     "walk_gqa": partial(walk_self, "gqa"),
     "walk_cross": walk_cross,
-    "models_mha": partial(models, "mha"),
-    "models_mqa": partial(models, "mqa"),
-    "models_gqa": partial(models, "gqa"),
     "growth": growth,
     "saved": saved,
     "compare": compare,
