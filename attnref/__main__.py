@@ -115,6 +115,9 @@ def result(
         "id": model.id,
         "name": model.name,
         "max_context": model.max_context,
+        "batch": batch,
+        "dtype": dtype if isinstance(dtype, str) else dtype._asdict(),
+        "ranks": ranks,
         "groups": [
             {
                 "layers": group.layers,
@@ -131,7 +134,7 @@ def result(
         },
         "state_bytes": state_bytes(model, batch=batch, ranks=ranks),
         "kv_bytes": kept,
-        "sources": [source.url for source in model.sources],
+        "sources": {s.label: s.url for s in model.sources},
         "note": model.note,
     }
     if budget is not None:
@@ -177,6 +180,12 @@ def one(found: dict[str, Any], budget: int | None) -> str:
         out.append(f"once windows are full: {later:,} B ({size(later)})")
     if found["state_bytes"]:
         out.append(f"whatever the length: {found['state_bytes']:,} B")
+    many = f"{found['batch']:,} sequences" if found["batch"] > 1 else ""
+    split = f"a device of {found['ranks']:,}" if found["ranks"] > 1 else ""
+    stored = found["dtype"]
+    if isinstance(stored, dict):
+        stored = "{bits} bits, scale {scale_bits}/{block}".format(**stored)
+    out.append(", ".join(filter(None, (many, stored, split))) + ":")
     rows = [["tokens", "bytes", ""]]
     rows += [
         [f"{t:,}", f"{n:,}", size(n)] for t, n in found["kv_bytes"].items()
@@ -192,7 +201,7 @@ def one(found: dict[str, Any], budget: int | None) -> str:
         out.append(f"fits {size(budget)}: {told}")
     if found["note"]:
         out.append(f"note: {found['note']}")
-    out += [f"source: {url}" for url in found["sources"]]
+    out.append(f"sources: {', '.join(found['sources'])}")
     return "\n".join(out)
 
 

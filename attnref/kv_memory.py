@@ -12,17 +12,17 @@ from attnref.specs import Group, Model, Shipped, Store
 
 
 def size(n: float | Fraction) -> str:
-    """Bytes, in the unit that leaves at most four digits.
+    """Bytes to four digits, in the largest unit that leaves a whole one.
 
     Examples:
-        >>> size(512), size(131_072), size(8.6 * 2**30), size(2**41)
-        ('512 B', '128 KiB', '8.6 GiB', '2 TiB')
+        >>> size(512), size(131_072), size(8.6 * 2**30), size(2**55)
+        ('512 B', '128 KiB', '8.6 GiB', '32770 TiB')
     """
     n, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
     while n >= 1024 and len(units) > 1:
         n /= 1024
         units.pop(0)
-    return f"{n:.4g} {units[0]}"
+    return f"{float(f'{n:.4g}'):g} {units[0]}"
 
 
 # --8<-- [start:storage]

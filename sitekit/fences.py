@@ -13,6 +13,7 @@ from sitekit.figures import SCENES, bars, heatmap, lines, stream, wirings
 from sitekit.latent import BARS, FLOWS
 from sitekit.latent import TABLES as LATENT_TABLES
 from sitekit.mathml import mathml
+from sitekit.numbers import TABLES as NUMBER_TABLES
 from sitekit.tables import TABLES, Word
 
 MARKS = re.compile(r"(`[^`]+`|\$[^$]+\$|\[[^\]]+\]\([^)]+\))")
@@ -69,7 +70,7 @@ def table(source: str, *_: Any, **__: Any) -> str:
     """table, caption, head (one cell a column), words for the cells."""
     spec = yaml.safe_load(source)
     words = spec.get("words", {})
-    rows = {**TABLES, **LATENT_TABLES}[spec["table"]]()
+    rows = {**TABLES, **LATENT_TABLES, **NUMBER_TABLES}[spec["table"]]()
     head = spec["head"]
     used: set[str] = set()
     lines = []

@@ -143,7 +143,7 @@ def variants() -> list[list[Cell]]:
 
 DOZEN = (
     "llama-2-7b",
-    "llama-3.1-405b",
+    "llama-3.1-70b",
     "qwen3-235b",
     "llama-3.1-8b",
     "gemma-3-27b",
@@ -157,15 +157,7 @@ DOZEN = (
 )
 
 
-def dozen() -> list[list[Cell]]:
-    """The models of the plot, most bytes first."""
-    return [
-        [find_model(m).name, *(size(kv_bytes(find_model(m), t)) for t in PLOT)]
-        for m in DOZEN
-    ]
-
-
-PLOT = (1024, 16_384, 131_072, 1_048_576)
+PLOT = (1024, 16_384, 131_072, 1_048_576)  # tokens of its table
 
 
 def fits() -> list[list[Cell]]:
@@ -368,6 +360,50 @@ def step() -> list[list[Cell]]:
     ]
 
 
+PEAK, BANDWIDTH = 989e12, 3.35e12  # H100 SXM, bfloat16 without sparsity
+
+
+def least() -> list[list[Cell]]:
+    """The least time that attention of this step can take on such a GPU."""
+    rows: list[list[Cell]] = []
+    for name, cost in decode().items():
+        if name == "latent":
+            continue
+        read = 2 * cost.cached / BANDWIDTH * 1e6
+        done = (cost.scores + cost.values) / PEAK * 1e6
+        rows.append(
+            [
+                Word(name),
+                f"{read:.2f}",
+                f"{done:.2f}",
+                f"{max(read, done):.2f}",
+            ]
+        )
+    return rows
+
+
+def pairs() -> list[list[Cell]]:
+    """Operations for one query and one key, 128 heads of 128."""
+    heads: dict[str, Any] = {"d_model": 16_384, "n_heads": 128}
+    costs = {
+        "mha": attention_cost(**heads),
+        "gqa": attention_cost(**heads, n_kv_heads=8),
+        "mqa": attention_cost(**heads, n_kv_heads=1),
+        "expanded": mla_cost(**V3, form="expanded"),
+        "absorbed": mla_cost(**V3, form="absorbed"),
+    }
+    plain = costs["mha"].scores + costs["mha"].values
+    return [
+        [
+            Word(name),
+            f"{cost.scores + cost.values:,}",
+            f"{(cost.scores + cost.values) / plain:g}",
+            f"{cost.cached:,}",
+        ]
+        for name, cost in costs.items()
+    ]
+
+
 def prompt() -> list[list[Cell]]:
     """A whole prompt at once, GQA-8 of Llama's shape."""
     rows: list[list[Cell]] = []
@@ -412,6 +448,8 @@ TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
     "shipped": shipped,
     "claims": claims,
     "step": step,
+    "least": least,
+    "pairs": pairs,
     "prompt": prompt,
     "batches": batches,
 }

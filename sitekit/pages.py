@@ -13,7 +13,8 @@ from sitekit import CONFIGS, ROOT
 
 # Every fence line of a page: an opening one of these, or a closing one.
 # There is no way to write an option that keeps a block from running.
-LANGUAGES = ("python", "text", "bash", "figure", "table")
+DRAWN = ("figure", "table", "plot", "models", "calculator")
+LANGUAGES = ("python", "text", "bash", *DRAWN)
 FENCE = re.compile(
     rf'```(?P<language>{"|".join(LANGUAGES)})(?: title="(?P<title>[^"]+)")?'
 )

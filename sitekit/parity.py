@@ -97,9 +97,11 @@ def _without_words(latex: str) -> str:
 
 def _signature(block: pages.Block) -> tuple[Any, ...]:
     """What a block says apart from its words."""
-    if block.language not in ("figure", "table"):
+    if block.language not in pages.DRAWN:
         return (block.language, block.text)
     spec = yaml.safe_load(block.text)
+    if block.language in ("plot", "models", "calculator"):
+        return (block.language, _marked(spec))
     if block.language == "table":
         words = sorted(spec.get("words", {}))
         head = [_marks(cell) for cell in spec["head"]]
@@ -118,7 +120,16 @@ def _signature(block: pages.Block) -> tuple[Any, ...]:
     return ("figure", _marks(spec["caption"]), panels)
 
 
-MARK = re.compile(r"\$[^$]+\$|`[^`]+`|<pad>|float\d+|\d(?:[\d.,]*\d)?")
+def _marked(spec: Any) -> Any:
+    """The same tree with the marks of each phrase in its place."""
+    if isinstance(spec, dict):
+        return sorted((key, _marked(value)) for key, value in spec.items())
+    if isinstance(spec, list):
+        return [_marked(value) for value in spec]
+    return _marks(spec)
+
+
+MARK = re.compile(r"\$[^$]+\$|`[^`]+`|<pad>|\{\}|float\d+|\d(?:[\d.,]*\d)?")
 
 
 def _marks(text: object) -> list[str]:

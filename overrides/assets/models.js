@@ -1,0 +1,47 @@
+// The table of models: its rows are in the page, and are sorted and filtered.
+"use strict";
+for (const box of document.querySelectorAll("figure.models")) {
+  const body = box.querySelector("tbody");
+  const rows = [...body.rows];
+  const selects = [...box.querySelectorAll("select")];
+  const found = box.querySelector("output");
+  const heads = [...box.querySelectorAll("thead th")];
+
+  const filter = () => {
+    for (const row of rows) {
+      row.hidden = !selects.every(
+        ({ name, value }) =>
+          !value || row.dataset[name].split(" ").includes(value),
+      );
+    }
+    const shown = rows.filter((row) => !row.hidden).length;
+    found.textContent = found.dataset.text
+      .replace("{}", shown)
+      .replace("{}", rows.length);
+  };
+
+  const sort = (column, down) => {
+    const key = (row) => {
+      const { dataset, textContent } = row.cells[column];
+      return "value" in dataset ? Number(dataset.value) : textContent;
+    };
+    const before = (a, b) =>
+      typeof a === "number" ? a - b : a.localeCompare(b, "en");
+    const sorted = [...rows].sort((a, b) => before(key(a), key(b)));
+    body.replaceChildren(...(down ? sorted.reverse() : sorted));
+    heads.forEach((head, i) => {
+      if (i !== column) head.removeAttribute("aria-sort");
+      else head.ariaSort = down ? "descending" : "ascending";
+    });
+  };
+
+  for (const select of selects) select.addEventListener("change", filter);
+  heads.forEach((head, column) => {
+    head.querySelector("button")?.addEventListener("click", () => {
+      const numbers = "value" in rows[0].cells[column].dataset;
+      const up = head.ariaSort === "ascending";
+      const down = head.ariaSort ? up : numbers;
+      sort(column, down);
+    });
+  });
+}

@@ -1,0 +1,304 @@
+"""The table of models and the calculator: markup and data for their scripts.
+
+All numbers of the table are in the page; its script only sorts and filters.
+The calculator gets the models as stores, and does attnref's arithmetic anew.
+"""
+
+import json
+from html import escape
+from typing import Any
+
+import yaml
+
+from attnref.kv_memory import DTYPES, FIXED, growth, kv_bytes, size, state_bytes
+from attnref.specs import (
+    Chunked,
+    Compressed,
+    Full,
+    Group,
+    Mla,
+    Model,
+    Recurrent,
+    models,
+)
+from sitekit.latent import V3
+from sitekit.numbers import CONTEXTS, exact
+
+Words = dict[str, str]
+
+
+def kinds(model: Model) -> list[str]:
+    """What a model's attention is made of, for the filter."""
+    found = set()
+    for group in model.groups:
+        if isinstance(group, Full):
+            found.add(group.variant)
+            if group.window is not None:
+                found.add("window")
+        else:
+            name = {Mla: "MLA", Compressed: "shared", Recurrent: "state"}
+            found.add(name[type(group)])
+        if any(store.role == "index" for store in group.stores):
+            found.add("index")
+    return sorted(found)
+
+
+def _described(group: Group, words: Words) -> str:
+    """`52 × GQA 32/16 · 128, window 1,024`, in the page's words."""
+    if isinstance(group, Recurrent):
+        what = words["states"].format(
+            group.state_heads, f"{group.key_dim} × {group.value_dim}"
+        )
+        return f"{group.layers} × {what}"
+    if isinstance(group, Mla):
+        what = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
+    elif isinstance(group, Compressed):
+        what = words["shared"].format(group.dim)
+        what += words["window"].format(f"{group.sliding_window:,}")
+        if group.ratio is not None:
+            what += words["entries"].format(group.ratio)
+    else:
+        widths = dict.fromkeys((group.head_dim, group.v_head_dim))
+        what = f"{group.variant} {group.q_heads or '?'}/{group.kv_heads} · "
+        what += "/".join(map(str, widths))
+        if group.window is not None:
+            name = "chunk" if isinstance(group, Chunked) else "window"
+            what += words[name].format(f"{group.window:,}")
+    if any(store.role == "index" for store in group.stores):
+        what += words["index"].format(group.index_dim)
+    return f"{group.layers} × {what}"
+
+
+def _cell(value: float, text: str, name: str = "") -> str:
+    kind = f' class="{name}"' if name else ""
+    return f'<td data-value="{value}"{kind}>{text}</td>'
+
+
+def _line(model: Model, words: Words) -> str:
+    added, held = growth(model), state_bytes(model)
+    layers = "<br>".join(
+        escape(_described(group, words)) for group in model.groups
+    )
+    first, later = float(added.first), float(added.later)
+    cells = [
+        f"<td>{model.date}</td>",
+        f"<td>{layers}</td>",
+        _cell(first, exact(added.first)),
+        _cell(later, exact(added.later) if later != first else "="),
+        _cell(held, size(held) if held else "–"),
+    ]
+    for tokens in CONTEXTS:
+        taken = kv_bytes(model, tokens)
+        far = "beyond" if tokens > model.max_context else ""
+        cells.append(_cell(taken, size(taken), far))
+    sources = " ".join(
+        f'<a href="{escape(source.url)}">{escape(source.label)}</a>'
+        for source in model.sources
+    )
+    return (
+        f'<tr data-family="{escape(model.family)}" '
+        f'data-kinds="{" ".join(kinds(model))}">'
+        f'<th scope="row">{escape(model.name)}</th>'
+        f"{''.join(cells)}<td>{sources}</td></tr>"
+    )
+
+
+def _choice(label: str, name: str, options: list[tuple[str, str]]) -> str:
+    listed = "".join(
+        f'<option value="{escape(value)}">{escape(text)}</option>'
+        for value, text in options
+    )
+    return (
+        f"<label>{escape(label)} "
+        f'<select name="{name}">{listed}</select></label>'
+    )
+
+
+def table_of_models(source: str, *_: Any, **__: Any) -> str:
+    """caption, head, family, kind, all, found, kinds, words."""
+    spec = yaml.safe_load(source)
+    families = sorted({m.family for m in models().values()}, key=str.lower)
+    present = {kind for m in models().values() for kind in kinds(m)}
+    if present != set(spec["kinds"]):
+        raise ValueError(f"kinds are {sorted(present)}")
+    every = ("", spec["all"])
+    head = "".join(
+        f'<th scope="col"><button type="button">{escape(cell)}</button></th>'
+        for cell in spec["head"][:-1]
+    )
+    rows = "".join(_line(m, spec["words"]) for m in models().values())
+    n = len(models())
+    return (
+        '<figure class="computed models"><div class="controls">'
+        + _choice(
+            spec["family"], "family", [every, *((f, f) for f in families)]
+        )
+        + _choice(spec["kind"], "kinds", [every, *spec["kinds"].items()])
+        + f'<output data-text="{escape(spec["found"])}">'
+        f"{spec['found'].format(n, n)}</output></div>"
+        '<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{escape(spec["label"])}">'
+        f'<table class="tabular"><thead><tr>{head}'
+        f'<th scope="col">{escape(spec["head"][-1])}</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+        f"<figcaption>{escape(spec['caption'], quote=False)}</figcaption>"
+        "</figure>"
+    )
+
+
+# --- the calculator ------------------------------------------------------
+
+SHAPE = {
+    "layers": 32,
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "v_head_dim": 128,
+    "kv_lora_rank": V3["kv_lora_rank"],
+    "qk_rope_head_dim": V3["qk_rope_head_dim"],
+}
+USE = {"tokens": 131_072, "batch": 1, "ranks": 1}
+CHOSEN = {"model": "llama-3.1-8b", "dtype": "bf16", "scale": "none"}
+BUDGET = "80"
+LIMITS = {
+    **dict.fromkeys(SHAPE, 100_000),
+    "tokens": 10**9,
+    "batch": 10**6,
+    "ranks": 10**4,
+}
+SCALES = ("8/16", "8/32", "16/32", "16/64", "16/128")
+
+
+def shape_of(model: Model) -> dict[str, int]:
+    """The shape whose forms are compared with a model: that of its layers
+    with all tokens in view, if it has such, and as many of them as it has
+    layers that attend."""
+    attending = [g for g in model.groups if not isinstance(g, Recurrent)]
+    group = max(attending, key=lambda g: type(g) is Full)
+    shape = {**SHAPE, "layers": sum(g.layers for g in attending)}
+    shape["heads"] = group.q_heads or SHAPE["heads"]
+    if isinstance(group, Full):
+        shape["kv_heads"] = group.kv_heads
+        shape["head_dim"] = group.head_dim
+        shape["v_head_dim"] = group.v_head_dim
+    elif isinstance(group, Compressed):
+        shape["kv_heads"] = 1
+        shape["head_dim"] = shape["v_head_dim"] = group.dim
+    elif isinstance(group, Mla):
+        shape["head_dim"] = group.qk_nope_head_dim or SHAPE["head_dim"]
+        shape["v_head_dim"] = group.v_head_dim or SHAPE["v_head_dim"]
+        shape["kv_lora_rank"] = group.kv_lora_rank
+        shape["qk_rope_head_dim"] = group.qk_rope_head_dim
+    return shape
+
+
+def data() -> dict[str, Any]:
+    """What the calculator knows, apart from words."""
+    known = {}
+    for model in models().values():
+        known[model.id] = {
+            "name": model.name,
+            "stores": [
+                [g.layers, s.role, s.heads, s.widths, s.window, s.ratio]
+                for g in model.groups
+                for s in g.stores
+            ],
+            "shape": shape_of(model),
+        }
+        if model.shipped is not None:
+            known[model.id]["shipped"] = {
+                "kv": model.shipped.kv,
+                "window": model.shipped.window,
+                "index": model.shipped.index,
+            }
+    return {
+        "models": known,
+        "dtypes": {name: storage.bits for name, storage in DTYPES.items()},
+        "fixed": {role: storage.bits for role, storage in FIXED.items()},
+        "limits": LIMITS,
+        "defaults": {"shape": SHAPE, "use": USE, **CHOSEN, "budget": BUDGET},
+    }
+
+
+def _input(words: Words, name: str, value: object) -> str:
+    listed = ' list="contexts"' if name == "tokens" else ""
+    return (
+        f"<label><span>{escape(words[name])}</span>"
+        f'<input name="{name}" value="{value}" inputmode="decimal" '
+        f'autocomplete="off" spellcheck="false"{listed}></label>'
+    )
+
+
+def _select(words: Words, name: str, options: str) -> str:
+    return (
+        f"<label><span>{escape(words[name])}</span>"
+        f'<select name="{name}">{options}</select></label>'
+    )
+
+
+def _options(values: dict[str, str], chosen: str) -> str:
+    return "".join(
+        f'<option value="{escape(value)}"'
+        f"{' selected' if value == chosen else ''}>{escape(text)}</option>"
+        for value, text in values.items()
+    )
+
+
+def _models_by_family(words: Words) -> str:
+    families = sorted({m.family for m in models().values()}, key=str.lower)
+    groups = [_options({"own": words["own"]}, CHOSEN["model"])]
+    for family in families:
+        members = {
+            m.id: m.name for m in models().values() if m.family == family
+        }
+        groups.append(
+            f'<optgroup label="{escape(family)}">'
+            f"{_options(members, CHOSEN['model'])}</optgroup>"
+        )
+    return "".join(groups)
+
+
+def calculator(source: str, *_: Any, **__: Any) -> str:
+    """words: every text of the form, of its results and of its refusals."""
+    words: Words = yaml.safe_load(source)["words"]
+    missing = {*SHAPE, *USE, *CHOSEN, "budget"} - set(words)
+    if missing:
+        raise ValueError(f"words are missing: {sorted(missing)}")
+    dtypes = {name: name for name in DTYPES} | {"shipped": words["shipped"]}
+    scales = {"none": words["none"]} | {
+        scale: words["scaled"].format(*scale.split("/")) for scale in SCALES
+    }
+    chosen = shape_of(models()[CHOSEN["model"]])
+    use = "".join(
+        [
+            _input(words, "tokens", USE["tokens"]),
+            _input(words, "batch", USE["batch"]),
+            _select(words, "dtype", _options(dtypes, CHOSEN["dtype"])),
+            _select(words, "scale", _options(scales, CHOSEN["scale"])),
+            _input(words, "budget", BUDGET),
+            _input(words, "ranks", USE["ranks"]),
+        ]
+    )
+    shape = "".join(_input(words, name, chosen[name]) for name in SHAPE)
+    contexts = "".join(f'<option value="{n}">' for n in CONTEXTS)
+    columns = ("form", "later", "total", "readable", "longest", "largest")
+    head = "".join(f'<th scope="col">{escape(words[c])}</th>' for c in columns)
+    # "</" would end the script element; in JSON a slash may be escaped.
+    known = json.dumps(
+        {**data(), "words": words}, ensure_ascii=False, separators=(",", ":")
+    ).replace("</", "<\\/")
+    return (
+        f'<noscript><p class="without">{escape(words["noscript"])}</p>'
+        '</noscript><div class="calculator" hidden><form>'
+        f'<fieldset class="first"><legend>{escape(words["what"])}</legend>'
+        f"{_select(words, 'model', _models_by_family(words))}{use}</fieldset>"
+        f"<fieldset><legend>{escape(words['shape'])}</legend>{shape}</fieldset>"
+        f'<datalist id="contexts">{contexts}</datalist></form>'
+        '<ul class="problems" role="alert" hidden></ul>'
+        '<output class="said" aria-live="polite"></output>'
+        '<div class="bars" aria-hidden="true"></div>'
+        '<div class="scroll"><table class="tabular">'
+        f'<thead><tr>{head}</tr></thead><tbody class="body"></tbody>'
+        "</table></div>"
+        f'<script type="application/json">{known}</script></div>'
+    )

@@ -1,0 +1,331 @@
+"""Plots: matplotlib's axes, attnref's numbers, the page's words.
+
+Text stays text and colours are the page's own, so that a plot follows the
+scheme. A word of the page stands as `{key}` until the page fills it in.
+"""
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from html import escape
+from math import log2
+from typing import Any
+
+import matplotlib
+import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from attnref.cost import attention_cost
+from attnref.kv_memory import kv_bytes, size
+from attnref.specs import find_model
+from sitekit.interactive import kinds
+from sitekit.kept import kept
+from sitekit.numbers import BANDWIDTH, DOZEN, LLAMA, PEAK, PLOT, decode, short
+
+# What is drawn in these colours gets those of the scheme.
+INKS = {
+    "#000001": "var(--ink)",
+    "#000002": "var(--ink-soft)",
+    "#000003": "var(--line)",
+    "#000004": "var(--green)",
+    "#000005": "var(--warm)",
+    "#000006": "var(--code-keyword)",
+    "#000007": "var(--code-name)",
+}
+INK, SOFT, LINE, GREEN, WARM, BLUE, PURPLE = INKS
+STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "attnref",
+    "font.size": 11,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "text.color": INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "grid.color": LINE,
+    "grid.linewidth": 0.8,
+}
+
+
+def _svg(figure: Figure) -> str:
+    """The drawing, with colours and fonts left to the page's style."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)
+    width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2]
+    head = f'<svg class="wide plot" viewBox="0 0 {width} {height}"'
+    head += f' width="{width}" height="{height}" role="img"'
+    text = re.sub(
+        r"<svg[^>]*>", f'{head} aria-label="{{title}}">', text, count=1
+    )
+    for placeholder, colour in INKS.items():
+        text = text.replace(placeholder, colour)
+    left = set(re.findall(r"#[0-9a-f]{6}\b", text)) - {"#ffffff"}
+    if left:
+        raise ValueError(f"colours that no scheme knows: {left}")
+    return text.strip()
+
+
+def _styled(draw: Callable[[], Figure]) -> Callable[[], str]:
+    """A drawing in our style, made once."""
+
+    @wraps(draw)
+    def drawn() -> str:
+        with matplotlib.rc_context(STYLE):
+            return _svg(draw())
+
+    return kept(drawn)
+
+
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), dpi=72)
+    figure.patch.set_visible(False)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.patch.set_visible(False)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, pad=6)
+    return figure, axes
+
+
+def _apart(heights: list[float], least: float) -> list[float]:
+    """Places as near to `heights` as they can be, `least` apart."""
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    blocks: list[list[float]] = []  # middle of a block, and how many it has
+    for i in order:
+        blocks.append([heights[i], 1])
+        while len(blocks) > 1:
+            (m1, n1), (m2, n2) = blocks[-2:]
+            if m2 - m1 >= least * (n1 + n2) / 2:
+                break
+            blocks[-2:] = [[(m1 * n1 + m2 * n2) / (n1 + n2), n1 + n2]]
+    places = [0.0] * len(heights)
+    at = iter(order)
+    for middle, n in blocks:
+        for k in range(int(n)):
+            places[next(at)] = middle + (k - (n - 1) / 2) * least
+    return places
+
+
+LOOKS: Mapping[str, tuple[str, Any]] = {
+    "whole": (WARM, "-"),
+    "window": (BLUE, (0, (6, 2))),
+    "latent": (GREEN, "-"),
+    "state": (PURPLE, (0, (2, 1.5))),
+}
+
+
+def look(name: str) -> str:
+    """Which kind of line a model gets."""
+    found = set(kinds(find_model(name)))
+    if "state" in found:
+        return "state"
+    if found & {"MLA", "shared"}:
+        return "latent"
+    return "window" if "window" in found else "whole"
+
+
+@_styled
+def contexts() -> Figure:
+    """Bytes of the cache against tokens, both in powers of two."""
+    figure, axes = _axes(10, 6.2)
+    axes.set_position((0.085, 0.1, 0.7, 0.85))
+    tokens = [2**i for i in range(10, 21)]
+    ends = []
+    for name in DOZEN:
+        model = find_model(name)
+        taken = [kv_bytes(model, t) for t in tokens]
+        colour, dashes = LOOKS[look(name)]
+        axes.plot(tokens, taken, color=colour, linestyle=dashes, linewidth=1.8)
+        if model.max_context <= tokens[-1]:
+            axes.plot(
+                [model.max_context],
+                [kv_bytes(model, model.max_context)],
+                color=colour,
+                marker="o",
+                markersize=5,
+                linestyle="none",
+            )
+        ends.append((taken[-1], colour))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlim(tokens[0], tokens[-1])
+    low, high = 2.0**22, 2.0**40
+    axes.set_ylim(low, high)
+    axes.xaxis.set_major_locator(FixedLocator(tokens[::2]))
+    axes.xaxis.set_major_formatter(
+        FixedFormatter([short(t) for t in tokens[::2]])
+    )
+    marks = [2**i for i in range(22, 41, 3)]
+    axes.yaxis.set_major_locator(FixedLocator(marks))
+    axes.yaxis.set_major_formatter(FixedFormatter([size(m) for m in marks]))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+    axes.grid(True)
+    axes.set_xlabel("{tokens}")
+    axes.text(0, 1.02, "{bytes}", transform=axes.transAxes)
+    span = log2(high / low)
+    heights = [log2(taken / low) / span for taken, _ in ends]
+    for name, (_, colour), at, to in zip(
+        DOZEN, ends, heights, _apart(heights, 0.042), strict=True
+    ):
+        axes.annotate(
+            find_model(name).name,
+            xy=(1.0, at),
+            xytext=(1.035, to),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=colour,
+            va="center",
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.8,
+                "shrinkA": 1,
+                "shrinkB": 0,
+            },
+        )
+    for i, key in enumerate(LOOKS):
+        colour, dashes = LOOKS[key]
+        y = 0.965 - 0.05 * i
+        axes.plot(
+            [0.02, 0.065],
+            [y, y],
+            color=colour,
+            linestyle=dashes,
+            linewidth=1.8,
+            transform=axes.transAxes,
+        )
+        axes.text(0.075, y, f"{{{key}}}", va="center", transform=axes.transAxes)
+    return figure
+
+
+def intensities() -> dict[str, float]:
+    """Operations a byte of the cache: decoding, and one prefill."""
+    found = {
+        name: float(cost.attention_intensity())
+        for name, cost in decode().items()
+        if name != "latent"
+    }
+    prefill = attention_cost(**LLAMA, n_kv_heads=8, new=2048)
+    return found | {"prefill": float(prefill.attention_intensity())}
+
+
+def attainable(intensity: float) -> float:
+    """FLOP/s that an H100 can reach at most."""
+    return min(PEAK, intensity * BANDWIDTH)
+
+
+@_styled
+def roofline() -> Figure:
+    """What a GPU can reach at each intensity, and where attention stands."""
+    figure, axes = _axes(10, 4.6)
+    axes.set_position((0.085, 0.13, 0.88, 0.78))
+    ends = [0.5, PEAK / BANDWIDTH, 20_000]
+    axes.plot(ends, [attainable(x) for x in ends], color=INK, linewidth=2)
+    axes.set_xscale("log", base=10)
+    axes.set_yscale("log", base=10)
+    axes.set_xlim(ends[0], ends[-1])
+    axes.set_ylim(1e12, 3e15)
+    ticks = [1, 4, 32, 100, 1000, 10_000]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_formatter(FixedFormatter([f"{t:,}" for t in ticks]))
+    marks = [1e12, 1e13, 1e14, 1e15]
+    axes.yaxis.set_major_locator(FixedLocator(marks))
+    axes.yaxis.set_major_formatter(
+        FixedFormatter([f"{m / 1e12:,.0f}" for m in marks])
+    )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+    axes.grid(True)
+    axes.set_xlabel("{intensity}")
+    axes.text(0, 1.04, "{flops}", transform=axes.transAxes)
+    places: dict[str, tuple[float, float]] = {
+        "mha": (12, -14),
+        "expanded": (12, -30),
+        "gqa": (12, -12),
+        "mqa": (12, -12),
+        "absorbed": (-10, 16),
+        "prefill": (-40, 16),
+    }
+    for name, x in intensities().items():
+        colour = GREEN if name in ("expanded", "absorbed") else WARM
+        y = attainable(x)
+        axes.plot([x], [y], marker="o", markersize=7, color=colour)
+        axes.annotate(
+            f"{{{name}}}",
+            xy=(x, y),
+            xytext=places[name],
+            textcoords="offset points",
+            color=colour,
+            va="center",
+            ha="right" if name == "absorbed" else "left",
+        )
+    axes.axvline(
+        PEAK / BANDWIDTH, color=SOFT, linewidth=1, linestyle=(0, (3, 3))
+    )
+    axes.text(
+        PEAK / BANDWIDTH * 1.08, 1.6e12, "{ridge}", color=SOFT, va="center"
+    )
+    return figure
+
+
+def roofline_rows() -> list[list[str]]:
+    return [
+        [
+            f"{{{name}}}",
+            f"{x:,.4g}",
+            f"{attainable(x) / 1e12:,.4g}",
+            f"{attainable(x) / PEAK:.1%}",
+        ]
+        for name, x in intensities().items()
+    ]
+
+
+def contexts_rows() -> list[list[str]]:
+    chosen = [find_model(name) for name in DOZEN]
+    return [[m.name, *(size(kv_bytes(m, t)) for t in PLOT)] for m in chosen]
+
+
+PLOTS: dict[str, tuple[Callable[[], str], Callable[[], list[list[str]]]]] = {
+    "contexts": (contexts, contexts_rows),
+    "roofline": (roofline, roofline_rows),
+}
+
+
+def plot(source: str, *_: Any, **__: Any) -> str:
+    """plot, title, caption, words, and for its table: numbers, head."""
+    spec = yaml.safe_load(source)
+    drawn, rows = PLOTS[spec["plot"]]
+    svg, words = drawn(), {**spec["words"], "title": spec["title"]}
+    wanted = set(re.findall(r"\{(\w+)\}", svg))
+    if wanted != set(words):
+        raise ValueError(f"words differ: {sorted(wanted ^ set(words))}")
+
+    def filled(text: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda m: escape(words[m[1]]), text)
+
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in spec["head"])
+    lines = ""
+    for row in rows():
+        if len(row) != len(spec["head"]):
+            raise ValueError(f"{len(spec['head'])} heads, {len(row)} columns")
+        cells = "".join(f"<td>{filled(cell)}</td>" for cell in row[1:])
+        lines += f'<tr><th scope="row">{filled(row[0])}</th>{cells}</tr>'
+    return (
+        '<figure class="drawn"><div class="scroll" tabindex="0" role="region"'
+        f' aria-label="{escape(spec["title"])}">{filled(svg)}</div>'
+        f"<figcaption>{escape(spec['caption'], quote=False)}</figcaption>"
+        f"<details><summary>{escape(spec['numbers'])}</summary>"
+        '<div class="scroll"><table class="tabular"><thead><tr>'
+        f"{head}</tr></thead><tbody>{lines}</tbody></table></div></details>"
+        "</figure>"
+    )
