@@ -81,8 +81,6 @@ def _line(model: Model, words: Words) -> str:
     )
     first, later = float(added.first), float(added.later)
     cells = [
-        f"<td>{model.date}</td>",
-        f"<td>{layers}</td>",
         _cell(first, exact(added.first)),
         _cell(later, exact(added.later) if later != first else "="),
         _cell(held, size(held) if held else "–"),
@@ -98,8 +96,8 @@ def _line(model: Model, words: Words) -> str:
     return (
         f'<tr data-family="{escape(model.family)}" '
         f'data-kinds="{" ".join(kinds(model))}">'
-        f'<th scope="row">{escape(model.name)}</th>'
-        f"{''.join(cells)}<td>{sources}</td></tr>"
+        f'<th scope="row">{escape(model.name)}</th>{"".join(cells)}'
+        f"<td>{layers}</td><td>{model.date}</td><td>{sources}</td></tr>"
     )
 
 

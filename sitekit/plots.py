@@ -60,7 +60,10 @@ def _svg(figure: Figure) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)
+    text = re.sub(r"<style.*?</style>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r" font-family: [^;\"]*;?", "", text)
+    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    text = re.sub(r' id="(?!p)\w+"', "", text)
     width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2]
     head = f'<svg class="wide plot" viewBox="0 0 {width} {height}"'
     head += f' width="{width}" height="{height}" role="img"'

@@ -151,3 +151,16 @@ def test_the_zip_can_be_searched(visit, unpacked, path, query):
     page = visit((unpacked / path).as_uri())
     assert "masks.html" in search(page, query)
     assert all(u.startswith(("file:", "blob:", "about:")) for u in page.urls)
+
+
+def test_the_calculator_runs_from_the_disk(visit, unpacked):
+    page = visit((unpacked / "zh" / "calculator.html").as_uri())
+    said = page.locator(".calculator .said")
+    page.locator("[name=model]").select_option("gpt2")
+    page.locator("[name=tokens]").fill("1024")
+    assert "36 MiB" in said.inner_text()
+    assert page.faults == []
+    assert all(u.startswith(("file:", "blob:", "about:")) for u in page.urls)
+    assert "model=gpt2" in page.url
+    again = visit(page.url).locator(".calculator .said")
+    assert again.inner_text() == said.inner_text()
