@@ -150,6 +150,7 @@ def test_a_step_reads_each_weight_and_each_cached_number_once():
     assert cost.bytes_read() == 2080
     assert cost.bytes_read("fp32") == 4160
     assert cost.intensity() == Fraction(2800, 2080)
+    assert cost.intensity("fp32") == Fraction(2800, 4160)
     assert cost.attention_intensity("int8") == 800 / 40
 
 

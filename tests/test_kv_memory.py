@@ -180,6 +180,14 @@ def test_a_claim_890_bytes_and_437_times():
     assert int(growth(find_model("deepseek-67b")).later / v4_1) == 437
 
 
+def test_windows_may_be_shipped_in_a_format_of_their_own():
+    v4_1, v4 = (find_model(f"deepseek-v4{m}-flash") for m in (".1", ""))
+    for model, recent in ((v4_1, 528), (v4, 584)):
+        first, later = growth(model, dtype="shipped")
+        assert first - later == model.layers * recent
+        assert kv_bytes(model, 1, dtype="shipped") >= model.layers * recent
+
+
 def test_a_claim_qwen3_8b_takes_18_gib():
     assert kv_bytes(find_model("qwen3-8b"), 131_072) == 18 * 2**30
     assert kv_bytes(find_model("qwen3.8-27b"), 131_072) >= 8 * 2**30

@@ -270,6 +270,19 @@ def test_each_model_has_a_kind_of_line():
     assert known["kimi-k3"] == known["qwen3-next-80b"] == "state"
 
 
+def test_each_kind_of_line_is_told_by_colour_and_by_dashes():
+    colours = [colour for colour, _ in plots.LOOKS.values()]
+    assert len(set(colours)) == len(plots.LOOKS)
+    assert len({str(look) for look in plots.LOOKS.values()}) == 4
+    svg = plots.contexts()
+    for name, (colour, _) in plots.LOOKS.items():
+        ink = plots.INKS[colour]
+        members = [m for m in numbers.DOZEN if plots.look(m) == name]
+        # A line for each model, one in the legend.
+        thick = rf"stroke: {re.escape(ink)}; stroke-width: 1.8"
+        assert len(re.findall(thick, svg)) == len(members) + 1
+
+
 def test_the_kinds_of_a_model_are_those_of_its_layers():
     known = {m.id: interactive.kinds(m) for m in models().values()}
     assert known["gpt2"] == ["MHA"]
