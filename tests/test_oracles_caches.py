@@ -85,7 +85,7 @@ TYPES = {
     "inkling": "inkling_text",
 }
 
-# Those without a module there.
+# Those that none of its modules can be.
 ABSENT = {
     "palm-540b",
     "kimi-k3",
@@ -304,12 +304,17 @@ def static(tokens):
     return lambda config: StaticCache(config=config, max_cache_len=tokens)
 
 
-def stores(model):
-    return [(group, store) for group in model.groups for store in group.stores]
+def window(group):
+    match group:
+        case Sliding() | Compressed():
+            return group.sliding_window
+        case Chunked():
+            return group.chunk
+    return 0
 
 
-def window(model):
-    return max(store.window or 0 for _, store in stores(model))
+def widest(model):
+    return max(window(group) for group in model.groups)
 
 
 def newest_inputs(model):
@@ -323,11 +328,15 @@ def newest_inputs(model):
 
 def newest_tokens(model, tokens):
     """One for each full window: a next step does without the oldest."""
-    return B * sum(
-        group.layers * entry_bytes(store, DTYPES["bf16"])
-        for group, store in stores(model)
-        if store.window and tokens >= store.window
-    )
+    numbers = 0
+    for group in model.groups:
+        if tokens >= window(group) > 0:
+            if isinstance(group, Compressed):
+                numbers += group.layers * group.dim
+            else:
+                both = group.head_dim + group.v_head_dim
+                numbers += group.layers * group.kv_heads * both
+    return B * numbers * torch.bfloat16.itemsize
 
 
 def one_of_each(id):
@@ -342,7 +351,7 @@ def small(id):
     return module(config_of(one_of_each(id)))
 
 
-WINDOWS = [id for id in TYPES if window(find_model(id))]
+WINDOWS = [id for id in TYPES if widest(find_model(id))]
 RECURRENT = [id for id in TYPES if newest_inputs(find_model(id))]
 # Released with a list of layers, which the defaults do not make.
 LISTED = {
@@ -376,12 +385,12 @@ def lengths(ids):
     """Those below and above a window, where there is one."""
     cases = []
     for id in ids:
-        wide = window(find_model(id))
+        wide = widest(find_model(id))
         cases += [(id, wide // 2), (id, 3 * wide + 1)] if wide else [(id, T)]
     return cases
 
 
-def test_every_model_is_compared_or_known_to_have_no_module():
+def test_every_model_is_compared_or_known_to_be_absent():
     assert {*models()} == {*TYPES} | ABSENT
 
 
@@ -414,7 +423,8 @@ def test_states_are_in_float32_and_never_grow(id, tokens):
     without_conv = held(past, without=("conv_states",))
     kept = {
         store.role: B * group.layers * entry_bytes(store, DTYPES["bf16"])
-        for group, store in stores(model)
+        for group in model.groups
+        for store in group.stores
     }
     assert without_conv - rest == kept["state"]
     assert held(past) - without_conv == kept["conv"] + newest_inputs(model)
@@ -456,7 +466,7 @@ def test_layers_that_reuse_the_keys_of_others_keep_none():
 )
 def test_a_whole_model_as_transformers_has_it_by_default(id):
     model = find_model(id)
-    tokens = 3 * window(model) + 1 if id in WINDOWS else T
+    tokens = 3 * widest(model) + 1 if id in WINDOWS else T
     config = CONFIG_MAPPING[TYPES[id]](
         attn_implementation="eager", experts_implementation="batched_mm"
     )
