@@ -549,6 +549,10 @@ RIGHT = {
 } | {("llama", "llama-2-7b"): {}, ("qwen3_5_text", "qwen3.5-9b"): {}}
 
 
+def test_no_row_gives_a_config_as_its_source_that_differs_from_it():
+    assert not {*RIGHT} & {*WRONG}
+
+
 def said(config, name):
     """A number of a config, or what its module takes where it has none."""
     match name:

@@ -341,6 +341,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     problems.hidden = !found.length;
   };
 
+  let waiting;
   const update = () => {
     const [values, found] = read();
     tell(found);
@@ -351,7 +352,8 @@ for (const box of document.querySelectorAll(".calculator")) {
       return;
     }
     show(values);
-    toAddress();
+    clearTimeout(waiting); // browsers let an address change only so often
+    waiting = setTimeout(toAddress, 200);
   };
 
   form.addEventListener("submit", (event) => event.preventDefault());
