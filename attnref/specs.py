@@ -171,7 +171,6 @@ Group = Full | Mla | Compressed | Recurrent
 # --8<-- [end:groups]
 
 
-# --8<-- [start:model]
 class Source(NamedTuple):
     label: str
     url: str
@@ -214,9 +213,6 @@ class Model:
     def layers(self) -> int:
         """How many layers keep something of a sequence."""
         return sum(group.layers for group in self.groups)
-
-
-# --8<-- [end:model]
 
 
 KINDS: Mapping[str, type[Group]] = MappingProxyType(
