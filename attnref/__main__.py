@@ -77,7 +77,7 @@ def describe(group: Group) -> str:
     elif isinstance(group, Compressed):
         words = f"K=V of {group.dim}, window {group.sliding_window:,}"
         if group.ratio is not None:
-            words += f", an entry for {group.ratio} tokens"
+            words += f", compressed {group.ratio}:1"
     else:
         words = f"{group.variant} {group.q_heads or '?'}/{group.kv_heads}"
         width = f"{group.head_dim}"

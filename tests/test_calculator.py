@@ -127,6 +127,25 @@ def test_scales_count_as_in_the_package(page):
     assert [rows[0] for rows in found] == expected
 
 
+def test_what_fits_into_little_is_what_the_package_says(page):
+    cases, expected = [], []
+    for name in ("mistral-7b", "gpt-oss-20b", "kimi-k3", "deepseek-v4-pro"):
+        for thousandths in (1, 25, 125, 499, 501):
+            cases.append(
+                {
+                    "model": name,
+                    "tokens": 100,
+                    "budget": f"0.{thousandths:03}",
+                }
+            )
+            budget = thousandths * GIB // 1000
+            expected.append(row(find_model(name), 100, budget=budget))
+    found = page.evaluate(SWEEP, cases)
+    assert [rows[0] for rows in found] == expected
+    kinds = {line[4] for line in expected}
+    assert {"0", "any length"} < kinds, "both ends are there"
+
+
 def test_the_forms_of_a_shape_are_those_of_its_layers(page):
     names = ("llama-3.1-8b", "deepseek-v3", "mimo-v2.5", "gemma-4-31b")
     found = page.evaluate(
