@@ -40,12 +40,13 @@ UNITS = {
 
 
 def a_count(text: str) -> int:
-    """A whole number from 1 on: 131072, 131_072, 128K or 1M (of 1024)."""
-    match = re.fullmatch(r"(\d[\d_,]{0,18})([KM]?)", text.strip())
-    number = int(re.sub("[_,]", "", match[1])) if match else 0
-    if not match or not number:
+    """A whole number from 1 on: 131072, 131,072, 128K or 1M (of 1024)."""
+    number = r"(\d{1,18}|\d{1,3}(?:[,_]\d{3}){1,5})([KM]?)"
+    match = re.fullmatch(number, text.strip().upper())
+    count = int(re.sub("[_,]", "", match[1])) if match else 0
+    if not match or not count:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return number * {"": 1, "K": 1024, "M": 1024**2}[match[2]]
+    return count * {"": 1, "K": 1024, "M": 1024**2}[match[2]]
 
 
 def a_budget(text: str) -> int:
@@ -160,6 +161,16 @@ def lines(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def settings(found: dict[str, Any]) -> str:
+    """How many sequences, stored how, on how many devices."""
+    batch, ranks, stored = found["batch"], found["ranks"], found["dtype"]
+    if isinstance(stored, dict):
+        stored = "{bits} bits, scale {scale_bits}/{block}".format(**stored)
+    many = "one sequence" if batch == 1 else f"{batch:,} sequences"
+    split = f", a device of {ranks:,}" if ranks > 1 else ""
+    return f"{many}, {stored}{split}"
+
+
 def one(found: dict[str, Any], budget: int | None) -> str:
     """Everything about one model."""
     out = [
@@ -180,12 +191,7 @@ def one(found: dict[str, Any], budget: int | None) -> str:
         out.append(f"once windows are full: {later:,} B ({size(later)})")
     if found["state_bytes"]:
         out.append(f"whatever the length: {found['state_bytes']:,} B")
-    many = f"{found['batch']:,} sequences" if found["batch"] > 1 else ""
-    split = f"a device of {found['ranks']:,}" if found["ranks"] > 1 else ""
-    stored = found["dtype"]
-    if isinstance(stored, dict):
-        stored = "{bits} bits, scale {scale_bits}/{block}".format(**stored)
-    out.append(", ".join(filter(None, (many, stored, split))) + ":")
+    out.append(f"{settings(found)}:")
     rows = [["tokens", "bytes", ""]]
     rows += [
         [f"{t:,}", f"{n:,}", size(n)] for t, n in found["kv_bytes"].items()
@@ -197,8 +203,8 @@ def one(found: dict[str, Any], budget: int | None) -> str:
     out.append(lines(rows))
     if budget is not None:
         longest = found["longest_context"]
-        told = "any length" if longest is None else f"{longest:,} tokens"
-        out.append(f"fits {size(budget)}: {told}")
+        told = "any length" if longest is None else f"{longest:,} tokens each"
+        out.append(f"longest in {size(budget)}: {told}")
     if found["note"]:
         out.append(f"note: {found['note']}")
     out.append(f"sources: {', '.join(found['sources'])}")
@@ -208,8 +214,8 @@ def one(found: dict[str, Any], budget: int | None) -> str:
 def several(found: Sequence[dict[str, Any]], budget: int | None) -> str:
     """One line a model."""
     contexts = list(found[0]["kv_bytes"])
-    head = ["model", "a token", *(f"{t:,} tokens" for t in contexts)]
-    head += [f"fits {size(budget)}"] if budget is not None else []
+    head = ["model", "a token later", *(f"{t:,} tokens" for t in contexts)]
+    head += [f"longest in {size(budget)}"] if budget is not None else []
     rows = [head]
     for f in found:
         row = [f["id"], size(f["token_bytes"]["later"])]
@@ -218,7 +224,7 @@ def several(found: Sequence[dict[str, Any]], budget: int | None) -> str:
             longest = f["longest_context"]
             row.append("any length" if longest is None else f"{longest:,}")
         rows.append(row)
-    return lines(rows)
+    return f"{settings(found[0])}:\n{lines(rows)}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -240,7 +246,11 @@ def parser() -> argparse.ArgumentParser:
         help="a scale of BITS for each BLOCK numbers: 16/32",
     )
     kv.add_argument("--ranks", type=a_count, default=1, help="devices")
-    kv.add_argument("--budget", type=a_budget, help="a device: 80GiB")
+    kv.add_argument(
+        "--budget",
+        type=a_budget,
+        help="for the cache, a device: 80GiB (80GB is 74.5GiB)",
+    )
     kv.add_argument("--json", action="store_true")
     return top
 

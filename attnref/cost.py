@@ -16,8 +16,9 @@ class Cost(NamedTuple):
 
     A multiplication and its addition are two operations, as everywhere.
     Scores are counted for every query and every key, masked or not; softmax,
-    norms, RoPE and biases are not counted, being linear in what is counted.
-    `cached` are the numbers in the cache after the call.
+    norms, RoPE and biases are not counted: beside the matrices they are few.
+    `cached` are the numbers in the cache after the call, `idle` the
+    parameters that this call does not read.
     """
 
     parameters: int
@@ -25,6 +26,7 @@ class Cost(NamedTuple):
     scores: int
     values: int
     cached: int
+    idle: int = 0
 
     @property
     def flops(self) -> int:
@@ -32,7 +34,8 @@ class Cost(NamedTuple):
 
     def bytes_read(self, dtype: str = "bf16") -> int:
         """Each weight once and each cached number once: the least there is."""
-        return (self.parameters + self.cached) * DTYPES[dtype].bits // 8
+        read = self.parameters - self.idle + self.cached
+        return read * _bits(dtype) // 8
 
     def intensity(self, dtype: str = "bf16") -> Fraction:
         """Operations for each byte that is read."""
@@ -40,8 +43,14 @@ class Cost(NamedTuple):
 
     def attention_intensity(self, dtype: str = "bf16") -> Fraction:
         """Operations of scores and values for each byte of the cache."""
-        cache = Fraction(self.cached * DTYPES[dtype].bits, 8)
+        cache = Fraction(self.cached * _bits(dtype), 8)
         return (self.scores + self.values) / cache
+
+
+def _bits(dtype: str) -> int:
+    if dtype not in DTYPES:
+        raise ValueError(f"no dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    return DTYPES[dtype].bits
 
 
 def _check(batch: int, new: int, past: int) -> None:
@@ -113,7 +122,8 @@ def cross_cost(
     cached: bool = False,
 ) -> Cost:
     """Cross-attention on `context` tokens, whose keys may be `cached`."""
-    _check(batch, new, context)
+    width = d_model if d_context is None else d_context
+    check_sizes(batch=batch, new=new, context=context, d_context=width)
     K = n_heads if n_kv_heads is None else n_kv_heads
     D = check_layer(
         d_model=d_model,
@@ -124,7 +134,7 @@ def cross_cost(
     )
     q_width, kv_width = n_heads * D, K * D
     own = 2 * d_model * q_width
-    theirs = 2 * (d_model if d_context is None else d_context) * kv_width
+    theirs = 2 * width * kv_width
     biases = q_width + 2 * kv_width + d_model if bias else 0
     product = 2 * batch * n_heads * new * context * D
     read = 0 if cached else context
@@ -134,6 +144,7 @@ def cross_cost(
         scores=product,
         values=product,
         cached=2 * batch * context * kv_width,
+        idle=theirs + (2 * kv_width if bias else 0) if cached else 0,
     )
 
 

@@ -19,10 +19,10 @@ def size(n: float | Fraction) -> str:
         ('512 B', '128 KiB', '8.6 GiB', '32770 TiB')
     """
     n, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while n >= 1024 and len(units) > 1:
+    while float(f"{n:.4g}") >= 1024 and len(units) > 1:
         n /= 1024
         units.pop(0)
-    return f"{float(f'{n:.4g}'):g} {units[0]}"
+    return f"{float(f'{n:.4g}'):.10g} {units[0]}"
 
 
 # --8<-- [start:storage]
@@ -61,7 +61,12 @@ FIXED = {"state": Storage(32), "conv": Storage(16)}
 def storage_of(model: Model, dtype: str | Storage) -> Storage | Shipped:
     """What a dtype's name stands for; `"shipped"` is the model's own format."""
     if isinstance(dtype, Storage):
+        check_sizes(bits=dtype.bits, block=dtype.block)
+        if dtype.scale_bits < 0:
+            raise ValueError(f"{dtype.scale_bits=} must be at least 0")
         return dtype
+    if not isinstance(dtype, str):
+        raise TypeError(f"dtype is {type(dtype).__name__}; pass a name")
     if dtype == "shipped":
         if model.shipped is None:
             raise ValueError(f"no source says how {model.id} is shipped")

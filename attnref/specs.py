@@ -286,7 +286,7 @@ def _sources(row: _Row, places: Mapping[str, str]) -> tuple[Source, ...]:
     found = []
     for text in row.list_of("sources"):
         label, _, rest = str(text).partition(":")
-        if label not in places:
+        if label not in places or ("{" in places[label]) != bool(rest):
             raise row.wrong(f"sources: {text!r} is in no known place")
         shown = f"{label}:{rest}" if label == "arXiv" else label
         found.append(Source(shown, places[label].format(rest)))
@@ -296,13 +296,15 @@ def _sources(row: _Row, places: Mapping[str, str]) -> tuple[Source, ...]:
 def _group(where: str, record: object) -> Group:
     row = _Row(where, record)
     kind = row.record.pop("kind", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise row.wrong(f"kind is {kind!r}, not one of {', '.join(KINDS)}")
     group: Group = row.build(KINDS[kind])
     if isinstance(group, Full) and (group.q_heads or 0) % group.kv_heads:
         raise row.wrong(
             f"kv_heads={group.kv_heads} does not divide q_heads={group.q_heads}"
         )
+    if isinstance(group, Compressed) and group.index_dim and not group.ratio:
+        raise row.wrong("index_dim without ratio: nothing would be indexed")
     return group
 
 
@@ -326,6 +328,9 @@ def _model(record: object, places: Mapping[str, str]) -> Model:
         raise row.wrong("id has other than small letters, digits, - and .")
     if not re.fullmatch(r"20\d\d(-(0[1-9]|1[0-2]))?", model.date):
         raise row.wrong(f"date is {model.date!r}, not like 2024-07")
+    heads = [s.heads for g in model.groups for s in g.stores]
+    if model.shipped and max(heads) > 1:
+        raise row.wrong("shipped: an entry is of one head for all")
     if model.confidence not in ("high", "medium"):
         raise row.wrong(f"confidence is {model.confidence!r}")
     return model
@@ -334,9 +339,9 @@ def _model(record: object, places: Mapping[str, str]) -> Model:
 def read(text: str) -> dict[str, Model]:
     """The models of a file such as specs.json, by their ids."""
     file = _Row("the file", json.loads(text))
-    places = {**PLACES, **file.record["places"]}
+    places = {**PLACES, **_Row("places", file.record.get("places")).record}
     found: dict[str, Model] = {}
-    for record in file.record["models"]:
+    for record in file.list_of("models"):
         model = _model(record, places)
         if model.id in found:
             raise ValueError(f"specs.json: {model.id} is there twice")
@@ -369,7 +374,7 @@ def find_model(id: str) -> Model:
     """
     known = models()
     if id not in known:
-        near = get_close_matches(id.lower(), known, 3)
+        near = get_close_matches(str(id).lower(), known, 3)
         hint = f"; near are {', '.join(near)}" if near else ""
         raise ValueError(f"no model {id!r}{hint}")
     return known[id]

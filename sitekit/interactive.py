@@ -82,7 +82,7 @@ def _line(model: Model, words: Words) -> str:
     first, later = float(added.first), float(added.later)
     cells = [
         _cell(first, exact(added.first)),
-        _cell(later, exact(added.later) if later != first else "="),
+        _cell(later, exact(added.later)),
         _cell(held, size(held) if held else "–"),
     ]
     for tokens in CONTEXTS:
@@ -97,7 +97,9 @@ def _line(model: Model, words: Words) -> str:
         f'<tr data-family="{escape(model.family)}" '
         f'data-kinds="{" ".join(kinds(model))}">'
         f'<th scope="row">{escape(model.name)}</th>{"".join(cells)}'
-        f"<td>{layers}</td><td>{model.date}</td><td>{sources}</td></tr>"
+        f"<td>{layers}</td><td>{model.date}</td>"
+        f"{_cell(model.max_context, f'{model.max_context:,}')}"
+        f"<td>{sources}</td></tr>"
     )
 
 

@@ -18,6 +18,7 @@ from attnref.kv_memory import (
     token_bytes,
 )
 from attnref.specs import (
+    Compressed,
     Full,
     Group,
     Mla,
@@ -249,7 +250,9 @@ def shipped() -> list[list[Cell]]:
                 [
                     model.name,
                     str(model.shipped.kv),
-                    str(model.shipped.window or model.shipped.kv),
+                    str(model.shipped.window or model.shipped.kv)
+                    if any(isinstance(g, Compressed) for g in model.groups)
+                    else "–",
                     str(model.shipped.index),
                     exact(growth(model).later),
                     exact(growth(model, dtype="shipped").later),
@@ -416,7 +419,6 @@ def prompt() -> list[list[Cell]]:
                 f"{cost.projections / 1e9:,.0f}",
                 f"{products / 1e9:,.0f}",
                 f"{products / cost.flops:.0%}",
-                f"{float(cost.intensity()):,.0f}",
             ]
         )
     return rows

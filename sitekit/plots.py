@@ -63,7 +63,8 @@ def _svg(figure: Figure) -> str:
     text = re.sub(r"<style.*?</style>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r" font-family: [^;\"]*;?", "", text)
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
-    text = re.sub(r' id="(?!p)\w+"', "", text)
+    used = set(re.findall(r"[#(]#?(\w+)[\")]", text))
+    text = re.sub(r' id="(\w+)"', lambda m: m[0] if m[1] in used else "", text)
     width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2]
     head = f'<svg class="wide plot" viewBox="0 0 {width} {height}"'
     head += f' width="{width}" height="{height}" role="img"'
@@ -212,14 +213,18 @@ def contexts() -> Figure:
 
 
 def intensities() -> dict[str, float]:
-    """Operations a byte of the cache: decoding, and one prefill."""
+    """Operations a byte: of the cache in decoding, of all in a prefill."""
     found = {
         name: float(cost.attention_intensity())
         for name, cost in decode().items()
         if name != "latent"
     }
-    prefill = attention_cost(**LLAMA, n_kv_heads=8, new=2048)
-    return found | {"prefill": float(prefill.attention_intensity())}
+    new = 2048
+    prefill = attention_cost(**LLAMA, n_kv_heads=8, new=new)
+    # So many queries and outputs are no less than the cache.
+    moved = prefill.cached + 2 * new * LLAMA["d_model"]
+    products = prefill.scores + prefill.values
+    return found | {"prefill": products / (2 * moved)}
 
 
 def attainable(intensity: float) -> float:

@@ -96,7 +96,7 @@ def test_one_model_is_told_with_its_layers():
     assert "a token: 507,904 B (496 KiB)" in text
     assert "once windows are full: 81,920 B (80 KiB)" in text
     longest = longest_context(find_model("gemma-3-27b"), 8 * GIB)
-    assert f"fits 8 GiB: {longest:,} tokens" in text
+    assert f"longest in 8 GiB: {longest:,} tokens each" in text
     assert "sources: gemma" in text
     for model in models().values():
         told = kv(f"--model {model.id} --tokens 5")
@@ -105,14 +105,27 @@ def test_one_model_is_told_with_its_layers():
         assert "None" not in told
 
 
+def test_what_was_asked_stands_above_the_numbers():
+    how = "--batch 8 --dtype int8 --scale 16/32 --ranks 2"
+    line = "8 sequences, 8 bits, scale 16/32, a device of 2:"
+    for names in ("gpt2", "gpt2 falcon-7b"):
+        assert line in kv(f"--model {names} {how}").splitlines()
+
+
+@pytest.mark.parametrize("text", ["131072", "131,072", "131_072", "128k"])
+def test_numbers_may_be_written_as_people_do(text):
+    assert '"131072": 4831838208' in kv(f"--model gpt2 --tokens {text} --json")
+
+
 def test_a_budget_without_a_unit_is_in_bytes():
-    assert "fits 80 B: 0 tokens" in kv("--model gpt2 --budget 80")
+    assert "longest in 80 B: 0 tokens" in kv("--model gpt2 --budget 80")
 
 
 def test_several_models_are_told_in_lines():
     text = kv("--model mistral-7b gpt2 --tokens 1M --budget 1GiB")
     assert [" ".join(line.split()) for line in text.splitlines()] == [
-        "model a token 1,048,576 tokens fits 1 GiB",
+        "one sequence, bf16:",
+        "model a token later 1,048,576 tokens longest in 1 GiB",
         "mistral-7b 0 B 512 MiB any length",
         "gpt2 36 KiB 36 GiB 29,127",
     ]
@@ -149,6 +162,8 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ("--model gpt2 --tokens 0", "'0' is no number from 1 on"),
         ("--model gpt2 --tokens -5", "--tokens"),
         ("--model gpt2 --tokens 1e6", "'1e6' is no number from 1 on"),
+        ("--model gpt2 --tokens 1,,2", "'1,,2' is no number from 1 on"),
+        ("--model gpt2 --tokens 12,34", "'12,34' is no number from 1 on"),
         ("--model gpt2 --batch 1.5", "'1.5' is no number from 1 on"),
         ("--model gpt2 --ranks x", "'x' is no number from 1 on"),
         ("--model gpt2 --budget 0GiB", "'0GiB' is no size"),

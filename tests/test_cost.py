@@ -111,6 +111,9 @@ def test_the_cost_of_cross_attention_is_what_torch_counts(extra, cached, bias):
     assert cost.flops == count.get_total_flops()
     assert cost.parameters == sum(p.numel() for p in layer.parameters())
     assert cost.cached == cache.nbytes // 4
+    unread = (layer.k_proj, layer.v_proj) if cached else ()
+    idle = sum(p.numel() for part in unread for p in part.parameters())
+    assert cost.bytes_read("fp32") == 4 * (cost.parameters - idle + cost.cached)
 
 
 def test_scores_and_values_are_counted_apart():
@@ -177,6 +180,16 @@ def test_the_forms_of_mla_cross_where_the_package_says():
 def test_sizes_that_cannot_be_are_refused(wrong, message):
     with pytest.raises((ValueError, TypeError), match=message):
         attention_cost(**{"d_model": 30, "n_heads": 6} | wrong)
+
+
+def test_a_context_that_cannot_be_is_refused():
+    sizes = {"d_model": 30, "n_heads": 6}
+    with pytest.raises(ValueError, match="context=0 must be at least 1"):
+        cross_cost(**sizes, context=0)
+    with pytest.raises(ValueError, match="d_context=-4 must be at least 1"):
+        cross_cost(**sizes, context=3, d_context=-4)
+    with pytest.raises(ValueError, match="no dtype 'bf61'"):
+        cross_cost(**sizes, context=3).intensity("bf61")
 
 
 def test_an_unknown_form_is_refused():

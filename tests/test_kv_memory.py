@@ -336,12 +336,15 @@ def test_a_shape_of_ones_own():
 
 
 def test_a_size_is_written_in_the_unit_that_fits():
-    assert [size(n) for n in (0, 1023, 1024, 1536, 2**50)] == [
+    sizes = (0, 1023, 1024, 1536, 2**20 - 1, 2**50, 2**61)
+    assert [size(n) for n in sizes] == [
         "0 B",
         "1023 B",
         "1 KiB",
         "1.5 KiB",
+        "1 MiB",
         "1024 TiB",
+        "2097000 TiB",
     ]
 
 
@@ -357,6 +360,11 @@ def test_what_cannot_be_is_refused():
         state_bytes(gpt2, batch=-1)
     with pytest.raises(TypeError, match="budget is float"):
         longest_context(gpt2, 1e9)
+    for wrong in (Storage(0), Storage(-1), Storage(8, -1), Storage(8, 1, 0)):
+        with pytest.raises(ValueError, match="must be at least [01]"):
+            longest_context(gpt2, 10**9, dtype=wrong)
+    with pytest.raises(TypeError, match="dtype is int; pass a name"):
+        kv_bytes(gpt2, 1, dtype=16)
     with pytest.raises(ValueError, match=r"'bf61'; did you mean bf16\?"):
         storage_of(gpt2, "bf61")
     with pytest.raises(ValueError, match="no source says how gpt2 is shipped"):

@@ -99,7 +99,7 @@ def test_formats_and_their_scales():
 def test_what_kernels_store():
     rows = {name: row[:5] for name, row in cells("shipped").items()}
     assert rows == {
-        "DeepSeek-V3.2": ["656", "656", "132", "85,888", "48,068"],
+        "DeepSeek-V3.2": ["656", "–", "132", "85,888", "48,068"],
         "DeepSeek-V4-Flash": ["584", "584", "68", "6,880", "3,514.25"],
         "DeepSeek-V4-Pro": ["584", "584", "68", "9,848", "5,031.44"],
         "DeepSeek-V4.1-Flash": ["288", "528", "68", "3,200", "890"],
@@ -172,7 +172,15 @@ def test_a_prompt_and_a_batch_by_hand():
         assert row[2] == f"{cache / (cache + 2 * weights):.0%}"
 
 
+def test_a_prefill_moves_queries_and_outputs_too():
+    new, width, kv = 2048, 32 * 128, 8 * 128
+    moved = 2 * (2 * new * width + 2 * new * kv)
+    assert plots.intensities()["prefill"] == 4 * width * new**2 / moved
+    assert plots.intensities()["prefill"] > numbers.PEAK / numbers.BANDWIDTH
+
+
 def test_numbers_in_the_prose():
+    assert 128 * 295 / plots.intensities()["absorbed"] < 157
     first = kv_bytes(find_model("llama-2-7b"), 2**17)
     assert round(first / kv_bytes(find_model("deepseek-v4-flash"), 2**17)) == 76
     gemma, llama = (
@@ -223,6 +231,11 @@ def test_a_plot_is_text_and_the_colours_of_the_page(name):
     svg = plots.PLOTS[name][0]()
     assert "#" not in re.sub(r"url\(#\w+\)|href=\"#\w+\"", "", svg)
     assert "font-family" not in svg and "<style" not in svg
+    named = set(re.findall(r' id="(\w+)"', svg))
+    uses = re.findall(r'(?:href="#|url\(#)(\w+)', svg)
+    assert uses and set(uses) == named, "what is drawn is there"
+    dots = {"contexts": 12, "roofline": len(plots.intensities())}
+    assert svg.count("<use") == dots[name]
     assert "var(--ink)" in svg and "<text" in svg
     for model in numbers.DOZEN if name == "contexts" else ():
         assert f">{find_model(model).name}<" in svg

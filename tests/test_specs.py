@@ -124,6 +124,33 @@ def test_every_place_and_every_kind_is_used():
             lambda m: m.update(sources=["a blog"]),
             "gpt2: sources: 'a blog' is in no known place",
         ),
+        (
+            "gpt2",
+            lambda m: m["groups"][0].update(kind=[]),
+            r"gpt2: groups\[0\]: kind is \[\], not one of",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(sources=["gpt-fast:zzz"]),
+            "gpt2: sources: 'gpt-fast:zzz' is in no known place",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(sources=["transformers"]),
+            "gpt2: sources: 'transformers' is in no known place",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(
+                shipped={"kv": 1, "index": 1, "sources": ["gpt-fast"]}
+            ),
+            "gpt2: shipped: an entry is of one head for all",
+        ),
+        (
+            "deepseek-v4-flash",
+            lambda m: m["groups"][0].pop("ratio"),
+            r"groups\[0\]: index_dim without ratio",
+        ),
         ("gpt2", lambda m: m.update(date="19-02"), "gpt2: date is '19-02'"),
         ("gpt2", lambda m: m.update(date="2019-13"), "gpt2: date is '2019-13'"),
         ("gpt2", lambda m: m.update(name=3), "gpt2: name is 3"),
@@ -158,6 +185,15 @@ def test_no_record_may_lose_a_field_it_needs(data):
     field = data.draw(st.sampled_from(sorted({*record} - optional)))
     with pytest.raises(ValueError, match=r"^specs"):
         specs.read(changed(where, lambda m: m.pop(field)))
+
+
+def test_a_file_without_models_or_places_is_refused():
+    with pytest.raises(ValueError, match=r"specs\.json: the file: models is"):
+        specs.read('{"places": {}}')
+    with pytest.raises(ValueError, match=r"specs\.json: places: None is no"):
+        specs.read('{"models": []}')
+    with pytest.raises(ValueError, match="no model 5"):
+        specs.find_model(5)
 
 
 def test_an_entry_belongs_to_tokens_in_the_window_or_to_several():

@@ -109,7 +109,7 @@ for (const box of document.querySelectorAll(".calculator")) {
   const readable = (n) => {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let value = Number(n);
-    while (value >= 1024 && units.length > 1) {
+    while (Number(digits.format(value)) >= 1024 && units.length > 1) {
       value /= 1024;
       units.shift();
     }
@@ -125,9 +125,10 @@ for (const box of document.querySelectorAll(".calculator")) {
 
   // Each reader gives a value or throws the words that say why not.
   const asNumber = (name, text) => {
-    const match = /^(\d[\d_,]{0,17})([KM]?)$/.exec(text.trim());
+    const digits = /^(\d{1,18}|\d{1,3}(?:[,_]\d{3}){1,5})([KM]?)$/i;
+    const match = digits.exec(text.trim());
     const most = data.limits[name];
-    const unit = { K: 1024n, M: 1048576n }[match?.[2]] ?? 1n;
+    const unit = { K: 1024n, M: 1048576n }[match?.[2].toUpperCase()] ?? 1n;
     const value = match ? BigInt(match[1].replace(/[_,]/g, "")) * unit : 0n;
     if (value < 1n || value > BigInt(most)) {
       throw say("bad_number", words[name], text.slice(0, 40), grouped(most));
@@ -185,7 +186,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     for (const [name, text] of asked) {
       try {
         if (name === "model") continue;
-        if (!FIELDS.includes(name)) throw say("bad_field", name.slice(0, 40));
+        if (!FIELDS.includes(name)) continue; // left there by somebody else
         if (SHAPE.includes(name) && !own) throw say("no_shape", words[name]);
         check(name, text);
         form.elements[name].value = text;
@@ -343,6 +344,7 @@ for (const box of document.querySelectorAll(".calculator")) {
 
   let waiting;
   const update = () => {
+    clearTimeout(waiting); // browsers let an address change only so often
     const [values, found] = read();
     tell(found);
     if (found.length) {
@@ -352,11 +354,9 @@ for (const box of document.querySelectorAll(".calculator")) {
       return;
     }
     show(values);
-    clearTimeout(waiting); // browsers let an address change only so often
     waiting = setTimeout(toAddress, 200);
   };
 
-  form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("input", ({ target }) => {
     if (target.name === "model") {
       const model = models[target.value];

@@ -26,7 +26,7 @@ for (const box of document.querySelectorAll("figure.models")) {
       return "value" in dataset ? Number(dataset.value) : textContent;
     };
     const before = (a, b) =>
-      typeof a === "number" ? a - b : a.localeCompare(b, "en");
+      typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true });
     const sorted = [...rows].sort((a, b) => before(key(a), key(b)));
     body.replaceChildren(...(down ? sorted.reverse() : sorted));
     heads.forEach((head, i) => {
