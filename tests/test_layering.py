@@ -71,27 +71,41 @@ def test_the_package_never_imports_the_site():
         assert not any(n.startswith("sitekit") for n in imported(path))
 
 
-@pytest.mark.alone
-def test_importing_attnref_is_quick_and_needs_torch_alone():
-    code = """
+IMPORTS = """
 import sys, time, torch
+
+def seconds(names):
+    start = time.process_time()
+    for name in names.split():
+        __import__(name)
+    return time.process_time() - start
+
+others = seconds("mailbox xmlrpc.server ftplib wave imaplib sched pyclbr")
 before = set(sys.modules)
-start = time.process_time()
-import attnref
-print(time.process_time() - start)
+print(seconds("attnref"), others)
 new = {name.split(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - sys.stdlib_module_names - {"attnref", "torch"}))
 """
-    taken = []
-    for _ in range(3):  # the quickest: a machine has other things to do
+
+
+@pytest.mark.alone
+def test_importing_attnref_is_quick_and_needs_torch_alone():
+    """20 ms where some of the standard library takes 14, which tells how
+    fast a machine is, or a moment of it."""
+    tries = []
+    for _ in range(5):
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", IMPORTS],
             cwd=ROOT,
             capture_output=True,
             text=True,
             check=True,
         )
-        seconds, others = done.stdout.split("\n")[:2]
+        times, others = done.stdout.split("\n")[:2]
         assert others == "", f"importing attnref brings in {others}"
-        taken.append(float(seconds))
-    assert min(taken) <= 0.020
+        took, reference = map(float, times.split())
+        allowed = 0.020 * max(1.0, reference / 0.014)
+        tries.append((took, allowed))
+        if took <= allowed:
+            return
+    pytest.fail(f"seconds to import attnref, and allowed: {tries}")
