@@ -5,12 +5,22 @@ The calculator gets the models as stores, and does attnref's arithmetic anew.
 """
 
 import json
+from dataclasses import replace
 from html import escape
 from typing import Any
 
 import yaml
 
-from attnref.kv_memory import DTYPES, FIXED, growth, kv_bytes, size, state_bytes
+from attnref.kv_memory import (
+    DTYPES,
+    FIXED,
+    growth,
+    kv_bytes,
+    largest_batch,
+    longest_context,
+    size,
+    state_bytes,
+)
 from attnref.specs import (
     Chunked,
     Compressed,
@@ -258,6 +268,69 @@ def _models_by_family(words: Words) -> str:
     return "".join(groups)
 
 
+def _results(words: Words) -> tuple[str, str, str]:
+    """What stands there before anything is entered, as the script has it:
+    the sentence, the bars and the rows. So nothing moves when it starts."""
+    model = models()[CHOSEN["model"]]
+    shape = shape_of(model)
+    budget = int(BUDGET) * 2**30
+
+    def own(group: Group) -> Model:
+        return replace(model, groups=(group,))
+
+    def heads(kv_heads: int) -> Model:
+        return own(
+            Full(
+                layers=shape["layers"],
+                q_heads=shape["heads"],
+                kv_heads=kv_heads,
+                head_dim=shape["head_dim"],
+                v_head_dim=shape["v_head_dim"],
+            )
+        )
+
+    latent = Mla(
+        layers=shape["layers"],
+        q_heads=shape["heads"],
+        kv_lora_rank=shape["kv_lora_rank"],
+        qk_rope_head_dim=shape["qk_rope_head_dim"],
+    )
+    forms = {
+        model.name: model,
+        words["mha"]: heads(shape["heads"]),
+        words["gqa"]: heads(shape["kv_heads"]),
+        words["mla"]: own(latent),
+        words["mqa"]: heads(1),
+    }
+    totals = {
+        name: kv_bytes(form, USE["tokens"]) for name, form in forms.items()
+    }
+    most = max(budget, *totals.values())
+    bars = "".join(
+        f'<div class="bar"><span class="name">{escape(name)}</span>'
+        '<div class="track"><div class="fill" '
+        f'style="width: {100 * total / most:g}%"></div></div>'
+        f'<span class="value">{size(total)}</span></div>'
+        for name, total in totals.items()
+    )
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>'
+        f"<td>{exact(growth(form).later)}</td><td>{totals[name]:,}</td>"
+        f"<td>{size(totals[name])}</td>"
+        f"<td>{longest_context(form, budget):,}</td>"
+        f"<td>{largest_batch(form, USE['tokens'], budget):,}</td></tr>"
+        for name, form in forms.items()
+    )
+    said = words["said"].format(
+        model.name,
+        size(totals[model.name]),
+        USE["batch"],
+        f"{USE['tokens']:,}",
+        size(budget),
+    )
+    return escape(said), bars, rows
+
+
 def calculator(source: str, *_: Any, **__: Any) -> str:
     """words: every text of the form, of its results and of its refusals."""
     words: Words = yaml.safe_load(source)["words"]
@@ -283,22 +356,24 @@ def calculator(source: str, *_: Any, **__: Any) -> str:
     contexts = "".join(f'<option value="{n}">' for n in CONTEXTS)
     columns = ("form", "later", "total", "readable", "longest", "largest")
     head = "".join(f'<th scope="col">{escape(words[c])}</th>' for c in columns)
+    said, bars, rows = _results(words)
     # "</" would end the script element; in JSON a slash may be escaped.
     known = json.dumps(
         {**data(), "words": words}, ensure_ascii=False, separators=(",", ":")
     ).replace("</", "<\\/")
     return (
         f'<noscript><p class="without">{escape(words["noscript"])}</p>'
-        '</noscript><div class="calculator" hidden><form>'
+        '</noscript><div class="calculator"><form>'
         f'<fieldset class="first"><legend>{escape(words["what"])}</legend>'
         f"{_select(words, 'model', _models_by_family(words))}{use}</fieldset>"
         f"<fieldset><legend>{escape(words['shape'])}</legend>{shape}</fieldset>"
         f'<datalist id="contexts">{contexts}</datalist></form>'
         '<ul class="problems" role="alert" hidden></ul>'
-        '<output class="said" aria-live="polite"></output>'
-        '<div class="bars" aria-hidden="true"></div>'
+        f'<output class="said" aria-live="polite">{said}</output>'
+        f'<div class="bars" style="--budget: 100%" aria-hidden="true">{bars}'
+        "</div>"
         '<div class="scroll"><table class="tabular">'
-        f'<thead><tr>{head}</tr></thead><tbody class="body"></tbody>'
+        f'<thead><tr>{head}</tr></thead><tbody class="body">{rows}</tbody>'
         "</table></div>"
         f'<script type="application/json">{known}</script></div>'
     )

@@ -381,6 +381,20 @@ def test_without_javascript_it_says_where_else_to_look(visit, address):
     assert not page.locator(".calculator").is_visible()
 
 
+@pytest.mark.parametrize("path", ["calculator/", "zh/calculator/"])
+def test_nothing_moves_when_the_script_starts(visit, address, path):
+    parts = (".said", ".bars", ".body")
+    without = visit(address + path, java_script_enabled=False)
+    page = visit(address + path)
+    for part in parts:
+        there = without.locator(f".calculator {part}").text_content()
+        assert there == page.locator(f".calculator {part}").text_content()
+    widths = "all => all.map(e => parseFloat(e.style.width))"
+    assert without.eval_on_selector_all(".bar .fill", widths) == pytest.approx(
+        page.eval_on_selector_all(".bar .fill", widths), abs=0.1
+    )
+
+
 # --- the table of models -------------------------------------------------
 
 

@@ -376,5 +376,4 @@ for (const box of document.querySelectorAll(".calculator")) {
   tell([...found, ...wrong]);
   if (!wrong.length) show(values);
   else said.textContent = words.nothing;
-  box.hidden = false;
 }
