@@ -59,6 +59,21 @@ def _check(batch: int, new: int, past: int) -> None:
     check_sizes(batch=batch, new=new, past=past or 1)
 
 
+def _heads(
+    d_model: int, n_heads: int, n_kv_heads: int | None, head_dim: int | None
+) -> tuple[int, int]:
+    """Key/value heads and the width of a head, if a layer can have them."""
+    K = n_heads if n_kv_heads is None else n_kv_heads
+    D = check_layer(
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=K,
+        head_dim=head_dim,
+        dropout=0.0,
+    )
+    return K, D
+
+
 # --8<-- [end:cost]
 
 
@@ -83,14 +98,7 @@ def attention_cost(
         (41943040, 134217728, 16777216)
     """
     _check(batch, new, past)
-    K = n_heads if n_kv_heads is None else n_kv_heads
-    D = check_layer(
-        d_model=d_model,
-        n_heads=n_heads,
-        n_kv_heads=K,
-        head_dim=head_dim,
-        dropout=0.0,
-    )
+    K, D = _heads(d_model, n_heads, n_kv_heads, head_dim)
     q_width, kv_width, S = n_heads * D, K * D, past + new
     weights = 2 * d_model * q_width + 2 * d_model * kv_width
     biases = q_width + 2 * kv_width + d_model if bias else 0
@@ -124,14 +132,7 @@ def cross_cost(
     """Cross-attention on `context` tokens, whose keys may be `cached`."""
     width = d_model if d_context is None else d_context
     check_sizes(batch=batch, new=new, context=context, d_context=width)
-    K = n_heads if n_kv_heads is None else n_kv_heads
-    D = check_layer(
-        d_model=d_model,
-        n_heads=n_heads,
-        n_kv_heads=K,
-        head_dim=head_dim,
-        dropout=0.0,
-    )
+    K, D = _heads(d_model, n_heads, n_kv_heads, head_dim)
     q_width, kv_width = n_heads * D, K * D
     own = 2 * d_model * q_width
     theirs = 2 * width * kv_width
