@@ -1,4 +1,4 @@
-"""Tables and flows of MLA: counted from the layer, most of it unallocated."""
+"""Tables and flows of MLA: its own sizes, most of it unallocated."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,12 +7,11 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import attnref
 from attnref import mla
+from attnref.cost import Cost, mla_cost
 from attnref.kv_memory import size
-from sitekit.kept import kept
 from sitekit.tables import Cell, Word, code, empty, walk
 
 FORMS = ("expanded", "latent", "absorbed")
@@ -41,16 +40,6 @@ def _v3() -> attnref.MultiHeadLatentAttention:
         return attnref.MultiHeadLatentAttention(**V3).bfloat16()
 
 
-def _filled(
-    layer: nn.Module, form: str, past: int, new: int
-) -> attnref.KVCache:
-    """A cache that this form has filled with `past` tokens."""
-    cache = attnref.KVCache(past + new)
-    with torch.no_grad():
-        layer(empty(1, past, V3["d_model"]), cache=cache, form=form)
-    return cache
-
-
 def walk_mla() -> list[list[Cell]]:
     layer = attnref.MultiHeadLatentAttention(**SMALL)
     cache = attnref.KVCache(12)
@@ -63,7 +52,9 @@ def mla_cache() -> list[list[Cell]]:
     """What each form stores for a token of DeepSeek-V3."""
     rows: list[list[Cell]] = []
     for form in FORMS:
-        cache = _filled(_v3(), form, 1, 0)
+        cache = attnref.KVCache(1)
+        with torch.no_grad():
+            _v3()(empty(1, 1, V3["d_model"]), cache=cache, form=form)
         shapes = [code((t.shape[1], t.shape[3])) for t in cache.stored]
         numbers = cache.nbytes // 2
         rows.append(
@@ -116,41 +107,39 @@ def mla_claim() -> list[list[Cell]]:
     return rows
 
 
-def _counted(form: str, new: int) -> tuple[int, int]:
-    """FLOPs of the layer for `new` tokens after 4096, and the cache's bytes."""
-    layer = _v3()
-    cache = _filled(layer, form, 4096, new)
-    with FlopCounterMode(display=False) as count, torch.no_grad():
-        layer(empty(1, new, V3["d_model"]), cache=cache, form=form)
-    # The projections that all forms share, two FLOPs a weight and token.
-    own = sum(
+def _apart(form: str, new: int) -> Cost:
+    """A step of `new` tokens after 4096, less what all forms share."""
+    cost = mla_cost(**V3, form=form, new=new, past=4096)
+    shared = sum(
         p.numel()
-        for name, p in layer.named_parameters()
+        for name, p in _v3().named_parameters()
         if p.dim() == 2 and "kv_b" not in name
     )
-    return count.get_total_flops() - 2 * new * own, cache.nbytes
+    return cost._replace(projections=cost.projections - 2 * new * shared)
 
 
-@kept
 def mla_step() -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     for form in FORMS:
-        flops, held = _counted(form, 1)
+        cost = _apart(form, 1)
+        held = 2 * cost.cached
         rows.append(
-            [form, f"{flops / 1e6:,.0f}", size(held), f"{flops / held:,.0f}"]
+            [
+                form,
+                f"{cost.flops / 1e6:,.0f}",
+                size(held),
+                f"{cost.flops / held:,.0f}",
+            ]
         )
     return rows
 
 
-@kept
 def mla_chunks() -> list[list[Cell]]:
-    return [
-        [
-            str(new),
-            f"{_counted('absorbed', new)[0] / _counted('latent', new)[0]:.2f}",
-        ]
-        for new in (1, 16, 64, 128, 171, 256, 512)
-    ]
+    rows: list[list[Cell]] = []
+    for new in (1, 16, 64, 128, 171, 256, 512):
+        absorbed, latent = _apart("absorbed", new), _apart("latent", new)
+        rows.append([str(new), f"{absorbed.flops / latent.flops:.2f}"])
+    return rows
 
 
 def mla_merged() -> list[list[Cell]]:

@@ -385,6 +385,46 @@ def least() -> list[list[Cell]]:
     return rows
 
 
+def compare() -> list[list[Cell]]:
+    """The same step of MHA, GQA-8 and MQA: what differs, and what does not."""
+    rows: list[list[Cell]] = []
+    for name, K in (("MHA", 32), ("GQA-8", 8), ("MQA", 1)):
+        cost = attention_cost(**LLAMA, n_kv_heads=K, past=SEEN - 1)
+        rows.append(
+            [
+                name,
+                str(K),
+                _mega(cost.parameters),
+                _mega(cost.projections),
+                _mega(cost.scores + cost.values),
+                size(2 * cost.cached / SEEN),
+                size(2 * cost.cached),
+                f"{float(cost.attention_intensity()):.0f}",
+            ]
+        )
+    return rows
+
+
+def saved() -> list[list[Cell]]:
+    """Operations to generate N tokens with and without a cache, one layer."""
+    rows: list[list[Cell]] = []
+    layer = LLAMA | {"n_kv_heads": 8}
+    for N in (4, 16, 64):
+        afresh = sum(
+            attention_cost(**layer, new=t).flops for t in range(1, N + 1)
+        )
+        cached = sum(attention_cost(**layer, past=t).flops for t in range(N))
+        rows.append(
+            [
+                str(N),
+                f"{afresh / 1e9:,.1f}",
+                f"{cached / 1e9:,.1f}",
+                f"{afresh / cached:,.1f}",
+            ]
+        )
+    return rows
+
+
 def pairs() -> list[list[Cell]]:
     """Operations for one query and one key, 128 heads of 128."""
     heads: dict[str, Any] = {"d_model": 16_384, "n_heads": 128}
@@ -450,6 +490,8 @@ TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
     "shipped": shipped,
     "claims": claims,
     "step": step,
+    "compare": compare,
+    "saved": saved,
     "least": least,
     "pairs": pairs,
     "prompt": prompt,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import attnref
 from attnref.kv_memory import size
@@ -240,77 +239,8 @@ def growth() -> list[list[Cell]]:
     return rows
 
 
-def _big(K: int) -> nn.Module:
-    """A layer of Llama-3.1-8B with K key/value heads; takes no memory."""
-    with torch.device("meta"):
-        return attnref.GroupedQueryAttention(
-            d_model=4096, n_heads=32, n_kv_heads=K
-        ).bfloat16()
-
-
 def empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-
-@kept
-@torch.no_grad()
-def saved() -> list[list[Cell]]:
-    """FLOPs to generate N tokens with and without a cache, one layer."""
-    layer, x, cache = _big(8), empty(1, 64, 4096), attnref.KVCache(64)
-    marks, totals = (4, 16, 64), []
-    runs: tuple[Callable[[int], object], ...] = (
-        lambda t: layer(x[:, :t]),
-        lambda t: layer(x[:, t - 1 : t], cache=cache),
-    )
-    for run in runs:
-        with FlopCounterMode(display=False) as count:
-            so_far = []
-            for t in range(1, marks[-1] + 1):
-                run(t)
-                if t in marks:
-                    so_far.append(count.get_total_flops())
-        totals.append(so_far)
-    return [
-        [
-            str(t),
-            f"{without / 1e9:,.1f}",
-            f"{with_cache / 1e9:,.1f}",
-            f"{without / with_cache:,.1f}",
-        ]
-        for t, without, with_cache in zip(marks, *totals, strict=True)
-    ]
-
-
-CONTEXT = 8192
-
-
-@kept
-@torch.no_grad()
-def compare() -> list[list[Cell]]:
-    """MHA, GQA-8 and MQA of one shape: a decode step after 8192 tokens."""
-    rows: list[list[Cell]] = []
-    for name, K in (("MHA", 32), ("GQA-8", 8), ("MQA", 1)):
-        layer, cache = _big(K), attnref.KVCache(CONTEXT)
-        cache.append(*(empty(1, K, CONTEXT - 1, 128) for _ in "kv"))
-        with FlopCounterMode(display=False) as count:
-            layer(empty(1, 1, 4096), cache=cache)
-        parameters = sum(p.numel() for p in layer.parameters())
-        attention = (
-            count.get_total_flops() - 2 * parameters
-        )  # each weight: multiply and add
-        rows.append(
-            [
-                name,
-                str(K),
-                f"{parameters / 1e6:.1f}",
-                f"{2 * parameters / 1e6:.1f}",
-                f"{attention / 1e6:.1f}",
-                size(cache.nbytes / CONTEXT),
-                size(cache.nbytes),
-                f"{attention / cache.nbytes:.0f}",
-            ]
-        )
-    return rows
 
 
 TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
@@ -322,6 +252,4 @@ TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
     "walk_gqa": partial(walk_self, "gqa"),
     "walk_cross": walk_cross,
     "growth": growth,
-    "saved": saved,
-    "compare": compare,
 }

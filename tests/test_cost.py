@@ -16,6 +16,7 @@ from attnref import (
     crossover,
 )
 from attnref.cost import Cost, attention_cost, cross_cost, mla_cost
+from sitekit.latent import V3
 
 CALLS = [
     {"batch": 1, "new": 1, "past": 0},
@@ -82,6 +83,23 @@ def test_the_cost_of_each_form_of_mla_is_what_torch_counts(
     layer = MultiHeadLatentAttention(**SIZES, q_lora_rank=rank, bias=bias)
     cost = mla_cost(**SIZES, q_lora_rank=rank, bias=bias, form=form, **call)
     assert shown(cost) == counted(layer, form=form, **call)
+
+
+@pytest.mark.parametrize(
+    "call", [{"new": 1, "past": 4096}, {"new": 171, "past": 96}], ids=str
+)
+def test_costs_of_the_pages_are_what_torch_counts(call):
+    """In the shapes of Llama-3.1-8B and of DeepSeek-V3, unallocated."""
+    llama = {"d_model": 4096, "n_heads": 32}
+    with torch.device("meta"):
+        for K in (32, 8, 1):
+            layer = GroupedQueryAttention(**llama, n_kv_heads=K)
+            cost = attention_cost(**llama, n_kv_heads=K, **call)
+            assert shown(cost) == counted(layer, batch=1, **call)
+        layer = MultiHeadLatentAttention(**V3)
+        for form in ("expanded", "latent", "absorbed"):
+            cost = mla_cost(**V3, form=form, **call)
+            assert shown(cost) == counted(layer, batch=1, form=form, **call)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 
 import attnref
 from attnref.kv_memory import size
-from sitekit import fences, figures, latent, tables
+from sitekit import fences, figures, latent, numbers, tables
 from sitekit.mathml import mathml
 from sitekit.tables import Word
 
@@ -150,14 +150,14 @@ def test_what_a_cache_saves_by_hand():
     weights = 2 * E * inner + 2 * E * kv
     step = [2 * weights + 4 * inner * t for t in range(1, N + 1)]
     again = [2 * weights * t + 4 * inner * t * t for t in range(1, N + 1)]
-    last = tables.saved()[-1]
+    last = numbers.saved()[-1]
     assert last[0] == str(N)
     assert float(last[1].replace(",", "")) == round(sum(again) / 1e9, 1)
     assert float(last[2]) == round(sum(step) / 1e9, 1)
 
 
 def test_only_attention_keeps_its_flops():
-    rows = tables.compare()
+    rows = numbers.compare()
     assert [row[1] for row in rows] == ["32", "8", "1"]
     assert len({row[4] for row in rows}) == 1
     assert rows[0][4] == f"{4 * 32 * 128 * 8192 / 1e6:.1f}"

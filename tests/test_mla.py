@@ -357,34 +357,6 @@ def test_which_form_costs_less():
     assert cheaper_form(layer, 4096, 0) == "latent"
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_flops_are_those_that_the_choice_is_made_by(form):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with torch.device("meta"):
-        layer = MultiHeadLatentAttention(**V3)
-        past, new = torch.empty(1, 96, 7168), torch.empty(1, 5, 7168)
-    cache = KVCache(101)
-    with torch.no_grad():
-        layer(past, cache=cache, form=form)
-        with FlopCounterMode(display=False) as count:
-            layer(new, cache=cache, form=form)
-    S, n, heads, dn, dr, dv, rank = 101, 5, 128, 128, 64, 128, 512
-    own = 5 * sum(
-        p.numel()
-        for name, p in layer.named_parameters()
-        if "kv_b" not in name and "norm" not in name
-    )
-    expansion = heads * rank * (dn + dv)
-    wide, narrow = 2 * rank + dr, dn + dr + dv
-    core = {
-        "expanded": n * expansion + heads * n * S * narrow,
-        "latent": S * expansion + heads * n * S * narrow,
-        "absorbed": n * expansion + heads * n * S * wide,
-    }[form]
-    assert count.get_total_flops() == 2 * (own + core)
-
-
 def test_yarn_leaves_fast_pairs_and_slows_slow_ones():
     plain = torch.tensor([1.0, 0.1, 1e-2, 1e-3, 1e-4], dtype=torch.float64)
     slowed = Yarn(40.0, 4096).slowed(plain, theta=10000.0)
