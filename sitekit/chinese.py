@@ -4,7 +4,6 @@ import logging
 import sys
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
-from tempfile import TemporaryDirectory
 
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
@@ -36,7 +35,6 @@ def start_worker() -> None:
     kept.worker = ProcessPoolExecutor(
         1, mp_context=get_context("spawn"), initializer=logging.basicConfig
     )
-    kept.worker.submit(_rehearse)
 
 
 def begin(site_dir: str, site_url: str, strict: bool) -> Future[None] | None:
@@ -44,12 +42,6 @@ def begin(site_dir: str, site_url: str, strict: bool) -> Future[None] | None:
     if kept.worker is None:
         return None
     return kept.worker.submit(_build_afresh, site_dir, site_url, strict)
-
-
-def _rehearse() -> None:
-    """So that the first edit does not wait for the imports."""
-    with TemporaryDirectory() as folder:
-        _build_afresh(folder, "", False)
 
 
 def _build_afresh(site_dir: str, site_url: str, strict: bool) -> None:

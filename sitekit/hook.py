@@ -25,6 +25,13 @@ def _task(config: Any, folder: str) -> tuple[str, str, bool]:
     return str(Path(config.site_dir, folder)), url, bool(config.strict)
 
 
+def on_startup(command: str, dirty: bool) -> None:
+    from sitekit import chinese
+
+    if command == "serve":
+        chinese.start_worker()
+
+
 def on_config(config: Any) -> Any:
     # The tensors of figures are small: threads would only wait for each other.
     torch.set_num_threads(1)
@@ -39,8 +46,13 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     # The templates of the API reference are compiled once, not every build.
-    handler = config.plugins["mkdocstrings"].get_handler("python")
+    from sitekit import kept
+
+    plugins = config.plugins
+    handler = plugins["mkdocstrings"].get_handler("python")
     handler.env.bytecode_cache = FileSystemBytecodeCache()
+    search = plugins["material/search"].search_index
+    kept.pages.listen(plugins["autorefs"], search)
     return files
 
 
@@ -90,10 +102,3 @@ def on_post_build(config: Any) -> None:
     else:
         chinese.build_chinese(*_task(config, "zh"))
     chinese.forget_code()
-
-
-def on_serve(server: Any, config: Any, builder: Any) -> Any:
-    from sitekit import chinese
-
-    chinese.start_worker()
-    return server

@@ -7,7 +7,7 @@ worker process that builds the Chinese half.
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sitekit import ROOT
 
@@ -40,43 +40,79 @@ def kept(function: Callable[[], T]) -> Callable[[], T]:
     return wrapper
 
 
+class Rendered(NamedTuple):
+    """What rendering a page gives; its anchors are known by their file."""
+
+    html: str
+    toc: Any
+    anchors: Any
+    links: dict[str, Any]
+    objects: list[tuple[Any, Any]]
+
+
 class Pages:
     """Pages that were rendered before and need not be again.
 
-    Rendering is most of a build, and an edit touches one page. A page with
-    `:::` is rendered always: mkdocstrings has to meet its objects.
+    Rendering and indexing are most of a build, and an edit touches one page.
+    Only objects.inv, for other sites, is not what a first build makes of it.
     """
 
     def __init__(self) -> None:
-        self.known: dict[object, tuple[Any, ...]] = {}
-        self.keys: dict[str, object] = {}
+        self.known: dict[str, tuple[object, Rendered]] = {}
+        self.entries: dict[str, tuple[object, list[Any]]] = {}
+        self.key: object = None
+        self.objects: list[tuple[Any, Any]] = []
+
+    def listen(self, autorefs: Any, index: Any) -> None:
+        """Learn what mkdocstrings and the search make of a page."""
+        self.register = autorefs.register_anchor
+        add = index.add_entry_from_context
+
+        def register(page: Any, *args: Any, **told: Any) -> None:
+            self.objects.append((args, told))
+            self.register(page, *args, **told)
+
+        def add_once(page: Any) -> None:
+            key, held = (page.title, page.content), len(index.entries)
+            if self.entries.get(page.url, (None,))[0] == key:
+                index.entries.extend(self.entries[page.url][1])
+            else:
+                add(page)
+                self.entries[page.url] = key, index.entries[held:]
+
+        autorefs.register_anchor = register
+        index.add_entry_from_context = add_once
 
     def begin(self, markdown: str, page: Any, files: Any) -> str:
         """What is to be rendered: nothing, if the result is known."""
         names = tuple(file.src_uri for file in files)
-        key = (page.file.abs_src_path, markdown, names, _state_of_the_code())
-        if "\n::: " in markdown:
-            return markdown
-        self.keys[page.file.abs_src_path] = key
-        return "" if key in self.known else markdown
+        self.key, self.objects = (markdown, names, _state_of_the_code()), []
+        return "" if self._result(page) else markdown
+
+    def _result(self, page: Any) -> Rendered | None:
+        key, result = self.known.get(page.file.abs_src_path, (None, None))
+        return result if key == self.key else None
 
     def end(self, html: str, page: Any, files: Any) -> str:
         """The page as it was rendered, now or before."""
-        key = self.keys.pop(page.file.abs_src_path, None)
-        if key is None:
-            return html
-        if key not in self.known:
+        result = self._result(page)
+        if result is None:
             links = {
                 file.src_uri: anchors
                 for file, anchors in (page.links_to_anchors or {}).items()
             }
-            self.known[key] = (html, page.toc, page.present_anchor_ids, links)
-        html, page.toc, page.present_anchor_ids, links = self.known[key]
+            anchors = page.present_anchor_ids
+            result = Rendered(html, page.toc, anchors, links, self.objects)
+            self.known[page.file.abs_src_path] = self.key, result
+            return html
+        page.toc, page.present_anchor_ids = result.toc, result.anchors
         page.links_to_anchors = {
             files.get_file_from_path(uri): anchors
-            for uri, anchors in links.items()
+            for uri, anchors in result.links.items()
         }
-        return html
+        for args, told in result.objects:
+            self.register(page, *args, **told)
+        return result.html
 
 
 pages = Pages()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 from torch import Tensor
 
@@ -72,7 +73,15 @@ def copy_of_the_sources(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return build(tmp_path_factory.mktemp("site"))
+    """Built once a run: the first worker to need it builds, others wait."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # that of the run
+    folder, log = base / "site", base / "site.log"
+    with FileLock(base / "site.lock"):
+        if not log.exists():
+            log.write_text(build(folder).log, encoding="utf-8")
+    return Site(folder, log.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="session")

@@ -34,8 +34,7 @@ def served(tmp_path_factory):
         )
         try:
             get = getter(f"http://{place}/", server)
-            get("")
-            yield source, get
+            yield source, get, everything(get)
         finally:
             os.killpg(server.pid, signal.SIGINT)
             try:
@@ -45,6 +44,14 @@ def served(tmp_path_factory):
                 raise
         log.seek(0)
         assert "WARNING" not in log.read()
+
+
+def everything(get):
+    """Pages with figures, links and objects of the API, and what is found."""
+    names = ("sdpa/", "absorption/", "api/", "search/search_index.json")
+    paths = [half + name for half in ("", "zh/") for name in names]
+    # Each build has a number of its own in the pages.
+    return {path: re.sub(r"livereload\(.*?\)", "", get(path)) for path in paths}
 
 
 def getter(base, server):
@@ -64,7 +71,7 @@ def getter(base, server):
 
 def seconds_until_seen(served, file, old, new, *paths):
     """Edit a file; how long until the pages show it? Then undo the edit."""
-    source, get = served
+    source, get, _ = served
     target = source / file
     text = target.read_text(encoding="utf-8")
     assert old in text
@@ -83,7 +90,7 @@ def seconds_until_seen(served, file, old, new, *paths):
 
 
 def test_both_languages_are_served(served):
-    _, get = served
+    _, get, _ = served
     assert '<html lang="en"' in get("masks/")
     assert '<html lang="zh"' in get("zh/masks/")
     assert re.search(r'class="language" href="[^"]*zh/masks/"', get("masks/"))
@@ -123,6 +130,11 @@ def test_an_edited_page_is_live_within_two_seconds(served, file, path):
         if took <= allowed:
             return
     pytest.fail(f"seconds until an edit was seen, and allowed: {tries}")
+
+
+def test_what_is_kept_is_what_a_first_build_makes(served):
+    _, get, first = served
+    assert everything(get) == first
 
 
 def test_edited_code_is_live_in_both_languages(served):
