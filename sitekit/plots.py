@@ -157,6 +157,7 @@ def contexts() -> Figure:
                 marker="o",
                 markersize=5,
                 linestyle="none",
+                clip_on=False,
             )
         ends.append((taken[-1], colour))
     axes.set_xscale("log", base=2)
@@ -193,6 +194,7 @@ def contexts() -> Figure:
                 "arrowstyle": "-",
                 "color": colour,
                 "linewidth": 0.8,
+                "relpos": (0, 0.5),  # to where the name begins
                 "shrinkA": 1,
                 "shrinkB": 0,
             },
