@@ -399,7 +399,7 @@ def test_nothing_moves_when_the_script_starts(visit, address, path):
 
 
 def shown(page):
-    return page.locator(".models tbody tr:visible th").all_inner_texts()
+    return page.locator(".models tbody tr:visible th").all_text_contents()
 
 
 def test_the_table_holds_every_model_and_its_bytes(visit, address):
@@ -407,7 +407,7 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
     rows = page.locator(".models tbody tr").all()
     assert len(rows) == len(models())
     for line, model in zip(rows, models().values(), strict=True):
-        cells = line.locator("th, td").all_inner_texts()
+        cells = line.locator("th, td").all_text_contents()
         added = growth(model)
         assert cells[0] == model.name
         assert cells[1] == exact(added.first)
