@@ -413,8 +413,11 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
         assert cells[1] == exact(added.first)
         assert cells[2] == exact(added.later)
         assert cells[-2] == f"{model.max_context:,}"
-        totals = [size(kv_bytes(model, 2**n)) for n in (12, 15, 17, 20)]
-        assert cells[4:8] == totals
+        totals = {2**n: size(kv_bytes(model, 2**n)) for n in (12, 15, 17, 20)}
+        assert cells[4:8] == [*totals.values()]
+        assert line.locator(".beyond").all_text_contents() == [
+            total for n, total in totals.items() if n > model.max_context
+        ]
         links = line.locator("a").all()
         assert [a.get_attribute("href") for a in links] == [
             source.url for source in model.sources
