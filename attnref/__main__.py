@@ -33,7 +33,6 @@ from attnref.specs import (
 
 CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
 UNITS = {
-    "": 1,
     **{f"{k}B": 1000**i for i, k in enumerate(("", "K", "M", "G", "T"))},
     **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)},
 }
@@ -50,11 +49,11 @@ def a_count(text: str) -> int:
 
 
 def a_budget(text: str) -> int:
-    """Bytes: 80GiB, 24GB or a number."""
+    """Bytes with their unit: 80GiB, 24GB or 512B."""
     match = re.fullmatch(
-        r"(\d{1,18}(?:\.\d{1,9})?) ?([KMGT]?i?B)?", text.strip()
+        r"(\d{1,18}(?:\.\d{1,9})?) ?([KMGT]?I?B)", text.strip().upper()
     )
-    unit = UNITS.get((match[2] or "") if match else "?")
+    unit = UNITS.get(match[2].replace("I", "i")) if match else None
     if not match or unit is None or not (n := int(Fraction(match[1]) * unit)):
         raise argparse.ArgumentTypeError(f"{text!r} is no size like 80GiB")
     return n
@@ -133,7 +132,7 @@ def result(
             "first": exact(added.first),
             "later": exact(added.later),
         },
-        "state_bytes": state_bytes(model, batch=batch, ranks=ranks),
+        "state_bytes": state_bytes(model, ranks=ranks),
         "kv_bytes": kept,
         "sources": {s.label: s.url for s in model.sources},
         "note": model.note,
@@ -190,7 +189,8 @@ def one(found: dict[str, Any], budget: int | None) -> str:
     if first != later:
         out.append(f"once windows are full: {later:,} B ({size(later)})")
     if found["state_bytes"]:
-        out.append(f"whatever the length: {found['state_bytes']:,} B")
+        held = found["state_bytes"]
+        out.append(f"whatever the length: {held:,} B ({size(held)}) a sequence")
     out.append(f"{settings(found)}:")
     rows = [["tokens", "bytes", ""]]
     rows += [

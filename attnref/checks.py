@@ -47,11 +47,20 @@ def check_layer(
 
 def check_sizes(**sizes: int) -> None:
     """Each is a whole number above 0."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{name} is {type(size).__name__}; pass an int")
-        if size < 1:
-            raise ValueError(f"{name}={size} must be at least 1")
+    _check_from(1, sizes)
+
+
+def check_counts(**counts: int) -> None:
+    """Each is a whole number, which may be 0."""
+    _check_from(0, counts)
+
+
+def _check_from(least: int, numbers: dict[str, int]) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{name} is {type(number).__name__}; pass an int")
+        if number < least:
+            raise ValueError(f"{name}={number} must be at least {least}")
 
 
 def check_input(name: str, x: Tensor, width: int) -> None:

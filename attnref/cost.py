@@ -4,8 +4,8 @@
 from fractions import Fraction
 from typing import NamedTuple
 
-from attnref.checks import check_layer, check_sizes
-from attnref.kv_memory import DTYPES
+from attnref.checks import check_counts, check_layer, check_sizes
+from attnref.kv_memory import dtype_called
 
 # --8<-- [end:imports]
 
@@ -35,7 +35,7 @@ class Cost(NamedTuple):
     def bytes_read(self, dtype: str = "bf16") -> int:
         """Each weight once and each cached number once: the least there is."""
         read = self.parameters - self.idle + self.cached
-        return read * _bits(dtype) // 8
+        return -(-read * dtype_called(dtype).bits // 8)
 
     def intensity(self, dtype: str = "bf16") -> Fraction:
         """Operations for each byte that is read."""
@@ -43,20 +43,13 @@ class Cost(NamedTuple):
 
     def attention_intensity(self, dtype: str = "bf16") -> Fraction:
         """Operations of scores and values for each byte of the cache."""
-        cache = Fraction(self.cached * _bits(dtype), 8)
+        cache = Fraction(self.cached * dtype_called(dtype).bits, 8)
         return (self.scores + self.values) / cache
 
 
-def _bits(dtype: str) -> int:
-    if dtype not in DTYPES:
-        raise ValueError(f"no dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    return DTYPES[dtype].bits
-
-
 def _check(batch: int, new: int, past: int) -> None:
-    if past < 0:
-        raise ValueError(f"{past=} must be at least 0")
-    check_sizes(batch=batch, new=new, past=past or 1)
+    check_sizes(batch=batch, new=new)
+    check_counts(past=past)
 
 
 def _heads(

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import NamedTuple
 
-from attnref.checks import check_sizes
+from attnref.checks import check_counts, check_sizes
 from attnref.specs import Group, Model, Shipped, Store
 
 # --8<-- [end:imports]
@@ -54,6 +54,19 @@ DTYPES = {
 FIXED = {"state": Storage(32), "conv": Storage(16)}
 
 
+def dtype_called(name: str, *others: str) -> Storage:
+    """A dtype by its name, or which names there are, `others` among them."""
+    if not isinstance(name, str):
+        raise TypeError(f"dtype is {type(name).__name__}; pass a name")
+    if name in DTYPES:
+        return DTYPES[name]
+    names = [*DTYPES, *others]
+    short = name.lower().removeprefix("torch.").replace("bfloat", "bf")
+    near = get_close_matches(short.replace("float", "fp"), names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(f"no dtype {name!r}; {hint}known are {', '.join(names)}")
+
+
 # --8<-- [end:storage]
 
 
@@ -62,21 +75,13 @@ def storage_of(model: Model, dtype: str | Storage) -> Storage | Shipped:
     """What a dtype's name stands for; `"shipped"` is the model's own format."""
     if isinstance(dtype, Storage):
         check_sizes(bits=dtype.bits, block=dtype.block)
-        if dtype.scale_bits < 0:
-            raise ValueError(f"{dtype.scale_bits=} must be at least 0")
+        check_counts(scale_bits=dtype.scale_bits)
         return dtype
-    if not isinstance(dtype, str):
-        raise TypeError(f"dtype is {type(dtype).__name__}; pass a name")
-    if dtype == "shipped":
-        if model.shipped is None:
-            raise ValueError(f"no source says how {model.id} is shipped")
-        return model.shipped
-    if dtype in DTYPES:
-        return DTYPES[dtype]
-    names = [*DTYPES, "shipped"]
-    near = get_close_matches(dtype, names, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(f"no dtype {dtype!r}; {hint}known are {', '.join(names)}")
+    if dtype != "shipped":
+        return dtype_called(dtype, "shipped")
+    if model.shipped is None:
+        raise ValueError(f"no source says how kernels store {model.id}'s cache")
+    return model.shipped
 
 
 def entry_bytes(
@@ -85,7 +90,8 @@ def entry_bytes(
     """One entry of one layer, on the fullest of `ranks` devices.
 
     Heads are split over the devices, and a device that would get none holds
-    a copy of one: what has one head for all is on every device.
+    a copy of one: what has one head for all is on every device. Channels of
+    convolutions are split evenly; an engine may have to copy some of them.
     """
     if store.fixed:
         storage = FIXED[store.role]

@@ -193,9 +193,9 @@ class Shipped:
 class Model:
     """A released model, as far as its cache is concerned.
 
-    `groups` are its layers that keep something; `max_context` the longest
-    that it was published with. Draft layers, vision towers and the padding
-    of an allocator are not counted.
+    `groups` are its layers that keep something; `max_context` is that of its
+    config, or of its card. Draft layers, vision towers and the padding of an
+    allocator are not counted.
     """
 
     id: str

@@ -15,6 +15,7 @@ from attnref.kv_memory import (
     kv_bytes,
     largest_batch,
     longest_context,
+    size,
     state_bytes,
 )
 from attnref.specs import find_model, models
@@ -61,7 +62,7 @@ def test_json_holds_what_the_package_computes(dtype):
             str(t): kv_bytes(model, t, batch=3, **how) for t in (131_072, 1000)
         }
         assert told["token_bytes"] == growth(model, **how)._asdict()
-        assert told["state_bytes"] == state_bytes(model, batch=3, ranks=2)
+        assert told["state_bytes"] == state_bytes(model, ranks=2)
         assert told["longest_context"] == longest_context(
             model, 24 * GIB, batch=3, **how
         )
@@ -117,8 +118,11 @@ def test_numbers_may_be_written_as_people_do(text):
     assert '"131072": 4831838208' in kv(f"--model gpt2 --tokens {text} --json")
 
 
-def test_a_budget_without_a_unit_is_in_bytes():
-    assert "longest in 80 B: 0 tokens" in kv("--model gpt2 --budget 80")
+def test_states_are_told_for_one_sequence_as_tokens_are():
+    state = state_bytes(find_model("kimi-k3"))
+    text = kv("--model kimi-k3 --tokens 4K --batch 8")
+    told = f"whatever the length: {state:,} B ({size(state)}) a sequence"
+    assert told in text.splitlines()
 
 
 def test_several_models_are_told_in_lines():
@@ -138,8 +142,9 @@ def test_several_models_are_told_in_lines():
         ("24GB", 24 * 10**9),
         ("1.5 GiB", 3 * GIB // 2),
         ("512MiB", 2**29),
-        ("1000", 1000),
-        ("7B", 7),
+        ("1000B", 1000),
+        ("24gb", 24 * 10**9),
+        ("80gib", 80 * GIB),
     ],
 )
 def test_a_budget_is_written_with_its_unit(text, bytes_):
@@ -157,7 +162,10 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ("--model Qwen3-8B", "near are qwen3-8b"),
         ("--model zzzz", "no model 'zzzz'"),
         ("--model gpt2 --dtype bf61", "no dtype 'bf61'; did you mean bf16?"),
-        ("--model gpt2 --dtype shipped", "no source says how gpt2 is shipped"),
+        (
+            "--model gpt2 --dtype shipped",
+            "no source says how kernels store gpt2",
+        ),
         ("--model gpt2 --dtype shipped --scale 16/32", "--scale goes with"),
         ("--model gpt2 --tokens 0", "'0' is no number from 1 on"),
         ("--model gpt2 --tokens -5", "--tokens"),
@@ -167,6 +175,8 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ("--model gpt2 --batch 1.5", "'1.5' is no number from 1 on"),
         ("--model gpt2 --ranks x", "'x' is no number from 1 on"),
         ("--model gpt2 --budget 0GiB", "'0GiB' is no size"),
+        ("--model gpt2 --budget 80", "'80' is no size like 80GiB"),
+        ("--model gpt2 --dtype float16", "did you mean fp16?"),
         ("--model gpt2 --budget 8XB", "'8XB' is no size"),
         ("--model gpt2 --budget nanGiB", "'nanGiB' is no size"),
         ("--model gpt2 --scale 16", "'16' is no scale"),

@@ -173,6 +173,7 @@ def test_a_step_reads_each_weight_and_each_cached_number_once():
     assert cost.intensity() == Fraction(2800, 2080)
     assert cost.intensity("fp32") == Fraction(2800, 4160)
     assert cost.attention_intensity("int8") == 800 / 40
+    assert Cost(1, 2, 3, 4, 2).bytes_read("int4") == 2  # half a byte is one
 
 
 def test_the_forms_of_mla_cross_where_the_package_says():
@@ -191,6 +192,8 @@ def test_the_forms_of_mla_cross_where_the_package_says():
     [
         ({"new": 0}, "new=0 must be at least 1"),
         ({"past": -1}, "past=-1 must be at least 0"),
+        ({"past": 0.0}, "past is float; pass an int"),
+        ({"past": None}, "past is NoneType; pass an int"),
         ({"batch": 1.0}, "batch is float"),
         ({"n_kv_heads": 4}, "n_kv_heads=4 does not divide n_heads=6"),
     ],
@@ -206,7 +209,9 @@ def test_a_context_that_cannot_be_is_refused():
         cross_cost(**sizes, context=0)
     with pytest.raises(ValueError, match="d_context=-4 must be at least 1"):
         cross_cost(**sizes, context=3, d_context=-4)
-    with pytest.raises(ValueError, match="no dtype 'bf61'"):
+    with pytest.raises(
+        ValueError, match=r"no dtype 'bf61'; did you mean bf16\?"
+    ):
         cross_cost(**sizes, context=3).intensity("bf61")
 
 

@@ -365,7 +365,19 @@ def test_what_cannot_be_is_refused():
             longest_context(gpt2, 10**9, dtype=wrong)
     with pytest.raises(TypeError, match="dtype is int; pass a name"):
         kv_bytes(gpt2, 1, dtype=16)
-    with pytest.raises(ValueError, match=r"'bf61'; did you mean bf16\?"):
-        storage_of(gpt2, "bf61")
-    with pytest.raises(ValueError, match="no source says how gpt2 is shipped"):
+    with pytest.raises(TypeError, match="scale_bits is float; pass an int"):
+        kv_bytes(gpt2, 1, dtype=Storage(4, 0.5))
+    for said, meant in (
+        ("bf61", "bf16"),
+        ("BF16", "bf16"),
+        ("torch.bfloat16", "bf16"),
+        ("float16", "fp16"),
+        ("float8", "fp8"),
+        ("shiped", "shipped"),
+    ):
+        with pytest.raises(ValueError, match=rf"did you mean {meant}\?"):
+            storage_of(gpt2, said)
+    with pytest.raises(
+        ValueError, match="no source says how kernels store gpt2"
+    ):
         kv_bytes(gpt2, 1, dtype="shipped")
