@@ -45,10 +45,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    # The templates of the API reference are compiled once, not every build.
     from sitekit import kept
 
     plugins = config.plugins
+    # The templates of the API reference are compiled once, not every build.
     handler = plugins["mkdocstrings"].get_handler("python")
     handler.env.bytecode_cache = FileSystemBytecodeCache()
     search = plugins["material/search"].search_index

@@ -31,8 +31,7 @@ from attnref.specs import (
     Recurrent,
     models,
 )
-from sitekit.latent import V3
-from sitekit.numbers import CONTEXTS, exact
+from sitekit.numbers import CONTEXTS, SHAPE, exact, forms_of
 
 Words = dict[str, str]
 
@@ -158,15 +157,6 @@ def table_of_models(source: str, *_: Any, **__: Any) -> str:
 
 # --- the calculator ------------------------------------------------------
 
-SHAPE = {
-    "layers": 32,
-    "heads": 32,
-    "kv_heads": 8,
-    "head_dim": 128,
-    "v_head_dim": 128,
-    "kv_lora_rank": V3["kv_lora_rank"],
-    "qk_rope_head_dim": V3["qk_rope_head_dim"],
-}
 USE = {"tokens": 131_072, "batch": 1, "ranks": 1}
 CHOSEN = {"model": "llama-3.1-8b", "dtype": "bf16", "scale": "none"}
 BUDGET = "80"
@@ -272,35 +262,10 @@ def _results(words: Words) -> tuple[str, str, str]:
     """What stands there before anything is entered, as the script has it:
     the sentence, the bars and the rows. So nothing moves when it starts."""
     model = models()[CHOSEN["model"]]
-    shape = shape_of(model)
     budget = int(BUDGET) * 2**30
-
-    def own(group: Group) -> Model:
-        return replace(model, groups=(group,))
-
-    def heads(kv_heads: int) -> Model:
-        return own(
-            Full(
-                layers=shape["layers"],
-                q_heads=shape["heads"],
-                kv_heads=kv_heads,
-                head_dim=shape["head_dim"],
-                v_head_dim=shape["v_head_dim"],
-            )
-        )
-
-    latent = Mla(
-        layers=shape["layers"],
-        q_heads=shape["heads"],
-        kv_lora_rank=shape["kv_lora_rank"],
-        qk_rope_head_dim=shape["qk_rope_head_dim"],
-    )
-    forms = {
-        model.name: model,
-        words["mha"]: heads(shape["heads"]),
-        words["gqa"]: heads(shape["kv_heads"]),
-        words["mla"]: own(latent),
-        words["mqa"]: heads(1),
+    forms = {model.name: model} | {
+        words[name]: replace(model, groups=(group,))
+        for name, group in forms_of(shape_of(model)).items()
     }
     totals = {
         name: kv_bytes(form, USE["tokens"]) for name, form in forms.items()

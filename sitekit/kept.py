@@ -41,7 +41,7 @@ def kept(function: Callable[[], T]) -> Callable[[], T]:
 
 
 class Rendered(NamedTuple):
-    """What rendering a page gives; its anchors are known by their file."""
+    """What rendering a page gives; its links by the file they lead to."""
 
     html: str
     toc: Any

@@ -88,29 +88,38 @@ def familiar(kind: str) -> list[list[Cell]]:
 # --- memory --------------------------------------------------------------
 
 
-def forms_of(q_heads: int, kv_heads: int, head_dim: int) -> dict[str, Group]:
-    """One layer of a shape, with the cache of each variant.
+# LLaMA-7B's, with 8 key/value heads for GQA and the latent of DeepSeek-V3.
+SHAPE = {
+    "layers": 32,
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "v_head_dim": 128,
+    "kv_lora_rank": V3["kv_lora_rank"],
+    "qk_rope_head_dim": V3["qk_rope_head_dim"],
+}
 
-    The latent has the widths of DeepSeek-V2 and V3: 512 and 64.
-    """
+
+def forms_of(shape: dict[str, int]) -> dict[str, Group]:
+    """The layers of a shape, with the cache of each variant."""
 
     def heads(kv_heads: int) -> Full:
         return Full(
-            layers=1,
-            q_heads=q_heads,
+            layers=shape["layers"],
+            q_heads=shape["heads"],
             kv_heads=kv_heads,
-            head_dim=head_dim,
-            v_head_dim=head_dim,
+            head_dim=shape["head_dim"],
+            v_head_dim=shape["v_head_dim"],
         )
 
     return {
-        "mha": heads(q_heads),
-        "gqa": heads(kv_heads),
+        "mha": heads(shape["heads"]),
+        "gqa": heads(shape["kv_heads"]),
         "mla": Mla(
-            layers=1,
-            q_heads=q_heads,
-            kv_lora_rank=V3["kv_lora_rank"],
-            qk_rope_head_dim=V3["qk_rope_head_dim"],
+            layers=shape["layers"],
+            q_heads=shape["heads"],
+            kv_lora_rank=shape["kv_lora_rank"],
+            qk_rope_head_dim=shape["qk_rope_head_dim"],
         ),
         "mqa": heads(1),
     }
@@ -118,8 +127,7 @@ def forms_of(q_heads: int, kv_heads: int, head_dim: int) -> dict[str, Group]:
 
 def variants() -> list[list[Cell]]:
     """Each variant of LLaMA-7B's shape: 32 layers of 32 heads of 128."""
-    layers, (H, K, D) = 32, (32, 8, 128)
-    forms = forms_of(H, K, D)
+    layers, forms = SHAPE["layers"], forms_of(SHAPE)
     most = token_bytes(forms["mha"], BF16).later
     rows: list[list[Cell]] = []
     for name, formula in (
@@ -387,9 +395,14 @@ def least() -> list[list[Cell]]:
 
 def compare() -> list[list[Cell]]:
     """The same step of MHA, GQA-8 and MQA: what differs, and what does not."""
+    costs = decode()
     rows: list[list[Cell]] = []
-    for name, K in (("MHA", 32), ("GQA-8", 8), ("MQA", 1)):
-        cost = attention_cost(**LLAMA, n_kv_heads=K, past=SEEN - 1)
+    for key, name, K in (
+        ("mha", "MHA", 32),
+        ("gqa", "GQA-8", 8),
+        ("mqa", "MQA", 1),
+    ):
+        cost = costs[key]
         rows.append(
             [
                 name,
