@@ -109,6 +109,22 @@ def test_figures_follow_light_and_dark(visit, address):
     ) == "slate"  # fmt: skip
 
 
+def test_words_in_a_formula_are_never_broken(visit, address):
+    """Laid out again, for a picture of the whole page, Chromium breaks them
+    into letters, of which it draws the first, where words may be broken."""
+    page = visit(address + "memory/", width=390)
+    widths = """() => [...document.querySelectorAll(".formula mtext")].map(e =>
+    {
+      const range = document.createRange();
+      range.selectNodeContents(e);
+      return range.getBoundingClientRect().width;
+    })"""
+    before = page.evaluate(widths)
+    page.screenshot(full_page=True)
+    assert page.evaluate(widths) == before
+    assert min(before) > 20
+
+
 def test_formulas_are_drawn_with_the_math_font(visit, address):
     page = visit(address + "zh/sdpa/")
     assert page.evaluate("document.fonts.check('16px \"STIX Two Math\"')")

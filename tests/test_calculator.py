@@ -418,7 +418,7 @@ def test_nothing_moves_when_the_script_starts(visit, address, path):
 
 
 def shown(page):
-    return page.locator(".models tbody tr:visible th").all_text_contents()
+    return page.locator(".models tbody tr:visible th").all_inner_texts()
 
 
 def test_the_table_holds_every_model_and_its_bytes(visit, address):
@@ -426,7 +426,7 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
     rows = page.locator(".models tbody tr").all()
     assert len(rows) == len(models())
     for line, model in zip(rows, models().values(), strict=True):
-        cells = line.locator("th, td").all_text_contents()
+        cells = line.locator("th, td").all_inner_texts()
         added = growth(model)
         assert cells[0] == model.name
         assert cells[1] == exact(added.first)
@@ -434,7 +434,7 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
         assert cells[-2] == f"{model.max_context:,}"
         totals = {2**n: size(kv_bytes(model, 2**n)) for n in (12, 15, 17, 20)}
         assert cells[4:8] == [*totals.values()]
-        assert line.locator(".beyond").all_text_contents() == [
+        assert line.locator(".beyond").all_inner_texts() == [
             total for n, total in totals.items() if n > model.max_context
         ]
         links = line.locator("a").all()
