@@ -1,7 +1,8 @@
 """Plots: matplotlib's axes, attnref's numbers, the page's words.
 
 Text stays text and colours are the page's own, so that a plot follows the
-scheme. A word of the page stands as `{key}` until the page fills it in.
+scheme. A word of the page stands as `{key}` until the page fills it in. Each
+is drawn twice, wide and for the column of a phone; the page shows what fits.
 """
 
 import io
@@ -17,6 +18,7 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from matplotlib.transforms import Affine2D
 
 from attnref.cost import attention_cost
 from attnref.kv_memory import kv_bytes, size
@@ -38,7 +40,6 @@ INKS = {
 INK, SOFT, LINE, GREEN, WARM, BLUE, PURPLE = INKS
 STYLE: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "attnref",
     "font.size": 11,
     "axes.edgecolor": LINE,
     "axes.labelcolor": INK,
@@ -52,7 +53,7 @@ STYLE: Any = {
 }
 
 
-def _svg(figure: Figure) -> str:
+def _svg(figure: Figure, kind: str) -> str:
     """The drawing, with colours and fonts left to the page's style."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
@@ -66,7 +67,7 @@ def _svg(figure: Figure) -> str:
     used = set(re.findall(r"[#(]#?(\w+)[\")]", text))
     text = re.sub(r' id="(\w+)"', lambda m: m[0] if m[1] in used else "", text)
     width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2]
-    head = f'<svg class="wide plot" viewBox="0 0 {width} {height}"'
+    head = f'<svg class="{kind} plot" viewBox="0 0 {width} {height}"'
     head += f' width="{width}" height="{height}" role="img"'
     text = re.sub(
         r"<svg[^>]*>", f'{head} aria-label="{{title}}">', text, count=1
@@ -79,21 +80,34 @@ def _svg(figure: Figure) -> str:
     return text.strip()
 
 
-def _styled(draw: Callable[[], Figure]) -> Callable[[], str]:
-    """A drawing in our style, made once."""
+def _styled(
+    draw: Callable[[bool], Figure],
+) -> Callable[[], tuple[str, str]]:
+    """A drawing in our style, wide and narrow, made once."""
+
+    def one(kind: str) -> str:
+        # Names in it are its own: both stand in one page.
+        salt = {"svg.hashsalt": f"{draw.__name__} {kind}"}
+        with matplotlib.rc_context(STYLE | salt):
+            return _svg(draw(kind == "narrow"), kind)
 
     @wraps(draw)
-    def drawn() -> str:
-        with matplotlib.rc_context(STYLE):
-            return _svg(draw())
+    def drawn() -> tuple[str, str]:
+        return one("wide"), one("narrow")
 
     return kept(drawn)
 
 
-def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), dpi=72)
+def _axes(
+    width: float, height: float, box: tuple[float, float, float, float]
+) -> tuple[Figure, Axes]:
+    """Axes at left, bottom, width, height, in pixels of the page."""
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     figure.patch.set_visible(False)
-    axes = figure.add_axes((0, 0, 1, 1))
+    left, bottom, wide, high = box
+    axes = figure.add_axes(
+        (left / width, bottom / height, wide / width, high / height)
+    )
     axes.patch.set_visible(False)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=6)
@@ -138,10 +152,10 @@ def look(name: str) -> str:
 
 
 @_styled
-def contexts() -> Figure:
+def contexts(narrow: bool) -> Figure:
     """Bytes of the cache against tokens, both in powers of two."""
-    figure, axes = _axes(10, 6.2)
-    axes.set_position((0.085, 0.1, 0.7, 0.85))
+    box = (50, 124, 174, 352) if narrow else (61, 45, 504, 379)
+    figure, axes = _axes(*((358, 500) if narrow else (700, 446)), box)
     tokens = [2**i for i in range(10, 21)]
     ends = []
     for name in DOZEN:
@@ -176,18 +190,19 @@ def contexts() -> Figure:
         axis.set_minor_locator(NullLocator())
     axes.grid(True)
     axes.set_xlabel("{tokens}")
-    axes.text(0, 1.02, "{bytes}", transform=axes.transAxes)
-    span = log2(high / low)
-    heights = [log2(taken / low) / span for taken, _ in ends]
+    pixels = Affine2D().scale(1 / box[2], 1 / box[3]) + axes.transAxes
+    axes.text(0, box[3] + 8, "{bytes}", transform=pixels)
+    span = box[3] / log2(high / low)
+    heights = [log2(taken / low) * span for taken, _ in ends]
     for name, (_, colour), at, to in zip(
-        DOZEN, ends, heights, _apart(heights, 0.042), strict=True
+        DOZEN, ends, heights, _apart(heights, 16), strict=True
     ):
         axes.annotate(
             find_model(name).name,
-            xy=(1.0, at),
-            xytext=(1.035, to),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
+            xy=(box[2], at),
+            xytext=(box[2] + 16, to),
+            xycoords=pixels,
+            textcoords=pixels,
             color=colour,
             va="center",
             arrowprops={
@@ -199,18 +214,20 @@ def contexts() -> Figure:
                 "shrinkB": 0,
             },
         )
+    x, y = (0, -58) if narrow else (10, box[3] - 13)
     for i, key in enumerate(LOOKS):
         colour, dashes = LOOKS[key]
-        y = 0.965 - 0.05 * i
+        at = y - 19 * i
         axes.plot(
-            [0.02, 0.065],
-            [y, y],
+            [x, x + 23],
+            [at, at],
             color=colour,
             linestyle=dashes,
             linewidth=1.8,
-            transform=axes.transAxes,
+            transform=pixels,
+            clip_on=False,
         )
-        axes.text(0.075, y, f"{{{key}}}", va="center", transform=axes.transAxes)
+        axes.text(x + 28, at, f"{{{key}}}", va="center", transform=pixels)
     return figure
 
 
@@ -235,10 +252,10 @@ def attainable(intensity: float) -> float:
 
 
 @_styled
-def roofline() -> Figure:
+def roofline(narrow: bool) -> Figure:
     """What a GPU can reach at each intensity, and where attention stands."""
-    figure, axes = _axes(10, 4.6)
-    axes.set_position((0.085, 0.13, 0.88, 0.78))
+    box = (38, 43, 306, 250) if narrow else (61, 43, 634, 258)
+    figure, axes = _axes(*((358, 318) if narrow else (700, 331)), box)
     ends = [0.5, PEAK / BANDWIDTH, 20_000]
     axes.plot(ends, [attainable(x) for x in ends], color=INK, linewidth=2)
     axes.set_xscale("log", base=10)
@@ -257,27 +274,28 @@ def roofline() -> Figure:
         axis.set_minor_locator(NullLocator())
     axes.grid(True)
     axes.set_xlabel("{intensity}")
-    axes.text(0, 1.04, "{flops}", transform=axes.transAxes)
-    places: dict[str, tuple[float, float]] = {
-        "mha": (12, -14),
-        "expanded": (12, -30),
-        "gqa": (12, -12),
-        "mqa": (12, -12),
-        "absorbed": (-10, 16),
-        "prefill": (-40, 16),
+    axes.text(0, 1 + 10 / box[3], "{flops}", transform=axes.transAxes)
+    places: dict[str, tuple[float, float, str]] = {
+        "mha": (12, -14, "left"),
+        "expanded": (12, -30, "left"),
+        "gqa": (12, -12, "left"),
+        "mqa": (12, -12, "left"),
+        "absorbed": (-10, 16, "right"),
+        "prefill": (0, 16, "center"),
     }
     for name, x in intensities().items():
         colour = GREEN if name in ("expanded", "absorbed") else WARM
         y = attainable(x)
+        *offset, side = places[name]
         axes.plot([x], [y], marker="o", markersize=7, color=colour)
         axes.annotate(
             f"{{{name}}}",
             xy=(x, y),
-            xytext=places[name],
+            xytext=offset,
             textcoords="offset points",
             color=colour,
             va="center",
-            ha="right" if name == "absorbed" else "left",
+            ha=side,
         )
     axes.axvline(
         PEAK / BANDWIDTH, color=SOFT, linewidth=1, linestyle=(0, (3, 3))
@@ -305,7 +323,8 @@ def contexts_rows() -> list[list[str]]:
     return [[m.name, *(size(kv_bytes(m, t)) for t in PLOT)] for m in chosen]
 
 
-PLOTS: dict[str, tuple[Callable[[], str], Callable[[], list[list[str]]]]] = {
+Rows = Callable[[], list[list[str]]]
+PLOTS: dict[str, tuple[Callable[[], tuple[str, str]], Rows]] = {
     "contexts": (contexts, contexts_rows),
     "roofline": (roofline, roofline_rows),
 }
@@ -315,7 +334,7 @@ def plot(source: str, *_: Any, **__: Any) -> str:
     """plot, title, caption, words, and for its table: numbers, head."""
     spec = yaml.safe_load(source)
     drawn, rows = PLOTS[spec["plot"]]
-    svg, words = drawn(), {**spec["words"], "title": spec["title"]}
+    svg, words = "".join(drawn()), {**spec["words"], "title": spec["title"]}
     wanted = set(re.findall(r"\{(\w+)\}", svg))
     if wanted != set(words):
         raise ValueError(f"words differ: {sorted(wanted ^ set(words))}")
@@ -331,8 +350,9 @@ def plot(source: str, *_: Any, **__: Any) -> str:
         cells = "".join(f"<td>{filled(cell)}</td>" for cell in row[1:])
         lines += f'<tr><th scope="row">{filled(row[0])}</th>{cells}</tr>'
     return (
-        '<figure class="drawn"><div class="scroll" tabindex="0" role="region"'
-        f' aria-label="{escape(spec["title"])}">{filled(svg)}</div>'
+        '<figure class="drawn"><div class="scroll plots" tabindex="0"'
+        f' role="region" aria-label="{escape(spec["title"])}"'
+        f" data-search-exclude>{filled(svg)}</div>"
         f"<figcaption>{escape(spec['caption'], quote=False)}</figcaption>"
         f"<details><summary>{escape(spec['numbers'])}</summary>"
         '<div class="scroll"><table class="tabular"><thead><tr>'

@@ -36,7 +36,17 @@ OVERFLOW = """() => [
   ...[...document.querySelectorAll('.md-content *')]
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1
         && !e.closest('.scroll, pre, svg, math'))
-    .map(e => e.outerHTML.slice(0, 80))]"""
+    .map(e => e.outerHTML.slice(0, 80)),
+  ...[...document.querySelectorAll('.plots')].flatMap(plot => {
+    const box = plot.getBoundingClientRect();
+    const shown = [...plot.children].filter(e => e.checkVisibility());
+    return [
+      ...(shown.length === 1 ? [] : [shown.length + ' plots']),
+      ...shown.flatMap(e => [...e.querySelectorAll('text')])
+        .map(e => [e.getBoundingClientRect(), e.textContent])
+        .filter(([r]) => r.left < box.left || r.right > box.right)
+        .map(([, words]) => 'in a plot: ' + words)];
+  })]"""
 SCROLLING = """() => [...document.querySelectorAll('pre > code')]
     .filter(e => e.scrollWidth > e.clientWidth)
     .map(e => e.innerText.slice(0, 80))"""

@@ -201,7 +201,7 @@ def test_numbers_in_the_prose():
 def lines(svg):
     """The path of each thick line, as points."""
     paths = re.findall(
-        r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none; '
+        r'<path d="([^"]*)"(?: clip-path="[^"]*")? style="fill: none; '
         r"(?:stroke-dasharray: [^;]*; stroke-dashoffset: 0; )?"
         r"stroke: var\(--[\w-]+\); stroke-width: 1.8",
         svg,
@@ -212,28 +212,37 @@ def lines(svg):
     ]
 
 
-def test_the_lines_of_the_plot_are_the_bytes_of_the_models():
-    svg = plots.contexts()
+BOTH = pytest.mark.parametrize("kind", [0, 1], ids=["wide", "narrow"])
+
+
+@BOTH
+def test_the_lines_of_the_plot_are_the_bytes_of_the_models(kind):
+    svg = plots.contexts()[kind]
     drawn = [points for points in lines(svg) if len(points) > 2]
     assert len(drawn) == len(numbers.DOZEN) == 12
     assert len(lines(svg)) - len(drawn) == len(plots.LOOKS)
-    height = float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', svg)[1])
-    bottom, top = height * (1 - 0.1), height * (1 - 0.95)
+    box = r'<clipPath [^>]*>\s*<rect x="(.+?)" y="(.+?)" '
+    box += r'width="(.+?)" height="(.+?)"'
+    left, top, wide, high = map(float, re.search(box, svg).groups())
     for name, points in zip(numbers.DOZEN, drawn, strict=True):
-        for (_, y), power in ((points[0], 10), (points[-1], 20)):
+        for (x, y), power in ((points[0], 10), (points[-1], 20)):
             taken = log2(kv_bytes(find_model(name), 2**power))
-            share = (bottom - y) / (bottom - top)
+            share = (top + high - y) / high
             assert share == pytest.approx((taken - 22) / (40 - 22), abs=1e-4)
+            assert (x - left) / wide == pytest.approx((power - 10) / 10)
 
 
+@BOTH
 @pytest.mark.parametrize("name", plots.PLOTS)
-def test_a_plot_is_text_and_the_colours_of_the_page(name):
-    svg = plots.PLOTS[name][0]()
+def test_a_plot_is_text_and_the_colours_of_the_page(name, kind):
+    svg = plots.PLOTS[name][0]()[kind]
     assert "#" not in re.sub(r"url\(#\w+\)|href=\"#\w+\"", "", svg)
     assert "font-family" not in svg and "<style" not in svg
     named = set(re.findall(r' id="(\w+)"', svg))
     uses = re.findall(r'(?:href="#|url\(#)(\w+)', svg)
     assert uses and set(uses) == named, "what is drawn is there"
+    other = set(re.findall(r' id="(\w+)"', plots.PLOTS[name][0]()[1 - kind]))
+    assert not named & other, "both stand in one page"
     dots = {"contexts": 12, "roofline": len(plots.intensities())}
     assert svg.count("<use") == dots[name]
     assert "var(--ink)" in svg and "<text" in svg
@@ -283,11 +292,12 @@ def test_each_model_has_a_kind_of_line():
     assert known["kimi-k3"] == known["qwen3-next-80b"] == "state"
 
 
-def test_each_kind_of_line_is_told_by_colour_and_by_dashes():
+@BOTH
+def test_each_kind_of_line_is_told_by_colour_and_by_dashes(kind):
     colours = [colour for colour, _ in plots.LOOKS.values()]
     assert len(set(colours)) == len(plots.LOOKS)
     assert len({str(look) for look in plots.LOOKS.values()}) == 4
-    svg = plots.contexts()
+    svg = plots.contexts()[kind]
     for name, (colour, _) in plots.LOOKS.items():
         ink = plots.INKS[colour]
         members = [m for m in numbers.DOZEN if plots.look(m) == name]
