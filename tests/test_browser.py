@@ -101,12 +101,69 @@ def test_figures_follow_light_and_dark(visit, address):
 
     page = visit(address + "masks/")
     light = colours(page)
-    page.locator("label[title='Switch to dark']").click()
+    page.get_by_role("button", name="Switch to dark").click()
     dark = colours(page)
     assert all(a != b for a, b in zip(light, dark, strict=True))
-    assert visit(address + "masks/", scheme="dark").evaluate(
-        "document.body.dataset.mdColorScheme"
-    ) == "slate"  # fmt: skip
+
+
+def scheme_of(page):
+    return page.evaluate(
+        """() => [document.body.dataset.mdColorScheme,
+        document.querySelector("[name=color-scheme]").content,
+        document.querySelector("[name=theme-color]").content,
+        getComputedStyle(document.body).backgroundColor]"""
+    )
+
+
+LIGHT = ["default", "light", *["rgb(253, 252, 249)"] * 2]
+DARK = ["slate", "dark", *["rgb(22, 25, 26)"] * 2]
+
+
+@pytest.mark.parametrize(("scheme", "seen"), [("light", LIGHT), ("dark", DARK)])
+def test_no_reader_sees_the_other_scheme_first(chromium, address, scheme, seen):
+    """It is there before the script of the theme."""
+    context = chromium.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.route("**/bundle.*.js", lambda route: route.abort())
+    page.goto(address + "masks/")
+    assert scheme_of(page) == seen
+    page.emulate_media(color_scheme="dark" if seen == LIGHT else "light")
+    page.wait_for_timeout(50)
+    assert scheme_of(page) == (DARK if seen == LIGHT else LIGHT)
+    context.close()
+
+
+def test_a_chosen_scheme_holds_in_both_languages(visit, address):
+    page = visit(address + "masks/")
+    there = page.get_by_role("button", name="Switch to dark")
+    back = page.get_by_role("button", name="Switch to light")
+    expect(there).to_be_visible()
+    expect(back).to_be_hidden()
+    there.press("Enter")
+    expect(back).to_be_focused()
+    expect(there).to_be_hidden()
+    for _ in range(2):
+        assert scheme_of(page) == DARK
+        page.goto(address + "zh/masks/")
+    page.get_by_role("button", name="切换到浅色").click()
+    page.goto(address)
+    assert scheme_of(page) == LIGHT
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(50)
+    assert scheme_of(page) == LIGHT, "chosen is chosen"
+
+
+def test_a_scheme_can_be_chosen_where_nothing_is_stored(chromium, address):
+    context = chromium.new_context()
+    context.add_init_script(
+        "Object.defineProperty(window, 'localStorage',"
+        " { get() { throw new DOMException('no', 'SecurityError') } })"
+    )
+    page = context.new_page()
+    page.goto(address + "masks/")
+    page.get_by_role("button", name="Switch to dark").click()
+    assert scheme_of(page) == DARK
+    context.close()
 
 
 def test_words_in_a_formula_are_never_broken(visit, address):
