@@ -286,12 +286,12 @@ def roofline(narrow: bool) -> Figure:
     for name, x in intensities().items():
         colour = GREEN if name in ("expanded", "absorbed") else WARM
         y = attainable(x)
-        *offset, side = places[name]
+        right, up, side = places[name]
         axes.plot([x], [y], marker="o", markersize=7, color=colour)
         axes.annotate(
             f"{{{name}}}",
             xy=(x, y),
-            xytext=offset,
+            xytext=(right, up),
             textcoords="offset points",
             color=colour,
             va="center",
