@@ -37,6 +37,9 @@ OVERFLOW = """() => [
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1
         && !e.closest('.scroll, pre, svg, math'))
     .map(e => e.outerHTML.slice(0, 80)),
+  ...[...document.querySelectorAll('.formula')]
+    .filter(e => e.scrollWidth > e.clientWidth)
+    .map(e => 'a formula: ' + e.textContent.slice(0, 80)),
   ...[...document.querySelectorAll('.plots')].flatMap(plot => {
     const box = plot.getBoundingClientRect();
     const shown = [...plot.children].filter(e => e.checkVisibility());
