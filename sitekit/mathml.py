@@ -11,9 +11,10 @@ from markdown import Extension, Markdown
 from markdown.postprocessors import Postprocessor
 from math_core import LatexError, LatexToMathML
 
+# A formula, with the marks that may not be torn from one in a line.
 WRAPPED = re.compile(
-    r'<(?P<tag>span|div) class="arithmatex">(?:\\\(|\\\[)'
-    r"(?P<latex>.*?)(?:\\\)|\\\])</(?P=tag)>",
+    r'(?P<before>[(（“]*)<(?P<tag>span|div) class="arithmatex">(?:\\\(|\\\[)'
+    r"(?P<latex>.*?)(?:\\\)|\\\])</(?P=tag)>(?P<after>[-,.:;!?)，。、：；！？）”]*)",
     re.DOTALL,
 )
 _convert = LatexToMathML(fancy_error=False).convert_with_local_state
@@ -31,9 +32,12 @@ def mathml(latex: str, *, display: bool) -> str:
 def _replace(match: re.Match[str]) -> str:
     tag = match["tag"]
     math = mathml(html.unescape(match["latex"]), display=tag == "div")
-    if tag == "span":
-        return math
-    return f'<div class="scroll formula">{math}</div>'
+    before, after = match["before"], match["after"]
+    if tag == "div":
+        return f'{before}<div class="scroll formula">{math}</div>{after}'
+    if before or after:
+        return f'<span class="held">{before}{math}{after}</span>'
+    return math
 
 
 class _ToMathML(Postprocessor):

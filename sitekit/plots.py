@@ -350,9 +350,8 @@ def plot(source: str, *_: Any, **__: Any) -> str:
         cells = "".join(f"<td>{filled(cell)}</td>" for cell in row[1:])
         lines += f'<tr><th scope="row">{filled(row[0])}</th>{cells}</tr>'
     return (
-        '<figure class="drawn"><div class="scroll plots" tabindex="0"'
-        f' role="region" aria-label="{escape(spec["title"])}"'
-        f" data-search-exclude>{filled(svg)}</div>"
+        '<figure class="drawn"><div class="scroll plots" data-search-exclude>'
+        f"{filled(svg)}</div>"
         f"<figcaption>{escape(spec['caption'], quote=False)}</figcaption>"
         f"<details><summary>{escape(spec['numbers'])}</summary>"
         '<div class="scroll"><table class="tabular"><thead><tr>'

@@ -127,9 +127,11 @@ def test_no_reader_sees_the_other_scheme_first(chromium, address, scheme, seen):
     page.route("**/bundle.*.js", lambda route: route.abort())
     page.goto(address + "masks/")
     assert scheme_of(page) == seen
-    page.emulate_media(color_scheme="dark" if seen == LIGHT else "light")
-    page.wait_for_timeout(50)
-    assert scheme_of(page) == (DARK if seen == LIGHT else LIGHT)
+    other = DARK if seen == LIGHT else LIGHT
+    page.emulate_media(color_scheme=other[1])
+    body = page.locator("body")
+    expect(body).to_have_attribute("data-md-color-scheme", other[0])
+    assert scheme_of(page) == other
     context.close()
 
 

@@ -27,11 +27,12 @@ class Seen(NamedTuple):
     urls: list[str]
     faults: list[str]
     wide: list[str]
+    torn: list[str]
     scrolling: list[str]
     axe: list[tuple[str, str]]
 
 
-OVERFLOW = """() => [
+OVERFLOW = """() => document.fonts.ready.then(() => [
   ...(document.documentElement.scrollWidth > innerWidth ? ['the page'] : []),
   ...[...document.querySelectorAll('.md-content *')]
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1
@@ -49,7 +50,17 @@ OVERFLOW = """() => [
         .map(e => [e.getBoundingClientRect(), e.textContent])
         .filter(([r]) => r.left < box.left || r.right > box.right)
         .map(([, words]) => 'in a plot: ' + words)];
-  })]"""
+  })])"""
+TORN = r"""() => [...document.querySelectorAll('article math')]
+    .filter(m => /^[-,.:;!?)，。、：；！？）”]/.test(m.nextSibling?.data))
+    .filter(m => {
+      const mark = document.createRange();
+      mark.setStart(m.nextSibling, 0);
+      mark.setEnd(m.nextSibling, 1);
+      return mark.getBoundingClientRect().left
+        < m.getBoundingClientRect().left;
+    })
+    .map(m => m.textContent + m.nextSibling.data.slice(0, 20))"""
 SCROLLING = """() => [...document.querySelectorAll('pre > code')]
     .filter(e => e.scrollWidth > e.clientWidth)
     .map(e => e.innerText.slice(0, 80))"""
@@ -59,7 +70,7 @@ SCROLLING = """() => [...document.querySelectorAll('pre > code')]
 def seen(request, chromium, address):
     """Both widths for each page. axe takes seconds: the English pages are
     read wide and light, their Chinese twins narrow and dark."""
-    wide, axe = [], []
+    wide, torn, axe = [], [], []
     for width, scheme, until in (
         (1440, "light", "networkidle"),
         (390, "dark", "load"),
@@ -75,6 +86,7 @@ def seen(request, chromium, address):
                 urls, faults = list(page.urls), page.faults
                 scrolling = page.evaluate(SCROLLING)
             wide += [f"{width}: {e}" for e in page.evaluate(OVERFLOW)]
+            torn += page.evaluate(TORN)
             if request.param.startswith("zh/") == (width == 390):
                 page.evaluate(
                     "document.querySelectorAll('details').forEach("
@@ -82,7 +94,7 @@ def seen(request, chromium, address):
                 )
                 for v in Axe().run(page, options=ONLY).response["violations"]:
                     axe.append((v["id"], v["nodes"][0]["html"][:200]))
-    return Seen(urls, faults, wide, scrolling, axe)
+    return Seen(urls, faults, wide, torn, scrolling, axe)
 
 
 def test_a_page_asks_nobody_else_for_anything(seen, address):
@@ -93,6 +105,10 @@ def test_a_page_asks_nobody_else_for_anything(seen, address):
 
 def test_nothing_is_wider_than_the_window(seen):
     assert seen.wide == []
+
+
+def test_no_line_begins_with_the_mark_after_a_formula(seen):
+    assert seen.torn == []
 
 
 def test_no_code_scrolls_on_a_wide_screen(seen):
