@@ -1,19 +1,27 @@
-"""The two fences that pages draw with: `figure` and `table`.
+"""What pages draw with: `figure`, `table`, `plot`, `models`, `calculator`.
 
-Their body is YAML: what to draw, and the words of the page's language.
+The body of such a fence is YAML: what to draw, and the words of the page's
+language. Whatever is wrong with one stops the build.
 """
 
 import re
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import yaml
+from markdown import Markdown
+from mkdocs.exceptions import BuildError
+from pymdownx.superfences import SuperFencesException
 
+from sitekit import ROOT
 from sitekit.figures import SCENES, bars, heatmap, lines, stream, wirings
+from sitekit.interactive import calculator, table_of_models
 from sitekit.latent import BARS, FLOWS
 from sitekit.latent import TABLES as LATENT_TABLES
 from sitekit.mathml import mathml
 from sitekit.numbers import TABLES as NUMBER_TABLES
+from sitekit.plots import plot
 from sitekit.tables import TABLES, Word
 
 MARKS = re.compile(r"(`[^`]+`|\$[^$]+\$|\[[^\]]+\]\([^)]+\))")
@@ -55,9 +63,8 @@ def _panel(panel: dict[str, Any], axes: tuple[str, str]) -> str:
     )
 
 
-def figure(source: str, *_: Any, **__: Any) -> str:
+def figure(spec: dict[str, Any]) -> str:
     """caption, axes [query, key], panels: scene, title, rows, columns."""
-    spec = yaml.safe_load(source)
     axes = tuple(spec["axes"])
     panels = "".join(_panel(panel, axes) for panel in spec["panels"])
     return (
@@ -66,9 +73,8 @@ def figure(source: str, *_: Any, **__: Any) -> str:
     )
 
 
-def table(source: str, *_: Any, **__: Any) -> str:
+def table(spec: dict[str, Any]) -> str:
     """table, caption, head (one cell a column), words for the cells."""
-    spec = yaml.safe_load(source)
     words = spec.get("words", {})
     rows = {**TABLES, **LATENT_TABLES, **NUMBER_TABLES}[spec["table"]]()
     head = spec["head"]
@@ -97,3 +103,49 @@ def table(source: str, *_: Any, **__: Any) -> str:
         f"<tbody>{''.join(lines)}</tbody></table></div>"
         f"<figcaption>{_inline(spec['caption'])}</figcaption></figure>"
     )
+
+
+KINDS = {
+    "figure": figure,
+    "table": table,
+    "plot": plot,
+    "models": table_of_models,
+    "calculator": calculator,
+}
+
+
+class FenceError(SuperFencesException, BuildError):
+    """Superfences lets its own exception alone through: any other would
+    leave the YAML on the page, as if it were code. MkDocs prints a BuildError
+    in a line, below the name of the page."""
+
+
+def draw(
+    source: str,
+    kind: str,
+    _class: str,
+    _options: dict[str, Any],
+    md: Markdown,
+    **_: Any,
+) -> str:
+    """What superfences calls for each of the five fences."""
+    try:
+        return KINDS[kind](yaml.safe_load(source))
+    except Exception as error:
+        why = f"there is no {error}" if isinstance(error, KeyError) else error
+        message = f"{_place(source, md)}: the fence {kind!r}: {why}"
+        raise FenceError(message) from error
+
+
+def _place(source: str, md: Markdown) -> str:
+    """File and line of a fence, which may stand indented in a box."""
+    relpath: Any = md.treeprocessors["relpath"]  # MkDocs': it has the file
+    path = Path(relpath.file.abs_src_path)
+    page = path.read_text(encoding="utf-8").splitlines()
+    written = [line.strip() for line in page]
+    body = [line.strip() for line in source.splitlines()]
+    starts = range(len(written))
+    same = (i for i in starts if written[i : i + len(body)] == body)
+    first = next(same, 0)
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    return f"{name}:{first}"

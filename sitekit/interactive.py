@@ -9,8 +9,6 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-import yaml
-
 from attnref.kv_memory import (
     DTYPES,
     FIXED,
@@ -123,9 +121,8 @@ def _choice(label: str, name: str, options: list[tuple[str, str]]) -> str:
     )
 
 
-def table_of_models(source: str, *_: Any, **__: Any) -> str:
+def table_of_models(spec: dict[str, Any]) -> str:
     """caption, head, family, kind, all, found, kinds, words."""
-    spec = yaml.safe_load(source)
     families = sorted({m.family for m in models().values()}, key=str.lower)
     present = {kind for m in models().values() for kind in kinds(m)}
     if present != set(spec["kinds"]):
@@ -296,9 +293,9 @@ def _results(words: Words) -> tuple[str, str, str]:
     return escape(said), bars, rows
 
 
-def calculator(source: str, *_: Any, **__: Any) -> str:
+def calculator(spec: dict[str, Words]) -> str:
     """words: every text of the form, of its results and of its refusals."""
-    words: Words = yaml.safe_load(source)["words"]
+    words = spec["words"]
     missing = {*SHAPE, *USE, *CHOSEN, "budget"} - set(words)
     if missing:
         raise ValueError(f"words are missing: {sorted(missing)}")

@@ -14,7 +14,6 @@ from math import log2
 from typing import Any
 
 import matplotlib
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
@@ -330,9 +329,8 @@ PLOTS: dict[str, tuple[Callable[[], tuple[str, str]], Rows]] = {
 }
 
 
-def plot(source: str, *_: Any, **__: Any) -> str:
+def plot(spec: dict[str, Any]) -> str:
     """plot, title, caption, words, and for its table: numbers, head."""
-    spec = yaml.safe_load(source)
     drawn, rows = PLOTS[spec["plot"]]
     svg, words = "".join(drawn()), {**spec["words"], "title": spec["title"]}
     wanted = set(re.findall(r"\{(\w+)\}", svg))

@@ -182,21 +182,6 @@ def test_a_figure_shows_every_number_and_label():
         figures.heatmap(torch.ones(2, 2), ["a"], ["b", "c"], ("q", "k"), "t")
 
 
-def test_a_table_whose_words_do_not_fit_stops_the_build():
-    def draw(source):
-        return fences.table(source, "table", "", {}, None)
-
-    head = "head: [a, b, c, d, e, f]\ncaption: c\n"
-    with pytest.raises(ValueError, match="words never used"):
-        draw(f"table: exp_range\n{head}words: {{nan: NaN}}\n")
-    with pytest.raises(KeyError, match="add"):
-        draw(f"table: fully_masked\n{head}")
-    with pytest.raises(ValueError, match="2 heads for 6 columns"):
-        draw("table: exp_range\nhead: [a, b]\ncaption: c\n")
-    out = draw(f"table: exp_range\n{head.replace('[a', '[$d_k$')}")
-    assert "<math" in out
-
-
 def test_an_unknown_command_stops_the_build():
     with pytest.raises(ValueError, match=r"formula '\\\\foo x'"):
         mathml(r"\foo x", display=False)

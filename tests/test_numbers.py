@@ -5,7 +5,6 @@ from math import log2
 
 import pytest
 import torch
-import yaml
 
 import attnref
 from attnref.kv_memory import growth, kv_bytes, size, state_bytes
@@ -263,7 +262,7 @@ def fence(**changed):
         "head": ["a", "b", "c", "d"],
         "words": {name: f"<{name}>" for name in WORDS},
     }
-    return plots.plot(yaml.safe_dump(spec | changed))
+    return plots.plot(spec | changed)
 
 
 def test_a_plot_carries_the_words_of_the_page_and_a_table():
