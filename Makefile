@@ -1,7 +1,12 @@
 # Two commands do everything: make serve, make test. Each makes its own
 # environment in .venv when that is missing or older than what it is made from.
+# TORCH=cpu installs PyTorch's build without CUDA: on Linux, hundreds of
+# megabytes in place of several gigabytes.
 PYTHON ?= python3
+TORCH ?=
+TORCH_FROM := https://download.pytorch.org/whl/$(TORCH)
 PY := .venv/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
@@ -28,7 +33,8 @@ offline: $(READY)
 	$(PY) -m sitekit offline
 
 $(READY): constraints.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "The site needs Python 3.11 or later; set PYTHON=...")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "The site needs Python 3.11 or later, and $(PYTHON) is %d.%d: set PYTHON=..." % v[:2])'
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(if $(TORCH),$(PIP) --no-deps --index-url $(TORCH_FROM) torch)
+	$(PIP) -e ".[dev]"
 	@touch $(READY)

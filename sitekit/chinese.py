@@ -1,9 +1,11 @@
 """The Chinese half of the site: built by the hook of the English half."""
 
 import logging
+import os
 import sys
+import threading
 from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
@@ -33,8 +35,24 @@ def forget_code() -> None:
 def start_worker() -> None:
     """`mkdocs serve` builds both halves at once, each on a core."""
     kept.worker = ProcessPoolExecutor(
-        1, mp_context=get_context("spawn"), initializer=logging.basicConfig
+        1, mp_context=get_context("spawn"), initializer=_settle
     )
+
+
+def _settle() -> None:
+    """In the worker: log as the server does, and end when it ends.
+
+    A server that is ended by a signal tells its worker nothing.
+    """
+
+    def follow() -> None:
+        server = parent_process()
+        assert server is not None
+        server.join()
+        os._exit(0)
+
+    logging.basicConfig()
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def begin(site_dir: str, site_url: str, strict: bool) -> Future[None] | None:

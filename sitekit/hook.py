@@ -35,10 +35,10 @@ def on_startup(command: str, dirty: bool) -> None:
 def on_config(config: Any) -> Any:
     # The tensors of figures are small: threads would only wait for each other.
     torch.set_num_threads(1)
-    # The address of the English home: where both languages hang.
+    # The address of the English home: where both languages hang. MkDocs too
+    # takes a site without an address to stand at the root of its server.
     root = config.extra["roots"][config.theme["language"]]
-    site_url = config.site_url or ""
-    config.extra["home_url"] = site_url[: len(site_url) - len(root)]
+    config.extra["home_url"] = (config.site_url or "/").removesuffix(root)
     if config.plugins["material/offline"].config.enabled:
         config.extra["polyfills"] = ["assets/iframe-worker.js"]
     return config

@@ -44,12 +44,25 @@ class Site(NamedTuple):
     log: str
 
 
+# What one types. A copy of the sources needs its own folder on the path.
+MKDOCS = [Path(sys.executable).with_name("mkdocs")]
+MKDOCS_OF_A_COPY = [sys.executable, "-m", "mkdocs"]
+ADDRESSES = ("SITE_URL", "REPOSITORY_URL")
+
+
+def environment(**env: str) -> dict[str, str]:
+    """That of the tests, without the addresses of a site."""
+    ours = {k: v for k, v in os.environ.items() if k not in ADDRESSES}
+    return ours | {"NO_MKDOCS_2_WARNING": "1"} | env
+
+
 def build(folder: Path, source: Path = ROOT, **env: str) -> Site:
     """Both languages, strictly; raises with the log if that fails."""
+    mkdocs = MKDOCS if source == ROOT else MKDOCS_OF_A_COPY
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", folder],
+        [*mkdocs, "build", "--strict", "-d", folder],
         cwd=source,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"} | env,
+        env=environment(**env),
         capture_output=True,
         text=True,
     )

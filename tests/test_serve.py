@@ -8,35 +8,41 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 
-from tests.conftest import copy_of_the_sources
+from sitekit import ROOT
+from tests.conftest import (
+    MKDOCS,
+    MKDOCS_OF_A_COPY,
+    copy_of_the_sources,
+    environment,
+)
 
 pytestmark = pytest.mark.alone  # it looks at the clock
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """A server over a copy of the sources, stopped as by Ctrl-C."""
-    source = copy_of_the_sources(tmp_path_factory.mktemp("serve"))
+@contextmanager
+def serving(mkdocs, source, folder):
+    """A server over the sources in a process group of its own, and its log."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{s.getsockname()[1]}"
-    with open(source / "log", "w+") as log:
+    with open(folder / "log", "w+") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "mkdocs", "serve", "--dev-addr", place],
+            [*mkdocs, "serve", "--dev-addr", place],
             cwd=source,
-            env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+            env=environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            get = getter(f"http://{place}/", server)
-            yield source, get, everything(get)
+            yield server, getter(f"http://{place}/", server)
         finally:
-            os.killpg(server.pid, signal.SIGINT)
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGINT)
             try:
                 server.wait(60)
             except subprocess.TimeoutExpired:
@@ -44,6 +50,33 @@ def served(tmp_path_factory):
                 raise
         log.seek(0)
         assert "WARNING" not in log.read()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server over a copy of the sources, stopped as by Ctrl-C."""
+    folder = tmp_path_factory.mktemp("serve")
+    source = copy_of_the_sources(folder)
+    with serving(MKDOCS_OF_A_COPY, source, folder) as (_, get):
+        yield source, get, everything(get)
+
+
+def test_mkdocs_serve_as_it_is_typed(tmp_path):
+    """Both languages are there, and both end when the server is told to."""
+    with serving(MKDOCS, ROOT, tmp_path) as (server, get):
+        assert '<html lang="en"' in get("masks/")
+        assert '<html lang="zh"' in get("zh/masks/")
+        server.terminate()
+        server.wait(20)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(server.pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.1)
+        os.killpg(server.pid, signal.SIGKILL)
+        pytest.fail("a process of the server goes on without it")
 
 
 def everything(get):

@@ -14,7 +14,8 @@ from sitekit import ROOT
 from sitekit.pages import body_of, markdown_files, python_blocks
 from tests.conftest import build, copy_of_the_sources
 
-HOME = "https://attnref.github.io/"
+HOME = "https://example.org/some/path/"
+REPOSITORY = "https://example.org/somebody/attnref"
 
 
 class Reader(HTMLParser):
@@ -95,16 +96,28 @@ def test_what_the_page_shows_is_what_ran(site, path):
     assert shown == ran
 
 
-def test_every_link_and_anchor_leads_somewhere(html_pages, site):
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The site as it is built for an address, of a project with a host."""
+    folder = tmp_path_factory.mktemp("published")
+    return build(folder, SITE_URL=HOME, REPOSITORY_URL=f"{REPOSITORY}/")
+
+
+@pytest.mark.parametrize("kind", ["site", "published"])
+def test_every_link_and_anchor_leads_somewhere(kind, request):
+    site = request.getfixturevalue(kind)
+    home = HOME if kind == "published" else "https://example.org/"
+    html_pages = sorted(site.folder.rglob("*.html"))
     readers = {path: Reader(path) for path in html_pages}
     dead = []
     for path, page in readers.items():
-        here = HOME + path.relative_to(site.folder).as_posix()
+        here = home + path.relative_to(site.folder).as_posix()
         for link in page.links:
             url = urlsplit(urljoin(here, link))
-            if url.scheme != "https" or not url.geturl().startswith(HOME):
+            if url.netloc != "example.org" or REPOSITORY in link:
                 continue
-            target = site.folder / unquote(url.path).lstrip("/")
+            inside = unquote(url.path).removeprefix(urlsplit(home).path)
+            target = site.folder / inside
             if target.is_dir():
                 target /= "index.html"
             where = f"{path.relative_to(site.folder)}: {link}"
@@ -128,9 +141,9 @@ def test_a_dead_link_in_the_chinese_half_stops_the_whole_build(tmp_path):
     assert "no-such-anchor" in str(failure.value)
 
 
-def test_each_page_knows_its_address(site):
+def test_each_page_knows_its_address(published):
     for path in PAGES:
-        page = Reader(built(site, path))
+        page = Reader(built(published, path))
         language = path.relative_to(ROOT / "docs").parts[0]
         address = "" if path.stem == "index" else f"{path.stem}/"
         assert page.lang == language
@@ -140,9 +153,29 @@ def test_each_page_knows_its_address(site):
         assert canonical == {"en": HOME, "zh": f"{HOME}zh/"}[language] + address
 
 
-def test_the_sitemaps_name_every_page_and_its_twin(site):
+def test_without_an_address_nothing_claims_one(site):
+    """Nobody's address is named, and all links are relative."""
+    for path in PAGES:
+        page = Reader(built(site, path))
+        assert not any(link["rel"] == "canonical" for link in page.head)
+        assert "source-of-page" not in built(site, path).read_text("utf-8")
+    assert not list(site.folder.rglob("sitemap.xml*"))
+    for path in site.folder.rglob("*.html"):
+        assert "attnref.github.io" not in path.read_text(encoding="utf-8")
+
+
+def test_each_page_leads_to_its_source_and_to_a_report(published):
+    for path in PAGES:
+        file = path.relative_to(ROOT).as_posix()
+        links = Reader(built(published, path)).links
+        assert f"{REPOSITORY}/blob/HEAD/{file}" in links
+        (report,) = (link for link in links if "/issues/new?" in link)
+        assert unquote(report).endswith(file)
+
+
+def test_the_sitemaps_name_every_page_and_its_twin(published):
     for language, root in (("en", ""), ("zh", "zh/")):
-        text = (site.folder / root / "sitemap.xml").read_text()
+        text = (published.folder / root / "sitemap.xml").read_text()
         stems = [p.stem for p in markdown_files(language)]
         assert text.count("<loc>") == len(stems)
         for stem in stems:
@@ -153,14 +186,9 @@ def test_the_sitemaps_name_every_page_and_its_twin(site):
                 assert href in text
 
 
-def test_the_site_can_live_below_a_path(tmp_path):
-    where = "https://example.org/some/path/"
-    folder = build(tmp_path / "out", SITE_URL=where).folder
-    sitemap = (folder / "zh" / "sitemap.xml").read_text()
-    assert f"<loc>{where}zh/masks/</loc>" in sitemap
-    assert f'hreflang="en" href="{where}masks/"' in sitemap
-    not_found = (folder / "404.html").read_text()
-    assert f'href="{where}zh/"' in not_found
+def test_a_missing_page_below_a_path_leads_home(published):
+    not_found = (published.folder / "404.html").read_text()
+    assert f'href="{HOME}zh/"' in not_found
     assert 'src="/some/path/assets/' in not_found
 
 
