@@ -218,7 +218,7 @@ def left_over(found: dict[str, Any], budget: int) -> str:
     taken, left = found["weight_bytes"], found["left_bytes"]
     if left <= 0:
         return (
-            f"the weights alone need {size(taken)} on a device of "
+            f"the weights need {size(taken)} on a device of "
             f"{size(budget)}: no cache fits"
         )
     return (

@@ -202,7 +202,7 @@ class Model:
     `params_in` gives it or its sizes do: None where no source was found.
 
     `confidence` is `"high"` if the shape was read in what the makers publish,
-    or in two other places that agree; otherwise it is `"medium"`.
+    or in two third-party sources that agree; otherwise it is `"medium"`.
     """
 
     id: str

@@ -36,7 +36,7 @@ def test_a_command_on_a_page_prints_what_stands_below_it(path):
     blocks = render(body_of(path)).blocks
     for i, block in enumerate(blocks):
         if block.text.startswith("python -m attnref"):
-            words = shlex.split(block.text)[3:]
+            words = shlex.split(block.text.replace("\\\n", ""))[3:]
             assert blocks[i + 1].language == "text"
             assert main(words) == blocks[i + 1].text.rstrip("\n")
 
@@ -156,7 +156,7 @@ def test_several_models_are_told_in_lines():
 )
 def test_weights_that_do_not_fit_are_told_with_the_numbers(asked, needed):
     told = (
-        f"the weights alone need {size(needed)} on a device of "
+        f"the weights need {size(needed)} on a device of "
         f"{size(72 * 10**9)}: no cache fits"
     )
     alone = kv(f"--model deepseek-v3 {asked} --tokens 32K --budget 72GB")
