@@ -433,6 +433,9 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
         assert cells[2] == exact(added.later)
         assert cells[-4] == f"{model.max_context:,}"
         assert cells[-2] == model.confidence
+        latent = [g for g in model.groups if isinstance(g, Mla)]
+        unrotated = any(not group.rotated for group in latent)
+        assert ("512 + 64, NoPE" in cells[8]) is unrotated
         if model.params:
             count = float(cells[-3].removesuffix("B").replace(",", "")) * 1e9
             assert count == pytest.approx(model.params, rel=1e-3)
