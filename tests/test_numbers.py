@@ -9,7 +9,6 @@ from math import log2
 import pytest
 import torch
 import yaml
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnref
 from attnref.kv_memory import growth, kv_bytes, size, state_bytes
@@ -209,7 +208,7 @@ def test_numbers_in_the_prose():
     assert {ratio for _, ratio in ratios} == {4, 128, None}
 
 
-class Written(TorchDispatchMode):
+class Written(torch.utils._python_dispatch.TorchDispatchMode):
     """The name of each operation, and the bytes of what it makes."""
 
     def __init__(self):
