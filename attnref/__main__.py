@@ -11,6 +11,7 @@ from typing import Any
 from attnref.kv_memory import (
     DTYPES,
     Storage,
+    dtype_called,
     growth,
     kv_bytes,
     largest_batch,
@@ -19,6 +20,7 @@ from attnref.kv_memory import (
     state_bytes,
     storage_of,
     token_bytes,
+    weight_bytes,
 )
 from attnref.specs import (
     Chunked,
@@ -44,26 +46,46 @@ def a_count(text: str) -> int:
     match = re.fullmatch(number, text.strip().upper())
     count = int(re.sub("[_,]", "", match[1])) if match else 0
     if not match or not count:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number of at least 1"
+        )
     return count * {"": 1, "K": 1024, "M": 1024**2}[match[2]]
 
 
-def a_budget(text: str) -> int:
+def a_size(text: str) -> int:
     """Bytes with their unit: 80GiB, 24GB or 512B."""
     match = re.fullmatch(
         r"(\d{1,18}(?:\.\d{1,9})?) ?([KMGT]?I?B)", text.strip().upper()
     )
     unit = UNITS.get(match[2].replace("I", "i")) if match else None
     if not match or unit is None or not (n := int(Fraction(match[1]) * unit)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size like 80GiB")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size with its unit, like 80GiB"
+        )
     return n
 
 
+def weights(text: str) -> int | Storage:
+    """The size of all weights, or the dtype in which they are stored."""
+    if text[:1].isdigit():
+        return a_size(text)
+    try:
+        return dtype_called(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a size with its unit, like 141GB, nor a "
+            f"dtype: {error}"
+        ) from None
+
+
 def a_scale(text: str) -> tuple[int, int]:
-    """Bits of a scale and how many numbers share it: 16/32."""
+    """Bits of a scale and how many elements share it: 16/32."""
     match = re.fullmatch(r"(\d{1,3})/(\d{1,6})", text.strip())
     if not match or not int(match[1]) or not int(match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no scale like 16/32")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not bits of a scale/elements that share it, like "
+            "16/32"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -74,6 +96,7 @@ def describe(group: Group) -> str:
         return f"recurrent, {group.state_heads} states of {matrix}"
     if isinstance(group, Mla):
         words = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
+        words += "" if group.rotated else ", NoPE"
     elif isinstance(group, Compressed):
         words = f"K=V of {group.dim}, window {group.sliding_window:,}"
         if group.ratio is not None:
@@ -103,6 +126,7 @@ def result(
     dtype: str | Storage,
     ranks: int,
     budget: int | None,
+    weights: int | Storage | None,
 ) -> dict[str, Any]:
     """All that is printed of a model; with --json, just so."""
     storage = storage_of(model, dtype)
@@ -122,7 +146,7 @@ def result(
             {
                 "layers": group.layers,
                 "kind": describe(group),
-                "token_bytes_a_layer": exact(
+                "token_bytes_per_layer": exact(
                     token_bytes(group, storage, ranks=ranks).first
                 ),
             }
@@ -134,15 +158,29 @@ def result(
         },
         "state_bytes": state_bytes(model, ranks=ranks),
         "kv_bytes": kept,
+        "params": model.params,
+        "confidence": model.confidence,
         "sources": {s.label: s.url for s in model.sources},
         "note": model.note,
     }
+    for name in ("context", "params_in"):
+        if source := getattr(model, name):
+            found[name] = {source.label: source.url}
     if budget is not None:
+        left = budget
+        if weights is not None:
+            found["weight_bytes"] = (
+                -(-weights // ranks)
+                if isinstance(weights, int)
+                else weight_bytes(model, weights, ranks=ranks)
+            )
+            left -= found["weight_bytes"]
+        found["left_bytes"] = left
         found["longest_context"] = longest_context(
-            model, budget, batch=batch, dtype=dtype, ranks=ranks
+            model, left, batch=batch, dtype=dtype, ranks=ranks
         )
         found["largest_batch"] = {
-            t: largest_batch(model, t, budget, dtype=dtype, ranks=ranks)
+            t: largest_batch(model, t, left, dtype=dtype, ranks=ranks)
             for t in tokens
         }
     return found
@@ -166,31 +204,52 @@ def settings(found: dict[str, Any]) -> str:
     if isinstance(stored, dict):
         stored = "{bits} bits, scale {scale_bits}/{block}".format(**stored)
     many = "one sequence" if batch == 1 else f"{batch:,} sequences"
-    split = f", a device of {ranks:,}" if ranks > 1 else ""
+    split = f", on each of {ranks:,} devices" if ranks > 1 else ""
     return f"{many}, {stored}{split}"
+
+
+def length(found: dict[str, Any]) -> str:
+    longest = found["longest_context"]
+    return "any length" if longest is None else f"{longest:,}"
+
+
+def left_over(found: dict[str, Any], budget: int) -> str:
+    """What the weights leave of a device's memory, if they fit at all."""
+    taken, left = found["weight_bytes"], found["left_bytes"]
+    if left <= 0:
+        return (
+            f"the weights need {size(taken)} on a device of "
+            f"{size(budget)}: no cache fits"
+        )
+    return (
+        f"the weights need {size(taken)} on a device of {size(budget)}: "
+        f"{size(left)} are left"
+    )
 
 
 def one(found: dict[str, Any], budget: int | None) -> str:
     """Everything about one model."""
     out = [
-        f"{found['name']}, published with {found['max_context']:,} tokens",
+        f"{found['name']}, context of {found['max_context']:,} tokens",
         lines(
             [
                 (
                     f"  {g['layers']} layers: {g['kind']}",
-                    f"{g['token_bytes_a_layer']:,} B a token and layer",
+                    f"{g['token_bytes_per_layer']:,} B per token per layer",
                 )
                 for g in found["groups"]
             ]
         ),
     ]
     first, later = found["token_bytes"].values()
-    out.append(f"a token: {first:,} B ({size(first)})")
+    out.append(f"per token: {first:,} B ({size(first)})")
     if first != later:
         out.append(f"once windows are full: {later:,} B ({size(later)})")
     if found["state_bytes"]:
         held = found["state_bytes"]
-        out.append(f"whatever the length: {held:,} B ({size(held)}) a sequence")
+        out.append(
+            f"at any length: {held:,} B ({size(held)}) per sequence for states"
+        )
     out.append(f"{settings(found)}:")
     rows = [["tokens", "bytes", ""]]
     rows += [
@@ -198,33 +257,48 @@ def one(found: dict[str, Any], budget: int | None) -> str:
     ]
     if budget is not None:
         most = [f"{n:,}" for n in found["largest_batch"].values()]
-        for row, cell in zip(rows, ["batch that fits", *most], strict=True):
+        for row, cell in zip(rows, ["sequences that fit", *most], strict=True):
             row.append(cell)
     out.append(lines(rows))
     if budget is not None:
-        longest = found["longest_context"]
-        told = "any length" if longest is None else f"{longest:,} tokens each"
-        out.append(f"longest in {size(budget)}: {told}")
+        if "weight_bytes" in found:
+            out.append(left_over(found, budget))
+        if (left := found["left_bytes"]) > 0:
+            each = "" if found["longest_context"] is None else " tokens each"
+            out.append(f"longest in {size(left)}: {length(found)}{each}")
     if found["note"]:
         out.append(f"note: {found['note']}")
     out.append(f"sources: {', '.join(found['sources'])}")
+    for name, text in (("context", "context"), ("params_in", "parameters")):
+        if name in found:
+            out.append(f"source of its {text}: {', '.join(found[name])}")
+    out.append(f"confidence in its shape: {found['confidence']}")
     return "\n".join(out)
 
 
 def several(found: Sequence[dict[str, Any]], budget: int | None) -> str:
-    """One line a model."""
+    """One line per model, and one more about what fits."""
     contexts = list(found[0]["kv_bytes"])
-    head = ["model", "a token later", *(f"{t:,} tokens" for t in contexts)]
-    head += [f"longest in {size(budget)}"] if budget is not None else []
-    rows = [head]
+    tokens = [f"{t:,} tokens" for t in contexts]
+    rows = [["model", "per later token", *tokens]]
     for f in found:
-        row = [f["id"], size(f["token_bytes"]["later"])]
-        row += [size(f["kv_bytes"][t]) for t in contexts]
-        if budget is not None:
-            longest = f["longest_context"]
-            row.append("any length" if longest is None else f"{longest:,}")
-        rows.append(row)
-    return f"{settings(found[0])}:\n{lines(rows)}"
+        taken = [size(f["kv_bytes"][t]) for t in contexts]
+        rows.append([f["id"], size(f["token_bytes"]["later"]), *taken])
+    out = [f"{settings(found[0])}:", lines(rows)]
+    if budget is not None:
+        out += ["", "how many sequences fit, and the longest that does:"]
+        rows = [["model", "for the cache", *tokens, "longest"]]
+        for f in found:
+            left = size(f["left_bytes"]) if f["left_bytes"] > 0 else "nothing"
+            most = [f"{n:,}" for n in f["largest_batch"].values()]
+            rows.append([f["id"], left, *most, length(f)])
+        out.append(lines(rows))
+        out += [
+            f"{f['id']}: {left_over(f, budget)}"
+            for f in found
+            if f["left_bytes"] <= 0
+        ]
+    return "\n".join(out)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -237,19 +311,27 @@ def parser() -> argparse.ArgumentParser:
     kv.add_argument("--tokens", nargs="+", type=a_count, default=CONTEXTS)
     kv.add_argument("--batch", type=a_count, default=1)
     kv.add_argument(
-        "--dtype", default="bf16", help=f"{', '.join(DTYPES)}, or shipped"
+        "--dtype",
+        default="bf16",
+        help=f"of the cache: {', '.join(DTYPES)}, or shipped",
     )
     kv.add_argument(
         "--scale",
         type=a_scale,
         metavar="BITS/BLOCK",
-        help="a scale of BITS for each BLOCK numbers: 16/32",
+        help="a scale of BITS for each BLOCK elements: 16/32",
     )
     kv.add_argument("--ranks", type=a_count, default=1, help="devices")
     kv.add_argument(
         "--budget",
-        type=a_budget,
-        help="for the cache, a device: 80GiB (80GB is 74.5GiB)",
+        type=a_size,
+        help="memory of a device: 80GiB (80GB is 74.5GiB)",
+    )
+    kv.add_argument(
+        "--weights",
+        type=weights,
+        help="of the model, taken from the budget: all of them as 141GB, "
+        f"or stored as {', '.join(DTYPES)}",
     )
     kv.add_argument("--json", action="store_true")
     return top
@@ -258,6 +340,8 @@ def parser() -> argparse.ArgumentParser:
 def run_kv(asked: argparse.Namespace) -> str:
     if asked.list == bool(asked.model):
         raise ValueError("pass --model with one or more ids, or --list")
+    if asked.weights is not None and asked.budget is None:
+        raise ValueError("--weights is subtracted from --budget; pass both")
     if asked.list and not asked.json:
         return lines([(m.id, m.name, m.date) for m in models().values()])
     chosen = [find_model(id) for id in asked.model or models()]
@@ -268,22 +352,33 @@ def run_kv(asked: argparse.Namespace) -> str:
         dtype = DTYPES[dtype]._replace(
             scale_bits=asked.scale[0], block=asked.scale[1]
         )
-    found = [
-        result(
-            model,
-            tokens=asked.tokens,
-            batch=asked.batch,
-            dtype=dtype,
-            ranks=asked.ranks,
-            budget=asked.budget,
-        )
-        for model in chosen
-    ]
+    # What is known of some models only is no reason to keep back the others.
+    found, unknown = [], []
+    for model in chosen:
+        try:
+            told = result(
+                model,
+                tokens=asked.tokens,
+                batch=asked.batch,
+                dtype=dtype,
+                ranks=asked.ranks,
+                budget=asked.budget,
+                weights=asked.weights,
+            )
+        except ValueError as error:
+            if len(chosen) == 1:
+                raise
+            unknown.append({"id": model.id, "unknown": str(error)})
+        else:
+            found.append(told)
+    if not found:
+        raise ValueError(unknown[0]["unknown"])
     if asked.json:
-        return json.dumps(found, indent=2, ensure_ascii=False)
-    if len(found) == 1:
+        return json.dumps([*found, *unknown], indent=2, ensure_ascii=False)
+    if len(chosen) == 1:
         return one(found[0], asked.budget)
-    return several(found, asked.budget)
+    left_out = [f"left out: {told['unknown']}" for told in unknown]
+    return "\n".join([several(found, asked.budget), *left_out])
 
 
 def main(arguments: Sequence[str]) -> str:

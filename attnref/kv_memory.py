@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from attnref.checks import check_counts, check_sizes
-from attnref.specs import Group, Model, Shipped, Store
+from attnref.specs import Group, Model, Shipped, Store, models
 
 # --8<-- [end:imports]
 
@@ -27,7 +27,7 @@ def size(n: float | Fraction) -> str:
 
 # --8<-- [start:storage]
 class Storage(NamedTuple):
-    """Numbers of `bits`, with a scale of `scale_bits` for each `block`.
+    """Elements of `bits`, with a scale of `scale_bits` for each `block`.
 
     Examples:
         >>> Storage(4, scale_bits=16, block=32).bits_for(128)
@@ -39,7 +39,7 @@ class Storage(NamedTuple):
     block: int = 1
 
     def bits_for(self, width: int) -> int:
-        """What a vector of `width` numbers takes."""
+        """What a vector of `width` elements takes."""
         return width * self.bits + -(-width // self.block) * self.scale_bits
 
 
@@ -80,7 +80,11 @@ def storage_of(model: Model, dtype: str | Storage) -> Storage | Shipped:
     if dtype != "shipped":
         return dtype_called(dtype, "shipped")
     if model.shipped is None:
-        raise ValueError(f"no source says how kernels store {model.id}'s cache")
+        known = ", ".join(name for name, m in models().items() if m.shipped)
+        raise ValueError(
+            f"no source says how kernels store the cache of {model.id}; "
+            f"it is known of {known}"
+        )
     return model.shipped
 
 
@@ -209,6 +213,31 @@ def growth(
 
 
 # --8<-- [start:fits]
+def weight_bytes(
+    model: Model, dtype: str | Storage = "bf16", *, ranks: int = 1
+) -> int:
+    """The weights of a model on each of `ranks` devices, split evenly.
+
+    From the number of parameters in `Model.params`, which makers round; draft
+    layers and vision towers may come on top.
+
+    Examples:
+        >>> from attnref.specs import find_model
+        >>> weight_bytes(find_model("llama-3.1-8b"))
+        16060522496
+        >>> weight_bytes(find_model("deepseek-v3"), "fp8", ranks=8)
+        83875000000
+    """
+    check_sizes(ranks=ranks)
+    storage = dtype if isinstance(dtype, Storage) else dtype_called(dtype)
+    if model.params is None:
+        raise ValueError(
+            f"no source gives the number of parameters of {model.id}; "
+            "pass the size of its weights"
+        )
+    return -(-storage.bits_for(model.params) // (8 * ranks))
+
+
 def longest_context(
     model: Model,
     budget: int,
@@ -217,9 +246,11 @@ def longest_context(
     dtype: str | Storage = "bf16",
     ranks: int = 1,
 ) -> int | None:
-    """The most tokens a sequence may have in `budget` bytes a device.
+    """The most tokens a sequence may have in `budget` bytes per device.
 
-    0 if not even one fits; None if the cache stops growing below the budget.
+    The budget is for the cache: what is left after the weights. 0 if not even
+    one token fits, as when less than nothing is left; None if the cache stops
+    growing below the budget.
 
     Examples:
         >>> from attnref.specs import find_model
@@ -228,7 +259,7 @@ def longest_context(
         >>> longest_context(find_model("mistral-7b"), 16 * 2**30) is None
         True
     """
-    check_sizes(budget=budget)
+    check_counts(budget=max(budget, -budget))  # below 0, nothing fits
 
     def fits(tokens: int) -> bool:
         taken = kv_bytes(model, tokens, batch=batch, dtype=dtype, ranks=ranks)
@@ -259,15 +290,20 @@ def largest_batch(
     dtype: str | Storage = "bf16",
     ranks: int = 1,
 ) -> int:
-    """How many sequences of `tokens` fit into `budget` bytes a device.
+    """How many sequences of `tokens` fit into `budget` bytes per device.
 
     Examples:
         >>> from attnref.specs import find_model
-        >>> largest_batch(find_model("llama-3.1-8b"), 8192, 24 * 2**30)
-        24
+        >>> v3 = find_model("deepseek-v3")
+        >>> largest_batch(v3, 8192, 24 * 2**30)
+        44
+        >>> left = 72 * 10**9 - weight_bytes(v3, "fp8", ranks=8)
+        >>> left, largest_batch(v3, 8192, left, ranks=8)
+        (-11875000000, 0)
     """
-    check_sizes(budget=budget)
-    return budget // kv_bytes(model, tokens, dtype=dtype, ranks=ranks)
+    check_counts(budget=max(budget, -budget))  # below 0, nothing fits
+    taken = kv_bytes(model, tokens, dtype=dtype, ranks=ranks)
+    return max(budget, 0) // taken
 
 
 # --8<-- [end:fits]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 class Store(NamedTuple):
     """What a layer keeps of a sequence: for each entry, `heads` of `widths`.
 
-    `role` is what the numbers are for: `"kv"`, `"index"` (keys by which
+    `role` is what the elements are for: `"kv"`, `"index"` (keys by which
     tokens are selected), `"state"` and `"conv"` (of a recurrent layer; one
     entry, whatever the length). The latest `window` tokens have an entry, or
     all of them; `ratio` tokens share one.
@@ -102,10 +102,11 @@ class Chunked(Full):
 
 @dataclass(frozen=True, kw_only=True)
 class Mla:
-    """Layers that keep one latent and one turned key for all heads.
+    """Layers that keep one latent and one RoPE key for all heads.
 
     With `index_dim`, an indexer's key beside them. The widths of the heads
-    are None where no source gives them; the cache does not need them.
+    are None where no source gives them; the cache does not need them. Some
+    models leave the RoPE key unrotated (NoPE) and cache it all the same.
     """
 
     layers: int
@@ -115,6 +116,7 @@ class Mla:
     qk_nope_head_dim: int | None = None
     v_head_dim: int | None = None
     index_dim: int = 0
+    rotated: bool = True
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -194,8 +196,13 @@ class Model:
     """A released model, as far as its cache is concerned.
 
     `groups` are its layers that keep something; `max_context` is that of its
-    config, or of its card. Draft layers, vision towers and the padding of an
-    allocator are not counted.
+    config, or of its card: `context` is where it was read, if that is none of
+    `sources`. Draft layers, vision towers and the padding of an allocator are
+    not counted. `params` is how many parameters the model has in all, as
+    `params_in` gives it or its sizes do: None where no source was found.
+
+    `confidence` is `"high"` if the shape was read in what the makers publish,
+    or in two third-party sources that agree; otherwise it is `"medium"`.
     """
 
     id: str
@@ -206,6 +213,9 @@ class Model:
     groups: tuple[Group, ...]
     sources: tuple[Source, ...]
     confidence: str
+    context: Source | None = None
+    params: int | None = None
+    params_in: Source | None = None
     shipped: Shipped | None = None
     note: str = ""
 
@@ -228,6 +238,7 @@ KINDS: Mapping[str, type[Group]] = MappingProxyType(
 PLACES = {
     "arXiv": "https://arxiv.org/abs/{}",
     "Hugging Face": "https://huggingface.co/{}/blob/main/config.json",
+    "Hugging Face card": "https://huggingface.co/{}",
     "transformers": "https://github.com/huggingface/transformers/blob/v5.23.0/"
     "src/transformers/models/{0}/configuration_{0}.py",
 }
@@ -273,24 +284,28 @@ class _Row:
         value = self.record[name]
         if value is None and kind == int | None:
             return None
-        wanted = str if kind is str else int
-        if isinstance(value, bool) or not isinstance(value, wanted):
+        wanted = kind if kind in (str, bool) else int
+        if type(value) is not wanted:
             raise self.wrong(f"{name} is {value!r}")
-        if isinstance(value, int) and value < 1:
+        if wanted is int and value < 1:
             raise self.wrong(f"{name}={value} must be at least 1")
         return value
 
 
+def _source(
+    row: _Row, field: str, text: object, places: Mapping[str, str]
+) -> Source:
+    """It is written as a place, or as a place and what stands there."""
+    label, _, rest = str(text).partition(":")
+    if label not in places or ("{" in places[label]) != bool(rest):
+        raise row.wrong(f"{field}: {text!r} is in no known place")
+    shown = f"{label}:{rest}" if label == "arXiv" else label
+    return Source(shown, places[label].format(rest))
+
+
 def _sources(row: _Row, places: Mapping[str, str]) -> tuple[Source, ...]:
-    """Each is written as a place, or as a place and what stands there."""
-    found = []
-    for text in row.list_of("sources"):
-        label, _, rest = str(text).partition(":")
-        if label not in places or ("{" in places[label]) != bool(rest):
-            raise row.wrong(f"sources: {text!r} is in no known place")
-        shown = f"{label}:{rest}" if label == "arXiv" else label
-        found.append(Source(shown, places[label].format(rest)))
-    return tuple(found)
+    texts = row.list_of("sources")
+    return tuple(_source(row, "sources", text, places) for text in texts)
 
 
 def _group(where: str, record: object) -> Group:
@@ -308,7 +323,9 @@ def _group(where: str, record: object) -> Group:
     return group
 
 
-def _model(record: object, places: Mapping[str, str]) -> Model:
+def _model(
+    record: object, places: Mapping[str, str], makers: set[str]
+) -> Model:
     row = _Row("a model", record)
     row.where = str(row.record.get("id", row.record))
     shipped = row.record.get("shipped")
@@ -323,6 +340,11 @@ def _model(record: object, places: Mapping[str, str]) -> Model:
         ),
         sources=_sources(row, places),
         shipped=shipped,
+        **{
+            name: _source(row, name, row.record[name], places)
+            for name in ("context", "params_in")
+            if name in row.record
+        },
     )
     if not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", model.id):
         raise row.wrong("id has other than small letters, digits, - and .")
@@ -333,6 +355,14 @@ def _model(record: object, places: Mapping[str, str]) -> Model:
         raise row.wrong("shipped: an entry is of one head for all")
     if model.confidence not in ("high", "medium"):
         raise row.wrong(f"confidence is {model.confidence!r}")
+    read_in = {str(text).partition(":")[0] for text in row.record["sources"]}
+    if model.confidence == "high" and not read_in & makers and len(read_in) < 2:
+        raise row.wrong(
+            f"confidence is 'high', but {read_in.pop()} is the only source and "
+            "not its makers'"
+        )
+    if (model.params is None) != (model.params_in is None):
+        raise row.wrong("params and params_in belong together")
     return model
 
 
@@ -340,9 +370,12 @@ def read(text: str) -> dict[str, Model]:
     """The models of a file such as specs.json, by their ids."""
     file = _Row("the file", json.loads(text))
     places = {**PLACES, **_Row("places", file.record.get("places")).record}
+    makers = {*file.list_of("makers")}
+    if not makers <= {*places}:
+        raise file.wrong(f"makers: {min(makers - {*places})!r} is no place")
     found: dict[str, Model] = {}
     for record in file.list_of("models"):
-        model = _model(record, places)
+        model = _model(record, places, makers)
         if model.id in found:
             raise ValueError(f"specs.json: {model.id} is there twice")
         found[model.id] = model
@@ -362,7 +395,7 @@ def models() -> Mapping[str, Model]:
 
 
 def find_model(id: str) -> Model:
-    """One model by its id.
+    """One model by its id; if there is none, those with a similar one.
 
     Examples:
         >>> find_model("gpt2").groups
@@ -370,11 +403,13 @@ def find_model(id: str) -> Model:
         index_dim=0),)
         >>> find_model("falcon")
         Traceback (most recent call last):
-        ValueError: no model 'falcon'; near are falcon-7b
+        ValueError: there is no model 'falcon'; did you mean falcon-7b?
     """
     known = models()
     if id not in known:
-        near = get_close_matches(str(id).lower(), known, 3)
-        hint = f"; near are {', '.join(near)}" if near else ""
-        raise ValueError(f"no model {id!r}{hint}")
+        plain = {re.sub(r"[^a-z0-9]", "", name): name for name in known}
+        asked = re.sub(r"[^a-z0-9]", "", str(id).lower())
+        near = [plain[name] for name in get_close_matches(asked, plain, 3)]
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"there is no model {id!r}{hint}")
     return known[id]

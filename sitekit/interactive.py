@@ -27,6 +27,7 @@ from attnref.specs import (
     Mla,
     Model,
     Recurrent,
+    Source,
     models,
 )
 from sitekit.numbers import CONTEXTS, SHAPE, exact, forms_of
@@ -59,6 +60,7 @@ def _described(group: Group, words: Words) -> str:
         return f"{group.layers} × {what}"
     if isinstance(group, Mla):
         what = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
+        what += "" if group.rotated else words["nope"]
     elif isinstance(group, Compressed):
         what = words["shared"].format(group.dim)
         what += words["window"].format(f"{group.sliding_window:,}")
@@ -81,6 +83,10 @@ def _cell(value: float, text: str, name: str = "") -> str:
     return f'<td data-value="{value}"{kind}>{text}</td>'
 
 
+def _link(source: Source, text: str) -> str:
+    return f'<a href="{escape(source.url)}">{text}</a>'
+
+
 def _line(model: Model, words: Words) -> str:
     added, held = growth(model), state_bytes(model)
     layers = "<br>".join(
@@ -96,17 +102,21 @@ def _line(model: Model, words: Words) -> str:
         taken = kv_bytes(model, tokens)
         far = "beyond" if tokens > model.max_context else ""
         cells.append(_cell(taken, size(taken), far))
-    sources = " ".join(
-        f'<a href="{escape(source.url)}">{escape(source.label)}</a>'
-        for source in model.sources
-    )
+    context, params = f"{model.max_context:,}", "–"
+    if model.context is not None:
+        context = _link(model.context, context)
+    if model.params is not None and model.params_in is not None:
+        billions = float(f"{model.params / 1e9:.4g}")
+        params = _link(model.params_in, f"{billions:,g}B")
+    sources = " ".join(_link(s, escape(s.label)) for s in model.sources)
     return (
         f'<tr data-family="{escape(model.family)}" '
         f'data-kinds="{" ".join(kinds(model))}">'
         f'<th scope="row">{escape(model.name)}</th>{"".join(cells)}'
         f"<td>{layers}</td><td>{model.date}</td>"
-        f"{_cell(model.max_context, f'{model.max_context:,}')}"
-        f"<td>{sources}</td></tr>"
+        f"{_cell(model.max_context, context)}"
+        f"{_cell(model.params or 0, params)}"
+        f"<td>{escape(words[model.confidence])}</td><td>{sources}</td></tr>"
     )
 
 

@@ -431,15 +431,23 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
         assert cells[0] == model.name
         assert cells[1] == exact(added.first)
         assert cells[2] == exact(added.later)
-        assert cells[-2] == f"{model.max_context:,}"
+        assert cells[-4] == f"{model.max_context:,}"
+        assert cells[-2] == model.confidence
+        latent = [g for g in model.groups if isinstance(g, Mla)]
+        unrotated = any(not group.rotated for group in latent)
+        assert ("512 + 64, NoPE" in cells[8]) is unrotated
+        if model.params:
+            count = float(cells[-3].removesuffix("B").replace(",", "")) * 1e9
+            assert count == pytest.approx(model.params, rel=1e-3)
         totals = {2**n: size(kv_bytes(model, 2**n)) for n in (12, 15, 17, 20)}
         assert cells[4:8] == [*totals.values()]
         assert line.locator(".beyond").all_inner_texts() == [
             total for n, total in totals.items() if n > model.max_context
         ]
         links = line.locator("a").all()
+        beside = (model.context, model.params_in, *model.sources)
         assert [a.get_attribute("href") for a in links] == [
-            source.url for source in model.sources
+            source.url for source in beside if source
         ]
     assert not page.locator(".models .controls").is_visible()
 

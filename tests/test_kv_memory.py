@@ -31,6 +31,7 @@ from attnref.kv_memory import (
     state_bytes,
     storage_of,
     token_bytes,
+    weight_bytes,
 )
 from attnref.specs import (
     Compressed,
@@ -297,6 +298,30 @@ def test_what_does_not_fit_at_all_is_0():
     assert largest_batch(k3, 1, least - 1) == 0
 
 
+@given(
+    st.sampled_from([m.id for m in models().values() if m.params]),
+    st.sampled_from(sorted(DTYPES)),
+    st.integers(1, 64),
+)
+def test_weights_are_split_and_none_is_lost(name, dtype, ranks):
+    model = find_model(name)
+    whole = weight_bytes(model, dtype)
+    assert whole == -(-model.params * DTYPES[dtype].bits // 8)
+    part = weight_bytes(model, dtype, ranks=ranks)
+    assert (part - 1) * ranks < whole <= part * ranks
+
+
+def test_less_than_nothing_holds_nothing():
+    v3 = find_model("deepseek-v3")
+    left = 72 * 10**9 - weight_bytes(v3, "fp8", ranks=8)
+    assert left == -11_875_000_000
+    for budget in (left, -1, 0):
+        assert largest_batch(v3, 1, budget, ranks=8) == 0
+        assert longest_context(v3, budget, ranks=8) == 0
+    with pytest.raises(ValueError, match="parameters of glm-5; pass the size"):
+        weight_bytes(find_model("glm-5"))
+
+
 def test_a_window_that_never_fills_is_still_endless():
     mistral = find_model("mistral-7b")
     whole = kv_bytes(mistral, 4096)
@@ -358,8 +383,11 @@ def test_what_cannot_be_is_refused():
         growth(gpt2, ranks=0)
     with pytest.raises(ValueError, match="batch=-1 must be at least 1"):
         state_bytes(gpt2, batch=-1)
-    with pytest.raises(TypeError, match="budget is float"):
-        longest_context(gpt2, 1e9)
+    for budget in (1e9, -0.5, True):
+        with pytest.raises(TypeError, match="budget is"):
+            longest_context(gpt2, budget)
+        with pytest.raises(TypeError, match="budget is"):
+            largest_batch(gpt2, 1, budget)
     for wrong in (Storage(0), Storage(-1), Storage(8, -1), Storage(8, 1, 0)):
         with pytest.raises(ValueError, match=r"must be at least [01]"):
             longest_context(gpt2, 10**9, dtype=wrong)
@@ -378,6 +406,7 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(ValueError, match=rf"did you mean {meant}\?"):
             storage_of(gpt2, said)
     with pytest.raises(
-        ValueError, match="no source says how kernels store gpt2"
+        ValueError,
+        match=r"store the cache of gpt2; it is known of deepseek-v3\.2, ",
     ):
         kv_bytes(gpt2, 1, dtype="shipped")

@@ -1,6 +1,9 @@
 """What the pages Memory and Compute draw: tables, plots, and their prose."""
 
 import re
+import shutil
+import subprocess
+import sys
 from math import log2
 
 import pytest
@@ -8,8 +11,8 @@ import torch
 
 import attnref
 from attnref.kv_memory import growth, kv_bytes, size, state_bytes
-from attnref.specs import find_model, models
-from sitekit import interactive, numbers, plots
+from attnref.specs import Compressed, find_model, models
+from sitekit import ROOT, interactive, numbers, plots
 from sitekit.tables import Word
 
 
@@ -195,6 +198,73 @@ def test_numbers_in_the_prose():
     assert round(numbers.PEAK / numbers.BANDWIDTH) == 295
     assert round(plots.intensities()["absorbed"]) == 242
     assert plots.roofline_rows()[0][1:] == ["1", "3.35", "0.3%"]
+    ratios = {
+        (model.id, group.ratio)
+        for model in models().values()
+        for group in model.groups
+        if model.id.startswith("deepseek-v4-") and isinstance(group, Compressed)
+    }
+    assert {ratio for _, ratio in ratios} == {4, 128, None}
+
+
+class Written(torch.utils._python_dispatch.TorchDispatchMode):
+    """The name of each operation, and the bytes of what it makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **kwargs or {})
+        if isinstance(out, torch.Tensor) and not op.is_view:
+            self.made.append((op.overloadpacket.__name__, out.nbytes))
+        return out
+
+
+def test_the_readable_sdpa_moves_five_times_the_bytes_of_its_cache():
+    """Compute says so: 2 bytes read, 4 written, 4 read again, and scores."""
+    B, H, K, S, D = 3, 10, 2, 71, 16
+    q = torch.randn(B, H, 1, D, dtype=torch.bfloat16)
+    k, v = torch.randn(2, B, K, S, D, dtype=torch.bfloat16)
+    with Written() as seen:
+        attnref.sdpa(q, k, v)
+    wide = 2 * k.nbytes  # float32
+    assert seen.made.count(("_to_copy", wide)) == 2, "keys and values"
+    read, written = k.nbytes + v.nbytes, 2 * wide
+    assert read + written + written == 5 * read
+    assert ("bmm", 4 * B * H * S) in seen.made, "all scores, in float32"
+
+
+LAYERS_ALONE = """
+import sys
+from pathlib import Path
+other = [p for p in sys.path if not Path(p, "attnref").exists()]
+sys.path[:] = [sys.argv[1], *other]
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in str(f)]
+for name in sys.argv[2:]:
+    for known in [m for m in sys.modules if m.split(".")[0] == "attnref"]:
+        del sys.modules[known]
+    __import__(f"attnref.{name}")
+    own = [m for m in sys.modules if m.startswith("attnref.")]
+    print(*sorted(m.removeprefix("attnref.") + ".py" for m in own))
+    assert sys.modules[f"attnref.{name}"].__file__.startswith(sys.argv[1])
+"""
+
+
+def test_a_layer_needs_the_files_that_the_home_page_names(tmp_path):
+    page = (ROOT / "docs/en/index.md").read_text(encoding="utf-8")
+    (said,) = [line for line in page.splitlines() if "`mla.py`" in line]
+    files = re.findall(r"`(\w+\.py)`", said)
+    layers, rest = files[:4], files[4:]
+    (tmp_path / "attnref").mkdir()
+    for name in files:
+        shutil.copy(ROOT / "attnref" / name, tmp_path / "attnref")
+    names = [layer.removesuffix(".py") for layer in layers]
+    command = [sys.executable, "-P", "-c", LAYERS_ALONE, str(tmp_path), *names]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for layer, line in zip(layers, done.stdout.splitlines(), strict=True):
+        assert line.split() == sorted([layer, *rest])
 
 
 def lines(svg):

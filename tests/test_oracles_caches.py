@@ -9,6 +9,7 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoModel,
+    AutoModelForCausalLM,
     DynamicCache,
     QuantizedCache,
     StaticCache,
@@ -600,6 +601,80 @@ def test_defaults_of_transformers_are_ours_but_where_it_is_known(
 def test_a_source_is_the_file_of_the_config_that_we_compare(id, source):
     module = CONFIG_MAPPING[TYPES[id]].__module__.replace(".", "/")
     assert source.url.endswith(f"/src/{module}.py")
+
+
+# Places that give shapes and say nothing of the longest context; and one that
+# does so of Llama 3.1 only.
+SILENT = {"LMCache", "gemma", "DeepSeek-V3 code"}
+
+
+@pytest.mark.parametrize("model", models().values(), ids=models())
+def test_the_longest_context_is_in_a_source_beside_it(model):
+    """Where transformers is the only such source, it is its default."""
+    silent = SILENT | ({"gpt-fast"} if "llama-3.1" not in model.id else set())
+    beside = [model.context] if model.context else model.sources
+    said_in = [s for s in beside if s.label not in silent]
+    assert said_in
+    if {s.label for s in said_in} == {"transformers"}:
+        config = CONFIG_MAPPING[TYPES[model.id]]().get_text_config()
+        assert config.max_position_embeddings == model.max_context
+
+
+# Of Llama and Mistral: width, width of the feed-forward part, vocabulary.
+WIDTHS = {
+    "llama-2-7b": (4096, 11_008, 32_000),
+    "llama-2-70b": (8192, 28_672, 32_000),
+    "mistral-7b": (4096, 14_336, 32_000),
+    "llama-3.1-8b": (4096, 14_336, 128_256),
+    "llama-3.1-70b": (8192, 28_672, 128_256),
+    "llama-3.1-405b": (16_384, 53_248, 128_256),
+}
+# Of these, the defaults of transformers are the whole model.
+WHOLE = {
+    "gpt2",
+    "deepseek-v3",
+    "smollm3-3b",
+    "gpt-oss-120b",
+    "qwen3-next-80b",
+    "minimax-m2",
+}
+
+
+@pytest.mark.parametrize("id", [*WIDTHS, *sorted(WHOLE)])
+def test_parameters_are_those_of_the_model_to_the_digits_given(id):
+    model, told = find_model(id), {}
+    if id in WIDTHS:
+        width, inner, vocabulary = WIDTHS[id]
+        told = sizes(model) | {
+            "hidden_size": width,
+            "intermediate_size": inner,
+            "vocab_size": vocabulary,
+        }
+    config = CONFIG_MAPPING[TYPES[id]](**told).get_text_config()
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(config)
+    count = sum(p.numel() for p in built.parameters())
+    digits = len(str(model.params).rstrip("0"))
+    assert float(f"{count:.{digits}g}") == model.params
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("id", ["deepseek-v3", "kimi-linear-48b"])
+def test_a_key_for_positions_is_rotated_or_said_not_to_be(id):
+    model = one_of_each(id)
+    built = AutoModel.from_config(config_of(model)).eval()
+    (name,) = (n for n, _ in built.named_modules() if n.endswith("_with_mqa"))
+    made = []
+    built.get_submodule(name).register_forward_hook(
+        lambda module, given, out: made.append(out)
+    )
+    past = dynamic(built.config)
+    built(torch.arange(B * 5).view(B, 5) % 16, past_key_values=past)
+    mla = model.groups[0]
+    unrotated = made[0][..., mla.kv_lora_rank :].unsqueeze(1)
+    cached = past.layers[0].values
+    assert cached.shape == unrotated.shape == (B, 1, 5, mla.qk_rope_head_dim)
+    assert torch.equal(cached, unrotated) is not mla.rotated
 
 
 def test_the_defaults_of_qwen3_are_no_model_of_that_name():

@@ -38,8 +38,9 @@ def test_the_models_are_sorted_by_date_and_cannot_be_changed():
 def test_each_row_has_a_source_that_can_be_opened():
     for model in models().values():
         assert model.sources, model.id
+        beside = [s for s in (model.context, model.params_in) if s]
         shipped = model.shipped.sources if model.shipped else ()
-        for source in (*model.sources, *shipped):
+        for source in (*model.sources, *beside, *shipped):
             assert source.url.startswith("https://"), model.id
             assert "{" not in source.url, model.id
             assert source.label
@@ -52,6 +53,7 @@ def test_every_place_and_every_kind_is_used():
         for text in (
             *model["sources"],
             *model.get("shipped", {}).get("sources", []),
+            *(model[f] for f in ("context", "params_in") if f in model),
         )
     }
     assert named == {*FILE["places"], *specs.PLACES}
@@ -159,6 +161,36 @@ def test_every_place_and_every_kind_is_used():
             lambda m: m.update(confidence="sure"),
             "gpt2: confidence is 'sure'",
         ),
+        (
+            "command-a",
+            lambda m: m.update(confidence="high"),
+            "command-a: confidence is 'high', but kvcache.ai is the only "
+            "source and not its makers'",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(
+                confidence="high",
+                sources=["transformers:gpt2", "transformers:llama"],
+            ),
+            "gpt2: confidence is 'high', but transformers is the only source",
+        ),
+        (
+            "llama-4-scout",
+            lambda m: m.update(context="the card"),
+            "llama-4-scout: context: 'the card' is in no known place",
+        ),
+        (
+            "gpt2",
+            lambda m: m.pop("params_in"),
+            "gpt2: params and params_in belong together",
+        ),
+        ("gpt2", lambda m: m.update(params=1.2e8), "gpt2: params is 120000000"),
+        (
+            "kimi-k3",
+            lambda m: m["groups"][0].update(rotated=0),
+            r"kimi-k3: groups\[0\]: rotated is 0",
+        ),
         ("gpt2", lambda m: m.update(id="GPT 2"), "GPT 2: id has other than"),
         (
             "gpt2",
@@ -181,15 +213,22 @@ def test_a_wrong_row_is_named_with_its_field(where, change, message):
 def test_no_record_may_lose_a_field_it_needs(data):
     where = data.draw(st.sampled_from([m["id"] for m in FILE["models"]]))
     (record,) = (m for m in FILE["models"] if m["id"] == where)
-    optional = {"note", "shipped"}
+    optional = {"note", "shipped", "context"}
     field = data.draw(st.sampled_from(sorted({*record} - optional)))
     with pytest.raises(ValueError, match=r"^specs"):
         specs.read(changed(where, lambda m: m.pop(field)))
 
 
+def test_makers_are_places():
+    file = deepcopy(FILE)
+    file["makers"].append("gemma 5")
+    with pytest.raises(ValueError, match="the file: makers: 'gemma 5' is no"):
+        specs.read(json.dumps(file))
+
+
 def test_a_file_without_models_or_places_is_refused():
     with pytest.raises(ValueError, match=r"specs\.json: the file: models is"):
-        specs.read('{"places": {}}')
+        specs.read('{"places": {}, "makers": ["arXiv"]}')
     with pytest.raises(ValueError, match=r"specs\.json: places: None is no"):
         specs.read('{"models": []}')
     with pytest.raises(ValueError, match="no model 5"):
