@@ -31,6 +31,8 @@ OPTIONS = [
     {"rope_theta": 100.0},
     {"causal": False},
     {"bias": True, "rope_theta": 10000.0, "head_dim": 10},
+    {"bias": True, "o_bias": False},
+    {"o_bias": True},
 ]
 VARIANTS = {
     "mha": MultiHeadAttention,

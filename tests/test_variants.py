@@ -40,14 +40,23 @@ def tokens(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("bias", "o_bias", "which"),
+    [
+        (False, None, ""),
+        (True, None, "qkvo"),
+        (True, False, "qkv"),
+        (False, True, "o"),
+    ],
+)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_parameters_are_named_and_shaped_as_in_checkpoints(name, bias):
-    layer, kv_heads = variant(name, bias=bias), VARIANTS[name][2]
+def test_parameters_are_named_and_shaped_as_in_checkpoints(
+    name, bias, o_bias, which
+):
+    layer, kv_heads = variant(name, bias=bias, o_bias=o_bias), VARIANTS[name][2]
     rows = {"q": H * D, "k": kv_heads * D, "v": kv_heads * D, "o": E}
     want = {f"{p}_proj.weight": (n, E) for p, n in rows.items()}
-    if bias:
-        want |= {f"{p}_proj.bias": (n,) for p, n in rows.items()}
+    want |= {f"{p}_proj.bias": (rows[p],) for p in which}
     got = {name: tuple(p.shape) for name, p in layer.state_dict().items()}
     assert got == want
 
