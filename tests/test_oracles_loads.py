@@ -19,7 +19,12 @@ from transformers.masking_utils import (
 )
 from transformers.models.llama import modeling_llama as llama
 
-from attnref import GroupedQueryAttention, MultiHeadLatentAttention, rope_rows
+from attnref import (
+    GroupedQueryAttention,
+    MultiHeadLatentAttention,
+    causal_mask,
+    rope_rows,
+)
 from sitekit.numbers import FAMILIAR
 from sitekit.tables import ORACLES, SCORES, named
 from tests.conftest import relative_error
@@ -286,6 +291,28 @@ WRONG = [row for row in ROWS if row.reason]
 def test_the_reason_is_the_whole_reason(row):
     assert outcome(row)[0] == "wrong"
     assert outcome(row._replace(**row.cure))[0] == "right"
+
+
+@torch.no_grad()
+def test_a_window_can_be_passed_as_a_mask():
+    """W tokens, the query's own included, as transformers counts them."""
+    (row,) = (row for row in ROWS if row.reason == "window")
+    torch.manual_seed(0)
+    attention, rotary = theirs(row)
+    ours = loaded(row, attention.state_dict(), attention.config)
+    x, positions = torch.randn(B, 64, E), torch.arange(64)[None]
+    mask = create_sliding_window_causal_mask(
+        config=attention.config,
+        inputs_embeds=x,
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=positions,
+    )
+    assert (mask[0, 0] == 0).sum(-1).tolist() == [*range(1, 8), *[8] * 57]
+    tables = rotary(config=attention.config)(x, positions)
+    want, _ = attention(x, position_embeddings=tables, attention_mask=mask)
+    got = ours(x, mask=causal_mask(64).triu(1 - WINDOW))
+    assert relative_error(got, want) <= 1e-6
 
 
 def test_of_the_models_of_the_gqa_page_the_layer_is_that_of_one():
