@@ -7,6 +7,7 @@ configurations but for small sizes and what a row says. The outcome is kept in
 """
 
 import json
+import re
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -25,7 +26,9 @@ from attnref import (
     causal_mask,
     rope_rows,
 )
+from sitekit import ROOT
 from sitekit.numbers import FAMILIAR
+from sitekit.pages import body_of
 from sitekit.tables import ORACLES, SCORES, named
 from tests.conftest import relative_error
 from tests.test_oracles_transformers import sharpened
@@ -313,6 +316,23 @@ def test_a_window_can_be_passed_as_a_mask():
     want, _ = attention(x, position_embeddings=tables, attention_mask=mask)
     got = ours(x, mask=causal_mask(64).triu(1 - WINDOW))
     assert relative_error(got, want) <= 1e-6
+
+
+def test_models_that_the_page_of_masks_names_have_windows_or_chunks():
+    for model in ("mistral", "gemma2", "gemma3_text", "gpt_oss", "olmo3"):
+        assert AutoConfig.for_model(model).sliding_window > 1
+    assert AutoConfig.for_model("cohere2").sliding_window > 1  # Command A
+    chunked = AutoConfig.for_model("llama4_text").layer_types
+    assert chunked.count("chunked_attention") > len(chunked) / 2
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_of_rope_has_the_errors_of_the_table(language):
+    page = body_of(ROOT / "docs" / language / "rope.md")
+    rows = json.loads(ORACLES.read_text(encoding="utf-8"))["checkpoints"]
+    errors = [r["found"] for r in rows if r["reason"] == "scaled"]
+    assert len(errors) == 2
+    assert {*errors} <= {float(n) for n in re.findall(r"\d\.\d+", page)}
 
 
 def test_of_the_models_of_the_gqa_page_the_layer_is_that_of_one():
