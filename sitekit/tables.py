@@ -267,10 +267,10 @@ def checkpoints() -> list[list[Cell]]:
         rows.append(
             [
                 _codes(model),
-                _codes(row["told"]),
                 Word(row["verdict"]),
                 f"{row['found']:g}" if wrong else "",
                 why,
+                _codes(row["told"]),
             ]
         )
     return rows

@@ -103,14 +103,14 @@ ROWS = [
     Row(
         "llama",
         config=WIDE | {"rope_parameters": SCALED},
-        shown='rope_type="llama3", T=64',
+        shown="llama3, T=64",
         reason="scaled",
         cure={"config": WIDE | {"rope_parameters": BASE}},
     ),
     Row(
         "llama",
         config=WIDE | {"rope_parameters": SCALED},
-        shown='rope_type="llama3", T=2048',
+        shown="llama3, T=2048",
         batch=1,
         length=2048,
         reason="scaled",
@@ -338,7 +338,7 @@ def test_the_page_of_rope_has_the_errors_of_the_table(language):
 def test_of_the_models_of_the_gqa_page_the_layer_is_that_of_one():
     rows = json.loads(ORACLES.read_text(encoding="utf-8"))["checkpoints"]
     verdicts = {(r["model_type"], r["config"]): r["verdict"] for r in rows}
-    scaled = ("llama", 'rope_type="llama3", T=64')
+    scaled = ("llama", "llama3, T=64")
     found = {
         "llama-2-70b": verdicts["llama", ""],
         "llama-3.1-8b": verdicts[scaled],

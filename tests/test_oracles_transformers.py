@@ -342,6 +342,13 @@ def test_turning_by_a_table_is_that_of_transformers():
         assert relative_error(ours, turned) <= EXACT
 
 
+def test_repeat_kv_is_expand_and_reshape():
+    k = torch.randn(B, 2, LENGTH, 10)
+    wide = k[:, :, None].expand(B, 2, 4, LENGTH, 10).reshape(B, H, LENGTH, 10)
+    assert torch.equal(llama.repeat_kv(k, 4), wide)
+    assert torch.equal(k.repeat_interleave(4, dim=1), wide)
+
+
 def repeated(weights):
     """Query head h reads key head h % K, not h // (H // K)."""
     order = torch.arange(H).view(2, -1).T.flatten()

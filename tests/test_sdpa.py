@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
+from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnref import attention_weights, causal_mask, padding_mask, sdpa
@@ -243,6 +244,14 @@ def test_which_ways_to_share_a_head_copy_it():
     assert copied_by_matmul(q, one) == H
     assert copied_by_matmul(q[:1], one[:1]) < 1  # a single row: no copy
     # --8<-- [end:broadcast]
+
+    def taken(way):  # inside kernels too, where no dispatch mode sees
+        with profile(profile_memory=True) as log:
+            way()
+        return sum(max(e.self_cpu_memory_usage, 0) for e in log.events())
+
+    assert taken(ways["repeat_interleave"]) > 2 * (H // K) * k.nbytes
+    assert max(taken(ways[n]) for n in ("enable_gqa", "folded")) < k.nbytes
 
 
 def test_an_expanded_head_has_no_view():
