@@ -31,6 +31,7 @@ def mha_to_gqa(
         n_kv_heads=n_kv_heads,
         head_dim=mha.head_dim,
         bias=mha.q_proj.bias is not None,
+        o_bias=mha.o_proj.bias is not None,
         dropout=mha.dropout,
         causal=mha.causal,
         rope_theta=mha.rope_theta,

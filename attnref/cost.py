@@ -78,6 +78,7 @@ def attention_cost(
     n_kv_heads: int | None = None,
     head_dim: int | None = None,
     bias: bool = False,
+    o_bias: bool | None = None,
     batch: int = 1,
     new: int = 1,
     past: int = 0,
@@ -94,7 +95,8 @@ def attention_cost(
     K, D = _heads(d_model, n_heads, n_kv_heads, head_dim)
     q_width, kv_width, S = n_heads * D, K * D, past + new
     weights = 2 * d_model * q_width + 2 * d_model * kv_width
-    biases = q_width + 2 * kv_width + d_model if bias else 0
+    biases = q_width + 2 * kv_width if bias else 0
+    biases += d_model if (bias if o_bias is None else o_bias) else 0
     product = 2 * batch * n_heads * new * S * D
     return Cost(
         parameters=weights + biases,
@@ -117,6 +119,7 @@ def cross_cost(
     head_dim: int | None = None,
     d_context: int | None = None,
     bias: bool = False,
+    o_bias: bool | None = None,
     batch: int = 1,
     new: int = 1,
     context: int,
@@ -129,7 +132,8 @@ def cross_cost(
     q_width, kv_width = n_heads * D, K * D
     own = 2 * d_model * q_width
     theirs = 2 * width * kv_width
-    biases = q_width + 2 * kv_width + d_model if bias else 0
+    biases = q_width + 2 * kv_width if bias else 0
+    biases += d_model if (bias if o_bias is None else o_bias) else 0
     product = 2 * batch * n_heads * new * context * D
     read = 0 if cached else context
     return Cost(

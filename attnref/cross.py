@@ -17,7 +17,8 @@ class CrossAttention(nn.Module):
 
     Nothing is causal here, and no positions are compared. `d_context` is the
     width of the context, `d_model` unless given; `n_kv_heads` groups the heads
-    as in GQA.
+    as in GQA. `bias` is for all four projections; `o_bias` is for the last
+    one, where it differs.
 
     Examples:
         >>> import torch
@@ -35,6 +36,7 @@ class CrossAttention(nn.Module):
         head_dim: int | None = None,
         d_context: int | None = None,
         bias: bool = False,
+        o_bias: bool | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -55,7 +57,8 @@ class CrossAttention(nn.Module):
         self.q_proj = nn.Linear(d_model, q_width, bias=bias)
         self.k_proj = nn.Linear(self.d_context, kv_width, bias=bias)
         self.v_proj = nn.Linear(self.d_context, kv_width, bias=bias)
-        self.o_proj = nn.Linear(q_width, d_model, bias=bias)
+        o_bias = bias if o_bias is None else o_bias
+        self.o_proj = nn.Linear(q_width, d_model, bias=o_bias)
 
     def forward(
         self,

@@ -51,8 +51,11 @@ class GroupedQueryAttention(nn.Module):
     """H query heads in K groups; a group shares one key and one value head.
 
     Query head `h` reads key head `h // (H // K)`. Causal unless told
-    otherwise. `rope_theta` turns queries and keys by their positions.
-    Parameters are named as in Hugging Face checkpoints.
+    otherwise. `rope_theta` turns queries and keys by their positions. `bias`
+    is for all four projections; `o_bias` is for the last one, where it
+    differs. Parameters are named as in Hugging Face checkpoints, but not every
+    checkpoint that loads is this layer: see the table of checkpoints on the
+    page of conventions.
 
     Examples:
         >>> layer = GroupedQueryAttention(d_model=64, n_heads=8, n_kv_heads=2)
@@ -71,6 +74,7 @@ class GroupedQueryAttention(nn.Module):
         n_kv_heads: int,
         head_dim: int | None = None,
         bias: bool = False,
+        o_bias: bool | None = None,
         dropout: float = 0.0,
         causal: bool = True,
         rope_theta: float | None = None,
@@ -91,7 +95,8 @@ class GroupedQueryAttention(nn.Module):
         self.q_proj = nn.Linear(d_model, q_width, bias=bias)
         self.k_proj = nn.Linear(d_model, kv_width, bias=bias)
         self.v_proj = nn.Linear(d_model, kv_width, bias=bias)
-        self.o_proj = nn.Linear(q_width, d_model, bias=bias)
+        o_bias = bias if o_bias is None else o_bias
+        self.o_proj = nn.Linear(q_width, d_model, bias=o_bias)
 
     def forward(
         self,

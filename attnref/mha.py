@@ -48,7 +48,10 @@ class MultiHeadAttention(nn.Module):
     """H heads side by side, each with a query, a key and a value of its own.
 
     Causal unless told otherwise. `rope_theta` turns queries and keys by their
-    positions. Parameters are named as in Hugging Face checkpoints.
+    positions. `bias` is for all four projections; `o_bias` is for the last
+    one, where it differs. Parameters are named as in Hugging Face checkpoints,
+    but not every checkpoint that loads is this layer: see the table of
+    checkpoints on the page of conventions.
 
     Examples:
         >>> layer = MultiHeadAttention(d_model=64, n_heads=8)
@@ -63,6 +66,7 @@ class MultiHeadAttention(nn.Module):
         n_heads: int,
         head_dim: int | None = None,
         bias: bool = False,
+        o_bias: bool | None = None,
         dropout: float = 0.0,
         causal: bool = True,
         rope_theta: float | None = None,
@@ -82,7 +86,8 @@ class MultiHeadAttention(nn.Module):
         self.q_proj = nn.Linear(d_model, inner, bias=bias)
         self.k_proj = nn.Linear(d_model, inner, bias=bias)
         self.v_proj = nn.Linear(d_model, inner, bias=bias)
-        self.o_proj = nn.Linear(inner, d_model, bias=bias)
+        o_bias = bias if o_bias is None else o_bias
+        self.o_proj = nn.Linear(inner, d_model, bias=o_bias)
 
     def forward(
         self,

@@ -48,7 +48,10 @@ class MultiQueryAttention(nn.Module):
     """H query heads that all read one key head and one value head.
 
     Causal unless told otherwise. `rope_theta` turns queries and keys by their
-    positions. Parameters are named as in Hugging Face checkpoints.
+    positions. `bias` is for all four projections; `o_bias` is for the last
+    one, where it differs. Parameters are named as in Hugging Face checkpoints,
+    but not every checkpoint that loads is this layer: see the table of
+    checkpoints on the page of conventions.
 
     Examples:
         >>> layer = MultiQueryAttention(d_model=64, n_heads=8)
@@ -63,6 +66,7 @@ class MultiQueryAttention(nn.Module):
         n_heads: int,
         head_dim: int | None = None,
         bias: bool = False,
+        o_bias: bool | None = None,
         dropout: float = 0.0,
         causal: bool = True,
         rope_theta: float | None = None,
@@ -81,7 +85,8 @@ class MultiQueryAttention(nn.Module):
         self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(d_model, self.head_dim, bias=bias)
         self.v_proj = nn.Linear(d_model, self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(n_heads * self.head_dim, d_model, bias=bias)
+        o_bias = bias if o_bias is None else o_bias
+        self.o_proj = nn.Linear(n_heads * self.head_dim, d_model, bias=o_bias)
 
     def forward(
         self,

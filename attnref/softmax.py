@@ -12,7 +12,8 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Weights `exp(x_j) / sum_k exp(x_k)` along `dim`, without overflow.
 
     Any shape; float16 and bfloat16 are computed in float32. A row that
-    is -inf throughout gives zeros: no candidate, no weight.
+    is -inf throughout gives zeros: no candidate, no weight. That it became
+    so by overflow and not by a mask cannot be told from the row.
 
     Examples:
         >>> softmax(torch.tensor([1000.0, 1000.0, float("-inf")]))

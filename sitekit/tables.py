@@ -5,13 +5,15 @@ it is; a cell `Word("nan")` is looked up in the page's own words.
 """
 
 import inspect
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -109,9 +111,13 @@ def outcome(weigh: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Word:
     """What comes out for a row whose every key is masked."""
     scores = torch.tensor(SCORES, dtype=dtype)
     try:
-        weights = weigh(scores)
+        return named(weigh(scores), scores)
     except RuntimeError:
         return Word("refused")
+
+
+def named(weights: Tensor, scores: Tensor) -> Word:
+    """The word for the weights of a row whose every key is masked."""
     if weights.isnan().any():
         return Word("nan")
     if (weights == 0).all():
@@ -243,6 +249,83 @@ def empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
+# What transformers does, which no build imports: tests/test_oracles_loads.py.
+ORACLES = Path(__file__).with_name("oracles.json")
+
+
+def _oracles() -> dict[str, Any]:
+    return dict(json.loads(ORACLES.read_text(encoding="utf-8")))
+
+
+def checkpoints() -> list[list[Cell]]:
+    """Attention modules of transformers: right here, wrong, or refused."""
+    rows: list[list[Cell]] = []
+    for row in _oracles()["checkpoints"]:
+        model = [row["model_type"], *filter(None, [row["config"]])]
+        wrong = row["verdict"] == "wrong"
+        why = Word(row["reason"]) if wrong else _codes(row["found"] or ())
+        rows.append(
+            [
+                _codes(model),
+                Word(row["verdict"]),
+                f"{row['found']:g}" if wrong else "",
+                why,
+                _codes(row["told"]),
+            ]
+        )
+    return rows
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(map(code, names))
+
+
+def empty_rows() -> list[list[Cell]]:
+    """The first query of a left-padded row: what others give, and we.
+
+    Values are unit vectors, so that an output is a row of weights.
+    """
+    x = torch.eye(4)[None]
+    heads, real = x[None], torch.tensor([[False, False, True, True]])
+    mask = attnref.causal_mask(4) & attnref.padding_mask(real)
+    low = torch.finfo(x.dtype).min
+    additive = [
+        torch.zeros(4, 4).masked_fill(~mask, filler)
+        for filler in (-torch.inf, low)
+    ]
+    fused = partial(F.scaled_dot_product_attention, heads, heads, heads)
+    theirs = nn.MultiheadAttention(4, 1, bias=False, batch_first=True)
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.copy_(torch.eye(4).repeat(len(weight) // 4, 1))
+    layer = partial(theirs, x, x, x, attn_mask=~mask[0, 0])
+    scores = heads @ heads.mT / 2
+    by_hand = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1)
+    kept = _oracles()["empty"]
+    outs = {
+        "`torch.softmax`, `masked_fill(-inf)`": by_hand,
+        "`F.scaled_dot_product_attention`, `bool`": fused(mask),
+        "`F.scaled_dot_product_attention`, `-inf`": fused(additive[0]),
+        "`F.scaled_dot_product_attention`, `finfo.min`": fused(additive[1]),
+        "`nn.MultiheadAttention`": layer()[0],
+        "`nn.MultiheadAttention`, `need_weights=False`": layer(
+            need_weights=False
+        )[0],
+        "transformers, `eager`": kept["eager"],
+        "transformers, `sdpa`": kept["sdpa"],
+        "`attnref.sdpa`": attnref.sdpa(heads, heads, heads, mask),
+    }
+    return [
+        [
+            who,
+            Word(out)
+            if isinstance(out, str)
+            else named(out.flatten()[:4], torch.tensor(SCORES)),
+        ]
+        for who, out in outs.items()
+    ]
+
+
 TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
     "exp_range": exp_range,
     "dot_products": dot_products,
@@ -252,4 +335,6 @@ TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
     "walk_gqa": partial(walk_self, "gqa"),
     "walk_cross": walk_cross,
     "growth": growth,
+    "checkpoints": checkpoints,
+    "empty_rows": empty_rows,
 }

@@ -31,6 +31,7 @@ DEFAULTS = {"dropout": 0.0, "causal": True, "rope_theta": None}
 OPTIONS = st.fixed_dictionaries(
     {
         "bias": st.booleans(),
+        "o_bias": st.sampled_from([None, False, True]),
         "causal": st.booleans(),
         "rope_theta": st.sampled_from([None, 100.0]),
     }

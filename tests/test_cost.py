@@ -42,8 +42,16 @@ def shown(cost):
     return cost.parameters, cost.flops, cost.cached
 
 
+BIASES = [
+    {"bias": False},
+    {"bias": True},
+    {"bias": True, "o_bias": False},
+    {"o_bias": True},
+]
+
+
 @pytest.mark.parametrize("call", CALLS, ids=str)
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", BIASES, ids=str)
 @pytest.mark.parametrize(
     ("kind", "sizes"),
     [
@@ -59,8 +67,8 @@ def shown(cost):
 )
 def test_the_cost_is_what_torch_counts(kind, sizes, bias, call):
     told = dict(sizes, n_kv_heads=1) if kind is MultiQueryAttention else sizes
-    cost = attention_cost(**told, bias=bias, **call)
-    assert shown(cost) == counted(kind(**sizes, bias=bias), **call)
+    cost = attention_cost(**told, **bias, **call)
+    assert shown(cost) == counted(kind(**sizes, **bias), **call)
 
 
 SIZES = {
@@ -103,13 +111,13 @@ def test_costs_of_the_pages_are_what_torch_counts(call):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", BIASES, ids=str)
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
     "extra", [{}, {"n_kv_heads": 2, "d_context": 19, "head_dim": 7}]
 )
 def test_the_cost_of_cross_attention_is_what_torch_counts(extra, cached, bias):
-    layer = CrossAttention(d_model=30, n_heads=6, bias=bias, **extra)
+    layer = CrossAttention(d_model=30, n_heads=6, **bias, **extra)
     x, context = torch.zeros(2, 5, 30), torch.zeros(2, 13, layer.d_context)
     cache = KVCache(13)
     if cached:
@@ -119,7 +127,7 @@ def test_the_cost_of_cross_attention_is_what_torch_counts(extra, cached, bias):
     cost = cross_cost(
         d_model=30,
         n_heads=6,
-        bias=bias,
+        **bias,
         batch=2,
         new=5,
         context=13,

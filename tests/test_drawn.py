@@ -32,6 +32,20 @@ def test_what_a_fully_masked_row_gives():
     assert len(rows) == 10
 
 
+def test_what_others_give_for_an_empty_row():
+    assert {who: word.key for who, word in tables.empty_rows()} == {
+        "`torch.softmax`, `masked_fill(-inf)`": "nan",
+        "`F.scaled_dot_product_attention`, `bool`": "zeros",
+        "`F.scaled_dot_product_attention`, `-inf`": "zeros",
+        "`F.scaled_dot_product_attention`, `finfo.min`": "uniform",
+        "`nn.MultiheadAttention`": "nan",
+        "`nn.MultiheadAttention`, `need_weights=False`": "zeros",
+        "transformers, `eager`": "uniform",
+        "transformers, `sdpa`": "zeros",
+        "`attnref.sdpa`": "zeros",
+    }
+
+
 def test_a_filler_does_what_it_should_while_a_key_is_left():
     # The page says: as long as one key is allowed, it nearly does.
     scores = torch.tensor(tables.SCORES)

@@ -31,6 +31,8 @@ OPTIONS = [
     {"rope_theta": 100.0},
     {"causal": False},
     {"bias": True, "rope_theta": 10000.0, "head_dim": 10},
+    {"bias": True, "o_bias": False},
+    {"o_bias": True},
 ]
 VARIANTS = {
     "mha": MultiHeadAttention,
@@ -223,7 +225,7 @@ def test_the_steps_of_a_generation():
     # --8<-- [end:steps]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("side", ["left", "left, no positions", "right"])
 @pytest.mark.parametrize("make", [lambda: KVCache(9), GrowingKVCache])
 @pytest.mark.parametrize("options", [{}, {"rope_theta": 100.0}])
 @pytest.mark.parametrize("name", VARIANTS)
@@ -231,9 +233,10 @@ def test_a_padded_row_is_the_row_alone(name, options, make, side):
     """Prompts of 2 and 5 tokens, then three steps more for both."""
     layer, cache = variant(name, **options), make()
     prompts, more = [tokens(1, 2, E), tokens(1, 5, E)], tokens(2, 3, E)
-    pads = [3, 0] if side == "left" else [0, 0]
+    left = side != "right"
+    pads = [3, 0] if left else [0, 0]
     valid = torch.ones(2, 5, dtype=torch.bool)
-    valid[0, slice(0, 3) if side == "left" else slice(2, 5)] = False
+    valid[0, slice(0, 3) if left else slice(2, 5)] = False
     x = tokens(2, 5, E)
     for row, (prompt, pad) in enumerate(zip(prompts, pads, strict=True)):
         x[row, pad : pad + prompt.shape[1]] = prompt[0]
@@ -243,7 +246,7 @@ def test_a_padded_row_is_the_row_alone(name, options, make, side):
             if got:
                 valid = torch.cat((valid, torch.ones(2, 1).bool()), dim=1)
             named = {}
-            if options:
+            if options and side != "left, no positions":
                 positions = token_positions(valid)[:, -new.shape[1] :]
                 named = {"positions": positions}
             mask = padding_mask(valid)

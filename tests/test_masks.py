@@ -187,6 +187,37 @@ def test_is_causal_of_torch_is_aligned_at_the_top_left():
     # --8<-- [end:top_left]
 
 
+def test_a_mask_beside_is_causal_depends_on_the_kernel():
+    k, v = torch.randn(2, 1, 1, 5, 8)
+    # --8<-- [start:both]
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    mask = padding_mask(torch.tensor([[True, True, True, False, False]]))
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            F.scaled_dot_product_attention(k, k, v, mask, is_causal=True)
+        raise AssertionError("this kernel takes one or the other")
+    except RuntimeError as error:
+        assert "attn_mask should not be set when is_causal" in str(error)
+    joined = F.scaled_dot_product_attention(k, k, v, mask & causal_mask(5))
+    # --8<-- [end:both]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = F.scaled_dot_product_attention(k, k, v, mask, is_causal=True)
+    torch.testing.assert_close(out, joined)
+
+
+def test_a_window_is_a_band_of_the_triangle():
+    # --8<-- [start:window]
+    W = 2  # tokens, this one included
+    assert causal_mask(4).triu(1 - W).int().tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 1, 1, 0],
+        [0, 0, 1, 1],
+    ]
+    # --8<-- [end:window]
+
+
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (5, 5), (2, 7), (1, 11)])
 def test_causal_mask_is_torchs_lower_right_one(T, S):
     q, k, v = (torch.randn(1, 2, n, 13) for n in (T, S, S))

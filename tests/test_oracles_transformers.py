@@ -13,6 +13,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 from attnref import (
     Block,
@@ -34,22 +35,31 @@ from tests.conftest import relative_error
 B, H, E, D_FF, LENGTH, ROOM, THETA = 3, 8, 48, 37, 24, 31, 500.0
 BOUND, EXACT, WRONG = 1e-6, 1e-12, 1e-2
 
-MODELS = {
-    "Llama": (llama.LlamaAttention, llama.LlamaConfig, {}),
+MODELS = {  # and what our layer is told beside the sizes
+    "Llama": (llama.LlamaAttention, llama.LlamaConfig, {}, {}),
     "Llama with biases": (
         llama.LlamaAttention,
         llama.LlamaConfig,
         {"attention_bias": True},
+        {"bias": True},
+    ),
+    "Qwen2": (
+        qwen2.Qwen2Attention,
+        qwen2.Qwen2Config,
+        {"head_dim": 10},
+        {"bias": True, "o_bias": False},
     ),
     "Mistral": (
         mistral.MistralAttention,
         mistral.MistralConfig,
         {"sliding_window": None},
+        {},
     ),
     "Mistral with wide heads": (
         mistral.MistralAttention,
         mistral.MistralConfig,
         {"sliding_window": None, "head_dim": 10},
+        {},
     ),
 }
 LAYERS = {
@@ -92,7 +102,7 @@ def sharpened(module):
 
 
 def config_of(model, kv_heads, inner="sdpa", **more):
-    _, config, extra = MODELS[model]
+    _, config, extra, _ = MODELS[model]
     sizes = {
         "hidden_size": E,
         "intermediate_size": D_FF,
@@ -111,7 +121,6 @@ def layer_for(config, layer, **changed):
         "d_model": E,
         "n_heads": H,
         "head_dim": config.head_dim,
-        "bias": getattr(config, "attention_bias", False),
         "rope_theta": THETA,
     }
     return kind(**sizes | heads | changed).eval().requires_grad_(False)
@@ -120,7 +129,7 @@ def layer_for(config, layer, **changed):
 def pair(model="Mistral with wide heads", layer="GQA of 2", inner="sdpa"):
     config = config_of(model, LAYERS[layer][1], inner)
     theirs = sharpened(MODELS[model][0](config, layer_idx=0))
-    ours = layer_for(config, layer)
+    ours = layer_for(config, layer, **MODELS[model][3])
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 
@@ -331,6 +340,13 @@ def test_turning_by_a_table_is_that_of_transformers():
     for x, turned in zip((q, k), theirs, strict=True):
         ours = apply_rope(x, cos[..., :5], sin[..., :5])
         assert relative_error(ours, turned) <= EXACT
+
+
+def test_repeat_kv_is_expand_and_reshape():
+    k = torch.randn(B, 2, LENGTH, 10)
+    wide = k[:, :, None].expand(B, 2, 4, LENGTH, 10).reshape(B, H, LENGTH, 10)
+    assert torch.equal(llama.repeat_kv(k, 4), wide)
+    assert torch.equal(k.repeat_interleave(4, dim=1), wide)
 
 
 def repeated(weights):

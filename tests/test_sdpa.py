@@ -1,4 +1,8 @@
 import re
+import statistics
+import time
+import weakref
+from collections import Counter
 
 import pytest
 import torch
@@ -6,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
+from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnref import attention_weights, causal_mask, padding_mask, sdpa
@@ -147,21 +152,26 @@ def test_query_head_h_reads_key_head_h_over_group():
     # --8<-- [end:groups]
 
 
-class _Allocations(TorchDispatchMode):
-    """The tensors that each operation makes, views not counted."""
+# --8<-- [start:made]
+class Made(torch.utils._python_dispatch.TorchDispatchMode):
+    """The bytes of the largest tensor made; a view of an input is not made."""
 
     def __init__(self, *inputs):
         super().__init__()
-        self.known = {x.untyped_storage().data_ptr() for x in inputs}
-        self.made = []
+        self.inputs = {x.untyped_storage().data_ptr() for x in inputs}
+        self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            place = out.untyped_storage().data_ptr()
-            if place not in self.known:
-                self.made.append((str(func), out.numel()))
+        for x in out if isinstance(out, tuple) else (out,):
+            if isinstance(x, torch.Tensor):
+                memory = x.untyped_storage()
+                if memory.data_ptr() not in self.inputs:
+                    self.largest = max(self.largest, memory.nbytes())
         return out
+
+
+# --8<-- [end:made]
 
 
 @pytest.mark.parametrize("heads_first", [True, False])
@@ -170,21 +180,185 @@ def test_keys_and_values_are_never_repeated(dtype, heads_first):
     q, k, v = qkv(dtype, T=1, S=1009, D=61, DV=67)
     if not heads_first:  # as a projection leaves them
         k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
-    with _Allocations(q, k, v) as log:
+    with Made(q, k, v) as made:
         sdpa(q, k, v, causal_mask(1, 1009))
-    assert max(n for _, n in log.made) <= v.numel() < H * v.numel() // K
+    widened = 4 * v.numel()
+    assert made.largest <= widened < H // K * widened
 
 
 def test_keys_and_values_of_a_cache_are_not_copied_at_all():
     q, k, v = qkv(torch.float32, T=1, S=1009, D=61, DV=67)
-    with _Allocations(q, k, v) as log:
+    with Made(q, k, v) as made:
         sdpa(q, k, v, causal_mask(1, 1009))
-    largest = max(log.made, key=lambda made: made[1])
-    assert largest[1] == B * H * 1009, f"scores are the largest: {largest}"
-    # The check itself sees a copy where there is one.
-    with _Allocations(q, k, v) as log:
-        k.repeat_interleave(2, dim=1)
-    assert max(n for _, n in log.made) == B * H * 1009 * 61
+    assert made.largest == 4 * B * H * 1009, "scores are the largest"
+
+
+def test_which_ways_to_share_a_head_copy_it():
+    # --8<-- [start:copies]
+    import torch.nn.functional as F
+
+    q = torch.randn(3, 6, 1, 8)  # one new token: 6 query heads ...
+    k, v = torch.randn(2, 3, 2, 101, 8)  # ... and 2 key/value heads
+    B, H, T, D = q.shape
+    K, S = k.shape[1:3]
+
+    def repeated(x):
+        return x.repeat_interleave(H // K, dim=1)  # (B, H, S, D)
+
+    def expanded(x):
+        x = x[:, :, None].expand(B, K, H // K, S, D)  # a view, stride 0
+        return x.reshape(B, H, S, D)  # (B, H, S, D); the copy is made here
+
+    fused = F.scaled_dot_product_attention
+    ways = {
+        "repeat_interleave": lambda: fused(q, repeated(k), repeated(v)),
+        "expand, reshape": lambda: fused(q, expanded(k), expanded(v)),
+        "enable_gqa": lambda: fused(q, k, v, enable_gqa=True),
+        "folded": lambda: fused(q.reshape(B, K, H // K * T, D), k, v),
+        "sdpa": lambda: sdpa(q, k, v),
+    }
+    copies = {}
+    for name, way in ways.items():
+        with Made(q, k, v) as made:
+            out = way().view(B, H, T, D)
+        torch.testing.assert_close(out, sdpa(q, k, v))
+        copies[name] = made.largest / k.nbytes
+    assert copies["repeat_interleave"] == copies["expand, reshape"] == H // K
+    assert max(copies[n] for n in ("enable_gqa", "folded", "sdpa")) < 1
+
+    wide = torch.randn(3, 2, 101, 12)  # wider than keys: no fused kernel fits
+    with Made(q, k, wide) as made:
+        fused(q, k, wide, enable_gqa=True)
+    assert made.largest == H // K * wide.nbytes  # torch itself has repeated
+
+    # --8<-- [end:copies]
+    # --8<-- [start:broadcast]
+    def copied_by_matmul(q, k):
+        with Made(q, k) as made:
+            q @ k.mT
+        return made.largest / k.nbytes
+
+    groups = q.view(B, K, H // K, T, D)
+    assert copied_by_matmul(groups, k[:, :, None]) == H // K
+    one = k[:, :1].clone()  # MQA: one key head for all six
+    assert copied_by_matmul(q, one) == H
+    assert copied_by_matmul(q[:1], one[:1]) < 1  # a single row: no copy
+    # --8<-- [end:broadcast]
+
+    def taken(way):  # inside kernels too, where no dispatch mode sees
+        with profile(profile_memory=True) as log:
+            way()
+        return sum(max(e.self_cpu_memory_usage, 0) for e in log.events())
+
+    assert taken(ways["repeat_interleave"]) > 2 * (H // K) * k.nbytes
+    assert max(taken(ways[n]) for n in ("enable_gqa", "folded")) < k.nbytes
+
+
+def test_an_expanded_head_has_no_view():
+    # --8<-- [start:expand]
+    def view_of(k, H):
+        B, K, S, D = k.shape
+        return k[:, :, None].expand(B, K, H // K, S, D).view(B, H, S, D)
+
+    try:
+        view_of(torch.randn(3, 2, 11, 8), 6)
+        raise AssertionError("one stride cannot walk through two groups")
+    except RuntimeError as error:
+        assert "Use .reshape(...) instead" in str(error)
+    for K in 1, 6:  # MQA and MHA: here it passes, and nothing is copied
+        assert view_of(torch.randn(3, K, 11, 8), 6).shape == (3, 6, 11, 8)
+    # --8<-- [end:expand]
+
+
+@pytest.mark.alone
+@torch.no_grad()
+def test_repeating_heads_takes_longer_than_having_them():
+    q, (k, v) = torch.randn(1, 32, 1, 128), torch.randn(2, 1, 8, 4096, 128)
+    wide = [x.repeat_interleave(4, dim=1) for x in (k, v)]
+    ways = {
+        "repeated": lambda: F.scaled_dot_product_attention(
+            q, *(x.repeat_interleave(4, dim=1) for x in (k, v))
+        ),
+        "mha": lambda: F.scaled_dot_product_attention(q, *wide),
+        "folded": lambda: F.scaled_dot_product_attention(
+            q.view(1, 8, 4, 128), k, v
+        ),
+    }
+    took = {name: [] for name in ways}
+    for _ in range(7):
+        for name, way in ways.items():
+            start = time.thread_time()
+            way()
+            took[name].append(time.thread_time() - start)
+    repeated, mha, folded = map(statistics.median, took.values())
+    assert repeated > mha
+    assert repeated > 2 * folded
+
+
+def test_torchs_attention_on_folded_heads_is_sdpa():
+    # --8<-- [start:folded]
+    def folded_sdpa(q, k, v, mask):
+        B, H, T, D = q.shape
+        K, S, Dv = k.shape[1], *v.shape[2:]
+        rows = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
+        mask = mask.expand(B, H, T, S)  # (B, H, T, S)
+        mask = mask.reshape(B, K, H // K * T, S)  # (B, K, H // K * T, S)
+        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask)
+        return out.view(B, H, T, Dv)  # (B, H, T, Dv)
+
+    q = 4 * torch.randn(3, 6, 7, 5, dtype=torch.float64)
+    k = torch.randn(3, 2, 11, 5, dtype=torch.float64)
+    v = torch.randn(3, 2, 11, 13, dtype=torch.float64)
+    mask = torch.rand(3, 1, 7, 11) > 0.3
+    mask[0, :, 2] = False  # a query without any key
+    ours, theirs = sdpa(q, k, v, mask), folded_sdpa(q, k, v, mask)
+    assert (ours - theirs).abs().max() / ours.abs().max() <= 1e-12
+    assert (theirs[0, :, 2] == 0).all()
+    # --8<-- [end:folded]
+    for mask in MASKS.values():
+        for kv_heads in (1, 2, 3, 6):
+            q, k, v = qkv(K=kv_heads)
+            m = mask()
+            got = folded_sdpa(q, k, v, causal_mask(T, S) if m is None else m)
+            want = sdpa(q, k, v, causal_mask(T, S) if m is None else m)
+            assert relative_error(got, want) <= 1e-12
+
+
+class _Held(TorchDispatchMode):
+    """The most bytes that tensors took at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.most, self.users = 0, Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            memory = out.untyped_storage()
+            place = memory.data_ptr(), memory.nbytes()
+            self.users[place] += 1
+            weakref.finalize(out, self.users.subtract, [place])
+            now = sum(n for (_, n), users in self.users.items() if users)
+            self.most = max(self.most, now)
+        return out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mask", [None, causal_mask(211)], ids=["-", "causal"])
+def test_three_matrices_of_scores_are_held_at_the_peak(mask, dtype):
+    q, k, v = qkv(dtype, T=211, S=211)
+    with _Held() as held:
+        sdpa(q, k, v, mask)
+    assert 3 <= held.most / (4 * B * H * 211 * 211) < 3.1
+    assert 12 * 32 * 8192**2 == 24 * 2**30  # the page's example
+
+
+def test_a_row_whose_scores_overflowed_gives_zeros_as_torchs_does():
+    q, k, v = (torch.full((3, 2, 5, 4), x) for x in (1e20, -1e20, 1.0))
+    assert (q @ k.mT == -torch.inf).all()
+    assert (sdpa(q, k, v) == 0).all()
+    assert (F.scaled_dot_product_attention(q, k, v) == 0).all()
 
 
 def test_a_row_without_any_key_gives_zeros_and_zero_gradients():

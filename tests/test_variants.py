@@ -40,14 +40,23 @@ def tokens(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("bias", "o_bias", "which"),
+    [
+        (False, None, ""),
+        (True, None, "qkvo"),
+        (True, False, "qkv"),
+        (False, True, "o"),
+    ],
+)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_parameters_are_named_and_shaped_as_in_checkpoints(name, bias):
-    layer, kv_heads = variant(name, bias=bias), VARIANTS[name][2]
+def test_parameters_are_named_and_shaped_as_in_checkpoints(
+    name, bias, o_bias, which
+):
+    layer, kv_heads = variant(name, bias=bias, o_bias=o_bias), VARIANTS[name][2]
     rows = {"q": H * D, "k": kv_heads * D, "v": kv_heads * D, "o": E}
     want = {f"{p}_proj.weight": (n, E) for p, n in rows.items()}
-    if bias:
-        want |= {f"{p}_proj.bias": (n,) for p, n in rows.items()}
+    want |= {f"{p}_proj.bias": (rows[p],) for p in which}
     got = {name: tuple(p.shape) for name, p in layer.state_dict().items()}
     assert got == want
 
@@ -107,6 +116,18 @@ def test_a_layer_compiles_for_any_length():
     ):
         x = tokens(B, T, E)
         assert relative_error(compiled(x, **named), layer(x, **named)) == 0
+
+
+def test_a_print_of_a_tensor_breaks_the_graph():
+    class Chatty(MultiHeadAttention):
+        def forward(self, x):
+            print(x.abs().max())
+            return super().forward(x)
+
+    layer, x = Chatty(d_model=E, n_heads=H).double(), tokens(B, T, E)
+    layer(x)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="print"):
+        torch.compile(layer, fullgraph=True, backend="eager")(x)
 
 
 def test_cross_attention_compiles_for_any_length():
@@ -191,18 +212,6 @@ def test_the_heads_of_a_group_stand_together():
     in_turn = k.repeat(1, 2, 1, 1).flatten()
     assert in_turn.tolist() == [10, 20, 30, 10, 20, 30]  # reads h % 3: wrong
     # --8<-- [end:order]
-
-
-def test_nothing_has_to_be_repeated():
-    # --8<-- [start:fold]
-    from attnref import sdpa
-
-    q = torch.randn(2, 6, 1, 4, dtype=torch.float64)
-    k, v = torch.randn(2, 2, 3, 11, 4, dtype=torch.float64)
-    repeated = [t.repeat_interleave(2, dim=1) for t in (k, v)]
-    assert torch.allclose(sdpa(q, k, v), sdpa(q, *repeated), rtol=0, atol=1e-12)
-    assert repeated[0].nbytes == 2 * k.nbytes  # what folding does not write
-    # --8<-- [end:fold]
 
 
 def test_mean_pooling_is_exact_where_heads_are_alike():
