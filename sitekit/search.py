@@ -12,27 +12,29 @@ from typing import Any
 
 from sitekit import CONFIGS, pages, parity
 
-DEFINED = re.compile(r"(?:^|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
+DEFINED = re.compile(r"(?:^ *|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
+DOCUMENTED = re.compile(r"#attnref\.[\w.]*\.(\w+)$")
 CONTROL = re.compile(r"<select\b.*?</select>", re.DOTALL)
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
 
 
 def names_of(page: Any) -> list[str]:
     stem = page.file.src_uri.removesuffix(".md")
-    told = [str(page.title), PurePosixPath(stem).name]
+    titles, aliases = [str(page.title), PurePosixPath(stem).name], []
     for language in CONFIGS:
         path = parity.twin(stem, language)
-        known = pages.front_matter(path) if path.exists() else {}
+        told = pages.front_matter(path) if path.exists() else {}
         # Of "Memory: what a KV cache takes", the name is Memory.
-        told += re.split("[:：]", known.get("title", ""))[:1]
-        told += known.get("aliases", [])
-    names = []
-    for name in told:
-        # "Multi-head attention (MHA)" holds two, and some type a third,
-        # multiheadattention.
-        for part in filter(None, re.split(r"\s*[()（）]", name)):
-            names += [part, re.sub(r"[\s-]", "", part)]
-    return list(dict.fromkeys(name.lower() for name in names))
+        titles += re.split("[:：]", told.get("title", ""))[:1]
+        aliases += told.get("aliases", [])
+    # "Multi-head attention (MHA)" holds two, and some write a third,
+    # multiheadattention.
+    parts = [
+        p for title in titles for p in re.split(r"\s*[()（）]", title) if p
+    ]
+    whole = [re.sub(r"[\s-]", "", part) for part in parts]
+    names = (name.lower() for name in [*parts, *whole, *aliases])
+    return list(dict.fromkeys(names))
 
 
 def readable(html: str) -> str:
@@ -44,4 +46,7 @@ def readable(html: str) -> str:
 def add_names(entries: list[dict[str, Any]], names: list[str]) -> None:
     """To the entry of a page and to those of its sections, which follow."""
     for i, entry in enumerate(entries):
-        entry["names"] = DEFINED.findall(entry["text"]) if i else names
+        defined = DEFINED.findall(entry["text"]) + DOCUMENTED.findall(
+            entry["location"]
+        )
+        entry["names"] = [name.lower() for name in defined] if i else names

@@ -9,7 +9,7 @@
 
 const WORTH = { title: 4, heading: 3, text: 1.5 };
 const NAMED = 8;
-const [PAGES, SECTIONS] = [12, 6]; // at most, of a page
+const [PAGES, SECTIONS] = [10, 5]; // at most, of a page
 const [SETUP, READY, QUERY, RESULT] = [0, 1, 2, 3];
 const HAN = /\p{sc=Han}+/gu;
 const STOP = new Set(
@@ -81,10 +81,13 @@ function put(entry, text, worth) {
   }
 }
 
-/* Words of a query: a run of Chinese is cut into the longest words known. */
+/* Words of a query: a run of Chinese is cut into the longest words known, and
+   the name of a class stays whole beside its parts. */
 function wordsOfQuery(query) {
-  const words = wordsOf(query).flatMap((word) => {
-    if (!word.match(HAN)) return word;
+  const names = query.toLowerCase().split(/\s+/);
+  const parts = wordsOf(query).flatMap((word) => {
+    if (places.has(word)) return word;
+    if (word < "\u2e80") return word.split(/(?<=[a-z])(?=\d)/); // llama3
     const cut = [];
     for (let rest = word; rest; rest = rest.slice(cut.at(-1).length)) {
       let length = rest.length;
@@ -93,22 +96,26 @@ function wordsOfQuery(query) {
     }
     return cut;
   });
+  const words = [...parts, ...names.filter((name) => places.has(name))];
   const told = words.filter((word) => !STOP.has(word));
   return [...new Set(told.length ? told : words)];
 }
 
 /* 1 for the word itself, less for one that it begins or is like, or 0. */
 function closeness(word, other) {
-  if (word === other) return 1;
-  let same = 0;
-  while (same < word.length && word[same] === other[same]) same += 1;
-  const share = same / Math.max(word.length, other.length);
-  const han = word.match(HAN);
-  if (same === word.length && (han || same > 1)) return 0.4 + share / 2;
-  if (han) return other.includes(word) ? word.length / other.length / 2 : 0;
-  if (`_${other}_`.includes(`_${word}_`)) return 0.5;
-  const plain = /^[a-z]+$/.test(word + other);
-  return plain && same > 3 && share >= 0.6 ? share * 0.8 : 0;
+  const chinese = word > "\u2e80";
+  if (word[0] === other[0]) {
+    let same = 1;
+    while (same < word.length && word[same] === other[same]) same += 1;
+    const share = same / Math.max(word.length, other.length);
+    if (share === 1) return 1;
+    if (same === word.length && (chinese || same > 1)) return 0.4 + share / 2;
+    if (same > 3 && share >= 0.6 && /^[a-z]+$/.test(word + other))
+      return share * 0.8;
+  }
+  if (chinese)
+    return other.includes(word) ? word.length / other.length / 2 : 0;
+  return other.includes("_") && `_${other}_`.includes(`_${word}_`) ? 0.5 : 0;
 }
 
 /* A word of the query, as far as the index has it or words like it. */
@@ -202,18 +209,26 @@ function results({ entries }, named, words) {
     }));
 }
 
-/* The first two blocks that say a word of the query; of code, some lines. */
+/* The first two blocks that say a word of the query: paragraphs, and those lines
+   of code or of a table that say most of them. */
 function teaser(html, marks) {
   const blocks = html.match(/<(p|pre|ul|ol)>.*?<\/\1>|[^<]+|<[^>]*>/gs) ?? [];
   const said = [];
   for (const block of blocks) {
-    const lines = block.startsWith("<pre>") ? block.split("\n") : [block];
-    const at = lines.findIndex((line) =>
-      wordsOf(line).some((word) => marks.has(word)),
-    );
-    if (at < 0) continue;
-    const some = lines.slice(at, at + 4).join("\n");
-    said.push(marked(at ? `<pre><code>${some}` : some, marks));
+    const code = block.startsWith("<pre>");
+    let pieces = [block];
+    if (code) pieces = block.replace(/<[^>]*>/g, "").split("\n");
+    else if (block[0] !== "<") pieces = block.match(/.{1,60}(?=\s|$)|\S+/gs);
+    const counts = pieces.map((piece) => {
+      const text = piece.toLowerCase(); // a first look, since words take time
+      if (![...marks].some((word) => text.includes(word))) return 0;
+      return new Set(wordsOf(piece).filter((word) => marks.has(word))).size;
+    });
+    const most = Math.max(...counts);
+    if (!most) continue;
+    const at = counts.indexOf(most);
+    const lines = marked(pieces.slice(at, at + 4).join("\n"), marks);
+    said.push(code ? `<pre><code>${lines}</code></pre>` : lines);
     if (said.length === 2) break;
   }
   return said.join("") || (blocks[0] ?? "");
