@@ -12,7 +12,7 @@ from typing import Any
 
 from sitekit import CONFIGS, pages, parity
 
-DEFINED = re.compile(r"(?:^ *|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
+DEFINED = re.compile(r"(?:^|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
 DOCUMENTED = re.compile(r"#attnref\.[\w.]*\.(\w+)$")
 CONTROL = re.compile(r"<select\b.*?</select>", re.DOTALL)
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
