@@ -65,6 +65,8 @@ class Pages:
 
     def listen(self, autorefs: Any, index: Any) -> None:
         """Learn what mkdocstrings and the search make of a page."""
+        from sitekit import search
+
         self.register = autorefs.register_anchor
         add = index.add_entry_from_context
 
@@ -73,11 +75,16 @@ class Pages:
             self.register(page, *args, **told)
 
         def add_once(page: Any) -> None:
-            key, held = (page.title, page.content), len(index.entries)
+            held = len(index.entries)
+            names = [*map(index._segment_chinese, search.names_of(page))]
+            key = page.title, page.content, page.meta, names
             if self.entries.get(page.url, (None,))[0] == key:
                 index.entries.extend(self.entries[page.url][1])
             else:
+                html, page.content = page.content, search.readable(page.content)
                 add(page)
+                page.content = html
+                search.add_names(index.entries[held:], names)
                 self.entries[page.url] = key, index.entries[held:]
 
         autorefs.register_anchor = register

@@ -1,0 +1,252 @@
+/* The worker of the search, in place of the theme's: the same messages, the
+   same shape of results. The theme's ranks sections, so that a page loses to
+   those that mention it in passing, and loses words of a Chinese query.
+
+   This one ranks pages. For each word of the query, a page scores how rare the
+   word is among pages times the worth of the best place where the page has it.
+   A name of the page (sitekit/search.py) counts again, by how much of it the
+   query holds. What a page lacks of the query counts against all it has. */
+
+const WORTH = { title: 4, heading: 3, text: 1.5 };
+const NAMED = 8;
+const [PAGES, SECTIONS] = [10, 5]; // at most, of a page
+const [SETUP, READY, QUERY, RESULT] = [0, 1, 2, 3];
+const HAN = /\p{sc=Han}+/gu;
+const STOP = new Set(
+  (
+    "a an and are as at be by can do does for from how i in is it its of on " +
+    "or so that the this to vs versus what when where which why will with " +
+    "的 了 和 与 及 或 是 在 把 被 吗 呢 怎么 怎样 如何 为什么 什么 多少 哪些 区别"
+  ).split(" "),
+);
+
+let separator; // of words: that of the theme, and what is left of markup
+let pages; // path -> its names, and its entries: the page, then its sections
+let places; // word -> entry -> what the word is worth there, and how often
+
+addEventListener("message", ({ data: { type, data } }) => {
+  if (type === SETUP) {
+    learn(data);
+    postMessage({ type: READY });
+  } else if (type === QUERY) {
+    postMessage({ type: RESULT, data: answer(data) });
+  }
+});
+
+function wordsOf(text) {
+  return text
+    .replace(/<[^>]*>/g, " ")
+    .replace(HAN, " $& ")
+    .split(separator)
+    .map((word) => word.toLowerCase())
+    .filter(Boolean);
+}
+
+function learn({ config, docs }) {
+  separator = new RegExp(`${config.separator}|[<>{}*+^~/]+`);
+  pages = new Map();
+  places = new Map();
+  for (const doc of docs) {
+    const [path] = doc.location.split("#");
+    if (!pages.has(path)) pages.set(path, { entries: [], names: [] });
+    const page = pages.get(path);
+    const entry = { doc, page };
+    const worth = page.entries.push(entry) === 1 ? WORTH.title : WORTH.heading;
+    for (const text of [doc.title, ...doc.names]) put(entry, text, worth);
+    put(entry, doc.text, 0);
+  }
+  for (const page of pages.values())
+    page.names = page.entries[0].doc.names.map((name) =>
+      wordsOf(name)
+        .filter((word) => !STOP.has(word))
+        .map((word) => {
+          const having = [...places.get(word).keys()].map((e) => e.page);
+          return { word, rarity: rarity(new Set(having).size) };
+        }),
+    );
+}
+
+/* What a word tells that so many of the pages have. */
+function rarity(count) {
+  return Math.log(1 + (pages.size - count + 0.5) / (count + 0.5));
+}
+
+function put(entry, text, worth) {
+  for (const word of wordsOf(text)) {
+    if (!places.has(word)) places.set(word, new Map());
+    const place = places.get(word).get(entry) ?? { worth: 0, times: 0 };
+    place.worth = Math.max(place.worth, worth);
+    place.times += 1;
+    places.get(word).set(entry, place);
+  }
+}
+
+/* Words of a query: a run of Chinese is cut into the longest words known, and
+   the name of a class stays whole beside its parts. */
+function wordsOfQuery(query) {
+  const names = query.toLowerCase().split(/\s+/);
+  const parts = wordsOf(query).flatMap((word) => {
+    if (places.has(word)) return word;
+    if (word < "\u2e80") return word.split(/(?<=[a-z])(?=\d)/); // llama3
+    const cut = [];
+    for (let rest = word; rest; rest = rest.slice(cut.at(-1).length)) {
+      let length = rest.length;
+      while (length > 1 && !places.has(rest.slice(0, length))) length -= 1;
+      cut.push(rest.slice(0, length));
+    }
+    return cut;
+  });
+  const words = [...parts, ...names.filter((name) => places.has(name))];
+  const told = words.filter((word) => !STOP.has(word));
+  return [...new Set(told.length ? told : words)];
+}
+
+/* 1 for the word itself, less for one that it begins or is like, or 0. */
+function closeness(word, other) {
+  const chinese = word > "\u2e80";
+  if (word[0] === other[0]) {
+    let same = 1;
+    while (same < word.length && word[same] === other[same]) same += 1;
+    const share = same / Math.max(word.length, other.length);
+    if (share === 1) return 1;
+    if (same === word.length && (chinese || same > 1)) return 0.4 + share / 2;
+    if (same > 3 && share >= 0.6 && /^[a-z]+$/.test(word + other))
+      return share * 0.8;
+  }
+  if (chinese)
+    return other.includes(word) ? word.length / other.length / 2 : 0;
+  return other.includes("_") && `_${other}_`.includes(`_${word}_`) ? 0.5 : 0;
+}
+
+/* A word of the query, as far as the index has it or words like it. */
+function known(word) {
+  const like = new Map(); // words of the index -> how close
+  const worth = new Map(); // entry -> what the word is worth there
+  const times = new Map(); // page -> how often it is said
+  for (const [other, found] of places) {
+    const close = closeness(word, other);
+    if (!close) continue;
+    like.set(other, close);
+    for (const [entry, place] of found) {
+      const value = close * (place.worth + often(place.times, 3));
+      worth.set(entry, Math.max(worth.get(entry) ?? 0, value));
+      const before = times.get(entry.page) ?? 0;
+      times.set(entry.page, before + close * place.times);
+    }
+  }
+  // What is hardly like any word tells as little.
+  const tells = rarity(times.size) * Math.max(0, ...like.values());
+  return { word, like, worth, times, tells };
+}
+
+/* What it adds that a word is said so many times; half of it, at `half`. */
+function often(times, half) {
+  return (WORTH.text * times) / (times + half);
+}
+
+function answer(query) {
+  const asked = wordsOfQuery(query);
+  const words = asked.map(known).filter(({ tells }) => tells);
+  const all = sum(words, ({ tells }) => tells);
+  const found = [];
+  for (const page of pages.values()) {
+    const here = words.filter(({ times }) => times.has(page));
+    if (!here.length) continue;
+    const named = Math.max(0, ...page.names.map((name) => held(name, words)));
+    const said = sum(here, ({ tells, worth, times }) => {
+      const best = Math.max(...page.entries.map((e) => worth.get(e) ?? 0));
+      return tells * (best + often(times.get(page), 9));
+    });
+    const boost = page.entries[0].doc.boost ?? 1;
+    const covered = sum(here, ({ tells }) => tells) / all;
+    found.push({ page, named, score: (said * boost + named) * covered ** 2 });
+  }
+  found.sort(byScore);
+  const best = found.slice(0, PAGES);
+  const completed = best
+    .slice(0, 1)
+    .flatMap(({ page }) => page.names.flat())
+    .find(({ word }) => word.startsWith(asked.at(-1)));
+  return {
+    items: best.map(({ page, named }) => results(page, named, words)),
+    suggest: completed ? [completed.word] : [],
+  };
+}
+
+/* What the query holds of a name. */
+function held(name, words) {
+  let part = 0;
+  let whole = 0;
+  for (const { word, rarity } of name) {
+    const found = words.find(({ like }) => like.has(word));
+    const tells = Math.min(rarity, found?.tells ?? rarity);
+    whole += tells;
+    part += tells * (found?.like.get(word) ?? 0);
+  }
+  return whole && (NAMED * part ** 2) / whole;
+}
+
+/* A page and its best sections, the best of all first. */
+function results({ entries }, named, words) {
+  const [page, ...sections] = entries.map((entry, i) => {
+    const own = words.filter(({ worth }) => worth.has(entry));
+    const said = sum(own, ({ tells, worth }) => tells * worth.get(entry));
+    return { doc: entry.doc, own, score: i ? said : said + named };
+  });
+  const close = words.flatMap(({ like }) =>
+    [...like.keys()].filter((other) => like.get(other) >= 0.4),
+  );
+  const marks = new Set(close);
+  const told = sections.filter(({ score }) => score).sort(byScore);
+  return [page, ...told.slice(0, SECTIONS)]
+    .sort(byScore)
+    .map(({ doc: { location, title, text }, own, score }) => ({
+      location,
+      title: marked(title, marks),
+      text: teaser(text, marks),
+      score,
+      terms: Object.fromEntries(words.map((w) => [w.word, own.includes(w)])),
+    }));
+}
+
+/* The first two blocks that say a word of the query: paragraphs, and those lines
+   of code or of a table that say most of them. */
+function teaser(html, marks) {
+  const blocks = html.match(/<(p|pre|ul|ol)>.*?<\/\1>|[^<]+|<[^>]*>/gs) ?? [];
+  const said = [];
+  for (const block of blocks) {
+    const code = block.startsWith("<pre>");
+    let pieces = [block];
+    if (code) pieces = block.replace(/<[^>]*>/g, "").split("\n");
+    else if (block[0] !== "<") pieces = block.match(/.{1,60}(?=\s|$)|\S+/gs);
+    const counts = pieces.map((piece) => {
+      const text = piece.toLowerCase(); // a first look, since words take time
+      if (![...marks].some((word) => text.includes(word))) return 0;
+      return new Set(wordsOf(piece).filter((word) => marks.has(word))).size;
+    });
+    const most = Math.max(...counts);
+    if (!most) continue;
+    const at = counts.indexOf(most);
+    const lines = marked(pieces.slice(at, at + 4).join("\n"), marks);
+    said.push(code ? `<pre><code>${lines}</code></pre>` : lines);
+    if (said.length === 2) break;
+  }
+  return said.join("") || (blocks[0] ?? "");
+}
+
+function marked(html, marks) {
+  const between = new RegExp(`(${separator.source})`);
+  const mark = (w) => (marks.has(w.toLowerCase()) ? `<mark>${w}</mark>` : w);
+  return html
+    .split(/(<[^>]*>|&\w+;)/)
+    .map((part, i) => (i % 2 ? part : part.split(between).map(mark).join("")))
+    .join("");
+}
+
+function sum(list, value) {
+  return list.reduce((total, each) => total + value(each), 0);
+}
+
+function byScore(a, b) {
+  return b.score - a.score;
+}

@@ -1,0 +1,52 @@
+"""What the search is told of a page, beside the words of its text.
+
+A page goes by its titles in both languages, the name of its file, and the
+`aliases` of its front matter: what else readers call it. A section goes by the
+functions and classes whose code it shows. Both stand as `names` in the entries
+of the index; overrides/assets/search.js ranks by them.
+"""
+
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+from sitekit import CONFIGS, pages, parity
+
+DEFINED = re.compile(r"(?:^|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
+DOCUMENTED = re.compile(r"#attnref\.[\w.]*\.(\w+)$")
+CONTROL = re.compile(r"<select\b.*?</select>", re.DOTALL)
+CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
+
+
+def names_of(page: Any) -> list[str]:
+    stem = page.file.src_uri.removesuffix(".md")
+    titles, aliases = [str(page.title), PurePosixPath(stem).name], []
+    for language in CONFIGS:
+        path = parity.twin(stem, language)
+        told = pages.front_matter(path) if path.exists() else {}
+        # Of "Memory: what a KV cache takes", the name is Memory.
+        titles += re.split("[:：]", told.get("title", ""))[:1]
+        aliases += told.get("aliases", [])
+    # "Multi-head attention (MHA)" holds two, and some write a third,
+    # multiheadattention.
+    parts = [
+        p for title in titles for p in re.split(r"\s*[()（）]", title) if p
+    ]
+    whole = [re.sub(r"[\s-]", "", part) for part in parts]
+    names = (name.lower() for name in [*parts, *whole, *aliases])
+    return list(dict.fromkeys(names))
+
+
+def readable(html: str) -> str:
+    """Without controls, and with a space after each cell and label: the
+    search's parser drops the tags, and so would join their words."""
+    return CELL.sub(" ", CONTROL.sub("", html))
+
+
+def add_names(entries: list[dict[str, Any]], names: list[str]) -> None:
+    """To the entry of a page and to those of its sections, which follow."""
+    for i, entry in enumerate(entries):
+        defined = DEFINED.findall(entry["text"]) + DOCUMENTED.findall(
+            entry["location"]
+        )
+        entry["names"] = [name.lower() for name in defined] if i else names
