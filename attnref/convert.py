@@ -150,7 +150,7 @@ def dequantised(
     wide, ending = {}, "_scale_inv"
     for name, weight in state_dict.items():
         scales = state_dict.get(name + ending)
-        narrow = weight.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        narrow = weight.is_floating_point() and weight.itemsize == 1
         if name.endswith(ending):
             if name.removesuffix(ending) not in state_dict:
                 raise ValueError(f"{name} is there, but not the weight")
@@ -169,6 +169,8 @@ def dequantised(
                     f"{name} has shape {tuple(weight.shape)}, its scales "
                     f"{tuple(scales.shape)}; with {block=} they are {squares}"
                 )
+            if not scales.is_floating_point():
+                raise TypeError(f"the scales of {name} are {scales.dtype}")
             rows, columns = weight.shape
             each = scales.float().repeat_interleave(block, dim=0)[:rows]
             each = each.repeat_interleave(block, dim=1)[:, :columns]

@@ -81,7 +81,7 @@ def _latent(p: Parts) -> Tensor:
 
 
 # --8<-- [start:absorbed]
-HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks")
+HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
 def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
@@ -90,7 +90,7 @@ def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
         type(linear) is nn.Linear
         and (biased or linear.bias is None)
         and "forward" not in vars(linear)
-        and not any(getattr(linear, f"_{hooks}") for hooks in HOOKS)
+        and not any(getattr(linear, f"_{when}_hooks") for when in HOOKS)
     )
 
 
@@ -108,14 +108,14 @@ def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
 
 def _absorbed(p: Parts) -> Tensor:
     """The latent is cached, and attended to as it is: MQA in latent space."""
+    B, H, T, Dn = p.q.shape
+    R = p.c.shape[3]
+    up = _matrix("kv_b_proj", p.up).view(H, -1, R)  # (H, Dn + Dv, R)
+    w_uk, w_uv = up.tensor_split((Dn,), dim=1)
     entry = torch.cat((p.c, p.k_rope), dim=-1)  # (B, 1, T, R + Dr)
     if p.cache is not None:
         (entry,) = p.cache.append(entry)  # (B, 1, S, R + Dr)
-    B, H, T, Dn = p.q.shape
-    R = p.c.shape[3]
     c = entry[..., :R]  # (B, 1, S, R)
-    up = _matrix("kv_b_proj", p.up).view(H, -1, R)  # (H, Dn + Dv, R)
-    w_uk, w_uv = up.tensor_split((Dn,), dim=1)
     q = torch.cat((p.q @ w_uk, p.q_rope), dim=-1)  # (B, H, T, R + Dr)
     mixed = sdpa(
         q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
