@@ -106,6 +106,9 @@ class Decoder(nn.Module):
 
     def _check(self, caches: Sequence[Cache], new: int) -> None:
         """Before the first layer writes: afterwards it would be too late."""
+        if not isinstance(caches, Sequence):
+            kind = type(caches).__name__
+            raise TypeError(f"caches is {kind}; pass a list of one per layer")
         twice = any(a is b for i, a in enumerate(caches) for b in caches[:i])
         if twice or len(caches) != len(self.layers):
             raise ValueError(

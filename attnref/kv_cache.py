@@ -67,7 +67,7 @@ class Cache(ABC):
                 "integers, one a row"
             )
         if len(rows) and (rows.device.type == "cpu" or not B):
-            first, last = (int(row) for row in rows.aminmax())
+            first, last = int(rows.min()), int(rows.max())
             if not 0 <= first <= last < B:
                 raise ValueError(
                     f"rows go from {first} to {last}, the cache has B={B}"
