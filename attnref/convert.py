@@ -161,7 +161,9 @@ def dequantised(
                 )
             wide[name] = weight
         elif scales is None:
-            raise ValueError(f"{name} is {weight.dtype}, and no scales are there")
+            raise ValueError(
+                f"{name} is {weight.dtype}, and no scales are there"
+            )
         else:
             squares = tuple(-(-size // block) for size in weight.shape)
             if weight.dim() != 2 or scales.shape != squares:

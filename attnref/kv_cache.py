@@ -165,7 +165,9 @@ class KVCache(Cache):
         # As plain tensors, these can be written to in any mode.
         with torch.inference_mode(False), torch.no_grad():
             if not self._held:
-                self._held = tuple(self._with_room(t[:, :, :0]) for t in tensors)
+                self._held = tuple(
+                    self._with_room(t[:, :, :0]) for t in tensors
+                )
             for held, new in zip(self._held, tensors, strict=True):
                 held[:, :, start:end] = new
         self.length = end

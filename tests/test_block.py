@@ -19,6 +19,7 @@ from attnref import (
     GrowingKVCache,
     KVCache,
     MultiHeadAttention,
+    MultiHeadLatentAttention,
     MultiQueryAttention,
     SwiGLU,
     attention_weights,
@@ -39,7 +40,7 @@ VARIANTS = {
         d_model=E, n_heads=H, n_kv_heads=K, **o
     ),
 }
-CACHES = {"room": lambda: KVCache(32), "growing": GrowingKVCache}
+CACHES = {"room": lambda: KVCache(40), "growing": GrowingKVCache}
 with_both_caches = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 with_each_cache = pytest.mark.parametrize(
     "make", [None, *CACHES.values()], ids=["none", *CACHES]
@@ -319,7 +320,11 @@ def test_rows_end_where_those_of_transformers_end(all_end, pad, make):
 def test_a_row_that_has_ended_repeats_its_end_unless_told():
     model, prompt = decoder(), prompts(3)
     first, second = greedy(model, prompt, 2)[0, 5:].tolist()
-    for eos, then in ((second, second), ([3, second], 3), ([second, 3], second)):
+    for eos, then in (
+        (second, second),
+        ([3, second], 3),
+        ([second, 3], second),
+    ):
         got = greedy(model, prompt, 9, eos=eos)[0, 5:]
         assert got.tolist() == [first, second] + [then] * 7
 
@@ -484,6 +489,48 @@ def test_a_llama_of_transformers_is_this_decoder():
     assert torch.equal(got, want)
     # --8<-- [end:llama]
     assert len(got[:, 7:].unique()) > 12
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla"])
+def test_ten_requests_with_fresh_caches_take_two_graphs(name):
+    if name == "gqa":
+        make = GroupedQueryAttention
+        sizes = {"n_heads": H, "n_kv_heads": K, "head_dim": D}
+    else:
+        make = MultiHeadLatentAttention
+        sizes = {"n_heads": 3, "kv_lora_rank": 14, "qk_nope_head_dim": 10}
+        sizes |= {"qk_rope_head_dim": 8, "v_head_dim": 6}
+    blocks = [
+        Block(make(d_model=E, rope_theta=100.0, **sizes), d_model=E, d_ff=FF)
+        for _ in range(2)
+    ]
+    decoder = sharp(Decoder(blocks, n_tokens=N, d_model=E))
+    torch.compiler.reset()
+    # --8<-- [start:compiled]
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)  # a backend that runs each graph as it is
+        return graph.forward
+
+    compiled = torch.compile(decoder, fullgraph=True, backend=counted)
+    prompt = torch.randint(100, (3, 5))
+    for _ in range(10):  # requests, each with caches of its own
+        fresh = [KVCache(max_len=32) for _ in decoder.layers]
+        with torch.no_grad():
+            scores = [compiled(prompt, caches=fresh)]
+            for token in prompt[:, :3].split(1, dim=1):
+                scores.append(compiled(token, caches=fresh))
+    assert len(graphs) == 2  # one reads a prompt, the other a token
+    # --8<-- [end:compiled]
+    tokens = torch.cat((prompt, prompt[:, :3]), dim=1)
+    assert relative_error(torch.cat(scores, 1), decoder(tokens)) <= 1e-12
+    for length in (7, 3, 6):
+        fresh = [KVCache(max_len=32) for _ in decoder.layers]
+        with torch.no_grad():
+            compiled(tokens[:, :length], caches=fresh)
+            compiled(tokens[:, :1], caches=fresh)
+    assert len(graphs) == 3  # for prompts of any length
 
 
 @pytest.mark.parametrize("name", VARIANTS)

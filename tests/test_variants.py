@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.export import Dim
 
 from attnref import (
     CrossAttention,
@@ -11,6 +12,7 @@ from attnref import (
     GrowingKVCache,
     KVCache,
     MultiHeadAttention,
+    MultiHeadLatentAttention,
     MultiQueryAttention,
     mha_to_gqa,
     padding_mask,
@@ -107,6 +109,42 @@ def test_a_layer_compiles_for_any_length():
     ):
         x = tokens(B, T, E)
         assert relative_error(compiled(x, **named), layer(x, **named)) == 0
+
+
+LENGTHS = {"by itself": Dim.AUTO, "by name": Dim("T", min=2, max=64)}
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("mha", "by itself"),
+        ("gqa", "by itself"),
+        ("mla", "by itself"),
+        # Not GQA, nor MLA absorbed: torch does not see that their heads,
+        # stacked along the queries, put no bound on T.
+        ("mha", "by name"),
+        ("mla", "by name"),
+    ],
+)
+def test_a_layer_is_exported_for_any_length(name, length):
+    if name == "mla":
+        layer = MultiHeadLatentAttention(
+            d_model=E,
+            n_heads=3,
+            kv_lora_rank=14,
+            qk_nope_head_dim=10,
+            qk_rope_head_dim=8,
+            v_head_dim=6,
+        ).double()
+    else:
+        layer = variant(name, rope_theta=100.0)
+    x = tokens(3, T, E)
+    exported = torch.export.export(
+        layer, (x,), dynamic_shapes={"x": {1: LENGTHS[length]}}
+    ).module()
+    for T_ in (T, 13, 2):
+        x = tokens(3, T_, E)
+        assert relative_error(exported(x), layer(x)) <= 1e-12
 
 
 def test_cross_attention_compiles_for_any_length():
