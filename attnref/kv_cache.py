@@ -21,6 +21,8 @@ class Cache(ABC):
     batch at once: all rows have one length.
     """
 
+    max_len: int | None = None
+
     def __init__(self) -> None:
         self._held: tuple[Tensor, ...] = ()
         self.length = 0
@@ -30,7 +32,13 @@ class Cache(ABC):
         """Store the new tokens; all so far, each `(B, K, S, D)`."""
 
     def check_room(self, new: int) -> None:
-        """Refuse `new` more tokens if they do not fit: here they always do."""
+        """Refuse `new` more tokens if they do not fit."""
+        end = self.length + new
+        if self.max_len is not None and end > self.max_len:
+            raise ValueError(
+                f"{self.length} stored and {new} new make {end} > "
+                f"max_len={self.max_len}"
+            )
 
     @property
     def stored(self) -> tuple[Tensor, ...]:
@@ -129,7 +137,7 @@ def past_of(cache: Cache | None) -> int:
         if isinstance(cache, type):
             kind = f"the class {cache.__name__}"
         raise TypeError(
-            f"cache is {kind}; pass one KVCache(max_len=...) or GrowingKVCache()"
+            f"cache is {kind}; pass one KVCache(max_len) or GrowingKVCache()"
         )
     return cache.length
 
@@ -153,6 +161,8 @@ class KVCache(Cache):
         ValueError: 6 stored and 1 new make 7 > max_len=6
     """
 
+    max_len: int
+
     def __init__(self, max_len: int) -> None:
         check_sizes(max_len=max_len)
         super().__init__()
@@ -172,15 +182,6 @@ class KVCache(Cache):
                 held[:, :, start:end] = new
         self.length = end
         return self.stored
-
-    def check_room(self, new: int) -> None:
-        """Refuse `new` more tokens if they do not fit."""
-        end = self.length + new
-        if end > self.max_len:
-            raise ValueError(
-                f"{self.length} stored and {new} new make {end} > "
-                f"max_len={self.max_len}"
-            )
 
     def _with_room(self, tokens: Tensor) -> Tensor:
         B, K, T, D = tokens.shape

@@ -96,7 +96,9 @@ def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
 
 def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
     """The weight of a layer that is about to be used without being called."""
-    if not _is_matrix(linear, biased=biased):
+    if not isinstance(linear, nn.Linear) or not _is_matrix(
+        linear, biased=biased
+    ):
         raise TypeError(
             f"{name} is {type(linear).__name__}, or has a hook or a bias: to "
             "absorb it, its weight alone is read, and the rest would be lost. "

@@ -709,5 +709,5 @@ def test_what_is_no_cache_is_refused(cache, says):
     with pytest.raises(TypeError, match=re.escape(says)):
         decoder(torch.zeros(B, T, dtype=torch.int64), caches=[cache])
     if not isinstance(cache, list):
-        with pytest.raises(TypeError, match="caches is .*; pass a list of"):
+        with pytest.raises(TypeError, match=r"caches is .*; pass a list of"):
             decoder(torch.zeros(B, T, dtype=torch.int64), caches=cache)

@@ -556,7 +556,7 @@ def test_what_absorbing_would_pass_by_is_not_absorbed(change):
     layer.kv_b_proj = change(layer.kv_b_proj)
     with refused("or pass form='latent' or 'expanded'", cache, error=TypeError):
         layer(x[:, 4:5], cache=cache, form="absorbed")
-    with pytest.raises(TypeError, match="kv_b_proj is .*: to absorb it"):
+    with pytest.raises(TypeError, match=r"kv_b_proj is .*: to absorb"):
         absorbed_weights(layer)
     want = layer(x, form="expanded")
     again = KVCache(T)
