@@ -506,7 +506,6 @@ def test_ten_requests_with_fresh_caches_take_two_graphs(name):
     ]
     decoder = sharp(Decoder(blocks, n_tokens=N, d_model=E))
     torch.compiler.reset()
-    # --8<-- [start:compiled]
     graphs = []
 
     def counted(graph, inputs):
@@ -522,7 +521,6 @@ def test_ten_requests_with_fresh_caches_take_two_graphs(name):
             for token in prompt[:, :3].split(1, dim=1):
                 scores.append(compiled(token, caches=fresh))
     assert len(graphs) == 2  # one reads a prompt, the other a token
-    # --8<-- [end:compiled]
     tokens = torch.cat((prompt, prompt[:, :3]), dim=1)
     assert relative_error(torch.cat(scores, 1), decoder(tokens)) <= 1e-12
     for length in (7, 3, 6):

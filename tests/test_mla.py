@@ -22,7 +22,7 @@ from attnref import (
     sdpa,
     token_positions,
 )
-from sitekit.latent import V3
+from sitekit.latent import V3, mla_rounding
 from tests.conftest import relative_error
 from tests.test_kv_cache import refused
 
@@ -588,8 +588,6 @@ def test_autocast_warns_of_nothing_and_caches_half_precision(rank, form):
 def test_prefill_and_decode_take_turns_on_one_cache():
     layer, x = mla(), tokens()
     # --8<-- [start:turns]
-    from attnref import cheaper_form
-
     with torch.no_grad():
         cache = KVCache(max_len=9)
         parts = [layer(x[:, :7], cache=cache, form="latent")]
@@ -600,3 +598,21 @@ def test_prefill_and_decode_take_turns_on_one_cache():
     together = torch.cat(parts, dim=1)
     assert torch.allclose(together, layer(x), rtol=0, atol=1e-12)
     # --8<-- [end:turns]
+
+
+def test_a_head_has_scores_of_the_rank_of_its_key():
+    """As in MHA: the latent is wider, and does not bound a single head."""
+    layer, x = mla(), tokens(1, 60, E)
+    q = layer.q_proj(x).view(60, H, DN + DR)[..., :DN]
+    c = layer.kv_a_layernorm(layer.kv_a_proj_with_mqa(x)[..., :R])
+    k = layer.kv_b_proj(c).view(60, H, DN + DV)[..., :DN]
+    scores = q.transpose(0, 1) @ k.permute(1, 2, 0)
+    assert torch.linalg.matrix_rank(scores).tolist() == [DN] * H
+
+
+def test_bfloat16_takes_each_form_as_far_and_not_to_the_same_place():
+    rows = {form: cells for form, *cells in mla_rounding()}
+    exact = [float(cells[0].rstrip("%")) for cells in rows.values()]
+    assert 0.3 < min(exact) <= max(exact) < 1.1 * min(exact) < 1.5
+    assert rows["expanded"][1] == rows["latent"][1] == "0.00%"
+    assert 0.3 < float(rows["absorbed"][1].rstrip("%")) < 1.0
