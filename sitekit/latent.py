@@ -173,7 +173,10 @@ def mla_rounding() -> list[list[Cell]]:
     """How far bfloat16 takes each form from float64, and from the first."""
     torch.manual_seed(0)
     sizes = V3 | {"d_model": 1024, "n_heads": 8, "q_lora_rank": 256}
-    layer, x = attnref.MultiHeadLatentAttention(**sizes), torch.randn(2, 64, 1024)
+    layer, x = (
+        attnref.MultiHeadLatentAttention(**sizes),
+        torch.randn(2, 64, 1024),
+    )
     with torch.no_grad():
         layer.q_b_proj.weight.mul_(8)  # so that softmax decides
         layer, x = layer.bfloat16(), x.bfloat16()

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.exc import UserError
 from torch.export import Dim
 
 from attnref import (
@@ -145,6 +146,16 @@ def test_a_layer_is_exported_for_any_length(name, length):
     for T_ in (T, 13, 2):
         x = tokens(3, T_, E)
         assert relative_error(exported(x), layer(x)) <= 1e-12
+
+
+def test_torch_bounds_a_length_with_a_name_where_heads_are_stacked():
+    """As the page of the cache says, until torch can prove it wrong."""
+    with pytest.raises(UserError, match=r"Constraints violated \(T\)"):
+        torch.export.export(
+            variant("gqa"),
+            (tokens(3, T, E),),
+            dynamic_shapes={"x": {1: LENGTHS["by name"]}},
+        )
 
 
 def test_cross_attention_compiles_for_any_length():
