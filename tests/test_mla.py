@@ -400,10 +400,14 @@ def test_gradients_are_right(form):
 def test_a_block_of_mla_generates_alike_in_every_form():
     blocks = [Block(mla(), d_model=E, d_ff=32) for _ in range(2)]
     decoder = Decoder(blocks, n_tokens=50, d_model=E).double()
-    prompt = torch.randint(50, (2, 4))
+    prompt = torch.randint(50, (3, 4))
     want = greedy(decoder, prompt, 12)
-    caches = [KVCache(16) for _ in blocks]
-    assert torch.equal(greedy(decoder, prompt, 12, caches=caches), want)
+    for form in (None, *FORMS):
+        caches = [KVCache(16) for _ in blocks]
+        got = greedy(decoder, prompt, 12, caches=caches, form=form)
+        assert torch.equal(got, want)
+        stored = 2 if form == "expanded" else 1
+        assert [len(cache.stored) for cache in caches] == [stored] * 2
     assert len(set(want[0].tolist())) > 4
 
 
