@@ -71,8 +71,8 @@ class Decoder(nn.Module):
     """Tokens `(B, T)` to a score for each next token, `(B, T, n_tokens)`.
 
     What `forward` gets beside `caches`, one per layer, is passed on to each
-    layer: a mask, positions, MLA's form. A call that is refused because of
-    its caches has changed none of them.
+    layer: a mask, positions, MLA's form. Caches of unlike lengths or without
+    room are refused before any of them is written to.
     """
 
     def __init__(
