@@ -1,10 +1,15 @@
 """attnref: transformer attention, written to be read and safe to copy."""
 
-from attnref.block import Block, Decoder, SwiGLU, greedy
-from attnref.convert import mha_to_gqa, rope_rows, weights_of_torch_mha
+from attnref.block import Block, Decoder, SwiGLU, greedy, sampled
+from attnref.convert import (
+    dequantised,
+    mha_to_gqa,
+    rope_rows,
+    weights_of_torch_mha,
+)
 from attnref.cross import CrossAttention
 from attnref.gqa import GroupedQueryAttention, grouped_query_loop
-from attnref.kv_cache import GrowingKVCache, KVCache
+from attnref.kv_cache import Cache, GrowingKVCache, KVCache
 from attnref.masks import (
     causal_mask,
     cross_mask,
@@ -26,6 +31,7 @@ from attnref.softmax import online_softmax, softmax
 
 __all__ = [
     "Block",
+    "Cache",
     "CrossAttention",
     "Decoder",
     "GroupedQueryAttention",
@@ -44,6 +50,7 @@ __all__ = [
     "cross_mask",
     "crossover",
     "decoder_mask",
+    "dequantised",
     "greedy",
     "grouped_query_loop",
     "mha_to_gqa",
@@ -55,6 +62,7 @@ __all__ = [
     "rope_rows",
     "rope_table",
     "rotate",
+    "sampled",
     "sdpa",
     "softmax",
     "token_positions",

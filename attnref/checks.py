@@ -1,6 +1,8 @@
 """What the layers refuse, and in which words."""
 
 # --8<-- [start:imports]
+import operator
+
 from torch import Tensor
 
 # --8<-- [end:imports]
@@ -46,7 +48,7 @@ def check_layer(
 
 
 def check_sizes(**sizes: int) -> None:
-    """Each is a whole number above 0."""
+    """Each is a whole number above 0, an int or numpy's `int64`."""
     _check_from(1, sizes)
 
 
@@ -57,10 +59,20 @@ def check_counts(**counts: int) -> None:
 
 def _check_from(least: int, numbers: dict[str, int]) -> None:
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"{name} is {type(number).__name__}; pass an int")
-        if number < least:
+        if whole_number(name, number) < least:
             raise ValueError(f"{name}={number} must be at least {least}")
+
+
+def whole_number(name: str, number: int) -> int:
+    """The number as an int; True and False are none."""
+    kind = type(number)
+    # Of numpy's, those of 64 bits: products of narrower ones overflow.
+    if kind is bool or not (
+        isinstance(number, int)
+        or (kind.__module__, kind.__name__) == ("numpy", "int64")
+    ):
+        raise TypeError(f"{name} is {kind.__name__}; pass an int")
+    return operator.index(number)
 
 
 def check_input(name: str, x: Tensor, width: int) -> None:

@@ -1,9 +1,12 @@
 """Weights from elsewhere: other libraries, other layouts, other variants."""
 
 # --8<-- [start:imports]
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
+from attnref.checks import check_sizes
 from attnref.gqa import GroupedQueryAttention
 from attnref.mha import MultiHeadAttention
 
@@ -88,7 +91,9 @@ def weights_of_torch_mha(mha: nn.MultiheadAttention) -> dict[str, Tensor]:
     """The weights of `nn.MultiheadAttention`, under the names used here.
 
     They load into a `MultiHeadAttention` or a `CrossAttention` of the same
-    sizes. Note that its masks say the opposite: True = may NOT attend.
+    sizes. Two things differ silently: theirs is never causal by itself, while
+    a `MultiHeadAttention` is unless it is built with `causal=False`; and its
+    masks say the opposite, True = may NOT attend.
 
     Examples:
         >>> theirs = nn.MultiheadAttention(64, 8, bias=False)
@@ -116,3 +121,64 @@ def weights_of_torch_mha(mha: nn.MultiheadAttention) -> dict[str, Tensor]:
 
 
 # --8<-- [end:torch]
+
+
+# --8<-- [start:fp8]
+@torch.no_grad()
+def dequantised(
+    state_dict: Mapping[str, Tensor],
+    *,
+    block: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Tensor]:
+    """The weights of a float8 checkpoint as DeepSeek-V3's, in a wide dtype.
+
+    A matrix `name.weight` in float8 has `name.weight_scale_inv` beside it: one
+    number for each square of `block` by `block` entries, by which these are
+    multiplied. Squares at the right and at the bottom may be cut short. What
+    is not float8 stays as it is.
+
+    Examples:
+        >>> weight = torch.full((3, 2), 2.0).to(torch.float8_e4m3fn)
+        >>> scales = torch.tensor([[10.0], [100.0]])
+        >>> checkpoint = {"o.weight": weight, "o.weight_scale_inv": scales}
+        >>> dequantised(checkpoint, block=2, dtype=torch.float32)
+        {'o.weight': tensor([[ 20.,  20.],
+                [ 20.,  20.],
+                [200., 200.]])}
+    """
+    check_sizes(block=block)
+    wide, ending = {}, "_scale_inv"
+    for name, weight in state_dict.items():
+        scales = state_dict.get(name + ending)
+        narrow = weight.is_floating_point() and weight.itemsize == 1
+        if name.endswith(ending):
+            if name.removesuffix(ending) not in state_dict:
+                raise ValueError(f"{name} is there, but not the weight")
+        elif not narrow:
+            if scales is not None:
+                raise ValueError(
+                    f"{name} has scales, but is {weight.dtype} and not float8"
+                )
+            wide[name] = weight
+        elif scales is None:
+            raise ValueError(
+                f"{name} is {weight.dtype}, and no scales are there"
+            )
+        else:
+            squares = tuple(-(-size // block) for size in weight.shape)
+            if weight.dim() != 2 or scales.shape != squares:
+                raise ValueError(
+                    f"{name} has shape {tuple(weight.shape)}, its scales "
+                    f"{tuple(scales.shape)}; with {block=} they are {squares}"
+                )
+            if not scales.is_floating_point():
+                raise TypeError(f"the scales of {name} are {scales.dtype}")
+            rows, columns = weight.shape
+            each = scales.float().repeat_interleave(block, dim=0)[:rows]
+            each = each.repeat_interleave(block, dim=1)[:, :columns]
+            wide[name] = (weight.float() * each).to(dtype)
+    return wide
+
+
+# --8<-- [end:fp8]

@@ -4,7 +4,7 @@
 from torch import Tensor, nn
 
 from attnref.checks import check_input, check_layer, check_sizes
-from attnref.kv_cache import Cache
+from attnref.kv_cache import Cache, past_of
 from attnref.masks import decoder_mask
 from attnref.sdpa import sdpa
 
@@ -77,9 +77,10 @@ class CrossAttention(nn.Module):
         B, T, E = x.shape
         H, K, D = self.n_heads, self.n_kv_heads, self.head_dim
         q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        if cache is not None and cache.length:
+        S = past_of(cache)
+        filled = cache is not None and bool(cache.stored)
+        if cache is not None and filled:
             k, v = self._cached(cache, context, B)  # (B, K, S, D)
-            S = cache.length
         else:
             if context is None:
                 raise ValueError("context is None, and no cache stands for it")
@@ -90,7 +91,7 @@ class CrossAttention(nn.Module):
             k = self.k_proj(context).view(B, S, K, D).transpose(1, 2)
             v = self.v_proj(context).view(B, S, K, D).transpose(1, 2)
         mask = decoder_mask(mask, (B, H, T, S), causal=False, device=x.device)
-        if cache is not None and not cache.length:
+        if cache is not None and not filled:
             k, v = cache.append(k, v)  # (B, K, S, D)
         dropout = self.dropout if self.training else 0.0
         heads = sdpa(q, k, v, mask, dropout=dropout)  # (B, H, T, D)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from attnref.checks import check_sizes
+from attnref.checks import check_sizes, whole_number
 
 # --8<-- [end:imports]
 
@@ -17,8 +17,11 @@ class Cache(ABC):
 
     A cache holds one or more tensors `(B, K, S, D)`, whose widths may
     differ: K and V for most variants. Batch, heads, dtype and device are
-    those of what is stored first.
+    those of what is stored first. What this class offers serves the whole
+    batch at once: all rows have one length.
     """
+
+    max_len: int | None = None
 
     def __init__(self) -> None:
         self._held: tuple[Tensor, ...] = ()
@@ -27,6 +30,15 @@ class Cache(ABC):
     @abstractmethod
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Store the new tokens; all so far, each `(B, K, S, D)`."""
+
+    def check_room(self, new: int) -> None:
+        """Refuse `new` more tokens if they do not fit."""
+        end = self.length + new
+        if self.max_len is not None and end > self.max_len:
+            raise ValueError(
+                f"{self.length} stored and {new} new make {end} > "
+                f"max_len={self.max_len}"
+            )
 
     @property
     def stored(self) -> tuple[Tensor, ...]:
@@ -43,28 +55,39 @@ class Cache(ABC):
         self._held, self.length = (), 0
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens: a rollback."""
-        if not isinstance(length, int):
-            raise TypeError(f"length is {type(length).__name__}; pass an int")
+        """Forget all but the first `length` tokens, in all rows: a rollback."""
+        length = whole_number("length", length)
         if not 0 <= length <= self.length:
             raise ValueError(f"crop to {length}, but {self.length} are stored")
         self.length = length
 
     def reorder(self, rows: Tensor) -> None:
-        """Row `i` becomes what row `rows[i]` was: beams split and end."""
+        """Row `i` becomes what row `rows[i]` was: beams split and end.
+
+        Tokens are copied, unused room is not. On an accelerator it is the
+        device that refuses rows which are not there: to look at them here
+        would be to wait for it.
+        """
         B = self._held[0].shape[0] if self._held else 0
         if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"rows is {rows.dtype} of shape {tuple(rows.shape)}; pass "
                 "integers, one a row"
             )
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < B:
-            raise ValueError(
-                f"rows go from {int(rows.min())} to {int(rows.max())}, "
-                f"the cache has B={B}"
-            )
+        if len(rows) and (rows.device.type == "cpu" or not B):
+            first, last = int(rows.min()), int(rows.max())
+            if not 0 <= first <= last < B:
+                raise ValueError(
+                    f"rows go from {first} to {last}, the cache has B={B}"
+                )
         with torch.inference_mode(False), torch.no_grad():
-            self._held = tuple(t.index_select(0, rows) for t in self._held)
+            self._held = tuple(
+                self._with_room(t.index_select(0, rows)) for t in self.stored
+            )
+
+    def _with_room(self, tokens: Tensor) -> Tensor:
+        """What is held once these are the tokens so far."""
+        return tokens
 
     def _check(self, tensors: tuple[Tensor, ...]) -> None:
         if not tensors:
@@ -102,6 +125,23 @@ class Cache(ABC):
                 )
 
 
+def past_of(cache: Cache | None) -> int:
+    """How many tokens a layer has seen before: none without a cache.
+
+    Any object with the methods of `Cache` may stand for one.
+    """
+    if cache is None:
+        return 0
+    if not hasattr(cache, "length"):
+        kind = type(cache).__name__
+        if isinstance(cache, type):
+            kind = f"the class {cache.__name__}"
+        raise TypeError(
+            f"cache is {kind}; pass one KVCache(max_len) or GrowingKVCache()"
+        )
+    return cache.length
+
+
 # --8<-- [end:cache]
 
 
@@ -121,33 +161,35 @@ class KVCache(Cache):
         ValueError: 6 stored and 1 new make 7 > max_len=6
     """
 
+    max_len: int
+
     def __init__(self, max_len: int) -> None:
         check_sizes(max_len=max_len)
         super().__init__()
-        self.max_len = max_len
+        self.max_len = whole_number("max_len", max_len)
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)
         start, end = self.length, self.length + tensors[0].shape[2]
-        if end > self.max_len:
-            raise ValueError(
-                f"{start} stored and {end - start} new make {end} > "
-                f"max_len={self.max_len}"
-            )
+        self.check_room(end - start)
         # As plain tensors, these can be written to in any mode.
         with torch.inference_mode(False), torch.no_grad():
             if not self._held:
-                self._held = tuple(self._room(new) for new in tensors)
+                self._held = tuple(
+                    self._with_room(t[:, :, :0]) for t in tensors
+                )
             for held, new in zip(self._held, tensors, strict=True):
                 held[:, :, start:end] = new
         self.length = end
         return self.stored
 
-    def _room(self, new: Tensor) -> Tensor:
-        B, K, _, D = new.shape
-        return torch.empty(
-            (B, K, self.max_len, D), dtype=new.dtype, device=new.device
+    def _with_room(self, tokens: Tensor) -> Tensor:
+        B, K, T, D = tokens.shape
+        held = torch.empty(
+            (B, K, self.max_len, D), dtype=tokens.dtype, device=tokens.device
         )
+        held[:, :, :T] = tokens
+        return held
 
 
 # --8<-- [end:preallocated]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from attnref.checks import check_input, check_layer
-from attnref.kv_cache import Cache
+from attnref.kv_cache import Cache, past_of
 from attnref.masks import decoder_mask
 from attnref.rope import rotate
 from attnref.sdpa import sdpa
@@ -104,7 +104,7 @@ class MultiHeadAttention(nn.Module):
         check_input("x", x, self.d_model)
         B, T, E = x.shape
         H, D = self.n_heads, self.head_dim
-        past = 0 if cache is None else cache.length
+        past = past_of(cache)
         q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
         v = self.v_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)

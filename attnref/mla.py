@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attnref.checks import check_input, check_layer, check_sizes
-from attnref.kv_cache import Cache
+from attnref.kv_cache import Cache, past_of
 from attnref.masks import decoder_mask
 from attnref.rope import Yarn, rotate
 from attnref.sdpa import sdpa
@@ -21,16 +21,15 @@ class Parts(NamedTuple):
 
     `q` `(B, H, T, Dn)` has no position, `q_rope` `(B, H, T, Dr)` is turned;
     `c` `(B, 1, T, R)` is the latent after its norm, `k_rope` `(B, 1, T, Dr)`
-    the turned key of all heads. `w_uk` `(H, Dn, R)` and `w_uv` `(H, Dv, R)`
-    are the paper's W^UK and W^UV, head by head.
+    the turned key of all heads. `up` is the module `kv_b_proj`, the paper's
+    W^UK and W^UV, head by head.
     """
 
     q: Tensor
     q_rope: Tensor
     c: Tensor
     k_rope: Tensor
-    w_uk: Tensor
-    w_uv: Tensor
+    up: nn.Module
     mask: Tensor | None
     cache: Cache | None
     scale: float
@@ -38,10 +37,16 @@ class Parts(NamedTuple):
 
 
 def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
-    """Each head's own keys and values, out of the latents."""
-    H = len(p.w_uk)
-    k = torch.cat((c @ p.w_uk.mT, k_rope.expand(-1, H, -1, -1)), dim=-1)
-    return k, c @ p.w_uv.mT
+    """Each head's own keys and values, out of the latents.
+
+    The module is called, so that adapters, hooks and whatever else stands in
+    its place have their say.
+    """
+    B, H, T, Dn = p.q.shape
+    S = c.shape[2]
+    up = p.up(c).view(B, S, H, -1).transpose(1, 2)  # (B, H, S, Dn + Dv)
+    k, v = up.tensor_split((Dn,), dim=-1)
+    return torch.cat((k, k_rope.expand(-1, H, -1, -1)), dim=-1), v
 
 
 # --8<-- [end:parts]
@@ -76,17 +81,48 @@ def _latent(p: Parts) -> Tensor:
 
 
 # --8<-- [start:absorbed]
+HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+
+
+def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
+    """Whether calling it multiplies by its weight and does nothing else."""
+    return (
+        type(linear) is nn.Linear
+        and (biased or linear.bias is None)
+        and "forward" not in vars(linear)
+        and not any(getattr(linear, f"_{when}_hooks") for when in HOOKS)
+    )
+
+
+def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
+    """The weight of a layer that is about to be used without being called."""
+    if not isinstance(linear, nn.Linear) or not _is_matrix(
+        linear, biased=biased
+    ):
+        raise TypeError(
+            f"{name} is {type(linear).__name__}, or has a hook or a bias: to "
+            "absorb it, its weight alone is read, and the rest would be lost. "
+            "Merge an adapter into the weight first, or pass form='latent' "
+            "or 'expanded', which call the module"
+        )
+    return linear.weight
+
+
 def _absorbed(p: Parts) -> Tensor:
     """The latent is cached, and attended to as it is: MQA in latent space."""
+    B, H, T, Dn = p.q.shape
+    R = p.c.shape[3]
+    up = _matrix("kv_b_proj", p.up).view(H, -1, R)  # (H, Dn + Dv, R)
+    w_uk, w_uv = up.tensor_split((Dn,), dim=1)
     entry = torch.cat((p.c, p.k_rope), dim=-1)  # (B, 1, T, R + Dr)
     if p.cache is not None:
         (entry,) = p.cache.append(entry)  # (B, 1, S, R + Dr)
-    c = entry[..., : p.c.shape[3]]  # (B, 1, S, R)
-    q = torch.cat((p.q @ p.w_uk, p.q_rope), dim=-1)  # (B, H, T, R + Dr)
+    c = entry[..., :R]  # (B, 1, S, R)
+    q = torch.cat((p.q @ w_uk, p.q_rope), dim=-1)  # (B, H, T, R + Dr)
     mixed = sdpa(
         q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
     )  # (B, H, T, R)
-    return mixed @ p.w_uv.mT  # (B, H, T, Dv)
+    return mixed @ w_uv.mT  # (B, H, T, Dv)
 
 
 # --8<-- [end:absorbed]
@@ -94,6 +130,13 @@ def _absorbed(p: Parts) -> Tensor:
 
 # --8<-- [start:module]
 FORMS = {"expanded": _expanded, "latent": _latent, "absorbed": _absorbed}
+
+
+class _Norm(nn.RMSNorm):
+    """In the dtype of its weight, and back: autocast makes the two differ."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 class MultiHeadLatentAttention(nn.Module):
@@ -163,12 +206,12 @@ class MultiHeadLatentAttention(nn.Module):
         else:
             check_sizes(q_lora_rank=q_lora_rank)
             self.q_a_proj = nn.Linear(d_model, q_lora_rank, bias=bias)
-            self.q_a_layernorm = nn.RMSNorm(q_lora_rank, eps=eps)
+            self.q_a_layernorm = _Norm(q_lora_rank, eps=eps)
             self.q_b_proj = nn.Linear(q_lora_rank, q_width, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(
             d_model, kv_lora_rank + qk_rope_head_dim, bias=bias
         )
-        self.kv_a_layernorm = nn.RMSNorm(kv_lora_rank, eps=eps)
+        self.kv_a_layernorm = _Norm(kv_lora_rank, eps=eps)
         self.kv_b_proj = nn.Linear(
             kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False
         )
@@ -181,21 +224,28 @@ class MultiHeadLatentAttention(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
         positions: Tensor | None = None,
-        form: str = "absorbed",
+        form: str | None = None,
     ) -> Tensor:
         """`(B, T, E)` to `(B, T, E)`; `form`: expanded, latent, absorbed.
 
         A cache holds `(B, H, S, Dn + Dr)` keys and `(B, H, S, Dv)` values in
         the first, `(B, 1, S, R + Dr)` latents in the others, which may take
-        turns on one cache.
+        turns on one cache. Unless a form is given, it is the first without a
+        cache and the cheaper of the others with one, but never the absorbed
+        one where `kv_b_proj` has been replaced or hooked.
         """
         check_input("x", x, self.d_model)
-        if form not in FORMS:
+        if form is not None and form not in FORMS:
             raise ValueError(f"{form=} is none of {', '.join(FORMS)}")
         B, T, E = x.shape
         H, Dn, Dr = self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
         R, Dv = self.kv_lora_rank, self.v_head_dim
-        past = 0 if cache is None else cache.length
+        past = past_of(cache)
+        if form is None and cache is None:
+            form = "expanded"
+        elif form is None:
+            may_absorb = _is_matrix(self.kv_b_proj)
+            form = cheaper_form(self, T, past) if may_absorb else "latent"
         if self.q_lora_rank is None:
             q = self.q_proj(x)  # (B, T, H * (Dn + Dr))
         else:
@@ -215,15 +265,12 @@ class MultiHeadLatentAttention(nn.Module):
             layout=self.rope_layout,
             yarn=self.yarn,
         )
-        up = self.kv_b_proj.weight.view(H, Dn + Dv, R)  # (H, Dn + Dv, R)
-        w_uk, w_uv = up.split((Dn, Dv), dim=1)
         mask = decoder_mask(
             mask, (B, H, T, past + T), causal=self.causal, device=x.device
         )
         dropout = self.dropout if self.training else 0.0
-        parts = Parts(
-            q, q_rope, c, k_rope, w_uk, w_uv, mask, cache, self.scale, dropout
-        )
+        up, scale = self.kv_b_proj, self.scale
+        parts = Parts(q, q_rope, c, k_rope, up, mask, cache, scale, dropout)
         heads = FORMS[form](parts)  # (B, H, T, Dv)
         merged = heads.transpose(1, 2).reshape(B, T, H * Dv)  # (B, T, H * Dv)
         return self.o_proj(merged)  # (B, T, E)
@@ -242,17 +289,17 @@ def absorbed_weights(
     `(H, R + Dr, Q)`, from the `Q` numbers that queries are made of straight
     to queries on the latent, and `(E, H, R)`, from what the heads collect
     there straight to the output. Done once; afterwards W^UK and W^UV are not
-    needed. Larger than what it
-    replaces.
+    needed. Larger than what it replaces. The output's bias stays apart.
     """
     H, Dn, Dr = layer.n_heads, layer.qk_nope_head_dim, layer.qk_rope_head_dim
     R, Dv = layer.kv_lora_rank, layer.v_head_dim
-    last = layer.q_proj if layer.q_lora_rank is None else layer.q_b_proj
-    w_q = last.weight.view(H, Dn + Dr, -1)
-    w_uk, w_uv = layer.kv_b_proj.weight.view(H, Dn + Dv, R).split((Dn, Dv), 1)
+    last = "q_proj" if layer.q_lora_rank is None else "q_b_proj"
+    w_q = _matrix(last, getattr(layer, last)).view(H, Dn + Dr, -1)
+    up = _matrix("kv_b_proj", layer.kv_b_proj).view(H, Dn + Dv, R)
+    w_uk, w_uv = up.split((Dn, Dv), dim=1)
     onto_latent = w_uk.mT @ w_q[:, :Dn]
     query = torch.cat((onto_latent, w_q[:, Dn:]), dim=1)
-    w_o = layer.o_proj.weight.view(-1, H, Dv)
+    w_o = _matrix("o_proj", layer.o_proj, biased=True).view(-1, H, Dv)
     output = (w_o.transpose(0, 1) @ w_uv).transpose(0, 1)
     return query, output
 
@@ -279,6 +326,10 @@ def crossover(
     return R * both / (2 * R - both) if both < 2 * R else float("inf")
 
 
+# --8<-- [end:crossover]
+
+
+# --8<-- [start:cheaper]
 def cheaper_form(layer: MultiHeadLatentAttention, new: int, past: int) -> str:
     """`"latent"` or `"absorbed"`: the fewer multiplications for a chunk.
 
@@ -291,4 +342,4 @@ def cheaper_form(layer: MultiHeadLatentAttention, new: int, past: int) -> str:
     return "latent" if latent < absorbed else "absorbed"
 
 
-# --8<-- [end:crossover]
+# --8<-- [end:cheaper]

@@ -165,7 +165,8 @@ def rotate(
     """What a layer does: `q` and `k` turned by where their tokens stand.
 
     These follow the `past` tokens of the cache, unless `positions`, `(T,)` or
-    `(B, T)`, says otherwise. A `theta` of None leaves both as they are.
+    `(1, T)` or `(B, T)`, says otherwise. A `theta` of None leaves both as
+    they are.
     """
     if theta is None:
         if positions is not None:
@@ -174,7 +175,7 @@ def rotate(
     B, H, T, D = q.shape
     if positions is None:
         positions = torch.arange(past, past + T, device=q.device)  # (T,)
-    elif positions.shape != (T,) and positions.shape != (B, T):
+    elif all(positions.shape != s for s in ((T,), (1, T), (B, T))):
         raise ValueError(
             f"positions has shape {tuple(positions.shape)}; {B} rows of {T} "
             f"tokens need {(T,)} or {(B, T)}"

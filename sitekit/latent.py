@@ -12,6 +12,7 @@ import attnref
 from attnref import mla
 from attnref.cost import Cost, mla_cost
 from attnref.kv_memory import size
+from sitekit.kept import kept
 from sitekit.tables import Cell, Word, code, empty, walk
 
 FORMS = ("expanded", "latent", "absorbed")
@@ -167,6 +168,30 @@ def mla_wrong() -> list[list[Cell]]:
     ]
 
 
+@kept
+def mla_rounding() -> list[list[Cell]]:
+    """How far bfloat16 takes each form from float64, and from the first."""
+    torch.manual_seed(0)
+    sizes = V3 | {"d_model": 1024, "n_heads": 8, "q_lora_rank": 256}
+    layer, x = (
+        attnref.MultiHeadLatentAttention(**sizes),
+        torch.randn(2, 64, 1024),
+    )
+    with torch.no_grad():
+        layer.q_b_proj.weight.mul_(8)  # so that softmax decides
+        layer, x = layer.bfloat16(), x.bfloat16()
+        rounded = [layer(x, form=form).double() for form in FORMS]
+        exact = layer.double()(x.double())
+
+    def apart(a: Tensor, b: Tensor) -> str:
+        return f"{(a - b).norm() / exact.norm():.2%}"
+
+    return [
+        [form, apart(out, exact), apart(out, rounded[0])]
+        for form, out in zip(FORMS, rounded, strict=True)
+    ]
+
+
 TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
     "walk_mla": walk_mla,
     "mla_cache": mla_cache,
@@ -176,6 +201,7 @@ TABLES: dict[str, Callable[[], list[list[Cell]]]] = {
     "mla_chunks": mla_chunks,
     "mla_merged": mla_merged,
     "mla_wrong": mla_wrong,
+    "mla_rounding": mla_rounding,
 }
 
 

@@ -2,17 +2,21 @@
 
 import re
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import DynamicCache
 
 from attnref import (
     CrossAttention,
+    Decoder,
     GroupedQueryAttention,
     GrowingKVCache,
     KVCache,
     MultiHeadAttention,
+    MultiHeadLatentAttention,
     MultiQueryAttention,
     padding_mask,
 )
@@ -114,6 +118,25 @@ def test_sizes_are_whole_numbers(which, value):
     what = type(value).__name__
     with pytest.raises(TypeError, match=f"{size} is {what}; pass an int"):
         built(name, **{size: value})
+
+
+@each_layer
+def test_sizes_may_be_whole_numbers_of_numpy(name):
+    """Those of 64 bits, which numpy makes: narrower ones would overflow."""
+    sizes = {size: numpy.int64(n) for size, n in SIZES[name].items()}
+    layer, same, cache = (
+        LAYERS[name](**sizes),
+        built(name),
+        KVCache(numpy.int64(S)),
+    )
+    same.load_state_dict(layer.state_dict())
+    inputs = [numbers(B, T, E)] + [numbers(B, S, C)] * (name == "cross")
+    with torch.no_grad():
+        assert torch.equal(layer(*inputs, cache=cache), same(*inputs))
+    cache.crop(numpy.int64(2))
+    assert type(cache.length) is type(cache.max_len) is int
+    with pytest.raises(TypeError, match="d_model is int32; pass an int"):
+        built(name, d_model=numpy.int32(E))
 
 
 @each_layer
@@ -426,12 +449,14 @@ def test_a_decoder_layer_runs_if_and_only_if_everything_fits(data):
     past = caches[0].length if caches else 0
     x = draw(shapes(B, T, E))
     mask = draw(st.none() | masks(B, H, T, past + T))
-    at = draw(st.none() | shapes(T) | shapes(B, T)) if rope_theta else None
+    at = None
+    if rope_theta:
+        at = draw(st.none() | shapes(T) | shapes(1, T) | shapes(B, T))
 
     def fits():
         if len(x) != 3 or x[2] != E or (past and rows != x[0]):
             return False
-        if at is not None and at not in (x[1:2], x[:2]):
+        if at is not None and at not in (x[1:2], (1, *x[1:2]), x[:2]):
             return False
         if make is KVCache and past + x[1] > room:
             return False
@@ -589,6 +614,20 @@ def test_a_context_larger_than_the_cache_is_refused():
 
 
 @both_caches
+@torch.no_grad()
+def test_a_context_of_no_tokens_is_a_context(make):
+    """It fills the cache: later calls pass none, and read nothing."""
+    cache, layer, x = make(S), built("cross"), numbers(B, T, E)
+    got = [layer(x, numbers(B, 0, C), cache=cache), layer(x, cache=cache)]
+    assert all(torch.equal(out, torch.zeros(B, T, E)) for out in got)
+    with refused("the cache holds a context of 0 tokens already", cache):
+        layer(x, numbers(B, S, C), cache=cache)
+    cache.reset()
+    layer(x, numbers(B, S, C), cache=cache)
+    assert cache.length == S
+
+
+@both_caches
 def test_a_context_is_stored_without_gradients(make):
     cache = make(S)
     with refused("a cache keeps no gradients", cache):
@@ -640,3 +679,35 @@ def test_cross_attention_runs_if_and_only_if_everything_fits(data):
     else:
         with unchanged(*caches), refusal():
             cross(x, context, **options)
+
+
+NO_CACHES = {
+    "a list": ([KVCache(9)], "cache is list; pass one KVCache"),
+    "a class": (KVCache, "cache is the class KVCache; pass one KVCache"),
+    "of transformers": (DynamicCache(), "cache is DynamicCache; pass one"),
+    "its size": (9, "cache is int; pass one KVCache"),
+    "yes": (True, "cache is bool; pass one KVCache"),
+}
+
+
+@pytest.mark.parametrize(("cache", "says"), NO_CACHES.values(), ids=NO_CACHES)
+@torch.no_grad()
+def test_what_is_no_cache_is_refused(cache, says):
+    latent = {
+        "kv_lora_rank": 7,
+        "qk_nope_head_dim": D,
+        "qk_rope_head_dim": D,
+        "v_head_dim": D,
+    }
+    layers = {name: built(name) for name in LAYERS}
+    layers["mla"] = MultiHeadLatentAttention(d_model=E, n_heads=H, **latent)
+    for name, layer in layers.items():
+        inputs = [numbers(B, T, E)] + [numbers(B, S, C)] * (name == "cross")
+        with pytest.raises(TypeError, match=re.escape(says)):
+            layer(*inputs, cache=cache)
+    decoder = Decoder([torch.nn.Identity()], n_tokens=5, d_model=E)
+    with pytest.raises(TypeError, match=re.escape(says)):
+        decoder(torch.zeros(B, T, dtype=torch.int64), caches=[cache])
+    if not isinstance(cache, list):
+        with pytest.raises(TypeError, match=r"caches is .*; pass a list of"):
+            decoder(torch.zeros(B, T, dtype=torch.int64), caches=cache)

@@ -8,8 +8,10 @@ from torch import nn
 
 from attnref import (
     MultiHeadAttention,
+    MultiHeadLatentAttention,
     MultiQueryAttention,
     apply_rope,
+    dequantised,
     mha_to_gqa,
     rope_rows,
     rope_table,
@@ -277,3 +279,137 @@ def test_the_weights_of_torch_have_our_names_and_no_gradients(bias):
     want = {n: w.shape for n, w in ours.state_dict().items()}
     assert {n: w.shape for n, w in weights.items()} == want
     assert not any(w.requires_grad for w in weights.values())
+
+
+def in_float8(weight, block):
+    """As DeepSeek's `weight_quant`: square by square, 448 for its largest.
+    The weight, the scales, and what the two stand for."""
+    rows, columns = (-(-size // block) for size in weight.shape)
+    narrow = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+    scales, meant = torch.empty(rows, columns), torch.empty(weight.shape)
+    for i in range(rows):
+        for j in range(columns):
+            square = (
+                slice(i * block, (i + 1) * block),
+                slice(j * block, (j + 1) * block),
+            )
+            scales[i, j] = weight[square].abs().max() / 448
+            narrow[square] = (weight[square] / scales[i, j]).to(narrow.dtype)
+            meant[square] = narrow[square].float() * scales[i, j]
+    return narrow, scales, meant
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"), [((576, 256), 128), ((130, 300), 128), ((7, 12), 5)]
+)
+def test_float8_weights_are_dequantised_as_transformers_does(shape, block):
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    # Squares of very different sizes: a scale in the wrong place shows.
+    weight = torch.randn(shape) * 10 ** torch.linspace(-3, 3, shape[1])
+    weight *= 10 ** torch.linspace(-2, 2, shape[0])[:, None]
+    narrow, scales, _ = in_float8(weight, block)
+    checkpoint = {"x.weight": narrow, "x.weight_scale_inv": scales}
+    got = dequantised(checkpoint, block=block, dtype=torch.float32)
+    # Theirs takes whole squares only: filled up, and cut again.
+    padded = torch.zeros([n * block for n in scales.shape]).to(narrow.dtype)
+    padded[: shape[0], : shape[1]] = narrow
+    whole = Fp8Dequantize(None)._dequantize_one(padded, scales)
+    assert list(got) == ["x.weight"]
+    assert torch.equal(got["x.weight"], whole[: shape[0], : shape[1]])
+    error = (got["x.weight"] - weight).abs()
+    for i in range(scales.shape[0]):  # half a step of e4m3 at its largest
+        part = slice(i * block, (i + 1) * block)
+        assert error[part].max() <= 16 * scales[i].max()
+
+
+@torch.no_grad()
+def test_a_float8_checkpoint_of_deepseek_loads_and_is_right():
+    """Refused as it is; wrong by orders where its scales are left out."""
+    sizes = {
+        "d_model": 24,
+        "n_heads": 3,
+        "kv_lora_rank": 14,
+        "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 6,
+        "q_lora_rank": 20,
+    }
+    layer = MultiHeadLatentAttention(**sizes)
+    exact, published, meant = layer.state_dict(), {}, {}
+    for name, weight in exact.items():
+        if weight.dim() == 2:
+            weight.normal_(std=0.5)
+            narrow, scales, meant[name] = in_float8(weight, 5)
+            published |= {name: narrow, f"{name}_scale_inv": scales}
+        else:
+            published[name] = meant[name] = weight
+    x = torch.randn(3, 7, 24)
+    ours = MultiHeadLatentAttention(**sizes)
+    with pytest.raises(RuntimeError, match="weight_scale_inv"):
+        ours.load_state_dict(published)
+    ours.load_state_dict(published, strict=False)
+    assert relative_error(ours(x), layer(x)) > 1e3
+    wide = dequantised(published, block=5, dtype=torch.float32)
+    ours.load_state_dict(wide)
+    assert relative_error(ours(x), layer(x)) < 0.2
+    layer.load_state_dict(meant)
+    assert relative_error(ours(x), layer(x)) <= 1e-6
+    assert wide["kv_a_layernorm.weight"] is exact["kv_a_layernorm.weight"]
+    default = dequantised(published, block=5)["o_proj.weight"]
+    assert torch.equal(default, wide["o_proj.weight"].bfloat16())
+
+
+EIGHT = torch.ones(7, 12).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "error", "message"),
+    [
+        ({"w": EIGHT}, ValueError, "w is torch.float8_e4m3fn, and no scales"),
+        (
+            {"w": EIGHT.to(torch.float8_e5m2)},
+            ValueError,
+            "w is torch.float8_e5m2, and no scales are there",
+        ),
+        (
+            {"w_scale_inv": torch.ones(2, 3)},
+            ValueError,
+            "w_scale_inv is there, but not the weight",
+        ),
+        (
+            {"w": EIGHT.float(), "w_scale_inv": torch.ones(2, 3)},
+            ValueError,
+            "w has scales, but is torch.float32 and not float8",
+        ),
+        (
+            {"w": EIGHT, "w_scale_inv": torch.ones(3, 2)},
+            ValueError,
+            r"w has shape \(7, 12\), its scales \(3, 2\); with block=5 they "
+            r"are \(2, 3\)",
+        ),
+        (
+            {"w": EIGHT, "w_scale_inv": torch.ones(2, 3, dtype=torch.uint8)},
+            TypeError,
+            "the scales of w are torch.uint8",
+        ),
+    ],
+)
+def test_a_float8_checkpoint_that_is_not_whole_is_refused(
+    checkpoint, error, message
+):
+    with pytest.raises(error, match=message):
+        dequantised(checkpoint, block=5)
+
+
+def test_the_weights_of_torch_are_wrong_in_a_layer_left_causal():
+    """Nothing is refused, and the result differs."""
+    theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
+    x = torch.randn(3, 7, 12, dtype=torch.float64)
+    want, _ = theirs(x, x, x, need_weights=False)
+    for causal in (True, False):
+        ours = MultiHeadAttention(
+            d_model=12, n_heads=3, bias=True, causal=causal
+        ).double()
+        ours.load_state_dict(weights_of_torch_mha(theirs))
+        assert (relative_error(ours(x), want) > 0.01) is causal

@@ -162,6 +162,14 @@ def test_a_rollback_is_to_a_whole_number(make):
 
 
 @makes
+@pytest.mark.parametrize("length", [True, False])
+def test_true_is_no_length(make, length):
+    cache = filled(make)
+    with refused("length is bool; pass an int", cache, error=TypeError):
+        cache.crop(length)
+
+
+@makes
 def test_a_reset_cache_is_a_new_one(make):
     cache = filled(make)
     cache.reset()
@@ -430,7 +438,7 @@ class _Written(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if not func.is_view and func != torch.ops.aten.empty.memory_format:
-            self.nbytes += out.nbytes
+            self.nbytes += getattr(out, "nbytes", 0)
         return out
 
 
@@ -446,6 +454,36 @@ def test_the_room_writes_each_token_once_and_cat_writes_all_again(steps):
             for new in news:
                 cache.append(*new)
         assert written.nbytes == tokens * token
+
+
+@makes
+def test_reordering_copies_what_is_used_and_not_the_room(make):
+    """Gathered, and put where there is room: twice 4 of 1000 tokens."""
+    cache = filled(make, 4, max_len=1000, B=3)
+    with _Written() as written:
+        cache.reorder(torch.tensor([2, 0, 2]))
+    times = 2 if make is KVCache else 1
+    looked_at = 2 * 8  # the smallest and the largest of the rows
+    assert written.nbytes - looked_at == times * 4 * 3 * 3 * (5 + 7) * 4
+
+
+@makes
+def test_reordering_does_not_look_at_rows_on_a_device(make):
+    """There, to look is to wait. A meta tensor has no numbers to look at."""
+    cache = filled(make, 4, device="meta", B=3)
+    cache.reorder(torch.zeros(2, dtype=torch.int64, device="meta"))
+    assert [t.shape[:3] for t in cache.stored] == [(2, 3, 4)] * 2
+
+
+@makes
+def test_beams_go_on_after_tokens_were_dropped(make):
+    cache, old, new = make(6), kv(5, B=3), kv(3, B=3)
+    cache.append(*old)
+    cache.crop(2)
+    cache.reorder(torch.tensor([2, 2, 0]))
+    got = cache.append(*new)
+    moved = [x[[2, 2, 0], :, :2] for x in old]
+    assert agree(got, [torch.cat(x, 2) for x in zip(moved, new, strict=True)])
 
 
 @makes

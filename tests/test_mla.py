@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnref import (
     Block,
@@ -21,8 +22,9 @@ from attnref import (
     sdpa,
     token_positions,
 )
-from sitekit.latent import V3
+from sitekit.latent import V3, mla_rounding
 from tests.conftest import relative_error
+from tests.test_kv_cache import refused
 
 B, T, E, H = 2, 9, 24, 3
 R, DN, DR, DV, Q = 14, 10, 8, 6, 20
@@ -398,10 +400,14 @@ def test_gradients_are_right(form):
 def test_a_block_of_mla_generates_alike_in_every_form():
     blocks = [Block(mla(), d_model=E, d_ff=32) for _ in range(2)]
     decoder = Decoder(blocks, n_tokens=50, d_model=E).double()
-    prompt = torch.randint(50, (2, 4))
+    prompt = torch.randint(50, (3, 4))
     want = greedy(decoder, prompt, 12)
-    caches = [KVCache(16) for _ in blocks]
-    assert torch.equal(greedy(decoder, prompt, 12, caches=caches), want)
+    for form in (None, *FORMS):
+        caches = [KVCache(16) for _ in blocks]
+        got = greedy(decoder, prompt, 12, caches=caches, form=form)
+        assert torch.equal(got, want)
+        stored = 2 if form == "expanded" else 1
+        assert [len(cache.stored) for cache in caches] == [stored] * 2
     assert len(set(want[0].tolist())) > 4
 
 
@@ -438,3 +444,179 @@ def test_impossible_sizes_are_refused(change, message):
 def test_an_unknown_form_is_refused():
     with pytest.raises(ValueError, match="'absorb' is none of expanded"):
         mla()(tokens(), form="absorb")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("new", [1, 2, 8, 40])
+@pytest.mark.parametrize("past", [0, 1, 30])
+def test_the_default_form_is_the_cheapest_by_the_count_of_torch(new, past):
+    """Expanded without a cache; with one, the cheaper of the other two."""
+    layer, x = mla(), tokens(3, past + new, E)
+
+    def flops(cache, **told):
+        if past:
+            layer(x[:, :past], cache=cache, form="latent")
+        with FlopCounterMode(display=False) as count:
+            layer(x[:, past:], cache=cache, **told)
+        return count.get_total_flops()
+
+    each = [flops(KVCache(past + new), form=form) for form in FORMS[1:]]
+    cache = KVCache(past + new)
+    assert flops(cache) == min(each)
+    assert len(cache.stored) == 1
+    assert min(each) < max(each)
+    with FlopCounterMode(display=False) as count:
+        layer(x)
+    alone = count.get_total_flops()
+    with FlopCounterMode(display=False) as count:
+        layer(x, form="expanded")
+    assert alone == count.get_total_flops()
+
+
+def test_both_forms_are_cheapest_somewhere():
+    chosen = {cheaper_form(mla(), n, p) for n in (1, 40) for p in (0, 30)}
+    assert chosen == {"latent", "absorbed"}
+
+
+class LoRA(nn.Module):
+    """What PEFT puts in the place of a linear layer."""
+
+    def __init__(self, base, rank=2):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        a, b = base.in_features, base.out_features
+        self.a = nn.Linear(a, rank, bias=False, dtype=torch.float64)
+        self.b = nn.Linear(rank, b, bias=False, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+@pytest.mark.parametrize("form", [None, "expanded", "latent"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_adapter_on_kv_b_proj_works_and_is_trained(cached, form):
+    layer, merged, x = mla(q_lora_rank=Q), mla(q_lora_rank=Q), tokens(3, T, E)
+    merged.load_state_dict(layer.state_dict())
+    bare = layer(x)
+    layer.kv_b_proj = adapter = LoRA(layer.kv_b_proj)
+    with torch.no_grad():
+        merged.kv_b_proj.weight += adapter.b.weight @ adapter.a.weight
+    want = merged(x, form="expanded")
+    assert relative_error(bare, want) > 0.1
+    if not cached:
+        got = layer(x, form=form)
+        got.square().sum().backward()
+        for weight in (adapter.a.weight, adapter.b.weight):
+            assert weight.grad.abs().max() > 1e-3
+    else:
+        cache = KVCache(T)
+        with torch.no_grad():  # one by one, where absorbing would be cheaper
+            steps = [layer(t, cache=cache, form=form) for t in x.split(1, 1)]
+        got = torch.cat(steps, dim=1)
+    assert relative_error(got, want) <= 1e-12
+
+
+def subclassed(linear):
+    other = type("Quantised", (nn.Linear,), {})(R, H * (DN + DV), bias=False)
+    other.load_state_dict(linear.state_dict())
+    return other.double()
+
+
+def hooked(method):
+    def change(linear):
+        getattr(linear, method)(lambda *_: None)
+        return linear
+
+    return change
+
+
+def patched(linear):
+    linear.forward = lambda x: nn.Linear.forward(linear, x) * 2
+    return linear
+
+
+def biased(linear):
+    linear.bias = nn.Parameter(torch.ones(len(linear.weight)).double())
+    return linear
+
+
+CHANGED = {
+    "adapter": LoRA,
+    "subclass": subclassed,
+    "hook": hooked("register_forward_hook"),
+    "hook before": hooked("register_forward_pre_hook"),
+    "hook behind": hooked("register_full_backward_hook"),
+    "hook behind, before": hooked("register_full_backward_pre_hook"),
+    "another forward": patched,
+    "bias": biased,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_what_absorbing_would_pass_by_is_not_absorbed(change):
+    layer, x, cache = mla(), tokens(3, T, E), KVCache(T)
+    layer(x[:, :4], cache=cache)
+    layer.kv_b_proj = change(layer.kv_b_proj)
+    with refused("or pass form='latent' or 'expanded'", cache, error=TypeError):
+        layer(x[:, 4:5], cache=cache, form="absorbed")
+    with pytest.raises(TypeError, match=r"kv_b_proj is .*: to absorb"):
+        absorbed_weights(layer)
+    want = layer(x, form="expanded")
+    again = KVCache(T)
+    got = [layer(t, cache=again) for t in x.split(1, dim=1)]
+    assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["q_proj", "q_b_proj", "o_proj"])
+def test_only_plain_matrices_are_multiplied(name):
+    layer = mla(q_lora_rank=Q if name == "q_b_proj" else None, bias=True)
+    absorbed_weights(layer)  # a bias of o_proj may be there: it stays apart
+    setattr(layer, name, LoRA(getattr(layer, name)))
+    with pytest.raises(TypeError, match=f"{name} is LoRA"):
+        absorbed_weights(layer)
+
+
+@pytest.mark.parametrize("form", [None, *FORMS])
+@pytest.mark.parametrize("rank", [None, Q])
+def test_autocast_warns_of_nothing_and_caches_half_precision(rank, form):
+    """The suite turns warnings into errors: rms_norm has one for two dtypes."""
+    layer, x = mla(q_lora_rank=rank).float(), tokens(3, T, E).float()
+    want, cache = layer(x), KVCache(T)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        got = layer(x, cache=cache, form=form)
+    assert {t.dtype for t in cache.stored} == {torch.bfloat16}
+    assert 0 < relative_error(got, want) < 0.1
+
+
+def test_prefill_and_decode_take_turns_on_one_cache():
+    layer, x = mla(), tokens()
+    # --8<-- [start:turns]
+    with torch.no_grad():
+        cache = KVCache(max_len=9)
+        parts = [layer(x[:, :7], cache=cache, form="latent")]
+        parts += [layer(x[:, 7:8], cache=cache, form="absorbed")]
+        parts += [layer(x[:, 8:], cache=cache)]  # chooses for itself
+        assert cheaper_form(layer, 7, 0) == "latent"
+        assert cheaper_form(layer, 1, 8) == "absorbed"
+    together = torch.cat(parts, dim=1)
+    assert torch.allclose(together, layer(x), rtol=0, atol=1e-12)
+    # --8<-- [end:turns]
+
+
+def test_a_head_has_scores_of_the_rank_of_its_key():
+    """As in MHA: the latent is wider, and does not bound a single head."""
+    layer, x = mla(), tokens(1, 60, E)
+    q = layer.q_proj(x).view(60, H, DN + DR)[..., :DN]
+    c = layer.kv_a_layernorm(layer.kv_a_proj_with_mqa(x)[..., :R])
+    k = layer.kv_b_proj(c).view(60, H, DN + DV)[..., :DN]
+    scores = q.transpose(0, 1) @ k.permute(1, 2, 0)
+    assert torch.linalg.matrix_rank(scores).tolist() == [DN] * H
+
+
+def test_bfloat16_takes_each_form_as_far_and_not_to_the_same_place():
+    rows = {form: cells for form, *cells in mla_rounding()}
+    exact = [float(cells[0].rstrip("%")) for cells in rows.values()]
+    assert 0.3 < min(exact) <= max(exact) < 1.1 * min(exact) < 1.5
+    assert rows["expanded"][1] == rows["latent"][1] == "0.00%"
+    assert 0.3 < float(rows["absorbed"][1].rstrip("%")) < 1.0

@@ -323,10 +323,6 @@ BAD = {
         lambda: rotate(X, X, theta=10.0, positions=torch.zeros(3, T)),
         "positions has shape (3, 7); 2 rows of 7 tokens",
     ),
-    "one row": (
-        lambda: rotate(X, X, theta=10.0, positions=torch.zeros(1, T)),
-        "positions has shape (1, 7); 2 rows of 7 tokens",
-    ),
     "no theta": (
         lambda: rotate(X, X, theta=None, positions=torch.arange(T)),
         "positions are given, but rope_theta is None",
@@ -355,3 +351,14 @@ def test_valid_tokens_are_marked_by_bool(dtype):
 def test_whole_numbers_cannot_be_turned():
     with pytest.raises(TypeError, match=r"torch\.int64"):
         apply_rope(X.long(), *TABLE)
+
+
+def test_one_row_of_positions_is_for_all_rows():
+    """As transformers makes `position_ids`."""
+    x, places = torch.randn(3, 6, T, 10), torch.randint(50, (1, T))
+    for got, want in zip(
+        rotate(x, x, theta=10.0, positions=places),
+        rotate(x, x, theta=10.0, positions=places.expand(3, T)),
+        strict=True,
+    ):
+        assert torch.equal(got, want)

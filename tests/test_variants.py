@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.exc import UserError
+from torch.export import Dim
 
 from attnref import (
     CrossAttention,
@@ -11,6 +13,7 @@ from attnref import (
     GrowingKVCache,
     KVCache,
     MultiHeadAttention,
+    MultiHeadLatentAttention,
     MultiQueryAttention,
     mha_to_gqa,
     padding_mask,
@@ -128,6 +131,52 @@ def test_a_print_of_a_tensor_breaks_the_graph():
     layer(x)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="print"):
         torch.compile(layer, fullgraph=True, backend="eager")(x)
+
+
+LENGTHS = {"by itself": Dim.AUTO, "by name": Dim("T", min=2, max=64)}
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        ("mha", "by itself"),
+        ("gqa", "by itself"),
+        ("mla", "by itself"),
+        # Not GQA, nor MLA absorbed: torch does not see that their heads,
+        # stacked along the queries, put no bound on T.
+        ("mha", "by name"),
+        ("mla", "by name"),
+    ],
+)
+def test_a_layer_is_exported_for_any_length(name, length):
+    if name == "mla":
+        layer = MultiHeadLatentAttention(
+            d_model=E,
+            n_heads=3,
+            kv_lora_rank=14,
+            qk_nope_head_dim=10,
+            qk_rope_head_dim=8,
+            v_head_dim=6,
+        ).double()
+    else:
+        layer = variant(name, rope_theta=100.0)
+    x = tokens(3, T, E)
+    exported = torch.export.export(
+        layer, (x,), dynamic_shapes={"x": {1: LENGTHS[length]}}
+    ).module()
+    for T_ in (T, 13, 2):
+        x = tokens(3, T_, E)
+        assert relative_error(exported(x), layer(x)) <= 1e-12
+
+
+def test_torch_bounds_a_length_with_a_name_where_heads_are_stacked():
+    """As the page of the cache says, until torch can prove it wrong."""
+    with pytest.raises(UserError, match=r"Constraints violated \(T\)"):
+        torch.export.export(
+            variant("gqa"),
+            (tokens(3, T, E),),
+            dynamic_shapes={"x": {1: LENGTHS["by name"]}},
+        )
 
 
 def test_cross_attention_compiles_for_any_length():
