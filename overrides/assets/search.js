@@ -87,7 +87,7 @@ function wordsOfQuery(query) {
   const names = query.toLowerCase().split(/\s+/);
   const parts = wordsOf(query).flatMap((word) => {
     if (places.has(word)) return word;
-    if (word < "\u2e80") return word.split(/(?<=[a-z])(?=\d)/); // llama3
+    if (word < "\u2e80") return inTwo(word);
     const cut = [];
     for (let rest = word; rest; rest = rest.slice(cut.at(-1).length)) {
       let length = rest.length;
@@ -99,6 +99,14 @@ function wordsOfQuery(query) {
   const words = [...parts, ...names.filter((name) => places.has(name))];
   const told = words.filter((word) => !STOP.has(word));
   return [...new Set(told.length ? told : words)];
+}
+
+/* llama3, or minimax where the index has MiniMax, cut at its capitals. */
+function inTwo(word) {
+  for (let i = 3; i <= word.length - 3; i += 1)
+    if (places.has(word.slice(0, i)) && places.has(word.slice(i)))
+      return [word.slice(0, i), word.slice(i)];
+  return word.split(/(?<=[a-z])(?=\d)/);
 }
 
 /* 1 for the word itself, less for one that it begins or is like, or 0. */
