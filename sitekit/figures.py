@@ -198,10 +198,10 @@ def heatmap(
     )
     left = MARGIN + 28 + max(label(text)[1] for text in rows)
     top = MARGIN + 46
-    # The name of an axis may be longer than the axis: it then begins where
-    # the drawing does, and the drawing ends where the name does.
+    # The name of an axis may be longer than the axis: the drawing then begins
+    # and ends with it, and one name stands beside the other.
     down, across = (room([name], 11.5) / 2 + MARGIN for name in axes)
-    middle_x = max(left + S * cell / 2, across)
+    middle_x = max(left + S * cell / 2, across + 18)
     middle_y = max(top + T * cell / 2, down)
     width = max(left + S * cell + MARGIN, middle_x + across)
     height = max(top + T * cell + MARGIN, middle_y + down)
@@ -240,7 +240,7 @@ def lines(matrix: Tensor, axes: tuple[str, str], title: str) -> str:
     H, K = matrix.shape
     top, bottom = 44, 132
     names = [f"q{i}" for i in range(H)], [f"kv{i}" for i in range(K)]
-    box = max(26, room(names[0], 11), room(names[1], 11, BOLD)) + 2
+    box = max(24, room(names[0], 11), room(names[1], 11, BOLD)) + 4
     width = max(H * (box + 2), room(axes, 11.5)) + 2 * MARGIN
 
     def place(i: int, n: int) -> float:
