@@ -134,7 +134,7 @@ def _font(name: str) -> FT2Font:
 
 
 def room(texts: Iterable[str], size: float, font: str = "DejaVuSans") -> float:
-    """Pixels that the longest of the texts takes at most, in any font."""
+    """Pixels that the longest of the texts takes in the widest common font."""
     face = _font(font)
 
     def width(letter: str) -> float:
