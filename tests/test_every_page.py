@@ -100,6 +100,12 @@ OVERFLOW = """font => {
     const shown = [...plots.children].filter(e => e.checkVisibility());
     if (shown.length !== 1) say(shown.length + ' plots', plots);
   }
+  for (const button of all('.filename ~ .copy')) {
+    const name = document.createRange(), its = button.getBoundingClientRect();
+    name.selectNodeContents(button.parentElement.querySelector('.filename'));
+    if ([...name.getClientRects()].some(line => meet(line, its)))
+      say('below its button', button.parentElement);
+  }
   if (document.documentElement.scrollWidth > innerWidth)
     say('wider than the window', document.querySelector('title'));
   const blocks = `h1, h2, h3, h4, h5, h6, th, td, summary, legend, label,
