@@ -15,7 +15,16 @@ from mkdocs.exceptions import BuildError
 from pymdownx.superfences import SuperFencesException
 
 from sitekit import ROOT
-from sitekit.figures import SCENES, bars, heatmap, lines, stream, wirings
+from sitekit.figures import (
+    BOLD,
+    SCENES,
+    bars,
+    heatmap,
+    lines,
+    room,
+    stream,
+    wirings,
+)
 from sitekit.interactive import calculator, table_of_models
 from sitekit.latent import BARS, FLOWS
 from sitekit.latent import TABLES as LATENT_TABLES
@@ -57,8 +66,12 @@ def _panel(panel: dict[str, Any], axes: tuple[str, str]) -> str:
         rows = [str(r) for r in panel["rows"]]
         columns = [str(c) for c in panel.get("columns", rows)]
         svg = heatmap(SCENES[scene](), rows, columns, axes, title)
+    # How wide drawing and title would be, for the row to share its room.
+    width = re.findall(r' width="([\d.]+)"', svg)[0]
+    sizes = f"--svg: {width}; --title: {room([title], 1, BOLD):.2f}"
     return (
-        f'<div class="panel"><p class="panel-title">{_inline(title)}</p>'
+        f'<div class="panel" style="{sizes}">'
+        f'<p class="panel-title">{_inline(title)}</p>'
         f"{svg}</div>"
     )
 

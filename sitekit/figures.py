@@ -4,13 +4,21 @@ A scene computes a matrix: queries by keys for a heat map, query heads by
 key/value heads for a wiring. The fence in the page names the scene and brings
 title, axis names and tokens in the page's language, so one drawing serves both
 languages.
+
+A drawing is set in whatever font its reader has, and a text in SVG neither
+wraps nor pushes anything away. So every drawing is laid out for the widest of
+the common fonts, DejaVu Sans, and holds in all the others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import torch
+from matplotlib.ft2font import FT2Font, LoadFlags
 from torch import Tensor
 
 import attnref
@@ -119,7 +127,43 @@ def wirings() -> dict[str, Tensor]:
     return {name: wiring(layer) for name, layer in layers.items()}
 
 
-CELL, GAP, MARGIN = 44, 2, 2
+@cache
+def _font(name: str) -> FT2Font:
+    folder = Path(matplotlib.get_data_path(), "fonts/ttf")
+    return FT2Font(str(folder / f"{name}.ttf"))
+
+
+def room(texts: Iterable[str], size: float, font: str = "DejaVuSans") -> float:
+    """Pixels that the longest of the texts takes in the widest common font."""
+    face = _font(font)
+
+    def width(letter: str) -> float:
+        if not face.get_char_index(ord(letter)):
+            return 1  # Chinese: as wide as it is high
+        glyph = face.load_char(ord(letter), flags=LoadFlags.NO_SCALE)
+        return glyph.horiAdvance / face.units_per_EM
+
+    return size * max(sum(map(width, text)) for text in texts)
+
+
+BOLD, MONO = "DejaVuSans-Bold", "DejaVuSansMono"
+
+
+def _svg(width: float, height: float, title: str, *inside: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(inside)}</svg>"
+    )
+
+
+def _text(kind: str, x: float, y: float, text: str, more: str = "") -> str:
+    return (
+        f'<text class="{kind}" x="{x:g}" y="{y:g}"{more}>{escape(text)}</text>'
+    )
+
+
+CELL, GAP, MARGIN = 36, 2, 2
 
 
 def heatmap(
@@ -135,124 +179,111 @@ def heatmap(
         raise ValueError(
             f"{len(rows)} x {len(columns)} labels for a {T} x {S} figure"
         )
-    # Chinese characters are as wide as they are high, Latin ones about half.
-    side = 12 + max(
-        sum(14 if ord(c) > 0x2E7F else 7.5 for c in row) for row in rows
-    )
-    left, top = MARGIN + 22 + side, MARGIN + 50
-    width, height = left + S * CELL + MARGIN, top + T * CELL + float(MARGIN)
-    # The name of a low figure's rows is longer than they are high.
-    name_of_rows = sum(12 if ord(c) > 0x2E7F else 6.5 for c in axes[0])
-    height = max(height, top + (T * CELL + name_of_rows) / 2)
     boolean = matrix.dtype == torch.bool
-    name = escape(title)
+
+    def label(text: str) -> tuple[str, float]:
+        """Its class and its width: <pad> is code, and smaller."""
+        if text.startswith("<"):
+            return "label token", room([text], 10, MONO)
+        return "label", room([text], 13)
+
+    def number(value: float) -> str:
+        return f"{value:g}" if boolean or value == 0 else f"{value:.2f}"
+
+    values = [number(value) for value in matrix.flatten().tolist()]
+    cell = max(
+        CELL,
+        room(values, 12, BOLD if boolean else "DejaVuSans") + GAP + 4,
+        max(label(text)[1] for text in columns) + 5,
+    )
+    left = MARGIN + 28 + max(label(text)[1] for text in rows)
+    top = MARGIN + 46
+    # The name of an axis may be longer than the axis: the drawing then begins
+    # and ends with it, and one name stands beside the other.
+    down, across = (room([name], 11.5) / 2 + MARGIN for name in axes)
+    middle_x = max(left + S * cell / 2, across + 18)
+    middle_y = max(top + T * cell / 2, down)
+    width = max(left + S * cell + MARGIN, middle_x + across)
+    height = max(top + T * cell + MARGIN, middle_y + down)
+    upwards = f"translate({MARGIN + 10} {middle_y:g}) rotate(-90)"
     out = [
-        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" role="img" aria-label="{name}">'
+        _text("axis", middle_x, MARGIN + 10, axes[1]),
+        _text("axis", 0, 0, axes[0], f' transform="{upwards}"'),
     ]
-    middle_x, middle_y = left + S * CELL / 2, top + T * CELL / 2
-    across, down = escape(axes[1]), escape(axes[0])
-    out.append(
-        f'<text class="axis" x="{middle_x:g}" y="{MARGIN + 12}">{across}</text>'
-    )
-    out.append(
-        f'<text class="axis" transform="translate({MARGIN + 12} {middle_y:g}) '
-        f'rotate(-90)">{down}</text>'
-    )
-    for j, label in enumerate(columns):
-        x = left + j * CELL + CELL / 2
-        out.append(
-            f'<text x="{x:g}" y="{top - 12}" class="label">{escape(label)}'
-            "</text>"
-        )
-    for i, label in enumerate(rows):
-        y = top + i * CELL + CELL / 2
-        out.append(
-            f'<text x="{left - 10:g}" y="{y:g}" class="label row">'
-            f"{escape(label)}</text>"
-        )
-        for j in range(S):
-            value = float(matrix[i, j])
-            x = left + j * CELL
-            inner = CELL - GAP
-            place = f'x="{x:g}" y="{y - CELL / 2:g}"'
+    for j, text in enumerate(columns):
+        x = left + (j + 0.5) * cell - GAP / 2
+        out.append(_text(label(text)[0], x, top - 12, text))
+    for i, text in enumerate(rows):
+        y = top + (i + 0.5) * cell - GAP / 2
+        out.append(_text(f"{label(text)[0]} row", left - 8, y, text))
+        for j, value in enumerate(matrix[i].tolist()):
+            x, ink = left + j * cell, ""
             if boolean:
-                kind, text, ink = ("off", "on")[int(value)], f"{value:g}", ""
+                kind = ("off", "on")[value]
+            elif value == 0:
+                kind = "zero"
             else:
-                kind = "zero" if value == 0 else "weight"
-                text = "0" if value == 0 else f"{value:.2f}"
+                kind = "weight"
                 # Light enough at every weight for the number to be read.
                 ink = f' style="fill-opacity:{0.08 + 0.42 * value:.3f}"'
-                ink = "" if value == 0 else ink
+            inner = cell - GAP
             out.append(
-                f'<rect class="{kind}" {place} width="{inner}" '
-                f'height="{inner}" rx="4"{ink}/>'
+                f'<rect class="{kind}" x="{x:g}" y="{y - inner / 2:g}" '
+                f'width="{inner:g}" height="{inner:g}" rx="4"{ink}/>'
             )
-            out.append(
-                f'<text class="{kind}" x="{x + inner / 2:g}" '
-                f'y="{y - GAP / 2:g}">{text}</text>'
-            )
-    return "".join(out) + "</svg>"
+            out.append(_text(kind, x + inner / 2, y, number(value)))
+    return _svg(width, height, title, *out)
 
 
 def lines(matrix: Tensor, axes: tuple[str, str], title: str) -> str:
     """Query heads above, key/value heads below, a line where one is read."""
     H, K = matrix.shape
-    top, bottom, step = 44, 132, 30
-    width, height = H * step + 2 * MARGIN, bottom + 48
-    out = [
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" aria-label="{escape(title)}">'
-    ]
+    top, bottom = 44, 132
+    names = [f"q{i}" for i in range(H)], [f"kv{i}" for i in range(K)]
+    box = max(24, room(names[0], 11), room(names[1], 11, BOLD)) + 4
+    width = max(H * (box + 2), room(axes, 11.5)) + 2 * MARGIN
 
     def place(i: int, n: int) -> float:
-        return MARGIN + (i + 0.5) * H * step / n
+        return width / 2 + ((i + 0.5) / n - 0.5) * H * (box + 2)
 
-    for h, k in matrix.nonzero().tolist():
-        out.append(
-            f'<line x1="{place(h, H):g}" y1="{top}" x2="{place(k, K):g}" '
-            f'y2="{bottom}"/>'
-        )
-    for n, y, word, kind in ((H, top, "q", "off"), (K, bottom, "kv", "on")):
-        for i in range(n):
-            x = place(i, n)
+    out = [
+        f'<line x1="{place(h, H):g}" y1="{top}" x2="{place(k, K):g}" '
+        f'y2="{bottom}"/>'
+        for h, k in matrix.nonzero().tolist()
+    ]
+    for words, y, kind in zip(names, (top, bottom), ("off", "on"), strict=True):
+        for i, word in enumerate(words):
+            x = place(i, len(words))
             out.append(
-                f'<rect class="{kind}" x="{x - 13:g}" y="{y - 12}" '
-                'width="26" height="24" rx="4"/>'
-                f'<text class="{kind}" x="{x:g}" y="{y}">{word}{i}</text>'
+                f'<rect class="{kind}" x="{x - box / 2:g}" y="{y - 12}" '
+                f'width="{box:g}" height="24" rx="4"/>'
             )
-    for word, y in zip(axes, (14, bottom + 34), strict=True):
-        out.append(
-            f'<text class="axis" x="{width / 2:g}" y="{y}">{escape(word)}'
-            "</text>"
-        )
-    return "".join(out) + "</svg>"
+            out.append(_text(f"{kind} head", x, y, word))
+    out.append(_text("axis", width / 2, 14, axes[0]))
+    out.append(_text("axis", width / 2, bottom + 34, axes[1]))
+    return _svg(width, bottom + 48, title, *out)
 
 
 def bars(values: Tensor, labels: list[str], title: str) -> str:
     """One bar a value, its number beside it."""
     if len(values) != len(labels):
         raise ValueError(f"{len(labels)} labels for {len(values)} bars")
-    left, row, longest = 110, 34, 380
-    width, height = left + longest + 70, row * len(labels) + 2 * MARGIN
-    out = [
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" aria-label="{escape(title)}">'
-    ]
-    for i, (value, label) in enumerate(
-        zip(values.tolist(), labels, strict=True)
+    numbers = [f"{value:,}" for value in values.tolist()]
+    left, row, longest = MARGIN + room(labels, 13) + 10, 32, 270
+    width = left + longest + 8 + room(numbers, 12) + MARGIN
+    out = []
+    for i, (value, number, label) in enumerate(
+        zip(values.tolist(), numbers, labels, strict=True)
     ):
         y = MARGIN + row * i + row / 2
         length = max(2.0, longest * value / float(values.max()))
-        out.append(
-            f'<text class="label row" x="{left - 10}" y="{y:g}">'
-            f"{escape(label)}</text>"
-            f'<rect class="on" x="{left}" y="{y - 10:g}" '
-            f'width="{length:.1f}" height="20" rx="2"/>'
-            f'<text class="beside" x="{left + length + 8:.1f}" y="{y:g}">'
-            f"{value:,}</text>"
-        )
-    return "".join(out) + "</svg>"
+        out += [
+            _text("label row", left - 10, y, label),
+            f'<rect class="on" x="{left:g}" y="{y - 10:g}" '
+            f'width="{length:.1f}" height="20" rx="2"/>',
+            _text("beside", left + length + 8, y, number),
+        ]
+    return _svg(width, row * len(labels) + 2 * MARGIN, title, *out)
 
 
 def stream(
@@ -261,12 +292,18 @@ def stream(
     """Query above, cache below, attention between: a box for each tensor."""
     names = ("query", "cache", "made", "attention", "heads")
     word = dict(zip(names, words, strict=True))
+    below = {
+        name: " ".join(str(shape) for shape in shapes[name]) for name in names
+    }
+    half = max(144, room(words, 12, BOLD), room(below.values(), 10, MONO)) / 2
+    half, high, between = half + 5, 25, 46
+    columns = [MARGIN + half + i * (2 * half + between) for i in range(4)]
     places = {
-        "query": (76, 34, "off"),
-        "cache": (76, 118, "on"),
-        "made": (266, 118, "made"),
-        "attention": (456, 76, "off"),
-        "heads": (646, 76, "off"),
+        "query": (columns[0], 34, "off"),
+        "cache": (columns[0], 118, "on"),
+        "made": (columns[1], 118, "made"),
+        "attention": (columns[2], 76, "off"),
+        "heads": (columns[3], 76, "off"),
     }
     kept = {name: place for name, place in places.items() if shapes[name]}
     joins = [("query", "attention"), ("attention", "heads")]
@@ -274,29 +311,23 @@ def stream(
         joins += [("cache", "made"), ("made", "attention")]
     else:
         joins += [("cache", "attention")]
-    half, high = 72, 25
-    out = [
-        '<svg class="wide" viewBox="0 0 722 152" width="722" height="152" '
-        f'role="img" aria-label="{escape(title)}">'
-    ]
+    out = []
     for start, end in joins:
         (x1, y1, _), (x2, y2, _) = kept[start], kept[end]
-        out.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>')
+        out.append(f'<line x1="{x1:g}" y1="{y1}" x2="{x2:g}" y2="{y2}"/>')
     latent = shapes["attention"] != shapes["heads"]
     for shown, x, y, matrix in (
-        (latent, 266, 36, f"W^UK: {shapes['asked'][0]}"),
-        (latent, 551, 62, "W^UV"),
-        (bool(shapes["made"]), 266, 82, "W^UK, W^UV"),
+        (latent, columns[1], 36, f"W^UK: {shapes['asked'][0]}"),
+        (latent, (columns[2] + columns[3]) / 2, 62, "W^UV"),
+        (bool(shapes["made"]), columns[1], 82, "W^UK, W^UV"),
     ):
         if shown:
-            out.append(f'<text class="axis" x="{x}" y="{y}">{matrix}</text>')
+            out.append(_text("axis", x, y, matrix))
     for name, (x, y, kind) in kept.items():
-        below = " ".join(str(shape) for shape in shapes[name])
-        out.append(
-            f'<rect class="{kind}" x="{x - half}" y="{y - high}" '
-            f'width="{2 * half}" height="{2 * high}" rx="5"/>'
-            f'<text class="{kind}" x="{x}" y="{y - 10}">{escape(word[name])}'
-            f'</text><text class="{kind} shape" x="{x}" y="{y + 9}">{below}'
-            "</text>"
-        )
-    return "".join(out) + "</svg>"
+        out += [
+            f'<rect class="{kind}" x="{x - half:g}" y="{y - high}" '
+            f'width="{2 * half:g}" height="{2 * high}" rx="5"/>',
+            _text(kind, x, y - 10, word[name]),
+            _text(f"{kind} shape", x, y + 9, below[name]),
+        ]
+    return _svg(columns[3] + half + MARGIN, 152, title, *out)

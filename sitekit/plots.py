@@ -22,6 +22,7 @@ from matplotlib.transforms import Affine2D
 from attnref.cost import attention_cost
 from attnref.kv_memory import kv_bytes, size
 from attnref.specs import find_model
+from sitekit.figures import room
 from sitekit.interactive import kinds
 from sitekit.kept import kept
 from sitekit.numbers import BANDWIDTH, DOZEN, LLAMA, PEAK, PLOT, decode, short
@@ -153,8 +154,14 @@ def look(name: str) -> str:
 @_styled
 def contexts(narrow: bool) -> Figure:
     """Bytes of the cache against tokens, both in powers of two."""
-    box = (50, 124, 174, 352) if narrow else (61, 45, 504, 379)
-    figure, axes = _axes(*((358, 500) if narrow else (700, 446)), box)
+    low, high = 2.0**22, 2.0**40
+    marks = [2**i for i in range(22, 41, 3)]
+    names = [find_model(name).name for name in DOZEN]
+    width, height = (358, 500) if narrow else (700, 446)
+    left = room(map(size, marks), 11) + 8
+    wide = width - left - room(names, 11) - 18
+    box = (left, 124, wide, 352) if narrow else (left, 45, wide, 379)
+    figure, axes = _axes(width, height, box)
     tokens = [2**i for i in range(10, 21)]
     ends = []
     for name in DOZEN:
@@ -176,13 +183,11 @@ def contexts(narrow: bool) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xlim(tokens[0], tokens[-1])
-    low, high = 2.0**22, 2.0**40
     axes.set_ylim(low, high)
     axes.xaxis.set_major_locator(FixedLocator(tokens[::2]))
     axes.xaxis.set_major_formatter(
         FixedFormatter([short(t) for t in tokens[::2]])
     )
-    marks = [2**i for i in range(22, 41, 3)]
     axes.yaxis.set_major_locator(FixedLocator(marks))
     axes.yaxis.set_major_formatter(FixedFormatter([size(m) for m in marks]))
     for axis in (axes.xaxis, axes.yaxis):
@@ -194,10 +199,10 @@ def contexts(narrow: bool) -> Figure:
     span = box[3] / log2(high / low)
     heights = [log2(taken / low) * span for taken, _ in ends]
     for name, (_, colour), at, to in zip(
-        DOZEN, ends, heights, _apart(heights, 16), strict=True
+        names, ends, heights, _apart(heights, 16), strict=True
     ):
         axes.annotate(
-            find_model(name).name,
+            name,
             xy=(box[2], at),
             xytext=(box[2] + 16, to),
             xycoords=pixels,
@@ -213,7 +218,8 @@ def contexts(narrow: bool) -> Figure:
                 "shrinkB": 0,
             },
         )
-    x, y = (0, -58) if narrow else (10, box[3] - 13)
+    # Below the axes of a phone, they begin where the drawing does.
+    x, y = (2 - left, -58) if narrow else (10, box[3] - 13)
     for i, key in enumerate(LOOKS):
         colour, dashes = LOOKS[key]
         at = y - 19 * i
@@ -253,8 +259,12 @@ def attainable(intensity: float) -> float:
 @_styled
 def roofline(narrow: bool) -> Figure:
     """What a GPU can reach at each intensity, and where attention stands."""
-    box = (38, 43, 306, 250) if narrow else (61, 43, 634, 258)
-    figure, axes = _axes(*((358, 318) if narrow else (700, 331)), box)
+    marks = [f"{m:,}" for m in (1, 10, 100, 1000)]
+    width, height = (358, 318) if narrow else (700, 331)
+    left = room(marks, 11) + 8
+    figure, axes = _axes(
+        width, height, (left, 43, width - left - 14, height - 68)
+    )
     ends = [0.5, PEAK / BANDWIDTH, 20_000]
     axes.plot(ends, [attainable(x) for x in ends], color=INK, linewidth=2)
     axes.set_xscale("log", base=10)
@@ -264,16 +274,13 @@ def roofline(narrow: bool) -> Figure:
     ticks = [1, 4, 32, 100, 1000, 10_000]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_major_formatter(FixedFormatter([f"{t:,}" for t in ticks]))
-    marks = [1e12, 1e13, 1e14, 1e15]
-    axes.yaxis.set_major_locator(FixedLocator(marks))
-    axes.yaxis.set_major_formatter(
-        FixedFormatter([f"{m / 1e12:,.0f}" for m in marks])
-    )
+    axes.yaxis.set_major_locator(FixedLocator([1e12, 1e13, 1e14, 1e15]))
+    axes.yaxis.set_major_formatter(FixedFormatter(marks))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
     axes.grid(True)
     axes.set_xlabel("{intensity}")
-    axes.text(0, 1 + 10 / box[3], "{flops}", transform=axes.transAxes)
+    axes.text(0, 1 + 10 / (height - 68), "{flops}", transform=axes.transAxes)
     places: dict[str, tuple[float, float, str]] = {
         "mha": (12, -14, "left"),
         "expanded": (12, -30, "left"),

@@ -201,16 +201,6 @@ def test_an_unknown_command_stops_the_build():
         mathml(r"\foo x", display=False)
 
 
-def test_the_name_of_a_single_row_is_not_cut():
-    def height(name):
-        svg = figures.heatmap(
-            torch.ones(1, 2), ["a"], ["b", "c"], (name, "k"), ""
-        )
-        return float(re.search(r'height="([\d.]+)"', svg)[1])
-
-    assert height("new tokens, of which one") - height("q") > 20
-
-
 def cells(rows):
     return [[c.key if isinstance(c, Word) else c for c in row] for row in rows]
 
