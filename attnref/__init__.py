@@ -1,33 +1,39 @@
 """attnref: transformer attention, written to be read and safe to copy."""
 
-from attnref.block import Block, Decoder, SwiGLU, greedy, sampled
-from attnref.convert import (
-    dequantised,
-    mha_to_gqa,
-    rope_rows,
-    weights_of_torch_mha,
-)
-from attnref.cross import CrossAttention
-from attnref.gqa import GroupedQueryAttention, grouped_query_loop
-from attnref.kv_cache import Cache, GrowingKVCache, KVCache
-from attnref.masks import (
+from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
+from attnref.core.masks import (
     causal_mask,
     cross_mask,
     decoder_mask,
     padding_mask,
     padding_mask_from_hf,
 )
-from attnref.mha import MultiHeadAttention, multi_head_loop
-from attnref.mla import (
+from attnref.core.rope import (
+    Yarn,
+    apply_rope,
+    rope_table,
+    rotate,
+    token_positions,
+)
+from attnref.core.sdpa import attention_weights, sdpa
+from attnref.core.softmax import online_softmax, softmax
+from attnref.layers.cross import CrossAttention
+from attnref.layers.gqa import GroupedQueryAttention, grouped_query_loop
+from attnref.layers.mha import MultiHeadAttention, multi_head_loop
+from attnref.layers.mla import (
     MultiHeadLatentAttention,
     absorbed_weights,
     cheaper_form,
     crossover,
 )
-from attnref.mqa import MultiQueryAttention, multi_query_loop
-from attnref.rope import Yarn, apply_rope, rope_table, rotate, token_positions
-from attnref.sdpa import attention_weights, sdpa
-from attnref.softmax import online_softmax, softmax
+from attnref.layers.mqa import MultiQueryAttention, multi_query_loop
+from attnref.models.block import Block, Decoder, SwiGLU, greedy, sampled
+from attnref.models.convert import (
+    dequantised,
+    mha_to_gqa,
+    rope_rows,
+    weights_of_torch_mha,
+)
 
 __all__ = [
     "Block",

@@ -29,7 +29,8 @@ def offline() -> str:
 
 def main(arguments: list[str]) -> str:
     match arguments:
-        case ["synced", *stems] if stems:
+        case ["synced", *names] if names:
+            stems = map(parity.whole_stem, names)
             lines = [f"{stem}: {parity.mark_synced(stem)}" for stem in stems]
             return "\n".join(lines)
         case ["offline"]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from attnref.kv_memory import (
+from attnref.numbers.kv_memory import (
     DTYPES,
     FIXED,
     growth,
@@ -19,7 +19,7 @@ from attnref.kv_memory import (
     size,
     state_bytes,
 )
-from attnref.specs import (
+from attnref.numbers.specs import (
     Chunked,
     Compressed,
     Full,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import attnref
-from attnref import mla
-from attnref.cost import Cost, mla_cost
-from attnref.kv_memory import size
+from attnref.layers import mla
+from attnref.numbers.cost import Cost, mla_cost
+from attnref.numbers.kv_memory import size
 from sitekit.kept import kept
 from sitekit.tables import Cell, Word, code, empty, walk
 

@@ -5,8 +5,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from attnref.cost import Cost, attention_cost, mla_cost
-from attnref.kv_memory import (
+from attnref.numbers.cost import Cost, attention_cost, mla_cost
+from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
     entry_bytes,
@@ -17,7 +17,7 @@ from attnref.kv_memory import (
     size,
     token_bytes,
 )
-from attnref.specs import (
+from attnref.numbers.specs import (
     Compressed,
     Full,
     Group,

@@ -37,6 +37,17 @@ def markdown_files(language: str) -> list[Path]:
     return sorted((ROOT / "docs" / language).rglob("*.md"))
 
 
+def stem_of(path: Path) -> str:
+    """What a page is called: `layers/gqa` is docs/en/layers/gqa.md."""
+    below = path.relative_to(ROOT / "docs").parts[1:]
+    return "/".join(below).removesuffix(".md")
+
+
+def address_of(path: Path) -> str:
+    """Where a page stands below the home of its language."""
+    return "" if stem_of(path) == "index" else f"{stem_of(path)}/"
+
+
 def body_of(path: Path) -> str:
     """The page without its front matter."""
     return str(get_data(path.read_text(encoding="utf-8"))[0])

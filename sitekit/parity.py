@@ -160,6 +160,18 @@ def fingerprint(english: str) -> str:
     return hashlib.sha256(english.encode()).hexdigest()[:12]
 
 
+def whole_stem(name: str) -> str:
+    """`gqa` is `layers/gqa`: no two pages have one name."""
+    found = [
+        stem
+        for stem in map(pages.stem_of, pages.markdown_files("en"))
+        if name in (stem, stem.rpartition("/")[2])
+    ]
+    if len(found) != 1:
+        raise ValueError(f"no page of docs/en is called {name!r}")
+    return found[0]
+
+
 def twin(stem: str, language: str) -> Path:
     return ROOT / "docs" / language / f"{stem}.md"
 

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from matplotlib.transforms import Affine2D
 
-from attnref.cost import attention_cost
-from attnref.kv_memory import kv_bytes, size
-from attnref.specs import find_model
+from attnref.numbers.cost import attention_cost
+from attnref.numbers.kv_memory import kv_bytes, size
+from attnref.numbers.specs import find_model
 from sitekit.figures import room
 from sitekit.interactive import kinds
 from sitekit.kept import kept

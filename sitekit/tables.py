@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnref
-from attnref.kv_memory import size
+from attnref.numbers.kv_memory import size
 from sitekit.kept import kept
 from sitekit.shapes import Tracer, comments
 
@@ -249,7 +249,7 @@ def empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
-# What transformers does, which no build imports: tests/test_oracles_loads.py.
+# What transformers does, which no build imports: tests/oracles/test_loads.py.
 ORACLES = Path(__file__).with_name("oracles.json")
 
 

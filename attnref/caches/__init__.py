@@ -1,0 +1,1 @@
+"""What a layer keeps of the tokens so far."""

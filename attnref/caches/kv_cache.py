@@ -1,0 +1,223 @@
+"""Keys and values of the tokens so far, kept for the tokens to come."""
+
+# --8<-- [start:imports]
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from attnref.core.checks import check_sizes, whole_number
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:cache]
+class Cache(ABC):
+    """What both caches share. One cache serves one layer; inference only.
+
+    A cache holds one or more tensors `(B, K, S, D)`, whose widths may
+    differ: K and V for most variants. Batch, heads, dtype and device are
+    those of what is stored first. What this class offers serves the whole
+    batch at once: all rows have one length.
+    """
+
+    max_len: int | None = None
+
+    def __init__(self) -> None:
+        self._held: tuple[Tensor, ...] = ()
+        self.length = 0
+
+    @abstractmethod
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Store the new tokens; all so far, each `(B, K, S, D)`."""
+
+    def check_room(self, new: int) -> None:
+        """Refuse `new` more tokens if they do not fit."""
+        end = self.length + new
+        if self.max_len is not None and end > self.max_len:
+            raise ValueError(
+                f"{self.length} stored and {new} new make {end} > "
+                f"max_len={self.max_len}"
+            )
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """All so far, as views: to write into them is to change the past."""
+        return tuple(held[:, :, : self.length] for held in self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that is held, used or not."""
+        return sum(held.nbytes for held in self._held)
+
+    def reset(self) -> None:
+        """Forget everything and give the memory back."""
+        self._held, self.length = (), 0
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens, in all rows: a rollback."""
+        length = whole_number("length", length)
+        if not 0 <= length <= self.length:
+            raise ValueError(f"crop to {length}, but {self.length} are stored")
+        self.length = length
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row `i` becomes what row `rows[i]` was: beams split and end.
+
+        Tokens are copied, unused room is not. On an accelerator it is the
+        device that refuses rows which are not there: to look at them here
+        would be to wait for it.
+        """
+        B = self._held[0].shape[0] if self._held else 0
+        if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"rows is {rows.dtype} of shape {tuple(rows.shape)}; pass "
+                "integers, one a row"
+            )
+        if len(rows) and (rows.device.type == "cpu" or not B):
+            first, last = int(rows.min()), int(rows.max())
+            if not 0 <= first <= last < B:
+                raise ValueError(
+                    f"rows go from {first} to {last}, the cache has B={B}"
+                )
+        with torch.inference_mode(False), torch.no_grad():
+            self._held = tuple(
+                self._with_room(t.index_select(0, rows)) for t in self.stored
+            )
+
+    def _with_room(self, tokens: Tensor) -> Tensor:
+        """What is held once these are the tokens so far."""
+        return tokens
+
+    def _check(self, tensors: tuple[Tensor, ...]) -> None:
+        if not tensors:
+            raise ValueError("nothing to append")
+        first = tensors[0]
+        for new in tensors:
+            if new.dim() != 4 or new.shape[:3] != first.shape[:3]:
+                shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+                raise ValueError(
+                    f"appended shapes {shapes}: each needs 4 axes "
+                    "(B, K, T, D), all the same B, K and T"
+                )
+            if torch.is_grad_enabled() and new.requires_grad:
+                raise ValueError(
+                    "a cache keeps no gradients: decode under torch.no_grad()"
+                )
+        if not self._held:
+            return
+        if len(tensors) != len(self._held):
+            raise ValueError(
+                f"the cache holds {len(self._held)} tensors a token, "
+                f"{len(tensors)} were appended"
+            )
+        for held, new in zip(self._held, tensors, strict=True):
+            B, K, _, D = held.shape
+            if (*new.shape[:2], new.shape[3]) != (B, K, D):
+                raise ValueError(
+                    f"the cache holds B={B}, K={K}, D={D}; appended were "
+                    f"B={new.shape[0]}, K={new.shape[1]}, D={new.shape[3]}"
+                )
+            if (held.dtype, held.device) != (new.dtype, new.device):
+                raise ValueError(
+                    f"the cache holds {held.dtype} on {held.device}, appended "
+                    f"were {new.dtype} on {new.device}"
+                )
+
+
+def past_of(cache: Cache | None) -> int:
+    """How many tokens a layer has seen before: none without a cache.
+
+    Any object with the methods of `Cache` may stand for one.
+    """
+    if cache is None:
+        return 0
+    if not hasattr(cache, "length"):
+        kind = type(cache).__name__
+        if isinstance(cache, type):
+            kind = f"the class {cache.__name__}"
+        raise TypeError(
+            f"cache is {kind}; pass one KVCache(max_len) or GrowingKVCache()"
+        )
+    return cache.length
+
+
+# --8<-- [end:cache]
+
+
+# --8<-- [start:preallocated]
+class KVCache(Cache):
+    """Room for `max_len` tokens, allocated once; appending copies only them.
+
+    Examples:
+        >>> cache = KVCache(max_len=6)
+        >>> prompt, token = torch.ones(1, 2, 5, 4), torch.zeros(1, 2, 1, 4)
+        >>> k, v = cache.append(prompt, prompt)
+        >>> k, v = cache.append(token, token)
+        >>> k.shape, cache.length, cache.nbytes
+        (torch.Size([1, 2, 6, 4]), 6, 384)
+        >>> cache.append(token, token)
+        Traceback (most recent call last):
+        ValueError: 6 stored and 1 new make 7 > max_len=6
+    """
+
+    max_len: int
+
+    def __init__(self, max_len: int) -> None:
+        check_sizes(max_len=max_len)
+        super().__init__()
+        self.max_len = whole_number("max_len", max_len)
+
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        self._check(tensors)
+        start, end = self.length, self.length + tensors[0].shape[2]
+        self.check_room(end - start)
+        # As plain tensors, these can be written to in any mode.
+        with torch.inference_mode(False), torch.no_grad():
+            if not self._held:
+                self._held = tuple(
+                    self._with_room(t[:, :, :0]) for t in tensors
+                )
+            for held, new in zip(self._held, tensors, strict=True):
+                held[:, :, start:end] = new
+        self.length = end
+        return self.stored
+
+    def _with_room(self, tokens: Tensor) -> Tensor:
+        B, K, T, D = tokens.shape
+        held = torch.empty(
+            (B, K, self.max_len, D), dtype=tokens.dtype, device=tokens.device
+        )
+        held[:, :, :T] = tokens
+        return held
+
+
+# --8<-- [end:preallocated]
+
+
+# --8<-- [start:growing]
+class GrowingKVCache(Cache):
+    """No limit, but each append copies all that was stored before.
+
+    Examples:
+        >>> cache = GrowingKVCache()
+        >>> token = torch.ones(1, 2, 1, 4)
+        >>> for _ in range(3):
+        ...     k, v = cache.append(token, token)
+        >>> k.shape, cache.length, cache.nbytes
+        (torch.Size([1, 2, 3, 4]), 3, 192)
+    """
+
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        self._check(tensors)
+        before = self.stored or tuple(new[:, :, :0] for new in tensors)
+        with torch.no_grad():
+            self._held = tuple(
+                torch.cat((old, new), dim=2)
+                for old, new in zip(before, tensors, strict=True)
+            )
+        self.length += tensors[0].shape[2]
+        return self.stored
+
+
+# --8<-- [end:growing]

@@ -1,0 +1,1 @@
+"""What `python -m attnref` can do, one command per file."""

@@ -1,0 +1,378 @@
+"""python -m attnref kv: what a model's cache takes."""
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from attnref.numbers.kv_memory import (
+    DTYPES,
+    Storage,
+    dtype_called,
+    growth,
+    kv_bytes,
+    largest_batch,
+    longest_context,
+    size,
+    state_bytes,
+    storage_of,
+    token_bytes,
+    weight_bytes,
+)
+from attnref.numbers.specs import (
+    Chunked,
+    Compressed,
+    Group,
+    Mla,
+    Model,
+    Recurrent,
+    find_model,
+    models,
+)
+
+CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
+UNITS = {
+    **{f"{k}B": 1000**i for i, k in enumerate(("", "K", "M", "G", "T"))},
+    **{f"{k}iB": 1024**i for i, k in enumerate("KMGT", 1)},
+}
+
+
+def a_count(text: str) -> int:
+    """A whole number from 1 on: 131072, 131,072, 128K or 1M (of 1024)."""
+    number = r"(\d{1,18}|\d{1,3}(?:[,_]\d{3}){1,5})([KM]?)"
+    match = re.fullmatch(number, text.strip().upper())
+    count = int(re.sub("[_,]", "", match[1])) if match else 0
+    if not match or not count:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number of at least 1"
+        )
+    return count * {"": 1, "K": 1024, "M": 1024**2}[match[2]]
+
+
+def a_size(text: str) -> int:
+    """Bytes with their unit: 80GiB, 24GB or 512B."""
+    match = re.fullmatch(
+        r"(\d{1,18}(?:\.\d{1,9})?) ?([KMGT]?I?B)", text.strip().upper()
+    )
+    unit = UNITS.get(match[2].replace("I", "i")) if match else None
+    if not match or unit is None or not (n := int(Fraction(match[1]) * unit)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a size with its unit, like 80GiB"
+        )
+    return n
+
+
+def weights(text: str) -> int | Storage:
+    """The size of all weights, or the dtype in which they are stored."""
+    if text[:1].isdigit():
+        return a_size(text)
+    try:
+        return dtype_called(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a size with its unit, like 141GB, nor a "
+            f"dtype: {error}"
+        ) from None
+
+
+def a_scale(text: str) -> tuple[int, int]:
+    """Bits of a scale and how many elements share it: 16/32."""
+    match = re.fullmatch(r"(\d{1,3})/(\d{1,6})", text.strip())
+    if not match or not int(match[1]) or not int(match[2]):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not bits of a scale/elements that share it, like "
+            "16/32"
+        )
+    return int(match[1]), int(match[2])
+
+
+def describe(group: Group) -> str:
+    """The kind of a group's layers, in a few words."""
+    if isinstance(group, Recurrent):
+        matrix = f"{group.key_dim} x {group.value_dim}"
+        return f"recurrent, {group.state_heads} states of {matrix}"
+    if isinstance(group, Mla):
+        words = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
+        words += "" if group.rotated else ", NoPE"
+    elif isinstance(group, Compressed):
+        words = f"K=V of {group.dim}, window {group.sliding_window:,}"
+        if group.ratio is not None:
+            words += f", compressed {group.ratio}:1"
+    else:
+        words = f"{group.variant} {group.q_heads or '?'}/{group.kv_heads}"
+        width = f"{group.head_dim}"
+        if group.v_head_dim != group.head_dim:
+            width += f" and {group.v_head_dim}"
+        words += f", heads of {width}"
+        if isinstance(group, Chunked):
+            words += f", chunks of {group.chunk:,}"
+        elif group.window is not None:
+            words += f", window {group.window:,}"
+    return words + (f", index {group.index_dim}" if group.index_dim else "")
+
+
+def exact(n: Fraction) -> int | float:
+    return n.numerator if n.denominator == 1 else float(n)
+
+
+def result(
+    model: Model,
+    *,
+    tokens: Sequence[int],
+    batch: int,
+    dtype: str | Storage,
+    ranks: int,
+    budget: int | None,
+    weights: int | Storage | None,
+) -> dict[str, Any]:
+    """All that is printed of a model; with --json, just so."""
+    storage = storage_of(model, dtype)
+    added = growth(model, dtype=dtype, ranks=ranks)
+    kept = {
+        t: kv_bytes(model, t, batch=batch, dtype=dtype, ranks=ranks)
+        for t in tokens
+    }
+    found: dict[str, Any] = {
+        "id": model.id,
+        "name": model.name,
+        "max_context": model.max_context,
+        "batch": batch,
+        "dtype": dtype if isinstance(dtype, str) else dtype._asdict(),
+        "ranks": ranks,
+        "groups": [
+            {
+                "layers": group.layers,
+                "kind": describe(group),
+                "token_bytes_per_layer": exact(
+                    token_bytes(group, storage, ranks=ranks).first
+                ),
+            }
+            for group in model.groups
+        ],
+        "token_bytes": {
+            "first": exact(added.first),
+            "later": exact(added.later),
+        },
+        "state_bytes": state_bytes(model, ranks=ranks),
+        "kv_bytes": kept,
+        "params": model.params,
+        "confidence": model.confidence,
+        "sources": {s.label: s.url for s in model.sources},
+        "note": model.note,
+    }
+    for name in ("context", "params_in"):
+        if source := getattr(model, name):
+            found[name] = {source.label: source.url}
+    if budget is not None:
+        left = budget
+        if weights is not None:
+            found["weight_bytes"] = (
+                -(-weights // ranks)
+                if isinstance(weights, int)
+                else weight_bytes(model, weights, ranks=ranks)
+            )
+            left -= found["weight_bytes"]
+        found["left_bytes"] = left
+        found["longest_context"] = longest_context(
+            model, left, batch=batch, dtype=dtype, ranks=ranks
+        )
+        found["largest_batch"] = {
+            t: largest_batch(model, t, left, dtype=dtype, ranks=ranks)
+            for t in tokens
+        }
+    return found
+
+
+def lines(rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def settings(found: dict[str, Any]) -> str:
+    """How many sequences, stored how, on how many devices."""
+    batch, ranks, stored = found["batch"], found["ranks"], found["dtype"]
+    if isinstance(stored, dict):
+        stored = "{bits} bits, scale {scale_bits}/{block}".format(**stored)
+    many = "one sequence" if batch == 1 else f"{batch:,} sequences"
+    split = f", on each of {ranks:,} devices" if ranks > 1 else ""
+    return f"{many}, {stored}{split}"
+
+
+def length(found: dict[str, Any]) -> str:
+    longest = found["longest_context"]
+    return "any length" if longest is None else f"{longest:,}"
+
+
+def left_over(found: dict[str, Any], budget: int) -> str:
+    """What the weights leave of a device's memory, if they fit at all."""
+    taken, left = found["weight_bytes"], found["left_bytes"]
+    if left <= 0:
+        return (
+            f"the weights need {size(taken)} on a device of "
+            f"{size(budget)}: no cache fits"
+        )
+    return (
+        f"the weights need {size(taken)} on a device of {size(budget)}: "
+        f"{size(left)} are left"
+    )
+
+
+def one(found: dict[str, Any], budget: int | None) -> str:
+    """Everything about one model."""
+    out = [
+        f"{found['name']}, context of {found['max_context']:,} tokens",
+        lines(
+            [
+                (
+                    f"  {g['layers']} layers: {g['kind']}",
+                    f"{g['token_bytes_per_layer']:,} B per token per layer",
+                )
+                for g in found["groups"]
+            ]
+        ),
+    ]
+    first, later = found["token_bytes"].values()
+    out.append(f"per token: {first:,} B ({size(first)})")
+    if first != later:
+        out.append(f"once windows are full: {later:,} B ({size(later)})")
+    if found["state_bytes"]:
+        held = found["state_bytes"]
+        out.append(
+            f"at any length: {held:,} B ({size(held)}) per sequence for states"
+        )
+    out.append(f"{settings(found)}:")
+    rows = [["tokens", "bytes", ""]]
+    rows += [
+        [f"{t:,}", f"{n:,}", size(n)] for t, n in found["kv_bytes"].items()
+    ]
+    if budget is not None:
+        most = [f"{n:,}" for n in found["largest_batch"].values()]
+        for row, cell in zip(rows, ["sequences that fit", *most], strict=True):
+            row.append(cell)
+    out.append(lines(rows))
+    if budget is not None:
+        if "weight_bytes" in found:
+            out.append(left_over(found, budget))
+        if (left := found["left_bytes"]) > 0:
+            each = "" if found["longest_context"] is None else " tokens each"
+            out.append(f"longest in {size(left)}: {length(found)}{each}")
+    if found["note"]:
+        out.append(f"note: {found['note']}")
+    out.append(f"sources: {', '.join(found['sources'])}")
+    for name, text in (("context", "context"), ("params_in", "parameters")):
+        if name in found:
+            out.append(f"source of its {text}: {', '.join(found[name])}")
+    out.append(f"confidence in its shape: {found['confidence']}")
+    return "\n".join(out)
+
+
+def several(found: Sequence[dict[str, Any]], budget: int | None) -> str:
+    """One line per model, and one more about what fits."""
+    contexts = list(found[0]["kv_bytes"])
+    tokens = [f"{t:,} tokens" for t in contexts]
+    rows = [["model", "per later token", *tokens]]
+    for f in found:
+        taken = [size(f["kv_bytes"][t]) for t in contexts]
+        rows.append([f["id"], size(f["token_bytes"]["later"]), *taken])
+    out = [f"{settings(found[0])}:", lines(rows)]
+    if budget is not None:
+        out += ["", "how many sequences fit, and the longest that does:"]
+        rows = [["model", "for the cache", *tokens, "longest"]]
+        for f in found:
+            left = size(f["left_bytes"]) if f["left_bytes"] > 0 else "nothing"
+            most = [f"{n:,}" for n in f["largest_batch"].values()]
+            rows.append([f["id"], left, *most, length(f)])
+        out.append(lines(rows))
+        out += [
+            f"{f['id']}: {left_over(f, budget)}"
+            for f in found
+            if f["left_bytes"] <= 0
+        ]
+    return "\n".join(out)
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to those of `python -m attnref`."""
+    kv = commands.add_parser("kv", help="bytes of a model's cache")
+    kv.set_defaults(run=run_kv, fail=kv.error)
+    kv.add_argument("--list", action="store_true", help="all models")
+    kv.add_argument("--model", nargs="+", metavar="ID", help="see --list")
+    kv.add_argument("--tokens", nargs="+", type=a_count, default=CONTEXTS)
+    kv.add_argument("--batch", type=a_count, default=1)
+    kv.add_argument(
+        "--dtype",
+        default="bf16",
+        help=f"of the cache: {', '.join(DTYPES)}, or shipped",
+    )
+    kv.add_argument(
+        "--scale",
+        type=a_scale,
+        metavar="BITS/BLOCK",
+        help="a scale of BITS for each BLOCK elements: 16/32",
+    )
+    kv.add_argument("--ranks", type=a_count, default=1, help="devices")
+    kv.add_argument(
+        "--budget",
+        type=a_size,
+        help="memory of a device: 80GiB (80GB is 74.5GiB)",
+    )
+    kv.add_argument(
+        "--weights",
+        type=weights,
+        help="of the model, taken from the budget: all of them as 141GB, "
+        f"or stored as {', '.join(DTYPES)}",
+    )
+    kv.add_argument("--json", action="store_true")
+
+
+def run_kv(asked: argparse.Namespace) -> str:
+    if asked.list == bool(asked.model):
+        raise ValueError("pass --model with one or more ids, or --list")
+    if asked.weights is not None and asked.budget is None:
+        raise ValueError("--weights is subtracted from --budget; pass both")
+    if asked.list and not asked.json:
+        return lines([(m.id, m.name, m.date) for m in models().values()])
+    chosen = [find_model(id) for id in asked.model or models()]
+    dtype: str | Storage = asked.dtype
+    if asked.scale:
+        if dtype not in DTYPES:
+            raise ValueError("--scale goes with a dtype of --dtype's list")
+        dtype = DTYPES[dtype]._replace(
+            scale_bits=asked.scale[0], block=asked.scale[1]
+        )
+    # What is known of some models only is no reason to keep back the others.
+    found, unknown = [], []
+    for model in chosen:
+        try:
+            told = result(
+                model,
+                tokens=asked.tokens,
+                batch=asked.batch,
+                dtype=dtype,
+                ranks=asked.ranks,
+                budget=asked.budget,
+                weights=asked.weights,
+            )
+        except ValueError as error:
+            if len(chosen) == 1:
+                raise
+            unknown.append({"id": model.id, "unknown": str(error)})
+        else:
+            found.append(told)
+    if not found:
+        raise ValueError(unknown[0]["unknown"])
+    if asked.json:
+        return json.dumps([*found, *unknown], indent=2, ensure_ascii=False)
+    if len(chosen) == 1:
+        return one(found[0], asked.budget)
+    left_out = [f"left out: {told['unknown']}" for told in unknown]
+    return "\n".join([several(found, asked.budget), *left_out])

@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: what every variant shares."""

@@ -1,0 +1,164 @@
+"""Scaled dot-product attention with grouped heads, spelled out."""
+
+# --8<-- [start:imports]
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnref.core.masks import check_mask
+from attnref.core.softmax import softmax
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:weights]
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> Tensor:
+    """How much each query takes from each key: `softmax(q k^T * scale)`.
+
+    `q` `(B, H, T, D)` and `k` `(B, K, S, D)` give `(B, H, T, S)`. Query head
+    `h` reads key head `h // (H // K)`, so `K` divides `H`. `mask` is bool,
+    True = may attend, and broadcasts to `(B, H, T, S)`. `scale` is
+    `D ** -0.5` unless given. A row sums to 1, or to 0 where the query may
+    attend to nothing.
+
+    Examples:
+        >>> q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4)
+        >>> attention_weights(q, k, torch.tensor([[True, False], [True, True]]))
+        tensor([[[[1.0000, 0.0000],
+                  [0.5000, 0.5000]]]])
+    """
+    return _weights(q, k, mask, scale).to(q.dtype)  # (B, H, T, S)
+
+
+# --8<-- [end:weights]
+
+
+# --8<-- [start:sdpa]
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Each query's weighted mean of the values: weights times v.
+
+    `q` `(B, H, T, D)`, `k` `(B, K, S, D)` and `v` `(B, K, S, Dv)` give
+    `(B, H, T, Dv)`. Mask and scale as in `attention_weights`. A query that
+    may attend to nothing yields zeros. `dropout` drops weights whenever it
+    is above 0: in evaluation, pass none.
+
+    Examples:
+        >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
+        >>> v = torch.tensor([[[[0.0], [3.0], [6.0]]]])
+        >>> sdpa(q, k, v)
+        tensor([[[[3.]]]])
+    """
+    _check_values(q, k, v)
+    weights = _weights(q, k, mask, scale)  # (B, H, T, S)
+    if dropout:
+        weights = F.dropout(weights, dropout)  # (B, H, T, S)
+    B, H, T, S = weights.shape
+    K, Dv = v.shape[1], v.shape[3]
+    rows = _fold(weights, K)  # (B, K, H // K * T, S)
+    mixed = _matmul(rows, v.to(weights.dtype))  # (B, K, H // K * T, Dv)
+    return mixed.view(B, H, T, Dv).to(q.dtype)  # (B, H, T, Dv)
+
+
+# --8<-- [end:sdpa]
+
+
+# --8<-- [start:core]
+def _weights(
+    q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    _check(q, k, mask, scale)
+    B, H, T, D = q.shape
+    K, S = k.shape[1:3]
+    # Scores of half-precision inputs are kept in float32 until the end.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    rows = _fold(q.to(wide), K)  # (B, K, H // K * T, D)
+    scores = _matmul(rows, k.to(wide).mT)  # (B, K, H // K * T, S)
+    scores = scores.view(B, H, T, S) * (D**-0.5 if scale is None else scale)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
+    return softmax(scores)  # (B, H, T, S)
+
+
+def _fold(x: Tensor, K: int) -> Tensor:
+    """Stack the heads of a group along the query axis: they read one key.
+
+    The small tensor is reshaped, so that the large ones, keys and values,
+    are never repeated.
+    """
+    B, H, T, width = x.shape
+    return x.reshape(B, K, H // K * T, width)  # (B, K, H // K * T, width)
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    if a.device.type == "meta":
+        return a @ b
+    # Under autocast, float32 scores would be rounded to half precision again.
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
+# --8<-- [end:core]
+
+
+# --8<-- [start:check]
+def _check(
+    q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None
+) -> None:
+    _check_pair("q", q, "k", k)
+    B, H, T, D = q.shape
+    K, S = k.shape[1:3]
+    if k.shape[3] != D:
+        raise ValueError(f"q has D={D}, k has D={k.shape[3]}")
+    if D == 0:
+        raise ValueError("q and k have D=0: there is nothing to compare")
+    if K == 0 or H % K:
+        raise ValueError(f"q has H={H} heads, k has K={K}: K must divide H")
+    if scale is not None and not isinstance(scale, (int, float)):
+        raise TypeError(f"scale is {type(scale).__name__}; pass a float")
+    if mask is not None:
+        check_mask(mask, (B, H, T, S), q.device)
+
+
+def _check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
+    _check_pair("q", q, "v", v)
+    if k.shape[1:3] != v.shape[1:3]:
+        raise ValueError(
+            f"k has K={k.shape[1]} heads and S={k.shape[2]} keys, "
+            f"v has K={v.shape[1]} and S={v.shape[2]}: they must agree"
+        )
+
+
+def _check_pair(name: str, x: Tensor, other: str, y: Tensor) -> None:
+    for n, t in ((name, x), (other, y)):
+        if t.dim() != 4:
+            raise ValueError(
+                f"{n} has shape {tuple(t.shape)}; it needs 4 axes: "
+                "batch, heads, positions, width"
+            )
+        if not t.is_floating_point():
+            raise TypeError(f"{n} is {t.dtype}; it needs a floating dtype")
+    if x.shape[0] != y.shape[0]:
+        raise ValueError(
+            f"{name} has B={x.shape[0]}, {other} has B={y.shape[0]}"
+        )
+    if x.dtype != y.dtype:
+        raise TypeError(f"{name} is {x.dtype}, {other} is {y.dtype}")
+    if x.device != y.device:
+        raise ValueError(f"{name} is on {x.device}, {other} on {y.device}")
+
+
+# --8<-- [end:check]

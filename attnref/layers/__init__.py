@@ -1,0 +1,1 @@
+"""One variant of attention per file; none imports another."""

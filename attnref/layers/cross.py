@@ -1,0 +1,117 @@
+"""Cross-attention: queries from one sequence, keys and values from another."""
+
+# --8<-- [start:imports]
+from torch import Tensor, nn
+
+from attnref.caches.kv_cache import Cache, past_of
+from attnref.core.checks import check_input, check_layer, check_sizes
+from attnref.core.masks import decoder_mask
+from attnref.core.sdpa import sdpa
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:module]
+class CrossAttention(nn.Module):
+    """Each query of `x` reads all of `context`, a sequence of its own.
+
+    Nothing is causal here, and no positions are compared. `d_context` is the
+    width of the context, `d_model` unless given; `n_kv_heads` groups the heads
+    as in GQA. `bias` is for all four projections; `o_bias` is for the last
+    one, where it differs.
+
+    Examples:
+        >>> import torch
+        >>> layer = CrossAttention(d_model=64, n_heads=8)
+        >>> layer(torch.randn(2, 5, 64), torch.randn(2, 9, 64)).shape
+        torch.Size([2, 5, 64])
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        d_context: int | None = None,
+        bias: bool = False,
+        o_bias: bool | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.n_heads = d_model, n_heads
+        self.n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        self.d_context = d_model if d_context is None else d_context
+        check_sizes(d_context=self.d_context)
+        self.head_dim = check_layer(
+            d_model=d_model,
+            n_heads=n_heads,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=head_dim,
+            dropout=dropout,
+        )
+        self.dropout = dropout
+        q_width = n_heads * self.head_dim
+        kv_width = self.n_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(d_model, q_width, bias=bias)
+        self.k_proj = nn.Linear(self.d_context, kv_width, bias=bias)
+        self.v_proj = nn.Linear(self.d_context, kv_width, bias=bias)
+        o_bias = bias if o_bias is None else o_bias
+        self.o_proj = nn.Linear(q_width, d_model, bias=o_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """`(B, T, E)` and `(B, S, d_context)` to `(B, T, E)`.
+
+        An empty `cache` is filled from `context`; a filled one takes its
+        place, so that later calls pass no context.
+        """
+        check_input("x", x, self.d_model)
+        B, T, E = x.shape
+        H, K, D = self.n_heads, self.n_kv_heads, self.head_dim
+        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+        S = past_of(cache)
+        filled = cache is not None and bool(cache.stored)
+        if cache is not None and filled:
+            k, v = self._cached(cache, context, B)  # (B, K, S, D)
+        else:
+            if context is None:
+                raise ValueError("context is None, and no cache stands for it")
+            check_input("context", context, self.d_context)
+            S = context.shape[1]
+            if len(context) != B:
+                raise ValueError(f"x has B={B}, context has B={len(context)}")
+            k = self.k_proj(context).view(B, S, K, D).transpose(1, 2)
+            v = self.v_proj(context).view(B, S, K, D).transpose(1, 2)
+        mask = decoder_mask(mask, (B, H, T, S), causal=False, device=x.device)
+        if cache is not None and not filled:
+            k, v = cache.append(k, v)  # (B, K, S, D)
+        dropout = self.dropout if self.training else 0.0
+        heads = sdpa(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
+        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+        return self.o_proj(merged)  # (B, T, E)
+
+    def _cached(
+        self, cache: Cache, context: Tensor | None, B: int
+    ) -> tuple[Tensor, ...]:
+        if context is not None:
+            raise ValueError(
+                f"the cache holds a context of {cache.length} tokens already: "
+                "pass no other, or cache.reset() first"
+            )
+        stored = cache.stored
+        shapes = [tuple(t.shape) for t in stored]
+        wanted = (B, self.n_kv_heads, cache.length, self.head_dim)
+        if shapes != [wanted, wanted]:
+            raise ValueError(f"the cache holds {shapes}, not two of {wanted}")
+        return stored
+
+
+# --8<-- [end:module]

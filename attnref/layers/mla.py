@@ -1,0 +1,345 @@
+"""Multi-head latent attention (MLA): one small latent in place of the keys."""
+
+# --8<-- [start:imports]
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnref.caches.kv_cache import Cache, past_of
+from attnref.core.checks import check_input, check_layer, check_sizes
+from attnref.core.masks import decoder_mask
+from attnref.core.rope import Yarn, rotate
+from attnref.core.sdpa import sdpa
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:parts]
+class Parts(NamedTuple):
+    """What a layer makes of its input, before a form takes over.
+
+    `q` `(B, H, T, Dn)` has no position, `q_rope` `(B, H, T, Dr)` is turned;
+    `c` `(B, 1, T, R)` is the latent after its norm, `k_rope` `(B, 1, T, Dr)`
+    the turned key of all heads. `up` is the module `kv_b_proj`, the paper's
+    W^UK and W^UV, head by head.
+    """
+
+    q: Tensor
+    q_rope: Tensor
+    c: Tensor
+    k_rope: Tensor
+    up: nn.Module
+    mask: Tensor | None
+    cache: Cache | None
+    scale: float
+    dropout: float
+
+
+def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
+    """Each head's own keys and values, out of the latents.
+
+    The module is called, so that adapters, hooks and whatever else stands in
+    its place have their say.
+    """
+    B, H, T, Dn = p.q.shape
+    S = c.shape[2]
+    up = p.up(c).view(B, S, H, -1).transpose(1, 2)  # (B, H, S, Dn + Dv)
+    k, v = up.tensor_split((Dn,), dim=-1)
+    return torch.cat((k, k_rope.expand(-1, H, -1, -1)), dim=-1), v
+
+
+# --8<-- [end:parts]
+
+
+# --8<-- [start:expanded]
+def _expanded(p: Parts) -> Tensor:
+    """Keys and values of each head are made once, and cached."""
+    k, v = _expand(p, p.c, p.k_rope)
+    if p.cache is not None:
+        k, v = p.cache.append(k, v)
+    q = torch.cat((p.q, p.q_rope), dim=-1)  # (B, H, T, Dn + Dr)
+    return sdpa(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
+
+
+# --8<-- [end:expanded]
+
+
+# --8<-- [start:latent]
+def _latent(p: Parts) -> Tensor:
+    """The latent is cached, and expanded again at each step."""
+    entry = torch.cat((p.c, p.k_rope), dim=-1)  # (B, 1, T, R + Dr)
+    if p.cache is not None:
+        (entry,) = p.cache.append(entry)  # (B, 1, S, R + Dr)
+    c, k_rope = entry.split((p.c.shape[3], p.k_rope.shape[3]), dim=-1)
+    k, v = _expand(p, c, k_rope)
+    q = torch.cat((p.q, p.q_rope), dim=-1)  # (B, H, T, Dn + Dr)
+    return sdpa(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
+
+
+# --8<-- [end:latent]
+
+
+# --8<-- [start:absorbed]
+HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+
+
+def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
+    """Whether calling it multiplies by its weight and does nothing else."""
+    return (
+        type(linear) is nn.Linear
+        and (biased or linear.bias is None)
+        and "forward" not in vars(linear)
+        and not any(getattr(linear, f"_{when}_hooks") for when in HOOKS)
+    )
+
+
+def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
+    """The weight of a layer that is about to be used without being called."""
+    if not isinstance(linear, nn.Linear) or not _is_matrix(
+        linear, biased=biased
+    ):
+        raise TypeError(
+            f"{name} is {type(linear).__name__}, or has a hook or a bias: to "
+            "absorb it, its weight alone is read, and the rest would be lost. "
+            "Merge an adapter into the weight first, or pass form='latent' "
+            "or 'expanded', which call the module"
+        )
+    return linear.weight
+
+
+def _absorbed(p: Parts) -> Tensor:
+    """The latent is cached, and attended to as it is: MQA in latent space."""
+    B, H, T, Dn = p.q.shape
+    R = p.c.shape[3]
+    up = _matrix("kv_b_proj", p.up).view(H, -1, R)  # (H, Dn + Dv, R)
+    w_uk, w_uv = up.tensor_split((Dn,), dim=1)
+    entry = torch.cat((p.c, p.k_rope), dim=-1)  # (B, 1, T, R + Dr)
+    if p.cache is not None:
+        (entry,) = p.cache.append(entry)  # (B, 1, S, R + Dr)
+    c = entry[..., :R]  # (B, 1, S, R)
+    q = torch.cat((p.q @ w_uk, p.q_rope), dim=-1)  # (B, H, T, R + Dr)
+    mixed = sdpa(
+        q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
+    )  # (B, H, T, R)
+    return mixed @ w_uv.mT  # (B, H, T, Dv)
+
+
+# --8<-- [end:absorbed]
+
+
+# --8<-- [start:module]
+FORMS = {"expanded": _expanded, "latent": _latent, "absorbed": _absorbed}
+
+
+class _Norm(nn.RMSNorm):
+    """In the dtype of its weight, and back: autocast makes the two differ."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+class MultiHeadLatentAttention(nn.Module):
+    """MLA of DeepSeek-V2 and V3, in three forms that compute the same.
+
+    All heads' keys and values are made from one latent of `kv_lora_rank`
+    numbers a token; positions are in a separate part of `qk_rope_head_dim`,
+    one key for all heads. `q_lora_rank` compresses queries too, or None does
+    not. Parameters are named as in Hugging Face checkpoints of DeepSeek-V3.
+
+    Examples:
+        >>> layer = MultiHeadLatentAttention(
+        ...     d_model=64, n_heads=4, kv_lora_rank=24, qk_nope_head_dim=16,
+        ...     qk_rope_head_dim=8, v_head_dim=12, q_lora_rank=32,
+        ... )
+        >>> layer(torch.randn(2, 5, 64)).shape
+        torch.Size([2, 5, 64])
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        n_heads: int,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        q_lora_rank: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        causal: bool = True,
+        rope_theta: float = 10000.0,
+        rope_layout: Literal["half", "interleaved"] = "interleaved",
+        yarn: Yarn | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        check_layer(
+            d_model=d_model,
+            n_heads=n_heads,
+            n_kv_heads=n_heads,
+            head_dim=qk_rope_head_dim,
+            dropout=dropout,
+            rope_theta=rope_theta,
+        )
+        check_sizes(
+            kv_lora_rank=kv_lora_rank,
+            qk_nope_head_dim=qk_nope_head_dim,
+            v_head_dim=v_head_dim,
+        )
+        self.d_model, self.n_heads = d_model, n_heads
+        self.q_lora_rank, self.kv_lora_rank = q_lora_rank, kv_lora_rank
+        self.qk_nope_head_dim = qk_nope_head_dim
+        self.qk_rope_head_dim = qk_rope_head_dim
+        self.v_head_dim = v_head_dim
+        self.dropout, self.causal = dropout, causal
+        self.rope_theta, self.rope_layout = rope_theta, rope_layout
+        self.yarn = yarn
+        qk_head_dim = qk_nope_head_dim + qk_rope_head_dim
+        self.scale = qk_head_dim**-0.5
+        if yarn is not None:
+            self.scale *= yarn.softmax_scale
+        q_width = n_heads * qk_head_dim
+        if q_lora_rank is None:
+            self.q_proj = nn.Linear(d_model, q_width, bias=False)
+        else:
+            check_sizes(q_lora_rank=q_lora_rank)
+            self.q_a_proj = nn.Linear(d_model, q_lora_rank, bias=bias)
+            self.q_a_layernorm = _Norm(q_lora_rank, eps=eps)
+            self.q_b_proj = nn.Linear(q_lora_rank, q_width, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(
+            d_model, kv_lora_rank + qk_rope_head_dim, bias=bias
+        )
+        self.kv_a_layernorm = _Norm(kv_lora_rank, eps=eps)
+        self.kv_b_proj = nn.Linear(
+            kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False
+        )
+        self.o_proj = nn.Linear(n_heads * v_head_dim, d_model, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        form: str | None = None,
+    ) -> Tensor:
+        """`(B, T, E)` to `(B, T, E)`; `form`: expanded, latent, absorbed.
+
+        A cache holds `(B, H, S, Dn + Dr)` keys and `(B, H, S, Dv)` values in
+        the first, `(B, 1, S, R + Dr)` latents in the others, which may take
+        turns on one cache. Unless a form is given, it is the first without a
+        cache and the cheaper of the others with one, but never the absorbed
+        one where `kv_b_proj` has been replaced or hooked.
+        """
+        check_input("x", x, self.d_model)
+        if form is not None and form not in FORMS:
+            raise ValueError(f"{form=} is none of {', '.join(FORMS)}")
+        B, T, E = x.shape
+        H, Dn, Dr = self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
+        R, Dv = self.kv_lora_rank, self.v_head_dim
+        past = past_of(cache)
+        if form is None and cache is None:
+            form = "expanded"
+        elif form is None:
+            may_absorb = _is_matrix(self.kv_b_proj)
+            form = cheaper_form(self, T, past) if may_absorb else "latent"
+        if self.q_lora_rank is None:
+            q = self.q_proj(x)  # (B, T, H * (Dn + Dr))
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        q = q.view(B, T, H, Dn + Dr).transpose(1, 2)  # (B, H, T, Dn + Dr)
+        q, q_rope = q.split((Dn, Dr), dim=-1)
+        c, k_rope = (
+            self.kv_a_proj_with_mqa(x).unsqueeze(1).split((R, Dr), dim=-1)
+        )
+        c = self.kv_a_layernorm(c)  # (B, 1, T, R)
+        q_rope, k_rope = rotate(
+            q_rope,
+            k_rope,
+            theta=self.rope_theta,
+            past=past,
+            positions=positions,
+            layout=self.rope_layout,
+            yarn=self.yarn,
+        )
+        mask = decoder_mask(
+            mask, (B, H, T, past + T), causal=self.causal, device=x.device
+        )
+        dropout = self.dropout if self.training else 0.0
+        up, scale = self.kv_b_proj, self.scale
+        parts = Parts(q, q_rope, c, k_rope, up, mask, cache, scale, dropout)
+        heads = FORMS[form](parts)  # (B, H, T, Dv)
+        merged = heads.transpose(1, 2).reshape(B, T, H * Dv)  # (B, T, H * Dv)
+        return self.o_proj(merged)  # (B, T, E)
+
+
+# --8<-- [end:module]
+
+
+# --8<-- [start:merged]
+@torch.no_grad()
+def absorbed_weights(
+    layer: MultiHeadLatentAttention,
+) -> tuple[Tensor, Tensor]:
+    """W^UK multiplied into the queries' matrix, W^UV into the output's.
+
+    `(H, R + Dr, Q)`, from the `Q` numbers that queries are made of straight
+    to queries on the latent, and `(E, H, R)`, from what the heads collect
+    there straight to the output. Done once; afterwards W^UK and W^UV are not
+    needed. Larger than what it replaces. The output's bias stays apart.
+    """
+    H, Dn, Dr = layer.n_heads, layer.qk_nope_head_dim, layer.qk_rope_head_dim
+    R, Dv = layer.kv_lora_rank, layer.v_head_dim
+    last = "q_proj" if layer.q_lora_rank is None else "q_b_proj"
+    w_q = _matrix(last, getattr(layer, last)).view(H, Dn + Dr, -1)
+    up = _matrix("kv_b_proj", layer.kv_b_proj).view(H, Dn + Dv, R)
+    w_uk, w_uv = up.split((Dn, Dv), dim=1)
+    onto_latent = w_uk.mT @ w_q[:, :Dn]
+    query = torch.cat((onto_latent, w_q[:, Dn:]), dim=1)
+    w_o = _matrix("o_proj", layer.o_proj, biased=True).view(-1, H, Dv)
+    output = (w_o.transpose(0, 1) @ w_uv).transpose(0, 1)
+    return query, output
+
+
+# --8<-- [end:merged]
+
+
+# --8<-- [start:crossover]
+def crossover(
+    *, kv_lora_rank: int, qk_nope_head_dim: int, v_head_dim: int
+) -> float:
+    """How many new tokens make expanding the past as cheap as absorbing.
+
+    Up to this many, on a long past, the absorbed form needs fewer
+    multiplications; beyond it the latent form does. Infinite when the latent
+    is so small that absorbing is always cheaper.
+
+    Examples:
+        >>> v3 = dict(kv_lora_rank=512, qk_nope_head_dim=128, v_head_dim=128)
+        >>> round(crossover(**v3), 1)
+        170.7
+    """
+    R, both = kv_lora_rank, qk_nope_head_dim + v_head_dim
+    return R * both / (2 * R - both) if both < 2 * R else float("inf")
+
+
+# --8<-- [end:crossover]
+
+
+# --8<-- [start:cheaper]
+def cheaper_form(layer: MultiHeadLatentAttention, new: int, past: int) -> str:
+    """`"latent"` or `"absorbed"`: the fewer multiplications for a chunk.
+
+    `new` tokens on `past` cached ones. Memory traffic is not counted.
+    """
+    R, Dr = layer.kv_lora_rank, layer.qk_rope_head_dim
+    both, S = layer.qk_nope_head_dim + layer.v_head_dim, past + new
+    latent = S * R * both + new * S * (both + Dr)
+    absorbed = new * R * both + new * S * (2 * R + Dr)
+    return "latent" if latent < absorbed else "absorbed"
+
+
+# --8<-- [end:cheaper]

@@ -1,0 +1,124 @@
+"""Multi-query attention (MQA): many queries, one key and one value."""
+
+# --8<-- [start:imports]
+import torch
+from torch import Tensor, nn
+
+from attnref.caches.kv_cache import Cache, past_of
+from attnref.core.checks import check_input, check_layer
+from attnref.core.masks import decoder_mask
+from attnref.core.rope import rotate
+from attnref.core.sdpa import sdpa
+from attnref.core.softmax import softmax
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:loop]
+def multi_query_loop(
+    x: Tensor,
+    wq: Tensor,
+    wk: Tensor,
+    wv: Tensor,
+    wo: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """MQA one head after the other: keys and values stand before the loop.
+
+    `x` `(B, T, E)`; `wq` `(H, E, D)`, one matrix a head; `wk`, `wv` `(E, D)`,
+    for all heads; `wo` `(H * D, E)`; `mask` `(T, T)`, True = may attend.
+    """
+    H, E, D = wq.shape
+    k, v = x @ wk, x @ wv  # (B, T, D)
+    heads = []
+    for h in range(H):
+        q = x @ wq[h]  # (B, T, D)
+        scores = q @ k.mT / D**0.5  # (B, T, T)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        heads.append(softmax(scores) @ v)
+    return torch.cat(heads, dim=-1) @ wo  # (B, T, E)
+
+
+# --8<-- [end:loop]
+
+
+# --8<-- [start:module]
+class MultiQueryAttention(nn.Module):
+    """H query heads that all read one key head and one value head.
+
+    Causal unless told otherwise. `rope_theta` turns queries and keys by their
+    positions. `bias` is for all four projections; `o_bias` is for the last
+    one, where it differs. Parameters are named as in Hugging Face checkpoints,
+    but not every checkpoint that loads is this layer: see the table of
+    checkpoints on the page of conventions.
+
+    Examples:
+        >>> layer = MultiQueryAttention(d_model=64, n_heads=8)
+        >>> layer(torch.randn(2, 5, 64)).shape, layer.k_proj.weight.shape
+        (torch.Size([2, 5, 64]), torch.Size([8, 64]))
+    """
+
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        n_heads: int,
+        head_dim: int | None = None,
+        bias: bool = False,
+        o_bias: bool | None = None,
+        dropout: float = 0.0,
+        causal: bool = True,
+        rope_theta: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.d_model, self.n_heads = d_model, n_heads
+        self.head_dim = check_layer(
+            d_model=d_model,
+            n_heads=n_heads,
+            n_kv_heads=1,
+            head_dim=head_dim,
+            dropout=dropout,
+            rope_theta=rope_theta,
+        )
+        self.dropout, self.causal, self.rope_theta = dropout, causal, rope_theta
+        self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(d_model, self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(d_model, self.head_dim, bias=bias)
+        o_bias = bias if o_bias is None else o_bias
+        self.o_proj = nn.Linear(n_heads * self.head_dim, d_model, bias=o_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """`(B, T, E)` to `(B, T, E)`; `mask` `(B, 1, 1, S)`, `(T, S)`, ...
+
+        With a `cache`, the S keys are those of the cache and the T new ones.
+        """
+        check_input("x", x, self.d_model)
+        B, T, E = x.shape
+        H, D = self.n_heads, self.head_dim
+        past = past_of(cache)
+        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x).unsqueeze(1)  # (B, 1, T, D)
+        v = self.v_proj(x).unsqueeze(1)  # (B, 1, T, D)
+        q, k = rotate(
+            q, k, theta=self.rope_theta, past=past, positions=positions
+        )
+        mask = decoder_mask(
+            mask, (B, H, T, past + T), causal=self.causal, device=x.device
+        )
+        if cache is not None:
+            k, v = cache.append(k, v)  # (B, 1, S, D); keys are stored turned
+        dropout = self.dropout if self.training else 0.0
+        heads = sdpa(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
+        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+        return self.o_proj(merged)  # (B, T, E)
+
+
+# --8<-- [end:module]

@@ -1,0 +1,1 @@
+"""What stands around a layer: blocks, decoders, weights from elsewhere."""

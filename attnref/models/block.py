@@ -1,0 +1,238 @@
+"""A transformer block around any attention, and a decoder made of them."""
+
+# --8<-- [start:imports]
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnref.caches.kv_cache import Cache, past_of
+from attnref.core.checks import check_sizes
+from attnref.core.masks import padding_mask, padding_mask_from_hf
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:block]
+class SwiGLU(nn.Module):
+    """Feed-forward layer whose hidden numbers are gated: `silu(g) * u`."""
+
+    def __init__(self, *, d_model: int, d_ff: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(d_model, d_ff, bias=False)
+        self.up_proj = nn.Linear(d_model, d_ff, bias=False)
+        self.down_proj = nn.Linear(d_ff, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(hidden)  # (B, T, E)
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward; each normalised before, added after.
+
+    `attention` is any layer of this package. What `forward` gets beside `x`
+    (mask, cache, positions, a context) is passed on to it. Parameters are
+    named as in a Llama layer of transformers.
+
+    Examples:
+        >>> from attnref import MultiHeadAttention
+        >>> layer = MultiHeadAttention(d_model=64, n_heads=8)
+        >>> Block(layer, d_model=64, d_ff=96)(torch.randn(2, 5, 64)).shape
+        torch.Size([2, 5, 64])
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        *,
+        d_model: int,
+        d_ff: int,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(d_model, eps=eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = nn.RMSNorm(d_model, eps=eps)
+        self.mlp = SwiGLU(d_model=d_model, d_ff=d_ff)
+
+    def forward(self, x: Tensor, **attention: Any) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), **attention)
+        return x + self.mlp(self.post_attention_layernorm(x))  # (B, T, E)
+
+
+# --8<-- [end:block]
+
+
+# --8<-- [start:decoder]
+class Decoder(nn.Module):
+    """Tokens `(B, T)` to a score for each next token, `(B, T, n_tokens)`.
+
+    What `forward` gets beside `caches`, one per layer, is passed on to each
+    layer: a mask, positions, MLA's form. Caches of unlike lengths or without
+    room are refused before any of them is written to.
+    """
+
+    def __init__(
+        self,
+        blocks: Iterable[Block],
+        *,
+        n_tokens: int,
+        d_model: int,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(n_tokens, d_model)
+        self.layers = nn.ModuleList(blocks)
+        self.norm = nn.RMSNorm(d_model, eps=eps)
+        self.lm_head = nn.Linear(d_model, n_tokens, bias=False)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        caches: Sequence[Cache] | None = None,
+        **attention: Any,
+    ) -> Tensor:
+        if caches is not None:
+            self._check(caches, tokens.shape[1])
+        x = self.embed_tokens(tokens)  # (B, T, E)
+        for i, layer in enumerate(self.layers):
+            cache = None if caches is None else caches[i]
+            x = layer(x, cache=cache, **attention)  # (B, T, E)
+        return self.lm_head(self.norm(x))
+
+    def _check(self, caches: Sequence[Cache], new: int) -> None:
+        """Before the first layer writes: afterwards it would be too late."""
+        if not isinstance(caches, Sequence):
+            kind = type(caches).__name__
+            raise TypeError(f"caches is {kind}; pass a list of one per layer")
+        twice = any(a is b for i, a in enumerate(caches) for b in caches[:i])
+        if twice or len(caches) != len(self.layers):
+            raise ValueError(
+                f"{len(caches)} caches for {len(self.layers)} layers"
+                f"{', one of them twice' if twice else ''}: each needs one of "
+                "its own"
+            )
+        lengths = [past_of(cache) for cache in caches]
+        if any(length != lengths[0] for length in lengths):
+            raise ValueError(f"the caches hold {lengths} tokens: not the same")
+        for cache in caches:
+            cache.check_room(new)
+
+
+# --8<-- [end:decoder]
+
+
+# --8<-- [start:generate]
+def sampled(
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """A way to pick tokens `(B,)` by chance, from scores `(B, n_tokens)`.
+
+    Scores are divided by `temperature`; of the tokens, the `top_k` likeliest
+    are kept, and of those the fewest that together have a probability of
+    `top_p`.
+
+    Examples:
+        >>> pick = sampled(temperature=0.7, top_p=0.9)
+        >>> pick(torch.tensor([[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]]))
+        tensor([1, 0])
+    """
+    if not temperature > 0:
+        raise ValueError(f"{temperature=} must be positive")
+    if top_k is not None:
+        check_sizes(top_k=top_k)
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"{top_p=} must be above 0 and at most 1")
+
+    def pick(scores: Tensor) -> Tensor:
+        scores = scores.float() / temperature
+        if top_k is not None:
+            kept = scores.topk(min(top_k, scores.shape[1])).values
+            scores = scores.masked_fill(scores < kept[:, -1:], -torch.inf)
+        weights = scores.softmax(dim=-1)
+        if top_p is not None:
+            ordered, order = weights.sort(dim=-1, descending=True)
+            likelier = ordered.cumsum(dim=-1) - ordered
+            ordered = ordered.masked_fill(likelier >= top_p, 0.0)
+            weights = torch.zeros_like(weights).scatter(1, order, ordered)
+        return torch.multinomial(weights, 1, generator=generator)[:, 0]
+
+    return pick
+
+
+@torch.no_grad()
+def greedy(
+    decoder: Decoder,
+    prompt: Tensor,
+    steps: int,
+    *,
+    valid: Tensor | None = None,
+    caches: Sequence[Cache] | None = None,
+    pick: Callable[[Tensor], Tensor] | None = None,
+    eos: int | Sequence[int] = (),
+    pad: int | None = None,
+    **attention: Any,
+) -> Tensor:
+    """The prompt `(B, T)`, and up to `steps` tokens more per row.
+
+    Each is the likeliest, or what `pick` takes from the scores: see `sampled`.
+    A row ends with a token of `eos` and goes on with `pad` (the first of `eos`
+    unless given); when all rows have ended, so does the call. `valid` says
+    which tokens of the prompt are real: a tokenizer's `attention_mask`, a bool
+    tensor of that shape `(B, T)`, or the padding mask made from either. Pad
+    on the left, since what is generated stands on the right.
+
+    With `caches`, empty ones, one per layer, the prompt is read once and then
+    one token at a time; without, everything is read again at each step.
+    `attention` is passed on to each layer. If layers have dropout, call
+    `decoder.eval()` first.
+    """
+    ends = torch.tensor([eos] if isinstance(eos, int) else list(eos))
+    ends = ends.to(prompt)
+    ended = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
+    valid = _valid(valid, prompt)
+    new = tokens = prompt
+    for _ in range(steps):
+        scores = decoder(
+            new, mask=padding_mask(valid), caches=caches, **attention
+        )
+        last = scores[:, -1]
+        token = last.argmax(dim=-1) if pick is None else pick(last)
+        if len(ends):
+            token = token.where(~ended, ends[0] if pad is None else pad)
+            ended |= torch.isin(token, ends)
+        new = token[:, None]
+        tokens = torch.cat((tokens, new), dim=1)
+        if len(ends) and ended.all():
+            break
+        valid = torch.cat((valid, torch.ones_like(new).bool()), dim=1)
+        new = tokens if caches is None else new
+    return tokens
+
+
+def _valid(valid: Tensor | None, prompt: Tensor) -> Tensor:
+    """`(B, T)`, True = a real token, from whatever says so."""
+    B, T = prompt.shape
+    if valid is None:
+        return torch.ones_like(prompt, dtype=torch.bool)
+    if valid.shape == (B, 1, 1, T):
+        valid = valid[:, 0, 0]
+    valid = padding_mask_from_hf(valid)[:, 0, 0]
+    if valid.shape != prompt.shape:
+        raise ValueError(
+            f"valid has shape {tuple(valid.shape)}, the prompt {(B, T)}"
+        )
+    if not valid[:, -1].all() or (valid[:, :-1] & ~valid[:, 1:]).any():
+        raise ValueError("a pad follows a token: pad on the left to generate")
+    return valid
+
+
+# --8<-- [end:generate]

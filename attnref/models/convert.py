@@ -1,0 +1,184 @@
+"""Weights from elsewhere: other libraries, other layouts, other variants."""
+
+# --8<-- [start:imports]
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from attnref.core.checks import check_sizes
+from attnref.layers.gqa import GroupedQueryAttention
+from attnref.layers.mha import MultiHeadAttention
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:pool]
+@torch.no_grad()
+def mha_to_gqa(
+    mha: MultiHeadAttention, n_kv_heads: int
+) -> GroupedQueryAttention:
+    """GQA whose key and value heads are the means of a group of MHA's.
+
+    Queries and output are kept. Exact only where the heads of a group are
+    alike already; otherwise it is where further training starts.
+
+    Examples:
+        >>> mha = MultiHeadAttention(d_model=64, n_heads=8)
+        >>> mha_to_gqa(mha, 2).k_proj.weight.shape
+        torch.Size([16, 64])
+    """
+    gqa = GroupedQueryAttention(
+        d_model=mha.d_model,
+        n_heads=mha.n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=mha.head_dim,
+        bias=mha.q_proj.bias is not None,
+        o_bias=mha.o_proj.bias is not None,
+        dropout=mha.dropout,
+        causal=mha.causal,
+        rope_theta=mha.rope_theta,
+    ).to(mha.q_proj.weight)
+    weights = mha.state_dict()
+    for name in weights:
+        if name.startswith(("k_proj", "v_proj")):
+            heads = weights[name].unflatten(0, (mha.n_heads, mha.head_dim))
+            groups = heads.unflatten(0, (n_kv_heads, -1))
+            weights[name] = groups.mean(dim=1).flatten(0, 1)
+    gqa.load_state_dict(weights)
+    return gqa.train(mha.training)
+
+
+# --8<-- [end:pool]
+
+
+# --8<-- [start:rope]
+def rope_rows(weight: Tensor, head_dim: int, *, to: str) -> Tensor:
+    """The rows of `q_proj` or `k_proj`, moved to the other RoPE layout.
+
+    `weight` is the weight or the bias. `to="half"` takes weights made for
+    interleaved pairs, `to="interleaved"` the way back. Both projections must
+    be moved; scores stay what they were, since both move alike.
+
+    Examples:
+        >>> rope_rows(torch.arange(6), 6, to="half")
+        tensor([0, 2, 4, 1, 3, 5])
+        >>> rope_rows(torch.arange(6), 6, to="interleaved")
+        tensor([0, 3, 1, 4, 2, 5])
+    """
+    if head_dim < 1:
+        raise ValueError(f"{head_dim=} must be at least 1")
+    if head_dim % 2 or weight.shape[0] % head_dim:
+        raise ValueError(
+            f"{weight.shape[0]} rows are no whole heads of {head_dim=}, "
+            "or it is odd"
+        )
+    heads = weight.unflatten(0, (-1, head_dim))
+    if to == "half":
+        pairs = heads.unflatten(1, (head_dim // 2, 2))
+    elif to == "interleaved":
+        pairs = heads.unflatten(1, (2, head_dim // 2))
+    else:
+        raise ValueError(f"{to=} is neither 'half' nor 'interleaved'")
+    return pairs.transpose(1, 2).flatten(0, 2)
+
+
+# --8<-- [end:rope]
+
+
+# --8<-- [start:torch]
+def weights_of_torch_mha(mha: nn.MultiheadAttention) -> dict[str, Tensor]:
+    """The weights of `nn.MultiheadAttention`, under the names used here.
+
+    They load into a `MultiHeadAttention` or a `CrossAttention` of the same
+    sizes. Two things differ silently: theirs is never causal by itself, while
+    a `MultiHeadAttention` is unless it is built with `causal=False`; and its
+    masks say the opposite, True = may NOT attend.
+
+    Examples:
+        >>> theirs = nn.MultiheadAttention(64, 8, bias=False)
+        >>> ours = MultiHeadAttention(d_model=64, n_heads=8, causal=False)
+        >>> ours.load_state_dict(weights_of_torch_mha(theirs))
+        <All keys matched successfully>
+    """
+    if mha.bias_k is not None or mha.add_zero_attn:
+        raise ValueError("add_bias_kv and add_zero_attn have no place here")
+    if mha.in_proj_weight is not None:
+        projections = mha.in_proj_weight.chunk(3)
+    else:  # keys or values of another width
+        projections = (mha.q_proj_weight, mha.k_proj_weight, mha.v_proj_weight)
+    names = ("q_proj", "k_proj", "v_proj")
+    weights = {
+        f"{name}.weight": weight.detach()
+        for name, weight in zip(names, projections, strict=True)
+    }
+    weights["o_proj.weight"] = mha.out_proj.weight.detach()
+    if mha.in_proj_bias is not None:
+        for name, bias in zip(names, mha.in_proj_bias.chunk(3), strict=True):
+            weights[f"{name}.bias"] = bias.detach()
+        weights["o_proj.bias"] = mha.out_proj.bias.detach()
+    return weights
+
+
+# --8<-- [end:torch]
+
+
+# --8<-- [start:fp8]
+@torch.no_grad()
+def dequantised(
+    state_dict: Mapping[str, Tensor],
+    *,
+    block: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, Tensor]:
+    """The weights of a float8 checkpoint as DeepSeek-V3's, in a wide dtype.
+
+    A matrix `name.weight` in float8 has `name.weight_scale_inv` beside it: one
+    number for each square of `block` by `block` entries, by which these are
+    multiplied. Squares at the right and at the bottom may be cut short. What
+    is not float8 stays as it is.
+
+    Examples:
+        >>> weight = torch.full((3, 2), 2.0).to(torch.float8_e4m3fn)
+        >>> scales = torch.tensor([[10.0], [100.0]])
+        >>> checkpoint = {"o.weight": weight, "o.weight_scale_inv": scales}
+        >>> dequantised(checkpoint, block=2, dtype=torch.float32)
+        {'o.weight': tensor([[ 20.,  20.],
+                [ 20.,  20.],
+                [200., 200.]])}
+    """
+    check_sizes(block=block)
+    wide, ending = {}, "_scale_inv"
+    for name, weight in state_dict.items():
+        scales = state_dict.get(name + ending)
+        narrow = weight.is_floating_point() and weight.itemsize == 1
+        if name.endswith(ending):
+            if name.removesuffix(ending) not in state_dict:
+                raise ValueError(f"{name} is there, but not the weight")
+        elif not narrow:
+            if scales is not None:
+                raise ValueError(
+                    f"{name} has scales, but is {weight.dtype} and not float8"
+                )
+            wide[name] = weight
+        elif scales is None:
+            raise ValueError(
+                f"{name} is {weight.dtype}, and no scales are there"
+            )
+        else:
+            squares = tuple(-(-size // block) for size in weight.shape)
+            if weight.dim() != 2 or scales.shape != squares:
+                raise ValueError(
+                    f"{name} has shape {tuple(weight.shape)}, its scales "
+                    f"{tuple(scales.shape)}; with {block=} they are {squares}"
+                )
+            if not scales.is_floating_point():
+                raise TypeError(f"the scales of {name} are {scales.dtype}")
+            rows, columns = weight.shape
+            each = scales.float().repeat_interleave(block, dim=0)[:rows]
+            each = each.repeat_interleave(block, dim=1)[:, :columns]
+            wide[name] = (weight.float() * each).to(dtype)
+    return wide
+
+
+# --8<-- [end:fp8]

@@ -1,0 +1,1 @@
+"""Shapes of released models, bytes of their caches, costs of layers."""

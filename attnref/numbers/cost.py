@@ -1,0 +1,215 @@
+"""Parameters, operations and bytes of a layer, from its sizes alone."""
+
+# --8<-- [start:imports]
+from fractions import Fraction
+from typing import NamedTuple
+
+from attnref.core.checks import check_counts, check_layer, check_sizes
+from attnref.numbers.kv_memory import dtype_called
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:cost]
+class Cost(NamedTuple):
+    """What one call of a layer takes: `new` tokens on `past` cached ones.
+
+    A multiplication and its addition are two operations, as everywhere.
+    Scores are counted for every query and every key, masked or not; softmax,
+    norms, RoPE and biases are not counted: beside the matrices they are few.
+    `cached` are the numbers in the cache after the call, `idle` the
+    parameters that this call does not read.
+    """
+
+    parameters: int
+    projections: int
+    scores: int
+    values: int
+    cached: int
+    idle: int = 0
+
+    @property
+    def flops(self) -> int:
+        return self.projections + self.scores + self.values
+
+    def bytes_read(self, dtype: str = "bf16") -> int:
+        """Each weight once and each cached number once: the least there is."""
+        read = self.parameters - self.idle + self.cached
+        return -(-read * dtype_called(dtype).bits // 8)
+
+    def intensity(self, dtype: str = "bf16") -> Fraction:
+        """Operations for each byte that is read."""
+        return Fraction(self.flops, self.bytes_read(dtype))
+
+    def attention_intensity(self, dtype: str = "bf16") -> Fraction:
+        """Operations of scores and values for each byte of the cache."""
+        cache = Fraction(self.cached * dtype_called(dtype).bits, 8)
+        return (self.scores + self.values) / cache
+
+
+def _check(batch: int, new: int, past: int) -> None:
+    check_sizes(batch=batch, new=new)
+    check_counts(past=past)
+
+
+def _heads(
+    d_model: int, n_heads: int, n_kv_heads: int | None, head_dim: int | None
+) -> tuple[int, int]:
+    """Key/value heads and the width of a head, if a layer can have them."""
+    K = n_heads if n_kv_heads is None else n_kv_heads
+    D = check_layer(
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=K,
+        head_dim=head_dim,
+        dropout=0.0,
+    )
+    return K, D
+
+
+# --8<-- [end:cost]
+
+
+# --8<-- [start:grouped]
+def attention_cost(
+    *,
+    d_model: int,
+    n_heads: int,
+    n_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    bias: bool = False,
+    o_bias: bool | None = None,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+) -> Cost:
+    """MHA, GQA and MQA: `n_kv_heads` is `n_heads`, a divisor of it, or 1.
+
+    Examples:
+        >>> llama = dict(d_model=4096, n_heads=32, n_kv_heads=8, past=8191)
+        >>> step = attention_cost(**llama)
+        >>> step.parameters, step.scores + step.values, step.cached
+        (41943040, 134217728, 16777216)
+    """
+    _check(batch, new, past)
+    K, D = _heads(d_model, n_heads, n_kv_heads, head_dim)
+    q_width, kv_width, S = n_heads * D, K * D, past + new
+    weights = 2 * d_model * q_width + 2 * d_model * kv_width
+    biases = q_width + 2 * kv_width if bias else 0
+    biases += d_model if (bias if o_bias is None else o_bias) else 0
+    product = 2 * batch * n_heads * new * S * D
+    return Cost(
+        parameters=weights + biases,
+        projections=2 * batch * new * weights,
+        scores=product,
+        values=product,
+        cached=2 * batch * S * kv_width,
+    )
+
+
+# --8<-- [end:grouped]
+
+
+# --8<-- [start:cross]
+def cross_cost(
+    *,
+    d_model: int,
+    n_heads: int,
+    n_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    d_context: int | None = None,
+    bias: bool = False,
+    o_bias: bool | None = None,
+    batch: int = 1,
+    new: int = 1,
+    context: int,
+    cached: bool = False,
+) -> Cost:
+    """Cross-attention on `context` tokens, whose keys may be `cached`."""
+    width = d_model if d_context is None else d_context
+    check_sizes(batch=batch, new=new, context=context, d_context=width)
+    K, D = _heads(d_model, n_heads, n_kv_heads, head_dim)
+    q_width, kv_width = n_heads * D, K * D
+    own = 2 * d_model * q_width
+    theirs = 2 * width * kv_width
+    biases = q_width + 2 * kv_width if bias else 0
+    biases += d_model if (bias if o_bias is None else o_bias) else 0
+    product = 2 * batch * n_heads * new * context * D
+    read = 0 if cached else context
+    return Cost(
+        parameters=own + theirs + biases,
+        projections=2 * batch * (new * own + read * theirs),
+        scores=product,
+        values=product,
+        cached=2 * batch * context * kv_width,
+        idle=theirs + (2 * kv_width if bias else 0) if cached else 0,
+    )
+
+
+# --8<-- [end:cross]
+
+
+# --8<-- [start:mla]
+def mla_cost(
+    *,
+    d_model: int,
+    n_heads: int,
+    kv_lora_rank: int,
+    qk_nope_head_dim: int,
+    qk_rope_head_dim: int,
+    v_head_dim: int,
+    q_lora_rank: int | None = None,
+    bias: bool = False,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+    form: str = "absorbed",
+) -> Cost:
+    """MLA in one of its forms: expanded, latent or absorbed.
+
+    Examples:
+        >>> v3 = dict(
+        ...     d_model=7168, n_heads=128, kv_lora_rank=512, q_lora_rank=1536,
+        ...     qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        ... )
+        >>> step = mla_cost(**v3, past=8191)
+        >>> step.parameters, round(float(step.attention_intensity()), 1)
+        (187107328, 241.8)
+    """
+    _check(batch, new, past)
+    check_sizes(
+        d_model=d_model,
+        n_heads=n_heads,
+        kv_lora_rank=kv_lora_rank,
+        qk_nope_head_dim=qk_nope_head_dim,
+        qk_rope_head_dim=qk_rope_head_dim,
+        v_head_dim=v_head_dim,
+    )
+    H, R, S = n_heads, kv_lora_rank, past + new
+    Dn, Dr, Dv = qk_nope_head_dim, qk_rope_head_dim, v_head_dim
+    q_width = H * (Dn + Dr)
+    if q_lora_rank is None:
+        queries, norms, biases = d_model * q_width, R, 0
+    else:
+        check_sizes(q_lora_rank=q_lora_rank)
+        queries = q_lora_rank * (d_model + q_width)
+        norms, biases = R + q_lora_rank, q_lora_rank
+    biases = biases + R + Dr + d_model if bias else 0
+    shared = queries + d_model * (R + Dr) + H * Dv * d_model
+    up = H * R * (Dn + Dv)
+    # Tokens that pass the matrices from the latent to keys and values.
+    expanded = {"expanded": new, "latent": S, "absorbed": new}
+    if form not in expanded:
+        raise ValueError(f"{form=} is none of {', '.join(expanded)}")
+    keys, values = (R + Dr, R) if form == "absorbed" else (Dn + Dr, Dv)
+    entry = H * (Dn + Dr + Dv) if form == "expanded" else R + Dr
+    return Cost(
+        parameters=shared + up + norms + biases,
+        projections=2 * batch * (new * shared + expanded[form] * up),
+        scores=2 * batch * H * new * S * keys,
+        values=2 * batch * H * new * S * values,
+        cached=batch * S * entry,
+    )
+
+
+# --8<-- [end:mla]

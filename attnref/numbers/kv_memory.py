@@ -1,0 +1,309 @@
+"""How many bytes a model's cache takes, exactly, and what fits."""
+
+# --8<-- [start:imports]
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import NamedTuple
+
+from attnref.core.checks import check_counts, check_sizes
+from attnref.numbers.specs import Group, Model, Shipped, Store, models
+
+# --8<-- [end:imports]
+
+
+def size(n: float | Fraction) -> str:
+    """Bytes to four digits, in the largest unit that leaves a whole one.
+
+    Examples:
+        >>> size(512), size(131_072), size(8.6 * 2**30), size(2**55)
+        ('512 B', '128 KiB', '8.6 GiB', '32770 TiB')
+    """
+    n, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while float(f"{n:.4g}") >= 1024 and len(units) > 1:
+        n /= 1024
+        units.pop(0)
+    return f"{float(f'{n:.4g}'):.10g} {units[0]}"
+
+
+# --8<-- [start:storage]
+class Storage(NamedTuple):
+    """Elements of `bits`, with a scale of `scale_bits` for each `block`.
+
+    Examples:
+        >>> Storage(4, scale_bits=16, block=32).bits_for(128)
+        576
+    """
+
+    bits: int
+    scale_bits: int = 0
+    block: int = 1
+
+    def bits_for(self, width: int) -> int:
+        """What a vector of `width` elements takes."""
+        return width * self.bits + -(-width // self.block) * self.scale_bits
+
+
+DTYPES = {
+    "fp32": Storage(32),
+    "bf16": Storage(16),
+    "fp16": Storage(16),
+    "fp8": Storage(8),
+    "int8": Storage(8),
+    "int4": Storage(4),
+}
+FIXED = {"state": Storage(32), "conv": Storage(16)}
+
+
+def dtype_called(name: str, *others: str) -> Storage:
+    """A dtype by its name, or which names there are, `others` among them."""
+    if not isinstance(name, str):
+        raise TypeError(f"dtype is {type(name).__name__}; pass a name")
+    if name in DTYPES:
+        return DTYPES[name]
+    names = [*DTYPES, *others]
+    short = name.lower().removeprefix("torch.").replace("bfloat", "bf")
+    near = get_close_matches(short.replace("float", "fp"), names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(f"no dtype {name!r}; {hint}known are {', '.join(names)}")
+
+
+# --8<-- [end:storage]
+
+
+# --8<-- [start:entry]
+def storage_of(model: Model, dtype: str | Storage) -> Storage | Shipped:
+    """What a dtype's name stands for; `"shipped"` is the model's own format."""
+    if isinstance(dtype, Storage):
+        check_sizes(bits=dtype.bits, block=dtype.block)
+        check_counts(scale_bits=dtype.scale_bits)
+        return dtype
+    if dtype != "shipped":
+        return dtype_called(dtype, "shipped")
+    if model.shipped is None:
+        known = ", ".join(name for name, m in models().items() if m.shipped)
+        raise ValueError(
+            f"no source says how kernels store the cache of {model.id}; "
+            f"it is known of {known}"
+        )
+    return model.shipped
+
+
+def entry_bytes(
+    store: Store, storage: Storage | Shipped, *, ranks: int = 1
+) -> int:
+    """One entry of one layer, on the fullest of `ranks` devices.
+
+    Heads are split over the devices, and a device that would get none holds
+    a copy of one: what has one head for all is on every device. Channels of
+    convolutions are split evenly; an engine may have to copy some of them.
+    """
+    if store.fixed:
+        storage = FIXED[store.role]
+    if isinstance(storage, Shipped):
+        if store.role == "index":
+            return storage.index
+        return (store.window and storage.window) or storage.kv
+    heads = -(-store.heads // ranks)
+    bits = heads * sum(storage.bits_for(width) for width in store.widths)
+    return -(-bits // 8)
+
+
+# --8<-- [end:entry]
+
+
+# --8<-- [start:total]
+def group_bytes(
+    group: Group, tokens: int, storage: Storage | Shipped, *, ranks: int = 1
+) -> int:
+    """What the layers of a group keep of one sequence."""
+    return group.layers * sum(
+        store.entries(tokens) * entry_bytes(store, storage, ranks=ranks)
+        for store in group.stores
+    )
+
+
+def kv_bytes(
+    model: Model,
+    tokens: int,
+    *,
+    batch: int = 1,
+    dtype: str | Storage = "bf16",
+    ranks: int = 1,
+) -> int:
+    """The cache of `batch` sequences of `tokens` each, on one device.
+
+    Examples:
+        >>> from attnref.numbers.specs import find_model
+        >>> kv_bytes(find_model("llama-3.1-8b"), 131_072, batch=8) / 2**30
+        128.0
+    """
+    check_sizes(tokens=tokens, batch=batch, ranks=ranks)
+    storage = storage_of(model, dtype)
+    return batch * sum(
+        group_bytes(group, tokens, storage, ranks=ranks)
+        for group in model.groups
+    )
+
+
+def state_bytes(model: Model, *, batch: int = 1, ranks: int = 1) -> int:
+    """The part of it that no token adds to: states of recurrent layers.
+
+    Examples:
+        >>> from attnref.numbers.specs import find_model
+        >>> state_bytes(find_model("kimi-k3"))
+        449372160
+    """
+    check_sizes(batch=batch, ranks=ranks)
+    return batch * sum(
+        group.layers * entry_bytes(store, FIXED[store.role], ranks=ranks)
+        for group in model.groups
+        for store in group.stores
+        if store.fixed
+    )
+
+
+# --8<-- [end:total]
+
+
+# --8<-- [start:growth]
+class Growth(NamedTuple):
+    """Bytes that a token adds: at first, and once the windows are full."""
+
+    first: Fraction
+    later: Fraction
+
+
+def token_bytes(
+    group: Group, storage: Storage | Shipped, *, ranks: int = 1
+) -> Growth:
+    """What a token adds to one layer of a group, on average."""
+    first = later = Fraction(0)
+    for store in group.stores:
+        if not store.fixed:
+            entry = entry_bytes(store, storage, ranks=ranks)
+            first += Fraction(entry, store.ratio)
+            if store.window is None:
+                later += Fraction(entry, store.ratio)
+    return Growth(first, later)
+
+
+def growth(
+    model: Model, *, dtype: str | Storage = "bf16", ranks: int = 1
+) -> Growth:
+    """What a token adds to a sequence of a model, in all layers.
+
+    Examples:
+        >>> from attnref.numbers.specs import find_model
+        >>> [int(n) for n in growth(find_model("gpt-oss-120b"))]
+        [73728, 36864]
+    """
+    check_sizes(ranks=ranks)
+    storage = storage_of(model, dtype)
+    parts = [
+        (group.layers, token_bytes(group, storage, ranks=ranks))
+        for group in model.groups
+    ]
+    return Growth(
+        sum((n * part.first for n, part in parts), Fraction(0)),
+        sum((n * part.later for n, part in parts), Fraction(0)),
+    )
+
+
+# --8<-- [end:growth]
+
+
+# --8<-- [start:fits]
+def weight_bytes(
+    model: Model, dtype: str | Storage = "bf16", *, ranks: int = 1
+) -> int:
+    """The weights of a model on each of `ranks` devices, split evenly.
+
+    From the number of parameters in `Model.params`, which makers round; draft
+    layers and vision towers may come on top.
+
+    Examples:
+        >>> from attnref.numbers.specs import find_model
+        >>> weight_bytes(find_model("llama-3.1-8b"))
+        16060522496
+        >>> weight_bytes(find_model("deepseek-v3"), "fp8", ranks=8)
+        83875000000
+    """
+    check_sizes(ranks=ranks)
+    storage = dtype if isinstance(dtype, Storage) else dtype_called(dtype)
+    if model.params is None:
+        raise ValueError(
+            f"no source gives the number of parameters of {model.id}; "
+            "pass the size of its weights"
+        )
+    return -(-storage.bits_for(model.params) // (8 * ranks))
+
+
+def longest_context(
+    model: Model,
+    budget: int,
+    *,
+    batch: int = 1,
+    dtype: str | Storage = "bf16",
+    ranks: int = 1,
+) -> int | None:
+    """The most tokens a sequence may have in `budget` bytes per device.
+
+    The budget is for the cache: what is left after the weights. 0 if not even
+    one token fits, as when less than nothing is left; None if the cache stops
+    growing below the budget.
+
+    Examples:
+        >>> from attnref.numbers.specs import find_model
+        >>> longest_context(find_model("llama-3.1-8b"), 16 * 2**30)
+        131072
+        >>> longest_context(find_model("mistral-7b"), 16 * 2**30) is None
+        True
+    """
+    check_counts(budget=max(budget, -budget))  # below 0, nothing fits
+
+    def fits(tokens: int) -> bool:
+        taken = kv_bytes(model, tokens, batch=batch, dtype=dtype, ranks=ranks)
+        return taken <= budget
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    windows = [
+        store.window or 0 for group in model.groups for store in group.stores
+    ]
+    endless = not growth(model, dtype=dtype, ranks=ranks).later
+    while fits(high):
+        if endless and high >= max(windows):
+            return None
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def largest_batch(
+    model: Model,
+    tokens: int,
+    budget: int,
+    *,
+    dtype: str | Storage = "bf16",
+    ranks: int = 1,
+) -> int:
+    """How many sequences of `tokens` fit into `budget` bytes per device.
+
+    Examples:
+        >>> from attnref.numbers.specs import find_model
+        >>> v3 = find_model("deepseek-v3")
+        >>> largest_batch(v3, 8192, 24 * 2**30)
+        44
+        >>> left = 72 * 10**9 - weight_bytes(v3, "fp8", ranks=8)
+        >>> left, largest_batch(v3, 8192, left, ranks=8)
+        (-11875000000, 0)
+    """
+    check_counts(budget=max(budget, -budget))  # below 0, nothing fits
+    taken = kv_bytes(model, tokens, dtype=dtype, ranks=ranks)
+    return max(budget, 0) // taken
+
+
+# --8<-- [end:fits]

@@ -1,0 +1,297 @@
+"""python -m attnref kv: the same numbers, and clear words for what is wrong."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from attnref.__main__ import main
+from attnref.numbers.kv_memory import (
+    DTYPES,
+    Storage,
+    growth,
+    kv_bytes,
+    largest_batch,
+    longest_context,
+    size,
+    state_bytes,
+)
+from attnref.numbers.specs import find_model, models
+from sitekit import ROOT
+from sitekit.pages import body_of, markdown_files, render
+
+GIB = 2**30
+
+
+def kv(text):
+    return main(["kv", *shlex.split(text)])
+
+
+@pytest.mark.parametrize(
+    "path", markdown_files("en"), ids=lambda path: path.stem
+)
+def test_a_command_on_a_page_prints_what_stands_below_it(path):
+    blocks = render(body_of(path)).blocks
+    for i, block in enumerate(blocks):
+        if block.text.startswith("python -m attnref"):
+            words = shlex.split(block.text.replace("\\\n", ""))[3:]
+            assert blocks[i + 1].language == "text"
+            assert main(words) == blocks[i + 1].text.rstrip("\n")
+
+
+def test_it_runs_as_a_program():
+    command = [sys.executable, "-m", "attnref", "kv", "--model", "gpt2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "GPT-2 small" in done.stdout and "144 MiB" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_json_holds_what_the_package_computes(dtype):
+    text = kv(
+        f"--model gpt-oss-120b kimi-k3 --tokens 128K 1000 --batch 3 "
+        f"--dtype {dtype} --ranks 2 --budget 24GiB --weights 8GiB --json"
+    )
+    found = json.loads(text)
+    for name, told in zip(("gpt-oss-120b", "kimi-k3"), found, strict=True):
+        model, how = find_model(name), {"dtype": dtype, "ranks": 2}
+        assert told["id"] == name
+        assert told["kv_bytes"] == {
+            str(t): kv_bytes(model, t, batch=3, **how) for t in (131_072, 1000)
+        }
+        assert told["token_bytes"] == growth(model, **how)._asdict()
+        assert told["state_bytes"] == state_bytes(model, ranks=2)
+        assert told["longest_context"] == longest_context(
+            model, 20 * GIB, batch=3, **how
+        )
+        assert told["largest_batch"]["1000"] == largest_batch(
+            model, 1000, 20 * GIB, **how
+        )
+        assert list(told["sources"].values()) == [s.url for s in model.sources]
+
+
+def test_scales_and_formats_as_shipped():
+    (found,) = json.loads(
+        kv("--model gpt2 --dtype int4 --scale 16/32 --tokens 10 --json")
+    )
+    storage = Storage(4, scale_bits=16, block=32)
+    assert found["kv_bytes"]["10"] == kv_bytes(
+        find_model("gpt2"), 10, dtype=storage
+    )
+    assert "int4" not in kv("--model gpt2 --dtype int4 --scale 16/32")
+    text = kv("--model deepseek-v4.1-flash --dtype shipped")
+    assert "890 B" in text
+
+
+def test_the_list_names_every_model():
+    lines = kv("--list").splitlines()
+    assert [line.split()[0] for line in lines] == [*models()]
+    assert len(json.loads(kv("--list --json"))) == len(models())
+
+
+def test_one_model_is_told_with_its_layers():
+    text = kv("--model gemma-3-27b --budget 8GiB")
+    assert "52 layers: GQA 32/16, heads of 128, window 1,024" in text
+    assert "per token: 507,904 B (496 KiB)" in text
+    assert "once windows are full: 81,920 B (80 KiB)" in text
+    longest = longest_context(find_model("gemma-3-27b"), 8 * GIB)
+    assert f"longest in 8 GiB: {longest:,} tokens each" in text
+    assert "sources: gemma" in text
+    for model in models().values():
+        told = kv(f"--model {model.id} --tokens 5")
+        assert model.note in told
+        assert f"confidence in its shape: {model.confidence}" in told
+        assert (model.context.label if model.context else "") in told
+        assert f"{kv_bytes(model, 5):,}" in told
+        assert "None" not in told
+
+
+def test_what_was_asked_stands_above_the_numbers():
+    how = "--batch 8 --dtype int8 --scale 16/32 --ranks 2"
+    line = "8 sequences, 8 bits, scale 16/32, on each of 2 devices:"
+    for names in ("gpt2", "gpt2 falcon-7b"):
+        assert line in kv(f"--model {names} {how}").splitlines()
+
+
+@pytest.mark.parametrize("text", ["131072", "131,072", "131_072", "128k"])
+def test_numbers_may_be_written_as_people_do(text):
+    assert '"131072": 4831838208' in kv(f"--model gpt2 --tokens {text} --json")
+
+
+def test_states_are_told_for_one_sequence_as_tokens_are():
+    state = state_bytes(find_model("kimi-k3"))
+    text = kv("--model kimi-k3 --tokens 4K --batch 8")
+    told = f"at any length: {state:,} B ({size(state)}) per sequence for states"
+    assert told in text.splitlines()
+
+
+def words(text):
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_several_models_are_told_in_lines():
+    text = kv("--model mistral-7b gpt2 --tokens 4K 1M --budget 1GiB")
+    assert words(text) == [
+        "one sequence, bf16:",
+        "model per later token 4,096 tokens 1,048,576 tokens",
+        "mistral-7b 0 B 512 MiB 512 MiB",
+        "gpt2 36 KiB 144 MiB 36 GiB",
+        "",
+        "how many sequences fit, and the longest that does:",
+        "model for the cache 4,096 tokens 1,048,576 tokens longest",
+        "mistral-7b 1 GiB 2 2 any length",
+        "gpt2 1 GiB 7 0 29,127",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "needed"),
+    [
+        ("--weights 672GB --ranks 8", 84 * 10**9),
+        ("--weights fp8 --ranks 8", 671 * 10**9 // 8),
+        ("--weights 100GB", 100 * 10**9),
+    ],
+)
+def test_weights_that_do_not_fit_are_told_with_the_numbers(asked, needed):
+    told = (
+        f"the weights need {size(needed)} on a device of "
+        f"{size(72 * 10**9)}: no cache fits"
+    )
+    alone = kv(f"--model deepseek-v3 {asked} --tokens 32K --budget 72GB")
+    assert told in alone.splitlines()
+    assert "longest in" not in alone
+    rows = words(alone)
+    assert rows[rows.index(told) - 1].endswith(" 0")
+    both = kv(f"--model deepseek-v3 deepseek-v2-lite {asked} --budget 72GB")
+    assert f"deepseek-v3: {told}" in both.splitlines()
+    assert "deepseek-v3 nothing 0 0 0 0 0" in words(both)
+
+
+def test_what_weights_leave_is_for_the_cache():
+    """Eight devices of 80 GiB, of which an engine takes nine tenths."""
+    text = kv(
+        "--model llama-3.1-70b --tokens 32K --ranks 8 --budget 72GiB "
+        "--weights bf16"
+    )
+    weights = 2 * 70_553_706_496 / 8 / GIB  # 16.43, on each device
+    assert f"{(72 - weights) / (32_768 * 327_680 / 8 / GIB):.2f}" == "44.46"
+    assert "32,768 1,342,177,280 1.25 GiB 44" in words(text)
+    assert (
+        "the weights need 16.43 GiB on a device of 72 GiB: 55.57 GiB are left"
+        in text.splitlines()
+    )
+    by_size = kv(
+        "--model llama-3.1-70b --tokens 32K --ranks 8 --budget 72GiB "
+        f"--weights {2 * 70_553_706_496}B"
+    )
+    assert by_size == text
+
+
+def test_a_dtype_of_weights_is_that_of_all_published_parameters():
+    asked = "--budget 2TiB --tokens 1 --json --weights"
+    for dtype, storage in DTYPES.items():
+        known = [m for m in models().values() if m.params]
+        for told in json.loads(
+            kv(f"--model {' '.join(m.id for m in known)} {asked} {dtype}")
+        ):
+            model = find_model(told["id"])
+            assert told["weight_bytes"] == -(-model.params * storage.bits // 8)
+            assert told["left_bytes"] == 2**41 - told["weight_bytes"]
+            label = model.params_in.label
+            assert told["params_in"] == {label: model.params_in.url}
+
+
+def test_what_is_known_of_some_models_only_keeps_back_no_other():
+    shipped = [m.id for m in models().values() if m.shipped]
+    names = f"gpt2 {' '.join(shipped)} kimi-k3"
+    text = kv(f"--model {names} --tokens 4K --dtype shipped")
+    assert [line.split()[0] for line in text.splitlines()[2:-2]] == shipped
+    assert [line.split(";")[0] for line in text.splitlines()[-2:]] == [
+        f"left out: no source says how kernels store the cache of {id}"
+        for id in ("gpt2", "kimi-k3")
+    ]
+    told = json.loads(kv(f"--model {names} --dtype shipped --json"))
+    assert [t["id"] for t in told if "unknown" in t] == ["gpt2", "kimi-k3"]
+    text = kv("--model gpt2 glm-5 --budget 80GiB --weights bf16")
+    assert "left out: no source gives the number of parameters of glm-5" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [
+        ("80GiB", 80 * GIB),
+        ("24GB", 24 * 10**9),
+        ("1.5 GiB", 3 * GIB // 2),
+        ("512MiB", 2**29),
+        ("1000B", 1000),
+        ("24gb", 24 * 10**9),
+        ("80gib", 80 * GIB),
+    ],
+)
+def test_a_budget_is_written_with_its_unit(text, bytes_):
+    (found,) = json.loads(
+        kv(f"--model gpt2 --tokens 1 --budget '{text}' --json")
+    )
+    model = find_model("gpt2")
+    assert found["largest_batch"]["1"] == largest_batch(model, 1, bytes_)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "--model lama3",
+            "there is no model 'lama3'; did you mean llama-3.1-8b, ",
+        ),
+        ("--model lama-3.1-8b", "did you mean llama-3.1-8b, "),
+        ("--model Qwen3-8B", "did you mean qwen3-8b, "),
+        ("--model DeepSeekV3", "did you mean deepseek-v3, "),
+        ("--model zzzz", "there is no model 'zzzz'\n"),
+        ("--model gpt2 --dtype bf61", "no dtype 'bf61'; did you mean bf16?"),
+        ("--model gpt2 glm-5 --dtype bf61", "did you mean bf16?"),
+        (
+            "--model gpt2 --dtype shipped",
+            "no source says how kernels store the cache of gpt2; it is known "
+            "of deepseek-v3.2, deepseek-v4-flash, ",
+        ),
+        ("--model gpt2 glm-5 --dtype shipped", "known of deepseek-v3.2, "),
+        ("--model gpt2 --dtype shipped --scale 16/32", "--scale goes with"),
+        ("--model gpt2 --tokens 0", "'0' is not a whole number of at least 1"),
+        ("--model gpt2 --tokens -5", "--tokens"),
+        ("--model gpt2 --tokens 1e6", "'1e6' is not a whole number"),
+        ("--model gpt2 --tokens 1,,2", "'1,,2' is not a whole number"),
+        ("--model gpt2 --tokens 12,34", "'12,34' is not a whole number"),
+        ("--model gpt2 --batch 1.5", "'1.5' is not a whole number"),
+        ("--model gpt2 --ranks x", "'x' is not a whole number"),
+        ("--model gpt2 --budget 0GiB", "'0GiB' is not a size"),
+        ("--model gpt2 --budget 80", "'80' is not a size with its unit, like"),
+        ("--model gpt2 --dtype float16", "did you mean fp16?"),
+        ("--model gpt2 --budget 8XB", "'8XB' is not a size"),
+        ("--model gpt2 --budget nanGiB", "'nanGiB' is not a size"),
+        ("--model gpt2 --weights 1GB", "--weights is subtracted from --budget"),
+        (
+            "--model gpt2 --budget 8GB --weights 3",
+            "'3' is not a size with its unit",
+        ),
+        (
+            "--model gpt2 --budget 8GB --weights bf61",
+            "'bf61' is neither a size with its unit, like 141GB, nor a dtype: "
+            "no dtype 'bf61'; did you mean bf16?",
+        ),
+        (
+            "--model glm-5 --budget 8GB --weights bf16",
+            "no source gives the number of parameters of glm-5; pass the size",
+        ),
+        ("--model gpt2 --scale 16", "'16' is not bits of a scale"),
+        ("--model gpt2 --scale 0/32", "'0/32' is not bits of a scale"),
+        ("", "pass --model with one or more ids, or --list"),
+        ("--list --model gpt2", "pass --model with one or more ids, or --list"),
+    ],
+)
+def test_what_is_wrong_is_said_and_ends_with_2(text, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        kv(text)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,713 @@
+"""A layer says what does not fit, in numbers, and leaves the cache alone."""
+
+import re
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
+
+from attnref import (
+    CrossAttention,
+    Decoder,
+    GroupedQueryAttention,
+    GrowingKVCache,
+    KVCache,
+    MultiHeadAttention,
+    MultiHeadLatentAttention,
+    MultiQueryAttention,
+    padding_mask,
+)
+from tests.caches.test_kv_cache import refused, unchanged
+
+B, T, S, PAST, E, H, K, D, C = 2, 3, 13, 5, 11, 6, 3, 4, 7
+SELF = {
+    "mha": MultiHeadAttention,
+    "mqa": MultiQueryAttention,
+    "gqa": GroupedQueryAttention,
+}
+LAYERS = SELF | {"cross": CrossAttention}
+SIZES = {name: {"d_model": E, "n_heads": H, "head_dim": D} for name in LAYERS}
+SIZES["gqa"] |= {"n_kv_heads": K}
+SIZES["cross"] |= {"n_kv_heads": K, "d_context": C}
+KV_HEADS = {"mha": H, "mqa": 1, "gqa": K, "cross": K}
+CACHES = {"room": KVCache, "growing": lambda max_len: GrowingKVCache()}
+
+each_layer = pytest.mark.parametrize("name", LAYERS)
+each_decoder_layer = pytest.mark.parametrize("name", SELF)
+both_caches = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+wholes = st.integers(1, 12)
+thetas = st.none() | st.just(100.0)
+
+
+def built(name, **options):
+    return LAYERS[name](**SIZES[name] | options)
+
+
+def numbers(*shape, **made):
+    return torch.randn(*shape, **made)
+
+
+def true(*shape):
+    return torch.ones(*shape, dtype=torch.bool)
+
+
+def filled(make, *widths, B=B, K=K, length=PAST, max_len=PAST + T, **made):
+    """A cache that another layer has written to."""
+    cache = make(max_len)
+    cache.append(*(numbers(B, K, length, width, **made) for width in widths))
+    return cache
+
+
+def pair(make, name, **options):
+    """Filled by a layer of this kind."""
+    return filled(make, D, D, **{"K": KV_HEADS[name]} | options)
+
+
+@given(
+    name=st.sampled_from(list(LAYERS)),
+    d_model=st.integers(1, 24),
+    n_heads=wholes,
+    n_kv_heads=wholes,
+    head_dim=st.none() | wholes,
+    rope_theta=thetas,
+)
+def test_a_layer_is_built_if_and_only_if_its_sizes_fit(
+    name, d_model, n_heads, n_kv_heads, head_dim, rope_theta
+):
+    sizes = {"d_model": d_model, "n_heads": n_heads, "head_dim": head_dim}
+    wrong = []
+    if name in ("gqa", "cross"):
+        sizes["n_kv_heads"] = n_kv_heads
+        if n_heads % n_kv_heads:
+            wrong.append(f"{n_kv_heads=} does not divide {n_heads=}")
+    if head_dim is None and d_model % n_heads:
+        wrong.append(f"{n_heads=} does not divide {d_model=}; pass head_dim")
+    if name != "cross":
+        sizes["rope_theta"] = rope_theta
+        D = head_dim or d_model // n_heads
+        if rope_theta and D % 2:
+            wrong.append(f"head_dim={D} is odd")
+    if wrong:
+        with pytest.raises(ValueError, match="|".join(wrong)):
+            LAYERS[name](**sizes)
+    else:
+        x = numbers(B, T, d_model)
+        inputs = (x, x) if name == "cross" else (x,)
+        assert LAYERS[name](**sizes)(*inputs).shape == x.shape
+
+
+@given(
+    which=st.sampled_from([(n, size) for n in LAYERS for size in SIZES[n]]),
+    value=st.integers(max_value=0),
+)
+def test_sizes_are_above_0(which, value):
+    name, size = which
+    with pytest.raises(ValueError, match=f"{size}={value} must be at least 1"):
+        built(name, **{size: value})
+
+
+@given(
+    which=st.sampled_from([(n, size) for n in LAYERS for size in SIZES[n]]),
+    value=st.floats() | st.booleans() | st.just("6"),
+)
+def test_sizes_are_whole_numbers(which, value):
+    name, size = which
+    what = type(value).__name__
+    with pytest.raises(TypeError, match=f"{size} is {what}; pass an int"):
+        built(name, **{size: value})
+
+
+@each_layer
+def test_sizes_may_be_whole_numbers_of_numpy(name):
+    """Those of 64 bits, which numpy makes: narrower ones would overflow."""
+    sizes = {size: numpy.int64(n) for size, n in SIZES[name].items()}
+    layer, same, cache = (
+        LAYERS[name](**sizes),
+        built(name),
+        KVCache(numpy.int64(S)),
+    )
+    same.load_state_dict(layer.state_dict())
+    inputs = [numbers(B, T, E)] + [numbers(B, S, C)] * (name == "cross")
+    with torch.no_grad():
+        assert torch.equal(layer(*inputs, cache=cache), same(*inputs))
+    cache.crop(numpy.int64(2))
+    assert type(cache.length) is type(cache.max_len) is int
+    with pytest.raises(TypeError, match="d_model is int32; pass an int"):
+        built(name, d_model=numpy.int32(E))
+
+
+@each_layer
+@given(value=st.floats(max_value=-1e-9) | st.floats(min_value=1) | st.just(1))
+def test_dropout_is_below_1_and_not_below_0(name, value):
+    message = f"dropout={value} must be at least 0 and below 1"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        built(name, dropout=value)
+
+
+@each_layer
+@given(value=st.floats(0, 1, exclude_max=True))
+def test_every_dropout_between_is_accepted(name, value):
+    assert built(name, dropout=value).dropout == value
+
+
+@each_layer
+def test_nan_is_no_dropout(name):
+    with pytest.raises(ValueError, match="dropout=nan must be at least 0"):
+        built(name, dropout=torch.nan)
+
+
+@each_decoder_layer
+@given(value=st.floats(max_value=0) | st.just(torch.nan))
+def test_theta_is_above_0(name, value):
+    message = f"rope_theta={value} must be positive"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        built(name, rope_theta=value)
+
+
+@each_layer
+def test_sizes_are_given_by_name(name):
+    with pytest.raises(TypeError, match="positional argument"):
+        LAYERS[name](E, H)
+
+
+@pytest.mark.parametrize("option", ["causal", "rope_theta"])
+def test_cross_attention_has_no_order_of_positions(option):
+    with pytest.raises(TypeError, match=option):
+        built("cross", **{option: 1})
+
+
+CALLS = {
+    "2 axes": (
+        {"x": numbers(T, E)},
+        ValueError,
+        "x has shape (3, 11); it needs 3 axes: batch, positions, width",
+    ),
+    "4 axes": (
+        {"x": numbers(B, H, T, E)},
+        ValueError,
+        "x has shape (2, 6, 3, 11); it needs 3 axes",
+    ),
+    "width": (
+        {"x": numbers(B, T, 12)},
+        ValueError,
+        "x has width 12, the layer was built for 11",
+    ),
+    "additive mask": (
+        {"mask": torch.zeros(T, 8)},
+        TypeError,
+        "mask is torch.float32; pass bool, True = may attend: mask == 0 if",
+    ),
+    "whole numbers as mask": (
+        {"mask": torch.ones(T, 8, dtype=torch.int32)},
+        TypeError,
+        "mask is torch.int32; pass bool, True = may attend: mask.bool()",
+    ),
+    "a tokenizer's mask": (
+        {"mask": torch.ones(B, 8, dtype=torch.int64)},
+        TypeError,
+        "padding_mask_from_hf(mask) if it is a tokenizer's",
+    ),
+    "a word as mask": ({"mask": "causal"}, TypeError, "mask is str"),
+    "valid as mask": (
+        {"mask": true(B, 8)},
+        ValueError,
+        "mask has shape (2, 8), which does not broadcast to (B, H, T, S) = "
+        "(2, 6, 3, 8); padding_mask(valid) gives (2, 1, 1, 8)",
+    ),
+    "too many queries": (
+        {"mask": true(4, 8)},
+        ValueError,
+        "mask has shape (4, 8), which does not broadcast to (B, H, T, S) = "
+        "(2, 6, 3, 8)",
+    ),
+    "too many keys": (
+        {"mask": true(B, 1, 1, 9)},
+        ValueError,
+        "mask has shape (2, 1, 1, 9), which does not broadcast to "
+        "(B, H, T, S) = (2, 6, 3, 8)",
+    ),
+    "new tokens alone": (
+        {"mask": padding_mask(true(B, T))},
+        ValueError,
+        "mask has shape (2, 1, 1, 3), which does not broadcast to "
+        "(B, H, T, S) = (2, 6, 3, 8)",
+    ),
+    "a new token alone": (
+        {"x": numbers(B, 1, E), "mask": padding_mask(true(B, 1))},
+        ValueError,
+        "mask has shape (2, 1, 1, 1), and there are 6 keys with those of the "
+        "cache: it must speak of each",
+    ),
+    "mask of 1 axis": (
+        {"mask": true(8)},
+        ValueError,
+        "mask has shape (8,), which does not broadcast to",
+    ),
+    "mask of 3 axes": (
+        {"mask": true(B, T, 8)},
+        ValueError,
+        "mask has shape (2, 3, 8): 3 axes can mean (B, T, S) or (H, T, S)",
+    ),
+    "mask of another batch": (
+        {"mask": true(3, 1, 1, 8)},
+        ValueError,
+        "mask has shape (3, 1, 1, 8), which does not broadcast to",
+    ),
+    "mask elsewhere": (
+        {"mask": true(T, 8).to("meta")},
+        ValueError,
+        "mask is on meta, q on cpu",
+    ),
+    "too many positions": (
+        {"positions": torch.arange(4)},
+        ValueError,
+        "positions has shape (4,); 2 rows of 3 tokens need (3,) or (2, 3)",
+    ),
+    "positions of the past too": (
+        {"positions": torch.arange(8)},
+        ValueError,
+        "positions has shape (8,); 2 rows of 3 tokens need (3,) or (2, 3)",
+    ),
+    "positions of another batch": (
+        {"positions": torch.zeros(3, T)},
+        ValueError,
+        "positions has shape (3, 3); 2 rows of 3 tokens need (3,) or (2, 3)",
+    ),
+    "positions of 3 axes": (
+        {"positions": torch.zeros(B, 1, T)},
+        ValueError,
+        "positions has shape (2, 1, 3); 2 rows of 3 tokens need",
+    ),
+    "positions elsewhere": (
+        {"positions": torch.arange(T, device="meta")},
+        ValueError,
+        "positions are on meta, q on cpu",
+    ),
+    "a mask as positions": (
+        {"positions": true(B, T)},
+        TypeError,
+        "positions are torch.bool; pass numbers",
+    ),
+}
+
+
+@each_decoder_layer
+@both_caches
+@pytest.mark.parametrize(("call", "error", "says"), CALLS.values(), ids=CALLS)
+@torch.no_grad()
+def test_a_refused_call_leaves_the_cache_alone(name, make, call, error, says):
+    layer, cache = built(name, rope_theta=100.0), pair(make, name)
+    with refused(says, cache, error=error):
+        layer(**{"x": numbers(B, T, E), "cache": cache} | call)
+    layer(numbers(B, T, E), cache=cache)
+    assert cache.length == PAST + T
+
+
+@each_decoder_layer
+@both_caches
+@torch.no_grad()
+def test_positions_need_rope(name, make):
+    layer, cache = built(name), pair(make, name)
+    for given_ in (None, cache):
+        with refused("rope_theta", cache):
+            layer(numbers(B, T, E), cache=given_, positions=torch.arange(T))
+
+
+OTHERS = {
+    "one tensor": (
+        lambda make, K: filled(make, 16, K=1),
+        "the cache holds 1 tensors a token, 2 were appended",
+    ),
+    "latent and turned key": (
+        lambda make, K: filled(make, 16, 2, K=1),
+        "the cache holds B=2, K=1, D=16; appended were B=2, K={K}, D=4",
+    ),
+    "batch": (
+        lambda make, K: filled(make, D, D, B=3, K=K),
+        "the cache holds B=3, K={K}, D=4; appended were B=2, K={K}, D=4",
+    ),
+    "width": (
+        lambda make, K: filled(make, 10, 10, K=K),
+        "the cache holds B=2, K={K}, D=10; appended were B=2, K={K}, D=4",
+    ),
+    "width of values": (
+        lambda make, K: filled(make, D, 10, K=K),
+        "the cache holds B=2, K={K}, D=10; appended were B=2, K={K}, D=4",
+    ),
+    "dtype": (
+        lambda make, K: filled(make, D, D, K=K, dtype=torch.float64),
+        "the cache holds torch.float64 on cpu, appended were torch.float32 "
+        "on cpu",
+    ),
+}
+others = pytest.mark.parametrize(("other", "says"), OTHERS.values(), ids=OTHERS)
+
+
+@each_decoder_layer
+@both_caches
+@others
+@torch.no_grad()
+def test_the_cache_of_another_layer_is_refused(name, make, other, says):
+    heads = KV_HEADS[name]
+    cache = other(make, heads)
+    with refused(says.format(K=heads), cache):
+        built(name)(numbers(B, T, E), cache=cache)
+
+
+@both_caches
+@pytest.mark.parametrize("theirs", SELF)
+@each_decoder_layer
+@torch.no_grad()
+def test_the_cache_of_another_variant_is_refused(name, theirs, make):
+    cache, x = make(PAST + T), numbers(B, PAST, E)
+    built(theirs)(x, cache=cache)
+    if theirs == name:
+        built(name)(x[:, :T], cache=cache)
+        return
+    says = (
+        f"the cache holds B=2, K={KV_HEADS[theirs]}, D=4; "
+        f"appended were B=2, K={KV_HEADS[name]}, D=4"
+    )
+    with refused(says, cache):
+        built(name)(x[:, :T], cache=cache)
+
+
+@each_decoder_layer
+@pytest.mark.parametrize(
+    ("past", "says"),
+    [
+        (5, "5 stored and 3 new make 8 > max_len=7"),
+        (7, "7 stored and 3 new make 10 > max_len=7"),
+    ],
+)
+@torch.no_grad()
+def test_a_full_cache_is_refused(name, past, says):
+    cache = pair(KVCache, name, length=past, max_len=7)
+    with refused(says, cache):
+        built(name)(numbers(B, T, E), cache=cache)
+
+
+@each_decoder_layer
+@both_caches
+def test_training_with_a_cache_is_refused(name, make):
+    cache = pair(make, name)
+    with refused("a cache keeps no gradients", cache):
+        built(name)(numbers(B, T, E), cache=cache)
+
+
+@st.composite
+def shapes(draw, *right):
+    """As it should be, or with one axis off, missing or more."""
+    axis = draw(st.integers(0, len(right) - 1))
+    other = right[axis] + draw(st.sampled_from((-1, 1, 2)))
+    wrong = [right[1:], (1, *right), (*right[:axis], other, *right[axis + 1 :])]
+    return draw(st.sampled_from([*[right] * 24, *wrong]))
+
+
+@st.composite
+def masks(draw, *full):
+    full = draw(st.sampled_from([full, full[2:]]))
+    ones = [draw(st.sampled_from((n, 1))) for n in full[:-1]]
+    shape = draw(shapes(*ones, draw(st.sampled_from([*[full[-1]] * 9, 1]))))
+    dtype = st.sampled_from([*[torch.bool] * 9, torch.float32, torch.int64])
+    return torch.ones(shape, dtype=draw(dtype))
+
+
+def is_mask(mask, full):
+    """None, or bool that speaks of each key and broadcasts."""
+    if mask is None:
+        return True
+    axes = zip(mask.shape[::-1], full[::-1], strict=False)
+    return (
+        mask.dtype == torch.bool
+        and mask.dim() in (2, 4)
+        and mask.shape[-1] == full[-1]
+        and all(m in (1, n) for m, n in axes)
+    )
+
+
+def refusal():
+    """Which names a number, a dtype, or what is missing."""
+    return pytest.raises((ValueError, TypeError), match=r"\d|None")
+
+
+@given(data=st.data())
+@settings(max_examples=200)
+@torch.no_grad()
+def test_a_decoder_layer_runs_if_and_only_if_everything_fits(data):
+    draw = data.draw
+    name, rope_theta = draw(st.sampled_from(list(SELF))), draw(thetas)
+    B, T, past = (draw(st.integers(n, 3)) for n in (1, 1, 0))
+    rows, room = draw(st.sampled_from([*[B] * 9, 2])), draw(st.integers(4, 8))
+    caches = []
+    if make := draw(st.sampled_from([None, *CACHES.values()])):
+        sizes = {"B": rows, "length": past, "max_len": room}
+        caches = [pair(make, name, **sizes) if past else make(room)]
+    past = caches[0].length if caches else 0
+    x = draw(shapes(B, T, E))
+    mask = draw(st.none() | masks(B, H, T, past + T))
+    at = None
+    if rope_theta:
+        at = draw(st.none() | shapes(T) | shapes(1, T) | shapes(B, T))
+
+    def fits():
+        if len(x) != 3 or x[2] != E or (past and rows != x[0]):
+            return False
+        if at is not None and at not in (x[1:2], (1, *x[1:2]), x[:2]):
+            return False
+        if make is KVCache and past + x[1] > room:
+            return False
+        return is_mask(mask, (x[0], H, x[1], past + x[1]))
+
+    def call():
+        return built(name, rope_theta=rope_theta)(
+            numbers(*x),
+            mask=mask,
+            cache=caches[0] if caches else None,
+            positions=None if at is None else torch.zeros(at),
+        )
+
+    if fits():
+        assert call().shape == x
+        assert all(cache.length == past + x[1] for cache in caches)
+    else:
+        with unchanged(*caches), refusal():
+            call()
+
+
+def cross(x=(B, T, E), context=(B, S, C), **options):
+    context = None if context is None else numbers(*context)
+    return built("cross")(numbers(*x), context, **options)
+
+
+CONTEXTS = {
+    "2 axes": (
+        {"context": (S, C)},
+        "context has shape (13, 7); it needs 3 axes: batch, positions, width",
+    ),
+    "width": (
+        {"context": (B, S, E)},
+        "context has width 11, the layer was built for 7",
+    ),
+    "batch": ({"context": (3, S, C)}, "x has B=2, context has B=3"),
+    "none": ({"context": None}, "context is None, and no cache stands for it"),
+    "2 axes of x": ({"x": (T, E)}, "x has shape (3, 11); it needs 3 axes"),
+    "width of x": (
+        {"x": (B, T, C)},
+        "x has width 7, the layer was built for 11",
+    ),
+    "mask of the queries": (
+        {"mask": true(T, T)},
+        "mask has shape (3, 3), which does not broadcast to (B, H, T, S) = "
+        "(2, 6, 3, 13)",
+    ),
+    "mask of one key": (
+        {"mask": true(B, 1, T, 1)},
+        "mask has shape (2, 1, 3, 1), and there are 13 keys",
+    ),
+    "mask of 3 axes": ({"mask": true(B, T, S)}, "(2, 3, 13): 3 axes can mean"),
+}
+
+
+@pytest.mark.parametrize(
+    "make", [None, *CACHES.values()], ids=["none", *CACHES]
+)
+@pytest.mark.parametrize(("call", "says"), CONTEXTS.values(), ids=CONTEXTS)
+@torch.no_grad()
+def test_a_context_that_does_not_fit_fills_no_cache(make, call, says):
+    caches = [make(S)] if make else []
+    with refused(says, *caches):
+        cross(**call, cache=caches[0] if caches else None)
+    assert all(cache.nbytes == 0 for cache in caches)
+
+
+READS = {
+    "another context": (
+        {"context": (B, S, C)},
+        ValueError,
+        "the cache holds a context of 5 tokens already: pass no other",
+    ),
+    "batch": (
+        {"x": (3, T, E)},
+        ValueError,
+        "the cache holds [(2, 3, 5, 4), (2, 3, 5, 4)], not two of (3, 3, 5, 4)",
+    ),
+    "width of x": ({"x": (B, T, C)}, ValueError, "x has width 7"),
+    "additive mask": (
+        {"mask": torch.zeros(T, PAST)},
+        TypeError,
+        "mask is torch.float32; pass bool",
+    ),
+    "mask of the queries": (
+        {"mask": true(T, T)},
+        ValueError,
+        "mask has shape (3, 3), which does not broadcast to (B, H, T, S) = "
+        "(2, 6, 3, 5)",
+    ),
+    "mask with the queries": (
+        {"mask": padding_mask(true(B, PAST + T))},
+        ValueError,
+        "mask has shape (2, 1, 1, 8), which does not broadcast to",
+    ),
+}
+
+
+@both_caches
+@pytest.mark.parametrize(("call", "error", "says"), READS.values(), ids=READS)
+@torch.no_grad()
+def test_a_refused_reading_leaves_the_context_alone(make, call, error, says):
+    cache = pair(make, "cross")
+    with refused(says, cache, error=error):
+        cross(**{"context": None, "cache": cache} | call)
+
+
+FOREIGN = {
+    "one tensor": (
+        lambda make: filled(make, 16, K=1),
+        ValueError,
+        "the cache holds [(2, 1, 5, 16)], not two of (2, 3, 5, 4)",
+    ),
+    "three tensors": (
+        lambda make: filled(make, D, D, D),
+        ValueError,
+        "(2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 4)], not two of (2, 3, 5, 4)",
+    ),
+    "heads": (
+        lambda make: filled(make, D, D, K=H),
+        ValueError,
+        "[(2, 6, 5, 4), (2, 6, 5, 4)], not two of (2, 3, 5, 4)",
+    ),
+    "width": (
+        lambda make: filled(make, D, 10),
+        ValueError,
+        "[(2, 3, 5, 4), (2, 3, 5, 10)], not two of (2, 3, 5, 4)",
+    ),
+    "dtype": (
+        lambda make: filled(make, D, D, dtype=torch.float64),
+        TypeError,
+        "is torch.float64",
+    ),
+}
+
+
+@both_caches
+@pytest.mark.parametrize(
+    ("fill", "error", "says"), FOREIGN.values(), ids=FOREIGN
+)
+@torch.no_grad()
+def test_a_context_that_another_layer_stored_is_refused(
+    make, fill, error, says
+):
+    cache = fill(make)
+    with refused(says, cache, error=error):
+        cross(context=None, cache=cache)
+
+
+@torch.no_grad()
+def test_a_context_larger_than_the_cache_is_refused():
+    cache = KVCache(max_len=12)
+    with refused("0 stored and 13 new make 13 > max_len=12", cache):
+        cross(cache=cache)
+
+
+@both_caches
+@torch.no_grad()
+def test_a_context_of_no_tokens_is_a_context(make):
+    """It fills the cache: later calls pass none, and read nothing."""
+    cache, layer, x = make(S), built("cross"), numbers(B, T, E)
+    got = [layer(x, numbers(B, 0, C), cache=cache), layer(x, cache=cache)]
+    assert all(torch.equal(out, torch.zeros(B, T, E)) for out in got)
+    with refused("the cache holds a context of 0 tokens already", cache):
+        layer(x, numbers(B, S, C), cache=cache)
+    cache.reset()
+    layer(x, numbers(B, S, C), cache=cache)
+    assert cache.length == S
+
+
+@both_caches
+def test_a_context_is_stored_without_gradients(make):
+    cache = make(S)
+    with refused("a cache keeps no gradients", cache):
+        cross(cache=cache)
+
+
+@both_caches
+@torch.no_grad()
+def test_cross_attention_takes_no_positions(make):
+    cache = make(S)
+    with refused("positions", cache, error=TypeError):
+        cross(cache=cache, positions=torch.arange(T))
+
+
+@given(data=st.data())
+@settings(max_examples=200)
+@torch.no_grad()
+def test_cross_attention_runs_if_and_only_if_everything_fits(data):
+    draw = data.draw
+    B, T, S = (draw(st.integers(1, 3)) for _ in range(3))
+    rows, room = draw(st.sampled_from([*[B] * 9, 2])), draw(st.integers(2, 6))
+    caches, read = [], False
+    if make := draw(st.sampled_from([None, *CACHES.values()])):
+        read = draw(st.booleans())
+        sizes = {"B": rows, "length": S, "max_len": 4}
+        caches = [pair(make, "cross", **sizes) if read else make(room)]
+    x = draw(shapes(B, T, E))
+    context = draw(st.none() if read else shapes(B, S, C))
+    if draw(st.sampled_from([*[False] * 9, True])):
+        context = (B, S, C) if read else None
+    mask = draw(st.none() | masks(B, H, T, S))
+
+    def fits():
+        if len(x) != 3 or x[2] != E or (context is None) != read:
+            return False
+        if read:
+            return rows == x[0] and is_mask(mask, (x[0], H, x[1], S))
+        if len(context) != 3 or context[2] != C or context[0] != x[0]:
+            return False
+        if make is KVCache and context[1] > room:
+            return False
+        return is_mask(mask, (x[0], H, x[1], context[1]))
+
+    options = {"mask": mask, "cache": caches[0] if caches else None}
+    if fits():
+        assert cross(x, context, **options).shape == x
+        held = S if read else context[1]
+        assert all(cache.length == held for cache in caches)
+    else:
+        with unchanged(*caches), refusal():
+            cross(x, context, **options)
+
+
+NO_CACHES = {
+    "a list": ([KVCache(9)], "cache is list; pass one KVCache"),
+    "a class": (KVCache, "cache is the class KVCache; pass one KVCache"),
+    "of transformers": (DynamicCache(), "cache is DynamicCache; pass one"),
+    "its size": (9, "cache is int; pass one KVCache"),
+    "yes": (True, "cache is bool; pass one KVCache"),
+}
+
+
+@pytest.mark.parametrize(("cache", "says"), NO_CACHES.values(), ids=NO_CACHES)
+@torch.no_grad()
+def test_what_is_no_cache_is_refused(cache, says):
+    latent = {
+        "kv_lora_rank": 7,
+        "qk_nope_head_dim": D,
+        "qk_rope_head_dim": D,
+        "v_head_dim": D,
+    }
+    layers = {name: built(name) for name in LAYERS}
+    layers["mla"] = MultiHeadLatentAttention(d_model=E, n_heads=H, **latent)
+    for name, layer in layers.items():
+        inputs = [numbers(B, T, E)] + [numbers(B, S, C)] * (name == "cross")
+        with pytest.raises(TypeError, match=re.escape(says)):
+            layer(*inputs, cache=cache)
+    decoder = Decoder([torch.nn.Identity()], n_tokens=5, d_model=E)
+    with pytest.raises(TypeError, match=re.escape(says)):
+        decoder(torch.zeros(B, T, dtype=torch.int64), caches=[cache])
+    if not isinstance(cache, list):
+        with pytest.raises(TypeError, match=r"caches is .*; pass a list of"):
+            decoder(torch.zeros(B, T, dtype=torch.int64), caches=cache)

@@ -1,0 +1,622 @@
+"""MLA: three forms, one result; and why each part of it is as it is."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnref import (
+    Block,
+    Decoder,
+    GrowingKVCache,
+    KVCache,
+    MultiHeadLatentAttention,
+    Yarn,
+    absorbed_weights,
+    apply_rope,
+    cheaper_form,
+    crossover,
+    greedy,
+    padding_mask,
+    rope_table,
+    sdpa,
+    token_positions,
+)
+from sitekit.latent import V3, mla_rounding
+from tests.caches.test_kv_cache import refused
+from tests.conftest import relative_error
+
+B, T, E, H = 2, 9, 24, 3
+R, DN, DR, DV, Q = 14, 10, 8, 6, 20
+FORMS = ["expanded", "latent", "absorbed"]
+STRETCHED = Yarn(4.0, 64, mscale=0.707, mscale_all_dim=0.5)
+OPTIONS = [
+    {},
+    {"q_lora_rank": Q, "bias": True},
+    {"rope_layout": "half"},
+    {"yarn": STRETCHED, "q_lora_rank": Q},
+    {"causal": False},
+]
+
+
+def mla(**options):
+    layer = MultiHeadLatentAttention(
+        d_model=E,
+        n_heads=H,
+        kv_lora_rank=R,
+        qk_nope_head_dim=DN,
+        qk_rope_head_dim=DR,
+        v_head_dim=DV,
+        **options,
+    )
+    for name, p in layer.named_parameters():
+        nn.init.normal_(p, mean=float("norm" in name), std=0.4)
+    return layer.double().eval()
+
+
+def tokens(*shape):
+    return torch.randn(*(shape or (B, T, E)), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("form", ["latent", "absorbed"])
+def test_the_forms_agree(form, options):
+    layer, x = mla(**options), tokens()
+    mask = padding_mask(torch.arange(T) < torch.tensor([[5], [T]]))
+    for named in ({}, {"mask": mask}):
+        want = layer(x, form="expanded", **named)
+        assert relative_error(layer(x, form=form, **named), want) <= 1e-12
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("make", [lambda: KVCache(T), GrowingKVCache])
+@pytest.mark.parametrize(
+    "chunks", [[1] * 9, [2, 2, 2, 2, 1], [5, 4], [9], [4, 1, 3, 1]]
+)
+def test_cached_equals_one_full_pass(chunks, make, form, options):
+    layer, x, cache = mla(**options), tokens(), make()
+    with torch.no_grad():
+        parts = [
+            layer(c, cache=cache, form=form) for c in x.split(chunks, dim=1)
+        ]
+        want = layer(x, form="expanded")
+    assert relative_error(torch.cat(parts, dim=1), want) <= 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cached_chunk_does_not_see_its_own_future(form):
+    layer, x = mla(), tokens()
+    outs = []
+    for change in (0.0, 1.0):
+        cache = KVCache(T)
+        x[:, -1] += change
+        with torch.no_grad():
+            layer(x[:, :4], cache=cache, form=form)
+            outs.append(layer(x[:, 4:], cache=cache, form=form))
+    before, after = outs
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert (before[:, -1] - after[:, -1]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_padded_row_is_the_row_alone(form, side):
+    layer, cache, x = mla(), KVCache(7), tokens(2, 7, E)
+    valid = torch.ones(2, 7, dtype=torch.bool)
+    valid[0, slice(0, 3) if side == "left" else slice(2, 5)] = False
+    got = []
+    with torch.no_grad():
+        for start, end in ((0, 5), (5, 6), (6, 7)):
+            seen = valid[:, :end]
+            positions = token_positions(seen)[:, start:]
+            got.append(
+                layer(
+                    x[:, start:end],
+                    mask=padding_mask(seen),
+                    positions=positions,
+                    cache=cache,
+                    form=form,
+                )
+            )
+        for row in range(2):
+            alone = layer(x[row : row + 1, valid[row]], form="expanded")
+            mine = torch.cat(got, dim=1)[row : row + 1, valid[row]]
+            assert relative_error(mine, alone) <= 1e-12
+
+
+def test_latent_and_absorbed_may_take_turns_on_one_cache():
+    layer, x, cache = mla(), tokens(), KVCache(T)
+    with torch.no_grad():
+        parts = [layer(x[:, :5], cache=cache, form="latent")]
+        for t in range(5, T):
+            form = FORMS[1 + t % 2]
+            parts.append(layer(x[:, t : t + 1], cache=cache, form=form))
+        assert relative_error(torch.cat(parts, dim=1), layer(x)) <= 1e-12
+        with pytest.raises(ValueError, match="holds 1 tensors a token, 2"):
+            layer(x[:, :1], cache=cache, form="expanded")
+
+
+@pytest.mark.parametrize(
+    ("form", "numbers"),
+    [("expanded", 40960), ("latent", 576), ("absorbed", 576)],
+)
+def test_what_a_token_costs_deepseek_v3(form, numbers):
+    with torch.device("meta"):
+        layer = MultiHeadLatentAttention(**V3).bfloat16()
+        x = torch.empty(1, 1, 7168, dtype=torch.bfloat16)
+    cache = KVCache(1)
+    with torch.no_grad():
+        layer(x, cache=cache, form=form)
+    assert cache.nbytes == 2 * numbers
+    published = {"expanded": 4_997_120, "latent": 70_272, "absorbed": 70_272}
+    assert 61 * cache.nbytes == published[form]
+
+
+def test_the_forms_by_hand():
+    """The paper's equations, one head at a time, without a cache."""
+    layer, x = mla(q_lora_rank=Q), tokens(1, T, E)
+    table = rope_table(torch.arange(T), DR)
+
+    def turn(y):
+        return apply_rope(y[:, None], *table, layout="interleaved")[:, 0]
+
+    joint = layer.kv_a_proj_with_mqa(x)
+    c, k_rope = layer.kv_a_layernorm(joint[..., :R]), turn(joint[..., R:])
+    queries = layer.q_b_proj(layer.q_a_layernorm(layer.q_a_proj(x)))
+    up = layer.kv_b_proj(c)
+    heads = []
+    for h in range(H):
+        q = queries[..., h * (DN + DR) : (h + 1) * (DN + DR)]
+        q = torch.cat((q[..., :DN], turn(q[..., DN:])), -1)
+        kv = up[..., h * (DN + DV) : (h + 1) * (DN + DV)]
+        k = torch.cat((kv[..., :DN], k_rope), -1)
+        scores = q @ k.mT / (DN + DR) ** 0.5
+        future = torch.ones(T, T).triu(1).bool()
+        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+        heads.append(weights @ kv[..., DN:])
+    want = layer.o_proj(torch.cat(heads, -1))
+    for form in FORMS:
+        assert relative_error(layer(x, form=form), want) <= 1e-12
+
+
+def test_three_forms_one_result():
+    # --8<-- [start:forms]
+    layer = MultiHeadLatentAttention(
+        d_model=64,
+        n_heads=4,
+        kv_lora_rank=24,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+        q_lora_rank=32,
+    ).double()
+    nn.init.normal_(layer.q_b_proj.weight)  # sharp: flat weights hide mistakes
+    x = torch.randn(2, 7, 64, dtype=torch.float64)
+    expanded = layer(x, form="expanded")
+    for form in "latent", "absorbed":
+        assert torch.allclose(layer(x, form=form), expanded, rtol=0, atol=1e-12)
+    # --8<-- [end:forms]
+    assert relative_error(layer(x), expanded) <= 1e-12
+
+
+def test_what_the_cache_of_each_form_holds():
+    # --8<-- [start:holds]
+    from attnref import KVCache, MultiHeadLatentAttention
+
+    layer = MultiHeadLatentAttention(
+        d_model=96,
+        n_heads=6,
+        kv_lora_rank=20,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=10,
+    ).double()
+    x = torch.randn(2, 9, 96, dtype=torch.float64)
+    held = {}
+    for form in "expanded", "latent", "absorbed":
+        cache = KVCache(max_len=9)
+        with torch.no_grad():
+            chunks = [layer(x[:, :5], cache=cache, form=form)]
+            chunks += [layer(x[:, 5:6], cache=cache, form=form)]
+        out = torch.cat(chunks, dim=1)
+        assert torch.allclose(out, layer(x)[:, :6], rtol=0, atol=1e-12)
+        held[form] = [tuple(t.shape) for t in cache.stored]
+    assert held["expanded"] == [(2, 6, 6, 24), (2, 6, 6, 10)]
+    assert held["latent"] == held["absorbed"] == [(2, 1, 6, 28)]
+    # --8<-- [end:holds]
+
+
+def test_scores_move_from_keys_to_latents():
+    # --8<-- [start:score]
+    import torch
+
+    q = torch.randn(16, dtype=torch.float64)  # one head's query
+    c = torch.randn(7, 24, dtype=torch.float64)  # seven latents
+    w_uk = torch.randn(16, 24, dtype=torch.float64)  # W^UK of this head
+    keys = c @ w_uk.mT  # what the expanded form caches
+    assert torch.allclose(keys @ q, c @ (w_uk.mT @ q), rtol=0, atol=1e-12)
+    # --8<-- [end:score]
+
+
+def test_values_move_behind_the_sum():
+    c = tokens(7, 24)
+    # --8<-- [start:value]
+    weights = torch.softmax(torch.randn(7, dtype=torch.float64), dim=-1)
+    w_uv = torch.randn(12, 24, dtype=torch.float64)  # W^UV of this head
+    before = weights @ (c @ w_uv.mT)  # values first, as the expanded form
+    after = w_uv @ (weights @ c)  # the sum first
+    assert torch.allclose(before, after, rtol=0, atol=1e-12)
+    # --8<-- [end:value]
+
+
+def test_rope_between_them_blocks_absorption():
+    # --8<-- [start:blocked]
+    from attnref import apply_rope, rope_table
+
+    w_q = torch.randn(16, 32, dtype=torch.float64)  # from the query's latent
+    w_uk = torch.randn(16, 24, dtype=torch.float64)  # from the key's
+
+    def turned(w, position):
+        """The matrix whose results are those of `w`, turned."""
+        table = rope_table(torch.tensor([position]), 16)
+        return apply_rope(w.mT[None, :, None], *table)[0, :, 0].mT
+
+    def between(i, j):
+        """What would stand between the latents of tokens i and j."""
+        return turned(w_q, i).mT @ turned(w_uk, j)
+
+    assert torch.allclose(between(3, 1), between(4, 2), rtol=0, atol=1e-12)
+    assert (between(3, 1) - between(3, 2)).abs().max() > 1
+    # --8<-- [end:blocked]
+
+
+def test_keys_and_values_together_have_the_rank_of_the_latent():
+    layer = mla()
+    # --8<-- [start:rank]
+    R = layer.kv_lora_rank
+    down = layer.kv_a_proj_with_mqa.weight[:R]
+    joint = layer.kv_b_proj.weight @ down  # from x to all keys and values
+    assert min(joint.shape) > R
+    assert torch.linalg.matrix_rank(joint) == R
+    # --8<-- [end:rank]
+
+
+@pytest.mark.parametrize("options", OPTIONS[:2])
+def test_absorbed_weights_are_all_that_is_needed(options):
+    layer, x = mla(**options), tokens()
+    query, output = absorbed_weights(layer)
+    assert query.shape[1:] == (R + DR, Q if "q_lora_rank" in options else E)
+    assert output.shape == (E, H, R)
+    source = x
+    if "q_lora_rank" in options:
+        source = layer.q_a_layernorm(layer.q_a_proj(x))
+    q = torch.einsum("bti,hri->bhtr", source, query)
+    joint = layer.kv_a_proj_with_mqa(x)[:, None]
+    c = layer.kv_a_layernorm(joint[..., :R])
+    table = rope_table(torch.arange(T), DR)
+    q_rope, k_rope = (
+        apply_rope(y[..., R:], *table, layout="interleaved") for y in (q, joint)
+    )
+    past = torch.ones(T, T).tril().bool()
+    mixed = sdpa(
+        torch.cat((q[..., :R], q_rope), -1),
+        torch.cat((c, k_rope), -1),
+        c,
+        past,
+        scale=(DN + DR) ** -0.5,
+    )
+    got = torch.einsum("bhtr,ehr->bte", mixed, output)
+    if layer.o_proj.bias is not None:
+        got = got + layer.o_proj.bias
+    assert relative_error(got, layer(x, form="expanded")) <= 1e-12
+
+
+def test_the_scale_is_that_of_the_expanded_width():
+    layer, x = mla(), tokens()
+    assert layer.scale == (DN + DR) ** -0.5
+    want = layer(x)
+    layer.scale = (R + DR) ** -0.5  # the width that absorbed queries have
+    assert relative_error(layer(x), want) > 1e-2
+
+
+def test_the_latent_is_normalised_before_it_is_cached():
+    layer, x, cache = mla(), tokens(), KVCache(T)
+    with torch.no_grad():
+        layer(x, cache=cache)
+    (entry,) = cache.stored
+    joint = layer.kv_a_proj_with_mqa(x)[:, None]
+    c = layer.kv_a_layernorm(joint[..., :R])
+    assert relative_error(entry[..., :R], c) <= 1e-12
+    table = rope_table(torch.arange(T), DR)
+    turned = apply_rope(joint[..., R:], *table, layout="interleaved")
+    assert relative_error(entry[..., R:], turned) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("R", "dn", "dv"), [(512, 128, 128), (256, 64, 128), (24, 16, 12)]
+)
+def test_the_crossover_is_where_the_costs_meet(R, dn, dv):
+    """Counted from the products of the two forms, on a long past."""
+    n = crossover(kv_lora_rank=R, qk_nope_head_dim=dn, v_head_dim=dv)
+    S, dr = 1e9, 64
+    latent = S * R * (dn + dv) + n * S * (dn + dr + dv)
+    absorbed = n * S * (R + dr + R)
+    assert abs(latent / absorbed - 1) < 1e-12
+
+
+def test_absorbing_a_tiny_latent_is_always_cheaper():
+    sizes = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    assert crossover(**sizes) == float("inf")
+
+
+def test_which_form_costs_less():
+    with torch.device("meta"):
+        layer = MultiHeadLatentAttention(**V3)
+    assert cheaper_form(layer, 1, 4096) == "absorbed"
+    assert cheaper_form(layer, 160, 1_000_000) == "absorbed"
+    assert cheaper_form(layer, 180, 1_000_000) == "latent"
+    assert cheaper_form(layer, 4096, 0) == "latent"
+
+
+def test_yarn_leaves_fast_pairs_and_slows_slow_ones():
+    plain = torch.tensor([1.0, 0.1, 1e-2, 1e-3, 1e-4], dtype=torch.float64)
+    slowed = Yarn(40.0, 4096).slowed(plain, theta=10000.0)
+    assert slowed[0] == plain[0]
+    assert torch.allclose(slowed[-1], plain[-1] / 40)
+    assert ((slowed <= plain) & (slowed >= plain / 40)).all()
+
+
+def test_yarn_scales_as_deepseek_does():
+    assert Yarn(4.0, 64).table_scale == pytest.approx(1.1386, abs=1e-4)
+    assert Yarn(4.0, 64).softmax_scale == 1
+    both = Yarn(4.0, 64, mscale=1.0, mscale_all_dim=1.0)
+    assert both.table_scale == 1
+    assert both.softmax_scale == pytest.approx(1.2965, abs=1e-4)
+    assert STRETCHED.table_scale == pytest.approx(1.0268, abs=1e-4)
+    assert STRETCHED.softmax_scale == pytest.approx(1.1434, abs=1e-4)
+
+
+def test_a_yarn_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"factor=0\.5"):
+        Yarn(0.5, 64)
+    with pytest.raises(ValueError, match="beta_fast=1"):
+        Yarn(4.0, 64, beta_fast=1.0, beta_slow=2.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_right(form):
+    layer, x = mla(q_lora_rank=Q, bias=True), tokens(1, 3, E)
+    named = dict(layer.named_parameters())
+
+    def run(*values):
+        weights = dict(zip(named, values, strict=True))
+        return torch.func.functional_call(layer, weights, (x,), {"form": form})
+
+    inputs = [p.detach().requires_grad_() for p in named.values()]
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+
+def test_a_block_of_mla_generates_alike_in_every_form():
+    blocks = [Block(mla(), d_model=E, d_ff=32) for _ in range(2)]
+    decoder = Decoder(blocks, n_tokens=50, d_model=E).double()
+    prompt = torch.randint(50, (3, 4))
+    want = greedy(decoder, prompt, 12)
+    for form in (None, *FORMS):
+        caches = [KVCache(16) for _ in blocks]
+        got = greedy(decoder, prompt, 12, caches=caches, form=form)
+        assert torch.equal(got, want)
+        stored = 2 if form == "expanded" else 1
+        assert [len(cache.stored) for cache in caches] == [stored] * 2
+    assert len(set(want[0].tolist())) > 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_lora_rank": 0}, "kv_lora_rank=0"),
+        ({"qk_rope_head_dim": 7}, "7 is odd"),
+        ({"v_head_dim": -1}, "v_head_dim=-1"),
+        ({"q_lora_rank": 0}, "q_lora_rank=0"),
+        ({"n_heads": 0}, "n_heads=0"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+    ],
+)
+def test_impossible_sizes_are_refused(change, message):
+    sizes = dict(
+        zip(
+            (
+                "d_model",
+                "n_heads",
+                "kv_lora_rank",
+                "qk_nope_head_dim",
+                "qk_rope_head_dim",
+                "v_head_dim",
+            ),
+            (E, H, R, DN, DR, DV),
+            strict=True,
+        )
+    )
+    with pytest.raises(ValueError, match=message):
+        MultiHeadLatentAttention(**{**sizes, **change})
+
+
+def test_an_unknown_form_is_refused():
+    with pytest.raises(ValueError, match="'absorb' is none of expanded"):
+        mla()(tokens(), form="absorb")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("new", [1, 2, 8, 40])
+@pytest.mark.parametrize("past", [0, 1, 30])
+def test_the_default_form_is_the_cheapest_by_the_count_of_torch(new, past):
+    """Expanded without a cache; with one, the cheaper of the other two."""
+    layer, x = mla(), tokens(3, past + new, E)
+
+    def flops(cache, **told):
+        if past:
+            layer(x[:, :past], cache=cache, form="latent")
+        with FlopCounterMode(display=False) as count:
+            layer(x[:, past:], cache=cache, **told)
+        return count.get_total_flops()
+
+    each = [flops(KVCache(past + new), form=form) for form in FORMS[1:]]
+    cache = KVCache(past + new)
+    assert flops(cache) == min(each)
+    assert len(cache.stored) == 1
+    assert min(each) < max(each)
+    with FlopCounterMode(display=False) as count:
+        layer(x)
+    alone = count.get_total_flops()
+    with FlopCounterMode(display=False) as count:
+        layer(x, form="expanded")
+    assert alone == count.get_total_flops()
+
+
+def test_both_forms_are_cheapest_somewhere():
+    chosen = {cheaper_form(mla(), n, p) for n in (1, 40) for p in (0, 30)}
+    assert chosen == {"latent", "absorbed"}
+
+
+class LoRA(nn.Module):
+    """What PEFT puts in the place of a linear layer."""
+
+    def __init__(self, base, rank=2):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        a, b = base.in_features, base.out_features
+        self.a = nn.Linear(a, rank, bias=False, dtype=torch.float64)
+        self.b = nn.Linear(rank, b, bias=False, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+@pytest.mark.parametrize("form", [None, "expanded", "latent"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_adapter_on_kv_b_proj_works_and_is_trained(cached, form):
+    layer, merged, x = mla(q_lora_rank=Q), mla(q_lora_rank=Q), tokens(3, T, E)
+    merged.load_state_dict(layer.state_dict())
+    bare = layer(x)
+    layer.kv_b_proj = adapter = LoRA(layer.kv_b_proj)
+    with torch.no_grad():
+        merged.kv_b_proj.weight += adapter.b.weight @ adapter.a.weight
+    want = merged(x, form="expanded")
+    assert relative_error(bare, want) > 0.1
+    if not cached:
+        got = layer(x, form=form)
+        got.square().sum().backward()
+        for weight in (adapter.a.weight, adapter.b.weight):
+            assert weight.grad.abs().max() > 1e-3
+    else:
+        cache = KVCache(T)
+        with torch.no_grad():  # one by one, where absorbing would be cheaper
+            steps = [layer(t, cache=cache, form=form) for t in x.split(1, 1)]
+        got = torch.cat(steps, dim=1)
+    assert relative_error(got, want) <= 1e-12
+
+
+def subclassed(linear):
+    other = type("Quantised", (nn.Linear,), {})(R, H * (DN + DV), bias=False)
+    other.load_state_dict(linear.state_dict())
+    return other.double()
+
+
+def hooked(method):
+    def change(linear):
+        getattr(linear, method)(lambda *_: None)
+        return linear
+
+    return change
+
+
+def patched(linear):
+    linear.forward = lambda x: nn.Linear.forward(linear, x) * 2
+    return linear
+
+
+def biased(linear):
+    linear.bias = nn.Parameter(torch.ones(len(linear.weight)).double())
+    return linear
+
+
+CHANGED = {
+    "adapter": LoRA,
+    "subclass": subclassed,
+    "hook": hooked("register_forward_hook"),
+    "hook before": hooked("register_forward_pre_hook"),
+    "hook behind": hooked("register_full_backward_hook"),
+    "hook behind, before": hooked("register_full_backward_pre_hook"),
+    "another forward": patched,
+    "bias": biased,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_what_absorbing_would_pass_by_is_not_absorbed(change):
+    layer, x, cache = mla(), tokens(3, T, E), KVCache(T)
+    layer(x[:, :4], cache=cache)
+    layer.kv_b_proj = change(layer.kv_b_proj)
+    with refused("or pass form='latent' or 'expanded'", cache, error=TypeError):
+        layer(x[:, 4:5], cache=cache, form="absorbed")
+    with pytest.raises(TypeError, match=r"kv_b_proj is .*: to absorb"):
+        absorbed_weights(layer)
+    want = layer(x, form="expanded")
+    again = KVCache(T)
+    got = [layer(t, cache=again) for t in x.split(1, dim=1)]
+    assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["q_proj", "q_b_proj", "o_proj"])
+def test_only_plain_matrices_are_multiplied(name):
+    layer = mla(q_lora_rank=Q if name == "q_b_proj" else None, bias=True)
+    absorbed_weights(layer)  # a bias of o_proj may be there: it stays apart
+    setattr(layer, name, LoRA(getattr(layer, name)))
+    with pytest.raises(TypeError, match=f"{name} is LoRA"):
+        absorbed_weights(layer)
+
+
+@pytest.mark.parametrize("form", [None, *FORMS])
+@pytest.mark.parametrize("rank", [None, Q])
+def test_autocast_warns_of_nothing_and_caches_half_precision(rank, form):
+    """The suite turns warnings into errors: rms_norm has one for two dtypes."""
+    layer, x = mla(q_lora_rank=rank).float(), tokens(3, T, E).float()
+    want, cache = layer(x), KVCache(T)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        got = layer(x, cache=cache, form=form)
+    assert {t.dtype for t in cache.stored} == {torch.bfloat16}
+    assert 0 < relative_error(got, want) < 0.1
+
+
+def test_prefill_and_decode_take_turns_on_one_cache():
+    layer, x = mla(), tokens()
+    # --8<-- [start:turns]
+    with torch.no_grad():
+        cache = KVCache(max_len=9)
+        parts = [layer(x[:, :7], cache=cache, form="latent")]
+        parts += [layer(x[:, 7:8], cache=cache, form="absorbed")]
+        parts += [layer(x[:, 8:], cache=cache)]  # chooses for itself
+        assert cheaper_form(layer, 7, 0) == "latent"
+        assert cheaper_form(layer, 1, 8) == "absorbed"
+    together = torch.cat(parts, dim=1)
+    assert torch.allclose(together, layer(x), rtol=0, atol=1e-12)
+    # --8<-- [end:turns]
+
+
+def test_a_head_has_scores_of_the_rank_of_its_key():
+    """As in MHA: the latent is wider, and does not bound a single head."""
+    layer, x = mla(), tokens(1, 60, E)
+    q = layer.q_proj(x).view(60, H, DN + DR)[..., :DN]
+    c = layer.kv_a_layernorm(layer.kv_a_proj_with_mqa(x)[..., :R])
+    k = layer.kv_b_proj(c).view(60, H, DN + DV)[..., :DN]
+    scores = q.transpose(0, 1) @ k.permute(1, 2, 0)
+    assert torch.linalg.matrix_rank(scores).tolist() == [DN] * H
+
+
+def test_bfloat16_takes_each_form_as_far_and_not_to_the_same_place():
+    rows = {form: cells for form, *cells in mla_rounding()}
+    exact = [float(cells[0].rstrip("%")) for cells in rows.values()]
+    assert 0.3 < min(exact) <= max(exact) < 1.1 * min(exact) < 1.5
+    assert rows["expanded"][1] == rows["latent"][1] == "0.00%"
+    assert 0.3 < float(rows["absorbed"][1].rstrip("%")) < 1.0

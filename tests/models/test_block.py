@@ -1,0 +1,673 @@
+"""Blocks, decoders and what they generate, against formulas and loops."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from attnref import (
+    Block,
+    CrossAttention,
+    Decoder,
+    GroupedQueryAttention,
+    GrowingKVCache,
+    KVCache,
+    MultiHeadAttention,
+    MultiHeadLatentAttention,
+    MultiQueryAttention,
+    SwiGLU,
+    attention_weights,
+    greedy,
+    padding_mask,
+    padding_mask_from_hf,
+    sampled,
+)
+from tests.caches.test_kv_cache import refused
+from tests.conftest import relative_error
+from tests.oracles.test_transformers import LENGTH, decoders, padded
+
+B, T, S, E, H, K, D, FF, N = 2, 7, 13, 11, 6, 3, 4, 17, 101
+VARIANTS = {
+    "mha": lambda **o: MultiHeadAttention(d_model=E, n_heads=H, **o),
+    "mqa": lambda **o: MultiQueryAttention(d_model=E, n_heads=H, **o),
+    "gqa": lambda **o: GroupedQueryAttention(
+        d_model=E, n_heads=H, n_kv_heads=K, **o
+    ),
+}
+CACHES = {"room": lambda: KVCache(40), "growing": GrowingKVCache}
+with_both_caches = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+with_each_cache = pytest.mark.parametrize(
+    "make", [None, *CACHES.values()], ids=["none", *CACHES]
+)
+
+
+def sharp(module):
+    """Weights with which softmax decides: flat ones hide every mistake."""
+    for p in module.parameters():
+        nn.init.normal_(p, std=3.0 if p.dim() == 1 else 0.6)
+    return module.double().eval()
+
+
+def block(attention, **options):
+    return sharp(Block(attention, d_model=E, d_ff=FF, **options))
+
+
+def inputs(*shape):
+    return torch.randn(*(shape or (B, T, E)), dtype=torch.float64)
+
+
+def rms_norm(x, weight, eps=1e-6):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def swiglu(x, mlp):
+    gate, up, down = (p.weight.mT for p in mlp.children())
+    g = x @ gate
+    return (g / (1 + (-g).exp()) * (x @ up)) @ down
+
+
+def by_hand(block, x, eps=1e-6, **attention):
+    """Normalised before, added after: `x + f(norm(x))`, twice."""
+    normed = rms_norm(x, block.input_layernorm.weight, eps)
+    x = x + block.self_attn(normed, **attention)
+    normed = rms_norm(x, block.post_attention_layernorm.weight, eps)
+    return x + swiglu(normed, block.mlp)
+
+
+class Ear(nn.Module):
+    """In the place of attention: remembers what it is told, says `answer`."""
+
+    def __init__(self, answer=0.0):
+        super().__init__()
+        self.answer, self.heard = answer, None
+
+    def forward(self, x, **options):
+        self.heard = x, options
+        return torch.full_like(x, self.answer)
+
+
+def test_swiglu_is_its_formula():
+    mlp, x = sharp(SwiGLU(d_model=E, d_ff=FF)), inputs()
+    assert relative_error(mlp(x), swiglu(x, mlp)) <= 1e-12
+
+
+def test_swiglu_in_numbers():
+    mlp = SwiGLU(d_model=1, d_ff=2).double()
+    with torch.no_grad():
+        mlp.gate_proj.weight[:, 0] = torch.tensor([1.0, -2.0])
+        mlp.up_proj.weight[:, 0] = torch.tensor([3.0, 5.0])
+        mlp.down_proj.weight[0] = torch.tensor([7.0, 11.0])
+    e = torch.tensor(1.0, dtype=torch.float64).exp()
+    want = 7 * 3 * 1 / (1 + 1 / e) + 11 * 5 * -2 / (1 + e**2)
+    got = mlp(torch.ones(1, 1, 1, dtype=torch.float64))
+    assert relative_error(got.squeeze(), want) <= 1e-12
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("rope_theta", [None, 100.0])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_block_normalises_before_and_adds_after(name, rope_theta, eps):
+    attention = VARIANTS[name](head_dim=D, rope_theta=rope_theta)
+    layer, x = block(attention, eps=eps), inputs()
+    assert relative_error(layer(x), by_hand(layer, x, eps)) <= 1e-12
+    mask = padding_mask(torch.rand(B, T) < 0.7)
+    want = by_hand(layer, x, eps, mask=mask)
+    assert relative_error(layer(x, mask=mask), want) <= 1e-12
+
+
+@with_both_caches
+def test_a_block_of_cross_attention_reads_a_context(make):
+    attention = CrossAttention(d_model=E, n_heads=H, head_dim=D, d_context=5)
+    layer, x, context = block(attention), inputs(), inputs(B, S, 5)
+    mask = padding_mask(torch.rand(B, S) < 0.7)
+    want = by_hand(layer, x, context=context, mask=mask)
+    got = layer(x, context=context, mask=mask)
+    assert relative_error(got, want) <= 1e-12
+    cache = make()
+    with torch.no_grad():
+        first = layer(x[:, :3], context=context, mask=mask, cache=cache)
+        then = layer(x[:, 3:], mask=mask, cache=cache)
+    assert relative_error(torch.cat((first, then), dim=1), want) <= 1e-12
+
+
+def test_a_block_of_cross_attention_drops_in_training_alone():
+    attention = CrossAttention(d_model=E, n_heads=H, head_dim=D, dropout=0.5)
+    layer, x, context = block(attention), inputs(), inputs(B, S, E)
+    want = layer(x, context=context)
+    assert torch.equal(layer(x, context=context), want)
+    layer.train()
+    assert relative_error(layer(x, context=context), want) > 0.01
+
+
+def test_attention_gets_what_the_block_gets():
+    layer = Block(Ear(), d_model=E, d_ff=FF)
+    told = {"mask": 2, "cache": 3, "positions": 5, "context": 7}
+    layer(torch.randn(B, T, E), **told)
+    assert layer.self_attn.heard[1] == told
+    layer(torch.randn(B, T, E))
+    assert layer.self_attn.heard[1] == {}
+
+
+def test_each_token_is_normalised_over_its_width():
+    layer, x = Block(Ear(), d_model=E, d_ff=FF).double(), inputs()
+    layer(x)
+    heard, _ = layer.self_attn.heard
+    assert relative_error(heard.square().mean(-1), torch.ones(B, T)) <= 1e-5
+    direction = x / x.norm(dim=-1, keepdim=True)
+    assert relative_error(heard, direction * E**0.5) <= 1e-5
+
+
+def test_the_scale_of_a_token_does_not_reach_attention():
+    layer = Block(Ear(), d_model=E, d_ff=FF, eps=1e-15).double()
+    x, scale = inputs(), 10 ** torch.linspace(-2, 3, T).double()[:, None]
+    heard = []
+    for token in (x, scale * x):
+        layer(token)
+        heard.append(layer.self_attn.heard[0])
+    assert relative_error(*heard) <= 1e-9
+
+
+def test_what_attention_says_is_added_to_the_stream():
+    layer, x = Block(Ear(0.25), d_model=E, d_ff=FF).double(), inputs()
+    nn.init.zeros_(layer.mlp.down_proj.weight)
+    assert torch.equal(layer(x), x + 0.25)
+
+
+def decoder(name="gqa", layers=2, **options):
+    blocks = [
+        Block(VARIANTS[name](head_dim=D, **options), d_model=E, d_ff=FF)
+        for _ in range(layers)
+    ]
+    return sharp(Decoder(blocks, n_tokens=N, d_model=E))
+
+
+def caches(make, layers=2):
+    return [make() for _ in range(layers)]
+
+
+def prompts(rows=B, length=5):
+    return torch.randint(N, (rows, length))
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_a_decoder_is_its_blocks_between_two_tables(layers, eps):
+    blocks = [
+        Block(VARIANTS["gqa"](head_dim=D), d_model=E, d_ff=FF)
+        for _ in range(layers)
+    ]
+    model = sharp(Decoder(iter(blocks), n_tokens=N, d_model=E, eps=eps))
+    tokens, mask = prompts(), padding_mask(torch.rand(B, 5) < 0.7)
+    for options in ({}, {"mask": mask}):
+        x = model.embed_tokens.weight[tokens]
+        for each in blocks:
+            x = by_hand(each, x, **options)
+        want = rms_norm(x, model.norm.weight, eps) @ model.lm_head.weight.mT
+        got = model(tokens, **options)
+        assert got.shape == (B, 5, N)
+        assert relative_error(got, want) <= 1e-12
+
+
+@with_both_caches
+@pytest.mark.parametrize("sizes", [[1] * 5, [5], [3, 1, 1]], ids=str)
+def test_a_decoder_fills_a_cache_a_layer(make, sizes):
+    model, tokens, mine = decoder(layers=3), prompts(), caches(make, 3)
+    with torch.no_grad():
+        got = [model(part, caches=mine) for part in tokens.split(sizes, dim=1)]
+        assert relative_error(torch.cat(got, dim=1), model(tokens)) <= 1e-12
+    assert [cache.length for cache in mine] == [5, 5, 5]
+    x = model.embed_tokens(tokens)
+    for layer, cache in zip(model.layers, mine, strict=True):
+        normed = layer.input_layernorm(x)
+        v = layer.self_attn.v_proj(normed).view(B, 5, K, D).transpose(1, 2)
+        assert relative_error(cache.stored[1], v) <= 1e-12
+        x = layer(x)
+
+
+@torch.no_grad()
+def likeliest(model, prompt, steps):
+    """Token by token, each after a full pass over all before it."""
+    rows = prompt.tolist()
+    for _ in range(steps):
+        for row, scores in zip(rows, model(torch.tensor(rows)), strict=True):
+            row.append(max(range(N), key=scores[-1].tolist().__getitem__))
+    return torch.tensor(rows)
+
+
+@with_each_cache
+@pytest.mark.parametrize("rope_theta", [None, 100.0])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_same_tokens_are_generated_with_every_cache(name, rope_theta, make):
+    model, prompt = decoder(name, rope_theta=rope_theta), prompts()
+    want = likeliest(model, prompt, 20)
+    mine = caches(make) if make else None
+    got = greedy(model, prompt, 20, caches=mine)
+    assert got.tolist() == want.tolist()
+    # What repeats itself shows little.
+    assert len(got[:, 5:].unique()) > 8
+    assert min(len(row[5:].unique()) for row in got) > 2
+
+
+@with_each_cache
+@pytest.mark.parametrize("rope_theta", [None, 100.0])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_left_padded_row_generates_what_it_does_alone(name, rope_theta, make):
+    model, pads = decoder(name, rope_theta=rope_theta), [0, 3, 1]
+    prompt = prompts(rows=3)
+    valid = torch.arange(5) >= torch.tensor(pads)[:, None]
+    mine = caches(make) if make else None
+    got = greedy(model, prompt, 13, valid=valid, caches=mine)
+    assert torch.equal(got[:, :5], prompt)
+    for row, pad in enumerate(pads):
+        alone = likeliest(model, prompt[row : row + 1, pad:], 13)[0]
+        assert got[row, pad:].tolist() == alone.tolist()
+    blind = greedy(model, prompt, 13)
+    assert not torch.equal(got[1], blind[1]), "the pads were seen"
+
+
+def test_valid_is_what_a_tokenizer_gives_or_a_mask_of_ours():
+    model, prompt = decoder(rope_theta=100.0), prompts(3)
+    valid = torch.arange(5) >= torch.tensor([[0], [3], [1]])
+    want = greedy(model, prompt, 9, valid=valid)
+    assert not torch.equal(want, greedy(model, prompt, 9))
+    for told in (
+        valid.long(),
+        valid.int(),
+        padding_mask(valid),
+        padding_mask_from_hf(valid.long()),
+    ):
+        assert torch.equal(greedy(model, prompt, 9, valid=told), want)
+
+
+@with_each_cache
+@pytest.mark.parametrize("pad", [0, 7])
+@pytest.mark.parametrize("all_end", [True, False])
+def test_rows_end_where_those_of_transformers_end(all_end, pad, make):
+    """With the weights of a Llama, in a batch that is padded."""
+    ours, theirs = decoders()
+    prompt, valid = torch.randint(1, 53, (3, LENGTH)), padded("left")
+    free = greedy(ours, prompt, 12, valid=valid)[:, LENGTH:]
+    # Each row has one that no other has; the last may go on to the end.
+    ends = [int(free[0, 2]), int(free[1, 4])] + [int(free[2, 9])] * all_end
+    want = theirs.generate(
+        prompt,
+        attention_mask=valid.long(),
+        max_new_tokens=12,
+        do_sample=False,
+        eos_token_id=ends,
+        pad_token_id=pad,
+    )
+    got = greedy(
+        ours,
+        prompt,
+        12,
+        valid=valid.long(),
+        eos=ends,
+        pad=pad,
+        caches=[make() for _ in ours.layers] if make else None,
+    )
+    assert got.tolist() == want.tolist()
+    assert (got.shape[1] < LENGTH + 12) is all_end
+    assert not torch.equal(got[:, LENGTH:], free[:, : got.shape[1] - LENGTH])
+
+
+def test_a_row_that_has_ended_repeats_its_end_unless_told():
+    model, prompt = decoder(), prompts(3)
+    first, second = greedy(model, prompt, 2)[0, 5:].tolist()
+    for eos, then in (
+        (second, second),
+        ([3, second], 3),
+        ([second, 3], second),
+    ):
+        got = greedy(model, prompt, 9, eos=eos)[0, 5:]
+        assert got.tolist() == [first, second] + [then] * 7
+
+
+WARPERS = {
+    "plain": ({}, []),
+    "cold": ({"temperature": 0.3}, [TemperatureLogitsWarper(0.3)]),
+    "hot": ({"temperature": 3.0}, [TemperatureLogitsWarper(3.0)]),
+    "top 4": ({"top_k": 4}, [TopKLogitsWarper(4)]),
+    "top of more than there are": ({"top_k": 999}, [TopKLogitsWarper(999)]),
+    "nucleus": ({"top_p": 0.8}, [TopPLogitsWarper(0.8)]),
+    "the likeliest alone": ({"top_p": 1e-6}, [TopPLogitsWarper(1e-6)]),
+    "all three": (
+        {"temperature": 2.0, "top_k": 20, "top_p": 0.7},
+        [
+            TemperatureLogitsWarper(2.0),
+            TopKLogitsWarper(20),
+            TopPLogitsWarper(0.7),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "warpers"), WARPERS.values(), ids=WARPERS)
+def test_tokens_are_drawn_with_the_probabilities_of_transformers(
+    options, warpers, monkeypatch
+):
+    scores, drawn = torch.randn(3, N) * 3, []
+    want = scores
+    for warp in warpers:
+        want = warp(None, want)
+    want = want.softmax(-1)
+    real = torch.multinomial
+
+    def watched(weights, *rest, **named):
+        drawn.append(weights)
+        return real(weights, *rest, **named)
+
+    monkeypatch.setattr(torch, "multinomial", watched)
+    token = sampled(**options)(scores)
+    got = drawn[0] / drawn[0].sum(-1, keepdim=True)
+    assert torch.equal(got > 0, want > 0)
+    assert (got - want).abs().max() <= 1e-6
+    assert token.shape == (3,)
+    assert (want.gather(1, token[:, None]) > 0).all()
+
+
+def test_what_is_drawn_often_is_what_is_likely():
+    scores = torch.tensor([[0.0, 1.0, 2.0, -1.0, 1.5]])
+    generator = torch.Generator().manual_seed(5)
+    pick = sampled(temperature=0.8, generator=generator)
+    counts = pick(scores.expand(40_000, -1)).bincount(minlength=5)
+    want = 40_000 * (scores[0] / 0.8).softmax(-1)
+    chi = ((counts - want).square() / want).sum()
+    assert chi < 18.5  # 4 degrees of freedom: 1 in 1,000
+    generator.manual_seed(5)
+    again = pick(scores.expand(40_000, -1)).bincount(minlength=5)
+    assert torch.equal(counts, again)
+
+
+@with_each_cache
+def test_what_is_picked_is_what_is_read_next(make):
+    """Drawn with one seed, the same with every cache, and not the likeliest."""
+    model, prompt = decoder(), prompts(3)
+
+    def drawn(make):
+        generator = torch.Generator().manual_seed(3)
+        mine = caches(make) if make else None
+        pick = sampled(temperature=20.0, generator=generator)
+        return greedy(model, prompt, 9, caches=mine, pick=pick)
+
+    assert torch.equal(drawn(make), drawn(None))
+    assert not torch.equal(drawn(make), greedy(model, prompt, 9))
+    cold = sampled(top_k=1)
+    assert torch.equal(
+        greedy(model, prompt, 9, pick=cold), greedy(model, prompt, 9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"temperature": 0.0}, ValueError, "temperature=0.0 must be positive"),
+        ({"temperature": torch.nan}, ValueError, "temperature=nan must be"),
+        ({"top_k": 0}, ValueError, "top_k=0 must be at least 1"),
+        ({"top_k": 2.0}, TypeError, "top_k is float; pass an int"),
+        ({"top_p": 0.0}, ValueError, "top_p=0.0 must be above 0 and at most 1"),
+        ({"top_p": 1.5}, ValueError, "top_p=1.5 must be above 0 and at most 1"),
+    ],
+)
+def test_ways_to_pick_that_cannot_be_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        sampled(**options)
+
+
+def test_a_llama_of_transformers_is_this_decoder():
+    # --8<-- [start:llama]
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from attnref import Block, Decoder, GroupedQueryAttention, KVCache, greedy
+
+    config = LlamaConfig(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,  # sharp, where no trained weights are loaded
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    theirs = LlamaForCausalLM(config).eval()  # or .from_pretrained(...)
+
+    rope = config.rope_parameters
+    assert rope["rope_type"] == "default"  # Llama 3.1 scales its positions
+    blocks = [
+        Block(
+            GroupedQueryAttention(
+                d_model=config.hidden_size,
+                n_heads=config.num_attention_heads,
+                n_kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                rope_theta=rope["rope_theta"],
+            ),
+            d_model=config.hidden_size,
+            d_ff=config.intermediate_size,
+            eps=config.rms_norm_eps,
+        )
+        for _ in range(config.num_hidden_layers)
+    ]
+    ours = Decoder(
+        blocks,
+        n_tokens=config.vocab_size,
+        d_model=config.hidden_size,
+        eps=config.rms_norm_eps,
+    )
+    weights = theirs.state_dict()
+    ours.load_state_dict(
+        {name.removeprefix("model."): w for name, w in weights.items()}
+    )
+
+    prompt = torch.randint(3, 100, (3, 7))
+    attention_mask = torch.ones_like(prompt)
+    attention_mask[0, :4] = 0  # as a tokenizer marks pads on the left
+    want = theirs.generate(
+        prompt,
+        attention_mask=attention_mask,
+        max_new_tokens=20,
+        do_sample=False,
+    )
+    got = greedy(
+        ours.eval(),
+        prompt,
+        20,
+        valid=attention_mask,
+        caches=[KVCache(max_len=26) for _ in blocks],
+        eos=config.eos_token_id,
+        pad=config.pad_token_id,
+    )
+    assert torch.equal(got, want)
+    # --8<-- [end:llama]
+    assert len(got[:, 7:].unique()) > 12
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla"])
+def test_ten_requests_with_fresh_caches_take_two_graphs(name):
+    if name == "gqa":
+        make = GroupedQueryAttention
+        sizes = {"n_heads": H, "n_kv_heads": K, "head_dim": D}
+    else:
+        make = MultiHeadLatentAttention
+        sizes = {"n_heads": 3, "kv_lora_rank": 14, "qk_nope_head_dim": 10}
+        sizes |= {"qk_rope_head_dim": 8, "v_head_dim": 6}
+    blocks = [
+        Block(make(d_model=E, rope_theta=100.0, **sizes), d_model=E, d_ff=FF)
+        for _ in range(2)
+    ]
+    decoder = sharp(Decoder(blocks, n_tokens=N, d_model=E))
+    torch.compiler.reset()
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)  # a backend that runs each graph as it is
+        return graph.forward
+
+    compiled = torch.compile(decoder, fullgraph=True, backend=counted)
+    prompt = torch.randint(100, (3, 5))
+    for _ in range(10):  # requests, each with caches of its own
+        fresh = [KVCache(max_len=32) for _ in decoder.layers]
+        with torch.no_grad():
+            scores = [compiled(prompt, caches=fresh)]
+            for token in prompt[:, :3].split(1, dim=1):
+                scores.append(compiled(token, caches=fresh))
+    assert len(graphs) == 2  # one reads a prompt, the other a token
+    tokens = torch.cat((prompt, prompt[:, :3]), dim=1)
+    assert relative_error(torch.cat(scores, 1), decoder(tokens)) <= 1e-12
+    for length in (7, 3, 6):
+        fresh = [KVCache(max_len=32) for _ in decoder.layers]
+        with torch.no_grad():
+            compiled(tokens[:, :length], caches=fresh)
+            compiled(tokens[:, :1], caches=fresh)
+    assert len(graphs) == 3  # for prompts of any length
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_in_evaluation_nothing_is_dropped(name):
+    model, leaky = decoder(name), decoder(name, dropout=0.5)
+    leaky.load_state_dict(model.state_dict())
+    tokens = prompts()
+    assert torch.equal(leaky(tokens), model(tokens))
+    leaky.train()
+    assert relative_error(leaky(tokens), model(tokens)) > 0.01
+
+
+def test_no_steps_give_the_prompt():
+    prompt = prompts()
+    assert torch.equal(greedy(decoder(), prompt, 0), prompt)
+
+
+def test_generating_needs_no_gradients():
+    model = decoder()
+    mine = caches(GrowingKVCache)
+    greedy(model, prompts(), 2, caches=mine)
+    assert not any(t.requires_grad for c in mine for t in c.stored)
+    with torch.inference_mode():
+        assert greedy(model, prompts(), 2, caches=caches(CACHES["room"])).any()
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_each_layer_needs_a_cache(number):
+    model, mine = decoder(), caches(GrowingKVCache, number)
+    message = f"{number} caches for 2 layers: each needs one of its own"
+    for call in (model, lambda *a, **k: greedy(*(model, *a, 3), **k)):
+        with pytest.raises(ValueError, match=message):
+            call(prompts(), caches=mine)
+    assert not any(cache.length for cache in mine)
+
+
+@with_both_caches
+@torch.no_grad()
+def test_two_layers_cannot_share_a_cache(make):
+    model, mine = decoder(layers=3), caches(make, 2)
+    for shared in ([mine[0], mine[1], mine[0]], [mine[0]] * 3):
+        with refused("3 caches for 3 layers, one of them twice", *mine):
+            model(prompts(), caches=shared)
+
+
+@torch.no_grad()
+def test_a_decoder_looks_at_all_caches_before_it_writes_to_one():
+    model, tokens = decoder(layers=3), prompts(3, 9)
+    mine = [KVCache(9), GrowingKVCache(), KVCache(6)]
+    model(tokens[:, :4], caches=mine)
+    with refused("4 stored and 5 new make 9 > max_len=6", *mine):
+        model(tokens[:, 4:], caches=mine)
+    with refused("4 stored and 5 new make 9 > max_len=6", *mine):
+        greedy(model, tokens[:, 4:], 1, caches=mine)
+    small, mine[2] = mine[2], KVCache(9)
+    with refused("the caches hold [4, 4, 0] tokens: not the same", *mine):
+        model(tokens[:, 4:], caches=mine)
+    mine[2].append(*small.stored)
+    got = model(tokens[:, 4:], caches=mine)
+    assert relative_error(got, model(tokens)[:, 4:]) <= 1e-12
+
+
+def test_each_layer_is_told_what_the_decoder_is_told():
+    model = Decoder([Ear(), Ear()], n_tokens=N, d_model=E)
+    model(prompts(), form="latent", mask=None, positions=3)
+    told = {"form": "latent", "mask": None, "positions": 3, "cache": None}
+    assert [ear.heard[1] for ear in model.layers] == [told] * 2
+    greedy(model, prompts(), 1, form="expanded")
+    assert {ear.heard[1]["form"] for ear in model.layers} == {"expanded"}
+
+
+@pytest.mark.parametrize(
+    "row", [[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 0]], ids=str
+)
+def test_pads_are_refused_unless_on_the_left(row):
+    valid = torch.tensor([[1] * 5, row]).bool()
+    with pytest.raises(ValueError, match="left"):
+        greedy(decoder(), prompts(), 3, valid=valid)
+
+
+@pytest.mark.parametrize(
+    ("room", "message"),
+    [
+        (4, "0 stored and 5 new make 5 > max_len=4"),
+        (5, "5 stored and 1 new make 6 > max_len=5"),
+        (8, "8 stored and 1 new make 9 > max_len=8"),
+    ],
+)
+def test_a_cache_that_is_too_small_says_by_how_much(room, message):
+    mine = caches(lambda: KVCache(room))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        greedy(decoder(), prompts(), 6, caches=mine)
+
+
+def test_the_last_token_needs_no_room():
+    mine = caches(lambda: KVCache(5 + 6 - 1))
+    greedy(decoder(), prompts(), 6, caches=mine)
+    assert [cache.length for cache in mine] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    ("valid", "error", "message"),
+    [
+        (torch.full((B, 5), 2), ValueError, "other numbers than 0 and 1"),
+        (torch.ones(B, 1, 5, 5).bool(), ValueError, "shape (2, 1, 5, 5)"),
+        (
+            torch.ones(B, 3, dtype=torch.bool),
+            ValueError,
+            "valid has shape (2, 3), the prompt (2, 5)",
+        ),
+        (
+            torch.ones(1, 5, dtype=torch.bool),
+            ValueError,
+            "valid has shape (1, 5), the prompt (2, 5)",
+        ),
+    ],
+)
+def test_valid_that_does_not_fit_is_refused(valid, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        greedy(decoder(), prompts(), 3, valid=valid)
+
+
+def test_used_caches_are_refused():
+    model, mine = decoder(), caches(GrowingKVCache)
+    greedy(model, prompts(), 3, caches=mine)
+    with pytest.raises(
+        ValueError, match=r"does not broadcast to .* = \(2, 6, 5, 12\)"
+    ):
+        greedy(model, prompts(), 3, caches=mine)
+    assert [cache.length for cache in mine] == [7, 7]
+
+
+def test_the_weights_of_these_tests_are_sharp():
+    model, tokens = decoder("mha"), prompts(1, 31)
+    x = model.embed_tokens(tokens)
+    attention = model.layers[0].self_attn
+    x = model.layers[0].input_layernorm(x)
+    q, k = (
+        p(x).view(31, H, D).transpose(0, 1)
+        for p in (attention.q_proj, attention.k_proj)
+    )
+    assert attention_weights(q[None], k[None])[..., 1:, :].max() > 0.9

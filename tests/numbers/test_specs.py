@@ -1,0 +1,290 @@
+"""The file of models: what is in it, and how it says that it is wrong."""
+
+import json
+from copy import deepcopy
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnref.numbers import specs
+from attnref.numbers.specs import (
+    Compressed,
+    Full,
+    Mla,
+    Recurrent,
+    Store,
+    models,
+)
+
+TEXT = Path(specs.__file__).with_name("specs.json").read_text(encoding="utf-8")
+FILE = json.loads(TEXT)
+
+
+def changed(where, change):
+    """The file with a change in the record of one model."""
+    file = deepcopy(FILE)
+    (record,) = (m for m in file["models"] if m["id"] == where)
+    change(record)
+    return json.dumps(file)
+
+
+def test_the_models_are_sorted_by_date_and_cannot_be_changed():
+    dates = [model.date for model in models().values()]
+    assert dates == sorted(dates)
+    assert [*models()] == [m["id"] for m in FILE["models"]]
+    assert len(models()) >= 58
+    with pytest.raises(TypeError):
+        models()["gpt2"] = None
+    with pytest.raises(FrozenInstanceError):
+        models()["gpt2"].groups[0].layers = 1
+
+
+def test_each_row_has_a_source_that_can_be_opened():
+    for model in models().values():
+        assert model.sources, model.id
+        beside = [s for s in (model.context, model.params_in) if s]
+        shipped = model.shipped.sources if model.shipped else ()
+        for source in (*model.sources, *beside, *shipped):
+            assert source.url.startswith("https://"), model.id
+            assert "{" not in source.url, model.id
+            assert source.label
+
+
+def test_every_place_and_every_kind_is_used():
+    named = {
+        text.partition(":")[0]
+        for model in FILE["models"]
+        for text in (
+            *model["sources"],
+            *model.get("shipped", {}).get("sources", []),
+            *(model[f] for f in ("context", "params_in") if f in model),
+        )
+    }
+    assert named == {*FILE["places"], *specs.PLACES}
+    kinds = {g["kind"] for m in FILE["models"] for g in m["groups"]}
+    assert kinds == {*specs.KINDS}
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "message"),
+    [
+        (
+            "llama-3.1-8b",
+            lambda m: m["groups"][0].update(kv_head=8),
+            r"llama-3.1-8b: groups\[0\]: kv_head is no field of Full; "
+            r"did you mean kv_heads\?",
+        ),
+        (
+            "llama-3.1-8b",
+            lambda m: m["groups"][0].pop("kv_heads"),
+            r"llama-3.1-8b: groups\[0\]: kv_heads is missing",
+        ),
+        (
+            "gpt-oss-20b",
+            lambda m: m["groups"][1].update(layers="12"),
+            r"gpt-oss-20b: groups\[1\]: layers is '12'",
+        ),
+        (
+            "gpt2",
+            lambda m: m["groups"][0].update(layers=True),
+            r"gpt2: groups\[0\]: layers is True",
+        ),
+        (
+            "gpt2",
+            lambda m: m["groups"][0].update(head_dim=64.0),
+            r"gpt2: groups\[0\]: head_dim is 64.0",
+        ),
+        (
+            "gpt2",
+            lambda m: m["groups"][0].update(head_dim=0),
+            r"gpt2: groups\[0\]: head_dim=0 must be at least 1",
+        ),
+        (
+            "gpt2",
+            lambda m: m["groups"][0].update(head_dim=None),
+            r"gpt2: groups\[0\]: head_dim is None",
+        ),
+        (
+            "llama-3.1-8b",
+            lambda m: m["groups"][0].update(kv_heads=7),
+            r"groups\[0\]: kv_heads=7 does not divide q_heads=32",
+        ),
+        (
+            "deepseek-v3",
+            lambda m: m["groups"][0].update(kind="lma"),
+            r"deepseek-v3: groups\[0\]: kind is 'lma', not one of full, ",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(groups=[]),
+            "gpt2: groups is missing",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(groups=[7]),
+            r"gpt2: groups\[0\]: 7 is no record",
+        ),
+        ("gpt2", lambda m: m.update(sources=[]), "gpt2: sources is missing"),
+        (
+            "gpt2",
+            lambda m: m.update(sources=["a blog"]),
+            "gpt2: sources: 'a blog' is in no known place",
+        ),
+        (
+            "gpt2",
+            lambda m: m["groups"][0].update(kind=[]),
+            r"gpt2: groups\[0\]: kind is \[\], not one of",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(sources=["gpt-fast:zzz"]),
+            "gpt2: sources: 'gpt-fast:zzz' is in no known place",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(sources=["transformers"]),
+            "gpt2: sources: 'transformers' is in no known place",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(
+                shipped={"kv": 1, "index": 1, "sources": ["gpt-fast"]}
+            ),
+            "gpt2: shipped: an entry is of one head for all",
+        ),
+        (
+            "deepseek-v4-flash",
+            lambda m: m["groups"][0].pop("ratio"),
+            r"groups\[0\]: index_dim without ratio",
+        ),
+        ("gpt2", lambda m: m.update(date="19-02"), "gpt2: date is '19-02'"),
+        ("gpt2", lambda m: m.update(date="2019-13"), "gpt2: date is '2019-13'"),
+        ("gpt2", lambda m: m.update(name=3), "gpt2: name is 3"),
+        (
+            "gpt2",
+            lambda m: m.update(confidence="sure"),
+            "gpt2: confidence is 'sure'",
+        ),
+        (
+            "command-a",
+            lambda m: m.update(confidence="high"),
+            "command-a: confidence is 'high', but kvcache.ai is the only "
+            "source and not its makers'",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(
+                confidence="high",
+                sources=["transformers:gpt2", "transformers:llama"],
+            ),
+            "gpt2: confidence is 'high', but transformers is the only source",
+        ),
+        (
+            "llama-4-scout",
+            lambda m: m.update(context="the card"),
+            "llama-4-scout: context: 'the card' is in no known place",
+        ),
+        (
+            "gpt2",
+            lambda m: m.pop("params_in"),
+            "gpt2: params and params_in belong together",
+        ),
+        ("gpt2", lambda m: m.update(params=1.2e8), "gpt2: params is 120000000"),
+        (
+            "kimi-k3",
+            lambda m: m["groups"][0].update(rotated=0),
+            r"kimi-k3: groups\[0\]: rotated is 0",
+        ),
+        ("gpt2", lambda m: m.update(id="GPT 2"), "GPT 2: id has other than"),
+        (
+            "gpt2",
+            lambda m: m.update(id="falcon-7b"),
+            "falcon-7b is there twice",
+        ),
+        (
+            "deepseek-v3.2",
+            lambda m: m["shipped"].pop("index"),
+            "deepseek-v3.2: shipped: index is missing",
+        ),
+    ],
+)
+def test_a_wrong_row_is_named_with_its_field(where, change, message):
+    with pytest.raises(ValueError, match=f"specs.json: .*{message}"):
+        specs.read(changed(where, change))
+
+
+@given(st.data())
+def test_no_record_may_lose_a_field_it_needs(data):
+    where = data.draw(st.sampled_from([m["id"] for m in FILE["models"]]))
+    (record,) = (m for m in FILE["models"] if m["id"] == where)
+    optional = {"note", "shipped", "context"}
+    field = data.draw(st.sampled_from(sorted({*record} - optional)))
+    with pytest.raises(ValueError, match=r"^specs"):
+        specs.read(changed(where, lambda m: m.pop(field)))
+
+
+def test_makers_are_places():
+    file = deepcopy(FILE)
+    file["makers"].append("gemma 5")
+    with pytest.raises(ValueError, match="the file: makers: 'gemma 5' is no"):
+        specs.read(json.dumps(file))
+
+
+def test_a_file_without_models_or_places_is_refused():
+    with pytest.raises(ValueError, match=r"specs\.json: the file: models is"):
+        specs.read('{"places": {}, "makers": ["arXiv"]}')
+    with pytest.raises(ValueError, match=r"specs\.json: places: None is no"):
+        specs.read('{"models": []}')
+    with pytest.raises(ValueError, match="no model 5"):
+        specs.find_model(5)
+
+
+def test_an_entry_belongs_to_tokens_in_the_window_or_to_several():
+    assert Store("kv", 1, (8,)).entries(9) == 9
+    assert Store("kv", 1, (8,), 4).entries(3) == 3
+    assert Store("kv", 1, (8,), 4).entries(9) == 4
+    assert Store("kv", 1, (8,), None, 4).entries(3) == 0
+    assert Store("kv", 1, (8,), None, 4).entries(9) == 2
+    assert Store("state", 1, (8,)).entries(9) == 1
+
+
+def test_what_each_kind_of_layer_stores():
+    heads = {"q_heads": 6, "kv_heads": 3, "head_dim": 10, "v_head_dim": 7}
+    full = Full(layers=2, **heads)
+    assert full.stores == (Store("kv", 3, (10, 7)),)
+    window = specs.Sliding(layers=2, sliding_window=5, index_dim=4, **heads)
+    assert window.stores == (
+        Store("kv", 3, (10, 7), 5),
+        Store("index", 1, (4,), 5),
+    )
+    chunk = specs.Chunked(layers=2, chunk=5, **heads)
+    assert chunk.stores == (Store("kv", 3, (10, 7), 5),)
+    mla = Mla(layers=2, q_heads=6, kv_lora_rank=12, qk_rope_head_dim=4)
+    assert mla.stores == (Store("kv", 1, (12, 4)),)
+    shared = Compressed(
+        layers=1, q_heads=6, dim=9, sliding_window=5, ratio=4, index_dim=3
+    )
+    assert shared.stores == (
+        Store("kv", 1, (9,), 5),
+        Store("kv", 1, (9,), None, 4),
+        Store("index", 1, (3,), None, 4),
+    )
+    state = Recurrent(
+        layers=1,
+        state_heads=6,
+        key_dim=5,
+        value_dim=7,
+        conv_channels=11,
+        conv_kernel=4,
+    )
+    assert state.stores == (Store("state", 6, (35,)), Store("conv", 11, (3,)))
+
+
+def test_the_variant_is_told_by_the_heads():
+    known = {"gpt2": "MHA", "falcon-7b": "MQA", "llama-3.1-8b": "GQA"}
+    for name, variant in known.items():
+        assert models()[name].groups[0].variant == variant
+    assert models()["qwen3-next-80b"].layers == 48

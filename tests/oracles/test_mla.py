@@ -1,0 +1,317 @@
+"""MLA and YaRN against DeepSeek-V2 and V3, as transformers has them.
+
+In float32, since transformers computes its RoPE tables and norms in it.
+"""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
+
+from attnref import (
+    KVCache,
+    MultiHeadLatentAttention,
+    Yarn,
+    token_positions,
+)
+from tests.conftest import relative_error
+from tests.oracles.test_transformers import (
+    BOUND,
+    CHUNKS,
+    LENGTH,
+    ROOM,
+    THEIRS,
+    THETA,
+    WRONG,
+    B,
+    E,
+    H,
+    in_ours,
+    padded,
+    positions_of,
+    sharpened,
+)
+from tests.oracles.test_transformers import (
+    in_theirs as attended,
+)
+
+# R and DN are even, or V2 in transformers has a stride it cannot view.
+R, DN, DR, DV, Q = 26, 12, 10, 9, 18
+
+MODELS = {
+    "V2": (v2.DeepseekV2Attention, v2.DeepseekV2Config, {}),
+    "V3": (v3.DeepseekV3Attention, v3.DeepseekV3Config, {}),
+    "V3 in halves": (
+        v3.DeepseekV3Attention,
+        v3.DeepseekV3Config,
+        {"rope_interleave": False},
+    ),
+}
+SHORT = {"factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {"factor": 40.0, "original_max_position_embeddings": 4096}
+ROPES = {
+    "plain": {},
+    "both mscales 1": {**SHORT, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "two mscales": {**SHORT, "mscale": 0.707, "mscale_all_dim": 0.5},
+    "no mscale": SHORT,
+    "mscale alone": {**SHORT, "mscale": 0.707},
+    "mscale_all_dim alone": {**SHORT, "mscale_all_dim": 0.5},
+    "that of V3": {
+        **LONG,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "other betas": {**LONG, "beta_fast": 300.0, "beta_slow": 20.0},
+}
+
+models = pytest.mark.parametrize("model", MODELS)
+yarns = pytest.mark.parametrize("rope", [*ROPES][1:])
+ropes = pytest.mark.parametrize("rope", ROPES)
+q_lora_ranks = pytest.mark.parametrize("q_lora_rank", [None, Q])
+biases = pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias"])
+inner = pytest.mark.parametrize("inner", ["eager", "sdpa"])
+forms = pytest.mark.parametrize("form", ["expanded", "latent", "absorbed"])
+chunks = pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+their_caches = pytest.mark.parametrize(
+    "their_cache", THEIRS.values(), ids=THEIRS
+)
+
+
+@cache
+def config_of(model, rope="two mscales", inner="sdpa", theta=THETA, **more):
+    _, config, extra = MODELS[model]
+    rope = ROPES[rope]
+    kind = {"rope_type": "yarn" if rope else "default", "rope_theta": theta}
+    trained = rope.get("original_max_position_embeddings", 64)
+    sizes = {
+        "hidden_size": E,
+        "num_attention_heads": H,
+        "num_key_value_heads": H,
+        "num_hidden_layers": 1,
+        "q_lora_rank": Q,
+        "kv_lora_rank": R,
+        "qk_nope_head_dim": DN,
+        "qk_rope_head_dim": DR,
+        "v_head_dim": DV,
+        "max_position_embeddings": int(trained * rope.get("factor", 1)),
+        "rope_parameters": {**kind, **rope},
+        "attn_implementation": inner,
+    }
+    return config(**sizes | extra | more)
+
+
+def yarn_of(rope):
+    renamed = {"original_max_position_embeddings": "original_max_len"}
+    ours = {renamed.get(k, k): value for k, value in ROPES[rope].items()}
+    return Yarn(**ours) if ours else None
+
+
+def rotary_of(config):
+    kinds = {
+        "deepseek_v2": v2.DeepseekV2RotaryEmbedding,
+        "deepseek_v3": v3.DeepseekV3RotaryEmbedding,
+    }
+    return kinds[config.model_type](config)
+
+
+def layer_for(config, rope):
+    interleaved = getattr(config, "rope_interleave", True)
+    layer = MultiHeadLatentAttention(
+        d_model=E,
+        n_heads=H,
+        kv_lora_rank=R,
+        qk_nope_head_dim=DN,
+        qk_rope_head_dim=DR,
+        v_head_dim=DV,
+        q_lora_rank=config.q_lora_rank,
+        bias=config.attention_bias,
+        rope_theta=THETA,
+        rope_layout="interleaved" if interleaved else "half",
+        yarn=yarn_of(rope),
+    )
+    return layer.eval().requires_grad_(False)
+
+
+def pair(model, rope="two mscales", inner="sdpa", **more):
+    config = config_of(model, rope, inner, **more)
+    theirs = sharpened(MODELS[model][0](config, layer_idx=0))
+    ours = layer_for(config, rope)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def in_theirs(module, x, chunks=(LENGTH,), cache=None, valid=None):
+    """A layer of DeepSeek has its config, and its tables of another kind."""
+    return attended(
+        module,
+        module.config,
+        x,
+        chunks,
+        cache,
+        valid,
+        None if valid is None else positions_of(valid),
+        rotary_of(module.config),
+    )
+
+
+@models
+@q_lora_ranks
+@biases
+def test_weights_have_the_names_and_shapes_of_transformers(
+    model, q_lora_rank, bias
+):
+    config = config_of(model, q_lora_rank=q_lora_rank, attention_bias=bias)
+    theirs = MODELS[model][0](config, layer_idx=0).state_dict()
+    ours = layer_for(config, "plain").state_dict()
+    assert {n: w.shape for n, w in ours.items()} == {
+        n: w.shape for n, w in theirs.items()
+    }
+
+
+@models
+@q_lora_ranks
+@biases
+@ropes
+@forms
+def test_a_whole_prompt_gives_what_transformers_gives(
+    model, q_lora_rank, bias, rope, form
+):
+    ours, theirs = pair(
+        model, rope, q_lora_rank=q_lora_rank, attention_bias=bias
+    )
+    x = torch.randn(B, LENGTH, E)
+    got = in_ours(partial(ours, form=form), x)
+    assert relative_error(got, in_theirs(theirs, x)) <= BOUND
+
+
+@models
+@inner
+@chunks
+@their_caches
+@forms
+def test_cached_chunks_give_what_transformers_gives(
+    model, inner, chunks, their_cache, form
+):
+    ours, theirs = pair(model, inner=inner)
+    x = torch.randn(B, LENGTH, E)
+    want = in_theirs(theirs, x, chunks, their_cache(theirs.config))
+    got = in_ours(partial(ours, form=form), x, chunks, KVCache(ROOM))
+    assert relative_error(got, want) <= BOUND
+
+
+@models
+@inner
+@chunks
+@their_caches
+@forms
+@pytest.mark.parametrize("where", ["left", "amid"])
+def test_padded_rows_give_what_transformers_gives(
+    model, inner, chunks, their_cache, form, where
+):
+    ours, theirs = pair(model, inner=inner)
+    x, valid = torch.randn(B, LENGTH, E), padded(where)
+    want = in_theirs(theirs, x, chunks, their_cache(theirs.config), valid)
+    got = in_ours(
+        partial(ours, form=form),
+        x,
+        chunks,
+        KVCache(ROOM),
+        valid,
+        token_positions(valid),
+    )
+    assert relative_error(got[valid], want[valid]) <= BOUND
+
+
+@models
+@pytest.mark.parametrize("form", ["latent", "absorbed"])
+def test_the_cache_holds_what_that_of_transformers_holds(model, form):
+    ours, theirs = pair(model)
+    config, x = theirs.config, torch.randn(B, LENGTH, E)
+    cache, their_cache = KVCache(ROOM), DynamicCache(config=config)
+    in_ours(partial(ours, form=form), x, CHUNKS["ragged"], cache)
+    in_theirs(theirs, x, CHUNKS["ragged"], their_cache)
+    (entry,), (held,) = cache.stored, their_cache.layers
+    c, k_rope = entry.split((R, DR), dim=-1)
+    if model == "V3":  # which turns pairs into halves as it turns them
+        k_rope = k_rope.unflatten(-1, (-1, 2)).mT.flatten(-2)
+    assert relative_error(c, held.keys) <= BOUND
+    assert relative_error(k_rope, held.values) <= BOUND
+
+
+@models
+@forms
+def test_small_inputs_give_what_transformers_gives(model, form):
+    """So small that the eps of both norms is felt."""
+    ours, theirs = pair(model)
+    x = torch.randn(B, LENGTH, E) / 1000
+    got = in_ours(partial(ours, form=form), x)
+    assert relative_error(got, in_theirs(theirs, x)) <= BOUND
+
+
+@yarns
+@pytest.mark.parametrize("dim", [2, 6, 10, 64])
+@pytest.mark.parametrize("theta", [500.0, 1e4, 5e5])
+def test_yarn_slows_the_pairs_that_transformers_slows(rope, dim, theta):
+    config = config_of("V3", rope, theta=theta, qk_rope_head_dim=dim)
+    plain = theta ** (-torch.arange(0, dim, 2).double() / dim)
+    theirs = rotary_of(config).inv_freq
+    ours = yarn_of(rope).slowed(plain, theta)
+    assert (ours / theirs - 1).abs().max() <= BOUND
+
+
+@models
+@ropes
+def test_the_scales_are_those_of_transformers(model, rope):
+    ours, theirs = pair(model, rope)
+    assert ours.scale == pytest.approx(theirs.scaling, rel=1e-12)
+    tables = ours.yarn.table_scale if ours.yarn else 1.0
+    scaling = rotary_of(theirs.config).attention_scaling
+    assert tables == pytest.approx(scaling, rel=1e-12)
+
+
+OTHER = {"half": "interleaved", "interleaved": "half"}
+# What each is to our layer, as a change of its attributes.
+FAULTS = {
+    "pairs of the other layout": lambda ours: {
+        "rope_layout": OTHER[ours.rope_layout]
+    },
+    "scale of the latent": lambda ours: {
+        "scale": ours.scale * ((DN + DR) / (R + DR)) ** 0.5
+    },
+    "scale without YaRN": lambda _: {"scale": (DN + DR) ** -0.5},
+    "tables without YaRN": lambda _: {"yarn": None},
+    "tables without mscale": lambda ours: {
+        "yarn": replace(ours.yarn, mscale=0.0)
+    },
+    "another theta": lambda _: {"rope_theta": 10_000.0},
+    "latent before its norm": lambda _: {"kv_a_layernorm": nn.Identity()},
+    "queries without norm": lambda _: {"q_a_layernorm": nn.Identity()},
+    "not causal": lambda _: {"causal": False},
+}
+
+
+@models
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_the_comparison_has_teeth(model, fault):
+    ours, theirs = pair(model)
+    x = torch.randn(B, LENGTH, E)
+    for name, value in fault(ours).items():
+        setattr(ours, name, value)
+    assert relative_error(in_ours(ours, x), in_theirs(theirs, x)) > WRONG
+
+
+@models
+@yarns
+def test_no_yarn_is_another_result_for_every_yarn(model, rope):
+    ours, theirs = pair(model, rope)
+    plain = layer_for(theirs.config, "plain")
+    plain.load_state_dict(ours.state_dict())
+    x = torch.randn(B, LENGTH, E)
+    assert relative_error(in_ours(plain, x), in_theirs(theirs, x)) > WRONG

@@ -1,0 +1,225 @@
+"""The site in a browser: what a reader sees, copies, searches, takes home."""
+
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from playwright.sync_api import expect
+
+from sitekit import ROOT
+from sitekit.pages import body_of, python_blocks
+
+
+def test_the_language_switch_stays_on_the_page(visit, address):
+    page = visit(address + "core/masks/")
+    page.click("a.language")
+    page.wait_for_url(address + "zh/core/masks/")
+    assert page.locator("h1").inner_text().startswith("掩码")
+    page.click("a.language")
+    page.wait_for_url(address + "core/masks/")
+    page.goto(address + "zh/")
+    page.click("a.language")
+    page.wait_for_url(address)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_copy_button_gives_what_ran(visit, address, language):
+    root = "" if language == "en" else "zh/"
+    page = visit(
+        f"{address}{root}core/softmax/",
+        permissions=["clipboard-read", "clipboard-write"],
+    )
+    ran = python_blocks(
+        body_of(ROOT / "docs" / language / "core" / "softmax.md")
+    )
+    label, done = {"en": ("Copy", "Copied"), "zh": ("复制", "已复制")}[language]
+    buttons = page.locator("article button.copy")
+    assert buttons.count() == len(ran)
+    for button, text in zip(buttons.all(), ran, strict=True):
+        expect(button).to_have_attribute("aria-label", label)
+        button.click()
+        expect(button).to_have_attribute("aria-label", done)
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied.rstrip("\n") == text.rstrip("\n")
+
+
+@pytest.mark.parametrize("path", ["core/sdpa/", "zh/core/masks/"])
+def test_without_javascript_everything_is_there(visit, address, path):
+    def sizes(page):
+        boxes = "boxes => boxes.map(b => b.getBoundingClientRect().width)"
+        return page.eval_on_selector_all("article math, article svg", boxes)
+
+    without = visit(address + path, java_script_enabled=False)
+    assert without.faults == []
+    shown = without.locator("article").inner_text()
+    page = visit(address + path)
+    assert page.locator("article").inner_text().split() == shown.split()
+    assert min(sizes(page)) > 0
+    without_sizes = [
+        box.bounding_box()
+        for box in without.locator("article math, article figure svg").all()
+    ]
+    assert all(box and box["width"] > 0 for box in without_sizes)
+    assert len(without_sizes) > 5
+
+
+def test_figures_follow_light_and_dark(visit, address):
+    def colours(page):
+        return page.evaluate(
+            """() => ['rect.on', 'rect.off', 'text.label'].map(s =>
+            getComputedStyle(document.querySelector('.drawn ' + s)).fill)"""
+        )
+
+    page = visit(address + "core/masks/")
+    light = colours(page)
+    page.get_by_role("button", name="Switch to dark").click()
+    dark = colours(page)
+    assert all(a != b for a, b in zip(light, dark, strict=True))
+
+
+def scheme_of(page):
+    return page.evaluate(
+        """() => [document.body.dataset.mdColorScheme,
+        document.querySelector("[name=color-scheme]").content,
+        document.querySelector("[name=theme-color]").content,
+        getComputedStyle(document.body).backgroundColor]"""
+    )
+
+
+LIGHT = ["default", "light", *["rgb(253, 252, 249)"] * 2]
+DARK = ["slate", "dark", *["rgb(22, 25, 26)"] * 2]
+
+
+@pytest.mark.parametrize(("scheme", "seen"), [("light", LIGHT), ("dark", DARK)])
+def test_no_reader_sees_the_other_scheme_first(chromium, address, scheme, seen):
+    """It is there before the script of the theme."""
+    context = chromium.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.route("**/bundle.*.js", lambda route: route.abort())
+    page.goto(address + "core/masks/")
+    assert scheme_of(page) == seen
+    other = DARK if seen == LIGHT else LIGHT
+    page.emulate_media(color_scheme=other[1])
+    body = page.locator("body")
+    expect(body).to_have_attribute("data-md-color-scheme", other[0])
+    assert scheme_of(page) == other
+    context.close()
+
+
+def test_a_chosen_scheme_holds_in_both_languages(visit, address):
+    page = visit(address + "core/masks/")
+    there = page.get_by_role("button", name="Switch to dark")
+    back = page.get_by_role("button", name="Switch to light")
+    expect(there).to_be_visible()
+    expect(back).to_be_hidden()
+    there.press("Enter")
+    expect(back).to_be_focused()
+    expect(there).to_be_hidden()
+    for _ in range(2):
+        assert scheme_of(page) == DARK
+        page.goto(address + "zh/core/masks/")
+    page.get_by_role("button", name="切换到浅色").click()
+    page.goto(address)
+    assert scheme_of(page) == LIGHT
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(50)
+    assert scheme_of(page) == LIGHT, "chosen is chosen"
+
+
+def test_a_scheme_can_be_chosen_where_nothing_is_stored(chromium, address):
+    context = chromium.new_context()
+    context.add_init_script(
+        "Object.defineProperty(window, 'localStorage',"
+        " { get() { throw new DOMException('no', 'SecurityError') } })"
+    )
+    page = context.new_page()
+    page.goto(address + "core/masks/")
+    page.get_by_role("button", name="Switch to dark").click()
+    assert scheme_of(page) == DARK
+    context.close()
+
+
+def test_words_in_a_formula_are_never_broken(visit, address):
+    """Laid out again, for a picture of the whole page, Chromium breaks them
+    into letters, of which it draws the first, where words may be broken."""
+    page = visit(address + "numbers/memory/", width=390)
+    widths = """() => [...document.querySelectorAll(".formula mtext")].map(e =>
+    {
+      const range = document.createRange();
+      range.selectNodeContents(e);
+      return range.getBoundingClientRect().width;
+    })"""
+    before = page.evaluate(widths)
+    page.screenshot(full_page=True)
+    assert page.evaluate(widths) == before
+    assert min(before) > 20
+
+
+def test_formulas_are_drawn_with_the_math_font(visit, address):
+    page = visit(address + "zh/core/sdpa/")
+    assert page.evaluate("document.fonts.check('16px \"STIX Two Math\"')")
+    fonts = [u for u in page.urls if u.endswith(".woff2")]
+    assert len(fonts) == 1
+    # A delimiter that stretches is much taller than a letter.
+    assert page.evaluate(
+        """() => Math.max(...[...document.querySelectorAll('.formula mo')]
+        .map(e => e.getBoundingClientRect().height))"""
+    ) > 40  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The zip of `make offline`, unpacked."""
+    subprocess.run(
+        [sys.executable, "-m", "sitekit", "offline"], cwd=ROOT, check=True
+    )
+    folder = tmp_path_factory.mktemp("a folder")
+    with zipfile.ZipFile(ROOT / "dist" / "attnref-site.zip") as archive:
+        archive.extractall(folder)
+    return folder / "attnref"
+
+
+def test_the_zip_is_read_from_the_disk(visit, unpacked):
+    page = visit((unpacked / "index.html").as_uri())
+    page.locator("article a", has_text="Masks").first.click()
+    page.wait_for_url("**/core/masks.html")
+    assert page.locator("article svg").count() >= 4
+    page.click("a.language")
+    page.wait_for_url("**/zh/core/masks.html")
+    assert page.faults == []
+    assert all(u.startswith(("file:", "blob:", "about:")) for u in page.urls)
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "first"),
+    [
+        ("index.html", "gqa", "/gqa.html"),
+        ("zh/index.html", "KV 缓存", "/zh/caches/kv-cache.html"),
+    ],
+)
+def test_the_zip_can_be_searched(visit, unpacked, path, query, first):
+    page = visit((unpacked / path).as_uri())
+    page.locator(".md-search__input").focus()
+    page.keyboard.insert_text(query)
+    page.keyboard.press("Shift")  # the theme listens to keys coming up
+    found = page.locator(".md-search-result__link").first
+    expect(found).to_have_attribute("href", re.compile(re.escape(first)))
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**{first}*")
+    assert page.faults == []
+    assert all(u.startswith(("file:", "blob:", "about:")) for u in page.urls)
+
+
+def test_the_calculator_runs_from_the_disk(visit, unpacked):
+    page = visit((unpacked / "zh" / "numbers/calculator.html").as_uri())
+    said = page.locator(".calculator .said")
+    page.locator("[name=model]").select_option("gpt2")
+    page.locator("[name=tokens]").fill("1024")
+    assert "36 MiB" in said.inner_text()
+    assert page.faults == []
+    assert all(u.startswith(("file:", "blob:", "about:")) for u in page.urls)
+    page.wait_for_url("**model=gpt2&tokens=1024")
+    again = visit(page.url).locator(".calculator .said")
+    assert again.inner_text() == said.inner_text()

@@ -1,0 +1,297 @@
+"""Every page in a browser, wide and narrow: no request elsewhere, nothing
+that overflows in any font, nothing for axe to find, and not too heavy."""
+
+import gzip
+import os
+from typing import NamedTuple
+
+import pytest
+import torch
+from axe_playwright_python.sync_playwright import Axe
+
+from sitekit import ROOT, figures
+from sitekit.pages import address_of, markdown_files
+from tests.conftest import opened
+
+PATHS = [
+    ("" if language == "en" else "zh/") + address_of(path)
+    for language in ("en", "zh")
+    for path in markdown_files(language)
+]
+
+
+ONLY = {"resultTypes": ["violations"]}  # the rest takes half the time
+
+
+# What readers have; the first is the widest.
+FONTS = ("DejaVu Sans", "Liberation Sans", "Noto Sans", "Noto Sans CJK SC")
+
+
+class Seen(NamedTuple):
+    """What two visits to a page found, 1440 and 390 px wide."""
+
+    urls: list[str]
+    faults: list[str]
+    wide: list[str]
+    holes: list[str]
+    rows: list[str]
+    torn: list[str]
+    scrolling: list[str]
+    axe: list[tuple[str, str]]
+
+
+FORCE = """font => {
+  document.querySelector('#forced')?.remove();
+  const style = document.createElement('style');
+  style.id = 'forced';
+  style.textContent = font &&
+    `body { --md-text-font-family: "${font}" !important }
+     mtext { font-family: "${font}" }`;
+  document.head.append(style);
+  return document.fonts.ready.then(() => document.body.offsetHeight);
+}"""
+# In SVG, a text's box is as high as its font: what is looked at is its ink.
+OVERFLOW = """font => {
+  const found = [];
+  const all = (what, from = document) => [...from.querySelectorAll(what)]
+    .filter(e => e.checkVisibility());
+  const say = (law, e) =>
+    found.push(law + ': ' + (e.textContent.trim() || e.outerHTML).slice(0, 80));
+  const pen = new OffscreenCanvas(1, 1).getContext('2d');
+  const ink = text => {
+    const style = getComputedStyle(text), box = text.getBBox();
+    pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+    const m = pen.measureText(text.textContent.trim());
+    box.y += m.fontBoundingBoxAscent - m.actualBoundingBoxAscent;
+    box.height = m.actualBoundingBoxAscent + m.actualBoundingBoxDescent;
+    const turned = text.getScreenCTM();
+    const ends = [[0, 0], [0, 1], [1, 0], [1, 1]].map(([right, down]) =>
+      new DOMPoint(box.x + right * box.width, box.y + down * box.height)
+        .matrixTransform(turned));
+    const [x, y] = [ends.map(p => p.x), ends.map(p => p.y)];
+    return {left: Math.min(...x), right: Math.max(...x),
+            top: Math.min(...y), bottom: Math.max(...y)};
+  };
+  const holds = (outer, inner, room) =>
+    outer.left + room <= inner.left && inner.right <= outer.right - room &&
+    outer.top + room <= inner.top && inner.bottom <= outer.bottom - room;
+  const meet = (a, b) =>
+    a.left < b.right + 1 && b.left < a.right + 1 &&
+    a.top < b.bottom && b.top < a.bottom;
+  for (const svg of all('.drawn svg')) {
+    const frame = svg.getBoundingClientRect();
+    if (!svg.closest('.panel .scroll') && frame.right
+        > svg.closest('figure').getBoundingClientRect().right + 0.5)
+      say('leaves its figure', svg);
+    const boxes = all('rect', svg).map(e => e.getBoundingClientRect());
+    const texts = all('text', svg).map(e => [e, ink(e)]);
+    texts.forEach(([text, box], i) => {
+      if (!holds(frame, box, 0)) say('leaves its drawing', text);
+      const x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
+      if (boxes.some(r => holds(r, {left: x, right: x, top: y, bottom: y}, 0)
+          && !holds(r, box, 1)))
+        say('leaves its rectangle', text);
+      for (const [other, its] of texts.slice(i + 1))
+        if (meet(box, its)) say('meets ' + other.textContent.trim(), text);
+    });
+  }
+  for (const plots of all('.plots')) {
+    const shown = [...plots.children].filter(e => e.checkVisibility());
+    if (shown.length !== 1) say(shown.length + ' plots', plots);
+  }
+  for (const button of all('.filename ~ .copy')) {
+    const name = document.createRange(), its = button.getBoundingClientRect();
+    name.selectNodeContents(button.parentElement.querySelector('.filename'));
+    if ([...name.getClientRects()].some(line => meet(line, its)))
+      say('below its button', button.parentElement);
+  }
+  if (document.documentElement.scrollWidth > innerWidth)
+    say('wider than the window', document.querySelector('title'));
+  const blocks = `h1, h2, h3, h4, h5, h6, th, td, summary, legend, label,
+    figcaption, button, .bar > *, .formula`;
+  for (const e of all('.md-content *')) {
+    if (e.closest('pre, svg, math')) continue;
+    if (!e.closest('.scroll')
+        && e.getBoundingClientRect().right > innerWidth + 1)
+      say('leaves the window', e);
+    if (e.matches(blocks) && e.clientWidth && e.scrollWidth > e.clientWidth + 1
+        && !e.querySelector('.scroll, .headerlink'))
+      say('wider than its box', e);
+  }
+  const set = '.drawn text:not(.shape, .token), h1, h2, h3, th, td, p, mtext';
+  for (const e of all(set))
+    if (font && getComputedStyle(e).fontFamily !== `"${font}"`)
+      say('not in ' + font, e);
+  return found;
+}"""
+# How high headings are, and how high without the link that nobody sees.
+HOLES = """() => {
+  const headings = [...document.querySelectorAll('.headerlink')]
+    .map(link => link.parentElement);
+  const high = () => headings.map(e => e.getBoundingClientRect().height);
+  const before = high(), style = document.createElement('style');
+  style.textContent = '.headerlink { display: none !important }';
+  document.head.append(style);
+  const after = high();
+  const found = headings.filter((e, i) => before[i] !== after[i])
+    .map(e => e.textContent)
+    .concat(headings.filter(e => e.scrollWidth > e.clientWidth + 1)
+      .map(e => 'wider than its box: ' + e.textContent));
+  style.remove();
+  return found;
+}"""
+ROWS = """() => [...document.querySelectorAll('.panels')]
+    .filter(e => !e.querySelector('.scroll'))
+    .map(e => [...e.querySelectorAll('svg')].slice(0, 3)
+      .map(svg => Math.round(svg.getBoundingClientRect().top)))
+    .filter(tops => new Set(tops).size > 1)
+    .map(tops => 'drawings begin at ' + tops)"""
+TORN = r"""() => [...document.querySelectorAll('article math')]
+    .filter(m => /^[-,.:;!?)，。、：；！？）”]/.test(m.nextSibling?.data))
+    .filter(m => {
+      const mark = document.createRange();
+      mark.setStart(m.nextSibling, 0);
+      mark.setEnd(m.nextSibling, 1);
+      return mark.getBoundingClientRect().left
+        < m.getBoundingClientRect().left;
+    })
+    .map(m => m.textContent + m.nextSibling.data.slice(0, 20))"""
+SCROLLING = """() => [...document.querySelectorAll('pre > code')]
+    .filter(e => e.scrollWidth > e.clientWidth)
+    .map(e => e.innerText.slice(0, 80))"""
+
+
+@pytest.fixture(scope="module")
+def fonts(chromium, address):
+    """Those of the fonts that a text really gets when it asks for them."""
+    found = []
+    with opened(chromium, f"{address}memory/") as page:
+        page.evaluate("document.querySelector('details').open = true")
+        client = page.context.new_cdp_session(page)
+        for font in FONTS:
+            page.evaluate(FORCE, font)
+            client.send("DOM.enable")
+            client.send("CSS.enable")
+            root = client.send("DOM.getDocument")["root"]["nodeId"]
+            got = set()
+            for text in ("h1", ".wide.plot text", ".drawn td", "mtext"):
+                node = client.send(
+                    "DOM.querySelector", {"nodeId": root, "selector": text}
+                )
+                used = client.send(
+                    "CSS.getPlatformFontsForNode", {"nodeId": node["nodeId"]}
+                )
+                got |= {each["familyName"] for each in used["fonts"]}
+            if got == {font}:
+                found.append(font)
+    return found
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def seen(request, chromium, address, fonts):
+    """Both widths for each page, in every font. axe takes seconds: the English
+    pages are read wide and light, their Chinese twins narrow and dark."""
+    wide, holes, torn, axe = [], [], [], []
+    for width, scheme, until in (
+        (1440, "light", "networkidle"),
+        (390, "dark", "load"),
+    ):
+        with opened(
+            chromium,
+            address + request.param,
+            width=width,
+            scheme=scheme,
+            until=until,
+        ) as page:
+            if width == 1440:
+                urls, faults = list(page.urls), page.faults
+                scrolling = page.evaluate(SCROLLING)
+                rows = page.evaluate(ROWS)
+            torn += page.evaluate(TORN)
+            page.evaluate(
+                "document.querySelectorAll('details').forEach("
+                "d => d.open = true)"
+            )
+            for font in (None, *fonts):
+                page.evaluate(FORCE, font)
+                at = f"{width}, {font}: "
+                wide += [at + e for e in page.evaluate(OVERFLOW, font)]
+                if font in (None, FONTS[0]):
+                    holes += [at + e for e in page.evaluate(HOLES)]
+            page.evaluate(FORCE, None)
+            if request.param.startswith("zh/") == (width == 390):
+                for v in Axe().run(page, options=ONLY).response["violations"]:
+                    axe.append((v["id"], v["nodes"][0]["html"][:200]))
+    return Seen(urls, faults, wide, holes, rows, torn, scrolling, axe)
+
+
+def test_a_page_asks_nobody_else_for_anything(seen, address):
+    assert seen.faults == []
+    assert [u for u in seen.urls if not u.startswith(address)] == []
+    assert len(seen.urls) > 3
+
+
+def test_the_fonts_of_readers_are_there(fonts):
+    missing = [font for font in FONTS if font not in fonts]
+    if missing and not os.environ.get("CI"):
+        pytest.skip(f"pages are not seen in {', '.join(missing)}: not here")
+    assert missing == []
+
+
+def test_nothing_leaves_its_box_in_any_font(seen):
+    assert seen.wide == []
+
+
+def test_a_drawing_holds_whatever_its_words_are(chromium, fonts):
+    long = "a name of many words, WWW"
+    style = (ROOT / "overrides/assets/attnref.css").read_text(encoding="utf-8")
+    words = [long, "注意力 attention", "<pad>", "<a token>"]
+    shapes = [(128, 16384, 192), (128, 16384, 128)]
+    flow = dict.fromkeys(("query", "cache", "made", "heads", "asked"), shapes)
+    drawn = [
+        figures.heatmap(torch.eye(4), words, words, (long, long), ""),
+        figures.heatmap(torch.ones(1, 1) > 0, [""], [""], (long, long), ""),
+        figures.lines(torch.eye(16), (long, "k"), ""),
+        figures.bars(torch.tensor([10**15, 1, 0, 1]), words, ""),
+        figures.stream(flow | {"attention": shapes[:1]}, [long] * 5, ""),
+    ]
+    with opened(chromium, "about:blank", width=2000) as page:
+        page.set_content(
+            "<title>drawn</title><body class='md-typeset'>"
+            f"<style>{style} svg text {{ fill: red }}</style><figure "
+            f"class='drawn'>{'<br>'.join(drawn)}</figure>"
+        )
+        for font in fonts:
+            page.evaluate(FORCE, font)
+            assert page.evaluate(OVERFLOW, font) == [], font
+
+
+def test_a_heading_is_no_higher_for_its_permalink(seen):
+    assert seen.holes == []
+
+
+def test_panels_stand_in_one_row(seen):
+    assert seen.rows == []
+
+
+def test_no_line_begins_with_the_mark_after_a_formula(seen):
+    assert seen.torn == []
+
+
+def test_no_code_scrolls_on_a_wide_screen(seen):
+    assert seen.scrolling == []
+
+
+def test_axe_finds_nothing(seen):
+    assert seen.axe == []
+
+
+def test_a_page_with_all_it_loads_is_light(seen, address, site):
+    weight = 0
+    for url in set(seen.urls):
+        file = site.folder / url.removeprefix(address).split("?")[0]
+        file = file / "index.html" if file.is_dir() else file
+        data = file.read_bytes()
+        packed = file.suffix == ".woff2"
+        weight += len(data if packed else gzip.compress(data, 6))
+    assert weight <= 160_000, f"{weight} bytes"

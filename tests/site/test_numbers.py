@@ -1,0 +1,390 @@
+"""What the pages Memory and Compute draw: tables, plots, and their prose."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from math import log2
+
+import pytest
+import torch
+
+import attnref
+from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
+from attnref.numbers.specs import Compressed, find_model, models
+from sitekit import ROOT, interactive, numbers, plots
+from sitekit.tables import Word
+
+
+def cells(name):
+    rows = numbers.TABLES[name]()
+    return {
+        row[0].key if isinstance(row[0], Word) else row[0]: [
+            c.key if isinstance(c, Word) else c for c in row[1:]
+        ]
+        for row in rows
+    }
+
+
+def number(text):
+    return float(re.sub("[,%x]", "", text))
+
+
+def test_bytes_a_token_of_known_models():
+    known = {
+        name: row[4]
+        for kind in numbers.FAMILIAR
+        for name, row in cells(f"models_{kind}").items()
+    }
+    assert known["Llama-3.1-8B"] == "131,072"
+    assert known["Llama-2-7B"] == "524,288"
+    assert known["Llama-2-70B"] == "327,680"
+    assert known["Falcon-7B"] == "8,192"
+    assert len(known) == sum(map(len, numbers.FAMILIAR.values()))
+
+
+def test_the_cache_of_a_layer_is_what_the_table_says():
+    for name, row in cells("models_gqa").items():
+        layers, _, K, D = map(int, row[:4])
+        cache = attnref.KVCache(4096)
+        token = torch.empty(1, K, 1, D, device="meta").bfloat16()
+        cache.append(token, token)
+        assert cache.nbytes * layers == number(row[4]) * 4096, name
+        assert size(cache.nbytes * layers) == row[5]
+
+
+def test_a_model_of_another_kind_is_not_listed_as_familiar(monkeypatch):
+    monkeypatch.setitem(numbers.FAMILIAR, "mha", ("llama-3.1-8b",))
+    with pytest.raises(ValueError, match=r"llama-3\.1-8b is not mha"):
+        numbers.familiar("mha")
+
+
+def test_the_variants_in_the_shape_of_llama_7b():
+    assert cells("variants") == {
+        "mha": [r"$2\,h\,d_h$", "8,192", "524,288", "2 GiB", "1"],
+        "gqa": [r"$2\,K\,d_h$", "2,048", "131,072", "512 MiB", "4"],
+        "mla": [r"$d_c + d_h^R$", "576", "36,864", "144 MiB", "14.2"],
+        "mqa": [r"$2\,d_h$", "256", "16,384", "64 MiB", "32"],
+    }
+    for heads, times in ((16, "7.1"), (32, "14.2"), (128, "56.9")):
+        assert f"{2 * heads * 128 / 576:.1f}" == times
+
+
+def test_what_fits_into_80_gib():
+    rows = cells("fits")
+    assert rows["Llama-3.1-8B"] == ["655,360", "1,310,720", "160", "5"]
+    assert rows["Mistral-7B-v0.1"] == ["endless", "endless", "160", "160"]
+    for name, row in rows.items():
+        (model,) = (m for m in models().values() if m.name == name)
+        assert int(number(row[3])) == 80 * 2**30 // kv_bytes(model, 2**17)
+
+
+def test_devices_share_heads_until_there_are_none_left():
+    rows = cells("ranks")
+    assert rows["Llama-3.1-8B"][1:] == [
+        f"{131_072 // n:,}" for n in (1, 2, 4, 8, 8)
+    ]
+    assert rows["Qwen3-235B-A22B"][1:] == [
+        f"{192_512 // n:,}" for n in (1, 2, 4, 4, 4)
+    ]
+    assert set(rows["DeepSeek-V3 / R1"][1:]) == {"70,272"}
+    assert set(rows["Falcon-7B"]) == {"1", "8,192"}
+
+
+def test_formats_and_their_scales():
+    rows = cells("formats")
+    assert rows["`bf16`"] == ["16", "4,096", "100.0%"]
+    assert rows["row"] == ["8.125", f"{16 * (128 + 2):,}", "50.8%"]
+    assert rows["block"] == ["4.5", f"{16 * (64 + 4 * 2):,}", "28.1%"]
+
+
+def test_what_kernels_store():
+    rows = {name: row[:5] for name, row in cells("shipped").items()}
+    assert rows == {
+        "DeepSeek-V3.2": ["656", "–", "132", "85,888", "48,068"],
+        "DeepSeek-V4-Flash": ["584", "584", "68", "6,880", "3,514.25"],
+        "DeepSeek-V4-Pro": ["584", "584", "68", "9,848", "5,031.44"],
+        "DeepSeek-V4.1-Flash": ["288", "528", "68", "3,200", "890"],
+    }
+
+
+def test_claims_come_out_as_printed():
+    assert [row[-1] for row in cells("claims").values()] == [
+        *("2.25", "56.9", "71.1", "82.2%", "93.3%", "7.3%", "10.5%"),
+        *("890", "437.2", "18 GiB"),
+    ]
+    for how, said in cells("claims").values():
+        sum_ = how.replace(",", "").replace("−", "-").replace("·", "*")
+        value = eval(sum_, {"__builtins__": {}})
+        if said.endswith("%"):
+            assert f"{value:.1%}" == said
+        elif said.endswith("GiB"):
+            assert size(value) == said
+        else:
+            assert value == pytest.approx(number(said), rel=2e-3)
+
+
+def test_a_decode_step_by_hand():
+    H, D, S, E = 32, 128, 8192, 4096
+    rows = cells("step")
+    for name, K in (("mha", 32), ("gqa", 8), ("mqa", 1)):
+        weights = 2 * E * H * D + 2 * E * K * D
+        product = f"{2 * H * S * D / 1e6:.1f}"
+        assert rows[name][:5] == [
+            f"{weights / 1e6:.1f}",
+            f"{2 * weights / 1e6:.1f}",
+            product,
+            product,
+            size(2 * S * K * D * 2),
+        ]
+        assert rows[name][5] == str(H // K)
+    assert rows["absorbed"][4] == rows["latent"][4] == size(S * 576 * 2)
+    assert rows["absorbed"][5] == f"{128 * 2 * 1088 / (2 * 576):.1f}"
+    assert rows["latent"][1] == "275,218.6", "275 billion, says the page"
+
+
+def test_operations_of_a_query_and_a_key():
+    rows = cells("pairs")
+    assert {row[0] for k, row in rows.items() if len(k) == 3} == {"65,536"}
+    assert rows["expanded"] == ["81,920", "1.25", "40,960"]
+    assert rows["absorbed"] == ["278,528", "4.25", "576"]
+
+
+def test_the_least_time_is_that_of_the_slower_of_two():
+    for name, (read, done, least) in cells("least").items():
+        assert least == max(read, done, key=float), name
+    assert cells("least")["mha"][0] == f"{2**27 / 3.35e12 * 1e6:.2f}"
+    assert cells("least")["mha"][1] == f"{4 * 32 * 8192 * 128 / 989e6:.2f}"
+
+
+def test_a_prompt_and_a_batch_by_hand():
+    rows = cells("prompt")
+    weights = 41_943_040
+    for name, row in rows.items():
+        T = number(name)
+        products = 4 * 32 * T * T * 128
+        assert number(row[0]) == round(2 * T * weights / 1e9)
+        assert number(row[1]) == round(products / 1e9)
+        share = products / (products + 2 * T * weights)
+        assert row[2] == f"{share:.0%}"
+    for name, row in cells("batches").items():
+        cache = int(name) * 8192 * 2 * 8 * 128 * 2
+        assert row[0] == size(2 * weights)
+        assert row[1] == size(cache)
+        assert row[2] == f"{cache / (cache + 2 * weights):.0%}"
+
+
+def test_a_prefill_moves_queries_and_outputs_too():
+    new, width, kv = 2048, 32 * 128, 8 * 128
+    moved = 2 * (2 * new * width + 2 * new * kv)
+    assert plots.intensities()["prefill"] == 4 * width * new**2 / moved
+    assert plots.intensities()["prefill"] > numbers.PEAK / numbers.BANDWIDTH
+
+
+def test_numbers_in_the_prose():
+    assert 128 * 295 / plots.intensities()["absorbed"] < 157
+    first = kv_bytes(find_model("llama-2-7b"), 2**17)
+    assert round(first / kv_bytes(find_model("deepseek-v4-flash"), 2**17)) == 76
+    gemma, llama = (
+        growth(find_model(m)).first for m in ("gemma-3-27b", "llama-3.1-70b")
+    )
+    assert gemma > llama
+    states = {"kimi-k3": 429, "qwen3.8-2.4t": 560}
+    for name, mib in states.items():
+        assert round(state_bytes(find_model(name)) / 2**20) == mib
+    (indexed,) = find_model("deepseek-v3.2").groups
+    assert sum(sum(s.widths) for s in indexed.stores) == 704
+    assert size(16 * 2**30) == "16 GiB" and round(2**34 / 1e9, 1) == 17.2
+    assert round(numbers.PEAK / numbers.BANDWIDTH) == 295
+    assert round(plots.intensities()["absorbed"]) == 242
+    assert plots.roofline_rows()[0][1:] == ["1", "3.35", "0.3%"]
+    ratios = {
+        (model.id, group.ratio)
+        for model in models().values()
+        for group in model.groups
+        if model.id.startswith("deepseek-v4-") and isinstance(group, Compressed)
+    }
+    assert {ratio for _, ratio in ratios} == {4, 128, None}
+
+
+class Written(torch.utils._python_dispatch.TorchDispatchMode):
+    """The name of each operation, and the bytes of what it makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **kwargs or {})
+        if isinstance(out, torch.Tensor) and not op.is_view:
+            self.made.append((op.overloadpacket.__name__, out.nbytes))
+        return out
+
+
+def test_the_readable_sdpa_moves_five_times_the_bytes_of_its_cache():
+    """Compute says so: 2 bytes read, 4 written, 4 read again, and scores."""
+    B, H, K, S, D = 3, 10, 2, 71, 16
+    q = torch.randn(B, H, 1, D, dtype=torch.bfloat16)
+    k, v = torch.randn(2, B, K, S, D, dtype=torch.bfloat16)
+    with Written() as seen:
+        attnref.sdpa(q, k, v)
+    wide = 2 * k.nbytes  # float32
+    assert seen.made.count(("_to_copy", wide)) == 2, "keys and values"
+    read, written = k.nbytes + v.nbytes, 2 * wide
+    assert read + written + written == 5 * read
+    assert ("bmm", 4 * B * H * S) in seen.made, "all scores, in float32"
+
+
+LAYERS_ALONE = """
+import importlib, sys
+
+for name in sys.argv[2:]:
+    layer = importlib.import_module(f"attnref.layers.{name}")
+    assert layer.__file__.startswith(sys.argv[1])
+"""
+
+
+def test_a_layer_needs_the_folders_that_the_home_page_names(tmp_path):
+    page = (ROOT / "docs/en/index.md").read_text(encoding="utf-8")
+    (said,) = [line for line in page.splitlines() if "`layers/mla.py`" in line]
+    layers = re.findall(r"`layers/(\w+)\.py`", said)
+    assert len(layers) == 4
+    (tmp_path / "attnref" / "layers").mkdir(parents=True)
+    for folder in ("core", "caches"):
+        assert f"`{folder}`" in said
+        shutil.copytree(
+            ROOT / "attnref" / folder, tmp_path / "attnref" / folder
+        )
+    for layer in layers:
+        file = ROOT / "attnref" / "layers" / f"{layer}.py"
+        shutil.copy(file, tmp_path / "attnref" / "layers")
+    command = [sys.executable, "-P", "-c", LAYERS_ALONE, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [*command, *layers],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def lines(svg):
+    """The path of each thick line, as points."""
+    paths = re.findall(
+        r'<path d="([^"]*)"(?: clip-path="[^"]*")? style="fill: none; '
+        r"(?:stroke-dasharray: [^;]*; stroke-dashoffset: 0; )?"
+        r"stroke: var\(--[\w-]+\); stroke-width: 1.8",
+        svg,
+    )
+    return [
+        [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", p)]
+        for p in paths
+    ]
+
+
+BOTH = pytest.mark.parametrize("kind", [0, 1], ids=["wide", "narrow"])
+
+
+@BOTH
+def test_the_lines_of_the_plot_are_the_bytes_of_the_models(kind):
+    svg = plots.contexts()[kind]
+    drawn = [points for points in lines(svg) if len(points) > 2]
+    assert len(drawn) == len(numbers.DOZEN) == 12
+    assert len(lines(svg)) - len(drawn) == len(plots.LOOKS)
+    box = r'<clipPath [^>]*>\s*<rect x="(.+?)" y="(.+?)" '
+    box += r'width="(.+?)" height="(.+?)"'
+    left, top, wide, high = map(float, re.search(box, svg).groups())
+    for name, points in zip(numbers.DOZEN, drawn, strict=True):
+        for (x, y), power in ((points[0], 10), (points[-1], 20)):
+            taken = log2(kv_bytes(find_model(name), 2**power))
+            share = (top + high - y) / high
+            assert share == pytest.approx((taken - 22) / (40 - 22), abs=1e-4)
+            assert (x - left) / wide == pytest.approx((power - 10) / 10)
+
+
+@BOTH
+@pytest.mark.parametrize("name", plots.PLOTS)
+def test_a_plot_is_text_and_the_colours_of_the_page(name, kind):
+    svg = plots.PLOTS[name][0]()[kind]
+    assert "#" not in re.sub(r"url\(#\w+\)|href=\"#\w+\"", "", svg)
+    assert "font-family" not in svg and "<style" not in svg
+    named = set(re.findall(r' id="(\w+)"', svg))
+    uses = re.findall(r'(?:href="#|url\(#)(\w+)', svg)
+    assert uses and set(uses) == named, "what is drawn is there"
+    other = set(re.findall(r' id="(\w+)"', plots.PLOTS[name][0]()[1 - kind]))
+    assert not named & other, "both stand in one page"
+    dots = {"contexts": 12, "roofline": len(plots.intensities())}
+    assert svg.count("<use") == dots[name]
+    assert "var(--ink)" in svg and "<text" in svg
+    for model in numbers.DOZEN if name == "contexts" else ():
+        assert f">{find_model(model).name}<" in svg
+
+
+WORDS = ("intensity", "flops", "mha", "gqa", "mqa", "expanded")
+WORDS += ("absorbed", "prefill", "ridge")
+
+
+def fence(**changed):
+    spec = {
+        "plot": "roofline",
+        "title": "A & B",
+        "caption": "<c>",
+        "numbers": "n",
+        "head": ["a", "b", "c", "d"],
+        "words": {name: f"<{name}>" for name in WORDS},
+    }
+    return plots.plot(spec | changed)
+
+
+def test_a_plot_carries_the_words_of_the_page_and_a_table():
+    out = fence()
+    assert 'aria-label="A &amp; B"' in out
+    assert "&lt;mqa&gt;" in out and "<mqa>" not in out
+    assert "{" not in out
+    assert out.count("<tr>") == 1 + len(plots.intensities())
+    with pytest.raises(ValueError, match=r"words differ: \['mqa'\]"):
+        fence(words={name: "" for name in WORDS if name != "mqa"})
+    with pytest.raises(ValueError, match="1 heads, 4 columns"):
+        fence(head=["a"])
+
+
+def test_names_beside_a_plot_stand_apart():
+    places = plots._apart([0.5, 0.51, 0.9, 0.505], 0.1)
+    assert places == pytest.approx([0.405, 0.605, 0.9, 0.505])
+    assert plots._apart([0.2, 0.8], 0.1) == [0.2, 0.8]
+
+
+def test_each_model_has_a_kind_of_line():
+    known = {name: plots.look(name) for name in numbers.DOZEN}
+    assert known["llama-2-7b"] == known["falcon-7b"] == "whole"
+    assert known["gpt-oss-120b"] == known["mistral-7b"] == "window"
+    assert known["deepseek-v3"] == known["deepseek-v4-flash"] == "latent"
+    assert known["kimi-k3"] == known["qwen3-next-80b"] == "state"
+
+
+@BOTH
+def test_each_kind_of_line_is_told_by_colour_and_by_dashes(kind):
+    colours = [colour for colour, _ in plots.LOOKS.values()]
+    assert len(set(colours)) == len(plots.LOOKS)
+    assert len({str(look) for look in plots.LOOKS.values()}) == 4
+    svg = plots.contexts()[kind]
+    for name, (colour, _) in plots.LOOKS.items():
+        ink = plots.INKS[colour]
+        members = [m for m in numbers.DOZEN if plots.look(m) == name]
+        # A line for each model, one in the legend.
+        thick = rf"stroke: {re.escape(ink)}; stroke-width: 1.8"
+        assert len(re.findall(thick, svg)) == len(members) + 1
+
+
+def test_the_kinds_of_a_model_are_those_of_its_layers():
+    known = {m.id: interactive.kinds(m) for m in models().values()}
+    assert known["gpt2"] == ["MHA"]
+    assert known["gpt-oss-20b"] == ["GQA", "window"]
+    assert known["llama-4-scout"] == ["GQA", "window"]
+    assert known["deepseek-v3.2"] == ["MLA", "index"]
+    assert known["kimi-k3"] == ["MLA", "state"]
+    assert known["deepseek-v4-pro"] == ["index", "shared"]
+    assert known["minimax-m3"] == ["GQA", "index"]

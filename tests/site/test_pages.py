@@ -1,0 +1,165 @@
+"""The first law: a page holds includes only, and every one of them runs."""
+
+import re
+
+import pytest
+
+import conftest
+from sitekit import ROOT
+from sitekit.pages import (
+    body_of,
+    faults,
+    markdown_files,
+    program,
+    python_blocks,
+    render,
+)
+
+PAGES = markdown_files("en") + markdown_files("zh")
+INCLUDE = '```python\n--8<-- "attnref/core/softmax.py:imports"\n```\n'
+
+
+@pytest.mark.parametrize(
+    "path", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs"))
+)
+def test_a_page_holds_includes_only(path):
+    assert faults(body_of(path)) == []
+
+
+FAULTY = {
+    "typed code": "```python\nprint(1)\n```\n",
+    "typed beside an include": INCLUDE.replace("```\n", "x = 1\n```\n", 2)[3:],
+    "opted out": "```{.python notest}\n--8<-- "
+    '"attnref/core/softmax.py:imports"\n```\n',
+    "opted out, other spelling": '```python notest\n--8<-- "a/b.py"\n```\n',
+    "another name for Python": "```py\nprint(1)\n```\n",
+    "a console": "```pycon\n>>> 1\n```\n",
+    "no language": "```\nx = 1\n```\n",
+    "tildes": "~~~python\nx = 1\n~~~\n",
+    "indented code": "Text.\n\n    x = 1\n",
+    "raw HTML": "<pre><code>x = 1</code></pre>\n",
+    "an include from elsewhere": '```python\n--8<-- "sitekit/pages.py"\n```\n',
+    "raw HTML in capitals": "<PRE><CODE>x = 1</CODE></PRE>\n",
+    "raw HTML with the theme's class": '<div class="highlight">x</div>\n',
+    "an include outside a fence": '--8<-- "attnref/core/softmax.py:softmax"\n',
+    "a title that lies": INCLUDE.replace(
+        "```python", '```python title="attnref/core/masks.py"', 1
+    ),
+    "Python as text": "```text\nimport torch\n```\n",
+    "never closed": "```python\n",
+    "in an admonition": '!!! note "n"\n\n    ```python\n    x = 1\n    ```\n',
+    "in a tab": '=== "t"\n\n    ```python\n    x = 1\n    ```\n',
+    "in a list": "1. One\n\n    ```python\n    x = 1\n    ```\n",
+    "in a quote": "> ```python\n> x = 1\n> ```\n",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_each_fault_is_seen(fault):
+    assert faults(INCLUDE + "\nText.\n\n" + INCLUDE) == []
+    assert faults(FAULTY[fault]) != []
+
+
+def test_text_and_shell_blocks_are_allowed():
+    body = "```text\nout\n```\n\n```bash\nmake serve\n```\n"
+    assert faults(body) == []
+    assert python_blocks(body) == []
+
+
+def test_blocks_inside_tabs_and_admonitions_run_in_the_order_of_the_page():
+    def block(name):
+        return f'```python\n--8<-- "attnref/core/softmax.py:{name}"\n```'
+
+    def inside(text):
+        return "\n".join("    " + line for line in text.splitlines())
+
+    body = (
+        f'!!! note "n"\n\n{inside(block("imports"))}\n\n'
+        f'=== "t"\n\n{inside(block("softmax"))}\n\n{block("widen")}\n'
+    )
+    first, second, third = python_blocks(body)
+    assert first == "import torch\nfrom torch import Tensor\n"
+    assert second.startswith("def softmax(")
+    assert third.startswith("def _widen(")
+
+
+@pytest.mark.parametrize(
+    "path", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs"))
+)
+def test_pytest_runs_the_whole_page_as_one_program(path):
+    text = path.read_text(encoding="utf-8")
+    tokens = conftest.SiteMarkdown().parse(text)
+    body = body_of(path)
+    want = [program(body)] if "```python" in body else []
+    assert [t.content for t in tokens] == want
+    assert len(python_blocks(body)) == body.count("```python")
+
+
+def test_a_docstring_fence_that_would_not_run_is_refused():
+    run = conftest.SiteMarkdown().parse
+    assert run("Text.\n\n```python\nx = 1\n```\n")[0].content == "x = 1\n"
+    with pytest.raises(ValueError, match="'py' never runs"):
+        run("Text.\n\n```py\nx = 1\n```\n")
+
+
+def test_every_marker_is_closed_and_every_section_is_shown():
+    shown = set()
+    for path in PAGES:
+        shown |= set(re.findall(r'--8<-- "([^"]+)"', body_of(path)))
+    sections = set()
+    for folder in ("attnref", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            found, wrong = markers(path.read_text(encoding="utf-8"))
+            assert wrong == [], f"{name}: {wrong}"
+            sections |= {f"{name}:{section}" for section in found}
+    assert sections - shown == set(), "marked but never shown"
+    assert {s for s in shown if ":" in s} - sections == set(), "not marked"
+
+
+MARKER = re.compile(r"^\s*# --8<-- \[(start|end):(\w+)\]$", re.MULTILINE)
+
+
+def markers(text):
+    """The sections of a file, and what is wrong with their markers."""
+    found, wrong, open_ = [], [], None
+    for kind, name in MARKER.findall(text):
+        if kind == "start":
+            if open_:
+                wrong.append(f"{name} starts inside {open_}")
+            if name in found:
+                wrong.append(f"{name} starts twice")
+            open_ = name
+            found.append(name)
+        elif name == open_:
+            open_ = None
+        else:
+            wrong.append(f"{name} ends, open is {open_}")
+    if open_:
+        wrong.append(f"{open_} is never closed")
+    # A marker that is misspelt is no marker; it must not pass as a comment.
+    for line in text.splitlines():
+        if line.strip().startswith("# --8<--") and not MARKER.match(line):
+            wrong.append(f"no marker: {line.strip()}")
+    return found, wrong
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# --8<-- [start:a]\nx\n",
+        "# --8<-- [start:a]\n# --8<-- [end:b]\n",
+        "# --8<-- [start:a]\n# --8<-- [start:b]\n# --8<-- [end:b]\n",
+        "# --8<-- [end:a]\n",
+        "# --8<-- [start:a]\n# --8<-- [end:a]\n" * 2,
+        "# --8<-- start:a\n",
+    ],
+)
+def test_each_fault_of_the_markers_is_seen(text):
+    assert markers("# --8<-- [start:a]\n# --8<-- [end:a]\n") == (["a"], [])
+    assert markers(text)[1] != []
+
+
+def test_a_missing_section_stops_the_build():
+    with pytest.raises(Exception, match="nowhere"):
+        render(INCLUDE.replace(":imports", ":nowhere"))

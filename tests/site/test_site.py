@@ -1,0 +1,257 @@
+"""The built site: no warning, no dead link, and it shows what was run."""
+
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+from fontTools.ttLib import TTFont
+
+from sitekit import ROOT
+from sitekit.pages import (
+    address_of,
+    body_of,
+    markdown_files,
+    python_blocks,
+)
+from tests.conftest import build, copy_of_the_sources
+
+HOME = "https://example.org/some/path/"
+REPOSITORY = "https://example.org/somebody/attnref"
+
+
+class Reader(HTMLParser):
+    """Python blocks, ids, links and formulas of a built page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.blocks, self.ids, self.links, self.math = [], set(), [], ""
+        self.head, self.lang = [], ""
+        self.depth, self.code, self.in_math = 0, None, False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        if tag == "html":
+            self.lang = a["lang"]
+        if "id" in a:
+            self.ids.add(a["id"])
+        for key in ("href", "src"):
+            if key in a and tag != "link":
+                self.links.append(a[key])
+        if tag == "link":
+            self.head.append(a)
+            if a["rel"] not in ("alternate", "canonical", "prev", "next"):
+                self.links.append(a["href"])
+        if tag == "div":
+            classes = (a.get("class") or "").split()
+            if self.depth or (
+                "language-python" in classes and "doc-signature" not in classes
+            ):
+                self.depth += 1
+        if tag == "code" and self.depth:
+            self.code = ""
+        if tag == "math":
+            self.in_math = True
+
+    def handle_endtag(self, tag):
+        if tag == "div" and self.depth:
+            self.depth -= 1
+        if tag == "code" and self.code is not None:
+            self.blocks.append(self.code)
+            self.code = None
+        if tag == "math":
+            self.in_math = False
+
+    def handle_data(self, data):
+        if self.code is not None:
+            self.code += data
+        if self.in_math:
+            self.math += data
+
+
+def built(site, path):
+    """The built page of a Markdown file."""
+    language, *rest = path.relative_to(ROOT / "docs").parts
+    stem = Path(*rest).with_suffix("")
+    folder = site.folder / ("" if language == "en" else language)
+    where = folder if stem.name == "index" else folder / stem
+    return where / "index.html"
+
+
+PAGES = markdown_files("en") + markdown_files("zh")
+
+
+def test_both_languages_build_without_a_warning(site):
+    assert site.log.count("Documentation built") == 2
+    assert "WARNING" not in site.log
+    for path in PAGES:
+        assert built(site, path).exists()
+
+
+@pytest.mark.parametrize(
+    "path", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs"))
+)
+def test_what_the_page_shows_is_what_ran(site, path):
+    shown = Reader(built(site, path)).blocks
+    ran = python_blocks(body_of(path))
+    assert shown == ran
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The site as it is built for an address, of a project with a host."""
+    folder = tmp_path_factory.mktemp("published")
+    return build(folder, SITE_URL=HOME, REPOSITORY_URL=f"{REPOSITORY}/")
+
+
+@pytest.mark.parametrize("kind", ["site", "published"])
+def test_every_link_and_anchor_leads_somewhere(kind, request):
+    site = request.getfixturevalue(kind)
+    home = HOME if kind == "published" else "https://example.org/"
+    html_pages = sorted(site.folder.rglob("*.html"))
+    readers = {path: Reader(path) for path in html_pages}
+    dead = []
+    for path, page in readers.items():
+        here = home + path.relative_to(site.folder).as_posix()
+        for link in page.links:
+            url = urlsplit(urljoin(here, link))
+            if url.netloc != "example.org" or REPOSITORY in link:
+                continue
+            inside = unquote(url.path).removeprefix(urlsplit(home).path)
+            target = site.folder / inside
+            if target.is_dir():
+                target /= "index.html"
+            where = f"{path.relative_to(site.folder)}: {link}"
+            ids = readers[target].ids if target in readers else set()
+            if not target.exists() or (
+                url.fragment and unquote(url.fragment) not in ids
+            ):
+                dead.append(where)
+    assert dead == []
+
+
+def test_a_dead_link_in_the_chinese_half_stops_the_whole_build(tmp_path):
+    source = copy_of_the_sources(tmp_path)
+    page = source / "docs" / "zh" / "core" / "softmax.md"
+    text = page.read_text(encoding="utf-8")
+    text += "\n[dead](nowhere.md) and [dead](masks.md#no-such-anchor)\n"
+    page.write_text(text, encoding="utf-8")
+    with pytest.raises(RuntimeError) as failure:
+        build(tmp_path / "out", source)
+    assert "nowhere.md" in str(failure.value)
+    assert "no-such-anchor" in str(failure.value)
+
+
+def test_each_page_knows_its_address(published):
+    for path in PAGES:
+        page = Reader(built(published, path))
+        language = path.relative_to(ROOT / "docs").parts[0]
+        address = address_of(path)
+        assert page.lang == language
+        (canonical,) = (
+            link["href"] for link in page.head if link["rel"] == "canonical"
+        )
+        assert canonical == {"en": HOME, "zh": f"{HOME}zh/"}[language] + address
+
+
+def test_without_an_address_nothing_claims_one(site):
+    """Nobody's address is named, and all links are relative."""
+    for path in PAGES:
+        page = Reader(built(site, path))
+        assert not any(link["rel"] == "canonical" for link in page.head)
+        assert "source-of-page" not in built(site, path).read_text("utf-8")
+    assert not list(site.folder.rglob("sitemap.xml*"))
+    for path in site.folder.rglob("*.html"):
+        assert "attnref.github.io" not in path.read_text(encoding="utf-8")
+
+
+def test_each_page_leads_to_its_source_and_to_a_report(published):
+    for path in PAGES:
+        file = path.relative_to(ROOT).as_posix()
+        links = Reader(built(published, path)).links
+        assert f"{REPOSITORY}/blob/HEAD/{file}" in links
+        (report,) = (link for link in links if "/issues/new?" in link)
+        assert unquote(report).endswith(file)
+
+
+def test_the_sitemaps_name_every_page_and_its_twin(published):
+    for language, root in (("en", ""), ("zh", "zh/")):
+        text = (published.folder / root / "sitemap.xml").read_text()
+        addresses = [address_of(p) for p in markdown_files(language)]
+        assert text.count("<loc>") == len(addresses)
+        for address in addresses:
+            assert f"<loc>{HOME}{root}{address}</loc>" in text
+            for twin, twin_root in (("en", ""), ("zh", "zh/")):
+                href = f'hreflang="{twin}" href="{HOME}{twin_root}{address}"'
+                assert href in text
+
+
+def test_a_missing_page_below_a_path_leads_home(published):
+    not_found = (published.folder / "404.html").read_text()
+    assert f'href="{HOME}zh/"' in not_found
+    assert 'src="/some/path/assets/' in not_found
+
+
+def test_the_404_page_speaks_both_languages(site):
+    text = (site.folder / "404.html").read_text(encoding="utf-8")
+    assert "This page does not exist" in text
+    assert "页面不存在" in text
+
+
+def index(site, language):
+    root = site.folder / ("" if language == "en" else language)
+    text = (root / "search" / "search_index.json").read_text(encoding="utf-8")
+    return json.loads(text)["docs"]
+
+
+def test_chinese_is_cut_into_words_for_the_search(site):
+    text = " ".join(d["title"] + d["text"] for d in index(site, "zh"))
+    assert "\u200b" in text, "no segmentation: is jieba installed?"
+    words = set(re.split(r"[\s\u200b<>/，。：；、（）]+", text))
+    assert {"注意力", "因果掩码", "填充掩码", "掩码", "填充"} <= words
+
+
+def test_each_search_index_holds_its_own_language_without_formulas(site):
+    en = " ".join(d["text"] for d in index(site, "en"))
+    zh = " ".join(d["text"] for d in index(site, "zh"))
+    assert "Padding" in " ".join(d["title"] for d in index(site, "en"))
+    assert "为什么" not in en
+    assert "nobody" not in zh
+    assert "ApplyFunction" not in en + zh
+    assert "⊤" not in en + zh
+
+
+def test_the_math_font_has_every_character_of_every_formula(html_pages):
+    fonts = ROOT / "overrides" / "assets" / "fonts"
+    known = set(TTFont(fonts / "stix-two-math.woff2").getBestCmap())
+    math = "".join(Reader(path).math for path in html_pages)
+    # An <mi> of one letter is drawn in mathematical italics.
+    used = {ord(c) for c in math if not c.isspace()}
+    italic = {
+        0x1D44E + ord(c) - ord("a") if c.islower() else 0x1D434 + ord(c) - 65
+        for c in math
+        if c.isascii() and c.isalpha() and c != "h"
+    }
+    chinese = {c for c in used if c > 0x2E7F and c < 0x1D000}
+    missing = (used | italic) - known - chinese
+    assert {chr(c) for c in missing} == set()
+    assert "MATH" in TTFont(fonts / "stix-two-math.woff2")
+
+
+def test_math_works_without_javascript(html_pages):
+    for path in html_pages:
+        text = path.read_text(encoding="utf-8")
+        assert "arithmatex" not in text, path
+        assert "\\(" not in re.sub(
+            r"<(code|script).*?</\1>", "", text, flags=re.S
+        )
+
+
+def test_no_asset_is_heavy(site):
+    for path in site.folder.glob("assets/**/*"):
+        if path.suffix in {".js", ".css", ".woff2"} and "lunr" not in str(path):
+            assert len(gzip.compress(path.read_bytes())) < 64_000, path
