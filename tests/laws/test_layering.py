@@ -1,9 +1,13 @@
-"""Who may import whom: the list in CONTRIBUTING.md, checked by ast."""
+"""Who may import whom, read from the folders.
+
+CONTRIBUTING draws the house; a folder imports only what stands above it.
+"""
 
 import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,12 +15,16 @@ import pytest
 from sitekit import ROOT
 
 PACKAGE = ROOT / "attnref"
+FILES = sorted(PACKAGE.rglob("*.py"))
+FACES = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}  # import anything
+ALONE = ("layers",)  # of these folders, no file imports another
 
 
-def layers() -> list[list[str]]:
+def rooms() -> list[str]:
+    """The folders of the package, from the ground up, as they are drawn."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    block = re.search(r"```layers\n(.*?)```", text, re.DOTALL)
-    return [line.split() for line in block[1].splitlines()]
+    house = re.search(r"^attnref/(.*?)^sitekit/", text, re.DOTALL | re.M)[1]
+    return re.findall(r"^  (\w+)/ ", house, re.M)
 
 
 def imported(path: Path) -> set[str]:
@@ -37,37 +45,78 @@ def dotted(path: Path) -> str:
     return name.replace("/", ".").removesuffix(".__init__")
 
 
-def faults(path: Path, above: set[str]) -> list[str]:
-    allowed = {dotted(PACKAGE / name) for name in above}
-    files = {dotted(p) for p in PACKAGE.rglob("*.py")}
+MODULES = {dotted(path): path for path in FILES}
+
+
+def own(path: Path) -> set[Path]:
+    """The files of the package that a file imports."""
+    return {MODULES[name] for name in imported(path) if name in MODULES}
+
+
+def faults(path: Path, order: list[str]) -> list[str]:
+    room = path.parent.name
     wrong = []
     for name in sorted(imported(path)):
         root = name.split(".")[0]
         if root in ("importlib", "runpy"):
-            wrong.append(name)
-        elif root == "attnref":
-            if name == "attnref" or (name in files and name not in allowed):
-                wrong.append(name)
-        elif root != "torch" and root not in sys.stdlib_module_names:
-            wrong.append(name)
+            wrong.append(f"{path.name} imports {name}")
+        elif root not in ("attnref", "torch", *sys.stdlib_module_names):
+            wrong.append(f"{path.name} imports {name}: torch alone is needed")
+    for other in sorted(own(path)):
+        its = other.parent.name
+        if other.name == "__init__.py":
+            wrong.append(f"{room}/{path.name} imports {dotted(other)}")
+        elif order.index(its) > order.index(room):
+            wrong.append(f"{room} stands above {its}: {path.name}")
+        elif its == room and room in ALONE:
+            wrong.append(
+                f"{path.name} imports {other.name}: in {room}/ none may"
+            )
     return wrong
 
 
-def test_every_file_stands_in_the_list_once():
-    listed = [name for line in layers() for name in line]
-    actual = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py")}
-    assert sorted(listed) == sorted(actual)
+def test_every_folder_is_drawn():
+    folders = {
+        p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()
+    }
+    assert sorted(rooms()) == sorted(folders)
+    for path in FILES:
+        depth = len(path.relative_to(PACKAGE).parts)
+        assert depth == 2 or path in FACES, f"{path.name}: in no folder"
 
 
-@pytest.mark.parametrize("line", range(len(layers())))
-def test_a_file_imports_only_what_stands_above_it(line):
-    above = {name for names in layers()[:line] for name in names}
-    for name in layers()[line]:
-        assert faults(PACKAGE / name, above) == [], name
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if path not in FACES],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_a_file_imports_only_what_stands_above_it(path):
+    assert faults(path, rooms()) == []
+
+
+def test_no_files_import_each_other():
+    TopologicalSorter({path: own(path) for path in FILES}).prepare()
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "fault"),
+    [
+        ("layers/gqa.py", "from attnref.layers.mha import x", "none may"),
+        ("core/sdpa.py", "from attnref.layers.mha import x", "above layers"),
+        ("core/sdpa.py", "import attnref", "imports attnref"),
+        ("core/sdpa.py", "import numpy", "torch alone"),
+        ("core/sdpa.py", "import importlib", "importlib"),
+    ],
+)
+def test_a_fault_is_found(tmp_path, monkeypatch, file, line, fault):
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.write_text(line)
+    assert fault in " ".join(faults(path, rooms()))
 
 
 def test_the_package_never_imports_the_site():
-    for path in PACKAGE.rglob("*.py"):
+    for path in FILES:
         assert not any(n.startswith("sitekit") for n in imported(path))
 
 
