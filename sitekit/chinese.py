@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -42,7 +43,8 @@ def start_worker() -> None:
 def _settle() -> None:
     """In the worker: log as the server does, and end when it ends.
 
-    A server that is ended by a signal tells its worker nothing.
+    A server that is ended by a signal tells its worker nothing. Ctrl-C is for
+    the server alone, though a terminal sends it to both.
     """
 
     def follow() -> None:
@@ -52,6 +54,7 @@ def _settle() -> None:
         os._exit(0)
 
     logging.basicConfig()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=follow, daemon=True).start()
 
 

@@ -102,3 +102,10 @@ def on_post_build(config: Any) -> None:
     else:
         chinese.build_chinese(*_task(config, "zh"))
     chinese.forget_code()
+
+
+def on_build_error(error: Exception) -> None:
+    """Else `mkdocs serve` would never see the code that mends it."""
+    from sitekit import chinese
+
+    chinese.forget_code()

@@ -6,6 +6,7 @@ worker process that builds the Chinese half.
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,13 +19,14 @@ _results: dict[tuple[object, ...], object] = {}
 
 def _state_of_the_code() -> tuple[tuple[str, int], ...]:
     """Of all that a page can draw from, beside its own text."""
-    paths = [
-        path
-        for folder in ("attnref/**", "sitekit/**", "tests/**", ".")
-        for ending in ("py", "yml", "json")
-        for path in sorted(ROOT.glob(f"{folder}/*.{ending}"))
-    ]
-    return tuple((str(path), path.stat().st_mtime_ns) for path in paths)
+    state = []
+    for folder in ("attnref/**", "sitekit/**", "tests/**", "."):
+        for ending in ("py", "yml", "json"):
+            for path in sorted(ROOT.glob(f"{folder}/*.{ending}")):
+                # An editor's lock may be a link that leads nowhere.
+                with suppress(FileNotFoundError):
+                    state.append((str(path), path.stat().st_mtime_ns))
+    return tuple(state)
 
 
 def kept(function: Callable[[], T]) -> Callable[[], T]:

@@ -72,7 +72,7 @@ class Cache(ABC):
         if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"rows is {rows.dtype} of shape {tuple(rows.shape)}; pass "
-                "integers, one a row"
+                "integers, one per row"
             )
         if len(rows) and (rows.device.type == "cpu" or not B):
             first, last = int(rows.min()), int(rows.max())

@@ -100,10 +100,11 @@ def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
         linear, biased=biased
     ):
         raise TypeError(
-            f"{name} is {type(linear).__name__}, or has a hook or a bias: to "
-            "absorb it, its weight alone is read, and the rest would be lost. "
-            "Merge an adapter into the weight first, or pass form='latent' "
-            "or 'expanded', which call the module"
+            f"{name} is {type(linear).__name__}, not a plain nn.Linear without "
+            f"a hook{'' if biased else ' or a bias'}: to absorb it, its weight "
+            "alone is read, and the rest would be lost. Merge an adapter into "
+            "the weight first, or pass form='latent' or 'expanded', which call "
+            "the module"
         )
     return linear.weight
 

@@ -109,6 +109,8 @@ class Decoder(nn.Module):
         if not isinstance(caches, Sequence):
             kind = type(caches).__name__
             raise TypeError(f"caches is {kind}; pass a list of one per layer")
+        if None in caches:
+            raise TypeError("caches holds None; pass one cache per layer")
         twice = any(a is b for i, a in enumerate(caches) for b in caches[:i])
         if twice or len(caches) != len(self.layers):
             raise ValueError(
@@ -155,8 +157,9 @@ def sampled(
     def pick(scores: Tensor) -> Tensor:
         scores = scores.float() / temperature
         if top_k is not None:
-            kept = scores.topk(min(top_k, scores.shape[1])).values
-            scores = scores.masked_fill(scores < kept[:, -1:], -torch.inf)
+            kept, tokens = scores.topk(min(top_k, scores.shape[1]))
+            scores = torch.full_like(scores, -torch.inf)
+            scores = scores.scatter(1, tokens, kept)
         weights = scores.softmax(dim=-1)
         if top_p is not None:
             ordered, order = weights.sort(dim=-1, descending=True)

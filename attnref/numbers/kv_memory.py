@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import NamedTuple
 
-from attnref.core.checks import check_counts, check_sizes
+from attnref.core.checks import check_counts, check_sizes, whole_number
 from attnref.numbers.specs import Group, Model, Shipped, Store, models
 
 # --8<-- [end:imports]
@@ -259,7 +259,7 @@ def longest_context(
         >>> longest_context(find_model("mistral-7b"), 16 * 2**30) is None
         True
     """
-    check_counts(budget=max(budget, -budget))  # below 0, nothing fits
+    budget = whole_number("budget", budget)
 
     def fits(tokens: int) -> bool:
         taken = kv_bytes(model, tokens, batch=batch, dtype=dtype, ranks=ranks)
@@ -301,7 +301,7 @@ def largest_batch(
         >>> left, largest_batch(v3, 8192, left, ranks=8)
         (-11875000000, 0)
     """
-    check_counts(budget=max(budget, -budget))  # below 0, nothing fits
+    budget = whole_number("budget", budget)
     taken = kv_bytes(model, tokens, dtype=dtype, ranks=ranks)
     return max(budget, 0) // taken
 

@@ -29,7 +29,8 @@ addEventListener("message", ({ data: { type, data } }) => {
     learn(data);
     postMessage({ type: READY });
   } else if (type === QUERY) {
-    postMessage({ type: RESULT, data: answer(data) });
+    // NFKC: letters as wide as a Chinese character become letters.
+    postMessage({ type: RESULT, data: answer(data.normalize("NFKC")) });
   }
 });
 

@@ -385,6 +385,12 @@ def test_what_is_drawn_often_is_what_is_likely():
     assert torch.equal(counts, again)
 
 
+def test_of_tokens_that_are_as_likely_no_more_than_top_k_are_kept():
+    """In bfloat16 scores are often equal; transformers keeps them all."""
+    pick, scores = sampled(top_k=2), torch.tensor([[1.0, 0.0, 1.0, 1.0, 1.0]])
+    assert len(pick(scores.bfloat16().expand(500, -1)).unique()) == 2
+
+
 @with_each_cache
 def test_what_is_picked_is_what_is_read_next(make):
     """Drawn with one seed, the same with every cache, and not the likeliest."""
@@ -572,6 +578,15 @@ def test_two_layers_cannot_share_a_cache(make):
     for shared in ([mine[0], mine[1], mine[0]], [mine[0]] * 3):
         with refused("3 caches for 3 layers, one of them twice", *mine):
             model(prompts(), caches=shared)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_list_of_none_is_no_caches(number):
+    """A step would be read without its past, and nobody would be told."""
+    model = decoder(layers=number)
+    for call in (model, lambda *a, **k: greedy(*(model, *a, 3), **k)):
+        with pytest.raises(TypeError, match="pass one cache per layer"):
+            call(prompts(), caches=[None] * number)
 
 
 @torch.no_grad()

@@ -383,7 +383,7 @@ def test_what_cannot_be_is_refused():
         growth(gpt2, ranks=0)
     with pytest.raises(ValueError, match="batch=-1 must be at least 1"):
         state_bytes(gpt2, batch=-1)
-    for budget in (1e9, -0.5, True):
+    for budget in (1e9, -0.5, True, "80GiB"):
         with pytest.raises(TypeError, match="budget is"):
             longest_context(gpt2, budget)
         with pytest.raises(TypeError, match="budget is"):

@@ -53,6 +53,14 @@ def test_each_row_has_a_source_that_can_be_opened():
             assert source.label
 
 
+def test_what_makers_round_is_round():
+    """Either it is added up from sizes, or published: 8.2B, say."""
+    added_up = ("gpt-fast", "transformers")
+    for model in models().values():
+        if model.params and model.params_in.label not in added_up:
+            assert model.params % 10**8 == 0, model.id
+
+
 def test_every_place_and_every_kind_is_used():
     named = {
         text.partition(":")[0]

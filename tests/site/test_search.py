@@ -157,7 +157,9 @@ HELD_BACK = {
         "gqa": "grouped heads; mean pooling; group size; repeat_interleave",
         "cross": "cross attention cache; whisper",
         "one-code": "mha gqa mqa same code",
-        "mla": "latent vector; multi head latent; deepseek-v2; latent cache",
+        "mla": """
+            latent vector; multi head latent; deepseek-v2; latent cache;
+            ｍｌａ""",
         "mla memory": "deepseek v3 kv cache",
         "absorption": "expanded form; crossover; absorb W_UK",
         "memory": """
@@ -180,7 +182,7 @@ HELD_BACK = {
         "mqa": "multi query; 单个键值头; mqa 原理",
         "gqa": "grouped query; 查询头分组; repeat_kv; gqa 代码",
         "cross": "交叉注意力 缓存; whisper; encoder decoder",
-        "mla": "潜在; mla 公式; deepseek-v2; 多头潜在; kv 低秩",
+        "mla": "潜在; mla 公式; deepseek-v2; ｍｌａ; 多头潜在; kv 低秩",
         "mla memory": "deepseek v3 显存",
         "absorption": "展开形式; 三种形式; 吸收 W^{UK}",
         "memory": """
@@ -275,6 +277,11 @@ def test_the_page_that_is_named_comes_first(answers):
     }
     first = 1 - len(misses) / len(asked)
     assert first >= 0.95, f"{first:.0%} of {len(asked)}, not: {misses}"
+
+
+def test_letters_of_a_chinese_keyboard_are_letters(answers):
+    """Some keyboards are set to letters as wide as a Chinese character."""
+    assert place(answers[1]["ｍｌａ"][0]) == "mla"
 
 
 def test_the_entry_of_a_function_stands_below_its_page(answers, site):

@@ -49,7 +49,9 @@ def serving(mkdocs, source, folder):
                 os.killpg(server.pid, signal.SIGKILL)
                 raise
         log.seek(0)
-        assert "WARNING" not in log.read()
+        said = log.read()
+        assert "WARNING" not in said
+        assert "Traceback" not in said
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +184,26 @@ def test_what_is_kept_is_what_a_first_build_makes(served):
 
 def test_edited_code_is_live_in_both_languages(served):
     pages = ("core/masks/", "zh/core/masks/")
+    # What Emacs puts beside a file that is being edited: it leads nowhere.
+    lock = served[0] / "attnref" / "core" / ".#masks.py"
+    lock.symlink_to("someone@somewhere.1")
     seconds_until_seen(
         served, "attnref/core/masks.py", "No query sees a pad", "SEEN", *pages
     )
     seconds_until_seen(served, "sitekit/figures.py", 'rx="4"', 'rx="5"', *pages)
+    lock.unlink()
+
+
+def test_code_that_was_broken_is_live_once_it_is_mended(served):
+    source, get, _ = served
+    target, log = source / "sitekit" / "figures.py", source.with_name("log")
+    text = target.read_text(encoding="utf-8")
+    begin = "def _causal() -> Tensor:\n"
+    target.write_text(text.replace(begin, f"{begin}    oops\n"), "utf-8")
+    deadline = time.monotonic() + 60
+    while "until build errors are resolved" not in log.read_text("utf-8"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    target.write_text(text, encoding="utf-8")
+    assert "<rect" in get("core/masks/")
+    assert "<rect" in get("zh/core/masks/")
