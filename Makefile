@@ -10,7 +10,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test docs fmt synced offline
+.PHONY: serve test docs fmt synced new check offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
@@ -28,6 +28,14 @@ fmt: $(READY)
 
 synced: $(READY)
 	$(PY) -m sitekit synced $(PAGE)
+
+new: $(READY)
+	$(PY) -m sitekit new $(NAME)
+	$(PY) -m ruff check --quiet --fix attnref
+	$(PY) -m ruff format --quiet attnref tests
+
+check: $(READY)
+	$(PY) -m pytest -q -k $(PAGE) attnref docs tests/site tests/layers
 
 offline: $(READY)
 	$(PY) -m sitekit offline

@@ -1,4 +1,4 @@
-"""python -m sitekit synced PAGE | offline"""
+"""python -m sitekit synced PAGE | new NAME | offline"""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from sitekit import CONFIGS, ROOT, parity
+from sitekit.new import new
 
 
 def offline() -> str:
@@ -33,6 +34,8 @@ def main(arguments: list[str]) -> str:
             stems = map(parity.whole_stem, names)
             lines = [f"{stem}: {parity.mark_synced(stem)}" for stem in stems]
             return "\n".join(lines)
+        case ["new", name]:
+            return new(name)
         case ["offline"]:
             return offline()
     raise ValueError(f"usage: {__doc__}")

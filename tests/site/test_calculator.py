@@ -340,7 +340,7 @@ def test_the_address_holds_what_was_entered(page, visit, address):
 def test_a_hostile_address_is_told_and_never_run(
     visit, address, query, message
 ):
-    page = visit(f"{address}calculator/?{query}")
+    page = visit(f"{address}numbers/calculator/?{query}")
     assert message in problems(page)
     assert page.faults == []
     assert page.locator("article img").count() == 0
@@ -351,7 +351,7 @@ def test_a_hostile_address_is_told_and_never_run(
 
 def test_what_others_add_to_an_address_is_left_alone(visit, address):
     query = "utm_source=x&toString=1&__proto__=2&javascript:alert(1)=3"
-    page = visit(f"{address}calculator/?{query}&tokens=4k")
+    page = visit(f"{address}numbers/calculator/?{query}&tokens=4k")
     assert not page.locator(".calculator .problems").is_visible()
     assert "512 MiB for 1 × 4,096 tokens" in said(page)
     assert page.faults == []
@@ -365,7 +365,7 @@ def test_a_wrong_value_never_reaches_the_address(page):
 
 
 def test_a_wrong_value_leaves_the_rest_of_the_address_in_force(visit, address):
-    page = visit(f"{address}calculator/?model=gpt2&tokens=x&batch=2")
+    page = visit(f"{address}numbers/calculator/?model=gpt2&tokens=x&batch=2")
     assert "“x” is no whole number" in problems(page)
     assert said(page).startswith("GPT-2 small: 9 GiB for 2 × 131,072")
 

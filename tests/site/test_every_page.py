@@ -165,7 +165,7 @@ SCROLLING = """() => [...document.querySelectorAll('pre > code')]
 def fonts(chromium, address):
     """Those of the fonts that a text really gets when it asks for them."""
     found = []
-    with opened(chromium, f"{address}memory/") as page:
+    with opened(chromium, f"{address}numbers/memory/") as page:
         page.evaluate("document.querySelector('details').open = true")
         client = page.context.new_cdp_session(page)
         for font in FONTS:
