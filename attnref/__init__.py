@@ -11,6 +11,9 @@ from attnref.cross import CrossAttention
 from attnref.gqa import GroupedQueryAttention, grouped_query_loop
 from attnref.kv_cache import Cache, GrowingKVCache, KVCache
 from attnref.masks import (
+    Causal,
+    Everything,
+    Rule,
     causal_mask,
     cross_mask,
     decoder_mask,
@@ -32,14 +35,17 @@ from attnref.softmax import online_softmax, softmax
 __all__ = [
     "Block",
     "Cache",
+    "Causal",
     "CrossAttention",
     "Decoder",
+    "Everything",
     "GroupedQueryAttention",
     "GrowingKVCache",
     "KVCache",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "MultiQueryAttention",
+    "Rule",
     "SwiGLU",
     "Yarn",
     "absorbed_weights",
