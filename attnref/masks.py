@@ -1,7 +1,6 @@
 """Masks: bool, True = may attend, joined by `&`."""
 
 # --8<-- [start:imports]
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -120,19 +119,22 @@ def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
 
 # --8<-- [start:rules]
 @dataclass(frozen=True)
-class Rule(ABC):
+class Rule:
     """Which keys a query may see, as a condition on their positions.
 
     `rule(i, j)` is True where a query at position `i` may see a key at
     position `j`; `i` and `j` broadcast. Positions count the tokens of a row
-    from 0, pads included, and `j = -1` is an empty slot, which no rule shows.
+    from 0, pads included, and `j = -1` is an empty slot, which is never seen.
 
     A layer has a rule, and a cache says with a rule which keys it keeps.
     """
 
-    @abstractmethod
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
-        """True where the query may see the key."""
+        return (j >= 0) & self.shows(i, j)
+
+    def shows(self, i: Tensor, j: Tensor) -> Tensor | bool:
+        """The condition, for keys that are there: each rule has its own."""
+        raise NotImplementedError
 
     def covers(self, other: "Rule") -> bool:
         """Whether a cache that keeps this has every key that `other` shows."""
@@ -153,8 +155,8 @@ class Everything(Rule):
         tensor([1, 0, 1, 1], dtype=torch.int32)
     """
 
-    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
-        return j >= 0
+    def shows(self, i: Tensor, j: Tensor) -> bool:
+        return True
 
     def covers(self, other: Rule) -> bool:
         return True
@@ -174,11 +176,12 @@ class Causal(Rule):
                 [1, 0, 1, 1]], dtype=torch.int32)
     """
 
-    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
-        return (j >= 0) & (j <= i)
+    def shows(self, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i
 
     def hides_nothing(self, T: int, S: int) -> bool:
-        return T <= 1  # a single query is the last token
+        # A single query is the last token. Subclasses may hide more.
+        return type(self) is Causal and T <= 1
 
 
 def rule_of(causal: bool | Rule) -> Rule:
@@ -233,7 +236,7 @@ def decoder_mask(
     if positions is None:
         positions = torch.arange(S, device=device)  # (S,)
     elif mask is not None:
-        mask = mask[..., positions.clamp(min=0)]
+        mask = mask[..., positions]  # -1 takes the last, and is hidden
     seen = rule(i, positions)
     return seen if mask is None else mask & seen
 
