@@ -2,6 +2,9 @@
 
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
 from attnref.core.masks import (
+    Causal,
+    Everything,
+    Rule,
     causal_mask,
     cross_mask,
     decoder_mask,
@@ -38,14 +41,17 @@ from attnref.models.convert import (
 __all__ = [
     "Block",
     "Cache",
+    "Causal",
     "CrossAttention",
     "Decoder",
+    "Everything",
     "GroupedQueryAttention",
     "GrowingKVCache",
     "KVCache",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "MultiQueryAttention",
+    "Rule",
     "SwiGLU",
     "Yarn",
     "absorbed_weights",

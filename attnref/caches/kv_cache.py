@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attnref.core.checks import check_sizes, whole_number
+from attnref.core.masks import Everything, Rule, rule_of
 
 # --8<-- [end:imports]
 
@@ -19,6 +20,9 @@ class Cache(ABC):
     differ: K and V for most variants. Batch, heads, dtype and device are
     those of what is stored first. What this class offers serves the whole
     batch at once: all rows have one length.
+
+    `length` counts the tokens that were appended. A cache need not return
+    all of them: `keeps` says which, and `positions` where they stand.
     """
 
     max_len: int | None = None
@@ -27,9 +31,25 @@ class Cache(ABC):
         self._held: tuple[Tensor, ...] = ()
         self.length = 0
 
+    @property
+    @abstractmethod
+    def keeps(self) -> Rule:
+        """`append` returns at least the keys that this rule shows to the new
+        tokens. A layer whose rule may show more refuses the cache.
+        """
+
     @abstractmethod
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Store the new tokens; all so far, each `(B, K, S, D)`."""
+        """Store the new tokens; all that is kept, each `(B, K, S, D)`."""
+
+    def positions(self, new: int, device: torch.device) -> Tensor | None:
+        """Where the keys stand that appending `new` tokens will return.
+
+        `(S,)` in the order of the keys, -1 = an empty slot. None, as here, is
+        0, 1, 2, ... and costs nothing. A layer asks before it appends, so
+        that a mask which does not fit is refused while nothing has changed.
+        """
+        return None
 
     def check_room(self, new: int) -> None:
         """Refuse `new` more tokens if they do not fit."""
@@ -125,10 +145,11 @@ class Cache(ABC):
                 )
 
 
-def past_of(cache: Cache | None) -> int:
+def past_of(cache: Cache | None, causal: bool | Rule) -> int:
     """How many tokens a layer has seen before: none without a cache.
 
-    Any object with the methods of `Cache` may stand for one.
+    A cache that keeps less than the layer's rule may show is refused. Any
+    object with the methods of `Cache` may stand for one.
     """
     if cache is None:
         return 0
@@ -138,6 +159,13 @@ def past_of(cache: Cache | None) -> int:
             kind = f"the class {cache.__name__}"
         raise TypeError(
             f"cache is {kind}; pass one KVCache(max_len) or GrowingKVCache()"
+        )
+    rule = rule_of(causal)
+    if not cache.keeps.covers(rule):
+        raise ValueError(
+            f"the layer's rule is {rule}, and {type(cache).__name__} keeps "
+            f"{cache.keeps}: pass a cache that keeps as much; KVCache and "
+            "GrowingKVCache keep everything"
         )
     return cache.length
 
@@ -161,6 +189,7 @@ class KVCache(Cache):
         ValueError: 6 stored and 1 new make 7 > max_len=6
     """
 
+    keeps = Everything()
     max_len: int
 
     def __init__(self, max_len: int) -> None:
@@ -207,6 +236,8 @@ class GrowingKVCache(Cache):
         >>> k.shape, cache.length, cache.nbytes
         (torch.Size([1, 2, 3, 4]), 3, 192)
     """
+
+    keeps = Everything()
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)

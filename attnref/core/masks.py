@@ -1,6 +1,8 @@
 """Masks: bool, True = may attend, joined by `&`."""
 
 # --8<-- [start:imports]
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -115,19 +117,101 @@ def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
 # --8<-- [end:hf]
 
 
+# --8<-- [start:rules]
+@dataclass(frozen=True)
+class Rule:
+    """Which keys a query may see, as a condition on their positions.
+
+    `rule(i, j)` is True where a query at position `i` may see a key at
+    position `j`; `i` and `j` broadcast. Positions count the tokens of a row
+    from 0, pads included, and `j = -1` is an empty slot, which is never seen.
+
+    A layer has a rule, and a cache says with a rule which keys it keeps.
+    """
+
+    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
+        return (j >= 0) & self.shows(i, j)
+
+    def shows(self, i: Tensor, j: Tensor) -> Tensor | bool:
+        """The condition, for keys that are there: each rule has its own."""
+        raise NotImplementedError
+
+    def covers(self, other: "Rule") -> bool:
+        """Whether a cache that keeps this has every key that `other` shows."""
+        return self == other
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        """Whether the last `T` of `S` tokens see all `S`, without a mask."""
+        return False
+
+
+@dataclass(frozen=True)
+class Everything(Rule):
+    """Every query may see every key.
+
+    Examples:
+        >>> i, j = torch.tensor([[3], [4]]), torch.tensor([4, -1, 2, 3])
+        >>> Everything()(i, j).int()
+        tensor([1, 0, 1, 1], dtype=torch.int32)
+    """
+
+    def shows(self, i: Tensor, j: Tensor) -> bool:
+        return True
+
+    def covers(self, other: Rule) -> bool:
+        return True
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Causal(Rule):
+    """A query may see its own position and those before it.
+
+    Examples:
+        >>> i, j = torch.tensor([[3], [4]]), torch.tensor([4, -1, 2, 3])
+        >>> Causal()(i, j).int()
+        tensor([[0, 0, 1, 1],
+                [1, 0, 1, 1]], dtype=torch.int32)
+    """
+
+    def shows(self, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        # A single query is the last token. Subclasses may hide more.
+        return type(self) is Causal and T <= 1
+
+
+def rule_of(causal: bool | Rule) -> Rule:
+    """What a layer means by `causal`: True, False or a rule of its own."""
+    if isinstance(causal, Rule):
+        return causal
+    return Causal() if causal else Everything()
+
+
+# --8<-- [end:rules]
+
+
 # --8<-- [start:decoder]
 def decoder_mask(
     mask: Tensor | None,
     full: tuple[int, int, int, int],
     *,
-    causal: bool,
+    causal: bool | Rule,
     device: torch.device,
+    positions: Tensor | None = None,
 ) -> Tensor | None:
-    """What a layer lets its queries see: the caller's mask and the past.
+    """What a layer lets its queries see: the caller's mask and the rule.
 
-    `full` is `(B, H, T, S)`, where `S` counts the cached keys too. The keys
-    of `mask` are all `S` of them: one that covers the new tokens alone would
-    broadcast, and let every cached pad through.
+    `full` is `(B, H, T, S)`, where `S` counts all tokens so far: those that
+    the cache has seen and the `T` new ones. The keys of `mask` are all `S` of
+    them, in this order, also where the cache has dropped some: a mask of the
+    new tokens alone would broadcast, and let every cached pad through.
+
+    The keys stand at `positions`, -1 = an empty slot, or at 0 to S - 1 if that
+    is None. The result has one column for each of them.
 
     Examples:
         >>> valid = torch.tensor([[False, True, True]])
@@ -145,11 +229,16 @@ def decoder_mask(
                 f"mask has shape {tuple(mask.shape)}, and there are {S} keys "
                 "with those of the cache: it must speak of each"
             )
-    # A single query stands last and sees everything.
-    if causal and T > 1:
-        past = causal_mask(T, S, device=device)  # (T, S)
-        return past if mask is None else mask & past
-    return mask
+    rule = rule_of(causal)
+    if positions is None and rule.hides_nothing(T, S):
+        return mask
+    i = torch.arange(S - T, S, device=device)[:, None]  # (T, 1)
+    if positions is None:
+        positions = torch.arange(S, device=device)  # (S,)
+    elif mask is not None:
+        mask = mask[..., positions]  # -1 takes the last, and is hidden
+    seen = rule(i, positions)
+    return seen if mask is None else mask & seen
 
 
 # --8<-- [end:decoder]

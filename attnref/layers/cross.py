@@ -77,7 +77,7 @@ class CrossAttention(nn.Module):
         B, T, E = x.shape
         H, K, D = self.n_heads, self.n_kv_heads, self.head_dim
         q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        S = past_of(cache)
+        S = past_of(cache, False)
         filled = cache is not None and bool(cache.stored)
         if cache is not None and filled:
             k, v = self._cached(cache, context, B)  # (B, K, S, D)
@@ -90,7 +90,14 @@ class CrossAttention(nn.Module):
                 raise ValueError(f"x has B={B}, context has B={len(context)}")
             k = self.k_proj(context).view(B, S, K, D).transpose(1, 2)
             v = self.v_proj(context).view(B, S, K, D).transpose(1, 2)
-        mask = decoder_mask(mask, (B, H, T, S), causal=False, device=x.device)
+        new = 0 if filled else S
+        mask = decoder_mask(
+            mask,
+            (B, H, T, S),
+            causal=False,
+            device=x.device,
+            positions=None if cache is None else cache.positions(new, x.device),
+        )
         if cache is not None and not filled:
             k, v = cache.append(k, v)  # (B, K, S, D)
         dropout = self.dropout if self.training else 0.0

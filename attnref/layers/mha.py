@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, past_of
 from attnref.core.checks import check_input, check_layer
-from attnref.core.masks import decoder_mask
+from attnref.core.masks import Rule, decoder_mask
 from attnref.core.rope import rotate
 from attnref.core.sdpa import sdpa
 from attnref.core.softmax import softmax
@@ -68,7 +68,7 @@ class MultiHeadAttention(nn.Module):
         bias: bool = False,
         o_bias: bool | None = None,
         dropout: float = 0.0,
-        causal: bool = True,
+        causal: bool | Rule = True,
         rope_theta: float | None = None,
     ) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class MultiHeadAttention(nn.Module):
         check_input("x", x, self.d_model)
         B, T, E = x.shape
         H, D = self.n_heads, self.head_dim
-        past = past_of(cache)
+        past = past_of(cache, self.causal)
         q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
         v = self.v_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
@@ -112,7 +112,11 @@ class MultiHeadAttention(nn.Module):
             q, k, theta=self.rope_theta, past=past, positions=positions
         )
         mask = decoder_mask(
-            mask, (B, H, T, past + T), causal=self.causal, device=x.device
+            mask,
+            (B, H, T, past + T),
+            causal=self.causal,
+            device=x.device,
+            positions=None if cache is None else cache.positions(T, x.device),
         )
         if cache is not None:
             k, v = cache.append(k, v)  # (B, H, S, D); keys are stored turned

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, past_of
 from attnref.core.checks import check_input, check_layer, check_sizes
-from attnref.core.masks import decoder_mask
+from attnref.core.masks import Rule, decoder_mask
 from attnref.core.rope import Yarn, rotate
 from attnref.core.sdpa import sdpa
 
@@ -169,7 +169,7 @@ class MultiHeadLatentAttention(nn.Module):
         q_lora_rank: int | None = None,
         bias: bool = False,
         dropout: float = 0.0,
-        causal: bool = True,
+        causal: bool | Rule = True,
         rope_theta: float = 10000.0,
         rope_layout: Literal["half", "interleaved"] = "interleaved",
         yarn: Yarn | None = None,
@@ -241,7 +241,7 @@ class MultiHeadLatentAttention(nn.Module):
         B, T, E = x.shape
         H, Dn, Dr = self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
         R, Dv = self.kv_lora_rank, self.v_head_dim
-        past = past_of(cache)
+        past = past_of(cache, self.causal)
         if form is None and cache is None:
             form = "expanded"
         elif form is None:
@@ -267,7 +267,11 @@ class MultiHeadLatentAttention(nn.Module):
             yarn=self.yarn,
         )
         mask = decoder_mask(
-            mask, (B, H, T, past + T), causal=self.causal, device=x.device
+            mask,
+            (B, H, T, past + T),
+            causal=self.causal,
+            device=x.device,
+            positions=None if cache is None else cache.positions(T, x.device),
         )
         dropout = self.dropout if self.training else 0.0
         up, scale = self.kv_b_proj, self.scale

@@ -71,8 +71,9 @@ class Decoder(nn.Module):
     """Tokens `(B, T)` to a score for each next token, `(B, T, n_tokens)`.
 
     What `forward` gets beside `caches`, one per layer, is passed on to each
-    layer: a mask, positions, MLA's form. Caches of unlike lengths or without
-    room are refused before any of them is written to.
+    layer: a mask, positions, MLA's form. Caches of unlike lengths, without
+    room, or that keep too little for their layer are refused before any of
+    them is written to. A layer without `causal` needs everything.
     """
 
     def __init__(
@@ -118,7 +119,9 @@ class Decoder(nn.Module):
                 f"{', one of them twice' if twice else ''}: each needs one of "
                 "its own"
             )
-        lengths = [past_of(cache) for cache in caches]
+        attention = [getattr(b, "self_attn", b) for b in self.layers]
+        rules = [getattr(layer, "causal", False) for layer in attention]
+        lengths = list(map(past_of, caches, rules))
         if any(length != lengths[0] for length in lengths):
             raise ValueError(f"the caches hold {lengths} tokens: not the same")
         for cache in caches:

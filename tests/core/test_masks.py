@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -6,8 +8,10 @@ from hypothesis import strategies as st
 from torch.nn.attention.bias import causal_lower_right
 
 from attnref import (
+    Causal,
     causal_mask,
     cross_mask,
+    decoder_mask,
     padding_mask,
     padding_mask_from_hf,
     sdpa,
@@ -216,6 +220,29 @@ def test_a_window_is_a_band_of_the_triangle():
         [0, 0, 1, 1],
     ]
     # --8<-- [end:window]
+
+
+def test_a_rule_holds_wherever_the_keys_are():
+    # --8<-- [start:rule]
+    @dataclass(frozen=True)
+    class Window(Causal):
+        size: int  # tokens, this one included
+
+        def shows(self, i, j):
+            return super().shows(i, j) & (j > i - self.size)
+
+    told = {"causal": Window(2), "device": torch.device("cpu")}
+    mask = decoder_mask(None, (1, 1, 4, 4), **told)  # four tokens at once
+    assert torch.equal(mask, causal_mask(4).triu(-1))
+
+    slots = torch.tensor([3, 4, 2])  # token 3 has taken the place of 0, ...
+    mask = decoder_mask(None, (1, 1, 1, 5), positions=slots, **told)
+    assert mask.int().tolist() == [[1, 1, 0]]  # token 4 sees 3 and itself
+
+    valid = padding_mask(torch.tensor([[True, True, True, False, True]]))
+    mask = decoder_mask(valid, (1, 1, 1, 5), positions=slots, **told)
+    assert mask.int().tolist() == [[[[0, 1, 0]]]]  # and 3 is a pad
+    # --8<-- [end:rule]
 
 
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (5, 5), (2, 7), (1, 11)])

@@ -1,0 +1,539 @@
+"""Caches that keep a part of the past, written here to show that nothing
+else has to change for them: a ring, a ring after the first tokens, a chunk,
+and one that keeps everything in another order.
+"""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from transformers.masking_utils import (
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
+
+from attnref import (
+    Block,
+    Cache,
+    Causal,
+    CrossAttention,
+    Decoder,
+    Everything,
+    GroupedQueryAttention,
+    GrowingKVCache,
+    KVCache,
+    MultiHeadAttention,
+    MultiHeadLatentAttention,
+    MultiQueryAttention,
+    Rule,
+    causal_mask,
+    decoder_mask,
+    greedy,
+    padding_mask,
+)
+from tests.caches.test_kv_cache import refused
+from tests.conftest import relative_error
+
+B, T, E, H, K, D = 3, 23, 24, 6, 2, 4
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Window(Causal):
+    """The last `size` tokens, the query's own included, and the `first`."""
+
+    size: int
+    first: int = 0
+
+    def shows(self, i, j):
+        near = (j > i - self.size) | (j < self.first)
+        return super().shows(i, j) & near
+
+    def covers(self, other):
+        if isinstance(other, Chunk):
+            return other.size <= self.size
+        return (
+            isinstance(other, Window)
+            and other.size <= self.size
+            and other.first <= self.first
+        )
+
+    def hides_nothing(self, T, S):
+        return T <= 1 and self.size >= S
+
+
+@dataclass(frozen=True)
+class Chunk(Rule):
+    """The tokens of a chunk of `size` see the past of their own chunk."""
+
+    size: int
+
+    def shows(self, i, j):
+        return (j <= i) & (i // self.size == j // self.size)
+
+
+class Ring(Cache):
+    """Slot `p % size` holds position `p`; the `first` have slots before it.
+
+    One token gets the slots as they are, in whatever order. Several get what
+    the slots held before and themselves, so that they may be more than `size`.
+    """
+
+    def __init__(self, size, first=0):
+        super().__init__()
+        self.size, self.first, self.lost = size, first, 0
+
+    @property
+    def keeps(self):
+        size = self.size
+        if self.lost > self.first:  # then a rollback may have left less
+            size = min(size, self.length - self.lost + 1)
+        return Window(size, self.first)
+
+    @property
+    def stored(self):
+        return self._held
+
+    def positions(self, new, device):
+        if new == 1:
+            return self._at(self.length + 1, device)
+        after = torch.arange(self.length, self.length + new, device=device)
+        return torch.cat((self._at(self.length, device), after))
+
+    def _at(self, length, device):
+        """Which position each slot holds after so many tokens."""
+        slots = torch.arange(self.first + self.size, device=device)
+        at = length - 1 - (length - 1 - slots) % self.size
+        at = at.where((at >= self.first) & (at >= self.lost), -1)
+        opening = (slots < self.first) & (slots < length)
+        return slots.where(opening, at.where(slots >= self.first, -1))
+
+    def append(self, *tensors):
+        self._check(tensors)
+        new, start = tensors[0].shape[2], self.length
+        end, device = start + new, tensors[0].device
+        with torch.inference_mode(False), torch.no_grad():
+            if not self._held:
+                B, K = tensors[0].shape[:2]
+                self._held = tuple(
+                    t.new_zeros(B, K, self.first + self.size, t.shape[3])
+                    for t in tensors
+                )
+            longer = tuple(
+                torch.cat(pair, dim=2)
+                for pair in zip(self._held, tensors, strict=True)
+                if new != 1
+            )
+            p = torch.arange(start, end, device=device)
+            for held, t in zip(self._held, tensors, strict=True):
+                if start < self.first:
+                    held[:, :, start : min(end, self.first)] = t[
+                        :, :, : max(0, min(end, self.first) - start)
+                    ]
+                since = max(end - self.size, self.first, start) - start
+                slots = self.first + (p[since:] - self.first) % self.size
+                held.index_copy_(2, slots, t[:, :, since:])
+        self.length, self.lost = end, max(self.lost, end - self.size)
+        return longer or self._held
+
+    def crop(self, length):
+        if self.lost > self.first and length < self.lost:
+            raise ValueError(f"crop to {length}, kept from {self.lost} on")
+        super().crop(length)
+
+
+class ChunkCache(Cache):
+    """The tokens of the chunk that is not full yet."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    @property
+    def keeps(self):
+        return Chunk(self.size)
+
+    @property
+    def stored(self):
+        return self._held
+
+    def positions(self, new, device):
+        start = self.length - self.length % self.size
+        return torch.arange(start, self.length + new, device=device)
+
+    def append(self, *tensors):
+        self._check(tensors)
+        before = self._held or tuple(t[:, :, :0] for t in tensors)
+        both = tuple(
+            torch.cat(pair, dim=2) for pair in zip(before, tensors, strict=True)
+        )
+        self.length += tensors[0].shape[2]
+        full = both[0].shape[2] - self.length % self.size
+        self._held = tuple(t[:, :, full:].clone() for t in both)
+        return both
+
+
+class Backwards(Cache):
+    """Everything, the newest first."""
+
+    keeps = Everything()
+
+    def positions(self, new, device):
+        return torch.arange(self.length + new - 1, -1, -1, device=device)
+
+    def append(self, *tensors):
+        self._check(tensors)
+        before = self.stored or tuple(t[:, :, :0] for t in tensors)
+        self._held = tuple(
+            torch.cat((t.flip(2), old), dim=2)
+            for t, old in zip(tensors, before, strict=True)
+        )
+        self.length += tensors[0].shape[2]
+        return self._held
+
+
+def oracle(rule, T):
+    """The dense mask, by transformers where it has one."""
+    i, j = torch.arange(T)[:, None], torch.arange(T)
+    if isinstance(rule, Chunk):
+        theirs = chunked_causal_mask_function(rule.size, torch.zeros(1).int())
+        return theirs(0, 0, i, j)
+    window = sliding_window_causal_mask_function(rule.size)(0, 0, i, j)
+    return window | ((j < rule.first) & (j <= i))
+
+
+# A rule, and caches that keep enough for it.
+KEPT = {
+    "window": (Window(5), lambda: Ring(5)),
+    "window, larger ring": (Window(5), lambda: Ring(7)),
+    "window, all kept": (Window(5), lambda: KVCache(T)),
+    "first and window": (Window(5, first=3), lambda: Ring(5, first=3)),
+    "first, all kept": (Window(5, first=3), GrowingKVCache),
+    "first, backwards": (Window(5, first=3), Backwards),
+    "window, more than it": (Window(4, first=1), lambda: Ring(5, first=3)),
+    "chunk": (Chunk(5), lambda: ChunkCache(5)),
+    "chunk, all kept": (Chunk(5), lambda: KVCache(T)),
+    "chunk, backwards": (Chunk(5), Backwards),
+    "chunk, in a ring": (Chunk(5), lambda: Ring(5)),
+}
+kept = pytest.mark.parametrize(("rule", "make"), KEPT.values(), ids=KEPT)
+SCHEDULES = {
+    "one by one": [1] * T,
+    "longer than the ring, then one by one": [13] + [1] * 10,
+    "ragged": [2, 1, 9, 3, 0, 1, 1, 6],
+    "whole": [T],
+}
+LATENT = {
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+}
+LAYERS = {
+    "mha": (MultiHeadAttention, {}),
+    "mqa": (MultiQueryAttention, {}),
+    "gqa": (GroupedQueryAttention, {"n_kv_heads": K}),
+    "mla": (MultiHeadLatentAttention, LATENT),
+}
+
+
+def layer(name="gqa", **options):
+    cls, sizes = LAYERS[name]
+    built = cls(d_model=E, n_heads=H, rope_theta=100.0, **sizes, **options)
+    for p in built.parameters():
+        nn.init.normal_(p, std=0.5)  # sharp: flat weights hide mistakes
+    return built.double().eval()
+
+
+def same(one, **options):
+    """The same weights under another rule."""
+    name = next(n for n, (cls, _) in LAYERS.items() if type(one) is cls)
+    other = layer(name, **options)
+    other.load_state_dict(one.state_dict())
+    return other
+
+
+def tokens(*shape):
+    return torch.randn(*(shape or (B, T, E)), dtype=torch.float64)
+
+
+def left_padded():
+    return torch.arange(T) >= torch.tensor([[0], [4], [11]])
+
+
+@kept
+@pytest.mark.parametrize("name", LAYERS)
+@torch.no_grad()
+def test_a_part_of_the_past_gives_the_full_pass_with_a_dense_mask(
+    name, rule, make
+):
+    plain, x = layer(name, causal=False), tokens()
+    dense, valid = oracle(rule, T), left_padded()
+    ours = same(plain, causal=rule)
+    assert relative_error(ours(x), plain(x, mask=dense)) <= 1e-12
+    assert relative_error(ours(x), same(plain)(x)) > 0.1, "hides nothing"
+    for pads in (None, valid):
+        whole = dense if pads is None else dense & padding_mask(pads)
+        want = plain(x, mask=whole)
+        for sizes in SCHEDULES.values():
+            cache, got, end = make(), [], 0
+            for chunk in x.split(sizes, dim=1):
+                end += chunk.shape[1]
+                # The caller speaks of all tokens so far, kept or not.
+                mask = None if pads is None else padding_mask(pads[:, :end])
+                got.append(ours(chunk, mask=mask, cache=cache))
+            assert cache.length == T
+            assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_keys_may_come_in_any_order(causal):
+    ours, x, valid = layer(causal=causal), tokens(), left_padded()
+    for sizes in SCHEDULES.values():
+        got, want, end = [], [], 0
+        forth, back = GrowingKVCache(), Backwards()
+        for chunk in x.split(sizes, dim=1):
+            end += chunk.shape[1]
+            mask = padding_mask(valid[:, :end])
+            want.append(ours(chunk, mask=mask, cache=forth))
+            got.append(ours(chunk, mask=mask, cache=back))
+        assert relative_error(*(torch.cat(o, 1) for o in (got, want))) <= 1e-12
+    cross, back = CrossAttention(d_model=E, n_heads=H).double(), Backwards()
+    mask = padding_mask(valid)
+    want = cross(x[:, :7], x, mask=mask)
+    got = [
+        cross(x[:, :4], x, mask=mask, cache=back),
+        cross(x[:, 4:7], mask=mask, cache=back),
+    ]
+    assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
+
+
+@pytest.mark.parametrize("form", ["expanded", "latent", "absorbed"])
+@torch.no_grad()
+def test_each_form_of_mla_reads_a_ring(form):
+    ours, x, cache = layer("mla", causal=Window(5)), tokens(), Ring(5)
+    sizes = [13, 1, 3, 1, 5]
+    got = [ours(c, cache=cache, form=form) for c in x.split(sizes, dim=1)]
+    assert relative_error(torch.cat(got, dim=1), ours(x)) <= 1e-12
+
+
+REFUSED = {
+    "plain on a ring": (
+        True,
+        Ring(4),
+        "the layer's rule is Causal(), and Ring keeps Window(size=4, first=0)"
+        ": pass a cache that keeps as much; KVCache and GrowingKVCache keep "
+        "everything",
+    ),
+    "an encoder": (False, Ring(4), "rule is Everything(), and Ring keeps"),
+    "a wider window": (
+        Window(8),
+        Ring(4),
+        "rule is Window(size=8, first=0), and Ring keeps Window(size=4,",
+    ),
+    "first tokens": (
+        Window(4, first=1),
+        Ring(4),
+        "rule is Window(size=4, first=1), and Ring keeps Window(size=4, first",
+    ),
+    "a window": (
+        Window(4),
+        ChunkCache(4),
+        "rule is Window(size=4, first=0), and ChunkCache keeps Chunk(size=4)",
+    ),
+    "other chunks": (Chunk(6), ChunkCache(4), "keeps Chunk(size=4)"),
+    "plain on chunks": (True, ChunkCache(4), "rule is Causal(), and Chunk"),
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "cache", "says"), REFUSED.values(), ids=REFUSED
+)
+@torch.no_grad()
+def test_a_cache_that_keeps_too_little_is_refused(rule, cache, says):
+    """At the first token, not at the first that is missing."""
+    x = tokens()[:, :1]
+    for name in LAYERS:
+        with refused(says, cache):
+            layer(name, causal=rule)(x, cache=cache)
+
+
+@torch.no_grad()
+def test_a_context_is_kept_whole():
+    cross = CrossAttention(d_model=E, n_heads=H).double()
+    with pytest.raises(ValueError, match=r"rule is Everything.*Ring keeps"):
+        cross(tokens(), tokens(), cache=Ring(99))
+
+
+@torch.no_grad()
+def test_what_the_refusal_prevents():
+    """Plain GQA on a ring that lies: no error, and another result."""
+
+    class Liar(Ring):
+        keeps = Everything()
+
+    ours, x, cache = layer(), tokens(), Liar(5)
+    got = [ours(token, cache=cache) for token in x.split(1, dim=1)]
+    assert relative_error(torch.cat(got, dim=1), ours(x)) > 0.3
+
+
+def test_a_cache_has_to_say_what_it_keeps():
+    class Silent(Cache):
+        append = Ring.append
+
+    with pytest.raises(TypeError, match="keeps"):
+        Silent()
+
+
+@torch.no_grad()
+def test_a_ring_goes_back_as_far_as_it_has_room():
+    """A window of 5 in a ring of 8: up to four tokens may be taken back."""
+    ours, x = layer(causal=Window(5)), tokens()
+    want = ours(x)
+    for back in range(1, 5):
+        cache = Ring(8)
+        ours(x[:, :13], cache=cache)
+        ours(tokens(B, back, E), cache=cache)  # guesses, and all wrong
+        cache.crop(13)
+        got = [ours(c, cache=cache) for c in x[:, 13:].split([1, 3, 1, 5], 1)]
+        assert relative_error(torch.cat(got, dim=1), want[:, 13:]) <= 1e-12
+    cache = Ring(8)
+    ours(x[:, :13], cache=cache)
+    ours(tokens(B, 5, E), cache=cache)
+    cache.crop(13)
+    with refused("Ring keeps Window(size=4, first=0)", cache):
+        ours(x[:, 13:14], cache=cache)
+    narrow = same(ours, causal=Window(4))
+    got = narrow(x[:, 13:], cache=cache)
+    assert relative_error(got, narrow(x)[:, 13:]) <= 1e-12
+    with refused("crop to 14, kept from 15 on", cache):
+        cache.crop(14)
+
+
+@kept
+@torch.no_grad()
+def test_rows_of_a_part_of_the_past_are_moved(rule, make):
+    ours, x, cache = layer(causal=rule), tokens(), make()
+    rows = torch.tensor([2, 0, 2])
+    ours(x[:, :12], cache=cache)
+    cache.reorder(rows)
+    x = torch.cat((x[rows, :12], x[:, 12:]), dim=1)
+    got = [ours(token, cache=cache) for token in x[:, 12:].split(1, dim=1)]
+    assert relative_error(torch.cat(got, dim=1), ours(x)[:, 12:]) <= 1e-12
+
+
+def decoder(*rules):
+    model = Decoder(
+        [
+            Block(layer(causal=rule, head_dim=D), d_model=E, d_ff=17)
+            for rule in rules
+        ],
+        n_tokens=101,
+        d_model=E,
+    )
+    for p in model.parameters():
+        nn.init.normal_(p, std=3.0 if p.dim() == 1 else 0.6)
+    return model.double().eval()
+
+
+@torch.no_grad()
+def test_a_decoder_mixes_caches_and_generates_the_same():
+    """Left-padded, as any batch: the mask speaks of dropped tokens too."""
+    model = decoder(Window(4), True, Window(4, first=2), Chunk(4))
+    prompt, valid = torch.randint(101, (B, 9)), left_padded()[:, -17:-8]
+    assert not valid.all()
+    caches = [Ring(4), KVCache(28), Ring(4, first=2), ChunkCache(4)]
+    want = greedy(model, prompt, 20, valid=valid)
+    got = greedy(model, prompt, 20, valid=valid, caches=caches)
+    assert torch.equal(got, want)
+    assert len(got[:, 9:].unique()) > 12
+    assert caches[0].nbytes < caches[1].nbytes / 6
+
+
+@torch.no_grad()
+def test_a_decoder_refuses_before_the_first_layer_writes():
+    model = decoder(True, Window(8))
+    caches = [GrowingKVCache(), Ring(4)]
+    with refused("rule is Window(size=8, first=0), and Ring keeps", *caches):
+        model(torch.zeros(B, 1, dtype=torch.int64), caches=caches)
+    model.layers.append(nn.Identity())  # says nothing of what it sees
+    caches = [GrowingKVCache(), Ring(8), Ring(8)]
+    with refused("rule is Everything(), and Ring keeps", *caches):
+        model(torch.zeros(B, 1, dtype=torch.int64), caches=caches)
+
+
+@torch.no_grad()
+def test_ten_requests_on_rings_take_few_graphs():
+    model, graphs = decoder(Window(4), Window(4, first=2)), []
+    torch.compiler.reset()
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, fullgraph=True, backend=counted)
+    x = torch.randint(101, (B, 12))
+    for request in range(10):
+        caches = [Ring(4), Ring(4, first=2)]
+        parts = x.split([5] + [1] * 7, dim=1)
+        got = [compiled(part, caches=caches) for part in parts]
+        if request == 1:
+            few = len(graphs)
+    assert few == len(graphs) <= 3
+    assert relative_error(torch.cat(got, dim=1), model(x)) <= 1e-12
+
+
+@kept
+@torch.no_grad()
+def test_positions_are_made_where_the_keys_are_and_never_looked_at(rule, make):
+    """A meta tensor has no numbers; on an accelerator, to look is to wait."""
+    ours, cache = layer(causal=rule).to("meta"), make()
+    for new in (7, 1, 1, 3):
+        out = ours(torch.empty(B, new, E, device="meta").double(), cache=cache)
+        assert out.shape == (B, new, E)
+
+
+class Narrower(Causal):
+    """What is made from a rule may hide more than it."""
+
+
+def test_where_nothing_is_hidden_no_mask_is_made():
+    full, given = (B, H, 1, 7), torch.rand(B, 1, 1, 7) < 0.5
+    for rule, there in (
+        (True, False),
+        (False, False),
+        (Causal(), False),
+        (Window(7), False),
+        (Window(6), True),
+        (Chunk(7), True),
+        (Narrower(), True),
+    ):
+        made = decoder_mask(None, full, causal=rule, device=CPU)
+        assert (made is not None) is there
+        made = decoder_mask(given, full, causal=rule, device=CPU)
+        assert (made is not given) is there
+    at = torch.tensor([5, 6, -1])
+    made = decoder_mask(None, full, causal=True, device=CPU, positions=at)
+    assert made.tolist() == [[True, True, False]]
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 5), (3, 5), (5, 5), (4, 2)])
+def test_the_rule_on_all_positions_is_the_causal_mask(T, S):
+    i = torch.arange(S - T, S)[:, None]
+    seen = Causal()(i, torch.arange(S))
+    assert torch.equal(seen, causal_mask(T, S))
+    assert not Causal()(i, torch.tensor(-1)).any()
+
+
+def test_a_mask_that_does_not_speak_of_what_was_dropped_is_refused():
+    ours, x, cache = layer(causal=Window(4)), tokens(), Ring(4)
+    with torch.no_grad():
+        ours(x[:, :9], cache=cache)
+        kept = torch.ones(B, 1, 1, 4, dtype=torch.bool)
+        says = re.escape("shape (3, 1, 1, 4), which does not broadcast to")
+        with pytest.raises(ValueError, match=says):
+            ours(x[:, 9:10], mask=kept, cache=cache)
+    assert cache.length == 9
