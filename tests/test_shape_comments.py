@@ -1,5 +1,6 @@
 """A comment is a test: every shape comment is reached, and right."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,29 +62,36 @@ def every_public_call():
     attnref.multi_query_loop(x, heads, shared, shared, out, past)
     attnref.grouped_query_loop(x, heads, groups, groups, out, past)
     block = attnref.Block(built("mha"), d_model=E, d_ff=59)
-    attnref.Decoder([block], n_tokens=61, d_model=E)(
-        torch.zeros(B, T, dtype=torch.int64)
-    )
-    every_layer()
+    decoder = attnref.Decoder([block], n_tokens=61, d_model=E)
+    cache = attnref.KVCache(S)
+    with torch.no_grad():
+        cache.append(*torch.randn(2, B, H, S - T, D))
+        decoder(torch.zeros(B, T, dtype=torch.int64), caches=[cache])
 
 
 @torch.no_grad()
-def every_layer():
-    """T tokens after others: then there are S keys, as in a context."""
+def each_layer_after_others():
+    """Calls with T tokens after S - T others, or with a context of S."""
     for name, variant in VARIANTS.items():
-        chunks = (T, T) if takes(name, "context") else (S - T, T)
         for options in variant.options:
-            layer = built(name, **options).double()
-            given, cache = inputs(name, sum(chunks)), CACHES["room"](S)
-            run(name, layer, given, chunks, cache)
+            layer, cache = built(name, **options).double(), CACHES["room"](S)
+            given, chunks = inputs(name, 2 * T), (T, T)
+            if not takes(name, "context"):
+                run(name, layer, inputs(name, S - T), cache=cache)
+                given, chunks = inputs(name), (T,)
+            yield torch.no_grad()(
+                partial(run, name, layer, given, chunks, cache)
+            )
 
 
 def test_every_shape_comment_of_the_package_is_right():
     files = (ROOT / "attnref").rglob("*.py")
     sources = {str(p): p.read_text(encoding="utf-8") for p in files}
     tracer = Tracer(sources, LETTERS)
+    calls = [every_public_call, *each_layer_after_others()]
     with tracer:
-        every_public_call()
+        for call in calls:
+            call()
     assert tracer.faults == []
     assert tracer.unreached() == []
     assert len(tracer.seen) >= 15

@@ -200,6 +200,7 @@ def run(
     """
     x, *context = given
     told = VARIANTS[name].told | told
+    told |= dict(zip(("context",), context, strict=False))
     outs = []
     for start, end in pairwise(accumulate(chunks or x.shape[1:2], initial=0)):
         if valid is not None:
@@ -207,6 +208,6 @@ def run(
             told["mask"] = padding_mask(seen)
         if positions is not None:
             told["positions"] = positions[..., start:end]
-        outs.append(layer(x[:, start:end], *context, cache=cache, **told))
-        context = []
+        outs.append(layer(x[:, start:end], cache=cache, **told))
+        told.pop("context", None)
     return torch.cat(outs, dim=1)
