@@ -217,11 +217,13 @@ def likeliest(model, prompt, steps):
 @each_decoder
 def test_the_same_tokens_are_generated_with_every_cache(name):
     for options in VARIANTS[name].options:
-        model, prompt = decoder(name, **options), prompts()
-        want = likeliest(model, prompt, 20)
-        # What repeats itself shows little.
-        assert len(want[:, 5:].unique()) > 8
-        assert sorted(len(row[5:].unique()) for row in want)[1] > 3
+        model = decoder(name, **options)
+        # Of many, those that repeat themselves least: they show most.
+        rows = likeliest(model, prompts(12), 20)
+        want = sorted(rows, key=lambda row: -len(row[5:].unique()))[:B]
+        assert len(want[-1][5:].unique()) > 4
+        want = torch.stack(want)
+        prompt = want[:, :5]
         for make in (None, *CACHES.values()):
             mine = caches(make) if make else None
             told = VARIANTS[name].told
