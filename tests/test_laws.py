@@ -112,14 +112,14 @@ def test_cached_in_any_chunks_it_is_one_full_pass(name, make):
 @every_pair
 @torch.no_grad()
 def test_a_padded_row_is_the_row_alone(name, make):
-    """Pads before, amid and behind, of which the last come to be amid."""
+    """With pads before it, or amid its tokens, as those behind a prompt are."""
     n = S if takes(name, "context") else T
     before = torch.arange(n) >= torch.tensor([[0], [3], [1]])
     amid = torch.ones(B, n, dtype=torch.bool)
     amid[1, 3:5] = amid[2, 1:6:2] = False
     for options in VARIANTS[name].options:
         layer, (x, *context) = variant(name, **options), inputs(name)
-        turned = getattr(layer, "rope_theta", None)
+        turned = getattr(layer, "rope_theta", None) is not None
         for valid, counted in ((before, True), (before, False), (amid, True)):
             # RoPE sees distances alone, which pads before do not change.
             positions = token_positions(valid) if turned and counted else None
@@ -135,9 +135,8 @@ def test_a_padded_row_is_the_row_alone(name, make):
                     mine = got[row : row + 1]
                     if not context:
                         mine = mine[:, valid[row]]
-                    assert relative_error(mine, want) <= 1e-12, (
-                        (options, row, chunks),
-                    )
+                    error = relative_error(mine, want)
+                    assert error <= 1e-12, (options, row, chunks)
 
 
 @each_decoder
@@ -146,21 +145,13 @@ def test_positions_are_counted_from_0_and_follow_the_cache(name):
     """Told for some of the chunks only, they are what the others assume."""
     for options in VARIANTS[name].options:
         layer, x = variant(name, **options), tokens()
-        if not getattr(layer, "rope_theta", None):
+        if getattr(layer, "rope_theta", None) is None:
             continue
-        told, cache, at = (
-            VARIANTS[name].told,
-            CACHES["room"](T),
-            torch.arange(T),
-        )
-        got = [
-            layer(x[:, :2], cache=cache, **told),
-            layer(x[:, 2:4], cache=cache, positions=at[2:4], **told),
-            layer(
-                x[:, 4:], cache=cache, positions=at[4:].expand(B, -1), **told
-            ),
-        ]
-        want = run(name, layer, (x,))
+        want, at = run(name, layer, (x,)), torch.arange(T)
+        cache, got = CACHES["room"](T), []
+        for part, places in ((x[:, :2], None), (x[:, 2:], at[2:])):
+            told = VARIANTS[name].told | {"positions": places}
+            got.append(layer(part, cache=cache, **told))
         assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
         spread = run(name, layer, (x,), positions=3 * at)
         assert relative_error(spread, want) > 1e-3
@@ -195,10 +186,8 @@ def test_rows_of_a_batch_are_strangers(name):
     layer, given = variant(name), inputs(name)
     want = run(name, layer, given)
     for row in range(B):
-        alone = tuple(t[row : row + 1] for t in given)
-        assert relative_error(want[row : row + 1], run(name, layer, alone)) <= (
-            1e-12
-        )
+        alone = run(name, layer, tuple(t[row : row + 1] for t in given))
+        assert relative_error(want[row : row + 1], alone) <= 1e-12
 
 
 @each_layer
