@@ -10,7 +10,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test docs fmt synced new check offline
+.PHONY: serve test quick docs fmt synced new check offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
@@ -18,6 +18,10 @@ serve: $(READY)
 test: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not alone"
 	$(PY) -m pytest -m alone
+
+# Unit tests and laws: neither the built site nor other libraries' modules.
+quick: $(READY)
+	$(PY) -m pytest -n 2 --dist loadfile -m "not (alone or oracle or browser)"
 
 docs: $(READY)
 	$(PY) -m mkdocs build --strict

@@ -23,6 +23,21 @@ settings.register_profile("attnref", deadline=None, max_examples=60)
 settings.load_profile("attnref")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `make quick` leaves out, so that no file has to: oracles, and
+    files in which a test needs the built site or a browser."""
+    slow = {
+        item.path
+        for item in items
+        if {"site", "chromium"}.intersection(getattr(item, "fixturenames", ()))
+    }
+    for item in items:
+        if "oracles" in item.path.relative_to(ROOT).as_posix():
+            item.add_marker(pytest.mark.oracle)
+        if item.path in slow:
+            item.add_marker(pytest.mark.browser)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -44,8 +44,9 @@ def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
     """
     B, H, T, Dn = p.q.shape
     S = c.shape[2]
-    up = p.up(c).view(B, S, H, -1).transpose(1, 2)  # (B, H, S, Dn + Dv)
-    k, v = up.tensor_split((Dn,), dim=-1)
+    up = p.up(c)  # (B, 1, S, H * (Dn + Dv))
+    up = up.view(B, S, H, up.shape[3] // H)  # (B, S, H, Dn + Dv)
+    k, v = up.transpose(1, 2).tensor_split((Dn,), dim=-1)
     return torch.cat((k, k_rope.expand(-1, H, -1, -1)), dim=-1), v
 
 

@@ -1,4 +1,4 @@
-"""The laws across variants: what is called the same, is."""
+"""Equations between variants: what is called the same, is."""
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from attnref import (
     MultiHeadAttention,
     MultiQueryAttention,
     apply_rope,
-    attention_weights,
     causal_mask,
     grouped_query_loop,
     multi_head_loop,
@@ -20,11 +19,10 @@ from attnref import (
     rope_rows,
     rope_table,
     sdpa,
-    token_positions,
 )
 from tests.conftest import relative_error
+from tests.variants import VARIANTS, B, D, E, H, K, T, sharp, tokens, variant
 
-B, T, E, H, K, D = 2, 7, 24, 6, 3, 4
 OPTIONS = [
     {},
     {"bias": True},
@@ -34,44 +32,14 @@ OPTIONS = [
     {"bias": True, "o_bias": False},
     {"o_bias": True},
 ]
-VARIANTS = {
-    "mha": MultiHeadAttention,
-    "gqa": lambda **k: GroupedQueryAttention(n_kv_heads=K, **k),
-    "mqa": MultiQueryAttention,
-}
-
-
-def sharp(layer):
-    """Weights with which softmax decides: flat ones hide every mistake."""
-    for p in layer.parameters():
-        nn.init.normal_(p, std=0.5)
-    return layer.double().eval()
-
-
-def variant(name, **options):
-    return sharp(VARIANTS[name](d_model=E, n_heads=H, **options))
-
-
-def tokens(*shape):
-    return torch.randn(*(shape or (B, T, E)), dtype=torch.float64)
-
-
-def test_the_weights_of_these_tests_are_sharp():
-    layer, x = variant("mha"), tokens()
-    q, k = (
-        p(x).view(B, T, H, D).transpose(1, 2)
-        for p in (layer.q_proj, layer.k_proj)
-    )
-    assert attention_weights(q, k).max() > 0.99
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("name", "kv_heads"), [("mha", H), ("mqa", 1)])
-def test_gqa_is_mha_and_mqa_at_its_ends(name, kv_heads, options):
+@pytest.mark.parametrize("name", ["mha", "mqa"])
+def test_gqa_is_mha_and_mqa_at_its_ends(name, options):
     other = variant(name, **options)
-    gqa = GroupedQueryAttention(
-        d_model=E, n_heads=H, n_kv_heads=kv_heads, **options
-    ).double()
+    kv_heads = VARIANTS[name].kv_heads(H, K)
+    gqa = variant("gqa", n_kv_heads=kv_heads, **options)
     gqa.load_state_dict(other.state_dict())
     x, mask = tokens(), padding_mask(torch.rand(B, T) < 0.7)
     assert relative_error(gqa(x, mask=mask), other(x, mask=mask)) <= 1e-12
@@ -154,31 +122,6 @@ def test_the_loop_of_gqa_is_the_layer():
     assert relative_error(loop, layer(x)) <= 1e-12
 
 
-def chunks_of(name):
-    return {
-        "one by one": [1] * 9,
-        "twos": [2, 2, 2, 2, 1],
-        "fives": [5, 4],
-        "whole": [9],
-        "ragged": [4, 1, 3, 1],
-    }[name]
-
-
-@pytest.mark.parametrize("options", OPTIONS[:3])
-@pytest.mark.parametrize("make", [lambda: KVCache(9), GrowingKVCache])
-@pytest.mark.parametrize(
-    "chunks", ["one by one", "twos", "fives", "whole", "ragged"]
-)
-@pytest.mark.parametrize("name", VARIANTS)
-def test_cached_equals_one_full_pass(name, chunks, make, options):
-    layer, x, cache = variant(name, **options), tokens(B, 9, E), make()
-    with torch.no_grad():
-        parts = [
-            layer(c, cache=cache) for c in x.split(chunks_of(chunks), dim=1)
-        ]
-        assert relative_error(torch.cat(parts, dim=1), layer(x)) <= 1e-12
-
-
 def test_cached_in_any_chunks_is_the_full_pass():
     # --8<-- [start:cached]
     from torch import nn
@@ -225,39 +168,6 @@ def test_the_steps_of_a_generation():
     # --8<-- [end:steps]
 
 
-@pytest.mark.parametrize("side", ["left", "left, no positions", "right"])
-@pytest.mark.parametrize("make", [lambda: KVCache(9), GrowingKVCache])
-@pytest.mark.parametrize("options", [{}, {"rope_theta": 100.0}])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_padded_row_is_the_row_alone(name, options, make, side):
-    """Prompts of 2 and 5 tokens, then three steps more for both."""
-    layer, cache = variant(name, **options), make()
-    prompts, more = [tokens(1, 2, E), tokens(1, 5, E)], tokens(2, 3, E)
-    left = side != "right"
-    pads = [3, 0] if left else [0, 0]
-    valid = torch.ones(2, 5, dtype=torch.bool)
-    valid[0, slice(0, 3) if left else slice(2, 5)] = False
-    x = tokens(2, 5, E)
-    for row, (prompt, pad) in enumerate(zip(prompts, pads, strict=True)):
-        x[row, pad : pad + prompt.shape[1]] = prompt[0]
-    got = []
-    with torch.no_grad():
-        for new in (x, *more.split(1, dim=1)):
-            if got:
-                valid = torch.cat((valid, torch.ones(2, 1).bool()), dim=1)
-            named = {}
-            if options and side != "left, no positions":
-                positions = token_positions(valid)[:, -new.shape[1] :]
-                named = {"positions": positions}
-            mask = padding_mask(valid)
-            got.append(layer(new, mask=mask, cache=cache, **named))
-        for row, prompt in enumerate(prompts):
-            alone = layer(torch.cat((prompt, more[row : row + 1]), dim=1))
-            mine = torch.cat([g[row : row + 1] for g in got], dim=1)
-            real = mine[:, valid[row]]
-            assert relative_error(real, alone) <= 1e-12
-
-
 def test_right_padding_moves_positions():
     layer = variant("gqa", rope_theta=10000.0)
     x = tokens(2, 9, E)
@@ -292,16 +202,6 @@ def test_without_positions_tokens_may_change_places():
     assert torch.allclose(moved, layer(x)[:, order], rtol=0, atol=1e-12)
     # --8<-- [end:equivariance]
     assert relative_error(moved, layer(x)[:, order]) <= 1e-12
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_permutation_equivariance_of_each_variant(name):
-    x, order = tokens(), torch.randperm(T)
-    layer = variant(name, causal=False)
-    assert relative_error(layer(x[:, order]), layer(x)[:, order]) <= 1e-12
-    turned = variant(name, causal=False, rope_theta=100.0)
-    swap = torch.tensor([1, 0, *range(2, T)])
-    assert relative_error(turned(x[:, swap]), turned(x)[:, swap]) > 1e-3
 
 
 def test_with_rope_tokens_may_not_change_places():
@@ -372,8 +272,10 @@ def test_the_layouts_differ_by_an_order_of_rows():
 
 
 def test_the_heads_of_mqa_differ_through_their_queries_alone():
-    layer = variant("mqa")
-    x = tokens()
+    layer, x = (
+        sharp(MultiQueryAttention(d_model=24, n_heads=6)),
+        tokens(2, 7, 24),
+    )
     # --8<-- [start:queries]
     from attnref import attention_weights
 

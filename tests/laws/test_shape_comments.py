@@ -1,5 +1,6 @@
 """A comment is a test: every shape comment is reached, and right."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,26 @@ import attnref
 from sitekit import ROOT
 from sitekit.pages import body_of, markdown_files, program
 from sitekit.shapes import Tracer, comments
+from tests.variants import (
+    CACHES,
+    DN,
+    DR,
+    DV,
+    VARIANTS,
+    B,
+    D,
+    E,
+    H,
+    K,
+    R,
+    S,
+    T,
+    built,
+    inputs,
+    run,
+    takes,
+)
 
-B, T, S, H, K, D, DV, E = 2, 7, 11, 6, 3, 10, 13, 17
-R, DN, DR = 29, 5, 8
 LETTERS = {
     **{"B": B, "T": T, "S": S, "H": H, "K": K, "D": D, "Dv": DV, "E": E},
     **{"R": R, "Dn": DN, "Dr": DR},
@@ -19,8 +37,7 @@ LETTERS = {
 
 
 def every_public_call():
-    """Each public function once a branch; a size of its own for each letter:
-    prime, but for H = 2 K, and D and Dr, since RoPE wants pairs."""
+    """Each public function once a branch, with a size for each letter."""
     q = torch.randn(B, H, T, D)
     k, v = torch.randn(B, K, S, D), torch.randn(B, K, S, DV)
     valid = torch.ones(B, S, dtype=torch.bool)
@@ -35,65 +52,46 @@ def every_public_call():
     attnref.sdpa(q, k, v, mask)
     attnref.sdpa(q, k, v, mask, dropout=0.5)
     attnref.token_positions(valid)
-    every_layer(torch.randn(B, T, E), torch.randn(B, S, E))
-
-
-@torch.no_grad()
-def every_layer(x, context):
-    one = {"d_model": E, "n_heads": H, "head_dim": D, "rope_theta": 1e4}
-    layers = (
-        attnref.MultiHeadAttention(**one),
-        attnref.MultiQueryAttention(**one),
-        attnref.GroupedQueryAttention(**one, n_kv_heads=K),
-    )
-    for layer, heads in zip(layers, (H, 1, K), strict=True):
-        cache = attnref.KVCache(S)
-        cache.append(*torch.randn(2, B, heads, S - T, D))
-        layer(x, cache=cache)
-    del one["rope_theta"]
-    cross = attnref.CrossAttention(**one, n_kv_heads=K)
-    cache = attnref.KVCache(S)
-    cross(x, context, cache=cache)
-    cross(x, cache=cache)
-    latent = {
-        "d_model": E,
-        "n_heads": H,
-        "kv_lora_rank": R,
-        "qk_nope_head_dim": DN,
-        "qk_rope_head_dim": DR,
-        "v_head_dim": DV,
-    }
-    for form in ("expanded", "latent", "absorbed"):
-        cache = attnref.KVCache(S)
-        entries = ((1, R + DR),)
-        if form == "expanded":
-            entries = ((H, DN + DR), (H, DV))
-        cache.append(*(torch.randn(B, n, S - T, w) for n, w in entries))
-        layer = attnref.MultiHeadLatentAttention(**latent)
-        layer(x, cache=cache, form=form)
+    cos, sin = attnref.rope_table(torch.arange(T), D)
+    attnref.apply_rope(q, cos, sin, layout="interleaved")
+    x = torch.randn(B, T, E)
     heads, shared = torch.randn(H, E, D), torch.randn(E, D)
     groups, out = torch.randn(K, E, D), torch.randn(H * D, E)
     past = attnref.causal_mask(T)
     attnref.multi_head_loop(x, heads, heads, heads, out, past)
     attnref.multi_query_loop(x, heads, shared, shared, out, past)
     attnref.grouped_query_loop(x, heads, groups, groups, out, past)
-    cos, sin = attnref.rope_table(torch.arange(T), D)
-    q = torch.randn(B, H, T, D)
-    attnref.apply_rope(q, cos, sin, layout="interleaved")
-    decoder = attnref.Decoder(
-        [attnref.Block(layers[0], d_model=E, d_ff=19)], n_tokens=23, d_model=E
-    )
+    block = attnref.Block(built("mha"), d_model=E, d_ff=59)
+    decoder = attnref.Decoder([block], n_tokens=61, d_model=E)
     cache = attnref.KVCache(S)
-    cache.append(*torch.randn(2, B, H, S - T, D))
-    decoder(torch.zeros(B, T, dtype=torch.int64), caches=[cache])
+    with torch.no_grad():
+        cache.append(*torch.randn(2, B, H, S - T, D))
+        decoder(torch.zeros(B, T, dtype=torch.int64), caches=[cache])
+
+
+@torch.no_grad()
+def each_layer_after_others():
+    """Calls with T tokens after S - T others, or with a context of S."""
+    for name, variant in VARIANTS.items():
+        for options in variant.options:
+            layer, cache = built(name, **options).double(), CACHES["room"](S)
+            given, chunks = inputs(name, 2 * T), (T, T)
+            if not takes(name, "context"):
+                run(name, layer, inputs(name, S - T), cache=cache)
+                given, chunks = inputs(name), (T,)
+            yield torch.no_grad()(
+                partial(run, name, layer, given, chunks, cache)
+            )
 
 
 def test_every_shape_comment_of_the_package_is_right():
     files = (ROOT / "attnref").rglob("*.py")
     sources = {str(p): p.read_text(encoding="utf-8") for p in files}
     tracer = Tracer(sources, LETTERS)
+    calls = [every_public_call, *each_layer_after_others()]
     with tracer:
-        every_public_call()
+        for call in calls:
+            call()
     assert tracer.faults == []
     assert tracer.unreached() == []
     assert len(tracer.seen) >= 15
@@ -159,7 +157,7 @@ WRONG = {
 }
 
 
-def run(source, *calls):
+def traced(source, *calls):
     tracer = Tracer({"f": source})
     scope = {}
     exec(compile(source, "f", "exec"), scope)
@@ -171,7 +169,7 @@ def run(source, *calls):
 
 def test_right_comments_pass():
     x = torch.ones(3, 5)
-    tracer = run(RIGHT, (x, True), (x, False))
+    tracer = traced(RIGHT, (x, True), (x, False))
     assert tracer.faults == []
     assert tracer.unreached() == []
 
@@ -181,7 +179,7 @@ def test_each_wrong_comment_is_seen(fault):
     old, new = WRONG[fault]
     assert old in RIGHT
     x = torch.ones(3, 5)
-    tracer = run(RIGHT.replace(old, new), (x, True), (x, False))
+    tracer = traced(RIGHT.replace(old, new), (x, True), (x, False))
     assert tracer.faults != []
 
 
@@ -207,13 +205,13 @@ def test_a_comment_that_is_almost_one_is_seen(comment):
 
 def test_a_run_with_two_letters_of_one_size_does_not_count():
     square, oblong = torch.ones(5, 5), torch.ones(3, 5)
-    assert run(RIGHT, (square, True), (square, False)).seen == {}
-    both = run(RIGHT, (square, True), (oblong, True), (oblong, False))
+    assert traced(RIGHT, (square, True), (square, False)).seen == {}
+    both = traced(RIGHT, (square, True), (oblong, True), (oblong, False))
     assert both.unreached() == []
 
 
 def test_a_comment_that_no_run_reaches_is_seen():
-    tracer = run(RIGHT, (torch.ones(3, 5), True))
+    tracer = traced(RIGHT, (torch.ones(3, 5), True))
     assert [line for _, line, _ in tracer.unreached()] == [11, 12, 13]
 
 

@@ -9,38 +9,29 @@ from torch.export import Dim
 
 from attnref import (
     CrossAttention,
-    GroupedQueryAttention,
     GrowingKVCache,
     KVCache,
     MultiHeadAttention,
-    MultiHeadLatentAttention,
-    MultiQueryAttention,
     mha_to_gqa,
-    padding_mask,
     sdpa,
-    token_positions,
     weights_of_torch_mha,
 )
 from tests.conftest import relative_error
+from tests.variants import (
+    HEADS,
+    VARIANTS,
+    B,
+    D,
+    E,
+    H,
+    K,
+    S,
+    T,
+    tokens,
+    variant,
+)
 
-B, T, S, E, H, K, D = 2, 7, 11, 24, 6, 3, 4
-VARIANTS = {
-    "mha": (MultiHeadAttention, {}, H),
-    "mqa": (MultiQueryAttention, {}, 1),
-    "gqa": (GroupedQueryAttention, {"n_kv_heads": K}, K),
-}
-
-
-def variant(name, **options):
-    cls, sizes, _ = VARIANTS[name]
-    layer = cls(d_model=E, n_heads=H, **sizes, **options)
-    for p in layer.parameters():
-        nn.init.normal_(p, std=0.5)
-    return layer.double()
-
-
-def tokens(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
+PROJECTED = [name for name, v in VARIANTS.items() if v.kv_heads]
 
 
 @pytest.mark.parametrize(
@@ -52,73 +43,26 @@ def tokens(*shape):
         (False, True, "o"),
     ],
 )
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", PROJECTED)
 def test_parameters_are_named_and_shaped_as_in_checkpoints(
     name, bias, o_bias, which
 ):
-    layer, kv_heads = variant(name, bias=bias, o_bias=o_bias), VARIANTS[name][2]
-    rows = {"q": H * D, "k": kv_heads * D, "v": kv_heads * D, "o": E}
+    layer = variant(name, bias=bias, o_bias=o_bias)
+    inner = VARIANTS[name].kv_heads(H, K) * D
+    rows = {"q": H * D, "k": inner, "v": inner, "o": E}
     want = {f"{p}_proj.weight": (n, E) for p, n in rows.items()}
+    want["o_proj.weight"] = (E, H * D)
     want |= {f"{p}_proj.bias": (rows[p],) for p in which}
     got = {name: tuple(p.shape) for name, p in layer.state_dict().items()}
     assert got == want
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_no_token_sees_a_later_one(name):
-    layer, x = variant(name), tokens(B, T, E)
-    before = layer(x)
-    x[:, -1] += 1
-    after = layer(x)
-    assert torch.equal(before[:, :-1], after[:, :-1])
-    assert (before[:, -1] - after[:, -1]).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_an_encoder_layer_sees_both_ways(name):
-    layer, x = variant(name, causal=False), tokens(B, T, E)
-    before = layer(x)
-    x[:, -1] += 1
-    assert (before - layer(x)).abs().amax(-1).min() > 1e-9
-
-
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", PROJECTED)
 def test_a_head_width_of_its_own(name):
-    layer = variant(name, head_dim=10)
-    assert layer.q_proj.weight.shape == (H * 10, E)
-    assert layer(tokens(B, T, E)).shape == (B, T, E)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_gradients_reach_every_parameter_and_are_right(name):
-    layer, x = variant(name, bias=True, rope_theta=100.0), tokens(1, 3, E)
-    layer(x).square().sum().backward()
-    for parameter in layer.parameters():
-        # Without RoPE, a key's bias would move all scores of a row alike.
-        assert parameter.grad.abs().max() > 0
-    weights = dict(layer.named_parameters())
-
-    def run(*values):
-        named = dict(zip(weights, values, strict=True))
-        return torch.func.functional_call(layer, named, (x,))
-
-    inputs = [w.detach().requires_grad_() for w in weights.values()]
-    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
-
-
-def test_a_layer_compiles_for_any_length():
-    layer = variant("gqa", rope_theta=100.0)
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    valid = torch.arange(9) < torch.tensor([[3], [9]])
-    for T, named in (
-        (5, {}),
-        (9, {}),  # from here on, the length is a symbol
-        (9, {"mask": padding_mask(valid)}),
-        (9, {"positions": token_positions(valid)}),
-        (9, {"positions": torch.arange(9)}),
-    ):
-        x = tokens(B, T, E)
-        assert relative_error(compiled(x, **named), layer(x, **named)) == 0
+    for head_dim, width, want in ((14, E, 14), (None, 7 * H, 7)):
+        layer = variant(name, head_dim=head_dim, d_model=width)
+        assert layer.q_proj.weight.shape == (H * want, width)
+        assert layer(tokens(B, T, width)).shape == (B, T, width)
 
 
 def test_a_print_of_a_tensor_breaks_the_graph():
@@ -127,67 +71,31 @@ def test_a_print_of_a_tensor_breaks_the_graph():
             print(x.abs().max())
             return super().forward(x)
 
-    layer, x = Chatty(d_model=E, n_heads=H).double(), tokens(B, T, E)
+    layer, x = Chatty(**HEADS).double(), tokens()
     layer(x)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="print"):
         torch.compile(layer, fullgraph=True, backend="eager")(x)
 
 
-LENGTHS = {"by itself": Dim.AUTO, "by name": Dim("T", min=2, max=64)}
+def exported(layer):
+    length = {"x": {1: Dim("T", min=2, max=64)}}
+    return torch.export.export(layer, (tokens(),), dynamic_shapes=length)
 
 
-@pytest.mark.parametrize(
-    ("name", "length"),
-    [
-        ("mha", "by itself"),
-        ("gqa", "by itself"),
-        ("mla", "by itself"),
-        # Not GQA, nor MLA absorbed: torch does not see that their heads,
-        # stacked along the queries, put no bound on T.
-        ("mha", "by name"),
-        ("mla", "by name"),
-    ],
-)
-def test_a_layer_is_exported_for_any_length(name, length):
-    if name == "mla":
-        layer = MultiHeadLatentAttention(
-            d_model=E,
-            n_heads=3,
-            kv_lora_rank=14,
-            qk_nope_head_dim=10,
-            qk_rope_head_dim=8,
-            v_head_dim=6,
-        ).double()
-    else:
-        layer = variant(name, rope_theta=100.0)
-    x = tokens(3, T, E)
-    exported = torch.export.export(
-        layer, (x,), dynamic_shapes={"x": {1: LENGTHS[length]}}
-    ).module()
-    for T_ in (T, 13, 2):
-        x = tokens(3, T_, E)
-        assert relative_error(exported(x), layer(x)) <= 1e-12
+@pytest.mark.parametrize("name", ["mha", "mla expanded"])
+def test_a_length_may_have_a_name(name):
+    layer = variant(name)
+    module = exported(layer).module()
+    for length in (T, 13, 2):
+        x = tokens(B, length, E)
+        assert relative_error(module(x), layer(x)) <= 1e-12
 
 
 def test_torch_bounds_a_length_with_a_name_where_heads_are_stacked():
-    """As the page of the cache says, until torch can prove it wrong."""
+    """As the page of the cache says, until torch can prove it wrong: it does
+    not see that heads stacked along the queries put no bound on T."""
     with pytest.raises(UserError, match=r"Constraints violated \(T\)"):
-        torch.export.export(
-            variant("gqa"),
-            (tokens(3, T, E),),
-            dynamic_shapes={"x": {1: LENGTHS["by name"]}},
-        )
-
-
-def test_cross_attention_compiles_for_any_length():
-    layer = CrossAttention(d_model=E, n_heads=H).double()
-    compiled = torch.compile(layer, fullgraph=True, backend="eager")
-    valid = torch.arange(11) < torch.tensor([[3], [11]])
-    for T, S, named in ((5, 7, {}), (9, 11, {}), (9, 11, {"mask": valid})):
-        x, context = tokens(B, T, E), tokens(B, S, E)
-        named = {name: padding_mask(m) for name, m in named.items()}
-        want = layer(x, context, **named)
-        assert relative_error(compiled(x, context, **named), want) == 0
+        exported(variant("gqa"))
 
 
 def test_heads_are_merged_by_position():
@@ -201,7 +109,7 @@ def test_heads_are_merged_by_position():
 
 
 def test_a_right_padded_row_is_the_row_alone():
-    layer, x = variant("mha"), tokens(B, T, E)
+    layer, x = variant("mha"), tokens(2, 7, E)
     # --8<-- [start:padded]
     from attnref import padding_mask
 
@@ -213,7 +121,7 @@ def test_a_right_padded_row_is_the_row_alone():
 
 
 def test_dropout_is_for_training():
-    x = tokens(B, T, E)
+    x = tokens(B, T, 24)
     # --8<-- [start:dropout]
     leaky = MultiHeadAttention(d_model=24, n_heads=6, dropout=0.5).double()
     assert not torch.equal(leaky(x), leaky(x))
@@ -241,7 +149,7 @@ def test_dropout_is_that_of_torch_on_the_weights():
 
 
 def test_mha_with_the_weights_of_torch():
-    x = tokens(B, T, E)
+    x = tokens(B, T, 24)
     # --8<-- [start:torch_mha]
     theirs = nn.MultiheadAttention(24, 6, batch_first=True).double()
     ours = MultiHeadAttention(d_model=24, n_heads=6, bias=True).double()
@@ -315,16 +223,6 @@ def test_a_context_is_projected_once():
     assert cache.length == 11  # the context's length, at every step
     assert torch.allclose(torch.cat(steps, 1), whole, rtol=0, atol=1e-12)
     # --8<-- [end:cross_cache]
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
-def test_cross_attention_reads_real_tokens_only(kv_heads):
-    layer = CrossAttention(d_model=24, n_heads=6, n_kv_heads=kv_heads).double()
-    x, context = tokens(B, T, 24), tokens(B, S, 24)
-    valid = torch.arange(S) < torch.tensor([[4], [S]])
-    got = layer(x, context, mask=padding_mask(valid))
-    alone = layer(x[:1], context[:1, :4])
-    assert relative_error(got[:1], alone) <= 1e-12
 
 
 def test_a_decoder_generates_the_same_with_and_without_a_cache():

@@ -1,6 +1,7 @@
 """Blocks, decoders and what they generate, against formulas and loops."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -13,14 +14,9 @@ from transformers import (
 
 from attnref import (
     Block,
-    CrossAttention,
     Decoder,
-    GroupedQueryAttention,
     GrowingKVCache,
     KVCache,
-    MultiHeadAttention,
-    MultiHeadLatentAttention,
-    MultiQueryAttention,
     SwiGLU,
     attention_weights,
     greedy,
@@ -31,35 +27,34 @@ from attnref import (
 from tests.caches.test_kv_cache import refused
 from tests.conftest import relative_error
 from tests.oracles.test_transformers import LENGTH, decoders, padded
+from tests.variants import (
+    CACHES,
+    VARIANTS,
+    B,
+    D,
+    E,
+    H,
+    K,
+    S,
+    T,
+    built,
+    each_cache,
+    each_decoder,
+    every_pair,
+    inputs,
+    run,
+    sharp,
+    tokens,
+)
 
-B, T, S, E, H, K, D, FF, N = 2, 7, 13, 11, 6, 3, 4, 17, 101
-VARIANTS = {
-    "mha": lambda **o: MultiHeadAttention(d_model=E, n_heads=H, **o),
-    "mqa": lambda **o: MultiQueryAttention(d_model=E, n_heads=H, **o),
-    "gqa": lambda **o: GroupedQueryAttention(
-        d_model=E, n_heads=H, n_kv_heads=K, **o
-    ),
-}
-CACHES = {"room": lambda: KVCache(40), "growing": GrowingKVCache}
-with_both_caches = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+FF, N = 59, 101
 with_each_cache = pytest.mark.parametrize(
     "make", [None, *CACHES.values()], ids=["none", *CACHES]
 )
 
 
-def sharp(module):
-    """Weights with which softmax decides: flat ones hide every mistake."""
-    for p in module.parameters():
-        nn.init.normal_(p, std=3.0 if p.dim() == 1 else 0.6)
-    return module.double().eval()
-
-
 def block(attention, **options):
     return sharp(Block(attention, d_model=E, d_ff=FF, **options))
-
-
-def inputs(*shape):
-    return torch.randn(*(shape or (B, T, E)), dtype=torch.float64)
 
 
 def rms_norm(x, weight, eps=1e-6):
@@ -93,7 +88,7 @@ class Ear(nn.Module):
 
 
 def test_swiglu_is_its_formula():
-    mlp, x = sharp(SwiGLU(d_model=E, d_ff=FF)), inputs()
+    mlp, x = sharp(SwiGLU(d_model=E, d_ff=FF)), tokens()
     assert relative_error(mlp(x), swiglu(x, mlp)) <= 1e-12
 
 
@@ -109,40 +104,23 @@ def test_swiglu_in_numbers():
     assert relative_error(got.squeeze(), want) <= 1e-12
 
 
-@pytest.mark.parametrize("eps", [1e-6, 0.5])
-@pytest.mark.parametrize("rope_theta", [None, 100.0])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_block_normalises_before_and_adds_after(name, rope_theta, eps):
-    attention = VARIANTS[name](head_dim=D, rope_theta=rope_theta)
-    layer, x = block(attention, eps=eps), inputs()
-    assert relative_error(layer(x), by_hand(layer, x, eps)) <= 1e-12
-    mask = padding_mask(torch.rand(B, T) < 0.7)
-    want = by_hand(layer, x, eps, mask=mask)
-    assert relative_error(layer(x, mask=mask), want) <= 1e-12
-
-
-@with_both_caches
-def test_a_block_of_cross_attention_reads_a_context(make):
-    attention = CrossAttention(d_model=E, n_heads=H, head_dim=D, d_context=5)
-    layer, x, context = block(attention), inputs(), inputs(B, S, 5)
-    mask = padding_mask(torch.rand(B, S) < 0.7)
-    want = by_hand(layer, x, context=context, mask=mask)
-    got = layer(x, context=context, mask=mask)
-    assert relative_error(got, want) <= 1e-12
-    cache = make()
-    with torch.no_grad():
-        first = layer(x[:, :3], context=context, mask=mask, cache=cache)
-        then = layer(x[:, 3:], mask=mask, cache=cache)
-    assert relative_error(torch.cat((first, then), dim=1), want) <= 1e-12
-
-
-def test_a_block_of_cross_attention_drops_in_training_alone():
-    attention = CrossAttention(d_model=E, n_heads=H, head_dim=D, dropout=0.5)
-    layer, x, context = block(attention), inputs(), inputs(B, S, E)
-    want = layer(x, context=context)
-    assert torch.equal(layer(x, context=context), want)
-    layer.train()
-    assert relative_error(layer(x, context=context), want) > 0.01
+@every_pair
+@torch.no_grad()
+def test_a_block_normalises_before_and_adds_after(name, make):
+    for options in VARIANTS[name].options:
+        for eps in (1e-6, 0.5):
+            layer, given = block(built(name, **options), eps=eps), inputs(name)
+            assert (
+                relative_error(
+                    run(name, layer, given),
+                    run(name, partial(by_hand, layer, eps=eps), given),
+                )
+                <= 1e-12
+            )
+        valid = torch.rand(B, given[-1].shape[1]) < 0.7
+        want = run(name, partial(by_hand, layer, eps=eps), given, valid=valid)
+        got = run(name, layer, given, (3, 4), make(S), valid)
+        assert relative_error(got, want) <= 1e-12
 
 
 def test_attention_gets_what_the_block_gets():
@@ -155,7 +133,7 @@ def test_attention_gets_what_the_block_gets():
 
 
 def test_each_token_is_normalised_over_its_width():
-    layer, x = Block(Ear(), d_model=E, d_ff=FF).double(), inputs()
+    layer, x = Block(Ear(), d_model=E, d_ff=FF).double(), tokens()
     layer(x)
     heard, _ = layer.self_attn.heard
     assert relative_error(heard.square().mean(-1), torch.ones(B, T)) <= 1e-5
@@ -165,7 +143,7 @@ def test_each_token_is_normalised_over_its_width():
 
 def test_the_scale_of_a_token_does_not_reach_attention():
     layer = Block(Ear(), d_model=E, d_ff=FF, eps=1e-15).double()
-    x, scale = inputs(), 10 ** torch.linspace(-2, 3, T).double()[:, None]
+    x, scale = tokens(), 10 ** torch.linspace(-2, 3, T).double()[:, None]
     heard = []
     for token in (x, scale * x):
         layer(token)
@@ -174,21 +152,20 @@ def test_the_scale_of_a_token_does_not_reach_attention():
 
 
 def test_what_attention_says_is_added_to_the_stream():
-    layer, x = Block(Ear(0.25), d_model=E, d_ff=FF).double(), inputs()
+    layer, x = Block(Ear(0.25), d_model=E, d_ff=FF).double(), tokens()
     nn.init.zeros_(layer.mlp.down_proj.weight)
     assert torch.equal(layer(x), x + 0.25)
 
 
 def decoder(name="gqa", layers=2, **options):
     blocks = [
-        Block(VARIANTS[name](head_dim=D, **options), d_model=E, d_ff=FF)
-        for _ in range(layers)
+        Block(built(name, **options), d_model=E, d_ff=FF) for _ in range(layers)
     ]
     return sharp(Decoder(blocks, n_tokens=N, d_model=E))
 
 
 def caches(make, layers=2):
-    return [make() for _ in range(layers)]
+    return [make(40) for _ in range(layers)]
 
 
 def prompts(rows=B, length=5):
@@ -198,10 +175,7 @@ def prompts(rows=B, length=5):
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 @pytest.mark.parametrize("layers", [0, 1, 3])
 def test_a_decoder_is_its_blocks_between_two_tables(layers, eps):
-    blocks = [
-        Block(VARIANTS["gqa"](head_dim=D), d_model=E, d_ff=FF)
-        for _ in range(layers)
-    ]
+    blocks = [Block(built("gqa"), d_model=E, d_ff=FF) for _ in range(layers)]
     model = sharp(Decoder(iter(blocks), n_tokens=N, d_model=E, eps=eps))
     tokens, mask = prompts(), padding_mask(torch.rand(B, 5) < 0.7)
     for options in ({}, {"mask": mask}):
@@ -214,7 +188,7 @@ def test_a_decoder_is_its_blocks_between_two_tables(layers, eps):
         assert relative_error(got, want) <= 1e-12
 
 
-@with_both_caches
+@each_cache
 @pytest.mark.parametrize("sizes", [[1] * 5, [5], [3, 1, 1]], ids=str)
 def test_a_decoder_fills_a_cache_a_layer(make, sizes):
     model, tokens, mine = decoder(layers=3), prompts(), caches(make, 3)
@@ -240,35 +214,39 @@ def likeliest(model, prompt, steps):
     return torch.tensor(rows)
 
 
-@with_each_cache
-@pytest.mark.parametrize("rope_theta", [None, 100.0])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_the_same_tokens_are_generated_with_every_cache(name, rope_theta, make):
-    model, prompt = decoder(name, rope_theta=rope_theta), prompts()
-    want = likeliest(model, prompt, 20)
-    mine = caches(make) if make else None
-    got = greedy(model, prompt, 20, caches=mine)
-    assert got.tolist() == want.tolist()
-    # What repeats itself shows little.
-    assert len(got[:, 5:].unique()) > 8
-    assert min(len(row[5:].unique()) for row in got) > 2
+@each_decoder
+def test_the_same_tokens_are_generated_with_every_cache(name):
+    for options in VARIANTS[name].options:
+        model = decoder(name, **options)
+        # Of many, those that repeat themselves least: they show most.
+        rows = likeliest(model, prompts(12), 20)
+        want = sorted(rows, key=lambda row: -len(row[5:].unique()))[:B]
+        assert len(want[-1][5:].unique()) > 4
+        want = torch.stack(want)
+        prompt = want[:, :5]
+        for make in (None, *CACHES.values()):
+            mine = caches(make) if make else None
+            told = VARIANTS[name].told
+            got = greedy(model, prompt, 20, caches=mine, **told)
+            assert got.tolist() == want.tolist(), (options, make)
 
 
-@with_each_cache
-@pytest.mark.parametrize("rope_theta", [None, 100.0])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_left_padded_row_generates_what_it_does_alone(name, rope_theta, make):
-    model, pads = decoder(name, rope_theta=rope_theta), [0, 3, 1]
-    prompt = prompts(rows=3)
+@each_decoder
+def test_a_left_padded_row_generates_what_it_does_alone(name):
+    pads = [0, 3, 1]
     valid = torch.arange(5) >= torch.tensor(pads)[:, None]
-    mine = caches(make) if make else None
-    got = greedy(model, prompt, 13, valid=valid, caches=mine)
-    assert torch.equal(got[:, :5], prompt)
-    for row, pad in enumerate(pads):
-        alone = likeliest(model, prompt[row : row + 1, pad:], 13)[0]
-        assert got[row, pad:].tolist() == alone.tolist()
-    blind = greedy(model, prompt, 13)
-    assert not torch.equal(got[1], blind[1]), "the pads were seen"
+    for options in VARIANTS[name].options:
+        model, prompt = decoder(name, **options), prompts()
+        blind = greedy(model, prompt, 13)
+        for make in (None, *CACHES.values()):
+            told = VARIANTS[name].told
+            told = told | {"caches": caches(make) if make else None}
+            got = greedy(model, prompt, 13, valid=valid, **told)
+            assert torch.equal(got[:, :5], prompt)
+            assert not torch.equal(got[1], blind[1]), "the pads were seen"
+            for row, pad in enumerate(pads):
+                alone = likeliest(model, prompt[row : row + 1, pad:], 13)[0]
+                assert got[row, pad:].tolist() == alone.tolist()
 
 
 def test_valid_is_what_a_tokenizer_gives_or_a_mask_of_ours():
@@ -310,7 +288,7 @@ def test_rows_end_where_those_of_transformers_end(all_end, pad, make):
         valid=valid.long(),
         eos=ends,
         pad=pad,
-        caches=[make() for _ in ours.layers] if make else None,
+        caches=[make(40) for _ in ours.layers] if make else None,
     )
     assert got.tolist() == want.tolist()
     assert (got.shape[1] < LENGTH + 12) is all_end
@@ -497,56 +475,6 @@ def test_a_llama_of_transformers_is_this_decoder():
     assert len(got[:, 7:].unique()) > 12
 
 
-@pytest.mark.parametrize("name", ["gqa", "mla"])
-def test_ten_requests_with_fresh_caches_take_two_graphs(name):
-    if name == "gqa":
-        make = GroupedQueryAttention
-        sizes = {"n_heads": H, "n_kv_heads": K, "head_dim": D}
-    else:
-        make = MultiHeadLatentAttention
-        sizes = {"n_heads": 3, "kv_lora_rank": 14, "qk_nope_head_dim": 10}
-        sizes |= {"qk_rope_head_dim": 8, "v_head_dim": 6}
-    blocks = [
-        Block(make(d_model=E, rope_theta=100.0, **sizes), d_model=E, d_ff=FF)
-        for _ in range(2)
-    ]
-    decoder = sharp(Decoder(blocks, n_tokens=N, d_model=E))
-    torch.compiler.reset()
-    graphs = []
-
-    def counted(graph, inputs):
-        graphs.append(graph)  # a backend that runs each graph as it is
-        return graph.forward
-
-    compiled = torch.compile(decoder, fullgraph=True, backend=counted)
-    prompt = torch.randint(100, (3, 5))
-    for _ in range(10):  # requests, each with caches of its own
-        fresh = [KVCache(max_len=32) for _ in decoder.layers]
-        with torch.no_grad():
-            scores = [compiled(prompt, caches=fresh)]
-            for token in prompt[:, :3].split(1, dim=1):
-                scores.append(compiled(token, caches=fresh))
-    assert len(graphs) == 2  # one reads a prompt, the other a token
-    tokens = torch.cat((prompt, prompt[:, :3]), dim=1)
-    assert relative_error(torch.cat(scores, 1), decoder(tokens)) <= 1e-12
-    for length in (7, 3, 6):
-        fresh = [KVCache(max_len=32) for _ in decoder.layers]
-        with torch.no_grad():
-            compiled(tokens[:, :length], caches=fresh)
-            compiled(tokens[:, :1], caches=fresh)
-    assert len(graphs) == 3  # for prompts of any length
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_in_evaluation_nothing_is_dropped(name):
-    model, leaky = decoder(name), decoder(name, dropout=0.5)
-    leaky.load_state_dict(model.state_dict())
-    tokens = prompts()
-    assert torch.equal(leaky(tokens), model(tokens))
-    leaky.train()
-    assert relative_error(leaky(tokens), model(tokens)) > 0.01
-
-
 def test_no_steps_give_the_prompt():
     prompt = prompts()
     assert torch.equal(greedy(decoder(), prompt, 0), prompt)
@@ -554,7 +482,7 @@ def test_no_steps_give_the_prompt():
 
 def test_generating_needs_no_gradients():
     model = decoder()
-    mine = caches(GrowingKVCache)
+    mine = caches(CACHES["growing"])
     greedy(model, prompts(), 2, caches=mine)
     assert not any(t.requires_grad for c in mine for t in c.stored)
     with torch.inference_mode():
@@ -563,7 +491,7 @@ def test_generating_needs_no_gradients():
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_each_layer_needs_a_cache(number):
-    model, mine = decoder(), caches(GrowingKVCache, number)
+    model, mine = decoder(), caches(CACHES["growing"], number)
     message = f"{number} caches for 2 layers: each needs one of its own"
     for call in (model, lambda *a, **k: greedy(*(model, *a, 3), **k)):
         with pytest.raises(ValueError, match=message):
@@ -571,7 +499,7 @@ def test_each_layer_needs_a_cache(number):
     assert not any(cache.length for cache in mine)
 
 
-@with_both_caches
+@each_cache
 @torch.no_grad()
 def test_two_layers_cannot_share_a_cache(make):
     model, mine = decoder(layers=3), caches(make, 2)
@@ -619,7 +547,7 @@ def test_each_layer_is_told_what_the_decoder_is_told():
     "row", [[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 0]], ids=str
 )
 def test_pads_are_refused_unless_on_the_left(row):
-    valid = torch.tensor([[1] * 5, row]).bool()
+    valid = torch.tensor([[1] * 5, row, [1] * 5]).bool()
     with pytest.raises(ValueError, match="left"):
         greedy(decoder(), prompts(), 3, valid=valid)
 
@@ -633,13 +561,13 @@ def test_pads_are_refused_unless_on_the_left(row):
     ],
 )
 def test_a_cache_that_is_too_small_says_by_how_much(room, message):
-    mine = caches(lambda: KVCache(room))
+    mine = caches(lambda _: KVCache(room))
     with pytest.raises(ValueError, match=re.escape(message)):
         greedy(decoder(), prompts(), 6, caches=mine)
 
 
 def test_the_last_token_needs_no_room():
-    mine = caches(lambda: KVCache(5 + 6 - 1))
+    mine = caches(lambda _: KVCache(5 + 6 - 1))
     greedy(decoder(), prompts(), 6, caches=mine)
     assert [cache.length for cache in mine] == [10, 10]
 
@@ -648,16 +576,16 @@ def test_the_last_token_needs_no_room():
     ("valid", "error", "message"),
     [
         (torch.full((B, 5), 2), ValueError, "other numbers than 0 and 1"),
-        (torch.ones(B, 1, 5, 5).bool(), ValueError, "shape (2, 1, 5, 5)"),
+        (torch.ones(B, 1, 5, 5).bool(), ValueError, "shape (3, 1, 5, 5)"),
         (
-            torch.ones(B, 3, dtype=torch.bool),
+            torch.ones(B, 4, dtype=torch.bool),
             ValueError,
-            "valid has shape (2, 3), the prompt (2, 5)",
+            "valid has shape (3, 4), the prompt (3, 5)",
         ),
         (
             torch.ones(1, 5, dtype=torch.bool),
             ValueError,
-            "valid has shape (1, 5), the prompt (2, 5)",
+            "valid has shape (1, 5), the prompt (3, 5)",
         ),
     ],
 )
@@ -667,10 +595,10 @@ def test_valid_that_does_not_fit_is_refused(valid, error, message):
 
 
 def test_used_caches_are_refused():
-    model, mine = decoder(), caches(GrowingKVCache)
+    model, mine = decoder(), caches(CACHES["growing"])
     greedy(model, prompts(), 3, caches=mine)
     with pytest.raises(
-        ValueError, match=r"does not broadcast to .* = \(2, 6, 5, 12\)"
+        ValueError, match=r"does not broadcast to .* = \(3, 10, 5, 12\)"
     ):
         greedy(model, prompts(), 3, caches=mine)
     assert [cache.length for cache in mine] == [7, 7]

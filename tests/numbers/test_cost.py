@@ -1,5 +1,6 @@
 """Costs from sizes alone, against layers that run and are counted."""
 
+import itertools
 from fractions import Fraction
 
 import pytest
@@ -7,33 +8,50 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnref import (
-    CrossAttention,
     GroupedQueryAttention,
     KVCache,
-    MultiHeadAttention,
     MultiHeadLatentAttention,
-    MultiQueryAttention,
     crossover,
 )
 from attnref.numbers.cost import Cost, attention_cost, cross_cost, mla_cost
 from sitekit.latent import V3
+from tests.variants import (
+    DN,
+    DV,
+    LATENT,
+    VARIANTS,
+    D,
+    E,
+    H,
+    Q,
+    R,
+    S,
+    built,
+    each_variant,
+    takes,
+)
 
 CALLS = [
     {"batch": 1, "new": 1, "past": 0},
     {"batch": 1, "new": 1, "past": 12},
     {"batch": 3, "new": 7, "past": 0},
-    {"batch": 2, "new": 5, "past": 11},
+    {"batch": 3, "new": 5, "past": 11},
 ]
 
 
 @torch.no_grad()
-def counted(layer, *, batch, new, past, **told):
+def counted(layer, *, batch, new, past, context=None, **told):
     """Parameters, FLOPs and numbers in the cache, of a layer that runs."""
-    cache = KVCache(past + new)
+    cache, first = KVCache(context or past + new), ()
+    if context:
+        first = (torch.zeros(batch, context, layer.d_context),)
     if past:
-        layer(torch.zeros(batch, past, layer.d_model), cache=cache, **told)
+        x = torch.zeros(batch, past, layer.d_model)
+        layer(x, *first, cache=cache, **told)
+        first = ()
     with FlopCounterMode(display=False) as count:
-        layer(torch.zeros(batch, new, layer.d_model), cache=cache, **told)
+        x = torch.zeros(batch, new, layer.d_model)
+        layer(x, *first, cache=cache, **told)
     parameters = sum(p.numel() for p in layer.parameters())
     return parameters, count.get_total_flops(), cache.nbytes // 4
 
@@ -42,55 +60,38 @@ def shown(cost):
     return cost.parameters, cost.flops, cost.cached
 
 
-BIASES = [
-    {"bias": False},
-    {"bias": True},
-    {"bias": True, "o_bias": False},
-    {"o_bias": True},
-]
+def spelled(name):
+    """The options of the constructor that a cost depends on, in all ways."""
+    ways = {
+        "bias": (False, True),
+        "o_bias": (None, False, True),
+        "q_lora_rank": (None, Q),
+    }
+    ways = {word: tried for word, tried in ways.items() if takes(name, word)}
+    for chosen in itertools.product(*ways.values()):
+        yield dict(zip(ways, chosen, strict=True))
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
-@pytest.mark.parametrize("bias", BIASES, ids=str)
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [
-        (MultiHeadAttention, {"d_model": 30, "n_heads": 6}),
-        (MultiHeadAttention, {"d_model": 30, "n_heads": 6, "head_dim": 7}),
-        (
-            GroupedQueryAttention,
-            {"d_model": 30, "n_heads": 6, "n_kv_heads": 3, "head_dim": 7},
-        ),
-        (GroupedQueryAttention, {"d_model": 30, "n_heads": 6, "n_kv_heads": 2}),
-        (MultiQueryAttention, {"d_model": 30, "n_heads": 6, "head_dim": 11}),
-    ],
-)
-def test_the_cost_is_what_torch_counts(kind, sizes, bias, call):
-    told = dict(sizes, n_kv_heads=1) if kind is MultiQueryAttention else sizes
-    cost = attention_cost(**told, **bias, **call)
-    assert shown(cost) == counted(kind(**sizes, **bias), **call)
-
-
-SIZES = {
-    "d_model": 34,
-    "n_heads": 3,
-    "kv_lora_rank": 22,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 7,
-}
-
-
-@pytest.mark.parametrize("call", CALLS, ids=str)
-@pytest.mark.parametrize("form", ["expanded", "latent", "absorbed"])
-@pytest.mark.parametrize("rank", [None, 13])
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_cost_of_each_form_of_mla_is_what_torch_counts(
-    rank, bias, form, call
-):
-    layer = MultiHeadLatentAttention(**SIZES, q_lora_rank=rank, bias=bias)
-    cost = mla_cost(**SIZES, q_lora_rank=rank, bias=bias, form=form, **call)
-    assert shown(cost) == counted(layer, form=form, **call)
+@each_variant
+def test_the_cost_is_what_torch_counts(name, call):
+    """Of a context, what is past is what has been cached."""
+    told, at = VARIANTS[name].told, call
+    if takes(name, "context"):
+        call = call | {"context": S}
+        at = {"batch": call["batch"], "new": call["new"], "context": S}
+        at["cached"] = call["past"] > 0
+    for options in spelled(name):
+        for width in ({}, {"head_dim": None, "d_model": 3 * H}):
+            if width and not takes(name, "head_dim"):
+                continue
+            layer = built(name, **options, **width)
+            sizes = VARIANTS[name].sizes | options | width
+            cost = VARIANTS[name].cost(**sizes, **at)
+            assert shown(cost) == counted(layer, **call, **told), options
+            unread = (layer.k_proj, layer.v_proj) if at.get("cached") else ()
+            idle = sum(p.numel() for part in unread for p in part.parameters())
+            assert cost.idle == idle, options
 
 
 @pytest.mark.parametrize(
@@ -110,53 +111,17 @@ def test_costs_of_the_pages_are_what_torch_counts(call):
             assert shown(cost) == counted(layer, batch=1, form=form, **call)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("bias", BIASES, ids=str)
-@pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize(
-    "extra", [{}, {"n_kv_heads": 2, "d_context": 19, "head_dim": 7}]
-)
-def test_the_cost_of_cross_attention_is_what_torch_counts(extra, cached, bias):
-    layer = CrossAttention(d_model=30, n_heads=6, **bias, **extra)
-    x, context = torch.zeros(2, 5, 30), torch.zeros(2, 13, layer.d_context)
-    cache = KVCache(13)
-    if cached:
-        layer(x, context, cache=cache)
-    with FlopCounterMode(display=False) as count:
-        layer(x, None if cached else context, cache=cache)
-    cost = cross_cost(
-        d_model=30,
-        n_heads=6,
-        **bias,
-        batch=2,
-        new=5,
-        context=13,
-        cached=cached,
-        **extra,
-    )
-    assert cost.flops == count.get_total_flops()
-    assert cost.parameters == sum(p.numel() for p in layer.parameters())
-    assert cost.cached == cache.nbytes // 4
-    unread = (layer.k_proj, layer.v_proj) if cached else ()
-    idle = sum(p.numel() for part in unread for p in part.parameters())
-    assert cost.bytes_read("fp32") == 4 * (cost.parameters - idle + cost.cached)
-
-
 def test_scores_and_values_are_counted_apart():
-    layer = GroupedQueryAttention(
-        d_model=30, n_heads=6, n_kv_heads=3, head_dim=7
-    )
-    cost = attention_cost(
-        d_model=30, n_heads=6, n_kv_heads=3, head_dim=7, batch=2, new=5, past=4
-    )
+    layer, sizes = built("gqa"), VARIANTS["gqa"].sizes
+    cost = attention_cost(**sizes, batch=3, new=5, past=4)
     with FlopCounterMode(display=False) as count, torch.no_grad():
-        layer.q_proj(torch.zeros(2, 5, 30))
-        layer.k_proj(torch.zeros(2, 5, 30))
-        layer.v_proj(torch.zeros(2, 5, 30))
-        layer.o_proj(torch.zeros(2, 5, 42))
+        layer.q_proj(torch.zeros(3, 5, E))
+        layer.k_proj(torch.zeros(3, 5, E))
+        layer.v_proj(torch.zeros(3, 5, E))
+        layer.o_proj(torch.zeros(3, 5, H * D))
     assert cost.projections == count.get_total_flops()
     with FlopCounterMode(display=False) as count:
-        torch.zeros(2, 6, 5, 7) @ torch.zeros(2, 6, 9, 7).mT
+        torch.zeros(3, H, 5, D) @ torch.zeros(3, H, 9, D).mT
     assert cost.scores == cost.values == count.get_total_flops()
 
 
@@ -185,11 +150,10 @@ def test_a_step_reads_each_weight_and_each_cached_number_once():
 
 
 def test_the_forms_of_mla_cross_where_the_package_says():
-    sizes = {k: SIZES[k] for k in ("kv_lora_rank", "qk_nope_head_dim")}
-    point = crossover(**sizes, v_head_dim=7)
+    point = crossover(kv_lora_rank=R, qk_nope_head_dim=DN, v_head_dim=DV)
     for new, cheaper in ((1, "absorbed"), (int(2 * point), "latent")):
         flops = {
-            form: mla_cost(**SIZES, form=form, new=new, past=100_000).flops
+            form: mla_cost(**LATENT, form=form, new=new, past=100_000).flops
             for form in ("latent", "absorbed")
         }
         assert min(flops, key=flops.get) == cheaper
@@ -225,6 +189,6 @@ def test_a_context_that_cannot_be_is_refused():
 
 def test_an_unknown_form_is_refused():
     with pytest.raises(ValueError, match="form='naive' is none of expanded"):
-        mla_cost(**SIZES, form="naive")
+        mla_cost(**LATENT, form="naive")
     with pytest.raises(ValueError, match="q_lora_rank=0 must be at least 1"):
-        mla_cost(**SIZES, q_lora_rank=0)
+        mla_cost(**LATENT, q_lora_rank=0)

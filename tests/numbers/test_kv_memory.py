@@ -9,15 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnref import (
-    CrossAttention,
-    GroupedQueryAttention,
-    GrowingKVCache,
-    KVCache,
-    MultiHeadAttention,
-    MultiHeadLatentAttention,
-    MultiQueryAttention,
-)
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
@@ -36,7 +27,6 @@ from attnref.numbers.kv_memory import (
 from attnref.numbers.specs import (
     Compressed,
     Full,
-    Mla,
     Model,
     Sliding,
     Store,
@@ -49,16 +39,10 @@ TORCH = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-E, H, K, D = 60, 6, 3, 7
-MLA = {
-    "kv_lora_rank": 22,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 5,
-}
+H = 6
 
 
-def full(kv_heads, head_dim=D, v_head_dim=None):
+def full(kv_heads, head_dim, v_head_dim=None):
     return Full(
         layers=1,
         q_heads=H,
@@ -66,52 +50,6 @@ def full(kv_heads, head_dim=D, v_head_dim=None):
         head_dim=head_dim,
         v_head_dim=v_head_dim or head_dim,
     )
-
-
-latent = Mla(layers=1, q_heads=H, kv_lora_rank=22, qk_rope_head_dim=8)
-LAYERS = {
-    "mha": (MultiHeadAttention(d_model=E, n_heads=H), full(H, 10), {}),
-    "mqa": (
-        MultiQueryAttention(d_model=E, n_heads=H, head_dim=D),
-        full(1),
-        {},
-    ),
-    "gqa": (
-        GroupedQueryAttention(d_model=E, n_heads=H, n_kv_heads=K, head_dim=D),
-        full(K),
-        {},
-    ),
-    **{
-        form: (
-            MultiHeadLatentAttention(d_model=E, n_heads=H, **MLA),
-            full(H, 18, 5) if form == "expanded" else latent,
-            {"form": form},
-        )
-        for form in ("expanded", "latent", "absorbed")
-    },
-}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", TORCH)
-@pytest.mark.parametrize("kind", [KVCache, GrowingKVCache])
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_bytes_of_a_cache_are_those_predicted(name, kind, dtype):
-    layer, group, told = LAYERS[name]
-    B, S = 3, 11
-    cache = KVCache(S) if kind is KVCache else GrowingKVCache()
-    layer.to(TORCH[dtype])(
-        torch.zeros(B, S, E, dtype=TORCH[dtype]), cache=cache, **told
-    )
-    assert cache.nbytes == B * group_bytes(group, S, DTYPES[dtype])
-
-
-@torch.no_grad()
-def test_cross_attention_keeps_its_context():
-    layer = CrossAttention(d_model=E, n_heads=H, n_kv_heads=K, head_dim=D)
-    cache = KVCache(13)
-    layer(torch.zeros(2, 5, E), torch.zeros(2, 13, E), cache=cache)
-    assert cache.nbytes == 2 * group_bytes(full(K), 13, DTYPES["fp32"])
 
 
 def test_a_known_model_takes_what_its_caches_take():

@@ -5,6 +5,7 @@ In float32, since transformers computes its RoPE tables and norms in it.
 
 from dataclasses import replace
 from functools import cache, partial
+from itertools import cycle
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.oracles.test_transformers import (
     ROOM,
     THEIRS,
     THETA,
+    WAYS,
     WRONG,
     B,
     E,
@@ -39,6 +41,7 @@ from tests.oracles.test_transformers import (
 from tests.oracles.test_transformers import (
     in_theirs as attended,
 )
+from tests.variants import VARIANTS
 
 # R and DN are even, or V2 in transformers has a stride it cannot view.
 R, DN, DR, DV, Q = 26, 12, 10, 9, 18
@@ -74,14 +77,12 @@ ROPES = {
 models = pytest.mark.parametrize("model", MODELS)
 yarns = pytest.mark.parametrize("rope", [*ROPES][1:])
 ropes = pytest.mark.parametrize("rope", ROPES)
-q_lora_ranks = pytest.mark.parametrize("q_lora_rank", [None, Q])
-biases = pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias"])
-inner = pytest.mark.parametrize("inner", ["eager", "sdpa"])
-forms = pytest.mark.parametrize("form", ["expanded", "latent", "absorbed"])
-chunks = pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
-their_caches = pytest.mark.parametrize(
-    "their_cache", THEIRS.values(), ids=THEIRS
-)
+FORMS = [name.split()[1] for name in VARIANTS if name.startswith("mla ")]
+SHAPES = [
+    {"q_lora_rank": rank, "attention_bias": bias}
+    for rank in (None, Q)
+    for bias in (False, True)
+]
 
 
 @cache
@@ -161,72 +162,55 @@ def in_theirs(module, x, chunks=(LENGTH,), cache=None, valid=None):
     )
 
 
-@models
-@q_lora_ranks
-@biases
-def test_weights_have_the_names_and_shapes_of_transformers(
-    model, q_lora_rank, bias
-):
-    config = config_of(model, q_lora_rank=q_lora_rank, attention_bias=bias)
-    theirs = MODELS[model][0](config, layer_idx=0).state_dict()
-    ours = layer_for(config, "plain").state_dict()
-    assert {n: w.shape for n, w in ours.items()} == {
-        n: w.shape for n, w in theirs.items()
-    }
+def every_form(ours):
+    return [partial(ours, form=form) for form in FORMS]
 
 
 @models
-@q_lora_ranks
-@biases
+def test_weights_have_the_names_and_shapes_of_transformers(model):
+    for shape in SHAPES:
+        config = config_of(model, **shape)
+        theirs = MODELS[model][0](config, layer_idx=0).state_dict()
+        ours = layer_for(config, "plain").state_dict()
+        assert {n: w.shape for n, w in ours.items()} == {
+            n: w.shape for n, w in theirs.items()
+        }
+
+
+@models
 @ropes
-@forms
-def test_a_whole_prompt_gives_what_transformers_gives(
-    model, q_lora_rank, bias, rope, form
-):
-    ours, theirs = pair(
-        model, rope, q_lora_rank=q_lora_rank, attention_bias=bias
-    )
-    x = torch.randn(B, LENGTH, E)
-    got = in_ours(partial(ours, form=form), x)
-    assert relative_error(got, in_theirs(theirs, x)) <= BOUND
+def test_a_whole_prompt_gives_what_transformers_gives(model, rope):
+    for shape in SHAPES:
+        ours, theirs = pair(model, rope, **shape)
+        x = torch.randn(B, LENGTH, E)
+        want = in_theirs(theirs, x)
+        for form in every_form(ours):
+            assert relative_error(in_ours(form, x), want) <= BOUND, shape
 
 
 @models
-@inner
-@chunks
-@their_caches
-@forms
-def test_cached_chunks_give_what_transformers_gives(
-    model, inner, chunks, their_cache, form
-):
-    ours, theirs = pair(model, inner=inner)
-    x = torch.randn(B, LENGTH, E)
-    want = in_theirs(theirs, x, chunks, their_cache(theirs.config))
-    got = in_ours(partial(ours, form=form), x, chunks, KVCache(ROOM))
-    assert relative_error(got, want) <= BOUND
+def test_cached_chunks_give_what_transformers_gives(model):
+    for (chunks, inner), make in zip(WAYS, cycle(THEIRS.values())):
+        ours, theirs = pair(model, inner=inner)
+        x = torch.randn(B, LENGTH, E)
+        want = in_theirs(theirs, x, chunks, make(theirs.config))
+        for form in every_form(ours):
+            got = in_ours(form, x, chunks, KVCache(ROOM))
+            assert relative_error(got, want) <= BOUND
 
 
 @models
-@inner
-@chunks
-@their_caches
-@forms
 @pytest.mark.parametrize("where", ["left", "amid"])
-def test_padded_rows_give_what_transformers_gives(
-    model, inner, chunks, their_cache, form, where
-):
-    ours, theirs = pair(model, inner=inner)
-    x, valid = torch.randn(B, LENGTH, E), padded(where)
-    want = in_theirs(theirs, x, chunks, their_cache(theirs.config), valid)
-    got = in_ours(
-        partial(ours, form=form),
-        x,
-        chunks,
-        KVCache(ROOM),
-        valid,
-        token_positions(valid),
-    )
-    assert relative_error(got[valid], want[valid]) <= BOUND
+def test_padded_rows_give_what_transformers_gives(model, where):
+    valid = padded(where)
+    for (chunks, inner), make in zip(WAYS, cycle(THEIRS.values())):
+        ours, theirs = pair(model, inner=inner)
+        x = torch.randn(B, LENGTH, E)
+        want = in_theirs(theirs, x, chunks, make(theirs.config), valid)
+        for form in every_form(ours):
+            cache, places = KVCache(ROOM), token_positions(valid)
+            got = in_ours(form, x, chunks, cache, valid, places)
+            assert relative_error(got[valid], want[valid]) <= BOUND
 
 
 @models
@@ -246,24 +230,24 @@ def test_the_cache_holds_what_that_of_transformers_holds(model, form):
 
 
 @models
-@forms
-def test_small_inputs_give_what_transformers_gives(model, form):
+def test_small_inputs_give_what_transformers_gives(model):
     """So small that the eps of both norms is felt."""
     ours, theirs = pair(model)
     x = torch.randn(B, LENGTH, E) / 1000
-    got = in_ours(partial(ours, form=form), x)
-    assert relative_error(got, in_theirs(theirs, x)) <= BOUND
+    want = in_theirs(theirs, x)
+    for form in every_form(ours):
+        assert relative_error(in_ours(form, x), want) <= BOUND
 
 
 @yarns
-@pytest.mark.parametrize("dim", [2, 6, 10, 64])
-@pytest.mark.parametrize("theta", [500.0, 1e4, 5e5])
-def test_yarn_slows_the_pairs_that_transformers_slows(rope, dim, theta):
-    config = config_of("V3", rope, theta=theta, qk_rope_head_dim=dim)
-    plain = theta ** (-torch.arange(0, dim, 2).double() / dim)
-    theirs = rotary_of(config).inv_freq
-    ours = yarn_of(rope).slowed(plain, theta)
-    assert (ours / theirs - 1).abs().max() <= BOUND
+def test_yarn_slows_the_pairs_that_transformers_slows(rope):
+    for dim in (2, 6, 10, 64):
+        for theta in (500.0, 1e4, 5e5):
+            config = config_of("V3", rope, theta=theta, qk_rope_head_dim=dim)
+            plain = theta ** (-torch.arange(0, dim, 2).double() / dim)
+            theirs = rotary_of(config).inv_freq
+            ours = yarn_of(rope).slowed(plain, theta)
+            assert (ours / theirs - 1).abs().max() <= BOUND, (dim, theta)
 
 
 @models

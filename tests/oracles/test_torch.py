@@ -8,20 +8,15 @@ from torch.nn.attention.bias import causal_lower_right
 
 from attnref import (
     CrossAttention,
-    GroupedQueryAttention,
-    GrowingKVCache,
-    KVCache,
     MultiHeadAttention,
-    MultiQueryAttention,
     attention_weights,
     padding_mask,
     weights_of_torch_mha,
 )
 from tests.conftest import relative_error
+from tests.variants import CACHES, VARIANTS, B, C, D, H, K, S, T, built, inputs
 
-B, T, S, H, D, CONTEXT = 2, 5, 11, 8, 3, 13
 E = H * D  # nn.MultiheadAttention has no head_dim
-WIDE = 7  # a head_dim that d_model does not give
 BOUND = 1e-12
 
 
@@ -39,8 +34,8 @@ def sharpened(layer):
     return layer.eval()
 
 
-def heads_of(projected, width):
-    return projected.unflatten(-1, (-1, width)).transpose(1, 2)
+def heads_of(projected):
+    return projected.unflatten(-1, (-1, D)).transpose(1, 2)
 
 
 # What nn.MultiheadAttention offers, next to layers with its weights.
@@ -68,7 +63,7 @@ def pair(*, cross, bias=True, d_context=None, dropout=0.0):
     return ours.eval(), theirs
 
 
-def inputs(*, cross, d_context=None):
+def sequences(*, cross, d_context=None):
     x = torch.randn(B, T, E)
     return x, torch.randn(B, S, d_context or E) if cross else x
 
@@ -81,66 +76,60 @@ def some_keys(*shape):
     return mask
 
 
-def masks_for(name, keys):
+def masks_for(keys):
     """Ours, and the same in the words of nn.MultiheadAttention."""
     valid = some_keys(B, keys)
     pairs, each_head = some_keys(T, keys), some_keys(B, H, T, keys)
-    return {
-        "none": (None, {}),
-        "padding": (padding_mask(valid), {"key_padding_mask": ~valid}),
-        "pairs": (pairs, {"attn_mask": ~pairs}),
-        "each head": (each_head, {"attn_mask": ~each_head.flatten(0, 1)}),
-        "both": (
+    return (
+        (None, {}),
+        (padding_mask(valid), {"key_padding_mask": ~valid}),
+        (pairs, {"attn_mask": ~pairs}),
+        (each_head, {"attn_mask": ~each_head.flatten(0, 1)}),
+        (
             padding_mask(valid) & pairs,
             {"key_padding_mask": ~valid, "attn_mask": ~pairs},
         ),
-    }[name]
+    )
 
 
 KINDS = {
     "self": {"cross": False},
     "cross": {"cross": True},
-    "cross, of another width": {"cross": True, "d_context": CONTEXT},
+    "cross, of another width": {"cross": True, "d_context": C},
 }
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-masks = pytest.mark.parametrize(
-    "mask", ["none", "padding", "pairs", "each head", "both"]
-)
 
 
 @kinds
-@masks
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
-@pytest.mark.parametrize(
-    "gradients",
-    [torch.no_grad, torch.enable_grad],  # without: its fast path
-)
-def test_outputs_are_those_of_multihead_attention(kind, mask, bias, gradients):
+def test_outputs_are_those_of_multihead_attention(kind, bias):
     ours, theirs = pair(**kind, bias=bias)
-    x, context = inputs(**kind)
-    mask, told = masks_for(mask, context.shape[1])
+    x, context = sequences(**kind)
     given = (x, context) if kind["cross"] else (x,)
-    with gradients():
-        want, _ = theirs(x, context, context, need_weights=False, **told)
-        assert relative_error(ours(*given, mask=mask), want) <= BOUND
+    for mask, told in masks_for(context.shape[1]):
+        for gradients in (torch.enable_grad, torch.no_grad):
+            with gradients():  # without: its fast path
+                want = theirs(x, context, context, need_weights=False, **told)
+                got = ours(*given, mask=mask)
+            assert relative_error(got, want[0]) <= BOUND, told
 
 
 @kinds
-@masks
-def test_weights_are_those_of_multihead_attention(kind, mask):
+def test_weights_are_those_of_multihead_attention(kind):
     ours, theirs = pair(**kind)
-    x, context = inputs(**kind)
-    mask, told = masks_for(mask, context.shape[1])
-    _, want = theirs(x, context, context, average_attn_weights=False, **told)
-    q, k = heads_of(ours.q_proj(x), D), heads_of(ours.k_proj(context), D)
-    assert want.max() > 0.9, "too flat to show a fault"
-    assert relative_error(attention_weights(q, k, mask), want) <= BOUND
+    x, context = sequences(**kind)
+    q, k = heads_of(ours.q_proj(x)), heads_of(ours.k_proj(context))
+    for mask, told in masks_for(context.shape[1]):
+        told = told | {"average_attn_weights": False}
+        _, want = theirs(x, context, context, **told)
+        assert want.max() > 0.9, "too flat to show a fault"
+        assert relative_error(attention_weights(q, k, mask), want) <= BOUND
 
 
 @kinds
 def test_gradients_are_those_of_multihead_attention(kind):
     ours, theirs = pair(**kind)
-    x, context = (t.requires_grad_() for t in inputs(**kind))
+    x, context = (t.requires_grad_() for t in sequences(**kind))
     want, _ = theirs(x, context, context)
     given = (x, context) if kind["cross"] else (x,)
     to = ours(*given), want
@@ -152,7 +141,7 @@ def test_gradients_are_those_of_multihead_attention(kind):
 @kinds
 def test_dropout_drops_what_multihead_attention_drops(kind):
     ours, theirs = pair(**kind, dropout=0.4)
-    x, context = inputs(**kind)
+    x, context = sequences(**kind)
     given = (x, context) if kind["cross"] else (x,)
     torch.manual_seed(1)
     want, _ = theirs.train()(x, context, context)
@@ -164,7 +153,7 @@ def test_dropout_drops_what_multihead_attention_drops(kind):
 
 def test_where_multihead_attention_gives_nan_a_blind_query_gives_zeros():
     ours, theirs = pair(cross=True, bias=False)
-    x, context = inputs(cross=True)
+    x, context = sequences(cross=True)
     mask = some_keys(T, S)
     mask[2] = False
     want, _ = theirs(x, context, context, attn_mask=~mask)
@@ -177,27 +166,16 @@ def test_where_multihead_attention_gives_nan_a_blind_query_gives_zeros():
 
 # What F.scaled_dot_product_attention makes of a layer's own projections.
 
-SIZES = {
-    "d_model": CONTEXT,
-    "n_heads": H,
-    "head_dim": WIDE,
-    "bias": True,
-    "dropout": 0.4,  # in training only
-}
-LAYERS = {
-    "MHA": (MultiHeadAttention, {}),
-    "GQA of 8": (GroupedQueryAttention, {"n_kv_heads": 8}),
-    "GQA of 2": (GroupedQueryAttention, {"n_kv_heads": 2}),
-    "GQA of 1": (GroupedQueryAttention, {"n_kv_heads": 1}),
-    "MQA": (MultiQueryAttention, {}),
-}
-layers = pytest.mark.parametrize(("kind", "heads"), LAYERS.values(), ids=LAYERS)
+OPTIONS = {"bias": True, "dropout": 0.4}  # which drops in training only
+layers = pytest.mark.parametrize(
+    "name", [name for name, v in VARIANTS.items() if v.kv_heads]
+)
 
 
 def through_torch(layer, x, context, mask=None, last=None, dropout=0.0):
     """The `last` queries, all unless given, and torch's attention."""
-    q = heads_of(layer.q_proj(x), WIDE)
-    k, v = (heads_of(p(context), WIDE) for p in (layer.k_proj, layer.v_proj))
+    q = heads_of(layer.q_proj(x))
+    k, v = (heads_of(p(context)) for p in (layer.k_proj, layer.v_proj))
     heads = F.scaled_dot_product_attention(
         q[:, :, -(last or x.shape[1]) :],
         k,
@@ -209,82 +187,64 @@ def through_torch(layer, x, context, mask=None, last=None, dropout=0.0):
     return layer.o_proj(heads.transpose(1, 2).flatten(2))
 
 
-def random_mask(name, T, S):
+def random_masks(T, S):
     """Some queries may see nothing: zeros, for torch too."""
-    return {
-        "none": None,
-        "padding": padding_mask(torch.rand(B, S) > 0.5),
-        "pairs": torch.rand(T, S) > 0.5,
-        "each head": torch.rand(B, H, T, S) > 0.5,
-        "nothing": torch.zeros(T, S, dtype=torch.bool),
-    }[name]
-
-
-every_mask = pytest.mark.parametrize(
-    "mask", ["none", "padding", "pairs", "each head", "nothing"]
-)
+    return (
+        None,
+        padding_mask(torch.rand(B, S) > 0.5),
+        torch.rand(T, S) > 0.5,
+        torch.rand(B, H, T, S) > 0.5,
+        torch.zeros(T, S, dtype=torch.bool),
+    )
 
 
 @layers
-@every_mask
-def test_a_layer_is_its_projections_around_torchs_attention(kind, heads, mask):
-    layer = sharpened(kind(**SIZES, **heads, causal=False))
-    x = torch.randn(B, T, CONTEXT)
-    mask = random_mask(mask, T, T)
-    want = through_torch(layer, x, x, mask)
-    assert relative_error(layer(x, mask=mask), want) <= BOUND
+def test_a_layer_is_its_projections_around_torchs_attention(name):
+    layer, (x,) = sharpened(built(name, causal=False, **OPTIONS)), inputs(name)
+    for mask in random_masks(T, T):
+        want = through_torch(layer, x, x, mask)
+        assert relative_error(layer(x, mask=mask), want) <= BOUND
 
 
 @layers
-def test_a_layer_is_causal_as_torch_is(kind, heads):
-    layer = sharpened(kind(**SIZES, **heads))
-    x = torch.randn(B, T, CONTEXT)
-    want = through_torch(layer, x, x, causal_lower_right(T, T))
-    assert relative_error(layer(x), want) <= BOUND
-
-
-@layers
-def test_a_layer_drops_what_torch_drops(kind, heads):
-    layer = sharpened(kind(**SIZES, **heads, causal=False)).train()
-    x = torch.randn(B, T, CONTEXT)
+def test_a_layer_drops_what_torch_drops(name):
+    layer, (x,) = sharpened(built(name, causal=False, **OPTIONS)), inputs(name)
     torch.manual_seed(1)
     want = through_torch(layer, x, x, dropout=0.4)
     torch.manual_seed(1)
-    assert relative_error(layer(x), want) <= BOUND
+    assert relative_error(layer.train()(x), want) <= BOUND
 
 
 @layers
-@every_mask
-@pytest.mark.parametrize("new", [1, T])
-@pytest.mark.parametrize("room", [lambda: KVCache(S), GrowingKVCache])
-def test_new_tokens_see_the_cache_and_no_later_one(
-    kind, heads, mask, new, room
-):
-    layer, cache = sharpened(kind(**SIZES, **heads)), room()
-    x = torch.randn(B, S, CONTEXT)
-    mask = random_mask(mask, new, S)
-    lower_right = torch.ones(new, S, dtype=torch.bool).tril(S - new)
-    both = causal_lower_right(new, S) if mask is None else mask & lower_right
-    with torch.no_grad():
-        layer(x[:, :-new], cache=cache)
-        got = layer(x[:, -new:], mask=mask, cache=cache)
-        want = through_torch(layer, x, x, both, last=new)
-    assert relative_error(got, want) <= BOUND
+@torch.no_grad()
+def test_new_tokens_see_the_cache_and_no_later_one(name):
+    layer, (x,) = sharpened(built(name, **OPTIONS)), inputs(name, S)
+    for new in (1, T, S):
+        lower_right = torch.ones(new, S, dtype=torch.bool).tril(S - new)
+        for mask in random_masks(new, S):
+            both = causal_lower_right(new, S)
+            if mask is not None:
+                both = mask & lower_right
+            want = through_torch(layer, x, x, both, last=new)
+            for make in CACHES.values():
+                cache = make(S)
+                if new < S:
+                    layer(x[:, :-new], cache=cache)
+                got = layer(x[:, -new:], mask=mask, cache=cache)
+                assert relative_error(got, want) <= BOUND
 
 
-@every_mask
-@pytest.mark.parametrize("kv_heads", [8, 2, 1])
-@pytest.mark.parametrize("cached", [False, True])
-def test_cross_attention_may_be_grouped_as_torchs(mask, kv_heads, cached):
-    sizes = SIZES | {"n_kv_heads": kv_heads, "d_context": CONTEXT + 4}
-    layer, cache = sharpened(CrossAttention(**sizes)), KVCache(S)
-    x, context = torch.randn(B, T, CONTEXT), torch.randn(B, S, CONTEXT + 4)
-    mask = random_mask(mask, T, S)
-    with torch.no_grad():
-        if cached:
-            layer(x, context, cache=cache)
-            got = layer(x, mask=mask, cache=cache)
-        else:
-            got = layer(x, context, mask=mask)
-        want = through_torch(layer, x, context, mask)
-    assert relative_error(got, want) <= BOUND
+@pytest.mark.parametrize("kv_heads", [H, K, 1])
+@torch.no_grad()
+def test_cross_attention_may_be_grouped_as_torchs(kv_heads):
+    layer = sharpened(built("cross", n_kv_heads=kv_heads, **OPTIONS))
+    x, context = inputs("cross")
+    for mask in random_masks(T, S):
+        want, cache = through_torch(layer, x, context, mask), CACHES["room"](S)
+        for read, held in (
+            ((x, context), None),
+            ((x, context), cache),  # fills it
+            ((x,), cache),
+        ):
+            got = layer(*read, mask=mask, cache=held)
+            assert relative_error(got, want) <= BOUND

@@ -5,7 +5,7 @@ test runs in float64, its layers are given exact tables.
 """
 
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
 
 import pytest
 import torch
@@ -18,11 +18,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from attnref import (
     Block,
     Decoder,
-    GroupedQueryAttention,
-    GrowingKVCache,
     KVCache,
-    MultiHeadAttention,
-    MultiQueryAttention,
     apply_rope,
     greedy,
     padding_mask,
@@ -31,8 +27,9 @@ from attnref import (
     token_positions,
 )
 from tests.conftest import relative_error
+from tests.variants import CACHES, VARIANTS, B, takes
 
-B, H, E, D_FF, LENGTH, ROOM, THETA = 3, 8, 48, 37, 24, 31, 500.0
+H, K, E, D_FF, LENGTH, ROOM, THETA = 8, 2, 48, 37, 24, 31, 500.0
 BOUND, EXACT, WRONG = 1e-6, 1e-12, 1e-2
 
 MODELS = {  # and what our layer is told beside the sizes
@@ -62,19 +59,12 @@ MODELS = {  # and what our layer is told beside the sizes
         {},
     ),
 }
-LAYERS = {
-    "MHA": (MultiHeadAttention, 8, {}),
-    "GQA of 8": (GroupedQueryAttention, 8, {"n_kv_heads": 8}),
-    "GQA of 2": (GroupedQueryAttention, 2, {"n_kv_heads": 2}),
-    "GQA of 1": (GroupedQueryAttention, 1, {"n_kv_heads": 1}),
-    "MQA": (MultiQueryAttention, 1, {}),
-}
+LAYERS = [name for name, v in VARIANTS.items() if v.kv_heads]
 CHUNKS = {
     "whole": (24,),
     "prefill and decode": (23, 1),
     "ragged": (9, 5, 1, 4, 1, 1, 3),
 }
-OURS = {"preallocated": lambda: KVCache(ROOM), "growing": GrowingKVCache}
 THEIRS = {
     "dynamic": lambda config: DynamicCache(config=config),
     "static": lambda config: StaticCache(config=config, max_cache_len=ROOM),
@@ -82,12 +72,7 @@ THEIRS = {
 
 models = pytest.mark.parametrize("model", MODELS)
 layers = pytest.mark.parametrize("layer", LAYERS)
-inner = pytest.mark.parametrize("inner", ["eager", "sdpa"])
-chunks = pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
-our_caches = pytest.mark.parametrize("our_cache", OURS.values(), ids=OURS)
-their_caches = pytest.mark.parametrize(
-    "their_cache", THEIRS.values(), ids=THEIRS
-)
+WAYS = [*zip(CHUNKS.values(), ("eager", "sdpa", "sdpa"), strict=True)]
 
 
 @torch.no_grad()
@@ -116,18 +101,20 @@ def config_of(model, kv_heads, inner="sdpa", **more):
 
 
 def layer_for(config, layer, **changed):
-    kind, _, heads = LAYERS[layer]
     sizes = {
         "d_model": E,
         "n_heads": H,
         "head_dim": config.head_dim,
         "rope_theta": THETA,
     }
-    return kind(**sizes | heads | changed).eval().requires_grad_(False)
+    if takes(layer, "n_kv_heads"):
+        sizes["n_kv_heads"] = K
+    layer = VARIANTS[layer].layer(**sizes | changed)
+    return layer.eval().requires_grad_(False)
 
 
-def pair(model="Mistral with wide heads", layer="GQA of 2", inner="sdpa"):
-    config = config_of(model, LAYERS[layer][1], inner)
+def pair(model="Mistral with wide heads", layer="gqa", inner="sdpa"):
+    config = config_of(model, VARIANTS[layer].kv_heads(H, K), inner)
     theirs = sharpened(MODELS[model][0](config, layer_idx=0))
     ours = layer_for(config, layer, **MODELS[model][3])
     ours.load_state_dict(theirs.state_dict())
@@ -139,10 +126,10 @@ def block_for(config, layer):
     return Block(attention, d_model=E, d_ff=D_FF, eps=config.rms_norm_eps)
 
 
-def decoders(layer="GQA of 2"):
+def decoders(layer="gqa"):
     config = config_of(
         "Llama",
-        LAYERS[layer][1],
+        VARIANTS[layer].kv_heads(H, K),
         num_hidden_layers=3,
         vocab_size=53,
         pad_token_id=0,
@@ -243,80 +230,63 @@ def positions_of(valid):
 
 @models
 @layers
-@inner
-def test_a_whole_prompt_gives_what_transformers_gives(model, layer, inner):
-    ours, theirs = pair(model, layer, inner)
-    x = torch.randn(B, LENGTH, E)
-    want = in_theirs(theirs, theirs.config, x)
-    assert relative_error(in_ours(ours, x), want) <= BOUND
+def test_a_whole_prompt_gives_what_transformers_gives(model, layer):
+    for inner in ("eager", "sdpa"):
+        ours, theirs = pair(model, layer, inner)
+        x = torch.randn(B, LENGTH, E)
+        want = in_theirs(theirs, theirs.config, x)
+        assert relative_error(in_ours(ours, x), want) <= BOUND
 
 
 @layers
-@inner
-@chunks
-@our_caches
-@their_caches
-def test_cached_chunks_give_what_transformers_gives(
-    layer, inner, chunks, our_cache, their_cache
-):
-    ours, theirs = pair(layer=layer, inner=inner)
-    config, x = theirs.config, torch.randn(B, LENGTH, E)
-    want = in_theirs(theirs, config, x, chunks, their_cache(config))
-    assert relative_error(in_ours(ours, x, chunks, our_cache()), want) <= BOUND
+def test_cached_chunks_give_what_transformers_gives(layer):
+    for chunks, inner in WAYS:
+        ours, theirs = pair(layer=layer, inner=inner)
+        config, x = theirs.config, torch.randn(B, LENGTH, E)
+        for theirs_kept in THEIRS.values():
+            want = in_theirs(theirs, config, x, chunks, theirs_kept(config))
+            for make in CACHES.values():
+                got = in_ours(ours, x, chunks, make(ROOM))
+                assert relative_error(got, want) <= BOUND
 
 
 @models
 @layers
-@chunks
-def test_in_float64_hardly_a_digit_differs(model, layer, chunks):
+def test_in_float64_hardly_a_digit_differs(model, layer):
     # With "sdpa": "eager" has its softmax in float32.
     ours, theirs = (module.double() for module in pair(model, layer))
     config, x = theirs.config, torch.randn(B, LENGTH, E).double()
-    want = in_theirs(theirs, config, x, chunks, DynamicCache(config=config))
+    chunks, cache = CHUNKS["ragged"], DynamicCache(config=config)
+    want = in_theirs(theirs, config, x, chunks, cache)
     assert relative_error(in_ours(ours, x, chunks, KVCache(24)), want) <= EXACT
 
 
 @layers
-@inner
-@chunks
-@their_caches
 @pytest.mark.parametrize("where", ["left", "amid"])
-def test_padded_rows_give_what_transformers_gives(
-    layer, inner, chunks, their_cache, where
-):
-    ours, theirs = pair(layer=layer, inner=inner)
-    config, x = theirs.config, torch.randn(B, LENGTH, E)
+def test_padded_rows_give_what_transformers_gives(layer, where):
     valid = padded(where)
-    want = in_theirs(
-        theirs,
-        config,
-        x,
-        chunks,
-        their_cache(config),
-        valid,
-        positions_of(valid),
-    )
-    got = in_ours(
-        ours, x, chunks, KVCache(LENGTH), valid, token_positions(valid)
-    )
-    assert relative_error(got[valid], want[valid]) <= BOUND
+    for (chunks, inner), make in zip(WAYS, cycle(THEIRS.values())):
+        ours, theirs = pair(layer=layer, inner=inner)
+        config, x = theirs.config, torch.randn(B, LENGTH, E)
+        cache, places = make(config), positions_of(valid)
+        want = in_theirs(theirs, config, x, chunks, cache, valid, places)
+        cache, places = KVCache(LENGTH), token_positions(valid)
+        got = in_ours(ours, x, chunks, cache, valid, places)
+        assert relative_error(got[valid], want[valid]) <= BOUND
 
 
 @layers
-@inner
-@chunks
-def test_positions_in_any_order_give_what_transformers_gives(
-    layer, inner, chunks
-):
-    ours, theirs = pair(layer=layer, inner=inner)
+def test_positions_in_any_order_give_what_transformers_gives(layer):
+    ours, theirs = pair(layer=layer)
     config, x = theirs.config, torch.randn(B, LENGTH, E)
     positions = torch.stack([torch.randperm(LENGTH) for _ in range(B)])
     # Without a mask, transformers takes a step back for a second document.
     valid = torch.ones(B, LENGTH, dtype=torch.bool)
-    cache = DynamicCache(config=config)
-    want = in_theirs(theirs, config, x, chunks, cache, valid, positions)
-    got = in_ours(ours, x, chunks, KVCache(LENGTH), positions=positions)
-    assert relative_error(got, want) <= BOUND
+    for chunks in CHUNKS.values():
+        cache = DynamicCache(config=config)
+        want = in_theirs(theirs, config, x, chunks, cache, valid, positions)
+        got = in_ours(ours, x, chunks, KVCache(LENGTH), positions=positions)
+        assert relative_error(got, want) <= BOUND
 
 
 @pytest.mark.parametrize("theta", [500.0, 1e4, 5e5])
@@ -389,7 +359,7 @@ FAULTS = {
 def test_the_comparison_has_teeth(spoilt, changed):
     _, theirs = pair()
     x = torch.randn(B, LENGTH, E)
-    ours = layer_for(theirs.config, "GQA of 2", **changed)
+    ours = layer_for(theirs.config, "gqa", **changed)
     ours.load_state_dict(spoilt(theirs.state_dict()))
     want = in_theirs(theirs, theirs.config, x)
     assert relative_error(in_ours(ours, x), want) > WRONG
@@ -409,16 +379,16 @@ def test_the_weights_of_the_tests_are_sharp():
 
 
 @layers
-@chunks
-@our_caches
-def test_a_block_is_a_layer_of_llama(layer, chunks, our_cache):
-    config = config_of("Llama", LAYERS[layer][1])
+def test_a_block_is_a_layer_of_llama(layer):
+    config = config_of("Llama", VARIANTS[layer].kv_heads(H, K))
     theirs = sharpened(llama.LlamaDecoderLayer(config, layer_idx=0))
     ours = block_for(config, layer).eval().requires_grad_(False)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(B, LENGTH, E)
-    want = in_theirs(theirs, config, x, chunks, DynamicCache(config=config))
-    assert relative_error(in_ours(ours, x, chunks, our_cache()), want) <= BOUND
+    for chunks, make in zip(CHUNKS.values(), cycle(CACHES.values())):
+        want = in_theirs(theirs, config, x, chunks, DynamicCache(config=config))
+        got = in_ours(ours, x, chunks, make(LENGTH))
+        assert relative_error(got, want) <= BOUND
 
 
 @layers
@@ -430,11 +400,11 @@ def test_scores_of_a_decoder_are_those_of_llama(layer):
     assert relative_error(got[valid], want[valid]) <= 3 * BOUND
 
 
-GENERATE = {
-    "no cache": {"use_cache": False},
-    "dynamic": {"use_cache": True},
-    "static": {"cache_implementation": "static"},
-}
+GENERATE = [
+    {"use_cache": False},
+    {"use_cache": True},
+    {"cache_implementation": "static"},
+]
 
 
 def test_tokens_are_counted_as_llama_counts_them_to_generate():
@@ -450,21 +420,21 @@ def test_tokens_are_counted_as_llama_counts_them_to_generate():
 
 
 @layers
-@pytest.mark.parametrize("room", [None, *OURS.values()], ids=["none", *OURS])
-@pytest.mark.parametrize("options", GENERATE.values(), ids=GENERATE)
 @pytest.mark.parametrize("pads", [False, True], ids=["whole", "padded"])
-def test_greedy_writes_what_llama_generates(layer, room, options, pads):
+def test_greedy_writes_what_llama_generates(layer, pads):
     ours, theirs = decoders(layer)
     prompt = torch.randint(1, 53, (B, LENGTH))
     valid = padded("left") if pads else torch.ones_like(prompt).bool()
-    want = theirs.generate(
-        prompt,
-        attention_mask=valid.long(),
-        max_new_tokens=7,
-        do_sample=False,
-        **options,
-    )
-    caches = room and [room() for _ in ours.layers]
-    got = greedy(ours, prompt, 7, valid=valid if pads else None, caches=caches)
-    assert got.tolist() == want.tolist()
-    assert len(set(want[:, LENGTH:].flatten().tolist())) > 7, "too uniform"
+    for room, options in zip((None, *CACHES.values()), cycle(GENERATE)):
+        want = theirs.generate(
+            prompt,
+            attention_mask=valid.long(),
+            max_new_tokens=7,
+            do_sample=False,
+            **options,
+        )
+        told = {"caches": room and [room(ROOM) for _ in ours.layers]}
+        got = greedy(ours, prompt, 7, valid=valid if pads else None, **told)
+        assert got.tolist() == want.tolist()
+        new = want[:, LENGTH:].flatten().tolist()
+        assert len(set(new)) > 7, "too uniform"

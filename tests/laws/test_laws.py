@@ -1,0 +1,359 @@
+"""What holds of every layer and every cache: see `tests/variants.py`."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import attnref
+from attnref import Block, Cache, Decoder, token_positions
+from attnref.numbers.kv_memory import DTYPES, group_bytes
+from sitekit import ROOT
+from tests.conftest import relative_error
+from tests.variants import (
+    CACHES,
+    ONCE,
+    READERS,
+    VARIANTS,
+    B,
+    C,
+    D,
+    E,
+    S,
+    T,
+    built,
+    each_decoder,
+    each_layer,
+    each_variant,
+    every_pair,
+    inputs,
+    run,
+    sharp,
+    takes,
+    tokens,
+    variant,
+)
+
+CHUNKS = [(1,) * T, (2, 2, 2, 1), (5, 2), (3, 1, 3)]
+
+
+def public(kind):
+    """The classes of attnref that are of a kind, by name."""
+    everything = {name: getattr(attnref, name) for name in attnref.__all__}
+    return {
+        name: found
+        for name, found in everything.items()
+        if isinstance(found, type) and issubclass(found, kind)
+    }
+
+
+def test_every_layer_and_every_cache_is_under_the_laws():
+    layers = {
+        name
+        for name, module in public(nn.Module).items()
+        if "cache" in module.forward.__annotations__
+    }
+    listed = {v.layer.__name__ for v in VARIANTS.values()}
+    assert layers == listed, (
+        f"tests/variants.py: VARIANTS lacks {sorted(layers - listed)}, and "
+        f"{sorted(listed - layers)} is not in attnref.__all__"
+    )
+    caches = {*public(Cache)} - {"Cache"}
+    listed = {type(make(T)).__name__ for make in CACHES.values()}
+    assert caches == listed, (
+        f"tests/variants.py: CACHES lacks {sorted(caches - listed)}, and "
+        f"{sorted(listed - caches)} is not in attnref.__all__"
+    )
+    unused = {*CACHES}.difference(*(v.caches for v in VARIANTS.values()))
+    assert not unused, f"no entry of VARIANTS has {unused} among its `caches`"
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_public_name_is_on_the_page_of_the_api(language):
+    (page,) = (ROOT / "docs" / language).rglob("api.md")
+    shown = re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.M)
+    for name in attnref.__all__:
+        place = f"{getattr(attnref, name).__module__}.{name}"
+        assert shown.count(place) == 1, (
+            f"{page.relative_to(ROOT)} has {shown.count(place)} lines "
+            f"`::: {place}`; it needs one, as attnref.__all__ has the name"
+        )
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, v in VARIANTS.items() if v.kv_heads]
+)
+def test_the_weights_of_these_tests_are_sharp(name):
+    layer, x = variant(name), tokens()
+    q, k = (
+        p(x).unflatten(2, (-1, D)).transpose(1, 2)
+        for p in (layer.q_proj, layer.k_proj)
+    )
+    weights = attnref.attention_weights(q, k, attnref.causal_mask(T))
+    assert weights.max() > 0.99
+    assert weights[:, :, 1:].amax(-1).median() > 0.6
+
+
+@every_pair
+@torch.no_grad()
+def test_cached_in_any_chunks_it_is_one_full_pass(name, make):
+    for options in VARIANTS[name].options:
+        layer, given = variant(name, **options), inputs(name)
+        want = run(name, layer, given)
+        for chunks in CHUNKS:
+            cache = make(S)
+            got = run(name, layer, given, chunks, cache)
+            assert relative_error(got, want) <= 1e-12, (options, chunks)
+            assert cache.length == (S if takes(name, "context") else T)
+
+
+@every_pair
+@torch.no_grad()
+def test_a_padded_row_is_the_row_alone(name, make):
+    """With pads before it, or amid its tokens, as those behind a prompt are."""
+    n = S if takes(name, "context") else T
+    before = torch.arange(n) >= torch.tensor([[0], [3], [1]])
+    amid = torch.ones(B, n, dtype=torch.bool)
+    amid[1, 3:5] = amid[2, 1:6:2] = False
+    for options in VARIANTS[name].options:
+        layer, (x, *context) = variant(name, **options), inputs(name)
+        turned = getattr(layer, "rope_theta", None) is not None
+        for valid, counted in ((before, True), (before, False), (amid, True)):
+            # RoPE sees distances alone, which pads before do not change.
+            positions = token_positions(valid) if turned and counted else None
+            for chunks in (None, (5, 1, 1)):
+                cache = None if chunks is None else make(S)
+                told = (chunks, cache, valid, positions)
+                got = run(name, layer, (x, *context), *told)
+                for row in range(B):
+                    # A layer has its pads where its keys are.
+                    *queries, keys = (t[row : row + 1] for t in (x, *context))
+                    alone = (*queries, keys[:, valid[row]])
+                    want = run(name, layer, alone)
+                    mine = got[row : row + 1]
+                    if not context:
+                        mine = mine[:, valid[row]]
+                    error = relative_error(mine, want)
+                    assert error <= 1e-12, (options, row, chunks)
+
+
+@each_decoder
+@torch.no_grad()
+def test_positions_are_counted_from_0_and_follow_the_cache(name):
+    """Told for some of the chunks only, they are what the others assume."""
+    for options in VARIANTS[name].options:
+        layer, x = variant(name, **options), tokens()
+        if getattr(layer, "rope_theta", None) is None:
+            continue
+        want, at = run(name, layer, (x,)), torch.arange(T)
+        cache, got = CACHES["room"](T), []
+        for part, places in ((x[:, :2], None), (x[:, 2:], at[2:])):
+            told = VARIANTS[name].told | {"positions": places}
+            got.append(layer(part, cache=cache, **told))
+        assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
+        spread = run(name, layer, (x,), positions=3 * at)
+        assert relative_error(spread, want) > 1e-3
+
+
+@each_decoder
+@torch.no_grad()
+def test_no_token_sees_a_later_one(name):
+    layer, x = variant(name), tokens()
+    changed = torch.cat((x[:, :-1], x[:, -1:] + 1), dim=1)
+    for chunks in (None, (3, 4)):
+        before, after = (
+            run(name, layer, (t,), chunks, chunks and CACHES["room"](T))
+            for t in (x, changed)
+        )
+        assert torch.equal(before[:, :-1], after[:, :-1])
+        assert (before[:, -1] - after[:, -1]).abs().max() > 0.01
+
+
+@each_decoder
+@torch.no_grad()
+def test_an_encoder_layer_sees_both_ways(name):
+    layer, x = variant(name, causal=False), tokens()
+    changed = torch.cat((x[:, :-1], x[:, -1:] + 1), dim=1)
+    before, after = (run(name, layer, (t,)) for t in (x, changed))
+    assert (before - after).abs().amax(-1).min() > 1e-9
+
+
+@each_variant
+@torch.no_grad()
+def test_rows_of_a_batch_are_strangers(name):
+    layer, given = variant(name), inputs(name)
+    want = run(name, layer, given)
+    for row in range(B):
+        alone = run(name, layer, tuple(t[row : row + 1] for t in given))
+        assert relative_error(want[row : row + 1], alone) <= 1e-12
+
+
+@each_layer
+@torch.no_grad()
+def test_where_nothing_has_a_position_keys_may_change_places(name):
+    layer = variant(name, **{"causal": False} if takes(name, "causal") else {})
+    (x, *context), told = inputs(name), VARIANTS[name].told
+    if context:
+        moved = context[0][:, torch.randperm(S)]
+        assert relative_error(layer(x, moved), layer(x, *context)) <= 1e-12
+        return
+    swap = torch.tensor([1, 0, *range(2, T)])
+    for theta, alike in ((None, True), (100.0, False)):
+        layer.rope_theta = theta
+        got, want = layer(x[:, swap], **told), layer(x, **told)[:, swap]
+        assert (relative_error(got, want) <= 1e-12) is alike
+
+
+@each_variant
+def test_gradients_reach_every_parameter_and_are_right(name):
+    for options in VARIANTS[name].options:
+        layer, given = variant(name, **options), inputs(name, 3, 1)
+        run(name, layer, given).square().sum().backward()
+        named = dict(layer.named_parameters())
+        for place, p in named.items():
+            # Without RoPE, a key's bias moves all scores of a row alike.
+            moot = place == "k_proj.bias" and not hasattr(layer, "rope_theta")
+            assert moot or p.grad.abs().max() > 1e-6, (options, place)
+
+        def call(*values, layer=layer, given=given, named=named):
+            weights = dict(zip(named, values, strict=True))
+            return torch.func.functional_call(
+                layer, weights, given, VARIANTS[name].told
+            )
+
+        leaves = [p.detach().requires_grad_() for p in named.values()]
+        assert torch.autograd.gradcheck(call, leaves, fast_mode=True), options
+
+
+@each_variant
+@torch.no_grad()
+def test_in_training_alone_weights_are_dropped(name):
+    layer, leaky = variant(name), built(name, dropout=0.5).double()
+    leaky.load_state_dict(layer.state_dict())
+    given = inputs(name)
+    assert torch.equal(run(name, leaky.eval(), given), run(name, layer, given))
+    one, two = (run(name, leaky.train(), given) for _ in range(2))
+    assert relative_error(one, two) > 0.01
+
+
+@every_pair
+@torch.no_grad()
+def test_autocast_warns_of_nothing_and_caches_half_precision(name, make):
+    """The suite turns warnings into errors: rms_norm has one for two dtypes."""
+    for options in VARIANTS[name].options:
+        layer = variant(name, **options).float()
+        given, cache = tuple(t.float() for t in inputs(name)), make(S)
+        want = run(name, layer, given)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = run(name, layer, given, (5, 1, 1), cache)
+        assert {t.dtype for t in cache.stored} == {torch.bfloat16}
+        assert 0 < relative_error(got, want) < 0.2, options
+
+
+@every_pair
+@torch.no_grad()
+def test_the_bytes_of_its_cache_are_those_predicted(name, make):
+    """On the meta device too, where nothing is computed."""
+    n = S if takes(name, "context") else T
+    told = {"valid": torch.ones(B, n, dtype=torch.bool)}
+    if takes(name, "rope_theta"):
+        told["positions"] = torch.arange(T)
+    for dtype, kind, device in (
+        ("fp32", torch.float32, "cpu"),
+        ("bf16", torch.bfloat16, "cpu"),
+        ("fp16", torch.float16, "cpu"),
+        ("bf16", torch.bfloat16, "meta"),
+    ):
+        layer = built(name, **VARIANTS[name].options[-1]).to(device, kind)
+        given = (t.to(device, kind) for t in inputs(name))
+        there = {word: t.to(device) for word, t in told.items()}
+        cache = make(n)
+        got = run(name, layer, tuple(given), (5, 2), cache, **there)
+        assert got.shape == (B, T, E)
+        assert (got.dtype, got.device.type) == (kind, device)
+        want = B * group_bytes(VARIANTS[name].group, n, DTYPES[dtype])
+        assert cache.nbytes == want, (dtype, device)
+
+
+def each_at_once():
+    """A decoder in which every layer that can has a block."""
+    blocks = [
+        Block(built(name, rope_theta=100.0), d_model=E, d_ff=19)
+        for name in ONCE
+        if not takes(name, "context")
+    ]
+    return sharp(Decoder(blocks, n_tokens=31, d_model=E))
+
+
+def test_ten_requests_with_fresh_caches_take_two_graphs():
+    decoder, prompt = each_at_once(), torch.randint(31, (B, 9))
+    torch.compiler.reset()
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)  # a backend that runs each graph as it is
+        return graph.forward
+
+    compiled = torch.compile(decoder, fullgraph=True, backend=counted)
+
+    def request(*sizes):
+        fresh = [CACHES["room"](32) for _ in decoder.layers]
+        parts = prompt[:, : sum(sizes)].split(sizes, dim=1)
+        with torch.no_grad():
+            scores = [compiled(part, caches=fresh) for part in parts]
+            want = decoder(prompt[:, : sum(sizes)])
+        assert relative_error(torch.cat(scores, dim=1), want) <= 1e-12
+
+    for _ in range(10):  # each with caches of its own
+        request(5, 1, 1, 1)
+    assert len(graphs) == 2  # one reads a prompt, the other a token
+    for length in (7, 3, 6):
+        request(length, 1)
+    assert len(graphs) == 3  # for prompts of any length
+
+
+def test_all_layers_compile_for_any_length():
+    """Together, those without a context; then each of the others."""
+    valid = torch.arange(9) < torch.tensor([[3], [9], [5]])
+    masked = {"mask": attnref.padding_mask(valid)}
+    calls = (
+        (5, {"positions": torch.arange(5)}),
+        (7, {"positions": torch.arange(7)}),  # the length becomes a symbol
+        (9, masked | {"positions": token_positions(valid)}),
+    )
+    torch.compiler.reset()
+    decoder = each_at_once()
+    compiled = torch.compile(decoder, fullgraph=True, backend="eager")
+    for length, told in calls:
+        ids = torch.randint(31, (B, length))
+        got, want = compiled(ids, **told), decoder(ids, **told)
+        assert relative_error(got, want) == 0
+    for name in READERS:
+        layer = variant(name)
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        for length, told in ((5, {}), (7, {}), (9, masked)):
+            given = tokens(B, T, E), tokens(B, length, C)
+            got, want = compiled(*given, **told), layer(*given, **told)
+            assert relative_error(got, want) == 0
+
+
+def test_all_layers_are_exported_for_any_length():
+    decoder = each_at_once()
+    ids = torch.randint(31, (B, 13))
+    anyhow = {1: Dim.AUTO}
+    exported = torch.export.export(
+        decoder, (ids,), dynamic_shapes={"tokens": anyhow}
+    ).module()
+    for n in (T, 13, 2):
+        got, want = exported(ids[:, :n]), decoder(ids[:, :n])
+        assert relative_error(got, want) <= 1e-12
+    for name in READERS:
+        layer, (x, context) = variant(name), inputs(name)
+        exported = torch.export.export(
+            layer, (x, context), dynamic_shapes={"x": anyhow, "context": anyhow}
+        ).module()
+        for n, s in ((T, S), (2, 3), (5, 8)):
+            given = x[:, :n], context[:, :s]
+            assert relative_error(exported(*given), layer(*given)) <= 1e-12
