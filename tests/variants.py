@@ -1,8 +1,8 @@
 """Every layer and every cache, once: the laws of the tests loop over these.
 
 A new layer is one entry of `VARIANTS` (MLA has one for each form), a new cache
-one of `CACHES`. `laws/test_laws.py` names what is missing here, and holds the laws
-that each entry is then under; `test_block`, `test_bad_input`, `test_cost`,
+one of `CACHES`. `laws/test_laws.py` names what is missing here, and holds the
+laws that each entry is then under; `test_block`, `test_bad_input`, `test_cost`,
 `test_kv_memory`, `test_shape_comments` and the oracles loop over the same.
 """
 
