@@ -16,7 +16,7 @@ from attnref import (
     crossover,
 )
 from attnref.cost import Cost, attention_cost, cross_cost, mla_cost
-from sitekit.latent import V3
+from sitekit.drawn.mla import V3
 
 CALLS = [
     {"batch": 1, "new": 1, "past": 0},

@@ -178,4 +178,4 @@ def test_edited_code_is_live_in_both_languages(served):
     seconds_until_seen(
         served, "attnref/masks.py", "No query sees a pad", "SEEN", *pages
     )
-    seconds_until_seen(served, "sitekit/figures.py", 'rx="4"', 'rx="5"', *pages)
+    seconds_until_seen(served, "sitekit/svg.py", 'rx="4"', 'rx="5"', *pages)
