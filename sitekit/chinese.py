@@ -9,14 +9,18 @@ import os
 import sys
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context, parent_process
 
+import jieba  # type: ignore[import-untyped]
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from sitekit import CONFIGS, ROOT
 
 _worker: ProcessPoolExecutor | None = None
+# Read a second time, a dictionary weighs more, and words are cut otherwise.
+jieba.load_userdict = cache(jieba.load_userdict)
 
 
 def _state_of_the_code() -> list[tuple[str, int]]:
@@ -24,7 +28,7 @@ def _state_of_the_code() -> list[tuple[str, int]]:
         (str(path), path.stat().st_mtime_ns)
         for folder in ("attnref", "sitekit")
         for path in sorted(ROOT.glob(f"{folder}/**/*.*"))
-        if path.suffix in (".py", ".json")
+        if path.suffix in (".py", ".json", ".html")
     ]
 
 

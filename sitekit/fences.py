@@ -52,21 +52,16 @@ class Fence(NamedTuple):
         return PLACEHOLDER.sub(tell, text)
 
 
-@cache
-def _wired(call: str, page: str) -> Tensor:
-    return wiring(value(call, page))
-
-
 def _panel(
     fence: Fence, axes: tuple[str, str], spec: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A drawing with its title, and what a caption may tell of it."""
     how = only("a panel", ("draw", "wiring"), spec)
     call = spec[how]
-    drawn = (_wired if how == "wiring" else value)(call, fence.page)
+    drawn = value(call, fence.page)
     kind: Callable[..., svg.Drawing] = svg.heatmap
     if how == "wiring":
-        kind = svg.lines
+        drawn, kind = wiring(drawn), svg.lines
     elif isinstance(drawn, svg.Flow):
         kind = svg.stream
     elif not isinstance(drawn, Tensor):
@@ -162,6 +157,7 @@ KINDS: dict[str, Callable[..., str]] = {
 }
 
 
+@cache
 def drawing(source: str, kind: str, fence: Fence) -> str:
     """The HTML of a fence. A kind of one page alone is drawn by its file."""
     spec = yaml.safe_load(source)

@@ -138,7 +138,7 @@ print(time.perf_counter() - start)
 
 
 def slowness():
-    """1 on two free cores like those that the two seconds were set for, 2
+    """1 on two free cores like those that the seconds were set for, 2
     where (or in a moment when) two processes take twice as long."""
     both = [
         subprocess.Popen(
@@ -156,12 +156,12 @@ def slowness():
         ("docs/zh/sdpa.md", "每个位置", "zh/sdpa/"),
     ],
 )
-def test_an_edited_page_is_live_within_two_seconds(served, file, word, path):
+def test_an_edited_page_is_live_within_three_seconds(served, file, word, path):
     tries = []
     for n in range(10):
         before = slowness()
         took = seconds_until_seen(served, file, word, f"{word} {n}", path)
-        allowed = 2 * max(before, slowness())
+        allowed = 3 * max(before, slowness())
         tries.append((round(took, 2), round(allowed, 2)))
         if took <= allowed:
             return
@@ -178,4 +178,5 @@ def test_edited_code_is_live_in_both_languages(served):
     seconds_until_seen(
         served, "attnref/masks.py", "No query sees a pad", "SEEN", *pages
     )
-    seconds_until_seen(served, "sitekit/svg.py", 'rx="4"', 'rx="5"', *pages)
+    old, new = 'role="img"', 'role="image"'
+    seconds_until_seen(served, "sitekit/svg.py", old, new, *pages)
