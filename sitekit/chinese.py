@@ -1,4 +1,8 @@
-"""The Chinese half of the site: built by the hook of the English half."""
+"""The Chinese half of the site: built by the hook of the English half.
+
+Under `mkdocs serve` this module alone outlives a build: it holds the worker
+that builds the Chinese half, and forgets the code that was changed.
+"""
 
 import logging
 import os
@@ -6,12 +10,31 @@ import signal
 import sys
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context, parent_process
 
+import jieba  # type: ignore[import-untyped]
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from sitekit import CONFIGS, kept
+from sitekit import CONFIGS, ROOT
+
+_worker: ProcessPoolExecutor | None = None
+# Read a second time, a dictionary weighs more, and words are cut otherwise.
+jieba.load_userdict = cache(jieba.load_userdict)
+
+
+def _state_of_the_code() -> list[tuple[str, int]]:
+    return [
+        (str(path), path.stat().st_mtime_ns)
+        for folder in ("attnref", "sitekit")
+        for path in sorted(ROOT.glob(f"{folder}/**/*.*"))
+        # An editor's lock is a link that leads nowhere.
+        if path.suffix in (".py", ".json", ".html") and path.exists()
+    ]
+
+
+_state = _state_of_the_code()
 
 
 def build_chinese(site_dir: str, site_url: str, strict: bool) -> None:
@@ -23,19 +46,22 @@ def build_chinese(site_dir: str, site_url: str, strict: bool) -> None:
     config.plugins.on_shutdown()
 
 
-def forget_code() -> None:
-    """The next build sees attnref and sitekit as they are by then."""
-    for name in list(sys.modules):
-        if (
-            name.split(".")[0] in {"attnref", "sitekit"}
-            and name != kept.__name__
-        ):
-            del sys.modules[name]
+def forget_changed_code() -> None:
+    """A build sees attnref and sitekit as they are; what they have computed
+    is computed again only after a change."""
+    global _state
+    before, _state = _state, _state_of_the_code()
+    if before != _state:
+        for name in list(sys.modules):
+            ours = name.split(".")[0] in {"attnref", "sitekit"}
+            if ours and name != __name__:
+                del sys.modules[name]
 
 
 def start_worker() -> None:
     """`mkdocs serve` builds both halves at once, each on a core."""
-    kept.worker = ProcessPoolExecutor(
+    global _worker
+    _worker = ProcessPoolExecutor(
         1, mp_context=get_context("spawn"), initializer=_settle
     )
 
@@ -60,13 +86,11 @@ def _settle() -> None:
 
 def begin(site_dir: str, site_url: str, strict: bool) -> Future[None] | None:
     """Ask the worker for a build, where there is a worker."""
-    if kept.worker is None:
+    if _worker is None:
         return None
-    return kept.worker.submit(_build_afresh, site_dir, site_url, strict)
+    return _worker.submit(_build_afresh, site_dir, site_url, strict)
 
 
 def _build_afresh(site_dir: str, site_url: str, strict: bool) -> None:
-    try:
-        build_chinese(site_dir, site_url, strict)
-    finally:
-        forget_code()
+    forget_changed_code()
+    build_chinese(site_dir, site_url, strict)

@@ -1,130 +1,175 @@
 """What pages draw with: `figure`, `table`, `plot`, `models`, `calculator`.
 
-The body of such a fence is YAML: what to draw, and the words of the page's
-language. Whatever is wrong with one stops the build.
+The body of such a fence is YAML: what to draw, as sitekit/calls.py reads it,
+and the words of the page's language. Whatever is wrong with one stops the
+build, and is told with its place and what to do.
 """
 
 import re
-from html import escape
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from markdown import Markdown
+from markupsafe import Markup, escape
 from mkdocs.exceptions import BuildError
 from pymdownx.superfences import SuperFencesException
+from torch import Tensor
 
-from sitekit import ROOT
-from sitekit.figures import (
-    BOLD,
-    SCENES,
-    bars,
-    heatmap,
-    lines,
-    room,
-    stream,
-    wirings,
-)
-from sitekit.interactive import calculator, table_of_models
-from sitekit.latent import BARS, FLOWS
-from sitekit.latent import TABLES as LATENT_TABLES
-from sitekit.mathml import mathml
-from sitekit.numbers import TABLES as NUMBER_TABLES
-from sitekit.plots import plot
-from sitekit.tables import TABLES, Word
+from sitekit import ROOT, svg
+from sitekit.calls import arguments, checked, find, near, only, value
+from sitekit.recorded import wiring
+from sitekit.render import Words, check_columns, render
+from sitekit.tables import TABLES
 
-MARKS = re.compile(r"(`[^`]+`|\$[^$]+\$|\[[^\]]+\]\([^)]+\))")
+COMMA = {"en": ", ", "zh": "，"}
+PLACEHOLDER = re.compile(r"\$[^$]*\$|\{(\w*)\}")
 
 
-def _inline(text: str) -> str:
-    """Escaped, with `code`, $formulas$ and [links](to) as in Markdown."""
-    out = []
-    for part in MARKS.split(text):
-        if part.startswith("`"):
-            out.append(f"<code>{escape(part[1:-1], quote=False)}</code>")
-        elif part.startswith("$"):
-            out.append(mathml(part[1:-1], display=False))
-        elif part.startswith("["):
-            words, target = part[1:-1].split("](")
-            out.append(f'<a href="{escape(target)}">{escape(words)}</a>')
-        else:
-            out.append(escape(part, quote=False))
-    return "".join(out)
+class Fence(NamedTuple):
+    """Where it stands."""
+
+    page: str
+    language: str
+
+    def told(self, text: str, facts: dict[str, Any]) -> str:
+        """With each `{name}`, outside of formulas, of what was drawn."""
+
+        def tell(match: re.Match[str]) -> str:
+            name = match[1]
+            if name is None:
+                return match[0]
+            if name not in facts:
+                why = f"nothing here tells {match[0]}"
+                raise ValueError(why + near(name, facts))
+            if isinstance(facts[name], dict):
+                sizes = (f"`{k}` = {v}" for k, v in facts[name].items())
+                return COMMA[self.language].join(sizes)
+            return str(facts[name])
+
+        return PLACEHOLDER.sub(tell, text)
 
 
-def _panel(panel: dict[str, Any], axes: tuple[str, str]) -> str:
-    scene, title = panel["scene"], panel["title"]
-    if "words" in panel:
-        svg = stream(FLOWS[scene](), panel["words"], title)
-        svg = f'<div class="scroll">{svg}</div>'
-    elif "labels" in panel:
-        labels = [str(x).replace("`", "") for x in panel["labels"]]
-        svg = bars(BARS[scene](), labels, title)
-    elif "rows" not in panel:
-        svg = lines(wirings()[scene], axes, title)
-    else:
-        rows = [str(r) for r in panel["rows"]]
-        columns = [str(c) for c in panel.get("columns", rows)]
-        svg = heatmap(SCENES[scene](), rows, columns, axes, title)
-    # How wide drawing and title would be, for the row to share its room.
-    width = re.findall(r' width="([\d.]+)"', svg)[0]
-    sizes = f"--svg: {width}; --title: {room([title], 1, BOLD):.2f}"
-    return (
-        f'<div class="panel" style="{sizes}">'
-        f'<p class="panel-title">{_inline(title)}</p>'
-        f"{svg}</div>"
+def _panel(
+    fence: Fence, axes: tuple[str, str], spec: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A drawing with its title, and what a caption may tell of it."""
+    how = only("a panel", ("draw", "wiring"), spec)
+    call = spec[how]
+    drawn = value(call, fence.page)
+    kind: Callable[..., svg.Drawing] = svg.heatmap
+    if how == "wiring":
+        drawn, kind = wiring(drawn), svg.lines
+    elif isinstance(drawn, svg.Flow):
+        kind = svg.stream
+    elif not isinstance(drawn, Tensor):
+        raise ValueError(f"{call} gives neither a tensor nor a flow")
+    elif drawn.dim() == 1:
+        kind = svg.bars
+    facts = arguments(call)
+    if isinstance(drawn, svg.Flow):
+        facts["sizes"] = drawn.sizes
+    labels = {key: spec[key] for key in spec if key != how}
+    labels["title"] = fence.told(str(spec.get("title", call)), facts)
+    checked(f"the panel of {call}", labels, kind)
+    return kind(drawn, axes, **labels)._asdict(), facts
+
+
+def figure(
+    fence: Fence, *, caption: str, axes: list[object], panels: list[Any]
+) -> str:
+    """The caption may tell what all panels have in common."""
+    down, across = map(str, axes)
+    drawn = [_panel(fence, (down, across), panel) for panel in panels]
+    first, *others = (facts for _, facts in drawn)
+    common = {
+        key: fact
+        for key, fact in first.items()
+        if all(facts.get(key) == fact for facts in others)
+    }
+    return render(
+        "figure",
+        panels=[panel for panel, _ in drawn],
+        caption=fence.told(caption, common),
     )
 
 
-def figure(spec: dict[str, Any]) -> str:
-    """caption, axes [query, key], panels: scene, title, rows, columns."""
-    axes = tuple(spec["axes"])
-    panels = "".join(_panel(panel, axes) for panel in spec["panels"])
-    return (
-        f'<figure class="drawn"><div class="panels">{panels}</div>'
-        f"<figcaption>{_inline(spec['caption'])}</figcaption></figure>"
+def table(
+    fence: Fence,
+    *,
+    caption: str,
+    head: list[object],
+    words: dict[str, Any] | None = None,
+    **rows: Any,
+) -> str:
+    """The rows are a computed `table`, a `walk` or `models`."""
+    (how,) = TABLES.keys() & rows.keys()
+    cells, facts = TABLES[how](fence.page, **rows)
+    check_columns(head, cells)
+    told = Words(words)
+    html = render(
+        "table",
+        caption=fence.told(caption, facts),
+        head=head,
+        rows=cells,
+        words=told,
     )
+    told.check()
+    return html
 
 
-def table(spec: dict[str, Any]) -> str:
-    """table, caption, head (one cell a column), words for the cells."""
-    words = spec.get("words", {})
-    rows = {**TABLES, **LATENT_TABLES, **NUMBER_TABLES}[spec["table"]]()
-    head = spec["head"]
-    used: set[str] = set()
-    lines = []
-    for row in rows:
-        if len(row) != len(head):
-            raise ValueError(f"{len(head)} heads for {len(row)} columns")
-        cells = []
-        for cell in row:
-            if isinstance(cell, Word):
-                used.add(cell.key)
-                cells.append(
-                    f'<td class="word-{cell.key}">'
-                    f"{_inline(words[cell.key])}</td>"
-                )
-            else:
-                cells.append(f"<td>{_inline(cell)}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    if used != set(words):
-        raise ValueError(f"words never used: {set(words) - used}")
-    heads = "".join(f'<th scope="col">{_inline(h)}</th>' for h in head)
-    return (
-        '<figure class="computed"><div class="scroll"><table class="tabular">'
-        f"<thead><tr>{heads}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-        f"<figcaption>{_inline(spec['caption'])}</figcaption></figure>"
+def plot(
+    fence: Fence,
+    *,
+    plot: str,
+    title: str,
+    caption: str,
+    numbers: str,
+    head: list[object],
+    words: dict[str, Any],
+) -> str:
+    """Its words stand in the drawing as `{key}`; below it, its numbers."""
+    drawn, told = value(plot, fence.page), Words({**words, "title": title})
+    check_columns(head, drawn.rows)
+    wide, narrow = (
+        re.sub(r"\{(\w+)\}", lambda match: escape(told[match[1]]), drawing)
+        for drawing in (drawn.wide, drawn.narrow)
     )
+    html = render(
+        "plot",
+        svg=Markup(wide + narrow),
+        caption=fence.told(caption, arguments(plot)),
+        numbers=numbers,
+        head=head,
+        rows=drawn.rows,
+        words=told,
+    )
+    told.check()
+    return html
 
 
-KINDS = {
+KINDS: dict[str, Callable[..., str]] = {
     "figure": figure,
     "table": table,
     "plot": plot,
-    "models": table_of_models,
-    "calculator": calculator,
 }
+
+
+@cache
+def drawing(source: str, kind: str, fence: Fence) -> str:
+    """The HTML of a fence. A kind of one page alone is drawn by its file."""
+    spec = yaml.safe_load(source)
+    if kind not in KINDS:
+        own = find(kind, fence.page)
+        checked(f"a {kind}", spec, own)
+        return str(own(**spec))
+    takes: list[Callable[..., Any]] = [KINDS[kind]]
+    if kind == "table":
+        takes.append(TABLES[only("a table", TABLES, spec)])
+    checked(f"a {kind}", spec, *takes)
+    return KINDS[kind](fence, **spec)
 
 
 class FenceError(SuperFencesException, BuildError):
@@ -142,18 +187,18 @@ def draw(
     **_: Any,
 ) -> str:
     """What superfences calls for each of the five fences."""
+    of_mkdocs: Any = md.treeprocessors["relpath"]  # it knows the page
+    path = Path(of_mkdocs.file.abs_src_path)
+    language = str(of_mkdocs.config.theme["language"])
     try:
-        return KINDS[kind](yaml.safe_load(source))
+        return drawing(source, kind, Fence(path.stem, language))
     except Exception as error:
-        why = f"there is no {error}" if isinstance(error, KeyError) else error
-        message = f"{_place(source, md)}: the fence {kind!r}: {why}"
-        raise FenceError(message) from error
+        why = f"{_place(source, path)}: the fence {kind!r}: {error}"
+        raise FenceError(why) from error
 
 
-def _place(source: str, md: Markdown) -> str:
+def _place(source: str, path: Path) -> str:
     """File and line of a fence, which may stand indented in a box."""
-    relpath: Any = md.treeprocessors["relpath"]  # MkDocs': it has the file
-    path = Path(relpath.file.abs_src_path)
     page = path.read_text(encoding="utf-8").splitlines()
     written = [line.strip() for line in page]
     body = [line.strip() for line in source.splitlines()]

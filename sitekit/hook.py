@@ -1,16 +1,18 @@
 """MkDocs hook: the English build also makes the Chinese one, into zh/.
 
 MkDocs loads this file once in its life, while the rest of sitekit is loaded
-anew for each build: hence the imports within.
+anew after a change: hence the import within.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 from jinja2 import FileSystemBytecodeCache
-from mkdocs.plugins import event_priority
+
+from sitekit import chinese
 
 _coming: Future[None] | None = None
 
@@ -26,10 +28,17 @@ def _task(config: Any, folder: str) -> tuple[str, str, bool]:
 
 
 def on_startup(command: str, dirty: bool) -> None:
-    from sitekit import chinese
-
     if command == "serve":
         chinese.start_worker()
+
+
+def on_serve(server: Any, config: Any, builder: Callable[[], None]) -> Any:
+    def build_again() -> None:
+        chinese.forget_changed_code()
+        builder()
+
+    server.builder = build_again
+    return server
 
 
 def on_config(config: Any) -> Any:
@@ -45,20 +54,17 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    from sitekit import kept
+    from sitekit import search
 
     plugins = config.plugins
     # The templates of the API reference are compiled once, not every build.
     handler = plugins["mkdocstrings"].get_handler("python")
     handler.env.bytecode_cache = FileSystemBytecodeCache()
-    search = plugins["material/search"].search_index
-    kept.pages.listen(plugins["autorefs"], search)
+    search.listen(plugins["material/search"].search_index)
     return files
 
 
 def on_pre_build(config: Any) -> None:
-    from sitekit import chinese
-
     global _coming
     if _is_english(config):
         # A hidden folder is left alone when MkDocs cleans the site's.
@@ -71,19 +77,6 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
     return env
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import kept
-
-    return kept.pages.begin(markdown, page, files)
-
-
-@event_priority(100)
-def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import kept
-
-    return kept.pages.end(html, page, files)
-
-
 def on_post_page(output: str, page: Any, config: Any) -> str:
     # The theme's search dialog has no name for a screen reader.
     dialog = 'data-md-component="search" role="dialog"'
@@ -92,8 +85,6 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    from sitekit import chinese
-
     if not _is_english(config):
         return
     if _coming:
@@ -101,11 +92,3 @@ def on_post_build(config: Any) -> None:
         Path(config.site_dir, ".zh").rename(Path(config.site_dir, "zh"))
     else:
         chinese.build_chinese(*_task(config, "zh"))
-    chinese.forget_code()
-
-
-def on_build_error(error: Exception) -> None:
-    """Else `mkdocs serve` would never see the code that mends it."""
-    from sitekit import chinese
-
-    chinese.forget_code()

@@ -95,41 +95,30 @@ def _without_words(latex: str) -> str:
     return re.sub(r"\\text\{[^}]*\}", r"\\text{}", " ".join(latex.split()))
 
 
+# What a fence draws is the same in both languages; its other texts are words.
+CALLS = ("cache", "draw", "models", "plot", "table", "walk", "wiring")
+
+
 def _signature(block: pages.Block) -> tuple[Any, ...]:
     """What a block says apart from its words."""
     if block.language not in pages.DRAWN:
         return (block.language, block.text)
-    spec = yaml.safe_load(block.text)
-    if block.language in ("plot", "models", "calculator"):
-        return (block.language, _marked(spec))
-    if block.language == "table":
-        words = sorted(spec.get("words", {}))
-        head = [_marks(cell) for cell in spec["head"]]
-        return ("table", spec["table"], head, _marks(spec["caption"]), words)
-    panels = [
-        (
-            panel["scene"],
-            _marks(panel["title"]),
-            [_marks(row) for row in panel.get("rows", [])],
-            [_marks(column) for column in panel.get("columns", [])],
-            [_marks(label) for label in panel.get("labels", [])],
-            len(panel.get("words", [])),
-        )
-        for panel in spec["panels"]
-    ]
-    return ("figure", _marks(spec["caption"]), panels)
+    return (block.language, _marked(yaml.safe_load(block.text)))
 
 
 def _marked(spec: Any) -> Any:
     """The same tree with the marks of each phrase in its place."""
     if isinstance(spec, dict):
-        return sorted((key, _marked(value)) for key, value in spec.items())
+        return sorted(
+            (key, value if key in CALLS else _marked(value))
+            for key, value in spec.items()
+        )
     if isinstance(spec, list):
         return [_marked(value) for value in spec]
     return _marks(spec)
 
 
-MARK = re.compile(r"\$[^$]+\$|`[^`]+`|<pad>|\{\}|float\d+|\d(?:[\d.,]*\d)?")
+MARK = re.compile(r"\$[^$]+\$|`[^`]+`|<pad>|\{\w*\}|float\d+|\d(?:[\d.,]*\d)?")
 
 
 def _marks(text: object) -> list[str]:

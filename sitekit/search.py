@@ -37,13 +37,37 @@ def names_of(page: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+_known: dict[str, tuple[object, list[Any]]] = {}
+
+
+def listen(index: Any) -> None:
+    """Have the theme's index take up names too. It is a third of a build: what
+    is known of a page that did not change is kept for the next."""
+    add = index.add_entry_from_context
+
+    def add_with_names(page: Any) -> None:
+        held, html = len(index.entries), page.content
+        names = [*map(index._segment_chinese, names_of(page))]
+        key = page.title, html, page.meta, names
+        if _known.get(page.url, (None,))[0] == key:
+            index.entries.extend(_known[page.url][1])
+            return
+        page.content = readable(html)
+        add(page)
+        page.content = html
+        _add_names(index.entries[held:], names)
+        _known[page.url] = key, index.entries[held:]
+
+    index.add_entry_from_context = add_with_names
+
+
 def readable(html: str) -> str:
     """Without controls, and with a space after each cell and label: the
     search's parser drops the tags, and so would join their words."""
     return CELL.sub(" ", CONTROL.sub("", html))
 
 
-def add_names(entries: list[dict[str, Any]], names: list[str]) -> None:
+def _add_names(entries: list[dict[str, Any]], names: list[str]) -> None:
     """To the entry of a page and to those of its sections, which follow."""
     for i, entry in enumerate(entries):
         defined = DEFINED.findall(entry["text"]) + DOCUMENTED.findall(

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import yaml
 from filelock import FileLock
 from hypothesis import settings
 from torch import Tensor
 
-from sitekit import ROOT
+from sitekit import ROOT, pages
 
 settings.register_profile("attnref", deadline=None, max_examples=60)
 settings.load_profile("attnref")
@@ -52,6 +53,14 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     ours, theirs = ours.detach(), theirs.detach()
     difference = (ours.double() - theirs.double()).abs().max()
     return float(difference / theirs.double().abs().max().clamp_min(1e-300))
+
+
+def fences(stem, language="en"):
+    """What a page draws: the kind and the YAML of each fence."""
+    (path,) = (p for p in pages.markdown_files(language) if p.stem == stem)
+    page = pages.render(pages.body_of(path), expand=False)
+    drawn = (b for b in page.blocks if b.language in pages.DRAWN)
+    return [(block.language, yaml.safe_load(block.text)) for block in drawn]
 
 
 class Site(NamedTuple):

@@ -327,14 +327,10 @@ for (const box of document.querySelectorAll(".calculator")) {
       }),
     );
     const [first] = rows;
-    said.textContent = say(
-      first.total > budget ? "said_over" : "said",
-      first.name,
-      readable(first.total),
-      grouped(batch),
-      grouped(tokens),
-      readable(budget),
-    );
+    const told = [first.name, readable(first.total)];
+    told.push(grouped(batch), grouped(tokens), readable(budget));
+    said.textContent =
+      first.total > budget ? say("said_over", ...told) : say("said", ...told);
   };
 
   const tell = (found) => {

@@ -288,9 +288,9 @@ def test_weights_of_i_love_you_under_both_masks():
     torch.testing.assert_close(weights.sum(-1), torch.ones(4))
     assert (weights[~mask[0, 0]] == 0).all()
     # --8<-- [end:example]
-    from sitekit.figures import SCENES
+    from sitekit.drawn import sdpa
 
-    assert torch.equal(SCENES["weights"](), weights)
+    assert torch.equal(sdpa.weights(), weights)
 
 
 @pytest.mark.parametrize(

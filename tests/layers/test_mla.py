@@ -17,7 +17,8 @@ from attnref import (
     rope_table,
     sdpa,
 )
-from sitekit.latent import V3, mla_rounding
+from sitekit.drawn.absorption import rounding
+from sitekit.drawn.mla import V3
 from tests.caches.test_kv_cache import refused
 from tests.conftest import relative_error
 from tests.variants import STRETCHED, sharp
@@ -482,7 +483,7 @@ def test_a_head_has_scores_of_the_rank_of_its_key():
 
 
 def test_bfloat16_takes_each_form_as_far_and_not_to_the_same_place():
-    rows = {form: cells for form, *cells in mla_rounding()}
+    rows = {form: cells for form, *cells in rounding()}
     exact = [float(cells[0].rstrip("%")) for cells in rows.values()]
     assert 0.3 < min(exact) <= max(exact) < 1.1 * min(exact) < 1.5
     assert rows["expanded"][1] == rows["latent"][1] == "0.00%"

@@ -14,7 +14,7 @@ from attnref import (
     crossover,
 )
 from attnref.numbers.cost import Cost, attention_cost, cross_cost, mla_cost
-from sitekit.latent import V3
+from sitekit.drawn.mla import V3
 from tests.variants import (
     DN,
     DV,

@@ -2,8 +2,8 @@
 
 Attention modules of transformers with random weights: the defaults of their
 configurations but for small sizes and what a row says. The outcome is kept in
-`sitekit/oracles.json`, of which the site makes its tables; after a change,
-`python -m tests.oracles.test_loads` writes it anew.
+`sitekit/drawn/oracles.json`, of which the site makes its tables; after a
+change, `python -m tests.oracles.test_loads` writes it anew.
 """
 
 import json
@@ -27,10 +27,10 @@ from attnref import (
     rope_rows,
 )
 from sitekit import ROOT
-from sitekit.numbers import FAMILIAR
+from sitekit.drawn.conventions import ORACLES
+from sitekit.drawn.masks import SCORES, named
 from sitekit.pages import body_of
-from sitekit.tables import ORACLES, SCORES, named
-from tests.conftest import relative_error
+from tests.conftest import fences, relative_error
 from tests.oracles.test_transformers import sharpened
 
 B, E, H, K, D, WINDOW = 3, 48, 8, 2, 16, 8
@@ -347,7 +347,8 @@ def test_of_the_models_of_the_gqa_page_the_layer_is_that_of_one():
         "qwen3-235b": verdicts["qwen3_moe", ""],
         "minimax-m2": verdicts["minimax_m2", ""],
     }
-    assert FAMILIAR["gqa"] == tuple(found)
+    (ids,) = (s["models"]["ids"] for _, s in fences("gqa") if "models" in s)
+    assert ids == [*found]
     assert [*found.values()] == ["right", *["wrong"] * 2, *["refused"] * 3]
 
 

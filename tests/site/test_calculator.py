@@ -17,9 +17,10 @@ from attnref.numbers.kv_memory import (
     size,
 )
 from attnref.numbers.specs import Full, Mla, find_model, models
-from sitekit import interactive
-from sitekit.interactive import BUDGET, SCALES, kinds, shape_of
-from sitekit.numbers import exact
+from sitekit.drawn import calculator
+from sitekit.drawn.calculator import BUDGET, SCALES, shape_of
+from sitekit.drawn.memory import kinds_of
+from sitekit.tables import exact
 
 CONTEXTS = (1, 127, 4096, 131_072, 1_048_577, 999_999_937)
 GIB = 2**30
@@ -378,7 +379,7 @@ def test_it_is_used_with_the_keyboard_and_told_to_all(page):
         page.keyboard.press("Tab")
     assert names == [
         *("model", "tokens", "batch", "dtype", "scale", "budget", "ranks"),
-        *interactive.SHAPE,
+        *calculator.SHAPE,
     ]
     page.locator("[name=tokens]").focus()
     page.keyboard.press("Control+A")
@@ -463,13 +464,13 @@ def test_the_table_is_filtered_by_family_and_by_attention(visit, address):
     assert found.inner_text() == f"{len(gemma)} of {len(models())} models"
     page.locator(".models [name=family]").select_option("")
     page.locator(".models [name=kinds]").select_option("MLA")
-    latent = [m.name for m in models().values() if "MLA" in kinds(m)]
+    latent = [m.name for m in models().values() if "MLA" in kinds_of(m)]
     assert shown(page) == latent
     page.locator(".models [name=family]").select_option("Kimi")
     assert shown(page) == [
         m.name
         for m in models().values()
-        if "MLA" in kinds(m) and m.family == "Kimi"
+        if "MLA" in kinds_of(m) and m.family == "Kimi"
     ]
 
 
@@ -502,7 +503,7 @@ def id_of(name):
 
 
 def test_the_data_of_the_calculator_is_that_of_the_package():
-    known = interactive.data()["models"]
+    known = calculator.data()["models"]
     assert [*known] == [*models()]
     for model in models().values():
         stores = [[*s] for s in known[model.id]["stores"]]

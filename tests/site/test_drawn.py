@@ -4,12 +4,45 @@ import re
 
 import pytest
 import torch
+import yaml
 
 import attnref
 from attnref.numbers.kv_memory import size
-from sitekit import fences, figures, latent, numbers, tables
+from sitekit import calls, svg
+from sitekit.drawn import (
+    absorption,
+    kv_cache,
+    masks,
+    mla,
+    one_code,
+    rope,
+    sdpa,
+    softmax,
+)
+from sitekit.fences import Fence, drawing
 from sitekit.mathml import mathml
-from sitekit.tables import Word
+from sitekit.pages import markdown_files
+from sitekit.recorded import wiring
+from sitekit.render import Word, inline
+from tests.conftest import fences
+
+AXES = ("query", "key")
+
+
+def shown(stem, number, language="en"):
+    """The HTML of a fence as its page has it."""
+    kind, spec = fences(stem, language)[number]
+    return drawing(yaml.safe_dump(spec), kind, Fence(stem, language))
+
+
+def panels(html):
+    """The matrix of each heat map, as it is drawn."""
+    for drawn in html.split("<svg")[1:]:
+        number = r'class="(?:on|off|zero|weight)"[^>]*>([^<]+)<'
+        cells = re.findall(number, drawn)
+        width = len(set(re.findall(r'<rect [^>]*? x="([^"]+)"', drawn)))
+        values = [float(cell) for cell in cells]
+        yield [values[i : i + width] for i in range(0, len(cells), width)]
 
 
 def test_what_a_fully_masked_row_gives():
@@ -17,7 +50,7 @@ def test_what_a_fully_masked_row_gives():
         tuple(
             c.key if isinstance(c, Word) else c.strip("`") for c in row[:2]
         ): [c.key for c in row[2:]]
-        for row in tables.fully_masked()
+        for row in masks.fully_masked()
     }
     f16, bf16, f32, f64 = range(4)
     assert rows["add", "-1e9"] == ["nan", "uniform", "uniform", "ignored"]
@@ -33,7 +66,7 @@ def test_what_a_fully_masked_row_gives():
 
 
 def test_what_others_give_for_an_empty_row():
-    assert {who: word.key for who, word in tables.empty_rows()} == {
+    assert {who: word.key for who, word in masks.empty_rows()} == {
         "`torch.softmax`, `masked_fill(-inf)`": "nan",
         "`F.scaled_dot_product_attention`, `bool`": "zeros",
         "`F.scaled_dot_product_attention`, `-inf`": "zeros",
@@ -48,10 +81,10 @@ def test_what_others_give_for_an_empty_row():
 
 def test_a_filler_does_what_it_should_while_a_key_is_left():
     # The page says: as long as one key is allowed, it nearly does.
-    scores = torch.tensor(tables.SCORES)
+    scores = torch.tensor(masks.SCORES)
     keep = torch.tensor([True, True, False, False])
     want = torch.softmax(scores.masked_fill(~keep, -torch.inf), -1)
-    for dtype in tables.DTYPES:
+    for dtype in masks.DTYPES:
         for filler in (-1e9, -1e20, torch.finfo(dtype).min):
             s = scores.to(dtype)
             got = torch.softmax(s + (~keep).to(dtype) * filler, -1)
@@ -65,7 +98,7 @@ def test_a_score_that_stands_out_does_not_drown_in_the_filler():
 
 
 def test_where_exp_overflows():
-    rows = {row[0].strip("`"): row for row in tables.exp_range()}
+    rows = {row[0].strip("`"): row for row in softmax.exp_range()}
     assert rows["float16"][1:4] == ["65504", "11.1", "inf"]
     assert rows["float32"][1:3] == ["3.40e38", "88.7"]
     for row in rows.values():
@@ -73,37 +106,37 @@ def test_where_exp_overflows():
 
 
 def test_dot_products_spread_like_the_root_of_the_width():
-    for row in tables.dot_products():
+    for row in sdpa.dot_products():
         root, spread, scaled, top, top_scaled = map(float, row[1:])
         assert abs(spread / root - 1) < 0.05
         assert abs(scaled - 1) < 0.05
         assert top_scaled < 0.2 < top
 
 
-def test_the_four_masks_are_those_of_the_functions():
-    literal = {
-        "padding": [[1, 1, 1, 0]] * 4,
-        "causal": [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
-        "combined": [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]],
-        "cross": [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
-        "chunk": [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
-        "left": [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
-    }
-    for name, rows in literal.items():
-        assert figures.SCENES[name]().int().tolist() == rows
-    weights = figures.SCENES["weights"]()
+def test_the_masks_are_those_of_the_functions():
+    literal = [
+        [[1, 1, 1, 0]] * 4,
+        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
+        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]],
+        [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
+        [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
+        [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
+    ]
+    drawn = [m for i in range(3) for m in panels(shown("masks", i, "zh"))]
+    assert drawn == literal
+    weights = sdpa.weights()
     assert torch.allclose(weights.sum(-1), torch.ones(4))
     assert (weights[:, 3] == 0).all()
 
 
 def test_the_stages_of_a_cache_are_one_function():
-    assert figures.SCENES["prefill"]().int().sum(-1).tolist() == [1, 2, 3, 4]
-    assert figures.SCENES["next_chunk"]().int().sum(-1).tolist() == [5, 6, 7]
-    assert figures.SCENES["decode"]().int().sum(-1).tolist() == [8]
+    drawn = panels(shown("kv-cache", 1))
+    sums = [[sum(row) for row in matrix] for matrix in drawn]
+    assert sums == [[1, 2, 3, 4], [5, 6, 7], [8]]
 
 
 def test_rope_scores_are_alike_on_each_diagonal():
-    scores = figures.SCENES["rope"]()
+    scores = rope.scores()
     for distance in range(6):
         diagonal = scores.diagonal(distance)
         assert torch.allclose(diagonal, diagonal[0].expand(6 - distance))
@@ -111,22 +144,23 @@ def test_rope_scores_are_alike_on_each_diagonal():
 
 
 @pytest.mark.parametrize(
-    ("name", "reads"),
+    ("stem", "panel", "reads"),
     [
-        ("mha", [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("gqa", [0, 0, 0, 0, 1, 1, 1, 1]),
-        ("mqa", [0] * 8),
-        ("cross", [0, 0, 1, 1, 2, 2, 3, 3]),
+        ("gqa", 0, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("gqa", 1, [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("gqa", 2, [0] * 8),
+        ("cross", 0, [0, 0, 1, 1, 2, 2, 3, 3]),
     ],
 )
-def test_the_wiring_is_found_in_the_layer(name, reads):
-    found = figures.wirings()[name]
+def test_the_wiring_is_found_in_the_layer(stem, panel, reads):
+    spec = fences(stem)[0][1]["panels"][panel]
+    found = wiring(calls.value(spec["wiring"], stem))
     assert found.int().argmax(1).tolist() == reads
     assert (found.sum(1) == 1).all()
-    svg = figures.lines(found, ("query heads", "key heads"), "A & B")
-    assert svg.count("<line") == 8
-    assert svg.count("<rect") == 8 + len(set(reads))
-    assert "#" not in svg
+    drawn = svg.lines(found, AXES, title="A & B").svg
+    assert drawn.count("<line") == 8
+    assert drawn.count("<rect") == 8 + len(set(reads))
+    assert "#" not in drawn
 
 
 def test_the_wiring_sees_heads_in_another_order():
@@ -136,23 +170,44 @@ def test_the_wiring_sees_heads_in_another_order():
             return self.o_proj(v.repeat(1, 1, 4, 1).flatten(2))
 
     layer = Scrambled(d_model=32, n_heads=8, n_kv_heads=2)
-    assert figures.wiring(layer).int().argmax(1).tolist() == [0, 1] * 4
+    assert wiring(layer).int().argmax(1).tolist() == [0, 1] * 4
+
+
+def walked(stem, language="en"):
+    """The cells of a walk, and its caption without the marks."""
+    specs = fences(stem, language)
+    (number,) = (i for i, (_, spec) in enumerate(specs) if "walk" in spec)
+    html = re.sub("</?code>", "", shown(stem, number, language))
+    cells = re.findall("<td>(.*?)</td>", html)
+    caption = re.search("<figcaption>(.*)</figcaption>", html)[1]
+    return [cells[i : i + 3] for i in range(0, len(cells), 3)], caption
 
 
 def test_a_walk_gives_letters_and_sizes():
-    rows = tables.TABLES["walk_gqa"]()
-    assert rows[0] == ["`q`", "`(B, H, T, D)`", "`(2, 6, 7, 16)`"]
-    assert rows[1] == ["`k`", "`(B, K, T, D)`", "`(2, 3, 7, 16)`"]
-    assert rows[3] == ["`k, v`", "`(B, K, S, D)`", "`(2, 3, 12, 16)`"]
-    assert rows[-1] == ["`return`", "`(B, T, E)`", "`(2, 7, 96)`"]
-    counts = {n: len(tables.TABLES[f"walk_{n}"]()) for n in ("mha", "mqa")}
-    assert counts == {"mha": 7, "mqa": 7}
-    assert len(tables.TABLES["walk_cross"]()) == 5
+    rows, caption = walked("gqa")
+    assert rows[0] == ["q", "(B, H, T, D)", "(2, 6, 7, 16)"]
+    assert rows[1] == ["k", "(B, K, T, D)", "(2, 3, 7, 16)"]
+    assert rows[3] == ["k, v", "(B, K, S, D)", "(2, 3, 12, 16)"]
+    assert rows[-1] == ["return", "(B, T, E)", "(2, 7, 96)"]
+    sizes = "B = 2, T = 7, S = 12, H = 6, K = 3, D = 16, E = 96."
+    assert caption == (
+        "Recorded while GroupedQueryAttention(d_model=96, n_heads=6, "
+        "n_kv_heads=3) read 7 new tokens in 2 rows with 5 tokens in its "
+        f"cache: {sizes}"
+    )
+    assert walked("gqa", "zh")[1].endswith(
+        sizes.replace(", ", "，").replace(".", "。")
+    )
+    assert len(walked("mha")[0]) == len(walked("mqa")[0]) == 7
+    rows, caption = walked("cross")
+    assert len(rows) == 5
+    assert "let 7 tokens read a context of 12, in 2 rows" in caption
+    assert "R = 20, Dn = 16, Dr = 8, Dv = 10" in walked("mla")[1]
 
 
 def test_growing_writes_the_triangle_of_what_room_writes():
     a_token = 2 * 8 * 128 * 2
-    for row, N in zip(tables.growth(), (16, 64, 256), strict=True):
+    for row, N in zip(kv_cache.growth(), (16, 64, 256), strict=True):
         assert row[0] == str(N)
         assert row[1] == size(N * a_token)
         assert row[2] == size(N * (N + 1) // 2 * a_token)
@@ -164,14 +219,14 @@ def test_what_a_cache_saves_by_hand():
     weights = 2 * E * inner + 2 * E * kv
     step = [2 * weights + 4 * inner * t for t in range(1, N + 1)]
     again = [2 * weights * t + 4 * inner * t * t for t in range(1, N + 1)]
-    last = numbers.saved()[-1]
+    last = kv_cache.saved()[-1]
     assert last[0] == str(N)
     assert float(last[1].replace(",", "")) == round(sum(again) / 1e9, 1)
     assert float(last[2]) == round(sum(step) / 1e9, 1)
 
 
 def test_only_attention_keeps_its_flops():
-    rows = numbers.compare()
+    rows = one_code.compare()
     assert [row[1] for row in rows] == ["32", "8", "1"]
     assert len({row[4] for row in rows}) == 1
     assert rows[0][4] == f"{4 * 32 * 128 * 8192 / 1e6:.1f}"
@@ -181,19 +236,15 @@ def test_only_attention_keeps_its_flops():
 
 
 def test_a_figure_shows_every_number_and_label():
-    svg = figures.heatmap(
-        torch.tensor([[1.0, 0.0], [0.25, 0.75]]),
-        ["<pad>", "b"],
-        ["c", "d"],
-        ("query", "key"),
-        "A & B",
-    )
+    matrix = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
+    labels = {"rows": ["<pad>", "b"], "columns": ["c", "d"]}
+    drawn = svg.heatmap(matrix, AXES, title="A & B", **labels).svg
     for text in (">1.00<", ">0<", ">0.25<", ">0.75<", "&lt;pad&gt;"):
-        assert text in svg
-    assert 'aria-label="A &amp; B"' in svg
-    assert "#" not in svg, "a colour of its own would not follow the scheme"
+        assert text in drawn
+    assert 'aria-label="A &amp; B"' in drawn
+    assert "#" not in drawn, "a colour of its own would not follow the scheme"
     with pytest.raises(ValueError, match="1 x 2 labels for a 2 x 2 figure"):
-        figures.heatmap(torch.ones(2, 2), ["a"], ["b", "c"], ("q", "k"), "t")
+        svg.heatmap(matrix, AXES, title="t", rows=["a"], columns=["b", "c"])
 
 
 def test_an_unknown_command_stops_the_build():
@@ -206,24 +257,24 @@ def cells(rows):
 
 
 def test_what_the_forms_of_mla_store():
-    rows = {row[0]: row[1:] for row in latent.mla_cache()}
+    rows = {row[0]: row[1:] for row in mla.caches()}
     assert rows["expanded"][1:] == ["40,960", "81,920", "4,997,120"]
     assert rows["latent"] == rows["absorbed"]
     assert rows["absorbed"] == ["`(1, 576)`", "576", "1,152", "70,272"]
 
 
 def test_what_mla_is_compared_with():
-    rows = {row[0]: row[1:] for row in cells(latent.mla_budget())}
+    rows = {row[0]: row[1:] for row in cells(mla.compared())}
     assert rows["mha"] == ["32,768", "56.9"]
     assert rows["expanded"] == ["40,960", "71.1"]
     assert rows["gqa"] == rows["mla"] == ["576", "1"]
     assert rows["mqa"] == ["256", "0.444"]
-    assert latent.budget().tolist() == [32768, 2048, 576, 256]
+    assert mla.budget().tolist() == [32768, 2048, 576, 256]
     assert round(2 * 32 * 128 / 576, 1) == 14.2  # LLaMA-7B's shape, in prose
 
 
 def test_the_published_saving_needs_six_bits():
-    assert cells(latent.mla_claim()) == [
+    assert cells(mla.claim()) == [
         ["old", "389,120", ""],
         ["new", "69,120", "82.2%"],
         ["six", "25,920", "93.3%"],
@@ -238,42 +289,42 @@ def test_what_a_step_of_each_form_costs_by_hand():
         "latent": H * S * (R * (dn + dv) + narrow),
         "absorbed": H * (R * (dn + dv) + S * wide),
     }
-    for form, flops, held, _ in latent.mla_step():
+    for form, flops, held, _ in absorption.step():
         assert flops == f"{2 * by_hand[form] / 1e6:,.0f}"
         numbers = H * narrow if form == "expanded" else R + dr
         assert held == size(2 * S * numbers)
 
 
 def test_absorbing_pays_below_the_crossover():
-    ratio = {int(n): float(r) for n, r in latent.mla_chunks()}
+    ratio = {int(n): float(r) for n, r in absorption.chunks()}
     assert all(r < 1 for n, r in ratio.items() if n < 170)
     assert all(r > 1 for n, r in ratio.items() if n > 170)
     assert abs(ratio[171] - 1) < 0.05
 
 
 def test_multiplied_matrices_are_larger_than_their_factors():
-    assert cells(latent.mla_merged()) == [
+    assert cells(absorption.merged()) == [
         ["query", "46.1", "113.2"],
         ["output", "125.8", "469.8"],
     ]
-    assert cells(latent.mla_wrong()) == [
+    assert cells(absorption.wrong()) == [
         ["latent", "11.0", "512"],
         ["merged", "83.9", "16,384"],
     ]
 
 
 def test_a_flow_shows_where_keys_are_made():
-    flows = {form: latent.flow(form) for form in latent.FORMS}
-    assert flows["expanded"]["cache"] == [(6, 6, 24), (6, 6, 10)]
-    assert flows["latent"]["made"] == [(6, 6, 24), (6, 6, 10)]
-    assert flows["absorbed"]["made"] == flows["expanded"]["made"] == []
-    assert flows["absorbed"]["asked"] == [(6, 1, 28)]
+    flows = {form: absorption.flow(form) for form in mla.FORMS}
+    assert flows["expanded"].cache == [(6, 6, 24), (6, 6, 10)]
+    assert flows["latent"].made == [(6, 6, 24), (6, 6, 10)]
+    assert flows["absorbed"].made == flows["expanded"].made == []
+    assert flows["absorbed"].asked == [(6, 1, 28)]
     words = ["query", "cache", "keys", "attention", "heads"]
     drawn = {
-        form: figures.stream(flow, words, "A & B")
+        form: svg.stream(flow, AXES, title="A & B", words=words).svg
         for form, flow in flows.items()
     }
-    assert {form: svg.count("<rect") for form, svg in drawn.items()} == {
+    assert {form: text.count("<rect") for form, text in drawn.items()} == {
         "expanded": 4,
         "latent": 5,
         "absorbed": 4,
@@ -283,15 +334,81 @@ def test_a_flow_shows_where_keys_are_made():
 
 
 def test_a_bar_is_as_long_as_its_number():
-    svg = figures.bars(torch.tensor([400, 100]), ["a", "<b>"], "A & B")
-    widths = [float(w) for w in re.findall(r'<rect.*?width="([\d.]+)"', svg)]
+    values = torch.tensor([400, 100])
+    drawn = svg.bars(values, AXES, title="A & B", labels=["a", "<b>"]).svg
+    widths = [float(w) for w in re.findall(r'<rect.*?width="([\d.]+)"', drawn)]
     assert widths[0] == 4 * widths[1]
-    assert ">400<" in svg and "&lt;b&gt;" in svg and "#" not in svg
+    assert ">400<" in drawn and "&lt;b&gt;" in drawn and "#" not in drawn
     with pytest.raises(ValueError, match="1 labels for 2 bars"):
-        figures.bars(torch.tensor([400, 100]), ["a"], "t")
+        svg.bars(values, AXES, title="t", labels=["a"])
 
 
-def test_a_cell_may_hold_code_a_formula_and_a_link():
-    out = fences._inline("a `b` $c$ [d](https://e.org/?f&g) <h>")
-    assert "<code>b</code>" in out and "<math" in out and "&lt;h&gt;" in out
-    assert '<a href="https://e.org/?f&amp;g">d</a>' in out
+def test_a_text_may_hold_code_a_formula_and_a_link():
+    out = inline("a `b < c` $c$ [d](https://e.org/?f&g) <h> & 1. # x_y_z")
+    assert "<code>b &lt; c</code>" in out and "<math" in out
+    assert '<a href="https://e.org/?f&amp;g">d</a> &lt;h&gt;' in out
+    assert out.endswith("&amp; 1. # x_y_z") and "<p>" not in out
+
+
+def test_what_is_drawn_is_named_by_its_call():
+    call = "causal_mask(2, S=3) & padding_mask([[True, True, False]])"
+    mask = calls.value(call, "softmax")
+    assert mask[0, 0].int().tolist() == [[1, 1, 0], [1, 1, 0]]
+    assert calls.value("mla.budget", "kv-cache").tolist()[2] == 576
+    assert calls.value("budget()", "mla").tolist()[2] == 576
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (
+            "open('x')",
+            "there is no 'open' in sitekit/drawn/mla.py or",
+        ),
+        ("torch.load('x')", "there is no sitekit/drawn/torch.py"),
+        ("__import__('os').system('x')", "there is no sitekit/drawn/"),
+        ("(lambda: 1)()", "there is no 'lambda: 1'"),
+        ("causal_mask.__globals__", "there is no sitekit/drawn/causal_mask.py"),
+        ("causal_mask(len([1]))", "'len([1])' is no literal"),
+        ("_stored((1, 2))", "there is no '_stored'"),
+        ("code(1)", "there is no 'code'"),
+        ("mla.causal_mask(3)", "there is no 'mla.causal_mask'"),
+        ("budged", "; did you mean 'budget' or 'greedy'?"),
+        ("causal_mask(3", "is no call such as f(3)"),
+    ],
+)
+def test_nothing_else_can_be_called(call, why):
+    with pytest.raises(ValueError, match=re.escape(why)):
+        calls.value(call, "mla")
+
+
+def test_a_name_that_stands_twice_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(masks, "causal_mask", masks.outcome, raising=False)
+    why = r"masks.py defines \['causal_mask'\], as attnref does; give it"
+    with pytest.raises(ValueError, match=why):
+        calls.value("fully_masked", "masks")
+    for folder in ("core", "layers"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "kv_cache.py").touch()
+    monkeypatch.setattr(calls, "DRAWN", tmp_path)
+    monkeypatch.setattr(calls, "ROOT", tmp_path)
+    calls.files.cache_clear()
+    why = "two files draw for the page kv-cache: .*core.*layers"
+    with pytest.raises(ValueError, match=why):
+        calls.files()
+
+
+def test_each_file_draws_for_a_page_that_shows_it():
+    stems = [path.stem for path in markdown_files("en")]
+    named = []
+    for stem in stems:
+        for kind, spec in fences(stem):
+            texts = [spec.get("table", kind), spec.get("plot", kind)]
+            texts += [panel.get("draw", "") for panel in spec.get("panels", [])]
+            named += [(stem, str(text).split("(")[0]) for text in texts]
+    sources = "".join(p.read_text("utf-8") for p in calls.files().values())
+    for page in calls.files():
+        assert page in stems
+        for name in calls.drawn(page):
+            used = len(re.findall(rf"\b{name}\b", sources)) > 1
+            assert (page, name) in named or used, f"{page}.{name} is not shown"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 
-from sitekit import ROOT, figures
+from sitekit import ROOT, svg
 from sitekit.pages import address_of, markdown_files
 from tests.conftest import opened
 
@@ -247,19 +247,20 @@ def test_a_drawing_holds_whatever_its_words_are(chromium, fonts):
     style = (ROOT / "overrides/assets/attnref.css").read_text(encoding="utf-8")
     words = [long, "注意力 attention", "<pad>", "<a token>"]
     shapes = [(128, 16384, 192), (128, 16384, 128)]
-    flow = dict.fromkeys(("query", "cache", "made", "heads", "asked"), shapes)
+    flow = svg.Flow(shapes, shapes, shapes, shapes[:1], shapes, shapes, {})
+    axes = long, long
     drawn = [
-        figures.heatmap(torch.eye(4), words, words, (long, long), ""),
-        figures.heatmap(torch.ones(1, 1) > 0, [""], [""], (long, long), ""),
-        figures.lines(torch.eye(16), (long, "k"), ""),
-        figures.bars(torch.tensor([10**15, 1, 0, 1]), words, ""),
-        figures.stream(flow | {"attention": shapes[:1]}, [long] * 5, ""),
+        svg.heatmap(torch.eye(4), axes, title="", rows=words),
+        svg.heatmap(torch.ones(1, 1) > 0, axes, title="", rows=[""]),
+        svg.lines(torch.eye(16), (long, "k"), title=""),
+        svg.bars(torch.tensor([10**15, 1, 0, 1]), axes, title="", labels=words),
+        svg.stream(flow, axes, title="", words=[long] * 5),
     ]
     with opened(chromium, "about:blank", width=2000) as page:
         page.set_content(
             "<title>drawn</title><body class='md-typeset'>"
             f"<style>{style} svg text {{ fill: red }}</style><figure "
-            f"class='drawn'>{'<br>'.join(drawn)}</figure>"
+            f"class='drawn'>{'<br>'.join(each.svg for each in drawn)}</figure>"
         )
         for font in fonts:
             page.evaluate(FORCE, font)

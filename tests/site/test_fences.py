@@ -14,23 +14,28 @@ import pytest
 from sitekit import ROOT
 from tests.conftest import copy_of_the_sources
 
+# Of each kind, the page that has it, and how the fence begins.
 WHERE = {
-    "figure": "core/masks",
-    "table": "core/masks",
-    "plot": "numbers/compute",
-    "models": "numbers/memory",
-    "calculator": "numbers/calculator",
+    "figure": ("core/masks", "figure\n"),
+    "table": ("core/masks", "table\n"),
+    "walk": ("layers/gqa", "table\nwalk"),
+    "list": ("layers/gqa", "table\nmodels"),
+    "wiring": ("layers/gqa", "figure\n"),
+    "plot": ("numbers/compute", "plot\n"),
+    "models": ("numbers/memory", "models\n"),
+    "calculator": ("numbers/calculator", "calculator\n"),
 }
 
 
 def fence(kind):
     """The first fence of a kind, as a page of the site has it."""
-    path = ROOT / "docs" / "zh" / f"{WHERE[kind]}.md"
+    stem, begins = WHERE[kind]
+    (path,) = (ROOT / "docs" / "zh").rglob(f"{stem}.md")
     text = path.read_text(encoding="utf-8")
-    return re.search(rf"^```{kind}\n.*?^```\n", text, re.M | re.S)[0]
+    return re.search(rf"^```{begins}.*?^```\n", text, re.M | re.S)[0]
 
 
-# Each folder as a site of one page, with the real one's extensions and plugins.
+# Each folder as a site, with the real one's extensions and plugins.
 BUILD = """
 import json, logging, sys
 from pathlib import Path
@@ -50,14 +55,15 @@ for folder in sys.argv[1:]:
         str(CONFIGS["zh"]),
         docs_dir=folder,
         site_dir=folder + "-site",
-        nav=[{"Page": "page.md"}],
+        nav=[{"Page": path.name} for path in Path(folder).glob("*.md")],
         strict=True,
     )
     config.plugins.on_startup(command="build", dirty=False)
     said.clear()
     try:
         build(config)
-        outcomes.append(Path(folder + "-site/page/index.html").read_text())
+        pages = Path(folder + "-site").glob("*/index.html")
+        outcomes.append("".join(page.read_text() for page in pages))
     except Abort:
         outcomes.append(said[-1])
     config.plugins.on_shutdown()
@@ -69,15 +75,19 @@ print(json.dumps(outcomes))
 def outcomes(tmp_path_factory):
     """The built page of all fences as they are, and what each fault gives."""
     base = tmp_path_factory.mktemp("fences")
-    pages = {"none": "\n".join(map(fence, WHERE))}
+    sites = {"none": [(kind, fence(kind)) for kind in WHERE]}
     for name, ((kind, old, new), _) in FAULTS.items():
-        pages[name] = re.sub(old, new, fence(kind), count=1)
-        assert pages[name] != fence(kind)
-    folders = [base / str(i) for i in range(len(pages))]
-    for folder, body in zip(folders, pages.values(), strict=True):
+        sites[name] = [(kind, re.sub(old, new, fence(kind), count=1))]
+        assert sites[name][0][1] != fence(kind), name
+    folders = [base / str(i) for i in range(len(sites))]
+    for folder, fences in zip(folders, sites.values(), strict=True):
         folder.mkdir()
-        page = folder / "page.md"
-        page.write_text(f"# Title\n\nText.\n\n{body}", encoding="utf-8")
+        for kind, body in fences:
+            path = folder / f"{WHERE[kind][0]}.md"
+            text = (
+                path.read_text("utf-8") if path.exists() else "# T\n\nText.\n"
+            )
+            path.write_text(f"{text}\n{body}", encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-c", BUILD, *folders],
         cwd=ROOT,
@@ -85,25 +95,63 @@ def outcomes(tmp_path_factory):
         text=True,
         check=True,
     )
-    return dict(zip(pages, json.loads(done.stdout), strict=True))
+    return dict(zip(sites, json.loads(done.stdout), strict=True))
 
 
 FAULTS = {
-    "a scene that does not exist": (
-        ("figure", "scene: padding", "scene: paddin"),
-        "there is no 'paddin'",
+    "a call that does not exist": (
+        ("figure", "draw: padding_mask", "draw: paddin_mask"),
+        "there is no 'paddin_mask' in sitekit/drawn/masks.py or attnref; "
+        "did you mean 'padding_mask'",
+    ),
+    "an argument that is no literal": (
+        ("figure", r"causal_mask\(4\)", "causal_mask(B)"),
+        "'B' is no literal",
+    ),
+    "an argument that the function refuses": (
+        ("figure", r"causal_mask\(4\)", "causal_mask(-4)"),
+        "T=-4 and S=-4 must not be negative",
+    ),
+    "what is no tensor": (
+        ("figure", r"draw: causal_mask\(4\)", "draw: KVCache(4)"),
+        "KVCache(4) gives neither a tensor nor a flow",
     ),
     "a label too many": (
-        ("figure", r"rows: \[(.*?)\]", r"rows: [\1, x]"),
-        "5 x 5 labels for a 4 x 4 figure",
+        ("figure", r"rows: \[(我.*?们)\]", r"rows: [\1, x]"),
+        "5 x 5 labels for a 4 x 4 figure: rows names the queries",
+    ),
+    "a panel without its labels": (
+        ("figure", r"\n    rows: .*", ""),
+        "the key 'rows' is missing; the panel of padding_mask(",
+    ),
+    "two drawings in one panel": (
+        ("wiring", "- wiring", "- draw: causal_mask(4)\n    wiring"),
+        "a panel has one of the keys draw, wiring",
     ),
     "a figure without its axes": (
         ("figure", r"axes: .*\n", ""),
-        "there is no 'axes'",
+        "the key 'axes' is missing; a figure has caption, axes, panels",
+    ),
+    "a key that a figure has not": (
+        ("figure", r"caption: ", "captoin: "),
+        "a figure has no key 'captoin'; did you mean 'caption'?",
+    ),
+    "a fence without keys": (
+        ("figure", r"(?s)(```figure\n).*(```)", r"\1words\n\2"),
+        "a figure is no mapping of caption, axes, panels",
     ),
     "a table that does not exist": (
-        ("table", "table: fully_masked", "table: fully"),
-        "there is no 'fully'",
+        ("table", "table: fully_masked", "table: fuly_masked"),
+        "there is no 'fuly_masked' in sitekit/drawn/masks.py or attnref; "
+        "did you mean 'fully_masked'",
+    ),
+    "a table of a page that does not exist": (
+        ("table", "table: fully_masked", "table: mask.fully_masked"),
+        "there is no sitekit/drawn/mask.py; did you mean 'masks'",
+    ),
+    "a table of nothing": (
+        ("table", r"table: fully_masked\n", ""),
+        "a table has one of the keys table, walk, models",
     ),
     "a head too few": (
         ("table", r"head: \[[^,]*, ", "head: ["),
@@ -111,23 +159,59 @@ FAULTS = {
     ),
     "a word that is missing": (
         ("table", r"\n  nan: .*", ""),
-        "there is no 'nan'",
+        "words are missing: ['nan']",
     ),
     "a word that is never used": (
         ("table", r"\n  nan: ", "\n  none: x\n  nan: "),
-        "words never used: {'none'}",
+        "words never used: ['none']",
+    ),
+    "a caption that asks for what is not there": (
+        ("walk", r"\{sizes\}", "{size}"),
+        "nothing here tells {size}; did you mean 'sizes'?",
+    ),
+    "a caption that asks for what differs": (
+        ("wiring", r"\{n_heads\}", "{n_kv_heads}"),
+        "nothing here tells {n_kv_heads}",
+    ),
+    "a walk of a layer that cannot be": (
+        ("walk", "n_kv_heads=3", "n_kv_heads=4"),
+        "n_kv_heads=4 does not divide n_heads=6",
+    ),
+    "a cache that is too small": (
+        ("walk", r"KVCache\(12\)", "KVCache(11)"),
+        "12 > max_len=11",
+    ),
+    "a model that does not exist": (
+        ("list", r"llama-3\.1-8b", "llama-3.1-9b"),
+        "llama-3.1-9b",
+    ),
+    "a column that does not exist": (
+        ("list", r"q_heads", "heads"),
+        "there is no column 'heads', nor is it a number; did you mean",
     ),
     "a plot that does not exist": (
         ("plot", "plot: roofline", "plot: rooflin"),
         "there is no 'rooflin'",
     ),
+    "a word of a plot that is missing": (
+        ("plot", r"\n  ridge: .*", ""),
+        "words are missing: ['ridge']",
+    ),
     "a kind of model that is missing": (
         ("models", r"\n  MQA: MQA", ""),
-        "kinds are",
+        "kinds are missing: ['MQA']",
+    ),
+    "a head of the models too few": (
+        ("models", r"head: \[[^,]*, ", "head: ["),
+        "13 heads for 14 columns",
     ),
     "a word of the calculator that is missing": (
         ("calculator", r"\n  budget: .*", ""),
         "words are missing: ['budget']",
+    ),
+    "a word that the calculator's script asks for": (
+        ("calculator", r"\n  bad_choice: .*", ""),
+        "words are missing: ['bad_choice']",
     ),
     "no YAML": (
         ("figure", "axes: ", "axes: ["),
@@ -138,13 +222,15 @@ FAULTS = {
 
 def test_the_fences_as_they_are_build(outcomes):
     html = outcomes["none"]
-    assert html.count("<figure") == 4 and 'class="calculator"' in html
+    assert html.count("<figure") == 7 and 'class="calculator"' in html
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_broken_fence_stops_the_build(outcomes, name):
     (kind, _, _), reason = FAULTS[name]
-    assert f"page.md:5: the fence '{kind}': " in outcomes[name]
+    stem, begins = WHERE[kind]
+    place = f"{stem}.md:5: the fence '{begins.split()[0]}': "
+    assert place in outcomes[name]
     assert reason in outcomes[name]
 
 

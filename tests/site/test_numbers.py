@@ -9,16 +9,20 @@ from math import log2
 
 import pytest
 import torch
+import yaml
 
 import attnref
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.specs import Compressed, find_model, models
-from sitekit import ROOT, interactive, numbers, plots
-from sitekit.tables import Word
+from sitekit import ROOT, plots
+from sitekit.drawn import compute, memory
+from sitekit.fences import Fence, drawing
+from sitekit.render import Word
+from sitekit.tables import familiar
+from tests.conftest import fences
 
 
-def cells(name):
-    rows = numbers.TABLES[name]()
+def by_name(rows):
     return {
         row[0].key if isinstance(row[0], Word) else row[0]: [
             c.key if isinstance(c, Word) else c for c in row[1:]
@@ -27,25 +31,28 @@ def cells(name):
     }
 
 
+def known(stem):
+    """Its table of released models."""
+    (spec,) = (s["models"] for _, s in fences(stem) if "models" in s)
+    return by_name(familiar(**spec))
+
+
 def number(text):
     return float(re.sub("[,%x]", "", text))
 
 
 def test_bytes_a_token_of_known_models():
-    known = {
-        name: row[4]
-        for kind in numbers.FAMILIAR
-        for name, row in cells(f"models_{kind}").items()
-    }
-    assert known["Llama-3.1-8B"] == "131,072"
-    assert known["Llama-2-7B"] == "524,288"
-    assert known["Llama-2-70B"] == "327,680"
-    assert known["Falcon-7B"] == "8,192"
-    assert len(known) == sum(map(len, numbers.FAMILIAR.values()))
+    rows = known("mha") | known("mqa") | known("gqa")
+    taken = {name: row[4] for name, row in rows.items()}
+    assert taken["Llama-3.1-8B"] == "131,072"
+    assert taken["Llama-2-7B"] == "524,288"
+    assert taken["Llama-2-70B"] == "327,680"
+    assert taken["Falcon-7B"] == "8,192"
+    assert len(taken) == 11
 
 
 def test_the_cache_of_a_layer_is_what_the_table_says():
-    for name, row in cells("models_gqa").items():
+    for name, row in known("gqa").items():
         layers, _, K, D = map(int, row[:4])
         cache = attnref.KVCache(4096)
         token = torch.empty(1, K, 1, D, device="meta").bfloat16()
@@ -54,14 +61,15 @@ def test_the_cache_of_a_layer_is_what_the_table_says():
         assert size(cache.nbytes * layers) == row[5]
 
 
-def test_a_model_of_another_kind_is_not_listed_as_familiar(monkeypatch):
-    monkeypatch.setitem(numbers.FAMILIAR, "mha", ("llama-3.1-8b",))
-    with pytest.raises(ValueError, match=r"llama-3\.1-8b is not mha"):
-        numbers.familiar("mha")
+def test_a_model_of_another_kind_is_not_listed_as_familiar():
+    with pytest.raises(ValueError, match=r"llama-3\.1-8b is not MHA"):
+        familiar(variant="MHA", ids=["llama-3.1-8b"], columns=["name"])
+    with pytest.raises(ValueError, match=r"no column 'layer'.*'layers'"):
+        familiar(variant="GQA", ids=["llama-3.1-8b"], columns=["layer"])
 
 
 def test_the_variants_in_the_shape_of_llama_7b():
-    assert cells("variants") == {
+    assert by_name(memory.variants()) == {
         "mha": [r"$2\,h\,d_h$", "8,192", "524,288", "2 GiB", "1"],
         "gqa": [r"$2\,K\,d_h$", "2,048", "131,072", "512 MiB", "4"],
         "mla": [r"$d_c + d_h^R$", "576", "36,864", "144 MiB", "14.2"],
@@ -72,7 +80,7 @@ def test_the_variants_in_the_shape_of_llama_7b():
 
 
 def test_what_fits_into_80_gib():
-    rows = cells("fits")
+    rows = by_name(memory.fits())
     assert rows["Llama-3.1-8B"] == ["655,360", "1,310,720", "160", "5"]
     assert rows["Mistral-7B-v0.1"] == ["endless", "endless", "160", "160"]
     for name, row in rows.items():
@@ -81,7 +89,7 @@ def test_what_fits_into_80_gib():
 
 
 def test_devices_share_heads_until_there_are_none_left():
-    rows = cells("ranks")
+    rows = by_name(memory.ranks())
     assert rows["Llama-3.1-8B"][1:] == [
         f"{131_072 // n:,}" for n in (1, 2, 4, 8, 8)
     ]
@@ -93,14 +101,14 @@ def test_devices_share_heads_until_there_are_none_left():
 
 
 def test_formats_and_their_scales():
-    rows = cells("formats")
+    rows = by_name(memory.formats())
     assert rows["`bf16`"] == ["16", "4,096", "100.0%"]
     assert rows["row"] == ["8.125", f"{16 * (128 + 2):,}", "50.8%"]
     assert rows["block"] == ["4.5", f"{16 * (64 + 4 * 2):,}", "28.1%"]
 
 
 def test_what_kernels_store():
-    rows = {name: row[:5] for name, row in cells("shipped").items()}
+    rows = {name: row[:5] for name, row in by_name(memory.shipped()).items()}
     assert rows == {
         "DeepSeek-V3.2": ["656", "–", "132", "85,888", "48,068"],
         "DeepSeek-V4-Flash": ["584", "584", "68", "6,880", "3,514.25"],
@@ -110,11 +118,11 @@ def test_what_kernels_store():
 
 
 def test_claims_come_out_as_printed():
-    assert [row[-1] for row in cells("claims").values()] == [
+    assert [row[-1] for row in by_name(memory.claims()).values()] == [
         *("2.25", "56.9", "71.1", "82.2%", "93.3%", "7.3%", "10.5%"),
         *("890", "437.2", "18 GiB"),
     ]
-    for how, said in cells("claims").values():
+    for how, said in by_name(memory.claims()).values():
         sum_ = how.replace(",", "").replace("−", "-").replace("·", "*")
         value = eval(sum_, {"__builtins__": {}})
         if said.endswith("%"):
@@ -127,7 +135,7 @@ def test_claims_come_out_as_printed():
 
 def test_a_decode_step_by_hand():
     H, D, S, E = 32, 128, 8192, 4096
-    rows = cells("step")
+    rows = by_name(compute.step())
     for name, K in (("mha", 32), ("gqa", 8), ("mqa", 1)):
         weights = 2 * E * H * D + 2 * E * K * D
         product = f"{2 * H * S * D / 1e6:.1f}"
@@ -145,21 +153,24 @@ def test_a_decode_step_by_hand():
 
 
 def test_operations_of_a_query_and_a_key():
-    rows = cells("pairs")
+    rows = by_name(compute.pairs())
     assert {row[0] for k, row in rows.items() if len(k) == 3} == {"65,536"}
     assert rows["expanded"] == ["81,920", "1.25", "40,960"]
     assert rows["absorbed"] == ["278,528", "4.25", "576"]
 
 
 def test_the_least_time_is_that_of_the_slower_of_two():
-    for name, (read, done, least) in cells("least").items():
+    for name, (read, done, least) in by_name(compute.least()).items():
         assert least == max(read, done, key=float), name
-    assert cells("least")["mha"][0] == f"{2**27 / 3.35e12 * 1e6:.2f}"
-    assert cells("least")["mha"][1] == f"{4 * 32 * 8192 * 128 / 989e6:.2f}"
+    assert by_name(compute.least())["mha"][0] == f"{2**27 / 3.35e12 * 1e6:.2f}"
+    assert (
+        by_name(compute.least())["mha"][1]
+        == f"{4 * 32 * 8192 * 128 / 989e6:.2f}"
+    )
 
 
 def test_a_prompt_and_a_batch_by_hand():
-    rows = cells("prompt")
+    rows = by_name(compute.prompt())
     weights = 41_943_040
     for name, row in rows.items():
         T = number(name)
@@ -168,7 +179,7 @@ def test_a_prompt_and_a_batch_by_hand():
         assert number(row[1]) == round(products / 1e9)
         share = products / (products + 2 * T * weights)
         assert row[2] == f"{share:.0%}"
-    for name, row in cells("batches").items():
+    for name, row in by_name(compute.batches()).items():
         cache = int(name) * 8192 * 2 * 8 * 128 * 2
         assert row[0] == size(2 * weights)
         assert row[1] == size(cache)
@@ -178,12 +189,12 @@ def test_a_prompt_and_a_batch_by_hand():
 def test_a_prefill_moves_queries_and_outputs_too():
     new, width, kv = 2048, 32 * 128, 8 * 128
     moved = 2 * (2 * new * width + 2 * new * kv)
-    assert plots.intensities()["prefill"] == 4 * width * new**2 / moved
-    assert plots.intensities()["prefill"] > numbers.PEAK / numbers.BANDWIDTH
+    assert compute.intensities()["prefill"] == 4 * width * new**2 / moved
+    assert compute.intensities()["prefill"] > compute.PEAK / compute.BANDWIDTH
 
 
 def test_numbers_in_the_prose():
-    assert 128 * 295 / plots.intensities()["absorbed"] < 157
+    assert 128 * 295 / compute.intensities()["absorbed"] < 157
     first = kv_bytes(find_model("llama-2-7b"), 2**17)
     assert round(first / kv_bytes(find_model("deepseek-v4-flash"), 2**17)) == 76
     gemma, llama = (
@@ -196,9 +207,9 @@ def test_numbers_in_the_prose():
     (indexed,) = find_model("deepseek-v3.2").groups
     assert sum(sum(s.widths) for s in indexed.stores) == 704
     assert size(16 * 2**30) == "16 GiB" and round(2**34 / 1e9, 1) == 17.2
-    assert round(numbers.PEAK / numbers.BANDWIDTH) == 295
-    assert round(plots.intensities()["absorbed"]) == 242
-    assert plots.roofline_rows()[0][1:] == ["1", "3.35", "0.3%"]
+    assert round(compute.PEAK / compute.BANDWIDTH) == 295
+    assert round(compute.intensities()["absorbed"]) == 242
+    assert compute.roofline().rows[0][1:] == ["1", "3.35", "0.3%"]
     ratios = {
         (model.id, group.ratio)
         for model in models().values()
@@ -287,19 +298,20 @@ def lines(svg):
     ]
 
 
+PLOTS = {"contexts": memory.contexts, "roofline": compute.roofline}
 BOTH = pytest.mark.parametrize("kind", [0, 1], ids=["wide", "narrow"])
 
 
 @BOTH
 def test_the_lines_of_the_plot_are_the_bytes_of_the_models(kind):
-    svg = plots.contexts()[kind]
+    svg = memory.contexts()[kind]
     drawn = [points for points in lines(svg) if len(points) > 2]
-    assert len(drawn) == len(numbers.DOZEN) == 12
-    assert len(lines(svg)) - len(drawn) == len(plots.LOOKS)
+    assert len(drawn) == len(memory.DOZEN) == 12
+    assert len(lines(svg)) - len(drawn) == len(memory.LOOKS)
     box = r'<clipPath [^>]*>\s*<rect x="(.+?)" y="(.+?)" '
     box += r'width="(.+?)" height="(.+?)"'
     left, top, wide, high = map(float, re.search(box, svg).groups())
-    for name, points in zip(numbers.DOZEN, drawn, strict=True):
+    for name, points in zip(memory.DOZEN, drawn, strict=True):
         for (x, y), power in ((points[0], 10), (points[-1], 20)):
             taken = log2(kv_bytes(find_model(name), 2**power))
             share = (top + high - y) / high
@@ -308,20 +320,20 @@ def test_the_lines_of_the_plot_are_the_bytes_of_the_models(kind):
 
 
 @BOTH
-@pytest.mark.parametrize("name", plots.PLOTS)
+@pytest.mark.parametrize("name", PLOTS)
 def test_a_plot_is_text_and_the_colours_of_the_page(name, kind):
-    svg = plots.PLOTS[name][0]()[kind]
+    svg = PLOTS[name]()[kind]
     assert "#" not in re.sub(r"url\(#\w+\)|href=\"#\w+\"", "", svg)
     assert "font-family" not in svg and "<style" not in svg
     named = set(re.findall(r' id="(\w+)"', svg))
     uses = re.findall(r'(?:href="#|url\(#)(\w+)', svg)
     assert uses and set(uses) == named, "what is drawn is there"
-    other = set(re.findall(r' id="(\w+)"', plots.PLOTS[name][0]()[1 - kind]))
+    other = set(re.findall(r' id="(\w+)"', PLOTS[name]()[1 - kind]))
     assert not named & other, "both stand in one page"
-    dots = {"contexts": 12, "roofline": len(plots.intensities())}
+    dots = {"contexts": 12, "roofline": len(compute.intensities())}
     assert svg.count("<use") == dots[name]
     assert "var(--ink)" in svg and "<text" in svg
-    for model in numbers.DOZEN if name == "contexts" else ():
+    for model in memory.DOZEN if name == "contexts" else ():
         assert f">{find_model(model).name}<" in svg
 
 
@@ -333,34 +345,36 @@ def fence(**changed):
     spec = {
         "plot": "roofline",
         "title": "A & B",
-        "caption": "<c>",
+        "caption": "<c> `d`",
         "numbers": "n",
         "head": ["a", "b", "c", "d"],
         "words": {name: f"<{name}>" for name in WORDS},
     }
-    return plots.plot(spec | changed)
+    spec = yaml.safe_dump(spec | changed)
+    return drawing(spec, "plot", Fence("compute", "en"))
 
 
 def test_a_plot_carries_the_words_of_the_page_and_a_table():
     out = fence()
     assert 'aria-label="A &amp; B"' in out
     assert "&lt;mqa&gt;" in out and "<mqa>" not in out
+    assert "&lt;c&gt; <code>d</code></figcaption>" in out
     assert "{" not in out
-    assert out.count("<tr>") == 1 + len(plots.intensities())
-    with pytest.raises(ValueError, match=r"words differ: \['mqa'\]"):
+    assert out.count("<tr>") == 1 + len(compute.intensities())
+    with pytest.raises(ValueError, match=r"words are missing: \['mqa'\]"):
         fence(words={name: "" for name in WORDS if name != "mqa"})
-    with pytest.raises(ValueError, match="1 heads, 4 columns"):
+    with pytest.raises(ValueError, match="1 heads for 4 columns"):
         fence(head=["a"])
 
 
 def test_names_beside_a_plot_stand_apart():
-    places = plots._apart([0.5, 0.51, 0.9, 0.505], 0.1)
+    places = plots.apart([0.5, 0.51, 0.9, 0.505], 0.1)
     assert places == pytest.approx([0.405, 0.605, 0.9, 0.505])
-    assert plots._apart([0.2, 0.8], 0.1) == [0.2, 0.8]
+    assert plots.apart([0.2, 0.8], 0.1) == [0.2, 0.8]
 
 
 def test_each_model_has_a_kind_of_line():
-    known = {name: plots.look(name) for name in numbers.DOZEN}
+    known = {name: memory.look(name) for name in memory.DOZEN}
     assert known["llama-2-7b"] == known["falcon-7b"] == "whole"
     assert known["gpt-oss-120b"] == known["mistral-7b"] == "window"
     assert known["deepseek-v3"] == known["deepseek-v4-flash"] == "latent"
@@ -369,20 +383,20 @@ def test_each_model_has_a_kind_of_line():
 
 @BOTH
 def test_each_kind_of_line_is_told_by_colour_and_by_dashes(kind):
-    colours = [colour for colour, _ in plots.LOOKS.values()]
-    assert len(set(colours)) == len(plots.LOOKS)
-    assert len({str(look) for look in plots.LOOKS.values()}) == 4
-    svg = plots.contexts()[kind]
-    for name, (colour, _) in plots.LOOKS.items():
+    colours = [colour for colour, _ in memory.LOOKS.values()]
+    assert len(set(colours)) == len(memory.LOOKS)
+    assert len({str(look) for look in memory.LOOKS.values()}) == 4
+    svg = memory.contexts()[kind]
+    for name, (colour, _) in memory.LOOKS.items():
         ink = plots.INKS[colour]
-        members = [m for m in numbers.DOZEN if plots.look(m) == name]
+        members = [m for m in memory.DOZEN if memory.look(m) == name]
         # A line for each model, one in the legend.
         thick = rf"stroke: {re.escape(ink)}; stroke-width: 1.8"
         assert len(re.findall(thick, svg)) == len(members) + 1
 
 
 def test_the_kinds_of_a_model_are_those_of_its_layers():
-    known = {m.id: interactive.kinds(m) for m in models().values()}
+    known = {m.id: memory.kinds_of(m) for m in models().values()}
     assert known["gpt2"] == ["MHA"]
     assert known["gpt-oss-20b"] == ["GQA", "window"]
     assert known["llama-4-scout"] == ["GQA", "window"]

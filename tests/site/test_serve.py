@@ -147,7 +147,7 @@ print(time.perf_counter() - start)
 
 
 def slowness():
-    """1 on two free cores like those that the two seconds were set for, 2
+    """1 on two free cores like those that the seconds were set for, 2
     where (or in a moment when) two processes take twice as long."""
     both = [
         subprocess.Popen(
@@ -165,12 +165,12 @@ def slowness():
         ("docs/zh/core/sdpa.md", "每个位置", "zh/core/sdpa/"),
     ],
 )
-def test_an_edited_page_is_live_within_two_seconds(served, file, word, path):
+def test_an_edited_page_is_live_within_three_seconds(served, file, word, path):
     tries = []
     for n in range(10):
         before = slowness()
         took = seconds_until_seen(served, file, word, f"{word} {n}", path)
-        allowed = 2 * max(before, slowness())
+        allowed = 3 * max(before, slowness())
         tries.append((round(took, 2), round(allowed, 2)))
         if took <= allowed:
             return
@@ -190,16 +190,18 @@ def test_edited_code_is_live_in_both_languages(served):
     seconds_until_seen(
         served, "attnref/core/masks.py", "No query sees a pad", "SEEN", *pages
     )
-    seconds_until_seen(served, "sitekit/figures.py", 'rx="4"', 'rx="5"', *pages)
+    old, new = 'role="img"', 'role="image"'
+    seconds_until_seen(served, "sitekit/svg.py", old, new, *pages)
     lock.unlink()
 
 
 def test_code_that_was_broken_is_live_once_it_is_mended(served):
     source, get, _ = served
-    target, log = source / "sitekit" / "figures.py", source.with_name("log")
+    target, log = source / "sitekit" / "svg.py", source.with_name("log")
     text = target.read_text(encoding="utf-8")
-    begin = "def _causal() -> Tensor:\n"
-    target.write_text(text.replace(begin, f"{begin}    oops\n"), "utf-8")
+    begin = 'role="img"'
+    assert begin in text
+    target.write_text(text.replace(begin, "{oops}", 1), "utf-8")
     deadline = time.monotonic() + 60
     while "until build errors are resolved" not in log.read_text("utf-8"):
         assert time.monotonic() < deadline

@@ -1,0 +1,143 @@
+"""What a fence names: calls with literals for arguments, and nothing else.
+
+A name is looked for in the file of its page, sitekit/drawn/<page>.py, and then
+among the public names of attnref; `mla.caches` stands in the file of another
+page. Lists become tensors, and masks are joined by `&`.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attnref
+from sitekit import ROOT
+
+DRAWN = Path(__file__).with_name("drawn")
+
+
+def near(name: object, names: Iterable[str]) -> str:
+    """What may have been meant, or else what there is, if that is short."""
+    names = sorted(names)
+    close = get_close_matches(str(name), names, cutoff=0.5)
+    if close:
+        return f"; did you mean {' or '.join(map(repr, close))}?"
+    return f"; there are {', '.join(names)}" if 0 < len(names) < 20 else ""
+
+
+def checked(what: str, spec: Any, *functions: Callable[..., Any]) -> None:
+    """The keys of a fence are the keyword-only arguments of functions."""
+    known = {
+        key.name: key.default
+        for function in functions
+        for key in inspect.signature(function).parameters.values()
+        if key.kind == key.KEYWORD_ONLY
+    }
+    if not isinstance(spec, dict):
+        raise ValueError(f"{what} is no mapping of {', '.join(known)}")
+    for key in spec:
+        if key not in known:
+            raise ValueError(f"{what} has no key {key!r}{near(key, known)}")
+    for key, default in known.items():
+        if default is inspect.Parameter.empty and key not in spec:
+            why = f"{what} has {', '.join(known)}"
+            raise ValueError(f"the key {key!r} is missing; {why}")
+
+
+def only(what: str, keys: Iterable[str], spec: Any) -> str:
+    """That one of some keys which is there."""
+    found = [key for key in keys if key in (spec or ())]
+    if len(found) != 1:
+        raise ValueError(f"{what} has one of the keys {', '.join(keys)}")
+    return found[0]
+
+
+@cache
+def files() -> dict[str, Path]:
+    """Of all pages that draw, by the name of the page."""
+    found: dict[str, Path] = {}
+    for path in sorted(DRAWN.rglob("[!_]*.py")):
+        page = path.stem.replace("_", "-")
+        if page in found:
+            both = [str(p.relative_to(ROOT)) for p in (found[page], path)]
+            raise ValueError(f"two files draw for the page {page}: {both}")
+        found[page] = path
+    return found
+
+
+def drawn(page: str) -> dict[str, Callable[..., Any]]:
+    """The public functions that the file of a page defines."""
+    if page not in files():
+        return {}
+    place = files()[page].relative_to(DRAWN.parent).with_suffix("")
+    module = import_module(".".join(("sitekit", *place.parts)))
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if callable(value)
+        and not (isinstance(value, type) or name.startswith("_"))
+        and value.__module__ == module.__name__
+    }
+
+
+def find(name: str, page: str) -> Callable[..., Any]:
+    where, _, own = name.rpartition(".")
+    where = where.replace("_", "-")
+    names = drawn(where or page)
+    file = f"sitekit/drawn/{(where or page).replace('-', '_')}.py"
+    if where:
+        if not names:
+            raise ValueError(f"there is no {file}{near(where, files())}")
+    else:
+        public = {name: getattr(attnref, name) for name in attnref.__all__}
+        if both := names.keys() & public.keys():
+            why = f"{file} defines {sorted(both)}, as attnref does"
+            raise ValueError(f"{why}; give it a name of its own")
+        file += " or attnref"
+        names |= public
+    if own not in names:
+        raise ValueError(f"there is no {name!r} in {file}{near(own, names)}")
+    return names[own]
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        found = ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f"{ast.unparse(node)!r} is no literal") from None
+    return torch.tensor(found) if isinstance(found, list) else found
+
+
+def _tree(text: object) -> ast.expr:
+    try:
+        return ast.parse(str(text), mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"{text!r} is no call such as f(3)") from None
+
+
+def value(text: object, page: str) -> Any:
+    """What `causal_mask(4)`, or a bare name for its call, gives."""
+
+    def give(node: ast.expr) -> Any:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+            return give(node.left) & give(node.right)
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        return find(ast.unparse(call.func), page)(
+            *map(_literal, call.args),
+            **{str(k.arg): _literal(k.value) for k in call.keywords},
+        )
+
+    return give(_tree(text))
+
+
+def arguments(text: object) -> dict[str, Any]:
+    """The named ones of a call, for captions."""
+    call = _tree(text)
+    named = call.keywords if isinstance(call, ast.Call) else []
+    return {str(k.arg): ast.literal_eval(k.value) for k in named}

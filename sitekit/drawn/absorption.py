@@ -1,0 +1,143 @@
+"""What flows in each form of MLA, what it costs, and how it rounds."""
+
+import inspect
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+import attnref
+from attnref.numbers.cost import Cost, mla_cost
+from attnref.numbers.kv_memory import size
+from sitekit.drawn.mla import FORMS, V3, v3
+from sitekit.recorded import WIDTHS
+from sitekit.render import Rows, Word
+from sitekit.svg import Flow
+
+MLA = inspect.getmodule(attnref.MultiHeadLatentAttention)
+SMALL: dict[str, Any] = {
+    "d_model": 96,
+    "n_heads": 6,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+
+
+def flow(form: str) -> Flow:
+    """A step of one token on five, as the layer meets it."""
+    layer, cache = attnref.MultiHeadLatentAttention(**SMALL), attnref.KVCache(6)
+    calls: list[tuple[Tensor, ...]] = []
+
+    def watched(
+        q: Tensor, k: Tensor, v: Tensor, *a: object, **b: object
+    ) -> Tensor:
+        out = attnref.sdpa(q, k, v, *a, **b)  # type: ignore[arg-type]
+        calls.append((q, k, v, out))
+        return out
+
+    with patch.object(MLA, "sdpa", watched), torch.no_grad():
+        layer(torch.zeros(1, 5, 96), cache=cache, form=form)
+        layer(torch.zeros(1, 1, 96), cache=cache, form=form)
+    q, k, v, out = (tuple(t.shape[1:]) for t in calls[-1])
+    cached = [tuple(t.shape[1:]) for t in cache.stored]
+    sizes = {"H": SMALL["n_heads"]} | {
+        letter: SMALL[name] for letter, name in WIDTHS.items()
+    }
+    H, Dv = sizes["H"], sizes["Dv"]
+    return Flow(
+        query=[(H, 1, sizes["Dn"] + sizes["Dr"])],
+        cache=cached,
+        made=[k, v] if k[0] > 1 and k not in cached else [],
+        attention=[out],
+        heads=[(H, 1, Dv)],
+        asked=[q],
+        sizes=sizes,
+    )
+
+
+def _apart(form: str, new: int) -> Cost:
+    """A step of `new` tokens after 4096, less what all forms share."""
+    cost = mla_cost(**V3, form=form, new=new, past=4096)
+    shared = sum(
+        p.numel()
+        for name, p in v3().named_parameters()
+        if p.dim() == 2 and "kv_b" not in name
+    )
+    return cost._replace(projections=cost.projections - 2 * new * shared)
+
+
+def step() -> Rows:
+    rows: Rows = []
+    for form in FORMS:
+        cost = _apart(form, 1)
+        held = 2 * cost.cached
+        rows.append(
+            [
+                form,
+                f"{cost.flops / 1e6:,.0f}",
+                size(held),
+                f"{cost.flops / held:,.0f}",
+            ]
+        )
+    return rows
+
+
+def chunks() -> Rows:
+    rows: Rows = []
+    for new in (1, 16, 64, 128, 171, 256, 512):
+        absorbed, latent = _apart("absorbed", new), _apart("latent", new)
+        rows.append([str(new), f"{absorbed.flops / latent.flops:.2f}"])
+    return rows
+
+
+def merged() -> Rows:
+    layer = v3()
+    query, output = attnref.absorbed_weights(layer)
+    up = layer.kv_b_proj.weight.numel() // 2  # half for keys, half for values
+    apart = (layer.q_b_proj.weight.numel(), layer.o_proj.weight.numel())
+    return [
+        [Word(name), f"{(kept + up) / 1e6:.1f}", f"{merged.numel() / 1e6:.1f}"]
+        for name, kept, merged in zip(
+            ("query", "output"), apart, (query, output), strict=True
+        )
+    ]
+
+
+def wrong() -> Rows:
+    E, keys, R = 5120, 128 * 128, 512
+    with torch.device("meta"):
+        down, up = nn.Linear(E, R, bias=False), nn.Linear(R, keys, bias=False)
+        merged = up.weight @ down.weight
+    factors = down.weight.numel() + up.weight.numel()
+    return [
+        [Word("latent"), f"{factors / 1e6:.1f}", f"{R:,}"],
+        [Word("merged"), f"{merged.numel() / 1e6:.1f}", f"{keys:,}"],
+    ]
+
+
+@cache
+def rounding() -> Rows:
+    """How far bfloat16 takes each form from float64, and from the first."""
+    torch.manual_seed(0)
+    sizes = V3 | {"d_model": 1024, "n_heads": 8, "q_lora_rank": 256}
+    layer, x = (
+        attnref.MultiHeadLatentAttention(**sizes),
+        torch.randn(2, 64, 1024),
+    )
+    with torch.no_grad():
+        layer.q_b_proj.weight.mul_(8)  # so that softmax decides
+        layer, x = layer.bfloat16(), x.bfloat16()
+        rounded = [layer(x, form=form).double() for form in FORMS]
+        exact = layer.double()(x.double())
+
+    def apart(a: Tensor, b: Tensor) -> str:
+        return f"{(a - b).norm() / exact.norm():.2%}"
+
+    return [
+        [form, apart(out, exact), apart(out, rounded[0])]
+        for form, out in zip(FORMS, rounded, strict=True)
+    ]

@@ -1,0 +1,154 @@
+"""The calculator: markup and data for its script.
+
+It gets the models as stores, and does attnref's arithmetic anew.
+"""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from attnref.numbers.kv_memory import (
+    DTYPES,
+    FIXED,
+    growth,
+    kv_bytes,
+    largest_batch,
+    longest_context,
+    size,
+)
+from attnref.numbers.specs import (
+    Compressed,
+    Full,
+    Mla,
+    Model,
+    Recurrent,
+    models,
+)
+from sitekit import ROOT
+from sitekit.drawn.memory import CONTEXTS, SHAPE, forms_of
+from sitekit.render import Words, render
+from sitekit.tables import exact
+
+USE = {"tokens": 131_072, "batch": 1, "ranks": 1}
+CHOSEN = {"model": "llama-3.1-8b", "dtype": "bf16", "scale": "none"}
+BUDGET = "80"
+LIMITS = {
+    **dict.fromkeys(SHAPE, 100_000),
+    "tokens": 10**9,
+    "batch": 10**6,
+    "ranks": 10**4,
+}
+SCALES = ("8/16", "8/32", "16/32", "16/64", "16/128")
+
+
+def shape_of(model: Model) -> dict[str, int]:
+    """The shape whose forms are compared with a model: that of its layers
+    with all tokens in view, if it has such, and as many of them as it has
+    layers that attend."""
+    attending = [g for g in model.groups if not isinstance(g, Recurrent)]
+    group = max(attending, key=lambda g: type(g) is Full)
+    shape = {**SHAPE, "layers": sum(g.layers for g in attending)}
+    shape["heads"] = group.q_heads or SHAPE["heads"]
+    if isinstance(group, Full):
+        shape["kv_heads"] = group.kv_heads
+        shape["head_dim"] = group.head_dim
+        shape["v_head_dim"] = group.v_head_dim
+    elif isinstance(group, Compressed):
+        shape["kv_heads"] = 1
+        shape["head_dim"] = shape["v_head_dim"] = group.dim
+    elif isinstance(group, Mla):
+        shape["head_dim"] = group.qk_nope_head_dim or SHAPE["head_dim"]
+        shape["v_head_dim"] = group.v_head_dim or SHAPE["v_head_dim"]
+        shape["kv_lora_rank"] = group.kv_lora_rank
+        shape["qk_rope_head_dim"] = group.qk_rope_head_dim
+    return shape
+
+
+def data() -> dict[str, Any]:
+    """What the calculator knows, apart from words."""
+    known = {}
+    for model in models().values():
+        known[model.id] = {
+            "name": model.name,
+            "stores": [
+                [g.layers, s.role, s.heads, s.widths, s.window, s.ratio]
+                for g in model.groups
+                for s in g.stores
+            ],
+            "shape": shape_of(model),
+        }
+        if model.shipped is not None:
+            known[model.id]["shipped"] = {
+                "kv": model.shipped.kv,
+                "window": model.shipped.window,
+                "index": model.shipped.index,
+            }
+    return {
+        "models": known,
+        "dtypes": {name: storage.bits for name, storage in DTYPES.items()},
+        "fixed": {role: storage.bits for role, storage in FIXED.items()},
+        "limits": LIMITS,
+        "defaults": {"shape": SHAPE, "use": USE, **CHOSEN, "budget": BUDGET},
+    }
+
+
+# The words that its script asks for, beside those of its rows.
+SCRIPT = ROOT / "overrides" / "assets" / "calculator.js"
+ASKED = re.compile(r'(?:\bwords\.|say\(")(\w+)')
+COLUMNS = ("form", "later", "total", "readable", "longest", "largest")
+
+
+def calculator(*, words: dict[str, str]) -> str:
+    """Every text of the form, of its results and of its refusals; and what
+    stands there before anything is entered."""
+    told, model = Words(words), models()[CHOSEN["model"]]
+    budget, tokens = int(BUDGET) * 2**30, USE["tokens"]
+    forms = {model.name: model} | {
+        told[name]: replace(model, groups=(group,))
+        for name, group in forms_of(shape_of(model)).items()
+    }
+    totals = {name: kv_bytes(form, tokens) for name, form in forms.items()}
+    most = max(budget, *totals.values())
+    families: dict[str, dict[str, str]] = {}
+    for known in sorted(models().values(), key=lambda m: m.family.lower()):
+        families.setdefault(known.family, {})[known.id] = known.name
+    told.used |= {*ASKED.findall(SCRIPT.read_text(encoding="utf-8"))}
+    html = render(
+        "calculator",
+        words=told,
+        use=USE,
+        chosen=CHOSEN,
+        budget=BUDGET,
+        families=families,
+        dtypes={name: name for name in DTYPES} | {"shipped": told["shipped"]},
+        scales={"none": told["none"]}
+        | {s: told["scaled"].format(*s.split("/")) for s in SCALES},
+        shape={name: shape_of(model)[name] for name in SHAPE},
+        contexts=CONTEXTS,
+        said=told["said"].format(
+            model.name,
+            size(totals[model.name]),
+            USE["batch"],
+            f"{tokens:,}",
+            size(budget),
+        ),
+        bars=[
+            (name, f"{100 * total / most:g}", size(total))
+            for name, total in totals.items()
+        ],
+        head=[told[column] for column in COLUMNS],
+        rows=[
+            [
+                name,
+                exact(growth(form).later),
+                f"{totals[name]:,}",
+                size(totals[name]),
+                f"{longest_context(form, budget):,}",
+                f"{largest_batch(form, tokens, budget):,}",
+            ]
+            for name, form in forms.items()
+        ],
+        known={**data(), "words": words},
+    )
+    told.check()
+    return html

@@ -1,0 +1,34 @@
+"""What loads from transformers, as tests/oracles/test_loads.py recorded it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sitekit.render import Rows, Word
+from sitekit.tables import code
+
+# What transformers does, which no build imports.
+ORACLES = Path(__file__).with_name("oracles.json")
+
+
+def oracles() -> dict[str, Any]:
+    return dict(json.loads(ORACLES.read_text(encoding="utf-8")))
+
+
+def checkpoints() -> Rows:
+    """Attention modules of transformers: right here, wrong, or refused."""
+    rows: Rows = []
+    for row in oracles()["checkpoints"]:
+        model = [row["model_type"], *filter(None, [row["config"]])]
+        wrong = row["verdict"] == "wrong"
+        why = Word(row["reason"]) if wrong else code(*row["found"] or ())
+        rows.append(
+            [
+                code(*model),
+                Word(row["verdict"]),
+                f"{row['found']:g}" if wrong else "",
+                why,
+                code(*row["told"]),
+            ]
+        )
+    return rows

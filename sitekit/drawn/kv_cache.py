@@ -1,0 +1,74 @@
+"""What a cache saves, and what growing one costs."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attnref
+from attnref.numbers.cost import attention_cost
+from attnref.numbers.kv_memory import size
+from sitekit.drawn.compute import LLAMA
+from sitekit.drawn.mla import empty
+from sitekit.render import Rows
+
+
+def saved() -> Rows:
+    """Operations to generate N tokens with and without a cache, one layer."""
+    rows: Rows = []
+    layer = LLAMA | {"n_kv_heads": 8}
+    for N in (4, 16, 64):
+        afresh = sum(
+            attention_cost(**layer, new=t).flops for t in range(1, N + 1)
+        )
+        cached = sum(attention_cost(**layer, past=t).flops for t in range(N))
+        rows.append(
+            [
+                str(N),
+                f"{afresh / 1e9:,.1f}",
+                f"{cached / 1e9:,.1f}",
+                f"{afresh / cached:,.1f}",
+            ]
+        )
+    return rows
+
+
+class _Written(TorchDispatchMode):
+    """Counts the bytes that cat and copy_ write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.cat, torch.ops.aten.copy_):
+            self.bytes += out.nbytes
+        return out
+
+
+@cache
+def growth() -> Rows:
+    """Bytes written to store N tokens one by one: Llama-3.1-8B, one layer."""
+    rows: Rows = []
+    token = empty(1, 8, 1, 128)
+    for N in (16, 64, 256):
+        written = []
+        for store in (attnref.KVCache(N), attnref.GrowingKVCache()):
+            with _Written() as count:
+                for _ in range(N):
+                    store.append(token, token)
+            written.append(count.bytes)
+        room, growing = written
+        rows.append(
+            [
+                f"{N:,}",
+                size(room),
+                size(growing),
+                f"{growing / room:,.1f}",
+            ]
+        )
+    return rows

@@ -1,0 +1,90 @@
+"""What the forms of MLA store, and what that is compared with."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import attnref
+from sitekit.render import Rows, Word
+from sitekit.tables import code
+
+FORMS = ("expanded", "latent", "absorbed")
+V3: dict[str, Any] = {
+    "d_model": 7168,
+    "n_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "q_lora_rank": 1536,
+}
+V3_LAYERS = 61
+
+
+def v3() -> attnref.MultiHeadLatentAttention:
+    with torch.device("meta"):
+        return attnref.MultiHeadLatentAttention(**V3).bfloat16()
+
+
+def empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def caches() -> Rows:
+    """What each form stores for a token of DeepSeek-V3."""
+    rows: Rows = []
+    for form in FORMS:
+        cache = attnref.KVCache(1)
+        with torch.no_grad():
+            v3()(empty(1, 1, V3["d_model"]), cache=cache, form=form)
+        shapes = [code((t.shape[1], t.shape[3])) for t in cache.stored]
+        numbers = cache.nbytes // 2
+        rows.append(
+            [
+                form,
+                ", ".join(shapes),
+                f"{numbers:,}",
+                f"{cache.nbytes:,}",
+                f"{cache.nbytes * V3_LAYERS:,}",
+            ]
+        )
+    return rows
+
+
+def _stored(*widths: tuple[int, int]) -> int:
+    """Numbers a token of a cache of such tensors: heads and width of each."""
+    cache = attnref.KVCache(1)
+    cache.append(*(empty(1, heads, 1, width) for heads, width in widths))
+    return cache.nbytes // 2
+
+
+def budget() -> Tensor:
+    """Numbers a token and layer: MHA, GQA-8, MLA, MQA with heads of 128."""
+    pairs = [[(K, 128)] * 2 for K in (128, 8)] + [[(1, 576)], [(1, 128)] * 2]
+    return torch.tensor([_stored(*widths) for widths in pairs])
+
+
+def compared() -> Rows:
+    latent = _stored((1, 576))
+    sizes = {
+        "mha": _stored((128, 128), (128, 128)),
+        "expanded": _stored((128, 192), (128, 128)),
+        "gqa8": _stored((8, 128), (8, 128)),
+        "gqa": 2.25 * _stored((1, 128), (1, 128)),
+        "mla": latent,
+        "mqa": _stored((1, 128), (1, 128)),
+    }
+    return [
+        [Word(name), f"{numbers:,.0f}", f"{numbers / latent:.3g}"]
+        for name, numbers in sizes.items()
+    ]
+
+
+def claim() -> Rows:
+    old = 95 * _stored((8, 128), (8, 128)) * 2
+    new = 60 * _stored((1, 576)) * 2
+    rows: Rows = [[Word("old"), f"{old:,}", ""]]
+    for name, held in (("new", new), ("six", new * 6 // 16)):
+        rows.append([Word(name), f"{held:,}", f"{1 - held / old:.1%}"])
+    return rows

@@ -1,0 +1,98 @@
+"""HTML from templates: one way to write texts, tables and drawings."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown import Markdown
+from markdown.blockprocessors import ParagraphProcessor
+from markdown.util import Registry
+from markupsafe import Markup
+
+
+class Word(NamedTuple):
+    """A cell that is looked up in the page's own words."""
+
+    key: str
+
+
+class Sorted(NamedTuple):
+    """A cell that a script sorts by its value."""
+
+    value: float
+    text: str
+    kind: str = ""
+
+
+Cell = str | Word | Sorted | list[str]  # a list: one line each
+Rows = list[list[Cell]]
+
+
+class Words(dict[str, str]):
+    """The words of a page, which know what was asked for."""
+
+    def __init__(self, words: dict[str, Any] | None):
+        super().__init__({k: str(text) for k, text in (words or {}).items()})
+        self.used: set[str] = set()
+
+    def __getitem__(self, key: str) -> str:
+        self.used.add(key)
+        return self.get(key, "")
+
+    def check(self, name: str = "words") -> None:
+        """All are there and none too many, once everything is written."""
+        if missing := self.used - set(self):
+            raise ValueError(f"{name} are missing: {sorted(missing)}")
+        if unused := set(self) - self.used:
+            raise ValueError(f"{name} never used: {sorted(unused)}")
+
+
+@cache
+def _markdown() -> Markdown:
+    """The site's, for what stands in a line: no blocks, no HTML."""
+    md = Markdown(
+        extensions=["pymdownx.arithmatex", "sitekit.mathml"],
+        extension_configs={"pymdownx.arithmatex": {"generic": True}},
+    )
+    md.preprocessors = Registry()
+    md.parser.blockprocessors = Registry()
+    paragraph = ParagraphProcessor(md.parser)
+    md.parser.blockprocessors.register(paragraph, "paragraph", 10)
+    md.inlinePatterns.deregister("html")
+    return md
+
+
+@cache
+def inline(text: object) -> Markup:
+    """With `code`, $formulas$ and [links](to); all else is escaped."""
+    html = _markdown().reset().convert(str(text))
+    return Markup(html.removeprefix("<p>").removesuffix("</p>"))
+
+
+def check_columns(head: Sequence[object], rows: Rows) -> None:
+    for row in rows:
+        if len(row) != len(head):
+            raise ValueError(f"{len(head)} heads for {len(row)} columns")
+
+
+@cache
+def _templates() -> Environment:
+    env = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters["inline"] = inline
+    env.policies["json.dumps_kwargs"] = {
+        "ensure_ascii": False,
+        "separators": (",", ":"),
+    }
+    return env
+
+
+def render(name: str, **context: Any) -> str:
+    return _templates().get_template(f"{name}.html").render(context)

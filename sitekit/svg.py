@@ -1,0 +1,280 @@
+"""The kinds of drawing: heat map, wiring, bars and flow.
+
+A matrix is drawn as a heat map or as a wiring, a vector as bars, and a `Flow`
+as boxes; the words are the page's, so that one drawing serves both languages.
+
+A drawing is set in whatever font its reader has, and a text in SVG neither
+wraps nor pushes anything away. So every drawing is laid out for the widest of
+the common fonts, DejaVu Sans, and holds in all the others.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import torch
+from markupsafe import Markup
+from matplotlib.ft2font import FT2Font, LoadFlags
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+class Flow(NamedTuple):
+    """The shapes of a decode step. `made`: keys and values that stand in no
+    cache; `asked`: the query that attention gets; `sizes`: of the letters."""
+
+    query: list[Shape]
+    cache: list[Shape]
+    made: list[Shape]
+    attention: list[Shape]
+    heads: list[Shape]
+    asked: list[Shape]
+    sizes: dict[str, int]
+
+
+class Drawing(NamedTuple):
+    """`room` is what the title takes at 1 px, `width` what the drawing does:
+    panels share a row by them."""
+
+    title: str
+    room: float
+    width: float
+    svg: Markup
+    scrolls: bool = False
+
+
+@cache
+def _font(name: str) -> FT2Font:
+    folder = Path(matplotlib.get_data_path(), "fonts/ttf")
+    return FT2Font(str(folder / f"{name}.ttf"))
+
+
+def room(texts: Iterable[str], size: float, font: str = "DejaVuSans") -> float:
+    """Pixels that the longest of the texts takes in the widest common font."""
+    face = _font(font)
+
+    def width(letter: str) -> float:
+        if not face.get_char_index(ord(letter)):
+            return 1  # Chinese: as wide as it is high
+        glyph = face.load_char(ord(letter), flags=LoadFlags.NO_SCALE)
+        return glyph.horiAdvance / face.units_per_EM
+
+    return size * max(sum(map(width, text)) for text in texts)
+
+
+BOLD, MONO = "DejaVuSans-Bold", "DejaVuSansMono"
+
+
+TEXT = Markup('<text class="{}" x="{:g}" y="{:g}"{}>{}</text>')
+UPWARDS = Markup(' transform="translate({:g} {:g}) rotate(-90)"')
+INK = Markup(' style="fill-opacity:{:.3f}"')
+LINE = Markup('<line x1="{:g}" y1="{:g}" x2="{:g}" y2="{:g}"/>')
+BOX = Markup(
+    '<rect class="{}" x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="{}"{}/>'
+)
+SVG = Markup(
+    '<svg viewBox="0 0 {0:g} {1:g}" width="{0:g}" height="{1:g}" role="img" '
+    'aria-label="{2}">{3}</svg>'
+)
+
+
+def _drawing(
+    width: float, height: float, title: str, marks: list[Markup]
+) -> Drawing:
+    svg = SVG.format(width, height, title, Markup("").join(marks))
+    return Drawing(title, room([title], 1, BOLD), width, svg)
+
+
+def _text(kind: str, x: float, y: float, text: str, more: str = "") -> Markup:
+    return TEXT.format(kind, x, y, more, text)
+
+
+def _box(
+    kind: str, x: float, y: float, w: float, h: float, rx: int, more: str = ""
+) -> Markup:
+    """`y` is the middle of its height."""
+    return BOX.format(kind, x, y - h / 2, w, h, rx, more)
+
+
+CELL, GAP, MARGIN = 36, 2, 2
+
+
+def heatmap(
+    matrix: Tensor,
+    axes: tuple[str, str],
+    *,
+    title: str,
+    rows: list[object],
+    columns: list[object] | None = None,
+) -> Drawing:
+    """A cell for each query and key; its colours are classes of the theme."""
+    if matrix.dim() == 4:  # (B, 1, 1, S) holds for all queries
+        matrix = matrix.expand(-1, -1, max(len(rows), matrix.shape[2]), -1)
+    while matrix.dim() > 2 and len(matrix) == 1:
+        matrix = matrix[0]
+    if matrix.dim() != 2:
+        raise ValueError(f"no heat map shows {tuple(matrix.shape)}")
+    T, S = matrix.shape
+    names = [*map(str, rows)]
+    across_names = [*map(str, rows if columns is None else columns)]
+    if (len(names), len(across_names)) != (T, S):
+        raise ValueError(
+            f"{len(names)} x {len(across_names)} labels for a {T} x {S} figure:"
+            " rows names the queries, columns the keys"
+        )
+    boolean = matrix.dtype == torch.bool
+
+    def label(text: str) -> tuple[str, float]:
+        """Its class and its width: <pad> is code, and smaller."""
+        if text.startswith("<"):
+            return "label token", room([text], 10, MONO)
+        return "label", room([text], 13)
+
+    def number(value: float) -> str:
+        return f"{value:g}" if boolean or value == 0 else f"{value:.2f}"
+
+    values = [number(value) for value in matrix.flatten().tolist()]
+    cell = max(
+        CELL,
+        room(values, 12, BOLD if boolean else "DejaVuSans") + GAP + 4,
+        max(label(text)[1] for text in across_names) + 5,
+    )
+    left = MARGIN + 28 + max(label(text)[1] for text in names)
+    top = MARGIN + 46
+    # The name of an axis may be longer than the axis: the drawing then begins
+    # and ends with it, and one name stands beside the other.
+    down, across = (room([name], 11.5) / 2 + MARGIN for name in axes)
+    middle_x = max(left + S * cell / 2, across + 18)
+    middle_y = max(top + T * cell / 2, down)
+    width = max(left + S * cell + MARGIN, middle_x + across)
+    height = max(top + T * cell + MARGIN, middle_y + down)
+    upwards = UPWARDS.format(MARGIN + 10, middle_y)
+    marks = [
+        _text("axis", middle_x, MARGIN + 10, axes[1]),
+        _text("axis", 0, 0, axes[0], upwards),
+    ]
+    for j, text in enumerate(across_names):
+        x = left + (j + 0.5) * cell - GAP / 2
+        marks.append(_text(label(text)[0], x, top - 12, text))
+    inner = cell - GAP
+    for i, text in enumerate(names):
+        y = top + (i + 0.5) * cell - GAP / 2
+        marks.append(_text(f"{label(text)[0]} row", left - 8, y, text))
+        for j, value in enumerate(matrix[i].tolist()):
+            x, ink = left + j * cell, ""
+            if boolean:
+                kind = ("off", "on")[value]
+            elif value == 0:
+                kind = "zero"
+            else:
+                kind = "weight"
+                # Light enough at every weight for the number to be read.
+                ink = INK.format(0.08 + 0.42 * value)
+            marks += [
+                _box(kind, x, y, inner, inner, 4, ink),
+                _text(kind, x + inner / 2, y, number(value)),
+            ]
+    return _drawing(width, height, title, marks)
+
+
+def lines(matrix: Tensor, axes: tuple[str, str], *, title: str) -> Drawing:
+    """Query heads above, key/value heads below, a line where one is read."""
+    H, K = matrix.shape
+    top, bottom = 44, 132
+    names = [f"q{i}" for i in range(H)], [f"kv{i}" for i in range(K)]
+    box = max(24, room(names[0], 11), room(names[1], 11, BOLD)) + 4
+    width = max(H * (box + 2), room(axes, 11.5)) + 2 * MARGIN
+
+    def place(i: int, n: int) -> float:
+        return width / 2 + ((i + 0.5) / n - 0.5) * H * (box + 2)
+
+    marks = [
+        LINE.format(place(h, H), top, place(k, K), bottom)
+        for h, k in matrix.nonzero().tolist()
+    ]
+    for words, y, kind in zip(names, (top, bottom), ("off", "on"), strict=True):
+        for i, word in enumerate(words):
+            x = place(i, len(words))
+            marks += [
+                _box(kind, x - box / 2, y, box, 24, 4),
+                _text(f"{kind} head", x, y, word),
+            ]
+    marks += [
+        _text("axis", width / 2, 14, axes[0]),
+        _text("axis", width / 2, bottom + 34, axes[1]),
+    ]
+    return _drawing(width, bottom + 48, title, marks)
+
+
+def bars(
+    values: Tensor, axes: tuple[str, str], *, title: str, labels: list[object]
+) -> Drawing:
+    """One bar per value, its number beside it."""
+    names = [str(label).replace("`", "") for label in labels]
+    if len(values) != len(names):
+        raise ValueError(f"{len(names)} labels for {len(values)} bars")
+    numbers = [f"{value:,}" for value in values.tolist()]
+    left, row, longest = MARGIN + room(names, 13) + 10, 32, 270
+    width = left + longest + 8 + room(numbers, 12) + MARGIN
+    marks = []
+    for i, (value, number, name) in enumerate(
+        zip(values.tolist(), numbers, names, strict=True)
+    ):
+        y = MARGIN + row * i + row / 2
+        length = max(2.0, longest * value / float(values.max()))
+        marks += [
+            _text("label row", left - 10, y, name),
+            _box("on", left, y, length, 20, 2),
+            _text("beside", left + length + 8, y, number),
+        ]
+    return _drawing(width, row * len(names) + 2 * MARGIN, title, marks)
+
+
+def stream(
+    flow: Flow, axes: tuple[str, str], *, title: str, words: list[str]
+) -> Drawing:
+    """Query above, cache below, attention between: a box for each tensor."""
+    names = ("query", "cache", "made", "attention", "heads")
+    if len(words) != len(names):
+        raise ValueError(f"{len(words)} words for {', '.join(names)}")
+    word = dict(zip(names, words, strict=True))
+    below = {name: " ".join(map(str, getattr(flow, name))) for name in names}
+    half = max(144, room(words, 12, BOLD), room(below.values(), 10, MONO)) / 2
+    half, high, between = half + 5, 25, 46
+    columns = [MARGIN + half + i * (2 * half + between) for i in range(4)]
+    places = {
+        "query": (columns[0], 34, "off"),
+        "cache": (columns[0], 118, "on"),
+        "made": (columns[1], 118, "made"),
+        "attention": (columns[2], 76, "off"),
+        "heads": (columns[3], 76, "off"),
+    }
+    joins = [("query", "attention"), ("attention", "heads")]
+    if flow.made:
+        joins += [("cache", "made"), ("made", "attention")]
+    else:
+        joins += [("cache", "attention")]
+        del places["made"]
+    marks = [
+        LINE.format(*places[start][:2], *places[end][:2])
+        for start, end in joins
+    ]
+    latent = flow.attention != flow.heads
+    for shown, x, y, matrix in (
+        (latent, columns[1], 36, f"W^UK: {flow.asked[0]}"),
+        (latent, (columns[2] + columns[3]) / 2, 62, "W^UV"),
+        (bool(flow.made), columns[1], 82, "W^UK, W^UV"),
+    ):
+        if shown:
+            marks.append(_text("axis", x, y, matrix))
+    for name, (x, y, kind) in places.items():
+        marks += [
+            _box(kind, x - half, y, 2 * half, 2 * high, 5),
+            _text(kind, x, y - 10, word[name]),
+            _text(f"{kind} shape", x, y + 9, below[name]),
+        ]
+    drawing = _drawing(columns[3] + half + MARGIN, 152, title, marks)
+    return drawing._replace(scrolls=True)
