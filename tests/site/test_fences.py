@@ -62,7 +62,7 @@ for folder in sys.argv[1:]:
     said.clear()
     try:
         build(config)
-        pages = Path(folder + "-site").glob("*/index.html")
+        pages = Path(folder + "-site").glob("**/index.html")
         outcomes.append("".join(page.read_text() for page in pages))
     except Abort:
         outcomes.append(said[-1])
@@ -84,6 +84,7 @@ def outcomes(tmp_path_factory):
         folder.mkdir()
         for kind, body in fences:
             path = folder / f"{WHERE[kind][0]}.md"
+            path.parent.mkdir(exist_ok=True)
             text = (
                 path.read_text("utf-8") if path.exists() else "# T\n\nText.\n"
             )
