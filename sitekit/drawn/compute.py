@@ -68,12 +68,7 @@ def least() -> Rows:
         read = 2 * cost.cached / BANDWIDTH * 1e6
         done = (cost.scores + cost.values) / PEAK * 1e6
         rows.append(
-            [
-                Word(name),
-                f"{read:.2f}",
-                f"{done:.2f}",
-                f"{max(read, done):.2f}",
-            ]
+            [Word(name), f"{read:.2f}", f"{done:.2f}", f"{max(read, done):.2f}"]
         )
     return rows
 

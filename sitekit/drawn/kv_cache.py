@@ -64,11 +64,6 @@ def growth() -> Rows:
             written.append(count.bytes)
         room, growing = written
         rows.append(
-            [
-                f"{N:,}",
-                size(room),
-                size(growing),
-                f"{growing / room:,.1f}",
-            ]
+            [f"{N:,}", size(room), size(growing), f"{growing / room:,.1f}"]
         )
     return rows

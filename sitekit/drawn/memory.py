@@ -263,16 +263,8 @@ def claims() -> Rows:
             f"{exact(pro)} / {exact(v32)}",
             f"{float(pro / v32):.1%}",
         ],
-        [
-            Word("v41"),
-            f"3 · ({kv} + {index}) / 2 + {kv} + {index}",
-            exact(v41),
-        ],
-        [
-            Word("v1"),
-            f"{exact(old)} / {exact(v41)}",
-            f"{float(old / v41):.1f}",
-        ],
+        [Word("v41"), f"3 · ({kv} + {index}) / 2 + {kv} + {index}", exact(v41)],
+        [Word("v1"), f"{exact(old)} / {exact(v41)}", f"{float(old / v41):.1f}"],
         [
             Word("qwen"),
             f"{exact(later('qwen3-8b'))} · 131,072",
