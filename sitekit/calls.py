@@ -71,6 +71,14 @@ def files() -> dict[str, Path]:
     return found
 
 
+@cache
+def _once(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Both languages get what was computed for one; a generator as a list."""
+    found = function(*args, **named)
+    return list(found) if inspect.isgenerator(found) else found
+
+
+@cache
 def drawn(page: str) -> dict[str, Callable[..., Any]]:
     """The public functions that the file of a page defines."""
     if page not in files():
@@ -80,8 +88,8 @@ def drawn(page: str) -> dict[str, Callable[..., Any]]:
     return {
         name: value
         for name, value in vars(module).items()
-        if callable(value)
-        and not (isinstance(value, type) or name.startswith("_"))
+        if inspect.isfunction(value)
+        and not name.startswith("_")
         and value.__module__ == module.__name__
     }
 
@@ -100,7 +108,7 @@ def find(name: str, page: str) -> Callable[..., Any]:
             why = f"{file} defines {sorted(both)}, as attnref does"
             raise ValueError(f"{why}; give it a name of its own")
         file += " or attnref"
-        names |= public
+        names = names | public
     if own not in names:
         raise ValueError(f"there is no {name!r} in {file}{near(own, names)}")
     return names[own]
@@ -128,10 +136,12 @@ def value(text: object, page: str) -> Any:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
             return give(node.left) & give(node.right)
         call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-        return find(ast.unparse(call.func), page)(
-            *map(_literal, call.args),
-            **{str(k.arg): _literal(k.value) for k in call.keywords},
-        )
+        function = find(ast.unparse(call.func), page)
+        args = [_literal(arg) for arg in call.args]
+        named = {str(k.arg): _literal(k.value) for k in call.keywords}
+        if function.__module__.startswith("attnref"):
+            return function(*args, **named)
+        return _once(function, *args, **named)
 
     return give(_tree(text))
 

@@ -27,7 +27,8 @@ class Sorted(NamedTuple):
 
 
 Cell = str | Word | Sorted | list[str]  # a list: one line each
-Rows = list[list[Cell]]
+Row = list[Cell]
+Rows = list[Row]
 
 
 class Words(dict[str, str]):

@@ -58,12 +58,7 @@ def comments(source: str) -> dict[int, Comment]:
         shape = ast.parse(match[1], mode="eval").body
         dims = shape.elts if isinstance(shape, ast.Tuple) else [shape]
         found[line] = Comment(
-            line,
-            node.lineno,
-            last,
-            dims,
-            _targets(node),
-            match[1],
+            line, node.lineno, last, dims, _targets(node), match[1]
         )
     return found
 

@@ -111,8 +111,8 @@ def heatmap(
     columns: list[object] | None = None,
 ) -> Drawing:
     """A cell for each query and key; its colours are classes of the theme."""
-    if matrix.dim() == 4:  # (B, 1, 1, S) holds for all queries
-        matrix = matrix.expand(-1, -1, max(len(rows), matrix.shape[2]), -1)
+    if matrix.dim() == 4 and matrix.shape[2] == 1:  # holds for all queries
+        matrix = matrix.expand(-1, -1, len(rows), -1)
     while matrix.dim() > 2 and len(matrix) == 1:
         matrix = matrix[0]
     if matrix.dim() != 2:

@@ -1,7 +1,7 @@
 """What flows in each form of MLA, what it costs, and how it rounds."""
 
 import inspect
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -13,18 +13,12 @@ from attnref.numbers.cost import Cost, mla_cost
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.mla import FORMS, V3, v3
 from sitekit.recorded import WIDTHS
-from sitekit.render import Rows, Word
+from sitekit.render import Row, Word
 from sitekit.svg import Flow
 
 MLA = inspect.getmodule(attnref.MultiHeadLatentAttention)
-SMALL: dict[str, Any] = {
-    "d_model": 96,
-    "n_heads": 6,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-}
+SMALL: dict[str, Any] = {"d_model": 96, "n_heads": 6, "kv_lora_rank": 20}
+SMALL |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 10}
 
 
 def flow(form: str) -> Flow:
@@ -70,74 +64,59 @@ def _apart(form: str, new: int) -> Cost:
     return cost._replace(projections=cost.projections - 2 * new * shared)
 
 
-def step() -> Rows:
-    rows: Rows = []
+def step() -> Iterator[Row]:
     for form in FORMS:
         cost = _apart(form, 1)
         held = 2 * cost.cached
-        rows.append(
-            [
-                form,
-                f"{cost.flops / 1e6:,.0f}",
-                size(held),
-                f"{cost.flops / held:,.0f}",
-            ]
-        )
-    return rows
+        yield [
+            form,
+            f"{cost.flops / 1e6:,.0f}",
+            size(held),
+            f"{cost.flops / held:,.0f}",
+        ]
 
 
-def chunks() -> Rows:
-    rows: Rows = []
+def chunks() -> Iterator[Row]:
     for new in (1, 16, 64, 128, 171, 256, 512):
         absorbed, latent = _apart("absorbed", new), _apart("latent", new)
-        rows.append([str(new), f"{absorbed.flops / latent.flops:.2f}"])
-    return rows
+        yield [str(new), f"{absorbed.flops / latent.flops:.2f}"]
 
 
-def merged() -> Rows:
+def merged() -> Iterator[Row]:
     layer = v3()
     query, output = attnref.absorbed_weights(layer)
     up = layer.kv_b_proj.weight.numel() // 2  # half for keys, half for values
-    apart = (layer.q_b_proj.weight.numel(), layer.o_proj.weight.numel())
-    return [
-        [Word(name), f"{(kept + up) / 1e6:.1f}", f"{merged.numel() / 1e6:.1f}"]
-        for name, kept, merged in zip(
-            ("query", "output"), apart, (query, output), strict=True
-        )
-    ]
+    for name, apart, product in (
+        ("query", layer.q_b_proj.weight, query),
+        ("output", layer.o_proj.weight, output),
+    ):
+        kept = apart.numel() + up
+        yield [Word(name), f"{kept / 1e6:.1f}", f"{product.numel() / 1e6:.1f}"]
 
 
-def wrong() -> Rows:
+def wrong() -> Iterator[Row]:
     E, keys, R = 5120, 128 * 128, 512
     with torch.device("meta"):
         down, up = nn.Linear(E, R, bias=False), nn.Linear(R, keys, bias=False)
         merged = up.weight @ down.weight
     factors = down.weight.numel() + up.weight.numel()
-    return [
-        [Word("latent"), f"{factors / 1e6:.1f}", f"{R:,}"],
-        [Word("merged"), f"{merged.numel() / 1e6:.1f}", f"{keys:,}"],
-    ]
+    yield [Word("latent"), f"{factors / 1e6:.1f}", f"{R:,}"]
+    yield [Word("merged"), f"{merged.numel() / 1e6:.1f}", f"{keys:,}"]
 
 
-@cache
-def rounding() -> Rows:
+def rounding() -> Iterator[Row]:
     """How far bfloat16 takes each form from float64, and from the first."""
     torch.manual_seed(0)
     sizes = V3 | {"d_model": 1024, "n_heads": 8, "q_lora_rank": 256}
-    layer, x = (
-        attnref.MultiHeadLatentAttention(**sizes),
-        torch.randn(2, 64, 1024),
-    )
+    layer = attnref.MultiHeadLatentAttention(**sizes)
+    x = torch.randn(2, 64, 1024)
     with torch.no_grad():
         layer.q_b_proj.weight.mul_(8)  # so that softmax decides
         layer, x = layer.bfloat16(), x.bfloat16()
         rounded = [layer(x, form=form).double() for form in FORMS]
         exact = layer.double()(x.double())
-
-    def apart(a: Tensor, b: Tensor) -> str:
-        return f"{(a - b).norm() / exact.norm():.2%}"
-
-    return [
-        [form, apart(out, exact), apart(out, rounded[0])]
-        for form, out in zip(FORMS, rounded, strict=True)
-    ]
+    for form, out in zip(FORMS, rounded, strict=True):
+        apart = (
+            (out - other).norm() / exact.norm() for other in (exact, rounded[0])
+        )
+        yield [form, *(f"{difference:.2%}" for difference in apart)]

@@ -7,15 +7,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from attnref.numbers.kv_memory import (
-    DTYPES,
-    FIXED,
-    growth,
-    kv_bytes,
-    largest_batch,
-    longest_context,
-    size,
-)
+from attnref import kv_memory
+from attnref.numbers.kv_memory import DTYPES, FIXED, growth, kv_bytes, size
 from attnref.numbers.specs import (
     Compressed,
     Full,
@@ -38,6 +31,7 @@ LIMITS = {
     "batch": 10**6,
     "ranks": 10**4,
 }
+STORED = ("kv", "window", "index")
 SCALES = ("8/16", "8/32", "16/32", "16/64", "16/128")
 
 
@@ -70,19 +64,12 @@ def data() -> dict[str, Any]:
     for model in models().values():
         known[model.id] = {
             "name": model.name,
-            "stores": [
-                [g.layers, s.role, s.heads, s.widths, s.window, s.ratio]
-                for g in model.groups
-                for s in g.stores
-            ],
+            "stores": [[g.layers, *s] for g in model.groups for s in g.stores],
             "shape": shape_of(model),
         }
-        if model.shipped is not None:
-            known[model.id]["shipped"] = {
-                "kv": model.shipped.kv,
-                "window": model.shipped.window,
-                "index": model.shipped.index,
-            }
+        if (shipped := model.shipped) is not None:
+            own = {name: getattr(shipped, name) for name in STORED}
+            known[model.id]["shipped"] = own
     return {
         "models": known,
         "dtypes": {name: storage.bits for name, storage in DTYPES.items()},
@@ -109,9 +96,6 @@ def calculator(*, words: dict[str, str]) -> str:
     }
     totals = {name: kv_bytes(form, tokens) for name, form in forms.items()}
     most = max(budget, *totals.values())
-    families: dict[str, dict[str, str]] = {}
-    for known in sorted(models().values(), key=lambda m: m.family.lower()):
-        families.setdefault(known.family, {})[known.id] = known.name
     told.used |= {*ASKED.findall(SCRIPT.read_text(encoding="utf-8"))}
     html = render(
         "calculator",
@@ -119,7 +103,7 @@ def calculator(*, words: dict[str, str]) -> str:
         use=USE,
         chosen=CHOSEN,
         budget=BUDGET,
-        families=families,
+        models=models().values(),
         dtypes={name: name for name in DTYPES} | {"shipped": told["shipped"]},
         scales={"none": told["none"]}
         | {s: told["scaled"].format(*s.split("/")) for s in SCALES},
@@ -143,8 +127,8 @@ def calculator(*, words: dict[str, str]) -> str:
                 exact(growth(form).later),
                 f"{totals[name]:,}",
                 size(totals[name]),
-                f"{longest_context(form, budget):,}",
-                f"{largest_batch(form, tokens, budget):,}",
+                f"{kv_memory.longest_context(form, budget):,}",
+                f"{kv_memory.largest_batch(form, tokens, budget):,}",
             ]
             for name, form in forms.items()
         ],

@@ -1,24 +1,16 @@
 """Operations, bytes and what a GPU can reach with them."""
 
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import size
+from sitekit import plots
 from sitekit.drawn.mla import V3
-from sitekit.plots import (
-    GREEN,
-    INK,
-    SOFT,
-    WARM,
-    Plot,
-    axes_in,
-    logarithmic,
-    plotted,
-)
-from sitekit.render import Rows, Word
+from sitekit.plots import Plot
+from sitekit.render import Row, Word
 from sitekit.svg import room
 
 LLAMA: dict[str, Any] = {"d_model": 4096, "n_heads": 32}
@@ -43,9 +35,9 @@ def mega(n: int) -> str:
     return f"{n / 1e6:,.1f}"
 
 
-def step() -> Rows:
-    return [
-        [
+def step() -> Iterator[Row]:
+    for name, cost in decode().items():
+        yield [
             Word(name),
             mega(cost.parameters),
             mega(cost.projections),
@@ -55,30 +47,24 @@ def step() -> Rows:
             f"{float(cost.attention_intensity()):,.4g}",
             f"{float(cost.intensity()):,.4g}",
         ]
-        for name, cost in decode().items()
-    ]
 
 
-def least() -> Rows:
+def least() -> Iterator[Row]:
     """The least time that attention of this step can take on such a GPU."""
-    rows: Rows = []
     for name, cost in decode().items():
         if name == "latent":
             continue
         read = 2 * cost.cached / BANDWIDTH * 1e6
         done = (cost.scores + cost.values) / PEAK * 1e6
-        rows.append(
-            [
-                Word(name),
-                f"{read:.2f}",
-                f"{done:.2f}",
-                f"{max(read, done):.2f}",
-            ]
-        )
-    return rows
+        yield [
+            Word(name),
+            f"{read:.2f}",
+            f"{done:.2f}",
+            f"{max(read, done):.2f}",
+        ]
 
 
-def pairs() -> Rows:
+def pairs() -> Iterator[Row]:
     """Operations for one query and one key, 128 heads of 128."""
     heads: dict[str, Any] = {"d_model": 16_384, "n_heads": 128}
     costs = {
@@ -89,49 +75,35 @@ def pairs() -> Rows:
         "absorbed": mla_cost(**V3, form="absorbed"),
     }
     plain = costs["mha"].scores + costs["mha"].values
-    return [
-        [
-            Word(name),
-            f"{cost.scores + cost.values:,}",
-            f"{(cost.scores + cost.values) / plain:g}",
-            f"{cost.cached:,}",
-        ]
-        for name, cost in costs.items()
-    ]
+    for name, cost in costs.items():
+        done = cost.scores + cost.values
+        yield [Word(name), f"{done:,}", f"{done / plain:g}", f"{cost.cached:,}"]
 
 
-def prompt() -> Rows:
+def prompt() -> Iterator[Row]:
     """A whole prompt at once, GQA-8 of Llama's shape."""
-    rows: Rows = []
     for new in (1024, 4096, 16_384, 65_536):
         cost = attention_cost(**LLAMA, n_kv_heads=8, new=new)
         products = cost.scores + cost.values
-        rows.append(
-            [
-                f"{new:,}",
-                f"{cost.projections / 1e9:,.0f}",
-                f"{products / 1e9:,.0f}",
-                f"{products / cost.flops:.0%}",
-            ]
-        )
-    return rows
+        yield [
+            f"{new:,}",
+            f"{cost.projections / 1e9:,.0f}",
+            f"{products / 1e9:,.0f}",
+            f"{products / cost.flops:.0%}",
+        ]
 
 
-def batches() -> Rows:
+def batches() -> Iterator[Row]:
     """Decoding more sequences at once: weights are shared, caches not."""
-    rows: Rows = []
     for batch in (1, 8, 64, 256):
         cost = attention_cost(**LLAMA, n_kv_heads=8, past=SEEN - 1, batch=batch)
-        rows.append(
-            [
-                str(batch),
-                size(2 * cost.parameters),
-                size(2 * cost.cached),
-                f"{cost.cached / (cost.cached + cost.parameters):.0%}",
-                f"{float(cost.intensity()):.3g}",
-            ]
-        )
-    return rows
+        yield [
+            str(batch),
+            size(2 * cost.parameters),
+            size(2 * cost.cached),
+            f"{cost.cached / (cost.cached + cost.parameters):.0%}",
+            f"{float(cost.intensity()):.3g}",
+        ]
 
 
 def intensities() -> dict[str, float]:
@@ -159,15 +131,15 @@ def _roofline(narrow: bool) -> Figure:
     marks = [f"{m:,}" for m in (1, 10, 100, 1000)]
     width, height = (358, 318) if narrow else (700, 331)
     left = room(marks, 11) + 8
-    figure, axes = axes_in(
+    figure, axes = plots.axes_in(
         width, height, (left, 43, width - left - 14, height - 68)
     )
     ends = [0.5, PEAK / BANDWIDTH, 20_000]
-    axes.plot(ends, [attainable(x) for x in ends], color=INK, linewidth=2)
+    axes.plot(ends, [attainable(x) for x in ends], color=plots.INK, linewidth=2)
     ticks = {float(t): f"{t:,}" for t in (1, 4, 32, 100, 1000, 10_000)}
-    logarithmic(axes.xaxis, 10, ticks, (ends[0], ends[-1]))
+    plots.logarithmic(axes.xaxis, 10, ticks, (ends[0], ends[-1]))
     flops = dict(zip((1e12, 1e13, 1e14, 1e15), marks, strict=True))
-    logarithmic(axes.yaxis, 10, flops, (1e12, 3e15))
+    plots.logarithmic(axes.yaxis, 10, flops, (1e12, 3e15))
     axes.grid(True)
     axes.set_xlabel("{intensity}")
     axes.text(0, 1 + 10 / (height - 68), "{flops}", transform=axes.transAxes)
@@ -180,7 +152,7 @@ def _roofline(narrow: bool) -> Figure:
         "prefill": (0, 16, "center"),
     }
     for name, x in intensities().items():
-        colour = GREEN if name in ("expanded", "absorbed") else WARM
+        colour = plots.GREEN if name in ("expanded", "absorbed") else plots.WARM
         y = attainable(x)
         right, up, side = places[name]
         axes.plot([x], [y], marker="o", markersize=7, color=colour)
@@ -193,24 +165,18 @@ def _roofline(narrow: bool) -> Figure:
             va="center",
             ha=side,
         )
-    axes.axvline(
-        PEAK / BANDWIDTH, color=SOFT, linewidth=1, linestyle=(0, (3, 3))
-    )
-    axes.text(
-        PEAK / BANDWIDTH * 1.08, 1.6e12, "{ridge}", color=SOFT, va="center"
-    )
+    ridge, dashes = PEAK / BANDWIDTH, (0, (3, 3))
+    axes.axvline(ridge, color=plots.SOFT, linewidth=1, linestyle=dashes)
+    axes.text(ridge * 1.08, 1.6e12, "{ridge}", color=plots.SOFT, va="center")
     return figure
 
 
-@cache
+def _points() -> Iterator[Row]:
+    for name, x in intensities().items():
+        most = attainable(x)
+        flops, share = f"{most / 1e12:,.4g}", f"{most / PEAK:.1%}"
+        yield [Word(name), f"{x:,.4g}", flops, share]
+
+
 def roofline() -> Plot:
-    rows: Rows = [
-        [
-            Word(name),
-            f"{x:,.4g}",
-            f"{attainable(x) / 1e12:,.4g}",
-            f"{attainable(x) / PEAK:.1%}",
-        ]
-        for name, x in intensities().items()
-    ]
-    return plotted(_roofline, rows)
+    return plots.plotted(_roofline, [*_points()])

@@ -1,10 +1,12 @@
-"""What loads from transformers, as tests/oracles/test_loads.py recorded it."""
+"""What loads from collections.abc import Iterator
+from transformers, as tests/oracles/test_loads.py recorded it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sitekit.render import Rows, Word
+from sitekit.render import Row, Word
 from sitekit.tables import code
 
 # What transformers does, which no build imports.
@@ -15,20 +17,16 @@ def oracles() -> dict[str, Any]:
     return dict(json.loads(ORACLES.read_text(encoding="utf-8")))
 
 
-def checkpoints() -> Rows:
+def checkpoints() -> Iterator[Row]:
     """Attention modules of transformers: right here, wrong, or refused."""
-    rows: Rows = []
     for row in oracles()["checkpoints"]:
         model = [row["model_type"], *filter(None, [row["config"]])]
         wrong = row["verdict"] == "wrong"
         why = Word(row["reason"]) if wrong else code(*row["found"] or ())
-        rows.append(
-            [
-                code(*model),
-                Word(row["verdict"]),
-                f"{row['found']:g}" if wrong else "",
-                why,
-                code(*row["told"]),
-            ]
-        )
-    return rows
+        yield [
+            code(*model),
+            Word(row["verdict"]),
+            f"{row['found']:g}" if wrong else "",
+            why,
+            code(*row["told"]),
+        ]

@@ -1,6 +1,6 @@
 """What a cache saves, and what growing one costs."""
 
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,27 +11,23 @@ from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.compute import LLAMA
 from sitekit.drawn.mla import empty
-from sitekit.render import Rows
+from sitekit.render import Row
 
 
-def saved() -> Rows:
+def saved() -> Iterator[Row]:
     """Operations to generate N tokens with and without a cache, one layer."""
-    rows: Rows = []
     layer = LLAMA | {"n_kv_heads": 8}
     for N in (4, 16, 64):
         afresh = sum(
             attention_cost(**layer, new=t).flops for t in range(1, N + 1)
         )
         cached = sum(attention_cost(**layer, past=t).flops for t in range(N))
-        rows.append(
-            [
-                str(N),
-                f"{afresh / 1e9:,.1f}",
-                f"{cached / 1e9:,.1f}",
-                f"{afresh / cached:,.1f}",
-            ]
-        )
-    return rows
+        yield [
+            str(N),
+            f"{afresh / 1e9:,.1f}",
+            f"{cached / 1e9:,.1f}",
+            f"{afresh / cached:,.1f}",
+        ]
 
 
 class _Written(TorchDispatchMode):
@@ -50,10 +46,8 @@ class _Written(TorchDispatchMode):
         return out
 
 
-@cache
-def growth() -> Rows:
+def growth() -> Iterator[Row]:
     """Bytes written to store N tokens one by one: Llama-3.1-8B, one layer."""
-    rows: Rows = []
     token = empty(1, 8, 1, 128)
     for N in (16, 64, 256):
         written = []
@@ -63,12 +57,4 @@ def growth() -> Rows:
                     store.append(token, token)
             written.append(count.bytes)
         room, growing = written
-        rows.append(
-            [
-                f"{N:,}",
-                size(room),
-                size(growing),
-                f"{growing / room:,.1f}",
-            ]
-        )
-    return rows
+        yield [f"{N:,}", size(room), size(growing), f"{growing / room:,.1f}"]

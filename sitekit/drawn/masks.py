@@ -1,6 +1,6 @@
 """What a row gives whose every key is masked, by filler and by library."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import attnref
 from sitekit.drawn.conventions import oracles
-from sitekit.render import Cell, Rows, Word
+from sitekit.render import Row, Word
 from sitekit.tables import code
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -49,35 +49,31 @@ def named(weights: Tensor, scores: Tensor) -> Word:
     raise ValueError(f"no name for the weights {weights.tolist()}")
 
 
-def fully_masked() -> Rows:
+def _ours(scores: Tensor) -> Tensor:
+    one = torch.ones(1, 1, 1, 1, dtype=scores.dtype)
+    keys, nothing = scores.view(1, 1, -1, 1), torch.zeros(1, 4).bool()
+    return attnref.attention_weights(one, keys, nothing).flatten()
+
+
+def fully_masked() -> Iterator[Row]:
     """-1e9, -1e20, finfo.min and -inf in each dtype, and attnref's bool."""
-
-    def attnref_weights(scores: Tensor) -> Tensor:
-        one = torch.ones(1, 1, 1, 1, dtype=scores.dtype)
-        nothing = torch.zeros(1, 4, dtype=torch.bool)
-        return attnref.attention_weights(
-            one, scores.view(1, 1, -1, 1), nothing
-        ).flatten()
-
-    rows: Rows = []
-    for how, function in (("add", _added), ("fill", _filled)):
-        for name in ("-1e9", "-1e20", "finfo.min", "-inf"):
-            cells: list[Cell] = [Word(how), code(name)]
+    fillers = ("-1e9", "-1e20", "finfo.min", "-inf")
+    for how, weigh, names in (
+        ("add", _added, fillers),
+        ("add2", partial(_added, times=2), ("finfo.min",)),
+        ("fill", _filled, fillers),
+    ):
+        for name in names:
+            cells: Row = [Word(how), code(name)]
             for dtype in DTYPES:
                 low = torch.finfo(dtype).min
                 filler = low if name == "finfo.min" else float(name)
-                cells.append(outcome(partial(function, filler=filler), dtype))
-            rows.append(cells)
-    twice: list[Cell] = [Word("add2"), code("finfo.min")]
-    for dtype in DTYPES:
-        low = torch.finfo(dtype).min
-        twice.append(outcome(partial(_added, filler=low, times=2), dtype))
-    ours: list[Cell] = [Word("ours"), code("False")]
-    ours += [outcome(attnref_weights, dtype) for dtype in DTYPES]
-    return [*rows[:4], twice, *rows[4:], ours]
+                cells.append(outcome(partial(weigh, filler=filler), dtype))
+            yield cells
+    yield [Word("ours"), code("False"), *(outcome(_ours, d) for d in DTYPES)]
 
 
-def empty_rows() -> Rows:
+def empty_rows() -> Iterator[Row]:
     """The first query of a left-padded row: what others give, and we.
 
     Values are unit vectors, so that an output is a row of weights.
@@ -96,8 +92,7 @@ def empty_rows() -> Rows:
         for weight in theirs.parameters():
             weight.copy_(torch.eye(4).repeat(len(weight) // 4, 1))
     layer = partial(theirs, x, x, x, attn_mask=~mask[0, 0])
-    scores = heads @ heads.mT / 2
-    by_hand = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1)
+    by_hand = (heads @ heads.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
     kept = oracles()["empty"]
     outs = {
         "`torch.softmax`, `masked_fill(-inf)`": by_hand,
@@ -112,12 +107,7 @@ def empty_rows() -> Rows:
         "transformers, `sdpa`": kept["sdpa"],
         "`attnref.sdpa`": attnref.sdpa(heads, heads, heads, mask),
     }
-    return [
-        [
-            who,
-            Word(out)
-            if isinstance(out, str)
-            else named(out.flatten()[:4], torch.tensor(SCORES)),
-        ]
-        for who, out in outs.items()
-    ]
+    scores = torch.tensor(SCORES)
+    for who, out in outs.items():
+        told = isinstance(out, str)
+        yield [who, Word(out) if told else named(out.flatten()[:4], scores)]

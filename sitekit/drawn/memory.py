@@ -1,57 +1,20 @@
 """Bytes of caches: by variant, model, device and format, and as published."""
 
+from collections.abc import Iterator
 from fractions import Fraction
-from functools import cache
 from math import log2
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.transforms import Affine2D
 
-from attnref.numbers.kv_memory import (
-    DTYPES,
-    Storage,
-    entry_bytes,
-    growth,
-    kv_bytes,
-    largest_batch,
-    longest_context,
-    size,
-    state_bytes,
-    token_bytes,
-)
-from attnref.numbers.specs import (
-    Chunked,
-    Compressed,
-    Full,
-    Group,
-    Mla,
-    Model,
-    Recurrent,
-    find_model,
-)
-from attnref.numbers.specs import models as known_models
+from attnref import kv_memory, specs
+from attnref.numbers.kv_memory import DTYPES, Storage, growth, kv_bytes, size
+from attnref.numbers.specs import Full, Group, Mla, Model, find_model
+from sitekit import plots
 from sitekit.drawn.mla import V3
-from sitekit.plots import (
-    BLUE,
-    GREEN,
-    PURPLE,
-    WARM,
-    Plot,
-    apart,
-    axes_in,
-    logarithmic,
-    plotted,
-)
-from sitekit.render import (
-    Cell,
-    Rows,
-    Sorted,
-    Word,
-    Words,
-    check_columns,
-    render,
-)
+from sitekit.plots import Plot
+from sitekit.render import Cell, Row, Sorted, Word, Words, check_columns, render
 from sitekit.svg import room
 from sitekit.tables import code, exact, links
 
@@ -61,15 +24,9 @@ GIB = 2**30
 
 
 # LLaMA-7B's, with 8 key/value heads for GQA and the latent of DeepSeek-V3.
-SHAPE = {
-    "layers": 32,
-    "heads": 32,
-    "kv_heads": 8,
-    "head_dim": 128,
-    "v_head_dim": 128,
-    "kv_lora_rank": V3["kv_lora_rank"],
-    "qk_rope_head_dim": V3["qk_rope_head_dim"],
-}
+SHAPE = dict.fromkeys(("layers", "heads"), 32) | {"kv_heads": 8}
+SHAPE |= dict.fromkeys(("head_dim", "v_head_dim"), 128)
+SHAPE |= {name: V3[name] for name in ("kv_lora_rank", "qk_rope_head_dim")}
 
 
 def forms_of(shape: dict[str, int]) -> dict[str, Group]:
@@ -97,129 +54,96 @@ def forms_of(shape: dict[str, int]) -> dict[str, Group]:
     }
 
 
-def variants() -> Rows:
+def variants() -> Iterator[Row]:
     """Each variant of LLaMA-7B's shape: 32 layers of 32 heads of 128."""
     layers, forms = SHAPE["layers"], forms_of(SHAPE)
-    most = token_bytes(forms["mha"], BF16).later
-    rows: Rows = []
+    most = kv_memory.token_bytes(forms["mha"], BF16).later
     for name, formula in (
         ("mha", r"$2\,h\,d_h$"),
         ("gqa", r"$2\,K\,d_h$"),
         ("mla", r"$d_c + d_h^R$"),
         ("mqa", r"$2\,d_h$"),
     ):
-        kept = token_bytes(forms[name], BF16).later
-        rows.append(
-            [
-                Word(name),
-                formula,
-                f"{int(kept) // 2:,}",
-                exact(layers * kept),
-                size(layers * kept * 4096),
-                f"{float(most / kept):.3g}",
-            ]
-        )
-    return rows
+        kept = kv_memory.token_bytes(forms[name], BF16).later
+        yield [
+            Word(name),
+            formula,
+            f"{int(kept) // 2:,}",
+            exact(layers * kept),
+            size(layers * kept * 4096),
+            f"{float(most / kept):.3g}",
+        ]
 
 
-def fits() -> Rows:
+FITS = "llama-2-7b llama-3.1-70b llama-3.1-8b gpt-oss-120b deepseek-v3"
+FITS += " deepseek-v4-flash mistral-7b"
+
+
+def fits() -> Iterator[Row]:
     """What 80 GiB of cache hold, on one device."""
-    rows: Rows = []
-    for name in (
-        "llama-2-7b",
-        "llama-3.1-70b",
-        "llama-3.1-8b",
-        "gpt-oss-120b",
-        "deepseek-v3",
-        "deepseek-v4-flash",
-        "mistral-7b",
-    ):
-        model = find_model(name)
-        longest = longest_context(model, 80 * GIB)
-        int8 = longest_context(model, 80 * GIB, dtype="int8")
-        rows.append(
-            [
-                model.name,
-                Word("endless") if longest is None else f"{longest:,}",
-                Word("endless") if int8 is None else f"{int8:,}",
-                f"{largest_batch(model, 4096, 80 * GIB):,}",
-                f"{largest_batch(model, 131_072, 80 * GIB):,}",
-            ]
-        )
-    return rows
+    for model in map(find_model, FITS.split()):
+        row: Row = [model.name]
+        for dtype in ("bf16", "int8"):
+            longest = kv_memory.longest_context(model, 80 * GIB, dtype=dtype)
+            row.append(Word("endless") if longest is None else f"{longest:,}")
+        for tokens in (4096, 131_072):
+            row.append(f"{kv_memory.largest_batch(model, tokens, 80 * GIB):,}")
+        yield row
 
 
-RANKS = (1, 2, 4, 8, 16)
+RANKED = "llama-2-7b llama-3.1-8b qwen3-235b falcon-7b deepseek-v3"
 
 
-def ranks() -> Rows:
+def ranks() -> Iterator[Row]:
     """Bytes of a token on each device, as heads are split over more."""
-    rows: Rows = []
-    for name in (
-        "llama-2-7b",
-        "llama-3.1-8b",
-        "qwen3-235b",
-        "falcon-7b",
-        "deepseek-v3",
-    ):
-        model = find_model(name)
+    for model in map(find_model, RANKED.split()):
         (group,) = model.groups
-        rows.append(
-            [
-                model.name,
-                str(group.stores[0].heads),
-                *(exact(growth(model, ranks=n).later) for n in RANKS),
-            ]
-        )
-    return rows
+        split = (growth(model, ranks=n).later for n in (1, 2, 4, 8, 16))
+        yield [model.name, str(group.stores[0].heads), *map(exact, split)]
 
 
-def formats() -> Rows:
+PLAIN = ("fp32", "bf16", "fp8", "int8", "int4")
+
+
+def formats() -> Iterator[Row]:
     """A token of one layer of Llama-3.1-8B, in numbers of several widths."""
     (group,) = find_model("llama-3.1-8b").groups
     (store,) = group.stores
-    plain: list[tuple[Cell, Storage]] = [
-        (code(name), DTYPES[name])
-        for name in ("fp32", "bf16", "fp8", "int8", "int4")
-    ]
-    scaled: list[tuple[Cell, Storage]] = [
+    formats: list[tuple[Cell, Storage]] = [
+        *(
+            (code(n), DTYPES[n])
+            for n in ("fp32", "bf16", "fp8", "int8", "int4")
+        ),
         (Word("row"), Storage(8, scale_bits=16, block=128)),
         (Word("block"), Storage(4, scale_bits=16, block=32)),
     ]
-    least = entry_bytes(store, BF16)
-    return [
-        [
-            name,
-            f"{storage.bits_for(128) / 128:g}",
-            f"{entry_bytes(store, storage):,}",
-            f"{entry_bytes(store, storage) / least:.1%}",
-        ]
-        for name, storage in (*plain, *scaled)
-    ]
+    for name, storage in formats:
+        bits, taken = (
+            storage.bits_for(128) / 128,
+            kv_memory.entry_bytes(store, storage),
+        )
+        share = taken / kv_memory.entry_bytes(store, BF16)
+        yield [name, f"{bits:g}", f"{taken:,}", f"{share:.1%}"]
 
 
-def shipped() -> Rows:
+def shipped() -> Iterator[Row]:
     """Entries as the kernels of DeepSeek's models store them."""
-    rows: Rows = []
-    for model in known_models().values():
+    for model in specs.models().values():
         if model.shipped is not None:
-            rows.append(
-                [
-                    model.name,
-                    str(model.shipped.kv),
-                    str(model.shipped.window or model.shipped.kv)
-                    if any(isinstance(g, Compressed) for g in model.groups)
-                    else "–",
-                    str(model.shipped.index),
-                    exact(growth(model).later),
-                    exact(growth(model, dtype="shipped").later),
-                    links(*model.shipped.sources),
-                ]
-            )
-    return rows
+            yield [
+                model.name,
+                str(model.shipped.kv),
+                str(model.shipped.window or model.shipped.kv)
+                if any(isinstance(g, specs.Compressed) for g in model.groups)
+                else "–",
+                str(model.shipped.index),
+                exact(growth(model).later),
+                exact(growth(model, dtype="shipped").later),
+                links(*model.shipped.sources),
+            ]
 
 
-def claims() -> Rows:
+def claims() -> Iterator[Row]:
     """What was published, and the same from specs."""
 
     def later(name: str, dtype: str | Storage = "bf16") -> Fraction:
@@ -239,46 +163,30 @@ def claims() -> Rows:
     flash = later("deepseek-v4-flash", "shipped")
     pro = later("deepseek-v4-pro", "shipped")
     v41 = later("deepseek-v4.1-flash", "shipped")
-    return [
-        [Word("groups"), f"{latent} / {one}", f"{latent / one:g}"],
-        [Word("mha"), f"{H * one:,} / {latent}", f"{H * one / latent:.1f}"],
-        [Word("own"), f"{own:,} / {latent}", f"{own / latent:.1f}"],
-        [
-            Word("architecture"),
-            f"1 − {exact(v2)} / {exact(old)}",
-            f"{float(1 - v2 / old):.1%}",
-        ],
-        [
-            Word("six"),
-            f"1 − {exact(six)} / {exact(old)}",
-            f"{float(1 - six / old):.1%}",
-        ],
-        [
-            Word("flash"),
-            f"{exact(flash)} / {exact(v32)}",
-            f"{float(flash / v32):.1%}",
-        ],
-        [
-            Word("pro"),
-            f"{exact(pro)} / {exact(v32)}",
-            f"{float(pro / v32):.1%}",
-        ],
-        [
-            Word("v41"),
-            f"3 · ({kv} + {index}) / 2 + {kv} + {index}",
-            exact(v41),
-        ],
-        [
-            Word("v1"),
-            f"{exact(old)} / {exact(v41)}",
-            f"{float(old / v41):.1f}",
-        ],
-        [
-            Word("qwen"),
-            f"{exact(later('qwen3-8b'))} · 131,072",
-            size(kv_bytes(find_model("qwen3-8b"), 131_072)),
-        ],
+    yield [Word("groups"), f"{latent} / {one}", f"{latent / one:g}"]
+    for name, n in (("mha", H * one), ("own", own)):
+        yield [Word(name), f"{n:,} / {latent}", f"{n / latent:.1f}"]
+    for name, now in (("architecture", v2), ("six", six)):
+        saved = f"{float(1 - now / old):.1%}"
+        yield [Word(name), f"1 − {exact(now)} / {exact(old)}", saved]
+    for name, now in (("flash", flash), ("pro", pro)):
+        share = f"{float(now / v32):.1%}"
+        yield [Word(name), f"{exact(now)} / {exact(v32)}", share]
+    yield [
+        Word("v41"),
+        f"3 · ({kv} + {index}) / 2 + {kv} + {index}",
+        exact(v41),
     ]
+    yield [
+        Word("v1"),
+        f"{exact(old)} / {exact(v41)}",
+        f"{float(old / v41):.1f}",
+    ]
+    whole = size(kv_bytes(find_model("qwen3-8b"), 131_072))
+    yield [Word("qwen"), f"{exact(later('qwen3-8b'))} · 131,072", whole]
+
+
+OTHERS = {Mla: "MLA", specs.Compressed: "shared", specs.Recurrent: "state"}
 
 
 def kinds_of(model: Model) -> list[str]:
@@ -290,8 +198,7 @@ def kinds_of(model: Model) -> list[str]:
             if group.window is not None:
                 found.add("window")
         else:
-            name = {Mla: "MLA", Compressed: "shared", Recurrent: "state"}
-            found.add(name[type(group)])
+            found.add(OTHERS[type(group)])
         if any(store.role == "index" for store in group.stores):
             found.add("index")
     return sorted(found)
@@ -299,7 +206,7 @@ def kinds_of(model: Model) -> list[str]:
 
 def _described(group: Group, words: Words) -> str:
     """`52 × GQA 32/16 · 128, window 1,024`, in the page's words."""
-    if isinstance(group, Recurrent):
+    if isinstance(group, specs.Recurrent):
         what = words["states"].format(
             group.state_heads, f"{group.key_dim} × {group.value_dim}"
         )
@@ -307,7 +214,7 @@ def _described(group: Group, words: Words) -> str:
     if isinstance(group, Mla):
         what = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
         what += "" if group.rotated else words["nope"]
-    elif isinstance(group, Compressed):
+    elif isinstance(group, specs.Compressed):
         what = words["shared"].format(group.dim)
         what += words["window"].format(f"{group.sliding_window:,}")
         if group.ratio is not None:
@@ -317,20 +224,18 @@ def _described(group: Group, words: Words) -> str:
         what = f"{group.variant} {group.q_heads or '?'}/{group.kv_heads} · "
         what += "/".join(map(str, widths))
         if group.window is not None:
-            name = "chunk" if isinstance(group, Chunked) else "window"
+            name = "chunk" if isinstance(group, specs.Chunked) else "window"
             what += words[name].format(f"{group.window:,}")
     if any(store.role == "index" for store in group.stores):
         what += words["index"].format(group.index_dim)
     return f"{group.layers} × {what}"
 
 
-def _row(model: Model, words: Words) -> list[Cell]:
-    added, held = growth(model), state_bytes(model)
-    first, later = float(added.first), float(added.later)
-    row: list[Cell] = [
+def _row(model: Model, words: Words) -> Row:
+    added, held = growth(model), kv_memory.state_bytes(model)
+    row: Row = [
         model.name,
-        Sorted(first, exact(added.first)),
-        Sorted(later, exact(added.later)),
+        *(Sorted(float(n), exact(n)) for n in (added.first, added.later)),
         Sorted(held, size(held) if held else "–"),
     ]
     for tokens in CONTEXTS:
@@ -357,64 +262,41 @@ def _row(model: Model, words: Words) -> list[Cell]:
 def models(
     *,
     caption: str,
-    label: str,
-    family: str,
-    kind: str,
-    all: str,
-    found: str,
     head: list[str],
     kinds: dict[str, str],
     words: dict[str, str],
 ) -> str:
     """All numbers are in the page: its script only sorts and filters."""
-    known, told, names = known_models().values(), Words(words), Words(kinds)
+    known, told, names = [*specs.models().values()], Words(words), Words(kinds)
     rows = [_row(model, told) for model in known]
     check_columns(head, rows)
-    told.check()
     names.used.update(*map(kinds_of, known))
     names.check("kinds")
-    families = sorted({model.family for model in known}, key=str.lower)
-    return render(
+    html = render(
         "models",
         caption=caption,
-        label=label,
-        family=family,
-        families=[("", all), *((name, name) for name in families)],
-        kind=kind,
-        kinds=[("", all), *kinds.items()],
-        found=found,
         head=head,
-        models=[
-            {"family": model.family, "kinds": kinds_of(model), "row": row}
-            for model, row in zip(known, rows, strict=True)
-        ],
+        kinds=kinds,
+        kinds_of=kinds_of,
+        words=told,
+        models=known,
+        rows=rows,
     )
+    told.check()
+    return html
 
 
-DOZEN = (
-    "llama-2-7b",
-    "llama-3.1-70b",
-    "qwen3-235b",
-    "llama-3.1-8b",
-    "gemma-3-27b",
-    "deepseek-v3",
-    "gpt-oss-120b",
-    "kimi-k3",
-    "qwen3-next-80b",
-    "falcon-7b",
-    "deepseek-v4-flash",
-    "mistral-7b",
+TWELVE = (
+    "llama-2-7b llama-3.1-70b qwen3-235b llama-3.1-8b gemma-3-27b deepseek-v3 "
+    "gpt-oss-120b kimi-k3 qwen3-next-80b falcon-7b deepseek-v4-flash mistral-7b"
 )
-
-
+DOZEN = TWELVE.split()
 PLOT = (1024, 16_384, 131_072, 1_048_576)  # tokens of its table
-
-
 LOOKS: dict[str, tuple[str, Any]] = {
-    "whole": (WARM, "-"),
-    "window": (BLUE, (0, (6, 2))),
-    "latent": (GREEN, "-"),
-    "state": (PURPLE, (0, (2, 1.5))),
+    "whole": (plots.WARM, "-"),
+    "window": (plots.BLUE, (0, (6, 2))),
+    "latent": (plots.GREEN, "-"),
+    "state": (plots.PURPLE, (0, (2, 1.5))),
 }
 
 
@@ -445,7 +327,7 @@ def _contexts(narrow: bool) -> Figure:
     left = room(map(size, marks), 11) + 8
     wide = width - left - room(names, 11) - 18
     box = (left, 124, wide, 352) if narrow else (left, 45, wide, 379)
-    figure, axes = axes_in(width, height, box)
+    figure, axes = plots.axes_in(width, height, box)
     tokens = [2**i for i in range(10, 21)]
     ends = []
     for name in DOZEN:
@@ -465,8 +347,8 @@ def _contexts(narrow: bool) -> Figure:
             )
         ends.append((taken[-1], colour))
     ticks = {float(t): short(t) for t in tokens[::2]}
-    logarithmic(axes.xaxis, 2, ticks, (tokens[0], tokens[-1]))
-    logarithmic(axes.yaxis, 2, {m: size(m) for m in marks}, (low, high))
+    plots.logarithmic(axes.xaxis, 2, ticks, (tokens[0], tokens[-1]))
+    plots.logarithmic(axes.yaxis, 2, {m: size(m) for m in marks}, (low, high))
     axes.grid(True)
     axes.set_xlabel("{tokens}")
     pixels = Affine2D().scale(1 / box[2], 1 / box[3]) + axes.transAxes
@@ -474,7 +356,7 @@ def _contexts(narrow: bool) -> Figure:
     span = box[3] / log2(high / low)
     heights = [log2(taken / low) * span for taken, _ in ends]
     for name, (_, colour), at, to in zip(
-        names, ends, heights, apart(heights, 16), strict=True
+        names, ends, heights, plots.apart(heights, 16), strict=True
     ):
         axes.annotate(
             name,
@@ -511,10 +393,8 @@ def _contexts(narrow: bool) -> Figure:
     return figure
 
 
-@cache
 def contexts() -> Plot:
-    chosen = [find_model(name) for name in DOZEN]
-    rows: Rows = [
-        [m.name, *(size(kv_bytes(m, t)) for t in PLOT)] for m in chosen
-    ]
-    return plotted(_contexts, rows)
+    rows: list[Row] = []
+    for model in map(find_model, DOZEN):
+        rows.append([model.name, *(size(kv_bytes(model, t)) for t in PLOT)])
+    return plots.plotted(_contexts, rows)

@@ -1,24 +1,19 @@
 """What the forms of MLA store, and what that is compared with."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import attnref
-from sitekit.render import Rows, Word
+from sitekit.render import Row, Word
 from sitekit.tables import code
 
 FORMS = ("expanded", "latent", "absorbed")
-V3: dict[str, Any] = {
-    "d_model": 7168,
-    "n_heads": 128,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "q_lora_rank": 1536,
-}
+HEAD = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+V3: dict[str, Any] = {"d_model": 7168, "n_heads": 128, **HEAD}
+V3 |= {"kv_lora_rank": 512, "q_lora_rank": 1536}
 V3_LAYERS = 61
 
 
@@ -31,25 +26,15 @@ def empty(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
 
-def caches() -> Rows:
+def caches() -> Iterator[Row]:
     """What each form stores for a token of DeepSeek-V3."""
-    rows: Rows = []
     for form in FORMS:
         cache = attnref.KVCache(1)
         with torch.no_grad():
             v3()(empty(1, 1, V3["d_model"]), cache=cache, form=form)
-        shapes = [code((t.shape[1], t.shape[3])) for t in cache.stored]
-        numbers = cache.nbytes // 2
-        rows.append(
-            [
-                form,
-                ", ".join(shapes),
-                f"{numbers:,}",
-                f"{cache.nbytes:,}",
-                f"{cache.nbytes * V3_LAYERS:,}",
-            ]
-        )
-    return rows
+        shapes = [(t.shape[1], t.shape[3]) for t in cache.stored]
+        sizes = cache.nbytes // 2, cache.nbytes, cache.nbytes * V3_LAYERS
+        yield [form, code(*shapes), *(f"{n:,}" for n in sizes)]
 
 
 def _stored(*widths: tuple[int, int]) -> int:
@@ -65,7 +50,7 @@ def budget() -> Tensor:
     return torch.tensor([_stored(*widths) for widths in pairs])
 
 
-def compared() -> Rows:
+def compared() -> Iterator[Row]:
     latent = _stored((1, 576))
     sizes = {
         "mha": _stored((128, 128), (128, 128)),
@@ -75,16 +60,13 @@ def compared() -> Rows:
         "mla": latent,
         "mqa": _stored((1, 128), (1, 128)),
     }
-    return [
-        [Word(name), f"{numbers:,.0f}", f"{numbers / latent:.3g}"]
-        for name, numbers in sizes.items()
-    ]
+    for name, n in sizes.items():
+        yield [Word(name), f"{n:,.0f}", f"{n / latent:.3g}"]
 
 
-def claim() -> Rows:
+def claim() -> Iterator[Row]:
     old = 95 * _stored((8, 128), (8, 128)) * 2
     new = 60 * _stored((1, 576)) * 2
-    rows: Rows = [[Word("old"), f"{old:,}", ""]]
+    yield [Word("old"), f"{old:,}", ""]
     for name, held in (("new", new), ("six", new * 6 // 16)):
-        rows.append([Word(name), f"{held:,}", f"{1 - held / old:.1%}"])
-    return rows
+        yield [Word(name), f"{held:,}", f"{1 - held / old:.1%}"]

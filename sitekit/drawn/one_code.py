@@ -1,30 +1,28 @@
 """MHA, GQA and MQA at one and the same step."""
 
+from collections.abc import Iterator
+
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.compute import SEEN, decode, mega
-from sitekit.render import Rows
+from sitekit.render import Row
 
 
-def compare() -> Rows:
+def compare() -> Iterator[Row]:
     """The same step of MHA, GQA-8 and MQA: what differs, and what does not."""
     costs = decode()
-    rows: Rows = []
     for key, name, K in (
         ("mha", "MHA", 32),
         ("gqa", "GQA-8", 8),
         ("mqa", "MQA", 1),
     ):
         cost = costs[key]
-        rows.append(
-            [
-                name,
-                str(K),
-                mega(cost.parameters),
-                mega(cost.projections),
-                mega(cost.scores + cost.values),
-                size(2 * cost.cached / SEEN),
-                size(2 * cost.cached),
-                f"{float(cost.attention_intensity()):.0f}",
-            ]
-        )
-    return rows
+        yield [
+            name,
+            str(K),
+            mega(cost.parameters),
+            mega(cost.projections),
+            mega(cost.scores + cost.values),
+            size(2 * cost.cached / SEEN),
+            size(2 * cost.cached),
+            f"{float(cost.attention_intensity()):.0f}",
+        ]

@@ -1,12 +1,12 @@
 """A worked example of weights, and why scores are scaled."""
 
-from functools import cache
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 import attnref
-from sitekit.render import Rows
+from sitekit.render import Row
 
 # 我 爱 你 <pad> as four vectors of width 2.
 EMBEDDED = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
@@ -19,11 +19,9 @@ def weights() -> Tensor:
     return attnref.attention_weights(x, x, mask)[0, 0]
 
 
-@cache
-def dot_products() -> Rows:
+def dot_products() -> Iterator[Row]:
     """Spread of q.k and the largest softmax weight, unscaled and scaled."""
     samples, keys = 4096, 32
-    rows: Rows = []
     for D in (4, 16, 64, 256):
         torch.manual_seed(0)
         q = torch.randn(1, samples, 1, D)
@@ -33,13 +31,10 @@ def dot_products() -> Rows:
             attnref.attention_weights(q, k, scale=s).amax(-1).mean().item()
             for s in (1.0, D**-0.5)
         ]
-        rows.append(
-            [
-                str(D),
-                f"{D**0.5:.0f}",
-                f"{dots.std().item():.1f}",
-                f"{(dots * D**-0.5).std().item():.2f}",
-                *(f"{t:.2f}" for t in top),
-            ]
-        )
-    return rows
+        yield [
+            str(D),
+            f"{D**0.5:.0f}",
+            f"{dots.std().item():.1f}",
+            f"{(dots * D**-0.5).std().item():.2f}",
+            *(f"{t:.2f}" for t in top),
+        ]

@@ -1,12 +1,13 @@
 """Where exp overflows."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 
 import attnref
 from sitekit.drawn.masks import DTYPES
-from sitekit.render import Rows
+from sitekit.render import Row
 from sitekit.tables import code
 
 
@@ -20,23 +21,19 @@ def _number(x: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def exp_range() -> Rows:
+def exp_range() -> Iterator[Row]:
     """Where exp overflows in each dtype, and what the naive form returns."""
-    rows: Rows = []
     for dtype in DTYPES:
         largest = torch.finfo(dtype).max
         limit = math.log(largest)
         past = torch.tensor([math.floor(limit) + 1.0, 0.0], dtype=dtype)
         naive = past.exp() / past.exp().sum()
         stable = attnref.softmax(past)
-        rows.append(
-            [
-                code(dtype),
-                _number(largest),
-                f"{limit:.1f}",
-                _number(torch.tensor(12.0, dtype=dtype).exp().item()),
-                code([round(w, 3) for w in naive.tolist()]),
-                code([round(w, 3) for w in stable.tolist()]),
-            ]
-        )
-    return rows
+        yield [
+            code(dtype),
+            _number(largest),
+            f"{limit:.1f}",
+            _number(torch.tensor(12.0, dtype=dtype).exp().item()),
+            code([round(w, 3) for w in naive.tolist()]),
+            code([round(w, 3) for w in stable.tolist()]),
+        ]

@@ -171,8 +171,8 @@ FAULTS = {
         "nothing here tells {size}; did you mean 'sizes'?",
     ),
     "a caption that asks for what differs": (
-        ("wiring", r"\{n_heads\}", "{n_kv_heads}"),
-        "nothing here tells {n_kv_heads}",
+        ("wiring", "n_heads=8, n_kv_heads=2", "n_heads=4, n_kv_heads=2"),
+        "nothing here tells {n_heads}",
     ),
     "a walk of a layer that cannot be": (
         ("walk", "n_kv_heads=3", "n_kv_heads=4"),
