@@ -10,7 +10,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test docs fmt synced offline
+.PHONY: serve test mutants docs fmt synced offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
@@ -18,6 +18,12 @@ serve: $(READY)
 test: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not alone"
 	$(PY) -m pytest -m alone
+
+# ONLY=cost or ONLY=cost:131,masks; SIZE=0 takes all of those.
+SIZE ?= 120
+SEED ?= 1
+mutants: $(READY)
+	$(PY) -m tests.mutants --size $(SIZE) --seed $(SEED) --only "$(ONLY)"
 
 docs: $(READY)
 	$(PY) -m mkdocs build --strict
