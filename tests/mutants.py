@@ -189,9 +189,9 @@ class Planter:
             )
 
     def of(self, node: Any) -> Iterator[Mutant]:
-        for kind in (*type(node).__mro__[:2],):
-            plant: Callable[[Any], Iterator[Mutant]] | None
-            plant = getattr(self, f"plant_{kind.__name__.lower()}", None)
+        kinds = [type(node).__name__] + ["stmt"] * isinstance(node, ast.stmt)
+        for kind in kinds:
+            plant = getattr(self, f"plant_{kind.lower()}", None)
             if plant:
                 yield from plant(node)
 

@@ -195,21 +195,24 @@ def prompts(rows=B, length=5):
     return torch.randint(N, (rows, length))
 
 
-@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("options", [{}, {"eps": 0.5}], ids=str)
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_a_decoder_is_its_blocks_between_two_tables(layers, eps):
+def test_a_decoder_is_its_blocks_between_two_tables(layers, options):
     blocks = [
         Block(VARIANTS["gqa"](head_dim=D), d_model=E, d_ff=FF)
         for _ in range(layers)
     ]
-    model = sharp(Decoder(iter(blocks), n_tokens=N, d_model=E, eps=eps))
+    model = sharp(Decoder(iter(blocks), n_tokens=N, d_model=E, **options))
+    # Numbers so small that it matters what is added to their squares.
+    model.embed_tokens.weight.data *= 1e-3
     tokens, mask = prompts(), padding_mask(torch.rand(B, 5) < 0.7)
-    for options in ({}, {"mask": mask}):
+    for told in ({}, {"mask": mask}):
         x = model.embed_tokens.weight[tokens]
         for each in blocks:
-            x = by_hand(each, x, **options)
-        want = rms_norm(x, model.norm.weight, eps) @ model.lm_head.weight.mT
-        got = model(tokens, **options)
+            x = by_hand(each, x, **told)
+        normed = rms_norm(x, model.norm.weight, **options)
+        want = normed @ model.lm_head.weight.mT
+        got = model(tokens, **told)
         assert got.shape == (B, 5, N)
         assert relative_error(got, want) <= 1e-12
 
@@ -254,11 +257,17 @@ def test_the_same_tokens_are_generated_with_every_cache(name, rope_theta, make):
     assert min(len(row[5:].unique()) for row in got) > 2
 
 
+def test_one_layer_and_one_token_are_enough():
+    model, prompt = decoder(layers=1), prompts(3, 1)
+    got = greedy(model, prompt, 9, caches=caches(GrowingKVCache, 1))
+    assert got.tolist() == likeliest(model, prompt, 9).tolist()
+
+
 @with_each_cache
 @pytest.mark.parametrize("rope_theta", [None, 100.0])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_left_padded_row_generates_what_it_does_alone(name, rope_theta, make):
-    model, pads = decoder(name, rope_theta=rope_theta), [0, 3, 1]
+    model, pads = decoder(name, rope_theta=rope_theta), [0, 4, 1]
     prompt = prompts(rows=3)
     valid = torch.arange(5) >= torch.tensor(pads)[:, None]
     mine = caches(make) if make else None
@@ -383,6 +392,27 @@ def test_what_is_drawn_often_is_what_is_likely():
     generator.manual_seed(5)
     again = pick(scores.expand(40_000, -1)).bincount(minlength=5)
     assert torch.equal(counts, again)
+
+
+def drawn(scores, **options):
+    generator = torch.Generator().manual_seed(7)
+    return sampled(generator=generator, **options)(scores)
+
+
+def test_the_last_token_that_is_needed_is_the_last_that_is_kept():
+    """Two that are alike have half the probability each, exactly."""
+    alike = torch.zeros(500, 2)
+    assert len(drawn(alike, top_p=0.5).unique()) == 1
+    assert len(drawn(alike, top_p=0.51).unique()) == 2
+    assert torch.equal(drawn(alike, top_p=1.0), drawn(alike))
+    assert drawn(torch.zeros(3, 1)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 40}, {"top_p": 0.9}])
+def test_scores_in_half_precision_are_drawn_from_in_float32(options):
+    scores = torch.randn(2000, 50).bfloat16()
+    want = drawn(scores.float(), temperature=0.7, **options)
+    assert torch.equal(drawn(scores, temperature=0.7, **options), want)
 
 
 @with_each_cache
