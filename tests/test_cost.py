@@ -118,7 +118,7 @@ def test_costs_of_the_pages_are_what_torch_counts(call):
 )
 def test_the_cost_of_cross_attention_is_what_torch_counts(extra, cached, bias):
     layer = CrossAttention(d_model=30, n_heads=6, **bias, **extra)
-    x, context = torch.zeros(2, 5, 30), torch.zeros(2, 13, layer.d_context)
+    x, context = torch.zeros(3, 5, 30), torch.zeros(3, 13, layer.d_context)
     cache = KVCache(13)
     if cached:
         layer(x, context, cache=cache)
@@ -128,7 +128,7 @@ def test_the_cost_of_cross_attention_is_what_torch_counts(extra, cached, bias):
         d_model=30,
         n_heads=6,
         **bias,
-        batch=2,
+        batch=3,  # not 2: 2 + 2 is 2 * 2
         new=5,
         context=13,
         cached=cached,
@@ -147,16 +147,16 @@ def test_scores_and_values_are_counted_apart():
         d_model=30, n_heads=6, n_kv_heads=3, head_dim=7
     )
     cost = attention_cost(
-        d_model=30, n_heads=6, n_kv_heads=3, head_dim=7, batch=2, new=5, past=4
+        d_model=30, n_heads=6, n_kv_heads=3, head_dim=7, batch=3, new=5, past=4
     )
     with FlopCounterMode(display=False) as count, torch.no_grad():
-        layer.q_proj(torch.zeros(2, 5, 30))
-        layer.k_proj(torch.zeros(2, 5, 30))
-        layer.v_proj(torch.zeros(2, 5, 30))
-        layer.o_proj(torch.zeros(2, 5, 42))
+        layer.q_proj(torch.zeros(3, 5, 30))
+        layer.k_proj(torch.zeros(3, 5, 30))
+        layer.v_proj(torch.zeros(3, 5, 30))
+        layer.o_proj(torch.zeros(3, 5, 42))
     assert cost.projections == count.get_total_flops()
     with FlopCounterMode(display=False) as count:
-        torch.zeros(2, 6, 5, 7) @ torch.zeros(2, 6, 9, 7).mT
+        torch.zeros(3, 6, 5, 7) @ torch.zeros(3, 6, 9, 7).mT
     assert cost.scores == cost.values == count.get_total_flops()
 
 

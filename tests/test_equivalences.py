@@ -154,6 +154,26 @@ def test_the_loop_of_gqa_is_the_layer():
     assert relative_error(loop, layer(x)) <= 1e-12
 
 
+LOOPS = {
+    "mha": multi_head_loop,
+    "gqa": grouped_query_loop,
+    "mqa": multi_query_loop,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_without_a_mask_is_the_layer_that_sees_everything(name):
+    layer, x = variant(name, causal=False), tokens(3, T, E)
+    wq, wk, wv = (
+        p.weight.view(-1, layer.head_dim, E).mT
+        for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    if name == "mqa":
+        wk, wv = wk[0], wv[0]
+    loop = LOOPS[name](x, wq, wk, wv, layer.o_proj.weight.mT)
+    assert relative_error(loop, layer(x)) <= 1e-12
+
+
 def chunks_of(name):
     return {
         "one by one": [1] * 9,
