@@ -14,6 +14,7 @@ tests run on the package as it is; that tells which lines each of them reaches.
 
 import argparse
 import ast
+import difflib
 import functools
 import gc
 import hashlib
@@ -77,10 +78,11 @@ class Mutant(NamedTuple):
 
     def diff(self) -> str:
         old = self.path.read_text(encoding="utf-8").splitlines()
-        pairs = list(zip(old, self.source.splitlines(), strict=True))
-        gone = [f"  - {a.strip()}" for a, b in pairs if a != b]
-        new = [f"  + {b.strip()}" for a, b in pairs if a != b and b.strip()]
-        return "\n".join(gone + new)
+        lines = difflib.unified_diff(
+            old, self.source.splitlines(), n=0, lineterm=""
+        )
+        shown = [x for x in list(lines)[2:] if x[0] != "@" and x[1:].strip()]
+        return "\n".join(f"    {x[0]} {x[1:].strip()}" for x in shown)
 
 
 class Planter:
@@ -188,6 +190,16 @@ class Planter:
                 self.reaching(node),
             )
 
+    def cut(
+        self, node: Any, kind: str, start: int, end: int
+    ) -> Iterator[Mutant]:
+        """Without a piece of its text, but for the ends of lines."""
+        ends = b"\n" * self.text[start:end].count(b"\n")
+        source = self.text[:start] + ends + self.text[end:]
+        line = self.text[:start].count(b"\n") + 1
+        lines = self.reaching(node)
+        yield Mutant(self.path, line, kind, source.decode(), lines)
+
     def of(self, node: Any) -> Iterator[Mutant]:
         kinds = [type(node).__name__] + ["stmt"] * isinstance(node, ast.stmt)
         for kind in kinds:
@@ -277,15 +289,7 @@ class Planter:
     def plant_slice(self, node: ast.Slice) -> Iterator[Mutant]:
         for bound in (node.lower, node.upper):
             if bound is not None:
-                start, end = self.span(bound)
-                text = self.text[:start] + self.text[end:]
-                yield Mutant(
-                    self.path,
-                    node.lineno,
-                    "bound dropped",
-                    text.decode(),
-                    self.reaching(node),
-                )
+                yield from self.cut(node, "bound dropped", *self.span(bound))
 
     def plant_call(self, node: ast.Call) -> Iterator[Mutant]:
         args, words = node.args, node.keywords
@@ -299,17 +303,19 @@ class Planter:
             yield from self.put(node, "call dropped", self.code(left))
         name = self.code(node.func)
         told = [self.code(a) for a in args]
-        named = [
-            f"{k.arg}={self.code(k.value)}"
-            if k.arg
-            else f"**{self.code(k.value)}"
-            for k in words
-        ]
-        for i in range(len(named)):
-            kept = ", ".join(told + named[:i] + named[i + 1 :])
-            yield from self.put(node, "keyword dropped", f"{name}({kept})")
+        spans = sorted(self.span(part) for part in [*args, *words])
+        for word in words:
+            start, end = self.span(word)
+            after = [other for other in spans if other[0] > start]
+            before = [other for other in spans if other[1] < end]
+            if after:
+                end = after[0][0]
+            elif before:
+                start = before[-1][1]
+            yield from self.cut(word, "keyword dropped", start, end)
+        named = [self.code(word) for word in words]
         for i in range(len(told) - 1):
-            if name in ("max", "min", "torch.maximum"):
+            if name.split(".")[-1] in ("max", "min", "maximum", "transpose"):
                 break  # their order is no matter
             swapped = [*told[:i], told[i + 1], told[i], *told[i + 2 :], *named]
             code = f"{name}({', '.join(swapped)})"
@@ -359,16 +365,8 @@ class Planter:
 
     def undecorated(self, node: Any) -> Iterator[Mutant]:
         for decorator in node.decorator_list:
-            line = decorator.lineno
-            text = self.text.splitlines()
-            text[line - 1] = b""
-            yield Mutant(
-                self.path,
-                line,
-                "decorator dropped",
-                b"\n".join(text).decode() + "\n",
-                self.reaching(node),
-            )
+            start, end = self.span(decorator)  # behind its @
+            yield from self.cut(node, "decorator dropped", start - 1, end)
 
 
 class Planted(importlib.abc.MetaPathFinder):
