@@ -10,7 +10,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test quick docs fmt synced new check offline
+.PHONY: serve test quick mutants docs fmt synced new check offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
@@ -22,6 +22,12 @@ test: $(READY)
 # Unit tests and laws: neither the built site nor other libraries' modules.
 quick: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not (alone or oracle or browser)"
+
+# ONLY=cost or ONLY=cost:131,masks; SIZE=0 takes all of those.
+SIZE ?= 120
+SEED ?= 1
+mutants: $(READY)
+	$(PY) -m tests.mutants --size $(SIZE) --seed $(SEED) --only "$(ONLY)"
 
 docs: $(READY)
 	$(PY) -m mkdocs build --strict

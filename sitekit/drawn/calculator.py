@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from attnref import kv_memory
+from attnref.numbers import kv_memory
 from attnref.numbers.kv_memory import DTYPES, FIXED, growth, kv_bytes, size
 from attnref.numbers.specs import (
     Compressed,

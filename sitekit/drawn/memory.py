@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.transforms import Affine2D
 
-from attnref import kv_memory, specs
+from attnref.numbers import kv_memory, specs
 from attnref.numbers.kv_memory import DTYPES, Storage, growth, kv_bytes, size
 from attnref.numbers.specs import Full, Group, Mla, Model, find_model
 from sitekit import plots

@@ -70,7 +70,8 @@ def unchanged(*caches):
 @contextmanager
 def refused(message, *caches, error=ValueError):
     """The body raises, and leaves the caches alone."""
-    with unchanged(*caches), pytest.raises(error, match=re.escape(message)):
+    whole = rf"(?<!\w){re.escape(message)}"  # from the first of a word on
+    with unchanged(*caches), pytest.raises(error, match=whole):
         yield
 
 

@@ -323,6 +323,21 @@ def test_weights_of_i_love_you_under_both_masks():
         ),
         (
             lambda: cross_mask(
+                torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
+            ),
+            TypeError,
+            "^valid is torch.float32",
+        ),
+        (
+            lambda: cross_mask(
+                torch.ones(3, dtype=torch.bool),
+                torch.ones(3, 3, dtype=torch.bool),
+            ),
+            ValueError,
+            r"^valid has shape \(3,\)",
+        ),
+        (
+            lambda: cross_mask(
                 torch.ones(2, 3, dtype=torch.bool),
                 torch.ones(2, 7, dtype=torch.bool, device="meta"),
             ),

@@ -171,6 +171,7 @@ def test_theta_is_above_0(name, value):
     message = f"rope_theta={value} must be positive"
     with pytest.raises(ValueError, match=re.escape(message)):
         built(name, rope_theta=value)
+    assert built(name, rope_theta=0.5).rope_theta == 0.5
 
 
 @each_layer

@@ -122,6 +122,27 @@ def test_the_loop_of_gqa_is_the_layer():
     assert relative_error(loop, layer(x)) <= 1e-12
 
 
+LOOPS = {
+    "mha": multi_head_loop,
+    "gqa": grouped_query_loop,
+    "mqa": multi_query_loop,
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_without_a_mask_is_the_layer_that_sees_everything(name):
+    # The root of a head_dim of 4 is its half.
+    layer, x = variant(name, causal=False, head_dim=10), tokens(3, T, E)
+    wq, wk, wv = (
+        p.weight.view(-1, layer.head_dim, E).mT
+        for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    if name == "mqa":
+        wk, wv = wk[0], wv[0]
+    loop = LOOPS[name](x, wq, wk, wv, layer.o_proj.weight.mT)
+    assert relative_error(loop, layer(x)) <= 1e-12
+
+
 def test_cached_in_any_chunks_is_the_full_pass():
     # --8<-- [start:cached]
     from torch import nn

@@ -1,5 +1,7 @@
 """MLA: three forms, one result; and why each part of it is as it is."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -314,11 +316,24 @@ def test_yarn_scales_as_deepseek_does():
     assert STRETCHED.softmax_scale == pytest.approx(1.1434, abs=1e-4)
 
 
-def test_a_yarn_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"factor=0\.5"):
-        Yarn(0.5, 64)
-    with pytest.raises(ValueError, match="beta_fast=1"):
-        Yarn(4.0, 64, beta_fast=1.0, beta_slow=2.0)
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"factor": 0.5}, "factor=0.5 and original_max_len=64 must"),
+        ({"factor": torch.nan}, "factor=nan"),
+        ({"original_max_len": 0}, "factor=4.0 and original_max_len=0 must"),
+        ({"beta_fast": 1.0}, "beta_fast=1.0 must be above beta_slow=1.0"),
+        ({"beta_slow": 40.0}, "beta_fast=32.0 must be above beta_slow=40.0"),
+        ({"beta_slow": 0.0}, "beta_slow=0.0, and both above 0"),
+        ({"beta_slow": torch.nan}, "beta_slow=nan"),
+    ],
+    ids=str,
+)
+def test_a_yarn_that_cannot_be_is_refused(wrong, message):
+    sizes = {"factor": 4.0, "original_max_len": 64}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Yarn(**sizes | wrong)
+    assert Yarn(1.0, 1, beta_fast=0.02, beta_slow=0.01).table_scale == 1
 
 
 def test_an_unknown_form_is_refused():

@@ -172,18 +172,21 @@ def prompts(rows=B, length=5):
     return torch.randint(N, (rows, length))
 
 
-@pytest.mark.parametrize("eps", [1e-6, 0.5])
+@pytest.mark.parametrize("options", [{}, {"eps": 0.5}], ids=str)
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_a_decoder_is_its_blocks_between_two_tables(layers, eps):
+def test_a_decoder_is_its_blocks_between_two_tables(layers, options):
     blocks = [Block(built("gqa"), d_model=E, d_ff=FF) for _ in range(layers)]
-    model = sharp(Decoder(iter(blocks), n_tokens=N, d_model=E, eps=eps))
+    model = sharp(Decoder(iter(blocks), n_tokens=N, d_model=E, **options))
+    # Numbers so small that it matters what is added to their squares.
+    model.embed_tokens.weight.data *= 1e-3
     tokens, mask = prompts(), padding_mask(torch.rand(B, 5) < 0.7)
-    for options in ({}, {"mask": mask}):
+    for told in ({}, {"mask": mask}):
         x = model.embed_tokens.weight[tokens]
         for each in blocks:
-            x = by_hand(each, x, **options)
-        want = rms_norm(x, model.norm.weight, eps) @ model.lm_head.weight.mT
-        got = model(tokens, **options)
+            x = by_hand(each, x, **told)
+        normed = rms_norm(x, model.norm.weight, **options)
+        want = normed @ model.lm_head.weight.mT
+        got = model(tokens, **told)
         assert got.shape == (B, 5, N)
         assert relative_error(got, want) <= 1e-12
 
@@ -214,6 +217,12 @@ def likeliest(model, prompt, steps):
     return torch.tensor(rows)
 
 
+def test_one_layer_and_one_token_are_enough():
+    model, prompt = decoder(layers=1), prompts(3, 1)
+    got = greedy(model, prompt, 9, caches=caches(CACHES["growing"], 1))
+    assert got.tolist() == likeliest(model, prompt, 9).tolist()
+
+
 @each_decoder
 def test_the_same_tokens_are_generated_with_every_cache(name):
     for options in VARIANTS[name].options:
@@ -233,7 +242,7 @@ def test_the_same_tokens_are_generated_with_every_cache(name):
 
 @each_decoder
 def test_a_left_padded_row_generates_what_it_does_alone(name):
-    pads = [0, 3, 1]
+    pads = [0, 4, 1]
     valid = torch.arange(5) >= torch.tensor(pads)[:, None]
     for options in VARIANTS[name].options:
         model, prompt = decoder(name, **options), prompts()
@@ -367,6 +376,27 @@ def test_of_tokens_that_are_as_likely_no_more_than_top_k_are_kept():
     """In bfloat16 scores are often equal; transformers keeps them all."""
     pick, scores = sampled(top_k=2), torch.tensor([[1.0, 0.0, 1.0, 1.0, 1.0]])
     assert len(pick(scores.bfloat16().expand(500, -1)).unique()) == 2
+
+
+def drawn(scores, **options):
+    generator = torch.Generator().manual_seed(7)
+    return sampled(generator=generator, **options)(scores)
+
+
+def test_the_last_token_that_is_needed_is_the_last_that_is_kept():
+    """Two that are alike have half the probability each, exactly."""
+    alike = torch.zeros(500, 2)
+    assert len(drawn(alike, top_p=0.5).unique()) == 1
+    assert len(drawn(alike, top_p=0.51).unique()) == 2
+    assert torch.equal(drawn(alike, top_p=1.0), drawn(alike))
+    assert drawn(torch.zeros(3, 1)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 40}, {"top_p": 0.9}])
+def test_scores_in_half_precision_are_drawn_from_in_float32(options):
+    scores = torch.randn(2000, 50).bfloat16()
+    want = drawn(scores.float(), temperature=0.7, **options)
+    assert torch.equal(drawn(scores, temperature=0.7, **options), want)
 
 
 @with_each_cache

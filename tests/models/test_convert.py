@@ -252,6 +252,7 @@ def test_there_and_back_is_where_it_was(heads, half, columns):
     [
         (10, 4, "half", "10 rows are no whole heads of head_dim=4"),
         (9, 3, "half", "9 rows are no whole heads of head_dim=3, or it is odd"),
+        (4, 1, "half", "4 rows are no whole heads of head_dim=1, or it is odd"),
         (2, 4, "half", "2 rows are no whole heads of head_dim=4"),
         (8, 4, "hf", "to='hf' is neither 'half' nor 'interleaved'"),
         (8, 0, "half", "head_dim=0 must be at least 1"),
@@ -393,6 +394,11 @@ EIGHT = torch.ones(7, 12).to(torch.float8_e4m3fn)
             TypeError,
             "the scales of w are torch.uint8",
         ),
+        (
+            {"w": EIGHT[0], "w_scale_inv": torch.ones(3)},
+            ValueError,
+            r"w has shape \(12,\), its scales \(3,\); with block=5",
+        ),
     ],
 )
 def test_a_float8_checkpoint_that_is_not_whole_is_refused(
@@ -400,6 +406,26 @@ def test_a_float8_checkpoint_that_is_not_whole_is_refused(
 ):
     with pytest.raises(error, match=message):
         dequantised(checkpoint, block=5)
+    with pytest.raises(ValueError, match=r"^block=0 must be at least 1"):
+        dequantised(checkpoint, block=0)
+
+
+def test_what_a_float8_checkpoint_may_hold_besides():
+    """Squares of 128, scales in float8 too, no gradients; other bytes stay."""
+    weight = torch.randn(257, 130)
+    narrow, scales, _ = in_float8(weight, 128)
+    scales = scales.mul(1000).to(torch.float8_e5m2)
+    others = {"seen": torch.arange(3).byte(), "mask": torch.ones(4).bool()}
+    checkpoint = {
+        "w": narrow,
+        "w_scale_inv": nn.Parameter(scales.float()),
+        **others,
+    }
+    wide = dequantised(checkpoint)
+    assert not wide["w"].requires_grad
+    assert {name: wide[name] for name in others} == others
+    checkpoint["w_scale_inv"] = scales
+    assert torch.equal(dequantised(checkpoint)["w"], wide["w"])
 
 
 def test_the_weights_of_torch_are_wrong_in_a_layer_left_causal():

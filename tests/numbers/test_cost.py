@@ -177,8 +177,6 @@ def test_sizes_that_cannot_be_are_refused(wrong, message):
 
 def test_a_context_that_cannot_be_is_refused():
     sizes = {"d_model": 30, "n_heads": 6}
-    with pytest.raises(ValueError, match="context=0 must be at least 1"):
-        cross_cost(**sizes, context=0)
     with pytest.raises(ValueError, match="d_context=-4 must be at least 1"):
         cross_cost(**sizes, context=3, d_context=-4)
     with pytest.raises(
@@ -192,3 +190,29 @@ def test_an_unknown_form_is_refused():
         mla_cost(**LATENT, form="naive")
     with pytest.raises(ValueError, match="q_lora_rank=0 must be at least 1"):
         mla_cost(**LATENT, q_lora_rank=0)
+
+
+CROSS = {"d_model": 30, "n_heads": 6, "context": 13}
+ONE_STEP = {"batch": 1, "new": 1}
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "size"),
+    [
+        *((mla_cost, LATENT, size) for size in LATENT),
+        *((mla_cost, LATENT, size) for size in [*ONE_STEP, "q_lora_rank"]),
+        *((cross_cost, CROSS, size) for size in ["context", *ONE_STEP]),
+    ],
+)
+def test_each_size_is_above_0(function, sizes, size):
+    with pytest.raises(ValueError, match=f"^{size}=0 must be at least 1"):
+        function(**sizes | {size: 0})
+
+
+def test_unless_told_a_cost_is_that_of_one_token_on_nothing():
+    past = ONE_STEP | {"past": 0}
+    small = {"d_model": 30, "n_heads": 6}
+    assert attention_cost(**small) == attention_cost(**small, **past)
+    assert mla_cost(**LATENT) == mla_cost(**LATENT, **past)
+    told = cross_cost(**CROSS, **ONE_STEP, cached=False)
+    assert cross_cost(**CROSS) == told

@@ -61,7 +61,7 @@ ROPES = {
     "plain": {},
     "both mscales 1": {**SHORT, "mscale": 1.0, "mscale_all_dim": 1.0},
     "two mscales": {**SHORT, "mscale": 0.707, "mscale_all_dim": 0.5},
-    "no mscale": SHORT,
+    "neither mscales nor betas": LONG,
     "mscale alone": {**SHORT, "mscale": 0.707},
     "mscale_all_dim alone": {**SHORT, "mscale_all_dim": 0.5},
     "that of V3": {
