@@ -537,7 +537,11 @@ def test_files() -> list[str]:
 def modules() -> list[Path]:
     """The package, without its command line and its lists of names."""
     found = sorted(PACKAGE.rglob("*.py"))
-    return [p for p in found if not p.stem.startswith("__")]
+    return [
+        p
+        for p in found
+        if not p.stem.startswith("__") and p.parent.name != "commands"
+    ]
 
 
 def limited(seconds: int) -> None:
