@@ -29,7 +29,7 @@ PLACEHOLDER = re.compile(r"\$[^$]*\$|\{(\w*)\}")
 
 
 class Fence(NamedTuple):
-    """Where it stands."""
+    """The name of its page, and the language."""
 
     page: str
     language: str
@@ -150,11 +150,8 @@ def plot(
     return html
 
 
-KINDS: dict[str, Callable[..., str]] = {
-    "figure": figure,
-    "table": table,
-    "plot": plot,
-}
+KINDS: dict[str, Callable[..., str]]
+KINDS = {"figure": figure, "table": table, "plot": plot}
 
 
 @cache

@@ -1,5 +1,4 @@
-"""What loads from collections.abc import Iterator
-from transformers, as tests/oracles/test_loads.py recorded it."""
+"""What loads from transformers, as tests/oracles/test_loads.py recorded it."""
 
 import json
 from collections.abc import Iterator
