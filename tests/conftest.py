@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import yaml
 from filelock import FileLock
 from hypothesis import settings
 from torch import Tensor
 
-from sitekit import ROOT, pages
+from sitekit import ROOT
 
 settings.register_profile("attnref", deadline=None, max_examples=60)
 settings.load_profile("attnref")
@@ -57,6 +56,10 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 
 def fences(stem, language="en"):
     """What a page draws: the kind and the YAML of each fence."""
+    import yaml  # not there where the package alone is tested
+
+    from sitekit import pages
+
     (path,) = (p for p in pages.markdown_files(language) if p.stem == stem)
     page = pages.render(pages.body_of(path), expand=False)
     drawn = (b for b in page.blocks if b.language in pages.DRAWN)
