@@ -37,6 +37,8 @@ def serving(mkdocs, source, folder):
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # Started in the background, a shell's children ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             yield server, getter(f"http://{place}/", server)
