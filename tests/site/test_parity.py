@@ -41,7 +41,7 @@ def test_the_navigation_is_the_same():
 BEFORE = """\
 # Title { #title }
 
-Text with $x_i$ and `code` and [a link](softmax.md#formula).
+Text with $x_i$ and `code` and [a link](softmax.md#formula), of 15 million.
 
 $$
 x = \\text{words}
@@ -63,6 +63,7 @@ caption: words
 head: [a, b, c, d, e, f]
 ```
 """
+MORE = "A sentence that nobody has told the readers of the twin. " * 4
 DRIFTS = {
     "a heading's id": ("#section", "#other"),
     "a heading's level": ("## Section", "### Section"),
@@ -79,7 +80,18 @@ DRIFTS = {
     "a number of a caption": ("caption: words", "caption: words 3"),
     "a formula of a head": ("[a, b,", "[a, $b$,"),
     "a missing block": (BEFORE[BEFORE.index("```table") :], ""),
-    "a paragraph more": ("## Section", "More.\n\n## Section"),
+    "a number in words": ("15 million", "15 billion"),
+    "another number": ("15 million", "15.5 million"),
+    "a paragraph more": ("## Section", f"{MORE}\n\n## Section"),
+    "a link that is not marked": ("Inside.", "[Inside](https://b.cn)."),
+    "a block in a note of one's own": (
+        "## Section",
+        '!!! note own "W"\n\n    ```text\n    x\n    ```\n\n## Section',
+    ),
+    "what follows a note of one's own": (
+        "## Section",
+        '!!! note own "W"\n\n    Words.\n\n[L](https://b.cn)\n\n## Section',
+    ),
 }
 
 
@@ -91,12 +103,32 @@ def test_each_kind_of_drift_is_seen(drift):
     assert parity.differences(BEFORE, BEFORE.replace(old, new)) != []
 
 
+@pytest.mark.parametrize(
+    ("english", "chinese"),
+    [
+        ("In May 2024, 12 heads.", "2024 年 5 月，十二个头。"),
+        ("8B weights, 128K tokens.", "80 亿个权重。\n\n12.8 万个 token。"),
+        ("1,500,000 rows.", "150 万行。"),
+        ("Both are one half: 2.", "- 两者都是一半\n- 这是第二点"),
+        ("Words.", "文字，[博客](https://b.cn){ hreflang=zh }。"),
+        (
+            "Words.",
+            '文字。\n\n??? tip own "注"\n\n    `k_pe` 有 [64](b.md) 维。',
+        ),
+    ],
+)
+def test_each_language_may_say_it_in_its_own_way(english, chinese):
+    both = f"# T {{ #t }}\n\n{english}", f"# T {{ #t }}\n\n{chinese}"
+    assert parity.differences(*both) == []
+
+
 def test_words_may_differ():
     other = (
         BEFORE.replace("Title", "标题")
         .replace("words", "文字")
         .replace("Inside", "里面")
         .replace("| a | b |", "| 甲 | 乙 |")
+        .replace("15 million", "1500 万")
     )
     assert parity.differences(BEFORE, other) == []
 
@@ -119,8 +151,8 @@ def test_an_english_page_that_moved_on_is_seen(tmp_path, monkeypatch):
     assert parity.check("page") == []
     assert zh.read_text().count("synced:") == 1
 
-    en.write_text(en.read_text() + "\nThree.\n")
-    with pytest.raises(ValueError, match="Chinese has None"):
+    en.write_text(en.read_text() + "\nAlso 3.\n")
+    with pytest.raises(ValueError, match="in #t: Chinese lacks the number 3"):
         parity.mark_synced("page")
 
     zh.unlink()
