@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from sitekit import ROOT, pages
+from sitekit import ROOT, docstrings, pages
 
 # A page has of its own: links marked so, [...](...){ hreflang=zh }, and boxes
 # with this word among their classes. Sentences are split and joined freely.
@@ -296,7 +296,7 @@ def check(stem: str) -> list[str]:
             f"the English page has changed; bring docs/zh/{stem}.md in line, "
             f"then run: make synced PAGE={stem}"
         )
-    return found
+    return found + (docstrings.check() if stem == "api" else [])
 
 
 def mark_synced(stem: str) -> str:
@@ -316,4 +316,6 @@ def mark_synced(stem: str) -> str:
     if not times:
         new = chinese.replace("\n---\n", f"\n{line}\n---\n", 1)
     path.write_text(new, encoding="utf-8")
+    if stem == "api":
+        docstrings.mark_synced()
     return line
