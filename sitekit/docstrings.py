@@ -1,6 +1,6 @@
 """On the Chinese page of the API, docstrings begin in Chinese.
 
-`docs/zh-docstrings.yml` holds the first lines, each beside the English one that
+`docs/zh/docstrings.yml` holds the first lines, each beside the English one that
 it was written for: `make synced PAGE=api` takes over those that have changed.
 """
 
@@ -13,7 +13,7 @@ import yaml
 
 from sitekit import ROOT
 
-FILE = ROOT / "docs/zh-docstrings.yml"
+FILE = ROOT / "docs/zh/docstrings.yml"
 
 
 def summary(text: str) -> str:
@@ -52,9 +52,13 @@ def english() -> dict[str, str]:
     }
 
 
-@cache
 def chinese() -> dict[str, dict[str, str]]:
     """`{name: {en: ..., zh: ...}}`."""
+    return _read(FILE.stat().st_mtime_ns)
+
+
+@cache
+def _read(changed: int) -> dict[str, dict[str, str]]:
     table: Any = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return dict(table)
 
@@ -88,7 +92,6 @@ def mark_synced() -> None:
         table, allow_unicode=True, sort_keys=False, width=10_000
     )
     FILE.write_text(text, encoding="utf-8")
-    chinese.cache_clear()
 
 
 class InChinese(griffe.Extension):
