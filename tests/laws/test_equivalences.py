@@ -50,7 +50,7 @@ def test_gqa_with_a_key_head_for_each_query_head_is_mha():
     from attnref import MultiHeadAttention
 
     mha = MultiHeadAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(mha.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(mha.q_proj.weight)  # a flat softmax would hide errors
     gqa = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=6).double()
     gqa.load_state_dict(mha.state_dict())
     x = torch.randn(2, 7, 24, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_the_loop_of_mha_is_the_layer():
     from attnref import causal_mask
 
     layer = MultiHeadAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     # nn.Linear holds the transpose of W, the heads' rows below each other.
     wq, wk, wv = (
@@ -95,7 +95,7 @@ def test_the_loop_of_mqa_is_the_layer():
     from attnref import causal_mask
 
     layer = MultiQueryAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     wq = layer.q_proj.weight.view(6, 4, 24).mT
     wk, wv = layer.k_proj.weight.mT, layer.v_proj.weight.mT
@@ -111,7 +111,7 @@ def test_the_loop_of_gqa_is_the_layer():
     from attnref import causal_mask
 
     layer = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=3).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     wq = layer.q_proj.weight.view(6, 4, 24).mT
     wk, wv = (p.weight.view(3, 4, 24).mT for p in (layer.k_proj, layer.v_proj))
@@ -152,7 +152,7 @@ def test_cached_in_any_chunks_is_the_full_pass():
     layer = GroupedQueryAttention(
         d_model=24, n_heads=6, n_kv_heads=3, rope_theta=10000.0
     ).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 9, 24, dtype=torch.float64)
     whole = layer(x)
     for cache in KVCache(9), GrowingKVCache():
@@ -234,7 +234,7 @@ def test_with_rope_tokens_may_not_change_places():
     layer = MultiHeadAttention(
         d_model=24, n_heads=6, causal=False, rope_theta=10000.0
     ).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
     moved = layer(x[:, order])

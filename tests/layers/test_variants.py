@@ -176,7 +176,7 @@ def test_mean_pooling_is_exact_where_heads_are_alike():
     from torch import nn
 
     mha = MultiHeadAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(mha.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(mha.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     gap = (mha_to_gqa(mha, 3)(x) - mha(x)).abs().max()
     assert gap > 0.01  # in general, training has to close this
