@@ -78,7 +78,7 @@ def test_the_loop_of_mha_is_the_layer():
     layer = MultiHeadAttention(d_model=24, n_heads=6).double()
     nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
-    # nn.Linear holds the transpose of W, the heads' rows below each other.
+    # nn.Linear stores W transposed, with the rows of all heads stacked.
     wq, wk, wv = (
         p.weight.view(6, 4, 24).mT
         for p in (layer.q_proj, layer.k_proj, layer.v_proj)
@@ -301,10 +301,10 @@ def test_the_heads_of_mqa_differ_through_their_queries_alone():
     from attnref import attention_weights
 
     q = layer.q_proj(x).view(2, 7, 6, 4).transpose(1, 2)
-    k = layer.k_proj(x).unsqueeze(1)  # one for all
+    k = layer.k_proj(x).unsqueeze(1)  # one key head for all
     maps = attention_weights(q, k, causal_mask(7))
     assert (maps[:, 0] - maps[:, 1]).abs().max() > 0.1  # heads differ
     alike = q[:, :1].expand(2, 6, 7, 4)  # the first head's queries, for all
     maps = attention_weights(alike, k, causal_mask(7))
-    assert torch.equal(maps, maps[:, :1].expand(2, 6, 7, 7))  # now they do not
+    assert torch.equal(maps, maps[:, :1].expand(2, 6, 7, 7))  # identical
     # --8<-- [end:queries]
