@@ -470,7 +470,7 @@ CONTEXTS = {
         "context has width 13, the layer was built for 17",
     ),
     "batch": ({"context": (5, S, C)}, "x has B=3, context has B=5"),
-    "none": ({"context": None}, "context is None, and no cache stands for it"),
+    "none": ({"context": None}, "context is None and no filled cache is given"),
     "2 axes of x": ({"x": (T, E)}, "x has shape (2, 13); it needs 3 axes"),
     "width of x": (
         {"x": (B, T, C)},
@@ -505,12 +505,13 @@ READS = {
     "another context": (
         {"context": (B, S, C)},
         ValueError,
-        "the cache holds a context of 7 tokens already: pass no other",
+        "the cache already holds a context of 7 tokens: pass no context",
     ),
     "batch": (
         {"x": (5, T, E)},
         ValueError,
-        "the cache holds [(3, 5, 7, 4), (3, 5, 7, 4)], not two of (5, 5, 7, 4)",
+        "the cache holds tensors of shapes [(3, 5, 7, 4), (3, 5, 7, 4)]; "
+        "expected two of (5, 5, 7, 4)",
     ),
     "width of x": ({"x": (B, T, C)}, ValueError, "x has width 17"),
     "additive mask": (
@@ -545,22 +546,23 @@ FOREIGN = {
     "one tensor": (
         lambda make: filled(make, 16, K=1),
         ValueError,
-        "the cache holds [(3, 1, 7, 16)], not two of (3, 5, 7, 4)",
+        "of shapes [(3, 1, 7, 16)]; expected two of (3, 5, 7, 4)",
     ),
     "three tensors": (
         lambda make: filled(make, D, D, D),
         ValueError,
-        "(3, 5, 7, 4), (3, 5, 7, 4), (3, 5, 7, 4)], not two of (3, 5, 7, 4)",
+        "(3, 5, 7, 4), (3, 5, 7, 4), (3, 5, 7, 4)]; expected two of "
+        "(3, 5, 7, 4)",
     ),
     "heads": (
         lambda make: filled(make, D, D, K=H),
         ValueError,
-        "[(3, 10, 7, 4), (3, 10, 7, 4)], not two of (3, 5, 7, 4)",
+        "[(3, 10, 7, 4), (3, 10, 7, 4)]; expected two of (3, 5, 7, 4)",
     ),
     "width": (
         lambda make: filled(make, D, 10),
         ValueError,
-        "[(3, 5, 7, 4), (3, 5, 7, 10)], not two of (3, 5, 7, 4)",
+        "[(3, 5, 7, 4), (3, 5, 7, 10)]; expected two of (3, 5, 7, 4)",
     ),
     "dtype": (
         lambda make: filled(make, D, D, dtype=torch.float64),
@@ -597,7 +599,7 @@ def test_a_context_of_no_tokens_is_a_context(make):
     cache, layer, x = make(S), built("cross"), numbers(B, T, E)
     got = [layer(x, numbers(B, 0, C), cache=cache), layer(x, cache=cache)]
     assert all(torch.equal(out, torch.zeros(B, T, E)) for out in got)
-    with refused("the cache holds a context of 0 tokens already", cache):
+    with refused("the cache already holds a context of 0 tokens", cache):
         layer(x, numbers(B, S, C), cache=cache)
     cache.reset()
     layer(x, numbers(B, S, C), cache=cache)

@@ -50,7 +50,7 @@ def test_gqa_with_a_key_head_for_each_query_head_is_mha():
     from attnref import MultiHeadAttention
 
     mha = MultiHeadAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(mha.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(mha.q_proj.weight)  # a flat softmax would hide errors
     gqa = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=6).double()
     gqa.load_state_dict(mha.state_dict())
     x = torch.randn(2, 7, 24, dtype=torch.float64)
@@ -76,9 +76,9 @@ def test_the_loop_of_mha_is_the_layer():
     from attnref import causal_mask
 
     layer = MultiHeadAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
-    # nn.Linear holds the transpose of W, the heads' rows below each other.
+    # nn.Linear stores W transposed, with the rows of all heads stacked.
     wq, wk, wv = (
         p.weight.view(6, 4, 24).mT
         for p in (layer.q_proj, layer.k_proj, layer.v_proj)
@@ -95,7 +95,7 @@ def test_the_loop_of_mqa_is_the_layer():
     from attnref import causal_mask
 
     layer = MultiQueryAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     wq = layer.q_proj.weight.view(6, 4, 24).mT
     wk, wv = layer.k_proj.weight.mT, layer.v_proj.weight.mT
@@ -111,7 +111,7 @@ def test_the_loop_of_gqa_is_the_layer():
     from attnref import causal_mask
 
     layer = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=3).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     wq = layer.q_proj.weight.view(6, 4, 24).mT
     wk, wv = (p.weight.view(3, 4, 24).mT for p in (layer.k_proj, layer.v_proj))
@@ -152,7 +152,7 @@ def test_cached_in_any_chunks_is_the_full_pass():
     layer = GroupedQueryAttention(
         d_model=24, n_heads=6, n_kv_heads=3, rope_theta=10000.0
     ).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 9, 24, dtype=torch.float64)
     whole = layer(x)
     for cache in KVCache(9), GrowingKVCache():
@@ -234,7 +234,7 @@ def test_with_rope_tokens_may_not_change_places():
     layer = MultiHeadAttention(
         d_model=24, n_heads=6, causal=False, rope_theta=10000.0
     ).double()
-    nn.init.normal_(layer.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
     moved = layer(x[:, order])
@@ -301,10 +301,10 @@ def test_the_heads_of_mqa_differ_through_their_queries_alone():
     from attnref import attention_weights
 
     q = layer.q_proj(x).view(2, 7, 6, 4).transpose(1, 2)
-    k = layer.k_proj(x).unsqueeze(1)  # one for all
+    k = layer.k_proj(x).unsqueeze(1)  # one key head for all
     maps = attention_weights(q, k, causal_mask(7))
     assert (maps[:, 0] - maps[:, 1]).abs().max() > 0.1  # heads differ
     alike = q[:, :1].expand(2, 6, 7, 4)  # the first head's queries, for all
     maps = attention_weights(alike, k, causal_mask(7))
-    assert torch.equal(maps, maps[:, :1].expand(2, 6, 7, 7))  # now they do not
+    assert torch.equal(maps, maps[:, :1].expand(2, 6, 7, 7))  # identical
     # --8<-- [end:queries]

@@ -130,7 +130,7 @@ def test_three_forms_one_result():
         v_head_dim=12,
         q_lora_rank=32,
     ).double()
-    nn.init.normal_(layer.q_b_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(layer.q_b_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 64, dtype=torch.float64)
     expanded = layer(x, form="expanded")
     for form in "latent", "absorbed":

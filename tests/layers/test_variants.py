@@ -163,12 +163,25 @@ def test_mha_with_the_weights_of_torch():
 
 def test_the_heads_of_a_group_stand_together():
     # --8<-- [start:order]
-    k = torch.tensor([10, 20, 30]).view(1, 3, 1, 1)  # 3 key heads, for 6
+    k = torch.tensor([10, 20, 30]).view(1, 3, 1, 1)  # 3 key heads for 6 queries
     together = k.repeat_interleave(2, dim=1).flatten()
     assert together.tolist() == [10, 10, 20, 20, 30, 30]  # head h reads h // 2
     in_turn = k.repeat(1, 2, 1, 1).flatten()
-    assert in_turn.tolist() == [10, 20, 30, 10, 20, 30]  # reads h % 3: wrong
+    assert in_turn.tolist() == [10, 20, 30, 10, 20, 30]  # wrong: reads h % 3
     # --8<-- [end:order]
+
+
+def test_without_the_transpose_a_token_attends_to_itself_alone():
+    fused = F.scaled_dot_product_attention
+    # --8<-- [start:across]
+    q, k, v = torch.randn(3, 3, 7, 6, 4)  # B, T, H, D: no transpose
+    before = fused(q, k, v)  # takes T for the heads, and H for the positions
+    k[:, 2], v[:, 2] = 1, 2  # without a mask, all seven outputs should change
+    changed = (fused(q, k, v) != before).flatten(2).any(2)
+    assert changed.tolist() == [[False] * 2 + [True] + [False] * 4] * 3
+    k, v = k[:, :, :1], v[:, :, :1]  # one key head: softmax over one key
+    assert torch.equal(fused(q, k, v), v.expand(3, 7, 6, 4))  # v itself
+    # --8<-- [end:across]
 
 
 def test_mean_pooling_is_exact_where_heads_are_alike():
@@ -176,14 +189,14 @@ def test_mean_pooling_is_exact_where_heads_are_alike():
     from torch import nn
 
     mha = MultiHeadAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(mha.q_proj.weight)  # sharp: flat weights hide mistakes
+    nn.init.normal_(mha.q_proj.weight)  # a flat softmax would hide errors
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     gap = (mha_to_gqa(mha, 3)(x) - mha(x)).abs().max()
-    assert gap > 0.01  # in general, training has to close this
+    assert gap > 0.01  # further training has to close this gap
     with torch.no_grad():
         for p in mha.k_proj, mha.v_proj:
             heads = p.weight.view(3, 2, 4, 24)  # pairs of heads
-            heads[:, 1] = heads[:, 0]  # each pair made alike
+            heads[:, 1] = heads[:, 0]  # make each pair identical
     gap = (mha_to_gqa(mha, 3)(x) - mha(x)).abs().max()
     assert gap < 1e-12
     # --8<-- [end:pooled]

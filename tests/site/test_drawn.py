@@ -192,8 +192,8 @@ def test_a_walk_gives_letters_and_sizes():
     sizes = "B = 2, T = 7, S = 12, H = 6, K = 3, D = 16, E = 96."
     assert caption == (
         "Recorded while GroupedQueryAttention(d_model=96, n_heads=6, "
-        "n_kv_heads=3) read 7 new tokens in 2 rows with 5 tokens in its "
-        f"cache: {sizes}"
+        "n_kv_heads=3) read 7 new tokens per sequence, with a batch of 2 and "
+        f"5 tokens already in its cache: {sizes}"
     )
     assert walked("gqa", "zh")[1].endswith(
         sizes.replace(", ", "，").replace(".", "。")
@@ -201,7 +201,7 @@ def test_a_walk_gives_letters_and_sizes():
     assert len(walked("mha")[0]) == len(walked("mqa")[0]) == 7
     rows, caption = walked("cross")
     assert len(rows) == 5
-    assert "let 7 tokens read a context of 12, in 2 rows" in caption
+    assert "7 tokens per sequence attended to a context of 12 tokens" in caption
     assert "R = 20, Dn = 16, Dr = 8, Dv = 10" in walked("mla")[1]
 
 
