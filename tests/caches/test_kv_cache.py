@@ -259,8 +259,7 @@ WRONG = {
     "exchanged": (lambda k, v: (v, k), "the cache holds B=2, K=3, D=5"),
     "dtype": (
         lambda k, v: (k.double(), v.double()),
-        "the cache holds torch.float32 on cpu, but got torch.float64 "
-        "on cpu",
+        "the cache holds torch.float32 on cpu, but got torch.float64 on cpu",
     ),
     "dtype of the second": (
         lambda k, v: (k, v.bfloat16()),
@@ -268,8 +267,7 @@ WRONG = {
     ),
     "device": (
         lambda k, v: (k.to("meta"), v.to("meta")),
-        "the cache holds torch.float32 on cpu, but got torch.float32 "
-        "on meta",
+        "the cache holds torch.float32 on cpu, but got torch.float32 on meta",
     ),
     "one tensor": (
         lambda k, v: (k,),
