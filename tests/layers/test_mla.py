@@ -314,6 +314,8 @@ def test_yarn_scales_as_deepseek_does():
     both = Yarn(4.0, 64, mscale=1.0, mscale_all_dim=1.0)
     assert both.table_scale == 1
     assert both.softmax_scale == pytest.approx(1.2965, abs=1e-4)
+    v3 = Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    assert v3.softmax_scale == pytest.approx(1.874, abs=5e-4)  # as the page
     assert STRETCHED.table_scale == pytest.approx(1.0268, abs=1e-4)
     assert STRETCHED.softmax_scale == pytest.approx(1.1434, abs=1e-4)
 
