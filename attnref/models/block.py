@@ -17,7 +17,7 @@ from attnref.core.masks import padding_mask, padding_mask_from_hf
 
 # --8<-- [start:block]
 class SwiGLU(nn.Module):
-    """Feed-forward layer whose hidden numbers are gated: `silu(g) * u`."""
+    """Gated feed-forward layer: `down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, *, d_model: int, d_ff: int) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward; each normalised before, added after.
+    """Pre-norm layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
-    `attention` is any layer of this package. What `forward` gets beside `x`
-    (mask, cache, positions, a context) is passed on to it. Parameters are
-    named as in a Llama layer of transformers.
+    `attention` is any layer of this package. All arguments of `forward`
+    other than `x` (mask, cache, positions, a context) are passed on to it.
+    Parameters are named as in a Llama layer of transformers.
 
     Examples:
         >>> from attnref import MultiHeadAttention
@@ -68,12 +68,13 @@ class Block(nn.Module):
 
 # --8<-- [start:decoder]
 class Decoder(nn.Module):
-    """Tokens `(B, T)` to a score for each next token, `(B, T, n_tokens)`.
+    """Decoder-only model: tokens `(B, T)` to logits `(B, T, n_tokens)`.
 
-    What `forward` gets beside `caches`, one per layer, is passed on to each
-    layer: a mask, positions, MLA's form. Caches of unlike lengths, without
-    room, or that keep too little for their layer are refused before any of
-    them is written to. A layer without `causal` needs everything.
+    `caches` holds one cache per layer. All other arguments of `forward` are
+    passed on to each layer: a mask, positions, MLA's form. Caches that differ
+    in length, have no room, or keep too little for their layer are refused
+    before any of them is written to. A layer without an attribute `causal`
+    needs a cache that keeps everything.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Decoder(nn.Module):
         return self.lm_head(self.norm(x))
 
     def _check(self, caches: Sequence[Cache], new: int) -> None:
-        """Before the first layer writes: afterwards it would be too late."""
+        """Runs before the first layer writes, while nothing has changed."""
         if not isinstance(caches, Sequence):
             kind = type(caches).__name__
             raise TypeError(f"caches is {kind}; pass a list of one per layer")
@@ -116,14 +117,14 @@ class Decoder(nn.Module):
         if twice or len(caches) != len(self.layers):
             raise ValueError(
                 f"{len(caches)} caches for {len(self.layers)} layers"
-                f"{', one of them twice' if twice else ''}: each needs one of "
+                f"{', one of them twice' if twice else ''}: each layer needs "
                 "its own"
             )
         attention = [getattr(b, "self_attn", b) for b in self.layers]
         rules = [getattr(layer, "causal", False) for layer in attention]
         lengths = list(map(past_of, caches, rules))
         if any(length != lengths[0] for length in lengths):
-            raise ValueError(f"the caches hold {lengths} tokens: not the same")
+            raise ValueError(f"caches hold {lengths} tokens: lengths differ")
         for cache in caches:
             cache.check_room(new)
 
@@ -139,11 +140,10 @@ def sampled(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """A way to pick tokens `(B,)` by chance, from scores `(B, n_tokens)`.
+    """A function that samples tokens `(B,)` from logits `(B, n_tokens)`.
 
-    Scores are divided by `temperature`; of the tokens, the `top_k` likeliest
-    are kept, and of those the fewest that together have a probability of
-    `top_p`.
+    Logits are divided by `temperature`; then the `top_k` most likely tokens
+    are kept, and of those the fewest whose probabilities sum to `top_p`.
 
     Examples:
         >>> pick = sampled(temperature=0.7, top_p=0.9)
@@ -187,19 +187,20 @@ def greedy(
     pad: int | None = None,
     **attention: Any,
 ) -> Tensor:
-    """The prompt `(B, T)`, and up to `steps` tokens more per row.
+    """The prompt `(B, T)`, followed by up to `steps` new tokens per row.
 
-    Each is the likeliest, or what `pick` takes from the scores: see `sampled`.
-    A row ends with a token of `eos` and goes on with `pad` (the first of `eos`
-    unless given); when all rows have ended, so does the call. `valid` says
-    which tokens of the prompt are real: a tokenizer's `attention_mask`, a bool
-    tensor of that shape `(B, T)`, or the padding mask made from either. Pad
-    on the left, since what is generated stands on the right.
+    Each new token is the most likely one, or the one that `pick` takes from
+    the logits: see `sampled`. A row that has produced a token of `eos`
+    continues with `pad` (the first of `eos` unless given); when all rows have
+    ended, so does the call. `valid` says which tokens of the prompt are real:
+    a tokenizer's `attention_mask`, a bool tensor of that shape `(B, T)`, or
+    the padding mask made from either. Pad on the left, since new tokens are
+    appended on the right.
 
-    With `caches`, empty ones, one per layer, the prompt is read once and then
-    one token at a time; without, everything is read again at each step.
-    `attention` is passed on to each layer. If layers have dropout, call
-    `decoder.eval()` first.
+    With `caches` (empty, one per layer) the prompt is read once, and after it
+    one token per step; without, each step reads all tokens again. `attention`
+    is passed on to each layer. If layers have dropout, call `decoder.eval()`
+    first.
     """
     ends = torch.tensor([eos] if isinstance(eos, int) else list(eos))
     ends = ends.to(prompt)
@@ -225,7 +226,7 @@ def greedy(
 
 
 def _valid(valid: Tensor | None, prompt: Tensor) -> Tensor:
-    """`(B, T)`, True = a real token, from whatever says so."""
+    """`(B, T)`, True = a real token, from any of the accepted masks."""
     B, T = prompt.shape
     if valid is None:
         return torch.ones_like(prompt, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""What flows in each form of MLA, what it costs, and how it rounds."""
+"""Data flow, cost and rounding of the three forms of MLA."""
 
 import inspect
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SMALL |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 10}
 
 
 def flow(form: str) -> Flow:
-    """A step of one token on five, as the layer meets it."""
+    """A decode step with five tokens in the cache, recorded in the layer."""
     layer, cache = attnref.MultiHeadLatentAttention(**SMALL), attnref.KVCache(6)
     calls: list[tuple[Tensor, ...]] = []
 
@@ -54,7 +54,7 @@ def flow(form: str) -> Flow:
 
 
 def _apart(form: str, new: int) -> Cost:
-    """A step of `new` tokens after 4096, less what all forms share."""
+    """A step of `new` tokens after 4096, without the shared projections."""
     cost = mla_cost(**V3, form=form, new=new, past=4096)
     shared = sum(
         p.numel()
@@ -67,12 +67,14 @@ def _apart(form: str, new: int) -> Cost:
 def step() -> Iterator[Row]:
     for form in FORMS:
         cost = _apart(form, 1)
-        held = 2 * cost.cached
+        attention, held = cost.scores + cost.values, 2 * cost.cached
         yield [
             form,
-            f"{cost.flops / 1e6:,.0f}",
+            f"{cost.projections / 1e6:,.0f}",
+            f"{attention / 1e6:,.0f}",
             size(held),
-            f"{cost.flops / held:,.0f}",
+            f"{cost.flops / held:,.1f}",
+            f"{attention / held:,.1f}",
         ]
 
 
@@ -105,7 +107,7 @@ def wrong() -> Iterator[Row]:
 
 
 def rounding() -> Iterator[Row]:
-    """How far bfloat16 takes each form from float64, and from the first."""
+    """Error of each form in bfloat16: from float64, and from expanded."""
     torch.manual_seed(0)
     sizes = V3 | {"d_model": 1024, "n_heads": 8, "q_lora_rank": 256}
     layer = attnref.MultiHeadLatentAttention(**sizes)

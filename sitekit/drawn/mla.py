@@ -1,4 +1,4 @@
-"""What the forms of MLA store, and what that is compared with."""
+"""What the three forms of MLA cache, compared with MHA, GQA and MQA."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ def empty(*shape: int) -> Tensor:
 
 
 def caches() -> Iterator[Row]:
-    """What each form stores for a token of DeepSeek-V3."""
+    """What each form caches per token of DeepSeek-V3."""
     for form in FORMS:
         cache = attnref.KVCache(1)
         with torch.no_grad():
@@ -38,14 +38,14 @@ def caches() -> Iterator[Row]:
 
 
 def _stored(*widths: tuple[int, int]) -> int:
-    """Numbers a token of a cache of such tensors: heads and width of each."""
+    """Elements per token in a cache of tensors with these (heads, width)."""
     cache = attnref.KVCache(1)
     cache.append(*(empty(1, heads, 1, width) for heads, width in widths))
     return cache.nbytes // 2
 
 
 def budget() -> Tensor:
-    """Numbers a token and layer: MHA, GQA-8, MLA, MQA with heads of 128."""
+    """Elements per token per layer: MHA, GQA-8, MLA, MQA, heads of 128."""
     pairs = [[(K, 128)] * 2 for K in (128, 8)] + [[(1, 576)], [(1, 128)] * 2]
     return torch.tensor([_stored(*widths) for widths in pairs])
 

@@ -242,42 +242,40 @@ def test_an_empty_cache_has_no_rows(make):
 WRONG = {
     "batch": (
         lambda k, v: (k[:1], v[:1]),
-        "the cache holds B=2, K=3, D=5; appended were B=1, K=3, D=5",
+        "the cache holds B=2, K=3, D=5, but got B=1, K=3, D=5",
     ),
     "heads": (
         lambda k, v: (k[:, :1], v[:, :1]),
-        "the cache holds B=2, K=3, D=5; appended were B=2, K=1, D=5",
+        "the cache holds B=2, K=3, D=5, but got B=2, K=1, D=5",
     ),
     "width": (
         lambda k, v: (k[..., :1], v),
-        "the cache holds B=2, K=3, D=5; appended were B=2, K=3, D=1",
+        "the cache holds B=2, K=3, D=5, but got B=2, K=3, D=1",
     ),
     "width of the second": (
         lambda k, v: (k, v[..., :1]),
-        "the cache holds B=2, K=3, D=7; appended were B=2, K=3, D=1",
+        "the cache holds B=2, K=3, D=7, but got B=2, K=3, D=1",
     ),
     "exchanged": (lambda k, v: (v, k), "the cache holds B=2, K=3, D=5"),
     "dtype": (
         lambda k, v: (k.double(), v.double()),
-        "the cache holds torch.float32 on cpu, appended were torch.float64 "
-        "on cpu",
+        "the cache holds torch.float32 on cpu, but got torch.float64 on cpu",
     ),
     "dtype of the second": (
         lambda k, v: (k, v.bfloat16()),
-        "torch.float32 on cpu, appended were torch.bfloat16 on cpu",
+        "torch.float32 on cpu, but got torch.bfloat16 on cpu",
     ),
     "device": (
         lambda k, v: (k.to("meta"), v.to("meta")),
-        "the cache holds torch.float32 on cpu, appended were torch.float32 "
-        "on meta",
+        "the cache holds torch.float32 on cpu, but got torch.float32 on meta",
     ),
     "one tensor": (
         lambda k, v: (k,),
-        "the cache holds 2 tensors a token, 1 were appended",
+        "the cache holds 2 tensors per token, but got 1",
     ),
     "three tensors": (
         lambda k, v: (k, v, v),
-        "the cache holds 2 tensors a token, 3 were appended",
+        "the cache holds 2 tensors per token, but got 3",
     ),
     "nothing": (lambda k, v: (), "nothing to append"),
     "3 axes": (
@@ -314,7 +312,7 @@ def test_other_tensors_than_those_stored_are_refused(make, wrong, message):
 def test_a_cache_rolled_back_to_nothing_still_knows_its_sizes(make):
     cache = filled(make)
     cache.crop(0)
-    with refused("the cache holds B=2, K=3, D=5; appended were B=1", cache):
+    with refused("the cache holds B=2, K=3, D=5, but got B=1", cache):
         cache.append(*kv(B=1))
 
 

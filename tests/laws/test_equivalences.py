@@ -173,13 +173,13 @@ def test_the_steps_of_a_generation():
     # --8<-- [start:steps]
     cache = KVCache(max_len=9)
     with torch.no_grad():
-        prompt = layer(x[:, :4], cache=cache)  # prefill: writes 4 entries
+        prompt = layer(x[:, :4], cache=cache)  # prefill: writes 4 tokens
         assert cache.length == 4
         token = layer(x[:, 4:5], cache=cache)  # decode: writes 1, reads 5
         assert cache.length == 5
-        chunk = layer(x[:, 5:8], cache=cache)  # three at once, causally
+        chunk = layer(x[:, 5:8], cache=cache)  # 3 at once, still causal
         assert cache.length == 8
-        cache.crop(5)  # as if the three had been guesses, and wrong
+        cache.crop(5)  # as if those 3 were rejected draft tokens
         again = layer(x[:, 5:6], cache=cache)
         assert cache.length == 6
     assert torch.allclose(prompt, whole[:, :4], rtol=0, atol=1e-12)

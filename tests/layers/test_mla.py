@@ -72,7 +72,7 @@ def test_latent_and_absorbed_may_take_turns_on_one_cache():
             form = FORMS[1 + t % 2]
             parts.append(layer(x[:, t : t + 1], cache=cache, form=form))
         assert relative_error(torch.cat(parts, dim=1), layer(x)) <= 1e-12
-        with pytest.raises(ValueError, match="holds 1 tensors a token, 2"):
+        with pytest.raises(ValueError, match="1 tensors per token, but got 2"):
             layer(x[:, :1], cache=cache, form="expanded")
 
 
@@ -170,10 +170,10 @@ def test_scores_move_from_keys_to_latents():
     # --8<-- [start:score]
     import torch
 
-    q = torch.randn(16, dtype=torch.float64)  # one head's query
+    q = torch.randn(16, dtype=torch.float64)  # the query of one head
     c = torch.randn(7, 24, dtype=torch.float64)  # seven latents
     w_uk = torch.randn(16, 24, dtype=torch.float64)  # W^UK of this head
-    keys = c @ w_uk.mT  # what the expanded form caches
+    keys = c @ w_uk.mT  # the keys that the expanded form caches
     assert torch.allclose(keys @ q, c @ (w_uk.mT @ q), rtol=0, atol=1e-12)
     # --8<-- [end:score]
 
@@ -183,8 +183,8 @@ def test_values_move_behind_the_sum():
     # --8<-- [start:value]
     weights = torch.softmax(torch.randn(7, dtype=torch.float64), dim=-1)
     w_uv = torch.randn(12, 24, dtype=torch.float64)  # W^UV of this head
-    before = weights @ (c @ w_uv.mT)  # values first, as the expanded form
-    after = w_uv @ (weights @ c)  # the sum first
+    before = weights @ (c @ w_uv.mT)  # values first, as in expanded form
+    after = w_uv @ (weights @ c)  # the weighted sum of latents first
     assert torch.allclose(before, after, rtol=0, atol=1e-12)
     # --8<-- [end:value]
 
@@ -193,17 +193,17 @@ def test_rope_between_them_blocks_absorption():
     # --8<-- [start:blocked]
     from attnref import apply_rope, rope_table
 
-    w_q = torch.randn(16, 32, dtype=torch.float64)  # from the query's latent
-    w_uk = torch.randn(16, 24, dtype=torch.float64)  # from the key's
+    w_uq = torch.randn(16, 32, dtype=torch.float64)  # W^UQ of one head
+    w_uk = torch.randn(16, 24, dtype=torch.float64)  # W^UK of this head
 
     def turned(w, position):
-        """The matrix whose results are those of `w`, turned."""
+        """`w` followed by RoPE at this position, as one matrix."""
         table = rope_table(torch.tensor([position]), 16)
         return apply_rope(w.mT[None, :, None], *table)[0, :, 0].mT
 
     def between(i, j):
-        """What would stand between the latents of tokens i and j."""
-        return turned(w_q, i).mT @ turned(w_uk, j)
+        """The matrix between the latents of tokens i and j in a score."""
+        return turned(w_uq, i).mT @ turned(w_uk, j)
 
     assert torch.allclose(between(3, 1), between(4, 2), rtol=0, atol=1e-12)
     assert (between(3, 1) - between(3, 2)).abs().max() > 1
@@ -213,11 +213,13 @@ def test_rope_between_them_blocks_absorption():
 def test_keys_and_values_together_have_the_rank_of_the_latent():
     layer = mla()
     # --8<-- [start:rank]
-    R = layer.kv_lora_rank
+    R, Dn = layer.kv_lora_rank, layer.qk_nope_head_dim
     down = layer.kv_a_proj_with_mqa.weight[:R]
     joint = layer.kv_b_proj.weight @ down  # from x to all keys and values
     assert min(joint.shape) > R
     assert torch.linalg.matrix_rank(joint) == R
+    head = joint[:Dn]  # from x to the content key of head 0
+    assert torch.linalg.matrix_rank(head) == Dn  # full: no lower than in MHA
     # --8<-- [end:rank]
 
 
@@ -312,6 +314,8 @@ def test_yarn_scales_as_deepseek_does():
     both = Yarn(4.0, 64, mscale=1.0, mscale_all_dim=1.0)
     assert both.table_scale == 1
     assert both.softmax_scale == pytest.approx(1.2965, abs=1e-4)
+    v3 = Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    assert v3.softmax_scale == pytest.approx(1.874, abs=5e-4)  # as the page
     assert STRETCHED.table_scale == pytest.approx(1.0268, abs=1e-4)
     assert STRETCHED.softmax_scale == pytest.approx(1.1434, abs=1e-4)
 
@@ -455,7 +459,7 @@ def test_what_absorbing_would_pass_by_is_not_absorbed(change):
     layer.kv_b_proj = change(layer.kv_b_proj)
     with refused("or pass form='latent' or 'expanded'", cache, error=TypeError):
         layer(x[:, 4:5], cache=cache, form="absorbed")
-    with pytest.raises(TypeError, match=r"kv_b_proj is .*: to absorb"):
+    with pytest.raises(TypeError, match=r"kv_b_proj is .*: absorption reads"):
         absorbed_weights(layer)
     want = layer(x, form="expanded")
     again = KVCache(T)

@@ -522,7 +522,7 @@ def test_generating_needs_no_gradients():
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_each_layer_needs_a_cache(number):
     model, mine = decoder(), caches(CACHES["growing"], number)
-    message = f"{number} caches for 2 layers: each needs one of its own"
+    message = f"{number} caches for 2 layers: each layer needs its own"
     for call in (model, lambda *a, **k: greedy(*(model, *a, 3), **k)):
         with pytest.raises(ValueError, match=message):
             call(prompts(), caches=mine)
@@ -557,7 +557,7 @@ def test_a_decoder_looks_at_all_caches_before_it_writes_to_one():
     with refused("4 stored and 5 new make 9 > max_len=6", *mine):
         greedy(model, tokens[:, 4:], 1, caches=mine)
     small, mine[2] = mine[2], KVCache(9)
-    with refused("the caches hold [4, 4, 0] tokens: not the same", *mine):
+    with refused("caches hold [4, 4, 0] tokens: lengths differ", *mine):
         model(tokens[:, 4:], caches=mine)
     mine[2].append(*small.stored)
     got = model(tokens[:, 4:], caches=mine)

@@ -215,14 +215,22 @@ def test_growing_writes_the_triangle_of_what_room_writes():
 
 
 def test_what_a_cache_saves_by_hand():
-    E, inner, kv, N = 4096, 32 * 128, 8 * 128, 64
+    E, inner, kv = 4096, 32 * 128, 8 * 128
     weights = 2 * E * inner + 2 * E * kv
-    step = [2 * weights + 4 * inner * t for t in range(1, N + 1)]
-    again = [2 * weights * t + 4 * inner * t * t for t in range(1, N + 1)]
-    last = [*kv_cache.saved()][-1]
-    assert last[0] == str(N)
-    assert float(last[1].replace(",", "")) == round(sum(again) / 1e9, 1)
-    assert float(last[2]) == round(sum(step) / 1e9, 1)
+    for row, N in zip(kv_cache.saved(), (4, 16, 64, 1000), strict=True):
+        step = [2 * weights + 4 * inner * t for t in range(1, N + 1)]
+        again = [2 * weights * t + 4 * inner * t * t for t in range(1, N + 1)]
+        ratio = sum(again) / sum(step)
+        # As the page says, between that of projections and of attention.
+        assert (N + 1) / 2 < ratio < (2 * N + 1) / 3
+        assert row == [
+            f"{N:,}",
+            f"{sum(again) / 1e9:,.1f}",
+            f"{sum(step) / 1e9:,.1f}",
+            f"{ratio:,.1f}",
+            f"{again[-1] / again[0]:,.0f}",
+            f"{step[-1] / step[0]:.2f}",
+        ]
 
 
 def test_only_attention_keeps_its_flops():
@@ -283,16 +291,22 @@ def test_the_published_saving_needs_six_bits():
 
 def test_what_a_step_of_each_form_costs_by_hand():
     H, R, dn, dr, dv, S = 128, 512, 128, 64, 128, 4097
-    narrow, wide = dn + dr + dv, 2 * R + dr
+    narrow, wide, up = dn + dr + dv, 2 * R + dr, R * (dn + dv)
     by_hand = {
-        "expanded": H * (R * (dn + dv) + S * narrow),
-        "latent": H * S * (R * (dn + dv) + narrow),
-        "absorbed": H * (R * (dn + dv) + S * wide),
+        "expanded": (H * up, H * S * narrow),
+        "latent": (H * S * up, H * S * narrow),
+        "absorbed": (H * up, H * S * wide),
     }
-    for form, flops, held, _ in absorption.step():
-        assert flops == f"{2 * by_hand[form] / 1e6:,.0f}"
-        numbers = H * narrow if form == "expanded" else R + dr
-        assert held == size(2 * S * numbers)
+    for form, *cells in absorption.step():
+        ups, attention = (2 * macs for macs in by_hand[form])
+        held = 2 * S * (H * narrow if form == "expanded" else R + dr)
+        assert cells == [
+            f"{ups / 1e6:,.0f}",
+            f"{attention / 1e6:,.0f}",
+            size(held),
+            f"{(ups + attention) / held:,.1f}",
+            f"{attention / held:,.1f}",
+        ]
 
 
 def test_absorbing_pays_below_the_crossover():
