@@ -304,7 +304,7 @@ def test_weights_of_i_love_you_under_both_masks():
         (
             lambda: padding_mask(torch.ones(3, dtype=torch.bool)),
             ValueError,
-            r"valid has shape \(3,\); one row a sequence is \(B, S\)",
+            r"valid has shape \(3,\); it needs \(B, S\), one row per sequence",
         ),
         (
             lambda: cross_mask(
@@ -352,7 +352,7 @@ def test_weights_of_i_love_you_under_both_masks():
         (
             lambda: padding_mask_from_hf(torch.tensor([[0.0, -1e9]])),
             ValueError,
-            "other numbers than 0 and 1.*mask == 0",
+            "values other than 0 and 1.*mask == 0",
         ),
         (
             lambda: padding_mask_from_hf(torch.ones(2, 1, 3, 3)),
