@@ -161,6 +161,7 @@ def test_dot_products_spread_like_the_root_of_the_width():
         )
         assert slope < slope_scaled
         assert 0.9 < slope_scaled < 1 - 1 / 32  # the most that 32 keys allow
+        assert 4.5 < 32 * top_scaled < 5.5  # "about five times"
         assert abs(spread / root - 1) < 0.05
         assert abs(scaled - 1) < 0.05
         assert top_scaled < 0.2 < top
