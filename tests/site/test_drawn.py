@@ -205,6 +205,7 @@ def test_after_its_wavelength_a_pair_is_where_it_was():
             at = torch.tensor([float(wave.replace(",", ""))])
             cos, _ = attnref.rope_table(at, 128, theta=theta)
             assert cos[0, int(p)] > 0.995
+    assert round(10000 ** (1 - 2 / 128)) == 8660  # in the prose
 
 
 def test_yarns_ramp_is_the_formula_of_the_page():
