@@ -1,4 +1,4 @@
-"""What a row gives whose every key is masked, by filler and by library."""
+"""What comes out of a fully masked row, by filler and by library."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +17,7 @@ SCORES = (1.0, 2.0, 3.0, 0.5)
 
 
 def _added(scores: Tensor, filler: float, times: int = 1) -> Tensor:
-    for _ in range(times):  # a padding and a causal mask: each adds its own
+    for _ in range(times):  # a padding mask and a causal one: each adds it
         scores = scores + torch.ones_like(scores) * filler
     return torch.softmax(scores, -1)
 
@@ -28,7 +28,7 @@ def _filled(scores: Tensor, filler: float) -> Tensor:
 
 
 def outcome(weigh: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Word:
-    """What comes out for a row whose every key is masked."""
+    """What comes out of a row in which every key is masked."""
     scores = torch.tensor(SCORES, dtype=dtype)
     try:
         return named(weigh(scores), scores)
@@ -37,7 +37,7 @@ def outcome(weigh: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Word:
 
 
 def named(weights: Tensor, scores: Tensor) -> Word:
-    """The word for the weights of a row whose every key is masked."""
+    """The word for the weights of a row in which every key is masked."""
     if weights.isnan().any():
         return Word("nan")
     if (weights == 0).all():
@@ -73,8 +73,18 @@ def fully_masked() -> Iterator[Row]:
     yield [Word("ours"), code("False"), *(outcome(_ours, d) for d in DTYPES)]
 
 
+def spacing() -> Iterator[Row]:
+    """How far apart numbers near -1e9 lie, and what is left of a score."""
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        far = torch.tensor(-1e9, dtype=dtype)
+        step = (torch.nextafter(far, torch.zeros_like(far)) - far).item()
+        left = [f"{(far + score - far).item():g}" for score in (3, 40)]
+        told = f"{step:,.0f}" if step > 1 else f"{step:.2g}"
+        yield [code(dtype), told, *left]
+
+
 def empty_rows() -> Iterator[Row]:
-    """The first query of a left-padded row: what others give, and we.
+    """The first query of a left-padded row: what libraries give, and we.
 
     Values are unit vectors, so that an output is a row of weights.
     """

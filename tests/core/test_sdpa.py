@@ -146,9 +146,9 @@ def test_query_head_h_reads_key_head_h_over_group():
     H, K = 6, 3
     q, k = torch.randn(1, H, 4, 8), torch.randn(1, K, 5, 8)
     weights = attention_weights(q, k)
-    for h in range(H):
-        head = attention_weights(q[:, h : h + 1], k[:, [h // (H // K)]])
-        torch.testing.assert_close(weights[:, h : h + 1], head)
+    for n in range(H):
+        head = attention_weights(q[:, n : n + 1], k[:, [n // (H // K)]])
+        torch.testing.assert_close(weights[:, n : n + 1], head)
     # --8<-- [end:groups]
 
 
@@ -372,7 +372,7 @@ def test_a_row_without_any_key_gives_zeros_and_zero_gradients():
     assert (out[0, 0, 1] == 0).all()
 
     out.sum().backward()
-    assert (q.grad[0, 0, 1] == 0).all()  # the empty row teaches nothing
+    assert (q.grad[0, 0, 1] == 0).all()  # no gradient from the empty row
     for t in (q, k, v):
         assert t.grad.isfinite().all()
     # --8<-- [end:empty]

@@ -245,8 +245,8 @@ CALLS = {
     "a new token alone": (
         {"x": numbers(B, 1, E), "mask": padding_mask(true(B, 1))},
         ValueError,
-        "mask has shape (3, 1, 1, 1), and there are 8 keys with those of the "
-        "cache: it must speak of each",
+        "mask has shape (3, 1, 1, 1) for 8 keys: it must cover every key, "
+        "cached ones included",
     ),
     "mask of 1 axis": (
         {"mask": true(9)},
@@ -296,7 +296,7 @@ CALLS = {
     "a mask as positions": (
         {"positions": true(B, T)},
         TypeError,
-        "positions are torch.bool; pass numbers",
+        "positions are torch.bool; pass real numbers",
     ),
 }
 
@@ -483,7 +483,7 @@ CONTEXTS = {
     ),
     "mask of one key": (
         {"mask": true(B, 1, T, 1)},
-        "mask has shape (3, 1, 2, 1), and there are 11 keys",
+        "mask has shape (3, 1, 2, 1) for 11 keys",
     ),
     "mask of 3 axes": ({"mask": true(B, T, S)}, "(3, 2, 11): 3 axes can mean"),
 }

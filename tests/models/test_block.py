@@ -605,7 +605,7 @@ def test_the_last_token_needs_no_room():
 @pytest.mark.parametrize(
     ("valid", "error", "message"),
     [
-        (torch.full((B, 5), 2), ValueError, "other numbers than 0 and 1"),
+        (torch.full((B, 5), 2), ValueError, "values other than 0 and 1"),
         (torch.ones(B, 1, 5, 5).bool(), ValueError, "shape (3, 1, 5, 5)"),
         (
             torch.ones(B, 4, dtype=torch.bool),

@@ -1,5 +1,6 @@
 """Figures and computed tables hold what the pages say of them."""
 
+import math
 import re
 
 import pytest
@@ -105,9 +106,62 @@ def test_where_exp_overflows():
         assert row[4:] == ["`[nan, 0.0]`", "`[1.0, 0.0]`"]
 
 
+def test_the_online_form_chunk_by_chunk():
+    scores, values = map(torch.tensor, (softmax.SCORES, softmax.VALUES))
+    for seen, row in zip((2, 4, 5), softmax.chunks(), strict=True):
+        x, largest = scores[:seen], scores[:seen].max()
+        m, _, total, out, mean = map(float, row[1:])
+        assert m == largest
+        assert total == round((x - m).exp().sum().item(), 4)
+        want = torch.softmax(x, -1) @ values[:seen]
+        assert mean == round(want.item(), 2)
+        assert abs(out / total - mean) < 0.01
+    assert mean == 34.62 and row[2] == "1.0000"  # in the prose
+
+
+def test_attention_by_hand_is_what_torch_computes():
+    x, mask = sdpa.EMBEDDED, torch.ones(4, 4).tril().bool() & sdpa.VALID
+    out = torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+    def vector(text):
+        return torch.tensor([float(n) for n in text.strip("()").split(",")])
+
+    for i, row in enumerate(sdpa.outputs()):
+        assert torch.allclose(vector(row[-1]), out[i], atol=0.005)
+        assert len(row[2].split(",")) == len(row[3].split(",")) == mask[i].sum()
+    *keys, last = sdpa.by_hand()
+    for _, _, dot, score, e, weight, _ in keys[:3]:
+        assert float(score) == round(float(dot) / 2**0.5, 2)
+        assert abs(float(e) - torch.tensor(float(score)).exp()) < 0.05
+        assert abs(float(e) / float(last[4]) - float(weight)) < 0.01
+    assert keys[3][4:] == [Word("masked"), "0.00", "(0, 0)"]
+    assert last[4:] == ["22.03", "1.00", "(0.28, 1.72)"]
+
+
+def test_stacked_heads_are_those_of_one_group():
+    assert [row[1] for row in sdpa.fold(6, 3, 2)] == [
+        "(0, 0), (0, 1), (1, 0), (1, 1)",
+        "(2, 0), (2, 1), (3, 0), (3, 1)",
+        "(4, 0), (4, 1), (5, 0), (5, 1)",
+    ]
+
+
+def test_what_is_left_of_a_score_beside_the_filler():
+    assert [*masks.spacing()] == [
+        ["`bfloat16`", "4,194,304", "0", "0"],
+        ["`float32`", "64", "0", "64"],
+        ["`float64`", "1.2e-07", "3", "40"],
+    ]
+
+
 def test_dot_products_spread_like_the_root_of_the_width():
     for row in sdpa.dot_products():
-        root, spread, scaled, top, top_scaled = map(float, row[1:])
+        root, spread, scaled, top, top_scaled, slope, slope_scaled = map(
+            float, row[1:]
+        )
+        assert slope < slope_scaled
+        assert 0.9 < slope_scaled < 1 - 1 / 32  # the most that 32 keys allow
+        assert 4.5 < 32 * top_scaled < 5.5  # "about five times"
         assert abs(spread / root - 1) < 0.05
         assert abs(scaled - 1) < 0.05
         assert top_scaled < 0.2 < top
@@ -141,6 +195,42 @@ def test_rope_scores_are_alike_on_each_diagonal():
         diagonal = scores.diagonal(distance)
         assert torch.allclose(diagonal, diagonal[0].expand(6 - distance))
     assert scores.min() > 0, "a heat map has no colour for less"
+    for row, score in zip(rope.distances(), scores[0], strict=True):
+        assert row[-1] == f"{score:.2f}"
+
+
+def test_after_its_wavelength_a_pair_is_where_it_was():
+    for p, *waves in rope.wavelengths(128):
+        for theta, wave in zip((1e4, 5e5), waves, strict=True):
+            at = torch.tensor([float(wave.replace(",", ""))])
+            cos, _ = attnref.rope_table(at, 128, theta=theta)
+            assert cos[0, int(p)] > 0.995
+    assert round(10000 ** (1 - 2 / 128)) == 8660  # in the prose
+
+
+def test_yarns_ramp_is_the_formula_of_the_page():
+    def pair(turns):
+        length = 4096 / (2 * math.pi * turns)
+        return 64 * math.log(length) / (2 * math.log(10000))
+
+    low, high = math.floor(pair(32)), math.ceil(pair(1))
+    assert (low, high) == (10, 23)
+    for row in rope.yarn_ramp():
+        p, turns, ramp, before, after = (
+            float(cell.replace(",", "")) for cell in row
+        )
+        share = min(max((p - low) / (high - low), 0), 1)
+        theta = 10000 ** (-2 * p / 64)
+        assert ramp == round(share, 2)
+        assert turns == round(4096 * theta / (2 * math.pi), 2)
+        slowed = (1 - share) * theta + share * theta / 40
+        for wave, frequency in ((before, theta), (after, slowed)):
+            assert wave == pytest.approx(2 * math.pi / frequency, rel=5e-3)
+    yarn = attnref.Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    assert yarn.table_scale == 1
+    assert yarn.softmax_scale == (0.1 * math.log(40) + 1) ** 2
+    assert round(0.1 * math.log(40) + 1, 3) == 1.369  # in the prose
+    assert round(yarn.softmax_scale, 3) == 1.874
 
 
 @pytest.mark.parametrize(
