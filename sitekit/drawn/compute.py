@@ -6,7 +6,7 @@ from typing import Any
 from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.mla import V3
-from sitekit.drawn.operations import H100, decode
+from sitekit.drawn.operations import H100, LLAMA, decode
 from sitekit.render import Row, Word
 
 
@@ -14,10 +14,17 @@ def mega(n: int) -> str:
     return f"{n / 1e6:,.1f}"
 
 
+def _heads(name: str) -> str:
+    """Query heads of a row: those of Llama-3.1-8B or of DeepSeek-V3."""
+    shape = LLAMA if name in ("mha", "gqa", "mqa") else V3
+    return str(shape["n_heads"])
+
+
 def step() -> Iterator[Row]:
     for name, cost in decode().items():
         yield [
             Word(name),
+            _heads(name),
             mega(cost.parameters),
             mega(cost.projections),
             mega(cost.scores),
@@ -37,6 +44,7 @@ def least() -> Iterator[Row]:
         done = (cost.scores + cost.values) / H100.peak * 1e6
         yield [
             Word(name),
+            _heads(name),
             f"{read:.2f}",
             f"{done:.2f}",
             f"{max(read, done):.2f}",
