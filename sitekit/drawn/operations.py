@@ -51,7 +51,11 @@ GPUS = {
         "H20 96 GB",
         148e12,
         4.0e12,
-        (Source("LMSYS", "https://lmsys.org/blog/2025-09-26-sglang-ant-group"),),
+        (
+            Source(
+                "LMSYS", "https://lmsys.org/blog/2025-09-26-sglang-ant-group"
+            ),
+        ),
     ),
     "4090": Gpu("RTX 4090", 165.2e12, 1.008e12, (Source("NVIDIA", ADA),)),
     "mi300x": Gpu("MI300X", 1307.4e12, 5.3e12, (Source("AMD", AMD),)),

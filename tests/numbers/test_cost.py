@@ -41,7 +41,7 @@ CALLS = [
 
 @torch.no_grad()
 def counted(layer, *, batch, new, past, context=None, **told):
-    """Parameters, FLOPs and numbers in the cache, of a layer that runs."""
+    """Parameters, FLOPs and elements in the cache, of a layer that runs."""
     cache, first = KVCache(context or past + new), ()
     if context:
         first = (torch.zeros(batch, context, layer.d_context),)
@@ -207,7 +207,7 @@ def test_a_context_that_cannot_be_is_refused():
 
 
 def test_an_unknown_form_is_refused():
-    with pytest.raises(ValueError, match="form='naive' is none of expanded"):
+    with pytest.raises(ValueError, match="form='naive' is not one of expanded"):
         mla_cost(**LATENT, form="naive")
     with pytest.raises(ValueError, match="q_lora_rank=0 must be at least 1"):
         mla_cost(**LATENT, q_lora_rank=0)

@@ -228,7 +228,9 @@ def test_a_whole_decode_step_by_hand():
             ]
             assert row[8] == f"{caches / (caches + 2 * read):.0%}"
     (last, now) = operations.steps(1024, (295, 296))
-    assert number(last[1]) >= number(last[2]) and number(now[2]) > number(now[1])
+    assert number(last[1]) >= number(last[2]) and number(now[2]) > number(
+        now[1]
+    )
 
 
 def test_the_first_token_waits_for_all_products_of_the_prompt():
