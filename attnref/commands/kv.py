@@ -217,11 +217,11 @@ def left_over(found: dict[str, Any], budget: int) -> str:
     taken, left = found["weight_bytes"], found["left_bytes"]
     if left <= 0:
         return (
-            f"the weights take {size(taken)} of {size(budget)} per device: "
-            "no room for a cache"
+            f"the weights need {size(taken)} of {size(budget)} per device: "
+            "no cache fits"
         )
     return (
-        f"the weights take {size(taken)} of {size(budget)} per device: "
+        f"the weights need {size(taken)} of {size(budget)} per device: "
         f"{size(left)} left for the cache"
     )
 

@@ -156,8 +156,8 @@ def test_several_models_are_told_in_lines():
 )
 def test_weights_that_do_not_fit_are_told_with_the_numbers(asked, needed):
     told = (
-        f"the weights take {size(needed)} of {size(72 * 10**9)} per device: "
-        "no room for a cache"
+        f"the weights need {size(needed)} of {size(72 * 10**9)} per device: "
+        "no cache fits"
     )
     alone = kv(f"--model deepseek-v3 {asked} --tokens 32K --budget 72GB")
     assert told in alone.splitlines()
@@ -179,7 +179,7 @@ def test_what_weights_leave_is_for_the_cache():
     assert f"{(72 - weights) / (32_768 * 327_680 / 8 / GIB):.2f}" == "44.46"
     assert "32,768 1,342,177,280 1.25 GiB 44" in words(text)
     assert (
-        "the weights take 16.43 GiB of 72 GiB per device: 55.57 GiB left for "
+        "the weights need 16.43 GiB of 72 GiB per device: 55.57 GiB left for "
         "the cache" in text.splitlines()
     )
     by_size = kv(

@@ -206,7 +206,11 @@ def test_every_place_and_every_kind_is_used():
             lambda m: m["groups"][0].update(rotated=0),
             r"kimi-k3: groups\[0\]: rotated is 0",
         ),
-        ("gpt2", lambda m: m.update(id="GPT 2"), "GPT 2: id may only have small letters"),
+        (
+            "gpt2",
+            lambda m: m.update(id="GPT 2"),
+            "GPT 2: id may only have small letters",
+        ),
         (
             "gpt2",
             lambda m: m.update(id="falcon-7b"),

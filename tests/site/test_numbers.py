@@ -70,10 +70,10 @@ def test_a_model_of_another_kind_is_not_listed_as_familiar():
 
 def test_the_variants_in_the_shape_of_llama_7b():
     assert by_name(memory.variants()) == {
-        "mha": [r"$2\,h\,d_h$", "8,192", "524,288", "2 GiB", "1"],
-        "gqa": [r"$2\,K\,d_h$", "2,048", "131,072", "512 MiB", "4"],
-        "mla": [r"$d_c + d_h^R$", "576", "36,864", "144 MiB", "14.2"],
-        "mqa": [r"$2\,d_h$", "256", "16,384", "64 MiB", "32"],
+        "mha": [r"$2\,h\,d_k$", "8,192", "524,288", "2 GiB", "1"],
+        "gqa": [r"$2\,h_{kv}\,d_k$", "2,048", "131,072", "512 MiB", "4"],
+        "mla": ["$d_c + d_r$", "576", "36,864", "144 MiB", "14.2"],
+        "mqa": [r"$2\,d_k$", "256", "16,384", "64 MiB", "32"],
     }
     for heads, times in ((16, "7.1"), (32, "14.2"), (128, "56.9")):
         assert f"{2 * heads * 128 / 576:.1f}" == times
