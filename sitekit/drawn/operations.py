@@ -185,7 +185,7 @@ def _roofline(narrow: bool) -> Figure:
     axes.grid(True)
     axes.set_xlabel("{intensity}")
     axes.text(0, 1 + 10 / (height - 68), "{flops}", transform=axes.transAxes)
-    dashes = (0, (3, 3))
+    dashes, dots = (0, (3, 3)), (0, (1, 2))
     for gpu, colour, style in (
         (H20, plots.SOFT, dashes),
         (H100, plots.INK, "-"),
@@ -203,13 +203,12 @@ def _roofline(narrow: bool) -> Figure:
             va="center",
             ha="right",
         )
-        axes.axvline(gpu.ridge, color=plots.SOFT, linewidth=1, linestyle=dashes)
+        low = gpu.peak / 3
+        axes.vlines(
+            gpu.ridge, low, gpu.peak, color=colour, linewidth=1, linestyle=dots
+        )
         axes.text(
-            gpu.ridge * 1.08,
-            1.6e12,
-            f"{gpu.ridge:.0f}",
-            color=plots.SOFT,
-            va="center",
+            gpu.ridge * 1.1, low, f"{gpu.ridge:.0f}", color=colour, va="bottom"
         )
     places: dict[str, tuple[float, float, str]] = {
         "mha": (12, -14, "left"),
