@@ -62,7 +62,8 @@ class Section:
         found = {}
         for digits, word, letter in SCALED.findall(self.text):
             scale = SCALE.get((word or letter).lower(), 1)
-            means = {_value(digits) * scale}
+            # 8.03 billion and 80.3 亿 differ in the last bit of a float.
+            means = {float(f"{_value(digits) * scale:.12g}")}
             if scale == 1e3:
                 means.add(_value(digits) * 1024)
             found[f"{digits} {word}{letter}".strip()] = means

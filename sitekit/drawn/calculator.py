@@ -1,6 +1,6 @@
-"""The calculator: markup and data for its script.
+"""The calculator: its markup, and the data of its script.
 
-It gets the models as stores, and does attnref's arithmetic anew.
+The script gets the stores of all models, and repeats attnref's arithmetic.
 """
 
 import re
@@ -36,9 +36,8 @@ SCALES = ("8/16", "8/32", "16/32", "16/64", "16/128")
 
 
 def shape_of(model: Model) -> dict[str, int]:
-    """The shape whose forms are compared with a model: that of its layers
-    with all tokens in view, if it has such, and as many of them as it has
-    layers that attend."""
+    """The shape in which variants are compared with a model: that of its
+    layers that see all tokens, if there are any, for each that attends."""
     attending = [g for g in model.groups if not isinstance(g, Recurrent)]
     group = max(attending, key=lambda g: type(g) is Full)
     shape = {**SHAPE, "layers": sum(g.layers for g in attending)}
@@ -59,7 +58,7 @@ def shape_of(model: Model) -> dict[str, int]:
 
 
 def data() -> dict[str, Any]:
-    """What the calculator knows, apart from words."""
+    """What the script knows, apart from texts."""
     known = {}
     for model in models().values():
         known[model.id] = {
@@ -79,15 +78,14 @@ def data() -> dict[str, Any]:
     }
 
 
-# The words that its script asks for, beside those of its rows.
+# The texts that the script uses, beside the names of its rows.
 SCRIPT = ROOT / "overrides" / "assets" / "calculator.js"
 ASKED = re.compile(r'(?:\bwords\.|say\(")(\w+)')
 COLUMNS = ("form", "later", "total", "readable", "longest", "largest")
 
 
 def calculator(*, words: dict[str, str]) -> str:
-    """Every text of the form, of its results and of its refusals; and what
-    stands there before anything is entered."""
+    """The form with all its texts, and its result before any input."""
     told, model = Words(words), models()[CHOSEN["model"]]
     budget, tokens = int(BUDGET) * 2**30, USE["tokens"]
     forms = {model.name: model} | {

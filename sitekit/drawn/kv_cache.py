@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnref
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.compute import LLAMA
 from sitekit.drawn.mla import empty
+from sitekit.drawn.operations import LLAMA
 from sitekit.render import Row
 
 

@@ -59,10 +59,10 @@ def variants() -> Iterator[Row]:
     layers, forms = SHAPE["layers"], forms_of(SHAPE)
     most = kv_memory.token_bytes(forms["mha"], BF16).later
     for name, formula in (
-        ("mha", r"$2\,h\,d_h$"),
-        ("gqa", r"$2\,K\,d_h$"),
-        ("mla", r"$d_c + d_h^R$"),
-        ("mqa", r"$2\,d_h$"),
+        ("mha", r"$2\,h\,d_k$"),
+        ("gqa", r"$2\,h_{kv}\,d_k$"),
+        ("mla", "$d_c + d_r$"),
+        ("mqa", r"$2\,d_k$"),
     ):
         kept = kv_memory.token_bytes(forms[name], BF16).later
         yield [
@@ -95,7 +95,7 @@ RANKED = "llama-2-7b llama-3.1-8b qwen3-235b falcon-7b deepseek-v3"
 
 
 def ranks() -> Iterator[Row]:
-    """Bytes of a token on each device, as heads are split over more."""
+    """Bytes per token on each device, with heads split over 1 to 16."""
     for model in map(find_model, RANKED.split()):
         (group,) = model.groups
         split = (growth(model, ranks=n).later for n in (1, 2, 4, 8, 16))
@@ -106,7 +106,7 @@ PLAIN = ("fp32", "bf16", "fp8", "int8", "int4")
 
 
 def formats() -> Iterator[Row]:
-    """A token of one layer of Llama-3.1-8B, in numbers of several widths."""
+    """A token of one layer of Llama-3.1-8B, in several formats."""
     (group,) = find_model("llama-3.1-8b").groups
     (store,) = group.stores
     formats: list[tuple[Cell, Storage]] = [
@@ -127,7 +127,7 @@ def formats() -> Iterator[Row]:
 
 
 def shipped() -> Iterator[Row]:
-    """Entries as the kernels of DeepSeek's models store them."""
+    """Bytes per entry as the kernels of DeepSeek's models store it."""
     for model in specs.models().values():
         if model.shipped is not None:
             yield [
@@ -144,7 +144,7 @@ def shipped() -> Iterator[Row]:
 
 
 def claims() -> Iterator[Row]:
-    """What was published, and the same from specs."""
+    """Published statements, and the same computed from specs."""
 
     def later(name: str, dtype: str | Storage = "bf16") -> Fraction:
         return growth(find_model(name), dtype=dtype).later

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.compute import SEEN, decode, mega
+from sitekit.drawn.compute import mega
+from sitekit.drawn.operations import SEEN, decode
 from sitekit.render import Row
 
 

@@ -41,7 +41,7 @@ CALLS = [
 
 @torch.no_grad()
 def counted(layer, *, batch, new, past, context=None, **told):
-    """Parameters, FLOPs and numbers in the cache, of a layer that runs."""
+    """Parameters, FLOPs and elements in the cache, of a layer that runs."""
     cache, first = KVCache(context or past + new), ()
     if context:
         first = (torch.zeros(batch, context, layer.d_context),)
@@ -139,7 +139,28 @@ def test_fewer_key_heads_leave_the_flops_of_attention_alone():
     assert [c.attention_intensity() for c in (mha, gqa, mqa)] == [1, 4, 32]
 
 
-def test_a_step_reads_each_weight_and_each_cached_number_once():
+def test_a_batch_raises_the_intensity_of_matrices_and_not_of_attention():
+    # --8<-- [start:intensity]
+    from fractions import Fraction
+
+    from attnref.numbers.cost import attention_cost, mla_cost
+
+    shape = dict(d_model=4096, n_heads=32, past=8191)
+    for K in (32, 8, 1):
+        for B in (1, 64):
+            cost = attention_cost(**shape, n_kv_heads=K, batch=B)
+            assert cost.projections == B * 2 * cost.parameters
+            assert cost.attention_intensity() == 32 // K
+            assert cost.attention_intensity("fp8") == 2 * 32 // K
+
+    v3 = dict(d_model=7168, n_heads=128, kv_lora_rank=512, q_lora_rank=1536)
+    v3 |= dict(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    cost = mla_cost(**v3, past=8191)
+    assert cost.attention_intensity() == Fraction(128 * 1088, 576)
+    # --8<-- [end:intensity]
+
+
+def test_a_step_reads_each_weight_and_each_cached_element_once():
     cost = Cost(1000, 2000, 300, 500, 40)
     assert cost.bytes_read() == 2080
     assert cost.bytes_read("fp32") == 4160
@@ -186,7 +207,7 @@ def test_a_context_that_cannot_be_is_refused():
 
 
 def test_an_unknown_form_is_refused():
-    with pytest.raises(ValueError, match="form='naive' is none of expanded"):
+    with pytest.raises(ValueError, match="form='naive' is not one of expanded"):
         mla_cost(**LATENT, form="naive")
     with pytest.raises(ValueError, match="q_lora_rank=0 must be at least 1"):
         mla_cost(**LATENT, q_lora_rank=0)

@@ -345,6 +345,6 @@ def test_what_cannot_be_is_refused():
             storage_of(gpt2, said)
     with pytest.raises(
         ValueError,
-        match=r"store the cache of gpt2; it is known of deepseek-v3\.2, ",
+        match=r"store the cache of gpt2; it is known for deepseek-v3\.2, ",
     ):
         kv_bytes(gpt2, 1, dtype="shipped")

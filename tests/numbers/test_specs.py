@@ -82,7 +82,7 @@ def test_every_place_and_every_kind_is_used():
         (
             "llama-3.1-8b",
             lambda m: m["groups"][0].update(kv_head=8),
-            r"llama-3.1-8b: groups\[0\]: kv_head is no field of Full; "
+            r"llama-3.1-8b: groups\[0\]: kv_head is not a field of Full; "
             r"did you mean kv_heads\?",
         ),
         (
@@ -133,13 +133,13 @@ def test_every_place_and_every_kind_is_used():
         (
             "gpt2",
             lambda m: m.update(groups=[7]),
-            r"gpt2: groups\[0\]: 7 is no record",
+            r"gpt2: groups\[0\]: 7 is not a record",
         ),
         ("gpt2", lambda m: m.update(sources=[]), "gpt2: sources is missing"),
         (
             "gpt2",
             lambda m: m.update(sources=["a blog"]),
-            "gpt2: sources: 'a blog' is in no known place",
+            "gpt2: sources: 'a blog' names no known place",
         ),
         (
             "gpt2",
@@ -149,24 +149,24 @@ def test_every_place_and_every_kind_is_used():
         (
             "gpt2",
             lambda m: m.update(sources=["gpt-fast:zzz"]),
-            "gpt2: sources: 'gpt-fast:zzz' is in no known place",
+            "gpt2: sources: 'gpt-fast:zzz' names no known place",
         ),
         (
             "gpt2",
             lambda m: m.update(sources=["transformers"]),
-            "gpt2: sources: 'transformers' is in no known place",
+            "gpt2: sources: 'transformers' names no known place",
         ),
         (
             "gpt2",
             lambda m: m.update(
                 shipped={"kv": 1, "index": 1, "sources": ["gpt-fast"]}
             ),
-            "gpt2: shipped: an entry is of one head for all",
+            "gpt2: shipped: only for caches with one head, shared by all",
         ),
         (
             "deepseek-v4-flash",
             lambda m: m["groups"][0].pop("ratio"),
-            r"groups\[0\]: index_dim without ratio",
+            r"groups\[0\]: index_dim without ratio: there are no entries",
         ),
         ("gpt2", lambda m: m.update(date="19-02"), "gpt2: date is '19-02'"),
         ("gpt2", lambda m: m.update(date="2019-13"), "gpt2: date is '2019-13'"),
@@ -180,7 +180,7 @@ def test_every_place_and_every_kind_is_used():
             "command-a",
             lambda m: m.update(confidence="high"),
             "command-a: confidence is 'high', but kvcache.ai is the only "
-            "source and not its makers'",
+            "source, and not one of the model's makers",
         ),
         (
             "gpt2",
@@ -193,12 +193,12 @@ def test_every_place_and_every_kind_is_used():
         (
             "llama-4-scout",
             lambda m: m.update(context="the card"),
-            "llama-4-scout: context: 'the card' is in no known place",
+            "llama-4-scout: context: 'the card' names no known place",
         ),
         (
             "gpt2",
             lambda m: m.pop("params_in"),
-            "gpt2: params and params_in belong together",
+            "gpt2: params and params_in go together",
         ),
         ("gpt2", lambda m: m.update(params=1.2e8), "gpt2: params is 120000000"),
         (
@@ -206,11 +206,15 @@ def test_every_place_and_every_kind_is_used():
             lambda m: m["groups"][0].update(rotated=0),
             r"kimi-k3: groups\[0\]: rotated is 0",
         ),
-        ("gpt2", lambda m: m.update(id="GPT 2"), "GPT 2: id has other than"),
+        (
+            "gpt2",
+            lambda m: m.update(id="GPT 2"),
+            "GPT 2: id may only have small letters",
+        ),
         (
             "gpt2",
             lambda m: m.update(id="falcon-7b"),
-            "falcon-7b is there twice",
+            "falcon-7b is listed twice",
         ),
         (
             "deepseek-v3.2",

@@ -21,7 +21,7 @@ WHERE = {
     "walk": ("layers/gqa", "table\nwalk"),
     "list": ("layers/gqa", "table\nmodels"),
     "wiring": ("layers/gqa", "figure\n"),
-    "plot": ("numbers/compute", "plot\n"),
+    "plot": ("numbers/operations", "plot\n"),
     "models": ("numbers/memory", "models\n"),
     "calculator": ("numbers/calculator", "calculator\n"),
 }
@@ -195,8 +195,8 @@ FAULTS = {
         "there is no 'rooflin'",
     ),
     "a word of a plot that is missing": (
-        ("plot", r"\n  ridge: .*", ""),
-        "words are missing: ['ridge']",
+        ("plot", r"\n  flops: .*", ""),
+        "words are missing: ['flops']",
     ),
     "a kind of model that is missing": (
         ("models", r"\n  MQA: MQA", ""),

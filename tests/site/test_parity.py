@@ -109,6 +109,7 @@ def test_each_kind_of_drift_is_seen(drift):
         ("In May 2024, 12 heads.", "2024 年 5 月，十二个头。"),
         ("8B weights, 128K tokens.", "80 亿个权重。\n\n12.8 万个 token。"),
         ("1,500,000 rows.", "150 万行。"),
+        ("8.03 billion weights.", "80.3 亿个权重。"),
         ("Both are one half: 2.", "- 两者都是一半\n- 这是第二点"),
         ("Words.", "文字，[博客](https://b.cn){ hreflang=zh }。"),
         (
