@@ -25,6 +25,7 @@ import importlib.util
 import os
 import pickle
 import random
+import re
 import resource
 import signal
 import sys
@@ -410,13 +411,13 @@ class Recorder:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         lines: dict[str, set[int]] = {}
-        ours = str(PACKAGE)
+        ours, start = str(PACKAGE), len(f"{ROOT}/")
 
         def called(frame: Any, event: str, arg: Any) -> Any:
             file = frame.f_code.co_filename
             if not file.startswith(ours):
                 return None
-            seen = lines.setdefault(file, set())
+            seen = lines.setdefault(file[start:], set())
 
             def line(frame: Any, event: str, arg: Any) -> Any:
                 seen.add(frame.f_lineno)
@@ -424,11 +425,11 @@ class Recorder:
 
             return line(frame, event, arg)
 
-        start = time.monotonic()
+        began = time.monotonic()
         sys.settrace(called)
         yield
         sys.settrace(None)
-        self.tests[item.nodeid] = Reached(time.monotonic() - start, lines)
+        self.tests[item.nodeid] = Reached(time.monotonic() - began, lines)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -458,6 +459,7 @@ class Chosen:
 # pytest rewrites what it is told to collect: it would find the file as it is.
 OPTIONS = ["-q", "--assert=plain", "--hypothesis-seed=0"]
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:xdist"]
+OPTIONS += ["-p", "no:unraisableexception", "-p", "no:threadexception"]
 
 
 class Pool:
@@ -492,7 +494,9 @@ class Pool:
         what, out, start = self.running.pop(pid)
         if os.WIFSIGNALED(status):
             return what, None, start
-        assert status == 0, Path(f"{out}.log").read_text()
+        if status:
+            print(Path(f"{out}.log").read_text()[-3000:])
+            return what, None, start
         return what, pickle.loads(out.read_bytes()), start
 
     def over(
@@ -551,11 +555,41 @@ def limited(seconds: int) -> None:
     signal.alarm(seconds)
 
 
+@functools.cache
+def surroundings() -> str:
+    """Of all that a test may read; other tests apart."""
+    parts: list[Any] = [
+        sys.version,
+        importlib.import_module("torch").__version__,
+    ]
+    for name in (".", "attnref", "sitekit", "docs", "overrides", "tests"):
+        folder = ROOT / name
+        found = folder.glob("*") if folder == ROOT else folder.rglob("*")
+        for path in sorted(found):
+            other = (
+                path.name.startswith(("test_", ".")) or path.suffix == ".pyc"
+            )
+            if not other and path.is_file():
+                parts.append((str(path.relative_to(ROOT)), path.read_bytes()))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def with_imported(file: Path) -> set[Path]:
+    """A file of tests, and those that it takes something from."""
+    found, new = set(), {file}
+    while new:
+        found |= new
+        text = "".join(path.read_text(encoding="utf-8") for path in new)
+        names = re.findall(r"(?m)^from (tests[.\w]*\.test_\w+) import", text)
+        new = {ROOT / f"{n.replace('.', '/')}.py" for n in names} - found
+    return found
+
+
 def recorded(file: str) -> tuple[dict[str, Reached], set[str]]:
-    """Remembered until the package or the file changes."""
-    text = [p.read_bytes() for p in [*modules(), Path(file)]]
-    key = hashlib.sha256(repr((file, text)).encode()).hexdigest()
-    kept = Path(tempfile.gettempdir(), f"attnref-reached-{key}")
+    """Remembered until something changes that the file may read."""
+    text = [p.read_bytes() for p in sorted(with_imported(ROOT / file))]
+    key = hashlib.sha256(repr((surroundings(), file, text)).encode())
+    kept = Path(tempfile.gettempdir(), f"attnref-reached-{key.hexdigest()}")
     if kept.exists():
         return pickle.loads(kept.read_bytes())
     recorder = Recorder()
@@ -572,8 +606,9 @@ def met(mutant: Mutant, tests: dict[str, Reached]) -> str:
     chosen = Chosen({name: test.seconds for name, test in tests.items()})
     for file in dict.fromkeys(name.split("::")[0] for name in tests):
         end = pytest.main([*OPTIONS, "-x", file], plugins=[chosen])
-        assert end in (0, 1, 2), end  # 2 if the file cannot be imported
-        if end:
+        # 1 if a test fails; 2, 3 or 4 if it cannot even be collected; 5 if
+        # the mutant gives its tests other names.
+        if end not in (0, 5):
             return "killed"
     return "survived"
 
@@ -581,11 +616,11 @@ def met(mutant: Mutant, tests: dict[str, Reached]) -> str:
 def reaching(mutant: Mutant, tests: dict[str, Reached]) -> dict[str, Reached]:
     """The tests that reach a mutant: its own file's first, quick ones first."""
     own = {f"test_{mutant.path.stem}", mutant.path.stem}
-
+    path = str(mutant.path.relative_to(ROOT))
     names = [
         name
         for name, test in tests.items()
-        if test.lines.get(str(mutant.path), set()) & {*mutant.lines}
+        if test.lines.get(path, set()) & {*mutant.lines}
     ]
     took: Counter[str] = Counter()
     for name in names:
@@ -622,12 +657,15 @@ def main() -> None:
         mutants = random.Random(told.seed).sample(mutants, told.size)
         mutants.sort(key=lambda m: (m.path, m.line))
     print(f"{len(mutants)} are planted (seed {told.seed})", flush=True)
+    if not mutants:
+        sys.exit(f"no mutant is in {told.only!r}")
 
     pool = Pool(told.jobs)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(pool.folder / "examples")
     warm_up()
     loaded = [name for name in sys.modules if name.split(".")[0] == "attnref"]
     assert not loaded, loaded
+    surroundings()
     gc.freeze()  # so that no process looks through all of torch again
     tests: dict[str, Reached] = {}
     start = time.monotonic()
