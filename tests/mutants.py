@@ -163,6 +163,8 @@ class Planter:
         last = node.end_lineno or node.lineno
         first, body = node.lineno, getattr(node, "body", None)
         if isinstance(node, ast.FunctionDef):
+            if isinstance(body[-1], ast.Expr):  # a docstring, which never runs
+                return range(1, len(self.starts))
             first = body[0].lineno
         elif body:
             last = max(first, body[0].lineno - 1)
@@ -468,7 +470,8 @@ class Pool:
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self.running: dict[int, tuple[Any, Path, float]] = {}
-        self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+        self.kept = tempfile.TemporaryDirectory(prefix="mutants-")
+        self.folder = Path(self.kept.name)
 
     def start(self, what: Any, work: Callable[[], Any]) -> None:
         out = self.folder / f"{len(list(self.folder.iterdir()))}"
@@ -622,6 +625,9 @@ def reaching(mutant: Mutant, tests: dict[str, Reached]) -> dict[str, Reached]:
         for name, test in tests.items()
         if test.lines.get(path, set()) & {*mutant.lines}
     ]
+    if mutant.lines.start == 1:  # nor do all that use a class run a line of it
+        files = {name.split("::")[0] for name in names}
+        names = [name for name in tests if name.split("::")[0] in files]
     took: Counter[str] = Counter()
     for name in names:
         took[name.split("::")[0]] += tests[name].seconds
