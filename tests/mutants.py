@@ -5,11 +5,13 @@
     python -m tests.mutants --size 0 --only cost:131,checks
 
 A mutant is a module with one operator, constant, condition, argument or
-statement changed. Nothing is written: each runs in a process of its own,
-forked from one that has torch imported, and there the import of that module
-finds the changed text. It meets the tests that reach the changed lines, those
-of the module first and quick ones before slow ones, until one fails. First all
-tests run on the package as it is; that tells which lines each of them reaches.
+statement changed; not the `strict=True` of a zip, which says what holds anyway.
+Nothing is written: each runs in a process of its own, forked from one that has
+torch imported, and there the import of that module finds the changed text. It
+meets the tests that reach the changed lines, those of the module first and
+quick ones before slow ones, until one fails. First all tests run on the package
+as it is, which tells what lines each of them reaches; that is remembered until
+something changes that they read. What ends by a timeout counts as killed.
 """
 
 import argparse
@@ -61,6 +63,7 @@ SAME: dict[type[ast.AST], str] = {
     **{ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is", ast.IsNot: "is not"},
     **{ast.In: "in", ast.NotIn: "not in", ast.And: "and", ast.Or: "or"},
 }
+COMMUTE = ("max", "min", "maximum", "transpose", "promote_types")
 # What needs no brackets, wherever it stands.
 PLAIN = (ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.Call)
 NEGATED_BY_SWAP = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
@@ -279,7 +282,9 @@ class Planter:
             yield from self.put(node, "operator", self.code(node.operand))
 
     def plant_constant(self, node: ast.Constant) -> Iterator[Mutant]:
-        old = node.value
+        old, parent = node.value, self.parents[node]
+        if isinstance(parent, ast.keyword) and parent.arg == "strict":
+            return
         if isinstance(old, bool):
             yield from self.put(node, "constant", str(not old))
         elif isinstance(old, int):
@@ -308,6 +313,8 @@ class Planter:
         told = [self.code(a) for a in args]
         spans = sorted(self.span(part) for part in [*args, *words])
         for word in words:
+            if word.arg == "strict":
+                continue
             start, end = self.span(word)
             after = [other for other in spans if other[0] > start]
             before = [other for other in spans if other[1] < end]
@@ -318,8 +325,8 @@ class Planter:
             yield from self.cut(word, "keyword dropped", start, end)
         named = [self.code(word) for word in words]
         for i in range(len(told) - 1):
-            if name.split(".")[-1] in ("max", "min", "maximum", "transpose"):
-                break  # their order is no matter
+            if name.split(".")[-1] in COMMUTE:
+                break
             swapped = [*told[:i], told[i + 1], told[i], *told[i + 2 :], *named]
             code = f"{name}({', '.join(swapped)})"
             yield from self.put(node, "arguments swapped", code)
