@@ -462,7 +462,7 @@ class Chosen:
         items.sort(key=lambda item: places[item.nodeid])
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        signal.alarm(10 + int(10 * self.order[item.nodeid]))
+        end_after(10 + 10 * self.order[item.nodeid])
 
 
 # pytest rewrites what it is told to collect: it would find the file as it is.
@@ -558,11 +558,10 @@ def modules() -> list[Path]:
     ]
 
 
-def limited(seconds: int) -> None:
-    """Endless loops and endless memory end the process."""
-    resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(seconds)
+def end_after(seconds: float) -> None:
+    """Of work, not of waiting: the machine may be busy with other things."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 @functools.cache
@@ -611,7 +610,9 @@ def recorded(file: str) -> tuple[dict[str, Reached], set[str]]:
 
 def met(mutant: Mutant, tests: dict[str, Reached]) -> str:
     """`"survived"`, or `"killed"`."""
-    limited(120)
+    # Endless loops and endless memory end the process.
+    resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
+    end_after(120)
     sys.meta_path.insert(0, Planted(mutant))
     chosen = Chosen({name: test.seconds for name, test in tests.items()})
     for file in dict.fromkeys(name.split("::")[0] for name in tests):
