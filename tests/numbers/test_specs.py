@@ -155,6 +155,11 @@ def test_every_place_and_every_kind_is_used():
         ),
         (
             "gpt2",
+            lambda m: m.update(groups={"kind": "full"}),
+            "gpt2: groups is missing",
+        ),
+        (
+            "gpt2",
             lambda m: m.update(groups=[7]),
             r"gpt2: groups\[0\]: 7 is no record",
         ),
@@ -279,10 +284,8 @@ def test_a_file_without_models_or_places_is_refused():
         specs.read('{"models": []}')
     with pytest.raises(ValueError, match="no model 5"):
         specs.find_model(5)
-    with pytest.raises(
-        ValueError, match=r"no model 'GPT-2'; did you mean gpt2"
-    ):
-        specs.find_model("GPT-2")
+    with pytest.raises(ValueError, match=r"'G - P - T 2'; did you mean gpt2"):
+        specs.find_model("G - P - T 2")
 
 
 def test_an_entry_belongs_to_tokens_in_the_window_or_to_several():
