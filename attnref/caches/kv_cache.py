@@ -202,7 +202,7 @@ class KVCache(Cache):
     def __init__(self, max_len: int) -> None:
         check_sizes(max_len=max_len)
         super().__init__()
-        self.max_len = whole_number("max_len", max_len)
+        self.max_len = int(max_len)
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)

@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA): one small latent in place of the keys."""
 
 # --8<-- [start:imports]
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,9 @@ def _latent(p: Parts) -> Tensor:
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
-def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
+def _is_matrix(
+    linear: nn.Module, *, biased: bool = False
+) -> TypeGuard[nn.Linear]:
     """Whether calling it multiplies by its weight and does nothing else."""
     return (
         type(linear) is nn.Linear
@@ -97,9 +99,7 @@ def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
 
 def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
     """The weight of a layer that is about to be used without being called."""
-    if not isinstance(linear, nn.Linear) or not _is_matrix(
-        linear, biased=biased
-    ):
+    if not _is_matrix(linear, biased=biased):
         raise TypeError(
             f"{name} is {type(linear).__name__}, not a plain nn.Linear without "
             f"a hook{'' if biased else ' or a bias'}: to absorb it, its weight "

@@ -4,7 +4,7 @@ and one that keeps everything in another order.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 import torch
@@ -414,12 +414,16 @@ def test_what_the_refusal_prevents():
     assert relative_error(torch.cat(got, dim=1), ours(x)) > 0.3
 
 
-def test_a_cache_has_to_say_what_it_keeps():
+def test_a_cache_has_to_keep_something_and_to_say_what():
     class Silent(Cache):
         append = Ring.append
 
-    with pytest.raises(TypeError, match="keeps"):
-        Silent()
+    class Idle(Cache):
+        keeps = Everything()
+
+    for kind, lacks in (Silent, "keeps"), (Idle, "append"):
+        with pytest.raises(TypeError, match=f"abstract method '?{lacks}"):
+            kind()
 
 
 @torch.no_grad()
@@ -529,6 +533,21 @@ def test_positions_are_made_where_the_keys_are_and_never_looked_at(rule, make):
 
 class Narrower(Causal):
     """What is made from a rule may hide more than it."""
+
+
+class Odd(Rule):
+    """Without sizes, it needs no decorator of its own."""
+
+
+def test_a_rule_is_a_value():
+    for kind in (Odd, Narrower, Causal, Everything):
+        assert kind() == kind()
+        assert kind().covers(kind())
+        assert len({kind(), kind(), Window(5), Window(5)}) == 2
+    assert not Narrower().covers(Causal())
+    for rule in (Rule(), Causal(), Everything(), Window(5)):
+        with pytest.raises(FrozenInstanceError):
+            rule.size = 4  # layers share it
 
 
 def test_where_nothing_is_hidden_no_mask_is_made():

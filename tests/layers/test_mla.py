@@ -225,6 +225,7 @@ def test_keys_and_values_together_have_the_rank_of_the_latent():
 def test_absorbed_weights_are_all_that_is_needed(options):
     layer, x = mla(**options), tokens()
     query, output = absorbed_weights(layer)
+    assert not query.requires_grad and not output.requires_grad
     assert query.shape[1:] == (R + DR, Q if "q_lora_rank" in options else E)
     assert output.shape == (E, H, R)
     source = x

@@ -524,6 +524,14 @@ def test_no_steps_give_the_prompt():
     assert torch.equal(greedy(decoder(), prompt, 0), prompt)
 
 
+@each_cache_of("gqa")
+def test_without_an_end_no_token_is_looked_at(make):
+    """A meta tensor has no numbers; on an accelerator, to look is to wait."""
+    model, prompt = decoder().to("meta"), prompts().to("meta")
+    got = greedy(model, prompt, 3, caches=caches(make))
+    assert (got.shape, got.device.type) == ((B, 5 + 3), "meta")
+
+
 def test_generating_needs_no_gradients():
     model = decoder()
     mine = caches(CACHES["growing"])

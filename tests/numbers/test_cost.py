@@ -224,9 +224,9 @@ def test_each_size_is_above_0(function, sizes, size):
 
 
 def test_unless_told_a_cost_is_that_of_one_token_on_nothing():
-    past = ONE_STEP | {"past": 0}
+    past = ONE_STEP | {"past": 0, "bias": False}
     small = {"d_model": 30, "n_heads": 6}
     assert attention_cost(**small) == attention_cost(**small, **past)
     assert mla_cost(**LATENT) == mla_cost(**LATENT, **past)
-    told = cross_cost(**CROSS, **ONE_STEP, cached=False)
+    told = cross_cost(**CROSS, **ONE_STEP, cached=False, bias=False)
     assert cross_cost(**CROSS) == told
