@@ -51,7 +51,7 @@ def on_config(config: Any) -> Any:
     config.extra["home_url"] = (config.site_url or "/").removesuffix(root)
     if config.plugins["material/offline"].config.enabled:
         config.extra["polyfills"] = ["assets/iframe-worker.js"]
-    if not _is_english(config):
+    if config.nav and not _is_english(config):
         from sitekit import nav
 
         config.nav = nav.translated(config.nav, config.extra["navigation"])
@@ -80,8 +80,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     if "title" not in vars(page) and "title" in page.meta:  # not in the nav
         page.title = nav.name_of(page.meta["title"])
-    language = config.theme["language"]
-    return nav.with_lists(markdown, page, _pages, language)
+    return nav.with_lists(markdown, page, _pages, config)
 
 
 def on_pre_build(config: Any) -> None:

@@ -1,8 +1,8 @@
 """The navigation stands in mkdocs.yml, once for both languages: a page goes by
 its own title, and so nothing else lists the pages.
 
-`::: pages core caches` on a page becomes a list of the pages in these folders,
-in the order of the navigation, each with the `summary` of its front matter.
+`::: pages Variants` on a page becomes a list of the pages in that section of
+the navigation, in its order, each with the `summary` of its front matter.
 """
 
 import os
@@ -15,7 +15,8 @@ from mkdocs.exceptions import BuildError
 
 from sitekit import pages
 
-LIST = re.compile(r"^::: pages ([\w ]+)$", re.MULTILINE)
+LIST = re.compile(r"^::: pages (.+)$", re.MULTILINE)
+COLON = {"en": ": ", "zh": "："}
 
 
 def name_of(title: str) -> str:
@@ -36,31 +37,31 @@ def translated(entry: Any, words: dict[str, str]) -> Any:
     return {words[word]: translated(below, words)}
 
 
-COLON = {"en": ": ", "zh": "："}
-
-
 def with_lists(
-    markdown: str, here: Any, everything: Iterable[Any], language: str
+    markdown: str, here: Any, everything: Iterable[Any], config: Any
 ) -> str:
     """The Markdown of the page `here`, with its lists of pages."""
+    words = config.extra.get("navigation", {})
 
     def written(match: re.Match[str]) -> str:
-        folders = match[1].split()
-        lines = [
-            COLON[language].join(_parts(page.file, here.file))
+        section = words.get(match[1], match[1])
+        found = [
+            _line(page.file, here.file, COLON[config.theme["language"]])
             for page in everything
-            if PurePosixPath(page.file.src_uri).parent.name in folders
+            if page.parent and page.parent.title == section
         ]
-        return "\n".join(lines)
+        if not found:
+            why = f"{here.file.src_uri}: the navigation has no {match[1]!r}"
+            raise BuildError(why)
+        return "\n".join(found)
 
     return LIST.sub(written, markdown)
 
 
-def _parts(file: Any, here: Any) -> tuple[str, str]:
+def _line(file: Any, here: Any, colon: str) -> str:
     told = pages.front_matter(Path(file.abs_src_path))
     if "summary" not in told:
         why = f"{file.src_uri} has no `summary` in its front matter, a sentence"
         raise BuildError(f"{why} for the list of {here.src_uri}")
-    folder = PurePosixPath(here.src_uri).parent
-    link = os.path.relpath(file.src_uri, folder)
-    return f"1. [{name_of(told['title'])}]({link})", told["summary"]
+    link = os.path.relpath(file.src_uri, PurePosixPath(here.src_uri).parent)
+    return f"1. [{name_of(told['title'])}]({link}){colon}{told['summary']}"

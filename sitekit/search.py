@@ -8,7 +8,6 @@ words that jieba does not cut.
 """
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
@@ -27,20 +26,13 @@ JOINT = re.compile("[的和与]|之间")  # between two words
 
 
 def words() -> frozenset[str]:
-    """The Chinese words of titles, and those of aliases, without aliases that
-    are two such words."""
-    told = [*map(pages.front_matter, pages.markdown_files("zh"))]
-    titles = _words(name_of(page.get("title", "")) for page in told)
-    found = titles.union(*(_words(page.get("aliases", [])) for page in told))
-    return titles | {
-        word
-        for word in found
-        if not any({word[:i], word[i:]} <= found for i in range(2, len(word)))
-    }
-
-
-def _words(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(HAN.findall(JOINT.sub(" ", " ".join(names))))
+    """The Chinese words that titles and aliases are made of."""
+    told = map(pages.front_matter, pages.markdown_files("zh"))
+    names = " ".join(
+        " ".join((name_of(page.get("title", "")), *page.get("aliases", [])))
+        for page in told
+    )
+    return frozenset(HAN.findall(JOINT.sub(" ", names)))
 
 
 @lru_cache(1)

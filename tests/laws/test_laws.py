@@ -49,6 +49,7 @@ def public(kind):
     }
 
 
+@pytest.mark.whole
 def test_every_layer_and_every_cache_is_under_the_laws():
     layers = {
         name
@@ -70,6 +71,7 @@ def test_every_layer_and_every_cache_is_under_the_laws():
     assert not unused, f"no entry of VARIANTS has {unused} among its `caches`"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_public_name_is_on_the_page_of_the_api(language):
     (page,) = (ROOT / "docs" / language).rglob("api.md")

@@ -250,6 +250,7 @@ def misses(found, asked):
     }
 
 
+@pytest.mark.whole
 def test_each_name_of_a_page_leads_to_it(answers, site):
     language, found = answers
     asked = names(site, language)
@@ -288,6 +289,7 @@ def test_a_function_leads_to_its_code_and_then_to_its_entry(answers, site):
         assert any(entry in links for links in found[name][:3]), name
 
 
+@pytest.mark.whole
 def test_chinese_names_are_words_of_the_index(site):
     """So that what somebody types is a word, as it is where it is explained."""
     terms = search.words()

@@ -85,6 +85,7 @@ def built(site, path):
 PAGES = markdown_files("en") + markdown_files("zh")
 
 
+@pytest.mark.whole
 def test_both_languages_build_without_a_warning(site):
     assert site.log.count("Documentation built") == 2
     assert "WARNING" not in site.log
@@ -225,6 +226,7 @@ def test_each_search_index_holds_its_own_language_without_formulas(site):
     assert "⊤" not in en + zh
 
 
+@pytest.mark.whole
 def test_the_math_font_has_every_character_of_every_formula(html_pages):
     fonts = ROOT / "overrides" / "assets" / "fonts"
     known = set(TTFont(fonts / "stix-two-math.woff2").getBestCmap())
