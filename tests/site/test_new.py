@@ -99,3 +99,18 @@ def test_a_page_that_is_not_there_is_not_checked():
     config = SimpleNamespace(getoption={"page": "gqb"}.get)
     with pytest.raises(pytest.UsageError, match=r"no page .* is called 'gqb'"):
         conftest.pytest_configure(config)
+
+
+def test_a_page_is_checked_with_the_laws_of_the_code_that_it_shows():
+    page = conftest.OnePage("layers/absorption")
+    assert ROOT / "tests" / "layers" / "test_mla.py" in page.files
+    assert page.named.search("test_laws.py::test_bytes[mla absorbed, room]")
+    assert page.named.search("test_drawn.py::test_absorption_is_drawn")
+    assert not page.named.search("test_laws.py::test_bytes[gqa, room]")
+    assert page.is_meant_by(ROOT / "docs" / "zh" / "layers" / "absorption.md")
+    assert page.is_meant_by("zh/layers/absorption/")
+    assert not page.is_meant_by("layers/mla/")
+    assert conftest.OnePage("index").is_meant_by("zh/")
+    cache = conftest.OnePage("caches/kv-cache")
+    assert cache.named.search("test_laws.py::test_bytes[gqa, room]")
+    assert cache.named.search("test_kv_cache.py::test_room")

@@ -102,6 +102,17 @@ def test_what_the_page_shows_is_what_ran(site, path):
     assert shown == ran
 
 
+@pytest.mark.whole
+def test_home_leads_to_every_page(site):
+    """Whoever adds a section of the navigation adds its list there."""
+    for path in PAGES:
+        language = path.relative_to(ROOT / "docs").parts[0]
+        home = built(site, ROOT / "docs" / language / "index.md")
+        text = home.read_text(encoding="utf-8").partition("<article")[2]
+        if address := address_of(path):
+            assert f'href="{address}"' in text, f"{home}: not {address}"
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """The site as it is built for an address, of a project with a host."""
