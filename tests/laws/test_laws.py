@@ -21,6 +21,8 @@ from tests.variants import (
     C,
     D,
     E,
+    H,
+    K,
     S,
     T,
     built,
@@ -359,3 +361,37 @@ def test_all_layers_are_exported_for_any_length():
         for n, s in ((T, S), (2, 3), (5, 8)):
             given = x[:, :n], context[:, :s]
             assert relative_error(exported(*given), layer(*given)) <= 1e-12
+
+
+PROJECTED = [name for name, v in VARIANTS.items() if v.kv_heads]
+
+
+@pytest.mark.parametrize(
+    ("bias", "o_bias", "which"),
+    [
+        (False, None, ""),
+        (True, None, "qkvo"),
+        (True, False, "qkv"),
+        (False, True, "o"),
+    ],
+)
+@pytest.mark.parametrize("name", PROJECTED)
+def test_parameters_are_named_and_shaped_as_in_checkpoints(
+    name, bias, o_bias, which
+):
+    layer = variant(name, bias=bias, o_bias=o_bias)
+    inner = VARIANTS[name].kv_heads(H, K) * D
+    rows = {"q": H * D, "k": inner, "v": inner, "o": E}
+    want = {f"{p}_proj.weight": (n, E) for p, n in rows.items()}
+    want["o_proj.weight"] = (E, H * D)
+    want |= {f"{p}_proj.bias": (rows[p],) for p in which}
+    got = {name: tuple(p.shape) for name, p in layer.state_dict().items()}
+    assert got == want
+
+
+@pytest.mark.parametrize("name", PROJECTED)
+def test_a_head_width_of_its_own(name):
+    for head_dim, width, want in ((14, E, 14), (None, 7 * H, 7)):
+        layer = variant(name, head_dim=head_dim, d_model=width)
+        assert layer.q_proj.weight.shape == (H * want, width)
+        assert layer(tokens(B, T, width)).shape == (B, T, width)
