@@ -1,4 +1,4 @@
-"""python -m sitekit synced PAGE | new NAME | offline"""
+"""python -m sitekit synced PAGE | new layer|cache|page NAME | offline"""
 
 import os
 import shutil
@@ -8,8 +8,7 @@ import tempfile
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from sitekit import CONFIGS, ROOT, parity
-from sitekit.new import new
+from sitekit import CONFIGS, ROOT, new, parity
 
 
 def offline() -> str:
@@ -34,8 +33,8 @@ def main(arguments: list[str]) -> str:
             stems = map(parity.whole_stem, names)
             lines = [f"{stem}: {parity.mark_synced(stem)}" for stem in stems]
             return "\n".join(lines)
-        case ["new", name]:
-            return new(name)
+        case ["new", *words]:
+            return new.main(words)
         case ["offline"]:
             return offline()
     raise ValueError(f"usage: {__doc__}")

@@ -184,6 +184,17 @@ def check(stem: str) -> list[str]:
     return found
 
 
+def unwritten(stem: str) -> None:
+    """Refuse what `make new` has left to be written, in code that is shown
+    too."""
+    for path in (twin(stem, "en"), twin(stem, "zh")):
+        shown = (b.text for b in pages.render(pages.body_of(path)).blocks)
+        for text in (path.read_text(encoding="utf-8"), *shown):
+            if found := re.search(r"TODO.*", text):
+                place = path.relative_to(ROOT)
+                raise ValueError(f"{place}: still to be written: {found[0]}")
+
+
 def mark_synced(stem: str) -> str:
     """Write the English page's hash into the Chinese one.
 
@@ -193,6 +204,7 @@ def mark_synced(stem: str) -> str:
     english = twin(stem, "en").read_text(encoding="utf-8")
     path = twin(stem, "zh")
     chinese = path.read_text(encoding="utf-8")
+    unwritten(stem)
     found = differences(pages.body_of(twin(stem, "en")), pages.body_of(path))
     if found:
         raise ValueError(f"docs/zh/{stem}.md: {found[0]}")

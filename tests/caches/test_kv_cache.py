@@ -614,3 +614,20 @@ class Lists(RuleBasedStateMachine):
 @each_cache
 def test_a_cache_does_what_a_list_does(make):
     Lists.run(make)
+
+
+def test_appending_by_cat_copies_everything_again():
+    # --8<-- [start:room]
+    token = torch.ones(1, 3, 1, 4)
+    room, growing = KVCache(max_len=100), GrowingKVCache()
+    k, _ = room.append(token, token)
+    where = k.data_ptr()
+    for _ in range(99):
+        k, _ = room.append(token, token)
+    assert k.data_ptr() == where  # nothing was moved
+    k, _ = growing.append(token, token)
+    where = k.data_ptr()
+    k, _ = growing.append(token, token)
+    assert k.data_ptr() != where  # all was copied to a new place
+    assert (growing.nbytes, room.nbytes) == (2 * 96, 100 * 96)
+    # --8<-- [end:room]

@@ -23,6 +23,8 @@ from tests.variants import (
     C,
     D,
     E,
+    H,
+    K,
     S,
     T,
     built,
@@ -54,6 +56,7 @@ def public(kind):
     }
 
 
+@pytest.mark.whole
 def test_every_layer_and_every_cache_is_under_the_laws():
     layers = {
         name
@@ -75,6 +78,7 @@ def test_every_layer_and_every_cache_is_under_the_laws():
     assert not unused, f"no layer of VARIANTS needs so little as {unused} keep"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_public_name_is_on_the_page_of_the_api(language):
     (page,) = (ROOT / "docs" / language).rglob("api.md")
@@ -396,3 +400,37 @@ def test_all_layers_are_exported_for_any_length():
         for n, s in ((T, S), (2, 3), (5, 8)):
             given = x[:, :n], context[:, :s]
             assert relative_error(exported(*given), layer(*given)) <= 1e-12
+
+
+PROJECTED = [name for name, v in VARIANTS.items() if v.kv_heads]
+
+
+@pytest.mark.parametrize(
+    ("bias", "o_bias", "which"),
+    [
+        (False, None, ""),
+        (True, None, "qkvo"),
+        (True, False, "qkv"),
+        (False, True, "o"),
+    ],
+)
+@pytest.mark.parametrize("name", PROJECTED)
+def test_parameters_are_named_and_shaped_as_in_checkpoints(
+    name, bias, o_bias, which
+):
+    layer = variant(name, bias=bias, o_bias=o_bias)
+    inner = VARIANTS[name].kv_heads(H, K) * D
+    rows = {"q": H * D, "k": inner, "v": inner, "o": E}
+    want = {f"{p}_proj.weight": (n, E) for p, n in rows.items()}
+    want["o_proj.weight"] = (E, H * D)
+    want |= {f"{p}_proj.bias": (rows[p],) for p in which}
+    got = {name: tuple(p.shape) for name, p in layer.state_dict().items()}
+    assert got == want
+
+
+@pytest.mark.parametrize("name", PROJECTED)
+def test_a_head_width_of_its_own(name):
+    for head_dim, width, want in ((14, E, 14), (None, 7 * H, 7)):
+        layer = variant(name, head_dim=head_dim, d_model=width)
+        assert layer.q_proj.weight.shape == (H * want, width)
+        assert layer(tokens(B, T, width)).shape == (B, T, width)

@@ -689,3 +689,21 @@ def test_the_weights_of_these_tests_are_sharp():
         for p in (attention.q_proj, attention.k_proj)
     )
     assert attention_weights(q[None], k[None])[..., 1:, :].max() > 0.9
+
+
+def test_a_decoder_generates_the_same_with_and_without_a_cache():
+    # --8<-- [start:generate]
+    from attnref import Block, Decoder, GroupedQueryAttention, greedy
+
+    sizes = {"d_model": 32, "n_heads": 4, "n_kv_heads": 2}
+    layers = [GroupedQueryAttention(**sizes, rope_theta=1e4) for _ in range(2)]
+    blocks = [Block(layer, d_model=32, d_ff=64) for layer in layers]
+    decoder = Decoder(blocks, n_tokens=100, d_model=32)
+    prompt = torch.randint(100, (2, 5))
+    tokens = greedy(decoder, prompt, 20)
+    one_a_layer = [KVCache(max_len=24) for _ in blocks]
+    assert torch.equal(greedy(decoder, prompt, 20, caches=one_a_layer), tokens)
+    growing = [GrowingKVCache() for _ in blocks]
+    assert torch.equal(greedy(decoder, prompt, 20, caches=growing), tokens)
+    # --8<-- [end:generate]
+    assert len(set(tokens[0].tolist())) > 8

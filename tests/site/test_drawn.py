@@ -398,6 +398,7 @@ def test_a_name_that_stands_twice_is_refused(tmp_path, monkeypatch):
         calls.files.__wrapped__()
 
 
+@pytest.mark.whole
 def test_each_file_draws_for_a_page_that_shows_it():
     stems = [path.stem for path in markdown_files("en")]
     named = []

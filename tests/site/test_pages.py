@@ -102,6 +102,7 @@ def test_a_docstring_fence_that_would_not_run_is_refused():
         run("Text.\n\n```py\nx = 1\n```\n")
 
 
+@pytest.mark.whole
 def test_every_marker_is_closed_and_every_section_is_shown():
     shown = set()
     for path in PAGES:

@@ -1,9 +1,9 @@
 """Two languages, one structure; drift turns the build red."""
 
 import pytest
-import yaml
+from mkdocs.exceptions import BuildError
 
-from sitekit import ROOT, parity
+from sitekit import ROOT, nav, parity
 from sitekit.pages import body_of, markdown_files
 
 STEMS = sorted(
@@ -20,22 +20,12 @@ def test_a_page_and_its_twin_are_in_line(stem):
     assert parity.check(stem) == []
 
 
-def nav(name):
-    text = (ROOT / name).read_text(encoding="utf-8")
-    loader = type("Loader", (yaml.SafeLoader,), {})
-    loader.add_multi_constructor("!", lambda *_: None)
-    loader.add_multi_constructor("tag:", lambda *_: None)
-
-    def files(entry):
-        if isinstance(entry, dict):
-            (entry,) = entry.values()
-        return [files(e) for e in entry] if isinstance(entry, list) else entry
-
-    return files(yaml.load(text, loader)["nav"])
-
-
-def test_the_navigation_is_the_same():
-    assert nav("mkdocs.yml") == nav("mkdocs.zh.yml")
+def test_a_word_of_the_navigation_that_is_not_translated_stops_the_build():
+    entries = ["a.md", {"Variants": ["b.md", {"New": "c.md"}]}]
+    with pytest.raises(BuildError, match=r"extra\.navigation .* 'New'"):
+        nav.translated(entries, {"Variants": "变体"})
+    got = nav.translated(entries, {"Variants": "变体", "New": "新"})
+    assert got == ["a.md", {"变体": ["b.md", {"新": "c.md"}]}]
 
 
 BEFORE = """\
