@@ -1,4 +1,4 @@
-"""python -m sitekit synced PAGE | new NAME | offline"""
+"""python -m sitekit synced [PAGE ...] | new NAME | offline"""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import tempfile
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from sitekit import CONFIGS, ROOT, parity
+from sitekit import CONFIGS, ROOT, pages, parity
 from sitekit.new import new
 
 
@@ -30,7 +30,11 @@ def offline() -> str:
 
 def main(arguments: list[str]) -> str:
     match arguments:
-        case ["synced", *names] if names:
+        case ["synced"]:
+            stems = map(pages.stem_of, pages.markdown_files("en"))
+            found = [why for stem in stems for why in parity.check(stem)]
+            return "\n".join(found) or "all pages are in line"
+        case ["synced", *names]:
             stems = map(parity.whole_stem, names)
             lines = [f"{stem}: {parity.mark_synced(stem)}" for stem in stems]
             return "\n".join(lines)
