@@ -8,6 +8,7 @@ is drawn twice, wide and for the column of a phone; the page shows what fits.
 import io
 import re
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -67,9 +68,8 @@ def _svg(figure: Figure, kind: str) -> str:
     figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"<style.*?</style>\s*", "", text, flags=re.DOTALL)
+    others = r"(<(metadata|style).*?</\2>|<!--.*?-->)\s*"
+    text = re.sub(others, "", text, flags=re.DOTALL)
     text = re.sub(r" font-family: [^;\"]*;?", "", text)
     text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
     used = set(re.findall(r"[#(]#?(\w+)[\")]", text))
@@ -84,7 +84,8 @@ def _svg(figure: Figure, kind: str) -> str:
         text = text.replace(placeholder, colour)
     left = set(re.findall(r"#[0-9a-f]{6}\b", text)) - {"#ffffff"}
     if left:
-        raise ValueError(f"colours that no scheme knows: {left}")
+        why = f"no scheme of the page has the colours {', '.join(left)}"
+        raise ValueError(f"{why}: draw in those of sitekit/plots.py")
     return text.strip()
 
 
@@ -119,17 +120,12 @@ def logarithmic(
 def apart(heights: list[float], least: float) -> list[float]:
     """Places as near to `heights` as they can be, `least` apart."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
-    blocks: list[list[float]] = []  # middle of a block, and how many it has
-    for i in order:
-        blocks.append([heights[i], 1])
-        while len(blocks) > 1:
-            (m1, n1), (m2, n2) = blocks[-2:]
-            if m2 - m1 >= least * (n1 + n2) / 2:
-                break
-            blocks[-2:] = [[(m1 * n1 + m2 * n2) / (n1 + n2), n1 + n2]]
-    places = [0.0] * len(heights)
-    at = iter(order)
-    for middle, n in blocks:
-        for k in range(int(n)):
-            places[next(at)] = middle + (k - (n - 1) / 2) * least
+    # What is left of them less those distances may not fall: an isotonic
+    # regression, by its formula of means.
+    left = [heights[i] - n * least for n, i in enumerate(order)]
+    places = heights.copy()
+    for n, i in enumerate(order):
+        ends = range(n + 1, len(left) + 1)
+        means = (min(fmean(left[a:b]) for b in ends) for a in range(n + 1))
+        places[i] = max(means) + n * least
     return places
