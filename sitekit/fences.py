@@ -21,7 +21,7 @@ from torch import Tensor
 from sitekit import ROOT, svg
 from sitekit.calls import arguments, checked, find, near, only, value
 from sitekit.recorded import wiring
-from sitekit.render import Words, check_columns, render
+from sitekit.render import Words, render
 from sitekit.tables import TABLES
 
 COMMA = {"en": ", ", "zh": "，"}
@@ -107,17 +107,13 @@ def table(
     """The rows are a computed `table`, a `walk` or `models`."""
     (how,) = TABLES.keys() & rows.keys()
     cells, facts = TABLES[how](fence.page, **rows)
-    check_columns(head, cells)
-    told = Words(words)
-    html = render(
+    return render(
         "table",
         caption=fence.told(caption, facts),
         head=head,
         rows=cells,
-        words=told,
+        words=Words(words),
     )
-    told.check()
-    return html
 
 
 def plot(
@@ -132,12 +128,11 @@ def plot(
 ) -> str:
     """Its words stand in the drawing as `{key}`; below it, its numbers."""
     drawn, told = value(plot, fence.page), Words({**words, "title": title})
-    check_columns(head, drawn.rows)
     wide, narrow = (
         re.sub(r"\{(\w+)\}", lambda match: escape(told[match[1]]), drawing)
         for drawing in (drawn.wide, drawn.narrow)
     )
-    html = render(
+    return render(
         "plot",
         svg=Markup(wide + narrow),
         caption=fence.told(caption, arguments(plot)),
@@ -146,8 +141,6 @@ def plot(
         rows=drawn.rows,
         words=told,
     )
-    told.check()
-    return html
 
 
 KINDS: dict[str, Callable[..., str]]

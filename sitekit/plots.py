@@ -15,6 +15,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from matplotlib.transforms import Affine2D, Transform
 
 from sitekit.render import Rows
 
@@ -89,32 +90,39 @@ def _svg(figure: Figure, kind: str) -> str:
     return text.strip()
 
 
+# Of an axis: its base, what is marked, and from where to where it goes.
+Logarithmic = tuple[int, dict[float, str], tuple[float, float]]
+
+
 def axes_in(
-    width: float, height: float, box: tuple[float, float, float, float]
-) -> tuple[Figure, Axes]:
-    """Axes at left, bottom, width, height, in pixels of the page."""
+    size: tuple[float, float],
+    box: tuple[float, float, float, float],
+    *,
+    x: Logarithmic,
+    y: Logarithmic,
+) -> tuple[Figure, Axes, Transform]:
+    """Axes at left, bottom, width, height, and what places things in them: all
+    in pixels of the page."""
+    width, height = size
+    left, bottom, wide, high = box
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     figure.patch.set_visible(False)
-    left, bottom, wide, high = box
     axes = figure.add_axes(
         (left / width, bottom / height, wide / width, high / height)
     )
     axes.patch.set_visible(False)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=6)
-    return figure, axes
-
-
-def logarithmic(
-    axis: Any, base: int, marks: dict[float, str], ends: tuple[float, float]
-) -> None:
-    """From one end to the other, with these marks and no others."""
-    name = axis.axis_name
-    getattr(axis.axes, f"set_{name}scale")("log", base=base)
-    getattr(axis.axes, f"set_{name}lim")(*ends)
-    axis.set_major_locator(FixedLocator(list(marks)))
-    axis.set_major_formatter(FixedFormatter(list(marks.values())))
-    axis.set_minor_locator(NullLocator())
+    axes.grid(True)
+    for name, (base, marks, ends) in (("x", x), ("y", y)):
+        axis = getattr(axes, f"{name}axis")
+        getattr(axes, f"set_{name}scale")("log", base=base)
+        getattr(axes, f"set_{name}lim")(*ends)
+        axis.set_major_locator(FixedLocator(list(marks)))
+        axis.set_major_formatter(FixedFormatter(list(marks.values())))
+        axis.set_minor_locator(NullLocator())
+    pixels = Affine2D().scale(1 / wide, 1 / high) + axes.transAxes
+    return figure, axes, pixels
 
 
 def apart(heights: list[float], least: float) -> list[float]:
