@@ -2,26 +2,21 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-
-from sitekit import CONFIGS, ROOT, pages, parity
+from sitekit import ROOT, pages, parity
 from sitekit.new import new
 
 
 def offline() -> str:
     """The whole site as a zip that is read from file://."""
-    os.environ |= {"OFFLINE": "true", "SITE_URL": ""}
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    told = os.environ | {"OFFLINE": "true", "SITE_URL": ""}
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(
-            str(CONFIGS["en"]), site_dir=f"{folder}/attnref", strict=True
-        )
-        config.plugins.on_startup(command="build", dirty=False)
-        build(config)
-        config.plugins.on_shutdown()
+        place = ["-d", f"{folder}/attnref"]
+        subprocess.run([*build, *place], cwd=ROOT, env=told, check=True)
         target = ROOT / "dist" / "attnref-site"
         target.parent.mkdir(exist_ok=True)
         shutil.make_archive(str(target), "zip", folder)

@@ -81,18 +81,16 @@ def figure(
     fence: Fence, *, caption: str, axes: list[object], panels: list[Any]
 ) -> str:
     """The caption may tell what all panels have in common."""
+    if len(axes) != 2 or not panels:
+        raise ValueError("a figure has two axes, down and across, and panels")
     down, across = map(str, axes)
     drawn = [_panel(fence, (down, across), panel) for panel in panels]
-    first, *others = (facts for _, facts in drawn)
-    common = {
-        key: fact
-        for key, fact in first.items()
-        if all(facts.get(key) == fact for facts in others)
-    }
+    told = [facts.items() for _, facts in drawn]
+    common = [fact for fact in told[0] if all(fact in facts for facts in told)]
     return render(
         "figure",
         panels=[panel for panel, _ in drawn],
-        caption=fence.told(caption, common),
+        caption=fence.told(caption, dict(common)),
     )
 
 

@@ -113,8 +113,8 @@ class Tracer:
                     if not c.targets and event == "return":
                         values = [arg]
                     for value in values:
-                        letters.update(_bound(c, frame.f_locals))
-                        fault = _compared(c, tuple(value.shape), letters)
+                        known = frame.f_locals
+                        fault = _compared(c, value.shape, letters, known)
                         if fault:
                             self.faults.append(f"{name}:{c.line}: {fault}")
                         elif alike := _alike(letters):
@@ -129,24 +129,23 @@ class Tracer:
         return local
 
 
-def _bound(c: Comment, variables: dict[str, Any]) -> dict[str, int]:
-    """The letters of a comment that are local variables."""
-    names = [
-        n.id for n in ast.walk(ast.Tuple(c.dims)) if isinstance(n, ast.Name)
-    ]
-    return {n: variables[n] for n in names if isinstance(variables.get(n), int)}
-
-
 def _compared(
-    c: Comment, shape: tuple[int, ...], letters: dict[str, int]
+    c: Comment, shape: Any, letters: dict[str, int], variables: dict[str, Any]
 ) -> str:
     """What is wrong, if anything. A letter that is new gets its size."""
-    dims, sizes, wrong = c.dims, shape, f"{c.text}, but the shape is {shape}"
+    dims, sizes, wrong = (
+        c.dims,
+        shape,
+        f"{c.text}, but the shape is {(*shape,)}",
+    )
     if dims and ast.unparse(dims[0]) == "...":  # any axes before these
         dims = dims[1:]
         sizes = shape[max(0, len(shape) - len(dims)) :]
     if len(sizes) != len(dims):
         return wrong
+    for node in ast.walk(ast.Tuple(dims)):
+        if isinstance(node, ast.Name) and type(variables.get(node.id)) is int:
+            letters[node.id] = variables[node.id]
     for dim, size in zip(dims, sizes, strict=True):
         if isinstance(dim, ast.Name):
             letters.setdefault(dim.id, size)

@@ -129,28 +129,16 @@ def _roofline(narrow: bool) -> Figure:
     axes.plot(ends, [attainable(x) for x in ends], color=plots.INK, linewidth=2)
     axes.set_xlabel("{intensity}")
     axes.text(0, 1 + 10 / high, "{flops}", transform=axes.transAxes)
-    places: dict[str, tuple[float, float, str]] = {
-        "mha": (12, -14, "left"),
-        "expanded": (12, -30, "left"),
-        "gqa": (12, -12, "left"),
-        "mqa": (12, -12, "left"),
-        "absorbed": (-10, 16, "right"),
-        "prefill": (0, 16, "center"),
-    }
+    points = dict.fromkeys(("gqa", "mqa"), (12, -12, "left"))
+    points |= {"mha": (12, -14, "left"), "expanded": (12, -30, "left")}
+    points |= {"absorbed": (-10, 16, "right"), "prefill": (0, 16, "center")}
     for name, x in intensities().items():
         colour = plots.GREEN if name in FORMS else plots.WARM
-        y = attainable(x)
-        right, up, side = places[name]
-        axes.plot([x], [y], marker="o", markersize=7, color=colour)
-        axes.annotate(
-            f"{{{name}}}",
-            xy=(x, y),
-            xytext=(right, up),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            ha=side,
-        )
+        axes.plot([x], [attainable(x)], "o", markersize=7, color=colour)
+        *offset, side = points[name]
+        text: Any = {"text": f"{{{name}}}", "color": colour, "ha": side}
+        text |= {"xytext": offset, "textcoords": "offset points"}
+        axes.annotate(xy=(x, attainable(x)), va="center", **text)
     axes.axvline(ridge, color=plots.SOFT, linewidth=1, linestyle=dashes)
     axes.text(ridge * 1.08, 1.6e12, "{ridge}", color=plots.SOFT, va="center")
     return figure

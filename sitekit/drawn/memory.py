@@ -258,11 +258,11 @@ TWELVE = (
 )
 DOZEN = TWELVE.split()
 PLOT = (1024, 16_384, 131_072, 1_048_576)  # tokens of its table
-LOOKS: dict[str, tuple[str, Any]] = {
-    "whole": (plots.WARM, "-"),
-    "window": (plots.BLUE, (0, (6, 2))),
-    "latent": (plots.GREEN, "-"),
-    "state": (plots.PURPLE, (0, (2, 1.5))),
+LOOKS: dict[str, dict[str, Any]] = {
+    "whole": {"color": plots.WARM, "linestyle": "-"},
+    "window": {"color": plots.BLUE, "linestyle": (0, (6, 2))},
+    "latent": {"color": plots.GREEN, "linestyle": "-"},
+    "state": {"color": plots.PURPLE, "linestyle": (0, (2, 1.5))},
 }
 
 
@@ -305,47 +305,26 @@ def _contexts(narrow: bool) -> Figure:
     ends = []
     for model in models:
         taken = [kv_bytes(model, t) for t in tokens]
-        colour, dashes = LOOKS[look(model)]
-        axes.plot(tokens, taken, color=colour, linestyle=dashes, linewidth=1.8)
+        axes.plot(tokens, taken, linewidth=1.8, **LOOKS[look(model)])
         if (far := model.max_context) <= tokens[-1]:
-            axes.plot(
-                [far],
-                [kv_bytes(model, far)],
-                color=colour,
-                marker="o",
-                markersize=5,
-                linestyle="none",
-                clip_on=False,
-            )
+            dot = {"color": LOOKS[look(model)]["color"], "clip_on": False}
+            axes.plot([far], [kv_bytes(model, far)], "o", markersize=5, **dot)
         ends.append((log2(taken[-1]) - low) / (high - low) * box[3])
     for model, at, to in zip(models, ends, plots.apart(ends, 16), strict=True):
-        colour, _ = LOOKS[look(model)]
+        colour = LOOKS[look(model)]["color"]
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.8}
         # To where the name begins.
         line |= {"relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0}
-        axes.annotate(
-            model.name,
-            xy=(box[2], at),
-            xytext=(box[2] + 16, to),
-            xycoords=pixels,
-            textcoords=pixels,
-            color=colour,
-            va="center",
-            arrowprops=line,
-        )
+        name: Any = {"text": model.name, "va": "center", "color": colour}
+        name |= {"xy": (wide, at), "xytext": (wide + 16, to)}
+        name |= {"xycoords": pixels, "textcoords": pixels}
+        axes.annotate(**name, arrowprops=line)
     # Below the axes of a phone, they begin where the drawing does.
     x, y = (2 - left, -58) if narrow else (10, box[3] - 13)
-    for i, (key, (colour, dashes)) in enumerate(LOOKS.items()):
+    inside: Any = {"transform": pixels, "clip_on": False}
+    for i, (key, style) in enumerate(LOOKS.items()):
         at = y - 19 * i
-        axes.plot(
-            [x, x + 23],
-            [at, at],
-            color=colour,
-            linestyle=dashes,
-            linewidth=1.8,
-            transform=pixels,
-            clip_on=False,
-        )
+        axes.plot([x, x + 23], [at, at], linewidth=1.8, **style, **inside)
         axes.text(x + 28, at, f"{{{key}}}", va="center", transform=pixels)
     return figure
 

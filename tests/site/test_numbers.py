@@ -383,12 +383,12 @@ def test_each_model_has_a_kind_of_line():
 
 @BOTH
 def test_each_kind_of_line_is_told_by_colour_and_by_dashes(kind):
-    colours = [colour for colour, _ in memory.LOOKS.values()]
+    colours = [style["color"] for style in memory.LOOKS.values()]
     assert len(set(colours)) == len(memory.LOOKS)
     assert len({str(look) for look in memory.LOOKS.values()}) == 4
     svg = memory.contexts()[kind]
-    for name, (colour, _) in memory.LOOKS.items():
-        ink = plots.INKS[colour]
+    for name, style in memory.LOOKS.items():
+        ink = plots.INKS[style["color"]]
         looks = [memory.look(find_model(model)) for model in memory.DOZEN]
         # A line for each model, one in the legend.
         thick = rf"stroke: {re.escape(ink)}; stroke-width: 1.8"
