@@ -3,25 +3,20 @@
 from collections.abc import Iterator
 
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.compute import SEEN, decode, mega
+from sitekit.drawn.compute import SEEN, decode, mega, products
 from sitekit.render import Row
 
 
 def compare() -> Iterator[Row]:
     """The same step of MHA, GQA-8 and MQA: what differs, and what does not."""
-    costs = decode()
-    for key, name, K in (
-        ("mha", "MHA", 32),
-        ("gqa", "GQA-8", 8),
-        ("mqa", "MQA", 1),
-    ):
-        cost = costs[key]
+    names = {"MHA": 32, "GQA-8": 8, "MQA": 1}
+    for (name, K), cost in zip(names.items(), decode().values(), strict=True):
         yield [
             name,
             str(K),
             mega(cost.parameters),
             mega(cost.projections),
-            mega(cost.scores + cost.values),
+            mega(products(cost)),
             size(2 * cost.cached / SEEN),
             size(2 * cost.cached),
             f"{float(cost.attention_intensity()):.0f}",

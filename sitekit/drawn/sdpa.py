@@ -31,10 +31,6 @@ def dot_products() -> Iterator[Row]:
             attnref.attention_weights(q, k, scale=s).amax(-1).mean().item()
             for s in (1.0, D**-0.5)
         ]
-        yield [
-            str(D),
-            f"{D**0.5:.0f}",
-            f"{dots.std().item():.1f}",
-            f"{(dots * D**-0.5).std().item():.2f}",
-            *(f"{t:.2f}" for t in top),
-        ]
+        spread, scaled = dots.std().item(), (dots * D**-0.5).std().item()
+        told = (f"{x:.2f}" for x in (scaled, *top))
+        yield [str(D), f"{D**0.5:.0f}", f"{spread:.1f}", *told]

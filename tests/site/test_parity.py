@@ -3,7 +3,7 @@
 import pytest
 from mkdocs.exceptions import BuildError
 
-from sitekit import ROOT, nav, parity
+from sitekit import ROOT, nav, pages, parity
 from sitekit.pages import body_of, markdown_files
 
 STEMS = sorted(
@@ -115,6 +115,38 @@ def test_an_english_page_that_moved_on_is_seen(tmp_path, monkeypatch):
 
     zh.unlink()
     assert parity.check("page") == ["zh.md is missing"]
+
+
+def test_a_change_of_included_code_asks_for_both_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        parity, "twin", lambda stem, language: tmp_path / f"{language}.md"
+    )
+    monkeypatch.setattr(parity, "ROOT", tmp_path)
+    told = pages._config().mdx_configs["pymdownx.snippets"]
+    monkeypatch.setitem(told, "base_path", [str(tmp_path)])
+    (tmp_path / "attnref").mkdir()
+    code = tmp_path / "attnref" / "x.py"
+    marks = "# --8<-- [start:f]\n{}\n# --8<-- [end:f]\n{}\n"
+    code.write_text(marks.format("f = 1", "g = 1"))
+    body = '# T { #t }\n\n```python\n--8<-- "attnref/x.py:f"\n```\n'
+    for language in ("en", "zh"):
+        path = tmp_path / f"{language}.md"
+        path.write_text(f"---\ntitle: T\n---\n{body}")
+    parity.mark_synced("page")
+
+    code.write_text(marks.format("f = 1", "g = 2"))
+    assert parity.check("page") == []
+    code.write_text(marks.format("f = 2", "g = 2"))
+    (why,) = parity.check("page")
+    assert "page.md shows code that has changed, of attnref/x.py: " in why
+    assert why.endswith("then run: make synced PAGE=page")
+    parity.mark_synced("page")
+    assert parity.check("page") == []
+
+    zh = tmp_path / "zh.md"
+    zh.write_text(zh.read_text() + "\n[a](b.md)\n")
+    (why,) = parity.check("page")
+    assert why.startswith("zh.md:6 and en.md:4: ")
 
 
 def test_no_chinese_page_is_left_in_english():
