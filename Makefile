@@ -39,13 +39,14 @@ fmt: $(READY)
 synced: $(READY)
 	$(PY) -m sitekit synced $(PAGE)
 
+# NAME=sliding for a layer, CACHE=ring, or PAGE=layers/absorption for a page
+# alone; KIND=, TITLE= and TITLE_ZH= if what is made of the name is not right.
 new: $(READY)
-	$(PY) -m sitekit new $(NAME)
-	$(PY) -m ruff check --quiet --fix attnref
-	$(PY) -m ruff format --quiet attnref tests
+	$(PY) -m sitekit new $(if $(CACHE),cache $(CACHE),$(if $(PAGE),page $(PAGE),layer $(NAME))) --kind "$(KIND)" --title "$(TITLE)" --title-zh "$(TITLE_ZH)"
 
+# What concerns one page, in a browser too.
 check: $(READY)
-	$(PY) -m pytest -q -k $(PAGE) -m "not oracle"
+	$(PY) -m pytest -q --page "$(PAGE)"
 
 offline: $(READY)
 	$(PY) -m sitekit offline

@@ -10,18 +10,14 @@ import signal
 import sys
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
-from functools import cache
 from multiprocessing import get_context, parent_process
 
-import jieba  # type: ignore[import-untyped]
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from sitekit import CONFIGS, ROOT
 
 _worker: ProcessPoolExecutor | None = None
-# Read a second time, a dictionary weighs more, and words are cut otherwise.
-jieba.load_userdict = cache(jieba.load_userdict)
 
 
 def _state_of_the_code() -> list[tuple[str, int]]:

@@ -261,8 +261,18 @@ def _said(part: tuple[Any, ...] | None) -> str:
     return f"{part[0]}: {' '.join(map(str, part[1:]))}"[:200]
 
 
-def fingerprint(english: str) -> str:
-    return hashlib.sha256(english.encode()).hexdigest()[:12]
+def fingerprints(stem: str) -> dict[str, str]:
+    """Of an English page: its text, and the code that it includes."""
+    english = twin(stem, "en")
+    told = {
+        "synced": english.read_text(encoding="utf-8"),
+        "code": pages.program(pages.body_of(english)),
+    }
+    return {
+        key: hashlib.sha256(text.encode()).hexdigest()[:12]
+        for key, text in told.items()
+        if text
+    }
 
 
 def whole_stem(name: str) -> str:
@@ -281,6 +291,21 @@ def twin(stem: str, language: str) -> Path:
     return ROOT / "docs" / language / f"{stem}.md"
 
 
+def _placed(stem: str, why: str) -> str:
+    """With the lines of the heading `#id`, if a message names one."""
+    heading = re.search(r"#[\w-]+", why)
+    places = []
+    for language in ("zh", "en"):
+        path, line = twin(stem, language), 1
+        if heading:
+            before, found, _ = path.read_text(encoding="utf-8").partition(
+                f"{{ {heading[0]}"
+            )
+            line = before.count("\n") + 1 if found else 1
+        places.append(f"{path.relative_to(ROOT)}:{line}")
+    return f"{places[0]} and {places[1]}: {why}; give both the same"
+
+
 def check(stem: str) -> list[str]:
     """What keeps a page and its twin from being in line."""
     english, chinese = twin(stem, "en"), twin(stem, "zh")
@@ -288,35 +313,57 @@ def check(stem: str) -> list[str]:
         if not path.exists():
             return [f"{path.relative_to(ROOT)} is missing"]
     found = differences(pages.body_of(english), pages.body_of(chinese))
-    keys = [set(pages.front_matter(p)) - {"synced"} for p in (english, chinese)]
-    if keys[0] != keys[1]:
-        found.append(f"front matter: {sorted(keys[0] ^ keys[1])}")
-    now = fingerprint(english.read_text(encoding="utf-8"))
-    if str(pages.front_matter(chinese).get("synced")) != now:
-        found.append(
-            f"the English page has changed; bring docs/zh/{stem}.md in line, "
-            f"then run: make synced PAGE={stem}"
-        )
+    keys = [set(pages.front_matter(p)) for p in (english, chinese)]
+    if alone := (keys[0] ^ keys[1]) - {"synced", "code"}:
+        found.append(f"front matter of one alone has {sorted(alone)}")
+    found = [_placed(stem, why) for why in found]
+    known = pages.front_matter(chinese)
+    included = re.findall(r'--8<-- "([^":]+)', pages.body_of(english))
+    why = {
+        "synced": f"has changed: bring docs/zh/{stem}.md in line",
+        "code": "shows code that has changed, of "
+        f"{', '.join(dict.fromkeys(included))}: see whether what docs/en and "
+        "docs/zh say of it still holds",
+    }
+    for key, now in fingerprints(stem).items():
+        if str(known.get(key)) != now:
+            told = f"docs/en/{stem}.md {why[key]}"
+            found.append(f"{told}, then run: make synced PAGE={stem}")
     return found + (docstrings.check() if stem == "api" else [])
 
 
-def mark_synced(stem: str) -> str:
-    """Write the English page's hash into the Chinese one.
+def unwritten(stem: str) -> None:
+    """Refuse what `make new` has left to be written, in code that is shown
+    too."""
+    for path in (twin(stem, "en"), twin(stem, "zh")):
+        shown = (b.text for b in pages.render(pages.body_of(path)).blocks)
+        for text in (path.read_text(encoding="utf-8"), *shown):
+            if found := re.search(r"TODO.*", text):
+                place = path.relative_to(ROOT)
+                raise ValueError(f"{place}: still to be written: {found[0]}")
 
-    Refused while the structure differs: the hash says that somebody has
-    compared the two.
+
+def mark_synced(stem: str) -> str:
+    """Write the English page's hashes into the Chinese one.
+
+    Refused while the structure differs: they say that somebody has compared
+    the two, and both with the code that they show.
     """
-    english = twin(stem, "en").read_text(encoding="utf-8")
     path = twin(stem, "zh")
     chinese = path.read_text(encoding="utf-8")
+    unwritten(stem)
     found = differences(pages.body_of(twin(stem, "en")), pages.body_of(path))
     if found:
-        raise ValueError(f"docs/zh/{stem}.md: {found[0]}")
-    line = f"synced: {fingerprint(english)}"
-    new, times = re.subn(r"^synced: .*$", line, chinese, count=1, flags=re.M)
-    if not times:
-        new = chinese.replace("\n---\n", f"\n{line}\n---\n", 1)
-    path.write_text(new, encoding="utf-8")
+        raise ValueError(_placed(stem, found[0]))
+    lines = [f"{key}: {now}" for key, now in fingerprints(stem).items()]
+    for line in lines:
+        key = line.split(":")[0]
+        chinese, times = re.subn(
+            rf"^{key}: .*$", line, chinese, count=1, flags=re.M
+        )
+        if not times:
+            chinese = chinese.replace("---\n", f"---\n{line}\n", 1)
+    path.write_text(chinese, encoding="utf-8")
     if stem == "api":
         docstrings.mark_synced()
-    return line
+    return ", ".join(lines)

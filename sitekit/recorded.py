@@ -38,12 +38,17 @@ def recorded(
     with tracer, torch.no_grad():
         layer(*inputs, **named)
     if tracer.faults:
-        raise ValueError(tracer.faults)
+        raise ValueError("; ".join(tracer.faults))
     rows: Rows = []
     sizes: dict[str, int] = {}
     for c in comments(source).values():
         shape = tracer.seen.get((file, c.line))
-        if shape and first <= c.line < first + len(lines):
+        if not first <= c.line < first + len(lines):
+            continue
+        if not shape and (alike := tracer.unclear.get((file, c.line))):
+            why = "a walk needs another size for each letter"
+            raise ValueError(f"{c.text} has {alike}: {why}")
+        if shape:
             name = ", ".join(c.targets) or "return"
             rows.append([f"`{name}`", f"`{c.text}`", f"`{shape}`"])
             for dim, size in zip(c.dims[::-1], shape[::-1], strict=False):

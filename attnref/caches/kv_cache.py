@@ -14,7 +14,7 @@ from attnref.core.masks import Everything, Rule, rule_of
 
 # --8<-- [start:cache]
 class Cache(ABC):
-    """What both caches share. One cache per layer, for inference only.
+    """What all caches share. One cache per layer, for inference only.
 
     A cache holds one or more tensors `(B, K, S, D)`, whose widths may
     differ: keys and values for most variants. Batch size, heads, dtype and
@@ -62,7 +62,10 @@ class Cache(ABC):
 
     @property
     def stored(self) -> tuple[Tensor, ...]:
-        """All tokens so far, as views: writing to them changes the cache."""
+        """All that is kept, as views: writing to them changes the cache.
+
+        The keys stand at `positions(0, ...)`.
+        """
         return tuple(held[:, :, : self.length] for held in self._held)
 
     @property
@@ -75,7 +78,11 @@ class Cache(ABC):
         self._held, self.length = (), 0
 
     def crop(self, length: int) -> None:
-        """Roll back: keep only the first `length` tokens of every row."""
+        """Roll back: keep only the first `length` tokens of every row.
+
+        A cache that has dropped tokens may keep less afterwards, and then says
+        so in `keeps`, or refuse to go back that far.
+        """
         length = whole_number("length", length)
         if not 0 <= length <= self.length:
             raise ValueError(f"crop to {length}, but {self.length} are stored")
@@ -158,7 +165,7 @@ def past_of(cache: Cache | None, causal: bool | Rule) -> int:
         if isinstance(cache, type):
             kind = f"the class {cache.__name__}"
         raise TypeError(
-            f"cache is {kind}; pass one KVCache(max_len) or GrowingKVCache()"
+            f"cache is {kind}; pass one cache, such as KVCache(max_len)"
         )
     rule = rule_of(causal)
     if not cache.keeps.covers(rule):
@@ -195,7 +202,7 @@ class KVCache(Cache):
     def __init__(self, max_len: int) -> None:
         check_sizes(max_len=max_len)
         super().__init__()
-        self.max_len = whole_number("max_len", max_len)
+        self.max_len = int(max_len)
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)

@@ -239,7 +239,7 @@ def decoder_mask(
         positions = torch.arange(S, device=device)  # (S,)
     elif mask is not None:
         mask = mask[..., positions]  # -1: last column, hidden below
-    seen = rule(i, positions)
+    seen = rule(i, positions).expand(T, -1)  # a rule may look at keys alone
     return seen if mask is None else mask & seen
 
 

@@ -72,7 +72,7 @@ class Yarn:
         low = max(math.floor(pair(self.beta_fast)), 0)
         high = min(math.ceil(pair(self.beta_slow)), D - 1)
         p = torch.arange(D // 2).to(frequencies)
-        slow = ((p - low) / max(high - low, 1e-3)).clamp(0, 1)
+        slow = ((p - low) / max(high - low, 1)).clamp(0, 1)
         return frequencies * (1 - slow) + frequencies / self.factor * slow
 
 

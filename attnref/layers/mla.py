@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA): keys and values from a small latent."""
 
 # --8<-- [start:imports]
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,9 @@ def _latent(p: Parts) -> Tensor:
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
-def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
+def _is_matrix(
+    linear: nn.Module, *, biased: bool = False
+) -> TypeGuard[nn.Linear]:
     """Whether calling `linear` only multiplies by its weight."""
     return (
         type(linear) is nn.Linear
@@ -98,9 +100,7 @@ def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
 
 def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
     """The weight of a module that is used without calling the module."""
-    if not isinstance(linear, nn.Linear) or not _is_matrix(
-        linear, biased=biased
-    ):
+    if not _is_matrix(linear, biased=biased):
         raise TypeError(
             f"{name} is {type(linear).__name__}, not a plain nn.Linear without "
             f"a hook{'' if biased else ' or a bias'}: absorption reads only "

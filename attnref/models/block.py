@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, past_of
-from attnref.core.checks import check_sizes
+from attnref.core.checks import check_sizes, whole_number
 from attnref.core.masks import padding_mask, padding_mask_from_hf
 
 # --8<-- [end:imports]
@@ -71,10 +71,11 @@ class Decoder(nn.Module):
     """Decoder-only model: tokens `(B, T)` to logits `(B, T, n_tokens)`.
 
     `caches` holds one cache per layer. All other arguments of `forward` are
-    passed on to each layer: a mask, positions, MLA's form. Caches that differ
-    in length, have no room, or keep too little for their layer are refused
-    before any of them is written to. A layer without an attribute `causal`
-    needs a cache that keeps everything.
+    passed on to each layer: a mask, positions, MLA's form, a context. Caches
+    that differ in length, have no room, or keep too little for their layer are
+    refused before any of them is written to. A layer without an attribute
+    `causal` needs a cache that keeps everything, and one with `d_context`
+    stores its context, once, and no tokens.
     """
 
     def __init__(
@@ -99,14 +100,16 @@ class Decoder(nn.Module):
         **attention: Any,
     ) -> Tensor:
         if caches is not None:
-            self._check(caches, tokens.shape[1])
+            self._check(caches, tokens.shape[1], attention.get("context"))
         x = self.embed_tokens(tokens)  # (B, T, E)
         for i, layer in enumerate(self.layers):
             cache = None if caches is None else caches[i]
             x = layer(x, cache=cache, **attention)  # (B, T, E)
         return self.lm_head(self.norm(x))
 
-    def _check(self, caches: Sequence[Cache], new: int) -> None:
+    def _check(
+        self, caches: Sequence[Cache], new: int, context: Tensor | None
+    ) -> None:
         """Runs before the first layer writes, while nothing has changed."""
         if not isinstance(caches, Sequence):
             kind = type(caches).__name__
@@ -125,8 +128,11 @@ class Decoder(nn.Module):
         lengths = list(map(past_of, caches, rules))
         if any(length != lengths[0] for length in lengths):
             raise ValueError(f"caches hold {lengths} tokens: lengths differ")
-        for cache in caches:
-            cache.check_room(new)
+        for layer, cache in zip(attention, caches, strict=True):
+            if not hasattr(layer, "d_context"):
+                cache.check_room(new)
+            elif context is not None and not cache.stored:
+                cache.check_room(context.shape[-2])
 
 
 # --8<-- [end:decoder]
@@ -183,26 +189,28 @@ def greedy(
     valid: Tensor | None = None,
     caches: Sequence[Cache] | None = None,
     pick: Callable[[Tensor], Tensor] | None = None,
-    eos: int | Sequence[int] = (),
+    eos: int | Sequence[int] | None = None,
     pad: int | None = None,
     **attention: Any,
 ) -> Tensor:
     """The prompt `(B, T)`, followed by up to `steps` new tokens per row.
 
     Each new token is the most likely one, or the one that `pick` takes from
-    the logits: see `sampled`. A row that has produced a token of `eos`
-    continues with `pad` (the first of `eos` unless given); when all rows have
-    ended, so does the call. `valid` says which tokens of the prompt are real:
-    a tokenizer's `attention_mask`, a bool tensor of that shape `(B, T)`, or
-    the padding mask made from either. Pad on the left, since new tokens are
-    appended on the right.
+    the logits: see `sampled`. A row that has produced a token of `eos` (None:
+    no row ends) continues with `pad` (the first of `eos` unless given); when
+    all rows have ended, so does the call. `valid` says which tokens of the
+    prompt are real: a tokenizer's `attention_mask`, a bool tensor of that shape
+    `(B, T)`, or the padding mask made from either. Pad on the left, since new
+    tokens are appended on the right.
 
     With `caches` (empty, one per layer) the prompt is read once, and after it
     one token per step; without, each step reads all tokens again. `attention`
     is passed on to each layer. If layers have dropout, call `decoder.eval()`
     first.
     """
-    ends = torch.tensor([eos] if isinstance(eos, int) else list(eos))
+    eos = () if eos is None else eos
+    several = eos if isinstance(eos, Iterable) else [eos]
+    ends = torch.tensor([whole_number("eos", token) for token in several])
     ends = ends.to(prompt)
     ended = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
     valid = _valid(valid, prompt)

@@ -272,7 +272,7 @@ def longest_context(
     windows = [
         store.window or 0 for group in model.groups for store in group.stores
     ]
-    endless = not growth(model, dtype=dtype, ranks=ranks).later
+    endless = not growth(model).later
     while fits(high):
         if endless and high >= max(windows):
             return None

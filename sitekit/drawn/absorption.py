@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import attnref
 from attnref.numbers.cost import Cost, mla_cost
@@ -24,32 +24,21 @@ SMALL |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 10}
 def flow(form: str) -> Flow:
     """A decode step with five tokens in the cache, recorded in the layer."""
     layer, cache = attnref.MultiHeadLatentAttention(**SMALL), attnref.KVCache(6)
-    calls: list[tuple[Tensor, ...]] = []
-
-    def watched(
-        q: Tensor, k: Tensor, v: Tensor, *a: object, **b: object
-    ) -> Tensor:
-        out = attnref.sdpa(q, k, v, *a, **b)  # type: ignore[arg-type]
-        calls.append((q, k, v, out))
-        return out
-
-    with patch.object(MLA, "sdpa", watched), torch.no_grad():
-        layer(torch.zeros(1, 5, 96), cache=cache, form=form)
-        layer(torch.zeros(1, 1, 96), cache=cache, form=form)
-    q, k, v, out = (tuple(t.shape[1:]) for t in calls[-1])
+    with patch.object(MLA, "sdpa", wraps=attnref.sdpa) as met, torch.no_grad():
+        for new in (5, 1):
+            layer(torch.zeros(1, new, 96), cache=cache, form=form)
+    q, k, v = (tuple(t.shape[1:]) for t in met.call_args.args[:3])
     cached = [tuple(t.shape[1:]) for t in cache.stored]
-    sizes = {"H": SMALL["n_heads"]} | {
-        letter: SMALL[name] for letter, name in WIDTHS.items()
-    }
-    H, Dv = sizes["H"], sizes["Dv"]
+    sizes = {letter: SMALL[name] for letter, name in WIDTHS.items()}
+    H, Dv = SMALL["n_heads"], sizes["Dv"]
     return Flow(
         query=[(H, 1, sizes["Dn"] + sizes["Dr"])],
         cache=cached,
         made=[k, v] if k[0] > 1 and k not in cached else [],
-        attention=[out],
+        attention=[(*q[:2], v[2])],
         heads=[(H, 1, Dv)],
         asked=[q],
-        sizes=sizes,
+        sizes={"H": H} | sizes,
     )
 
 

@@ -25,12 +25,8 @@ from sitekit.tables import exact
 USE = {"tokens": 131_072, "batch": 1, "ranks": 1}
 CHOSEN = {"model": "llama-3.1-8b", "dtype": "bf16", "scale": "none"}
 BUDGET = "80"
-LIMITS = {
-    **dict.fromkeys(SHAPE, 100_000),
-    "tokens": 10**9,
-    "batch": 10**6,
-    "ranks": 10**4,
-}
+LIMITS = dict.fromkeys(SHAPE, 100_000)
+LIMITS |= {"tokens": 10**9, "batch": 10**6, "ranks": 10**4}
 STORED = ("kv", "window", "index")
 SCALES = ("8/16", "8/32", "16/32", "16/64", "16/128")
 
@@ -40,21 +36,13 @@ def shape_of(model: Model) -> dict[str, int]:
     layers that see all tokens, if there are any, for each that attends."""
     attending = [g for g in model.groups if not isinstance(g, Recurrent)]
     group = max(attending, key=lambda g: type(g) is Full)
-    shape = {**SHAPE, "layers": sum(g.layers for g in attending)}
-    shape["heads"] = group.q_heads or SHAPE["heads"]
-    if isinstance(group, Full):
-        shape["kv_heads"] = group.kv_heads
-        shape["head_dim"] = group.head_dim
-        shape["v_head_dim"] = group.v_head_dim
-    elif isinstance(group, Compressed):
-        shape["kv_heads"] = 1
-        shape["head_dim"] = shape["v_head_dim"] = group.dim
+    has = vars(group) | {"heads": group.q_heads}
+    if isinstance(group, Compressed):
+        has |= {"kv_heads": 1, "head_dim": group.dim, "v_head_dim": group.dim}
     elif isinstance(group, Mla):
-        shape["head_dim"] = group.qk_nope_head_dim or SHAPE["head_dim"]
-        shape["v_head_dim"] = group.v_head_dim or SHAPE["v_head_dim"]
-        shape["kv_lora_rank"] = group.kv_lora_rank
-        shape["qk_rope_head_dim"] = group.qk_rope_head_dim
-    return shape
+        has["head_dim"] = group.qk_nope_head_dim
+    shape = {name: has.get(name) or n for name, n in SHAPE.items()}
+    return shape | {"layers": sum(g.layers for g in attending)}
 
 
 def data() -> dict[str, Any]:
@@ -95,7 +83,7 @@ def calculator(*, words: dict[str, str]) -> str:
     totals = {name: kv_bytes(form, tokens) for name, form in forms.items()}
     most = max(budget, *totals.values())
     told.used |= {*ASKED.findall(SCRIPT.read_text(encoding="utf-8"))}
-    html = render(
+    return render(
         "calculator",
         words=told,
         use=USE,
@@ -132,5 +120,3 @@ def calculator(*, words: dict[str, str]) -> str:
         ],
         known={**data(), "words": words},
     )
-    told.check()
-    return html

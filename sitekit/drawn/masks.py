@@ -29,15 +29,15 @@ def _filled(scores: Tensor, filler: float) -> Tensor:
 
 def outcome(weigh: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Word:
     """What comes out of a row in which every key is masked."""
-    scores = torch.tensor(SCORES, dtype=dtype)
     try:
-        return named(weigh(scores), scores)
+        return named(weigh(torch.tensor(SCORES, dtype=dtype)))
     except RuntimeError:
         return Word("refused")
 
 
-def named(weights: Tensor, scores: Tensor) -> Word:
+def named(weights: Tensor) -> Word:
     """The word for the weights of a row in which every key is masked."""
+    scores = torch.tensor(SCORES, dtype=weights.dtype)
     if weights.isnan().any():
         return Word("nan")
     if (weights == 0).all():
@@ -92,32 +92,31 @@ def empty_rows() -> Iterator[Row]:
     heads, real = x[None], torch.tensor([[False, False, True, True]])
     mask = attnref.causal_mask(4) & attnref.padding_mask(real)
     low = torch.finfo(x.dtype).min
-    additive = [
-        torch.zeros(4, 4).masked_fill(~mask, filler)
-        for filler in (-torch.inf, low)
-    ]
+    zeros = torch.zeros(4, 4)
     fused = partial(F.scaled_dot_product_attention, heads, heads, heads)
     theirs = nn.MultiheadAttention(4, 1, bias=False, batch_first=True)
     with torch.no_grad():
         for weight in theirs.parameters():
             weight.copy_(torch.eye(4).repeat(len(weight) // 4, 1))
     layer = partial(theirs, x, x, x, attn_mask=~mask[0, 0])
+    light = layer(need_weights=False)
     by_hand = (heads @ heads.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
     kept = oracles()["empty"]
     outs = {
         "`torch.softmax`, `masked_fill(-inf)`": by_hand,
         "`F.scaled_dot_product_attention`, `bool`": fused(mask),
-        "`F.scaled_dot_product_attention`, `-inf`": fused(additive[0]),
-        "`F.scaled_dot_product_attention`, `finfo.min`": fused(additive[1]),
+        "`F.scaled_dot_product_attention`, `-inf`": fused(
+            zeros.masked_fill(~mask, -torch.inf)
+        ),
+        "`F.scaled_dot_product_attention`, `finfo.min`": fused(
+            zeros.masked_fill(~mask, low)
+        ),
         "`nn.MultiheadAttention`": layer()[0],
-        "`nn.MultiheadAttention`, `need_weights=False`": layer(
-            need_weights=False
-        )[0],
+        "`nn.MultiheadAttention`, `need_weights=False`": light[0],
         "transformers, `eager`": kept["eager"],
         "transformers, `sdpa`": kept["sdpa"],
         "`attnref.sdpa`": attnref.sdpa(heads, heads, heads, mask),
     }
-    scores = torch.tensor(SCORES)
     for who, out in outs.items():
         told = isinstance(out, str)
-        yield [who, Word(out) if told else named(out.flatten()[:4], scores)]
+        yield [who, Word(out) if told else named(out.flatten()[:4])]

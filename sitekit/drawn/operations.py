@@ -171,20 +171,19 @@ def attainable(intensity: float, gpu: Gpu = H100) -> float:
 
 def _roofline(narrow: bool) -> Figure:
     """What a GPU can reach at each intensity, and where attention stands."""
-    marks = [f"{m:,}" for m in (1, 10, 100, 1000)]
+    marks = {1e12: "1", 1e13: "10", 1e14: "100", 1e15: "1,000"}
     width, height = (358, 318) if narrow else (700, 331)
-    left = room(marks, 11) + 8
-    figure, axes = plots.axes_in(
-        width, height, (left, 43, width - left - 14, height - 68)
-    )
+    left, high = room(marks.values(), 11) + 8, height - 68
     ends = (0.5, 20_000.0)
     ticks = {float(t): f"{t:,}" for t in (1, 4, 32, 100, 1000, 10_000)}
-    plots.logarithmic(axes.xaxis, 10, ticks, ends)
-    flops = dict(zip((1e12, 1e13, 1e14, 1e15), marks, strict=True))
-    plots.logarithmic(axes.yaxis, 10, flops, (1e12, 3e15))
-    axes.grid(True)
+    figure, axes, _ = plots.axes_in(
+        (width, height),
+        (left, 43, width - left - 14, high),
+        x=(10, ticks, ends),
+        y=(10, marks, (1e12, 3e15)),
+    )
     axes.set_xlabel("{intensity}")
-    axes.text(0, 1 + 10 / (height - 68), "{flops}", transform=axes.transAxes)
+    axes.text(0, 1 + 10 / high, "{flops}", transform=axes.transAxes)
     dashes, dots = (0, (3, 3)), (0, (1, 2))
     for gpu, colour, style in (
         (H20, plots.SOFT, dashes),

@@ -9,6 +9,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from attnref import (
     Causal,
+    Rule,
     causal_mask,
     cross_mask,
     decoder_mask,
@@ -273,6 +274,8 @@ def test_a_hugging_face_mask_becomes_ours():
     # --8<-- [end:hf]
     for dtype in (torch.bool, torch.int32, torch.float32):
         assert torch.equal(padding_mask_from_hf(attention_mask.to(dtype)), mask)
+    unseen = torch.ones(2, 4, dtype=torch.bool, device="meta")
+    assert padding_mask_from_hf(unseen).shape == (2, 1, 1, 4)  # not looked at
 
 
 def test_weights_of_i_love_you_under_both_masks():
@@ -370,9 +373,19 @@ def test_the_loss_skips_pads():
             "valid is on cpu, context_valid on meta",
         ),
         (
+            lambda: Rule()(torch.tensor(0), torch.tensor(0)),
+            NotImplementedError,
+            "^$",
+        ),
+        (
             lambda: causal_mask(-1, 3),
             ValueError,
             "T=-1 and S=3 must not be negative",
+        ),
+        (
+            lambda: causal_mask(3, -1),
+            ValueError,
+            "T=3 and S=-1 must not be negative",
         ),
         (
             lambda: padding_mask_from_hf(torch.tensor([[0.0, -1e9]])),

@@ -223,7 +223,8 @@ def q_and_k():
 @pytest.mark.parametrize("past", [0, 1, 5, 4093])
 def test_new_tokens_follow_the_past(past):
     q, k = q_and_k()
-    turned = rotate(q, k, theta=100.0, past=past)
+    told = {"past": past} if past else {}
+    turned = rotate(q, k, theta=100.0, **told)
     at = torch.tensor([past + i for i in range(T)])
     for got, x in zip(turned, (q, k), strict=True):
         want = pairs(x, "half") * turns(at, D, 100.0)

@@ -9,9 +9,7 @@ from attnref import (
     GrowingKVCache,
     KVCache,
     MultiHeadAttention,
-    MultiQueryAttention,
     apply_rope,
-    causal_mask,
     grouped_query_loop,
     multi_head_loop,
     multi_query_loop,
@@ -21,7 +19,7 @@ from attnref import (
     sdpa,
 )
 from tests.conftest import relative_error
-from tests.variants import VARIANTS, B, D, E, H, K, T, sharp, tokens, variant
+from tests.variants import VARIANTS, B, D, E, H, K, T, tokens, variant
 
 OPTIONS = [
     {},
@@ -69,57 +67,6 @@ def test_gqa_with_one_key_head_is_mqa():
     x = torch.randn(2, 7, 24, dtype=torch.float64)
     assert torch.allclose(gqa(x), mqa(x), rtol=0, atol=1e-12)
     # --8<-- [end:gqa_is_mqa]
-
-
-def test_the_loop_of_mha_is_the_layer():
-    # --8<-- [start:mha_loop]
-    from attnref import causal_mask
-
-    layer = MultiHeadAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
-    x = torch.randn(2, 7, 24, dtype=torch.float64)
-    # nn.Linear stores W transposed, with the rows of all heads stacked.
-    wq, wk, wv = (
-        p.weight.view(6, 4, 24).mT
-        for p in (layer.q_proj, layer.k_proj, layer.v_proj)
-    )
-    wo = layer.o_proj.weight.mT
-    loop = multi_head_loop(x, wq, wk, wv, wo, causal_mask(7))
-    assert torch.allclose(loop, layer(x), rtol=0, atol=1e-12)
-    # --8<-- [end:mha_loop]
-    assert relative_error(loop, layer(x)) <= 1e-12
-
-
-def test_the_loop_of_mqa_is_the_layer():
-    # --8<-- [start:mqa_loop]
-    from attnref import causal_mask
-
-    layer = MultiQueryAttention(d_model=24, n_heads=6).double()
-    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
-    x = torch.randn(2, 7, 24, dtype=torch.float64)
-    wq = layer.q_proj.weight.view(6, 4, 24).mT
-    wk, wv = layer.k_proj.weight.mT, layer.v_proj.weight.mT
-    wo = layer.o_proj.weight.mT
-    loop = multi_query_loop(x, wq, wk, wv, wo, causal_mask(7))
-    assert torch.allclose(loop, layer(x), rtol=0, atol=1e-12)
-    # --8<-- [end:mqa_loop]
-    assert relative_error(loop, layer(x)) <= 1e-12
-
-
-def test_the_loop_of_gqa_is_the_layer():
-    # --8<-- [start:gqa_loop]
-    from attnref import causal_mask
-
-    layer = GroupedQueryAttention(d_model=24, n_heads=6, n_kv_heads=3).double()
-    nn.init.normal_(layer.q_proj.weight)  # a flat softmax would hide errors
-    x = torch.randn(2, 7, 24, dtype=torch.float64)
-    wq = layer.q_proj.weight.view(6, 4, 24).mT
-    wk, wv = (p.weight.view(3, 4, 24).mT for p in (layer.k_proj, layer.v_proj))
-    wo = layer.o_proj.weight.mT
-    loop = grouped_query_loop(x, wq, wk, wv, wo, causal_mask(7))
-    assert torch.allclose(loop, layer(x), rtol=0, atol=1e-12)
-    # --8<-- [end:gqa_loop]
-    assert relative_error(loop, layer(x)) <= 1e-12
 
 
 LOOPS = {
@@ -290,21 +237,3 @@ def test_the_layouts_differ_by_an_order_of_rows():
     assert torch.allclose(scores(*moved, "half"), want, rtol=0, atol=1e-12)
     assert (scores(wq, wk, "half") - want).abs().max() > 1
     # --8<-- [end:layouts]
-
-
-def test_the_heads_of_mqa_differ_through_their_queries_alone():
-    layer, x = (
-        sharp(MultiQueryAttention(d_model=24, n_heads=6)),
-        tokens(2, 7, 24),
-    )
-    # --8<-- [start:queries]
-    from attnref import attention_weights
-
-    q = layer.q_proj(x).view(2, 7, 6, 4).transpose(1, 2)
-    k = layer.k_proj(x).unsqueeze(1)  # one key head for all
-    maps = attention_weights(q, k, causal_mask(7))
-    assert (maps[:, 0] - maps[:, 1]).abs().max() > 0.1  # heads differ
-    alike = q[:, :1].expand(2, 6, 7, 4)  # the first head's queries, for all
-    maps = attention_weights(alike, k, causal_mask(7))
-    assert torch.equal(maps, maps[:, :1].expand(2, 6, 7, 7))  # identical
-    # --8<-- [end:queries]

@@ -27,7 +27,7 @@ from tests.variants import (
     R,
     S,
     built,
-    each_variant,
+    every_pair,
     takes,
 )
 
@@ -40,20 +40,28 @@ CALLS = [
 
 
 @torch.no_grad()
-def counted(layer, *, batch, new, past, context=None, **told):
-    """Parameters, FLOPs and elements in the cache, of a layer that runs."""
-    cache, first = KVCache(context or past + new), ()
+def counted(layer, make=KVCache, *, batch, new, past, context=None, **told):
+    """Parameters, FLOPs, and elements of the keys and values that are read, of
+    a layer that runs; and how many cached tokens the new ones are multiplied
+    with, where the cache says that it is not all.
+    """
+    cache, first = make(context or past + new), ()
     if context:
         first = (torch.zeros(batch, context, layer.d_context),)
     if past:
         x = torch.zeros(batch, past, layer.d_model)
         layer(x, *first, cache=cache, **told)
         first = ()
+    at = cache.positions(new, torch.device("cpu"))
     with FlopCounterMode(display=False) as count:
         x = torch.zeros(batch, new, layer.d_model)
         layer(x, *first, cache=cache, **told)
     parameters = sum(p.numel() for p in layer.parameters())
-    return parameters, count.get_total_flops(), cache.nbytes // 4
+    slots = cache.stored[0].shape[2]
+    keys = slots if at is None else len(at)
+    read = cache.nbytes // 4 // slots * keys
+    met = past if at is None else keys - new
+    return (parameters, count.get_total_flops(), read), met
 
 
 def shown(cost):
@@ -73,22 +81,27 @@ def spelled(name):
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
-@each_variant
-def test_the_cost_is_what_torch_counts(name, call):
-    """Of a context, what is past is what has been cached."""
-    told, at = VARIANTS[name].told, call
+@every_pair
+def test_the_cost_is_what_torch_counts(name, make, call):
+    """Of a context, what is past is what has been cached; of tokens, those
+    that a cache still holds, and in its empty slots holds room for."""
+    told, call = VARIANTS[name].told, call | {}
     if takes(name, "context"):
-        call = call | {"context": S}
-        at = {"batch": call["batch"], "new": call["new"], "context": S}
-        at["cached"] = call["past"] > 0
+        call["context"] = S
     for options in spelled(name):
         for width in ({}, {"head_dim": None, "d_model": 3 * H}):
             if width and not takes(name, "head_dim"):
                 continue
             layer = built(name, **options, **width)
+            want, met = counted(layer, make, **call, **told)
+            if "context" in call:
+                at = {"context": S, "cached": call["past"] > 0}
+            else:
+                at = {"past": met}
+            at |= {"batch": call["batch"], "new": call["new"]}
             sizes = VARIANTS[name].sizes | options | width
             cost = VARIANTS[name].cost(**sizes, **at)
-            assert shown(cost) == counted(layer, **call, **told), options
+            assert shown(cost) == want, options
             unread = (layer.k_proj, layer.v_proj) if at.get("cached") else ()
             idle = sum(p.numel() for part in unread for p in part.parameters())
             assert cost.idle == idle, options
@@ -104,11 +117,12 @@ def test_costs_of_the_pages_are_what_torch_counts(call):
         for K in (32, 8, 1):
             layer = GroupedQueryAttention(**llama, n_kv_heads=K)
             cost = attention_cost(**llama, n_kv_heads=K, **call)
-            assert shown(cost) == counted(layer, batch=1, **call)
+            assert shown(cost) == counted(layer, batch=1, **call)[0]
         layer = MultiHeadLatentAttention(**V3)
         for form in ("expanded", "latent", "absorbed"):
             cost = mla_cost(**V3, form=form, **call)
-            assert shown(cost) == counted(layer, batch=1, form=form, **call)
+            want, _ = counted(layer, batch=1, form=form, **call)
+            assert shown(cost) == want
 
 
 def test_scores_and_values_are_counted_apart():
@@ -231,9 +245,9 @@ def test_each_size_is_above_0(function, sizes, size):
 
 
 def test_unless_told_a_cost_is_that_of_one_token_on_nothing():
-    past = ONE_STEP | {"past": 0}
+    past = ONE_STEP | {"past": 0, "bias": False}
     small = {"d_model": 30, "n_heads": 6}
     assert attention_cost(**small) == attention_cost(**small, **past)
     assert mla_cost(**LATENT) == mla_cost(**LATENT, **past)
-    told = cross_cost(**CROSS, **ONE_STEP, cached=False)
+    told = cross_cost(**CROSS, **ONE_STEP, cached=False, bias=False)
     assert cross_cost(**CROSS) == told

@@ -38,8 +38,12 @@ def test_the_models_are_sorted_by_date_and_cannot_be_changed():
     assert len(models()) >= 58
     with pytest.raises(TypeError):
         models()["gpt2"] = None
-    with pytest.raises(FrozenInstanceError):
-        models()["gpt2"].groups[0].layers = 1
+    for model in models().values():
+        for part in filter(None, (model, *model.groups, model.shipped)):
+            with pytest.raises(FrozenInstanceError):
+                part.note = "changed"
+            with pytest.raises(TypeError, match="1 positional argument but 2"):
+                type(part)(1)  # of numbers alone, who knows which is which
 
 
 def test_each_row_has_a_source_that_can_be_opened():
@@ -51,6 +55,25 @@ def test_each_row_has_a_source_that_can_be_opened():
             assert source.url.startswith("https://"), model.id
             assert "{" not in source.url, model.id
             assert source.label
+
+
+def test_places_that_many_rows_name_are_written_once():
+    places = {
+        "transformers:gpt2": "https://github.com/huggingface/transformers/blob/"
+        "v5.23.0/src/transformers/models/gpt2/configuration_gpt2.py",
+        "arXiv:2405.04434": "https://arxiv.org/abs/2405.04434",
+        "Hugging Face:a/b": "https://huggingface.co/a/b/blob/main/config.json",
+        "Hugging Face card:a/b": "https://huggingface.co/a/b",
+    }
+    text = changed("gpt2", lambda m: m.update(sources=[*places]))
+    sources = specs.read(text)["gpt2"].sources
+    assert [source.url for source in sources] == [*places.values()]
+    assert [source.label for source in sources] == [
+        "transformers",
+        "arXiv:2405.04434",
+        "Hugging Face",
+        "Hugging Face card",
+    ]
 
 
 def test_what_makers_round_is_round():
@@ -128,6 +151,11 @@ def test_every_place_and_every_kind_is_used():
         (
             "gpt2",
             lambda m: m.update(groups=[]),
+            "gpt2: groups is missing",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(groups={"kind": "full"}),
             "gpt2: groups is missing",
         ),
         (
@@ -228,6 +256,12 @@ def test_a_wrong_row_is_named_with_its_field(where, change, message):
         specs.read(changed(where, change))
 
 
+def test_what_no_source_gives_is_null():
+    text = changed("mistral-7b", lambda m: m["groups"][0].update(q_heads=None))
+    (group,) = specs.read(text)["mistral-7b"].groups
+    assert (group.q_heads, group.variant) == (None, "GQA")
+
+
 @given(st.data())
 def test_no_record_may_lose_a_field_it_needs(data):
     where = data.draw(st.sampled_from([m["id"] for m in FILE["models"]]))
@@ -240,6 +274,8 @@ def test_no_record_may_lose_a_field_it_needs(data):
 
 def test_makers_are_places():
     file = deepcopy(FILE)
+    file["makers"] = [*specs.PLACES, *file["places"]]
+    assert specs.read(json.dumps(file)) == models()
     file["makers"].append("gemma 5")
     with pytest.raises(ValueError, match="the file: makers: 'gemma 5' is no"):
         specs.read(json.dumps(file))
@@ -252,6 +288,8 @@ def test_a_file_without_models_or_places_is_refused():
         specs.read('{"models": []}')
     with pytest.raises(ValueError, match="no model 5"):
         specs.find_model(5)
+    with pytest.raises(ValueError, match=r"'G - P - T 2'; did you mean gpt2"):
+        specs.find_model("G - P - T 2")
 
 
 def test_an_entry_belongs_to_tokens_in_the_window_or_to_several():

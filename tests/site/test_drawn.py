@@ -486,22 +486,15 @@ def test_nothing_else_can_be_called(call, why):
         calls.value(call, "mla")
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path, monkeypatch):
+def test_a_name_that_stands_twice_is_refused(monkeypatch):
     monkeypatch.setattr(calls, "drawn", calls.drawn.__wrapped__)
     monkeypatch.setattr(masks, "causal_mask", masks.outcome, raising=False)
     why = r"masks.py defines \['causal_mask'\], as attnref does; give it"
     with pytest.raises(ValueError, match=why):
         calls.value("fully_masked", "masks")
-    for folder in ("core", "layers"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "kv_cache.py").touch()
-    monkeypatch.setattr(calls, "DRAWN", tmp_path)
-    monkeypatch.setattr(calls, "ROOT", tmp_path)
-    why = "two files draw for the page kv-cache: .*core.*layers"
-    with pytest.raises(ValueError, match=why):
-        calls.files.__wrapped__()
 
 
+@pytest.mark.whole
 def test_each_file_draws_for_a_page_that_shows_it():
     stems = [path.stem for path in markdown_files("en")]
     named = []
@@ -510,8 +503,8 @@ def test_each_file_draws_for_a_page_that_shows_it():
             texts = [spec.get("table", kind), spec.get("plot", kind)]
             texts += [panel.get("draw", "") for panel in spec.get("panels", [])]
             named += [(stem, str(text).split("(")[0]) for text in texts]
-    sources = "".join(p.read_text("utf-8") for p in calls.files().values())
-    for page in calls.files():
+    sources = "".join(p.read_text("utf-8") for p in calls.DRAWN.glob("*.py"))
+    for page in calls.pages():
         assert page in stems
         for name in calls.drawn(page):
             used = len(re.findall(rf"\b{name}\b", sources)) > 1

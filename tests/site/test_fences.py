@@ -178,6 +178,10 @@ FAULTS = {
         ("walk", "n_kv_heads=3", "n_kv_heads=4"),
         "n_kv_heads=4 does not divide n_heads=6",
     ),
+    "a walk in which two letters have one size": (
+        ("walk", "rows: 2", "rows: 7"),
+        "has B = 7, T = 7: a walk needs another size for each letter",
+    ),
     "a cache that is too small": (
         ("walk", r"KVCache\(12\)", "KVCache(11)"),
         "12 > max_len=11",

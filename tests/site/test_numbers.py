@@ -460,7 +460,7 @@ def test_names_beside_a_plot_stand_apart():
 
 
 def test_each_model_has_a_kind_of_line():
-    known = {name: memory.look(name) for name in memory.DOZEN}
+    known = {name: memory.look(find_model(name)) for name in memory.DOZEN}
     assert known["llama-2-7b"] == known["falcon-7b"] == "whole"
     assert known["gpt-oss-120b"] == known["mistral-7b"] == "window"
     assert known["deepseek-v3"] == known["deepseek-v4-flash"] == "latent"
@@ -469,16 +469,16 @@ def test_each_model_has_a_kind_of_line():
 
 @BOTH
 def test_each_kind_of_line_is_told_by_colour_and_by_dashes(kind):
-    colours = [colour for colour, _ in memory.LOOKS.values()]
+    colours = [style["color"] for style in memory.LOOKS.values()]
     assert len(set(colours)) == len(memory.LOOKS)
     assert len({str(look) for look in memory.LOOKS.values()}) == 4
     svg = memory.contexts()[kind]
-    for name, (colour, _) in memory.LOOKS.items():
-        ink = plots.INKS[colour]
-        members = [m for m in memory.DOZEN if memory.look(m) == name]
+    for name, style in memory.LOOKS.items():
+        ink = plots.INKS[style["color"]]
+        looks = [memory.look(find_model(model)) for model in memory.DOZEN]
         # A line for each model, one in the legend.
         thick = rf"stroke: {re.escape(ink)}; stroke-width: 1.8"
-        assert len(re.findall(thick, svg)) == len(members) + 1
+        assert len(re.findall(thick, svg)) == looks.count(name) + 1
 
 
 def test_the_kinds_of_a_model_are_those_of_its_layers():

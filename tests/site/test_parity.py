@@ -1,9 +1,9 @@
 """Two languages, one structure; drift turns the build red."""
 
 import pytest
-import yaml
+from mkdocs.exceptions import BuildError
 
-from sitekit import ROOT, parity
+from sitekit import ROOT, nav, pages, parity
 from sitekit.pages import body_of, markdown_files
 
 STEMS = sorted(
@@ -20,22 +20,12 @@ def test_a_page_and_its_twin_are_in_line(stem):
     assert parity.check(stem) == []
 
 
-def nav(name):
-    text = (ROOT / name).read_text(encoding="utf-8")
-    loader = type("Loader", (yaml.SafeLoader,), {})
-    loader.add_multi_constructor("!", lambda *_: None)
-    loader.add_multi_constructor("tag:", lambda *_: None)
-
-    def files(entry):
-        if isinstance(entry, dict):
-            (entry,) = entry.values()
-        return [files(e) for e in entry] if isinstance(entry, list) else entry
-
-    return files(yaml.load(text, loader)["nav"])
-
-
-def test_the_navigation_is_the_same():
-    assert nav("mkdocs.yml") == nav("mkdocs.zh.yml")
+def test_a_word_of_the_navigation_that_is_not_translated_stops_the_build():
+    entries = ["a.md", {"Variants": ["b.md", {"New": "c.md"}]}]
+    with pytest.raises(BuildError, match=r"extra\.navigation .* 'New'"):
+        nav.translated(entries, {"Variants": "变体"})
+    got = nav.translated(entries, {"Variants": "变体", "New": "新"})
+    assert got == ["a.md", {"变体": ["b.md", {"新": "c.md"}]}]
 
 
 BEFORE = """\
@@ -158,6 +148,38 @@ def test_an_english_page_that_moved_on_is_seen(tmp_path, monkeypatch):
 
     zh.unlink()
     assert parity.check("page") == ["zh.md is missing"]
+
+
+def test_a_change_of_included_code_asks_for_both_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        parity, "twin", lambda stem, language: tmp_path / f"{language}.md"
+    )
+    monkeypatch.setattr(parity, "ROOT", tmp_path)
+    told = pages._config().mdx_configs["pymdownx.snippets"]
+    monkeypatch.setitem(told, "base_path", [str(tmp_path)])
+    (tmp_path / "attnref").mkdir()
+    code = tmp_path / "attnref" / "x.py"
+    marks = "# --8<-- [start:f]\n{}\n# --8<-- [end:f]\n{}\n"
+    code.write_text(marks.format("f = 1", "g = 1"))
+    body = '# T { #t }\n\n```python\n--8<-- "attnref/x.py:f"\n```\n'
+    for language in ("en", "zh"):
+        path = tmp_path / f"{language}.md"
+        path.write_text(f"---\ntitle: T\n---\n{body}")
+    parity.mark_synced("page")
+
+    code.write_text(marks.format("f = 1", "g = 2"))
+    assert parity.check("page") == []
+    code.write_text(marks.format("f = 2", "g = 2"))
+    (why,) = parity.check("page")
+    assert "page.md shows code that has changed, of attnref/x.py: " in why
+    assert why.endswith("then run: make synced PAGE=page")
+    parity.mark_synced("page")
+    assert parity.check("page") == []
+
+    zh = tmp_path / "zh.md"
+    zh.write_text(zh.read_text() + "\n[a](b.md)\n")
+    (why,) = parity.check("page")
+    assert why.startswith("zh.md:6 and en.md:4: ")
 
 
 def test_no_chinese_page_is_left_in_english():

@@ -85,6 +85,7 @@ def built(site, path):
 PAGES = markdown_files("en") + markdown_files("zh")
 
 
+@pytest.mark.whole
 def test_both_languages_build_without_a_warning(site):
     assert site.log.count("Documentation built") == 2
     assert "WARNING" not in site.log
@@ -99,6 +100,17 @@ def test_what_the_page_shows_is_what_ran(site, path):
     shown = Reader(built(site, path)).blocks
     ran = python_blocks(body_of(path))
     assert shown == ran
+
+
+@pytest.mark.whole
+def test_home_leads_to_every_page(site):
+    """Whoever adds a section of the navigation adds its list there."""
+    for path in PAGES:
+        language = path.relative_to(ROOT / "docs").parts[0]
+        home = built(site, ROOT / "docs" / language / "index.md")
+        text = home.read_text(encoding="utf-8").partition("<article")[2]
+        if address := address_of(path):
+            assert f'href="{address}"' in text, f"{home}: not {address}"
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +237,7 @@ def test_each_search_index_holds_its_own_language_without_formulas(site):
     assert "⊤" not in en + zh
 
 
+@pytest.mark.whole
 def test_the_math_font_has_every_character_of_every_formula(html_pages):
     fonts = ROOT / "overrides" / "assets" / "fonts"
     known = set(TTFont(fonts / "stix-two-math.woff2").getBestCmap())
