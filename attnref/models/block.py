@@ -168,7 +168,7 @@ def sampled(
             ordered, order = weights.sort(dim=-1, descending=True)
             likelier = ordered.cumsum(dim=-1) - ordered
             ordered = ordered.masked_fill(likelier >= top_p, 0.0)
-            weights = weights.scatter(1, order, ordered)  # all of them
+            weights = weights.scatter(1, order, ordered)  # as they stood
         return torch.multinomial(weights, 1, generator=generator)[:, 0]
 
     return pick
