@@ -61,11 +61,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     from sitekit import search
 
-    plugins = config.plugins
-    # The templates of the API reference are compiled once, not every build.
-    handler = plugins["mkdocstrings"].get_handler("python")
-    handler.env.bytecode_cache = FileSystemBytecodeCache()
-    search.listen(plugins["material/search"].search_index)
+    search.listen(config.plugins["material/search"].search_index)
     return files
 
 

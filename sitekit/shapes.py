@@ -28,6 +28,11 @@ class Comment(NamedTuple):
     targets: list[str]  # empty: what is returned
     text: str
 
+    @property
+    def letters(self) -> list[str]:
+        nodes = ast.walk(ast.Tuple(self.dims))
+        return [node.id for node in nodes if isinstance(node, ast.Name)]
+
 
 def comments(source: str) -> dict[int, Comment]:
     """Shape comments by the line they stand on."""
@@ -74,7 +79,8 @@ class Tracer:
     ):
         self.letters = letters or {}  # known before any call
         self.comments = {name: comments(s) for name, s in sources.items()}
-        self.seen: dict[tuple[str, int], tuple[int, ...]] = {}
+        # By file and line: the shape that came, with the size of each letter.
+        self.seen: dict[tuple[str, int], tuple[Any, dict[str, int]]] = {}
         self.unclear: dict[tuple[str, int], str] = {}
         self.faults: list[str] = []
 
@@ -120,7 +126,8 @@ class Tracer:
                         elif alike := _alike(letters):
                             self.unclear[name, c.line] = alike
                         else:
-                            self.seen[name, c.line] = tuple(value.shape)
+                            seen = tuple(value.shape), dict(letters)
+                            self.seen[name, c.line] = seen
             if event == "line":
                 here = (c for c in found.values() if c.first <= line <= c.last)
                 pending.extend(c for c in here if c not in pending)
@@ -143,9 +150,9 @@ def _compared(
         sizes = shape[max(0, len(shape) - len(dims)) :]
     if len(sizes) != len(dims):
         return wrong
-    for node in ast.walk(ast.Tuple(dims)):
-        if isinstance(node, ast.Name) and type(variables.get(node.id)) is int:
-            letters[node.id] = variables[node.id]
+    for name in c.letters:
+        if isinstance(variables.get(name), int):
+            letters[name] = variables[name]
     for dim, size in zip(dims, sizes, strict=True):
         if isinstance(dim, ast.Name):
             letters.setdefault(dim.id, size)

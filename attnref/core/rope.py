@@ -144,10 +144,10 @@ def apply_rope(
     # One more axis, for the heads: they all rotate by the same angles.
     cos, sin = cos.to(wide).unsqueeze(-3), sin.to(wide).unsqueeze(-3)
     if layout == "half":
-        a, b = x.to(wide).chunk(2, dim=-1)  # (..., T, D // 2)
+        a, b = x.chunk(2, dim=-1)  # (..., T, D // 2)
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     elif layout == "interleaved":
-        a, b = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)  # (..., T, D // 2)
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)  # (..., T, D // 2)
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1)
         turned = turned.flatten(-2)
     else:

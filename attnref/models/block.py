@@ -174,7 +174,7 @@ def sampled(
             ordered, order = weights.sort(dim=-1, descending=True)
             likelier = ordered.cumsum(dim=-1) - ordered
             ordered = ordered.masked_fill(likelier >= top_p, 0.0)
-            weights = torch.zeros_like(weights).scatter(1, order, ordered)
+            weights = weights.scatter(1, order, ordered)  # as they stood
         return torch.multinomial(weights, 1, generator=generator)[:, 0]
 
     return pick

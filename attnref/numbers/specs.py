@@ -360,7 +360,7 @@ def _model(
         raise row.wrong("shipped: only for caches with one head, shared by all")
     if model.confidence not in ("high", "medium"):
         raise row.wrong(f"confidence is {model.confidence!r}")
-    read_in = {str(text).partition(":")[0] for text in row.record["sources"]}
+    read_in = {text.partition(":")[0] for text in row.record["sources"]}
     if model.confidence == "high" and not read_in & makers and len(read_in) < 2:
         raise row.wrong(
             f"confidence is 'high', but {read_in.pop()} is the only source, "

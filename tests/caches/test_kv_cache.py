@@ -4,6 +4,7 @@ import itertools
 import re
 from contextlib import contextmanager, nullcontext
 
+import numpy
 import pytest
 import torch
 from hypothesis import settings
@@ -151,7 +152,8 @@ def test_what_was_appended_is_copied(make):
     ],
 )
 def test_overflow_is_refused_and_changes_nothing(stored, new, message):
-    cache = KVCache(max_len=6)
+    cache = KVCache(max_len=numpy.int64(6))
+    assert type(cache.max_len) is int
     if stored:
         cache.append(*kv(stored))
     with refused(message, cache):

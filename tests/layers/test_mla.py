@@ -173,6 +173,10 @@ def test_yarn_leaves_fast_pairs_and_slows_slow_ones():
     assert slowed[0] == plain[0]
     assert torch.allclose(slowed[-1], plain[-1] / 40)
     assert ((slowed <= plain) & (slowed >= plain / 40)).all()
+    # Here the ramp is a step: transformers, too, slows all pairs but one.
+    brief = Yarn(4.0, 64, beta_fast=300.0, beta_slow=20.0)
+    want = plain / torch.tensor([1.0, 4.0, 4.0, 4.0, 4.0])
+    assert relative_error(brief.slowed(plain, theta=10000.0), want) <= 1e-12
 
 
 def test_yarn_scales_as_deepseek_does():

@@ -178,6 +178,7 @@ def test_a_step_reads_each_weight_and_each_cached_element_once():
     cost = Cost(1000, 2000, 300, 500, 40)
     assert cost.bytes_read() == 2080
     assert cost.bytes_read("fp32") == 4160
+    assert cost._replace(idle=240).bytes_read() == 1600  # 240 are not read
     assert cost.intensity() == Fraction(2800, 2080)
     assert cost.intensity("fp32") == Fraction(2800, 4160)
     assert cost.attention_intensity("int8") == 800 / 40

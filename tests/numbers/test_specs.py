@@ -171,6 +171,11 @@ def test_every_place_and_every_kind_is_used():
         ),
         (
             "gpt2",
+            lambda m: m.update(sources=[7]),
+            "gpt2: sources: 7 is in no known place",
+        ),
+        (
+            "gpt2",
             lambda m: m["groups"][0].update(kind=[]),
             r"gpt2: groups\[0\]: kind is \[\], not one of",
         ),
