@@ -1,0 +1,290 @@
+"""The four variants side by side, what a case makes of them, and times."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from markupsafe import Markup
+from torch import Tensor, nn
+
+import attnref
+from attnref.numbers.cost import Cost, attention_cost, mla_cost
+from attnref.numbers.kv_memory import size
+from attnref.numbers.specs import find_model, models
+from sitekit import ROOT, svg
+from sitekit.drawn.memory import kinds_of
+from sitekit.drawn.mla import V3, empty
+from sitekit.recorded import inputs_of
+from sitekit.render import Cell, Row, Word
+from sitekit.tables import code
+
+# All four with 128 query heads of 128 in a model as wide as DeepSeek-V3.
+KV_HEADS = {"mha": 128, "gqa": 8, "mqa": 1}
+WIDE: dict[str, Any] = {"d_model": 7168, "n_heads": 128, "head_dim": 128}
+FOUND_IN = {
+    "mha": ("gpt2", "llama-2-7b"),
+    "gqa": ("llama-3.1-8b", "qwen3-32b"),
+    "mqa": ("palm-540b", "falcon-7b"),
+    "mla": ("deepseek-v3", "kimi-k2"),
+}
+KEYS = {
+    "mha": r"$X W_n^K$",
+    "gqa": r"$X W_{\lfloor n / g \rfloor}^K$",
+    "mqa": r"$X W^K$",
+    "mla": r"$[W_n^{UK} c_j;\; k_j^R]$",
+}
+VALUES = KEYS | {"mla": r"$W_n^{UV} c_j$"}
+
+
+def _layers() -> Iterator[nn.Module]:
+    with torch.device("meta"):
+        for K in KV_HEADS.values():
+            yield attnref.GroupedQueryAttention(**WIDE, n_kv_heads=K)
+        yield attnref.MultiHeadLatentAttention(**V3)
+
+
+def _costs(**named: Any) -> list[Cost]:
+    heads = KV_HEADS.values()
+    plain = [attention_cost(**WIDE, n_kv_heads=K, **named) for K in heads]
+    return [*plain, mla_cost(**V3, **named)]
+
+
+def side_by_side() -> Iterator[Row]:
+    """A row for each property: of MHA, GQA-8, MQA and MLA."""
+    caches, weights = [], []
+    for layer in _layers():
+        cache = attnref.KVCache(1)
+        with torch.no_grad():
+            layer.bfloat16()(empty(1, 1, 7168), cache=cache)
+        caches.append(cache)
+        weights.append(sum(p.numel() for p in layer.parameters()))
+    costs = _costs()
+    least = caches[0].nbytes
+    done = [cost.scores + cost.values for cost in costs]
+    expanded = mla_cost(**V3, form="expanded")
+    several: list[Cell] = [f"{flops:,}" for flops in done]
+    several[3] = [f"{expanded.scores + expanded.values:,}", str(several[3])]
+    found = [
+        [f"[{m.name}]({m.sources[0].url})" for m in map(find_model, ids)]
+        for ids in FOUND_IN.values()
+    ]
+    yield [Word("keys"), *KEYS.values()]
+    yield [Word("values"), *(VALUES[n].replace("^K", "^V") for n in VALUES)]
+    stored = [[(t.shape[1], t.shape[3]) for t in c.stored] for c in caches]
+    yield [Word("cached"), *(code(*shapes) for shapes in stored)]
+    yield [Word("elements"), *(f"{c.nbytes // 2:,}" for c in caches)]
+    yield [Word("bytes"), *(size(c.nbytes) for c in caches)]
+    yield [Word("share"), *(f"{c.nbytes / least:.2%}" for c in caches)]
+    yield [Word("parameters"), *(f"{n / 1e6:,.1f}" for n in weights)]
+    yield [Word("flops"), *several]
+    of_byte = (float(cost.attention_intensity()) for cost in costs)
+    yield [Word("intensity"), *(f"{n:,.4g}" for n in of_byte)]
+    yield [Word("split"), *(str(c.stored[0].shape[1]) for c in caches)]
+    yield [Word("found"), *found]
+
+
+class Wired(NamedTuple):
+    """Found by experiment in MLA: which query heads change with the keys and
+    values of one head, `(H, H)`, with the latent and with the RoPE key,
+    `(H,)`; and which with the latent while nothing is made from it."""
+
+    up: Tensor
+    latent: Tensor
+    rope: Tensor
+    past_up: Tensor
+
+    def drawing(
+        self, axes: tuple[str, str], *, title: str, words: list[str]
+    ) -> svg.Drawing:
+        """RoPE key above the query heads, and the latent below the heads that
+        are made from it. `words`: RoPE key, what is made, latent."""
+        H = len(self.up)
+        rope, made, latent = words
+        names = [f"{kind}{i}" for kind in ("q", "kv") for i in range(H)]
+        box = max(24, svg.room(names, 11, svg.BOLD)) + 4
+        ends = svg.room((rope, latent), 11, svg.BOLD) + 16
+        width = max(H * (box + 2), svg.room((*axes, made), 11.5), ends) + 4
+        middle, high = width / 2, (58, 128, 188, 258)
+
+        def place(i: int) -> float:
+            return middle + ((i + 0.5) / H - 0.5) * H * (box + 2)
+
+        def line(x: float, y: float, to: float, down: float) -> Markup:
+            return svg.LINE.format(x, y, to, down)
+
+        def text(kind: str, x: float, y: float, word: str) -> Markup:
+            return svg.TEXT.format(kind, x, y, "", word)
+
+        def boxed(kind: str, x: float, y: float, w: float, word: str) -> Markup:
+            drawn = svg.BOX.format(kind, x - w / 2, y - 12, w, 24, 4, "")
+            return drawn + text(f"{kind} head", x, y, word)
+
+        marks = [text("axis", middle, 14, axes[0])]
+        for i in range(H):
+            if self.rope[i]:
+                marks.append(line(middle, high[0], place(i), high[1]))
+            if self.latent[i] and not self.past_up[i]:
+                marks.append(line(place(i), high[2], middle, high[3]))
+        for i, j in self.up.nonzero().tolist():
+            marks.append(line(place(i), high[1], place(j), high[2]))
+        for i in range(H):
+            marks.append(boxed("off", place(i), high[1], box, names[i]))
+            marks.append(boxed("made", place(i), high[2], box, names[H + i]))
+        marks.append(boxed("on", middle, high[0], ends, rope))
+        marks.append(boxed("on", middle, high[3], ends, latent))
+        marks.append(text("axis", middle, 292, made))
+        marks.append(text("axis", middle, 312, axes[1]))
+        drawn = svg.SVG.format(width, 326, title, Markup("").join(marks))
+        return svg.Drawing(title, svg.room([title], 1, svg.BOLD), width, drawn)
+
+
+@torch.no_grad()
+def latent_wiring(n_heads: int) -> Wired:
+    sizes: dict[str, Any] = {"kv_lora_rank": 12, "qk_nope_head_dim": 4}
+    sizes |= {"qk_rope_head_dim": 2, "v_head_dim": 4}
+    layer = attnref.MultiHeadLatentAttention(
+        d_model=32, n_heads=n_heads, **sizes
+    )
+    (x,) = inputs_of(layer, 1, 5, 5)
+    heads: list[Tensor] = []
+    layer.o_proj.register_forward_pre_hook(
+        lambda _, args: heads.append(args[0].unflatten(-1, (n_heads, -1)))
+    )
+
+    def run() -> Tensor:
+        layer(x)
+        return heads.pop()
+
+    def changed(rows: Tensor, change: Callable[[Tensor], object]) -> Tensor:
+        """The heads that another value of these weights changes."""
+        before, kept = run(), rows.clone()
+        change(rows)
+        found = (run() != before).any(-1).any(1)[0]
+        rows.copy_(kept)
+        return found
+
+    def another(rows: Tensor) -> Tensor:
+        return rows.add_(1)
+
+    up = layer.kv_b_proj.weight
+    down, rope = layer.kv_a_proj_with_mqa.weight.split((12, 2))
+    of_heads = [changed(rows, another) for rows in up.chunk(n_heads)]
+    latent, turned = changed(down, another), changed(rope, another)
+    up.zero_()  # nothing is made from the latent any more
+    return Wired(
+        torch.stack(of_heads, dim=1), latent, turned, changed(down, another)
+    )
+
+
+# A model of the size of Llama-3.1-8B with each variant on an H100.
+SHAPE: dict[str, Any] = {"d_model": 4096, "n_heads": 32}
+LATENT = V3 | SHAPE | {"q_lora_rank": None}
+LAYERS, VOCABULARY = 32, 128_256
+PEAK, BANDWIDTH, MEMORY = 989e12, 3.35e12, 80e9  # H100 SXM
+
+
+def _of_8b(**named: Any) -> dict[str, Cost]:
+    """One layer."""
+    found = {
+        name: attention_cost(**SHAPE, n_kv_heads=K, **named)
+        for name, K in {"mha": 32, "gqa": 8, "mqa": 1}.items()
+    }
+    return found | {"mla": mla_cost(**LATENT, **named)}
+
+
+def _weights(cost: Cost) -> int:
+    """Parameters that a step reads once the attention is another one."""
+    params = find_model("llama-3.1-8b").params
+    assert params is not None
+    given = attention_cost(**SHAPE, n_kv_heads=8).parameters
+    params -= VOCABULARY * SHAPE["d_model"]  # a row per token is read of these
+    return params + LAYERS * (cost.parameters - given)
+
+
+def least(cost: Cost, batch: int) -> float:
+    """Seconds: the matrices, then attention; in each the slower of reading
+    and computing."""
+    weights = _weights(cost)
+    read = 2 * weights, 2 * LAYERS * cost.cached
+    done = 2 * batch * weights, LAYERS * (cost.scores + cost.values)
+    return sum(
+        max(r / BANDWIDTH, d / PEAK) for r, d in zip(read, done, strict=True)
+    )
+
+
+def cases() -> Iterator[Row]:
+    """Caches, and the least time of a decode step, in several situations."""
+    embedded = VOCABULARY * SHAPE["d_model"]
+    for batch, tokens in (
+        (1, 1024),
+        (1, 131_072),
+        (32, 8192),
+        (128, 8192),
+        (8, 131_072),
+    ):
+        row: Row = [str(batch), f"{tokens:,}"]
+        for cost in _of_8b(batch=batch, past=tokens - 1).values():
+            held = 2 * LAYERS * cost.cached
+            taken = held + 2 * (_weights(cost) + embedded)
+            ms = f"{1e3 * least(cost, batch):.1f} ms"
+            row.append([size(held), ms] if taken <= MEMORY else size(held))
+        yield row
+
+
+def devices() -> Iterator[Row]:
+    """Bytes of cache per token on each device, in all layers."""
+    for name, cost in _of_8b().items():
+        heads = {"mha": 32, "gqa": 8}.get(name, 1)
+        held = 2 * LAYERS * cost.cached
+        ranks = (1, 2, 4, 8, 16)
+        yield [Word(name), *(f"{held // min(n, heads):,}" for n in ranks)]
+
+
+KINDS = ("MHA", "GQA", "MQA", "MLA", "shared", "window", "state")
+
+
+def released() -> Iterator[Row]:
+    """How many of a year's models have layers of each kind."""
+    years = sorted({model.date[:4] for model in models().values()})
+    for year in years:
+        ours = [m for m in models().values() if m.date.startswith(year)]
+        found = Counter(kind for model in ours for kind in kinds_of(model))
+        counts = (str(found[kind] or "–") for kind in KINDS)
+        yield [year, str(len(ours)), *counts]
+
+
+MEASURED = ROOT / "benchmarks" / "decode.json"
+READS = {"read": 32, "mha": 32, "gqa8": 8, "gqa2": 2, "mqa": 1}
+
+
+def _measured() -> dict[str, Any]:
+    return dict(json.loads(MEASURED.read_text(encoding="utf-8")))
+
+
+def machine() -> Iterator[Row]:
+    found = _measured()
+    for name in ("processor", "cores", "torch", "rounds", "busy", "date"):
+        yield [Word(name), str(found[name])]
+
+
+def times(names: tuple[str, ...], base: str) -> Iterator[Row]:
+    """Milliseconds at each length, and times as long as `base` at the last.
+    The middle half of the measured times is in brackets."""
+    of_length = _measured()["ms"]
+    last = [*of_length.values()][-1]
+    for name in names:
+        row: Row = [Word(name)]
+        for found in of_length.values():
+            low, median, high = (f"{t:.3g}" for t in found[name])
+            row.append(f"{median} ({low}–{high})")
+        yield [*row, f"{last[name][1] / last[base][1]:.3g}"]
+
+
+def decoding() -> Iterator[Row]:
+    """The variants: beside their times, the bytes that they read."""
+    for row in times(tuple(READS), "mha"):
+        word = row[0]
+        assert isinstance(word, Word)
+        yield [*row, f"{READS[word.key] / READS['mha']:.3g}"]
