@@ -72,8 +72,11 @@ def side_by_side() -> Iterator[Row]:
     ]
     yield [Word("keys"), *KEYS.values()]
     yield [Word("values"), *(VALUES[n].replace("^K", "^V") for n in VALUES)]
-    stored = [[(t.shape[1], t.shape[3]) for t in c.stored] for c in caches]
-    yield [Word("cached"), *(code(*shapes) for shapes in stored)]
+    stored: list[Cell] = [
+        [code((t.shape[1], t.shape[3])) for t in cache.stored]
+        for cache in caches
+    ]
+    yield [Word("cached"), *stored]
     yield [Word("elements"), *(f"{c.nbytes // 2:,}" for c in caches)]
     yield [Word("bytes"), *(size(c.nbytes) for c in caches)]
     yield [Word("share"), *(f"{c.nbytes / least:.2%}" for c in caches)]
@@ -99,20 +102,19 @@ class Wired(NamedTuple):
         self, axes: tuple[str, str], *, title: str, words: list[str]
     ) -> svg.Drawing:
         """RoPE key above the query heads, and the latent below the heads that
-        are made from it. `words`: RoPE key, what is made, latent."""
+        are made from it. `words`: RoPE key, latent, cached, computed."""
         H = len(self.up)
-        rope, made, latent = words
+        rope, latent, cached, computed = words
         names = [f"{kind}{i}" for kind in ("q", "kv") for i in range(H)]
         box = max(24, svg.room(names, 11, svg.BOLD)) + 4
         ends = svg.room((rope, latent), 11, svg.BOLD) + 16
-        width = max(H * (box + 2), svg.room((*axes, made), 11.5), ends) + 4
-        middle, high = width / 2, (58, 128, 188, 258)
+        heads, middle = H * (box + 2), H * (box + 2) / 2 + 2
+        width = heads + 10 + svg.room((*axes, computed), 11.5)
+        width = max(width, middle + ends / 2 + 8 + svg.room([cached], 11.5))
+        top, q, kv, bottom = 16, 86, 146, 216
 
         def place(i: int) -> float:
-            return middle + ((i + 0.5) / H - 0.5) * H * (box + 2)
-
-        def line(x: float, y: float, to: float, down: float) -> Markup:
-            return svg.LINE.format(x, y, to, down)
+            return middle + ((i + 0.5) / H - 0.5) * heads
 
         def text(kind: str, x: float, y: float, word: str) -> Markup:
             return svg.TEXT.format(kind, x, y, "", word)
@@ -121,22 +123,24 @@ class Wired(NamedTuple):
             drawn = svg.BOX.format(kind, x - w / 2, y - 12, w, 24, 4, "")
             return drawn + text(f"{kind} head", x, y, word)
 
-        marks = [text("axis", middle, 14, axes[0])]
+        marks = []
         for i in range(H):
             if self.rope[i]:
-                marks.append(line(middle, high[0], place(i), high[1]))
+                marks.append(svg.LINE.format(middle, top, place(i), q))
             if self.latent[i] and not self.past_up[i]:
-                marks.append(line(place(i), high[2], middle, high[3]))
+                marks.append(svg.LINE.format(place(i), kv, middle, bottom))
         for i, j in self.up.nonzero().tolist():
-            marks.append(line(place(i), high[1], place(j), high[2]))
+            marks.append(svg.LINE.format(place(i), q, place(j), kv))
         for i in range(H):
-            marks.append(boxed("off", place(i), high[1], box, names[i]))
-            marks.append(boxed("made", place(i), high[2], box, names[H + i]))
-        marks.append(boxed("on", middle, high[0], ends, rope))
-        marks.append(boxed("on", middle, high[3], ends, latent))
-        marks.append(text("axis", middle, 292, made))
-        marks.append(text("axis", middle, 312, axes[1]))
-        drawn = svg.SVG.format(width, 326, title, Markup("").join(marks))
+            marks.append(boxed("off", place(i), q, box, names[i]))
+            marks.append(boxed("made", place(i), kv, box, names[H + i]))
+        for y, word in ((top, rope), (bottom, latent)):
+            marks.append(boxed("on", middle, y, ends, word))
+            x = middle + ends / 2 + 8
+            marks.append(text("axis beside", x, y, cached))
+        for y, word in ((q, axes[0]), (kv - 8, axes[1]), (kv + 8, computed)):
+            marks.append(text("axis beside", heads + 10, y, word))
+        drawn = svg.SVG.format(width, 232, title, Markup("").join(marks))
         return svg.Drawing(title, svg.room([title], 1, svg.BOLD), width, drawn)
 
 
@@ -219,10 +223,10 @@ def cases() -> Iterator[Row]:
     embedded = VOCABULARY * SHAPE["d_model"]
     for batch, tokens in (
         (1, 1024),
+        (64, 1024),
         (1, 131_072),
         (32, 8192),
         (128, 8192),
-        (8, 131_072),
     ):
         row: Row = [str(batch), f"{tokens:,}"]
         for cost in _of_8b(batch=batch, past=tokens - 1).values():
@@ -269,6 +273,11 @@ def machine() -> Iterator[Row]:
         yield [Word(name), str(found[name])]
 
 
+def _digits(t: float) -> str:
+    """Three of them, also where the last is 0."""
+    return f"{t:#.3g}".rstrip(".")
+
+
 def times(names: tuple[str, ...], base: str) -> Iterator[Row]:
     """Milliseconds at each length, and times as long as `base` at the last.
     The middle half of the measured times is in brackets."""
@@ -277,7 +286,7 @@ def times(names: tuple[str, ...], base: str) -> Iterator[Row]:
     for name in names:
         row: Row = [Word(name)]
         for found in of_length.values():
-            low, median, high = (f"{t:.3g}" for t in found[name])
+            low, median, high = map(_digits, found[name])
             row.append(f"{median} ({low}–{high})")
         yield [*row, f"{last[name][1] / last[base][1]:.3g}"]
 

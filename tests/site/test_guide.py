@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from datetime import datetime
 
 import pytest
 import torch
@@ -385,15 +386,16 @@ def test_the_checker_of_caches_accepts_ours():
 
 def test_the_months_are_those_of_the_sources():
     months = []
-    for month, what, page, source in cells(section("timeline")):
-        papers = re.findall(r"arxiv\.org/abs/(\d\d)(\d\d)\.", source)
-        for year, number in papers:
-            assert f"20{year}-{number}" == month, what
+    for date, what, page, source in cells(section("timeline")):
+        when = datetime.strptime(date, "%B&nbsp;%Y")
+        papers = re.findall(r"arxiv\.org/abs/(\d{4})\.", source)
+        for paper in papers:
+            assert paper == f"{when:%y%m}", what
         if not papers:
-            (name,) = re.findall(r"[Dd]eep[Ss]eek-V[\d.]+(?=:)", what)
-            assert find_model(name.lower()).date == month
+            (name,) = re.findall(r"DeepSeek-V[\d.]+(?=:)", what)
+            assert find_model(name.lower()).date == f"{when:%Y-%m}"
         assert ".md" in page or "(#" in page
-        months.append(month)
+        months.append(when)
     assert months == sorted(months) and len(months) > 20
 
 
@@ -428,7 +430,8 @@ def test_the_variants_side_by_side_by_hand():
     ]
     assert rows["intensity"] == ["1", "16", "128", "241.8"]
     assert absorbed / (2 * (R + Dr)) == pytest.approx(241.8, abs=0.05)
-    assert rows["cached"][3] == "`(1, 576)`"
+    assert rows["cached"][1] == ["`(8, 128)`", "`(8, 128)`"]
+    assert rows["cached"][3] == ["`(1, 576)`"]
     assert rows["split"] == ["128", "8", "1", "1"]
 
 
@@ -437,7 +440,7 @@ def test_what_the_heads_of_mla_read():
     assert torch.equal(wired.up, torch.eye(8, dtype=torch.bool))
     assert wired.latent.all() and wired.rope.all()
     assert not wired.past_up.any()
-    words = ["RoPE key", "A & B", "latent"]
+    words = ["RoPE key", "latent", "A & B", "computed"]
     drawn = wired.drawing(("q", "k"), title="MLA", words=words)
     assert drawn.svg.count("<line") == 3 * 8
     assert drawn.svg.count('<rect class="on"') == 2
