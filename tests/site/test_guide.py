@@ -98,7 +98,7 @@ def test_the_checker_of_gqa_accepts_ours_and_names_mistakes():
     import torch
     from torch import nn
 
-    class GQA(nn.Module):
+    class Grouped(nn.Module):
         def __init__(self, d_model, n_heads, n_kv_heads):
             super().__init__()
             if d_model % n_heads or n_heads % n_kv_heads:
@@ -131,10 +131,10 @@ def test_the_checker_of_gqa_accepts_ours_and_names_mistakes():
 
     check_gqa(ours)
     # --8<-- [start:gqa_checked]
-    check_gqa(GQA)  # put yours here
+    check_gqa(Grouped)  # put yours here
     # --8<-- [end:gqa_checked]
 
-    class Wrong(GQA):
+    class Wrong(Grouped):
         how, merged, named = "repeat_interleave", True, {}
 
         def forward(self, x):
@@ -166,7 +166,7 @@ def test_the_checker_of_gqa_accepts_ours_and_names_mistakes():
     with pytest.raises(AssertionError, match="k_proj of 2 heads"):
         check_gqa(lambda E, H, K: ours(E, H, H))
     with pytest.raises(AssertionError, match="were accepted"):
-        check_gqa(lambda E, H, K: GQA(E, H, 1 if H % K else K))
+        check_gqa(lambda E, H, K: Grouped(E, H, 1 if H % K else K))
 
 
 # --8<-- [start:check_conversion]
@@ -268,7 +268,7 @@ def check_cache(make):
 
 
 # --8<-- [start:cache]
-class Preallocated:
+class Stored:
     def __init__(self, max_len):
         self.max_len, self.length, self.held = max_len, 0, None
 
@@ -340,7 +340,7 @@ class Growing:
         return self.cache.length
 
 
-class Shared(Preallocated):
+class Shared(Stored):
     one = torch.empty(2, 3, 2, 7, 5, dtype=torch.float64)
 
     def __init__(self, max_len):
@@ -348,12 +348,12 @@ class Shared(Preallocated):
         self.held = self.one
 
 
-class Swapped(Preallocated):
+class Swapped(Stored):
     def append(self, k, v):
         return super().append(k, v)[::-1]
 
 
-class Whole(Preallocated):
+class Whole(Stored):
     def append(self, k, v):
         super().append(k, v)
         return self.held[0], self.held[1]
@@ -380,7 +380,7 @@ def test_the_checker_of_caches_refuses(wrong, said):
 def test_the_checker_of_caches_accepts_ours():
     check_cache(KVCache)
     # --8<-- [start:cache_checked]
-    check_cache(Preallocated)  # put yours here
+    check_cache(Stored)  # put yours here
     # --8<-- [end:cache_checked]
 
 
@@ -507,6 +507,12 @@ def test_the_years_are_those_of_the_models():
     assert sum(int(row[2]) for row in rows.values() if row[2] != "–") > (
         len(models()) / 2
     ), "most models in our table have GQA, says the page"
+    grouped = [
+        {g.kv_heads for g in m.groups if getattr(g, "variant", "") == "GQA"}
+        for m in models().values()
+    ]
+    usual = sum(8 in heads for heads in grouped)
+    assert usual > sum(map(bool, grouped)) / 2, "usually with 8 heads"
 
 
 def test_numbers_in_the_prose_of_the_guide():
