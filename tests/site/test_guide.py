@@ -519,6 +519,11 @@ def test_numbers_in_the_prose_of_the_guide():
     a_sequence = kv_bytes(find_model("llama-3.1-8b"), 131_072)
     assert (size(a_sequence), size(4 * a_sequence)) == ("16 GiB", "64 GiB")
     assert 80e9 - 2 * find_model("llama-3.1-8b").params < 4 * a_sequence
+    groups = find_model("kimi-k3").groups
+    kinds = {type(group).__name__: group.layers for group in groups}
+    assert kinds == {"Mla": 24, "Recurrent": 69}
+    windows = find_model("gpt-oss-120b").groups
+    assert [g.layers for g in windows] == [18, 18], "every second layer"
     costs = guide._of_8b(past=1023)
     assert round(costs["mla"].attention_intensity()) == 60
     assert costs["gqa"].attention_intensity() == 4
