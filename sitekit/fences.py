@@ -64,6 +64,8 @@ def _panel(
         drawn, kind = wiring(drawn), svg.lines
     elif isinstance(drawn, svg.Flow):
         kind = svg.stream
+    elif hasattr(drawn, "drawing"):  # of one page alone: it draws itself
+        kind = type(drawn).drawing
     elif not isinstance(drawn, Tensor):
         raise ValueError(f"{call} gives neither a tensor nor a flow")
     elif drawn.dim() == 1:

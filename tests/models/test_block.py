@@ -601,7 +601,7 @@ def test_a_decoder_stores_a_context_once(name, make, room):
     ]
     assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
     assert [cache.length for cache in mine] == [room, room]
-    with refused("the cache holds a context of", *mine):
+    with refused("the cache already holds a context of", *mine):
         model(tokens, context=context, caches=mine, **told)
     small = [KVCache(room), KVCache(room - 1)]
     says = f"0 stored and {room} new make {room} > max_len={room - 1}"

@@ -350,7 +350,7 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ValueError, match=rf"did you mean {meant}\?"):
             storage_of(gpt2, said)
-    with pytest.raises(ValueError, match=r"^no dtype 'Z'; known are fp32"):
+    with pytest.raises(ValueError, match=r"^no dtype 'Z'; there are fp32"):
         storage_of(gpt2, "Z")
     with pytest.raises(
         ValueError,

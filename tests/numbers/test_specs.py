@@ -172,7 +172,7 @@ def test_every_place_and_every_kind_is_used():
         (
             "gpt2",
             lambda m: m.update(sources=[7]),
-            "gpt2: sources: 7 is in no known place",
+            "gpt2: sources: 7 names no known place",
         ),
         (
             "gpt2",
