@@ -27,8 +27,8 @@ def test_the_mask_of_a_real_tokenizer():
     batch = tokenizer(["我爱你", "你好"], **options)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 0], [3, 4, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
-    mask = padding_mask_from_hf(batch["attention_mask"])
-    assert mask.shape == (2, 1, 1, 4)  # (B, 1, 1, S); True = a real token
+    mask = padding_mask_from_hf(batch["attention_mask"])  # True = a real token
+    assert mask.shape == (2, 1, 1, 4)
 
     tokenizer.padding_side = "left"  # for generation
     batch = tokenizer(["我爱你", "你好"], **options)
