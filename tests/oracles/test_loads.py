@@ -261,7 +261,7 @@ def blind(inner):
     )
     tables = llama.LlamaRotaryEmbedding(config)(x, positions)
     out, _ = attention(x, position_embeddings=tables, attention_mask=mask)
-    return named(out[0, 0], torch.tensor(SCORES)).key
+    return named(out[0, 0]).key
 
 
 def measured():
