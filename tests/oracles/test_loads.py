@@ -28,7 +28,7 @@ from attnref import (
 )
 from sitekit import ROOT
 from sitekit.drawn.conventions import ORACLES
-from sitekit.drawn.masks import SCORES, named
+from sitekit.drawn.masks import named
 from sitekit.pages import body_of
 from tests.conftest import fences, relative_error
 from tests.oracles.test_transformers import sharpened
