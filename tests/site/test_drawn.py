@@ -282,8 +282,8 @@ def test_a_walk_gives_letters_and_sizes():
     sizes = "B = 2, T = 7, S = 12, H = 6, K = 3, D = 16, E = 96."
     assert caption == (
         "Recorded while GroupedQueryAttention(d_model=96, n_heads=6, "
-        "n_kv_heads=3) read 7 new tokens per sequence, with a batch of 2 and "
-        f"5 tokens already in its cache: {sizes}"
+        "n_kv_heads=3) read 7 new tokens per sequence, with a batch of 2 "
+        f"sequences and 5 tokens of each already in its cache: {sizes}"
     )
     assert walked("gqa", "zh")[1].endswith(
         sizes.replace(", ", "，").replace(".", "。")
