@@ -144,12 +144,10 @@ def _roofline(narrow: bool) -> Figure:
     return figure
 
 
-def _points() -> Iterator[Row]:
+def roofline() -> Plot:
+    rows: list[Row] = []
     for name, x in intensities().items():
         most = attainable(x)
         flops, share = f"{most / 1e12:,.4g}", f"{most / PEAK:.1%}"
-        yield [Word(name), f"{x:,.4g}", flops, share]
-
-
-def roofline() -> Plot:
-    return plots.plotted(_roofline, [*_points()])
+        rows.append([Word(name), f"{x:,.4g}", flops, share])
+    return plots.plotted(_roofline, rows)
