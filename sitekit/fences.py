@@ -189,11 +189,10 @@ def draw(
 
 def _place(source: str, path: Path) -> str:
     """File and line of a fence, which may stand indented in a box."""
-    page = path.read_text(encoding="utf-8").splitlines()
-    written = [line.strip() for line in page]
-    body = [line.strip() for line in source.splitlines()]
-    starts = range(len(written))
-    same = (i for i in starts if written[i : i + len(body)] == body)
-    first = next(same, 0)
+    page, body = (
+        [line.strip() for line in text.splitlines()]
+        for text in (path.read_text(encoding="utf-8"), source)
+    )
+    at = (i for i in range(len(page)) if page[i : i + len(body)] == body)
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    return f"{name}:{first}"
+    return f"{name}:{next(at, 0)}"

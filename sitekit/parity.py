@@ -293,17 +293,14 @@ def twin(stem: str, language: str) -> Path:
 
 def _placed(stem: str, why: str) -> str:
     """With the lines of the heading `#id`, if a message names one."""
-    heading = re.search(r"#[\w-]+", why)
+    heading = re.search(r"#[\w-]+|$", why)
+    assert heading is not None
     places = []
-    for language in ("zh", "en"):
-        path, line = twin(stem, language), 1
-        if heading:
-            before, found, _ = path.read_text(encoding="utf-8").partition(
-                f"{{ {heading[0]}"
-            )
-            line = before.count("\n") + 1 if found else 1
+    for path in (twin(stem, "zh"), twin(stem, "en")):
+        text = path.read_text(encoding="utf-8")
+        line = text[: text.find(f"{{ {heading[0]}") + 1].count("\n") + 1
         places.append(f"{path.relative_to(ROOT)}:{line}")
-    return f"{places[0]} and {places[1]}: {why}; give both the same"
+    return f"{' and '.join(places)}: {why}; give both the same"
 
 
 def check(stem: str) -> list[str]:
@@ -355,15 +352,13 @@ def mark_synced(stem: str) -> str:
     found = differences(pages.body_of(twin(stem, "en")), pages.body_of(path))
     if found:
         raise ValueError(_placed(stem, found[0]))
-    lines = [f"{key}: {now}" for key, now in fingerprints(stem).items()]
-    for line in lines:
-        key = line.split(":")[0]
-        chinese, times = re.subn(
-            rf"^{key}: .*$", line, chinese, count=1, flags=re.M
-        )
-        if not times:
-            chinese = chinese.replace("---\n", f"---\n{line}\n", 1)
+    lines = {key: f"{key}: {now}" for key, now in fingerprints(stem).items()}
+    for key, line in lines.items():
+        old = re.search(rf"^{key}: .*$", chinese, flags=re.M)
+        begin = old[0] if old else "---"
+        new = line if old else f"---\n{line}"
+        chinese = chinese.replace(begin, new, 1)
     path.write_text(chinese, encoding="utf-8")
     if stem == "api":
         docstrings.mark_synced()
-    return ", ".join(lines)
+    return ", ".join(lines.values())

@@ -71,8 +71,8 @@ def _svg(figure: Figure, kind: str) -> str:
     text = text[text.index("<svg") :]
     others = r"(<(metadata|style).*?</\2>|<!--.*?-->)\s*"
     text = re.sub(others, "", text, flags=re.DOTALL)
-    text = re.sub(r" font-family: [^;\"]*;?", "", text)
-    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    left_out = r' font-family: [^;"]*;?| transform="rotate\(-0 [^"]*"'
+    text = re.sub(left_out, "", text)
     used = set(re.findall(r"[#(]#?(\w+)[\")]", text))
     text = re.sub(r' id="(\w+)"', lambda m: m[0] if m[1] in used else "", text)
     width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2]

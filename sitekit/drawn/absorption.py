@@ -107,7 +107,5 @@ def rounding() -> Iterator[Row]:
         rounded = [layer(x, form=form).double() for form in FORMS]
         exact = layer.double()(x.double())
     for form, out in zip(FORMS, rounded, strict=True):
-        apart = (
-            (out - other).norm() / exact.norm() for other in (exact, rounded[0])
-        )
-        yield [form, *(f"{difference:.2%}" for difference in apart)]
+        off = [(out - y).norm() / exact.norm() for y in (exact, rounded[0])]
+        yield [form, *(f"{share:.2%}" for share in off)]

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from attnref.commands.kv import CONTEXTS
 from attnref.numbers import kv_memory
 from attnref.numbers.kv_memory import DTYPES, FIXED, growth, kv_bytes, size
 from attnref.numbers.specs import (
@@ -18,7 +19,7 @@ from attnref.numbers.specs import (
     models,
 )
 from sitekit import ROOT
-from sitekit.drawn.memory import CONTEXTS, SHAPE, forms_of
+from sitekit.drawn.memory import SHAPE, forms_of
 from sitekit.render import Words, render
 from sitekit.tables import exact
 
@@ -80,8 +81,14 @@ def calculator(*, words: dict[str, str]) -> str:
         told[name]: replace(model, groups=(group,))
         for name, group in forms_of(shape_of(model)).items()
     }
-    totals = {name: kv_bytes(form, tokens) for name, form in forms.items()}
-    most = max(budget, *totals.values())
+    rows, totals = [], {}
+    for name, form in forms.items():
+        totals[name] = total = kv_bytes(form, tokens)
+        longest = kv_memory.longest_context(form, budget)
+        most = kv_memory.largest_batch(form, tokens, budget)
+        later = exact(growth(form).later), f"{total:,}", size(total)
+        rows.append([name, *later, f"{longest:,}", f"{most:,}"])
+    full = max(budget, *totals.values())
     told.used |= {*ASKED.findall(SCRIPT.read_text(encoding="utf-8"))}
     return render(
         "calculator",
@@ -103,20 +110,10 @@ def calculator(*, words: dict[str, str]) -> str:
             size(budget),
         ),
         bars=[
-            (name, f"{100 * total / most:g}", size(total))
+            (name, f"{100 * total / full:g}", size(total))
             for name, total in totals.items()
         ],
         head=[told[column] for column in COLUMNS],
-        rows=[
-            [
-                name,
-                exact(growth(form).later),
-                f"{totals[name]:,}",
-                size(totals[name]),
-                f"{kv_memory.longest_context(form, budget):,}",
-                f"{kv_memory.largest_batch(form, tokens, budget):,}",
-            ]
-            for name, form in forms.items()
-        ],
+        rows=rows,
         known={**data(), "words": words},
     )

@@ -91,8 +91,9 @@ def empty_rows() -> Iterator[Row]:
     x = torch.eye(4)[None]
     heads, real = x[None], torch.tensor([[False, False, True, True]])
     mask = attnref.causal_mask(4) & attnref.padding_mask(real)
-    low = torch.finfo(x.dtype).min
-    zeros = torch.zeros(4, 4)
+    masks = {"bool": mask}
+    for how, low in (("-inf", -torch.inf), ("finfo.min", torch.finfo().min)):
+        masks[how] = torch.zeros(4, 4).masked_fill(~mask, low)
     fused = partial(F.scaled_dot_product_attention, heads, heads, heads)
     theirs = nn.MultiheadAttention(4, 1, bias=False, batch_first=True)
     with torch.no_grad():
@@ -104,13 +105,10 @@ def empty_rows() -> Iterator[Row]:
     kept = oracles()["empty"]
     outs = {
         "`torch.softmax`, `masked_fill(-inf)`": by_hand,
-        "`F.scaled_dot_product_attention`, `bool`": fused(mask),
-        "`F.scaled_dot_product_attention`, `-inf`": fused(
-            zeros.masked_fill(~mask, -torch.inf)
-        ),
-        "`F.scaled_dot_product_attention`, `finfo.min`": fused(
-            zeros.masked_fill(~mask, low)
-        ),
+        **{
+            f"`F.scaled_dot_product_attention`, `{how}`": fused(given)
+            for how, given in masks.items()
+        },
         "`nn.MultiheadAttention`": layer()[0],
         "`nn.MultiheadAttention`, `need_weights=False`": light[0],
         "transformers, `eager`": kept["eager"],

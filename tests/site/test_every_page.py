@@ -146,8 +146,8 @@ ROWS = """() => [...document.querySelectorAll('.panels')]
       .map(svg => Math.round(svg.getBoundingClientRect().top))])
     .filter(([_, tops]) => new Set(tops).size > 1)
     .map(([e, tops]) => e.parentElement.querySelector('figcaption').textContent
-      + ': its drawings begin at ' + tops.join(', ') + ' px; a title wraps, or '
-      + 'they are too wide for one row')"""
+      + ': its drawings begin at ' + tops.join(', ') + ' px: with shorter '
+      + 'titles or labels they share a row')"""
 TORN = r"""() => [...document.querySelectorAll('article math')]
     .filter(m => /^[-,.:;!?)，。、：；！？）”]/.test(m.nextSibling?.data))
     .filter(m => {

@@ -133,6 +133,10 @@ FAULTS = {
         ("figure", r"axes: .*\n", ""),
         "the key 'axes' is missing; a figure has caption, axes, panels",
     ),
+    "a figure with one axis": (
+        ("figure", r"axes: \[(.*?),.*", r"axes: [\1]"),
+        "a figure has two axes, down and across, and panels",
+    ),
     "a key that a figure has not": (
         ("figure", r"caption: ", "captoin: "),
         "a figure has no key 'captoin'; did you mean 'caption'?",
