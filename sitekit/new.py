@@ -1,8 +1,9 @@
 """The skeleton of a layer, of a cache, or of a page, in all its places.
 
 What is written runs and builds as it stands: GQA, or the preallocated cache,
-under another name. `TODO` stands where something is left to be written, and
-keeps `synced` from passing; a test fails until it compares with an oracle.
+under another name. `TODO` stands where something is left to be written or
+decided, and keeps `synced` and a law from passing; a test fails until it
+compares with an oracle.
 """
 
 import json
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 from argparse import ArgumentParser
+from textwrap import indent
 from typing import NamedTuple
 
 from sitekit import ROOT, pages, parity
@@ -73,7 +75,7 @@ LEFT = {
   tests/{folder}/test_{file}.py: an oracle; the test fails until there is one
   tests/variants.py: what its entry says of it""",
     "cache": """
-  make new PAGE={folder}/{page}: if it is to have a page
+  make new PAGE={folder}/{page}: or show its sections on a page that is there
   make test""",
     "page": """
   docs/en/{folder}/{page}.md, docs/zh/{folder}/{page}.md
@@ -89,32 +91,44 @@ class Model(NamedTuple):
     """What code begins as, and what it is to be compared with."""
 
     file: str
-    sections: tuple[str, str]
+    sections: dict[str, str]  # of the new file: from those of this one
     kind: str
     entry: tuple[str, str]  # in the registry of the tests
+    decide: dict[str, str]  # there, above the line that begins so
     oracle: str
     imports: str = ""  # beside those of the file
-    marked: bool = False  # for a page, which then has to show it
 
 
 MODELS = {
     "layers": Model(
         "attnref/layers/gqa.py",
-        ("imports", "module"),
+        {"imports": "imports", "module": "module"},
         "GroupedQueryAttention",
         ("VARIANTS", "gqa"),
+        {
+            "attention_cost": "what a call costs, if not what GQA costs",
+            "_kept(": "what it needs of the past, in words of specs.py",
+            "kv_heads=": "keep this if it computes what Llama's layer does, "
+            "else drop it",
+        },
         "a module of torch or transformers",
-        marked=True,
     ),
     "caches": Model(
         "attnref/caches/kv_cache.py",
-        ("imports", "preallocated"),
+        {"imports": "imports", "cache": "preallocated"},
         "KVCache",
         ("CACHES", "room"),
+        {
+            '"': "how it is made for max_len tokens. If it keeps a part of\n"
+            "them, make it for fewer than T = 7: `lambda max_len: Ring(3)`.\n"
+            "Otherwise it never drops one, and the laws see nothing of that.",
+        },
         "a full pass under a dense mask",
         imports="from attnref.caches.kv_cache import Cache\n",
     ),
 }
+# Words of a name that are on more than this part of the pages find nothing.
+COMMON = 0.5
 
 
 class _Edits:
@@ -146,17 +160,20 @@ class _Edits:
             ruff = [sys.executable, "-m", "ruff", *how, "--quiet", *code]
             if code:
                 subprocess.run(ruff, cwd=ROOT, check=True)
+        for file in code:  # a section does not begin with a line that is gone
+            text = (ROOT / file).read_text(encoding="utf-8")
+            text = re.sub(r"(\[start:\w+\]\n)\n+", r"\1", text)
+            (ROOT / file).write_text(text, encoding="utf-8")
 
 
 def _source(model: Model, kind: str) -> str:
     """The code of the model, its class under another name."""
     text = (ROOT / model.file).read_text(encoding="utf-8")
     made = f'"""TODO: {kind}, in a line."""\n\n'
-    for name in model.sections:
-        start, end = (
-            f"# --8<-- [{mark}:{name}]\n" for mark in ("start", "end")
-        )
-        code = text.partition(start)[2].partition(end)[0]
+    for name, source in model.sections.items():
+        start, end = "# --8<-- [start:{}]\n", "# --8<-- [end:{}]\n"
+        code = text.partition(start.format(source))[2]
+        code = code.partition(end.format(source))[0]
         code = code.replace(model.kind, kind)
         # What an example alone needs is no import of the file.
         code = code.replace(">>> lay", ">>> import torch\n        >>> lay", 1)
@@ -164,8 +181,50 @@ def _source(model: Model, kind: str) -> str:
         code = said.sub('    """TODO: what it is.', code, count=1)
         if name == "imports":
             code += model.imports
-        made += f"{start}{code}{end}\n\n" if model.marked else code
+        made += f"{start.format(name)}{code}{end.format(name)}\n\n"
     return made
+
+
+def _entry(model: Model, page: str, kind: str) -> str:
+    """That of the model in the registry, with what is to be decided of it."""
+    table, like = model.entry
+    registry = (ROOT / REGISTRY).read_text(encoding="utf-8")
+    entry = rf'^    "{like}": (?s:.*?)(?=^    ["*]|^}})'
+    found = re.search(entry, registry, re.MULTILINE)
+    if not found:
+        raise ValueError(f"{REGISTRY}: {table} has no entry {like!r}")
+    own = found[0].replace(f'"{like}"', f'"{page}"').replace(model.kind, kind)
+    for begins, what in model.decide.items():
+        parts = re.split(rf"^( +)(?={re.escape(begins)})", own, flags=re.M)
+        if len(parts) != 3:
+            why = f"{len(parts) // 2} lines that begin with {begins}"
+            raise ValueError(f"{REGISTRY}: the entry {like!r} has {why}")
+        before, margin, after = parts
+        told = indent(f"TODO: {what}\n", f"{margin}# ")
+        own = f"{before}{told}{margin}{after}"
+    return own
+
+
+def spoken_of(*names: str) -> str:
+    """Where pages have a word of these names, unless most of them have it:
+    what they say is missing may now be there."""
+    text = {
+        path.relative_to(ROOT): path.read_text(encoding="utf-8").splitlines()
+        for path in pages.markdown_files("en")
+    }
+    told = []
+    for word in dict.fromkeys(re.findall("[a-z]{4,}", " ".join(names).lower())):
+        said = re.compile(rf"\b{word}s?\b", re.IGNORECASE)
+        found = {
+            path: [
+                str(n) for n, line in enumerate(lines, 1) if said.search(line)
+            ]
+            for path, lines in text.items()
+        }
+        places = [f"  {p}:{','.join(at)}" for p, at in found.items() if at]
+        if 0 < len(places) <= COMMON * len(text):
+            told += [f"these pages already speak of {word!r}:", *places]
+    return "\n".join(["", *told])
 
 
 def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
@@ -179,14 +238,8 @@ def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
     face = "attnref/__init__.py"
     edits.insert(face, r'\A""".*"""\n', f"\nfrom {place} import {kind}")
     edits.insert(face, r"^__all__ = \[$", f'\n    "{kind}",')
-    table, like = model.entry
-    entry = rf'^    "{like}": (?s:.*?)(?=^    ["*]|^}})'
-    registry = (ROOT / REGISTRY).read_text(encoding="utf-8")
-    found = re.search(entry, registry, re.MULTILINE)
-    if not found:
-        raise ValueError(f"{REGISTRY}: {table} has no entry {like!r}")
-    own = found[0].replace(f'"{like}"', f'"{page}"').replace(model.kind, kind)
-    edits.insert(REGISTRY, entry, own)
+    last = rf"^{model.entry[0]}\b.*\{{\n(?s:.*?)(?=^\}})"
+    edits.insert(REGISTRY, last, _entry(model, page, kind))
     edits.insert(REGISTRY, r"^from attnref import \($", f"\n    {kind},")
     return f"\n::: {place}.{kind}\n"
 
@@ -280,6 +333,7 @@ def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
             edits.create(f"docs/{lang}/{stem}.md", text)
         entry = rf"^ +- {folder}/[\w-]+\.md\n"
         edits.insert("mkdocs.yml", entry, f"      - {stem}.md\n")
+    spoken = spoken_of(page, title)
     edits.write()
     if what != "page" and fresh:
         parity.mark_synced("api")
@@ -287,7 +341,8 @@ def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
     told = "".join(LEFT[part] for part in left.get(what, ("page",)))
     told = told.format(folder=folder, page=page, file=page.replace("-", "_"))
     lines = ["written:", *(f"  {file}" for file in edits.files)]
-    return "\n".join(lines) + "\nleft to do, where TODO stands and here:" + told
+    left_to_do = "\nleft to do, where TODO stands and here:" + told
+    return "\n".join(lines) + left_to_do + spoken
 
 
 def main(arguments: list[str]) -> str:

@@ -1,5 +1,7 @@
 """Figures and computed tables hold what the pages say of them."""
 
+import ast
+import json
 import math
 import re
 
@@ -9,9 +11,10 @@ import yaml
 
 import attnref
 from attnref.numbers.kv_memory import size
-from sitekit import calls, svg
+from sitekit import ROOT, calls, svg
 from sitekit.drawn import (
     absorption,
+    conventions,
     kv_cache,
     masks,
     mla,
@@ -22,7 +25,8 @@ from sitekit.drawn import (
 )
 from sitekit.fences import Fence, drawing
 from sitekit.mathml import mathml
-from sitekit.pages import markdown_files
+from sitekit.pages import DRAWN, markdown_files
+from sitekit.parity import CALLS
 from sitekit.recorded import wiring
 from sitekit.render import Word, inline
 from tests.conftest import fences
@@ -44,6 +48,56 @@ def panels(html):
         width = len(set(re.findall(r'<rect [^>]*? x="([^"]+)"', drawn)))
         values = [float(cell) for cell in cells]
         yield [values[i : i + width] for i in range(0, len(cells), width)]
+
+
+def words(folder):
+    """What the Python files below name, and `file.name` for what is of one:
+    definitions and strings do not count."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                file = (node.module or "").rpartition(".")[2]
+                yield from (f"{file}.{name.name}" for name in node.names)
+            elif isinstance(node, ast.Attribute):
+                yield f"{ast.unparse(node.value)}.{node.attr}"
+            elif isinstance(node, ast.Name):
+                yield f"{path.stem}.{node.id}"
+
+
+def drawn_by_pages():
+    """`file.name` of what their fences call, and of kinds of fence."""
+    for page in {path.stem for path in markdown_files("en")}:
+        file = page.replace("-", "_")
+        for kind, spec in fences(page):
+            yield f"{file}.{kind}"
+            for part in (spec, *spec.get("panels", ())):
+                told = " ".join(str(part[key]) for key in CALLS if key in part)
+                for name in re.findall(r"[a-z_][\w.]*", told):
+                    yield name if "." in name else f"{file}.{name}"
+
+
+@pytest.mark.whole
+def test_what_a_file_draws_is_on_a_page_and_in_a_test():
+    """What it defines is called by a fence or by what draws; what a fence calls
+    is named in a test, which says what it should give."""
+    called, used, tested = (
+        {*drawn_by_pages()},
+        {*words("sitekit")},
+        {*words("tests")},
+    )
+    for page in calls.pages():
+        file = page.replace("-", "_")
+        for name in calls.drawn(page):
+            own = f"{file}.{name}"
+            place = f"sitekit/drawn/{file}.py: {name}"
+            assert own in called | used, (
+                f"{place} is drawn by no page: delete it"
+            )
+            if own in called and name not in DRAWN:
+                why = (
+                    "is compared in no test: compare it, as test_drawn.py does"
+                )
+                assert own in tested, f"{place} {why}"
 
 
 def test_what_a_fully_masked_row_gives():
@@ -96,6 +150,22 @@ def test_a_score_that_stands_out_does_not_drown_in_the_filler():
     scores = torch.tensor([40.0, 2.0, 3.0, 0.5])
     weights = torch.softmax(scores + torch.ones(4) * -1e9, -1)
     assert weights[0] > 0.999
+
+
+def test_the_table_of_checkpoints_is_what_was_recorded():
+    text = conventions.ORACLES.read_text(encoding="utf-8")
+    recorded = json.loads(text)["checkpoints"]
+    for row, was in zip(conventions.checkpoints(), recorded, strict=True):
+        model, verdict, error, found, told = row
+        assert model.startswith(f"`{was['model_type']}`")
+        assert was["config"] in model and verdict.key == was["verdict"]
+        assert all(f"`{each}`" in told for each in was["told"])
+        if verdict.key == "wrong":
+            assert (float(error), found.key) == (was["found"], was["reason"])
+        else:
+            assert error == "" and found == ", ".join(
+                f"`{name}`" for name in was["found"] or ()
+            )
 
 
 def test_where_exp_overflows():

@@ -71,20 +71,43 @@ def test_what_is_new_is_built_in_both_languages(source, tmp_path):
         assert "attnref.layers.two_part.TwoPartAttention" in text("api")
 
 
-def test_what_is_new_is_under_the_laws_and_two_things_are_left(source):
+def test_what_is_new_is_under_the_laws_and_three_things_are_left(source):
     checked = ["attnref/layers/two_part.py", "attnref/caches/last_few.py"]
     checked += ["tests/laws/test_laws.py", "tests/laws/test_shape_comments.py"]
     checked += ["tests/layers", "tests/site/test_parity.py"]
+    checked += ["tests/site/test_pages.py"]
     done = run(source, "-m", "pytest", "-q", "--page=two-part", *checked)
     failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
     assert failed == [
+        "tests/laws/test_laws.py::"
+        "test_what_make_new_copied_into_the_registry_is_decided",
         "tests/layers/test_two_part.py::test_it_is_what_somebody_else_computes",
         "tests/site/test_parity.py::"
         "test_a_page_and_its_twin_are_in_line[layers/two-part]",
     ], done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 25
+    registry = (source / "tests/variants.py").read_text("utf-8")
+    assert '\n    "last-few": Few,\n}\n' in registry, "not the last entry"
+    for line, said in enumerate(registry.splitlines(), 1):
+        if "TODO" in said:
+            failed.append(
+                f"tests/variants.py:{line}: {said.strip()}; see to it"
+            )
+            assert failed[-1] in done.stdout
+    assert len(failed) == 3 + 4, "four things are to be decided"
+    shown = (source / "docs/en/caches/last-few.md").read_text("utf-8")
+    assert re.findall(r"last_few\.py:(\w+)", shown) == ["imports", "cache"]
     assert "make synced PAGE=layers/two-part" in done.stdout
     assert "compare TwoPartAttention with a module of torch" in done.stdout
+
+
+def test_pages_that_speak_of_what_is_new_are_named_but_not_for_any_word():
+    places = skeleton.spoken_of("sliding-gqa", "Sliding attention").split("\n")
+    assert "these pages already speak of 'sliding':" in places
+    masks = (ROOT / "docs/en/core/masks.md").read_text("utf-8").splitlines()
+    lines = [str(n) for n, x in enumerate(masks, 1) if "sliding" in x.lower()]
+    assert f"  docs/en/core/masks.md:{','.join(lines)}" in places
+    assert skeleton.spoken_of("attention", "The attention") == ""
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,13 @@ def test_each_name_of_a_page_leads_to_it(answers, site):
     language, found = answers
     asked = names(site, language)
     assert len(asked) > 150
-    assert misses(found, asked) == {}
+    missed = [
+        f"{name!r} is a title or an alias of {', '.join(right)}, but first "
+        f"comes {first[:1]}: if it is not what {', '.join(right)} explains, "
+        "delete the alias there; otherwise give another alias"
+        for name, (right, first) in misses(found, asked).items()
+    ]
+    assert not missed, "\n".join(missed)
 
 
 def test_nearly_all_of_what_is_asked_leads_to_its_page(answers, site):
