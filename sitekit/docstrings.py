@@ -61,8 +61,9 @@ def _code(line: str) -> set[str]:
 def check() -> list[str]:
     """What keeps the Chinese lines from being in line with the English."""
     now, there = english(), chinese()
-    found = [f"it has no line for {name}" for name in now.keys() - there.keys()]
-    found += [f"{name} is not on the page" for name in there.keys() - now.keys()]
+    new, gone = now.keys() - there.keys(), there.keys() - now.keys()
+    found = [f"it has no line for {name}" for name in new]
+    found += [f"{name} is not on the page" for name in gone]
     found += [
         f"{name} now says {now[name]!r}; bring zh in line"
         for name in now.keys() & there.keys()

@@ -54,7 +54,8 @@ ASKED = {
         "mla conventions": "kv_lora_rank",
         "absorption": "mla absorption",
         "memory": """
-            qwen3; gemma 3; llama 70b; gpt-oss; fp8 kv cache; longest_context""",
+            qwen3; gemma 3; llama 70b; gpt-oss; fp8 kv cache;
+            longest_context""",
         "memory operations": "tensor parallel; tensor parallelism",
         "memory calculator": "kv cache bytes per token; how many sequences fit",
         "compute": "attention flops",
