@@ -28,28 +28,19 @@ def name_of(found: Any) -> str:
     return f"{found.parent.name}.{name}" if inside else name
 
 
-def told(loaded: Any) -> dict[str, str]:
-    """Public names and their first lines, in the order of the files."""
-    found: dict[str, str] = {}
-    for member in loaded.members.values():
-        if member.is_alias or member.name.startswith("_"):
-            continue
-        if member.docstring and not member.is_module:
-            found[name_of(member)] = summary(member.docstring.value)
-        if member.is_module or member.is_class:
-            found |= told(member)
-    return found
-
-
 def english() -> dict[str, str]:
-    """What the page of the API shows: the names of `attnref.__all__`."""
-    package = griffe.load("attnref", search_paths=[ROOT])
-    public = {str(name) for name in package.exports or ()}
-    return {
-        name: line
-        for name, line in told(package).items()
-        if name.split(".")[0] in public
-    }
+    """Names and first lines of all that the page of the API shows."""
+    package = griffe.load(
+        "attnref", search_paths=[ROOT], try_relative_path=False
+    )
+    page = (ROOT / "docs/en/api.md").read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    for path in re.findall(r"^::: attnref\.(\S+)$", page, re.M):
+        shown = package[path]
+        for one in (shown, *shown.members.values()):
+            if one.docstring and not one.name.startswith("_"):
+                found[name_of(one)] = summary(one.docstring.value)
+    return found
 
 
 def chinese() -> dict[str, dict[str, str]]:
@@ -63,11 +54,16 @@ def _read(changed: int) -> dict[str, dict[str, str]]:
     return dict(table)
 
 
+def _code(line: str) -> set[str]:
+    return set(re.findall("`[^`]+`", line))
+
+
 def check() -> list[str]:
     """What keeps the Chinese lines from being in line with the English."""
     now, there = english(), chinese()
-    found = [f"it has no line for {name}" for name in now.keys() - there.keys()]
-    found += [f"{name} is not public" for name in there.keys() - now.keys()]
+    new, gone = now.keys() - there.keys(), there.keys() - now.keys()
+    found = [f"it has no line for {name}" for name in new]
+    found += [f"{name} is not on the page" for name in gone]
     found += [
         f"{name} now says {now[name]!r}; bring zh in line"
         for name in now.keys() & there.keys()
@@ -77,6 +73,11 @@ def check() -> list[str]:
         f"{name} says nothing in Chinese"
         for name, line in there.items()
         if not re.search("[一-鿿]", line["zh"])
+    ]
+    found += [
+        f"{name} has other code in Chinese than in English"
+        for name, line in there.items()
+        if line["zh"] and _code(line["zh"]) != _code(line["en"])
     ]
     where = FILE.relative_to(ROOT)
     return [f"{where}: {fault}" for fault in sorted(found)]

@@ -72,6 +72,7 @@ def test_it_is_what_somebody_else_computes():
 LEFT = {
     "code": """
   attnref/{folder}/{file}.py: what makes it one of its own
+  docs/zh/docstrings.yml: in Chinese, what its docstrings begin with
   tests/{folder}/test_{file}.py: an oracle; the test fails until there is one
   tests/variants.py: what its entry says of it""",
     "cache": """

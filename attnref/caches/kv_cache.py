@@ -14,7 +14,7 @@ from attnref.core.masks import Everything, Rule, rule_of
 
 # --8<-- [start:cache]
 class Cache(ABC):
-    """What all caches share. One cache per layer, for inference only.
+    """The base class of all caches: one per layer, for inference only.
 
     A cache holds one or more tensors `(B, K, S, D)`, whose widths may
     differ: keys and values for most variants. Batch size, heads, dtype and
@@ -34,13 +34,15 @@ class Cache(ABC):
     @property
     @abstractmethod
     def keeps(self) -> Rule:
-        """`append` returns at least the keys that this rule shows to the new
+        """The rule that says which keys the cache keeps.
+
+        `append` returns at least the keys that this rule shows to the new
         tokens. A layer whose rule may show more refuses the cache.
         """
 
     @abstractmethod
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Store new tokens; returns all that is kept, each `(B, K, S, D)`."""
+        """Store new tokens; returns all tensors kept, each `(B, K, S, D)`."""
 
     def positions(self, new: int, device: torch.device) -> Tensor | None:
         """Positions of the keys that appending `new` tokens will return.
@@ -62,7 +64,7 @@ class Cache(ABC):
 
     @property
     def stored(self) -> tuple[Tensor, ...]:
-        """All that is kept, as views: writing to them changes the cache.
+        """The tensors kept, as views: writing to them changes the cache.
 
         The keys stand at `positions(0, ...)`.
         """

@@ -47,14 +47,14 @@ class Yarn:
 
     @property
     def table_scale(self) -> float:
-        """The factor of all cosines and sines."""
+        """The factor by which all cosines and sines are multiplied."""
         if self.mscale and self.mscale_all_dim:
             return self._scale(self.mscale) / self._scale(self.mscale_all_dim)
         return self._scale(1.0)
 
     @property
     def softmax_scale(self) -> float:
-        """The factor of the scale of the scores."""
+        """The factor by which the scale of the scores is multiplied."""
         return self._scale(self.mscale_all_dim) ** 2
 
     def _scale(self, mscale: float) -> float:

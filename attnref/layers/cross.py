@@ -69,7 +69,7 @@ class CrossAttention(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Attention from `x` `(B, T, E)` to `context`; returns `(B, T, E)`.
+        """Attend from `x` `(B, T, E)` to `context`; returns `(B, T, E)`.
 
         `context` is `(B, S, d_context)`. An empty `cache` is filled with its
         keys and values. Later calls pass the filled cache and no context.

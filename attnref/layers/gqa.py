@@ -23,7 +23,7 @@ def grouped_query_loop(
     wo: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """GQA, one group after the other, and one query head after the other.
+    """GQA as a loop over the groups and over the query heads of each group.
 
     `x` `(B, T, E)`; `wq` `(H, E, D)`, one matrix per query head; `wk`, `wv`
     `(K, E, D)`, one per group; `wo` `(H * D, E)`; `mask` `(T, T)`, True = may
@@ -106,7 +106,7 @@ class GroupedQueryAttention(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Attention from `x` `(B, T, E)` to its S keys; returns `(B, T, E)`.
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
         `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
         With a `cache`, the S keys are the cached ones followed by the T new

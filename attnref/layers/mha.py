@@ -23,7 +23,7 @@ def multi_head_loop(
     wo: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """MHA as in the paper's formula, one head after the other.
+    """MHA as a loop over the heads, as in the paper's formula.
 
     `x` `(B, T, E)`; `wq`, `wk`, `wv` `(H, E, D)`, one matrix per head;
     `wo` `(H * D, E)`; `mask` `(T, T)`, True = may attend. Slow: a reference
@@ -97,7 +97,7 @@ class MultiHeadAttention(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Attention from `x` `(B, T, E)` to its S keys; returns `(B, T, E)`.
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
         `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
         With a `cache`, the S keys are the cached ones followed by the T new

@@ -231,14 +231,15 @@ class MultiHeadLatentAttention(nn.Module):
         positions: Tensor | None = None,
         form: str | None = None,
     ) -> Tensor:
-        """`(B, T, E)` to `(B, T, E)`; `form`: expanded, latent, absorbed.
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
-        In the expanded form a cache holds keys `(B, H, S, Dn + Dr)` and
-        values `(B, H, S, Dv)`. In the other two it holds latents and RoPE
-        keys, `(B, 1, S, R + Dr)`, so that they may alternate on one cache.
-        If no form is given, the layer is expanded without a cache, and with
-        one it takes the cheaper of the other two, but never the absorbed
-        form if `kv_b_proj` has been replaced or has hooks.
+        `form` is `"expanded"`, `"latent"` or `"absorbed"`. In the expanded
+        form a cache holds keys `(B, H, S, Dn + Dr)` and values
+        `(B, H, S, Dv)`. In the other two it holds latents and RoPE keys,
+        `(B, 1, S, R + Dr)`, so these forms may alternate on one cache. If no
+        form is given, the layer takes the expanded one without a cache, and
+        with one the cheaper of the other two, but never the absorbed form if
+        `kv_b_proj` has been replaced or has hooks.
         """
         check_input("x", x, self.d_model)
         if form is not None and form not in FORMS:
@@ -294,7 +295,7 @@ class MultiHeadLatentAttention(nn.Module):
 def absorbed_weights(
     layer: MultiHeadLatentAttention,
 ) -> tuple[Tensor, Tensor]:
-    """W^UK multiplied into the queries' matrix, W^UV into the output's.
+    """Merge W^UK into the query projection and W^UV into the output one.
 
     The first, `(H, R + Dr, Q)`, maps what queries are computed from (`Q` is
     `q_lora_rank`, or `E` without it) to queries in the latent space. The

@@ -23,7 +23,7 @@ def multi_query_loop(
     wo: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """MQA, one query head after the other, with one key and one value head.
+    """MQA as a loop over the query heads, with one key and one value head.
 
     `x` `(B, T, E)`; `wq` `(H, E, D)`, one matrix per head; `wk`, `wv`
     `(E, D)`, shared by all heads; `wo` `(H * D, E)`; `mask` `(T, T)`, True =
@@ -97,7 +97,7 @@ class MultiQueryAttention(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Attention from `x` `(B, T, E)` to its S keys; returns `(B, T, E)`.
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
         `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
         With a `cache`, the S keys are the cached ones followed by the T new

@@ -193,15 +193,16 @@ def greedy(
     pad: int | None = None,
     **attention: Any,
 ) -> Tensor:
-    """The prompt `(B, T)`, followed by up to `steps` new tokens per row.
+    """Continue the prompt `(B, T)` by up to `steps` new tokens per row.
 
-    Each new token is the most likely one, or the one that `pick` takes from
-    the logits: see `sampled`. A row that has produced a token of `eos` (None:
-    no row ends) continues with `pad` (the first of `eos` unless given); when
-    all rows have ended, so does the call. `valid` says which tokens of the
-    prompt are real: a tokenizer's `attention_mask`, a bool tensor of that shape
-    `(B, T)`, or the padding mask made from either. Pad on the left, since new
-    tokens are appended on the right.
+    Returns the prompt followed by the new tokens. Each of these is the most
+    likely one, or the one that `pick` takes from the logits: see `sampled`. A
+    row that has produced a token of `eos` (None: no row ends) continues with
+    `pad` (the first of `eos` unless given); when all rows have ended, so does
+    the call. `valid` says which tokens of the prompt are real: a tokenizer's
+    `attention_mask`, a bool tensor of that shape `(B, T)`, or the padding mask
+    made from either. Pad on the left, since new tokens are appended on the
+    right.
 
     With `caches` (empty, one per layer) the prompt is read once, and after it
     one token per step; without, each step reads all tokens again. `attention`

@@ -27,7 +27,9 @@ def size(n: float | Fraction) -> str:
 
 # --8<-- [start:storage]
 class Storage(NamedTuple):
-    """A format: elements of `bits`, one scale of `scale_bits` per `block`.
+    """A storage format: `bits` per element, `scale_bits` per block of them.
+
+    A block has `block` elements; in a format without scales, `scale_bits` is 0.
 
     Examples:
         >>> Storage(4, scale_bits=16, block=32).bits_for(128)
@@ -147,7 +149,7 @@ def kv_bytes(
 
 
 def state_bytes(model: Model, *, batch: int = 1, ranks: int = 1) -> int:
-    """Bytes of the part that no token adds to: states of recurrent layers.
+    """Bytes of the states of recurrent layers, whatever the length.
 
     Examples:
         >>> from attnref.numbers.specs import find_model

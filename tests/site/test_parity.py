@@ -1,9 +1,13 @@
 """Two languages, one structure; drift turns the build red."""
 
+import html
+import re
+import shutil
+
 import pytest
 from mkdocs.exceptions import BuildError
 
-from sitekit import ROOT, nav, pages, parity
+from sitekit import ROOT, docstrings, nav, pages, parity
 from sitekit.pages import body_of, markdown_files
 
 STEMS = sorted(
@@ -187,3 +191,49 @@ def test_no_chinese_page_is_left_in_english():
         body = body_of(path)
         letters = sum("一" <= c <= "鿿" for c in body)
         assert letters > 0.05 * len(body), path.name
+
+
+def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "attnref", tmp_path / "attnref", ignore=ignored)
+    for name in ("docs/en/api.md", "docs/zh/docstrings.yml"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    table = tmp_path / "docs/zh/docstrings.yml"
+    monkeypatch.setattr(docstrings, "ROOT", tmp_path)
+    monkeypatch.setattr(docstrings, "FILE", table)
+
+    def said(path, old, new):
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, old
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        return docstrings.check()
+
+    code = tmp_path / "attnref/caches/kv_cache.py"
+    where = "docs/zh/docstrings.yml: Cache.reset"
+    old = "Forget all tokens and release the memory."
+    new = "Forget all tokens of `rows`."
+    assert said(code, old, new) == [
+        f"{where} now says {new!r}; bring zh in line"
+    ]
+    docstrings.mark_synced()
+    unlike = f"{where} has other code in Chinese than in English"
+    assert docstrings.check() == [unlike]
+    line = docstrings.chinese()["Cache.reset"]["zh"]
+    assert said(table, f"zh: {line}", "zh: 清空 `rows` 的 token。") == []
+    assert said(table, "zh: 清空 `rows` 的 token。", f"zh: {new}") == [
+        f"{where} says nothing in Chinese"
+    ]
+
+
+def test_only_the_chinese_page_has_chinese_first_lines(site):
+    def text(place):
+        page = (site.folder / place / "api/index.html").read_text("utf-8")
+        page = html.unescape(re.sub(r"<[^>]*>", "", page))
+        return " ".join(page.split())
+
+    english, chinese = text("."), text("zh")
+    for name, line in docstrings.chinese().items():
+        en, zh = (line[key].replace("`", "") for key in ("en", "zh"))
+        assert en in english and en not in chinese, name
+        assert zh in chinese and zh not in english, name

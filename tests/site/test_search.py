@@ -41,7 +41,10 @@ ASKED = {
         "kv-cache": """
             key value cache; beam search; preallocated cache; GrowingKVCache""",
         "kv-cache absorption": "speculative decoding",
-        "kv-cache compute": "prefill vs decode",
+        "operations": """
+            roofline; arithmetic intensity; h100; ridge; tokens per second""",
+        "operations kv-cache": "prefill vs decode",
+        "operations one-code": "memory bound; decode memory bandwidth",
         "mha": "nn.MultiheadAttention",
         "gqa": "mha_to_gqa",
         "gqa conventions": "n_kv_heads",
@@ -51,11 +54,15 @@ ASKED = {
         "mla conventions": "kv_lora_rank",
         "absorption": "mla absorption",
         "memory": """
-            tensor parallel; qwen3; gemma 3; llama 70b; gpt-oss; fp8 kv cache;
+            qwen3; gemma 3; llama 70b; gpt-oss; fp8 kv cache;
             longest_context""",
+        "memory operations": "tensor parallel; tensor parallelism",
         "memory calculator": "kv cache bytes per token; how many sequences fit",
         "compute": "attention flops",
         "conventions": "layout",
+        "guide": """
+            study guide; exercises; timeline; interview questions;
+            which attention variant to choose""",
     },
     "zh": {
         "sdpa": "缩放点积; 为什么除以根号 d_k",
@@ -65,7 +72,9 @@ ASKED = {
         "rope": "RoPE 两种排列; apply_rope; 左填充 rope 位置",
         "kv-cache": "增长式缓存; 预分配; beam search",
         "kv-cache absorption": "投机解码",
-        "kv-cache compute": "预填充",
+        "kv-cache operations": "预填充",
+        "operations": "屋顶线; 算术强度; 计算受限; h100; 首 token 时延",
+        "operations one-code": "显存带宽; 访存受限",
         "mha": "多头注意力机制",
         "gqa": "均值池化; mha_to_gqa",
         "gqa conventions": "n_kv_heads",
@@ -77,7 +86,8 @@ ASKED = {
         "memory": "qwen3; kv 缓存显存; gemma 3; fp8; llama 70b",
         "memory calculator": "kv 缓存多少字节; 显存放得下多少序列",
         "compute": "运算次数",
-        "compute one-code kv-cache": "显存带宽",
+        "guide": "学习指南; 练习; 时间线; 面试题",
+        "guide one-code": "注意力怎么选",
     },
 }
 # Written with the others. Nothing was tuned for them until the others were
@@ -94,7 +104,7 @@ HELD_BACK = {
             cache; greedy decoding; crop cache; prefill; rollback;
             generate with a cache""",
         "mha": "dropout; multi_head_loop",
-        "mqa": "Shazeer 2019",
+        "mqa operations": "Shazeer 2019",
         "gqa": "mean pooling; group size; repeat_interleave",
         "cross": "cross attention cache; whisper",
         "one-code": "mha gqa mqa same code",
@@ -102,7 +112,8 @@ HELD_BACK = {
         "mla memory": "deepseek v3 kv cache",
         "absorption": "crossover; absorb W_UK",
         "memory": "kimi k2; llama 3.1 8b; int8; mistral",
-        "compute": "prefill flops; operations; attention_cost",
+        "compute": "prefill flops; attention_cost",
+        "operations": "operations",
         "calculator": "calculate kv cache",
         "conventions": "(B, H, T, D)",
     },
@@ -121,7 +132,8 @@ HELD_BACK = {
         "mla memory": "deepseek v3 显存",
         "absorption": "三种形式; 吸收 W^{UK}",
         "memory": "kimi k2; 显存公式; 模型总表; int8; 滑窗; llama 3.1 8b",
-        "compute": "浮点运算; 解码一步多少运算; 计算强度",
+        "compute": "浮点运算; 解码一步多少运算",
+        "operations compute": "计算强度",
         "calculator": "计算 kv 缓存",
         "conventions": "形状约定; 字母",
     },
