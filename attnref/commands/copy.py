@@ -10,10 +10,11 @@ import difflib
 import re
 import symtable
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"\s*# --8<-- \[(start|end):[\w-]+\]\s*")
@@ -244,8 +245,6 @@ def _header(names: list[str], modules: list[str]) -> str:
 
 
 def _wrapped(text: str, width: int = 80) -> list[str]:
-    import textwrap
-
     return textwrap.wrap(text, width, break_long_words=False)
 
 
@@ -299,6 +298,8 @@ def _without_strange_examples(definition: Definition, there: set[str]) -> str:
             for n in _imports_in(code)
         ):
             del lines[at - 1 : doc.end_lineno - 1]
+            if at - 2 == doc.lineno - 1:  # a line is left: the quotes join it
+                lines[at - 2 : at] = [lines[at - 2] + lines[at - 1].strip()]
             return _without_strange_examples(
                 definition._replace(text="\n".join(lines)), there
             )
@@ -348,3 +349,108 @@ def _from(module: str, imported: list[Import]) -> str:
     if len(line) > 80:
         line = f"from {module} import (\n    " + ",\n    ".join(words) + ",\n)"
     return line
+
+
+def a_folder(names: Iterable[str]) -> dict[str, str]:
+    """The files that these names need, as they are but for their imports.
+
+    They import each other relatively: the folder may have any name, and stand
+    within any package.
+    """
+    names = list(names)
+    files: dict[str, str] = {}
+    for module in _whole([public()[name] for name in names]):
+        path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+        up = "." * (module.count(".") + 1)
+        text = "".join(
+            line
+            for line in path.read_text(encoding="utf-8").splitlines(True)
+            if not MARKER.fullmatch(line.rstrip("\n"))
+        )
+        files[path.relative_to(PACKAGE).as_posix()] = re.sub(
+            r"^from attnref\.", f"from {up}", text, flags=re.M
+        )
+        for folder in path.relative_to(PACKAGE).parents:
+            inside = (folder / "__init__.py").as_posix()
+            files.setdefault(inside, "")
+    homes: dict[str, list[Import]] = {}
+    for name in names:
+        home = f".{public()[name]}"
+        homes.setdefault(home, []).append(Import(home, name, name))
+    quoted = "".join(f'    "{name}",\n' for name in sorted(names))
+    files["__init__.py"] = (
+        f'"""Copied from attnref {version()}. {LICENCE}"""\n\n'
+        + "\n".join(_from(home, homes[home]) for home in sorted(homes))
+        + f"\n\n__all__ = [\n{quoted}]\n"
+    )
+    return dict(sorted(files.items()))
+
+
+def _whole(modules: Iterable[str]) -> list[str]:
+    """These modules and all that they import."""
+    found: dict[str, None] = {}
+
+    def visit(module: str) -> None:
+        found[module] = None
+        for imported in read(module).imports.values():
+            before = imported.module.removeprefix("attnref.")
+            if before != imported.module and before not in found:
+                visit(before)
+
+    for module in modules:
+        visit(module)
+    return list(found)
+
+
+def listed() -> str:
+    """Every public name, its file, and how long its copy is."""
+    rows = [
+        (name, f"attnref/{module.replace('.', '/')}.py", one_file([name]))
+        for name, module in public().items()
+    ]
+    wide = max(len(name) for name, _, _ in rows)
+    return "\n".join(
+        f"{name:{wide}}  {len(text.splitlines()):4} lines, from {file}"
+        for name, file, text in sorted(rows, key=lambda row: row[1])
+    )
+
+
+def run(asked: argparse.Namespace) -> str:
+    if asked.list:
+        return listed()
+    if not asked.names:
+        raise ValueError("which name? --list prints all")
+    names = asked_for(asked.names)
+    if asked.folder:
+        files = {
+            Path(asked.folder, file): text
+            for file, text in a_folder(names).items()
+        }
+    elif asked.output:
+        files = {Path(asked.output): one_file(names)}
+    else:
+        return one_file(names).removesuffix("\n")
+    there = [str(path) for path in files if path.exists()]
+    if there and not asked.force:
+        raise ValueError(f"{there[0]} is there already; --force overwrites it")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
+    return "\n".join(
+        f"{p}: {len(t.splitlines())} lines" for p, t in files.items()
+    )
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "copy",
+        help="code that runs without the package",
+        description="One file that holds what you name and all that it needs.",
+    )
+    add = parser.add_argument
+    add("names", nargs="*", metavar="name", help="gqa, KVCache, sdpa, ...")
+    add("-o", "--output", metavar="FILE", help="write it there")
+    add("--folder", metavar="DIR", help="several files that import each other")
+    add("--list", action="store_true", help="every name that can be copied")
+    add("--force", action="store_true", help="overwrite what is there")
+    parser.set_defaults(run=run, fail=parser.error)
