@@ -1,7 +1,7 @@
-# Two commands do everything: make serve, make test. Each makes its own
-# environment in .venv when that is missing or older than what it is made from.
-# TORCH=cpu installs PyTorch's build without CUDA: on Linux, hundreds of
-# megabytes in place of several gigabytes.
+# The two main commands are make serve and make test. Each first creates the
+# environment in .venv, if it is missing or older than constraints.txt or
+# pyproject.toml. TORCH=cpu installs PyTorch's build without CUDA: on Linux,
+# hundreds of megabytes instead of several gigabytes.
 PYTHON ?= python3
 TORCH ?=
 TORCH_FROM := https://download.pytorch.org/whl/$(TORCH)
@@ -19,11 +19,13 @@ test: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not alone"
 	$(PY) -m pytest -m alone
 
-# Unit tests and laws: neither the built site nor other libraries' modules.
+# Unit tests and laws, without tests that need the built site, a browser or
+# other libraries' modules.
 quick: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not (alone or oracle or browser)"
 
-# ONLY=cost or ONLY=cost:131,masks; SIZE=0 takes all of those.
+# Plants faults in the package and runs its tests: a sample of SIZE faults, or
+# with SIZE=0 all. ONLY=cost or ONLY=cost:131,masks takes those of some files.
 SIZE ?= 120
 SEED ?= 1
 mutants: $(READY)
@@ -39,13 +41,15 @@ fmt: $(READY)
 synced: $(READY)
 	$(PY) -m sitekit synced $(PAGE)
 
+# NAME=sliding for a layer with its page, CACHE=ring for a cache,
+# PAGE=layers/absorption for a page alone. KIND= (the class), TITLE= and TITLE_ZH=
+# override what is derived from the name.
 new: $(READY)
-	$(PY) -m sitekit new $(NAME)
-	$(PY) -m ruff check --quiet --fix attnref
-	$(PY) -m ruff format --quiet attnref tests
+	$(PY) -m sitekit new $(if $(CACHE),cache $(CACHE),$(if $(PAGE),page $(PAGE),layer $(NAME))) --kind "$(KIND)" --title "$(TITLE)" --title-zh "$(TITLE_ZH)"
 
+# All tests that concern one page, those in a browser too: PAGE=gqa.
 check: $(READY)
-	$(PY) -m pytest -q -k $(PAGE) -m "not oracle"
+	$(PY) -m pytest -q --page "$(PAGE)"
 
 offline: $(READY)
 	$(PY) -m sitekit offline

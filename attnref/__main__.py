@@ -1,4 +1,4 @@
-"""python -m attnref: the commands of the package."""
+"""python -m attnref: the command line of the package."""
 
 import argparse
 import sys

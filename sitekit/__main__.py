@@ -1,27 +1,21 @@
-"""python -m sitekit synced PAGE | new NAME | offline"""
+"""python -m sitekit synced [PAGE ...] | new layer|cache|page NAME | offline"""
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-
-from sitekit import CONFIGS, ROOT, parity
-from sitekit.new import new
+from sitekit import ROOT, new, pages, parity
 
 
 def offline() -> str:
     """The whole site as a zip that is read from file://."""
-    os.environ |= {"OFFLINE": "true", "SITE_URL": ""}
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    told = os.environ | {"OFFLINE": "true", "SITE_URL": ""}
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(
-            str(CONFIGS["en"]), site_dir=f"{folder}/attnref", strict=True
-        )
-        config.plugins.on_startup(command="build", dirty=False)
-        build(config)
-        config.plugins.on_shutdown()
+        place = ["-d", f"{folder}/attnref"]
+        subprocess.run([*build, *place], cwd=ROOT, env=told, check=True)
         target = ROOT / "dist" / "attnref-site"
         target.parent.mkdir(exist_ok=True)
         shutil.make_archive(str(target), "zip", folder)
@@ -30,12 +24,16 @@ def offline() -> str:
 
 def main(arguments: list[str]) -> str:
     match arguments:
-        case ["synced", *names] if names:
+        case ["synced"]:
+            stems = map(pages.stem_of, pages.markdown_files("en"))
+            found = [why for stem in stems for why in parity.check(stem)]
+            return "\n".join(found) or "all pages are in line"
+        case ["synced", *names]:
             stems = map(parity.whole_stem, names)
             lines = [f"{stem}: {parity.mark_synced(stem)}" for stem in stems]
             return "\n".join(lines)
-        case ["new", name]:
-            return new(name)
+        case ["new", *words]:
+            return new.main(words)
         case ["offline"]:
             return offline()
     raise ValueError(f"usage: {__doc__}")

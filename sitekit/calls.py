@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 import attnref
-from sitekit import ROOT
 
 DRAWN = Path(__file__).with_name("drawn")
 
@@ -58,33 +57,17 @@ def only(what: str, keys: Iterable[str], spec: Any) -> str:
     return found[0]
 
 
-@cache
-def files() -> dict[str, Path]:
-    """Of all pages that draw, by the name of the page."""
-    found: dict[str, Path] = {}
-    for path in sorted(DRAWN.rglob("[!_]*.py")):
-        page = path.stem.replace("_", "-")
-        if page in found:
-            both = [str(p.relative_to(ROOT)) for p in (found[page], path)]
-            raise ValueError(f"two files draw for the page {page}: {both}")
-        found[page] = path
-    return found
-
-
-@cache
-def _once(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Both languages get what was computed for one; a generator as a list."""
-    found = function(*args, **named)
-    return list(found) if inspect.isgenerator(found) else found
+def pages() -> list[str]:
+    """The names of those that draw."""
+    return [p.stem.replace("_", "-") for p in sorted(DRAWN.glob("[!_]*.py"))]
 
 
 @cache
 def drawn(page: str) -> dict[str, Callable[..., Any]]:
     """The public functions that the file of a page defines."""
-    if page not in files():
+    if page not in pages():
         return {}
-    place = files()[page].relative_to(DRAWN.parent).with_suffix("")
-    module = import_module(".".join(("sitekit", *place.parts)))
+    module = import_module(f"sitekit.drawn.{page.replace('-', '_')}")
     return {
         name: value
         for name, value in vars(module).items()
@@ -96,19 +79,16 @@ def drawn(page: str) -> dict[str, Callable[..., Any]]:
 
 def find(name: str, page: str) -> Callable[..., Any]:
     where, _, own = name.rpartition(".")
-    where = where.replace("_", "-")
-    names = drawn(where or page)
-    file = f"sitekit/drawn/{(where or page).replace('-', '_')}.py"
-    if where:
-        if not names:
-            raise ValueError(f"there is no {file}{near(where, files())}")
-    else:
+    page = (where or page).replace("_", "-")
+    names, file = drawn(page), f"sitekit/drawn/{page.replace('-', '_')}.py"
+    if where and not names:
+        raise ValueError(f"there is no {file}{near(page, pages())}")
+    if not where:
         public = {name: getattr(attnref, name) for name in attnref.__all__}
         if both := names.keys() & public.keys():
             why = f"{file} defines {sorted(both)}, as attnref does"
             raise ValueError(f"{why}; give it a name of its own")
-        file += " or attnref"
-        names = names | public
+        names, file = names | public, f"{file} or attnref"
     if own not in names:
         raise ValueError(f"there is no {name!r} in {file}{near(own, names)}")
     return names[own]
@@ -127,6 +107,13 @@ def _tree(text: object) -> ast.expr:
         return ast.parse(str(text), mode="eval").body
     except SyntaxError:
         raise ValueError(f"{text!r} is no call such as f(3)") from None
+
+
+@cache
+def _once(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Both languages get what was computed for one; a generator as a list."""
+    found = function(*args, **named)
+    return list(found) if inspect.isgenerator(found) else found
 
 
 def value(text: object, page: str) -> Any:

@@ -10,18 +10,14 @@ import signal
 import sys
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
-from functools import cache
 from multiprocessing import get_context, parent_process
 
-import jieba  # type: ignore[import-untyped]
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from sitekit import CONFIGS, ROOT
 
 _worker: ProcessPoolExecutor | None = None
-# Read a second time, a dictionary weighs more, and words are cut otherwise.
-jieba.load_userdict = cache(jieba.load_userdict)
 
 
 def _state_of_the_code() -> list[tuple[str, int]]:
@@ -38,6 +34,7 @@ _state = _state_of_the_code()
 
 
 def build_chinese(site_dir: str, site_url: str, strict: bool) -> None:
+    forget_changed_code()
     config = load_config(
         str(CONFIGS["zh"]), site_dir=site_dir, site_url=site_url, strict=strict
     )
@@ -88,9 +85,4 @@ def begin(site_dir: str, site_url: str, strict: bool) -> Future[None] | None:
     """Ask the worker for a build, where there is a worker."""
     if _worker is None:
         return None
-    return _worker.submit(_build_afresh, site_dir, site_url, strict)
-
-
-def _build_afresh(site_dir: str, site_url: str, strict: bool) -> None:
-    forget_changed_code()
-    build_chinese(site_dir, site_url, strict)
+    return _worker.submit(build_chinese, site_dir, site_url, strict)

@@ -21,7 +21,7 @@ from torch import Tensor
 from sitekit import ROOT, svg
 from sitekit.calls import arguments, checked, find, near, only, value
 from sitekit.recorded import wiring
-from sitekit.render import Words, check_columns, render
+from sitekit.render import Words, render
 from sitekit.tables import TABLES
 
 COMMA = {"en": ", ", "zh": "，"}
@@ -64,6 +64,8 @@ def _panel(
         drawn, kind = wiring(drawn), svg.lines
     elif isinstance(drawn, svg.Flow):
         kind = svg.stream
+    elif hasattr(drawn, "drawing"):  # of one page alone: it draws itself
+        kind = type(drawn).drawing
     elif not isinstance(drawn, Tensor):
         raise ValueError(f"{call} gives neither a tensor nor a flow")
     elif drawn.dim() == 1:
@@ -81,18 +83,16 @@ def figure(
     fence: Fence, *, caption: str, axes: list[object], panels: list[Any]
 ) -> str:
     """The caption may tell what all panels have in common."""
+    if len(axes) != 2 or not panels:
+        raise ValueError("a figure has two axes, down and across, and panels")
     down, across = map(str, axes)
     drawn = [_panel(fence, (down, across), panel) for panel in panels]
-    first, *others = (facts for _, facts in drawn)
-    common = {
-        key: fact
-        for key, fact in first.items()
-        if all(facts.get(key) == fact for facts in others)
-    }
+    told = [facts.items() for _, facts in drawn]
+    common = [fact for fact in told[0] if all(fact in facts for facts in told)]
     return render(
         "figure",
         panels=[panel for panel, _ in drawn],
-        caption=fence.told(caption, common),
+        caption=fence.told(caption, dict(common)),
     )
 
 
@@ -107,17 +107,13 @@ def table(
     """The rows are a computed `table`, a `walk` or `models`."""
     (how,) = TABLES.keys() & rows.keys()
     cells, facts = TABLES[how](fence.page, **rows)
-    check_columns(head, cells)
-    told = Words(words)
-    html = render(
+    return render(
         "table",
         caption=fence.told(caption, facts),
         head=head,
         rows=cells,
-        words=told,
+        words=Words(words),
     )
-    told.check()
-    return html
 
 
 def plot(
@@ -132,12 +128,11 @@ def plot(
 ) -> str:
     """Its words stand in the drawing as `{key}`; below it, its numbers."""
     drawn, told = value(plot, fence.page), Words({**words, "title": title})
-    check_columns(head, drawn.rows)
     wide, narrow = (
         re.sub(r"\{(\w+)\}", lambda match: escape(told[match[1]]), drawing)
         for drawing in (drawn.wide, drawn.narrow)
     )
-    html = render(
+    return render(
         "plot",
         svg=Markup(wide + narrow),
         caption=fence.told(caption, arguments(plot)),
@@ -146,8 +141,6 @@ def plot(
         rows=drawn.rows,
         words=told,
     )
-    told.check()
-    return html
 
 
 KINDS: dict[str, Callable[..., str]]
@@ -196,11 +189,10 @@ def draw(
 
 def _place(source: str, path: Path) -> str:
     """File and line of a fence, which may stand indented in a box."""
-    page = path.read_text(encoding="utf-8").splitlines()
-    written = [line.strip() for line in page]
-    body = [line.strip() for line in source.splitlines()]
-    starts = range(len(written))
-    same = (i for i in starts if written[i : i + len(body)] == body)
-    first = next(same, 0)
+    page, body = (
+        [line.strip() for line in text.splitlines()]
+        for text in (path.read_text(encoding="utf-8"), source)
+    )
+    at = (i for i in range(len(page)) if page[i : i + len(body)] == body)
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    return f"{name}:{first}"
+    return f"{name}:{next(at, 0)}"

@@ -15,6 +15,7 @@ from jinja2 import FileSystemBytecodeCache
 from sitekit import chinese
 
 _coming: Future[None] | None = None
+_pages: list[Any] = []  # in the order of the navigation
 
 
 def _is_english(config: Any) -> bool:
@@ -50,18 +51,32 @@ def on_config(config: Any) -> Any:
     config.extra["home_url"] = (config.site_url or "/").removesuffix(root)
     if config.plugins["material/offline"].config.enabled:
         config.extra["polyfills"] = ["assets/iframe-worker.js"]
+    if config.nav and not _is_english(config):
+        from sitekit import nav
+
+        config.nav = nav.translated(config.nav, config.extra["navigation"])
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
     from sitekit import search
 
-    plugins = config.plugins
-    # The templates of the API reference are compiled once, not every build.
-    handler = plugins["mkdocstrings"].get_handler("python")
-    handler.env.bytecode_cache = FileSystemBytecodeCache()
-    search.listen(plugins["material/search"].search_index)
+    search.listen(config.plugins["material/search"].search_index)
     return files
+
+
+def on_nav(nav: Any, config: Any, files: Any) -> Any:
+    global _pages
+    _pages = nav.pages
+    return nav
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    from sitekit import nav
+
+    if "title" not in vars(page) and "title" in page.meta:  # not in the nav
+        page.title = nav.name_of(page.meta["title"])
+    return nav.with_lists(markdown, page, _pages, config)
 
 
 def on_pre_build(config: Any) -> None:

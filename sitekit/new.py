@@ -1,156 +1,356 @@
-"""make new NAME=sliding: the skeleton of a layer in all its places.
+"""The skeleton of a layer, of a cache, or of a page, in all its places.
 
-What it writes runs and builds as it stands: GQA under another name. What makes
-the variant one of its own is left to do, and is printed.
+What is written runs and builds as it stands: GQA, or the preallocated cache,
+under another name. `TODO` stands where something is left to be written or
+decided, and keeps `synced` and a law from passing; a test fails until it
+compares with an oracle.
 """
 
+import json
 import re
-from pathlib import Path
+import subprocess
+import sys
+from argparse import ArgumentParser
+from textwrap import indent
+from typing import NamedTuple
 
-from sitekit import ROOT, parity
+from sitekit import ROOT, pages, parity
 
-PAGE = {
-    "en": """---
-title: {title}
-description: "{title}: what this page has that others have not."
-aliases: []
----
-# {title} {{ #{name} }}
-
-<p class="lead" markdown>Which question does this page answer?</p>
-
-## The idea {{ #idea }}
-
-## The formula {{ #formula }}
-
-## The code {{ #code }}
-
-```python title="attnref/layers/{name}.py"
---8<-- "attnref/layers/{name}.py:imports"
-```
-
-```python title="attnref/layers/{name}.py"
---8<-- "attnref/layers/{name}.py:module"
-```
-
-## Shapes {{ #shapes }}
-
-## What it costs {{ #cost }}
-
-## What goes wrong {{ #pitfalls }}
-
-## Where it comes from {{ #history }}
-
-## Sources {{ #sources }}
-""",
-    "zh": """---
-title: {title}
-description: "{title}：用一句话说明这一页讲什么。"
-aliases: []
----
-# {title} {{ #{name} }}
-
-<p class="lead" markdown>这一页要回答的是什么问题？</p>
-
-## 思路 {{ #idea }}
-
-## 公式 {{ #formula }}
-
-## 代码 {{ #code }}
-
-```python title="attnref/layers/{name}.py"
---8<-- "attnref/layers/{name}.py:imports"
-```
-
-```python title="attnref/layers/{name}.py"
---8<-- "attnref/layers/{name}.py:module"
-```
-
-## 形状 {{ #shapes }}
-
-## 开销 {{ #cost }}
-
-## 常见错误 {{ #pitfalls }}
-
-## 来龙去脉 {{ #history }}
-
-## 出处 {{ #sources }}
-""",
+# By the ids of a page's sections: their titles, and what is to be said there.
+SECTIONS = {
+    "en": {
+        "idea": ("The idea", "what is different, and why."),
+        "formula": ("The formula", "with the symbols of the conventions."),
+        "code": ("The code", "what to look at in it."),
+        "shapes": ("Shapes", ""),
+        "cost": ("What it costs", "bytes per token, and operations."),
+        "pitfalls": ("What goes wrong", "and how one notices it."),
+        "history": ("Where it comes from", "who, when, in which models."),
+        "sources": ("Sources", "the papers, with links."),
+    },
+    "zh": {
+        "idea": ("思路", "有什么不同，为什么。"),
+        "formula": ("公式", "符号按“约定”一页。"),
+        "code": ("代码", "看代码时该注意什么。"),
+        "shapes": ("形状", ""),
+        "cost": ("开销", "每个 token 多少字节，多少次运算。"),
+        "pitfalls": ("常见错误", "以及怎样发现。"),
+        "history": ("来龙去脉", "谁、何时提出，哪些模型在用。"),
+        "sources": ("出处", "论文，附链接。"),
+    },
 }
-TEST = '''"""{title}, against something that nobody here wrote."""
+WORDS = {
+    "en": {
+        "todo": "TODO: ",
+        "link": "[{title}]({stem}.md):",
+        "description": "what this page has that others have not.",
+        "summary": "a sentence for lists of pages.",
+        "question": "which question does this page answer?",
+        "caption": "Recorded while {walk} read {new} new tokens in {rows} rows "
+        "with {past} tokens in its cache: {sizes}.",
+        "head": "[value, shape, here]",
+    },
+    "zh": {
+        "todo": "TODO：",
+        "link": "[{title}]({stem}.md)：",
+        "description": "用一两句话说明这一页讲什么。",
+        "summary": "一句话，用在页面列表里。",
+        "question": "这一页要回答的是什么问题？",
+        "caption": "{walk} 运行时的记录：一批 {rows} 行，缓存里已有 {past} 个 "
+        "token，再读入 {new} 个新 token。{sizes}。",
+        "head": "[变量, 形状, 本例]",
+    },
+}
+TEST = '''"""{kind}, against something that nobody here wrote."""
 
 import pytest
 
 
 def test_it_is_what_somebody_else_computes():
-    pytest.fail("compare {kind} with a module of torch or transformers")
+    pytest.fail("compare {kind} with {oracle}")
 '''
-LEFT = """
-left to do:
-  attnref/layers/{name}.py        what makes it a variant; its docstrings
-  tests/layers/test_{name}.py     an oracle; the test fails until there is one
-  tests/variants.py               its entry: the laws of all layers
-  docs/*/layers/{name}.md         the pages; their names in the navigation
-  make synced PAGE={name}         once both pages agree
-  make check PAGE={name}          then make test"""
+LEFT = {
+    "code": """
+  attnref/{folder}/{file}.py: what makes it one of its own
+  docs/zh/docstrings.yml: in Chinese, what its docstrings begin with
+  tests/{folder}/test_{file}.py: an oracle; the test fails until there is one
+  tests/variants.py: what its entry says of it""",
+    "cache": """
+  make new PAGE={folder}/{page}: or show its sections on a page that is there
+  make test""",
+    "page": """
+  docs/en/{folder}/{page}.md, docs/zh/{folder}/{page}.md
+  mkdocs.yml: the place of the page in the navigation
+  sitekit/drawn/{file}.py: what it draws that no function of attnref gives
+  make synced PAGE={page}: once both pages agree
+  make check PAGE={page}: then make test""",
+}
+REGISTRY = "tests/variants.py"
 
 
-def _after_last(path: Path, pattern: str, line: str) -> None:
-    """Put a line below the last one that matches."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    last = max(i for i, old in enumerate(lines) if re.match(pattern, old))
-    lines.insert(last + 1, line)
-    path.write_text("".join(lines), encoding="utf-8")
+class Model(NamedTuple):
+    """What code begins as, and what it is to be compared with."""
+
+    file: str
+    sections: dict[str, str]  # of the new file: from those of this one
+    kind: str
+    entry: tuple[str, str]  # in the registry of the tests
+    decide: dict[str, str]  # there, above the line that begins so
+    oracle: str
+    imports: str = ""  # beside those of the file
 
 
-def _layer(name: str, kind: str) -> str:
-    """The file of GQA without its loop form, under another name."""
-    gqa = (ROOT / "attnref/layers/gqa.py").read_text(encoding="utf-8")
-    loop = r"# --8<-- \[start:loop\]\n.*?# --8<-- \[end:loop\]\n\n\n"
-    text = re.sub(loop, "", gqa, flags=re.DOTALL)
-    text = re.sub(r"^import torch\nfrom torch", "from torch", text, flags=re.M)
-    text = re.sub(r"^from attnref\.core\.softmax .*\n", "", text, flags=re.M)
-    text = text.replace("GroupedQueryAttention", kind)
-    text = text.replace(
-        "        >>> layer = ",
-        "        >>> import torch\n        >>> layer = ",
-        1,
-    )
-    return re.sub(r'^""".*"""', f'"""{kind}: what it is, in one line."""', text)
+MODELS = {
+    "layers": Model(
+        "attnref/layers/gqa.py",
+        {"imports": "imports", "module": "module"},
+        "GroupedQueryAttention",
+        ("VARIANTS", "gqa"),
+        {
+            "attention_cost": "what a call costs, if not what GQA costs",
+            "_kept(": "what it needs of the past, in words of specs.py",
+            "kv_heads=": "keep this if it computes what Llama's layer does, "
+            "else drop it",
+        },
+        "a module of torch or transformers",
+    ),
+    "caches": Model(
+        "attnref/caches/kv_cache.py",
+        {"imports": "imports", "cache": "preallocated"},
+        "KVCache",
+        ("CACHES", "room"),
+        {
+            '"': "how it is made for max_len tokens. If it keeps a part of\n"
+            "them, make it for fewer than T = 7: `lambda max_len: Ring(3)`.\n"
+            "Otherwise it never drops one, and the laws see nothing of that.",
+        },
+        "a full pass under a dense mask",
+        imports="from attnref.caches.kv_cache import Cache\n",
+    ),
+}
+# Words of a name that are on more than this part of the pages find nothing.
+COMMON = 0.5
 
 
-def new(name: str) -> str:
-    """Write the skeleton of a layer; what is left to do."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ValueError(f"{name!r} is no name of a file: sliding, say")
-    title = name.replace("_", " ").capitalize()
-    kind = "".join(part.capitalize() for part in name.split("_")) + "Attention"
-    stem = f"layers/{name}"
-    files = {
-        f"attnref/{stem}.py": _layer(name, kind),
-        f"tests/layers/test_{name}.py": TEST,
-        **{f"docs/{lang}/{stem}.md": text for lang, text in PAGE.items()},
+class _Edits:
+    """Files as they will be: nothing is written until all is known."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+
+    def create(self, file: str, text: str) -> None:
+        if (ROOT / file).exists():
+            raise ValueError(f"{file} is there already")
+        self.files[file] = text
+
+    def insert(self, file: str, pattern: str, text: str) -> None:
+        """Behind the last place that matches."""
+        old = self.files.get(file) or (ROOT / file).read_text(encoding="utf-8")
+        found = [*re.finditer(pattern, old, re.MULTILINE)]
+        if not found:
+            raise ValueError(f"{file} has no place like {pattern}")
+        at = found[-1].end()
+        self.files[file] = old[:at] + text + old[at:]
+
+    def write(self) -> None:
+        for file, text in self.files.items():
+            (ROOT / file).write_text(text, encoding="utf-8")
+        code = [file for file in self.files if file.endswith(".py")]
+        # Imports in order, and those alone that are used; 80 columns.
+        for how in (["check", "--fix", "--select=F401,I,RUF022"], ["format"]):
+            ruff = [sys.executable, "-m", "ruff", *how, "--quiet", *code]
+            if code:
+                subprocess.run(ruff, cwd=ROOT, check=True)
+        for file in code:  # a section does not begin with a line that is gone
+            text = (ROOT / file).read_text(encoding="utf-8")
+            text = re.sub(r"(\[start:\w+\]\n)\n+", r"\1", text)
+            (ROOT / file).write_text(text, encoding="utf-8")
+
+
+def _source(model: Model, kind: str) -> str:
+    """The code of the model, its class under another name."""
+    text = (ROOT / model.file).read_text(encoding="utf-8")
+    made = f'"""TODO: {kind}, in a line."""\n\n'
+    for name, source in model.sections.items():
+        start, end = "# --8<-- [start:{}]\n", "# --8<-- [end:{}]\n"
+        code = text.partition(start.format(source))[2]
+        code = code.partition(end.format(source))[0]
+        code = code.replace(model.kind, kind)
+        # What an example alone needs is no import of the file.
+        code = code.replace(">>> lay", ">>> import torch\n        >>> lay", 1)
+        said = re.compile(r'^    """[^\n"]*', re.MULTILINE)
+        code = said.sub('    """TODO: what it is.', code, count=1)
+        if name == "imports":
+            code += model.imports
+        made += f"{start.format(name)}{code}{end.format(name)}\n\n"
+    return made
+
+
+def _entry(model: Model, page: str, kind: str) -> str:
+    """That of the model in the registry, with what is to be decided of it."""
+    table, like = model.entry
+    registry = (ROOT / REGISTRY).read_text(encoding="utf-8")
+    entry = rf'^    "{like}": (?s:.*?)(?=^    ["*]|^}})'
+    found = re.search(entry, registry, re.MULTILINE)
+    if not found:
+        raise ValueError(f"{REGISTRY}: {table} has no entry {like!r}")
+    own = found[0].replace(f'"{like}"', f'"{page}"').replace(model.kind, kind)
+    for begins, what in model.decide.items():
+        parts = re.split(rf"^( +)(?={re.escape(begins)})", own, flags=re.M)
+        if len(parts) != 3:
+            why = f"{len(parts) // 2} lines that begin with {begins}"
+            raise ValueError(f"{REGISTRY}: the entry {like!r} has {why}")
+        before, margin, after = parts
+        told = indent(f"TODO: {what}\n", f"{margin}# ")
+        own = f"{before}{told}{margin}{after}"
+    return own
+
+
+def spoken_of(*names: str) -> str:
+    """Where pages have a word of these names, unless most of them have it:
+    what they say is missing may now be there."""
+    text = {
+        path.relative_to(ROOT): path.read_text(encoding="utf-8").splitlines()
+        for path in pages.markdown_files("en")
     }
-    there = [file for file in files if (ROOT / file).exists()]
-    if there:
-        raise ValueError(f"{there[0]} is there already")
-    for file, text in files.items():
-        if not file.startswith("attnref"):
-            text = text.format(name=name, title=title, kind=kind)
-        (ROOT / file).write_text(text, encoding="utf-8")
-    face = ROOT / "attnref" / "__init__.py"
-    line = f"from attnref.{stem.replace('/', '.')} import {kind}\n"
-    _after_last(face, r"from attnref\.layers\.cross ", line)
-    _after_last(face, r'    "CrossAttention"', f'    "{kind}",\n')
-    for config in ("mkdocs.yml", "mkdocs.zh.yml"):
-        entry = f"      - {title}: {stem}.md\n"
-        _after_last(ROOT / config, r"      - .*: layers/", entry)
-    for lang in PAGE:
-        api = ROOT / "docs" / lang / "api.md"
-        entry = f"\n::: attnref.layers.{name}.{kind}\n"
-        _after_last(api, r"::: attnref\.layers\.cross\.", entry)
-    for page in (stem, "api"):
-        parity.mark_synced(page)
-    return "\n".join(["written:", *(f"  {f}" for f in files)]) + LEFT.format(
-        name=name
-    )
+    told = []
+    for word in dict.fromkeys(re.findall("[a-z]{4,}", " ".join(names).lower())):
+        said = re.compile(rf"\b{word}s?\b", re.IGNORECASE)
+        found = {
+            path: [
+                str(n) for n, line in enumerate(lines, 1) if said.search(line)
+            ]
+            for path, lines in text.items()
+        }
+        places = [f"  {p}:{','.join(at)}" for p, at in found.items() if at]
+        if 0 < len(places) <= COMMON * len(text):
+            told += [f"these pages already speak of {word!r}:", *places]
+    return "\n".join(["", *told])
+
+
+def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
+    """The file of a class, its test, and what names it, but for the API page:
+    the line of that one."""
+    model, file = MODELS[folder], page.replace("-", "_")
+    place = f"attnref.{folder}.{file}"
+    edits.create(f"attnref/{folder}/{file}.py", _source(model, kind))
+    test = TEST.format(kind=kind, oracle=model.oracle)
+    edits.create(f"tests/{folder}/test_{file}.py", test)
+    face = "attnref/__init__.py"
+    edits.insert(face, r'\A""".*"""\n', f"\nfrom {place} import {kind}")
+    edits.insert(face, r"^__all__ = \[$", f'\n    "{kind}",')
+    last = rf"^{model.entry[0]}\b.*\{{\n(?s:.*?)(?=^\}})"
+    edits.insert(REGISTRY, last, _entry(model, page, kind))
+    edits.insert(REGISTRY, r"^from attnref import \($", f"\n    {kind},")
+    return f"\n::: {place}.{kind}\n"
+
+
+def _blocks(folder: str, page: str, new: bool) -> list[str]:
+    """The code of that name, if there is some: its sections, or all of it."""
+    file = f"attnref/{folder}/{page.replace('-', '_')}.py"
+    if new:
+        sections = [f":{name}" for name in MODELS[folder].sections]
+    elif (ROOT / file).exists():
+        text = (ROOT / file).read_text(encoding="utf-8")
+        marks = re.findall(r"^# --8<-- \[start:(\w+)\]", text, re.MULTILINE)
+        sections = [f":{name}" for name in marks] or [""]
+    else:
+        sections = []
+    return [
+        f'```python title="{file}"\n--8<-- "{file}{section}"\n```\n'
+        for section in sections
+    ]
+
+
+def _page(
+    lang: str, title: str, page: str, blocks: list[str], kind: str | None
+) -> str:
+    words = WORDS[lang]
+    todo = {key: words["todo"] + words[key] for key in words}
+    top = {
+        "title": title,
+        "description": todo["description"],
+        "summary": todo["summary"],
+        "aliases": [],
+    }
+    lines = [
+        f"{k}: {json.dumps(v, ensure_ascii=False)}" for k, v in top.items()
+    ]
+    if lang != "en":
+        lines.append("synced: none")
+    lead = f'<p class="lead" markdown>{todo["question"]}</p>'
+    parts = ["\n".join(["---", *lines, "---", f"# {title} {{ #{page} }}\n"])]
+    parts.append(f"{lead}\n")
+    walk = f"""```table
+walk: {kind}(d_model=96, n_heads=6, n_kv_heads=3)
+cache: KVCache(12)
+past: 5
+new: 7
+rows: 2
+caption: "{words["caption"]}"
+head: {words["head"]}
+```
+"""
+    shown = {"code": blocks, "shapes": [walk] if kind else []}
+    for mark, (head, hint) in SECTIONS[lang].items():
+        if shown.get(mark) == []:
+            continue
+        parts.append(f"## {head} {{ #{mark} }}\n")
+        if hint:
+            parts.append(f"{words['todo']}{hint}\n")
+        parts += shown.get(mark, [])
+    return "\n".join(parts)
+
+
+def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
+    """Write a layer with its page, a cache, or a page; what is left to do."""
+    folders = {"layer": "layers/", "cache": "caches/", "page": ""}
+    stem = folders[what] + name.replace("_", "-")
+    if not re.fullmatch(r"[a-z]+/[a-z][a-z0-9]*(-[a-z0-9]+)*", stem):
+        like = "numbers/latency" if what == "page" else "sliding"
+        raise ValueError(f"{name!r} is no name of a {what}: {like}, say")
+    folder, page = stem.split("/")
+    title = title or page.replace("-", " ").capitalize()
+    titles = {"en": title, "zh": title_zh or f"TODO {title}"}
+    edits, fresh = _Edits(), parity.check("api") == []
+    if what != "page":
+        words = "".join(word.capitalize() for word in page.split("-"))
+        kind = kind or words + ("Attention" if what == "layer" else "KVCache")
+        line = _code(edits, folder, page, kind)
+        # Behind the last such class; MLA has an introduction of its own.
+        where = rf"^::: attnref\.{folder}\.(?!mla)\w+\.[A-Z]\w+\n"
+        for lang, words_of in WORDS.items():
+            told = {"en": title, "zh": title_zh or title}[lang]
+            link = words_of["link"].format(title=told, stem=stem)
+            shown = f"\n{link}\n" if what == "layer" else ""
+            edits.insert(f"docs/{lang}/api.md", where, shown + line)
+    if what != "cache":
+        if page in {other.stem for other in pages.markdown_files("en")}:
+            raise ValueError(f"there is a page {page!r} already")
+        walked = kind if what == "layer" else None
+        blocks = _blocks(folder, page, new=what == "layer")
+        for lang in WORDS:
+            text = _page(lang, titles[lang], page, blocks, walked)
+            edits.create(f"docs/{lang}/{stem}.md", text)
+        entry = rf"^ +- {folder}/[\w-]+\.md\n"
+        edits.insert("mkdocs.yml", entry, f"      - {stem}.md\n")
+    spoken = spoken_of(page, title)
+    edits.write()
+    if what != "page" and fresh:
+        parity.mark_synced("api")
+    left = {"layer": ("code", "page"), "cache": ("code", "cache")}
+    told = "".join(LEFT[part] for part in left.get(what, ("page",)))
+    told = told.format(folder=folder, page=page, file=page.replace("-", "_"))
+    lines = ["written:", *(f"  {file}" for file in edits.files)]
+    left_to_do = "\nleft to do, where TODO stands and here:" + told
+    return "\n".join(lines) + left_to_do + spoken
+
+
+def main(arguments: list[str]) -> str:
+    parser = ArgumentParser(prog="python -m sitekit new", description=__doc__)
+    parser.add_argument("what", choices=("layer", "cache", "page"))
+    parser.add_argument("name", help="sliding; of a page: layers/sliding")
+    parser.add_argument("--kind", default="", help="the name of the class")
+    parser.add_argument("--title", default="", help="of the English page")
+    parser.add_argument("--title-zh", default="", help="of the Chinese page")
+    return new(**vars(parser.parse_args(arguments)))

@@ -1,7 +1,9 @@
 """A page as the site's own Markdown sees it: its blocks and its program."""
 
 import re
+from collections.abc import Iterator
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,31 +72,18 @@ def render(body: str, *, expand: bool = True) -> Page:
     """
     blocks: list[Block] = []
 
-    def catch(
-        source: str, language: str, *_: object, **__: object
-    ) -> str:  # the signature superfences calls
+    def catch(source: str, language: str, *_: object, **__: object) -> str:
         blocks.append(Block(language, source.strip("\n") + "\n"))
         return f'<pre data-block="{len(blocks) - 1}"></pre>'
 
-    def accept(*_: object) -> bool:
-        return True
-
-    config = _config()
+    each = {"name": "*", "class": "", "format": catch, "validator": _accept}
     skip = {"sitekit.mathml"} | (set() if expand else {"pymdownx.snippets"})
+    config = _config()
     md = Markdown(
         extensions=[e for e in config.markdown_extensions if e not in skip],
         extension_configs={
             **config.mdx_configs,
-            "pymdownx.superfences": {
-                "custom_fences": [
-                    {
-                        "name": "*",
-                        "class": "",
-                        "format": catch,
-                        "validator": accept,
-                    }
-                ]
-            },
+            "pymdownx.superfences": {"custom_fences": [each]},
         },
     )
     html = md.convert(body)
@@ -103,13 +92,15 @@ def render(body: str, *, expand: bool = True) -> Page:
     order = [int(i) for i in re.findall(r'<pre data-block="(\d+)">', html)]
     if sorted(order) != list(range(len(blocks))):
         raise ValueError(f"{len(blocks)} blocks seen, {len(order)} rendered")
-    renumber = {old: new for new, old in enumerate(order)}
+    numbers = count()
     html = re.sub(
-        r'<pre data-block="(\d+)">',
-        lambda m: f'<pre data-block="{renumber[int(m[1])]}">',
-        html,
+        r'(?<=<pre data-block=")\d+', lambda _: str(next(numbers)), html
     )
     return Page(html, [blocks[i] for i in order])
+
+
+def _accept(*_: object) -> bool:
+    return True
 
 
 def python_blocks(body: str) -> list[str]:
@@ -122,45 +113,42 @@ def program(body: str) -> str:
     return "\n".join(python_blocks(body))
 
 
-def faults(body: str) -> list[str]:
+def faults(text: str) -> Iterator[str]:
     """What the first law forbids in a page, one line a fault."""
-    found = []
-    written = 0
-    inside = False
-    lines = body.splitlines()
+    lines, written, inside = text.splitlines(), 0, False
     for number, line in enumerate(lines, 1):
-        if not re.match(r"[\s>]*(```|~~~)", line):
-            continue
         mark = line.strip().lstrip("> ")
+        if not mark.startswith(("```", "~~~")):
+            continue
         if inside and mark == "```":
             inside = False
         elif not inside and (match := FENCE.fullmatch(mark)):
-            inside = True
-            written += 1
+            inside, written = True, written + 1
             title = match["title"] or ""
             following = "".join(lines[number : number + 1])
             if title.endswith(".py") and f'"{title}' not in following:
-                found.append(f"line {number}: the title is {title}, not so")
+                yield f"line {number}: the block is not of {title}, its title"
         else:
-            found.append(f"line {number}: {mark!r} is no allowed fence")
+            allowed = f"{', '.join(LANGUAGES)}, without options"
+            yield f"line {number}: {mark!r} is no fence of {allowed}"
     if inside:
-        found.append("the last fence is never closed")
-    page = render(body, expand=False)
+        yield "the last fence is never closed"
+    page = render(get_data(text)[0], expand=False)
     if len(page.blocks) != written:
-        found.append(f"{written} fences written, {len(page.blocks)} rendered")
+        yield f"{written} fences written, {len(page.blocks)} rendered"
     if len(re.findall(r"(?i)<pre\b", page.html)) != len(page.blocks):
-        found.append("a block that is no fence: indented code or raw HTML")
+        yield "a block that is no fence: indented code or raw HTML"
     if re.search(r'(?i)class="[^"]*highlight', page.html):
-        found.append("code in raw HTML")
+        yield "code in raw HTML: write a fence"
     if "--8&lt;--" in page.html:
-        found.append("an include outside a fence")
+        yield "an include outside a fence"
     for block in page.blocks:
         if block.language == "text" and "import " in block.text:
-            found.append(f"Python as text: {block.text!r}")
-        if block.language == "python":
-            found += [
-                f"not an include: {line!r}"
-                for line in block.text.splitlines()
-                if not INCLUDE.fullmatch(line)
-            ]
-    return found
+            yield f"Python as text: {block.text!r}"
+        for line in block.text.splitlines():
+            if block.language == "python" and not INCLUDE.fullmatch(line):
+                at = [n for n, other in enumerate(lines, 1) if line in other]
+                yield (
+                    f"line {at[0]}: {line!r} is no include from attnref or "
+                    'tests, like --8<-- "attnref/core/softmax.py:softmax"'
+                )

@@ -8,12 +8,14 @@ is drawn twice, wide and for the column of a phone; the page shows what fits.
 import io
 import re
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from matplotlib.transforms import Affine2D, Transform
 
 from sitekit.render import Rows
 
@@ -67,11 +69,10 @@ def _svg(figure: Figure, kind: str) -> str:
     figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r"<style.*?</style>\s*", "", text, flags=re.DOTALL)
-    text = re.sub(r" font-family: [^;\"]*;?", "", text)
-    text = re.sub(r' transform="rotate\(-0 [^"]*"', "", text)
+    others = r"(<(metadata|style).*?</\2>|<!--.*?-->)\s*"
+    text = re.sub(others, "", text, flags=re.DOTALL)
+    left_out = r' font-family: [^;"]*;?| transform="rotate\(-0 [^"]*"'
+    text = re.sub(left_out, "", text)
     used = set(re.findall(r"[#(]#?(\w+)[\")]", text))
     text = re.sub(r' id="(\w+)"', lambda m: m[0] if m[1] in used else "", text)
     width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', text)[:2]
@@ -84,52 +85,55 @@ def _svg(figure: Figure, kind: str) -> str:
         text = text.replace(placeholder, colour)
     left = set(re.findall(r"#[0-9a-f]{6}\b", text)) - {"#ffffff"}
     if left:
-        raise ValueError(f"colours that no scheme knows: {left}")
+        why = f"no scheme of the page has the colours {', '.join(left)}"
+        raise ValueError(f"{why}: draw in those of sitekit/plots.py")
     return text.strip()
 
 
+# Of an axis: its base, what is marked, and from where to where it goes.
+Logarithmic = tuple[int, dict[float, str], tuple[float, float]]
+
+
 def axes_in(
-    width: float, height: float, box: tuple[float, float, float, float]
-) -> tuple[Figure, Axes]:
-    """Axes at left, bottom, width, height, in pixels of the page."""
+    size: tuple[float, float],
+    box: tuple[float, float, float, float],
+    *,
+    x: Logarithmic,
+    y: Logarithmic,
+) -> tuple[Figure, Axes, Transform]:
+    """Axes at left, bottom, width, height, and what places things in them: all
+    in pixels of the page."""
+    width, height = size
+    left, bottom, wide, high = box
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     figure.patch.set_visible(False)
-    left, bottom, wide, high = box
     axes = figure.add_axes(
         (left / width, bottom / height, wide / width, high / height)
     )
     axes.patch.set_visible(False)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, pad=6)
-    return figure, axes
-
-
-def logarithmic(
-    axis: Any, base: int, marks: dict[float, str], ends: tuple[float, float]
-) -> None:
-    """From one end to the other, with these marks and no others."""
-    name = axis.axis_name
-    getattr(axis.axes, f"set_{name}scale")("log", base=base)
-    getattr(axis.axes, f"set_{name}lim")(*ends)
-    axis.set_major_locator(FixedLocator(list(marks)))
-    axis.set_major_formatter(FixedFormatter(list(marks.values())))
-    axis.set_minor_locator(NullLocator())
+    axes.grid(True)
+    for name, (base, marks, ends) in (("x", x), ("y", y)):
+        axis = getattr(axes, f"{name}axis")
+        getattr(axes, f"set_{name}scale")("log", base=base)
+        getattr(axes, f"set_{name}lim")(*ends)
+        axis.set_major_locator(FixedLocator(list(marks)))
+        axis.set_major_formatter(FixedFormatter(list(marks.values())))
+        axis.set_minor_locator(NullLocator())
+    pixels = Affine2D().scale(1 / wide, 1 / high) + axes.transAxes
+    return figure, axes, pixels
 
 
 def apart(heights: list[float], least: float) -> list[float]:
     """Places as near to `heights` as they can be, `least` apart."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
-    blocks: list[list[float]] = []  # middle of a block, and how many it has
-    for i in order:
-        blocks.append([heights[i], 1])
-        while len(blocks) > 1:
-            (m1, n1), (m2, n2) = blocks[-2:]
-            if m2 - m1 >= least * (n1 + n2) / 2:
-                break
-            blocks[-2:] = [[(m1 * n1 + m2 * n2) / (n1 + n2), n1 + n2]]
-    places = [0.0] * len(heights)
-    at = iter(order)
-    for middle, n in blocks:
-        for k in range(int(n)):
-            places[next(at)] = middle + (k - (n - 1) / 2) * least
+    # What is left of them less those distances may not fall: an isotonic
+    # regression, by its formula of means.
+    left = [heights[i] - n * least for n, i in enumerate(order)]
+    places = heights.copy()
+    for n, i in enumerate(order):
+        ends = range(n + 1, len(left) + 1)
+        means = (min(fmean(left[a:b]) for b in ends) for a in range(n + 1))
+        places[i] = max(means) + n * least
     return places

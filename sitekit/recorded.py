@@ -1,6 +1,5 @@
 """What a layer does while it runs: its shapes, and which heads it joins."""
 
-import ast
 import inspect
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sitekit.render import Rows
-from sitekit.shapes import Tracer, comments
+from sitekit.shapes import Tracer
 
 # What no shape tells by itself, by the name that layers have for it.
 WIDTHS = {
@@ -29,6 +28,7 @@ def recorded(
     file = str(inspect.getsourcefile(type(layer)))
     source = Path(file).read_text(encoding="utf-8")
     lines, first = inspect.getsourcelines(type(layer).forward)
+    body = range(first, first + len(lines))
     letters = {
         letter: getattr(layer, name)
         for letter, name in WIDTHS.items()
@@ -38,19 +38,20 @@ def recorded(
     with tracer, torch.no_grad():
         layer(*inputs, **named)
     if tracer.faults:
-        raise ValueError(tracer.faults)
+        raise ValueError("; ".join(tracer.faults))
     rows: Rows = []
     sizes: dict[str, int] = {}
-    for c in comments(source).values():
-        shape = tracer.seen.get((file, c.line))
-        if shape and first <= c.line < first + len(lines):
+    for line, c in tracer.comments[file].items():
+        if (file, line) in tracer.seen and line in body:
+            shape, known = tracer.seen[file, line]
             name = ", ".join(c.targets) or "return"
             rows.append([f"`{name}`", f"`{c.text}`", f"`{shape}`"])
-            for dim, size in zip(c.dims[::-1], shape[::-1], strict=False):
-                names = {n.id for n in ast.walk(dim) if isinstance(n, ast.Name)}
-                sizes |= {n: letters[n] for n in names & letters.keys()}
-                if isinstance(dim, ast.Name):
-                    sizes[dim.id] = size
+            sizes |= {n: known[n] for n in c.letters}
+        elif (file, line) in tracer.unclear and line in body:
+            why = "a walk needs another size for each letter"
+            raise ValueError(
+                f"{c.text} has {tracer.unclear[file, line]}: {why}"
+            )
     return rows, {k: sizes[k] for k in sorted(sizes, key=ORDER.index)}
 
 

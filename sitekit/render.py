@@ -1,6 +1,5 @@
 """HTML from templates: one way to write texts, tables and drawings."""
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,12 +71,6 @@ def inline(text: object) -> Markup:
     return Markup(html.removeprefix("<p>").removesuffix("</p>"))
 
 
-def check_columns(head: Sequence[object], rows: Rows) -> None:
-    for row in rows:
-        if len(row) != len(head):
-            raise ValueError(f"{len(head)} heads for {len(row)} columns")
-
-
 @cache
 def _templates() -> Environment:
     env = Environment(
@@ -96,4 +89,12 @@ def _templates() -> Environment:
 
 
 def render(name: str, **context: Any) -> str:
-    return _templates().get_template(f"{name}.html").render(context)
+    """With a head for each column, and each word of the page in its place."""
+    head = context.get("head", ())
+    for row in context.get("rows", ()):
+        if len(row) != len(head):
+            raise ValueError(f"{len(head)} heads for {len(row)} columns")
+    html = _templates().get_template(f"{name}.html").render(context)
+    if "words" in context:
+        context["words"].check()
+    return html

@@ -3,19 +3,46 @@
 A page goes by its titles in both languages, the name of its file, and the
 `aliases` of its front matter: what else readers call it. A section goes by the
 functions and classes whose code it shows. Both stand as `names` in the entries
-of the index; overrides/assets/search.js ranks by them.
+of the index; overrides/assets/search.js ranks by them. The Chinese ones are
+words that jieba does not cut.
 """
 
 import re
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
+import jieba  # type: ignore[import-untyped]
+
 from sitekit import CONFIGS, pages, parity
+from sitekit.nav import name_of
 
 DEFINED = re.compile(r"(?:^|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
 DOCUMENTED = re.compile(r"#attnref\.[\w.]*\.(\w+)$")
 CONTROL = re.compile(r"<select\b.*?</select>", re.DOTALL)
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
+HAN = re.compile(r"[\u4e00-\u9fff]{2,}")
+JOINT = re.compile("[的和与]|之间")  # between two words
+
+
+def words() -> frozenset[str]:
+    """The Chinese words that titles and aliases are made of."""
+    told = map(pages.front_matter, pages.markdown_files("zh"))
+    names = " ".join(
+        " ".join((name_of(page.get("title", "")), *page.get("aliases", [])))
+        for page in told
+    )
+    return frozenset(HAN.findall(JOINT.sub(" ", names)))
+
+
+@lru_cache(1)
+def _teach(words: frozenset[str]) -> None:
+    """From the start whenever they change: a word that jieba is told twice
+    weighs more, and others are cut otherwise."""
+    jieba.dt.initialized = False
+    for word in sorted(words):
+        jieba.add_word(word)
+    _known.clear()
 
 
 def names_of(page: Any) -> list[str]:
@@ -24,8 +51,7 @@ def names_of(page: Any) -> list[str]:
     for language in CONFIGS:
         path = parity.twin(stem, language)
         told = pages.front_matter(path) if path.exists() else {}
-        # Of "Memory: what a KV cache takes", the name is Memory.
-        titles += re.split("[:：]", told.get("title", ""))[:1]
+        titles.append(name_of(told.get("title", "")))
         aliases += told.get("aliases", [])
     # "Multi-head attention (MHA)" holds two, and some write a third,
     # multiheadattention.
@@ -43,6 +69,7 @@ _known: dict[str, tuple[object, list[Any]]] = {}
 def listen(index: Any) -> None:
     """Have the theme's index take up names too. It is a third of a build: what
     is known of a page that did not change is kept for the next."""
+    _teach(words())
     add = index.add_entry_from_context
 
     def add_with_names(page: Any) -> None:

@@ -28,39 +28,39 @@ class Comment(NamedTuple):
     targets: list[str]  # empty: what is returned
     text: str
 
+    @property
+    def letters(self) -> list[str]:
+        nodes = ast.walk(ast.Tuple(self.dims))
+        return [node.id for node in nodes if isinstance(node, ast.Name)]
+
 
 def comments(source: str) -> dict[int, Comment]:
     """Shape comments by the line they stand on."""
-    statements = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, Statement)
-    ]
+    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, Statement)]
     found = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         trailing = token.line.split("#")[0].strip()
         if token.type != tokenize.COMMENT or not trailing:
             continue
-        line = token.start[0]
-        match = SHAPE.match(token.string)
+        line, match = token.start[0], SHAPE.match(token.string)
         if not match and ALMOST.match(token.string):
             raise ValueError(f"line {line}: {token.string} is no shape comment")
         if not match:
             continue
-        own = [
-            (last - s.lineno, last, s)
-            for s in statements
-            if s.lineno <= line <= (last := s.end_lineno or s.lineno)
-        ]
-        if not own:
+        around = [n for n in nodes if n.lineno <= line <= _last(n)]
+        if not around:
             raise ValueError(f"line {line}: {token.string} belongs to nothing")
-        _, last, node = min(own, key=lambda found: found[0])
+        node = min(around, key=lambda n: _last(n) - n.lineno)
         shape = ast.parse(match[1], mode="eval").body
         dims = shape.elts if isinstance(shape, ast.Tuple) else [shape]
         found[line] = Comment(
-            line, node.lineno, last, dims, _targets(node), match[1]
+            line, node.lineno, _last(node), dims, _targets(node), match[1]
         )
     return found
+
+
+def _last(node: Statement) -> int:
+    return node.end_lineno or node.lineno
 
 
 def _targets(node: Statement) -> list[str]:
@@ -79,7 +79,9 @@ class Tracer:
     ):
         self.letters = letters or {}  # known before any call
         self.comments = {name: comments(s) for name, s in sources.items()}
-        self.seen: dict[tuple[str, int], tuple[int, ...]] = {}
+        # By file and line: the shape that came, with the size of each letter.
+        self.seen: dict[tuple[str, int], tuple[Any, dict[str, int]]] = {}
+        self.unclear: dict[tuple[str, int], str] = {}
         self.faults: list[str] = []
 
     def __enter__(self) -> "Tracer":
@@ -117,7 +119,15 @@ class Tracer:
                     if not c.targets and event == "return":
                         values = [arg]
                     for value in values:
-                        self._compare(name, c, value, letters, frame)
+                        known = frame.f_locals
+                        fault = _compared(c, value.shape, letters, known)
+                        if fault:
+                            self.faults.append(f"{name}:{c.line}: {fault}")
+                        elif alike := _alike(letters):
+                            self.unclear[name, c.line] = alike
+                        else:
+                            seen = tuple(value.shape), dict(letters)
+                            self.seen[name, c.line] = seen
             if event == "line":
                 here = (c for c in found.values() if c.first <= line <= c.last)
                 pending.extend(c for c in here if c not in pending)
@@ -125,39 +135,39 @@ class Tracer:
 
         return local
 
-    def _compare(
-        self,
-        name: str,
-        c: Comment,
-        value: Any,
-        letters: dict[str, int],
-        frame: Any,
-    ) -> None:
-        where = f"{name}:{c.line}: {c.text}"
-        shape = tuple(value.shape)
-        dims = c.dims
-        if dims and ast.unparse(dims[0]) == "...":  # any axes before these
-            dims = dims[1:]
-            shape = shape[max(0, len(shape) - len(dims)) :]
-        if len(shape) != len(dims):
-            self.faults.append(f"{where}, but the shape is {shape}")
-            return
-        for node in ast.walk(ast.Tuple(dims)):
-            if isinstance(node, ast.Name):
-                known = frame.f_locals.get(node.id)
-                if isinstance(known, int):
-                    letters[node.id] = known
-        for dim, size in zip(dims, shape, strict=True):
-            if isinstance(dim, ast.Name) and dim.id not in letters:
-                letters[dim.id] = size
-            try:
-                want = eval(ast.unparse(dim), {}, letters)
-            except NameError as error:
-                self.faults.append(f"{where}: {error}")
-                return
-            if want != size:
-                self.faults.append(f"{where}, but the shape is {shape}")
-                return
-        sizes = [v for k, v in letters.items() if v != 1 and k[0].isupper()]
-        if len(set(sizes)) == len(sizes):
-            self.seen[name, c.line] = tuple(value.shape)
+
+def _compared(
+    c: Comment, shape: Any, letters: dict[str, int], variables: dict[str, Any]
+) -> str:
+    """What is wrong, if anything. A letter that is new gets its size."""
+    dims, sizes, wrong = (
+        c.dims,
+        shape,
+        f"{c.text}, but the shape is {(*shape,)}",
+    )
+    if dims and ast.unparse(dims[0]) == "...":  # any axes before these
+        dims = dims[1:]
+        sizes = shape[max(0, len(shape) - len(dims)) :]
+    if len(sizes) != len(dims):
+        return wrong
+    for name in c.letters:
+        if isinstance(variables.get(name), int):
+            letters[name] = variables[name]
+    for dim, size in zip(dims, sizes, strict=True):
+        if isinstance(dim, ast.Name):
+            letters.setdefault(dim.id, size)
+        try:
+            if eval(ast.unparse(dim), {}, letters) != size:
+                return wrong
+        except NameError as error:
+            return f"{c.text}: {error}"
+    return ""
+
+
+def _alike(letters: dict[str, int]) -> str:
+    """Letters of one size, of which a swap would go unseen."""
+    sizes = {k: v for k, v in letters.items() if v != 1 and k[0].isupper()}
+    all_ = [*sizes.values()]
+    return ", ".join(
+        f"{k} = {v}" for k, v in sizes.items() if all_.count(v) > 1
+    )

@@ -65,9 +65,7 @@ def room(texts: Iterable[str], size: float, font: str = "DejaVuSans") -> float:
     return size * max(sum(map(width, text)) for text in texts)
 
 
-BOLD, MONO = "DejaVuSans-Bold", "DejaVuSansMono"
-
-
+SANS, BOLD, MONO = "DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono"
 TEXT = Markup('<text class="{}" x="{:g}" y="{:g}"{}>{}</text>')
 UPWARDS = Markup(' transform="translate({:g} {:g}) rotate(-90)"')
 INK = Markup(' style="fill-opacity:{:.3f}"')
@@ -79,6 +77,7 @@ SVG = Markup(
     '<svg viewBox="0 0 {0:g} {1:g}" width="{0:g}" height="{1:g}" role="img" '
     'aria-label="{2}">{3}</svg>'
 )
+CELL, GAP, MARGIN = 36, 2, 2
 
 
 def _drawing(
@@ -99,7 +98,12 @@ def _box(
     return BOX.format(kind, x, y - h / 2, w, h, rx, more)
 
 
-CELL, GAP, MARGIN = 36, 2, 2
+def _label(text: object) -> tuple[str, str, float]:
+    """With its class and its width: <pad> is code, and smaller."""
+    word = str(text)
+    if word.startswith("<"):
+        return word, "label token", room([word], 10, MONO)
+    return word, "label", room([word], 13)
 
 
 def heatmap(
@@ -118,65 +122,54 @@ def heatmap(
     if matrix.dim() != 2:
         raise ValueError(f"no heat map shows {tuple(matrix.shape)}")
     T, S = matrix.shape
-    names = [*map(str, rows)]
-    across_names = [*map(str, rows if columns is None else columns)]
-    if (len(names), len(across_names)) != (T, S):
+    beside = [*map(_label, rows)]
+    above = beside if columns is None else [*map(_label, columns)]
+    if (len(beside), len(above)) != (T, S):
         raise ValueError(
-            f"{len(names)} x {len(across_names)} labels for a {T} x {S} figure:"
-            " rows names the queries, columns the keys"
+            f"{len(beside)} x {len(above)} labels for a {T} x {S} figure: "
+            "rows names the queries, columns the keys"
         )
     boolean = matrix.dtype == torch.bool
-
-    def label(text: str) -> tuple[str, float]:
-        """Its class and its width: <pad> is code, and smaller."""
-        if text.startswith("<"):
-            return "label token", room([text], 10, MONO)
-        return "label", room([text], 13)
-
-    def number(value: float) -> str:
-        return f"{value:g}" if boolean or value == 0 else f"{value:.2f}"
-
-    values = [number(value) for value in matrix.flatten().tolist()]
+    told = [
+        [f"{v:.2f}" if v and not boolean else f"{v:g}" for v in row]
+        for row in matrix.tolist()
+    ]
+    font = BOLD if boolean else SANS
     cell = max(
         CELL,
-        room(values, 12, BOLD if boolean else "DejaVuSans") + GAP + 4,
-        max(label(text)[1] for text in across_names) + 5,
+        max(room(row, 12, font) for row in told) + GAP + 4,
+        max(width for *_, width in above) + 5,
     )
-    left = MARGIN + 28 + max(label(text)[1] for text in names)
-    top = MARGIN + 46
+    left = MARGIN + 28 + max(width for *_, width in beside)
+    top, inner = MARGIN + 46, cell - GAP
     # The name of an axis may be longer than the axis: the drawing then begins
     # and ends with it, and one name stands beside the other.
     down, across = (room([name], 11.5) / 2 + MARGIN for name in axes)
     middle_x = max(left + S * cell / 2, across + 18)
     middle_y = max(top + T * cell / 2, down)
-    width = max(left + S * cell + MARGIN, middle_x + across)
-    height = max(top + T * cell + MARGIN, middle_y + down)
     upwards = UPWARDS.format(MARGIN + 10, middle_y)
     marks = [
         _text("axis", middle_x, MARGIN + 10, axes[1]),
         _text("axis", 0, 0, axes[0], upwards),
     ]
-    for j, text in enumerate(across_names):
+    for j, (name, kind, _) in enumerate(above):
         x = left + (j + 0.5) * cell - GAP / 2
-        marks.append(_text(label(text)[0], x, top - 12, text))
-    inner = cell - GAP
-    for i, text in enumerate(names):
+        marks.append(_text(kind, x, top - 12, name))
+    for i, (name, kind, _) in enumerate(beside):
         y = top + (i + 0.5) * cell - GAP / 2
-        marks.append(_text(f"{label(text)[0]} row", left - 8, y, text))
+        marks.append(_text(f"{kind} row", left - 8, y, name))
         for j, value in enumerate(matrix[i].tolist()):
             x, ink = left + j * cell, ""
-            if boolean:
-                kind = ("off", "on")[value]
-            elif value == 0:
-                kind = "zero"
-            else:
-                kind = "weight"
+            kind = ("off", "on")[value] if boolean else "zero"
+            if value and not boolean:
                 # Light enough at every weight for the number to be read.
-                ink = INK.format(0.08 + 0.42 * value)
+                kind, ink = "weight", INK.format(0.08 + 0.42 * value)
             marks += [
                 _box(kind, x, y, inner, inner, 4, ink),
-                _text(kind, x + inner / 2, y, number(value)),
+                _text(kind, x + inner / 2, y, told[i][j]),
             ]
+    width = max(left + S * cell + MARGIN, middle_x + across)
+    height = max(top + T * cell + MARGIN, middle_y + down)
     return _drawing(width, height, title, marks)
 
 
@@ -219,18 +212,19 @@ def bars(
     numbers = [f"{value:,}" for value in values.tolist()]
     left, row, longest = MARGIN + room(names, 13) + 10, 32, 270
     width = left + longest + 8 + room(numbers, 12) + MARGIN
+    lengths = (longest * values.double() / values.max()).clamp(min=2)
     marks = []
-    for i, (value, number, name) in enumerate(
-        zip(values.tolist(), numbers, names, strict=True)
-    ):
+    for i, length in enumerate(lengths.tolist()):
         y = MARGIN + row * i + row / 2
-        length = max(2.0, longest * value / float(values.max()))
         marks += [
-            _text("label row", left - 10, y, name),
+            _text("label row", left - 10, y, names[i]),
             _box("on", left, y, length, 20, 2),
-            _text("beside", left + length + 8, y, number),
+            _text("beside", left + length + 8, y, numbers[i]),
         ]
     return _drawing(width, row * len(names) + 2 * MARGIN, title, marks)
+
+
+KINDS = {"cache": "on", "made": "made"}
 
 
 def stream(
@@ -240,41 +234,29 @@ def stream(
     names = ("query", "cache", "made", "attention", "heads")
     if len(words) != len(names):
         raise ValueError(f"{len(words)} words for {', '.join(names)}")
-    word = dict(zip(names, words, strict=True))
-    below = {name: " ".join(map(str, getattr(flow, name))) for name in names}
-    half = max(144, room(words, 12, BOLD), room(below.values(), 10, MONO)) / 2
-    half, high, between = half + 5, 25, 46
-    columns = [MARGIN + half + i * (2 * half + between) for i in range(4)]
-    places = {
-        "query": (columns[0], 34, "off"),
-        "cache": (columns[0], 118, "on"),
-        "made": (columns[1], 118, "made"),
-        "attention": (columns[2], 76, "off"),
-        "heads": (columns[3], 76, "off"),
-    }
+    below = [" ".join(map(str, getattr(flow, name))) for name in names]
+    half = max(144, room(words, 12, BOLD), room(below, 10, MONO)) / 2 + 5
+    a, b, c, d = (MARGIN + half + i * (2 * half + 46) for i in range(4))
+    at = {"query": (a, 34), "cache": (a, 118), "made": (b, 118)}
+    at |= {"attention": (c, 76), "heads": (d, 76)}
     joins = [("query", "attention"), ("attention", "heads")]
     if flow.made:
         joins += [("cache", "made"), ("made", "attention")]
     else:
         joins += [("cache", "attention")]
-        del places["made"]
-    marks = [
-        LINE.format(*places[start][:2], *places[end][:2])
-        for start, end in joins
-    ]
-    latent = flow.attention != flow.heads
-    for shown, x, y, matrix in (
-        (latent, columns[1], 36, f"W^UK: {flow.asked[0]}"),
-        (latent, (columns[2] + columns[3]) / 2, 62, "W^UV"),
-        (bool(flow.made), columns[1], 82, "W^UK, W^UV"),
-    ):
-        if shown:
-            marks.append(_text("axis", x, y, matrix))
-    for name, (x, y, kind) in places.items():
-        marks += [
-            _box(kind, x - half, y, 2 * half, 2 * high, 5),
-            _text(kind, x, y - 10, word[name]),
-            _text(f"{kind} shape", x, y + 9, below[name]),
-        ]
-    drawing = _drawing(columns[3] + half + MARGIN, 152, title, marks)
+    marks = [LINE.format(*at[start], *at[end]) for start, end in joins]
+    if flow.attention != flow.heads:
+        marks.append(_text("axis", b, 36, f"W^UK: {flow.asked[0]}"))
+        marks.append(_text("axis", (c + d) / 2, 62, "W^UV"))
+    if flow.made:
+        marks.append(_text("axis", b, 82, "W^UK, W^UV"))
+    for name, word, shapes in zip(names, words, below, strict=True):
+        (x, y), kind = at[name], KINDS.get(name, "off")
+        if name != "made" or flow.made:
+            marks += [
+                _box(kind, x - half, y, 2 * half, 50, 5),
+                _text(kind, x, y - 10, word),
+                _text(f"{kind} shape", x, y + 9, shapes),
+            ]
+    drawing = _drawing(d + half + MARGIN, 152, title, marks)
     return drawing._replace(scrolls=True)

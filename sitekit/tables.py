@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from attnref.numbers.kv_memory import growth, kv_bytes, size
-from attnref.numbers.specs import Full, Model, Source, find_model
+from attnref.numbers.specs import Source, find_model
 from sitekit.calls import arguments, checked, near, value
 from sitekit.recorded import inputs_of, recorded
-from sitekit.render import Cell, Rows
+from sitekit.render import Rows
 
 Table = tuple[Rows, dict[str, Any]]  # and what its caption may tell
 
@@ -54,17 +54,6 @@ def walk(
     return cells, facts | {"walk": code(walk), "sizes": sizes}
 
 
-COLUMNS: dict[str, Callable[[Model, Full], Cell]] = {
-    "name": lambda model, group: model.name,
-    "layers": lambda model, group: str(group.layers),
-    "q_heads": lambda model, group: str(group.q_heads),
-    "kv_heads": lambda model, group: str(group.kv_heads),
-    "head_dim": lambda model, group: str(group.head_dim),
-    "token": lambda model, group: exact(growth(model).later),
-    "source": lambda model, group: links(*model.sources[:1]),
-}
-
-
 def models(page: str, *, models: dict[str, Any]) -> Table:
     checked("models", models, familiar)
     return familiar(**models), {}
@@ -74,26 +63,24 @@ def familiar(*, variant: str, ids: list[str], columns: list[str | int]) -> Rows:
     """Released models of one variant. A number for a column: the cache of a
     sequence of so many tokens, in bfloat16."""
     rows: Rows = []
-    for name in ids:
-        model = find_model(name)
-        (group,) = model.groups
-        if not isinstance(group, Full) or group.variant != variant:
-            raise ValueError(f"{name} is not {variant}")
-        row: list[Cell] = []
+    for model in map(find_model, ids):
+        group, *others = model.groups
+        if others or getattr(group, "variant", None) != variant:
+            raise ValueError(f"{model.id} is not {variant} in all its layers")
+        known: dict[str | int, str] = {
+            "name": model.name,
+            "token": exact(growth(model).later),
+            "source": links(*model.sources[:1]),
+            **{key: str(number) for key, number in vars(group).items()},
+            **{n: size(kv_bytes(model, n)) for n in columns if type(n) is int},
+        }
         for column in columns:
-            if isinstance(column, int):
-                row.append(size(kv_bytes(model, column)))
-            elif column in COLUMNS:
-                row.append(COLUMNS[column](model, group))
-            else:
+            if column not in known:
                 why = f"there is no column {column!r}, nor is it a number"
-                raise ValueError(why + near(column, COLUMNS))
-        rows.append(row)
+                raise ValueError(why + near(column, map(str, known)))
+        rows.append([known[column] for column in columns])
     return rows
 
 
-TABLES: dict[str, Callable[..., Table]] = {
-    "table": computed,
-    "walk": walk,
-    "models": models,
-}
+TABLES: dict[str, Callable[..., Table]]
+TABLES = {"table": computed, "walk": walk, "models": models}

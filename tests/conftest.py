@@ -103,7 +103,8 @@ def copy_of_the_sources(folder: Path) -> Path:
     """What a build reads, in another place, to plant faults in."""
     target = folder / "a copy"
     target.mkdir()
-    for name in ("attnref", "sitekit", "docs", "overrides", "tests"):
+    folders = "attnref sitekit docs overrides tests benchmarks"
+    for name in folders.split():
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, target / name, ignore=ignore)
     for name in ("mkdocs.yml", "mkdocs.zh.yml"):

@@ -5,11 +5,13 @@
     python -m tests.mutants --size 0 --only cost:131,checks
 
 A mutant is a module with one operator, constant, condition, argument or
-statement changed. Nothing is written: each runs in a process of its own,
-forked from one that has torch imported, and there the import of that module
-finds the changed text. It meets the tests that reach the changed lines, those
-of the module first and quick ones before slow ones, until one fails. First all
-tests run on the package as it is; that tells which lines each of them reaches.
+statement changed; not the `strict=True` of a zip, which says what holds anyway.
+Nothing is written: each runs in a process of its own, forked from one that has
+torch imported, and there the import of that module finds the changed text. It
+meets the tests that reach the changed lines, those of the module first and
+quick ones before slow ones, until one fails. First all tests run on the package
+as it is, which tells what lines each of them reaches; that is remembered until
+something changes that they read. What ends by a timeout counts as killed.
 """
 
 import argparse
@@ -25,6 +27,7 @@ import importlib.util
 import os
 import pickle
 import random
+import re
 import resource
 import signal
 import sys
@@ -60,6 +63,7 @@ SAME: dict[type[ast.AST], str] = {
     **{ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is", ast.IsNot: "is not"},
     **{ast.In: "in", ast.NotIn: "not in", ast.And: "and", ast.Or: "or"},
 }
+COMMUTE = ("max", "min", "maximum", "transpose", "promote_types")
 # What needs no brackets, wherever it stands.
 PLAIN = (ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.Call)
 NEGATED_BY_SWAP = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
@@ -162,6 +166,8 @@ class Planter:
         last = node.end_lineno or node.lineno
         first, body = node.lineno, getattr(node, "body", None)
         if isinstance(node, ast.FunctionDef):
+            if isinstance(body[-1], ast.Expr):  # a docstring, which never runs
+                return range(1, len(self.starts))
             first = body[0].lineno
         elif body:
             last = max(first, body[0].lineno - 1)
@@ -276,7 +282,9 @@ class Planter:
             yield from self.put(node, "operator", self.code(node.operand))
 
     def plant_constant(self, node: ast.Constant) -> Iterator[Mutant]:
-        old = node.value
+        old, parent = node.value, self.parents[node]
+        if isinstance(parent, ast.keyword) and parent.arg == "strict":
+            return
         if isinstance(old, bool):
             yield from self.put(node, "constant", str(not old))
         elif isinstance(old, int):
@@ -305,6 +313,8 @@ class Planter:
         told = [self.code(a) for a in args]
         spans = sorted(self.span(part) for part in [*args, *words])
         for word in words:
+            if word.arg == "strict":
+                continue
             start, end = self.span(word)
             after = [other for other in spans if other[0] > start]
             before = [other for other in spans if other[1] < end]
@@ -315,8 +325,8 @@ class Planter:
             yield from self.cut(word, "keyword dropped", start, end)
         named = [self.code(word) for word in words]
         for i in range(len(told) - 1):
-            if name.split(".")[-1] in ("max", "min", "maximum", "transpose"):
-                break  # their order is no matter
+            if name.split(".")[-1] in COMMUTE:
+                break
             swapped = [*told[:i], told[i + 1], told[i], *told[i + 2 :], *named]
             code = f"{name}({', '.join(swapped)})"
             yield from self.put(node, "arguments swapped", code)
@@ -410,13 +420,13 @@ class Recorder:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         lines: dict[str, set[int]] = {}
-        ours = str(PACKAGE)
+        ours, start = str(PACKAGE), len(f"{ROOT}/")
 
         def called(frame: Any, event: str, arg: Any) -> Any:
             file = frame.f_code.co_filename
             if not file.startswith(ours):
                 return None
-            seen = lines.setdefault(file, set())
+            seen = lines.setdefault(file[start:], set())
 
             def line(frame: Any, event: str, arg: Any) -> Any:
                 seen.add(frame.f_lineno)
@@ -424,11 +434,15 @@ class Recorder:
 
             return line(frame, event, arg)
 
-        start = time.monotonic()
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("attnref"):  # what is remembered is not run
+                for function in vars(module).values():
+                    getattr(function, "cache_clear", bool)()
+        began = time.monotonic()
         sys.settrace(called)
         yield
         sys.settrace(None)
-        self.tests[item.nodeid] = Reached(time.monotonic() - start, lines)
+        self.tests[item.nodeid] = Reached(time.monotonic() - began, lines)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -452,12 +466,13 @@ class Chosen:
         items.sort(key=lambda item: places[item.nodeid])
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        signal.alarm(10 + int(10 * self.order[item.nodeid]))
+        end_after(10 + 10 * self.order[item.nodeid])
 
 
 # pytest rewrites what it is told to collect: it would find the file as it is.
 OPTIONS = ["-q", "--assert=plain", "--hypothesis-seed=0"]
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:xdist"]
+OPTIONS += ["-p", "no:unraisableexception", "-p", "no:threadexception"]
 
 
 class Pool:
@@ -466,7 +481,8 @@ class Pool:
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self.running: dict[int, tuple[Any, Path, float]] = {}
-        self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+        self.kept = tempfile.TemporaryDirectory(prefix="mutants-")
+        self.folder = Path(self.kept.name)
 
     def start(self, what: Any, work: Callable[[], Any]) -> None:
         out = self.folder / f"{len(list(self.folder.iterdir()))}"
@@ -492,7 +508,9 @@ class Pool:
         what, out, start = self.running.pop(pid)
         if os.WIFSIGNALED(status):
             return what, None, start
-        assert status == 0, Path(f"{out}.log").read_text()
+        if status:
+            print(Path(f"{out}.log").read_text()[-3000:])
+            return what, None, start
         return what, pickle.loads(out.read_bytes()), start
 
     def over(
@@ -544,18 +562,47 @@ def modules() -> list[Path]:
     ]
 
 
-def limited(seconds: int) -> None:
-    """Endless loops and endless memory end the process."""
-    resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(seconds)
+def end_after(seconds: float) -> None:
+    """Of work, not of waiting: the machine may be busy with other things."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+@functools.cache
+def surroundings() -> str:
+    """Of all that a test may read; other tests apart."""
+    parts: list[Any] = [
+        sys.version,
+        importlib.import_module("torch").__version__,
+    ]
+    for name in (".", "attnref", "sitekit", "docs", "overrides", "tests"):
+        folder = ROOT / name
+        found = folder.glob("*") if folder == ROOT else folder.rglob("*")
+        for path in sorted(found):
+            other = (
+                path.name.startswith(("test_", ".")) or path.suffix == ".pyc"
+            )
+            if not other and path.is_file():
+                parts.append((str(path.relative_to(ROOT)), path.read_bytes()))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def with_imported(file: Path) -> set[Path]:
+    """A file of tests, and those that it takes something from."""
+    found, new = set(), {file}
+    while new:
+        found |= new
+        text = "".join(path.read_text(encoding="utf-8") for path in new)
+        names = re.findall(r"(?m)^from (tests[.\w]*\.test_\w+) import", text)
+        new = {ROOT / f"{n.replace('.', '/')}.py" for n in names} - found
+    return found
 
 
 def recorded(file: str) -> tuple[dict[str, Reached], set[str]]:
-    """Remembered until the package or the file changes."""
-    text = [p.read_bytes() for p in [*modules(), Path(file)]]
-    key = hashlib.sha256(repr((file, text)).encode()).hexdigest()
-    kept = Path(tempfile.gettempdir(), f"attnref-reached-{key}")
+    """Remembered until something changes that the file may read."""
+    text = [p.read_bytes() for p in sorted(with_imported(ROOT / file))]
+    key = hashlib.sha256(repr((surroundings(), file, text)).encode())
+    kept = Path(tempfile.gettempdir(), f"attnref-reached-{key.hexdigest()}")
     if kept.exists():
         return pickle.loads(kept.read_bytes())
     recorder = Recorder()
@@ -567,13 +614,16 @@ def recorded(file: str) -> tuple[dict[str, Reached], set[str]]:
 
 def met(mutant: Mutant, tests: dict[str, Reached]) -> str:
     """`"survived"`, or `"killed"`."""
-    limited(120)
+    # Endless loops and endless memory end the process.
+    resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
+    end_after(120)
     sys.meta_path.insert(0, Planted(mutant))
     chosen = Chosen({name: test.seconds for name, test in tests.items()})
     for file in dict.fromkeys(name.split("::")[0] for name in tests):
         end = pytest.main([*OPTIONS, "-x", file], plugins=[chosen])
-        assert end in (0, 1, 2), end  # 2 if the file cannot be imported
-        if end:
+        # 1 if a test fails; 2, 3 or 4 if it cannot even be collected; 5 if
+        # the mutant gives its tests other names.
+        if end not in (0, 5):
             return "killed"
     return "survived"
 
@@ -581,12 +631,15 @@ def met(mutant: Mutant, tests: dict[str, Reached]) -> str:
 def reaching(mutant: Mutant, tests: dict[str, Reached]) -> dict[str, Reached]:
     """The tests that reach a mutant: its own file's first, quick ones first."""
     own = {f"test_{mutant.path.stem}", mutant.path.stem}
-
+    path = str(mutant.path.relative_to(ROOT))
     names = [
         name
         for name, test in tests.items()
-        if test.lines.get(str(mutant.path), set()) & {*mutant.lines}
+        if test.lines.get(path, set()) & {*mutant.lines}
     ]
+    if mutant.lines.start == 1:  # nor do all that use a class run a line of it
+        files = {name.split("::")[0] for name in names}
+        names = [name for name in tests if name.split("::")[0] in files]
     took: Counter[str] = Counter()
     for name in names:
         took[name.split("::")[0]] += tests[name].seconds
@@ -622,12 +675,15 @@ def main() -> None:
         mutants = random.Random(told.seed).sample(mutants, told.size)
         mutants.sort(key=lambda m: (m.path, m.line))
     print(f"{len(mutants)} are planted (seed {told.seed})", flush=True)
+    if not mutants:
+        sys.exit(f"no mutant is in {told.only!r}")
 
     pool = Pool(told.jobs)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(pool.folder / "examples")
     warm_up()
     loaded = [name for name in sys.modules if name.split(".")[0] == "attnref"]
     assert not loaded, loaded
+    surroundings()
     gc.freeze()  # so that no process looks through all of torch again
     tests: dict[str, Reached] = {}
     start = time.monotonic()

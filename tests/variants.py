@@ -2,12 +2,14 @@
 
 A new layer is one entry of `VARIANTS` (MLA has one for each form), a new cache
 one of `CACHES`. `laws/test_laws.py` names what is missing here, and holds the
-laws that each entry is then under; `test_block`, `test_bad_input`, `test_cost`,
-`test_kv_memory`, `test_shape_comments` and the oracles loop over the same.
+laws that each entry is then under; `test_kv_cache`, `test_positions`,
+`test_block`, `test_bad_input`, `test_cost`, `test_shape_comments` and the
+oracles loop over the same. Which cache serves which layer is read from the
+rules of both: see `SERVING`. Laws that depend on what a token sees ask `seen`.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -25,9 +27,11 @@ from attnref import (
     MultiHeadAttention,
     MultiHeadLatentAttention,
     MultiQueryAttention,
+    Rule,
     Yarn,
     padding_mask,
 )
+from attnref.core.masks import rule_of
 from attnref.numbers.cost import Cost, attention_cost, cross_cost, mla_cost
 from attnref.numbers.specs import Full, Group, Mla
 
@@ -36,7 +40,7 @@ from attnref.numbers.specs import Full, Group, Mla
 B, T, S, E, C, H, K, D = 3, 7, 11, 13, 17, 10, 5, 4
 R, DN, DR, DV, Q = 41, 19, 8, 23, 29
 
-# Each makes a cache for so many tokens.
+# Each makes a cache for so many tokens, of which it may keep a part.
 CACHES: dict[str, Callable[[int], Cache]] = {
     "room": KVCache,
     "growing": lambda max_len: GrowingKVCache(),
@@ -47,20 +51,20 @@ NOTHING: dict[str, Any] = {}
 class Variant(NamedTuple):
     """A layer, and what the laws need to know of it.
 
-    Whether it is causal, takes positions or reads a context is not said here
-    but read from its signature: see `takes`.
+    Whether it takes positions or reads a context is not said here but read
+    from its signature, see `takes`; what its tokens see, from the layer that
+    was built, see `rule`.
     """
 
     layer: type[nn.Module]
     sizes: dict[str, int]  # to the constructor
     cost: Callable[..., Cost]  # of these sizes, and of a call
-    group: Group  # what its cache keeps, in the words of attnref.specs
+    group: Group  # what it needs of the past, in the words of attnref.specs
     told: dict[str, Any] = NOTHING  # to forward
     options: tuple[dict[str, Any], ...] = (NOTHING,)  # to the constructor
     # Key heads beside so many query heads in so many groups, if the layer
     # projects to heads as Llama's does: transformers and torch are oracles.
     kv_heads: Callable[[int, int], int] | None = None
-    caches: tuple[str, ...] = tuple(CACHES)
 
 
 def _kept(kv_heads: int, head_dim: int = D, v_head_dim: int = D) -> Full:
@@ -143,23 +147,62 @@ READERS = [name for name in VARIANTS if name not in DECODERS]
 ONCE = [*{VARIANTS[name].layer: name for name in reversed(VARIANTS)}.values()]
 ONCE.reverse()
 
-each_variant = pytest.mark.parametrize("name", VARIANTS)
-each_decoder = pytest.mark.parametrize("name", DECODERS)
-each_layer = pytest.mark.parametrize("name", ONCE)
-each_cache = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
-every_pair = pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        pytest.param(name, CACHES[cache], id=f"{name}, {cache}")
-        for name, variant in VARIANTS.items()
-        for cache in variant.caches
-    ],
-)
-
 
 def built(name: str, **options: Any) -> nn.Module:
     """The layer as it is made, in float32."""
     return VARIANTS[name].layer(**VARIANTS[name].sizes | options)
+
+
+def rule(layer: nn.Module) -> Rule:
+    """What its tokens see: everything, if it has no `causal`."""
+    return rule_of(getattr(layer, "causal", False))
+
+
+def seen(rule: Rule, length: int) -> Tensor:
+    """Which of so many tokens, a row each, sees which: `(length, length)`."""
+    at = torch.arange(length)
+    return rule(at[:, None], at).expand(length, length)
+
+
+# By the name of a layer, the caches that keep all it needs, by theirs.
+SERVING: dict[str, dict[str, Callable[[int], Cache]]] = {
+    name: {
+        cache: make
+        for cache, make in CACHES.items()
+        if make(T).keeps.covers(rule(built(name)))
+    }
+    for name in VARIANTS
+}
+
+each_variant = pytest.mark.parametrize("name", VARIANTS)
+each_decoder = pytest.mark.parametrize("name", DECODERS)
+each_layer = pytest.mark.parametrize("name", ONCE)
+each_cache = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+
+
+def each_cache_of(name: str, *others: None) -> pytest.MarkDecorator:
+    """Each that serves the layer, and None for no cache, if it is given."""
+    makes = SERVING[name]
+    return pytest.mark.parametrize(
+        "make",
+        [*others, *makes.values()],
+        ids=["none"] * len(others) + [*makes],
+    )
+
+
+def pairs(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Each of the layers with each cache that serves it."""
+    return pytest.mark.parametrize(
+        ("name", "make"),
+        [
+            pytest.param(name, make, id=f"{name}, {cache}")
+            for name in names
+            for cache, make in SERVING[name].items()
+        ],
+    )
+
+
+every_pair = pairs(VARIANTS)
 
 
 def sharp(module: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens so far, kept for the tokens to come."""
+"""The KV cache: keys and values of earlier tokens, kept for later ones."""
 
 # --8<-- [start:imports]
 from abc import ABC, abstractmethod
@@ -14,15 +14,15 @@ from attnref.core.masks import Everything, Rule, rule_of
 
 # --8<-- [start:cache]
 class Cache(ABC):
-    """What both caches share. One cache serves one layer; inference only.
+    """The base class of all caches: one per layer, for inference only.
 
     A cache holds one or more tensors `(B, K, S, D)`, whose widths may
-    differ: K and V for most variants. Batch, heads, dtype and device are
-    those of what is stored first. What this class offers serves the whole
-    batch at once: all rows have one length.
+    differ: keys and values for most variants. Batch size, heads, dtype and
+    device are those of the first tensors stored. Every method acts on the
+    whole batch: all rows have the same length.
 
     `length` counts the tokens that were appended. A cache need not return
-    all of them: `keeps` says which, and `positions` where they stand.
+    all of them: `keeps` says which it returns, `positions` their positions.
     """
 
     max_len: int | None = None
@@ -34,20 +34,22 @@ class Cache(ABC):
     @property
     @abstractmethod
     def keeps(self) -> Rule:
-        """`append` returns at least the keys that this rule shows to the new
+        """The rule that says which keys the cache keeps.
+
+        `append` returns at least the keys that this rule shows to the new
         tokens. A layer whose rule may show more refuses the cache.
         """
 
     @abstractmethod
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Store the new tokens; all that is kept, each `(B, K, S, D)`."""
+        """Store new tokens; returns all tensors kept, each `(B, K, S, D)`."""
 
     def positions(self, new: int, device: torch.device) -> Tensor | None:
-        """Where the keys stand that appending `new` tokens will return.
+        """Positions of the keys that appending `new` tokens will return.
 
-        `(S,)` in the order of the keys, -1 = an empty slot. None, as here, is
-        0, 1, 2, ... and costs nothing. A layer asks before it appends, so
-        that a mask which does not fit is refused while nothing has changed.
+        `(S,)` in the order of the keys, -1 = an empty slot. None, as here,
+        means 0, 1, 2, ... and costs nothing. A layer asks before it appends,
+        so that a mask of the wrong shape is refused before anything changes.
         """
         return None
 
@@ -62,31 +64,38 @@ class Cache(ABC):
 
     @property
     def stored(self) -> tuple[Tensor, ...]:
-        """All so far, as views: to write into them is to change the past."""
+        """The tensors kept, as views: writing to them changes the cache.
+
+        The keys stand at `positions(0, ...)`.
+        """
         return tuple(held[:, :, : self.length] for held in self._held)
 
     @property
     def nbytes(self) -> int:
-        """The memory that is held, used or not."""
+        """Allocated memory in bytes, used or not."""
         return sum(held.nbytes for held in self._held)
 
     def reset(self) -> None:
-        """Forget everything and give the memory back."""
+        """Forget all tokens and release the memory."""
         self._held, self.length = (), 0
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens, in all rows: a rollback."""
+        """Roll back: keep only the first `length` tokens of every row.
+
+        A cache that has dropped tokens may keep less afterwards, and then says
+        so in `keeps`, or refuse to go back that far.
+        """
         length = whole_number("length", length)
         if not 0 <= length <= self.length:
             raise ValueError(f"crop to {length}, but {self.length} are stored")
         self.length = length
 
     def reorder(self, rows: Tensor) -> None:
-        """Row `i` becomes what row `rows[i]` was: beams split and end.
+        """Row `i` becomes the old row `rows[i]`, for beam search.
 
-        Tokens are copied, unused room is not. On an accelerator it is the
-        device that refuses rows which are not there: to look at them here
-        would be to wait for it.
+        Stored tokens are copied, unused room is not. On an accelerator,
+        indices out of range are reported by the device: checking them here
+        would force a synchronisation.
         """
         B = self._held[0].shape[0] if self._held else 0
         if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
@@ -106,7 +115,7 @@ class Cache(ABC):
             )
 
     def _with_room(self, tokens: Tensor) -> Tensor:
-        """What is held once these are the tokens so far."""
+        """The tensor to hold, if these are all the tokens so far."""
         return tokens
 
     def _check(self, tensors: tuple[Tensor, ...]) -> None:
@@ -128,28 +137,28 @@ class Cache(ABC):
             return
         if len(tensors) != len(self._held):
             raise ValueError(
-                f"the cache holds {len(self._held)} tensors a token, "
-                f"{len(tensors)} were appended"
+                f"the cache holds {len(self._held)} tensors per token, "
+                f"but got {len(tensors)}"
             )
         for held, new in zip(self._held, tensors, strict=True):
             B, K, _, D = held.shape
             if (*new.shape[:2], new.shape[3]) != (B, K, D):
                 raise ValueError(
-                    f"the cache holds B={B}, K={K}, D={D}; appended were "
+                    f"the cache holds B={B}, K={K}, D={D}, but got "
                     f"B={new.shape[0]}, K={new.shape[1]}, D={new.shape[3]}"
                 )
             if (held.dtype, held.device) != (new.dtype, new.device):
                 raise ValueError(
-                    f"the cache holds {held.dtype} on {held.device}, appended "
-                    f"were {new.dtype} on {new.device}"
+                    f"the cache holds {held.dtype} on {held.device}, but got "
+                    f"{new.dtype} on {new.device}"
                 )
 
 
 def past_of(cache: Cache | None, causal: bool | Rule) -> int:
-    """How many tokens a layer has seen before: none without a cache.
+    """Number of tokens already in a layer's cache; 0 without a cache.
 
     A cache that keeps less than the layer's rule may show is refused. Any
-    object with the methods of `Cache` may stand for one.
+    object with the methods of `Cache` is accepted.
     """
     if cache is None:
         return 0
@@ -158,7 +167,7 @@ def past_of(cache: Cache | None, causal: bool | Rule) -> int:
         if isinstance(cache, type):
             kind = f"the class {cache.__name__}"
         raise TypeError(
-            f"cache is {kind}; pass one KVCache(max_len) or GrowingKVCache()"
+            f"cache is {kind}; pass one cache, such as KVCache(max_len)"
         )
     rule = rule_of(causal)
     if not cache.keeps.covers(rule):
@@ -175,7 +184,7 @@ def past_of(cache: Cache | None, causal: bool | Rule) -> int:
 
 # --8<-- [start:preallocated]
 class KVCache(Cache):
-    """Room for `max_len` tokens, allocated once; appending copies only them.
+    """Preallocated for `max_len` tokens: appending copies new tokens only.
 
     Examples:
         >>> cache = KVCache(max_len=6)
@@ -195,13 +204,13 @@ class KVCache(Cache):
     def __init__(self, max_len: int) -> None:
         check_sizes(max_len=max_len)
         super().__init__()
-        self.max_len = whole_number("max_len", max_len)
+        self.max_len = int(max_len)
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)
         start, end = self.length, self.length + tensors[0].shape[2]
         self.check_room(end - start)
-        # As plain tensors, these can be written to in any mode.
+        # Created outside inference mode, they can be written to in any mode.
         with torch.inference_mode(False), torch.no_grad():
             if not self._held:
                 self._held = tuple(
@@ -226,7 +235,7 @@ class KVCache(Cache):
 
 # --8<-- [start:growing]
 class GrowingKVCache(Cache):
-    """No limit, but each append copies all that was stored before.
+    """Grows without a limit: each append copies all earlier tokens again.
 
     Examples:
         >>> cache = GrowingKVCache()

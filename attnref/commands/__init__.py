@@ -1,1 +1,1 @@
-"""What `python -m attnref` can do, one command per file."""
+"""The commands of `python -m attnref`, one per file."""

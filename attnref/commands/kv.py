@@ -1,4 +1,4 @@
-"""python -m attnref kv: what a model's cache takes."""
+"""python -m attnref kv: bytes of a model's KV cache, and what fits."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ UNITS = {
 
 
 def a_count(text: str) -> int:
-    """A whole number from 1 on: 131072, 131,072, 128K or 1M (of 1024)."""
+    """A whole number of at least 1: 131072, 131,072, 128K or 1M (K = 1024)."""
     number = r"(\d{1,18}|\d{1,3}(?:[,_]\d{3}){1,5})([KM]?)"
     match = re.fullmatch(number, text.strip().upper())
     count = int(re.sub("[_,]", "", match[1])) if match else 0
@@ -52,44 +52,44 @@ def a_count(text: str) -> int:
 
 
 def a_size(text: str) -> int:
-    """Bytes with their unit: 80GiB, 24GB or 512B."""
+    """A number of bytes, from a text with a unit: 80GiB, 24GB or 512B."""
     match = re.fullmatch(
         r"(\d{1,18}(?:\.\d{1,9})?) ?([KMGT]?I?B)", text.strip().upper()
     )
     unit = UNITS.get(match[2].replace("I", "i")) if match else None
     if not match or unit is None or not (n := int(Fraction(match[1]) * unit)):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a size with its unit, like 80GiB"
+            f"{text!r} is not a size with a unit, such as 80GiB"
         )
     return n
 
 
 def weights(text: str) -> int | Storage:
-    """The size of all weights, or the dtype in which they are stored."""
+    """Bytes of all weights, or the dtype that they are stored in."""
     if text[:1].isdigit():
         return a_size(text)
     try:
         return dtype_called(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a size with its unit, like 141GB, nor a "
+            f"{text!r} is neither a size with a unit, such as 141GB, nor a "
             f"dtype: {error}"
         ) from None
 
 
 def a_scale(text: str) -> tuple[int, int]:
-    """Bits of a scale and how many elements share it: 16/32."""
+    """Bits of a scale, and how many elements share it: 16/32."""
     match = re.fullmatch(r"(\d{1,3})/(\d{1,6})", text.strip())
     if not match or not int(match[1]) or not int(match[2]):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not bits of a scale/elements that share it, like "
-            "16/32"
+            f"{text!r} is not a scale such as 16/32: its bits, and how many "
+            "elements share it"
         )
     return int(match[1]), int(match[2])
 
 
 def describe(group: Group) -> str:
-    """The kind of a group's layers, in a few words."""
+    """What kind of layers a group has, in a few words."""
     if isinstance(group, Recurrent):
         matrix = f"{group.key_dim} x {group.value_dim}"
         return f"recurrent, {group.state_heads} states of {matrix}"
@@ -97,7 +97,7 @@ def describe(group: Group) -> str:
         words = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
         words += "" if group.rotated else ", NoPE"
     elif isinstance(group, Compressed):
-        words = f"K=V of {group.dim}, window {group.sliding_window:,}"
+        words = f"one K=V of {group.dim}, window {group.sliding_window:,}"
         if group.ratio is not None:
             words += f", compressed {group.ratio}:1"
     else:
@@ -110,7 +110,7 @@ def describe(group: Group) -> str:
             words += f", chunks of {group.chunk:,}"
         elif group.window is not None:
             words += f", window {group.window:,}"
-    return words + (f", index {group.index_dim}" if group.index_dim else "")
+    return words + (f", index key {group.index_dim}" if group.index_dim else "")
 
 
 def exact(n: Fraction) -> int | float:
@@ -127,7 +127,7 @@ def result(
     budget: int | None,
     weights: int | Storage | None,
 ) -> dict[str, Any]:
-    """All that is printed of a model; with --json, just so."""
+    """Everything that is printed about a model; --json prints it as it is."""
     storage = storage_of(model, dtype)
     added = growth(model, dtype=dtype, ranks=ranks)
     kept = {
@@ -186,7 +186,7 @@ def result(
 
 
 def lines(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text: the first to the left, the others to the right."""
+    """Rows as text: the first column flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -198,7 +198,7 @@ def lines(rows: Sequence[Sequence[str]]) -> str:
 
 
 def settings(found: dict[str, Any]) -> str:
-    """How many sequences, stored how, on how many devices."""
+    """Number of sequences, format of the cache, number of devices."""
     batch, ranks, stored = found["batch"], found["ranks"], found["dtype"]
     if isinstance(stored, dict):
         stored = "{bits} bits, scale {scale_bits}/{block}".format(**stored)
@@ -213,23 +213,23 @@ def length(found: dict[str, Any]) -> str:
 
 
 def left_over(found: dict[str, Any], budget: int) -> str:
-    """What the weights leave of a device's memory, if they fit at all."""
+    """What the weights leave of the memory per device, if they fit."""
     taken, left = found["weight_bytes"], found["left_bytes"]
     if left <= 0:
         return (
-            f"the weights need {size(taken)} on a device of "
-            f"{size(budget)}: no cache fits"
+            f"the weights need {size(taken)} of {size(budget)} per device: "
+            "no cache fits"
         )
     return (
-        f"the weights need {size(taken)} on a device of {size(budget)}: "
-        f"{size(left)} are left"
+        f"the weights need {size(taken)} of {size(budget)} per device: "
+        f"{size(left)} left for the cache"
     )
 
 
 def one(found: dict[str, Any], budget: int | None) -> str:
     """Everything about one model."""
     out = [
-        f"{found['name']}, context of {found['max_context']:,} tokens",
+        f"{found['name']}, longest context {found['max_context']:,} tokens",
         lines(
             [
                 (
@@ -247,7 +247,7 @@ def one(found: dict[str, Any], budget: int | None) -> str:
     if found["state_bytes"]:
         held = found["state_bytes"]
         out.append(
-            f"at any length: {held:,} B ({size(held)}) per sequence for states"
+            f"states: {held:,} B ({size(held)}) per sequence, at any length"
         )
     out.append(f"{settings(found)}:")
     rows = [["tokens", "bytes", ""]]
@@ -263,29 +263,41 @@ def one(found: dict[str, Any], budget: int | None) -> str:
         if "weight_bytes" in found:
             out.append(left_over(found, budget))
         if (left := found["left_bytes"]) > 0:
-            each = "" if found["longest_context"] is None else " tokens each"
-            out.append(f"longest in {size(left)}: {length(found)}{each}")
+            each = (
+                ""
+                if found["longest_context"] is None
+                else " tokens per sequence"
+            )
+            out.append(
+                f"longest context in {size(left)}: {length(found)}{each}"
+            )
     if found["note"]:
         out.append(f"note: {found['note']}")
-    out.append(f"sources: {', '.join(found['sources'])}")
-    for name, text in (("context", "context"), ("params_in", "parameters")):
+    out.append(f"sources of the shape: {', '.join(found['sources'])}")
+    for name, text in (
+        ("context", "longest context"),
+        ("params_in", "parameter count"),
+    ):
         if name in found:
-            out.append(f"source of its {text}: {', '.join(found[name])}")
-    out.append(f"confidence in its shape: {found['confidence']}")
+            out.append(f"source of the {text}: {', '.join(found[name])}")
+    out.append(f"confidence in the shape: {found['confidence']}")
     return "\n".join(out)
 
 
 def several(found: Sequence[dict[str, Any]], budget: int | None) -> str:
-    """One line per model, and one more about what fits."""
+    """Two tables with a row per model: bytes, and what fits."""
     contexts = list(found[0]["kv_bytes"])
     tokens = [f"{t:,} tokens" for t in contexts]
-    rows = [["model", "per later token", *tokens]]
+    rows = [["model", "per further token", *tokens]]
     for f in found:
         taken = [size(f["kv_bytes"][t]) for t in contexts]
         rows.append([f["id"], size(f["token_bytes"]["later"]), *taken])
     out = [f"{settings(found[0])}:", lines(rows)]
     if budget is not None:
-        out += ["", "how many sequences fit, and the longest that does:"]
+        out += [
+            "",
+            "how many sequences fit, and the longest context that does:",
+        ]
         rows = [["model", "for the cache", *tokens, "longest"]]
         for f in found:
             left = size(f["left_bytes"]) if f["left_bytes"] > 0 else "nothing"
@@ -302,36 +314,50 @@ def several(found: Sequence[dict[str, Any]], budget: int | None) -> str:
 
 def add_to(commands: Any) -> None:
     """Add this command to those of `python -m attnref`."""
-    kv = commands.add_parser("kv", help="bytes of a model's cache")
+    kv = commands.add_parser(
+        "kv", help="bytes of a model's KV cache, and what fits"
+    )
     kv.set_defaults(run=run_kv, fail=kv.error)
-    kv.add_argument("--list", action="store_true", help="all models")
-    kv.add_argument("--model", nargs="+", metavar="ID", help="see --list")
-    kv.add_argument("--tokens", nargs="+", type=a_count, default=CONTEXTS)
-    kv.add_argument("--batch", type=a_count, default=1)
+    kv.add_argument("--list", action="store_true", help="list all models")
+    kv.add_argument(
+        "--model", nargs="+", metavar="ID", help="one or more ids of --list"
+    )
+    kv.add_argument(
+        "--tokens",
+        nargs="+",
+        type=a_count,
+        default=CONTEXTS,
+        help="tokens per sequence, such as 4096 or 128K",
+    )
+    kv.add_argument(
+        "--batch", type=a_count, default=1, help="number of sequences"
+    )
     kv.add_argument(
         "--dtype",
         default="bf16",
-        help=f"of the cache: {', '.join(DTYPES)}, or shipped",
+        help=f"format of the cache: {', '.join(DTYPES)}, or shipped",
     )
     kv.add_argument(
         "--scale",
         type=a_scale,
         metavar="BITS/BLOCK",
-        help="a scale of BITS for each BLOCK elements: 16/32",
+        help="one scale of BITS per BLOCK elements, such as 16/32",
     )
-    kv.add_argument("--ranks", type=a_count, default=1, help="devices")
+    kv.add_argument(
+        "--ranks", type=a_count, default=1, help="number of devices"
+    )
     kv.add_argument(
         "--budget",
         type=a_size,
-        help="memory of a device: 80GiB (80GB is 74.5GiB)",
+        help="memory per device, such as 80GiB (80GB is 74.5GiB)",
     )
     kv.add_argument(
         "--weights",
         type=weights,
-        help="of the model, taken from the budget: all of them as 141GB, "
-        f"or stored as {', '.join(DTYPES)}",
+        help="subtracted from the budget: the size of all weights, such as "
+        f"141GB, or the dtype that they are stored in: {', '.join(DTYPES)}",
     )
-    kv.add_argument("--json", action="store_true")
+    kv.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_kv(asked: argparse.Namespace) -> str:
@@ -345,11 +371,13 @@ def run_kv(asked: argparse.Namespace) -> str:
     dtype: str | Storage = asked.dtype
     if asked.scale:
         if dtype not in DTYPES:
-            raise ValueError("--scale goes with a dtype of --dtype's list")
+            raise ValueError(
+                f"--scale goes with one of {', '.join(DTYPES)}, not {dtype!r}"
+            )
         dtype = DTYPES[dtype]._replace(
             scale_bits=asked.scale[0], block=asked.scale[1]
         )
-    # What is known of some models only is no reason to keep back the others.
+    # A model without the data that was asked for does not stop the others.
     found, unknown = [], []
     for model in chosen:
         try:

@@ -1,4 +1,4 @@
-"""What the layers refuse, and in which words."""
+"""Checks of sizes and inputs that all layers share."""
 
 # --8<-- [start:imports]
 import operator
@@ -18,7 +18,7 @@ def check_layer(
     dropout: float,
     rope_theta: float | None = None,
 ) -> int:
-    """The width of a head, if all sizes of a layer can be.
+    """Check the sizes of a layer and return the width of a head.
 
     Examples:
         >>> sizes = dict(n_heads=8, n_kv_heads=2, head_dim=None, dropout=0.0)
@@ -39,7 +39,7 @@ def check_layer(
         head_dim = d_model // n_heads
     check_sizes(head_dim=head_dim)
     if rope_theta is not None and head_dim % 2:
-        raise ValueError(f"{head_dim=} is odd: RoPE turns pairs of numbers")
+        raise ValueError(f"{head_dim=} is odd: RoPE rotates pairs of elements")
     if rope_theta is not None and not rope_theta > 0:
         raise ValueError(f"{rope_theta=} must be positive")
     if not 0 <= dropout < 1:
@@ -48,12 +48,12 @@ def check_layer(
 
 
 def check_sizes(**sizes: int) -> None:
-    """Each is a whole number above 0, an int or numpy's `int64`."""
+    """Each must be an integer of at least 1, an int or numpy's `int64`."""
     _check_from(1, sizes)
 
 
 def check_counts(**counts: int) -> None:
-    """Each is a whole number, which may be 0."""
+    """Each must be an integer of at least 0."""
     _check_from(0, counts)
 
 
@@ -64,9 +64,9 @@ def _check_from(least: int, numbers: dict[str, int]) -> None:
 
 
 def whole_number(name: str, number: int) -> int:
-    """The number as an int; True and False are none."""
+    """The number as an int; True and False are refused."""
     kind = type(number)
-    # Of numpy's, those of 64 bits: products of narrower ones overflow.
+    # Of numpy's integers only int64: products of narrower ones overflow.
     if kind is bool or not (
         isinstance(number, int)
         or (kind.__module__, kind.__name__) == ("numpy", "int64")
@@ -76,7 +76,7 @@ def whole_number(name: str, number: int) -> int:
 
 
 def check_input(name: str, x: Tensor, width: int) -> None:
-    """`x` is `(B, T, width)`."""
+    """`x` must be `(B, T, width)`."""
     if x.dim() != 3:
         raise ValueError(
             f"{name} has shape {tuple(x.shape)}; it needs 3 axes: "

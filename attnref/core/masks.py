@@ -1,4 +1,4 @@
-"""Masks: bool, True = may attend, joined by `&`."""
+"""Boolean masks: True = may attend; masks are combined with `&`."""
 
 # --8<-- [start:imports]
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from torch import Tensor
 def causal_mask(
     T: int, S: int | None = None, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """No query sees a later key: `(T, S)`, bottom-right aligned.
+    """The causal mask `(T, S)`, bottom-right aligned: no later key is seen.
 
-    The `T` queries are the last `T` of the `S` positions: query `i` may
-    attend to key `j` where `j <= i + S - T`, and the last query sees every
-    key. With `T = S` (the default) that is the lower triangle.
+    The `T` queries are the last `T` of the `S` positions: row `i` may attend
+    to key `j` where `j <= i + S - T`, and the last row to every key. With
+    `T = S` (the default) this is the lower triangle.
 
     Examples:
         >>> causal_mask(2, 5).int()
@@ -36,10 +36,10 @@ def causal_mask(
 
 # --8<-- [start:padding]
 def padding_mask(valid: Tensor) -> Tensor:
-    """No query sees a pad: `(B, 1, 1, S)` from `valid` `(B, S)`.
+    """The padding mask `(B, 1, 1, S)` from `valid` `(B, S)`: no pad is seen.
 
-    True = a real token. Right or left padding makes no difference; the axes
-    of size 1 stand for every head and every query.
+    In `valid`, True = a real token; pads may stand on either side. The axes
+    of size 1 broadcast over all heads and all queries.
 
     Examples:
         >>> valid = torch.tensor([[True, True, True], [True, False, False]])
@@ -55,10 +55,11 @@ def padding_mask(valid: Tensor) -> Tensor:
 
 # --8<-- [start:cross]
 def cross_mask(valid: Tensor, context_valid: Tensor) -> Tensor:
-    """Real queries see the real keys of another sequence: `(B, 1, T, S)`.
+    """The mask `(B, 1, T, S)` of cross-attention: real queries, real keys.
 
-    `valid` `(B, T)` marks the real queries, `context_valid` `(B, S)` the
-    real keys, True = real. A padded query sees nothing and yields zeros.
+    `valid` `(B, T)` marks the real queries and `context_valid` `(B, S)` the
+    real keys of the other sequence, True = real. A pad as a query sees no
+    key, so that its output is zero.
 
     Examples:
         >>> valid = torch.tensor([[True, True, False]])
@@ -89,10 +90,10 @@ def cross_mask(valid: Tensor, context_valid: Tensor) -> Tensor:
 
 # --8<-- [start:hf]
 def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
-    """The padding mask, from a Hugging Face tokenizer's `attention_mask`.
+    """The padding mask from a Hugging Face tokenizer's `attention_mask`.
 
     `(B, S)` of 0 and 1, 1 = real, becomes `(B, 1, 1, S)` bool, True = real.
-    The numbers are looked at, so on an accelerator this waits for it.
+    The values are checked, which on an accelerator waits for the device.
 
     Examples:
         >>> padding_mask_from_hf(torch.tensor([[1, 1, 0]]))
@@ -108,7 +109,7 @@ def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
     real = attention_mask == 1
     if not (real | (attention_mask == 0)).all():
         raise ValueError(
-            "attention_mask holds other numbers than 0 and 1; an additive "
+            "attention_mask has values other than 0 and 1; an additive "
             "mask (0 = may attend) becomes bool by `mask == 0`"
         )
     return padding_mask(real)  # (B, 1, 1, S)
@@ -120,28 +121,28 @@ def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
 # --8<-- [start:rules]
 @dataclass(frozen=True)
 class Rule:
-    """Which keys a query may see, as a condition on their positions.
+    """Which keys a query may see, as a condition on two positions.
 
     `rule(i, j)` is True where a query at position `i` may see a key at
     position `j`; `i` and `j` broadcast. Positions count the tokens of a row
-    from 0, pads included, and `j = -1` is an empty slot, which is never seen.
+    from 0, pads included; `j = -1` is an empty slot, which is never seen.
 
-    A layer has a rule, and a cache says with a rule which keys it keeps.
+    A layer has a rule, and a cache states by a rule which keys it keeps.
     """
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
         return (j >= 0) & self.shows(i, j)
 
     def shows(self, i: Tensor, j: Tensor) -> Tensor | bool:
-        """The condition, for keys that are there: each rule has its own."""
+        """The condition for keys that exist; every subclass defines it."""
         raise NotImplementedError
 
     def covers(self, other: "Rule") -> bool:
-        """Whether a cache that keeps this has every key that `other` shows."""
+        """Whether a cache with this rule keeps every key that `other` shows."""
         return self == other
 
     def hides_nothing(self, T: int, S: int) -> bool:
-        """Whether the last `T` of `S` tokens see all `S`, without a mask."""
+        """Whether the last `T` of `S` tokens see all `S`: no mask needed."""
         return False
 
 
@@ -180,12 +181,12 @@ class Causal(Rule):
         return j <= i
 
     def hides_nothing(self, T: int, S: int) -> bool:
-        # A single query is the last token. Subclasses may hide more.
+        # A single query is the last token. A subclass may hide more.
         return type(self) is Causal and T <= 1
 
 
 def rule_of(causal: bool | Rule) -> Rule:
-    """What a layer means by `causal`: True, False or a rule of its own."""
+    """The rule that `causal` stands for: True, False, or a rule itself."""
     if isinstance(causal, Rule):
         return causal
     return Causal() if causal else Everything()
@@ -203,15 +204,16 @@ def decoder_mask(
     device: torch.device,
     positions: Tensor | None = None,
 ) -> Tensor | None:
-    """What a layer lets its queries see: the caller's mask and the rule.
+    """The mask that a layer applies: the caller's mask and the layer's rule.
 
     `full` is `(B, H, T, S)`, where `S` counts all tokens so far: those that
-    the cache has seen and the `T` new ones. The keys of `mask` are all `S` of
-    them, in this order, also where the cache has dropped some: a mask of the
-    new tokens alone would broadcast, and let every cached pad through.
+    the cache has seen and the `T` new ones. `mask` must have a column for
+    each of these `S` tokens, in this order, even if the cache has dropped
+    some. A mask of the new tokens alone is refused: if it broadcast over all
+    keys, every pad in the cache would be seen.
 
-    The keys stand at `positions`, -1 = an empty slot, or at 0 to S - 1 if that
-    is None. The result has one column for each of them.
+    `positions` holds the position of each key, -1 = an empty slot; None means
+    0 to S - 1. The result has one column per key.
 
     Examples:
         >>> valid = torch.tensor([[False, True, True]])
@@ -226,8 +228,8 @@ def decoder_mask(
         check_mask(mask, full, device)
         if mask.shape[-1] != S:
             raise ValueError(
-                f"mask has shape {tuple(mask.shape)}, and there are {S} keys "
-                "with those of the cache: it must speak of each"
+                f"mask has shape {tuple(mask.shape)} for {S} keys: it must "
+                "cover every key, cached ones included"
             )
     rule = rule_of(causal)
     if positions is None and rule.hides_nothing(T, S):
@@ -236,8 +238,8 @@ def decoder_mask(
     if positions is None:
         positions = torch.arange(S, device=device)  # (S,)
     elif mask is not None:
-        mask = mask[..., positions]  # -1 takes the last, and is hidden
-    seen = rule(i, positions)
+        mask = mask[..., positions]  # -1: last column, hidden below
+    seen = rule(i, positions).expand(T, -1)  # a rule may look at keys alone
     return seen if mask is None else mask & seen
 
 
@@ -253,8 +255,8 @@ def _check_valid(name: str, valid: Tensor) -> None:
         )
     if valid.dim() != 2:
         raise ValueError(
-            f"{name} has shape {tuple(valid.shape)}; one row a sequence is "
-            "(B, S)"
+            f"{name} has shape {tuple(valid.shape)}; it needs (B, S), one row "
+            "per sequence"
         )
 
 
@@ -265,7 +267,7 @@ def _check_valid(name: str, valid: Tensor) -> None:
 def check_mask(
     mask: Tensor, full: tuple[int, int, int, int], device: torch.device
 ) -> None:
-    """Refuse what is not bool or does not broadcast to `(B, H, T, S)`."""
+    """Refuse a mask that is not bool or does not broadcast to `full`."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask is {type(mask).__name__}; pass a bool tensor")
     shape = tuple(mask.shape)
@@ -283,7 +285,7 @@ def check_mask(
     if mask.device != device:
         raise ValueError(f"mask is on {mask.device}, q on {device}")
     if len(shape) == 3:
-        # (B, T, S) or (H, T, S)? Broadcasting would take it for the latter.
+        # (B, T, S) or (H, T, S)? Broadcasting would read it as the latter.
         raise ValueError(
             f"mask has shape {shape}: 3 axes can mean (B, T, S) or "
             f"(H, T, S); write mask[:, None] or mask[None]"

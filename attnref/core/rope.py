@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE): positions as angles."""
+"""Rotary position embedding (RoPE): positions as angles of rotation."""
 
 # --8<-- [start:imports]
 import math
@@ -13,11 +13,17 @@ from torch import Tensor
 # --8<-- [start:yarn]
 @dataclass(frozen=True)
 class Yarn:
-    """How DeepSeek stretches trained positions: YaRN's parameters.
+    """YaRN as DeepSeek uses it: RoPE beyond the trained length.
 
-    Slow pairs turn `factor` times slower, fast ones as before, and those
-    between, by the turns they make within the trained length, in between.
-    `mscale_all_dim` sharpens the softmax, `mscale` the tables alone.
+    A pair that makes at least `beta_fast` turns within `original_max_len`
+    tokens keeps its frequency; one that makes at most `beta_slow` turns has it
+    divided by `factor`; between the two, a linear ramp over the pairs blends
+    both. `mscale_all_dim` scales the scores, `mscale` the tables.
+
+    Examples:
+        >>> yarn = Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+        >>> round(yarn.softmax_scale, 3)  # (0.1 * ln(40) + 1) ** 2
+        1.874
     """
 
     factor: float
@@ -41,32 +47,32 @@ class Yarn:
 
     @property
     def table_scale(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor by which all cosines and sines are multiplied."""
         if self.mscale and self.mscale_all_dim:
             return self._scale(self.mscale) / self._scale(self.mscale_all_dim)
         return self._scale(1.0)
 
     @property
     def softmax_scale(self) -> float:
-        """What the scale of the scores is multiplied by."""
+        """The factor by which the scale of the scores is multiplied."""
         return self._scale(self.mscale_all_dim) ** 2
 
     def _scale(self, mscale: float) -> float:
         return 0.1 * mscale * math.log(self.factor) + 1.0
 
     def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
-        """The frequencies, the slow ones divided by `factor`."""
+        """The frequencies after YaRN: the low ones divided by `factor`."""
         D = 2 * len(frequencies)
 
         def pair(turns: float) -> float:
-            """Which pair makes so many turns in the trained length."""
+            """The index (a float) of the pair with so many turns."""
             wavelength = self.original_max_len / (turns * 2 * math.pi)
             return D * math.log(wavelength) / (2 * math.log(theta))
 
         low = max(math.floor(pair(self.beta_fast)), 0)
         high = min(math.ceil(pair(self.beta_slow)), D - 1)
-        i = torch.arange(D // 2).to(frequencies)
-        slow = ((i - low) / max(high - low, 1e-3)).clamp(0, 1)
+        p = torch.arange(D // 2).to(frequencies)
+        slow = ((p - low) / max(high - low, 1)).clamp(0, 1)
         return frequencies * (1 - slow) + frequencies / self.factor * slow
 
 
@@ -81,11 +87,12 @@ def rope_table(
     theta: float = 10000.0,
     yarn: Yarn | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's angles, one angle a pair.
+    """Cosines and sines of the angles of all positions, one angle per pair.
 
     `positions` `(T,)` or `(B, T)` gives two tables `(T, dim / 2)` or
-    `(B, T, dim / 2)`. Pair `i` turns by `theta ** (-2 i / dim)` a step. The
-    tables are computed for these very positions, so there is none to outgrow.
+    `(B, T, dim / 2)`. At position `i`, pair `p` has the angle
+    `i * theta ** (-2 p / dim)`. The tables are computed for the positions
+    given, so there is no maximum length.
 
     Examples:
         >>> cos, sin = rope_table(torch.arange(3), 4)
@@ -95,12 +102,12 @@ def rope_table(
                 [-0.4161,  0.9998]], dtype=torch.float64)
     """
     if dim < 2 or dim % 2:
-        raise ValueError(f"{dim=} must be even: RoPE turns pairs of numbers")
+        raise ValueError(f"{dim=} must be even: RoPE rotates pairs of elements")
     if not theta > 0:
         raise ValueError(f"{theta=} must be positive")
     if positions.dtype == torch.bool or positions.is_complex():
-        raise TypeError(f"positions are {positions.dtype}; pass numbers")
-    # float32 has an angle of 100,000 steps wrong in the third decimal.
+        raise TypeError(f"positions are {positions.dtype}; pass real numbers")
+    # In float32, the angle at position 100,000 has a wrong third decimal.
     mps = positions.device.type == "mps"  # has no float64
     wide = torch.float32 if mps else torch.float64
     pairs = torch.arange(0, dim, 2, device=positions.device, dtype=wide)
@@ -119,28 +126,28 @@ def rope_table(
 def apply_rope(
     x: Tensor, cos: Tensor, sin: Tensor, *, layout: str = "half"
 ) -> Tensor:
-    """Turn each pair of numbers of `x` by its angle; `(B, H, T, D)` stays.
+    """Rotate each pair of elements of `x` `(B, H, T, D)` by its angle.
 
-    `layout` says which numbers make pair `i`: `"half"` takes `i` and
-    `i + D / 2` (Llama in transformers), `"interleaved"` takes `2 i` and
-    `2 i + 1` (the paper). Weights made for one are wrong for the other.
+    `layout` says which elements form pair `p`: `"half"` takes `p` and
+    `p + D / 2` (Llama in transformers), `"interleaved"` takes `2 p` and
+    `2 p + 1` (the paper). Weights trained with one are wrong for the other.
 
     Examples:
         >>> x = torch.tensor([[[[1.0, 0.0]]]])
-        >>> cos, sin = rope_table(torch.tensor([2]), 2)  # two steps of 1
+        >>> cos, sin = rope_table(torch.tensor([2]), 2)  # an angle of 2
         >>> apply_rope(x, cos, sin)
         tensor([[[[-0.4161,  0.9093]]]])
     """
     _check(x, cos, sin)
     T, D = x.shape[2:]
     wide = torch.promote_types(x.dtype, torch.float32)
-    # One axis more, for the heads: all of a token turn alike.
+    # One more axis, for the heads: they all rotate by the same angles.
     cos, sin = cos.to(wide).unsqueeze(-3), sin.to(wide).unsqueeze(-3)
     if layout == "half":
-        a, b = x.to(wide).chunk(2, dim=-1)  # (..., T, D // 2)
+        a, b = x.chunk(2, dim=-1)  # (..., T, D // 2)
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     elif layout == "interleaved":
-        a, b = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)  # (..., T, D // 2)
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)  # (..., T, D // 2)
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1)
         turned = turned.flatten(-2)
     else:
@@ -162,11 +169,11 @@ def rotate(
     layout: str = "half",
     yarn: Yarn | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What a layer does: `q` and `k` turned by where their tokens stand.
+    """Rotate the queries and keys of a layer by their tokens' positions.
 
-    These follow the `past` tokens of the cache, unless `positions`, `(T,)` or
-    `(1, T)` or `(B, T)`, says otherwise. A `theta` of None leaves both as
-    they are.
+    `q` is `(B, H, T, D)`, `k` is `(B, K, T, D)`. The positions are those after
+    the `past` tokens in the cache, unless `positions`, `(T,)`, `(1, T)` or
+    `(B, T)`, gives others. With `theta=None` both are returned as they are.
     """
     if theta is None:
         if positions is not None:
@@ -194,10 +201,10 @@ def rotate(
 
 # --8<-- [start:positions]
 def token_positions(valid: Tensor) -> Tensor:
-    """Each row's tokens counted from 0, pads left out: `(B, S)`.
+    """Positions `(B, S)` that count the real tokens of each row from 0.
 
-    `valid` is `(B, S)`, True = a real token. A pad has the position of the
-    token before it, or 0; it is never seen, so that it does not matter.
+    `valid` is `(B, S)`, True = a real token. A pad gets the position of the
+    token before it, or 0; as it is never seen, this has no effect.
 
     Examples:
         >>> token_positions(torch.tensor([[False, False, True, True]]))
@@ -228,8 +235,8 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     if cos.shape != sin.shape or all(cos.shape != w for w in wanted):
         raise ValueError(
             f"tables of shape {tuple(cos.shape)} and {tuple(sin.shape)} do not "
-            f"fit x of shape {tuple(x.shape)}: {T} positions of {D // 2} "
-            f"angles, {wanted[0]} or {wanted[2]}"
+            f"fit x of shape {tuple(x.shape)}: {T} positions with {D // 2} "
+            f"angles each are {wanted[0]} or {wanted[2]}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with grouped heads, spelled out."""
+"""Scaled dot-product attention with grouped heads, written out."""
 
 # --8<-- [start:imports]
 import torch
@@ -19,13 +19,13 @@ def attention_weights(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """How much each query takes from each key: `softmax(q k^T * scale)`.
+    """The weight of each key for each query: `A = softmax(q k^T * scale)`.
 
     `q` `(B, H, T, D)` and `k` `(B, K, S, D)` give `(B, H, T, S)`. Query head
-    `h` reads key head `h // (H // K)`, so `K` divides `H`. `mask` is bool,
-    True = may attend, and broadcasts to `(B, H, T, S)`. `scale` is
-    `D ** -0.5` unless given. A row sums to 1, or to 0 where the query may
-    attend to nothing.
+    `n` reads key head `n // (H // K)`, so `K` must divide `H`. `mask` is
+    bool, True = may attend, and broadcasts to `(B, H, T, S)`. `scale` is
+    `D ** -0.5` (the paper's `1 / sqrt(d_k)`) unless given. Each row sums to
+    1, or to 0 if the query may attend to no key.
 
     Examples:
         >>> q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4)
@@ -49,12 +49,13 @@ def sdpa(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Each query's weighted mean of the values: weights times v.
+    """Scaled dot-product attention: each query's weighted mean of the values.
 
     `q` `(B, H, T, D)`, `k` `(B, K, S, D)` and `v` `(B, K, S, Dv)` give
-    `(B, H, T, Dv)`. Mask and scale as in `attention_weights`. A query that
-    may attend to nothing yields zeros. `dropout` drops weights whenever it
-    is above 0: in evaluation, pass none.
+    `(B, H, T, Dv)`, the paper's `A V`. `mask` and `scale` are those of
+    `attention_weights`. A query that may attend to no key gives zeros.
+    `dropout` is applied to the weights whenever it is above 0: leave it out
+    in evaluation.
 
     Examples:
         >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
@@ -83,7 +84,7 @@ def _weights(
     _check(q, k, mask, scale)
     B, H, T, D = q.shape
     K, S = k.shape[1:3]
-    # Scores of half-precision inputs are kept in float32 until the end.
+    # Scores of half-precision inputs stay in float32 until the softmax.
     wide = torch.promote_types(q.dtype, torch.float32)
     rows = _fold(q.to(wide), K)  # (B, K, H // K * T, D)
     scores = _matmul(rows, k.to(wide).mT)  # (B, K, H // K * T, S)
@@ -94,10 +95,10 @@ def _weights(
 
 
 def _fold(x: Tensor, K: int) -> Tensor:
-    """Stack the heads of a group along the query axis: they read one key.
+    """Stack the query heads that share a key/value head on the query axis.
 
-    The small tensor is reshaped, so that the large ones, keys and values,
-    are never repeated.
+    One matrix product then serves the whole group. It is the small tensor
+    that is reshaped; the large ones, keys and values, are never repeated.
     """
     B, H, T, width = x.shape
     return x.reshape(B, K, H // K * T, width)  # (B, K, H // K * T, width)
@@ -106,7 +107,7 @@ def _fold(x: Tensor, K: int) -> Tensor:
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.device.type == "meta":
         return a @ b
-    # Under autocast, float32 scores would be rounded to half precision again.
+    # Autocast would round the float32 scores to half precision again.
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
 
@@ -124,7 +125,7 @@ def _check(
     if k.shape[3] != D:
         raise ValueError(f"q has D={D}, k has D={k.shape[3]}")
     if D == 0:
-        raise ValueError("q and k have D=0: there is nothing to compare")
+        raise ValueError("q and k have D=0: the head width must be at least 1")
     if K == 0 or H % K:
         raise ValueError(f"q has H={H} heads, k has K={K}: K must divide H")
     if scale is not None and not isinstance(scale, (int, float)):

@@ -1,4 +1,4 @@
-"""Softmax that cannot overflow: all at once, and in chunks."""
+"""Softmax without overflow: over a whole row, and chunk by chunk."""
 
 # --8<-- [start:imports]
 import torch
@@ -9,11 +9,11 @@ from torch import Tensor
 
 # --8<-- [start:softmax]
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Weights `exp(x_j) / sum_k exp(x_k)` along `dim`, without overflow.
+    """Weights `exp(x_j) / sum_j' exp(x_j')` along `dim`, without overflow.
 
-    Any shape; float16 and bfloat16 are computed in float32. A row that
-    is -inf throughout gives zeros: no candidate, no weight. That it became
-    so by overflow and not by a mask cannot be told from the row.
+    `x` may have any shape; float16 and bfloat16 are computed in float32. A
+    row in which every score is -inf gives zeros, whether a mask or an
+    overflow made it so: the row itself does not show which.
 
     Examples:
         >>> softmax(torch.tensor([1000.0, 1000.0, float("-inf")]))
@@ -21,10 +21,12 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """
     wide = _widen(x)
     if x.numel() == 0:
-        return x.clone()  # no candidate at all
+        return x.clone()  # there are no scores
+    # The weights do not depend on what is subtracted, so neither does their
+    # gradient: the maximum is a constant for autograd.
     peak = wide.detach().amax(dim, keepdim=True)
-    # The largest exponent becomes 0. A row of -inf has no peak to take off:
-    # -inf - (-inf) is NaN, so take off nothing.
+    # The largest exponent becomes 0. In a row of -inf the maximum is -inf,
+    # and -inf - (-inf) is NaN: subtract 0 there.
     e = (wide - peak.masked_fill(peak == -torch.inf, 0)).exp()
     total = e.sum(dim, keepdim=True)
     return (e / total.masked_fill(total == 0, 1)).to(x.dtype)
@@ -35,10 +37,11 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 # --8<-- [start:online]
 def online_softmax(x: Tensor, dim: int = -1, *, chunk: int) -> Tensor:
-    """The same weights from a row that arrives in chunks.
+    """The same weights as `softmax`, from a row that is read in chunks.
 
-    One pass keeps two numbers a row, the largest entry so far and the sum
-    of exponentials relative to it; a second pass writes the weights.
+    The first pass keeps two numbers per row: the largest score so far, `m`,
+    and the sum `l` of `exp(x_j - m)`. The second pass computes the weights
+    `exp(x_j - m) / l`.
 
     Examples:
         >>> x = torch.tensor([3.0, 900.0, -2.0, 901.0, 7.0])
@@ -49,7 +52,7 @@ def online_softmax(x: Tensor, dim: int = -1, *, chunk: int) -> Tensor:
     if chunk < 1:
         raise ValueError(f"{chunk=} must be at least 1")
     if x.dim() == 0:
-        raise ValueError("x is a single number; there is no axis to split")
+        raise ValueError("x is a scalar: there is no axis to split")
     if x.numel() == 0:
         return x.clone()
     parts = torch.split(wide, chunk, dim)
@@ -58,7 +61,7 @@ def online_softmax(x: Tensor, dim: int = -1, *, chunk: int) -> Tensor:
     for part in parts:
         new = torch.maximum(peak, part.detach().amax(dim, keepdim=True))
         base = new.masked_fill(new == -torch.inf, 0)
-        # What was summed so far was relative to the old peak: rescale it.
+        # The sum so far is relative to the old maximum: rescale it.
         total = total * (peak - base).exp()
         total = total + (part - base).exp().sum(dim, keepdim=True)
         peak = new

@@ -13,12 +13,13 @@ from attnref.core.sdpa import sdpa
 
 # --8<-- [start:module]
 class CrossAttention(nn.Module):
-    """Each query of `x` reads all of `context`, a sequence of its own.
+    """Cross-attention: queries from `x`, keys and values from `context`.
 
-    Nothing is causal here, and no positions are compared. `d_context` is the
-    width of the context, `d_model` unless given; `n_kv_heads` groups the heads
-    as in GQA. `bias` is for all four projections; `o_bias` is for the last
-    one, where it differs.
+    Every query may attend to the whole context: there is no causal mask and
+    no RoPE. `d_context` is the width of the context (`d_model` unless given),
+    `n_kv_heads` the number K of key/value heads as in GQA (`n_heads` unless
+    given). `bias` adds biases to all four projections, and `o_bias` overrides
+    it for `o_proj`.
 
     Examples:
         >>> import torch
@@ -68,10 +69,10 @@ class CrossAttention(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """`(B, T, E)` and `(B, S, d_context)` to `(B, T, E)`.
+        """Attend from `x` `(B, T, E)` to `context`; returns `(B, T, E)`.
 
-        An empty `cache` is filled from `context`; a filled one takes its
-        place, so that later calls pass no context.
+        `context` is `(B, S, d_context)`. An empty `cache` is filled with its
+        keys and values. Later calls pass the filled cache and no context.
         """
         check_input("x", x, self.d_model)
         B, T, E = x.shape
@@ -83,7 +84,7 @@ class CrossAttention(nn.Module):
             k, v = self._cached(cache, context, B)  # (B, K, S, D)
         else:
             if context is None:
-                raise ValueError("context is None, and no cache stands for it")
+                raise ValueError("context is None and no filled cache is given")
             check_input("context", context, self.d_context)
             S = context.shape[1]
             if len(context) != B:
@@ -110,14 +111,17 @@ class CrossAttention(nn.Module):
     ) -> tuple[Tensor, ...]:
         if context is not None:
             raise ValueError(
-                f"the cache holds a context of {cache.length} tokens already: "
-                "pass no other, or cache.reset() first"
+                f"the cache already holds a context of {cache.length} tokens: "
+                "pass no context, or call cache.reset() first"
             )
         stored = cache.stored
         shapes = [tuple(t.shape) for t in stored]
         wanted = (B, self.n_kv_heads, cache.length, self.head_dim)
         if shapes != [wanted, wanted]:
-            raise ValueError(f"the cache holds {shapes}, not two of {wanted}")
+            raise ValueError(
+                f"the cache holds tensors of shapes {shapes}; "
+                f"expected two of {wanted}"
+            )
         return stored
 
 

@@ -1,4 +1,4 @@
-"""Grouped-query attention (GQA): the query heads of a group share a key."""
+"""Grouped-query attention (GQA): query heads of a group share keys."""
 
 # --8<-- [start:imports]
 import torch
@@ -23,10 +23,10 @@ def grouped_query_loop(
     wo: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """GQA one group after the other, and in it one query head after the other.
+    """GQA as a loop over the groups and over the query heads of each group.
 
-    `x` `(B, T, E)`; `wq` `(H, E, D)`, one matrix a query head; `wk`, `wv`
-    `(K, E, D)`, one a group; `wo` `(H * D, E)`; `mask` `(T, T)`, True = may
+    `x` `(B, T, E)`; `wq` `(H, E, D)`, one matrix per query head; `wk`, `wv`
+    `(K, E, D)`, one per group; `wo` `(H * D, E)`; `mask` `(T, T)`, True = may
     attend.
     """
     H, E, D = wq.shape
@@ -48,14 +48,14 @@ def grouped_query_loop(
 
 # --8<-- [start:module]
 class GroupedQueryAttention(nn.Module):
-    """H query heads in K groups; a group shares one key and one value head.
+    """Grouped-query attention: H query heads share K key/value heads.
 
-    Query head `h` reads key head `h // (H // K)`. Causal unless told
-    otherwise. `rope_theta` turns queries and keys by their positions. `bias`
-    is for all four projections; `o_bias` is for the last one, where it
-    differs. Parameters are named as in Hugging Face checkpoints, but not every
-    checkpoint that loads is this layer: see the table of checkpoints on the
-    page of conventions.
+    Query head `h` reads key/value head `h // (H // K)`. Causal by default.
+    `rope_theta` is the base of RoPE; without it, queries and keys are not
+    rotated. `bias` adds biases to all four projections, and `o_bias`
+    overrides it for `o_proj`. Parameters are named as in Hugging Face
+    checkpoints. Not every checkpoint that loads is also computed correctly:
+    see the table of checkpoints on the conventions page.
 
     Examples:
         >>> layer = GroupedQueryAttention(d_model=64, n_heads=8, n_kv_heads=2)
@@ -106,9 +106,11 @@ class GroupedQueryAttention(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """`(B, T, E)` to `(B, T, E)`; `mask` `(B, 1, 1, S)`, `(T, S)`, ...
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
-        With a `cache`, the S keys are those of the cache and the T new ones.
+        `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
+        With a `cache`, the S keys are the cached ones followed by the T new
+        ones; without, S = T.
         """
         check_input("x", x, self.d_model)
         B, T, E = x.shape
@@ -128,7 +130,7 @@ class GroupedQueryAttention(nn.Module):
             positions=None if cache is None else cache.positions(T, x.device),
         )
         if cache is not None:
-            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored turned
+            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
         dropout = self.dropout if self.training else 0.0
         heads = sdpa(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)

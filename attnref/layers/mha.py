@@ -1,4 +1,4 @@
-"""Multi-head attention (MHA): every head has its own queries, keys, values."""
+"""Multi-head attention (MHA): each head has its own queries, keys, values."""
 
 # --8<-- [start:imports]
 import torch
@@ -23,11 +23,11 @@ def multi_head_loop(
     wo: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """MHA as the paper writes it, one head after the other.
+    """MHA as a loop over the heads, as in the paper's formula.
 
-    `x` `(B, T, E)`; `wq`, `wk`, `wv` `(H, E, D)`, one matrix a head;
-    `wo` `(H * D, E)`; `mask` `(T, T)`, True = may attend. To be read and to
-    be compared with, not to be fast.
+    `x` `(B, T, E)`; `wq`, `wk`, `wv` `(H, E, D)`, one matrix per head;
+    `wo` `(H * D, E)`; `mask` `(T, T)`, True = may attend. Slow: a reference
+    for reading and for tests.
     """
     H, E, D = wq.shape
     heads = []
@@ -45,13 +45,13 @@ def multi_head_loop(
 
 # --8<-- [start:module]
 class MultiHeadAttention(nn.Module):
-    """H heads side by side, each with a query, a key and a value of its own.
+    """Multi-head attention: each of H heads has its own query, key and value.
 
-    Causal unless told otherwise. `rope_theta` turns queries and keys by their
-    positions. `bias` is for all four projections; `o_bias` is for the last
-    one, where it differs. Parameters are named as in Hugging Face checkpoints,
-    but not every checkpoint that loads is this layer: see the table of
-    checkpoints on the page of conventions.
+    Causal by default. `rope_theta` is the base of RoPE; without it, queries
+    and keys are not rotated. `bias` adds biases to all four projections, and
+    `o_bias` overrides it for `o_proj`. Parameters are named as in Hugging
+    Face checkpoints. Not every checkpoint that loads is also computed
+    correctly: see the table of checkpoints on the conventions page.
 
     Examples:
         >>> layer = MultiHeadAttention(d_model=64, n_heads=8)
@@ -97,9 +97,11 @@ class MultiHeadAttention(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """`(B, T, E)` to `(B, T, E)`; `mask` `(B, 1, 1, S)`, `(T, S)`, ...
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
-        With a `cache`, the S keys are those of the cache and the T new ones.
+        `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
+        With a `cache`, the S keys are the cached ones followed by the T new
+        ones; without, S = T.
         """
         check_input("x", x, self.d_model)
         B, T, E = x.shape
@@ -119,7 +121,7 @@ class MultiHeadAttention(nn.Module):
             positions=None if cache is None else cache.positions(T, x.device),
         )
         if cache is not None:
-            k, v = cache.append(k, v)  # (B, H, S, D); keys are stored turned
+            k, v = cache.append(k, v)  # (B, H, S, D); keys are stored rotated
         dropout = self.dropout if self.training else 0.0
         heads = sdpa(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)

@@ -1,7 +1,7 @@
-"""Multi-head latent attention (MLA): one small latent in place of the keys."""
+"""Multi-head latent attention (MLA): keys and values from a small latent."""
 
 # --8<-- [start:imports]
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,13 @@ from attnref.core.sdpa import sdpa
 
 # --8<-- [start:parts]
 class Parts(NamedTuple):
-    """What a layer makes of its input, before a form takes over.
+    """What a layer computes from its input before a form takes over.
 
-    `q` `(B, H, T, Dn)` has no position, `q_rope` `(B, H, T, Dr)` is turned;
-    `c` `(B, 1, T, R)` is the latent after its norm, `k_rope` `(B, 1, T, Dr)`
-    the turned key of all heads. `up` is the module `kv_b_proj`, the paper's
-    W^UK and W^UV, head by head.
+    `q` `(B, H, T, Dn)` is the part of the queries without position and
+    `q_rope` `(B, H, T, Dr)` the part with RoPE; `c` `(B, 1, T, R)` is the
+    latent after its RMSNorm, `k_rope` `(B, 1, T, Dr)` the RoPE key that all
+    heads share. `up` is the module `kv_b_proj`: the paper's W^UK and W^UV,
+    interleaved head by head.
     """
 
     q: Tensor
@@ -37,10 +38,10 @@ class Parts(NamedTuple):
 
 
 def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
-    """Each head's own keys and values, out of the latents.
+    """Each head's own keys and values, computed from the latents.
 
-    The module is called, so that adapters, hooks and whatever else stands in
-    its place have their say.
+    `up` is called as a module, so that adapters, hooks and quantised layers
+    in its place take effect.
     """
     B, H, T, Dn = p.q.shape
     S = c.shape[2]
@@ -55,7 +56,7 @@ def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
 
 # --8<-- [start:expanded]
 def _expanded(p: Parts) -> Tensor:
-    """Keys and values of each head are made once, and cached."""
+    """Each head's keys and values are computed once and cached."""
     k, v = _expand(p, p.c, p.k_rope)
     if p.cache is not None:
         k, v = p.cache.append(k, v)
@@ -85,8 +86,10 @@ def _latent(p: Parts) -> Tensor:
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
-def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
-    """Whether calling it multiplies by its weight and does nothing else."""
+def _is_matrix(
+    linear: nn.Module, *, biased: bool = False
+) -> TypeGuard[nn.Linear]:
+    """Whether calling `linear` only multiplies by its weight."""
     return (
         type(linear) is nn.Linear
         and (biased or linear.bias is None)
@@ -96,22 +99,20 @@ def _is_matrix(linear: nn.Module, *, biased: bool = False) -> bool:
 
 
 def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
-    """The weight of a layer that is about to be used without being called."""
-    if not isinstance(linear, nn.Linear) or not _is_matrix(
-        linear, biased=biased
-    ):
+    """The weight of a module that is used without calling the module."""
+    if not _is_matrix(linear, biased=biased):
         raise TypeError(
             f"{name} is {type(linear).__name__}, not a plain nn.Linear without "
-            f"a hook{'' if biased else ' or a bias'}: to absorb it, its weight "
-            "alone is read, and the rest would be lost. Merge an adapter into "
-            "the weight first, or pass form='latent' or 'expanded', which call "
-            "the module"
+            f"a hook{'' if biased else ' or a bias'}: absorption reads only "
+            "its weight, and the rest would be lost. Merge an adapter into the "
+            "weight first, or pass form='latent' or 'expanded', which call the "
+            "module"
         )
     return linear.weight
 
 
 def _absorbed(p: Parts) -> Tensor:
-    """The latent is cached, and attended to as it is: MQA in latent space."""
+    """The latent is cached and attended to directly: MQA in latent space."""
     B, H, T, Dn = p.q.shape
     R = p.c.shape[3]
     up = _matrix("kv_b_proj", p.up).view(H, -1, R)  # (H, Dn + Dv, R)
@@ -135,7 +136,7 @@ FORMS = {"expanded": _expanded, "latent": _latent, "absorbed": _absorbed}
 
 
 class _Norm(nn.RMSNorm):
-    """In the dtype of its weight, and back: autocast makes the two differ."""
+    """Computes in the dtype of its weight: under autocast the two differ."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
@@ -144,10 +145,12 @@ class _Norm(nn.RMSNorm):
 class MultiHeadLatentAttention(nn.Module):
     """MLA of DeepSeek-V2 and V3, in three forms that compute the same.
 
-    All heads' keys and values are made from one latent of `kv_lora_rank`
-    numbers a token; positions are in a separate part of `qk_rope_head_dim`,
-    one key for all heads. `q_lora_rank` compresses queries too, or None does
-    not. Parameters are named as in Hugging Face checkpoints of DeepSeek-V3.
+    The keys and values of all heads are computed from one latent of
+    `kv_lora_rank` elements per token. Positions are in a separate part of
+    width `qk_rope_head_dim`, with one RoPE key for all heads. `q_lora_rank`
+    is the rank of the latent of the queries; None means that queries are not
+    compressed. Parameters are named as in Hugging Face checkpoints of
+    DeepSeek-V3.
 
     Examples:
         >>> layer = MultiHeadLatentAttention(
@@ -228,13 +231,15 @@ class MultiHeadLatentAttention(nn.Module):
         positions: Tensor | None = None,
         form: str | None = None,
     ) -> Tensor:
-        """`(B, T, E)` to `(B, T, E)`; `form`: expanded, latent, absorbed.
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
-        A cache holds `(B, H, S, Dn + Dr)` keys and `(B, H, S, Dv)` values in
-        the first, `(B, 1, S, R + Dr)` latents in the others, which may take
-        turns on one cache. Unless a form is given, it is the first without a
-        cache and the cheaper of the others with one, but never the absorbed
-        one where `kv_b_proj` has been replaced or hooked.
+        `form` is `"expanded"`, `"latent"` or `"absorbed"`. In the expanded
+        form a cache holds keys `(B, H, S, Dn + Dr)` and values
+        `(B, H, S, Dv)`. In the other two it holds latents and RoPE keys,
+        `(B, 1, S, R + Dr)`, so these forms may alternate on one cache. If no
+        form is given, the layer takes the expanded one without a cache, and
+        with one the cheaper of the other two, but never the absorbed form if
+        `kv_b_proj` has been replaced or has hooks.
         """
         check_input("x", x, self.d_model)
         if form is not None and form not in FORMS:
@@ -290,12 +295,13 @@ class MultiHeadLatentAttention(nn.Module):
 def absorbed_weights(
     layer: MultiHeadLatentAttention,
 ) -> tuple[Tensor, Tensor]:
-    """W^UK multiplied into the queries' matrix, W^UV into the output's.
+    """Merge W^UK into the query projection and W^UV into the output one.
 
-    `(H, R + Dr, Q)`, from the `Q` numbers that queries are made of straight
-    to queries on the latent, and `(E, H, R)`, from what the heads collect
-    there straight to the output. Done once; afterwards W^UK and W^UV are not
-    needed. Larger than what it replaces. The output's bias stays apart.
+    The first, `(H, R + Dr, Q)`, maps what queries are computed from (`Q` is
+    `q_lora_rank`, or `E` without it) to queries in the latent space. The
+    second, `(E, H, R)`, maps each head's sum of latents to the output. Both
+    are computed once, and W^UK and W^UV are then not needed any more. They
+    are larger than their factors. The output's bias is not included.
     """
     H, Dn, Dr = layer.n_heads, layer.qk_nope_head_dim, layer.qk_rope_head_dim
     R, Dv = layer.kv_lora_rank, layer.v_head_dim
@@ -317,11 +323,11 @@ def absorbed_weights(
 def crossover(
     *, kv_lora_rank: int, qk_nope_head_dim: int, v_head_dim: int
 ) -> float:
-    """How many new tokens make expanding the past as cheap as absorbing.
+    """The number of new tokens where latent and absorbed cost the same.
 
-    Up to this many, on a long past, the absorbed form needs fewer
-    multiplications; beyond it the latent form does. Infinite when the latent
-    is so small that absorbing is always cheaper.
+    With a long cache, the absorbed form needs fewer FLOPs below this number
+    and the latent form above it. Infinite if the latent is so small that the
+    absorbed form is always cheaper.
 
     Examples:
         >>> v3 = dict(kv_lora_rank=512, qk_nope_head_dim=128, v_head_dim=128)
@@ -337,9 +343,10 @@ def crossover(
 
 # --8<-- [start:cheaper]
 def cheaper_form(layer: MultiHeadLatentAttention, new: int, past: int) -> str:
-    """`"latent"` or `"absorbed"`: the fewer multiplications for a chunk.
+    """`"latent"` or `"absorbed"`: whichever needs fewer FLOPs for a chunk.
 
-    `new` tokens on `past` cached ones. Memory traffic is not counted.
+    The chunk has `new` tokens and the cache `past`. Memory traffic is not
+    counted.
     """
     R, Dr = layer.kv_lora_rank, layer.qk_rope_head_dim
     both, S = layer.qk_nope_head_dim + layer.v_head_dim, past + new

@@ -1,4 +1,4 @@
-"""Multi-query attention (MQA): many queries, one key and one value."""
+"""Multi-query attention (MQA): many query heads, one key/value head."""
 
 # --8<-- [start:imports]
 import torch
@@ -23,10 +23,11 @@ def multi_query_loop(
     wo: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """MQA one head after the other: keys and values stand before the loop.
+    """MQA as a loop over the query heads, with one key and one value head.
 
-    `x` `(B, T, E)`; `wq` `(H, E, D)`, one matrix a head; `wk`, `wv` `(E, D)`,
-    for all heads; `wo` `(H * D, E)`; `mask` `(T, T)`, True = may attend.
+    `x` `(B, T, E)`; `wq` `(H, E, D)`, one matrix per head; `wk`, `wv`
+    `(E, D)`, shared by all heads; `wo` `(H * D, E)`; `mask` `(T, T)`, True =
+    may attend.
     """
     H, E, D = wq.shape
     k, v = x @ wk, x @ wv  # (B, T, D)
@@ -45,13 +46,13 @@ def multi_query_loop(
 
 # --8<-- [start:module]
 class MultiQueryAttention(nn.Module):
-    """H query heads that all read one key head and one value head.
+    """Multi-query attention: H query heads share one key and one value head.
 
-    Causal unless told otherwise. `rope_theta` turns queries and keys by their
-    positions. `bias` is for all four projections; `o_bias` is for the last
-    one, where it differs. Parameters are named as in Hugging Face checkpoints,
-    but not every checkpoint that loads is this layer: see the table of
-    checkpoints on the page of conventions.
+    Causal by default. `rope_theta` is the base of RoPE; without it, queries
+    and keys are not rotated. `bias` adds biases to all four projections, and
+    `o_bias` overrides it for `o_proj`. Parameters are named as in Hugging
+    Face checkpoints. Not every checkpoint that loads is also computed
+    correctly: see the table of checkpoints on the conventions page.
 
     Examples:
         >>> layer = MultiQueryAttention(d_model=64, n_heads=8)
@@ -96,9 +97,11 @@ class MultiQueryAttention(nn.Module):
         cache: Cache | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """`(B, T, E)` to `(B, T, E)`; `mask` `(B, 1, 1, S)`, `(T, S)`, ...
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
-        With a `cache`, the S keys are those of the cache and the T new ones.
+        `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
+        With a `cache`, the S keys are the cached ones followed by the T new
+        ones; without, S = T.
         """
         check_input("x", x, self.d_model)
         B, T, E = x.shape
@@ -118,7 +121,7 @@ class MultiQueryAttention(nn.Module):
             positions=None if cache is None else cache.positions(T, x.device),
         )
         if cache is not None:
-            k, v = cache.append(k, v)  # (B, 1, S, D); keys are stored turned
+            k, v = cache.append(k, v)  # (B, 1, S, D); keys are stored rotated
         dropout = self.dropout if self.training else 0.0
         heads = sdpa(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, past_of
-from attnref.core.checks import check_sizes
+from attnref.core.checks import check_sizes, whole_number
 from attnref.core.masks import padding_mask, padding_mask_from_hf
 
 # --8<-- [end:imports]
@@ -17,7 +17,7 @@ from attnref.core.masks import padding_mask, padding_mask_from_hf
 
 # --8<-- [start:block]
 class SwiGLU(nn.Module):
-    """Feed-forward layer whose hidden numbers are gated: `silu(g) * u`."""
+    """Gated feed-forward layer: `down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, *, d_model: int, d_ff: int) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward; each normalised before, added after.
+    """Pre-norm layer: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 
-    `attention` is any layer of this package. What `forward` gets beside `x`
-    (mask, cache, positions, a context) is passed on to it. Parameters are
-    named as in a Llama layer of transformers.
+    `attention` is any layer of this package. All arguments of `forward`
+    other than `x` (mask, cache, positions, a context) are passed on to it.
+    Parameters are named as in a Llama layer of transformers.
 
     Examples:
         >>> from attnref import MultiHeadAttention
@@ -68,12 +68,14 @@ class Block(nn.Module):
 
 # --8<-- [start:decoder]
 class Decoder(nn.Module):
-    """Tokens `(B, T)` to a score for each next token, `(B, T, n_tokens)`.
+    """Decoder-only model: tokens `(B, T)` to logits `(B, T, n_tokens)`.
 
-    What `forward` gets beside `caches`, one per layer, is passed on to each
-    layer: a mask, positions, MLA's form. Caches of unlike lengths, without
-    room, or that keep too little for their layer are refused before any of
-    them is written to. A layer without `causal` needs everything.
+    `caches` holds one cache per layer. All other arguments of `forward` are
+    passed on to each layer: a mask, positions, MLA's form, a context. Caches
+    that differ in length, have no room, or keep too little for their layer are
+    refused before any of them is written to. A layer without an attribute
+    `causal` needs a cache that keeps everything, and one with `d_context`
+    stores its context, once, and no tokens.
     """
 
     def __init__(
@@ -98,15 +100,17 @@ class Decoder(nn.Module):
         **attention: Any,
     ) -> Tensor:
         if caches is not None:
-            self._check(caches, tokens.shape[1])
+            self._check(caches, tokens.shape[1], attention.get("context"))
         x = self.embed_tokens(tokens)  # (B, T, E)
         for i, layer in enumerate(self.layers):
             cache = None if caches is None else caches[i]
             x = layer(x, cache=cache, **attention)  # (B, T, E)
         return self.lm_head(self.norm(x))
 
-    def _check(self, caches: Sequence[Cache], new: int) -> None:
-        """Before the first layer writes: afterwards it would be too late."""
+    def _check(
+        self, caches: Sequence[Cache], new: int, context: Tensor | None
+    ) -> None:
+        """Runs before the first layer writes, while nothing has changed."""
         if not isinstance(caches, Sequence):
             kind = type(caches).__name__
             raise TypeError(f"caches is {kind}; pass a list of one per layer")
@@ -116,16 +120,19 @@ class Decoder(nn.Module):
         if twice or len(caches) != len(self.layers):
             raise ValueError(
                 f"{len(caches)} caches for {len(self.layers)} layers"
-                f"{', one of them twice' if twice else ''}: each needs one of "
+                f"{', one of them twice' if twice else ''}: each layer needs "
                 "its own"
             )
         attention = [getattr(b, "self_attn", b) for b in self.layers]
         rules = [getattr(layer, "causal", False) for layer in attention]
         lengths = list(map(past_of, caches, rules))
         if any(length != lengths[0] for length in lengths):
-            raise ValueError(f"the caches hold {lengths} tokens: not the same")
-        for cache in caches:
-            cache.check_room(new)
+            raise ValueError(f"caches hold {lengths} tokens: lengths differ")
+        for layer, cache in zip(attention, caches, strict=True):
+            if not hasattr(layer, "d_context"):
+                cache.check_room(new)
+            elif context is not None and not cache.stored:
+                cache.check_room(context.shape[-2])
 
 
 # --8<-- [end:decoder]
@@ -139,11 +146,10 @@ def sampled(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    """A way to pick tokens `(B,)` by chance, from scores `(B, n_tokens)`.
+    """A function that samples tokens `(B,)` from logits `(B, n_tokens)`.
 
-    Scores are divided by `temperature`; of the tokens, the `top_k` likeliest
-    are kept, and of those the fewest that together have a probability of
-    `top_p`.
+    Logits are divided by `temperature`; then the `top_k` most likely tokens
+    are kept, and of those the fewest whose probabilities sum to `top_p`.
 
     Examples:
         >>> pick = sampled(temperature=0.7, top_p=0.9)
@@ -168,7 +174,7 @@ def sampled(
             ordered, order = weights.sort(dim=-1, descending=True)
             likelier = ordered.cumsum(dim=-1) - ordered
             ordered = ordered.masked_fill(likelier >= top_p, 0.0)
-            weights = torch.zeros_like(weights).scatter(1, order, ordered)
+            weights = weights.scatter(1, order, ordered)  # as they stood
         return torch.multinomial(weights, 1, generator=generator)[:, 0]
 
     return pick
@@ -183,25 +189,29 @@ def greedy(
     valid: Tensor | None = None,
     caches: Sequence[Cache] | None = None,
     pick: Callable[[Tensor], Tensor] | None = None,
-    eos: int | Sequence[int] = (),
+    eos: int | Sequence[int] | None = None,
     pad: int | None = None,
     **attention: Any,
 ) -> Tensor:
-    """The prompt `(B, T)`, and up to `steps` tokens more per row.
+    """Continue the prompt `(B, T)` by up to `steps` new tokens per row.
 
-    Each is the likeliest, or what `pick` takes from the scores: see `sampled`.
-    A row ends with a token of `eos` and goes on with `pad` (the first of `eos`
-    unless given); when all rows have ended, so does the call. `valid` says
-    which tokens of the prompt are real: a tokenizer's `attention_mask`, a bool
-    tensor of that shape `(B, T)`, or the padding mask made from either. Pad
-    on the left, since what is generated stands on the right.
+    Returns the prompt followed by the new tokens. Each of these is the most
+    likely one, or the one that `pick` takes from the logits: see `sampled`. A
+    row that has produced a token of `eos` (None: no row ends) continues with
+    `pad` (the first of `eos` unless given); when all rows have ended, so does
+    the call. `valid` says which tokens of the prompt are real: a tokenizer's
+    `attention_mask`, a bool tensor of that shape `(B, T)`, or the padding mask
+    made from either. Pad on the left, since new tokens are appended on the
+    right.
 
-    With `caches`, empty ones, one per layer, the prompt is read once and then
-    one token at a time; without, everything is read again at each step.
-    `attention` is passed on to each layer. If layers have dropout, call
-    `decoder.eval()` first.
+    With `caches` (empty, one per layer) the prompt is read once, and after it
+    one token per step; without, each step reads all tokens again. `attention`
+    is passed on to each layer. If layers have dropout, call `decoder.eval()`
+    first.
     """
-    ends = torch.tensor([eos] if isinstance(eos, int) else list(eos))
+    eos = () if eos is None else eos
+    several = eos if isinstance(eos, Iterable) else [eos]
+    ends = torch.tensor([whole_number("eos", token) for token in several])
     ends = ends.to(prompt)
     ended = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
     valid = _valid(valid, prompt)
@@ -225,7 +235,7 @@ def greedy(
 
 
 def _valid(valid: Tensor | None, prompt: Tensor) -> Tensor:
-    """`(B, T)`, True = a real token, from whatever says so."""
+    """`(B, T)`, True = a real token, from any of the accepted masks."""
     B, T = prompt.shape
     if valid is None:
         return torch.ones_like(prompt, dtype=torch.bool)

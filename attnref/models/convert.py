@@ -1,4 +1,4 @@
-"""Weights from elsewhere: other libraries, other layouts, other variants."""
+"""Convert weights from other libraries, RoPE layouts and variants."""
 
 # --8<-- [start:imports]
 from collections.abc import Mapping
@@ -18,10 +18,11 @@ from attnref.layers.mha import MultiHeadAttention
 def mha_to_gqa(
     mha: MultiHeadAttention, n_kv_heads: int
 ) -> GroupedQueryAttention:
-    """GQA whose key and value heads are the means of a group of MHA's.
+    """Convert MHA to GQA: mean-pool the key and value heads of each group.
 
-    Queries and output are kept. Exact only where the heads of a group are
-    alike already; otherwise it is where further training starts.
+    The query and output projections are kept. The result equals MHA only if
+    the heads of each group are identical; otherwise it is a starting point
+    for further training.
 
     Examples:
         >>> mha = MultiHeadAttention(d_model=64, n_heads=8)
@@ -54,11 +55,12 @@ def mha_to_gqa(
 
 # --8<-- [start:rope]
 def rope_rows(weight: Tensor, head_dim: int, *, to: str) -> Tensor:
-    """The rows of `q_proj` or `k_proj`, moved to the other RoPE layout.
+    """Reorder the rows of `q_proj` or `k_proj` for the other RoPE layout.
 
-    `weight` is the weight or the bias. `to="half"` takes weights made for
-    interleaved pairs, `to="interleaved"` the way back. Both projections must
-    be moved; scores stay what they were, since both move alike.
+    `weight` is the weight or the bias of the projection. `to="half"` converts
+    weights made for the interleaved layout, `to="interleaved"` converts back.
+    Convert both projections: scores are then unchanged, because queries and
+    keys are reordered in the same way.
 
     Examples:
         >>> rope_rows(torch.arange(6), 6, to="half")
@@ -70,8 +72,8 @@ def rope_rows(weight: Tensor, head_dim: int, *, to: str) -> Tensor:
         raise ValueError(f"{head_dim=} must be at least 1")
     if head_dim % 2 or weight.shape[0] % head_dim:
         raise ValueError(
-            f"{weight.shape[0]} rows are no whole heads of {head_dim=}, "
-            "or it is odd"
+            f"{weight.shape[0]} rows with {head_dim=}: head_dim must be even "
+            "and divide the number of rows"
         )
     heads = weight.unflatten(0, (-1, head_dim))
     if to == "half":
@@ -88,12 +90,12 @@ def rope_rows(weight: Tensor, head_dim: int, *, to: str) -> Tensor:
 
 # --8<-- [start:torch]
 def weights_of_torch_mha(mha: nn.MultiheadAttention) -> dict[str, Tensor]:
-    """The weights of `nn.MultiheadAttention`, under the names used here.
+    """The weights of `nn.MultiheadAttention` under the names of this package.
 
     They load into a `MultiHeadAttention` or a `CrossAttention` of the same
-    sizes. Two things differ silently: theirs is never causal by itself, while
-    a `MultiHeadAttention` is unless it is built with `causal=False`; and its
-    masks say the opposite, True = may NOT attend.
+    sizes. Two differences raise no error. PyTorch's module is causal only if
+    a mask says so; `MultiHeadAttention` is causal unless it is built with
+    `causal=False`. In PyTorch's masks, True = may NOT attend.
 
     Examples:
         >>> theirs = nn.MultiheadAttention(64, 8, bias=False)
@@ -102,10 +104,10 @@ def weights_of_torch_mha(mha: nn.MultiheadAttention) -> dict[str, Tensor]:
         <All keys matched successfully>
     """
     if mha.bias_k is not None or mha.add_zero_attn:
-        raise ValueError("add_bias_kv and add_zero_attn have no place here")
+        raise ValueError("add_bias_kv and add_zero_attn are not supported")
     if mha.in_proj_weight is not None:
         projections = mha.in_proj_weight.chunk(3)
-    else:  # keys or values of another width
+    else:  # keys or values have a different width
         projections = (mha.q_proj_weight, mha.k_proj_weight, mha.v_proj_weight)
     names = ("q_proj", "k_proj", "v_proj")
     weights = {
@@ -131,12 +133,12 @@ def dequantised(
     block: int = 128,
     dtype: torch.dtype = torch.bfloat16,
 ) -> dict[str, Tensor]:
-    """The weights of a float8 checkpoint as DeepSeek-V3's, in a wide dtype.
+    """Dequantise a float8 checkpoint in the format of DeepSeek-V3.
 
-    A matrix `name.weight` in float8 has `name.weight_scale_inv` beside it: one
-    number for each square of `block` by `block` entries, by which these are
-    multiplied. Squares at the right and at the bottom may be cut short. What
-    is not float8 stays as it is.
+    A float8 matrix `name.weight` comes with `name.weight_scale_inv`, which
+    holds one scale for each block of `block` by `block` elements. The elements
+    of a block are multiplied by its scale; blocks at the right and bottom
+    edges may be smaller. Other tensors are returned unchanged.
 
     Examples:
         >>> weight = torch.full((3, 2), 2.0).to(torch.float8_e4m3fn)
@@ -154,26 +156,28 @@ def dequantised(
         narrow = weight.is_floating_point() and weight.itemsize == 1
         if name.endswith(ending):
             if name.removesuffix(ending) not in state_dict:
-                raise ValueError(f"{name} is there, but not the weight")
+                raise ValueError(f"{name} is given without its weight")
         elif not narrow:
             if scales is not None:
                 raise ValueError(
-                    f"{name} has scales, but is {weight.dtype} and not float8"
+                    f"{name} has scales, but is {weight.dtype}, not float8"
                 )
             wide[name] = weight
         elif scales is None:
             raise ValueError(
-                f"{name} is {weight.dtype}, and no scales are there"
+                f"{name} is {weight.dtype}, but {name}{ending} is missing"
             )
         else:
             squares = tuple(-(-size // block) for size in weight.shape)
             if weight.dim() != 2 or scales.shape != squares:
                 raise ValueError(
-                    f"{name} has shape {tuple(weight.shape)}, its scales "
-                    f"{tuple(scales.shape)}; with {block=} they are {squares}"
+                    f"{name} has shape {tuple(weight.shape)} and scales of "
+                    f"shape {tuple(scales.shape)}; {block=} needs {squares}"
                 )
             if not scales.is_floating_point():
-                raise TypeError(f"the scales of {name} are {scales.dtype}")
+                raise TypeError(
+                    f"{name}{ending} is {scales.dtype}; it must be floating"
+                )
             rows, columns = weight.shape
             each = scales.float().repeat_interleave(block, dim=0)[:rows]
             each = each.repeat_interleave(block, dim=1)[:, :columns]

@@ -1,4 +1,4 @@
-"""Parameters, operations and bytes of a layer, from its sizes alone."""
+"""Parameters, FLOPs and bytes of a layer, from its sizes alone."""
 
 # --8<-- [start:imports]
 from fractions import Fraction
@@ -12,13 +12,14 @@ from attnref.numbers.kv_memory import dtype_called
 
 # --8<-- [start:cost]
 class Cost(NamedTuple):
-    """What one call of a layer takes: `new` tokens on `past` cached ones.
+    """What one call of a layer costs, with `new` tokens after `past` cached.
 
-    A multiplication and its addition are two operations, as everywhere.
-    Scores are counted for every query and every key, masked or not; softmax,
-    norms, RoPE and biases are not counted: beside the matrices they are few.
-    `cached` are the numbers in the cache after the call, `idle` the
-    parameters that this call does not read.
+    `projections`, `scores` and `values` are FLOPs; a multiplication and an
+    addition count as two. Scores and values are counted for every query and
+    every key, masked or not. Softmax, norms, RoPE and biases are not counted,
+    since the matrix products outweigh them. `cached` is the number of elements
+    in the cache after the call, `idle` the number of parameters that the call
+    does not read.
     """
 
     parameters: int
@@ -30,19 +31,20 @@ class Cost(NamedTuple):
 
     @property
     def flops(self) -> int:
+        """FLOPs of projections, scores and values."""
         return self.projections + self.scores + self.values
 
     def bytes_read(self, dtype: str = "bf16") -> int:
-        """Each weight once and each cached number once: the least there is."""
+        """Bytes of weights and cache, each element read once: the minimum."""
         read = self.parameters - self.idle + self.cached
         return -(-read * dtype_called(dtype).bits // 8)
 
     def intensity(self, dtype: str = "bf16") -> Fraction:
-        """Operations for each byte that is read."""
+        """Arithmetic intensity: FLOPs per byte that is read."""
         return Fraction(self.flops, self.bytes_read(dtype))
 
     def attention_intensity(self, dtype: str = "bf16") -> Fraction:
-        """Operations of scores and values for each byte of the cache."""
+        """FLOPs of scores and values per byte of the cache."""
         cache = Fraction(self.cached * dtype_called(dtype).bits, 8)
         return (self.scores + self.values) / cache
 
@@ -55,7 +57,7 @@ def _check(batch: int, new: int, past: int) -> None:
 def _heads(
     d_model: int, n_heads: int, n_kv_heads: int | None, head_dim: int | None
 ) -> tuple[int, int]:
-    """Key/value heads and the width of a head, if a layer can have them."""
+    """Key/value heads and head width; errors if no layer can have them."""
     K = n_heads if n_kv_heads is None else n_kv_heads
     D = check_layer(
         d_model=d_model,
@@ -83,7 +85,9 @@ def attention_cost(
     new: int = 1,
     past: int = 0,
 ) -> Cost:
-    """MHA, GQA and MQA: `n_kv_heads` is `n_heads`, a divisor of it, or 1.
+    """Cost of a layer with MHA, GQA or MQA.
+
+    `n_kv_heads` is `n_heads` in MHA, a divisor of it in GQA, 1 in MQA.
 
     Examples:
         >>> llama = dict(d_model=4096, n_heads=32, n_kv_heads=8, past=8191)
@@ -125,7 +129,10 @@ def cross_cost(
     context: int,
     cached: bool = False,
 ) -> Cost:
-    """Cross-attention on `context` tokens, whose keys may be `cached`."""
+    """Cost of cross-attention to `context` tokens.
+
+    With `cached`, their keys and values are in the cache already.
+    """
     width = d_model if d_context is None else d_context
     check_sizes(batch=batch, new=new, context=context, d_context=width)
     K, D = _heads(d_model, n_heads, n_kv_heads, head_dim)
@@ -165,7 +172,7 @@ def mla_cost(
     past: int = 0,
     form: str = "absorbed",
 ) -> Cost:
-    """MLA in one of its forms: expanded, latent or absorbed.
+    """Cost of a layer with MLA, in its expanded, latent or absorbed form.
 
     Examples:
         >>> v3 = dict(
@@ -197,10 +204,10 @@ def mla_cost(
     biases = biases + R + Dr + d_model if bias else 0
     shared = queries + d_model * (R + Dr) + H * Dv * d_model
     up = H * R * (Dn + Dv)
-    # Tokens that pass the matrices from the latent to keys and values.
+    # Tokens whose latents are multiplied by the up-projections.
     expanded = {"expanded": new, "latent": S, "absorbed": new}
     if form not in expanded:
-        raise ValueError(f"{form=} is none of {', '.join(expanded)}")
+        raise ValueError(f"{form=} is not one of {', '.join(expanded)}")
     keys, values = (R + Dr, R) if form == "absorbed" else (Dn + Dr, Dv)
     entry = H * (Dn + Dr + Dv) if form == "expanded" else R + Dr
     return Cost(

@@ -1,4 +1,4 @@
-"""How many bytes a model's cache takes, exactly, and what fits."""
+"""Bytes of a model's KV cache, exactly, and what fits into a budget."""
 
 # --8<-- [start:imports]
 from difflib import get_close_matches
@@ -12,7 +12,7 @@ from attnref.numbers.specs import Group, Model, Shipped, Store, models
 
 
 def size(n: float | Fraction) -> str:
-    """Bytes to four digits, in the largest unit that leaves a whole one.
+    """Bytes as text: four digits, in the largest unit that gives 1 or more.
 
     Examples:
         >>> size(512), size(131_072), size(8.6 * 2**30), size(2**55)
@@ -27,7 +27,9 @@ def size(n: float | Fraction) -> str:
 
 # --8<-- [start:storage]
 class Storage(NamedTuple):
-    """Elements of `bits`, with a scale of `scale_bits` for each `block`.
+    """A storage format: `bits` per element, `scale_bits` per block of them.
+
+    A block has `block` elements; in a format without scales, `scale_bits` is 0.
 
     Examples:
         >>> Storage(4, scale_bits=16, block=32).bits_for(128)
@@ -39,7 +41,7 @@ class Storage(NamedTuple):
     block: int = 1
 
     def bits_for(self, width: int) -> int:
-        """What a vector of `width` elements takes."""
+        """Bits of a vector of `width` elements, with its scales."""
         return width * self.bits + -(-width // self.block) * self.scale_bits
 
 
@@ -55,7 +57,7 @@ FIXED = {"state": Storage(32), "conv": Storage(16)}
 
 
 def dtype_called(name: str, *others: str) -> Storage:
-    """A dtype by its name, or which names there are, `others` among them."""
+    """A dtype by its name. The error lists all names, `others` too."""
     if not isinstance(name, str):
         raise TypeError(f"dtype is {type(name).__name__}; pass a name")
     if name in DTYPES:
@@ -64,7 +66,7 @@ def dtype_called(name: str, *others: str) -> Storage:
     short = name.lower().removeprefix("torch.").replace("bfloat", "bf")
     near = get_close_matches(short.replace("float", "fp"), names, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(f"no dtype {name!r}; {hint}known are {', '.join(names)}")
+    raise ValueError(f"no dtype {name!r}; {hint}there are {', '.join(names)}")
 
 
 # --8<-- [end:storage]
@@ -72,7 +74,7 @@ def dtype_called(name: str, *others: str) -> Storage:
 
 # --8<-- [start:entry]
 def storage_of(model: Model, dtype: str | Storage) -> Storage | Shipped:
-    """What a dtype's name stands for; `"shipped"` is the model's own format."""
+    """The format of a name; `"shipped"` is what the model's kernels store."""
     if isinstance(dtype, Storage):
         check_sizes(bits=dtype.bits, block=dtype.block)
         check_counts(scale_bits=dtype.scale_bits)
@@ -83,7 +85,7 @@ def storage_of(model: Model, dtype: str | Storage) -> Storage | Shipped:
         known = ", ".join(name for name, m in models().items() if m.shipped)
         raise ValueError(
             f"no source says how kernels store the cache of {model.id}; "
-            f"it is known of {known}"
+            f"it is known for {known}"
         )
     return model.shipped
 
@@ -91,11 +93,12 @@ def storage_of(model: Model, dtype: str | Storage) -> Storage | Shipped:
 def entry_bytes(
     store: Store, storage: Storage | Shipped, *, ranks: int = 1
 ) -> int:
-    """One entry of one layer, on the fullest of `ranks` devices.
+    """Bytes of one entry in one layer, on the fullest of `ranks` devices.
 
-    Heads are split over the devices, and a device that would get none holds
-    a copy of one: what has one head for all is on every device. Channels of
-    convolutions are split evenly; an engine may have to copy some of them.
+    Heads are split over the devices. With more devices than heads, heads are
+    replicated, so that each device has one: what is shared by all query heads
+    is on every device. Channels of convolutions are split evenly, although an
+    engine may have to replicate some of them.
     """
     if store.fixed:
         storage = FIXED[store.role]
@@ -115,7 +118,7 @@ def entry_bytes(
 def group_bytes(
     group: Group, tokens: int, storage: Storage | Shipped, *, ranks: int = 1
 ) -> int:
-    """What the layers of a group keep of one sequence."""
+    """Bytes that the layers of a group keep of one sequence."""
     return group.layers * sum(
         store.entries(tokens) * entry_bytes(store, storage, ranks=ranks)
         for store in group.stores
@@ -130,7 +133,7 @@ def kv_bytes(
     dtype: str | Storage = "bf16",
     ranks: int = 1,
 ) -> int:
-    """The cache of `batch` sequences of `tokens` each, on one device.
+    """Bytes of the cache of `batch` sequences of `tokens` each, per device.
 
     Examples:
         >>> from attnref.numbers.specs import find_model
@@ -146,7 +149,7 @@ def kv_bytes(
 
 
 def state_bytes(model: Model, *, batch: int = 1, ranks: int = 1) -> int:
-    """The part of it that no token adds to: states of recurrent layers.
+    """Bytes of the states of recurrent layers, whatever the length.
 
     Examples:
         >>> from attnref.numbers.specs import find_model
@@ -167,7 +170,7 @@ def state_bytes(model: Model, *, batch: int = 1, ranks: int = 1) -> int:
 
 # --8<-- [start:growth]
 class Growth(NamedTuple):
-    """Bytes that a token adds: at first, and once the windows are full."""
+    """Bytes that a token adds: at first, and once all windows are full."""
 
     first: Fraction
     later: Fraction
@@ -176,7 +179,7 @@ class Growth(NamedTuple):
 def token_bytes(
     group: Group, storage: Storage | Shipped, *, ranks: int = 1
 ) -> Growth:
-    """What a token adds to one layer of a group, on average."""
+    """Bytes that a token adds to one layer of a group, on average."""
     first = later = Fraction(0)
     for store in group.stores:
         if not store.fixed:
@@ -190,7 +193,7 @@ def token_bytes(
 def growth(
     model: Model, *, dtype: str | Storage = "bf16", ranks: int = 1
 ) -> Growth:
-    """What a token adds to a sequence of a model, in all layers.
+    """Bytes that a token adds to the cache, in all layers of a model.
 
     Examples:
         >>> from attnref.numbers.specs import find_model
@@ -216,10 +219,10 @@ def growth(
 def weight_bytes(
     model: Model, dtype: str | Storage = "bf16", *, ranks: int = 1
 ) -> int:
-    """The weights of a model on each of `ranks` devices, split evenly.
+    """Bytes of a model's weights per device, split evenly over `ranks`.
 
-    From the number of parameters in `Model.params`, which makers round; draft
-    layers and vision towers may come on top.
+    They are computed from `Model.params`, a number that makers publish
+    rounded. MTP draft layers and vision encoders may come on top.
 
     Examples:
         >>> from attnref.numbers.specs import find_model
@@ -246,11 +249,11 @@ def longest_context(
     dtype: str | Storage = "bf16",
     ranks: int = 1,
 ) -> int | None:
-    """The most tokens a sequence may have in `budget` bytes per device.
+    """The most tokens per sequence that fit into `budget` bytes per device.
 
-    The budget is for the cache: what is left after the weights. 0 if not even
-    one token fits, as when less than nothing is left; None if the cache stops
-    growing below the budget.
+    The budget is for the cache alone, so subtract the weights first. The
+    result is 0 if not even one token fits, also for a budget below 0, and None
+    if the cache stops growing before it fills the budget.
 
     Examples:
         >>> from attnref.numbers.specs import find_model
@@ -271,7 +274,7 @@ def longest_context(
     windows = [
         store.window or 0 for group in model.groups for store in group.stores
     ]
-    endless = not growth(model, dtype=dtype, ranks=ranks).later
+    endless = not growth(model).later
     while fits(high):
         if endless and high >= max(windows):
             return None

@@ -1,4 +1,4 @@
-"""The attention shapes of released models, each with its source."""
+"""Attention shapes of released models, each with its sources."""
 
 # --8<-- [start:imports]
 import json
@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 # --8<-- [start:store]
 class Store(NamedTuple):
-    """What a layer keeps of a sequence: for each entry, `heads` of `widths`.
+    """What a layer caches for one purpose: `heads` of `widths` per entry.
 
-    `role` is what the elements are for: `"kv"`, `"index"` (keys by which
-    tokens are selected), `"state"` and `"conv"` (of a recurrent layer; one
-    entry, whatever the length). The latest `window` tokens have an entry, or
-    all of them; `ratio` tokens share one.
+    `role` says what it is for: `"kv"`, `"index"` (keys that an indexer selects
+    tokens by), `"state"` and `"conv"` (the state of a recurrent layer and the
+    inputs of its convolution: one entry, whatever the length). There is one
+    entry per `ratio` tokens, of the latest `window` tokens or, if that is
+    None, of all tokens.
     """
 
     role: str
@@ -32,11 +33,11 @@ class Store(NamedTuple):
 
     @property
     def fixed(self) -> bool:
-        """Does it keep its size, however long the sequence?"""
+        """Whether its size does not depend on the length of the sequence."""
         return self.role in ("state", "conv")
 
     def entries(self, tokens: int) -> int:
-        """How many entries a sequence of so many tokens has."""
+        """Number of entries for a sequence of `tokens`."""
         if self.fixed:
             return 1
         seen = tokens if self.window is None else min(tokens, self.window)
@@ -49,7 +50,7 @@ class Store(NamedTuple):
 # --8<-- [start:groups]
 @dataclass(frozen=True, kw_only=True)
 class Full:
-    """Layers that keep keys and values of all tokens: MHA, GQA or MQA."""
+    """Layers that cache keys and values of all tokens: MHA, GQA or MQA."""
 
     layers: int
     q_heads: int | None  # None where no source gives it
@@ -67,7 +68,7 @@ class Full:
 
     @property
     def window(self) -> int | None:
-        """How many tokens are kept; None for all."""
+        """Number of tokens that are kept; None means all."""
         return None
 
     @property
@@ -80,7 +81,7 @@ class Full:
 
 @dataclass(frozen=True, kw_only=True)
 class Sliding(Full):
-    """Layers whose tokens see the latest `sliding_window` only."""
+    """Layers that cache the latest `sliding_window` tokens only."""
 
     sliding_window: int
 
@@ -91,7 +92,7 @@ class Sliding(Full):
 
 @dataclass(frozen=True, kw_only=True)
 class Chunked(Full):
-    """Layers that start afresh every `chunk` tokens; at worst one is full."""
+    """Layers that start again every `chunk` tokens; a full chunk is counted."""
 
     chunk: int
 
@@ -102,11 +103,11 @@ class Chunked(Full):
 
 @dataclass(frozen=True, kw_only=True)
 class Mla:
-    """Layers that keep one latent and one RoPE key for all heads.
+    """Layers that cache one latent and one RoPE key, shared by all heads.
 
-    With `index_dim`, an indexer's key beside them. The widths of the heads
-    are None where no source gives them; the cache does not need them. Some
-    models leave the RoPE key unrotated (NoPE) and cache it all the same.
+    With `index_dim` they also cache the key of an indexer. Head widths are
+    None where no source gives them; the size of the cache does not depend on
+    them. Models with `rotated=False` (NoPE) cache the RoPE key unrotated.
     """
 
     layers: int
@@ -127,10 +128,10 @@ class Mla:
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
-    """Layers with one key, which is the value too, for all heads.
+    """Layers that cache one vector per entry, key and value of all heads.
 
-    The latest `sliding_window` tokens are kept as they are, and one entry for
-    each `ratio` tokens, unless `ratio` is None: those have their window only.
+    There is one entry for each of the latest `sliding_window` tokens and,
+    unless `ratio` is None, one more for every `ratio` tokens.
     """
 
     layers: int
@@ -152,7 +153,7 @@ class Compressed:
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrent:
-    """Layers that keep a matrix a head, and a short convolution's inputs."""
+    """Layers that keep a matrix per head, and inputs of a short convolution."""
 
     layers: int
     state_heads: int
@@ -165,7 +166,7 @@ class Recurrent:
     def stores(self) -> tuple[Store, ...]:
         matrix = self.key_dim * self.value_dim
         state = Store("state", self.state_heads, (matrix,))
-        past = self.conv_kernel - 1  # the newest input need not be kept
+        past = self.conv_kernel - 1  # the newest input is not kept
         return state, Store("conv", self.conv_channels, (past,))
 
 
@@ -180,9 +181,9 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Shipped:
-    """Bytes of an entry as the model's own kernels store it, scales and all.
+    """Bytes per entry as the model's own kernels store it, with scales.
 
-    Entries of a window are stored like the others, unless `window` says else.
+    `window` is for entries of a sliding window, where they differ.
     """
 
     kv: int
@@ -193,13 +194,13 @@ class Shipped:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A released model, as far as its cache is concerned.
+    """The shape of a released model, as far as its cache depends on it.
 
-    `groups` are its layers that keep something; `max_context` is that of its
-    config, or of its card: `context` is where it was read, if that is none of
-    `sources`. Draft layers, vision towers and the padding of an allocator are
-    not counted. `params` is how many parameters the model has in all, as
-    `params_in` gives it or its sizes do: None where no source was found.
+    `groups` are the layers that cache something. MTP draft layers, vision
+    encoders and the padding of an allocator are not counted. `max_context` is
+    that of the model's config or card; `context` is its source, if it is not
+    one of `sources`. `params` is the number of all parameters, as `params_in`
+    gives it or as its sizes add up to, or None where no source was found.
 
     `confidence` is `"high"` if the shape was read in what the makers publish,
     or in two third-party sources that agree; otherwise it is `"medium"`.
@@ -221,7 +222,7 @@ class Model:
 
     @property
     def layers(self) -> int:
-        """How many layers keep something of a sequence."""
+        """Number of layers that cache something."""
         return sum(group.layers for group in self.groups)
 
 
@@ -245,12 +246,12 @@ PLACES = {
 
 
 class _Row:
-    """A record of the file, which knows how to say where it is wrong."""
+    """A record of the file, with errors that say where it is wrong."""
 
     def __init__(self, where: str, record: object) -> None:
         self.where = where
         if not isinstance(record, dict):
-            raise self.wrong(f"{record!r} is no record")
+            raise self.wrong(f"{record!r} is not a record")
         self.record = record
 
     def wrong(self, what: str) -> ValueError:
@@ -263,13 +264,15 @@ class _Row:
         return value
 
     def build(self, kind: type[Any], **ready: Any) -> Any:
-        """One `kind`, each field of its type; `ready` are read already."""
+        """An instance of `kind` from the record; `ready` is taken as it is."""
         known = {f.name: f for f in fields(kind)}
         for name in self.record:
             if name not in known:
                 close = get_close_matches(name, known, 1)
                 hint = f"; did you mean {close[0]}?" if close else ""
-                raise self.wrong(f"{name} is no field of {kind.__name__}{hint}")
+                raise self.wrong(
+                    f"{name} is not a field of {kind.__name__}{hint}"
+                )
         values = {}
         for name, field in known.items():
             if name in ready:
@@ -295,10 +298,10 @@ class _Row:
 def _source(
     row: _Row, field: str, text: object, places: Mapping[str, str]
 ) -> Source:
-    """It is written as a place, or as a place and what stands there."""
+    """A source from its text: a place, or a place and what to find there."""
     label, _, rest = str(text).partition(":")
     if label not in places or ("{" in places[label]) != bool(rest):
-        raise row.wrong(f"{field}: {text!r} is in no known place")
+        raise row.wrong(f"{field}: {text!r} names no known place")
     shown = f"{label}:{rest}" if label == "arXiv" else label
     return Source(shown, places[label].format(rest))
 
@@ -319,7 +322,9 @@ def _group(where: str, record: object) -> Group:
             f"kv_heads={group.kv_heads} does not divide q_heads={group.q_heads}"
         )
     if isinstance(group, Compressed) and group.index_dim and not group.ratio:
-        raise row.wrong("index_dim without ratio: nothing would be indexed")
+        raise row.wrong(
+            "index_dim without ratio: there are no entries to index"
+        )
     return group
 
 
@@ -347,37 +352,37 @@ def _model(
         },
     )
     if not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", model.id):
-        raise row.wrong("id has other than small letters, digits, - and .")
+        raise row.wrong("id may only have small letters, digits, - and .")
     if not re.fullmatch(r"20\d\d(-(0[1-9]|1[0-2]))?", model.date):
-        raise row.wrong(f"date is {model.date!r}, not like 2024-07")
+        raise row.wrong(f"date is {model.date!r}; write it as 2024-07")
     heads = [s.heads for g in model.groups for s in g.stores]
     if model.shipped and max(heads) > 1:
-        raise row.wrong("shipped: an entry is of one head for all")
+        raise row.wrong("shipped: only for caches with one head, shared by all")
     if model.confidence not in ("high", "medium"):
         raise row.wrong(f"confidence is {model.confidence!r}")
-    read_in = {str(text).partition(":")[0] for text in row.record["sources"]}
+    read_in = {text.partition(":")[0] for text in row.record["sources"]}
     if model.confidence == "high" and not read_in & makers and len(read_in) < 2:
         raise row.wrong(
-            f"confidence is 'high', but {read_in.pop()} is the only source and "
-            "not its makers'"
+            f"confidence is 'high', but {read_in.pop()} is the only source, "
+            "and not one of the model's makers"
         )
     if (model.params is None) != (model.params_in is None):
-        raise row.wrong("params and params_in belong together")
+        raise row.wrong("params and params_in go together; give both or none")
     return model
 
 
 def read(text: str) -> dict[str, Model]:
-    """The models of a file such as specs.json, by their ids."""
+    """Read the text of a file such as specs.json: models by their ids."""
     file = _Row("the file", json.loads(text))
     places = {**PLACES, **_Row("places", file.record.get("places")).record}
     makers = {*file.list_of("makers")}
     if not makers <= {*places}:
-        raise file.wrong(f"makers: {min(makers - {*places})!r} is no place")
+        raise file.wrong(f"makers: {min(makers - {*places})!r} is not a place")
     found: dict[str, Model] = {}
     for record in file.list_of("models"):
         model = _model(record, places, makers)
         if model.id in found:
-            raise ValueError(f"specs.json: {model.id} is there twice")
+            raise ValueError(f"specs.json: {model.id} is listed twice")
         found[model.id] = model
     return found
 
@@ -395,7 +400,7 @@ def models() -> Mapping[str, Model]:
 
 
 def find_model(id: str) -> Model:
-    """One model by its id; if there is none, those with a similar one.
+    """A model by its id. The error suggests similar ids.
 
     Examples:
         >>> find_model("gpt2").groups

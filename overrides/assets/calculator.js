@@ -1,5 +1,5 @@
-// The calculator. Its arithmetic is that of attnref/kv_memory.py, in whole
-// numbers of any size; the tests compare the two for every model.
+// The calculator. Its arithmetic is that of attnref/numbers/kv_memory.py, in
+// integers of any size; the tests compare the two for every model.
 "use strict";
 
 const kvMemory = (() => {
@@ -59,7 +59,7 @@ const kvMemory = (() => {
     return a ? [above / a, below / a] : [0n, 1n];
   };
 
-  // The most tokens within a budget: 0n if none fit, null if any number does.
+  // The most tokens that fit into a budget: 0n if none do, null if any number.
   const longest = (data, stores, use, budget) => {
     const fits = (tokens) => bytes(data, stores, { ...use, tokens }) <= budget;
     if (!fits(1n)) return 0n;
@@ -123,7 +123,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     return `${grouped(hundredths / 100n)}.${cents}`;
   };
 
-  // Each reader gives a value or throws the words that say why not.
+  // Each of these returns a value, or throws the error message.
   const asNumber = (name, text) => {
     const digits = /^(\d{1,18}|\d{1,3}(?:[,_]\d{3}){1,5})([KM]?)$/i;
     const match = digits.exec(text.trim());
@@ -168,7 +168,7 @@ for (const box of document.querySelectorAll(".calculator")) {
   const standard = (name) =>
     String(defaults.use[name] ?? defaults.shape[name] ?? defaults[name]);
 
-  // What the address asks for; what is wrong with it is told and left out.
+  // Fills the form from the address; wrong values are reported and left out.
   const fromAddress = () => {
     const found = [];
     const asked = new URLSearchParams(location.search);
@@ -186,7 +186,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     for (const [name, text] of asked) {
       try {
         if (name === "model") continue;
-        if (!FIELDS.includes(name)) continue; // left there by somebody else
+        if (!FIELDS.includes(name)) continue; // not one of ours
         if (SHAPE.includes(name) && !own) throw say("no_shape", words[name]);
         check(name, text);
         form.elements[name].value = text;
@@ -210,7 +210,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     try {
       history.replaceState(null, "", address);
     } catch {
-      // An address that may not change: the result stands all the same.
+      // The address may not be changed here; the result is shown anyway.
     }
   };
 

@@ -1,4 +1,4 @@
-"""What flows in each form of MLA, what it costs, and how it rounds."""
+"""Data flow, cost and rounding of the three forms of MLA."""
 
 import inspect
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import attnref
 from attnref.numbers.cost import Cost, mla_cost
@@ -22,39 +22,28 @@ SMALL |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 10}
 
 
 def flow(form: str) -> Flow:
-    """A step of one token on five, as the layer meets it."""
+    """A decode step with five tokens in the cache, recorded in the layer."""
     layer, cache = attnref.MultiHeadLatentAttention(**SMALL), attnref.KVCache(6)
-    calls: list[tuple[Tensor, ...]] = []
-
-    def watched(
-        q: Tensor, k: Tensor, v: Tensor, *a: object, **b: object
-    ) -> Tensor:
-        out = attnref.sdpa(q, k, v, *a, **b)  # type: ignore[arg-type]
-        calls.append((q, k, v, out))
-        return out
-
-    with patch.object(MLA, "sdpa", watched), torch.no_grad():
-        layer(torch.zeros(1, 5, 96), cache=cache, form=form)
-        layer(torch.zeros(1, 1, 96), cache=cache, form=form)
-    q, k, v, out = (tuple(t.shape[1:]) for t in calls[-1])
+    with patch.object(MLA, "sdpa", wraps=attnref.sdpa) as met, torch.no_grad():
+        for new in (5, 1):
+            layer(torch.zeros(1, new, 96), cache=cache, form=form)
+    q, k, v = (tuple(t.shape[1:]) for t in met.call_args.args[:3])
     cached = [tuple(t.shape[1:]) for t in cache.stored]
-    sizes = {"H": SMALL["n_heads"]} | {
-        letter: SMALL[name] for letter, name in WIDTHS.items()
-    }
-    H, Dv = sizes["H"], sizes["Dv"]
+    sizes = {letter: SMALL[name] for letter, name in WIDTHS.items()}
+    H, Dv = SMALL["n_heads"], sizes["Dv"]
     return Flow(
         query=[(H, 1, sizes["Dn"] + sizes["Dr"])],
         cache=cached,
         made=[k, v] if k[0] > 1 and k not in cached else [],
-        attention=[out],
+        attention=[(*q[:2], v[2])],
         heads=[(H, 1, Dv)],
         asked=[q],
-        sizes=sizes,
+        sizes={"H": H} | sizes,
     )
 
 
 def _apart(form: str, new: int) -> Cost:
-    """A step of `new` tokens after 4096, less what all forms share."""
+    """A step of `new` tokens after 4096, without the shared projections."""
     cost = mla_cost(**V3, form=form, new=new, past=4096)
     shared = sum(
         p.numel()
@@ -67,12 +56,14 @@ def _apart(form: str, new: int) -> Cost:
 def step() -> Iterator[Row]:
     for form in FORMS:
         cost = _apart(form, 1)
-        held = 2 * cost.cached
+        attention, held = cost.scores + cost.values, 2 * cost.cached
         yield [
             form,
-            f"{cost.flops / 1e6:,.0f}",
+            f"{cost.projections / 1e6:,.0f}",
+            f"{attention / 1e6:,.0f}",
             size(held),
-            f"{cost.flops / held:,.0f}",
+            f"{cost.flops / held:,.1f}",
+            f"{attention / held:,.1f}",
         ]
 
 
@@ -105,7 +96,7 @@ def wrong() -> Iterator[Row]:
 
 
 def rounding() -> Iterator[Row]:
-    """How far bfloat16 takes each form from float64, and from the first."""
+    """Error of each form in bfloat16: from float64, and from expanded."""
     torch.manual_seed(0)
     sizes = V3 | {"d_model": 1024, "n_heads": 8, "q_lora_rank": 256}
     layer = attnref.MultiHeadLatentAttention(**sizes)
@@ -116,7 +107,5 @@ def rounding() -> Iterator[Row]:
         rounded = [layer(x, form=form).double() for form in FORMS]
         exact = layer.double()(x.double())
     for form, out in zip(FORMS, rounded, strict=True):
-        apart = (
-            (out - other).norm() / exact.norm() for other in (exact, rounded[0])
-        )
-        yield [form, *(f"{difference:.2%}" for difference in apart)]
+        off = [(out - y).norm() / exact.norm() for y in (exact, rounded[0])]
+        yield [form, *(f"{share:.2%}" for share in off)]

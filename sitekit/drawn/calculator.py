@@ -1,12 +1,13 @@
-"""The calculator: markup and data for its script.
+"""The calculator: its markup, and the data of its script.
 
-It gets the models as stores, and does attnref's arithmetic anew.
+The script gets the stores of all models, and repeats attnref's arithmetic.
 """
 
 import re
 from dataclasses import replace
 from typing import Any
 
+from attnref.commands.kv import CONTEXTS
 from attnref.numbers import kv_memory
 from attnref.numbers.kv_memory import DTYPES, FIXED, growth, kv_bytes, size
 from attnref.numbers.specs import (
@@ -18,48 +19,35 @@ from attnref.numbers.specs import (
     models,
 )
 from sitekit import ROOT
-from sitekit.drawn.memory import CONTEXTS, SHAPE, forms_of
+from sitekit.drawn.memory import SHAPE, forms_of
 from sitekit.render import Words, render
 from sitekit.tables import exact
 
 USE = {"tokens": 131_072, "batch": 1, "ranks": 1}
 CHOSEN = {"model": "llama-3.1-8b", "dtype": "bf16", "scale": "none"}
 BUDGET = "80"
-LIMITS = {
-    **dict.fromkeys(SHAPE, 100_000),
-    "tokens": 10**9,
-    "batch": 10**6,
-    "ranks": 10**4,
-}
+LIMITS = dict.fromkeys(SHAPE, 100_000)
+LIMITS |= {"tokens": 10**9, "batch": 10**6, "ranks": 10**4}
 STORED = ("kv", "window", "index")
 SCALES = ("8/16", "8/32", "16/32", "16/64", "16/128")
 
 
 def shape_of(model: Model) -> dict[str, int]:
-    """The shape whose forms are compared with a model: that of its layers
-    with all tokens in view, if it has such, and as many of them as it has
-    layers that attend."""
+    """The shape in which variants are compared with a model: that of its
+    layers that see all tokens, if there are any, for each that attends."""
     attending = [g for g in model.groups if not isinstance(g, Recurrent)]
     group = max(attending, key=lambda g: type(g) is Full)
-    shape = {**SHAPE, "layers": sum(g.layers for g in attending)}
-    shape["heads"] = group.q_heads or SHAPE["heads"]
-    if isinstance(group, Full):
-        shape["kv_heads"] = group.kv_heads
-        shape["head_dim"] = group.head_dim
-        shape["v_head_dim"] = group.v_head_dim
-    elif isinstance(group, Compressed):
-        shape["kv_heads"] = 1
-        shape["head_dim"] = shape["v_head_dim"] = group.dim
+    has = vars(group) | {"heads": group.q_heads}
+    if isinstance(group, Compressed):
+        has |= {"kv_heads": 1, "head_dim": group.dim, "v_head_dim": group.dim}
     elif isinstance(group, Mla):
-        shape["head_dim"] = group.qk_nope_head_dim or SHAPE["head_dim"]
-        shape["v_head_dim"] = group.v_head_dim or SHAPE["v_head_dim"]
-        shape["kv_lora_rank"] = group.kv_lora_rank
-        shape["qk_rope_head_dim"] = group.qk_rope_head_dim
-    return shape
+        has["head_dim"] = group.qk_nope_head_dim
+    shape = {name: has.get(name) or n for name, n in SHAPE.items()}
+    return shape | {"layers": sum(g.layers for g in attending)}
 
 
 def data() -> dict[str, Any]:
-    """What the calculator knows, apart from words."""
+    """What the script knows, apart from texts."""
     known = {}
     for model in models().values():
         known[model.id] = {
@@ -79,25 +67,30 @@ def data() -> dict[str, Any]:
     }
 
 
-# The words that its script asks for, beside those of its rows.
+# The texts that the script uses, beside the names of its rows.
 SCRIPT = ROOT / "overrides" / "assets" / "calculator.js"
 ASKED = re.compile(r'(?:\bwords\.|say\(")(\w+)')
 COLUMNS = ("form", "later", "total", "readable", "longest", "largest")
 
 
 def calculator(*, words: dict[str, str]) -> str:
-    """Every text of the form, of its results and of its refusals; and what
-    stands there before anything is entered."""
+    """The form with all its texts, and its result before any input."""
     told, model = Words(words), models()[CHOSEN["model"]]
     budget, tokens = int(BUDGET) * 2**30, USE["tokens"]
     forms = {model.name: model} | {
         told[name]: replace(model, groups=(group,))
         for name, group in forms_of(shape_of(model)).items()
     }
-    totals = {name: kv_bytes(form, tokens) for name, form in forms.items()}
-    most = max(budget, *totals.values())
+    rows, totals = [], {}
+    for name, form in forms.items():
+        totals[name] = total = kv_bytes(form, tokens)
+        longest = kv_memory.longest_context(form, budget)
+        most = kv_memory.largest_batch(form, tokens, budget)
+        later = exact(growth(form).later), f"{total:,}", size(total)
+        rows.append([name, *later, f"{longest:,}", f"{most:,}"])
+    full = max(budget, *totals.values())
     told.used |= {*ASKED.findall(SCRIPT.read_text(encoding="utf-8"))}
-    html = render(
+    return render(
         "calculator",
         words=told,
         use=USE,
@@ -117,22 +110,10 @@ def calculator(*, words: dict[str, str]) -> str:
             size(budget),
         ),
         bars=[
-            (name, f"{100 * total / most:g}", size(total))
+            (name, f"{100 * total / full:g}", size(total))
             for name, total in totals.items()
         ],
         head=[told[column] for column in COLUMNS],
-        rows=[
-            [
-                name,
-                exact(growth(form).later),
-                f"{totals[name]:,}",
-                size(totals[name]),
-                f"{kv_memory.longest_context(form, budget):,}",
-                f"{kv_memory.largest_batch(form, tokens, budget):,}",
-            ]
-            for name, form in forms.items()
-        ],
+        rows=rows,
         known={**data(), "words": words},
     )
-    told.check()
-    return html

@@ -1,4 +1,4 @@
-"""What a cache saves, and what growing one costs."""
+"""What a KV cache saves, and what a growing one costs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,29 +9,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnref
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.compute import LLAMA
 from sitekit.drawn.mla import empty
+from sitekit.drawn.operations import LLAMA
 from sitekit.render import Row
 
 
 def saved() -> Iterator[Row]:
-    """Operations to generate N tokens with and without a cache, one layer."""
+    """FLOPs to generate N tokens with and without a cache, one layer: of all
+    steps, and of the last one against the first."""
     layer = LLAMA | {"n_kv_heads": 8}
-    for N in (4, 16, 64):
-        afresh = sum(
-            attention_cost(**layer, new=t).flops for t in range(1, N + 1)
-        )
-        cached = sum(attention_cost(**layer, past=t).flops for t in range(N))
+    for N in (4, 16, 64, 1000):
+        afresh = [attention_cost(**layer, new=i).flops for i in range(1, N + 1)]
+        cached = [attention_cost(**layer, past=i).flops for i in range(N)]
         yield [
-            str(N),
-            f"{afresh / 1e9:,.1f}",
-            f"{cached / 1e9:,.1f}",
-            f"{afresh / cached:,.1f}",
+            f"{N:,}",
+            f"{sum(afresh) / 1e9:,.1f}",
+            f"{sum(cached) / 1e9:,.1f}",
+            f"{sum(afresh) / sum(cached):,.1f}",
+            f"{afresh[-1] / afresh[0]:,.0f}",
+            f"{cached[-1] / cached[0]:.2f}",
         ]
 
 
 class _Written(TorchDispatchMode):
-    """Counts the bytes that cat and copy_ write."""
+    """Counts the bytes that `cat` and `copy_` write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What a row gives whose every key is masked, by filler and by library."""
+"""What comes out of a fully masked row, by filler and by library."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +17,7 @@ SCORES = (1.0, 2.0, 3.0, 0.5)
 
 
 def _added(scores: Tensor, filler: float, times: int = 1) -> Tensor:
-    for _ in range(times):  # a padding and a causal mask: each adds its own
+    for _ in range(times):  # a padding mask and a causal one: each adds it
         scores = scores + torch.ones_like(scores) * filler
     return torch.softmax(scores, -1)
 
@@ -28,16 +28,16 @@ def _filled(scores: Tensor, filler: float) -> Tensor:
 
 
 def outcome(weigh: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Word:
-    """What comes out for a row whose every key is masked."""
-    scores = torch.tensor(SCORES, dtype=dtype)
+    """What comes out of a row in which every key is masked."""
     try:
-        return named(weigh(scores), scores)
+        return named(weigh(torch.tensor(SCORES, dtype=dtype)))
     except RuntimeError:
         return Word("refused")
 
 
-def named(weights: Tensor, scores: Tensor) -> Word:
-    """The word for the weights of a row whose every key is masked."""
+def named(weights: Tensor) -> Word:
+    """The word for the weights of a row in which every key is masked."""
+    scores = torch.tensor(SCORES, dtype=weights.dtype)
     if weights.isnan().any():
         return Word("nan")
     if (weights == 0).all():
@@ -73,41 +73,48 @@ def fully_masked() -> Iterator[Row]:
     yield [Word("ours"), code("False"), *(outcome(_ours, d) for d in DTYPES)]
 
 
+def spacing() -> Iterator[Row]:
+    """How far apart numbers near -1e9 lie, and what is left of a score."""
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        far = torch.tensor(-1e9, dtype=dtype)
+        step = (torch.nextafter(far, torch.zeros_like(far)) - far).item()
+        left = [f"{(far + score - far).item():g}" for score in (3, 40)]
+        told = f"{step:,.0f}" if step > 1 else f"{step:.2g}"
+        yield [code(dtype), told, *left]
+
+
 def empty_rows() -> Iterator[Row]:
-    """The first query of a left-padded row: what others give, and we.
+    """The first query of a left-padded row: what libraries give, and we.
 
     Values are unit vectors, so that an output is a row of weights.
     """
     x = torch.eye(4)[None]
     heads, real = x[None], torch.tensor([[False, False, True, True]])
     mask = attnref.causal_mask(4) & attnref.padding_mask(real)
-    low = torch.finfo(x.dtype).min
-    additive = [
-        torch.zeros(4, 4).masked_fill(~mask, filler)
-        for filler in (-torch.inf, low)
-    ]
+    masks = {"bool": mask}
+    for how, low in (("-inf", -torch.inf), ("finfo.min", torch.finfo().min)):
+        masks[how] = torch.zeros(4, 4).masked_fill(~mask, low)
     fused = partial(F.scaled_dot_product_attention, heads, heads, heads)
     theirs = nn.MultiheadAttention(4, 1, bias=False, batch_first=True)
     with torch.no_grad():
         for weight in theirs.parameters():
             weight.copy_(torch.eye(4).repeat(len(weight) // 4, 1))
     layer = partial(theirs, x, x, x, attn_mask=~mask[0, 0])
+    light = layer(need_weights=False)
     by_hand = (heads @ heads.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
     kept = oracles()["empty"]
     outs = {
         "`torch.softmax`, `masked_fill(-inf)`": by_hand,
-        "`F.scaled_dot_product_attention`, `bool`": fused(mask),
-        "`F.scaled_dot_product_attention`, `-inf`": fused(additive[0]),
-        "`F.scaled_dot_product_attention`, `finfo.min`": fused(additive[1]),
+        **{
+            f"`F.scaled_dot_product_attention`, `{how}`": fused(given)
+            for how, given in masks.items()
+        },
         "`nn.MultiheadAttention`": layer()[0],
-        "`nn.MultiheadAttention`, `need_weights=False`": layer(
-            need_weights=False
-        )[0],
+        "`nn.MultiheadAttention`, `need_weights=False`": light[0],
         "transformers, `eager`": kept["eager"],
         "transformers, `sdpa`": kept["sdpa"],
         "`attnref.sdpa`": attnref.sdpa(heads, heads, heads, mask),
     }
-    scores = torch.tensor(SCORES)
     for who, out in outs.items():
         told = isinstance(out, str)
-        yield [who, Word(out) if told else named(out.flatten()[:4], scores)]
+        yield [who, Word(out) if told else named(out.flatten()[:4])]

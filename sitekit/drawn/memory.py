@@ -6,22 +6,20 @@ from math import log2
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.transforms import Affine2D
 
+from attnref.commands.kv import CONTEXTS
 from attnref.numbers import kv_memory, specs
 from attnref.numbers.kv_memory import DTYPES, Storage, growth, kv_bytes, size
 from attnref.numbers.specs import Full, Group, Mla, Model, find_model
 from sitekit import plots
 from sitekit.drawn.mla import V3
 from sitekit.plots import Plot
-from sitekit.render import Cell, Row, Sorted, Word, Words, check_columns, render
+from sitekit.render import Cell, Row, Sorted, Word, Words, render
 from sitekit.svg import room
 from sitekit.tables import code, exact, links
 
 BF16 = DTYPES["bf16"]
-CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
 GIB = 2**30
-
 
 # LLaMA-7B's, with 8 key/value heads for GQA and the latent of DeepSeek-V3.
 SHAPE = dict.fromkeys(("layers", "heads"), 32) | {"kv_heads": 8}
@@ -32,42 +30,31 @@ SHAPE |= {name: V3[name] for name in ("kv_lora_rank", "qk_rope_head_dim")}
 def forms_of(shape: dict[str, int]) -> dict[str, Group]:
     """The layers of a shape, with the cache of each variant."""
 
-    def heads(kv_heads: int) -> Full:
-        return Full(
-            layers=shape["layers"],
-            q_heads=shape["heads"],
-            kv_heads=kv_heads,
-            head_dim=shape["head_dim"],
-            v_head_dim=shape["v_head_dim"],
-        )
+    def of(*names: str) -> dict[str, Any]:
+        return {name: shape[name] for name in names}
 
+    widths = of("layers", "head_dim", "v_head_dim")
+    latent = of("layers", "kv_lora_rank", "qk_rope_head_dim")
+    H, K = shape["heads"], shape["kv_heads"]
     return {
-        "mha": heads(shape["heads"]),
-        "gqa": heads(shape["kv_heads"]),
-        "mla": Mla(
-            layers=shape["layers"],
-            q_heads=shape["heads"],
-            kv_lora_rank=shape["kv_lora_rank"],
-            qk_rope_head_dim=shape["qk_rope_head_dim"],
-        ),
-        "mqa": heads(1),
+        "mha": Full(**widths, q_heads=H, kv_heads=H),
+        "gqa": Full(**widths, q_heads=H, kv_heads=K),
+        "mla": Mla(**latent, q_heads=H),
+        "mqa": Full(**widths, q_heads=H, kv_heads=1),
     }
 
 
 def variants() -> Iterator[Row]:
     """Each variant of LLaMA-7B's shape: 32 layers of 32 heads of 128."""
-    layers, forms = SHAPE["layers"], forms_of(SHAPE)
-    most = kv_memory.token_bytes(forms["mha"], BF16).later
-    for name, formula in (
-        ("mha", r"$2\,h\,d_h$"),
-        ("gqa", r"$2\,K\,d_h$"),
-        ("mla", r"$d_c + d_h^R$"),
-        ("mqa", r"$2\,d_h$"),
-    ):
-        kept = kv_memory.token_bytes(forms[name], BF16).later
+    formulas = {"mha": r"$2\,h\,d_k$", "gqa": r"$2\,h_{kv}\,d_k$"}
+    formulas |= {"mla": r"$d_c + d_r$", "mqa": r"$2\,d_k$"}
+    layers, most = SHAPE["layers"], Fraction(0)
+    for name, group in forms_of(SHAPE).items():
+        kept = kv_memory.token_bytes(group, BF16).later
+        most = most or kept  # MHA comes first
         yield [
             Word(name),
-            formula,
+            formulas[name],
             f"{int(kept) // 2:,}",
             exact(layers * kept),
             size(layers * kept * 4096),
@@ -95,56 +82,47 @@ RANKED = "llama-2-7b llama-3.1-8b qwen3-235b falcon-7b deepseek-v3"
 
 
 def ranks() -> Iterator[Row]:
-    """Bytes of a token on each device, as heads are split over more."""
+    """Bytes per token on each device, with heads split over 1 to 16."""
     for model in map(find_model, RANKED.split()):
         (group,) = model.groups
         split = (growth(model, ranks=n).later for n in (1, 2, 4, 8, 16))
         yield [model.name, str(group.stores[0].heads), *map(exact, split)]
 
 
-PLAIN = ("fp32", "bf16", "fp8", "int8", "int4")
-
-
 def formats() -> Iterator[Row]:
-    """A token of one layer of Llama-3.1-8B, in numbers of several widths."""
+    """A token of one layer of Llama-3.1-8B, in several formats."""
     (group,) = find_model("llama-3.1-8b").groups
     (store,) = group.stores
-    formats: list[tuple[Cell, Storage]] = [
-        *(
-            (code(n), DTYPES[n])
-            for n in ("fp32", "bf16", "fp8", "int8", "int4")
-        ),
-        (Word("row"), Storage(8, scale_bits=16, block=128)),
-        (Word("block"), Storage(4, scale_bits=16, block=32)),
-    ]
-    for name, storage in formats:
-        bits, taken = (
-            storage.bits_for(128) / 128,
-            kv_memory.entry_bytes(store, storage),
-        )
+    plain = ("fp32", "bf16", "fp8", "int8", "int4")
+    formats: dict[Cell, Storage] = {code(name): DTYPES[name] for name in plain}
+    formats[Word("row")] = Storage(8, scale_bits=16, block=128)
+    formats[Word("block")] = Storage(4, scale_bits=16, block=32)
+    for name, storage in formats.items():
+        taken = kv_memory.entry_bytes(store, storage)
         share = taken / kv_memory.entry_bytes(store, BF16)
-        yield [name, f"{bits:g}", f"{taken:,}", f"{share:.1%}"]
+        bits = f"{storage.bits_for(128) / 128:g}"
+        yield [name, bits, f"{taken:,}", f"{share:.1%}"]
 
 
 def shipped() -> Iterator[Row]:
-    """Entries as the kernels of DeepSeek's models store them."""
+    """Bytes per entry as the kernels of DeepSeek's models store it."""
     for model in specs.models().values():
-        if model.shipped is not None:
-            yield [
-                model.name,
-                str(model.shipped.kv),
-                str(model.shipped.window or model.shipped.kv)
-                if any(isinstance(g, specs.Compressed) for g in model.groups)
-                else "–",
-                str(model.shipped.index),
-                exact(growth(model).later),
-                exact(growth(model, dtype="shipped").later),
-                links(*model.shipped.sources),
-            ]
+        if (stored := model.shipped) is None:
+            continue
+        shared = "shared" in kinds_of(model)
+        yield [
+            model.name,
+            str(stored.kv),
+            str(stored.window or stored.kv) if shared else "–",
+            str(stored.index),
+            exact(growth(model).later),
+            exact(growth(model, dtype="shipped").later),
+            links(*stored.sources),
+        ]
 
 
 def claims() -> Iterator[Row]:
-    """What was published, and the same from specs."""
+    """Published statements, and the same computed from specs."""
 
     def later(name: str, dtype: str | Storage = "bf16") -> Fraction:
         return growth(find_model(name), dtype=dtype).later
@@ -157,33 +135,26 @@ def claims() -> Iterator[Row]:
     model = find_model("deepseek-v4.1-flash")
     assert model.shipped is not None
     kv, index = model.shipped.kv, model.shipped.index
-    old, v2 = later("deepseek-67b"), later("deepseek-v2")
-    six = later("deepseek-v2", Storage(6))
-    v32 = later("deepseek-v3.2", "shipped")
-    flash = later("deepseek-v4-flash", "shipped")
-    pro = later("deepseek-v4-pro", "shipped")
-    v41 = later("deepseek-v4.1-flash", "shipped")
+    old, six = later("deepseek-67b"), later("deepseek-v2", Storage(6))
+    v32, flash, pro, v41 = (
+        later(f"deepseek-{name}", "shipped")
+        for name in ("v3.2", "v4-flash", "v4-pro", "v4.1-flash")
+    )
     yield [Word("groups"), f"{latent} / {one}", f"{latent / one:g}"]
     for name, n in (("mha", H * one), ("own", own)):
         yield [Word(name), f"{n:,} / {latent}", f"{n / latent:.1f}"]
-    for name, now in (("architecture", v2), ("six", six)):
+    for name, now in (("architecture", later("deepseek-v2")), ("six", six)):
         saved = f"{float(1 - now / old):.1%}"
         yield [Word(name), f"1 − {exact(now)} / {exact(old)}", saved]
     for name, now in (("flash", flash), ("pro", pro)):
         share = f"{float(now / v32):.1%}"
         yield [Word(name), f"{exact(now)} / {exact(v32)}", share]
-    yield [
-        Word("v41"),
-        f"3 · ({kv} + {index}) / 2 + {kv} + {index}",
-        exact(v41),
-    ]
-    yield [
-        Word("v1"),
-        f"{exact(old)} / {exact(v41)}",
-        f"{float(old / v41):.1f}",
-    ]
-    whole = size(kv_bytes(find_model("qwen3-8b"), 131_072))
-    yield [Word("qwen"), f"{exact(later('qwen3-8b'))} · 131,072", whole]
+    sum_ = f"3 · ({kv} + {index}) / 2 + {kv} + {index}"
+    yield [Word("v41"), sum_, exact(v41)]
+    times = f"{float(old / v41):.1f}"
+    yield [Word("v1"), f"{exact(old)} / {exact(v41)}", times]
+    qwen = later("qwen3-8b")
+    yield [Word("qwen"), f"{exact(qwen)} · 131,072", size(qwen * 131_072)]
 
 
 OTHERS = {Mla: "MLA", specs.Compressed: "shared", specs.Recurrent: "state"}
@@ -207,10 +178,9 @@ def kinds_of(model: Model) -> list[str]:
 def _described(group: Group, words: Words) -> str:
     """`52 × GQA 32/16 · 128, window 1,024`, in the page's words."""
     if isinstance(group, specs.Recurrent):
-        what = words["states"].format(
-            group.state_heads, f"{group.key_dim} × {group.value_dim}"
-        )
-        return f"{group.layers} × {what}"
+        matrix = f"{group.key_dim} × {group.value_dim}"
+        states = words["states"].format(group.state_heads, matrix)
+        return f"{group.layers} × {states}"
     if isinstance(group, Mla):
         what = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
         what += "" if group.rotated else words["nope"]
@@ -233,15 +203,11 @@ def _described(group: Group, words: Words) -> str:
 
 def _row(model: Model, words: Words) -> Row:
     added, held = growth(model), kv_memory.state_bytes(model)
-    row: Row = [
-        model.name,
-        *(Sorted(float(n), exact(n)) for n in (added.first, added.later)),
-        Sorted(held, size(held) if held else "–"),
-    ]
+    caches = []
     for tokens in CONTEXTS:
         taken = kv_bytes(model, tokens)
         far = "beyond" if tokens > model.max_context else ""
-        row.append(Sorted(taken, size(taken), far))
+        caches.append(Sorted(taken, size(taken), far))
     context, params = f"{model.max_context:,}", "–"
     if model.context is not None:
         context = f"[{context}]({model.context.url})"
@@ -249,7 +215,10 @@ def _row(model: Model, words: Words) -> Row:
         billions = float(f"{model.params / 1e9:.4g}")
         params = f"[{billions:,g}B]({model.params_in.url})"
     return [
-        *row,
+        model.name,
+        *(Sorted(float(n), exact(n)) for n in (added.first, added.later)),
+        Sorted(held, size(held) if held else "–"),
+        *caches,
         [_described(group, words) for group in model.groups],
         model.date,
         Sorted(model.max_context, context),
@@ -268,22 +237,18 @@ def models(
 ) -> str:
     """All numbers are in the page: its script only sorts and filters."""
     known, told, names = [*specs.models().values()], Words(words), Words(kinds)
-    rows = [_row(model, told) for model in known]
-    check_columns(head, rows)
     names.used.update(*map(kinds_of, known))
     names.check("kinds")
-    html = render(
+    return render(
         "models",
         caption=caption,
         head=head,
+        rows=[_row(model, told) for model in known],
+        words=told,
         kinds=kinds,
         kinds_of=kinds_of,
-        words=told,
         models=known,
-        rows=rows,
     )
-    told.check()
-    return html
 
 
 TWELVE = (
@@ -292,11 +257,11 @@ TWELVE = (
 )
 DOZEN = TWELVE.split()
 PLOT = (1024, 16_384, 131_072, 1_048_576)  # tokens of its table
-LOOKS: dict[str, tuple[str, Any]] = {
-    "whole": (plots.WARM, "-"),
-    "window": (plots.BLUE, (0, (6, 2))),
-    "latent": (plots.GREEN, "-"),
-    "state": (plots.PURPLE, (0, (2, 1.5))),
+LOOKS: dict[str, dict[str, Any]] = {
+    "whole": {"color": plots.WARM, "linestyle": "-"},
+    "window": {"color": plots.BLUE, "linestyle": (0, (6, 2))},
+    "latent": {"color": plots.GREEN, "linestyle": "-"},
+    "state": {"color": plots.PURPLE, "linestyle": (0, (2, 1.5))},
 }
 
 
@@ -308,9 +273,9 @@ def short(tokens: int) -> str:
     return f"{tokens:,}"
 
 
-def look(name: str) -> str:
+def look(model: Model) -> str:
     """Which kind of line a model gets."""
-    found = set(kinds_of(find_model(name)))
+    found = {*kinds_of(model)}
     if "state" in found:
         return "state"
     if found & {"MLA", "shared"}:
@@ -320,81 +285,52 @@ def look(name: str) -> str:
 
 def _contexts(narrow: bool) -> Figure:
     """Bytes of the cache against tokens, both in powers of two."""
-    low, high = 2.0**22, 2.0**40
-    marks = [2.0**i for i in range(22, 41, 3)]
-    names = [find_model(name).name for name in DOZEN]
+    low, high = 22, 40
+    marks = {2.0**i: size(2**i) for i in range(low, high + 1, 3)}
+    models = [*map(find_model, DOZEN)]
     width, height = (358, 500) if narrow else (700, 446)
-    left = room(map(size, marks), 11) + 8
-    wide = width - left - room(names, 11) - 18
+    left = room(marks.values(), 11) + 8
+    wide = width - left - room([model.name for model in models], 11) - 18
     box = (left, 124, wide, 352) if narrow else (left, 45, wide, 379)
-    figure, axes = plots.axes_in(width, height, box)
     tokens = [2**i for i in range(10, 21)]
-    ends = []
-    for name in DOZEN:
-        model = find_model(name)
-        taken = [kv_bytes(model, t) for t in tokens]
-        colour, dashes = LOOKS[look(name)]
-        axes.plot(tokens, taken, color=colour, linestyle=dashes, linewidth=1.8)
-        if model.max_context <= tokens[-1]:
-            axes.plot(
-                [model.max_context],
-                [kv_bytes(model, model.max_context)],
-                color=colour,
-                marker="o",
-                markersize=5,
-                linestyle="none",
-                clip_on=False,
-            )
-        ends.append((taken[-1], colour))
-    ticks = {float(t): short(t) for t in tokens[::2]}
-    plots.logarithmic(axes.xaxis, 2, ticks, (tokens[0], tokens[-1]))
-    plots.logarithmic(axes.yaxis, 2, {m: size(m) for m in marks}, (low, high))
-    axes.grid(True)
+    figure, axes, pixels = plots.axes_in(
+        (width, height),
+        box,
+        x=(2, {t: short(t) for t in tokens[::2]}, (tokens[0], tokens[-1])),
+        y=(2, marks, (2.0**low, 2.0**high)),
+    )
     axes.set_xlabel("{tokens}")
-    pixels = Affine2D().scale(1 / box[2], 1 / box[3]) + axes.transAxes
     axes.text(0, box[3] + 8, "{bytes}", transform=pixels)
-    span = box[3] / log2(high / low)
-    heights = [log2(taken / low) * span for taken, _ in ends]
-    for name, (_, colour), at, to in zip(
-        names, ends, heights, plots.apart(heights, 16), strict=True
-    ):
-        axes.annotate(
-            name,
-            xy=(box[2], at),
-            xytext=(box[2] + 16, to),
-            xycoords=pixels,
-            textcoords=pixels,
-            color=colour,
-            va="center",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.8,
-                "relpos": (0, 0.5),  # to where the name begins
-                "shrinkA": 1,
-                "shrinkB": 0,
-            },
-        )
+    ends = []
+    for model in models:
+        taken = [kv_bytes(model, t) for t in tokens]
+        axes.plot(tokens, taken, linewidth=1.8, **LOOKS[look(model)])
+        if (far := model.max_context) <= tokens[-1]:
+            dot = {"color": LOOKS[look(model)]["color"], "clip_on": False}
+            axes.plot([far], [kv_bytes(model, far)], "o", markersize=5, **dot)
+        ends.append((log2(taken[-1]) - low) / (high - low) * box[3])
+    for model, at, to in zip(models, ends, plots.apart(ends, 16), strict=True):
+        colour = LOOKS[look(model)]["color"]
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.8}
+        # To where the name begins.
+        line |= {"relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 0}
+        name: Any = {"text": model.name, "va": "center", "color": colour}
+        name |= {"xy": (wide, at), "xytext": (wide + 16, to)}
+        name |= {"xycoords": pixels, "textcoords": pixels}
+        axes.annotate(**name, arrowprops=line)
     # Below the axes of a phone, they begin where the drawing does.
     x, y = (2 - left, -58) if narrow else (10, box[3] - 13)
-    for i, key in enumerate(LOOKS):
-        colour, dashes = LOOKS[key]
+    inside: Any = {"transform": pixels, "clip_on": False}
+    for i, (key, style) in enumerate(LOOKS.items()):
         at = y - 19 * i
-        axes.plot(
-            [x, x + 23],
-            [at, at],
-            color=colour,
-            linestyle=dashes,
-            linewidth=1.8,
-            transform=pixels,
-            clip_on=False,
-        )
+        axes.plot([x, x + 23], [at, at], linewidth=1.8, **style, **inside)
         axes.text(x + 28, at, f"{{{key}}}", va="center", transform=pixels)
     return figure
 
 
 def contexts() -> Plot:
-    rows: list[Row] = []
-    for model in map(find_model, DOZEN):
-        rows.append([model.name, *(size(kv_bytes(model, t)) for t in PLOT)])
+    rows: list[Row] = [
+        [model.name, *(size(kv_bytes(model, t)) for t in PLOT)]
+        for model in map(find_model, DOZEN)
+    ]
     return plots.plotted(_contexts, rows)

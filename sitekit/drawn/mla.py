@@ -1,4 +1,4 @@
-"""What the forms of MLA store, and what that is compared with."""
+"""What the three forms of MLA cache, compared with MHA, GQA and MQA."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +27,7 @@ def empty(*shape: int) -> Tensor:
 
 
 def caches() -> Iterator[Row]:
-    """What each form stores for a token of DeepSeek-V3."""
+    """What each form caches per token of DeepSeek-V3."""
     for form in FORMS:
         cache = attnref.KVCache(1)
         with torch.no_grad():
@@ -38,35 +38,36 @@ def caches() -> Iterator[Row]:
 
 
 def _stored(*widths: tuple[int, int]) -> int:
-    """Numbers a token of a cache of such tensors: heads and width of each."""
+    """Elements per token in a cache of tensors with these (heads, width)."""
     cache = attnref.KVCache(1)
     cache.append(*(empty(1, heads, 1, width) for heads, width in widths))
     return cache.nbytes // 2
 
 
+def _sizes() -> dict[str, int]:
+    """Those of MHA, GQA-8, MLA and MQA with heads of 128."""
+    pairs = {"mha": 128, "gqa8": 8, "mqa": 1}
+    sizes = {name: _stored((K, 128), (K, 128)) for name, K in pairs.items()}
+    return sizes | {"mla": _stored((1, 576))}
+
+
 def budget() -> Tensor:
-    """Numbers a token and layer: MHA, GQA-8, MLA, MQA with heads of 128."""
-    pairs = [[(K, 128)] * 2 for K in (128, 8)] + [[(1, 576)], [(1, 128)] * 2]
-    return torch.tensor([_stored(*widths) for widths in pairs])
+    """Elements per token per layer."""
+    return torch.tensor(
+        [_sizes()[name] for name in ("mha", "gqa8", "mla", "mqa")]
+    )
 
 
 def compared() -> Iterator[Row]:
-    latent = _stored((1, 576))
-    sizes = {
-        "mha": _stored((128, 128), (128, 128)),
-        "expanded": _stored((128, 192), (128, 128)),
-        "gqa8": _stored((8, 128), (8, 128)),
-        "gqa": 2.25 * _stored((1, 128), (1, 128)),
-        "mla": latent,
-        "mqa": _stored((1, 128), (1, 128)),
-    }
-    for name, n in sizes.items():
-        yield [Word(name), f"{n:,.0f}", f"{n / latent:.3g}"]
+    sizes: dict[str, float] = {**_sizes(), "gqa": 2.25 * _sizes()["mqa"]}
+    sizes["expanded"] = _stored((128, 192), (128, 128))
+    for name in ("mha", "expanded", "gqa8", "gqa", "mla", "mqa"):
+        n = sizes[name]
+        yield [Word(name), f"{n:,.0f}", f"{n / sizes['mla']:.3g}"]
 
 
 def claim() -> Iterator[Row]:
-    old = 95 * _stored((8, 128), (8, 128)) * 2
-    new = 60 * _stored((1, 576)) * 2
+    old, new = 95 * _sizes()["gqa8"] * 2, 60 * _sizes()["mla"] * 2
     yield [Word("old"), f"{old:,}", ""]
     for name, held in (("new", new), ("six", new * 6 // 16)):
         yield [Word(name), f"{held:,}", f"{1 - held / old:.1%}"]

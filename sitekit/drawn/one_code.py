@@ -1,14 +1,15 @@
-"""MHA, GQA and MQA at one and the same step."""
+"""MHA, GQA and MQA compared in one decode step."""
 
 from collections.abc import Iterator
 
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.compute import SEEN, decode, mega
+from sitekit.drawn.compute import mega
+from sitekit.drawn.operations import SEEN, decode
 from sitekit.render import Row
 
 
 def compare() -> Iterator[Row]:
-    """The same step of MHA, GQA-8 and MQA: what differs, and what does not."""
+    """Parameters, FLOPs and bytes of one decode step of MHA, GQA-8 and MQA."""
     costs = decode()
     for key, name, K in (
         ("mha", "MHA", 32),

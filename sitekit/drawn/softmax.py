@@ -1,4 +1,4 @@
-"""Where exp overflows."""
+"""Where exp overflows, and the online form step by step."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from sitekit.tables import code
 
 
 def _number(x: float) -> str:
-    """Three digits, as one would write them: 6.55e+4 -> 65500, 3.4e38."""
+    """Three significant digits: 6.55e+4 -> 65500, 3.4e+38 -> 3.40e38."""
     if math.isinf(x):
         return "inf"
     if 1e-3 <= abs(x) < 1e6:
@@ -27,13 +27,38 @@ def exp_range() -> Iterator[Row]:
         largest = torch.finfo(dtype).max
         limit = math.log(largest)
         past = torch.tensor([math.floor(limit) + 1.0, 0.0], dtype=dtype)
-        naive = past.exp() / past.exp().sum()
-        stable = attnref.softmax(past)
+        both = past.exp() / past.exp().sum(), attnref.softmax(past)
         yield [
             code(dtype),
             _number(largest),
             f"{limit:.1f}",
             _number(torch.tensor(12.0, dtype=dtype).exp().item()),
-            code([round(w, 3) for w in naive.tolist()]),
-            code([round(w, 3) for w in stable.tolist()]),
+            *(code([round(w, 3) for w in x.tolist()]) for x in both),
+        ]
+
+
+# The row of the docstring of `online_softmax`, and a value for each score.
+SCORES = (3.0, 900.0, -2.0, 901.0, 7.0)
+VALUES = (10.0, 20.0, 30.0, 40.0, 50.0)
+
+
+def chunks() -> Iterator[Row]:
+    """Maximum, sum and output after each chunk of two scores."""
+    m, total, out = -math.inf, 0.0, 0.0
+    for start in range(0, len(SCORES), 2):
+        scores = SCORES[start : start + 2]
+        largest = max(m, *scores)
+        scale = math.exp(m - largest)
+        new = [math.exp(s - largest) for s in scores]
+        values = VALUES[start : start + 2]
+        total = total * scale + sum(new)
+        out = out * scale + sum(e * v for e, v in zip(new, values, strict=True))
+        m = largest
+        yield [
+            ", ".join(f"{s:g}" for s in scores),
+            f"{m:g}",
+            f"{scale:.4f}",
+            f"{total:.4f}",
+            f"{out:.2f}",
+            f"{out / total:.2f}",
         ]

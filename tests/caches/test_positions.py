@@ -4,7 +4,7 @@ and one that keeps everything in another order.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 import torch
@@ -18,25 +18,36 @@ from attnref import (
     Block,
     Cache,
     Causal,
-    CrossAttention,
     Decoder,
     Everything,
-    GroupedQueryAttention,
     GrowingKVCache,
     KVCache,
-    MultiHeadAttention,
-    MultiHeadLatentAttention,
-    MultiQueryAttention,
     Rule,
     causal_mask,
     decoder_mask,
     greedy,
     padding_mask,
 )
-from tests.caches.test_kv_cache import refused
+from tests.caches.test_kv_cache import Lists, refused
 from tests.conftest import relative_error
+from tests.variants import (
+    CACHES,
+    ONCE,
+    SERVING,
+    VARIANTS,
+    B,
+    C,
+    E,
+    H,
+    inputs,
+    run,
+    takes,
+    tokens,
+    variant,
+)
+from tests.variants import rule as rule_of
 
-B, T, E, H, K, D = 3, 23, 24, 6, 2, 4
+T = 23
 CPU = torch.device("cpu")
 
 
@@ -139,9 +150,13 @@ class Ring(Cache):
         return longer or self._held
 
     def crop(self, length):
-        if self.lost > self.first and length < self.lost:
+        if self.lost > self.first and 0 <= length < self.lost:
             raise ValueError(f"crop to {length}, kept from {self.lost} on")
         super().crop(length)
+
+    def reset(self):
+        super().reset()
+        self.lost = 0
 
 
 class ChunkCache(Cache):
@@ -174,6 +189,13 @@ class ChunkCache(Cache):
         self._held = tuple(t[:, :, full:].clone() for t in both)
         return both
 
+    def crop(self, length):
+        start = self.length - self.length % self.size
+        if 0 <= length < start:
+            raise ValueError(f"crop to {length}, kept from {start} on")
+        super().crop(length)
+        self._held = tuple(t[:, :, : length - start] for t in self._held)
+
 
 class Backwards(Cache):
     """Everything, the newest first."""
@@ -192,6 +214,11 @@ class Backwards(Cache):
         )
         self.length += tensors[0].shape[2]
         return self._held
+
+    def crop(self, length):
+        dropped = self.length - length
+        super().crop(length)
+        self._held = tuple(t[:, :, dropped:] for t in self._held)
 
 
 def oracle(rule, T):
@@ -225,38 +252,19 @@ SCHEDULES = {
     "ragged": [2, 1, 9, 3, 0, 1, 1, 6],
     "whole": [T],
 }
-LATENT = {
-    "kv_lora_rank": 14,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 6,
-}
-LAYERS = {
-    "mha": (MultiHeadAttention, {}),
-    "mqa": (MultiQueryAttention, {}),
-    "gqa": (GroupedQueryAttention, {"n_kv_heads": K}),
-    "mla": (MultiHeadLatentAttention, LATENT),
-}
+# Those that can be told another rule.
+TOLD = [name for name in ONCE if takes(name, "causal")]
 
 
 def layer(name="gqa", **options):
-    cls, sizes = LAYERS[name]
-    built = cls(d_model=E, n_heads=H, rope_theta=100.0, **sizes, **options)
-    for p in built.parameters():
-        nn.init.normal_(p, std=0.5)  # sharp: flat weights hide mistakes
-    return built.double().eval()
+    return variant(name, rope_theta=100.0, **options)
 
 
-def same(one, **options):
+def same(one, name="gqa", **options):
     """The same weights under another rule."""
-    name = next(n for n, (cls, _) in LAYERS.items() if type(one) is cls)
     other = layer(name, **options)
     other.load_state_dict(one.state_dict())
     return other
-
-
-def tokens(*shape):
-    return torch.randn(*(shape or (B, T, E)), dtype=torch.float64)
 
 
 def left_padded():
@@ -264,16 +272,17 @@ def left_padded():
 
 
 @kept
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", TOLD)
 @torch.no_grad()
 def test_a_part_of_the_past_gives_the_full_pass_with_a_dense_mask(
     name, rule, make
 ):
-    plain, x = layer(name, causal=False), tokens()
+    plain, x = layer(name, causal=False), tokens(B, T, E)
     dense, valid = oracle(rule, T), left_padded()
-    ours = same(plain, causal=rule)
+    ours = same(plain, name, causal=rule)
     assert relative_error(ours(x), plain(x, mask=dense)) <= 1e-12
-    assert relative_error(ours(x), same(plain)(x)) > 0.1, "hides nothing"
+    hidden = relative_error(ours(x), same(plain, name)(x))
+    assert hidden > 0.1, "hides nothing"
     for pads in (None, valid):
         whole = dense if pads is None else dense & padding_mask(pads)
         want = plain(x, mask=whole)
@@ -291,7 +300,7 @@ def test_a_part_of_the_past_gives_the_full_pass_with_a_dense_mask(
 @pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
 def test_keys_may_come_in_any_order(causal):
-    ours, x, valid = layer(causal=causal), tokens(), left_padded()
+    ours, x, valid = layer(causal=causal), tokens(B, T, E), left_padded()
     for sizes in SCHEDULES.values():
         got, want, end = [], [], 0
         forth, back = GrowingKVCache(), Backwards()
@@ -301,11 +310,11 @@ def test_keys_may_come_in_any_order(causal):
             want.append(ours(chunk, mask=mask, cache=forth))
             got.append(ours(chunk, mask=mask, cache=back))
         assert relative_error(*(torch.cat(o, 1) for o in (got, want))) <= 1e-12
-    cross, back = CrossAttention(d_model=E, n_heads=H).double(), Backwards()
+    cross, back, context = variant("cross"), Backwards(), tokens(B, T, C)
     mask = padding_mask(valid)
-    want = cross(x[:, :7], x, mask=mask)
+    want = cross(x[:, :7], context, mask=mask)
     got = [
-        cross(x[:, :4], x, mask=mask, cache=back),
+        cross(x[:, :4], context, mask=mask, cache=back),
         cross(x[:, 4:7], mask=mask, cache=back),
     ]
     assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
@@ -314,7 +323,8 @@ def test_keys_may_come_in_any_order(causal):
 @pytest.mark.parametrize("form", ["expanded", "latent", "absorbed"])
 @torch.no_grad()
 def test_each_form_of_mla_reads_a_ring(form):
-    ours, x, cache = layer("mla", causal=Window(5)), tokens(), Ring(5)
+    ours = layer(f"mla {form}", causal=Window(5))
+    x, cache = tokens(B, T, E), Ring(5)
     sizes = [13, 1, 3, 1, 5]
     got = [ours(c, cache=cache, form=form) for c in x.split(sizes, dim=1)]
     assert relative_error(torch.cat(got, dim=1), ours(x)) <= 1e-12
@@ -355,17 +365,41 @@ REFUSED = {
 @torch.no_grad()
 def test_a_cache_that_keeps_too_little_is_refused(rule, cache, says):
     """At the first token, not at the first that is missing."""
-    x = tokens()[:, :1]
-    for name in LAYERS:
+    x = tokens(B, T, E)[:, :1]
+    for name in TOLD:
         with refused(says, cache):
             layer(name, causal=rule)(x, cache=cache)
 
 
+PARTS = {
+    "ring": lambda max_len: Ring(4),
+    "ring after the first": lambda max_len: Ring(2, first=3),
+    "chunk": lambda max_len: ChunkCache(3),
+    "backwards": lambda max_len: Backwards(),
+}
+
+
+@pytest.mark.parametrize("make", PARTS.values(), ids=PARTS)
+def test_what_is_kept_is_what_a_list_keeps(make):
+    Lists.run(make)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
-def test_a_context_is_kept_whole():
-    cross = CrossAttention(d_model=E, n_heads=H).double()
-    with pytest.raises(ValueError, match=r"rule is Everything.*Ring keeps"):
-        cross(tokens(), tokens(), cache=Ring(99))
+def test_each_layer_refuses_the_caches_that_keep_too_little(name):
+    """And no other. A context is kept whole."""
+    layer, makes, served = variant(name), [*CACHES.values()], []
+    makes += PARTS.values()
+    for make in makes:
+        cache = make(99)
+        if cache.keeps.covers(rule_of(layer)):
+            run(name, layer, inputs(name), cache=cache)
+            served.append(make)
+        else:
+            with refused(f"the layer's rule is {rule_of(layer)}, and", cache):
+                run(name, layer, inputs(name), cache=cache)
+    needed = {PARTS["backwards"], *SERVING[name].values()}
+    assert needed <= {*served} < {*makes}
 
 
 @torch.no_grad()
@@ -375,23 +409,27 @@ def test_what_the_refusal_prevents():
     class Liar(Ring):
         keeps = Everything()
 
-    ours, x, cache = layer(), tokens(), Liar(5)
+    ours, x, cache = layer(), tokens(B, T, E), Liar(5)
     got = [ours(token, cache=cache) for token in x.split(1, dim=1)]
     assert relative_error(torch.cat(got, dim=1), ours(x)) > 0.3
 
 
-def test_a_cache_has_to_say_what_it_keeps():
+def test_a_cache_has_to_keep_something_and_to_say_what():
     class Silent(Cache):
         append = Ring.append
 
-    with pytest.raises(TypeError, match="keeps"):
-        Silent()
+    class Idle(Cache):
+        keeps = Everything()
+
+    for kind, lacks in (Silent, "keeps"), (Idle, "append"):
+        with pytest.raises(TypeError, match=f"abstract method '?{lacks}"):
+            kind()
 
 
 @torch.no_grad()
 def test_a_ring_goes_back_as_far_as_it_has_room():
     """A window of 5 in a ring of 8: up to four tokens may be taken back."""
-    ours, x = layer(causal=Window(5)), tokens()
+    ours, x = layer(causal=Window(5)), tokens(B, T, E)
     want = ours(x)
     for back in range(1, 5):
         cache = Ring(8)
@@ -416,7 +454,7 @@ def test_a_ring_goes_back_as_far_as_it_has_room():
 @kept
 @torch.no_grad()
 def test_rows_of_a_part_of_the_past_are_moved(rule, make):
-    ours, x, cache = layer(causal=rule), tokens(), make()
+    ours, x, cache = layer(causal=rule), tokens(B, T, E), make()
     rows = torch.tensor([2, 0, 2])
     ours(x[:, :12], cache=cache)
     cache.reorder(rows)
@@ -427,10 +465,7 @@ def test_rows_of_a_part_of_the_past_are_moved(rule, make):
 
 def decoder(*rules):
     model = Decoder(
-        [
-            Block(layer(causal=rule, head_dim=D), d_model=E, d_ff=17)
-            for rule in rules
-        ],
+        [Block(layer(causal=rule), d_model=E, d_ff=17) for rule in rules],
         n_tokens=101,
         d_model=E,
     )
@@ -500,6 +535,21 @@ class Narrower(Causal):
     """What is made from a rule may hide more than it."""
 
 
+class Odd(Rule):
+    """Without sizes, it needs no decorator of its own."""
+
+
+def test_a_rule_is_a_value():
+    for kind in (Odd, Narrower, Causal, Everything):
+        assert kind() == kind()
+        assert kind().covers(kind())
+        assert len({kind(), kind(), Window(5), Window(5)}) == 2
+    assert not Narrower().covers(Causal())
+    for rule in (Rule(), Causal(), Everything(), Window(5)):
+        with pytest.raises(FrozenInstanceError):
+            rule.size = 4  # layers share it
+
+
 def test_where_nothing_is_hidden_no_mask_is_made():
     full, given = (B, H, 1, 7), torch.rand(B, 1, 1, 7) < 0.5
     for rule, there in (
@@ -529,7 +579,7 @@ def test_the_rule_on_all_positions_is_the_causal_mask(T, S):
 
 
 def test_a_mask_that_does_not_speak_of_what_was_dropped_is_refused():
-    ours, x, cache = layer(causal=Window(4)), tokens(), Ring(4)
+    ours, x, cache = layer(causal=Window(4)), tokens(B, T, E), Ring(4)
     with torch.no_grad():
         ours(x[:, :9], cache=cache)
         kept = torch.ones(B, 1, 1, 4, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""python -m attnref kv: the same numbers, and clear words for what is wrong."""
+"""python -m attnref kv: the package's numbers, and clear error messages."""
 
 import json
 import shlex
@@ -97,12 +97,12 @@ def test_one_model_is_told_with_its_layers():
     assert "per token: 507,904 B (496 KiB)" in text
     assert "once windows are full: 81,920 B (80 KiB)" in text
     longest = longest_context(find_model("gemma-3-27b"), 8 * GIB)
-    assert f"longest in 8 GiB: {longest:,} tokens each" in text
-    assert "sources: gemma" in text
+    assert f"longest context in 8 GiB: {longest:,} tokens per sequence" in text
+    assert "sources of the shape: gemma" in text
     for model in models().values():
         told = kv(f"--model {model.id} --tokens 5")
         assert model.note in told
-        assert f"confidence in its shape: {model.confidence}" in told
+        assert f"confidence in the shape: {model.confidence}" in told
         assert (model.context.label if model.context else "") in told
         assert f"{kv_bytes(model, 5):,}" in told
         assert "None" not in told
@@ -123,7 +123,7 @@ def test_numbers_may_be_written_as_people_do(text):
 def test_states_are_told_for_one_sequence_as_tokens_are():
     state = state_bytes(find_model("kimi-k3"))
     text = kv("--model kimi-k3 --tokens 4K --batch 8")
-    told = f"at any length: {state:,} B ({size(state)}) per sequence for states"
+    told = f"states: {state:,} B ({size(state)}) per sequence, at any length"
     assert told in text.splitlines()
 
 
@@ -135,11 +135,11 @@ def test_several_models_are_told_in_lines():
     text = kv("--model mistral-7b gpt2 --tokens 4K 1M --budget 1GiB")
     assert words(text) == [
         "one sequence, bf16:",
-        "model per later token 4,096 tokens 1,048,576 tokens",
+        "model per further token 4,096 tokens 1,048,576 tokens",
         "mistral-7b 0 B 512 MiB 512 MiB",
         "gpt2 36 KiB 144 MiB 36 GiB",
         "",
-        "how many sequences fit, and the longest that does:",
+        "how many sequences fit, and the longest context that does:",
         "model for the cache 4,096 tokens 1,048,576 tokens longest",
         "mistral-7b 1 GiB 2 2 any length",
         "gpt2 1 GiB 7 0 29,127",
@@ -156,12 +156,12 @@ def test_several_models_are_told_in_lines():
 )
 def test_weights_that_do_not_fit_are_told_with_the_numbers(asked, needed):
     told = (
-        f"the weights need {size(needed)} on a device of "
-        f"{size(72 * 10**9)}: no cache fits"
+        f"the weights need {size(needed)} of {size(72 * 10**9)} per device: "
+        "no cache fits"
     )
     alone = kv(f"--model deepseek-v3 {asked} --tokens 32K --budget 72GB")
     assert told in alone.splitlines()
-    assert "longest in" not in alone
+    assert "longest context in" not in alone
     rows = words(alone)
     assert rows[rows.index(told) - 1].endswith(" 0")
     both = kv(f"--model deepseek-v3 deepseek-v2-lite {asked} --budget 72GB")
@@ -179,8 +179,8 @@ def test_what_weights_leave_is_for_the_cache():
     assert f"{(72 - weights) / (32_768 * 327_680 / 8 / GIB):.2f}" == "44.46"
     assert "32,768 1,342,177,280 1.25 GiB 44" in words(text)
     assert (
-        "the weights need 16.43 GiB on a device of 72 GiB: 55.57 GiB are left"
-        in text.splitlines()
+        "the weights need 16.43 GiB of 72 GiB per device: 55.57 GiB left for "
+        "the cache" in text.splitlines()
     )
     by_size = kv(
         "--model llama-3.1-70b --tokens 32K --ranks 8 --budget 72GiB "
@@ -254,10 +254,13 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         (
             "--model gpt2 --dtype shipped",
             "no source says how kernels store the cache of gpt2; it is known "
-            "of deepseek-v3.2, deepseek-v4-flash, ",
+            "for deepseek-v3.2, deepseek-v4-flash, ",
         ),
-        ("--model gpt2 glm-5 --dtype shipped", "known of deepseek-v3.2, "),
-        ("--model gpt2 --dtype shipped --scale 16/32", "--scale goes with"),
+        ("--model gpt2 glm-5 --dtype shipped", "known for deepseek-v3.2, "),
+        (
+            "--model gpt2 --dtype shipped --scale 16/32",
+            "--scale goes with one of fp32, ",
+        ),
         ("--model gpt2 --tokens 0", "'0' is not a whole number of at least 1"),
         ("--model gpt2 --tokens -5", "--tokens"),
         ("--model gpt2 --tokens 1e6", "'1e6' is not a whole number"),
@@ -266,26 +269,29 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ("--model gpt2 --batch 1.5", "'1.5' is not a whole number"),
         ("--model gpt2 --ranks x", "'x' is not a whole number"),
         ("--model gpt2 --budget 0GiB", "'0GiB' is not a size"),
-        ("--model gpt2 --budget 80", "'80' is not a size with its unit, like"),
+        ("--model gpt2 --budget 80", "'80' is not a size with a unit, such as"),
         ("--model gpt2 --dtype float16", "did you mean fp16?"),
         ("--model gpt2 --budget 8XB", "'8XB' is not a size"),
         ("--model gpt2 --budget nanGiB", "'nanGiB' is not a size"),
         ("--model gpt2 --weights 1GB", "--weights is subtracted from --budget"),
         (
             "--model gpt2 --budget 8GB --weights 3",
-            "'3' is not a size with its unit",
+            "'3' is not a size with a unit",
         ),
         (
             "--model gpt2 --budget 8GB --weights bf61",
-            "'bf61' is neither a size with its unit, like 141GB, nor a dtype: "
+            "'bf61' is neither a size with a unit, such as 141GB, nor a dtype: "
             "no dtype 'bf61'; did you mean bf16?",
         ),
         (
             "--model glm-5 --budget 8GB --weights bf16",
             "no source gives the number of parameters of glm-5; pass the size",
         ),
-        ("--model gpt2 --scale 16", "'16' is not bits of a scale"),
-        ("--model gpt2 --scale 0/32", "'0/32' is not bits of a scale"),
+        (
+            "--model gpt2 --scale 16",
+            "'16' is not a scale such as 16/32: its bits, and",
+        ),
+        ("--model gpt2 --scale 0/32", "'0/32' is not a scale"),
         ("", "pass --model with one or more ids, or --list"),
         ("--list --model gpt2", "pass --model with one or more ids, or --list"),
     ],

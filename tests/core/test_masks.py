@@ -9,6 +9,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from attnref import (
     Causal,
+    Rule,
     causal_mask,
     cross_mask,
     decoder_mask,
@@ -107,7 +108,7 @@ def test_left_padding_leaves_the_first_rows_with_nothing():
 def test_a_padded_row_equals_the_row_alone():
     # --8<-- [start:alone]
     alone = torch.randn(1, 1, 2, 8)  # 你 好
-    pads = torch.randn(1, 1, 2, 8)  # what stands there must not matter
+    pads = torch.randn(1, 1, 2, 8)  # their content must not matter
     want = sdpa(alone, alone, alone, causal_mask(2))
 
     right = torch.cat([alone, pads], dim=2)
@@ -142,7 +143,7 @@ def test_two_additive_masks_compete_in_a_left_padded_row():
 def test_a_pad_must_hold_finite_numbers():
     # --8<-- [start:finite]
     x = torch.randn(1, 1, 3, 8)
-    x[:, :, 2] = torch.nan  # a pad, say of a buffer that was never written
+    x[:, :, 2] = torch.nan  # a pad, as in memory that was never written
     valid = torch.tensor([[True, True, False]])
     assert sdpa(x, x, x, padding_mask(valid)).isnan().all()  # 0 * NaN
     # --8<-- [end:finite]
@@ -164,7 +165,7 @@ def test_minus_1e_minus_9_is_no_mask():
     # --8<-- [start:inert]
     scores = torch.tensor([1.0, 2.0, 3.0])
     forbidden = torch.tensor([0.0, 0.0, 1.0])
-    inert = torch.softmax(scores + forbidden * -1e-9, -1)  # minus nine!
+    inert = torch.softmax(scores + forbidden * -1e-9, -1)  # not -1e9
     assert torch.equal(inert, torch.softmax(scores, -1))
     # --8<-- [end:inert]
 
@@ -184,7 +185,7 @@ def test_is_causal_of_torch_is_aligned_at_the_top_left():
     q = torch.randn(1, 1, 1, 8)  # one new query ...
     k, v = torch.randn(2, 1, 1, 5, 8)  # ... and five keys in the cache
     trap = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(trap, v[:, :, :1])  # it sees key 0 alone
+    torch.testing.assert_close(trap, v[:, :, :1])  # it sees only key 0
 
     right = F.scaled_dot_product_attention(q, k, v, causal_mask(1, 5))
     torch.testing.assert_close(right, sdpa(q, k, v))
@@ -200,7 +201,7 @@ def test_a_mask_beside_is_causal_depends_on_the_kernel():
     try:
         with sdpa_kernel(SDPBackend.MATH):
             F.scaled_dot_product_attention(k, k, v, mask, is_causal=True)
-        raise AssertionError("this kernel takes one or the other")
+        raise AssertionError("this kernel accepts only one of them")
     except RuntimeError as error:
         assert "attn_mask should not be set when is_causal" in str(error)
     joined = F.scaled_dot_product_attention(k, k, v, mask & causal_mask(5))
@@ -232,16 +233,16 @@ def test_a_rule_holds_wherever_the_keys_are():
             return super().shows(i, j) & (j > i - self.size)
 
     told = {"causal": Window(2), "device": torch.device("cpu")}
-    mask = decoder_mask(None, (1, 1, 4, 4), **told)  # four tokens at once
+    mask = decoder_mask(None, (1, 1, 4, 4), **told)  # four tokens, no cache
     assert torch.equal(mask, causal_mask(4).triu(-1))
 
-    slots = torch.tensor([3, 4, 2])  # token 3 has taken the place of 0, ...
+    slots = torch.tensor([3, 4, 2])  # tokens 3 and 4 replaced 0 and 1
     mask = decoder_mask(None, (1, 1, 1, 5), positions=slots, **told)
-    assert mask.int().tolist() == [[1, 1, 0]]  # token 4 sees 3 and itself
+    assert mask.int().tolist() == [[1, 1, 0]]  # 4 sees 3 and itself
 
     valid = padding_mask(torch.tensor([[True, True, True, False, True]]))
     mask = decoder_mask(valid, (1, 1, 1, 5), positions=slots, **told)
-    assert mask.int().tolist() == [[[[0, 1, 0]]]]  # and 3 is a pad
+    assert mask.int().tolist() == [[[[0, 1, 0]]]]  # token 3 is a pad
     # --8<-- [end:rule]
 
 
@@ -273,6 +274,8 @@ def test_a_hugging_face_mask_becomes_ours():
     # --8<-- [end:hf]
     for dtype in (torch.bool, torch.int32, torch.float32):
         assert torch.equal(padding_mask_from_hf(attention_mask.to(dtype)), mask)
+    unseen = torch.ones(2, 4, dtype=torch.bool, device="meta")
+    assert padding_mask_from_hf(unseen).shape == (2, 1, 1, 4)  # not looked at
 
 
 def test_weights_of_i_love_you_under_both_masks():
@@ -293,6 +296,31 @@ def test_weights_of_i_love_you_under_both_masks():
     assert torch.equal(sdpa.weights(), weights)
 
 
+def test_the_loss_skips_pads():
+    # --8<-- [start:loss]
+    import torch.nn.functional as F
+
+    from attnref import sdpa
+
+    ids = torch.tensor([[1, 2, 3, 0], [3, 4, 0, 0]])  # 我 爱 你, 你 好
+    embeddings = torch.randn(5, 16)
+
+    def loss(ids, skip_pads=True):
+        real = ids != 0
+        mask = causal_mask(ids.shape[1]) & padding_mask(real)
+        x = embeddings[ids][:, None]  # one head
+        logits = sdpa(x, x, x, mask)[:, 0] @ embeddings.mT
+        next_ids = ids[:, 1:]
+        if skip_pads:  # cross_entropy leaves out targets of -100
+            next_ids = next_ids.masked_fill(~real[:, 1:], -100)
+        return F.cross_entropy(logits[:, :-1].mT, next_ids, reduction="sum")
+
+    alone = loss(ids[:1, :3]) + loss(ids[1:, :2])  # without padding
+    torch.testing.assert_close(loss(ids), alone)
+    assert loss(ids, skip_pads=False) > alone
+    # --8<-- [end:loss]
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -304,7 +332,7 @@ def test_weights_of_i_love_you_under_both_masks():
         (
             lambda: padding_mask(torch.ones(3, dtype=torch.bool)),
             ValueError,
-            r"valid has shape \(3,\); one row a sequence is \(B, S\)",
+            r"valid has shape \(3,\); it needs \(B, S\), one row per sequence",
         ),
         (
             lambda: cross_mask(
@@ -345,14 +373,24 @@ def test_weights_of_i_love_you_under_both_masks():
             "valid is on cpu, context_valid on meta",
         ),
         (
+            lambda: Rule()(torch.tensor(0), torch.tensor(0)),
+            NotImplementedError,
+            "^$",
+        ),
+        (
             lambda: causal_mask(-1, 3),
             ValueError,
             "T=-1 and S=3 must not be negative",
         ),
         (
+            lambda: causal_mask(3, -1),
+            ValueError,
+            "T=3 and S=-1 must not be negative",
+        ),
+        (
             lambda: padding_mask_from_hf(torch.tensor([[0.0, -1e9]])),
             ValueError,
-            "other numbers than 0 and 1.*mask == 0",
+            "values other than 0 and 1.*mask == 0",
         ),
         (
             lambda: padding_mask_from_hf(torch.ones(2, 1, 3, 3)),

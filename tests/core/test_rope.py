@@ -223,7 +223,8 @@ def q_and_k():
 @pytest.mark.parametrize("past", [0, 1, 5, 4093])
 def test_new_tokens_follow_the_past(past):
     q, k = q_and_k()
-    turned = rotate(q, k, theta=100.0, past=past)
+    told = {"past": past} if past else {}
+    turned = rotate(q, k, theta=100.0, **told)
     at = torch.tensor([past + i for i in range(T)])
     for got, x in zip(turned, (q, k), strict=True):
         want = pairs(x, "half") * turns(at, D, 100.0)
@@ -305,7 +306,7 @@ BAD = {
     "other width": (
         lambda: apply_rope(X, *(t[:, :4] for t in TABLE)),
         "(7, 4) and (7, 4) do not fit x of shape (2, 6, 7, 10): 7 positions "
-        "of 5 angles, (7, 5) or (2, 7, 5)",
+        "with 5 angles each are (7, 5) or (2, 7, 5)",
     ),
     "other batch": (
         lambda: apply_rope(X, *ROWS),
@@ -338,7 +339,7 @@ def test_what_does_not_fit_is_refused_with_numbers(call, message):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.complex64], ids=str)
 def test_positions_are_numbers(dtype):
-    with pytest.raises(TypeError, match=f"positions are {dtype}; pass numbers"):
+    with pytest.raises(TypeError, match=f"are {dtype}; pass real numbers"):
         rope_table(torch.ones(T).to(dtype), D)
 
 

@@ -146,15 +146,15 @@ def test_query_head_h_reads_key_head_h_over_group():
     H, K = 6, 3
     q, k = torch.randn(1, H, 4, 8), torch.randn(1, K, 5, 8)
     weights = attention_weights(q, k)
-    for h in range(H):
-        head = attention_weights(q[:, h : h + 1], k[:, [h // (H // K)]])
-        torch.testing.assert_close(weights[:, h : h + 1], head)
+    for n in range(H):
+        head = attention_weights(q[:, n : n + 1], k[:, [n // (H // K)]])
+        torch.testing.assert_close(weights[:, n : n + 1], head)
     # --8<-- [end:groups]
 
 
 # --8<-- [start:made]
 class Made(torch.utils._python_dispatch.TorchDispatchMode):
-    """The bytes of the largest tensor made; a view of an input is not made."""
+    """Records the largest new tensor in bytes; views of inputs are not new."""
 
     def __init__(self, *inputs):
         super().__init__()
@@ -197,8 +197,8 @@ def test_which_ways_to_share_a_head_copy_it():
     # --8<-- [start:copies]
     import torch.nn.functional as F
 
-    q = torch.randn(3, 6, 1, 8)  # one new token: 6 query heads ...
-    k, v = torch.randn(2, 3, 2, 101, 8)  # ... and 2 key/value heads
+    q = torch.randn(3, 6, 1, 8)  # one new token, 6 query heads
+    k, v = torch.randn(2, 3, 2, 101, 8)  # 101 keys, 2 key/value heads
     B, H, T, D = q.shape
     K, S = k.shape[1:3]
 
@@ -207,7 +207,7 @@ def test_which_ways_to_share_a_head_copy_it():
 
     def expanded(x):
         x = x[:, :, None].expand(B, K, H // K, S, D)  # a view, stride 0
-        return x.reshape(B, H, S, D)  # (B, H, S, D); the copy is made here
+        return x.reshape(B, H, S, D)  # (B, H, S, D); this copies
 
     fused = F.scaled_dot_product_attention
     ways = {
@@ -226,10 +226,10 @@ def test_which_ways_to_share_a_head_copy_it():
     assert copies["repeat_interleave"] == copies["expand, reshape"] == H // K
     assert max(copies[n] for n in ("enable_gqa", "folded", "sdpa")) < 1
 
-    wide = torch.randn(3, 2, 101, 12)  # wider than keys: no fused kernel fits
+    wide = torch.randn(3, 2, 101, 12)  # wider than the keys: no fused kernel
     with Made(q, k, wide) as made:
         fused(q, k, wide, enable_gqa=True)
-    assert made.largest == H // K * wide.nbytes  # torch itself has repeated
+    assert made.largest == H // K * wide.nbytes  # torch repeats the heads
 
     # --8<-- [end:copies]
     # --8<-- [start:broadcast]
@@ -240,9 +240,9 @@ def test_which_ways_to_share_a_head_copy_it():
 
     groups = q.view(B, K, H // K, T, D)
     assert copied_by_matmul(groups, k[:, :, None]) == H // K
-    one = k[:, :1].clone()  # MQA: one key head for all six
+    one = k[:, :1].clone()  # MQA: one key head for all 6 query heads
     assert copied_by_matmul(q, one) == H
-    assert copied_by_matmul(q[:1], one[:1]) < 1  # a single row: no copy
+    assert copied_by_matmul(q[:1], one[:1]) < 1  # one sequence: no copy
     # --8<-- [end:broadcast]
 
     def taken(way):  # inside kernels too, where no dispatch mode sees
@@ -262,10 +262,10 @@ def test_an_expanded_head_has_no_view():
 
     try:
         view_of(torch.randn(3, 2, 11, 8), 6)
-        raise AssertionError("one stride cannot walk through two groups")
+        raise AssertionError("one stride cannot cover several groups")
     except RuntimeError as error:
         assert "Use .reshape(...) instead" in str(error)
-    for K in 1, 6:  # MQA and MHA: here it passes, and nothing is copied
+    for K in 1, 6:  # MQA and MHA: no error, and no copy
         assert view_of(torch.randn(3, K, 11, 8), 6).shape == (3, 6, 11, 8)
     # --8<-- [end:expand]
 
@@ -372,7 +372,7 @@ def test_a_row_without_any_key_gives_zeros_and_zero_gradients():
     assert (out[0, 0, 1] == 0).all()
 
     out.sum().backward()
-    assert (q.grad[0, 0, 1] == 0).all()  # the empty row teaches nothing
+    assert (q.grad[0, 0, 1] == 0).all()  # no gradient from the empty row
     for t in (q, k, v):
         assert t.grad.isfinite().all()
     # --8<-- [end:empty]

@@ -84,6 +84,7 @@ def each_layer_after_others():
             )
 
 
+@pytest.mark.whole
 def test_every_shape_comment_of_the_package_is_right():
     files = (ROOT / "attnref").rglob("*.py")
     sources = {str(p): p.read_text(encoding="utf-8") for p in files}

@@ -9,6 +9,7 @@ import pytest
 from sitekit import ROOT
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "tool",
     [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]],

@@ -3,6 +3,7 @@
 import re
 from functools import partial
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -29,6 +30,8 @@ from tests.conftest import relative_error
 from tests.oracles.test_transformers import LENGTH, decoders, padded
 from tests.variants import (
     CACHES,
+    READERS,
+    SERVING,
     VARIANTS,
     B,
     D,
@@ -38,19 +41,20 @@ from tests.variants import (
     S,
     T,
     built,
-    each_cache,
+    each_cache_of,
     each_decoder,
     every_pair,
     inputs,
+    pairs,
+    rule,
     run,
+    seen,
     sharp,
     tokens,
 )
 
 FF, N = 59, 101
-with_each_cache = pytest.mark.parametrize(
-    "make", [None, *CACHES.values()], ids=["none", *CACHES]
-)
+with_each_cache = each_cache_of("gqa", None)
 
 
 def block(attention, **options):
@@ -164,8 +168,8 @@ def decoder(name="gqa", layers=2, **options):
     return sharp(Decoder(blocks, n_tokens=N, d_model=E))
 
 
-def caches(make, layers=2):
-    return [make(40) for _ in range(layers)]
+def caches(make, layers=2, room=40):
+    return [make(room) for _ in range(layers)]
 
 
 def prompts(rows=B, length=5):
@@ -191,7 +195,7 @@ def test_a_decoder_is_its_blocks_between_two_tables(layers, options):
         assert relative_error(got, want) <= 1e-12
 
 
-@each_cache
+@each_cache_of("gqa")
 @pytest.mark.parametrize("sizes", [[1] * 5, [5], [3, 1, 1]], ids=str)
 def test_a_decoder_fills_a_cache_a_layer(make, sizes):
     model, tokens, mine = decoder(layers=3), prompts(), caches(make, 3)
@@ -233,7 +237,7 @@ def test_the_same_tokens_are_generated_with_every_cache(name):
         assert len(want[-1][5:].unique()) > 4
         want = torch.stack(want)
         prompt = want[:, :5]
-        for make in (None, *CACHES.values()):
+        for make in (None, *SERVING[name].values()):
             mine = caches(make) if make else None
             told = VARIANTS[name].told
             got = greedy(model, prompt, 20, caches=mine, **told)
@@ -246,13 +250,16 @@ def test_a_left_padded_row_generates_what_it_does_alone(name):
     valid = torch.arange(5) >= torch.tensor(pads)[:, None]
     for options in VARIANTS[name].options:
         model, prompt = decoder(name, **options), prompts()
-        blind = greedy(model, prompt, 13)
-        for make in (None, *CACHES.values()):
-            told = VARIANTS[name].told
-            told = told | {"caches": caches(make) if make else None}
-            got = greedy(model, prompt, 13, valid=valid, **told)
+        told = VARIANTS[name].told
+        with torch.no_grad():
+            blind = model(prompt, **told)[1, -1]
+            aware = model(prompt, mask=padding_mask(valid), **told)[1, -1]
+        near = seen(rule(model.layers[0].self_attn), 5)[-1, ~valid[1]].any()
+        assert (relative_error(aware, blind) > 1e-3) == near, "pads matter"
+        for make in (None, *SERVING[name].values()):
+            mine = caches(make) if make else None
+            got = greedy(model, prompt, 13, valid=valid, caches=mine, **told)
             assert torch.equal(got[:, :5], prompt)
-            assert not torch.equal(got[1], blind[1]), "the pads were seen"
             for row, pad in enumerate(pads):
                 alone = likeliest(model, prompt[row : row + 1, pad:], 13)[0]
                 assert got[row, pad:].tolist() == alone.tolist()
@@ -306,14 +313,21 @@ def test_rows_end_where_those_of_transformers_end(all_end, pad, make):
 
 def test_a_row_that_has_ended_repeats_its_end_unless_told():
     model, prompt = decoder(), prompts(3)
-    first, second = greedy(model, prompt, 2)[0, 5:].tolist()
+    free = greedy(model, prompt, 9)
+    first, second = free[0, 5:7].tolist()
     for eos, then in (
         (second, second),
+        (numpy.int64(second), second),
         ([3, second], 3),
-        ([second, 3], second),
+        (numpy.array([second, 3]), second),
     ):
         got = greedy(model, prompt, 9, eos=eos)[0, 5:]
         assert got.tolist() == [first, second] + [then] * 7
+    for eos in (None, ()):  # as the configuration of a model may have it
+        assert torch.equal(greedy(model, prompt, 9, eos=eos), free)
+    for eos, kind in ((2.0, "float"), ("2", "str"), ([3, None], "NoneType")):
+        with pytest.raises(TypeError, match=f"eos is {kind}; pass an int"):
+            greedy(model, prompt, 9, eos=eos)
 
 
 WARPERS = {
@@ -510,6 +524,14 @@ def test_no_steps_give_the_prompt():
     assert torch.equal(greedy(decoder(), prompt, 0), prompt)
 
 
+@each_cache_of("gqa")
+def test_without_an_end_no_token_is_looked_at(make):
+    """A meta tensor has no numbers; on an accelerator, to look is to wait."""
+    model, prompt = decoder().to("meta"), prompts().to("meta")
+    got = greedy(model, prompt, 3, caches=caches(make))
+    assert (got.shape, got.device.type) == ((B, 5 + 3), "meta")
+
+
 def test_generating_needs_no_gradients():
     model = decoder()
     mine = caches(CACHES["growing"])
@@ -522,14 +544,14 @@ def test_generating_needs_no_gradients():
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_each_layer_needs_a_cache(number):
     model, mine = decoder(), caches(CACHES["growing"], number)
-    message = f"{number} caches for 2 layers: each needs one of its own"
+    message = f"{number} caches for 2 layers: each layer needs its own"
     for call in (model, lambda *a, **k: greedy(*(model, *a, 3), **k)):
         with pytest.raises(ValueError, match=message):
             call(prompts(), caches=mine)
     assert not any(cache.length for cache in mine)
 
 
-@each_cache
+@each_cache_of("gqa")
 @torch.no_grad()
 def test_two_layers_cannot_share_a_cache(make):
     model, mine = decoder(layers=3), caches(make, 2)
@@ -557,11 +579,34 @@ def test_a_decoder_looks_at_all_caches_before_it_writes_to_one():
     with refused("4 stored and 5 new make 9 > max_len=6", *mine):
         greedy(model, tokens[:, 4:], 1, caches=mine)
     small, mine[2] = mine[2], KVCache(9)
-    with refused("the caches hold [4, 4, 0] tokens: not the same", *mine):
+    with refused("caches hold [4, 4, 0] tokens: lengths differ", *mine):
         model(tokens[:, 4:], caches=mine)
     mine[2].append(*small.stored)
     got = model(tokens[:, 4:], caches=mine)
     assert relative_error(got, model(tokens)[:, 4:]) <= 1e-12
+
+
+@pairs(READERS)
+@pytest.mark.parametrize("room", [S, 2])
+@torch.no_grad()
+def test_a_decoder_stores_a_context_once(name, make, room):
+    """Which is longer than what it reads, or shorter."""
+    model, tokens, told = decoder(name), prompts(), VARIANTS[name].told
+    context = inputs(name)[1][:, :room]
+    want, mine = model(tokens, context=context, **told), caches(make, 2, room)
+    first = model(tokens[:, :3], context=context, caches=mine, **told)
+    got = [
+        first,
+        *(model(t, caches=mine, **told) for t in tokens[:, 3:].split(1, dim=1)),
+    ]
+    assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
+    assert [cache.length for cache in mine] == [room, room]
+    with refused("the cache already holds a context of", *mine):
+        model(tokens, context=context, caches=mine, **told)
+    small = [KVCache(room), KVCache(room - 1)]
+    says = f"0 stored and {room} new make {room} > max_len={room - 1}"
+    with refused(says, *small):
+        model(tokens[:, :1], context=context, caches=small, **told)
 
 
 def test_each_layer_is_told_what_the_decoder_is_told():
@@ -605,7 +650,7 @@ def test_the_last_token_needs_no_room():
 @pytest.mark.parametrize(
     ("valid", "error", "message"),
     [
-        (torch.full((B, 5), 2), ValueError, "other numbers than 0 and 1"),
+        (torch.full((B, 5), 2), ValueError, "values other than 0 and 1"),
         (torch.ones(B, 1, 5, 5).bool(), ValueError, "shape (3, 1, 5, 5)"),
         (
             torch.ones(B, 4, dtype=torch.bool),
@@ -644,3 +689,21 @@ def test_the_weights_of_these_tests_are_sharp():
         for p in (attention.q_proj, attention.k_proj)
     )
     assert attention_weights(q[None], k[None])[..., 1:, :].max() > 0.9
+
+
+def test_a_decoder_generates_the_same_with_and_without_a_cache():
+    # --8<-- [start:generate]
+    from attnref import Block, Decoder, GroupedQueryAttention, greedy
+
+    sizes = {"d_model": 32, "n_heads": 4, "n_kv_heads": 2}
+    layers = [GroupedQueryAttention(**sizes, rope_theta=1e4) for _ in range(2)]
+    blocks = [Block(layer, d_model=32, d_ff=64) for layer in layers]
+    decoder = Decoder(blocks, n_tokens=100, d_model=32)
+    prompt = torch.randint(100, (2, 5))
+    tokens = greedy(decoder, prompt, 20)
+    one_a_layer = [KVCache(max_len=24) for _ in blocks]
+    assert torch.equal(greedy(decoder, prompt, 20, caches=one_a_layer), tokens)
+    growing = [GrowingKVCache() for _ in blocks]
+    assert torch.equal(greedy(decoder, prompt, 20, caches=growing), tokens)
+    # --8<-- [end:generate]
+    assert len(set(tokens[0].tolist())) > 8

@@ -250,10 +250,10 @@ def test_there_and_back_is_where_it_was(heads, half, columns):
 @pytest.mark.parametrize(
     ("rows", "head_dim", "to", "message"),
     [
-        (10, 4, "half", "10 rows are no whole heads of head_dim=4"),
-        (9, 3, "half", "9 rows are no whole heads of head_dim=3, or it is odd"),
-        (4, 1, "half", "4 rows are no whole heads of head_dim=1, or it is odd"),
-        (2, 4, "half", "2 rows are no whole heads of head_dim=4"),
+        (10, 4, "half", "10 rows with head_dim=4: head_dim must be even and"),
+        (9, 3, "half", "9 rows with head_dim=3: head_dim must be even"),
+        (4, 1, "half", "4 rows with head_dim=1: head_dim must be even"),
+        (2, 4, "half", "2 rows with head_dim=4: head_dim must be even"),
         (8, 4, "hf", "to='hf' is neither 'half' nor 'interleaved'"),
         (8, 0, "half", "head_dim=0 must be at least 1"),
         (8, -2, "half", "head_dim=-2 must be at least 1"),
@@ -268,7 +268,9 @@ def test_rows_that_are_no_heads_are_refused(rows, head_dim, to, message):
     "options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str
 )
 def test_what_has_no_place_here_is_refused(options):
-    with pytest.raises(ValueError, match="add_bias_kv and add_zero_attn"):
+    with pytest.raises(
+        ValueError, match="add_bias_kv and add_zero_attn are not supported"
+    ):
         weights_of_torch_mha(nn.MultiheadAttention(12, 3, **options))
 
 
@@ -367,37 +369,37 @@ EIGHT = torch.ones(7, 12).to(torch.float8_e4m3fn)
 @pytest.mark.parametrize(
     ("checkpoint", "error", "message"),
     [
-        ({"w": EIGHT}, ValueError, "w is torch.float8_e4m3fn, and no scales"),
+        ({"w": EIGHT}, ValueError, "w is torch.float8_e4m3fn, but w_scale_inv"),
         (
             {"w": EIGHT.to(torch.float8_e5m2)},
             ValueError,
-            "w is torch.float8_e5m2, and no scales are there",
+            "w is torch.float8_e5m2, but w_scale_inv is missing",
         ),
         (
             {"w_scale_inv": torch.ones(2, 3)},
             ValueError,
-            "w_scale_inv is there, but not the weight",
+            "w_scale_inv is given without its weight",
         ),
         (
             {"w": EIGHT.float(), "w_scale_inv": torch.ones(2, 3)},
             ValueError,
-            "w has scales, but is torch.float32 and not float8",
+            "w has scales, but is torch.float32, not float8",
         ),
         (
             {"w": EIGHT, "w_scale_inv": torch.ones(3, 2)},
             ValueError,
-            r"w has shape \(7, 12\), its scales \(3, 2\); with block=5 they "
-            r"are \(2, 3\)",
+            r"w has shape \(7, 12\) and scales of shape \(3, 2\); block=5 "
+            r"needs \(2, 3\)",
         ),
         (
             {"w": EIGHT, "w_scale_inv": torch.ones(2, 3, dtype=torch.uint8)},
             TypeError,
-            "the scales of w are torch.uint8",
+            "w_scale_inv is torch.uint8; it must be floating",
         ),
         (
             {"w": EIGHT[0], "w_scale_inv": torch.ones(3)},
             ValueError,
-            r"w has shape \(12,\), its scales \(3,\); with block=5",
+            r"w has shape \(12,\) and scales of shape \(3,\); block=5 needs",
         ),
     ],
 )

@@ -27,7 +27,7 @@ from tests.variants import (
     R,
     S,
     built,
-    each_variant,
+    every_pair,
     takes,
 )
 
@@ -40,20 +40,28 @@ CALLS = [
 
 
 @torch.no_grad()
-def counted(layer, *, batch, new, past, context=None, **told):
-    """Parameters, FLOPs and numbers in the cache, of a layer that runs."""
-    cache, first = KVCache(context or past + new), ()
+def counted(layer, make=KVCache, *, batch, new, past, context=None, **told):
+    """Parameters, FLOPs, and elements of the keys and values that are read, of
+    a layer that runs; and how many cached tokens the new ones are multiplied
+    with, where the cache says that it is not all.
+    """
+    cache, first = make(context or past + new), ()
     if context:
         first = (torch.zeros(batch, context, layer.d_context),)
     if past:
         x = torch.zeros(batch, past, layer.d_model)
         layer(x, *first, cache=cache, **told)
         first = ()
+    at = cache.positions(new, torch.device("cpu"))
     with FlopCounterMode(display=False) as count:
         x = torch.zeros(batch, new, layer.d_model)
         layer(x, *first, cache=cache, **told)
     parameters = sum(p.numel() for p in layer.parameters())
-    return parameters, count.get_total_flops(), cache.nbytes // 4
+    slots = cache.stored[0].shape[2]
+    keys = slots if at is None else len(at)
+    read = cache.nbytes // 4 // slots * keys
+    met = past if at is None else keys - new
+    return (parameters, count.get_total_flops(), read), met
 
 
 def shown(cost):
@@ -73,22 +81,27 @@ def spelled(name):
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
-@each_variant
-def test_the_cost_is_what_torch_counts(name, call):
-    """Of a context, what is past is what has been cached."""
-    told, at = VARIANTS[name].told, call
+@every_pair
+def test_the_cost_is_what_torch_counts(name, make, call):
+    """Of a context, what is past is what has been cached; of tokens, those
+    that a cache still holds, and in its empty slots holds room for."""
+    told, call = VARIANTS[name].told, call | {}
     if takes(name, "context"):
-        call = call | {"context": S}
-        at = {"batch": call["batch"], "new": call["new"], "context": S}
-        at["cached"] = call["past"] > 0
+        call["context"] = S
     for options in spelled(name):
         for width in ({}, {"head_dim": None, "d_model": 3 * H}):
             if width and not takes(name, "head_dim"):
                 continue
             layer = built(name, **options, **width)
+            want, met = counted(layer, make, **call, **told)
+            if "context" in call:
+                at = {"context": S, "cached": call["past"] > 0}
+            else:
+                at = {"past": met}
+            at |= {"batch": call["batch"], "new": call["new"]}
             sizes = VARIANTS[name].sizes | options | width
             cost = VARIANTS[name].cost(**sizes, **at)
-            assert shown(cost) == counted(layer, **call, **told), options
+            assert shown(cost) == want, options
             unread = (layer.k_proj, layer.v_proj) if at.get("cached") else ()
             idle = sum(p.numel() for part in unread for p in part.parameters())
             assert cost.idle == idle, options
@@ -104,11 +117,12 @@ def test_costs_of_the_pages_are_what_torch_counts(call):
         for K in (32, 8, 1):
             layer = GroupedQueryAttention(**llama, n_kv_heads=K)
             cost = attention_cost(**llama, n_kv_heads=K, **call)
-            assert shown(cost) == counted(layer, batch=1, **call)
+            assert shown(cost) == counted(layer, batch=1, **call)[0]
         layer = MultiHeadLatentAttention(**V3)
         for form in ("expanded", "latent", "absorbed"):
             cost = mla_cost(**V3, form=form, **call)
-            assert shown(cost) == counted(layer, batch=1, form=form, **call)
+            want, _ = counted(layer, batch=1, form=form, **call)
+            assert shown(cost) == want
 
 
 def test_scores_and_values_are_counted_apart():
@@ -139,10 +153,32 @@ def test_fewer_key_heads_leave_the_flops_of_attention_alone():
     assert [c.attention_intensity() for c in (mha, gqa, mqa)] == [1, 4, 32]
 
 
-def test_a_step_reads_each_weight_and_each_cached_number_once():
+def test_a_batch_raises_the_intensity_of_matrices_and_not_of_attention():
+    # --8<-- [start:intensity]
+    from fractions import Fraction
+
+    from attnref.numbers.cost import attention_cost, mla_cost
+
+    shape = dict(d_model=4096, n_heads=32, past=8191)
+    for K in (32, 8, 1):
+        for B in (1, 64):
+            cost = attention_cost(**shape, n_kv_heads=K, batch=B)
+            assert cost.projections == B * 2 * cost.parameters
+            assert cost.attention_intensity() == 32 // K
+            assert cost.attention_intensity("fp8") == 2 * 32 // K
+
+    v3 = dict(d_model=7168, n_heads=128, kv_lora_rank=512, q_lora_rank=1536)
+    v3 |= dict(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    cost = mla_cost(**v3, past=8191)
+    assert cost.attention_intensity() == Fraction(128 * 1088, 576)
+    # --8<-- [end:intensity]
+
+
+def test_a_step_reads_each_weight_and_each_cached_element_once():
     cost = Cost(1000, 2000, 300, 500, 40)
     assert cost.bytes_read() == 2080
     assert cost.bytes_read("fp32") == 4160
+    assert cost._replace(idle=240).bytes_read() == 1600  # 240 are not read
     assert cost.intensity() == Fraction(2800, 2080)
     assert cost.intensity("fp32") == Fraction(2800, 4160)
     assert cost.attention_intensity("int8") == 800 / 40
@@ -186,7 +222,7 @@ def test_a_context_that_cannot_be_is_refused():
 
 
 def test_an_unknown_form_is_refused():
-    with pytest.raises(ValueError, match="form='naive' is none of expanded"):
+    with pytest.raises(ValueError, match="form='naive' is not one of expanded"):
         mla_cost(**LATENT, form="naive")
     with pytest.raises(ValueError, match="q_lora_rank=0 must be at least 1"):
         mla_cost(**LATENT, q_lora_rank=0)
@@ -210,9 +246,9 @@ def test_each_size_is_above_0(function, sizes, size):
 
 
 def test_unless_told_a_cost_is_that_of_one_token_on_nothing():
-    past = ONE_STEP | {"past": 0}
+    past = ONE_STEP | {"past": 0, "bias": False}
     small = {"d_model": 30, "n_heads": 6}
     assert attention_cost(**small) == attention_cost(**small, **past)
     assert mla_cost(**LATENT) == mla_cost(**LATENT, **past)
-    told = cross_cost(**CROSS, **ONE_STEP, cached=False)
+    told = cross_cost(**CROSS, **ONE_STEP, cached=False, bias=False)
     assert cross_cost(**CROSS) == told

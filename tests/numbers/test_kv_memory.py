@@ -3,6 +3,7 @@ were published, to the digits that were printed."""
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -317,8 +318,14 @@ def test_what_cannot_be_is_refused():
         kv_bytes(gpt2, 0)
     with pytest.raises(TypeError, match="tokens is float; pass an int"):
         kv_bytes(gpt2, 1e6)
-    with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
-        growth(gpt2, ranks=0)
+    for call in (
+        growth,
+        weight_bytes,
+        state_bytes,
+        partial(kv_bytes, tokens=1),
+    ):
+        with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
+            call(gpt2, ranks=0)
     with pytest.raises(ValueError, match="batch=-1 must be at least 1"):
         state_bytes(gpt2, batch=-1)
     for budget in (1e9, -0.5, True, "80GiB"):
@@ -343,8 +350,10 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ValueError, match=rf"did you mean {meant}\?"):
             storage_of(gpt2, said)
+    with pytest.raises(ValueError, match=r"^no dtype 'Z'; there are fp32"):
+        storage_of(gpt2, "Z")
     with pytest.raises(
         ValueError,
-        match=r"store the cache of gpt2; it is known of deepseek-v3\.2, ",
+        match=r"store the cache of gpt2; it is known for deepseek-v3\.2, ",
     ):
         kv_bytes(gpt2, 1, dtype="shipped")

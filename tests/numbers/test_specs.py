@@ -38,8 +38,12 @@ def test_the_models_are_sorted_by_date_and_cannot_be_changed():
     assert len(models()) >= 58
     with pytest.raises(TypeError):
         models()["gpt2"] = None
-    with pytest.raises(FrozenInstanceError):
-        models()["gpt2"].groups[0].layers = 1
+    for model in models().values():
+        for part in filter(None, (model, *model.groups, model.shipped)):
+            with pytest.raises(FrozenInstanceError):
+                part.note = "changed"
+            with pytest.raises(TypeError, match="1 positional argument but 2"):
+                type(part)(1)  # of numbers alone, who knows which is which
 
 
 def test_each_row_has_a_source_that_can_be_opened():
@@ -51,6 +55,25 @@ def test_each_row_has_a_source_that_can_be_opened():
             assert source.url.startswith("https://"), model.id
             assert "{" not in source.url, model.id
             assert source.label
+
+
+def test_places_that_many_rows_name_are_written_once():
+    places = {
+        "transformers:gpt2": "https://github.com/huggingface/transformers/blob/"
+        "v5.23.0/src/transformers/models/gpt2/configuration_gpt2.py",
+        "arXiv:2405.04434": "https://arxiv.org/abs/2405.04434",
+        "Hugging Face:a/b": "https://huggingface.co/a/b/blob/main/config.json",
+        "Hugging Face card:a/b": "https://huggingface.co/a/b",
+    }
+    text = changed("gpt2", lambda m: m.update(sources=[*places]))
+    sources = specs.read(text)["gpt2"].sources
+    assert [source.url for source in sources] == [*places.values()]
+    assert [source.label for source in sources] == [
+        "transformers",
+        "arXiv:2405.04434",
+        "Hugging Face",
+        "Hugging Face card",
+    ]
 
 
 def test_what_makers_round_is_round():
@@ -82,7 +105,7 @@ def test_every_place_and_every_kind_is_used():
         (
             "llama-3.1-8b",
             lambda m: m["groups"][0].update(kv_head=8),
-            r"llama-3.1-8b: groups\[0\]: kv_head is no field of Full; "
+            r"llama-3.1-8b: groups\[0\]: kv_head is not a field of Full; "
             r"did you mean kv_heads\?",
         ),
         (
@@ -132,14 +155,24 @@ def test_every_place_and_every_kind_is_used():
         ),
         (
             "gpt2",
+            lambda m: m.update(groups={"kind": "full"}),
+            "gpt2: groups is missing",
+        ),
+        (
+            "gpt2",
             lambda m: m.update(groups=[7]),
-            r"gpt2: groups\[0\]: 7 is no record",
+            r"gpt2: groups\[0\]: 7 is not a record",
         ),
         ("gpt2", lambda m: m.update(sources=[]), "gpt2: sources is missing"),
         (
             "gpt2",
             lambda m: m.update(sources=["a blog"]),
-            "gpt2: sources: 'a blog' is in no known place",
+            "gpt2: sources: 'a blog' names no known place",
+        ),
+        (
+            "gpt2",
+            lambda m: m.update(sources=[7]),
+            "gpt2: sources: 7 names no known place",
         ),
         (
             "gpt2",
@@ -149,24 +182,24 @@ def test_every_place_and_every_kind_is_used():
         (
             "gpt2",
             lambda m: m.update(sources=["gpt-fast:zzz"]),
-            "gpt2: sources: 'gpt-fast:zzz' is in no known place",
+            "gpt2: sources: 'gpt-fast:zzz' names no known place",
         ),
         (
             "gpt2",
             lambda m: m.update(sources=["transformers"]),
-            "gpt2: sources: 'transformers' is in no known place",
+            "gpt2: sources: 'transformers' names no known place",
         ),
         (
             "gpt2",
             lambda m: m.update(
                 shipped={"kv": 1, "index": 1, "sources": ["gpt-fast"]}
             ),
-            "gpt2: shipped: an entry is of one head for all",
+            "gpt2: shipped: only for caches with one head, shared by all",
         ),
         (
             "deepseek-v4-flash",
             lambda m: m["groups"][0].pop("ratio"),
-            r"groups\[0\]: index_dim without ratio",
+            r"groups\[0\]: index_dim without ratio: there are no entries",
         ),
         ("gpt2", lambda m: m.update(date="19-02"), "gpt2: date is '19-02'"),
         ("gpt2", lambda m: m.update(date="2019-13"), "gpt2: date is '2019-13'"),
@@ -180,7 +213,7 @@ def test_every_place_and_every_kind_is_used():
             "command-a",
             lambda m: m.update(confidence="high"),
             "command-a: confidence is 'high', but kvcache.ai is the only "
-            "source and not its makers'",
+            "source, and not one of the model's makers",
         ),
         (
             "gpt2",
@@ -193,12 +226,12 @@ def test_every_place_and_every_kind_is_used():
         (
             "llama-4-scout",
             lambda m: m.update(context="the card"),
-            "llama-4-scout: context: 'the card' is in no known place",
+            "llama-4-scout: context: 'the card' names no known place",
         ),
         (
             "gpt2",
             lambda m: m.pop("params_in"),
-            "gpt2: params and params_in belong together",
+            "gpt2: params and params_in go together",
         ),
         ("gpt2", lambda m: m.update(params=1.2e8), "gpt2: params is 120000000"),
         (
@@ -206,11 +239,15 @@ def test_every_place_and_every_kind_is_used():
             lambda m: m["groups"][0].update(rotated=0),
             r"kimi-k3: groups\[0\]: rotated is 0",
         ),
-        ("gpt2", lambda m: m.update(id="GPT 2"), "GPT 2: id has other than"),
+        (
+            "gpt2",
+            lambda m: m.update(id="GPT 2"),
+            "GPT 2: id may only have small letters",
+        ),
         (
             "gpt2",
             lambda m: m.update(id="falcon-7b"),
-            "falcon-7b is there twice",
+            "falcon-7b is listed twice",
         ),
         (
             "deepseek-v3.2",
@@ -222,6 +259,12 @@ def test_every_place_and_every_kind_is_used():
 def test_a_wrong_row_is_named_with_its_field(where, change, message):
     with pytest.raises(ValueError, match=f"specs.json: .*{message}"):
         specs.read(changed(where, change))
+
+
+def test_what_no_source_gives_is_null():
+    text = changed("mistral-7b", lambda m: m["groups"][0].update(q_heads=None))
+    (group,) = specs.read(text)["mistral-7b"].groups
+    assert (group.q_heads, group.variant) == (None, "GQA")
 
 
 @given(st.data())
@@ -236,6 +279,8 @@ def test_no_record_may_lose_a_field_it_needs(data):
 
 def test_makers_are_places():
     file = deepcopy(FILE)
+    file["makers"] = [*specs.PLACES, *file["places"]]
+    assert specs.read(json.dumps(file)) == models()
     file["makers"].append("gemma 5")
     with pytest.raises(ValueError, match="the file: makers: 'gemma 5' is no"):
         specs.read(json.dumps(file))
@@ -248,6 +293,8 @@ def test_a_file_without_models_or_places_is_refused():
         specs.read('{"models": []}')
     with pytest.raises(ValueError, match="no model 5"):
         specs.find_model(5)
+    with pytest.raises(ValueError, match=r"'G - P - T 2'; did you mean gpt2"):
+        specs.find_model("G - P - T 2")
 
 
 def test_an_entry_belongs_to_tokens_in_the_window_or_to_several():

@@ -242,7 +242,7 @@ def test_small_inputs_give_what_transformers_gives(model):
 @yarns
 def test_yarn_slows_the_pairs_that_transformers_slows(rope):
     for dim in (2, 6, 10, 64):
-        for theta in (500.0, 1e4, 5e5):
+        for theta in (5.0, 500.0, 1e4, 5e5):
             config = config_of("V3", rope, theta=theta, qk_rope_head_dim=dim)
             plain = theta ** (-torch.arange(0, dim, 2).double() / dim)
             theirs = rotary_of(config).inv_freq

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention.bias import causal_lower_right
 
 from attnref import (
     CrossAttention,
@@ -14,7 +13,23 @@ from attnref import (
     weights_of_torch_mha,
 )
 from tests.conftest import relative_error
-from tests.variants import CACHES, VARIANTS, B, C, D, H, K, S, T, built, inputs
+from tests.variants import (
+    CACHES,
+    SERVING,
+    VARIANTS,
+    B,
+    C,
+    D,
+    H,
+    K,
+    S,
+    T,
+    built,
+    inputs,
+    rule,
+    seen,
+    takes,
+)
 
 E = H * D  # nn.MultiheadAttention has no head_dim
 BOUND = 1e-12
@@ -198,35 +213,41 @@ def random_masks(T, S):
     )
 
 
+def spelled_out(layer, mask, new, keys):
+    """For torch, to which rules say nothing: the layer's, joined to a mask."""
+    sees = seen(rule(layer), keys)[-new:]
+    return sees if mask is None else mask & sees
+
+
 @layers
 def test_a_layer_is_its_projections_around_torchs_attention(name):
-    layer, (x,) = sharpened(built(name, causal=False, **OPTIONS)), inputs(name)
-    for mask in random_masks(T, T):
-        want = through_torch(layer, x, x, mask)
-        assert relative_error(layer(x, mask=mask), want) <= BOUND
+    for options in ({}, {"causal": False}) if takes(name, "causal") else ({},):
+        layer = sharpened(built(name, **options, **OPTIONS))
+        (x,) = inputs(name)
+        for mask in random_masks(T, T):
+            want = through_torch(layer, x, x, spelled_out(layer, mask, T, T))
+            assert relative_error(layer(x, mask=mask), want) <= BOUND
 
 
 @layers
 def test_a_layer_drops_what_torch_drops(name):
-    layer, (x,) = sharpened(built(name, causal=False, **OPTIONS)), inputs(name)
+    layer, (x,) = sharpened(built(name, **OPTIONS)), inputs(name)
     torch.manual_seed(1)
-    want = through_torch(layer, x, x, dropout=0.4)
+    sees = spelled_out(layer, None, T, T)
+    want = through_torch(layer, x, x, sees, dropout=0.4)
     torch.manual_seed(1)
     assert relative_error(layer.train()(x), want) <= BOUND
 
 
 @layers
 @torch.no_grad()
-def test_new_tokens_see_the_cache_and_no_later_one(name):
+def test_new_tokens_see_what_is_cached_and_no_later_one(name):
     layer, (x,) = sharpened(built(name, **OPTIONS)), inputs(name, S)
     for new in (1, T, S):
-        lower_right = torch.ones(new, S, dtype=torch.bool).tril(S - new)
         for mask in random_masks(new, S):
-            both = causal_lower_right(new, S)
-            if mask is not None:
-                both = mask & lower_right
+            both = spelled_out(layer, mask, new, S)
             want = through_torch(layer, x, x, both, last=new)
-            for make in CACHES.values():
+            for make in SERVING[name].values():
                 cache = make(S)
                 if new < S:
                     layer(x[:, :-new], cache=cache)

@@ -17,6 +17,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 from attnref import (
     Block,
+    Causal,
     Decoder,
     KVCache,
     apply_rope,
@@ -27,7 +28,7 @@ from attnref import (
     token_positions,
 )
 from tests.conftest import relative_error
-from tests.variants import CACHES, VARIANTS, B, takes
+from tests.variants import SERVING, VARIANTS, B, built, rule, takes
 
 H, K, E, D_FF, LENGTH, ROOM, THETA = 8, 2, 48, 37, 24, 31, 500.0
 BOUND, EXACT, WRONG = 1e-6, 1e-12, 1e-2
@@ -59,7 +60,12 @@ MODELS = {  # and what our layer is told beside the sizes
         {},
     ),
 }
-LAYERS = [name for name, v in VARIANTS.items() if v.kv_heads]
+# Those of Llama see the whole past.
+LAYERS = [
+    name
+    for name, v in VARIANTS.items()
+    if v.kv_heads and rule(built(name)) == Causal()
+]
 CHUNKS = {
     "whole": (24,),
     "prefill and decode": (23, 1),
@@ -101,15 +107,10 @@ def config_of(model, kv_heads, inner="sdpa", **more):
 
 
 def layer_for(config, layer, **changed):
-    sizes = {
-        "d_model": E,
-        "n_heads": H,
-        "head_dim": config.head_dim,
-        "rope_theta": THETA,
-    }
+    sizes = {"d_model": E, "n_heads": H, "head_dim": config.head_dim}
     if takes(layer, "n_kv_heads"):
         sizes["n_kv_heads"] = K
-    layer = VARIANTS[layer].layer(**sizes | changed)
+    layer = built(layer, **sizes | {"rope_theta": THETA} | changed)
     return layer.eval().requires_grad_(False)
 
 
@@ -245,7 +246,7 @@ def test_cached_chunks_give_what_transformers_gives(layer):
         config, x = theirs.config, torch.randn(B, LENGTH, E)
         for theirs_kept in THEIRS.values():
             want = in_theirs(theirs, config, x, chunks, theirs_kept(config))
-            for make in CACHES.values():
+            for make in SERVING[layer].values():
                 got = in_ours(ours, x, chunks, make(ROOM))
                 assert relative_error(got, want) <= BOUND
 
@@ -385,7 +386,7 @@ def test_a_block_is_a_layer_of_llama(layer):
     ours = block_for(config, layer).eval().requires_grad_(False)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(B, LENGTH, E)
-    for chunks, make in zip(CHUNKS.values(), cycle(CACHES.values())):
+    for chunks, make in zip(CHUNKS.values(), cycle(SERVING[layer].values())):
         want = in_theirs(theirs, config, x, chunks, DynamicCache(config=config))
         got = in_ours(ours, x, chunks, make(LENGTH))
         assert relative_error(got, want) <= BOUND
@@ -425,7 +426,7 @@ def test_greedy_writes_what_llama_generates(layer, pads):
     ours, theirs = decoders(layer)
     prompt = torch.randint(1, 53, (B, LENGTH))
     valid = padded("left") if pads else torch.ones_like(prompt).bool()
-    for room, options in zip((None, *CACHES.values()), cycle(GENERATE)):
+    for room, options in zip((None, *SERVING[layer].values()), cycle(GENERATE)):
         want = theirs.generate(
             prompt,
             attention_mask=valid.long(),

@@ -74,7 +74,7 @@ def page(visit, address):
 
 
 def test_it_computes_what_the_package_does(page):
-    """Every model, six contexts, every format: to the digit."""
+    """Every model, six contexts, every format: digit by digit."""
     cases, expected = [], []
     for i, model in enumerate(models().values()):
         formats = [*DTYPES, *(["shipped"] if model.shipped else [])]
@@ -271,18 +271,21 @@ def test_a_changed_shape_is_a_shape_of_ones_own(page):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tokens": "0"}, "Tokens a sequence: “0” is no whole number"),
-        ({"tokens": "-5"}, "“-5” is no whole number from 1 to 1,000,000,000"),
-        ({"tokens": "1e5"}, "“1e5” is no whole number"),
-        ({"tokens": "9" * 30}, "is no whole number"),
-        ({"tokens": "1000M"}, "“1000M” is no whole number"),
-        ({"batch": "1.5"}, "Sequences: “1.5” is no whole number"),
-        ({"batch": ""}, "Sequences: “” is no whole number"),
-        ({"ranks": "NaN"}, "“NaN” is no whole number"),
-        ({"budget": "0"}, "“0” is no number above 0"),
-        ({"budget": "Infinity"}, "“Infinity” is no number above 0"),
+        ({"tokens": "0"}, "Tokens per sequence: “0” is not a whole number"),
+        (
+            {"tokens": "-5"},
+            "“-5” is not a whole number from 1 to 1,000,000,000",
+        ),
+        ({"tokens": "1e5"}, "“1e5” is not a whole number"),
+        ({"tokens": "9" * 30}, "is not a whole number"),
+        ({"tokens": "1000M"}, "“1000M” is not a whole number"),
+        ({"batch": "1.5"}, "Sequences: “1.5” is not a whole number"),
+        ({"batch": ""}, "Sequences: “” is not a whole number"),
+        ({"ranks": "NaN"}, "“NaN” is not a whole number"),
+        ({"budget": "0"}, "“0” is not a number above 0"),
+        ({"budget": "Infinity"}, "“Infinity” is not a number above 0"),
         ({"kv_heads": "5"}, "Key/value heads: must divide “Query heads”"),
-        ({"tokens": "12,34"}, "“12,34” is no whole number"),
+        ({"tokens": "12,34"}, "“12,34” is not a whole number"),
         ({"dtype": "shipped"}, "No source says how"),
     ],
 )
@@ -291,7 +294,7 @@ def test_what_cannot_be_is_refused_in_words(page, values, message):
     assert message in problems(page)
     assert page.locator(".calculator [aria-invalid]").count() == 1
     assert page.locator(".calculator .body tr").count() == 0
-    assert said(page) == "Nothing to show before that is put right."
+    assert said(page) == "The results appear once this is corrected."
     fill(page, model="gpt2", tokens="4K", batch="1", ranks="1", budget="80")
     fill(page, dtype="bf16")
     assert not page.locator(".calculator .problems").is_visible()
@@ -322,20 +325,23 @@ def test_the_address_holds_what_was_entered(page, visit, address):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("model=<img src=x onerror=alert(1)>", "there is no “<img src=x"),
-        ("model=__proto__", "there is no “__proto__”"),
-        ("model=constructor", "there is no “constructor”"),
-        ("tokens=1e309", "“1e309” is no whole number"),
-        ("tokens=-1&batch=NaN", "“NaN” is no whole number"),
-        ("tokens=" + "9" * 400, "is no whole number"),
-        ("dtype=fp3", "there is no “fp3”"),
+        (
+            "model=<img src=x onerror=alert(1)>",
+            "“<img src=x onerror=alert(1)>” is not one of",
+        ),
+        ("model=__proto__", "“__proto__” is not one of"),
+        ("model=constructor", "“constructor” is not one of"),
+        ("tokens=1e309", "“1e309” is not a whole number"),
+        ("tokens=-1&batch=NaN", "“NaN” is not a whole number"),
+        ("tokens=" + "9" * 400, "is not a whole number"),
+        ("dtype=fp3", "“fp3” is not one of"),
         ("dtype=shipped", "No source says how"),
-        ("scale=0/0", "there is no “0/0”"),
-        ("layers=3", "for a shape of your own only"),
+        ("scale=0/0", "“0/0” is not one of"),
+        ("layers=3", "can only set this together with model=own"),
         ("model=own&kv_heads=5", "must divide"),
-        ("model=own&heads=0", "“0” is no whole number"),
-        ("budget=%00", "is no number above 0"),
-        ("tokens=$%26$%26", "“$&$&” is no whole number"),
+        ("model=own&heads=0", "“0” is not a whole number"),
+        ("budget=%00", "is not a number above 0"),
+        ("tokens=$%26$%26", "“$&$&” is not a whole number"),
     ],
 )
 def test_a_hostile_address_is_told_and_never_run(
@@ -367,7 +373,7 @@ def test_a_wrong_value_never_reaches_the_address(page):
 
 def test_a_wrong_value_leaves_the_rest_of_the_address_in_force(visit, address):
     page = visit(f"{address}numbers/calculator/?model=gpt2&tokens=x&batch=2")
-    assert "“x” is no whole number" in problems(page)
+    assert "“x” is not a whole number" in problems(page)
     assert said(page).startswith("GPT-2 small: 9 GiB for 2 × 131,072")
 
 

@@ -1,5 +1,8 @@
 """Figures and computed tables hold what the pages say of them."""
 
+import ast
+import json
+import math
 import re
 
 import pytest
@@ -8,9 +11,10 @@ import yaml
 
 import attnref
 from attnref.numbers.kv_memory import size
-from sitekit import calls, svg
+from sitekit import ROOT, calls, svg
 from sitekit.drawn import (
     absorption,
+    conventions,
     kv_cache,
     masks,
     mla,
@@ -21,7 +25,8 @@ from sitekit.drawn import (
 )
 from sitekit.fences import Fence, drawing
 from sitekit.mathml import mathml
-from sitekit.pages import markdown_files
+from sitekit.pages import DRAWN, markdown_files
+from sitekit.parity import CALLS
 from sitekit.recorded import wiring
 from sitekit.render import Word, inline
 from tests.conftest import fences
@@ -43,6 +48,56 @@ def panels(html):
         width = len(set(re.findall(r'<rect [^>]*? x="([^"]+)"', drawn)))
         values = [float(cell) for cell in cells]
         yield [values[i : i + width] for i in range(0, len(cells), width)]
+
+
+def words(folder):
+    """What the Python files below name, and `file.name` for what is of one:
+    definitions and strings do not count."""
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                file = (node.module or "").rpartition(".")[2]
+                yield from (f"{file}.{name.name}" for name in node.names)
+            elif isinstance(node, ast.Attribute):
+                yield f"{ast.unparse(node.value)}.{node.attr}"
+            elif isinstance(node, ast.Name):
+                yield f"{path.stem}.{node.id}"
+
+
+def drawn_by_pages():
+    """`file.name` of what their fences call, and of kinds of fence."""
+    for page in {path.stem for path in markdown_files("en")}:
+        file = page.replace("-", "_")
+        for kind, spec in fences(page):
+            yield f"{file}.{kind}"
+            for part in (spec, *spec.get("panels", ())):
+                told = " ".join(str(part[key]) for key in CALLS if key in part)
+                for name in re.findall(r"[a-z_][\w.]*", told):
+                    yield name if "." in name else f"{file}.{name}"
+
+
+@pytest.mark.whole
+def test_what_a_file_draws_is_on_a_page_and_in_a_test():
+    """What it defines is called by a fence or by what draws; what a fence calls
+    is named in a test, which says what it should give."""
+    called, used, tested = (
+        {*drawn_by_pages()},
+        {*words("sitekit")},
+        {*words("tests")},
+    )
+    for page in calls.pages():
+        file = page.replace("-", "_")
+        for name in calls.drawn(page):
+            own = f"{file}.{name}"
+            place = f"sitekit/drawn/{file}.py: {name}"
+            assert own in called | used, (
+                f"{place} is drawn by no page: delete it"
+            )
+            if own in called and name not in DRAWN:
+                why = (
+                    "is compared in no test: compare it, as test_drawn.py does"
+                )
+                assert own in tested, f"{place} {why}"
 
 
 def test_what_a_fully_masked_row_gives():
@@ -97,6 +152,22 @@ def test_a_score_that_stands_out_does_not_drown_in_the_filler():
     assert weights[0] > 0.999
 
 
+def test_the_table_of_checkpoints_is_what_was_recorded():
+    text = conventions.ORACLES.read_text(encoding="utf-8")
+    recorded = json.loads(text)["checkpoints"]
+    for row, was in zip(conventions.checkpoints(), recorded, strict=True):
+        model, verdict, error, found, told = row
+        assert model.startswith(f"`{was['model_type']}`")
+        assert was["config"] in model and verdict.key == was["verdict"]
+        assert all(f"`{each}`" in told for each in was["told"])
+        if verdict.key == "wrong":
+            assert (float(error), found.key) == (was["found"], was["reason"])
+        else:
+            assert error == "" and found == ", ".join(
+                f"`{name}`" for name in was["found"] or ()
+            )
+
+
 def test_where_exp_overflows():
     rows = {row[0].strip("`"): row for row in softmax.exp_range()}
     assert rows["float16"][1:4] == ["65504", "11.1", "inf"]
@@ -105,9 +176,62 @@ def test_where_exp_overflows():
         assert row[4:] == ["`[nan, 0.0]`", "`[1.0, 0.0]`"]
 
 
+def test_the_online_form_chunk_by_chunk():
+    scores, values = map(torch.tensor, (softmax.SCORES, softmax.VALUES))
+    for seen, row in zip((2, 4, 5), softmax.chunks(), strict=True):
+        x, largest = scores[:seen], scores[:seen].max()
+        m, _, total, out, mean = map(float, row[1:])
+        assert m == largest
+        assert total == round((x - m).exp().sum().item(), 4)
+        want = torch.softmax(x, -1) @ values[:seen]
+        assert mean == round(want.item(), 2)
+        assert abs(out / total - mean) < 0.01
+    assert mean == 34.62 and row[2] == "1.0000"  # in the prose
+
+
+def test_attention_by_hand_is_what_torch_computes():
+    x, mask = sdpa.EMBEDDED, torch.ones(4, 4).tril().bool() & sdpa.VALID
+    out = torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+    def vector(text):
+        return torch.tensor([float(n) for n in text.strip("()").split(",")])
+
+    for i, row in enumerate(sdpa.outputs()):
+        assert torch.allclose(vector(row[-1]), out[i], atol=0.005)
+        assert len(row[2].split(",")) == len(row[3].split(",")) == mask[i].sum()
+    *keys, last = sdpa.by_hand()
+    for _, _, dot, score, e, weight, _ in keys[:3]:
+        assert float(score) == round(float(dot) / 2**0.5, 2)
+        assert abs(float(e) - torch.tensor(float(score)).exp()) < 0.05
+        assert abs(float(e) / float(last[4]) - float(weight)) < 0.01
+    assert keys[3][4:] == [Word("masked"), "0.00", "(0, 0)"]
+    assert last[4:] == ["22.03", "1.00", "(0.28, 1.72)"]
+
+
+def test_stacked_heads_are_those_of_one_group():
+    assert [row[1] for row in sdpa.fold(6, 3, 2)] == [
+        "(0, 0), (0, 1), (1, 0), (1, 1)",
+        "(2, 0), (2, 1), (3, 0), (3, 1)",
+        "(4, 0), (4, 1), (5, 0), (5, 1)",
+    ]
+
+
+def test_what_is_left_of_a_score_beside_the_filler():
+    assert [*masks.spacing()] == [
+        ["`bfloat16`", "4,194,304", "0", "0"],
+        ["`float32`", "64", "0", "64"],
+        ["`float64`", "1.2e-07", "3", "40"],
+    ]
+
+
 def test_dot_products_spread_like_the_root_of_the_width():
     for row in sdpa.dot_products():
-        root, spread, scaled, top, top_scaled = map(float, row[1:])
+        root, spread, scaled, top, top_scaled, slope, slope_scaled = map(
+            float, row[1:]
+        )
+        assert slope < slope_scaled
+        assert 0.9 < slope_scaled < 1 - 1 / 32  # the most that 32 keys allow
+        assert 4.5 < 32 * top_scaled < 5.5  # "about five times"
         assert abs(spread / root - 1) < 0.05
         assert abs(scaled - 1) < 0.05
         assert top_scaled < 0.2 < top
@@ -141,6 +265,42 @@ def test_rope_scores_are_alike_on_each_diagonal():
         diagonal = scores.diagonal(distance)
         assert torch.allclose(diagonal, diagonal[0].expand(6 - distance))
     assert scores.min() > 0, "a heat map has no colour for less"
+    for row, score in zip(rope.distances(), scores[0], strict=True):
+        assert row[-1] == f"{score:.2f}"
+
+
+def test_after_its_wavelength_a_pair_is_where_it_was():
+    for p, *waves in rope.wavelengths(128):
+        for theta, wave in zip((1e4, 5e5), waves, strict=True):
+            at = torch.tensor([float(wave.replace(",", ""))])
+            cos, _ = attnref.rope_table(at, 128, theta=theta)
+            assert cos[0, int(p)] > 0.995
+    assert round(10000 ** (1 - 2 / 128)) == 8660  # in the prose
+
+
+def test_yarns_ramp_is_the_formula_of_the_page():
+    def pair(turns):
+        length = 4096 / (2 * math.pi * turns)
+        return 64 * math.log(length) / (2 * math.log(10000))
+
+    low, high = math.floor(pair(32)), math.ceil(pair(1))
+    assert (low, high) == (10, 23)
+    for row in rope.yarn_ramp():
+        p, turns, ramp, before, after = (
+            float(cell.replace(",", "")) for cell in row
+        )
+        share = min(max((p - low) / (high - low), 0), 1)
+        theta = 10000 ** (-2 * p / 64)
+        assert ramp == round(share, 2)
+        assert turns == round(4096 * theta / (2 * math.pi), 2)
+        slowed = (1 - share) * theta + share * theta / 40
+        for wave, frequency in ((before, theta), (after, slowed)):
+            assert wave == pytest.approx(2 * math.pi / frequency, rel=5e-3)
+    yarn = attnref.Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    assert yarn.table_scale == 1
+    assert yarn.softmax_scale == (0.1 * math.log(40) + 1) ** 2
+    assert round(0.1 * math.log(40) + 1, 3) == 1.369  # in the prose
+    assert round(yarn.softmax_scale, 3) == 1.874
 
 
 @pytest.mark.parametrize(
@@ -192,8 +352,8 @@ def test_a_walk_gives_letters_and_sizes():
     sizes = "B = 2, T = 7, S = 12, H = 6, K = 3, D = 16, E = 96."
     assert caption == (
         "Recorded while GroupedQueryAttention(d_model=96, n_heads=6, "
-        "n_kv_heads=3) read 7 new tokens in 2 rows with 5 tokens in its "
-        f"cache: {sizes}"
+        "n_kv_heads=3) read 7 new tokens per sequence, with a batch of 2 "
+        f"sequences and 5 tokens of each already in its cache: {sizes}"
     )
     assert walked("gqa", "zh")[1].endswith(
         sizes.replace(", ", "，").replace(".", "。")
@@ -201,7 +361,7 @@ def test_a_walk_gives_letters_and_sizes():
     assert len(walked("mha")[0]) == len(walked("mqa")[0]) == 7
     rows, caption = walked("cross")
     assert len(rows) == 5
-    assert "let 7 tokens read a context of 12, in 2 rows" in caption
+    assert "7 tokens per sequence attended to a context of 12 tokens" in caption
     assert "R = 20, Dn = 16, Dr = 8, Dv = 10" in walked("mla")[1]
 
 
@@ -215,14 +375,22 @@ def test_growing_writes_the_triangle_of_what_room_writes():
 
 
 def test_what_a_cache_saves_by_hand():
-    E, inner, kv, N = 4096, 32 * 128, 8 * 128, 64
+    E, inner, kv = 4096, 32 * 128, 8 * 128
     weights = 2 * E * inner + 2 * E * kv
-    step = [2 * weights + 4 * inner * t for t in range(1, N + 1)]
-    again = [2 * weights * t + 4 * inner * t * t for t in range(1, N + 1)]
-    last = [*kv_cache.saved()][-1]
-    assert last[0] == str(N)
-    assert float(last[1].replace(",", "")) == round(sum(again) / 1e9, 1)
-    assert float(last[2]) == round(sum(step) / 1e9, 1)
+    for row, N in zip(kv_cache.saved(), (4, 16, 64, 1000), strict=True):
+        step = [2 * weights + 4 * inner * t for t in range(1, N + 1)]
+        again = [2 * weights * t + 4 * inner * t * t for t in range(1, N + 1)]
+        ratio = sum(again) / sum(step)
+        # As the page says, between that of projections and of attention.
+        assert (N + 1) / 2 < ratio < (2 * N + 1) / 3
+        assert row == [
+            f"{N:,}",
+            f"{sum(again) / 1e9:,.1f}",
+            f"{sum(step) / 1e9:,.1f}",
+            f"{ratio:,.1f}",
+            f"{again[-1] / again[0]:,.0f}",
+            f"{step[-1] / step[0]:.2f}",
+        ]
 
 
 def test_only_attention_keeps_its_flops():
@@ -283,16 +451,22 @@ def test_the_published_saving_needs_six_bits():
 
 def test_what_a_step_of_each_form_costs_by_hand():
     H, R, dn, dr, dv, S = 128, 512, 128, 64, 128, 4097
-    narrow, wide = dn + dr + dv, 2 * R + dr
+    narrow, wide, up = dn + dr + dv, 2 * R + dr, R * (dn + dv)
     by_hand = {
-        "expanded": H * (R * (dn + dv) + S * narrow),
-        "latent": H * S * (R * (dn + dv) + narrow),
-        "absorbed": H * (R * (dn + dv) + S * wide),
+        "expanded": (H * up, H * S * narrow),
+        "latent": (H * S * up, H * S * narrow),
+        "absorbed": (H * up, H * S * wide),
     }
-    for form, flops, held, _ in absorption.step():
-        assert flops == f"{2 * by_hand[form] / 1e6:,.0f}"
-        numbers = H * narrow if form == "expanded" else R + dr
-        assert held == size(2 * S * numbers)
+    for form, *cells in absorption.step():
+        ups, attention = (2 * macs for macs in by_hand[form])
+        held = 2 * S * (H * narrow if form == "expanded" else R + dr)
+        assert cells == [
+            f"{ups / 1e6:,.0f}",
+            f"{attention / 1e6:,.0f}",
+            size(held),
+            f"{(ups + attention) / held:,.1f}",
+            f"{attention / held:,.1f}",
+        ]
 
 
 def test_absorbing_pays_below_the_crossover():
@@ -382,22 +556,15 @@ def test_nothing_else_can_be_called(call, why):
         calls.value(call, "mla")
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path, monkeypatch):
+def test_a_name_that_stands_twice_is_refused(monkeypatch):
     monkeypatch.setattr(calls, "drawn", calls.drawn.__wrapped__)
     monkeypatch.setattr(masks, "causal_mask", masks.outcome, raising=False)
     why = r"masks.py defines \['causal_mask'\], as attnref does; give it"
     with pytest.raises(ValueError, match=why):
         calls.value("fully_masked", "masks")
-    for folder in ("core", "layers"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "kv_cache.py").touch()
-    monkeypatch.setattr(calls, "DRAWN", tmp_path)
-    monkeypatch.setattr(calls, "ROOT", tmp_path)
-    why = "two files draw for the page kv-cache: .*core.*layers"
-    with pytest.raises(ValueError, match=why):
-        calls.files.__wrapped__()
 
 
+@pytest.mark.whole
 def test_each_file_draws_for_a_page_that_shows_it():
     stems = [path.stem for path in markdown_files("en")]
     named = []
@@ -406,8 +573,8 @@ def test_each_file_draws_for_a_page_that_shows_it():
             texts = [spec.get("table", kind), spec.get("plot", kind)]
             texts += [panel.get("draw", "") for panel in spec.get("panels", [])]
             named += [(stem, str(text).split("(")[0]) for text in texts]
-    sources = "".join(p.read_text("utf-8") for p in calls.files().values())
-    for page in calls.files():
+    sources = "".join(p.read_text("utf-8") for p in calls.DRAWN.glob("*.py"))
+    for page in calls.pages():
         assert page in stems
         for name in calls.drawn(page):
             used = len(re.findall(rf"\b{name}\b", sources)) > 1

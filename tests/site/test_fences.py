@@ -21,7 +21,7 @@ WHERE = {
     "walk": ("layers/gqa", "table\nwalk"),
     "list": ("layers/gqa", "table\nmodels"),
     "wiring": ("layers/gqa", "figure\n"),
-    "plot": ("numbers/compute", "plot\n"),
+    "plot": ("numbers/operations", "plot\n"),
     "models": ("numbers/memory", "models\n"),
     "calculator": ("numbers/calculator", "calculator\n"),
 }
@@ -133,6 +133,10 @@ FAULTS = {
         ("figure", r"axes: .*\n", ""),
         "the key 'axes' is missing; a figure has caption, axes, panels",
     ),
+    "a figure with one axis": (
+        ("figure", r"axes: \[(.*?),.*", r"axes: [\1]"),
+        "a figure has two axes, down and across, and panels",
+    ),
     "a key that a figure has not": (
         ("figure", r"caption: ", "captoin: "),
         "a figure has no key 'captoin'; did you mean 'caption'?",
@@ -178,6 +182,10 @@ FAULTS = {
         ("walk", "n_kv_heads=3", "n_kv_heads=4"),
         "n_kv_heads=4 does not divide n_heads=6",
     ),
+    "a walk in which two letters have one size": (
+        ("walk", "rows: 2", "rows: 7"),
+        "has B = 7, T = 7: a walk needs another size for each letter",
+    ),
     "a cache that is too small": (
         ("walk", r"KVCache\(12\)", "KVCache(11)"),
         "12 > max_len=11",
@@ -195,8 +203,8 @@ FAULTS = {
         "there is no 'rooflin'",
     ),
     "a word of a plot that is missing": (
-        ("plot", r"\n  ridge: .*", ""),
-        "words are missing: ['ridge']",
+        ("plot", r"\n  flops: .*", ""),
+        "words are missing: ['flops']",
     ),
     "a kind of model that is missing": (
         ("models", r"\n  MQA: MQA", ""),

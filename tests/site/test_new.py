@@ -1,47 +1,139 @@
-"""make new: what it writes runs, is typed and builds as it stands."""
+"""make new: what it writes runs, is typed and builds as it stands, is under
+the laws, and says what is left."""
 
+import re
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+import conftest
+from sitekit import ROOT
 from sitekit import new as skeleton
 from tests.conftest import build, copy_of_the_sources
 
+COMMANDS = """
+import sys
+from sitekit.__main__ import main
 
-def test_a_new_layer_stands_in_all_its_places(tmp_path):
-    source = copy_of_the_sources(tmp_path)
+for words in (
+    ["new", "layer", "two-part", "--title=Two parts: how", "--title-zh=两段"],
+    "new cache last_few --kind Few".split(),
+    "new page caches/last-few".split(),
+    "new layer two_part".split(),  # there already
+    "new page core/gqa".split(),  # there are layers/gqa
+    "synced two-part".split(),
+):
+    try:
+        print(main(words))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+"""
 
-    def run(*command):
-        return subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=source,
-            capture_output=True,
-            text=True,
-        )
 
-    done = run("sitekit", "new", "two_part")
-    assert done.returncode == 0, done.stderr
-    assert "left to do" in done.stdout
-    again = run("sitekit", "new", "two_part")
-    assert again.stderr == "attnref/layers/two_part.py is there already\n"
+def run(folder, *command):
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The sources, with a layer, a cache and a page more."""
+    source = copy_of_the_sources(tmp_path_factory.mktemp("new"))
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, source)
+    done = run(source, "-c", COMMANDS)
+    assert done.stdout.count("left to do") == 3, done.stderr
+    refused = done.stderr.splitlines()
+    assert refused[:2] == [
+        "attnref/layers/two_part.py is there already",
+        "there is a page 'gqa' already",
+    ]
+    place = "docs/en/layers/two-part.md: still to be written: TODO: "
+    assert refused[2].startswith(place)
+    return source
+
+
+def test_what_is_new_is_built_in_both_languages(source, tmp_path):
     site = build(tmp_path / "site", source).folder
-    for home in ("", "zh/"):
-        page = site / home / "layers" / "two_part" / "index.html"
-        assert "TwoPartAttention" in page.read_text(encoding="utf-8")
-    program = "from attnref import TwoPartAttention as L; import torch; "
-    program += "x = torch.randn(3, 5, 64); "
-    program += "print(L(d_model=64, n_heads=8, n_kv_heads=2)(x).shape)"
-    out = subprocess.run(
-        [sys.executable, "-c", program], cwd=source, capture_output=True
-    )
-    assert out.stdout == b"torch.Size([3, 5, 64])\n"
-    tests = run(
-        "pytest", "-q", "-c", "/dev/null", "tests/layers/test_two_part.py"
-    )
-    assert "compare TwoPartAttention with a module" in tests.stdout
+    for home, title in (("", "Two parts"), ("zh/", "两段")):
+
+        def text(place, home=home):
+            return (site / home / place / "index.html").read_text("utf-8")
+
+        assert "TwoPartAttention" in text("layers/two-part")
+        assert "<code>(2, 6, 7, 16)</code>" in text("layers/two-part")
+        assert f'<a href="layers/two-part/">{title}</a>' in text("")
+        assert "_with_room" in text("caches/last-few")
+        assert "attnref.layers.two_part.TwoPartAttention" in text("api")
 
 
-def test_a_name_that_is_no_name_is_refused():
-    with pytest.raises(ValueError, match="'a b' is no name of a file"):
-        skeleton.new("a b")
+def test_what_is_new_is_under_the_laws_and_three_things_are_left(source):
+    checked = ["attnref/layers/two_part.py", "attnref/caches/last_few.py"]
+    checked += ["tests/laws/test_laws.py", "tests/laws/test_shape_comments.py"]
+    checked += ["tests/layers", "tests/site/test_parity.py"]
+    checked += ["tests/site/test_pages.py"]
+    done = run(source, "-m", "pytest", "-q", "--page=two-part", *checked)
+    failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    assert failed == [
+        "tests/laws/test_laws.py::"
+        "test_what_make_new_copied_into_the_registry_is_decided",
+        "tests/layers/test_two_part.py::test_it_is_what_somebody_else_computes",
+        "tests/site/test_parity.py::"
+        "test_a_page_and_its_twin_are_in_line[layers/two-part]",
+    ], done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 25
+    registry = (source / "tests/variants.py").read_text("utf-8")
+    assert '\n    "last-few": Few,\n}\n' in registry, "not the last entry"
+    for line, said in enumerate(registry.splitlines(), 1):
+        if "TODO" in said:
+            failed.append(
+                f"tests/variants.py:{line}: {said.strip()}; see to it"
+            )
+            assert failed[-1] in done.stdout
+    assert len(failed) == 3 + 4, "four things are to be decided"
+    shown = (source / "docs/en/caches/last-few.md").read_text("utf-8")
+    assert re.findall(r"last_few\.py:(\w+)", shown) == ["imports", "cache"]
+    assert "make synced PAGE=layers/two-part" in done.stdout
+    assert "compare TwoPartAttention with a module of torch" in done.stdout
+
+
+def test_pages_that_speak_of_what_is_new_are_named_but_not_for_any_word():
+    places = skeleton.spoken_of("sliding-gqa", "Sliding attention").split("\n")
+    assert "these pages already speak of 'sliding':" in places
+    masks = (ROOT / "docs/en/core/masks.md").read_text("utf-8").splitlines()
+    lines = [str(n) for n, x in enumerate(masks, 1) if "sliding" in x.lower()]
+    assert f"  docs/en/core/masks.md:{','.join(lines)}" in places
+    assert skeleton.spoken_of("attention", "The attention") == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "name"), [("layer", "a b"), ("cache", "core/x"), ("page", "x")]
+)
+def test_a_name_that_is_no_name_is_refused(what, name):
+    with pytest.raises(ValueError, match=f"'{name}' is no name of a {what}"):
+        skeleton.new(what, name, "", "", "")
+
+
+def test_a_page_that_is_not_there_is_not_checked():
+    config = SimpleNamespace(getoption={"page": "gqb"}.get)
+    with pytest.raises(pytest.UsageError, match=r"no page .* is called 'gqb'"):
+        conftest.pytest_configure(config)
+
+
+def test_a_page_is_checked_with_the_laws_of_the_code_that_it_shows():
+    page = conftest.OnePage("layers/absorption")
+    assert ROOT / "tests" / "layers" / "test_mla.py" in page.files
+    assert page.named.search("test_laws.py::test_bytes[mla absorbed, room]")
+    assert page.named.search("test_drawn.py::test_absorption_is_drawn")
+    assert not page.named.search("test_laws.py::test_bytes[gqa, room]")
+    assert page.is_meant_by(ROOT / "docs" / "zh" / "layers" / "absorption.md")
+    assert page.is_meant_by("zh/layers/absorption/")
+    assert not page.is_meant_by("layers/mla/")
+    assert conftest.OnePage("index").is_meant_by("zh/")
+    cache = conftest.OnePage("caches/kv-cache")
+    assert cache.named.search("test_laws.py::test_bytes[gqa, room]")
+    assert cache.named.search("test_kv_cache.py::test_room")

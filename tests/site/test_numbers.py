@@ -1,4 +1,4 @@
-"""What the pages Memory and Compute draw: tables, plots, and their prose."""
+"""What the pages on numbers draw: tables, plots, and their prose."""
 
 import os
 import re
@@ -15,7 +15,7 @@ import attnref
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.specs import Compressed, find_model, models
 from sitekit import ROOT, plots
-from sitekit.drawn import compute, memory
+from sitekit.drawn import compute, memory, operations
 from sitekit.fences import Fence, drawing
 from sitekit.render import Word
 from sitekit.tables import familiar
@@ -70,10 +70,10 @@ def test_a_model_of_another_kind_is_not_listed_as_familiar():
 
 def test_the_variants_in_the_shape_of_llama_7b():
     assert by_name(memory.variants()) == {
-        "mha": [r"$2\,h\,d_h$", "8,192", "524,288", "2 GiB", "1"],
-        "gqa": [r"$2\,K\,d_h$", "2,048", "131,072", "512 MiB", "4"],
-        "mla": [r"$d_c + d_h^R$", "576", "36,864", "144 MiB", "14.2"],
-        "mqa": [r"$2\,d_h$", "256", "16,384", "64 MiB", "32"],
+        "mha": [r"$2\,h\,d_k$", "8,192", "524,288", "2 GiB", "1"],
+        "gqa": [r"$2\,h_{kv}\,d_k$", "2,048", "131,072", "512 MiB", "4"],
+        "mla": ["$d_c + d_r$", "576", "36,864", "144 MiB", "14.2"],
+        "mqa": [r"$2\,d_k$", "256", "16,384", "64 MiB", "32"],
     }
     for heads, times in ((16, "7.1"), (32, "14.2"), (128, "56.9")):
         assert f"{2 * heads * 128 / 576:.1f}" == times
@@ -139,17 +139,18 @@ def test_a_decode_step_by_hand():
     for name, K in (("mha", 32), ("gqa", 8), ("mqa", 1)):
         weights = 2 * E * H * D + 2 * E * K * D
         product = f"{2 * H * S * D / 1e6:.1f}"
-        assert rows[name][:5] == [
+        assert rows[name][:6] == [
+            "32",
             f"{weights / 1e6:.1f}",
             f"{2 * weights / 1e6:.1f}",
             product,
             product,
             size(2 * S * K * D * 2),
         ]
-        assert rows[name][5] == str(H // K)
-    assert rows["absorbed"][4] == rows["latent"][4] == size(S * 576 * 2)
-    assert rows["absorbed"][5] == f"{128 * 2 * 1088 / (2 * 576):.1f}"
-    assert rows["latent"][1] == "275,218.6", "275 billion, says the page"
+        assert rows[name][6] == str(H // K)
+    assert rows["absorbed"][5] == rows["latent"][5] == size(S * 576 * 2)
+    assert rows["absorbed"][6] == f"{128 * 2 * 1088 / (2 * 576):.1f}"
+    assert rows["latent"][2] == "275,218.6", "275 GFLOPs, says the page"
 
 
 def test_operations_of_a_query_and_a_key():
@@ -160,41 +161,121 @@ def test_operations_of_a_query_and_a_key():
 
 
 def test_the_least_time_is_that_of_the_slower_of_two():
-    for name, (read, done, least) in by_name(compute.least()).items():
+    rows = by_name(compute.least())
+    for name, (_, read, done, least) in rows.items():
         assert least == max(read, done, key=float), name
-    assert by_name(compute.least())["mha"][0] == f"{2**27 / 3.35e12 * 1e6:.2f}"
-    assert (
-        by_name(compute.least())["mha"][1]
-        == f"{4 * 32 * 8192 * 128 / 989e6:.2f}"
+    assert rows["mha"][:2] == ["32", f"{2**27 / 3.35e12 * 1e6:.2f}"]
+    assert rows["mha"][2] == f"{4 * 32 * 8192 * 128 / 989e6:.2f}"
+
+
+def test_a_prompt_by_hand():
+    H, K, D, ridge = 32, 8, 128, 989 / 3.35
+    for name, row in by_name(operations.prompt()).items():
+        T = number(name)
+        projections, products = 2 * T * 41_943_040, 4 * H * T * T * D
+        assert number(row[0]) == pytest.approx(projections / 1e9, rel=5e-3)
+        assert number(row[1]) == pytest.approx(products / 1e9, rel=5e-3)
+        assert row[2] == f"{products / (products + projections):.0%}"
+        moved = 2 * T * D * 2 * (H + K)
+        assert number(row[3]) == pytest.approx(products / moved, abs=0.05)
+        causal = 4 * H * D * T * (T + 1) / 2
+        assert number(row[4]) == pytest.approx(causal / moved, abs=0.05)
+    for heads, first, causal in ((8, 370, 738), (32, 591, 1180)):
+        each = H / (H + heads)
+        assert each * (first - 1) < ridge <= each * first
+        assert each * causal / 2 < ridge <= each * (causal + 1) / 2
+
+
+def test_ridges_are_quotients_and_intensities_those_of_the_formulas():
+    ridges = {row[0]: row[3] for row in operations.gpus()}
+    assert ridges["H100 SXM"] == f"{989 / 3.35:.0f}" == "295"
+    assert ridges["H20 96 GB"] == f"{148 / 4:.0f}" == "37"
+    found = by_name(operations.variants())
+    assert {name: row[1:] for name, row in found.items()} == {
+        "mha": ["1", "1"],
+        "gqa": ["4", "16"],
+        "mqa": ["32", "128"],
+        "expanded": ["1", "1"],
+        "absorbed": [f"{h * 1088 / 576:.4g}" for h in (32, 128)],
+    }
+
+
+def test_a_whole_decode_step_by_hand():
+    """Llama-3.1-8B: its parameters one by one, and what an H100 reads."""
+    E, F, V, D = 4096, 14_336, 128_256, 128
+    layer = 2 * E * E + 2 * E * 8 * D + 3 * E * F + 2 * E
+    read = 32 * layer + E + V * E
+    assert read + V * E == find_model("llama-3.1-8b").params
+    assert f"{2 * read / 1e9:.1f}" == "15.0"
+    assert f"{V * E / 1e9:.2f}" == "0.53"
+    for tokens, batches in ((8192, (1, 8, 32, 60)), (1024, (1, 64, 296, 480))):
+        rows = operations.steps(tokens, batches)
+        for batch, row in zip(batches, rows, strict=True):
+            caches = batch * tokens * 32 * 2 * 8 * D * 2
+            attend = batch * 32 * 4 * 32 * D * tokens
+            parts = [
+                2 * read / 3.35e12,
+                batch * 2 * read / 989e12,
+                caches / 3.35e12,
+                attend / 989e12,
+            ]
+            assert row[1:5] == [f"{1e3 * part:.2f}" for part in parts]
+            took = max(parts[:2]) + max(parts[2:])
+            assert row[5:8] == [
+                f"{1e3 * took:.1f}",
+                f"{1 / took:,.0f}",
+                f"{batch / took:,.0f}",
+            ]
+            assert row[8] == f"{caches / (caches + 2 * read):.0%}"
+    (last, now) = operations.steps(1024, (295, 296))
+    assert number(last[1]) >= number(last[2]) and number(now[2]) > number(
+        now[1]
     )
 
 
-def test_a_prompt_and_a_batch_by_hand():
-    rows = by_name(compute.prompt())
-    weights = 41_943_040
-    for name, row in rows.items():
+def test_the_first_token_waits_for_all_products_of_the_prompt():
+    """Each matrix by hand: the output projection once, keys causally."""
+    E, F, V = 4096, 14_336, 128_256
+    for name, row in by_name(operations.first()).items():
         T = number(name)
-        products = 4 * 32 * T * T * 128
-        assert number(row[0]) == round(2 * T * weights / 1e9)
-        assert number(row[1]) == round(products / 1e9)
-        share = products / (products + 2 * T * weights)
-        assert row[2] == f"{share:.0%}"
-    for name, row in by_name(compute.batches()).items():
-        cache = int(name) * 8192 * 2 * 8 * 128 * 2
-        assert row[0] == size(2 * weights)
-        assert row[1] == size(cache)
-        assert row[2] == f"{cache / (cache + 2 * weights):.0%}"
+        matrices = 32 * (2 * E * E + 2 * E * 1024 + 3 * E * F)
+        weights = 2 * T * matrices + 2 * V * E
+        attention = 32 * 4 * E * T * (T + 1) / 2
+        assert number(row[0]) == pytest.approx(weights / 1e12, rel=5e-3)
+        assert number(row[1]) == pytest.approx(attention / 1e12, rel=5e-3)
+        for shown, peak in zip(row[2:], (989e12, 148e12), strict=True):
+            least = 1e3 * (weights + attention) / peak
+            assert number(shown) == pytest.approx(least, rel=5e-3)
+
+
+def test_devices_split_weights_and_then_caches_no_more():
+    rows = by_name(operations.parallel())
+    assert [row[:2] for row in rows.values()] == [
+        ["32", "8"],
+        ["16", "4"],
+        ["8", "2"],
+        ["4", "1"],
+        ["2", "1"],
+    ]
+    assert [row[3] for row in rows.values()] == [
+        f"{n} GiB" for n in (8, 4, 2, 1, 1)
+    ]
+    for name, ms in (("1", 7.04), ("8", 7.04 / 8)):
+        assert number(rows[name][4]) == pytest.approx(ms, abs=0.005)
 
 
 def test_a_prefill_moves_queries_and_outputs_too():
     new, width, kv = 2048, 32 * 128, 8 * 128
     moved = 2 * (2 * new * width + 2 * new * kv)
-    assert compute.intensities()["prefill"] == 4 * width * new**2 / moved
-    assert compute.intensities()["prefill"] > compute.PEAK / compute.BANDWIDTH
+    intensity = operations.intensities()["prefill"]
+    assert intensity == 4 * width * new**2 / moved > operations.H100.ridge
 
 
 def test_numbers_in_the_prose():
-    assert 128 * 295 / compute.intensities()["absorbed"] < 157
+    absorbed = operations.intensities()["absorbed"]
+    ridge = operations.H100.ridge
+    assert absorbed < ridge < 157 * absorbed / 128 and ridge < 2 * absorbed
+    assert 156 * absorbed / 128 < ridge
     first = kv_bytes(find_model("llama-2-7b"), 2**17)
     assert round(first / kv_bytes(find_model("deepseek-v4-flash"), 2**17)) == 76
     gemma, llama = (
@@ -207,9 +288,14 @@ def test_numbers_in_the_prose():
     (indexed,) = find_model("deepseek-v3.2").groups
     assert sum(sum(s.widths) for s in indexed.stores) == 704
     assert size(16 * 2**30) == "16 GiB" and round(2**34 / 1e9, 1) == 17.2
-    assert round(compute.PEAK / compute.BANDWIDTH) == 295
-    assert round(compute.intensities()["absorbed"]) == 242
-    assert compute.roofline().rows[0][1:] == ["1", "3.35", "0.3%"]
+    assert round(865 / 3.35) == 258
+    assert round(absorbed) == 242
+    assert operations.roofline().rows[0][1:4] == ["1", "3.35", "0.3%"]
+    # Absorption counts the up-projections of the new token with them.
+    step = operations.decode()["absorbed"]._replace(cached=4097 * 576)
+    up = 2 * 128 * 512 * (128 + 128)
+    attended = 2 * 128 * 4097 * 1088
+    assert round((attended + up) / (2 * step.cached)) == 249
     ratios = {
         (model.id, group.ratio)
         for model in models().values()
@@ -298,7 +384,7 @@ def lines(svg):
     ]
 
 
-PLOTS = {"contexts": memory.contexts, "roofline": compute.roofline}
+PLOTS = {"contexts": memory.contexts, "roofline": operations.roofline}
 BOTH = pytest.mark.parametrize("kind", [0, 1], ids=["wide", "narrow"])
 
 
@@ -330,7 +416,7 @@ def test_a_plot_is_text_and_the_colours_of_the_page(name, kind):
     assert uses and set(uses) == named, "what is drawn is there"
     other = set(re.findall(r' id="(\w+)"', PLOTS[name]()[1 - kind]))
     assert not named & other, "both stand in one page"
-    dots = {"contexts": 12, "roofline": len(compute.intensities())}
+    dots = {"contexts": 12, "roofline": len(operations.intensities())}
     assert svg.count("<use") == dots[name]
     assert "var(--ink)" in svg and "<text" in svg
     for model in memory.DOZEN if name == "contexts" else ():
@@ -338,7 +424,7 @@ def test_a_plot_is_text_and_the_colours_of_the_page(name, kind):
 
 
 WORDS = ("intensity", "flops", "mha", "gqa", "mqa", "expanded")
-WORDS += ("absorbed", "prefill", "ridge")
+WORDS += ("absorbed", "prefill")
 
 
 def fence(**changed):
@@ -347,11 +433,11 @@ def fence(**changed):
         "title": "A & B",
         "caption": "<c> `d`",
         "numbers": "n",
-        "head": ["a", "b", "c", "d"],
+        "head": ["a", "b", "c", "d", "e", "f"],
         "words": {name: f"<{name}>" for name in WORDS},
     }
     spec = yaml.safe_dump(spec | changed)
-    return drawing(spec, "plot", Fence("compute", "en"))
+    return drawing(spec, "plot", Fence("operations", "en"))
 
 
 def test_a_plot_carries_the_words_of_the_page_and_a_table():
@@ -360,10 +446,10 @@ def test_a_plot_carries_the_words_of_the_page_and_a_table():
     assert "&lt;mqa&gt;" in out and "<mqa>" not in out
     assert "&lt;c&gt; <code>d</code></figcaption>" in out
     assert "{" not in out
-    assert out.count("<tr>") == 1 + len(compute.intensities())
+    assert out.count("<tr>") == 1 + len(operations.intensities())
     with pytest.raises(ValueError, match=r"words are missing: \['mqa'\]"):
         fence(words={name: "" for name in WORDS if name != "mqa"})
-    with pytest.raises(ValueError, match="1 heads for 4 columns"):
+    with pytest.raises(ValueError, match="1 heads for 6 columns"):
         fence(head=["a"])
 
 
@@ -374,7 +460,7 @@ def test_names_beside_a_plot_stand_apart():
 
 
 def test_each_model_has_a_kind_of_line():
-    known = {name: memory.look(name) for name in memory.DOZEN}
+    known = {name: memory.look(find_model(name)) for name in memory.DOZEN}
     assert known["llama-2-7b"] == known["falcon-7b"] == "whole"
     assert known["gpt-oss-120b"] == known["mistral-7b"] == "window"
     assert known["deepseek-v3"] == known["deepseek-v4-flash"] == "latent"
@@ -383,16 +469,16 @@ def test_each_model_has_a_kind_of_line():
 
 @BOTH
 def test_each_kind_of_line_is_told_by_colour_and_by_dashes(kind):
-    colours = [colour for colour, _ in memory.LOOKS.values()]
+    colours = [style["color"] for style in memory.LOOKS.values()]
     assert len(set(colours)) == len(memory.LOOKS)
     assert len({str(look) for look in memory.LOOKS.values()}) == 4
     svg = memory.contexts()[kind]
-    for name, (colour, _) in memory.LOOKS.items():
-        ink = plots.INKS[colour]
-        members = [m for m in memory.DOZEN if memory.look(m) == name]
+    for name, style in memory.LOOKS.items():
+        ink = plots.INKS[style["color"]]
+        looks = [memory.look(find_model(model)) for model in memory.DOZEN]
         # A line for each model, one in the legend.
         thick = rf"stroke: {re.escape(ink)}; stroke-width: 1.8"
-        assert len(re.findall(thick, svg)) == len(members) + 1
+        assert len(re.findall(thick, svg)) == looks.count(name) + 1
 
 
 def test_the_kinds_of_a_model_are_those_of_its_layers():

@@ -23,7 +23,7 @@ INCLUDE = '```python\n--8<-- "attnref/core/softmax.py:imports"\n```\n'
     "path", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs"))
 )
 def test_a_page_holds_includes_only(path):
-    assert faults(body_of(path)) == []
+    assert [*faults(path.read_text(encoding="utf-8"))] == []
 
 
 FAULTY = {
@@ -56,14 +56,22 @@ FAULTY = {
 
 @pytest.mark.parametrize("fault", FAULTY)
 def test_each_fault_is_seen(fault):
-    assert faults(INCLUDE + "\nText.\n\n" + INCLUDE) == []
-    assert faults(FAULTY[fault]) != []
+    assert [*faults(INCLUDE + "\nText.\n\n" + INCLUDE)] == []
+    assert [*faults(FAULTY[fault])] != []
 
 
 def test_text_and_shell_blocks_are_allowed():
     body = "```text\nout\n```\n\n```bash\nmake serve\n```\n"
-    assert faults(body) == []
+    assert [*faults(body)] == []
     assert python_blocks(body) == []
+
+
+def test_a_fault_is_told_with_its_line():
+    text = f"---\ntitle: T\n---\n# T\n\n{INCLUDE}\n{{}}"
+    (typed,) = faults(text.format("```python\nx = 1\n```\n"))
+    assert typed.startswith("line 11: 'x = 1' is no include from attnref or")
+    first = next(faults(text.format("```py\nx\n```\n")))
+    assert first.startswith("line 10: '```py' is no fence of python, text, ")
 
 
 def test_blocks_inside_tabs_and_admonitions_run_in_the_order_of_the_page():
@@ -102,6 +110,7 @@ def test_a_docstring_fence_that_would_not_run_is_refused():
         run("Text.\n\n```py\nx = 1\n```\n")
 
 
+@pytest.mark.whole
 def test_every_marker_is_closed_and_every_section_is_shown():
     shown = set()
     for path in PAGES:

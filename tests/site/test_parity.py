@@ -1,9 +1,13 @@
 """Two languages, one structure; drift turns the build red."""
 
-import pytest
-import yaml
+import html
+import re
+import shutil
 
-from sitekit import ROOT, parity
+import pytest
+from mkdocs.exceptions import BuildError
+
+from sitekit import ROOT, docstrings, nav, pages, parity
 from sitekit.pages import body_of, markdown_files
 
 STEMS = sorted(
@@ -20,28 +24,18 @@ def test_a_page_and_its_twin_are_in_line(stem):
     assert parity.check(stem) == []
 
 
-def nav(name):
-    text = (ROOT / name).read_text(encoding="utf-8")
-    loader = type("Loader", (yaml.SafeLoader,), {})
-    loader.add_multi_constructor("!", lambda *_: None)
-    loader.add_multi_constructor("tag:", lambda *_: None)
-
-    def files(entry):
-        if isinstance(entry, dict):
-            (entry,) = entry.values()
-        return [files(e) for e in entry] if isinstance(entry, list) else entry
-
-    return files(yaml.load(text, loader)["nav"])
-
-
-def test_the_navigation_is_the_same():
-    assert nav("mkdocs.yml") == nav("mkdocs.zh.yml")
+def test_a_word_of_the_navigation_that_is_not_translated_stops_the_build():
+    entries = ["a.md", {"Variants": ["b.md", {"New": "c.md"}]}]
+    with pytest.raises(BuildError, match=r"extra\.navigation .* 'New'"):
+        nav.translated(entries, {"Variants": "变体"})
+    got = nav.translated(entries, {"Variants": "变体", "New": "新"})
+    assert got == ["a.md", {"变体": ["b.md", {"新": "c.md"}]}]
 
 
 BEFORE = """\
 # Title { #title }
 
-Text with $x_i$ and `code` and [a link](softmax.md#formula).
+Text with $x_i$ and `code` and [a link](softmax.md#formula), of 15 million.
 
 $$
 x = \\text{words}
@@ -63,6 +57,7 @@ caption: words
 head: [a, b, c, d, e, f]
 ```
 """
+MORE = "A sentence that nobody has told the readers of the twin. " * 4
 DRIFTS = {
     "a heading's id": ("#section", "#other"),
     "a heading's level": ("## Section", "### Section"),
@@ -79,7 +74,18 @@ DRIFTS = {
     "a number of a caption": ("caption: words", "caption: words 3"),
     "a formula of a head": ("[a, b,", "[a, $b$,"),
     "a missing block": (BEFORE[BEFORE.index("```table") :], ""),
-    "a paragraph more": ("## Section", "More.\n\n## Section"),
+    "a number in words": ("15 million", "15 billion"),
+    "another number": ("15 million", "15.5 million"),
+    "a paragraph more": ("## Section", f"{MORE}\n\n## Section"),
+    "a link that is not marked": ("Inside.", "[Inside](https://b.cn)."),
+    "a block in a note of one's own": (
+        "## Section",
+        '!!! note own "W"\n\n    ```text\n    x\n    ```\n\n## Section',
+    ),
+    "what follows a note of one's own": (
+        "## Section",
+        '!!! note own "W"\n\n    Words.\n\n[L](https://b.cn)\n\n## Section',
+    ),
 }
 
 
@@ -91,12 +97,33 @@ def test_each_kind_of_drift_is_seen(drift):
     assert parity.differences(BEFORE, BEFORE.replace(old, new)) != []
 
 
+@pytest.mark.parametrize(
+    ("english", "chinese"),
+    [
+        ("In May 2024, 12 heads.", "2024 年 5 月，十二个头。"),
+        ("8B weights, 128K tokens.", "80 亿个权重。\n\n12.8 万个 token。"),
+        ("1,500,000 rows.", "150 万行。"),
+        ("8.03 billion weights.", "80.3 亿个权重。"),
+        ("Both are one half: 2.", "- 两者都是一半\n- 这是第二点"),
+        ("Words.", "文字，[博客](https://b.cn){ hreflang=zh }。"),
+        (
+            "Words.",
+            '文字。\n\n??? tip own "注"\n\n    `k_pe` 有 [64](b.md) 维。',
+        ),
+    ],
+)
+def test_each_language_may_say_it_in_its_own_way(english, chinese):
+    both = f"# T {{ #t }}\n\n{english}", f"# T {{ #t }}\n\n{chinese}"
+    assert parity.differences(*both) == []
+
+
 def test_words_may_differ():
     other = (
         BEFORE.replace("Title", "标题")
         .replace("words", "文字")
         .replace("Inside", "里面")
         .replace("| a | b |", "| 甲 | 乙 |")
+        .replace("15 million", "1500 万")
     )
     assert parity.differences(BEFORE, other) == []
 
@@ -119,12 +146,44 @@ def test_an_english_page_that_moved_on_is_seen(tmp_path, monkeypatch):
     assert parity.check("page") == []
     assert zh.read_text().count("synced:") == 1
 
-    en.write_text(en.read_text() + "\nThree.\n")
-    with pytest.raises(ValueError, match="Chinese has None"):
+    en.write_text(en.read_text() + "\nAlso 3.\n")
+    with pytest.raises(ValueError, match="in #t: Chinese lacks the number 3"):
         parity.mark_synced("page")
 
     zh.unlink()
     assert parity.check("page") == ["zh.md is missing"]
+
+
+def test_a_change_of_included_code_asks_for_both_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        parity, "twin", lambda stem, language: tmp_path / f"{language}.md"
+    )
+    monkeypatch.setattr(parity, "ROOT", tmp_path)
+    told = pages._config().mdx_configs["pymdownx.snippets"]
+    monkeypatch.setitem(told, "base_path", [str(tmp_path)])
+    (tmp_path / "attnref").mkdir()
+    code = tmp_path / "attnref" / "x.py"
+    marks = "# --8<-- [start:f]\n{}\n# --8<-- [end:f]\n{}\n"
+    code.write_text(marks.format("f = 1", "g = 1"))
+    body = '# T { #t }\n\n```python\n--8<-- "attnref/x.py:f"\n```\n'
+    for language in ("en", "zh"):
+        path = tmp_path / f"{language}.md"
+        path.write_text(f"---\ntitle: T\n---\n{body}")
+    parity.mark_synced("page")
+
+    code.write_text(marks.format("f = 1", "g = 2"))
+    assert parity.check("page") == []
+    code.write_text(marks.format("f = 2", "g = 2"))
+    (why,) = parity.check("page")
+    assert "page.md shows code that has changed, of attnref/x.py: " in why
+    assert why.endswith("then run: make synced PAGE=page")
+    parity.mark_synced("page")
+    assert parity.check("page") == []
+
+    zh = tmp_path / "zh.md"
+    zh.write_text(zh.read_text() + "\n[a](b.md)\n")
+    (why,) = parity.check("page")
+    assert why.startswith("zh.md:6 and en.md:4: ")
 
 
 def test_no_chinese_page_is_left_in_english():
@@ -132,3 +191,49 @@ def test_no_chinese_page_is_left_in_english():
         body = body_of(path)
         letters = sum("一" <= c <= "鿿" for c in body)
         assert letters > 0.05 * len(body), path.name
+
+
+def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "attnref", tmp_path / "attnref", ignore=ignored)
+    for name in ("docs/en/api.md", "docs/zh/docstrings.yml"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    table = tmp_path / "docs/zh/docstrings.yml"
+    monkeypatch.setattr(docstrings, "ROOT", tmp_path)
+    monkeypatch.setattr(docstrings, "FILE", table)
+
+    def said(path, old, new):
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, old
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        return docstrings.check()
+
+    code = tmp_path / "attnref/caches/kv_cache.py"
+    where = "docs/zh/docstrings.yml: Cache.reset"
+    old = "Forget all tokens and release the memory."
+    new = "Forget all tokens of `rows`."
+    assert said(code, old, new) == [
+        f"{where} now says {new!r}; bring zh in line"
+    ]
+    docstrings.mark_synced()
+    unlike = f"{where} has other code in Chinese than in English"
+    assert docstrings.check() == [unlike]
+    line = docstrings.chinese()["Cache.reset"]["zh"]
+    assert said(table, f"zh: {line}", "zh: 清空 `rows` 的 token。") == []
+    assert said(table, "zh: 清空 `rows` 的 token。", f"zh: {new}") == [
+        f"{where} says nothing in Chinese"
+    ]
+
+
+def test_only_the_chinese_page_has_chinese_first_lines(site):
+    def text(place):
+        page = (site.folder / place / "api/index.html").read_text("utf-8")
+        page = html.unescape(re.sub(r"<[^>]*>", "", page))
+        return " ".join(page.split())
+
+    english, chinese = text("."), text("zh")
+    for name, line in docstrings.chinese().items():
+        en, zh = (line[key].replace("`", "") for key in ("en", "zh"))
+        assert en in english and en not in chinese, name
+        assert zh in chinese and zh not in english, name

@@ -85,6 +85,7 @@ def built(site, path):
 PAGES = markdown_files("en") + markdown_files("zh")
 
 
+@pytest.mark.whole
 def test_both_languages_build_without_a_warning(site):
     assert site.log.count("Documentation built") == 2
     assert "WARNING" not in site.log
@@ -99,6 +100,17 @@ def test_what_the_page_shows_is_what_ran(site, path):
     shown = Reader(built(site, path)).blocks
     ran = python_blocks(body_of(path))
     assert shown == ran
+
+
+@pytest.mark.whole
+def test_home_leads_to_every_page(site):
+    """Whoever adds a section of the navigation adds its list there."""
+    for path in PAGES:
+        language = path.relative_to(ROOT / "docs").parts[0]
+        home = built(site, ROOT / "docs" / language / "index.md")
+        text = home.read_text(encoding="utf-8").partition("<article")[2]
+        if address := address_of(path):
+            assert f'href="{address}"' in text, f"{home}: not {address}"
 
 
 @pytest.fixture(scope="module")
@@ -162,11 +174,13 @@ def test_without_an_address_nothing_claims_one(site):
     """Nobody's address is named, and all links are relative."""
     for path in PAGES:
         page = Reader(built(site, path))
-        assert not any(link["rel"] == "canonical" for link in page.head)
-        assert "source-of-page" not in built(site, path).read_text("utf-8")
+        assert not any(link["rel"] == "canonical" for link in page.head), path
     assert not list(site.folder.rglob("sitemap.xml*"))
     for path in site.folder.rglob("*.html"):
-        assert "attnref.github.io" not in path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        for claim in ("source-of-page", "attnref.github.io"):
+            where = f"{path.relative_to(site.folder)} says {claim!r}"
+            assert (claim in text) is False, where
 
 
 def test_each_page_leads_to_its_source_and_to_a_report(published):
@@ -225,20 +239,30 @@ def test_each_search_index_holds_its_own_language_without_formulas(site):
     assert "⊤" not in en + zh
 
 
-def test_the_math_font_has_every_character_of_every_formula(html_pages):
-    fonts = ROOT / "overrides" / "assets" / "fonts"
-    known = set(TTFont(fonts / "stix-two-math.woff2").getBestCmap())
-    math = "".join(Reader(path).math for path in html_pages)
-    # An <mi> of one letter is drawn in mathematical italics.
+def drawn_in(math):
+    """The characters of a formula that the font has to have."""
     used = {ord(c) for c in math if not c.isspace()}
+    # An <mi> of one letter is drawn in mathematical italics.
     italic = {
         0x1D44E + ord(c) - ord("a") if c.islower() else 0x1D434 + ord(c) - 65
         for c in math
         if c.isascii() and c.isalpha() and c != "h"
     }
-    chinese = {c for c in used if c > 0x2E7F and c < 0x1D000}
-    missing = (used | italic) - known - chinese
-    assert {chr(c) for c in missing} == set()
+    chinese = {c for c in used if 0x2E7F < c < 0x1D000}
+    return (used | italic) - chinese
+
+
+@pytest.mark.whole
+def test_the_math_font_has_every_character_of_every_formula(html_pages):
+    fonts = ROOT / "overrides" / "assets" / "fonts"
+    known = set(TTFont(fonts / "stix-two-math.woff2").getBestCmap())
+    lacks = [
+        f"{path.parent.name} has U+{c:04X} {chr(c)!r} in a formula: "
+        "see overrides/assets/fonts/README.md"
+        for path in html_pages
+        for c in sorted(drawn_in(Reader(path).math) - known)
+    ]
+    assert lacks == []
     assert "MATH" in TTFont(fonts / "stix-two-math.woff2")
 
 
@@ -246,12 +270,13 @@ def test_math_works_without_javascript(html_pages):
     for path in html_pages:
         text = path.read_text(encoding="utf-8")
         assert "arithmatex" not in text, path
-        assert "\\(" not in re.sub(
-            r"<(code|script).*?</\1>", "", text, flags=re.S
-        )
+        prose = re.sub(r"<(code|script).*?</\1>", "", text, flags=re.S)
+        left = re.findall(r"\\\(.{,40}", prose)
+        assert left == [], f"{path} shows LaTeX as it is written"
 
 
 def test_no_asset_is_heavy(site):
     for path in site.folder.glob("assets/**/*"):
         if path.suffix in {".js", ".css", ".woff2"} and "lunr" not in str(path):
-            assert len(gzip.compress(path.read_bytes())) < 64_000, path
+            size = len(gzip.compress(path.read_bytes()))
+            assert size < 64_000, f"{path.name} is {size} bytes with gzip"

@@ -1,0 +1,370 @@
+"""The four variants side by side, what a case makes of them, and times."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from markupsafe import Markup
+from torch import Tensor, nn
+
+import attnref
+from attnref import Yarn, sdpa
+from attnref.numbers.cost import Cost, attention_cost, mla_cost
+from attnref.numbers.kv_memory import size
+from attnref.numbers.specs import find_model, models
+from sitekit import ROOT, svg
+from sitekit.drawn.memory import kinds_of
+from sitekit.drawn.mla import V3, empty
+from sitekit.drawn.operations import H100
+from sitekit.recorded import inputs_of
+from sitekit.render import Cell, Row, Word
+from sitekit.tables import code
+
+# All four with 128 query heads of 128 in a model as wide as DeepSeek-V3.
+KV_HEADS = {"mha": 128, "gqa": 8, "mqa": 1}
+WIDE: dict[str, Any] = {"d_model": 7168, "n_heads": 128, "head_dim": 128}
+FOUND_IN = {
+    "mha": ("gpt2", "llama-2-7b"),
+    "gqa": ("llama-3.1-8b", "qwen3-32b"),
+    "mqa": ("palm-540b", "falcon-7b"),
+    "mla": ("deepseek-v3", "kimi-k2"),
+}
+KEYS = {
+    "mha": r"$X W_n^K$",
+    "gqa": r"$X W_{\lfloor n / g \rfloor}^K$",
+    "mqa": r"$X W^K$",
+    "mla": r"$[W_n^{UK} c_j;\; k_j^R]$",
+}
+VALUES = KEYS | {"mla": r"$W_n^{UV} c_j$"}
+
+
+def _layers() -> Iterator[nn.Module]:
+    with torch.device("meta"):
+        for K in KV_HEADS.values():
+            yield attnref.GroupedQueryAttention(**WIDE, n_kv_heads=K)
+        yield attnref.MultiHeadLatentAttention(**V3)
+
+
+def _costs(**named: Any) -> list[Cost]:
+    heads = KV_HEADS.values()
+    plain = [attention_cost(**WIDE, n_kv_heads=K, **named) for K in heads]
+    return [*plain, mla_cost(**V3, **named)]
+
+
+def side_by_side() -> Iterator[Row]:
+    """A row for each property: of MHA, GQA-8, MQA and MLA."""
+    caches, weights = [], []
+    for layer in _layers():
+        cache = attnref.KVCache(1)
+        with torch.no_grad():
+            layer.bfloat16()(empty(1, 1, 7168), cache=cache)
+        caches.append(cache)
+        weights.append(sum(p.numel() for p in layer.parameters()))
+    costs = _costs()
+    least = caches[0].nbytes
+    done = [cost.scores + cost.values for cost in costs]
+    expanded = mla_cost(**V3, form="expanded")
+    several: list[Cell] = [f"{flops:,}" for flops in done]
+    several[3] = [f"{expanded.scores + expanded.values:,}", str(several[3])]
+    found = [
+        [f"[{m.name}]({m.sources[0].url})" for m in map(find_model, ids)]
+        for ids in FOUND_IN.values()
+    ]
+    yield [Word("keys"), *KEYS.values()]
+    yield [Word("values"), *(VALUES[n].replace("^K", "^V") for n in VALUES)]
+    stored: list[Cell] = [
+        [code((t.shape[1], t.shape[3])) for t in cache.stored]
+        for cache in caches
+    ]
+    yield [Word("cached"), *stored]
+    yield [Word("elements"), *(f"{c.nbytes // 2:,}" for c in caches)]
+    yield [Word("bytes"), *(size(c.nbytes) for c in caches)]
+    yield [Word("share"), *(f"{c.nbytes / least:.2%}" for c in caches)]
+    yield [Word("parameters"), *(f"{n / 1e6:,.1f}" for n in weights)]
+    yield [Word("flops"), *several]
+    of_byte = (float(cost.attention_intensity()) for cost in costs)
+    yield [Word("intensity"), *(f"{n:,.4g}" for n in of_byte)]
+    yield [Word("split"), *(str(c.stored[0].shape[1]) for c in caches)]
+    yield [Word("found"), *found]
+
+
+class Wired(NamedTuple):
+    """Found by experiment in MLA: which query heads change with the keys and
+    values of one head, `(H, H)`, with the latent and with the RoPE key,
+    `(H,)`; and which with the latent while nothing is made from it."""
+
+    up: Tensor
+    latent: Tensor
+    rope: Tensor
+    past_up: Tensor
+
+    def drawing(
+        self, axes: tuple[str, str], *, title: str, words: list[str]
+    ) -> svg.Drawing:
+        """RoPE key above the query heads, and the latent below the heads that
+        are made from it. `words`: RoPE key, latent, cached, computed."""
+        H = len(self.up)
+        rope, latent, cached, computed = words
+        names = [f"{kind}{i}" for kind in ("q", "kv") for i in range(H)]
+        box = max(24, svg.room(names, 11, svg.BOLD)) + 4
+        ends = svg.room((rope, latent), 11, svg.BOLD) + 16
+        heads, middle = H * (box + 2), H * (box + 2) / 2 + 2
+        width = heads + 10 + svg.room((*axes, computed), 11.5)
+        width = max(width, middle + ends / 2 + 8 + svg.room([cached], 11.5))
+        top, q, kv, bottom = 16, 86, 146, 216
+
+        def place(i: int) -> float:
+            return middle + ((i + 0.5) / H - 0.5) * heads
+
+        def text(kind: str, x: float, y: float, word: str) -> Markup:
+            return svg.TEXT.format(kind, x, y, "", word)
+
+        def boxed(kind: str, x: float, y: float, w: float, word: str) -> Markup:
+            drawn = svg.BOX.format(kind, x - w / 2, y - 12, w, 24, 4, "")
+            return drawn + text(f"{kind} head", x, y, word)
+
+        marks = []
+        for i in range(H):
+            if self.rope[i]:
+                marks.append(svg.LINE.format(middle, top, place(i), q))
+            if self.latent[i] and not self.past_up[i]:
+                marks.append(svg.LINE.format(place(i), kv, middle, bottom))
+        for i, j in self.up.nonzero().tolist():
+            marks.append(svg.LINE.format(place(i), q, place(j), kv))
+        for i in range(H):
+            marks.append(boxed("off", place(i), q, box, names[i]))
+            marks.append(boxed("made", place(i), kv, box, names[H + i]))
+        for y, word in ((top, rope), (bottom, latent)):
+            marks.append(boxed("on", middle, y, ends, word))
+            x = middle + ends / 2 + 8
+            marks.append(text("axis beside", x, y, cached))
+        for y, word in ((q, axes[0]), (kv - 8, axes[1]), (kv + 8, computed)):
+            marks.append(text("axis beside", heads + 10, y, word))
+        drawn = svg.SVG.format(width, 232, title, Markup("").join(marks))
+        return svg.Drawing(title, svg.room([title], 1, svg.BOLD), width, drawn)
+
+
+@torch.no_grad()
+def latent_wiring(n_heads: int) -> Wired:
+    sizes: dict[str, Any] = {"kv_lora_rank": 12, "qk_nope_head_dim": 4}
+    sizes |= {"qk_rope_head_dim": 2, "v_head_dim": 4}
+    layer = attnref.MultiHeadLatentAttention(
+        d_model=32, n_heads=n_heads, **sizes
+    )
+    (x,) = inputs_of(layer, 1, 5, 5)
+    heads: list[Tensor] = []
+    layer.o_proj.register_forward_pre_hook(
+        lambda _, args: heads.append(args[0].unflatten(-1, (n_heads, -1)))
+    )
+
+    def run() -> Tensor:
+        layer(x)
+        return heads.pop()
+
+    def changed(rows: Tensor, change: Callable[[Tensor], object]) -> Tensor:
+        """The heads that another value of these weights changes."""
+        before, kept = run(), rows.clone()
+        change(rows)
+        found = (run() != before).any(-1).any(1)[0]
+        rows.copy_(kept)
+        return found
+
+    def another(rows: Tensor) -> Tensor:
+        return rows.add_(1)
+
+    up = layer.kv_b_proj.weight
+    down, rope = layer.kv_a_proj_with_mqa.weight.split((12, 2))
+    of_heads = [changed(rows, another) for rows in up.chunk(n_heads)]
+    latent, turned = changed(down, another), changed(rope, another)
+    up.zero_()  # nothing is made from the latent any more
+    return Wired(
+        torch.stack(of_heads, dim=1), latent, turned, changed(down, another)
+    )
+
+
+# A model of the size of Llama-3.1-8B with each variant on an H100.
+SHAPE: dict[str, Any] = {"d_model": 4096, "n_heads": 32}
+LATENT = V3 | SHAPE | {"q_lora_rank": None}
+LAYERS, VOCABULARY = 32, 128_256
+MEMORY = 80e9  # bytes of an H100
+
+
+def _of_8b(**named: Any) -> dict[str, Cost]:
+    """One layer."""
+    found = {
+        name: attention_cost(**SHAPE, n_kv_heads=K, **named)
+        for name, K in {"mha": 32, "gqa": 8, "mqa": 1}.items()
+    }
+    return found | {"mla": mla_cost(**LATENT, **named)}
+
+
+def _weights(cost: Cost) -> int:
+    """Parameters that a step reads once the attention is another one."""
+    params = find_model("llama-3.1-8b").params
+    assert params is not None
+    given = attention_cost(**SHAPE, n_kv_heads=8).parameters
+    params -= VOCABULARY * SHAPE["d_model"]  # a row per token is read of these
+    return params + LAYERS * (cost.parameters - given)
+
+
+def least(cost: Cost, batch: int) -> float:
+    """Seconds: the matrices, then attention; in each the slower of reading
+    and computing."""
+    weights = _weights(cost)
+    read = 2 * weights, 2 * LAYERS * cost.cached
+    done = 2 * batch * weights, LAYERS * (cost.scores + cost.values)
+    return sum(
+        max(r / H100.bandwidth, d / H100.peak)
+        for r, d in zip(read, done, strict=True)
+    )
+
+
+def cases() -> Iterator[Row]:
+    """Caches, and the least time of a decode step, in several situations."""
+    embedded = VOCABULARY * SHAPE["d_model"]
+    for batch, tokens in (
+        (1, 1024),
+        (64, 1024),
+        (1, 131_072),
+        (32, 8192),
+        (128, 8192),
+    ):
+        row: Row = [str(batch), f"{tokens:,}"]
+        for cost in _of_8b(batch=batch, past=tokens - 1).values():
+            held = 2 * LAYERS * cost.cached
+            taken = held + 2 * (_weights(cost) + embedded)
+            ms = f"{1e3 * least(cost, batch):.1f} ms"
+            row.append([size(held), ms] if taken <= MEMORY else size(held))
+        yield row
+
+
+def devices() -> Iterator[Row]:
+    """Bytes of cache per token on each device, in all layers."""
+    for name, cost in _of_8b().items():
+        heads = {"mha": 32, "gqa": 8}.get(name, 1)
+        held = 2 * LAYERS * cost.cached
+        ranks = (1, 2, 4, 8, 16)
+        yield [Word(name), *(f"{held // min(n, heads):,}" for n in ranks)]
+
+
+KINDS = ("MHA", "GQA", "MQA", "MLA", "shared", "window", "state")
+
+
+def released() -> Iterator[Row]:
+    """How many of a year's models have layers of each kind."""
+    years = sorted({model.date[:4] for model in models().values()})
+    for year in years:
+        ours = [m for m in models().values() if m.date.startswith(year)]
+        found = Counter(kind for model in ours for kind in kinds_of(model))
+        counts = (str(found[kind] or "–") for kind in KINDS)
+        yield [year, str(len(ours)), *counts]
+
+
+MEASURED = ROOT / "benchmarks" / "decode.json"
+READS = {"read": 32, "mha": 32, "gqa8": 8, "gqa2": 2, "mqa": 1}
+
+
+def _measured() -> dict[str, Any]:
+    return dict(json.loads(MEASURED.read_text(encoding="utf-8")))
+
+
+def machine() -> Iterator[Row]:
+    found = _measured()
+    for name in ("processor", "cores", "torch", "rounds", "busy", "date"):
+        yield [Word(name), str(found[name])]
+
+
+def _digits(t: float) -> str:
+    """Three of them, also where the last is 0."""
+    return f"{t:#.3g}".rstrip(".")
+
+
+def times(names: tuple[str, ...], base: str) -> Iterator[Row]:
+    """Milliseconds at each length, and times as long as `base` at the last.
+    The middle half of the measured times is in brackets."""
+    of_length = _measured()["ms"]
+    last = [*of_length.values()][-1]
+    for name in names:
+        row: Row = [Word(name)]
+        for found in of_length.values():
+            low, median, high = map(_digits, found[name])
+            row.append(f"{median} ({low}–{high})")
+        yield [*row, f"{last[name][1] / last[base][1]:.3g}"]
+
+
+def decoding() -> Iterator[Row]:
+    """The variants: beside their times, the bytes that they read."""
+    for row in times(tuple(READS), "mha"):
+        word = row[0]
+        assert isinstance(word, Word)
+        yield [*row, f"{READS[word.key] / READS['mha']:.3g}"]
+
+
+# Of the fifty questions: RoPE and its scalings, and a quantised cache.
+WIDTH, PAIRS = 128, (0, 16, 32, 48, 63)
+TRAINED, FACTOR = 4096, 8  # tokens in training, and how much is asked for
+
+
+def _frequencies(theta: float) -> Tensor:
+    pairs = torch.arange(0, WIDTH, 2, dtype=torch.float64)
+    return theta ** (-pairs / WIDTH)
+
+
+def wavelengths() -> Iterator[Row]:
+    """After how many tokens a pair has made a whole turn, for two bases."""
+    turns = [2 * math.pi / _frequencies(theta) for theta in (1e4, 5e5)]
+    for pair in PAIRS:
+        yield [str(pair), *(f"{turn[pair]:,.1f}" for turn in turns)]
+
+
+def scalings() -> Iterator[Row]:
+    """What each method divides the frequency of a pair by."""
+    theta = 1e4
+    plain = _frequencies(theta)
+    longer = theta * FACTOR ** (WIDTH / (WIDTH - 2))
+    ways = (
+        plain / FACTOR,
+        _frequencies(longer),
+        Yarn(FACTOR, TRAINED).slowed(plain, theta),
+    )
+    for pair in PAIRS:
+        turns = TRAINED * plain[pair] / (2 * math.pi)
+        divided = [f"{plain[pair] / way[pair]:.2f}" for way in ways]
+        yield [str(pair), f"{turns:,.2f}", *divided]
+
+
+def rounded(x: Tensor, bits: int, axis: int) -> Tensor:
+    """To `2 ** bits` levels between least and largest along an axis."""
+    low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
+    step = (high - low) / (2**bits - 1)
+    return ((x - low) / step).round() * step + low
+
+
+def cache() -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, and 64 keys and values; two channels of the keys are large."""
+    draw = torch.Generator().manual_seed(0)
+    wide = torch.float64
+    q = torch.randn(1, 1, 256, 64, generator=draw, dtype=wide)
+    k, v = torch.randn(2, 1, 1, 64, 64, generator=draw, dtype=wide)
+    k[..., 3] *= 12
+    k[..., 40] *= 8
+    return q, k, v
+
+
+def quantised() -> Iterator[Row]:
+    """Error of attention's output where keys or values are rounded."""
+    q, k, v = cache()
+    exact = sdpa(q, k, v)
+    axes = {"channel": -2, "token": -1}
+    for bits in (8, 4, 2):
+        row: Row = [str(bits)]
+        for which in "kv":
+            for axis in axes.values():
+                new_k = rounded(k, bits, axis) if which == "k" else k
+                new_v = rounded(v, bits, axis) if which == "v" else v
+                error = (sdpa(q, new_k, new_v) - exact).norm() / exact.norm()
+                row.append(f"{error:.3f}")
+        yield row

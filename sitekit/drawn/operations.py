@@ -1,0 +1,322 @@
+"""Ridges of GPUs, arithmetic intensities, and steps of a whole 8B model."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from attnref.numbers.cost import Cost, attention_cost, mla_cost
+from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
+from attnref.numbers.specs import Source, find_model
+from sitekit import plots
+from sitekit.drawn.mla import V3
+from sitekit.plots import Plot
+from sitekit.render import Row, Word
+from sitekit.svg import room
+from sitekit.tables import links
+
+
+class Gpu(NamedTuple):
+    """Peak FLOP/s in bfloat16, without sparsity, and bytes per second."""
+
+    name: str
+    peak: float
+    bandwidth: float
+    sources: tuple[Source, ...]
+
+    @property
+    def ridge(self) -> float:
+        return self.peak / self.bandwidth
+
+
+ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/"
+ADA += "nvidia-ada-gpu-architecture.pdf"
+AMD = "https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html"
+ASCEND = "https://github.com/Ascend/msmodeling/blob/"
+ASCEND += "1e5a50b1a025a6658a277aa963c87691dc279f4f/tensor_cast/device.py"
+
+
+def _of_nvidia(name: str) -> tuple[Source, ...]:
+    place = f"https://www.nvidia.com/en-us/data-center/{name}/"
+    return (Source("NVIDIA", place),)
+
+
+GPUS = {
+    "a100": Gpu("A100 80 GB SXM", 312e12, 2.039e12, _of_nvidia("a100")),
+    "h100": Gpu("H100 SXM", 989e12, 3.35e12, _of_nvidia("h100")),
+    "h200": Gpu("H200 SXM", 989e12, 4.8e12, _of_nvidia("h200")),
+    "h20": Gpu(
+        "H20 96 GB",
+        148e12,
+        4.0e12,
+        (
+            Source(
+                "LMSYS", "https://lmsys.org/blog/2025-09-26-sglang-ant-group"
+            ),
+        ),
+    ),
+    "4090": Gpu("RTX 4090", 165.2e12, 1.008e12, (Source("NVIDIA", ADA),)),
+    "mi300x": Gpu("MI300X", 1307.4e12, 5.3e12, (Source("AMD", AMD),)),
+    "910c": Gpu(
+        "Ascend 910C",  # one of its two dies
+        353.9e12,
+        1.6e12,
+        (
+            Source("MindStudio", ASCEND),
+            Source("arXiv:2506.12708", "https://arxiv.org/abs/2506.12708"),
+        ),
+    ),
+}
+H100, H20 = GPUS["h100"], GPUS["h20"]
+
+
+def gpus() -> Iterator[Row]:
+    for gpu in GPUS.values():
+        name: str | Word = gpu.name
+        if gpu is GPUS["910c"]:
+            name = Word("die")
+        yield [
+            name,
+            f"{gpu.peak / 1e12:,g}",
+            f"{gpu.bandwidth / 1e12:.4g}",
+            f"{gpu.ridge:.0f}",
+            links(*gpu.sources),
+        ]
+
+
+LLAMA: dict[str, Any] = {"d_model": 4096, "n_heads": 32}
+LAYERS, KV_HEADS, VOCABULARY = 32, 8, 128_256  # of Llama-3.1-8B
+SEEN = 8192  # tokens that a decode step reads
+
+
+def decode() -> dict[str, Cost]:
+    """One token after 8191: MHA, GQA, MQA of Llama's shape, MLA of V3's."""
+    past = SEEN - 1
+    return {
+        "mha": attention_cost(**LLAMA, past=past),
+        "gqa": attention_cost(**LLAMA, n_kv_heads=KV_HEADS, past=past),
+        "mqa": attention_cost(**LLAMA, n_kv_heads=1, past=past),
+        "expanded": mla_cost(**V3, form="expanded", past=past),
+        "latent": mla_cost(**V3, form="latent", past=past),
+        "absorbed": mla_cost(**V3, form="absorbed", past=past),
+    }
+
+
+def variants() -> Iterator[Row]:
+    """FLOPs per byte of the cache, of each variant with 32 and 128 heads."""
+    latent = r"h\,(2\,d_c + d_r) / (d_c + d_r)"
+    found = {"mha": "$1$", "gqa": "$h / h_{kv}$", "mqa": "$h$"}
+    found |= {"expanded": "$1$", "absorbed": f"${latent}$"}
+    for name, formula in found.items():
+        row: Row = [Word(name), formula]
+        for heads in (32, 128):
+            shape: dict[str, Any] = {"d_model": 128 * heads, "n_heads": heads}
+            if name in ("expanded", "absorbed"):
+                cost = mla_cost(**V3 | shape, form=name, past=SEEN - 1)
+            else:
+                kept = {"mha": heads, "gqa": KV_HEADS, "mqa": 1}[name]
+                cost = attention_cost(**shape, n_kv_heads=kept, past=SEEN - 1)
+            row.append(f"{float(cost.attention_intensity()):.4g}")
+        yield row
+
+
+def _prefill(new: int) -> tuple[Cost, Fraction]:
+    """A prompt in a layer with GQA, and FLOPs per byte of its attention:
+    queries and outputs are moved too, since they are no fewer than keys."""
+    cost = attention_cost(**LLAMA, n_kv_heads=KV_HEADS, new=new)
+    moved = 2 * (cost.cached + 2 * new * LLAMA["d_model"])
+    return cost, Fraction(cost.scores + cost.values, moved)
+
+
+def digits(n: float) -> str:
+    """To three digits, and never as 7e+04."""
+    return f"{float(f'{n:.3g}'):,.10g}"
+
+
+PROMPTS = (128, 370, 738, 4096, 16_384, 65_536)
+
+
+def prompt() -> Iterator[Row]:
+    """A whole prompt in one layer with GQA-8 of Llama's shape. A causal
+    kernel computes (T + 1) / 2 of a query's T keys, on average."""
+    for new in PROMPTS:
+        cost, intensity = _prefill(new)
+        products = cost.scores + cost.values
+        yield [
+            f"{new:,}",
+            digits(cost.projections / 1e9),
+            digits(products / 1e9),
+            f"{products / cost.flops:.0%}",
+            f"{float(intensity):,.1f}",
+            f"{float(intensity) * (new + 1) / (2 * new):,.1f}",
+        ]
+
+
+def intensities() -> dict[str, float]:
+    """FLOPs per byte: of the cache in decoding, of all in a prefill."""
+    found = {
+        name: float(cost.attention_intensity())
+        for name, cost in decode().items()
+        if name != "latent"
+    }
+    return found | {"prefill": float(_prefill(2048)[1])}
+
+
+def attainable(intensity: float, gpu: Gpu = H100) -> float:
+    """FLOP/s that a GPU can reach at most."""
+    return min(gpu.peak, intensity * gpu.bandwidth)
+
+
+def _roofline(narrow: bool) -> Figure:
+    """What a GPU can reach at each intensity, and where attention stands."""
+    marks = {1e12: "1", 1e13: "10", 1e14: "100", 1e15: "1,000"}
+    width, height = (358, 318) if narrow else (700, 331)
+    left, high = room(marks.values(), 11) + 8, height - 68
+    ends = (0.5, 20_000.0)
+    ticks = {float(t): f"{t:,}" for t in (1, 4, 32, 100, 1000, 10_000)}
+    figure, axes, _ = plots.axes_in(
+        (width, height),
+        (left, 43, width - left - 14, high),
+        x=(10, ticks, ends),
+        y=(10, marks, (1e12, 3e15)),
+    )
+    axes.set_xlabel("{intensity}")
+    axes.text(0, 1 + 10 / high, "{flops}", transform=axes.transAxes)
+    dashes, dots = (0, (3, 3)), (0, (1, 2))
+    for gpu, colour, style in (
+        (H20, plots.SOFT, dashes),
+        (H100, plots.INK, "-"),
+    ):
+        corners = [ends[0], gpu.ridge, ends[1]]
+        roof = [attainable(x, gpu) for x in corners]
+        axes.plot(corners, roof, color=colour, linewidth=2, linestyle=style)
+        name = gpu.name.split()[0]
+        axes.annotate(
+            name,
+            xy=(ends[1], gpu.peak),
+            xytext=(-2, -10),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+            ha="right",
+        )
+        low = gpu.peak / 3
+        axes.vlines(
+            gpu.ridge, low, gpu.peak, color=colour, linewidth=1, linestyle=dots
+        )
+        axes.text(
+            gpu.ridge * 1.1, low, f"{gpu.ridge:.0f}", color=colour, va="bottom"
+        )
+    places: dict[str, tuple[float, float, str]] = {
+        "mha": (12, -14, "left"),
+        "expanded": (12, -30, "left"),
+        "gqa": (12, -12, "left"),
+        "mqa": (-10, 10, "right"),
+        "absorbed": (-10, 16, "right"),
+        "prefill": (0, 16, "center"),
+    }
+    for name, x in intensities().items():
+        colour = plots.GREEN if name in ("expanded", "absorbed") else plots.WARM
+        y = attainable(x)
+        right, up, side = places[name]
+        axes.plot([x], [y], marker="o", markersize=7, color=colour)
+        axes.annotate(
+            f"{{{name}}}",
+            xy=(x, y),
+            xytext=(right, up),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+            ha=side,
+        )
+    return figure
+
+
+def _points() -> Iterator[Row]:
+    for name, x in intensities().items():
+        row: Row = [Word(name), f"{x:,.4g}"]
+        for gpu in (H100, H20):
+            most = attainable(x, gpu)
+            row += [f"{most / 1e12:,.4g}", f"{most / gpu.peak:.1%}"]
+        yield row
+
+
+def roofline() -> Plot:
+    return plots.plotted(_roofline, [*_points()])
+
+
+def _read() -> int:
+    """Parameters that a step of Llama-3.1-8B reads: all of them but the table
+    of embeddings, of which it takes one row per token."""
+    params = find_model("llama-3.1-8b").params
+    assert params is not None
+    return params - VOCABULARY * LLAMA["d_model"]
+
+
+def _attended(tokens: int) -> int:
+    """FLOPs of scores and values of one new token, in all layers."""
+    cost = attention_cost(**LLAMA, n_kv_heads=KV_HEADS, past=tokens - 1)
+    return LAYERS * (cost.scores + cost.values)
+
+
+def _cache(tokens: int, ranks: int = 1) -> int:
+    return kv_bytes(find_model("llama-3.1-8b"), tokens, ranks=ranks)
+
+
+def first() -> Iterator[Row]:
+    """What must be computed before the first token: the prompt, causally, and
+    the output projection for its last token alone."""
+    output = VOCABULARY * LLAMA["d_model"]
+    for new in (512, 2048, 8192, 32_768, 131_072):
+        weights = 2 * (new * (_read() - output) + output)
+        # Its queries have (new + 1) / 2 keys on average.
+        attended = _attended(1) * new * (new + 1) // 2
+        least = [(weights + attended) / gpu.peak for gpu in (H100, H20)]
+        yield [
+            f"{new:,}",
+            digits(weights / 1e12),
+            digits(attended / 1e12),
+            *(digits(1e3 * t) for t in least),
+        ]
+
+
+def steps(tokens: int, batches: tuple[int, ...]) -> Iterator[Row]:
+    """Decode steps of Llama-3.1-8B on an H100. The matrices are read once and
+    multiply the token of each sequence; each cache is read for its own. First
+    the matrices, then attention: the slower of reading and computing counts
+    in each."""
+    for batch in batches:
+        weights, caches = 2 * _read(), batch * _cache(tokens)
+        read = [1e3 * n / H100.bandwidth for n in (weights, caches)]
+        flops = [batch * n for n in (2 * _read(), _attended(tokens))]
+        done = [1e3 * n / H100.peak for n in flops]
+        least = sum(map(max, read, done))
+        yield [
+            str(batch),
+            f"{read[0]:.2f}",
+            f"{done[0]:.2f}",
+            f"{read[1]:.2f}",
+            f"{done[1]:.2f}",
+            f"{least:.1f}",
+            f"{1e3 / least:,.0f}",
+            f"{batch * 1e3 / least:,.0f}",
+            f"{caches / (weights + caches):.0%}",
+        ]
+
+
+def parallel() -> Iterator[Row]:
+    """Llama-3.1-8B split over devices, and a step of 8 sequences."""
+    model, batch = find_model("llama-3.1-8b"), 8
+    for ranks in (1, 2, 4, 8, 16):
+        caches = batch * _cache(SEEN, ranks)
+        moved = 2 * _read() / ranks + caches
+        yield [
+            str(ranks),
+            str(LLAMA["n_heads"] // ranks),
+            str(ceil(KV_HEADS / ranks)),
+            size(weight_bytes(model, ranks=ranks)),
+            size(caches),
+            f"{moved / H100.bandwidth * 1e3:.2f}",
+        ]

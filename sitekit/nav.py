@@ -1,0 +1,67 @@
+"""The navigation stands in mkdocs.yml, once for both languages: a page goes by
+its own title, and so nothing else lists the pages.
+
+`::: pages Variants` on a page becomes a list of the pages in that section of
+the navigation, in its order, each with the `summary` of its front matter.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.exceptions import BuildError
+
+from sitekit import pages
+
+LIST = re.compile(r"^::: pages (.+)$", re.MULTILINE)
+COLON = {"en": ": ", "zh": "："}
+
+
+def name_of(title: str) -> str:
+    """Of "Memory: what a KV cache takes", the name is Memory."""
+    return re.split("[:：]", title)[0]
+
+
+def translated(entry: Any, words: dict[str, str]) -> Any:
+    """The navigation with its words in another language."""
+    if isinstance(entry, list):
+        return [translated(each, words) for each in entry]
+    if isinstance(entry, str):
+        return entry
+    ((word, below),) = entry.items()
+    if word not in words:
+        why = f"mkdocs.zh.yml: extra.navigation has no word for {word!r}"
+        raise BuildError(why)
+    return {words[word]: translated(below, words)}
+
+
+def with_lists(
+    markdown: str, here: Any, everything: Iterable[Any], config: Any
+) -> str:
+    """The Markdown of the page `here`, with its lists of pages."""
+    words = config.extra.get("navigation", {})
+
+    def written(match: re.Match[str]) -> str:
+        section = words.get(match[1], match[1])
+        found = [
+            _line(page.file, here.file, COLON[config.theme["language"]])
+            for page in everything
+            if page.parent and page.parent.title == section
+        ]
+        if not found:
+            why = f"{here.file.src_uri}: the navigation has no {match[1]!r}"
+            raise BuildError(why)
+        return "\n".join(found)
+
+    return LIST.sub(written, markdown)
+
+
+def _line(file: Any, here: Any, colon: str) -> str:
+    told = pages.front_matter(Path(file.abs_src_path))
+    if "summary" not in told:
+        why = f"{file.src_uri} has no `summary` in its front matter, a sentence"
+        raise BuildError(f"{why} for the list of {here.src_uri}")
+    link = os.path.relpath(file.src_uri, PurePosixPath(here.src_uri).parent)
+    return f"1. [{name_of(told['title'])}]({link}){colon}{told['summary']}"

@@ -1,0 +1,595 @@
+"""The study guide: its exercises, its tables, its dates, and its times."""
+
+import json
+import re
+from collections import Counter
+from datetime import datetime
+
+import pytest
+import torch
+
+import attnref
+from attnref import GroupedQueryAttention, KVCache
+from attnref.numbers.kv_memory import growth, kv_bytes, size
+from attnref.numbers.specs import find_model, models
+from benchmarks import decode
+from sitekit import ROOT
+from sitekit.drawn import guide
+from sitekit.pages import body_of
+from sitekit.render import Word
+
+ENGLISH = body_of(ROOT / "docs/en/guide.md")
+
+
+def section(name, text=ENGLISH):
+    """What stands below the heading of that id."""
+    (found,) = re.findall(rf"{{ #{name} }}\n(.*?)(?:\n## |\Z)", text, re.S)
+    return found
+
+
+def cells(text):
+    """Rows of the Markdown tables, without their heads."""
+    rows = [re.split(r" *\| *", x)[1:-1] for x in text.splitlines() if "|" in x]
+    return [row for row in rows[2:] if not set(row[0]) <= set("- ")]
+
+
+# --8<-- [start:check_gqa]
+def check_gqa(make):
+    """Raise unless `make(d_model, n_heads, n_kv_heads)` is a GQA layer.
+
+    It is causal, and its projections are called q_proj, k_proj, v_proj, o_proj.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    B, T, E, H, D = 3, 5, 42, 6, 7
+    x = torch.randn(B, T, E)
+    for K in (6, 2, 1):
+        layer = make(E, H, K)
+        shape = tuple(layer.k_proj.weight.shape)
+        assert shape == (K * D, E), f"k_proj of {K} heads is {shape}"
+        with torch.no_grad():
+            layer.q_proj.weight.mul_(20)  # softmax far from uniform
+            q = layer.q_proj(x).view(B, T, H, D).transpose(1, 2)
+            k = layer.k_proj(x).view(B, T, K, D).transpose(1, 2)
+            v = layer.v_proj(x).view(B, T, K, D).transpose(1, 2)
+            got = layer(x)
+        each = {"repeat_interleave": [], "repeat": []}
+        for t in (k, v):
+            each["repeat_interleave"].append(t.repeat_interleave(H // K, 1))
+            each["repeat"].append(t.repeat(1, H // K, 1, 1))
+
+        def attended(how="repeat_interleave", each=each, q=q, **named):
+            named = {"is_causal": True} | named
+            return F.scaled_dot_product_attention(q, *each[how], **named)
+
+        def same(heads, got=got, layer=layer):
+            want = layer.o_proj(heads.reshape(B, T, H * D))
+            return got.shape == want.shape and torch.allclose(
+                got, want, atol=1e-5
+            )
+
+        mistakes = {
+            "query head h reads head h % K": attended("repeat"),
+            "it is not causal": attended(is_causal=False),
+            "the scale is that of d_model": attended(scale=E**-0.5),
+        }
+        if not same(attended().transpose(1, 2)):
+            seen = [
+                name
+                for name, heads in mistakes.items()
+                if same(heads.transpose(1, 2))
+            ]
+            if same(attended()):
+                seen = ["heads are merged without transpose(1, 2)"]
+            raise AssertionError(f"{K=}: {seen[0] if seen else 'wrong'}")
+    try:
+        make(E, H, 4)
+    except ValueError:
+        return
+    raise AssertionError("4 key/value heads for 6 query heads were accepted")
+
+
+# --8<-- [end:check_gqa]
+
+
+def test_the_checker_of_gqa_accepts_ours_and_names_mistakes():
+    # --8<-- [start:gqa]
+    import torch
+    from torch import nn
+
+    class Grouped(nn.Module):
+        def __init__(self, d_model, n_heads, n_kv_heads):
+            super().__init__()
+            if d_model % n_heads or n_heads % n_kv_heads:
+                raise ValueError(f"{d_model=}, {n_heads=}, {n_kv_heads=}")
+            self.H, self.K, self.D = n_heads, n_kv_heads, d_model // n_heads
+            self.q_proj = nn.Linear(d_model, d_model, bias=False)
+            self.k_proj = nn.Linear(d_model, self.K * self.D, bias=False)
+            self.v_proj = nn.Linear(d_model, self.K * self.D, bias=False)
+            self.o_proj = nn.Linear(d_model, d_model, bias=False)
+
+        def forward(self, x):
+            B, T, E = x.shape
+            H, K, D = self.H, self.K, self.D
+            q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+            k = self.k_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
+            v = self.v_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
+            rows = q.reshape(B, K, H // K * T, D)  # a group below each other
+            mask = torch.ones(T, T, dtype=torch.bool).tril().repeat(H // K, 1)
+            heads = nn.functional.scaled_dot_product_attention(
+                rows, k, v, attn_mask=mask
+            ).view(B, H, T, D)
+            return self.o_proj(heads.transpose(1, 2).reshape(B, T, E))
+
+    # --8<-- [end:gqa]
+
+    def ours(d_model, n_heads, n_kv_heads):
+        return GroupedQueryAttention(
+            d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads
+        )
+
+    check_gqa(ours)
+    # --8<-- [start:gqa_checked]
+    check_gqa(Grouped)  # put yours here
+    # --8<-- [end:gqa_checked]
+
+    class Wrong(Grouped):
+        how, merged, named = "repeat_interleave", True, {}
+
+        def forward(self, x):
+            q, k, v = (
+                p(x).unflatten(-1, (-1, self.D)).transpose(1, 2)
+                for p in (self.q_proj, self.k_proj, self.v_proj)
+            )
+            index = torch.arange(self.H)
+            index = index // (self.H // self.K)
+            if self.how == "repeat":
+                index = torch.arange(self.H) % self.K
+            heads = nn.functional.scaled_dot_product_attention(
+                q, k[:, index], v[:, index], **{"is_causal": True} | self.named
+            )
+            if self.merged:
+                heads = heads.transpose(1, 2)
+            return self.o_proj(heads.reshape(x.shape))
+
+    check_gqa(Wrong)
+    for said, how in (
+        ("K=2: query head h reads head h % K", {"how": "repeat"}),
+        ("K=6: it is not causal", {"named": {"is_causal": False}}),
+        ("K=6: the scale is that of d_model", {"named": {"scale": 42**-0.5}}),
+        ("K=6: heads are merged without transpose", {"merged": False}),
+        ("K=6: wrong", {"named": {"scale": 1.0}}),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            check_gqa(type("Wrong", (Wrong,), how))
+    with pytest.raises(AssertionError, match="k_proj of 2 heads"):
+        check_gqa(lambda E, H, K: ours(E, H, H))
+    with pytest.raises(AssertionError, match="were accepted"):
+        check_gqa(lambda E, H, K: Grouped(E, H, 1 if H % K else K))
+
+
+# --8<-- [start:check_conversion]
+def check_conversion(convert):
+    """Raise unless `convert(mha, n_kv_heads)` pools the heads of a group."""
+    import torch
+
+    from attnref import MultiHeadAttention
+
+    H, K, D, E = 6, 2, 7, 42
+    mha = MultiHeadAttention(d_model=E, n_heads=H)
+    gqa = convert(mha, K)
+    for name in ("k_proj", "v_proj"):
+        heads = getattr(mha, name).weight.detach().split(D)
+        for g, got in enumerate(getattr(gqa, name).weight.detach().split(D)):
+            want = sum(heads[g * H // K : (g + 1) * H // K]) * K / H
+            same = got.shape == want.shape and torch.allclose(got, want)
+            assert same, f"{name}: head {g} is not the mean of its group"
+    with torch.no_grad():
+        for name in ("k_proj", "v_proj"):  # heads of a group that are alike
+            kept = getattr(mha, name).weight.view(K, H // K, D, E)
+            kept[:, 1:] = kept[:, :1].clone()
+        x = torch.randn(3, 5, E)
+        same = torch.allclose(convert(mha, K)(x), mha(x), atol=1e-5)
+        assert same, "with equal heads in each group the output changes"
+
+
+# --8<-- [end:check_conversion]
+
+
+def test_the_checker_of_conversions_accepts_ours_and_refuses_others():
+    # --8<-- [start:converted]
+    from attnref import mha_to_gqa
+
+    check_conversion(mha_to_gqa)  # put yours here
+    # --8<-- [end:converted]
+
+    def first(mha, K):
+        gqa = mha_to_gqa(mha, K)
+        H, D = mha.n_heads, mha.head_dim
+        for name in ("k_proj", "v_proj"):
+            heads = getattr(mha, name).weight.detach().unflatten(0, (H, D))
+            new = heads[:: H // K].flatten(0, 1)
+            getattr(gqa, name).weight.data = new
+        return gqa
+
+    with pytest.raises(AssertionError, match="k_proj: head 0 is not the mean"):
+        check_conversion(first)
+
+    def queries_too(mha, K):
+        gqa = mha_to_gqa(mha, K)
+        gqa.q_proj.weight.data = gqa.q_proj.weight.data.roll(7, 0)
+        return gqa
+
+    with pytest.raises(AssertionError, match="the output changes"):
+        check_conversion(queries_too)
+
+
+# --8<-- [start:check_cache]
+def check_cache(make):
+    """Raise unless `make(max_len)` is a preallocated KV cache.
+
+    `append(k, v)` takes `(B, K, T, D)`, gives all keys and values so far, and
+    raises ValueError where they do not fit; `length` counts the tokens.
+    """
+    import torch
+
+    B, K, D, room = 3, 2, 5, 7
+    k, v = torch.randn(2, B, K, room + 1, D, dtype=torch.float64)
+    cache, other = make(room), make(room)
+    places = set()
+    for start, end in ((0, 4), (4, 5), (5, 6)):
+        got = cache.append(k[:, :, start:end], v[:, :, start:end])
+        for name, kept, whole in zip(
+            ("keys", "values"), got, (k, v), strict=True
+        ):
+            want = whole[:, :, :end]
+            what = (
+                f"{name} after {end} tokens: {tuple(kept.shape)} {kept.dtype}"
+            )
+            assert (kept.shape, kept.dtype) == (want.shape, want.dtype), what
+            assert torch.equal(kept, want), f"{name} after {end} are others"
+        assert cache.length == end, f"length is {cache.length}, not {end}"
+        places.add((got[0].data_ptr(), got[1].data_ptr()))
+    assert len(places) == 1, "it copies what was stored: not preallocated"
+    try:
+        cache.append(k[:, :, 6:8], v[:, :, 6:8])
+    except ValueError:
+        assert cache.length == 6, "what was refused was counted"
+    else:
+        raise AssertionError("2 tokens were taken where there is room for 1")
+    got, _ = cache.append(k[:, :, 6:7], v[:, :, 6:7])
+    assert torch.equal(got, k[:, :, :7]), "what was refused left its marks"
+    other.append(v[:, :, :1], k[:, :, :1])
+    assert torch.equal(got, k[:, :, :7]), "two caches share their memory"
+
+
+# --8<-- [end:check_cache]
+
+
+# --8<-- [start:cache]
+class Stored:
+    def __init__(self, max_len):
+        self.max_len, self.length, self.held = max_len, 0, None
+
+    def append(self, k, v):
+        B, K, T, D = k.shape
+        end = self.length + T
+        if end > self.max_len:
+            raise ValueError(f"{end} tokens, room for {self.max_len}")
+        if self.held is None:  # dtype and device are those of the first keys
+            self.held = k.new_empty(2, B, K, self.max_len, D)
+        self.held[0, :, :, self.length : end] = k
+        self.held[1, :, :, self.length : end] = v
+        self.length = end
+        return self.held[0, :, :, :end], self.held[1, :, :, :end]
+
+
+# --8<-- [end:cache]
+
+
+class OfTheNotes:
+    """No batch axis, no check, float32."""
+
+    def __init__(self, max_len):
+        self.held = torch.zeros(2, 3, 2, max_len, 5)
+        self.length = 0
+
+    def append(self, k, v):
+        end = self.length + k.shape[2]
+        for held, new in zip(self.held, (k, v), strict=True):
+            room = held[:, :, self.length : end]
+            room[:] = new[:, :, : room.shape[2]]
+        self.length = end
+        return tuple(held[:, :, :end] for held in self.held)
+
+
+class Double(OfTheNotes):
+    def __init__(self, max_len):
+        super().__init__(max_len)
+        self.held = self.held.double()
+
+
+class Counting(Double):
+    def append(self, k, v):
+        got = super().append(k, v)
+        if self.length > 7:
+            raise ValueError
+        return got
+
+
+class Marking(Double):
+    def append(self, k, v):
+        if self.length + k.shape[2] > 7:
+            self.held[:, :, :, 0] = 0
+            raise ValueError
+        return super().append(k, v)
+
+
+class Growing:
+    def __init__(self, max_len):
+        self.cache = attnref.GrowingKVCache()
+
+    def append(self, k, v):
+        if self.cache.length + k.shape[2] > 7:
+            raise ValueError
+        return self.cache.append(k, v)
+
+    @property
+    def length(self):
+        return self.cache.length
+
+
+class Shared(Stored):
+    one = torch.empty(2, 3, 2, 7, 5, dtype=torch.float64)
+
+    def __init__(self, max_len):
+        super().__init__(max_len)
+        self.held = self.one
+
+
+class Swapped(Stored):
+    def append(self, k, v):
+        return super().append(k, v)[::-1]
+
+
+class Whole(Stored):
+    def append(self, k, v):
+        super().append(k, v)
+        return self.held[0], self.held[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (OfTheNotes, "torch.float32"),
+        (Double, "2 tokens were taken"),
+        (Counting, "what was refused was counted"),
+        (Marking, "left its marks"),
+        (Growing, "not preallocated"),
+        (Swapped, "keys after 4 are others"),
+        (Shared, "share their memory"),
+        (Whole, r"keys after 4 tokens: \(3, 2, 7, 5\)"),
+    ],
+)
+def test_the_checker_of_caches_refuses(wrong, said):
+    with pytest.raises(AssertionError, match=said):
+        check_cache(wrong)
+
+
+def test_the_checker_of_caches_accepts_ours():
+    check_cache(KVCache)
+    # --8<-- [start:cache_checked]
+    check_cache(Stored)  # put yours here
+    # --8<-- [end:cache_checked]
+
+
+def test_the_months_are_those_of_the_sources():
+    months = []
+    for date, what, page, source in cells(section("timeline")):
+        when = datetime.strptime(date, "%B&nbsp;%Y")
+        papers = re.findall(r"arxiv\.org/abs/(\d{4})\.", source)
+        for paper in papers:
+            assert paper == f"{when:%y%m}", what
+        if not papers:
+            (name,) = re.findall(r"DeepSeek-V[\d.]+(?=:)", what)
+            assert find_model(name.lower()).date == f"{when:%Y-%m}"
+        assert ".md" in page or "(#" in page
+        months.append(when)
+    assert months == sorted(months) and len(months) > 20
+
+
+def test_each_test_that_the_guide_names_is_there():
+    names = set(re.findall(r"`(test_\w+)`", ENGLISH))
+    files = [*(ROOT / "tests").rglob("test_*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    assert len(names) > 5
+    assert names == {n for n in names if f"\ndef {n}(" in code}
+
+
+def by_name(rows):
+    return {r[0].key if isinstance(r[0], Word) else r[0]: r[1:] for r in rows}
+
+
+def test_the_variants_side_by_side_by_hand():
+    rows = by_name(guide.side_by_side())
+    E, H, D, R, Dr, Q = 7168, 128, 128, 512, 64, 1536
+    taken = [2 * K * D for K in (128, 8, 1)] + [R + Dr]
+    assert rows["elements"] == [f"{n:,}" for n in taken]
+    assert rows["bytes"] == [size(2 * n) for n in taken]
+    assert rows["share"] == [f"{n / taken[0]:.2%}" for n in taken]
+    weights = [2 * E * H * D + 2 * E * K * D for K in (128, 8, 1)]
+    queries, norms = Q * E + Q * H * (D + Dr), Q + R
+    up = R * H * 2 * D
+    weights.append(queries + norms + E * (R + Dr) + up + H * D * E)
+    assert rows["parameters"] == [f"{n / 1e6:,.1f}" for n in weights]
+    plain, wide = 2 * H * (D + D), 2 * H * (D + Dr + D)
+    absorbed = 2 * H * (R + Dr + R)
+    assert rows["flops"] == [f"{plain:,}"] * 3 + [
+        [f"{wide:,}", f"{absorbed:,}"]
+    ]
+    assert rows["intensity"] == ["1", "16", "128", "241.8"]
+    assert absorbed / (2 * (R + Dr)) == pytest.approx(241.8, abs=0.05)
+    assert rows["cached"][1] == ["`(8, 128)`", "`(8, 128)`"]
+    assert rows["cached"][3] == ["`(1, 576)`"]
+    assert rows["split"] == ["128", "8", "1", "1"]
+
+
+def test_what_the_heads_of_mla_read():
+    wired = guide.latent_wiring(n_heads=8)
+    assert torch.equal(wired.up, torch.eye(8, dtype=torch.bool))
+    assert wired.latent.all() and wired.rope.all()
+    assert not wired.past_up.any()
+    words = ["RoPE key", "latent", "A & B", "computed"]
+    drawn = wired.drawing(("q", "k"), title="MLA", words=words)
+    assert drawn.svg.count("<line") == 3 * 8
+    assert drawn.svg.count('<rect class="on"') == 2
+    assert drawn.svg.count('<rect class="made"') == 8
+    assert "A &amp; B" in drawn.svg
+    # What reaches a head past its own matrix is not drawn as if through it.
+    none = wired._replace(past_up=wired.latent, rope=~wired.rope)
+    drawn = none.drawing(("q", "k"), title="MLA", words=words)
+    assert drawn.svg.count("<line") == 8
+
+
+def test_the_cases_by_hand():
+    rows = [*guide.cases()]
+    model = find_model("llama-3.1-8b")
+    read = 2 * (model.params - 128_256 * 4096)
+    for batch, tokens, mha, gqa, mqa, mla in rows:
+        B, S = int(batch), int(tokens.replace(",", ""))
+        held = kv_bytes(model, S, batch=B)
+        fits = held + 2 * model.params <= 80e9
+        assert (gqa if isinstance(gqa, str) else gqa[0]) == size(held)
+        assert isinstance(gqa, list) == fits
+        if fits:  # at these sizes reading is the slower in all of them
+            ms = (read + held) / 3.35e12 * 1e3
+            assert gqa[1] == f"{ms:.1f} ms"
+        for found, times in ((mha, 4), (mqa, 1 / 8), (mla, 576 / 2048)):
+            own = found[0] if isinstance(found, list) else found
+            assert own == size(held * times)
+    first = [float(cell[1].split()[0]) for cell in rows[0][2:]]
+    assert (min(first), max(first)) == (4.3, 5.1), "the page says so"
+    # Where arithmetic takes longer than reading, it counts.
+    busy = guide._of_8b(batch=1, past=0)["gqa"]
+    weights = guide._weights(busy)
+    assert guide.least(busy, 500) == pytest.approx(
+        2 * 500 * weights / 989e12, rel=1e-3
+    )
+
+
+def test_the_bytes_on_devices_are_those_of_the_model():
+    rows = by_name(guide.devices())
+    model = find_model("llama-3.1-8b")
+    assert rows["gqa"] == [
+        f"{int(growth(model, ranks=n).later):,}" for n in (1, 2, 4, 8, 16)
+    ]
+    taken = {
+        k: [int(n.replace(",", "")) for n in row] for k, row in rows.items()
+    }
+    assert taken["mha"] == [524_288 // n for n in (1, 2, 4, 8, 16)]
+    assert len(set(taken["mqa"])) == len(set(taken["mla"])) == 1
+    assert round(taken["mla"][0] / taken["gqa"][0], 2) == 0.28
+    less = [g < m for g, m in zip(taken["gqa"], taken["mla"], strict=True)]
+    assert less == [False, False, True, True, True]
+    assert taken["gqa"][3] == taken["mqa"][3]
+
+
+def test_the_years_are_those_of_the_models():
+    rows = by_name(guide.released())
+    assert sum(int(row[0]) for row in rows.values()) == len(models())
+    mla = Counter(
+        m.date[:4]
+        for m in models().values()
+        if any(hasattr(g, "kv_lora_rank") for g in m.groups)
+    )
+    assert {y: int(row[4]) for y, row in rows.items() if row[4] != "–"} == mla
+    assert sum(int(row[2]) for row in rows.values() if row[2] != "–") > (
+        len(models()) / 2
+    ), "most models in our table have GQA, says the page"
+    grouped = [
+        {g.kv_heads for g in m.groups if getattr(g, "variant", "") == "GQA"}
+        for m in models().values()
+    ]
+    usual = sum(8 in heads for heads in grouped)
+    assert usual > sum(map(bool, grouped)) / 2, "usually with 8 heads"
+
+
+def test_numbers_in_the_prose_of_the_guide():
+    a_sequence = kv_bytes(find_model("llama-3.1-8b"), 131_072)
+    assert (size(a_sequence), size(4 * a_sequence)) == ("16 GiB", "64 GiB")
+    assert 80e9 - 2 * find_model("llama-3.1-8b").params < 4 * a_sequence
+    groups = find_model("kimi-k3").groups
+    kinds = {type(group).__name__: group.layers for group in groups}
+    assert kinds == {"Mla": 24, "Recurrent": 69}
+    windows = find_model("gpt-oss-120b").groups
+    assert [g.layers for g in windows] == [18, 18], "every second layer"
+    costs = guide._of_8b(past=1023)
+    assert round(costs["mla"].attention_intensity()) == 60
+    assert costs["gqa"].attention_intensity() == 4
+
+
+def test_the_times_on_the_page_are_those_of_the_file():
+    kept = json.loads((ROOT / "benchmarks/decode.json").read_text())
+    assert [*kept["ms"]] == ["1024", "4096", "16384"], "the heads of the tables"
+    machine = by_name(guide.machine())
+    assert {k: row[0] for k, row in machine.items()} == {
+        k: str(kept[k]) for k in machine
+    }
+    shown = by_name(guide.decoding())
+    shown |= by_name(guide.times(("room", "cat"), "room"))
+    for name, row in shown.items():
+        for cell, times in zip(row, kept["ms"].values(), strict=False):
+            numbers = [float(n) for n in re.findall(r"[\d.e+-]+", cell)]
+            low, median, high = times[name]
+            assert numbers == pytest.approx([median, low, high], rel=6e-3)
+    last = kept["ms"]["16384"]
+    ratio = last["mqa"][1] / last["mha"][1]
+    assert float(shown["mqa"][3]) == pytest.approx(ratio, rel=6e-3)
+    assert float(shown["mqa"][4]) == pytest.approx(1 / 32, rel=6e-3)
+    ratio = last["cat"][1] / last["room"][1]
+    assert float(shown["cat"][3]) == pytest.approx(ratio, rel=6e-3)
+
+
+def test_what_the_page_says_of_the_times_is_so():
+    kept = json.loads((ROOT / "benchmarks/decode.json").read_text())["ms"]
+    median = {n: {k: t[1] for k, t in row.items()} for n, row in kept.items()}
+    for name in guide.READS:
+        row = [found[name] for found in median.values()]
+        assert row == sorted(row), "longer with a longer cache"
+    last = median["16384"]
+    assert last["mha"] > last["gqa8"] > last["gqa2"] > last["mqa"]
+    assert last["read"] < last["mha"], "longer than reading alone"
+    shares = [
+        last[name] / last["mha"] * 32 / K
+        for name, K in guide.READS.items()
+        if name != "read"
+    ]
+    assert shares == sorted(shares), "the gain is smaller than that of bytes"
+    assert min(last["repeated"], last["cat"]) > last["gqa8"]
+
+
+def test_the_script_that_times_runs(tmp_path):
+    out = tmp_path / "times.json"
+    sizes = ["--tokens", "8", "16", "--rounds", "2", "--cold", "1"]
+    decode.main([*sizes, "--out", str(out)])
+    found = json.loads(out.read_text())
+    kept = json.loads((ROOT / "benchmarks/decode.json").read_text())
+    assert found.keys() == kept.keys()
+    assert [*found["ms"]] == ["8", "16"]
+    for row in (*found["ms"].values(), *kept["ms"].values()):
+        assert row.keys() == found["ms"]["8"].keys()
+        assert all(0 <= t[0] <= t[1] <= t[2] for t in row.values())
+
+
+def test_what_is_timed_computes_the_same():
+    q = torch.randn(1, decode.HEADS, 1, decode.WIDTH)
+    k, v = torch.randn(2, 1, 8, 5, decode.WIDTH)
+    want = attnref.sdpa(q, k, v)
+    for way in (decode.folded, decode.enabled, decode.repeated):
+        torch.testing.assert_close(way(q, k, v), want)
+    for cache in (KVCache(6), attnref.GrowingKVCache()):
+        append = decode.appending(cache, 5)
+        first, again = append(), append()
+        assert first[0].shape == (1, 8, 6, decode.WIDTH)
+        assert torch.equal(first[0], again[0])

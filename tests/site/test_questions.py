@@ -1,0 +1,282 @@
+"""What the answers of the study guide say, computed."""
+
+import re
+
+import pytest
+import torch
+
+from attnref import sdpa
+from attnref.numbers.cost import attention_cost
+from attnref.numbers.kv_memory import kv_bytes, size
+from attnref.numbers.specs import find_model
+from sitekit import ROOT
+from sitekit.drawn import guide
+from sitekit.drawn.operations import H100
+from sitekit.pages import body_of, markdown_files
+
+(PAGE,) = (p for p in markdown_files("en") if p.stem == "guide")
+LLAMA = {"d_model": 4096, "n_heads": 32, "n_kv_heads": 8}
+PEAK, BANDWIDTH = H100.peak, H100.bandwidth
+# Of the 8.03 billion weights a step looks up one row of this table.
+EMBEDDING = 128_256 * 4096
+
+
+def said(*texts):
+    """Each of these stands on the page."""
+    body = body_of(PAGE)
+    assert [text for text in texts if text not in body] == []
+
+
+def test_the_jacobian_of_softmax_vanishes_where_it_saturates():
+    # --8<-- [start:jacobian]
+    import torch
+
+    from attnref import softmax
+
+    x = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
+    largest = []
+    for times in 1, 5, 25:
+        A = softmax(times * x)
+        jacobian = torch.autograd.functional.jacobian(softmax, times * x)
+        assert torch.allclose(jacobian, A.diag() - A.outer(A))
+        largest.append(f"{jacobian.abs().max():.1e}")
+    assert largest == ["2.2e-01", "6.7e-03", "1.4e-11"]
+    # --8<-- [end:jacobian]
+
+
+def test_one_matrix_for_queries_and_keys_makes_scores_symmetric():
+    # --8<-- [start:alike]
+    import torch
+
+    X = torch.randn(6, 8)
+    W_q, W_k = torch.randn(2, 8, 4)
+    scores = (X @ W_q) @ (X @ W_k).T
+    assert not torch.allclose(scores, scores.T)
+    alike = (X @ W_q) @ (X @ W_q).T
+    assert torch.allclose(alike, alike.T, atol=1e-5)
+    assert alike.max() == alike.diag().max()
+    # --8<-- [end:alike]
+
+
+def test_packed_documents_are_as_if_alone():
+    # --8<-- [start:packed]
+    import torch
+    from torch import nn
+
+    from attnref import MultiHeadAttention, causal_mask
+
+    document = torch.tensor([[0, 0, 0, 1, 1]])  # a row that holds two
+    same = document[:, None, :, None] == document[:, None, None, :]
+    assert (same & causal_mask(5))[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+    layer = MultiHeadAttention(d_model=12, n_heads=3, rope_theta=10000.0)
+    nn.init.normal_(layer.q_proj.weight)  # sharp
+    x = torch.randn(1, 5, 12)
+    assert torch.allclose(
+        layer(x, mask=same)[:, 3:], layer(x[:, 3:]), atol=1e-5
+    )
+    # --8<-- [end:packed]
+    leaks = layer(x)[:, 3:] - layer(x[:, 3:])
+    assert leaks.abs().max() > 1e-2
+
+
+def test_a_prefix_is_read_both_ways():
+    # --8<-- [start:prefix]
+    import torch
+
+    from attnref import causal_mask
+
+    T, prefix = 5, 3
+    assert (causal_mask(T) | (torch.arange(T) < prefix)).int().tolist() == [
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 1, 1, 1],
+    ]
+    # --8<-- [end:prefix]
+
+
+def test_blocks_of_a_cache_are_found_through_a_table():
+    # --8<-- [start:paged]
+    import torch
+
+    size, pool = 4, torch.zeros(8, 3, 4, 5)  # 8 blocks: heads, slots, width
+    tables = [6, 0, 3], [6, 7]  # both sequences begin in block 6
+    one = torch.randn(3, 10, 5)
+    other = torch.cat((one[:, :4], torch.randn(3, 3, 5)), dim=1)
+    for table, keys in zip(tables, (one, other), strict=True):
+        for i in range(keys.shape[1]):
+            pool[table[i // size], :, i % size] = keys[:, i]
+    for table, keys in zip(tables, (one, other), strict=True):
+        read = pool[table].transpose(0, 1).flatten(1, 2)
+        assert torch.equal(read[:, : keys.shape[1]], keys)
+    # --8<-- [end:paged]
+
+
+def test_the_recurrence_of_flash_attention_and_the_merge():
+    q, k, v = (torch.randn(3, 2, n, 7).double() for n in (5, 12, 12))
+    q = 9 * q  # sharp
+
+    def part(of):
+        s = q @ k[..., of, :].mT / 7**0.5
+        m = s.amax(-1, keepdim=True)
+        w = (s - m).exp()
+        return m, w.sum(-1, keepdim=True), w @ v[..., of, :]
+
+    m, ell, o = part(slice(0, 5))
+    for of in slice(5, 10), slice(10, 12):
+        m_new, ell_new, o_new = part(of)
+        most = torch.maximum(m, m_new)
+        a, b = (m - most).exp(), (m_new - most).exp()
+        m, ell, o = most, a * ell + b * ell_new, a * o + b * o_new
+    exact = sdpa(q, k, v)
+    torch.testing.assert_close(o / ell, exact)
+
+    parts = [part(of) for of in (slice(0, 12, 2), slice(1, 12, 2))]
+    lse = torch.stack([m + ell.log() for m, ell, _ in parts])
+    shares = (lse - lse.logsumexp(0)).exp()
+    outs = torch.stack([o / ell for _, ell, o in parts])
+    torch.testing.assert_close((shares * outs).sum(0), exact)
+    assert (outs.mean(0) - exact).abs().max() > 0.1  # no plain mean
+
+
+def test_the_backward_pass_needs_the_log_sum_exp_alone():
+    q, k, v = (torch.randn(3, 5, 7).double().requires_grad_() for _ in "qkv")
+    out = sdpa(3 * q[:, None], k[:, None], v[:, None])[:, 0]
+    slope = torch.randn_like(out)
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), slope)
+    s = 3 * q @ k.mT / 7**0.5
+    A = (s - s.logsumexp(-1, keepdim=True)).exp()
+    ds = A * (slope @ v.mT - (slope * out).sum(-1, keepdim=True))
+    torch.testing.assert_close(A.mT @ slope, dv)
+    torch.testing.assert_close(3 * ds @ k / 7**0.5, dq)
+    torch.testing.assert_close(3 * ds.mT @ q / 7**0.5, dk)
+
+
+def test_scores_that_are_divided_by_the_width_are_small():
+    q, k = torch.randn(2, 20_000, 128)
+    spread = ((q * k).sum(-1) / 128).std()
+    assert spread == pytest.approx(128**-0.5, rel=0.05)
+    said(f"{128**-0.5:.2f} for a width of 128")
+
+
+def test_a_layer_of_8192_tokens_in_bytes():
+    q = 32 * 8192 * 128 * 2
+    said(size(2 * q + 2 * q // 4), size(32 * 8192**2 * 2))
+
+
+def test_twice_as_many_heads_of_half_the_width_cost_the_same():
+    costs = [
+        attention_cost(d_model=4096, n_heads=h, past=4095) for h in (32, 64)
+    ]
+    assert costs[0] == costs[1]
+    said(f"{costs[0].parameters:,}")
+
+
+@pytest.mark.parametrize("N", [1, 7, 1000])
+def test_the_closed_forms_of_a_generation(N):
+    P, wide = 41_943_040, 4096  # parameters of the layer, h * d_k
+    afresh = sum(attention_cost(**LLAMA, new=i + 1).flops for i in range(N))
+    cached = sum(attention_cost(**LLAMA, past=i).flops for i in range(N))
+    squares = N * (N + 1) * (2 * N + 1) // 3
+    assert afresh == P * N * (N + 1) + 2 * wide * squares
+    assert cached == 2 * P * N + 2 * wide * N * (N + 1)
+    if N == 1000:
+        said(f"{afresh / 1e12:.1f} TFLOPs", f"{cached / 1e12:.3f} TFLOPs")
+        said(f"{afresh / cached:.0f} times")
+
+
+def test_steps_of_an_8b_model():
+    llama = find_model("llama-3.1-8b")
+    weights = 2 * (llama.params - EMBEDDING)
+    cache = kv_bytes(llama, 8192)
+    assert cache == 2**30
+    said(f"{weights / 1e9:.1f} GB", f"{weights / BANDWIDTH * 1e3:.2f} ms")
+    said(f"{cache / BANDWIDTH * 1e3:.2f} ms")
+    for batch in 1, 32:
+        step = (weights + batch * cache) / BANDWIDTH
+        # Multiplying takes less than reading, so that the bytes decide.
+        assert batch * weights / PEAK < weights / BANDWIDTH
+        said(f"{step * 1e3:.1f} ms", f"{batch / step:,.0f} tokens/s")
+    ridge = PEAK / BANDWIDTH
+    # weights + 4 * 131,072 * S FLOPs on 131,072 * S bytes a sequence
+    longest = weights / (131_072 * (ridge - 4))
+    said(f"{ridge:.0f}", f"{ridge + 1:.0f} sequences", f"{longest:.0f} tokens")
+
+
+def test_bytes_between_prefill_and_decode():
+    llama, v3 = find_model("llama-3.1-8b"), find_model("deepseek-v3")
+    link = 400e9 / 8
+    for model in llama, v3:
+        taken = kv_bytes(model, 8192)
+        said(size(taken), f"{taken / link * 1e3:.0f} ms")
+    # The output table multiplies the last token, the embedding none.
+    matrices = 2 * (llama.params - 2 * EMBEDDING) * 8192 + 2 * EMBEDDING
+    attention = llama.groups[0].layers * 4 * 4096 * 8192 * 8193 // 2
+    said(f"{(matrices + attention) / PEAK * 1e3:.0f} ms")
+
+
+def test_a_window_in_bytes():
+    mistral = find_model("mistral-7b")
+    whole = 32_768 * kv_bytes(mistral, 1)
+    said(size(kv_bytes(mistral, 32_768)), size(whole))
+
+
+def test_blocks_in_numbers():
+    tokens, prompt, samples, block = 1100, 1000, 4, 16
+    blocks = -(-tokens // block)
+    shared = prompt // block
+    said(f"{blocks} blocks", f"{blocks * block - tokens} slots")
+    said(f"{samples * blocks} to {shared + samples * (blocks - shared)}")
+    llama = find_model("llama-3.1-8b")
+    said(size(kv_bytes(llama, block)), f"{tokens / 8192:.0%}")
+
+
+def test_tokens_of_a_speculative_step():
+    for a, k in (0.8, 4), (0.6, 4), (0.8, 8):
+        expected = sum(a**i for i in range(k + 1))
+        assert expected == pytest.approx((1 - a ** (k + 1)) / (1 - a))
+        said(f"{expected:.2f}")
+
+
+def test_bits_of_a_quantised_cache():
+    said(f"{4 + 32 / 32:g} bits")  # 16 for the scale, 16 for the minimum
+    rows = {row[0]: [float(n) for n in row[1:]] for row in guide.quantised()}
+    for row in rows.values():
+        k_channel, k_token, v_channel, v_token = row
+        assert k_token > 2 * k_channel
+        assert v_token == pytest.approx(v_channel, abs=0.03)
+
+
+def test_scalings_are_those_of_their_formulas():
+    rows = {int(row[0]): row[1:] for row in guide.scalings()}
+    for pair, (turns, linear, ntk, yarn) in rows.items():
+        assert float(linear) == 8
+        assert float(ntk) == pytest.approx(8 ** (2 * pair / 126), abs=0.01)
+        if float(turns) > 32:
+            assert yarn == "1.00"
+        if float(turns) < 1:
+            assert yarn == "8.00"
+    slow = [row[2] for row in guide.wavelengths()]
+    assert slow[0] == "6.3" and slow[-1] == "2,559,195.5"
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_fifty_questions_and_each_test_that_is_named(language):
+    (page,) = (p for p in markdown_files(language) if p.stem == PAGE.stem)
+    body = body_of(page)
+    numbers = re.findall(r'^\?\?\? question "(\d+)\. ', body, re.MULTILINE)
+    assert [int(n) for n in numbers] == list(range(1, 51))
+    tests = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "tests").rglob("test_*.py")
+    )
+    named = set(re.findall(r"`(test_\w+)`", body))
+    assert len(named) > 15
+    assert {name for name in named if f"def {name}(" not in tests} == set()
