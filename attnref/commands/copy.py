@@ -6,6 +6,7 @@ what the asked names need is put together from it, torch aside.
 
 import argparse
 import ast
+import builtins
 import difflib
 import re
 import symtable
@@ -36,12 +37,6 @@ class Definition(NamedTuple):
     name: str
     text: str  # with its decorators and the comment above it
     uses: frozenset[str]  # names of the module, or of Python
-
-    @property
-    def docstring(self) -> str:
-        node = ast.parse(self.text).body[0]
-        documented = isinstance(node, ast.ClassDef | ast.FunctionDef)
-        return (ast.get_docstring(node) or "") if documented else ""
 
 
 class Module(NamedTuple):
@@ -227,8 +222,8 @@ def one_file(names: Iterable[str]) -> str:
         for definition in definitions:
             text = _without_strange_examples(definition, at_hand)
             texts.append(_rename(text, renamed.get(module, {}), module))
-    header = _header(names, [*by_module])
-    return "\n\n\n".join([f"{header}\n\n{_imports(outside)}", *texts]) + "\n"
+    head = [_header(names, [*by_module]), _imports(outside)]
+    return "\n\n\n".join(["\n\n".join(filter(None, head)), *texts]) + "\n"
 
 
 def _header(names: list[str], modules: list[str]) -> str:
@@ -291,8 +286,8 @@ def _without_strange_examples(definition: Definition, there: set[str]) -> str:
             if line.strip().startswith((">>> ", "... "))
         )
         own = {a.name for n in _imports_in(code) for a in n.names}
-        strange = _used(code) - there - own - _assigned(code)
-        strange = {s for s in strange if s not in dir(__builtins__)}
+        known = there | own | _assigned(code) | set(dir(builtins))
+        strange = _used(code) - known
         if strange or any(
             isinstance(n, ast.ImportFrom) and (n.module or "")[:7] == "attnref"
             for n in _imports_in(code)
@@ -323,7 +318,8 @@ def _imports(outside: set[Import]) -> str:
     """Merged, in the order that isort has: Python's own, then torch."""
     blocks = []
     for ours in (True, False):
-        plain, whole = [], {}
+        plain: list[str] = []
+        whole: dict[str, list[Import]] = {}
         for i in sorted(outside):
             own = i.module.split(".")[0] in sys.stdlib_module_names
             if own is ours and i.name:
