@@ -12,6 +12,7 @@ import re
 import symtable
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"\s*# --8<-- \[(start|end):[\w-]+\]\s*")
+OURS = "attnref."
 LICENCE = "MIT-0: no notice needed."
 
 
@@ -108,10 +110,10 @@ def public() -> dict[str, str]:
     """The names of `attnref.__all__`, each with its module."""
     text = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
     return {
-        alias.name: (node.module or "").removeprefix("attnref.")
+        alias.name: (node.module or "").removeprefix(OURS)
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ImportFrom)
-        and (node.module or "").startswith("attnref.")
+        and (node.module or "").startswith(OURS)
         for alias in node.names
     }
 
@@ -123,110 +125,98 @@ def version() -> str:
 
 
 def asked_for(words: Iterable[str]) -> list[str]:
-    """Public names: `gqa` is those of its file, but for the loop forms.
+    """Public names; that of a file stands for all in it but its loop forms.
 
     Examples:
-        >>> asked_for(["gqa", "KVCache"])
-        ['GroupedQueryAttention', 'KVCache']
-        >>> asked_for(["GroupedQuerryAttention"])
+        >>> asked_for(["gqa", "KVCache", "mha.py"])
+        ['GroupedQueryAttention', 'KVCache', 'MultiHeadAttention']
+        >>> asked_for(["sofmax"])
         Traceback (most recent call last):
-        ValueError: no 'GroupedQuerryAttention'; near: GroupedQueryAttention
+        ValueError: no 'sofmax'; near: softmax, online_softmax
     """
     files: dict[str, list[str]] = {}
     for name, module in public().items():
         if not name.endswith("_loop"):
             files.setdefault(module.rpartition(".")[2], []).append(name)
-    known = {name.lower(): [name] for name in public()} | files
+    # Where a name is that of its file too, as softmax is, the file is meant
+    # by nobody.
+    known = files | {name.lower(): [name] for name in public()}
     found: dict[str, None] = {}
     for word in words:
         plain = word.lower().replace("-", "_").removesuffix(".py")
-        # A function whose file has its name: `softmax`, `sdpa`.
-        names = [word] if word in public() else known.get(plain)
-        if not names:
+        if plain not in known:
             near = difflib.get_close_matches(plain, known, cutoff=0.5)
-            told = dict.fromkeys(
-                (known[n][0] if n not in files else n) for n in near
-            )
+            told = [n if n in files else known[n][0] for n in near]
             hint = f"near: {', '.join(told)}" if told else "see --list"
             raise ValueError(f"no {word!r}; {hint}")
-        found |= dict.fromkeys(names)
+        found |= dict.fromkeys(known[plain])
     return list(found)
 
 
 def needed(names: Iterable[str]) -> list[Definition]:
     """The definitions that these names need, dependencies first."""
-    reached: dict[tuple[str, str], Definition] = {}
-    order: dict[str, None] = {}  # of the modules
+    reached: set[tuple[str, str]] = set()
 
     def reach(module: str, name: str) -> None:
         if (module, name) in reached:
             return
+        reached.add((module, name))
         here = read(module)
-        definition = here.definitions[name]
-        reached[module, name] = definition
-        for used in sorted(definition.uses):
+        for used in here.definitions[name].uses:
             ours = here.imports.get(used)
             if used in here.definitions:
                 reach(module, used)
-            elif ours and ours.module.startswith("attnref."):
-                reach(ours.module.removeprefix("attnref."), ours.name)
-        order[module] = None
+            elif ours and ours.module.startswith(OURS):
+                reach(ours.module.removeprefix(OURS), ours.name)
 
     for name in names:
         reach(public()[name], name)
     return [
-        reached[module, name]
-        for module in order
-        for name in read(module).definitions
+        definition
+        for module in with_imported(module for module, _ in sorted(reached))
+        for name, definition in read(module).definitions.items()
         if (module, name) in reached
     ]
 
 
-def _order(definitions: list[Definition]) -> list[str]:
-    """The modules, each after those that it imports from."""
-    modules = dict.fromkeys(d.module for d in definitions)
-    done: dict[str, None] = {}
+def with_imported(modules: Iterable[str]) -> list[str]:
+    """These modules and all that they import, each after those it imports."""
+    found: list[str] = []
 
     def visit(module: str) -> None:
         for imported in read(module).imports.values():
-            before = imported.module.removeprefix("attnref.")
-            if before in modules and before not in done:
-                visit(before)
-        done[module] = None
+            if imported.module.startswith(OURS):
+                visit(imported.module.removeprefix(OURS))
+        if module not in found:
+            found.append(module)
 
     for module in modules:
-        if module not in done:
-            visit(module)
-    return list(done)
+        visit(module)
+    return found
 
 
 def one_file(names: Iterable[str]) -> str:
     """A module that holds these names and all that they need."""
     names = list(names)
     found = needed(names)
-    by_module = {
-        module: [d for d in found if d.module == module]
-        for module in _order(found)
+    outside = {
+        imported
+        for definition in found
+        for local, imported in read(definition.module).imports.items()
+        if local in definition.uses and not imported.module.startswith(OURS)
     }
+    there = {d.name for d in found} | {i.local for i in outside}
     renamed = _unique(found)
-    outside: set[Import] = set()
-    texts: list[str] = []
-    there = {d.name for d in found}
-    for module, definitions in by_module.items():
-        imports = read(module).imports
-        for definition in definitions:
-            used = {imports[u] for u in definition.uses if u in imports}
-            outside |= {i for i in used if not i.module.startswith("attnref")}
-    at_hand = there | {i.local for i in outside}
-    for module, definitions in by_module.items():
-        for definition in definitions:
-            text = _without_strange_examples(definition, at_hand)
-            texts.append(_rename(text, renamed.get(module, {}), module))
-    head = [_header(names, [*by_module]), _imports(outside)]
-    return "\n\n\n".join(["\n\n".join(filter(None, head)), *texts]) + "\n"
+    texts = [
+        _rename(_without_strange_examples(d.text, there), renamed[d.module])
+        for d in found
+    ]
+    modules = dict.fromkeys(d.module for d in found)
+    head = filter(None, [_header(names, modules), _imports(outside)])
+    return "\n\n\n".join(["\n\n".join(head), *texts]) + "\n"
 
 
-def _header(names: list[str], modules: list[str]) -> str:
+def _header(names: list[str], modules: Iterable[str]) -> str:
     files = ", ".join(f"attnref/{m.replace('.', '/')}.py" for m in modules)
     told = [
         f"{', '.join(names)}: one file that needs torch alone.",
@@ -244,33 +234,29 @@ def _wrapped(text: str, width: int = 80) -> list[str]:
 
 
 def _unique(found: list[Definition]) -> dict[str, dict[str, str]]:
-    """New names for private ones that two modules have: `_a` of x is `_x_a`."""
-    modules: dict[str, list[str]] = {}
+    """For each module, new names for private ones that another has too: `_a`
+    of core/sdpa.py becomes `_sdpa_a`."""
+    times = Counter(d.name for d in found)
+    renamed: dict[str, dict[str, str]] = {d.module: {} for d in found}
     for definition in found:
-        modules.setdefault(definition.name, []).append(definition.module)
-    renamed: dict[str, dict[str, str]] = {}
-    for name, homes in modules.items():
-        if len(homes) > 1:
-            if not name.startswith("_"):
-                raise ValueError(f"{name} is defined in {' and '.join(homes)}")
-            for home in homes:
-                stem = home.rpartition(".")[2]
-                renamed.setdefault(home, {})[name] = f"_{stem}{name}"
+        name, module = definition.name, definition.module
+        if times[name] > 1 and not name.startswith("_"):
+            raise ValueError(f"two files define {name}: copy them apart")
+        if times[name] > 1:
+            renamed[module][name] = f"_{module.rpartition('.')[2]}{name}"
     return renamed
 
 
-def _rename(text: str, names: dict[str, str], module: str) -> str:
-    """Definitions and uses of private names, under other names."""
+def _rename(text: str, names: dict[str, str]) -> str:
     for old, new in names.items():
         text = re.sub(rf"(?<![\w.]){re.escape(old)}\b", new, text)
     return text
 
 
-def _without_strange_examples(definition: Definition, there: set[str]) -> str:
-    """Examples that need what this file does not hold are left out."""
-    text, lines = definition.text, definition.text.splitlines()
-    node = ast.parse(text).body[0]
-    for part in ast.walk(node):
+def _without_strange_examples(text: str, there: set[str]) -> str:
+    """Examples that need what the file does not hold are left out."""
+    lines = text.splitlines()
+    for part in ast.walk(ast.parse(text)):
         if not isinstance(part, ast.ClassDef | ast.FunctionDef):
             continue
         doc = part.body[0]
@@ -280,38 +266,18 @@ def _without_strange_examples(definition: Definition, there: set[str]) -> str:
         at = next((i for i in rows if lines[i].strip() == "Examples:"), None)
         if at is None:
             continue
-        code = "\n".join(
-            line.strip()[4:]
-            for line in lines[at : doc.end_lineno]
-            if line.strip().startswith((">>> ", "... "))
-        )
-        own = {a.name for n in _imports_in(code) for a in n.names}
-        known = there | own | _assigned(code) | set(dir(builtins))
-        strange = _used(code) - known
-        if strange or any(
-            isinstance(n, ast.ImportFrom) and (n.module or "")[:7] == "attnref"
-            for n in _imports_in(code)
-        ):
+        shown = map(str.strip, lines[at : doc.end_lineno])
+        code = "\n".join(x[4:] for x in shown if x[:4] in (">>> ", "... "))
+        table = symtable.symtable(code, "", "exec")
+        own = {s.get_name() for s in table.get_symbols() if s.is_assigned()}
+        own |= {s.get_name() for s in table.get_symbols() if s.is_imported()}
+        strange = _used(code) - there - own - {*dir(builtins)}
+        if strange or "from attnref" in code:
             del lines[at - 1 : doc.end_lineno - 1]
             if at - 2 == doc.lineno - 1:  # a line is left: the quotes join it
                 lines[at - 2 : at] = [lines[at - 2] + lines[at - 1].strip()]
-            return _without_strange_examples(
-                definition._replace(text="\n".join(lines)), there
-            )
-    return "\n".join(lines)
-
-
-def _imports_in(code: str) -> list[ast.Import | ast.ImportFrom]:
-    return [
-        node
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-
-
-def _assigned(code: str) -> set[str]:
-    table = symtable.symtable(code, "", "exec")
-    return {s.get_name() for s in table.get_symbols() if s.is_assigned()}
+            return _without_strange_examples("\n".join(lines), there)
+    return text
 
 
 def _imports(outside: set[Import]) -> str:
@@ -355,7 +321,7 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     files: dict[str, str] = {}
-    for module in _whole([public()[name] for name in names]):
+    for module in with_imported(public()[name] for name in names):
         path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
         up = "." * (module.count(".") + 1)
         text = "".join(
@@ -380,22 +346,6 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
         + f"\n\n__all__ = [\n{quoted}]\n"
     )
     return dict(sorted(files.items()))
-
-
-def _whole(modules: Iterable[str]) -> list[str]:
-    """These modules and all that they import."""
-    found: dict[str, None] = {}
-
-    def visit(module: str) -> None:
-        found[module] = None
-        for imported in read(module).imports.values():
-            before = imported.module.removeprefix("attnref.")
-            if before != imported.module and before not in found:
-                visit(before)
-
-    for module in modules:
-        visit(module)
-    return list(found)
 
 
 def listed() -> str:
