@@ -628,3 +628,14 @@ def test_scale_is_a_number():
     q, k, v = qkv()
     with pytest.raises(TypeError, match="scale is Tensor; pass a float"):
         sdpa(q, k, v, scale=torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("i", range(3))
+def test_tensors_of_whole_numbers_are_refused(i):
+    q, k, v = (
+        torch.ones(3, 2, 5, 4, dtype=torch.int64 if j == i else torch.float32)
+        for j in range(3)
+    )
+    why = f"^{'qkv'[i]} is torch.int64; it needs a floating dtype"
+    with pytest.raises(TypeError, match=why):
+        sdpa(q, k, v)
