@@ -576,7 +576,6 @@ def _bad():
             ValueError,
             "mask has shape (11,), which does not broadcast",
         ),
-        "integers": ((q.int(), k, v), TypeError, "q is torch.int32"),
         "device": ((q, meta, v), ValueError, "q is on cpu, k on meta"),
         "float mask": (
             (q, k, v, torch.zeros(T, S)),

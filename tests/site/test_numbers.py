@@ -1,10 +1,6 @@
 """What the pages on numbers draw: tables, plots, and their prose."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from math import log2
 
 import pytest
@@ -14,7 +10,7 @@ import yaml
 import attnref
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.specs import Compressed, find_model, models
-from sitekit import ROOT, plots
+from sitekit import plots
 from sitekit.drawn import compute, memory, operations
 from sitekit.fences import Fence, drawing
 from sitekit.render import Word
@@ -331,43 +327,6 @@ def test_the_readable_sdpa_moves_five_times_the_bytes_of_its_cache():
     read, written = k.nbytes + v.nbytes, 2 * wide
     assert read + written + written == 5 * read
     assert ("bmm", 4 * B * H * S) in seen.made, "all scores, in float32"
-
-
-LAYERS_ALONE = """
-import importlib, sys
-
-for name in sys.argv[2:]:
-    layer = importlib.import_module(f"attnref.layers.{name}")
-    assert layer.__file__.startswith(sys.argv[1])
-"""
-
-
-def test_a_layer_needs_the_folders_that_the_home_page_names(tmp_path):
-    page = (ROOT / "docs/en/index.md").read_text(encoding="utf-8")
-    (said,) = [line for line in page.splitlines() if "`layers/mla.py`" in line]
-    layers = re.findall(r"`layers/(\w+)\.py`", said)
-    assert len(layers) == 4
-    (tmp_path / "attnref" / "layers").mkdir(parents=True)
-    # Or the package that is installed would come before a folder without.
-    (tmp_path / "attnref" / "__init__.py").touch()
-    for folder in ("core", "caches"):
-        assert f"`{folder}`" in said
-        shutil.copytree(
-            ROOT / "attnref" / folder, tmp_path / "attnref" / folder
-        )
-    for layer in layers:
-        file = ROOT / "attnref" / "layers" / f"{layer}.py"
-        shutil.copy(file, tmp_path / "attnref" / "layers")
-    command = [sys.executable, "-P", "-c", LAYERS_ALONE, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [*command, *layers],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def lines(svg):
