@@ -224,3 +224,8 @@ def test_a_head_has_scores_of_the_rank_of_its_key():
     k = layer.kv_b_proj(c).view(60, H, DN + DV)[..., :DN]
     scores = q.transpose(0, 1) @ k.permute(1, 2, 0)
     assert torch.linalg.matrix_rank(scores).tolist() == [DN] * H
+
+
+def test_a_compressed_query_has_a_rank():
+    with pytest.raises(ValueError, match="q_lora_rank=0 must be at least 1"):
+        mla(q_lora_rank=0)

@@ -326,8 +326,9 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
             call(gpt2, ranks=0)
-    with pytest.raises(ValueError, match="batch=-1 must be at least 1"):
-        state_bytes(gpt2, batch=-1)
+    for call in (state_bytes, partial(kv_bytes, tokens=1)):
+        with pytest.raises(ValueError, match="batch=-1 must be at least 1"):
+            call(gpt2, batch=-1)
     for budget in (1e9, -0.5, True, "80GiB"):
         with pytest.raises(TypeError, match="budget is"):
             longest_context(gpt2, budget)
