@@ -33,8 +33,11 @@ from attnref import (
 )
 
 # --8<-- [end:imports]
+# isort: split
+import re
+
 import pytest
-from transformers import DynamicCache, StaticCache
+from peft import LoraConfig, get_peft_model
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from attnref.layers import mla
@@ -124,12 +127,18 @@ def decoder_of(config: PreTrainedConfig) -> Decoder:
     )
 
 
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """All weights of a model, under the names that `Decoder` has for them."""
+    weights = model.state_dict()
+    return {name.removeprefix("model."): weights[name] for name in weights}
+
+
 def weights_in(folder: str | Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint, which may be split into several files."""
+    """The same for a checkpoint, which may be split into several files."""
     weights: dict[str, Tensor] = {}
     for file in sorted(Path(folder).glob("*.safetensors")):
         weights |= load_file(file)
-    return {name.removeprefix("model."): w for name, w in weights.items()}
+    return {name.removeprefix("model."): weights[name] for name in weights}
 
 
 # --8<-- [end:decoder]
@@ -142,6 +151,7 @@ def test_a_llama_in_files_is_this_decoder(changed):
     ours = decoder_of(theirs.config)
     with TemporaryDirectory() as folder:
         theirs.save_pretrained(folder, max_shard_size="100KB")
+        assert len([*Path(folder).glob("*.safetensors")]) > 1
         weights = weights_in(folder)
     assert "lm_head.weight" not in weights  # tied: it is stored only once
     weights.setdefault("lm_head.weight", weights["embed_tokens.weight"])
@@ -174,7 +184,7 @@ def test_a_llama_in_files_is_this_decoder(changed):
             nn.init.normal_(p, std=0.3)
     ours = decoder_of(theirs.config)
     weights = theirs.state_dict()
-    ours.load_state_dict({n.removeprefix("model."): weights[n] for n in weights})
+    ours.load_state_dict(weights_of(theirs))
     with torch.no_grad():
         got, want = ours(batch["input_ids"]), theirs(batch["input_ids"]).logits
     assert relative_error(got, want) <= 1e-5
@@ -234,7 +244,8 @@ def mla_of(config: PreTrainedConfig) -> MultiHeadLatentAttention:
     """A layer for the weights of a `DeepseekV3Attention`."""
     rope, yarn = config.rope_parameters, None
     if rope["rope_type"] == "yarn":
-        names = "factor beta_fast beta_slow mscale mscale_all_dim".split()
+        names = ["factor", "beta_fast", "beta_slow"]
+        names += ["mscale", "mscale_all_dim"]
         given = {n: rope[n] for n in names if rope.get(n) is not None}
         yarn = Yarn(
             original_max_len=rope["original_max_position_embeddings"], **given
@@ -403,3 +414,482 @@ def test_tied_weights_that_are_left_out_are_told():
     weights = theirs.model.state_dict()
     with pytest.raises(RuntimeError, match=r'Missing key.* "lm_head.weight"'):
         decoder_of(theirs.config).load_state_dict(weights)
+
+
+# --8<-- [start:tuned]
+def tuned(
+    model: nn.Module, batch: dict[str, Tensor], steps: int
+) -> list[float]:
+    """Next-token losses while the trainable weights of `model` are trained."""
+    tokens, real = batch["input_ids"], batch["attention_mask"].bool()
+    wanted = tokens[:, 1:].masked_fill(~real[:, :-1], -100)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=0.01)
+    losses = []
+    for _ in range(steps):
+        logits = model(tokens, mask=real[:, None, None])[:, :-1]
+        loss = nn.functional.cross_entropy(
+            logits.flatten(0, 1), wanted.flatten(), ignore_index=-100
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# --8<-- [end:tuned]
+
+
+def test_adapters_of_peft_are_trained_and_merged():
+    # --8<-- [start:lora]
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    theirs = downloaded("llama")
+    base = decoder_of(theirs.config)
+    base.load_state_dict(weights_of(theirs))
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    model = get_peft_model(base, lora)
+    batch = prompts()
+    losses = tuned(model, batch, steps=30)
+    assert losses[-1] < losses[0] / 3
+
+    model.eval()
+    caches = [KVCache(max_len=28) for _ in base.layers]
+    adapted = greedy(model, batch["input_ids"], 20, caches=caches)
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)  # the adapters alone
+        merged = model.merge_and_unload()  # a Decoder again
+        fresh = decoder_of(theirs.config)
+        fresh.load_state_dict(weights_of(theirs))
+        again = PeftModel.from_pretrained(fresh, folder)
+    for model in (merged, again):
+        caches = [KVCache(max_len=28) for _ in base.layers]
+        tokens = greedy(model.eval(), batch["input_ids"], 20, caches=caches)
+        assert torch.equal(tokens, adapted)
+    # --8<-- [end:lora]
+    assert len(adapted[:, 9:].unique()) > 12
+    untuned = decoder_of(theirs.config).eval()
+    untuned.load_state_dict(weights_of(theirs))
+    assert not torch.equal(greedy(untuned, batch["input_ids"], 20), adapted)
+
+
+def test_adapters_on_kv_b_proj_are_trained_and_merged():
+    # --8<-- [start:kv_b]
+    from peft import LoraConfig, get_peft_model
+
+    theirs = downloaded("deepseek_v3")
+    base = Decoder(
+        [
+            Block(mla_of(theirs.config), d_model=64, d_ff=80)
+            for _ in theirs.model.layers
+        ],
+        n_tokens=100,
+        d_model=64,
+    )
+    base.load_state_dict(weights_of(theirs))
+    names = ["q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=names))
+    losses = tuned(model, prompts(), steps=30)
+    assert losses[-1] < losses[0] / 3
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            assert weight.grad.abs().max() > 0, name
+
+    layer, x = base.layers[1].self_attn.eval(), torch.randn(3, 9, 64)
+    with torch.no_grad():
+        adapted = layer(x)
+        cache = KVCache(max_len=9)
+        steps = [layer(t, cache=cache) for t in x.split(1, dim=1)]  # "latent"
+        assert (torch.cat(steps, dim=1) - adapted).abs().max() < 1e-4
+        try:
+            layer(x, form="absorbed")
+        except TypeError as error:
+            message = str(error)
+        assert "kv_b_proj is peft.tuners.lora" in message
+
+        layer = model.merge_and_unload().layers[1].self_attn
+        cache = KVCache(max_len=9)
+        steps = [layer(t, cache=cache, form="absorbed") for t in x.split(1, 1)]
+        assert (torch.cat(steps, dim=1) - adapted).abs().max() < 1e-4
+    # --8<-- [end:kv_b]
+
+
+def spied(monkeypatch, used):
+    """Notes which forms of MLA run."""
+    for form, way in mla.FORMS.items():
+
+        def noted(parts, form=form, way=way):
+            used.append(form)
+            return way(parts)
+
+        monkeypatch.setitem(mla.FORMS, form, noted)
+
+
+# By the state of an adapter: without a cache, decoding, form="absorbed".
+STATES = {
+    "get_peft_model": ("expanded", "latent", "TypeError"),
+    "merge_adapter": ("expanded", "latent", "TypeError"),
+    "merge_and_unload": ("expanded", "absorbed", "absorbed"),
+}
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_says_which_form_runs_with_an_adapter(language, monkeypatch):
+    used, x = [], torch.randn(3, 9, 64)
+    layer = mla_of(downloaded("deepseek_v3").config).eval()
+    model = get_peft_model(layer, LoraConfig(target_modules=["kv_b_proj"]))
+    spied(monkeypatch, used)
+    found = {}
+    for state in STATES:
+        if state == "merge_adapter":
+            model.merge_adapter()
+        if state == "merge_and_unload":
+            model = model.merge_and_unload()
+        with torch.no_grad():
+            model(x)
+            cache = KVCache(9)
+            model(x[:, :8], cache=cache)
+            model(x[:, 8:], cache=cache)
+            try:
+                model(x, form="absorbed")
+            except TypeError:
+                used.append("TypeError")
+        first, _, *rest = used
+        found[state] = (first, *rest)
+        used.clear()
+    assert found == STATES
+    body = body_of(ROOT / "docs" / language / "use" / "transformers.md")
+    for state, cells in STATES.items():
+        row = rf"^\| [^|\n]*`{state}[^|\n]*\| "
+        row += r" \| ".join(f"`{c}`" for c in cells) + r" \|$"
+        assert re.search(row, body, re.MULTILINE), (state, language)
+
+
+KINDS = {
+    "LoRA": {},
+    "DoRA": {"use_dora": True},
+    "rsLoRA": {"use_rslora": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_adapter_reaches_each_projection_of_each_layer(kind):
+    """Merged, it is what it was; without it, the output is another one."""
+    for name in VARIANTS:
+        layer = built(name).double()
+        for p in layer.parameters():
+            nn.init.normal_(p, std=0.5)
+        read = [torch.randn(3, 7, layer.d_model).double()]
+        if hasattr(layer, "d_context"):
+            read.append(torch.randn(3, 5, layer.d_context).double())
+        adapter = LoraConfig(r=2, target_modules="all-linear", **KINDS[kind])
+        bare = layer.eval()(*read)
+        model = get_peft_model(layer, adapter).eval()
+        assert relative_error(model(*read), bare) <= 1e-6, name
+        weights = {n: p for n, p in model.named_parameters() if "lora_" in n}
+        assert len(weights) >= 2 * 4, name
+        for p in weights.values():
+            nn.init.normal_(p, std=0.5)
+        got = model(*read)
+        got.square().sum().backward()
+        for n, p in weights.items():
+            assert p.grad.abs().max() > 1e-6, n
+        merged = model.merge_and_unload()(*read)
+        assert relative_error(merged, got) <= 1e-9, name
+        assert relative_error(merged, bare) > 0.1, name
+
+
+# --8<-- [start:interface]
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """`attnref.sdpa`, called as transformers calls an attention function."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} passes {name}, which sdpa lacks"
+            )
+    if attention_mask is None:
+        raise ValueError("no mask: is one registered under this name?")
+    heads = sdpa(
+        query, key, value, attention_mask, scale=scaling, dropout=dropout
+    )  # (B, H, T, Dv)
+    return heads.transpose(1, 2), None  # (B, T, H, Dv), and no weights
+
+
+def mask_of(*args: object, **options: object) -> Tensor:
+    """The bool mask that transformers makes for its `sdpa`, never left out."""
+    options["allow_is_causal_skip"] = False
+    options["allow_is_bidirectional_skip"] = False
+    return sdpa_mask(*args, **options)
+
+
+AttentionInterface.register("attnref", attend)
+AttentionMaskInterface.register("attnref", mask_of)
+# --8<-- [end:interface]
+
+
+def test_a_llama_with_our_attention_gives_its_own_logits_and_tokens():
+    # --8<-- [start:replaced]
+    model, batch = downloaded("llama"), prompts()
+    real = batch["attention_mask"].bool()
+    outcomes = []
+    for name in ("eager", "attnref"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            logits = model(**batch).logits[real]
+        tokens = [
+            model.generate(
+                **batch,
+                max_new_tokens=20,
+                do_sample=False,
+                cache_implementation=kind,
+            )
+            for kind in ("dynamic", "static")
+        ]
+        outcomes.append((logits, *tokens))
+    (want, *their_tokens), (got, *our_tokens) = outcomes
+    assert (got - want).abs().max() < 1e-5 * want.abs().max()
+    for ours, theirs in zip(our_tokens, their_tokens, strict=True):
+        assert torch.equal(ours, theirs)
+    # --8<-- [end:replaced]
+    assert len(ours[:, 9:].unique()) > 12
+
+
+# --8<-- [start:inside]
+class Borrowed(Cache):
+    """One layer's part of a cache of transformers, for a layer of ours."""
+
+    keeps = Everything()
+
+    def __init__(self, theirs: object, layer_idx: int, widths: list[int]):
+        super().__init__()
+        self.theirs, self.layer_idx, self.widths = theirs, layer_idx, widths
+        self.length = int(theirs.get_seq_length(layer_idx))
+
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        self.length += tensors[0].shape[2]
+        latent = len(tensors) == 1  # latent and RoPE key, in one tensor
+        if latent:
+            tensors = tensors[0].split(self.widths, dim=-1)
+        kept = self.theirs.update(*tensors, self.layer_idx)
+        # A static cache returns all its room, filled or not.
+        k, v = (t[:, :, : self.length] for t in kept)
+        return (torch.cat((k, v), dim=-1),) if latent else (k, v)
+
+
+class Inside(nn.Module):
+    """A layer of ours in the place of a `self_attn` of transformers."""
+
+    def __init__(self, layer: nn.Module, layer_idx: int) -> None:
+        super().__init__()
+        self.layer, self.layer_idx = layer, layer_idx
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: object = None,
+        position_ids: Tensor | None = None,
+        **_: object,
+    ) -> tuple[Tensor, None]:
+        S, cache = hidden_states.shape[1], None
+        if past_key_values is not None:
+            widths = [
+                getattr(self.layer, "kv_lora_rank", 0),
+                getattr(self.layer, "qk_rope_head_dim", 0),
+            ]
+            cache = Borrowed(past_key_values, self.layer_idx, widths)
+            S += cache.length
+        if attention_mask is not None:
+            attention_mask = attention_mask[..., :S]
+        out = self.layer(
+            hidden_states,
+            mask=attention_mask,
+            cache=cache,
+            positions=position_ids,
+        )
+        return out, None
+
+
+# --8<-- [end:inside]
+
+
+def test_a_deepseek_decodes_with_our_absorbed_layers(monkeypatch):
+    used = []
+    spied(monkeypatch, used)
+    # --8<-- [start:swapped]
+    model, batch = downloaded("deepseek_v3"), prompts()
+    real = batch["attention_mask"].bool()
+    length = {"max_new_tokens": 20, "do_sample": False}
+    with torch.no_grad():
+        want = model(**batch).logits[real]
+    kinds = ("dynamic", "static")
+    tokens = [
+        model.generate(**batch, **length, cache_implementation=kind)
+        for kind in kinds
+    ]
+    for i, block in enumerate(model.model.layers):
+        layer = mla_of(model.config).eval()
+        layer.load_state_dict(block.self_attn.state_dict())
+        block.self_attn = Inside(layer, i)
+    assert cheaper_form(layer, 1, 9) == "absorbed"  # in each decode step
+
+    with torch.no_grad():
+        got = model(**batch, use_cache=False).logits[real]
+    assert (got - want).abs().max() < 1e-5 * want.abs().max()
+    for kind, theirs in zip(kinds, tokens, strict=True):
+        ours = model.generate(**batch, **length, cache_implementation=kind)
+        assert torch.equal(ours, theirs)
+    # --8<-- [end:swapped]
+    assert used.count("absorbed") == 2 * 2 * (ours.shape[1] - 10)
+    assert len(ours[:, 9:].unique()) > 12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("inner", ["sdpa", "attnref"])
+def test_a_llama_decodes_with_our_layers(inner):
+    model, batch = downloaded("llama"), prompts()
+    length = {"max_new_tokens": 20, "do_sample": False}
+    kinds = ("dynamic", "static")
+    want = [
+        model.generate(**batch, **length, cache_implementation=kind)
+        for kind in kinds
+    ]
+    model.set_attn_implementation(inner)
+    for i, block in enumerate(model.model.layers):
+        layer = GroupedQueryAttention(
+            d_model=64, n_heads=4, n_kv_heads=2, rope_theta=10_000.0
+        )
+        layer.load_state_dict(block.self_attn.state_dict())
+        block.self_attn = Inside(layer.eval(), i)
+    for kind, theirs in zip(kinds, want, strict=True):
+        ours = model.generate(**batch, **length, cache_implementation=kind)
+        assert torch.equal(ours, theirs)
+    model.set_attn_implementation("eager")
+    with pytest.raises(TypeError, match="mask == 0 if it is additive"):
+        model(**batch)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+WINDOW = {"sliding_window": 5}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+WORKS = {
+    "llama": {"rope_parameters": LLAMA3},
+    "mistral": WINDOW,
+    "mixtral": EXPERTS,
+    "qwen2": {},
+    "qwen3": {},
+    "gemma3_text": WINDOW,
+    "olmo2": {},
+    "cohere": {},
+    "granite": {"attention_multiplier": 0.1},
+    "phi3": {},
+    "glm4": {},
+    "llama4_text": EXPERTS,
+    "deepseek_v3": {},
+}
+LACKS = {
+    "gemma2": (WINDOW, "Gemma2Attention passes softcap"),
+    "gpt_oss": (EXPERTS, "GptOssAttention passes s_aux"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", WORKS)
+def test_our_function_serves_this_model_of_transformers(kind):
+    model, batch = downloaded(kind, **WORKS[kind]), prompts()
+    real = batch["attention_mask"].bool()
+    outcomes = []
+    for inner in ("eager", "attnref"):
+        model.set_attn_implementation(inner)
+        tokens = [
+            model.generate(
+                **batch,
+                max_new_tokens=7,
+                do_sample=False,
+                cache_implementation=cache,
+            )
+            for cache in ("dynamic", "static")
+        ]
+        outcomes.append([model(**batch).logits[real], *tokens])
+    (want, *their_tokens), (got, *our_tokens) = outcomes
+    assert relative_error(got, want) <= 1e-5
+    assert list(map(torch.Tensor.tolist, our_tokens)) == [
+        *map(torch.Tensor.tolist, their_tokens)
+    ]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", LACKS)
+def test_our_function_refuses_what_it_would_leave_out(kind):
+    changed, message = LACKS[kind]
+    model = downloaded(kind, **changed)
+    for name, p in model.named_parameters():
+        if "sinks" in name:
+            p.zero_()
+    model(**prompts())
+    model.set_attn_implementation("attnref")
+    with pytest.raises(ValueError, match=f"{message}, which sdpa lacks"):
+        model(**prompts())
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_has_the_models_that_were_tried(language):
+    body = body_of(ROOT / "docs" / language / "use" / "transformers.md")
+    table = body.partition("{ #models }")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", table, re.MULTILINE)
+    lacking = {kind: f"`{LACKS[kind][1]}`" for kind in LACKS}
+    wanted = dict.fromkeys(WORKS, rows[0][1]) | lacking
+    assert dict(rows) == wanted
+
+
+def test_gradients_through_our_function_are_those_of_eager():
+    grads = []
+    for inner in ("eager", "attnref"):
+        model, batch = downloaded("llama"), prompts()
+        model.set_attn_implementation(inner)
+        real = batch["attention_mask"].bool()
+        model(**batch).logits[real].square().mean().backward()
+        grads.append([p.grad for p in model.parameters()])
+        torch.manual_seed(0)
+    for got, want in zip(*grads, strict=True):
+        assert relative_error(got, want) <= 1e-4
+
+
+@torch.no_grad()
+def test_a_function_without_its_mask_is_told(monkeypatch):
+    """Else every token would see all later ones, and nobody would say so."""
+    model, batch = downloaded("llama"), prompts()
+    want = model(batch["input_ids"]).logits
+    model.set_attn_implementation("attnref")
+    masks = AttentionMaskInterface._global_mapping
+    monkeypatch.delitem(masks, "attnref")
+    with pytest.raises(ValueError, match="no mask: is one registered"):
+        model(batch["input_ids"])
+    blind = AttentionInterface._global_mapping
+    monkeypatch.setitem(
+        blind,
+        "attnref",
+        lambda *a, scaling, **_: (
+            sdpa(*a[1:4], scale=scaling).transpose(1, 2),
+            None,
+        ),
+    )
+    assert relative_error(model(batch["input_ids"]).logits, want) > 0.5
