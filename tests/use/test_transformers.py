@@ -46,7 +46,6 @@ from sitekit.pages import body_of
 from tests.conftest import relative_error
 from tests.variants import VARIANTS, built
 
-
 # --8<-- [start:models]
 SIZES = {
     "vocab_size": 100,
@@ -831,6 +830,8 @@ def test_our_function_serves_this_model_of_transformers(kind):
         outcomes.append([model(**batch).logits[real], *tokens])
     (want, *their_tokens), (got, *our_tokens) = outcomes
     assert relative_error(got, want) <= 1e-5
+    theirs = model.model.layers[0].self_attn
+    assert difference(torch.zeros_like, theirs, model, batch["input_ids"]) == 1
     assert list(map(torch.Tensor.tolist, our_tokens)) == [
         *map(torch.Tensor.tolist, their_tokens)
     ]
@@ -879,17 +880,65 @@ def test_a_function_without_its_mask_is_told(monkeypatch):
     model, batch = downloaded("llama"), prompts()
     want = model(batch["input_ids"]).logits
     model.set_attn_implementation("attnref")
-    masks = AttentionMaskInterface._global_mapping
-    monkeypatch.delitem(masks, "attnref")
+    assert relative_error(model(batch["input_ids"]).logits, want) <= 1e-5
+    monkeypatch.delitem(AttentionMaskInterface._global_mapping, "attnref")
     with pytest.raises(ValueError, match="no mask: is one registered"):
         model(batch["input_ids"])
-    blind = AttentionInterface._global_mapping
-    monkeypatch.setitem(
-        blind,
-        "attnref",
-        lambda *a, scaling, **_: (
-            sdpa(*a[1:4], scale=scaling).transpose(1, 2),
-            None,
-        ),
-    )
+
+    def blind(_, q, k, v, mask, *, scaling, **__):
+        assert mask is None
+        return sdpa(q, k, v, scale=scaling).transpose(1, 2), None
+
+    functions = AttentionInterface._global_mapping
+    monkeypatch.setitem(functions, "attnref", blind)
     assert relative_error(model(batch["input_ids"]).logits, want) > 0.5
+
+
+def test_small_weights_hide_that_rope_is_missing():
+    errors = {}
+    for size in (0.3, 0.02):
+        model = downloaded("llama", initializer_range=size)
+        theirs = model.model.layers[0].self_attn
+        ours = GroupedQueryAttention(d_model=64, n_heads=4, n_kv_heads=2)
+        ours.load_state_dict(theirs.state_dict())
+        tokens = prompts()["input_ids"]
+        errors[size] = difference(ours, theirs, model, tokens)
+    assert errors[0.3] > 0.5
+    assert errors[0.02] < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
+@torch.no_grad()
+def test_an_adapter_of_their_llama_is_merged_there(tmp_path):
+    theirs, batch = downloaded("llama"), prompts()
+    bare = theirs(batch["input_ids"]).logits
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    model = get_peft_model(theirs, lora)
+    ours = get_peft_model(decoder_of(theirs.config), lora)
+    names = [
+        {n for n, _ in m.named_parameters() if "lora_" in n}
+        for m in (model, ours)
+    ]
+    one_more = "base_model.model.model."
+    assert names[1] == {
+        n.replace(one_more, "base_model.model.") for n in names[0]
+    }
+    assert all(n.startswith(one_more) for n in names[0])
+    for name, p in model.named_parameters():
+        if "lora_" in name:
+            p.normal_(std=0.3)
+    want = model.eval()(batch["input_ids"]).logits
+    merged = model.merge_and_unload()
+    decoder = decoder_of(merged.config)
+    decoder.load_state_dict(weights_of(merged))
+    assert relative_error(decoder(batch["input_ids"]), want) <= 1e-5
+    assert relative_error(bare, want) > 0.1
+
+
+def test_a_model_is_in_the_mode_that_the_page_says(tmp_path):
+    config = downloaded("llama").config
+    model = AutoModelForCausalLM.from_config(config)
+    assert model.training
+    assert decoder_of(config).training
+    model.save_pretrained(tmp_path)
+    assert not AutoModelForCausalLM.from_pretrained(tmp_path).training
