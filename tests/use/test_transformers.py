@@ -519,8 +519,9 @@ def spied(monkeypatch, used):
     for form, way in mla.FORMS.items():
 
         def noted(parts, form=form, way=way):
+            heads = way(parts)  # or an error
             used.append(form)
-            return way(parts)
+            return heads
 
         monkeypatch.setitem(mla.FORMS, form, noted)
 
@@ -544,6 +545,7 @@ def test_the_page_says_which_form_runs_with_an_adapter(language, monkeypatch):
         if state == "merge_adapter":
             model.merge_adapter()
         if state == "merge_and_unload":
+            model.unmerge_adapter()
             model = model.merge_and_unload()
         with torch.no_grad():
             model(x)
@@ -857,8 +859,8 @@ def test_the_page_has_the_models_that_were_tried(language):
     table = body.partition("{ #models }")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", table, re.MULTILINE)
     lacking = {kind: f"`{LACKS[kind][1]}`" for kind in LACKS}
-    wanted = dict.fromkeys(WORKS, rows[0][1]) | lacking
-    assert dict(rows) == wanted
+    wanted = dict.fromkeys(WORKS, rows[1][1]) | lacking
+    assert dict(rows[1:]) == wanted
 
 
 def test_gradients_through_our_function_are_those_of_eager():
@@ -904,7 +906,7 @@ def test_small_weights_hide_that_rope_is_missing():
         tokens = prompts()["input_ids"]
         errors[size] = difference(ours, theirs, model, tokens)
     assert errors[0.3] > 0.5
-    assert errors[0.02] < 0.05
+    assert errors[0.02] < 0.01
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")
