@@ -35,6 +35,7 @@ from attnref import (
 # --8<-- [end:imports]
 # isort: split
 import re
+from importlib.metadata import version
 
 import pytest
 from peft import LoraConfig, get_peft_model
@@ -475,8 +476,6 @@ def test_adapters_of_peft_are_trained_and_merged():
 
 def test_adapters_on_kv_b_proj_are_trained_and_merged():
     # --8<-- [start:kv_b]
-    from peft import LoraConfig, get_peft_model
-
     theirs = downloaded("deepseek_v3")
     base = Decoder(
         [
@@ -776,6 +775,11 @@ def test_a_llama_decodes_with_our_layers(inner):
     for kind, theirs in zip(kinds, want, strict=True):
         ours = model.generate(**batch, **length, cache_implementation=kind)
         assert torch.equal(ours, theirs)
+    batch["position_ids"] = torch.randint(1, 9, (3, 9)).cumsum(1)
+    real = batch["attention_mask"].bool()
+    got = model(**batch, use_cache=False).logits[real]
+    want = downloaded("llama")(**batch).logits[real]
+    assert relative_error(got, want) <= 1e-5
     model.set_attn_implementation("eager")
     with pytest.raises(TypeError, match="mask == 0 if it is additive"):
         model(**batch)
@@ -861,6 +865,8 @@ def test_the_page_has_the_models_that_were_tried(language):
     lacking = {kind: f"`{LACKS[kind][1]}`" for kind in LACKS}
     wanted = dict.fromkeys(WORKS, rows[1][1]) | lacking
     assert dict(rows[1:]) == wanted
+    for package in ("transformers", "peft"):
+        assert f'"{package}=={version(package)}"' in body
 
 
 def test_gradients_through_our_function_are_those_of_eager():
