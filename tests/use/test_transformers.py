@@ -622,8 +622,8 @@ def attend(
         raise ValueError("no mask: is one registered under this name?")
     heads = sdpa(
         query, key, value, attention_mask, scale=scaling, dropout=dropout
-    )  # (B, H, T, Dv)
-    return heads.transpose(1, 2), None  # (B, T, H, Dv), and no weights
+    )
+    return heads.transpose(1, 2), None  # None: the weights are not returned
 
 
 def mask_of(*args: object, **options: object) -> Tensor:
@@ -855,6 +855,38 @@ def test_our_function_refuses_what_it_would_leave_out(kind):
     model.set_attn_implementation("attnref")
     with pytest.raises(ValueError, match=f"{message}, which sdpa lacks"):
         model(**prompts())
+
+
+@torch.no_grad()
+def test_transformers_passes_what_the_table_of_arguments_says(monkeypatch):
+    calls = []
+
+    def noted(module, *tensors, scaling, dropout, **options):
+        heads, weights = attend(
+            module, *tensors, scaling=scaling, dropout=dropout, **options
+        )
+        shapes = [tuple(t.shape) for t in (*tensors, heads)]
+        calls.append((*shapes, tensors[3].dtype, type(scaling), dropout))
+        return heads, weights
+
+    functions = AttentionInterface._global_mapping
+    monkeypatch.setitem(functions, "attnref", noted)
+    model, batch = downloaded("llama", attention_dropout=0.5), prompts()
+    model.set_attn_implementation("attnref")
+    B, H, K, D = 3, 4, 2, 16
+    model.generate(**batch, max_new_tokens=2, eos_token_id=None)
+    for T, S, call in ((9, 9, calls[0]), (1, 10, calls[-1])):
+        assert call == (
+            *((B, H, T, D), (B, K, S, D), (B, K, S, D), (B, 1, T, S)),
+            *((B, T, H, D), torch.bool, float, 0.0),
+        )
+    model.train()(**batch)
+    assert calls[-1][-1] == 0.5
+    model.set_attn_implementation("eager")
+    functions = AttentionInterface._global_mapping
+    monkeypatch.setitem(functions, "eager", noted)
+    with pytest.raises(TypeError, match=r"mask is torch.float32; pass bool"):
+        model(**batch)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
