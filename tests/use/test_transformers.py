@@ -227,7 +227,9 @@ def test_a_difference_that_no_name_shows_is_found():
     tokens = torch.randint(3, 100, (1, 512))
     errors = []
     for rope in (plain, scaled):
-        model = downloaded("llama", rope_parameters=rope)
+        model = downloaded(
+            "llama", rope_parameters=rope, max_position_embeddings=131_072
+        )
         theirs = model.model.layers[0].self_attn
         ours = GroupedQueryAttention(
             d_model=64, n_heads=4, n_kv_heads=2, rope_theta=rope["rope_theta"]
@@ -285,7 +287,9 @@ def test_mla_of_deepseek_is_this_layer(changed):
         "mscale_all_dim": 1.0,
         "original_max_position_embeddings": 64,
     }
-    model = downloaded("deepseek_v3", rope_parameters=yarn)
+    model = downloaded(
+        "deepseek_v3", rope_parameters=yarn, max_position_embeddings=40 * 64
+    )
     theirs = model.model.layers[1].self_attn
     ours = mla_of(model.config).eval()
     ours.load_state_dict(theirs.state_dict())
