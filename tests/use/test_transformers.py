@@ -165,19 +165,24 @@ def test_a_llama_in_files_is_this_decoder(changed):
         got = ours(batch["input_ids"], mask=real[:, None, None])[real]
     assert (got - want).abs().max() < 1e-5 * want.abs().max()
 
-    want = theirs.generate(**batch, max_new_tokens=20, do_sample=False)
-    got = greedy(
-        ours,
-        batch["input_ids"],
-        20,
-        valid=batch["attention_mask"],
-        caches=[KVCache(max_len=9 + 19) for _ in ours.layers],
-        eos=theirs.config.eos_token_id,
-        pad=theirs.config.pad_token_id,
-    )
-    assert torch.equal(got, want)
+    eos, pad = theirs.config.eos_token_id, theirs.config.pad_token_id
+    length = {"max_new_tokens": 20, "do_sample": False}
+    for _ in range(2):
+        want = theirs.generate(**batch, **length, eos_token_id=eos)
+        got = greedy(
+            ours,
+            batch["input_ids"],
+            20,
+            valid=batch["attention_mask"],
+            caches=[KVCache(max_len=9 + 19) for _ in ours.layers],
+            eos=eos,
+            pad=pad,
+        )
+        assert torch.equal(got, want)
+        eos = int(got[1, 12])  # the second time, this row ends early
     # --8<-- [end:llama]
     assert len(got[:, 9:].unique()) > 12
+    assert (got[1] == pad).sum() == 9 + 20 - 13
     theirs = downloaded("llama", **changed)
     for name, p in theirs.named_parameters():
         if "bias" in name:
