@@ -130,7 +130,8 @@ def test_the_wheel_holds_attnref_alone(built):
 
 def test_the_sdist_holds_what_git_has(built):
     """With which `make test` runs; nothing built, no environment."""
-    names = tarfile.open(built[0]).getnames()
+    with tarfile.open(built[0]) as sdist:
+        names = sdist.getnames()
     inside = {name.partition("/")[2] for name in names} - {"PKG-INFO"}
     done = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
