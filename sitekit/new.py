@@ -74,7 +74,8 @@ LEFT = {
   attnref/{folder}/{file}.py: what makes it one of its own
   docs/zh/docstrings.yml: in Chinese, what its docstrings begin with
   tests/{folder}/test_{file}.py: an oracle; the test fails until there is one
-  tests/variants.py: what its entry says of it""",
+  tests/variants.py: what its entry says of it
+  CHANGELOG.md: a line; then python -m tests.laws.test_public records it""",
     "cache": """
   make new PAGE={folder}/{page}: or show its sections on a page that is there
   make test""",

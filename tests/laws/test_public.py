@@ -71,14 +71,14 @@ assert "torch" not in sys.modules and "attnref.core" not in sys.modules
 assert not attnref.__file__.endswith(".py"), "there is a source"
 assert {*attnref.__all__, "core", "layers", "__version__"} <= {*dir(attnref)}
 assert "torch" not in sys.modules, "dir() loads nothing"
-names = [*attnref.__all__, "caches", "core", "layers", "models"]
-ready, found = threading.Barrier(len(names)), {}
+names = ["softmax", "Cache", "core"]
+ready, found = threading.Barrier(5 * len(names)), {}
 
 def ask(name):
     ready.wait()
     found[name] = getattr(attnref, name)
 
-threads = [threading.Thread(target=ask, args=[name]) for name in names]
+threads = [threading.Thread(target=ask, args=[name]) for name in 5 * names]
 for thread in threads:
     thread.start()
 for thread in threads:
