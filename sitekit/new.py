@@ -240,7 +240,7 @@ def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
     home = f'\n    "{folder}.{file}": ["{kind}"],'
     edits.insert("attnref/__init__.py", r"^_HOMES = \{$", home)
     types = "attnref/__init__.pyi"
-    edits.insert(types, r"\A# .*\n", f"\nfrom {place} import {kind}")
+    edits.insert(types, r"\A# .*\n", f"from {place} import {kind}\n")
     edits.insert(types, r"^__all__ = \[$", f'\n    "{kind}",')
     last = rf"^{model.entry[0]}\b.*\{{\n(?s:.*?)(?=^\}})"
     edits.insert(REGISTRY, last, _entry(model, page, kind))

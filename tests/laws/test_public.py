@@ -46,6 +46,7 @@ def face():
     return imported, ast.literal_eval(listed.value), others
 
 
+@pytest.mark.whole
 def test_type_checkers_see_what_there_is():
     imported, listed, others = face()
     homes = {
@@ -182,6 +183,7 @@ def public():
     return "".join(f"{line}\n" for line in sorted(lines))
 
 
+@pytest.mark.whole
 def test_what_is_public_is_written_down():
     """If this fails, users may see it: say so in CHANGELOG.md."""
     was, now = RECORD.read_text(encoding="utf-8"), public()
