@@ -139,7 +139,8 @@ def test_nobody_need_read_all_that_is_printed(words):
 def test_ctrl_c_ends_it_without_a_traceback():
     call = (
         "import sys, time, attnref.__main__ as program\n"
-        "program.main = lambda *_: print('there', flush=True) or time.sleep(60)\n"
+        "def waits(*_): print('there', flush=True); time.sleep(60)\n"
+        "program.main = waits\n"
         "sys.exit(program.command())"
     )
     program = subprocess.Popen(
