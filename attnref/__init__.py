@@ -1,83 +1,74 @@
 """attnref: transformer attention, written to be read and safe to copy."""
 
-from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
-from attnref.core.masks import (
-    Causal,
-    Everything,
-    Rule,
-    causal_mask,
-    cross_mask,
-    decoder_mask,
-    padding_mask,
-    padding_mask_from_hf,
-)
-from attnref.core.rope import (
-    Yarn,
-    apply_rope,
-    rope_table,
-    rotate,
-    token_positions,
-)
-from attnref.core.sdpa import attention_weights, sdpa
-from attnref.core.softmax import online_softmax, softmax
-from attnref.layers.cross import CrossAttention
-from attnref.layers.gqa import GroupedQueryAttention, grouped_query_loop
-from attnref.layers.mha import MultiHeadAttention, multi_head_loop
-from attnref.layers.mla import (
-    MultiHeadLatentAttention,
-    absorbed_weights,
-    cheaper_form,
-    crossover,
-)
-from attnref.layers.mqa import MultiQueryAttention, multi_query_loop
-from attnref.models.block import Block, Decoder, SwiGLU, greedy, sampled
-from attnref.models.convert import (
-    dequantised,
-    mha_to_gqa,
-    rope_rows,
-    weights_of_torch_mha,
-)
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "Block",
-    "Cache",
-    "Causal",
-    "CrossAttention",
-    "Decoder",
-    "Everything",
-    "GroupedQueryAttention",
-    "GrowingKVCache",
-    "KVCache",
-    "MultiHeadAttention",
-    "MultiHeadLatentAttention",
-    "MultiQueryAttention",
-    "Rule",
-    "SwiGLU",
-    "Yarn",
-    "absorbed_weights",
-    "apply_rope",
-    "attention_weights",
-    "causal_mask",
-    "cheaper_form",
-    "cross_mask",
-    "crossover",
-    "decoder_mask",
-    "dequantised",
-    "greedy",
-    "grouped_query_loop",
-    "mha_to_gqa",
-    "multi_head_loop",
-    "multi_query_loop",
-    "online_softmax",
-    "padding_mask",
-    "padding_mask_from_hf",
-    "rope_rows",
-    "rope_table",
-    "rotate",
-    "sampled",
-    "sdpa",
-    "softmax",
-    "token_positions",
-    "weights_of_torch_mha",
-]
 __version__ = "0.1.0"
+
+# Where each public name is defined. Nothing of this is imported, and so not
+# torch either, before a name is asked for. __init__.pyi tells the same.
+_HOMES = {
+    "caches.kv_cache": ["Cache", "GrowingKVCache", "KVCache"],
+    "core.masks": [
+        "Causal",
+        "Everything",
+        "Rule",
+        "causal_mask",
+        "cross_mask",
+        "decoder_mask",
+        "padding_mask",
+        "padding_mask_from_hf",
+    ],
+    "core.rope": [
+        "Yarn",
+        "apply_rope",
+        "rope_table",
+        "rotate",
+        "token_positions",
+    ],
+    "core.sdpa": ["attention_weights", "sdpa"],
+    "core.softmax": ["online_softmax", "softmax"],
+    "layers.cross": ["CrossAttention"],
+    "layers.gqa": ["GroupedQueryAttention", "grouped_query_loop"],
+    "layers.mha": ["MultiHeadAttention", "multi_head_loop"],
+    "layers.mla": [
+        "MultiHeadLatentAttention",
+        "absorbed_weights",
+        "cheaper_form",
+        "crossover",
+    ],
+    "layers.mqa": ["MultiQueryAttention", "multi_query_loop"],
+    "models.block": ["Block", "Decoder", "SwiGLU", "greedy", "sampled"],
+    "models.convert": [
+        "dequantised",
+        "mha_to_gqa",
+        "rope_rows",
+        "weights_of_torch_mha",
+    ],
+}
+__all__ = sorted(name for names in _HOMES.values() for name in names)
+_ROOMS = sorted({home.partition(".")[0] for home in _HOMES})
+
+
+def __getattr__(name: str) -> Any:
+    """Called for what is not there yet: a name or a folder of the package.
+
+    All homes are imported at once: what `attnref.core.rope` gives must not
+    depend on which names were asked for before it.
+    """
+    if name not in __all__ and name not in _ROOMS:
+        from attnref.numbers.specs import near
+
+        meant = ", ".join(near(name, {name: name for name in __all__})[:3])
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}{hint}", name=name
+        )
+    for home, names in _HOMES.items():
+        module = import_module(f"{__name__}.{home}")
+        globals().update({name: getattr(module, name) for name in names})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

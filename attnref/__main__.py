@@ -1,24 +1,51 @@
-"""python -m attnref: the command line of the package."""
+"""The command line of the package: `attnref`, or `python -m attnref`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from attnref import __version__
 from attnref.commands import copy, kv
 
 
-def main(arguments: Sequence[str]) -> str:
-    top = argparse.ArgumentParser(prog="python -m attnref")
-    commands = top.add_subparsers(required=True, metavar="command")
+def main(arguments: Sequence[str], prog: str = "attnref") -> str:
+    """What a command prints; whatever is wrong ends the program with 2."""
+    top = argparse.ArgumentParser(prog=prog)
+    version = f"attnref {__version__}"
+    top.add_argument("--version", action="version", version=version)
+    commands = top.add_subparsers(metavar="command", dest="command")
     kv.add_to(commands)
     copy.add_to(commands)
     asked = top.parse_args(arguments)
+    if asked.command is None:
+        return top.format_help().removesuffix("\n")
     try:
         return str(asked.run(asked))
-    except ValueError as error:
-        asked.fail(str(error))  # which ends the program
-        raise
+    except (OSError, ValueError) as error:
+        top.exit(2, f"{prog} {asked.command}: error: {error}\n")
+
+
+def command() -> int:
+    """`main` as a program: its exit code is 0, 2 for what is wrong, and, as
+    for other programs, 130 after Ctrl-C and 141 if nobody reads the output."""
+    typed = Path(sys.argv[0])
+    module = typed.name == "__main__.py"
+    try:
+        try:
+            prog = "python -m attnref" if module else typed.stem
+            print(main(sys.argv[1:], prog))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end, to nowhere then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1:]))
+    sys.exit(command())

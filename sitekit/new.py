@@ -74,7 +74,8 @@ LEFT = {
   attnref/{folder}/{file}.py: what makes it one of its own
   docs/zh/docstrings.yml: in Chinese, what its docstrings begin with
   tests/{folder}/test_{file}.py: an oracle; the test fails until there is one
-  tests/variants.py: what its entry says of it""",
+  tests/variants.py: what its entry says of it
+  CHANGELOG.md: a line; then python -m tests.laws.test_public records it""",
     "cache": """
   make new PAGE={folder}/{page}: or show its sections on a page that is there
   make test""",
@@ -155,7 +156,7 @@ class _Edits:
     def write(self) -> None:
         for file, text in self.files.items():
             (ROOT / file).write_text(text, encoding="utf-8")
-        code = [file for file in self.files if file.endswith(".py")]
+        code = [file for file in self.files if file.endswith((".py", ".pyi"))]
         # Imports in order, and those alone that are used; 80 columns.
         for how in (["check", "--fix", "--select=F401,I,RUF022"], ["format"]):
             ruff = [sys.executable, "-m", "ruff", *how, "--quiet", *code]
@@ -236,9 +237,11 @@ def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
     edits.create(f"attnref/{folder}/{file}.py", _source(model, kind))
     test = TEST.format(kind=kind, oracle=model.oracle)
     edits.create(f"tests/{folder}/test_{file}.py", test)
-    face = "attnref/__init__.py"
-    edits.insert(face, r'\A""".*"""\n', f"\nfrom {place} import {kind}")
-    edits.insert(face, r"^__all__ = \[$", f'\n    "{kind}",')
+    home = f'\n    "{folder}.{file}": ["{kind}"],'
+    edits.insert("attnref/__init__.py", r"^_HOMES = \{$", home)
+    types = "attnref/__init__.pyi"
+    edits.insert(types, r"\A# .*\n", f"from {place} import {kind}\n")
+    edits.insert(types, r"^__all__ = \[$", f'\n    "{kind}",')
     last = rf"^{model.entry[0]}\b.*\{{\n(?s:.*?)(?=^\}})"
     edits.insert(REGISTRY, last, _entry(model, page, kind))
     edits.insert(REGISTRY, r"^from attnref import \($", f"\n    {kind},")

@@ -1,1 +1,1 @@
-"""The commands of `python -m attnref`, one per file."""
+"""The commands of `attnref`, one per file."""

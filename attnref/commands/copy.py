@@ -7,7 +7,6 @@ what the asked names need is put together from it, torch aside.
 import argparse
 import ast
 import builtins
-import difflib
 import re
 import symtable
 import sys
@@ -17,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from attnref.numbers.specs import near
 
 PACKAGE = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"\s*# --8<-- \[(start|end):[\w-]+\]\s*")
@@ -108,7 +109,7 @@ def _used(text: str) -> frozenset[str]:
 @cache
 def public() -> dict[str, str]:
     """The names of `attnref.__all__`, each with its module."""
-    text = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    text = (PACKAGE / "__init__.pyi").read_text(encoding="utf-8")
     return {
         alias.name: (node.module or "").removeprefix(OURS)
         for node in ast.walk(ast.parse(text))
@@ -145,9 +146,11 @@ def asked_for(words: Iterable[str]) -> list[str]:
     for word in words:
         plain = word.lower().replace("-", "_").removesuffix(".py")
         if plain not in known:
-            near = difflib.get_close_matches(plain, known, cutoff=0.5)
-            told = [n if n in files else known[n][0] for n in near]
-            hint = f"near: {', '.join(told)}" if told else "see --list"
+            told = {
+                n: n if n in files else found[0] for n, found in known.items()
+            }
+            meant = ", ".join(near(plain, told))
+            hint = f"near: {meant}" if meant else "see --list"
             raise ValueError(f"no {word!r}; {hint}")
         found |= dict.fromkeys(known[plain])
     return list(found)
@@ -399,4 +402,4 @@ def add_to(commands: Any) -> None:
     add("--folder", metavar="DIR", help="several files that import each other")
     add("--list", action="store_true", help="every name that can be copied")
     add("--force", action="store_true", help="overwrite what is there")
-    parser.set_defaults(run=run, fail=parser.error)
+    parser.set_defaults(run=run)

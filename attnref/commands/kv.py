@@ -1,4 +1,4 @@
-"""python -m attnref kv: bytes of a model's KV cache, and what fits."""
+"""attnref kv: bytes of a model's KV cache, and what fits."""
 
 import argparse
 import json
@@ -313,11 +313,11 @@ def several(found: Sequence[dict[str, Any]], budget: int | None) -> str:
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to those of `python -m attnref`."""
+    """Add this command to those of `attnref`."""
     kv = commands.add_parser(
         "kv", help="bytes of a model's KV cache, and what fits"
     )
-    kv.set_defaults(run=run_kv, fail=kv.error)
+    kv.set_defaults(run=run_kv)
     kv.add_argument("--list", action="store_true", help="list all models")
     kv.add_argument(
         "--model", nargs="+", metavar="ID", help="one or more ids of --list"

@@ -3,8 +3,6 @@
 # --8<-- [start:imports]
 import operator
 
-from torch import Tensor
-
 # --8<-- [end:imports]
 
 
@@ -75,16 +73,16 @@ def whole_number(name: str, number: int) -> int:
     return operator.index(number)
 
 
-def check_input(name: str, x: Tensor, width: int) -> None:
-    """`x` must be `(B, T, width)`."""
-    if x.dim() != 3:
+def check_input(name: str, shape: tuple[int, ...], width: int) -> None:
+    """The shape of an input must be `(B, T, width)`."""
+    if len(shape) != 3:
         raise ValueError(
-            f"{name} has shape {tuple(x.shape)}; it needs 3 axes: "
+            f"{name} has shape {tuple(shape)}; it needs 3 axes: "
             "batch, positions, width"
         )
-    if x.shape[2] != width:
+    if shape[2] != width:
         raise ValueError(
-            f"{name} has width {x.shape[2]}, the layer was built for {width}"
+            f"{name} has width {shape[2]}, the layer was built for {width}"
         )
 
 

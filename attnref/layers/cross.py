@@ -74,7 +74,7 @@ class CrossAttention(nn.Module):
         `context` is `(B, S, d_context)`. An empty `cache` is filled with its
         keys and values. Later calls pass the filled cache and no context.
         """
-        check_input("x", x, self.d_model)
+        check_input("x", x.shape, self.d_model)
         B, T, E = x.shape
         H, K, D = self.n_heads, self.n_kv_heads, self.head_dim
         q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
@@ -85,7 +85,7 @@ class CrossAttention(nn.Module):
         else:
             if context is None:
                 raise ValueError("context is None and no filled cache is given")
-            check_input("context", context, self.d_context)
+            check_input("context", context.shape, self.d_context)
             S = context.shape[1]
             if len(context) != B:
                 raise ValueError(f"x has B={B}, context has B={len(context)}")

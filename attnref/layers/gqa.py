@@ -112,7 +112,7 @@ class GroupedQueryAttention(nn.Module):
         With a `cache`, the S keys are the cached ones followed by the T new
         ones; without, S = T.
         """
-        check_input("x", x, self.d_model)
+        check_input("x", x.shape, self.d_model)
         B, T, E = x.shape
         H, K, D = self.n_heads, self.n_kv_heads, self.head_dim
         past = past_of(cache, self.causal)

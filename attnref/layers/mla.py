@@ -242,7 +242,7 @@ class MultiHeadLatentAttention(nn.Module):
         with one the cheaper of the other two, but never the absorbed form if
         `kv_b_proj` has been replaced or has hooks.
         """
-        check_input("x", x, self.d_model)
+        check_input("x", x.shape, self.d_model)
         if form is not None and form not in FORMS:
             raise ValueError(f"{form=} is none of {', '.join(FORMS)}")
         B, T, E = x.shape

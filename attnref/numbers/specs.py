@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -399,6 +399,46 @@ def models() -> Mapping[str, Model]:
     return MappingProxyType(read(text))
 
 
+def near(asked: str, known: Mapping[str, str]) -> list[str]:
+    """What `asked` may have meant, best first: values of `known`, by texts.
+
+    A text that is the same but for case and separators is what was meant. Else
+    it is those that contain all words of `asked`, or that it contains, such as
+    `"org/Model-7B-Instruct"`; else those that are spelled most like it.
+
+    Examples:
+        >>> known = {name: name for name in ("llama-2-7b", "llama-3.1-8b")}
+        >>> near("Llama 3.1 8B", known), near("lama", known), near("8b", known)
+        (['llama-3.1-8b'], ['llama-2-7b', 'llama-3.1-8b'], ['llama-3.1-8b'])
+        >>> near("lamma3", known), near("zebra", known)
+        (['llama-3.1-8b', 'llama-2-7b'], [])
+    """
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9.]", "", text.lower())
+
+    short = plain(asked)
+    words = list(filter(None, map(plain, re.split(r"[\s/_-]", asked))))
+    same: dict[str, float] = {}
+    within: dict[str, float] = {}
+    spelled: dict[str, float] = {}
+    for text, key in known.items():
+        full = plain(text)
+        ratios = [
+            SequenceMatcher(None, short, part).ratio()
+            for part in (full, full[: len(short)])
+        ]
+        if full == short:
+            same[key] = 1
+        elif all(word in full for word in words) or full in short:
+            within[key] = max(ratios[0], within.get(key, 0))
+        elif max(ratios) >= 0.6:
+            spelled[key] = max(sum(ratios), spelled.get(key, 0))
+    best = same or within or spelled
+    many = 3 if best is spelled else 10
+    return sorted(best, key=lambda key: -best[key])[:many] if short else []
+
+
 def find_model(id: str) -> Model:
     """A model by its id. The error suggests similar ids.
 
@@ -412,9 +452,8 @@ def find_model(id: str) -> Model:
     """
     known = models()
     if id not in known:
-        plain = {re.sub(r"[^a-z0-9]", "", name): name for name in known}
-        asked = re.sub(r"[^a-z0-9]", "", str(id).lower())
-        near = [plain[name] for name in get_close_matches(asked, plain, 3)]
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        called = {text: m.id for m in known.values() for text in (m.id, m.name)}
+        meant = ", ".join(near(str(id), called))
+        hint = f"; did you mean {meant}?" if meant else ""
         raise ValueError(f"there is no model {id!r}{hint}")
     return known[id]

@@ -1,4 +1,4 @@
-"""python -m attnref kv: the package's numbers, and clear error messages."""
+"""attnref kv: the package's numbers, and clear error messages."""
 
 import json
 import shlex
@@ -243,11 +243,21 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
     [
         (
             "--model lama3",
-            "there is no model 'lama3'; did you mean llama-3.1-8b, ",
+            "there is no model 'lama3'; did you mean llama-3.1-8b, "
+            "llama-3.1-70b, llama-3.1-405b?\n",
         ),
-        ("--model lama-3.1-8b", "did you mean llama-3.1-8b, "),
-        ("--model Qwen3-8B", "did you mean qwen3-8b, "),
-        ("--model DeepSeekV3", "did you mean deepseek-v3, "),
+        ("--model llama3", "did you mean llama-3.1-8b, llama-3.1-70b, llama-"),
+        ("--model 'Llama 3.1 8B'", "did you mean llama-3.1-8b?\n"),
+        ("--model Llama-3.3-70B", "did you mean llama-3.1-70b?\n"),
+        ("--model x/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b?\n"),
+        ("--model lama-3.1-8b", "did you mean llama-3.1-8b?\n"),
+        ("--model deepseek", "did you mean deepseek-v2, deepseek-v3, "),
+        ("--model deepsek", "did you mean deepseek-v2, deepseek-v3, deepsee"),
+        ("--model 'deepseek r1'", "did you mean deepseek-v3?\n"),
+        ("--model 'qwen 3'", "did you mean qwen3-8b, qwen3-32b, qwen3-235b, "),
+        ("--model Qwen3-8B", "did you mean qwen3-8b?\n"),
+        ("--model DeepSeekV3", "did you mean deepseek-v3?\n"),
+        ("--model ''", "there is no model ''\n"),
         ("--model zzzz", "there is no model 'zzzz'\n"),
         ("--model gpt2 --dtype bf61", "no dtype 'bf61'; did you mean bf16?"),
         ("--model gpt2 glm-5 --dtype bf61", "did you mean bf16?"),

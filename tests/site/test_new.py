@@ -71,9 +71,10 @@ def test_what_is_new_is_built_in_both_languages(source, tmp_path):
         assert "attnref.layers.two_part.TwoPartAttention" in text("api")
 
 
-def test_what_is_new_is_under_the_laws_and_three_things_are_left(source):
+def test_what_is_new_is_under_the_laws_and_four_things_are_left(source):
     checked = ["attnref/layers/two_part.py", "attnref/caches/last_few.py"]
     checked += ["tests/laws/test_laws.py", "tests/laws/test_shape_comments.py"]
+    checked += ["tests/laws/test_public.py"]
     checked += ["tests/layers", "tests/site/test_parity.py"]
     checked += ["tests/site/test_pages.py"]
     done = run(source, "-m", "pytest", "-q", "--page=two-part", *checked)
@@ -81,6 +82,7 @@ def test_what_is_new_is_under_the_laws_and_three_things_are_left(source):
     assert failed == [
         "tests/laws/test_laws.py::"
         "test_what_make_new_copied_into_the_registry_is_decided",
+        "tests/laws/test_public.py::test_what_is_public_is_written_down",
         "tests/layers/test_two_part.py::test_it_is_what_somebody_else_computes",
         "tests/site/test_parity.py::"
         "test_a_page_and_its_twin_are_in_line[layers/two-part]",
@@ -94,7 +96,7 @@ def test_what_is_new_is_under_the_laws_and_three_things_are_left(source):
                 f"tests/variants.py:{line}: {said.strip()}; see to it"
             )
             assert failed[-1] in done.stdout
-    assert len(failed) == 3 + 4, "four things are to be decided"
+    assert len(failed) == 4 + 4, "four things are to be decided"
     shown = (source / "docs/en/caches/last-few.md").read_text("utf-8")
     assert re.findall(r"last_few\.py:(\w+)", shown) == ["imports", "cache"]
     assert "make synced PAGE=layers/two-part" in done.stdout

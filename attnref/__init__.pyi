@@ -1,0 +1,82 @@
+# What type checkers and editors see of __init__.py: the same names.
+from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
+from attnref.core.masks import (
+    Causal,
+    Everything,
+    Rule,
+    causal_mask,
+    cross_mask,
+    decoder_mask,
+    padding_mask,
+    padding_mask_from_hf,
+)
+from attnref.core.rope import (
+    Yarn,
+    apply_rope,
+    rope_table,
+    rotate,
+    token_positions,
+)
+from attnref.core.sdpa import attention_weights, sdpa
+from attnref.core.softmax import online_softmax, softmax
+from attnref.layers.cross import CrossAttention
+from attnref.layers.gqa import GroupedQueryAttention, grouped_query_loop
+from attnref.layers.mha import MultiHeadAttention, multi_head_loop
+from attnref.layers.mla import (
+    MultiHeadLatentAttention,
+    absorbed_weights,
+    cheaper_form,
+    crossover,
+)
+from attnref.layers.mqa import MultiQueryAttention, multi_query_loop
+from attnref.models.block import Block, Decoder, SwiGLU, greedy, sampled
+from attnref.models.convert import (
+    dequantised,
+    mha_to_gqa,
+    rope_rows,
+    weights_of_torch_mha,
+)
+
+__all__ = [
+    "Block",
+    "Cache",
+    "Causal",
+    "CrossAttention",
+    "Decoder",
+    "Everything",
+    "GroupedQueryAttention",
+    "GrowingKVCache",
+    "KVCache",
+    "MultiHeadAttention",
+    "MultiHeadLatentAttention",
+    "MultiQueryAttention",
+    "Rule",
+    "SwiGLU",
+    "Yarn",
+    "absorbed_weights",
+    "apply_rope",
+    "attention_weights",
+    "causal_mask",
+    "cheaper_form",
+    "cross_mask",
+    "crossover",
+    "decoder_mask",
+    "dequantised",
+    "greedy",
+    "grouped_query_loop",
+    "mha_to_gqa",
+    "multi_head_loop",
+    "multi_query_loop",
+    "online_softmax",
+    "padding_mask",
+    "padding_mask_from_hf",
+    "rope_rows",
+    "rope_table",
+    "rotate",
+    "sampled",
+    "sdpa",
+    "softmax",
+    "token_positions",
+    "weights_of_torch_mha",
+]
+__version__: str

@@ -1,0 +1,180 @@
+"""The command line as a program: what it prints, and with which code it ends.
+
+It needs no torch, nor does it wait for it.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tomllib
+
+import attnref
+from attnref.__main__ import main
+from sitekit import ROOT
+
+BUFFERED = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+MODULE = [sys.executable, "-m", "attnref"]
+BLOCKED = """
+import json, sys
+
+class Blocked:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] == "torch":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Blocked())
+import attnref
+from attnref.__main__ import main
+print(json.dumps([main(words) for words in json.loads(sys.argv[1])]))
+try:
+    attnref.sdpa
+except ImportError as error:
+    assert str(error) == "torch", error
+else:
+    raise SystemExit("torch is not blocked")
+"""
+
+
+def run(*words, **how):
+    return subprocess.run(
+        [*MODULE, *words], cwd=ROOT, capture_output=True, text=True, **how
+    )
+
+
+def test_every_command_runs_without_torch(tmp_path):
+    size = "--tokens 4K --batch 3 --ranks 2 --budget 80GiB --weights bf16"
+    asked = [
+        ["kv", "--list"],
+        ["kv", "--list", "--json"],
+        ["kv", "--model", "llama-3.1-8b", *size.split()],
+        ["kv", "--model", "gpt2", "kimi-k3", "--dtype", "int4"],
+        ["kv", "--model", "gpt2", "--dtype", "int4", "--scale", "16/32"],
+        ["kv", "--model", "deepseek-v3.2", "--dtype", "shipped", "--json"],
+        ["copy", "--list"],
+        ["copy", "gqa", "KVCache"],
+        ["copy", "mla", "-o", str(tmp_path / "mla.py")],
+        ["copy", "mla", "--folder", str(tmp_path / "folder")],
+        [],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, json.dumps(asked)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "folder")
+    (tmp_path / "mla.py").unlink()
+    assert json.loads(done.stdout) == [main(words) for words in asked]
+
+
+def test_the_console_command_is_the_module():
+    """Usage shows what was typed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    scripts = project["project"]["scripts"]
+    assert scripts == {"attnref": "attnref.__main__:command"}
+    as_typed = "import sys; sys.argv[0] = '/some/where/attnref.exe'"
+    call = "from attnref.__main__ import command; sys.exit(command())"
+    for words in (["kv"], ["copy", "gpa"], [], ["kv", "--help"]):
+        script = [sys.executable, "-c", f"{as_typed}; {call}", *words]
+        done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
+        ours = run(*words)
+        for text in (ours.stdout, ours.stderr):
+            assert text.count("python -m attnref") == bool(text)
+        short = [
+            " ".join(text.replace("python -m attnref", "attnref").split())
+            for text in (ours.stdout, ours.stderr)
+        ]
+        told = [" ".join(text.split()) for text in (done.stdout, done.stderr)]
+        assert (done.returncode, told) == (ours.returncode, short)
+
+
+def test_alone_it_tells_its_commands_a_line_each():
+    done = run()
+    assert done.returncode == 0 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("usage: python -m attnref ")
+    assert [x.split()[0] for x in lines if x[:4] == "    "] == ["kv", "copy"]
+    assert run("--version").stdout == f"attnref {attnref.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("kv --model lama3", "kv: error: there is no model 'lama3'; did you "),
+        ("copy gpa", "copy: error: no 'gpa'; near: gqa"),
+        ("copy gqa -o README.md/x.py", "copy: error: [Errno 17] File exists: "),
+        ("copy gqa -o docs --force", "copy: error: [Errno 21] Is a directory"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line_and_ends_with_2(words, said):
+    done = run(*words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"python -m attnref {said}")
+
+
+@pytest.mark.parametrize("words", ["copy mla KVCache Decoder", "--help"])
+def test_nobody_need_read_all_that_is_printed(words):
+    """As in `attnref copy gqa | head -1`, where the pipe is closed early."""
+    program = subprocess.Popen(
+        [*MODULE, *words.split()],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=BUFFERED,
+    )
+    program.stdout.close()
+    assert program.stderr.read() == b""
+    program.stderr.close()
+    assert program.wait() == 141
+
+
+def test_ctrl_c_ends_it_without_a_traceback():
+    call = (
+        "import sys, time, attnref.__main__ as program\n"
+        "def waits(*_): print('there', flush=True); time.sleep(60)\n"
+        "program.main = waits\n"
+        "sys.exit(program.command())"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", call],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout.readline() == "there\n"
+    program.send_signal(signal.SIGINT)
+    assert program.communicate() == ("", "")
+    assert program.returncode == 130
+
+
+REFERENCE = "import mailbox, xmlrpc.server, ftplib, wave, imaplib, pyclbr"
+
+
+@pytest.mark.alone
+def test_kv_starts_at_once():
+    """0.3 s where Python with some of its library starts in 0.1 s."""
+
+    def seconds(*command):
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, *command], cwd=ROOT, stdout=-3, check=True
+        )
+        return time.perf_counter() - start
+
+    tries = []
+    for _ in range(5):
+        reference = seconds("-c", REFERENCE)
+        took = seconds("-m", "attnref", "kv", "--model", "llama-3.1-8b")
+        tries.append((took, 0.3 * max(1.0, reference / 0.1)))
+        if took <= tries[-1][1]:
+            return
+    pytest.fail(f"seconds to run kv, and allowed: {tries}")
