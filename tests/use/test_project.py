@@ -329,19 +329,52 @@ def ten_requests(model, caches, between, rows=(4,) * 10, lengths=(10,) * 10):
 
 
 def test_what_adds_a_graph(model):
-    """Caches are kept: emptied by reset() as by crop(0)."""
+    """Caches are kept: reset() releases their memory, crop(0) does not."""
     caches = [KVCache(max_len=32) for _ in model.layers]
+    kept = ten_requests(model, caches, lambda cache: cache.crop(0))
+    assert kept == [2] + [3] * 9
+    held = [cache.stored[0].data_ptr() for cache in caches]
+    ten_requests(model, caches, lambda cache: cache.crop(0), [4], [10])
+    assert [cache.stored[0].data_ptr() for cache in caches] == held
     assert ten_requests(model, caches, KVCache.reset) == [2] * 10
-    held = caches[0].stored[0].data_ptr()
-    two = ten_requests(model, caches, lambda cache: cache.crop(0))
-    assert two == [2] + [3] * 9
-    assert caches[0].stored[0].data_ptr() == held
+    caches[0].reset()
+    assert caches[0].nbytes == 0
     lengths = (10, 12, 9, 10, 11, 10, 13, 10, 8, 10)
     found = ten_requests(model, caches, KVCache.reset, lengths=lengths)
     assert found == [2] + [3] * 9
     rows = (4, 3, 2, 4, 5, 6, 1, 2, 1, 4)
     found = ten_requests(model, caches, KVCache.reset, rows=rows)
     assert found == [2] + [4] * 5 + [6] * 4
+
+
+def test_a_guard_on_identity_compiles_for_each_request(model):
+    class Guarded(TinyLM):
+        def forward(self, tokens, **told):
+            if len({id(cache) for cache in told["caches"]}) < 2:
+                raise ValueError("one cache for two layers")
+            return super().forward(tokens, **told)
+
+    torch.compiler.reset()
+    compiled = torch.compile(Guarded().eval(), fullgraph=True, backend="eager")
+    prompt, kept = copy_task(rows=3), []
+    with (
+        torch.no_grad(),
+        pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit),
+    ):
+        for _ in range(10):
+            kept.append([KVCache(max_len=32) for _ in model.layers])
+            compiled(prompt, caches=kept[-1])
+
+
+def test_a_compiled_model_quotes_what_a_cache_says(model):
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    caches = [KVCache(max_len=12) for _ in model.layers]
+    with (
+        torch.no_grad(),
+        pytest.raises(torch._dynamo.exc.Unsupported, match="19 > max_len=12"),
+    ):
+        compiled(copy_task(rows=3), caches=caches)
 
 
 def step_times(model):
@@ -363,6 +396,7 @@ def step_times(model):
     return [round(median(times), 2) for times in halves]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 def test_inductor_gives_the_same_logits(model):
     torch.compiler.reset()
@@ -472,6 +506,14 @@ def test_each_wrong_call_is_told_what_is_wrong():
     assert told.keys() == TOLD.keys()
     for key, message in told.items():
         assert re.match(f"`{TOLD[key]}", message), message
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_times_of_the_page_are_those_that_were_measured(language):
+    text = body_of(ROOT / "docs" / language / "use/project.md")
+    assert {float(n) for n in re.findall(r"(\d[\d.]*) ms", text)} == {
+        *recorded()["step_ms"]
+    }
 
 
 def commands(language):
