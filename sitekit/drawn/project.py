@@ -44,7 +44,7 @@ def mistakes() -> Iterator[Row]:
             f"{row['copied']:.2f}",
             f"{row['full']:.0%}",
             f"{row['cached']:.0%}",
-            Word("yes" if row["future"] else "no"),
+            Word("sees" if row["future"] else "blind"),
             Word(shown_by(row)),
         ]
 
