@@ -2,6 +2,7 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,13 @@ def mistakes() -> Iterator[Row]:
     for row in json.loads(RECORDED.read_text(encoding="utf-8"))["mistakes"]:
         yield [
             Word(row["mistake"]),
-            row["code"] and f"`{row['code']}`",
             f"{row['random']:.2f}",
             f"{row['copied']:.2f}",
             f"{row['full']:.0%}",
             f"{row['cached']:.0%}",
             Word("sees" if row["future"] else "blind"),
             Word(shown_by(row)),
+            row["code"] and f"`{row['code']}`",
         ]
 
 
@@ -54,7 +55,7 @@ WRONG = {
     "name": "model(tokens, attention_mask=attention_mask)",
     "numbers": "model(tokens, mask=attention_mask)",
     "axes": "model(tokens, mask=attention_mask.bool())",
-    "right": "greedy(model, tokens.flip(1), 9, valid=attention_mask.flip(1))",
+    "side": "greedy(model, tokens.flip(1), 9, valid=attention_mask.flip(1))",
     "short": "model(tokens[:, -1:], mask=padding(attention_mask[:, -1:]), "
     "caches=filled)",
     "grad": "model(tokens, caches=new(32))",
@@ -100,4 +101,4 @@ def messages() -> Iterator[Row]:
                 said = f"{type(error).__name__}: {error}"
             else:
                 raise ValueError(f"{call} is not refused")
-        yield [Word(key), f"`{call}`", f"`{said}`"]
+        yield [Word(key), [f"`{call}`", *textwrap.wrap(said, 76)]]
