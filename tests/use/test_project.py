@@ -415,7 +415,7 @@ def test_a_padded_batch_ends_row_by_row(model):
     torch.manual_seed(1)
     # --8<-- [start:batch]
     tokens = copy_task(rows=3)
-    prompts = [tokens[0, :10], tokens[1, :12], tokens[2, :15]]
+    prompts = [tokens[0, :15], tokens[1, :12], tokens[2, :10]]
     # What a tokenizer returns with padding_side="left".
     input_ids = torch.stack(
         [F.pad(prompt, (15 - len(prompt), 0), value=PAD) for prompt in prompts]
