@@ -182,7 +182,7 @@ def sampled(
 
 @torch.no_grad()
 def greedy(
-    decoder: Decoder,
+    decoder: Callable[..., Tensor],
     prompt: Tensor,
     steps: int,
     *,
@@ -194,6 +194,9 @@ def greedy(
     **attention: Any,
 ) -> Tensor:
     """Continue the prompt `(B, T)` by up to `steps` new tokens per row.
+
+    `decoder` is a `Decoder`, compiled or not, or any other model that is
+    called as one: `decoder(tokens, mask=..., caches=...)` gives logits.
 
     Returns the prompt followed by the new tokens. Each of these is the most
     likely one, or the one that `pick` takes from the logits: see `sampled`. A
@@ -215,6 +218,12 @@ def greedy(
     ends = ends.to(prompt)
     ended = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
     valid = _valid(valid, prompt)
+    given = caches if isinstance(caches, Sequence) else ()
+    if held := max((getattr(cache, "length", 0) for cache in given), default=0):
+        raise ValueError(
+            f"caches hold {held} tokens of an earlier call: reset() each, or "
+            "pass new ones"
+        )
     new = tokens = prompt
     for _ in range(steps):
         scores = decoder(

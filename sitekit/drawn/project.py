@@ -1,0 +1,104 @@
+"""What training shows of planted mistakes, and what wrong calls are told."""
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnref import (
+    Block,
+    Decoder,
+    GroupedQueryAttention,
+    KVCache,
+    greedy,
+    padding_mask,
+    padding_mask_from_hf,
+)
+from sitekit.render import Row, Word
+
+# As tests/use/test_project.py recorded it.
+RECORDED = Path(__file__).with_suffix(".json")
+FLOOR = math.log(16)  # the least mean loss of 16 symbols as likely as another
+
+
+def shown_by(row: dict[str, Any]) -> str:
+    """What is the first to show a mistake, in the order of a project."""
+    if row["random"] < FLOOR / 2:
+        return "floor"
+    if row["copied"] > 1:
+        return "loss"
+    if row["full"] < 0.97:
+        return "answers"
+    return "decode" if row["cached"] < 0.97 else "nothing"
+
+
+def mistakes() -> Iterator[Row]:
+    for row in json.loads(RECORDED.read_text(encoding="utf-8"))["mistakes"]:
+        yield [
+            Word(row["mistake"]),
+            f"{row['random']:.2f}",
+            f"{row['copied']:.2f}",
+            f"{row['full']:.0%}",
+            f"{row['cached']:.0%}",
+            Word("sees" if row["future"] else "blind"),
+            Word(shown_by(row)),
+            row["code"] and f"`{row['code']}`",
+        ]
+
+
+# Each is called when the site is built.
+WRONG = {
+    "name": "model(tokens, attention_mask=attention_mask)",
+    "numbers": "model(tokens, mask=attention_mask)",
+    "axes": "model(tokens, mask=attention_mask.bool())",
+    "side": "greedy(model, tokens.flip(1), 9, valid=attention_mask.flip(1))",
+    "short": "model(tokens[:, -1:], mask=padding(attention_mask[:, -1:]), "
+    "caches=filled)",
+    "grad": "model(tokens, caches=new(32))",
+    "room": "greedy(model, tokens, 9, caches=new(16))",
+    "used": "greedy(model, tokens, 9, caches=filled)",
+    "rows": "model(tokens[:2, -1:], caches=filled)",
+    "one": "model(tokens, caches=2 * new(32)[:1])",
+    "eos": 'greedy(model, tokens, 9, eos="</s>")',
+}
+
+
+def messages() -> Iterator[Row]:
+    layers = [
+        GroupedQueryAttention(d_model=8, n_heads=4, n_kv_heads=2)
+        for _ in range(2)
+    ]
+    blocks = [Block(layer, d_model=8, d_ff=8) for layer in layers]
+    model = Decoder(blocks, n_tokens=18, d_model=8)
+
+    def new(max_len: int) -> list[KVCache]:
+        return [KVCache(max_len) for _ in layers]
+
+    tokens = torch.zeros(3, 15, dtype=torch.long)
+    attention_mask = (torch.arange(15) >= torch.tensor([[5], [3], [0]])).long()
+    filled = new(32)
+    with torch.no_grad():
+        model(tokens, caches=filled)
+    known = {
+        "model": model,
+        "tokens": tokens,
+        "attention_mask": attention_mask,
+        "filled": filled,
+        "new": new,
+        "greedy": greedy,
+        "padding_mask": padding_mask,
+        "padding": padding_mask_from_hf,
+    }
+    for key, call in WRONG.items():
+        with torch.set_grad_enabled(key == "grad"):
+            try:
+                eval(call, known)
+            except (TypeError, ValueError) as error:
+                said = f"{type(error).__name__}: {error}"
+            else:
+                raise ValueError(f"{call} is not refused")
+        yield [Word(key), [f"`{call}`", *textwrap.wrap(said, 76)]]
