@@ -1,7 +1,8 @@
 """What can be downloaded, and how a page leads to it.
 
 `/files/gqa.py` is `attnref copy` of the public names of layers/gqa.py: this
-file and all that it needs, in one. A page that shows code of it gets, without a
+file and all that it needs, in one. A file without public names is taken as it
+stands if it imports no other; those of attnref/numbers are not there. A page that shows code of it gets, without a
 word of its author, a bar above the first block, a link in each caption, and the
 files that a block imports below it.
 
@@ -9,6 +10,7 @@ On a page, `[gqa.py](files:gqa.py)` leads to a download; `[](page:layers/gqa)`
 leads to a page and goes by its name.
 """
 
+import ast
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -36,6 +38,8 @@ WRITTEN = re.compile(
     r'\s*--8<-- "([\w/]+\.py)(?::(\w+))?"',
     re.MULTILINE,
 )
+FOLDERS = ("core", "caches", "layers", "models", "numbers")
+MARKER = re.compile(r"^\s*# --8<-- .*\n", re.MULTILINE)
 SECTION = re.compile(
     r"^# --8<-- \[start:(\w+)\]$(.*?)^# --8<-- \[end:\1\]$", re.M | re.DOTALL
 )
@@ -46,57 +50,86 @@ class Whole(NamedTuple):
     """A file of the package and all that it needs, in one file."""
 
     source: str  # attnref/layers/gqa.py
-    name: str  # gqa.py
     text: str
     imported: list[str]  # what one imports from it
-    needed: list[copy.Definition]
+    contents: list[tuple[str, str]]  # source and name of each definition
+
+    @property
+    def name(self) -> str:
+        return Path(self.source).name
 
     @property
     def lines(self) -> int:
         return len(self.text.splitlines())
 
     @property
-    def stem(self) -> str:
-        return self.name.removesuffix(".py")
-
-    @property
     def statement(self) -> str:
-        return f"from {self.stem} import {', '.join(self.imported)}"
-
-
-def source_of(module: str) -> str:
-    return f"attnref/{module.replace('.', '/')}.py"
-
-
-def module_of(source: str) -> str:
-    return source[len("attnref/") : -len(".py")].replace("/", ".")
+        names = ", ".join(self.imported)
+        return f"from {Path(self.source).stem} import {names}"
 
 
 @cache
 def everything() -> dict[str, Whole]:
     """All that can be downloaded, by the file of the package."""
-    asked: dict[str, list[str]] = {}
+    found: dict[str, Whole] = {}
+    public: dict[str, list[str]] = {}
     for name, module in copy.public().items():
         if not name.endswith("_loop"):
-            asked.setdefault(module, []).append(name)
-    asked |= {copy.home(own[0])[0]: own for own in copy.inner().values()}
-    found: dict[str, Whole] = {}
-    for path in sorted((ROOT / "attnref").rglob("*.py")):
-        source = path.relative_to(ROOT).as_posix()
-        if module_of(source) not in asked:
-            continue
-        names = asked[module_of(source)]
-        if path.name in {whole.name for whole in found.values()}:
-            raise BuildError(f"{source}: another file is called {path.name}")
-        try:
-            text = copy.one_file(names)
-        except ValueError as error:
-            why = f"{source} cannot be one file for /files/{path.name}"
-            raise BuildError(f"{why}: {error}") from error
-        plain = [copy.home(name)[1] for name in names]
-        found[source] = Whole(
-            source, path.name, text, plain, copy.needed(names)
-        )
+            public.setdefault(_source(module), []).append(name)
+    for folder in FOLDERS:
+        for path in sorted((ROOT / "attnref" / folder).glob("[!_]*.py")):
+            source = path.relative_to(ROOT).as_posix()
+            if source in public:
+                whole = _copied(source, public[source])
+            elif not imports_of(source):
+                whole = _as_it_stands(source)
+            else:
+                continue
+            if whole.name in {other.name for other in found.values()}:
+                why = f"{source}: another file is called {whole.name}"
+                raise BuildError(f"{why}, and /files/ has one of each name")
+            found[source] = whole
+    return found
+
+
+def _copied(source: str, names: list[str]) -> Whole:
+    try:
+        text, needed = copy.one_file(names), copy.needed(names)
+    except ValueError as error:
+        why = f"{source} cannot become /files/{Path(source).name}: {error}"
+        raise BuildError(why) from error
+    contents = [(_source(d.module), d.name) for d in needed]
+    return Whole(source, text, names, contents)
+
+
+def _as_it_stands(source: str) -> Whole:
+    text = re.sub(MARKER, "", (ROOT / source).read_text(encoding="utf-8"))
+    names = _defined_in(text)
+    public = [name for name in names if not name.startswith("_")]
+    return Whole(source, text, public, [(source, name) for name in names])
+
+
+def _source(module: str) -> str:
+    return f"attnref/{module.replace('.', '/')}.py"
+
+
+def imports_of(source: str) -> list[str]:
+    """The files of the package that a file imports, each once."""
+    tree = ast.parse((ROOT / source).read_text(encoding="utf-8"))
+    modules = (n.module for n in tree.body if isinstance(n, ast.ImportFrom))
+    ours = (m for m in modules if m and m.startswith("attnref."))
+    return list(dict.fromkeys(_source(m[len("attnref.") :]) for m in ours))
+
+
+def _defined_in(text: str) -> list[str]:
+    found = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.append(node.name)
+        for target in getattr(node, "targets", []):
+            found.append(ast.unparse(target))
+        if isinstance(node, ast.AnnAssign):
+            found.append(ast.unparse(node.target))
     return found
 
 
@@ -107,18 +140,10 @@ def texts() -> dict[str, str]:
 
 
 @cache
-def _defined(source: str, state: int) -> dict[str, list[str]]:
-    """The sections of a file, each with the names that it defines."""
+def _sections(source: str, state: int) -> dict[str, list[str]]:
+    """Those of a file, each with the names that it defines."""
     text = (ROOT / source).read_text(encoding="utf-8")
-    names = copy.read(module_of(source)).definitions
-    return {
-        section: [
-            name
-            for name in names
-            if re.search(rf"^(?:(?:class|def) )?{name}\b.*[(:=]", body, re.M)
-        ]
-        for section, body in SECTION.findall(text)
-    }
+    return {name: _defined_in(body) for name, body in SECTION.findall(text)}
 
 
 class Shown(NamedTuple):
@@ -149,7 +174,7 @@ def blocks_of(path: Path) -> list[Shown]:
             known = [p.relative_to(ROOT) for p in ROOT.glob("attnref/*/*.py")]
             hint = near(source, map(str, known))
             raise BuildError(f"{where}: there is no {source}{hint}")
-        defined = _defined(source, (ROOT / source).stat().st_mtime_ns)
+        defined = _sections(source, (ROOT / source).stat().st_mtime_ns)
         if section not in defined:
             hint = near(section, defined)
             raise BuildError(f"{where}: {source} has no {section!r}{hint}")
@@ -285,11 +310,10 @@ def _bar(whole: Whole, here: Here) -> str:
     holds."""
     own = here.site.where.home(whole.source)
     contents: dict[str, list[tuple[str, str]]] = {}
-    for definition in reversed(whole.needed):  # its own come last
-        source = source_of(definition.module)
-        block = here.site.where.block_of(source, definition.name)
+    for source, name in reversed(whole.contents):  # its own come last
+        block = here.site.where.block_of(source, name)
         link = here.to_page(block.page, block.id) if block else ""
-        contents.setdefault(source, []).insert(0, (definition.name, link))
+        contents.setdefault(source, []).insert(0, (name, link))
     return render(
         "file",
         whole=whole,
@@ -302,19 +326,17 @@ def _bar(whole: Whole, here: Here) -> str:
 
 
 def _imports(source: str, here: Here) -> str:
-    """The files of the package that a file imports, as links."""
+    """Links to the files of the package that a file imports."""
     links = []
-    for imported in copy.read(module_of(source)).imports.values():
-        if imported.module.startswith(copy.OURS):
-            other = source_of(imported.module.removeprefix(copy.OURS))
-            anchor = here.site.where.anchor_of(other)
-            name = f"<code>{other.removeprefix('attnref/')}</code>"
-            if anchor:
-                name = f'<a href="{here.to_page(*anchor)}">{name}</a>'
-            links.append(name)
+    for other in imports_of(source):
+        anchor = here.site.where.anchor_of(other)
+        link = f"<code>{other.removeprefix('attnref/')}</code>"
+        if anchor:
+            link = f'<a href="{here.to_page(*anchor)}">{link}</a>'
+        links.append(link)
     if not links:
         return ""
-    told = here.site.words["imports"] + " ".join(dict.fromkeys(links))
+    told = here.site.words["imports"] + " ".join(links)
     return f'<div class="imported">{told}</div>'
 
 

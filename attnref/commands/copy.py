@@ -118,31 +118,6 @@ def public() -> dict[str, str]:
     }
 
 
-@cache
-def inner() -> dict[str, list[str]]:
-    """Names that are not public, by their file: `cost` has
-    `numbers.cost.Cost`. Files that read data beside them are left out."""
-    found: dict[str, list[str]] = {}
-    for path in sorted(PACKAGE.rglob("[!_]*.py")):
-        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        if module.startswith("commands.") or module in public().values():
-            continue
-        own = [
-            f"{module}.{name}"
-            for name in read(module).definitions
-            if not name.startswith("_")
-        ]
-        if not any("__file__" in d.text for d in needed(own)):
-            found[path.stem] = own
-    return found
-
-
-def home(name: str) -> tuple[str, str]:
-    """The module of a name, and the name within it."""
-    module, _, plain = name.rpartition(".")
-    return module or public()[name], plain
-
-
 def version() -> str:
     text = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "(.+)"$', text, re.M)
@@ -165,9 +140,7 @@ def asked_for(words: Iterable[str]) -> list[str]:
             files.setdefault(module.rpartition(".")[2], []).append(name)
     # Where a name is that of its file too, as softmax is, the file is meant
     # by nobody.
-    files |= inner()
-    names = [*public(), *(name for own in inner().values() for name in own)]
-    known = files | {name.lower(): [name] for name in names}
+    known = files | {name.lower(): [name] for name in public()}
     found: dict[str, None] = {}
     for word in words:
         plain = word.lower().replace("-", "_").removesuffix(".py")
@@ -197,7 +170,7 @@ def needed(names: Iterable[str]) -> list[Definition]:
                 reach(ours.module.removeprefix(OURS), ours.name)
 
     for name in names:
-        reach(*home(name))
+        reach(public()[name], name)
     return [
         definition
         for module in with_imported(module for module, _ in sorted(reached))
@@ -348,7 +321,7 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     files: dict[str, str] = {}
-    for module in with_imported(home(name)[0] for name in names):
+    for module in with_imported(public()[name] for name in names):
         path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
         up = "." * (module.count(".") + 1)
         text = "".join(
@@ -364,14 +337,12 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
             files.setdefault(inside, "")
     homes: dict[str, list[Import]] = {}
     for name in names:
-        module, plain = home(name)
-        place = f".{module}"
-        homes.setdefault(place, []).append(Import(place, plain, plain))
-    shown = sorted(home(name)[1] for name in names)
-    quoted = "".join(f'    "{name}",\n' for name in shown)
+        home = f".{public()[name]}"
+        homes.setdefault(home, []).append(Import(home, name, name))
+    quoted = "".join(f'    "{name}",\n' for name in sorted(names))
     files["__init__.py"] = (
         f'"""Copied from attnref {version()}. {LICENCE}"""\n\n'
-        + "\n".join(_from(place, homes[place]) for place in sorted(homes))
+        + "\n".join(_from(home, homes[home]) for home in sorted(homes))
         + f"\n\n__all__ = [\n{quoted}]\n"
     )
     return dict(sorted(files.items()))
