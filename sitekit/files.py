@@ -2,9 +2,10 @@
 
 `/files/gqa.py` is `attnref copy` of the public names of layers/gqa.py: this
 file and all that it needs, in one. A file without public names is taken as it
-stands if it imports no other; those of attnref/numbers are not there. A page that shows code of it gets, without a
-word of its author, a bar above the first block, a link in each caption, and the
-files that a block imports below it.
+stands if it imports no other; attnref/numbers, which reads data, is left out.
+
+A page that shows code of a file gets, without a word of its author, a bar above
+the first block, a link in each caption, and links to the files that it imports.
 
 On a page, `[gqa.py](files:gqa.py)` leads to a download; `[](page:layers/gqa)`
 leads to a page and goes by its name.
@@ -38,7 +39,7 @@ WRITTEN = re.compile(
     r'\s*--8<-- "([\w/]+\.py)(?::(\w+))?"',
     re.MULTILINE,
 )
-FOLDERS = ("core", "caches", "layers", "models", "numbers")
+FOLDERS = ("core", "caches", "layers", "models")
 MARKER = re.compile(r"^\s*# --8<-- .*\n", re.MULTILINE)
 SECTION = re.compile(
     r"^# --8<-- \[start:(\w+)\]$(.*?)^# --8<-- \[end:\1\]$", re.M | re.DOTALL
