@@ -40,7 +40,6 @@ WRITTEN = re.compile(
     re.MULTILINE,
 )
 FOLDERS = ("core", "caches", "layers", "models")
-MARKER = re.compile(r"^\s*# --8<-- .*\n", re.MULTILINE)
 SECTION = re.compile(
     r"^# --8<-- \[start:(\w+)\]$(.*?)^# --8<-- \[end:\1\]$", re.M | re.DOTALL
 )
@@ -104,7 +103,9 @@ def _copied(source: str, names: list[str]) -> Whole:
 
 
 def _as_it_stands(source: str) -> Whole:
-    text = re.sub(MARKER, "", (ROOT / source).read_text(encoding="utf-8"))
+    text = (ROOT / source).read_text(encoding="utf-8")
+    text = re.sub(r"^# --8<-- .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
     names = _defined_in(text)
     public = [name for name in names if not name.startswith("_")]
     return Whole(source, text, public, [(source, name) for name in names])

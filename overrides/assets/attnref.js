@@ -44,8 +44,9 @@ const copied = {
 };
 document.addEventListener("click", async ({ target }) => {
   if (!target.matches("button.copy, button.take")) return;
-  const { ariaLabel, className, dataset } = target;
-  if (!(await copied[className](target)) || ariaLabel === dataset.done) return;
+  const { ariaLabel, dataset } = target;
+  const way = target.matches(".take") ? "take" : "copy";
+  if (!(await copied[way](target)) || ariaLabel === dataset.done) return;
   target.ariaLabel = dataset.done;
   setTimeout(() => (target.ariaLabel = ariaLabel), 2000);
 });
