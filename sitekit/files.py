@@ -77,7 +77,7 @@ def everything() -> dict[str, Whole]:
         if not name.endswith("_loop"):
             public.setdefault(_source(module), []).append(name)
     for folder in FOLDERS:
-        for path in sorted((ROOT / "attnref" / folder).glob("[!_]*.py")):
+        for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
             source = path.relative_to(ROOT).as_posix()
             if source in public:
                 whole = _copied(source, public[source])
