@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from jinja2 import FileSystemBytecodeCache
+from mkdocs.structure.files import File
 
 from sitekit import chinese
 
 _coming: Future[None] | None = None
 _pages: list[Any] = []  # in the order of the navigation
+_site: Any = None  # what sitekit/files.py knows of it
 
 
 def _is_english(config: Any) -> bool:
@@ -59,9 +61,15 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
+    global _site
+    from sitekit import files as downloads
     from sitekit import search
 
     search.listen(config.plugins["material/search"].search_index)
+    _site = downloads.site(files.documentation_pages(), config)
+    if _is_english(config):
+        for name, text in downloads.texts().items():
+            files.append(File.generated(config, f"files/{name}", content=text))
     return files
 
 
@@ -77,6 +85,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if "title" not in vars(page) and "title" in page.meta:  # not in the nav
         page.title = nav.name_of(page.meta["title"])
     return nav.with_lists(markdown, page, _pages, config)
+
+
+def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
+    """After the search has read the page: its index holds none of this."""
+    from sitekit import files as downloads
+
+    path = Path(page.file.abs_src_path)
+    page.content = downloads.with_files(page.content, path, _site)
+    return context
 
 
 def on_pre_build(config: Any) -> None:

@@ -12,19 +12,41 @@ const watch = new ResizeObserver((entries) => {
 });
 document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
 
-// One listener for all copy buttons; what is copied is the code itself.
+// One listener for all copy buttons; what is copied is the code itself, or the
+// whole file that stands beside the button.
+const copied = {
+  async copy(button) {
+    const code = button.parentElement.querySelector("code");
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch {
+      // No clipboard (a plain http address): the reader copies the selection.
+      getSelection().selectAllChildren(code);
+      return false;
+    }
+    return true;
+  },
+  async take(button) {
+    const link = button.parentElement.querySelector("a.download");
+    try {
+      // A promise, since Safari lets only the click itself write.
+      const text = fetch(link.href).then(async (answer) => {
+        if (!answer.ok) throw new Error(answer.status);
+        return new Blob([await answer.text()], { type: "text/plain" });
+      });
+      await navigator.clipboard.write([new ClipboardItem({ "text/plain": text })]);
+    } catch {
+      link.click(); // the reader gets the file itself
+      return false;
+    }
+    return true;
+  },
+};
 document.addEventListener("click", async ({ target }) => {
-  if (!target.matches("button.copy")) return;
-  const code = target.parentElement.querySelector("code");
-  try {
-    await navigator.clipboard.writeText(code.textContent);
-  } catch {
-    // No clipboard (a plain http address): the reader copies the selection.
-    getSelection().selectAllChildren(code);
-    return;
-  }
+  if (!target.matches("button.copy, button.take")) return;
   const { ariaLabel, dataset } = target;
-  if (ariaLabel === dataset.done) return;
+  const way = target.matches(".take") ? "take" : "copy";
+  if (!(await copied[way](target)) || ariaLabel === dataset.done) return;
   target.ariaLabel = dataset.done;
   setTimeout(() => (target.ariaLabel = ariaLabel), 2000);
 });

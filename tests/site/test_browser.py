@@ -8,7 +8,7 @@ import zipfile
 import pytest
 from playwright.sync_api import expect
 
-from sitekit import ROOT
+from sitekit import ROOT, files
 from sitekit.pages import body_of, python_blocks
 
 
@@ -190,6 +190,17 @@ def test_the_zip_is_read_from_the_disk(visit, unpacked):
     page.wait_for_url("**/zh/core/masks.html")
     assert page.faults == []
     assert all(u.startswith(("file:", "blob:", "about:")) for u in page.urls)
+
+
+def test_the_zip_holds_the_files_and_leads_to_them(visit, unpacked):
+    for name, text in files.texts().items():
+        path = unpacked / "files" / name
+        assert path.read_text(encoding="utf-8") == text
+    page = visit((unpacked / "zh" / "layers" / "gqa.html").as_uri())
+    for way in (".filename a", ".whole .download"):
+        link = page.locator(way).first.evaluate("link => link.href")
+        assert link == (unpacked / "files" / "gqa.py").as_uri()
+    assert page.locator("button.take").count() == 0  # it may not read files
 
 
 @pytest.mark.parametrize(

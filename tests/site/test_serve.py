@@ -190,7 +190,12 @@ def test_edited_code_is_live_in_both_languages(served):
     lock = served[0] / "attnref" / "core" / ".#masks.py"
     lock.symlink_to("someone@somewhere.1")
     seconds_until_seen(
-        served, "attnref/core/masks.py", "no pad is seen", "SEEN", *pages
+        served,
+        "attnref/core/masks.py",
+        "no pad is seen",
+        "SEEN",
+        *pages,
+        "files/masks.py",
     )
     old, new = 'role="img"', 'role="image"'
     seconds_until_seen(served, "sitekit/svg.py", old, new, *pages)

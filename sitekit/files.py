@@ -1,0 +1,355 @@
+"""What can be downloaded, and how a page leads to it.
+
+`/files/gqa.py` is `attnref copy` of the public names of layers/gqa.py: this
+file and all that it needs, in one. A file without public names is taken as it
+stands if it imports no other; attnref/numbers, which reads data, is left out.
+
+A page that shows code of a file gets, without a word of its author, a bar above
+the first block, a link in each caption, and links to the files that it imports.
+
+On a page, `[gqa.py](files:gqa.py)` leads to a download; `[](page:layers/gqa)`
+leads to a page and goes by its name.
+"""
+
+import ast
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markupsafe import escape
+from mkdocs.exceptions import BuildError
+from mkdocs.utils import get_relative_url
+
+from attnref.commands import copy
+from sitekit import ROOT, pages
+from sitekit.calls import near
+from sitekit.nav import name_of
+from sitekit.parity import twin
+from sitekit.render import render
+
+BLOCK = re.compile(
+    r'<div class="language-python highlight">'
+    r'<span class="filename">(attnref/[\w/]+\.py)</span>(?:(?!</div>).)*</div>',
+    re.DOTALL,
+)
+WRITTEN = re.compile(
+    r'^[ \t]*```python title="(attnref/[\w/]+\.py)"\n'
+    r'\s*--8<-- "([\w/]+\.py)(?::(\w+))?"',
+    re.MULTILINE,
+)
+FOLDERS = ("core", "caches", "layers", "models")
+SECTION = re.compile(
+    r"^# --8<-- \[start:(\w+)\]$(.*?)^# --8<-- \[end:\1\]$", re.M | re.DOTALL
+)
+LINK = re.compile(r'<a href="(files|page):([^"#]*)(#[^"]*)?">(.*?)</a>')
+
+
+class Whole(NamedTuple):
+    """A file of the package and all that it needs, in one file."""
+
+    source: str  # attnref/layers/gqa.py
+    text: str
+    imported: list[str]  # what one imports from it
+    contents: list[tuple[str, str]]  # source and name of each definition
+
+    @property
+    def name(self) -> str:
+        return Path(self.source).name
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+    @property
+    def statement(self) -> str:
+        names = ", ".join(self.imported)
+        return f"from {Path(self.source).stem} import {names}"
+
+
+@cache
+def everything() -> dict[str, Whole]:
+    """All that can be downloaded, by the file of the package."""
+    found: dict[str, Whole] = {}
+    public: dict[str, list[str]] = {}
+    for name, module in copy.public().items():
+        if not name.endswith("_loop"):
+            public.setdefault(_source(module), []).append(name)
+    for folder in FOLDERS:
+        for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
+            source = path.relative_to(ROOT).as_posix()
+            if source in public:
+                whole = _copied(source, public[source])
+            elif not imports_of(source):
+                whole = _as_it_stands(source)
+            else:
+                continue
+            if whole.name in {other.name for other in found.values()}:
+                why = f"{source}: another file is called {whole.name}"
+                raise BuildError(f"{why}, and /files/ has one of each name")
+            found[source] = whole
+    return found
+
+
+def _copied(source: str, names: list[str]) -> Whole:
+    try:
+        text, needed = copy.one_file(names), copy.needed(names)
+    except ValueError as error:
+        why = f"{source} cannot become /files/{Path(source).name}: {error}"
+        raise BuildError(why) from error
+    contents = [(_source(d.module), d.name) for d in needed]
+    return Whole(source, text, names, contents)
+
+
+def _as_it_stands(source: str) -> Whole:
+    text = (ROOT / source).read_text(encoding="utf-8")
+    text = re.sub(r"^# --8<-- .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
+    names = _defined_in(text)
+    public = [name for name in names if not name.startswith("_")]
+    return Whole(source, text, public, [(source, name) for name in names])
+
+
+def _source(module: str) -> str:
+    return f"attnref/{module.replace('.', '/')}.py"
+
+
+def imports_of(source: str) -> list[str]:
+    """The files of the package that a file imports, each once."""
+    tree = ast.parse((ROOT / source).read_text(encoding="utf-8"))
+    modules = (n.module for n in tree.body if isinstance(n, ast.ImportFrom))
+    ours = (m for m in modules if m and m.startswith("attnref."))
+    return list(dict.fromkeys(_source(m[len("attnref.") :]) for m in ours))
+
+
+def _defined_in(text: str) -> list[str]:
+    found = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.append(node.name)
+        for target in getattr(node, "targets", []):
+            found.append(ast.unparse(target))
+        if isinstance(node, ast.AnnAssign):
+            found.append(ast.unparse(node.target))
+    return found
+
+
+@cache
+def texts() -> dict[str, str]:
+    """The files of `/files/`."""
+    return {whole.name: whole.text for whole in everything().values()}
+
+
+@cache
+def _sections(source: str, state: int) -> dict[str, list[str]]:
+    """Those of a file, each with the names that it defines."""
+    text = (ROOT / source).read_text(encoding="utf-8")
+    return {name: _defined_in(body) for name, body in SECTION.findall(text)}
+
+
+class Shown(NamedTuple):
+    """A block of a page: what it shows of which file."""
+
+    page: str  # layers/gqa
+    source: str
+    section: str
+    defined: list[str]
+
+    @property
+    def id(self) -> str:
+        """Where it stands on its page: `#gqa.py:module`."""
+        return f"{Path(self.source).name}:{self.section}"
+
+
+def blocks_of(path: Path) -> list[Shown]:
+    """The blocks of the package's files that a page shows, in its order."""
+    text, found = path.read_text(encoding="utf-8"), []
+    for match in WRITTEN.finditer(text):
+        title, source, section = match.groups()
+        line = text.count("\n", 0, match.start()) + 1
+        where = f"{path.relative_to(ROOT)}:{line}"
+        if title != source:
+            why = f"the block is titled {title} and includes {source}"
+            raise BuildError(f"{where}: {why}; give it the title {source}")
+        if not (ROOT / source).exists():
+            known = [p.relative_to(ROOT) for p in ROOT.glob("attnref/*/*.py")]
+            hint = near(source, map(str, known))
+            raise BuildError(f"{where}: there is no {source}{hint}")
+        defined = _sections(source, (ROOT / source).stat().st_mtime_ns)
+        if section not in defined:
+            hint = near(section, defined)
+            raise BuildError(f"{where}: {source} has no {section!r}{hint}")
+        page = pages.stem_of(path)
+        found.append(Shown(page, source, section, defined[section]))
+    return found
+
+
+class Where:
+    """Where each file, and each name in it, is shown. Both languages show the
+    same: it is read from the English pages."""
+
+    def __init__(self) -> None:
+        self.shown: dict[str, list[Shown]] = {}
+        for path in pages.markdown_files("en"):
+            for block in blocks_of(path):
+                self.shown.setdefault(block.source, []).append(block)
+
+    def home(self, source: str) -> str:
+        """The page that explains a file: it has its name, or shows most."""
+        found = [block.page for block in self.shown.get(source, [])]
+        name = Path(source).stem.replace("_", "-")
+        named = [page for page in found if page.rpartition("/")[2] == name]
+        return max(named or found, key=found.count, default="files")
+
+    def block_of(self, source: str, name: str | None = None) -> Shown | None:
+        """The first block on the page that explains a file; of a name, the
+        block that defines it, on another page if need be."""
+        own = self.home(source)
+        found = sorted(self.shown.get(source, []), key=lambda b: b.page != own)
+        if name is not None:
+            found = [block for block in found if name in block.defined]
+        return found[0] if found else None
+
+    def anchor_of(self, source: str) -> tuple[str, str] | None:
+        """Page and id of a file: of its bar, or else of its first block."""
+        block = self.block_of(source)
+        if block is None:
+            return None
+        whole = everything().get(source)
+        return block.page, whole.name if whole else block.id
+
+
+class Site(NamedTuple):
+    """One language of the site, while it is built."""
+
+    where: Where
+    urls: dict[str, str]  # of the pages, below the English root
+    words: dict[str, str]
+
+
+def site(files: Iterable[Any], config: Any) -> Site:
+    root, words = config.extra["roots"], dict(config.extra["words"]["files"])
+    if config.plugins["material/offline"].config.enabled:
+        words["copy"] = ""  # from file://, no script may read a file
+    return Site(
+        Where(),
+        {
+            file.src_uri.removesuffix(".md"): root[config.theme["language"]]
+            + file.url
+            for file in files
+        },
+        words,
+    )
+
+
+class Here(NamedTuple):
+    """A page while it is written."""
+
+    path: Path
+    site: Site
+
+    @property
+    def page(self) -> str:
+        return pages.stem_of(self.path)
+
+    def _to(self, kind: str, name: str, urls: dict[str, str]) -> str:
+        if name not in urls:
+            where = self.path.relative_to(ROOT)
+            hint = near(name, urls)
+            raise BuildError(f"{where}: there is no {kind}:{name}{hint}")
+        return get_relative_url(urls[name], self.site.urls[self.page])
+
+    def to_file(self, name: str) -> str:
+        return self._to("files", name, {n: f"files/{n}" for n in texts()})
+
+    def to_page(self, page: str, id: str = "") -> str:
+        link = self._to("page", page, self.site.urls)
+        link = "" if id and page == self.page else link
+        return f"{link}#{id}" if id else link
+
+    def name_of(self, page: str) -> str:
+        language = self.path.relative_to(ROOT).parts[1]
+        return name_of(str(pages.front_matter(twin(page, language))["title"]))
+
+
+def with_files(html: str, path: Path, site: Site) -> str:
+    """The HTML of a page, with the ways to all files that it shows."""
+    here, blocks = Here(path, site), blocks_of(path)
+    written, shown = [b.source for b in blocks], BLOCK.findall(html)
+    if written != shown:
+        why = f"the blocks of {written} came out as blocks of {shown}"
+        raise BuildError(f"{path.relative_to(ROOT)}: {why}")
+    coming, seen = iter(blocks), set[str]()
+
+    def dress(match: re.Match[str]) -> str:
+        block = next(coming)
+        whole = everything().get(block.source)
+        parts = [_linked(match[0], block, whole, here, block.id in seen)]
+        if whole and whole.name not in seen:
+            parts.insert(0, _bar(whole, here))
+        if block.section == "imports":
+            parts.append(_imports(block.source, here))
+        seen.update((block.id, Path(block.source).name))
+        return "\n".join(filter(None, parts))
+
+    return _links(BLOCK.sub(dress, html), here)
+
+
+def _linked(
+    html: str, block: Shown, whole: Whole | None, here: Here, again: bool
+) -> str:
+    """A block, with a link for its caption, and an id where it has none yet."""
+    link = here.to_file(whole.name) if whole else here.to_page("files", "data")
+    name = f'<span class="filename">{block.source}</span>'
+    to = f'<span class="filename"><a href="{link}">{block.source}</a></span>'
+    html = html.replace(name, to, 1)
+    return html if again else html.replace("<div", f'<div id="{block.id}"', 1)
+
+
+def _bar(whole: Whole, here: Here) -> str:
+    """Where the whole file is, and on the page that explains it what it
+    holds."""
+    own = here.site.where.home(whole.source)
+    contents: dict[str, list[tuple[str, str]]] = {}
+    for source, name in reversed(whole.contents):  # its own come last
+        block = here.site.where.block_of(source, name)
+        link = here.to_page(block.page, block.id) if block else ""
+        contents.setdefault(source, []).insert(0, (name, link))
+    return render(
+        "file",
+        whole=whole,
+        link=here.to_file(whole.name),
+        explained=here.to_page(own, whole.name) if own != here.page else "",
+        title=here.name_of(own),
+        contents=contents,
+        told=here.site.words,
+    ).strip()
+
+
+def _imports(source: str, here: Here) -> str:
+    """Links to the files of the package that a file imports."""
+    links = []
+    for other in imports_of(source):
+        anchor = here.site.where.anchor_of(other)
+        link = f"<code>{other.removeprefix('attnref/')}</code>"
+        if anchor:
+            link = f'<a href="{here.to_page(*anchor)}">{link}</a>'
+        links.append(link)
+    if not links:
+        return ""
+    told = here.site.words["imports"] + " ".join(links)
+    return f'<div class="imported">{told}</div>'
+
+
+def _links(html: str, here: Here) -> str:
+    def lead(match: re.Match[str]) -> str:
+        kind, target, fragment, text = match.groups()
+        if kind == "files":
+            link, more = here.to_file(target), " download"
+        else:
+            link, more = here.to_page(target, (fragment or "#")[1:]), ""
+            text = text or escape(here.name_of(target))
+        return f'<a href="{link}"{more}>{text}</a>'
+
+    return LINK.sub(lead, html)

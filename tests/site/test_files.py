@@ -1,0 +1,335 @@
+"""Downloads: what they hold, that they run alone, and how pages lead there."""
+
+import ast
+import html
+import json
+import re
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+from mkdocs.exceptions import BuildError
+from playwright.sync_api import expect
+
+from attnref.__main__ import main
+from attnref.commands import copy
+from sitekit import ROOT, files, pages
+from sitekit.drawn.files import downloads
+from tests.commands.test_copy import ALONE, in_a_fresh_interpreter
+from tests.site.test_site import PAGES, Reader, built
+
+BLOCK = re.compile(
+    r'<div id="([^"]+)" class="language-python highlight">'
+    r'<span class="filename">(.*?)</span>(.*?)</div>',
+    re.DOTALL,
+)
+BAR = re.compile(
+    r'<div class="whole" id="([^"]+)".*?</div>\n?(?=<div id=)', re.S
+)
+OTHER = ast.Import, ast.ImportFrom, ast.Expr
+HREF = re.compile(r'href="([^"]+)"')
+
+
+@pytest.fixture(scope="module")
+def folder(site):
+    return site.folder / "files"
+
+
+def test_a_download_is_what_attnref_copy_writes(folder, tmp_path):
+    """By the very command that stands in its head; and no file is missing."""
+    public = {f"{m.rpartition('.')[2]}.py" for m in copy.public().values()}
+    names = {path.name for path in folder.glob("*.py")}
+    assert names == public | {"checks.py"}
+    for name in public:
+        head = ast.get_docstring(ast.parse((folder / name).read_text("utf-8")))
+        command = " ".join(head.split()).partition("python -m attnref ")[2]
+        written = tmp_path / name
+        main([*command.split(), "-o", str(written)])
+        assert written.read_bytes() == (folder / name).read_bytes(), name
+    own = (ROOT / "attnref/core/checks.py").read_text(encoding="utf-8")
+    text = (folder / "checks.py").read_text(encoding="utf-8")
+    kept = [x for x in own.splitlines() if not x.startswith("# --8<--")]
+    assert [*filter(None, text.splitlines())] == [*filter(None, kept)]
+    assert "\n" * 4 not in text
+
+
+def test_each_download_runs_with_its_examples_where_attnref_is_not(folder):
+    paths = sorted(folder.glob("*.py"))
+    tried = json.loads(in_a_fresh_interpreter(folder, ALONE, *paths))
+    assert tried.keys() == {path.stem for path in paths}
+    assert tried["gqa"] > 5 and tried["checks"] > 1
+
+
+PROGRAMS = """
+import pathlib, sys, torch
+
+class Blocked:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("attnref", "sitekit", "tests"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Blocked())
+sys.path.insert(0, ".")
+torch.set_num_threads(1)
+for page in sys.argv[1:]:
+    torch.manual_seed(0)
+    exec(compile(pathlib.Path(page).read_text("utf-8"), page, "exec"), {})
+"""
+
+
+def with_downloads(program, own, there, more):
+    """The program of a page as the page of all files says: for the package,
+    the file; its own first, then another that is there, or else one more."""
+    lines = program.splitlines()
+    for node in reversed(ast.parse(program).body):
+        if not isinstance(node, ast.ImportFrom) or (
+            node.module.split(".")[0] != "attnref"
+        ):
+            continue
+        new = []
+        for alias in node.names:
+            holds = [
+                stem
+                for stem, names in {own: there[own], **there}.items()
+                if alias.name in names
+            ]
+            module = node.module.rpartition(".")[2]
+            if not holds and node.module == "attnref":
+                module = copy.public()[alias.name].rpartition(".")[2]
+            if not holds:
+                more.add(module)
+            new.append(f"from {(holds or [module])[0]} import {alias.name}")
+        lines[node.lineno - 1 : node.end_lineno] = new
+    return "\n".join(lines)
+
+
+def test_three_downloads_in_an_empty_project_run_as_their_pages_say(
+    site, folder, tmp_path
+):
+    three = ("gqa", "kv_cache", "mla")
+    there, more = {}, set()
+    for stem in three:
+        shutil.copy(folder / f"{stem}.py", tmp_path)
+        text = (tmp_path / f"{stem}.py").read_text(encoding="utf-8")
+        there[stem] = {
+            node.name for node in ast.parse(text).body if hasattr(node, "name")
+        }
+    for stem in three:
+        (path,) = (
+            p
+            for p in PAGES[: len(PAGES) // 2]
+            if p.stem == stem.replace("_", "-")
+        )
+        program = "\n".join(Reader(built(site, path)).blocks)
+        program = with_downloads(program, stem, there, more)
+        (tmp_path / f"{stem}.txt").write_text(program, encoding="utf-8")
+    # What else their blocks import: each has its own download.
+    assert more == {"masks", "mha", "block", "rope"}
+    for stem in more:
+        shutil.copy(folder / f"{stem}.py", tmp_path)
+    in_a_fresh_interpreter(
+        tmp_path, PROGRAMS, *(f"{stem}.txt" for stem in three)
+    )
+
+
+def target(site, page, link):
+    """The file that a link of a built page leads to, and the id in it."""
+    here = "https://x/" + page.relative_to(site.folder).as_posix()
+    url = urlsplit(urljoin(here, link))
+    path = site.folder / unquote(url.path).removeprefix("/")
+    return path / "index.html" if path.is_dir() else path, unquote(url.fragment)
+
+
+def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
+    """And each of its names to a block that defines it."""
+    blocks, texts = {}, {}
+    for path in PAGES:
+        page = built(site, path)
+        texts[page] = page.read_text(encoding="utf-8")
+        for id, caption, code in BLOCK.findall(texts[page]):
+            assert (page, id) not in blocks
+            plain = html.unescape(re.sub("<[^>]+>", "", code))
+            blocks[page, id] = re.sub("<[^>]+>", "", caption), plain
+            leads, at = target(site, page, *HREF.findall(caption))
+            if "/numbers/" in caption:
+                assert leads.parent.name == "files" and at == "data"
+            else:
+                assert leads.parent == site.folder / "files"
+                assert leads.name == Path(blocks[page, id][0]).name
+    assert len(blocks) > 120
+    full = defaultdict(int)
+    for path in PAGES:
+        page = built(site, path)
+        shown = [s.source for s in files.blocks_of(path)]
+        bars = {m[1]: m[0] for m in BAR.finditer(texts[page])}
+        assert list(bars) == [
+            Path(s).name for s in dict.fromkeys(shown) if "/numbers/" not in s
+        ]
+        for name, bar in bars.items():
+            whole = site.folder / "files" / name
+            text = whole.read_text(encoding="utf-8")
+            download = re.search(r'<a class="download" href="([^"]+)"', bar)[1]
+            assert target(site, page, download) == (whole, "")
+            assert f"{len(text.splitlines())} " in bar
+            if "<details>" not in bar:
+                (back,) = (x for x in HREF.findall(bar) if x != download)
+                leads, at = target(site, page, back)
+                assert at == name and f'id="{name}"' in texts[leads]
+                continue
+            full[name] += 1
+            named = re.findall(r'<a href="([^"]+)"><code>(\w+)</code></a>', bar)
+            tree = ast.parse(text).body
+            held = [n for n in tree if not isinstance(n, OTHER)]
+            assert len(held) == len(named) and f"{len(named)} " in bar
+            public = {getattr(n, "name", "_") for n in held}
+            public = {name for name in public if name[0] != "_"}
+            assert public <= {name for _, name in named}
+            for link, name in named:
+                _, code = blocks[target(site, page, link)]
+                assert re.search(rf"(?m)^(class |def )?{name}\b", code), link
+    assert set(full.values()) == {2} and len(full) == len(files.texts())
+
+
+def test_under_the_imports_stand_the_files_that_are_imported(site):
+    for stem, language in (("layers/mla", "en"), ("layers/gqa", "zh")):
+        page = built(site, ROOT / "docs" / language / f"{stem}.md")
+        text = page.read_text(encoding="utf-8")
+        below = text.partition(f'id="{Path(stem).name}.py:imports"')[2]
+        line = below.partition('<div class="imported">')[2].partition("</div>")
+        found = re.findall(r'href="([^"]+)"><code>(.*?)\.py<', line[0])
+        source = (ROOT / f"attnref/{stem}.py").read_text(encoding="utf-8")
+        want = re.findall(r"^from attnref\.([\w.]+) import", source, re.M)
+        assert [file.replace("/", ".") for _, file in found] == want
+        for link, file in found:
+            leads, at = target(site, page, link)
+            there = leads.read_text(encoding="utf-8")
+            assert at == Path(f"{file}.py").name and f'id="{at}"' in there
+            assert f">attnref/{file}.py</a>" in there
+
+
+def test_the_page_of_all_files_lists_them(site):
+    rows = list(downloads())
+    assert [row[0] for row in rows] == [
+        f"[{name}](files:{name})" for name in files.texts()
+    ]
+    for language in ("en", "zh"):
+        page = built(site, ROOT / "docs" / language / "files.md")
+        text = page.read_text(encoding="utf-8")
+        table = re.findall(r"<tr><td>(.*?)</tr>", text, re.DOTALL)
+        assert len(table) == len(rows)
+        for row, (_, lines, names, _) in zip(table, rows, strict=True):
+            links = HREF.findall(row)
+            (file, at), (home, bar) = (target(site, page, x) for x in links)
+            assert file.parent == site.folder / "files" and at == ""
+            assert f'id="{bar}"' in home.read_text(encoding="utf-8")
+            assert bar == file.name
+            code = file.read_text(encoding="utf-8")
+            assert len(code.splitlines()) == int(lines)
+            for name in re.findall(r"\w+", " ".join(names).replace("\\", "")):
+                assert re.search(rf"(?m)^(class|def) {name}\b", code)
+
+
+def test_the_search_index_has_nothing_of_the_bars(site):
+    for root in ("", "zh/"):
+        text = (site.folder / root / "search/search_index.json").read_text(
+            "utf-8"
+        )
+        for entry in json.loads(text)["docs"]:
+            if not entry["location"].startswith(("files/", "./#", "#")):
+                for word in ("from gqa import", "Copy the whole file"):
+                    assert word not in entry["text"], entry["location"]
+
+
+BLOCKS = '```python title="{}"\n--8<-- "{}:{}"\n```\n'
+GQA, MASKS = "attnref/layers/gqa.py", "attnref/core/masks.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            BLOCKS.format(GQA, MASKS, "rules"),
+            f"docs/en/x.md:3: the block is titled {GQA} and includes {MASKS}; "
+            f"give it the title {MASKS}",
+        ),
+        (
+            BLOCKS.format(*["attnref/layers/gqua.py"] * 2, "module"),
+            "docs/en/x.md:3: there is no attnref/layers/gqua.py; did you mean "
+            "'attnref/layers/gqa.py'",
+        ),
+        (
+            BLOCKS.format(GQA, GQA, "modul"),
+            f"docs/en/x.md:3: {GQA} has no 'modul'; did you mean 'module'?",
+        ),
+    ],
+)
+def test_a_block_of_nothing_stops_the_build_with_its_place(
+    text, told, tmp_path, monkeypatch
+):
+    page = tmp_path / "docs" / "en" / "x.md"
+    page.parent.mkdir(parents=True)
+    page.write_text(f"# X\n\n{text}", encoding="utf-8")
+    (tmp_path / "attnref").symlink_to(ROOT / "attnref")
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    with pytest.raises(BuildError, match=re.escape(told)):
+        files.blocks_of(page)
+
+
+@pytest.mark.parametrize(
+    ("link", "told"),
+    [
+        ("files:gqua.py", "there is no files:gqua.py; did you mean 'gqa.py'"),
+        ("page:layers/gqua", "no page:layers/gqua; did you mean 'layers/gqa'"),
+    ],
+)
+def test_a_link_to_nothing_stops_the_build_with_its_place(link, told):
+    path = ROOT / "docs/zh/layers/gqa.md"
+    urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
+    html = '<a href="{}"></a>'
+    site = files.Site(files.Where(), urls, {})
+    blank = ROOT / "docs/zh/index.md"
+    right = files.with_files(html.format("page:layers/gqa#cost"), blank, site)
+    assert right == '<a href="layers/gqa/#cost">分组查询注意力（GQA）</a>'
+    with pytest.raises(BuildError, match=re.escape(told)) as stopped:
+        files.with_files(html.format(link), blank, site)
+    assert str(stopped.value).startswith("docs/zh/index.md: ")
+    with pytest.raises(BuildError, match="came out as blocks of"):
+        files.with_files("", path, site)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_button_copies_the_whole_file(visit, address, folder, language):
+    root, done = {"en": ("", "Copied"), "zh": ("zh/", "已复制")}[language]
+    page = visit(
+        f"{address}{root}layers/gqa/",
+        permissions=["clipboard-read", "clipboard-write"],
+    )
+    button = page.locator(".whole button.take").first
+    button.press("Enter")
+    expect(button).to_have_attribute("aria-label", done)
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.encode() == (folder / "gqa.py").read_bytes()
+    assert page.faults == []
+
+
+def test_where_nothing_can_be_copied_the_file_is_downloaded(
+    visit, address, folder
+):
+    """Without a clipboard by the button, without JavaScript by the link."""
+    want = (folder / "gqa.py").read_bytes()
+    page = visit(f"{address}layers/gqa/")
+    page.evaluate("delete Clipboard.prototype.write")
+    without = visit(f"{address}layers/gqa/", java_script_enabled=False)
+    expect(without.locator(".whole .take").first).to_be_hidden()
+    for open_page, way in ((page, ".take"), (without, ".download")):
+        with open_page.expect_download() as download:
+            open_page.locator(f".whole {way}").first.click()
+        assert download.value.suggested_filename == "gqa.py"
+        assert Path(download.value.path()).read_bytes() == want
+    contents = without.locator(".whole ul").first
+    expect(contents).to_be_hidden()
+    without.locator(".whole summary").first.click()
+    expect(contents).to_be_visible()
