@@ -72,11 +72,13 @@ def on_nav(nav: Any, config: Any, files: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import nav
+    from sitekit import nav, notebooks
 
     if "title" not in vars(page) and "title" in page.meta:  # not in the nav
         page.title = nav.name_of(page.meta["title"])
-    return nav.with_lists(markdown, page, _pages, config)
+    markdown = nav.with_lists(markdown, page, _pages, config)
+    notebooks.add(markdown, page, config, files)
+    return markdown
 
 
 def on_pre_build(config: Any) -> None:

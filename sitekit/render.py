@@ -71,6 +71,23 @@ def inline(text: object) -> Markup:
     return Markup(html.removeprefix("<p>").removesuffix("</p>"))
 
 
+def as_markdown(head: list[object], rows: Rows, words: Words) -> str:
+    """A table of these texts where only Markdown is read."""
+
+    def text(cell: Cell | object) -> str:
+        if isinstance(cell, Word):
+            cell = words[cell.key]
+        elif isinstance(cell, Sorted):
+            cell = cell.text
+        lines = cell if isinstance(cell, list) else [cell]
+        return "<br>".join(str(line).replace("|", r"\|") for line in lines)
+
+    under = ["---"] * len(head)
+    return "\n".join(
+        f"| {' | '.join(map(text, row))} |" for row in [head, under, *rows]
+    )
+
+
 @cache
 def _templates() -> Environment:
     env = Environment(
