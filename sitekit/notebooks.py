@@ -11,6 +11,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
@@ -186,19 +187,26 @@ def _drawn(source: str, kind: str, fence: Fence, told: Any) -> list[str]:
 
 def _before(program: str, told: Any, link: str) -> Iterator[Cell]:
     """What the notebook is, what it needs, and attnref."""
+    packages, setup = _needs(program)
+    found = [told["about"].format(page=link, version=copy.version())]
+    found += [told["needs"].format(packages=packages)]
+    found += [told["attnref"]] if setup else []
+    yield Cell("\n\n".join(found))
+    if setup:
+        yield Cell(setup, code=True, folded=True)
+
+
+@cache
+def _needs(program: str) -> tuple[str, str]:
+    """What pip installs for a program, and the code that imports attnref."""
     names, modules = _imported(program)
-    packages = sorted({"torch"} | names - {"attnref"} - sys.stdlib_module_names)
-    needs = told["needs"].format(packages=" ".join(packages))
-    about = told["about"].format(page=link, version=copy.version())
-    if not modules:
-        yield Cell(about + needs)
-        return
-    yield Cell(about + needs + told["attnref"])
+    packages = {"torch"} | names - {"attnref"} - sys.stdlib_module_names
     texts = "".join(
         f"        \"{name}\": r'''{text}''',\n"
         for name, text in _files(modules).items()
     )
-    yield Cell(f"{SETUP}{texts}    }}\n)", code=True, folded=True)
+    setup = f"{SETUP}{texts}    }}\n)" if modules else ""
+    return " ".join(sorted(packages)), setup
 
 
 def _imported(program: str) -> tuple[set[str], dict[str, list[str]]]:
@@ -206,22 +214,18 @@ def _imported(program: str) -> tuple[set[str], dict[str, list[str]]]:
     the names that `attnref` itself has to give."""
     packages: set[str] = set()
     modules: dict[str, list[str]] = {}
-    public = copy.public()
     for node in ast.walk(ast.parse(program)):
-        asked: list[str] = []
+        asked: dict[str, list[str]] = {}
         if isinstance(node, ast.Import):
-            asked = [alias.name for alias in node.names]
+            asked = {alias.name: list(copy.public()) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            asked = [node.module or ""]
-        packages |= {name.partition(".")[0] for name in asked}
-        for name in asked:
-            if name.startswith(copy.OURS):
-                modules.setdefault(name.removeprefix(copy.OURS), [])
-            elif name == "attnref":
-                whole = isinstance(node, ast.Import)
-                for own in public if whole else [a.name for a in node.names]:
-                    if own not in modules.setdefault(public[own], []):
-                        modules[public[own]].append(own)
+            asked = {node.module or "": [alias.name for alias in node.names]}
+        for module, names in asked.items():
+            packages.add(module.partition(".")[0])
+            if module.startswith(copy.OURS):
+                modules.setdefault(module.removeprefix(copy.OURS), [])
+            for name in names if module == "attnref" else []:
+                modules.setdefault(copy.public()[name], []).append(name)
     return packages, modules
 
 
@@ -230,7 +234,7 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
     lines = [
         f"from attnref.{module} import {name}\n"
         for module in sorted(modules)
-        for name in sorted(modules[module])
+        for name in sorted(set(modules[module]))
     ]
     first = f'"""The part of attnref {copy.version()} that a notebook needs."""'
     files = {"attnref/__init__.py": "\n".join([first, "", "".join(lines)])}
@@ -250,9 +254,7 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
     return files
 
 
-def _common(
-    text: str, linked: set[str], address: Callable[[str], str]
-) -> str:
+def _common(text: str, linked: set[str], address: Callable[[str], str]) -> str:
     """As CommonMark, with links that lead somewhere from anywhere."""
 
     def heading(match: re.Match[str]) -> str:
@@ -287,9 +289,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _is_word(character: str) -> bool:
-    return bool(character) and not (
-        character.isspace() or _is_mark(character)
-    )
+    return bool(character) and not (character.isspace() or _is_mark(character))
 
 
 def written(cells: list[Cell]) -> str:
@@ -320,7 +320,11 @@ def _written(number: int, cell: Cell) -> dict[str, Any]:
         "metadata": folded if cell.folded else {},
         "source": cell.text.splitlines(keepends=True),
     }
-    if cell.code:
-        run = {"execution_count": None, "outputs": []}
-        return {"cell_type": "code", **common, **run}
-    return {"cell_type": "markdown", **common}
+    if not cell.code:
+        return {"cell_type": "markdown", **common}
+    return {
+        "cell_type": "code",
+        "execution_count": None,
+        "outputs": [],
+        **common,
+    }

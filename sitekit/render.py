@@ -1,5 +1,6 @@
 """HTML from templates: one way to write texts, tables and drawings."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ def inline(text: object) -> Markup:
 def as_markdown(head: list[object], rows: Rows, words: Words) -> str:
     """A table of these texts where only Markdown is read."""
 
-    def text(cell: Cell | object) -> str:
+    def text(cell: object) -> str:
         if isinstance(cell, Word):
             cell = words[cell.key]
         elif isinstance(cell, Sorted):
@@ -82,10 +83,8 @@ def as_markdown(head: list[object], rows: Rows, words: Words) -> str:
         lines = cell if isinstance(cell, list) else [cell]
         return "<br>".join(str(line).replace("|", r"\|") for line in lines)
 
-    under = ["---"] * len(head)
-    return "\n".join(
-        f"| {' | '.join(map(text, row))} |" for row in [head, under, *rows]
-    )
+    every: list[Sequence[object]] = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(text, row))} |" for row in every)
 
 
 @cache
