@@ -21,7 +21,7 @@ from torch import Tensor
 from sitekit import ROOT, svg
 from sitekit.calls import arguments, checked, find, near, only, value
 from sitekit.recorded import wiring
-from sitekit.render import Words, as_markdown, render
+from sitekit.render import Words, as_markdown, plain, render
 from sitekit.tables import TABLES
 
 COMMA = {"en": ", ", "zh": "，"}
@@ -99,7 +99,8 @@ def figure(
     common = [fact for fact in told[0] if all(fact in facts for facts in told)]
     caption = fence.told(caption, dict(common))
     panels = [panel for panel, _ in drawn]
-    return Drawn(render("figure", panels=panels, caption=caption), caption)
+    html = render("figure", panels=panels, caption=caption)
+    return Drawn(html, plain(caption))
 
 
 def table(
@@ -115,7 +116,7 @@ def table(
     cells, facts = TABLES[how](fence.page, **rows)
     caption, told = fence.told(caption, facts), Words(words)
     html = render("table", caption=caption, head=head, rows=cells, words=told)
-    return Drawn(html, caption, as_markdown(head, cells, told))
+    return Drawn(html, plain(caption), as_markdown(head, cells, told))
 
 
 def plot(
@@ -144,7 +145,8 @@ def plot(
         rows=drawn.rows,
         words=told,
     )
-    return Drawn(html, caption, as_markdown(head, drawn.rows, told))
+    shown = f"{numbers}\n\n{as_markdown(head, drawn.rows, told)}"
+    return Drawn(html, plain(caption), shown)
 
 
 KINDS: dict[str, Callable[..., Drawn]]
@@ -158,7 +160,7 @@ def drawn(source: str, kind: str, fence: Fence) -> Drawn:
     if kind not in KINDS:
         own = find(kind, fence.page)
         checked(f"a {kind}", spec, own)
-        return Drawn(str(own(**spec)), spec.get("caption", ""))
+        return Drawn(str(own(**spec)), plain(spec.get("caption", "")))
     takes: list[Callable[..., Any]] = [KINDS[kind]]
     if kind == "table":
         takes.append(TABLES[only("a table", TABLES, spec)])

@@ -12,6 +12,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import cache
+from html import escape
 from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
@@ -30,8 +31,9 @@ LEAD = re.compile(r'<p class="lead" markdown>(?P<text>.+)</p>')
 VERBATIM = r"(?ms:^```.*?^```$)|(?P<ticks>`+).+?(?P=ticks)"
 LINK = re.compile(
     VERBATIM + r"|\[(?P<text>(?:`[^`]*`|[^\[\]`]|\[[^\]]*\])+)\]"
-    r"\((?P<to>[^()\s]+)\)"
+    r"\((?P<to>[^()\s]+)\)(?:\{[^{}]*\})?"
 )
+CODE = re.compile(r"`([^`]+)`")
 STRONG = re.compile(VERBATIM + r"|\*\*(?P<text>[^*\n]+)\*\*")
 
 SETUP = '''\
@@ -151,15 +153,19 @@ def _cells(lines: list[str], fence: Fence, told: Any) -> Iterator[Cell]:
             inside = list(_cells([x[4:] for x in lines[at:end]], fence, told))
             at = end
             if any(cell.code for cell in inside):
-                prose += [f"**{match['title']}**", ""]
+                prose += ["", f"**{match['title']}**", ""]
                 yield from so_far()
                 yield from (cell._replace(folded=cell.code) for cell in inside)
             else:
+                # Within a tag, Markdown is not read.
+                title = CODE.sub(r"<code>\1</code>", escape(match["title"]))
                 prose += [
-                    f"<details><summary>{match['title']}</summary>",
+                    "",
+                    f"<details><summary>{title}</summary>",
                     "",
                     *(f"{cell.text}\n" for cell in inside),
                     "</details>",
+                    "",
                 ]
         else:
             if HEADING.fullmatch(line):
