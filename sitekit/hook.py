@@ -72,13 +72,19 @@ def on_nav(nav: Any, config: Any, files: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import nav, notebooks
+    from sitekit import nav
 
     if "title" not in vars(page) and "title" in page.meta:  # not in the nav
         page.title = nav.name_of(page.meta["title"])
-    markdown = nav.with_lists(markdown, page, _pages, config)
-    notebooks.add(markdown, page, config, files)
-    return markdown
+    return nav.with_lists(markdown, page, _pages, config)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """What is wrong with the page has been told by now."""
+    from sitekit import notebooks
+
+    notebooks.add(page, config, files)
+    return html
 
 
 def on_pre_build(config: Any) -> None:

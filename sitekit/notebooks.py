@@ -67,16 +67,16 @@ class Cell(NamedTuple):
     folded: bool = False  # its code is shown when one asks for it
 
 
-def add(markdown: str, page: Any, config: Any, files: Any) -> None:
-    """Put the notebook of a page with Python beside the page's own file."""
-    if "```python" in markdown:
+def add(page: Any, config: Any, files: Any) -> None:
+    """The notebook of a page with Python becomes a file of the site."""
+    if "```python" in page.markdown:
         place = f"notebooks/{page.file.src_uri.removesuffix('.md')}.ipynb"
-        text = written(cells(markdown, page, config, files))
+        text = written(cells(page, config, files))
         files.append(File.generated(config, place, content=text))
         page.meta["notebook"] = place
 
 
-def cells(markdown: str, page: Any, config: Any, files: Any) -> list[Cell]:
+def cells(page: Any, config: Any, files: Any) -> list[Cell]:
     """Those of the page, below its title those that make it run."""
     told = config.extra["notebook"]
     source = page.file.src_uri
@@ -84,7 +84,7 @@ def cells(markdown: str, page: Any, config: Any, files: Any) -> list[Cell]:
         posixpath.basename(source).removesuffix(".md"),
         config.theme["language"],
     )
-    first, *others = _cells(_expanded(markdown, config), fence, told)
+    first, *others = _cells(_expanded(page.markdown, config), fence, told)
     match = HEADING.match(first.text)
     assert match is not None, f"{source} begins without a title"
     title = match["text"].removeprefix("# ")
@@ -236,7 +236,8 @@ def _imported(program: str) -> tuple[set[str], dict[str, list[str]]]:
 
 
 def _files(modules: dict[str, list[str]]) -> dict[str, str]:
-    """The files of attnref that hold these names, as they are."""
+    """The files of attnref that hold these names, as they are, with those
+    that they import and the data that they read."""
     lines = [
         f"from attnref.{module} import {name}\n"
         for module in sorted(modules)
@@ -247,13 +248,11 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
     for module in copy.with_imported(sorted(modules)):
         path = copy.PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
         text = path.read_text(encoding="utf-8")
-        kept = (x for x in text.split("\n") if not copy.MARKER.fullmatch(x))
-        beside = (data for data in path.parent.glob("*.json"))
-        found = {path: "\n".join(kept)} | {
-            data: data.read_text(encoding="utf-8")
-            for data in beside
-            if data.name in text
-        }
+        kept = [x for x in text.split("\n") if not copy.MARKER.fullmatch(x)]
+        found = {path: re.sub(r"\n{4,}", "\n\n\n", "\n".join(kept))}
+        for data in path.parent.glob("*.json"):
+            if data.name in text:
+                found[data] = data.read_text(encoding="utf-8")
         for each, text in found.items():
             name = each.relative_to(copy.PACKAGE.parent).as_posix()
             files[name] = text
