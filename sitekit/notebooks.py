@@ -184,7 +184,7 @@ def _titled(title: str | None) -> list[str]:
 
 def _drawn(source: str, kind: str, fence: Fence, told: Any) -> list[str]:
     """A table as Markdown; of what is drawn, the caption."""
-    result = drawn(source + "\n", kind, fence)
+    result = drawn(source, kind, fence)
     if kind == "table":
         return [result.table, "", result.caption]
     text = told["drawn"].format(caption=result.caption)
