@@ -107,7 +107,7 @@ def cells(page: Any, config: Any, files: Any) -> list[Cell]:
     return [
         cell
         if cell.code
-        else cell._replace(text=_common(cell.text, linked, address))
+        else cell._replace(text=common(cell.text, linked, address))
         for cell in found
     ]
 
@@ -259,7 +259,7 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
     return files
 
 
-def _common(text: str, linked: set[str], address: Callable[[str], str]) -> str:
+def common(text: str, linked: set[str], address: Callable[[str], str]) -> str:
     """As CommonMark, with links that lead somewhere from anywhere."""
 
     def heading(match: re.Match[str]) -> str:

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from markdown_it import MarkdownIt
 
-from sitekit import ROOT, pages
+from sitekit import ROOT, notebooks, pages
 from sitekit.fences import Fence, drawing
 from tests.site.test_site import Reader, built
 
@@ -124,6 +124,17 @@ def test_a_notebook_says_what_its_page_says(site, path):
     for name in ("transformers", "tokenizers", "peft"):
         used = re.search(rf"(?m)^ *(from|import) {name}\b", program)
         assert (name in packages) == bool(used)
+
+
+@pytest.mark.parametrize(
+    "text", ["**“键”**和值", "键**（不是值）**", "`k`**`v`**键"]
+)
+def test_bold_chinese_is_bold_beside_punctuation(text):
+    """As on the page, where Python-Markdown reads it."""
+    assert "**" in COMMONMARK.render(text)
+    read = COMMONMARK.render(notebooks.common(text, set(), str))
+    assert "**" not in read
+    assert said(read) == said(pages.render(text).html)
 
 
 # Reads the paths of notebooks, and runs the cells of each in a process and a
