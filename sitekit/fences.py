@@ -21,11 +21,19 @@ from torch import Tensor
 from sitekit import ROOT, svg
 from sitekit.calls import arguments, checked, find, near, only, value
 from sitekit.recorded import wiring
-from sitekit.render import Words, render
+from sitekit.render import Words, as_markdown, plain, render
 from sitekit.tables import TABLES
 
 COMMA = {"en": ", ", "zh": "，"}
 PLACEHOLDER = re.compile(r"\$[^$]*\$|\{(\w*)\}")
+
+
+class Drawn(NamedTuple):
+    """As HTML; and what a notebook shows of it, as Markdown."""
+
+    html: str
+    caption: str = ""
+    table: str = ""
 
 
 class Fence(NamedTuple):
@@ -81,7 +89,7 @@ def _panel(
 
 def figure(
     fence: Fence, *, caption: str, axes: list[object], panels: list[Any]
-) -> str:
+) -> Drawn:
     """The caption may tell what all panels have in common."""
     if len(axes) != 2 or not panels:
         raise ValueError("a figure has two axes, down and across, and panels")
@@ -89,11 +97,10 @@ def figure(
     drawn = [_panel(fence, (down, across), panel) for panel in panels]
     told = [facts.items() for _, facts in drawn]
     common = [fact for fact in told[0] if all(fact in facts for facts in told)]
-    return render(
-        "figure",
-        panels=[panel for panel, _ in drawn],
-        caption=fence.told(caption, dict(common)),
-    )
+    caption = fence.told(caption, dict(common))
+    panels = [panel for panel, _ in drawn]
+    html = render("figure", panels=panels, caption=caption)
+    return Drawn(html, plain(caption))
 
 
 def table(
@@ -103,17 +110,13 @@ def table(
     head: list[object],
     words: dict[str, Any] | None = None,
     **rows: Any,
-) -> str:
+) -> Drawn:
     """The rows are a computed `table`, a `walk` or `models`."""
     (how,) = TABLES.keys() & rows.keys()
     cells, facts = TABLES[how](fence.page, **rows)
-    return render(
-        "table",
-        caption=fence.told(caption, facts),
-        head=head,
-        rows=cells,
-        words=Words(words),
-    )
+    caption, told = fence.told(caption, facts), Words(words)
+    html = render("table", caption=caption, head=head, rows=cells, words=told)
+    return Drawn(html, plain(caption), as_markdown(head, cells, told))
 
 
 def plot(
@@ -125,41 +128,48 @@ def plot(
     numbers: str,
     head: list[object],
     words: dict[str, Any],
-) -> str:
+) -> Drawn:
     """Its words stand in the drawing as `{key}`; below it, its numbers."""
     drawn, told = value(plot, fence.page), Words({**words, "title": title})
     wide, narrow = (
         re.sub(r"\{(\w+)\}", lambda match: escape(told[match[1]]), drawing)
         for drawing in (drawn.wide, drawn.narrow)
     )
-    return render(
+    caption = fence.told(caption, arguments(plot))
+    html = render(
         "plot",
         svg=Markup(wide + narrow),
-        caption=fence.told(caption, arguments(plot)),
+        caption=caption,
         numbers=numbers,
         head=head,
         rows=drawn.rows,
         words=told,
     )
+    shown = f"{numbers}\n\n{as_markdown(head, drawn.rows, told)}"
+    return Drawn(html, plain(caption), shown)
 
 
-KINDS: dict[str, Callable[..., str]]
+KINDS: dict[str, Callable[..., Drawn]]
 KINDS = {"figure": figure, "table": table, "plot": plot}
 
 
 @cache
-def drawing(source: str, kind: str, fence: Fence) -> str:
-    """The HTML of a fence. A kind of one page alone is drawn by its file."""
+def drawn(source: str, kind: str, fence: Fence) -> Drawn:
+    """What a fence draws. A kind of one page alone is drawn by its file."""
     spec = yaml.safe_load(source)
     if kind not in KINDS:
         own = find(kind, fence.page)
         checked(f"a {kind}", spec, own)
-        return str(own(**spec))
+        return Drawn(str(own(**spec)), plain(spec.get("caption", "")))
     takes: list[Callable[..., Any]] = [KINDS[kind]]
     if kind == "table":
         takes.append(TABLES[only("a table", TABLES, spec)])
     checked(f"a {kind}", spec, *takes)
     return KINDS[kind](fence, **spec)
+
+
+def drawing(source: str, kind: str, fence: Fence) -> str:
+    return drawn(source, kind, fence).html
 
 
 class FenceError(SuperFencesException, BuildError):

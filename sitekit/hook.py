@@ -96,6 +96,14 @@ def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     return context
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """What is wrong with the page has been told by now."""
+    from sitekit import notebooks
+
+    notebooks.add(page, config, files)
+    return html
+
+
 def on_pre_build(config: Any) -> None:
     global _coming
     if _is_english(config):

@@ -1,5 +1,7 @@
 """HTML from templates: one way to write texts, tables and drawings."""
 
+import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,6 +71,27 @@ def inline(text: object) -> Markup:
     """With `code`, $formulas$ and [links](to); all else is escaped."""
     html = _markdown().reset().convert(str(text))
     return Markup(html.removeprefix("<p>").removesuffix("</p>"))
+
+
+def plain(text: object) -> str:
+    """A text for `inline` as any Markdown reads it: < begins no tag."""
+    literal = r"(`[^`]*`|\$[^$]*\$)|<"
+    return re.sub(literal, lambda match: match[1] or "&lt;", str(text))
+
+
+def as_markdown(head: list[object], rows: Rows, words: Words) -> str:
+    """A table of such texts."""
+
+    def text(cell: object) -> str:
+        if isinstance(cell, Word):
+            cell = words[cell.key]
+        elif isinstance(cell, Sorted):
+            cell = cell.text
+        lines = cell if isinstance(cell, list) else [cell]
+        return "<br>".join(plain(line).replace("|", r"\|") for line in lines)
+
+    every: list[Sequence[object]] = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(text, row))} |" for row in every)
 
 
 @cache

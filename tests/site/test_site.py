@@ -178,7 +178,7 @@ def test_without_an_address_nothing_claims_one(site):
     assert not list(site.folder.rglob("sitemap.xml*"))
     for path in site.folder.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
-        for claim in ("source-of-page", "attnref.github.io"):
+        for claim in ("/issues/new", "/blob/HEAD/docs", "attnref.github.io"):
             where = f"{path.relative_to(site.folder)} says {claim!r}"
             assert (claim in text) is False, where
 
@@ -190,6 +190,21 @@ def test_each_page_leads_to_its_source_and_to_a_report(published):
         assert f"{REPOSITORY}/blob/HEAD/{file}" in links
         (report,) = (link for link in links if "/issues/new?" in link)
         assert unquote(report).endswith(file)
+
+
+def test_links_of_notebooks_lead_to_the_site(published):
+    """Whoever reads them is somewhere else: the addresses are absolute."""
+    ids, seen = {}, 0
+    for book in published.folder.rglob("*.ipynb"):
+        text = book.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\((https://example\.org/[^)]*)\)", text):
+            address, _, anchor = link.removeprefix(HOME).partition("#")
+            page = published.folder / address / "index.html"
+            if page not in ids:
+                ids[page] = Reader(page).ids
+            assert not anchor or unquote(anchor) in ids[page], link
+            seen += 1
+    assert seen > 500
 
 
 def test_the_sitemaps_name_every_page_and_its_twin(published):

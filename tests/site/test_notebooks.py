@@ -1,0 +1,207 @@
+"""The notebook of each page, as the built site has it: it says what the page
+says, and runs where nothing of this repository is."""
+
+import html
+import json
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from markdown_it import MarkdownIt
+
+from sitekit import ROOT, notebooks, pages
+from sitekit.fences import Fence, drawing
+from tests.site.test_site import Reader, built
+
+PAGES = [
+    path
+    for path in pages.markdown_files("en") + pages.markdown_files("zh")
+    if pages.python_blocks(pages.body_of(path))
+]
+each_page = pytest.mark.parametrize(
+    "path", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs"))
+)
+COMMONMARK = MarkdownIt("commonmark").enable("table")
+MATH = re.compile(r"\$\$.+?\$\$|\$[^$]+\$", re.DOTALL)
+
+
+def place(site, path):
+    root = path.relative_to(ROOT / "docs").parts[0].replace("en", "")
+    return site.folder / root / "notebooks" / f"{pages.stem_of(path)}.ipynb"
+
+
+def cells(site, path, kind):
+    book = nbformat.read(place(site, path), as_version=4)
+    return [cell.source for cell in book.cells if cell.cell_type == kind]
+
+
+@pytest.mark.whole
+def test_each_page_with_python_has_a_notebook_and_no_other_has(site):
+    there = set(site.folder.rglob("*.ipynb"))
+    assert there == {place(site, path) for path in PAGES}
+
+
+@each_page
+def test_a_notebook_is_valid_and_opened_from_its_page(site, path):
+    text = place(site, path).read_text(encoding="utf-8")
+    book = nbformat.reads(text, as_version=4)
+    nbformat.validate(book)
+    assert (book.nbformat, book.nbformat_minor) == (4, 5)
+    assert nbformat.writes(book) + "\n" == text  # saved unchanged by Jupyter
+    page = built(site, path)
+    ends = (x for x in Reader(page).links if x.endswith(".ipynb"))
+    (link,) = (x for x in ends if not x.startswith("https:"))
+    assert (page.parent / link).resolve() == place(site, path).resolve()
+    assert f'<a href="{link}" download>' in page.read_text(encoding="utf-8")
+
+
+@each_page
+def test_the_code_of_a_notebook_is_that_of_its_page(site, path):
+    """And, before it, one cell that makes attnref importable."""
+    code = cells(site, path, "code")
+    blocks = [b[:-1] for b in pages.python_blocks(pages.body_of(path))]
+    imports = bool(
+        re.search(r"(?m)^ *(from|import) attnref", "\n".join(blocks))
+    )
+    assert code[imports:] == blocks
+    assert code[:imports] == [x for x in code if x.startswith("def _import_a")]
+    (twin,) = (p for p in PAGES if p != path and same_page(p, path))
+    assert code == cells(site, twin, "code")
+
+
+def same_page(one, other):
+    return pages.stem_of(one) == pages.stem_of(other)
+
+
+def said(text):
+    """The words of HTML, without code blocks, drawings and formulas."""
+    for away in (
+        r"<(pre|svg|math)\b.*?</\1>",
+        r'<span class="arithmatex">.*?</span>',
+        r'<div class="arithmatex">.*?</div>',
+        r'<p class="panel-title">.*?</p>',
+        r'<a class="headerlink".*?</a>',
+        r"<[^>]+>",
+        r"\s",
+    ):
+        text = re.sub(away, "", text, flags=re.DOTALL)
+    return html.unescape(text).replace("\xa0", "")
+
+
+@each_page
+def test_a_notebook_says_what_its_page_says(site, path):
+    """Read as CommonMark, by a parser that is not the site's. Only what
+    `::: pages` lists, and the figures themselves, are not compared."""
+    body = pages.body_of(path)
+    page = pages.render(body)
+    fence = Fence(path.stem, path.relative_to(ROOT / "docs").parts[0])
+
+    def drawn(match):
+        block = page.blocks[int(match[1])]
+        if block.language not in pages.DRAWN:
+            return ""
+        return drawing(block.text, block.language, fence)
+
+    shown = re.sub(r'<pre data-block="(\d+)"></pre>', drawn, page.html)
+    shown = re.sub(r'<div class="controls">.*?</table>', "", shown, flags=re.S)
+    shown = re.sub(r"<p>::: pages .*?</p>", "", shown)
+    title, about, *others = cells(site, path, "markdown")
+    text = MATH.sub("$$", "\n\n".join([title, *others]))
+    read = COMMONMARK.render(text).replace("$", "")
+    for name in re.findall(r' title="(.+)"', body):
+        read = re.sub(rf"<p>(<code>)?{re.escape(name)}(</code>)?</p>", "", read)
+    if "::: pages " in body:
+        read = re.sub(r"<ol>.*?</ol>", "", read, flags=re.S)
+    read = re.sub(r"<em>(Figure,[^<]*:</em>|图（见网页）</em>：)", "", read)
+    assert said(read) == said(shown)
+    ids = re.findall(r'<a id="([\w-]+)">', read)
+    for link in re.findall(r'<a href="([^"]+)"', read):
+        assert link.startswith("https://") or link.removeprefix("#") in ids
+    packages = re.search(r"`pip install (.+?)`", about)[1].split()
+    program = "\n".join(pages.python_blocks(body))
+    for name in ("transformers", "tokenizers", "peft"):
+        used = re.search(rf"(?m)^ *(from|import) {name}\b", program)
+        assert (name in packages) == bool(used)
+
+
+@pytest.mark.parametrize(
+    "text", ["**“键”**和值", "键**（不是值）**", "`k`**`v`**键"]
+)
+def test_bold_chinese_is_bold_beside_punctuation(text):
+    """As on the page, where Python-Markdown reads it."""
+    assert "**" in COMMONMARK.render(text)
+    read = COMMONMARK.render(notebooks.common(text, set(), str))
+    assert "**" not in read
+    assert said(read) == said(pages.render(text).html)
+
+
+# Reads the paths of notebooks, and runs the cells of each in a process and a
+# folder of its own. torch is imported once.
+RUNNER = """
+import json, os, pathlib, sys, tempfile, traceback, warnings
+from importlib.machinery import PathFinder
+
+import torch
+
+torch.set_num_threads(1)
+ours = ("attnref", "sitekit", "tests")
+sys.path[:] = [
+    p for p in sys.path
+    if not any(pathlib.Path(p, name).is_dir() for name in ours)
+]
+
+def run(book, folder):
+    os.chdir(folder / "empty")
+    tempfile.tempdir = str(folder)
+    assert not any(PathFinder.find_spec(name) for name in ours)
+    space = {"__name__": "__main__"}
+    warnings.simplefilter("error")
+    for cell in json.loads(book.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
+    if "attnref" in sys.modules:
+        place = pathlib.Path(sys.modules["attnref"].__file__)
+        assert place.is_relative_to(folder), place
+
+for line in sys.stdin:
+    book, folder = map(pathlib.Path, json.loads(line))
+    child = os.fork()
+    if child == 0:
+        try:
+            run(book, folder)
+            said = ""
+        except BaseException:
+            said = traceback.format_exc()
+        (folder / "said").write_text(said, encoding="utf-8")
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNNER],
+        cwd=tmp_path_factory.mktemp("runner"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if path.is_relative_to(ROOT / "docs" / "en")],
+    ids=pages.stem_of,
+)
+def test_a_notebook_runs_without_attnref(site, runner, path, tmp_path):
+    (tmp_path / "empty").mkdir()
+    asked = json.dumps([str(place(site, path)), str(tmp_path)])
+    print(asked, file=runner.stdin, flush=True)
+    assert runner.stdout.readline() == "done\n"
+    assert (tmp_path / "said").read_text(encoding="utf-8") == ""
