@@ -86,12 +86,18 @@ def _latent(p: Parts) -> Tensor:
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
+def _wraps(weight: Tensor) -> bool:
+    """Whether a tensor is made of others: of int8 and scales, for example."""
+    return hasattr(weight, "__tensor_flatten__")
+
+
 def _is_matrix(
     linear: nn.Module, *, biased: bool = False
 ) -> TypeGuard[nn.Linear]:
     """Whether calling `linear` only multiplies by its weight."""
     return (
         type(linear) is nn.Linear
+        and not _wraps(linear.weight)
         and (biased or linear.bias is None)
         and "forward" not in vars(linear)
         and not any(getattr(linear, f"_{when}_hooks") for when in HOOKS)
@@ -101,8 +107,11 @@ def _is_matrix(
 def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
     """The weight of a module that is used without calling the module."""
     if not _is_matrix(linear, biased=biased):
+        kind = type(linear).__name__
+        if type(linear) is nn.Linear and _wraps(linear.weight):
+            kind += f" of {type(linear.weight).__name__}"
         raise TypeError(
-            f"{name} is {type(linear).__name__}, not a plain nn.Linear without "
+            f"{name} is {kind}, not a plain nn.Linear without "
             f"a hook{'' if biased else ' or a bias'}: absorption reads only "
             "its weight, and the rest would be lost. Merge an adapter into the "
             "weight first, or pass form='latent' or 'expanded', which call the "
