@@ -56,8 +56,18 @@ def error(logits):
 
 # --8<-- [end:model]
 
+import io
+import warnings
+from functools import partial
+
 import pytest
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from tests.conftest import relative_error
 
@@ -212,19 +222,20 @@ def test_checkpointing():
     assert all(map(torch.equal, again, plain))
     assert after < before / 2
     # --8<-- [end:checkpoint]
-    for weight in trained.parameters():
-        assert weight.grad.abs().max() > 0
-    # What both keep of a layer that is called by hand, in either way.
-    block = small_model(dropout=0.5).train().layers[1]
-    x, grads = torch.randn(3, 9, 48, requires_grad=True), []
-    for run in (
-        block,
-        partial(checkpoint, block, use_reentrant=False),
-        partial(checkpoint, block, use_reentrant=True),
-    ):
-        torch.manual_seed(2)
-        grads.append(torch.autograd.grad(run(x).square().sum(), x)[0])
-    assert torch.equal(grads[0], grads[1]) and torch.equal(grads[0], grads[2])
+
+
+def test_checkpointing_of_a_layer_called_by_hand():
+    grads = []
+    for kind in (None, False, True):
+        torch.manual_seed(1)
+        block = small_model(dropout=0.5).train().layers[1]
+        x = torch.randn(3, 9, 48, requires_grad=True)
+        call = partial(checkpoint, block, use_reentrant=kind)
+        out = block(x) if kind is None else call(x)
+        out.square().sum().backward()
+        grads.append([x.grad, *(p.grad for p in block.parameters())])
+    assert all(map(torch.equal, grads[0], grads[1]))
+    assert all(map(torch.equal, grads[0], grads[2]))
 
 
 @pytest.fixture
@@ -278,3 +289,158 @@ def test_quantised():
     assert 1e-4 < error(logits) < 0.1
     assert (torch.cat(steps, dim=1) - logits).abs().max() < 1e-4
     # --8<-- [end:quantised]
+
+
+# What can stand in the place of a linear layer, or on it.
+
+
+def dynamically_quantised(linear):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
+        both = nn.Sequential(linear)
+        return torch.ao.quantization.quantize_dynamic(both, {nn.Linear})[0]
+
+
+def int8(linear):
+    both = nn.Sequential(linear)
+    quantize_(both, Int8WeightOnlyConfig())
+    return both[0]
+
+
+def gathered(linear):
+    """Its weight is there while it is called, and at no other time: so do
+    wrappers that shard it, or keep it elsewhere."""
+    whole = linear.weight
+
+    def gather(module, args):
+        module.weight = whole
+
+    def free(module, args, out):
+        module.weight = nn.Parameter(torch.empty(0))
+
+    linear.register_forward_pre_hook(gather)
+    linear.register_forward_hook(free)
+    free(linear, None, None)
+    return linear
+
+
+STAND_INS = {
+    "int8 of torchao": int8,
+    "dynamic int8 of torch.ao": dynamically_quantised,
+    "a weight gathered by hooks": gathered,
+    "sharded by itself": fully_shard,
+    "pruned": lambda linear: prune.l1_unstructured(linear, "weight", 0.5),
+    "weight norm": weight_norm,
+}
+
+
+@pytest.mark.parametrize("change", STAND_INS.values(), ids=STAND_INS)
+@torch.no_grad()
+def test_stand_ins_for_linear_layers(change, process_group):
+    join_alone()
+    layer = copy.deepcopy(model.layers[1].self_attn)
+    x, plain = 3 * torch.randn(3, 7, 48), KVCache(7)
+    layer(x[:, :5], cache=plain)
+    layer.kv_b_proj = change(layer.kv_b_proj)
+    want = layer(x, form="expanded")
+    cache = KVCache(7)
+    steps = [layer(t, cache=cache) for t in x.split(1, dim=1)]
+    assert relative_error(torch.cat(steps, dim=1), want) < 1e-5
+    with pytest.raises(TypeError, match=r"^kv_b_proj is .*: absorption reads"):
+        layer(x[:, 5:6], cache=plain, form="absorbed")
+    assert plain.length == 5
+
+
+def join_alone():
+    dist.init_process_group(
+        "gloo", store=dist.HashStore(), rank=0, world_size=1
+    )
+
+
+def half_a_batch(rank, place, wanted):
+    """What each of two processes does; compared with one that has it all."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{place}", rank=rank, world_size=2
+    )
+    halves = torch.cat((tokens, tokens.flip(1)))[rank::2]
+    sharded = copy.deepcopy(model)
+    for block in sharded.layers:
+        fully_shard(block)
+    fully_shard(sharded)
+    local = sharded.layers[1].self_attn.kv_b_proj.weight.to_local()
+    assert 2 * local.numel() == model.layers[1].self_attn.kv_b_proj.weight.numel()
+    copied = DistributedDataParallel(copy.deepcopy(model))
+    for each in sharded, copied:
+        each(halves).logsumexp(dim=-1).mean().backward()
+    gradients = torch.load(wanted)
+    for p, q, want in zip(
+        sharded.parameters(), copied.parameters(), gradients, strict=True
+    ):
+        assert relative_error(p.grad.full_tensor(), want) < 1e-5
+        assert relative_error(q.grad, want) < 1e-5
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    with torch.no_grad():
+        logits = [sharded(t, caches=caches) for t in tokens.split(3, dim=1)]
+    assert error(torch.cat(logits, dim=1)) < 1e-5
+    dist.destroy_process_group()
+
+
+def test_two_processes(tmp_path):
+    both = torch.cat((tokens, tokens.flip(1)))
+    whole = copy.deepcopy(model)
+    whole(both).logsumexp(dim=-1).mean().backward()
+    torch.save([p.grad for p in whole.parameters()], tmp_path / "gradients")
+    told = (tmp_path / "store", tmp_path / "gradients")
+    torch.multiprocessing.spawn(half_a_batch, told, nprocs=2)
+
+
+def test_made_without_memory():
+    # --8<-- [start:meta]
+    with torch.device("meta"):
+        empty = small_model().eval()
+    assert all(weight.is_meta for weight in empty.parameters())
+    assert not [*empty.buffers()]  # all that it holds is in state_dict()
+    caches = [KVCache(max_len=9) for _ in empty.layers]
+    with torch.no_grad():
+        assert empty(tokens.to("meta"), caches=caches).shape == (3, 9, 97)
+    held = [cache.nbytes for cache in caches]  # had it run for real
+
+    empty.to_empty(device="cpu")  # arbitrary bytes
+    empty.load_state_dict(model.state_dict())
+    assert torch.equal(empty(tokens), expected)
+    # --8<-- [end:meta]
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    with torch.no_grad():
+        model(tokens, caches=caches)
+    assert held == [cache.nbytes for cache in caches]
+    with torch.device("meta"):
+        empty = small_model().eval()
+    checkpoint = copy.deepcopy(model).bfloat16().state_dict()
+    empty.load_state_dict(checkpoint, assign=True)
+    assert {p.dtype for p in empty.parameters()} == {torch.bfloat16}
+    assert error(empty(tokens)) < 0.1
+
+
+def test_copied_and_saved():
+    # --8<-- [start:copies]
+    import pickle
+
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    restored = small_model().eval()
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    pickled = pickle.loads(pickle.dumps(model))
+    for twin in restored, pickled, copy.deepcopy(model):
+        assert torch.equal(twin(tokens), expected)
+
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    with torch.no_grad():
+        model(tokens[:, :5], caches=caches)
+        fork = copy.deepcopy(caches)  # two continuations of one prompt
+        model(tokens[:, 5:].flip(1), caches=fork)
+        logits = model(tokens[:, 5:], caches=caches)
+    assert (logits - expected[:, 5:]).abs().max() < 1e-4
+    # --8<-- [end:copies]
+    assert relative_error(logits, expected[:, 5:]) < 1e-5
