@@ -107,15 +107,16 @@ def _is_matrix(
 def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
     """The weight of a module that is used without calling the module."""
     if not _is_matrix(linear, biased=biased):
-        kind = type(linear).__name__
-        if type(linear) is nn.Linear and _wraps(linear.weight):
-            kind += f" of {type(linear.weight).__name__}"
+        kind = type(linear)  # adapters of PEFT are called Linear, too
+        called = f"{kind.__module__}.{kind.__qualname__}"
+        if kind is nn.Linear and _wraps(linear.weight):
+            called += f" of {type(linear.weight).__name__}"
         raise TypeError(
-            f"{name} is {kind}, not a plain nn.Linear without "
-            f"a hook{'' if biased else ' or a bias'}: absorption reads only "
-            "its weight, and the rest would be lost. Merge an adapter into the "
-            "weight first, or pass form='latent' or 'expanded', which call the "
-            "module"
+            f"{name} is {called}, not a plain "
+            f"nn.Linear without a hook{'' if biased else ' or a bias'}: "
+            "absorption reads only its weight, and the rest would be lost. "
+            "Merge an adapter into the weight first, or pass form='latent' or "
+            "'expanded', which call the module"
         )
     return linear.weight
 

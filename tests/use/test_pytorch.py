@@ -57,6 +57,7 @@ def error(logits):
 # --8<-- [end:model]
 
 import io
+import re
 import warnings
 from functools import partial
 
@@ -70,6 +71,7 @@ from torch.utils.checkpoint import checkpoint
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from attnref.layers import cross, gqa, mha, mla, mqa
+from sitekit import ROOT
 from tests.conftest import relative_error
 from tests.core.test_sdpa import Made
 from tests.variants import VARIANTS, every_pair, inputs, run, variant
@@ -504,15 +506,24 @@ def test_fused():
 
 
 def test_fused_memory():
+    """Torch makes floats of a mask; the folded one is there for each head of a
+    group. `is_causal` needs none."""
     for K in (8, 2):
         q, k, v = (torch.randn(1, n, 512, 16) for n in (8, K, K))
-        mask, largest = causal_mask(512), []
-        for core in (sdpa, fused_sdpa):
+        mask = causal_mask(512)
+
+        def causal(q, k, v, mask, K=K):
+            return F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=K < 8
+            )
+
+        largest = []
+        for core in (sdpa, fused_sdpa, causal):
             with Made(q, k, v, mask) as made:
                 core(q, k, v, mask)
             largest.append(made.largest)
-        assert largest[0] == 8 * 512 * 512 * 4
-        assert largest[1] <= max(q.nbytes, 8 // K * mask.nbytes) < 2**20 + 1
+        scores = 512 * 512 * 4  # of one head
+        assert largest == [8 * scores, 8 // K * scores, q.nbytes]
 
 
 def test_swapped():
@@ -557,7 +568,9 @@ def test_each_layer_swapped(name, make, monkeypatch):
             full.square().sum().backward()
             with torch.no_grad():
                 parts = run(name, layer, given, (5, 1, 1), make(keys), valid)
-            return full, parts, *(p.grad for p in layer.parameters())
+            # In one: without RoPE, that of a key's bias is zero.
+            grads = [p.grad.flatten() for p in layer.parameters()]
+            return full, parts, torch.cat(grads)
 
         want = outputs()
         with monkeypatch.context() as patched:
@@ -608,3 +621,71 @@ def test_traps():
     one, two = (attend(x, k, v, dropout_p=0.5) for _ in range(2))
     assert not torch.equal(one, two)
     # --8<-- [end:traps]
+
+
+def refusals():
+    """What the page quotes, as the error is raised."""
+    layer, x = model.layers[1].self_attn, torch.randn(3, 5, 48)
+    quantised, sharded = copy.deepcopy(layer), copy.deepcopy(layer)
+    int8(quantised.kv_b_proj)
+    yield lambda: quantised(x, form="absorbed")
+    fully_shard(sharded.kv_b_proj)
+    yield lambda: sharded(x, form="absorbed")
+    yield lambda: layer(x, cache=KVCache(5))
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    yield lambda: torch.export.export(model, (tokens,), {"caches": caches})
+    named = {"tokens": {1: torch.export.Dim("T")}}
+    yield lambda: torch.export.export(
+        model, (tokens,), dynamic_shapes=named
+    )
+    yield lambda: checkpoint(
+        model.layers[0], x, use_reentrant=True, cache=None
+    )
+    with torch.no_grad():
+        model(tokens, caches=caches)
+        for cache in caches:
+            cache.crop(3)
+        half = copy.deepcopy(model).half()
+    yield torch.no_grad()(lambda: half(tokens[:, 3:], caches=caches))
+    yield lambda: layer(x, mask=torch.ones(5, 5, device="meta").bool())
+    yield lambda: layer(x, mask=torch.zeros(5, 5))
+    yield lambda: F.scaled_dot_product_attention(
+        x, x, x, attn_mask=torch.ones(5, 5).long()
+    )
+
+
+def tables(language):
+    """The page's sections, by id: the rows of their tables."""
+    text = (ROOT / f"docs/{language}/use/pytorch.md").read_text("utf-8")
+    found = {}
+    for section in re.split(r"^## .*\{ #", text, flags=re.M)[1:]:
+        name, _, body = section.partition(" }")
+        rows = re.findall(r"^\|(.*)\|$", body, flags=re.M)[2:]
+        found[name] = [
+            [cell.strip() for cell in row.split(" | ")] for row in rows
+        ]
+    return found
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_refused(language, process_group):
+    join_alone()
+    rows = tables(language)["refused"]
+    for row, refused in zip(rows, refusals(), strict=True):
+        with pytest.raises(Exception) as error:  # each is of another kind
+            refused()
+        quoted = re.fullmatch(r"`([^`]+)`", row[1])[1]
+        assert quoted in str(error.value), row
+        assert type(error.value).__name__ == row[2].strip("`"), row
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_row_of_the_page_names_its_tests(language):
+    named = [
+        name
+        for row in tables(language)["works"]
+        for name in re.findall(r"`(test_\w+)`", row[-1]) or [row]
+    ]
+    here = [name for name in globals() if name.startswith("test_")]
+    meant = {n for n in here if not n.startswith(("test_every_row", "test_re"))}
+    assert set(named) == meant
