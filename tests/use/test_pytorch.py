@@ -70,6 +70,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
+from attnref import padding_mask
 from attnref.layers import cross, gqa, mha, mla, mqa
 from sitekit import ROOT
 from tests.conftest import relative_error
@@ -95,6 +96,13 @@ def test_compiled():
         assert error(torch.cat(logits, dim=1)) < 1e-5
     assert len(graphs) == 3
     # --8<-- [end:compile]
+    small = [KVCache(max_len=4) for _ in model.layers]
+    told = re.escape("0 stored and 9 new make 9 > max_len=4")
+    for call, wrong in ((compiled, "Unsupported"), (model, "ValueError")):
+        with torch.no_grad(), pytest.raises(Exception) as raised:
+            call(tokens, caches=small)
+        assert type(raised.value).__name__ == wrong
+        assert bool(re.search(told, str(raised.value))) == (call is model)
 
 
 def test_compiled_training():
@@ -160,6 +168,17 @@ def test_autocast():
     assert logits.dtype == torch.bfloat16
     assert 0 < error(logits) < 0.05
     # --8<-- [end:autocast]
+    outs = []
+    for block in model.layers:
+        block.register_forward_hook(lambda *told: outs.append(told[2].dtype))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(tokens)
+        with Products() as products:
+            model.layers[1].self_attn(torch.randn(3, 5, 48), form="absorbed")
+    for block in model.layers:
+        block._forward_hooks.clear()
+    assert outs == [torch.float32] * 2  # of the sums with residuals
+    assert products.dtypes["bmm"] == {torch.float32, torch.bfloat16}
 
 
 def test_dtypes():
@@ -231,12 +250,14 @@ def test_checkpointing():
 
 def test_checkpointing_of_a_layer_called_by_hand():
     grads = []
+    mask = padding_mask(torch.arange(9) < torch.tensor([[9], [4], [7]]))
     for kind in (None, False, True):
         torch.manual_seed(1)
         block = small_model(dropout=0.5).train().layers[1]
         x = torch.randn(3, 9, 48, requires_grad=True)
-        call = partial(checkpoint, block, use_reentrant=kind)
-        out = block(x) if kind is None else call(x)
+        masked = partial(block, mask=mask)
+        call = partial(checkpoint, masked, use_reentrant=kind)
+        out = masked(x) if kind is None else call(x)
         out.square().sum().backward()
         grads.append([x.grad, *(p.grad for p in block.parameters())])
     assert all(map(torch.equal, grads[0], grads[1]))
@@ -246,7 +267,8 @@ def test_checkpointing_of_a_layer_called_by_hand():
 @pytest.fixture
 def process_group():
     yield
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def test_one_process(process_group):
@@ -278,6 +300,7 @@ def test_one_process(process_group):
     ):
         assert torch.equal(shard.grad.full_tensor(), exact.grad)
         assert torch.equal(synced.grad, exact.grad)
+    dist.destroy_process_group()
     # --8<-- [end:sharded]
 
 
@@ -293,6 +316,16 @@ def test_quantised():
         steps = [quantised(t, caches=caches) for t in tokens.split(1, dim=1)]
     assert 1e-4 < error(logits) < 0.1
     assert (torch.cat(steps, dim=1) - logits).abs().max() < 1e-4
+
+    def others(module, name):  # all but those that absorption reads
+        return isinstance(module, nn.Linear) and "kv_b_proj" not in name
+
+    absorbing = copy.deepcopy(model)
+    quantize_(absorbing, Int8WeightOnlyConfig(), filter_fn=others)
+    mla = absorbing.layers[1].self_attn
+    x = torch.randn(3, 5, 48)
+    forms = [mla(x, form=form) for form in ("expanded", "absorbed")]
+    assert torch.allclose(*forms, atol=1e-4)
     # --8<-- [end:quantised]
 
 
@@ -505,6 +538,9 @@ def test_fused():
             assert theirs < 1.5 * ours
 
 
+SWAPPED = (cross, gqa, mha, mla, mqa)
+
+
 def test_fused_memory():
     """Torch makes floats of a mask; the folded one is there for each head of a
     group. `is_causal` needs none."""
@@ -526,7 +562,9 @@ def test_fused_memory():
         assert largest == [8 * scores, 8 // K * scores, q.nbytes]
 
 
-def test_swapped():
+def test_swapped(monkeypatch):
+    for file in SWAPPED:
+        monkeypatch.setattr(file, "sdpa", sdpa)  # and restored in the end
     # --8<-- [start:swap]
     from attnref.layers import cross, gqa, mha, mla, mqa
 
@@ -543,9 +581,6 @@ def test_swapped():
     assert error(torch.cat(logits, dim=1)) < 1e-5
     use_core(sdpa)
     # --8<-- [end:swap]
-
-
-SWAPPED = (cross, gqa, mha, mla, mqa)
 
 
 @every_pair
