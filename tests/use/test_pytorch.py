@@ -109,7 +109,9 @@ def test_compiled_training():
     """Through AOTAutograd, whose graphs a compiler would get."""
     torch.compiler.reset()
     plain, trained = copy.deepcopy(model), copy.deepcopy(model)
-    compiled = torch.compile(trained, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        trained, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
     for length in 7, 9:
         for each in plain, compiled:
             each.zero_grad()
