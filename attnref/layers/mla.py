@@ -86,7 +86,7 @@ def _latent(p: Parts) -> Tensor:
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
-def _wraps(weight: Tensor) -> bool:
+def _wraps(weight: object) -> bool:
     """Whether a tensor is made of others: of int8 and scales, for example."""
     return hasattr(weight, "__tensor_flatten__")
 

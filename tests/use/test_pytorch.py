@@ -3,7 +3,7 @@
 Each test is named in a table of the page. CPU, and the meta device.
 """
 
-# --8<-- [start:model]
+# --8<-- [start:imports]
 import copy
 
 import torch
@@ -20,7 +20,31 @@ from attnref import (
     sdpa,
 )
 
+# --8<-- [end:imports]
+# isort: split
+import io
+import re
+import warnings
+from functools import partial
 
+import pytest
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+from attnref import padding_mask
+from attnref.layers import cross, gqa, mha, mla, mqa
+from sitekit import ROOT
+from tests.conftest import relative_error
+from tests.core.test_sdpa import Made
+from tests.variants import VARIANTS, every_pair, inputs, run, variant
+
+
+# --8<-- [start:model]
 def small_model(**options):
     gqa = GroupedQueryAttention(
         d_model=48, n_heads=6, n_kv_heads=2, rope_theta=10000.0, **options
@@ -55,27 +79,6 @@ def error(logits):
 
 
 # --8<-- [end:model]
-
-import io
-import re
-import warnings
-from functools import partial
-
-import pytest
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import prune
-from torch.nn.utils.parametrizations import weight_norm
-from torch.utils.checkpoint import checkpoint
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-from attnref import padding_mask
-from attnref.layers import cross, gqa, mha, mla, mqa
-from sitekit import ROOT
-from tests.conftest import relative_error
-from tests.core.test_sdpa import Made
-from tests.variants import VARIANTS, every_pair, inputs, run, variant
 
 
 def test_compiled():
@@ -238,9 +241,7 @@ def test_checkpointing():
     trained = small_model(dropout=0.5).train()
     plain, before = gradients(trained)
     for block in trained.layers:
-        block.forward = partial(
-            checkpoint, block.forward, use_reentrant=False
-        )
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     again, after = gradients(trained)
     assert all(map(torch.equal, again, plain))
     assert after < before / 2
@@ -669,12 +670,8 @@ def refusals():
     caches = [KVCache(max_len=9) for _ in model.layers]
     yield lambda: torch.export.export(model, (tokens,), {"caches": caches})
     named = {"tokens": {1: torch.export.Dim("T")}}
-    yield lambda: torch.export.export(
-        model, (tokens,), dynamic_shapes=named
-    )
-    yield lambda: checkpoint(
-        model.layers[0], x, use_reentrant=True, cache=None
-    )
+    yield lambda: torch.export.export(model, (tokens,), dynamic_shapes=named)
+    yield lambda: checkpoint(model.layers[0], x, use_reentrant=True, cache=None)
     with torch.no_grad():
         model(tokens, caches=caches)
         for cache in caches:
