@@ -82,8 +82,8 @@ def error(logits):
 
 
 def test_compiled():
-    torch.compiler.reset()
     # --8<-- [start:compile]
+    torch.compiler.reset()  # forgets what was compiled before
     graphs = []
 
     def backend(graph, inputs):  # counts; leave `backend` out in your project
@@ -630,7 +630,7 @@ def test_traps():
     assert torch.allclose(out, sdpa(x, k, v, causal_mask(5)), atol=1e-5)
 
     # Ones and zeros as floats are added to the scores and hide nothing.
-    valid = torch.tensor([[1, 1, 1, 0, 0]])[:, None, None]  # (1, 1, 1, S)
+    valid = torch.tensor([[1, 1, 1, 0, 0]])[:, None, None]
     right = attend(q, k, v, attn_mask=valid.bool())
     wrong = attend(q, k, v, attn_mask=valid.float())
     assert torch.allclose(right, sdpa(q, k, v, valid.bool()), atol=1e-5)
