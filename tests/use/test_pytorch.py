@@ -565,6 +565,13 @@ def test_fused_memory():
 def test_swapped(monkeypatch):
     for file in SWAPPED:
         monkeypatch.setattr(file, "sdpa", sdpa)  # and restored in the end
+    calls, plain = [], fused_sdpa
+
+    def counted(*given, **told):
+        calls.append(given)
+        return plain(*given, **told)
+
+    monkeypatch.setitem(globals(), "fused_sdpa", counted)
     # --8<-- [start:swap]
     from attnref.layers import cross, gqa, mha, mla, mqa
 
@@ -581,6 +588,9 @@ def test_swapped(monkeypatch):
     assert error(torch.cat(logits, dim=1)) < 1e-5
     use_core(sdpa)
     # --8<-- [end:swap]
+    assert len(calls) == 2 * len(parts)
+    model(tokens)
+    assert len(calls) == 2 * len(parts)
 
 
 @every_pair
