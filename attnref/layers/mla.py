@@ -249,7 +249,7 @@ class MultiHeadLatentAttention(nn.Module):
         `(B, 1, S, R + Dr)`, so these forms may alternate on one cache. If no
         form is given, the layer takes the expanded one without a cache, and
         with one the cheaper of the other two, but never the absorbed form if
-        `kv_b_proj` has been replaced or has hooks.
+        `kv_b_proj` has been replaced or quantised, or has hooks.
         """
         check_input("x", x, self.d_model)
         if form is not None and form not in FORMS:
