@@ -86,12 +86,18 @@ def _latent(p: Parts) -> Tensor:
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
+def _wraps(weight: object) -> bool:
+    """Whether a tensor is made of others: of int8 and scales, for example."""
+    return hasattr(weight, "__tensor_flatten__")
+
+
 def _is_matrix(
     linear: nn.Module, *, biased: bool = False
 ) -> TypeGuard[nn.Linear]:
     """Whether calling `linear` only multiplies by its weight."""
     return (
         type(linear) is nn.Linear
+        and not _wraps(linear.weight)
         and (biased or linear.bias is None)
         and "forward" not in vars(linear)
         and not any(getattr(linear, f"_{when}_hooks") for when in HOOKS)
@@ -102,8 +108,11 @@ def _matrix(name: str, linear: nn.Module, *, biased: bool = False) -> Tensor:
     """The weight of a module that is used without calling the module."""
     if not _is_matrix(linear, biased=biased):
         kind = type(linear)  # adapters of PEFT are called Linear, too
+        called = f"{kind.__module__}.{kind.__qualname__}"
+        if kind is nn.Linear and _wraps(linear.weight):
+            called += f" of {type(linear.weight).__name__}"
         raise TypeError(
-            f"{name} is {kind.__module__}.{kind.__qualname__}, not a plain "
+            f"{name} is {called}, not a plain "
             f"nn.Linear without a hook{'' if biased else ' or a bias'}: "
             "absorption reads only its weight, and the rest would be lost. "
             "Merge an adapter into the weight first, or pass form='latent' or "
@@ -240,7 +249,7 @@ class MultiHeadLatentAttention(nn.Module):
         `(B, 1, S, R + Dr)`, so these forms may alternate on one cache. If no
         form is given, the layer takes the expanded one without a cache, and
         with one the cheaper of the other two, but never the absorbed form if
-        `kv_b_proj` has been replaced or has hooks.
+        `kv_b_proj` has been replaced or quantised, or has hooks.
         """
         check_input("x", x.shape, self.d_model)
         if form is not None and form not in FORMS:

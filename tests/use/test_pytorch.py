@@ -1,0 +1,732 @@
+"""The page use/pytorch: what works with PyTorch's tools, and what is refused.
+
+Each test is named in a table of the page. CPU, and the meta device.
+"""
+
+# --8<-- [start:imports]
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnref import (
+    Block,
+    Decoder,
+    GroupedQueryAttention,
+    KVCache,
+    MultiHeadLatentAttention,
+    causal_mask,
+    sdpa,
+)
+
+# --8<-- [end:imports]
+# isort: split
+import io
+import re
+import warnings
+from functools import partial
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+from attnref import padding_mask
+from attnref.layers import cross, gqa, mha, mla, mqa
+from sitekit import ROOT
+from tests.conftest import relative_error
+from tests.core.test_sdpa import Made
+from tests.variants import VARIANTS, every_pair, inputs, run, variant
+
+
+# --8<-- [start:model]
+def small_model(**options):
+    gqa = GroupedQueryAttention(
+        d_model=48, n_heads=6, n_kv_heads=2, rope_theta=10000.0, **options
+    )
+    mla = MultiHeadLatentAttention(
+        d_model=48,
+        n_heads=4,
+        kv_lora_rank=20,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+        **options,
+    )
+    blocks = [Block(layer, d_model=48, d_ff=80) for layer in (gqa, mla)]
+    model = Decoder(blocks, n_tokens=97, d_model=48)
+    for weight in model.parameters():
+        if weight.dim() == 2:  # with small weights, mistakes hardly show
+            nn.init.normal_(weight, std=0.3)
+    return model
+
+
+torch.manual_seed(0)
+model = small_model().eval()
+tokens = torch.randint(97, (3, 9))
+expected = model(tokens).detach()
+
+
+def error(logits):
+    """Of the first tokens: the largest difference, as a part of the largest."""
+    exact = expected[: len(logits), : logits.shape[1]]
+    return float((logits.detach() - exact).abs().max() / exact.abs().max())
+
+
+# --8<-- [end:model]
+
+
+def test_compiled():
+    # --8<-- [start:compile]
+    torch.compiler.reset()  # forgets what was compiled before
+    graphs = []
+
+    def backend(graph, inputs):  # counts; leave `backend` out in your project
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for length in 7, 5, 3:  # of the prompt
+        caches = [KVCache(max_len=16) for _ in model.layers]
+        parts = tokens[:, : length + 2].split([length, 1, 1], dim=1)
+        with torch.no_grad():
+            logits = [compiled(part, caches=caches) for part in parts]
+        assert error(torch.cat(logits, dim=1)) < 1e-5
+    assert len(graphs) == 3
+    # --8<-- [end:compile]
+    small = [KVCache(max_len=4) for _ in model.layers]
+    told = re.escape("0 stored and 9 new make 9 > max_len=4")
+    for call, wrong in ((compiled, "Unsupported"), (model, "ValueError")):
+        with torch.no_grad(), pytest.raises(Exception) as raised:
+            call(tokens, caches=small)
+        assert type(raised.value).__name__ == wrong
+        assert bool(re.search(told, str(raised.value))) == (call is model)
+
+
+def test_compiled_training():
+    """Through AOTAutograd, whose graphs a compiler would get."""
+    torch.compiler.reset()
+    plain, trained = copy.deepcopy(model), copy.deepcopy(model)
+    compiled = torch.compile(trained, fullgraph=True, backend="aot_eager")
+    for each in plain, compiled:
+        each.zero_grad()
+        each(tokens).logsumexp(-1).sum().backward()
+    for ours, theirs in zip(
+        trained.parameters(), plain.parameters(), strict=True
+    ):
+        assert relative_error(ours.grad, theirs.grad) < 1e-5
+
+
+def test_exported():
+    # --8<-- [start:export]
+    import io
+
+    from torch.export import Dim
+
+    anyhow = {"tokens": {0: Dim.AUTO, 1: Dim.AUTO}}
+    program = torch.export.export(model, (tokens,), dynamic_shapes=anyhow)
+    file = io.BytesIO()  # or the path of a .pt2 file
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for batch, length in (3, 9), (2, 5), (1, 2):
+        assert error(loaded(tokens[:batch, :length])) < 1e-5
+    # --8<-- [end:export]
+
+
+def test_autocast():
+    # --8<-- [start:autocast]
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Products(TorchDispatchMode):
+        """Collects the dtype of each kind of matrix product."""
+
+        def __init__(self):
+            super().__init__()
+            self.dtypes = {}
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func.overloadpacket.__name__ in ("mm", "bmm"):
+                kind = func.overloadpacket.__name__
+                self.dtypes.setdefault(kind, set()).add(out.dtype)
+            return out
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with Products() as products:
+            logits = model(tokens)
+        caches = [KVCache(max_len=9) for _ in model.layers]
+        model(tokens, caches=caches)
+    assert products.dtypes == {
+        "mm": {torch.bfloat16},  # projections, SwiGLU, logits
+        "bmm": {torch.float32},  # scores, and weights times values
+    }
+    assert {t.dtype for c in caches for t in c.stored} == {torch.bfloat16}
+    assert logits.dtype == torch.bfloat16
+    assert 0 < error(logits) < 0.05
+    # --8<-- [end:autocast]
+    outs = []
+    for block in model.layers:
+        block.register_forward_hook(lambda *told: outs.append(told[2].dtype))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(tokens)
+        with Products() as products:
+            model.layers[1].self_attn(torch.randn(3, 5, 48), form="absorbed")
+    for block in model.layers:
+        block._forward_hooks.clear()
+    assert outs == [torch.float32] * 2  # of the sums with residuals
+    assert products.dtypes["bmm"] == {torch.float32, torch.bfloat16}
+
+
+def test_dtypes():
+    # --8<-- [start:dtypes]
+    errors = {}
+    for dtype in torch.float64, torch.float16, torch.bfloat16:
+        whole = copy.deepcopy(model).to(dtype)
+        caches = [KVCache(max_len=9) for _ in model.layers]
+        with torch.no_grad():
+            parts = [whole(t, caches=caches) for t in tokens.split(3, dim=1)]
+        assert {t.dtype for c in caches for t in c.stored} == {dtype}
+        errors[dtype] = error(torch.cat(parts, dim=1))
+    assert errors[torch.float64] < 1e-5
+    assert 1e-4 < errors[torch.float16] < 0.01 < errors[torch.bfloat16] < 0.1
+    # --8<-- [end:dtypes]
+
+
+def test_gradient_scaler():
+    # --8<-- [start:scaler]
+    trained = copy.deepcopy(model).train()
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu")
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            logits = trained(tokens[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].ravel())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] / 5
+    # --8<-- [end:scaler]
+    assert all(p.dtype == torch.float32 for p in trained.parameters())
+
+
+def test_checkpointing():
+    # --8<-- [start:checkpoint]
+    from functools import partial
+
+    from torch.utils.checkpoint import checkpoint
+
+    def gradients(trained):
+        kept = {}  # storages that are kept for the backward pass
+
+        def keep(x):
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        torch.manual_seed(1)  # drops the same weights
+        trained.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            loss = trained(tokens).logsumexp(dim=-1).sum()
+        loss.backward()
+        return [p.grad for p in trained.parameters()], sum(kept.values())
+
+    trained = small_model(dropout=0.5).train()
+    plain, before = gradients(trained)
+    for block in trained.layers:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    again, after = gradients(trained)
+    assert all(map(torch.equal, again, plain))
+    assert after < before / 2
+    # --8<-- [end:checkpoint]
+
+
+def test_checkpointing_of_a_layer_called_by_hand():
+    grads = []
+    mask = padding_mask(torch.arange(9) < torch.tensor([[9], [4], [7]]))
+    for kind in (None, False, True):
+        torch.manual_seed(1)
+        block = small_model(dropout=0.5).train().layers[1]
+        x = torch.randn(3, 9, 48, requires_grad=True)
+        masked = partial(block, mask=mask)
+        call = partial(checkpoint, masked, use_reentrant=kind)
+        out = masked(x) if kind is None else call(x)
+        out.square().sum().backward()
+        grads.append([x.grad, *(p.grad for p in block.parameters())])
+    assert all(map(torch.equal, grads[0], grads[1]))
+    assert all(map(torch.equal, grads[0], grads[2]))
+
+
+@pytest.fixture
+def process_group():
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_one_process(process_group):
+    # --8<-- [start:sharded]
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    # `torchrun` starts the processes; then the first argument is enough.
+    dist.init_process_group(
+        "gloo", store=dist.HashStore(), rank=0, world_size=1
+    )
+    sharded, copied = copy.deepcopy(model), copy.deepcopy(model)
+    for block in sharded.layers:
+        fully_shard(block)
+    fully_shard(sharded)
+    copied = DistributedDataParallel(copied)
+
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    with torch.no_grad():
+        logits = [sharded(t, caches=caches) for t in tokens.split(3, dim=1)]
+    assert error(torch.cat(logits, dim=1)) < 1e-5
+
+    for each in model, sharded, copied:
+        each.zero_grad()
+        each(tokens).logsumexp(dim=-1).sum().backward()
+    for exact, shard, synced in zip(
+        *(each.parameters() for each in (model, sharded, copied)), strict=True
+    ):
+        assert torch.equal(shard.grad.full_tensor(), exact.grad)
+        assert torch.equal(synced.grad, exact.grad)
+    dist.destroy_process_group()
+    # --8<-- [end:sharded]
+
+
+def test_quantised():
+    # --8<-- [start:quantised]
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantised = copy.deepcopy(model)
+    quantize_(quantised, Int8WeightOnlyConfig())  # every nn.Linear
+    with torch.no_grad():
+        logits = quantised(tokens)
+        caches = [KVCache(max_len=9) for _ in model.layers]
+        steps = [quantised(t, caches=caches) for t in tokens.split(1, dim=1)]
+    assert 1e-4 < error(logits) < 0.1
+    assert (torch.cat(steps, dim=1) - logits).abs().max() < 1e-4
+
+    def others(module, name):  # all but those that absorption reads
+        return isinstance(module, nn.Linear) and "kv_b_proj" not in name
+
+    absorbing = copy.deepcopy(model)
+    quantize_(absorbing, Int8WeightOnlyConfig(), filter_fn=others)
+    mla = absorbing.layers[1].self_attn
+    x = torch.randn(3, 5, 48)
+    forms = [mla(x, form=form) for form in ("expanded", "absorbed")]
+    assert torch.allclose(*forms, atol=1e-4)
+    # --8<-- [end:quantised]
+
+
+# What can stand in the place of a linear layer, or on it.
+
+
+def dynamically_quantised(linear):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao.quantization is deprecated
+        both = nn.Sequential(linear)
+        return torch.ao.quantization.quantize_dynamic(both, {nn.Linear})[0]
+
+
+def int8(linear):
+    both = nn.Sequential(linear)
+    quantize_(both, Int8WeightOnlyConfig())
+    return both[0]
+
+
+def gathered(linear):
+    """Its weight is there while it is called, and at no other time: so do
+    wrappers that shard it, or keep it elsewhere."""
+    whole = linear.weight
+
+    def gather(module, args):
+        module.weight = whole
+
+    def free(module, args, out):
+        module.weight = nn.Parameter(torch.empty(0))
+
+    linear.register_forward_pre_hook(gather)
+    linear.register_forward_hook(free)
+    free(linear, None, None)
+    return linear
+
+
+STAND_INS = {
+    "int8 of torchao": int8,
+    "dynamic int8 of torch.ao": dynamically_quantised,
+    "a weight gathered by hooks": gathered,
+    "sharded by itself": fully_shard,
+    "pruned": lambda linear: prune.l1_unstructured(linear, "weight", 0.5),
+    "weight norm": weight_norm,
+}
+
+
+@pytest.mark.parametrize("change", STAND_INS.values(), ids=STAND_INS)
+@torch.no_grad()
+def test_stand_ins_for_linear_layers(change, process_group):
+    join_alone()
+    layer = copy.deepcopy(model.layers[1].self_attn)
+    x, plain = 3 * torch.randn(3, 7, 48), KVCache(7)
+    layer(x[:, :5], cache=plain)
+    layer.kv_b_proj = change(layer.kv_b_proj)
+    want = layer(x, form="expanded")
+    cache = KVCache(7)
+    steps = [layer(t, cache=cache) for t in x.split(1, dim=1)]
+    # What torch.ao rounds its inputs to depends on the largest of a call.
+    bound = 0.03 if change is dynamically_quantised else 1e-5
+    assert relative_error(torch.cat(steps, dim=1), want) < bound
+    with pytest.raises(TypeError, match=r"^kv_b_proj is .*: absorption reads"):
+        layer(x[:, 5:6], cache=plain, form="absorbed")
+    assert plain.length == 5
+
+
+def join_alone():
+    dist.init_process_group(
+        "gloo", store=dist.HashStore(), rank=0, world_size=1
+    )
+
+
+def half_a_batch(rank, place, wanted):
+    """What each of two processes does; compared with one that has it all."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{place}", rank=rank, world_size=2
+    )
+    halves = torch.cat((tokens, tokens.flip(1)))[rank::2]
+    sharded = copy.deepcopy(model)
+    for block in sharded.layers:
+        fully_shard(block)
+    fully_shard(sharded)
+    local = sharded.layers[1].self_attn.kv_b_proj.weight.to_local()
+    whole = model.layers[1].self_attn.kv_b_proj.weight
+    assert 2 * local.numel() == whole.numel()
+    copied = DistributedDataParallel(copy.deepcopy(model))
+    for each in sharded, copied:
+        each(halves).logsumexp(dim=-1).mean().backward()
+    gradients = torch.load(wanted)
+    for p, q, want in zip(
+        sharded.parameters(), copied.parameters(), gradients, strict=True
+    ):
+        assert relative_error(p.grad.full_tensor(), want) < 1e-5
+        assert relative_error(q.grad, want) < 1e-5
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    with torch.no_grad():
+        logits = [sharded(t, caches=caches) for t in tokens.split(3, dim=1)]
+    assert error(torch.cat(logits, dim=1)) < 1e-5
+    dist.destroy_process_group()
+
+
+def test_two_processes(tmp_path):
+    both = torch.cat((tokens, tokens.flip(1)))
+    whole = copy.deepcopy(model)
+    whole(both).logsumexp(dim=-1).mean().backward()
+    torch.save([p.grad for p in whole.parameters()], tmp_path / "gradients")
+    told = (tmp_path / "store", tmp_path / "gradients")
+    torch.multiprocessing.spawn(half_a_batch, told, nprocs=2)
+
+
+def test_made_without_memory():
+    # --8<-- [start:meta]
+    with torch.device("meta"):
+        empty = small_model().eval()
+    assert all(weight.is_meta for weight in empty.parameters())
+    assert not [*empty.buffers()]  # all that it holds is in state_dict()
+    caches = [KVCache(max_len=9) for _ in empty.layers]
+    with torch.no_grad():
+        assert empty(tokens.to("meta"), caches=caches).shape == (3, 9, 97)
+    held = [cache.nbytes for cache in caches]  # had it run for real
+
+    empty.to_empty(device="cpu")  # arbitrary bytes
+    empty.load_state_dict(model.state_dict())
+    assert torch.equal(empty(tokens), expected)
+    # --8<-- [end:meta]
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    with torch.no_grad():
+        model(tokens, caches=caches)
+    assert held == [cache.nbytes for cache in caches]
+    with torch.device("meta"):
+        empty = small_model().eval()
+    checkpoint = copy.deepcopy(model).bfloat16().state_dict()
+    empty.load_state_dict(checkpoint, assign=True)
+    assert {p.dtype for p in empty.parameters()} == {torch.bfloat16}
+    assert error(empty(tokens)) < 0.1
+
+
+def test_copied_and_saved():
+    # --8<-- [start:copies]
+    import pickle
+
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    restored = small_model().eval()
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    pickled = pickle.loads(pickle.dumps(model))
+    for twin in restored, pickled, copy.deepcopy(model):
+        assert torch.equal(twin(tokens), expected)
+
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    with torch.no_grad():
+        model(tokens[:, :5], caches=caches)
+        fork = copy.deepcopy(caches)  # two continuations of one prompt
+        model(tokens[:, 5:].flip(1), caches=fork)
+        logits = model(tokens[:, 5:], caches=caches)
+    assert (logits - expected[:, 5:]).abs().max() < 1e-4
+    # --8<-- [end:copies]
+    assert relative_error(logits, expected[:, 5:]) < 1e-5
+
+
+# --8<-- [start:fused]
+def fused_sdpa(q, k, v, mask=None, *, scale=None, dropout=0.0):
+    """`sdpa` of attnref, computed by the kernel of PyTorch."""
+    B, H, T, D = q.shape
+    K, Dv = v.shape[1], v.shape[3]
+    group = H // K
+    rows = q.reshape(B, K, group * T, D)  # (B, K, H // K * T, D)
+    if mask is not None and group > 1:
+        mask = mask[(None,) * (4 - mask.dim())]
+        heads = K if mask.shape[1] > 1 else 1  # one mask for all heads
+        mask = mask.expand(-1, heads * group, T, -1)
+        mask = mask.reshape(len(mask), heads, group * T, mask.shape[3])
+    out = F.scaled_dot_product_attention(
+        rows, k, v, attn_mask=mask, dropout_p=dropout, scale=scale
+    )
+    return out.view(B, H, T, Dv)  # (B, H, T, Dv)
+
+
+# --8<-- [end:fused]
+
+
+def test_fused():
+    # --8<-- [start:equal]
+    q = 4 * torch.randn(3, 6, 7, 5, dtype=torch.float64)  # (B, H, T, D)
+    k = torch.randn(3, 2, 11, 5, dtype=torch.float64)  # (B, K, S, D)
+    v = torch.randn(3, 2, 11, 13, dtype=torch.float64)  # (B, K, S, Dv)
+    valid = torch.rand(3, 1, 1, 11) > 0.3  # (B, 1, 1, S)
+    random = torch.rand(3, 6, 7, 11) > 0.3  # (B, H, T, S)
+    random[0, :, 2] = False  # a query that sees no key
+    for mask in None, causal_mask(7, 11), valid, random:
+        ours = sdpa(q, k, v, mask, scale=0.4)
+        theirs = fused_sdpa(q, k, v, mask, scale=0.4)
+        assert (ours - theirs).abs().max() / ours.abs().max() <= 1e-12
+    assert (theirs[0, :, 2] == 0).all()
+    # --8<-- [end:equal]
+    for mask in (None, valid, random):
+        dropped = []
+        for core in (sdpa, fused_sdpa):
+            torch.manual_seed(1)
+            dropped.append(core(q, k, v, mask, dropout=0.4))
+        assert relative_error(*dropped) <= 1e-12
+        for dtype in (torch.bfloat16, torch.float16):
+            half = [t.to(dtype) for t in (q, k, v)]
+            exact = sdpa(*(t.double() for t in half), mask)
+            ours, theirs = (
+                relative_error(core(*half, mask), exact)
+                for core in (sdpa, fused_sdpa)
+            )
+            assert theirs < 1.5 * ours
+
+
+SWAPPED = (cross, gqa, mha, mla, mqa)
+
+
+def test_fused_memory():
+    """Torch makes floats of a mask; the folded one is there for each head of a
+    group. `is_causal` needs none."""
+    for K in (8, 2):
+        q, k, v = (torch.randn(1, n, 512, 16) for n in (8, K, K))
+        mask = causal_mask(512)
+
+        def causal(q, k, v, mask, K=K):
+            return F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=K < 8
+            )
+
+        largest = []
+        for core in (sdpa, fused_sdpa, causal):
+            with Made(q, k, v, mask) as made:
+                core(q, k, v, mask)
+            largest.append(made.largest)
+        scores = 512 * 512 * 4  # of one head
+        assert largest == [8 * scores, 8 // K * scores, q.nbytes]
+
+
+def test_swapped(monkeypatch):
+    for file in SWAPPED:
+        monkeypatch.setattr(file, "sdpa", sdpa)  # and restored in the end
+    calls, plain = [], fused_sdpa
+
+    def counted(*given, **told):
+        calls.append(given)
+        return plain(*given, **told)
+
+    monkeypatch.setitem(globals(), "fused_sdpa", counted)
+    # --8<-- [start:swap]
+    from attnref.layers import cross, gqa, mha, mla, mqa
+
+    def use_core(core):
+        """All layers of attnref in this process call it from now on."""
+        for file in cross, gqa, mha, mla, mqa:
+            file.sdpa = core
+
+    use_core(fused_sdpa)
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    with torch.no_grad():
+        parts = tokens.split([5, 1, 3], dim=1)
+        logits = [model(part, caches=caches) for part in parts]
+    assert error(torch.cat(logits, dim=1)) < 1e-5
+    use_core(sdpa)
+    # --8<-- [end:swap]
+    assert len(calls) == 2 * len(parts)
+    model(tokens)
+    assert len(calls) == 2 * len(parts)
+
+
+@every_pair
+def test_each_layer_swapped(name, make, monkeypatch):
+    """In float64, with padding, caches and gradients."""
+    calls = []
+
+    def counted(*args, **options):
+        calls.append(args)
+        return fused_sdpa(*args, **options)
+
+    for options in VARIANTS[name].options:
+        layer, given = variant(name, **options), inputs(name)
+        keys = given[-1].shape[1]
+        valid = torch.arange(keys) >= torch.tensor([[0], [3], [1]])
+
+        def outputs(layer=layer, given=given, keys=keys, valid=valid):
+            full = run(name, layer, given, valid=valid)
+            layer.zero_grad()
+            full.square().sum().backward()
+            with torch.no_grad():
+                parts = run(name, layer, given, (5, 1, 1), make(keys), valid)
+            # In one: without RoPE, that of a key's bias is zero.
+            grads = [p.grad.flatten() for p in layer.parameters()]
+            return full, parts, torch.cat(grads)
+
+        want = outputs()
+        with monkeypatch.context() as patched:
+            for file in SWAPPED:
+                patched.setattr(file, "sdpa", counted)
+            got = outputs()
+        for ours, theirs in zip(got, want, strict=True):
+            assert relative_error(ours, theirs) <= 1e-12
+    assert calls or type(layer).__module__ not in {f.__name__ for f in SWAPPED}
+
+
+def test_traps():
+    # --8<-- [start:traps]
+    attend = F.scaled_dot_product_attention
+    q = torch.randn(3, 2, 1, 8)  # one new token
+    k, v = torch.randn(2, 3, 2, 5, 8)  # five cached ones, this one included
+
+    # is_causal is aligned top-left: the new token sees the first key alone.
+    assert torch.equal(attend(q, k, v, is_causal=True), v[:, :, :1])
+    x = torch.randn(3, 2, 5, 8)  # with as many queries as keys it is right
+    out = attend(x, k, v, is_causal=True)
+    assert torch.allclose(out, sdpa(x, k, v, causal_mask(5)), atol=1e-5)
+
+    # Ones and zeros as floats are added to the scores and hide nothing.
+    valid = torch.tensor([[1, 1, 1, 0, 0]])[:, None, None]
+    right = attend(q, k, v, attn_mask=valid.bool())
+    wrong = attend(q, k, v, attn_mask=valid.float())
+    assert torch.allclose(right, sdpa(q, k, v, valid.bool()), atol=1e-5)
+    assert (wrong - right).abs().max() > 0.1
+
+    # Additive masks: with the smallest float, a query that should see no
+    # key takes the mean of all values; with -inf it is zero, as for bool.
+    hidden = torch.full((1, 5), torch.finfo(q.dtype).min)
+    mean = v.mean(dim=2, keepdim=True)
+    assert torch.allclose(attend(q, k, v, attn_mask=hidden), mean, atol=1e-5)
+    hidden = torch.full((1, 5), -torch.inf)
+    assert (attend(q, k, v, attn_mask=hidden) == 0).all()
+    assert (attend(q, k, v, attn_mask=hidden == 0) == 0).all()
+
+    # (B, T, S) is read as (H, T, S), and no error is raised if B = H.
+    x, k, v = torch.randn(3, 2, 2, 5, 8)  # B = H = 2
+    rows = torch.rand(2, 5, 5) > 0.5
+    read = attend(x, k, v, attn_mask=rows)
+    assert torch.allclose(read, sdpa(x, k, v, rows[None]), atol=1e-5)
+    assert not torch.allclose(read, sdpa(x, k, v, rows[:, None]), atol=0.1)
+
+    # It does not know whether the model is in training.
+    one, two = (attend(x, k, v, dropout_p=0.5) for _ in range(2))
+    assert not torch.equal(one, two)
+    # --8<-- [end:traps]
+
+
+def refusals():
+    """What the page quotes, as the error is raised."""
+    layer, x = model.layers[1].self_attn, torch.randn(3, 5, 48)
+    quantised, sharded = copy.deepcopy(layer), copy.deepcopy(layer)
+    int8(quantised.kv_b_proj)
+    yield lambda: quantised(x, form="absorbed")
+    fully_shard(sharded.kv_b_proj)
+    yield lambda: sharded(x, form="absorbed")
+    yield lambda: layer(x, cache=KVCache(5))
+    caches = [KVCache(max_len=9) for _ in model.layers]
+    yield lambda: torch.export.export(model, (tokens,), {"caches": caches})
+    named = {"tokens": {1: torch.export.Dim("T")}}
+    yield lambda: torch.export.export(model, (tokens,), dynamic_shapes=named)
+    yield lambda: checkpoint(model.layers[0], x, use_reentrant=True, cache=None)
+    with torch.no_grad():
+        model(tokens, caches=caches)
+        for cache in caches:
+            cache.crop(3)
+        half = copy.deepcopy(model).half()
+    yield torch.no_grad()(lambda: half(tokens[:, 3:], caches=caches))
+    yield lambda: layer(x, mask=torch.ones(5, 5, device="meta").bool())
+    yield lambda: layer(x, mask=torch.zeros(5, 5))
+    yield lambda: F.scaled_dot_product_attention(
+        x, x, x, attn_mask=torch.ones(5, 5).long()
+    )
+
+
+def tables(language):
+    """The page's sections, by id: the rows of their tables."""
+    text = (ROOT / f"docs/{language}/use/pytorch.md").read_text("utf-8")
+    found = {}
+    for section in re.split(r"^## .*\{ #", text, flags=re.M)[1:]:
+        name, _, body = section.partition(" }")
+        rows = re.findall(r"^\|(.*)\|$", body, flags=re.M)[2:]
+        found[name] = [
+            [cell.strip() for cell in row.split(" | ")] for row in rows
+        ]
+    return found
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_refused(language, process_group):
+    join_alone()
+    rows = tables(language)["refused"]
+    for row, refused in zip(rows, refusals(), strict=True):
+        with pytest.raises(Exception) as error:  # each is of another kind
+            refused()
+        kind, quoted = (cell.strip("`") for cell in row[1:])
+        assert quoted in str(error.value), row
+        assert type(error.value).__name__ == kind, row
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_row_of_the_page_names_its_tests(language):
+    named = [
+        name
+        for row in tables(language)["works"]
+        for name in re.findall(r"`(test_\w+)`", row[-1]) or [row]
+    ]
+    here = [name for name in globals() if name.startswith("test_")]
+    meant = {n for n in here if not n.startswith(("test_every_row", "test_re"))}
+    assert set(named) == meant
