@@ -6,6 +6,7 @@ code bases that are installed. What follows a name in brackets is its shape.
 """
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,15 +42,16 @@ def names(table: str) -> Rows:
 
 
 def _row(row: dict[str, Any]) -> Row:
-    ours = _shaped(row["here"]) if "here" in row else ""
+    ours = _shaped(row.get("here", ""))
     if ours and "page" in row:
         ours = f"[{ours}](../{row['page']})"
-    here = [ours, code(row["letter"]) if "letter" in row else ""]
+    letter = _shaped(row.get("letter", ""))
+    here = [*filter(None, (ours, letter, row.get("symbol")))]
     return [
         Word(row["what"]),
-        [", ".join(filter(None, here)) or "–", row.get("symbol", "")],
+        here if ours or letter else ["–", *here],
         [
-            f"{_shaped(name)} {' · '.join(map(_link, places))}"
+            f"{_shaped(name)} {' · '.join(_links(places))}"
             for name, places in row["names"].items()
         ],
     ]
@@ -57,9 +59,11 @@ def _row(row: dict[str, Any]) -> Row:
 
 def _shaped(name: str) -> str:
     """`W_UK (R, H, Dn)` is a name and a shape; `(B, H, T, D)` a shape."""
-    parts = re.fullmatch(r"(\S.*?)( \(.*\))?", name)
-    assert parts is not None
-    return " ".join(code(part.strip()) for part in parts.groups() if part)
+    name, bracket, shape = name.partition(" (")
+    if bracket:
+        return f"{code(name)} {code('(' + shape)}"
+    several = re.fullmatch(r"\w+(, \w+)*", name)
+    return code(*(name.split(", ") if several else filter(None, [name])))
 
 
 def address(place: str) -> str:
@@ -70,5 +74,9 @@ def address(place: str) -> str:
     return f"https://github.com/{b['repository']}/blob/{path}#L{line}"
 
 
-def _link(place: str) -> str:
-    return f"[{place.split()[0]}]({address(place)})"
+def _links(places: list[str]) -> Iterator[str]:
+    """By code base; where one of them has two places, with the file."""
+    bases = [place.split()[0] for place in places]
+    for base, place in zip(bases, places, strict=True):
+        file = f" ({place.split()[1]})" if bases.count(base) > 1 else ""
+        yield f"[{base}{file}]({address(place)})"
