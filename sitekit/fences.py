@@ -25,6 +25,7 @@ from sitekit.render import Words, as_markdown, plain, render
 from sitekit.tables import TABLES
 
 COMMA = {"en": ", ", "zh": "，"}
+LINK = re.compile(r'(?<= href=)"([^":]+\.md(?:#[\w-]+)?)"')
 PLACEHOLDER = re.compile(r"\$[^$]*\$|\{(\w*)\}")
 
 
@@ -191,10 +192,12 @@ def draw(
     path = Path(of_mkdocs.file.abs_src_path)
     language = str(of_mkdocs.config.theme["language"])
     try:
-        return drawing(source, kind, Fence(path.stem, language))
+        html = drawing(source, kind, Fence(path.stem, language))
     except Exception as error:
         why = f"{_place(source, path)}: the fence {kind!r}: {error}"
         raise FenceError(why) from error
+    # Links to pages are those of Markdown: MkDocs knows their addresses.
+    return LINK.sub(lambda link: f'"{of_mkdocs.path_to_url(link[1])}"', html)
 
 
 def _place(source: str, path: Path) -> str:
