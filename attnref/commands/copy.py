@@ -223,6 +223,27 @@ def version() -> str:
     return found[1] if found else "?"
 
 
+def address() -> str:
+    """Where the installed package says that its source is, if it does."""
+    import importlib.metadata  # takes 20 ms
+
+    try:
+        told = importlib.metadata.metadata("attnref").get_all("Project-URL")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    urls = dict(url.split(", ", 1) for url in told or ())
+    return urls.get("Source") or urls.get("Homepage") or ""
+
+
+def files() -> dict[str, list[str]]:
+    """`gqa`: the public names that its copy is made for, all but loop forms."""
+    found: dict[str, list[str]] = {}
+    for name, module in public().items():
+        if not name.endswith("_loop"):
+            found.setdefault(module.rpartition(".")[2], []).append(name)
+    return found
+
+
 def asked_for(words: Iterable[str]) -> list[str]:
     """Public names; that of a file stands for all in it but its loop forms.
 
@@ -233,22 +254,19 @@ def asked_for(words: Iterable[str]) -> list[str]:
         Traceback (most recent call last):
         ValueError: no 'sofmax'; near: softmax, online_softmax
     """
-    files: dict[str, list[str]] = {}
-    for name, module in public().items():
-        if not name.endswith("_loop"):
-            files.setdefault(module.rpartition(".")[2], []).append(name)
-    # Where a name is that of its file too, as softmax is, the file is meant
-    # by nobody.
-    known = files | {name.lower(): [name] for name in public()}
+    stems, alone = files(), {name.lower(): [name] for name in public()}
     found: dict[str, None] = {}
     for word in words:
-        plain = word.lower().replace("-", "_").removesuffix(".py")
-        if plain not in known:
-            near = difflib.get_close_matches(plain, known, cutoff=0.5)
-            told = [n if n in files else known[n][0] for n in near]
+        plain = word.lower().replace("-", "_").rpartition("/")[2]
+        stem = plain.removesuffix(".py")
+        # softmax is a name and a file: softmax.py means the file.
+        known = stems | alone if stem == plain else alone | stems
+        if stem not in known:
+            near = difflib.get_close_matches(stem, known, cutoff=0.5)
+            told = [n if n in stems else known[n][0] for n in near]
             hint = f"near: {', '.join(told)}" if told else "see --list"
             raise ValueError(f"no {word!r}; {hint}")
-        found |= dict.fromkeys(known[plain])
+        found |= dict.fromkeys(known[stem])
     return list(found)
 
 
@@ -310,7 +328,6 @@ def one_file(names: Iterable[str], address: str = "") -> str:
         if local in definition.uses and not imported.module.startswith(OURS)
     }
     there = _one_meaning_each(found, outside)
-    head = [_header(names, address), _imports(outside)]
     parts = dict.fromkeys(
         part
         for d in found
@@ -320,8 +337,8 @@ def one_file(names: Iterable[str], address: str = "") -> str:
         )
     )
     first, *others = parts
-    head = filter(None, [_header(names, address), _imports(outside), first])
-    return "\n\n\n".join(["\n\n".join(head), *others]) + "\n"
+    head = [_header(names, address), _imports(outside), first]
+    return "\n\n\n".join(["\n\n".join(filter(None, head)), *others]) + "\n"
 
 
 def _header(names: list[str], address: str) -> str:
@@ -491,9 +508,9 @@ def run(asked: argparse.Namespace) -> str:
             for file, text in a_folder(names).items()
         }
     elif asked.output:
-        files = {Path(asked.output): one_file(names)}
+        files = {Path(asked.output): one_file(names, address())}
     else:
-        return one_file(names).removesuffix("\n")
+        return one_file(names, address()).removesuffix("\n")
     there = [str(path) for path in files if path.exists()]
     if there and not asked.force:
         raise ValueError(f"{there[0]} is there already; --force overwrites it")
