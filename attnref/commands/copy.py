@@ -92,8 +92,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             and (ast.unparse(node).startswith(typing))
         ):
             yield from _statements(node.body)
-        elif _bound(node) != "__all__" and not (
-            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        elif not isinstance(node, ast.Expr) or not isinstance(
+            node.value, ast.Constant
         ):
             yield node
 

@@ -261,8 +261,11 @@ def test_files_in_one_folder_work_together(files, tmp_path):
 
 def test_a_folder_may_have_any_name_and_stand_anywhere(tmp_path):
     place = tmp_path / "theirs" / "attention"
-    said = main(["copy", "gqa", "KVCache", "--folder", str(place)])
+    said = main(["copy", "gqa", "block", "KVCache", "--folder", str(place)])
     assert len(said.splitlines()) == len([*place.rglob("*.py")])
+    for path in place.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search("(from|import) attnref|--8<--", text), path
     code = (
         "import sys, torch; sys.path.insert(0, '.')\n"
         "from theirs.attention import GroupedQueryAttention, KVCache\n"
@@ -389,7 +392,7 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
 
         import math
         from enum import Enum
-        from typing import TypeAlias, overload
+        from typing import IO, Any, TypeAlias, overload
 
         __all__ = ["HALF", "Kind", "twice"]
         HALF = math.pi / 2  # of a turn
@@ -400,10 +403,6 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
             ONE = 1
 
 
-        class Unused(Enum):
-            TWO = 2
-
-
         @overload
         def twice(x: int) -> int: ...
         @overload
@@ -412,7 +411,7 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
             return x + x
 
 
-        Way: TypeAlias = int | str
+        Way: TypeAlias = int | IO[Any]
         ''',
         b='''
         """The end of it."""
@@ -427,9 +426,14 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
             from attnref.core.a import Kind, Way
 
 
+        class Unused: ...
+
+
         def f(way: "Sequence[Way]", to: Literal["Unused"]) -> "Kind | None":
             """Not of Unused; as f"{twice}" is."""
+            # --8<-- [start:within]
             twice_ = {"twice": f"{twice(HALF):.2f}{way}"}
+            # --8<-- [end:within]
             return twice_["twice"]
         ''',
     )
@@ -443,7 +447,7 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
         import math
         from collections.abc import Sequence
         from enum import Enum
-        from typing import Literal, TypeAlias, overload
+        from typing import IO, Any, Literal, TypeAlias, overload
 
         # core/a.py
         # What others are made of.
@@ -465,7 +469,7 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
             return x + x
 
 
-        Way: TypeAlias = int | str
+        Way: TypeAlias = int | IO[Any]
 
 
         # core/b.py
