@@ -342,12 +342,18 @@ def one_file(names: Iterable[str], address: str = "") -> str:
 
 
 def _header(names: list[str], address: str) -> str:
+    words, left = [], dict.fromkeys(names)
+    for stem, held in files().items():
+        if {*held} <= left.keys():
+            words.append(f"{stem}.py")
+            left = {name: None for name in left if name not in held}
+    words += left
     told = [
         *_wrapped(f"{', '.join(names)}: one file that needs torch alone.", 77),
         "",
         f"Cut from attnref {version()}. {LICENCE}",
         *([f"Source: {address}"] if address else []),
-        *_wrapped(f"Made by: python -m attnref copy {' '.join(names)}"),
+        *_wrapped(f"Made by: python -m attnref copy {' '.join(words)}"),
     ]
     return '"""' + "\n".join(told) + '\n"""'
 

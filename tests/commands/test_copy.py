@@ -265,7 +265,8 @@ def test_a_folder_may_have_any_name_and_stand_anywhere(tmp_path):
     assert len(said.splitlines()) == len([*place.rglob("*.py")])
     for path in place.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        assert not re.search("(from|import) attnref|--8<--", text), path
+        assert not re.search("^ *(>>> )?(from|import) attnref", text, re.M)
+        assert "--8<--" not in text
     code = (
         "import sys, torch; sys.path.insert(0, '.')\n"
         "from theirs.attention import GroupedQueryAttention, KVCache\n"
@@ -358,6 +359,20 @@ def test_an_unknown_name_is_answered_with_near_ones(asked, near, capsys):
     )
 
 
+def test_the_header_says_how_to_make_the_same():
+    names = ["sampled", *copy.files()["mla"], "softmax"]
+    for asked, words in (
+        (names, ["mla.py", "sampled", "softmax"]),
+        (attnref.__all__, [*copied()]),
+    ):
+        text = copy.one_file(asked)
+        made = text.split("Made by: python -m attnref copy ")[1].split('"""')[0]
+        plain = [word.removesuffix(".py") for word in made.split()]
+        assert sorted(plain) == sorted(w.removesuffix(".py") for w in words)
+        again = main(["copy", *made.split()]) + "\n"
+        assert again.split('"""', 2)[2] == text.split('"""', 2)[2]
+
+
 def test_the_list_has_every_name_with_its_file_and_length():
     lines = main(["copy", "--list"]).splitlines()
     assert sorted(line.split()[0] for line in lines) == sorted(attnref.__all__)
@@ -441,7 +456,7 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
         """f: one file that needs torch alone.
 
         Cut from attnref 1.2. MIT-0: no notice needed.
-        Made by: python -m attnref copy f
+        Made by: python -m attnref copy b.py
         """
 
         import math
