@@ -1,7 +1,8 @@
 """attnref copy: one file, or one folder, that runs without the package.
 
 Nothing is kept by hand: the package's own source is read as a syntax tree, and
-what the asked names need is put together from it, torch aside.
+what the asked names need is put together from it, torch aside. Code that would
+mean something else in a copy is refused, with its place.
 """
 
 import argparse
@@ -11,8 +12,7 @@ import re
 import symtable
 import sys
 import textwrap
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ class Definition(NamedTuple):
 
 
 class Module(NamedTuple):
+    about: str  # the first line of its docstring
     imports: dict[str, Import]
     definitions: dict[str, Definition]
 
@@ -50,46 +51,122 @@ class Module(NamedTuple):
 @cache
 def read(module: str) -> Module:
     """`core.sdpa`: its imports and definitions, by name."""
-    path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
+    text = _path(module).read_text(encoding="utf-8")
+    lines, tree = text.splitlines(), ast.parse(text)
     imports: dict[str, Import] = {}
     definitions: dict[str, Definition] = {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Import):
+    first, last = tree.body[0], ""
+    for node in _statements(tree.body):
+        name = _bound(node)
+        why = _refused(node, definitions, last)
+        if why:
+            place = f"attnref/{module.replace('.', '/')}.py:{node.lineno}"
+            raise ValueError(f"{place}: {why}, which a copy cannot hold")
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            of = getattr(node, "module", None)
             for a in node.names:
                 local = a.asname or a.name
-                imports[local] = Import(a.name, "", local)
-        elif isinstance(node, ast.ImportFrom):
-            for a in node.names:
-                local = a.asname or a.name
-                imports[local] = Import(node.module or "", a.name, local)
+                imports[local] = Import(
+                    of or a.name, a.name if of else "", local
+                )
         else:
-            for name in _bound(node):
-                own = _text(lines, node)
-                definitions[name] = Definition(module, name, own, _used(own))
-    return Module(imports, definitions)
+            # Of a function with overloads, all that bind its name are one.
+            first = first if name == last else node
+            own = _text(lines, first, node)
+            definitions[name] = Definition(module, name, own, _used(own))
+        last = name
+    about = (ast.get_docstring(tree) or "").split("\n")[0]
+    return Module(about, imports, definitions)
 
 
-def _bound(node: ast.stmt) -> list[str]:
-    """The names that a statement defines."""
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
+def _path(module: str) -> Path:
+    return PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those that a copy needs; what is imported for types alone, it has."""
+    typing = ("if TYPE_CHECKING:", "if typing.TYPE_CHECKING:")
+    for node in body:
+        if (
+            isinstance(node, ast.If)
+            and not node.orelse
+            and (ast.unparse(node).startswith(typing))
+        ):
+            yield from _statements(node.body)
+        elif not isinstance(node, ast.Expr) or not isinstance(
+            node.value, ast.Constant
+        ):
+            yield node
+
+
+def _bound(node: ast.stmt) -> str:
+    """The name that a statement defines, if it is one name."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name
     targets = node.targets if isinstance(node, ast.Assign) else []
     if isinstance(node, ast.AnnAssign):
         targets = [node.target]
-    return [t.id for t in targets if isinstance(t, ast.Name)]
+    names = [t.id for t in targets if isinstance(t, ast.Name)]
+    return names[0] if len(names) == len(targets) == 1 else ""
 
 
-def _text(lines: list[str], node: ast.stmt) -> str:
-    """The lines of a statement and of the comment above it."""
+def _refused(node: ast.stmt, before: Container[str], last: str) -> str:
+    """What a statement does that it would not do in a copy; "" if nothing.
+
+    `before` are the names that the module has defined so far.
+    """
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return _import_refused(node)
+    name = _bound(node)
+    if not name:
+        return f"`{ast.unparse(node).splitlines()[0]}` at the top of a file"
+    if name in before and name != last:
+        return f"a second {name}"
+    for part in ast.walk(node):
+        code = f"`{ast.unparse(part)}` within {name}"
+        if isinstance(part, ast.Import | ast.ImportFrom) and "attnref" in code:
+            return code
+        if isinstance(part, ast.Name) and part.id == "__file__":
+            return code
+    for decorator in getattr(node, "decorator_list", []):
+        whole = getattr(decorator, "func", decorator)
+        for part in ast.walk(decorator):
+            if (
+                isinstance(part, ast.Name)
+                and part is not whole
+                and part.id in before
+            ):
+                return f"`@{ast.unparse(decorator)}`"
+    return ""
+
+
+def _import_refused(node: ast.Import | ast.ImportFrom) -> str:
+    code = f"`{ast.unparse(node)}`"
+    if isinstance(node, ast.Import):
+        ours = any(a.name.split(".")[0] == "attnref" for a in node.names)
+        deep = any("." in a.name and not a.asname for a in node.names)
+        return f"{code} without a name of its own" if ours or deep else ""
+    module = node.module or ""
+    if node.level or module in ("attnref", "__future__"):
+        return code
+    for a in node.names:
+        if a.name == "*":
+            return code
+        inner = f"{module}.{a.name}".removeprefix(OURS)
+        if module.startswith(OURS) and (a.asname or _path(inner).exists()):
+            return f"{code}, not a name as it is"
+    return ""
+
+
+def _text(lines: list[str], node: ast.stmt, last: ast.stmt) -> str:
+    """The lines from one statement to another and the comment above them."""
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(d.lineno for d in decorators)]) - 1
-    while lines[first - 1].startswith("#") and not MARKER.fullmatch(
-        lines[first - 1]
-    ):
+    while first and lines[first - 1].startswith("#"):
+        if MARKER.fullmatch(lines[first - 1]):
+            break
         first -= 1
-    own = lines[first : node.end_lineno]
+    own = lines[first : last.end_lineno]
     return "\n".join(x for x in own if not MARKER.fullmatch(x))
 
 
@@ -103,7 +180,29 @@ def _used(text: str) -> frozenset[str]:
         for child in table.get_children():
             yield from globals_of(child, False)
 
-    return frozenset(globals_of(symtable.symtable(text, "", "exec"), True))
+    quoted = {
+        name
+        for node in ast.walk(ast.parse(text))
+        for field in ("annotation", "returns")
+        for name in _quoted(getattr(node, field, None))
+    }
+    table = symtable.symtable(text, "", "exec")
+    return frozenset(quoted.union(globals_of(table, True)))
+
+
+def _quoted(annotation: ast.AST | None) -> Iterator[str]:
+    """Names in the strings of an annotation: "Rule", not Literal["half"]."""
+    if isinstance(annotation, ast.Constant):
+        if isinstance(annotation.value, str):
+            inside = ast.walk(ast.parse(annotation.value, mode="eval"))
+            yield from (n.id for n in inside if isinstance(n, ast.Name))
+    elif isinstance(annotation, ast.Subscript) and (
+        ast.unparse(annotation.value).endswith("Literal")
+    ):
+        return
+    elif annotation is not None:
+        for child in ast.iter_child_nodes(annotation):
+            yield from _quoted(child)
 
 
 @cache
@@ -125,6 +224,27 @@ def version() -> str:
     return found[1] if found else "?"
 
 
+def address() -> str:
+    """Where the installed package says that its source is, if it does."""
+    import importlib.metadata  # takes 20 ms
+
+    try:
+        told = importlib.metadata.metadata("attnref").get_all("Project-URL")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    urls = dict(url.split(", ", 1) for url in told or ())
+    return urls.get("Source") or urls.get("Homepage") or ""
+
+
+def files() -> dict[str, list[str]]:
+    """`gqa`: the public names that its copy is made for, all but loop forms."""
+    found: dict[str, list[str]] = {}
+    for name, module in public().items():
+        if not name.endswith("_loop"):
+            found.setdefault(module.rpartition(".")[2], []).append(name)
+    return found
+
+
 def asked_for(words: Iterable[str]) -> list[str]:
     """Public names; that of a file stands for all in it but its loop forms.
 
@@ -135,24 +255,21 @@ def asked_for(words: Iterable[str]) -> list[str]:
         Traceback (most recent call last):
         ValueError: no 'sofmax'; near: softmax, online_softmax
     """
-    files: dict[str, list[str]] = {}
-    for name, module in public().items():
-        if not name.endswith("_loop"):
-            files.setdefault(module.rpartition(".")[2], []).append(name)
-    # Where a name is that of its file too, as softmax is, the file is meant
-    # by nobody.
-    known = files | {name.lower(): [name] for name in public()}
+    stems, alone = files(), {name.lower(): [name] for name in public()}
     found: dict[str, None] = {}
     for word in words:
-        plain = word.lower().replace("-", "_").removesuffix(".py")
-        if plain not in known:
+        plain = word.lower().replace("-", "_").rpartition("/")[2]
+        stem = plain.removesuffix(".py")
+        # softmax is a name and a file: softmax.py means the file.
+        known = stems | alone if stem == plain else alone | stems
+        if stem not in known:
             told = {
-                n: n if n in files else found[0] for n, found in known.items()
+                n: n if n in stems else names[0] for n, names in known.items()
             }
-            meant = ", ".join(near(plain, told))
+            meant = ", ".join(near(stem, told))
             hint = f"near: {meant}" if meant else "see --list"
             raise ValueError(f"no {word!r}; {hint}")
-        found |= dict.fromkeys(known[plain])
+        found |= dict.fromkeys(known[stem])
     return list(found)
 
 
@@ -161,16 +278,15 @@ def needed(names: Iterable[str]) -> list[Definition]:
     reached: set[tuple[str, str]] = set()
 
     def reach(module: str, name: str) -> None:
-        if (module, name) in reached:
-            return
-        reached.add((module, name))
         here = read(module)
-        for used in here.definitions[name].uses:
-            ours = here.imports.get(used)
-            if used in here.definitions:
-                reach(module, used)
-            elif ours and ours.module.startswith(OURS):
-                reach(ours.module.removeprefix(OURS), ours.name)
+        ours = here.imports.get(name)
+        if name in here.definitions:
+            if (module, name) not in reached:
+                reached.add((module, name))
+                for used in here.definitions[name].uses:
+                    reach(module, used)
+        elif ours and ours.module.startswith(OURS):
+            reach(ours.module.removeprefix(OURS), ours.name)
 
     for name in names:
         reach(public()[name], name)
@@ -185,12 +301,14 @@ def needed(names: Iterable[str]) -> list[Definition]:
 def with_imported(modules: Iterable[str]) -> list[str]:
     """These modules and all that they import, each after those it imports."""
     found: list[str] = []
+    seen: set[str] = set()
 
     def visit(module: str) -> None:
-        for imported in read(module).imports.values():
-            if imported.module.startswith(OURS):
-                visit(imported.module.removeprefix(OURS))
-        if module not in found:
+        if module not in seen:
+            seen.add(module)
+            for imported in read(module).imports.values():
+                if imported.module.startswith(OURS):
+                    visit(imported.module.removeprefix(OURS))
             found.append(module)
 
     for module in modules:
@@ -198,8 +316,12 @@ def with_imported(modules: Iterable[str]) -> list[str]:
     return found
 
 
-def one_file(names: Iterable[str]) -> str:
-    """A module that holds these names and all that they need."""
+def one_file(names: Iterable[str], address: str = "") -> str:
+    """A module that holds these names and all that they need.
+
+    The header says where it is from: `address`, if one is known. Nothing else
+    depends on it.
+    """
     names = list(names)
     found = needed(names)
     outside = {
@@ -208,55 +330,71 @@ def one_file(names: Iterable[str]) -> str:
         for local, imported in read(definition.module).imports.items()
         if local in definition.uses and not imported.module.startswith(OURS)
     }
-    there = {d.name for d in found} | {i.local for i in outside}
-    renamed = _unique(found)
-    texts = [
-        _rename(_without_strange_examples(d.text, there), renamed[d.module])
+    there = _one_meaning_each(found, outside)
+    parts = dict.fromkeys(
+        part
         for d in found
-    ]
-    modules = dict.fromkeys(d.module for d in found)
-    head = filter(None, [_header(names, modules), _imports(outside)])
-    return "\n\n\n".join(["\n\n".join(head), *texts]) + "\n"
+        for part in (
+            _heading(d.module),
+            _without_strange_examples(d.text, there),
+        )
+    )
+    first, *others = parts
+    head = [_header(names, address), _imports(outside), first]
+    return "\n\n\n".join(["\n\n".join(filter(None, head)), *others]) + "\n"
 
 
-def _header(names: list[str], modules: Iterable[str]) -> str:
-    files = ", ".join(f"attnref/{m.replace('.', '/')}.py" for m in modules)
+def _header(names: list[str], address: str) -> str:
+    words, left = [], dict.fromkeys(names)
+    for stem, held in files().items():
+        if {*held} <= left.keys():
+            words.append(f"{stem}.py")
+            left = {name: None for name in left if name not in held}
+    words += left
     told = [
-        f"{', '.join(names)}: one file that needs torch alone.",
+        *_wrapped(f"{', '.join(names)}: one file that needs torch alone.", 77),
         "",
-        *_wrapped(f"Cut from attnref {version()}: {files}. {LICENCE}"),
-        "",
-        *_wrapped(f"Made by: python -m attnref copy {' '.join(names)}"),
+        f"Cut from attnref {version()}. {LICENCE}",
+        *([f"Source: {address}"] if address else []),
+        *_wrapped(f"Made by: python -m attnref copy {' '.join(words)}"),
     ]
-    told[:1] = _wrapped(told[0], 77)
     return '"""' + "\n".join(told) + '\n"""'
+
+
+def _heading(module: str) -> str:
+    file = module.replace(".", "/") + ".py"
+    return "\n".join(
+        f"# {x}" for x in [file, *_wrapped(read(module).about, 78)]
+    )
 
 
 def _wrapped(text: str, width: int = 80) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False)
 
 
-def _unique(found: list[Definition]) -> dict[str, dict[str, str]]:
-    """For each module, new names for private ones that another has too: `_a`
-    of core/sdpa.py becomes `_sdpa_a`."""
-    times = Counter(d.name for d in found)
-    renamed: dict[str, dict[str, str]] = {d.module: {} for d in found}
-    for definition in found:
-        name, module = definition.name, definition.module
-        if times[name] > 1 and not name.startswith("_"):
-            raise ValueError(f"two files define {name}: copy them apart")
-        if times[name] > 1:
-            renamed[module][name] = f"_{module.rpartition('.')[2]}{name}"
-    return renamed
+def _one_meaning_each(
+    found: list[Definition], outside: set[Import]
+) -> dict[str, str]:
+    """Where each name of a copy comes from; one that would be two is refused,
+    and one that would be found by code which means Python's own."""
+    meant: dict[str, str] = {}
+    sources = [(d.name, f"attnref.{d.module}") for d in found]
+    sources += [(i.local, f"{i.module}.{i.name}") for i in sorted(outside)]
+    for name, source in sources:
+        if meant.setdefault(name, source) != source:
+            raise ValueError(f"{name} is of {meant[name]} and of {source}")
+    for d in found:
+        here = read(d.module)
+        for name in d.uses - {*here.definitions, *here.imports}:
+            if name in meant:
+                raise ValueError(
+                    f"{name} is Python's own in attnref.{d.module}, and of "
+                    f"{meant[name]}"
+                )
+    return meant
 
 
-def _rename(text: str, names: dict[str, str]) -> str:
-    for old, new in names.items():
-        text = re.sub(rf"(?<![\w.]){re.escape(old)}\b", new, text)
-    return text
-
-
-def _without_strange_examples(text: str, there: set[str]) -> str:
+def _without_strange_examples(text: str, there: Iterable[str]) -> str:
     """Examples that need what the file does not hold are left out."""
     lines = text.splitlines()
     for part in ast.walk(ast.parse(text)):
@@ -274,7 +412,7 @@ def _without_strange_examples(text: str, there: set[str]) -> str:
         table = symtable.symtable(code, "", "exec")
         own = {s.get_name() for s in table.get_symbols() if s.is_assigned()}
         own |= {s.get_name() for s in table.get_symbols() if s.is_imported()}
-        strange = _used(code) - there - own - {*dir(builtins)}
+        strange = _used(code) - {*there} - own - {*dir(builtins)}
         if strange or "from attnref" in code:
             del lines[at - 1 : doc.end_lineno - 1]
             if at - 2 == doc.lineno - 1:  # a line is left: the quotes join it
@@ -325,15 +463,18 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     files: dict[str, str] = {}
     for module in with_imported(public()[name] for name in names):
-        path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+        path = _path(module)
         up = "." * (module.count(".") + 1)
         text = "".join(
             line
             for line in path.read_text(encoding="utf-8").splitlines(True)
             if not MARKER.fullmatch(line.rstrip("\n"))
         )
+        if ">>> from attnref" in text:
+            there = {*read(module).definitions, *read(module).imports}
+            text = _without_strange_examples(text, there) + "\n"
         files[path.relative_to(PACKAGE).as_posix()] = re.sub(
-            r"^from attnref\.", f"from {up}", text, flags=re.M
+            r"^( *from )attnref\.", rf"\g<1>{up}", text, flags=re.M
         )
         for folder in path.relative_to(PACKAGE).parents:
             inside = (folder / "__init__.py").as_posix()
@@ -376,9 +517,9 @@ def run(asked: argparse.Namespace) -> str:
             for file, text in a_folder(names).items()
         }
     elif asked.output:
-        files = {Path(asked.output): one_file(names)}
+        files = {Path(asked.output): one_file(names, address())}
     else:
-        return one_file(names).removesuffix("\n")
+        return one_file(names, address()).removesuffix("\n")
     there = [str(path) for path in files if path.exists()]
     if there and not asked.force:
         raise ValueError(f"{there[0]} is there already; --force overwrites it")

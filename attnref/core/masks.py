@@ -186,8 +186,11 @@ class Causal(Rule):
 
 
 def rule_of(causal: bool | Rule) -> Rule:
-    """The rule that `causal` stands for: True, False, or a rule itself."""
-    if isinstance(causal, Rule):
+    """The rule that `causal` stands for: True, False, or a rule itself.
+
+    Any object with the methods of `Rule` is accepted.
+    """
+    if callable(causal):
         return causal
     return Causal() if causal else Everything()
 

@@ -138,7 +138,7 @@ def apply_rope(
         >>> apply_rope(x, cos, sin)
         tensor([[[[-0.4161,  0.9093]]]])
     """
-    _check(x, cos, sin)
+    _check_tables(x, cos, sin)
     T, D = x.shape[2:]
     wide = torch.promote_types(x.dtype, torch.float32)
     # One more axis, for the heads: they all rotate by the same angles.
@@ -222,7 +222,7 @@ def token_positions(valid: Tensor) -> Tensor:
 
 
 # --8<-- [start:check]
-def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+def _check_tables(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     if x.dim() != 4 or x.shape[3] % 2:
         raise ValueError(
             f"x has shape {tuple(x.shape)}; it needs 4 axes (B, H, T, D) and "

@@ -81,7 +81,7 @@ def sdpa(
 def _weights(
     q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    _check(q, k, mask, scale)
+    _check_scores(q, k, mask, scale)
     B, H, T, D = q.shape
     K, S = k.shape[1:3]
     # Scores of half-precision inputs stay in float32 until the softmax.
@@ -116,7 +116,7 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 # --8<-- [start:check]
-def _check(
+def _check_scores(
     q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None
 ) -> None:
     _check_pair("q", q, "k", k)

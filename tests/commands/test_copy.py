@@ -4,8 +4,10 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from textwrap import dedent
 
 import pytest
 import torch
@@ -14,6 +16,9 @@ import attnref
 from attnref.__main__ import main
 from attnref.commands import copy
 from sitekit import ROOT
+from tests.commands.exchanged import copied
+from tests.conftest import relative_error
+from tests.variants import VARIANTS, T, tokens, variant
 
 ALONE = """
 import doctest, importlib.util, json, pathlib, sys
@@ -50,49 +55,57 @@ def in_a_fresh_interpreter(folder, code, *arguments):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The copy of each public name, and one of all together."""
+    """The copy of each file, of each public name, and of all together."""
     folder = tmp_path_factory.mktemp("copies")
-    for name in [*attnref.__all__, "everything"]:
-        names = attnref.__all__ if name == "everything" else [name]
+    asked = copied() | {f"a_{name}": [name] for name in attnref.__all__}
+    for stem, names in (asked | {"everything": attnref.__all__}).items():
         text = copy.one_file(names)
-        (folder / f"a_{name}.py").write_text(text, encoding="utf-8")
+        (folder / f"{stem}.py").write_text(text, encoding="utf-8")
     return folder
 
 
-def test_every_public_name_can_be_copied():
+def test_every_public_name_can_be_copied_with_all_of_its_file():
+    """What no name needs does something when it is imported: it would be lost,
+    and nothing would say so."""
     assert sorted(copy.public()) == sorted(attnref.__all__)
     for name, module in copy.public().items():
         assert getattr(attnref, name).__module__ == f"attnref.{module}"
+    needed = {(d.module, d.name) for d in copy.needed(attnref.__all__)}
+    for module in {*copy.public().values()}:
+        for name in copy.read(module).definitions:
+            assert (module, name) in needed, f"no public name needs {name}"
 
 
 def test_each_copy_runs_without_the_package(files):
     """And its examples give what they say, but for those of other files."""
     paths = sorted(files.glob("*.py"))
     tried = json.loads(in_a_fresh_interpreter(files, ALONE, *paths))
-    assert len(tried) == len(attnref.__all__) + 1
+    assert len(tried) == len(attnref.__all__) + len(copied()) + 1
     assert tried["a_softmax"] > 0 and tried["a_GroupedQueryAttention"] > 5
+    assert tried["everything"] == sum(
+        len(re.findall(r"^ *>>> ", d.text, re.M))
+        for d in copy.needed(attnref.__all__)
+        if ">>> from attnref" not in d.text
+    )
 
 
 def test_each_copy_is_tidy(files):
     """Sorted imports, none of them unused, and no line that ruff would move."""
-    ruff = [sys.executable, "-m", "ruff"]
-    config = ["--config", str(ROOT / "pyproject.toml")]
-    mypy = [sys.executable, "-m", "mypy", "--config-file"]
-    for words in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
+    config = ["--config", ROOT / "pyproject.toml", "--no-cache", "."]
+    # What mypy knows of torch is kept where it is for the package.
+    mypy = ["--cache-dir", ROOT / ".mypy_cache", *sorted(files.glob("*.py"))]
+    for words in (
+        ["ruff", "check", *config],
+        ["ruff", "format", "--check", *config],
+        ["mypy", "--config-file", ROOT / "pyproject.toml", *mypy],
+    ):
         done = subprocess.run(
-            [*ruff, *words, *config, "."],
+            [sys.executable, "-m", *words],
             cwd=files,
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stdout
-    done = subprocess.run(
-        [*mypy, str(ROOT / "pyproject.toml"), "a_everything.py"],
-        cwd=files,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def defined(tree):
@@ -112,22 +125,21 @@ def defined(tree):
 
 
 def test_a_copy_is_the_code_of_the_package_and_nothing_beside(files):
-    ours, stems = {}, "|".join(m.split(".")[-1] for m in copy.public().values())
+    ours = {}
     for path in (ROOT / "attnref").rglob("*.py"):
         if "commands" not in path.parts:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             ours |= {ast.dump(node): path for node in defined(tree).values()}
+    everything = {"everything": attnref.__all__}
     for path in files.glob("*.py"):
         text = path.read_text(encoding="utf-8")
-        assert "attnref" not in re.sub(r'\A"""[^"]*"""', "", text), path
+        assert "attnref" not in text.split('"""\n', 1)[1], path
         assert "--8<--" not in text
-        # Private names that two files have begin with that of their file.
-        plain = defined(ast.parse(re.sub(rf"\b_({stems})(?=_)", "", text)))
         found = defined(ast.parse(text))
-        strange = [n for n, node in plain.items() if ast.dump(node) not in ours]
+        strange = [n for n, node in found.items() if ast.dump(node) not in ours]
         assert strange == [], path
         asked = path.stem.removeprefix("a_")
-        needs = {asked} if asked != "everything" else {*attnref.__all__}
+        needs = {*(copied() | everything).get(path.stem, [asked])}
         while True:
             more = {
                 part.id
@@ -141,50 +153,120 @@ def test_a_copy_is_the_code_of_the_package_and_nothing_beside(files):
         assert needs == {*found}, path
 
 
-def test_the_tests_of_the_package_pass_with_a_copy(files):
-    """Each public name is exchanged before the tests are collected."""
-    (files / "exchanged.py").write_text(
-        "import sys, attnref, a_everything\n"
-        "for name in attnref.__all__:\n"
-        "    ours = getattr(attnref, name)\n"
-        "    home = sys.modules[ours.__module__]\n"
-        "    for place in (attnref, home):\n"
-        "        setattr(place, name, getattr(a_everything, name))\n"
-    )
-    tests = ["tests/core", "tests/layers", "tests/laws/test_equivalences.py"]
-    pytest_with = [sys.executable, "-m", "pytest", "-q", "-p", "exchanged"]
-    done = subprocess.run(
-        [*pytest_with, "-x", "-p", "no:cacheprovider", *tests],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{files}:{ROOT}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
+@pytest.mark.oracle
+def test_the_tests_of_the_package_get_the_same_bits_from_copies(files):
+    """Each public name is exchanged for that of its own file; so the files
+    are also used together. All that the tests then call returns what it does
+    in the package, from the same inputs and weights, to the last bit."""
+    plugin = ["-p", "tests.commands.exchanged", "--hypothesis-seed=0"]
+    homes = sorted({module.split(".")[0] for module in copy.public().values()})
+    tests = [f"tests/{home}" for home in homes]
+    tests += ["tests/laws/test_equivalences.py", "tests/laws/test_laws.py"]
+    told = []
+    for where in ({}, {"COPIES": str(files)}):
+        log = files / "log.json"
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *plugin, *tests],
+            cwd=ROOT,
+            env=os.environ | {"RECORD": str(log)} | where,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
+        told.append(json.loads(log.read_text(encoding="utf-8")))
+    package, copies = told
+    assert len(copies["returned"]) > 1000
+    for test, calls in package["returned"].items():
+        assert copies["returned"][test] == calls, test
+    for stem, names in copied().items():
+        for name in names:
+            assert [stem, name] in copies["ran"], f"no test calls {name}"
 
 
-def test_weights_go_from_the_package_to_a_copy_and_back(files):
-    code = (
-        "import sys, torch; sys.path.insert(0, '.')\n"
-        "from a_GroupedQueryAttention import GroupedQueryAttention as GQA\n"
-        "layer = GQA(d_model=24, n_heads=6, n_kv_heads=3, rope_theta=1e4)\n"
-        "layer.load_state_dict(torch.load('weights.pt'))\n"
-        "torch.save(layer(torch.load('x.pt')), 'out.pt')\n"
-    )
-    ours = attnref.GroupedQueryAttention(
-        d_model=24, n_heads=6, n_kv_heads=3, rope_theta=1e4
-    )
-    x = torch.randn(3, 7, 24)
-    torch.save(ours.state_dict(), files / "weights.pt")
-    torch.save(x, files / "x.pt")
-    in_a_fresh_interpreter(files, code)
-    assert torch.equal(torch.load(files / "out.pt"), ours(x))
+TOGETHER = """
+import sys
+from dataclasses import dataclass
+
+sys.path.insert(0, ".")
+
+import torch
+from gqa import GroupedQueryAttention
+from kv_cache import GrowingKVCache, KVCache
+from masks import Causal, padding_mask
+from mla import MultiHeadLatentAttention
+
+
+@dataclass(frozen=True)
+class Near(Causal):
+    size: int
+
+    def shows(self, i, j):
+        return super().shows(i, j) & (j > i - self.size)
+
+
+told = torch.load("told.pt")
+x, mask = told["x"], padding_mask(told["valid"])
+got = {}
+for kind, (sizes, weights) in told["layers"].items():
+    for rule in (Near(3), Causal(), True):
+        layer = globals()[kind](**sizes, causal=rule).double()
+        layer.load_state_dict(weights)
+        outs = got[kind, str(rule)] = [layer(x, mask=mask)]
+        for cache in (KVCache(7), GrowingKVCache()):
+            ends, parts = (4, 5, 7), x.split((4, 1, 2), dim=1)
+            with torch.no_grad():
+                each = [
+                    layer(part, mask=mask[..., :end], cache=cache)
+                    for end, part in zip(ends, parts)
+                ]
+            outs.append(torch.cat(each, dim=1))
+    got[kind] = layer.state_dict()
+torch.save(got, "got.pt")
+assert "attnref" not in sys.modules
+"""
+
+
+def test_files_in_one_folder_work_together(files, tmp_path):
+    """A rule of masks.py and a cache of kv_cache.py are taken by gqa.py, which
+    has such classes of its own; weights go from the package and back."""
+    x, valid = tokens(), torch.arange(T) >= torch.tensor([[0], [2], [1]])
+    layers = {
+        VARIANTS[name].layer.__name__: (name, variant(name, causal=False))
+        for name in ("gqa", "mla expanded")
+    }
+    told = {
+        kind: (VARIANTS[name].sizes, layer.state_dict())
+        for kind, (name, layer) in layers.items()
+    }
+    torch.save({"x": x, "valid": valid, "layers": told}, tmp_path / "told.pt")
+    for stem in ("gqa", "kv_cache", "masks", "mla"):
+        shutil.copy(files / f"{stem}.py", tmp_path)
+    in_a_fresh_interpreter(tmp_path, TOGETHER)
+    got = torch.load(tmp_path / "got.pt")
+    plain = attnref.causal_mask(T)
+    near = plain & ~plain.tril(-3)
+    for kind, (_, layer) in layers.items():
+        layer.load_state_dict(got[kind])
+        for rule, seen in (
+            ("Near(size=3)", near),
+            ("Causal()", plain),
+            ("True", plain),
+        ):
+            want = layer(x, mask=attnref.padding_mask(valid) & seen)
+            full, *cached = got[kind, rule]
+            assert torch.equal(full, want), (kind, rule)
+            for out in cached:
+                assert relative_error(out, want) <= 1e-12, (kind, rule)
 
 
 def test_a_folder_may_have_any_name_and_stand_anywhere(tmp_path):
     place = tmp_path / "theirs" / "attention"
-    said = main(["copy", "gqa", "KVCache", "--folder", str(place)])
+    said = main(["copy", "gqa", "block", "KVCache", "--folder", str(place)])
     assert len(said.splitlines()) == len([*place.rglob("*.py")])
+    for path in place.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search("^ *(>>> )?(from|import) attnref", text, re.M)
+        assert "--8<--" not in text
     code = (
         "import sys, torch; sys.path.insert(0, '.')\n"
         "from theirs.attention import GroupedQueryAttention, KVCache\n"
@@ -210,6 +292,39 @@ def test_a_file_is_printed_or_written_and_never_overwritten(tmp_path, capsys):
     assert "def sdpa" in target.read_text(encoding="utf-8")
 
 
+def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
+    """That of the page which offers the file, or of the installed package."""
+    plain = copy.one_file(["softmax"])
+    header = plain.split('"""')[1]
+    assert f"attnref {attnref.__version__}. MIT-0" in header
+    page = "https://example.org/files/softmax.py"
+    told = copy.one_file(["softmax"], page).splitlines()
+    assert told.index(f"Source: {page}") < 5
+    told.remove(f"Source: {page}")
+    assert told == plain.splitlines()
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert main(["copy", "softmax"]) + "\n" == plain  # nothing is installed
+    for version, urls, line in (
+        ("1", [], None),
+        ("2", ["Homepage, https://example.org"], "https://example.org"),
+        (
+            "3",
+            ["Homepage, https://example.org", "Source, https://example.com"],
+            "https://example.com",
+        ),
+    ):
+        installed = tmp_path / version / f"attnref-{version}.dist-info"
+        installed.mkdir(parents=True)
+        lines = [f"Project-URL: {url}" for url in urls]
+        lines = ["Metadata-Version: 2.1", "Name: attnref", *lines]
+        (installed / "METADATA").write_text("\n".join(lines))
+        monkeypatch.setattr(sys, "path", [str(installed.parent)])
+        said = main(["copy", "softmax"]).splitlines()
+        found = [x for x in said if x.startswith("Source: ")]
+        assert found == ([f"Source: {line}"] if line else [])
+
+
 @pytest.mark.parametrize(
     ("asked", "got"),
     [
@@ -218,6 +333,8 @@ def test_a_file_is_printed_or_written_and_never_overwritten(tmp_path, capsys):
         (["kv-cache"], ["Cache", "GrowingKVCache", "KVCache"]),
         (["groupedqueryattention"], ["GroupedQueryAttention"]),
         (["sdpa"], ["sdpa"]),
+        (["sdpa.py"], ["attention_weights", "sdpa"]),
+        (["layers/gqa"], ["GroupedQueryAttention"]),
         (["multi_head_loop"], ["multi_head_loop"]),
     ],
 )
@@ -242,9 +359,204 @@ def test_an_unknown_name_is_answered_with_near_ones(asked, near, capsys):
     )
 
 
+def test_the_header_says_how_to_make_the_same():
+    names = ["sampled", *copy.files()["mla"], "softmax"]
+    for asked, words in (
+        (names, ["mla.py", "sampled", "softmax"]),
+        (attnref.__all__, [*copied()]),
+    ):
+        text = copy.one_file(asked)
+        made = text.split("Made by: python -m attnref copy ")[1].split('"""')[0]
+        plain = [word.removesuffix(".py") for word in made.split()]
+        assert sorted(plain) == sorted(w.removesuffix(".py") for w in words)
+        again = main(["copy", *made.split()]) + "\n"
+        assert again.split('"""', 2)[2] == text.split('"""', 2)[2]
+
+
 def test_the_list_has_every_name_with_its_file_and_length():
     lines = main(["copy", "--list"]).splitlines()
     assert sorted(line.split()[0] for line in lines) == sorted(attnref.__all__)
     (line,) = (x for x in lines if x.startswith("softmax "))
     length = len(copy.one_file(["softmax"]).splitlines())
     assert line.endswith(f"{length} lines, from attnref/core/softmax.py")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Writes files of a package in the place of attnref's: b may import a."""
+
+    def written(a, b):
+        (tmp_path / "core").mkdir()
+        for name, text in (("a", a), ("b", b)):
+            path = tmp_path / "core" / f"{name}.py"
+            path.write_text(dedent(text), encoding="utf-8")
+        monkeypatch.setattr(copy, "PACKAGE", tmp_path)
+        monkeypatch.setattr(copy, "public", lambda: {"f": "core.b"})
+        monkeypatch.setattr(copy, "version", lambda: "1.2")
+        copy.read.cache_clear()
+
+    yield written
+    copy.read.cache_clear()
+
+
+def test_what_is_named_in_types_alone_is_copied_too(package):
+    """In strings, under TYPE_CHECKING, and where one name has many types."""
+    package(
+        a='''
+        """What others are made of."""
+
+        import math
+        from enum import Enum
+        from typing import IO, Any, TypeAlias, overload
+
+        __all__ = ["HALF", "Kind", "twice"]
+        HALF = math.pi / 2  # of a turn
+
+
+        # Its words stand above it.
+        class Kind(Enum):
+            ONE = 1
+
+
+        @overload
+        def twice(x: int) -> int: ...
+        @overload
+        def twice(x: str) -> str: ...
+        def twice(x):
+            return x + x
+
+
+        Way: TypeAlias = int | IO[Any]
+        ''',
+        b='''
+        """The end of it."""
+
+        from typing import TYPE_CHECKING, Literal
+
+        from attnref.core.a import HALF, twice
+
+        if TYPE_CHECKING:
+            from collections.abc import Sequence
+
+            from attnref.core.a import Kind, Way
+
+
+        class Unused: ...
+
+
+        def f(way: "Sequence[Way]", to: Literal["Unused"]) -> "Kind | None":
+            """Not of Unused; as f"{twice}" is."""
+            # --8<-- [start:within]
+            twice_ = {"twice": f"{twice(HALF):.2f}{way}"}
+            # --8<-- [end:within]
+            return twice_["twice"]
+        ''',
+    )
+    assert copy.one_file(["f"]) == dedent('''\
+        """f: one file that needs torch alone.
+
+        Cut from attnref 1.2. MIT-0: no notice needed.
+        Made by: python -m attnref copy b.py
+        """
+
+        import math
+        from collections.abc import Sequence
+        from enum import Enum
+        from typing import IO, Any, Literal, TypeAlias, overload
+
+        # core/a.py
+        # What others are made of.
+
+
+        HALF = math.pi / 2  # of a turn
+
+
+        # Its words stand above it.
+        class Kind(Enum):
+            ONE = 1
+
+
+        @overload
+        def twice(x: int) -> int: ...
+        @overload
+        def twice(x: str) -> str: ...
+        def twice(x):
+            return x + x
+
+
+        Way: TypeAlias = int | IO[Any]
+
+
+        # core/b.py
+        # The end of it.
+
+
+        def f(way: "Sequence[Way]", to: Literal["Unused"]) -> "Kind | None":
+            """Not of Unused; as f"{twice}" is."""
+            twice_ = {"twice": f"{twice(HALF):.2f}{way}"}
+            return twice_["twice"]
+        ''')
+
+
+REFUSED = {
+    "if f:\n    x = 1": "core/b.py:3: `if f:` at the top of a file",
+    "try:\n    import math\nexcept OSError:\n    pass": "b.py:3: `try:` at",
+    "x, y = 1, 2": " = (1, 2)` at the top of a file",
+    "x = y = 1": "`x = y = 1` at the top of a file",
+    "f.x = 1": "`f.x = 1` at the top of a file",
+    "f(1)": "`f(1)` at the top of a file",
+    "x = 1\ny = 2\nx = 3": "core/b.py:5: a second x",
+    "@f.also\ndef g(): ...": "`@f.also`",
+    "@called(f)\ndef g(): ...": "`@called(f)`",
+    "from math import *": "`from math import *`",
+    "from . import a": "`from . import a`",
+    "from attnref import f": "`from attnref import f`",
+    "from attnref.core import a": "`from attnref.core import a`, not a name",
+    "from attnref.core.a import f as g": "import f as g`, not a name as it is",
+    "import attnref.core.a as a": "`import attnref.core.a as a`",
+    "import os.path": "`import os.path` without a name of its own",
+    "from __future__ import annotations": "`from __future__ import",
+    "def g():\n    from attnref import f": "`from attnref import f` within g",
+    "x = __file__": "`__file__` within x",
+}
+
+
+@pytest.mark.parametrize(("code", "why"), REFUSED.items(), ids=REFUSED)
+def test_what_would_mean_something_else_in_a_copy_is_refused(
+    package, code, why, capsys
+):
+    package(a="", b=f"def f(): ...\n\n{code}\n")
+    with pytest.raises(SystemExit):
+        main(["copy", "f"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert why in said and "which a copy cannot hold" in said
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "why"),
+    [
+        (
+            "def g(): return _x()\ndef _x(): ...",
+            "from attnref.core.a import g\n"
+            "def f(): return g, _x()\ndef _x(): ...",
+            "_x is of attnref.core.a and of attnref.core.b",
+        ),
+        (
+            "import math\ndef g(): return math.pi",
+            "from attnref.core.a import g\nimport cmath as math\n"
+            "def f(): return g, math.pi",
+            "math is of cmath. and of math.",
+        ),
+        (
+            "def g(): return sum([1])",
+            "from attnref.core.a import g\n"
+            "def f(): return g, sum()\ndef sum(): ...",
+            "sum is Python's own in attnref.core.a, and of attnref.core.b",
+        ),
+    ],
+    ids=["private", "imported", "builtin"],
+)
+def test_a_name_with_two_meanings_is_refused(package, a, b, why):
+    package(a, b)
+    with pytest.raises(ValueError, match=why):
+        copy.one_file(["f"])
