@@ -229,7 +229,11 @@ def _imported(program: str) -> tuple[set[str], dict[str, list[str]]]:
         for module, names in asked.items():
             packages.add(module.partition(".")[0])
             if module.startswith(copy.OURS):
-                modules.setdefault(module.removeprefix(copy.OURS), [])
+                inner = module.removeprefix(copy.OURS)
+                for name in names:  # a file of a folder, or a name of a file
+                    folder = (copy.PACKAGE / inner).is_dir()
+                    file = f"{inner}.{name}" if folder else inner
+                    modules.setdefault(file, [])
             for name in names if module == "attnref" else []:
                 modules.setdefault(copy.public()[name], []).append(name)
     return packages, modules

@@ -46,6 +46,7 @@ class Module(NamedTuple):
     about: str  # the first line of its docstring
     imports: dict[str, Import]
     definitions: dict[str, Definition]
+    refused: str  # what a copy of it cannot hold; "" if nothing
 
 
 @cache
@@ -55,13 +56,13 @@ def read(module: str) -> Module:
     lines, tree = text.splitlines(), ast.parse(text)
     imports: dict[str, Import] = {}
     definitions: dict[str, Definition] = {}
-    first, last = tree.body[0], ""
+    first, last, refused = tree.body[0], "", ""
     for node in _statements(tree.body):
         name = _bound(node)
         why = _refused(node, definitions, last)
-        if why:
+        if why and not refused:
             place = f"attnref/{module.replace('.', '/')}.py:{node.lineno}"
-            raise ValueError(f"{place}: {why}, which a copy cannot hold")
+            refused = f"{place}: {why}, which a copy cannot hold"
         if isinstance(node, ast.Import | ast.ImportFrom):
             of = getattr(node, "module", None)
             for a in node.names:
@@ -76,7 +77,15 @@ def read(module: str) -> Module:
             definitions[name] = Definition(module, name, own, _used(own))
         last = name
     about = (ast.get_docstring(tree) or "").split("\n")[0]
-    return Module(about, imports, definitions)
+    return Module(about, imports, definitions, refused)
+
+
+def copied(module: str) -> Module:
+    """The same, of a module that may be copied."""
+    here = read(module)
+    if here.refused:
+        raise ValueError(here.refused)
+    return here
 
 
 def _path(module: str) -> Path:
@@ -278,7 +287,7 @@ def needed(names: Iterable[str]) -> list[Definition]:
     reached: set[tuple[str, str]] = set()
 
     def reach(module: str, name: str) -> None:
-        here = read(module)
+        here = copied(module)
         ours = here.imports.get(name)
         if name in here.definitions:
             if (module, name) not in reached:
@@ -463,7 +472,7 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     files: dict[str, str] = {}
     for module in with_imported(public()[name] for name in names):
-        path = _path(module)
+        here, path = copied(module), _path(module)
         up = "." * (module.count(".") + 1)
         text = "".join(
             line
@@ -471,7 +480,7 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
             if not MARKER.fullmatch(line.rstrip("\n"))
         )
         if ">>> from attnref" in text:
-            there = {*read(module).definitions, *read(module).imports}
+            there = {*here.definitions, *here.imports}
             text = _without_strange_examples(text, there) + "\n"
         files[path.relative_to(PACKAGE).as_posix()] = re.sub(
             r"^( *from )attnref\.", rf"\g<1>{up}", text, flags=re.M
