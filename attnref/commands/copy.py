@@ -99,7 +99,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if (
             isinstance(node, ast.If)
             and not node.orelse
-            and (ast.unparse(node).startswith(typing))
+            and ast.unparse(node).startswith(typing)
         ):
             yield from _statements(node.body)
         elif not isinstance(node, ast.Expr) or not isinstance(
@@ -132,11 +132,10 @@ def _refused(node: ast.stmt, before: Container[str], last: str) -> str:
     if name in before and name != last:
         return f"a second {name}"
     for part in ast.walk(node):
-        code = f"`{ast.unparse(part)}` within {name}"
-        if isinstance(part, ast.Import | ast.ImportFrom) and "attnref" in code:
-            return code
-        if isinstance(part, ast.Name) and part.id == "__file__":
-            return code
+        if isinstance(part, ast.Import | ast.ImportFrom | ast.Name):
+            code = ast.unparse(part)
+            if code == "__file__" or " attnref" in code:
+                return f"`{code}` within {name}"
     for decorator in getattr(node, "decorator_list", []):
         whole = getattr(decorator, "func", decorator)
         for part in ast.walk(decorator):
