@@ -389,7 +389,9 @@ def package(tmp_path, monkeypatch):
         (tmp_path / "core").mkdir()
         for name, text in (("a", a), ("b", b)):
             path = tmp_path / "core" / f"{name}.py"
-            path.write_text(dedent(text), encoding="utf-8")
+            # A marker in this file would be one of this file.
+            text = dedent(text).replace("MARK", "--8<--")
+            path.write_text(text, encoding="utf-8")
         monkeypatch.setattr(copy, "PACKAGE", tmp_path)
         monkeypatch.setattr(copy, "public", lambda: {"f": "core.b"})
         monkeypatch.setattr(copy, "version", lambda: "1.2")
@@ -446,9 +448,9 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
 
         def f(way: "Sequence[Way]", to: Literal["Unused"]) -> "Kind | None":
             """Not of Unused; as f"{twice}" is."""
-            # --8<-- [start:within]
+            # MARK [start:within]
             twice_ = {"twice": f"{twice(HALF):.2f}{way}"}
-            # --8<-- [end:within]
+            # MARK [end:within]
             return twice_["twice"]
         ''',
     )

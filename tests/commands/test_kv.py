@@ -35,7 +35,7 @@ def kv(text):
 def test_a_command_on_a_page_prints_what_stands_below_it(path):
     blocks = render(body_of(path)).blocks
     for i, block in enumerate(blocks):
-        if block.text.startswith("python -m attnref"):
+        if block.text.startswith("python -m attnref kv"):
             words = shlex.split(block.text.replace("\\\n", ""))[3:]
             assert blocks[i + 1].language == "text"
             assert main(words) == blocks[i + 1].text.rstrip("\n")

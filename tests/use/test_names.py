@@ -296,7 +296,7 @@ def test_packed_sequences_are_those_of_a_padded_batch():
 
     # Rows of different lengths, padded on the right or packed without pads.
     lengths = torch.tensor([5, 2, 4])
-    valid = torch.arange(T) < lengths[:, None]  # (B, T)
+    valid = torch.arange(T) < lengths[:, None]
     cu_seqlens = pad(lengths.cumsum(0), (1, 0))
     assert cu_seqlens.tolist() == [0, 5, 7, 11]
     packed = [x.transpose(1, 2)[valid] for x in (q, k, v)]  # thd
