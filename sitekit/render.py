@@ -27,7 +27,7 @@ class Sorted(NamedTuple):
     kind: str = ""
 
 
-Cell = str | Word | Sorted | list[str]  # a list: one line each
+Cell = str | Word | Sorted | list[str] | list[str | Word]  # a list: by lines
 Row = list[Cell]
 Rows = list[Row]
 
@@ -83,12 +83,13 @@ def as_markdown(head: list[object], rows: Rows, words: Words) -> str:
     """A table of such texts."""
 
     def text(cell: object) -> str:
+        if isinstance(cell, list):
+            return "<br>".join(map(text, cell))
         if isinstance(cell, Word):
             cell = words[cell.key]
         elif isinstance(cell, Sorted):
             cell = cell.text
-        lines = cell if isinstance(cell, list) else [cell]
-        return "<br>".join(plain(line).replace("|", r"\|") for line in lines)
+        return plain(cell).replace("|", r"\|")
 
     every: list[Sequence[object]] = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(text, row))} |" for row in every)

@@ -38,15 +38,15 @@ def shown_by(row: dict[str, Any]) -> str:
 
 def mistakes() -> Iterator[Row]:
     for row in json.loads(RECORDED.read_text(encoding="utf-8"))["mistakes"]:
+        code: list[str | Word] = [f"`{row['code']}`"] if row["code"] else []
         yield [
-            Word(row["mistake"]),
+            [Word(row["mistake"]), *code],
             f"{row['random']:.2f}",
             f"{row['copied']:.2f}",
             f"{row['full']:.0%}",
             f"{row['cached']:.0%}",
             Word("sees" if row["future"] else "blind"),
             Word(shown_by(row)),
-            row["code"] and f"`{row['code']}`",
         ]
 
 
