@@ -198,6 +198,73 @@ def rule_of(causal: bool | Rule) -> Rule:
 # --8<-- [end:rules]
 
 
+# --8<-- [start:lazy]
+@dataclass(frozen=True, eq=False)
+class RuleMask:
+    """The mask `(T, S)` of a rule, of which parts are built when needed.
+
+    The `T` queries are the tokens after the first `past`; `positions` holds
+    those of the `S` keys, -1 = an empty slot, and None means 0 to S - 1.
+    `mask`, if there is one, hides more: it is bool and broadcasts to
+    `(B, H, T, S)`.
+
+    Examples:
+        >>> mask = RuleMask(Causal(), T=2, S=5, past=3)
+        >>> mask.part(slice(0, 1), slice(2, 5)).int()
+        tensor([[1, 1, 0]], dtype=torch.int32)
+        >>> torch.equal(mask.dense(), causal_mask(2, 5))
+        True
+    """
+
+    rule: Rule
+    T: int
+    S: int
+    past: int
+    positions: Tensor | None = None
+    mask: Tensor | None = None
+    device: torch.device | str | None = None
+
+    def part(self, rows: slice, columns: slice) -> Tensor:
+        """Which of some queries see which of some keys: True = may attend."""
+        first, end, _ = rows.indices(self.T)
+        i = torch.arange(first, end, device=self.device)[:, None] + self.past
+        if self.positions is None:
+            first, end, _ = columns.indices(self.S)
+            j = torch.arange(first, end, device=self.device)
+        else:
+            j = self.positions[columns]
+        seen = self.rule(i, j).expand(len(i), -1)  # a rule may look at j alone
+        beside = part_of(self.mask, rows, columns)
+        return seen if beside is None else beside & seen
+
+    def dense(self) -> Tensor:
+        """The whole mask as one tensor."""
+        return self.part(slice(None), slice(None))
+
+
+Mask = Tensor | RuleMask | None
+
+
+def part_of(mask: Mask, rows: slice, columns: slice) -> Tensor | None:
+    """The part of a mask for some queries and some keys."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        return mask.part(rows, columns)
+    # An axis of size 1 broadcasts: each part of it is the whole.
+    rows = rows if mask.shape[-2] > 1 else slice(None)
+    columns = columns if mask.shape[-1] > 1 else slice(None)
+    return mask[..., rows, columns]
+
+
+def dense(mask: Mask) -> Tensor | None:
+    """Any mask as a tensor."""
+    return mask if mask is None or isinstance(mask, Tensor) else mask.dense()
+
+
+# --8<-- [end:lazy]
+
+
 # --8<-- [start:decoder]
 def decoder_mask(
     mask: Tensor | None,
@@ -206,7 +273,7 @@ def decoder_mask(
     causal: bool | Rule,
     device: torch.device,
     positions: Tensor | None = None,
-) -> Tensor | None:
+) -> Mask:
     """The mask that a layer applies: the caller's mask and the layer's rule.
 
     `full` is `(B, H, T, S)`, where `S` counts all tokens so far: those that
@@ -216,13 +283,14 @@ def decoder_mask(
     keys, every pad in the cache would be seen.
 
     `positions` holds the position of each key, -1 = an empty slot; None means
-    0 to S - 1. The result has one column per key.
+    0 to S - 1. The result has one column per key. Where the rule hides
+    nothing, it is `mask`, else a `RuleMask`, of which no part is built yet.
 
     Examples:
         >>> valid = torch.tensor([[False, True, True]])
         >>> full, cpu = (1, 1, 2, 3), torch.device("cpu")
         >>> mask = padding_mask(valid)
-        >>> decoder_mask(mask, full, causal=True, device=cpu).int()
+        >>> decoder_mask(mask, full, causal=True, device=cpu).dense().int()
         tensor([[[[0, 1, 0],
                   [0, 1, 1]]]], dtype=torch.int32)
     """
@@ -234,16 +302,14 @@ def decoder_mask(
                 f"mask has shape {tuple(mask.shape)} for {S} keys: it must "
                 "cover every key, cached ones included"
             )
-    rule = rule_of(causal)
+    rule, past = rule_of(causal), S - T
     if positions is None and rule.hides_nothing(T, S):
         return mask
-    i = torch.arange(S - T, S, device=device)[:, None]  # (T, 1)
-    if positions is None:
-        positions = torch.arange(S, device=device)  # (S,)
-    elif mask is not None:
-        mask = mask[..., positions]  # -1: last column, hidden below
-    seen = rule(i, positions).expand(T, -1)  # a rule may look at keys alone
-    return seen if mask is None else mask & seen
+    if positions is not None:
+        S = len(positions)
+        if mask is not None:
+            mask = mask[..., positions]  # -1: last column, hidden by the rule
+    return RuleMask(rule, T, S, past, positions, mask, device)
 
 
 # --8<-- [end:decoder]
@@ -268,9 +334,20 @@ def _check_valid(name: str, valid: Tensor) -> None:
 
 # --8<-- [start:refused]
 def check_mask(
-    mask: Tensor, full: tuple[int, int, int, int], device: torch.device
+    mask: Tensor | RuleMask,
+    full: tuple[int, int, int, int],
+    device: torch.device,
 ) -> None:
     """Refuse a mask that is not bool or does not broadcast to `full`."""
+    if hasattr(mask, "dense"):
+        if (mask.T, mask.S) != full[2:]:
+            raise ValueError(
+                f"mask is for {mask.T} queries and {mask.S} keys, "
+                f"and not for T={full[2]} and S={full[3]}"
+            )
+        if mask.mask is not None:
+            check_mask(mask.mask, full, device)
+        return
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask is {type(mask).__name__}; pass a bool tensor")
     shape = tuple(mask.shape)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnref.core.masks import check_mask
+from attnref.core.masks import Mask, check_mask, dense
 from attnref.core.softmax import softmax
 
 # --8<-- [end:imports]
@@ -15,7 +15,7 @@ from attnref.core.softmax import softmax
 def attention_weights(
     q: Tensor,
     k: Tensor,
-    mask: Tensor | None = None,
+    mask: Mask = None,
     *,
     scale: float | None = None,
 ) -> Tensor:
@@ -44,7 +44,7 @@ def sdpa(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mask: Tensor | None = None,
+    mask: Mask = None,
     *,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -78,9 +78,7 @@ def sdpa(
 
 
 # --8<-- [start:core]
-def _weights(
-    q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None
-) -> Tensor:
+def _weights(q: Tensor, k: Tensor, mask: Mask, scale: float | None) -> Tensor:
     _check_scores(q, k, mask, scale)
     B, H, T, D = q.shape
     K, S = k.shape[1:3]
@@ -89,6 +87,7 @@ def _weights(
     rows = _fold(q.to(wide), K)  # (B, K, H // K * T, D)
     scores = _matmul(rows, k.to(wide).mT)  # (B, K, H // K * T, S)
     scores = scores.view(B, H, T, S) * (D**-0.5 if scale is None else scale)
+    mask = dense(mask)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
     return softmax(scores)  # (B, H, T, S)
@@ -116,8 +115,16 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 # --8<-- [start:check]
+def check_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None
+) -> None:
+    """What every core refuses, in the same words."""
+    _check_values(q, k, v)
+    _check_scores(q, k, mask, scale)
+
+
 def _check_scores(
-    q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None
+    q: Tensor, k: Tensor, mask: Mask, scale: float | None
 ) -> None:
     _check_pair("q", q, "k", k)
     B, H, T, D = q.shape

@@ -1,0 +1,249 @@
+"""FlashAttention as an algorithm: attention tile by tile, in plain PyTorch."""
+
+# --8<-- [start:imports]
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnref.core.checks import check_sizes
+from attnref.core.masks import Mask, part_of
+from attnref.core.sdpa import check_attention
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:tiles]
+class Tile(NamedTuple):
+    """Some queries and some keys; which sees which, None = all do."""
+
+    rows: slice
+    columns: slice
+    seen: Tensor | None
+
+
+class Tiles(NamedTuple):
+    """The scores of one call, cut into tiles of `height` by `width`."""
+
+    T: int
+    S: int
+    mask: Mask
+    height: int
+    width: int
+
+    def of_rows(self, rows: slice) -> Iterator[Tile]:
+        for columns in parts(self.S, self.width):
+            yield from self._tile(rows, columns)
+
+    def of_columns(self, columns: slice) -> Iterator[Tile]:
+        for rows in parts(self.T, self.height):
+            yield from self._tile(rows, columns)
+
+    def _tile(self, rows: slice, columns: slice) -> Iterator[Tile]:
+        """The tile, unless no query in it sees any key."""
+        seen = part_of(self.mask, rows, columns)
+        if seen is None or seen.all():
+            yield Tile(rows, columns, None)
+        elif seen.any():
+            yield Tile(rows, columns, seen)
+
+
+def parts(length: int, size: int) -> list[slice]:
+    starts = range(0, length, size)
+    return [slice(i, min(i + size, length)) for i in starts]
+
+
+# --8<-- [end:tiles]
+
+
+# --8<-- [start:forward]
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, how: "_How"
+) -> tuple[Tensor, Tensor]:
+    """The output, and the log-sum-exp of each query's scores.
+
+    Per row of scores, `m` is the largest so far, `l` the sum of exponentials
+    and `acc` that of weighted values. Both sums are relative to `m`: when `m`
+    grows, they are rescaled.
+    """
+    B, H, T, D = q.shape
+    K, S, Dv = v.shape[1:]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out = q.new_empty(B, H, T, Dv)
+    lse = q.new_empty((B, H, T, 1), dtype=wide)
+    for rows in parts(T, how.tiles.height):
+        queries = _fold(q, rows, K, wide) * how.scale
+        m = queries.new_full((*queries.shape[:2], 1), -torch.inf)
+        l = torch.zeros_like(m)
+        acc = queries.new_zeros((*queries.shape[:2], Dv))
+        for tile in how.tiles.of_rows(rows):
+            keys = _fold(k, tile.columns, K, wide)
+            values = _fold(v, tile.columns, K, wide)
+            scores = torch.bmm(queries, keys.mT)
+            _hide(scores, tile, (B, H), -torch.inf)
+            larger = torch.maximum(m, scores.amax(-1, keepdim=True))
+            # No key seen so far: -inf - (-inf) would be NaN.
+            base = larger.masked_fill(larger == -torch.inf, 0)
+            p = scores.sub_(base).exp_()
+            rescale = (m - base).exp_()
+            l.mul_(rescale).add_(p.sum(-1, keepdim=True))
+            acc.mul_(rescale).baddbmm_(how.dropped(p, tile), values)
+            m = larger
+        # A query that sees no key: l = 0, the output 0, the lse -inf.
+        acc.div_(l.masked_fill(l == 0, 1))
+        out[:, :, rows] = acc.view(B, H, -1, Dv)
+        lse[:, :, rows] = (m + l.masked_fill(l == 0, 1).log()).view(B, H, -1, 1)
+    return out, lse
+
+
+# --8<-- [end:forward]
+
+
+# --8<-- [start:backward]
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    d_out: Tensor,
+    how: "_How",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v; the weights are computed again.
+
+    With the log-sum-exp of a row its weights are `exp(s - lse)`: no maximum
+    and no sum is needed. `delta` is what the softmax subtracts from the
+    gradient of every weight of a row: the sum of `d_out * out`.
+    """
+    B, H, T, D = q.shape
+    K, S, Dv = v.shape[1:]
+    wide = lse.dtype
+    dq = q.new_zeros((B * K, H // K, T, D), dtype=wide)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    # A query that sees no key has no weights: exp(s - inf) = 0.
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+    for columns in parts(S, how.tiles.width):
+        keys = _fold(k, columns, K, wide)
+        values = _fold(v, columns, K, wide)
+        d_keys, d_values = torch.zeros_like(keys), torch.zeros_like(values)
+        for tile in how.tiles.of_columns(columns):
+            queries = _fold(q, tile.rows, K, wide) * how.scale
+            above = _fold(d_out, tile.rows, K, wide)
+            rows = _fold(lse, tile.rows, K, wide)
+            p = torch.baddbmm(rows, queries, keys.mT, beta=-1).exp_()
+            _hide(p, tile, (B, H), 0)
+            d_values.baddbmm_(how.dropped(p, tile).mT, above)
+            d_p = how.dropped(torch.bmm(above, values.mT), tile)
+            d_scores = d_p.sub_(_fold(delta, tile.rows, K, wide)).mul_(p)
+            d_keys.baddbmm_(d_scores.mT, queries)
+            d_queries = torch.bmm(d_scores, keys).view(B * K, H // K, -1, D)
+            dq[:, :, tile.rows] += d_queries
+        dk[:, :, columns] = d_keys.view(B, K, -1, D)
+        dv[:, :, columns] = d_values.view(B, K, -1, Dv)
+    return (dq * how.scale).view(B, H, T, D).to(q.dtype), dk, dv
+
+
+# --8<-- [end:backward]
+
+
+# --8<-- [start:fold]
+def _fold(x: Tensor, part: slice, K: int, dtype: torch.dtype) -> Tensor:
+    """A part of `x`, `(B * K, heads per group * positions, width)`."""
+    B, H, _, width = x.shape
+    x = x[:, :, part].to(dtype).reshape(B * K, -1, width)
+    return x
+
+
+def _hide(
+    scores: Tensor, tile: Tile, heads: tuple[int, int], value: float
+) -> None:
+    if tile.seen is not None:
+        T = tile.rows.stop - tile.rows.start
+        rows = scores.view(*heads, T, -1)
+        rows.masked_fill_(~tile.seen, value)
+
+
+# --8<-- [end:fold]
+
+
+# --8<-- [start:flash]
+class _How(NamedTuple):
+    tiles: Tiles
+    scale: float
+    dropout: float
+    seed: int
+
+    def dropped(self, weights: Tensor, tile: Tile) -> Tensor:
+        """Dropout that the backward pass can repeat: one seed per tile."""
+        if not self.dropout:
+            return weights
+        number = tile.rows.start * self.tiles.S + tile.columns.start
+        g = torch.Generator(weights.device).manual_seed(self.seed + number)
+        kept = torch.rand(weights.shape, generator=g, device=weights.device)
+        return weights * (kept >= self.dropout) / (1 - self.dropout)
+
+
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(q, k, v, how)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.how = how
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
+        q, k, v, out, lse = ctx.saved_tensors
+        mixed = d_out.to(lse.dtype) * out.to(lse.dtype)
+        delta = mixed.sum(-1, keepdim=True) - d_lse
+        return *_backward(q, k, v, lse, delta, d_out, ctx.how), None
+
+
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    tile: tuple[int, int] = (128, 128),
+) -> Tensor:
+    """The same as `sdpa`, tile by tile: no `(T, S)` matrix is in memory.
+
+    Examples:
+        >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
+        >>> v = torch.tensor([[[[0.0], [3.0], [6.0]]]])
+        >>> flash(q, k, v, tile=(1, 2))
+        tensor([[[[3.]]]])
+    """
+    return flash_lse(q, k, v, mask, scale=scale, dropout=dropout, tile=tile)[0]
+
+
+def flash_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    tile: tuple[int, int] = (128, 128),
+) -> tuple[Tensor, Tensor]:
+    """`flash`, and the log-sum-exp of the scores of each query `(B, H, T)`."""
+    check_attention(q, k, v, mask, scale)
+    height, width = tile
+    check_sizes(height=height, width=width)
+    seed = int(torch.randint(2**40, ())) if dropout else 0
+    cut = Tiles(q.shape[2], k.shape[2], mask, height, width)
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    how = _How(cut, scale, dropout, seed)
+    out, lse = _Flash.apply(q, k, v, how)
+    return out, lse[..., 0]
+
+
+# --8<-- [end:flash]
