@@ -44,7 +44,7 @@ def copied() -> dict[str, list[str]]:
 
 
 def pytest_configure() -> None:
-    settings.register_profile("few", deadline=None, max_examples=8)
+    settings.register_profile("few", deadline=None, max_examples=3)
     settings.load_profile("few")
     homes = [attnref]
     for module in {*copy.public().values()}:

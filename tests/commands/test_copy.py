@@ -161,7 +161,6 @@ def test_the_tests_of_the_package_get_the_same_bits_from_copies(files):
     plugin = ["-p", "tests.commands.exchanged", "--hypothesis-seed=0"]
     homes = sorted({module.split(".")[0] for module in copy.public().values()})
     tests = [f"tests/{home}" for home in homes]
-    tests += ["tests/laws/test_equivalences.py", "tests/laws/test_laws.py"]
     told = []
     for where in ({}, {"COPIES": str(files)}):
         log = files / "log.json"
