@@ -74,13 +74,13 @@ class Site(NamedTuple):
 # What one types. A copy of the sources needs its own folder on the path.
 MKDOCS = [Path(sys.executable).with_name("mkdocs")]
 MKDOCS_OF_A_COPY = [sys.executable, "-m", "mkdocs"]
-ADDRESSES = ("SITE_URL", "REPOSITORY_URL")
+# Without a test's own word, a site has no address.
+for name in ("SITE_URL", "REPOSITORY_URL"):
+    os.environ.pop(name, None)
 
 
 def environment(**env: str) -> dict[str, str]:
-    """That of the tests, without the addresses of a site."""
-    ours = {k: v for k, v in os.environ.items() if k not in ADDRESSES}
-    return ours | {"NO_MKDOCS_2_WARNING": "1"} | env
+    return os.environ | {"NO_MKDOCS_2_WARNING": "1"} | env
 
 
 def build(folder: Path, source: Path = ROOT, **env: str) -> Site:
