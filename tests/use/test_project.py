@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from statistics import median
@@ -411,7 +412,11 @@ def step_times(model):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+@pytest.mark.skipif(
+    not shutil.which("g++")
+    or not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    reason="no C++ compiler, or no headers of Python",
+)
 def test_inductor_gives_the_same_logits(one_layer):
     torch.compiler.reset()
     compiled = torch.compile(one_layer, fullgraph=True)
