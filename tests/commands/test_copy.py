@@ -266,7 +266,7 @@ def test_a_folder_may_have_any_name_and_stand_anywhere(tmp_path):
     for path in place.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not re.search("^ *(>>> )?(from|import) attnref", text, re.M)
-        assert "--8<--" not in text
+        assert "--8<--" not in text and "\n" * 4 not in text
     code = (
         "import sys, torch; sys.path.insert(0, '.')\n"
         "from theirs.attention import GroupedQueryAttention, KVCache\n"
