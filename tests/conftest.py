@@ -24,15 +24,16 @@ settings.load_profile("attnref")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what `make quick` leaves out, so that no file has to: oracles, and
-    files in which a test needs the built site or a browser."""
+    """Marks what `make quick` leaves out, so that no file has to: oracles,
+    what pages on use in a project show, and files in which a test needs the
+    built site or a browser."""
     slow = {
         item.path
         for item in items
         if {"site", "chromium"}.intersection(getattr(item, "fixturenames", ()))
     }
     for item in items:
-        if "oracles" in item.path.relative_to(ROOT).as_posix():
+        if {"oracles", "use"} & {*item.path.relative_to(ROOT).parts}:
             item.add_marker(pytest.mark.oracle)
         if item.path in slow:
             item.add_marker(pytest.mark.browser)

@@ -103,11 +103,12 @@ def recorded(function, stem: str, name: str):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without those in which torch reads the code instead of running it."""
+    source = functools.cache(inspect.getsource)
     items[:] = [
         item
         for item in items
         if not {"alone", "whole"} & {mark.name for mark in item.iter_markers()}
-        and not re.search("compile|export", inspect.getsource(item.function))
+        and not re.search("compile|export", source(item.function))
     ]
 
 

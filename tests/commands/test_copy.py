@@ -159,7 +159,7 @@ def test_the_tests_of_the_package_get_the_same_bits_from_copies(files):
     are also used together. All that the tests then call returns what it does
     in the package, from the same inputs and weights, to the last bit."""
     plugin = ["-p", "tests.commands.exchanged", "--hypothesis-seed=0"]
-    plugin += ["-p", "no:logging"]  # a tenth of the time
+    plugin += ["-p", "no:logging", "--assert=plain", "-o", "addopts="]  # quick
     homes = sorted({module.split(".")[0] for module in copy.public().values()})
     tests = [f"tests/{home}" for home in homes]
     told = []
@@ -267,7 +267,7 @@ def test_a_folder_may_have_any_name_and_stand_anywhere(tmp_path):
     for path in place.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not re.search("^ *(>>> )?(from|import) attnref", text, re.M)
-        assert "--8<--" not in text
+        assert "--8<--" not in text and "\n" * 4 not in text
     code = (
         "import sys, torch; sys.path.insert(0, '.')\n"
         "from theirs.attention import GroupedQueryAttention, KVCache\n"
