@@ -19,8 +19,8 @@ test: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not alone"
 	$(PY) -m pytest -m alone
 
-# Unit tests and laws, without tests that need the built site, a browser or
-# other libraries' modules.
+# Unit tests and laws, without tests that need the built site, a browser, other
+# libraries' modules or a model in training, and without the pages of use/.
 quick: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not (alone or oracle or browser)"
 

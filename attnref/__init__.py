@@ -47,7 +47,7 @@ _HOMES = {
     ],
 }
 __all__ = sorted(name for names in _HOMES.values() for name in names)
-_ROOMS = sorted({home.partition(".")[0] for home in _HOMES})
+_FOLDERS = sorted({home.partition(".")[0] for home in _HOMES})
 
 
 def __getattr__(name: str) -> Any:
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     All homes are imported at once: what `attnref.core.rope` gives must not
     depend on which names were asked for before it.
     """
-    if name not in __all__ and name not in _ROOMS:
+    if name not in __all__ and name not in _FOLDERS:
         from attnref.numbers.specs import near
 
         meant = ", ".join(near(name, {name: name for name in __all__})[:3])
@@ -71,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*globals(), *__all__, *_FOLDERS})

@@ -12,6 +12,7 @@ leads to a page and goes by its name.
 """
 
 import ast
+import os
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -72,55 +73,41 @@ class Whole(NamedTuple):
 def everything() -> dict[str, Whole]:
     """All that can be downloaded, by the file of the package."""
     found: dict[str, Whole] = {}
-    public: dict[str, list[str]] = {}
-    for name, module in copy.public().items():
-        if not name.endswith("_loop"):
-            public.setdefault(_source(module), []).append(name)
+    public = copy.files()
     for folder in FOLDERS:
         for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
-            source = path.relative_to(ROOT).as_posix()
-            if source in public:
-                whole = _copied(source, public[source])
-            elif not imports_of(source):
-                whole = _as_it_stands(source)
+            module = f"{folder}.{path.stem}"
+            if path.stem in public:
+                whole = _copied(module, public[path.stem])
+            elif not copy.imported_by(module):
+                whole = _as_it_stands(module)
             else:
                 continue
             if whole.name in {other.name for other in found.values()}:
-                why = f"{source}: another file is called {whole.name}"
+                why = f"{whole.source}: another file is called {whole.name}"
                 raise BuildError(f"{why}, and /files/ has one of each name")
-            found[source] = whole
+            found[whole.source] = whole
     return found
 
 
-def _copied(source: str, names: list[str]) -> Whole:
+def _copied(module: str, names: list[str]) -> Whole:
+    """With the address of the download, if the site has one."""
+    source, site = copy.source_of(module), os.environ.get("SITE_URL")
+    place = f"files/{Path(source).name}"
+    address = f"{site.rstrip('/')}/{place}" if site else ""
     try:
-        text, needed = copy.one_file(names), copy.needed(names)
+        text, needed = copy.one_file(names, address), copy.needed(names)
     except ValueError as error:
-        why = f"{source} cannot become /files/{Path(source).name}: {error}"
-        raise BuildError(why) from error
-    contents = [(_source(d.module), d.name) for d in needed]
+        raise BuildError(f"{source} cannot become /{place}: {error}") from error
+    contents = [(copy.source_of(d.module), d.name) for d in needed]
     return Whole(source, text, names, contents)
 
 
-def _as_it_stands(source: str) -> Whole:
-    text = (ROOT / source).read_text(encoding="utf-8")
-    text = re.sub(r"^# --8<-- .*\n", "", text, flags=re.MULTILINE)
-    text = re.sub(r"\n{4,}", "\n\n\n", text).strip() + "\n"
-    names = _defined_in(text)
+def _as_it_stands(module: str) -> Whole:
+    source, names = copy.source_of(module), [*copy.read(module).definitions]
     public = [name for name in names if not name.startswith("_")]
-    return Whole(source, text, public, [(source, name) for name in names])
-
-
-def _source(module: str) -> str:
-    return f"attnref/{module.replace('.', '/')}.py"
-
-
-def imports_of(source: str) -> list[str]:
-    """The files of the package that a file imports, each once."""
-    tree = ast.parse((ROOT / source).read_text(encoding="utf-8"))
-    modules = (n.module for n in tree.body if isinstance(n, ast.ImportFrom))
-    ours = (m for m in modules if m and m.startswith("attnref."))
-    return list(dict.fromkeys(_source(m[len("attnref.") :]) for m in ours))
+    contents = [(source, name) for name in names]
+    return Whole(source, copy.text_of(module), public, contents)
 
 
 def _defined_in(text: str) -> list[str]:
@@ -330,7 +317,8 @@ def _bar(whole: Whole, here: Here) -> str:
 def _imports(source: str, here: Here) -> str:
     """Links to the files of the package that a file imports."""
     links = []
-    for other in imports_of(source):
+    module = ".".join(Path(source).with_suffix("").parts[1:])
+    for other in map(copy.source_of, copy.imported_by(module)):
         anchor = here.site.where.anchor_of(other)
         link = f"<code>{other.removeprefix('attnref/')}</code>"
         if anchor:

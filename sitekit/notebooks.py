@@ -250,16 +250,12 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
     first = f'"""The part of attnref {copy.version()} that a notebook needs."""'
     files = {"attnref/__init__.py": "\n".join([first, "", "".join(lines)])}
     for module in copy.with_imported(sorted(modules)):
-        path = copy.PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
-        text = path.read_text(encoding="utf-8")
-        kept = [x for x in text.split("\n") if not copy.MARKER.fullmatch(x)]
-        found = {path: re.sub(r"\n{4,}", "\n\n\n", "\n".join(kept))}
-        for data in path.parent.glob("*.json"):
+        source, text = copy.source_of(module), copy.text_of(module)
+        files[source] = text
+        for data in copy.path_of(module).parent.glob("*.json"):
             if data.name in text:
-                found[data] = data.read_text(encoding="utf-8")
-        for each, text in found.items():
-            name = each.relative_to(copy.PACKAGE.parent).as_posix()
-            files[name] = text
+                place = f"{posixpath.dirname(source)}/{data.name}"
+                files[place] = data.read_text(encoding="utf-8")
     return files
 
 

@@ -24,15 +24,16 @@ settings.load_profile("attnref")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what `make quick` leaves out, so that no file has to: oracles, and
-    files in which a test needs the built site or a browser."""
+    """Marks what `make quick` leaves out, so that no file has to: oracles,
+    what pages on use in a project show, and files in which a test needs the
+    built site or a browser."""
     slow = {
         item.path
         for item in items
         if {"site", "chromium"}.intersection(getattr(item, "fixturenames", ()))
     }
     for item in items:
-        if "oracles" in item.path.relative_to(ROOT).as_posix():
+        if {"oracles", "use"} & {*item.path.relative_to(ROOT).parts}:
             item.add_marker(pytest.mark.oracle)
         if item.path in slow:
             item.add_marker(pytest.mark.browser)
@@ -74,13 +75,13 @@ class Site(NamedTuple):
 # What one types. A copy of the sources needs its own folder on the path.
 MKDOCS = [Path(sys.executable).with_name("mkdocs")]
 MKDOCS_OF_A_COPY = [sys.executable, "-m", "mkdocs"]
-ADDRESSES = ("SITE_URL", "REPOSITORY_URL")
+# Without a test's own word, a site has no address.
+for name in ("SITE_URL", "REPOSITORY_URL"):
+    os.environ.pop(name, None)
 
 
 def environment(**env: str) -> dict[str, str]:
-    """That of the tests, without the addresses of a site."""
-    ours = {k: v for k, v in os.environ.items() if k not in ADDRESSES}
-    return ours | {"NO_MKDOCS_2_WARNING": "1"} | env
+    return os.environ | {"NO_MKDOCS_2_WARNING": "1"} | env
 
 
 def build(folder: Path, source: Path = ROOT, **env: str) -> Site:

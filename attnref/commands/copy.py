@@ -52,7 +52,7 @@ class Module(NamedTuple):
 @cache
 def read(module: str) -> Module:
     """`core.sdpa`: its imports and definitions, by name."""
-    text = _path(module).read_text(encoding="utf-8")
+    text = path_of(module).read_text(encoding="utf-8")
     lines, tree = text.splitlines(), ast.parse(text)
     imports: dict[str, Import] = {}
     definitions: dict[str, Definition] = {}
@@ -61,7 +61,7 @@ def read(module: str) -> Module:
         name = _bound(node)
         why = _refused(node, definitions, last)
         if why and not refused:
-            place = f"attnref/{module.replace('.', '/')}.py:{node.lineno}"
+            place = f"{source_of(module)}:{node.lineno}"
             refused = f"{place}: {why}, which a copy cannot hold"
         if isinstance(node, ast.Import | ast.ImportFrom):
             of = getattr(node, "module", None)
@@ -88,8 +88,27 @@ def copied(module: str) -> Module:
     return here
 
 
-def _path(module: str) -> Path:
+def path_of(module: str) -> Path:
     return PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def source_of(module: str) -> str:
+    """`core.sdpa`: attnref/core/sdpa.py."""
+    return f"attnref/{module.replace('.', '/')}.py"
+
+
+def text_of(module: str) -> str:
+    """Its file as it is, without markers."""
+    lines = path_of(module).read_text(encoding="utf-8").split("\n")
+    text = "\n".join(x for x in lines if not MARKER.fullmatch(x))
+    return re.sub(r"\n{4,}", "\n\n\n", text).strip("\n") + "\n"
+
+
+def imported_by(module: str) -> list[str]:
+    """The modules of the package that it imports from."""
+    found = (i.module for i in read(module).imports.values())
+    ours = (m.removeprefix(OURS) for m in found if m.startswith(OURS))
+    return list(dict.fromkeys(ours))
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -161,7 +180,7 @@ def _import_refused(node: ast.Import | ast.ImportFrom) -> str:
         if a.name == "*":
             return code
         inner = f"{module}.{a.name}".removeprefix(OURS)
-        if module.startswith(OURS) and (a.asname or _path(inner).exists()):
+        if module.startswith(OURS) and (a.asname or path_of(inner).exists()):
             return f"{code}, not a name as it is"
     return ""
 
@@ -314,9 +333,8 @@ def with_imported(modules: Iterable[str]) -> list[str]:
     def visit(module: str) -> None:
         if module not in seen:
             seen.add(module)
-            for imported in read(module).imports.values():
-                if imported.module.startswith(OURS):
-                    visit(imported.module.removeprefix(OURS))
+            for imported in imported_by(module):
+                visit(imported)
             found.append(module)
 
     for module in modules:
@@ -370,7 +388,7 @@ def _header(names: list[str], address: str) -> str:
 
 
 def _heading(module: str) -> str:
-    file = module.replace(".", "/") + ".py"
+    file = source_of(module).removeprefix("attnref/")
     return "\n".join(
         f"# {x}" for x in [file, *_wrapped(read(module).about, 78)]
     )
@@ -471,22 +489,17 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     files: dict[str, str] = {}
     for module in with_imported(public()[name] for name in names):
-        here, path = copied(module), _path(module)
+        here, text = copied(module), text_of(module)
+        path = path_of(module).relative_to(PACKAGE)
         up = "." * (module.count(".") + 1)
-        text = "".join(
-            line
-            for line in path.read_text(encoding="utf-8").splitlines(True)
-            if not MARKER.fullmatch(line.rstrip("\n"))
-        )
         if ">>> from attnref" in text:
             there = {*here.definitions, *here.imports}
             text = _without_strange_examples(text, there) + "\n"
-        files[path.relative_to(PACKAGE).as_posix()] = re.sub(
+        files[path.as_posix()] = re.sub(
             r"^( *from )attnref\.", rf"\g<1>{up}", text, flags=re.M
         )
-        for folder in path.relative_to(PACKAGE).parents:
-            inside = (folder / "__init__.py").as_posix()
-            files.setdefault(inside, "")
+        for folder in path.parents:
+            files.setdefault((folder / "__init__.py").as_posix(), "")
     homes: dict[str, list[Import]] = {}
     for name in names:
         home = f".{public()[name]}"
@@ -503,7 +516,7 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
 def listed() -> str:
     """Every public name, its file, and how long its copy is."""
     rows = [
-        (name, f"attnref/{module.replace('.', '/')}.py", one_file([name]))
+        (name, source_of(module), one_file([name]))
         for name, module in public().items()
     ]
     wide = max(len(name) for name, _, _ in rows)

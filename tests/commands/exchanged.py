@@ -7,6 +7,7 @@ With `COPIES`, a folder of copied files, every public name is first exchanged
 for that of its own file, wherever in attnref it stands.
 """
 
+import functools
 import importlib.util
 import inspect
 import json
@@ -15,6 +16,7 @@ import re
 import sys
 import zlib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -24,14 +26,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import attnref
 from attnref.commands import copy
-from sitekit import ROOT
 
-PACKAGE = f"{ROOT}/attnref/"
-COPIES = os.environ.get("COPIES", PACKAGE)
+COPIES = os.environ.get("COPIES", "")
 # By test and function: how often the test called it, and a checksum of what
 # it returned.
 returned: dict[str, dict[str, list[int]]] = {}
-ran: set[tuple[str, str]] = set()  # functions, by their files
+told: dict[str, list[int]] = {}  # of the test that runs
+called: set[tuple[str, str]] = set()  # public names, by their files
+inside = False  # a call from the code itself is a part of another
 
 
 def copied() -> dict[str, list[str]]:
@@ -44,67 +46,75 @@ def copied() -> dict[str, list[str]]:
 
 
 def pytest_configure() -> None:
-    settings.register_profile("few", deadline=None, max_examples=8)
+    settings.register_profile("few", deadline=None, max_examples=3)
     settings.load_profile("few")
     homes = [attnref]
     for module in {*copy.public().values()}:
         homes.append(importlib.import_module(f"attnref.{module}"))
-    for stem, names in copied().items() if COPIES != PACKAGE else ():
-        spec = importlib.util.spec_from_file_location(
-            f"copy_of_{stem}", Path(COPIES, f"{stem}.py")
-        )
-        theirs = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(theirs)
+    for stem, names in copied().items():
+        theirs = copy_of(stem) if COPIES else attnref
         for name in names:
-            ours = getattr(attnref, name)
-            setattr(attnref, name, getattr(theirs, name))
-            for home in homes:
-                if vars(home).get(name) is ours:
-                    setattr(home, name, getattr(theirs, name))
+            ours, plain = getattr(attnref, name), getattr(theirs, name)
+            public = recorded(plain, stem, name)
+            for home in [theirs, *homes]:
+                if vars(home).get(name) in (ours, plain):
+                    setattr(home, name, public)
+
+
+def copy_of(stem: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        f"copy_of_{stem}", Path(COPIES, f"{stem}.py")
+    )
+    theirs = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+    for name in copy.public().keys() - copied()[stem]:
+        if isinstance(vars(theirs).get(name), type):
+            recorded(vars(theirs)[name], stem, name)  # takes part in its own
+    return theirs
+
+
+def recorded(function, stem: str, name: str):
+    """The same; of a class, the class with its own methods recorded."""
+    if isinstance(function, type):
+        for method, own in [*vars(function).items()]:
+            if inspect.isfunction(own) and (
+                method == "__call__" or not method.startswith("_")
+            ):
+                setattr(function, method, recorded(own, stem, name))
+        return function
+
+    @functools.wraps(function)
+    def call(*args, **options):
+        global inside
+        called.add((stem, name))
+        if inside:
+            return function(*args, **options)
+        inside = True
+        try:
+            value = function(*args, **options)
+        finally:
+            inside = False
+        times, check = told.get(function.__qualname__, (0, 0))
+        told[function.__qualname__] = [times + 1, checked(value, check)]
+        return value
+
+    return call
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without those in which torch reads the code instead of running it."""
+    source = functools.cache(inspect.getsource)
     items[:] = [
         item
         for item in items
         if not {"alone", "whole"} & {mark.name for mark in item.iter_markers()}
-        and not re.search("compile|export", inspect.getsource(item.function))
+        and not re.search("compile|export", source(item.function))
     ]
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item):
+def pytest_runtest_call(item: pytest.Item) -> None:
+    global told
     told = returned.setdefault(item.nodeid, {})
-    inside = False  # a call from the code itself is a part of another
-
-    def called(frame, event, value):
-        nonlocal inside
-        code = frame.f_code
-        if not code.co_filename.startswith((PACKAGE, COPIES)):
-            return None
-        name = code.co_qualname
-        ran.add((code.co_filename, name))
-        # What is private may return memory that nothing was written to.
-        if inside or re.search(r"(^|\.)(<|_[^_])", name):
-            return None
-        inside, frame.f_trace_lines = True, False
-
-        def until(frame, event, value):
-            nonlocal inside
-            if event == "return":
-                times, check = told.get(name, (0, 0))
-                told[name] = [times + 1, checked(value, check)]
-                inside = False
-            return until
-
-        return until
-
-    sys.settrace(called)
-    try:
-        return (yield)
-    finally:
-        sys.settrace(None)
 
 
 def checked(value, check: int) -> int:
@@ -128,6 +138,5 @@ def checked(value, check: int) -> int:
 
 
 def pytest_sessionfinish() -> None:
-    names = {(Path(file).stem, name.split(".")[0]) for file, name in ran}
-    told = {"returned": returned, "ran": sorted(names)}
-    Path(os.environ["RECORD"]).write_text(json.dumps(told), encoding="utf-8")
+    log = {"returned": returned, "called": sorted(called)}
+    Path(os.environ["RECORD"]).write_text(json.dumps(log), encoding="utf-8")

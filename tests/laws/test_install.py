@@ -50,7 +50,7 @@ def test_the_same_python_and_torch_are_asked_for_everywhere():
     (torch,) = (
         need.removeprefix("torch>=")
         for need in told.get_all("Requires-Dist")
-        if need.startswith("torch")
+        if need.startswith("torch>=")
     )
     for name in ("README.md", "README.zh.md"):
         text = (ROOT / name).read_text(encoding="utf-8")

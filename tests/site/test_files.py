@@ -55,11 +55,11 @@ def test_a_download_is_what_attnref_copy_writes(folder, tmp_path):
     assert "\n" * 4 not in text
 
 
-def test_each_download_runs_with_its_examples_where_attnref_is_not(folder):
-    paths = sorted(folder.glob("*.py"))
-    tried = json.loads(in_a_fresh_interpreter(folder, ALONE, *paths))
-    assert tried.keys() == {path.stem for path in paths}
-    assert tried["gqa"] > 5 and tried["checks"] > 1
+def test_what_is_no_copy_runs_with_its_examples_where_attnref_is_not(folder):
+    """The others are copies, which tests/commands/test_copy.py runs."""
+    path = folder / "checks.py"
+    tried = json.loads(in_a_fresh_interpreter(folder, ALONE, path))
+    assert tried["checks"] > 1
 
 
 PROGRAMS = """

@@ -138,12 +138,13 @@ def test_bold_chinese_is_bold_beside_punctuation(text):
 
 
 # Reads the paths of notebooks, and runs the cells of each in a process and a
-# folder of its own. torch is imported once.
+# folder of its own. torch is imported once, with what its optimizers load.
 RUNNER = """
 import json, os, pathlib, sys, tempfile, traceback, warnings
 from importlib.machinery import PathFinder
 
 import torch
+import torch._dynamo
 
 torch.set_num_threads(1)
 ours = ("attnref", "sitekit", "tests")

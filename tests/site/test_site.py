@@ -207,6 +207,26 @@ def test_links_of_notebooks_lead_to_the_site(published):
     assert seen > 500
 
 
+def test_a_download_says_where_it_is_from(site, published):
+    """A line of its head, which each page counts; all else is the same."""
+    for path in (published.folder / "files").glob("*.py"):
+        plain, lines = (
+            (folder / "files" / path.name).read_text("utf-8").splitlines()
+            for folder in (site.folder, published.folder)
+        )
+        found = [n for n, x in enumerate(plain) if x.startswith("Cut from ")]
+        assert len(found) == (path.name != "checks.py")
+        for at in found:
+            assert lines.pop(at + 1) == f"Source: {HOME}files/{path.name}"
+        assert lines == plain
+        if path.name == "gqa.py":
+            for root in ("", "zh/"):
+                page = published.folder / root / "layers/gqa/index.html"
+                text = page.read_text(encoding="utf-8")
+                size = r'download>gqa\.py</a>\s*<span class="size">(\d+) '
+                assert re.findall(size, text) == [str(len(plain) + 1)]
+
+
 def test_the_sitemaps_name_every_page_and_its_twin(published):
     for language, root in (("en", ""), ("zh", "zh/")):
         text = (published.folder / root / "sitemap.xml").read_text()
