@@ -1,0 +1,76 @@
+"""Scaled dot-product attention by PyTorch's own kernels: what to ship."""
+
+# --8<-- [start:imports]
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from attnref.core.masks import Causal, Mask, dense
+from attnref.core.sdpa import check_attention
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:fused]
+def fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """The same as `sdpa`, by `F.scaled_dot_product_attention`.
+
+    The query heads of a group are stacked on the query axis, so that keys and
+    values are read once. A prompt that only the causal rule masks, with no
+    pads and no earlier tokens, is passed on as `is_causal`, without a mask.
+    """
+    check_attention(q, k, v, mask, scale)
+    how = {"dropout_p": dropout, "scale": scale}
+    if _is_causal(mask):
+        # The heads cannot be stacked: the kernel would take the queries of
+        # the second head of a group for later ones.
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=q.shape[1] > k.shape[1], **how
+        )
+    B, H, T, D = q.shape
+    K, S, Dv = v.shape[1:]
+    rows = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
+    seen = _stacked(dense(mask), H, K, T)
+    out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, **how)
+    if seen is not None:
+        # A query that sees no key gives zeros with every kernel.
+        out = out.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
+    return out.view(B, H, T, Dv)  # (B, H, T, Dv)
+
+
+def _is_causal(mask: Mask) -> bool:
+    """Whether a mask is the lower triangle, known without building it."""
+    if mask is None or isinstance(mask, Tensor):
+        return False
+    return (
+        mask.rule == Causal()
+        and mask.positions is None
+        and mask.mask is None
+        and mask.past == 0
+        and mask.T == mask.S
+    )
+
+
+def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
+    """The mask of stacked heads; one that all heads share is not repeated
+    unless the queries have masks of their own."""
+    if mask is None:
+        return None
+    mask = mask[(None,) * (4 - mask.dim())]
+    if mask.shape[1:3] == (1, 1) or H == K:
+        return mask
+    heads = K if mask.shape[1] > 1 else 1
+    mask = mask.expand(-1, heads * (H // K), T, -1)
+    return mask.reshape(len(mask), heads, H // K * T, mask.shape[3])
+
+
+# --8<-- [end:fused]
