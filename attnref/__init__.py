@@ -46,7 +46,9 @@ _HOMES = {
         "weights_of_torch_mha",
     ],
 }
-__all__ = sorted(name for names in _HOMES.values() for name in names)
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
+    name for names in _HOMES.values() for name in names
+)
 _FOLDERS = sorted({home.partition(".")[0] for home in _HOMES})
 
 

@@ -370,13 +370,11 @@ def run_kv(asked: argparse.Namespace) -> str:
     chosen = [find_model(id) for id in asked.model or models()]
     dtype: str | Storage = asked.dtype
     if asked.scale:
-        if dtype not in DTYPES:
-            raise ValueError(
-                f"--scale goes with one of {', '.join(DTYPES)}, not {dtype!r}"
-            )
-        dtype = DTYPES[dtype]._replace(
-            scale_bits=asked.scale[0], block=asked.scale[1]
-        )
+        plain = DTYPES.get(asked.dtype)
+        if plain is None:
+            known = ", ".join(DTYPES)
+            raise ValueError(f"--scale goes with one of {known}, not {dtype!r}")
+        dtype = plain._replace(scale_bits=asked.scale[0], block=asked.scale[1])
     # A model without the data that was asked for does not stop the others.
     found, unknown = [], []
     for model in chosen:

@@ -290,7 +290,7 @@ class _Row:
         wanted = kind if kind in (str, bool) else int
         if type(value) is not wanted:
             raise self.wrong(f"{name} is {value!r}")
-        if wanted is int and value < 1:
+        if type(value) is int and value < 1:
             raise self.wrong(f"{name}={value} must be at least 1")
         return value
 
