@@ -294,8 +294,8 @@ class MultiHeadLatentAttention(nn.Module):
         parts = Parts(q, q_rope, c, k_rope, up, mask, cache, scale, dropout)
         heads = FORMS[form](parts)  # (B, H, T, Dv)
         merged = heads.transpose(1, 2).reshape(B, T, H * Dv)  # (B, T, H * Dv)
-        out: Tensor = self.o_proj(merged)  # (B, T, E)
-        return out
+        out: Tensor = self.o_proj(merged)
+        return out  # (B, T, E)
 
 
 # --8<-- [end:module]

@@ -27,8 +27,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)
-        out: Tensor = self.down_proj(hidden)  # (B, T, E)
-        return out
+        out: Tensor = self.down_proj(hidden)
+        return out  # (B, T, E)
 
 
 class Block(nn.Module):
