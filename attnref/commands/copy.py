@@ -343,9 +343,7 @@ def with_imported(modules: Iterable[str]) -> list[str]:
     return found
 
 
-def one_file(
-    names: Iterable[str], address: str = "", module: str = ""
-) -> str:
+def one_file(names: Iterable[str], address: str = "", module: str = "") -> str:
     """A module that holds these names and all that they need.
 
     The header says where it is from: `address`, if one is known. Nothing else
