@@ -145,7 +145,7 @@ def test_a_scheme_can_be_chosen_where_nothing_is_stored(chromium, address):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_table_has_a_shadow_where_it_goes_on(visit, address, scheme):
-    """At the right end, at both, at the left one; and none where it is whole."""
+    """To the right, on both sides, to the left; nowhere once it is whole."""
 
     def ends(box):
         """Whether the first and the last column of pixels are paper."""
