@@ -300,8 +300,9 @@ def asked_for(words: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def needed(names: Iterable[str]) -> list[Definition]:
-    """The definitions that these names need, dependencies first."""
+def needed(names: Iterable[str], module: str = "") -> list[Definition]:
+    """The definitions that these names need, dependencies first; of public
+    names, or of those of one module."""
     reached: set[tuple[str, str]] = set()
 
     def reach(module: str, name: str) -> None:
@@ -316,7 +317,7 @@ def needed(names: Iterable[str]) -> list[Definition]:
             reach(ours.module.removeprefix(OURS), ours.name)
 
     for name in names:
-        reach(public()[name], name)
+        reach(module or public()[name], name)
     return [
         definition
         for module in with_imported(module for module, _ in sorted(reached))
@@ -342,14 +343,15 @@ def with_imported(modules: Iterable[str]) -> list[str]:
     return found
 
 
-def one_file(names: Iterable[str], address: str = "") -> str:
+def one_file(names: Iterable[str], address: str = "", module: str = "") -> str:
     """A module that holds these names and all that they need.
 
     The header says where it is from: `address`, if one is known. Nothing else
-    depends on it.
+    depends on it. Names that are not public are of one `module`, and no
+    command makes a copy of them.
     """
     names = list(names)
-    found = needed(names)
+    found = needed(names, module)
     outside = {
         imported
         for definition in found
@@ -366,25 +368,29 @@ def one_file(names: Iterable[str], address: str = "") -> str:
         )
     )
     first, *others = parts
-    head = [_header(names, address), _imports(outside), first]
+    command = "" if module else f"Made by: {_command(names)}"
+    head = [_header(names, address, command), _imports(outside), first]
     return "\n\n\n".join(["\n\n".join(filter(None, head)), *others]) + "\n"
 
 
-def _header(names: list[str], address: str) -> str:
-    words, left = [], dict.fromkeys(names)
-    for stem, held in files().items():
-        if {*held} <= left.keys():
-            words.append(f"{stem}.py")
-            left = {name: None for name in left if name not in held}
-    words += left
+def _header(names: list[str], address: str, command: str) -> str:
     told = [
         *_wrapped(f"{', '.join(names)}: one file that needs torch alone.", 77),
         "",
         f"Cut from attnref {version()}. {LICENCE}",
         *([f"Source: {address}"] if address else []),
-        *_wrapped(f"Made by: python -m attnref copy {' '.join(words)}"),
+        *_wrapped(command),
     ]
     return '"""' + "\n".join(told) + '\n"""'
+
+
+def _command(names: list[str]) -> str:
+    words, left = [], dict.fromkeys(names)
+    for stem, held in files().items():
+        if {*held} <= left.keys():
+            words.append(f"{stem}.py")
+            left = {name: None for name in left if name not in held}
+    return f"python -m attnref copy {' '.join([*words, *left])}"
 
 
 def _heading(module: str) -> str:
