@@ -46,7 +46,9 @@ _HOMES = {
         "weights_of_torch_mha",
     ],
 }
-__all__ = sorted(name for names in _HOMES.values() for name in names)
+__all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
+    name for names in _HOMES.values() for name in names
+)
 _FOLDERS = sorted({home.partition(".")[0] for home in _HOMES})
 
 
@@ -57,12 +59,11 @@ def __getattr__(name: str) -> Any:
     depend on which names were asked for before it.
     """
     if name not in __all__ and name not in _FOLDERS:
-        from attnref.numbers.specs import near
+        from attnref.numbers.specs import hint
 
-        meant = ", ".join(near(name, {name: name for name in __all__})[:3])
-        hint = f"; did you mean {meant}?" if meant else ""
+        meant = hint(name, {name: name for name in __all__})
         raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}{hint}", name=name
+            f"module {__name__!r} has no attribute {name!r}{meant}", name=name
         )
     for home, names in _HOMES.items():
         module = import_module(f"{__name__}.{home}")

@@ -12,7 +12,12 @@ from attnref.commands import copy, kv
 
 def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     """What a command prints; whatever is wrong ends the program with 2."""
-    top = argparse.ArgumentParser(prog=prog)
+    top = argparse.ArgumentParser(
+        prog=prog,
+        description="Sizes of the KV caches of released models, and copies of "
+        "attention code that need PyTorch alone.",
+        epilog="example: %(prog)s kv --model llama-3.1-8b --tokens 128K",
+    )
     version = f"attnref {__version__}"
     top.add_argument("--version", action="version", version=version)
     commands = top.add_subparsers(metavar="command", dest="command")

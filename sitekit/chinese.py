@@ -26,7 +26,7 @@ def _state_of_the_code() -> list[tuple[str, int]]:
         for folder in ("attnref", "sitekit")
         for path in sorted(ROOT.glob(f"{folder}/**/*.*"))
         # An editor's lock is a link that leads nowhere.
-        if path.suffix in (".py", ".json", ".html") and path.exists()
+        if path.suffix in (".py", ".pyi", ".json", ".html") and path.exists()
     ]
 
 

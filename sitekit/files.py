@@ -1,19 +1,22 @@
 """What can be downloaded, and how a page leads to it.
 
 `/files/gqa.py` is `attnref copy` of the public names of layers/gqa.py: this
-file and all that it needs, in one. A file without public names is taken as it
-stands if it imports no other; attnref/numbers, which reads data, is left out.
+file and all that it needs, in one. A file without public names is there too if
+it imports no other; attnref/numbers, which reads data, is left out. Beside them
+stands the wheel of the package.
 
 A page that shows code of a file gets, without a word of its author, a bar above
 the first block, a link in each caption, and links to the files that it imports.
 
 On a page, `[gqa.py](files:gqa.py)` leads to a download; `[](page:layers/gqa)`
-leads to a page and goes by its name.
+leads to a page and goes by its name. Elsewhere on a page, the name of the wheel
+is what pip is given: its address, if the site has one.
 """
 
 import ast
 import os
 import re
+import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -44,6 +47,7 @@ FOLDERS = ("core", "caches", "layers", "models")
 SECTION = re.compile(
     r"^# --8<-- \[start:(\w+)\]$(.*?)^# --8<-- \[end:\1\]$", re.M | re.DOTALL
 )
+WHEEL = "attnref-VERSION-py3-none-any.whl"  # on a page
 LINK = re.compile(r'<a href="(files|page):([^"#]*)(#[^"]*)?">(.*?)</a>')
 
 
@@ -77,12 +81,9 @@ def everything() -> dict[str, Whole]:
     for folder in FOLDERS:
         for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
             module = f"{folder}.{path.stem}"
-            if path.stem in public:
-                whole = _copied(module, public[path.stem])
-            elif not copy.imported_by(module):
-                whole = _as_it_stands(module)
-            else:
+            if path.stem not in public and copy.imported_by(module):
                 continue
+            whole = _copied(module, public.get(path.stem))
             if whole.name in {other.name for other in found.values()}:
                 why = f"{whole.source}: another file is called {whole.name}"
                 raise BuildError(f"{why}, and /files/ has one of each name")
@@ -90,24 +91,49 @@ def everything() -> dict[str, Whole]:
     return found
 
 
-def _copied(module: str, names: list[str]) -> Whole:
+def _copied(module: str, public: list[str] | None) -> Whole:
     """With the address of the download, if the site has one."""
-    source, site = copy.source_of(module), os.environ.get("SITE_URL")
+    source = copy.source_of(module)
+    names = public or [n for n in copy.read(module).definitions if n[0] != "_"]
     place = f"files/{Path(source).name}"
-    address = f"{site.rstrip('/')}/{place}" if site else ""
     try:
-        text, needed = copy.one_file(names, address), copy.needed(names)
+        needed = copy.needed(names, "" if public else module)
+        text = copy.one_file(names, address(place), "" if public else module)
     except ValueError as error:
         raise BuildError(f"{source} cannot become /{place}: {error}") from error
     contents = [(copy.source_of(d.module), d.name) for d in needed]
     return Whole(source, text, names, contents)
 
 
-def _as_it_stands(module: str) -> Whole:
-    source, names = copy.source_of(module), [*copy.read(module).definitions]
-    public = [name for name in names if not name.startswith("_")]
-    contents = [(source, name) for name in names]
-    return Whole(source, copy.text_of(module), public, contents)
+def address(place: str) -> str:
+    """Of a file of the site; without an address of the site, ""."""
+    site = os.environ.get("SITE_URL")
+    return f"{site.rstrip('/')}/{place}" if site else ""
+
+
+def wheel_name() -> str:
+    return WHEEL.replace("VERSION", copy.version())
+
+
+@cache
+def wheel() -> bytes:
+    """As `python -m build` makes it. Of the same sources, it is the same."""
+    from hatchling.builders.wheel import WheelBuilder
+
+    with tempfile.TemporaryDirectory() as folder:
+        (made,) = WheelBuilder(str(ROOT)).build(
+            directory=folder, versions=["standard"]
+        )
+        if Path(made).name != wheel_name():
+            raise BuildError(f"{Path(made).name} should be {wheel_name()}")
+        return Path(made).read_bytes()
+
+
+def with_wheel(markdown: str) -> str:
+    """The Markdown of a page, with what stands for the wheel."""
+    name = wheel_name()
+    markdown = markdown.replace(f"files:{WHEEL}", f"files:{name}")
+    return markdown.replace(WHEEL, address(f"files/{name}") or name)
 
 
 def _defined_in(text: str) -> list[str]:
@@ -248,7 +274,8 @@ class Here(NamedTuple):
         return get_relative_url(urls[name], self.site.urls[self.page])
 
     def to_file(self, name: str) -> str:
-        return self._to("files", name, {n: f"files/{n}" for n in texts()})
+        there = [*texts(), wheel_name()]
+        return self._to("files", name, {n: f"files/{n}" for n in there})
 
     def to_page(self, page: str, id: str = "") -> str:
         link = self._to("page", page, self.site.urls)
@@ -287,9 +314,12 @@ def _linked(
     html: str, block: Shown, whole: Whole | None, here: Here, again: bool
 ) -> str:
     """A block, with a link for its caption, and an id where it has none yet."""
-    link = here.to_file(whole.name) if whole else here.to_page("files", "data")
+    link = f'<a href="{here.to_page("files", "data")}">'
+    if whole:
+        told = here.site.words["caption"].format(whole.name)
+        link = f'<a href="{here.to_file(whole.name)}" title="{told}" download>'
     name = f'<span class="filename">{block.source}</span>'
-    to = f'<span class="filename"><a href="{link}">{block.source}</a></span>'
+    to = f'<span class="filename">{link}{block.source}</a></span>'
     html = html.replace(name, to, 1)
     return html if again else html.replace("<div", f'<div id="{block.id}"', 1)
 

@@ -70,6 +70,8 @@ def on_files(files: Any, config: Any) -> Any:
     if _is_english(config):
         for name, text in downloads.texts().items():
             files.append(File.generated(config, f"files/{name}", content=text))
+        place = f"files/{downloads.wheel_name()}"
+        files.append(File.generated(config, place, content=downloads.wheel()))
     return files
 
 
@@ -80,8 +82,10 @@ def on_nav(nav: Any, config: Any, files: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    from sitekit import files as downloads
     from sitekit import nav
 
+    markdown = downloads.with_wheel(markdown)
     if "title" not in vars(page) and "title" in page.meta:  # not in the nav
         page.title = nav.name_of(page.meta["title"])
     return nav.with_lists(markdown, page, _pages, config)

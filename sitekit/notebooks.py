@@ -37,26 +37,35 @@ CODE = re.compile(r"`([^`]+)`")
 STRONG = re.compile(VERBATIM + r"|\*\*(?P<text>[^*\n]+)\*\*")
 
 SETUP = '''\
-def _import_attnref(files):
+def _import_attnref(version, files):
     """Use the attnref that is installed; without one, write these files into
     a temporary folder and import from there."""
     import importlib.util
     import pathlib
     import sys
     import tempfile
+    import warnings
 
+    mark = "attnref-of-a-notebook-"
     spec = importlib.util.find_spec("attnref")
-    if spec is not None and spec.origin is not None:
-        return
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="attnref-"))
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", newline="\\n")
-    sys.path.insert(0, str(folder))
+    if spec is None or spec.origin is None:
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=mark))
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\\n")
+        sys.path.insert(0, str(folder))
+    import attnref
+
+    place = pathlib.Path(attnref.__file__).parent
+    how = "written by this notebook" if mark in str(place) else "installed"
+    print(f"attnref {attnref.__version__}, {how}: {place}")
+    if attnref.__version__ != version:
+        warnings.warn(f"this notebook was made for attnref {version}")
 
 
 _import_attnref(
+    "VERSION",
     {
 '''
 
@@ -211,7 +220,8 @@ def _needs(program: str) -> tuple[str, str]:
         f"        \"{name}\": r'''{text}''',\n"
         for name, text in _files(modules).items()
     )
-    setup = f"{SETUP}{texts}    }}\n)" if modules else ""
+    setup = SETUP.replace("VERSION", copy.version())
+    setup = f"{setup}{texts}    }}\n)" if modules else ""
     return " ".join(sorted(packages)), setup
 
 
@@ -248,7 +258,8 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
         for name in sorted(set(modules[module]))
     ]
     first = f'"""The part of attnref {copy.version()} that a notebook needs."""'
-    files = {"attnref/__init__.py": "\n".join([first, "", "".join(lines)])}
+    init = [first, "", "".join(lines), f'__version__ = "{copy.version()}"', ""]
+    files = {"attnref/__init__.py": "\n".join(init)}
     for module in copy.with_imported(sorted(modules)):
         source, text = copy.source_of(module), copy.text_of(module)
         files[source] = text

@@ -1,10 +1,12 @@
 """What the search is told of a page, beside the words of its text.
 
-A page goes by its titles in both languages, the name of its file, and the
-`aliases` of its front matter: what else readers call it. A section goes by the
-functions and classes whose code it shows. Both stand as `names` in the entries
-of the index; overrides/assets/search.js ranks by them. The Chinese ones are
-words that jieba does not cut.
+A page goes by its titles in both languages, the name of its file, the files of
+the package that it explains, and the `aliases` of its front matter: what else
+readers call it. A section goes by the functions and classes whose code it
+shows, and that of all downloads by their names. Both stand as `names` in the
+entries of the index; overrides/assets/search.js ranks by them. So many of a
+page's as `titles` says are no aliases. The Chinese ones are words that jieba
+does not cut.
 """
 
 import re
@@ -15,6 +17,7 @@ from typing import Any
 import jieba  # type: ignore[import-untyped]
 
 from sitekit import CONFIGS, pages, parity
+from sitekit.files import Where, everything, texts
 from sitekit.nav import name_of
 
 DEFINED = re.compile(r"(?:^|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
@@ -45,7 +48,8 @@ def _teach(words: frozenset[str]) -> None:
     _known.clear()
 
 
-def names_of(page: Any) -> list[str]:
+def names_of(page: Any, where: Where) -> tuple[list[str], int]:
+    """And how many of them are titles or files: these come first."""
     stem = page.file.src_uri.removesuffix(".md")
     titles, aliases = [str(page.title), PurePosixPath(stem).name], []
     for language in CONFIGS:
@@ -59,8 +63,13 @@ def names_of(page: Any) -> list[str]:
         p for title in titles for p in re.split(r"\s*[()（）]", title) if p
     ]
     whole = [re.sub(r"[\s-]", "", part) for part in parts]
-    names = (name.lower() for name in [*parts, *whole, *aliases])
-    return list(dict.fromkeys(names))
+    files = [
+        file.name
+        for source, file in everything().items()
+        if where.home(source) == stem
+    ]
+    shown = {name.lower(): None for name in [*parts, *whole, *files]}
+    return [*(shown | {name.lower(): None for name in aliases})], len(shown)
 
 
 _known: dict[str, tuple[object, list[Any]]] = {}
@@ -70,11 +79,13 @@ def listen(index: Any) -> None:
     """Have the theme's index take up names too. It is a third of a build: what
     is known of a page that did not change is kept for the next."""
     _teach(words())
+    where = Where()
     add = index.add_entry_from_context
 
     def add_with_names(page: Any) -> None:
         held, html = len(index.entries), page.content
-        names = [*map(index._segment_chinese, names_of(page))]
+        own, titles = names_of(page, where)
+        names = [*map(index._segment_chinese, own)]
         key = page.title, html, page.meta, names
         if _known.get(page.url, (None,))[0] == key:
             index.entries.extend(_known[page.url][1])
@@ -83,6 +94,7 @@ def listen(index: Any) -> None:
         add(page)
         page.content = html
         _add_names(index.entries[held:], names)
+        index.entries[held]["titles"] = titles
         _known[page.url] = key, index.entries[held:]
 
     index.add_entry_from_context = add_with_names
@@ -100,4 +112,6 @@ def _add_names(entries: list[dict[str, Any]], names: list[str]) -> None:
         defined = DEFINED.findall(entry["text"]) + DOCUMENTED.findall(
             entry["location"]
         )
+        if entry["location"] == "files/#list":
+            defined += texts()
         entry["names"] = [name.lower() for name in defined] if i else names

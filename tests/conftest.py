@@ -108,7 +108,7 @@ def copy_of_the_sources(folder: Path) -> Path:
     for name in folders.split():
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, target / name, ignore=ignore)
-    for name in ("mkdocs.yml", "mkdocs.zh.yml"):
+    for name in ("mkdocs.yml", "mkdocs.zh.yml", "pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, target / name)
     return target
 

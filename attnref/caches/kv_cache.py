@@ -25,20 +25,22 @@ class Cache(ABC):
     all of them: `keeps` says which it returns, `positions` their positions.
     """
 
-    max_len: int | None = None
+    keeps: Rule
+    """The rule that says which keys the cache keeps.
+
+    `append` returns at least the keys that this rule shows to the new tokens.
+    A layer whose rule may show more refuses the cache. Every subclass sets it,
+    in the class or on the instance before `super().__init__()`.
+    """
 
     def __init__(self) -> None:
+        if not hasattr(type(self), "keeps") and "keeps" not in vars(self):
+            raise TypeError(
+                f"{type(self).__name__} has no `keeps`: set it to a Rule, in "
+                "the class or before super().__init__()"
+            )
         self._held: tuple[Tensor, ...] = ()
         self.length = 0
-
-    @property
-    @abstractmethod
-    def keeps(self) -> Rule:
-        """The rule that says which keys the cache keeps.
-
-        `append` returns at least the keys that this rule shows to the new
-        tokens. A layer whose rule may show more refuses the cache.
-        """
 
     @abstractmethod
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -54,13 +56,11 @@ class Cache(ABC):
         return None
 
     def check_room(self, new: int) -> None:
-        """Refuse `new` more tokens if they do not fit."""
-        end = self.length + new
-        if self.max_len is not None and end > self.max_len:
-            raise ValueError(
-                f"{self.length} stored and {new} new make {end} > "
-                f"max_len={self.max_len}"
-            )
+        """Refuse `new` more tokens if they do not fit.
+
+        Here they always do: a cache with a limit overrides this.
+        """
+        return
 
     @property
     def stored(self) -> tuple[Tensor, ...]:
@@ -198,13 +198,20 @@ class KVCache(Cache):
         ValueError: 6 stored and 1 new make 7 > max_len=6
     """
 
-    keeps = Everything()
-    max_len: int
+    keeps: Rule = Everything()
 
     def __init__(self, max_len: int) -> None:
         check_sizes(max_len=max_len)
         super().__init__()
         self.max_len = int(max_len)
+
+    def check_room(self, new: int) -> None:
+        end = self.length + new
+        if end > self.max_len:
+            raise ValueError(
+                f"{self.length} stored and {new} new make {end} > "
+                f"max_len={self.max_len}"
+            )
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)
@@ -246,7 +253,7 @@ class GrowingKVCache(Cache):
         (torch.Size([1, 2, 3, 4]), 3, 192)
     """
 
-    keeps = Everything()
+    keeps: Rule = Everything()
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)

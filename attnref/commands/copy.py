@@ -8,6 +8,7 @@ mean something else in a copy is refused, with its place.
 import argparse
 import ast
 import builtins
+import keyword
 import re
 import symtable
 import sys
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.numbers.specs import near
+from attnref.numbers.specs import hint
 
 PACKAGE = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"\s*# --8<-- \[(start|end):[\w-]+\]\s*")
@@ -276,32 +277,32 @@ def asked_for(words: Iterable[str]) -> list[str]:
     """Public names; that of a file stands for all in it but its loop forms.
 
     Examples:
-        >>> asked_for(["gqa", "KVCache", "mha.py"])
+        >>> asked_for(["gqa", "KVCache", "attnref/layers/mha.py"])
         ['GroupedQueryAttention', 'KVCache', 'MultiHeadAttention']
         >>> asked_for(["sofmax"])
         Traceback (most recent call last):
-        ValueError: no 'sofmax'; near: softmax, online_softmax
+        ValueError: there is no 'sofmax'; did you mean softmax, online_softmax?
     """
     stems, alone = files(), {name.lower(): [name] for name in public()}
+    folders = {module.partition(".")[0] for module in public().values()}
     found: dict[str, None] = {}
-    for word in words:
-        plain = word.lower().replace("-", "_").rpartition("/")[2]
-        stem = plain.removesuffix(".py")
-        # softmax is a name and a file: softmax.py means the file.
-        known = stems | alone if stem == plain else alone | stems
+    for word in filter(None, ",".join(words).split(",")):
+        plain = word.strip().lower().replace("-", "_")
+        *way, stem = re.split(r"[/.]", plain.removesuffix(".py"))
+        # softmax is a name and a file: softmax.py, core.softmax mean the file.
+        file = plain.endswith(".py") or folders.intersection(way[-1:])
+        known = alone | stems if file else stems | alone
         if stem not in known:
-            told = {
-                n: n if n in stems else names[0] for n, names in known.items()
-            }
-            meant = ", ".join(near(stem, told))
-            hint = f"near: {meant}" if meant else "see --list"
-            raise ValueError(f"no {word!r}; {hint}")
+            told = {n: n if n in stems else known[n][0] for n in known}
+            meant = hint(stem, told) or "; --list prints all names"
+            raise ValueError(f"there is no {word!r}{meant}")
         found |= dict.fromkeys(known[stem])
     return list(found)
 
 
-def needed(names: Iterable[str]) -> list[Definition]:
-    """The definitions that these names need, dependencies first."""
+def needed(names: Iterable[str], module: str = "") -> list[Definition]:
+    """The definitions that these names need, dependencies first; of public
+    names, or of those of one module."""
     reached: set[tuple[str, str]] = set()
 
     def reach(module: str, name: str) -> None:
@@ -316,7 +317,7 @@ def needed(names: Iterable[str]) -> list[Definition]:
             reach(ours.module.removeprefix(OURS), ours.name)
 
     for name in names:
-        reach(public()[name], name)
+        reach(module or public()[name], name)
     return [
         definition
         for module in with_imported(module for module, _ in sorted(reached))
@@ -342,14 +343,15 @@ def with_imported(modules: Iterable[str]) -> list[str]:
     return found
 
 
-def one_file(names: Iterable[str], address: str = "") -> str:
+def one_file(names: Iterable[str], address: str = "", module: str = "") -> str:
     """A module that holds these names and all that they need.
 
     The header says where it is from: `address`, if one is known. Nothing else
-    depends on it.
+    depends on it. Names that are not public are of one `module`, and no
+    command makes a copy of them.
     """
     names = list(names)
-    found = needed(names)
+    found = needed(names, module)
     outside = {
         imported
         for definition in found
@@ -366,25 +368,29 @@ def one_file(names: Iterable[str], address: str = "") -> str:
         )
     )
     first, *others = parts
-    head = [_header(names, address), _imports(outside), first]
+    command = "" if module else f"Made by: {_command(names)}"
+    head = [_header(names, address, command), _imports(outside), first]
     return "\n\n\n".join(["\n\n".join(filter(None, head)), *others]) + "\n"
 
 
-def _header(names: list[str], address: str) -> str:
-    words, left = [], dict.fromkeys(names)
-    for stem, held in files().items():
-        if {*held} <= left.keys():
-            words.append(f"{stem}.py")
-            left = {name: None for name in left if name not in held}
-    words += left
+def _header(names: list[str], address: str, command: str) -> str:
     told = [
         *_wrapped(f"{', '.join(names)}: one file that needs torch alone.", 77),
         "",
         f"Cut from attnref {version()}. {LICENCE}",
         *([f"Source: {address}"] if address else []),
-        *_wrapped(f"Made by: python -m attnref copy {' '.join(words)}"),
+        *_wrapped(command),
     ]
     return '"""' + "\n".join(told) + '\n"""'
+
+
+def _command(names: list[str]) -> str:
+    words, left = [], dict.fromkeys(names)
+    for stem, held in files().items():
+        if {*held} <= left.keys():
+            words.append(f"{stem}.py")
+            left = {name: None for name in left if name not in held}
+    return f"python -m attnref copy {' '.join([*words, *left])}"
 
 
 def _heading(module: str) -> str:
@@ -514,54 +520,90 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
 
 
 def listed() -> str:
-    """Every public name, its file, and how long its copy is."""
-    rows = [
-        (name, source_of(module), one_file([name]))
-        for name, module in public().items()
-    ]
-    wide = max(len(name) for name, _, _ in rows)
+    """What may be asked for: files, then names, and how long a copy is."""
+    rows = [("file", "lines", "what it stands for")]
+    alone = {name.lower() for name in public()}
+    for stem, names in files().items():
+        # softmax is the function, and block the class.
+        word = f"{stem}.py" if stem in alone else stem.replace("_", "-")
+        rows.append((word, _length(names), ", ".join(names)))
+    rows += [("", "", ""), ("name", "lines", "where it is defined")]
+    for name, module in public().items():
+        rows.append((name, _length([name]), source_of(module)))
+    wide = max(len(word) for word, _, _ in rows)
+    margin = " " * (wide + 9)
+    lines = (f"{word:{wide}}  {n:>5}  {told}" for word, n, told in rows)
     return "\n".join(
-        f"{name:{wide}}  {len(text.splitlines()):4} lines, from {file}"
-        for name, file, text in sorted(rows, key=lambda row: row[1])
+        textwrap.fill(line, 80, subsequent_indent=margin) for line in lines
     )
+
+
+def _length(names: list[str]) -> str:
+    return str(len(one_file(names).splitlines()))
 
 
 def run(asked: argparse.Namespace) -> str:
     if asked.list:
+        if asked.names:
+            raise ValueError("--list takes no names: it prints all")
         return listed()
-    if not asked.names:
-        raise ValueError("which name? --list prints all")
     names = asked_for(asked.names)
-    if asked.folder:
-        files = {
-            Path(asked.folder, file): text
-            for file, text in a_folder(names).items()
-        }
-    elif asked.output:
-        files = {Path(asked.output): one_file(names, address())}
-    else:
+    if not names:
+        raise ValueError("pass one or more names; --list prints all")
+    if not asked.folder and asked.output in (None, "-"):
         return one_file(names, address()).removesuffix("\n")
-    there = [str(path) for path in files if path.exists()]
-    if there and not asked.force:
-        raise ValueError(f"{there[0]} is there already; --force overwrites it")
-    for path, text in files.items():
+    top = Path(asked.folder or asked.output)
+    if asked.folder:
+        texts = {top / file: text for file, text in a_folder(names).items()}
+    elif asked.output.endswith("/") or top.is_dir():
+        raise ValueError(f"{asked.output} is a folder; pass it as --folder")
+    else:
+        texts = {top: one_file(names, address())}
+    _check_room(texts, asked.force)
+    for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
-    return "\n".join(
-        f"{p}: {len(t.splitlines())} lines" for p, t in files.items()
-    )
+    told = [f"{p}: {len(t.splitlines())} lines" for p, t in texts.items()]
+    return "\n".join([*told, *_noted(top, texts)])
+
+
+def _check_room(texts: Iterable[Path], force: bool) -> None:
+    """Nothing is written unless all can be."""
+    for path in texts:
+        for place in path.parents:
+            if place.exists() and not place.is_dir():
+                raise ValueError(f"{place} is a file, not a folder")
+        if path.exists() and not force:
+            raise ValueError(f"{path} is there already; --force overwrites it")
+
+
+def _noted(top: Path, texts: Container[Path]) -> Iterator[str]:
+    """What to know of what was written: nobody removes what else is there."""
+    for folder in sorted({m.partition(".")[0] for m in public().values()}):
+        for path in sorted((top / folder).glob("*.py")):
+            if path not in texts and path.stat().st_size:
+                yield f"{path}: left as it was, and not part of this copy"
+    name = top.resolve().stem if top in texts else top.resolve().name
+    if not name.isidentifier() or keyword.iskeyword(name):
+        yield f"note: Python cannot import what is called {name!r}"
 
 
 def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "copy",
         help="code that runs without the package",
-        description="One file that holds what you name and all that it needs.",
+        description="One file, or one folder of files, that holds what you "
+        "name and all that it needs but PyTorch.",
+        epilog="example: %(prog)s gqa kv-cache -o attention.py",
     )
-    add = parser.add_argument
-    add("names", nargs="*", metavar="name", help="gqa, KVCache, sdpa, ...")
-    add("-o", "--output", metavar="FILE", help="write it there")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help="gqa, KVCache, sdpa, ..."
+    )
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("-o", "--output", metavar="FILE", help="write it there; - prints it")
     add("--folder", metavar="DIR", help="several files that import each other")
     add("--list", action="store_true", help="every name that can be copied")
-    add("--force", action="store_true", help="overwrite what is there")
+    parser.add_argument(
+        "--force", action="store_true", help="overwrite what is there"
+    )
     parser.set_defaults(run=run)

@@ -40,15 +40,20 @@ UNITS = {
 
 
 def a_count(text: str) -> int:
-    """A whole number of at least 1: 131072, 131,072, 128K or 1M (K = 1024)."""
+    """A whole number of at least 1: 131072, 131,072, 128K (K = 1024), 1e6."""
     number = r"(\d{1,18}|\d{1,3}(?:[,_]\d{3}){1,5})([KM]?)"
-    match = re.fullmatch(number, text.strip().upper())
-    count = int(re.sub("[_,]", "", match[1])) if match else 0
-    if not match or not count:
+    power = r"(\d{1,9}(?:\.\d{1,9})?E\d{1,2})"
+    match = re.fullmatch(f"{number}|{power}", text.strip().upper())
+    count = Fraction(0)
+    if match:
+        count = Fraction(re.sub("[_,]", "", match[1] or match[3]))
+        count *= {"K": 1024, "M": 1024**2}.get(match[2], 1)
+    if not count or count.denominator > 1:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number of at least 1"
+            f"{text!r} is not a whole number of at least 1, such as 4096, "
+            "128K or 1e6"
         )
-    return count * {"": 1, "K": 1024, "M": 1024**2}[match[2]]
+    return count.numerator
 
 
 def a_size(text: str) -> int:
@@ -315,19 +320,23 @@ def several(found: Sequence[dict[str, Any]], budget: int | None) -> str:
 def add_to(commands: Any) -> None:
     """Add this command to those of `attnref`."""
     kv = commands.add_parser(
-        "kv", help="bytes of a model's KV cache, and what fits"
+        "kv",
+        help="bytes of a model's KV cache, and what fits",
+        description="The size of the KV cache of released models, and what "
+        "fits into the memory of a device.",
+        epilog="example: %(prog)s --model llama-3.1-8b --tokens 128K --batch 8",
     )
     kv.set_defaults(run=run_kv)
     kv.add_argument("--list", action="store_true", help="list all models")
     kv.add_argument(
-        "--model", nargs="+", metavar="ID", help="one or more ids of --list"
+        "--model", nargs="+", metavar="ID", help="ids or names of --list"
     )
     kv.add_argument(
         "--tokens",
         nargs="+",
         type=a_count,
         default=CONTEXTS,
-        help="tokens per sequence, such as 4096 or 128K",
+        help="tokens per sequence, such as 4096, 128K or 1e6",
     )
     kv.add_argument(
         "--batch", type=a_count, default=1, help="number of sequences"
@@ -370,13 +379,11 @@ def run_kv(asked: argparse.Namespace) -> str:
     chosen = [find_model(id) for id in asked.model or models()]
     dtype: str | Storage = asked.dtype
     if asked.scale:
-        if dtype not in DTYPES:
-            raise ValueError(
-                f"--scale goes with one of {', '.join(DTYPES)}, not {dtype!r}"
-            )
-        dtype = DTYPES[dtype]._replace(
-            scale_bits=asked.scale[0], block=asked.scale[1]
-        )
+        plain = DTYPES.get(asked.dtype)
+        if plain is None:
+            known = ", ".join(DTYPES)
+            raise ValueError(f"--scale goes with one of {known}, not {dtype!r}")
+        dtype = plain._replace(scale_bits=asked.scale[0], block=asked.scale[1])
     # A model without the data that was asked for does not stop the others.
     found, unknown = [], []
     for model in chosen:

@@ -190,9 +190,13 @@ def rule_of(causal: bool | Rule) -> Rule:
 
     Any object with the methods of `Rule` is accepted.
     """
-    if callable(causal):
-        return causal
-    return Causal() if causal else Everything()
+    if isinstance(causal, bool):
+        return Causal() if causal else Everything()
+    is_class = isinstance(causal, type)
+    if is_class or not hasattr(causal, "hides_nothing"):
+        kind = repr(causal) if is_class else type(causal).__name__
+        raise TypeError(f"causal is {kind}; pass True, False or a Rule")
+    return causal
 
 
 # --8<-- [end:rules]

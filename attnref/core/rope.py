@@ -147,7 +147,7 @@ def apply_rope(
         a, b = x.chunk(2, dim=-1)  # (..., T, D // 2)
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     elif layout == "interleaved":
-        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)  # (..., T, D // 2)
+        a, b = x[..., 0::2], x[..., 1::2]  # (..., T, D // 2)
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1)
         turned = turned.flatten(-2)
     else:

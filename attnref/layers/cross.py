@@ -104,7 +104,8 @@ class CrossAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         heads = sdpa(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
-        return self.o_proj(merged)  # (B, T, E)
+        out: Tensor = self.o_proj(merged)
+        return out  # (B, T, E)
 
     def _cached(
         self, cache: Cache, context: Tensor | None, B: int

@@ -73,7 +73,7 @@ def _latent(p: Parts) -> Tensor:
     entry = torch.cat((p.c, p.k_rope), dim=-1)  # (B, 1, T, R + Dr)
     if p.cache is not None:
         (entry,) = p.cache.append(entry)  # (B, 1, S, R + Dr)
-    c, k_rope = entry.split((p.c.shape[3], p.k_rope.shape[3]), dim=-1)
+    c, k_rope = entry.tensor_split((p.c.shape[3],), dim=-1)
     k, v = _expand(p, c, k_rope)
     q = torch.cat((p.q, p.q_rope), dim=-1)  # (B, H, T, Dn + Dr)
     return sdpa(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
@@ -294,7 +294,8 @@ class MultiHeadLatentAttention(nn.Module):
         parts = Parts(q, q_rope, c, k_rope, up, mask, cache, scale, dropout)
         heads = FORMS[form](parts)  # (B, H, T, Dv)
         merged = heads.transpose(1, 2).reshape(B, T, H * Dv)  # (B, T, H * Dv)
-        return self.o_proj(merged)  # (B, T, E)
+        out: Tensor = self.o_proj(merged)
+        return out  # (B, T, E)
 
 
 # --8<-- [end:module]
@@ -318,7 +319,7 @@ def absorbed_weights(
     last = "q_proj" if layer.q_lora_rank is None else "q_b_proj"
     w_q = _matrix(last, getattr(layer, last)).view(H, Dn + Dr, -1)
     up = _matrix("kv_b_proj", layer.kv_b_proj).view(H, Dn + Dv, R)
-    w_uk, w_uv = up.split((Dn, Dv), dim=1)
+    w_uk, w_uv = up.tensor_split((Dn,), dim=1)
     onto_latent = w_uk.mT @ w_q[:, :Dn]
     query = torch.cat((onto_latent, w_q[:, Dn:]), dim=1)
     w_o = _matrix("o_proj", layer.o_proj, biased=True).view(-1, H, Dv)

@@ -27,7 +27,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)
-        return self.down_proj(hidden)  # (B, T, E)
+        out: Tensor = self.down_proj(hidden)
+        return out  # (B, T, E)
 
 
 class Block(nn.Module):
@@ -60,7 +61,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, **attention: Any) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), **attention)
-        return x + self.mlp(self.post_attention_layernorm(x))  # (B, T, E)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out  # (B, T, E)
 
 
 # --8<-- [end:block]
@@ -105,7 +107,8 @@ class Decoder(nn.Module):
         for i, layer in enumerate(self.layers):
             cache = None if caches is None else caches[i]
             x = layer(x, cache=cache, **attention)  # (B, T, E)
-        return self.lm_head(self.norm(x))
+        logits: Tensor = self.lm_head(self.norm(x))
+        return logits
 
     def _check(
         self, caches: Sequence[Cache], new: int, context: Tensor | None

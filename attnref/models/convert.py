@@ -75,11 +75,11 @@ def rope_rows(weight: Tensor, head_dim: int, *, to: str) -> Tensor:
             f"{weight.shape[0]} rows with {head_dim=}: head_dim must be even "
             "and divide the number of rows"
         )
-    heads = weight.unflatten(0, (-1, head_dim))
+    columns = weight.shape[1:]  # none of a bias
     if to == "half":
-        pairs = heads.unflatten(1, (head_dim // 2, 2))
+        pairs = weight.reshape(-1, head_dim // 2, 2, *columns)
     elif to == "interleaved":
-        pairs = heads.unflatten(1, (2, head_dim // 2))
+        pairs = weight.reshape(-1, 2, head_dim // 2, *columns)
     else:
         raise ValueError(f"{to=} is neither 'half' nor 'interleaved'")
     return pairs.transpose(1, 2).flatten(0, 2)

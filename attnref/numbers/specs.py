@@ -290,7 +290,7 @@ class _Row:
         wanted = kind if kind in (str, bool) else int
         if type(value) is not wanted:
             raise self.wrong(f"{name} is {value!r}")
-        if wanted is int and value < 1:
+        if type(value) is int and value < 1:
             raise self.wrong(f"{name}={value} must be at least 1")
         return value
 
@@ -399,6 +399,11 @@ def models() -> Mapping[str, Model]:
     return MappingProxyType(read(text))
 
 
+def _plain(text: str) -> str:
+    """Without what people write differently: case and separators."""
+    return re.sub(r"[^a-z0-9.]", "", text.lower())
+
+
 def near(asked: str, known: Mapping[str, str]) -> list[str]:
     """What `asked` may have meant, best first: values of `known`, by texts.
 
@@ -414,16 +419,13 @@ def near(asked: str, known: Mapping[str, str]) -> list[str]:
         (['llama-3.1-8b', 'llama-2-7b'], [])
     """
 
-    def plain(text: str) -> str:
-        return re.sub(r"[^a-z0-9.]", "", text.lower())
-
-    short = plain(asked)
-    words = list(filter(None, map(plain, re.split(r"[\s/_-]", asked))))
+    short = _plain(asked)
+    words = list(filter(None, map(_plain, re.split(r"[\s/_-]", asked))))
     same: dict[str, float] = {}
     within: dict[str, float] = {}
     spelled: dict[str, float] = {}
     for text, key in known.items():
-        full = plain(text)
+        full = _plain(text)
         ratios = [
             SequenceMatcher(None, short, part).ratio()
             for part in (full, full[: len(short)])
@@ -439,21 +441,34 @@ def near(asked: str, known: Mapping[str, str]) -> list[str]:
     return sorted(best, key=lambda key: -best[key])[:many] if short else []
 
 
+def hint(asked: str, known: Mapping[str, str]) -> str:
+    """The end of an error message: what may have been meant, if anything."""
+    meant = ", ".join(near(asked, known))
+    return f"; did you mean {meant}?" if meant else ""
+
+
 def find_model(id: str) -> Model:
-    """A model by its id. The error suggests similar ids.
+    """A model by its id or its name. The error suggests similar ids.
+
+    Case and separators do not matter, nor does an organisation in front.
 
     Examples:
         >>> find_model("gpt2").groups
         (Full(layers=12, q_heads=12, kv_heads=12, head_dim=64, v_head_dim=64,
         index_dim=0),)
+        >>> find_model("meta-llama/Llama-3.1-8B").id
+        'llama-3.1-8b'
         >>> find_model("falcon")
         Traceback (most recent call last):
         ValueError: there is no model 'falcon'; did you mean falcon-7b?
     """
     known = models()
-    if id not in known:
-        called = {text: m.id for m in known.values() for text in (m.id, m.name)}
-        meant = ", ".join(near(str(id), called))
-        hint = f"; did you mean {meant}?" if meant else ""
-        raise ValueError(f"there is no model {id!r}{hint}")
-    return known[id]
+    if id in known:
+        return known[id]
+    whole, called = str(id), {m.name: m.id for m in known.values()}
+    called |= {id: id for id in known}
+    asked = {_plain(whole), _plain(whole.rpartition("/")[2])}
+    meant = {called[text] for text in called if _plain(text) in asked}
+    if len(meant) != 1:
+        raise ValueError(f"there is no model {id!r}{hint(whole, called)}")
+    return known[meant.pop()]

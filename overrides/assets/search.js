@@ -5,13 +5,19 @@
    This one ranks pages. For each word of the query, a page scores how rare the
    word is among pages times the worth of the best place where the page has it.
    A name of the page (sitekit/search.py) counts again, by how much of it the
-   query holds. What a page lacks of the query counts against all it has. */
+   query holds. What a page lacks of the query counts against all it has.
+
+   A page is shown from its beginning, or, if the words asked for are neither in
+   its titles nor in its first lines, from the section that says most of them. */
 
 const WORTH = { title: 4, heading: 3, text: 1.5 };
 const NAMED = 8;
+const LIKE = 0.4; // a word that is so close is marked
+const FIRST = 1e4;
 const [PAGES, SECTIONS] = [10, 5]; // at most, of a page
 const [SETUP, READY, QUERY, RESULT] = [0, 1, 2, 3];
 const HAN = /\p{sc=Han}+/gu;
+const FILE = /\.py$/;
 const STOP = new Set(
   (
     "a an and are as at be by can do does for from how i in is it its of on " +
@@ -43,6 +49,11 @@ function wordsOf(text) {
     .filter(Boolean);
 }
 
+/* The name of a file is one word, and like no other. */
+function wordsOfName(name) {
+  return FILE.test(name) ? [name] : wordsOf(name);
+}
+
 function learn({ config, docs }) {
   separator = new RegExp(`${config.separator}|[<>{}*+^~/]+`);
   pages = new Map();
@@ -53,12 +64,15 @@ function learn({ config, docs }) {
     const page = pages.get(path);
     const entry = { doc, page };
     const worth = page.entries.push(entry) === 1 ? WORTH.title : WORTH.heading;
-    for (const text of [doc.title, ...doc.names]) put(entry, text, worth);
-    put(entry, doc.text, 0);
+    put(entry, wordsOf(doc.title), worth, true);
+    doc.names.forEach((name, i) =>
+      put(entry, wordsOfName(name), worth, !(i >= doc.titles)),
+    );
+    put(entry, wordsOf(doc.text), 0, true);
   }
   for (const page of pages.values())
     page.names = page.entries[0].doc.names.map((name) =>
-      wordsOf(name)
+      wordsOfName(name)
         .filter((word) => !STOP.has(word))
         .map((word) => {
           const having = [...places.get(word).keys()].map((e) => e.page);
@@ -72,21 +86,26 @@ function rarity(count) {
   return Math.log(1 + (pages.size - count + 0.5) / (count + 0.5));
 }
 
-function put(entry, text, worth) {
-  for (const word of wordsOf(text)) {
+/* `shown`: to a reader, unlike the aliases of a page. */
+function put(entry, words, worth, shown) {
+  for (const word of words) {
     if (!places.has(word)) places.set(word, new Map());
     const place = places.get(word).get(entry) ?? { worth: 0, times: 0 };
     place.worth = Math.max(place.worth, worth);
+    place.shown ||= shown;
     place.times += 1;
     places.get(word).set(entry, place);
   }
 }
 
-/* Words of a query: a run of Chinese is cut into the longest words known, and
-   the name of a class stays whole beside its parts. */
+/* Words of a query: a run of Chinese is cut into the longest words known, the
+   name of a class stays whole beside its parts, and that of a file has none. */
 function wordsOfQuery(query) {
-  const names = query.toLowerCase().split(/\s+/);
-  const parts = wordsOf(query).flatMap((word) => {
+  const names = query.toLowerCase().split(/[\s/]+/);
+  const rest = query.replace(/[^\s/]+\.py\b/gi, (name) =>
+    places.has(name.toLowerCase()) ? " " : name,
+  );
+  const parts = wordsOf(rest).flatMap((word) => {
     if (places.has(word)) return word;
     if (word < "\u2e80") return inTwo(word);
     const cut = [];
@@ -112,6 +131,7 @@ function inTwo(word) {
 
 /* 1 for the word itself, less for one that it begins or is like, or 0. */
 function closeness(word, other) {
+  if (FILE.test(other)) return word === other ? 1 : 0;
   const chinese = word > "\u2e80";
   if (word[0] === other[0]) {
     let same = 1;
@@ -131,6 +151,7 @@ function closeness(word, other) {
 function known(word) {
   const like = new Map(); // words of the index -> how close
   const worth = new Map(); // entry -> what the word is worth there
+  const shown = new Set(); // entries that show the word
   const times = new Map(); // page -> how often it is said
   for (const [other, found] of places) {
     const close = closeness(word, other);
@@ -139,13 +160,14 @@ function known(word) {
     for (const [entry, place] of found) {
       const value = close * (place.worth + often(place.times, 3));
       worth.set(entry, Math.max(worth.get(entry) ?? 0, value));
+      if (place.shown && close >= LIKE) shown.add(entry);
       const before = times.get(entry.page) ?? 0;
       times.set(entry.page, before + close * place.times);
     }
   }
   // What is hardly like any word tells as little.
   const tells = rarity(times.size) * Math.max(0, ...like.values());
-  return { word, like, worth, times, tells };
+  return { word, like, worth, shown, times, tells };
 }
 
 /* What it adds that a word is said so many times; half of it, at `half`. */
@@ -177,7 +199,9 @@ function answer(query) {
     .flatMap(({ page }) => page.names.flat())
     .find(({ word }) => word.startsWith(asked.at(-1)));
   return {
-    items: best.map(({ page, named }) => results(page, named, words)),
+    items: best.map(({ page, named }, i) =>
+      results(page, named, words, FIRST * (best.length - i)),
+    ),
     suggest: completed ? [completed.word] : [],
   };
 }
@@ -195,15 +219,17 @@ function held(name, words) {
   return whole && (NAMED * part ** 2) / whole;
 }
 
-/* A page and its best sections, the best of all first. */
-function results({ entries }, named, words) {
+/* A page and its best sections, the best of all first. The theme follows Enter
+   to the best score of all results: so `more` for each that stands before. */
+function results({ entries }, named, words, more) {
   const [page, ...sections] = entries.map((entry, i) => {
     const own = words.filter(({ worth }) => worth.has(entry));
     const said = sum(own, ({ tells, worth }) => tells * worth.get(entry));
     return { doc: entry.doc, own, score: i ? said : said + named };
   });
+  if (!words.some(({ shown }) => shown.has(entries[0]))) page.score = 0;
   const close = words.flatMap(({ like }) =>
-    [...like.keys()].filter((other) => like.get(other) >= 0.4),
+    [...like.keys()].filter((other) => like.get(other) >= LIKE),
   );
   const marks = new Set(close);
   const told = sections.filter(({ score }) => score).sort(byScore);
@@ -213,7 +239,7 @@ function results({ entries }, named, words) {
       location,
       title: marked(title, marks),
       text: teaser(text, marks),
-      score,
+      score: score + more,
       terms: Object.fromEntries(words.map((w) => [w.word, own.includes(w)])),
     }));
 }

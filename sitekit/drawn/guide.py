@@ -176,7 +176,7 @@ def latent_wiring(n_heads: int) -> Wired:
         return rows.add_(1)
 
     up = layer.kv_b_proj.weight
-    down, rope = layer.kv_a_proj_with_mqa.weight.split((12, 2))
+    down, rope = layer.kv_a_proj_with_mqa.weight.tensor_split((12,))
     of_heads = [changed(rows, another) for rows in up.chunk(n_heads)]
     latent, turned = changed(down, another), changed(rope, another)
     up.zero_()  # nothing is made from the latent any more
@@ -206,7 +206,8 @@ def _weights(cost: Cost) -> int:
     params = find_model("llama-3.1-8b").params
     assert params is not None
     given = attention_cost(**SHAPE, n_kv_heads=8).parameters
-    params -= VOCABULARY * SHAPE["d_model"]  # a row per token is read of these
+    width: int = SHAPE["d_model"]
+    params -= VOCABULARY * width  # a row per token is read of these
     return params + LAYERS * (cost.parameters - given)
 
 
@@ -340,7 +341,8 @@ def rounded(x: Tensor, bits: int, axis: int) -> Tensor:
     """To `2 ** bits` levels between least and largest along an axis."""
     low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
     step = (high - low) / (2**bits - 1)
-    return ((x - low) / step).round() * step + low
+    out: Tensor = ((x - low) / step).round() * step + low
+    return out
 
 
 def cache() -> tuple[Tensor, Tensor, Tensor]:

@@ -252,7 +252,8 @@ def _read() -> int:
     of embeddings, of which it takes one row per token."""
     params = find_model("llama-3.1-8b").params
     assert params is not None
-    return params - VOCABULARY * LLAMA["d_model"]
+    width: int = LLAMA["d_model"]
+    return params - VOCABULARY * width
 
 
 def _attended(tokens: int) -> int:

@@ -557,7 +557,8 @@ class Lists(RuleBasedStateMachine):
     def append(self, n):
         rows = self.rows or [[]] * B
         new = [[next(self.number) for _ in range(n)] for _ in rows]
-        end, room = self.length() + n, self.cache.max_len
+        end = self.length() + n
+        room = getattr(self.cache, "max_len", None)
         if room is not None and end > room:
             with refused(f"make {end} > max_len={room}", self.cache):
                 self.cache.append(*self.tensors(new))

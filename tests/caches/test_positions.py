@@ -416,14 +416,23 @@ def test_what_the_refusal_prevents():
 
 def test_a_cache_has_to_keep_something_and_to_say_what():
     class Silent(Cache):
-        append = Ring.append
+        append = Backwards.append
 
     class Idle(Cache):
         keeps = Everything()
 
-    for kind, lacks in (Silent, "keeps"), (Idle, "append"):
-        with pytest.raises(TypeError, match=f"abstract method '?{lacks}"):
-            kind()
+    class Says(Silent):
+        def __init__(self, rule):
+            self.keeps = rule
+            super().__init__()
+
+    with pytest.raises(TypeError, match="Silent has no `keeps`: set it to"):
+        Silent()
+    with pytest.raises(TypeError, match=r"abstract method '?append"):
+        Idle()
+    half = Says(Window(4))
+    with refused("rule is Causal(), and Says keeps Window(size=4, ", half):
+        layer()(tokens(B, T, E), cache=half)
 
 
 @torch.no_grad()

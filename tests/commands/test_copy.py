@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -97,7 +98,7 @@ def test_each_copy_is_tidy(files):
     for words in (
         ["ruff", "check", *config],
         ["ruff", "format", "--check", *config],
-        ["mypy", "--config-file", ROOT / "pyproject.toml", *mypy],
+        ["mypy", "--strict", "--config-file=", *mypy],
     ):
         done = subprocess.run(
             [sys.executable, "-m", *words],
@@ -293,6 +294,33 @@ def test_a_file_is_printed_or_written_and_never_overwritten(tmp_path, capsys):
     assert "def sdpa" in target.read_text(encoding="utf-8")
 
 
+def test_what_is_written_is_one_thing_and_in_no_way_of_another(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["copy", "softmax", "-o", "-"]) == main(["copy", "softmax"])
+    for words in ("-o x.py --folder y", "-o x.py --list", "--folder y --list"):
+        with pytest.raises(SystemExit):
+            main(["copy", *words.split()])
+        assert "not allowed with argument" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == []
+
+    main(["copy", "mla", "--folder", "y"])
+    Path("y/layers/mine.py").write_text("x = 1\n")
+    Path("y/mine.py").write_text("x = 1\n")
+    held = {path: path.read_text() for path in Path("y").rglob("*.py")}
+    told = main(["copy", "gqa", "--folder", "y", "--force"]).splitlines()
+    left = [line.split(":")[0] for line in told if "left as it was" in line]
+    assert left == ["y/layers/mine.py", "y/layers/mla.py"]
+    for path in map(Path, [*left, "y/mine.py"]):
+        assert path.read_text() == held[path]
+    for words in ("-o my-file.py", "-o class.py", "--folder my-dir"):
+        said = main(["copy", "softmax", *words.split()]).splitlines()[-1]
+        name = words.split()[1].removesuffix(".py")
+        assert said == f"note: Python cannot import what is called '{name}'"
+    assert "note" not in main(["copy", "softmax", "-o", "fine.py"])
+
+
 def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
     """That of the page which offers the file, or of the installed package."""
     plain = copy.one_file(["softmax"])
@@ -337,6 +365,11 @@ def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
         (["sdpa.py"], ["attention_weights", "sdpa"]),
         (["layers/gqa"], ["GroupedQueryAttention"]),
         (["multi_head_loop"], ["multi_head_loop"]),
+        (["gqa,kvcache", "gqa"], ["GroupedQueryAttention", "KVCache"]),
+        (["attnref.layers.gqa"], ["GroupedQueryAttention"]),
+        (["attnref.core.softmax"], ["online_softmax", "softmax"]),
+        (["attnref.softmax"], ["softmax"]),
+        (["attnref.layers.mla.crossover"], ["crossover"]),
     ],
 )
 def test_a_name_may_be_that_of_a_file_or_a_page(asked, got):
@@ -355,9 +388,8 @@ def test_an_unknown_name_is_answered_with_near_ones(asked, near, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["copy", asked])
     assert stopped.value.code == 2
-    assert re.search(
-        rf"no '{asked}'; near: .*\b{near}\b", capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert re.search(rf"no '{asked}'; did you mean .*\b{near}\b.*\?", told)
 
 
 def test_the_header_says_how_to_make_the_same():
@@ -374,12 +406,23 @@ def test_the_header_says_how_to_make_the_same():
         assert again.split('"""', 2)[2] == text.split('"""', 2)[2]
 
 
-def test_the_list_has_every_name_with_its_file_and_length():
-    lines = main(["copy", "--list"]).splitlines()
-    assert sorted(line.split()[0] for line in lines) == sorted(attnref.__all__)
-    (line,) = (x for x in lines if x.startswith("softmax "))
-    length = len(copy.one_file(["softmax"]).splitlines())
-    assert line.endswith(f"{length} lines, from attnref/core/softmax.py")
+def test_the_list_has_every_file_and_every_name_with_its_length():
+    """What stands first in a row is what may be asked for."""
+    text = main(["copy", "--list"])
+    assert max(map(len, text.splitlines())) <= 80
+    whole, alone = re.sub(r"\n {9,}", " ", text).split("\n\n")
+    got = []
+    for part in (whole, alone):
+        for row in part.splitlines()[1:]:
+            word, length, told = row.split(maxsplit=2)
+            names = copy.asked_for([word])
+            got += names if part is whole else [word]
+            assert len(copy.one_file(names).splitlines()) == int(length)
+            home = f"attnref/{attnref.__dict__[names[0]].__module__[8:]}"
+            home = f"{home.replace('.', '/')}.py"
+            assert told == (", ".join(names) if part is whole else home)
+    loops = [name for name in attnref.__all__ if name.endswith("_loop")]
+    assert sorted([*got, *loops]) == sorted(2 * attnref.__all__)
 
 
 @pytest.fixture

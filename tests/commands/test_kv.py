@@ -115,9 +115,14 @@ def test_what_was_asked_stands_above_the_numbers():
         assert line in kv(f"--model {names} {how}").splitlines()
 
 
-@pytest.mark.parametrize("text", ["131072", "131,072", "131_072", "128k"])
+@pytest.mark.parametrize(
+    "text", ["131072", "131,072", "131_072", "128k", "1.31072e5"]
+)
 def test_numbers_may_be_written_as_people_do(text):
     assert '"131072": 4831838208' in kv(f"--model gpt2 --tokens {text} --json")
+    assert '"131072": 4831838208' in kv(
+        f"--model openai/GPT-2 --tokens {text} --json"
+    )
 
 
 def test_states_are_told_for_one_sequence_as_tokens_are():
@@ -247,7 +252,6 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
             "llama-3.1-70b, llama-3.1-405b?\n",
         ),
         ("--model llama3", "did you mean llama-3.1-8b, llama-3.1-70b, llama-"),
-        ("--model 'Llama 3.1 8B'", "did you mean llama-3.1-8b?\n"),
         ("--model Llama-3.3-70B", "did you mean llama-3.1-70b?\n"),
         ("--model x/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b?\n"),
         ("--model lama-3.1-8b", "did you mean llama-3.1-8b?\n"),
@@ -255,8 +259,6 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ("--model deepsek", "did you mean deepseek-v2, deepseek-v3, deepsee"),
         ("--model 'deepseek r1'", "did you mean deepseek-v3?\n"),
         ("--model 'qwen 3'", "did you mean qwen3-8b, qwen3-32b, qwen3-235b, "),
-        ("--model Qwen3-8B", "did you mean qwen3-8b?\n"),
-        ("--model DeepSeekV3", "did you mean deepseek-v3?\n"),
         ("--model ''", "there is no model ''\n"),
         ("--model zzzz", "there is no model 'zzzz'\n"),
         ("--model gpt2 --dtype bf61", "no dtype 'bf61'; did you mean bf16?"),
@@ -273,7 +275,10 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ),
         ("--model gpt2 --tokens 0", "'0' is not a whole number of at least 1"),
         ("--model gpt2 --tokens -5", "--tokens"),
-        ("--model gpt2 --tokens 1e6", "'1e6' is not a whole number"),
+        ("--model gpt2 --tokens 1.5", "least 1, such as 4096, 128K or 1e6\n"),
+        ("--model gpt2 --tokens 1.5e0", "'1.5e0' is not a whole number"),
+        ("--model gpt2 --tokens 0e6", "'0e6' is not a whole number"),
+        ("--model gpt2 --tokens 1e6K", "'1e6K' is not a whole number"),
         ("--model gpt2 --tokens 1,,2", "'1,,2' is not a whole number"),
         ("--model gpt2 --tokens 12,34", "'12,34' is not a whole number"),
         ("--model gpt2 --batch 1.5", "'1.5' is not a whole number"),

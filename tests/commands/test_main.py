@@ -86,7 +86,7 @@ def test_the_console_command_is_the_module():
         done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
         ours = run(*words)
         for text in (ours.stdout, ours.stderr):
-            assert text.count("python -m attnref") == bool(text)
+            assert ("python -m attnref" in text) == bool(text)
         short = [
             " ".join(text.replace("python -m attnref", "attnref").split())
             for text in (ours.stdout, ours.stderr)
@@ -100,6 +100,9 @@ def test_alone_it_tells_its_commands_a_line_each():
     assert done.returncode == 0 and done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[0].startswith("usage: python -m attnref ")
+    assert lines[2].startswith("Sizes of the KV caches of released models")
+    said, _, example = lines[-1].partition("example: python -m attnref ")
+    assert said == "" and main(example.split()).startswith("Llama-3.1-8B, ")
     assert [x.split()[0] for x in lines if x[:4] == "    "] == ["kv", "copy"]
     assert run("--version").stdout == f"attnref {attnref.__version__}\n"
 
@@ -108,9 +111,15 @@ def test_alone_it_tells_its_commands_a_line_each():
     ("words", "said"),
     [
         ("kv --model lama3", "kv: error: there is no model 'lama3'; did you "),
-        ("copy gpa", "copy: error: no 'gpa'; near: gqa"),
-        ("copy gqa -o README.md/x.py", "copy: error: [Errno 17] File exists: "),
-        ("copy gqa -o docs --force", "copy: error: [Errno 21] Is a directory"),
+        ("copy gpa", "copy: error: there is no 'gpa'; did you mean gqa"),
+        ("copy zebra", "copy: error: there is no 'zebra'; --list prints all"),
+        ("copy", "copy: error: pass one or more names; --list prints all"),
+        ("copy ,", "copy: error: pass one or more names; --list prints all"),
+        ("copy gqa --list", "copy: error: --list takes no names"),
+        ("copy gqa -o README.md/x.py", "copy: error: README.md is a file, not"),
+        ("copy gqa --folder README.md", "copy: error: README.md is a file, "),
+        ("copy gqa -o docs --force", "copy: error: docs is a folder; pass it"),
+        ("copy gqa -o new/", "copy: error: new/ is a folder; pass it as"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_and_ends_with_2(words, said):

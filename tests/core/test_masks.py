@@ -17,6 +17,7 @@ from attnref import (
     padding_mask_from_hf,
     sdpa,
 )
+from attnref.core.masks import rule_of
 
 
 def test_padding_mask_of_two_sentences():
@@ -377,6 +378,13 @@ def test_the_loss_skips_pads():
             NotImplementedError,
             "^$",
         ),
+        (
+            lambda: rule_of(lambda i, j: j <= i),
+            TypeError,
+            "^causal is function; pass True, False or a Rule$",
+        ),
+        (lambda: rule_of(Causal), TypeError, r"^causal is <class '.*Causal'>;"),
+        (lambda: rule_of(1), TypeError, "^causal is int; pass True, False or"),
         (
             lambda: causal_mask(-1, 3),
             ValueError,

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 import attnref
 from attnref.__main__ import main
-from sitekit import ROOT
+from sitekit import ROOT, files
 
 PINS = dict(
     line.split("==")
@@ -112,15 +112,15 @@ def built(tmp_path_factory):
 
 
 def test_the_wheel_holds_attnref_alone(built):
+    assert files.wheel() == built[1].read_bytes(), "that of the site is another"
     names = zipfile.ZipFile(built[1]).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"attnref"}
     inside = {name for name in names if name.startswith("attnref/")}
-    files = {
+    assert inside == {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "attnref").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert inside == files
     assert {
         "attnref/__init__.pyi",
         "attnref/py.typed",

@@ -26,6 +26,7 @@ import torch
 
 import attnref
 from sitekit import ROOT
+from sitekit.files import texts
 
 RECORD = ROOT / "tests" / "laws" / "public.txt"
 PACKAGE = ROOT / "attnref"
@@ -161,11 +162,14 @@ def described(place, value):
     bases = [b.__name__ for b in value.__bases__ if b is not object]
     of = f" of {', '.join(bases)}" if bases else ""
     yield f"{place}{short(signature)}: class{of}"
-    for name, member in sorted(vars(value).items()):
+    declared = inspect.get_annotations(value)
+    for name, member in sorted((declared | {**vars(value)}).items()):
         private = name.startswith("_") and name != "__call__"
         if private or name in signature.parameters:
             continue
-        if isinstance(member, property):
+        if name not in vars(value):
+            yield f"{place}.{name}: {short(inspect.formatannotation(member))}"
+        elif isinstance(member, property):
             kind = inspect.signature(member.fget).return_annotation
             yield f"{place}.{name}: {short(inspect.formatannotation(kind))}"
         elif inspect.isfunction(member):
@@ -254,12 +258,20 @@ class Model(nn.Module):
 
 
 class Half(attnref.Cache):
-    @property
-    def keeps(self) -> attnref.Rule:
-        return attnref.Everything()
+    keeps = Everything()
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(t[:, :, ::2] for t in tensors)
+
+
+class Some(KVCache):
+    def __init__(self, max_len: int, rule: Rule) -> None:
+        super().__init__(max_len)
+        self.keeps = rule
+
+    def check_room(self, new: int) -> None:
+        if self.length + new > 2 * self.max_len:
+            raise ValueError
 
 
 def rolled_back(cache: Cache) -> int:
@@ -277,6 +289,7 @@ reveal_type(layer(x))  # Any
 reveal_type(layer.n_kv_heads)  # int
 reveal_type(KVCache(3).append(x, x))  # tuple[Tensor, ...]
 reveal_type(KVCache(3).max_len)  # int
+reveal_type(Some(3, Causal()).keeps)  # Rule
 reveal_type(rope_table(x, 4))  # tuple[Tensor, Tensor]
 reveal_type(mha_to_gqa(full, 2))  # GroupedQueryAttention
 reveal_type(dequantised(layer.state_dict()))  # dict[str, Tensor]
@@ -304,9 +317,11 @@ def project(tmp_path_factory):
     theirs = THEIRS.replace("{names}", ", ".join(attnref.__all__))
     (folder / "theirs.py").write_text(theirs, encoding="utf-8")
     (folder / "wrong.py").write_text(WRONG, encoding="utf-8")
-    (folder / "pyrightconfig.json").write_text(
-        json.dumps({"typeCheckingMode": "strict"}), encoding="utf-8"
-    )
+    config = {"typeCheckingMode": "standard", "strict": ["*.py"]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    (folder / "copies").mkdir()
+    for name, text in texts().items():
+        (folder / "copies" / name).write_text(text, encoding="utf-8")
     venv.create(folder / "env", symlinks=True)
     (place,) = (folder / "env").rglob("site-packages")
     ignored = shutil.ignore_patterns("__pycache__")
@@ -328,31 +343,42 @@ def said_by(folder, *words, **env):
     return done.stdout
 
 
-def mypy(folder, name):
+def mypy(folder):
+    """The copies are under it in `tests/commands/test_copy.py`, and the package
+    in `test_style.py`."""
     text = said_by(
         folder,
-        *["mypy", "--strict", "--hide-error-context", name],
+        *["mypy", "--strict", "--hide-error-context", "theirs.py", "wrong.py"],
         f"--python-executable={folder}/env/bin/python",
         f"--cache-dir={ROOT}/.mypy_cache/strict",
     )
-    found = re.findall(r"^\w+\.py:(\d+): (\w+): (.*)$", text, re.M)
-    return [(int(line), kind, said) for line, kind, said in found]
+    found = re.findall(r"^(\w+)\.py:(\d+): (\w+): (.*)$", text, re.M)
+    return [(stem, int(line), kind, said) for stem, line, kind, said in found]
 
 
-def pyright(folder, name):
-    """With the node that playwright brings, so that it needs no network."""
+def pyright(folder):
+    """Over the package and its copies too, though not strictly. It is run by
+    the node that playwright brings, so that it needs no network."""
     node = Path(playwright.__file__).parent / "driver"
     text = said_by(
         folder,
-        *["pyright", "--outputjson", name],
+        *["pyright", "--outputjson", ".", str(PACKAGE)],
         f"--pythonpath={folder}/env/bin/python",
         PATH=f"{node}{os.pathsep}{os.environ['PATH']}",
         PYRIGHT_PYTHON_GLOBAL_NODE="1",
         PYRIGHT_PYTHON_IGNORE_WARNINGS="1",
     )
+    told = json.loads(text)
+    files = 2 + len(texts()) + len([*PACKAGE.rglob("*.py")])
+    assert told["summary"]["filesAnalyzed"] >= files
     return [
-        (each["range"]["start"]["line"] + 1, each["severity"], each["message"])
-        for each in json.loads(text)["generalDiagnostics"]
+        (
+            Path(each["file"]).stem,
+            each["range"]["start"]["line"] + 1,
+            each["severity"],
+            each["message"],
+        )
+        for each in told["generalDiagnostics"]
     ]
 
 
@@ -367,16 +393,17 @@ def test_the_code_of_users_is_typed(project, checker):
         for n, line in enumerate(text, 1)
         if line.startswith("reveal_type")
     }
-    told = checker(project, "theirs.py")
-    assert [each for each in told if each[1] == "error"] == []
+    told = checker(project)
+    errors = [each for each in told if each[2] in ("error", "warning")]
+    assert [each for each in errors if each[0] != "wrong"] == []
+    lines = {n for stem, n, _, _ in errors}
+    assert lines == {*range(5, len(WRONG.splitlines()) + 1)}
     found = {
         n: re.search(r'(?:Revealed type|Type of .*) is "(.*)"', said)[1]
-        for n, _, said in told
+        for stem, n, _, said in told
+        if stem == "theirs"
     }
     assert {n: short(kind) for n, kind in found.items()} == asked
-    wrong = checker(project, "wrong.py")
-    lines = {n for n, kind, _ in wrong if kind == "error"}
-    assert lines == {*range(5, len(WRONG.splitlines()) + 1)}
 
 
 if __name__ == "__main__":

@@ -293,8 +293,32 @@ def test_a_file_without_models_or_places_is_refused():
         specs.read('{"models": []}')
     with pytest.raises(ValueError, match="no model 5"):
         specs.find_model(5)
-    with pytest.raises(ValueError, match=r"'G - P - T 2'; did you mean gpt2"):
-        specs.find_model("G - P - T 2")
+
+
+def test_a_model_is_found_by_its_id_or_name_however_it_is_written():
+    for model in models().values():
+        name = model.name.replace(" ", "-").upper()
+        for asked in (model.id, model.id.upper(), model.name, name):
+            assert specs.find_model(asked) is model, asked
+            if "/" not in asked:
+                assert specs.find_model(f"some-org/{asked}") is model
+    for asked in ("", "/", "org/", "gpt2/org", "-", "元"):
+        with pytest.raises(ValueError, match=f"there is no model '{asked}'"):
+            specs.find_model(asked)
+
+
+def test_a_name_of_two_models_is_refused(monkeypatch):
+    twice = deepcopy(FILE)
+    twice["models"] = deepcopy(FILE["models"][:2])
+    twice["models"][1]["name"] = twice["models"][0]["name"].upper()
+    both = specs.read(json.dumps(twice))
+    monkeypatch.setattr(specs, "models", lambda: both)
+    first, second = both.values()
+    with pytest.raises(
+        ValueError, match=f"{first.id}, {second.id}|{second.id}, {first.id}"
+    ):
+        specs.find_model(first.name.lower())
+    assert specs.find_model(second.id) is second
 
 
 def test_an_entry_belongs_to_tokens_in_the_window_or_to_several():

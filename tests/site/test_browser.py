@@ -1,11 +1,13 @@
 """The site in a browser: what a reader sees, copies, searches, takes home."""
 
+import io
 import re
 import subprocess
 import sys
 import zipfile
 
 import pytest
+from PIL import Image
 from playwright.sync_api import expect
 
 from sitekit import ROOT, files
@@ -139,6 +141,34 @@ def test_a_scheme_can_be_chosen_where_nothing_is_stored(chromium, address):
     page.get_by_role("button", name="Switch to dark").click()
     assert scheme_of(page) == DARK
     context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_has_a_shadow_where_it_goes_on(visit, address, scheme):
+    """To the right, on both sides, to the left; nowhere once it is whole."""
+
+    def ends(box):
+        """Whether the first and the last column of pixels are paper."""
+        picture = Image.open(io.BytesIO(box.screenshot())).convert("RGB")
+        paper = picture.getpixel((picture.width // 2, 1))
+        return [
+            picture.getpixel((x, picture.height // 2)) == paper
+            for x in (0, picture.width - 1)
+        ]
+
+    page = visit(address + "files/", width=390, scheme=scheme)
+    box = page.locator(".scroll:has(> table)").first
+    # The words go, so that any pixel shows what is behind them.
+    page.add_style_tag(content=".scroll * { visibility: hidden }")
+    for at, seen in (
+        (0, [True, False]),
+        (60, [False] * 2),
+        (9999, [False, True]),
+    ):
+        box.evaluate("(box, at) => (box.scrollLeft = at)", at)
+        assert ends(box) == seen, at
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert ends(box) == [True, True]
 
 
 def test_words_in_a_formula_are_never_broken(visit, address):

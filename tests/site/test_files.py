@@ -5,6 +5,8 @@ import html
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -13,6 +15,7 @@ import pytest
 from mkdocs.exceptions import BuildError
 from playwright.sync_api import expect
 
+import attnref
 from attnref.__main__ import main
 from attnref.commands import copy
 from sitekit import ROOT, files, pages
@@ -26,7 +29,7 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 BAR = re.compile(
-    r'<div class="whole" id="([^"]+)".*?</div>\n?(?=<div id=)', re.S
+    r'<div class="whole[ a-z]*" id="([^"]+)".*?</div>\n?(?=<div id=)', re.S
 )
 OTHER = ast.Import, ast.ImportFrom, ast.Expr
 HREF = re.compile(r'href="([^"]+)"')
@@ -48,10 +51,17 @@ def test_a_download_is_what_attnref_copy_writes(folder, tmp_path):
         written = tmp_path / name
         main([*command.split(), "-o", str(written)])
         assert written.read_bytes() == (folder / name).read_bytes(), name
-    own = (ROOT / "attnref/core/checks.py").read_text(encoding="utf-8")
-    text = (folder / "checks.py").read_text(encoding="utf-8")
-    kept = [x for x in own.splitlines() if not x.startswith("# --8<--")]
-    assert [*filter(None, text.splitlines())] == [*filter(None, kept)]
+    # It has no public names. All the same it says what it is.
+    own, text = (
+        (place / "checks.py").read_text(encoding="utf-8")
+        for place in (ROOT / "attnref/core", folder)
+    )
+    head, *held = ast.parse(text).body
+    assert list(map(ast.dump, held)) == [
+        ast.dump(node) for node in ast.parse(own).body[1:]
+    ]
+    said = f"Cut from attnref {attnref.__version__}. {copy.LICENCE}"
+    assert said in ast.literal_eval(head.value).splitlines()
     assert "\n" * 4 not in text
 
 
@@ -60,6 +70,33 @@ def test_what_is_no_copy_runs_with_its_examples_where_attnref_is_not(folder):
     path = folder / "checks.py"
     tried = json.loads(in_a_fresh_interpreter(folder, ALONE, path))
     assert tried["checks"] > 1
+
+
+def test_the_wheel_of_the_site_is_installed_and_imported(site, tmp_path):
+    """As the pages say, which lead to it."""
+    name = f"attnref-{attnref.__version__}-py3-none-any.whl"
+    for page in [built(site, path) for path in PAGES]:
+        text = page.read_text(encoding="utf-8")
+        assert "VERSION" not in text, page
+        if page.parent.name in ("project", "files"):
+            (link,) = re.findall(r'href="([^"]+\.whl)" download>', text)
+            wheel, _ = target(site, page, link)
+            plain = re.sub("<[^>]+>", "", text)
+            assert f"\npip install {name}\n" in plain
+    assert wheel == site.folder / "files" / name
+    pip = "pip install --quiet --no-deps --no-index --no-compile --target"
+    subprocess.run(
+        [sys.executable, "-m", *pip.split(), str(tmp_path), str(wheel)],
+        check=True,
+    )
+    code = """if True:
+        import sys
+        sys.path.insert(0, ".")
+        import attnref
+        print(attnref.GroupedQueryAttention, attnref.__file__)
+    """
+    said = in_a_fresh_interpreter(tmp_path, code)
+    assert "attnref.layers.gqa.Grouped" in said and str(tmp_path) in said
 
 
 PROGRAMS = """
@@ -158,6 +195,8 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
             else:
                 assert leads.parent == site.folder / "files"
                 assert leads.name == Path(blocks[page, id][0]).name
+                title = re.search(r' title="([^"]+)" download>', caption)[1]
+                assert title.startswith(leads.name) and len(title) > 15
     assert len(blocks) > 120
     full = defaultdict(int)
     for path in PAGES:
@@ -173,6 +212,7 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
             download = re.search(r'<a class="download" href="([^"]+)"', bar)[1]
             assert target(site, page, download) == (whole, "")
             assert f"{len(text.splitlines())} " in bar
+            assert (' class="take" ' in bar) == ("<details>" in bar)
             if "<details>" not in bar:
                 (back,) = (x for x in HREF.findall(bar) if x != download)
                 leads, at = target(site, page, back)

@@ -11,6 +11,7 @@ import nbformat
 import pytest
 from markdown_it import MarkdownIt
 
+import attnref
 from sitekit import ROOT, notebooks, pages
 from sitekit.fences import Fence, drawing
 from tests.site.test_site import Reader, built
@@ -51,10 +52,14 @@ def test_a_notebook_is_valid_and_opened_from_its_page(site, path):
     assert (book.nbformat, book.nbformat_minor) == (4, 5)
     assert nbformat.writes(book) + "\n" == text  # saved unchanged by Jupyter
     page = built(site, path)
-    ends = (x for x in Reader(page).links if x.endswith(".ipynb"))
-    (link,) = (x for x in ends if not x.startswith("https:"))
+    ends = [x for x in Reader(page).links if x.endswith(".ipynb")]
+    link, again = (x for x in ends if not x.startswith("https:"))
     assert (page.parent / link).resolve() == place(site, path).resolve()
-    assert f'<a href="{link}" download>' in page.read_text(encoding="utf-8")
+    # Beside the title, and at the end.
+    shown = page.read_text(encoding="utf-8")
+    assert f'<a class="notebook" href="{link}" download>' in shown
+    assert f'<a href="{again}" download>' in shown and again == link
+    assert shown.index('class="notebook"') < shown.index("</h1>")
 
 
 @each_page
@@ -140,7 +145,7 @@ def test_bold_chinese_is_bold_beside_punctuation(text):
 # Reads the paths of notebooks, and runs the cells of each in a process and a
 # folder of its own. torch is imported once, with what its optimizers load.
 RUNNER = """
-import json, os, pathlib, sys, tempfile, traceback, warnings
+import contextlib, io, json, os, pathlib, sys, tempfile, traceback, warnings
 from importlib.machinery import PathFinder
 
 import torch
@@ -153,7 +158,8 @@ sys.path[:] = [
     if not any(pathlib.Path(p, name).is_dir() for name in ours)
 ]
 
-def run(book, folder):
+def run(book, folder, version):
+    said = []
     os.chdir(folder / "empty")
     tempfile.tempdir = str(folder)
     assert not any(PathFinder.find_spec(name) for name in ours)
@@ -161,17 +167,23 @@ def run(book, folder):
     warnings.simplefilter("error")
     for cell in json.loads(book.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), cell["id"], "exec"), space)
+            with contextlib.redirect_stdout(io.StringIO()) as told:
+                code = "".join(cell["source"])
+                exec(compile(code, cell["id"], "exec"), space)
+            said.append(told.getvalue())
     if "attnref" in sys.modules:
-        place = pathlib.Path(sys.modules["attnref"].__file__)
+        place = pathlib.Path(sys.modules["attnref"].__file__).parent
         assert place.is_relative_to(folder), place
+        how = "written by this notebook"
+        assert said[0] == f"attnref {version}, {how}: {place}\\n", said[0]
 
 for line in sys.stdin:
-    book, folder = map(pathlib.Path, json.loads(line))
+    *places, version = json.loads(line)
+    book, folder = map(pathlib.Path, places)
     child = os.fork()
     if child == 0:
         try:
-            run(book, folder)
+            run(book, folder, version)
             said = ""
         except BaseException:
             said = traceback.format_exc()
@@ -202,7 +214,23 @@ def runner(tmp_path_factory):
 )
 def test_a_notebook_runs_without_attnref(site, runner, path, tmp_path):
     (tmp_path / "empty").mkdir()
-    asked = json.dumps([str(place(site, path)), str(tmp_path)])
+    version = attnref.__version__
+    asked = json.dumps([str(place(site, path)), str(tmp_path), version])
     print(asked, file=runner.stdin, flush=True)
     assert runner.stdout.readline() == "done\n"
     assert (tmp_path / "said").read_text(encoding="utf-8") == ""
+
+
+def test_a_notebook_says_which_attnref_it_uses(site, capsys, monkeypatch):
+    """An installed one; one of another version is used too, with a warning."""
+    first = cells(site, ROOT / "docs/en/layers/gqa.md", "code")[0]
+    told = f"{attnref.__version__}, installed: {ROOT / 'attnref'}\n"
+    exec(first, {})
+    assert capsys.readouterr().out == f"attnref {told}"
+    monkeypatch.setattr(attnref, "__version__", "9.8.7")
+    warned = f"this notebook was made for attnref {told.partition(',')[0]}"
+    with pytest.warns(UserWarning, match=re.escape(warned)):
+        exec(first, {})
+    told = capsys.readouterr().out
+    assert told.startswith("attnref 9.8.7, installed: ")
+    assert told.count("\n") == 1

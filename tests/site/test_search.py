@@ -23,7 +23,7 @@ import pytest
 from playwright.sync_api import expect
 
 import attnref
-from sitekit import search
+from sitekit import files, search
 from tests.conftest import opened
 
 # Page: what should lead to it beside its names. Two pages: either is right.
@@ -158,14 +158,20 @@ WITHIN_REACH = """
     }
   };
 """
-# Listeners are called in order: by ours, the theme has drawn the results.
+# Listeners are called in order: by ours, the theme has drawn the results. On
+# Enter, it follows the link with the best score.
 ASK = """(queries) => {
   const input = document.querySelector(".md-search__input");
+  const score = (a) => Number(a.firstElementChild.dataset.mdScore);
   const ask = (query) => new Promise((done) => {
-    searching.addEventListener("message", () => done(
-      [...document.querySelectorAll(".md-search-result__item")].map((item) =>
-        [...item.querySelectorAll("a")].map((a) => a.href)),
-    ), { once: true });
+    searching.addEventListener("message", () => {
+      const items = [...document.querySelectorAll(".md-search-result__item")]
+        .map((item) => [...item.querySelectorAll("a")]);
+      const all = items.flat();
+      const best = Math.max(...all.map(score));
+      done([items.map((links) => links.map((a) => a.href)),
+        all.find((a) => score(a) === best)?.href]);
+    }, { once: true });
     input.value = query;
     input.dispatchEvent(new KeyboardEvent("keyup"));
   });
@@ -227,7 +233,8 @@ def objects(site, language):
 
 @pytest.fixture(scope="module", params=["en", "zh"])
 def answers(request, chromium, address, site):
-    """Query -> the results, each a list of links on one page."""
+    """Query -> the results, each a list of links on one page; and where Enter
+    leads."""
     language = request.param
     asked = {
         **questions(language),
@@ -241,13 +248,18 @@ def answers(request, chromium, address, site):
         page.locator(".md-search__input").focus()
         found = page.evaluate(ASK, list(asked))
         assert page.faults == []
-    return language, {
-        query: [
-            [re.sub(r"\?[^#]*", "", link.removeprefix(root)) for link in links]
-            for links in results
-        ]
-        for query, results in found.items()
-    }
+
+    def plainly(link):
+        return re.sub(r"\?[^#]*", "", link.removeprefix(root))
+
+    return (
+        language,
+        {
+            query: [[*map(plainly, links)] for links in results]
+            for query, (results, _) in found.items()
+        },
+        {query: plainly(link) for query, (_, link) in found.items() if link},
+    )
 
 
 def place(links):
@@ -267,7 +279,7 @@ def misses(found, asked):
 @pytest.mark.whole
 def test_each_name_of_a_page_leads_to_it(answers, site):
     """Or to another page of that name."""
-    language, found = answers
+    language, found, _ = answers
     asked = names(site, language)
     assert len(asked) > 150
     missed = [
@@ -280,7 +292,7 @@ def test_each_name_of_a_page_leads_to_it(answers, site):
 
 
 def test_nearly_all_of_what_is_asked_leads_to_its_page(answers, site):
-    language, found = answers
+    language, found, _ = answers
     asked = questions(language)
     assert len(asked) > 80
     missed = misses(found, asked)
@@ -289,13 +301,29 @@ def test_nearly_all_of_what_is_asked_leads_to_its_page(answers, site):
     assert first >= 0.97, f"{first:.0%} of {len(everything)}, not: {missed}"
 
 
+def test_enter_leads_into_the_first_result(answers):
+    _, found, entered = answers
+    assert len(entered) > 300
+    assert [q for q, link in entered.items() if link not in found[q][0]] == []
+
+
+def test_a_file_is_found_on_its_page_and_among_all_files(answers):
+    """By its name alone; the same word without .py is another."""
+    _, found, entered = answers
+    for file in files.texts():
+        pages = [place(links) for links in found[file]]
+        assert len(pages) == 2 and pages[1] == "files", file
+        assert "files/#list" in found[file][1] and "#" not in entered[file]
+    assert "files" not in [place(links) for links in found["gqa"][:4]]
+
+
 def test_letters_of_a_chinese_keyboard_are_letters(answers):
     """Some keyboards are set to letters as wide as a Chinese character."""
     assert place(answers[1]["ｍｌａ"][0]) == "mla"
 
 
 def test_a_function_leads_to_its_code_and_then_to_its_entry(answers, site):
-    language, found = answers
+    language, found, _ = answers
     shown = defaultdict(set)  # name -> the pages with its code
     for entry in index(site, language):
         if "#" in entry["location"] and not entry["location"].startswith("api"):
@@ -374,3 +402,33 @@ def test_a_result_shows_the_words_that_were_asked(visit, address):
     assert len(shown.inner_text()) < 800, "of a table, not all of it"
     page.keyboard.press("Enter")
     page.wait_for_url("**/numbers/memory/?h=*#models")
+
+
+@pytest.mark.parametrize(
+    ("root", "query", "told"),
+    [("", "kv_c_normed", "use/names/"), ("zh/", "笔记本", "use/project/")],
+)
+def test_what_only_a_section_says_leads_there_and_is_marked(
+    visit, address, root, query, told
+):
+    """A page has it among its aliases, and shows it in one section."""
+    page = visit(address + root)
+    field = page.locator(".md-search__input")
+    field.focus()
+    page.keyboard.insert_text(query)
+    field.press("Shift")
+    first = page.locator(".md-search-result__item").first
+    shown = first.locator("a").nth(1)
+    expect(shown).to_be_visible()
+    section = shown.get_attribute("href").partition("#")[2]
+    expect(shown.locator("mark").first).to_have_text(query)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/{root}{told}?h=*#{section}")
+    expect(page.locator(f"#{section}")).to_be_in_viewport()
+    marks = page.locator("article mark[data-md-highlight]")
+    expect(marks.first).to_have_text(query)
+    said = page.locator("article").inner_text().count(query)
+    assert marks.count() == said >= 1
+    page.goto(f"{address}{root}{told}")
+    assert marks.count() == 0
+    assert page.faults == []

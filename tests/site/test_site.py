@@ -10,6 +10,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import pytest
 from fontTools.ttLib import TTFont
 
+import attnref
 from sitekit import ROOT
 from sitekit.pages import (
     address_of,
@@ -214,10 +215,8 @@ def test_a_download_says_where_it_is_from(site, published):
             (folder / "files" / path.name).read_text("utf-8").splitlines()
             for folder in (site.folder, published.folder)
         )
-        found = [n for n, x in enumerate(plain) if x.startswith("Cut from ")]
-        assert len(found) == (path.name != "checks.py")
-        for at in found:
-            assert lines.pop(at + 1) == f"Source: {HOME}files/{path.name}"
+        (at,) = (n for n, x in enumerate(plain) if x.startswith("Cut from "))
+        assert lines.pop(at + 1) == f"Source: {HOME}files/{path.name}"
         assert lines == plain
         if path.name == "gqa.py":
             for root in ("", "zh/"):
@@ -225,6 +224,15 @@ def test_a_download_says_where_it_is_from(site, published):
                 text = page.read_text(encoding="utf-8")
                 size = r'download>gqa\.py</a>\s*<span class="size">(\d+) '
                 assert re.findall(size, text) == [str(len(plain) + 1)]
+
+
+def test_pip_is_given_the_address_of_the_wheel(published):
+    name = f"attnref-{attnref.__version__}-py3-none-any.whl"
+    assert (published.folder / "files" / name).exists()
+    for place in ("files", "use/project", "zh/files", "zh/use/project"):
+        text = (published.folder / place / "index.html").read_text("utf-8")
+        told = re.sub("<[^>]+>", "", text)
+        assert f"\npip install {HOME}files/{name}\n" in told
 
 
 def test_the_sitemaps_name_every_page_and_its_twin(published):

@@ -275,6 +275,7 @@ def process_group():
 def test_one_process(process_group):
     # --8<-- [start:sharded]
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
@@ -283,9 +284,10 @@ def test_one_process(process_group):
         "gloo", store=dist.HashStore(), rank=0, world_size=1
     )
     sharded, copied = copy.deepcopy(model), copy.deepcopy(model)
+    mesh = init_device_mesh("cpu", (1,))  # of GPUs unless it is given
     for block in sharded.layers:
-        fully_shard(block)
-    fully_shard(sharded)
+        fully_shard(block, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
     copied = DistributedDataParallel(copied)
 
     caches = [KVCache(max_len=9) for _ in model.layers]

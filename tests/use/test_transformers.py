@@ -251,6 +251,8 @@ def mla_of(config: PreTrainedConfig) -> MultiHeadLatentAttention:
     """A layer for the weights of a `DeepseekV3Attention`."""
     rope, yarn = config.rope_parameters, None
     if rope["rope_type"] == "yarn":
+        if rope.get("attention_factor") or not rope.get("truncate", True):
+            raise ValueError("attention_factor or truncate of YaRN is set")
         names = ["factor", "beta_fast", "beta_slow"]
         names += ["mscale", "mscale_all_dim"]
         given = {n: rope[n] for n in names if rope.get(n) is not None}
@@ -310,6 +312,12 @@ def test_mla_of_deepseek_is_this_layer(changed):
         ours = mla_of(model.config).eval()
         ours.load_state_dict(theirs.state_dict())
         assert difference(ours, theirs, model, tokens) < 1e-5
+    for more in ({"attention_factor": 0.5}, {"truncate": False}):
+        config = downloaded("deepseek_v3", rope_parameters=yarn | more).config
+        with pytest.raises(
+            ValueError, match=f"{next(iter(more))}.* of YaRN is set"
+        ):
+            mla_of(config)
 
 
 # --8<-- [start:shipped]
@@ -622,7 +630,9 @@ def attend(
     **options: object,
 ) -> tuple[Tensor, None]:
     """`attnref.sdpa`, called as transformers calls an attention function."""
-    for name in ("softcap", "s_aux", "position_bias"):
+    lacking = ["softcap", "s_aux", "sinks", "position_bias"]
+    lacking += ["indices", "block_indices"]  # of the keys that are selected
+    for name in lacking:
         if options.get(name) is not None:
             raise ValueError(
                 f"{type(module).__name__} passes {name}, which sdpa lacks"
@@ -804,6 +814,7 @@ LLAMA3 = {
 }
 WINDOW = {"sliding_window": 5}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+SPARSE = DEEPSEEK | {"index_topk": 4, "index_n_heads": 2}
 WORKS = {
     "llama": {"rope_parameters": LLAMA3},
     "mistral": WINDOW,
@@ -822,6 +833,8 @@ WORKS = {
 LACKS = {
     "gemma2": (WINDOW, "Gemma2Attention passes softcap"),
     "gpt_oss": (EXPERTS, "GptOssAttention passes s_aux"),
+    "deepseek_v32": (SPARSE, "DeepseekV32Attention passes indices"),
+    "glm_moe_dsa": (SPARSE, "GlmMoeDsaAttention passes indices"),
 }
 
 
