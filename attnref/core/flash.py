@@ -63,7 +63,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """The output, and the log-sum-exp of each query's scores.
 
-    Per row of scores, `m` is the largest so far, `l` the sum of exponentials
+    Per row of scores, `m` is the largest so far, `total` the sum of exponentials
     and `acc` that of weighted values. Both sums are relative to `m`: when `m`
     grows, they are rescaled.
     """
@@ -75,7 +75,7 @@ def _forward(
     for rows in parts(T, how.tiles.height):
         queries = _fold(q, rows, K, wide) * how.scale
         m = queries.new_full((*queries.shape[:2], 1), -torch.inf)
-        l = torch.zeros_like(m)
+        total = torch.zeros_like(m)
         acc = queries.new_zeros((*queries.shape[:2], Dv))
         for tile in how.tiles.of_rows(rows):
             keys = _fold(k, tile.columns, K, wide)
@@ -87,13 +87,15 @@ def _forward(
             base = larger.masked_fill(larger == -torch.inf, 0)
             p = scores.sub_(base).exp_()
             rescale = (m - base).exp_()
-            l.mul_(rescale).add_(p.sum(-1, keepdim=True))
+            total.mul_(rescale).add_(p.sum(-1, keepdim=True))
             acc.mul_(rescale).baddbmm_(how.dropped(p, tile), values)
             m = larger
-        # A query that sees no key: l = 0, the output 0, the lse -inf.
-        acc.div_(l.masked_fill(l == 0, 1))
+        # A query that sees no key: total = 0, the output 0, the lse -inf.
+        acc.div_(total.masked_fill(total == 0, 1))
         out[:, :, rows] = acc.view(B, H, -1, Dv)
-        lse[:, :, rows] = (m + l.masked_fill(l == 0, 1).log()).view(B, H, -1, 1)
+        lse[:, :, rows] = (m + total.masked_fill(total == 0, 1).log()).view(
+            B, H, -1, 1
+        )
     return out, lse
 
 

@@ -1,10 +1,8 @@
 """Scaled dot-product attention by PyTorch's own kernels: what to ship."""
 
 # --8<-- [start:imports]
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 from attnref.core.masks import Causal, Mask, dense
 from attnref.core.sdpa import check_attention

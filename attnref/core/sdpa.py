@@ -1,6 +1,8 @@
 """Scaled dot-product attention with grouped heads, written out."""
 
 # --8<-- [start:imports]
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,6 +11,26 @@ from attnref.core.masks import Mask, check_mask, dense
 from attnref.core.softmax import softmax
 
 # --8<-- [end:imports]
+
+
+# --8<-- [start:attend]
+class Attend(Protocol):
+    """What a layer calls on its heads: `sdpa`, or another core like it."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask = None,
+        /,
+        *,
+        scale: float | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor: ...
+
+
+# --8<-- [end:attend]
 
 
 # --8<-- [start:weights]

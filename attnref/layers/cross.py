@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from attnref.caches.kv_cache import Cache, past_of
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.masks import decoder_mask
-from attnref.core.sdpa import sdpa
+from attnref.core.sdpa import Attend, sdpa
 
 # --8<-- [end:imports]
 
@@ -39,8 +39,10 @@ class CrossAttention(nn.Module):
         bias: bool = False,
         o_bias: bool | None = None,
         dropout: float = 0.0,
+        attend: Attend = sdpa,
     ) -> None:
         super().__init__()
+        self.attend = attend
         self.d_model, self.n_heads = d_model, n_heads
         self.n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         self.d_context = d_model if d_context is None else d_context
@@ -102,7 +104,7 @@ class CrossAttention(nn.Module):
         if cache is not None and not filled:
             k, v = cache.append(k, v)  # (B, K, S, D)
         dropout = self.dropout if self.training else 0.0
-        heads = sdpa(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
+        heads = self.attend(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
         out: Tensor = self.o_proj(merged)
         return out  # (B, T, E)

@@ -8,7 +8,7 @@ from attnref.caches.kv_cache import Cache, past_of
 from attnref.core.checks import check_input, check_layer
 from attnref.core.masks import Rule, decoder_mask
 from attnref.core.rope import rotate
-from attnref.core.sdpa import sdpa
+from attnref.core.sdpa import Attend, sdpa
 from attnref.core.softmax import softmax
 
 # --8<-- [end:imports]
@@ -70,8 +70,10 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         causal: bool | Rule = True,
         rope_theta: float | None = None,
+        attend: Attend = sdpa,
     ) -> None:
         super().__init__()
+        self.attend = attend
         self.d_model, self.n_heads = d_model, n_heads
         self.head_dim = check_layer(
             d_model=d_model,
@@ -123,7 +125,7 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)  # (B, H, S, D); keys are stored rotated
         dropout = self.dropout if self.training else 0.0
-        heads = sdpa(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
+        heads = self.attend(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
         out: Tensor = self.o_proj(merged)
         return out  # (B, T, E)

@@ -10,7 +10,7 @@ from attnref.caches.kv_cache import Cache, past_of
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.masks import Rule, decoder_mask
 from attnref.core.rope import Yarn, rotate
-from attnref.core.sdpa import sdpa
+from attnref.core.sdpa import Attend, sdpa
 
 # --8<-- [end:imports]
 
@@ -35,6 +35,7 @@ class Parts(NamedTuple):
     cache: Cache | None
     scale: float
     dropout: float
+    attend: Attend
 
 
 def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +62,7 @@ def _expanded(p: Parts) -> Tensor:
     if p.cache is not None:
         k, v = p.cache.append(k, v)
     q = torch.cat((p.q, p.q_rope), dim=-1)  # (B, H, T, Dn + Dr)
-    return sdpa(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
+    return p.attend(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
 
 
 # --8<-- [end:expanded]
@@ -76,7 +77,7 @@ def _latent(p: Parts) -> Tensor:
     c, k_rope = entry.tensor_split((p.c.shape[3],), dim=-1)
     k, v = _expand(p, c, k_rope)
     q = torch.cat((p.q, p.q_rope), dim=-1)  # (B, H, T, Dn + Dr)
-    return sdpa(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
+    return p.attend(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
 
 
 # --8<-- [end:latent]
@@ -132,7 +133,7 @@ def _absorbed(p: Parts) -> Tensor:
         (entry,) = p.cache.append(entry)  # (B, 1, S, R + Dr)
     c = entry[..., :R]  # (B, 1, S, R)
     q = torch.cat((p.q @ w_uk, p.q_rope), dim=-1)  # (B, H, T, R + Dr)
-    mixed = sdpa(
+    mixed = p.attend(
         q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
     )  # (B, H, T, R)
     return mixed @ w_uv.mT  # (B, H, T, Dv)
@@ -188,8 +189,10 @@ class MultiHeadLatentAttention(nn.Module):
         rope_layout: Literal["half", "interleaved"] = "interleaved",
         yarn: Yarn | None = None,
         eps: float = 1e-6,
+        attend: Attend = sdpa,
     ) -> None:
         super().__init__()
+        self.attend = attend
         check_layer(
             d_model=d_model,
             n_heads=n_heads,
@@ -291,7 +294,9 @@ class MultiHeadLatentAttention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         up, scale = self.kv_b_proj, self.scale
-        parts = Parts(q, q_rope, c, k_rope, up, mask, cache, scale, dropout)
+        parts = Parts(
+            q, q_rope, c, k_rope, up, mask, cache, scale, dropout, self.attend
+        )
         heads = FORMS[form](parts)  # (B, H, T, Dv)
         merged = heads.transpose(1, 2).reshape(B, T, H * Dv)  # (B, T, H * Dv)
         out: Tensor = self.o_proj(merged)
