@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from attnref.core.checks import check_sizes
 from attnref.core.masks import Mask, part_of
-from attnref.core.sdpa import check_attention
+from attnref.core.sdpa import check_attention, exact
 
 # --8<-- [end:imports]
 
@@ -43,10 +44,12 @@ class Tiles(NamedTuple):
     def _tile(self, rows: slice, columns: slice) -> Iterator[Tile]:
         """The tile, unless no query in it sees any key."""
         seen = part_of(self.mask, rows, columns)
-        if seen is None or seen.all():
-            yield Tile(rows, columns, None)
-        elif seen.any():
-            yield Tile(rows, columns, seen)
+        if seen is not None and seen.device.type != "meta":
+            if not seen.any():
+                return
+            if seen.all():
+                seen = None
+        yield Tile(rows, columns, seen)
 
 
 def parts(length: int, size: int) -> list[slice]:
@@ -63,9 +66,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """The output, and the log-sum-exp of each query's scores.
 
-    Per row of scores, `m` is the largest so far, `total` the sum of exponentials
-    and `acc` that of weighted values. Both sums are relative to `m`: when `m`
-    grows, they are rescaled.
+    Per row of scores, `m` is the largest so far, `total` the sum of the
+    exponentials and `acc` that of the weighted values. Both sums are relative
+    to `m`: when `m` grows, they are rescaled.
     """
     B, H, T, D = q.shape
     K, S, Dv = v.shape[1:]
@@ -152,9 +155,8 @@ def _backward(
 # --8<-- [start:fold]
 def _fold(x: Tensor, part: slice, K: int, dtype: torch.dtype) -> Tensor:
     """A part of `x`, `(B * K, heads per group * positions, width)`."""
-    B, H, _, width = x.shape
-    x = x[:, :, part].to(dtype).reshape(B * K, -1, width)
-    return x
+    B, _, _, width = x.shape
+    return x[:, :, part].to(dtype).reshape(B * K, -1, width)
 
 
 def _hide(
@@ -191,18 +193,21 @@ class _Flash(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(q, k, v, how)
+        with exact(q.device):
+            out, lse = _forward(q, k, v, how)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.how = how
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
         mixed = d_out.to(lse.dtype) * out.to(lse.dtype)
         delta = mixed.sum(-1, keepdim=True) - d_lse
-        return *_backward(q, k, v, lse, delta, d_out, ctx.how), None
+        with exact(q.device):
+            found = _backward(q, k, v, lse, delta, d_out, ctx.how)
+        return *found, None
 
 
 def flash(
@@ -240,11 +245,13 @@ def flash_lse(
     check_attention(q, k, v, mask, scale)
     height, width = tile
     check_sizes(height=height, width=width)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{dropout=} must be at least 0 and below 1")
     seed = int(torch.randint(2**40, ())) if dropout else 0
     cut = Tiles(q.shape[2], k.shape[2], mask, height, width)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     how = _How(cut, scale, dropout, seed)
-    out, lse = _Flash.apply(q, k, v, how)
+    out, lse = _Flash.apply(q, k, v, how)  # type: ignore[no-untyped-call]
     return out, lse[..., 0]
 
 

@@ -1,16 +1,12 @@
 """Scaled dot-product attention by PyTorch's own kernels: what to ship."""
 
-# --8<-- [start:imports]
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnref.core.masks import Causal, Mask, dense
+from attnref.core.masks import Mask, dense
 from attnref.core.sdpa import check_attention
 
-# --8<-- [end:imports]
 
-
-# --8<-- [start:fused]
 def fused(
     q: Tensor,
     k: Tensor,
@@ -27,35 +23,29 @@ def fused(
     pads and no earlier tokens, is passed on as `is_causal`, without a mask.
     """
     check_attention(q, k, v, mask, scale)
-    how = {"dropout_p": dropout, "scale": scale}
-    if _is_causal(mask):
+    B, H, T, D = q.shape
+    K, Dv = v.shape[1], v.shape[3]
+    if mask is not None and not isinstance(mask, Tensor) and mask.is_triangle():
         # The heads cannot be stacked: the kernel would take the queries of
         # the second head of a group for later ones.
         return F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=q.shape[1] > k.shape[1], **how
+            q,
+            k,
+            v,
+            dropout_p=dropout,
+            is_causal=True,
+            scale=scale,
+            enable_gqa=H > K,
         )
-    B, H, T, D = q.shape
-    K, S, Dv = v.shape[1:]
     rows = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
     seen = _stacked(dense(mask), H, K, T)
-    out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, **how)
+    out = F.scaled_dot_product_attention(
+        rows, k, v, attn_mask=seen, dropout_p=dropout, scale=scale
+    )  # (B, K, H // K * T, Dv)
     if seen is not None:
         # A query that sees no key gives zeros with every kernel.
         out = out.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
     return out.view(B, H, T, Dv)  # (B, H, T, Dv)
-
-
-def _is_causal(mask: Mask) -> bool:
-    """Whether a mask is the lower triangle, known without building it."""
-    if mask is None or isinstance(mask, Tensor):
-        return False
-    return (
-        mask.rule == Causal()
-        and mask.positions is None
-        and mask.mask is None
-        and mask.past == 0
-        and mask.T == mask.S
-    )
 
 
 def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
@@ -69,6 +59,3 @@ def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
     heads = K if mask.shape[1] > 1 else 1
     mask = mask.expand(-1, heads * (H // K), T, -1)
     return mask.reshape(len(mask), heads, H // K * T, mask.shape[3])
-
-
-# --8<-- [end:fused]

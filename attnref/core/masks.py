@@ -230,20 +230,24 @@ class RuleMask:
 
     def part(self, rows: slice, columns: slice) -> Tensor:
         """Which of some queries see which of some keys: True = may attend."""
-        first, end, _ = rows.indices(self.T)
-        i = torch.arange(first, end, device=self.device)[:, None] + self.past
-        if self.positions is None:
-            first, end, _ = columns.indices(self.S)
-            j = torch.arange(first, end, device=self.device)
-        else:
-            j = self.positions[columns]
-        seen = self.rule(i, j).expand(len(i), -1)  # a rule may look at j alone
+        i = torch.arange(self.T, device=self.device)[rows, None] + self.past
+        j = self.positions
+        if j is None:
+            j = torch.arange(self.S, device=self.device)
+        j = j[columns]
+        seen = self.rule(i, j).expand(i.shape[0], -1)  # a rule may look at j alone
         beside = part_of(self.mask, rows, columns)
         return seen if beside is None else beside & seen
 
     def dense(self) -> Tensor:
         """The whole mask as one tensor."""
         return self.part(slice(None), slice(None))
+
+    def is_triangle(self) -> bool:
+        """Whether it is `causal_mask(T)`, known without building it."""
+        alone = self.positions is None and self.mask is None
+        square = self.past == 0 and self.T == self.S
+        return alone and square and self.rule == Causal()
 
 
 Mask = Tensor | RuleMask | None
@@ -343,8 +347,11 @@ def check_mask(
     device: torch.device,
 ) -> None:
     """Refuse a mask that is not bool or does not broadcast to `full`."""
-    if hasattr(mask, "dense"):
-        if (mask.T, mask.S) != full[2:]:
+    if not isinstance(mask, Tensor):
+        if not hasattr(mask, "dense"):
+            kind = type(mask).__name__
+            raise TypeError(f"mask is {kind}; pass a bool tensor")
+        if full[2:] != (mask.T, mask.S):
             raise ValueError(
                 f"mask is for {mask.T} queries and {mask.S} keys, "
                 f"and not for T={full[2]} and S={full[3]}"
@@ -352,8 +359,6 @@ def check_mask(
         if mask.mask is not None:
             check_mask(mask.mask, full, device)
         return
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"mask is {type(mask).__name__}; pass a bool tensor")
     shape = tuple(mask.shape)
     B, H, T, S = full
     if mask.dtype != torch.bool:

@@ -1,6 +1,5 @@
 """Attention over parts of the keys, merged into attention over all of them."""
 
-# --8<-- [start:imports]
 from collections.abc import Sequence
 
 import torch
@@ -9,12 +8,10 @@ from torch import Tensor
 from attnref.core.checks import check_sizes
 from attnref.core.flash import flash_lse, parts
 from attnref.core.masks import Mask, part_of
+from attnref.core.sdpa import check_attention
 from attnref.core.softmax import softmax
 
-# --8<-- [end:imports]
 
-
-# --8<-- [start:merge]
 def merge(
     outs: Sequence[Tensor], lses: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
@@ -30,16 +27,21 @@ def merge(
         >>> merge(outs, lses)[0]
         tensor([[[[0.7311, 0.7311]]]])
     """
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"{len(outs)} outputs, {len(lses)} log-sum-exps")
+    for out, lse in zip(outs, lses, strict=True):
+        if out.shape[:-1] != lse.shape or out.shape != outs[0].shape:
+            raise ValueError(
+                f"an output of shape {tuple(out.shape)} beside a log-sum-exp "
+                f"of shape {tuple(lse.shape)}; the first output is of shape "
+                f"{tuple(outs[0].shape)}"
+            )
     stacked = torch.stack([*lses])  # (n, B, H, T)
     weights = softmax(stacked, dim=0).unsqueeze(-1)  # (n, B, H, T, 1)
     mixed = (weights * torch.stack([*outs])).sum(dim=0)
     return mixed.to(outs[0].dtype), stacked.logsumexp(dim=0)
 
 
-# --8<-- [end:merge]
-
-
-# --8<-- [start:split]
 def split_kv(
     q: Tensor,
     k: Tensor,
@@ -54,9 +56,11 @@ def split_kv(
     The parts do not depend on each other: on a GPU each is computed by other
     processors, which keeps all of them busy even for a single query.
     """
+    check_attention(q, k, v, mask, scale)
     check_sizes(splits=splits)
     outs, lses = [], []
-    for some in parts(k.shape[2], -(-k.shape[2] // splits)):
+    size = max(1, -(-k.shape[2] // splits))
+    for some in parts(k.shape[2], size) or [slice(None)]:
         seen = part_of(mask, slice(None), some)
         out, lse = flash_lse(q, k[:, :, some], v[:, :, some], seen, scale=scale)
         outs.append(out)
@@ -64,10 +68,6 @@ def split_kv(
     return merge(outs, lses)[0]
 
 
-# --8<-- [end:split]
-
-
-# --8<-- [start:shared]
 def with_prefix(
     q: Tensor,
     prefix: tuple[Tensor, Tensor],
@@ -91,6 +91,3 @@ def with_prefix(
     lse = lse.view(H, B, T).transpose(0, 1)  # (B, H, T)
     own, own_lse = flash_lse(q, k, v, mask, scale=scale)
     return merge([shared, own], [lse, own_lse])[0]
-
-
-# --8<-- [end:shared]

@@ -1,6 +1,7 @@
 """Scaled dot-product attention with grouped heads, written out."""
 
 # --8<-- [start:imports]
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -126,11 +127,15 @@ def _fold(x: Tensor, K: int) -> Tensor:
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    if a.device.type == "meta":
+    with exact(a.device):
         return a @ b
-    # Autocast would round the float32 scores to half precision again.
-    with torch.autocast(a.device.type, enabled=False):
-        return a @ b
+
+
+def exact(device: torch.device) -> AbstractContextManager[None]:
+    """Without autocast, which would round the float32 scores to half again."""
+    if device.type == "meta":
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 # --8<-- [end:core]

@@ -94,7 +94,7 @@ class CrossAttention(nn.Module):
             k = self.k_proj(context).view(B, S, K, D).transpose(1, 2)
             v = self.v_proj(context).view(B, S, K, D).transpose(1, 2)
         new = 0 if filled else S
-        mask = decoder_mask(
+        seen = decoder_mask(
             mask,
             (B, H, T, S),
             causal=False,
@@ -104,7 +104,7 @@ class CrossAttention(nn.Module):
         if cache is not None and not filled:
             k, v = cache.append(k, v)  # (B, K, S, D)
         dropout = self.dropout if self.training else 0.0
-        heads = self.attend(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
+        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
         out: Tensor = self.o_proj(merged)
         return out  # (B, T, E)

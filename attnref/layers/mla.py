@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, past_of
 from attnref.core.checks import check_input, check_layer, check_sizes
-from attnref.core.masks import Rule, decoder_mask
+from attnref.core.masks import Mask, Rule, decoder_mask
 from attnref.core.rope import Yarn, rotate
 from attnref.core.sdpa import Attend, sdpa
 
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     c: Tensor
     k_rope: Tensor
     up: nn.Module
-    mask: Tensor | None
+    mask: Mask
     cache: Cache | None
     scale: float
     dropout: float
@@ -285,7 +285,7 @@ class MultiHeadLatentAttention(nn.Module):
             layout=self.rope_layout,
             yarn=self.yarn,
         )
-        mask = decoder_mask(
+        seen = decoder_mask(
             mask,
             (B, H, T, past + T),
             causal=self.causal,
@@ -295,7 +295,7 @@ class MultiHeadLatentAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         up, scale = self.kv_b_proj, self.scale
         parts = Parts(
-            q, q_rope, c, k_rope, up, mask, cache, scale, dropout, self.attend
+            q, q_rope, c, k_rope, up, seen, cache, scale, dropout, self.attend
         )
         heads = FORMS[form](parts)  # (B, H, T, Dv)
         merged = heads.transpose(1, 2).reshape(B, T, H * Dv)  # (B, T, H * Dv)

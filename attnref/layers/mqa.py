@@ -115,7 +115,7 @@ class MultiQueryAttention(nn.Module):
         q, k = rotate(
             q, k, theta=self.rope_theta, past=past, positions=positions
         )
-        mask = decoder_mask(
+        seen = decoder_mask(
             mask,
             (B, H, T, past + T),
             causal=self.causal,
@@ -125,7 +125,7 @@ class MultiQueryAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)  # (B, 1, S, D); keys are stored rotated
         dropout = self.dropout if self.training else 0.0
-        heads = self.attend(q, k, v, mask, dropout=dropout)  # (B, H, T, D)
+        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
         out: Tensor = self.o_proj(merged)
         return out  # (B, T, E)
