@@ -9,16 +9,20 @@ __version__ = "0.1.0"
 # torch either, before a name is asked for. __init__.pyi tells the same.
 _HOMES = {
     "caches.kv_cache": ["Cache", "GrowingKVCache", "KVCache"],
+    "core.flash": ["flash", "flash_lse"],
+    "core.fused": ["fused"],
     "core.masks": [
         "Causal",
         "Everything",
         "Rule",
+        "RuleMask",
         "causal_mask",
         "cross_mask",
         "decoder_mask",
         "padding_mask",
         "padding_mask_from_hf",
     ],
+    "core.merge": ["merge", "split_kv", "with_prefix"],
     "core.rope": [
         "Yarn",
         "apply_rope",
@@ -26,7 +30,7 @@ _HOMES = {
         "rotate",
         "token_positions",
     ],
-    "core.sdpa": ["attention_weights", "sdpa"],
+    "core.sdpa": ["Attend", "attention_weights", "sdpa"],
     "core.softmax": ["online_softmax", "softmax"],
     "layers.cross": ["CrossAttention"],
     "layers.gqa": ["GroupedQueryAttention", "grouped_query_loop"],

@@ -1,15 +1,19 @@
 # What type checkers and editors see of __init__.py: the same names.
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
+from attnref.core.flash import flash, flash_lse
+from attnref.core.fused import fused
 from attnref.core.masks import (
     Causal,
     Everything,
     Rule,
+    RuleMask,
     causal_mask,
     cross_mask,
     decoder_mask,
     padding_mask,
     padding_mask_from_hf,
 )
+from attnref.core.merge import merge, split_kv, with_prefix
 from attnref.core.rope import (
     Yarn,
     apply_rope,
@@ -17,7 +21,7 @@ from attnref.core.rope import (
     rotate,
     token_positions,
 )
-from attnref.core.sdpa import attention_weights, sdpa
+from attnref.core.sdpa import Attend, attention_weights, sdpa
 from attnref.core.softmax import online_softmax, softmax
 from attnref.layers.cross import CrossAttention
 from attnref.layers.gqa import GroupedQueryAttention, grouped_query_loop
@@ -38,6 +42,7 @@ from attnref.models.convert import (
 )
 
 __all__ = [
+    "Attend",
     "Block",
     "Cache",
     "Causal",
@@ -51,6 +56,7 @@ __all__ = [
     "MultiHeadLatentAttention",
     "MultiQueryAttention",
     "Rule",
+    "RuleMask",
     "SwiGLU",
     "Yarn",
     "absorbed_weights",
@@ -62,8 +68,12 @@ __all__ = [
     "crossover",
     "decoder_mask",
     "dequantised",
+    "flash",
+    "flash_lse",
+    "fused",
     "greedy",
     "grouped_query_loop",
+    "merge",
     "mha_to_gqa",
     "multi_head_loop",
     "multi_query_loop",
@@ -76,7 +86,9 @@ __all__ = [
     "sampled",
     "sdpa",
     "softmax",
+    "split_kv",
     "token_positions",
     "weights_of_torch_mha",
+    "with_prefix",
 ]
 __version__: str

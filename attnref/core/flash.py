@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnref.core.checks import check_sizes
 from attnref.core.masks import Mask, part_of
@@ -95,10 +94,9 @@ def _forward(
             m = larger
         # A query that sees no key: total = 0, the output 0, the lse -inf.
         acc.div_(total.masked_fill(total == 0, 1))
-        out[:, :, rows] = acc.view(B, H, -1, Dv)
-        lse[:, :, rows] = (m + total.masked_fill(total == 0, 1).log()).view(
-            B, H, -1, 1
-        )
+        out[:, :, rows] = acc.view_as(out[:, :, rows])
+        m.add_(total.masked_fill(total == 0, 1).log())
+        lse[:, :, rows] = m.view_as(lse[:, :, rows])
     return out, lse
 
 
@@ -121,10 +119,10 @@ def _backward(
     and no sum is needed. `delta` is what the softmax subtracts from the
     gradient of every weight of a row: the sum of `d_out * out`.
     """
-    B, H, T, D = q.shape
-    K, S, Dv = v.shape[1:]
+    B, H = q.shape[:2]
+    K, S = k.shape[1:3]
     wide = lse.dtype
-    dq = q.new_zeros((B * K, H // K, T, D), dtype=wide)
+    dq = torch.zeros_like(q, dtype=wide)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
     # A query that sees no key has no weights: exp(s - inf) = 0.
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
@@ -142,11 +140,11 @@ def _backward(
             d_p = how.dropped(torch.bmm(above, values.mT), tile)
             d_scores = d_p.sub_(_fold(delta, tile.rows, K, wide)).mul_(p)
             d_keys.baddbmm_(d_scores.mT, queries)
-            d_queries = torch.bmm(d_scores, keys).view(B * K, H // K, -1, D)
-            dq[:, :, tile.rows] += d_queries
-        dk[:, :, columns] = d_keys.view(B, K, -1, D)
-        dv[:, :, columns] = d_values.view(B, K, -1, Dv)
-    return (dq * how.scale).view(B, H, T, D).to(q.dtype), dk, dv
+            d_queries = dq[:, :, tile.rows]
+            d_queries += torch.bmm(d_scores, keys).view_as(d_queries)
+        dk[:, :, columns] = d_keys.view_as(dk[:, :, columns])
+        dv[:, :, columns] = d_values.view_as(dv[:, :, columns])
+    return (dq * how.scale).to(q.dtype), dk, dv
 
 
 # --8<-- [end:backward]
@@ -155,8 +153,9 @@ def _backward(
 # --8<-- [start:fold]
 def _fold(x: Tensor, part: slice, K: int, dtype: torch.dtype) -> Tensor:
     """A part of `x`, `(B * K, heads per group * positions, width)`."""
-    B, _, _, width = x.shape
-    return x[:, :, part].to(dtype).reshape(B * K, -1, width)
+    B, H, _, width = x.shape
+    rows = H // K * (part.stop - part.start)
+    return x[:, :, part].to(dtype).reshape(B * K, rows, width)
 
 
 def _hide(
@@ -164,7 +163,7 @@ def _hide(
 ) -> None:
     if tile.seen is not None:
         T = tile.rows.stop - tile.rows.start
-        rows = scores.view(*heads, T, -1)
+        rows = scores.view(*heads, T, scores.shape[2])
         rows.masked_fill_(~tile.seen, value)
 
 
@@ -200,14 +199,34 @@ class _Flash(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
-        q, k, v, out, lse = ctx.saved_tensors
+        given = (*ctx.saved_tensors, d_out, d_lse, ctx.how)
+        return *_Gradients.apply(*given), None  # type: ignore[no-untyped-call]
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass, of which there is no derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        d_out: Tensor,
+        d_lse: Tensor,
+        how: _How,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         mixed = d_out.to(lse.dtype) * out.to(lse.dtype)
         delta = mixed.sum(-1, keepdim=True) - d_lse
         with exact(q.device):
-            found = _backward(q, k, v, lse, delta, d_out, ctx.how)
-        return *found, None
+            return _backward(q, k, v, lse, delta, d_out, how)
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> Any:
+        raise RuntimeError("flash has no second derivative; use sdpa")
 
 
 def flash(

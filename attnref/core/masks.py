@@ -235,7 +235,8 @@ class RuleMask:
         if j is None:
             j = torch.arange(self.S, device=self.device)
         j = j[columns]
-        seen = self.rule(i, j).expand(i.shape[0], -1)  # a rule may look at j alone
+        # A rule may look at j alone.
+        seen = self.rule(i, j).expand(i.shape[0], -1)
         beside = part_of(self.mask, rows, columns)
         return seen if beside is None else beside & seen
 

@@ -1,4 +1,6 @@
+import re
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from torch.nn.attention.bias import causal_lower_right
 
 from attnref import (
     Causal,
+    Everything,
     Rule,
+    RuleMask,
     causal_mask,
     cross_mask,
     decoder_mask,
@@ -17,7 +21,7 @@ from attnref import (
     padding_mask_from_hf,
     sdpa,
 )
-from attnref.core.masks import rule_of
+from attnref.core.masks import dense, part_of, rule_of
 
 
 def test_padding_mask_of_two_sentences():
@@ -235,16 +239,121 @@ def test_a_rule_holds_wherever_the_keys_are():
 
     told = {"causal": Window(2), "device": torch.device("cpu")}
     mask = decoder_mask(None, (1, 1, 4, 4), **told)  # four tokens, no cache
-    assert torch.equal(mask, causal_mask(4).triu(-1))
+    assert torch.equal(mask.dense(), causal_mask(4).triu(-1))
 
     slots = torch.tensor([3, 4, 2])  # tokens 3 and 4 replaced 0 and 1
     mask = decoder_mask(None, (1, 1, 1, 5), positions=slots, **told)
-    assert mask.int().tolist() == [[1, 1, 0]]  # 4 sees 3 and itself
+    assert mask.dense().int().tolist() == [[1, 1, 0]]  # 4 sees 3 and itself
 
     valid = padding_mask(torch.tensor([[True, True, True, False, True]]))
     mask = decoder_mask(valid, (1, 1, 1, 5), positions=slots, **told)
-    assert mask.int().tolist() == [[[[0, 1, 0]]]]  # token 3 is a pad
+    assert mask.dense().int().tolist() == [[[[0, 1, 0]]]]  # token 3 is a pad
     # --8<-- [end:rule]
+
+
+@dataclass(frozen=True)
+class Blocks(Causal):
+    """Of a token's own block of three, those before it."""
+
+    def shows(self, i, j):
+        return super().shows(i, j) & (j // 3 == i // 3)
+
+
+@dataclass(frozen=True)
+class First(Rule):
+    """Looks at the key alone."""
+
+    def shows(self, i, j):
+        return j < 4
+
+
+RULES = [Causal(), Everything(), Blocks(), First()]
+
+
+def masks_of_every_shape(full):
+    """None, and one with each of the axes whole or of size 1."""
+    yield None
+    for sides in product(*[(1, n) for n in full]):
+        yield torch.rand(sides) > 0.4
+    for sides in product(*[(1, n) for n in full[2:]]):
+        yield torch.rand(sides) > 0.4
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_the_parts_of_a_lazy_mask_are_those_of_the_whole(rule):
+    """With keys anywhere, empty slots and a mask of any shape beside it."""
+    B, H, T, S = full = 2, 3, 5, 11
+    slots = torch.tensor([8, 9, 10, -1, 4, 5, 7, -1])
+    for positions in None, slots:
+        at = torch.arange(S) if positions is None else positions
+        sees = rule(torch.arange(S - T, S)[:, None], at)  # (T, slots)
+        width = len(at)
+        for beside in masks_of_every_shape((B, H, T, width)):
+            lazy = RuleMask(rule, T, width, S - T, positions, beside)
+            want = sees.expand(T, -1)
+            if beside is not None:
+                want = want & beside
+            assert torch.equal(lazy.dense(), want)
+            assert torch.equal(dense(lazy), want)
+            for height, width_of_tile in ((2, 3), (5, 1), (1, 20)):
+                rows = [
+                    torch.cat(
+                        [
+                            part_of(lazy, slice(i, i + height), slice(j, end))
+                            for j in range(0, width, width_of_tile)
+                            for end in [j + width_of_tile]
+                        ],
+                        dim=-1,
+                    )
+                    for i in range(0, T, height)
+                ]
+                assert torch.equal(torch.cat(rows, dim=-2), want)
+    told = {"causal": rule, "device": torch.device("cpu")}
+    for beside in masks_of_every_shape(full):
+        if beside is not None and beside.shape[-1] == S:
+            lazy = decoder_mask(beside, full, positions=slots, **told)
+            want = rule(torch.arange(S - T, S)[:, None], slots)
+            want = want & beside[..., slots]
+            assert torch.equal(dense(lazy), want)
+            assert not want[..., slots == -1].any()
+
+
+def test_a_mask_of_a_rule_knows_whether_it_is_the_triangle():
+    for mask, answer in (
+        (RuleMask(Causal(), 5, 5, 0), True),
+        (RuleMask(Blocks(), 5, 5, 0), False),  # a subclass may hide more
+        (RuleMask(Everything(), 5, 5, 0), False),
+        (RuleMask(Causal(), 4, 5, 1), False),
+        (RuleMask(Causal(), 4, 5, 0), False),
+        (RuleMask(Causal(), 5, 5, 0, torch.arange(5)), False),
+        (RuleMask(Causal(), 5, 5, 0, None, torch.rand(1, 5) > 0.5), False),
+    ):
+        assert mask.is_triangle() is answer
+        if answer:
+            assert torch.equal(mask.dense(), causal_mask(mask.T))
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (
+            RuleMask(Causal(), 4, 5, 1),
+            "mask is for 4 queries and 5 keys, and not for T=5 and S=5",
+        ),
+        (
+            RuleMask(Causal(), 5, 7, 2),
+            "mask is for 5 queries and 7 keys, and not for T=5 and S=5",
+        ),
+        (
+            RuleMask(Causal(), 5, 5, 0, None, torch.ones(5, 4).bool()),
+            "mask has shape (5, 4), which does not broadcast",
+        ),
+    ],
+)
+def test_a_lazy_mask_of_another_size_is_refused(mask, message):
+    x = torch.randn(2, 3, 5, 8)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sdpa(x, x, x, mask)
 
 
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (5, 5), (2, 7), (1, 11)])

@@ -1,0 +1,305 @@
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+from attnref import Causal, Everything, RuleMask, flash, flash_lse, sdpa
+from attnref.core.flash import Tiles, parts
+from tests.conftest import relative_error
+from tests.core.test_masks import Blocks
+from tests.core.test_sdpa import (
+    DV,
+    MASKS,
+    B,
+    D,
+    H,
+    K,
+    Made,
+    S,
+    T,
+    qkv,
+    torch_sdpa,
+)
+
+TILES = [(1, 1), (2, 3), (4, 4), (7, 11), (128, 128)]
+MASKS = MASKS | {
+    "lazy": lambda: RuleMask(Causal(), T, S, S - T),
+    "lazy with pads": lambda: RuleMask(
+        Causal(), T, S, S - T, None, torch.rand(B, 1, 1, S) > 0.4
+    ),
+    "lazy, keys elsewhere": lambda: RuleMask(
+        Causal(), T, S, S - T, torch.randperm(S).masked_fill_(torch.tensor(
+            [False] * (S - 2) + [True] * 2), -1)
+    ),
+    "blocks": lambda: RuleMask(Blocks(), T, S, S - T),
+}  # fmt: skip
+
+
+def leaves(*tensors):
+    return tuple(x.detach().clone().requires_grad_() for x in tensors)
+
+
+def gradients(core, inputs, above, *args, **told):
+    """Of q, k and v, where `above` is that of the output."""
+    copies = leaves(*inputs)
+    core(*copies, *args, **told).backward(above)
+    return tuple(x.grad for x in copies)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("kv_heads", [1, 3, 6])
+def test_with_tiles_of_any_size_it_is_sdpa(mask, kv_heads):
+    mask = mask()
+    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
+        q, k, v = qkv(dtype, K=kv_heads)
+        above = torch.randn(B, H, T, DV, dtype=dtype)
+        exact = [x.double() for x in (q, k, v)]
+        for scale in None, 0.7:
+            want = sdpa(*exact, mask, scale=scale)
+            wanted = gradients(sdpa, exact, above, mask, scale=scale)
+            for tile in TILES:
+                told = {"scale": scale, "tile": tile}
+                got = flash(q, k, v, mask, **told)
+                assert got.dtype == dtype
+                assert relative_error(got, want) <= bound
+                found = gradients(flash, (q, k, v), above, mask, **told)
+                for ours, theirs in zip(found, wanted, strict=True):
+                    assert ours.dtype == dtype
+                    assert relative_error(ours, theirs) <= 10 * bound
+
+
+@given(
+    sizes=st.fixed_dictionaries(
+        {
+            "B": st.integers(0, 2),
+            "T": st.integers(0, 6),
+            "S": st.integers(0, 8),
+            "D": st.integers(1, 5),
+            "DV": st.integers(1, 5),
+        }
+    ),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    shape=st.tuples(*[st.booleans()] * 4),
+    dense=st.floats(0, 1),
+    tile=st.tuples(st.integers(1, 7), st.integers(1, 9)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_it_is_sdpa_over_shapes_and_masks(
+    sizes, kv_heads, group, shape, dense, tile, seed
+):
+    torch.manual_seed(seed)
+    q, k, v = qkv(K=kv_heads, H=kv_heads * group, **sizes)
+    full = (sizes["B"], kv_heads * group, sizes["T"], sizes["S"])
+    sides = [n if keep else 1 for n, keep in zip(full, shape, strict=True)]
+    mask = torch.rand(sides) < dense
+    got, want = flash(q, k, v, mask, tile=tile), sdpa(q, k, v, mask)
+    assert relative_error(got, want) <= 1e-12
+    above = torch.randn_like(want)
+    ours, theirs = (
+        gradients(core, (q, k, v), above, mask, **told)
+        for core, told in ((flash, {"tile": tile}), (sdpa, {}))
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape
+        # Relative to 1: where one key is seen, those of q and k are zero.
+        assert one.numel() == 0 or (one - other).abs().max() <= 1e-11
+
+
+def test_the_log_sum_exp_and_the_gradients_are_those_of_torch():
+    """Of its own FlashAttention, whose backward pass is given ours too."""
+    ops = torch.ops.aten
+    q, k, v = qkv(K=H, S=T, DV=D)
+    out, lse = flash_lse(
+        *leaves(q, k, v), RuleMask(Causal(), T, T, 0), tile=(3, 2)
+    )
+    theirs, their_lse = ops._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, True
+    )
+    assert relative_error(out, theirs) <= 1e-12
+    assert relative_error(lse, their_lse) <= 1e-12
+    above = torch.randn_like(out)
+    wanted = ops._scaled_dot_product_flash_attention_for_cpu_backward(
+        above, q, k, v, theirs, their_lse, 0.0, True
+    )
+    mask = RuleMask(Causal(), T, T, 0)
+    found = gradients(flash, (q, k, v), above, mask, tile=(3, 2))
+    for ours, other in zip(found, wanted, strict=True):
+        assert relative_error(ours, other) <= 1e-12
+
+
+def test_the_log_sum_exp_in_words():
+    q, k, v = qkv()
+    mask = torch.rand(T, S) > 0.4
+    mask[2] = False
+    lse = flash_lse(q, k, v, mask, tile=(2, 3))[1]
+    scores = q @ k.repeat_interleave(H // K, dim=1).mT * D**-0.5
+    scores = scores.masked_fill(~mask, -torch.inf)
+    torch.testing.assert_close(lse, scores.logsumexp(-1))
+    assert (lse[:, :, 2] == -torch.inf).all()
+    half = (x.bfloat16() for x in (q, k, v))
+    assert flash_lse(*half)[1].dtype == torch.float32
+
+
+def test_gradients_with_those_of_the_log_sum_exp():
+    q, k, v = leaves(*qkv(B=1, T=3, S=5, H=4, K=2, D=3, DV=2))
+    mask = torch.rand(3, 5) > 0.3
+    for tile in (1, 2), (2, 3):
+        assert gradcheck(
+            lambda *x, t=tile: flash_lse(*x, mask, tile=t), (q, k, v)
+        )
+    # A query without any key: its log-sum-exp is -inf, and has no gradient.
+    mask[1] = False
+    assert gradcheck(lambda *x: flash(*x, mask, tile=(2, 3)), (q, k, v))
+    out, lse = flash_lse(q, k, v, mask, tile=(2, 3))
+    (out.sum() + lse.exp().sum()).backward()
+    assert (q.grad[:, :, 1] == 0).all()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v = leaves(*qkv())
+    (grad,) = torch.autograd.grad(
+        flash(q, k, v).square().sum(), q, create_graph=True
+    )
+    says = "^flash has no second derivative; use sdpa$"
+    with pytest.raises(RuntimeError, match=says):
+        torch.autograd.grad(grad.sum(), q)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sharp", [1.0, 16.0])
+def test_half_precision_is_as_exact_as_torch(dtype, sharp):
+    # With widths that torch's FlashAttention accepts: it keeps as much.
+    q, k, v = qkv(dtype, sharp=sharp, T=61, S=127, D=67, DV=67, K=H)
+    exact = [x.double() for x in (q, k, v)]
+    want = torch_sdpa(*exact)
+    ours, theirs = flash(q, k, v, tile=(16, 32)), torch_sdpa(q, k, v)
+    assert ours.dtype == dtype
+    assert relative_error(ours, want) <= 1.5 * relative_error(theirs, want)
+    above = torch.randn_like(ours)
+    wanted = gradients(torch_sdpa, exact, above.double())
+    tiled = gradients(flash, (q, k, v), above, tile=(16, 32))
+    fused = gradients(torch_sdpa, (q, k, v), above)
+    for want, ours, theirs in zip(wanted, tiled, fused, strict=True):
+        assert relative_error(ours, want) <= 1.5 * relative_error(theirs, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_does_not_round_the_scores(dtype):
+    inputs = qkv(dtype, sharp=16.0)
+    above = torch.randn(B, H, T, DV, dtype=dtype)
+    want, wanted = flash(*inputs), gradients(flash, inputs, above)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(flash(*inputs), want)
+        found = gradients(flash, inputs, above)
+    assert all(map(torch.equal, found, wanted))
+
+
+def test_it_runs_on_meta_tensors():
+    inputs = leaves(*(x.to("meta") for x in qkv()))
+    lazy = RuleMask(Causal(), T, S, S - T, device="meta")
+    for mask in None, lazy, lazy.dense():
+        out, lse = flash_lse(*inputs, mask, tile=(2, 3))
+        assert (out.shape, lse.shape) == ((B, H, T, DV), (B, H, T))
+        out.sum().backward()
+        assert all(x.grad.shape == x.shape for x in inputs)
+
+
+def test_dropout_keeps_the_mean_and_its_gradients_are_its_own():
+    q, k, v = qkv(sharp=1.0)
+    want, told = sdpa(q, k, v), {"dropout": 0.4, "tile": (2, 3)}
+    tries = torch.stack([flash(q, k, v, **told) for _ in range(2000)])
+    assert not torch.equal(tries[0], tries[1])
+    error = (tries.mean(0) - want).abs() / (tries.std(0) / 2000**0.5)
+    assert error.max() < 6  # standard errors
+    # As large as what sdpa drops.
+    theirs = torch.stack([sdpa(q, k, v, dropout=0.4) for _ in range(2000)])
+    spread = tries.std(0).mean() / theirs.std(0).mean()
+    assert abs(spread - 1) < 0.02
+
+    def seeded(*x):
+        torch.manual_seed(5)
+        return flash_lse(*x, **told)
+
+    small = leaves(*qkv(B=1, T=3, S=5, H=4, K=2, D=3, DV=2))
+    assert gradcheck(seeded, small)
+
+
+def tiles_of(rule, *, T=640, tile=(128, 64)):
+    """How many tiles are left, of how many."""
+    cut = Tiles(T, T, RuleMask(rule, T, T, 0), *tile)
+    by_rows, by_columns = (
+        sum(len(list(of(part))) for part in parts(T, size))
+        for of, size in zip((cut.of_rows, cut.of_columns), tile, strict=True)
+    )
+    assert by_rows == by_columns
+    return by_rows, len(parts(T, tile[0])) * len(parts(T, tile[1]))
+
+
+def test_tiles_in_which_nobody_sees_a_key_are_left_out():
+    assert tiles_of(Everything(), T=6, tile=(1, 1)) == (36, 36)
+    assert tiles_of(Causal(), T=6, tile=(1, 1)) == (21, 36)
+    assert tiles_of(Causal()) == (30, 50)
+    assert tiles_of(Blocks()) < (20, 50)
+
+
+@pytest.mark.parametrize("rule", [Causal(), Blocks()])
+def test_work_is_done_for_no_tile_that_is_hidden(rule, monkeypatch):
+    q, k, v = leaves(*qkv(T=12, S=12))
+    products, bmm = [], torch.bmm
+
+    def counted(*given):
+        products.append(given)
+        return bmm(*given)
+
+    monkeypatch.setattr(torch, "bmm", counted)
+    out = flash(q, k, v, RuleMask(rule, 12, 12, 0), tile=(2, 2))
+    left, of = tiles_of(rule, T=12, tile=(2, 2))
+    assert (len(products), of) == (left, 36)
+    out.sum().backward()
+    assert len(products) == 3 * left  # two more of them in the backward pass
+
+
+def test_no_matrix_of_all_scores_is_made():
+    """Forward and backward: the largest tensor grows with S as keys do."""
+    largest = {}
+    for n in 256, 1024:
+        q, k, v = leaves(*qkv(torch.float32, B=1, T=n, S=n, H=2, K=1))
+        with Made(q, k, v) as made:
+            out = flash(q, k, v, RuleMask(Causal(), n, n, 0), tile=(16, 16))
+            out.sum().backward()
+        largest[n] = made.largest
+        assert made.largest == 4 * 2 * n * DV  # the output
+    assert largest[1024] == 4 * largest[256]
+    few = q[:, :, :3].detach()
+    with Made(few, k, v) as made, torch.no_grad():
+        flash(few, k, v, tile=(3, 16))
+    assert made.largest == 4 * 16 * DV  # a tile of the values
+
+
+@pytest.mark.parametrize(
+    ("told", "error", "message"),
+    [
+        ({"tile": (0, 3)}, ValueError, "height=0 must be at least 1"),
+        ({"tile": (3, 2.0)}, TypeError, "width is float; pass an int"),
+        ({"dropout": 1.0}, ValueError, "dropout=1.0 must be at least 0 and"),
+        ({"scale": "1"}, TypeError, "scale is str; pass a float"),
+        (
+            {"mask": torch.ones(T, S)},
+            TypeError,
+            "mask is torch.float32; pass bool, True = may attend",
+        ),
+        (
+            {"mask": RuleMask(Causal(), T, T, 0)},
+            ValueError,
+            "mask is for 7 queries and 7 keys, and not for T=7 and S=11",
+        ),
+    ],
+)
+def test_bad_input_is_refused(told, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        flash(*qkv(), **told)
