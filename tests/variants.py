@@ -1,7 +1,7 @@
 """Every layer and every cache, once: the laws of the tests loop over these.
 
 A new layer is one entry of `VARIANTS` (MLA has one for each form), a new cache
-one of `CACHES`. `laws/test_laws.py` names what is missing here, and holds the
+one of `CACHES`, a new core one of `CORES`. `laws/test_laws.py` names what is missing here, and holds the
 laws that each entry is then under; `test_kv_cache`, `test_positions`,
 `test_block`, `test_bad_input`, `test_cost`, `test_shape_comments` and the
 oracles loop over the same. Which cache serves which layer is read from the
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from attnref import (
+    Attend,
     Cache,
     CrossAttention,
     GroupedQueryAttention,
@@ -29,7 +30,10 @@ from attnref import (
     MultiQueryAttention,
     Rule,
     Yarn,
+    flash,
+    fused,
     padding_mask,
+    sdpa,
 )
 from attnref.core.masks import rule_of
 from attnref.numbers.cost import Cost, attention_cost, cross_cost, mla_cost
@@ -44,6 +48,12 @@ R, DN, DR, DV, Q = 41, 19, 8, 23, 29
 CACHES: dict[str, Callable[[int], Cache]] = {
     "room": KVCache,
     "growing": lambda max_len: GrowingKVCache(),
+}
+# What a layer may be given as `attend=`; the tiles are smaller than the inputs.
+CORES: dict[str, Attend] = {
+    "sdpa": sdpa,
+    "fused": fused,
+    "flash": partial(flash, tile=(2, 3)),
 }
 NOTHING: dict[str, Any] = {}
 
@@ -177,6 +187,7 @@ SERVING: dict[str, dict[str, Callable[[int], Cache]]] = {
 each_variant = pytest.mark.parametrize("name", VARIANTS)
 each_decoder = pytest.mark.parametrize("name", DECODERS)
 each_layer = pytest.mark.parametrize("name", ONCE)
+each_core = pytest.mark.parametrize("core", [*CORES][1:])  # beside `sdpa`
 each_cache = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 
 

@@ -9,7 +9,6 @@ from attnref.core.checks import check_sizes
 from attnref.core.flash import flash_lse, parts
 from attnref.core.masks import Mask, part_of
 from attnref.core.sdpa import check_attention
-from attnref.core.softmax import softmax
 
 
 def merge(
@@ -37,9 +36,17 @@ def merge(
                 f"{tuple(outs[0].shape)}"
             )
     stacked = torch.stack([*lses])  # (n, B, H, T)
-    weights = softmax(stacked, dim=0).unsqueeze(-1)  # (n, B, H, T, 1)
-    mixed = (weights * torch.stack([*outs])).sum(dim=0)
-    return mixed.to(outs[0].dtype), stacked.logsumexp(dim=0)
+    peak = stacked.detach().amax(dim=0)  # (B, H, T)
+    base = peak.masked_fill(peak == -torch.inf, 0)
+    parts_of_total = (stacked - base).exp()  # (n, B, H, T)
+    total = parts_of_total.sum(dim=0)  # (B, H, T)
+    # A query that sees no key at all: zeros, and -inf, without NaN gradients.
+    none = total == 0
+    total = total.masked_fill(none, 1)
+    weights = (parts_of_total / total).unsqueeze(-1)  # (n, B, H, T, 1)
+    mixed = (weights * torch.stack([*outs])).sum(dim=0)  # (B, H, T, Dv)
+    lse = (base + total.log()).masked_fill(none, -torch.inf)  # (B, H, T)
+    return mixed.to(outs[0].dtype), lse
 
 
 def split_kv(

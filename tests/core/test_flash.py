@@ -278,7 +278,7 @@ def test_no_matrix_of_all_scores_is_made():
     few = q[:, :, :3].detach()
     with Made(few, k, v) as made, torch.no_grad():
         flash(few, k, v, tile=(3, 16))
-    assert made.largest == 4 * 16 * DV  # a tile of the values
+    assert made.largest == 4 * 2 * 3 * 16  # a tile of the scores
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def test_the_parts_of_a_lazy_mask_are_those_of_the_whole(rule):
     for beside in masks_of_every_shape(full):
         if beside is not None and beside.shape[-1] == S:
             lazy = decoder_mask(beside, full, positions=slots, **told)
-            want = rule(torch.arange(S - T, S)[:, None], slots)
+            want = rule(torch.arange(S - T, S)[:, None], slots).expand(T, -1)
             want = want & beside[..., slots]
             assert torch.equal(dense(lazy), want)
             assert not want[..., slots == -1].any()

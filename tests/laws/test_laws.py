@@ -1,6 +1,7 @@
 """What holds of every layer and every cache: see `tests/variants.py`."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,12 +9,13 @@ from torch import nn
 from torch.export import Dim
 
 import attnref
-from attnref import Block, Cache, Decoder, token_positions
+from attnref import Block, Cache, Causal, Decoder, fused, token_positions
 from attnref.numbers.kv_memory import DTYPES, group_bytes
 from sitekit import ROOT
 from tests.conftest import relative_error
 from tests.variants import (
     CACHES,
+    CORES,
     DECODERS,
     ONCE,
     READERS,
@@ -28,6 +30,7 @@ from tests.variants import (
     S,
     T,
     built,
+    each_core,
     each_decoder,
     each_layer,
     each_variant,
@@ -44,6 +47,28 @@ from tests.variants import (
 )
 
 CHUNKS = [(1,) * T, (2, 2, 2, 1), (5, 2), (3, 1, 3)]
+
+
+@dataclass(frozen=True)
+class Twins(Causal):
+    """Of those before it, a token sees each second one, and itself."""
+
+    def shows(self, i, j):
+        return super().shows(i, j) & ((i - j) % 2 == 0)
+
+    def hides_nothing(self, T, S):
+        return S <= 1
+
+
+def counted(core):
+    """The core, and what it was told each time that it was called."""
+    calls = []
+
+    def attend(*given, **told):
+        calls.append(told)
+        return core(*given, **told)
+
+    return attend, calls
 
 
 def public(kind):
@@ -214,6 +239,62 @@ def test_a_token_reaches_those_that_see_it_and_no_other(name, make):
                 assert moved[j] > 0.01
 
 
+@every_pair
+@each_core
+def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core):
+    """In any chunks, under masks, with positions, and in its gradients."""
+    n = S if takes(name, "context") else T
+    valid = torch.arange(n) >= torch.tensor([[0], [3], [1]])
+    valid[2, 4] = False
+    rules = [{}]
+    if takes(name, "causal"):
+        rules += [{"causal": False}] if make is CACHES["growing"] else []
+        rules += [{"causal": Twins()}]
+    for options in VARIANTS[name].options:
+        for rule in rules:
+            layer, given = variant(name, **options | rule), inputs(name)
+            turned = getattr(layer, "rope_theta", None) is not None
+            at = token_positions(valid) if turned and n == T else None
+
+            def outputs(given=given, at=at, layer=layer):
+                for told in ((None, None), (valid, at)):
+                    x = tuple(t.clone().requires_grad_() for t in given)
+                    layer.zero_grad()
+                    full = run(name, layer, x, None, None, *told)
+                    full.square().sum().backward()
+                    yield full
+                    yield torch.cat([t.grad.flatten() for t in x])
+                    # In one: without RoPE, that of a key's bias is zero.
+                    grads = [p.grad.flatten() for p in layer.parameters()]
+                    yield torch.cat(grads)
+                    for chunks in CHUNKS[1:]:
+                        with torch.no_grad():
+                            yield run(
+                                name, layer, given, chunks, make(n), *told
+                            )
+
+            layer.attend = CORES["sdpa"]
+            want = [*outputs()]
+            layer.attend, calls = counted(CORES[core])
+            got = [*outputs()]
+            assert calls
+            for ours, theirs in zip(got, want, strict=True):
+                assert relative_error(ours, theirs) <= 1e-12, options | rule
+
+
+@each_layer
+@each_core
+def test_the_core_that_is_called_is_the_one_it_was_built_with(name, core):
+    attend, calls = counted(CORES[core])
+    layer = variant(name, attend=attend, dropout=0.5)
+    assert layer.attend is attend
+    run(name, layer, inputs(name))
+    assert [told["dropout"] for told in calls] == [0.0]
+    run(name, layer.train(), inputs(name))
+    assert [told["dropout"] for told in calls] == [0.0, 0.5]
+    assert built(name).attend is attnref.sdpa
+
+
 @each_variant
 @torch.no_grad()
 def test_rows_of_a_batch_are_strangers(name):
@@ -322,18 +403,25 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
         assert cache.nbytes * needed == want * kept, (dtype, device)
 
 
-def each_at_once():
+# Those that are compiled whole: the tiles of `flash` are chosen by values.
+each_compiled_core = pytest.mark.parametrize(
+    "attend", [CORES["sdpa"], fused], ids=["sdpa", "fused"]
+)
+
+
+def each_at_once(attend):
     """A decoder in which every layer that can has a block."""
     blocks = [
-        Block(built(name, rope_theta=100.0), d_model=E, d_ff=19)
+        Block(built(name, rope_theta=100.0, attend=attend), d_model=E, d_ff=19)
         for name in ONCE
         if not takes(name, "context")
     ]
     return sharp(Decoder(blocks, n_tokens=31, d_model=E))
 
 
-def test_ten_requests_with_fresh_caches_take_two_graphs():
-    decoder, prompt = each_at_once(), torch.randint(31, (B, 9))
+@each_compiled_core
+def test_ten_requests_with_fresh_caches_take_two_graphs(attend):
+    decoder, prompt = each_at_once(attend), torch.randint(31, (B, 9))
     torch.compiler.reset()
     graphs = []
 
@@ -369,7 +457,8 @@ def test_ten_requests_with_fresh_caches_take_two_graphs():
     assert len(graphs) == 2 + with_and_without_masks(6, 7, 8, 4)
 
 
-def test_all_layers_compile_for_any_length():
+@each_compiled_core
+def test_all_layers_compile_for_any_length(attend):
     """Together, those without a context; then each of the others."""
     valid = torch.arange(9) < torch.tensor([[3], [9], [5]])
     masked = {"mask": attnref.padding_mask(valid)}
@@ -379,14 +468,14 @@ def test_all_layers_compile_for_any_length():
         (9, masked | {"positions": token_positions(valid)}),
     )
     torch.compiler.reset()
-    decoder = each_at_once()
+    decoder = each_at_once(attend)
     compiled = torch.compile(decoder, fullgraph=True, backend="eager")
     for length, told in calls:
         ids = torch.randint(31, (B, length))
         got, want = compiled(ids, **told), decoder(ids, **told)
         assert relative_error(got, want) == 0
     for name in READERS:
-        layer = variant(name)
+        layer = variant(name, attend=attend)
         compiled = torch.compile(layer, fullgraph=True, backend="eager")
         for length, told in ((5, {}), (7, {}), (9, masked)):
             given = tokens(B, T, E), tokens(B, length, C)
@@ -394,8 +483,9 @@ def test_all_layers_compile_for_any_length():
             assert relative_error(got, want) == 0
 
 
-def test_all_layers_are_exported_for_any_length():
-    decoder = each_at_once()
+@each_compiled_core
+def test_all_layers_are_exported_for_any_length(attend):
+    decoder = each_at_once(attend)
     ids = torch.randint(31, (B, 13))
     anyhow = {1: Dim.AUTO}
     exported = torch.export.export(
@@ -405,7 +495,8 @@ def test_all_layers_are_exported_for_any_length():
         got, want = exported(ids[:, :n]), decoder(ids[:, :n])
         assert relative_error(got, want) <= 1e-12
     for name in READERS:
-        layer, (x, context) = variant(name), inputs(name)
+        layer = variant(name, attend=attend)
+        x, context = inputs(name)
         exported = torch.export.export(
             layer, (x, context), dynamic_shapes={"x": anyhow, "context": anyhow}
         ).module()

@@ -150,7 +150,8 @@ def documented():
 
 def short(annotated):
     """Classes by their names: where they are defined is nobody's concern."""
-    return re.sub(r"\b[a-z_]\w*(\.\w+)*\.(?=[A-Z])", "", str(annotated))
+    text = re.sub(r"<function (\w+) at 0x\w+>", r"\1", str(annotated))
+    return re.sub(r"\b[a-z_]\w*(\.\w+)*\.(?=[A-Z])", "", text)
 
 
 def described(place, value):

@@ -1,0 +1,126 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck
+
+from attnref import Causal, RuleMask, causal_mask, fused, sdpa
+from tests.conftest import relative_error
+from tests.core.test_flash import MASKS, gradients
+from tests.core.test_sdpa import DV, B, H, K, Made, S, T, qkv
+
+ROWS = MASKS | {
+    "an empty row": lambda: torch.arange(T)[:, None] != 2,
+    "one head": lambda: torch.rand(B, H, 1, S) > 0.4,
+}
+
+
+@pytest.mark.parametrize("mask", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_it_is_sdpa_under_every_mask(mask, kv_heads, scale):
+    mask = mask()
+    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
+        q, k, v = qkv(dtype, K=kv_heads)
+        exact = [x.double() for x in (q, k, v)]
+        want = sdpa(*exact, mask, scale=scale)
+        got = fused(q, k, v, mask, scale=scale)
+        assert got.dtype == dtype
+        assert relative_error(got, want) <= bound
+        assert (got[want == 0] == 0).all()
+        above = torch.randn_like(got)
+        ours, theirs = (
+            gradients(core, given, above, mask, scale=scale)
+            for core, given in ((fused, (q, k, v)), (sdpa, exact))
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            assert relative_error(one, other) <= 10 * bound
+
+
+def test_dropped_weights_and_empty_sizes_are_those_of_sdpa():
+    q, k, v = qkv()
+    for mask in None, causal_mask(T, S), RuleMask(Causal(), T, S, S - T):
+        dropped = []
+        for core in sdpa, fused:
+            torch.manual_seed(1)
+            dropped.append(core(q, k, v, mask, dropout=0.4))
+        assert relative_error(*dropped) <= 1e-12
+    for sizes in {"T": 0}, {"S": 0}:
+        q, k, v = qkv(**sizes)
+        assert torch.equal(fused(q, k, v), sdpa(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_about_as_exact(dtype):
+    q, k, v = qkv(dtype, sharp=16.0, T=61, S=127, D=67)
+    exact = sdpa(*(x.double() for x in (q, k, v)))
+    ours, theirs = (
+        relative_error(core(q, k, v), exact) for core in (fused, sdpa)
+    )
+    assert ours <= 1.5 * theirs
+
+
+def test_a_causal_prompt_needs_no_mask():
+    """And the same mask as a tensor becomes floats, with the heads stacked."""
+    n = 512
+    for kv_heads in 8, 2:
+        q, k, v = qkv(
+            torch.float32, B=1, H=8, K=kv_heads, T=n, S=n, D=16, DV=16
+        )
+        lazy, largest = RuleMask(Causal(), n, n, 0), []
+        dense = lazy.dense()
+        for mask in lazy, dense:
+            with Made(q, k, v, dense) as made:
+                out = fused(q, k, v, mask)
+            largest.append(made.largest)
+            assert relative_error(out, sdpa(q, k, v, dense)) < 1e-5
+        assert largest == [q.nbytes, 8 // kv_heads * 4 * n * n]
+
+
+@pytest.mark.parametrize("new", [1, 2, 4])
+def test_a_cached_chunk_is_aligned_at_the_right(new):
+    """Where PyTorch's `is_causal` would align it at the left."""
+    q, k, v = qkv(T=new)
+    mask = RuleMask(Causal(), new, S, S - new)
+    want = sdpa(q, k, v, causal_mask(new, S))
+    assert relative_error(fused(q, k, v, mask), want) <= 1e-12
+    left = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+    assert relative_error(left, want) > 0.1
+
+
+def test_keys_and_values_are_never_copied():
+    q, k, v = qkv(torch.float32, T=1, S=1009, D=61, DV=61)
+    with Made(q, k, v) as made:
+        fused(q, k, v)
+    assert made.largest < k.nbytes / 4
+    with Made(q, k, v) as made:
+        F.scaled_dot_product_attention(
+            q, *(x.repeat_interleave(H // K, dim=1) for x in (k, v))
+        )
+    assert made.largest == H // K * k.nbytes
+
+
+def test_gradients():
+    q, k, v = (
+        x.requires_grad_() for x in qkv(B=1, T=3, S=3, H=4, K=2, D=3, DV=2)
+    )
+    lazy = RuleMask(Causal(), 3, 3, 0)
+    none = torch.tensor([[True, False, True], [False] * 3, [True] * 3])
+    for mask in lazy, none:
+        assert gradcheck(lambda *x, m=mask: fused(*x, m), (q, k, v))
+
+
+def test_it_compiles_and_runs_on_meta_tensors():
+    q, k, v = qkv(torch.float32, S=T)
+    compiled = torch.compile(fused, backend="eager", fullgraph=True)
+    for mask in None, causal_mask(T), RuleMask(Causal(), T, T, 0):
+        assert torch.equal(compiled(q, k, v, mask), fused(q, k, v, mask))
+    q, k, v, mask = (x.to("meta") for x in (q, k, v, causal_mask(T)))
+    for each in mask, RuleMask(Causal(), T, T, 0, device="meta"):
+        assert fused(q, k, v, each).shape == (B, H, T, DV)
+
+
+def test_a_mask_that_torch_would_add_is_refused():
+    with pytest.raises(TypeError, match=r"mask is torch\.float32; pass bool"):
+        fused(*qkv(), torch.zeros(T, S))
