@@ -1,11 +1,12 @@
 """Every layer and every cache, once: the laws of the tests loop over these.
 
 A new layer is one entry of `VARIANTS` (MLA has one for each form), a new cache
-one of `CACHES`, a new core one of `CORES`. `laws/test_laws.py` names what is missing here, and holds the
-laws that each entry is then under; `test_kv_cache`, `test_positions`,
-`test_block`, `test_bad_input`, `test_cost`, `test_shape_comments` and the
-oracles loop over the same. Which cache serves which layer is read from the
-rules of both: see `SERVING`. Laws that depend on what a token sees ask `seen`.
+one of `CACHES`, a new core one of `CORES`. `laws/test_laws.py` names what is
+missing here, and holds the laws that each entry is then under; `test_kv_cache`,
+`test_positions`, `test_block`, `test_bad_input`, `test_cost`,
+`test_shape_comments` and the oracles loop over the same. Which cache serves
+which layer is read from the rules of both: see `SERVING`. Laws that depend on
+what a token sees ask `seen`.
 """
 
 import inspect

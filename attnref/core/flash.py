@@ -75,13 +75,13 @@ def _forward(
     out = q.new_empty(B, H, T, Dv)
     lse = q.new_empty((B, H, T, 1), dtype=wide)
     for rows in parts(T, how.tiles.height):
-        queries = _fold(q, rows, K, wide) * how.scale
+        queries = _folded(q, rows, K, wide) * how.scale
         m = queries.new_full((*queries.shape[:2], 1), -torch.inf)
         total = torch.zeros_like(m)
         acc = queries.new_zeros((*queries.shape[:2], Dv))
         for tile in how.tiles.of_rows(rows):
-            keys = _fold(k, tile.columns, K, wide)
-            values = _fold(v, tile.columns, K, wide)
+            keys = _folded(k, tile.columns, K, wide)
+            values = _folded(v, tile.columns, K, wide)
             scores = torch.bmm(queries, keys.mT)
             _hide(scores, tile, (B, H), -torch.inf)
             larger = torch.maximum(m, scores.amax(-1, keepdim=True))
@@ -127,18 +127,18 @@ def _backward(
     # A query that sees no key has no weights: exp(s - inf) = 0.
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     for columns in parts(S, how.tiles.width):
-        keys = _fold(k, columns, K, wide)
-        values = _fold(v, columns, K, wide)
+        keys = _folded(k, columns, K, wide)
+        values = _folded(v, columns, K, wide)
         d_keys, d_values = torch.zeros_like(keys), torch.zeros_like(values)
         for tile in how.tiles.of_columns(columns):
-            queries = _fold(q, tile.rows, K, wide) * how.scale
-            above = _fold(d_out, tile.rows, K, wide)
-            rows = _fold(lse, tile.rows, K, wide)
+            queries = _folded(q, tile.rows, K, wide) * how.scale
+            above = _folded(d_out, tile.rows, K, wide)
+            rows = _folded(lse, tile.rows, K, wide)
             p = torch.baddbmm(rows, queries, keys.mT, beta=-1).exp_()
             _hide(p, tile, (B, H), 0)
             d_values.baddbmm_(how.dropped(p, tile).mT, above)
             d_p = how.dropped(torch.bmm(above, values.mT), tile)
-            d_scores = d_p.sub_(_fold(delta, tile.rows, K, wide)).mul_(p)
+            d_scores = d_p.sub_(_folded(delta, tile.rows, K, wide)).mul_(p)
             d_keys.baddbmm_(d_scores.mT, queries)
             d_queries = dq[:, :, tile.rows]
             d_queries += torch.bmm(d_scores, keys).view_as(d_queries)
@@ -151,7 +151,7 @@ def _backward(
 
 
 # --8<-- [start:fold]
-def _fold(x: Tensor, part: slice, K: int, dtype: torch.dtype) -> Tensor:
+def _folded(x: Tensor, part: slice, K: int, dtype: torch.dtype) -> Tensor:
     """A part of `x`, `(B * K, heads per group * positions, width)`."""
     B, H, _, width = x.shape
     rows = H // K * (part.stop - part.start)

@@ -35,15 +35,15 @@ def merge(
                 f"of shape {tuple(lse.shape)}; the first output is of shape "
                 f"{tuple(outs[0].shape)}"
             )
-    stacked = torch.stack([*lses])  # (n, B, H, T)
+    stacked = torch.stack([*lses])  # (..., B, H, T)
     peak = stacked.detach().amax(dim=0)  # (B, H, T)
     base = peak.masked_fill(peak == -torch.inf, 0)
-    parts_of_total = (stacked - base).exp()  # (n, B, H, T)
-    total = parts_of_total.sum(dim=0)  # (B, H, T)
+    exponentials = (stacked - base).exp()  # (..., B, H, T)
+    total = exponentials.sum(dim=0)  # (B, H, T)
     # A query that sees no key at all: zeros, and -inf, without NaN gradients.
     none = total == 0
     total = total.masked_fill(none, 1)
-    weights = (parts_of_total / total).unsqueeze(-1)  # (n, B, H, T, 1)
+    weights = (exponentials / total).unsqueeze(-1)  # (..., B, H, T, 1)
     mixed = (weights * torch.stack([*outs])).sum(dim=0)  # (B, H, T, Dv)
     lse = (base + total.log()).masked_fill(none, -torch.inf)  # (B, H, T)
     return mixed.to(outs[0].dtype), lse

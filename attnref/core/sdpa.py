@@ -131,7 +131,7 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
 
-def exact(device: torch.device) -> AbstractContextManager[None]:
+def exact(device: torch.device) -> AbstractContextManager[object]:
     """Without autocast, which would round the float32 scores to half again."""
     if device.type == "meta":
         return nullcontext()

@@ -1,5 +1,6 @@
 """What holds of every layer and every cache: see `tests/variants.py`."""
 
+import inspect
 import re
 from dataclasses import dataclass
 
@@ -82,7 +83,7 @@ def public(kind):
 
 
 @pytest.mark.whole
-def test_every_layer_and_every_cache_is_under_the_laws():
+def test_every_layer_core_and_cache_is_under_the_laws():
     layers = {
         name
         for name, module in public(nn.Module).items()
@@ -99,6 +100,18 @@ def test_every_layer_and_every_cache_is_under_the_laws():
         f"tests/variants.py: CACHES lacks {sorted(caches - listed)}, and "
         f"{sorted(listed - caches)} is not in attnref.__all__"
     )
+    signatures = {
+        name: inspect.signature(getattr(attnref, name))
+        for name in {*attnref.__all__} - {*public(object)}
+    }
+    wanted = {"q", "k", "v", "mask", "scale", "dropout"}
+    cores = {
+        name
+        for name, signature in signatures.items()
+        if signature.parameters.keys() >= wanted
+        and signature.return_annotation is torch.Tensor
+    }
+    assert cores == {*CORES}, "tests/variants.py: CORES"
     unused = {*CACHES}.difference(*SERVING.values())
     assert not unused, f"no layer of VARIANTS needs so little as {unused} keep"
 
@@ -246,13 +259,13 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core):
     n = S if takes(name, "context") else T
     valid = torch.arange(n) >= torch.tensor([[0], [3], [1]])
     valid[2, 4] = False
-    rules = [{}]
+    ruled = [{}]
     if takes(name, "causal"):
-        rules += [{"causal": False}] if make is CACHES["growing"] else []
-        rules += [{"causal": Twins()}]
+        ruled += [{"causal": False}] if make is CACHES["growing"] else []
+        ruled += [{"causal": Twins()}]
     for options in VARIANTS[name].options:
-        for rule in rules:
-            layer, given = variant(name, **options | rule), inputs(name)
+        for causal in ruled:
+            layer, given = variant(name, **options | causal), inputs(name)
             turned = getattr(layer, "rope_theta", None) is not None
             at = token_positions(valid) if turned and n == T else None
 
@@ -279,7 +292,7 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core):
             got = [*outputs()]
             assert calls
             for ours, theirs in zip(got, want, strict=True):
-                assert relative_error(ours, theirs) <= 1e-12, options | rule
+                assert relative_error(ours, theirs) <= 1e-12, options | causal
 
 
 @each_layer
