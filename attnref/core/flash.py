@@ -199,8 +199,8 @@ class _Flash(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
-        given = (*ctx.saved_tensors, d_out, d_lse, ctx.how)
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        given = (*ctx.saved_tensors, *grad_outputs, ctx.how)
         return *_Gradients.apply(*given), None  # type: ignore[no-untyped-call]
 
 
@@ -225,7 +225,7 @@ class _Gradients(torch.autograd.Function):
             return _backward(q, k, v, lse, delta, d_out, how)
 
     @staticmethod
-    def backward(ctx: Any, *above: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         raise RuntimeError("flash has no second derivative; use sdpa")
 
 
@@ -268,8 +268,8 @@ def flash_lse(
         raise ValueError(f"{dropout=} must be at least 0 and below 1")
     seed = int(torch.randint(2**40, ())) if dropout else 0
     cut = Tiles(q.shape[2], k.shape[2], mask, height, width)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
-    how = _How(cut, scale, dropout, seed)
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    how = _How(cut, factor, dropout, seed)
     out, lse = _Flash.apply(q, k, v, how)  # type: ignore[no-untyped-call]
     return out, lse[..., 0]
 

@@ -17,6 +17,7 @@ from attnref import (
     KVCache,
     MultiHeadLatentAttention,
     causal_mask,
+    fused,
     sdpa,
 )
 
@@ -37,12 +38,10 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from attnref import padding_mask
-from attnref.layers import cross, gqa, mha, mla, mqa
+from attnref import Causal, RuleMask, padding_mask
 from sitekit import ROOT
 from tests.conftest import relative_error
 from tests.core.test_sdpa import Made
-from tests.variants import VARIANTS, every_pair, inputs, run, variant
 
 
 # --8<-- [start:model]
@@ -501,27 +500,6 @@ def test_copied_and_saved():
     assert relative_error(logits, expected[:, 5:]) < 1e-5
 
 
-# --8<-- [start:fused]
-def fused_sdpa(q, k, v, mask=None, *, scale=None, dropout=0.0):
-    """`sdpa` of attnref, computed by the kernel of PyTorch."""
-    B, H, T, D = q.shape
-    K, Dv = v.shape[1], v.shape[3]
-    group = H // K
-    rows = q.reshape(B, K, group * T, D)  # (B, K, H // K * T, D)
-    if mask is not None and group > 1:
-        mask = mask[(None,) * (4 - mask.dim())]
-        heads = K if mask.shape[1] > 1 else 1  # one mask for all heads
-        mask = mask.expand(-1, heads * group, T, -1)
-        mask = mask.reshape(len(mask), heads, group * T, mask.shape[3])
-    out = F.scaled_dot_product_attention(
-        rows, k, v, attn_mask=mask, dropout_p=dropout, scale=scale
-    )
-    return out.view(B, H, T, Dv)  # (B, H, T, Dv)
-
-
-# --8<-- [end:fused]
-
-
 def test_fused():
     # --8<-- [start:equal]
     q = 4 * torch.randn(3, 6, 7, 5, dtype=torch.float64)  # (B, H, T, D)
@@ -532,13 +510,13 @@ def test_fused():
     random[0, :, 2] = False  # a query that sees no key
     for mask in None, causal_mask(7, 11), valid, random:
         ours = sdpa(q, k, v, mask, scale=0.4)
-        theirs = fused_sdpa(q, k, v, mask, scale=0.4)
+        theirs = fused(q, k, v, mask, scale=0.4)
         assert (ours - theirs).abs().max() / ours.abs().max() <= 1e-12
     assert (theirs[0, :, 2] == 0).all()
     # --8<-- [end:equal]
     for mask in (None, valid, random):
         dropped = []
-        for core in (sdpa, fused_sdpa):
+        for core in (sdpa, fused):
             torch.manual_seed(1)
             dropped.append(core(q, k, v, mask, dropout=0.4))
         assert relative_error(*dropped) <= 1e-12
@@ -547,98 +525,54 @@ def test_fused():
             exact = sdpa(*(t.double() for t in half), mask)
             ours, theirs = (
                 relative_error(core(*half, mask), exact)
-                for core in (sdpa, fused_sdpa)
+                for core in (sdpa, fused)
             )
             assert theirs < 1.5 * ours
 
 
-SWAPPED = (cross, gqa, mha, mla, mqa)
-
-
 def test_fused_memory():
     """Torch makes floats of a mask; the folded one is there for each head of a
-    group. `is_causal` needs none."""
+    group. A layer's own causal rule, with no pads, needs none."""
     for K in (8, 2):
         q, k, v = (torch.randn(1, n, 512, 16) for n in (8, K, K))
-        mask = causal_mask(512)
-
-        def causal(q, k, v, mask, K=K):
-            return F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=K < 8
-            )
-
+        lazy, mask = RuleMask(Causal(), 512, 512, 0), causal_mask(512)
         largest = []
-        for core in (sdpa, fused_sdpa, causal):
+        for core, given in ((sdpa, mask), (fused, mask), (fused, lazy)):
             with Made(q, k, v, mask) as made:
-                core(q, k, v, mask)
+                core(q, k, v, given)
             largest.append(made.largest)
         scores = 512 * 512 * 4  # of one head
         assert largest == [8 * scores, 8 // K * scores, q.nbytes]
 
 
-def test_swapped(monkeypatch):
-    for file in SWAPPED:
-        monkeypatch.setattr(file, "sdpa", sdpa)  # and restored in the end
-    calls, plain = [], fused_sdpa
-
-    def counted(*given, **told):
-        calls.append(given)
-        return plain(*given, **told)
-
-    monkeypatch.setitem(globals(), "fused_sdpa", counted)
+def test_swapped():
     # --8<-- [start:swap]
-    from attnref.layers import cross, gqa, mha, mla, mqa
+    from attnref.core.masks import dense
 
-    def use_core(core):
-        """All layers of attnref in this process call it from now on."""
-        for file in cross, gqa, mha, mla, mqa:
-            file.sdpa = core
+    def own(q, k, v, mask=None, *, scale=None, dropout=0.0):
+        """Any function with the signature of `sdpa` is a core."""
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=dense(mask),
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=q.shape[1] > k.shape[1],
+        )
 
-    use_core(fused_sdpa)
-    caches = [KVCache(max_len=9) for _ in model.layers]
+    swapped = small_model(attend=fused).eval()  # in each layer, when it is made
+    swapped.load_state_dict(model.state_dict())
+    caches = [KVCache(max_len=9) for _ in swapped.layers]
     with torch.no_grad():
         parts = tokens.split([5, 1, 3], dim=1)
-        logits = [model(part, caches=caches) for part in parts]
+        logits = [swapped(part, caches=caches) for part in parts]
     assert error(torch.cat(logits, dim=1)) < 1e-5
-    use_core(sdpa)
+
+    for block in swapped.layers:  # or later
+        block.self_attn.attend = own
+    assert error(swapped(tokens)) < 1e-5
     # --8<-- [end:swap]
-    assert len(calls) == 2 * len(parts)
-    model(tokens)
-    assert len(calls) == 2 * len(parts)
-
-
-@every_pair
-def test_each_layer_swapped(name, make, monkeypatch):
-    """In float64, with padding, caches and gradients."""
-    calls = []
-
-    def counted(*args, **options):
-        calls.append(args)
-        return fused_sdpa(*args, **options)
-
-    for options in VARIANTS[name].options:
-        layer, given = variant(name, **options), inputs(name)
-        keys = given[-1].shape[1]
-        valid = torch.arange(keys) >= torch.tensor([[0], [3], [1]])
-
-        def outputs(layer=layer, given=given, keys=keys, valid=valid):
-            full = run(name, layer, given, valid=valid)
-            layer.zero_grad()
-            full.square().sum().backward()
-            with torch.no_grad():
-                parts = run(name, layer, given, (5, 1, 1), make(keys), valid)
-            # In one: without RoPE, that of a key's bias is zero.
-            grads = [p.grad.flatten() for p in layer.parameters()]
-            return full, parts, torch.cat(grads)
-
-        want = outputs()
-        with monkeypatch.context() as patched:
-            for file in SWAPPED:
-                patched.setattr(file, "sdpa", counted)
-            got = outputs()
-        for ours, theirs in zip(got, want, strict=True):
-            assert relative_error(ours, theirs) <= 1e-12
-    assert calls or type(layer).__module__ not in {f.__name__ for f in SWAPPED}
 
 
 def test_traps():
