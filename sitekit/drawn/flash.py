@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 import attnref
 from attnref.core.flash import Tiles, parts
 from attnref.numbers.kv_memory import size
+from sitekit import svg
 from sitekit.drawn.operations import GPUS
 from sitekit.render import Row, Word
 
@@ -22,18 +26,58 @@ TILE = 2
 QUERIES = (4, 5)  # the last row of tiles
 
 
-def order(window: int | None = None) -> Tensor:
-    """For each query and key, the how-manieth tile it is in; 0 = skipped."""
+class Order(NamedTuple):
+    """For each query and key `(T, S)`: the number of the tile in which it is
+    computed, 0 = in none; and whether it is seen."""
+
+    numbers: Tensor
+    seen: Tensor
+
+    def drawing(self, axes: tuple[str, str], *, title: str) -> svg.Drawing:
+        """Tiles with their numbers; what is computed and hidden is marked."""
+        T, S = self.numbers.shape
+        cell, gap, left, top = 30, 6, 52, 48
+
+        def place(i: int) -> float:
+            return i * cell + i // TILE * gap + cell / 2
+
+        width, height = (n * cell + n // TILE * gap for n in (S, T))
+        marks = [
+            svg.TEXT.format("axis", left + width / 2, 12, "", axes[1]),
+            svg.TEXT.format(
+                "axis", 0, 0, svg.UPWARDS.format(12, top + height / 2), axes[0]
+            ),
+        ]
+        for i in range(max(T, S)):
+            x, y = left + place(i), top + place(i)
+            marks.append(svg.TEXT.format("label", x, top - 14, "", i))
+            marks.append(svg.TEXT.format("label row", left - 8, y, "", i))
+        for i, j in product(range(T), range(S)):
+            x, y = left + place(j), top + place(i)
+            number = int(self.numbers[i, j])
+            kind = "on" if self.seen[i, j] else "made" if number else "off"
+            box = (x - cell / 2 + 1, y - cell / 2 + 1, cell - 2, cell - 2, 4)
+            marks.append(svg.BOX.format(kind, *box, ""))
+            marks.append(svg.TEXT.format(kind, x, y, "", number or ""))
+        drawn = svg.SVG.format(
+            left + width, top + height, title, Markup("").join(marks)
+        )
+        room = svg.room([title], 1, svg.BOLD)
+        return svg.Drawing(title, room, left + width, drawn)
+
+
+def order(window: int | None = None) -> Order:
+    """The tiles of the example in the order of the forward pass."""
     T = len(SCORES)
-    mask = attnref.causal_mask(T)
+    seen = attnref.causal_mask(T)
     if window is not None:
-        mask = mask & ~mask.tril(-window)
+        seen = seen & ~seen.tril(-window)
     numbers = torch.zeros(T, T, dtype=torch.int64)
-    tiles = Tiles(T, T, mask, TILE, TILE)
+    tiles = Tiles(T, T, seen, TILE, TILE)
     done = (t for rows in parts(T, TILE) for t in tiles.of_rows(rows))
     for number, tile in enumerate(done, 1):
         numbers[tile.rows, tile.columns] = number
-    return numbers
+    return Order(numbers, seen)
 
 
 def _walk(query: int) -> Iterator[tuple[int, float, float, float, float]]:
