@@ -236,7 +236,7 @@ def test_tiles_that_are_hidden_have_no_number():
         drawn = flash.order(w)
         assert drawn.numbers[drawn.seen].all()
     html = shown("flash", 1)
-    assert html.count('class="made"') == 2 * (3 + 4)  # boxes and numbers
+    assert html.count('class="made"') == 2 * (3 + 5)  # boxes and numbers
 
 
 def test_bytes_that_flash_attention_moves_and_saves():
