@@ -97,9 +97,10 @@ def test_hidden_tiles_are_not_computed():
 
 def test_absorbed_mla_is_one_key_head_whose_values_are_part_of_the_keys():
     # --8<-- [start:mla]
-    q = torch.randn(2, 6, 7, 20)  # (B, H, T, R + Dr)
-    entry = torch.randn(2, 1, 11, 20)  # (B, 1, S, R + Dr); of the cache
-    c = entry[..., :16]  # (B, 1, S, R); the latent, read as values
+    R, Dr = 16, 4  # 512 and 64 in DeepSeek-V3
+    q = torch.randn(2, 6, 7, R + Dr)  # (B, H, T, R + Dr)
+    entry = torch.randn(2, 1, 11, R + Dr)  # (B, 1, S, R + Dr); of the cache
+    c = entry[..., :R]  # (B, 1, S, R); the latent, read as values
     mixed = flash(q, entry, c, causal_mask(7, 11), scale=12**-0.5)
     want = sdpa(q, entry, c, causal_mask(7, 11), scale=12**-0.5)
     torch.testing.assert_close(mixed, want)
