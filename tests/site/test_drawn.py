@@ -10,11 +10,14 @@ import torch
 import yaml
 
 import attnref
+from attnref.core.flash import flash_lse
+from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
 from sitekit import ROOT, calls, svg
 from sitekit.drawn import (
     absorption,
     conventions,
+    flash,
     kv_cache,
     masks,
     mla,
@@ -187,6 +190,88 @@ def test_the_online_form_chunk_by_chunk():
         assert mean == round(want.item(), 2)
         assert abs(out / total - mean) < 0.01
     assert mean == 34.62 and row[2] == "1.0000"  # in the prose
+
+
+def test_the_tiles_of_flash_attention_one_after_another():
+    """After each tile of keys, the state is that of attention up to there."""
+    scores, values = flash.SCORES, flash.VALUES
+    rows = iter(flash.states())
+    for query in flash.QUERIES:
+        for tile in range(1, 4):
+            seen = slice(0, min(2 * tile, query + 1))
+            x = scores[query, seen]
+            m, _, total, acc, out, lse = map(float, next(rows)[3:])
+            assert m == x.max()
+            assert total == round((x - m).exp().sum().item(), 4)
+            mean = torch.softmax(x, -1) @ values[seen]
+            assert out == pytest.approx(mean.item(), abs=6e-4)
+            assert acc / total == pytest.approx(out, abs=2e-3)
+            assert lse == round(x.logsumexp(-1).item(), 4)
+            held = flash.held(tile)[query - flash.QUERIES[0]]
+            assert held @ values == pytest.approx(acc, abs=6e-4)
+            assert held.sum() == pytest.approx(total, abs=6e-5)
+    assert [*rows] == []
+    x = torch.tensor(flash.Q, dtype=torch.float64)[None, None]
+    y = torch.tensor(flash.K, dtype=torch.float64)[None, None]
+    out, lse = flash_lse(
+        x, y, values[None, None, :, None], attnref.causal_mask(6), scale=1.0,
+        tile=(2, 2),
+    )  # fmt: skip
+    ends = [[*flash.states()][i] for i in (2, 5)]
+    assert [f"{n:.3f}" for n in out[0, 0, 4:, 0].tolist()] == [
+        row[7] for row in ends
+    ]
+    assert [f"{n:.4f}" for n in lse[0, 0, 4:].tolist()] == [
+        row[8] for row in ends
+    ]
+
+
+def test_tiles_that_are_hidden_have_no_number():
+    numbers = [flash.order(w).numbers[::2, ::2].tolist() for w in (None, 3)]
+    assert numbers == [
+        [[1, 0, 0], [2, 3, 0], [4, 5, 6]],
+        [[1, 0, 0], [2, 3, 0], [0, 4, 5]],
+    ]
+    for w in (None, 3):
+        drawn = flash.order(w)
+        assert drawn.numbers[drawn.seen].all()
+    html = shown("flash", 1)
+    assert html.count('class="made"') == 2 * (3 + 5)  # boxes and numbers
+
+
+def test_bytes_that_flash_attention_moves_and_saves():
+    rows = {row[0].key: row[1:] for row in flash.moved(8192, 128)}
+    q, kv, scores = 2**26, 2**25, 2**32  # bytes
+    for name, n in (
+        ("eager", 2 * q + kv + 4 * scores),
+        ("tiles", 2 * q + 64 * kv + 2**20),
+        ("once", 2 * q + kv + 2**20),
+    ):
+        cost = attention_cost(d_model=4096, n_heads=32, n_kv_heads=8, new=8192)
+        flops = cost.scores + cost.values
+        assert rows[name][:2] == [size(n), f"{flops / n:,.0f}"]
+        assert rows[name][2] == f"{n / 3.35e9:.2f}"
+        assert rows[name][3] == f"{flops / 989e9:.2f}" == "1.11"
+    assert [*flash.saved()] == [
+        ["2,048", "256 MiB", "16 MiB", "256 KiB"],
+        ["8,192", "4 GiB", "64 MiB", "1 MiB"],
+        ["32,768", "64 GiB", "256 MiB", "4 MiB"],
+    ]
+
+
+def test_tiles_that_are_skipped_are_counted():
+    n, W, pads = 16, 4, 4  # tiles a side; of a window, of pads
+    causal = n * (n + 1) // 2
+    assert {row[0].key: row[1:] for row in flash.skipped(2048, 128, 512)} == {
+        "all": ["0", "0", "256", "100%"],
+        "causal": [str(n * n - causal), "16", "120", "53%"],
+        # 12 rows of tiles see something, each its own tile in half
+        "padded": ["178", "12", "66", "30%"],
+        "window": ["186", "28", "42", "27%"],
+    }
+    assert (n - pads) * (n - pads + 1) // 2 == 12 + 66
+    assert causal - (n - W) * (n - W - 1) // 2 == 28 + 42
+    assert n + (n - W) == 28  # the triangle's edge, and the window's
 
 
 def test_attention_by_hand_is_what_torch_computes():

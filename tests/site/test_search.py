@@ -43,6 +43,10 @@ ASKED = {
         "kv-cache absorption": "speculative decoding",
         "operations": """
             roofline; arithmetic intensity; h100; ridge; tokens per second""",
+        "flash": """
+            FlashAttention; flash attention backward pass; flash_lse;
+            FlashMLA; rescale running maximum tiles""",
+        "flash softmax": "online softmax",
         "operations kv-cache": "prefill vs decode",
         "operations one-code": "memory bound; decode memory bandwidth",
         "mha": "nn.MultiheadAttention",
@@ -72,6 +76,8 @@ ASKED = {
         "softmax masks": "softmax nan",
         "rope": "RoPE 两种排列; apply_rope; 左填充 rope 位置",
         "kv-cache": "增长式缓存; 预分配; beam search",
+        "flash": "FlashAttention; 分块; FlashMLA; 反向传播",
+        "flash softmax": "在线 softmax; online softmax",
         "kv-cache absorption": "投机解码",
         "kv-cache operations": "预填充",
         "operations": "屋顶线; 算术强度; 计算受限; h100; 首 token 时延",
@@ -97,7 +103,8 @@ ASKED = {
 HELD_BACK = {
     "en": {
         "sdpa": "additive attention; q k v; 点积",
-        "softmax": "flash attention softmax; softmax temperature",
+        "softmax flash": "flash attention softmax",
+        "softmax": "softmax temperature",
         "masks": """
             decoder_mask; cross_mask; padding_mask_from_hf; bool mask;
             mask float16 -inf; future tokens; right padding""",
@@ -121,7 +128,8 @@ HELD_BACK = {
     },
     "zh": {
         "sdpa": "方差; attention_weights; 查询 键 值",
-        "softmax": "减去最大值; 分块 softmax",
+        "softmax": "减去最大值",
+        "softmax flash": "分块 softmax",
         "masks": """
             padding_mask; decoder_mask; 未来的 token; 因果; 布尔掩码; 右填充""",
         "rope": "rotary; 旋转; token_positions; rope theta; 长度外推",

@@ -1,0 +1,184 @@
+"""Tiles of a small example one after another, and what tiles save."""
+
+import math
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from markupsafe import Markup
+from torch import Tensor
+
+import attnref
+from attnref.core.flash import Tiles, parts
+from attnref.numbers.kv_memory import size
+from sitekit import svg
+from sitekit.drawn.operations import GPUS
+from sitekit.render import Row, Word
+
+# Six tokens: scores are small integers, scale 1; values are one number each.
+# The maximum of the last query grows with each tile.
+Q = [[1, 0], [0, 1], [1, 1], [0, 1], [1, 1], [1, 0]]
+K = [[1, 0], [0, 1], [2, 1], [0, 2], [1, 1], [3, 0]]
+SCORES = torch.tensor(Q).double() @ torch.tensor(K).double().mT
+VALUES = torch.tensor([10.0, 20.0, 30.0, 40.0, 50.0, 60.0]).double()
+TILE = 2
+QUERIES = (4, 5)  # the last row of tiles
+
+
+class Order(NamedTuple):
+    """For each query and key `(T, S)`: the number of the tile in which it is
+    computed, 0 = in none; and whether it is seen."""
+
+    numbers: Tensor
+    seen: Tensor
+
+    def drawing(self, axes: tuple[str, str], *, title: str) -> svg.Drawing:
+        """Tiles with their numbers; what is computed and hidden is marked."""
+        T, S = self.numbers.shape
+        cell, gap, left, top = 30, 6, 52, 48
+
+        def place(i: int) -> float:
+            return i * cell + i // TILE * gap + cell / 2
+
+        width, height = (n * cell + n // TILE * gap for n in (S, T))
+        marks = [
+            svg.TEXT.format("axis", left + width / 2, 12, "", axes[1]),
+            svg.TEXT.format(
+                "axis", 0, 0, svg.UPWARDS.format(12, top + height / 2), axes[0]
+            ),
+        ]
+        for i in range(max(T, S)):
+            x, y = left + place(i), top + place(i)
+            marks.append(svg.TEXT.format("label", x, top - 14, "", i))
+            marks.append(svg.TEXT.format("label row", left - 8, y, "", i))
+        for i, j in product(range(T), range(S)):
+            x, y = left + place(j), top + place(i)
+            number = int(self.numbers[i, j])
+            kind = "on" if self.seen[i, j] else "made" if number else "off"
+            box = (x - cell / 2 + 1, y - cell / 2 + 1, cell - 2, cell - 2, 4)
+            marks.append(svg.BOX.format(kind, *box, ""))
+            marks.append(svg.TEXT.format(kind, x, y, "", number or ""))
+        drawn = svg.SVG.format(
+            left + width, top + height, title, Markup("").join(marks)
+        )
+        room = svg.room([title], 1, svg.BOLD)
+        return svg.Drawing(title, room, left + width, drawn)
+
+
+def order(window: int | None = None) -> Order:
+    """The tiles of the example in the order of the forward pass."""
+    T = len(SCORES)
+    seen = attnref.causal_mask(T)
+    if window is not None:
+        seen = seen & ~seen.tril(-window)
+    numbers = torch.zeros(T, T, dtype=torch.int64)
+    tiles = Tiles(T, T, seen, TILE, TILE)
+    done = (t for rows in parts(T, TILE) for t in tiles.of_rows(rows))
+    for number, tile in enumerate(done, 1):
+        numbers[tile.rows, tile.columns] = number
+    return Order(numbers, seen)
+
+
+def _walk(query: int) -> Iterator[tuple[int, float, float, float, float]]:
+    """End of the tile, and then m, the factor, the sum and acc after it."""
+    m, total, acc = -math.inf, 0.0, 0.0
+    for start in range(0, query + 1, TILE):
+        end = min(start + TILE, query + 1)  # the causal rule hides the rest
+        s = SCORES[query, start:end]
+        larger = max(m, s.max().item())
+        factor, p = math.exp(m - larger), (s - larger).exp()
+        total = total * factor + p.sum().item()
+        acc = acc * factor + (p @ VALUES[start:end]).item()
+        m = larger
+        yield end, m, factor, total, acc
+
+
+def held(tiles: int) -> Tensor:
+    """What each value has been multiplied by in acc, after some tiles."""
+    weights = torch.zeros(len(QUERIES), len(VALUES)).double()
+    for row, query in zip(weights, QUERIES, strict=True):
+        end, m, *_ = [*_walk(query)][tiles - 1]
+        row[:end] = (SCORES[query, :end] - m).exp()
+    return weights
+
+
+def states() -> Iterator[Row]:
+    """The running quantities of the last two queries, tile by tile."""
+    for query in QUERIES:
+        start = 0
+        for end, m, factor, total, acc in _walk(query):
+            yield [
+                str(query),
+                ", ".join(str(j) for j in range(start, end)),
+                ", ".join(f"{s:g}" for s in SCORES[query, start:end].tolist()),
+                f"{m:g}",
+                f"{factor:.4f}",
+                f"{total:.4f}",
+                f"{acc:.3f}",
+                f"{acc / total:.3f}",
+                f"{m + math.log(total):.4f}",
+            ]
+            start = end
+
+
+# The heads of a layer of Llama-3.1-8B, in bfloat16, on an H100.
+HEADS, KV_HEADS, WIDTH, BYTES = 32, 8, 128, 2
+
+
+def moved(tokens: int, height: int) -> Iterator[Row]:
+    """Bytes to and from the GPU's memory, and what they mean."""
+    scores = HEADS * tokens**2 * BYTES
+    queries = HEADS * tokens * WIDTH * BYTES  # the output has as many
+    keys = 2 * KV_HEADS * tokens * WIDTH * BYTES  # with the values
+    lse = HEADS * tokens * 4
+    flops = 4 * HEADS * tokens**2 * WIDTH
+    gpu = GPUS["h100"]
+    again = math.ceil(tokens / height)
+    for name, n in (
+        ("eager", 2 * queries + keys + 4 * scores),
+        ("tiles", 2 * queries + again * keys + lse),
+        ("once", 2 * queries + keys + lse),
+    ):
+        yield [
+            Word(name),
+            size(n),
+            f"{flops / n:,.0f}",
+            f"{1e3 * n / gpu.bandwidth:.2f}",
+            f"{1e3 * flops / gpu.peak:.2f}",
+        ]
+
+
+def saved() -> Iterator[Row]:
+    """What the backward pass needs beside q, k and v."""
+    for tokens in (2048, 8192, 32768):
+        out = HEADS * tokens * WIDTH * BYTES
+        yield [
+            f"{tokens:,}",
+            size(HEADS * tokens**2 * BYTES),
+            size(out),
+            size(HEADS * tokens * 4),
+        ]
+
+
+def skipped(tokens: int, tile: int, window: int) -> Iterator[Row]:
+    """How many tiles are computed, and how many of them need a mask."""
+    mask = attnref.causal_mask(tokens)
+    real = torch.arange(tokens) >= tokens // 4  # pads on the left
+    for name, seen in (
+        ("all", None),
+        ("causal", mask),
+        ("padded", mask & real),
+        ("window", mask & ~mask.tril(-window)),
+    ):
+        tiles = Tiles(tokens, tokens, seen, tile, tile)
+        done = [t for rows in parts(tokens, tile) for t in tiles.of_rows(rows)]
+        whole = sum(t.seen is None for t in done)
+        n = len(parts(tokens, tile)) ** 2
+        yield [
+            Word(name),
+            str(n - len(done)),
+            str(len(done) - whole),
+            str(whole),
+            f"{len(done) / n:.0%}",
+        ]
