@@ -1,6 +1,8 @@
 """Scaled dot-product attention with grouped heads, written out."""
 
 # --8<-- [start:imports]
+from collections.abc import Sequence
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -92,7 +94,7 @@ def sdpa(
     B, H, T, S = weights.shape
     K, Dv = v.shape[1], v.shape[3]
     rows = _fold(weights, K)  # (B, K, H // K * T, S)
-    mixed = _matmul(rows, v.to(weights.dtype))  # (B, K, H // K * T, Dv)
+    mixed = _mixed(rows, v)  # (B, K, H // K * T, Dv)
     return mixed.view(B, H, T, Dv).to(q.dtype)  # (B, H, T, Dv)
 
 
@@ -107,8 +109,8 @@ def _weights(q: Tensor, k: Tensor, mask: Mask, scale: float | None) -> Tensor:
     # Scores of half-precision inputs stay in float32 until the softmax.
     wide = torch.promote_types(q.dtype, torch.float32)
     rows = _fold(q.to(wide), K)  # (B, K, H // K * T, D)
-    scores = _matmul(rows, k.to(wide).mT)  # (B, K, H // K * T, S)
-    scores = scores.view(B, H, T, S) * (D**-0.5 if scale is None else scale)
+    scores = _scores(rows, k)  # (B, K, H // K * T, S)
+    scores = scores.reshape(B, H, T, S) * (D**-0.5 if scale is None else scale)
     mask = dense(mask)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
@@ -123,6 +125,42 @@ def _fold(x: Tensor, K: int) -> Tensor:
     """
     B, H, T, width = x.shape
     return x.reshape(B, K, H // K * T, width)  # (B, K, H // K * T, width)
+
+
+def _scores(rows: Tensor, k: Tensor) -> Tensor:
+    """`rows @ k.mT`; for few rows as `k @ rows.mT`, which is then faster."""
+    few = rows.shape[2] <= 8 and not torch.compiler.is_compiling()
+    found = []
+    for part in _parts(k, rows):
+        part = part.to(rows.dtype)
+        if few:  # the large matrix first: it is read as it lies in memory
+            found.append(_matmul(part, rows.mT).mT)
+        else:
+            found.append(_matmul(rows, part.mT))
+    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+
+def _mixed(rows: Tensor, v: Tensor) -> Tensor:
+    """`rows @ v`, as a sum over the parts of `v`."""
+    parts = _parts(v, rows)
+    columns = rows.split([part.shape[2] for part in parts], dim=-1)
+    pairs = zip(columns, parts, strict=True)
+    return reduce(torch.add, (_matmul(a, b.to(a.dtype)) for a, b in pairs))
+
+
+def _parts(x: Tensor, rows: Tensor) -> Sequence[Tensor]:
+    """Keys or values, in parts if they have to be widened for few rows.
+
+    A widened part is used before it leaves the processor's cache. All of `x`,
+    widened at once, would be written to memory and read again.
+    """
+    B, K, S, D = x.shape
+    if torch.compiler.is_compiling() or rows.dtype == x.dtype:
+        return [x]
+    if rows.shape[2] > D:  # the scores are larger than the keys
+        return [x]
+    elements = 2**20 if x.device.type == "cpu" else 2**26
+    return x.split(max(1, elements // max(1, B * K * D)), dim=2)
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
