@@ -110,7 +110,7 @@ def _weights(q: Tensor, k: Tensor, mask: Mask, scale: float | None) -> Tensor:
     wide = torch.promote_types(q.dtype, torch.float32)
     rows = _fold(q.to(wide), K)  # (B, K, H // K * T, D)
     scores = _scores(rows, k)  # (B, K, H // K * T, S)
-    scores = scores.reshape(B, H, T, S) * (D**-0.5 if scale is None else scale)
+    scores = scores.view(B, H, T, S) * (D**-0.5 if scale is None else scale)
     mask = dense(mask)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
@@ -137,7 +137,8 @@ def _scores(rows: Tensor, k: Tensor) -> Tensor:
             found.append(_matmul(part, rows.mT).mT)
         else:
             found.append(_matmul(rows, part.mT))
-    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+    # Softmax wants the scores of a row side by side.
+    return found[0].contiguous() if len(found) == 1 else torch.cat(found, -1)
 
 
 def _mixed(rows: Tensor, v: Tensor) -> Tensor:
@@ -164,10 +165,11 @@ def _parts(x: Tensor, rows: Tensor) -> Sequence[Tensor]:
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    if a.device.type == "meta":
+    kind = a.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return a @ b
     # Autocast would round the float32 scores to half precision again.
-    with torch.autocast(a.device.type, enabled=False):
+    with torch.autocast(kind, enabled=False):
         return a @ b
 
 
