@@ -129,7 +129,7 @@ def _fold(x: Tensor, K: int) -> Tensor:
 
 def _scores(rows: Tensor, k: Tensor) -> Tensor:
     """`rows @ k.mT`; for few rows as `k @ rows.mT`, which is then faster."""
-    few = rows.shape[2] <= 8 and not torch.compiler.is_compiling()
+    few = not torch.compiler.is_compiling() and rows.shape[2] <= 8
     found = []
     for part in _parts(k, rows):
         part = part.to(rows.dtype)
