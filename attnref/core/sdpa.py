@@ -1,7 +1,7 @@
 """Scaled dot-product attention with grouped heads, written out."""
 
 # --8<-- [start:imports]
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Protocol
 
@@ -131,8 +131,7 @@ def _scores(rows: Tensor, k: Tensor) -> Tensor:
     """`rows @ k.mT`; for few rows as `k @ rows.mT`, which is then faster."""
     few = not torch.compiler.is_compiling() and rows.shape[2] <= 8
     found = []
-    for part in _parts(k, rows):
-        part = part.to(rows.dtype)
+    for part in _widened(k, rows):
         if few:  # the large matrix first: it is read as it lies in memory
             found.append(_matmul(part, rows.mT).mT)
         else:
@@ -143,10 +142,20 @@ def _scores(rows: Tensor, k: Tensor) -> Tensor:
 
 def _mixed(rows: Tensor, v: Tensor) -> Tensor:
     """`rows @ v`, as a sum over the parts of `v`."""
-    parts = _parts(v, rows)
-    columns = rows.split([part.shape[2] for part in parts], dim=-1)
-    pairs = zip(columns, parts, strict=True)
-    return reduce(torch.add, (_matmul(a, b.to(a.dtype)) for a, b in pairs))
+    columns = rows.split([p.shape[2] for p in _parts(v, rows)], dim=-1)
+    pairs = zip(columns, _widened(v, rows), strict=True)
+    return reduce(torch.add, (_matmul(a, b) for a, b in pairs))
+
+
+def _widened(x: Tensor, rows: Tensor) -> Iterator[Tensor]:
+    """The parts of `x` in the dtype of `rows`; use each before the next."""
+    parts = _parts(x, rows)
+    if len(parts) == 1 or torch.is_grad_enabled():
+        yield from (part.to(rows.dtype) for part in parts)
+        return
+    room = parts[0].new_empty(parts[0].shape, dtype=rows.dtype)
+    for part in parts:  # all in the same memory: fresh memory is slow
+        yield room[:, :, : part.shape[2]].copy_(part)
 
 
 def _parts(x: Tensor, rows: Tensor) -> Sequence[Tensor]:
