@@ -207,7 +207,7 @@ def _kept(
     # A compiler or a tracer may give tensors that mean nothing after it.
     traced = torch.compiler.is_compiling() or not isinstance(end, int)
     if traced or type(q) is not Tensor:
-        positions = torch.arange(past, end, device=q.device)  # (T,)
+        positions = torch.arange(past, end, device=q.device)
         return rope_table(positions, D, theta=theta, yarn=yarn)
     size = 1 << max(8, (end - 1).bit_length())  # 256, 512, 1024, ...
     wide = torch.promote_types(q.dtype, torch.float32)
