@@ -393,7 +393,7 @@ def test_tables_that_were_made_in_one_mode_serve_all_others():
     want = rotate(q, k, theta=50.0, positions=torch.arange(T))[0]
 
     def turned(q):
-        return rotate(q, k, theta=50.0)[0].square().sum()
+        return rotate(q, q, theta=50.0)[0].square().sum()
 
     def faked():
         with FakeTensorMode() as mode:
