@@ -142,7 +142,8 @@ def _scores(rows: Tensor, k: Tensor) -> Tensor:
 
 def _mixed(rows: Tensor, v: Tensor) -> Tensor:
     """`rows @ v`, as a sum over the parts of `v`."""
-    columns = rows.split([p.shape[2] for p in _parts(v, rows)], dim=-1)
+    sizes = [part.shape[2] for part in _parts(v, rows)]
+    columns = torch.split(rows, sizes, dim=-1)
     pairs = zip(columns, _widened(v, rows), strict=True)
     return reduce(torch.add, (_matmul(a, b) for a, b in pairs))
 
@@ -170,7 +171,7 @@ def _parts(x: Tensor, rows: Tensor) -> Sequence[Tensor]:
     if rows.shape[2] > D:  # the scores are larger than the keys
         return [x]
     elements = 2**20 if x.device.type == "cpu" else 2**26
-    return x.split(max(1, elements // max(1, B * K * D)), dim=2)
+    return torch.split(x, max(1, elements // max(1, B * K * D)), dim=2)
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
