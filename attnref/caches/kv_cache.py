@@ -93,7 +93,8 @@ class Cache(ABC):
     def reorder(self, rows: Tensor) -> None:
         """Row `i` becomes the old row `rows[i]`, for beam search.
 
-        Stored tokens are copied, unused room is not. On an accelerator,
+        Stored tokens are copied, unused room is not. Views that `append`
+        returned earlier may change. On an accelerator,
         indices out of range are reported by the device: checking them here
         would force a synchronisation.
         """
