@@ -93,7 +93,8 @@ class Cache(ABC):
     def reorder(self, rows: Tensor) -> None:
         """Row `i` becomes the old row `rows[i]`, for beam search.
 
-        Stored tokens are copied, unused room is not. On an accelerator,
+        Stored tokens are copied, unused room is not. Views that `append`
+        returned earlier may change. On an accelerator,
         indices out of range are reported by the device: checking them here
         would force a synchronisation.
         """
@@ -110,12 +111,14 @@ class Cache(ABC):
                     f"rows go from {first} to {last}, the cache has B={B}"
                 )
         with torch.inference_mode(False), torch.no_grad():
-            self._held = tuple(
-                self._with_room(t.index_select(0, rows)) for t in self.stored
-            )
+            moved = [t.index_select(0, rows) for t in self.stored]
+            self._held = tuple(map(self._with_room, moved, self._held))
 
-    def _with_room(self, tokens: Tensor) -> Tensor:
-        """The tensor to hold, if these are all the tokens so far."""
+    def _with_room(self, tokens: Tensor, held: Tensor | None = None) -> Tensor:
+        """The tensor to hold, if these are all the tokens so far.
+
+        `held` is the one before, whose memory may be used again.
+        """
         return tokens
 
     def _check(self, tensors: tuple[Tensor, ...]) -> None:
@@ -228,11 +231,11 @@ class KVCache(Cache):
         self.length = end
         return self.stored
 
-    def _with_room(self, tokens: Tensor) -> Tensor:
+    def _with_room(self, tokens: Tensor, held: Tensor | None = None) -> Tensor:
         B, K, T, D = tokens.shape
-        held = torch.empty(
-            (B, K, self.max_len, D), dtype=tokens.dtype, device=tokens.device
-        )
+        if held is None or len(held) != B:
+            room = (B, K, self.max_len, D)
+            held = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
         held[:, :, :T] = tokens
         return held
 

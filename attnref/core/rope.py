@@ -3,6 +3,7 @@
 # --8<-- [start:imports]
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -181,7 +182,7 @@ def rotate(
         return q, k
     B, H, T, D = q.shape
     if positions is None:
-        positions = torch.arange(past, past + T, device=q.device)  # (T,)
+        cos, sin = _kept(q, past, theta, yarn)
     elif all(positions.shape != s for s in ((T,), (1, T), (B, T))):
         raise ValueError(
             f"positions has shape {tuple(positions.shape)}; {B} rows of {T} "
@@ -191,9 +192,44 @@ def rotate(
         raise ValueError(
             f"positions are on {positions.device}, q on {q.device}"
         )
-    cos, sin = rope_table(positions, D, theta=theta, yarn=yarn)
+    else:
+        cos, sin = rope_table(positions, D, theta=theta, yarn=yarn)
     q = apply_rope(q, cos, sin, layout=layout)
     return q, apply_rope(k, cos, sin, layout=layout)
+
+
+def _kept(
+    q: Tensor, past: int, theta: float, yarn: Yarn | None
+) -> tuple[Tensor, Tensor]:
+    """The tables of the tokens after `past`: rows of longer ones, if kept."""
+    T, D = q.shape[2:]
+    end = past + T
+    # A compiler or a tracer may give tensors that mean nothing after it.
+    traced = torch.compiler.is_compiling() or not isinstance(end, int)
+    if traced or type(q) is not Tensor:
+        positions = torch.arange(past, end, device=q.device)
+        return rope_table(positions, D, theta=theta, yarn=yarn)
+    size = 1 << max(8, (end - 1).bit_length())  # 256, 512, 1024, ...
+    wide = torch.promote_types(q.dtype, torch.float32)
+    cos, sin = _first(size, D, theta, yarn, q.device, wide)
+    return cos[past:end], sin[past:end]
+
+
+@lru_cache(maxsize=4)
+def _first(
+    size: int,
+    dim: int,
+    theta: float,
+    yarn: Yarn | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The tables of the first `size` positions, made once for all layers."""
+    # What is made in inference mode cannot be used where gradients are.
+    with torch.inference_mode(False), torch.no_grad():
+        positions = torch.arange(size, device=device)
+        cos, sin = rope_table(positions, dim, theta=theta, yarn=yarn)
+        return cos.to(dtype), sin.to(dtype)
 
 
 # --8<-- [end:rotate]

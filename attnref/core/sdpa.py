@@ -1,7 +1,9 @@
 """Scaled dot-product attention with grouped heads, written out."""
 
 # --8<-- [start:imports]
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -93,7 +95,7 @@ def sdpa(
     B, H, T, S = weights.shape
     K, Dv = v.shape[1], v.shape[3]
     rows = _fold(weights, K)  # (B, K, H // K * T, S)
-    mixed = _matmul(rows, v.to(weights.dtype))  # (B, K, H // K * T, Dv)
+    mixed = _mixed(rows, v)  # (B, K, H // K * T, Dv)
     return mixed.view(B, H, T, Dv).to(q.dtype)  # (B, H, T, Dv)
 
 
@@ -108,7 +110,7 @@ def _weights(q: Tensor, k: Tensor, mask: Mask, scale: float | None) -> Tensor:
     # Scores of half-precision inputs stay in float32 until the softmax.
     wide = torch.promote_types(q.dtype, torch.float32)
     rows = _fold(q.to(wide), K)  # (B, K, H // K * T, D)
-    scores = _matmul(rows, k.to(wide).mT)  # (B, K, H // K * T, S)
+    scores = _scores(rows, k)  # (B, K, H // K * T, S)
     scores = scores.view(B, H, T, S) * (D**-0.5 if scale is None else scale)
     mask = dense(mask)
     if mask is not None:
@@ -126,6 +128,53 @@ def _fold(x: Tensor, K: int) -> Tensor:
     return x.reshape(B, K, H // K * T, width)  # (B, K, H // K * T, width)
 
 
+def _scores(rows: Tensor, k: Tensor) -> Tensor:
+    """`rows @ k.mT`; for few rows as `k @ rows.mT`, which is then faster."""
+    few = not torch.compiler.is_compiling() and rows.shape[2] <= 8
+    found = []
+    for part in _widened(k, rows):
+        if few:  # the large matrix first: it is read as it lies in memory
+            found.append(_matmul(part, rows.mT).mT)
+        else:
+            found.append(_matmul(rows, part.mT))
+    # Softmax wants the scores of a row side by side.
+    return found[0].contiguous() if len(found) == 1 else torch.cat(found, -1)
+
+
+def _mixed(rows: Tensor, v: Tensor) -> Tensor:
+    """`rows @ v`, as a sum over the parts of `v`."""
+    sizes = [part.shape[2] for part in _parts(v, rows)]
+    columns = torch.split(rows, sizes, dim=-1)
+    pairs = zip(columns, _widened(v, rows), strict=True)
+    return reduce(torch.add, (_matmul(a, b) for a, b in pairs))
+
+
+def _widened(x: Tensor, rows: Tensor) -> Iterator[Tensor]:
+    """The parts of `x` in the dtype of `rows`; use each before the next."""
+    parts = _parts(x, rows)
+    if len(parts) == 1 or torch.is_grad_enabled():
+        yield from (part.to(rows.dtype) for part in parts)
+        return
+    room = parts[0].new_empty(parts[0].shape, dtype=rows.dtype)
+    for part in parts:  # all in the same memory: fresh memory is slow
+        yield room[:, :, : part.shape[2]].copy_(part)
+
+
+def _parts(x: Tensor, rows: Tensor) -> Sequence[Tensor]:
+    """Keys or values, in parts if they have to be widened for few rows.
+
+    A widened part is used before it leaves the processor's cache. All of `x`,
+    widened at once, would be written to memory and read again.
+    """
+    B, K, S, D = x.shape
+    if torch.compiler.is_compiling() or rows.dtype == x.dtype:
+        return [x]
+    if rows.shape[2] > D:  # the scores are larger than the keys
+        return [x]
+    elements = 2**20 if x.device.type == "cpu" else 2**26
+    return torch.split(x, max(1, elements // max(1, B * K * D)), dim=2)
+
+
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
     with exact(a.device):
         return a @ b
@@ -133,9 +182,10 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def exact(device: torch.device) -> AbstractContextManager[object]:
     """Without autocast, which would round the float32 scores to half again."""
-    if device.type == "meta":
+    kind = device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(kind, enabled=False)
 
 
 # --8<-- [end:core]

@@ -466,6 +466,8 @@ def test_the_room_is_written_to_in_place():
         assert [t.data_ptr() for t in cache.append(*kv())] == where
     cache.crop(1)
     assert [t.data_ptr() for t in cache.append(*kv(5))] == where
+    cache.reorder(torch.tensor([1, 0]))  # as many rows as before
+    assert [t.data_ptr() for t in cache.stored] == where
 
 
 class _Written(TorchDispatchMode):

@@ -7,9 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck
 
 from attnref import apply_rope, rope_table, rotate, token_positions
+from attnref.core import rope
 from tests.conftest import relative_error
 
 B, H, K, T, D = 2, 6, 3, 7, 10
@@ -363,3 +365,50 @@ def test_one_row_of_positions_is_for_all_rows():
         strict=True,
     ):
         assert torch.equal(got, want)
+
+
+def test_layers_and_steps_share_the_tables_of_the_first_positions(monkeypatch):
+    made = []
+
+    def counted(positions, *args, **named):
+        made.append(len(positions))
+        return rope_table(positions, *args, **named)
+
+    monkeypatch.setattr(rope, "rope_table", counted)
+    rope._first.cache_clear()
+    for past in (0, 3, 249, 250, 505, 506, 1):
+        q, k = vectors(), vectors()
+        at = torch.arange(past, past + T)
+        table = rope_table(at, D, theta=50.0)
+        for _ in range(3):
+            got = rotate(q, k, theta=50.0, past=past)
+            for x, turned in zip((q, k), got, strict=True):
+                want = apply_rope(x, *table)
+                assert relative_error(turned, want) <= 1e-14
+    assert made == [256, 512, 1024]
+
+
+def test_tables_that_were_made_in_one_mode_serve_all_others():
+    q, k = vectors(), vectors()
+    want = rotate(q, k, theta=50.0, positions=torch.arange(T))[0]
+
+    def turned(q):
+        return rotate(q, q, theta=50.0)[0].square().sum()
+
+    def faked():
+        with FakeTensorMode() as mode:
+            turned(mode.from_tensor(q))
+
+    for first in (
+        lambda: torch.inference_mode()(turned)(q),
+        lambda: torch.func.grad(turned)(q),
+        lambda: torch.func.vmap(turned)(q[None]),
+        faked,
+    ):
+        rope._first.cache_clear()
+        first()
+        x = q.clone().requires_grad_()
+        got = rotate(x, k, theta=50.0)[0]
+        assert relative_error(got, want) <= 1e-14
+        got.sum().backward()
+        assert x.grad.any()

@@ -193,6 +193,55 @@ def test_keys_and_values_of_a_cache_are_not_copied_at_all():
     assert made.largest == 4 * B * H * 1009, "scores are the largest"
 
 
+def test_a_cache_in_half_precision_is_widened_in_parts():
+    q, k, v = qkv(torch.bfloat16, B=1, H=8, K=4, T=3, S=5003, D=64, DV=67)
+    with Made(q, k, v) as made:
+        sdpa(q, k, v)
+    assert made.largest <= 4 * 2**20 < 4 * k.numel()
+    for x in (q, k, v):
+        x.requires_grad_()
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    upstream = torch.randn(1, 8, 3, 67)
+    mask = torch.rand(3, 5003) > 0.3
+    theirs = torch_sdpa(*wide, mask)
+    ours = sdpa(q, k, v, mask)
+    assert relative_error(ours, theirs) <= 2**-8  # one rounding
+    theirs.backward(upstream.double())
+    ours.backward(upstream.bfloat16())
+    for x, y in zip((q, k, v), wide, strict=True):
+        assert relative_error(x.grad, y.grad) <= 2**-7
+
+
+@pytest.mark.alone
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("dtype", "kv_heads", "times"),
+    [
+        (torch.float32, 32, 1.2),  # 1.7 measured; queries times keys: 0.9
+        (torch.float32, 8, 1.6),  # 2.3 measured; heads repeated: 0.2
+        (torch.bfloat16, 32, 2.6),  # 3.8 measured; widened whole: 0.6
+        (torch.bfloat16, 8, 5.2),  # 8 measured; heads repeated: 0.6
+    ],
+    ids=str,
+)
+def test_a_decode_step_is_faster_than_with_enable_gqa(dtype, kv_heads, times):
+    """At 8192 tokens. The bounds leave more than a quarter for noise."""
+    q = torch.randn(1, 32, 1, 128, dtype=dtype)
+    k, v = torch.ones(2, 1, kv_heads, 8192, 128, dtype=dtype)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ratios = []
+    for turn in range(9):
+        took = {}
+        for way in (sdpa, torch_sdpa)[:: 1 if turn % 2 else -1]:
+            start = time.thread_time()
+            way(q, k, v)
+            took[way] = time.thread_time() - start
+        ratios.append(took[torch_sdpa] / took[sdpa])
+    torch.set_num_threads(threads)
+    assert statistics.median(ratios) > times
+
+
 def test_which_ways_to_share_a_head_copy_it():
     # --8<-- [start:copies]
     import torch.nn.functional as F

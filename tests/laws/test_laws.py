@@ -472,7 +472,10 @@ def test_ten_requests_with_fresh_caches_take_two_graphs(attend):
 
 @each_compiled_core
 def test_all_layers_compile_for_any_length(attend):
-    """Together, those without a context; then each of the others."""
+    """Together, those without a context; then each of the others.
+
+    Up to rounding: `sdpa` orders its products by the length, a graph does not.
+    """
     valid = torch.arange(9) < torch.tensor([[3], [9], [5]])
     masked = {"mask": attnref.padding_mask(valid)}
     calls = (
@@ -486,14 +489,14 @@ def test_all_layers_compile_for_any_length(attend):
     for length, told in calls:
         ids = torch.randint(31, (B, length))
         got, want = compiled(ids, **told), decoder(ids, **told)
-        assert relative_error(got, want) == 0
+        assert relative_error(got, want) <= 1e-14
     for name in READERS:
         layer = variant(name, attend=attend)
         compiled = torch.compile(layer, fullgraph=True, backend="eager")
         for length, told in ((5, {}), (7, {}), (9, masked)):
             given = tokens(B, T, E), tokens(B, length, C)
             got, want = compiled(*given, **told), layer(*given, **told)
-            assert relative_error(got, want) == 0
+            assert relative_error(got, want) <= 1e-14
 
 
 @each_compiled_core
