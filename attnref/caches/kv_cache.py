@@ -94,9 +94,9 @@ class Cache(ABC):
         """Row `i` becomes the old row `rows[i]`, for beam search.
 
         Stored tokens are copied, unused room is not. Views that `append`
-        returned earlier may change. On an accelerator,
-        indices out of range are reported by the device: checking them here
-        would force a synchronisation.
+        returned earlier may change. On an accelerator, indices out of range
+        are reported by the device: checking them here would force a
+        synchronisation.
         """
         B = self._held[0].shape[0] if self._held else 0
         if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):

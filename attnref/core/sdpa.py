@@ -130,7 +130,11 @@ def _fold(x: Tensor, K: int) -> Tensor:
 
 def _scores(rows: Tensor, k: Tensor) -> Tensor:
     """`rows @ k.mT`; for few rows as `k @ rows.mT`, which is then faster."""
-    few = not torch.compiler.is_compiling() and rows.shape[2] <= 8
+    few = (
+        not torch.compiler.is_compiling()
+        and rows.device.type == "cpu"  # not measured on others
+        and rows.shape[2] <= 8
+    )
     found = []
     for part in _widened(k, rows):
         if few:  # the large matrix first: it is read as it lies in memory
