@@ -1,9 +1,8 @@
 """Data flow, cost and rounding of the three forms of MLA."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock
 
 import torch
 from torch import nn
@@ -16,15 +15,15 @@ from sitekit.recorded import WIDTHS
 from sitekit.render import Row, Word
 from sitekit.svg import Flow
 
-MLA = inspect.getmodule(attnref.MultiHeadLatentAttention)
 SMALL: dict[str, Any] = {"d_model": 96, "n_heads": 6, "kv_lora_rank": 20}
 SMALL |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 10}
 
 
 def flow(form: str) -> Flow:
     """A decode step with five tokens in the cache, recorded in the layer."""
-    layer, cache = attnref.MultiHeadLatentAttention(**SMALL), attnref.KVCache(6)
-    with patch.object(MLA, "sdpa", wraps=attnref.sdpa) as met, torch.no_grad():
+    met, cache = Mock(wraps=attnref.sdpa), attnref.KVCache(6)
+    layer = attnref.MultiHeadLatentAttention(**SMALL, attend=met)
+    with torch.no_grad():
         for new in (5, 1):
             layer(torch.zeros(1, new, 96), cache=cache, form=form)
     q, k, v = (tuple(t.shape[1:]) for t in met.call_args.args[:3])
