@@ -135,14 +135,14 @@ def sees_the_future(model):
 # sections above. None of these changes the shape of anything.
 SCORES = "scores.view(B, H, T, S) * (D**-0.5 if scale is None else scale)"
 TURNED = "theta=self.rope_theta, past=past, positions=positions"
-HEADS = "sdpa(q, k, v, mask, dropout=dropout)"
+HEADS = "self.attend(q, k, v, seen, dropout=dropout)"
 MISTAKES = {
     "none": ("", ""),
     "targets": (
         'F.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")',
         'F.cross_entropy(logits.mT, tokens[:, :-1], reduction="none")',
     ),
-    "mask": (HEADS, HEADS.replace("mask", "None")),
+    "mask": (HEADS, HEADS.replace("seen", "None")),
     "late": ("return j <= i\n", "return j <= i + 1\n"),
     "merge": (
         "heads.transpose(1, 2).reshape(B, T, H * D)",
