@@ -632,7 +632,7 @@ def test_what_is_drawn_is_named_by_its_call():
         ("_stored((1, 2))", "there is no '_stored'"),
         ("code(1)", "there is no 'code'"),
         ("mla.causal_mask(3)", "there is no 'mla.causal_mask'"),
-        ("budged", "; did you mean 'budget' or 'greedy'?"),
+        ("budged", "; did you mean 'budget' or 'fused' or 'greedy'?"),
         ("causal_mask(3", "is no call such as f(3)"),
     ],
 )
