@@ -325,6 +325,7 @@ def test_a_mask_of_a_rule_knows_whether_it_is_the_triangle():
         (RuleMask(Everything(), 5, 5, 0), False),
         (RuleMask(Causal(), 4, 5, 1), False),
         (RuleMask(Causal(), 4, 5, 0), False),
+        (RuleMask(Causal(), 5, 5, 1), False),
         (RuleMask(Causal(), 5, 5, 0, torch.arange(5)), False),
         (RuleMask(Causal(), 5, 5, 0, None, torch.rand(1, 5) > 0.5), False),
     ):
