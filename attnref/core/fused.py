@@ -1,12 +1,16 @@
 """Scaled dot-product attention by PyTorch's own kernels: what to ship."""
 
+# --8<-- [start:imports]
 import torch.nn.functional as F
 from torch import Tensor
 
 from attnref.core.masks import Mask, dense
 from attnref.core.sdpa import check_attention
 
+# --8<-- [end:imports]
 
+
+# --8<-- [start:fused]
 def fused(
     q: Tensor,
     k: Tensor,
@@ -59,3 +63,6 @@ def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
     heads = K if mask.shape[1] > 1 else 1
     mask = mask.expand(-1, heads * (H // K), T, -1)
     return mask.reshape(len(mask), heads, H // K * T, mask.shape[3])
+
+
+# --8<-- [end:fused]

@@ -1,5 +1,6 @@
 """Attention over parts of the keys, merged into attention over all of them."""
 
+# --8<-- [start:imports]
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,10 @@ from attnref.core.flash import flash_lse, parts
 from attnref.core.masks import Mask, part_of
 from attnref.core.sdpa import check_attention
 
+# --8<-- [end:imports]
 
+
+# --8<-- [start:merge]
 def merge(
     outs: Sequence[Tensor], lses: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
@@ -49,6 +53,10 @@ def merge(
     return mixed.to(outs[0].dtype), lse
 
 
+# --8<-- [end:merge]
+
+
+# --8<-- [start:split]
 def split_kv(
     q: Tensor,
     k: Tensor,
@@ -75,6 +83,10 @@ def split_kv(
     return merge(outs, lses)[0]
 
 
+# --8<-- [end:split]
+
+
+# --8<-- [start:prefix]
 def with_prefix(
     q: Tensor,
     prefix: tuple[Tensor, Tensor],
@@ -98,3 +110,6 @@ def with_prefix(
     lse = lse.view(H, B, T).transpose(0, 1)  # (B, H, T)
     own, own_lse = flash_lse(q, k, v, mask, scale=scale)
     return merge([shared, own], [lse, own_lse])[0]
+
+
+# --8<-- [end:prefix]
