@@ -103,13 +103,14 @@ def recorded(function, stem: str, name: str):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without those in which torch reads the code instead of running it."""
+    """Without those in which torch reads the code instead of running it, or
+    which change the package."""
     source = functools.cache(inspect.getsource)
     items[:] = [
         item
         for item in items
         if not {"alone", "whole"} & {mark.name for mark in item.iter_markers()}
-        and not re.search("compile|export", source(item.function))
+        and not re.search("compile|export|monkeypatch", source(item.function))
     ]
 
 
