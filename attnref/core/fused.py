@@ -1,6 +1,9 @@
 """Scaled dot-product attention by PyTorch's own kernels: what to ship."""
 
 # --8<-- [start:imports]
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,6 +14,9 @@ from attnref.core.sdpa import check_attention
 
 
 # --8<-- [start:fused]
+HAS_GQA = torch.__version__ >= "2.5"  # the first with `enable_gqa`
+
+
 def fused(
     q: Tensor,
     k: Tensor,
@@ -29,17 +35,13 @@ def fused(
     check_attention(q, k, v, mask, scale)
     B, H, T, D = q.shape
     K, Dv = v.shape[1], v.shape[3]
-    if mask is not None and not isinstance(mask, Tensor) and mask.is_triangle():
+    lazy = None if isinstance(mask, Tensor) else mask
+    if lazy is not None and lazy.is_triangle() and (H == K or HAS_GQA):
+        grouped: dict[str, Any] = {} if H == K else {"enable_gqa": True}
         # The heads cannot be stacked: the kernel would take the queries of
         # the second head of a group for later ones.
         return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            dropout_p=dropout,
-            is_causal=True,
-            scale=scale,
-            enable_gqa=H > K,
+            q, k, v, dropout_p=dropout, is_causal=True, scale=scale, **grouped
         )
     rows = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
     seen = _stacked(dense(mask), H, K, T)
@@ -47,7 +49,7 @@ def fused(
         rows, k, v, attn_mask=seen, dropout_p=dropout, scale=scale
     )  # (B, K, H // K * T, Dv)
     if seen is not None:
-        # A query that sees no key gives zeros with every kernel.
+        # A query that sees no key: PyTorch 2.4 gives NaN.
         out = out.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
     return out.view(B, H, T, Dv)  # (B, H, T, Dv)
 

@@ -104,9 +104,10 @@ def with_prefix(
     one row: its keys are read once and not once per row.
     """
     B, H, T, D = q.shape
+    Dv = v.shape[3]
     rows = q.transpose(0, 1).reshape(1, H, B * T, D)  # (1, H, B * T, D)
     shared, lse = flash_lse(rows, *prefix, scale=scale)
-    shared = shared.view(H, B, T, -1).transpose(0, 1)  # (B, H, T, Dv)
+    shared = shared.view(H, B, T, Dv).transpose(0, 1)  # (B, H, T, Dv)
     lse = lse.view(H, B, T).transpose(0, 1)  # (B, H, T)
     own, own_lse = flash_lse(q, k, v, mask, scale=scale)
     return merge([shared, own], [lse, own_lse])[0]

@@ -76,6 +76,24 @@ def test_a_causal_prompt_needs_no_mask():
         assert largest == [q.nbytes, 8 // kv_heads * 4 * n * n]
 
 
+def test_a_causal_prompt_without_enable_gqa(monkeypatch):
+    """PyTorch 2.4, which has no such argument."""
+    kernel = F.scaled_dot_product_attention
+
+    def old(
+        q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None
+    ):
+        assert len({x.shape[1] for x in (q, k, v)}) == 1
+        return kernel(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)
+
+    monkeypatch.setattr("attnref.core.fused.HAS_GQA", False)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", old)
+    for kv_heads in 6, 2:
+        q, k, v = qkv(H=6, K=kv_heads, T=7, S=7)
+        lazy = RuleMask(Causal(), 7, 7, 0)
+        assert relative_error(fused(q, k, v, lazy), sdpa(q, k, v, lazy)) < 1e-12
+
+
 @pytest.mark.parametrize("new", [1, 2, 4])
 def test_a_cached_chunk_is_aligned_at_the_right(new):
     """Where PyTorch's `is_causal` would align it at the left."""

@@ -141,6 +141,11 @@ def test_with_a_shared_prefix_it_is_sdpa_over_all_keys():
     assert relative_error(got, want) <= 1e-12
 
 
+def test_a_prefix_without_any_new_query():
+    q, prefix, k, v, _ = shared_and_own()
+    assert with_prefix(q[:, :, :0], prefix, k, v).shape == (B, H, 0, DV)
+
+
 @torch.no_grad()
 def test_a_prefix_is_not_repeated_for_each_row():
     q, prefix, k, v, _ = shared_and_own(1009)
