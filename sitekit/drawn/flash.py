@@ -80,8 +80,19 @@ def order(window: int | None = None) -> Order:
     return Order(numbers, seen)
 
 
-def _walk(query: int) -> Iterator[tuple[int, float, float, float, float]]:
-    """End of the tile, and then m, the factor, the sum and acc after it."""
+class Step(NamedTuple):
+    """What a query knows after the keys from `start` to `end`."""
+
+    start: int
+    end: int
+    m: float
+    factor: float  # of the sums so far
+    p: Tensor  # the exponentials of these keys
+    total: float
+    acc: float
+
+
+def _walk(query: int) -> Iterator[Step]:
     m, total, acc = -math.inf, 0.0, 0.0
     for start in range(0, query + 1, TILE):
         end = min(start + TILE, query + 1)  # the causal rule hides the rest
@@ -91,35 +102,34 @@ def _walk(query: int) -> Iterator[tuple[int, float, float, float, float]]:
         total = total * factor + p.sum().item()
         acc = acc * factor + (p @ VALUES[start:end]).item()
         m = larger
-        yield end, m, factor, total, acc
+        yield Step(start, end, m, factor, p, total, acc)
 
 
 def held(tiles: int) -> Tensor:
     """What each value has been multiplied by in acc, after some tiles."""
     weights = torch.zeros(len(QUERIES), len(VALUES)).double()
     for row, query in zip(weights, QUERIES, strict=True):
-        end, m, *_ = [*_walk(query)][tiles - 1]
-        row[:end] = (SCORES[query, :end] - m).exp()
+        step = [*_walk(query)][tiles - 1]
+        row[: step.end] = (SCORES[query, : step.end] - step.m).exp()
     return weights
 
 
 def states() -> Iterator[Row]:
     """The running quantities of the last two queries, tile by tile."""
     for query in QUERIES:
-        start = 0
-        for end, m, factor, total, acc in _walk(query):
+        for start, end, m, factor, p, total, acc in _walk(query):
             yield [
                 str(query),
                 ", ".join(str(j) for j in range(start, end)),
                 ", ".join(f"{s:g}" for s in SCORES[query, start:end].tolist()),
                 f"{m:g}",
                 f"{factor:.4f}",
+                ", ".join(f"{x:.4f}" for x in p.tolist()),
                 f"{total:.4f}",
                 f"{acc:.3f}",
                 f"{acc / total:.3f}",
                 f"{m + math.log(total):.4f}",
             ]
-            start = end
 
 
 # The heads of a layer of Llama-3.1-8B, in bfloat16, on an H100.

@@ -362,7 +362,7 @@ def test_what_is_saved_is_linear():
 def test_the_formulas_of_the_backward_pass():
     # --8<-- [start:gradients]
     q, k, v = (torch.randn(2, 3, 7, 5).double().requires_grad_() for _ in "qkv")
-    out, lse = flash_lse(3 * q, k, v, tile=(2, 3))
+    out, lse = flash_lse(3 * q, k, v, tile=(2, 3))  # 3: weights less alike
     d_out = torch.randn_like(out)
     want = torch.autograd.grad(sdpa(3 * q, k, v), (q, k, v), d_out)
     tiled = torch.autograd.grad(out, (q, k, v), d_out)
@@ -409,8 +409,9 @@ def test_absorbed_mla_is_one_key_head_whose_values_are_part_of_the_keys():
     q = torch.randn(2, 6, 7, R + Dr)  # (B, H, T, R + Dr)
     entry = torch.randn(2, 1, 11, R + Dr)  # (B, 1, S, R + Dr); of the cache
     c = entry[..., :R]  # (B, 1, S, R); the latent, read as values
-    mixed = flash(q, entry, c, causal_mask(7, 11), scale=12**-0.5)
-    want = sdpa(q, entry, c, causal_mask(7, 11), scale=12**-0.5)
+    scale = 12**-0.5  # the width of expanded keys; 192 in DeepSeek-V3
+    mixed = flash(q, entry, c, causal_mask(7, 11), scale=scale)
+    want = sdpa(q, entry, c, causal_mask(7, 11), scale=scale)
     torch.testing.assert_close(mixed, want)
     # --8<-- [end:mla]
 

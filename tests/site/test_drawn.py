@@ -197,12 +197,17 @@ def test_the_tiles_of_flash_attention_one_after_another():
     scores, values = flash.SCORES, flash.VALUES
     rows = iter(flash.states())
     for query in flash.QUERIES:
+        total = 0.0
         for tile in range(1, 4):
             seen = slice(0, min(2 * tile, query + 1))
             x = scores[query, seen]
-            m, _, total, acc, out, lse = map(float, next(rows)[3:])
+            m, factor, new, *sums = next(rows)[3:]
+            m, factor = float(m), float(factor)
+            new = [float(p) for p in new.split(", ")]
+            before, (total, acc, out, lse) = total, map(float, sums)
             assert m == x.max()
             assert total == round((x - m).exp().sum().item(), 4)
+            assert total == pytest.approx(before * factor + sum(new), abs=3e-4)
             mean = torch.softmax(x, -1) @ values[seen]
             assert out == pytest.approx(mean.item(), abs=6e-4)
             assert acc / total == pytest.approx(out, abs=2e-3)
@@ -219,10 +224,10 @@ def test_the_tiles_of_flash_attention_one_after_another():
     )  # fmt: skip
     ends = [[*flash.states()][i] for i in (2, 5)]
     assert [f"{n:.3f}" for n in out[0, 0, 4:, 0].tolist()] == [
-        row[7] for row in ends
+        row[8] for row in ends
     ]
     assert [f"{n:.4f}" for n in lse[0, 0, 4:].tolist()] == [
-        row[8] for row in ends
+        row[9] for row in ends
     ]
 
 
