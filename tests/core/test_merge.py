@@ -84,7 +84,7 @@ def test_parts_of_torchs_kernel_are_merged_into_its_own_attention():
     # --8<-- [start:oracle]
     import torch.nn.functional as F
 
-    q = 4 * torch.randn(3, 6, 1, 16)  # (B, H, T, D)
+    q = 4 * torch.randn(3, 6, 5, 16)  # (B, H, T, D)
     k = torch.randn(3, 6, 11, 16)  # (B, H, S, D)
     v = torch.randn(3, 6, 11, 16)  # (B, H, S, D)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -129,10 +129,10 @@ def test_a_decode_step_in_parts():
     # --8<-- [start:step]
     from attnref import sdpa
 
-    q = torch.randn(1, 32, 1, 128)  # (B, H, T, D); of the new token
-    k = torch.randn(1, 8, 999, 128)  # (B, K, S, D); from the cache
-    v = torch.randn(1, 8, 999, 128)  # (B, K, S, D)
-    out = split_kv(q, k, v, splits=16)  # (B, H, T, D)
+    q = torch.randn(1, 32, 1, 128)  # one new token, 32 query heads
+    k = torch.randn(1, 8, 999, 128)  # 999 tokens in the cache
+    v = torch.randn(1, 8, 999, 128)
+    out = split_kv(q, k, v, splits=16)
     torch.testing.assert_close(out, sdpa(q, k, v))
     # --8<-- [end:step]
 
@@ -197,21 +197,21 @@ def test_a_layer_after_a_shared_prefix():
     with torch.no_grad():
         cache = KVCache(17)
         layer(prompt, cache=cache)
-        prefix = cache.stored  # keys and values, each (1, K, P, D)
+        kept = cache.stored  # keys and values, each (1, K, P, D)
         rows = torch.cat((prompt.expand(3, -1, -1), own), dim=1)
-        want = layer(rows)[:, 17:]
+        expected = layer(rows)[:, 17:]
 
         def after_prefix(q, k, v, mask=None, *, scale=None, dropout=0.0):
-            return with_prefix(q, prefix, k, v, mask, scale=scale)
+            return with_prefix(q, kept, k, v, mask, scale=scale)
 
         layer.attend = after_prefix
         out = layer(own, positions=torch.arange(17, 17 + 5))
-        torch.testing.assert_close(out, want)
+        torch.testing.assert_close(out, expected)
         # --8<-- [end:layer]
         # --8<-- [start:positions]
         with torch.no_grad():
             wrong = layer(own)  # as if the prefix were not there
-        assert (wrong - want).norm() > 0.1 * want.norm()
+        assert (wrong - expected).norm() > 0.1 * expected.norm()
         # --8<-- [end:positions]
 
 
