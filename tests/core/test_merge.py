@@ -113,13 +113,16 @@ def test_parts_of_torchs_kernel_are_merged_into_its_own_attention():
 )
 @pytest.mark.filterwarnings("ignore")  # it is not compiled here
 def test_the_log_sum_exp_of_a_part_is_that_of_flex_attention():
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention import flex_attention as flex
 
+    asked = {"return_lse": True}
+    if hasattr(flex, "AuxRequest"):  # its newer name
+        asked = {"return_aux": flex.AuxRequest(lse=True)}
     q, k, v = qkv(torch.float32, D=16, DV=16)
-    found = [
-        flex_attention(q, x, y, return_lse=True, enable_gqa=True)
-        for x, y in zip(k.split(4, dim=2), v.split(4, dim=2), strict=True)
-    ]
+    found = []
+    for x, y in zip(k.split(4, dim=2), v.split(4, dim=2), strict=True):
+        out, beside = flex.flex_attention(q, x, y, enable_gqa=True, **asked)
+        found.append((out, getattr(beside, "lse", beside)))
     out, lse = merge(*zip(*found, strict=True))
     torch.testing.assert_close(out, sdpa(q, k, v))
     torch.testing.assert_close(lse, flash_lse(q, k, v)[1])
