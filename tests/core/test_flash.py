@@ -456,20 +456,6 @@ def test_sums_that_are_not_rescaled():
     assert wrong.item() == pytest.approx(35.2, abs=0.05)
 
 
-def test_parts_are_not_averaged():
-    # --8<-- [start:average]
-    s, values = torch.tensor([1.0, 1.0, 3.0]), torch.tensor([0.0, 0.0, 9.0])
-    halves = [slice(0, 2), slice(2, 3)]
-    outs = torch.stack([s[i].softmax(0) @ values[i] for i in halves])
-    lses = torch.stack([s[i].logsumexp(0) for i in halves])
-    whole = s.softmax(0) @ values
-    torch.testing.assert_close(lses.softmax(0) @ outs, whole)
-    assert (outs.mean() - whole).abs() > 2.5  # 4.5, and not 7.08
-    # --8<-- [end:average]
-    assert whole.item() == pytest.approx(7.08, abs=0.005)
-    assert outs.mean() == 4.5
-
-
 def test_the_maximum_alone_does_not_give_the_weights():
     # --8<-- [start:statistics]
     s = torch.tensor([2.0, 1.0, 2.0])

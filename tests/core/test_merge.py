@@ -1,3 +1,4 @@
+import math
 import re
 from itertools import pairwise
 
@@ -6,11 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnref import (
     Causal,
     RuleMask,
     causal_mask,
+    flash,
     flash_lse,
     merge,
     sdpa,
@@ -77,17 +80,247 @@ def test_gradients_go_through_it():
     )
 
 
-def test_the_plain_mean_of_the_parts_is_wrong():
-    q, k, v = qkv()
-    mask = causal_mask(T, S)
-    found = [
-        flash_lse(q, k[:, :, part], v[:, :, part], mask[:, part])
-        for part in (slice(6), slice(6, None))
-    ]
-    outs, lses = zip(*found, strict=True)
-    want = sdpa(q, k, v, mask)
-    assert relative_error(merge(outs, lses)[0], want) <= 1e-12
-    assert relative_error(sum(outs) / 2, want) > 0.3
+def test_parts_of_torchs_kernel_are_merged_into_its_own_attention():
+    # --8<-- [start:oracle]
+    import torch.nn.functional as F
+
+    q = 4 * torch.randn(3, 6, 5, 16)  # (B, H, T, D)
+    k = torch.randn(3, 6, 11, 16)  # (B, H, S, D)
+    v = torch.randn(3, 6, 11, 16)  # (B, H, S, D)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    keys = slice(0, 4), slice(4, 9), slice(9, 11)
+    found = [kernel(q, k[:, :, i], v[:, :, i]) for i in keys]
+    out, lse = merge([o for o, _ in found], [x for _, x in found])
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
+    torch.testing.assert_close(lse, kernel(q, k, v)[1])
+
+    # --8<-- [end:oracle]
+    # --8<-- [start:order]
+    def two(a, b):
+        return merge([a[0], b[0]], [a[1], b[1]])
+
+    first, second, third = found
+    for some in (
+        two(two(first, second), third),
+        two(third, two(second, first)),
+    ):
+        torch.testing.assert_close(some, (out, lse))
+    # --8<-- [end:order]
+
+
+@pytest.mark.skipif(
+    torch.__version__ < "2.5", reason="flex_attention came with PyTorch 2.5"
+)
+@pytest.mark.filterwarnings("ignore")  # it is not compiled here
+def test_the_log_sum_exp_of_a_part_is_that_of_flex_attention():
+    from torch.nn.attention import flex_attention as flex
+
+    asked = {"return_lse": True}
+    if hasattr(flex, "AuxRequest"):  # its newer name
+        asked = {"return_aux": flex.AuxRequest(lse=True)}
+    q, k, v = qkv(torch.float32, D=16, DV=16)
+    found = []
+    for x, y in zip(k.split(4, dim=2), v.split(4, dim=2), strict=True):
+        out, beside = flex.flex_attention(q, x, y, enable_gqa=True, **asked)
+        found.append((out, getattr(beside, "lse", beside)))
+    out, lse = merge(*zip(*found, strict=True))
+    torch.testing.assert_close(out, sdpa(q, k, v))
+    torch.testing.assert_close(lse, flash_lse(q, k, v)[1])
+
+
+def test_a_decode_step_in_parts():
+    # --8<-- [start:step]
+    from attnref import sdpa
+
+    q = torch.randn(1, 32, 1, 128)  # one new token, 32 query heads
+    k = torch.randn(1, 8, 999, 128)  # 999 tokens in the cache
+    v = torch.randn(1, 8, 999, 128)
+    out = split_kv(q, k, v, splits=16)
+    torch.testing.assert_close(out, sdpa(q, k, v))
+    # --8<-- [end:step]
+
+
+def test_a_causal_prompt_after_a_shared_prefix():
+    # --8<-- [start:prompt]
+    from attnref import causal_mask
+
+    q = 2 * torch.randn(3, 6, 5, 16)  # (B, H, T, D)
+    k = torch.randn(3, 2, 5, 16)  # (B, K, T, D)
+    v = torch.randn(3, 2, 5, 13)  # (B, K, T, Dv)
+    first_k = torch.randn(1, 2, 17, 16)  # (1, K, P, D); once, not per row
+    first_v = torch.randn(1, 2, 17, 13)  # (1, K, P, Dv)
+    prefix = first_k, first_v
+    out = with_prefix(q, prefix, k, v, causal_mask(5))  # (B, H, T, Dv)
+
+    whole_k = torch.cat((first_k.expand(3, -1, -1, -1), k), dim=2)
+    whole_v = torch.cat((first_v.expand(3, -1, -1, -1), v), dim=2)
+    want = sdpa(q, whole_k, whole_v, causal_mask(5, 17 + 5))
+    torch.testing.assert_close(out, want)
+    # --8<-- [end:prompt]
+    # --8<-- [start:average]
+    shared = [x.expand(3, -1, -1, -1) for x in prefix]
+    first, second = flash_lse(q, *shared), flash_lse(q, k, v, causal_mask(5))
+    outs, lses = [first[0], second[0]], [first[1], second[1]]
+    torch.testing.assert_close(merge(outs, lses)[0], want)
+    mean = sum(outs) / 2
+    assert (mean - want).norm() > 0.3 * want.norm()
+    # --8<-- [end:average]
+    # --8<-- [start:base]
+    in_base_2 = [lse * 1.442695 for lse in lses]  # log2(e)
+    mixed = merge(outs, in_base_2)[0]
+    assert (mixed - want).norm() > 0.03 * want.norm()
+    natural = [lse * 0.693147 for lse in in_base_2]  # ln(2)
+    torch.testing.assert_close(merge(outs, natural)[0], want)
+    # --8<-- [end:base]
+    # --8<-- [start:twice]
+    seen = causal_mask(5, 17 + 5)
+    twice = with_prefix(q, prefix, whole_k, whole_v, seen)
+    assert (twice - want).norm() > 0.03 * want.norm()
+    # --8<-- [end:twice]
+    # --8<-- [start:mask]
+    try:
+        with_prefix(q, prefix, k, v, causal_mask(5, 17 + 5))
+        raise AssertionError("the mask is for 22 keys, and 5 are given")
+    except ValueError as error:
+        assert "does not broadcast" in str(error)
+    # --8<-- [end:mask]
+
+
+def test_a_layer_after_a_shared_prefix():
+    # --8<-- [start:layer]
+    from attnref import GroupedQueryAttention, KVCache
+
+    torch.manual_seed(0)
+    shape = {"d_model": 48, "n_heads": 6, "n_kv_heads": 2}
+    layer = GroupedQueryAttention(**shape, rope_theta=10000.0).eval()
+    for weight in layer.parameters():
+        weight.data *= 4  # sharp: one key counts more than another
+    prompt, own = torch.randn(1, 17, 48), torch.randn(3, 5, 48)
+
+    with torch.no_grad():
+        cache = KVCache(17)
+        layer(prompt, cache=cache)
+        kept = cache.stored  # keys and values, each (1, K, P, D)
+        rows = torch.cat((prompt.expand(3, -1, -1), own), dim=1)
+        expected = layer(rows)[:, 17:]
+
+        def after_prefix(q, k, v, mask=None, *, scale=None, dropout=0.0):
+            return with_prefix(q, kept, k, v, mask, scale=scale)
+
+        layer.attend = after_prefix
+        out = layer(own, positions=torch.arange(17, 17 + 5))
+        torch.testing.assert_close(out, expected)
+        # --8<-- [end:layer]
+        # --8<-- [start:positions]
+        with torch.no_grad():
+            wrong = layer(own)  # as if the prefix were not there
+        assert (wrong - expected).norm() > 0.1 * expected.norm()
+        # --8<-- [end:positions]
+
+
+def test_mla_in_parts():
+    # --8<-- [start:mla]
+    from attnref import KVCache, MultiHeadLatentAttention
+
+    mla = MultiHeadLatentAttention(
+        d_model=48,
+        n_heads=6,
+        kv_lora_rank=20,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+    ).eval()
+
+    def in_parts(q, k, v, mask=None, *, scale=None, dropout=0.0):
+        assert k.shape[1] == 1  # one key head for all query heads
+        return split_kv(q, k, v, mask, scale=scale, splits=5)
+
+    tokens, found = torch.randn(3, 23, 48), []
+    for mla.attend in sdpa, in_parts:
+        cache = KVCache(23)
+        with torch.no_grad():
+            mla(tokens[:, :22], cache=cache, form="absorbed")
+            found.append(mla(tokens[:, 22:], cache=cache, form="absorbed"))
+    torch.testing.assert_close(*found)
+    # --8<-- [end:mla]
+
+
+def test_a_part_without_keys():
+    # --8<-- [start:empty]
+    zeros, none = torch.zeros(1, 1, 1, 4), torch.full((1, 1, 1), -torch.inf)
+    by_formula = torch.stack((none, none)).softmax(0)  # -inf - (-inf)
+    assert by_formula.isnan().all()
+    out, lse = merge([zeros, zeros], [none, none])
+    assert out.eq(0).all() and lse.eq(-torch.inf).all()
+
+    some, high = torch.randn(1, 1, 1, 4), torch.zeros(1, 1, 1)
+    out, lse = merge([some, zeros], [high, none])  # it does not count
+    assert torch.equal(out, some) and torch.equal(lse, high)
+    assert merge([some, zeros], [high, -none])[0].isnan().all()  # +inf
+    # --8<-- [end:empty]
+
+
+def test_a_sink_is_a_part_without_a_value():
+    # --8<-- [start:sink]
+    scores, values = torch.randn(1, 6, 1, 11), torch.randn(1, 6, 11, 16)
+    sink = torch.randn(1, 6, 1)  # one learned score per head
+    beside = torch.cat((scores, sink[..., None]), dim=-1)
+    want = beside.softmax(-1)[..., :-1] @ values
+
+    out, lse = scores.softmax(-1) @ values, scores.logsumexp(-1)
+    with_sink = merge([out, torch.zeros_like(out)], [lse, sink])[0]
+    torch.testing.assert_close(with_sink, want)
+    torch.testing.assert_close((lse - sink).sigmoid()[..., None] * out, want)
+    # --8<-- [end:sink]
+
+
+def test_the_answer_of_the_exercise():
+    outs = torch.tensor([[[[0.0]]]]), torch.tensor([[[[8.0]]]])
+    lses = torch.tensor([[[2.0]]]), torch.tensor([[[2 + math.log(3)]]])
+    out, lse = merge(outs, lses)
+    torch.testing.assert_close(out.item(), 6.0)
+    torch.testing.assert_close(lse.item(), 2 + math.log(4))
+
+
+class Read(TorchDispatchMode):
+    """The elements of the right factors, keys and values, of all products."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.bmm.default:
+            self.elements += args[1].numel()
+        elif func is torch.ops.aten.baddbmm_.default:
+            self.elements += args[2].numel()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7])
+@torch.no_grad()
+def test_the_keys_of_a_prefix_are_read_once(rows):
+    """The factor that the page's table of bytes gives."""
+    P, own, width = 211, 13, D + DV
+    q, k, v = qkv(B=rows, T=1, S=own)
+    prefix = torch.randn(1, K, P, D), torch.randn(1, K, P, DV)
+    prefix = tuple(x.to(q.dtype) for x in prefix)
+    with Read() as shared:
+        with_prefix(q, prefix, k, v)
+    with Read() as apart:
+        whole = (x.expand(rows, -1, -1, -1) for x in prefix)
+        flash(q, *(torch.cat(x, 2) for x in zip(whole, (k, v), strict=True)))
+    assert shared.elements == K * width * (P + rows * own)
+    assert apart.elements == K * width * rows * (P + own)
+
+
+def test_rounding_does_not_grow_with_the_number_of_parts():
+    q, k, v = qkv(torch.bfloat16, T=1, S=512, D=64)
+    exact = sdpa(*(x.double() for x in (q, k, v)))
+    once = relative_error(exact.bfloat16(), exact)
+    for splits in (1, 8, 64, 512):
+        got = split_kv(q, k, v, splits=splits)
+        assert relative_error(got, exact) <= 3 * once
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

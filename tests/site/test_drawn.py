@@ -20,8 +20,10 @@ from sitekit.drawn import (
     flash,
     kv_cache,
     masks,
+    merge,
     mla,
     one_code,
+    operations,
     rope,
     sdpa,
     softmax,
@@ -277,6 +279,58 @@ def test_tiles_that_are_skipped_are_counted():
     assert (n - pads) * (n - pads + 1) // 2 == 12 + 66
     assert causal - (n - W) * (n - W - 1) // 2 == 28 + 42
     assert n + (n - W) == 28  # the triangle's edge, and the window's
+
+
+def test_parts_are_merged_into_what_torch_computes():
+    """Each row of the example, and the numbers that its figure repeats."""
+    scores, values = merge.SCORES, merge.VALUES
+    *own, whole, mean = cells(merge.merged())
+    lse = scores.logsumexp(0)
+    for row, x, v in zip(own, scores.split(2), values.split(2), strict=True):
+        out, its = x.softmax(0) @ v, x.logsumexp(0)
+        weight = (its - lse).exp()
+        wanted = [x.item() for x in (out, its, weight, weight * out)]
+        assert [*map(float, row[3:])] == pytest.approx(wanted, abs=6e-4)
+    assert whole[3] == whole[6] == f"{scores.softmax(0) @ values:.3f}"
+    assert whole[4] == f"{lse:.4f}" and float(mean[3]) < float(whole[3]) - 8
+    assert float(own[2][5]) > 0.5  # in the caption: more than the other two
+    texts = [texts for _, texts in merge.split().boxes]
+    assert texts[1] == [row[0] for row in own] and texts[3] == [whole[3]]
+    assert texts[2] == [f"{row[3]}; {row[4]}" for row in own]
+    html = shown("merge", 0)
+    assert all(f">{text}<" in html for text in texts[2])
+    assert [len(texts) for _, texts in merge.cascade(3).boxes] == [3, 1, 3, 3]
+    with pytest.raises(ValueError, match="1 words, 4 steps"):
+        merge.split().drawing(("", ""), title="", words=[""])
+
+
+def test_parts_that_keep_a_gpu_busy_and_their_bytes():
+    assert merge.enough(12) == 11  # by FlashAttention's author, on an H100
+    assert {row[0]: row[1:] for row in cells(merge.partial(8192, 16))} == {
+        "mha": ["32", "32", "24%", "4", "1", "32.25 KiB", "2"],
+        "gqa": ["8", "8", "6%", "16", "1", "32.25 KiB", "8"],
+        "mqa": ["1", "1", "1%", "132", "8", "32.25 KiB", "64"],
+        "mla": ["1", "2", "2%", "66", "4", "513 KiB", "456"],
+    }
+    assert 2 * 32 * 129 * 4 == 32.25 * 1024  # out and lse, there and back
+    assert 2 * 128 * 513 * 4 / (576 * 2) == 456
+
+
+def test_a_prefix_that_is_read_once():
+    rows = [*merge.bytes_read(256)]
+    for prefix, batch, llama, once, v3, v3_once, ratio in rows:
+        P, B = int(prefix.replace(",", "")), int(batch)
+        for a_token, apart, shared in (
+            (32 * 2 * 8 * 128 * 2, llama, once),
+            (61 * 576 * 2, v3, v3_once),
+        ):
+            assert apart == size(B * (P + 256) * a_token)
+            assert shared == size((P + B * 256) * a_token)
+        assert ratio == f"{B * (P + 256) / (P + B * 256):.1f}x"
+        assert float(ratio[:-1]) <= min(B, 1 + P / 256)
+    assert rows[-1][-1] == "43.0x"
+    # In the prose: at 74 rows, four queries each pass the ridge of an H100.
+    assert 4 * 73 < operations.H100.ridge < 4 * 74
 
 
 def test_attention_by_hand_is_what_torch_computes():

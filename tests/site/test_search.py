@@ -47,6 +47,9 @@ ASKED = {
             FlashAttention; flash attention backward pass; flash_lse;
             FlashMLA; rescale running maximum tiles""",
         "flash softmax": "online softmax",
+        "merge": """
+            split_kv; with_prefix; merge partial attention results;
+            attention shared prefix batch; flash decoding""",
         "operations kv-cache": "prefill vs decode",
         "operations one-code": "memory bound; decode memory bandwidth",
         "mha": "nn.MultiheadAttention",
@@ -78,6 +81,7 @@ ASKED = {
         "kv-cache": "增长式缓存; 预分配; beam search",
         "flash": "FlashAttention; 分块; FlashMLA; 反向传播",
         "flash softmax": "在线 softmax; online softmax",
+        "merge": "split_kv; with_prefix; 共享前缀 注意力; 级联注意力",
         "kv-cache absorption": "投机解码",
         "kv-cache operations": "预填充",
         "operations": "屋顶线; 算术强度; 计算受限; h100; 首 token 时延",
