@@ -32,26 +32,67 @@ def fused(
     values are read once. A prompt that only the causal rule masks, with no
     pads and no earlier tokens, is passed on as `is_causal`, without a mask.
     """
-    check_attention(q, k, v, mask, scale)
-    B, H, T, D = q.shape
-    K, Dv = v.shape[1], v.shape[3]
-    lazy = None if isinstance(mask, Tensor) else mask
-    if lazy is not None and lazy.is_triangle() and (H == K or HAS_GQA):
-        grouped: dict[str, Any] = {} if H == K else {"enable_gqa": True}
-        # The heads cannot be stacked: the kernel would take the queries of
-        # the second head of a group for later ones.
-        return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=True, scale=scale, **grouped
-        )
-    rows = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
-    seen = _stacked(dense(mask), H, K, T)
-    out = F.scaled_dot_product_attention(
-        rows, k, v, attn_mask=seen, dropout_p=dropout, scale=scale
-    )  # (B, K, H // K * T, Dv)
+    given, told = _passed(q, k, v, mask, scale, dropout)
+    out = F.scaled_dot_product_attention(*given, **told)
+    seen = told["attn_mask"]
     if seen is not None:
         # A query that sees no key: PyTorch 2.4 gives NaN.
         out = out.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
-    return out.view(B, H, T, Dv)  # (B, H, T, Dv)
+    return out.reshape(*q.shape[:3], v.shape[3])  # (B, H, T, Dv)
+
+
+def fused_backend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> str:
+    """Which of PyTorch's kernels `fused` calls for these inputs.
+
+    "flash", "efficient" or "cudnn", or "math", which is not fused: it keeps
+    all scores. It depends on the device, the dtype, the mask, the widths and
+    on gradients, and is asked of PyTorch, which decides the same way.
+
+    Examples:
+        >>> q = torch.zeros(1, 2, 3, 4)
+        >>> fused_backend(q, q, q)
+        'flash'
+        >>> fused_backend(q, q, torch.zeros(1, 2, 3, 8))
+        'math'
+    """
+    given, told = _passed(q, k, v, mask, scale, dropout)
+    chosen = torch._fused_sdp_choice(*given, **told)
+    names = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
+    return names.get(chosen, f"number {chosen} of SDPBackend")
+
+
+def _passed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float | None,
+    dropout: float,
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """What PyTorch's function is given, and told."""
+    check_attention(q, k, v, mask, scale)
+    B, H, T, D = q.shape
+    K = v.shape[1]
+    told: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
+    lazy = None if isinstance(mask, Tensor) else mask
+    if lazy is not None and lazy.is_triangle() and (H == K or HAS_GQA):
+        # The heads cannot be stacked: the kernel would take the queries of
+        # the second head of a group for later ones.
+        grouped = {} if H == K else {"enable_gqa": True}
+        return (q, k, v), told | {
+            "attn_mask": None,
+            "is_causal": True,
+        } | grouped
+    rows = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
+    return (rows, k, v), told | {"attn_mask": _stacked(dense(mask), H, K, T)}
 
 
 def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
