@@ -32,9 +32,10 @@ def fused(
     values are read once. A prompt that only the causal rule masks, with no
     pads and no earlier tokens, is passed on as `is_causal`, without a mask.
     """
-    given, told = _passed(q, k, v, mask, scale, dropout)
-    out = F.scaled_dot_product_attention(*given, **told)
-    seen = told["attn_mask"]
+    check_attention(q, k, v, mask, scale)
+    call = _call(q, k, v, mask, scale, dropout)
+    out: Tensor = F.scaled_dot_product_attention(**call)
+    seen = call["attn_mask"]
     if seen is not None:
         # A query that sees no key: PyTorch 2.4 gives NaN.
         out = out.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
@@ -60,39 +61,40 @@ def fused_backend(
         >>> q = torch.zeros(1, 2, 3, 4)
         >>> fused_backend(q, q, q)
         'flash'
-        >>> fused_backend(q, q, torch.zeros(1, 2, 3, 8))
+        >>> fused_backend(q, q, q, dropout=0.1)
         'math'
     """
-    given, told = _passed(q, k, v, mask, scale, dropout)
-    chosen = torch._fused_sdp_choice(*given, **told)
+    check_attention(q, k, v, mask, scale)
+    call = _call(q, k, v, mask, scale, dropout)
+    chosen: int = torch._fused_sdp_choice(**call)
     names = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
     return names.get(chosen, f"number {chosen} of SDPBackend")
 
 
-def _passed(
+def _call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Mask,
     scale: float | None,
     dropout: float,
-) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-    """What PyTorch's function is given, and told."""
-    check_attention(q, k, v, mask, scale)
+) -> dict[str, Any]:
+    """The arguments with which PyTorch is called."""
     B, H, T, D = q.shape
-    K = v.shape[1]
-    told: dict[str, Any] = {"dropout_p": dropout, "scale": scale}
+    K = k.shape[1]
+    how: dict[str, Any] = {"attn_mask": None, "dropout_p": dropout}
+    how["scale"] = scale
     lazy = None if isinstance(mask, Tensor) else mask
     if lazy is not None and lazy.is_triangle() and (H == K or HAS_GQA):
         # The heads cannot be stacked: the kernel would take the queries of
         # the second head of a group for later ones.
-        grouped = {} if H == K else {"enable_gqa": True}
-        return (q, k, v), told | {
-            "attn_mask": None,
-            "is_causal": True,
-        } | grouped
-    rows = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
-    return (rows, k, v), told | {"attn_mask": _stacked(dense(mask), H, K, T)}
+        how["is_causal"] = True
+        if H > K:
+            how["enable_gqa"] = True
+    else:
+        q = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
+        how["attn_mask"] = _stacked(dense(mask), H, K, T)
+    return {"query": q, "key": k, "value": v, **how}
 
 
 def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:

@@ -275,7 +275,9 @@ class Window(Rule):
         return self.size
 
     def covers(self, other: Rule) -> bool:
-        return type(self) is Window and other.reach <= self.size
+        if type(self) is not Window:  # a subclass may show less
+            return super().covers(other)
+        return other.reach <= self.size
 
     def hides_nothing(self, T: int, S: int) -> bool:
         return type(self) is Window and T <= 1 and self.size >= S
@@ -299,6 +301,9 @@ class Prefix(Rule):
 
     length: int | Tensor
 
+    __eq__ = object.__eq__  # tensors are not compared
+    __hash__ = object.__hash__
+
     def __post_init__(self) -> None:
         if not isinstance(self.length, Tensor):
             check_counts(length=self.length)
@@ -316,7 +321,7 @@ class Prefix(Rule):
 
     def check(self, B: int, S: int, device: torch.device) -> None:
         if isinstance(self.length, Tensor):
-            _check_made_for("length", self.length, (B,), device)
+            _check_made_for("length", self.length, (B, S), device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,6 +343,9 @@ class Documents(Rule):
 
     ids: Tensor
 
+    __eq__ = object.__eq__  # tensors are not compared
+    __hash__ = object.__hash__
+
     def __post_init__(self) -> None:
         _check_whole("ids", self.ids, dims=(1, 2))
 
@@ -349,8 +357,7 @@ class Documents(Rule):
         return ids[row, i] == ids[row, j]
 
     def check(self, B: int, S: int, device: torch.device) -> None:
-        full = (B, S)[-self.ids.dim() :]
-        _check_made_for("ids", self.ids, full, device)
+        _check_made_for("ids", self.ids, (B, S), device)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -362,19 +369,20 @@ def _check_whole(name: str, x: Tensor, dims: tuple[int, ...]) -> None:
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} is {kind}; pass a tensor of int32 or int64")
     if x.dim() not in dims:
-        axes = " or ".join(map(str, dims))
-        raise ValueError(f"{name} has shape {tuple(x.shape)}; not {axes} axes")
+        axes = {(1,): "1 axis", (1, 2): "1 or 2 axes"}[dims]
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it needs {axes}")
 
 
 def _check_made_for(
-    name: str, x: Tensor, full: tuple[int, ...], device: torch.device
+    name: str, x: Tensor, full: tuple[int, int], device: torch.device
 ) -> None:
-    """The rows must be as many; of tokens there may be more, to come."""
-    rows_differ = name == "length" or x.dim() == 2
-    if (rows_differ and len(x) != full[0]) or x.shape[-1] < full[-1]:
+    """Rows must be as many; of tokens there may be more: those to come."""
+    B, S = full
+    by_row, by_token = name == "length" or x.dim() == 2, name == "ids"
+    if (by_row and len(x) != B) or (by_token and x.shape[-1] < S):
         raise ValueError(
-            f"{name} of the rule has shape {tuple(x.shape)}; it needs {full}, "
-            "every token so far included"
+            f"{name} of the rule has shape {tuple(x.shape)} for {B} rows of "
+            f"{S} tokens, cached ones included"
         )
     if x.device != device:
         raise ValueError(f"{name} of the rule is on {x.device}, q on {device}")
