@@ -40,6 +40,24 @@ def test_without_a_compiler_it_is_sdpa_under_every_mask(mask):
         assert torch.equal(flex(q, k, v), sdpa(q, k, v))
 
 
+def test_a_window_over_documents():
+    # --8<-- [start:flex]
+    import warnings
+
+    from attnref import Documents, RuleMask, Window
+
+    ids = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1]])
+    mask = RuleMask(Window(3) & Documents(ids), T=7, S=7, past=0)
+    q = torch.randn(2, 6, 7, 5)  # (B, H, T, D)
+    k = torch.randn(2, 3, 7, 5)  # (B, K, S, D)
+    v = torch.randn(2, 3, 7, 13)  # (B, K, S, Dv)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch asks to compile it
+        out = flex(q, k, v, mask, compiled=False)
+    torch.testing.assert_close(out, sdpa(q, k, v, mask))
+    # --8<-- [end:flex]
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.skipif(
     not shutil.which("g++")
