@@ -74,7 +74,7 @@ def flex(
             "PyTorch cannot compile flex_attention here: it needs a C++ "
             "compiler on a CPU, and Triton on a GPU; use fused or flash"
         ) from error
-    return out  # (B, H, T, Dv)
+    return out
 
 
 @cache

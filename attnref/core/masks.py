@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -522,10 +522,10 @@ def mask_mod(
             return whole[tuple(x if n > 1 else x * 0 for x, n in at)]
 
         return looked_up
-    # Of a rule alone, the indices are the positions.
-    lazy = cast(RuleMask, mask)
-    if not hasattr(mask, "past"):
-        lazy = RuleMask(mask, T=0, S=0, past=0)
+    given: Any = mask
+    if not hasattr(given, "past"):  # a rule: the indices are the positions
+        given = RuleMask(given, T=0, S=0, past=0)
+    lazy: RuleMask = given
     rule, past, positions = lazy.rule, lazy.past, lazy.positions
     beside = None if lazy.mask is None else mask_mod(lazy.mask)
 

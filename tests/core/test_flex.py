@@ -48,9 +48,9 @@ def test_a_window_over_documents():
 
     ids = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1]])
     mask = RuleMask(Window(3) & Documents(ids), T=7, S=7, past=0)
-    q = torch.randn(2, 6, 7, 5)  # (B, H, T, D)
-    k = torch.randn(2, 3, 7, 5)  # (B, K, S, D)
-    v = torch.randn(2, 3, 7, 13)  # (B, K, S, Dv)
+    q = torch.randn(2, 6, 7, 5)
+    k = torch.randn(2, 3, 7, 5)
+    v = torch.randn(2, 3, 7, 13)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch asks to compile it
         out = flex(q, k, v, mask, compiled=False)

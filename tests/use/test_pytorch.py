@@ -503,8 +503,8 @@ def test_copied_and_saved():
 
 def test_which_kernel():
     # --8<-- [start:backend]
-    q = torch.randn(3, 6, 7, 16)  # (B, H, T, D)
-    k = torch.randn(3, 2, 7, 16)  # (B, K, S, D)
+    q = torch.randn(3, 6, 7, 16)
+    k = torch.randn(3, 2, 7, 16)
     assert fused_backend(q, k, k, causal_mask(7)) == "flash"
     assert fused_backend(q, k, k, dropout=0.1) == "math"
     # --8<-- [end:backend]
