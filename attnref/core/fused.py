@@ -66,7 +66,7 @@ def fused_backend(
     """
     check_attention(q, k, v, mask, scale)
     call = _call(q, k, v, mask, scale, dropout)
-    chosen: int = torch._fused_sdp_choice(**call)
+    chosen: int = torch.ops.aten._fused_sdp_choice(**call)
     names = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
     return names.get(chosen, f"number {chosen} of SDPBackend")
 

@@ -95,14 +95,14 @@ def test_what_flex_attention_cannot_do_is_refused(monkeypatch):
     with torch.no_grad():
         assert CORES["flex"](*learning).shape == (B, H, T, DV)
 
+    failed = torch._dynamo.exc.BackendCompilerFailed
+
     def compiler_is_missing(*given, **told):
-        raise torch._dynamo.exc.BackendCompilerFailed(
-            compiler_is_missing, OSError("no g++"), None
-        )
+        raise failed(compiler_is_missing, OSError("no g++"), None)
 
     monkeypatch.setattr(
         "attnref.core.flex._kernel",
-        lambda compiled: (compiler_is_missing, None),
+        lambda compiled: (compiler_is_missing, None, failed),
     )
     with pytest.raises(RuntimeError, match="cannot compile flex_attention"):
         flex(*(x.float() for x in (q, k, v)))
