@@ -18,6 +18,7 @@ from attnref import (
     MultiHeadLatentAttention,
     causal_mask,
     fused,
+    fused_backend,
     sdpa,
 )
 
@@ -498,6 +499,15 @@ def test_copied_and_saved():
     assert (logits - expected[:, 5:]).abs().max() < 1e-4
     # --8<-- [end:copies]
     assert relative_error(logits, expected[:, 5:]) < 1e-5
+
+
+def test_which_kernel():
+    # --8<-- [start:backend]
+    q = torch.randn(3, 6, 7, 16)
+    k = torch.randn(3, 2, 7, 16)
+    assert fused_backend(q, k, k, causal_mask(7)) == "flash"
+    assert fused_backend(q, k, k, dropout=0.1) == "math"
+    # --8<-- [end:backend]
 
 
 def test_fused():
