@@ -4,6 +4,7 @@ Each of `LINES` is a row of the table, below the section of the page that shows
 its calls. tests/use/test_ship.py makes them in the names of that section.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -45,13 +46,13 @@ LINES = {
         ),
     },
     "pads": {
-        "right": Line(
+        "pads_right": Line(
             "fused(q, k, v, causal)",
             GROUPED,
             "sdpa(q, k, v, causal_mask(T) & padding_mask(right))",
             "inputs",
         ),
-        "left": Line(
+        "pads_left": Line(
             "fused(q, k, v, causal_mask(T) & padding_mask(left))",
             f"{SDPA}(q, k, v, attn_mask=causal_mask(T) & left[:, None, None], "
             "enable_gqa=True)",
@@ -155,24 +156,33 @@ LINES = {
 }
 
 
+def wrapped(call: str, width: int = 40) -> list[str]:
+    """A call in lines, broken after a space or a bracket."""
+    found = [""]
+    for part in re.findall(r"[^ (]+[ (]*", call):
+        if found[-1] and len(found[-1] + part.rstrip()) > width:
+            found.append("")
+        found[-1] += part
+    return [f"`{line.rstrip()}`" for line in found]
+
+
 def lines() -> Iterator[Row]:
-    """The situation, the calls, the largest new tensor, the trap, the test."""
+    """Situation and test, the calls, the largest new tensor, the trap."""
     for section, some in LINES.items():
         for key, line in some.items():
             yield [
-                Word(key),
-                [f"`{line.ours}`", f"`{line.theirs}`"],
+                [Word(key), f"`test_{section}`"],
+                [*wrapped(line.ours), *wrapped(line.theirs)],
                 Word(line.largest),
                 Word(f"{key}_trap"),
-                f"`test_{section}`",
             ]
 
 
-class Seen(TorchDispatchMode):
+class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What is called within, and the bytes of the largest new tensor."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.inputs = {x.untyped_storage().data_ptr() for x in inputs}
         self.called: set[str] = set()
         self.largest = 0
@@ -233,7 +243,7 @@ def kernels() -> Iterator[Row]:
     for key, seen in observed().items():
         yield [
             Word(key),
-            f"`{CALLS[key]}`",
+            wrapped(CALLS[key], 36),
             Word(seen.kernel),
             size(seen.largest),
         ]
