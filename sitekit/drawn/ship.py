@@ -170,8 +170,9 @@ def lines() -> Iterator[Row]:
     """Situation and test, the calls, the largest new tensor, the trap."""
     for section, some in LINES.items():
         for key, line in some.items():
+            test: list[str | Word] = [Word(key), f"`test_{section}`"]
             yield [
-                [Word(key), f"`test_{section}`"],
+                test,
                 [*wrapped(line.ours), *wrapped(line.theirs)],
                 Word(line.largest),
                 Word(f"{key}_trap"),
