@@ -146,6 +146,13 @@ LINES = {
             "sdpa(q, k, v, causal_mask(T))",
             "scores",
         ),
+        "compile": Line(
+            'torch.compile(fused, backend="eager")(q, k, v, causal)',
+            f'torch.compile({SDPA}, backend="eager")'
+            "(q, k, v, is_causal=True, enable_gqa=True)",
+            "sdpa(q, k, v, causal_mask(T))",
+            "inputs",
+        ),
         "half": Line(
             "fused(*half, causal)",
             f"{SDPA}(*half, is_causal=True, enable_gqa=True)",

@@ -41,7 +41,7 @@ q = 2 * torch.randn(B, H, T, D, dtype=torch.float64)
 k, v = torch.randn(2, B, K, T, D, dtype=torch.float64)
 causal = RuleMask(Causal(), T, T, past=0)  # what a causal layer passes on
 lengths = torch.tensor([307, 250, 200])
-right = torch.arange(T) < lengths[:, None]  # (B, T), True = a real token
+right = torch.arange(T) < lengths[:, None]  # (B, T); True = a real token
 left = right.flip(1)
 new, one = q[:, :, -100:], q[:, :, -1:]  # the last 100 tokens, the last one
 # --8<-- [end:setup]
@@ -65,7 +65,8 @@ def check(section, names):
             ]
             given = [x for x in used if type(x) is torch.Tensor]
             given += [x for y in used if type(y) in (tuple, list) for x in y]
-            if "flex_attention" in call:  # not in a dispatch mode
+            if "flex_attention" in call or "compile" in call:
+                # Not in a dispatch mode.
                 out = eval(call, names)
             else:
                 with ship.Seen(given) as seen:
@@ -202,15 +203,15 @@ def test_rules():
     warnings.filterwarnings("ignore", "flex_attention called without torch")
     ids = torch.arange(T) // 120  # three documents in each row
 
-    def in_document(b, h, i, j):
-        return (j <= i) & (ids[i] == ids[j])
+    def in_document(ids):
+        return lambda b, h, i, j: (j <= i) & (ids[i] == ids[j])
 
-    def in_window(b, h, i, j):
-        return (j <= i) & (j > i - W)
+    def in_window(size):
+        return lambda b, h, i, j: (j <= i) & (j > i - size)
 
     documents, near = (
         create_block_mask(rule, None, None, T, T, device="cpu")
-        for rule in (in_document, in_window)
+        for rule in (in_document(ids), in_window(W))
     )
     packed = causal_mask(T) & (ids[:, None] == ids)
     out = flex_attention(q, k, v, block_mask=documents, enable_gqa=True)
@@ -286,6 +287,15 @@ def test_more():
     half = [x.bfloat16() for x in (q, k, v)]
     out = F.scaled_dot_product_attention(*half, is_causal=True, enable_gqa=True)
     assert torch.allclose(out, fused(*half, causal))
+
+    # Compiled; in your project, leave `backend` out.
+    exact = sdpa(q, k, v, causal)
+    out = torch.compile(fused, backend="eager")(q, k, v, causal)
+    assert torch.allclose(out, exact)
+    out = torch.compile(F.scaled_dot_product_attention, backend="eager")(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+    assert torch.allclose(out, exact)
     # --8<-- [end:more]
     check("more", locals())
 
@@ -383,7 +393,7 @@ def test_kernels():
     assert [row[0].key for row in rows] == [*ship.CALLS]
     assert rows[0][2:] == [ship.Word("flash"), "2 MiB"]
     named = [row[0][1].strip("`") for row in ship.lines()]
-    assert len(named) == 17 and {*named} < {*globals()}
+    assert len(named) == 18 and {*named} < {*globals()}
 
 
 def test_traps():
