@@ -1,15 +1,20 @@
 # What type checkers and editors see of __init__.py: the same names.
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
 from attnref.core.flash import flash, flash_lse
-from attnref.core.fused import fused
+from attnref.core.flex import flex
+from attnref.core.fused import fused, fused_backend
 from attnref.core.masks import (
     Causal,
+    Documents,
     Everything,
+    Prefix,
     Rule,
     RuleMask,
+    Window,
     causal_mask,
     cross_mask,
     decoder_mask,
+    mask_mod,
     padding_mask,
     padding_mask_from_hf,
 )
@@ -48,6 +53,7 @@ __all__ = [
     "Causal",
     "CrossAttention",
     "Decoder",
+    "Documents",
     "Everything",
     "GroupedQueryAttention",
     "GrowingKVCache",
@@ -55,9 +61,11 @@ __all__ = [
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "MultiQueryAttention",
+    "Prefix",
     "Rule",
     "RuleMask",
     "SwiGLU",
+    "Window",
     "Yarn",
     "absorbed_weights",
     "apply_rope",
@@ -70,9 +78,12 @@ __all__ = [
     "dequantised",
     "flash",
     "flash_lse",
+    "flex",
     "fused",
+    "fused_backend",
     "greedy",
     "grouped_query_loop",
+    "mask_mod",
     "merge",
     "mha_to_gqa",
     "multi_head_loop",

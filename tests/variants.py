@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention
 
 from attnref import (
     Attend,
@@ -32,6 +33,7 @@ from attnref import (
     Rule,
     Yarn,
     flash,
+    flex,
     fused,
     padding_mask,
     sdpa,
@@ -55,7 +57,11 @@ CORES: dict[str, Attend] = {
     "sdpa": sdpa,
     "fused": fused,
     "flash": partial(flash, tile=(2, 3)),
+    "flex": partial(flex, compiled=False),
 }
+NO_GRADIENTS = {"flex"}  # on a CPU, nor dropout
+# Else PyTorch traces even the form that is not compiled, for each shape anew.
+flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
 NOTHING: dict[str, Any] = {}
 
 

@@ -33,25 +33,68 @@ def fused(
     pads and no earlier tokens, is passed on as `is_causal`, without a mask.
     """
     check_attention(q, k, v, mask, scale)
-    B, H, T, D = q.shape
-    K, Dv = v.shape[1], v.shape[3]
-    lazy = None if isinstance(mask, Tensor) else mask
-    if lazy is not None and lazy.is_triangle() and (H == K or HAS_GQA):
-        grouped: dict[str, Any] = {} if H == K else {"enable_gqa": True}
-        # The heads cannot be stacked: the kernel would take the queries of
-        # the second head of a group for later ones.
-        return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=True, scale=scale, **grouped
-        )
-    rows = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
-    seen = _stacked(dense(mask), H, K, T)
-    out = F.scaled_dot_product_attention(
-        rows, k, v, attn_mask=seen, dropout_p=dropout, scale=scale
-    )  # (B, K, H // K * T, Dv)
+    call = _call(q, k, v, mask, scale, dropout)
+    out: Tensor = F.scaled_dot_product_attention(**call)
+    seen = call["attn_mask"]
     if seen is not None:
         # A query that sees no key: PyTorch 2.4 gives NaN.
         out = out.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
-    return out.view(B, H, T, Dv)  # (B, H, T, Dv)
+    return out.reshape(*q.shape[:3], v.shape[3])  # (B, H, T, Dv)
+
+
+def fused_backend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> str:
+    """Which of PyTorch's kernels `fused` calls for these inputs.
+
+    "flash", "efficient" or "cudnn", or "math", which is not fused: it keeps
+    all scores. It depends on the device, the dtype, the mask, the widths and
+    on gradients, and is asked of PyTorch, which decides the same way.
+
+    Examples:
+        >>> q = torch.zeros(1, 2, 3, 4)
+        >>> fused_backend(q, q, q)
+        'flash'
+        >>> fused_backend(q, q, q, dropout=0.1)
+        'math'
+    """
+    check_attention(q, k, v, mask, scale)
+    call = _call(q, k, v, mask, scale, dropout)
+    chosen: int = torch._fused_sdp_choice(**call)
+    names = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
+    return names.get(chosen, f"number {chosen} of SDPBackend")
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float | None,
+    dropout: float,
+) -> dict[str, Any]:
+    """The arguments with which PyTorch is called."""
+    B, H, T, D = q.shape
+    K = k.shape[1]
+    how: dict[str, Any] = {"attn_mask": None, "dropout_p": dropout}
+    how["scale"] = scale
+    lazy = None if isinstance(mask, Tensor) else mask
+    if lazy is not None and lazy.is_triangle() and (H == K or HAS_GQA):
+        # The heads cannot be stacked: the kernel would take the queries of
+        # the second head of a group for later ones.
+        how["is_causal"] = True
+        if H > K:
+            how["enable_gqa"] = True
+    else:
+        q = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
+        how["attn_mask"] = _stacked(dense(mask), H, K, T)
+    return {"query": q, "key": k, "value": v, **how}
 
 
 def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:

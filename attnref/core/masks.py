@@ -1,10 +1,15 @@
 """Boolean masks: True = may attend; masks are combined with `&`."""
 
 # --8<-- [start:imports]
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from typing import cast
 
 import torch
 from torch import Tensor
+
+from attnref.core.checks import check_counts, check_sizes
 
 # --8<-- [end:imports]
 
@@ -128,22 +133,83 @@ class Rule:
     from 0, pads included; `j = -1` is an empty slot, which is never seen.
 
     A layer has a rule, and a cache states by a rule which keys it keeps.
+    `one & other` shows what both show.
     """
 
-    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
-        return (j >= 0) & self.shows(i, j)
+    def __call__(
+        self, i: Tensor, j: Tensor, row: Tensor | None = None
+    ) -> Tensor:
+        return (j >= 0) & self.shows_in(row, i, j)
 
     def shows(self, i: Tensor, j: Tensor) -> Tensor | bool:
         """The condition for keys that exist; every subclass defines it."""
         raise NotImplementedError
 
+    def shows_in(
+        self, row: Tensor | None, i: Tensor, j: Tensor
+    ) -> Tensor | bool:
+        """`shows` in one row of the batch, or in all: `(B, 1, T, S)`.
+
+        Only a rule that differs between rows defines it, instead of `shows`.
+        """
+        return self.shows(i, j)
+
+    def __and__(self, other: "Rule") -> "Rule":
+        if not hasattr(other, "parts"):
+            return NotImplemented
+        return All((*self.parts, *other.parts))
+
+    @property
+    def parts(self) -> "tuple[Rule, ...]":
+        """The rules that `&` has joined."""
+        return (self,)
+
+    @property
+    def reach(self) -> float:
+        """How many tokens, up to its own, a query may see at most."""
+        return torch.inf
+
     def covers(self, other: "Rule") -> bool:
         """Whether a cache with this rule keeps every key that `other` shows."""
-        return self == other
+        return any(self == part for part in other.parts)
 
     def hides_nothing(self, T: int, S: int) -> bool:
         """Whether the last `T` of `S` tokens see all `S`: no mask needed."""
         return False
+
+    def check(self, B: int, S: int, device: torch.device) -> None:
+        """Refuse `B` rows of `S` tokens, if the rule was made for others."""
+
+
+@dataclass(frozen=True)
+class All(Rule):
+    """What each of several rules shows; `&` makes it."""
+
+    rules: tuple[Rule, ...]
+
+    def shows_in(
+        self, row: Tensor | None, i: Tensor, j: Tensor
+    ) -> Tensor | bool:
+        shown = (rule.shows_in(row, i, j) for rule in self.rules)
+        return reduce(lambda one, other: one & other, shown)
+
+    @property
+    def parts(self) -> tuple[Rule, ...]:
+        return self.rules
+
+    @property
+    def reach(self) -> float:
+        return min(rule.reach for rule in self.rules)
+
+    def covers(self, other: Rule) -> bool:
+        return all(rule.covers(other) for rule in self.rules)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return all(rule.hides_nothing(T, S) for rule in self.rules)
+
+    def check(self, B: int, S: int, device: torch.device) -> None:
+        for rule in self.rules:
+            rule.check(B, S, device)
 
 
 @dataclass(frozen=True)
@@ -185,6 +251,143 @@ class Causal(Rule):
         return type(self) is Causal and T <= 1
 
 
+@dataclass(frozen=True)
+class Window(Rule):
+    """A query sees itself and the `size - 1` tokens before it.
+
+    Examples:
+        >>> i, j = torch.tensor([[3], [4]]), torch.tensor([4, -1, 2, 3])
+        >>> Window(2)(i, j).int()
+        tensor([[0, 0, 1, 1],
+                [1, 0, 0, 1]], dtype=torch.int32)
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        check_sizes(size=self.size)
+
+    def shows(self, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i) & (j > i - self.size)
+
+    @property
+    def reach(self) -> float:
+        return self.size
+
+    def covers(self, other: Rule) -> bool:
+        if type(self) is not Window:  # a subclass may show less
+            return super().covers(other)
+        return other.reach <= self.size
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return type(self) is Window and T <= 1 and self.size >= S
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Rule):
+    """Every query sees the first `length` tokens, and is causal beyond them.
+
+    `length` is a number, or a tensor `(B,)` with one for each row. All of the
+    prefix must be read in one chunk: an earlier chunk does not see later keys.
+
+    Examples:
+        >>> at = torch.arange(4)
+        >>> Prefix(2)(at[:, None], at).int()
+        tensor([[1, 1, 0, 0],
+                [1, 1, 0, 0],
+                [1, 1, 1, 0],
+                [1, 1, 1, 1]], dtype=torch.int32)
+    """
+
+    length: int | Tensor
+
+    __eq__ = object.__eq__  # tensors are not compared
+    __hash__ = object.__hash__
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.length, Tensor):
+            check_counts(length=self.length)
+        else:
+            _check_whole("length", self.length, dims=(1,))
+
+    def shows_in(self, row: Tensor | None, i: Tensor, j: Tensor) -> Tensor:
+        length = self.length
+        if isinstance(length, Tensor):
+            length = length[_rows(length) if row is None else row]
+        return (j < length) | (j <= i)
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return type(self) is Prefix and T <= 1
+
+    def check(self, B: int, S: int, device: torch.device) -> None:
+        if isinstance(self.length, Tensor):
+            _check_made_for("length", self.length, (B, S), device)
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(Rule):
+    """A query sees the keys whose document has the same number as its own.
+
+    `ids` has the number of each token's document, `(B, S)`, or `(S,)` if it
+    is the same in all rows. It must cover all tokens so far, those in a cache
+    included.
+
+    Examples:
+        >>> rule = Causal() & Documents(torch.tensor([0, 0, 1, 1]))
+        >>> rule(torch.arange(4)[:, None], torch.arange(4)).int()
+        tensor([[1, 0, 0, 0],
+                [1, 1, 0, 0],
+                [0, 0, 1, 0],
+                [0, 0, 1, 1]], dtype=torch.int32)
+    """
+
+    ids: Tensor
+
+    __eq__ = object.__eq__  # tensors are not compared
+    __hash__ = object.__hash__
+
+    def __post_init__(self) -> None:
+        _check_whole("ids", self.ids, dims=(1, 2))
+
+    def shows_in(self, row: Tensor | None, i: Tensor, j: Tensor) -> Tensor:
+        ids = self.ids
+        if ids.dim() == 1:
+            return ids[i] == ids[j]
+        row = _rows(ids) if row is None else row
+        return ids[row, i] == ids[row, j]
+
+    def check(self, B: int, S: int, device: torch.device) -> None:
+        _check_made_for("ids", self.ids, (B, S), device)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return torch.arange(len(x), device=x.device)[:, None, None, None]
+
+
+def _check_whole(name: str, x: Tensor, dims: tuple[int, ...]) -> None:
+    if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64):
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} is {kind}; pass a tensor of int32 or int64")
+    if x.dim() not in dims:
+        axes = {(1,): "1 axis", (1, 2): "1 or 2 axes"}[dims]
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; it needs {axes}")
+
+
+def _check_made_for(
+    name: str, x: Tensor, full: tuple[int, int], device: torch.device
+) -> None:
+    """Rows must be as many; of tokens there may be more: those to come."""
+    B, S = full
+    by_row, by_token = name == "length" or x.dim() == 2, name == "ids"
+    if (by_row and len(x) != B) or (by_token and x.shape[-1] < S):
+        raise ValueError(
+            f"{name} of the rule has shape {tuple(x.shape)} for {B} rows of "
+            f"{S} tokens, cached ones included"
+        )
+    if x.device != device:
+        raise ValueError(f"{name} of the rule is on {x.device}, q on {device}")
+
+
 def rule_of(causal: bool | Rule) -> Rule:
     """The rule that `causal` stands for: True, False, or a rule itself.
 
@@ -205,10 +408,11 @@ def rule_of(causal: bool | Rule) -> Rule:
 # --8<-- [start:lazy]
 @dataclass(frozen=True, eq=False)
 class RuleMask:
-    """The mask `(T, S)` of a rule, of which parts are built when needed.
+    """The mask of a rule, of which parts are built when needed.
 
     The `T` queries are the tokens after the first `past`; `positions` holds
     those of the `S` keys, -1 = an empty slot, and None means 0 to S - 1.
+    The mask is `(T, S)`, or `(B, 1, T, S)` if the rule differs between rows.
     `mask`, if there is one, hides more: it is bool and broadcasts to
     `(B, H, T, S)`.
 
@@ -235,8 +439,8 @@ class RuleMask:
         if j is None:
             j = torch.arange(self.S, device=self.device)
         j = j[columns]
-        # A rule may look at j alone.
-        seen = self.rule(i, j).expand(i.shape[0], -1)
+        seen = self.rule(i, j)  # a rule may look at j alone
+        seen = seen.expand(*seen.shape[:-2], i.shape[0], j.shape[0])
         beside = part_of(self.mask, rows, columns)
         return seen if beside is None else beside & seen
 
@@ -272,6 +476,48 @@ def dense(mask: Mask) -> Tensor | None:
 
 
 # --8<-- [end:lazy]
+
+
+# --8<-- [start:mod]
+def mask_mod(
+    mask: Tensor | RuleMask | Rule,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """A mask or a rule as the `mask_mod` of PyTorch's `flex_attention`.
+
+    The function takes the indices of row, head, query and key: tensors without
+    axes. Of a rule alone, the indices are the positions.
+
+    Examples:
+        >>> seen = mask_mod(Window(2))
+        >>> b, h, q_idx, kv_idx = torch.tensor([0, 0, 3, 2])
+        >>> seen(b, h, q_idx, kv_idx), seen(b, h, q_idx, kv_idx - 1)
+        (tensor(True), tensor(False))
+    """
+    if isinstance(mask, Tensor):
+        whole = mask[(None,) * (4 - mask.dim())]
+
+        def looked_up(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            # An axis of size 1 broadcasts.
+            at = zip((b, h, i, j), whole.shape, strict=True)
+            return whole[tuple(x if n > 1 else x * 0 for x, n in at)]
+
+        return looked_up
+    # Of a rule alone, the indices are the positions.
+    lazy = cast(RuleMask, mask)
+    if not hasattr(mask, "past"):
+        lazy = RuleMask(mask, T=0, S=0, past=0)
+    rule, past, positions = lazy.rule, lazy.past, lazy.positions
+    beside = None if lazy.mask is None else mask_mod(lazy.mask)
+
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        at = j if positions is None else positions[j]
+        shown = rule(i + past, at, b)
+        return shown if beside is None else shown & beside(b, h, i, j)
+
+    return seen
+
+
+# --8<-- [end:mod]
 
 
 # --8<-- [start:decoder]
@@ -312,6 +558,7 @@ def decoder_mask(
                 "cover every key, cached ones included"
             )
     rule, past = rule_of(causal), S - T
+    rule.check(B, S, device)
     if positions is None and rule.hides_nothing(T, S):
         return mask
     if positions is not None:
@@ -357,6 +604,7 @@ def check_mask(
                 f"mask is for {mask.T} queries and {mask.S} keys, "
                 f"and not for T={full[2]} and S={full[3]}"
             )
+        mask.rule.check(full[0], mask.past + mask.T, device)
         if mask.mask is not None:
             check_mask(mask.mask, full, device)
         return

@@ -2,8 +2,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnref import Causal, RuleMask, causal_mask, fused, sdpa
+from attnref import (
+    Causal,
+    RuleMask,
+    causal_mask,
+    fused,
+    fused_backend,
+    sdpa,
+)
 from tests.conftest import relative_error
 from tests.core.test_flash import MASKS, gradients
 from tests.core.test_sdpa import DV, B, H, K, Made, S, T, qkv
@@ -81,10 +89,11 @@ def test_a_causal_prompt_without_enable_gqa(monkeypatch):
     kernel = F.scaled_dot_product_attention
 
     def old(
-        q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None
+        query, key, value, attn_mask, dropout_p=0.0, is_causal=False, scale=None
     ):
-        assert len({x.shape[1] for x in (q, k, v)}) == 1
-        return kernel(q, k, v, attn_mask, dropout_p, is_causal, scale=scale)
+        given = query, key, value
+        assert len({x.shape[1] for x in given}) == 1
+        return kernel(*given, attn_mask, dropout_p, is_causal, scale=scale)
 
     monkeypatch.setattr("attnref.core.fused.HAS_GQA", False)
     monkeypatch.setattr(F, "scaled_dot_product_attention", old)
@@ -105,6 +114,41 @@ def test_a_cached_chunk_is_aligned_at_the_right(new):
         q, k, v, is_causal=True, enable_gqa=True
     )
     assert relative_error(left, want) > 0.1
+
+
+class Kernels(TorchDispatchMode):
+    """The kinds of attention kernels that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.ran = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kinds = {"flash": "_flash_", "math": "_safe_softmax"}
+        self.ran |= {kind for kind, part in kinds.items() if part in str(func)}
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_kernel_that_is_named_is_the_one_that_runs():
+    lazy = RuleMask(Causal(), T, T, 0)
+    for sizes, told, kind in (
+        ({"K": H}, {"mask": lazy}, "flash"),
+        ({}, {"mask": lazy}, "flash"),
+        ({}, {"mask": causal_mask(T)}, "flash"),
+        ({}, {"scale": 0.7}, "flash"),
+        ({}, {"dropout": 0.5}, "math"),
+        ({"D": 12, "DV": 8}, {"dropout": 0.5}, "math"),
+    ):
+        sizes = {"S": T, "D": DV, "DV": DV} | sizes
+        for dtype in torch.float64, torch.float32, torch.bfloat16:
+            for learns in False, True:
+                q, k, v = (
+                    x.requires_grad_(learns) for x in qkv(dtype, **sizes)
+                )
+                assert fused_backend(q, k, v, **told) == kind
+                with Kernels() as kernels:
+                    fused(q, k, v, **told)
+                assert kernels.ran == {kind}
 
 
 def test_keys_and_values_are_never_copied():

@@ -1,5 +1,6 @@
 import re
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import pytest
@@ -8,20 +9,29 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import create_mask
 
 from attnref import (
     Causal,
+    Documents,
     Everything,
+    GroupedQueryAttention,
+    Prefix,
     Rule,
     RuleMask,
+    Window,
     causal_mask,
     cross_mask,
     decoder_mask,
+    flash,
+    fused,
+    mask_mod,
     padding_mask,
     padding_mask_from_hf,
     sdpa,
 )
 from attnref.core.masks import dense, part_of, rule_of
+from tests.core.test_sdpa import Made
 
 
 def test_padding_mask_of_two_sentences():
@@ -267,7 +277,20 @@ class First(Rule):
         return j < 4
 
 
-RULES = [Causal(), Everything(), Blocks(), First()]
+IDS = torch.tensor([[0] * 3 + [1] * 5 + [2] * 3, [4] * 7 + [2] * 4])
+LENGTHS = torch.tensor([5, 0])
+RULES = [
+    Causal(),
+    Everything(),
+    Blocks(),
+    First(),
+    Window(3),
+    Prefix(7),
+    Prefix(LENGTHS),
+    Documents(IDS[0]),
+    Window(4) & Documents(IDS),
+    First() & Prefix(LENGTHS) & Documents(IDS),
+]
 
 
 def masks_of_every_shape(full):
@@ -279,7 +302,7 @@ def masks_of_every_shape(full):
         yield torch.rand(sides) > 0.4
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", RULES, ids=str)
 def test_the_parts_of_a_lazy_mask_are_those_of_the_whole(rule):
     """With keys anywhere, empty slots and a mask of any shape beside it."""
     B, H, T, S = full = 2, 3, 5, 11
@@ -290,7 +313,7 @@ def test_the_parts_of_a_lazy_mask_are_those_of_the_whole(rule):
         width = len(at)
         for beside in masks_of_every_shape((B, H, T, width)):
             lazy = RuleMask(rule, T, width, S - T, positions, beside)
-            want = sees.expand(T, -1)
+            want = sees.expand(*sees.shape[:-2], T, -1)
             if beside is not None:
                 want = want & beside
             assert torch.equal(lazy.dense(), want)
@@ -312,10 +335,156 @@ def test_the_parts_of_a_lazy_mask_are_those_of_the_whole(rule):
     for beside in masks_of_every_shape(full):
         if beside is not None and beside.shape[-1] == S:
             lazy = decoder_mask(beside, full, positions=slots, **told)
-            want = rule(torch.arange(S - T, S)[:, None], slots).expand(T, -1)
-            want = want & beside[..., slots]
+            sees = rule(torch.arange(S - T, S)[:, None], slots)
+            sees = sees.expand(*sees.shape[:-2], T, -1)
+            want = sees & beside[..., slots]
             assert torch.equal(dense(lazy), want)
             assert not want[..., slots == -1].any()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_for_flex_attention_a_mask_is_the_same(rule):
+    """By its own `create_mask`, which asks for one pair after the other."""
+    B, H, T, S = full = 2, 3, 5, 11
+    slots = torch.tensor([8, 9, 10, -1, 4, 5, 7, -1])
+    padding = torch.rand(B, 1, 1, S) > 0.4
+    for mask in (
+        RuleMask(rule, T, S, S - T),
+        RuleMask(rule, T, len(slots), S - T, slots),
+        RuleMask(rule, T, S, S - T, None, padding),
+        padding,
+        torch.rand(T, 1) > 0.4,
+        torch.rand(full) > 0.4,
+    ):
+        want = dense(mask)
+        sizes = B, H, T, want.shape[-1] if want.shape[-1] > 1 else S
+        got = create_mask(mask_mod(mask), *sizes, device="cpu")
+        assert torch.equal(got, want.expand(sizes))
+    alone = create_mask(mask_mod(rule), B, H, S, S, device="cpu")
+    want = dense(RuleMask(rule, S, S, 0))
+    assert torch.equal(alone, want.expand(B, H, S, S))
+
+
+def test_a_rule_that_hides_nothing_says_so_only_then():
+    told = {"device": torch.device("cpu")}
+    for rule in RULES:
+        for T, S in ((0, 0), (1, 1), (1, 3), (1, 4), (1, 11), (2, 2), (5, 11)):
+            rule.check(2, S, **told)
+            whole = bool(dense(RuleMask(rule, T, S, S - T)).all())
+            assert whole or not rule.hides_nothing(T, S), (rule, T, S)
+    for rule, most in ((Window(3), 3), (Window(3) & Causal(), 3)):
+        hidden = [rule.hides_nothing(1, S) for S in range(1, 6)]
+        assert hidden == [most >= S for S in range(1, 6)]
+    assert (Prefix(2) & Causal()).hides_nothing(1, 9)
+    assert not (Prefix(2) & Documents(IDS)).hides_nothing(1, 9)
+
+
+@dataclass(frozen=True)
+class Sparse(Window):
+    """Shows less than the window of its size."""
+
+    def shows(self, i, j):
+        return super().shows(i, j) & (j % 2 == 0)
+
+
+def test_which_cache_keeps_enough_for_which_rule():
+    documents = Documents(IDS)
+    for keeps, rule, answer in (
+        (Window(3), Window(3), True),
+        (Window(4), Window(3), True),
+        (Window(3), Window(4), False),
+        (Window(3), Causal(), False),
+        (Window(3), Prefix(2), False),
+        (Window(3), documents, False),
+        (Window(3), documents & Window(3), True),
+        (Window(3), documents & Window(4) & Causal(), False),
+        (Window(3), Sparse(3), True),
+        (Sparse(3), Window(3), False),
+        (Sparse(3), Sparse(3), True),
+        (Everything(), Window(3) & documents, True),
+        (Causal(), Window(3) & Causal(), True),
+        (Causal(), Causal() & documents, True),
+        (documents & Window(3), documents & Window(2), True),
+        (documents & Window(3), Window(2), False),
+        (documents, Documents(IDS), False),  # by identity: not compared
+    ):
+        assert keeps.covers(rule) is answer, (keeps, rule)
+    joined = (Causal() & Window(3)) & (documents & Causal())
+    assert joined.parts == (Causal(), Window(3), documents, Causal())
+    assert len({Window(3), Window(3), documents, Prefix(LENGTHS), joined}) == 4
+    assert not Sparse(3).hides_nothing(1, 1)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Causal() & torch.ones(3, 3).bool()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Window(0), ValueError, "size=0 must be at least 1"),
+        (lambda: Window(2.0), TypeError, "size is float; pass an int"),
+        (lambda: Prefix(-1), ValueError, "length=-1 must be at least 0"),
+        (
+            lambda: Prefix(torch.ones(2)),
+            TypeError,
+            "length is torch.float32; pass a tensor of int32 or int64",
+        ),
+        (
+            lambda: Prefix(torch.tensor(3)),
+            ValueError,
+            "length has shape (); it needs 1 axis",
+        ),
+        (
+            lambda: Documents([0, 1]),
+            TypeError,
+            "ids is list; pass a tensor of int32 or int64",
+        ),
+        (
+            lambda: Documents(IDS[None]),
+            ValueError,
+            "ids has shape (1, 2, 11); it needs 1 or 2 axes",
+        ),
+        (
+            lambda: ruled(Causal() & Documents(IDS), rows=3),
+            ValueError,
+            "ids of the rule has shape (2, 11) for 3 rows of 11 tokens",
+        ),
+        (
+            lambda: ruled(Documents(IDS[:, :10])),
+            ValueError,
+            "ids of the rule has shape (2, 10) for 2 rows of 11 tokens",
+        ),
+        (
+            lambda: ruled(Documents(IDS[0, :10])),
+            ValueError,
+            "ids of the rule has shape (10,) for 2 rows of 11 tokens",
+        ),
+        (
+            lambda: ruled(Prefix(LENGTHS), rows=1),
+            ValueError,
+            "length of the rule has shape (2,) for 1 rows of 11 tokens",
+        ),
+        (
+            lambda: ruled(Documents(IDS.to("meta"))),
+            ValueError,
+            "ids of the rule is on meta, q on cpu",
+        ),
+    ],
+)
+def test_a_rule_that_does_not_fit_is_refused(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+def ruled(rule, *, rows=2, T=2, S=11):
+    """Both where a layer makes the mask and where a core reads it."""
+    cpu, full = torch.device("cpu"), (rows, 1, T, S)
+    q, k = torch.randn(rows, 1, T, 3), torch.randn(rows, 1, S, 3)
+    try:
+        decoder_mask(None, full, causal=rule, device=cpu)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            sdpa(q, k, k, RuleMask(rule, T, S, S - T))
+        raise
 
 
 def test_a_mask_of_a_rule_knows_whether_it_is_the_triangle():
@@ -355,6 +524,27 @@ def test_a_lazy_mask_of_another_size_is_refused(mask, message):
     x = torch.randn(2, 3, 5, 8)
     with pytest.raises(ValueError, match=re.escape(message)):
         sdpa(x, x, x, mask)
+
+
+@pytest.mark.parametrize(
+    "core", [partial(flash, tile=(512, 512)), fused], ids=["flash", "fused"]
+)
+@torch.no_grad()
+def test_a_causal_prompt_of_16k_is_read_without_a_mask_of_all_pairs(core):
+    """Nor with all scores; the same count finds a mask that is built."""
+
+    def largest(attend, n):
+        x, sizes = torch.randn(1, n, 2), {"n_heads": 2, "n_kv_heads": 1}
+        layer = GroupedQueryAttention(d_model=2, **sizes, attend=attend)
+        with Made(x, *layer.parameters()) as made:
+            layer(x)
+        return made.largest
+
+    def densely(q, k, v, mask, **told):
+        return core(q, k, v, dense(mask), **told)
+
+    assert largest(core, 2**14) < 2**28 / 100
+    assert largest(densely, 2**11) >= 2**22
 
 
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (5, 5), (2, 7), (1, 11)])

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -10,7 +10,17 @@ from torch import nn
 from torch.export import Dim
 
 import attnref
-from attnref import Block, Cache, Causal, Decoder, fused, token_positions
+from attnref import (
+    Block,
+    Cache,
+    Causal,
+    Decoder,
+    Documents,
+    Prefix,
+    Window,
+    fused,
+    token_positions,
+)
 from attnref.numbers.kv_memory import DTYPES, group_bytes
 from sitekit import ROOT
 from tests.conftest import relative_error
@@ -18,6 +28,7 @@ from tests.variants import (
     CACHES,
     CORES,
     DECODERS,
+    NO_GRADIENTS,
     ONCE,
     READERS,
     SERVING,
@@ -48,17 +59,6 @@ from tests.variants import (
 )
 
 CHUNKS = [(1,) * T, (2, 2, 2, 1), (5, 2), (3, 1, 3)]
-
-
-@dataclass(frozen=True)
-class Twins(Causal):
-    """Of those before it, a token sees each second one, and itself."""
-
-    def shows(self, i, j):
-        return super().shows(i, j) & ((i - j) % 2 == 0)
-
-    def hides_nothing(self, T, S):
-        return S <= 1
 
 
 def counted(core):
@@ -262,50 +262,90 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core):
     ruled = [{}]
     if takes(name, "causal"):
         ruled += [{"causal": False}] if make is CACHES["growing"] else []
-        ruled += [{"causal": Twins()}]
-    for options in VARIANTS[name].options:
-        for causal in ruled:
-            layer, given = variant(name, **options | causal), inputs(name)
-            turned = getattr(layer, "rope_theta", None) is not None
-            at = token_positions(valid) if turned and n == T else None
+        ids = torch.tensor([0, 0, 1, 1, 1, 1, 2]).repeat(B, 1)
+        rows = Prefix(torch.tensor([3, 0, 1])) & Documents(ids.clamp(max=1))
+        ruled += [{"causal": Window(3) & rows}]
+    every = list(product(VARIANTS[name].options, ruled))
+    for options, causal in every[-1:] if core in NO_GRADIENTS else every:
+        layer, given = variant(name, **options | causal), inputs(name)
+        turned = getattr(layer, "rope_theta", None) is not None
+        at = token_positions(valid) if turned and n == T else None
 
-            def outputs(given=given, at=at, layer=layer):
-                for told in ((None, None), (valid, at)):
-                    x = tuple(t.clone().requires_grad_() for t in given)
-                    layer.zero_grad()
-                    full = run(name, layer, x, None, None, *told)
-                    full.square().sum().backward()
-                    yield full
-                    yield torch.cat([t.grad.flatten() for t in x])
-                    # In one: without RoPE, that of a key's bias is zero.
-                    grads = [p.grad.flatten() for p in layer.parameters()]
-                    yield torch.cat(grads)
-                    for chunks in CHUNKS[1:]:
-                        with torch.no_grad():
-                            yield run(
-                                name, layer, given, chunks, make(n), *told
-                            )
+        def outputs(given=given, at=at, layer=layer):
+            for told in ((None, None), (valid, at)):
+                if core in NO_GRADIENTS:
+                    with torch.no_grad():
+                        yield run(name, layer, given, None, None, *told)
+                        yield run(name, layer, given, (5, 2), make(n), *told)
+                    continue
+                x = tuple(t.clone().requires_grad_() for t in given)
+                layer.zero_grad()
+                full = run(name, layer, x, None, None, *told)
+                full.square().sum().backward()
+                yield full
+                yield torch.cat([t.grad.flatten() for t in x])
+                # In one: without RoPE, that of a key's bias is zero.
+                grads = [p.grad.flatten() for p in layer.parameters()]
+                yield torch.cat(grads)
+                for chunks in CHUNKS[1:]:
+                    with torch.no_grad():
+                        yield run(name, layer, given, chunks, make(n), *told)
 
-            layer.attend = CORES["sdpa"]
-            want = [*outputs()]
-            layer.attend, calls = counted(CORES[core])
-            got = [*outputs()]
-            assert calls
-            for ours, theirs in zip(got, want, strict=True):
-                assert relative_error(ours, theirs) <= 1e-12, options | causal
+        layer.attend = CORES["sdpa"]
+        want = [*outputs()]
+        layer.attend, calls = counted(CORES[core])
+        got = [*outputs()]
+        assert calls
+        for ours, theirs in zip(got, want, strict=True):
+            assert relative_error(ours, theirs) <= 1e-12, options | causal
 
 
 @each_layer
 @each_core
+@torch.no_grad()
 def test_the_core_that_is_called_is_the_one_it_was_built_with(name, core):
     attend, calls = counted(CORES[core])
     layer = variant(name, attend=attend, dropout=0.5)
     assert layer.attend is attend
     run(name, layer, inputs(name))
     assert [told["dropout"] for told in calls] == [0.0]
-    run(name, layer.train(), inputs(name))
+    if core not in NO_GRADIENTS:
+        run(name, layer.train(), inputs(name))
+    else:
+        with pytest.raises(ValueError, match="flex has no dropout"):
+            run(name, layer.train(), inputs(name))
     assert [told["dropout"] for told in calls] == [0.0, 0.5]
     assert built(name).attend is attnref.sdpa
+
+
+@pairs(DECODERS)
+@torch.no_grad()
+def test_a_layer_with_a_rule_is_one_with_that_mask(name, make):
+    """In one pass and in chunks, the prefix in the first."""
+    if not takes(name, "causal"):
+        return
+    ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0] * 6 + [1], [0, 1] * 3 + [0]])
+    lengths = torch.tensor([2, 0, 3])
+    at, x = torch.arange(T), tokens()
+    before = at <= at[:, None]
+    prefix = at < lengths[:, None, None, None]
+    same = (ids[:, :, None] == ids[:, None])[:, None]
+    for causal, mask in (
+        (Window(3), before.triu(-2)),
+        (Prefix(3), before | (at < 3)),
+        (Prefix(lengths), before | prefix),
+        (Causal() & Documents(ids), before & same),
+        (Documents(ids[0]) & Window(2), (before & same[0, 0]).triu(-1)),
+        (Prefix(lengths) & Documents(ids), (before | prefix) & same),
+    ):
+        told = {"rope_theta": 100.0} if takes(name, "rope_theta") else {}
+        layer = variant(name, causal=causal, **told)
+        plain = built(name, causal=False, **told).double().eval()
+        plain.load_state_dict(layer.state_dict())
+        want = plain(x, mask=mask, **VARIANTS[name].told)
+        for chunks in (None, (3, 1, 3), (4, 2, 1)):
+            got = run(name, layer, (x,), chunks, chunks and make(T))
+            assert relative_error(got, want) <= 1e-12, (causal, chunks)
 
 
 @each_variant

@@ -10,6 +10,7 @@ from itertools import accumulate, cycle, pairwise
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
+from transformers import masking_utils as theirs
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.mistral import modeling_mistral as mistral
@@ -19,7 +20,11 @@ from attnref import (
     Block,
     Causal,
     Decoder,
+    Documents,
     KVCache,
+    Prefix,
+    RuleMask,
+    Window,
     apply_rope,
     greedy,
     padding_mask,
@@ -439,3 +444,35 @@ def test_greedy_writes_what_llama_generates(layer, pads):
         assert got.tolist() == want.tolist()
         new = want[:, LENGTH:].flatten().tolist()
         assert len(set(new)) > 7, "too uniform"
+
+
+def test_rules_are_the_mask_functions_of_transformers():
+    T, S = 7, 11
+    ids = torch.tensor(
+        [[0] * 3 + [1] * 5 + [2] * 3, [0] * 7 + [1] * 4, [0] * S]
+    )
+    length = torch.tensor([5, 0, 11])
+    blocks = torch.where(torch.arange(S) < length[:, None], 0, -1)
+    causal, packed = (
+        theirs.causal_mask_function,
+        (theirs.packed_sequence_mask_function(ids)),
+    )
+    at = torch.arange(B)[:, None, None, None], torch.tensor(0)
+    i, j = torch.arange(S - T, S)[:, None], torch.arange(S)
+    for rule, wanted in (
+        (Causal() & Documents(ids), theirs.and_masks(causal, packed)),
+        (
+            Prefix(length),
+            theirs.or_masks(causal, theirs.blockwise_overlay(blocks)),
+        ),
+        *(
+            (Window(W), theirs.sliding_window_causal_mask_function(W))
+            for W in (1, 2, 3, 20)
+        ),
+    ):
+        want = wanted(*at, i, j).expand(B, 1, T, S)
+        got = RuleMask(rule, T, S, S - T).dense().expand(B, 1, T, S)
+        assert torch.equal(got, want), rule
+    for wrong in 2, 4:
+        want = theirs.sliding_window_causal_mask_function(wrong)(*at, i, j)
+        assert not torch.equal(RuleMask(Window(3), T, S, S - T).dense(), want)

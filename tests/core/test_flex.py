@@ -1,0 +1,98 @@
+import re
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnref import Causal, Documents, Prefix, RuleMask, Window, flex, sdpa
+from attnref.core.flex import _kernel
+from tests.conftest import relative_error
+from tests.core.test_flash import MASKS
+from tests.core.test_sdpa import DV, B, H, S, T, qkv
+from tests.variants import CORES
+
+RULES = {
+    "window": lambda: RuleMask(Window(3), T, S, S - T),
+    "prefix": lambda: RuleMask(Prefix(torch.tensor([7, 0])), T, S, S - T),
+    "documents": lambda: RuleMask(
+        Causal() & Documents(torch.arange(B * S).reshape(B, S) // 4),
+        T, S, S - T,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", (MASKS | RULES).values(), ids=MASKS | RULES)
+def test_without_a_compiler_it_is_sdpa_under_every_mask(mask):
+    mask = mask()
+    for kv_heads, scale in ((1, None), (3, 0.7), (6, None)):
+        for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
+            q, k, v = qkv(dtype, K=kv_heads)
+            want = sdpa(*(x.double() for x in (q, k, v)), mask, scale=scale)
+            got = CORES["flex"](q, k, v, mask, scale=scale)
+            assert got.dtype == dtype
+            assert relative_error(got, want) <= bound
+            assert (got[want == 0] == 0).all()
+    for sizes in {"T": 0}, {"S": 0}, {"B": 0}:
+        q, k, v = qkv(torch.float32, **sizes)
+        assert torch.equal(flex(q, k, v), sdpa(q, k, v))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.skipif(
+    not shutil.which("g++")
+    or not Path(sysconfig.get_path("include"), "Python.h").exists()
+    or " " in torch.__file__,
+    reason="inductor needs g++, Python.h, and a path of torch without spaces",
+)
+@torch.no_grad()
+def test_compiled_it_is_sdpa():
+    torch.compiler.reset()
+    ids = torch.tensor([[0] * 4 + [1] * 7, [0] * 8 + [1] * 3])
+    mask = RuleMask(Window(5) & Documents(ids), T, S, S - T)
+    q, k, v = qkv(torch.float32)
+    want = sdpa(q, k, v, mask)
+    assert relative_error(flex(q, k, v, mask), want) <= 2e-6
+
+
+def test_what_flex_attention_cannot_do_is_refused(monkeypatch):
+    q, k, v = qkv()
+    learning = [x.clone().requires_grad_() for x in (q, k, v)]
+    for given, told, error, message in (
+        ((q, k, v), {"dropout": 0.1}, ValueError, "flex has no dropout; use"),
+        (learning, {}, RuntimeError, "flex has no gradients on a CPU; call"),
+        ((q, k, v), {}, TypeError, "flex is not compiled for float64 on a CPU"),
+        (
+            (q, k, v),
+            {"mask": torch.ones(T, S)},
+            TypeError,
+            "mask is torch.float32; pass bool",
+        ),
+        ((q, k, v[:, :1]), {}, ValueError, "k has K=3 heads and S=11 keys, v"),
+    ):
+        with pytest.raises(error, match=re.escape(message)):
+            flex(*given, **told)
+    with torch.no_grad():
+        assert CORES["flex"](*learning).shape == (B, H, T, DV)
+
+    def compiler_is_missing(*given, **told):
+        raise torch._dynamo.exc.BackendCompilerFailed(
+            compiler_is_missing, OSError("no g++"), None
+        )
+
+    monkeypatch.setattr(
+        "attnref.core.flex._kernel",
+        lambda compiled: (compiler_is_missing, None),
+    )
+    with pytest.raises(RuntimeError, match="cannot compile flex_attention"):
+        flex(*(x.float() for x in (q, k, v)))
+
+
+def test_a_pytorch_without_flex_attention_is_refused(monkeypatch):
+    module = "torch.nn.attention.flex_attention"
+    monkeypatch.setitem(sys.modules, module, None)
+    _kernel.cache_clear()
+    with pytest.raises(RuntimeError, match=r"flex needs 2\.5 or later"):
+        flex(*qkv(), compiled=False)
