@@ -29,8 +29,8 @@ from attnref.layers.mha import MultiHeadAttention, multi_head_loop
 from attnref.layers.mla import (
     MultiHeadLatentAttention,
     absorbed_weights,
-    cheaper_form,
     crossover,
+    form_of,
 )
 from attnref.layers.mqa import MultiQueryAttention, multi_query_loop
 from attnref.models.block import Block, Decoder, SwiGLU, greedy, sampled
@@ -63,13 +63,13 @@ __all__ = [
     "apply_rope",
     "attention_weights",
     "causal_mask",
-    "cheaper_form",
     "cross_mask",
     "crossover",
     "decoder_mask",
     "dequantised",
     "flash",
     "flash_lse",
+    "form_of",
     "fused",
     "greedy",
     "grouped_query_loop",
