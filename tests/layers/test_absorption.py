@@ -200,11 +200,13 @@ def test_no_step_makes_keys_and_no_prompt_makes_all_scores(core):
     """Nor does a step copy the weights for each row of the batch."""
     sizes = {"d_model": E, "n_heads": H, "kv_lora_rank": 64}
     sizes |= {"qk_nope_head_dim": 40, "qk_rope_head_dim": 8, "v_head_dim": 24}
-    attend = attnref.flash if core == "flash" else CORES[core]  # in tiles of use
+    attend = (
+        attnref.flash if core == "flash" else CORES[core]
+    )  # in tiles of use
     layer = MultiHeadLatentAttention(**sizes, attend=attend).eval()
     x, cache = torch.randn(3, 512, E), KVCache(512)
     for part in x.split([511, 1], dim=1):
-        with Made(x, *cache.stored) as made:
+        with Made(x, *layer.parameters(), *cache.stored) as made:
             layer(part, cache=cache)
     assert made.largest < layer.kv_b_proj.weight.nbytes
     if core != "sdpa":
