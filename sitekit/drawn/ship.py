@@ -112,7 +112,7 @@ LINES = {
             "flash_lse(q, k, v, packed)[1]",
             "flex_attention(q, k, v, block_mask=documents, enable_gqa=True, "
             "return_aux=AuxRequest(lse=True))[1].lse",
-            "scores.masked_fill(~packed, -torch.inf).logsumexp(-1)",
+            "scores.masked_fill(~packed.dense(), -torch.inf).logsumexp(-1)",
             "tiles",
         ),
     },

@@ -10,13 +10,17 @@ import torch.nn.functional as F
 
 from attnref import (
     Causal,
+    Documents,
     KVCache,
     RuleMask,
+    Window,
     attention_weights,
     causal_mask,
     flash,
     flash_lse,
+    flex,
     fused,
+    fused_backend,
     padding_mask,
     sdpa,
 )
@@ -213,12 +217,13 @@ def test_rules():
         create_block_mask(rule, None, None, T, T, device="cpu")
         for rule in (in_document(ids), in_window(W))
     )
-    packed = causal_mask(T) & (ids[:, None] == ids)
+    packed = RuleMask(Causal() & Documents(ids), T, T, past=0)
     out = flex_attention(q, k, v, block_mask=documents, enable_gqa=True)
     assert torch.allclose(out, sdpa(q, k, v, packed))
     assert torch.allclose(out, flash(q, k, v, packed))
+    assert torch.allclose(out, flex(q, k, v, packed, compiled=False))
 
-    window = causal_mask(T) & ~causal_mask(T).tril(-W)
+    window = RuleMask(Window(W), T, T, past=0)
     out = flex_attention(q, k, v, block_mask=near, enable_gqa=True)
     assert torch.allclose(out, sdpa(q, k, v, window))
     assert torch.allclose(out, flash(q, k, v, window))
@@ -310,6 +315,10 @@ def test_fused():
             ours = fused(q, k, values, mask, scale=0.4)
             assert torch.allclose(ours, sdpa(q, k, values, mask, scale=0.4))
     assert (ours[0, :, 2] == 0).all()
+
+    # Which of PyTorch's kernels it takes.
+    assert fused_backend(q, k, v, causal) == "flash"
+    assert fused_backend(q, k, v, causal, dropout=0.1) == "math"
     # --8<-- [end:equal]
     few = [x[:, :, :7] for x in (q, k, wide)]
     for mask in None, padding_mask(right[:, -7:]), random[..., :7, :7]:
