@@ -113,9 +113,10 @@ def _of_one_width(
         return q, k, v
     if _is_part(v, k):
         return q, k, k
-    width = max(q.shape[3], v.shape[3])
-    q, k, v = (F.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
-    return q, k, v
+    more = q.shape[3] - v.shape[3]
+    if more > 0:
+        return q, k, F.pad(v, (0, more))
+    return F.pad(q, (0, -more)), F.pad(k, (0, -more)), v
 
 
 def _has_kernel(q: Tensor, v: Tensor, dropout: float) -> bool:
