@@ -73,7 +73,7 @@ def _call(
         if H > K:
             how["enable_gqa"] = True
     else:
-        q = q.reshape(B, K, H // K * T, q.shape[3])  # (B, K, H // K * T, D)
+        q = q.reshape(B, K, H // K * T, q.shape[3])
         how["attn_mask"] = _stacked(dense(mask), H, K, T)
     return {"query": q, "key": k, "value": v, **how}
 
