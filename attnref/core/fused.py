@@ -39,7 +39,7 @@ def fused(
     """
     check_attention(q, k, v, mask, scale)
     if _is_for_sdpa(q, k, v, dropout):
-        return sdpa(q, k, v, mask, scale=scale)  # (B, H, T, Dv)
+        return sdpa(q, k, v, mask, scale=scale)
     B, H, T, D = q.shape
     Dv = v.shape[3]
     call = _call(q, k, v, mask, scale, dropout)
