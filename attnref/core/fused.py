@@ -39,7 +39,7 @@ def fused(
     """
     check_attention(q, k, v, mask, scale)
     if _is_for_sdpa(q, k, v, dropout):
-        return sdpa(q, k, v, mask, scale=scale)  # (B, H, T, Dv)
+        return sdpa(q, k, v, mask, scale=scale)
     B, H, T, D = q.shape
     Dv = v.shape[3]
     call = _call(q, k, v, mask, scale, dropout)
@@ -106,7 +106,7 @@ def _call(
         if H > K:
             how["enable_gqa"] = True
     else:
-        q = q.reshape(B, K, H // K * T, q.shape[3])  # (B, K, H // K * T, D)
+        q = q.reshape(B, K, H // K * T, q.shape[3])
         how["attn_mask"] = _stacked(dense(mask), H, K, T)
     return {"query": q, "key": k, "value": v, **how}
 
@@ -146,9 +146,10 @@ def _of_one_width(
         return q, k, v
     if _is_part(v, k):
         return q, k, k
-    width = max(q.shape[3], v.shape[3])
-    q, k, v = (F.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
-    return q, k, v
+    more = q.shape[3] - v.shape[3]
+    if more > 0:
+        return q, k, F.pad(v, (0, more))
+    return F.pad(q, (0, -more)), F.pad(k, (0, -more)), v
 
 
 def _has_kernel(q: Tensor, v: Tensor, dropout: float) -> bool:

@@ -95,6 +95,7 @@ def calls() -> Iterator[Row]:
         call = passed.call_args.kwargs
         how = "keys" if call["value"] is k else "widened"
         assert call["value"].shape[3] == k.shape[3] > v.shape[3]
+        assert call["key"] is k  # neither copied nor widened
         yield [Word(name), form, f"{k.shape[3]} / {v.shape[3]}", Word(how)]
 
 
