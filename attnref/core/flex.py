@@ -58,7 +58,7 @@ def flex(
         q, k, v = q.detach(), k.detach(), v.detach()
     if 0 in (B, T, S):
         return q.new_zeros(B, H, T, Dv)
-    attention, create_block_mask = _kernel(compiled)
+    attention, create_block_mask, failed = _kernel(compiled)
     tiles, corner = None, part_of(mask, slice(0, 1), slice(0, 1))
     if mask is not None and corner is not None:
         # Of the rows and heads, one will do where all have the same mask.
@@ -69,18 +69,21 @@ def flex(
         out: Tensor = attention(
             q, k, v, block_mask=tiles, scale=scale, enable_gqa=grouped
         )
-    except torch._dynamo.exc.BackendCompilerFailed as error:
+    except failed as error:
         raise RuntimeError(
             "PyTorch cannot compile flex_attention here: it needs a C++ "
             "compiler on a CPU, and Triton on a GPU; use fused or flash"
         ) from error
-    return out  # (B, H, T, Dv)
+    return out
 
 
 @cache
-def _kernel(compiled: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """PyTorch's two functions, imported when they are first needed."""
+def _kernel(
+    compiled: bool,
+) -> tuple[Callable[..., Any], Callable[..., Any], type[Exception]]:
+    """PyTorch's functions and error, imported when they are first needed."""
     try:
+        from torch._dynamo.exc import BackendCompilerFailed
         from torch.nn.attention.flex_attention import (
             create_block_mask,
             flex_attention,
@@ -91,9 +94,9 @@ def _kernel(compiled: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
             "2.5 or later; use fused or flash"
         ) from error
     attention: Callable[..., Any] = flex_attention
-    return torch.compile(
-        attention
-    ) if compiled else attention, create_block_mask
+    if compiled:
+        attention = torch.compile(attention)
+    return attention, create_block_mask, BackendCompilerFailed
 
 
 # --8<-- [end:flex]

@@ -79,7 +79,7 @@ def fused_backend(
     if _is_for_sdpa(q, k, v, dropout):
         return "math"
     call = _call(q, k, v, mask, scale, dropout)
-    chosen: int = torch._fused_sdp_choice(**call)
+    chosen: int = torch.ops.aten._fused_sdp_choice(**call)
     names = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
     return names.get(chosen, f"number {chosen} of SDPBackend")
 

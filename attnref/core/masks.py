@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -251,6 +251,24 @@ class Causal(Rule):
         return type(self) is Causal and T <= 1
 
 
+def rule_of(causal: bool | Rule) -> Rule:
+    """The rule that `causal` stands for: True, False, or a rule itself.
+
+    Any object with the methods of `Rule` is accepted.
+    """
+    if isinstance(causal, bool):
+        return Causal() if causal else Everything()
+    is_class = isinstance(causal, type)
+    if is_class or not hasattr(causal, "hides_nothing"):
+        kind = repr(causal) if is_class else type(causal).__name__
+        raise TypeError(f"causal is {kind}; pass True, False or a Rule")
+    return causal
+
+
+# --8<-- [end:rules]
+
+
+# --8<-- [start:windows]
 @dataclass(frozen=True)
 class Window(Rule):
     """A query sees itself and the `size - 1` tokens before it.
@@ -283,6 +301,10 @@ class Window(Rule):
         return type(self) is Window and T <= 1 and self.size >= S
 
 
+# --8<-- [end:windows]
+
+
+# --8<-- [start:prefix]
 @dataclass(frozen=True, eq=False)
 class Prefix(Rule):
     """Every query sees the first `length` tokens, and is causal beyond them.
@@ -301,7 +323,9 @@ class Prefix(Rule):
 
     length: int | Tensor
 
-    __eq__ = object.__eq__  # tensors are not compared
+    def __eq__(self, other: object) -> bool:
+        return self is other  # tensors are not compared
+
     __hash__ = object.__hash__
 
     def __post_init__(self) -> None:
@@ -324,6 +348,10 @@ class Prefix(Rule):
             _check_made_for("length", self.length, (B, S), device)
 
 
+# --8<-- [end:prefix]
+
+
+# --8<-- [start:documents]
 @dataclass(frozen=True, eq=False)
 class Documents(Rule):
     """A query sees the keys whose document has the same number as its own.
@@ -343,7 +371,9 @@ class Documents(Rule):
 
     ids: Tensor
 
-    __eq__ = object.__eq__  # tensors are not compared
+    def __eq__(self, other: object) -> bool:
+        return self is other  # tensors are not compared
+
     __hash__ = object.__hash__
 
     def __post_init__(self) -> None:
@@ -360,6 +390,10 @@ class Documents(Rule):
         _check_made_for("ids", self.ids, (B, S), device)
 
 
+# --8<-- [end:documents]
+
+
+# --8<-- [start:fits]
 def _rows(x: Tensor) -> Tensor:
     return torch.arange(len(x), device=x.device)[:, None, None, None]
 
@@ -388,21 +422,7 @@ def _check_made_for(
         raise ValueError(f"{name} of the rule is on {x.device}, q on {device}")
 
 
-def rule_of(causal: bool | Rule) -> Rule:
-    """The rule that `causal` stands for: True, False, or a rule itself.
-
-    Any object with the methods of `Rule` is accepted.
-    """
-    if isinstance(causal, bool):
-        return Causal() if causal else Everything()
-    is_class = isinstance(causal, type)
-    if is_class or not hasattr(causal, "hides_nothing"):
-        kind = repr(causal) if is_class else type(causal).__name__
-        raise TypeError(f"causal is {kind}; pass True, False or a Rule")
-    return causal
-
-
-# --8<-- [end:rules]
+# --8<-- [end:fits]
 
 
 # --8<-- [start:lazy]
@@ -502,10 +522,10 @@ def mask_mod(
             return whole[tuple(x if n > 1 else x * 0 for x, n in at)]
 
         return looked_up
-    # Of a rule alone, the indices are the positions.
-    lazy = cast(RuleMask, mask)
-    if not hasattr(mask, "past"):
-        lazy = RuleMask(mask, T=0, S=0, past=0)
+    given: Any = mask
+    if not hasattr(given, "past"):  # a rule: the indices are the positions
+        given = RuleMask(given, T=0, S=0, past=0)
+    lazy: RuleMask = given
     rule, past, positions = lazy.rule, lazy.past, lazy.positions
     beside = None if lazy.mask is None else mask_mod(lazy.mask)
 

@@ -1,4 +1,4 @@
-"""What comes out of a fully masked row, by filler and by library."""
+"""The masks of rules, and what comes out of a fully masked row."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,6 +14,23 @@ from sitekit.tables import code
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SCORES = (1.0, 2.0, 3.0, 0.5)
+
+
+def window(length: int, size: int) -> Tensor:
+    return _whole(attnref.Window(size), length)
+
+
+def prefix(length: int, seen: int) -> Tensor:
+    return _whole(attnref.Prefix(seen), length)
+
+
+def documents(ids: Tensor) -> Tensor:
+    rule = attnref.Causal() & attnref.Documents(ids)
+    return _whole(rule, len(ids))
+
+
+def _whole(rule: attnref.Rule, length: int) -> Tensor:
+    return attnref.RuleMask(rule, length, length, 0).dense()
 
 
 def _added(scores: Tensor, filler: float, times: int = 1) -> Tensor:

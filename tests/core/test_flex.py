@@ -40,6 +40,24 @@ def test_without_a_compiler_it_is_sdpa_under_every_mask(mask):
         assert torch.equal(flex(q, k, v), sdpa(q, k, v))
 
 
+def test_a_window_over_documents():
+    # --8<-- [start:flex]
+    import warnings
+
+    from attnref import Documents, RuleMask, Window
+
+    ids = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1]])
+    mask = RuleMask(Window(3) & Documents(ids), T=7, S=7, past=0)
+    q = torch.randn(2, 6, 7, 5)
+    k = torch.randn(2, 3, 7, 5)
+    v = torch.randn(2, 3, 7, 13)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch asks to compile it
+        out = flex(q, k, v, mask, compiled=False)
+    torch.testing.assert_close(out, sdpa(q, k, v, mask))
+    # --8<-- [end:flex]
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.skipif(
     not shutil.which("g++")
@@ -77,14 +95,14 @@ def test_what_flex_attention_cannot_do_is_refused(monkeypatch):
     with torch.no_grad():
         assert CORES["flex"](*learning).shape == (B, H, T, DV)
 
+    failed = torch._dynamo.exc.BackendCompilerFailed
+
     def compiler_is_missing(*given, **told):
-        raise torch._dynamo.exc.BackendCompilerFailed(
-            compiler_is_missing, OSError("no g++"), None
-        )
+        raise failed(compiler_is_missing, OSError("no g++"), None)
 
     monkeypatch.setattr(
         "attnref.core.flex._kernel",
-        lambda compiled: (compiler_is_missing, None),
+        lambda compiled: (compiler_is_missing, None, failed),
     )
     with pytest.raises(RuntimeError, match="cannot compile flex_attention"):
         flex(*(x.float() for x in (q, k, v)))

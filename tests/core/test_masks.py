@@ -240,13 +240,6 @@ def test_a_window_is_a_band_of_the_triangle():
 
 def test_a_rule_holds_wherever_the_keys_are():
     # --8<-- [start:rule]
-    @dataclass(frozen=True)
-    class Window(Causal):
-        size: int  # tokens, this one included
-
-        def shows(self, i, j):
-            return super().shows(i, j) & (j > i - self.size)
-
     told = {"causal": Window(2), "device": torch.device("cpu")}
     mask = decoder_mask(None, (1, 1, 4, 4), **told)  # four tokens, no cache
     assert torch.equal(mask.dense(), causal_mask(4).triu(-1))
@@ -259,6 +252,65 @@ def test_a_rule_holds_wherever_the_keys_are():
     mask = decoder_mask(valid, (1, 1, 1, 5), positions=slots, **told)
     assert mask.dense().int().tolist() == [[[[0, 1, 0]]]]  # token 3 is a pad
     # --8<-- [end:rule]
+
+
+def test_a_prefix_is_seen_by_all():
+    # --8<-- [start:prefix]
+    mask = RuleMask(Prefix(2), T=4, S=4, past=0).dense()
+    assert mask.int().tolist() == [
+        [1, 1, 0, 0],
+        [1, 1, 0, 0],
+        [1, 1, 1, 0],
+        [1, 1, 1, 1],
+    ]
+    lengths = torch.tensor([2, 0])  # one for each row of the batch
+    both = RuleMask(Prefix(lengths), T=4, S=4, past=0).dense()
+    assert both.shape == (2, 1, 4, 4)
+    assert torch.equal(both[0, 0], mask)
+    assert torch.equal(both[1, 0], causal_mask(4))
+    # --8<-- [end:prefix]
+
+
+def test_packed_documents_are_computed_as_if_alone():
+    # --8<-- [start:documents]
+    ids = torch.tensor([[0, 0, 0, 1, 1]])  # 我 爱 你, then 你 好
+    mask = RuleMask(Causal() & Documents(ids), T=5, S=5, past=0)
+    x = torch.randn(1, 1, 5, 8)
+    packed = sdpa(x, x, x, mask)
+    for part in slice(0, 3), slice(3, 5):
+        alone = x[:, :, part]
+        want = sdpa(alone, alone, alone, causal_mask(alone.shape[2]))
+        torch.testing.assert_close(packed[:, :, part], want)
+    # --8<-- [end:documents]
+
+
+def test_a_rule_of_your_own():
+    # --8<-- [start:own]
+    @dataclass(frozen=True)
+    class Chunk(Causal):
+        size: int
+
+        def shows(self, i, j):
+            return super().shows(i, j) & (i // self.size == j // self.size)
+
+    mask = RuleMask(Chunk(2), T=4, S=4, past=0).dense()
+    assert mask.int().tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 1, 1],
+    ]
+    # --8<-- [end:own]
+
+
+def test_one_rule_is_both_a_mask_and_a_mask_mod():
+    # --8<-- [start:mod]
+    from torch.nn.attention.flex_attention import create_mask
+
+    rule = Window(3) & Documents(torch.tensor([[0] * 5, [0, 0, 1, 1, 1]]))
+    theirs = create_mask(mask_mod(rule), 2, 1, 5, 5, device="cpu")
+    assert torch.equal(theirs, RuleMask(rule, T=5, S=5, past=0).dense())
+    # --8<-- [end:mod]
 
 
 @dataclass(frozen=True)

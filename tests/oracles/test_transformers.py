@@ -459,7 +459,7 @@ def test_rules_are_the_mask_functions_of_transformers():
     )
     at = torch.arange(B)[:, None, None, None], torch.tensor(0)
     i, j = torch.arange(S - T, S)[:, None], torch.arange(S)
-    for rule, wanted in (
+    for one, wanted in (
         (Causal() & Documents(ids), theirs.and_masks(causal, packed)),
         (
             Prefix(length),
@@ -471,8 +471,8 @@ def test_rules_are_the_mask_functions_of_transformers():
         ),
     ):
         want = wanted(*at, i, j).expand(B, 1, T, S)
-        got = RuleMask(rule, T, S, S - T).dense().expand(B, 1, T, S)
-        assert torch.equal(got, want), rule
+        got = RuleMask(one, T, S, S - T).dense().expand(B, 1, T, S)
+        assert torch.equal(got, want), one
     for wrong in 2, 4:
         want = theirs.sliding_window_causal_mask_function(wrong)(*at, i, j)
         assert not torch.equal(RuleMask(Window(3), T, S, S - T).dense(), want)

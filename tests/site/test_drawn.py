@@ -137,6 +137,17 @@ def test_what_others_give_for_an_empty_row():
     }
 
 
+def test_the_masks_of_rules():
+    before = attnref.causal_mask(6)
+    assert torch.equal(masks.window(6, 3), before.triu(-2))
+    assert torch.equal(masks.prefix(6, 3), before | (torch.arange(6) < 3))
+    ids = torch.tensor([0, 0, 0, 1, 1])
+    packed = torch.block_diag(
+        attnref.causal_mask(3), attnref.causal_mask(2)
+    ).bool()
+    assert torch.equal(masks.documents(ids), packed)
+
+
 def test_a_filler_does_what_it_should_while_a_key_is_left():
     # The page says: as long as one key is allowed, it nearly does.
     scores = torch.tensor(masks.SCORES)
