@@ -43,8 +43,8 @@ _HOMES = {
     "layers.mla": [
         "MultiHeadLatentAttention",
         "absorbed_weights",
-        "cheaper_form",
         "crossover",
+        "form_of",
     ],
     "layers.mqa": ["MultiQueryAttention", "multi_query_loop"],
     "models.block": ["Block", "Decoder", "SwiGLU", "greedy", "sampled"],

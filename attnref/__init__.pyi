@@ -34,8 +34,8 @@ from attnref.layers.mha import MultiHeadAttention, multi_head_loop
 from attnref.layers.mla import (
     MultiHeadLatentAttention,
     absorbed_weights,
-    cheaper_form,
     crossover,
+    form_of,
 )
 from attnref.layers.mqa import MultiQueryAttention, multi_query_loop
 from attnref.models.block import Block, Decoder, SwiGLU, greedy, sampled
@@ -71,7 +71,6 @@ __all__ = [
     "apply_rope",
     "attention_weights",
     "causal_mask",
-    "cheaper_form",
     "cross_mask",
     "crossover",
     "decoder_mask",
@@ -79,6 +78,7 @@ __all__ = [
     "flash",
     "flash_lse",
     "flex",
+    "form_of",
     "fused",
     "fused_backend",
     "greedy",

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnref.core.masks import Mask, dense
-from attnref.core.sdpa import check_attention
+from attnref.core.sdpa import check_attention, sdpa
 
 # --8<-- [end:imports]
 
@@ -31,15 +31,24 @@ def fused(
     The query heads of a group are stacked on the query axis, so that keys and
     values are read once. A prompt that only the causal rule masks, with no
     pads and no earlier tokens, is passed on as `is_causal`, without a mask.
+
+    On a CPU, PyTorch has a fused kernel for keys and values of one width only.
+    Where they differ, as in MLA, the narrower ones are widened by zeros; values
+    that are the first part of the keys are replaced by these, without a copy;
+    and for few queries, where a copy would cost more, `sdpa` is called.
     """
     check_attention(q, k, v, mask, scale)
+    if _is_for_sdpa(q, k, v, dropout):
+        return sdpa(q, k, v, mask, scale=scale)
+    B, H, T, D = q.shape
+    Dv = v.shape[3]
     call = _call(q, k, v, mask, scale, dropout)
     out: Tensor = F.scaled_dot_product_attention(**call)
     seen = call["attn_mask"]
     if seen is not None:
         # A query that sees no key: PyTorch 2.4 gives NaN.
         out = out.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
-    return out.reshape(*q.shape[:3], v.shape[3])  # (B, H, T, Dv)
+    return out[..., :Dv].reshape(B, H, T, Dv)  # (B, H, T, Dv)
 
 
 def fused_backend(
@@ -54,8 +63,10 @@ def fused_backend(
     """Which of PyTorch's kernels `fused` calls for these inputs.
 
     "flash", "efficient" or "cudnn", or "math", which is not fused: it keeps
-    all scores. It depends on the device, the dtype, the mask, the widths and
-    on gradients, and is asked of PyTorch, which decides the same way.
+    all scores; so does `sdpa`, which `fused` calls for few queries with
+    values of another width. It depends on the device, the dtype, the mask,
+    the widths and on gradients, and is asked of PyTorch, which decides the
+    same way.
 
     Examples:
         >>> q = torch.zeros(1, 2, 3, 4)
@@ -65,6 +76,8 @@ def fused_backend(
         'math'
     """
     check_attention(q, k, v, mask, scale)
+    if _is_for_sdpa(q, k, v, dropout):
+        return "math"
     call = _call(q, k, v, mask, scale, dropout)
     chosen: int = torch.ops.aten._fused_sdp_choice(**call)
     names = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
@@ -83,7 +96,8 @@ def _call(
     B, H, T, D = q.shape
     K = k.shape[1]
     how: dict[str, Any] = {"attn_mask": None, "dropout_p": dropout}
-    how["scale"] = scale
+    how["scale"] = D**-0.5 if scale is None else scale
+    q, k, v = _of_one_width(q, k, v, dropout)
     lazy = None if isinstance(mask, Tensor) else mask
     if lazy is not None and lazy.is_triangle() and (H == K or HAS_GQA):
         # The heads cannot be stacked: the kernel would take the queries of
@@ -92,7 +106,7 @@ def _call(
         if H > K:
             how["enable_gqa"] = True
     else:
-        q = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
+        q = q.reshape(B, K, H // K * T, q.shape[3])
         how["attn_mask"] = _stacked(dense(mask), H, K, T)
     return {"query": q, "key": k, "value": v, **how}
 
@@ -111,3 +125,51 @@ def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
 
 
 # --8<-- [end:fused]
+
+
+# --8<-- [start:widths]
+def _is_for_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    """Whether the scores are smaller than the copy that PyTorch would need."""
+    if _has_kernel(q, v, dropout) or _is_part(v, k):
+        return False
+    if torch.compiler.is_compiling():  # a size that is compared is fixed
+        return q.shape[2] == 1
+    rows = q.shape[1] // k.shape[1] * q.shape[2]
+    return 3 * rows <= max(q.shape[3], v.shape[3])  # `sdpa` has them 3 times
+
+
+def _of_one_width(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values for the fused kernel of a CPU."""
+    if _has_kernel(q, v, dropout):
+        return q, k, v
+    if _is_part(v, k):
+        return q, k, k
+    more = q.shape[3] - v.shape[3]
+    if more > 0:
+        return q, k, F.pad(v, (0, more))
+    return F.pad(q, (0, -more)), F.pad(k, (0, -more)), v
+
+
+def _has_kernel(q: Tensor, v: Tensor, dropout: float) -> bool:
+    """Whether widening would not help; other devices are not measured."""
+    return q.shape[3] == v.shape[3] or q.device.type != "cpu" or dropout > 0
+
+
+def _is_part(v: Tensor, k: Tensor) -> bool:
+    """Whether `v` is the first part of each key, in the same memory.
+
+    Not asked where a gradient is recorded: it would go to `k` instead.
+    """
+    if torch.compiler.is_compiling() or v.shape[3] > k.shape[3]:
+        return False
+    if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
+        return False
+    try:
+        return k[..., : v.shape[3]].is_set_to(v)
+    except RuntimeError:  # under `torch.vmap`
+        return False
+
+
+# --8<-- [end:widths]

@@ -132,11 +132,18 @@ def _absorbed(p: Parts) -> Tensor:
     if p.cache is not None:
         (entry,) = p.cache.append(entry)  # (B, 1, S, R + Dr)
     c = entry[..., :R]  # (B, 1, S, R)
-    q = torch.cat((p.q @ w_uk, p.q_rope), dim=-1)  # (B, H, T, R + Dr)
+    # Stacked over the batch: `p.q @ w_uk` would copy the weight for each row.
+    rows = p.q.transpose(0, 1).reshape(H, B * T, Dn)  # (H, B * T, Dn)
+    q = (rows @ w_uk).view(H, B, T, R).transpose(0, 1)  # (B, H, T, R)
+    q = torch.cat((q, p.q_rope), dim=-1)  # (B, H, T, R + Dr)
     mixed = p.attend(
         q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
     )  # (B, H, T, R)
-    return mixed @ w_uv.mT  # (B, H, T, Dv)
+    rows = mixed.transpose(0, 1).reshape(H, B * T, R)  # (H, B * T, R)
+    # In half precision, `rows @ w_uv.mT` takes five times as long on a CPU.
+    heads = w_uv @ rows.mT  # (H, Dv, B * T)
+    heads = heads.view(*heads.shape[:2], B, T)  # (H, Dv, B, T)
+    return heads.permute(2, 0, 3, 1)  # (B, H, T, Dv)
 
 
 # --8<-- [end:absorbed]
@@ -250,9 +257,7 @@ class MultiHeadLatentAttention(nn.Module):
         form a cache holds keys `(B, H, S, Dn + Dr)` and values
         `(B, H, S, Dv)`. In the other two it holds latents and RoPE keys,
         `(B, 1, S, R + Dr)`, so these forms may alternate on one cache. If no
-        form is given, the layer takes the expanded one without a cache, and
-        with one the cheaper of the other two, but never the absorbed form if
-        `kv_b_proj` has been replaced or quantised, or has hooks.
+        form is given, it is that of `form_of`.
         """
         check_input("x", x.shape, self.d_model)
         if form is not None and form not in FORMS:
@@ -261,11 +266,8 @@ class MultiHeadLatentAttention(nn.Module):
         H, Dn, Dr = self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
         R, Dv = self.kv_lora_rank, self.v_head_dim
         past = past_of(cache, self.causal)
-        if form is None and cache is None:
-            form = "expanded"
-        elif form is None:
-            may_absorb = _is_matrix(self.kv_b_proj)
-            form = cheaper_form(self, T, past) if may_absorb else "latent"
+        if form is None:
+            form = form_of(self, T, past, cached=cache is not None)
         if self.q_lora_rank is None:
             q = self.q_proj(x)  # (B, T, H * (Dn + Dr))
         else:
@@ -357,18 +359,28 @@ def crossover(
 # --8<-- [end:crossover]
 
 
-# --8<-- [start:cheaper]
-def cheaper_form(layer: MultiHeadLatentAttention, new: int, past: int) -> str:
-    """`"latent"` or `"absorbed"`: whichever needs fewer FLOPs for a chunk.
+# --8<-- [start:choice]
+def form_of(
+    layer: MultiHeadLatentAttention,
+    new: int,
+    past: int = 0,
+    *,
+    cached: bool = True,
+) -> str:
+    """The form that a layer takes by itself, for `new` tokens after `past`.
 
-    The chunk has `new` tokens and the cache `past`. Memory traffic is not
-    counted.
+    Without a cache, as in training: `"expanded"`. With one: `"latent"` or
+    `"absorbed"`, whichever needs fewer FLOPs, but `"latent"` if `kv_b_proj`
+    has been replaced or quantised, or has hooks. Memory traffic is not counted.
     """
+    if not cached:
+        return "expanded"
     R, Dr = layer.kv_lora_rank, layer.qk_rope_head_dim
     both, S = layer.qk_nope_head_dim + layer.v_head_dim, past + new
     latent = S * R * both + new * S * (both + Dr)
     absorbed = new * R * both + new * S * (2 * R + Dr)
-    return "latent" if latent < absorbed else "absorbed"
+    cheaper = absorbed <= latent and _is_matrix(layer.kv_b_proj)
+    return "absorbed" if cheaper else "latent"
 
 
-# --8<-- [end:cheaper]
+# --8<-- [end:choice]

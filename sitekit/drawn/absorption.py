@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import attnref
 from attnref.numbers.cost import Cost, mla_cost
@@ -70,6 +70,37 @@ def chunks() -> Iterator[Row]:
     for new in (1, 16, 64, 128, 171, 256, 512):
         absorbed, latent = _apart("absorbed", new), _apart("latent", new)
         yield [str(new), f"{absorbed.flops / latent.flops:.2f}"]
+
+
+def calls() -> Iterator[Row]:
+    """The form that each call takes, and what `fused` then passes on."""
+    sizes = V3 | {"d_model": 16, "n_heads": 2, "q_lora_rank": None}
+    given, passed = Mock(wraps=attnref.fused), Mock(side_effect=_like_values)
+    layer = attnref.MultiHeadLatentAttention(**sizes, attend=given)
+    for name, new, past, cached in (
+        ("training", 4096, 0, False),
+        ("prompt", 4096, 0, True),
+        ("chunk", 512, 4096, True),
+        ("draft", 64, 4096, True),
+        ("step", 1, 4096, True),
+    ):
+        cache = attnref.KVCache(past + new) if cached else None
+        if past and cache is not None:
+            cache.append(torch.zeros(1, 1, past, 576))
+        form = attnref.form_of(layer, new, past, cached=cached)
+        to = "torch.nn.functional.scaled_dot_product_attention"
+        with torch.no_grad(), patch(to, passed):
+            layer(torch.zeros(1, new, 16), cache=cache)
+        k, v = given.call_args.args[1:3]
+        call = passed.call_args.kwargs
+        how = "keys" if call["value"] is k else "widened"
+        assert call["value"].shape[3] == k.shape[3] > v.shape[3]
+        assert call["key"] is k  # neither copied nor widened
+        yield [Word(name), form, f"{k.shape[3]} / {v.shape[3]}", Word(how)]
+
+
+def _like_values(query: Tensor, value: Tensor, **_: object) -> Tensor:
+    return torch.zeros(*query.shape[:3], value.shape[3])
 
 
 def merged() -> Iterator[Row]:

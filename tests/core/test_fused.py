@@ -163,6 +163,45 @@ def test_keys_and_values_are_never_copied():
     assert made.largest == H // K * k.nbytes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_values_of_another_width_take_a_fused_kernel(dtype):
+    """On a CPU, PyTorch alone has all scores in memory, or copies of keys."""
+    n, bound = 401, 1e-5 if dtype == torch.float32 else 0.02
+    q, k, v = qkv(dtype, B=1, H=4, K=4, T=n, S=n, D=67, DV=41)
+    part, lazy = k[..., :41], RuleMask(Causal(), n, n, 0)  # as in absorbed MLA
+    chunk = RuleMask(Causal(), 50, n, n - 50)
+    widened = 0 if dtype == torch.float32 else 4 * k.numel()  # in `sdpa`
+    for new, keys, values, mask, most in (
+        (n, k, v, lazy, k.nbytes),
+        (n, k, part, lazy, k.nbytes),
+        (50, k, v, chunk, 4 * k.numel()),
+        (50, k[:, :1], part[:, :1], chunk, 4 * 200 * n),
+        (1, k[:, :1], part[:, :1], None, 4 * q.itemsize * 67),
+        (3, k, v, None, max(widened, 4 * 12 * n)),
+        (1, k, v, None, max(widened, 4 * 4 * n)),
+    ):
+        given = q[:, :, :new], keys, values
+        want = sdpa(*(x.double() for x in given), mask)
+        with torch.no_grad(), Made(*given) as made:
+            got = fused(*given, mask)
+        assert relative_error(got, want) < bound
+        assert made.largest <= most, new
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap
+def test_values_that_are_part_of_the_keys_have_their_own_gradient():
+    q, k, v = qkv(T=41, DV=3)
+    for of_keys in (lambda k: k[..., :3], lambda k: k.detach()[..., :3]):
+        grads = []
+        for core in sdpa, fused:
+            keys = k.clone().requires_grad_()
+            core(q, keys, of_keys(keys)).square().sum().backward()
+            grads.append(keys.grad)
+        assert relative_error(*grads) <= 1e-12
+    stacked = (torch.stack((x, x)) for x in (q, k, v))
+    assert relative_error(torch.vmap(fused)(*stacked)[1], sdpa(q, k, v)) < 1e-12
+
+
 def test_gradients():
     q, k, v = (
         x.requires_grad_() for x in qkv(B=1, T=3, S=3, H=4, K=2, D=3, DV=2)

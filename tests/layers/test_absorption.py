@@ -6,13 +6,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import attnref
 from attnref import (
     KVCache,
     MultiHeadLatentAttention,
     absorbed_weights,
     apply_rope,
-    cheaper_form,
     crossover,
+    form_of,
     rope_table,
     sdpa,
 )
@@ -20,6 +21,7 @@ from sitekit.drawn.absorption import rounding
 from sitekit.drawn.mla import V3
 from tests.caches.test_kv_cache import refused
 from tests.conftest import relative_error
+from tests.core.test_sdpa import Made
 from tests.layers.test_mla import (
     DN,
     DR,
@@ -34,6 +36,7 @@ from tests.layers.test_mla import (
     mla,
     tokens,
 )
+from tests.variants import CORES
 
 
 def test_latent_and_absorbed_may_take_turns_on_one_cache():
@@ -157,10 +160,11 @@ def test_absorbing_a_tiny_latent_is_always_cheaper():
 def test_which_form_costs_less():
     with torch.device("meta"):
         layer = MultiHeadLatentAttention(**V3)
-    assert cheaper_form(layer, 1, 4096) == "absorbed"
-    assert cheaper_form(layer, 160, 1_000_000) == "absorbed"
-    assert cheaper_form(layer, 180, 1_000_000) == "latent"
-    assert cheaper_form(layer, 4096, 0) == "latent"
+    assert form_of(layer, 1, 4096) == "absorbed"
+    assert form_of(layer, 160, 1_000_000) == "absorbed"
+    assert form_of(layer, 180, 1_000_000) == "latent"
+    assert form_of(layer, 4096) == "latent"
+    assert form_of(layer, 1, cached=False) == "expanded"
 
 
 @torch.no_grad()
@@ -177,11 +181,11 @@ def test_the_default_form_is_the_cheapest_by_the_count_of_torch(new, past):
             layer(x[:, past:], cache=cache, **told)
         return count.get_total_flops()
 
-    each = [flops(KVCache(past + new), form=form) for form in FORMS[1:]]
-    cache = KVCache(past + new)
-    assert flops(cache) == min(each)
+    each = {form: flops(KVCache(past + new), form=form) for form in FORMS[1:]}
+    cache, least = KVCache(past + new), min(each.values())
+    assert flops(cache) == least < max(each.values())
+    assert each[form_of(layer, new, past)] == least
     assert len(cache.stored) == 1
-    assert min(each) < max(each)
     with FlopCounterMode(display=False) as count:
         layer(x)
     alone = count.get_total_flops()
@@ -190,8 +194,30 @@ def test_the_default_form_is_the_cheapest_by_the_count_of_torch(new, past):
     assert alone == count.get_total_flops()
 
 
+@pytest.mark.parametrize("core", CORES)
+@torch.no_grad()
+def test_no_step_makes_keys_and_no_prompt_makes_all_scores(core):
+    """Nor does a step copy the weights for each row of the batch."""
+    sizes = {"d_model": E, "n_heads": H, "kv_lora_rank": 64}
+    sizes |= {"qk_nope_head_dim": 40, "qk_rope_head_dim": 8, "v_head_dim": 24}
+    attend = (
+        attnref.flash if core == "flash" else CORES[core]
+    )  # in tiles of use
+    layer = MultiHeadLatentAttention(**sizes, attend=attend).eval()
+    x, cache = torch.randn(3, 512, E), KVCache(512)
+    for part in x.split([511, 1], dim=1):
+        with Made(x, *layer.parameters(), *cache.stored) as made:
+            layer(part, cache=cache)
+    assert made.largest < layer.kv_b_proj.weight.nbytes
+    if core != "sdpa":
+        for cache in None, KVCache(512):
+            with Made(x) as made:
+                layer(x[:1], cache=cache)
+            assert made.largest < 4 * 512 * 512  # the scores of one head
+
+
 def test_both_forms_are_cheapest_somewhere():
-    chosen = {cheaper_form(mla(), n, p) for n in (1, 40) for p in (0, 30)}
+    chosen = {form_of(mla(), n, p) for n in (1, 40) for p in (0, 30)}
     assert chosen == {"latent", "absorbed"}
 
 
@@ -279,6 +305,7 @@ def test_what_absorbing_would_pass_by_is_not_absorbed(change):
         layer(x[:, 4:5], cache=cache, form="absorbed")
     with pytest.raises(TypeError, match=r"kv_b_proj is .*: absorption reads"):
         absorbed_weights(layer)
+    assert form_of(layer, 1, T) == "latent"
     want = layer(x, form="expanded")
     again = KVCache(T)
     got = [layer(t, cache=again) for t in x.split(1, dim=1)]
@@ -302,8 +329,8 @@ def test_prefill_and_decode_take_turns_on_one_cache():
         parts = [layer(x[:, :7], cache=cache, form="latent")]
         parts += [layer(x[:, 7:8], cache=cache, form="absorbed")]
         parts += [layer(x[:, 8:], cache=cache)]  # chooses for itself
-        assert cheaper_form(layer, 7, 0) == "latent"
-        assert cheaper_form(layer, 1, 8) == "absorbed"
+        assert form_of(layer, 7) == "latent"
+        assert form_of(layer, 1, 8) == "absorbed"
     together = torch.cat(parts, dim=1)
     assert torch.allclose(together, layer(x), rtol=0, atol=1e-12)
     # --8<-- [end:turns]

@@ -631,6 +631,16 @@ def test_absorbing_pays_below_the_crossover():
     assert abs(ratio[171] - 1) < 0.05
 
 
+def test_the_form_and_the_widths_of_each_call():
+    assert cells(absorption.calls()) == [
+        ["training", "expanded", "192 / 128", "widened"],
+        ["prompt", "latent", "192 / 128", "widened"],
+        ["chunk", "latent", "192 / 128", "widened"],
+        ["draft", "absorbed", "576 / 512", "keys"],
+        ["step", "absorbed", "576 / 512", "keys"],
+    ]
+
+
 def test_multiplied_matrices_are_larger_than_their_factors():
     assert cells(absorption.merged()) == [
         ["query", "46.1", "113.2"],

@@ -16,10 +16,6 @@ from attnref import (
     GroupedQueryAttention,
     KVCache,
     MultiHeadLatentAttention,
-    causal_mask,
-    fused,
-    fused_backend,
-    sdpa,
 )
 
 # --8<-- [end:imports]
@@ -39,10 +35,9 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from attnref import Causal, RuleMask, padding_mask
+from attnref import padding_mask
 from sitekit import ROOT
 from tests.conftest import relative_error
-from tests.core.test_sdpa import Made
 
 
 # --8<-- [start:model]
@@ -499,131 +494,6 @@ def test_copied_and_saved():
     assert (logits - expected[:, 5:]).abs().max() < 1e-4
     # --8<-- [end:copies]
     assert relative_error(logits, expected[:, 5:]) < 1e-5
-
-
-def test_which_kernel():
-    # --8<-- [start:backend]
-    q = torch.randn(3, 6, 7, 16)
-    k = torch.randn(3, 2, 7, 16)
-    assert fused_backend(q, k, k, causal_mask(7)) == "flash"
-    assert fused_backend(q, k, k, dropout=0.1) == "math"
-    # --8<-- [end:backend]
-
-
-def test_fused():
-    # --8<-- [start:equal]
-    q = 4 * torch.randn(3, 6, 7, 5, dtype=torch.float64)  # (B, H, T, D)
-    k = torch.randn(3, 2, 11, 5, dtype=torch.float64)  # (B, K, S, D)
-    v = torch.randn(3, 2, 11, 13, dtype=torch.float64)  # (B, K, S, Dv)
-    valid = torch.rand(3, 1, 1, 11) > 0.3  # (B, 1, 1, S)
-    random = torch.rand(3, 6, 7, 11) > 0.3  # (B, H, T, S)
-    random[0, :, 2] = False  # a query that sees no key
-    for mask in None, causal_mask(7, 11), valid, random:
-        ours = sdpa(q, k, v, mask, scale=0.4)
-        theirs = fused(q, k, v, mask, scale=0.4)
-        assert (ours - theirs).abs().max() / ours.abs().max() <= 1e-12
-    assert (theirs[0, :, 2] == 0).all()
-    # --8<-- [end:equal]
-    for mask in (None, valid, random):
-        dropped = []
-        for core in (sdpa, fused):
-            torch.manual_seed(1)
-            dropped.append(core(q, k, v, mask, dropout=0.4))
-        assert relative_error(*dropped) <= 1e-12
-        for dtype in (torch.bfloat16, torch.float16):
-            half = [t.to(dtype) for t in (q, k, v)]
-            exact = sdpa(*(t.double() for t in half), mask)
-            ours, theirs = (
-                relative_error(core(*half, mask), exact)
-                for core in (sdpa, fused)
-            )
-            assert theirs < 1.5 * ours
-
-
-def test_fused_memory():
-    """Torch makes floats of a mask; the folded one is there for each head of a
-    group. A layer's own causal rule, with no pads, needs none."""
-    for K in (8, 2):
-        q, k, v = (torch.randn(1, n, 512, 16) for n in (8, K, K))
-        lazy, mask = RuleMask(Causal(), 512, 512, 0), causal_mask(512)
-        largest = []
-        for core, given in ((sdpa, mask), (fused, mask), (fused, lazy)):
-            with Made(q, k, v, mask) as made:
-                core(q, k, v, given)
-            largest.append(made.largest)
-        scores = 512 * 512 * 4  # of one head
-        assert largest == [8 * scores, 8 // K * scores, q.nbytes]
-
-
-def test_swapped():
-    # --8<-- [start:swap]
-    from attnref.core.masks import dense
-
-    def own(q, k, v, mask=None, *, scale=None, dropout=0.0):
-        """Any function with the signature of `sdpa` is a core."""
-        return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=dense(mask),
-            dropout_p=dropout,
-            scale=scale,
-            enable_gqa=q.shape[1] > k.shape[1],
-        )
-
-    swapped = small_model(attend=fused).eval()  # in each layer, when it is made
-    swapped.load_state_dict(model.state_dict())
-    caches = [KVCache(max_len=9) for _ in swapped.layers]
-    with torch.no_grad():
-        parts = tokens.split([5, 1, 3], dim=1)
-        logits = [swapped(part, caches=caches) for part in parts]
-    assert error(torch.cat(logits, dim=1)) < 1e-5
-
-    for block in swapped.layers:  # or later
-        block.self_attn.attend = own
-    assert error(swapped(tokens)) < 1e-5
-    # --8<-- [end:swap]
-
-
-def test_traps():
-    # --8<-- [start:traps]
-    attend = F.scaled_dot_product_attention
-    q = torch.randn(3, 2, 1, 8)  # one new token
-    k, v = torch.randn(2, 3, 2, 5, 8)  # five cached ones, this one included
-
-    # is_causal is aligned top-left: the new token sees the first key alone.
-    assert torch.equal(attend(q, k, v, is_causal=True), v[:, :, :1])
-    x = torch.randn(3, 2, 5, 8)  # with as many queries as keys it is right
-    out = attend(x, k, v, is_causal=True)
-    assert torch.allclose(out, sdpa(x, k, v, causal_mask(5)), atol=1e-5)
-
-    # Ones and zeros as floats are added to the scores and hide nothing.
-    valid = torch.tensor([[1, 1, 1, 0, 0]])[:, None, None]
-    right = attend(q, k, v, attn_mask=valid.bool())
-    wrong = attend(q, k, v, attn_mask=valid.float())
-    assert torch.allclose(right, sdpa(q, k, v, valid.bool()), atol=1e-5)
-    assert (wrong - right).abs().max() > 0.1
-
-    # Additive masks: with the smallest float, a query that should see no
-    # key takes the mean of all values; with -inf it is zero, as for bool.
-    hidden = torch.full((1, 5), torch.finfo(q.dtype).min)
-    mean = v.mean(dim=2, keepdim=True)
-    assert torch.allclose(attend(q, k, v, attn_mask=hidden), mean, atol=1e-5)
-    hidden = torch.full((1, 5), -torch.inf)
-    assert (attend(q, k, v, attn_mask=hidden) == 0).all()
-    assert (attend(q, k, v, attn_mask=hidden == 0) == 0).all()
-
-    # (B, T, S) is read as (H, T, S), and no error is raised if B = H.
-    x, k, v = torch.randn(3, 2, 2, 5, 8)  # B = H = 2
-    rows = torch.rand(2, 5, 5) > 0.5
-    read = attend(x, k, v, attn_mask=rows)
-    assert torch.allclose(read, sdpa(x, k, v, rows[None]), atol=1e-5)
-    assert not torch.allclose(read, sdpa(x, k, v, rows[:, None]), atol=0.1)
-
-    # It does not know whether the model is in training.
-    one, two = (attend(x, k, v, dropout_p=0.5) for _ in range(2))
-    assert not torch.equal(one, two)
-    # --8<-- [end:traps]
 
 
 def refusals():

@@ -26,8 +26,8 @@ from attnref import (
     KVCache,
     MultiHeadLatentAttention,
     Yarn,
-    cheaper_form,
     dequantised,
+    form_of,
     greedy,
     sdpa,
 )
@@ -761,7 +761,7 @@ def test_a_deepseek_decodes_with_our_absorbed_layers(monkeypatch):
         layer = mla_of(model.config).eval()
         layer.load_state_dict(block.self_attn.state_dict())
         block.self_attn = Inside(layer, i)
-    assert cheaper_form(layer, 1, 9) == "absorbed"  # in each decode step
+    assert form_of(layer, 1, 9) == "absorbed"  # in each decode step
 
     with torch.no_grad():
         got = model(**batch, use_cache=False).logits[real]
