@@ -220,14 +220,14 @@ class KVCache(Cache):
         self._check(tensors)
         start, end = self.length, self.length + tensors[0].shape[2]
         self.check_room(end - start)
-        # Created outside inference mode, they can be written to in any mode.
-        with torch.inference_mode(False), torch.no_grad():
-            if not self._held:
+        if not self._held:
+            # Made outside inference mode, they can be written to in any mode.
+            with torch.inference_mode(False), torch.no_grad():
                 self._held = tuple(
                     self._with_room(t[:, :, :0]) for t in tensors
                 )
-            for held, new in zip(self._held, tensors, strict=True):
-                held[:, :, start:end] = new
+        for held, new in zip(self._held, tensors, strict=True):
+            held[:, :, start:end] = new
         self.length = end
         return self.stored
 

@@ -142,8 +142,10 @@ def apply_rope(
     _check_tables(x, cos, sin)
     T, D = x.shape[2:]
     wide = torch.promote_types(x.dtype, torch.float32)
-    # One more axis, for the heads: they all rotate by the same angles.
-    cos, sin = cos.to(wide).unsqueeze(-3), sin.to(wide).unsqueeze(-3)
+    if cos.dtype != wide:
+        cos, sin = cos.to(wide), sin.to(wide)
+    if cos.dim() == 3:  # tables of each row: one more axis, for the heads
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     if layout == "half":
         a, b = x.chunk(2, dim=-1)  # (..., T, D // 2)
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -268,7 +270,7 @@ def _check_tables(x: Tensor, cos: Tensor, sin: Tensor) -> None:
         raise TypeError(f"x is {x.dtype}; it needs a floating dtype")
     B, H, T, D = x.shape
     wanted = ((T, D // 2), (1, T, D // 2), (B, T, D // 2))
-    if cos.shape != sin.shape or all(cos.shape != w for w in wanted):
+    if cos.shape != sin.shape or cos.shape not in wanted:
         raise ValueError(
             f"tables of shape {tuple(cos.shape)} and {tuple(sin.shape)} do not "
             f"fit x of shape {tuple(x.shape)}: {T} positions with {D // 2} "

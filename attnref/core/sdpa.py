@@ -109,9 +109,11 @@ def _weights(q: Tensor, k: Tensor, mask: Mask, scale: float | None) -> Tensor:
     K, S = k.shape[1:3]
     # Scores of half-precision inputs stay in float32 until the softmax.
     wide = torch.promote_types(q.dtype, torch.float32)
-    rows = _fold(q.to(wide), K)  # (B, K, H // K * T, D)
-    scores = _scores(rows, k)  # (B, K, H // K * T, S)
-    scores = scores.view(B, H, T, S) * (D**-0.5 if scale is None else scale)
+    # The queries are scaled: they are smaller than the scores.
+    q = q.to(wide) * (D**-0.5 if scale is None else scale)  # (B, H, T, D)
+    rows = _fold(q, K)  # (B, K, H // K * T, D)
+    scores = _scores(rows, k, T)  # (B, K, H // K * T, S)
+    scores = scores.view(B, H, T, S)  # (B, H, T, S)
     mask = dense(mask)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
@@ -128,11 +130,12 @@ def _fold(x: Tensor, K: int) -> Tensor:
     return x.reshape(B, K, H // K * T, width)  # (B, K, H // K * T, width)
 
 
-def _scores(rows: Tensor, k: Tensor) -> Tensor:
+def _scores(rows: Tensor, k: Tensor, T: int) -> Tensor:
     """`rows @ k.mT`; for few rows as `k @ rows.mT`, which is then faster."""
     few = (
-        not torch.compiler.is_compiling()
-        and rows.device.type == "cpu"  # not measured on others
+        rows.device.type == "cpu"  # not measured on others
+        # A graph may be of any T above 1: it cannot depend on how many.
+        and (T == 1 or not torch.compiler.is_compiling())
         and rows.shape[2] <= 8
     )
     found = []
@@ -147,6 +150,8 @@ def _scores(rows: Tensor, k: Tensor) -> Tensor:
 
 def _mixed(rows: Tensor, v: Tensor) -> Tensor:
     """`rows @ v`, as a sum over the parts of `v`."""
+    if rows.dtype == v.dtype:
+        return _matmul(rows, v)
     sizes = [part.shape[2] for part in _parts(v, rows)]
     columns = torch.split(rows, sizes, dim=-1)
     pairs = zip(columns, _widened(v, rows), strict=True)

@@ -26,10 +26,11 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     # gradient: the maximum is a constant for autograd.
     peak = wide.detach().amax(dim, keepdim=True)
     # The largest exponent becomes 0. In a row of -inf the maximum is -inf,
-    # and -inf - (-inf) is NaN: subtract 0 there.
-    e = (wide - peak.masked_fill(peak == -torch.inf, 0)).exp()
-    total = e.sum(dim, keepdim=True)
-    return (e / total.masked_fill(total == 0, 1)).to(x.dtype)
+    # and -inf - (-inf) is NaN: subtract a finite number there.
+    e = (wide - peak.clamp(min=torch.finfo(wide.dtype).min)).exp_()
+    # Every other row has exp(0) = 1 in its total: only zeros are below 1.
+    total = e.sum(dim, keepdim=True).clamp(min=1)
+    return (e / total).to(x.dtype)
 
 
 # --8<-- [end:softmax]

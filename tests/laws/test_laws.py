@@ -514,7 +514,8 @@ def test_ten_requests_with_fresh_caches_take_two_graphs(attend):
 def test_all_layers_compile_for_any_length(attend):
     """Together, those without a context; then each of the others.
 
-    Up to rounding: `sdpa` orders its products by the length, a graph does not.
+    Up to rounding: `sdpa` orders its products by the length, a graph of any
+    length above 1 does not.
     """
     valid = torch.arange(9) < torch.tensor([[3], [9], [5]])
     masked = {"mask": attnref.padding_mask(valid)}
