@@ -10,7 +10,8 @@ from benchmarks.cores import HEADS, WIDTH
 from benchmarks.timing import Timed
 
 K = 8
-CACHES: dict[str, Callable[[int], KVCache | GrowingKVCache]] = {
+Make = Callable[[int], KVCache | GrowingKVCache]
+CACHES: dict[str, Make] = {
     "KVCache": KVCache,
     "torch.cat": lambda room: GrowingKVCache(),
 }
@@ -21,7 +22,7 @@ def append(tokens: int) -> Timed:
     new = torch.randn(2, 1, K, 1, WIDTH)
     past = torch.randn(2, 1, K, tokens, WIDTH)
 
-    def appending(make: Callable[[int], KVCache | GrowingKVCache]):
+    def appending(make: Make) -> Callable[[], Tensor]:
         cache = make(tokens + 1)
         cache.append(*past)
 
@@ -57,7 +58,7 @@ def generate(tokens: int, places: int = 16, steps: int = 8) -> Timed:
     past = torch.randn(2, 1, K, tokens, WIDTH)
     starts = [(2 * i + 1) * tokens // (2 * places) for i in range(places)]
 
-    def generating(make: Callable[[int], KVCache | GrowingKVCache]):
+    def generating(make: Make) -> Callable[[], Tensor]:
         caches = [make(tokens) for _ in starts]
         for cache, start in zip(caches, starts, strict=True):
             cache.append(*past[:, :, :, :start])

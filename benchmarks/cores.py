@@ -1,5 +1,6 @@
 """Attention alone, without projections: tensors in, tensors out."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,7 +34,9 @@ def folded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def x_transformers(**options: Any) -> Callable[..., Tensor]:
     """Theirs. Head `h` reads key head `h % K`, so heads are put in order."""
-    from x_transformers.attend import Attend
+    with warnings.catch_warnings():  # it uses torch.jit
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from x_transformers.attend import Attend
 
     attend = Attend(**options)
 
@@ -111,7 +114,7 @@ CAUSAL: dict[str, Callable[..., Tensor]] = {
 }
 # Query heads, key/value heads, width of keys, of values.
 SHAPES = {"GQA": (16, 4, 128, 128), "MLA": (16, 16, 192, 128)}
-SLOW = ("eager", "sdpa")  # and as large as the matrix of weights
+SLOW = ("eager", "sdpa")  # with all weights in memory at once
 
 
 def prompt(dtype: str, shape: str, tokens: int) -> tuple[Tensor, ...]:
