@@ -1,5 +1,11 @@
-"""What a cache costs: one more token, a whole generation, other rows."""
+"""What a cache costs: one more token, a whole generation, other rows.
 
+    python -m benchmarks.caches KVCache 8192
+
+prints the milliseconds of a generation of so many tokens.
+"""
+
+import sys
 from collections.abc import Callable
 
 import torch
@@ -7,7 +13,7 @@ from torch import Tensor
 
 from attnref import GrowingKVCache, KVCache, sdpa
 from benchmarks.cores import HEADS, WIDTH
-from benchmarks.timing import Timed
+from benchmarks.timing import Processes, Timed, cpu
 
 K = 8
 Make = Callable[[int], KVCache | GrowingKVCache]
@@ -48,37 +54,27 @@ def append(tokens: int) -> Timed:
     return Timed(ways, truth=lambda: truth, repeats=repeats)
 
 
-def generate(tokens: int, places: int = 16, steps: int = 8) -> Timed:
-    """Append and attend, from an empty cache to `tokens`: a part of it.
+@torch.no_grad()
+def generated(name: str, tokens: int) -> tuple[Tensor, float]:
+    """Append a token and attend, so many times from an empty cache: the last
+    output, and the milliseconds of all."""
+    q = torch.ones(1, HEADS, 1, WIDTH)
+    new = torch.arange(2.0).view(2, 1, 1, 1, 1).expand(2, 1, K, 1, WIDTH)
+    cache, outs = CACHES[name](tokens), []
 
-    At so many places, evenly spread, so many steps are made one after the
-    other; between the places nothing is timed.
-    """
-    q = torch.randn(1, HEADS, 1, WIDTH)
-    past = torch.randn(2, 1, K, tokens, WIDTH)
-    starts = [(2 * i + 1) * tokens // (2 * places) for i in range(places)]
+    def run() -> None:
+        for i in range(tokens):
+            outs[:] = [sdpa(q, *cache.append(*(i + new)))]
 
-    def generating(make: Make) -> Callable[[], Tensor]:
-        caches = [make(tokens) for _ in starts]
-        for cache, start in zip(caches, starts, strict=True):
-            cache.append(*past[:, :, :, :start])
+    took = cpu(run)
+    return outs[0], took
 
-        def run() -> Tensor:
-            for cache, start in zip(caches, starts, strict=True):
-                cache.crop(start)
-                for at in range(start, start + steps):
-                    new = past[:, :, :, at : at + 1]
-                    out = sdpa(q, *cache.append(*new))
-            return out
 
-        return run
-
-    def truth() -> Tensor:
-        k, v = past[:, :, :, : starts[-1] + steps].double()
-        return sdpa(q.double(), k, v)
-
-    ways = {name: generating(make) for name, make in CACHES.items()}
-    return Timed(ways, truth=truth)
+def generate(tokens: int) -> Processes:
+    """In a process of its own each: how fast memory grows depends on what
+    was taken and released before."""
+    command = ["-m", "benchmarks.caches"]
+    return Processes("ms", {n: [*command, n, str(tokens)] for n in CACHES})
 
 
 def reorder(used: int, room: int, rows: int = 4) -> Timed:
@@ -101,3 +97,8 @@ def reorder(used: int, room: int, rows: int = 4) -> Timed:
 
     ways = {"KVCache": reordered, "index_select, whole room": selected}
     return Timed(ways, truth=lambda: past[0][chosen])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(generated(sys.argv[1], int(sys.argv[2]))[1])

@@ -7,18 +7,14 @@ inputs and its output.
 """
 
 import re
-import subprocess
 import sys
-from collections.abc import Collection
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.cores import CAUSAL, SLOW, prompt
-from benchmarks.timing import Clock, Found, cpu
+from benchmarks.timing import Processes
 
-ROOT = Path(__file__).parents[1]
 IMPORT = """
 import time, torch
 start = time.process_time()
@@ -44,36 +40,6 @@ def peak(way: str, dtype: str, shape: str, tokens: int) -> float:
     before = megabytes("VmRSS")
     out = CAUSAL[way](*given)
     return megabytes("VmHWM") - before - out.nbytes / 1e6
-
-
-@dataclass
-class Processes:
-    """Each contender in a process of its own: what it prints is its value."""
-
-    unit: str
-    commands: dict[str, list[str]]
-    runs: int = 1
-
-    def only(self, names: Collection[str]) -> "Processes":
-        kept = {n: way for n, way in self.commands.items() if n in names}
-        return replace(self, commands=kept)
-
-    def errors(self) -> dict[str, float]:
-        return {}
-
-    def measure(self, seconds: float, clock: Clock = cpu) -> Found:
-        found = Found(self.unit, {name: [] for name in self.commands})
-        for _ in range(self.runs):
-            for name, command in self.commands.items():
-                done = subprocess.run(
-                    [sys.executable, *command],
-                    cwd=ROOT,
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
-                found.values[name].append(float(done.stdout))
-        return found
 
 
 def memory(dtype: str, shape: str, tokens: int) -> Processes:

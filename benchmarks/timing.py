@@ -9,6 +9,8 @@ one who uses its memory bandwidth still is.
 
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -168,6 +170,36 @@ class Timed:
             name: float((way(*self.pool[0]) - want).abs().max() / largest)
             for name, way in self.ways.items()
         }
+
+
+@dataclass
+class Processes:
+    """Each contender in a process of its own: what it prints is its value."""
+
+    unit: str
+    commands: dict[str, list[str]]
+    runs: int = 1
+
+    def only(self, names: Collection[str]) -> "Processes":
+        kept = {n: way for n, way in self.commands.items() if n in names}
+        return replace(self, commands=kept)
+
+    def errors(self) -> dict[str, float]:
+        return {}
+
+    def measure(self, seconds: float, clock: Clock = cpu) -> Found:
+        found = Found(self.unit, {name: [] for name in self.commands})
+        for _ in range(self.runs):
+            for name, command in self.commands.items():
+                done = subprocess.run(
+                    [sys.executable, *command],
+                    cwd=Path(__file__).parents[1],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+                found.values[name].append(float(done.stdout))
+        return found
 
 
 def read(first: Tensor, *inputs: Tensor) -> list[Tensor]:

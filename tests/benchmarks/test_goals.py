@@ -4,8 +4,11 @@ import json
 from statistics import median
 
 import pytest
+import torch
 
 from benchmarks import __main__ as script
+from benchmarks.caches import CACHES as STORES
+from benchmarks.caches import generated
 from benchmarks.goals import CASES, GOALS, GUARDED, quick_plan
 from benchmarks.timing import middle
 
@@ -17,10 +20,8 @@ SMALL = {
     "prefill": [("bfloat16", "GQA", 67), ("float32", "MLA", 67)],
     "backward": [("float32", "GQA", 67)],
     "append": [(9,)],
-    "generate": [(64, 4, 4)],
     "reorder": [(3, 9)],
 }
-IN_PROCESSES = {"memory", "import"}  # each contender in one of its own
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,12 @@ def test_what_is_timed_computes_the_same(case, at):
     errors = setting.errors()
     assert errors.keys() == setting.ways.keys() and len(errors) > 1
     assert max(errors.values()) <= (2**-6 if "bfloat16" in at else 2e-5)
+
+
+def test_both_caches_generate_the_same():
+    (first, _), (second, _) = (generated(name, 9) for name in STORES)
+    torch.testing.assert_close(first, second)
+    assert (first > 7).all()  # of values 1 to 9, the last weigh most
 
 
 def test_the_script_writes_what_is_kept(tmp_path, monkeypatch):
