@@ -10,7 +10,8 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test quick mutants docs fmt synced new check offline
+.PHONY: serve test quick mutants bench bench-quick docs fmt synced new check
+.PHONY: offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
@@ -30,6 +31,15 @@ SIZE ?= 120
 SEED ?= 1
 mutants: $(READY)
 	$(PY) -m tests.mutants --size $(SIZE) --seed $(SEED) --only "$(ONLY)"
+
+# Measures what the site says of times and memory, on a CPU, in ten minutes:
+# writes benchmarks/measured.json. ONLY=decode,mla measures these cases alone.
+# bench-quick checks the goals at small sizes, in half a minute.
+bench: $(READY)
+	$(PY) -m benchmarks $(if $(ONLY),--only $(ONLY))
+
+bench-quick: $(READY)
+	$(PY) -m benchmarks --quick $(if $(ONLY),--only $(ONLY))
 
 docs: $(READY)
 	$(PY) -m mkdocs build --strict

@@ -264,8 +264,22 @@ def released() -> Iterator[Row]:
         yield [year, str(len(ours)), *counts]
 
 
-MEASURED = ROOT / "benchmarks" / "decode.json"
+MEASURED = ROOT / "benchmarks" / "measured.json"
+LENGTHS = (1024, 4096, 16_384)  # tokens: the columns of the tables of times
 READS = {"read": 32, "mha": 32, "gqa8": 8, "gqa2": 2, "mqa": 1}
+# The case, the size and the contender in the file.
+FOLDED = ("decode", "float32, GQA-8", "torch, folded")
+TIMED = {
+    "mha": ("decode", "float32, MHA", "sdpa"),
+    "gqa8": ("decode", "float32, GQA-8", "sdpa"),
+    "gqa2": ("decode", "float32, GQA-2", "sdpa"),
+    "mqa": ("decode", "float32, MQA", "sdpa"),
+    "folded": FOLDED,
+    "enabled": (*FOLDED[:2], "torch, enable_gqa"),
+    "repeated": (*FOLDED[:2], "torch, repeat_interleave"),
+    "room": ("append", "", "KVCache"),
+    "cat": ("append", "", "torch.cat"),
+}
 
 
 def _measured() -> dict[str, Any]:
@@ -274,6 +288,10 @@ def _measured() -> dict[str, Any]:
 
 def machine() -> Iterator[Row]:
     found = _measured()
+    case = found["cases"]["decode"]
+    turns = [size["turns"] for size in case["at"].values()]
+    found |= {"busy": case["busy"], "date": case["date"]}
+    found["rounds"] = f"{min(turns)}–{max(turns)}"
     for name in ("processor", "cores", "torch", "rounds", "busy", "date"):
         yield [Word(name), str(found[name])]
 
@@ -283,17 +301,29 @@ def _digits(t: float) -> str:
     return f"{t:#.3g}".rstrip(".")
 
 
+def milliseconds(name: str, tokens: int) -> list[float]:
+    """As measured: lower quartile, median, upper quartile."""
+    cases = _measured()["cases"]
+    if name == "read":  # the rate is in the file
+        found = cases["decode"]["at"][f"float32, MHA, {tokens}"]
+        read = 2 * READS[name] * 128 * tokens * 4
+        rates = found["probes"]["GB/s"]
+        return [read / rate / 1e6 for rate in reversed(rates)]
+    case, size, way = TIMED[name]
+    size = f"{size}, {tokens}" if size else str(tokens)
+    return list(cases[case]["at"][size]["ways"][way]["value"])
+
+
 def times(names: tuple[str, ...], base: str) -> Iterator[Row]:
     """Milliseconds at each length, and times as long as `base` at the last.
     The middle half of the measured times is in brackets."""
-    of_length = _measured()["ms"]
-    last = [*of_length.values()][-1]
     for name in names:
         row: Row = [Word(name)]
-        for found in of_length.values():
-            low, median, high = map(_digits, found[name])
+        for tokens in LENGTHS:
+            low, median, high = map(_digits, milliseconds(name, tokens))
             row.append(f"{median} ({low}–{high})")
-        yield [*row, f"{last[name][1] / last[base][1]:.3g}"]
+        last = [milliseconds(n, LENGTHS[-1])[1] for n in (name, base)]
+        yield [*row, f"{last[0] / last[1]:.3g}"]
 
 
 def decoding() -> Iterator[Row]:

@@ -12,7 +12,6 @@ import attnref
 from attnref import GroupedQueryAttention, KVCache
 from attnref.numbers.kv_memory import growth, kv_bytes, size
 from attnref.numbers.specs import find_model, models
-from benchmarks import decode
 from sitekit import ROOT
 from sitekit.drawn import guide
 from sitekit.pages import body_of
@@ -530,66 +529,51 @@ def test_numbers_in_the_prose_of_the_guide():
 
 
 def test_the_times_on_the_page_are_those_of_the_file():
-    kept = json.loads((ROOT / "benchmarks/decode.json").read_text())
-    assert [*kept["ms"]] == ["1024", "4096", "16384"], "the heads of the tables"
-    machine = by_name(guide.machine())
-    assert {k: row[0] for k, row in machine.items()} == {
-        k: str(kept[k]) for k in machine
-    }
+    kept = json.loads((ROOT / "benchmarks/measured.json").read_text())
+    cases = kept["cases"]
+    machine = {k: row[0] for k, row in by_name(guide.machine()).items()}
+    turns = [x["turns"] for x in cases["decode"]["at"].values()]
+    assert machine.pop("rounds") == f"{min(turns)}–{max(turns)}"
+    for name, said in machine.items():
+        assert said == str({**kept, **cases["decode"]}[name])
     shown = by_name(guide.decoding())
-    shown |= by_name(guide.times(("room", "cat"), "room"))
-    for name, row in shown.items():
-        for cell, times in zip(row, kept["ms"].values(), strict=False):
+    ways = (("room", "cat"), "room")
+    shown |= by_name(guide.times(*ways))
+    for row, case, at, way in (
+        ("mqa", "decode", "float32, MQA, {}", "sdpa"),
+        ("gqa2", "decode", "float32, GQA-2, {}", "sdpa"),
+        ("cat", "append", "{}", "torch.cat"),
+    ):
+        for cell, tokens in zip(shown[row], (1024, 4096, 16384), strict=False):
             numbers = [float(n) for n in re.findall(r"[\d.e+-]+", cell)]
-            low, median, high = times[name]
+            found = cases[case]["at"][at.format(tokens)]["ways"][way]
+            low, median, high = found["value"]
             assert numbers == pytest.approx([median, low, high], rel=6e-3)
-    last = kept["ms"]["16384"]
-    ratio = last["mqa"][1] / last["mha"][1]
-    assert float(shown["mqa"][3]) == pytest.approx(ratio, rel=6e-3)
+    at = cases["decode"]["at"]
+    last = [
+        at[f"float32, {heads}, 16384"]["ways"]["sdpa"]["value"][1]
+        for heads in ("MQA", "MHA")
+    ]
+    assert float(shown["mqa"][3]) == pytest.approx(last[0] / last[1], rel=6e-3)
     assert float(shown["mqa"][4]) == pytest.approx(1 / 32, rel=6e-3)
-    ratio = last["cat"][1] / last["room"][1]
-    assert float(shown["cat"][3]) == pytest.approx(ratio, rel=6e-3)
+    rates = at["float32, MHA, 16384"]["probes"]["GB/s"]
+    read = float(shown["read"][2].split()[0])  # 512 MiB
+    assert read == pytest.approx(2**29 / rates[1] / 1e6, rel=6e-3)
 
 
 def test_what_the_page_says_of_the_times_is_so():
-    kept = json.loads((ROOT / "benchmarks/decode.json").read_text())["ms"]
-    median = {n: {k: t[1] for k, t in row.items()} for n, row in kept.items()}
+    def median(name, tokens=16_384):
+        return guide.milliseconds(name, tokens)[1]
+
     for name in guide.READS:
-        row = [found[name] for found in median.values()]
+        row = [median(name, tokens) for tokens in guide.LENGTHS]
         assert row == sorted(row), "longer with a longer cache"
-    last = median["16384"]
-    assert last["mha"] > last["gqa8"] > last["gqa2"] > last["mqa"]
-    assert last["read"] < last["mha"], "longer than reading alone"
+    assert median("mha") > median("gqa8") > median("gqa2") > median("mqa")
+    assert median("read") < median("mha"), "longer than reading alone"
     shares = [
-        last[name] / last["mha"] * 32 / K
+        median(name) / median("mha") * 32 / K
         for name, K in guide.READS.items()
         if name != "read"
     ]
     assert shares == sorted(shares), "the gain is smaller than that of bytes"
-    assert min(last["repeated"], last["cat"]) > last["gqa8"]
-
-
-def test_the_script_that_times_runs(tmp_path):
-    out = tmp_path / "times.json"
-    sizes = ["--tokens", "8", "16", "--rounds", "2", "--cold", "1"]
-    decode.main([*sizes, "--out", str(out)])
-    found = json.loads(out.read_text())
-    kept = json.loads((ROOT / "benchmarks/decode.json").read_text())
-    assert found.keys() == kept.keys()
-    assert [*found["ms"]] == ["8", "16"]
-    for row in (*found["ms"].values(), *kept["ms"].values()):
-        assert row.keys() == found["ms"]["8"].keys()
-        assert all(0 <= t[0] <= t[1] <= t[2] for t in row.values())
-
-
-def test_what_is_timed_computes_the_same():
-    q = torch.randn(1, decode.HEADS, 1, decode.WIDTH)
-    k, v = torch.randn(2, 1, 8, 5, decode.WIDTH)
-    want = attnref.sdpa(q, k, v)
-    for way in (decode.folded, decode.enabled, decode.repeated):
-        torch.testing.assert_close(way(q, k, v), want)
-    for cache in (KVCache(6), attnref.GrowingKVCache()):
-        append = decode.appending(cache, 5)
-        first, again = append(), append()
-        assert first[0].shape == (1, 8, 6, decode.WIDTH)
-        assert torch.equal(first[0], again[0])
+    assert min(median("repeated"), median("cat")) > median("gqa8")

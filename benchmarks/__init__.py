@@ -1,0 +1,1 @@
+"""What the site says of times and memory is measured here: see __main__."""
