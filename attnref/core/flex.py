@@ -2,7 +2,7 @@
 
 # --8<-- [start:imports]
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ def flex(
     return out
 
 
-@cache
+@lru_cache
 def _kernel(
     compiled: bool,
 ) -> tuple[Callable[..., Any], Callable[..., Any], type[Exception]]:
