@@ -124,7 +124,9 @@ def main(arguments: list[str] | None = None) -> None:
             told = f"about {left:4.0f} s left: {name} {key(at):40}"
             sys.stderr.write(f"\r{done + 1:3} of {len(plan)}, {told}")
             sys.stderr.flush()
-            seconds = asked.seconds or (0.3 if quick else CASES[name].seconds)
+            seconds = asked.seconds
+            if seconds is None:
+                seconds = 0.3 if quick else CASES[name].seconds
             ways = plan[name, at]
             found[name, at], errors[at] = measured(name, at, seconds, ways)
         if not quick:  # after each case, so that a run may be interrupted

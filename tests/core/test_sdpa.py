@@ -212,36 +212,6 @@ def test_a_cache_in_half_precision_is_widened_in_parts():
         assert relative_error(x.grad, y.grad) <= 2**-7
 
 
-@pytest.mark.alone
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("dtype", "kv_heads", "times"),
-    [
-        (torch.float32, 32, 1.2),  # 1.7 measured; queries times keys: 0.9
-        (torch.float32, 8, 1.6),  # 2.3 measured; heads repeated: 0.2
-        (torch.bfloat16, 32, 2.6),  # 3.8 measured; widened whole: 0.6
-        (torch.bfloat16, 8, 5.2),  # 8 measured; heads repeated: 0.6
-    ],
-    ids=str,
-)
-def test_a_decode_step_is_faster_than_with_enable_gqa(dtype, kv_heads, times):
-    """At 8192 tokens. The bounds leave more than a quarter for noise."""
-    q = torch.randn(1, 32, 1, 128, dtype=dtype)
-    k, v = torch.ones(2, 1, kv_heads, 8192, 128, dtype=dtype)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    ratios = []
-    for turn in range(9):
-        took = {}
-        for way in (sdpa, torch_sdpa)[:: 1 if turn % 2 else -1]:
-            start = time.thread_time()
-            way(q, k, v)
-            took[way] = time.thread_time() - start
-        ratios.append(took[torch_sdpa] / took[sdpa])
-    torch.set_num_threads(threads)
-    assert statistics.median(ratios) > times
-
-
 def test_which_ways_to_share_a_head_copy_it():
     # --8<-- [start:copies]
     import torch.nn.functional as F
