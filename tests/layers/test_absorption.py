@@ -194,7 +194,8 @@ def test_the_default_form_is_the_cheapest_by_the_count_of_torch(new, past):
     assert alone == count.get_total_flops()
 
 
-@pytest.mark.parametrize("core", CORES)
+# What `flex_attention` makes cannot be recorded.
+@pytest.mark.parametrize("core", [c for c in CORES if c != "flex"])
 @torch.no_grad()
 def test_no_step_makes_keys_and_no_prompt_makes_all_scores(core):
     """Nor does a step copy the weights for each row of the batch."""

@@ -133,7 +133,7 @@ def sees_the_future(model):
 
 # What is changed, and into what: in the copied file of the layer, or in the
 # sections above. None of these changes the shape of anything.
-SCORES = "scores.view(B, H, T, S) * (D**-0.5 if scale is None else scale)"
+SCALED = "q = q.to(wide) * (D**-0.5 if scale is None else scale)"
 TURNED = "theta=self.rope_theta, past=past, positions=positions"
 HEADS = "self.attend(q, k, v, seen, dropout=dropout)"
 MISTAKES = {
@@ -160,8 +160,8 @@ MISTAKES = {
     ),
     "restart": (TURNED, TURNED.replace("past=past", "past=0")),
     "strict": ("return j <= i\n", "return j < i\n"),
-    "scale": (SCORES, "scores.view(B, H, T, S)"),
-    "root": (SCORES, "scores.view(B, H, T, S) * D**-1"),
+    "scale": (SCALED, "q = q.to(wide)"),
+    "root": (SCALED, "q = q.to(wide) * D**-1"),
     "order": (
         HEADS,
         HEADS.replace("k, v", "*(t.repeat(1, H // K, 1, 1) for t in (k, v))"),
