@@ -101,10 +101,16 @@ def with_prefix(
     `prefix` holds the keys and values `(1, K, P, D)` of the first `P` tokens,
     once for the whole batch; `k`, `v` and `mask` are those of the tokens after
     it. All queries see the whole prefix, so those of all rows are stacked into
-    one row: its keys are read once and not once per row.
+    one row: its keys are read once and not once per row. A window that does not
+    reach back to the first of them is refused.
     """
     B, H, T, D = q.shape
-    Dv = v.shape[3]
+    P, Dv = prefix[1].shape[2:]
+    rule = getattr(mask, "rule", None)
+    if rule is not None and rule.reach < P + k.shape[2]:
+        raise ValueError(
+            f"{rule} hides a part of the prefix of {P} tokens from a query"
+        )
     rows = q.transpose(0, 1).reshape(1, H, B * T, D)  # (1, H, B * T, D)
     shared, lse = flash_lse(rows, *prefix, scale=scale)
     shared = shared.view(H, B, T, Dv).transpose(0, 1)  # (B, H, T, Dv)

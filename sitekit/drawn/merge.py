@@ -126,7 +126,7 @@ PROCESSORS, QUERIES = 132, 64
 
 
 def enough(blocks: int) -> int:
-    """The parts per sequence that give each processor a thread block."""
+    """The most parts per sequence, each with a processor of its own."""
     return max(1, PROCESSORS // blocks)
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnref import (
     Causal,
     RuleMask,
+    Window,
     causal_mask,
     flash,
     flash_lse,
@@ -370,8 +371,11 @@ def test_with_a_shared_prefix_it_is_sdpa_over_all_keys():
         assert relative_error(got, want) <= 1e-12
     lazy = RuleMask(Causal(), T, S, S - T)
     seen = torch.cat((own.new_ones(T, 17), causal_mask(T, S)), dim=1)
-    got, want = with_prefix(q, prefix, k, v, lazy), sdpa(q, *whole, seen)
-    assert relative_error(got, want) <= 1e-12
+    want = sdpa(q, *whole, seen)
+    wide = RuleMask(Window(17 + S), T, S, S - T)  # it reaches the first token
+    for mask in lazy, wide:
+        got = with_prefix(q, prefix, k, v, mask)
+        assert relative_error(got, want) <= 1e-12
 
 
 def test_a_prefix_without_any_new_query():
@@ -421,6 +425,18 @@ def test_a_prefix_is_not_repeated_for_each_row():
             lambda q, k, v: with_prefix(q, (k, v), k, v),
             ValueError,
             "q has B=1, v has B=2",
+        ),
+        (
+            lambda q, k, v: with_prefix(q, (k[:1], v[:1, ..., 1:]), k, v),
+            ValueError,
+            "beside a log-sum-exp of shape (2, 6, 7); the first output is of",
+        ),
+        (
+            lambda q, k, v: with_prefix(
+                q, (k[:1], v[:1]), k, v, RuleMask(Window(21), T, S, S - T)
+            ),
+            ValueError,
+            "Window(size=21) hides a part of the prefix of 11 tokens",
         ),
     ],
 )
