@@ -180,7 +180,7 @@ def lines() -> Iterator[Row]:
             test: list[str | Word] = [Word(key), f"`test_{section}`"]
             yield [
                 test,
-                [*wrapped(line.ours), *wrapped(line.theirs)],
+                [*wrapped(line.ours), "", *wrapped(line.theirs)],
                 Word(line.largest),
                 Word(f"{key}_trap"),
             ]
