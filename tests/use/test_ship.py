@@ -434,6 +434,15 @@ def test_traps():
     meant = sdpa(two, k2, v2, rows[:, None])
     assert not torch.allclose(read, meant, atol=0.1)
 
+    # Stacked heads: is_causal takes the queries of the second head for
+    # later tokens, and hides nothing from them.
+    group = k[:, :1], v[:, :1]  # the two query heads share them
+    stacked = attend(x.view(3, 1, 10, 8), *group, is_causal=True)
+    first, second = stacked.view(3, 2, 5, 8).unbind(dim=1)
+    exact = sdpa(x, *group, causal_mask(5))
+    assert torch.allclose(first, exact[:, 0], atol=1e-5)
+    assert torch.allclose(second, sdpa(x, *group)[:, 1], atol=1e-5)
+
     # (B, T, H, D) is taken for T heads with H tokens each.
     swapped = [t.transpose(1, 2) for t in (x, k, v)]
     crossed = attend(*swapped).transpose(1, 2)
