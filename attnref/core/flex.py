@@ -70,9 +70,11 @@ def flex(
             q, k, v, block_mask=tiles, scale=scale, enable_gqa=grouped
         )
     except failed as error:
+        why = str(getattr(error, "inner_exception", error)).partition("\n")[0]
         raise RuntimeError(
-            "PyTorch cannot compile flex_attention here: it needs a C++ "
-            "compiler on a CPU, and Triton on a GPU; use fused or flash"
+            f"PyTorch did not compile flex_attention: {why}. It needs a C++ "
+            "compiler on a CPU, and Triton on a GPU, and has no kernel for "
+            "some rules; use fused or flash"
         ) from error
     return out
 
