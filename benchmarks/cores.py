@@ -176,7 +176,12 @@ def latent(dtype: str, tokens: int) -> Timed:
     entry = torch.randn(1, 1, tokens, 576).to(DTYPES[dtype])
     ways = {
         name: lambda q, entry, core=core: core(q, entry, entry[..., :512])
-        for name, core in {"sdpa": sdpa, "fused": fused, "flash": flash}.items()
+        for name, core in {
+            "sdpa": sdpa,
+            "fused": fused,
+            "flash": flash,
+            "flash, tiles of 128": partial(flash, tile=(128, 128)),
+        }.items()
     }
 
     def truth(q: Tensor, entry: Tensor) -> Tensor:

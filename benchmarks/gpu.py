@@ -219,7 +219,8 @@ MAKE: dict[str, Callable[..., Timed]] = {"decode": decode, "prefill": prefill}
 def kernels(call: Call, device: str) -> list[str]:
     """Those of one call, each once; on a CPU PyTorch's operators."""
     kind = device.upper()
-    with profile(activities=[getattr(ProfilerActivity, kind)]) as seen:
+    both = {ProfilerActivity.CPU, getattr(ProfilerActivity, kind)}
+    with profile(activities=both) as seen:
         call()
         if device == "cuda":  # they run after the call has returned
             torch.cuda.synchronize()
@@ -244,7 +245,7 @@ def tried(
             try:
                 call()  # compiles
                 ran[name] = kernels(call, device)
-            except RuntimeError as error:  # out of memory is one, too
+            except Exception as error:  # compilers may raise any
                 reasons = [str(error), *(str(x.message) for x in told)]
                 lines = [x.split("\n")[0].split(" (Trig")[0] for x in reasons]
                 skipped[name] = " ".join(dict.fromkeys(lines))
@@ -311,22 +312,26 @@ def main(arguments: list[str] | None = None) -> None:
             torch.manual_seed(0)
             setting = MAKE[case](device, *at)
             ran, skipped = tried(setting, device)
-            setting = setting.only(ran)
-            now = setting.measure(asked.seconds, CLOCKS[device])
-            found[case, at] = now
-            kept: dict[str, Any] = {"axes": AXES[case], "unit": now.unit}
-            kept["date"] = datetime.now(UTC).strftime("%Y-%m-%d")
-            beside = {"kernels": ran, "skipped": skipped}
-            said = entry(now, setting.errors()) | beside
-            cases.setdefault(case, kept | {"at": {}})["at"][key(at)] = said
-            del setting  # before the next one is made
             longest = max(longest, time.monotonic() - began)
-            lines += [
-                goal.line(found, at)
-                for goal in GOALS
-                if (case, at) in {(goal.case, x) for x in goal.at}
-                and goal.ours in ran
-            ]
+            if not ran:
+                left_out[f"{case}, {key(at)}"] = " ".join({*skipped.values()})
+            else:
+                setting = setting.only(ran)
+                now = setting.measure(asked.seconds, CLOCKS[device])
+                found[case, at] = now
+                kept: dict[str, Any] = {"axes": AXES[case], "unit": now.unit}
+                kept["date"] = datetime.now(UTC).strftime("%Y-%m-%d")
+                beside = {"kernels": ran, "skipped": skipped}
+                said = entry(now, setting.errors()) | beside
+                cases.setdefault(case, kept | {"at": {}})["at"][key(at)] = said
+                del setting  # before the next one is made
+                longest = max(longest, time.monotonic() - began)
+                lines += [
+                    goal.line(found, at)
+                    for goal in GOALS
+                    if (case, at) in {(goal.case, x) for x in goal.at}
+                    and goal.ours in ran
+                ]
         result = machine(["torch"]) | {"gpu": about(device), "cases": cases}
         result |= {"goals": lines, "left_out": left_out}
         asked.out.write_text(text(result), encoding="utf-8")

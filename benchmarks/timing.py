@@ -134,7 +134,9 @@ class Timed:
             for name, way in self.ways.items()
         }
         if self.flops:
-            a, b = torch.randn(2, self.side, self.side).to(self.pool[0][0])
+            first, *_ = self.pool[0]
+            sizes = 2, self.side, self.side
+            a, b = torch.randn(sizes, device=first.device).to(first)
             calls[READ] = on_inputs(read)
             calls[GEMM] = lambda: a @ b
         took = in_turns(calls, seconds=seconds, clock=clock)
