@@ -324,7 +324,6 @@ def main(arguments: list[str] | None = None) -> None:
                 beside = {"kernels": ran, "skipped": skipped}
                 said = entry(now, setting.errors()) | beside
                 cases.setdefault(case, kept | {"at": {}})["at"][key(at)] = said
-                del setting  # before the next one is made
                 longest = max(longest, time.monotonic() - began)
                 lines += [
                     goal.line(found, at)
@@ -332,6 +331,7 @@ def main(arguments: list[str] | None = None) -> None:
                     if (case, at) in {(goal.case, x) for x in goal.at}
                     and goal.ours in ran
                 ]
+            del setting  # before the next one is made
         result = machine(["torch"]) | {"gpu": about(device), "cases": cases}
         result |= {"goals": lines, "left_out": left_out}
         asked.out.write_text(text(result), encoding="utf-8")
