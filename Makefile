@@ -10,8 +10,8 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test quick mutants bench bench-quick docs fmt synced new check
-.PHONY: offline
+.PHONY: serve test quick mutants bench bench-quick bench-gpu docs fmt synced
+.PHONY: new check offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
@@ -40,6 +40,11 @@ bench: $(READY)
 
 bench-quick: $(READY)
 	$(PY) -m benchmarks --quick $(if $(ONLY),--only $(ONLY))
+
+# The same of attention alone on one GPU, within MINUTES: benchmarks/gpu.json.
+MINUTES ?= 10
+bench-gpu: $(READY)
+	$(PY) -m benchmarks.gpu --minutes $(MINUTES)
 
 docs: $(READY)
 	$(PY) -m mkdocs build --strict

@@ -74,21 +74,23 @@ def decode(dtype: str, heads: str, tokens: int) -> Timed:
     return Timed(ways, cold((q, k, v)), truth, flops)
 
 
-def triangle(T: int) -> RuleMask:
-    return RuleMask(Causal(), T, T, 0)
+def triangle(q: Tensor) -> RuleMask:
+    T = q.shape[2]
+    return RuleMask(Causal(), T, T, 0, device=q.device)
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As in most readable code: repeat, scores, mask, softmax, values."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = q @ k.mT * q.shape[3] ** -0.5
-    seen = torch.ones(scores.shape[2:], dtype=torch.bool).tril()
+    seen = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
     scores = scores.masked_fill(~seen, -torch.inf)
     return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+    sizes = q.shape[2], k.shape[2]
+    seen = torch.ones(sizes, dtype=torch.bool, device=q.device).tril()
     return torch_sdpa(q, k, v, attn_mask=seen, enable_gqa=True)
 
 
@@ -107,7 +109,7 @@ CAUSAL: dict[str, Callable[..., Tensor]] = {
     "eager": eager,
     **{
         name: lambda q, k, v, core=core, **named: core(
-            q, k, v, triangle(q.shape[2]), **named
+            q, k, v, triangle(q), **named
         )
         for name, core in {"sdpa": sdpa, "fused": fused, "flash": flash}.items()
     },
@@ -117,11 +119,14 @@ SHAPES = {"GQA": (16, 4, 128, 128), "MLA": (16, 16, 192, 128)}
 SLOW = ("eager", "sdpa")  # with all weights in memory at once
 
 
-def prompt(dtype: str, shape: str, tokens: int) -> tuple[Tensor, ...]:
+def prompt(
+    dtype: str, shape: str, tokens: int, device: str = "cpu"
+) -> tuple[Tensor, ...]:
     H, K, D, Dv = SHAPES[shape]
     sizes = ((H, D), (K, D), (K, Dv))
     return tuple(
-        torch.randn(1, n, tokens, width).to(DTYPES[dtype]) for n, width in sizes
+        torch.randn(1, n, tokens, width, device=device).to(DTYPES[dtype])
+        for n, width in sizes
     )
 
 
@@ -171,7 +176,12 @@ def latent(dtype: str, tokens: int) -> Timed:
     entry = torch.randn(1, 1, tokens, 576).to(DTYPES[dtype])
     ways = {
         name: lambda q, entry, core=core: core(q, entry, entry[..., :512])
-        for name, core in {"sdpa": sdpa, "fused": fused, "flash": flash}.items()
+        for name, core in {
+            "sdpa": sdpa,
+            "fused": fused,
+            "flash": flash,
+            "flash, tiles of 128": partial(flash, tile=(128, 128)),
+        }.items()
     }
 
     def truth(q: Tensor, entry: Tensor) -> Tensor:

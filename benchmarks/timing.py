@@ -105,14 +105,15 @@ class Timed:
     so that it finds none of it in the processor's cache. `truth` computes the
     result in float64. With `flops`, what the machine could do at best is
     measured beside the contenders: adding up all elements of the inputs after
-    the first, and so many operations of a matrix product. The greater of both
-    is the limit, and a share is the limit divided by the time.
+    the first, and so many operations of a product of matrices `side` wide. The
+    greater of both is the limit, and a share is the limit divided by the time.
     """
 
     ways: dict[str, Callable[..., Any]]
     pool: Sequence[tuple[Any, ...]] = ((),)
     truth: Callable[..., Tensor] | None = None
     flops: int = 0
+    side: int = SIDE
     # Calls per turn, of those where one is too short for the clock.
     repeats: Mapping[str, int] = field(default_factory=dict)
 
@@ -133,8 +134,9 @@ class Timed:
             for name, way in self.ways.items()
         }
         if self.flops:
-            dtype = self.pool[0][0].dtype
-            a, b = torch.randn(2, SIDE, SIDE).to(dtype)
+            first, *_ = self.pool[0]
+            sizes = 2, self.side, self.side
+            a, b = torch.randn(sizes, device=first.device).to(first)
             calls[READ] = on_inputs(read)
             calls[GEMM] = lambda: a @ b
         took = in_turns(calls, seconds=seconds, clock=clock)
@@ -144,7 +146,8 @@ class Timed:
                 repeated = self.repeats.get(name, 1)
                 found.values[name] = [t / repeated for t in times]
         if self.flops:
-            products = [t * self.flops / (2 * SIDE**3) for t in took[GEMM]]
+            product = 2 * self.side**3
+            products = [t * self.flops / product for t in took[GEMM]]
             limit = [*map(max, took[READ], products)]
             for name, times in found.values.items():
                 pairs = zip(limit, times, strict=True)
@@ -152,7 +155,7 @@ class Timed:
             large = sum(x.nbytes for x in self.pool[0][1:])
             found.probes = {
                 "GB/s": [large / t / 1e6 for t in took[READ]],
-                "GFLOP/s": [2 * SIDE**3 / t / 1e6 for t in took[GEMM]],
+                "GFLOP/s": [product / t / 1e6 for t in took[GEMM]],
             }
         return found
 
@@ -224,7 +227,7 @@ def middle(values: Sequence[float]) -> list[float]:
     return [float(f"{x:.4g}") for x in (low, median(values), high)]
 
 
-def machine() -> dict[str, object]:
+def machine(libraries: Sequence[str] = LIBRARIES) -> dict[str, object]:
     """What the machine is, without a name of its own."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -234,5 +237,5 @@ def machine() -> dict[str, object]:
         "cores": os.cpu_count(),
         "threads": 1,
         "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
+        **{name: version(name) for name in libraries},
     }

@@ -237,9 +237,12 @@ def flash(
     *,
     scale: float | None = None,
     dropout: float = 0.0,
-    tile: tuple[int, int] = (128, 128),
+    tile: tuple[int, int] | None = None,
 ) -> Tensor:
     """The same as `sdpa`, tile by tile: no `(T, S)` matrix is in memory.
+
+    `tile` is how many queries and keys one has. By default they are 128 and
+    128; with fewer queries more keys, up to 512.
 
     Examples:
         >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
@@ -258,11 +261,12 @@ def flash_lse(
     *,
     scale: float | None = None,
     dropout: float = 0.0,
-    tile: tuple[int, int] = (128, 128),
+    tile: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`flash`, and the log-sum-exp of the scores of each query `(B, H, T)`."""
     check_attention(q, k, v, mask, scale)
-    height, width = tile
+    rows = min(max(q.shape[2], 32), 128)
+    height, width = tile or (128, 128 * 128 // rows)
     check_sizes(height=height, width=width)
     if not 0 <= dropout < 1:
         raise ValueError(f"{dropout=} must be at least 0 and below 1")

@@ -291,6 +291,25 @@ def test_no_matrix_of_all_scores_is_made():
     assert made.largest == 4 * 2 * 3 * 16  # a tile of the scores
 
 
+@torch.no_grad()
+def test_few_queries_have_wider_tiles_that_are_no_larger(monkeypatch):
+    products, bmm = [], torch.bmm
+    monkeypatch.setattr(
+        torch, "bmm", lambda *x: (products.append(x), bmm(*x))[1]
+    )
+    widths = {1: 512, 32: 512, 64: 256, 128: 128, 300: 128}
+    for n, width in widths.items():
+        for keys in 1024, 4096:
+            q, k, v = qkv(torch.float32, B=1, T=n, S=keys, H=2, K=1)
+            products.clear()
+            with Made(q, k, v) as made:
+                flash(q, k, v)
+            assert len(products) == -(-n // 128) * keys // width
+            # A tile of the scores, however many keys there are.
+            assert made.largest == 4 * 2 * min(n, 128) * width
+            assert made.largest <= 4 * 2 * 128 * 128
+
+
 @pytest.mark.parametrize(
     ("told", "error", "message"),
     [

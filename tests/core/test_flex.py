@@ -27,14 +27,17 @@ RULES = {
 @pytest.mark.parametrize("mask", (MASKS | RULES).values(), ids=MASKS | RULES)
 def test_without_a_compiler_it_is_sdpa_under_every_mask(mask):
     mask = mask()
-    for kv_heads, scale in ((1, None), (3, 0.7), (6, None)):
-        for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
-            q, k, v = qkv(dtype, K=kv_heads)
-            want = sdpa(*(x.double() for x in (q, k, v)), mask, scale=scale)
-            got = CORES["flex"](q, k, v, mask, scale=scale)
-            assert got.dtype == dtype
-            assert relative_error(got, want) <= bound
-            assert (got[want == 0] == 0).all()
+    for kv_heads, scale, dtype, bound in (
+        (1, 0.7, torch.float32, 2e-6),
+        (3, None, torch.float64, 1e-12),
+        (6, 0.7, torch.float64, 1e-12),
+    ):
+        q, k, v = qkv(dtype, K=kv_heads)
+        want = sdpa(*(x.double() for x in (q, k, v)), mask, scale=scale)
+        got = CORES["flex"](q, k, v, mask, scale=scale)
+        assert got.dtype == dtype
+        assert relative_error(got, want) <= bound
+        assert (got[want == 0] == 0).all()
     for sizes in {"T": 0}, {"S": 0}, {"B": 0}:
         q, k, v = qkv(torch.float32, **sizes)
         assert torch.equal(flex(q, k, v), sdpa(q, k, v))

@@ -385,7 +385,7 @@ def test_a_prefix_without_any_new_query():
 
 @torch.no_grad()
 def test_a_prefix_is_not_repeated_for_each_row():
-    q, prefix, k, v, _ = shared_and_own(1009)
+    q, prefix, k, v, _ = shared_and_own(4001)
     with Made(q, *prefix, k, v) as made:
         with_prefix(q, prefix, k, v)
     assert made.largest < prefix[0].nbytes

@@ -1,0 +1,82 @@
+"""The script for a GPU, tried on a CPU: all but its clock and the memory."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention
+
+from benchmarks import __main__ as cpu_script
+from benchmarks import gpu
+
+
+def test_on_a_cpu_it_writes_what_a_gpu_would(tmp_path, monkeypatch):
+    goals = [
+        goal._replace(at=(("bfloat16", goal.name.split()[-1], 3, 16),))
+        for goal in gpu.GOALS
+    ]
+    monkeypatch.setattr(gpu, "GOALS", goals)
+    eager = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+    monkeypatch.setattr(flex_attention, eager, True)  # else it is traced
+    out = tmp_path / "gpu.json"
+    gpu.main(["--device", "cpu", "--seconds", "0", "--out", str(out)])
+    found = json.loads(out.read_text())
+    like = json.loads(cpu_script.MEASURED.read_text(encoding="utf-8"))
+    assert {*found} - {*like} == {"gpu", "left_out"} and not found["left_out"]
+    lines, others = found["goals"], like["goals"]
+    assert [x["at"] for x in lines] == [
+        ", ".join(map(str, g.at[0])) for g in goals
+    ]
+    assert {*lines[0]} <= {*others[0]} | {"least"}
+    cases = found["cases"]
+    assert {*cases["decode"]} == {*like["cases"]["decode"]} - {"busy"}
+    for case, at in gpu.SIZES["cpu"]:
+        size = cases[case]["at"][", ".join(map(str, at))]
+        ways = size["ways"]
+        assert {"sdpa", "fused", "flex"} <= {*ways}
+        assert {*size["kernels"]} == {*ways}
+        # Each computes the same; those that this device lacks say so.
+        assert max(way["error"] for way in ways.values()) <= 2**-6
+        assert {name.split(", ")[-1] for name in size["skipped"]} == {
+            "efficient",
+            "cudnn",
+        } | ({"flash"} if "ML" in at[1] else set())
+        for reason in size["skipped"].values():
+            assert re.match("No (viable|available) ", reason)
+        for way in ways.values():
+            low, middle, high = way["share"]
+            assert 0 < low <= middle <= high
+    heads = {at[1] for case, at in gpu.SIZES["cpu"] if case == "decode"}
+    assert heads == {"MHA", "GQA-8", "MQA", "MLA-16", "MLA-128"}
+    (name,) = [
+        name
+        for name in cases["decode"]["at"]["bfloat16, MHA, 3, 16"]["kernels"][
+            "folded, flash"
+        ]
+        if "flash" in name
+    ]
+    assert name == "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def test_it_stops_in_time_and_says_what_it_left_out(tmp_path, capsys):
+    out = tmp_path / "gpu.json"
+    gpu.main(["--device", "cpu", "--minutes", "0", "--out", str(out)])
+    found = json.loads(out.read_text())
+    assert found["cases"] == {} and found["goals"] == []
+    assert len(found["left_out"]) == len(gpu.SIZES["cpu"])
+    assert {*found["left_out"].values()} == {"no time left"}
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit):
+            gpu.main([])
+        assert "sees no GPU" in capsys.readouterr().err
+
+
+def test_the_sizes_that_do_not_fit_are_known_before_they_are_made():
+    for case, at in gpu.SIZES["cpu"]:
+        _, *kept = gpu.MAKE[case]("cpu", *at).pool[0]
+        assert gpu.bytes_of(case, at) == sum(x.nbytes for x in kept)
+    for goal in gpu.GOALS:
+        assert {(goal.case, at) for at in goal.at} <= {*gpu.SIZES["cuda"]}
+    most = ("bfloat16", "MHA", 64, 131_072)
+    assert gpu.bytes_of("decode", most) == 2**37  # 137 GB
