@@ -618,7 +618,10 @@ def check_mask(
     if not isinstance(mask, Tensor):
         if not hasattr(mask, "dense"):
             kind = type(mask).__name__
-            raise TypeError(f"mask is {kind}; pass a bool tensor")
+            how = "pass a bool tensor"
+            if hasattr(mask, "hides_nothing"):
+                how = "pass a rule as a layer's `causal`, or in a RuleMask"
+            raise TypeError(f"mask is {kind}; {how}")
         if full[2:] != (mask.T, mask.S):
             raise ValueError(
                 f"mask is for {mask.T} queries and {mask.S} keys, "

@@ -103,10 +103,20 @@ def with_prefix(
     it. All queries see the whole prefix, so those of all rows are stacked into
     one row: its keys are read once and not once per row.
     """
+    check_attention(q, k, v, mask, scale)
+    if len(prefix) != 2:
+        raise ValueError(f"prefix holds {len(prefix)} tensors, not k and v")
+    for name, shared, own in zip("kv", prefix, (k, v), strict=True):
+        rows, K, *_, width = shared.shape
+        if (rows, K, width) != (1, own.shape[1], own.shape[3]):
+            raise ValueError(
+                f"{name} of the prefix has shape {tuple(shared.shape)}; it "
+                f"needs (1, {own.shape[1]}, P, {own.shape[3]})"
+            )
     B, H, T, D = q.shape
     Dv = v.shape[3]
-    rows = q.transpose(0, 1).reshape(1, H, B * T, D)  # (1, H, B * T, D)
-    shared, lse = flash_lse(rows, *prefix, scale=scale)
+    queries = q.transpose(0, 1).reshape(1, H, B * T, D)  # (1, H, B * T, D)
+    shared, lse = flash_lse(queries, *prefix, scale=scale)
     shared = shared.view(H, B, T, Dv).transpose(0, 1)  # (B, H, T, Dv)
     lse = lse.view(H, B, T).transpose(0, 1)  # (B, H, T)
     own, own_lse = flash_lse(q, k, v, mask, scale=scale)
