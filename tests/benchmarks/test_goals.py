@@ -42,7 +42,7 @@ def test_both_caches_generate_the_same():
     assert (first > 7).all()  # of values 1 to 9, the last weigh most
 
 
-def test_the_script_writes_what_is_kept(tmp_path, monkeypatch):
+def test_the_script_writes_what_is_kept(tmp_path, monkeypatch, capsys):
     small = {n: CASES[n]._replace(at=(*at,)) for n, at in SMALL.items()}
     goals = [
         goal._replace(at=small[goal.case].at[-1:])
@@ -53,6 +53,9 @@ def test_the_script_writes_what_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "GOALS", goals)
     out = tmp_path / "measured.json"
     script.main(["--seconds", "0", "--out", str(out)])
+    told = capsys.readouterr().out
+    assert " times as long as " in told and " ms; wanted: at most " in told
+    assert "inf" not in told
     found = json.loads(out.read_text())
     kept = json.loads(script.MEASURED.read_text(encoding="utf-8"))
     assert kept.keys() == found.keys()
