@@ -571,6 +571,8 @@ def decoder_mask(
     """
     B, H, T, S = full
     if mask is not None:
+        if hasattr(mask, "rule"):
+            raise TypeError("mask is RuleMask; give a layer a rule as `causal`")
         check_mask(mask, full, device)
         if mask.shape[-1] != S:
             raise ValueError(
