@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Collection
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,12 @@ def text(found: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--only", default=",".join(CASES), help="cases")
-    parser.add_argument("--seconds", type=float, help="per size")
-    parser.add_argument("--out", type=Path, default=MEASURED)
+    cases = ",".join(CASES)
+    parser.add_argument("--only", default=cases, help=f"some of {cases}")
+    parser.add_argument("--seconds", type=float, help="for each size")
+    parser.add_argument(
+        "--out", type=Path, default=MEASURED, help="file, if not --quick"
+    )
     asked = parser.parse_args(arguments)
     names, quick = asked.only.split(","), asked.quick
     if unknown := {*names} - {*CASES}:
@@ -153,8 +157,18 @@ def main(arguments: list[str] | None = None) -> None:
         for at in (goal.quick,) if quick else goal.at:
             figure = middle(goal.figures(found, at))[1]
             met = "met" if low <= figure <= high else "NOT MET"
-            bounds = f"{low:.4g} to {high:.4g}"
-            print(f"{met:8}{figure:8.4g} {bounds:12} {goal.name}, {key(at)}")
+            bounds = f"from {low:.4g} to {high:.4g}"
+            if low == -inf or high == inf:
+                bounds = f"at {'most' if low == -inf else 'least'} "
+                bounds += f"{high if low == -inf else low:.4g}"
+            unit = found[goal.case, at].unit
+            of = {"share": "of the machine's rate", "value": unit}
+            what = of.get(goal.what, goal.what)
+            what += f" as {goal.peer}" if goal.peer else ""
+            if unit == "MB":
+                what = what.replace("as long", "as large")
+            told = f"{what}; wanted: {bounds}"
+            print(f"{met:8}{figure:8.4g} {told}: {goal.name} ({key(at)})")
 
 
 def write(

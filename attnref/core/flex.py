@@ -58,47 +58,58 @@ def flex(
         q, k, v = q.detach(), k.detach(), v.detach()
     if 0 in (B, T, S):
         return q.new_zeros(B, H, T, Dv)
-    attention, create_block_mask, failed = _kernel(compiled)
+    kernel = _kernel(compiled)
     tiles, corner = None, part_of(mask, slice(0, 1), slice(0, 1))
     if mask is not None and corner is not None:
         # Of the rows and heads, one will do where all have the same mask.
         heads = corner.shape[:2] if corner.dim() == 4 else (1, 1)
-        tiles = create_block_mask(mask_mod(mask), *heads, T, S, q.device)
+        tiles = kernel.create(mask_mod(mask), *heads, T, S, q.device)
     grouped = k.shape[1] != H
-    try:
-        out: Tensor = attention(
-            q, k, v, block_mask=tiles, scale=scale, enable_gqa=grouped
-        )
-    except failed as error:
-        why = str(getattr(error, "inner_exception", error)).partition("\n")[0]
-        raise RuntimeError(
-            f"PyTorch did not compile flex_attention: {why}. It needs a C++ "
-            "compiler on a CPU, and Triton on a GPU, and has no kernel for "
-            "some rules; use fused or flash"
-        ) from error
-    return out
+    return kernel(q, k, v, block_mask=tiles, scale=scale, enable_gqa=grouped)
 
 
-@lru_cache
-def _kernel(
-    compiled: bool,
-) -> tuple[Callable[..., Any], Callable[..., Any], type[Exception]]:
-    """PyTorch's functions and error, imported when they are first needed."""
-    try:
-        from torch._dynamo.exc import BackendCompilerFailed
-        from torch.nn.attention.flex_attention import (
-            create_block_mask,
-            flex_attention,
-        )
-    except ImportError as error:
-        raise RuntimeError(
-            f"PyTorch {torch.__version__} has no flex_attention: flex needs "
-            "2.5 or later; use fused or flash"
-        ) from error
-    attention: Callable[..., Any] = flex_attention
-    if compiled:
-        attention = torch.compile(attention)
-    return attention, create_block_mask, BackendCompilerFailed
+class _Kernel:
+    """PyTorch's functions, imported when they are first needed."""
+
+    def __init__(self, compiled: bool) -> None:
+        try:
+            from torch._dynamo.exc import BackendCompilerFailed
+            from torch.nn.attention.flex_attention import (
+                create_block_mask,
+                flex_attention,
+            )
+        except ImportError as error:
+            raise RuntimeError(
+                f"PyTorch {torch.__version__} has no flex_attention: flex "
+                "needs 2.5 or later; use fused or flash"
+            ) from error
+        self.create: Callable[..., Any] = create_block_mask
+        self.failed, self.fixed = BackendCompilerFailed, False
+        self.plain: Callable[..., Any] = flex_attention
+        self.attention: Callable[..., Any] = self.plain
+        if compiled:
+            self.attention = torch.compile(self.plain)
+
+    def __call__(self, *given: Tensor, **told: Any) -> Tensor:
+        try:
+            out: Tensor = self.attention(*given, **told)
+        except self.failed as error:
+            if not self.fixed:
+                # On a CPU, PyTorch 2.13 compiles some rules for fixed sizes
+                # only: from now on, each length is compiled by itself.
+                self.fixed = True
+                self.attention = torch.compile(self.plain, dynamic=False)
+                return self(*given, **told)
+            cause = str(error.inner_exception).partition("\n")[0]
+            raise RuntimeError(
+                f"PyTorch cannot compile flex_attention here: {cause}; it "
+                "needs a C++ compiler on a CPU, and Triton on a GPU; use "
+                "fused, flash, or compiled=False"
+            ) from error
+        return out
+
+
+_kernel = lru_cache(_Kernel)
 
 
 # --8<-- [end:flex]

@@ -571,6 +571,8 @@ def decoder_mask(
     """
     B, H, T, S = full
     if mask is not None:
+        if hasattr(mask, "rule"):
+            raise TypeError("mask is RuleMask; give a layer a rule as `causal`")
         check_mask(mask, full, device)
         if mask.shape[-1] != S:
             raise ValueError(
@@ -618,7 +620,10 @@ def check_mask(
     if not isinstance(mask, Tensor):
         if not hasattr(mask, "dense"):
             kind = type(mask).__name__
-            raise TypeError(f"mask is {kind}; pass a bool tensor")
+            how = "pass a bool tensor"
+            if hasattr(mask, "hides_nothing"):
+                how = "pass a rule as a layer's `causal`, or in a RuleMask"
+            raise TypeError(f"mask is {kind}; {how}")
         if full[2:] != (mask.T, mask.S):
             raise ValueError(
                 f"mask is for {mask.T} queries and {mask.S} keys, "

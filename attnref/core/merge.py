@@ -104,6 +104,16 @@ def with_prefix(
     one row: its keys are read once and not once per row. A window that does not
     reach back to the first of them is refused.
     """
+    check_attention(q, k, v, mask, scale)
+    if len(prefix) != 2:
+        raise ValueError(f"prefix holds {len(prefix)} tensors, not k and v")
+    for name, shared, own in zip("kv", prefix, (k, v), strict=True):
+        rows, K, *_, width = shared.shape
+        if (rows, K, width) != (1, own.shape[1], own.shape[3]):
+            raise ValueError(
+                f"{name} of the prefix has shape {tuple(shared.shape)}; it "
+                f"needs (1, {own.shape[1]}, P, {own.shape[3]})"
+            )
     B, H, T, D = q.shape
     P, Dv = prefix[1].shape[2:]
     rule = getattr(mask, "rule", None)
@@ -111,8 +121,8 @@ def with_prefix(
         raise ValueError(
             f"{rule} hides a part of the prefix of {P} tokens from a query"
         )
-    rows = q.transpose(0, 1).reshape(1, H, B * T, D)  # (1, H, B * T, D)
-    shared, lse = flash_lse(rows, *prefix, scale=scale)
+    queries = q.transpose(0, 1).reshape(1, H, B * T, D)  # (1, H, B * T, D)
+    shared, lse = flash_lse(queries, *prefix, scale=scale)
     shared = shared.view(H, B, T, Dv).transpose(0, 1)  # (B, H, T, Dv)
     lse = lse.view(H, B, T).transpose(0, 1)  # (B, H, T)
     own, own_lse = flash_lse(q, k, v, mask, scale=scale)

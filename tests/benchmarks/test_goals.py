@@ -1,6 +1,7 @@
 """What is timed computes the same, and each goal holds at a small size."""
 
 import json
+import re
 from statistics import median
 
 import pytest
@@ -55,7 +56,11 @@ def test_the_script_writes_what_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "CASES", small)
     monkeypatch.setattr(script, "GOALS", goals)
     out = tmp_path / "measured.json"
+    told = []
+    monkeypatch.setattr(script, "print", told.append, raising=False)
     script.main(["--seconds", "0", "--out", str(out)])
+    line = r"(NOT )?met +[\d.e-]+ [a-z].*; wanted: (at most|at least|from) \d"
+    assert told and all(re.match(line, x, re.I) for x in told), told
     found = json.loads(out.read_text())
     kept = json.loads(script.MEASURED.read_text(encoding="utf-8"))
     assert kept.keys() == found.keys()

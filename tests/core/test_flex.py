@@ -78,7 +78,7 @@ def test_compiled_it_is_sdpa():
     assert relative_error(flex(q, k, v, mask), want) <= 2e-6
 
 
-def test_what_flex_attention_cannot_do_is_refused(monkeypatch):
+def test_what_flex_attention_cannot_do_is_refused():
     q, k, v = qkv()
     learning = [x.clone().requires_grad_() for x in (q, k, v)]
     for given, told, error, message in (
@@ -98,17 +98,34 @@ def test_what_flex_attention_cannot_do_is_refused(monkeypatch):
     with torch.no_grad():
         assert CORES["flex"](*learning).shape == (B, H, T, DV)
 
-    failed = torch._dynamo.exc.BackendCompilerFailed
 
-    def compiler_is_missing(*given, **told):
-        raise failed(compiler_is_missing, OSError("no g++"), None)
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_length_that_cannot_vary_is_compiled_by_itself(monkeypatch, mended):
+    """PyTorch 2.13 on a CPU writes C++ with an undeclared name for it."""
+    asked = []
 
-    monkeypatch.setattr(
-        "attnref.core.flex._kernel",
-        lambda compiled: (compiler_is_missing, None, failed),
-    )
-    with pytest.raises(RuntimeError, match="compile flex_attention: no g"):
-        flex(*(x.float() for x in (q, k, v)))
+    def compiler(function, dynamic=None):
+        def compiled(*given, **told):
+            asked.append(dynamic)
+            if mended and dynamic is False:
+                return sdpa(*given)
+            error = OSError("no name\nof g++")
+            raise torch._dynamo.exc.BackendCompilerFailed(compiler, error, None)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    _kernel.cache_clear()
+    q, k, v = (x.float() for x in qkv())
+    for _ in range(2):
+        if mended:
+            assert torch.equal(flex(q, k, v), sdpa(q, k, v))
+        else:
+            told = "cannot compile flex_attention here: no name; it needs a C"
+            with pytest.raises(RuntimeError, match=re.escape(told)):
+                flex(q, k, v)
+    assert asked == [None, False, False]  # one failure is remembered
+    _kernel.cache_clear()
 
 
 def test_a_pytorch_without_flex_attention_is_refused(monkeypatch):

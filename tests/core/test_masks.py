@@ -762,3 +762,19 @@ def test_the_loss_skips_pads():
 def test_bad_input_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (Window(3), "mask is Window; pass a rule as a layer's `causal`"),
+        (
+            RuleMask(Window(3), T=5, S=5, past=0),
+            "mask is RuleMask; give a layer a rule as `causal`",
+        ),
+    ],
+)
+def test_a_layer_takes_no_rule_as_its_mask(mask, message):
+    full = (3, 6, 5, 5)
+    with pytest.raises(TypeError, match=re.escape(message)):
+        decoder_mask(mask, full, causal=True, device=torch.device("cpu"))

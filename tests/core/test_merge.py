@@ -424,12 +424,27 @@ def test_a_prefix_is_not_repeated_for_each_row():
         (
             lambda q, k, v: with_prefix(q, (k, v), k, v),
             ValueError,
-            "q has B=1, v has B=2",
+            "k of the prefix has shape (2, 3, 11, 5); it needs (1, 3, P, 5)",
         ),
         (
-            lambda q, k, v: with_prefix(q, (k[:1], v[:1, ..., 1:]), k, v),
+            lambda q, k, v: with_prefix(q, (k[:1, :1], v[:1, :1]), k, v),
             ValueError,
-            "beside a log-sum-exp of shape (2, 6, 7); the first output is of",
+            "k of the prefix has shape (1, 1, 11, 5); it needs (1, 3, P, 5)",
+        ),
+        (
+            lambda q, k, v: with_prefix(q, (k[:1], v[:1, ..., :9]), k, v),
+            ValueError,
+            "v of the prefix has shape (1, 3, 11, 9); it needs (1, 3, P, 13)",
+        ),
+        (
+            lambda q, k, v: with_prefix(q, (k[:1],), k, v),
+            ValueError,
+            "prefix holds 1 tensors, not k and v",
+        ),
+        (
+            lambda q, k, v: with_prefix(q[0], (k[:1], v[:1]), k, v),
+            ValueError,
+            "q has shape (6, 7, 5); it needs 4 axes",
         ),
         (
             lambda q, k, v: with_prefix(

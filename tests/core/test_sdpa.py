@@ -13,7 +13,13 @@ from torch.autograd import gradcheck
 from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnref import attention_weights, causal_mask, padding_mask, sdpa
+from attnref import (
+    Causal,
+    attention_weights,
+    causal_mask,
+    padding_mask,
+    sdpa,
+)
 from tests.conftest import relative_error
 
 B, T, S, H, K, D, DV = 2, 7, 11, 6, 3, 5, 13
@@ -592,6 +598,11 @@ def _bad():
             (q, k, v, "causal"),
             TypeError,
             "mask is str; pass a bool tensor",
+        ),
+        "a rule": (
+            (q, k, v, Causal()),
+            TypeError,
+            "mask is Causal; pass a rule as a layer's `causal`, or in a Rule",
         ),
         "a tokenizer's mask": (
             (q, k, v, torch.ones(B, S, dtype=torch.long)),
