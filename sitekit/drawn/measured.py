@@ -99,8 +99,13 @@ def goals() -> Iterator[Row]:
         ends = [show(one[key]) for key in ("least", "most") if key in one]
         sign = "" if len(ends) == 2 else "≥ " if "least" in one else "≤ "
         tokens = [line["at"].rpartition(", ")[2] for line in lines]
+        goal: list[str | Word] = [Word(slug(name))]
+        goal.append(Word(slug(f"{what} {one['peer']}")))
+        results: list[str | Word] = [
+            Word("met" if line["met"] else "missed") for line in lines
+        ]
         yield [
-            [Word(slug(name)), Word(slug(f"{what} {one['peer']}"))],
+            goal,
             [f"{int(n):,}" if n.isdigit() else n or "–" for n in tokens],
             f"{sign}{'–'.join(ends)}{unit}",
             [
@@ -109,7 +114,7 @@ def goals() -> Iterator[Row]:
                 else spread(x["found"], unit)
                 for x in lines
             ],
-            [Word("met" if x["met"] else "missed") for x in lines],
+            results,
         ]
 
 
@@ -218,7 +223,9 @@ def _growth(
     x, y = (-left + 4, -66) if narrow else (wide + 22, box[3] - 14)
     for i, name in enumerate(order):
         look = {"linewidth": 1.8, "markersize": 5} | looks.get(name, LAST)
-        axes.plot([*lines[name]], [*lines[name].values()], **look, clip_on=False)
+        axes.plot(
+            [*lines[name]], [*lines[name].values()], **look, clip_on=False
+        )
         at = y - 20 * i
         axes.plot([x, x + 26], [at, at], **look, **inside)
         axes.text(x + 34, at, f"{{{name}}}", va="center", transform=pixels)
