@@ -1,6 +1,5 @@
 """The four variants side by side, what a case makes of them, and times."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ from attnref import Yarn, sdpa
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import size
 from attnref.numbers.specs import find_model, models
-from sitekit import ROOT, svg
+from sitekit import svg
+from sitekit.drawn.measured import sizes, slug, spread
 from sitekit.drawn.memory import kinds_of
 from sitekit.drawn.mla import V3, empty
 from sitekit.drawn.operations import H100
@@ -264,74 +264,29 @@ def released() -> Iterator[Row]:
         yield [year, str(len(ours)), *counts]
 
 
-MEASURED = ROOT / "benchmarks" / "measured.json"
-LENGTHS = (1024, 4096, 16_384)  # tokens: the columns of the tables of times
-READS = {"read": 32, "mha": 32, "gqa8": 8, "gqa2": 2, "mqa": 1}
-# The case, the size and the contender in the file.
-FOLDED = ("decode", "float32, GQA-8", "torch, folded")
-TIMED = {
-    "mha": ("decode", "float32, MHA", "sdpa"),
-    "gqa8": ("decode", "float32, GQA-8", "sdpa"),
-    "gqa2": ("decode", "float32, GQA-2", "sdpa"),
-    "mqa": ("decode", "float32, MQA", "sdpa"),
-    "folded": FOLDED,
-    "enabled": (*FOLDED[:2], "torch, enable_gqa"),
-    "repeated": (*FOLDED[:2], "torch, repeat_interleave"),
-    "room": ("append", "", "KVCache"),
-    "cat": ("append", "", "torch.cat"),
-}
-
-
-def _measured() -> dict[str, Any]:
-    return dict(json.loads(MEASURED.read_text(encoding="utf-8")))
-
-
-def machine() -> Iterator[Row]:
-    found = _measured()
-    case = found["cases"]["decode"]
-    turns = [size["turns"] for size in case["at"].values()]
-    found |= {"busy": case["busy"], "date": case["date"]}
-    found["rounds"] = f"{min(turns)}–{max(turns)}"
-    for name in ("processor", "cores", "torch", "rounds", "busy", "date"):
-        yield [Word(name), str(found[name])]
-
-
-def _digits(t: float) -> str:
-    """Three of them, also where the last is 0."""
-    return f"{t:#.3g}".rstrip(".")
+LENGTHS = (1024, 4096, 16_384)  # tokens: the columns of the table of times
+READS = {"read": 32, "MHA": 32, "GQA-8": 8, "GQA-2": 2, "MQA": 1}
 
 
 def milliseconds(name: str, tokens: int) -> list[float]:
     """As measured: lower quartile, median, upper quartile."""
-    cases = _measured()["cases"]
     if name == "read":  # the rate is in the file
-        found = cases["decode"]["at"][f"float32, MHA, {tokens}"]
-        read = 2 * READS[name] * 128 * tokens * 4
-        rates = found["probes"]["GB/s"]
-        return [read / rate / 1e6 for rate in reversed(rates)]
-    case, size, way = TIMED[name]
-    size = f"{size}, {tokens}" if size else str(tokens)
-    return list(cases[case]["at"][size]["ways"][way]["value"])
-
-
-def times(names: tuple[str, ...], base: str) -> Iterator[Row]:
-    """Milliseconds at each length, and times as long as `base` at the last.
-    The middle half of the measured times is in brackets."""
-    for name in names:
-        row: Row = [Word(name)]
-        for tokens in LENGTHS:
-            low, median, high = map(_digits, milliseconds(name, tokens))
-            row.append(f"{median} ({low}–{high})")
-        last = [milliseconds(n, LENGTHS[-1])[1] for n in (name, base)]
-        yield [*row, f"{last[0] / last[1]:.3g}"]
+        found = sizes("decode")[f"float32, MHA, {tokens}"]
+        moved = 2 * READS[name] * 128 * tokens * 4
+        return [moved / x / 1e6 for x in reversed(found["probes"]["GB/s"])]
+    found = sizes("decode")[f"float32, {name}, {tokens}"]
+    return list(found["ways"]["sdpa"]["value"])
 
 
 def decoding() -> Iterator[Row]:
-    """The variants: beside their times, the bytes that they read."""
-    for row in times(tuple(READS), "mha"):
-        word = row[0]
-        assert isinstance(word, Word)
-        yield [*row, f"{READS[word.key] / READS['mha']:.3g}"]
+    """The variants: milliseconds at each length, and beside the last of them,
+    relative to MHA, the bytes that are read."""
+    for name, heads in READS.items():
+        row: Row = [Word(slug(name))]
+        row += [spread(milliseconds(name, tokens)) for tokens in LENGTHS]
+        took, base = (milliseconds(n, LENGTHS[-1])[1] for n in (name, "MHA"))
+        share = heads / READS["MHA"]
+        yield [*row, f"{took / base:.3g}", f"{share:.3g}"]
 
 
 # Of the fifty questions: RoPE and its scalings, and a quantised cache.
