@@ -62,13 +62,16 @@ def percent(three: list[float]) -> str:
     return f"{median}% ({low}–{high})"
 
 
-def times(case: str, at: tuple[str, ...]) -> Iterator[Row]:
-    """Of each contender at each size: the median, how many times that of the
-    first contender, and the share of the limit where one was measured."""
+def times(
+    case: str, at: tuple[str, ...], names: tuple[str, ...] = ()
+) -> Iterator[Row]:
+    """Of these contenders, or all, at each size: the median, how many times
+    that of the first, and the share of the limit where one was measured."""
     unit = kept()["cases"][case]["unit"]
     found = [sizes(case)[size]["ways"] for size in at]
     first = next(iter(found[0]))
-    for name in dict.fromkeys(name for ways in found for name in ways):
+    every = dict.fromkeys(name for ways in found for name in ways)
+    for name in names or every:
         row: Row = [Word(slug(name))]
         for ways in found:
             if name not in ways:

@@ -53,9 +53,10 @@ def test_each_cell_is_of_the_file():
     timed = [c for c in calls if c.startswith("times")]
     assert len(timed) > 10
     for call in timed:
-        case, at = literal_eval(call.removeprefix("times"))
-        rows = [*measured.times(case, at)]
-        keys = {re.sub(r"\W+", "_", w): w for x in at for w in ways(case, x)}
+        case, at, *names = literal_eval(call.removeprefix("times"))
+        rows = [*measured.times(case, at, *names)]
+        (shown,) = names or [[w for x in at for w in ways(case, x)]]
+        keys = {re.sub(r"\W+", "_", w): w for w in shown}
         assert [row[0].key for row in rows] == [*keys]
         for head, *cells in rows:
             way = keys[head.key]
@@ -217,7 +218,7 @@ def test_what_the_page_says_of_caches_and_mla_is_so():
     assert factors[2] > 10, "many times as long"
     latent = CASES["latent"]["at"].values()
     for found in latent:
-        assert found["ways"]["flash"]["ratio"][1] > 0.9, "gains nothing"
+        assert found["ways"]["flash"]["ratio"][1] > 0.8, "little or nothing"
     sizes = {"d_model": 2048, "n_heads": 16, "kv_lora_rank": 512}
     sizes |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
     sizes |= {"v_head_dim": 128, "past": 8191}
