@@ -208,17 +208,17 @@ GOALS = [
             f"decode core, float32, {heads}",
             "decode",
             (("float32", heads, 8192), ("float32", heads, 32_768)),
-            "sdpa",
+            way,
             "share",
             least=least,
             quick=("float32", heads, 8192),
             guard=(guard, inf),
             slow="torch, enable_gqa",
         )
-        for heads, least, guard in (
-            ("MHA", 0.6, 0.45),
-            ("GQA-8", 0.45, 0.26),
-            ("MQA", 0.7, 0.37),
+        for heads, way, least, guard in (
+            ("MHA", "sdpa", 0.6, 0.45),
+            ("GQA-8", "sdpa", 0.45, 0.26),
+            ("MQA", "fused", 0.7, 0.45),
         )
     ),
     *(
