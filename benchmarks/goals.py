@@ -320,7 +320,7 @@ GOALS = [
         "decode step of MLA",
         "mla",
         (("float32", 8192),),
-        "sdpa",
+        "fused",
         "times as fast",
         STATIC,
         least=50,
