@@ -383,8 +383,7 @@ GOALS = [
         DYNAMIC,
         most=1.0,
         quick=("float32", "tiny", 64),
-        guard=(-inf, 1.7),
-        slow="sdpa",
+        guard=(-inf, 1.55),
     ),
     # Guarded by tests/laws/test_layering.py, which says what is imported.
     Goal("import of attnref", "import", ((),), "attnref", "value", most=20),

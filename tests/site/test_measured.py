@@ -175,6 +175,8 @@ def test_what_the_page_says_of_layers_and_prompts_is_so():
         for way in ("fused", static):
             assert 0.7 < few[way]["ratio"][1] < 1.4, "about the same time"
         many = ways("layer", dtype, "Llama-3-8B", 32_768)
+        ratio = many["fused"]["value"][1] / many[static]["value"][1]
+        assert 0.8 < ratio < 1.25, "both fold the heads"
         for slow in (dynamic, eager, "repeated heads"):
             least = 2 * many[static]["value"][1]
             assert many[slow]["value"][1] > least
