@@ -95,15 +95,19 @@ def goals() -> Iterator[Row]:
         one = lines[0]
         what, show = one["what"], "{:g}".format
         unit = {"times as long": "×", "times as fast": "×"}.get(what, "")
+        of = f"{what} {one['peer']}"
         if what == "value":
             unit = f" {units[one['case']]}"
+            of = f"{what}{unit}"
+        elif one["case"] == "memory":
+            of = f"times as much {one['peer']}"
         if what == "share":
             show, unit = "{:.0%}".format, ""
         ends = [show(one[key]) for key in ("least", "most") if key in one]
         sign = "" if len(ends) == 2 else "≥ " if "least" in one else "≤ "
         tokens = [line["at"].rpartition(", ")[2] for line in lines]
         goal: list[str | Word] = [Word(slug(name))]
-        goal.append(Word(slug(f"{what} {one['peer']}")))
+        goal.append(Word(slug(of)))
         results: list[str | Word] = [
             Word("met" if line["met"] else "missed") for line in lines
         ]

@@ -6,8 +6,10 @@ from ast import literal_eval
 from math import log2
 
 import pytest
+from torch.autograd.graph import saved_tensors_hooks
 
 from attnref.numbers.cost import mla_cost
+from benchmarks.cores import CAUSAL, prompt
 from sitekit import ROOT
 from sitekit.drawn import measured
 from sitekit.pages import body_of
@@ -181,13 +183,13 @@ def test_what_the_page_says_of_layers_and_prompts_is_so():
     tiny = ways("layer", "float32, tiny, 64")
     assert tiny["fused"]["ratio"][1] < 1, "fewer calls than sdpa"
     torch = "torch, is_causal"
-    prompt = ways("prefill", "float32, GQA, 2048")
+    causal = ways("prefill", "float32, GQA, 2048")
     for slow in ("torch, bool mask", "eager", "sdpa"):
-        assert prompt[slow]["ratio"][1] > 1.3
-    assert 0.8 < prompt["fused"]["ratio"][1] < 1.2
-    for way in prompt:
+        assert causal[slow]["ratio"][1] > 1.3
+    assert 0.8 < causal["fused"]["ratio"][1] < 1.2
+    for way in causal:
         shorter = took("prefill", "float32, GQA, 1024", way=way)
-        assert 1.5 < log2(prompt[way]["value"][1] / shorter) < 2.4, "quadratic"
+        assert 1.5 < log2(causal[way]["value"][1] / shorter) < 2.4, "quadratic"
     wide = ways("prefill", "float32, MLA, 4096")
     for way in ("torch, padded values", "flash"):
         assert wide[way]["ratio"][1] < 0.7
@@ -197,6 +199,18 @@ def test_what_the_page_says_of_layers_and_prompts_is_so():
         for tokens in (1024, 2048, 4096):
             found = ways("prefill", dtype, "GQA", tokens)
             assert 0.7 < found["flash"]["ratio"][1] < 1.5, "about as long"
+    same = ways("decode", "bfloat16, GQA-8, 32768")["torch, folded"]
+    assert 0.85 < same["ratio"][1] < 1.2, "attention takes about as long"
+    for tiles in (8, 16):  # per side; 7 products of a tile, 6 of all scores
+        left = 7 * (tiles + 1) / 2 / (6 * tiles)
+        assert 0.6 < left < 2 / 3, "saves a little over a third"
+    inputs = [x.requires_grad_() for x in prompt("float32", "GQA", 160)]
+    sizes = {}
+    with saved_tensors_hooks(
+        lambda x: sizes.update({x.data_ptr(): x.numel()}), lambda _: None
+    ):
+        CAUSAL["sdpa"](*inputs)
+    assert [*sizes.values()].count(16 * 160 * 160) == 2, "kept by autograd"
     both = ways("backward", "float32, GQA, 2048")
     assert both["sdpa"]["value"][1] > 1.5 * both[torch]["value"][1]
     assert both["flash"]["ratio"][1] < 1.3
