@@ -104,17 +104,15 @@ def recorded(function, stem: str, name: str):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Without those in which torch reads the code instead of running it, or
-    which change the package; of a test with many cases, three of them."""
+    which change the package."""
     source = functools.cache(inspect.getsource)
-    cases: dict[object, list[pytest.Item]] = {}
-    for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        if not {"alone", "whole"} & marks and not re.search(
-            r"torch\.compile|exported|monkeypatch", source(item.function)
-        ):
-            cases.setdefault(item.function, []).append(item)
     items[:] = [
-        item for some in cases.values() for item in some[:: -(-len(some) // 3)]
+        item
+        for item in items
+        if not {"alone", "whole"} & {mark.name for mark in item.iter_markers()}
+        and not re.search(
+            r"torch\.compile|exported|monkeypatch", source(item.function)
+        )
     ]
 
 
