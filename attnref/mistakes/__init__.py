@@ -1,0 +1,1 @@
+"""Known mistakes, each as wrong lines in the place of right ones."""

@@ -1,0 +1,141 @@
+"""The catalogue: what a mistake is, and the package with one planted in it."""
+
+import importlib
+import importlib.abc
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+class Text(NamedTuple):
+    """A few words or sentences in both languages of the site."""
+
+    en: str
+    zh: str
+
+
+class Lines(NamedTuple):
+    """Right lines of a module of this package, and wrong ones for them."""
+
+    module: str  # "core.masks"
+    right: str
+    wrong: str
+
+
+class Mistake(NamedTuple):
+    """One way to be wrong.
+
+    `lines` are replaced in the package's own source. `symptom` is a key of
+    `SYMPTOMS`; `seen` says what a run shows, `hidden` why shapes do not show
+    it, `found` where it was met: addresses. Each of `tests` fails with the
+    wrong lines and passes without them; `exercises` are those in which
+    somebody can make this mistake.
+    """
+
+    id: str
+    title: Text
+    lines: tuple[Lines, ...]
+    symptom: str
+    seen: Text
+    hidden: Text
+    found: tuple[str, ...]
+    tests: tuple[str, ...]
+    exercises: tuple[str, ...] = ()
+
+
+SYMPTOMS = {
+    "future": Text("the future leaks", "看到了未来的词元"),
+    "heads": Text("heads are mixed", "各个头串在了一起"),
+    "inert": Text("the mask does nothing", "掩码不起作用"),
+    "nan": Text("NaN or infinity", "出现 NaN 或无穷大"),
+    "sizes": Text(
+        "right until two sizes are equal", "两个尺寸碰巧相等时才出错"
+    ),
+    "decoding": Text("right in training, wrong in decoding", "训练对，解码错"),
+    "worse": Text("no error, only worse results", "不报错，只是结果变差"),
+}
+
+
+@cache
+def catalogue() -> dict[str, Mistake]:
+    """All mistakes by id: those of every file beside this one."""
+    found: dict[str, Mistake] = {}
+    for beside in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        name = f"attnref.mistakes.{beside.name}"
+        if name != __name__:
+            for mistake in importlib.import_module(name).MISTAKES:
+                assert mistake.id not in found, mistake.id
+                found[mistake.id] = mistake
+    return found
+
+
+def sources(mistakes: Sequence[Mistake]) -> dict[str, str]:
+    """The changed modules, by name: their text with the wrong lines."""
+    texts: dict[str, str] = {}
+    for mistake in mistakes:
+        for module, right, wrong in mistake.lines:
+            path = PACKAGE / f"{module.replace('.', '/')}.py"
+            text = texts.get(module) or path.read_text(encoding="utf-8")
+            if text.count(_whole(right)) != 1:
+                raise ValueError(
+                    f"{mistake.id}: its right lines are "
+                    f"{text.count(_whole(right))} times in {module}"
+                )
+            texts[module] = text.replace(_whole(right), _whole(wrong))
+    return texts
+
+
+def _whole(lines: str) -> str:
+    """Lines as they stand in a file, from line break to line break."""
+    return "\n" + lines.strip("\n") + "\n"
+
+
+class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports modules of the package with other texts."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        self.texts = {f"attnref.{m}": t for m, t in sources(mistakes).items()}
+
+    def find_spec(
+        self, name: str, path: Any, target: Any = None
+    ) -> ModuleSpec | None:
+        if name not in self.texts:
+            return None
+        return importlib.util.spec_from_loader(name, self)
+
+    def get_source(self, name: str) -> str:
+        return self.texts[name]
+
+
+@contextmanager
+def fresh(finder: Planted) -> Iterator[None]:
+    """Within it, the package is imported anew, with other texts."""
+    old = {n: m for n, m in sys.modules.items() if n.split(".")[0] == "attnref"}
+    for name in old:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [n for n in sys.modules if n.split(".")[0] == "attnref"]:
+            del sys.modules[name]
+        sys.modules.update(old)
+
+
+def load(*mistakes: Mistake) -> ModuleType:
+    """A second attnref, with these mistakes in it; the first is untouched."""
+    with fresh(Planted(mistakes)):
+        wrong = importlib.import_module("attnref")
+        assert inspect.ismodule(wrong.core)  # imports all public names
+        return wrong
