@@ -30,9 +30,7 @@ MISTAKES = (
             en="The mask broadcasts as it should, so every size is right.",
             zh="掩码照常广播，所有尺寸都对。",
         ),
-        found=(
-            "https://github.com/wdndev/llm_interview_note/issues/11",
-        ),
+        found=("https://github.com/wdndev/llm_interview_note/issues/11",),
         tests=(
             "tests/core/test_sdpa.py::test_equals_torch_over_shapes_and_masks",
         ),
