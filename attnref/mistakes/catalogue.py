@@ -36,10 +36,10 @@ class Mistake(NamedTuple):
     """One way to be wrong.
 
     `lines` are replaced in the package's own source. `symptom` is a key of
-    `SYMPTOMS`; `seen` says what a run shows, `hidden` why shapes do not show
-    it, `found` where it was met: addresses. Each of `tests` fails with the
-    wrong lines and passes without them; `exercises` are those in which
-    somebody can make this mistake.
+    `SYMPTOMS`, and `seen` tells the symptom in a sentence; `notice` says how
+    one notices; `hidden` why no shape shows it, or None if one does; `found`
+    holds the addresses where it was met. Each of `tests` fails with the wrong
+    lines and passes without them.
     """
 
     id: str
@@ -47,10 +47,10 @@ class Mistake(NamedTuple):
     lines: tuple[Lines, ...]
     symptom: str
     seen: Text
-    hidden: Text
+    notice: Text
+    hidden: Text | None
     found: tuple[str, ...]
     tests: tuple[str, ...]
-    exercises: tuple[str, ...] = ()
 
 
 SYMPTOMS = {

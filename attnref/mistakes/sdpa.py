@@ -26,6 +26,10 @@ MISTAKES = (
             "nine digits.",
             zh="加不加掩码，输出在约九位有效数字内完全相同。",
         ),
+        notice=Text(
+            en="Change the last token: no output before it may move.",
+            zh="改掉最后一个词元，它前面的输出一个都不该变。",
+        ),
         hidden=Text(
             en="The mask broadcasts as it should, so every size is right.",
             zh="掩码照常广播，所有尺寸都对。",
@@ -34,6 +38,5 @@ MISTAKES = (
         tests=(
             "tests/core/test_sdpa.py::test_equals_torch_over_shapes_and_masks",
         ),
-        exercises=("sdpa",),
     ),
 )

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import attnref
 from attnref.mistakes.catalogue import SYMPTOMS, catalogue, load, sources
@@ -36,11 +37,65 @@ def test_it_is_told_whole(name):
     mistake = catalogue()[name]
     assert mistake.id == name
     assert mistake.symptom in SYMPTOMS
-    for text in (mistake.title, mistake.seen, mistake.hidden):
+    texts = [mistake.title, mistake.seen, mistake.notice, mistake.hidden]
+    for text in filter(None, texts):
         assert text.en.strip() and text.zh.strip()
     assert all(x.startswith("https://") for x in mistake.found)
     for text in sources([mistake]).values():
         compile(text, name, "exec")
+
+
+def shapes(package):
+    """Of what the public functions and layers return: all that a test of
+    shapes could see."""
+    torch.manual_seed(0)
+    x, q, k = (
+        torch.randn(3, 7, 48),
+        torch.randn(3, 6, 7, 8),
+        torch.randn(3, 2, 7, 8),
+    )
+    valid = torch.ones(3, 7, dtype=torch.bool)
+    valid[0, :2] = False
+    mask = package.causal_mask(7) & package.padding_mask(valid)
+    made = [
+        package.softmax(x),
+        package.online_softmax(x),
+        package.attention_weights(q, k, mask),
+        *(core(q, k, k, mask) for core in (package.sdpa, package.flash)),
+        package.fused(q, k, k, mask),
+        package.split_kv(q, k, k, mask),
+        *package.flash_lse(q, k, k, mask),
+        *package.rope_table(torch.arange(7), 8),
+        package.with_prefix(q, (k[:1], k[:1]), k, k, mask),
+    ]
+    sizes = {"d_model": 48, "n_heads": 6}
+    latent = {"kv_lora_rank": 10, "qk_nope_head_dim": 6, "v_head_dim": 5}
+    layers = [
+        package.MultiHeadAttention(**sizes, rope_theta=1e4),
+        package.MultiQueryAttention(**sizes, rope_theta=1e4),
+        package.GroupedQueryAttention(**sizes, n_kv_heads=2, rope_theta=1e4),
+        package.MultiHeadLatentAttention(**sizes, **latent, qk_rope_head_dim=4),
+    ]
+    for layer in layers:
+        made.append(layer(x, mask=package.padding_mask(valid)))
+        for cache in (package.KVCache(8), package.GrowingKVCache()):
+            made += [layer(x[:, :6], cache=cache), layer(x[:, 6:], cache=cache)]
+            made.append(cache.length)
+        made += layer.state_dict().values()
+    cross = package.CrossAttention(**sizes)
+    made.append(cross(x, x[:, :4]))
+    return [getattr(m, "shape", m) for m in made]
+
+
+@each
+@torch.no_grad()
+def test_shapes_show_it_or_not(name):
+    mistake = catalogue()[name]
+    try:
+        same = shapes(load(mistake)) == shapes(attnref)
+    except Exception:
+        same = False
+    assert same == (mistake.hidden is not None)
 
 
 def test_a_mistake_is_planted_in_a_package_of_its_own():
