@@ -59,7 +59,7 @@ def shapes(package):
     mask = package.causal_mask(7) & package.padding_mask(valid)
     made = [
         package.softmax(x),
-        package.online_softmax(x),
+        package.online_softmax(x, chunk=5),
         package.attention_weights(q, k, mask),
         *(core(q, k, k, mask) for core in (package.sdpa, package.flash)),
         package.fused(q, k, k, mask),
