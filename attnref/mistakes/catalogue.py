@@ -6,13 +6,15 @@ import importlib.util
 import inspect
 import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -36,21 +38,33 @@ class Mistake(NamedTuple):
     """One way to be wrong.
 
     `lines` are replaced in the package's own source. `symptom` is a key of
-    `SYMPTOMS`, and `seen` tells the symptom in a sentence; `notice` says how
-    one notices; `hidden` why no shape shows it, or None if one does; `found`
-    holds the addresses where it was met. Each of `tests` fails with the wrong
-    lines and passes without them.
+    `SYMPTOMS`. `shown` computes, with a package, what one would see: a number,
+    a vector or a small matrix, which a page draws with the right and the wrong
+    lines. `seen` says it in a sentence; in it, `{right}` and `{wrong}` are the
+    numbers that `shown` gives (or the error that it raises) and `{change}` is
+    the largest difference. `notice` says how one notices, and `hidden` why no
+    shape shows it, or None if one does. `found` are the addresses where it was
+    met, or `NOTES`.
+
+    Each of `tests` fails with the wrong lines and passes without them; so does
+    `law`, a test for readers to copy, called with what `of` makes of a package.
     """
 
     id: str
     title: Text
     lines: tuple[Lines, ...]
     symptom: str
+    shown: Callable[[Any], Tensor]
     seen: Text
     notice: Text
     hidden: Text | None
     found: tuple[str, ...]
     tests: tuple[str, ...]
+    law: Callable[..., None]
+    of: Callable[[Any], tuple[Any, ...]]
+
+
+NOTES = "notes"  # the study notes from which this site grew
 
 
 SYMPTOMS = {
@@ -73,7 +87,8 @@ def catalogue() -> dict[str, Mistake]:
     for beside in pkgutil.iter_modules([str(Path(__file__).parent)]):
         name = f"attnref.mistakes.{beside.name}"
         if name != __name__:
-            for mistake in importlib.import_module(name).MISTAKES:
+            module = importlib.import_module(name)
+            for mistake in getattr(module, "MISTAKES", ()):
                 assert mistake.id not in found, mistake.id
                 found[mistake.id] = mistake
     return found

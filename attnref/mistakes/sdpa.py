@@ -1,6 +1,22 @@
 """Mistakes in scaled dot-product attention and in its use of masks."""
 
-from attnref.mistakes.catalogue import Lines, Mistake, Text
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.laws import equals_torch
+
+
+def causal_weights(package: Any) -> Tensor:
+    """The weights of four tokens under a causal mask."""
+    q, k = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(1))
+    weights: Tensor = package.attention_weights(
+        q[None, None], k[None, None], package.causal_mask(4)
+    )
+    return weights[0, 0]
+
 
 MISTAKES = (
     Mistake(
@@ -21,10 +37,12 @@ MISTAKES = (
             ),
         ),
         symptom="inert",
+        shown=causal_weights,
         seen=Text(
-            en="The output is the same with and without the mask, to about "
-            "nine digits.",
-            zh="加不加掩码，输出在约九位有效数字内完全相同。",
+            en="Each token attends to the tokens after it as if there were no "
+            "mask: the weights differ by up to {change}.",
+            zh="每个词元照样看到它后面的词元，就像没有掩码一样：权重最多差 "
+            "{change}。",
         ),
         notice=Text(
             en="Change the last token: no output before it may move.",
@@ -34,9 +52,14 @@ MISTAKES = (
             en="The mask broadcasts as it should, so every size is right.",
             zh="掩码照常广播，所有尺寸都对。",
         ),
-        found=("https://github.com/wdndev/llm_interview_note/issues/11",),
+        found=(
+            NOTES,
+            "https://github.com/wdndev/llm_interview_note/issues/11",
+        ),
         tests=(
             "tests/core/test_sdpa.py::test_equals_torch_over_shapes_and_masks",
         ),
+        law=equals_torch,
+        of=lambda package: (package.sdpa,),
     ),
 )

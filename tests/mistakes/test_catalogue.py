@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnref
-from attnref.mistakes.catalogue import SYMPTOMS, catalogue, load, sources
+from attnref.mistakes.catalogue import NOTES, SYMPTOMS, catalogue, load, sources
 from sitekit import ROOT
 
 each = pytest.mark.parametrize("name", catalogue())
@@ -40,9 +40,32 @@ def test_it_is_told_whole(name):
     texts = [mistake.title, mistake.seen, mistake.notice, mistake.hidden]
     for text in filter(None, texts):
         assert text.en.strip() and text.zh.strip()
-    assert all(x.startswith("https://") for x in mistake.found)
+    assert all(x == NOTES or x.startswith("https://") for x in mistake.found)
     for text in sources([mistake]).values():
         compile(text, name, "exec")
+
+
+@each
+def test_its_law_notices_it(name):
+    mistake = catalogue()[name]
+    mistake.law(*mistake.of(attnref))
+    wrong = load(mistake)
+    with pytest.raises(Exception):  # noqa: B017, a refusal will do
+        mistake.law(*mistake.of(wrong))
+
+
+@each
+def test_what_is_shown_differs(name):
+    mistake = catalogue()[name]
+    right = mistake.shown(attnref)
+    assert right.dim() <= 2 and right.numel() <= 64
+    assert right.equal(mistake.shown(attnref)), "another number each time"
+    try:
+        wrong = mistake.shown(load(mistake))
+    except Exception as error:
+        assert str(error)
+    else:
+        assert not torch.allclose(right, wrong, rtol=1e-3, equal_nan=True)
 
 
 def shapes(package):
