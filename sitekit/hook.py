@@ -83,12 +83,14 @@ def on_nav(nav: Any, config: Any, files: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     from sitekit import files as downloads
-    from sitekit import nav
+    from sitekit import mistakes, nav
 
     markdown = downloads.with_wheel(markdown)
     if "title" not in vars(page) and "title" in page.meta:  # not in the nav
         page.title = nav.name_of(page.meta["title"])
-    return nav.with_lists(markdown, page, _pages, config)
+    markdown = nav.with_lists(markdown, page, _pages, config)
+    language = str(config.theme["language"])
+    return mistakes.expanded(markdown, page.file.src_uri, language)
 
 
 def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:

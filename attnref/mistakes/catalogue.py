@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -62,6 +62,8 @@ class Mistake(NamedTuple):
     tests: tuple[str, ...]
     law: Callable[..., None]
     of: Callable[[Any], tuple[Any, ...]]
+    # Of the small matrix: what its rows and its columns are.
+    axes: tuple[Text, Text] = (Text("query", "查询"), Text("key", "键"))
 
 
 NOTES = "notes"  # the study notes from which this site grew
@@ -81,16 +83,24 @@ SYMPTOMS = {
 
 
 @cache
-def catalogue() -> dict[str, Mistake]:
-    """All mistakes by id: those of every file beside this one."""
-    found: dict[str, Mistake] = {}
+def files() -> dict[str, tuple[Mistake, ...]]:
+    """The mistakes of each file beside this one that has some, by its name."""
+    found: dict[str, tuple[Mistake, ...]] = {}
     for beside in pkgutil.iter_modules([str(Path(__file__).parent)]):
         name = f"attnref.mistakes.{beside.name}"
         if name != __name__:
             module = importlib.import_module(name)
-            for mistake in getattr(module, "MISTAKES", ()):
-                assert mistake.id not in found, mistake.id
-                found[mistake.id] = mistake
+            if held := getattr(module, "MISTAKES", ()):
+                found[beside.name] = held
+    return found
+
+
+@cache
+def catalogue() -> dict[str, Mistake]:
+    """All mistakes by id."""
+    every = [mistake for held in files().values() for mistake in held]
+    found = {mistake.id: mistake for mistake in every}
+    assert len(found) == len(every), "two mistakes have one id"
     return found
 
 
@@ -99,8 +109,8 @@ def sources(mistakes: Sequence[Mistake]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for mistake in mistakes:
         for module, right, wrong in mistake.lines:
-            path = PACKAGE / f"{module.replace('.', '/')}.py"
-            text = texts.get(module) or path.read_text(encoding="utf-8")
+            file = _file(f"attnref.{module}")
+            text = texts.get(module) or file.read_text(encoding="utf-8")
             if text.count(_whole(right)) != 1:
                 raise ValueError(
                     f"{mistake.id}: its right lines are "
@@ -115,8 +125,23 @@ def _whole(lines: str) -> str:
     return "\n" + lines.strip("\n") + "\n"
 
 
+def _file(name: str) -> Path:
+    """Of a module of the package, by its full name."""
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+@cache
+def _code(file: Path, text: str) -> CodeType:
+    return compile(text, file, "exec")
+
+
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports modules of the package with other texts."""
+    """Imports the package, some of its modules with other texts.
+
+    Each text is compiled once in a process, so that one more package takes
+    little longer than its changed modules.
+    """
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.texts = {f"attnref.{m}": t for m, t in sources(mistakes).items()}
@@ -124,12 +149,19 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(
         self, name: str, path: Any, target: Any = None
     ) -> ModuleSpec | None:
-        if name not in self.texts:
+        if name.partition(".")[0] != "attnref":
             return None
-        return importlib.util.spec_from_loader(name, self)
+        file = _file(name)
+        below = [str(file.parent)] if file.name == "__init__.py" else None
+        return importlib.util.spec_from_file_location(
+            name, file, loader=self, submodule_search_locations=below
+        )
 
     def get_source(self, name: str) -> str:
-        return self.texts[name]
+        return self.texts.get(name) or _file(name).read_text(encoding="utf-8")
+
+    def get_code(self, name: str) -> CodeType:
+        return _code(_file(name), self.get_source(name))
 
 
 @contextmanager

@@ -1,0 +1,210 @@
+"""What pages say of the catalogue of mistakes.
+
+`::: mistakes softmax masks` on a page becomes an entry for each mistake in
+these files of attnref/mistakes, and `::: symptoms` the list of all entries by
+what one sees. Both are Markdown, in the language of the page: the words of an
+entry stand in the catalogue, its numbers and heat maps are computed.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import PurePosixPath
+from textwrap import dedent
+from typing import Any
+
+import torch
+from mkdocs.exceptions import BuildError
+from torch import Tensor
+
+import attnref
+from attnref.mistakes.catalogue import (
+    NOTES,
+    SYMPTOMS,
+    Lines,
+    Mistake,
+    Text,
+    catalogue,
+    files,
+    load,
+)
+from sitekit import pages
+
+ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)
+BY_SYMPTOM = re.compile(r"^::: symptoms$", re.MULTILINE)
+ISSUE = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/\w+/(\d+)")
+WORDS = {
+    "symptom": Text("Symptom", "症状"),
+    "notice": Text("How to notice it", "怎么发现"),
+    "hidden": Text("Why no shape shows it", "为什么形状上看不出来"),
+    "caught": Text("Caught by", "能发现它的测试"),
+    "found": Text("Met in", "出现在"),
+    "notes": Text("the notes from which this site grew", "本站前身的学习笔记"),
+    "colon": Text(": ", "："),
+    "and": Text(", ", "、"),
+    "end": Text(".", "。"),
+    "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
+    "right": Text("right", "正确"),
+    "wrong": Text("wrong", "错误"),
+    "drawn": Text(
+        "Computed with the right lines and with the wrong ones.",
+        "分别用正确的代码和错误的代码算出。",
+    ),
+}
+TESTS = "mistakes/check"  # the page that shows the laws
+
+
+@cache
+def places(language: str) -> dict[str, str]:
+    """Of each file of mistakes, the page that has its entries."""
+    found = {}
+    for path in pages.markdown_files(language):
+        for stems in ENTRIES.findall(pages.body_of(path)):
+            found |= dict.fromkeys(stems.split(), pages.stem_of(path))
+    return found
+
+
+@cache
+def seen(name: str) -> tuple[Tensor, Tensor | str]:
+    """What one would see: right and wrong, or the error that is raised."""
+    mistake = catalogue()[name]
+    with torch.no_grad():
+        right = mistake.shown(attnref)
+        try:
+            return right, mistake.shown(load(mistake))
+        except Exception as error:
+            return right, str(error)
+
+
+def number(found: Tensor | str) -> str:
+    """As text: a formula's minus, and no more digits than one compares."""
+    if isinstance(found, str):
+        return f"`{found.splitlines()[0]}`"
+    return ", ".join(f"{n:.3g}" for n in found.flatten().tolist())
+
+
+def told(mistake: Mistake, text: str) -> str:
+    """A sentence with its numbers."""
+    right, wrong = seen(mistake.id)
+    facts = {"right": number(right), "wrong": number(wrong)}
+    if isinstance(wrong, Tensor) and wrong.shape == right.shape:
+        facts["change"] = f"{(right - wrong).abs().max():.3g}"
+    return re.sub(r"\{(\w+)\}", lambda match: facts[match[1]], text)
+
+
+def diff(lines: Lines) -> str:
+    """The wrong lines and the right ones, as a patch that mends them."""
+    wrong, right = (
+        dedent(text).strip("\n").splitlines()
+        for text in (lines.wrong, lines.right)
+    )
+    every = difflib.ndiff(wrong, right)
+    return "\n".join(
+        f"{line[0]}{line[2:]}".rstrip() for line in every if line[0] != "?"
+    )
+
+
+def source(address: str, language: str) -> str:
+    if address == NOTES:
+        return getattr(WORDS["notes"], language)
+    if match := ISSUE.match(address):
+        return f"[{match[1]} #{match[2]}]({address})"
+    return f"[{re.sub('^https://(www[.])?|/.*', '', address)}]({address})"
+
+
+def figure(mistake: Mistake, language: str) -> Iterator[str]:
+    """Both heat maps, where there is something to be drawn."""
+    right, wrong = seen(mistake.id)
+    if right.dim() != 2 or not isinstance(wrong, Tensor):
+        return
+    word = {key: getattr(text, language) for key, text in WORDS.items()}
+    axes = ", ".join(f'"{getattr(axis, language)}"' for axis in mistake.axes)
+    yield "```figure"
+    yield f'caption: "{word["drawn"]}"'
+    yield f"axes: [{axes}]"
+    yield "panels:"
+    for kind in ("wrong", "right"):
+        rows, columns = (right if kind == "right" else wrong).shape
+        yield f"  - draw: mistakes.{kind}({mistake.id!r})"
+        yield f"    title: {word[kind]}"
+        yield f"    rows: {[*range(rows)]}"
+        yield f"    columns: {[*range(columns)]}"
+    yield "```"
+    yield ""
+
+
+def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
+    def word(text: Text) -> str:
+        return getattr(text, language)
+
+    def said(key: str, text: str) -> str:
+        end = "" if text.endswith(("。", ".", "`")) else word(WORDS["end"])
+        return f"- **{word(WORDS[key])}**{word(WORDS['colon'])}{text}{end}"
+
+    between = word(WORDS["and"])
+    yield f"## {word(mistake.title)} {{ #{mistake.id} }}"
+    yield ""
+    yield told(mistake, word(mistake.seen))
+    yield ""
+    for lines in mistake.lines:
+        name = f"attnref/{lines.module.replace('.', '/')}.py"
+        yield f'```diff title="{name}"'
+        yield diff(lines)
+        yield "```"
+        yield ""
+    yield from figure(mistake, language)
+    symptom = word(SYMPTOMS[mistake.symptom])
+    symptoms = link("mistakes/by-symptom")
+    yield said("symptom", f"[{symptom}]({symptoms}#{mistake.symptom})")
+    yield said("notice", told(mistake, word(mistake.notice)))
+    if mistake.hidden:
+        yield said("hidden", told(mistake, word(mistake.hidden)))
+    law = mistake.law.__name__
+    tests = [f"[`{law}`]({link(TESTS)}#{law})"]
+    tests += [f"`{test}`" for test in mistake.tests]
+    yield said("caught", between.join(tests))
+    if mistake.found:
+        found = [source(address, language) for address in mistake.found]
+        yield said("found", between.join(found))
+    yield ""
+
+
+def symptoms(language: str, link: Any) -> Iterator[str]:
+    """All entries, each below what one sees of it."""
+    colon = getattr(WORDS["colon"], language)
+    for key, symptom in SYMPTOMS.items():
+        yield f"## {getattr(symptom, language).capitalize()} {{ #{key} }}"
+        yield ""
+        for name, held in files().items():
+            for mistake in held:
+                if mistake.symptom == key:
+                    title = getattr(mistake.title, language)
+                    text = told(mistake, getattr(mistake.seen, language))
+                    place = f"{link(places(language)[name])}#{mistake.id}"
+                    yield f"- [{title}]({place}){colon}{text}"
+        yield ""
+
+
+def expanded(markdown: str, here: str, language: str) -> str:
+    """The Markdown of the page `here`, a path, with its entries."""
+
+    def link(to: str) -> str:
+        return os.path.relpath(f"{to}.md", PurePosixPath(here).parent)
+
+    def entries(match: re.Match[str]) -> str:
+        names = match[1].split()
+        if unknown := names - files().keys():
+            raise BuildError(f"{here}: no mistakes are told in {unknown}")
+        return "\n".join(
+            line
+            for name in names
+            for mistake in files()[name]
+            for line in entry(mistake, language, link)
+        )
+
+    markdown = ENTRIES.sub(entries, markdown)
+    return BY_SYMPTOM.sub(
+        lambda _: "\n".join(symptoms(language, link)), markdown
+    )
