@@ -132,7 +132,7 @@ def is_causal(mask: Callable[[int, int], Tensor]) -> None:
 
 # --8<-- [start:is_window]
 def is_window(mask: Callable[[int, int], Tensor]) -> None:
-    """`mask(W, T)`: each of `T` tokens sees itself and the `W - 1` before it."""
+    """`mask(W, T)`: each of `T` tokens sees itself and `W - 1` before it."""
     for W in (1, 3, 9):
         for i, seen in enumerate(mask(W, 6).tolist()):
             wanted = [i - W < j <= i for j in range(6)]

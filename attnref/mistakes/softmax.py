@@ -187,13 +187,14 @@ MISTAKES = (
         seen=Text(
             en="70,000 equal weights in float16 sum to {wrong} instead of "
             "{right}: the sum exceeds 65504, the largest number of float16.",
-            zh="float16 下 70,000 个相等的权重，加起来是 {wrong}，应为 {right}："
-            "分母超过了 float16 的最大值 65504。",
+            zh="float16 下 70,000 个相等的权重，加起来是 {wrong}，应为 "
+            "{right}：分母超过了 float16 的最大值 65504。",
         ),
         notice=Text(
             en="Add the weights of a long row in float64: they must sum to "
             "about 1. The longer the context, the larger the error.",
-            zh="用 float64 把一长行权重加起来，应约等于 1。上下文越长，误差越大。",
+            zh="用 float64 把一长行权重加起来，应约等于 1。上下文越长，"
+            "误差越大。",
         ),
         hidden=Text(
             en="Shape and dtype are those that are wanted.",
