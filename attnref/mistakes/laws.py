@@ -154,6 +154,7 @@ def pads_change_nothing(attend: Callable[[Tensor, Tensor], Tensor]) -> None:
     out = attend(x, valid)
     for n in range(4):
         alone = attend(x[n : n + 1, n:], valid[n : n + 1, n:])
+        assert (alone != 0).any(-1).all(), "a real token sees no key"
         error = (out[n, n:] - alone[0]).abs().max()
         assert error < 1e-5, f"{n} pads move the outputs by {error:.2f}"
 

@@ -1,6 +1,7 @@
 """Mistakes in masks: which key a query may see, and how masks are joined."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ def chunk(package: Any) -> Tensor:
     """The causal mask of two new tokens after three in a cache."""
     mask: Tensor = package.causal_mask(2, 5)
     return mask.double()
+
+
+def from_a_tokenizer(package: Any) -> Tensor:
+    """The mask of three real tokens and a pad, of which a tokenizer made
+    whole numbers."""
+    mask: Tensor = package.padding_mask_from_hf(torch.tensor([[1, 1, 1, 0]]))
+    return mask.double().flatten()
 
 
 def rule_mask(package: Any, rule: Any, T: int, mask: Any = None) -> Tensor:
@@ -78,12 +86,17 @@ def after_decoding(package: Any) -> Tensor:
     return far.abs().max()
 
 
-def padded(package: Any) -> tuple[Callable[[Tensor, Tensor], Tensor]]:
+def padded(
+    package: Any, whole_numbers: bool = False
+) -> tuple[Callable[[Tensor, Tensor], Tensor]]:
     """Attention in four heads, under the padding mask alone."""
 
     def attend(x: Tensor, valid: Tensor) -> Tensor:
-        heads = x.unflatten(-1, (4, -1)).transpose(1, 2)
-        mask = package.padding_mask(valid)
+        heads = x.view(*x.shape[:2], 4, -1).transpose(1, 2)
+        if whole_numbers:
+            mask = package.padding_mask_from_hf(valid.long())
+        else:
+            mask = package.padding_mask(valid)
         out: Tensor = package.sdpa(heads, heads, heads, mask)
         return out.transpose(1, 2).flatten(2)
 
@@ -435,6 +448,44 @@ MISTAKES = (
         ),
         law=pads_change_nothing,
         of=padded,
+    ),
+    Mistake(
+        id="mask-integer-not",
+        title=Text(
+            en="~ of a mask of whole numbers is true everywhere",
+            zh="对整数掩码取 ~，处处都为真",
+        ),
+        lines=(
+            Lines(
+                module="core.masks",
+                right="""
+    return padding_mask(real)  # (B, 1, 1, S)
+""",
+                wrong="""
+    hidden = (~attention_mask).bool()
+    return padding_mask(~hidden)  # (B, 1, 1, S)
+""",
+            ),
+        ),
+        symptom="nan",
+        shown=from_a_tokenizer,
+        seen=Text(
+            en="A tokenizer's 1, 1, 1, 0 becomes {wrong} instead of {right}: "
+            "~1 is -2 and ~0 is -1, both count as true, and all is hidden.",
+            zh="分词器给的 1, 1, 1, 0 变成 {wrong}，应为 {right}：~1 是 -2，"
+            "~0 是 -1，都算真，于是全部被遮住。",
+        ),
+        notice=Text(
+            en="All outputs are NaN or zero, or the mean of all values. "
+            "Convert to bool first: mask.bool(), or mask == 0.",
+            zh="所有输出都是 NaN、零，或者所有值的均值。先转成 bool："
+            "mask.bool()，或者 mask == 0。",
+        ),
+        hidden=MATRIX,
+        found=(NOTES,),
+        tests=(MASKS + "test_a_hugging_face_mask_becomes_ours",),
+        law=pads_change_nothing,
+        of=partial(padded, whole_numbers=True),
     ),
     Mistake(
         id="masks-joined-by-or",
