@@ -68,14 +68,14 @@ def rows_are_apart(layer: Callable[[Tensor], Tensor], x: Tensor) -> None:
 
 # --8<-- [start:is_softmax]
 def is_softmax(softmax: Callable[[Tensor], Tensor]) -> None:
-    """Along the last axis: for large scores, for rows that lie far apart, and
-    with a sum that half precision could not hold."""
+    """Along the last axis: for large scores, for rows that lie far apart and
+    may begin with -inf, and with a sum that half precision cannot hold."""
     inf = torch.inf
     x = torch.tensor(
         [
             [1.0, 2.0, 3.0, 4.0, 5.0],
             [1e4, 9999.0, -1e4, 0.0, 1.0],
-            [-900.0, -901.0, -902.0, -inf, -1e4],
+            [-inf, -inf, -900.0, -901.0, -1e4],
         ]
     )
     torch.testing.assert_close(softmax(x), torch.softmax(x, -1))

@@ -482,7 +482,10 @@ MISTAKES = (
             "mask.bool()，或者 mask == 0。",
         ),
         hidden=MATRIX,
-        found=(NOTES,),
+        found=(
+            NOTES,
+            "https://github.com/PaddlePaddle/PaddleFormers/pull/4033",
+        ),
         tests=(MASKS + "test_a_hugging_face_mask_becomes_ours",),
         law=pads_change_nothing,
         of=partial(padded, whole_numbers=True),

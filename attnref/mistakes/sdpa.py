@@ -63,6 +63,16 @@ def heads_read(package: Any) -> Tensor:
     return out[0, :, 0]
 
 
+def mixed_weights(package: Any) -> Tensor:
+    """The weights with which four values are mixed, in one of four heads,
+    under a causal mask: the outputs of values that are unit vectors."""
+    seed = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 1, 4, 4, 8, generator=seed)
+    v = torch.eye(4).expand(1, 4, 4, 4)
+    out: Tensor = package.sdpa(q, k, v, package.causal_mask(4))
+    return out[0, 0]
+
+
 def core(package: Any) -> tuple[Any]:
     return (package.sdpa,)
 
@@ -231,6 +241,7 @@ MISTAKES = (
         hidden=BROADCAST,
         found=(
             NOTES,
+            "https://github.com/rasbt/LLMs-from-scratch/pull/1062",
             "https://github.com/harvard-edge/cs249r_book/pull/1785",
             "https://github.com/nyu-mll/jiant/pull/465",
         ),
@@ -642,6 +653,42 @@ MISTAKES = (
             zh="(B, K, D, S) 和 (B, K, S, D) 元素个数相同，矩阵乘法不会报错。",
         ),
         found=("https://github.com/rish-16/tokenlearner-pytorch/issues/1",),
+        tests=(SDPA + "test_the_future_cannot_be_seen",),
+        law=equals_torch,
+        of=core,
+    ),
+    Mistake(
+        id="weights-transposed",
+        title=Text(
+            en="The weights are transposed before they meet the values",
+            zh="权重在乘 V 之前被转置了",
+        ),
+        lines=(
+            Lines(
+                module="core.sdpa",
+                right="""
+    rows = _fold(weights, K)  # (B, K, H // K * T, S)
+""",
+                wrong="""
+    rows = _fold(weights.mT, K)
+""",
+            ),
+        ),
+        symptom="future",
+        shown=mixed_weights,
+        seen=Text(
+            en="Output i takes of value j what query j gave to key i: rows "
+            "and columns are exchanged, and with them the triangle.",
+            zh="输出 i 从值 j 拿到的，是查询 j 给键 i 的权重：行列对调，掩码的"
+            "三角形也跟着颠倒了。",
+        ),
+        notice=Text(
+            en="In self-attention T = S and no product fails. Take more keys "
+            "than queries, and it is an error.",
+            zh="自注意力里 T = S，乘法不会报错。让键多于查询，就会报错。",
+        ),
+        hidden=None,
+        found=("https://github.com/heykeetae/Self-Attention-GAN/issues/11",),
         tests=(SDPA + "test_the_future_cannot_be_seen",),
         law=equals_torch,
         of=core,

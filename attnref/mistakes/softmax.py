@@ -42,6 +42,13 @@ def falling_scores(package: Any) -> Tensor:
     return weights
 
 
+def masked_first(package: Any) -> Tensor:
+    """The weights of four scores, read two at a time; the first are masked."""
+    scores = torch.tensor([-torch.inf, -torch.inf, 1.0, 2.0])
+    weights: Tensor = package.online_softmax(scores, chunk=2)
+    return weights
+
+
 def at_once(package: Any) -> tuple[Any]:
     return (package.softmax,)
 
@@ -288,6 +295,45 @@ MISTAKES = (
         tests=(
             EVERY + "[in-chunks-of-1-"
             "[60000.0, -60000.0, 59000.0]-torch.float32]",
+        ),
+        law=is_softmax,
+        of=in_chunks,
+    ),
+    Mistake(
+        id="online-masked-chunk",
+        title=Text(
+            en="Online softmax: a chunk that is masked as a whole gives NaN",
+            zh="在线 softmax：整块被遮住时得到 NaN",
+        ),
+        lines=(
+            Lines(
+                module="core.softmax",
+                right="""
+        base = new.masked_fill(new == -torch.inf, 0)
+""",
+                wrong="""
+        base = new
+""",
+            ),
+        ),
+        symptom="nan",
+        shown=masked_first,
+        seen=Text(
+            en="The first chunk is masked, so its maximum is -inf, and "
+            "-inf - (-inf) is NaN: {wrong} instead of {right}.",
+            zh="第一块全被遮住，最大值是 -inf，而 -inf - (-inf) 是 NaN："
+            "得到 {wrong}，应为 {right}。",
+        ),
+        notice=Text(
+            en="Let a row begin with -inf, as left padding or a window does. "
+            "Causal rows never show it: their first key is visible.",
+            zh="让一行以 -inf 开头，左填充和滑动窗口就是这样。只有因果掩码时"
+            "看不出来：第一个键总是可见的。",
+        ),
+        hidden=SAME,
+        found=("https://github.com/flagos-ai/FlagGems/pull/330",),
+        tests=(
+            EVERY + "[in-chunks-of-3-[-inf, -inf, -inf, 0.5]-torch.float32]",
         ),
         law=is_softmax,
         of=in_chunks,
