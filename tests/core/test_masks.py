@@ -254,6 +254,13 @@ def test_a_rule_holds_wherever_the_keys_are():
     # --8<-- [end:rule]
 
 
+def test_a_single_query_keeps_the_padding_mask():
+    padding = padding_mask(torch.tensor([[False, True, True]]))
+    told = {"causal": True, "device": torch.device("cpu")}
+    mask = dense(decoder_mask(padding, (1, 1, 1, 3), **told))
+    assert mask.int().tolist() == [[[[0, 1, 1]]]]
+
+
 def test_a_prefix_is_seen_by_all():
     # --8<-- [start:prefix]
     mask = RuleMask(Prefix(2), T=4, S=4, past=0).dense()
