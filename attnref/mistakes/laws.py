@@ -68,21 +68,30 @@ def rows_are_apart(layer: Callable[[Tensor], Tensor], x: Tensor) -> None:
 
 # --8<-- [start:layer_equals_torch]
 def layer_equals_torch(
-    layer: Any, x: Tensor, n_heads: int, n_kv_heads: int
+    layer: Any,
+    x: Tensor,
+    n_heads: int,
+    n_kv_heads: int,
+    context: Tensor | None = None,
 ) -> None:
-    """A causal layer is its four projections around PyTorch's attention."""
+    """A layer is its four projections around PyTorch's attention: causal
+    without a context, and with one over all of it."""
     B, T, _ = x.shape
-    projected = (
-        (layer.q_proj(x), n_heads),
-        (layer.k_proj(x), n_kv_heads),
-        (layer.v_proj(x), n_kv_heads),
+    given = (x,) if context is None else (x, context)
+    k, v = layer.k_proj(given[-1]), layer.v_proj(given[-1])
+    q, k, v = (
+        part.view(B, -1, n, part.shape[2] // n).transpose(1, 2)
+        for part, n in (
+            (layer.q_proj(x), n_heads),
+            (k, n_kv_heads),
+            (v, n_kv_heads),
+        )
     )
-    q, k, v = (p.view(B, T, n, -1).transpose(1, 2) for p, n in projected)
     heads = F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, enable_gqa=True
+        q, k, v, is_causal=context is None, enable_gqa=True
     )
     wanted = layer.o_proj(heads.transpose(1, 2).reshape(B, T, -1))
-    torch.testing.assert_close(layer(x), wanted)
+    torch.testing.assert_close(layer(*given), wanted)
 
 
 # --8<-- [end:layer_equals_torch]
@@ -150,17 +159,17 @@ def pads_change_no_token(
 
 
 # --8<-- [start:cache_holds]
+@torch.no_grad()
 def cache_holds(
-    layer: Any, x: Tensor, cache: Any, elements: int, read: Callable[[], int]
+    layer: Any, x: Tensor, cache: Any, tensors: Callable[[], Iterable[Tensor]]
 ) -> None:
-    """After `x`, the cache holds so many elements per token of each row.
+    """After `x`, a cache holds what `k_proj` and `v_proj` give, and no copies.
 
-    `read()` counts the elements that are stored.
-    """
+    `tensors()` returns what the cache has stored."""
     layer(x, cache=cache)
-    B, T, _ = x.shape
-    stored = read() / (B * T)
-    assert stored == elements, f"{stored} elements per token, not {elements}"
+    stored = sum(tensor.numel() for tensor in tensors())
+    wanted = layer.k_proj(x).numel() + layer.v_proj(x).numel()
+    assert stored == wanted, f"{stored} elements are stored, not {wanted}"
 
 
 # --8<-- [end:cache_holds]
@@ -183,6 +192,7 @@ def context_is_seen(
 
 
 # --8<-- [start:new_context_is_read]
+@torch.no_grad()
 def new_context_is_read(
     layer: Callable[..., Tensor], x: Tensor, context: Tensor, cache: Any
 ) -> None:

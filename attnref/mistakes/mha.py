@@ -41,6 +41,16 @@ def moved(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.stack(columns, dim=1).detach()
 
 
+def effects(run: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+    """1 for each of the matrices that has an effect on the output."""
+    before, found = run(weights), []
+    for i in range(len(weights)):
+        other = weights.clone()
+        other[i] += 1
+        found.append(bool((run(other) - before).abs().max() > 1e-9))
+    return torch.tensor(found).double()
+
+
 def mha(package: Any, **options: Any) -> Any:
     return filled(package.MultiHeadAttention(d_model=8, n_heads=2, **options))
 
@@ -491,8 +501,8 @@ MISTAKES = (
         seen=Text(
             en="After eval(), every output depends on every token. In training "
             "the same layer is causal.",
-            zh="调用 eval() 之后，每个输出都依赖所有词元；训练时同一层却遵守因果"
-            "掩码。",
+            zh="调用 eval() 之后，每个输出都依赖所有词元；训练时同一层却遵守因"
+            "果掩码。",
         ),
         notice=Text(
             en="Without dropout, train() and eval() have to give the same. The "
