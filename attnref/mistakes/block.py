@@ -1,0 +1,331 @@
+"""Mistakes around the layers: residuals, norms, caches and prompts."""
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.laws import (
+    every_weight_is_used,
+    pads_change_no_token,
+    refusal_changes_nothing,
+    residual_passes,
+)
+from attnref.mistakes.mha import filled, tokens
+
+
+def block(package: Any) -> Any:
+    layer = package.MultiHeadAttention(d_model=8, n_heads=2)
+    return package.Block(layer, d_model=8, d_ff=12)
+
+
+@torch.no_grad()
+def passed(package: Any) -> Tensor:
+    """What a silent block leaves of a token with a mean square of 100."""
+    layer = block(package).double()
+    layer.self_attn.o_proj.weight.zero_()
+    layer.mlp.down_proj.weight.zero_()
+    x = tokens(1, 1, 8)
+    x *= 10 / x.square().mean().sqrt()
+    left: Tensor = layer(x).square().mean().sqrt()
+    return left
+
+
+@torch.no_grad()
+def norm_doubled(package: Any) -> Tensor:
+    """How far outputs move if the weight of the second norm is doubled."""
+    layer, x = filled(block(package)), tokens(1, 6, 8)
+    before = layer(x)
+    layer.post_attention_layernorm.weight *= 2
+    change: Tensor = (layer(x) - before).abs().max()
+    return change
+
+
+def output_and_weights(package: Any) -> tuple[Any, ...]:
+    layer = filled(block(package))
+    return lambda: layer(tokens(2, 5, 8)), layer.parameters()
+
+
+def decoder(package: Any, layers: int) -> Any:
+    blocks = [block(package) for _ in range(layers)]
+    return filled(package.Decoder(blocks, n_tokens=29, d_model=8))
+
+
+def refused_call(package: Any) -> tuple[Any, ...]:
+    """Six tokens for three caches, the last of which has room for four."""
+    model, prompt = decoder(package, 3), torch.arange(6)[None]
+    caches = [package.KVCache(room) for room in (8, 8, 4)]
+
+    @torch.no_grad()
+    def call() -> None:
+        model(prompt, caches=caches)
+
+    return call, lambda: [cache.length for cache in caches]
+
+
+def lengths(package: Any) -> Tensor:
+    """What three caches hold after a call that is refused."""
+    call, state = refused_call(package)
+    with suppress(ValueError):
+        call()
+    return torch.tensor(state()).double()
+
+
+def continued(package: Any) -> tuple[Any, ...]:
+    model = decoder(package, 2)
+
+    def generate(prompt: Tensor, valid: Tensor) -> Any:
+        caches = [package.KVCache(20) for _ in range(2)]
+        return package.greedy(model, prompt, 8, valid=valid, caches=caches)
+
+    return generate, torch.tensor([[20, 8, 7, 10, 14]])
+
+
+def after_pads(package: Any) -> Tensor:
+    """Eight tokens after a prompt of five with three pads before it."""
+    generate, prompt = continued(package)
+    padded = torch.nn.functional.pad(prompt, (3, 0))
+    out: Tensor = generate(padded, torch.arange(8)[None] >= 3)[0, 8:]
+    return out.double()
+
+
+MISTAKES = (
+    Mistake(
+        id="residual-after-the-norm",
+        title=Text(
+            en="The residual is taken after the norm",
+            zh="残差取自归一化之后",
+        ),
+        lines=(
+            Lines(
+                module="models.block",
+                right="""
+        x = x + self.self_attn(self.input_layernorm(x), **attention)
+""",
+                wrong="""
+        x = self.input_layernorm(x)
+        x = x + self.self_attn(x, **attention)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=passed,
+        seen=Text(
+            en="Attention and MLP give zeros here, so a token of size {right} "
+            "should pass unchanged. It leaves with size {wrong}: each block "
+            "normalises the residual stream.",
+            zh="这里让注意力和 MLP 都输出 0，大小为 {right} 的词元本该原样通"
+            "过，出来却成了 {wrong}：每个块都把残差流归一化了一遍。",
+        ),
+        notice=Text(
+            en="Set the last weights of attention and MLP to zero: the block "
+            "has to return its input. Training goes on, but worse, and weights "
+            "that were trained with the right block do not fit.",
+            zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。训练"
+            "照样能进行，只是更差；用正确的块训练出来的权重，也不能直接拿来用。",
+        ),
+        hidden=Text(
+            en="A norm keeps the shape.",
+            zh="归一化不改变形状。",
+        ),
+        found=(
+            "https://github.com/Howuhh/faster-trajectory-transformer/issues/3",
+            "https://github.com/SHI-Labs/Compact-Transformers/issues/25",
+        ),
+        tests=(
+            "tests/models/test_block.py::"
+            "test_what_attention_says_is_added_to_the_stream",
+        ),
+        law=residual_passes,
+        of=lambda package: (filled(block(package)), tokens(2, 5, 8)),
+    ),
+    Mistake(
+        id="residual-of-the-result",
+        title=Text(
+            en="The result is added to itself: x = attention(x); x + x",
+            zh="结果加到了自己身上：x = attention(x)，再 x + x",
+        ),
+        lines=(
+            Lines(
+                module="models.block",
+                right="""
+        x = x + self.self_attn(self.input_layernorm(x), **attention)
+""",
+                wrong="""
+        x = self.self_attn(self.input_layernorm(x), **attention)
+        x = x + x
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=passed,
+        seen=Text(
+            en="Attention and MLP give zeros here, so a token of size {right} "
+            "should pass unchanged. Of it, {wrong} is left: the name of the "
+            "input was used again, and the input is lost.",
+            zh="这里让注意力和 MLP 都输出 0，大小为 {right} 的词元本该原样通"
+            "过，结果只剩 {wrong}：变量名被重复使用，输入就丢了。",
+        ),
+        notice=Text(
+            en="Set the last weights of attention and MLP to zero: the block "
+            "has to return its input.",
+            zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。",
+        ),
+        hidden=Text(
+            en="Input and result of a layer have the same shape.",
+            zh="一层的输入和结果形状相同。",
+        ),
+        found=("https://github.com/kyegomez/BitNet/issues/32",),
+        tests=(
+            "tests/models/test_block.py::"
+            "test_what_attention_says_is_added_to_the_stream",
+        ),
+        law=residual_passes,
+        of=lambda package: (filled(block(package)), tokens(2, 5, 8)),
+    ),
+    Mistake(
+        id="one-norm-used-twice",
+        title=Text(
+            en="Attention and MLP share one norm",
+            zh="注意力和 MLP 共用一个归一化层",
+        ),
+        lines=(
+            Lines(
+                module="models.block",
+                right="""
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+""",
+                wrong="""
+        out: Tensor = x + self.mlp(self.input_layernorm(x))
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=norm_doubled,
+        seen=Text(
+            en="If the weight of the second norm is doubled, the outputs "
+            "should move by {right}. They move by {wrong}: it is not used.",
+            zh="把第二个归一化层的权重加倍，输出本该变化 {right}，这里却变化 "
+            "{wrong}：它根本没有用上。",
+        ),
+        notice=Text(
+            en="Look for parameters without a gradient after backward. If "
+            "there is only one norm to begin with, no checkpoint of a Llama "
+            "loads.",
+            zh="反向传播之后，找一找没有梯度的参数。如果从一开始就只建了一个归一"
+            "化层，Llama 的权重就加载不进来。",
+        ),
+        hidden=Text(
+            en="Both norms have the same width, and keep the shape.",
+            zh="两个归一化层宽度相同，也都不改变形状。",
+        ),
+        found=(
+            "https://github.com/allenai/OLMo/issues/222",
+            "https://github.com/bentrevett/pytorch-seq2seq/pull/100",
+        ),
+        tests=(
+            "tests/models/test_block.py::"
+            "test_a_block_normalises_before_and_adds_after[mqa, room]",
+        ),
+        law=every_weight_is_used,
+        of=output_and_weights,
+    ),
+    Mistake(
+        id="caches-written-in-part",
+        title=Text(
+            en="A refused call leaves some caches written",
+            zh="调用被拒绝，一部分缓存却已经写入",
+        ),
+        lines=(
+            Lines(
+                module="models.block",
+                right="""
+        if caches is not None:
+            self._check(caches, tokens.shape[1], attention.get("context"))
+        x = self.embed_tokens(tokens)  # (B, T, E)
+""",
+                wrong="""
+        x = self.embed_tokens(tokens)  # (B, T, E)
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=lengths,
+        seen=Text(
+            en="Six tokens do not fit into the third cache. The call is "
+            "refused, but the first two layers have stored them already.",
+            zh="六个词元放不进第三层的缓存。调用被拒绝了，前两层却已经把它们存了"
+            "进去。",
+        ),
+        notice=Text(
+            en="Catch the error and look at the lengths of all caches. A "
+            "second attempt with a larger third cache is not refused, and "
+            "the first layers then see each token twice.",
+            zh="捕获这个错误，看看各层缓存的长度。换一个大一些的第三层缓存再试就"
+            "不会报错，但前两层会把每个词元看到两遍。",
+        ),
+        hidden=Text(
+            en="As long as nothing is refused, all caches agree.",
+            zh="只要没有报错，各层的缓存始终一致。",
+        ),
+        found=(),
+        tests=(
+            "tests/models/test_block.py::"
+            "test_a_decoder_looks_at_all_caches_before_it_writes_to_one",
+        ),
+        law=refusal_changes_nothing,
+        of=refused_call,
+    ),
+    Mistake(
+        id="padding-mask-lost-in-generation",
+        title=Text(
+            en="Generation does not pass the padding mask on",
+            zh="生成时没有把填充掩码传下去",
+        ),
+        lines=(
+            Lines(
+                module="models.block",
+                right="""
+        scores = decoder(
+            new, mask=padding_mask(valid), caches=caches, **attention
+        )
+""",
+                wrong="""
+        scores = decoder(new, caches=caches, **attention)
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=after_pads,
+        seen=Text(
+            en="Pads on the left stand before the prompt in causal order, so "
+            "every token attends to them: other tokens are generated.",
+            zh="左侧填充在因果顺序上排在提示词前面，每个词元都看得到它们，生成的"
+            "词元就不一样了。",
+        ),
+        notice=Text(
+            en="Generate for a prompt alone and in a batch with a longer one: "
+            "the tokens have to be the same.",
+            zh="同一个提示词，单独生成一次，再和一个更长的放在一批里生成一次，"
+            "结果必须相同。",
+        ),
+        hidden=Text(
+            en="A mask has no effect on any size, and one prompt alone has no "
+            "pads.",
+            zh="掩码不影响任何尺寸，而单独一个提示词又没有填充。",
+        ),
+        found=(
+            NOTES,
+            "https://github.com/ml-explore/mlx-lm/issues/1906",
+            "https://github.com/TransformerLensOrg/TransformerLens/issues/1760",
+        ),
+        tests=(
+            "tests/models/test_block.py::"
+            "test_valid_is_what_a_tokenizer_gives_or_a_mask_of_ours",
+        ),
+        law=pads_change_no_token,
+        of=continued,
+    ),
+)

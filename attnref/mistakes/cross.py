@@ -1,0 +1,241 @@
+"""Mistakes in cross-attention: which side gives what, and which context."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnref.mistakes.catalogue import Lines, Mistake, Text
+from attnref.mistakes.laws import (
+    context_is_seen,
+    layer_equals_torch,
+    new_context_is_read,
+)
+from attnref.mistakes.mha import filled, moved, tokens
+
+
+def cross(package: Any) -> Any:
+    return filled(package.CrossAttention(d_model=8, n_heads=2))
+
+
+def of_context(package: Any) -> Tensor:
+    """Which of three outputs depends on which of five context tokens."""
+    layer, x = cross(package), tokens(1, 3, 8)
+    return moved(lambda context: layer(x, context), tokens(1, 5, 8))
+
+
+def of_sequence(package: Any) -> Tensor:
+    """Which of four outputs depends on which of the four tokens of `x`."""
+    layer, context = cross(package), tokens(1, 4, 8).flip(1)
+    return moved(lambda x: layer(x, context), tokens(1, 4, 8))
+
+
+@torch.no_grad()
+def second_context(package: Any) -> Tensor:
+    """How far the answer for a second context is from the right one."""
+    layer, x, context = cross(package), tokens(1, 3, 8), tokens(1, 5, 8)
+    cache = package.GrowingKVCache()
+    layer(x, context, cache=cache)
+    try:
+        got = layer(x, -context, cache=cache)
+    except ValueError:  # refused: the caller resets the cache
+        cache.reset()
+        got = layer(x, -context, cache=cache)
+    gap: Tensor = (got - layer(x, -context)).abs().max()
+    return gap
+
+
+def layer_and_context(package: Any) -> tuple[Any, ...]:
+    return cross(package), tokens(2, 3, 8), tokens(2, 5, 8)
+
+
+MISTAKES = (
+    Mistake(
+        id="context-ignored",
+        title=Text(
+            en="Cross-attention takes keys and values from the sequence",
+            zh="交叉注意力的键和值取自序列本身",
+        ),
+        lines=(
+            Lines(
+                module="layers.cross",
+                right="""
+            k = self.k_proj(context).view(B, S, K, D).transpose(1, 2)
+            v = self.v_proj(context).view(B, S, K, D).transpose(1, 2)
+""",
+                wrong="""
+            k = self.k_proj(x).view(B, T, K, D).transpose(1, 2)
+            v = self.v_proj(x).view(B, T, K, D).transpose(1, 2)
+""",
+            ),
+        ),
+        symptom="inert",
+        shown=of_context,
+        seen=Text(
+            en="No output depends on the context: it is self-attention.",
+            zh="没有一个输出依赖上下文：这其实是自注意力。",
+        ),
+        notice=Text(
+            en="Change the context: every output has to move. Where the two "
+            "widths differ, the projection refuses instead.",
+            zh="改动上下文，所有输出都应当跟着变。两边的维度不同时，投影会直接"
+            "报错。",
+        ),
+        hidden=Text(
+            en="The output has the length of the queries, whatever the length "
+            "of the keys is.",
+            zh="输出的长度只由查询决定，和键有多长无关。",
+        ),
+        found=(
+            "https://github.com/keitakurita/Practical_NLP_in_PyTorch/issues/1",
+        ),
+        tests=(
+            "tests/layers/test_cross.py::test_cross_attention_is_that_of_torch",
+        ),
+        law=context_is_seen,
+        of=layer_and_context,
+    ),
+    Mistake(
+        id="queries-from-the-context",
+        title=Text(
+            en="Cross-attention takes the queries from the context",
+            zh="交叉注意力的查询取自上下文",
+        ),
+        lines=(
+            Lines(
+                module="layers.cross",
+                right="""
+        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+""",
+                wrong="""
+        q = self.q_proj(context).view(B, T, H, D).transpose(1, 2)
+""",
+            ),
+        ),
+        symptom="sizes",
+        shown=of_sequence,
+        seen=Text(
+            en="With as many tokens on both sides nothing is refused, and no "
+            "output depends on the sequence.",
+            zh="两边的词元一样多时不报错，但没有一个输出依赖序列本身。",
+        ),
+        notice=Text(
+            en="Use two different lengths. The queries come from the decoder, "
+            "one per output; keys and values come from the encoder.",
+            zh="两边用不同的长度来试。查询来自解码器，每个输出对应一个；键和值来"
+            "自编码器。",
+        ),
+        hidden=None,
+        found=(
+            "https://github.com/humza909/LLM_Survey/issues/2",
+            "https://github.com/datawhalechina/happy-llm/issues/5",
+        ),
+        tests=(
+            "tests/layers/test_cross.py::test_cross_attention_is_that_of_torch",
+        ),
+        law=layer_equals_torch,
+        of=lambda package: (
+            cross(package),
+            tokens(2, 5, 8),
+            2,
+            2,
+            tokens(2, 5, 8).flip(1),
+        ),
+    ),
+    Mistake(
+        id="causal-cross-attention",
+        title=Text(
+            en="Cross-attention has a causal mask",
+            zh="交叉注意力加了因果掩码",
+        ),
+        lines=(
+            Lines(
+                module="layers.cross",
+                right="""
+            causal=False,
+""",
+                wrong="""
+            causal=True,
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=of_context,
+        seen=Text(
+            en="The first outputs do not see the end of the context.",
+            zh="靠前的输出看不到上下文的结尾。",
+        ),
+        notice=Text(
+            en="Change the last token of the context: every output has to "
+            "move. A context of one token hides the mistake.",
+            zh="改动上下文的最后一个词元，所有输出都应当跟着变。上下文只有一个"
+            "词元时看不出来。",
+        ),
+        hidden=Text(
+            en="A mask has no effect on any size.",
+            zh="有没有掩码，尺寸都一样。",
+        ),
+        found=(
+            "https://github.com/onlybooks/llm/issues/4",
+            "https://github.com/floriankark/cs224n-win2223/issues/5",
+        ),
+        tests=(
+            "tests/layers/test_cross.py::test_cross_attention_is_that_of_torch",
+        ),
+        law=context_is_seen,
+        of=layer_and_context,
+    ),
+    Mistake(
+        id="stale-context",
+        title=Text(
+            en="A filled cache answers for a new context",
+            zh="缓存里是旧的上下文，却用来回答新的",
+        ),
+        lines=(
+            Lines(
+                module="layers.cross",
+                right="""
+        if context is not None:
+            raise ValueError(
+                f"the cache already holds a context of {cache.length} tokens: "
+                "pass no context, or call cache.reset() first"
+            )
+        stored = cache.stored
+""",
+                wrong="""
+        stored = cache.stored
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=second_context,
+        seen=Text(
+            en="A second context is passed together with the cache of the "
+            "first one: the output is {wrong} away from the right one, since "
+            "the first context is read.",
+            zh="传入第二个上下文时，缓存还是第一个的：读到的是旧内容，输出和正确"
+            "结果相差 {wrong}。",
+        ),
+        notice=Text(
+            en="Ask about two documents in a row, with one cache. If a cache "
+            "is filled, a context has to be refused, or the cache reset.",
+            zh="用同一个缓存连着问两篇文档。缓存已经填好时，要么拒绝再传上下文，"
+            "要么先清空。",
+        ),
+        hidden=Text(
+            en="The cached keys have the right heads and width, and a context "
+            "may be of any length.",
+            zh="缓存里的键，头数和宽度都对，而上下文多长都可以。",
+        ),
+        found=(),
+        tests=(
+            "tests/models/test_block.py::"
+            "test_a_decoder_stores_a_context_once[11-cross, room]",
+        ),
+        law=new_context_is_read,
+        of=lambda package: (
+            *layer_and_context(package),
+            package.GrowingKVCache(),
+        ),
+    ),
+)

@@ -1,0 +1,329 @@
+"""Mistakes in grouped-query attention: which head reads which."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.laws import (
+    every_weight_is_used,
+    layer_equals_torch,
+    pads_are_unseen,
+    past_is_seen,
+)
+from attnref.mistakes.mha import effects, filled, moved, tokens
+from attnref.mistakes.mqa import matrices
+
+
+def gqa(package: Any) -> Any:
+    return filled(
+        package.GroupedQueryAttention(d_model=8, n_heads=4, n_kv_heads=2)
+    )
+
+
+@torch.no_grad()
+def heads_read(package: Any) -> Tensor:
+    """Which of four query heads reads which of two key/value heads."""
+    layer, x = gqa(package), tokens(1, 6, 8)
+    layer.o_proj.weight.copy_(torch.eye(8))  # the heads, side by side
+    before, columns = layer(x), []
+    for g in range(2):
+        layer.v_proj.weight[2 * g : 2 * g + 2] += 1
+        change = (layer(x) - before).abs().amax(dim=(0, 1))
+        columns.append(change.view(4, 2).amax(dim=1) > 1e-9)
+        layer.v_proj.weight[2 * g : 2 * g + 2] -= 1
+    return torch.stack(columns, dim=1).double()
+
+
+def query_heads(package: Any) -> Tensor:
+    """Which of the four query matrices has an effect on the output."""
+    run, (wq,) = loop_and_queries(package)
+    return effects(run, wq)
+
+
+def loop_and_queries(package: Any) -> tuple[Any, ...]:
+    wq, *rest = matrices((4, 8, 2), (2, 8, 2), (2, 8, 2), (8, 8))
+
+    def run(wq: Tensor = wq) -> Tensor:
+        out: Tensor = package.grouped_query_loop(tokens(1, 6, 8), wq, *rest)
+        return out
+
+    return run, [wq]
+
+
+def dependence(package: Any) -> Tensor:
+    """Which of six outputs depends on which of six tokens."""
+    return moved(gqa(package), tokens(1, 6, 8))
+
+
+def with_pads(package: Any) -> Any:
+    """The layer as a function of its input and of what is no pad."""
+    layer = gqa(package)
+    return lambda x, valid: layer(x, mask=package.padding_mask(valid))
+
+
+def padded(package: Any) -> Tensor:
+    """Which output depends on which token, if the first two are pads."""
+    valid, run = torch.arange(6)[None] >= 2, with_pads(package)
+    return moved(lambda x: run(x, valid), tokens(1, 6, 8))
+
+
+@torch.no_grad()
+def exchanged(package: Any) -> Tensor:
+    """How far outputs move if two query heads of a group change places."""
+    layer, x = gqa(package), tokens(1, 6, 8)
+    before = layer(x)
+    layer.q_proj.weight.copy_(layer.q_proj.weight[[2, 3, 0, 1, 4, 5, 6, 7]])
+    change: Tensor = (layer(x) - before).abs().max()
+    return change
+
+
+MISTAKES = (
+    Mistake(
+        id="key-heads-tiled",
+        title=Text(
+            en="Key/value heads are tiled: repeat, not repeat_interleave",
+            zh="键值头用 repeat 复制，而不是 repeat_interleave",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
+""",
+                wrong="""
+        k = k.repeat(1, H // K, 1, 1)  # (B, H, S, D)
+        v = v.repeat(1, H // K, 1, 1)  # (B, H, S, D)
+        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
+""",
+            ),
+        ),
+        symptom="heads",
+        shown=heads_read,
+        seen=Text(
+            en="Query head h reads key head h % K. It should read h // (H // "
+            "K), so that neighbours share one.",
+            zh="查询头 h 读的是键头 h % K。本该读 h // (H // K)，也就是相邻的"
+            "查询头共用一个。",
+        ),
+        notice=Text(
+            en="Trained from scratch it learns as well. It is wrong with the "
+            "weights of a checkpoint, so compare with the library that wrote "
+            "them, and with 1 < K < H: with one key head or H of them, both "
+            "orders are the same.",
+            zh="从头训练一样能学好，加载别人的权重才会出错，所以要和产生这些权重"
+            "的库对比，而且要取 1 < K < H：K 等于 1 或 H 时，两种顺序没有区"
+            "别。",
+        ),
+        hidden=Text(
+            en="repeat and repeat_interleave give the same shape.",
+            zh="repeat 和 repeat_interleave 得到的形状相同。",
+        ),
+        found=(
+            "https://github.com/onnx/onnx/pull/7274",
+            "https://github.com/apple/axlearn/pull/842",
+            "https://github.com/ekzhang/jax-js/pull/180",
+        ),
+        tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
+        law=layer_equals_torch,
+        of=lambda package: (gqa(package), tokens(3, 5, 8), 4, 2),
+    ),
+    Mistake(
+        id="queries-of-the-first-group",
+        title=Text(
+            en="Each group starts again with the first query head",
+            zh="每一组又从第一个查询头数起",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+        for h in range(g * H // K, (g + 1) * H // K):
+            q = x @ wq[h]  # (B, T, D)
+""",
+                wrong="""
+        for i in range(H // K):
+            q = x @ wq[i]  # (B, T, D)
+""",
+            ),
+        ),
+        symptom="heads",
+        shown=query_heads,
+        seen=Text(
+            en="The query matrices of the second group have no effect: every "
+            "group uses those of the first.",
+            zh="第二组的查询矩阵不起作用：每一组用的都是第一组的。",
+        ),
+        notice=Text(
+            en="Look for weights without a gradient after backward.",
+            zh="反向传播之后，找一找没有梯度的权重。",
+        ),
+        hidden=Text(
+            en="The loop collects H heads, as it should.",
+            zh="循环照样收集了 H 个头。",
+        ),
+        found=(NOTES,),
+        tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
+        law=every_weight_is_used,
+        of=loop_and_queries,
+    ),
+    Mistake(
+        id="attention-across-heads",
+        title=Text(
+            en="The transpose is missing: attention across heads",
+            zh="忘了转置，在头之间做注意力",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
+        v = self.v_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
+""",
+                wrong="""
+        q = self.q_proj(x).view(B, T, H, D)
+        k = self.k_proj(x).view(B, T, K, D)
+        v = self.v_proj(x).view(B, T, K, D)
+""",
+            ),
+            Lines(
+                module="layers.gqa",
+                right="""
+        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
+        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+""",
+                wrong="""
+        k = k.repeat_interleave(H // K, dim=2)
+        v = v.repeat_interleave(H // K, dim=2)
+        heads = self.attend(q, k, v, dropout=dropout)
+        merged = heads.view(B, T, H * D)
+""",
+            ),
+        ),
+        symptom="heads",
+        shown=dependence,
+        seen=Text(
+            en="Each output depends on its own token alone: a softmax over the "
+            "heads of one token has taken the place of one over tokens.",
+            zh="每个输出只依赖自己那个词元：softmax 不是在词元之间做的，而是在"
+            "同一个词元的各个头之间做的。",
+        ),
+        notice=Text(
+            en="Change the first token: without a mask, and with a causal one "
+            "too, every output has to move.",
+            zh="改动第一个词元：不管有没有因果掩码，所有输出都应当跟着变。",
+        ),
+        hidden=None,
+        found=(
+            NOTES,
+            "https://github.com/datawhalechina/tiny-universe/issues/21",
+        ),
+        tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
+        law=past_is_seen,
+        of=lambda package: (gqa(package), tokens(3, 5, 8)),
+    ),
+    Mistake(
+        id="mask-argument-ignored",
+        title=Text(
+            en="forward takes a mask and never uses it",
+            zh="forward 收了掩码，却从来没有用",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+        seen = decoder_mask(
+            mask,
+""",
+                wrong="""
+        seen = decoder_mask(
+            None,
+""",
+            ),
+        ),
+        symptom="inert",
+        shown=padded,
+        seen=Text(
+            en="The first two tokens are pads, and all outputs after them "
+            "depend on them.",
+            zh="前两个词元是填充，后面所有输出却都依赖它们。",
+        ),
+        notice=Text(
+            en="Change what stands in the place of a pad: no output of a real "
+            "token may move. Tests without padding never notice.",
+            zh="改动填充位置上的内容，真实词元的输出一个都不该变。不带填充的测试"
+            "永远发现不了。",
+        ),
+        hidden=Text(
+            en="A mask has no effect on any size, so one that is ignored "
+            "hasn't either.",
+            zh="掩码本来就不影响尺寸，用没用上当然也看不出来。",
+        ),
+        found=(
+            NOTES,
+            "https://github.com/facebookresearch/fairseq/issues/1682",
+            "https://github.com/TransformerLensOrg/TransformerLens/issues/467",
+        ),
+        tests=(
+            "tests/laws/test_laws.py::"
+            "test_a_padded_row_is_the_row_alone[gqa, room]",
+        ),
+        law=pads_are_unseen,
+        of=lambda package: (with_pads(package), tokens(3, 5, 8)),
+    ),
+    Mistake(
+        id="queries-of-a-group-summed",
+        title=Text(
+            en="The queries of a group are summed",
+            zh="同一组的查询被加在了一起",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+        self.o_proj = nn.Linear(q_width, d_model, bias=o_bias)
+""",
+                wrong="""
+        self.o_proj = nn.Linear(kv_width, d_model, bias=o_bias)
+""",
+            ),
+            Lines(
+                module="layers.gqa",
+                right="""
+        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
+        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+""",
+                wrong="""
+        q = q.view(B, K, H // K, T, D)  # "b (h g) n d -> b g h n d"
+        q = q.sum(dim=2)  # "b g h n d, b h s d -> b h n s"
+        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, K, T, D)
+        merged = heads.transpose(1, 2).reshape(B, T, K * D)  # (B, T, K * D)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=exchanged,
+        seen=Text(
+            en="If two query heads of a group change places, the outputs move "
+            "by {right}. Here they move by {wrong}, since only the sum of both "
+            "queries counts.",
+            zh="把同一组的两个查询头对调，输出本该变化 {right}；这里只变了 "
+            "{wrong}，因为起作用的只是两个查询的和。",
+        ),
+        notice=Text(
+            en="Look at the output projection: it has to read H heads, not K. "
+            "An einsum adds up every letter that its result does not name.",
+            zh="看输出投影的尺寸：它要读 H 个头，而不是 K 个。einsum 会把结果里"
+            "没有写出的字母全部求和。",
+        ),
+        hidden=None,
+        found=(
+            "https://github.com/fkodom/grouped-query-attention-pytorch/issues/5",
+        ),
+        tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
+        law=layer_equals_torch,
+        of=lambda package: (gqa(package), tokens(3, 5, 8), 4, 2),
+    ),
+)
