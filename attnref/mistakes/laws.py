@@ -78,8 +78,7 @@ def rope_is_as_published(
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
     at = torch.tensor([0, 1, 7, 1001, 100_003])
     angles = at[:, None] * theta ** (-torch.arange(4).double() / 4)
-    pairs = x.unflatten(-1, (4, 2)) if interleaved else x.unflatten(-1, (2, 4))
-    a, b = pairs.unbind(-1 if interleaved else -2)
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)
     parts = (turned.real, turned.imag)
     wanted = torch.stack(parts, dim=-1 if interleaved else -2).flatten(-2)
@@ -105,12 +104,15 @@ def distances_alone_count(
     layer: Callable[[Tensor, Tensor], Tensor], x: Tensor
 ) -> None:
     """`layer(x, positions)` with RoPE: the same if all positions are shifted,
-    another if they are spread."""
+    another if they are spread, and each row by its own positions."""
     at = torch.arange(x.shape[1])
-    here = layer(x, at)
+    here, spread = layer(x, at), layer(x, 3 * at)
     torch.testing.assert_close(layer(x, at + 1000), here)
-    change = (layer(x, 3 * at) - here).abs().max()
+    change = (spread - here).abs().max()
     assert change > 1e-3, f"the positions change it by {change} only"
+    rows = torch.stack([at] + [3 * at] * (len(x) - 1))
+    wanted = torch.cat((here[:1], spread[1:]))
+    torch.testing.assert_close(layer(x, rows), wanted)
 
 
 # --8<-- [end:distances_alone_count]
@@ -135,11 +137,12 @@ def decoding_is_the_full_pass(
     layer: Callable[..., Tensor], new_cache: Callable[[], object], x: Tensor
 ) -> None:
     """`layer(x, cache)` chunk by chunk gives what `layer(x)` gives at once."""
-    T = x.shape[1]
-    for sizes in ([1] * T, [T - 2, 1, 1], [2, T - 3, 1]):
-        cache, parts = new_cache(), x.split(sizes, dim=1)
-        got = torch.cat([layer(part, cache) for part in parts], dim=1)
-        torch.testing.assert_close(got, layer(x), msg=lambda m: f"{sizes}: {m}")
+    T, whole = x.shape[1], layer(x)
+    for cuts in (list(range(1, T)), [T - 2, T - 1], [2, T - 1]):
+        cache, chunks = new_cache(), x.tensor_split(cuts, dim=1)
+        got = torch.cat([layer(chunk, cache) for chunk in chunks], dim=1)
+        error = (got - whole).abs().max()
+        assert error < 1e-4, f"cut before tokens {cuts} it is off by {error}"
 
 
 # --8<-- [end:decoding_is_the_full_pass]
