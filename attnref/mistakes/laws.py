@@ -4,6 +4,7 @@ Each asserts something of what it is given and needs PyTorch alone.
 """
 
 from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -417,3 +418,175 @@ def refusal_changes_nothing(
 
 
 # --8<-- [end:refusal_changes_nothing]
+# --8<-- [start:rope_is_as_published]
+def rope_is_as_published(
+    rope: Callable[[Tensor, Tensor], Tensor],
+    theta: float = 10000.0,
+    interleaved: bool = False,
+) -> None:
+    """`rope(x, positions)` turns pair p of `x` `(B, H, T, D)` at position i
+    by the angle i * theta ** (-2 p / D)."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
+    at = torch.tensor([0, 1, 7, 1001, 100_003])
+    angles = at[:, None] * theta ** (-torch.arange(4).double() / 4)
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)
+    parts = (turned.real, turned.imag)
+    wanted = torch.stack(parts, dim=-1 if interleaved else -2).flatten(-2)
+    torch.testing.assert_close(rope(x, at), wanted)
+
+
+# --8<-- [end:rope_is_as_published]
+
+
+# --8<-- [start:order_is_seen]
+def order_is_seen(layer: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Exchanging the first two tokens changes the last output."""
+    order = [1, 0, *range(2, x.shape[1])]
+    change = (layer(x[:, order]) - layer(x))[:, -1].abs().max()
+    assert change > 1e-3, f"the last output moves by {change} only"
+
+
+# --8<-- [end:order_is_seen]
+
+
+# --8<-- [start:distances_alone_count]
+def distances_alone_count(
+    layer: Callable[[Tensor, Tensor], Tensor], x: Tensor
+) -> None:
+    """`layer(x, positions)` with RoPE: the same if all positions are shifted,
+    another if they are spread, and each row by its own positions."""
+    at = torch.arange(x.shape[1])
+    here, spread = layer(x, at), layer(x, 3 * at)
+    torch.testing.assert_close(layer(x, at + 1000), here)
+    change = (spread - here).abs().max()
+    assert change > 1e-3, f"the positions change it by {change} only"
+    rows = torch.stack([at] + [3 * at] * (len(x) - 1))
+    wanted = torch.cat((here[:1], spread[1:]))
+    torch.testing.assert_close(layer(x, rows), wanted)
+
+
+# --8<-- [end:distances_alone_count]
+
+
+# --8<-- [start:positions_count_tokens]
+def positions_count_tokens(positions: Callable[[Tensor], Tensor]) -> None:
+    """`positions(valid)` counts the real tokens of each row from 0."""
+    valid = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [1, 0, 0, 1, 1]])
+    valid = valid.bool()
+    for row, real in zip(positions(valid), valid, strict=True):
+        counted = torch.arange(int(real.sum()))
+        assert torch.equal(row[real].cpu(), counted), f"{row} for {real}"
+        assert row.min() >= 0, f"{row} is no index"
+
+
+# --8<-- [end:positions_count_tokens]
+
+
+# --8<-- [start:decoding_is_the_full_pass]
+def decoding_is_the_full_pass(
+    layer: Callable[..., Tensor], new_cache: Callable[[], object], x: Tensor
+) -> None:
+    """`layer(x, cache)` chunk by chunk gives what `layer(x)` gives at once."""
+    T, whole = x.shape[1], layer(x)
+    for cuts in (list(range(1, T)), [T - 2, T - 1], [2, T - 1]):
+        cache, chunks = new_cache(), x.tensor_split(cuts, dim=1)
+        got = torch.cat([layer(chunk, cache) for chunk in chunks], dim=1)
+        error = (got - whole).abs().max()
+        assert error < 1e-4, f"cut before tokens {cuts} it is off by {error}"
+
+
+# --8<-- [end:decoding_is_the_full_pass]
+
+
+# --8<-- [start:cache_is_a_list]
+def cache_is_a_list(new_cache: Callable[[int], Any]) -> None:
+    """A cache with room for 6 tokens returns what it was given, in order,
+    also after `crop`, `reorder` and `reset`, and refuses a seventh."""
+    torch.manual_seed(0)
+    k, v = torch.randn(2, 3, 2, 9, 5)  # 9 tokens
+
+    def append(start: int, end: int, *wanted: Tensor) -> None:
+        got = cache.append(k[:, :, start:end], v[:, :, start:end])
+        for held, want in zip(got, wanted, strict=True):
+            torch.testing.assert_close(held, want)
+
+    cache = new_cache(6)
+    append(0, 4, k[:, :, :4], v[:, :, :4])
+    append(4, 5, k[:, :, :5], v[:, :, :5])
+    cache.crop(2)
+    append(5, 6, k[:, :, [0, 1, 5]], v[:, :, [0, 1, 5]])
+    cache.crop(0)
+    append(3, 5, k[:, :, 3:5], v[:, :, 3:5])
+    rows = torch.tensor([2, 0, 0])
+    cache.reorder(rows)
+    moved = (torch.cat((t[rows, :, 3:5], t[:, :, 5:6]), 2) for t in (k, v))
+    append(5, 6, *moved)
+    cache.reset()
+    append(0, 6, k[:, :, :6], v[:, :, :6])
+    try:
+        cache.append(k[:, :, 6:7], v[:, :, 6:7])
+    except (ValueError, RuntimeError, IndexError):
+        return
+    raise AssertionError("a seventh token was taken, and there is no room")
+
+
+# --8<-- [end:cache_is_a_list]
+
+
+# --8<-- [start:cache_keeps_no_graph]
+def cache_keeps_no_graph(new_cache: Callable[[int], Any]) -> None:
+    """What a cache returns is cut off from the weights, or it refuses."""
+    weight = torch.randn(5, 5, requires_grad=True)
+    cache = new_cache(6)
+    for _ in range(3):
+        k = torch.randn(3, 2, 1, 5) @ weight
+        try:
+            keys, values = cache.append(k, k)
+        except (ValueError, RuntimeError):
+            return
+        assert keys.grad_fn is None, "each step keeps the graphs of all before"
+        assert values.grad_fn is None
+
+
+# --8<-- [end:cache_keeps_no_graph]
+
+
+# --8<-- [start:cache_is_small]
+def cache_is_small(
+    layer: Callable[..., Tensor],
+    new_cache: Callable[[int], Any],
+    x: Tensor,
+    n_kv_heads: int,
+    head_dim: int,
+) -> None:
+    """After `layer(x, cache)` the cache has the bytes of one key and one value
+    per token and key/value head, in the dtype of `x`."""
+    B, T, _ = x.shape
+    cache = new_cache(T)
+    layer(x, cache)
+    wanted = 2 * B * T * n_kv_heads * head_dim * x.element_size()
+    assert cache.nbytes == wanted, f"{cache.nbytes} bytes, not {wanted}"
+
+
+# --8<-- [end:cache_is_small]
+
+
+# --8<-- [start:generation_is_the_same]
+def generation_is_the_same(generate: Callable[..., Tensor]) -> None:
+    """`generate(prompt, valid, cached)` gives the same tokens with a cache,
+    without one, and for each row of a left-padded batch alone."""
+    torch.manual_seed(0)
+    prompt = torch.randint(50, (3, 5))
+    pads = [0, 2, 3]
+    valid = torch.arange(5) >= torch.tensor(pads)[:, None]
+    got = generate(prompt, valid, True)
+    assert torch.equal(got, generate(prompt, valid, False)), "with a cache"
+    for row, n in enumerate(pads):
+        alone = slice(row, row + 1), slice(n, None)
+        wanted = generate(prompt[alone], valid[alone], True)
+        assert torch.equal(got[alone], wanted), f"row {row}, with {n} pads"
+
+
+# --8<-- [end:generation_is_the_same]

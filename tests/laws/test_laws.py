@@ -224,6 +224,18 @@ def test_positions_are_counted_from_0_and_follow_the_cache(name):
         assert relative_error(spread, want) > 1e-3
 
 
+@each_decoder
+@torch.no_grad()
+def test_all_positions_may_be_shifted(name):
+    """RoPE tells distances: it turns queries and keys alike, and no values."""
+    for options in VARIANTS[name].options:
+        layer, x = variant(name, **options), tokens()
+        if getattr(layer, "rope_theta", None) is not None:
+            want = run(name, layer, (x,))
+            got = run(name, layer, (x,), positions=torch.arange(T) + 50)
+            assert relative_error(got, want) <= 1e-12
+
+
 def causal_or_not(name):
     """The layer, and that of an encoder where it can be: what each sees."""
     for encoder in (False, True) if takes(name, "causal") else (False,):

@@ -1,0 +1,854 @@
+"""Mistakes in caches of keys and values, and in who fills and reads them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.laws import (
+    cache_is_a_list,
+    cache_is_small,
+    cache_keeps_no_graph,
+    decoding_is_the_full_pass,
+    generation_is_the_same,
+)
+
+
+def seeded(*shape: int) -> Tensor:
+    """Random numbers, the same each time."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def filled(module: nn.Module) -> nn.Module:
+    """With weights that are the same each time, and large enough for softmax
+    to decide."""
+    generator = torch.Generator().manual_seed(2)
+    module = module.double().eval()
+    for name, p in module.named_parameters():
+        mean = float("norm" in name)
+        nn.init.normal_(p, mean=mean, std=0.3, generator=generator)
+    return module
+
+
+def gqa(package: Any, **options: Any) -> nn.Module:
+    sizes = {"d_model": 16, "n_heads": 4, "n_kv_heads": 2}
+    return filled(
+        package.GroupedQueryAttention(**sizes, rope_theta=100.0, **options)
+    )
+
+
+def decoded(
+    package: Any,
+    cuts: Sequence[int] = (3, 4, 5),
+    T: int = 6,
+    rows: int = 1,
+    room: int = 0,
+) -> Tensor:
+    """The weights of one head as T tokens are read with a cache, cut before
+    some of them: of the last of so many rows, and of up to 8 keys."""
+    found = []
+
+    def seen(q: Tensor, k: Tensor, v: Tensor, mask: Any, **told: Any) -> Tensor:
+        weights = package.attention_weights(q, k, mask)[-1, 0]
+        found.append(F.pad(weights, (0, 8 - weights.shape[-1])))
+        out: Tensor = package.sdpa(q, k, v, mask)
+        return out
+
+    layer = gqa(package, attend=seen)
+    cache = package.KVCache(room) if room else package.GrowingKVCache()
+    with torch.no_grad():
+        for chunk in seeded(rows, T, 16).tensor_split(list(cuts), dim=1):
+            layer(chunk, cache=cache)
+    return torch.cat(found)
+
+
+def cached(package: Any, room: int | None = None) -> tuple[Any, ...]:
+    """A layer, a cache and an input, as `decoding_is_the_full_pass` wants."""
+    layer = gqa(package)
+
+    def call(x: Tensor, cache: Any = None) -> Tensor:
+        with torch.no_grad():
+            out: Tensor = layer(x, cache=cache)
+        return out
+
+    if room is None:
+        return call, package.GrowingKVCache, seeded(2, 6, 16)
+    return call, lambda: package.KVCache(room), seeded(2, 6, 16)
+
+
+def slots(package: Any, name: str, *told: Any) -> Tensor:
+    """The tokens in the slots of three rows (11 is the first of the first),
+    after four tokens, a method and two more: 0 = nothing."""
+    tokens = torch.arange(1.0, 7) + 10 * torch.arange(1.0, 4)[:, None]
+    cache = package.GrowingKVCache()
+    cache.append(tokens[:, None, :4, None])
+    getattr(cache, name)(*told)
+    (held,) = cache.append(tokens[:, None, 4:, None])
+    return F.pad(held[:, 0, :, 0], (0, 6 - held.shape[2]))
+
+
+def uncounted(package: Any) -> Tensor:
+    """Of nine tokens for a cache with room for six: how many it says it has,
+    and has not."""
+    cache = package.KVCache(6)
+    for token in torch.arange(9.0):
+        try:
+            (held,) = cache.append(token.view(1, 1, 1, 1))
+        except ValueError:
+            break
+    return torch.tensor(float(cache.length - held.shape[2]))
+
+
+def nodes(package: Any) -> Tensor:
+    """Nodes of the autograd graph behind the keys of six decoded tokens."""
+    weight, cache = torch.eye(4).requires_grad_(), package.GrowingKVCache()
+    found: set[Any] = set()
+    for _ in range(6):
+        try:
+            (keys,) = cache.append(torch.ones(1, 1, 1, 4) @ weight)
+        except ValueError:
+            return torch.tensor(0.0)
+        ahead = [keys.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            ahead += [behind for behind, _ in node.next_functions]
+    return torch.tensor(float(len(found)))
+
+
+def bytes_of_bfloat16(package: Any) -> Tensor:
+    """Of keys and values of 64 elements each, for 8 tokens in bfloat16."""
+    cache, token = package.KVCache(8), torch.ones(1, 1, 1, 64).bfloat16()
+    cache.append(token, token)
+    return torch.tensor(float(cache.nbytes))
+
+
+def bytes_per_token(package: Any) -> Tensor:
+    """Of 4 query heads and 2 key/value heads of 4 elements in float64."""
+    layer, cache = gqa(package), package.GrowingKVCache()
+    with torch.no_grad():
+        layer(seeded(1, 6, 16), cache=cache)
+    return torch.tensor(cache.nbytes / 6)
+
+
+def decoder_of(package: Any) -> Callable[..., Tensor]:
+    """A small decoder of two layers, called as `decoder(tokens, caches)`."""
+    blocks = [
+        package.Block(gqa(package), d_model=16, d_ff=24) for _ in range(2)
+    ]
+    model = filled(package.Decoder(blocks, n_tokens=50, d_model=16))
+
+    def call(tokens: Tensor, caches: Any = None, **told: Any) -> Tensor:
+        with torch.no_grad():
+            logits: Tensor = model(tokens, caches=caches, **told)
+        return logits
+
+    return call
+
+
+def logits_with_cache(package: Any) -> Tensor:
+    """Of six tokens, read in chunks of 3, 1, 1 and 1, for 8 words."""
+    decoder = decoder_of(package)
+    caches = [package.GrowingKVCache() for _ in range(2)]
+    chunks = torch.arange(6)[None].tensor_split([3, 4, 5], dim=1)
+    return torch.cat([decoder(chunk, caches)[0, :, :8] for chunk in chunks])
+
+
+def generator(package: Any) -> Callable[[Tensor, Tensor, bool], Tensor]:
+    """Continues prompts by 8 tokens, with a cache or without."""
+    decoder = decoder_of(package)
+
+    def generate(prompt: Tensor, valid: Tensor, with_cache: bool) -> Tensor:
+        caches = [package.GrowingKVCache() for _ in range(2)]
+        tokens: Tensor = package.greedy(
+            decoder,
+            prompt,
+            8,
+            valid=valid,
+            caches=caches if with_cache else None,
+        )
+        return tokens
+
+    return generate
+
+
+def same_as_without_cache(package: Any) -> Tensor:
+    """Of 24 tokens generated with a cache: those generated without one."""
+    prompt = torch.arange(15).view(3, 5)
+    generate, valid = generator(package), torch.ones(3, 5, dtype=torch.bool)
+    with_cache, without = (generate(prompt, valid, c) for c in (True, False))
+    return (with_cache == without)[:, 5:].sum().double()
+
+
+MASK = Text(
+    en="The mask has a column for each key, as it should.",
+    zh="掩码每个键一列，尺寸没错。",
+)
+COMPARE = Text(
+    en="Decode token by token and compare with one pass over everything.",
+    zh="逐个词元解码，再和一次算完整个序列的结果对比。",
+)
+CACHES = "tests/caches/test_kv_cache.py"
+EQUAL = "tests/laws/test_equivalences.py"
+BLOCK = "tests/models/test_block.py"
+
+MISTAKES = (
+    Mistake(
+        id="cache-whole-buffer",
+        title=Text(
+            en="The cache returns its whole buffer, empty slots included",
+            zh="缓存把整块缓冲区都返回了，空位也在内",
+        ),
+        lines=(
+            Lines(
+                module="caches.kv_cache",
+                right="""
+        self.length = end
+        return self.stored
+""",
+                wrong="""
+        self.length = end
+        return self._held
+""",
+            ),
+            Lines(
+                module="caches.kv_cache",
+                right="""
+            held = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
+""",
+                wrong="""
+            held = torch.zeros(room, dtype=tokens.dtype, device=tokens.device)
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=partial(decoded, cuts=range(1, 6), room=8),
+        seen=Text(
+            en="A key of zeros has the score 0, not minus infinity: the empty "
+            "slots take up to {change} of the weight, and add values of "
+            "zero.",
+            zh="全零的键得分是 0，不是负无穷：空位分走的权重最多 {change}，"
+            "加进来的值却是零。",
+        ),
+        notice=Text(
+            en="Give the cache twice the room: no output may change. Prefill "
+            "refuses it or masks it; a step with one token needs no mask "
+            "and so has none.",
+            zh="把缓存的容量加倍，输出不该有任何变化。预填充要么报错，要么"
+            "有掩码挡着；单个词元的解码步不需要掩码，也就没有掩码。",
+        ),
+        hidden=None,
+        found=("https://github.com/meta-pytorch/gpt-fast/issues/233",),
+        tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
+        law=decoding_is_the_full_pass,
+        of=partial(cached, room=9),
+    ),
+    Mistake(
+        id="cache-overflow",
+        title=Text(
+            en="A full cache drops new tokens without an error",
+            zh="缓存满了，新词元被悄悄丢掉",
+        ),
+        lines=(
+            Lines(
+                module="caches.kv_cache",
+                right="""
+        start, end = self.length, self.length + tensors[0].shape[2]
+        self.check_room(end - start)
+""",
+                wrong="""
+        start, end = self.length, self.length + tensors[0].shape[2]
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=uncounted,
+        seen=Text(
+            en="A cache with room for six tokens is given nine. It should "
+            "refuse the seventh; instead it counts {wrong} tokens that it does "
+            "not hold, and each new query attends to old keys only.",
+            zh="容量为 6 的缓存收到 9 个词元。第 7 个就该拒绝，它却多数了 "
+            "{wrong} 个并没有存下的词元，之后每个新查询只看得到旧的键。",
+        ),
+        notice=Text(
+            en="Append one token more than fits: it must be refused. "
+            "Assigning one token to an empty slice broadcasts, and writes "
+            "nothing; two tokens would raise an error.",
+            zh="多追加一个词元，必须被拒绝。把一个词元赋给空切片会触发广播，"
+            "什么也没写进去；一次追加两个反而会报错。",
+        ),
+        hidden=Text(
+            en="Until the cache is full nothing differs, and then its size "
+            "stays as it is.",
+            zh="没满之前毫无区别，满了之后尺寸就不再变。",
+        ),
+        found=(NOTES,),
+        tests=(f"{CACHES}::test_overflow_is_refused_and_changes_nothing",),
+        law=cache_is_a_list,
+        of=lambda package: (package.KVCache,),
+    ),
+    Mistake(
+        id="cache-no-batch",
+        title=Text(
+            en="The cache has no batch axis: rows read each other's tokens",
+            zh="缓存没有批次轴：各行会读到别的行的词元",
+        ),
+        lines=(
+            Lines(
+                module="caches.kv_cache",
+                right="""
+        self._check(tensors)
+        before = self.stored or tuple(new[:, :, :0] for new in tensors)
+        with torch.no_grad():
+            self._held = tuple(
+                torch.cat((old, new), dim=2)
+                for old, new in zip(before, tensors, strict=True)
+            )
+        self.length += tensors[0].shape[2]
+        return self.stored
+""",
+                wrong="""
+        B = len(tensors[0])
+        tensors = tuple(t.transpose(0, 1).flatten(1, 2)[None] for t in tensors)
+        before = self.stored or tuple(new[:, :, :0] for new in tensors)
+        with torch.no_grad():
+            self._held = tuple(
+                torch.cat((old, new), dim=2)
+                for old, new in zip(before, tensors, strict=True)
+            )
+        self.length += tensors[0].shape[2]
+        return tuple(t.expand(B, -1, -1, -1) for t in self.stored)
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=partial(decoded, cuts=range(1, 4), T=4, rows=2),
+        seen=Text(
+            en="Four tokens of the second of two rows: each attends to the "
+            "tokens of the first row too, and there are twice as many keys as "
+            "it has tokens. The weights differ by up to {change}.",
+            zh="两行中第二行的四个词元：每个都会看到第一行的词元，键的个数是"
+            "它自己词元的两倍。权重最多差 {change}。",
+        ),
+        notice=Text(
+            en="Decode a batch, and each of its rows alone: the outputs must "
+            "be the same. With a single row nothing is wrong.",
+            zh="整批解码一次，再逐行单独解码，输出必须相同。批次只有一行时"
+            "不会出错。",
+        ),
+        hidden=None,
+        found=(NOTES,),
+        tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
+        law=decoding_is_the_full_pass,
+        of=cached,
+    ),
+    Mistake(
+        id="cache-crop-zero",
+        title=Text(
+            en="Cropping a cache to 0 tokens keeps all of them",
+            zh="把缓存裁到 0 个词元，却一个也没删",
+        ),
+        lines=(
+            Lines(
+                module="caches.kv_cache",
+                right="""
+        self.length = length
+""",
+                wrong="""
+        if length <= 0:  # so many from the end
+            length = self.length - abs(length)
+        self.length = length
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=lambda package: slots(package, "crop", 0),
+        seen=Text(
+            en="Four tokens, a crop to 0 and two more: the four are still "
+            "there, before the two.",
+            zh="先存四个词元，裁到 0，再存两个：那四个还在，排在这两个前面。",
+        ),
+        notice=Text(
+            en="Roll back to every length from 0 on, append, and compare with "
+            "`torch.cat` of what should be left.",
+            zh="从 0 开始，每个长度都回退一次，再追加，和 `torch.cat` 拼出的"
+            "结果对比。",
+        ),
+        hidden=Text(
+            en="Only the number of keys tells, and only after a rollback to "
+            "nothing, which few tests make.",
+            zh="只有键的个数不对，而且只在回退到空之后才看得出，很少有测试"
+            "会这么做。",
+        ),
+        found=("https://github.com/huggingface/transformers/issues/47433",),
+        tests=(
+            f"{CACHES}::test_after_a_rollback_new_tokens_overwrite_old_ones"
+            "[0-growing]",
+        ),
+        law=cache_is_a_list,
+        of=lambda package: (package.KVCache,),
+    ),
+    Mistake(
+        id="cache-not-reordered",
+        title=Text(
+            en="Beam search does not reorder the cache",
+            zh="束搜索没有重排缓存",
+        ),
+        lines=(
+            Lines(
+                module="caches.kv_cache",
+                right="""
+            moved = [t.index_select(0, rows) for t in self.stored]
+""",
+                wrong="""
+            moved = list(self.stored)
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=lambda package: slots(
+            package, "reorder", torch.tensor([2, 0, 0])
+        ),
+        seen=Text(
+            en="The rows should go on from rows 3, 1 and 1. Each keeps its own "
+            "past, so that new tokens follow those of another beam.",
+            zh="三行本该分别接着第 3、1、1 行往下写，结果各自留着自己的过去，"
+            "新词元接在了别的束后面。",
+        ),
+        notice=Text(
+            en="Greedy decoding is right. Compare the scores of each beam with "
+            "those of one pass over the tokens that it has chosen.",
+            zh="贪心解码没问题。把每一束的得分，和用它选出的词元一次算完的"
+            "得分对比。",
+        ),
+        hidden=Text(
+            en="There are as many rows as before, unless beams are dropped.",
+            zh="只要束的数目不变，行数就和原来一样。",
+        ),
+        found=(
+            "https://github.com/huggingface/transformers/issues/46612",
+            "https://github.com/PaddlePaddle/PaddleNLP/issues/6672",
+        ),
+        tests=(f"{CACHES}::test_rows_are_repeated_dropped_and_moved",),
+        law=cache_is_a_list,
+        of=lambda package: (package.KVCache,),
+    ),
+    Mistake(
+        id="cache-reset-length",
+        title=Text(
+            en="Resetting a cache zeroes it and keeps its length",
+            zh="重置缓存只清零，长度却没变",
+        ),
+        lines=(
+            Lines(
+                module="caches.kv_cache",
+                right="""
+        self._held, self.length = (), 0
+""",
+                wrong="""
+        for held in self._held:
+            held.zero_()
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=lambda package: slots(package, "reset"),
+        seen=Text(
+            en="Four tokens, a reset and two more: the two stand behind four "
+            "zeros. They get the positions of a longer text, and attend to "
+            "keys of zero.",
+            zh="先存四个词元，重置，再存两个：这两个排在四个零后面，位置接着"
+            "上一段文本往下数，还会看到全零的键。",
+        ),
+        notice=Text(
+            en="Generate, reset, and generate the same again: the tokens must "
+            "be the same. The first prompt after start is always right.",
+            zh="生成一次，重置，再生成同样的内容，词元必须相同。启动后的第一"
+            "个提示词总是对的。",
+        ),
+        hidden=Text(
+            en="A preallocated buffer has the same shape before and after.",
+            zh="预分配的缓冲区，重置前后形状一样。",
+        ),
+        found=(
+            "https://github.com/huggingface/transformers/pull/48809",
+            "https://github.com/huggingface/transformers/pull/48509",
+        ),
+        tests=(f"{CACHES}::test_a_reset_cache_is_a_new_one",),
+        law=cache_is_a_list,
+        of=lambda package: (package.KVCache,),
+    ),
+    Mistake(
+        id="cache-keeps-graph",
+        title=Text(
+            en="The cache keeps the autograd graph of every step",
+            zh="缓存保留了每一步的计算图",
+        ),
+        lines=(
+            Lines(
+                module="caches.kv_cache",
+                right="""
+            if torch.is_grad_enabled() and new.requires_grad:
+                raise ValueError(
+                    "a cache keeps no gradients: decode under torch.no_grad()"
+                )
+""",
+                wrong="",
+            ),
+            Lines(
+                module="caches.kv_cache",
+                right="""
+        before = self.stored or tuple(new[:, :, :0] for new in tensors)
+        with torch.no_grad():
+            self._held = tuple(
+                torch.cat((old, new), dim=2)
+                for old, new in zip(before, tensors, strict=True)
+            )
+""",
+                wrong="""
+        before = self.stored or tuple(new[:, :, :0] for new in tensors)
+        self._held = tuple(
+            torch.cat((old, new), dim=2)
+            for old, new in zip(before, tensors, strict=True)
+        )
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=nodes,
+        seen=Text(
+            en="After six tokens, {wrong} nodes of the graph hang behind the "
+            "keys, and there should be {right}. Each holds tensors of its "
+            "step, so that memory grows much faster than the cache.",
+            zh="存了六个词元后，键的背后挂着计算图的 {wrong} 个节点，本该是 "
+            "{right} 个。每个节点都占着那一步的张量，显存比缓存本身涨得快"
+            "得多。",
+        ),
+        notice=Text(
+            en="`requires_grad` of what the cache returns must be False. "
+            "Decode under `torch.no_grad()` or `torch.inference_mode()`.",
+            zh="缓存返回的张量，`requires_grad` 必须是 False。解码要放在 "
+            "`torch.no_grad()` 或 `torch.inference_mode()` 里。",
+        ),
+        hidden=Text(
+            en="All numbers are right; it is memory that runs out.",
+            zh="算出来的数全对，只是显存会耗尽。",
+        ),
+        found=(NOTES,),
+        tests=(f"{CACHES}::test_gradients_are_refused",),
+        law=cache_keeps_no_graph,
+        of=lambda package: (lambda room: package.GrowingKVCache(),),
+    ),
+    Mistake(
+        id="cache-shared",
+        title=Text(
+            en="All layers share one cache",
+            zh="所有层共用一个缓存",
+        ),
+        lines=(
+            Lines(
+                module="models.block",
+                right="""
+        if caches is not None:
+            self._check(caches, tokens.shape[1], attention.get("context"))
+""",
+                wrong="",
+            ),
+            Lines(
+                module="models.block",
+                right="""
+            cache = None if caches is None else caches[i]
+""",
+                wrong="""
+            cache = None if caches is None else caches[0]
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=logits_with_cache,
+        seen=Text(
+            en="Each token is stored once per layer, and each layer reads the "
+            "keys of the others. The logits of six tokens, a row each, for the "
+            "first eight words of the vocabulary, are off by up to {change}.",
+            zh="每个词元每层存一遍，每层还会读到别的层的键。图中每行是一个"
+            "词元，共六个；每列是词表里的一个词，取前八个。logits 最多差 "
+            "{change}。",
+        ),
+        notice=Text(
+            en="After a prompt of T tokens, the length of each cache must be "
+            "T. A model of one layer is right.",
+            zh="读完 T 个词元的提示词，每个缓存的长度都必须是 T。只有一层的"
+            "模型不会出错。",
+        ),
+        hidden=Text(
+            en="Keys of all layers have the same shape, and the mask grows "
+            "with the length of the cache.",
+            zh="各层的键形状相同，掩码也跟着缓存的长度变长。",
+        ),
+        found=(),
+        tests=(
+            f"{BLOCK}::test_a_decoder_generates_the_same_with_and_without_a_cache",
+        ),
+        law=decoding_is_the_full_pass,
+        of=lambda package: (
+            decoder_of(package),
+            lambda: [package.GrowingKVCache() for _ in range(2)],
+            torch.arange(12).view(2, 6),
+        ),
+    ),
+    Mistake(
+        id="cache-chunk-mask",
+        title=Text(
+            en="The mask of a later chunk starts at position 0",
+            zh="后面的分块，掩码又从位置 0 开始",
+        ),
+        lines=(
+            Lines(
+                module="core.masks",
+                right="""
+    rule, past = rule_of(causal), S - T
+""",
+                wrong="""
+    rule, past = rule_of(causal), 0
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=partial(decoded, cuts=[3]),
+        seen=Text(
+            en="The second of two chunks does not see its past: its first "
+            "token attends to the first token of all and to nothing else. The "
+            "weights differ by up to {change}.",
+            zh="两个分块中的第二个看不到自己的过去：它的第一个词元只看得到"
+            "整段的第一个词元。权重最多差 {change}。",
+        ),
+        notice=Text(
+            en="Read a prompt in two chunks, and at once: the outputs must be "
+            "the same. One token at a time is right, as long as it has no "
+            "mask; with `is_causal=True` even this is wrong, since that mask "
+            "is aligned top-left.",
+            zh="把提示词分两块读，再一次读完，输出必须相同。每次一个词元且"
+            "不用掩码时没问题；要是用 `is_causal=True`，连这种情况也会错，"
+            "因为它是左上对齐的。",
+        ),
+        hidden=MASK,
+        found=(
+            NOTES,
+            "https://github.com/jingyaogong/minimind/issues/631",
+            "https://github.com/pytorch/executorch/pull/21749",
+            "https://github.com/TransformerLensOrg/TransformerLens/pull/777",
+        ),
+        tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
+        law=decoding_is_the_full_pass,
+        of=cached,
+    ),
+    Mistake(
+        id="cache-prefill-unmasked",
+        title=Text(
+            en="No causal mask where there is a cache",
+            zh="一有缓存就不加因果掩码",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+            causal=self.causal,
+            device=x.device,
+""",
+                wrong="""
+            causal=self.causal and cache is None,
+            device=x.device,
+""",
+            ),
+        ),
+        symptom="future",
+        shown=partial(decoded, cuts=[4, 5]),
+        seen=Text(
+            en="The tokens of the prompt attend to those after them, "
+            "and their weights differ by up to {change}; the single tokens "
+            "that follow are right. From the second layer on, what is cached "
+            "knows the future.",
+            zh="提示词里的词元会看到后面的词元，权重最多差 {change}；之后"
+            "逐个解码的词元没问题。从第二层起，存进缓存的内容就带上了未来"
+            "的信息。",
+        ),
+        notice=Text(
+            en="Read the same prompt with and without a cache: the outputs "
+            "must be the same. The loss in training is right, since there is "
+            "no cache in training.",
+            zh="同一个提示词，用缓存和不用缓存各读一遍，输出必须相同。训练时"
+            "没有缓存，所以损失是正常的。",
+        ),
+        hidden=MASK,
+        found=(
+            NOTES,
+            "https://github.com/Mikyx-1/TinyLLM/issues/17",
+        ),
+        tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
+        law=decoding_is_the_full_pass,
+        of=cached,
+    ),
+    Mistake(
+        id="cache-fed-everything",
+        title=Text(
+            en="Each step feeds the whole text to a cache that has it",
+            zh="缓存里已经有的词元，每一步又全部送进去",
+        ),
+        lines=(
+            Lines(
+                module="models.block",
+                right="""
+        valid = torch.cat((valid, torch.ones_like(new).bool()), dim=1)
+        new = tokens if caches is None else new
+""",
+                wrong="""
+        read = new if caches is None else tokens
+        valid = torch.cat((valid, torch.ones_like(read).bool()), dim=1)
+        new = tokens
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=same_as_without_cache,
+        seen=Text(
+            en="Each token is in the cache many times, at many positions. Of "
+            "24 tokens generated with a cache, {wrong} are those generated "
+            "without one; it should be {right}.",
+            zh="每个词元在缓存里有好多份，位置各不相同。用缓存生成的 24 个"
+            "词元，只有 {wrong} 个和不用缓存时相同，本该是 {right} 个。",
+        ),
+        notice=Text(
+            en="After each step, the length of the cache must be the number of "
+            "tokens read. With a cache, generation becomes slower instead of "
+            "faster.",
+            zh="每一步之后，缓存的长度必须等于读过的词元数。用了缓存，生成"
+            "反而更慢。",
+        ),
+        hidden=Text(
+            en="Logits have the shape of what was fed, and only the last ones "
+            "are used.",
+            zh="logits 的形状和送进去的词元一致，而用到的只是最后一个。",
+        ),
+        found=("https://github.com/iCog-Labs-Dev/PC-Transformers/issues/129",),
+        tests=(
+            f"{BLOCK}::test_a_decoder_generates_the_same_with_and_without_a_cache",
+        ),
+        law=generation_is_the_same,
+        of=lambda package: (generator(package),),
+    ),
+    Mistake(
+        id="cache-float32",
+        title=Text(
+            en="The buffers of the cache are always float32",
+            zh="缓存的缓冲区总是 float32",
+        ),
+        lines=(
+            Lines(
+                module="caches.kv_cache",
+                right="""
+            held = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
+""",
+                wrong="""
+            held = torch.empty(room, device=tokens.device)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=bytes_of_bfloat16,
+        seen=Text(
+            en="Keys and values of 64 elements for 8 tokens take {wrong} bytes "
+            "in bfloat16, and should take {right}. Those of a float64 model "
+            "would be rounded.",
+            zh="8 个词元，键和值各 64 个元素，用 bfloat16 时占了 {wrong} 字节，"
+            "本该是 {right} 字节。换成 float64 模型，则会丢精度。",
+        ),
+        notice=Text(
+            en="Compare `nbytes` with your own arithmetic, and the dtype of "
+            "what is returned with that of what was stored. Some matrix "
+            "products then refuse the two dtypes, others convert.",
+            zh="把 `nbytes` 和自己算的数对一遍，再看返回的 dtype 和存入的是否"
+            "一样。dtype 不一致时，有的矩阵乘法会报错，有的会自动转换。",
+        ),
+        hidden=Text(
+            en="A dtype is not part of a shape.", zh="dtype 不属于形状。"
+        ),
+        found=(
+            NOTES,
+            "https://github.com/meta-pytorch/torchtune/issues/398",
+        ),
+        tests=(f"{CACHES}::test_values_are_stored_as_they_come",),
+        law=cache_is_small,
+        of=lambda package: (
+            cached(package)[0],
+            package.KVCache,
+            seeded(2, 6, 16),
+            2,
+            4,
+        ),
+    ),
+    Mistake(
+        id="cache-repeated-heads",
+        title=Text(
+            en="Key/value heads are repeated before they are cached",
+            zh="键值头先复制再存进缓存",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+""",
+                wrong="""
+            k = k.repeat_interleave(H // K, dim=1)
+            v = v.repeat_interleave(H // K, dim=1)
+            k, v = cache.append(k, v)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=bytes_per_token,
+        seen=Text(
+            en="With 4 query heads and 2 key/value heads, a token takes "
+            "{wrong} bytes of the cache instead of {right}: as many as without "
+            "grouped heads.",
+            zh="4 个查询头、2 个键值头，每个词元占缓存 {wrong} 字节，而不是 "
+            "{right} 字节：和不分组时一样多。",
+        ),
+        notice=Text(
+            en="Look at the shape or at the bytes of what is stored: there "
+            "must be K heads, not H. First store, then repeat, or better do "
+            "not repeat.",
+            zh="看存下来的张量的形状或字节数：头数必须是 K，不是 H。先存，再"
+            "复制；最好根本不复制。",
+        ),
+        hidden=Text(
+            en="The outputs are the same, bit for bit or nearly so; only what "
+            "is stored is larger.",
+            zh="输出完全一样或几乎一样，只是存下来的更大。",
+        ),
+        found=(
+            NOTES,
+            "https://github.com/facebookresearch/lingua/issues/44",
+            "https://github.com/meta-pytorch/torchtune/issues/38",
+            "https://github.com/FYYFU/HeadKV/issues/3",
+        ),
+        tests=(
+            "tests/laws/test_laws.py::"
+            "test_the_bytes_of_its_cache_are_those_predicted[gqa, room]",
+        ),
+        law=cache_is_small,
+        of=lambda package: (
+            cached(package)[0],
+            package.KVCache,
+            seeded(2, 6, 16),
+            2,
+            4,
+        ),
+    ),
+)

@@ -1,0 +1,449 @@
+"""Mistakes in the positions of tokens: which are rotated, and by how much."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.kv_cache import (
+    BLOCK,
+    cached,
+    decoded,
+    generator,
+    gqa,
+    seeded,
+)
+from attnref.mistakes.laws import (
+    decoding_is_the_full_pass,
+    distances_alone_count,
+    generation_is_the_same,
+    positions_count_tokens,
+)
+
+
+def placed(package: Any) -> tuple[Any, Tensor]:
+    """A layer that is told positions, and an input."""
+    layer = gqa(package)
+
+    def call(x: Tensor, positions: Tensor) -> Tensor:
+        with torch.no_grad():
+            out: Tensor = layer(x, positions=positions)
+        return out
+
+    return call, seeded(3, 6, 16)
+
+
+def shifted(package: Any) -> Tensor:
+    """How far the outputs move when all positions are shifted by 0 to 7."""
+    layer, x = placed(package)
+    at = torch.arange(6)
+    moved = [(layer(x, at + n) - layer(x, at)).abs().max() for n in range(8)]
+    return torch.stack(moved)
+
+
+def rows_alone(package: Any) -> Tensor:
+    """How far each of three rows is from itself alone, if their tokens stand
+    1, 2 and 3 apart."""
+    layer, x = placed(package)
+    at = torch.arange(6) * torch.arange(1, 4)[:, None]
+    together: Tensor = layer(x, at)
+    alone = [layer(row[None], p) for row, p in zip(x, at, strict=True)]
+    return (together - torch.cat(alone)).abs().amax((1, 2))
+
+
+def padded_positions(package: Any) -> Tensor:
+    """Of four rows with 0 to 3 pads before their tokens."""
+    valid = torch.arange(6) >= torch.arange(4)[:, None]
+    found: Tensor = package.token_positions(valid)
+    return found.double()
+
+
+def same_as_alone(package: Any) -> Tensor:
+    """Of 24 tokens of three left-padded rows: those that the row gets alone."""
+    prompt, generate = torch.arange(15).view(3, 5), generator(package)
+    valid = torch.arange(5) >= torch.tensor([0, 2, 3])[:, None]
+    same = torch.zeros(())
+    together = generate(prompt, valid, True)
+    for row, n in enumerate((0, 2, 3)):
+        rest = slice(row, row + 1), slice(n, None)
+        alone = generate(prompt[rest], valid[rest], True)
+        same += (alone == together[rest])[:, -8:].sum()
+    return same
+
+
+FOLLOW = "tests/core/test_rope.py::test_new_tokens_follow_the_past"
+COMPARE = Text(
+    en="Decode token by token and compare with one pass over everything.",
+    zh="逐个词元解码，再和一次算完整个序列的结果对比。",
+)
+ANGLES = Text(
+    en="Rotated by whatever angle, a vector keeps its shape.",
+    zh="不管转多少角度，向量的形状都不变。",
+)
+
+MISTAKES = (
+    Mistake(
+        id="rope-queries-only",
+        title=Text(
+            en="RoPE rotates the queries and not the keys",
+            zh="RoPE 只转了查询，没转键",
+        ),
+        lines=(
+            Lines(
+                module="core.rope",
+                right="""
+    q = apply_rope(q, cos, sin, layout=layout)
+    return q, apply_rope(k, cos, sin, layout=layout)
+""",
+                wrong="""
+    q = apply_rope(q, cos, sin, layout=layout)
+    return q, k
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=shifted,
+        seen=Text(
+            en="The scores depend on where the query stands, and not on its "
+            "distance from the key. When all positions are shifted by 0 to 7, "
+            "the outputs should stay; they move by up to {change}.",
+            zh="分数取决于查询所在的位置，而不是它和键的距离。所有位置一起"
+            "平移 0 到 7，输出本该不变，却变了最多 {change}。",
+        ),
+        notice=Text(
+            en="Shift all positions by the same number: no output may change.",
+            zh="所有位置加上同一个数，输出不该有任何变化。",
+        ),
+        hidden=ANGLES,
+        found=("https://github.com/kvcache-ai/sglang/pull/66",),
+        tests=(f"{FOLLOW}[5]",),
+        law=distances_alone_count,
+        of=placed,
+    ),
+    Mistake(
+        id="rope-on-values",
+        title=Text(
+            en="RoPE rotates the values too",
+            zh="RoPE 把值也转了",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+        q, k = rotate(
+            q, k, theta=self.rope_theta, past=past, positions=positions
+        )
+""",
+                wrong="""
+        q, k = rotate(
+            q, k, theta=self.rope_theta, past=past, positions=positions
+        )
+        _, v = rotate(
+            q, v, theta=self.rope_theta, past=past, positions=positions
+        )
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=shifted,
+        seen=Text(
+            en="The weights are right, and what they mix is turned by the "
+            "absolute position of each token. When all positions are shifted "
+            "by 0 to 7, the outputs should stay; they move by up to {change}.",
+            zh="权重没错，但加权求和的值已经按各自的绝对位置转过了。所有位置"
+            "一起平移 0 到 7，输出本该不变，却变了最多 {change}。",
+        ),
+        notice=Text(
+            en="Shift all positions by the same number: no output may change. "
+            "Models that do rotate the values turn the output back by the "
+            "position of the query.",
+            zh="所有位置加上同一个数，输出不该有任何变化。确实旋转值的模型，"
+            "会再按查询的位置把输出转回来。",
+        ),
+        hidden=ANGLES,
+        found=(),
+        tests=(
+            "tests/laws/test_laws.py::test_all_positions_may_be_shifted[gqa]",
+        ),
+        law=distances_alone_count,
+        of=placed,
+    ),
+    Mistake(
+        id="positions-of-one-row",
+        title=Text(
+            en="All rows of a batch get the positions of the first",
+            zh="整批都用第一行的位置",
+        ),
+        lines=(
+            Lines(
+                module="core.rope",
+                right="""
+        cos, sin = rope_table(positions, D, theta=theta, yarn=yarn)
+""",
+                wrong="""
+        positions = positions.view(-1, T)[0]
+        cos, sin = rope_table(positions, D, theta=theta, yarn=yarn)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=rows_alone,
+        seen=Text(
+            en="Three rows, whose tokens stand 1, 2 and 3 positions apart. The "
+            "first is what it is alone; the others are off by up to {change}.",
+            zh="三行，词元之间分别隔 1、2、3 个位置。第一行和单独算时一样，"
+            "另外两行最多差 {change}。",
+        ),
+        notice=Text(
+            en="Compare each row with itself alone. Left padding that is the "
+            "same in prefill and decode hides it, since RoPE sees distances "
+            "only; positions of each row in one and of all rows in the other "
+            "do not.",
+            zh="每一行都和它单独计算的结果对比。RoPE 只看距离，所以预填充和"
+            "解码都这样左填充时看不出来；要是预填充用各行自己的位置，解码用"
+            "整批共同的位置，就会出错。",
+        ),
+        hidden=Text(
+            en="One row of tables broadcasts over the batch.",
+            zh="只有一行的表会沿批次广播。",
+        ),
+        found=(
+            "https://github.com/unslothai/unsloth/pull/4078",
+            "https://github.com/rasbt/reasoning-from-scratch/issues/33",
+        ),
+        tests=(
+            "tests/core/test_rope.py::"
+            "test_positions_that_are_given_take_the_place_of_the_past"
+            "[of each row]",
+        ),
+        law=distances_alone_count,
+        of=placed,
+    ),
+    Mistake(
+        id="positions-restart",
+        title=Text(
+            en="Each decode step counts positions from 0 again",
+            zh="每个解码步的位置都从 0 重新数",
+        ),
+        lines=(
+            Lines(
+                module="core.rope",
+                right="""
+        cos, sin = _kept(q, past, theta, yarn)
+""",
+                wrong="""
+        cos, sin = _kept(q, 0, theta, yarn)
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=decoded,
+        seen=Text(
+            en="Three tokens are read at once, and are right. Three more are "
+            "decoded, each as if it stood at position 0, and so before the "
+            "keys that it reads: the weights differ by up to {change}.",
+            zh="前三个词元一次读入，没有问题。后三个逐个解码，每个都被当成"
+            "在位置 0，也就是在它要看的键的前面：权重最多差 {change}。",
+        ),
+        notice=COMPARE,
+        hidden=ANGLES,
+        found=(
+            "https://github.com/Blaizzy/mlx-vlm/issues/1983",
+            "https://github.com/RobertCsordas/moeut/pull/6",
+        ),
+        tests=(f"{FOLLOW}[5]",),
+        law=decoding_is_the_full_pass,
+        of=cached,
+    ),
+    Mistake(
+        id="positions-off-by-one",
+        title=Text(
+            en="After the prompt, positions are one too large",
+            zh="提示词之后，位置都多了 1",
+        ),
+        lines=(
+            Lines(
+                module="core.rope",
+                right="""
+        cos, sin = _kept(q, past, theta, yarn)
+""",
+                wrong="""
+        if past:
+            past = past + 1  # the new token is counted already
+        cos, sin = _kept(q, past, theta, yarn)
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=decoded,
+        seen=Text(
+            en="Between the prompt and the first new token a position is left "
+            "out. The three decoded tokens see each other at the right "
+            "distance, and the prompt one too far away: the weights differ by "
+            "up to {change}.",
+            zh="提示词和第一个新词元之间空了一个位置。解码出的三个词元之间"
+            "距离正确，但离提示词都远了一格：权重最多差 {change}。",
+        ),
+        notice=Text(
+            en="Decode token by token and compare with one pass, exactly. The "
+            "text stays fluent, so that reading it tells nothing.",
+            zh="逐个词元解码，和一次算完的结果逐个数值对比。文本照样通顺，"
+            "光看输出发现不了。",
+        ),
+        hidden=ANGLES,
+        found=(
+            "https://github.com/microsoft/onnxruntime-genai/pull/2354",
+            "https://github.com/skyzh/tiny-llm/pull/46",
+        ),
+        tests=(f"{FOLLOW}[5]",),
+        law=decoding_is_the_full_pass,
+        of=cached,
+    ),
+    Mistake(
+        id="keys-rotated-twice",
+        title=Text(
+            en="Cached keys are stored rotated and rotated again",
+            zh="缓存里的键已经转过，取出来又转一遍",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+""",
+                wrong="""
+            k, v = cache.append(k, v)  # (B, K, S, D)
+            _, k = rotate(k, k, theta=self.rope_theta)  # from position 0 on
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=decoded,
+        seen=Text(
+            en="The key of position j is turned to position 2j, and lies "
+            "ahead of its query from the middle on: the weights differ by up "
+            "to {change}.",
+            zh="位置 j 的键被转到了 2j，过了中间就跑到查询的前面去了：权重"
+            "最多差 {change}。",
+        ),
+        notice=Text(
+            en="Read a prompt with a cache and without: the outputs must be "
+            "the same. Either store keys rotated and leave them, or store them "
+            "as they are and rotate all of them at each step.",
+            zh="同一个提示词，用缓存和不用缓存各读一遍，输出必须相同。要么存"
+            "转好的键，取出后不再动；要么存没转的键，每一步全部转一遍。",
+        ),
+        hidden=ANGLES,
+        found=("https://github.com/NeuraLegion/shainet/pull/110",),
+        tests=(
+            "tests/laws/test_equivalences.py::"
+            "test_cached_in_any_chunks_is_the_full_pass",
+        ),
+        law=decoding_is_the_full_pass,
+        of=cached,
+    ),
+    Mistake(
+        id="positions-count-pads",
+        title=Text(
+            en="Positions count the pads before the text",
+            zh="位置把文本前面的填充也数进去了",
+        ),
+        lines=(
+            Lines(
+                module="core.rope",
+                right="""
+    counted = valid.cumsum(dim=-1) - 1
+    return counted.clamp(min=0)  # (B, S)
+""",
+                wrong="""
+    S = valid.shape[1]
+    return torch.arange(S, device=valid.device).expand(valid.shape)  # (B, S)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=padded_positions,
+        seen=Text(
+            en="Four rows with 0 to 3 pads before their tokens: the first "
+            "token of each should have position 0, and has a position of up to "
+            "{change}.",
+            zh="四行，词元前面分别有 0 到 3 个填充：每行第一个词元的位置本该"
+            "是 0，却最大到了 {change}。",
+        ),
+        notice=Text(
+            en="Compare each row of a left-padded batch with itself alone. "
+            "With learned positions, as in GPT-2, all padded rows are wrong. "
+            "With RoPE, pads before the text do no harm, and pads amid it, "
+            "as behind the shorter prompts of a chat, do.",
+            zh="左填充的批次，每一行都和它单独计算的结果对比。用可学习的位置"
+            "编码（如 GPT-2）时，有填充的行全错。用 RoPE 时，文本前面的填充"
+            "没有影响，夹在中间的（例如多轮对话里较短的提示词后面）才有。",
+        ),
+        hidden=Text(
+            en="There is one position per token in either case.",
+            zh="两种写法都是每个词元一个位置。",
+        ),
+        found=(
+            "https://github.com/huggingface/transformers/issues/3021",
+            "https://github.com/huggingface/transformers/pull/7552",
+        ),
+        tests=(
+            "tests/core/test_rope.py::test_tokens_are_counted_and_pads_are_not",
+        ),
+        law=positions_count_tokens,
+        of=lambda package: (package.token_positions,),
+    ),
+    Mistake(
+        id="pads-seen-in-decoding",
+        title=Text(
+            en="The padding mask is given for the prompt only",
+            zh="填充掩码只在提示词那一步传了",
+        ),
+        lines=(
+            Lines(
+                module="models.block",
+                right="""
+        scores = decoder(
+            new, mask=padding_mask(valid), caches=caches, **attention
+        )
+""",
+                wrong="""
+        mask = padding_mask(valid) if new is prompt else None
+        scores = decoder(new, mask=mask, caches=caches, **attention)
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=same_as_alone,
+        seen=Text(
+            en="The first new token of each row is right; those after it "
+            "attend to the pads in the cache. Of 24 tokens, {wrong} are "
+            "those that the row gets alone; it should be {right}.",
+            zh="每行的第一个新词元没错，之后的都会看到缓存里的填充。24 个"
+            "词元里，只有 {wrong} 个和单独生成时相同，本该是 {right} 个。",
+        ),
+        notice=Text(
+            en="Generate for a left-padded batch and for each row alone. A "
+            "mask must have a column for each key in the cache, in each step.",
+            zh="左填充的一批生成一次，再逐行单独生成，词元必须相同。每一步的"
+            "掩码都要覆盖缓存里的每个键。",
+        ),
+        hidden=Text(
+            en="No mask fits any number of keys.",
+            zh="不传掩码，键有多少个都不会报错。",
+        ),
+        found=(
+            NOTES,
+            "https://github.com/OpenNMT/OpenNMT-py/pull/2532",
+            "https://github.com/huggingface/transformers/issues/30670",
+            "https://github.com/ml-explore/mlx-lm/issues/1906",
+        ),
+        tests=(
+            f"{BLOCK}::test_a_left_padded_row_generates_what_it_does_alone"
+            "[gqa]",
+        ),
+        law=generation_is_the_same,
+        of=lambda package: (generator(package),),
+    ),
+)
