@@ -1,5 +1,6 @@
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from attnref import (
     sdpa,
 )
 from attnref.core.flash import Tiles, parts
+from attnref.mistakes.laws import far_scores
 from tests.conftest import relative_error
 from tests.core.test_masks import Blocks
 from tests.core.test_sdpa import (
@@ -433,6 +435,12 @@ def test_absorbed_mla_is_one_key_head_whose_values_are_part_of_the_keys():
     want = sdpa(q, entry, c, causal_mask(7, 11), scale=scale)
     torch.testing.assert_close(mixed, want)
     # --8<-- [end:mla]
+
+
+@pytest.mark.parametrize("tile", [(1, 1), (2, 3), (4, 3), (4, 6)])
+def test_scores_far_from_zero(tile):
+    """Far from each other, too, and hidden ones above all that are seen."""
+    far_scores(partial(flash, tile=tile))
 
 
 def test_a_mask_after_the_maximum():

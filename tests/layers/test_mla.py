@@ -191,6 +191,13 @@ def test_yarn_scales_as_deepseek_does():
     assert STRETCHED.softmax_scale == pytest.approx(1.1434, abs=1e-4)
 
 
+def test_yarn_scales_a_layer():
+    width = DN + DR
+    assert mla(yarn=STRETCHED).scale == pytest.approx(
+        STRETCHED.softmax_scale * width**-0.5
+    )
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -1,0 +1,110 @@
+"""Mistakes in the absorbed form of multi-head latent attention."""
+
+from typing import Any
+
+from torch import Tensor
+
+from attnref.mistakes.catalogue import Lines, Mistake, Text
+from attnref.mistakes.laws import is_mla
+from attnref.mistakes.mla import by_hand, head_weights
+
+
+def absorbed_weights(package: Any) -> Tensor:
+    """The weights of one head of six tokens in the absorbed form."""
+    return head_weights(package, "absorbed")
+
+
+MISTAKES = (
+    Mistake(
+        id="absorbed-scale",
+        title=Text(
+            en="The absorbed form is scaled by the width of the latent",
+            zh="吸收形式的缩放系数按潜在向量的维度取",
+        ),
+        lines=(
+            Lines(
+                module="layers.mla",
+                right="""
+        q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
+""",
+                wrong="""
+        q, entry, c, p.mask, scale=q.shape[3] ** -0.5, dropout=p.dropout
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=absorbed_weights,
+        seen=Text(
+            en="A score is a dot product of R + Dr elements, but it equals one "
+            "of Dn + Dr elements, and its scale is that of Dn + Dr. With the "
+            "other scale, the weights differ by up to {change}.",
+            zh="吸收后的分数是 R + Dr 维的点积，但它等于 Dn + Dr 维的点积，缩放"
+            "系数也要按 Dn + Dr 取。取错了，权重最多差 {change}。",
+        ),
+        notice=Text(
+            en="Compare the absorbed form with the expanded one in float64. "
+            "In DeepSeek-V3 the widths are 576 and 192, so the scores are too "
+            "small by a factor of 1.7.",
+            zh="在 float64 下和展开形式对比。DeepSeek-V3 的这两个维度是 576 和 "
+            "192，分数会小到原来的 1/1.7。",
+        ),
+        hidden=Text(
+            en="The scale is one number.",
+            zh="缩放系数只是一个数。",
+        ),
+        found=(
+            "https://github.com/ollama/ollama/pull/13893",
+            "https://github.com/vllm-project/vllm/pull/41569",
+        ),
+        tests=(
+            "tests/layers/test_mla.py::test_the_forms_by_hand",
+            "tests/layers/test_mla.py::test_three_forms_one_result",
+        ),
+        law=is_mla,
+        of=by_hand("absorbed"),
+    ),
+    Mistake(
+        id="absorbed-without-mask",
+        title=Text(
+            en="The absorbed form has no causal mask",
+            zh="吸收形式没有加因果掩码",
+        ),
+        lines=(
+            Lines(
+                module="layers.mla",
+                right="""
+        q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
+""",
+                wrong="""
+        q, entry, c, None, scale=p.scale, dropout=p.dropout
+""",
+            ),
+        ),
+        symptom="future",
+        shown=absorbed_weights,
+        seen=Text(
+            en="A single new token may see everything, so steps of one token "
+            "are right. In a chunk, tokens see those after them: the weights "
+            "differ by up to {change}.",
+            zh="只有一个新词元时，它本来就可以看到全部，所以逐词元解码是对的。"
+            "一块里有几个词元时，前面的看到了后面的：权重最多差 {change}。",
+        ),
+        notice=Text(
+            en="Decode in chunks of several tokens, as speculative decoding "
+            "and chunked prefill do, and change the last token of a chunk.",
+            zh="像推测解码、分块预填充那样，一次送进几个词元，改掉一块里的最后"
+            "一个，其余的输出不该变。",
+        ),
+        hidden=Text(
+            en="A mask hides scores, and leaves their shape as it is.",
+            zh="掩码只遮住分数，不改变形状。",
+        ),
+        found=(
+            "https://github.com/lablup/mlxcel/pull/667",
+            "https://github.com/lablup/mlxcel/pull/998",
+        ),
+        tests=("tests/layers/test_mla.py::test_the_forms_by_hand",),
+        law=is_mla,
+        of=by_hand("absorbed"),
+    ),
+)

@@ -1,0 +1,495 @@
+"""Mistakes in attention tile by tile, forward and backward."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnref.mistakes.catalogue import Lines, Mistake, Text
+from attnref.mistakes.laws import (
+    equals_torch,
+    far_scores,
+    gradients_equal_torch,
+    parts_make_the_whole,
+)
+
+TILE = (2, 3)
+
+
+def tiled_weights(package: Any) -> Tensor:
+    """The weights of seven tokens in tiles of 2 by 3: with values that are the
+    rows of a unit matrix, the output is the weights."""
+    g = torch.Generator().manual_seed(22)
+    q, k = 1.5 * torch.randn(2, 1, 1, 7, 4, generator=g)
+    v, mask = torch.eye(7)[None, None], package.causal_mask(7)
+    out: Tensor = package.flash(q, k, v, mask, tile=TILE)
+    return out[0, 0]
+
+
+def far_weights(package: Any) -> Tensor:
+    """The weights of three queries over six keys, in tiles of three keys: of
+    scores near -500; of the same with the first three keys hidden; and of
+    scores that fall from 500 to 0."""
+    low = [-500.0, -501, -500, -500, -501, -502]
+    scores = torch.tensor([low, low, [500, 499, 500, 2, 1, 0]])
+    unit, mask = torch.eye(6)[None, None], torch.ones(3, 6).bool()
+    mask[1, :3] = False
+    out: Tensor = package.flash(
+        scores[None, None], unit, unit, mask, scale=1.0, tile=(3, 3)
+    )
+    return out[0, 0]
+
+
+def query_gradients(package: Any) -> Tensor:
+    """The gradients of the queries of six tokens."""
+    g = torch.Generator().manual_seed(4)
+    q, k, v, above = torch.randn(4, 1, 1, 6, 4, generator=g)
+    q.requires_grad_()
+    out = package.flash(3 * q, k, v, tile=TILE)
+    (found,) = torch.autograd.grad(out, q, above)
+    return found[0, 0]
+
+
+def log_sum_exps(package: Any) -> Tensor:
+    """The log-sum-exp of each of seven queries' scores."""
+    g = torch.Generator().manual_seed(22)
+    q, k = 1.5 * torch.randn(2, 1, 1, 7, 4, generator=g)
+    found: Tensor = package.flash_lse(q, k, k, tile=TILE)[1]
+    return found[0, 0]
+
+
+def in_tiles(package: Any) -> tuple[Any]:
+    return (partial(package.flash, tile=TILE),)
+
+
+MISTAKES = (
+    Mistake(
+        id="flash-no-rescaling",
+        title=Text(
+            en="Online softmax without rescaling the earlier sums",
+            zh="在线 softmax 的最大值变大后，没有缩放之前的和",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            total.mul_(rescale).add_(p.sum(-1, keepdim=True))
+            acc.mul_(rescale).baddbmm_(how.dropped(p, tile), values)
+""",
+                wrong="""
+            total.add_(p.sum(-1, keepdim=True))
+            acc.baddbmm_(how.dropped(p, tile), values)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=tiled_weights,
+        seen=Text(
+            en="The weights of a row still sum to 1, but those of tiles before "
+            "a new maximum are too large: they differ by up to {change}.",
+            zh="每行的权重加起来仍然是 1，可是出现新的最大值之前的那些块，"
+            "权重偏大了，最多差 {change}。",
+        ),
+        notice=Text(
+            en="Compare with a tile that holds all keys. Sort the keys so that "
+            "scores rise: where they fall, the factor is 1 and nothing is "
+            "wrong.",
+            zh="和一块装下全部键的结果对比，并让分数从左到右递增：如果分数递减，"
+            "系数总是 1，看不出错。",
+        ),
+        hidden=Text(
+            en="The sums have the shapes that they had before.",
+            zh="两个和的形状都没有变。",
+        ),
+        found=("https://github.com/ROCm/rocm-libraries/pull/6498",),
+        tests=(
+            "tests/core/test_flash.py::test_equals_torch_and_no_score_is_kept",
+        ),
+        law=equals_torch,
+        of=in_tiles,
+    ),
+    Mistake(
+        id="flash-rescaling-inverted",
+        title=Text(
+            en="The accumulator is divided by the factor, not multiplied",
+            zh="累加的输出除以了缩放系数，本该相乘",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            acc.mul_(rescale).baddbmm_(how.dropped(p, tile), values)
+""",
+                wrong="""
+            acc.div_(rescale).baddbmm_(how.dropped(p, tile), values)
+""",
+            ),
+        ),
+        symptom="nan",
+        shown=tiled_weights,
+        seen=Text(
+            en="Everything is NaN: at the first tile the maximum grows from "
+            "minus infinity, the factor is 0, and 0 / 0 is NaN.",
+            zh="结果全是 NaN：第一块时最大值从负无穷变大，系数是 0，"
+            "而 0 / 0 就是 NaN。",
+        ),
+        notice=Text(
+            en="Follow one row of two tiles by hand. If the first tile is "
+            "treated apart, there is no NaN but a wrong result.",
+            zh="拿一行、两块手算一遍。如果第一块单独处理，就没有 NaN，"
+            "但结果是错的。",
+        ),
+        hidden=Text(
+            en="NaN has the shape of any number.",
+            zh="NaN 的形状和普通的数一样。",
+        ),
+        found=(
+            "https://github.com/Dao-AILab/flash-attention/issues/991",
+            "https://github.com/Dao-AILab/flash-attention/issues/333",
+        ),
+        tests=(
+            "tests/core/test_flash.py::test_equals_torch_and_no_score_is_kept",
+        ),
+        law=equals_torch,
+        of=in_tiles,
+    ),
+    Mistake(
+        id="flash-maximum-too-high",
+        title=Text(
+            en="The running maximum of a hidden tile stays at 0",
+            zh="整块被遮住之后，最大值就停在了 0",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            m = larger
+""",
+                wrong="""
+            m = base
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=far_weights,
+        seen=Text(
+            en="The second query does not see the first three keys. Its "
+            "maximum stays at 0, all its exponentials underflow, and its "
+            "weights are 0: they differ by up to {change}.",
+            zh="第二个查询看不到前三个键，最大值停在 0，之后的指数全部下溢，"
+            "权重都成了 0，最多差 {change}。",
+        ),
+        notice=Text(
+            en="Lower all scores by 500: a softmax does not change. A maximum "
+            "that starts at a finite number fails in the same way.",
+            zh="把全部分数减去 500，softmax 的结果不该变。最大值如果从一个"
+            "有限的数开始，也会这样出错。",
+        ),
+        hidden=Text(
+            en="Only scores far below 0 behind a hidden tile show it.",
+            zh="只有前面的块被遮住、后面的分数又远小于 0 时才会出错。",
+        ),
+        found=(
+            "https://github.com/Dao-AILab/flash-attention/issues/2082",
+            "https://github.com/flashinfer-ai/flashinfer/issues/4267",
+        ),
+        tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
+        law=far_scores,
+        of=lambda package: (partial(package.flash, tile=(4, 3)),),
+    ),
+    Mistake(
+        id="flash-maximum-of-the-tile",
+        title=Text(
+            en="The running maximum is that of the last tile only",
+            zh="最大值只取当前块的，没有和之前的比较",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            larger = torch.maximum(m, scores.amax(-1, keepdim=True))
+""",
+                wrong="""
+            larger = scores.amax(-1, keepdim=True)
+""",
+            ),
+        ),
+        symptom="nan",
+        shown=far_weights,
+        seen=Text(
+            en="The scores of the third query fall from 500 to 0: the earlier "
+            "sums are multiplied by the exponential of almost 500, which is "
+            "infinite, and the result is NaN.",
+            zh="第三个查询的分数从 500 降到 0：之前的和要乘以将近 500 的指数，"
+            "得到无穷大，结果就是 NaN。",
+        ),
+        notice=Text(
+            en="With moderate scores the result is right, since the shift "
+            "cancels. Take scores that fall by more than 90 from one tile to "
+            "the next.",
+            zh="分数不大时结果是对的，因为平移会抵消。让分数从一块到下一块"
+            "下降 90 以上，就能看出来。",
+        ),
+        hidden=Text(
+            en="Only an exponential that overflows shows it.",
+            zh="指数溢出时才会出错。",
+        ),
+        found=("https://github.com/tile-ai/tilelang/pull/1148",),
+        tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
+        law=far_scores,
+        of=lambda package: (partial(package.flash, tile=(4, 3)),),
+    ),
+    Mistake(
+        id="flash-hidden-tile-nan",
+        title=Text(
+            en="NaN where a query sees no key in its first tile",
+            zh="查询在第一块里一个键都看不到，就得到 NaN",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            base = larger.masked_fill(larger == -torch.inf, 0)
+""",
+                wrong="""
+            base = larger
+""",
+            ),
+        ),
+        symptom="nan",
+        shown=far_weights,
+        seen=Text(
+            en="The second query does not see the first three keys. Its "
+            "maximum is minus infinity there, -inf - (-inf) is NaN, and so is "
+            "all that follows in this row.",
+            zh="第二个查询看不到前三个键，这时最大值是负无穷，-inf - (-inf) "
+            "得到 NaN，这一行后面的结果就全是 NaN。",
+        ),
+        notice=Text(
+            en="Pad a batch on the left, or use a window: the first tiles of "
+            "some rows are then empty.",
+            zh="用左填充或者滑动窗口试：这时有些行开头的块是空的。",
+        ),
+        hidden=Text(
+            en="NaN has the shape of any number.",
+            zh="NaN 的形状和普通的数一样。",
+        ),
+        found=(
+            "https://github.com/pytorch/pytorch/pull/130014",
+            "https://github.com/flashinfer-ai/flashinfer/pull/4401",
+        ),
+        tests=("tests/core/test_flash.py::test_a_first_tile_without_any_key",),
+        law=far_scores,
+        of=lambda package: (partial(package.flash, tile=(4, 3)),),
+    ),
+    Mistake(
+        id="flash-half-hidden-tile",
+        title=Text(
+            en="Tiles that are only half hidden are skipped",
+            zh="只遮住一半的块也被跳过了",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            if not seen.any():
+""",
+                wrong="""
+            if not seen.all():
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=tiled_weights,
+        seen=Text(
+            en="The tiles on the diagonal are missing, and with them the token "
+            "itself: weights differ by up to {change}.",
+            zh="对角线上的块没有了，词元连自己都看不到，权重最多差 {change}。",
+        ),
+        notice=Text(
+            en="Change a token: its own output must move. Or use tiles of one "
+            "query and one key, where no tile is half hidden.",
+            zh="改掉一个词元，它自己的输出必须变。或者和 1×1 的块对比：那样"
+            "没有哪一块是遮住一半的。",
+        ),
+        hidden=Text(
+            en="A skipped tile adds nothing to sums of the same shape.",
+            zh="跳过的块只是没有加进去，各个和的形状不变。",
+        ),
+        found=("https://github.com/openvinotoolkit/openvino/pull/35438",),
+        tests=("tests/core/test_flash.py::test_hidden_tiles_are_not_computed",),
+        law=equals_torch,
+        of=in_tiles,
+    ),
+    Mistake(
+        id="flash-last-keys-lost",
+        title=Text(
+            en="The last keys are lost unless tiles divide the length",
+            zh="长度不是块大小的倍数时，最后几个键丢了",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+        for columns in parts(self.S, self.width):
+""",
+                wrong="""
+        for columns in parts(self.S // self.width * self.width, self.width):
+""",
+            ),
+        ),
+        symptom="sizes",
+        shown=tiled_weights,
+        seen=Text(
+            en="The seventh key has no weight, and the seventh token does not "
+            "see itself: the weights differ by up to {change}.",
+            zh="第 7 个键没有权重，第 7 个词元看不到自己：最多差 {change}。",
+        ),
+        notice=Text(
+            en="Test with a length that no power of two divides, such as a "
+            "prime number.",
+            zh="用质数之类的长度测试，不要只用 2 的幂。",
+        ),
+        hidden=Text(
+            en="Keys are summed over: no output has their number as a size.",
+            zh="键是求和的那一轴，输出里没有这个尺寸。",
+        ),
+        found=(
+            "https://github.com/jax-ml/jax/issues/27224",
+            "https://github.com/intel/sycl-tla/pull/489",
+        ),
+        tests=(
+            "tests/core/test_flash.py::test_equals_torch_and_no_score_is_kept",
+        ),
+        law=equals_torch,
+        of=in_tiles,
+    ),
+    Mistake(
+        id="flash-lse-without-maximum",
+        title=Text(
+            en="The log-sum-exp lacks the maximum that was subtracted",
+            zh="log-sum-exp 忘了加回减掉的最大值",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+        m.add_(total.masked_fill(total == 0, 1).log())
+""",
+                wrong="""
+        m = total.masked_fill(total == 0, 1).log()
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=log_sum_exps,
+        seen=Text(
+            en="Outputs are right, but the log-sum-exps differ by up to "
+            "{change}: parts that are merged by them, and gradients computed "
+            "from them, are wrong.",
+            zh="输出是对的，log-sum-exp 却最多差 {change}：用它合并各部分、"
+            "用它算梯度，就都错了。",
+        ),
+        notice=Text(
+            en="Add 1 to all scores: each log-sum-exp must grow by 1.",
+            zh="全部分数加 1，每个 log-sum-exp 都应该正好大 1。",
+        ),
+        hidden=Text(
+            en="It is one number per query with or without the maximum.",
+            zh="加不加最大值，都是每个查询一个数。",
+        ),
+        found=("https://github.com/Dao-AILab/flash-attention/issues/404",),
+        tests=("tests/core/test_flash.py::test_the_log_sum_exp_in_words",),
+        law=parts_make_the_whole,
+        of=lambda package: (package.flash_lse, package.merge),
+    ),
+    Mistake(
+        id="softmax-gradient-diagonal",
+        title=Text(
+            en="Softmax's gradient taken element by element: p (1 - p)",
+            zh="softmax 的梯度逐元素算成了 p(1 - p)",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            d_scores = d_p.sub_(_folded(delta, tile.rows, K, wide)).mul_(p)
+""",
+                wrong="""
+            d_scores = d_p.mul_(p * (1 - p))
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=query_gradients,
+        seen=Text(
+            en="The gradients of the queries differ by up to {change}. A loss "
+            "may still fall, only more slowly.",
+            zh="查询的梯度最多差 {change}。损失照样可能下降，只是慢一些。",
+        ),
+        notice=Text(
+            en="The gradients of the scores of a row must sum to 0, since "
+            "adding a constant to the scores changes nothing. Run "
+            "`torch.autograd.gradcheck`.",
+            zh="一行的分数同加一个常数，结果不变，所以它们的梯度之和必须是 0。"
+            "跑一遍 `torch.autograd.gradcheck`。",
+        ),
+        hidden=Text(
+            en="The row sum that is missing is one number per query, and it is "
+            "broadcast.",
+            zh="漏掉的行和是每个查询一个数，本来就是广播上去的。",
+        ),
+        found=(
+            "https://github.com/Apiquet/DeepLearningFrameworkFromScratchCpp"
+            "/issues/1",
+        ),
+        tests=(
+            "tests/core/test_flash.py::test_the_formulas_of_the_backward_pass",
+        ),
+        law=gradients_equal_torch,
+        of=in_tiles,
+    ),
+    Mistake(
+        id="flash-gradient-scaled-twice",
+        title=Text(
+            en="The gradient of the queries is scaled twice",
+            zh="查询的梯度乘了两次缩放系数",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            d_queries += torch.bmm(d_scores, keys).view_as(d_queries)
+""",
+                wrong="""
+            change = torch.bmm(d_scores * how.scale, keys)
+            d_queries += change.view_as(d_queries)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=query_gradients,
+        seen=Text(
+            en="The gradients of the queries are too small: they differ by up "
+            "to {change}. Those of keys and values are right.",
+            zh="查询的梯度偏小，最多差 {change}。键和值的梯度是对的。",
+        ),
+        notice=Text(
+            en="Compare gradients with those of autograd at a head width other "
+            "than 1. An optimizer such as Adam hides a constant factor.",
+            zh="头维度不要取 1，把梯度和 autograd 的对比。Adam 一类的优化器会"
+            "掩盖常数倍的误差。",
+        ),
+        hidden=Text(
+            en="A number is multiplied, and nothing else.",
+            zh="只是多乘了一个数。",
+        ),
+        found=("https://github.com/HKUSTDial/flash-sparse-attention/pull/203",),
+        tests=(
+            "tests/core/test_flash.py::test_the_formulas_of_the_backward_pass",
+        ),
+        law=gradients_equal_torch,
+        of=in_tiles,
+    ),
+)
