@@ -3,9 +3,8 @@
 Each asserts something of what it is given and needs PyTorch alone.
 """
 
-from collections.abc import Callable, Iterable
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
