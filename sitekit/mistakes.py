@@ -15,7 +15,6 @@ from pathlib import PurePosixPath
 from textwrap import dedent
 from typing import Any
 
-import torch
 from mkdocs.exceptions import BuildError
 from torch import Tensor
 
@@ -70,12 +69,11 @@ def places(language: str) -> dict[str, str]:
 def seen(name: str) -> tuple[Tensor, Tensor | str]:
     """What one would see: right and wrong, or the error that is raised."""
     mistake = catalogue()[name]
-    with torch.no_grad():
-        right = mistake.shown(attnref)
-        try:
-            return right, mistake.shown(load(mistake))
-        except Exception as error:
-            return right, str(error)
+    right = mistake.shown(attnref).detach()
+    try:
+        return right, mistake.shown(load(mistake)).detach()
+    except Exception as error:
+        return right, str(error)
 
 
 def number(found: Tensor | str) -> str:
