@@ -176,7 +176,7 @@ MISTAKES = (
     Mistake(
         id="causal-upside-down",
         title=Text(
-            en="triu in place of tril: only the future is seen",
+            en="triu instead of tril: only the future is seen",
             zh="tril 写成了 triu：只看得到未来",
         ),
         lines=(
@@ -393,9 +393,10 @@ MISTAKES = (
             "查询上。",
         ),
         notice=Text(
-            en="Test with a batch that equals the length, and once with one "
-            "that does not: the latter is an error.",
-            zh="测试时让批大小等于序列长度，再让它们不等：不等时会报错。",
+            en="With as many sentences as tokens it is silently wrong; with "
+            "any other batch it is an error. Test both.",
+            zh="批大小恰好等于序列长度时，不报错而结果是错的；不等时会报错。"
+            "两种都要测。",
         ),
         hidden=None,
         found=(
@@ -452,7 +453,7 @@ MISTAKES = (
     Mistake(
         id="mask-integer-not",
         title=Text(
-            en="~ of a mask of whole numbers is true everywhere",
+            en="~ of an integer mask is true everywhere",
             zh="对整数掩码取 ~，处处都为真",
         ),
         lines=(
@@ -477,9 +478,10 @@ MISTAKES = (
         ),
         notice=Text(
             en="All outputs are NaN or zero, or the mean of all values. "
-            "Convert to bool first: mask.bool(), or mask == 0.",
+            "Convert to bool first: mask.bool() for the real tokens, or "
+            "mask == 0 for the pads.",
             zh="所有输出都是 NaN、零，或者所有值的均值。先转成 bool："
-            "mask.bool()，或者 mask == 0。",
+            "真实词元用 mask.bool()，填充位用 mask == 0。",
         ),
         hidden=MATRIX,
         found=(
@@ -493,7 +495,7 @@ MISTAKES = (
     Mistake(
         id="masks-joined-by-or",
         title=Text(
-            en="Masks are joined by | in place of &",
+            en="Masks are joined by | instead of &",
             zh="两个掩码用 | 合并，本该用 &",
         ),
         lines=(
@@ -550,9 +552,9 @@ MISTAKES = (
         symptom="worse",
         shown=window,
         seen=Text(
-            en="Through a window of three, each token sees four: itself and "
-            "three before it.",
-            zh="窗口宽度为 3，每个词元却看到 4 个：它自己和前面 3 个。",
+            en="Through a window of three, a token sees up to four: itself "
+            "and three before it.",
+            zh="窗口宽度为 3，一个词元却能看到 4 个：它自己和前面 3 个。",
         ),
         notice=Text(
             en="Count the keys of a late query. Libraries differ: in "
@@ -591,8 +593,8 @@ MISTAKES = (
         symptom="future",
         shown=window,
         seen=Text(
-            en="Through a window of three, each token sees two tokens before "
-            "it and two after it.",
+            en="Through a window of three, each token sees up to two tokens "
+            "before it and two after it.",
             zh="窗口宽度为 3，每个词元既看到前面两个，也看到后面两个。",
         ),
         notice=Text(

@@ -140,7 +140,7 @@ MISTAKES = (
         id="mask-times-scores",
         title=Text(
             en="The scores are multiplied by the mask",
-            zh="用分数去乘掩码",
+            zh="把掩码乘到了分数上",
         ),
         lines=(
             Lines(
@@ -195,9 +195,9 @@ MISTAKES = (
         ),
         notice=Text(
             en="An additive mask holds 0 and -inf. A mask of 0 and 1 must "
-            "become bool, or it is added where the code adds.",
-            zh="相加的掩码只含 0 和 -inf。0/1 掩码要先转成 bool，否则代码"
-            "会直接把它加上去。",
+            "become bool first, or it shifts the visible scores by 1.",
+            zh="相加的掩码只含 0 和 -inf。0/1 掩码要先转成 bool，否则"
+            "只是给可见的分数加了 1。",
         ),
         hidden=BROADCAST,
         found=(
@@ -253,7 +253,7 @@ MISTAKES = (
         id="mask-after-softmax",
         title=Text(
             en="The mask is applied after softmax",
-            zh="掩码加在了 softmax 之后",
+            zh="softmax 之后才加掩码",
         ),
         lines=(
             Lines(
@@ -290,7 +290,7 @@ MISTAKES = (
     Mistake(
         id="mask-minus-1e9",
         title=Text(
-            en="-1e9 in place of -inf: an empty row is the mean of V",
+            en="-1e9 instead of -inf: an empty row is the mean of V",
             zh="用 -1e9 代替 -inf：空行变成了 V 的均值",
         ),
         lines=(
@@ -423,7 +423,7 @@ MISTAKES = (
     Mistake(
         id="softmax-over-queries",
         title=Text(
-            en="Softmax over the queries in place of the keys",
+            en="Softmax over the queries instead of the keys",
             zh="softmax 沿着查询轴，而不是键轴",
         ),
         lines=(
@@ -522,10 +522,10 @@ MISTAKES = (
         symptom="worse",
         shown=causal_weights,
         seen=Text(
-            en="The scores are too large by the root of the head width, and "
-            "the weights too sharp: up to {change} off.",
-            zh="分数大了 sqrt(D) 倍（D 是头宽），权重过于尖锐：最多差 "
-            "{change}。",
+            en="The scores are too large by a factor of sqrt(D), with D the "
+            "head width, and the weights too sharp: up to {change} off.",
+            zh="分数是应有的 sqrt(D) 倍（D 是头宽），权重过于尖锐："
+            "最多差 {change}。",
         ),
         notice=Text(
             en="Compare with F.scaled_dot_product_attention. Weights near 0 "
@@ -560,10 +560,10 @@ MISTAKES = (
         symptom="worse",
         shown=causal_weights,
         seen=Text(
-            en="The scores are too large by the whole head width: each query "
-            "takes nearly one key alone, up to {change} off.",
-            zh="分数大了 D 倍（D 是头宽）：每个查询几乎只取一个键，权重最多差 "
-            "{change}。",
+            en="The scores are too large by a factor of D, the head width: "
+            "each query takes nearly one key alone, up to {change} off.",
+            zh="分数是应有的 D 倍（D 是头宽）：每个查询几乎只取一个键，"
+            "权重最多差 {change}。",
         ),
         notice=Text(
             en="Dividing by D ** -0.5 is multiplying by sqrt(D). The weights "
@@ -615,7 +615,7 @@ MISTAKES = (
     Mistake(
         id="keys-viewed-not-transposed",
         title=Text(
-            en="The keys are reshaped in place of transposed",
+            en="The keys are reshaped instead of transposed",
             zh="K 用了 reshape/view，而不是转置",
         ),
         lines=(
@@ -696,8 +696,8 @@ MISTAKES = (
     Mistake(
         id="groups-tiled",
         title=Text(
-            en="Key/value heads are tiled in place of repeated each",
-            zh="键值头整体平铺，而不是逐个重复",
+            en="repeat instead of repeat_interleave for key/value heads",
+            zh="键值头用了 repeat，而不是 repeat_interleave",
         ),
         lines=(
             Lines(
@@ -782,8 +782,8 @@ MISTAKES = (
             "会变成无穷大，随后就是 NaN。",
         ),
         hidden=Text(
-            en="Shape and dtype are those that are wanted.",
-            zh="形状和 dtype 都正是想要的。",
+            en="Shape and dtype are as they should be.",
+            zh="形状和 dtype 都没有问题。",
         ),
         found=(
             "https://github.com/Stability-AI/stablediffusion/pull/89",

@@ -100,7 +100,7 @@ MISTAKES = (
             en="The weights of the scores 10, 50 and 100 are {wrong} instead "
             "of {right}: in float32, exp overflows above 88.",
             zh="分数 10、50、100 的权重算成 {wrong}，应为 {right}：在 float32 "
-            "里，指数超过 88，exp 就溢出了。",
+            "里，自变量超过 88，exp 就溢出了。",
         ),
         notice=Text(
             en="Softmax of [1000, 1000] must be [0.5, 0.5], and adding a "
@@ -204,8 +204,8 @@ MISTAKES = (
             "误差越大。",
         ),
         hidden=Text(
-            en="Shape and dtype are those that are wanted.",
-            zh="形状和 dtype 都正是想要的。",
+            en="Shape and dtype are as they should be.",
+            zh="形状和 dtype 都没有问题。",
         ),
         found=(
             "https://github.com/huggingface/candle/issues/3727",
