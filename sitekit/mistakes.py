@@ -11,10 +11,12 @@ import os
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import PurePosixPath
 from textwrap import dedent
 from typing import Any
 
+import torch
 from mkdocs.exceptions import BuildError
 from torch import Tensor
 
@@ -29,7 +31,8 @@ from attnref.mistakes.catalogue import (
     files,
     load,
 )
-from sitekit import pages
+from sitekit import pages, svg
+from sitekit.render import render
 
 ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)
 BY_SYMPTOM = re.compile(r"^::: symptoms$", re.MULTILINE)
@@ -77,7 +80,7 @@ def seen(name: str) -> tuple[Tensor, Tensor | str]:
 
 
 def number(found: Tensor | str) -> str:
-    """As text: a formula's minus, and no more digits than one compares."""
+    """As text, with no more digits than one compares."""
     if isinstance(found, str):
         return f"`{found.splitlines()[0]}`"
     return ", ".join(f"{n:.3g}" for n in found.flatten().tolist())
@@ -117,19 +120,23 @@ def figure(mistake: Mistake, language: str) -> Iterator[str]:
     right, wrong = seen(mistake.id)
     if right.dim() != 2 or not isinstance(wrong, Tensor):
         return
-    word = {key: getattr(text, language) for key, text in WORDS.items()}
-    axes = ", ".join(f'"{getattr(axis, language)}"' for axis in mistake.axes)
-    yield "```figure"
-    yield f'caption: "{word["drawn"]}"'
-    yield f"axes: [{axes}]"
-    yield "panels:"
-    for kind in ("wrong", "right"):
-        rows, columns = (right if kind == "right" else wrong).shape
-        yield f"  - draw: mistakes.{kind}({mistake.id!r})"
-        yield f"    title: {word[kind]}"
-        yield f"    rows: {[*range(rows)]}"
-        yield f"    columns: {[*range(columns)]}"
-    yield "```"
+    both = torch.cat([right.flatten(), wrong.flatten()])
+    masks = bool(((both == 0) | (both == 1)).all())
+    down, across = (getattr(axis, language) for axis in mistake.axes)
+    drawn = []
+    for kind, matrix in (("wrong", wrong), ("right", right)):
+        rows, columns = matrix.shape
+        panel = svg.heatmap(
+            matrix.bool() if masks else matrix,
+            (down, across),
+            title=getattr(WORDS[kind], language),
+            rows=[*range(rows)],
+            columns=[*range(columns)],
+        )
+        drawn.append(panel._asdict())
+    caption = getattr(WORDS["drawn"], language)
+    html = render("figure", panels=drawn, caption=caption)
+    yield re.sub(r"\s*\n\s*", " ", html)
     yield ""
 
 
@@ -146,10 +153,9 @@ def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     yield ""
     yield told(mistake, word(mistake.seen))
     yield ""
-    for lines in mistake.lines:
-        name = f"attnref/{lines.module.replace('.', '/')}.py"
-        yield f'```diff title="{name}"'
-        yield diff(lines)
+    for module, parts in groupby(mistake.lines, lambda lines: lines.module):
+        yield f'```diff title="attnref/{module.replace(".", "/")}.py"'
+        yield "\n\n".join(map(diff, parts))
         yield "```"
         yield ""
     yield from figure(mistake, language)
@@ -161,7 +167,8 @@ def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
         yield said("hidden", told(mistake, word(mistake.hidden)))
     law = mistake.law.__name__
     tests = [f"[`{law}`]({link(TESTS)}#{law})"]
-    tests += [f"`{test}`" for test in mistake.tests]
+    # Without the parameters of a test: dict, since several may be of one.
+    tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in mistake.tests)
     yield said("caught", between.join(tests))
     if mistake.found:
         found = [source(address, language) for address in mistake.found]
@@ -173,7 +180,8 @@ def symptoms(language: str, link: Any) -> Iterator[str]:
     """All entries, each below what one sees of it."""
     colon = getattr(WORDS["colon"], language)
     for key, symptom in SYMPTOMS.items():
-        yield f"## {getattr(symptom, language).capitalize()} {{ #{key} }}"
+        title = getattr(symptom, language)
+        yield f"## {title[0].upper()}{title[1:]} {{ #{key} }}"
         yield ""
         for name, held in files().items():
             for mistake in held:

@@ -130,6 +130,7 @@ def heatmap(
             "rows names the queries, columns the keys"
         )
     boolean = matrix.dtype == torch.bool
+    most = max(1.0, float(matrix.double().abs().nan_to_num().max()))
     told = [
         [f"{v:.2f}" if v and not boolean else f"{v:g}" for v in row]
         for row in matrix.tolist()
@@ -161,9 +162,14 @@ def heatmap(
         for j, value in enumerate(matrix[i].tolist()):
             x, ink = left + j * cell, ""
             kind = ("off", "on")[value] if boolean else "zero"
-            if value and not boolean:
+            if value != value:
+                kind = "nan"
+            elif value and not boolean:
                 # Light enough at every weight for the number to be read.
-                kind, ink = "weight", INK.format(0.08 + 0.42 * value)
+                kind, ink = (
+                    "weight",
+                    INK.format(0.08 + 0.42 * abs(value) / most),
+                )
             marks += [
                 _box(kind, x, y, inner, inner, 4, ink),
                 _text(kind, x + inner / 2, y, told[i][j]),
