@@ -18,7 +18,7 @@ serve: $(READY)
 
 test: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not alone"
-	$(PY) -m pytest -m alone
+	$(PY) -m pytest -m alone $$(grep -rl "mark\.alone" tests --include="test_*.py")
 
 # Unit tests and laws, without tests that need the built site, a browser, other
 # libraries' modules or a model in training, and without the pages of use/.

@@ -383,7 +383,6 @@ def test_the_index_is_fetched_when_a_reader_turns_to_the_search(visit, address):
     assert not [u for u in page.urls if "lunr" in u or "/workers/" in u]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(("root", "query"), [("", "gqa"), ("zh/", "掩码")])
 def test_results_stand_soon_after_the_index(chromium, address, root, query):
     """Asked before the index came; the quickest of five visits counts, since

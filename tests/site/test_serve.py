@@ -111,24 +111,32 @@ def getter(base, server):
     return get
 
 
-def seconds_until_seen(served, file, old, new, *paths):
-    """Edit a file; how long until the pages show it? Then undo the edit."""
-    source, get, _ = served
-    target = source / file
+@contextmanager
+def edited(served, file, old, new):
+    """An edit, undone in the end."""
+    target = served[0] / file
     text = target.read_text(encoding="utf-8")
     assert old in text
-    assert not any(new in get(path) for path in paths)
-    start = time.monotonic()
     target.write_text(text.replace(old, new, 1), encoding="utf-8")
     try:
-        while not all(new in get(path) for path in paths):
-            assert time.monotonic() - start < 60, f"{new!r} never came"
-            time.sleep(0.02)
-        return time.monotonic() - start
+        yield time.monotonic()
     finally:
         target.write_text(text, encoding="utf-8")
-        while any(new in get(path) for path in paths):
-            time.sleep(0.05)
+
+
+def wait(done, why):
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.02)
+
+
+def shown(served, text, *paths):
+    return lambda: all(text in served[1](path) for path in paths)
+
+
+def hidden(served, text, *paths):
+    return lambda: not any(text in served[1](path) for path in paths)
 
 
 def test_both_languages_are_served(served):
@@ -170,8 +178,12 @@ def slowness():
 def test_an_edited_page_is_live_within_three_seconds(served, file, word, path):
     tries = []
     for n in range(10):
-        before = slowness()
-        took = seconds_until_seen(served, file, word, f"{word} {n}", path)
+        before, new = slowness(), f"{word} {n}"
+        assert hidden(served, new, path)()
+        with edited(served, file, word, new) as start:
+            wait(shown(served, new, path), f"{new!r} never came")
+            took = time.monotonic() - start
+        wait(hidden(served, new, path), f"{new!r} stays")
         allowed = 3 * max(before, slowness())
         tries.append((round(took, 2), round(allowed, 2)))
         if took <= allowed:
@@ -185,34 +197,23 @@ def test_what_is_kept_is_what_a_first_build_makes(served):
 
 
 def test_edited_code_is_live_in_both_languages(served):
+    """That of the package, of the site, and what was broken, once mended."""
+    source, log = served[0], served[0].with_name("log")
     pages = ("core/masks/", "zh/core/masks/")
+    files = (*pages, "files/masks.py")
     # What Emacs puts beside a file that is being edited: it leads nowhere.
-    lock = served[0] / "attnref" / "core" / ".#masks.py"
+    lock = source / "attnref" / "core" / ".#masks.py"
     lock.symlink_to("someone@somewhere.1")
-    seconds_until_seen(
-        served,
-        "attnref/core/masks.py",
-        "no pad is seen",
-        "SEEN",
-        *pages,
-        "files/masks.py",
-    )
-    old, new = 'role="img"', 'role="image"'
-    seconds_until_seen(served, "sitekit/svg.py", old, new, *pages)
+    assert hidden(served, "SEEN", *files)()
+    with edited(served, "attnref/core/masks.py", "no pad is seen", "SEEN"):
+        wait(shown(served, "SEEN", *files), "the package is not watched")
+        begin, other = 'role="img"', 'role="image"'
+        with edited(served, "sitekit/svg.py", begin, other):
+            wait(shown(served, other, *pages), "sitekit is not watched")
     lock.unlink()
-
-
-def test_code_that_was_broken_is_live_once_it_is_mended(served):
-    source, get, _ = served
-    target, log = source / "sitekit" / "svg.py", source.with_name("log")
-    text = target.read_text(encoding="utf-8")
-    begin = 'role="img"'
-    assert begin in text
-    target.write_text(text.replace(begin, "{oops}", 1), "utf-8")
-    deadline = time.monotonic() + 60
-    while "until build errors are resolved" not in log.read_text("utf-8"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    target.write_text(text, encoding="utf-8")
-    assert "<rect" in get("core/masks/")
-    assert "<rect" in get("zh/core/masks/")
+    with edited(served, "sitekit/svg.py", begin, "{oops}"):
+        said = "until build errors are resolved"
+        wait(lambda: said in log.read_text("utf-8"), "nothing is said of it")
+    wait(hidden(served, other, *pages), "it stays broken")
+    assert shown(served, begin, *pages)()
+    assert hidden(served, "SEEN", *files)()
