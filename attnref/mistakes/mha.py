@@ -198,6 +198,50 @@ MISTAKES = (
         of=as_torch,
     ),
     Mistake(
+        id="view-after-the-transpose",
+        title=Text(
+            en="view after a transpose or an expand",
+            zh="转置或 expand 之后用 view",
+        ),
+        lines=(
+            Lines(
+                module="layers.mha",
+                right="""
+        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+""",
+                wrong="""
+        merged = heads.transpose(1, 2).view(B, T, H * D)  # (B, T, H * D)
+""",
+            ),
+        ),
+        symptom="error",
+        shown=outputs,
+        seen=Text(
+            en="Six tokens are refused: {wrong}",
+            zh="六个词元就报错：{wrong}",
+        ),
+        notice=Text(
+            en="Try a prompt of several tokens with several heads: one token, "
+            "or one head, passes, and so does a decode loop. In GQA, expand "
+            "and view pass for K = 1 and K = H alone. reshape copies where it "
+            "has to.",
+            zh="用好几个词元、好几个头来试：只有一个词元或者只有一个头时不会报"
+            "错，逐词元解码也不会。GQA 里 expand 之后再 view，只有 K = 1 和 "
+            "K = H 能通过。reshape 会在必要时复制。",
+        ),
+        hidden=None,
+        found=(
+            NOTES,
+            "https://github.com/facebookresearch/fairseq/issues/2598",
+        ),
+        tests=(
+            "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
+            "tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",
+        ),
+        law=layer_equals_torch,
+        of=as_torch,
+    ),
+    Mistake(
         id="split-by-view-alone",
         title=Text(
             en="Heads are split by view(B, H, T, D) alone",
