@@ -116,7 +116,8 @@ MISTAKES = (
             "has to return its input. Training goes on, but worse, and weights "
             "that were trained with the right block do not fit.",
             zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。训练"
-            "照样能进行，只是更差；用正确的块训练出来的权重，也不能直接拿来用。",
+            "照样能进行，只是更差；用正确的块训练出来的权重，也不能直接拿来"
+            "用。",
         ),
         hidden=Text(
             en="A norm keeps the shape.",
@@ -206,8 +207,8 @@ MISTAKES = (
             en="Look for parameters without a gradient after backward. If "
             "there is only one norm to begin with, no checkpoint of a Llama "
             "loads.",
-            zh="反向传播之后，找一找没有梯度的参数。如果从一开始就只建了一个归一"
-            "化层，Llama 的权重就加载不进来。",
+            zh="反向传播之后，找一找没有梯度的参数。如果从一开始就只建了一个归"
+            "一化层，Llama 的权重就加载不进来。",
         ),
         hidden=Text(
             en="Both norms have the same width, and keep the shape.",
@@ -296,15 +297,15 @@ MISTAKES = (
         seen=Text(
             en="Six tokens do not fit into the third cache. The call is "
             "refused, but the first two layers have stored them already.",
-            zh="六个词元放不进第三层的缓存。调用被拒绝了，前两层却已经把它们存了"
-            "进去。",
+            zh="六个词元放不进第三层的缓存。调用被拒绝了，前两层却已经把它们存"
+            "了进去。",
         ),
         notice=Text(
             en="Catch the error and look at the lengths of all caches. A "
             "second attempt with a larger third cache is not refused, and "
             "the first layers then see each token twice.",
-            zh="捕获这个错误，看看各层缓存的长度。换一个大一些的第三层缓存再试就"
-            "不会报错，但前两层会把每个词元看到两遍。",
+            zh="捕获这个错误，看看各层缓存的长度。换一个大一些的第三层缓存再试"
+            "就不会报错，但前两层会把每个词元看到两遍。",
         ),
         hidden=Text(
             en="As long as nothing is refused, all caches agree.",

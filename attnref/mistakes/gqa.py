@@ -125,7 +125,6 @@ MISTAKES = (
         ),
         hidden=None,
         found=(
-            NOTES,
             "https://github.com/PSAL-POSTECH/ONNXim/issues/33",
             "https://github.com/HazyResearch/HipKittens/pull/22",
         ),
@@ -276,10 +275,7 @@ MISTAKES = (
             zh="改动第一个词元：不管有没有因果掩码，所有输出都应当跟着变。",
         ),
         hidden=None,
-        found=(
-            NOTES,
-            "https://github.com/datawhalechina/tiny-universe/issues/21",
-        ),
+        found=(NOTES,),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=past_is_seen,
         of=lambda package: (gqa(package), tokens(3, 5, 8)),
@@ -313,8 +309,8 @@ MISTAKES = (
         notice=Text(
             en="Change what stands in the place of a pad: no output of a real "
             "token may move. Tests without padding never notice.",
-            zh="改动填充位置上的内容，真实词元的输出一个都不该变。不带填充的测试"
-            "永远发现不了。",
+            zh="改动填充位置上的内容，真实词元的输出一个都不该变。没有填充的测"
+            "试永远发现不了。",
         ),
         hidden=Text(
             en="A mask has no effect on any size, and neither has one that is "
@@ -380,7 +376,8 @@ MISTAKES = (
         ),
         hidden=None,
         found=(
-            "https://github.com/fkodom/grouped-query-attention-pytorch/issues/5",
+            "https://github.com/fkodom/grouped-query-attention-pytorch/"
+            "issues/5",
         ),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=layer_equals_torch,

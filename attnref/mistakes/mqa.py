@@ -59,8 +59,8 @@ MISTAKES = (
         seen=Text(
             en="Only the first query matrix has an effect. All heads give the "
             "same, as they share keys and values too.",
-            zh="只有第一个查询矩阵起作用。键和值本来就是共用的，于是所有头的结果"
-            "都一样。",
+            zh="只有第一个查询矩阵起作用。键和值本来就是共用的，于是所有头的结"
+            "果都一样。",
         ),
         notice=Text(
             en="Compare the attention weights of two heads, or look for query "
