@@ -1,4 +1,4 @@
-"""Mistakes around the layers: residuals, norms, caches and prompts."""
+"""Mistakes around the layers: residuals, norms and a stack of caches."""
 
 from contextlib import suppress
 from typing import Any
@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     every_weight_is_used,
-    pads_change_no_token,
     refusal_changes_nothing,
     residual_passes,
 )
@@ -53,6 +52,17 @@ def decoder(package: Any, layers: int) -> Any:
     return filled(package.Decoder(blocks, n_tokens=29, d_model=8))
 
 
+@torch.no_grad()
+def largest_logit(package: Any) -> Tensor:
+    logits: Tensor = decoder(package, 2)(torch.arange(6)[None])
+    return logits.abs().max()
+
+
+def logits_and_norm(package: Any) -> tuple[Any, ...]:
+    model = decoder(package, 2)
+    return lambda: model(torch.arange(6)[None]), model.norm.parameters()
+
+
 def refused_call(package: Any) -> tuple[Any, ...]:
     """Six tokens for three caches, the last of which has room for four."""
     model, prompt = decoder(package, 3), torch.arange(6)[None]
@@ -71,24 +81,6 @@ def lengths(package: Any) -> Tensor:
     with suppress(ValueError):
         call()
     return torch.tensor(state()).double()
-
-
-def continued(package: Any) -> tuple[Any, ...]:
-    model = decoder(package, 2)
-
-    def generate(prompt: Tensor, valid: Tensor) -> Any:
-        caches = [package.KVCache(20) for _ in range(2)]
-        return package.greedy(model, prompt, 8, valid=valid, caches=caches)
-
-    return generate, torch.tensor([[20, 8, 7, 10, 14]])
-
-
-def after_pads(package: Any) -> Tensor:
-    """Eight tokens after a prompt of five with three pads before it."""
-    generate, prompt = continued(package)
-    padded = torch.nn.functional.pad(prompt, (3, 0))
-    out: Tensor = generate(padded, torch.arange(8)[None] >= 3)[0, 8:]
-    return out.double()
 
 
 MISTAKES = (
@@ -124,7 +116,8 @@ MISTAKES = (
             "has to return its input. Training goes on, but worse, and weights "
             "that were trained with the right block do not fit.",
             zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。训练"
-            "照样能进行，只是更差；用正确的块训练出来的权重，也不能直接拿来用。",
+            "照样能进行，只是更差；用正确的块训练出来的权重，也不能直接拿来"
+            "用。",
         ),
         hidden=Text(
             en="A norm keeps the shape.",
@@ -214,8 +207,8 @@ MISTAKES = (
             en="Look for parameters without a gradient after backward. If "
             "there is only one norm to begin with, no checkpoint of a Llama "
             "loads.",
-            zh="反向传播之后，找一找没有梯度的参数。如果从一开始就只建了一个归一"
-            "化层，Llama 的权重就加载不进来。",
+            zh="反向传播之后，找一找没有梯度的参数。如果从一开始就只建了一个归"
+            "一化层，Llama 的权重就加载不进来。",
         ),
         hidden=Text(
             en="Both norms have the same width, and keep the shape.",
@@ -223,6 +216,7 @@ MISTAKES = (
         ),
         found=(
             "https://github.com/allenai/OLMo/issues/222",
+            "https://github.com/ml-explore/mlx-swift/pull/171",
             "https://github.com/bentrevett/pytorch-seq2seq/pull/100",
         ),
         tests=(
@@ -231,6 +225,53 @@ MISTAKES = (
         ),
         law=every_weight_is_used,
         of=output_and_weights,
+    ),
+    Mistake(
+        id="last-norm-missing",
+        title=Text(
+            en="The norm before the output layer is missing",
+            zh="输出层之前少了最后一次归一化",
+        ),
+        lines=(
+            Lines(
+                module="models.block",
+                right="""
+        logits: Tensor = self.lm_head(self.norm(x))
+""",
+                wrong="""
+        logits: Tensor = self.lm_head(x)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=largest_logit,
+        seen=Text(
+            en="The largest logit is {wrong} and not {right}: the output layer "
+            "reads the residual stream as it is, whatever its size.",
+            zh="最大的 logit 是 {wrong}，而不是 {right}：输出层直接读残差流，不"
+            "管它有多大。",
+        ),
+        notice=Text(
+            en="Look for parameters without a gradient after backward. In a "
+            "pre-norm model each sublayer normalises its own input, so the "
+            "sum of all of them needs a norm of its own.",
+            zh="反向传播之后，找一找没有梯度的参数。pre-norm 模型里，每个子层只"
+            "归一化自己的输入，所以最后的总和还需要单独归一化一次。",
+        ),
+        hidden=Text(
+            en="A norm keeps the shape.",
+            zh="归一化不改变形状。",
+        ),
+        found=(
+            "https://github.com/vllm-project/speculators/pull/313",
+            "https://github.com/NVIDIA-NeMo/Speech/pull/2197",
+        ),
+        tests=(
+            "tests/models/test_block.py::"
+            "test_a_decoder_is_its_blocks_between_two_tables[0-{}]",
+        ),
+        law=every_weight_is_used,
+        of=logits_and_norm,
     ),
     Mistake(
         id="caches-written-in-part",
@@ -256,15 +297,15 @@ MISTAKES = (
         seen=Text(
             en="Six tokens do not fit into the third cache. The call is "
             "refused, but the first two layers have stored them already.",
-            zh="六个词元放不进第三层的缓存。调用被拒绝了，前两层却已经把它们存了"
-            "进去。",
+            zh="六个词元放不进第三层的缓存。调用被拒绝了，前两层却已经把它们存"
+            "了进去。",
         ),
         notice=Text(
             en="Catch the error and look at the lengths of all caches. A "
             "second attempt with a larger third cache is not refused, and "
             "the first layers then see each token twice.",
-            zh="捕获这个错误，看看各层缓存的长度。换一个大一些的第三层缓存再试就"
-            "不会报错，但前两层会把每个词元看到两遍。",
+            zh="捕获这个错误，看看各层缓存的长度。换一个大一些的第三层缓存再试"
+            "就不会报错，但前两层会把每个词元看到两遍。",
         ),
         hidden=Text(
             en="As long as nothing is refused, all caches agree.",
@@ -277,55 +318,5 @@ MISTAKES = (
         ),
         law=refusal_changes_nothing,
         of=refused_call,
-    ),
-    Mistake(
-        id="padding-mask-lost-in-generation",
-        title=Text(
-            en="Generation does not pass the padding mask on",
-            zh="生成时没有把填充掩码传下去",
-        ),
-        lines=(
-            Lines(
-                module="models.block",
-                right="""
-        scores = decoder(
-            new, mask=padding_mask(valid), caches=caches, **attention
-        )
-""",
-                wrong="""
-        scores = decoder(new, caches=caches, **attention)
-""",
-            ),
-        ),
-        symptom="decoding",
-        shown=after_pads,
-        seen=Text(
-            en="Pads on the left stand before the prompt in causal order, so "
-            "every token attends to them: other tokens are generated.",
-            zh="左侧填充在因果顺序上排在提示词前面，每个词元都看得到它们，生成的"
-            "词元就不一样了。",
-        ),
-        notice=Text(
-            en="Generate for a prompt alone and in a batch with a longer one: "
-            "the tokens have to be the same.",
-            zh="同一个提示词，单独生成一次，再和一个更长的放在一批里生成一次，"
-            "结果必须相同。",
-        ),
-        hidden=Text(
-            en="A mask has no effect on any size, and one prompt alone has no "
-            "pads.",
-            zh="掩码不影响任何尺寸，而单独一个提示词又没有填充。",
-        ),
-        found=(
-            NOTES,
-            "https://github.com/ml-explore/mlx-lm/issues/1906",
-            "https://github.com/TransformerLensOrg/TransformerLens/issues/1760",
-        ),
-        tests=(
-            "tests/models/test_block.py::"
-            "test_valid_is_what_a_tokenizer_gives_or_a_mask_of_ours",
-        ),
-        law=pads_change_no_token,
-        of=continued,
     ),
 )

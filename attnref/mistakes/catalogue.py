@@ -79,7 +79,7 @@ SYMPTOMS = {
     ),
     "decoding": Text("right in training, wrong in decoding", "训练对，解码错"),
     "worse": Text("no error, only worse results", "不报错，只是结果变差"),
-    "memory": Text("right, but too much memory", "结果对，但太占内存"),
+    "error": Text("an error, but not for all sizes", "换个尺寸就报错"),
 }
 
 

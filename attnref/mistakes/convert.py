@@ -106,8 +106,8 @@ MISTAKES = (
             en="Make the heads of each group equal: the converted layer then "
             "has to give exactly the same. Further training hides the mistake, "
             "but starts from a worse point.",
-            zh="让每组之内的头完全相同，转换前后的输出就必须一模一样。继续训练会"
-            "掩盖这个错误，只是起点更差。",
+            zh="让每组之内的头完全相同，转换前后的输出就必须一模一样。继续训练"
+            "会掩盖这个错误，只是起点更差。",
         ),
         hidden=Text(
             en="K heads of width D are left either way.",

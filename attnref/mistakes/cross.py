@@ -122,8 +122,8 @@ MISTAKES = (
         notice=Text(
             en="Use two different lengths. The queries come from the decoder, "
             "one per output; keys and values come from the encoder.",
-            zh="两边用不同的长度来试。查询来自解码器，每个输出对应一个；键和值来"
-            "自编码器。",
+            zh="两边用不同的长度来试。查询来自解码器，每个输出对应一个；键和值"
+            "来自编码器。",
         ),
         hidden=None,
         found=(
@@ -213,14 +213,14 @@ MISTAKES = (
             en="A second context is passed together with the cache of the "
             "first one: the output is {wrong} away from the right one, since "
             "the first context is read.",
-            zh="传入第二个上下文时，缓存还是第一个的：读到的是旧内容，输出和正确"
-            "结果相差 {wrong}。",
+            zh="传入第二个上下文时，缓存还是第一个的：读到的是旧内容，输出和正"
+            "确结果相差 {wrong}。",
         ),
         notice=Text(
             en="Ask about two documents in a row, with one cache. If a cache "
             "is filled, a context has to be refused, or the cache reset.",
-            zh="用同一个缓存连着问两篇文档。缓存已经填好时，要么拒绝再传上下文，"
-            "要么先清空。",
+            zh="用同一个缓存连着问两篇文档。缓存已经填好时，要么拒绝再传上下"
+            "文，要么先清空。",
         ),
         hidden=Text(
             en="The cached keys have the right heads and width, and a context "

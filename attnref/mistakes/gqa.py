@@ -8,6 +8,7 @@ from torch import Tensor
 from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
 from attnref.mistakes.laws import (
     every_weight_is_used,
+    head_width_is_free,
     layer_equals_torch,
     pads_are_unseen,
     past_is_seen,
@@ -16,24 +17,32 @@ from attnref.mistakes.mha import effects, filled, moved, tokens
 from attnref.mistakes.mqa import matrices
 
 
-def gqa(package: Any) -> Any:
+def gqa(package: Any, n_heads: int = 4, n_kv_heads: int = 2) -> Any:
     return filled(
-        package.GroupedQueryAttention(d_model=8, n_heads=4, n_kv_heads=2)
+        package.GroupedQueryAttention(
+            d_model=8, n_heads=n_heads, n_kv_heads=n_kv_heads
+        )
     )
 
 
 @torch.no_grad()
 def heads_read(package: Any) -> Tensor:
-    """Which of four query heads reads which of two key/value heads."""
-    layer, x = gqa(package), tokens(1, 6, 8)
+    """Which of eight query heads reads which of four key/value heads."""
+    layer, x = gqa(package, 8, 4), tokens(1, 6, 8)
     layer.o_proj.weight.copy_(torch.eye(8))  # the heads, side by side
     before, columns = layer(x), []
-    for g in range(2):
-        layer.v_proj.weight[2 * g : 2 * g + 2] += 1
-        change = (layer(x) - before).abs().amax(dim=(0, 1))
-        columns.append(change.view(4, 2).amax(dim=1) > 1e-9)
-        layer.v_proj.weight[2 * g : 2 * g + 2] -= 1
+    for g in range(4):
+        layer.v_proj.weight[g] += 1
+        columns.append((layer(x) - before).abs().amax(dim=(0, 1)) > 1e-9)
+        layer.v_proj.weight[g] -= 1
     return torch.stack(columns, dim=1).double()
+
+
+def query_rows(package: Any) -> Tensor:
+    layer = package.GroupedQueryAttention(
+        d_model=24, n_heads=4, n_kv_heads=2, head_dim=5
+    )
+    return torch.tensor(float(layer.q_proj.out_features))
 
 
 def query_heads(package: Any) -> Tensor:
@@ -81,10 +90,10 @@ def exchanged(package: Any) -> Tensor:
 
 MISTAKES = (
     Mistake(
-        id="key-heads-tiled",
+        id="group-found-by-number",
         title=Text(
-            en="Key/value heads are tiled: repeat, not repeat_interleave",
-            zh="键值头用 repeat 复制，而不是 repeat_interleave",
+            en="The key/value head is found as h // K, not h // (H // K)",
+            zh="键值头的下标写成 h // K，而不是 h // (H // K)",
         ),
         lines=(
             Lines(
@@ -93,8 +102,8 @@ MISTAKES = (
         heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
 """,
                 wrong="""
-        k = k.repeat(1, H // K, 1, 1)  # (B, H, S, D)
-        v = v.repeat(1, H // K, 1, 1)  # (B, H, S, D)
+        groups = torch.arange(H, device=x.device) // K
+        k, v = k[:, groups], v[:, groups]
         heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
 """,
             ),
@@ -102,32 +111,82 @@ MISTAKES = (
         symptom="heads",
         shown=heads_read,
         seen=Text(
-            en="Query head h reads key head h % K. It should read h // (H // "
-            "K), so that neighbours share one.",
-            zh="查询头 h 读的是键头 h % K。本该读 h // (H // K)，也就是相邻的"
-            "查询头共用一个。",
+            en="Of eight query heads, four read the first of four key/value "
+            "heads and four the second. Nothing reads the other two.",
+            zh="八个查询头里，四个读第一个键值头，四个读第二个；另外两个键值头"
+            "没有人读。",
         ),
         notice=Text(
-            en="Trained from scratch it learns as well. It is wrong with the "
-            "weights of a checkpoint, so compare with the library that wrote "
-            "them, and with 1 < K < H: with one key head or H of them, both "
-            "orders are the same.",
-            zh="从头训练一样能学好，加载别人的权重才会出错，所以要和产生这些权重"
-            "的库对比，而且要取 1 < K < H：K 等于 1 或 H 时，两种顺序没有区"
-            "别。",
+            en="Try sizes with fewer heads in a group than there are groups. "
+            "Where both are equal, as in 64 and 8 heads, it is right; where a "
+            "group is larger, it is an index error.",
+            zh="试一试组内头数少于组数的情形。两者相等时（比如 64 个查询头、8 "
+            "个键值头）恰好是对的，组内头数更多时则会下标越界。",
         ),
-        hidden=Text(
-            en="repeat and repeat_interleave give the same shape.",
-            zh="repeat 和 repeat_interleave 得到的形状相同。",
-        ),
+        hidden=None,
         found=(
-            "https://github.com/onnx/onnx/pull/7274",
-            "https://github.com/apple/axlearn/pull/842",
-            "https://github.com/ekzhang/jax-js/pull/180",
+            "https://github.com/PSAL-POSTECH/ONNXim/issues/33",
+            "https://github.com/HazyResearch/HipKittens/pull/22",
         ),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=layer_equals_torch,
-        of=lambda package: (gqa(package), tokens(3, 5, 8), 4, 2),
+        of=lambda package: (gqa(package, 8, 4), tokens(3, 5, 8), 8, 4),
+    ),
+    Mistake(
+        id="head-width-from-the-model",
+        title=Text(
+            en="head_dim is always d_model // n_heads",
+            zh="head_dim 一律取 d_model // n_heads",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+            n_kv_heads=n_kv_heads,
+            head_dim=head_dim,
+            dropout=dropout,
+""",
+                wrong="""
+            n_kv_heads=n_kv_heads,
+            head_dim=None,  # d_model // n_heads
+            dropout=dropout,
+""",
+            ),
+        ),
+        symptom="error",
+        shown=query_rows,
+        seen=Text(
+            en="For 4 heads of width 5, q_proj has {wrong} rows and not "
+            "{right}. The weights of such a model do not load.",
+            zh="4 个宽度为 5 的头，q_proj 却是 {wrong} 行，而不是 {right} 行："
+            "这种模型的权重加载不进来。",
+        ),
+        notice=Text(
+            en="Look for head_dim in the configuration of the checkpoint: in "
+            "Qwen3-32B it is 128, and 5120 / 64 is 80.",
+            zh="看权重的配置里有没有 head_dim：Qwen3-32B 是 128，而 5120 / 64 "
+            "是 80。",
+        ),
+        hidden=Text(
+            en="In most models the quotient is right. A test that never gives "
+            "head_dim cannot know.",
+            zh="多数模型里这个商是对的。测试里从不指定 head_dim，就发现不了。",
+        ),
+        found=(
+            "https://github.com/NVIDIA/TensorRT-LLM/issues/5912",
+            "https://github.com/vllm-project/speculators/pull/134",
+        ),
+        tests=(
+            "tests/models/test_convert.py::"
+            "test_queries_and_output_are_kept[2-False]",
+        ),
+        law=head_width_is_free,
+        of=lambda package: (
+            lambda head_dim: package.GroupedQueryAttention(
+                d_model=24, n_heads=6, n_kv_heads=2, head_dim=head_dim
+            ),
+            6,
+        ),
     ),
     Mistake(
         id="queries-of-the-first-group",
@@ -216,10 +275,7 @@ MISTAKES = (
             zh="改动第一个词元：不管有没有因果掩码，所有输出都应当跟着变。",
         ),
         hidden=None,
-        found=(
-            NOTES,
-            "https://github.com/datawhalechina/tiny-universe/issues/21",
-        ),
+        found=(NOTES,),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=past_is_seen,
         of=lambda package: (gqa(package), tokens(3, 5, 8)),
@@ -253,12 +309,12 @@ MISTAKES = (
         notice=Text(
             en="Change what stands in the place of a pad: no output of a real "
             "token may move. Tests without padding never notice.",
-            zh="改动填充位置上的内容，真实词元的输出一个都不该变。不带填充的测试"
-            "永远发现不了。",
+            zh="改动填充位置上的内容，真实词元的输出一个都不该变。没有填充的测"
+            "试永远发现不了。",
         ),
         hidden=Text(
-            en="A mask has no effect on any size, so one that is ignored "
-            "hasn't either.",
+            en="A mask has no effect on any size, and neither has one that is "
+            "ignored.",
             zh="掩码本来就不影响尺寸，用没用上当然也看不出来。",
         ),
         found=(
@@ -320,7 +376,8 @@ MISTAKES = (
         ),
         hidden=None,
         found=(
-            "https://github.com/fkodom/grouped-query-attention-pytorch/issues/5",
+            "https://github.com/fkodom/grouped-query-attention-pytorch/"
+            "issues/5",
         ),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=layer_equals_torch,

@@ -254,38 +254,6 @@ def pads_are_unseen(
 # --8<-- [end:pads_are_unseen]
 
 
-# --8<-- [start:pads_change_no_token]
-def pads_change_no_token(
-    generate: Callable[[Tensor, Tensor], Tensor], prompt: Tensor
-) -> None:
-    """`generate(tokens, valid)`, True = a real token: a prompt `(B, T)` with
-    pads on the left is continued as it is without them."""
-    valid = torch.ones_like(prompt, dtype=torch.bool)
-    alone = generate(prompt, valid)
-    padded = generate(F.pad(prompt, (3, 0)), F.pad(valid, (3, 0)))
-    assert torch.equal(padded[:, 3:], alone), f"{padded[:, 3:]}, not {alone}"
-
-
-# --8<-- [end:pads_change_no_token]
-
-
-# --8<-- [start:cache_holds]
-@torch.no_grad()
-def cache_holds(
-    layer: Any, x: Tensor, cache: Any, tensors: Callable[[], Iterable[Tensor]]
-) -> None:
-    """After `x`, a cache holds what `k_proj` and `v_proj` give, and no copies.
-
-    `tensors()` returns what the cache has stored."""
-    layer(x, cache=cache)
-    stored = sum(tensor.numel() for tensor in tensors())
-    wanted = layer.k_proj(x).numel() + layer.v_proj(x).numel()
-    assert stored == wanted, f"{stored} elements are stored, not {wanted}"
-
-
-# --8<-- [end:cache_holds]
-
-
 # --8<-- [start:context_is_seen]
 def context_is_seen(
     layer: Callable[[Tensor, Tensor], Tensor], x: Tensor, context: Tensor
@@ -763,3 +731,16 @@ def yarn_scales_scores(
 
 
 # --8<-- [end:yarn_scales_scores]
+
+
+# --8<-- [start:head_width_is_free]
+def head_width_is_free(make: Callable[[int], Any], n_heads: int) -> None:
+    """`make(head_dim)` gives a layer of such heads, whatever its width is."""
+    for head_dim in (4, 16):
+        rows = make(head_dim).q_proj.weight.shape[0]
+        assert rows == n_heads * head_dim, (
+            f"q_proj has {rows} rows for {n_heads} heads of {head_dim}"
+        )
+
+
+# --8<-- [end:head_width_is_free]

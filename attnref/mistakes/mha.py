@@ -138,8 +138,8 @@ MISTAKES = (
             NOTES,
             "https://github.com/wdndev/llm_interview_note/blob/"
             "448aff8139e71a20f15c1c5c570d98292b24ec9c/"
-            "02.%E5%A4%A7%E8%AF%AD%E8%A8%80%E6%A8%A1%E5%9E%8B%E6%9E%B6%E6%9E%84/"
-            "MHA_MQA_GQA/MHA_MQA_GQA.md",
+            "02.%E5%A4%A7%E8%AF%AD%E8%A8%80%E6%A8%A1%E5%9E%8B"
+            "%E6%9E%B6%E6%9E%84/MHA_MQA_GQA/MHA_MQA_GQA.md",
         ),
         tests=(
             "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
@@ -189,6 +189,50 @@ MISTAKES = (
         found=(
             "https://github.com/jsbaan/transformer-from-scratch/pull/6",
             "https://github.com/ajhalthor/Transformer-Neural-Network/pull/4",
+        ),
+        tests=(
+            "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
+            "tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",
+        ),
+        law=layer_equals_torch,
+        of=as_torch,
+    ),
+    Mistake(
+        id="view-after-the-transpose",
+        title=Text(
+            en="view after a transpose or an expand",
+            zh="转置或 expand 之后用 view",
+        ),
+        lines=(
+            Lines(
+                module="layers.mha",
+                right="""
+        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+""",
+                wrong="""
+        merged = heads.transpose(1, 2).view(B, T, H * D)  # (B, T, H * D)
+""",
+            ),
+        ),
+        symptom="error",
+        shown=outputs,
+        seen=Text(
+            en="Six tokens are refused: {wrong}",
+            zh="六个词元就报错：{wrong}",
+        ),
+        notice=Text(
+            en="Try a prompt of several tokens with several heads: one token, "
+            "or one head, passes, and so does a decode loop. In GQA, expand "
+            "and view pass for K = 1 and K = H alone. reshape copies where it "
+            "has to.",
+            zh="用好几个词元、好几个头来试：只有一个词元或者只有一个头时不会报"
+            "错，逐词元解码也不会。GQA 里 expand 之后再 view，只有 K = 1 和 "
+            "K = H 能通过。reshape 会在必要时复制。",
+        ),
+        hidden=None,
+        found=(
+            NOTES,
+            "https://github.com/facebookresearch/fairseq/issues/2598",
         ),
         tests=(
             "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
@@ -252,7 +296,7 @@ MISTAKES = (
     Mistake(
         id="batch-and-heads-swapped",
         title=Text(
-            en="(H, B) is read as (B, H): rows of the batch are mixed",
+            en="(B, H) is read as (H, B): rows of the batch are mixed",
             zh="把 (B, H) 当成 (H, B)，批次的各行串在了一起",
         ),
         lines=(
@@ -293,7 +337,8 @@ MISTAKES = (
         ),
         tests=(
             "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
-            "tests/layers/test_mha.py::test_a_right_padded_row_is_the_row_alone",
+            "tests/layers/test_mha.py::"
+            "test_a_right_padded_row_is_the_row_alone",
         ),
         law=rows_are_apart,
         of=layer_and_tokens,
@@ -424,7 +469,6 @@ MISTAKES = (
             zh="dropout 只改数值，不改尺寸。",
         ),
         found=(
-            NOTES,
             "https://github.com/karpathy/nanoGPT/pull/240",
             "https://github.com/huggingface/pytorch-image-models/pull/1978",
             "https://github.com/meta-pytorch/torchtune/issues/1791",
@@ -513,8 +557,8 @@ MISTAKES = (
         hidden=Text(
             en="A mask has no effect on any size, and the tests of a layer "
             "that was just made run in training mode.",
-            zh="有没有掩码，尺寸都一样；而且刚建好的层处于训练模式，测试跑的正是"
-            "这一种。",
+            zh="有没有掩码，尺寸都一样；而且刚建好的层处于训练模式，测试跑的正"
+            "是这一种。",
         ),
         found=(
             "https://github.com/shiyu-coder/Kronos/issues/199",
