@@ -14,6 +14,7 @@ from attnref.mistakes.laws import (
     cache_is_small,
     cache_keeps_no_graph,
     decoding_is_the_full_pass,
+    full_cache_refuses,
     generation_is_the_same,
 )
 
@@ -190,10 +191,6 @@ MASK = Text(
     en="The mask has a column for each key, as it should.",
     zh="掩码每个键一列，尺寸没错。",
 )
-COMPARE = Text(
-    en="Decode token by token and compare with one pass over everything.",
-    zh="逐个词元解码，再和一次算完整个序列的结果对比。",
-)
 CACHES = "tests/caches/test_kv_cache.py"
 EQUAL = "tests/laws/test_equivalences.py"
 BLOCK = "tests/models/test_block.py"
@@ -290,7 +287,7 @@ MISTAKES = (
         ),
         found=(NOTES,),
         tests=(f"{CACHES}::test_overflow_is_refused_and_changes_nothing",),
-        law=cache_is_a_list,
+        law=full_cache_refuses,
         of=lambda package: (package.KVCache,),
     ),
     Mistake(

@@ -8,6 +8,7 @@ from torch import Tensor
 from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
 from attnref.mistakes.kv_cache import (
     BLOCK,
+    EQUAL,
     cached,
     decoded,
     generator,
@@ -162,7 +163,7 @@ MISTAKES = (
             "会再按查询的位置把输出转回来。",
         ),
         hidden=ANGLES,
-        found=(),
+        found=("https://github.com/lucidrains/x-transformers/issues/182",),
         tests=(
             "tests/laws/test_laws.py::test_all_positions_may_be_shifted[gqa]",
         ),
@@ -301,6 +302,59 @@ MISTAKES = (
         of=cached,
     ),
     Mistake(
+        id="positions-after-append",
+        title=Text(
+            en="The position of a query is read after the cache has grown",
+            zh="先写缓存，再按变长了的缓存取查询的位置",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+        q, k = rotate(
+            q, k, theta=self.rope_theta, past=past, positions=positions
+        )
+""",
+                wrong="""
+        k, _ = rotate(
+            k, k, theta=self.rope_theta, past=past, positions=positions
+        )
+""",
+            ),
+            Lines(
+                module="layers.gqa",
+                right="""
+            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+""",
+                wrong="""
+            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+        offset = 0 if cache is None else cache.length
+        q, _ = rotate(
+            q, q, theta=self.rope_theta, past=offset, positions=positions
+        )
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=decoded,
+        seen=Text(
+            en="With a cache, each query stands as many positions too far "
+            "ahead as there are new tokens: three in the prompt, one in each "
+            "step after it. The weights differ by up to {change}.",
+            zh="一用缓存，查询的位置就靠后了，多出的正好是新词元的个数：读"
+            "提示词时多 3，之后每步多 1。权重最多差 {change}。",
+        ),
+        notice=COMPARE,
+        hidden=ANGLES,
+        found=(
+            "https://github.com/ml-explore/mlx-lm/pull/1713",
+            "https://github.com/fla-org/flash-linear-attention/issues/477",
+        ),
+        tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
+        law=decoding_is_the_full_pass,
+        of=cached,
+    ),
+    Mistake(
         id="keys-rotated-twice",
         title=Text(
             en="Cached keys are stored rotated and rotated again",
@@ -336,10 +390,7 @@ MISTAKES = (
         ),
         hidden=ANGLES,
         found=("https://github.com/NeuraLegion/shainet/pull/110",),
-        tests=(
-            "tests/laws/test_equivalences.py::"
-            "test_cached_in_any_chunks_is_the_full_pass",
-        ),
+        tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
         law=decoding_is_the_full_pass,
         of=cached,
     ),
