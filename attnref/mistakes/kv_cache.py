@@ -884,9 +884,9 @@ MISTAKES = (
             "复制；最好根本不复制。",
         ),
         hidden=Text(
-            en="The outputs are the same, bit for bit or nearly so; only what "
-            "is stored is larger.",
-            zh="输出完全一样或几乎一样，只是存下来的更大。",
+            en="No output has another shape, nor even another value; only "
+            "what is stored is larger.",
+            zh="输出的形状不变，连数值也不变，只是存下来的更大。",
         ),
         found=(
             NOTES,
