@@ -14,6 +14,7 @@ from attnref.mistakes.laws import (
     cache_is_small,
     cache_keeps_no_graph,
     decoding_is_the_full_pass,
+    full_cache_refuses,
     generation_is_the_same,
 )
 
@@ -190,10 +191,6 @@ MASK = Text(
     en="The mask has a column for each key, as it should.",
     zh="掩码每个键一列，尺寸没错。",
 )
-COMPARE = Text(
-    en="Decode token by token and compare with one pass over everything.",
-    zh="逐个词元解码，再和一次算完整个序列的结果对比。",
-)
 CACHES = "tests/caches/test_kv_cache.py"
 EQUAL = "tests/laws/test_equivalences.py"
 BLOCK = "tests/models/test_block.py"
@@ -250,6 +247,65 @@ MISTAKES = (
         of=partial(cached, room=9),
     ),
     Mistake(
+        id="prefill-not-stored",
+        title=Text(
+            en="Prefill reads no cache, and so does not write to it either",
+            zh="预填充不读缓存，于是连写也没写",
+        ),
+        lines=(
+            Lines(
+                module="caches.kv_cache",
+                right="""
+        for held, new in zip(self._held, tensors, strict=True):
+            held[:, :, start:end] = new
+        self.length = end
+        return self.stored
+""",
+                wrong="""
+        self.length = end
+        if not start:  # prefill: there is no past to read
+            return tensors
+        for held, new in zip(self._held, tensors, strict=True):
+            held[:, :, start:end] = new
+        return self.stored
+""",
+            ),
+            Lines(
+                module="caches.kv_cache",
+                right="""
+            held = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
+""",
+                wrong="""
+            held = torch.zeros(room, dtype=tokens.dtype, device=tokens.device)
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=partial(decoded, room=8),
+        seen=Text(
+            en="The prompt itself is right. The tokens after it read keys of "
+            "zero in its place, whose scores are all 0: the weights differ by "
+            "up to {change}, and the text goes on as if there had been no "
+            "prompt.",
+            zh="提示词本身没错。之后的词元在它的位置上读到的是全零的键，分数"
+            "都是 0：权重最多差 {change}，接下来的文本就像没有提示词一样。",
+        ),
+        notice=Text(
+            en="Decode after a prompt and compare with one pass. Prefill has "
+            "no past to read, but what it writes is all that decoding has.",
+            zh="读完提示词后逐个解码，和一次算完的结果对比。预填充没有过去"
+            "可读，但解码能读到的全靠它写进去。",
+        ),
+        hidden=Text(
+            en="The room is there and counted, and holds zeros.",
+            zh="位置留好了，长度也数对了，只是里面全是零。",
+        ),
+        found=(NOTES, "https://github.com/TrenTorch/TrenTorch/pull/192"),
+        tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
+        law=decoding_is_the_full_pass,
+        of=partial(cached, room=6),
+    ),
+    Mistake(
         id="cache-overflow",
         title=Text(
             en="A full cache drops new tokens without an error",
@@ -273,8 +329,8 @@ MISTAKES = (
             en="A cache with room for six tokens is given nine. It should "
             "refuse the seventh; instead it counts {wrong} tokens that it does "
             "not hold, and each new query attends to old keys only.",
-            zh="容量为 6 的缓存收到 9 个词元。第 7 个就该拒绝，它却多数了 "
-            "{wrong} 个并没有存下的词元，之后每个新查询只看得到旧的键。",
+            zh="容量为 6 的缓存收到 9 个词元。第 7 个就该拒绝，它却多算了 "
+            "{wrong} 个没有存下的词元，之后每个新查询只看得到旧的键。",
         ),
         notice=Text(
             en="Append one token more than fits: it must be refused. "
@@ -290,7 +346,7 @@ MISTAKES = (
         ),
         found=(NOTES,),
         tests=(f"{CACHES}::test_overflow_is_refused_and_changes_nothing",),
-        law=cache_is_a_list,
+        law=full_cache_refuses,
         of=lambda package: (package.KVCache,),
     ),
     Mistake(
@@ -828,9 +884,9 @@ MISTAKES = (
             "复制；最好根本不复制。",
         ),
         hidden=Text(
-            en="The outputs are the same, bit for bit or nearly so; only what "
-            "is stored is larger.",
-            zh="输出完全一样或几乎一样，只是存下来的更大。",
+            en="No output has another shape, nor even another value; only "
+            "what is stored is larger.",
+            zh="输出的形状不变，连数值也不变，只是存下来的更大。",
         ),
         found=(
             NOTES,

@@ -470,37 +470,44 @@ def decoding_is_the_full_pass(
 
 # --8<-- [start:cache_is_a_list]
 def cache_is_a_list(new_cache: Callable[[int], Any]) -> None:
-    """A cache with room for 6 tokens returns what it was given, in order,
-    also after `crop`, `reorder` and `reset`, and refuses a seventh."""
+    """A cache returns the tokens that it was given, in order, also after
+    `crop`, `reorder` and `reset`."""
     torch.manual_seed(0)
-    k, v = torch.randn(2, 3, 2, 9, 5)  # 9 tokens
-
-    def append(start: int, end: int, *wanted: Tensor) -> None:
-        got = cache.append(k[:, :, start:end], v[:, :, start:end])
-        for held, want in zip(got, wanted, strict=True):
-            torch.testing.assert_close(held, want)
-
-    cache = new_cache(6)
-    append(0, 4, k[:, :, :4], v[:, :, :4])
-    append(4, 5, k[:, :, :5], v[:, :, :5])
-    cache.crop(2)
-    append(5, 6, k[:, :, [0, 1, 5]], v[:, :, [0, 1, 5]])
-    cache.crop(0)
-    append(3, 5, k[:, :, 3:5], v[:, :, 3:5])
-    rows = torch.tensor([2, 0, 0])
-    cache.reorder(rows)
-    moved = (torch.cat((t[rows, :, 3:5], t[:, :, 5:6]), 2) for t in (k, v))
-    append(5, 6, *moved)
-    cache.reset()
-    append(0, 6, k[:, :, :6], v[:, :, :6])
-    try:
-        cache.append(k[:, :, 6:7], v[:, :, 6:7])
-    except (ValueError, RuntimeError, IndexError):
-        return
-    raise AssertionError("a seventh token was taken, and there is no room")
+    rows, k = torch.tensor([2, 0, 0]), torch.randn(3, 2, 5, 4)
+    old, new = k[:, :, :4], k[:, :, 4:]
+    for name, told, kept in (
+        ("crop", [4], old),
+        ("crop", [2], old[:, :, :2]),
+        ("crop", [0], old[:, :, :0]),
+        ("reorder", [rows], old[rows]),
+        ("reset", [], old[:, :, :0]),
+    ):
+        cache = new_cache(6)
+        cache.append(old, -old)
+        getattr(cache, name)(*told)
+        wanted = torch.cat((kept, new), dim=2)
+        keys, values = cache.append(new, -new)
+        assert torch.equal(keys, wanted), f"keys after {name}{tuple(told)}"
+        assert torch.equal(values, -wanted), f"values after {name}"
 
 
 # --8<-- [end:cache_is_a_list]
+
+
+# --8<-- [start:full_cache_refuses]
+def full_cache_refuses(new_cache: Callable[[int], Any]) -> None:
+    """A cache with room for two tokens refuses a third."""
+    cache, token = new_cache(2), torch.ones(3, 2, 1, 4)
+    cache.append(token, token)
+    cache.append(token, token)
+    try:
+        cache.append(token, token)
+    except (ValueError, RuntimeError, IndexError):
+        return
+    raise AssertionError("a third token was taken, and there is no room")
+
+
+# --8<-- [end:full_cache_refuses]
 
 
 # --8<-- [start:cache_keeps_no_graph]

@@ -5,19 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.kv_cache import (
-    BLOCK,
+    EQUAL,
     cached,
     decoded,
-    generator,
     gqa,
     seeded,
 )
 from attnref.mistakes.laws import (
     decoding_is_the_full_pass,
     distances_alone_count,
-    generation_is_the_same,
     positions_count_tokens,
 )
 
@@ -57,19 +55,6 @@ def padded_positions(package: Any) -> Tensor:
     valid = torch.arange(6) >= torch.arange(4)[:, None]
     found: Tensor = package.token_positions(valid)
     return found.double()
-
-
-def same_as_alone(package: Any) -> Tensor:
-    """Of 24 tokens of three left-padded rows: those that the row gets alone."""
-    prompt, generate = torch.arange(15).view(3, 5), generator(package)
-    valid = torch.arange(5) >= torch.tensor([0, 2, 3])[:, None]
-    same = torch.zeros(())
-    together = generate(prompt, valid, True)
-    for row, n in enumerate((0, 2, 3)):
-        rest = slice(row, row + 1), slice(n, None)
-        alone = generate(prompt[rest], valid[rest], True)
-        same += (alone == together[rest])[:, -8:].sum()
-    return same
 
 
 FOLLOW = "tests/core/test_rope.py::test_new_tokens_follow_the_past"
@@ -162,7 +147,7 @@ MISTAKES = (
             "会再按查询的位置把输出转回来。",
         ),
         hidden=ANGLES,
-        found=(),
+        found=("https://github.com/lucidrains/x-transformers/issues/182",),
         tests=(
             "tests/laws/test_laws.py::test_all_positions_may_be_shifted[gqa]",
         ),
@@ -301,6 +286,59 @@ MISTAKES = (
         of=cached,
     ),
     Mistake(
+        id="positions-after-append",
+        title=Text(
+            en="The position of a query is read after the cache has grown",
+            zh="先写缓存，再按变长了的缓存取查询的位置",
+        ),
+        lines=(
+            Lines(
+                module="layers.gqa",
+                right="""
+        q, k = rotate(
+            q, k, theta=self.rope_theta, past=past, positions=positions
+        )
+""",
+                wrong="""
+        k, _ = rotate(
+            k, k, theta=self.rope_theta, past=past, positions=positions
+        )
+""",
+            ),
+            Lines(
+                module="layers.gqa",
+                right="""
+            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+""",
+                wrong="""
+            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+        offset = 0 if cache is None else cache.length
+        q, _ = rotate(
+            q, q, theta=self.rope_theta, past=offset, positions=positions
+        )
+""",
+            ),
+        ),
+        symptom="decoding",
+        shown=decoded,
+        seen=Text(
+            en="With a cache, each query stands as many positions too far "
+            "ahead as there are new tokens: three in the prompt, one in each "
+            "step after it. The weights differ by up to {change}.",
+            zh="一用缓存，查询的位置就靠后了，多出的正好是新词元的个数：读"
+            "提示词时多 3，之后每步多 1。权重最多差 {change}。",
+        ),
+        notice=COMPARE,
+        hidden=ANGLES,
+        found=(
+            "https://github.com/ml-explore/mlx-lm/pull/1713",
+            "https://github.com/fla-org/flash-linear-attention/issues/477",
+        ),
+        tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
+        law=decoding_is_the_full_pass,
+        of=cached,
+    ),
+    Mistake(
         id="keys-rotated-twice",
         title=Text(
             en="Cached keys are stored rotated and rotated again",
@@ -336,10 +374,7 @@ MISTAKES = (
         ),
         hidden=ANGLES,
         found=("https://github.com/NeuraLegion/shainet/pull/110",),
-        tests=(
-            "tests/laws/test_equivalences.py::"
-            "test_cached_in_any_chunks_is_the_full_pass",
-        ),
+        tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
         law=decoding_is_the_full_pass,
         of=cached,
     ),
@@ -393,57 +428,5 @@ MISTAKES = (
         ),
         law=positions_count_tokens,
         of=lambda package: (package.token_positions,),
-    ),
-    Mistake(
-        id="pads-seen-in-decoding",
-        title=Text(
-            en="The padding mask is given for the prompt only",
-            zh="填充掩码只在提示词那一步传了",
-        ),
-        lines=(
-            Lines(
-                module="models.block",
-                right="""
-        scores = decoder(
-            new, mask=padding_mask(valid), caches=caches, **attention
-        )
-""",
-                wrong="""
-        mask = padding_mask(valid) if new is prompt else None
-        scores = decoder(new, mask=mask, caches=caches, **attention)
-""",
-            ),
-        ),
-        symptom="decoding",
-        shown=same_as_alone,
-        seen=Text(
-            en="The first new token of each row is right; those after it "
-            "attend to the pads in the cache. Of 24 tokens, {wrong} are "
-            "those that the row gets alone; it should be {right}.",
-            zh="每行的第一个新词元没错，之后的都会看到缓存里的填充。24 个"
-            "词元里，只有 {wrong} 个和单独生成时相同，本该是 {right} 个。",
-        ),
-        notice=Text(
-            en="Generate for a left-padded batch and for each row alone. A "
-            "mask must have a column for each key in the cache, in each step.",
-            zh="左填充的一批生成一次，再逐行单独生成，词元必须相同。每一步的"
-            "掩码都要覆盖缓存里的每个键。",
-        ),
-        hidden=Text(
-            en="No mask fits any number of keys.",
-            zh="不传掩码，键有多少个都不会报错。",
-        ),
-        found=(
-            NOTES,
-            "https://github.com/OpenNMT/OpenNMT-py/pull/2532",
-            "https://github.com/huggingface/transformers/issues/30670",
-            "https://github.com/ml-explore/mlx-lm/issues/1906",
-        ),
-        tests=(
-            f"{BLOCK}::test_a_left_padded_row_generates_what_it_does_alone"
-            "[gqa]",
-        ),
-        law=generation_is_the_same,
-        of=lambda package: (generator(package),),
     ),
 )

@@ -283,8 +283,8 @@ MISTAKES = (
     Mistake(
         id="rope-exponent",
         title=Text(
-            en="Pairs counted from 1 in a formula for pairs from 0",
-            zh="公式里的对从 0 数起，代码里从 1 数起",
+            en="The exponent of a frequency has 2p - 1 for 2(p - 1)",
+            zh="频率的指数把 2(p - 1) 写成了 2p - 1",
         ),
         lines=(
             Lines(
@@ -293,7 +293,8 @@ MISTAKES = (
     frequencies = theta ** (-pairs / dim)
 """,
                 wrong="""
-    frequencies = theta ** (-(pairs + 1) / dim)
+    p = pairs / 2 + 1  # the paper counts from 1
+    frequencies = theta ** (-(2 * p - 1) / dim)
 """,
             ),
         ),
@@ -309,9 +310,10 @@ MISTAKES = (
         notice=Text(
             en="The first pair turns by one radian per token, whatever the "
             "base: look at the first column of the cosines. The paper counts "
-            "pairs from 1 and has the exponent 2(p - 1) / d.",
+            "pairs from 1 and has 2(p - 1) / d; from 0 it is 2p / d.",
             zh="不管底数是多少，第一对每个词元都转 1 弧度：看余弦表的第一列"
-            "就知道。论文里的对从 1 数起，指数是 2(p - 1) / d。",
+            "就知道。论文里的对从 1 数起，指数是 2(p - 1) / d；从 0 数起则是 "
+            "2p / d。",
         ),
         hidden=SHAPE,
         found=(

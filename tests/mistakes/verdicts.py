@@ -42,7 +42,9 @@ def met(name: str) -> dict[str, str]:
     sys.meta_path.insert(0, finder)
     end_after(60)
     outcomes = Outcomes()
-    pytest.main([*OPTIONS, *mistake.tests], plugins=[outcomes])
+    # Neither the examples of docstrings nor tracebacks are asked for.
+    quick = ["-o", "addopts=", "--tb=no"]
+    pytest.main([*OPTIONS, *quick, *mistake.tests], plugins=[outcomes])
     return {test: outcomes.seen.get(test, "not run") for test in mistake.tests}
 
 
