@@ -121,7 +121,7 @@ MISTAKES = (
             en="Compare with a tile that holds all keys. Sort the keys so that "
             "scores rise: where they fall, the factor is 1 and nothing is "
             "wrong.",
-            zh="和一块装下全部键的结果对比，并让分数从左到右递增：如果分数递减，"
+            zh="和一块装下全部键的结果对比，并让分数从左到右递增：递减的话，"
             "系数总是 1，看不出错。",
         ),
         hidden=Text(
@@ -291,8 +291,8 @@ MISTAKES = (
             en="The largest scores of the last query are hidden, but they are "
             "its maximum: the exponentials of those that it sees underflow, "
             "and its weights, which differ by up to {change}, are 0.",
-            zh="最后一个查询里最大的几个分数被遮住了，却仍然是它的最大值：看得到"
-            "的分数，指数全部下溢，权重成了 0，最多差 {change}。",
+            zh="最后一个查询里最大的几个分数被遮住了，却仍当作最大值：看得到的"
+            "分数，指数全部下溢，权重成了 0，最多差 {change}。",
         ),
         notice=Text(
             en="Multiply the keys that the mask hides by 1000: no output may "
@@ -533,9 +533,9 @@ MISTAKES = (
         symptom="worse",
         shown=query_gradients,
         seen=Text(
-            en="The gradients of the queries differ by up to {change}. A loss "
-            "may still fall, only more slowly.",
-            zh="查询的梯度最多差 {change}。损失照样可能下降，只是慢一些。",
+            en="The gradients of the queries differ by up to {change}, and "
+            "some have the other sign.",
+            zh="查询的梯度最多差 {change}，有的连符号都反了。",
         ),
         notice=Text(
             en="The gradients of the scores of a row must sum to 0, since "
