@@ -99,10 +99,7 @@ MISTAKES = (
             en="A mask hides scores, and leaves their shape as it is.",
             zh="掩码只遮住分数，不改变形状。",
         ),
-        found=(
-            "https://github.com/lablup/mlxcel/pull/667",
-            "https://github.com/lablup/mlxcel/pull/998",
-        ),
+        found=("https://github.com/lablup/mlxcel/pull/667",),
         tests=("tests/layers/test_mla.py::test_the_forms_by_hand",),
         law=is_mla,
         of=by_hand("absorbed"),

@@ -10,6 +10,7 @@ from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     equals_torch,
     far_scores,
+    gradients_are_slopes,
     gradients_equal_torch,
     parts_make_the_whole,
 )
@@ -28,16 +29,16 @@ def tiled_weights(package: Any) -> Tensor:
 
 
 def far_weights(package: Any) -> Tensor:
-    """The weights of three queries over six keys, in tiles of three keys: of
-    scores near -500; of the same with the first three keys hidden; and of
-    scores that fall from 500 to 0."""
-    low = [-500.0, -501, -500, -500, -501, -502]
-    scores = torch.tensor([low, low, [500, 499, 500, 2, 1, 0]])
-    unit, mask = torch.eye(6)[None, None], torch.ones(3, 6).bool()
-    mask[1, :3] = False
-    out: Tensor = package.flash(
-        scores[None, None], unit, unit, mask, scale=1.0, tile=(3, 3)
-    )
+    """The weights of four queries over six keys, in tiles of three keys: of
+    scores near -20000; of the same with the first three keys hidden; of scores
+    that fall from 500 to 0; and of scores that rise, the last three hidden."""
+    low = [-20000.0, -20001, -20000, -20000, -20001, -20002]
+    falling, rising = [500, 499, 500, 2, 1, 0], [0, 1, 2, 498, 499, 500]
+    scores = torch.tensor([low, low, falling, rising])[None, None]
+    unit, mask = torch.eye(6)[None, None], torch.ones(4, 6).bool()
+    mask[1, :3] = mask[3, 3:] = False
+    told = {"scale": 1.0, "tile": (4, 3)}
+    out: Tensor = package.flash(scores, unit, unit, mask, **told)
     return out[0, 0]
 
 
@@ -47,8 +48,29 @@ def query_gradients(package: Any) -> Tensor:
     q, k, v, above = torch.randn(4, 1, 1, 6, 4, generator=g)
     q.requires_grad_()
     out = package.flash(3 * q, k, v, tile=TILE)
-    (found,) = torch.autograd.grad(out, q, above)
+    found: Tensor = torch.autograd.grad(out, q, above)[0]
     return found[0, 0]
+
+
+def dropped_gradients(package: Any) -> Tensor:
+    """Those of the queries where dropout leaves out half of the weights."""
+    g = torch.Generator().manual_seed(4)
+    q, k, v, above = torch.randn(4, 1, 1, 6, 4, generator=g)
+    q.requires_grad_()
+    out = seeded(package)(q, k, v)
+    found: Tensor = torch.autograd.grad(out, q, above)[0]
+    return found[0, 0]
+
+
+def seeded(package: Any) -> Any:
+    """Attention with the same dropout at each call."""
+
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            return package.flash(q, k, v, dropout=0.5, tile=TILE)
+
+    return core
 
 
 def log_sum_exps(package: Any) -> Tensor:
@@ -61,6 +83,10 @@ def log_sum_exps(package: Any) -> Tensor:
 
 def in_tiles(package: Any) -> tuple[Any]:
     return (partial(package.flash, tile=TILE),)
+
+
+def rows_together(package: Any) -> tuple[Any]:
+    return (partial(package.flash, tile=(4, 3)),)
 
 
 MISTAKES = (
@@ -95,7 +121,7 @@ MISTAKES = (
             en="Compare with a tile that holds all keys. Sort the keys so that "
             "scores rise: where they fall, the factor is 1 and nothing is "
             "wrong.",
-            zh="和一块装下全部键的结果对比，并让分数从左到右递增：如果分数递减，"
+            zh="和一块装下全部键的结果对比，并让分数从左到右递增：递减的话，"
             "系数总是 1，看不出错。",
         ),
         hidden=Text(
@@ -181,10 +207,10 @@ MISTAKES = (
             "权重都成了 0，最多差 {change}。",
         ),
         notice=Text(
-            en="Lower all scores by 500: a softmax does not change. A maximum "
-            "that starts at a finite number fails in the same way.",
-            zh="把全部分数减去 500，softmax 的结果不该变。最大值如果从一个"
-            "有限的数开始，也会这样出错。",
+            en="Lower all scores by a large number: a softmax does not change. "
+            "A maximum that starts at a finite number fails in the same way.",
+            zh="把全部分数减去一个很大的数，softmax 的结果不该变。最大值如果从"
+            "一个有限的数开始，也会这样出错。",
         ),
         hidden=Text(
             en="Only scores far below 0 behind a hidden tile show it.",
@@ -196,7 +222,7 @@ MISTAKES = (
         ),
         tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
         law=far_scores,
-        of=lambda package: (partial(package.flash, tile=(4, 3)),),
+        of=rows_together,
     ),
     Mistake(
         id="flash-maximum-of-the-tile",
@@ -238,7 +264,90 @@ MISTAKES = (
         found=("https://github.com/tile-ai/tilelang/pull/1148",),
         tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
         law=far_scores,
-        of=lambda package: (partial(package.flash, tile=(4, 3)),),
+        of=rows_together,
+    ),
+    Mistake(
+        id="flash-mask-after-maximum",
+        title=Text(
+            en="The mask is applied after the maximum was subtracted",
+            zh="先减最大值，后加掩码",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            _hide(scores, tile, (B, H), -torch.inf)
+            larger = torch.maximum(m, scores.amax(-1, keepdim=True))
+""",
+                wrong="""
+            larger = torch.maximum(m, scores.amax(-1, keepdim=True))
+            _hide(scores, tile, (B, H), -torch.inf)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=far_weights,
+        seen=Text(
+            en="The largest scores of the last query are hidden, but they are "
+            "its maximum: the exponentials of those that it sees underflow, "
+            "and its weights, which differ by up to {change}, are 0.",
+            zh="最后一个查询里最大的几个分数被遮住了，却仍当作最大值：看得到的"
+            "分数，指数全部下溢，权重成了 0，最多差 {change}。",
+        ),
+        notice=Text(
+            en="Multiply the keys that the mask hides by 1000: no output may "
+            "move.",
+            zh="把被遮住的键乘以 1000，输出一个都不该变。",
+        ),
+        hidden=Text(
+            en="The shift cancels unless exponentials underflow.",
+            zh="只要指数不下溢，平移就会抵消。",
+        ),
+        found=(),
+        tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
+        law=far_scores,
+        of=rows_together,
+    ),
+    Mistake(
+        id="flash-mask-of-a-finite-number",
+        title=Text(
+            en="Hidden scores are set to -10000, not to minus infinity",
+            zh="被遮住的分数设成 -10000，不是负无穷",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            _hide(scores, tile, (B, H), -torch.inf)
+""",
+                wrong="""
+            _hide(scores, tile, (B, H), -10_000.0)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=far_weights,
+        seen=Text(
+            en="The scores of the second query are below -10000, so the keys "
+            "that are hidden from it get all the weight: the weights differ by "
+            "up to {change}.",
+            zh="第二个查询的分数比 -10000 还小，被遮住的键反而拿走了全部权重："
+            "权重最多差 {change}。",
+        ),
+        notice=Text(
+            en="Lower all scores by a large number: a softmax does not change. "
+            "A row in which all is hidden shows it, too: it must be 0.",
+            zh="把全部分数减去一个很大的数，softmax 的结果不该变。整行都遮住时"
+            "也看得出来：结果应该是 0。",
+        ),
+        hidden=Text(
+            en="One number is replaced by another.",
+            zh="只是换了一个数。",
+        ),
+        found=("https://github.com/ohdearquant/lattice/issues/361",),
+        tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
+        law=far_scores,
+        of=rows_together,
     ),
     Mistake(
         id="flash-hidden-tile-nan",
@@ -281,7 +390,7 @@ MISTAKES = (
         ),
         tests=("tests/core/test_flash.py::test_a_first_tile_without_any_key",),
         law=far_scores,
-        of=lambda package: (partial(package.flash, tile=(4, 3)),),
+        of=rows_together,
     ),
     Mistake(
         id="flash-half-hidden-tile",
@@ -424,9 +533,9 @@ MISTAKES = (
         symptom="worse",
         shown=query_gradients,
         seen=Text(
-            en="The gradients of the queries differ by up to {change}. A loss "
-            "may still fall, only more slowly.",
-            zh="查询的梯度最多差 {change}。损失照样可能下降，只是慢一些。",
+            en="The gradients of the queries differ by up to {change}, and "
+            "some have the other sign.",
+            zh="查询的梯度最多差 {change}，有的连符号都反了。",
         ),
         notice=Text(
             en="The gradients of the scores of a row must sum to 0, since "
@@ -491,5 +600,45 @@ MISTAKES = (
         ),
         law=gradients_equal_torch,
         of=in_tiles,
+    ),
+    Mistake(
+        id="flash-gradient-without-dropout",
+        title=Text(
+            en="The backward pass forgets the dropout of the weights",
+            zh="反向传播忘了前向时对权重做的 dropout",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            d_p = how.dropped(torch.bmm(above, values.mT), tile)
+""",
+                wrong="""
+            d_p = torch.bmm(above, values.mT)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=dropped_gradients,
+        seen=Text(
+            en="Weights that were left out get gradients as if they had been "
+            "used: the gradients of the queries differ by up to {change}.",
+            zh="已经丢弃的权重也得到了梯度，好像用过一样：查询的梯度最多差 "
+            "{change}。",
+        ),
+        notice=Text(
+            en="Run `torch.autograd.gradcheck` on a function that sets the "
+            "seed before it calls yours. Without dropout, nothing is wrong.",
+            zh="写一个先设随机种子、再调用你的实现的函数，对它跑 "
+            "`torch.autograd.gradcheck`。不开 dropout 时看不出错。",
+        ),
+        hidden=Text(
+            en="Dropout sets weights to zero and keeps their shape.",
+            zh="dropout 只是把一些权重置零，形状不变。",
+        ),
+        found=("https://github.com/aws-neuron/nki-samples/pull/81",),
+        tests=("tests/core/test_flash.py::test_gradients_through_dropout",),
+        law=gradients_are_slopes,
+        of=lambda package: (seeded(package),),
     ),
 )

@@ -189,7 +189,7 @@ from attnref.core.masks import Causal, Mask, dense
         ),
         found=(
             "https://github.com/timeseriesAI/tsai/issues/171",
-            "https://github.com/huggingface/transformers/pull/41443",
+            "https://github.com/pytorch/pytorch/issues/103963",
         ),
         tests=(
             "tests/core/test_fused.py::test_it_is_sdpa_under_every_mask"
@@ -236,10 +236,7 @@ from attnref.core.masks import Causal, Mask, dense
             en="The scale is one number, and the zeros are cut off again.",
             zh="缩放系数只是一个数，补的零最后又切掉了。",
         ),
-        found=(
-            "https://github.com/intel/ipex-llm/pull/12619",
-            "https://github.com/bytedance-iaas/sglang/pull/485",
-        ),
+        found=("https://github.com/intel/ipex-llm/pull/12619",),
         tests=(
             "tests/core/test_fused.py::test_it_is_sdpa_under_every_mask"
             "[None-3-none]",

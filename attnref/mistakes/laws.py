@@ -569,7 +569,7 @@ def generation_is_the_same(generate: Callable[..., Tensor]) -> None:
 def far_scores(core: Callable[..., Tensor]) -> None:
     """`core(q, k, v, mask)` is a softmax also where scores are far from zero,
     far from each other, or hidden."""
-    low = [-1000.0, -1001, -1002, -1000, -1001, -1002]
+    low = [-20000.0, -20001, -20002, -20000, -20001, -20002]
     falling, rising = [1000, 999, 998, 2, 1, 0], [0, 1, 2, 998, 999, 1000]
     scores = torch.tensor([low, low, falling, rising], dtype=torch.float64)
     mask = torch.ones(4, 6, dtype=torch.bool)
@@ -599,6 +599,19 @@ def gradients_equal_torch(core: Callable[..., Tensor]) -> None:
 
 
 # --8<-- [end:gradients_equal_torch]
+
+
+# --8<-- [start:gradients_are_slopes]
+def gradients_are_slopes(core: Callable[..., Tensor]) -> None:
+    """The gradients of `core(q, k, v)` are how much its output changes. With
+    dropout, `core` sets the seed itself."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 5, 3, dtype=torch.float64)
+    given = [x.requires_grad_() for x in (3 * q, k, v)]
+    assert torch.autograd.gradcheck(core, given)
+
+
+# --8<-- [end:gradients_are_slopes]
 
 
 # --8<-- [start:parts_make_the_whole]

@@ -61,7 +61,7 @@ MISTAKES = (
             en="A part counts as much as another, however low its scores are, "
             "and a part in which nothing is seen counts as well: the weights "
             "differ by up to {change}.",
-            zh="分数再低的部分也和别的一样重要，一个键都看不到的部分也算了进去："
+            zh="分数再低的部分也和别的一样重要，一个键都看不到的部分也算在内："
             "权重最多差 {change}。",
         ),
         notice=Text(
@@ -153,13 +153,13 @@ MISTAKES = (
             en="Two parts are merged correctly. As soon as a third one is "
             "added, as around a ring of devices, the weights differ by up to "
             "{change}.",
-            zh="只合并两部分时是对的；再并入第三部分（比如在一圈设备之间传递），"
-            "权重就最多差 {change}。",
+            zh="只合并两部分时是对的；一旦再并入第三部分（比如在一圈设备之间"
+            "传递），权重就最多差 {change}。",
         ),
         notice=Text(
             en="Merge at least three parts one by one, in two orders: the "
             "results must be equal.",
-            zh="至少取三部分，逐个合并，换一种次序再合并一遍，两次结果应该相同。",
+            zh="至少取三部分逐个合并，换个次序再来一遍，两次结果应该相同。",
         ),
         hidden=HIDDEN,
         found=("https://github.com/zhuzilin/ring-flash-attention/issues/20",),

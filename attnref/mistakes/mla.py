@@ -130,7 +130,7 @@ MISTAKES = (
         symptom="worse",
         shown=head_weights,
         seen=Text(
-            en="In MLA, the width of a key is chosen freely and is mostly "
+            en="In MLA, the width of a key is chosen freely and is usually "
             "larger than d_model / n_heads: scores are too large, and the "
             "weights differ by up to {change}.",
             zh="MLA 的键维度是另外定的，一般比 d_model / n_heads 大：分数因此"

@@ -172,6 +172,15 @@ def test_gradients_with_those_of_the_log_sum_exp():
     assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
+def test_gradients_through_dropout():
+    def seeded(*given):
+        torch.manual_seed(1)
+        return flash(*given, dropout=0.4, tile=(2, 3))
+
+    q, k, v = leaves(*qkv(sharp=1, B=1, T=3, S=5, H=2, K=1, D=3, DV=2))
+    assert gradcheck(seeded, (q, k, v))
+
+
 def test_a_second_derivative_is_refused():
     q, k, v = leaves(*qkv())
     (grad,) = torch.autograd.grad(
