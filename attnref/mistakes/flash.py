@@ -514,6 +514,48 @@ MISTAKES = (
         of=lambda package: (package.flash_lse, package.merge),
     ),
     Mistake(
+        id="flash-backward-without-row-sum",
+        title=Text(
+            en="The backward pass does not subtract the row sum",
+            zh="反向传播没有减去行和",
+        ),
+        lines=(
+            Lines(
+                module="core.flash",
+                right="""
+            d_scores = d_p.sub_(_folded(delta, tile.rows, K, wide)).mul_(p)
+""",
+                wrong="""
+            d_scores = d_p.mul_(p)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=query_gradients,
+        seen=Text(
+            en="The gradients of the queries differ by up to {change}. Add a "
+            "constant to all values, which should change nothing here, and the "
+            "error grows with it.",
+            zh="查询的梯度最多差 {change}。所有值同加一个常数，本来没有影响，"
+            "这时误差却跟着变大。",
+        ),
+        notice=Text(
+            en="The gradients of the scores of a row must sum to 0. Those of "
+            "the values are right.",
+            zh="一行的分数，梯度之和必须是 0。值的梯度不受影响，是对的。",
+        ),
+        hidden=Text(
+            en="One number per query is not subtracted.",
+            zh="只是每个查询少减了一个数。",
+        ),
+        found=(),
+        tests=(
+            "tests/core/test_flash.py::test_the_formulas_of_the_backward_pass",
+        ),
+        law=gradients_equal_torch,
+        of=in_tiles,
+    ),
+    Mistake(
         id="softmax-gradient-diagonal",
         title=Text(
             en="Softmax's gradient taken element by element: p (1 - p)",
