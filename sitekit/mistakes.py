@@ -55,7 +55,7 @@ WORDS = {
         "分别用正确的代码和错误的代码算出。",
     ),
 }
-TESTS = "mistakes/check"  # the page that shows the laws
+TESTS = "mistakes/tests"  # the page that shows the laws
 
 
 @cache

@@ -3,6 +3,7 @@
 Each asserts something of what it is given and needs PyTorch alone.
 """
 
+# --8<-- [start:imports]
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# --8<-- [end:imports]
 
 
 # --8<-- [start:equals_torch]
@@ -177,6 +180,8 @@ def documents_are_apart(attend: Callable[[Tensor, Tensor], Tensor]) -> None:
 
 
 # --8<-- [end:documents_are_apart]
+
+
 # --8<-- [start:layer_equals_torch]
 def layer_equals_torch(
     layer: Any,
@@ -386,6 +391,8 @@ def refusal_changes_nothing(
 
 
 # --8<-- [end:refusal_changes_nothing]
+
+
 # --8<-- [start:rope_is_as_published]
 def rope_is_as_published(
     rope: Callable[[Tensor, Tensor], Tensor],
@@ -565,6 +572,8 @@ def generation_is_the_same(generate: Callable[..., Tensor]) -> None:
 
 
 # --8<-- [end:generation_is_the_same]
+
+
 # --8<-- [start:far_scores]
 def far_scores(core: Callable[..., Tensor]) -> None:
     """`core(q, k, v, mask)` is a softmax also where scores are far from zero,
