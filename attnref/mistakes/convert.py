@@ -167,6 +167,7 @@ MISTAKES = (
         ),
         found=(
             "https://github.com/awslabs/slapo/pull/46",
+            "https://github.com/JieShibo/MoLE/issues/9",
             "https://github.com/vllm-project/vllm/pull/53114",
         ),
         tests=("tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",),

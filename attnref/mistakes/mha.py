@@ -344,6 +344,62 @@ MISTAKES = (
         of=layer_and_tokens,
     ),
     Mistake(
+        id="batch-read-as-sequence",
+        title=Text(
+            en="Attention runs across the batch: batch_first is not set",
+            zh="在批次上做了注意力：漏了 batch_first",
+        ),
+        lines=(
+            Lines(
+                module="layers.mha",
+                right="""
+        B, T, E = x.shape
+""",
+                wrong="""
+        x = x.transpose(0, 1)  # what comes first is read as the sequence
+        B, T, E = x.shape
+""",
+            ),
+            Lines(
+                module="layers.mha",
+                right="""
+        return out  # (B, T, E)
+""",
+                wrong="""
+        return out.transpose(0, 1)
+""",
+            ),
+        ),
+        symptom="heads",
+        shown=rows,
+        seen=Text(
+            en="A row of the batch should depend on itself alone. Here it "
+            "depends on the rows before it, as if they were tokens.",
+            zh="批次里的每一行本该只依赖自己，这里却依赖排在前面的各行，就像它"
+            "们是词元一样。",
+        ),
+        notice=Text(
+            en="Run each row alone and compare it with the batch. "
+            "nn.MultiheadAttention expects (T, B, E) unless it is built with "
+            "batch_first=True. A mask raises an error, unless B = T.",
+            zh=""
+            "默认要的是 (T, B, E)，除非构造时写了 batch_first=True。传了掩码就"
+            "会报错，除非 B = T。",
+        ),
+        hidden=None,
+        found=(
+            "https://github.com/om-ai-lab/OmDet/issues/19",
+            "https://github.com/aipixel/AEMatter/issues/3",
+        ),
+        tests=(
+            "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
+            "tests/layers/test_mha.py::"
+            "test_a_right_padded_row_is_the_row_alone",
+        ),
+        law=rows_are_apart,
+        of=layer_and_tokens,
+    ),
+    Mistake(
         id="output-projection-missing",
         title=Text(
             en="The output projection is forgotten",
