@@ -129,10 +129,9 @@ MISTAKES = (
             "对的，所以至少用两个词元来试。",
         ),
         hidden=Text(
-            en="T * H * D elements are read as (T, H * D) in any order: view "
-            "checks how many there are, not whose they are.",
-            zh="view 只管元素的总数是不是 T * H * D，不管每个元素属于哪个位置、"
-            "哪个头。",
+            en="view counts the elements. It does not know to which position "
+            "or head each of them belongs.",
+            zh="view 只看元素总数对不对，不管每个元素属于哪个位置、哪个头。",
         ),
         found=(
             NOTES,
@@ -382,9 +381,9 @@ MISTAKES = (
             en="Run each row alone and compare it with the batch. "
             "nn.MultiheadAttention expects (T, B, E) unless it is built with "
             "batch_first=True. A mask raises an error, unless B = T.",
-            zh=""
-            "默认要的是 (T, B, E)，除非构造时写了 batch_first=True。传了掩码就"
-            "会报错，除非 B = T。",
+            zh="把每一行单独跑一遍，和整个批次的结果对比。"
+            "nn.MultiheadAttention 默认要的是 (T, B, E)，构造时写了 "
+            "batch_first=True 才是 (B, T, E)。传了掩码就会报错，除非 B = T。",
         ),
         hidden=None,
         found=(
@@ -605,8 +604,8 @@ MISTAKES = (
             "果掩码。",
         ),
         notice=Text(
-            en="Without dropout, train() and eval() have to give the same. The "
-            "validation loss is far below the training loss.",
+            en="Without dropout, train() and eval() have to give the same. "
+            "Another sign is a validation loss far below the training loss.",
             zh="没有 dropout 时，train() 和 eval() 的结果必须一样。另一个迹象："
             "验证损失远低于训练损失。",
         ),
