@@ -113,11 +113,10 @@ MISTAKES = (
         ),
         notice=Text(
             en="Set the last weights of attention and MLP to zero: the block "
-            "has to return its input. Training goes on, but worse, and weights "
-            "that were trained with the right block do not fit.",
+            "has to return its input. Training goes on, but worse, and with "
+            "the weights of another project the results are wrong.",
             zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。训练"
-            "照样能进行，只是更差；用正确的块训练出来的权重，也不能直接拿来"
-            "用。",
+            "照样能进行，只是更差；加载别人的权重，结果就是错的。",
         ),
         hidden=Text(
             en="A norm keeps the shape.",

@@ -167,8 +167,50 @@ MISTAKES = (
         ),
         found=(
             "https://github.com/awslabs/slapo/pull/46",
+            "https://github.com/JieShibo/MoLE/issues/9",
             "https://github.com/vllm-project/vllm/pull/53114",
         ),
+        tests=("tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",),
+        law=equals_multihead_attention,
+        of=load_torch,
+    ),
+    Mistake(
+        id="fused-slice-taken-twice",
+        title=Text(
+            en="Two projections are cut from the same rows of fused QKV",
+            zh="拆分 QKV 权重时，两个投影切到了同一段",
+        ),
+        lines=(
+            Lines(
+                module="models.convert",
+                right="""
+        projections = mha.in_proj_weight.chunk(3)
+""",
+                wrong="""
+        n, fused = mha.embed_dim, mha.in_proj_weight
+        projections = (fused[:n], fused[2 * n :], fused[2 * n :])
+""",
+            ),
+        ),
+        symptom="heads",
+        shown=fused_rows,
+        seen=Text(
+            en="The keys get the rows of the values, 8 to 11, and nothing gets "
+            "the rows 4 to 7.",
+            zh="键拿到的是值的第 8 到 11 行，第 4 到 7 行则没有人要。",
+        ),
+        notice=Text(
+            en="Put the parts together again: the result has to be the fused "
+            "weight. Better than slices with offsets is chunk, or split with "
+            "the sizes.",
+            zh="把拆开的各段再拼起来，必须和原来的融合权重一样。与其自己写下"
+            "标，不如用 chunk，或者用 split 给出各段大小。",
+        ),
+        hidden=Text(
+            en="Every slice has n rows.",
+            zh="每一段都是 n 行。",
+        ),
+        found=("https://github.com/huggingface/transformers/pull/40257",),
         tests=("tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",),
         law=equals_multihead_attention,
         of=load_torch,

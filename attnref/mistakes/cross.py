@@ -188,8 +188,8 @@ MISTAKES = (
     Mistake(
         id="stale-context",
         title=Text(
-            en="A filled cache answers for a new context",
-            zh="缓存里是旧的上下文，却用来回答新的",
+            en="The cache of an old context is read for a new one",
+            zh="换了上下文，读的还是缓存里旧的",
         ),
         lines=(
             Lines(

@@ -320,6 +320,7 @@ MISTAKES = (
         found=(
             NOTES,
             "https://github.com/facebookresearch/fairseq/issues/1682",
+            "https://github.com/huggingface/transformers/pull/47946",
             "https://github.com/TransformerLensOrg/TransformerLens/issues/467",
         ),
         tests=(

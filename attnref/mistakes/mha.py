@@ -129,10 +129,9 @@ MISTAKES = (
             "对的，所以至少用两个词元来试。",
         ),
         hidden=Text(
-            en="T * H * D elements are read as (T, H * D) in any order: view "
-            "checks how many there are, not whose they are.",
-            zh="view 只管元素的总数是不是 T * H * D，不管每个元素属于哪个位置、"
-            "哪个头。",
+            en="view counts the elements. It does not know to which position "
+            "or head each of them belongs.",
+            zh="view 只看元素总数对不对，不管每个元素属于哪个位置、哪个头。",
         ),
         found=(
             NOTES,
@@ -334,6 +333,62 @@ MISTAKES = (
             "Transformer-Various-Positional-Encoding/issues/1",
             "https://github.com/lsdefine/attention-is-all-you-need-keras/"
             "issues/36",
+        ),
+        tests=(
+            "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
+            "tests/layers/test_mha.py::"
+            "test_a_right_padded_row_is_the_row_alone",
+        ),
+        law=rows_are_apart,
+        of=layer_and_tokens,
+    ),
+    Mistake(
+        id="batch-read-as-sequence",
+        title=Text(
+            en="Attention runs across the batch: batch_first is not set",
+            zh="在批次上做了注意力：漏了 batch_first",
+        ),
+        lines=(
+            Lines(
+                module="layers.mha",
+                right="""
+        B, T, E = x.shape
+""",
+                wrong="""
+        x = x.transpose(0, 1)  # what comes first is read as the sequence
+        B, T, E = x.shape
+""",
+            ),
+            Lines(
+                module="layers.mha",
+                right="""
+        return out  # (B, T, E)
+""",
+                wrong="""
+        return out.transpose(0, 1)
+""",
+            ),
+        ),
+        symptom="heads",
+        shown=rows,
+        seen=Text(
+            en="A row of the batch should depend on itself alone. Here it "
+            "depends on the rows before it, as if they were tokens.",
+            zh="批次里的每一行本该只依赖自己，这里却依赖排在前面的各行，就像它"
+            "们是词元一样。",
+        ),
+        notice=Text(
+            en="Run each row alone and compare it with the batch. "
+            "nn.MultiheadAttention expects (T, B, E) unless it is built with "
+            "batch_first=True. A mask raises an error, unless B = T.",
+            zh="把每一行单独跑一遍，和整个批次的结果对比。"
+            "nn.MultiheadAttention 默认要的是 (T, B, E)，构造时写了 "
+            "batch_first=True 才是 (B, T, E)。传了掩码就会报错，除非 B = T。",
+        ),
+        hidden=None,
+        found=(
+            "https://github.com/om-ai-lab/OmDet/issues/19",
+            "https://github.com/aipixel/AEMatter/issues/3",
         ),
         tests=(
             "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
@@ -549,8 +604,8 @@ MISTAKES = (
             "果掩码。",
         ),
         notice=Text(
-            en="Without dropout, train() and eval() have to give the same. The "
-            "validation loss is far below the training loss.",
+            en="Without dropout, train() and eval() have to give the same. "
+            "Another sign is a validation loss far below the training loss.",
             zh="没有 dropout 时，train() 和 eval() 的结果必须一样。另一个迹象："
             "验证损失远低于训练损失。",
         ),
