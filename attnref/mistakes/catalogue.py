@@ -78,6 +78,8 @@ SYMPTOMS = {
         "right until two sizes are equal", "两个尺寸碰巧相等时才出错"
     ),
     "decoding": Text("right in training, wrong in decoding", "训练对，解码错"),
+    "gradients": Text("right outputs, wrong gradients", "输出对，梯度错"),
+    "memory": Text("right, but too much memory", "结果对，但内存占用太多"),
     "worse": Text("no error, only worse results", "不报错，只是结果变差"),
     "error": Text("an error, but not for all sizes", "换个尺寸就报错"),
 }

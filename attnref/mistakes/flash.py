@@ -530,7 +530,7 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="worse",
+        symptom="gradients",
         shown=query_gradients,
         seen=Text(
             en="The gradients of the queries differ by up to {change}. Add a "
@@ -572,7 +572,7 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="worse",
+        symptom="gradients",
         shown=query_gradients,
         seen=Text(
             en="The gradients of the queries differ by up to {change}, and "
@@ -619,7 +619,7 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="worse",
+        symptom="gradients",
         shown=query_gradients,
         seen=Text(
             en="The gradients of the queries are too small: they differ by up "
@@ -660,7 +660,7 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="worse",
+        symptom="gradients",
         shown=dropped_gradients,
         seen=Text(
             en="Weights that were left out get gradients as if they had been "

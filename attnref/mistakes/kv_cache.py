@@ -576,7 +576,7 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="worse",
+        symptom="memory",
         shown=nodes,
         seen=Text(
             en="After six tokens, {wrong} nodes of the graph hang behind the "
@@ -815,7 +815,7 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="worse",
+        symptom="memory",
         shown=bytes_of_bfloat16,
         seen=Text(
             en="Keys and values of 64 elements for 8 tokens take {wrong} bytes "
@@ -867,7 +867,7 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="worse",
+        symptom="memory",
         shown=bytes_per_token,
         seen=Text(
             en="With 4 query heads and 2 key/value heads, a token takes "

@@ -357,7 +357,7 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="decoding",
+        symptom="memory",
         shown=cached_elements,
         seen=Text(
             en="Outputs are right, but the cache holds {wrong} elements per "

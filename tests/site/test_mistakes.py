@@ -20,7 +20,8 @@ def entries(site):
         for page in set(mistakes.places(language).values()):
             path = site.folder / root / page / "index.html"
             text = path.read_text(encoding="utf-8")
-            for part in re.split(r'(?=<h2 id=")', text)[1:]:
+            article = text.partition("</article>")[0]
+            for part in re.split(r'(?=<h2 id=")', article)[1:]:
                 name = re.match(r'<h2 id="([\w-]+)"', part)[1]
                 assert (language, name) not in found
                 found[language, name] = page, part
@@ -57,11 +58,12 @@ def test_an_entry_says_all_that_the_catalogue_does(entries, language):
 @each_language
 def test_each_mistake_stands_below_its_symptom(site, language):
     path = site.folder / ROOTS[language] / "mistakes/by-symptom/index.html"
-    parts = re.split(r'<h2 id="', path.read_text(encoding="utf-8"))[1:]
+    article = path.read_text(encoding="utf-8").partition("</article>")[0]
+    parts = re.split(r'<h2 id="', article)[1:]
     told = {part.split('"')[0]: part for part in parts}
     assert [*told] == [*SYMPTOMS]
     for mistake in catalogue().values():
-        (found,) = (k for k, part in told.items() if f"#{mistake.id}" in part)
+        (found,) = (k for k, part in told.items() if f'#{mistake.id}"' in part)
         assert found == mistake.symptom
 
 
