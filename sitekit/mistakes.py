@@ -101,10 +101,15 @@ def diff(lines: Lines) -> str:
         dedent(text).strip("\n").splitlines()
         for text in (lines.wrong, lines.right)
     )
-    every = difflib.ndiff(wrong, right)
-    return "\n".join(
-        f"{line[0]}{line[2:]}".rstrip() for line in every if line[0] != "?"
-    )
+    found = []
+    blocks = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
+    for kind, i, i2, j, j2 in blocks.get_opcodes():
+        if kind == "equal":
+            found += [f" {line}" for line in wrong[i:i2]]
+        else:
+            found += [f"-{line}" for line in wrong[i:i2]]
+            found += [f"+{line}" for line in right[j:j2]]
+    return "\n".join(found)
 
 
 def source(address: str, language: str) -> str:
