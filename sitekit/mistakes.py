@@ -61,7 +61,7 @@ TESTS = "mistakes/tests"  # the page that shows the laws
 @cache
 def places(language: str) -> dict[str, str]:
     """Of each file of mistakes, the page that has its entries."""
-    found = {}
+    found: dict[str, str] = {}
     for path in pages.markdown_files(language):
         for stems in ENTRIES.findall(pages.body_of(path)):
             found |= dict.fromkeys(stems.split(), pages.stem_of(path))
@@ -114,7 +114,7 @@ def diff(lines: Lines) -> str:
 
 def source(address: str, language: str) -> str:
     if address == NOTES:
-        return getattr(WORDS["notes"], language)
+        return str(getattr(WORDS["notes"], language))
     if match := ISSUE.match(address):
         return f"[{match[1]} #{match[2]}]({address})"
     return f"[{re.sub('^https://(www[.])?|/.*', '', address)}]({address})"
@@ -147,7 +147,7 @@ def figure(mistake: Mistake, language: str) -> Iterator[str]:
 
 def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     def word(text: Text) -> str:
-        return getattr(text, language)
+        return str(getattr(text, language))
 
     def said(key: str, text: str) -> str:
         end = "" if text.endswith(("。", ".", "`")) else word(WORDS["end"])

@@ -350,7 +350,8 @@ MISTAKES = (
         seen=Text(
             en="The two real tokens attend to the two pads behind them; it is "
             "the rows of the pads that are empty.",
-            zh="两个真实词元照样关注后面的两个填充位；被清空的是填充位自己的行。",
+            zh="两个真实词元照样关注后面的两个填充位；"
+            "被清空的是填充位自己的行。",
         ),
         notice=Text(
             en="Put other values into the pads: no output of a real token may "

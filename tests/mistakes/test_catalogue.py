@@ -108,9 +108,9 @@ def shapes(package):
     ]
     for layer in layers:
         made.append(layer(x, mask=package.padding_mask(valid)))
-        for cache in (package.KVCache(8), package.GrowingKVCache()):
-            made += [layer(x[:, :6], cache=cache), layer(x[:, 6:], cache=cache)]
-            made.append(cache.length)
+        for kept in (package.KVCache(8), package.GrowingKVCache()):
+            made += [layer(x[:, :6], cache=kept), layer(x[:, 6:], cache=kept)]
+            made.append(kept.length)
         made += layer.state_dict().values()
     cross = package.CrossAttention(**sizes)
     made.append(cross(x, x[:, :4]))
