@@ -286,9 +286,9 @@ MISTAKES = (
             en="forward takes a mask and never uses it",
             zh="forward 收了掩码，却从来没有用",
         ),
-        lines=(
+        lines=tuple(
             Lines(
-                module="layers.gqa",
+                module=f"layers.{layer}",
                 right="""
         seen = decoder_mask(
             mask,
@@ -297,7 +297,8 @@ MISTAKES = (
         seen = decoder_mask(
             None,
 """,
-            ),
+            )
+            for layer in ("mha", "mqa", "gqa")
         ),
         symptom="inert",
         shown=padded,

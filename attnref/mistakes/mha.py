@@ -202,16 +202,17 @@ MISTAKES = (
             en="view after a transpose or an expand",
             zh="转置或 expand 之后用 view",
         ),
-        lines=(
+        lines=tuple(
             Lines(
-                module="layers.mha",
+                module=f"layers.{layer}",
                 right="""
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 """,
                 wrong="""
         merged = heads.transpose(1, 2).view(B, T, H * D)  # (B, T, H * D)
 """,
-            ),
+            )
+            for layer in ("mha", "mqa", "gqa")
         ),
         symptom="error",
         shown=outputs,

@@ -31,6 +31,18 @@ def outputs(package: Any, dtype: torch.dtype = torch.float32) -> Tensor:
     return out.flatten()
 
 
+def empty_row(package: Any) -> Tensor:
+    """The weights of a query that sees no key, in float32 and in float64."""
+    k = torch.eye(4, dtype=torch.float64)[None, None]
+    q = torch.tensor([[[[0.0, 1.0, 2.0, 3.0]]]], dtype=torch.float64)
+    none = torch.zeros(1, 4, dtype=torch.bool)
+    rows = [
+        package.attention_weights(q.to(dtype), k.to(dtype), none).double()
+        for dtype in (torch.float32, torch.float64)
+    ]
+    return torch.cat(rows)[:, 0, 0]
+
+
 def outputs_in_half(package: Any) -> Tensor:
     """The same in float16."""
     return outputs(package, torch.float16).double()
@@ -322,6 +334,51 @@ MISTAKES = (
             NOTES,
             "https://github.com/YutaroOgawa/pytorch_advanced/issues/175",
         ),
+        tests=(
+            SDPA + "test_a_row_without_any_key_gives_zeros_and_zero_gradients",
+            MASKS + "test_left_padding_leaves_the_first_rows_with_nothing",
+        ),
+        law=empty_rows_are_zero,
+        of=core,
+    ),
+    Mistake(
+        id="mask-minus-1e9-added",
+        title=Text(
+            en="-1e9 is added to masked scores: an empty row ignores the mask",
+            zh="给被遮住的分数加上 -1e9：空行等于没有掩码",
+        ),
+        lines=(
+            Lines(
+                module="core.sdpa",
+                right=FILLED,
+                wrong="""
+        scores = scores + ~mask * -1e9  # (B, H, T, S)
+""",
+            ),
+        ),
+        symptom="worse",
+        shown=empty_row,
+        axes=(
+            Text("float32, then float64", "先 float32，后 float64"),
+            Text("key", "键"),
+        ),
+        seen=Text(
+            en="A query sees no key, and the same number is added to all its "
+            "scores. In float64 its weights are those without a mask; in "
+            "float32 the scores are lost beside that number, and all weights "
+            "are equal. They should be 0.",
+            zh="一个查询看不到任何键，它的每个分数都加了同一个数。float64 下权重"
+            "与没有掩码时一样；float32 下分数被这个大数淹没，各键权重相等。"
+            "它们本该都是 0。",
+        ),
+        notice=Text(
+            en="Hide all keys from a query, as left padding does, and compare "
+            "float64 with float32: the two differ.",
+            zh="像左填充那样把一个查询的所有键都遮住，再比较 float64 与 "
+            "float32：两个结果不一样。",
+        ),
+        hidden=BROADCAST,
+        found=(NOTES,),
         tests=(
             SDPA + "test_a_row_without_any_key_gives_zeros_and_zero_gradients",
             MASKS + "test_left_padding_leaves_the_first_rows_with_nothing",
