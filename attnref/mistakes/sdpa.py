@@ -367,8 +367,8 @@ MISTAKES = (
             "scores. In float64 its weights are those without a mask; in "
             "float32 the scores are lost beside that number, and all weights "
             "are equal. They should be 0.",
-            zh="一个查询看不到任何键，它的每个分数都加了同一个数。float64 下权重"
-            "与没有掩码时一样；float32 下分数被这个大数淹没，各键权重相等。"
+            zh="一个查询看不到任何键，它的每个分数都加了同一个数。float64 下"
+            "权重与没有掩码时一样；float32 下分数被这个大数淹没，各键权重相等。"
             "它们本该都是 0。",
         ),
         notice=Text(
