@@ -1,9 +1,10 @@
 """What pages say of the catalogue of mistakes.
 
 `::: mistakes softmax masks` on a page becomes an entry for each mistake in
-these files of attnref/mistakes, and `::: symptoms` the list of all entries by
-what one sees. Both are Markdown, in the language of the page: the words of an
-entry stand in the catalogue, its numbers and heat maps are computed.
+these files of attnref/mistakes, `::: symptoms` the list of all entries by what
+one sees, and `::: exercises` the table of those of `attnref check`. All are
+Markdown, in the language of the page: the words of an entry stand in the
+catalogue, its numbers and heat maps are computed.
 """
 
 import difflib
@@ -23,6 +24,7 @@ from torch import Tensor
 import attnref
 from attnref.mistakes.catalogue import (
     NOTES,
+    PAGES,
     SYMPTOMS,
     Lines,
     Mistake,
@@ -31,11 +33,12 @@ from attnref.mistakes.catalogue import (
     files,
     load,
 )
+from attnref.mistakes.tasks import TASKS
 from sitekit import pages, svg
 from sitekit.render import render
 
 ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)
-BY_SYMPTOM = re.compile(r"^::: symptoms$", re.MULTILINE)
+LISTS = re.compile(r"^::: (symptoms|exercises)$", re.MULTILINE)
 ISSUE = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/\w+/(\d+)")
 WORDS = {
     "symptom": Text("Symptom", "症状"),
@@ -47,6 +50,7 @@ WORDS = {
     "colon": Text(": ", "："),
     "and": Text(", ", "、"),
     "end": Text(".", "。"),
+    "exercise": Text("exercise", "练习"),
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
     "wrong": Text("wrong", "错误"),
@@ -56,16 +60,6 @@ WORDS = {
     ),
 }
 TESTS = "mistakes/tests"  # the page that shows the laws
-
-
-@cache
-def places(language: str) -> dict[str, str]:
-    """Of each file of mistakes, the page that has its entries."""
-    found: dict[str, str] = {}
-    for path in pages.markdown_files(language):
-        for stems in ENTRIES.findall(pages.body_of(path)):
-            found |= dict.fromkeys(stems.split(), pages.stem_of(path))
-    return found
 
 
 @cache
@@ -193,9 +187,19 @@ def symptoms(language: str, link: Any) -> Iterator[str]:
                 if mistake.symptom == key:
                     title = getattr(mistake.title, language)
                     text = told(mistake, getattr(mistake.seen, language))
-                    place = f"{link(places(language)[name])}#{mistake.id}"
+                    place = f"{link(PAGES[name])}#{mistake.id}"
                     yield f"- [{title}]({place}){colon}{text}"
         yield ""
+
+
+def exercises(language: str, _: Any) -> Iterator[str]:
+    yield f"| {getattr(WORDS['exercise'], language)} | |"
+    yield "| --- | --- |"
+    for name, asked in TASKS.items():
+        defined = "<br>".join(f"`{each}`" for each in asked.signatures)
+        title = getattr(asked.title, language)
+        yield f"| `{name}` | {title}<br>{defined} |"
+    yield ""
 
 
 def expanded(markdown: str, here: str, language: str) -> str:
@@ -215,7 +219,8 @@ def expanded(markdown: str, here: str, language: str) -> str:
             for line in entry(mistake, language, link)
         )
 
-    markdown = ENTRIES.sub(entries, markdown)
-    return BY_SYMPTOM.sub(
-        lambda _: "\n".join(symptoms(language, link)), markdown
+    lists = {"symptoms": symptoms, "exercises": exercises}
+    return LISTS.sub(
+        lambda match: "\n".join(lists[match[1]](language, link)),
+        ENTRIES.sub(entries, markdown),
     )

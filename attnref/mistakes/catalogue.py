@@ -66,6 +66,15 @@ class Mistake(NamedTuple):
     axes: tuple[Text, Text] = (Text("query", "查询"), Text("key", "键"))
 
 
+# The page of the site that has the entries of each file.
+PAGES = {
+    **dict.fromkeys(("softmax", "masks", "sdpa"), "mistakes/in-attention"),
+    **dict.fromkeys(("mha", "mqa", "gqa", "cross"), "mistakes/in-layers"),
+    **dict.fromkeys(("convert", "block"), "mistakes/in-layers"),
+    **dict.fromkeys(("rope", "positions", "kv_cache"), "mistakes/in-caches"),
+    **dict.fromkeys(("mla", "absorption"), "mistakes/in-mla"),
+    **dict.fromkeys(("flash", "merge", "fused"), "mistakes/in-flash"),
+}
 NOTES = "notes"  # the study notes from which this site grew
 
 

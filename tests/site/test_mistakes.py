@@ -5,7 +5,14 @@ import re
 
 import pytest
 
-from attnref.mistakes.catalogue import SYMPTOMS, Lines, catalogue, files
+from attnref.mistakes.catalogue import (
+    PAGES,
+    SYMPTOMS,
+    Lines,
+    catalogue,
+    files,
+)
+from attnref.mistakes.tasks import TASKS
 from sitekit import mistakes, pages
 
 ROOTS = {"en": "", "zh": "zh/"}
@@ -17,7 +24,7 @@ def entries(site):
     """By language: the page and the HTML of each entry, by its id."""
     found = {}
     for language, root in ROOTS.items():
-        for page in set(mistakes.places(language).values()):
+        for page in set(PAGES.values()):
             path = site.folder / root / page / "index.html"
             text = path.read_text(encoding="utf-8")
             article = text.partition("</article>")[0]
@@ -75,8 +82,23 @@ def test_a_diff_turns_the_wrong_lines_into_the_right_ones():
     )
 
 
-def test_each_file_of_mistakes_has_a_page():
-    for language in ROOTS:
-        assert mistakes.places(language).keys() == files().keys()
-    held = [pages.stem_of(p) for p in pages.markdown_files("en")]
-    assert mistakes.TESTS in held
+@each_language
+def test_each_file_of_mistakes_has_a_page(language):
+    told = [
+        (name, pages.stem_of(path))
+        for path in pages.markdown_files(language)
+        for names in mistakes.ENTRIES.findall(pages.body_of(path))
+        for name in names.split()
+    ]
+    assert sorted(told) == sorted(PAGES.items())
+    assert PAGES.keys() == files().keys()
+
+
+def test_the_exercises_are_listed(site):
+    for root, language in (("", "en"), ("zh/", "zh")):
+        path = site.folder / root / "mistakes/check/index.html"
+        text = html.unescape(path.read_text(encoding="utf-8"))
+        for name, asked in TASKS.items():
+            assert f"<code>{name}</code>" in text
+            assert getattr(asked.title, language) in text
+            assert all(f"<code>{s}</code>" in text for s in asked.signatures)
