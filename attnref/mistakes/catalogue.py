@@ -12,9 +12,10 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -54,7 +55,7 @@ class Mistake(NamedTuple):
     title: Text
     lines: tuple[Lines, ...]
     symptom: str
-    shown: Callable[[Any], Tensor]
+    shown: Callable[[Any], "Tensor"]
     seen: Text
     notice: Text
     hidden: Text | None
@@ -81,16 +82,26 @@ SYMPTOMS = {
 
 
 @cache
-def catalogue() -> dict[str, Mistake]:
-    """All mistakes by id: those of every file beside this one."""
-    found: dict[str, Mistake] = {}
+def by_file() -> dict[str, tuple[Mistake, ...]]:
+    """The mistakes of every file beside this one that has some."""
+    found: dict[str, tuple[Mistake, ...]] = {}
     for beside in pkgutil.iter_modules([str(Path(__file__).parent)]):
         name = f"attnref.mistakes.{beside.name}"
         if name != __name__:
-            module = importlib.import_module(name)
-            for mistake in getattr(module, "MISTAKES", ()):
-                assert mistake.id not in found, mistake.id
-                found[mistake.id] = mistake
+            mistakes = getattr(importlib.import_module(name), "MISTAKES", ())
+            if mistakes:
+                found[beside.name] = mistakes
+    return found
+
+
+@cache
+def catalogue() -> dict[str, Mistake]:
+    """All mistakes by id."""
+    found: dict[str, Mistake] = {}
+    for mistakes in by_file().values():
+        for mistake in mistakes:
+            assert mistake.id not in found, mistake.id
+            found[mistake.id] = mistake
     return found
 
 
