@@ -65,7 +65,11 @@ class Answer(NamedTuple):
     modified: tuple[str, ...] = ()  # inputs that it modified
 
 
-def ask(solution: Solution, probe: Probe) -> Answer:
+def ask(
+    solution: Solution,
+    probe: Probe,
+    caught: tuple[type[BaseException], ...] = (Exception, SystemExit),
+) -> Answer:
     """The answer to a probe, of a solution in this process."""
     given = {name: _kept(value) for name, value in probe.inputs.items()}
     outputs: Outputs = ()
@@ -76,8 +80,8 @@ def ask(solution: Solution, probe: Probe) -> Answer:
             outputs = tuple(map(_readable, probe.drive(solution, given)))
     except SolutionError as told:
         raised = told.text
-    except (Exception, SystemExit) as error:
-        raised, where = _told(error), _where(error)
+    except caught as error:
+        raised, where = error_of(error)
     modified = (
         name
         for name, value in probe.inputs.items()
@@ -117,15 +121,24 @@ def _readable(x: Tensor) -> Tensor:
     return x.detach().cpu().as_subclass(Tensor)
 
 
+def error_of(error: BaseException) -> tuple[Text, tuple[str, ...]]:
+    """An error of a solution in a line, and the lines that led to it."""
+    return _told(error), _where(error)
+
+
 def _told(error: BaseException) -> Text:
-    """An error of a solution in a line."""
-    words = str(error).split("\n")[0][:300]
+    try:
+        words = str(error).split("\n")[0][:300]
+    except Exception:
+        words = ""
     what = f"{type(error).__name__}: {words}".removesuffix(": ")
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+    if isinstance(error, MemoryError) or "can't allocate memory" in words:
         return Text(
             f"it needs more memory than it may use ({what})",
             f"需要的内存超过了上限（{what}）",
         )
+    if isinstance(error, SyntaxError | UnicodeError) or "null byte" in words:
+        return Text(f"it is no Python ({what})", f"这不是 Python（{what}）")
     if isinstance(error, NotImplementedError) and not words:
         return Text("it is not filled in yet", "还没有写")
     if isinstance(error, SystemExit):
@@ -134,7 +147,9 @@ def _told(error: BaseException) -> Text:
 
 
 def _where(error: BaseException) -> tuple[str, ...]:
-    """The last lines of the solution that led to an error."""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{Path(error.filename).name}:{error.lineno}"
+        return (f"{place}: {(error.text or '').strip()[:160]}",)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -217,9 +232,7 @@ def fault(
     """By how much an answer breaks the law of its probe, and how."""
     if answer.raised is not None:
         return math.inf, answer.raised
-    got, wanted = answer.outputs, right.outputs
-    if LAWS[probe.law].own:
-        got, wanted = got[: len(got) // 2], got[len(got) // 2 :]
+    got, wanted = _halves(probe, answer, right)
     if probe.law == "dtype" and got[0].dtype != wanted[0].dtype:
         kinds = got[0].dtype, wanted[0].dtype
         return math.inf, Text(
@@ -534,8 +547,7 @@ WORDS = {
     "ok": Text("holds", "成立"),
     "no": Text("FAILS", "不成立"),
     "tried": Text(
-        "({n} tried, difference at most {d:.0e})",
-        "（试了 {n} 个输入，最多差 {d:.0e}）",
+        "(tried: {n}, difference: {d})", "（试了 {n} 个输入，最多差 {d}）"
     ),
     "on": Text("{sizes}: {fault}", "{sizes}：{fault}"),
     "one": Text("This is a known mistake:", "这是一个已知的错误："),
@@ -606,7 +618,8 @@ class _Words:
             )
             line = f"  {mark}{room}  {self.of(v.title)}"
             if v.passed:
-                tried = self.say("tried", n=v.tried, d=v.difference)
+                much = f"{v.difference:.0e}" if v.difference else "0"
+                tried = self.say("tried", n=v.tried, d=much)
                 yield f"{line} {self.in_colour(DIM, tried)}"
             else:
                 yield line
@@ -657,7 +670,7 @@ def _wide(text: str) -> int:
 def _wrapped(text: str, margin: str) -> Iterator[str]:
     """Lines of at most 80 columns; Chinese breaks between any characters."""
     line = ""
-    for word in re.findall(r"\([^()]*\)|[⺀-￿]|[^\s⺀-￿]+|\s+", text):
+    for word in re.findall(r"\([^()]*\)[^\s⺀-￿]*|[⺀-￿]|[^\s⺀-￿]+|\s+", text):
         if line and _wide(margin + line + word.rstrip()) > 80:
             yield margin + line.rstrip()
             line = ""
@@ -686,44 +699,52 @@ def page_of(id: str, language: str) -> str:
     return f"{site()}{part}mistakes/{next(stems).replace('_', '-')}/#{id}"
 
 
+SMALLEST = {
+    "head": Text("The smallest input on which it fails:", "出错的最小输入："),
+    "raises": Text("it raises {}", "它抛出 {}"),
+    "gives": Text("it gives  {}", "它给出   {}"),
+    "right": Text("right is  {}", "正确的是 {}"),
+}
+
+
 def smallest(probe: Probe, answer: Answer, right: Answer) -> Text:
-    """A failing input as code, with what is given for it and what is right."""
-    lines = []
-    for name, value in probe.inputs.items():
-        several = value if isinstance(value, list) else [value]
-        small = sum(v.numel() for v in several if isinstance(v, Tensor)) <= 64
-        if small and value is not None:
-            lines.append(f"  {name} = {_as_code(value)}")
-    code = "\n".join(lines)
-    got, wanted = answer.outputs, right.outputs
-    if LAWS[probe.law].own:
-        got, wanted = got[: len(got) // 2], got[len(got) // 2 :]
-    texts = []
-    for language, (head, gives, should, raises) in enumerate(
-        (
-            (
-                "The smallest input tried on which it fails",
-                "it gives",
-                "right is",
-                "it raises",
-            ),
-            ("失败的输入中最小的一个", "它给出", "正确的是", "它抛出"),
-        )
-    ):
-        told = (
-            [f"{head}: {probe.sizes}", code]
-            if lines
-            else [f"{head}: {probe.sizes}"]
-        )
-        if answer.raised is not None:
-            told.append(f"  {raises} {answer.raised[language]}")
+    """A failing input, as code if it is short, what is given and is right."""
+    code = [f"{n} = {_as_code(v)}" for n, v in probe.inputs.items()]
+    tensors = [x for x in map(_listed, probe.inputs.values())]
+    if sum(x.numel() for some in tensors for x in some) > 80:
+        code = [probe.sizes]
+    shown: list[tuple[str, str | Text]] = []
+    if answer.raised is not None:
+        shown.append(("raises", answer.raised))
+    else:
+        got, wanted = _halves(probe, answer, right)
         for a, b in zip(got, wanted, strict=True):
-            if a.shape != b.shape or difference(a, b)[1] is not None:
-                told.append(f"  {gives} {_short(a)}")
-                told.append(f"  {should} {_short(b)}")
+            if difference(a, b)[1] is not None:
+                shown += [("gives", _short(a)), ("right", _short(b))]
                 break
-        texts.append("\n".join(told))
+    texts = []
+    for n in range(len(Text._fields)):
+        told = [SMALLEST["head"][n], *code]
+        for word, what in shown:
+            value = what[n] if isinstance(what, Text) else what
+            told.append(SMALLEST[word][n].format(value))
+        texts.append("\n  ".join(told))
     return Text(*texts)
+
+
+def _halves(
+    probe: Probe, answer: Answer, right: Answer
+) -> tuple[Outputs, Outputs]:
+    """What is compared: with what is right, or one half with the other."""
+    got = answer.outputs
+    if not LAWS[probe.law].own:
+        return got, right.outputs
+    return got[: len(got) // 2], got[len(got) // 2 :]
+
+
+def _listed(value: Any) -> list[Tensor]:
+    several = value if isinstance(value, list) else [value]
+    return [x for x in several if isinstance(x, Tensor)]
 
 
 def _as_code(value: Any) -> str:
@@ -731,26 +752,17 @@ def _as_code(value: Any) -> str:
         return f"[{', '.join(map(_as_code, value))}]"
     if not isinstance(value, Tensor):
         return repr(value)
-    kind = (
-        ""
-        if value.dtype in (torch.bool, torch.int64)
-        else f", dtype={value.dtype}"
-    )
+    kind = f", dtype={value.dtype}" if value.is_floating_point() else ""
     return f"torch.tensor({value.tolist()}{kind})"
 
 
 def _short(x: Tensor) -> str:
-    if x.numel() > 24:
-        return f"{x.flatten()[:24].tolist()} ..."
-    if not x.is_floating_point():
-        return str(x.tolist())
-    return str(
-        torch.tensor(x.tolist(), dtype=torch.float64)
-        .mul(1e4)
-        .round()
-        .div(1e4)
-        .tolist()
-    )
+    values = x.double().flatten()[:12].tolist()
+    words = [f"{v:.4g}" for v in values]
+    if x.dtype == torch.bool:
+        words = [str(bool(v)) for v in values]
+    more = ", ..." if x.numel() > len(values) else ""
+    return f"{tuple(x.shape)}: {', '.join(words)}{more}"
 
 
 def judged(
@@ -758,6 +770,15 @@ def judged(
 ) -> Report:
     """The report on all answers of a solution."""
     probes, right, _ = rights(name)
+    raised = {answer.raised for answer in answers}
+    if len(raised) == 1 and None not in raised:
+        return Report(
+            name,
+            error=raised.pop(),
+            where=answers[0].where,
+            printed=printed,
+            language=language,
+        )
     found = verdicts(probes, answers, right)
     failed = [v for v in found if not v.passed]
     mistakes: tuple[tuple[str, ...], ...] = ()

@@ -654,11 +654,11 @@ def layer_inputs(
 
 
 def layer_probes(kv_heads: Sequence[int], *, gqa: bool) -> Iterator[Probe]:
-    """Of mha, mqa and gqa: `kv_heads` for 1, 2, 6 and 3 query heads."""
+    """Of mha, mqa and gqa: `kv_heads` of 1, 2, 4, 6 and 3 query heads."""
     draw = Draw(6)
 
     def of(B: int, T: int, E: int, H: int, most: int = 3) -> Inputs:
-        K = kv_heads[(1, 2, 6, 3).index(H)]
+        K = kv_heads[(1, 2, 4, 6, 3).index(H)]
         others = {"n_kv_heads": K} if gqa else {}
         inputs = layer_inputs(draw, B, T, E, H, K, most=most)
         return inputs | others | {"mask": None}
@@ -667,6 +667,7 @@ def layer_probes(kv_heads: Sequence[int], *, gqa: bool) -> Iterator[Probe]:
     yield Probe("same", of(1, 2, 2, 1), plain)
     yield Probe("same", of(1, 2, 4, 2), plain)
     yield Probe("same", of(1, 2, 4, 2) | {"mask": causal(2, 2)}, plain)
+    yield Probe("same", of(1, 2, 4, 4), plain)
     some = of(3, 5, 12, 6)
     yield Probe("same", some, plain)
     seen = draw.mask(3, 1, 5, 5)
@@ -1145,10 +1146,10 @@ EXERCISES = {
         (lambda p: p.sdpa, lambda p: p.fused, attend_of),
         partial(core_probes, plain),
     ),
-    "mha": Exercise(SELF, partial(layer_probes, (1, 2, 6, 3), gqa=False)),
+    "mha": Exercise(SELF, partial(layer_probes, (1, 2, 4, 6, 3), gqa=False)),
     "mha_cached": Exercise(CACHED, partial(cached_layer_probes, 3, 3)),
-    "mqa": Exercise(SELF, partial(layer_probes, (1, 1, 1, 1), gqa=False)),
-    "gqa": Exercise(SELF, partial(layer_probes, (1, 1, 2, 3), gqa=True)),
+    "mqa": Exercise(SELF, partial(layer_probes, (1, 1, 1, 1, 1), gqa=False)),
+    "gqa": Exercise(SELF, partial(layer_probes, (1, 1, 2, 2, 3), gqa=True)),
     "llama": Exercise(CACHED, partial(cached_layer_probes, 6, 2)),
     "cross": Exercise((cross_of,), cross_probes),
     "rope": Exercise((rope_of,), rope_probes),
