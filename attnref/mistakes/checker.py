@@ -12,13 +12,14 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from itertools import combinations
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +52,8 @@ ROUNDING = {
 }
 CLEARLY = 5  # so many times more, a mistake is told from what is right
 SECONDS = 5.0  # for pairs of mistakes
+
+Form = Callable[[Any], object]
 
 
 # ----------------------------------------------------------------- answers
@@ -233,7 +236,7 @@ def fault(
     if answer.raised is not None:
         return math.inf, answer.raised
     got, wanted = _halves(probe, answer, right)
-    if probe.law == "dtype" and got[0].dtype != wanted[0].dtype:
+    if _of_other_dtype(probe, answer, right):
         kinds = got[0].dtype, wanted[0].dtype
         return math.inf, Text(
             "the dtype is {}, and should be {}".format(*kinds),
@@ -305,7 +308,8 @@ def rights(name: str) -> Rights:
     answers, calls = [], []
     for form in forms:
         with _called() as called:
-            answers.append(_all(name, form, package, probes))
+            solution = Solution(name, form(package))
+            answers.append(tuple(ask(solution, probe) for probe in probes))
         calls.append(called)
     return Rights(probes, answers[0], tuple(calls))
 
@@ -327,42 +331,43 @@ def _called() -> Iterator[set[tuple[str, str]]]:
         sys.setprofile(before)
 
 
-def _all(
-    name: str,
-    form: Callable[[Any], object],
-    package: Any,
-    probes: Sequence[Probe],
-) -> tuple[Answer, ...]:
-    solution = Solution(name, form(package))
-    return tuple(ask(solution, probe) for probe in probes)
+class Variant:
+    """A form of a package with mistakes in it, which answers when asked."""
+
+    def __init__(self, name: str, form: Form, package: ModuleType) -> None:
+        self.probes = rights(name).probes
+        self.solution = Solution(name, form(package))
+        self.answers: dict[int, Answer] = {}
+
+    def answer(self, n: int) -> Answer:
+        if n not in self.answers:
+            self.answers[n] = ask(self.solution, self.probes[n])
+        return self.answers[n]
 
 
 @cache
-def wrongs(name: str, *ids: str) -> tuple[tuple[Answer, ...], ...]:
-    """The answers of each form of a package with these mistakes in it, if it
-    is one that the mistakes concern and the answers are clearly wrong."""
-    mistakes = [catalogue()[id] for id in ids]
-    right = rights(name)
+def variants(name: str, *ids: str) -> tuple[Variant, ...]:
+    """The forms of a package with these mistakes in it, of those that call the
+    functions that the mistakes change."""
     forms = [
         form
-        for form, calls in zip(EXERCISES[name].forms, right.calls, strict=True)
-        if all(_concerns(mistake, calls) for mistake in mistakes)
+        for form, calls in zip(
+            EXERCISES[name].forms, rights(name).calls, strict=True
+        )
+        if all(_concerns(catalogue()[id], calls) for id in ids)
     ]
     if not forms:
         return ()
     try:
-        package = load(*mistakes)
+        package = _package(*ids)
     except Exception:  # two that change the same lines, for example
         return ()
-    found = [_all(name, form, package, right.probes) for form in forms]
-    return tuple(
-        answers
-        for answers in found
-        if any(
-            clearly_wrong(*each)
-            for each in zip(right.probes, answers, right.answers, strict=True)
-        )
-    )
+    return tuple(Variant(name, form, package) for form in forms)
+
+
+@lru_cache(maxsize=256)
+def _package(*ids: str) -> ModuleType:
+    return load(*(catalogue()[id] for id in ids))
 
 
 def _concerns(mistake: Mistake, calls: set[tuple[str, str]]) -> bool:
@@ -394,69 +399,99 @@ def clearly_wrong(probe: Probe, answer: Answer, right: Answer) -> bool:
     """Whether this answer tells a mistake: an error alone does not."""
     if answer.raised is not None or not LAWS[probe.law].told:
         return False
-    return any(
+    pairs = zip(answer.outputs, right.outputs, strict=True)
+    return _of_other_dtype(probe, answer, right) or any(
         a.shape != b.shape
         or difference(a, b)[0] > CLEARLY * max(rounding(b), 1e-9)
-        for a, b in zip(answer.outputs, right.outputs, strict=True)
+        for a, b in pairs
     )
 
 
-def alike(
-    probes: Sequence[Probe],
-    some: Sequence[Answer],
-    others: Sequence[Answer],
-    *,
-    half: bool,
-) -> bool:
-    """Whether two solutions answer alike; `half`: in all dtypes."""
-    for probe, a, b in zip(probes, some, others, strict=True):
-        if not LAWS[probe.law].told or (probe.law == "dtype" and not half):
-            continue
-        if (a.raised is None) != (b.raised is None):
-            return False
-        if a.raised is None and any(
-            difference(x, y)[1]
-            for x, y in zip(a.outputs, b.outputs, strict=True)
-        ):
-            return False
-    return True
+def alike(probe: Probe, one: Answer, other: Answer) -> bool:
+    """Whether two solutions answer a probe alike, for any error as for one."""
+    if one.raised is not None or other.raised is not None:
+        return one.raised is not None and other.raised is not None
+    pairs = zip(one.outputs, other.outputs, strict=True)
+    return not _of_other_dtype(probe, one, other) and all(
+        difference(a, b)[1] is None for a, b in pairs
+    )
 
 
-def candidates(name: str) -> list[str]:
-    """The mistakes that an exercise can tell."""
-    return [id for id in catalogue() if wrongs(name, id)]
+def _of_other_dtype(probe: Probe, one: Answer, other: Answer) -> bool:
+    return (
+        probe.law == "dtype" and one.outputs[0].dtype != other.outputs[0].dtype
+    )
+
+
+@cache
+def candidates(name: str) -> tuple[str, ...]:
+    """The mistakes that an exercise can tell: they give wrong answers."""
+    probes, right, _ = rights(name)
+    return tuple(
+        id
+        for id in catalogue()
+        if any(
+            clearly_wrong(probes[n], variant.answer(n), right[n])
+            for variant in variants(name, id)
+            for n in range(len(probes))
+        )
+    )
 
 
 def explained(
-    name: str, answers: Sequence[Answer], seconds: float = SECONDS
+    name: str, answers: Sequence[Answer]
 ) -> tuple[tuple[str, ...], ...]:
-    """The mistakes, or else pairs of them, that give these answers."""
-    probes = rights(name).probes
+    """The mistakes, or else pairs of them, that give these answers.
 
-    def among(groups: Iterator[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Those that agree in half precision too, if there are any: there a
-        solution may fail for a reason of its own."""
-        begun = time.monotonic()
+    In half precision a solution may fail for a reason of its own: what agrees
+    with it there too comes first, but need not exist.
+    """
+    probes, right, _ = rights(name)
+    told = [n for n, probe in enumerate(probes) if LAWS[probe.law].told]
+    failing = [
+        n for n in told if fault(probes[n], answers[n], right[n])[1] is not None
+    ]
+    told.sort(key=lambda n: n not in failing)
+    but_half = [n for n in told if probes[n].law != "dtype"]
+    fails_there = [n for n in failing if n in but_half]
+
+    def explains(variant: Variant, asked: Sequence[int]) -> bool:
+        return all(
+            alike(probes[n], answers[n], variant.answer(n)) for n in asked
+        ) and any(
+            clearly_wrong(probes[n], variant.answer(n), right[n]) for n in asked
+        )
+
+    def among(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        until = time.monotonic() + SECONDS
         whole, most = [], []
         for ids in groups:
-            for wrong in wrongs(name, *ids):
-                if alike(probes, answers, wrong, half=True):
+            for variant in variants(name, *ids):
+                if explains(variant, told):
                     whole.append(ids)
-                elif alike(probes, answers, wrong, half=False) and any(
-                    clearly_wrong(*each)
-                    for each in zip(
-                        probes, wrong, rights(name).answers, strict=True
-                    )
-                    if each[0].law != "dtype"
-                ):
+                elif fails_there and explains(variant, but_half):
                     most.append(ids)
-            if time.monotonic() - begun > seconds:
+            if time.monotonic() > until:
                 break
         return list(dict.fromkeys(whole or most))
 
-    fitting = candidates(name)
-    alone = among((id,) for id in fitting)
-    return tuple(alone or among(combinations(fitting, 2)))
+    def wrong_at(id: str) -> set[int]:
+        return {
+            n
+            for variant in variants(name, id)
+            for n in some
+            if not alike(probes[n], variant.answer(n), right[n])
+        }
+
+    alone = among((id,) for id in catalogue())
+    if alone or not failing:
+        return tuple(alone)
+    # Of two, each is wrong somewhere, and both together where the solution is.
+    some = (fails_there or failing)[:6]
+    wrong = {id: at for id in catalogue() if (at := wrong_at(id))}
+    pairs = [*combinations(wrong, 2)]
+    pairs.sort(key=lambda ids: -len(wrong[ids[0]] | wrong[ids[1]]))
+    return tuple(among(pairs))
 
 
 # ------------------------------------------------------------------ report

@@ -89,11 +89,10 @@ LAWS = {
     ),
     "small": Law(
         Text(
-            "caches R + Dr elements per token",
-            "每个词元只缓存 R + Dr 个元素",
+            "caches no more elements per token than it needs",
+            "每个词元缓存的元素不比需要的多",
         ),
         own=True,
-        told=False,
     ),
     "absorbed": Law(
         Text(
@@ -577,8 +576,11 @@ def built(kind: Any, weights: Inputs, **sizes: Any) -> Any:
     """A layer with these weights."""
     with torch.device("meta"):
         layer = kind(**sizes)
-    named = {f"{WEIGHTS[n]}.weight": w for n, w in weights.items()}
-    layer.load_state_dict(named, assign=True)
+    for name, weight in weights.items():
+        holder = getattr(layer, WEIGHTS[name])
+        if holder.weight.shape != weight.shape:
+            raise ValueError(f"{name} {tuple(weight.shape)}")
+        holder.weight = torch.nn.Parameter(weight, requires_grad=False)
     return layer.eval()
 
 
@@ -679,6 +681,8 @@ def layer_probes(kv_heads: Sequence[int], *, gqa: bool) -> Iterator[Probe]:
     right = left_pads(3, 3).flip(1)[:, None, None] & causal(3, 3)
     yield Probe("same", equal | {"mask": right}, plain)
     yield Probe("empty", some | {"mask": pads & causal(5, 5)}, plain)
+    large = some | {"w_q": 80 * some["w_q"], "mask": causal(5, 5)}
+    yield Probe("large", large, plain)
     last = (slice(None), slice(-1, None))
     before = (slice(None), slice(-1))
     yield Probe(
@@ -755,6 +759,8 @@ def cross_probes() -> Iterator[Probe]:
         yield Probe("same", some | {"mask": mask}, plain)
     equal = of(3, 3, 3, 12, 12, 3) | {"mask": left_pads(3, 3)[:, None, None]}
     yield Probe("same", equal, plain)
+    large = some | {"w_q": 200 * some["w_q"], "mask": seen}
+    yield Probe("large", large, plain)
     queries = left_pads(3, 5)[:, None, :, None]
     yield Probe("empty", some | {"mask": pads & queries}, plain)
     yield Probe(
@@ -808,7 +814,7 @@ def made_cache(p: Any, kept: str) -> Any:
 
 
 def mla_of(
-    p: Any, form: str, kept: str = "KVCache"
+    p: Any, form: str | None, kept: str = "KVCache"
 ) -> Callable[..., tuple[Tensor, Any]]:
     def mla(
         x: Tensor,
@@ -893,25 +899,39 @@ def interleaved(f: Solution, i: Inputs) -> Outputs:
     return torch.cat((first, then), dim=1), *whole
 
 
-def cached_probes(inputs: Callable[..., Inputs]) -> Iterator[Probe]:
-    """`inputs` of B, T and how large the weights are."""
+def cached_probes(
+    inputs: Callable[..., Inputs], H: int, per_token: Callable[[Inputs], int]
+) -> Iterator[Probe]:
+    """`inputs` of B, T and how large the weights are; `per_token` is how many
+    elements a token needs in the cache."""
     yield Probe("same", inputs(1, 1), once)
     yield Probe("same", inputs(1, 2), once)
     yield Probe("chunks", inputs(1, 2), chunks_equal(1, 1))
-    yield Probe("same", inputs(3, 3), once)
-    some = inputs(3, 7)
+    yield Probe("same", inputs(H, H), once)
+    some = inputs(3, 5)
     yield Probe("same", some, once)
-    for chunks in ((1,) * 7, (3, 1, 1, 2), (4, 3), (2, 5)):
-        yield Probe("same", some, in_chunks(*chunks))
+    yield Probe("same", some, in_chunks(1, 1, 1, 1, 1))
+    for chunks in ((1,) * 5, (3, 1, 1), (2, 3)):
         yield Probe("chunks", some, chunks_equal(*chunks))
     last = (slice(None), slice(-1, None))
     before = (slice(None), slice(-1))
     yield Probe("future", some, compared(once, change(last, "x"), before))
-    yield Probe("rows", some, by_rows(in_chunks(3, 1, 3), "x"))
+    yield Probe("rows", some, by_rows(in_chunks(4, 1), "x"))
     yield Probe("apart", some, interleaved)
-    mild = inputs(3, 7, most=2)
+
+    def small(f: Solution, i: Inputs) -> Outputs:
+        """How many elements one more token adds, or how many it may."""
+        _, kept = f.two(**i | {"x": i["x"][:, :4], "cache": None})
+        before = elements(kept)
+        _, kept = f.two(**i | {"x": i["x"][:, 4:], "cache": kept})
+        may = torch.tensor([float(per_token(i))])
+        new = torch.tensor([float(elements(kept) - before)])
+        return torch.maximum(new, may), may
+
+    yield Probe("small", inputs(1, 5), small)
+    mild = inputs(3, 5, most=2)
     names = (n for n in mild if isinstance(mild[n], Tensor))
-    yield from of_dtypes("dtype", mild, in_chunks(3, 1, 3), *names)
+    yield from of_dtypes("dtype", mild, in_chunks(4, 1), *names)
 
 
 def cached_layer_probes(H: int, K: int) -> Iterator[Probe]:
@@ -921,7 +941,7 @@ def cached_layer_probes(H: int, K: int) -> Iterator[Probe]:
     def inputs(B: int, T: int, most: int = 3) -> Inputs:
         return layer_inputs(draw, B, T, 4 * H, H, K, most=most) | others
 
-    return cached_probes(inputs)
+    return cached_probes(inputs, H, lambda i: 2 * len(i["w_k"]))
 
 
 def mla_probes(*, absorbed: bool) -> Iterator[Probe]:
@@ -930,18 +950,7 @@ def mla_probes(*, absorbed: bool) -> Iterator[Probe]:
     def inputs(B: int, T: int, most: int = 3) -> Inputs:
         return mla_inputs(draw, B, T, 10, 3, 5, 6, 4, 7, most=most)
 
-    yield from cached_probes(inputs)
-
-    def small(f: Solution, i: Inputs) -> Outputs:
-        """How many elements one more token adds, or how many it may."""
-        _, kept = f.two(**i | {"x": i["x"][:, :6], "cache": None})
-        before = elements(kept)
-        _, kept = f.two(**i | {"x": i["x"][:, 6:], "cache": kept})
-        may = torch.tensor([float(len(i["w_kv_a"]))])
-        new = torch.tensor([float(elements(kept) - before)])
-        return torch.maximum(new, may), may
-
-    yield Probe("small", inputs(1, 7), small)
+    yield from cached_probes(inputs, 3, lambda i: len(i["w_kv_a"]))
 
     def flops(f: Solution, i: Inputs) -> Outputs:
         """Of a decode step, or half of what expanding all keys needs."""
@@ -1039,6 +1048,7 @@ def cache_probes() -> Iterator[Probe]:
     yield Probe("full", of(4, (1, 5, 3), 3, 2, 4), full)
     yield Probe("rows", of(7, (3, 1, 1), 3, 2, 4), by_rows(last, "k", "v"))
     yield Probe("apart", of(7, (3, 1, 1), 3, 2, 4), apart)
+    yield from of_dtypes("dtype", of(7, (3,), 3, 2, 4), last, "k", "v")
     yield from of_dtypes("dtype", of(7, (3, 1), 3, 2, 4), last, "k", "v")
 
 
@@ -1122,8 +1132,9 @@ CACHED = (
 )
 
 
-def latent_forms(*forms: str) -> tuple[Callable[[Any], object], ...]:
-    """The first with a KVCache, the others with a growing one."""
+def latent_forms(*forms: str | None) -> tuple[Callable[[Any], object], ...]:
+    """The first with a KVCache, the others with a growing one; None is the
+    form that the layer takes by itself."""
     kept = ["KVCache", *["GrowingKVCache"] * (len(forms) - 1)]
     each = zip(forms, kept, strict=True)
     return tuple(partial(mla_of, form=form, kept=k) for form, k in each)
@@ -1155,7 +1166,7 @@ EXERCISES = {
     "rope": Exercise((rope_of,), rope_probes),
     "kv_cache": Exercise((lambda p: p.KVCache,), cache_probes),
     "mla_latent": Exercise(
-        latent_forms("latent", "latent", "expanded"),
+        latent_forms("latent", "latent", None),
         partial(mla_probes, absorbed=False),
     ),
     "mla_absorbed": Exercise(
