@@ -805,11 +805,10 @@ def judged(
 ) -> Report:
     """The report on all answers of a solution."""
     probes, right, _ = rights(name)
-    raised = {answer.raised for answer in answers}
-    if len(raised) == 1 and None not in raised:
+    if all(answer.raised is not None for answer in answers):
         return Report(
             name,
-            error=raised.pop(),
+            error=answers[0].raised,
             where=answers[0].where,
             printed=printed,
             language=language,

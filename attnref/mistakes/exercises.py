@@ -900,13 +900,16 @@ def interleaved(f: Solution, i: Inputs) -> Outputs:
 
 
 def cached_probes(
-    inputs: Callable[..., Inputs], H: int, per_token: Callable[[Inputs], int]
+    inputs: Callable[..., Inputs], per_token: Callable[[Inputs], int]
 ) -> Iterator[Probe]:
-    """`inputs` of B, T and how large the weights are; `per_token` is how many
-    elements a token needs in the cache."""
-    yield Probe("same", inputs(1, 1), once)
-    yield Probe("same", inputs(1, 2), once)
-    yield Probe("chunks", inputs(1, 2), chunks_equal(1, 1))
+    """`inputs` of B, T and how large the weights are, or of small widths;
+    `per_token` is how many elements a token needs in the cache."""
+    for T in (1, 2):
+        yield Probe("same", inputs(1, T, small=True), once)
+    yield Probe("chunks", inputs(1, 2, small=True), chunks_equal(1, 1))
+    equal = inputs(3, 3)
+    yield Probe("same", equal, once)
+    H = equal["n_heads"]
     yield Probe("same", inputs(H, H), once)
     some = inputs(3, 5)
     yield Probe("same", some, once)
@@ -938,19 +941,24 @@ def cached_layer_probes(H: int, K: int) -> Iterator[Probe]:
     draw = Draw(8)
     others: Inputs = {} if H == K else {"n_kv_heads": K, "theta": 50.0}
 
-    def inputs(B: int, T: int, most: int = 3) -> Inputs:
+    def inputs(B: int, T: int, most: int = 3, *, small: bool = False) -> Inputs:
+        if small:
+            few = {"n_kv_heads": 1} if others else {}
+            made = layer_inputs(draw, B, T, 4, 2, 1 if others else 2)
+            return made | others | few
         return layer_inputs(draw, B, T, 4 * H, H, K, most=most) | others
 
-    return cached_probes(inputs, H, lambda i: 2 * len(i["w_k"]))
+    return cached_probes(inputs, lambda i: 2 * len(i["w_k"]))
 
 
 def mla_probes(*, absorbed: bool) -> Iterator[Probe]:
     draw = Draw(9)
 
-    def inputs(B: int, T: int, most: int = 3) -> Inputs:
-        return mla_inputs(draw, B, T, 10, 3, 5, 6, 4, 7, most=most)
+    def inputs(B: int, T: int, most: int = 3, *, small: bool = False) -> Inputs:
+        sizes = (2, 1, 2, 1, 2, 1) if small else (10, 3, 5, 6, 4, 7)
+        return mla_inputs(draw, B, T, *sizes, most=most)
 
-    yield from cached_probes(inputs, 3, lambda i: len(i["w_kv_a"]))
+    yield from cached_probes(inputs, lambda i: len(i["w_kv_a"]))
 
     def flops(f: Solution, i: Inputs) -> Outputs:
         """Of a decode step, or half of what expanding all keys needs."""

@@ -50,7 +50,7 @@ MASK = Text(
 WEIGHTS = Text(
     en="Weights are as in nn.Linear, (out, in), without biases; the width of a "
     "head is\nD = E / n_heads.",
-    zh="权重与 nn.Linear 的一样，形状 (out, in)，没有偏置；每个头的宽度 "
+    zh="权重与 nn.Linear 的一样，形状 (out, in)，没有偏置；\n每个头的宽度 "
     "D = E / n_heads。",
 )
 CACHE = Text(
@@ -90,9 +90,8 @@ TASKS = {
     "softmax": Task(
         Text("Softmax", "Softmax"),
         Text(
-            en="Weights exp(x_j) / sum(exp(x)) along dim, without overflow and "
-            "in the dtype of x.\nA row in which every score is -inf gives "
-            "zeros.",
+            en="Weights exp(x_j) / sum(exp(x)) along dim, without overflow, in "
+            "the dtype of x.\nA row in which every score is -inf gives zeros.",
             zh="沿 dim 计算权重 exp(x_j) / sum(exp(x))，不能溢出，dtype 与 x "
             "相同。\n整行都是 -inf 时，结果为零。",
         ),
@@ -256,7 +255,7 @@ document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是每个词元所属�
         Text("Rotary position embedding", "旋转位置编码（RoPE）"),
         Text(
             en="Rotates x (B, H, T, D) by positions (T,), integers. At "
-            "position i, elements p and\np + D / 2 are a pair (the layout of "
+            "position i, elements p\nand p + D / 2 are a pair (the layout of "
             "Llama in transformers) and turn by the\nangle "
             "i * theta ** (-2 p / D). The dtype is that of x.",
             zh="按 positions (T,)（整数）旋转 x (B, H, T, D)。第 p 个和第 "
