@@ -354,6 +354,8 @@ def softmax_probes() -> Iterator[Probe]:
     x = draw(3, 5, most=40)
     yield Probe("large", {"x": x + 800, "dim": -1}, plain)
     yield Probe("large", {"x": 100 * x, "dim": 0}, plain)
+    apart = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
+    yield Probe("large", {"x": x + apart, "dim": -1}, plain)
     hidden = x.masked_fill(x > 4, -torch.inf)
     yield Probe("large", {"x": hidden, "dim": -1}, plain)
     hidden = hidden.clone()
@@ -377,6 +379,8 @@ def online_probes() -> Iterator[Probe]:
         yield Probe("same", {"x": x, "chunk": chunk}, plain)
     x = draw(3, 7, most=40)
     yield Probe("large", {"x": 50 * x + 900, "chunk": 2}, plain)
+    apart = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
+    yield Probe("large", {"x": x + apart, "chunk": 3}, plain)
     x[:, :3] = -torch.inf
     yield Probe("large", {"x": x, "chunk": 2}, plain)
     x = x.clone()
