@@ -59,7 +59,7 @@ __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
     name for names in _HOMES.values() for name in names
 )
 # Judges attention and is none: it is not in __all__, and so in no copy.
-_CHECKER = {"Report", "check"}
+_CHECKER = ("Report", "Verdict", "check")
 _FOLDERS = sorted({home.partition(".")[0] for home in _HOMES})
 
 

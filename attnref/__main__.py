@@ -14,8 +14,8 @@ def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     """What a command prints; whatever is wrong ends the program with 2."""
     top = argparse.ArgumentParser(
         prog=prog,
-        description="Sizes of the KV caches of released models, and copies of "
-        "attention code that need PyTorch alone.",
+        description="Sizes of the KV caches of released models, copies of "
+        "attention code that need PyTorch alone, and a check of your own.",
         epilog="example: %(prog)s kv --model llama-3.1-8b --tokens 128K",
     )
     version = f"attnref {__version__}"

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from attnref.mistakes.catalogue import Text
@@ -126,13 +126,13 @@ class Ran(NamedTuple):
 class _Drain(threading.Thread):
     """Reads all that is printed, and keeps the beginning."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: Any) -> None:
         super().__init__(daemon=True)
         self.stream, self.kept, self.size = stream, b"", 0
 
     def run(self) -> None:
         with suppress(ValueError, OSError):
-            while some := self.stream.read1(1 << 16):  # type: ignore[attr-defined]
+            while some := self.stream.read1(1 << 16):
                 self.size += len(some)
                 self.kept = (self.kept + some)[: 4 * PRINTED]
 

@@ -572,7 +572,10 @@ class Report:
         }
 
 
-RED, GREEN, BOLD, DIM = 31, 32, 1, 2
+RED = 31
+GREEN = 32
+BOLD = 1
+DIM = 2
 WORDS = {
     "passes": Text("{name}: all {n} laws hold.", "{name}：{n} 条规律都成立。"),
     "fails": Text(
@@ -697,6 +700,11 @@ class _Words:
         yield f"  {page_of(mistake.id, self.language)}"
 
 
+# A word, a tuple with what follows it, or one Chinese character.
+WIDE = "\u2e80-\uffff"
+WORD = rf"\([^()]*\)[^\s{WIDE}]*|[{WIDE}]|[^\s{WIDE}]+|\s+"
+
+
 def _wide(text: str) -> int:
     """In a terminal a Chinese character is as wide as two letters."""
     return sum(2 if ord(c) > 0x2E7F else 1 for c in text)
@@ -705,7 +713,7 @@ def _wide(text: str) -> int:
 def _wrapped(text: str, margin: str) -> Iterator[str]:
     """Lines of at most 80 columns; Chinese breaks between any characters."""
     line = ""
-    for word in re.findall(r"\([^()]*\)[^\s⺀-￿]*|[⺀-￿]|[^\s⺀-￿]+|\s+", text):
+    for word in re.findall(WORD, text):
         if line and _wide(margin + line + word.rstrip()) > 80:
             yield margin + line.rstrip()
             line = ""
