@@ -46,8 +46,8 @@ def window_mask(T, S, size):
 
 def document_mask(ids):
     same = ids.unsqueeze(2) == ids.unsqueeze(1)
-    S = ids.shape[1]
-    return (same & causal_mask(S, S)).unsqueeze(1)
+    earlier = torch.ones_like(same[0]).tril()
+    return (same & earlier).unsqueeze(1)
 
 
 def attention(q, k, v, mask=None):
@@ -98,8 +98,8 @@ def cross(x, context, w_q, w_k, w_v, w_o, n_heads, mask=None):
     B, T, E = x.shape
     S = context.shape[1]
     q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
-    k = einsum("bsc,hc->bsh", context, w_k).view(B, S, n_heads, -1)
-    v = einsum("bsc,hc->bsh", context, w_v).view(B, S, n_heads, -1)
+    k, v = (einsum("bsc,hc->bsh", context, w) for w in (w_k, w_v))
+    k, v = (y.view(B, S, n_heads, -1) for y in (k, v))
     heads = attention(q, k, v, mask)
     return einsum("bth,eh->bte", heads.reshape(B, T, E), w_o)
 
@@ -143,8 +143,9 @@ def llama(
         v = torch.cat((cache["v"], v), dim=2)
     grouped = q.unflatten(1, (n_kv_heads, -1))
     scores = einsum("bkgtd,bksd->bkgts", grouped, k) / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(~causal_mask(T, past + T), -torch.inf)
-    heads = einsum("bkgts,bksd->btkgd", softmax(scores), v)
+    hidden = ~causal_mask(T, past + T)
+    weights = softmax(scores.masked_fill(hidden, -torch.inf))
+    heads = einsum("bkgts,bksd->btkgd", weights, v)
     out = einsum("bth,eh->bte", heads.reshape(B, T, E), w_o)
     return out, {"k": k, "v": v}
 
@@ -157,11 +158,12 @@ class KVCache:
     def append(self, k, v):
         new = k.shape[2]
         if self.length + new > self.max_len:
-            raise ValueError(f"{self.length} + {new} > {self.max_len}")
+            raise ValueError(f"no room for {new} more")
         self.keys.append(k.clone())
         self.values.append(v.clone())
         self.length += new
-        return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
+        k, v = torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
+        return k, v
 
 
 def pairs_turned(x, positions, theta):
@@ -175,49 +177,49 @@ def pairs_turned(x, positions, theta):
     return turned.flatten(-2).to(x.dtype)
 
 
-def latents(x, w_q, w_kv_a, w_norm, n_heads, theta, cache):
-    """Queries in two parts, all latents and all RoPE keys, and the mask."""
+def latents(x, w_q, w_kv_a, w_norm, n_heads, theta, past):
+    """Queries in two parts, latents and RoPE keys of the new tokens."""
     B, T, E = x.shape
     R = w_norm.shape[0]
     Dr = w_kv_a.shape[0] - R
-    past = 0 if cache is None else cache[0].shape[1]
-    at = torch.arange(past, past + T)
+    at = torch.arange(T) + past
     q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
     q, q_rope = q[..., :-Dr], q[..., -Dr:]
     down = einsum("bte,re->btr", x, w_kv_a)
     c, k_rope = down[..., :R], down[..., R:]
     size = c.double().pow(2).mean(-1, keepdim=True) + 1e-6
     c = (c / size.sqrt() * w_norm).to(x.dtype)
-    q_rope, k_rope = (pairs_turned(r, at, theta) for r in (q_rope, k_rope))
-    if cache is not None:
-        c = torch.cat((cache[0], c), dim=1)
-        k_rope = torch.cat((cache[1], k_rope), dim=1)
-    return q, q_rope, c, k_rope, causal_mask(T, past + T)
+    q_rope = pairs_turned(q_rope, at, theta)
+    k_rope = pairs_turned(k_rope, at, theta)
+    return q, q_rope, c, k_rope
 
 
 def mla_latent(
     x, w_q, w_kv_a, w_norm, w_kv_b, w_o, n_heads, theta=10000.0, cache=None
 ):
-    q, q_rope, c, k_rope, mask = latents(
-        x, w_q, w_kv_a, w_norm, n_heads, theta, cache
-    )
+    T, past = x.shape[1], 0 if cache is None else cache[0].shape[1]
+    q, q_rope, c, k_rope = latents(x, w_q, w_kv_a, w_norm, n_heads, theta, past)
+    if cache is not None:
+        c = torch.cat((cache[0], c), dim=1)
+        k_rope = torch.cat((cache[1], k_rope), dim=1)
+    cache = (c, k_rope)
     Dn = q.shape[-1]
     up = einsum("bsr,hdr->bshd", c, w_kv_b.unflatten(0, (n_heads, -1)))
     k, v = up[..., :Dn], up[..., Dn:]
-    scores = einsum("bthd,bshd->bhts", q, k)
-    scores = scores + einsum("bthd,bsd->bhts", q_rope, k_rope)
-    scores = scores / (Dn + q_rope.shape[-1]) ** 0.5
-    weights = softmax(scores.masked_fill(~mask, -torch.inf))
-    heads = einsum("bhts,bshd->bthd", weights, v).flatten(2)
-    return einsum("bth,eh->bte", heads, w_o), (c, k_rope)
+    shared = k_rope.unsqueeze(2).expand(-1, -1, n_heads, -1)
+    q, k = torch.cat((q, q_rope), dim=-1), torch.cat((k, shared), dim=-1)
+    heads = attention(q, k, v, causal_mask(T, past + T)).flatten(2)
+    return einsum("bth,eh->bte", heads, w_o), cache
 
 
 def mla_absorbed(
     x, w_q, w_kv_a, w_norm, w_kv_b, w_o, n_heads, theta=10000.0, cache=None
 ):
-    q, q_rope, c, k_rope, mask = latents(
-        x, w_q, w_kv_a, w_norm, n_heads, theta, cache
-    )
+    T, past = x.shape[1], 0 if cache is None else len(cache["c"][0])
+    q, q_rope, c, k_rope = latents(x, w_q, w_kv_a, w_norm, n_heads, theta, past)
+    if cache is not None:
+        c = torch.cat((cache["c"], c), dim=1)
+        k_rope = torch.cat((cache["k_rope"], k_rope), dim=1)
     Dn = q.shape[-1]
     up = w_kv_b.unflatten(0, (n_heads, -1))
     w_uk, w_uv = up[:, :Dn], up[:, Dn:]
@@ -225,10 +227,12 @@ def mla_absorbed(
     scores = einsum("bthr,bsr->bhts", in_latent, c)
     scores = scores + einsum("bthd,bsd->bhts", q_rope, k_rope)
     scores = scores / (Dn + q_rope.shape[-1]) ** 0.5
-    weights = softmax(scores.masked_fill(~mask, -torch.inf))
-    mixed = einsum("bhts,bsr->bthr", weights, c)
+    later = ~causal_mask(T, past + T)
+    scores = scores.masked_fill(later, -torch.inf)
+    mixed = einsum("bhts,bsr->bthr", softmax(scores), c)
     heads = einsum("bthr,hdr->bthd", mixed, w_uv).flatten(2)
-    return einsum("bth,eh->bte", heads, w_o), (c, k_rope)
+    out = einsum("bth,eh->bte", heads, w_o)
+    return out, {"c": c, "k_rope": k_rope}
 
 
 def mha_to_gqa(w_k, w_v, n_heads, n_kv_heads):
@@ -257,8 +261,11 @@ def flash(q, k, v, mask=None, tile=(2, 4)):
         acc = torch.zeros(B, H, n, v.shape[3], dtype=wide)
         for j in range(0, S, tile[1]):
             columns = slice(j, j + tile[1])
+            seen = mask[:, :, rows, columns]
+            if not seen.any():
+                continue
             s = einsum("bhtd,bhsd->bhts", queries, k[:, :, columns].to(wide))
-            s = s.masked_fill(~mask[:, :, rows, columns], -torch.inf)
+            s = s.masked_fill(~seen, -torch.inf)
             m_new = torch.maximum(m, s.amax(-1))
             safe = m_new.masked_fill(m_new == -torch.inf, 0)
             p = torch.exp(s - safe.unsqueeze(-1))
@@ -267,8 +274,9 @@ def flash(q, k, v, mask=None, tile=(2, 4)):
             acc = acc * shrink.unsqueeze(-1)
             acc = acc + einsum("bhts,bhsd->bhtd", p, v[:, :, columns].to(wide))
             m = m_new
-        outs.append(acc / norm.where(norm > 0, 1).unsqueeze(-1))
-        lses.append(m + norm.where(norm > 0, 1).log())
+        total = norm.masked_fill(norm == 0, 1)
+        outs.append(acc / total.unsqueeze(-1))
+        lses.append(m + total.log())
     return torch.cat(outs, 2).to(q.dtype), torch.cat(lses, 2)
 
 
