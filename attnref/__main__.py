@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnref import __version__
-from attnref.commands import copy, kv
+from attnref.commands import check, copy, kv
 
 
 def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     """What a command prints; whatever is wrong ends the program with 2."""
     top = argparse.ArgumentParser(
         prog=prog,
-        description="Sizes of the KV caches of released models, and copies of "
-        "attention code that need PyTorch alone.",
+        description="Sizes of the KV caches of released models, copies of "
+        "attention code that need PyTorch alone, and a check of your own.",
         epilog="example: %(prog)s kv --model llama-3.1-8b --tokens 128K",
     )
     version = f"attnref {__version__}"
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     commands = top.add_subparsers(metavar="command", dest="command")
     kv.add_to(commands)
     copy.add_to(commands)
+    check.add_to(commands)
     asked = top.parse_args(arguments)
     if asked.command is None:
         return top.format_help().removesuffix("\n")

@@ -34,7 +34,7 @@ from attnref.mistakes.catalogue import (
     load,
 )
 from attnref.mistakes.tasks import TASKS
-from sitekit import pages, svg
+from sitekit import svg
 from sitekit.render import render
 
 ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)

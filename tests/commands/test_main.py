@@ -60,6 +60,8 @@ def test_every_command_runs_without_torch(tmp_path):
         ["copy", "gqa", "KVCache"],
         ["copy", "mla", "-o", str(tmp_path / "mla.py")],
         ["copy", "mla", "--folder", str(tmp_path / "folder")],
+        ["check", "--list"],
+        ["check", "gqa", "--stub", "-"],
         [],
     ]
     done = subprocess.run(
@@ -103,7 +105,11 @@ def test_alone_it_tells_its_commands_a_line_each():
     assert lines[2].startswith("Sizes of the KV caches of released models")
     said, _, example = lines[-1].partition("example: python -m attnref ")
     assert said == "" and main(example.split()).startswith("Llama-3.1-8B, ")
-    assert [x.split()[0] for x in lines if x[:4] == "    "] == ["kv", "copy"]
+    assert [x.split()[0] for x in lines if x[:4] == "    "] == [
+        "kv",
+        "copy",
+        "check",
+    ]
     assert run("--version").stdout == f"attnref {attnref.__version__}\n"
 
 
@@ -119,6 +125,11 @@ def test_alone_it_tells_its_commands_a_line_each():
         ("copy gqa -o README.md/x.py", "copy: error: README.md is a file, not"),
         ("copy gqa --folder README.md", "copy: error: README.md is a file, "),
         ("copy gqa -o docs --force", "copy: error: docs is a folder; pass it"),
+        (
+            "check gpa",
+            "check: error: there is no exercise 'gpa'; did you mean ",
+        ),
+        ("check gqa no.py", "check: error: no.py is not there"),
         ("copy gqa -o new/", "copy: error: new/ is a folder; pass it as"),
     ],
 )
