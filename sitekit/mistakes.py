@@ -36,7 +36,10 @@ from sitekit.render import render
 
 ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)
 BY_SYMPTOM = re.compile(r"^::: symptoms$", re.MULTILINE)
-ISSUE = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/\w+/(\d+)")
+ADDRESS = re.compile(
+    r"https://(?:www\.)?"
+    r"(?:github\.com/([\w.-]+/[\w.-]+)(?:/(?:issues|pull)/(\d+))?|([^/]+))"
+)
 WORDS = {
     "symptom": Text("Symptom", "症状"),
     "notice": Text("How to notice it", "怎么发现"),
@@ -61,7 +64,7 @@ TESTS = "mistakes/tests"  # the page that shows the laws
 @cache
 def places(language: str) -> dict[str, str]:
     """Of each file of mistakes, the page that has its entries."""
-    found = {}
+    found: dict[str, str] = {}
     for path in pages.markdown_files(language):
         for stems in ENTRIES.findall(pages.body_of(path)):
             found |= dict.fromkeys(stems.split(), pages.stem_of(path))
@@ -98,21 +101,29 @@ def told(mistake: Mistake, text: str) -> str:
 def diff(lines: Lines) -> str:
     """The wrong lines and the right ones, as a patch that mends them."""
     wrong, right = (
-        dedent(text).strip("\n").splitlines()
-        for text in (lines.wrong, lines.right)
+        text.strip("\n").splitlines() for text in (lines.wrong, lines.right)
     )
-    every = difflib.ndiff(wrong, right)
-    return "\n".join(
-        f"{line[0]}{line[2:]}".rstrip() for line in every if line[0] != "?"
-    )
+    both = dedent("\n".join([*wrong, *right])).splitlines()
+    wrong, right = both[: len(wrong)], both[len(wrong) :]
+    found = []
+    matcher = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
+    for kind, i, j, m, n in matcher.get_opcodes():
+        if kind == "equal":
+            found += [f" {line}".rstrip() for line in right[m:n]]
+        else:
+            found += [f"-{line}" for line in wrong[i:j]]
+            found += [f"+{line}" for line in right[m:n]]
+    return "\n".join(found)
 
 
 def source(address: str, language: str) -> str:
     if address == NOTES:
-        return getattr(WORDS["notes"], language)
-    if match := ISSUE.match(address):
-        return f"[{match[1]} #{match[2]}]({address})"
-    return f"[{re.sub('^https://(www[.])?|/.*', '', address)}]({address})"
+        return str(getattr(WORDS["notes"], language))
+    match = ADDRESS.match(address)
+    assert match
+    repository, number, host = match.groups()
+    name = f"{repository} #{number}" if number else repository or host
+    return f"[{name}]({address})"
 
 
 def figure(mistake: Mistake, language: str) -> Iterator[str]:
@@ -142,7 +153,7 @@ def figure(mistake: Mistake, language: str) -> Iterator[str]:
 
 def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     def word(text: Text) -> str:
-        return getattr(text, language)
+        return str(getattr(text, language))
 
     def said(key: str, text: str) -> str:
         end = "" if text.endswith(("。", ".", "`")) else word(WORDS["end"])
