@@ -50,6 +50,11 @@ def rows_alone(package: Any) -> Tensor:
     return (together - torch.cat(alone)).abs().amax((1, 2))
 
 
+def weights(package: Any) -> Tensor:
+    """Of one head, as six tokens are read in chunks of 3, 1, 1 and 1."""
+    return decoded(package)[:, :6]
+
+
 def padded_positions(package: Any) -> Tensor:
     """Of four rows with 0 to 3 pads before their tokens."""
     valid = torch.arange(6) >= torch.arange(4)[:, None]
@@ -139,8 +144,8 @@ MISTAKES = (
             "rotated by the absolute position of its token. When all "
             "positions are shifted by 0 to 7, the outputs should stay as they "
             "are, but they change by up to {change}.",
-            zh="权重没错，但加权求和的值已经按各自的绝对位置转过了。所有位置一"
-            "起平移 0 到 7，输出本该不变，却变了最多 {change}。",
+            zh="注意力权重没错，但加权求和的值已经按各自的绝对位置转过了。所有"
+            "位置一起平移 0 到 7，输出本该不变，却变了最多 {change}。",
         ),
         notice=Text(
             en="Shift all positions by the same number: no output may change. "
@@ -227,13 +232,13 @@ MISTAKES = (
             ),
         ),
         symptom="decoding",
-        shown=decoded,
+        shown=weights,
         seen=Text(
             en="Three tokens are read at once, and they are right. Three more "
             "are decoded, each as if it stood at position 0, before the rest "
-            "of the prompt: the weights differ by up to {change}.",
+            "of the prompt: the attention weights differ by up to {change}.",
             zh="前三个词元一次读入，没有问题。后三个逐个解码，每个都被当成在位"
-            "置 0，排到了提示词其余词元的前面：权重最多差 {change}。",
+            "置 0，排到了提示词其余词元的前面：注意力权重最多差 {change}。",
         ),
         notice=COMPARE,
         hidden=ANGLES,
@@ -265,14 +270,14 @@ MISTAKES = (
             ),
         ),
         symptom="decoding",
-        shown=decoded,
+        shown=weights,
         seen=Text(
             en="One position is left out between the prompt and the first new "
             "token. The three decoded tokens are at the right distance from "
-            "each other, but one too far from the prompt: the weights differ "
-            "by up to {change}.",
+            "each other, but one too far from the prompt: the attention "
+            "weights differ by up to {change}.",
             zh="提示词和第一个新词元之间空了一个位置。解码出的三个词元之间距离"
-            "正确，但离提示词都远了一格：权重最多差 {change}。",
+            "正确，但离提示词都远了一格：注意力权重最多差 {change}。",
         ),
         notice=Text(
             en="Decode token by token and compare the numbers with those of "
@@ -325,13 +330,13 @@ MISTAKES = (
             ),
         ),
         symptom="decoding",
-        shown=decoded,
+        shown=weights,
         seen=Text(
             en="With a cache, the position of each query is too large by the "
             "number of new tokens: by three in the prompt, and by one in each "
-            "step after it. The weights differ by up to {change}.",
+            "step after it. The attention weights differ by up to {change}.",
             zh="一用缓存，查询的位置就偏大，多出的正好是新词元的个数：读提示词"
-            "时多 3，之后每步多 1。权重最多差 {change}。",
+            "时多 3，之后每步多 1。注意力权重最多差 {change}。",
         ),
         notice=COMPARE,
         hidden=ANGLES,
@@ -362,13 +367,13 @@ MISTAKES = (
             ),
         ),
         symptom="decoding",
-        shown=decoded,
+        shown=weights,
         seen=Text(
             en="The key of position j is rotated to position 2j, so that the "
-            "later half of the keys stand after their query. The weights "
-            "differ by up to {change}.",
+            "later half of the keys stand after their query. The attention "
+            "weights differ by up to {change}.",
             zh="位置 j 的键被转到了 2j，每个查询能看到的键里，后一半都跑到了它"
-            "的后面：权重最多差 {change}。",
+            "的后面：注意力权重最多差 {change}。",
         ),
         notice=Text(
             en="Read a prompt with a cache and without one: the outputs must "

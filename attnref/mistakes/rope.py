@@ -47,9 +47,13 @@ def without_order(package: Any) -> Tensor:
             with torch.no_grad():
                 change = (layer(x[:, order]) - layer(x))[0, -1].abs().max()
             moved[i, j] = moved[j, i] = change
-    return moved
+    return moved.round(decimals=6)  # 0 and not what rounding leaves
 
 
+FAR = (
+    Text("query, from position 2000 on", "查询，位置从 2000 起"),
+    Text("key, from position 2000 on", "键，位置从 2000 起"),
+)
 HALF = """
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 """
@@ -111,6 +115,7 @@ MISTAKES = (
         tests=TURNS,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-mixed-layouts",
@@ -164,6 +169,7 @@ MISTAKES = (
         tests=TURNS,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-no-minus",
@@ -202,6 +208,7 @@ MISTAKES = (
         tests=TURNS,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-sign",
@@ -244,6 +251,7 @@ MISTAKES = (
         tests=TURNS,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-pair-index",
@@ -287,6 +295,7 @@ MISTAKES = (
         tests=FREQUENCIES,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-exponent",
@@ -331,6 +340,7 @@ MISTAKES = (
         tests=FREQUENCIES,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-theta-ignored",
@@ -372,6 +382,7 @@ MISTAKES = (
         tests=FREQUENCIES,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-half-precision",
@@ -424,6 +435,7 @@ MISTAKES = (
         ),
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-over-heads",
