@@ -39,7 +39,10 @@ from sitekit.render import render
 
 ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)
 LISTS = re.compile(r"^::: (symptoms|exercises)$", re.MULTILINE)
-ISSUE = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/\w+/(\d+)")
+ADDRESS = re.compile(
+    r"https://(?:www\.)?"
+    r"(?:github\.com/([\w.-]+/[\w.-]+)(?:/(?:issues|pull)/(\d+))?|([^/]+))"
+)
 WORDS = {
     "symptom": Text("Symptom", "症状"),
     "notice": Text("How to notice it", "怎么发现"),
@@ -77,7 +80,10 @@ def number(found: Tensor | str) -> str:
     """As text, with no more digits than one compares."""
     if isinstance(found, str):
         return f"`{found.splitlines()[0]}`"
-    return ", ".join(f"{n:.3g}" for n in found.flatten().tolist())
+    return ", ".join(
+        f"{n:,.0f}" if abs(n) < 1e9 and n == round(n) else f"{n:.3g}"
+        for n in found.double().flatten().tolist()
+    )
 
 
 def told(mistake: Mistake, text: str) -> str:
@@ -92,26 +98,29 @@ def told(mistake: Mistake, text: str) -> str:
 def diff(lines: Lines) -> str:
     """The wrong lines and the right ones, as a patch that mends them."""
     wrong, right = (
-        dedent(text).strip("\n").splitlines()
-        for text in (lines.wrong, lines.right)
+        text.strip("\n").splitlines() for text in (lines.wrong, lines.right)
     )
+    both = dedent("\n".join([*wrong, *right])).splitlines()
+    wrong, right = both[: len(wrong)], both[len(wrong) :]
     found = []
-    blocks = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
-    for kind, i, i2, j, j2 in blocks.get_opcodes():
+    matcher = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
+    for kind, i, j, m, n in matcher.get_opcodes():
         if kind == "equal":
-            found += [f" {line}" for line in wrong[i:i2]]
+            found += [f" {line}".rstrip() for line in right[m:n]]
         else:
-            found += [f"-{line}" for line in wrong[i:i2]]
-            found += [f"+{line}" for line in right[j:j2]]
+            found += [f"-{line}" for line in wrong[i:j]]
+            found += [f"+{line}" for line in right[m:n]]
     return "\n".join(found)
 
 
 def source(address: str, language: str) -> str:
     if address == NOTES:
         return str(getattr(WORDS["notes"], language))
-    if match := ISSUE.match(address):
-        return f"[{match[1]} #{match[2]}]({address})"
-    return f"[{re.sub('^https://(www[.])?|/.*', '', address)}]({address})"
+    match = ADDRESS.match(address)
+    assert match
+    repository, number, host = match.groups()
+    name = f"{repository} #{number}" if number else repository or host
+    return f"[{name}]({address})"
 
 
 def figure(mistake: Mistake, language: str) -> Iterator[str]:

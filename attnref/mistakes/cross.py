@@ -11,7 +11,7 @@ from attnref.mistakes.laws import (
     layer_equals_torch,
     new_context_is_read,
 )
-from attnref.mistakes.mha import filled, moved, tokens
+from attnref.mistakes.mha import TOKENS, filled, moved, tokens
 
 
 def cross(package: Any) -> Any:
@@ -49,12 +49,14 @@ def layer_and_context(package: Any) -> tuple[Any, ...]:
     return cross(package), tokens(2, 3, 8), tokens(2, 5, 8)
 
 
+CONTEXT = Text("output", "输出"), Text("token of the context", "上下文的词元")
+
 MISTAKES = (
     Mistake(
         id="context-ignored",
         title=Text(
-            en="Cross-attention takes keys and values from the sequence",
-            zh="交叉注意力的键和值取自序列本身",
+            en="Cross-attention takes keys and values from the decoder",
+            zh="交叉注意力的键和值取自解码器自身",
         ),
         lines=(
             Lines(
@@ -69,21 +71,22 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="inert",
+        symptom="worse",
         shown=of_context,
         seen=Text(
-            en="No output depends on the context: it is self-attention.",
+            en="No output depends on the context: the layer computes "
+            "self-attention.",
             zh="没有一个输出依赖上下文：这其实是自注意力。",
         ),
         notice=Text(
-            en="Change the context: every output has to move. Where the two "
-            "widths differ, the projection refuses instead.",
+            en="Change the context: every output must change. If the two "
+            "widths differ, the projection raises an error instead.",
             zh="改动上下文，所有输出都应当跟着变。两边的维度不同时，投影会直接"
             "报错。",
         ),
         hidden=Text(
-            en="The output has the length of the queries, whatever the length "
-            "of the keys is.",
+            en="The output has as many tokens as there are queries, however "
+            "many keys there are.",
             zh="输出的长度只由查询决定，和键有多长无关。",
         ),
         found=(
@@ -94,12 +97,13 @@ MISTAKES = (
         ),
         law=context_is_seen,
         of=layer_and_context,
+        axes=CONTEXT,
     ),
     Mistake(
         id="queries-from-the-context",
         title=Text(
-            en="Cross-attention takes the queries from the context",
-            zh="交叉注意力的查询取自上下文",
+            en="Cross-attention takes the queries from the encoder",
+            zh="交叉注意力的查询取自编码器的输出",
         ),
         lines=(
             Lines(
@@ -112,16 +116,18 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="sizes",
+        symptom="error",
         shown=of_sequence,
         seen=Text(
-            en="With as many tokens on both sides nothing is refused, and no "
-            "output depends on the sequence.",
-            zh="两边的词元一样多时不报错，但没有一个输出依赖序列本身。",
+            en="If the two lengths differ, this raises an error. If they are "
+            "equal, it raises none, and no output depends on the decoder's "
+            "own tokens.",
+            zh="两边长度不同时会报错；长度相等时不报错，但没有一个输出依赖解码"
+            "器自己的词元。",
         ),
         notice=Text(
-            en="Use two different lengths. The queries come from the decoder, "
-            "one per output; keys and values come from the encoder.",
+            en="Test with two different lengths. The queries come from the "
+            "decoder, one per output; keys and values come from the encoder.",
             zh="两边用不同的长度来试。查询来自解码器，每个输出对应一个；键和值"
             "来自编码器。",
         ),
@@ -141,6 +147,7 @@ MISTAKES = (
             2,
             tokens(2, 5, 8).flip(1),
         ),
+        axes=TOKENS,
     ),
     Mistake(
         id="causal-cross-attention",
@@ -162,18 +169,20 @@ MISTAKES = (
         symptom="worse",
         shown=of_context,
         seen=Text(
-            en="The first outputs do not see the end of the context.",
-            zh="靠前的输出看不到上下文的结尾。",
+            en="The earlier an output, the more tokens at the end of the "
+            "context are hidden from it.",
+            zh="越靠前的输出，看不到的上下文结尾越多。",
         ),
         notice=Text(
-            en="Change the last token of the context: every output has to "
-            "move. A context of one token hides the mistake.",
-            zh="改动上下文的最后一个词元，所有输出都应当跟着变。上下文只有一个"
-            "词元时看不出来。",
+            en="Change the last token of the context: every output must "
+            "change. If the mask is aligned bottom-right, a single query sees "
+            "the whole context, so decoding token by token hides the mistake.",
+            zh="改动上下文的最后一个词元，所有输出都应当跟着变。掩码按右下角对"
+            "齐时，单个查询看得到全部上下文，所以逐词元解码时看不出来。",
         ),
         hidden=Text(
-            en="A mask has no effect on any size.",
-            zh="有没有掩码，尺寸都一样。",
+            en="The shapes are the same with a mask and without one.",
+            zh="有没有掩码，形状都一样。",
         ),
         found=(
             "https://github.com/onlybooks/llm/issues/4",
@@ -184,6 +193,7 @@ MISTAKES = (
         ),
         law=context_is_seen,
         of=layer_and_context,
+        axes=CONTEXT,
     ),
     Mistake(
         id="stale-context",
@@ -210,22 +220,22 @@ MISTAKES = (
         symptom="decoding",
         shown=second_context,
         seen=Text(
-            en="A second context is passed together with the cache of the "
-            "first one: the output is {wrong} away from the right one, since "
-            "the first context is read.",
-            zh="传入第二个上下文时，缓存还是第一个的：读到的是旧内容，输出和正"
-            "确结果相差 {wrong}。",
+            en="A second context is passed together with a cache that holds "
+            "the first. The layer reads the first one: the output is {wrong} "
+            "away from the right one.",
+            zh="传入第二个上下文时，缓存里存的还是第一个。这一层读的是第一个，"
+            "输出和正确结果相差 {wrong}。",
         ),
         notice=Text(
-            en="Ask about two documents in a row, with one cache. If a cache "
-            "is filled, a context has to be refused, or the cache reset.",
-            zh="用同一个缓存连着问两篇文档。缓存已经填好时，要么拒绝再传上下"
+            en="Ask about two documents in a row with one cache. A filled "
+            "cache must refuse a new context, or be reset first.",
+            zh="用同一个缓存连着问两篇文档。缓存已经填好时，要么拒绝新的上下"
             "文，要么先清空。",
         ),
         hidden=Text(
-            en="The cached keys have the right heads and width, and a context "
-            "may be of any length.",
-            zh="缓存里的键，头数和宽度都对，而上下文多长都可以。",
+            en="The cached keys have the right number of heads and the right "
+            "width, and a context may have any length.",
+            zh="缓存里的键，头数和宽度都对；上下文本来就可长可短。",
         ),
         found=(),
         tests=(

@@ -13,7 +13,7 @@ from attnref.mistakes.laws import (
     pads_are_unseen,
     past_is_seen,
 )
-from attnref.mistakes.mha import effects, filled, moved, tokens
+from attnref.mistakes.mha import TOKENS, effects, filled, moved, reached, tokens
 from attnref.mistakes.mqa import matrices
 
 
@@ -30,12 +30,7 @@ def heads_read(package: Any) -> Tensor:
     """Which of eight query heads reads which of four key/value heads."""
     layer, x = gqa(package, 8, 4), tokens(1, 6, 8)
     layer.o_proj.weight.copy_(torch.eye(8))  # the heads, side by side
-    before, columns = layer(x), []
-    for g in range(4):
-        layer.v_proj.weight[g] += 1
-        columns.append((layer(x) - before).abs().amax(dim=(0, 1)) > 1e-9)
-        layer.v_proj.weight[g] -= 1
-    return torch.stack(columns, dim=1).double()
+    return reached(layer, x, 4)
 
 
 def query_rows(package: Any) -> Tensor:
@@ -92,7 +87,7 @@ MISTAKES = (
     Mistake(
         id="group-found-by-number",
         title=Text(
-            en="The key/value head is found as h // K, not h // (H // K)",
+            en="The key/value head is h // K instead of h // (H // K)",
             zh="键值头的下标写成 h // K，而不是 h // (H // K)",
         ),
         lines=(
@@ -111,16 +106,18 @@ MISTAKES = (
         symptom="heads",
         shown=heads_read,
         seen=Text(
-            en="Of eight query heads, four read the first of four key/value "
-            "heads and four the second. Nothing reads the other two.",
-            zh="八个查询头里，四个读第一个键值头，四个读第二个；另外两个键值头"
-            "没有人读。",
+            en="Each of four key/value heads should be read by two of eight "
+            "query heads. Here four query heads read the first, four read the "
+            "second, and none reads the other two.",
+            zh="八个查询头、四个键值头，本该每两个查询头读一个。这里却是四个读"
+            "第一个，四个读第二个，另外两个键值头没有查询头来读。",
         ),
         notice=Text(
-            en="Try sizes with fewer heads in a group than there are groups. "
-            "Where both are equal, as in 64 and 8 heads, it is right; where a "
-            "group is larger, it is an index error.",
-            zh="试一试组内头数少于组数的情形。两者相等时（比如 64 个查询头、8 "
+            en="Test with fewer query heads per group than groups. If both "
+            "numbers are equal, as for 64 and 8 heads, the formula gives the "
+            "right result by chance; if a group is larger, it raises an index "
+            "error.",
+            zh="用组内头数少于组数的配置来测。两者相等时（比如 64 个查询头、8 "
             "个键值头）恰好是对的，组内头数更多时则会下标越界。",
         ),
         hidden=None,
@@ -131,6 +128,7 @@ MISTAKES = (
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=layer_equals_torch,
         of=lambda package: (gqa(package, 8, 4), tokens(3, 5, 8), 8, 4),
+        axes=(Text("query head", "查询头"), Text("key/value head", "键值头")),
     ),
     Mistake(
         id="head-width-from-the-model",
@@ -156,21 +154,22 @@ MISTAKES = (
         symptom="error",
         shown=query_rows,
         seen=Text(
-            en="For 4 heads of width 5, q_proj has {wrong} rows and not "
-            "{right}. The weights of such a model do not load.",
-            zh="4 个宽度为 5 的头，q_proj 却是 {wrong} 行，而不是 {right} 行："
-            "这种模型的权重加载不进来。",
+            en="For 4 heads of width 5, `q_proj` has {wrong} rows instead of "
+            "{right}, and the weights of such a model do not load.",
+            zh="4 个宽度为 5 的头，`q_proj` 却是 {wrong} 行，而不是 {right} "
+            "行：这种模型的权重加载不进来。",
         ),
         notice=Text(
-            en="Look for head_dim in the configuration of the checkpoint: in "
-            "Qwen3-32B it is 128, and 5120 / 64 is 80.",
-            zh="看权重的配置里有没有 head_dim：Qwen3-32B 是 128，而 5120 / 64 "
-            "是 80。",
+            en="Look for `head_dim` in the configuration of the checkpoint: "
+            "for Qwen3-32B it is 128, while 5120 / 64 is 80.",
+            zh="看权重的配置里有没有 `head_dim`：Qwen3-32B 是 128，而 5120 / "
+            "64 是 80。",
         ),
         hidden=Text(
-            en="In most models the quotient is right. A test that never gives "
-            "head_dim cannot know.",
-            zh="多数模型里这个商是对的。测试里从不指定 head_dim，就发现不了。",
+            en="In many models, `d_model // n_heads` is the width of a head. "
+            "A test that never passes `head_dim` does not notice the mistake.",
+            zh="很多模型里，头的宽度正好是 `d_model // n_heads`。测试里从不指"
+            "定 `head_dim`，就发现不了。",
         ),
         found=(
             "https://github.com/NVIDIA/TensorRT-LLM/issues/5912",
@@ -191,8 +190,8 @@ MISTAKES = (
     Mistake(
         id="queries-of-the-first-group",
         title=Text(
-            en="Each group starts again with the first query head",
-            zh="每一组又从第一个查询头数起",
+            en="Every group uses the query heads of the first group",
+            zh="每一组用的都是第一组的查询头",
         ),
         lines=(
             Lines(
@@ -210,17 +209,17 @@ MISTAKES = (
         symptom="heads",
         shown=query_heads,
         seen=Text(
-            en="The query matrices of the second group have no effect: every "
-            "group uses those of the first.",
-            zh="第二组的查询矩阵不起作用：每一组用的都是第一组的。",
+            en="The query matrices of the second group have no effect: both "
+            "groups use those of the first.",
+            zh="第二组的查询矩阵不起作用：两组用的都是第一组的。",
         ),
         notice=Text(
-            en="Look for weights without a gradient after backward.",
-            zh="反向传播之后，找一找没有梯度的权重。",
+            en="Look for query weights without a gradient after backward.",
+            zh="反向传播之后，找一找没有梯度的查询权重。",
         ),
         hidden=Text(
-            en="The loop collects H heads, as it should.",
-            zh="循环照样收集了 H 个头。",
+            en="The loop still collects H heads, each of shape `(B, T, D)`.",
+            zh="循环照样收集了 H 个头，每个的形状都是 `(B, T, D)`。",
         ),
         found=(NOTES,),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
@@ -230,8 +229,8 @@ MISTAKES = (
     Mistake(
         id="attention-across-heads",
         title=Text(
-            en="The transpose is missing: attention across heads",
-            zh="忘了转置，在头之间做注意力",
+            en="Attention runs across heads: the transpose is missing",
+            zh="在头之间做了注意力：漏了转置",
         ),
         lines=(
             Lines(
@@ -264,14 +263,14 @@ MISTAKES = (
         symptom="heads",
         shown=dependence,
         seen=Text(
-            en="Each output depends on its own token alone: a softmax over the "
-            "heads of one token has taken the place of one over tokens.",
+            en="Each output depends on its own token alone: the softmax runs "
+            "over the heads of one token instead of over the tokens.",
             zh="每个输出只依赖自己那个词元：softmax 不是在词元之间做的，而是在"
             "同一个词元的各个头之间做的。",
         ),
         notice=Text(
-            en="Change the first token: without a mask, and with a causal one "
-            "too, every output has to move.",
+            en="Change the first token: every output must change, with a "
+            "causal mask and without one.",
             zh="改动第一个词元：不管有没有因果掩码，所有输出都应当跟着变。",
         ),
         hidden=None,
@@ -279,6 +278,7 @@ MISTAKES = (
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=past_is_seen,
         of=lambda package: (gqa(package), tokens(3, 5, 8)),
+        axes=TOKENS,
     ),
     Mistake(
         id="mask-argument-ignored",
@@ -303,20 +303,19 @@ MISTAKES = (
         symptom="inert",
         shown=padded,
         seen=Text(
-            en="The first two tokens are pads, and all outputs after them "
-            "depend on them.",
+            en="The first two tokens are padding, and yet every output after "
+            "them depends on them.",
             zh="前两个词元是填充，后面所有输出却都依赖它们。",
         ),
         notice=Text(
-            en="Change what stands in the place of a pad: no output of a real "
-            "token may move. Tests without padding never notice.",
+            en="Change the content of a padded position: no output of a real "
+            "token may change. Tests without padding never notice the mistake.",
             zh="改动填充位置上的内容，真实词元的输出一个都不该变。没有填充的测"
             "试永远发现不了。",
         ),
         hidden=Text(
-            en="A mask has no effect on any size, and neither has one that is "
-            "ignored.",
-            zh="掩码本来就不影响尺寸，用没用上当然也看不出来。",
+            en="The shapes are the same whether the mask is used or ignored.",
+            zh="掩码用没用上，形状都一样。",
         ),
         found=(
             NOTES,
@@ -330,6 +329,7 @@ MISTAKES = (
         ),
         law=pads_are_unseen,
         of=lambda package: (with_pads(package), tokens(3, 5, 8)),
+        axes=TOKENS,
     ),
     Mistake(
         id="queries-of-a-group-summed",
@@ -364,17 +364,17 @@ MISTAKES = (
         symptom="worse",
         shown=exchanged,
         seen=Text(
-            en="If two query heads of a group change places, the outputs move "
-            "by {right}. Here they move by {wrong}, since only the sum of both "
-            "queries counts.",
-            zh="把同一组的两个查询头对调，输出本该变化 {right}；这里只变了 "
-            "{wrong}，因为起作用的只是两个查询的和。",
+            en="When two query heads of a group change places, the outputs "
+            "should change by {right}. Here they change by {wrong}, since "
+            "only the sum of the two queries counts.",
+            zh="把同一组的两个查询头对调，输出本该变化 {right}；这里的变化是 "
+            "{wrong}，因为起作用的只有两个查询之和。",
         ),
         notice=Text(
-            en="Look at the output projection: it has to read H heads, not K. "
-            "An einsum adds up every letter that its result does not name.",
-            zh="看输出投影的尺寸：它要读 H 个头，而不是 K 个。einsum 会把结果里"
-            "没有写出的字母全部求和。",
+            en="Look at the output projection: its input must be H heads, not "
+            "K. `einsum` sums over every letter that its result does not name.",
+            zh="看输出投影的输入宽度：应当是 H 个头，而不是 K 个。`einsum` 会"
+            "对结果里没有写出的字母求和。",
         ),
         hidden=None,
         found=(

@@ -51,6 +51,17 @@ def effects(run: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
     return torch.tensor(found).double()
 
 
+@torch.no_grad()
+def reached(layer: Any, x: Tensor, n_heads: int) -> Tensor:
+    """1 where an element of the output depends on the values of a head."""
+    before, columns = layer(x), []
+    for weight in layer.v_proj.weight.chunk(n_heads):
+        weight += 1
+        columns.append((layer(x) - before).abs().amax(dim=(0, 1)) > 1e-9)
+        weight -= 1
+    return torch.stack(columns, dim=1).double()
+
+
 def mha(package: Any, **options: Any) -> Any:
     return filled(package.MultiHeadAttention(d_model=8, n_heads=2, **options))
 
@@ -68,10 +79,15 @@ def rows(package: Any) -> Tensor:
     )
 
 
-def outputs(package: Any) -> Tensor:
-    """What the layer gives for six tokens."""
-    out: Tensor = mha(package)(tokens(1, 6, 8))[0].detach()
+def last_output(package: Any) -> Tensor:
+    """What the layer gives for the last of six tokens."""
+    out: Tensor = mha(package)(tokens(1, 6, 8))[0, -1].detach()
     return out
+
+
+def heads_mixed(package: Any) -> Tensor:
+    """Which of the two heads reaches which of eight elements of the output."""
+    return reached(mha(package), tokens(1, 6, 8), 2).mT
 
 
 def twice(package: Any) -> Tensor:
@@ -95,6 +111,12 @@ def output_and_weights(package: Any) -> tuple[Any, ...]:
     return lambda: layer(tokens(3, 5, 8)), layer.parameters()
 
 
+TOKENS = Text("output", "输出"), Text("token", "词元")
+ROWS = (
+    Text("row of the output", "输出的行"),
+    Text("row of the input", "输入的行"),
+)
+
 MISTAKES = (
     Mistake(
         id="merge-swaps-length-and-width",
@@ -117,21 +139,21 @@ MISTAKES = (
         shown=dependence,
         seen=Text(
             en="The causal mask is right, and yet the first output depends on "
-            "later tokens: a row of the merged tensor holds elements of many "
-            "positions.",
+            "later tokens: each row of the merged tensor holds elements of "
+            "many positions.",
             zh="因果掩码没有错，第一个输出却依赖后面的词元：合并之后，同一行里"
             "混进了许多位置的元素。",
         ),
         notice=Text(
-            en="Change one token and look which outputs move. A sequence of "
-            "one token gives the right values, so try at least two.",
-            zh="改动一个词元，看哪些输出跟着变。序列只有一个词元时数值恰好是"
-            "对的，所以至少用两个词元来试。",
+            en="Change one token and see which outputs change. A sequence of "
+            "one token gives the right values, so use at least two tokens.",
+            zh="改动一个词元，看哪些输出跟着变。序列只有一个词元时数值恰好是对"
+            "的，所以至少用两个词元来试。",
         ),
         hidden=Text(
-            en="view counts the elements. It does not know to which position "
-            "or head each of them belongs.",
-            zh="view 只看元素总数对不对，不管每个元素属于哪个位置、哪个头。",
+            en="`view` checks only the number of elements, and not to which "
+            "position or head each of them belongs.",
+            zh="`view` 只看元素总数对不对，不管每个元素属于哪个位置、哪个头。",
         ),
         found=(
             NOTES,
@@ -146,6 +168,7 @@ MISTAKES = (
         ),
         law=layer_equals_torch,
         of=as_torch,
+        axes=TOKENS,
     ),
     Mistake(
         id="merge-without-transpose",
@@ -167,27 +190,32 @@ MISTAKES = (
         symptom="heads",
         shown=dependence,
         seen=Text(
-            en="The first outputs are made of the first head at several "
-            "positions, the last ones of the last head: early outputs depend "
-            "on later tokens, and one head never reaches them.",
-            zh="前几个输出全由第一个头的好几个位置拼成，后几个全由最后一个头"
-            "拼成：靠前的输出依赖后面的词元，另一个头则根本没有用上。",
+            en="Each output consists of one head at two positions: the first "
+            "three outputs come from the first head, the last three from the "
+            "second. So early outputs depend on later tokens, and no output "
+            "contains both heads.",
+            zh="每个输出都由同一个头的两个位置拼成：前三个输出全来自第一个头，"
+            "后三个全来自第二个头。于是靠前的输出依赖后面的词元，而且没有一个"
+            "输出同时包含两个头。",
         ),
         notice=Text(
-            en="Change one token and look which outputs move. An easy training "
-            "task does not show it: the output projection learns around it.",
+            en="Change one token and see which outputs change. An easy "
+            "training task does not show the mistake, because the output "
+            "projection learns to compensate for it.",
             zh="改动一个词元，看哪些输出跟着变。简单的训练任务看不出问题：输出"
             "投影会学着适应打乱的顺序。",
         ),
         hidden=Text(
-            en="(B, H, T, D) and (B, T, H * D) have the same number of "
-            "elements, and reshape never refuses that.",
-            zh="(B, H, T, D) 和 (B, T, H * D) 的元素个数相同，reshape 就不会"
-            "报错。",
+            en="`(B, H, T, D)` and `(B, T, H * D)` have the same number of "
+            "elements, so `reshape` raises no error.",
+            zh="`(B, H, T, D)` 和 `(B, T, H * D)` 的元素个数相同，`reshape` 不"
+            "会报错。",
         ),
         found=(
             "https://github.com/jsbaan/transformer-from-scratch/pull/6",
             "https://github.com/ajhalthor/Transformer-Neural-Network/pull/4",
+            "https://github.com/649453932/"
+            "Chinese-Text-Classification-Pytorch/issues/10",
         ),
         tests=(
             "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
@@ -195,12 +223,13 @@ MISTAKES = (
         ),
         law=layer_equals_torch,
         of=as_torch,
+        axes=TOKENS,
     ),
     Mistake(
         id="view-after-the-transpose",
         title=Text(
-            en="view after a transpose or an expand",
-            zh="转置或 expand 之后用 view",
+            en="view after a transpose or expand, without contiguous()",
+            zh="转置或 expand 之后直接 view，没有 contiguous()",
         ),
         lines=tuple(
             Lines(
@@ -215,19 +244,20 @@ MISTAKES = (
             for layer in ("mha", "mqa", "gqa")
         ),
         symptom="error",
-        shown=outputs,
+        shown=last_output,
         seen=Text(
-            en="Six tokens are refused: {wrong}",
-            zh="六个词元就报错：{wrong}",
+            en="With six tokens and two heads, PyTorch raises an error: "
+            "{wrong}",
+            zh="六个词元、两个头就报错：{wrong}",
         ),
         notice=Text(
-            en="Try a prompt of several tokens with several heads: one token, "
-            "or one head, passes, and so does a decode loop. In GQA, expand "
-            "and view pass for K = 1 and K = H alone. reshape copies where it "
-            "has to.",
-            zh="用好几个词元、好几个头来试：只有一个词元或者只有一个头时不会报"
-            "错，逐词元解码也不会。GQA 里 expand 之后再 view，只有 K = 1 和 "
-            "K = H 能通过。reshape 会在必要时复制。",
+            en="Use a prompt of several tokens and several heads. With one "
+            "head, or with one token as in a decode loop, `view` succeeds. In "
+            "GQA, `expand` followed by `view` succeeds only for K = 1 and K = "
+            "H. `reshape` copies where it has to.",
+            zh="用好几个词元、好几个头来试：只有一个头，或者像逐词元解码那样只"
+            "有一个词元时，`view` 不会报错。GQA 里 `expand` 之后再 `view`，只"
+            "有 K = 1 和 K = H 时能通过。`reshape` 会在必要时复制。",
         ),
         hidden=None,
         found=(
@@ -265,22 +295,24 @@ MISTAKES = (
         symptom="heads",
         shown=dependence,
         seen=Text(
-            en="Each of the two heads sees half of the sequence, cut into "
-            "pieces: the first output depends on tokens of both halves.",
-            zh="两个头各自只看到半个序列，而且被切成了碎片：第一个输出同时依赖"
-            "前后两半里的词元。",
+            en="Each head should get half the width of every token. Instead "
+            "it gets half of the sequence, with each token cut in two. The "
+            "first output depends on tokens of both halves.",
+            zh="每个头本该分到所有词元的一半宽度，现在分到的却是半个序列，每个"
+            "词元还被切成两段。第一个输出同时依赖前后两半里的词元。",
         ),
         notice=Text(
-            en="Change the last token: no output before it may move. Here the "
-            "one before it does.",
+            en="Change the last token: no output before it may change, but "
+            "here the one before it does.",
             zh="改掉最后一个词元，它前面的输出一个都不该变；这里前一个输出也跟"
             "着变了。",
         ),
         hidden=Text(
-            en="The sizes asked for are right. The view cuts up the sequence "
-            "where the transpose would have cut up the width.",
-            zh="要的尺寸都对。只是这个 view 切开的是序列，而先拆再转置切开的才"
-            "是宽度。",
+            en="`view(B, H, T, D)` has the intended sizes, but it divides the "
+            "sequence among the heads. `view(B, T, H, D)` followed by "
+            "`transpose(1, 2)` divides the width.",
+            zh="`view(B, H, T, D)` 得到的尺寸没错，切开的却是序列；先 "
+            "`view(B, T, H, D)` 再 `transpose(1, 2)`，切开的才是宽度。",
         ),
         found=(
             "https://github.com/reczoo/FuxiCTR/issues/30",
@@ -292,6 +324,7 @@ MISTAKES = (
         ),
         law=future_is_hidden,
         of=layer_and_tokens,
+        axes=TOKENS,
     ),
     Mistake(
         id="batch-and-heads-swapped",
@@ -314,20 +347,21 @@ MISTAKES = (
         symptom="heads",
         shown=rows,
         seen=Text(
-            en="A row of the batch should depend on itself alone. Here its "
-            "output is made of heads of other rows.",
-            zh="批次里的每一行本该只依赖自己，这里它的输出却由别的行的头拼成。",
+            en="Each row of the batch should depend on itself alone. Here its "
+            "output is put together from the heads of two rows.",
+            zh="批次里的每一行本该只依赖自己，这里它的输出却由两行的头拼成。",
         ),
         notice=Text(
-            en="Run each row alone and compare it with the batch. With one row "
-            "or one head everything is right.",
+            en="Run each row alone and compare the result with that of the "
+            "batch. With one row or one head, the result is right.",
             zh="把每一行单独跑一遍，和整个批次的结果对比。只有一行或者只有一个"
-            "头时，一切都是对的。",
+            "头时，结果是对的。",
         ),
         hidden=Text(
-            en="B * H is flattened into one axis and taken apart again in the "
-            "other order: the products are equal.",
-            zh="B * H 先压成一个轴，再按相反的顺序拆开：乘积相等，形状也就对。",
+            en="The flattened axis has `B * H` entries. Taken apart as `(H, "
+            "B)` or as `(B, H)`, it gives tensors of valid shapes.",
+            zh="压平的轴长度是 `B * H`，拆成 `(H, B)` 还是 `(B, H)` 都除得尽，"
+            "形状上没有破绽。",
         ),
         found=(
             "https://github.com/gazelle93/"
@@ -342,6 +376,7 @@ MISTAKES = (
         ),
         law=rows_are_apart,
         of=layer_and_tokens,
+        axes=ROWS,
     ),
     Mistake(
         id="batch-read-as-sequence",
@@ -373,18 +408,20 @@ MISTAKES = (
         symptom="heads",
         shown=rows,
         seen=Text(
-            en="A row of the batch should depend on itself alone. Here it "
-            "depends on the rows before it, as if they were tokens.",
-            zh="批次里的每一行本该只依赖自己，这里却依赖排在前面的各行，就像它"
-            "们是词元一样。",
+            en="Each row of the batch should depend on itself alone. Here it "
+            "also depends on the rows before it, as if the rows were tokens.",
+            zh="批次里的每一行本该只依赖自己，这里却还依赖排在前面的各行：行被"
+            "当成了词元。",
         ),
         notice=Text(
-            en="Run each row alone and compare it with the batch. "
-            "nn.MultiheadAttention expects (T, B, E) unless it is built with "
-            "batch_first=True. A mask raises an error, unless B = T.",
+            en="Run each row alone and compare the result with that of the "
+            "batch. `nn.MultiheadAttention` expects `(T, B, E)` unless it is "
+            "built with `batch_first=True`. A mask raises an error unless B = "
+            "T.",
             zh="把每一行单独跑一遍，和整个批次的结果对比。"
-            "nn.MultiheadAttention 默认要的是 (T, B, E)，构造时写了 "
-            "batch_first=True 才是 (B, T, E)。传了掩码就会报错，除非 B = T。",
+            "`nn.MultiheadAttention` 默认要的是 `(T, B, E)`，构造时写了 "
+            "`batch_first=True` 才是 `(B, T, E)`。传了掩码就会报错，除非 B = "
+            "T。",
         ),
         hidden=None,
         found=(
@@ -398,6 +435,7 @@ MISTAKES = (
         ),
         law=rows_are_apart,
         of=layer_and_tokens,
+        axes=ROWS,
     ),
     Mistake(
         id="output-projection-missing",
@@ -417,21 +455,23 @@ MISTAKES = (
             ),
         ),
         symptom="worse",
-        shown=outputs,
+        shown=heads_mixed,
         seen=Text(
-            en="The heads stand side by side and are never mixed: the outputs "
-            "differ by up to {change}.",
-            zh="各个头只是并排放着，从来没有混合过：输出最多差 {change}。",
+            en="The heads stand side by side and are never mixed: each "
+            "element of the output depends on one head only. With the "
+            "projection, each element depends on both.",
+            zh="各个头只是并排放着，从来没有混合：输出的每个元素只依赖一个头。"
+            "有输出投影时，每个元素两个头都依赖。",
         ),
         notice=Text(
             en="Look for parameters without a gradient after backward: the "
-            "weight of the output projection has none.",
-            zh="反向传播之后找一找哪些参数没有梯度：输出投影的权重就没有。",
+            "weight of `o_proj` has none.",
+            zh="反向传播之后找一找哪些参数没有梯度：`o_proj` 的权重就没有。",
         ),
         hidden=Text(
-            en="H * D is usually equal to the model width, so the merged heads "
-            "already have the shape of the output.",
-            zh="H * D 通常正好等于模型维度，合并后的形状本来就和输出一样。",
+            en="`H * D` is usually equal to the model width, so the merged "
+            "heads already have the shape of the output.",
+            zh="`H * D` 通常正好等于模型维度，合并后的形状本来就和输出一样。",
         ),
         found=(
             NOTES,
@@ -444,6 +484,7 @@ MISTAKES = (
         ),
         law=every_weight_is_used,
         of=output_and_weights,
+        axes=(Text("head", "头"), Text("element of the output", "输出的元素")),
     ),
     Mistake(
         id="values-from-the-key-projection",
@@ -463,21 +504,23 @@ MISTAKES = (
             ),
         ),
         symptom="worse",
-        shown=outputs,
+        shown=last_output,
         seen=Text(
-            en="Keys and values are the same tensor. The outputs differ by up "
-            "to {change}.",
-            zh="键和值成了同一个张量，输出最多差 {change}。",
+            en="Keys and values are the same tensor, and `v_proj` has no "
+            "effect. The last output differs by up to {change}.",
+            zh="键和值成了同一个张量，`v_proj` 不起作用。最后一个输出最多差 "
+            "{change}。",
         ),
         notice=Text(
-            en="Compare with PyTorch's attention on the layer's own "
-            "projections, or look for a parameter without a gradient.",
-            zh="用这一层自己的投影，和 PyTorch 的注意力对比；或者找一找没有梯度"
-            "的参数。",
+            en="Look for parameters without a gradient after backward: the "
+            "weight of `v_proj` has none. Or compare with PyTorch's attention "
+            "on the layer's own projections.",
+            zh="反向传播之后找一找哪些参数没有梯度：`v_proj` 的权重就没有。也"
+            "可以用这一层自己的投影，和 PyTorch 的注意力对比。",
         ),
         hidden=Text(
-            en="Both projections have the same sizes.",
-            zh="两个投影的尺寸完全一样。",
+            en="`k_proj` and `v_proj` have the same sizes.",
+            zh="`k_proj` 和 `v_proj` 的尺寸完全一样。",
         ),
         found=("https://github.com/yflyzhang/AnnotatedTransformer/issues/1",),
         tests=(
@@ -507,21 +550,21 @@ MISTAKES = (
         symptom="worse",
         shown=twice,
         seen=Text(
-            en="After eval(), two calls with the same input differ by {wrong}; "
-            "they should differ by {right}.",
-            zh="调用 eval() 之后，同一个输入跑两遍相差 {wrong}，本该相差 "
-            "{right}。",
+            en="After `eval()`, two calls with the same input differ by "
+            "{wrong}. The difference should be {right}.",
+            zh="调用 `eval()` 之后，同一个输入跑两遍，结果相差 {wrong}，本该相"
+            "差 {right}。",
         ),
         notice=Text(
-            en="Call the layer twice after eval() and compare the results bit "
-            "for bit. F.scaled_dot_product_attention is a function: it does "
-            "not know whether the module is in training.",
-            zh="调用 eval() 之后跑两遍，结果应当逐比特相同。"
-            "F.scaled_dot_product_attention 只是一个函数，它不知道模块是否处于"
-            "训练模式。",
+            en="Call the layer twice after `eval()` and compare the results "
+            "bit for bit. `F.scaled_dot_product_attention` is a function: it "
+            "does not know whether the module is in training.",
+            zh="调用 `eval()` 之后跑两遍，结果应当逐比特相同。"
+            "`F.scaled_dot_product_attention` 只是一个函数，它不知道模块是否处"
+            "于训练模式。",
         ),
         hidden=Text(
-            en="Dropout changes values, never sizes.",
+            en="Dropout changes values, but not sizes.",
             zh="dropout 只改数值，不改尺寸。",
         ),
         found=(
@@ -553,19 +596,19 @@ MISTAKES = (
         symptom="future",
         shown=dependence,
         seen=Text(
-            en="Every output depends on every token, those after it included.",
+            en="Every output depends on every token, including those after it.",
             zh="每个输出都依赖所有词元，包括排在它后面的。",
         ),
         notice=Text(
             en="The training loss falls far below what is possible, and the "
-            "model generates nonsense. Change the last token: no output before "
-            "it may move.",
+            "model generates nonsense. Change the last token: no output "
+            "before it may change.",
             zh="训练损失低得不合理，生成的却是胡话。改掉最后一个词元，它前面的"
             "输出一个都不该变。",
         ),
         hidden=Text(
-            en="A mask has no effect on any size.",
-            zh="有没有掩码，尺寸都一样。",
+            en="The shapes are the same with a mask and without one.",
+            zh="有没有掩码，形状都一样。",
         ),
         found=(
             NOTES,
@@ -578,6 +621,7 @@ MISTAKES = (
         ),
         law=future_is_hidden,
         of=layer_and_tokens,
+        axes=TOKENS,
     ),
     Mistake(
         id="causal-in-training-only",
@@ -599,22 +643,24 @@ MISTAKES = (
         symptom="future",
         shown=dependence,
         seen=Text(
-            en="After eval(), every output depends on every token. In training "
-            "the same layer is causal.",
-            zh="调用 eval() 之后，每个输出都依赖所有词元；训练时同一层却遵守因"
-            "果掩码。",
+            en="After `eval()`, every output depends on every token. In "
+            "training the same layer is causal.",
+            zh="调用 `eval()` 之后，每个输出都依赖所有词元；训练时同一层却遵守"
+            "因果掩码。",
         ),
         notice=Text(
-            en="Without dropout, train() and eval() have to give the same. "
-            "Another sign is a validation loss far below the training loss.",
-            zh="没有 dropout 时，train() 和 eval() 的结果必须一样。另一个迹象："
-            "验证损失远低于训练损失。",
+            en="Without dropout, `train()` and `eval()` must give the same "
+            "outputs. Another sign is a validation loss far below the "
+            "training loss.",
+            zh="没有 dropout 时，`train()` 和 `eval()` 的输出必须一样。另一个"
+            "迹象：验证损失远低于训练损失。",
         ),
         hidden=Text(
-            en="A mask has no effect on any size, and the tests of a layer "
-            "that was just made run in training mode.",
-            zh="有没有掩码，尺寸都一样；而且刚建好的层处于训练模式，测试跑的正"
-            "是这一种。",
+            en="The shapes are the same with a mask and without one. A layer "
+            "that was just made is in training mode, so a test that does not "
+            "call `eval()` sees the mask.",
+            zh="有没有掩码，形状都一样；而且刚建好的层处于训练模式，不调用 "
+            "`eval()` 的测试看到的正是有掩码的情形。",
         ),
         found=(
             "https://github.com/shiyu-coder/Kronos/issues/199",
@@ -628,5 +674,6 @@ MISTAKES = (
         ),
         law=future_is_hidden,
         of=layer_and_tokens,
+        axes=TOKENS,
     ),
 )

@@ -57,21 +57,21 @@ MISTAKES = (
         symptom="heads",
         shown=query_heads,
         seen=Text(
-            en="Only the first query matrix has an effect. All heads give the "
-            "same, as they share keys and values too.",
-            zh="只有第一个查询矩阵起作用。键和值本来就是共用的，于是所有头的结"
-            "果都一样。",
+            en="Only the first query matrix has an effect. Since the heads "
+            "also share keys and values, all heads give the same output.",
+            zh="只有第一个查询矩阵起作用。键和值本来就是共用的，于是所有头的输"
+            "出都一样。",
         ),
         notice=Text(
             en="Compare the attention weights of two heads, or look for query "
-            "weights without a gradient: in MQA, heads differ through their "
-            "queries alone.",
-            zh="比较两个头的注意力权重，或者找一找没有梯度的查询权重：MQA 的各"
-            "个头只靠查询来区分。",
+            "weights without a gradient after backward. In MQA, the heads "
+            "differ only in their queries.",
+            zh="比较两个头的注意力权重，或者在反向传播之后找一找没有梯度的查询"
+            "权重：MQA 的各个头只靠查询来区分。",
         ),
         hidden=Text(
-            en="Each head gives (B, T, D), whatever its queries are.",
-            zh="不管用哪个查询矩阵，每个头的结果都是 (B, T, D)。",
+            en="Each head gives `(B, T, D)`, whichever query matrix it uses.",
+            zh="不管用哪个查询矩阵，每个头的结果都是 `(B, T, D)`。",
         ),
         found=(NOTES,),
         tests=("tests/layers/test_mqa.py::test_the_loop_of_mqa_is_the_layer",),

@@ -50,6 +50,11 @@ def rows_alone(package: Any) -> Tensor:
     return (together - torch.cat(alone)).abs().amax((1, 2))
 
 
+def weights(package: Any) -> Tensor:
+    """Of one head, as six tokens are read in chunks of 3, 1, 1 and 1."""
+    return decoded(package)[:, :6]
+
+
 def padded_positions(package: Any) -> Tensor:
     """Of four rows with 0 to 3 pads before their tokens."""
     valid = torch.arange(6) >= torch.arange(4)[:, None]
@@ -59,11 +64,12 @@ def padded_positions(package: Any) -> Tensor:
 
 FOLLOW = "tests/core/test_rope.py::test_new_tokens_follow_the_past"
 COMPARE = Text(
-    en="Decode token by token and compare with one pass over everything.",
+    en="Decode token by token and compare with one pass over the whole "
+    "sequence.",
     zh="逐个词元解码，再和一次算完整个序列的结果对比。",
 )
 ANGLES = Text(
-    en="Rotated by whatever angle, a vector keeps its shape.",
+    en="A vector keeps its shape, whatever the angle of rotation is.",
     zh="不管转多少角度，向量的形状都不变。",
 )
 
@@ -90,11 +96,12 @@ MISTAKES = (
         symptom="worse",
         shown=shifted,
         seen=Text(
-            en="The scores depend on where the query stands, and not on its "
-            "distance from the key. When all positions are shifted by 0 to 7, "
-            "the outputs should stay; they move by up to {change}.",
-            zh="分数取决于查询所在的位置，而不是它和键的距离。所有位置一起"
-            "平移 0 到 7，输出本该不变，却变了最多 {change}。",
+            en="The scores depend on the position of the query, and not on "
+            "its distance from the key. When all positions are shifted by 0 "
+            "to 7, the outputs should stay as they are, but they change by up "
+            "to {change}.",
+            zh="分数取决于查询所在的位置，而不是它和键的距离。所有位置一起平"
+            "移 0 到 7，输出本该不变，却变了最多 {change}。",
         ),
         notice=Text(
             en="Shift all positions by the same number: no output may change.",
@@ -133,18 +140,19 @@ MISTAKES = (
         symptom="worse",
         shown=shifted,
         seen=Text(
-            en="The weights are right, and what they mix is turned by the "
-            "absolute position of each token. When all positions are shifted "
-            "by 0 to 7, the outputs should stay; they move by up to {change}.",
-            zh="权重没错，但加权求和的值已经按各自的绝对位置转过了。所有位置"
-            "一起平移 0 到 7，输出本该不变，却变了最多 {change}。",
+            en="The attention weights are right, but each value has been "
+            "rotated by the absolute position of its token. When all "
+            "positions are shifted by 0 to 7, the outputs should stay as they "
+            "are, but they change by up to {change}.",
+            zh="注意力权重没错，但加权求和的值已经按各自的绝对位置转过了。所有"
+            "位置一起平移 0 到 7，输出本该不变，却变了最多 {change}。",
         ),
         notice=Text(
             en="Shift all positions by the same number: no output may change. "
-            "Models that do rotate the values turn the output back by the "
-            "position of the query.",
-            zh="所有位置加上同一个数，输出不该有任何变化。确实旋转值的模型，"
-            "会再按查询的位置把输出转回来。",
+            "Models that rotate the values on purpose turn the output back by "
+            "the position of the query.",
+            zh="所有位置加上同一个数，输出不该有任何变化。有意旋转值的模型，会"
+            "再按查询的位置把输出转回来。",
         ),
         hidden=ANGLES,
         found=("https://github.com/lucidrains/x-transformers/issues/182",),
@@ -175,22 +183,23 @@ MISTAKES = (
         symptom="worse",
         shown=rows_alone,
         seen=Text(
-            en="Three rows, whose tokens stand 1, 2 and 3 positions apart. The "
-            "first is what it is alone; the others are off by up to {change}.",
-            zh="三行，词元之间分别隔 1、2、3 个位置。第一行和单独算时一样，"
-            "另外两行最多差 {change}。",
+            en="In three rows, the tokens stand 1, 2 and 3 positions apart. "
+            "The first row gives the same as alone; the other two are off by "
+            "up to {change}.",
+            zh="三行的词元分别相隔 1、2、3 个位置。第一行和单独算时一样，另外"
+            "两行最多差 {change}。",
         ),
         notice=Text(
-            en="Compare each row with itself alone. Left padding that is the "
-            "same in prefill and decode hides it, since RoPE sees distances "
-            "only; positions of each row in one and of all rows in the other "
-            "do not.",
-            zh="每一行都和它单独计算的结果对比。RoPE 只看距离，所以预填充和"
-            "解码都这样左填充时看不出来；要是预填充用各行自己的位置，解码用"
-            "整批共同的位置，就会出错。",
+            en="Compare each row with the same row alone. RoPE sees distances "
+            "only, so left padding does not show the mistake as long as "
+            "prefill and decoding count alike. It shows when prefill uses the "
+            "positions of each row, and decoding one position for all rows.",
+            zh="每一行都和它单独计算的结果对比。RoPE 只看距离，所以预填充和解"
+            "码的数法一致时，左填充看不出问题；要是预填充用各行自己的位置，解"
+            "码时整批共用一个位置，就会出错。",
         ),
         hidden=Text(
-            en="One row of tables broadcasts over the batch.",
+            en="A table for one row broadcasts over the batch.",
             zh="只有一行的表会沿批次广播。",
         ),
         found=(
@@ -223,13 +232,13 @@ MISTAKES = (
             ),
         ),
         symptom="decoding",
-        shown=decoded,
+        shown=weights,
         seen=Text(
-            en="Three tokens are read at once, and are right. Three more are "
-            "decoded, each as if it stood at position 0, and so before the "
-            "keys that it reads: the weights differ by up to {change}.",
-            zh="前三个词元一次读入，没有问题。后三个逐个解码，每个都被当成"
-            "在位置 0，也就是在它要看的键的前面：权重最多差 {change}。",
+            en="Three tokens are read at once, and they are right. Three more "
+            "are decoded, each as if it stood at position 0, before the rest "
+            "of the prompt: the attention weights differ by up to {change}.",
+            zh="前三个词元一次读入，没有问题。后三个逐个解码，每个都被当成在位"
+            "置 0，排到了提示词其余词元的前面：注意力权重最多差 {change}。",
         ),
         notice=COMPARE,
         hidden=ANGLES,
@@ -261,25 +270,26 @@ MISTAKES = (
             ),
         ),
         symptom="decoding",
-        shown=decoded,
+        shown=weights,
         seen=Text(
-            en="Between the prompt and the first new token a position is left "
-            "out. The three decoded tokens see each other at the right "
-            "distance, and the prompt one too far away: the weights differ by "
-            "up to {change}.",
-            zh="提示词和第一个新词元之间空了一个位置。解码出的三个词元之间"
-            "距离正确，但离提示词都远了一格：权重最多差 {change}。",
+            en="One position is left out between the prompt and the first new "
+            "token. The three decoded tokens are at the right distance from "
+            "each other, but one too far from the prompt: the attention "
+            "weights differ by up to {change}.",
+            zh="提示词和第一个新词元之间空了一个位置。解码出的三个词元之间距离"
+            "正确，但离提示词都远了一格：注意力权重最多差 {change}。",
         ),
         notice=Text(
-            en="Decode token by token and compare with one pass, exactly. The "
-            "text stays fluent, so that reading it tells nothing.",
-            zh="逐个词元解码，和一次算完的结果逐个数值对比。文本照样通顺，"
-            "光看输出发现不了。",
+            en="Decode token by token and compare the numbers with those of "
+            "one pass over the whole sequence. The text stays fluent, so "
+            "reading it does not help.",
+            zh="逐个词元解码，和一次算完整个序列的结果逐个数值对比。文本照样通"
+            "顺，光看输出发现不了。",
         ),
         hidden=ANGLES,
         found=(
             "https://github.com/microsoft/onnxruntime-genai/pull/2354",
-            "https://github.com/skyzh/tiny-llm/pull/46",
+            "https://github.com/GeeeekExplorer/nano-vllm/pull/67",
         ),
         tests=(f"{FOLLOW}[5]",),
         law=decoding_is_the_full_pass,
@@ -320,18 +330,18 @@ MISTAKES = (
             ),
         ),
         symptom="decoding",
-        shown=decoded,
+        shown=weights,
         seen=Text(
-            en="With a cache, each query stands as many positions too far "
-            "ahead as there are new tokens: three in the prompt, one in each "
-            "step after it. The weights differ by up to {change}.",
-            zh="一用缓存，查询的位置就靠后了，多出的正好是新词元的个数：读"
-            "提示词时多 3，之后每步多 1。权重最多差 {change}。",
+            en="With a cache, the position of each query is too large by the "
+            "number of new tokens: by three in the prompt, and by one in each "
+            "step after it. The attention weights differ by up to {change}.",
+            zh="一用缓存，查询的位置就偏大，多出的正好是新词元的个数：读提示词"
+            "时多 3，之后每步多 1。注意力权重最多差 {change}。",
         ),
         notice=COMPARE,
         hidden=ANGLES,
         found=(
-            "https://github.com/ml-explore/mlx-lm/pull/1713",
+            "https://github.com/ml-explore/mlx-swift-lm/pull/234",
             "https://github.com/fla-org/flash-linear-attention/issues/477",
         ),
         tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
@@ -357,20 +367,21 @@ MISTAKES = (
             ),
         ),
         symptom="decoding",
-        shown=decoded,
+        shown=weights,
         seen=Text(
-            en="The key of position j is turned to position 2j, and lies "
-            "ahead of its query from the middle on: the weights differ by up "
-            "to {change}.",
-            zh="位置 j 的键被转到了 2j，过了中间就跑到查询的前面去了：权重"
-            "最多差 {change}。",
+            en="The key of position j is rotated to position 2j, so that the "
+            "later half of the keys stand after their query. The attention "
+            "weights differ by up to {change}.",
+            zh="位置 j 的键被转到了 2j，每个查询能看到的键里，后一半都跑到了它"
+            "的后面：注意力权重最多差 {change}。",
         ),
         notice=Text(
-            en="Read a prompt with a cache and without: the outputs must be "
-            "the same. Either store keys rotated and leave them, or store them "
-            "as they are and rotate all of them at each step.",
-            zh="同一个提示词，用缓存和不用缓存各读一遍，输出必须相同。要么存"
-            "转好的键，取出后不再动；要么存没转的键，每一步全部转一遍。",
+            en="Read a prompt with a cache and without one: the outputs must "
+            "be the same. Either store rotated keys and do not rotate them "
+            "again, or store them unrotated and rotate all of them at each "
+            "step.",
+            zh="同一个提示词，用缓存和不用缓存各读一遍，输出必须相同。要么存转"
+            "好的键，取出后不再动；要么存没转的键，每一步全部转一遍。",
         ),
         hidden=ANGLES,
         found=("https://github.com/NeuraLegion/shainet/pull/110",),
@@ -400,23 +411,23 @@ MISTAKES = (
         symptom="worse",
         shown=padded_positions,
         seen=Text(
-            en="Four rows with 0 to 3 pads before their tokens: the first "
-            "token of each should have position 0, and has a position of up to "
-            "{change}.",
-            zh="四行，词元前面分别有 0 到 3 个填充：每行第一个词元的位置本该"
+            en="In four rows, 0 to 3 pads stand before the tokens. The first "
+            "token of each row should have position 0, but it has a position "
+            "of up to {change}.",
+            zh="四行，词元前面分别有 0 到 3 个填充。每行第一个词元的位置本该"
             "是 0，却最大到了 {change}。",
         ),
         notice=Text(
-            en="Compare each row of a left-padded batch with itself alone. "
-            "With learned positions, as in GPT-2, all padded rows are wrong. "
-            "With RoPE, pads before the text do no harm, and pads amid it, "
-            "as behind the shorter prompts of a chat, do.",
-            zh="左填充的批次，每一行都和它单独计算的结果对比。用可学习的位置"
-            "编码（如 GPT-2）时，有填充的行全错。用 RoPE 时，文本前面的填充"
-            "没有影响，夹在中间的（例如多轮对话里较短的提示词后面）才有。",
+            en="Compare each row of a left-padded batch with the same row "
+            "alone. With learned positions, as in GPT-2, all padded rows are "
+            "wrong. With RoPE, pads before the text do no harm, but pads "
+            "inside it do, such as those after the shorter prompts of a chat.",
+            zh="左填充的批次，每一行都和它单独计算的结果对比。用可学习的位置编"
+            "码（如 GPT-2）时，有填充的行全错。用 RoPE 时，文本前面的填充没有"
+            "影响，夹在中间的（例如多轮对话里较短的提示词后面）才有。",
         ),
         hidden=Text(
-            en="There is one position per token in either case.",
+            en="Both give one position per token.",
             zh="两种写法都是每个词元一个位置。",
         ),
         found=(
@@ -428,5 +439,6 @@ MISTAKES = (
         ),
         law=positions_count_tokens,
         of=lambda package: (package.token_positions,),
+        axes=(Text("row", "行"), Text("token", "词元")),
     ),
 )

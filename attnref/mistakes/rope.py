@@ -47,22 +47,21 @@ def without_order(package: Any) -> Tensor:
             with torch.no_grad():
                 change = (layer(x[:, order]) - layer(x))[0, -1].abs().max()
             moved[i, j] = moved[j, i] = change
-    return moved
+    return moved.round(decimals=6)  # 0 and not what rounding leaves
 
 
+FAR = (
+    Text("query, from position 2000 on", "查询，位置从 2000 起"),
+    Text("key, from position 2000 on", "键，位置从 2000 起"),
+)
 HALF = """
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 """
 SHAPE = Text(
-    en="A rotation by other angles is still a vector of the same width.",
-    zh="转的角度不对，向量的宽度还是一样。",
+    en="However a vector is rotated, its width stays the same.",
+    zh="不管怎么旋转，向量的宽度都不变。",
 )
-DISTANCE = Text(
-    en="Compare your function with multiplication by complex numbers at a few "
-    "positions. That scores depend on the distance alone does not show this.",
-    zh="取几个位置，和复数乘法的结果对比。只检查分数是否只取决于距离，发现"
-    "不了这个错误。",
-)
+SIGN = Text(en="A sign does not change any shape.", zh="符号不影响任何形状。")
 TABLES = "tests/core/test_rope.py::test_tables_are_the_parts_of_a_turn"
 TURNS = (
     "tests/core/test_rope.py::test_turning_is_complex_multiplication"
@@ -74,8 +73,8 @@ MISTAKES = (
     Mistake(
         id="rope-other-layout",
         title=Text(
-            en="RoPE pairs neighbours, the weights were trained with halves",
-            zh="RoPE 把相邻元素配成对，权重却是按前后两半配对训练的",
+            en="Interleaved RoPE with weights trained for rotate_half",
+            zh="权重按前后两半（rotate_half）训练，RoPE 却把相邻元素配对",
         ),
         lines=(
             Lines(
@@ -95,16 +94,17 @@ MISTAKES = (
         shown=scores,
         seen=Text(
             en="The scores still depend on the distance alone, but they are "
-            "those of another model: they differ by up to {change}.",
-            zh="分数仍然只取决于距离，但已经是另一个模型的分数了：最多差 "
+            "not those for which the weights were trained: they differ by up "
+            "to {change}.",
+            zh="分数仍然只取决于距离，但已经不是训练这些权重时的分数：最多差 "
             "{change}。",
         ),
         notice=Text(
             en="Load the weights, and compare the output with that of the "
-            "library in which they were trained. A model that is trained "
-            "from scratch works with either layout.",
-            zh="装入权重后，和训练它的那个库的输出对比。从头训练的模型用"
-            "哪种排布都行。",
+            "library in which they were trained. A model that is trained from "
+            "scratch works with either layout.",
+            zh="装入权重后，和训练它的那个库的输出对比。从头训练的模型用哪种排"
+            "布都行。",
         ),
         hidden=SHAPE,
         found=(
@@ -115,12 +115,13 @@ MISTAKES = (
         tests=TURNS,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-mixed-layouts",
         title=Text(
-            en="Halves are rotated with the angles of neighbours",
-            zh="向量按前后两半旋转，角度表却按相邻元素排列",
+            en="RoPE mixes two layouts: rotate_half with repeat_interleave",
+            zh="RoPE 两种排布混用：rotate_half 配了 repeat_interleave",
         ),
         lines=(
             Lines(
@@ -140,18 +141,20 @@ MISTAKES = (
         symptom="worse",
         shown=scores,
         seen=Text(
-            en="The two elements of a pair are turned by different angles, so "
-            "that the scores no longer depend on the distance alone: within "
-            "one diagonal they vary. They are wrong by up to {change}.",
-            zh="同一对的两个元素转的角度不同，分数不再只取决于距离：同一条"
-            "对角线上的值也不一样，最多错 {change}。",
+            en="The two elements of a pair are rotated by different angles, "
+            "so the scores no longer depend on the distance alone: they vary "
+            "along each diagonal. They are wrong by up to {change}.",
+            zh="同一对的两个元素转的角度不同，分数不再只取决于距离：同一条对角"
+            "线上的值也不一样，最多错 {change}。",
         ),
         notice=Text(
             en="Shift all positions by the same number: the scores must not "
-            "change. `repeat_interleave` belongs to neighbours, and `cat` of "
-            "twice the same to halves.",
-            zh="所有位置加上同一个数，分数必须不变。相邻配对用 "
-            "`repeat_interleave`，前后两半配对则把同一张表 `cat` 两遍。",
+            "change. `rotate_half` needs tables widened by `cat`, and "
+            "interleaved pairs need `repeat_interleave`; the opposite mix is "
+            "wrong too.",
+            zh="所有位置加上同一个数，分数必须不变。`rotate_half` 要把同一张"
+            "表 `cat` 两遍，相邻元素配对才用 `repeat_interleave`；反过来混用也"
+            "是错的。",
         ),
         hidden=Text(
             en="Both ways to widen the tables from D / 2 to D give the same "
@@ -166,6 +169,7 @@ MISTAKES = (
         tests=TURNS,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-no-minus",
@@ -185,18 +189,18 @@ MISTAKES = (
         symptom="worse",
         shown=scores,
         seen=Text(
-            en="This is no rotation: lengths change with the position, and "
-            "scores depend on where the two tokens stand. They are wrong by up "
-            "to {change}.",
-            zh="这不是旋转：向量的长度随位置变化，分数也取决于两个词元各自"
-            "所在的位置，最多错 {change}。",
+            en="This is not a rotation: the length of a vector changes with "
+            "its position, and the scores depend on where the two tokens "
+            "stand. They are wrong by up to {change}.",
+            zh="这不是旋转：向量的长度随位置变化，分数也取决于两个词元各自所在"
+            "的位置，最多错 {change}。",
         ),
         notice=Text(
-            en="A rotation keeps the length of each vector, whatever its "
-            "position.",
-            zh="旋转不改变向量的长度，在哪个位置都一样。",
+            en="A rotation keeps the length of every vector: compare the "
+            "norms before and after, at several positions.",
+            zh="旋转不改变向量的长度：在几个位置上比较旋转前后的范数。",
         ),
-        hidden=Text(en="A sign changes no shape.", zh="符号不影响任何形状。"),
+        hidden=SIGN,
         found=(
             "https://github.com/labmlai/"
             "annotated_deep_learning_paper_implementations/pull/193",
@@ -204,6 +208,7 @@ MISTAKES = (
         tests=TURNS,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-sign",
@@ -223,26 +228,30 @@ MISTAKES = (
         symptom="worse",
         shown=scores,
         seen=Text(
-            en="The scores are those of the opposite distance: what lies n "
-            "tokens back is scored as if it lay n tokens ahead. They differ by "
-            "up to {change}.",
-            zh="算出的是相反距离的分数：往前 n 个词元，得到的却是往后 n 个"
-            "词元的分数，最多差 {change}。",
+            en="The scores are those of the opposite distance: a key n tokens "
+            "back gets the score of a key n tokens ahead. They differ by up "
+            "to {change}.",
+            zh="算出的是相反距离的分数：往前 n 个词元的键，得到的是往后 n 个词"
+            "元的分数，最多差 {change}。",
         ),
         notice=Text(
-            en="Train from scratch and nothing is wrong, since the direction "
-            "is a convention. It shows only with weights that were trained "
-            "with the other one, as nearly all published ones were: compare "
-            "with the code of the model, and not with a vector and itself.",
-            zh="从头训练的话，方向只是约定，不会出错；只有装入按另一种方向"
-            "训练的权重才会错，而公开的权重几乎都是按标准方向训练的。要和"
-            "模型自己的代码对比，而且不能拿一个向量和它自己做内积。",
+            en="A model that is trained from scratch works, since the "
+            "direction is a convention. Weights that were trained with the "
+            "other direction do not, and nearly all published ones use the "
+            "standard direction. Compare with the code of the model, and with "
+            "two different vectors: the score of a vector with itself is the "
+            "same in both directions.",
+            zh="从头训练的话，方向只是约定，不会出错；装入按另一种方向训练的权"
+            "重才会错，而公开的权重几乎都按标准方向训练。要和模型自己的代码对"
+            "比，而且要用两个不同的向量：向量和它自己的分数，两个方向算出来一"
+            "样。",
         ),
-        hidden=Text(en="A sign changes no shape.", zh="符号不影响任何形状。"),
+        hidden=SIGN,
         found=("https://github.com/karpathy/nanochat/pull/489",),
         tests=TURNS,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-pair-index",
@@ -264,27 +273,35 @@ MISTAKES = (
         symptom="worse",
         shown=scores,
         seen=Text(
-            en="The frequencies go down to the square root of theirs only, as "
-            "if the base were 10 instead of 100; the slow pairs are missing. "
-            "The scores differ by up to {change}.",
-            zh="频率只降到该有的平方根，好像底数是 10 而不是 100，转得慢的"
-            "那些对都没有了。分数最多差 {change}。",
+            en="The frequencies fall too slowly, as if the base were 10 "
+            "instead of 100, so the slow pairs are missing. The scores differ "
+            "by up to {change}.",
+            zh="频率降得太慢，好像底数是 10 而不是 100，转得慢的那些对都没有"
+            "了。分数最多差 {change}。",
         ),
-        notice=DISTANCE,
+        notice=Text(
+            en="Compare your function with multiplication by complex numbers "
+            "at a few positions. It is not enough to test that the scores "
+            "depend on the distance alone: they still do.",
+            zh="取几个位置，和复数乘法的结果对比。只检查分数是否只取决于距离是"
+            "不够的：这一点仍然成立。",
+        ),
         hidden=Text(
-            en="Both ways of counting give one number per pair, D / 2 of them.",
+            en="Both ways of counting give one frequency per pair, D / 2 of "
+            "them.",
             zh="两种写法都是每对一个频率，共 D / 2 个。",
         ),
         found=("https://github.com/rasbt/LLMs-from-scratch/issues/410",),
         tests=FREQUENCIES,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-exponent",
         title=Text(
-            en="The exponent of a frequency has 2p - 1 for 2(p - 1)",
-            zh="频率的指数把 2(p - 1) 写成了 2p - 1",
+            en="The exponent of a frequency is 2p - 1 instead of 2(p - 1)",
+            zh="频率的指数写成 2p - 1，而不是 2(p - 1)",
         ),
         lines=(
             Lines(
@@ -301,19 +318,20 @@ MISTAKES = (
         symptom="worse",
         shown=scores,
         seen=Text(
-            en="Every frequency is too small by the same factor, so that each "
+            en="Every frequency is too small by the same factor, so each "
             "distance is taken for a shorter one. The scores differ by up to "
             "{change}.",
-            zh="所有频率都小了同样的倍数，每段距离都被当成更短的距离。分数"
-            "最多差 {change}。",
+            zh="所有频率都小了同样的倍数，每段距离都被当成更短的距离。分数最多"
+            "差 {change}。",
         ),
         notice=Text(
             en="The first pair turns by one radian per token, whatever the "
-            "base: look at the first column of the cosines. The paper counts "
-            "pairs from 1 and has 2(p - 1) / d; from 0 it is 2p / d.",
-            zh="不管底数是多少，第一对每个词元都转 1 弧度：看余弦表的第一列"
-            "就知道。论文里的对从 1 数起，指数是 2(p - 1) / d；从 0 数起则是 "
-            "2p / d。",
+            "base is: look at the first column of the cosines. The paper "
+            "counts pairs from 1, where the exponent is 2(p - 1) / d; counted "
+            "from 0, it is 2p / d.",
+            zh="不管底数是多少，第一对每个词元都转 1 弧度：看余弦表的第一列就"
+            "知道。论文里的对从 1 数起，指数是 2(p - 1) / d；从 0 数起则是 2p "
+            "/ d。",
         ),
         hidden=SHAPE,
         found=(
@@ -322,6 +340,7 @@ MISTAKES = (
         tests=FREQUENCIES,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-theta-ignored",
@@ -343,17 +362,17 @@ MISTAKES = (
         symptom="worse",
         shown=scores,
         seen=Text(
-            en="With a base of 100, and 10000 in the code, the scores differ "
-            "by up to {change}.",
-            zh="底数应为 100，代码里却是 10000：分数最多差 {change}。",
+            en="The model has a base of 100, and the code uses 10000: the "
+            "scores differ by up to {change}.",
+            zh="模型的底数是 100，代码里却写着 10000：分数最多差 {change}。",
         ),
         notice=Text(
-            en="Llama 2 is right, since its base is 10000; Code Llama "
-            "(1000000) and Llama 3 (500000) are not. Short texts look fluent "
+            en="Llama 2 works, since its base is 10000. Code Llama (1000000) "
+            "and Llama 3 (500000) do not, although short texts look fluent "
             "all the same. Test with a base that is not the default.",
-            zh="Llama 2 的底数正好是 10000，结果没错；Code Llama（1000000）"
-            "和 Llama 3（500000）就错了，短文本看上去照样通顺。测试时要用非"
-            "默认的底数。",
+            zh="Llama 2 的底数正好是 10000，结果没错；Code Llama（1000000）和 "
+            "Llama 3（500000）就错了，短文本看上去照样通顺。测试时要用非默认的"
+            "底数。",
         ),
         hidden=SHAPE,
         found=(
@@ -363,6 +382,7 @@ MISTAKES = (
         tests=FREQUENCIES,
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-half-precision",
@@ -384,22 +404,24 @@ MISTAKES = (
         symptom="worse",
         shown=scores,
         seen=Text(
-            en="bfloat16 has steps of 8 at 2000: several neighbours get the "
-            "same position. The scores are wrong by up to {change}.",
-            zh="在 2000 附近，bfloat16 的间隔是 8：相邻的好几个位置变成了同一"
-            "个。分数最多错 {change}。",
+            en="Near position 2000, neighbouring bfloat16 numbers are 8 "
+            "apart, so several tokens get the same position. The scores are "
+            "wrong by up to {change}.",
+            zh="在 2000 附近，bfloat16 相邻两个数相差 8，好几个相邻的位置变成"
+            "了同一个。分数最多错 {change}。",
         ),
         notice=Text(
-            en="Test at large positions: up to 256, bfloat16 has all whole "
-            "numbers. `model.to(torch.bfloat16)` also rounds a buffer of "
-            "frequencies. Rounding the finished cosines does far less harm.",
+            en="Test at large positions: up to 256, bfloat16 represents every "
+            "whole number exactly. `model.to(torch.bfloat16)` also rounds a "
+            "buffer of frequencies. Rounding the finished cosines does far "
+            "less harm.",
             zh="要在大的位置上测试：256 以内的整数 bfloat16 都能精确表示。"
-            "`model.to(torch.bfloat16)` 也会把存频率的缓冲区舍入。相比之下，"
-            "把算好的余弦舍入，影响要小得多。",
+            "`model.to(torch.bfloat16)` 也会把存频率的缓冲区舍入。相比之下，把"
+            "算好的余弦舍入，影响要小得多。",
         ),
         hidden=Text(
             en="A dtype is not part of a shape, and the tables are cast to "
-            "that of the vectors anyway.",
+            "the dtype of the vectors anyway.",
             zh="dtype 不属于形状，而且表反正会转成向量的 dtype。",
         ),
         found=(
@@ -413,11 +435,12 @@ MISTAKES = (
         ),
         law=rope_is_as_published,
         of=rope_and_base,
+        axes=FAR,
     ),
     Mistake(
         id="rope-over-heads",
         title=Text(
-            en="RoPE is applied before the transpose, along the heads",
+            en="RoPE before the transpose rotates along the heads",
             zh="RoPE 放在 transpose 之前，沿着头的轴转",
         ),
         lines=(
@@ -445,24 +468,25 @@ MISTAKES = (
         symptom="worse",
         shown=without_order,
         seen=Text(
-            en="Each head is turned by its own number, queries and keys alike, "
-            "which cancels: the layer does not see the order of its tokens. "
-            "Exchanging two earlier tokens should move the last output, by up "
-            "to {change} here, and leaves it where it is.",
-            zh="每个头按自己的编号旋转，查询和键转得一样，正好抵消：这一层"
-            "看不到词元的顺序。交换前面两个词元，最后的输出本该变化（这里"
-            "最多 {change}），现在却纹丝不动。",
+            en="Queries and keys are rotated by the number of their head "
+            "instead of their position. Both get the same angle, which "
+            "cancels, so the layer does not see the order of its tokens. "
+            "Exchanging two earlier tokens should change the last output, by "
+            "up to {change} here, but does not.",
+            zh="查询和键按头的编号旋转，而不是按位置。同一个头里两者的角度一"
+            "样，正好抵消，于是这一层看不到词元的顺序。交换前面两个词元，最后"
+            "的输出本该变化（这里最多 {change}），现在却纹丝不动。",
         ),
         notice=Text(
-            en="Exchange two earlier tokens: the last output must move. "
-            "Training goes on without an error, and ends worse.",
-            zh="交换前面的两个词元，最后的输出必须跟着变。训练不会报错，只是"
-            "结果更差。",
+            en="Exchange two earlier tokens: the last output must change. "
+            "Training raises no error, and only ends with a worse model.",
+            zh="交换前面的两个词元，最后的输出必须跟着变。训练不会报错，只是结"
+            "果更差。",
         ),
         hidden=Text(
             en="The tables are made for as many positions as the axis has, "
             "and a transpose afterwards makes the shapes right.",
-            zh="表按那根轴的长度来建，之后再 transpose，形状就都对了。",
+            zh="表按那根轴的长度来建，之后再 `transpose`，形状就都对了。",
         ),
         found=(
             "https://github.com/mlfoundations/open_lm/issues/4",
@@ -475,5 +499,6 @@ MISTAKES = (
         ),
         law=order_is_seen,
         of=lambda package: (mha(package), seeded(2, 5, 16)),
+        axes=(Text("token", "词元"), Text("exchanged with", "与之交换的词元")),
     ),
 )

@@ -75,11 +75,26 @@ def test_each_mistake_stands_below_its_symptom(site, language):
 
 
 def test_a_diff_turns_the_wrong_lines_into_the_right_ones():
-    lines = Lines("core.sdpa", "\n  a\n  b\n  d\n", "\n  a\n    c\n  d\n\n")
-    assert mistakes.diff(lines) == " a\n-  c\n+b\n d"
-    assert mistakes.number(mistakes.torch.tensor([0.125, 70000])) == (
-        "0.125, 7e+04"
-    )
+    lines = Lines("core.sdpa", "  a\n  b\n", "  a\n    c\n  b\n\n  d\n")
+    assert mistakes.diff(lines) == " a\n-  c\n b\n-\n-d"
+    deeper = Lines("core.sdpa", "    a\n", "    a\n  b\n  c\n")
+    assert mistakes.diff(deeper) == "   a\n-b\n-c"
+    other = Lines("core.sdpa", "ab = cd\n", "a = c\nab = cde\n")
+    assert mistakes.diff(other) == "-a = c\n-ab = cde\n+ab = cd"
+    numbers = mistakes.torch.tensor([0.125, 4096, 1234.56, float("nan")])
+    assert mistakes.number(numbers) == "0.125, 4,096, 1.23e+03, nan"
+
+
+def test_a_source_is_named_by_its_thread_or_its_repository():
+    github = "https://github.com/a/b"
+    named = {
+        f"{github}/issues/36": "a/b #36",
+        f"{github}/pull/6": "a/b #6",
+        f"{github}/blob/448aff/c.md": "a/b",
+        "https://www.example.org/c/1": "example.org",
+    }
+    for address, name in named.items():
+        assert mistakes.source(address, "en") == f"[{name}]({address})"
 
 
 @each_language
