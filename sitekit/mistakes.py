@@ -54,6 +54,7 @@ WORDS = {
     "and": Text(", ", "、"),
     "end": Text(".", "。"),
     "exercise": Text("exercise", "练习"),
+    "asked": Text("what to write", "要写的函数"),
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
     "wrong": Text("wrong", "错误"),
@@ -202,7 +203,8 @@ def symptoms(language: str, link: Any) -> Iterator[str]:
 
 
 def exercises(language: str, _: Any) -> Iterator[str]:
-    yield f"| {getattr(WORDS['exercise'], language)} | |"
+    heads = (getattr(WORDS[key], language) for key in ("exercise", "asked"))
+    yield f"| {' | '.join(heads)} |"
     yield "| --- | --- |"
     for name, asked in TASKS.items():
         defined = "<br>".join(f"`{each}`" for each in asked.signatures)
