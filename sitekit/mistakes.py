@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import PurePosixPath
 from textwrap import dedent
 from typing import Any
@@ -101,10 +101,9 @@ def diff(lines: Lines) -> str:
         dedent(text).strip("\n").splitlines()
         for text in (lines.wrong, lines.right)
     )
-    every = difflib.ndiff(wrong, right)
-    return "\n".join(
-        f"{line[0]}{line[2:]}".rstrip() for line in every if line[0] != "?"
-    )
+    every = max(len(wrong), len(right))
+    patch = difflib.unified_diff(wrong, right, n=every, lineterm="")
+    return "\n".join(line.rstrip() for line in islice(patch, 3, None))
 
 
 def source(address: str, language: str) -> str:
@@ -121,15 +120,17 @@ def figure(mistake: Mistake, language: str) -> Iterator[str]:
     if right.dim() != 2 or not isinstance(wrong, Tensor):
         return
     both = torch.cat([right.flatten(), wrong.flatten()])
-    masks = bool(((both == 0) | (both == 1)).all())
+    kind = both.dtype
+    if both.isfinite().all() and both.equal(both.round()):
+        kind = torch.bool if set(both.tolist()) == {0, 1} else torch.int64
     down, across = (getattr(axis, language) for axis in mistake.axes)
     drawn = []
-    for kind, matrix in (("wrong", wrong), ("right", right)):
+    for which, matrix in (("wrong", wrong), ("right", right)):
         rows, columns = matrix.shape
         panel = svg.heatmap(
-            matrix.bool() if masks else matrix,
+            matrix.to(kind),
             (down, across),
-            title=getattr(WORDS[kind], language),
+            title=getattr(WORDS[which], language),
             rows=[*range(rows)],
             columns=[*range(columns)],
         )

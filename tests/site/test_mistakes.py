@@ -75,6 +75,22 @@ def test_a_diff_turns_the_wrong_lines_into_the_right_ones():
     )
 
 
+def test_in_a_diff_the_wrong_lines_stand_before_those_that_replace_them():
+    wrong, right = "  y = f(x)\n  x = y + y\n", "  x = x + f(x)\n  y = x\n"
+    diff = mistakes.diff(Lines("core.sdpa", right, wrong))
+    assert diff == "-y = f(x)\n-x = y + y\n+x = x + f(x)\n+y = x"
+    for mistake in catalogue().values():
+        for lines in mistake.lines:
+            marks = "".join(x[:1] for x in mistakes.diff(lines).splitlines())
+            assert "+-" not in marks, mistake.id
+
+
+def test_a_heat_map_of_whole_numbers_has_no_decimals():
+    mistake = catalogue()["fused-slice-taken-twice"]
+    drawn = "".join(mistakes.figure(mistake, "en"))
+    assert ">8<" in drawn and "8.0" not in drawn
+
+
 def test_each_file_of_mistakes_has_a_page():
     for language in ROOTS:
         assert mistakes.places(language).keys() == files().keys()
