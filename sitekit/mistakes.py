@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import cache
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import PurePosixPath
 from textwrap import dedent
 from typing import Any
@@ -61,7 +61,7 @@ TESTS = "mistakes/tests"  # the page that shows the laws
 @cache
 def places(language: str) -> dict[str, str]:
     """Of each file of mistakes, the page that has its entries."""
-    found = {}
+    found: dict[str, str] = {}
     for path in pages.markdown_files(language):
         for stems in ENTRIES.findall(pages.body_of(path)):
             found |= dict.fromkeys(stems.split(), pages.stem_of(path))
@@ -101,14 +101,20 @@ def diff(lines: Lines) -> str:
         dedent(text).strip("\n").splitlines()
         for text in (lines.wrong, lines.right)
     )
-    every = max(len(wrong), len(right))
-    patch = difflib.unified_diff(wrong, right, n=every, lineterm="")
-    return "\n".join(line.rstrip() for line in islice(patch, 3, None))
+    found = []
+    blocks = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
+    for kind, i, i2, j, j2 in blocks.get_opcodes():
+        if kind == "equal":
+            found += [f" {line}" for line in wrong[i:i2]]
+        else:
+            found += [f"-{line}" for line in wrong[i:i2]]
+            found += [f"+{line}" for line in right[j:j2]]
+    return "\n".join(found)
 
 
 def source(address: str, language: str) -> str:
     if address == NOTES:
-        return getattr(WORDS["notes"], language)
+        return str(getattr(WORDS["notes"], language))
     if match := ISSUE.match(address):
         return f"[{match[1]} #{match[2]}]({address})"
     return f"[{re.sub('^https://(www[.])?|/.*', '', address)}]({address})"
@@ -143,7 +149,7 @@ def figure(mistake: Mistake, language: str) -> Iterator[str]:
 
 def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     def word(text: Text) -> str:
-        return getattr(text, language)
+        return str(getattr(text, language))
 
     def said(key: str, text: str) -> str:
         end = "" if text.endswith(("。", ".", "`")) else word(WORDS["end"])
