@@ -153,11 +153,11 @@ MISTAKES = (
         seen=Text(
             en="The fused weight holds all queries, then all keys, then all "
             "values. It is read as q, k and v of head 0, followed by those of "
-            "head 1, so that rows of keys and values end up among the "
-            "queries. The figure shows which of its rows each projection gets.",
+            "head 1. Of twelve rows, the three projections then get {wrong}: "
+            "there are keys and values among the queries.",
             zh="融合的权重里依次是全部查询、全部键、全部值；这里却当成先放头 "
-            "0 的 q、k、v，再放头 1 的，于是键和值的行跑进了查询里。图中是每个"
-            "投影分到了哪些行。",
+            "0 的 q、k、v，再放头 1 的。共十二行，三个投影依次拿到 {wrong}：查"
+            "询里混进了键和值的行。",
         ),
         notice=Text(
             en="Both layouts exist: PyTorch and GPT-2 store [Q | K | V], "
@@ -204,11 +204,11 @@ MISTAKES = (
         symptom="heads",
         shown=fused_rows,
         seen=Text(
-            en="The keys get the rows of the values, 8 to 11, and nothing "
-            "gets the rows 4 to 7. The figure shows which rows of the fused "
-            "weight each projection gets.",
-            zh="键拿到的是值的第 8 到 11 行，第 4 到 7 行则没有人要。图中是每"
-            "个投影分到了融合权重的哪些行。",
+            en="Of the twelve rows of a fused weight, the three projections "
+            "get {wrong}: the keys are those of the values, and the rows of "
+            "the keys are lost.",
+            zh="融合的权重有十二行，三个投影依次拿到 {wrong}：键拿了值的行，键"
+            "自己的行丢了。",
         ),
         notice=Text(
             en="Put the parts together again: the result must be the fused "

@@ -395,10 +395,11 @@ MISTAKES = (
         shown=padded_weights,
         seen=Text(
             en="With four sentences of four tokens, the mask of sentence n is "
-            "applied to query n of every sentence. The figure shows the third "
-            "sentence, which has two real tokens.",
+            "applied to query n of every sentence. The third sentence has two "
+            "real tokens, and its queries see 4, 3, 2 and 1 keys.",
             zh="四个句子、每句四个词元时，第 n 句的掩码被用到了每一句的第 n 个"
-            "查询上。图中是第三句，它有两个真实词元。",
+            "查询上。第三句只有两个真实词元，它的四个查询却分别看到 4、3、2、"
+            "1 个键。",
         ),
         notice=Text(
             en="With as many sentences as tokens it is wrong without an "
@@ -441,11 +442,12 @@ MISTAKES = (
         shown=padded_weights,
         seen=Text(
             en="With four sentences and four heads, head n of every sentence "
-            "gets the mask of sentence n. The figure shows the first head of "
-            "the third sentence: it gets the mask of the first sentence, "
-            "which has no pads.",
-            zh="四个句子、四个头时，每一句的第 n 个头用的都是第 n 句的掩码。图"
-            "中是第三句的第一个头：它用了第一句的掩码，而第一句没有填充符。",
+            "gets the mask of sentence n. In the third sentence, which ends "
+            "with two pads, the first head gets the mask of the first "
+            "sentence, which has none.",
+            zh="四个句子、四个头时，每一句的第 n 个头用的都是第 n 句的掩码。第"
+            "三句末尾有两个填充符，它的第一个头用的却是第一句的掩码，而第一句"
+            "没有填充符。",
         ),
         notice=Text(
             en="A mask with three axes, (B, T, S) or (B, 1, S), is broadcast "
