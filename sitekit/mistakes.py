@@ -61,7 +61,7 @@ TESTS = "mistakes/tests"  # the page that shows the laws
 @cache
 def places(language: str) -> dict[str, str]:
     """Of each file of mistakes, the page that has its entries."""
-    found: dict[str, str] = {}
+    found = {}
     for path in pages.markdown_files(language):
         for stems in ENTRIES.findall(pages.body_of(path)):
             found |= dict.fromkeys(stems.split(), pages.stem_of(path))
@@ -101,20 +101,15 @@ def diff(lines: Lines) -> str:
         dedent(text).strip("\n").splitlines()
         for text in (lines.wrong, lines.right)
     )
-    found = []
-    blocks = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
-    for kind, i, i2, j, j2 in blocks.get_opcodes():
-        if kind == "equal":
-            found += [f" {line}" for line in wrong[i:i2]]
-        else:
-            found += [f"-{line}" for line in wrong[i:i2]]
-            found += [f"+{line}" for line in right[j:j2]]
-    return "\n".join(found)
+    every = difflib.ndiff(wrong, right)
+    return "\n".join(
+        f"{line[0]}{line[2:]}".rstrip() for line in every if line[0] != "?"
+    )
 
 
 def source(address: str, language: str) -> str:
     if address == NOTES:
-        return str(getattr(WORDS["notes"], language))
+        return getattr(WORDS["notes"], language)
     if match := ISSUE.match(address):
         return f"[{match[1]} #{match[2]}]({address})"
     return f"[{re.sub('^https://(www[.])?|/.*', '', address)}]({address})"
@@ -126,17 +121,15 @@ def figure(mistake: Mistake, language: str) -> Iterator[str]:
     if right.dim() != 2 or not isinstance(wrong, Tensor):
         return
     both = torch.cat([right.flatten(), wrong.flatten()])
-    kind = both.dtype
-    if both.isfinite().all() and both.equal(both.round()):
-        kind = torch.bool if set(both.tolist()) == {0, 1} else torch.int64
+    masks = bool(((both == 0) | (both == 1)).all())
     down, across = (getattr(axis, language) for axis in mistake.axes)
     drawn = []
-    for which, matrix in (("wrong", wrong), ("right", right)):
+    for kind, matrix in (("wrong", wrong), ("right", right)):
         rows, columns = matrix.shape
         panel = svg.heatmap(
-            matrix.to(kind),
+            matrix.bool() if masks else matrix,
             (down, across),
-            title=getattr(WORDS[which], language),
+            title=getattr(WORDS[kind], language),
             rows=[*range(rows)],
             columns=[*range(columns)],
         )
@@ -149,7 +142,7 @@ def figure(mistake: Mistake, language: str) -> Iterator[str]:
 
 def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     def word(text: Text) -> str:
-        return str(getattr(text, language))
+        return getattr(text, language)
 
     def said(key: str, text: str) -> str:
         end = "" if text.endswith(("。", ".", "`")) else word(WORDS["end"])

@@ -130,10 +130,9 @@ def heatmap(
             "rows names the queries, columns the keys"
         )
     boolean = matrix.dtype == torch.bool
-    whole = not matrix.is_floating_point()
     most = max(1.0, float(matrix.double().abs().nan_to_num().max()))
     told = [
-        [f"{v:.2f}" if v and not whole else f"{v:g}" for v in row]
+        [f"{v:.2f}" if v and not boolean else f"{v:g}" for v in row]
         for row in matrix.tolist()
     ]
     font = BOLD if boolean else SANS

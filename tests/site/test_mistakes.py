@@ -43,7 +43,7 @@ def test_an_entry_says_all_that_the_catalogue_does(entries, language):
         assert "{" not in text.partition("attnref/")[0], "a number is missing"
         for lines in mistake.lines:
             for line in mistakes.diff(lines).splitlines():
-                assert line.rstrip() in text, (name, line)
+                assert line in text, (name, line)
         for address in mistake.found:
             assert address == "notes" or f'href="{address}"' in part
         for test in mistake.tests:
@@ -68,17 +68,11 @@ def test_each_mistake_stands_below_its_symptom(site, language):
 
 
 def test_a_diff_turns_the_wrong_lines_into_the_right_ones():
-    lines = Lines("core.sdpa", "\n  a\n  b\n  d\n", "\n  a\n    c\n  d\n\n")
-    assert mistakes.diff(lines) == " a\n-  c\n+b\n d"
+    lines = Lines("core.sdpa", "  a\n  b\n", "  a\n    c\n  b\n\n  d\n")
+    assert mistakes.diff(lines) == " a\n-  c\n b\n-\n-d"
     assert mistakes.number(mistakes.torch.tensor([0.125, 70000])) == (
         "0.125, 7e+04"
     )
-
-
-def test_a_heat_map_of_whole_numbers_has_no_decimals():
-    mistake = catalogue()["fused-slice-taken-twice"]
-    drawn = "".join(mistakes.figure(mistake, "en"))
-    assert ">8<" in drawn and "8.0" not in drawn
 
 
 def test_each_file_of_mistakes_has_a_page():
