@@ -105,24 +105,26 @@ MISTAKES = (
         symptom="worse",
         shown=passed,
         seen=Text(
-            en="Attention and MLP give zeros here, so a token of size {right} "
-            "should pass unchanged. It leaves with size {wrong}: each block "
-            "normalises the residual stream.",
-            zh="这里让注意力和 MLP 都输出 0，大小为 {right} 的词元本该原样通"
+            en="Attention and MLP are made to give zeros here, so that a "
+            "token with a root mean square of {right} should pass unchanged. "
+            "It leaves with {wrong}: each block normalises the residual "
+            "stream.",
+            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的词元本该原样通"
             "过，出来却成了 {wrong}：每个块都把残差流归一化了一遍。",
         ),
         notice=Text(
             en="Set the last weights of attention and MLP to zero: the block "
-            "has to return its input. Training goes on, but worse, and with "
-            "the weights of another project the results are wrong.",
-            zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。训练"
-            "照样能进行，只是更差；加载别人的权重，结果就是错的。",
+            "must return its input. Training still works, only worse, and "
+            "with weights that were trained elsewhere the results are wrong.",
+            zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。训"
+            "练照样能进行，只是更差；加载别处训练的权重，结果就是错的。",
         ),
         hidden=Text(
-            en="A norm keeps the shape.",
+            en="A norm does not change the shape.",
             zh="归一化不改变形状。",
         ),
         found=(
+            "https://github.com/pytorch/pytorch/issues/61165",
             "https://github.com/Howuhh/faster-trajectory-transformer/issues/3",
             "https://github.com/SHI-Labs/Compact-Transformers/issues/25",
         ),
@@ -154,19 +156,20 @@ MISTAKES = (
         symptom="worse",
         shown=passed,
         seen=Text(
-            en="Attention and MLP give zeros here, so a token of size {right} "
-            "should pass unchanged. Of it, {wrong} is left: the name of the "
-            "input was used again, and the input is lost.",
-            zh="这里让注意力和 MLP 都输出 0，大小为 {right} 的词元本该原样通"
-            "过，结果只剩 {wrong}：变量名被重复使用，输入就丢了。",
+            en="Attention and MLP are made to give zeros here, so that a "
+            "token with a root mean square of {right} should pass unchanged. "
+            "It leaves with {wrong}: the result overwrites the input before "
+            "the two are added.",
+            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的词元本该原样通"
+            "过，出来却成了 {wrong}：还没相加，输入就被结果覆盖了。",
         ),
         notice=Text(
             en="Set the last weights of attention and MLP to zero: the block "
-            "has to return its input.",
+            "must return its input.",
             zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。",
         ),
         hidden=Text(
-            en="Input and result of a layer have the same shape.",
+            en="The input and the result of a layer have the same shape.",
             zh="一层的输入和结果形状相同。",
         ),
         found=("https://github.com/kyegomez/BitNet/issues/32",),
@@ -198,19 +201,20 @@ MISTAKES = (
         shown=norm_doubled,
         seen=Text(
             en="If the weight of the second norm is doubled, the outputs "
-            "should move by {right}. They move by {wrong}: it is not used.",
-            zh="把第二个归一化层的权重加倍，输出本该变化 {right}，这里却变化 "
-            "{wrong}：它根本没有用上。",
+            "should change by up to {right}. They change by {wrong}: this "
+            "norm is never called.",
+            zh="把第二个归一化层的权重加倍，输出最多应变化 {right}，这里却变化"
+            " {wrong}：它根本没有被调用。",
         ),
         notice=Text(
-            en="Look for parameters without a gradient after backward. If "
-            "there is only one norm to begin with, no checkpoint of a Llama "
-            "loads.",
+            en="Look for parameters that have no gradient after a backward "
+            "pass. If only one norm was built to begin with, the checkpoint "
+            "of a Llama does not load.",
             zh="反向传播之后，找一找没有梯度的参数。如果从一开始就只建了一个归"
             "一化层，Llama 的权重就加载不进来。",
         ),
         hidden=Text(
-            en="Both norms have the same width, and keep the shape.",
+            en="Both norms have the same width, and neither changes the shape.",
             zh="两个归一化层宽度相同，也都不改变形状。",
         ),
         found=(
@@ -245,20 +249,21 @@ MISTAKES = (
         symptom="worse",
         shown=largest_logit,
         seen=Text(
-            en="The largest logit is {wrong} and not {right}: the output layer "
-            "reads the residual stream as it is, whatever its size.",
-            zh="最大的 logit 是 {wrong}，而不是 {right}：输出层直接读残差流，不"
-            "管它有多大。",
+            en="The largest logit is {wrong} instead of {right}: the output "
+            "layer reads the residual stream as it is, however large it has "
+            "become.",
+            zh="最大的 logit 是 {wrong}，应为 {right}：输出层直接读残差流，不"
+            "管它已经变得多大。",
         ),
         notice=Text(
-            en="Look for parameters without a gradient after backward. In a "
-            "pre-norm model each sublayer normalises its own input, so the "
-            "sum of all of them needs a norm of its own.",
-            zh="反向传播之后，找一找没有梯度的参数。pre-norm 模型里，每个子层只"
-            "归一化自己的输入，所以最后的总和还需要单独归一化一次。",
+            en="Look for parameters that have no gradient after a backward "
+            "pass. In a pre-norm model each sublayer normalises its own "
+            "input, so that their sum needs one more norm at the end.",
+            zh="反向传播之后，找一找没有梯度的参数。pre-norm 模型里，每个子层"
+            "只归一化自己的输入，所以最后的总和还需要再归一化一次。",
         ),
         hidden=Text(
-            en="A norm keeps the shape.",
+            en="A norm does not change the shape.",
             zh="归一化不改变形状。",
         ),
         found=(
@@ -294,23 +299,25 @@ MISTAKES = (
         symptom="decoding",
         shown=lengths,
         seen=Text(
-            en="Six tokens do not fit into the third cache. The call is "
-            "refused, but the first two layers have stored them already.",
-            zh="六个词元放不进第三层的缓存。调用被拒绝了，前两层却已经把它们存"
-            "了进去。",
+            en="Six tokens do not fit into the third cache, and the call is "
+            "refused. The three caches then hold {wrong} tokens instead of "
+            "{right}: the first two layers had stored them already.",
+            zh="六个词元放不进第三层的缓存，调用被拒绝。这时三个缓存里的词元数"
+            "是 {wrong}，应为 {right}：前两层已经把它们存了进去。",
         ),
         notice=Text(
-            en="Catch the error and look at the lengths of all caches. A "
-            "second attempt with a larger third cache is not refused, and "
-            "the first layers then see each token twice.",
-            zh="捕获这个错误，看看各层缓存的长度。换一个大一些的第三层缓存再试"
-            "就不会报错，但前两层会把每个词元看到两遍。",
+            en="Catch the error and look at the lengths of all caches. If the "
+            "call is repeated with a larger third cache and the others have "
+            "room, it succeeds, and the first layers see each token twice.",
+            zh="捕获这个错误，看看各层缓存的长度。换一个更大的第三层缓存再试，"
+            "只要前两层还放得下，就不会报错，但它们会把每个词元看到两遍。",
         ),
         hidden=Text(
-            en="As long as nothing is refused, all caches agree.",
-            zh="只要没有报错，各层的缓存始终一致。",
+            en="As long as no call is refused, all caches have the same "
+            "length.",
+            zh="只要没有调用被拒绝，各层缓存的长度始终一致。",
         ),
-        found=(),
+        found=("https://github.com/ggml-org/llama.cpp/pull/9525",),
         tests=(
             "tests/models/test_block.py::"
             "test_a_decoder_looks_at_all_caches_before_it_writes_to_one",

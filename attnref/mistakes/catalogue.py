@@ -91,7 +91,10 @@ SYMPTOMS = {
     "gradients": Text("right outputs, wrong gradients", "输出对，梯度错"),
     "memory": Text("right, but too much memory", "结果对，但内存占用太多"),
     "worse": Text("no error, only worse results", "不报错，只是结果变差"),
-    "error": Text("an error, but not for all sizes", "换个尺寸就报错"),
+    "error": Text(
+        "an error, but only for some sizes or dtypes",
+        "只有某些尺寸或 dtype 会报错",
+    ),
 }
 
 

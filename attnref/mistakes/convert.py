@@ -97,20 +97,23 @@ MISTAKES = (
         symptom="heads",
         shown=pooled,
         seen=Text(
-            en="Key head 0 is the mean of the old heads 0 and 2. Its query "
-            "heads are 0 and 1, so it should be that of 0 and 1.",
-            zh="键头 0 成了旧头 0 和 2 的平均；读它的是查询头 0 和 1，本该取 0 "
-            "和 1 的平均。",
+            en="The new key/value head 0 is the mean of the old heads 0 and "
+            "2. It is read by the query heads 0 and 1, so that it should be "
+            "the mean of the old heads 0 and 1.",
+            zh="新的键值头 0 成了旧头 0 和 2 的平均。读它的是查询头 0 和 1，所"
+            "以该取旧头 0 和 1 的平均。",
         ),
         notice=Text(
-            en="Make the heads of each group equal: the converted layer then "
-            "has to give exactly the same. Further training hides the mistake, "
-            "but starts from a worse point.",
+            en="Make the heads of each group equal: then the converted layer "
+            "must compute exactly the same. Further training hides the "
+            "mistake, but starts from a worse point. Whoever adds query heads "
+            "to a GQA model by copying old ones has to watch the same order.",
             zh="让每组之内的头完全相同，转换前后的输出就必须一模一样。继续训练"
-            "会掩盖这个错误，只是起点更差。",
+            "会掩盖这个错误，只是起点更差。复制旧的查询头来加宽 GQA 模型时，也"
+            "要注意同样的顺序。",
         ),
         hidden=Text(
-            en="K heads of width D are left either way.",
+            en="Either way, K heads of width D are left.",
             zh="不管怎么分组，剩下的都是 K 个宽度为 D 的头。",
         ),
         found=("https://github.com/apple/ml-hypercloning/issues/1",),
@@ -125,6 +128,7 @@ MISTAKES = (
             tokens(2, 5, 8),
             2,
         ),
+        axes=(Text("new head", "新头"), Text("old head", "旧头")),
     ),
     Mistake(
         id="fused-weights-split-by-head",
@@ -148,31 +152,36 @@ MISTAKES = (
         shown=fused_rows,
         seen=Text(
             en="The fused weight holds all queries, then all keys, then all "
-            "values. It is read as q, k, v of head 0, then of head 1: rows of "
-            "keys and values end up among the queries.",
-            zh="融合的权重里依次是全部查询、全部键、全部值；这里却当成先放头 0 "
-            "的 q、k、v，再放头 1 的，于是键和值的行跑进了查询里。",
+            "values. It is read as q, k and v of head 0, followed by those of "
+            "head 1. Of twelve rows, the three projections then get {wrong}: "
+            "there are keys and values among the queries.",
+            zh="融合的权重里依次是全部查询、全部键、全部值；这里却当成先放头 "
+            "0 的 q、k、v，再放头 1 的。共十二行，三个投影依次拿到 {wrong}：查"
+            "询里混进了键和值的行。",
         ),
         notice=Text(
-            en="Both layouts exist: [Q | K | V] in PyTorch and GPT-2, q, k, v "
-            "per head in GPT-NeoX and BLOOM. Load the weights and compare the "
-            "outputs with those of the library that wrote them.",
-            zh="两种布局都有人用：PyTorch 和 GPT-2 是 [Q | K | V]，GPT-NeoX 和 "
-            "BLOOM 是逐个头的 q、k、v。加载之后，要和产生这些权重的库对比输"
+            en="Both layouts exist: PyTorch and GPT-2 store [Q | K | V], "
+            "GPT-NeoX and BLOOM store q, k and v per head. Load the weights, "
+            "and compare the outputs with those of the library that wrote "
+            "them.",
+            zh="两种布局都有人用：PyTorch 和 GPT-2 是 [Q | K | V]，GPT-NeoX 和"
+            " BLOOM 是逐个头的 q、k、v。加载之后，要和产生这些权重的库对比输"
             "出。",
         ),
         hidden=Text(
-            en="Three projections of the right size come out of either layout.",
+            en="With either layout, three projections of the right size are "
+            "found.",
             zh="按哪种布局拆，得到的都是三个尺寸正确的投影。",
         ),
         found=(
             "https://github.com/awslabs/slapo/pull/46",
+            "https://github.com/NVIDIA-NeMo/Automodel/pull/1324",
             "https://github.com/JieShibo/MoLE/issues/9",
-            "https://github.com/vllm-project/vllm/pull/53114",
         ),
         tests=("tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",),
         law=equals_multihead_attention,
         of=load_torch,
+        axes=(Text("q, k, v", "q、k、v"), Text("row", "行")),
     ),
     Mistake(
         id="fused-slice-taken-twice",
@@ -195,25 +204,28 @@ MISTAKES = (
         symptom="heads",
         shown=fused_rows,
         seen=Text(
-            en="The keys get the rows of the values, 8 to 11, and nothing gets "
-            "the rows 4 to 7.",
-            zh="键拿到的是值的第 8 到 11 行，第 4 到 7 行则没有人要。",
+            en="Of the twelve rows of a fused weight, the three projections "
+            "get {wrong}: the keys are those of the values, and the rows of "
+            "the keys are lost.",
+            zh="融合的权重有十二行，三个投影依次拿到 {wrong}：键拿了值的行，键"
+            "自己的行丢了。",
         ),
         notice=Text(
-            en="Put the parts together again: the result has to be the fused "
-            "weight. Better than slices with offsets is chunk, or split with "
-            "the sizes.",
+            en="Put the parts together again: the result must be the fused "
+            "weight. Use `chunk`, or `split` with the sizes, instead of "
+            "slices with offsets.",
             zh="把拆开的各段再拼起来，必须和原来的融合权重一样。与其自己写下"
-            "标，不如用 chunk，或者用 split 给出各段大小。",
+            "标，不如用 `chunk`，或者用 `split` 给出各段大小。",
         ),
         hidden=Text(
-            en="Every slice has n rows.",
-            zh="每一段都是 n 行。",
+            en="Every slice has the same number of rows.",
+            zh="每一段的行数都一样。",
         ),
         found=("https://github.com/huggingface/transformers/pull/40257",),
         tests=("tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",),
         law=equals_multihead_attention,
         of=load_torch,
+        axes=(Text("q, k, v", "q、k、v"), Text("row", "行")),
     ),
     Mistake(
         id="rope-rows-with-other-heads",
@@ -235,19 +247,21 @@ MISTAKES = (
         symptom="heads",
         shown=in_halves,
         seen=Text(
-            en="The rows of two heads are reordered as if they were one: each "
-            "head gets rows of the other.",
-            zh="两个头的行被当成一个头来重排，每个头都混进了另一个头的行。",
+            en="The rows of two heads of width 4 are put into the order "
+            "{wrong} instead of {right}, as if they were one head of width 8: "
+            "each head gets rows of the other.",
+            zh="两个宽度为 4 的头，行的顺序成了 {wrong}，应为 {right}：它们被"
+            "当成一个宽度为 8 的头来重排，每个头都混进了另一个头的行。",
         ),
         notice=Text(
-            en="With GQA, q_proj has H heads and k_proj only K: reordering "
-            "both with H is right for MHA checkpoints and wrong for all "
-            "others. Compare the scores before and after.",
-            zh="GQA 里 q_proj 有 H 个头，k_proj 只有 K 个：都按 H 来重排，只有 "
-            "MHA 的权重没问题。比较重排前后的分数。",
+            en="With GQA, `q_proj` has H heads and `k_proj` only K. "
+            "Reordering both as H heads is right for MHA checkpoints and "
+            "wrong for all others. Compare the scores before and after.",
+            zh="GQA 里 `q_proj` 有 H 个头，`k_proj` 只有 K 个：都按 H 个头来重"
+            "排，只有 MHA 的权重没问题。要比较重排前后的分数。",
         ),
         hidden=Text(
-            en="Rows change places, and their number stays.",
+            en="The rows change places, and their number stays the same.",
             zh="只是行换了位置，行数没有变。",
         ),
         found=(
@@ -280,17 +294,18 @@ MISTAKES = (
         symptom="worse",
         shown=largest,
         seen=Text(
-            en="The largest weight is {wrong} and should be {right}: what is "
-            "stored in float8 has to be multiplied by the scale of its block.",
-            zh="最大的权重成了 {wrong}，本该是 {right}：float8 里存的值，还要乘"
-            "上所在块的缩放系数。",
+            en="The largest weight is {wrong} and should be {right}: each "
+            "element that is stored in float8 has to be multiplied by the "
+            "scale of its block.",
+            zh="最大的权重成了 {wrong}，本该是 {right}：float8 里存的每个元"
+            "素，还要乘上所在块的缩放系数。",
         ),
         notice=Text(
             en="Look at the names that loading reports as unexpected: "
-            "weight_scale_inv among them means that scales are dropped. In "
-            "spite of its name, the weight is multiplied by it.",
-            zh="看加载时报告了哪些多余的名字：其中有 weight_scale_inv，就说明缩"
-            "放系数被丢掉了。名字里虽有 inv，用法却是乘。",
+            "`weight_scale_inv` among them means that the scales are dropped. "
+            "In spite of its name, the weight is multiplied by it.",
+            zh="看加载时报告了哪些多余的名字：其中有 `weight_scale_inv`，就说"
+            "明缩放系数被丢掉了。名字里虽有 inv，用的时候却是乘。",
         ),
         hidden=Text(
             en="The elements are all there, in a matrix of the right size.",

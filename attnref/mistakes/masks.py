@@ -198,10 +198,10 @@ MISTAKES = (
             zh="每个词元看到自己和后面的词元，前面的一个也看不到。",
         ),
         notice=Text(
-            en="Print the mask of three tokens. Its last row must be all True "
-            "where True means may attend.",
-            zh="打印三个词元的掩码：如果 True 表示可见，最后一行就应当"
-            "全是 True。",
+            en="Print the mask of three tokens. If True means may attend, its "
+            "last row must be all True.",
+            zh="打印三个词元的掩码：如果 True 表示可见，最后一行就应当全是 "
+            "True。",
         ),
         hidden=MATRIX,
         found=(
@@ -233,14 +233,15 @@ MISTAKES = (
         shown=square,
         seen=Text(
             en="The diagonal is hidden too. The first token sees no key at "
-            "all: zeros here, NaN where softmax meets a row of -inf.",
-            zh="对角线也被挡住了。第一个词元什么键都看不到：这里输出零，"
-            "而把整行 -inf 直接交给 softmax 的代码会得到 NaN。",
+            "all: its output is zero here, and NaN in code that passes a row "
+            "of -inf to softmax.",
+            zh="对角线也被挡住了。第一个词元什么键都看不到：这里输出零，而把整"
+            "行 -inf 直接交给 softmax 的代码会得到 NaN。",
         ),
         notice=Text(
-            en="NaN in the first row alone, or an output that does not depend "
-            "on its own token.",
-            zh="只有第一行是 NaN，或者某个位置的输出与它自己的词元无关。",
+            en="Only the first row is NaN, or an output does not change with "
+            "the token at its own position.",
+            zh="只有第一行是 NaN；或者改掉某个词元，它自己位置上的输出却不变。",
         ),
         hidden=MATRIX,
         found=("https://github.com/pbloem/former/issues/10",),
@@ -273,10 +274,11 @@ MISTAKES = (
             zh="每个词元都多看到一个词元，而那正是它要预测的那个。",
         ),
         notice=Text(
-            en="The training loss falls towards 0, and generated text is "
-            "nonsense. Change the last token: no earlier output may move.",
-            zh="训练损失一路降到接近 0，生成的文本却不知所云。改掉最后一个"
-            "词元，前面的输出一个都不该变。",
+            en="The training loss falls towards 0, and yet the generated text "
+            "is nonsense. Change the last token: no output before it may "
+            "change.",
+            zh="训练损失一路降到接近 0，生成的文本却不知所云。改掉最后一个词"
+            "元，前面的输出一个都不该变。",
         ),
         hidden=MATRIX,
         found=(),
@@ -304,16 +306,16 @@ MISTAKES = (
         symptom="decoding",
         shown=chunk,
         seen=Text(
-            en="Two new tokens after three cached ones: the first sees key 0 "
-            "alone, as if it were the first of the text.",
-            zh="缓存里有三个词元，又来两个新的：第一个新词元只看到键 0，"
-            "就像它是全文的第一个词元。",
+            en="Two new tokens come after three in the cache. The first of "
+            "them sees key 0 alone, as if it were the first token of the text.",
+            zh="缓存里有三个词元，又来两个新的：第一个新词元只看得到键 0，就像"
+            "它是全文的第一个词元。",
         ),
         notice=Text(
             en="With as many keys as queries the mask is right. Decode token "
-            "by token and compare with one pass over the whole text.",
-            zh="键和查询一样多时掩码是对的。逐个词元解码，再与一次读完全文的"
-            "结果比较。",
+            "by token, and compare with a single pass over the whole text.",
+            zh="键和查询一样多时掩码是对的。逐个词元解码，再和一次读完全文的结"
+            "果比较。",
         ),
         hidden=MATRIX,
         found=(
@@ -348,19 +350,23 @@ MISTAKES = (
         symptom="inert",
         shown=padded_weights,
         seen=Text(
-            en="The two real tokens attend to the two pads behind them; it is "
-            "the rows of the pads that are empty.",
-            zh="两个真实词元照样关注后面的两个填充位；"
-            "被清空的是填充位自己的行。",
+            en="The two real tokens attend to the two pads behind them. "
+            "Instead, the rows of the pads are empty.",
+            zh="两个真实词元照样关注后面的两个填充符；被清空的反而是填充符自己"
+            "的行。",
         ),
         notice=Text(
-            en="Put other values into the pads: no output of a real token may "
-            "move. With torch.softmax, the rows of the pads are NaN.",
-            zh="换掉填充位上的内容，真实词元的输出不应改变。如果用的是 "
-            "torch.softmax，填充位的行会变成 NaN。",
+            en="Put other values in the place of the pads: no output of a "
+            "real token may change. With `torch.softmax`, the rows of the "
+            "pads become NaN.",
+            zh="换掉填充符上的内容，真实词元的输出不应改变。如果用的是 "
+            "`torch.softmax`，填充符的行会变成 NaN。",
         ),
         hidden=None,
-        found=("https://github.com/hyunwoongko/transformer/pull/40",),
+        found=(
+            "https://github.com/hyunwoongko/transformer/pull/40",
+            "https://github.com/bentrevett/pytorch-seq2seq/issues/96",
+        ),
         tests=(
             MASKS + "test_padding_mask_of_two_sentences",
             MASKS + "test_a_padded_row_equals_the_row_alone",
@@ -389,15 +395,19 @@ MISTAKES = (
         shown=padded_weights,
         seen=Text(
             en="With four sentences of four tokens, the mask of sentence n is "
-            "applied to query n of every sentence.",
+            "applied to query n of every sentence. The third sentence has two "
+            "real tokens, and its queries see 4, 3, 2 and 1 keys.",
             zh="四个句子、每句四个词元时，第 n 句的掩码被用到了每一句的第 n 个"
-            "查询上。",
+            "查询上。第三句只有两个真实词元，它的四个查询却分别看到 4、3、2、"
+            "1 个键。",
         ),
         notice=Text(
-            en="With as many sentences as tokens it is silently wrong; with "
-            "any other batch it is an error. Test both.",
-            zh="批大小恰好等于序列长度时，不报错而结果是错的；不等时会报错。"
-            "两种都要测。",
+            en="With as many sentences as tokens it is wrong without an "
+            "error, and with a single sentence it is right. All other sizes "
+            "raise an error. Test a batch that is as large as the sentences "
+            "are long.",
+            zh="批大小恰好等于序列长度时，不报错，结果却是错的；只有一句时是对"
+            "的；其他尺寸都会报错。要专门测一次批大小等于序列长度的情况。",
         ),
         hidden=None,
         found=(
@@ -432,15 +442,19 @@ MISTAKES = (
         shown=padded_weights,
         seen=Text(
             en="With four sentences and four heads, head n of every sentence "
-            "gets the mask of sentence n: the first head sees all pads.",
-            zh="四个句子、四个头时，每一句的第 n 个头用的都是第 n 句的掩码："
-            "第一个头看到了所有填充位。",
+            "gets the mask of sentence n. In the third sentence, which ends "
+            "with two pads, the first head gets the mask of the first "
+            "sentence, which has none.",
+            zh="四个句子、四个头时，每一句的第 n 个头用的都是第 n 句的掩码。第"
+            "三句末尾有两个填充符，它的第一个头用的却是第一句的掩码，而第一句"
+            "没有填充符。",
         ),
         notice=Text(
-            en="A mask of three axes, (B, T, S) or (B, 1, S), is broadcast in "
-            "this way. Test with a batch that equals the number of heads.",
-            zh="三个轴的掩码，(B, T, S) 或 (B, 1, S)，正是这样广播的。测试时让"
-            "批大小等于头数。",
+            en="A mask with three axes, (B, T, S) or (B, 1, S), is broadcast "
+            "in this way. Test with a batch that is as large as the number of "
+            "heads; most other sizes raise an error.",
+            zh="三个轴的掩码，(B, T, S) 或 (B, 1, S)，就会这样广播。测试时让批"
+            "大小等于头数；换成别的尺寸，多半会报错。",
         ),
         hidden=None,
         found=(NOTES,),
@@ -473,16 +487,17 @@ MISTAKES = (
         shown=from_a_tokenizer,
         seen=Text(
             en="A tokenizer's 1, 1, 1, 0 becomes {wrong} instead of {right}: "
-            "~1 is -2 and ~0 is -1, both count as true, and all is hidden.",
-            zh="分词器给的 1, 1, 1, 0 变成 {wrong}，应为 {right}：~1 是 -2，"
-            "~0 是 -1，都算真，于是全部被遮住。",
+            "`~1` is -2 and `~0` is -1. Both count as true, so that all keys "
+            "are hidden.",
+            zh="分词器给的 1, 1, 1, 0 变成 {wrong}，应为 {right}：`~1` 是 -2，"
+            "`~0` 是 -1，都算真，于是所有键都被遮住。",
         ),
         notice=Text(
-            en="All outputs are NaN or zero, or the mean of all values. "
-            "Convert to bool first: mask.bool() for the real tokens, or "
-            "mask == 0 for the pads.",
-            zh="所有输出都是 NaN、零，或者所有值的均值。先转成 bool："
-            "真实词元用 mask.bool()，填充位用 mask == 0。",
+            en="All outputs are NaN or zero, or all are the mean of all "
+            "values. Convert to bool first: `mask.bool()` for the real "
+            "tokens, or `mask == 0` for the pads.",
+            zh="所有输出都是 NaN、零，或者所有值的均值。先转成 bool：真实词元"
+            "用 `mask.bool()`，填充符用 `mask == 0`。",
         ),
         hidden=MATRIX,
         found=(
@@ -513,16 +528,17 @@ MISTAKES = (
         symptom="future",
         shown=causal_and_padding,
         seen=Text(
-            en="A key is seen if either mask shows it: all real tokens of the "
-            "future, since they are no pads.",
-            zh="只要有一个掩码放行，键就可见：未来的真实词元不是填充位，"
-            "于是全都看得到。",
+            en="A key is seen if either mask shows it. Real tokens of the "
+            "future are no pads, so that every token sees all of them.",
+            zh="只要有一个掩码放行，键就可见。未来的真实词元不是填充符，于是全"
+            "都看得到。",
         ),
         notice=Text(
-            en="True = may attend needs &, True = hidden needs |. Mixed up, "
-            "each mask alone is right and both together are not.",
-            zh="True 表示可见时用 &，True 表示遮住时用 |。用反了的话，单独用"
-            "哪个掩码都对，合起来就错。",
+            en="Masks in which True means may attend are joined by &, those "
+            "in which True means hidden by |. With the wrong one, each mask "
+            "alone is right and both together are not.",
+            zh="True 表示可见的掩码用 & 合并，True 表示遮住的用 |。用反了的"
+            "话，单独用哪个掩码都对，合起来就错。",
         ),
         hidden=MATRIX,
         found=(
@@ -558,17 +574,17 @@ MISTAKES = (
             zh="窗口宽度为 3，一个词元却能看到 4 个：它自己和前面 3 个。",
         ),
         notice=Text(
-            en="Count the keys of a late query. Libraries differ: in "
-            "flash-attn, window_size=(a, b) is inclusive, so W tokens are "
-            "(W - 1, 0).",
+            en="Count the keys that a late query sees. Libraries differ: in "
+            "flash-attn, both ends of `window_size=(a, b)` are included, so "
+            "that W tokens are `(W - 1, 0)`.",
             zh="数一数靠后的查询能看到几个键。各个库的约定不同：flash-attn 的 "
-            "window_size=(a, b) 两端都算，W 个词元要写 (W - 1, 0)。",
+            "`window_size=(a, b)` 两端都算，W 个词元要写成 `(W - 1, 0)`。",
         ),
         hidden=MATRIX,
         found=(
             "https://github.com/huggingface/transformers/issues/39408",
+            "https://github.com/mistralai/mistral-inference/issues/60",
             "https://github.com/ml-explore/mlx-lm/pull/390",
-            "https://github.com/sgl-project/sglang/pull/26147",
         ),
         tests=(MASKS + "test_a_rule_holds_wherever_the_keys_are",),
         law=is_window,
@@ -577,8 +593,8 @@ MISTAKES = (
     Mistake(
         id="window-not-causal",
         title=Text(
-            en="A sliding window looks both ways",
-            zh="滑动窗口往两边都看",
+            en="A sliding window mask that is not causal",
+            zh="滑动窗口没有加上因果条件",
         ),
         lines=(
             Lines(
@@ -594,13 +610,15 @@ MISTAKES = (
         symptom="future",
         shown=window,
         seen=Text(
-            en="Through a window of three, each token sees up to two tokens "
-            "before it and two after it.",
-            zh="窗口宽度为 3，每个词元既看到前面两个，也看到后面两个。",
+            en="The window looks both ways: with a width of three, each token "
+            "sees up to two tokens before it and two after it.",
+            zh="窗口往两边都看：宽度为 3 时，每个词元既看到前面两个，也看到后"
+            "面两个。",
         ),
         notice=Text(
-            en="Change the last token: no output before it may move. Token by "
-            "token with a cache there is no future, and all looks well.",
+            en="Change the last token: no output before it may change. In "
+            "decoding token by token with a cache there is no future to be "
+            "seen, so that all looks well.",
             zh="改掉最后一个词元，前面的输出都不该变。带缓存逐个词元解码时没有"
             "未来可看，一切看上去正常。",
         ),
@@ -613,7 +631,7 @@ MISTAKES = (
     Mistake(
         id="documents-leak",
         title=Text(
-            en="Packed documents see those before them",
+            en="Packed documents attend to the documents before them",
             zh="打包的文档看得到前面的文档",
         ),
         lines=(
@@ -639,15 +657,16 @@ MISTAKES = (
         symptom="worse",
         shown=documents,
         seen=Text(
-            en="The mask is causal over the whole row: the second document "
-            "attends to the first.",
-            zh="掩码只在整行上是因果的：第二篇文档照样关注第一篇。",
+            en="The mask is causal over the whole row, so that the second "
+            "document attends to the first.",
+            zh="掩码只管整行的先后，第二篇文档照样关注第一篇。",
         ),
         notice=Text(
-            en="Change the first document: no output of the second may move. "
-            "Positions that restart at 0 do not replace the mask.",
-            zh="改掉第一篇文档，第二篇的输出不应改变。位置从 0 重新编号，"
-            "并不能代替掩码。",
+            en="Change the first document: no output of the second may "
+            "change. Positions that restart at 0 are no substitute for the "
+            "mask.",
+            zh="改掉第一篇文档，第二篇的输出不应改变。位置从 0 重新编号，并不"
+            "能代替掩码。",
         ),
         hidden=MATRIX,
         found=(
@@ -678,14 +697,15 @@ MISTAKES = (
         symptom="future",
         shown=prefix,
         seen=Text(
-            en="The two tokens of the prefix see the whole text, also what is "
-            "to be predicted; later tokens learn it from them.",
-            zh="前缀的两个词元看到了全文，包括待预测的部分；后面的词元再从它们"
-            "那里得知。",
+            en="The two tokens of the prefix see the whole text, including "
+            "what is to be predicted. In the next layer, all later tokens "
+            "learn it from the prefix.",
+            zh="前缀的两个词元看到了全文，包括待预测的部分；到了下一层，后面的"
+            "词元就能从前缀那里得知。",
         ),
         notice=Text(
             en="Change a token behind the prefix: no output before that token "
-            "may move.",
+            "may change.",
             zh="改掉前缀之后的一个词元，它之前的输出都不该变。",
         ),
         hidden=MATRIX,
@@ -716,20 +736,21 @@ MISTAKES = (
         symptom="decoding",
         shown=after_decoding,
         seen=Text(
-            en="Two pads on the left of a row move its last output by {wrong}; "
-            "right is {right}.",
-            zh="一行左边有两个填充位，它最后的输出就偏了 {wrong}；正确的应是 "
-            "{right}。",
+            en="A row begins with two pads and is decoded token by token. Its "
+            "last output is {wrong} away from that of the row without pads; "
+            "with the mask it is {right}, which is rounding.",
+            zh="一行开头有两个填充符，逐个词元解码。它最后的输出和不带填充符时"
+            "相差 {wrong}；有掩码时相差 {right}，只是舍入误差。",
         ),
         notice=Text(
-            en="Generate for a short prompt alone and in a batch with a long "
-            "one: the text must be the same.",
-            zh="把一个短提示单独生成一遍，再和一个长提示放在同一批里生成："
-            "文本应当一样。",
+            en="Generate from a short prompt alone, and in a batch with a "
+            "longer one: the text must be the same.",
+            zh="把一个短提示单独生成一遍，再和一个长提示放在同一批里生成：文本"
+            "应当一样。",
         ),
         hidden=Text(
-            en="Without a mask, attention has the same shape.",
-            zh="没有掩码，注意力的形状也一样。",
+            en="Attention without a mask has the same shape.",
+            zh="没有掩码，注意力输出的形状也一样。",
         ),
         found=(
             NOTES,

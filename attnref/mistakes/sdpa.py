@@ -129,15 +129,17 @@ MISTAKES = (
         symptom="inert",
         shown=causal_weights,
         seen=Text(
-            en="Each token attends to the tokens after it as if there were no "
-            "mask: the weights differ by up to {change}.",
-            zh="每个词元照样看到它后面的词元，就像没有掩码一样：权重最多差 "
-            "{change}。",
+            en="-1e-9 is almost 0, and each token attends to the tokens after "
+            "it as if there were no mask: the weights differ by up to "
+            "{change}.",
+            zh="-1e-9 几乎就是 0，每个词元照样看到它后面的词元，就像没有掩码一"
+            "样：权重最多差 {change}。",
         ),
         notice=FUTURE,
         hidden=BROADCAST,
         found=(
             NOTES,
+            "https://github.com/Shujun-He/RibonanzaNet/issues/5",
             "https://github.com/wdndev/llm_interview_note/issues/11",
             "https://github.com/awslabs/gluonts/pull/1401",
         ),
@@ -166,16 +168,16 @@ MISTAKES = (
         symptom="future",
         shown=causal_weights,
         seen=Text(
-            en="A hidden key has the score 0, and exp(0) is 1: it keeps a "
-            "weight, and the others differ by up to {change}.",
-            zh="被遮住的键分数是 0，而 exp(0) 等于 1：它照样分到权重，"
-            "权重最多差 {change}。",
+            en="The score of a hidden key becomes 0, and exp(0) is 1, so that "
+            "it keeps a weight: the weights differ by up to {change}.",
+            zh="被遮住的键分数变成 0，而 exp(0) 等于 1，于是它照样分到权重：权"
+            "重最多差 {change}。",
         ),
         notice=Text(
             en="Look at the weights of hidden keys: they must be exactly 0. "
-            "masked_fill(mask == 0, 0) is the same mistake.",
-            zh="看看被遮住的键的权重，必须恰好是 0。masked_fill(mask == 0, 0) "
-            "也是同样的错误。",
+            "`masked_fill(mask == 0, 0)` is the same mistake.",
+            zh="看看被遮住的键的权重，必须恰好是 0。"
+            "`masked_fill(mask == 0, 0)` 是同样的错误。",
         ),
         hidden=BROADCAST,
         found=("https://github.com/georg-wolflein/good-features/pull/1",),
@@ -201,20 +203,21 @@ MISTAKES = (
         symptom="inert",
         shown=causal_weights,
         seen=Text(
-            en="Visible keys get a score that is higher by 1, and nothing is "
+            en="The scores of visible keys become larger by 1, and nothing is "
             "hidden: the weights differ by up to {change}.",
-            zh="可见的键分数只多了 1，什么也没有遮住：权重最多差 {change}。",
+            zh="可见的键只是分数多了 1，什么也没有遮住：权重最多差 {change}。",
         ),
         notice=Text(
-            en="An additive mask holds 0 and -inf. A mask of 0 and 1 must "
-            "become bool first, or it shifts the visible scores by 1.",
-            zh="相加的掩码只含 0 和 -inf。0/1 掩码要先转成 bool，否则"
-            "只是给可见的分数加了 1。",
+            en="A mask that is added holds 0 and -inf. A mask of 0 and 1 must "
+            "become bool first, and a mask of bools must not be added.",
+            zh="用来相加的掩码只含 0 和 -inf。0/1 掩码要先转成 bool，而 bool "
+            "掩码不能拿来相加。",
         ),
         hidden=BROADCAST,
         found=(
-            "https://github.com/timeseriesAI/tsai/issues/171",
             "https://github.com/pytorch/pytorch/issues/21518",
+            "https://github.com/huggingface/transformers/pull/41443",
+            "https://github.com/open-mmlab/mmdetection/issues/12351",
         ),
         tests=(SDPA + "test_the_future_cannot_be_seen",),
         law=equals_torch,
@@ -238,16 +241,16 @@ MISTAKES = (
         symptom="future",
         shown=causal_weights,
         seen=Text(
-            en="Each token sees the tokens after it and nothing else, the last "
-            "one no key at all.",
+            en="Each token sees the tokens after it and nothing else. The "
+            "last one sees no key at all.",
             zh="每个词元只看到后面的词元，最后一个什么键也看不到。",
         ),
         notice=Text(
-            en="In F.scaled_dot_product_attention True may attend, in "
-            "nn.MultiheadAttention True is hidden, and a tokenizer writes 1 "
-            "for real tokens. Try a mask that hides all keys but one.",
-            zh="F.scaled_dot_product_attention 里 True 表示可见，"
-            "nn.MultiheadAttention 里 True 表示遮住，分词器给真实词元写 1。"
+            en="In `F.scaled_dot_product_attention` True means may attend, in "
+            "`nn.MultiheadAttention` True means hidden, and a tokenizer "
+            "writes 1 for real tokens. Try a mask that hides all keys but one.",
+            zh="`F.scaled_dot_product_attention` 里 True 表示可见，"
+            "`nn.MultiheadAttention` 里 True 表示遮住，分词器给真实词元写 1。"
             "用一个只留一个键的掩码试一下。",
         ),
         hidden=BROADCAST,
@@ -265,7 +268,7 @@ MISTAKES = (
         id="mask-after-softmax",
         title=Text(
             en="The mask is applied after softmax",
-            zh="softmax 之后才加掩码",
+            zh="softmax 之后才用掩码",
         ),
         lines=(
             Lines(
@@ -280,16 +283,18 @@ MISTAKES = (
         symptom="future",
         shown=causal_weights,
         seen=Text(
-            en="Hidden keys have the weight 0, but they were in the sum: rows "
-            "no longer sum to 1, and the weights differ by up to {change}.",
-            zh="被遮住的键权重是 0，却已经算进了分母：每行加起来不再是 1，"
-            "权重最多差 {change}。",
+            en="Hidden keys have the weight 0, but they were counted in the "
+            "sum: the rows no longer sum to 1, and the weights differ by up "
+            "to {change}.",
+            zh="被遮住的键权重是 0，却已经算进了分母：每行加起来不再是 1，权重"
+            "最多差 {change}。",
         ),
         notice=Text(
             en="Each row of weights must sum to 1. The future leaks through "
-            "the sum: an earlier output moves with the last token.",
-            zh="每一行权重加起来应为 1。未来会从分母里漏出来：改掉最后一个"
-            "词元，前面的输出也跟着变。",
+            "the sum: change the last token, and earlier outputs change with "
+            "it.",
+            zh="每一行权重加起来应为 1。未来会从分母里漏出来：改掉最后一个词"
+            "元，前面的输出也跟着变。",
         ),
         hidden=BROADCAST,
         found=(
@@ -317,17 +322,17 @@ MISTAKES = (
         symptom="worse",
         shown=outputs,
         seen=Text(
-            en="Three queries, the first of which sees no key, get {wrong} "
-            "instead of {right}: the first gets the mean of all values.",
-            zh="三个查询里第一个看不到任何键，得到 {wrong}，应为 {right}："
+            en="Of three queries, the first sees no key. They get {wrong} "
+            "instead of {right}: the first one gets the mean of all values.",
+            zh="三个查询里，第一个看不到任何键。输出是 {wrong}，应为 {right}："
             "第一个成了所有值的均值。",
         ),
         notice=Text(
             en="Hide all keys from a query, as left padding does, and look at "
-            "its output. Two such masks that are added compete with each "
-            "other.",
-            zh="像左填充那样把一个查询的所有键都遮住，看它的输出。两个这样的"
-            "掩码相加时，还会互相竞争。",
+            "its output. If two such masks are added, a key with -1e9 counts "
+            "as visible beside one with -2e9.",
+            zh="像左填充那样把一个查询的所有键都遮住，看它的输出。两个这样的掩"
+            "码相加时，-1e9 的键在 -2e9 的键旁边就成了可见的。",
         ),
         hidden=BROADCAST,
         found=(
@@ -402,21 +407,25 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="nan",
+        symptom="error",
         shown=outputs_in_half,
         seen=Text(
-            en="In float16, whose largest number is 65504: {wrong}.",
-            zh="float16 最大只到 65504，于是报错：{wrong}。",
+            en="The largest number of float16 is 65504, so that filling in "
+            "-1e9 raises an error: {wrong}.",
+            zh="float16 最大只到 65504，填入 -1e9 就报错：{wrong}。",
         ),
         notice=Text(
-            en="It runs in float32 and in bfloat16, and fails under float16 "
-            "autocast. Added instead of filled, -1e9 becomes -inf.",
-            zh="float32 和 bfloat16 下能跑，float16 自动混合精度下就报错。"
-            "如果不是填充而是相加，-1e9 会变成 -inf。",
+            en="The code runs in float32 and in bfloat16, and fails under "
+            "float16 autocast. A mask of -1e9 that is converted to float16 "
+            "and added raises no error: it becomes -inf, and rows without a "
+            "key become NaN.",
+            zh="float32 和 bfloat16 下能跑，float16 自动混合精度下就报错。如果"
+            "不是填入，而是把 -1e9 的掩码转成 float16 再相加，就不会报错："
+            "-1e9 变成 -inf，看不到任何键的行成了 NaN。",
         ),
         hidden=Text(
-            en="In float32, in which shapes are tested, it runs.",
-            zh="检查形状时用的是 float32，那里跑得通。",
+            en="It runs in float32, in which shapes are usually tested.",
+            zh="检查形状时通常用 float32，那里跑得通。",
         ),
         found=(
             NOTES,
@@ -433,8 +442,8 @@ MISTAKES = (
     Mistake(
         id="empty-row-nan",
         title=Text(
-            en="A query that may see no key gives NaN",
-            zh="看不到任何键的查询输出 NaN",
+            en="The softmax of a fully masked row is NaN",
+            zh="整行被遮住，softmax 得到 NaN",
         ),
         lines=(
             Lines(
@@ -450,20 +459,21 @@ MISTAKES = (
         symptom="nan",
         shown=outputs,
         seen=Text(
-            en="Three queries, the first of which sees no key, get {wrong} "
-            "instead of {right}: its row of -inf becomes 0 / 0.",
-            zh="三个查询里第一个看不到任何键，得到 {wrong}，应为 {right}："
+            en="Of three queries, the first sees no key. They get {wrong} "
+            "instead of {right}: a row of -inf becomes 0 / 0.",
+            zh="三个查询里，第一个看不到任何键。输出是 {wrong}，应为 {right}："
             "整行 -inf 变成了 0 / 0。",
         ),
         notice=Text(
-            en="Pad on the left under a causal mask: the first rows are empty. "
-            "In the next layer, 0 * NaN reaches the real tokens.",
-            zh="在因果掩码下做左填充，前几行就是空的。到了下一层，0 * NaN 会"
-            "污染真实词元。",
+            en="Pad on the left under a causal mask: the first rows see no "
+            "key. In the next layer a weight of 0 times a value of NaN is "
+            "NaN, and so the real tokens become NaN too.",
+            zh="在因果掩码下做左填充，前几行就看不到任何键。到了下一层，权重 "
+            "0 乘以值 NaN 还是 NaN，真实词元也跟着变成 NaN。",
         ),
         hidden=Text(
-            en="NaN has the shape of any other number.",
-            zh="NaN 的形状和别的数没有两样。",
+            en="A row of NaN has the same shape as any other.",
+            zh="一行 NaN 和别的行形状一样。",
         ),
         found=(
             NOTES,
@@ -497,19 +507,19 @@ MISTAKES = (
         symptom="future",
         shown=causal_weights,
         seen=Text(
-            en="It is the columns that sum to 1, not the rows: the weights of "
-            "a key depend on later queries.",
-            zh="加起来等于 1 的是列，不是行：一个键的权重取决于后面的查询。",
+            en="The columns sum to 1 instead of the rows, so that the weights "
+            "of a query depend on later queries.",
+            zh="加起来等于 1 的是列，不是行：一个查询的权重取决于后面的查询。",
         ),
         notice=Text(
-            en="weights.sum(-1) must be 1 everywhere. With a single query, as "
-            "in decoding, all weights are 1.",
-            zh="weights.sum(-1) 处处应为 1。如果只有一个查询，例如解码时，"
-            "所有权重都是 1。",
+            en="`weights.sum(-1)` must be 1 everywhere. With a single query, "
+            "as in decoding, all weights are 1.",
+            zh="`weights.sum(-1)` 处处应为 1。如果只有一个查询，例如解码时，所"
+            "有权重都是 1。",
         ),
         hidden=Text(
-            en="Softmax over any axis has the shape of the scores.",
-            zh="softmax 沿哪个轴，形状都和分数一样。",
+            en="The result has the shape of the scores, whatever the axis.",
+            zh="不管沿哪个轴，结果的形状都和分数一样。",
         ),
         found=(
             "https://github.com/labmlai/"
@@ -539,22 +549,22 @@ MISTAKES = (
         symptom="worse",
         shown=causal_weights,
         seen=Text(
-            en="With four heads the scores are half as large as they should "
-            "be, and the weights too uniform: up to {change} off.",
+            en="With four heads, the scores are half as large as they should "
+            "be and the weights too uniform: they differ by up to {change}.",
             zh="四个头时，分数只有应有的一半，权重过于均匀：最多差 {change}。",
         ),
         notice=Text(
-            en="Compare with F.scaled_dot_product_attention. A model that is "
-            "trained like this learns all the same, so that nothing looks "
-            "broken; with weights that were trained elsewhere, it is wrong.",
-            zh="和 F.scaled_dot_product_attention 对比。这样训练模型照样能学，"
-            "看不出哪里坏了；换上别处训练的权重，结果就是错的。",
+            en="Compare with `F.scaled_dot_product_attention`. A model that "
+            "is trained with this scale learns all the same, and nothing "
+            "looks broken; with weights that were trained elsewhere, the "
+            "results are wrong.",
+            zh="和 `F.scaled_dot_product_attention` 对比。从头训练时模型照样能"
+            "学，看不出哪里坏了；换上别处训练的权重，结果就是错的。",
         ),
         hidden=NUMBER,
         found=(
+            "https://github.com/karpathy/ng-video-lecture/pull/6",
             "https://github.com/chelsea0x3b/dfdx/issues/171",
-            "https://github.com/brightmart/bert_language_understanding/"
-            "issues/9",
             "https://github.com/FareedKhan-dev/train-llm-from-scratch/pull/3",
         ),
         tests=(SDPA + "test_the_scale_is_one_over_the_root_of_the_width",),
@@ -564,8 +574,8 @@ MISTAKES = (
     Mistake(
         id="scale-missing",
         title=Text(
-            en="The scores are not scaled",
-            zh="分数没有缩放",
+            en="The scores are not divided by sqrt(d_k)",
+            zh="分数没有除以 sqrt(d_k)",
         ),
         lines=(
             Lines(
@@ -579,16 +589,17 @@ MISTAKES = (
         symptom="worse",
         shown=causal_weights,
         seen=Text(
-            en="The scores are too large by a factor of sqrt(D), with D the "
-            "head width, and the weights too sharp: up to {change} off.",
-            zh="分数是应有的 sqrt(D) 倍（D 是头宽），权重过于尖锐："
-            "最多差 {change}。",
+            en="The scores are too large by a factor of sqrt(D), where D is "
+            "the width of a head, and the weights too sharp: they differ by "
+            "up to {change}.",
+            zh="分数是应有的 sqrt(D) 倍（D 是每个头的宽度），权重过于尖锐：最"
+            "多差 {change}。",
         ),
         notice=Text(
-            en="Compare with F.scaled_dot_product_attention. Weights near 0 "
-            "and 1 right after initialisation are a sign.",
-            zh="和 F.scaled_dot_product_attention 对比。刚初始化，权重就接近 "
-            "0 和 1，是一个征兆。",
+            en="Compare with `F.scaled_dot_product_attention`. It is a sign "
+            "if weights are near 0 and 1 right after initialisation.",
+            zh="和 `F.scaled_dot_product_attention` 对比。如果刚初始化，权重就"
+            "接近 0 和 1，多半是这个原因。",
         ),
         hidden=NUMBER,
         found=(
@@ -602,7 +613,7 @@ MISTAKES = (
     Mistake(
         id="scale-inverted",
         title=Text(
-            en="The scores are multiplied by the root of the width",
+            en="The scores are multiplied by sqrt(d_k), not divided by it",
             zh="分数乘了 sqrt(d_k)，本该除以它",
         ),
         lines=(
@@ -617,16 +628,17 @@ MISTAKES = (
         symptom="worse",
         shown=causal_weights,
         seen=Text(
-            en="The scores are too large by a factor of D, the head width: "
-            "each query takes nearly one key alone, up to {change} off.",
-            zh="分数是应有的 D 倍（D 是头宽）：每个查询几乎只取一个键，"
-            "权重最多差 {change}。",
+            en="The scores are too large by a factor of D, the width of a "
+            "head. Each query gives almost all its weight to one key: the "
+            "weights differ by up to {change}.",
+            zh="分数是应有的 D 倍（D 是每个头的宽度）：每个查询的权重几乎全给"
+            "了一个键，最多差 {change}。",
         ),
         notice=Text(
-            en="Dividing by D ** -0.5 is multiplying by sqrt(D). The weights "
-            "are nearly 0 or 1, and gradients vanish.",
-            zh="除以 D ** -0.5，就是乘以 sqrt(D)。权重几乎非 0 即 1，"
-            "梯度随之消失。",
+            en="Dividing by `D ** -0.5` is multiplying by sqrt(D). The "
+            "weights are almost 0 or 1, and the gradients vanish.",
+            zh="除以 `D ** -0.5`，就是乘以 sqrt(D)。权重几乎非 0 即 1，梯度随"
+            "之消失。",
         ),
         hidden=NUMBER,
         found=("https://github.com/esceptico/perceiver-io/issues/9",),
@@ -653,18 +665,22 @@ MISTAKES = (
         symptom="worse",
         shown=digits,
         seen=Text(
-            en="Weights of float64 inputs are right to {wrong} digits instead "
-            "of {right}.",
-            zh="float64 输入的权重只有 {wrong} 位数字正确，本来有 {right} 位。",
+            en="The weights of float64 inputs are right to {wrong} decimal "
+            "digits instead of {right}.",
+            zh="输入是 float64，权重却只有 {wrong} 位十进制数字正确，本该有 "
+            "{right} 位。",
         ),
         notice=Text(
-            en="Compare in float64 with a tolerance of 1e-12. math.sqrt and "
-            "** give a Python float, which keeps all digits.",
-            zh="用 float64 对比，容差设为 1e-12。math.sqrt 和 ** 得到的是 "
-            "Python 浮点数，所有数字都保得住。",
+            en="Compare in float64 with a tolerance of 1e-12. `math.sqrt` and "
+            "`**` give a Python float, with which nothing is lost.",
+            zh="用 float64 对比，容差设为 1e-12。`math.sqrt` 和 `**` 得到的是 "
+            "Python 浮点数，不损失精度。",
         ),
         hidden=NUMBER,
-        found=(NOTES,),
+        found=(
+            NOTES,
+            "https://github.com/unit8co/darts/pull/3087",
+        ),
         tests=(SDPA + "test_the_scale_is_one_over_the_root_of_the_width",),
         law=equals_torch,
         of=core,
@@ -693,20 +709,21 @@ MISTAKES = (
         symptom="future",
         shown=causal_weights,
         seen=Text(
-            en="Each column of scores is made of pieces of several keys: the "
-            "weights differ by up to {change}.",
-            zh="分数的每一列都由好几个键的碎片拼成：权重最多差 {change}。",
+            en="What is multiplied as one key is made of pieces of several: "
+            "the weights differ by up to {change}.",
+            zh="当作一个键来乘的，其实由好几个键的碎片拼成：权重最多差 "
+            "{change}。",
         ),
         notice=Text(
-            en="Change the last token: earlier outputs move in spite of the "
-            "mask. view and reshape keep the order in memory; transpose "
-            "changes it.",
-            zh="改掉最后一个词元，即使有掩码，前面的输出也会变。view 和 "
-            "reshape 不改变内存里的顺序，转置才会。",
+            en="Change the last token: earlier outputs change in spite of the "
+            "mask. `view` and `reshape` keep the order of the elements in "
+            "memory, and `transpose` does not.",
+            zh="改掉最后一个词元，即使有掩码，前面的输出也会变。`view` 和 "
+            "`reshape` 保持元素在内存里的顺序，`transpose` 则不然。",
         ),
         hidden=Text(
-            en="(B, K, D, S) has the same number of elements as (B, K, S, D), "
-            "so no product fails.",
+            en="(B, K, D, S) has as many elements as (B, K, S, D), so that no "
+            "product fails.",
             zh="(B, K, D, S) 和 (B, K, S, D) 元素个数相同，矩阵乘法不会报错。",
         ),
         found=("https://github.com/rish-16/tokenlearner-pytorch/issues/1",),
@@ -734,14 +751,15 @@ MISTAKES = (
         symptom="future",
         shown=mixed_weights,
         seen=Text(
-            en="Output i takes of value j what query j gave to key i: rows "
-            "and columns are exchanged, and with them the triangle.",
-            zh="输出 i 从值 j 拿到的，是查询 j 给键 i 的权重：行列对调，掩码的"
-            "三角形也跟着颠倒了。",
+            en="Output i takes from value j what query j gave to key i. Rows "
+            "and columns are exchanged, and the triangle of the causal mask "
+            "is turned over with them.",
+            zh="输出 i 从值 j 拿到的，是查询 j 给键 i 的权重。行和列对调了，因"
+            "果掩码的三角形也跟着翻了过来。",
         ),
         notice=Text(
-            en="In self-attention T = S and no product fails. Take more keys "
-            "than queries, and it is an error.",
+            en="In self-attention T = S, and the product does not fail. With "
+            "more keys than queries it is an error.",
             zh="自注意力里 T = S，乘法不会报错。让键多于查询，就会报错。",
         ),
         hidden=None,
@@ -749,6 +767,7 @@ MISTAKES = (
         tests=(SDPA + "test_the_future_cannot_be_seen",),
         law=equals_torch,
         of=core,
+        axes=(Text("output", "输出"), Text("value", "值")),
     ),
     Mistake(
         id="groups-tiled",
@@ -783,19 +802,21 @@ MISTAKES = (
         symptom="heads",
         shown=heads_read,
         seen=Text(
-            en="Of four query heads and two key/value heads, query heads 0 "
-            "and 2 read head 0; it should be 0 and 1.",
-            zh="四个查询头、两个键值头：读键值头 0 的成了查询头 0 和 2，"
-            "本该是 0 和 1。",
+            en="There are four query heads and two key/value heads. Query "
+            "heads 0 and 2 read key/value head 0; it should be query heads 0 "
+            "and 1.",
+            zh="四个查询头，两个键值头：读键值头 0 的成了查询头 0 和 2，本该是"
+            " 0 和 1。",
         ),
         notice=Text(
-            en="repeat and tile give 0, 1, 0, 1; repeat_interleave gives "
-            "0, 0, 1, 1. MHA and MQA are right either way.",
-            zh="repeat 和 tile 得到 0, 1, 0, 1；repeat_interleave 得到 "
+            en="`repeat` and `tile` give the order 0, 1, 0, 1, and "
+            "`repeat_interleave` gives 0, 0, 1, 1. With MHA and MQA both are "
+            "right.",
+            zh="`repeat` 和 `tile` 得到 0, 1, 0, 1，`repeat_interleave` 得到 "
             "0, 0, 1, 1。MHA 和 MQA 用哪个都对。",
         ),
         hidden=Text(
-            en="Both orders have as many heads.",
+            en="Both orders give the same number of heads.",
             zh="两种顺序的头数一样多。",
         ),
         found=(
@@ -806,6 +827,7 @@ MISTAKES = (
         tests=(SDPA + "test_query_head_h_reads_key_head_h_over_group",),
         law=equals_torch,
         of=core,
+        axes=(Text("query head", "查询头"), Text("key/value head", "键值头")),
     ),
     Mistake(
         id="scores-in-half",
@@ -828,19 +850,20 @@ MISTAKES = (
         shown=weights_in_half,
         seen=Text(
             en="Scores of 792.5 to 793.6 in float16 give the weights {wrong} "
-            "instead of {right}: at this size, float16 has steps of 0.5.",
+            "instead of {right}: at this size, neighbouring numbers of "
+            "float16 are 0.5 apart.",
             zh="float16 下 792.5 到 793.6 的分数，权重算成 {wrong}，应为 "
-            "{right}：这么大的数，float16 的间隔是 0.5。",
+            "{right}：在这个大小，float16 相邻两个数相差 0.5。",
         ),
         notice=Text(
             en="Compare with float64 on inputs that have a large mean. Scores "
-            "above 65504 become infinite in float16, and NaN follows.",
-            zh="用均值较大的输入，和 float64 对比。float16 下分数超过 65504 "
-            "会变成无穷大，随后就是 NaN。",
+            "above 65504 become infinite in float16, and then NaN.",
+            zh="用均值较大的输入，和 float64 对比。float16 下分数超过 65504 会"
+            "变成无穷大，随后就是 NaN。",
         ),
         hidden=Text(
-            en="Shape and dtype are as they should be.",
-            zh="形状和 dtype 都没有问题。",
+            en="The weights have the right shape and the right dtype.",
+            zh="权重的形状和 dtype 都没有问题。",
         ),
         found=(
             "https://github.com/Stability-AI/stablediffusion/pull/89",

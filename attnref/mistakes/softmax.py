@@ -98,15 +98,16 @@ MISTAKES = (
         shown=large_scores,
         seen=Text(
             en="The weights of the scores 10, 50 and 100 are {wrong} instead "
-            "of {right}: in float32, exp overflows above 88.",
-            zh="分数 10、50、100 的权重算成 {wrong}，应为 {right}：在 float32 "
-            "里，自变量超过 88，exp 就溢出了。",
+            "of {right}: in float32, exp overflows above 88.7, and inf / inf "
+            "is NaN.",
+            zh="分数 10、50、100 的权重算成 {wrong}，应为 {right}：float32 的 "
+            "exp 在自变量超过 88.7 时溢出成 inf，而 inf / inf 是 NaN。",
         ),
         notice=Text(
-            en="Softmax of [1000, 1000] must be [0.5, 0.5], and adding a "
-            "constant to all scores must change nothing.",
-            zh="softmax([1000, 1000]) 应为 [0.5, 0.5]；所有分数加上同一个常数，"
-            "结果不应改变。",
+            en="The softmax of [1000, 1000] must be [0.5, 0.5], and adding a "
+            "constant to all scores must not change the weights.",
+            zh="softmax([1000, 1000]) 应为 [0.5, 0.5]；给所有分数加上同一个常"
+            "数，权重不应改变。",
         ),
         hidden=SAME,
         found=(
@@ -124,7 +125,7 @@ MISTAKES = (
         id="softmax-one-maximum",
         title=Text(
             en="Softmax subtracts one maximum from all rows",
-            zh="softmax 的所有行减去了同一个最大值",
+            zh="softmax 给所有行减去同一个最大值",
         ),
         lines=(
             Lines(
@@ -149,28 +150,34 @@ MISTAKES = (
         symptom="nan",
         shown=rows_far_apart,
         seen=Text(
-            en="All exponentials of the row with the small scores underflow to "
-            "0, and the row becomes 0 / 0: NaN. The other row is right.",
-            zh="分数小的那一行，所有指数都下溢成 0，于是整行变成 0 / 0，也就是 "
-            "NaN。另一行是对的。",
+            en="The scores of the second row are 200 larger. In the first "
+            "row, all exponentials underflow to 0, and its weights are 0 / 0, "
+            "which is NaN. The second row is right.",
+            zh="第二行的分数大 200，于是第一行的指数全部下溢成 0，权重是 0 / "
+            "0，也就是 NaN。第二行是对的。",
         ),
         notice=Text(
-            en="Compute each row of a batch alone: nothing may change. The NaN "
-            "comes and goes with the other rows of the batch.",
-            zh="把批次里的每一行单独算一遍，结果不应改变。这种 NaN 时有时无，"
-            "取决于同批的其他行。",
+            en="Compute each row of a batch on its own: its weights must not "
+            "change. The NaN comes and goes with the other rows of the batch.",
+            zh="把批次里的每一行单独算一遍，权重不应改变。这种 NaN 时有时无，"
+            "取决于同一批里的其他行。",
         ),
         hidden=Text(
-            en="A single number broadcasts as well as one per row.",
-            zh="一个标量和每行一个数一样能广播。",
+            en="One maximum for the whole tensor broadcasts just as well as "
+            "one for each row.",
+            zh="整个张量一个最大值，和每行一个最大值，都能广播。",
         ),
-        found=("https://github.com/amdegroot/ssd.pytorch/issues/203",),
+        found=(
+            "https://github.com/amdegroot/ssd.pytorch/issues/483",
+            "https://github.com/pyg-team/pytorch_geometric/issues/2013",
+        ),
         tests=(
             "tests/core/test_softmax.py::"
             "test_the_checker_accepts_ours_and_refuses_wrong_ones",
         ),
         law=is_softmax,
         of=at_once,
+        axes=(Text("row", "行"), Text("score", "分数")),
     ),
     Mistake(
         id="softmax-sum-in-half",
@@ -193,19 +200,22 @@ MISTAKES = (
         shown=many_weights,
         seen=Text(
             en="70,000 equal weights in float16 sum to {wrong} instead of "
-            "{right}: the sum exceeds 65504, the largest number of float16.",
+            "{right}: the sum of the exponentials exceeds 65504, the largest "
+            "number of float16, and becomes infinite.",
             zh="float16 下 70,000 个相等的权重，加起来是 {wrong}，应为 "
-            "{right}：分母超过了 float16 的最大值 65504。",
+            "{right}：指数之和超过 float16 的最大值 65504，成了无穷大。",
         ),
         notice=Text(
-            en="Add the weights of a long row in float64: they must sum to "
-            "about 1. The longer the context, the larger the error.",
-            zh="用 float64 把一长行权重加起来，应约等于 1。上下文越长，"
-            "误差越大。",
+            en="Add up the weights of a long row in float64: the sum must be "
+            "about 1. Where the terms are added one by one in float16, the "
+            "sum of ones stops growing at 2048 already, since 2049 is not a "
+            "number of float16.",
+            zh="用 float64 把一长行权重加起来，应约等于 1。如果是在 float16 里"
+            "逐项累加，一串 1 加到 2048 就不再增长，因为 float16 里没有 2049。",
         ),
         hidden=Text(
-            en="Shape and dtype are as they should be.",
-            zh="形状和 dtype 都没有问题。",
+            en="The weights have the right shape and the right dtype.",
+            zh="权重的形状和 dtype 都没有问题。",
         ),
         found=(
             "https://github.com/huggingface/candle/issues/3727",
@@ -242,14 +252,15 @@ MISTAKES = (
         seen=Text(
             en="The maximum rises in the second chunk, and the weights are "
             "{wrong} instead of {right}: they no longer sum to 1.",
-            zh="第二块里最大值变大了，权重算成 {wrong}，应为 {right}：加起来"
+            zh="到第二块，最大值变大了，权重算成 {wrong}，应为 {right}：加起来"
             "不再是 1。",
         ),
         notice=Text(
-            en="Compare chunks of 1 with a single chunk, on scores that rise. "
-            "With scores that fall, the mistake does not show.",
-            zh="用递增的分数，比较“每块 1 个”与“整行一块”的结果。分数递减时，"
-            "这个错误不会露出来。",
+            en="Compute scores that rise, once in chunks of 1 and once in a "
+            "single chunk, and compare. With scores that fall, the mistake "
+            "does not show.",
+            zh="取一行递增的分数，一次每块 1 个，一次整行一块，比较两次的结"
+            "果。分数递减时看不出这个错误。",
         ),
         hidden=SAME,
         found=(),
@@ -263,8 +274,8 @@ MISTAKES = (
     Mistake(
         id="online-maximum-forgotten",
         title=Text(
-            en="Online softmax takes the maximum of the last chunk alone",
-            zh="在线 softmax 只取了当前块的最大值",
+            en="Online softmax forgets the maximum of earlier chunks",
+            zh="在线 softmax 忘了前面各块的最大值",
         ),
         lines=(
             Lines(
@@ -280,15 +291,16 @@ MISTAKES = (
         symptom="nan",
         shown=falling_scores,
         seen=Text(
-            en="Scores that fall by about 100 between two chunks give {wrong} "
-            "instead of {right}: the factor exp(old - new) overflows.",
-            zh="两块之间分数下降约 100，就得到 {wrong}，应为 {right}：缩放因子 "
-            "exp(旧 - 新) 溢出了。",
+            en="Scores that fall by about 100 from one chunk to the next give "
+            "{wrong} instead of {right}: the factor exp(old - new) overflows.",
+            zh="分数从一块到下一块下降约 100，就得到 {wrong}，应为 {right}：缩"
+            "放因子 exp(旧最大值 - 新最大值) 溢出了。",
         ),
         notice=Text(
-            en="Put the largest score first and let the others be 100 smaller. "
-            "With moderate scores the results are right.",
-            zh="把最大的分数放在最前面，其余的小 100。分数不大时结果都是对的。",
+            en="Put the largest score first and make the others smaller by "
+            "100. As long as the scores are moderate, the results are right.",
+            zh="把最大的分数放在最前面，让其余的都小 100。只要分数不大，结果都"
+            "是对的。",
         ),
         hidden=SAME,
         found=("https://github.com/tile-ai/tilelang/pull/1148",),
@@ -302,8 +314,8 @@ MISTAKES = (
     Mistake(
         id="online-masked-chunk",
         title=Text(
-            en="Online softmax: a chunk that is masked as a whole gives NaN",
-            zh="在线 softmax：整块被遮住时得到 NaN",
+            en="Online softmax without a guard for a fully masked chunk",
+            zh="在线 softmax 没有处理整块都被遮住的情况",
         ),
         lines=(
             Lines(
@@ -319,19 +331,23 @@ MISTAKES = (
         symptom="nan",
         shown=masked_first,
         seen=Text(
-            en="The first chunk is masked, so its maximum is -inf, and "
+            en="The first chunk is masked, so the maximum is still -inf, and "
             "-inf - (-inf) is NaN: {wrong} instead of {right}.",
-            zh="第一块全被遮住，最大值是 -inf，而 -inf - (-inf) 是 NaN："
-            "得到 {wrong}，应为 {right}。",
+            zh="第一块全被遮住，最大值仍是 -inf，而 -inf - (-inf) 是 NaN：得到"
+            " {wrong}，应为 {right}。",
         ),
         notice=Text(
-            en="Let a row begin with -inf, as left padding or a window does. "
-            "Causal rows never show it: their first key is visible.",
-            zh="让一行以 -inf 开头，左填充和滑动窗口就是这样。只有因果掩码时"
-            "看不出来：第一个键总是可见的。",
+            en="Let a row begin with -inf, as it does with left padding or a "
+            "sliding window. With a causal mask alone it never happens, since "
+            "the first key is always visible.",
+            zh="让一行以 -inf 开头，左填充和滑动窗口都会这样。只有因果掩码时遇"
+            "不到，因为第一个键总是可见的。",
         ),
         hidden=SAME,
-        found=("https://github.com/flagos-ai/FlagGems/pull/330",),
+        found=(
+            "https://github.com/gabrieldemarmiesse/torch-mojo-backend/pull/319",
+            "https://github.com/vllm-project/vllm/pull/4405",
+        ),
         tests=(
             EVERY + "[in-chunks-of-3-[-inf, -inf, -inf, 0.5]-torch.float32]",
         ),
