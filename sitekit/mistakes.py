@@ -80,10 +80,13 @@ def seen(name: str) -> tuple[Tensor, Tensor | str]:
 
 
 def number(found: Tensor | str) -> str:
-    """As text, with no more digits than one compares."""
+    """As text, with no more digits than one compares; counts are whole."""
     if isinstance(found, str):
         return f"`{found.splitlines()[0]}`"
-    return ", ".join(f"{n:.3g}" for n in found.flatten().tolist())
+    return ", ".join(
+        f"{n:.0f}" if n.is_integer() and abs(n) < 1e6 else f"{n:.3g}"
+        for n in found.double().flatten().tolist()
+    )
 
 
 def told(mistake: Mistake, text: str) -> str:

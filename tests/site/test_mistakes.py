@@ -70,8 +70,8 @@ def test_each_mistake_stands_below_its_symptom(site, language):
 def test_a_diff_turns_the_wrong_lines_into_the_right_ones():
     lines = Lines("core.sdpa", "  a\n  b\n", "  a\n    c\n  b\n\n  d\n")
     assert mistakes.diff(lines) == " a\n-  c\n b\n-\n-d"
-    assert mistakes.number(mistakes.torch.tensor([0.125, 70000])) == (
-        "0.125, 7e+04"
+    assert mistakes.number(mistakes.torch.tensor([0.1251, 4096, 7e7])) == (
+        "0.125, 4096, 7e+07"
     )
 
 
