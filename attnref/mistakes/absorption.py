@@ -25,10 +25,14 @@ MISTAKES = (
             Lines(
                 module="layers.mla",
                 right="""
+    mixed = p.attend(
         q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
+    )  # (B, H, T, R)
 """,
                 wrong="""
+    mixed = p.attend(
         q, entry, c, p.mask, scale=q.shape[3] ** -0.5, dropout=p.dropout
+    )  # (B, H, T, R)
 """,
             ),
         ),
@@ -76,10 +80,14 @@ MISTAKES = (
             Lines(
                 module="layers.mla",
                 right="""
+    mixed = p.attend(
         q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
+    )  # (B, H, T, R)
 """,
                 wrong="""
+    mixed = p.attend(
         q, entry, c, None, scale=p.scale, dropout=p.dropout
+    )  # (B, H, T, R)
 """,
             ),
         ),

@@ -164,9 +164,9 @@ MISTAKES = (
         ),
         notice=Text(
             en="Follow one row of two tiles by hand. If the first tile is "
-            "treated apart, there is no NaN but a wrong result.",
-            zh="拿一行、两块手算一遍。如果第一块单独处理，就没有 NaN，"
-            "但结果是错的。",
+            "handled separately, there is no NaN but a wrong result.",
+            zh="拿一行、两块手算一遍。如果第一块单独处理，就没有 NaN，但结果是"
+            "错的。",
         ),
         hidden=Text(
             en="NaN has the shape of any number.",
@@ -216,8 +216,8 @@ MISTAKES = (
             "一个有限的数开始，也会这样出错。",
         ),
         hidden=Text(
-            en="The shape stays, and values change only where scores far "
-            "below 0 follow a hidden tile.",
+            en="The shape stays the same, and values change only where scores "
+            "far below 0 follow a hidden tile.",
             zh="形状不变；只有整块被遮住、后面的分数又远小于 0 时，数值才会"
             "错。",
         ),
@@ -263,8 +263,8 @@ MISTAKES = (
             "下降 90 以上，就能看出来。",
         ),
         hidden=Text(
-            en="The shape stays, and values change only where an exponential "
-            "overflows.",
+            en="The shape stays the same, and values change only where an "
+            "exponential overflows.",
             zh="形状不变，只有指数溢出时，数值才会错。",
         ),
         found=("https://github.com/tile-ai/tilelang/pull/1148",),
@@ -307,8 +307,8 @@ MISTAKES = (
             zh="把被遮住的键乘以 1000，输出一个都不该变。",
         ),
         hidden=Text(
-            en="The shape stays, and the shift cancels unless exponentials "
-            "underflow.",
+            en="The shape stays the same, and the shift cancels unless "
+            "exponentials underflow.",
             zh="形状不变；只要指数不下溢，多减的部分也会抵消。",
         ),
         found=(),
@@ -379,9 +379,9 @@ MISTAKES = (
         shown=far_weights,
         seen=Text(
             en="The second query does not see the first three keys. Its "
-            "maximum is minus infinity there, -inf - (-inf) is NaN, and so is "
-            "all that follows in this row.",
-            zh="第二个查询看不到前三个键，这时最大值是负无穷，-inf - (-inf) "
+            "maximum is minus infinity there, `-inf - (-inf)` is NaN, and so "
+            "is all that follows in this row.",
+            zh="第二个查询看不到前三个键，这时最大值是负无穷，`-inf - (-inf)` "
             "得到 NaN，这一行后面的结果就全是 NaN。",
         ),
         notice=Text(
@@ -433,7 +433,8 @@ MISTAKES = (
             "有哪一块是遮住一部分的。",
         ),
         hidden=Text(
-            en="A skipped tile adds nothing to sums of the same shape.",
+            en="A tile that adds nothing to the sums does not change their "
+            "shape.",
             zh="跳过的块只是没有加进去，各个和的形状不变。",
         ),
         found=("https://github.com/openvinotoolkit/openvino/pull/35438",),

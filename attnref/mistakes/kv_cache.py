@@ -839,10 +839,10 @@ MISTAKES = (
         ),
         notice=Text(
             en="Compare `nbytes` with your own arithmetic, and the dtype of "
-            "what is returned with that of what was stored. Some matrix "
-            "products then refuse the two dtypes, others convert.",
-            zh="把 `nbytes` 和自己算的数对一遍，再看返回的 dtype 和存入的是否"
-            "一样。dtype 不一致时，有的矩阵乘法会报错，有的会自动转换。",
+            "what is returned with that of what was stored. Matrix products "
+            "refuse two dtypes, unless autocast converts them.",
+            zh="把 `nbytes` 和自己算的对一遍，再看返回的 dtype 和存入的是否一"
+            "样。dtype 不一致，矩阵乘法会报错；开了 autocast 则会自动转换。",
         ),
         hidden=Text(
             en="A dtype is not part of a shape.", zh="dtype 不属于形状。"

@@ -191,11 +191,11 @@ MISTAKES = (
         shown=merged_weights,
         seen=Text(
             en="The first two tokens see nothing in the last two parts, which "
-            "are merged first: -inf - (-inf) is NaN, and both rows stay NaN, "
-            "although the first part has keys for them.",
+            "are merged first: `-inf - (-inf)` is NaN, and both rows stay "
+            "NaN, although the first part has keys for them.",
             zh="前两个词元在后两部分里一个键都看不到，而这两部分最先合并："
-            "-inf - (-inf) 得到 NaN，这两行从此都是 NaN，尽管第一部分里有它们"
-            "的键。",
+            "`-inf - (-inf)` 得到 NaN，这两行从此都是 NaN，尽管第一部分里有它"
+            "们的键。",
         ),
         notice=Text(
             en="Merge two parts of zeros whose log-sum-exps are minus "

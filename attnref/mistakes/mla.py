@@ -355,22 +355,23 @@ MISTAKES = (
             Lines(
                 module="layers.mla",
                 right="""
-    cheaper = absorbed <= latent and _is_matrix(layer.kv_b_proj)
-    return "absorbed" if cheaper else "latent"
+        if form is None:
+            form = form_of(self, T, past, cached=cache is not None)
 """,
                 wrong="""
-    return "expanded"
+        if form is None:
+            form = "expanded"
 """,
             ),
         ),
         symptom="memory",
         shown=cached_elements,
         seen=Text(
-            en="Outputs are right, but the cache holds {wrong} elements per "
-            "token and layer instead of {right}, as many as with multi-head "
-            "attention.",
-            zh="输出是对的，但每层每个词元缓存 {wrong} 个元素，只需 {right} "
-            "个：和多头注意力一样大。",
+            en="The keys and values of all heads are cached. Outputs are "
+            "right, but there are {wrong} elements per token and layer "
+            "instead of {right}, as many as with multi-head attention.",
+            zh="缓存的是所有头的键和值。输出没错，但每层每个词元要存 {wrong} "
+            "个元素，而不是 {right} 个：和多头注意力一样大。",
         ),
         notice=Text(
             en="Count the elements in the cache. They must not depend on the "
