@@ -723,12 +723,16 @@ MISTAKES = (
             Lines(
                 module="layers.gqa",
                 right="""
+        seen = decoder_mask(
+            mask,
+            (B, H, T, past + T),
             causal=self.causal,
-            device=x.device,
 """,
                 wrong="""
+        seen = decoder_mask(
+            mask,
+            (B, H, T, past + T),
             causal=self.causal and cache is None,
-            device=x.device,
 """,
             ),
         ),
