@@ -78,7 +78,7 @@ def seen(name: str) -> tuple[Tensor, Tensor | str]:
 
 
 def number(found: Tensor | str) -> str:
-    """As text, with no more digits than one compares."""
+    """As text, with no more digits than one compares; counts are whole."""
     if isinstance(found, str):
         return f"`{found.splitlines()[0]}`"
     return ", ".join(

@@ -77,8 +77,9 @@ class Cell(NamedTuple):
 
 
 def add(page: Any, config: Any, files: Any) -> None:
-    """The notebook of a page with Python becomes a file of the site."""
-    if "```python" in page.markdown:
+    """The notebook of a page with Python becomes a file of the site, unless it
+    says `notebook: false`, since it needs the whole package."""
+    if "```python" in page.markdown and page.meta.get("notebook", True):
         place = f"notebooks/{page.file.src_uri.removesuffix('.md')}.ipynb"
         text = written(cells(page, config, files))
         files.append(File.generated(config, place, content=text))

@@ -131,8 +131,9 @@ def heatmap(
         )
     boolean = matrix.dtype == torch.bool
     most = max(1.0, float(matrix.double().abs().nan_to_num().max()))
+    whole = boolean or not matrix.double().frac().any()
     told = [
-        [f"{v:.2f}" if v and not boolean else f"{v:g}" for v in row]
+        [f"{v:g}" if whole or not v else f"{v:.2f}" for v in row]
         for row in matrix.tolist()
     ]
     font = BOLD if boolean else SANS

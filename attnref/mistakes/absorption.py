@@ -25,21 +25,28 @@ MISTAKES = (
             Lines(
                 module="layers.mla",
                 right="""
+    mixed = p.attend(
         q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
+    )  # (B, H, T, R)
 """,
                 wrong="""
+    mixed = p.attend(
         q, entry, c, p.mask, scale=q.shape[3] ** -0.5, dropout=p.dropout
+    )  # (B, H, T, R)
 """,
             ),
         ),
         symptom="decoding",
         shown=absorbed_weights,
         seen=Text(
-            en="A score is a dot product of R + Dr elements, but it equals one "
-            "of Dn + Dr elements, and its scale is that of Dn + Dr. With the "
-            "other scale, the weights differ by up to {change}.",
-            zh="吸收后的分数是 R + Dr 维的点积，但它等于 Dn + Dr 维的点积，缩放"
-            "系数也要按 Dn + Dr 取。取错了，权重最多差 {change}。",
+            en="Absorbed queries and keys have R + Dr elements, those of the "
+            "latent and of the RoPE key, but their dot products equal those "
+            "of the Dn + Dr elements of the expanded form. So the scale is "
+            "still that of Dn + Dr; with the other one, the weights differ "
+            "by up to {change}.",
+            zh="吸收形式的查询和键是 R + Dr 维（潜在向量加 RoPE 键），但点积和"
+            "展开形式 Dn + Dr 维的相等，所以缩放系数仍要按 Dn + Dr 取。取错"
+            "了，权重最多差 {change}。",
         ),
         notice=Text(
             en="Compare the absorbed form with the expanded one in float64. "
@@ -49,12 +56,12 @@ MISTAKES = (
             "192，分数会小到原来的 1/1.7。",
         ),
         hidden=Text(
-            en="The scale is one number.",
-            zh="缩放系数只是一个数。",
+            en="In either form, the scale is one number.",
+            zh="不管哪种形式，缩放系数都只是一个数。",
         ),
         found=(
             "https://github.com/ollama/ollama/pull/13893",
-            "https://github.com/vllm-project/vllm/pull/41569",
+            "https://github.com/vllm-project/vllm/pull/48658",
         ),
         tests=(
             "tests/layers/test_mla.py::test_the_forms_by_hand",
@@ -73,10 +80,14 @@ MISTAKES = (
             Lines(
                 module="layers.mla",
                 right="""
+    mixed = p.attend(
         q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
+    )  # (B, H, T, R)
 """,
                 wrong="""
+    mixed = p.attend(
         q, entry, c, None, scale=p.scale, dropout=p.dropout
+    )  # (B, H, T, R)
 """,
             ),
         ),
@@ -84,14 +95,15 @@ MISTAKES = (
         shown=absorbed_weights,
         seen=Text(
             en="A single new token may see everything, so steps of one token "
-            "are right. In a chunk, tokens see those after them: the weights "
-            "differ by up to {change}.",
+            "are right. In a chunk of several tokens, each sees those after "
+            "it: the weights differ by up to {change}.",
             zh="只有一个新词元时，它本来就可以看到全部，所以逐词元解码是对的。"
             "一块里有几个词元时，前面的看到了后面的：权重最多差 {change}。",
         ),
         notice=Text(
             en="Decode in chunks of several tokens, as speculative decoding "
-            "and chunked prefill do, and change the last token of a chunk.",
+            "and chunked prefill do, and change the last token of a chunk: "
+            "no other output may change.",
             zh="像推测解码、分块预填充那样，一次送进几个词元，改掉一块里的最后"
             "一个，其余的输出不该变。",
         ),
@@ -99,7 +111,7 @@ MISTAKES = (
             en="A mask hides scores, and leaves their shape as it is.",
             zh="掩码只遮住分数，不改变形状。",
         ),
-        found=("https://github.com/lablup/mlxcel/pull/667",),
+        found=("https://github.com/ROCm/aiter/pull/3993",),
         tests=("tests/layers/test_mla.py::test_the_forms_by_hand",),
         law=is_mla,
         of=by_hand("absorbed"),

@@ -16,6 +16,7 @@ from attnref.mistakes.laws import (
 )
 
 TILE = (2, 3)
+OF_QUERIES = Text("query", "查询"), Text("element", "元素")
 
 
 def tiled_weights(package: Any) -> Tensor:
@@ -125,8 +126,8 @@ MISTAKES = (
             "系数总是 1，看不出错。",
         ),
         hidden=Text(
-            en="The sums have the shapes that they had before.",
-            zh="两个和的形状都没有变。",
+            en="Rescaling does not change the shape of a sum.",
+            zh="缩放不会改变和的形状。",
         ),
         found=("https://github.com/ROCm/rocm-libraries/pull/6498",),
         tests=(
@@ -138,7 +139,7 @@ MISTAKES = (
     Mistake(
         id="flash-rescaling-inverted",
         title=Text(
-            en="The accumulator is divided by the factor, not multiplied",
+            en="The accumulator is divided by the rescaling factor",
             zh="累加的输出除以了缩放系数，本该相乘",
         ),
         lines=(
@@ -155,16 +156,17 @@ MISTAKES = (
         symptom="nan",
         shown=tiled_weights,
         seen=Text(
-            en="Everything is NaN: at the first tile the maximum grows from "
-            "minus infinity, the factor is 0, and 0 / 0 is NaN.",
-            zh="结果全是 NaN：第一块时最大值从负无穷变大，系数是 0，"
-            "而 0 / 0 就是 NaN。",
+            en="Algorithm 1 of the FlashAttention-2 paper was printed like "
+            "this. Everything is NaN: at the first tile, the maximum grows "
+            "from minus infinity, so the factor is 0, and 0 / 0 is NaN.",
+            zh="FlashAttention-2 论文的算法 1 就印成了这样。结果全是 NaN：第一"
+            "块时最大值从负无穷变大，系数是 0，而 0 / 0 就是 NaN。",
         ),
         notice=Text(
             en="Follow one row of two tiles by hand. If the first tile is "
-            "treated apart, there is no NaN but a wrong result.",
-            zh="拿一行、两块手算一遍。如果第一块单独处理，就没有 NaN，"
-            "但结果是错的。",
+            "handled separately, there is no NaN but a wrong result.",
+            zh="拿一行、两块手算一遍。如果第一块单独处理，就没有 NaN，但结果是"
+            "错的。",
         ),
         hidden=Text(
             en="NaN has the shape of any number.",
@@ -183,8 +185,8 @@ MISTAKES = (
     Mistake(
         id="flash-maximum-too-high",
         title=Text(
-            en="The running maximum of a hidden tile stays at 0",
-            zh="整块被遮住之后，最大值就停在了 0",
+            en="The running maximum becomes 0 after a hidden tile",
+            zh="整块被遮住之后，最大值变成了 0",
         ),
         lines=(
             Lines(
@@ -200,11 +202,12 @@ MISTAKES = (
         symptom="worse",
         shown=far_weights,
         seen=Text(
-            en="The second query does not see the first three keys. Its "
-            "maximum stays at 0, all its exponentials underflow, and its "
-            "weights are 0: they differ by up to {change}.",
-            zh="第二个查询看不到前三个键，最大值停在 0，之后的指数全部下溢，"
-            "权重都成了 0，最多差 {change}。",
+            en="The second query does not see the first three keys, and its "
+            "maximum becomes 0. Its scores are near -20000, so all "
+            "exponentials underflow and its weights are 0: they differ by up "
+            "to {change}.",
+            zh="第二个查询看不到前三个键，最大值变成 0。它的分数在 -20000 左"
+            "右，指数全部下溢，权重都成了 0，最多差 {change}。",
         ),
         notice=Text(
             en="Lower all scores by a large number: a softmax does not change. "
@@ -213,8 +216,10 @@ MISTAKES = (
             "一个有限的数开始，也会这样出错。",
         ),
         hidden=Text(
-            en="Only scores far below 0 behind a hidden tile show it.",
-            zh="只有前面的块被遮住、后面的分数又远小于 0 时才会出错。",
+            en="The shape stays the same, and values change only where scores "
+            "far below 0 follow a hidden tile.",
+            zh="形状不变；只有整块被遮住、后面的分数又远小于 0 时，数值才会"
+            "错。",
         ),
         found=(
             "https://github.com/Dao-AILab/flash-attention/issues/2082",
@@ -258,8 +263,9 @@ MISTAKES = (
             "下降 90 以上，就能看出来。",
         ),
         hidden=Text(
-            en="Only an exponential that overflows shows it.",
-            zh="指数溢出时才会出错。",
+            en="The shape stays the same, and values change only where an "
+            "exponential overflows.",
+            zh="形状不变，只有指数溢出时，数值才会错。",
         ),
         found=("https://github.com/tile-ai/tilelang/pull/1148",),
         tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
@@ -288,11 +294,12 @@ MISTAKES = (
         symptom="worse",
         shown=far_weights,
         seen=Text(
-            en="The largest scores of the last query are hidden, but they are "
-            "its maximum: the exponentials of those that it sees underflow, "
-            "and its weights, which differ by up to {change}, are 0.",
-            zh="最后一个查询里最大的几个分数被遮住了，却仍当作最大值：看得到的"
-            "分数，指数全部下溢，权重成了 0，最多差 {change}。",
+            en="The largest scores of the last query are hidden, but still "
+            "count for its maximum: the exponentials of the scores that it "
+            "sees underflow, and its weights become 0. They differ by up to "
+            "{change}.",
+            zh="最后一个查询里最大的几个分数被遮住了，却仍被当作最大值：看得到"
+            "的分数，指数全部下溢，权重成了 0，最多差 {change}。",
         ),
         notice=Text(
             en="Multiply the keys that the mask hides by 1000: no output may "
@@ -300,8 +307,9 @@ MISTAKES = (
             zh="把被遮住的键乘以 1000，输出一个都不该变。",
         ),
         hidden=Text(
-            en="The shift cancels unless exponentials underflow.",
-            zh="只要指数不下溢，平移就会抵消。",
+            en="The shape stays the same, and the shift cancels unless "
+            "exponentials underflow.",
+            zh="形状不变；只要指数不下溢，多减的部分也会抵消。",
         ),
         found=(),
         tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
@@ -341,8 +349,9 @@ MISTAKES = (
             "也看得出来：结果应该是 0。",
         ),
         hidden=Text(
-            en="One number is replaced by another.",
-            zh="只是换了一个数。",
+            en="A hidden score is a finite number instead of minus infinity, "
+            "and nothing else changes.",
+            zh="被遮住的分数只是从负无穷换成了一个有限的数。",
         ),
         found=("https://github.com/ohdearquant/lattice/issues/361",),
         tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
@@ -352,8 +361,8 @@ MISTAKES = (
     Mistake(
         id="flash-hidden-tile-nan",
         title=Text(
-            en="NaN where a query sees no key in its first tile",
-            zh="查询在第一块里一个键都看不到，就得到 NaN",
+            en="In a fully hidden tile, -inf is subtracted from -inf",
+            zh="整块被遮住时，用 -inf 减了 -inf",
         ),
         lines=(
             Lines(
@@ -370,9 +379,9 @@ MISTAKES = (
         shown=far_weights,
         seen=Text(
             en="The second query does not see the first three keys. Its "
-            "maximum is minus infinity there, -inf - (-inf) is NaN, and so is "
-            "all that follows in this row.",
-            zh="第二个查询看不到前三个键，这时最大值是负无穷，-inf - (-inf) "
+            "maximum is minus infinity there, `-inf - (-inf)` is NaN, and so "
+            "is all that follows in this row.",
+            zh="第二个查询看不到前三个键，这时最大值是负无穷，`-inf - (-inf)` "
             "得到 NaN，这一行后面的结果就全是 NaN。",
         ),
         notice=Text(
@@ -385,7 +394,7 @@ MISTAKES = (
             zh="NaN 的形状和普通的数一样。",
         ),
         found=(
-            "https://github.com/pytorch/pytorch/pull/130014",
+            "https://github.com/pytorch/pytorch/pull/194154",
             "https://github.com/flashinfer-ai/flashinfer/pull/4401",
         ),
         tests=("tests/core/test_flash.py::test_a_first_tile_without_any_key",),
@@ -395,8 +404,8 @@ MISTAKES = (
     Mistake(
         id="flash-half-hidden-tile",
         title=Text(
-            en="Tiles that are only half hidden are skipped",
-            zh="只遮住一半的块也被跳过了",
+            en="Tiles that are only partly hidden are skipped",
+            zh="只遮住一部分的块也被跳过了",
         ),
         lines=(
             Lines(
@@ -412,18 +421,20 @@ MISTAKES = (
         symptom="worse",
         shown=tiled_weights,
         seen=Text(
-            en="The tiles on the diagonal are missing, and with them the token "
-            "itself: weights differ by up to {change}.",
-            zh="对角线上的块没有了，词元连自己都看不到，权重最多差 {change}。",
+            en="The tiles on the diagonal are skipped, and most tokens do not "
+            "see themselves: the weights differ by up to {change}.",
+            zh="对角线上的块被跳过了，多数词元连自己都看不到，权重最多差 "
+            "{change}。",
         ),
         notice=Text(
-            en="Change a token: its own output must move. Or use tiles of one "
-            "query and one key, where no tile is half hidden.",
-            zh="改掉一个词元，它自己的输出必须变。或者和 1×1 的块对比：那样"
-            "没有哪一块是遮住一半的。",
+            en="Change a token: its own output must change. Compare with "
+            "tiles of one query and one key, none of which is partly hidden.",
+            zh="改掉一个词元，它自己的输出必须变。或者和 1×1 的块对比：那样没"
+            "有哪一块是遮住一部分的。",
         ),
         hidden=Text(
-            en="A skipped tile adds nothing to sums of the same shape.",
+            en="A tile that adds nothing to the sums does not change their "
+            "shape.",
             zh="跳过的块只是没有加进去，各个和的形状不变。",
         ),
         found=("https://github.com/openvinotoolkit/openvino/pull/35438",),
@@ -448,20 +459,21 @@ MISTAKES = (
 """,
             ),
         ),
-        symptom="sizes",
+        symptom="worse",
         shown=tiled_weights,
         seen=Text(
             en="The seventh key has no weight, and the seventh token does not "
             "see itself: the weights differ by up to {change}.",
-            zh="第 7 个键没有权重，第 7 个词元看不到自己：最多差 {change}。",
+            zh="第 7 个键没有权重，第 7 个词元看不到自己：权重最多差 "
+            "{change}。",
         ),
         notice=Text(
-            en="Test with a length that no power of two divides, such as a "
-            "prime number.",
-            zh="用质数之类的长度测试，不要只用 2 的幂。",
+            en="Test with lengths that are no multiple of the tile, such as "
+            "prime numbers.",
+            zh="长度不要取块大小的倍数，比如取质数。",
         ),
         hidden=Text(
-            en="Keys are summed over: no output has their number as a size.",
+            en="Keys are summed over, so no output has their number as a size.",
             zh="键是求和的那一轴，输出里没有这个尺寸。",
         ),
         found=(
@@ -534,8 +546,8 @@ MISTAKES = (
         shown=query_gradients,
         seen=Text(
             en="The gradients of the queries differ by up to {change}. Add a "
-            "constant to all values, which should change nothing here, and the "
-            "error grows with it.",
+            "constant to all values, which should not change these "
+            "gradients, and the error grows with it.",
             zh="查询的梯度最多差 {change}。所有值同加一个常数，本来没有影响，"
             "这时误差却跟着变大。",
         ),
@@ -545,8 +557,9 @@ MISTAKES = (
             zh="一行的分数，梯度之和必须是 0。值的梯度不受影响，是对的。",
         ),
         hidden=Text(
-            en="One number per query is not subtracted.",
-            zh="只是每个查询少减了一个数。",
+            en="What is not subtracted is one number per query, which is "
+            "broadcast.",
+            zh="只是每个查询少减了一个数，而它本来就是广播上去的。",
         ),
         found=(),
         tests=(
@@ -554,6 +567,7 @@ MISTAKES = (
         ),
         law=gradients_equal_torch,
         of=in_tiles,
+        axes=OF_QUERIES,
     ),
     Mistake(
         id="softmax-gradient-diagonal",
@@ -592,14 +606,15 @@ MISTAKES = (
             zh="漏掉的行和是每个查询一个数，本来就是广播上去的。",
         ),
         found=(
-            "https://github.com/Apiquet/DeepLearningFrameworkFromScratchCpp"
-            "/issues/1",
+            "https://github.com/deeplearning4j/libnd4j/issues/440",
+            "https://github.com/Apiquet/DeepLearningFrameworkFromScratchCpp/issues/1",
         ),
         tests=(
             "tests/core/test_flash.py::test_the_formulas_of_the_backward_pass",
         ),
         law=gradients_equal_torch,
         of=in_tiles,
+        axes=OF_QUERIES,
     ),
     Mistake(
         id="flash-gradient-scaled-twice",
@@ -633,8 +648,8 @@ MISTAKES = (
             "掩盖常数倍的误差。",
         ),
         hidden=Text(
-            en="A number is multiplied, and nothing else.",
-            zh="只是多乘了一个数。",
+            en="A factor does not change the shape of a gradient.",
+            zh="多乘一个系数，梯度的形状不变。",
         ),
         found=("https://github.com/HKUSTDial/flash-sparse-attention/pull/203",),
         tests=(
@@ -642,6 +657,7 @@ MISTAKES = (
         ),
         law=gradients_equal_torch,
         of=in_tiles,
+        axes=OF_QUERIES,
     ),
     Mistake(
         id="flash-gradient-without-dropout",
@@ -682,5 +698,6 @@ MISTAKES = (
         tests=("tests/core/test_flash.py::test_gradients_through_dropout",),
         law=gradients_are_slopes,
         of=lambda package: (seeded(package),),
+        axes=OF_QUERIES,
     ),
 )

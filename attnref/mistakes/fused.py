@@ -94,7 +94,7 @@ from attnref.core.masks import Causal, Mask, dense
             "一次算完相同。",
         ),
         hidden=Text(
-            en="The kernel cuts its triangle for any T and S.",
+            en="The kernel makes a triangle for any T and S.",
             zh="不管 T 和 S 是多少，kernel 都能切出一个三角。",
         ),
         found=(
@@ -147,7 +147,7 @@ from attnref.core.masks import Causal, Mask, dense
             en="Stacked heads are unstacked again, to the shape they had.",
             zh="叠起来的头最后又拆开，形状和原来一样。",
         ),
-        found=("https://github.com/Dao-AILab/flash-attention/pull/2528",),
+        found=("https://github.com/facebookresearch/xformers/pull/1239",),
         tests=("tests/core/test_fused.py::test_a_causal_prompt_needs_no_mask",),
         law=causal_at_the_end,
         of=causal,
@@ -175,22 +175,21 @@ from attnref.core.masks import Causal, Mask, dense
         seen=Text(
             en="Nothing is hidden: keys that may be seen only have 1 added to "
             "their scores. The weights differ by up to {change}.",
-            zh="什么都没有遮住，允许看的键只是分数加了 1：最多差 {change}。",
+            zh="什么都没有遮住，允许看的键只是分数加了 1：权重最多差 "
+            "{change}。",
         ),
         notice=Text(
             en="Change a token that the mask hides: no output may move. Print "
-            "the dtype of the mask; it must be bool, or hold -inf.",
+            "the dtype of the mask: it must be bool, or the mask must hold 0 "
+            "and -inf.",
             zh="改掉一个被遮住的词元，输出一个都不该变。打印掩码的 dtype：要么"
-            "是 bool，要么里面有 -inf。",
+            "是 bool，要么里面只有 0 和 -inf。",
         ),
         hidden=Text(
             en="A mask of floats broadcasts like one of bools.",
             zh="浮点掩码和布尔掩码的广播方式一样。",
         ),
-        found=(
-            "https://github.com/timeseriesAI/tsai/issues/171",
-            "https://github.com/pytorch/pytorch/issues/103963",
-        ),
+        found=("https://github.com/wfondrie/depthcharge/pull/38",),
         tests=(
             "tests/core/test_fused.py::test_it_is_sdpa_under_every_mask"
             "[None-3-causal]",
@@ -221,7 +220,7 @@ from attnref.core.masks import Causal, Mask, dense
         shown=narrow_weights,
         seen=Text(
             en="Zeros do not change a dot product, but they change the width "
-            "of which the scale is computed: scores are too small, and the "
+            "from which the scale is computed: scores are too small, and the "
             "weights differ by up to {change}.",
             zh="补零不改变点积，却改变了算缩放系数用的维度：分数偏小，权重最多"
             "差 {change}。",

@@ -187,10 +187,7 @@ def same_as_without_cache(package: Any) -> Tensor:
     return (with_cache == without)[:, 5:].sum().double()
 
 
-MASK = Text(
-    en="The mask has a column for each key, as it should.",
-    zh="掩码每个键一列，尺寸没错。",
-)
+SLOTS = Text("row", "行"), Text("slot, 0 = empty", "槽位，0 表示空")
 CACHES = "tests/caches/test_kv_cache.py"
 EQUAL = "tests/laws/test_equivalences.py"
 BLOCK = "tests/models/test_block.py"
@@ -227,21 +224,23 @@ MISTAKES = (
         symptom="decoding",
         shown=partial(decoded, cuts=range(1, 6), room=8),
         seen=Text(
-            en="A key of zeros has the score 0, not minus infinity: the empty "
-            "slots take up to {change} of the weight, and add values of "
-            "zero.",
-            zh="全零的键得分是 0，不是负无穷：空位分走的权重最多 {change}，"
-            "加进来的值却是零。",
+            en="Buffers are usually made of zeros, as here, and a key of "
+            "zeros has the score 0, not minus infinity: the empty slots take "
+            "up to {change} of the weight, and contribute values of zero.",
+            zh="缓冲区一般用零初始化，这里也是。全零的键得分是 0，不是负无穷："
+            "空位最多分走 {change} 的权重，加进来的值却是零。",
         ),
         notice=Text(
-            en="Give the cache twice the room: no output may change. Prefill "
-            "refuses it or masks it; a step with one token needs no mask "
-            "and so has none.",
-            zh="把缓存的容量加倍，输出不该有任何变化。预填充要么报错，要么"
-            "有掩码挡着；单个词元的解码步不需要掩码，也就没有掩码。",
+            en="Double the room of the cache: no output may change. In "
+            "prefill, the causal mask hides the empty slots or does not fit "
+            "them; a decode step of one token usually has no mask, and there "
+            "they count.",
+            zh="把缓存的容量加倍，输出不该有任何变化。预填充时，因果掩码要么正"
+            "好挡住空位，要么尺寸对不上而报错；单个词元的解码步通常没有掩码，"
+            "空位就混进来了。",
         ),
         hidden=None,
-        found=("https://github.com/meta-pytorch/gpt-fast/issues/233",),
+        found=("https://github.com/Lightning-AI/litgpt/pull/2248",),
         tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
         law=decoding_is_the_full_pass,
         of=partial(cached, room=9),
@@ -249,8 +248,8 @@ MISTAKES = (
     Mistake(
         id="prefill-not-stored",
         title=Text(
-            en="Prefill reads no cache, and so does not write to it either",
-            zh="预填充不读缓存，于是连写也没写",
+            en="Prefill does not write its keys and values to the cache",
+            zh="预填充没有把键和值写进缓存",
         ),
         lines=(
             Lines(
@@ -283,24 +282,29 @@ MISTAKES = (
         symptom="decoding",
         shown=partial(decoded, room=8),
         seen=Text(
-            en="The prompt itself is right. The tokens after it read keys of "
-            "zero in its place, whose scores are all 0: the weights differ by "
-            "up to {change}, and the text goes on as if there had been no "
+            en="Prefill has no past to read, so this code returns before it "
+            "writes. The prompt itself is right, but the tokens after it "
+            "find zeros in the place of its keys: the weights differ by up "
+            "to {change}, and the text goes on as if there had been no "
             "prompt.",
-            zh="提示词本身没错。之后的词元在它的位置上读到的是全零的键，分数"
-            "都是 0：权重最多差 {change}，接下来的文本就像没有提示词一样。",
+            zh="预填充没有过去可读，代码就提前返回了，还没来得及写。提示词本身"
+            "没算错，之后的词元在它的位置上读到的却是全零的键：权重最多差 "
+            "{change}，接下来的文本就像没有提示词一样。",
         ),
         notice=Text(
-            en="Decode after a prompt and compare with one pass. Prefill has "
-            "no past to read, but what it writes is all that decoding has.",
-            zh="读完提示词后逐个解码，和一次算完的结果对比。预填充没有过去"
-            "可读，但解码能读到的全靠它写进去。",
+            en="Read a prompt, decode some tokens, and compare with one pass "
+            "over all of them.",
+            zh="读完提示词，再逐个解码几个词元，和一次算完的结果对比。",
         ),
         hidden=Text(
-            en="The room is there and counted, and holds zeros.",
-            zh="位置留好了，长度也数对了，只是里面全是零。",
+            en="The cache has the right length and returns as many keys as it "
+            "should; they are only zeros.",
+            zh="长度数对了，取出来的键也一个不少，只是里面全是零。",
         ),
-        found=(NOTES, "https://github.com/TrenTorch/TrenTorch/pull/192"),
+        found=(
+            NOTES,
+            "https://github.com/lightseekorg/tokenspeed/pull/1441",
+        ),
         tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
         law=decoding_is_the_full_pass,
         of=partial(cached, room=6),
@@ -386,11 +390,11 @@ MISTAKES = (
         symptom="decoding",
         shown=partial(decoded, cuts=range(1, 4), T=4, rows=2),
         seen=Text(
-            en="Four tokens of the second of two rows: each attends to the "
-            "tokens of the first row too, and there are twice as many keys as "
-            "it has tokens. The weights differ by up to {change}.",
-            zh="两行中第二行的四个词元：每个都会看到第一行的词元，键的个数是"
-            "它自己词元的两倍。权重最多差 {change}。",
+            en="In a batch of two rows, the tokens of the second attend to "
+            "those of the first, too: there are twice as many keys as there "
+            "should be, and the weights differ by up to {change}.",
+            zh="批次里有两行，第二行的词元还会看到第一行的词元：键多了一倍，权"
+            "重最多差 {change}。",
         ),
         notice=Text(
             en="Decode a batch, and each of its rows alone: the outputs must "
@@ -407,7 +411,7 @@ MISTAKES = (
     Mistake(
         id="cache-crop-zero",
         title=Text(
-            en="Cropping a cache to 0 tokens keeps all of them",
+            en="Cropping a cache to length 0 removes nothing",
             zh="把缓存裁到 0 个词元，却一个也没删",
         ),
         lines=(
@@ -426,21 +430,22 @@ MISTAKES = (
         symptom="decoding",
         shown=lambda package: slots(package, "crop", 0),
         seen=Text(
-            en="Four tokens, a crop to 0 and two more: the four are still "
-            "there, before the two.",
-            zh="先存四个词元，裁到 0，再存两个：那四个还在，排在这两个前面。",
+            en="In row 0, tokens 11 to 14 are stored, the cache is cropped to "
+            "0, and tokens 15 and 16 are stored: the first four are still "
+            "there.",
+            zh="第 0 行先存词元 11 到 14，裁到 0，再存 15 和 16：前四个都还"
+            "在。",
         ),
         notice=Text(
-            en="Roll back to every length from 0 on, append, and compare with "
-            "`torch.cat` of what should be left.",
-            zh="从 0 开始，每个长度都回退一次，再追加，和 `torch.cat` 拼出的"
-            "结果对比。",
+            en="Roll back to each length, 0 included, append a token, and "
+            "compare with `torch.cat` of what should be left.",
+            zh="每个长度都回退一次（包括 0），再追加词元，和用 `torch.cat` 拼"
+            "出来的结果对比。",
         ),
         hidden=Text(
-            en="Only the number of keys tells, and only after a rollback to "
-            "nothing, which few tests make.",
-            zh="只有键的个数不对，而且只在回退到空之后才看得出，很少有测试"
-            "会这么做。",
+            en="Only after a rollback to 0 tokens are there too many keys, "
+            "and few tests roll back that far.",
+            zh="只有回退到 0 之后，键的个数才不对，而很少有测试会退到 0。",
         ),
         found=("https://github.com/huggingface/transformers/issues/47433",),
         tests=(
@@ -449,6 +454,7 @@ MISTAKES = (
         ),
         law=cache_is_a_list,
         of=lambda package: (package.KVCache,),
+        axes=SLOTS,
     ),
     Mistake(
         id="cache-not-reordered",
@@ -472,10 +478,11 @@ MISTAKES = (
             package, "reorder", torch.tensor([2, 0, 0])
         ),
         seen=Text(
-            en="The rows should go on from rows 3, 1 and 1. Each keeps its own "
-            "past, so that new tokens follow those of another beam.",
-            zh="三行本该分别接着第 3、1、1 行往下写，结果各自留着自己的过去，"
-            "新词元接在了别的束后面。",
+            en="Beam search lets rows 0, 1 and 2 continue rows 2, 0 and 0. "
+            "Here, each keeps its own past, so that new tokens follow those "
+            "of another beam.",
+            zh="束搜索要让第 0、1、2 行分别接着第 2、0、0 行往下写，结果各行还"
+            "留着自己的过去，新词元接在了别的束后面。",
         ),
         notice=Text(
             en="Greedy decoding is right. Compare the scores of each beam with "
@@ -494,6 +501,7 @@ MISTAKES = (
         tests=(f"{CACHES}::test_rows_are_repeated_dropped_and_moved",),
         law=cache_is_a_list,
         of=lambda package: (package.KVCache,),
+        axes=SLOTS,
     ),
     Mistake(
         id="cache-reset-length",
@@ -516,11 +524,11 @@ MISTAKES = (
         symptom="decoding",
         shown=lambda package: slots(package, "reset"),
         seen=Text(
-            en="Four tokens, a reset and two more: the two stand behind four "
-            "zeros. They get the positions of a longer text, and attend to "
-            "keys of zero.",
-            zh="先存四个词元，重置，再存两个：这两个排在四个零后面，位置接着"
-            "上一段文本往下数，还会看到全零的键。",
+            en="In row 0, tokens 11 to 14 are stored, the cache is reset, and "
+            "tokens 15 and 16 are stored: they stand behind four zeros, get "
+            "the positions of a longer text, and attend to keys of zero.",
+            zh="第 0 行先存词元 11 到 14，重置，再存 15 和 16：它们排在四个零"
+            "后面，位置接着上一段文本往下数，还会看到全零的键。",
         ),
         notice=Text(
             en="Generate, reset, and generate the same again: the tokens must "
@@ -532,13 +540,11 @@ MISTAKES = (
             en="A preallocated buffer has the same shape before and after.",
             zh="预分配的缓冲区，重置前后形状一样。",
         ),
-        found=(
-            "https://github.com/huggingface/transformers/pull/48809",
-            "https://github.com/huggingface/transformers/pull/48509",
-        ),
+        found=("https://github.com/huggingface/transformers/pull/48809",),
         tests=(f"{CACHES}::test_a_reset_cache_is_a_new_one",),
         law=cache_is_a_list,
         of=lambda package: (package.KVCache,),
+        axes=SLOTS,
     ),
     Mistake(
         id="cache-keeps-graph",
@@ -581,10 +587,10 @@ MISTAKES = (
         seen=Text(
             en="After six tokens, {wrong} nodes of the graph hang behind the "
             "keys, and there should be {right}. Each holds tensors of its "
-            "step, so that memory grows much faster than the cache.",
+            "step, so memory grows much faster than the cache.",
             zh="存了六个词元后，键的背后挂着计算图的 {wrong} 个节点，本该是 "
-            "{right} 个。每个节点都占着那一步的张量，显存比缓存本身涨得快"
-            "得多。",
+            "{right} 个。每个节点都占着那一步的张量，显存比缓存本身涨得快得"
+            "多。",
         ),
         notice=Text(
             en="`requires_grad` of what the cache returns must be False. "
@@ -593,8 +599,8 @@ MISTAKES = (
             "`torch.no_grad()` 或 `torch.inference_mode()` 里。",
         ),
         hidden=Text(
-            en="All numbers are right; it is memory that runs out.",
-            zh="算出来的数全对，只是显存会耗尽。",
+            en="All outputs are right; only memory runs out.",
+            zh="输出都对，只是显存会耗尽。",
         ),
         found=(NOTES,),
         tests=(f"{CACHES}::test_gradients_are_refused",),
@@ -630,11 +636,10 @@ MISTAKES = (
         shown=logits_with_cache,
         seen=Text(
             en="Each token is stored once per layer, and each layer reads the "
-            "keys of the others. The logits of six tokens, a row each, for the "
-            "first eight words of the vocabulary, are off by up to {change}.",
-            zh="每个词元每层存一遍，每层还会读到别的层的键。图中每行是一个"
-            "词元，共六个；每列是词表里的一个词，取前八个。logits 最多差 "
-            "{change}。",
+            "keys of the other layers, too: the logits of six tokens are off "
+            "by up to {change}.",
+            zh="每个词元每层各存一遍，每层还会读到别的层的键：六个词元的 "
+            "logits 最多差 {change}。",
         ),
         notice=Text(
             en="After a prompt of T tokens, the length of each cache must be "
@@ -657,6 +662,7 @@ MISTAKES = (
             lambda: [package.GrowingKVCache() for _ in range(2)],
             torch.arange(12).view(2, 6),
         ),
+        axes=(Text("token", "词元"), Text("word", "词表里的词")),
     ),
     Mistake(
         id="cache-chunk-mask",
@@ -679,26 +685,29 @@ MISTAKES = (
         shown=partial(decoded, cuts=[3]),
         seen=Text(
             en="The second of two chunks does not see its past: its first "
-            "token attends to the first token of all and to nothing else. The "
-            "weights differ by up to {change}.",
-            zh="两个分块中的第二个看不到自己的过去：它的第一个词元只看得到"
-            "整段的第一个词元。权重最多差 {change}。",
+            "token attends to the first token of the prompt and to nothing "
+            "else. The weights differ by up to {change}.",
+            zh="两个分块中的第二个看不到自己的过去：它的第一个词元只看得到整段"
+            "的第一个词元。权重最多差 {change}。",
         ),
         notice=Text(
-            en="Read a prompt in two chunks, and at once: the outputs must be "
+            en="Read a prompt in two chunks and in one: the outputs must be "
             "the same. One token at a time is right, as long as it has no "
             "mask; with `is_causal=True` even this is wrong, since that mask "
-            "is aligned top-left.",
-            zh="把提示词分两块读，再一次读完，输出必须相同。每次一个词元且"
-            "不用掩码时没问题；要是用 `is_causal=True`，连这种情况也会错，"
-            "因为它是左上对齐的。",
+            "is aligned at the top left.",
+            zh="把提示词分两块读，再一次读完，输出必须相同。每次一个词元且不用"
+            "掩码时没问题；要是用 `is_causal=True`，连这种情况也会错，因为它"
+            "是左上对齐的。",
         ),
-        hidden=MASK,
+        hidden=Text(
+            en="The mask has a column for each key, as it should.",
+            zh="掩码每个键一列，尺寸没错。",
+        ),
         found=(
             NOTES,
             "https://github.com/jingyaogong/minimind/issues/631",
             "https://github.com/pytorch/executorch/pull/21749",
-            "https://github.com/TransformerLensOrg/TransformerLens/pull/777",
+            "https://github.com/hyprstream/hyprstream/pull/1521",
         ),
         tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
         law=decoding_is_the_full_pass,
@@ -707,32 +716,36 @@ MISTAKES = (
     Mistake(
         id="cache-prefill-unmasked",
         title=Text(
-            en="No causal mask where there is a cache",
+            en="The causal mask is left out whenever there is a cache",
             zh="一有缓存就不加因果掩码",
         ),
         lines=(
             Lines(
                 module="layers.gqa",
                 right="""
+        seen = decoder_mask(
+            mask,
+            (B, H, T, past + T),
             causal=self.causal,
-            device=x.device,
 """,
                 wrong="""
+        seen = decoder_mask(
+            mask,
+            (B, H, T, past + T),
             causal=self.causal and cache is None,
-            device=x.device,
 """,
             ),
         ),
         symptom="future",
         shown=partial(decoded, cuts=[4, 5]),
         seen=Text(
-            en="The tokens of the prompt attend to those after them, "
-            "and their weights differ by up to {change}; the single tokens "
-            "that follow are right. From the second layer on, what is cached "
-            "knows the future.",
-            zh="提示词里的词元会看到后面的词元，权重最多差 {change}；之后"
-            "逐个解码的词元没问题。从第二层起，存进缓存的内容就带上了未来"
-            "的信息。",
+            en="The tokens of the prompt attend to those after them, and "
+            "their weights differ by up to {change}; the single tokens that "
+            "follow are right. From the second layer on, the cached keys and "
+            "values depend on later tokens.",
+            zh="提示词里的词元会看到后面的词元，权重最多差 {change}；之后逐个"
+            "解码的词元没问题。从第二层起，存进缓存的键和值就带上了未来的信"
+            "息。",
         ),
         notice=Text(
             en="Read the same prompt with and without a cache: the outputs "
@@ -741,10 +754,14 @@ MISTAKES = (
             zh="同一个提示词，用缓存和不用缓存各读一遍，输出必须相同。训练时"
             "没有缓存，所以损失是正常的。",
         ),
-        hidden=MASK,
+        hidden=Text(
+            en="Scores have the same shape with and without a mask.",
+            zh="加不加掩码，分数的形状都一样。",
+        ),
         found=(
             NOTES,
             "https://github.com/Mikyx-1/TinyLLM/issues/17",
+            "https://github.com/QwenLM/Qwen/issues/979",
         ),
         tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
         law=decoding_is_the_full_pass,
@@ -753,8 +770,8 @@ MISTAKES = (
     Mistake(
         id="cache-fed-everything",
         title=Text(
-            en="Each step feeds the whole text to a cache that has it",
-            zh="缓存里已经有的词元，每一步又全部送进去",
+            en="With a cache, each step still feeds the whole text",
+            zh="有了缓存，每一步仍把整段文本送进去",
         ),
         lines=(
             Lines(
@@ -774,10 +791,10 @@ MISTAKES = (
         shown=same_as_without_cache,
         seen=Text(
             en="Each token is in the cache many times, at many positions. Of "
-            "24 tokens generated with a cache, {wrong} are those generated "
-            "without one; it should be {right}.",
-            zh="每个词元在缓存里有好多份，位置各不相同。用缓存生成的 24 个"
-            "词元，只有 {wrong} 个和不用缓存时相同，本该是 {right} 个。",
+            "{right} tokens generated with a cache, only {wrong} are those "
+            "generated without one.",
+            zh="每个词元在缓存里存了好多份，位置各不相同。用缓存生成的 "
+            "{right} 个词元，只有 {wrong} 个和不用缓存时相同。",
         ),
         notice=Text(
             en="After each step, the length of the cache must be the number of "
@@ -826,10 +843,10 @@ MISTAKES = (
         ),
         notice=Text(
             en="Compare `nbytes` with your own arithmetic, and the dtype of "
-            "what is returned with that of what was stored. Some matrix "
-            "products then refuse the two dtypes, others convert.",
-            zh="把 `nbytes` 和自己算的数对一遍，再看返回的 dtype 和存入的是否"
-            "一样。dtype 不一致时，有的矩阵乘法会报错，有的会自动转换。",
+            "what is returned with that of what was stored. Matrix products "
+            "refuse two dtypes, unless autocast converts them.",
+            zh="把 `nbytes` 和自己算的对一遍，再看返回的 dtype 和存入的是否一"
+            "样。dtype 不一致，矩阵乘法会报错；开了 autocast 则会自动转换。",
         ),
         hidden=Text(
             en="A dtype is not part of a shape.", zh="dtype 不属于形状。"
@@ -878,10 +895,10 @@ MISTAKES = (
         ),
         notice=Text(
             en="Look at the shape or at the bytes of what is stored: there "
-            "must be K heads, not H. First store, then repeat, or better do "
-            "not repeat.",
-            zh="看存下来的张量的形状或字节数：头数必须是 K，不是 H。先存，再"
-            "复制；最好根本不复制。",
+            "must be K heads, not H. Repeat the heads after storing them, or "
+            "better not at all.",
+            zh="看存下来的张量的形状或字节数：头数必须是 K，不是 H。先存，再复"
+            "制；最好根本不复制。",
         ),
         hidden=Text(
             en="No output has another shape, nor even another value; only "

@@ -59,8 +59,8 @@ MISTAKES = (
         shown=merged_weights,
         seen=Text(
             en="A part counts as much as another, however low its scores are, "
-            "and a part in which nothing is seen counts as well: the weights "
-            "differ by up to {change}.",
+            "and so does a part in which nothing is seen: the weights differ "
+            "by up to {change}.",
             zh="分数再低的部分也和别的一样重要，一个键都看不到的部分也算在内："
             "权重最多差 {change}。",
         ),
@@ -106,11 +106,11 @@ MISTAKES = (
         symptom="worse",
         shown=merged_weights,
         seen=Text(
-            en="Within a part all is right, but the weights of the parts are "
-            "too similar: the weights differ by up to {change}. In the other "
-            "direction they are too unequal.",
-            zh="每一部分内部都对，但各部分的权重太接近，最多差 {change}。"
-            "反过来弄混，权重就拉得太开。",
+            en="Within a part, the proportions are right, but the parts count "
+            "too equally: the weights differ by up to {change}. The other "
+            "way round, they count too unequally.",
+            zh="每一部分内部都对，但各部分的权重太接近，最多差 {change}。反过"
+            "来弄混，权重就拉得太开。",
         ),
         notice=Text(
             en="Compare the kernel's log-sum-exp with `torch.logsumexp` of the "
@@ -120,7 +120,7 @@ MISTAKES = (
         ),
         hidden=HIDDEN,
         found=(
-            "https://github.com/sgl-project/sglang/issues/33064",
+            "https://github.com/sgl-project/sglang/issues/40903",
             "https://github.com/vllm-project/vllm/pull/47079",
         ),
         tests=(
@@ -173,8 +173,8 @@ MISTAKES = (
     Mistake(
         id="merge-empty-parts-nan",
         title=Text(
-            en="Merging gives NaN where a query sees no key in any part",
-            zh="查询在各部分里都看不到键时，合并得到 NaN",
+            en="Merging two empty parts subtracts -inf from -inf",
+            zh="合并两个空的部分时，用 -inf 减了 -inf",
         ),
         lines=(
             Lines(
@@ -190,11 +190,12 @@ MISTAKES = (
         symptom="nan",
         shown=merged_weights,
         seen=Text(
-            en="The first two tokens see nothing in the last two parts. Their "
-            "merged log-sum-exp is -inf - (-inf), and both rows are NaN from "
-            "then on, although the first part has keys for them.",
-            zh="前两个词元在后两部分里一个键都看不到，合并时算的是 "
-            "-inf - (-inf)，这两行从此都是 NaN，哪怕第一部分里有它们的键。",
+            en="The first two tokens see nothing in the last two parts, which "
+            "are merged first: `-inf - (-inf)` is NaN, and both rows stay "
+            "NaN, although the first part has keys for them.",
+            zh="前两个词元在后两部分里一个键都看不到，而这两部分最先合并："
+            "`-inf - (-inf)` 得到 NaN，这两行从此都是 NaN，尽管第一部分里有它"
+            "们的键。",
         ),
         notice=Text(
             en="Merge two parts of zeros whose log-sum-exps are minus "
@@ -208,7 +209,7 @@ MISTAKES = (
         ),
         found=(
             "https://github.com/flashinfer-ai/flashinfer/issues/4051",
-            "https://github.com/vllm-project/vllm/issues/27491",
+            "https://github.com/vllm-project/vllm/pull/39148",
         ),
         tests=("tests/core/test_merge.py::test_a_part_without_keys",),
         law=parts_make_the_whole,

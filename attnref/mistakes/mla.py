@@ -131,17 +131,19 @@ MISTAKES = (
         shown=head_weights,
         seen=Text(
             en="In MLA, the width of a key is chosen freely and is usually "
-            "larger than d_model / n_heads: scores are too large, and the "
-            "weights differ by up to {change}.",
-            zh="MLA 的键维度是另外定的，一般比 d_model / n_heads 大：分数因此"
-            "偏大，权重最多差 {change}。",
+            "larger than d_model / n_heads, 192 and not 40 in DeepSeek-V2: "
+            "scores are too large, and the weights differ by up to {change}.",
+            zh="MLA 的键维度是另外定的，一般比 d_model / n_heads 大"
+            "（DeepSeek-V2 里是 192，不是 40）：分数因此偏大，权重最多差 "
+            "{change}。",
         ),
         notice=Text(
-            en="A model that is trained with it works, but in no other code. "
-            "Compare with a library at widths where d_model is not "
-            "n_heads times the width of a key.",
-            zh="用它训练出来的模型自己能用，换一套代码就不对。挑 d_model 不等于"
-            "头数乘键维度的尺寸，和别的库对比。",
+            en="A model that is trained and run with this scale works, but "
+            "with another library or with the weights of a checkpoint the "
+            "results differ. Compare at sizes where d_model is not n_heads "
+            "times the width of a key.",
+            zh="训练和推理都用这个系数，模型自己能用；换一个库，或者装上现成的"
+            "权重，结果就不对。要挑 d_model 不等于头数乘键维度的尺寸来对比。",
         ),
         hidden=Text(
             en="The scale is one number, whatever it is computed from.",
@@ -174,10 +176,11 @@ MISTAKES = (
         symptom="worse",
         shown=yarn_scale,
         seen=Text(
-            en="With the stretching of DeepSeek-V3, the scale is {wrong} "
-            "instead of {right}: all scores are too small.",
-            zh="按 DeepSeek-V3 的拉伸倍数，缩放系数本应是 {right}，却成了 "
-            "{wrong}：分数全都偏小。",
+            en="With YaRN as in DeepSeek-V3, with a factor of 40, the scale "
+            "of this small layer is {wrong} instead of {right}: all scores "
+            "are too small.",
+            zh="按 DeepSeek-V3 的 YaRN 设置（40 倍），这个小层的缩放系数本应"
+            "是 {right}，却成了 {wrong}：分数全都偏小。",
         ),
         notice=Text(
             en="The first token is right, since it sees itself alone. Compare "
@@ -186,8 +189,8 @@ MISTAKES = (
             "那个库对比。",
         ),
         hidden=Text(
-            en="The scale is one number.",
-            zh="缩放系数只是一个数。",
+            en="With YaRN and without it, the scale is one number.",
+            zh="用不用 YaRN，缩放系数都只是一个数。",
         ),
         found=(
             "https://github.com/huggingface/transformers/pull/47435",
@@ -218,17 +221,18 @@ MISTAKES = (
         symptom="worse",
         shown=head_weights,
         seen=Text(
-            en="The equations of the paper do not show the norm, and the layer "
-            "runs without it. With a checkpoint's weights, those of attention "
-            "differ by up to {change}.",
-            zh="论文的公式里没有写这个归一化，不加也能跑。可是装上现成的权重，"
-            "注意力的权重最多差 {change}。",
+            en="The equations of the paper do not show the norm, and the "
+            "layer runs without it. But checkpoints were trained with it: "
+            "without it, the attention weights differ by up to {change}.",
+            zh="论文的公式里没有写这个归一化，不加也能跑。可是现成的权重是带着"
+            "它训练的：少了它，注意力权重最多差 {change}。",
         ),
         notice=Text(
-            en="Multiply the rows of `kv_a_proj_with_mqa` that give the latent "
-            "by 10: the output must hardly change.",
-            zh="把 `kv_a_proj_with_mqa` 中产生潜在向量的那些行乘以 10，输出应该"
-            "几乎不变。",
+            en="The norm removes the length of the latent: multiply the rows "
+            "of `kv_a_proj_with_mqa` that give the latent by 10, and the "
+            "output must hardly change.",
+            zh="归一化会消去潜在向量的长度：把 `kv_a_proj_with_mqa` 中产生潜在"
+            "向量的那些行乘以 10，输出应该几乎不变。",
         ),
         hidden=Text(
             en="A norm does not change the shape. Its parameter is loaded, and "
@@ -273,16 +277,16 @@ MISTAKES = (
         symptom="worse",
         shown=head_weights,
         seen=Text(
-            en="The parts are split off and joined again, and no position goes "
-            "in: the weights differ by up to {change}.",
-            zh="RoPE 部分拆出来又拼了回去，位置却没有加进去：权重最多差 "
+            en="The RoPE parts are split off and joined again without being "
+            "rotated, so the scores do not depend on positions: the weights "
+            "differ by up to {change}.",
+            zh="RoPE 部分拆出来又原样拼了回去，分数里没有位置信息：权重最多差 "
             "{change}。",
         ),
         notice=Text(
-            en="Swap two earlier tokens: the output of the last one must "
-            "change. In short prompts the error is small.",
-            zh="把前面两个词元对调，最后一个词元的输出应该变。提示词短的时候，"
-            "误差很小。",
+            en="In a single layer, swap two earlier tokens: the output of the "
+            "last one must change.",
+            zh="只用一层，把前面两个词元对调，最后一个词元的输出应该变。",
         ),
         hidden=Text(
             en="A rotation does not change the shape.",
@@ -300,7 +304,7 @@ MISTAKES = (
     Mistake(
         id="mla-rope-by-halves",
         title=Text(
-            en="DeepSeek's RoPE is taken for the half layout",
+            en="DeepSeek's RoPE is computed with the half layout",
             zh="把 DeepSeek 的 RoPE 当成了前后两半的布局",
         ),
         lines=(
@@ -317,24 +321,26 @@ MISTAKES = (
         symptom="worse",
         shown=head_weights,
         seen=Text(
-            en="Its checkpoints pair neighbouring elements, where those of "
-            "Llama in Hugging Face format pair the halves. With the other "
-            "pairs, the weights differ by up to {change}.",
+            en="DeepSeek's checkpoints pair neighbouring elements; those of "
+            "Llama in Hugging Face format pair the first half with the "
+            "second. With the wrong pairs, the weights differ by up to "
+            "{change}.",
             zh="DeepSeek 的权重是相邻两个元素一对，Hugging Face 格式的 Llama "
-            "则是前一半和后一半配对。配错了，权重最多差 {change}。",
+            "则是前一半和后一半配对。配错了，注意力权重最多差 {change}。",
         ),
         notice=Text(
-            en="Queries and keys are rotated alike, so nothing is wrong but "
-            "the weights of a checkpoint. Compare with its own library beyond "
-            "the first token.",
-            zh="查询和键用的是同一种布局，所以只有装上现成的权重才看得出错。"
-            "从第二个词元起，和原来的库对比。",
+            en="A model that is trained from scratch works with either "
+            "layout; only the weights of a checkpoint show the mistake. "
+            "Compare with the library that they come from, at the second "
+            "token or later.",
+            zh="从头训练的话，两种布局都行，只有装上现成的权重才看得出错。从第"
+            "二个词元起，和权重出处的那个库对比。",
         ),
         hidden=Text(
             en="Both layouts rotate vectors of the same width.",
             zh="两种布局旋转的都是同样维度的向量。",
         ),
-        found=("https://github.com/DeepAuto-AI/hip-attention/pull/56",),
+        found=("https://github.com/hw-native-sys/pypto-lib/pull/244",),
         tests=(BY_HAND,),
         law=is_mla,
         of=by_hand(),
@@ -349,21 +355,23 @@ MISTAKES = (
             Lines(
                 module="layers.mla",
                 right="""
-    cheaper = absorbed <= latent and _is_matrix(layer.kv_b_proj)
-    return "absorbed" if cheaper else "latent"
+        if form is None:
+            form = form_of(self, T, past, cached=cache is not None)
 """,
                 wrong="""
-    return "expanded"
+        if form is None:
+            form = "expanded"
 """,
             ),
         ),
         symptom="memory",
         shown=cached_elements,
         seen=Text(
-            en="Outputs are right, but the cache holds {wrong} elements per "
-            "token and layer instead of {right}: that of a multi-head layer.",
-            zh="输出是对的，但每层每个词元缓存 {wrong} 个元素，只需 {right} "
-            "个：和多头注意力一样大。",
+            en="The keys and values of all heads are cached. Outputs are "
+            "right, but there are {wrong} elements per token and layer "
+            "instead of {right}, as many as with multi-head attention.",
+            zh="缓存的是所有头的键和值。输出没错，但每层每个词元要存 {wrong} "
+            "个元素，而不是 {right} 个：和多头注意力一样大。",
         ),
         notice=Text(
             en="Count the elements in the cache. They must not depend on the "
@@ -371,7 +379,7 @@ MISTAKES = (
             zh="数一数缓存里的元素，个数应该和头数无关。",
         ),
         hidden=Text(
-            en="Outputs are equal, so only the sizes of the cache show it.",
+            en="Outputs are equal; only the size of the cache shows it.",
             zh="输出完全相同，只有缓存的大小不对。",
         ),
         found=(
@@ -389,8 +397,8 @@ MISTAKES = (
     Mistake(
         id="kv-b-proj-not-called",
         title=Text(
-            en="An adapter or a hook on kv_b_proj has no effect",
-            zh="加在 kv_b_proj 上的适配器或钩子不起作用",
+            en="The weight of kv_b_proj is read, its module is not called",
+            zh="只读了 kv_b_proj 的权重，没有调用这个模块",
         ),
         lines=(
             Lines(
@@ -406,8 +414,9 @@ MISTAKES = (
         symptom="worse",
         shown=change_by_a_hook,
         seen=Text(
-            en="A hook that doubles keys and values moves the output by "
-            "{wrong} instead of {right}. A LoRA adapter is ignored alike.",
+            en="A hook that doubles keys and values changes the output by "
+            "{wrong} instead of {right}. A LoRA adapter is ignored in the "
+            "same way.",
             zh="挂一个把键和值翻倍的钩子，输出变化 {wrong}，本应是 {right}。"
             "LoRA 适配器也一样被忽略。",
         ),
@@ -417,9 +426,9 @@ MISTAKES = (
             zh="加一个权重很大的适配器：输出应该变，适配器也应该有梯度。",
         ),
         hidden=Text(
-            en="Reading the weight gives what calling the module gives, but "
-            "without what wraps it.",
-            zh="只读权重和调用模块，形状一样，只是绕过了包在外面的东西。",
+            en="Multiplying by the weight gives the shape that calling the "
+            "module gives; only what wraps the module is missing.",
+            zh="直接乘权重和调用模块，形状一样，只是绕过了包在模块外面的东西。",
         ),
         found=(
             "https://github.com/vllm-project/vllm/issues/48974",

@@ -20,6 +20,7 @@ PAGES = [
     path
     for path in pages.markdown_files("en") + pages.markdown_files("zh")
     if pages.python_blocks(pages.body_of(path))
+    and pages.front_matter(path).get("notebook", True)
 ]
 each_page = pytest.mark.parametrize(
     "path", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs"))
