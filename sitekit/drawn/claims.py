@@ -23,7 +23,8 @@ from sitekit.tables import code, exact
 
 
 def _row(key: str, *computed: str) -> Row:
-    return [Word(key), Word(f"{key}_holds"), [*computed, Word(f"{key}_by")]]
+    known: list[str | Word] = [*computed, Word(f"{key}_by")]
+    return [Word(key), Word(f"{key}_holds"), known]
 
 
 def origins() -> Iterator[Row]:
