@@ -75,7 +75,7 @@ def sharing() -> Iterator[Row]:
     of = {"MHA": "mha", "GQA": "gqa", "MQA": "mqa"}
     shares = [f"{name} {share[key]}" for name, key in of.items()]
     forms = f"MLA {share['expanded']} / {share['absorbed']}"
-    yield _row("order", ", ".join([*shares, forms]))
+    yield _row("order", ", ".join(shares), forms)
     yield _row("fastest")
     yield _row("group", "8 / 2 = 4")
     yield _row("groups")
@@ -144,7 +144,8 @@ def latent() -> Iterator[Row]:
         for form in ("latent", "absorbed")
     ]
     times = (f"{n / 1e9:,.1f}" for n in flops)
-    yield _row("small", " / ".join(times) + f" = {flops[0] / flops[1]:.0f}")
+    ratio = f"{flops[0] / flops[1]:.0f}"
+    yield _row("small", f"{' / '.join(times)} = {ratio}")
     yield _row("unmasked")
     ratios = (
         f"{new} / {new + past} = {new / (new + past):.2g}"
