@@ -1,0 +1,257 @@
+"""What is computed against claims that are wrong.
+
+A row has the claim, what holds and how one knows it: the page's own words,
+and before the last of them what is computed here.
+"""
+
+from collections.abc import Iterator
+from math import sqrt
+
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import attnref
+from attnref.mistakes.catalogue import catalogue
+from attnref.numbers.cost import mla_cost
+from attnref.numbers.kv_memory import growth
+from attnref.numbers.specs import Full, Mla, find_model, models
+from sitekit.drawn import absorption, compute, masks, measured, memory
+from sitekit.drawn.mla import V3, v3
+from sitekit.render import Row, Word
+from sitekit.tables import code, exact
+
+
+def _row(key: str, *computed: str) -> Row:
+    known: list[str | Word] = [*computed, Word(f"{key}_by")]
+    return [Word(key), Word(f"{key}_holds"), known]
+
+
+def origins() -> Iterator[Row]:
+    yield _row("additive")
+    yield _row("older")
+    yield _row("weights")
+    heads = []
+    for id in ("palm-540b", "llama-1-65b", "llama-2-7b", "llama-2-70b"):
+        model = find_model(id)
+        (group,) = model.groups
+        assert isinstance(group, Full)
+        heads.append(f"{model.name}: {group.q_heads} / {group.kv_heads}")
+    yield _row("llama", *heads)
+    last = max(model.date[:4] for model in models().values())
+    kinds = [
+        kind
+        for model in models().values()
+        if model.date.startswith(last)
+        for kind in memory.kinds_of(model)
+    ]
+    found = (f"{kinds.count(k)} {k}" for k in ("MHA", "GQA", "MQA", "MLA"))
+    yield _row("stages", f"{last}: {', '.join(found)}")
+    yield _row("performance")
+
+
+def sharing() -> Iterator[Row]:
+    """Of MHA, GQA and MQA with 8 heads of 64 and 1,024 tokens, torch counts
+    the products in projections as `mm`, and in attention as `bmm`."""
+    counted = []
+    for K in (8, 4, 2, 1):
+        with torch.device("meta"):
+            layer = attnref.GroupedQueryAttention(
+                d_model=512, n_heads=8, n_kv_heads=K
+            )
+            x = torch.empty(1, 1024, 512)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            layer(x)
+        flops = counter.get_flop_counts()["Global"]
+        ops = torch.ops.aten
+        parts = (compute.mega(flops[op]) for op in (ops.mm, ops.bmm))
+        counted.append(f"`K` = {K}: {' + '.join(parts)}")
+    yield _row("flops", *counted)
+    share = {
+        row[0].key: row[2]
+        for row in compute.pairs()
+        if isinstance(row[0], Word)
+    }
+    of = {"MHA": "mha", "GQA": "gqa", "MQA": "mqa"}
+    shares = [f"{name} {share[key]}" for name, key in of.items()]
+    forms = f"MLA {share['expanded']} / {share['absorbed']}"
+    yield _row("order", ", ".join(shares), forms)
+    yield _row("fastest")
+    yield _row("group", "8 / 2 = 4")
+    yield _row("groups")
+    q, k = torch.zeros(2, 6, 5, 7), torch.zeros(2, 1, 7, 5)
+    shapes = [code(tuple(t.shape)) for t in (q, k, q @ k)]
+    yield _row("direct", f"{shapes[0]} @ {shapes[1]} → {shapes[2]}")
+    head = torch.zeros(1, 2, 1024, 128)
+    ways = {
+        "repeat_interleave": head.repeat_interleave(4, dim=1),
+        "expand": head[:, :, None].expand(1, 2, 4, 1024, 128),
+    }
+    sizes = {"K, V": head} | ways
+    yield _row(
+        "repeat",
+        *(
+            f"{code(way)}: {t.untyped_storage().nbytes():,} B"
+            for way, t in sizes.items()
+        ),
+    )
+    at, case = "float32, {}, 16384", measured.sizes("decode")
+    slow = case[at.format("GQA-8")]["ways"]["torch, repeat_interleave"]
+    plain = case[at.format("MHA")]["ways"]["sdpa"]
+    times = (measured.digits(way["value"][1]) for way in (slow, plain))
+    yield _row("faster", "{} ms > {} ms".format(*times))
+    found = []
+    for id in ("llama-2-7b", "llama-1-65b"):
+        model = find_model(id)
+        assert model.params is not None
+        each = float(growth(model).later) / (model.params / 1e6)
+        found.append(f"{model.name}: {each:.1f} B")
+    yield _row("larger", *found)
+    yield _row("convert")
+    yield _row("deployed")
+
+
+def latent() -> Iterator[Row]:
+    cache = attnref.KVCache(1)
+    with torch.no_grad():
+        v3()(torch.empty(1, 1, 7168, device="meta").bfloat16(), cache=cache)
+    (group,) = find_model("deepseek-v3").groups
+    assert isinstance(group, Mla) and group.qk_nope_head_dim
+    R, Dr = group.kv_lora_rank, group.qk_rope_head_dim
+    yield _row("entry", f"{R} + {Dr} = {cache.nbytes // 2}")
+    saved = {
+        row[0].key: str(row[2])
+        for row in memory.claims()
+        if isinstance(row[0], Word)
+    }
+    yield _row("saves", f"{saved['architecture']} → {saved['six']}")
+    yield _row("decomposed")
+    two, one = (row[1:] for row in absorption.wrong())
+    yield _row(
+        "absorbed", *(f"{a} → {b}" for a, b in zip(two, one, strict=True))
+    )
+    yield _row("unsaid")
+    query, _ = attnref.absorbed_weights(v3())
+    H, width, rank = query.shape
+    yield _row("wabs", f"`({H}, {width}, {rank})`: {width} = {R} + {Dr}")
+    yield _row("destroyed")
+    yield _row("rope_width", f"{Dr} = {group.qk_nope_head_dim} / 2")
+    yield _row("query")
+    keys = group.qk_nope_head_dim + Dr
+    yield _row("scale", f"√({R + Dr} / {keys}) = {sqrt((R + Dr) / keys):.2f}")
+    flops = [
+        mla_cost(**V3, form=form, past=4096).flops
+        for form in ("latent", "absorbed")
+    ]
+    times = (f"{n / 1e9:,.1f}" for n in flops)
+    ratio = f"{flops[0] / flops[1]:.0f}"
+    yield _row("small", f"{' / '.join(times)} = {ratio}")
+    yield _row("unmasked")
+    ratios = (
+        f"{new} / {new + past} = {new / (new + past):.2g}"
+        for new, past in ((4096, 0), (1, 4096))
+    )
+    yield _row("friendly", *ratios)
+    yield _row("quality")
+    yield _row("rank")
+    yield _row("residual")
+    yield _row("long")
+    yield _row("v4")
+    (sparse,) = find_model("deepseek-v3.2").groups
+    widths = [sum(store.widths) for store in sparse.stores]
+    yield _row("sparse", f"{' + '.join(map(str, widths))} = {sum(widths)}")
+
+
+def masked() -> Iterator[Row]:
+    upper = torch.ones(3, 3).int().triu(diagonal=1)
+    yield _row("triangle", code(upper.tolist()))
+    seen = attnref.causal_mask(4)
+    after = torch.full((4, 4), 0.25) * seen
+    sums = ", ".join(f"{row:g}" for row in after.sum(-1).tolist())
+    yield _row("after", sums)
+    times = torch.softmax(torch.ones(4) * seen[0], -1)
+    yield _row("times", f"{times[~seen[0]].sum():.0%}")
+    far = torch.tensor(-1e9)
+    left = (3 + far - far).item()
+    yield _row("filler", f"(3 − 1e9) + 1e9 = {left:g}")
+    scores, none = torch.ones(4), torch.zeros(4, dtype=torch.bool)
+    low = {"-inf": -torch.inf, "-1e9": -1e9}
+    gives = {
+        f"softmax, {name}": torch.softmax(scores.masked_fill(~none, x), -1)
+        for name, x in low.items()
+    }
+    query, keys = torch.ones(1, 1, 1, 4), torch.ones(1, 1, 4, 4)
+    values = torch.eye(4)[None, None]
+    attend = F.scaled_dot_product_attention
+    gives["SDPA, bool"] = attend(query, keys, values, none[None]).flatten()
+    yield _row("empty", *(f"{how}: {x[0]:g}" for how, x in gives.items()))
+    top = attend(query, keys, values, is_causal=True).flatten()
+    yield _row("cached", code([int(x) for x in top]))
+    yield _row("both")
+    (last,) = {int(n) for n in masks.window(6, 3)[3:].sum(-1)}
+    yield _row("window", f"`Window(3)`: {last}", f"`(3, 0)`: {3 + 1}")
+    large = torch.tensor([12.0, 0.0], dtype=torch.float16).exp()
+    plain = (large / large.sum()).tolist()
+    yield _row("naive", f"`exp(12)` = {large[0]:g}, {plain}")
+    yield _row("approximate")
+    wide, head = 512, 64
+    ratio = sqrt(wide / head)
+    yield _row("root", f"√({wide} / {head}) = {ratio:.2f}")
+
+
+def cached() -> Iterator[Row]:
+    yield _row("prefill")
+    model = find_model("qwen3-32b")
+    (group,) = model.groups
+    assert isinstance(group, Full) and group.q_heads
+    width, heads = 5120, group.q_heads
+    derived = f"{width} / {heads} = {width // heads}"
+    yield _row("width", f"{model.name}: {derived} ≠ {group.head_dim}")
+    split = []
+    for id in ("llama-3.1-8b", "deepseek-v3"):
+        model = find_model(id)
+        whole, held = growth(model).later, growth(model, ranks=16).later
+        share = f"{exact(whole)} / 16 = {exact(whole / 16)}"
+        split.append(f"{model.name}: {share} < {exact(held)}")
+    yield _row("ranks", *split)
+    yield _row("defaults")
+
+
+def coded() -> Iterator[Row]:
+    transposed = torch.zeros(2, 3, 4).transpose(0, 1)
+    assert not transposed.is_contiguous()
+    to = tuple(transposed.view(3, 2, 2, 2).shape)
+    yield _row("view", f"{transposed.stride()}: `view{to}`")
+    yield _row("layout")
+    every = catalogue().values()
+    unseen = sum(mistake.hidden is not None for mistake in every)
+    yield _row("shapes", f"{unseen} / {len(every)}")
+    yield _row("initial", *_flat())
+    yield _row("comment")
+
+
+@torch.no_grad()
+def _flat() -> Iterator[str]:
+    """The largest of 8 weights, and what the other layout of RoPE changes:
+    with small inputs, and with inputs and queries that are large."""
+    torch.manual_seed(0)
+    layer = attnref.MultiHeadAttention(d_model=512, n_heads=8)
+    cos, sin = attnref.rope_table(torch.arange(8), 64)
+    drawn = torch.randn(1, 8, 512)
+    for spread, times in ((0.02, 1), (1, 64)):
+        x = spread * drawn
+        q, k, v = (
+            proj(x).view(1, 8, 8, 64).transpose(1, 2)
+            for proj in (layer.q_proj, layer.k_proj, layer.v_proj)
+        )
+        half, pairs = (
+            [
+                attnref.apply_rope(t, cos, sin, layout=name)
+                for t in (times * q, k)
+            ]
+            for name in ("half", "interleaved")
+        )
+        right, wrong = (attnref.sdpa(q, k, v) for q, k in (half, pairs))
+        weight = attnref.attention_weights(half[0], half[1]).amax(-1).mean()
+        change = (wrong - right).norm() / right.norm()
+        yield f"{weight:.3f}, {change:.2%}"
