@@ -58,6 +58,8 @@ _HOMES = {
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
     name for names in _HOMES.values() for name in names
 )
+# Judges attention and is none: it is not in __all__, and so in no copy.
+_CHECKER = {"Report", "check"}
 _FOLDERS = sorted({home.partition(".")[0] for home in _HOMES})
 
 
@@ -67,6 +69,10 @@ def __getattr__(name: str) -> Any:
     All homes are imported at once: what `attnref.core.rope` gives must not
     depend on which names were asked for before it.
     """
+    if name in _CHECKER:
+        checker = import_module(f"{__name__}.mistakes.checker")
+        globals().update({name: getattr(checker, name) for name in _CHECKER})
+        return globals()[name]
     if name not in __all__ and name not in _FOLDERS:
         from attnref.numbers.specs import hint
 
@@ -81,4 +87,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FOLDERS})
+    return sorted({*globals(), *__all__, *_CHECKER, *_FOLDERS})

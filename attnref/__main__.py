@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnref import __version__
-from attnref.commands import copy, kv
+from attnref.commands import check, copy, kv
 
 
 def main(arguments: Sequence[str], prog: str = "attnref") -> str:
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     commands = top.add_subparsers(metavar="command", dest="command")
     kv.add_to(commands)
     copy.add_to(commands)
+    check.add_to(commands)
     asked = top.parse_args(arguments)
     if asked.command is None:
         return top.format_help().removesuffix("\n")

@@ -243,6 +243,7 @@ def public() -> dict[str, str]:
         if isinstance(node, ast.ImportFrom)
         and (node.module or "").startswith(OURS)
         for alias in node.names
+        if not alias.asname  # `check as check`: public, and not to be copied
     }
 
 

@@ -12,9 +12,10 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -54,7 +55,7 @@ class Mistake(NamedTuple):
     title: Text
     lines: tuple[Lines, ...]
     symptom: str
-    shown: Callable[[Any], Tensor]
+    shown: Callable[[Any], "Tensor"]
     seen: Text
     notice: Text
     hidden: Text | None

@@ -1,0 +1,354 @@
+"""`attnref check`: files that are somebody's, and what is said of them."""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import attnref
+from attnref.__main__ import command, main
+from attnref.commands import check as program
+from attnref.mistakes import apart
+from attnref.mistakes.apart import Ran, check_file, reported
+from attnref.mistakes.checker import check, error_of, rights
+from attnref.mistakes.tasks import TASKS
+
+RIGHT = """
+def softmax(x, dim=-1):
+    return x.softmax(dim).nan_to_num()
+"""
+
+
+def written(folder, text, name="mine.py"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def here(monkeypatch):
+    """The command without a process of its own, which takes a second."""
+
+    def checked(name, path, *, language, seconds):
+        return check(name, vars(apart._module(str(path))), language=language)
+
+    monkeypatch.setattr(program, "check_file", checked)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+# ------------------------------------------------------- files that are hostile
+
+
+LEAVES = """
+import helper_beside, os, subprocess, sys, tempfile, threading, time
+
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("x" * 1_000_000)
+print("\\033[31mred", file=sys.stderr)
+for apart in (False, True):
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)", "MARK"]
+    subprocess.Popen(sleeps, start_new_session=apart)
+open("left.txt", "w").write("left")
+tempfile.mkdtemp(prefix="left-")
+os.makedirs("a/b")
+os.chmod("a", 0)
+try:
+    input()
+except EOFError:
+    sys.stdout.close()
+
+
+def softmax(x, dim=-1):
+    return helper_beside.softmax(x, dim)
+"""
+
+
+def running(mark):
+    """The processes that were started with this word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        found += [path.name] * (mark.encode() in words)
+    return found
+
+
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
+    """Of what it starts, prints and writes; it may import what is beside it."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    mark = f"mark-{os.getpid()}"
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    written(folder, RIGHT, "helper_beside.py")
+    path = written(folder, LEAVES.replace("MARK", mark))
+    report = check_file("softmax", path, language="en")
+    assert report.passed, str(report)
+    assert report.printed.startswith("xxx") and "\033" not in str(report)
+    assert report.printed.endswith("bytes)") and len(report.printed) < 2500
+    assert "What it printed:\n  xxx" in str(report)
+    assert not running(mark)
+    assert [*temporary.iterdir()] == []
+    assert {p.name for p in folder.iterdir()} == {"helper_beside.py", "mine.py"}
+
+
+def test_what_does_not_end_is_ended(tmp_path):
+    text = RIGHT.replace("return", "while x.dim() == 3: pass\n    return")
+    start = time.monotonic()
+    report = check_file(
+        "softmax", written(tmp_path, text), language="en", seconds=0.5
+    )
+    sizes = next(
+        p.sizes for p in rights("softmax").probes if p.inputs["x"].dim() == 3
+    )
+    assert report.error.en == (
+        f"it did not end within 0.5 s: it was ended on {sizes}"
+    )
+    assert time.monotonic() - start < 30
+
+
+def test_what_ends_its_process_is_told(tmp_path):
+    path = written(tmp_path, "import os\nos._exit(7)\n")
+    report = check_file("softmax", path, language="zh")
+    assert not report.passed
+    assert report.error.en == (
+        "it ended the process with code 7, while the file was read"
+    )
+    assert str(report) == "softmax: 它让进程以代码 7 退出：在读文件时"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no limit of memory there")
+def test_memory_has_a_limit(tmp_path):
+    text = "import torch\n" + RIGHT.replace(
+        "return", "torch.zeros(2**31)\n    return"
+    )
+    report = check_file("softmax", written(tmp_path, text), language="en")
+    assert report.error.en.startswith("it needs more memory than it may use")
+    assert report.where == ("mine.py:4: torch.zeros(2**31)",)
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "where"),
+    [
+        (b"\0\1\2\xff", "it is no Python (", ()),
+        (b"\xff\xfe = 3", "it is no Python (SyntaxError: ", ()),
+        (
+            "a b c",
+            "it is no Python (SyntaxError: invalid",
+            ("mine.py:1: a b c",),
+        ),
+        ("\n\n1 / 0", "ZeroDivisionError: division by zero", None),
+        (
+            "import sys\nsys.exit(3)",
+            "it ends the program (SystemExit: 3)",
+            None,
+        ),
+        ("import nowhere", "ModuleNotFoundError: No module named 'now", None),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", None),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion", None),
+        (
+            "class E(Exception):\n    def __str__(self): 1 / 0\nraise E",
+            "E",
+            None,
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told(
+    tmp_path, monkeypatch, text, said, where
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = written(tmp_path, text)
+    with pytest.raises(BaseException) as raised:
+        apart._module(str(path))
+    told, lines = error_of(raised.value)
+    assert told.en.startswith(said) and told.zh
+    if where is not None:
+        assert lines == where or (where == () and len(lines) <= 1)
+
+
+def data(name="softmax"):
+    """The lines of a solution that is right."""
+    answers = map(apart._as_data, rights(name).answers)
+    return json.loads(json.dumps(["begun", {}, *answers, "done"]))
+
+
+def test_answers_are_data_and_nothing_else():
+    told = reported("softmax", Ran(data(), "", 0), "en", 1)
+    assert told.passed
+    for spoiled in (
+        [*data()[:-2], "done"],
+        [*data()[:-1], {}, "done"],
+        ["begun", {}, *[None] * (len(data()) - 3), "done"],
+        ["begun", {"raised": 3}],
+        ["begun", {"raised": ["a", "b", "c"]}],
+    ):
+        told = reported("softmax", Ran(spoiled, "", 0), "en", 1)
+        assert told.error.en == "what it answers cannot be read"
+    for key, value in (
+        ("outputs", []),
+        ("outputs", [["torch.load", [2], [0.5, 0.5]]]),
+        ("outputs", [["torch.float64", [3], [0.5, 0.5]]]),
+        ("outputs", [["torch.float64", [2], ["0.5", None]]]),
+        ("modified", 3),
+        ("raised", 3),
+    ):
+        lines = data()
+        lines[2][key] = value
+        told = reported("softmax", Ran(lines, "", 0), "en", 1)
+        assert told.error.en == "what it answers cannot be read", (key, value)
+
+
+def test_wrong_answers_are_not_believed():
+    lines = data()
+    lines[2]["outputs"] = [["torch.float64", [2], [0.5, 0.5]]]
+    told = reported("softmax", Ran(lines, "", 0), "en", 1)
+    assert [v.law for v in told.failures] == ["same"]
+    lines[2]["outputs"] = [["torch.bool", [3], [0, 1, 1]]]
+    told = reported("softmax", Ran(lines, "", 0), "en", 1)
+    assert told.failures[0].fault.en == "the shape is (3,), and should be (2,)"
+
+
+@pytest.mark.parametrize(
+    ("ran", "said"),
+    [
+        (Ran([], "", 1), "it ended the process with code 1, before the file"),
+        (Ran(["begun"], "", -9), "its process was ended by SIGKILL, while the"),
+        (
+            Ran(data()[:3], "", -11),
+            "its process was ended by SIGSEGV, on x (2, 3",
+        ),
+        (
+            Ran(data()[:2], "", None),
+            "it did not end within 2 s: it was ended on x",
+        ),
+        (Ran(data()[:-1], "", 0), "it ended the process with code 0, on x"),
+    ],
+)
+def test_how_it_ended_is_told(ran, said):
+    report = reported("softmax", ran, "en", 2)
+    assert not report.passed and report.error.en.startswith(said)
+
+
+def test_a_file_of_answers_may_hold_anything(tmp_path):
+    for text in (b"", b"\xff\0", b"[" * 100_000, b'"begun"\n{}\n{"a'):
+        (tmp_path / "answers").write_bytes(text)
+        assert apart.read(tmp_path) in ([], ["begun", {}])
+    (tmp_path / "answers").unlink()
+    assert apart.read(tmp_path) == []
+
+
+# -------------------------------------------------------------- the command
+
+
+def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
+    tmp_path, monkeypatch, capsys
+):
+    here(monkeypatch)
+    right = written(tmp_path, RIGHT)
+    told = main(["check", "softmax", str(right), "--lang", "en"])
+    assert told.startswith("softmax: all 5 laws hold.")
+    wrong = written(tmp_path, RIGHT.replace("return", "return 2 *"))
+    for words in (
+        ["check", "softmax", wrong],
+        ["check", "softmax", "--json", wrong],
+    ):
+        monkeypatch.setattr(sys, "argv", ["attnref", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            command()
+        assert ended.value.code == 1
+    said, _, told = capsys.readouterr().out.partition("\n{\n")
+    assert "softmax: 4 of 5 laws do not hold." in said
+    assert json.loads(f"{{{told}")["passed"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "pass an exercise; --list prints all"),
+        ("gpa", "there is no exercise 'gpa'; did you mean gqa"),
+        ("zebra", "there is no exercise 'zebra'; --list prints all"),
+        ("gqa", "pass a file; --stub writes gqa.py, to be filled in"),
+        ("gqa nowhere.py", "nowhere.py is not there"),
+        ("gqa attnref", "attnref is a folder"),
+        ("gqa --list", "--list takes no exercise"),
+        ("gqa x.py --timeout 0", "'0' is no number of seconds"),
+        ("gqa x.py --timeout soon", "'soon' is no number of seconds"),
+        ("gqa x.py --lang fr", "invalid choice: 'fr'"),
+    ],
+)
+def test_what_is_wrong_with_the_command_ends_with_2(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["check", *words.split()])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_stub_is_written_and_never_over_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "kv-cache", "--stub"]) == "kv_cache.py: 19 lines"
+    assert main(["check", "gqa", "--stub", "mine.py"]).startswith("mine.py: ")
+    text = Path("mine.py").read_text(encoding="utf-8")
+    assert main(["check", "gqa", "--stub", "-", "--lang", "en"]) + "\n" == text
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "gqa", "--stub", "mine.py"])
+    assert ended.value.code == 2
+    assert "mine.py is there already" in capsys.readouterr().err
+    assert Path("mine.py").read_text(encoding="utf-8") == text
+    here(monkeypatch)
+    with pytest.raises(SystemExit):
+        main(["check", "gqa", "mine.py", "--lang", "zh"])
+    assert capsys.readouterr().out.startswith("gqa: 还没有写\n  mine.py:")
+
+
+@pytest.mark.parametrize(
+    ("env", "title"),
+    [
+        ({"LANG": "zh_CN.UTF-8"}, "多头注意力"),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}, "Multi-head attention"),
+        ({"LC_MESSAGES": "zh_TW"}, "多头注意力"),
+        ({"LANG": "de_DE"}, "Multi-head attention"),
+    ],
+)
+def test_the_language_is_that_of_the_locale(env, title, monkeypatch):
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    listed = main(["check", "--list"])
+    assert title in listed
+    assert [x.split()[0] for x in listed.splitlines() if x[0] != " "] == [
+        *TASKS
+    ]
+    assert "Softmax" in main(["check", "--list", "--lang", "en"])
+
+
+def test_colour_is_for_terminals_alone(tmp_path, monkeypatch):
+    here(monkeypatch)
+    words = ["check", "softmax", str(written(tmp_path, RIGHT))]
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\033[" not in main(words)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "\033[32m" in main(words)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\033[" not in main(words)
+
+
+# --8<-- [start:course]
+def test_a_course_checks_its_own_solutions():
+    def softmax(x, dim=-1):
+        e = torch.exp(x - x.max())
+        return e / e.sum(dim, keepdim=True)
+
+    report = attnref.check("softmax", softmax)
+    assert not report.passed
+    assert "large" in [verdict.law for verdict in report.failures]
+
+
+# --8<-- [end:course]

@@ -1,0 +1,280 @@
+"""In another form than this package: by einsum, with the heads kept as an axis.
+
+`tests/mistakes/otherwise.py` plants mistakes in these lines.
+"""
+
+import torch
+from torch import einsum
+
+
+def softmax(x, dim=-1):
+    largest = x.float().amax(dim, keepdim=True).to(x.dtype)
+    largest = largest.where(largest > -torch.inf, 0)
+    e = torch.exp((x - largest).to(torch.promote_types(x.dtype, torch.float32)))
+    total = e.sum(dim, keepdim=True)
+    weights = e / total.where(total > 0, 1)
+    return weights.to(x.dtype)
+
+
+def online_softmax(x, chunk):
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    m = torch.full_like(wide[..., :1], -1e30)
+    norm = torch.zeros_like(m)
+    for start in range(0, x.shape[-1], chunk):
+        piece = wide[..., start : start + chunk]
+        m_new = torch.maximum(m, piece.amax(-1, keepdim=True))
+        norm = norm * torch.exp(m - m_new)
+        norm = norm + torch.exp(piece - m_new).sum(-1, keepdim=True)
+        m = m_new
+    weights = torch.exp(wide - m) / norm.clamp(min=1e-30)
+    return weights.to(x.dtype)
+
+
+def causal_mask(T, S):
+    past = S - T
+    return torch.arange(S) <= torch.arange(T).unsqueeze(1) + past
+
+
+def padding_mask(valid):
+    return valid.unsqueeze(1).unsqueeze(1)
+
+
+def window_mask(T, S, size):
+    distance = torch.arange(S - T, S).unsqueeze(1) - torch.arange(S)
+    return (distance >= 0) & (distance < size)
+
+
+def document_mask(ids):
+    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    S = ids.shape[1]
+    return (same & causal_mask(S, S)).unsqueeze(1)
+
+
+def attention(q, k, v, mask=None):
+    """q, k, v (B, T, H, D), mask (B, H, T, S): the output is (B, T, H, Dv)."""
+    scores = einsum("bthd,bshd->bhts", q, k)
+    scores = scores / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = torch.where(mask, scores, -torch.inf)
+    weights = softmax(scores)
+    return einsum("bhts,bshd->bthd", weights, v)
+
+
+def sdpa(q, k, v, mask=None):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return attention(q, k, v, mask).transpose(1, 2)
+
+
+def mha(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    B, T, E = x.shape
+    q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
+    k = einsum("bte,he->bth", x, w_k).view(B, T, n_heads, -1)
+    v = einsum("bte,he->bth", x, w_v).view(B, T, n_heads, -1)
+    heads = attention(q, k, v, mask)
+    merged = heads.reshape(B, T, E)
+    return einsum("bth,eh->bte", merged, w_o)
+
+
+def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    B, T, E = x.shape
+    q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
+    k = einsum("bte,de->btd", x, w_k).unsqueeze(2).expand(-1, -1, n_heads, -1)
+    v = einsum("bte,de->btd", x, w_v).unsqueeze(2).expand(-1, -1, n_heads, -1)
+    merged = attention(q, k, v, mask).reshape(B, T, E)
+    return einsum("bth,eh->bte", merged, w_o)
+
+
+def gqa(x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, mask=None):
+    B, T, E = x.shape
+    q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
+    k = einsum("bte,he->bth", x, w_k).view(B, T, n_kv_heads, -1)
+    v = einsum("bte,he->bth", x, w_v).view(B, T, n_kv_heads, -1)
+    reads = torch.arange(n_heads) // (n_heads // n_kv_heads)
+    merged = attention(q, k[:, :, reads], v[:, :, reads], mask)
+    return einsum("bth,eh->bte", merged.reshape(B, T, E), w_o)
+
+
+def cross(x, context, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    B, T, E = x.shape
+    S = context.shape[1]
+    q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
+    k = einsum("bsc,hc->bsh", context, w_k).view(B, S, n_heads, -1)
+    v = einsum("bsc,hc->bsh", context, w_v).view(B, S, n_heads, -1)
+    heads = attention(q, k, v, mask)
+    return einsum("bth,eh->bte", heads.reshape(B, T, E), w_o)
+
+
+def mha_cached(x, w_q, w_k, w_v, w_o, n_heads, cache=None):
+    B, T, E = x.shape
+    q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
+    k = einsum("bte,he->bth", x, w_k).view(B, T, n_heads, -1)
+    v = einsum("bte,he->bth", x, w_v).view(B, T, n_heads, -1)
+    if cache is not None:
+        k = torch.cat((cache[0], k), dim=1)
+        v = torch.cat((cache[1], v), dim=1)
+    heads = attention(q, k, v, causal_mask(T, k.shape[1]))
+    return einsum("bth,eh->bte", heads.reshape(B, T, E), w_o), (k, v)
+
+
+def rope(x, positions, theta=10000.0):
+    D = x.shape[-1]
+    frequency = theta ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)
+    angle = positions.unsqueeze(-1) * frequency
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    # A pair is one complex number.
+    pair = torch.complex(wide[..., : D // 2], wide[..., D // 2 :])
+    turned = pair * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((turned.real, turned.imag), dim=-1).to(x.dtype)
+
+
+def llama(
+    x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, theta=10000.0, cache=None
+):
+    B, T, E = x.shape
+    past = 0 if cache is None else cache["k"].shape[2]
+    at = torch.arange(past, past + T)
+    q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1).transpose(1, 2)
+    k = einsum("bte,he->bth", x, w_k).view(B, T, n_kv_heads, -1)
+    v = einsum("bte,he->bth", x, w_v).view(B, T, n_kv_heads, -1)
+    q, k, v = rope(q, at, theta), k.transpose(1, 2), v.transpose(1, 2)
+    k = rope(k, at, theta)
+    if cache is not None:
+        k = torch.cat((cache["k"], k), dim=2)
+        v = torch.cat((cache["v"], v), dim=2)
+    grouped = q.unflatten(1, (n_kv_heads, -1))
+    scores = einsum("bkgtd,bksd->bkgts", grouped, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(~causal_mask(T, past + T), -torch.inf)
+    heads = einsum("bkgts,bksd->btkgd", softmax(scores), v)
+    out = einsum("bth,eh->bte", heads.reshape(B, T, E), w_o)
+    return out, {"k": k, "v": v}
+
+
+class KVCache:
+    def __init__(self, max_len):
+        self.max_len, self.length = max_len, 0
+        self.keys, self.values = [], []
+
+    def append(self, k, v):
+        new = k.shape[2]
+        if self.length + new > self.max_len:
+            raise ValueError(f"{self.length} + {new} > {self.max_len}")
+        self.keys.append(k.clone())
+        self.values.append(v.clone())
+        self.length += new
+        return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
+
+
+def pairs_turned(x, positions, theta):
+    """RoPE in the interleaved layout, x (B, T, ..., D) with T before heads."""
+    D = x.shape[-1]
+    frequency = theta ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)
+    angle = positions.view(-1, *(1,) * (x.dim() - 2)) * frequency
+    cos, sin = angle.cos(), angle.sin()
+    even, odd = x[..., 0::2], x[..., 1::2]
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
+    return turned.flatten(-2).to(x.dtype)
+
+
+def latents(x, w_q, w_kv_a, w_norm, n_heads, theta, cache):
+    """Queries in two parts, all latents and all RoPE keys, and the mask."""
+    B, T, E = x.shape
+    R = w_norm.shape[0]
+    Dr = w_kv_a.shape[0] - R
+    past = 0 if cache is None else cache[0].shape[1]
+    at = torch.arange(past, past + T)
+    q = einsum("bte,he->bth", x, w_q).view(B, T, n_heads, -1)
+    q, q_rope = q[..., :-Dr], q[..., -Dr:]
+    down = einsum("bte,re->btr", x, w_kv_a)
+    c, k_rope = down[..., :R], down[..., R:]
+    size = c.double().pow(2).mean(-1, keepdim=True) + 1e-6
+    c = (c / size.sqrt() * w_norm).to(x.dtype)
+    q_rope, k_rope = (pairs_turned(r, at, theta) for r in (q_rope, k_rope))
+    if cache is not None:
+        c = torch.cat((cache[0], c), dim=1)
+        k_rope = torch.cat((cache[1], k_rope), dim=1)
+    return q, q_rope, c, k_rope, causal_mask(T, past + T)
+
+
+def mla_latent(
+    x, w_q, w_kv_a, w_norm, w_kv_b, w_o, n_heads, theta=10000.0, cache=None
+):
+    q, q_rope, c, k_rope, mask = latents(
+        x, w_q, w_kv_a, w_norm, n_heads, theta, cache
+    )
+    Dn = q.shape[-1]
+    up = einsum("bsr,hdr->bshd", c, w_kv_b.unflatten(0, (n_heads, -1)))
+    k, v = up[..., :Dn], up[..., Dn:]
+    scores = einsum("bthd,bshd->bhts", q, k)
+    scores = scores + einsum("bthd,bsd->bhts", q_rope, k_rope)
+    scores = scores / (Dn + q_rope.shape[-1]) ** 0.5
+    weights = softmax(scores.masked_fill(~mask, -torch.inf))
+    heads = einsum("bhts,bshd->bthd", weights, v).flatten(2)
+    return einsum("bth,eh->bte", heads, w_o), (c, k_rope)
+
+
+def mla_absorbed(
+    x, w_q, w_kv_a, w_norm, w_kv_b, w_o, n_heads, theta=10000.0, cache=None
+):
+    q, q_rope, c, k_rope, mask = latents(
+        x, w_q, w_kv_a, w_norm, n_heads, theta, cache
+    )
+    Dn = q.shape[-1]
+    up = w_kv_b.unflatten(0, (n_heads, -1))
+    w_uk, w_uv = up[:, :Dn], up[:, Dn:]
+    in_latent = einsum("bthd,hdr->bthr", q, w_uk)
+    scores = einsum("bthr,bsr->bhts", in_latent, c)
+    scores = scores + einsum("bthd,bsd->bhts", q_rope, k_rope)
+    scores = scores / (Dn + q_rope.shape[-1]) ** 0.5
+    weights = softmax(scores.masked_fill(~mask, -torch.inf))
+    mixed = einsum("bhts,bsr->bthr", weights, c)
+    heads = einsum("bthr,hdr->bthd", mixed, w_uv).flatten(2)
+    return einsum("bth,eh->bte", heads, w_o), (c, k_rope)
+
+
+def mha_to_gqa(w_k, w_v, n_heads, n_kv_heads):
+    group, D = n_heads // n_kv_heads, len(w_k) // n_heads
+    pooled = (
+        w.view(n_kv_heads, group, D, -1).mean(1).reshape(n_kv_heads * D, -1)
+        for w in (w_k, w_v)
+    )
+    return tuple(pooled)
+
+
+def flash(q, k, v, mask=None, tile=(2, 4)):
+    B, H, T, D = q.shape
+    S = k.shape[2]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    if mask is None:
+        mask = torch.ones(T, S, dtype=torch.bool)
+    mask = mask.expand(B, H, T, S)
+    outs, lses = [], []
+    for i in range(0, T, tile[0]):
+        rows = slice(i, i + tile[0])
+        queries = q[:, :, rows].to(wide) / D**0.5
+        n = queries.shape[2]
+        m = torch.full((B, H, n), -torch.inf, dtype=wide)
+        norm = torch.zeros(B, H, n, dtype=wide)
+        acc = torch.zeros(B, H, n, v.shape[3], dtype=wide)
+        for j in range(0, S, tile[1]):
+            columns = slice(j, j + tile[1])
+            s = einsum("bhtd,bhsd->bhts", queries, k[:, :, columns].to(wide))
+            s = s.masked_fill(~mask[:, :, rows, columns], -torch.inf)
+            m_new = torch.maximum(m, s.amax(-1))
+            safe = m_new.masked_fill(m_new == -torch.inf, 0)
+            p = torch.exp(s - safe.unsqueeze(-1))
+            shrink = torch.exp(m - safe)
+            norm = norm * shrink + p.sum(-1)
+            acc = acc * shrink.unsqueeze(-1)
+            acc = acc + einsum("bhts,bhsd->bhtd", p, v[:, :, columns].to(wide))
+            m = m_new
+        outs.append(acc / norm.where(norm > 0, 1).unsqueeze(-1))
+        lses.append(m + norm.where(norm > 0, 1).log())
+    return torch.cat(outs, 2).to(q.dtype), torch.cat(lses, 2)
+
+
+def merge(outs, lses):
+    lse = torch.stack(lses).logsumexp(0)
+    safe = lse.masked_fill(lse == -torch.inf, 0)
+    shares = (torch.exp(each - safe) for each in lses)
+    mixed = sum(s.unsqueeze(-1) * o for s, o in zip(shares, outs, strict=True))
+    return mixed.to(outs[0].dtype), lse

@@ -1,0 +1,77 @@
+"""By PyTorch's fused kernels, F.scaled_dot_product_attention."""
+
+import torch
+import torch.nn.functional as F
+
+
+def sdpa(q, k, v, mask=None):
+    out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    return out if mask is None else out * mask.any(-1, keepdim=True)
+
+
+def gqa(x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, mask=None):
+    q, k, v = F.linear(x, w_q), F.linear(x, w_k), F.linear(x, w_v)
+    q = q.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+    k, v = (y.unflatten(-1, (n_kv_heads, -1)).transpose(1, 2) for y in (k, v))
+    return F.linear(sdpa(q, k, v, mask).transpose(1, 2).flatten(2), w_o)
+
+
+def mha(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    return gqa(x, w_q, w_k, w_v, w_o, n_heads, n_heads, mask)
+
+
+def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    return gqa(x, w_q, w_k, w_v, w_o, n_heads, 1, mask)
+
+
+def cross(x, context, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    q = F.linear(x, w_q).unflatten(-1, (n_heads, -1)).transpose(1, 2)
+    k, v = (
+        F.linear(context, w).unflatten(-1, (n_heads, -1)).transpose(1, 2)
+        for w in (w_k, w_v)
+    )
+    return F.linear(sdpa(q, k, v, mask).transpose(1, 2).flatten(2), w_o)
+
+
+def llama(
+    x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, theta=10000.0, cache=None
+):
+    """RoPE as in transformers: tables as wide as a head, in float32."""
+    past = 0 if cache is None else cache[0].shape[2]
+    T, D = x.shape[1], x.shape[2] // n_heads
+    q = F.linear(x, w_q).unflatten(-1, (n_heads, D)).transpose(1, 2)
+    k, v = (
+        F.linear(x, w).unflatten(-1, (n_kv_heads, D)).transpose(1, 2)
+        for w in (w_k, w_v)
+    )
+    inverse = 1.0 / theta ** (torch.arange(0, D, 2).float() / D)
+    angles = torch.arange(past, past + T).float()[:, None] * inverse
+    angles = torch.cat((angles, angles), dim=-1)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+    def half(y):
+        a, b = y.chunk(2, dim=-1)
+        return torch.cat((-b, a), dim=-1)
+
+    q, k = q * cos + half(q) * sin, k * cos + half(k) * sin
+    if cache is not None:
+        k, v = (
+            torch.cat(two, dim=2) for two in zip(cache, (k, v), strict=True)
+        )
+    mask = torch.ones(T, past + T, dtype=torch.bool).tril(past)
+    out = sdpa(q, k, v, mask).transpose(1, 2).flatten(2)
+    return F.linear(out, w_o), (k, v)
+
+
+def mha_cached(x, w_q, w_k, w_v, w_o, n_heads, cache=None):
+    q, k, v = (
+        F.linear(x, w).unflatten(-1, (n_heads, -1)).transpose(1, 2)
+        for w in (w_q, w_k, w_v)
+    )
+    if cache is not None:
+        k, v = (
+            torch.cat(two, dim=2) for two in zip(cache, (k, v), strict=True)
+        )
+    T, S = q.shape[2], k.shape[2]
+    out = sdpa(q, k, v, torch.ones(T, S, dtype=torch.bool).tril(S - T))
+    return F.linear(out.transpose(1, 2).flatten(2), w_o), (k, v)

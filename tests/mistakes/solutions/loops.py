@@ -1,0 +1,173 @@
+"""As loops over rows, heads and queries, one number or vector at a time."""
+
+import math
+
+import torch
+
+
+def softmax(x, dim=-1):
+    rows = x.movedim(dim, -1)
+    found = [one_row(row) for row in rows.reshape(-1, x.shape[dim])]
+    return torch.stack(found).view(rows.shape).movedim(-1, dim)
+
+
+def one_row(row):
+    values = row.tolist()
+    largest = max(values)
+    if largest == -math.inf:
+        return torch.zeros_like(row)
+    e = [math.exp(value - largest) for value in values]
+    return torch.tensor([each / sum(e) for each in e], dtype=row.dtype)
+
+
+def online_softmax(x, chunk):
+    found = []
+    for row in x.reshape(-1, x.shape[-1]).tolist():
+        m, norm = -math.inf, 0.0
+        for start in range(0, len(row), chunk):
+            for value in row[start : start + chunk]:
+                if value > m:
+                    norm, m = norm * math.exp(m - value), value
+                if value > -math.inf:
+                    norm += math.exp(value - m)
+        found.append([math.exp(v - m) / norm if norm else 0.0 for v in row])
+    return torch.tensor(found, dtype=x.dtype).view(x.shape)
+
+
+def causal_mask(T, S):
+    return torch.tensor([[j <= i + S - T for j in range(S)] for i in range(T)])
+
+
+def padding_mask(valid):
+    return torch.stack([row.view(1, 1, -1) for row in valid])
+
+
+def window_mask(T, S, size):
+    at = range(S - T, S)
+    return torch.tensor([[i - size < j <= i for j in range(S)] for i in at])
+
+
+def document_mask(ids):
+    def one(row):
+        return [[j <= i and row[i] == row[j] for j in n] for i in n]
+
+    n = range(ids.shape[1])
+    return torch.tensor([[one(row)] for row in ids.tolist()])
+
+
+def one_query(q, keys, values, seen):
+    """The weighted mean of the values of the keys that a query sees."""
+    if not seen.any():
+        return torch.zeros_like(values[0])
+    scores = [
+        float(q.double() @ k.double()) / len(q) ** 0.5 for k in keys[seen]
+    ]
+    weights = one_row(torch.tensor(scores, dtype=torch.float64))
+    mixed = sum(w * v for w, v in zip(weights, values[seen], strict=True))
+    return mixed.to(q.dtype)
+
+
+def sdpa(q, k, v, mask=None):
+    B, H, T, _ = q.shape
+    S, width = v.shape[2:]
+    seen = torch.ones(1, 1, T, S, dtype=torch.bool) if mask is None else mask
+    seen = seen.expand(B, H, T, S)
+    out = torch.zeros(B, H, T, width, dtype=q.dtype)
+    for b in range(B):
+        for h in range(H):
+            for t in range(T):
+                out[b, h, t] = one_query(
+                    q[b, h, t], k[b, h], v[b, h], seen[b, h, t]
+                )
+    return out
+
+
+def gqa(x, w_q, w_k, w_v, w_o, n_heads, n_kv_heads, mask=None):
+    D = x.shape[2] // n_heads
+    heads = []
+    for h in range(n_heads):
+        group = h // (n_heads // n_kv_heads)
+        own, shared = slice(h * D, h * D + D), slice(group * D, group * D + D)
+        q, k, v = x @ w_q[own].T, x @ w_k[shared].T, x @ w_v[shared].T
+        seen = mask
+        if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
+            seen = mask[:, h : h + 1]
+        heads.append(sdpa(q[:, None], k[:, None], v[:, None], seen)[:, 0])
+    return torch.cat(heads, dim=-1) @ w_o.T
+
+
+def mha(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    return gqa(x, w_q, w_k, w_v, w_o, n_heads, n_heads, mask)
+
+
+def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
+    return gqa(x, w_q, w_k, w_v, w_o, n_heads, 1, mask)
+
+
+def mha_cached(x, w_q, w_k, w_v, w_o, n_heads, cache=None):
+    """The cache is the list of all tokens so far, and all is computed again."""
+    tokens = [*(cache or []), *x.unbind(1)]
+    every = torch.stack(tokens, dim=1)
+    S = len(tokens)
+    out = mha(every, w_q, w_k, w_v, w_o, n_heads, causal_mask(S, S))
+    return out[:, -x.shape[1] :], tokens
+
+
+def rope(x, positions, theta=10000.0):
+    out = x.clone()
+    half = x.shape[-1] // 2
+    for t, position in enumerate(positions.tolist()):
+        for p in range(half):
+            angle = position * theta ** (-p / half)
+            a, b = x[:, :, t, p].double(), x[:, :, t, p + half].double()
+            cos, sin = math.cos(angle), math.sin(angle)
+            out[:, :, t, p] = a * cos - b * sin
+            out[:, :, t, p + half] = a * sin + b * cos
+    return out
+
+
+class KVCache:
+    """Preallocated, and filled token by token."""
+
+    def __init__(self, max_len):
+        self.max_len, self.length, self.room = max_len, 0, None
+
+    def append(self, k, v):
+        B, K, T, D = k.shape
+        if self.length + T > self.max_len:
+            raise OverflowError
+        if self.room is None:
+            self.room = torch.zeros(2, B, K, self.max_len, D, dtype=k.dtype)
+        for t in range(T):
+            self.room[0, :, :, self.length] = k[:, :, t]
+            self.room[1, :, :, self.length] = v[:, :, t]
+            self.length += 1
+        return self.room[0, :, :, : self.length], self.room[
+            1, :, :, : self.length
+        ]
+
+
+def mha_to_gqa(w_k, w_v, n_heads, n_kv_heads):
+    D, group = len(w_k) // n_heads, n_heads // n_kv_heads
+
+    def pooled(w):
+        heads = w.split(D)
+        groups = [
+            heads[g * group : g * group + group] for g in range(n_kv_heads)
+        ]
+        return torch.cat([sum(some) / group for some in groups])
+
+    return pooled(w_k), pooled(w_v)
+
+
+def merge(outs, lses):
+    out, lse = outs[0].double(), lses[0].double()
+    for other, other_lse in zip(outs[1:], lses[1:], strict=True):
+        both = torch.logaddexp(lse, other_lse.double())
+        safe = both.masked_fill(both == -math.inf, 0)
+        mine, its = (lse - safe).exp(), (other_lse - safe).exp()
+        out = mine[..., None] * out + its[..., None] * other
+        lse = both
+    if len(outs) == 1:
+        out = out * (lse > -math.inf)[..., None]
+    return out.to(outs[0].dtype), lse

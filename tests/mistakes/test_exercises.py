@@ -1,0 +1,326 @@
+"""The exercises of `attnref check`: right solutions pass in every style, and a
+known mistake is told by its name, however it is written."""
+
+import inspect
+import json
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import attnref
+from attnref.mistakes import checker
+from attnref.mistakes.catalogue import Lines, catalogue, load
+from attnref.mistakes.checker import candidates, check, explained, rights
+from attnref.mistakes.exercises import EXERCISES, LAWS, Solution
+from attnref.mistakes.tasks import TASKS, stub, task
+from tests.mistakes.otherwise import OTHERWISE, TOLD_BY_NONE
+
+STYLES = ("loops", "einsum", "module", "fused", "double")
+
+
+def solves(style):
+    """The exercises that a file of solutions solves, each with its module."""
+    module = import_module(f"tests.mistakes.solutions.{style}")
+    found = [
+        n for n, t in TASKS.items() if all(map(module.__dict__.get, t.names))
+    ]
+    return module, found
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_right_solutions_pass_in_every_style(style):
+    module, found = solves(style)
+    assert len(found) >= 5
+    for name in found:
+        report = check(name, module)
+        assert report.passed, str(report)
+        assert report.mistakes == () and report.failures == ()
+
+
+def test_every_exercise_is_stated_and_solved_in_two_forms():
+    assert [*TASKS] == [*EXERCISES]
+    assert solves("einsum")[1] == [*TASKS]
+    for name, told in TASKS.items():
+        assert check(name, EXERCISES[name].forms[0](attnref)).passed
+        for text in (told.title, told.about):
+            assert text.en.strip() and text.zh.strip()
+        assert told.signatures == told.signatures and told.names
+        for probe in rights(name).probes:
+            assert probe.law in LAWS and probe.sizes
+
+
+def test_small_inputs_are_tried_first():
+    """So that the smallest failing input is the first."""
+    for name in EXERCISES:
+        sizes = [
+            sum(
+                x.numel()
+                for value in probe.inputs.values()
+                for x in (value if isinstance(value, list) else [value])
+                if isinstance(x, torch.Tensor)
+            )
+            for probe in rights(name).probes
+            if probe.law == "same"
+        ]
+        assert sizes[0] == min(sizes), name
+        assert sizes[0] <= 80, name
+
+
+# ---------------------------------------------------------------- recognised
+
+
+@pytest.mark.parametrize("id", [id for id in OTHERWISE if id in catalogue()])
+def test_a_mistake_is_told_in_the_form_of_the_package(id):
+    name = OTHERWISE[id].exercise
+    wrong = load(catalogue()[id])
+    told = [check(name, form(wrong)).mistakes for form in EXERCISES[name].forms]
+    assert (id,) in {each for mistakes in told for each in mistakes}
+
+
+@pytest.mark.parametrize("id", [id for id in OTHERWISE if id in catalogue()])
+def test_a_mistake_is_told_in_another_form(id):
+    report = check(OTHERWISE[id].exercise, otherwise(id))
+    assert not report.passed
+    assert (id,) in report.mistakes, str(report)
+    assert catalogue()[id].title.zh in report.text(language="zh")
+
+
+def otherwise(*ids):
+    """The solutions by einsum, with these mistakes in them."""
+    module = import_module("tests.mistakes.solutions.einsum")
+    text = inspect.getsource(module)
+    for id in ids:
+        for right, wrong in OTHERWISE[id].lines:
+            assert text.count(right) == 1, right
+            text = text.replace(right, wrong)
+    found = {}
+    exec(compile(text, "otherwise.py", "exec"), found)
+    return SimpleNamespace(**found)
+
+
+def test_every_mistake_that_fits_an_exercise_has_another_form():
+    lacking = catalogue().keys() - {*OTHERWISE, *TOLD_BY_NONE}
+    assert not lacking, (
+        f"{sorted(lacking)}: write each in another form in "
+        "tests/mistakes/otherwise.py, or say there why no exercise tells it"
+    )
+    stale = {*OTHERWISE, *TOLD_BY_NONE} - catalogue().keys()
+    assert not stale, f"{sorted(stale)}: in no file of attnref/mistakes/"
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_no_exercise_tells_what_none_is_said_to_tell(name):
+    assert not TOLD_BY_NONE.keys() & candidates(name)
+
+
+PAIR = "mask-times-tiny", "scale-of-the-test"
+
+
+@pytest.fixture
+def scaled(monkeypatch):
+    """A second mistake, of this test's own: it holds whatever is catalogued."""
+    lines = Lines(
+        "core.sdpa",
+        "    q = q.to(wide) * (D**-0.5 if scale is None else scale)",
+        "    q = q.to(wide) * (D**-1.0 if scale is None else scale)",
+    )
+    (text,) = (
+        x
+        for x in inspect.getsource(attnref.core.sdpa).splitlines()
+        if x.startswith(lines.right)
+    )
+    lines = lines._replace(right=text)
+    one = catalogue()[PAIR[0]]
+    other = one._replace(id=PAIR[1], lines=(lines,))
+    monkeypatch.setattr(
+        checker, "catalogue", lambda: {one.id: one, other.id: other}
+    )
+    for remembered in (checker.candidates, checker.variants, checker._package):
+        remembered.cache_clear()
+    yield
+    monkeypatch.undo()
+    for remembered in (checker.candidates, checker.variants, checker._package):
+        remembered.cache_clear()
+
+
+def test_two_mistakes_together_are_told(scaled):
+    def sdpa(q, k, v, mask=None):
+        scores = torch.einsum("bhtd,bhsd->bhts", q, k) / q.shape[-1]
+        if mask is not None:
+            scores = scores - 1e-9 * ~mask
+        return scores.softmax(-1) @ v
+
+    report = check("sdpa", sdpa)
+    assert report.mistakes == (PAIR,)
+
+
+def test_what_no_input_tells_apart_is_told_as_one_of_them(scaled, monkeypatch):
+    one = catalogue()[PAIR[0]]
+    twin = one._replace(id="twin")
+    monkeypatch.setattr(
+        checker, "catalogue", lambda: {one.id: one, "twin": twin}
+    )
+    monkeypatch.setattr(checker, "page_of", lambda id, language: id)
+    report = check("sdpa", otherwise(one.id))
+    assert report.mistakes == ((one.id,), ("twin",))
+    assert "It is one of these known mistakes" in str(report)
+
+
+# ------------------------------------------------------------- told otherwise
+
+
+def doubled(x, dim=-1):
+    return 2 * x.softmax(dim).nan_to_num()
+
+
+def test_an_unknown_mistake_is_told_with_the_smallest_input():
+    report = check("softmax", doubled)
+    assert report.mistakes == ()
+    law, *_ = report.failures
+    assert (law.law, law.sizes) == ("same", "x (2,), dim=-1")
+    (x,) = (p.inputs["x"] for p in rights("softmax").probes[:1])
+    told = str(report).partition("This is none of the mistakes")[2]
+    assert f"x = torch.tensor({x.tolist()}, dtype=torch.float64)" in told
+    gives, right = 2 * x.softmax(0), x.softmax(0)
+    assert f"it gives  (2,): {gives[0]:.4g}, {gives[1]:.4g}" in told
+    assert f"right is  (2,): {right[0]:.4g}, {right[1]:.4g}" in told
+    assert "不是 attnref 已知的错误" in report.text(language="zh")
+
+
+@pytest.mark.parametrize(
+    ("solution", "said"),
+    [
+        (lambda x: x.softmax(-1), "cannot be called as softmax(x, dim=-1)"),
+        (lambda x, dim=-1: [0.5], "a list is returned where a tensor"),
+        (lambda x, dim=-1: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda x, dim=-1: exit(3), "it ends the program (SystemExit: 3)"),
+        (
+            lambda x, dim=-1: x.expand(9**9, *x.shape),
+            "a tensor of shape (387420",
+        ),
+        (lambda x, dim=-1: x.to_sparse(), "in layout torch.sparse_coo"),
+        (SimpleNamespace(sofmax=doubled), "there is no softmax; the exercise"),
+        ({"softmax": 3}, "there is no softmax; the exercise asks for softmax"),
+    ],
+)
+def test_what_cannot_be_judged_is_said_in_a_line(solution, said):
+    report = check("softmax", solution)
+    assert not report.passed and report.error is not None
+    assert report.error.en.startswith(said) or said in report.error.en
+    assert report.error.zh != "" and report.mistakes == ()
+    assert str(report).startswith(f"softmax: {report.error.en}")
+
+
+def test_an_error_is_told_with_the_lines_that_raise_it():
+    def softmax(x, dim=-1):
+        if x.dim() == 3:
+            raise KeyError("q_proj")
+        return x.softmax(dim).nan_to_num()
+
+    report = check("softmax", softmax)
+    (law,) = report.failures
+    assert law.fault.en == "KeyError: 'q_proj'"
+    assert report.where[-1].endswith('raise KeyError("q_proj")')
+
+
+def test_input_that_is_modified_is_told():
+    def softmax(x, dim=-1):
+        x -= x.amax(dim, keepdim=True)
+        return x.softmax(dim).nan_to_num()
+
+    report = check("softmax", softmax)
+    assert [v.law for v in report.failures] == ["untouched"]
+    assert report.failures[0].fault.en == "x changes"
+
+
+def test_the_dtype_is_kept():
+    report = check("softmax", lambda x, dim=-1: x.double().softmax(dim))
+    assert {v.law for v in report.failures} == {"dtype", "empty"}
+    (law,) = (v for v in report.failures if v.law == "dtype")
+    assert (
+        law.fault.en
+        == "the dtype is torch.float64, and should be torch.float32"
+    )
+
+
+def test_a_cache_larger_than_it_need_be_is_told():
+    """MLA that keeps the keys and values of all heads."""
+    solution = SimpleNamespace(
+        **vars(import_module("tests.mistakes.solutions.einsum"))
+    )
+
+    def mla_latent(x, *weights, theta=10000.0, cache=None):
+        past = None if cache is None else cache[:2]
+        out, kept = solution.einsum_latent(x, *weights, theta=theta, cache=past)
+        return out, (*kept, torch.zeros(1, kept[0].shape[1], 30))
+
+    solution.einsum_latent = solution.mla_latent
+    report = check("mla_latent", mla_latent)
+    (law,) = report.failures
+    assert (law.law, law.fault.en) == ("small", "39 at 0 should be 9")
+
+
+def test_absorption_that_expands_is_told():
+    solution = import_module("tests.mistakes.solutions.einsum")
+    report = check("mla_absorbed", solution.mla_latent)
+    assert [v.law for v in report.failures] == ["absorbed"]
+    assert check("mla_absorbed", solution.mla_absorbed).passed
+
+
+def test_a_report_is_also_numbers():
+    report = check("sdpa", otherwise("mask-times-tiny"), language="zh")
+    told = json.loads(json.dumps(report.as_json()))
+    assert (told["exercise"], told["passed"]) == ("sdpa", False)
+    failed = {law["law"] for law in told["laws"] if not law["passed"]}
+    assert failed == {v.law for v in report.failures} >= {"future", "pads"}
+    ((mistake,),) = told["mistakes"]
+    title = catalogue()["mask-times-tiny"].title.zh
+    page = "zh/mistakes/sdpa/#mask-times-tiny"
+    assert mistake == {"id": "mask-times-tiny", "title": title, "page": page}
+
+
+def test_a_mistake_is_told_with_its_lines_and_its_page(monkeypatch):
+    checker.site.cache_clear()
+    monkeypatch.setenv("SITE_URL", "https://example.org/site")
+    report = check("sdpa", otherwise("mask-times-tiny"))
+    text = str(report)
+    checker.site.cache_clear()
+    (lines,) = catalogue()["mask-times-tiny"].lines
+    assert f"  - {lines.wrong.strip(chr(10))}" in text
+    assert f"  + {lines.right.strip(chr(10))}" in text
+    assert catalogue()["mask-times-tiny"].title.en in text
+    assert "https://example.org/site/mistakes/sdpa/#mask-times-tiny" in text
+    assert "\033[" not in text and "\033[31m" in report.text(colour=True)
+    with pytest.raises(ValueError, match="language='fr' is neither 'en' nor"):
+        report.text(language="fr")
+
+
+def test_an_exercise_is_found_by_what_people_write():
+    assert task("Online-Softmax") == "online_softmax"
+    with pytest.raises(ValueError, match="no exercise 'gpa'; did you mean gqa"):
+        task("gpa")
+    with pytest.raises(ValueError, match="no exercise 'zebra'; --list prints"):
+        check("zebra", doubled)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_stub_is_told_to_be_empty(language):
+    for name in TASKS:
+        text = stub(name, language)
+        assert max(map(checker._wide, text.splitlines())) <= 80
+        found = {}
+        exec(text, found)
+        report = check(name, found)
+        assert report.error.en == "it is not filled in yet", str(report)
+
+
+def test_a_solution_is_asked_in_this_process_alone():
+    """`check` for teachers takes a function, a module or a dict of names."""
+    module = import_module("tests.mistakes.solutions.einsum")
+    for solution in (module.softmax, module, {"softmax": module.softmax}):
+        assert check("softmax", solution).passed
+    assert attnref.check is check
+    assert Solution("masks", module).given["padding_mask"]
+    assert explained("softmax", rights("softmax").answers) == ()
