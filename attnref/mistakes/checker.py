@@ -29,8 +29,8 @@ from attnref.mistakes.catalogue import (
     PACKAGE,
     Mistake,
     Text,
-    files,
     catalogue,
+    files,
     load,
 )
 from attnref.mistakes.exercises import (
