@@ -22,7 +22,7 @@ def of(exercise: str, *lines: tuple[str, str]) -> Otherwise:
 OTHERWISE = {
     "softmax-overflow": of(
         "softmax",
-        ("torch.exp((x - largest).to(", "torch.exp((x).to("),
+        ("(x - largest).to(", "x.to("),
         ("e / total.where(total > 0, 1)", "e / total"),
     ),
     "softmax-one-maximum": of(
@@ -318,23 +318,23 @@ OTHERWISE = {
 
 # Mistakes that no exercise tells, and why.
 TOLD_BY_NONE: dict[str, str] = {
-    "softmax-sum-in-half": "Its weights are right to rounding on rows as short "
-    "as those of the probes; only a row of 65,504 terms overflows float16.",
+    "softmax-sum-in-half": "On rows as short as those of the probes it is right "
+    "up to rounding; only a sum above 65,504 overflows float16.",
     "mask-integer-not": "The exercise asks for padding_mask from bool, and of "
     "bool ~ is right; the integer mask of a tokenizer is in no exercise.",
-    "masks-joined-by-or": "No exercise joins a mask of the caller with one that "
-    "the layer makes: a layer is given a mask, or is causal by itself.",
+    "masks-joined-by-or": "No exercise joins a mask of the caller with one of "
+    "the layer: a layer is given a mask, or is causal by itself.",
     "prefix-sees-all": "No exercise asks for the mask of a prefix LM.",
     "padding-lost-in-decoding": "The exercises with a cache have no pads.",
     "scale-in-float32": "In float64 it is wrong by 1e-7 of the result, and a "
     "solution may compute in float32.",
-    "scores-in-half": "Where it does not overflow, it is wrong by what half "
-    "precision rounds, and a solution may compute in half precision.",
-    "view-after-the-transpose": "It raises an error, and errors are not "
-    "compared: the report shows the error and the line that raises it.",
+    "scores-in-half": "A solution may compute in half precision, and the "
+    "scores of the probes in half precision do not overflow.",
+    "view-after-the-transpose": "It is right or raises an error, and no "
+    "mistake is told from errors alone: the report shows the line that raises.",
     "dropout-in-evaluation": "No exercise has dropout.",
-    "head-width-from-the-model": "Of the weights of every exercise the width "
-    "of a head is E / n_heads.",
+    "head-width-from-the-model": "In every exercise where it could matter, the "
+    "width of a head is E / n_heads.",
     "queries-of-a-group-summed": "Its output projection has the width of the "
     "keys, so that with the weights of the exercise it raises an error.",
     "stale-context": "The exercise on cross-attention has no cache.",
