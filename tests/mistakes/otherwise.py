@@ -318,7 +318,7 @@ OTHERWISE = {
 
 # Mistakes that no exercise tells, and why.
 TOLD_BY_NONE: dict[str, str] = {
-    "softmax-sum-in-half": "On rows as short as those of the probes it is right "
+    "softmax-sum-in-half": "On rows as short as those here it is right "
     "up to rounding; only a sum above 65,504 overflows float16.",
     "mask-integer-not": "The exercise asks for padding_mask from bool, and of "
     "bool ~ is right; the integer mask of a tokenizer is in no exercise.",
