@@ -790,26 +790,52 @@ OTHERWISE = {
 
 # Mistakes that no exercise tells, and why.
 TOLD_BY_NONE: dict[str, str] = {
-    "rope-over-heads": "The only exercise in which a layer calls RoPE on heads "
-    "is llama, and this mistake is in a layer with as many key heads as "
-    "query heads.",
-    "positions-of-one-row": "No exercise gives the rows of a batch different positions.",
-    "positions-count-pads": "No exercise asks for positions, and none pads a batch that has RoPE.",
-    "cache-crop-zero": "The exercise kv_cache asks for append alone, and not "
-    "for rolling back.",
-    "cache-not-reordered": "The exercise kv_cache asks for append alone, and not for reordering.",
-    "cache-reset-length": "The exercise kv_cache asks for append alone, and not for resetting.",
-    "cache-keeps-graph": "Solutions run under torch.no_grad(), where no graph is recorded.",
+    "rope-over-heads": (
+        "Of the exercises with RoPE in a layer, llama has fewer key heads than "
+        "query heads, and this mistake is in a layer with as many."
+    ),
+    "positions-of-one-row": (
+        "No exercise gives the rows of a batch different positions."
+    ),
+    "positions-count-pads": (
+        "No exercise asks for positions, and none pads a batch that has RoPE."
+    ),
+    "cache-crop-zero": (
+        "The exercise kv_cache asks for append alone, and not for rolling back."
+    ),
+    "cache-not-reordered": (
+        "The exercise kv_cache asks for append alone, and not for reordering."
+    ),
+    "cache-reset-length": (
+        "The exercise kv_cache asks for append alone, and not for resetting."
+    ),
+    "cache-keeps-graph": (
+        "Solutions run under torch.no_grad(), where no graph is recorded."
+    ),
     "cache-shared": "No exercise has more than one layer.",
-    "cache-fed-everything": "The probes choose the tokens of each step; no "
-    "exercise asks for the loop that generates.",
+    "cache-fed-everything": (
+        "The probes choose the tokens of each step: no exercise asks for the "
+        "loop that generates."
+    ),
     "mla-yarn-scale-left-out": "No exercise stretches RoPE with YaRN.",
-    "kv-b-proj-not-called": "Solutions are given weights as tensors, to which "
-    "no hook and no adapter can be attached.",
-    "flash-backward-without-row-sum": "The exercise flash asks for the forward pass alone.",
-    "softmax-gradient-diagonal": "No exercise asks for gradients.",
-    "flash-gradient-scaled-twice": "The exercise flash asks for the forward pass alone.",
-    "flash-gradient-without-dropout": "No exercise asks for gradients, and none has dropout.",
-    "scale-of-the-padded-width": "No probe has values wider than the keys, "
-    "where a kernel would need queries and keys padded.",
+    "kv-b-proj-not-called": (
+        "Solutions are given weights as tensors, to which no hook and no "
+        "adapter can be attached."
+    ),
+    "flash-backward-without-row-sum": (
+        "The exercise flash asks for the forward pass alone."
+    ),
+    "softmax-gradient-diagonal": (
+        "The exercises flash and softmax ask for the forward pass alone."
+    ),
+    "flash-gradient-scaled-twice": (
+        "The exercise flash asks for the forward pass alone."
+    ),
+    "flash-gradient-without-dropout": (
+        "The exercise flash asks for the forward pass alone, without dropout."
+    ),
+    "scale-of-the-padded-width": (
+        "No probe has values wider than the keys, for which queries and keys "
+        "would be padded."
+    ),
 }
