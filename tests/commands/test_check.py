@@ -13,7 +13,7 @@ import torch
 import attnref
 from attnref.__main__ import command, main
 from attnref.commands import check as program
-from attnref.mistakes import apart
+from attnref.mistakes import apart, checker
 from attnref.mistakes.apart import Ran, check_file, reported
 from attnref.mistakes.checker import check, error_of, rights
 from attnref.mistakes.tasks import TASKS
@@ -28,6 +28,12 @@ def written(folder, text, name="mine.py"):
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """What is no known mistake is not looked for among all pairs."""
+    monkeypatch.setattr(checker, "SECONDS", 0.5)
 
 
 def here(monkeypatch):
