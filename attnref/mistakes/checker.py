@@ -452,8 +452,10 @@ def explained(
             clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in asked
         )
 
-    def among(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        until = time.monotonic() + SECONDS
+    def among(
+        groups: Iterable[tuple[str, ...]], seconds: float = math.inf
+    ) -> list[tuple[str, ...]]:
+        until = time.monotonic() + seconds
         whole, most = [], []
         for ids in groups:
             wrong = variant(name, *ids)
@@ -481,7 +483,7 @@ def explained(
     places = {id: at for id in catalogue() if (at := wrong_at(id))}
     pairs = [*combinations(places, 2)]
     pairs.sort(key=lambda ids: -len(places[ids[0]] | places[ids[1]]))
-    return tuple(among(pairs))
+    return tuple(among(pairs, SECONDS))
 
 
 # ------------------------------------------------------------------ report
