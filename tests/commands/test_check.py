@@ -8,9 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-import attnref
 from attnref.__main__ import command, main
 from attnref.commands import check as program
 from attnref.mistakes import apart, checker
@@ -344,17 +342,3 @@ def test_colour_is_for_terminals_alone(tmp_path, monkeypatch):
     assert "\033[32m" in main(words)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033[" not in main(words)
-
-
-# --8<-- [start:course]
-def test_a_course_checks_its_own_solutions():
-    def softmax(x, dim=-1):
-        e = torch.exp(x - x.max())
-        return e / e.sum(dim, keepdim=True)
-
-    report = attnref.check("softmax", softmax)
-    assert not report.passed
-    assert "large" in [verdict.law for verdict in report.failures]
-
-
-# --8<-- [end:course]
