@@ -183,7 +183,7 @@ def started(name: str, file: Path) -> Iterator[tuple[Any, Path, _Drain]]:
         _end(process, token.encode())
         drain.join(timeout=5)
         process.stdout.close()
-        shutil.rmtree(folder, onerror=_forced)
+        _remove(folder)
 
 
 def _end(process: Any, token: bytes) -> None:
@@ -213,12 +213,13 @@ def _with_token(token: bytes) -> Iterator[int]:
                 yield int(path.name)
 
 
-def _forced(function: Any, path: str, _: object) -> None:
-    """Remove what could not be removed for want of permission."""
-    with suppress(OSError):
-        os.chmod(Path(path).parent, 0o700)
-        os.chmod(path, 0o700)
-        function(path)
+def _remove(folder: str) -> None:
+    """Remove a folder, those in it included that nobody may read."""
+    for at, inner, _ in os.walk(folder):
+        for name in inner:
+            with suppress(OSError):
+                os.chmod(os.path.join(at, name), 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def waited(process: Any, folder: Path, seconds: float) -> int | None:

@@ -10,12 +10,12 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import metadata
 from itertools import combinations
 from pathlib import Path
@@ -308,28 +308,39 @@ def rights(name: str) -> Rights:
     forms = EXERCISES[name].forms
     answers, calls = [], []
     for form in forms:
-        with _called() as called:
-            solution = Solution(name, form(package))
-            answers.append(tuple(ask(solution, probe) for probe in probes))
+        found, called = _with_calls(partial(_all, name, form, package, probes))
+        answers.append(found)
         calls.append(called)
     return Rights(probes, answers[0], tuple(calls))
 
 
-@contextmanager
-def _called() -> Iterator[set[tuple[str, str]]]:
-    """The files and names of the functions that are called within it."""
+def _all(
+    name: str, form: Form, package: ModuleType, probes: Sequence[Probe]
+) -> tuple[Answer, ...]:
+    solution = Solution(name, form(package))
+    return tuple(ask(solution, probe) for probe in probes)
+
+
+def _with_calls(
+    work: Callable[[], tuple[Answer, ...]],
+) -> tuple[tuple[Answer, ...], set[tuple[str, str]]]:
+    """Its result, and the files and names of the functions that it calls."""
     found: set[tuple[str, str]] = set()
+    done: list[tuple[Answer, ...]] = []
 
     def called(frame: Any, event: str, _: object) -> None:
         if event == "call":
             found.add((frame.f_code.co_filename, frame.f_code.co_name))
 
-    before = sys.getprofile()
-    sys.setprofile(called)
-    try:
-        yield found
-    finally:
-        sys.setprofile(before)
+    def run() -> None:
+        sys.setprofile(called)
+        done.append(work())
+
+    # In a thread of its own, no profiler of the caller's is in the way.
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return done[0], found
 
 
 class Variant:
@@ -347,23 +358,17 @@ class Variant:
 
 
 @cache
-def variants(name: str, *ids: str) -> tuple[Variant, ...]:
-    """The forms of a package with these mistakes in it, of those that call the
-    functions that the mistakes change."""
-    forms = [
-        form
-        for form, calls in zip(
-            EXERCISES[name].forms, rights(name).calls, strict=True
-        )
-        if all(_concerns(catalogue()[id], calls) for id in ids)
-    ]
-    if not forms:
-        return ()
-    try:
-        package = _package(*ids)
-    except Exception:  # two that change the same lines, for example
-        return ()
-    return tuple(Variant(name, form, package) for form in forms)
+def variant(name: str, *ids: str) -> Variant | None:
+    """A package with these mistakes in it, in the first form that calls the
+    functions that they change."""
+    forms = zip(EXERCISES[name].forms, rights(name).calls, strict=True)
+    for form, calls in forms:
+        if all(_concerns(catalogue()[id], calls) for id in ids):
+            try:
+                return Variant(name, form, _package(*ids))
+            except Exception:  # two that change the same lines, for example
+                return None
+    return None
 
 
 @lru_cache(maxsize=256)
@@ -424,21 +429,6 @@ def _of_other_dtype(probe: Probe, one: Answer, other: Answer) -> bool:
     )
 
 
-@cache
-def candidates(name: str) -> tuple[str, ...]:
-    """The mistakes that an exercise can tell: they give wrong answers."""
-    probes, right, _ = rights(name)
-    return tuple(
-        id
-        for id in catalogue()
-        if any(
-            clearly_wrong(probes[n], variant.answer(n), right[n])
-            for variant in variants(name, id)
-            for n in range(len(probes))
-        )
-    )
-
-
 def explained(
     name: str, answers: Sequence[Answer]
 ) -> tuple[tuple[str, ...], ...]:
@@ -456,32 +446,34 @@ def explained(
     but_half = [n for n in told if probes[n].law != "dtype"]
     fails_there = [n for n in failing if n in but_half]
 
-    def explains(variant: Variant, asked: Sequence[int]) -> bool:
+    def explains(wrong: Variant, asked: Sequence[int]) -> bool:
         return all(
-            alike(probes[n], answers[n], variant.answer(n)) for n in asked
+            alike(probes[n], answers[n], wrong.answer(n)) for n in asked
         ) and any(
-            clearly_wrong(probes[n], variant.answer(n), right[n]) for n in asked
+            clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in asked
         )
 
-    def among(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        until = time.monotonic() + SECONDS
+    def among(
+        groups: Iterable[tuple[str, ...]], seconds: float = math.inf
+    ) -> list[tuple[str, ...]]:
+        until = time.monotonic() + seconds
         whole, most = [], []
         for ids in groups:
-            for variant in variants(name, *ids):
-                if explains(variant, told):
-                    whole.append(ids)
-                elif fails_there and explains(variant, but_half):
-                    most.append(ids)
+            wrong = variant(name, *ids)
+            if wrong and explains(wrong, told):
+                whole.append(ids)
+            elif wrong and fails_there and explains(wrong, but_half):
+                most.append(ids)
             if time.monotonic() > until:
                 break
-        return list(dict.fromkeys(whole or most))
+        return whole or most
 
     def wrong_at(id: str) -> set[int]:
+        wrong = variant(name, id)
+        if wrong is None:
+            return set()
         return {
-            n
-            for variant in variants(name, id)
-            for n in some
-            if not alike(probes[n], variant.answer(n), right[n])
+            n for n in some if not alike(probes[n], wrong.answer(n), right[n])
         }
 
     alone = among((id,) for id in catalogue())
@@ -489,10 +481,10 @@ def explained(
         return tuple(alone)
     # Of two, each is wrong somewhere, and both together where the solution is.
     some = (fails_there or failing)[:6]
-    wrong = {id: at for id in catalogue() if (at := wrong_at(id))}
-    pairs = [*combinations(wrong, 2)]
-    pairs.sort(key=lambda ids: -len(wrong[ids[0]] | wrong[ids[1]]))
-    return tuple(among(pairs))
+    places = {id: at for id in catalogue() if (at := wrong_at(id))}
+    pairs = [*combinations(places, 2)]
+    pairs.sort(key=lambda ids: -len(places[ids[0]] | places[ids[1]]))
+    return tuple(among(pairs, SECONDS))
 
 
 # ------------------------------------------------------------------ report

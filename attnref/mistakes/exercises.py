@@ -236,7 +236,8 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class Exercise:
-    """`forms` are this package, or one with a mistake, as solutions."""
+    """`forms` are this package, or one with a mistake, as solutions: of a
+    mistake, the first is taken that calls the functions which it changes."""
 
     forms: tuple[Callable[[Any], object], ...]
     probes: Callable[[], Iterator[Probe]]
@@ -785,7 +786,7 @@ def cross_probes() -> Iterator[Probe]:
 
 
 def cached_of(
-    p: Any, kept: str = "KVCache", attend: str = "sdpa"
+    p: Any, kept: str = "GrowingKVCache", attend: str = "sdpa"
 ) -> Callable[..., tuple[Tensor, Any]]:
     """mha_cached and llama."""
 
@@ -818,7 +819,7 @@ def made_cache(p: Any, kept: str) -> Any:
 
 
 def mla_of(
-    p: Any, form: str | None, kept: str = "KVCache"
+    p: Any, form: str | None = None, kept: str = "GrowingKVCache"
 ) -> Callable[..., tuple[Tensor, Any]]:
     def mla(
         x: Tensor,
@@ -1139,17 +1140,9 @@ def flash_of(p: Any) -> Callable[..., tuple[Tensor, Tensor]]:
 SELF = (self_attention, partial(self_attention, attend="fused"), loop)
 CACHED = (
     cached_of,
-    partial(cached_of, kept="GrowingKVCache"),
+    partial(cached_of, kept="KVCache"),
     partial(cached_of, attend="fused"),
 )
-
-
-def latent_forms(*forms: str | None) -> tuple[Callable[[Any], object], ...]:
-    """The first with a KVCache, the others with a growing one; None is the
-    form that the layer takes by itself."""
-    kept = ["KVCache", *["GrowingKVCache"] * (len(forms) - 1)]
-    each = zip(forms, kept, strict=True)
-    return tuple(partial(mla_of, form=form, kept=k) for form, k in each)
 
 
 def rope_of(p: Any) -> Callable[..., Tensor]:
@@ -1178,11 +1171,19 @@ EXERCISES = {
     "rope": Exercise((rope_of,), rope_probes),
     "kv_cache": Exercise((lambda p: p.KVCache,), cache_probes),
     "mla_latent": Exercise(
-        latent_forms("latent", "latent", None),
+        (
+            partial(mla_of, form="latent"),
+            partial(mla_of, form="latent", kept="KVCache"),
+            mla_of,
+        ),
         partial(mla_probes, absorbed=False),
     ),
     "mla_absorbed": Exercise(
-        latent_forms("absorbed", "absorbed"), partial(mla_probes, absorbed=True)
+        (
+            partial(mla_of, form="absorbed"),
+            partial(mla_of, form="absorbed", kept="KVCache"),
+        ),
+        partial(mla_probes, absorbed=True),
     ),
     "mha_to_gqa": Exercise((pooled_of,), pooled_probes),
     "flash": Exercise((flash_of,), flash_probes),

@@ -46,7 +46,8 @@ def window_mask(T, S, size):
 
 def document_mask(ids):
     same = ids.unsqueeze(2) == ids.unsqueeze(1)
-    return same.tril().unsqueeze(1)
+    earlier = torch.ones_like(same[0]).tril()
+    return (same & earlier).unsqueeze(1)
 
 
 def attention(q, k, v, mask=None):
