@@ -355,12 +355,11 @@ MISTAKES = (
             Lines(
                 module="layers.mla",
                 right="""
-        if form is None:
-            form = form_of(self, T, past, cached=cache is not None)
+    cheaper = absorbed <= latent and _is_matrix(layer.kv_b_proj)
+    return "absorbed" if cheaper else "latent"
 """,
                 wrong="""
-        if form is None:
-            form = "expanded"
+    return "expanded"
 """,
             ),
         ),
