@@ -15,9 +15,14 @@ from typing import Any
 
 import yaml
 
-from attnref.mistakes.catalogue import SYMPTOMS, Text, catalogue, files
+from attnref.mistakes.catalogue import (
+    PAGES,
+    SYMPTOMS,
+    Text,
+    catalogue,
+    files,
+)
 from sitekit import ROOT
-from sitekit.mistakes import places
 
 QUESTIONS = re.compile(r"^::: questions$", re.MULTILINE)
 TREE = ROOT / "sitekit/drawn/find_your_bug.yml"
@@ -38,7 +43,7 @@ def expanded(markdown: str, here: str, language: str) -> str:
 
     entries = {
         mistake.id: f"[{getattr(mistake.title, language)}]"
-        f"({link(places(language)[name])}#{mistake.id})"
+        f"({link(PAGES[name])}#{mistake.id})"
         for name, held in files().items()
         for mistake in held
     }

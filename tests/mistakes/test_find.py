@@ -116,7 +116,7 @@ NOTICED = {
     "last": "not-causal mask-inverted merge-without-transpose",
     "pads": "mask-argument-ignored padding-of-queries mask-times-tiny",
     "torch": """
-        key-heads-tiled queries-of-a-group-summed attention-across-heads
+        groups-tiled queries-of-a-group-summed attention-across-heads
         batch-and-heads-swapped split-by-view-alone merge-without-transpose
         merge-swaps-length-and-width
     """,
