@@ -83,13 +83,14 @@ def on_nav(nav: Any, config: Any, files: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     from sitekit import files as downloads
-    from sitekit import mistakes, nav
+    from sitekit import find, mistakes, nav
 
     markdown = downloads.with_wheel(markdown)
     if "title" not in vars(page) and "title" in page.meta:  # not in the nav
         page.title = nav.name_of(page.meta["title"])
     markdown = nav.with_lists(markdown, page, _pages, config)
     language = str(config.theme["language"])
+    markdown = find.expanded(markdown, page.file.src_uri, language)
     return mistakes.expanded(markdown, page.file.src_uri, language)
 
 

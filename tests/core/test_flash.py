@@ -479,7 +479,6 @@ def test_a_first_tile_without_any_key():
 
 
 def test_sums_that_are_not_rescaled():
-    # --8<-- [start:rescale]
     s, values = torch.tensor([1.0, 3.0]), torch.tensor([10.0, 30.0])
     acc, total, m = values[0], 1.0, s[0]  # the first tile
     larger = torch.maximum(m, s[1])  # the second
@@ -488,7 +487,6 @@ def test_sums_that_are_not_rescaled():
     torch.testing.assert_close(right, s.softmax(0) @ values)
     wrong = (acc + values[1]) / (total * rescale + 1)
     assert wrong > values.max()  # 35.2 is no mean of 10 and 30
-    # --8<-- [end:rescale]
     assert wrong.item() == pytest.approx(35.2, abs=0.05)
 
 

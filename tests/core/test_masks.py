@@ -177,20 +177,16 @@ def test_a_mask_is_made_on_the_device_that_is_asked_for():
 
 
 def test_minus_1e_minus_9_is_no_mask():
-    # --8<-- [start:inert]
     scores = torch.tensor([1.0, 2.0, 3.0])
     forbidden = torch.tensor([0.0, 0.0, 1.0])
     inert = torch.softmax(scores + forbidden * -1e-9, -1)  # not -1e9
     assert torch.equal(inert, torch.softmax(scores, -1))
-    # --8<-- [end:inert]
 
 
 def test_multiplying_by_the_mask_does_not_mask():
-    # --8<-- [start:times]
     scores = torch.tensor([-1.0, -2.0, 3.0])
     weights = torch.softmax(scores * torch.tensor([1.0, 1.0, 0.0]), -1)
     assert weights[2] > 0.6  # exp(0) = 1 is not 0
-    # --8<-- [end:times]
 
 
 def test_is_causal_of_torch_is_aligned_at_the_top_left():

@@ -519,12 +519,10 @@ def test_the_scale_is_one_over_the_root_of_the_width():
 
 
 def test_softmax_over_the_wrong_axis():
-    # --8<-- [start:axis]
     scores = torch.randn(1, 1, 3, 5)
     right, wrong = torch.softmax(scores, -1), torch.softmax(scores, -2)
     torch.testing.assert_close(right.sum(-1), torch.ones(1, 1, 3))
     assert not torch.allclose(wrong.sum(-1), torch.ones(1, 1, 3))
-    # --8<-- [end:axis]
 
 
 def test_view_needs_strides_that_fit_not_contiguous_memory():

@@ -84,7 +84,6 @@ def test_the_loop_of_gqa_is_the_layer():
 
 def test_without_the_transpose_a_token_attends_to_itself_alone():
     fused = F.scaled_dot_product_attention
-    # --8<-- [start:across]
     q, k, v = torch.randn(3, 3, 7, 6, 4)  # B, T, H, D: no transpose
     before = fused(q, k, v)  # takes T for the heads, and H for the positions
     k[:, 2], v[:, 2] = 1, 2  # without a mask, all seven outputs should change
@@ -92,4 +91,3 @@ def test_without_the_transpose_a_token_attends_to_itself_alone():
     assert changed.tolist() == [[False] * 2 + [True] + [False] * 4] * 3
     k, v = k[:, :, :1], v[:, :, :1]  # one key head: softmax over one key
     assert torch.equal(fused(q, k, v), v.expand(3, 7, 6, 4))  # v itself
-    # --8<-- [end:across]

@@ -28,13 +28,11 @@ def test_a_print_of_a_tensor_breaks_the_graph():
 
 
 def test_heads_are_merged_by_position():
-    # --8<-- [start:merge]
     heads = torch.arange(12).view(1, 2, 3, 2)  # 2 heads, 3 positions, width 2
     right = heads.transpose(1, 2).reshape(1, 3, 4)
     wrong = heads.transpose(-1, -2).reshape(1, 3, 4)
     assert right[0].tolist() == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
     assert wrong[0].tolist() == [[0, 2, 4, 1], [3, 5, 6, 8], [10, 7, 9, 11]]
-    # --8<-- [end:merge]
 
 
 def test_a_right_padded_row_is_the_row_alone():

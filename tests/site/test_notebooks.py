@@ -12,7 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import attnref
-from sitekit import ROOT, notebooks, pages
+from sitekit import ROOT, find, notebooks, pages
 from sitekit.fences import Fence, drawing
 from tests.site.test_site import Reader, built
 
@@ -100,9 +100,11 @@ def said(text):
 def test_a_notebook_says_what_its_page_says(site, path):
     """Read as CommonMark, by a parser that is not the site's. Only what
     `::: pages` lists, and the figures themselves, are not compared."""
-    body = pages.body_of(path)
+    language = path.relative_to(ROOT / "docs").parts[0]
+    here = f"{pages.stem_of(path)}.md"
+    body = find.expanded(pages.body_of(path), here, language)
     page = pages.render(body)
-    fence = Fence(path.stem, path.relative_to(ROOT / "docs").parts[0])
+    fence = Fence(path.stem, language)
 
     def drawn(match):
         block = page.blocks[int(match[1])]

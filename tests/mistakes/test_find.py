@@ -1,0 +1,234 @@
+"""The page "Find your bug": what one tries, and where the questions lead."""
+
+import re
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from attnref.mistakes.catalogue import SYMPTOMS, Planted, catalogue, fresh
+from sitekit import find
+from sitekit.pages import body_of, markdown_files, python_blocks, render
+
+ENGLISH, CHINESE = (
+    next(p for p in markdown_files(language) if p.stem == "find-your-bug")
+    for language in ("en", "zh")
+)
+
+
+def test_a_right_layer_passes_all_that_one_tries():
+    # --8<-- [start:first]
+    import torch
+    import torch.nn.functional as F
+
+    from attnref import GroupedQueryAttention, KVCache, padding_mask
+
+    torch.manual_seed(0)
+    B, T, E, H, K, D = 3, 7, 11, 6, 2, 4  # no two are equal
+    sizes = {"d_model": E, "n_heads": H, "n_kv_heads": K, "head_dim": D}
+    layer = GroupedQueryAttention(**sizes, rope_theta=100.0)  # put yours here
+    layer = layer.double().eval()
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight)  # large: softmax is far from uniform
+    x = torch.randn(B, T, E, dtype=torch.float64)
+    # --8<-- [end:first]
+    # --8<-- [start:rows]
+    alone = torch.cat([layer(row[None]) for row in x])
+    torch.testing.assert_close(layer(x), alone)
+    # --8<-- [end:rows]
+    # --8<-- [start:last]
+    other = x.clone()
+    other[:, -1] += 1  # or another token than the last one
+    moved = (layer(other) != layer(x)).any(2).tolist()
+    assert moved == [[False] * (T - 1) + [True]] * B, moved
+    # --8<-- [end:last]
+    # --8<-- [start:pads]
+    valid = torch.ones(B, T, dtype=torch.bool)
+    valid[0, :2] = False  # two pads on the left of one row
+    other = x.masked_fill(~valid[:, :, None], 9.0)
+    mask = padding_mask(valid)  # (B, 1, 1, S), True = may attend
+    moved = layer(other, mask=mask) != layer(x, mask=mask)
+    assert not moved[valid].any(), "real tokens see the pads"
+    # --8<-- [end:pads]
+    # --8<-- [start:torch]
+    q = layer.q_proj(x).view(B, T, H, D).transpose(1, 2)
+    k = layer.k_proj(x).view(B, T, K, D).transpose(1, 2)
+    v = layer.v_proj(x).view(B, T, K, D).transpose(1, 2)
+    o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    wanted = layer.o_proj(o.transpose(1, 2).reshape(B, T, H * D))
+    still = torch.zeros(T)  # a rotation by 0: RoPE changes nothing
+    torch.testing.assert_close(layer(x, positions=still), wanted)
+    # --8<-- [end:torch]
+    # --8<-- [start:weights]
+    from attnref import attention_weights, causal_mask
+
+    A = attention_weights(q, k, causal_mask(T))  # (B, H, T, S), or your own
+    assert not A.triu(1).any(), "later keys have a weight"
+    torch.testing.assert_close(A.sum(-1), torch.ones_like(A[..., 0]))
+    # --8<-- [end:weights]
+    # --8<-- [start:gradients]
+    layer(x).square().sum().backward()
+    unused = [n for n, p in layer.named_parameters() if not p.grad.all()]
+    assert unused == []
+    # --8<-- [end:gradients]
+    # --8<-- [start:decode]
+    cache = KVCache(2 * T)  # more room than tokens
+    with torch.no_grad():
+        parts = x[:1].split([3] + [1] * (T - 3), dim=1)  # prompt, steps
+        steps = torch.cat([layer(part, cache=cache) for part in parts], dim=1)
+        error = (steps - layer(x[:1])).abs().amax(dim=(0, 2))
+    assert error.max() < 1e-9, f"by token: {error.tolist()}"
+    # --8<-- [end:decode]
+    # --8<-- [start:shift]
+    t = torch.arange(T)
+    shifted = layer(x, positions=t + 5)
+    torch.testing.assert_close(shifted, layer(x, positions=t))
+    # --8<-- [end:shift]
+
+
+def tried(block, *mistakes):
+    """What fails when the page runs this block with these mistakes planted."""
+    blocks = re.findall(r'test_find\.py:(\w+)"', body_of(ENGLISH))
+    texts = dict(zip(blocks, python_blocks(body_of(ENGLISH)), strict=True))
+    needs = ["first", "torch"] if block == "weights" else ["first"]
+    if any(lines.module == "layers.mha" for m in mistakes for lines in m.lines):
+        texts["first"] = (
+            texts["first"]
+            .replace("GroupedQueryAttention", "MultiHeadAttention")
+            .replace("6, 2, 4", "6, 6, 4")
+            .replace('"n_kv_heads": K, ', "")
+        )
+    names: dict[str, Any] = {}
+    with fresh(Planted(mistakes)):
+        for need in needs:
+            with suppress(AssertionError):
+                exec(texts[need], names)
+        try:
+            exec(texts[block], names)
+        except Exception as error:
+            return str(error), names
+    return "", names
+
+
+# What each block says of mistakes, as the questions need it.
+NOTICED = {
+    "rows": "batch-and-heads-swapped",
+    "last": "not-causal mask-inverted merge-without-transpose",
+    "pads": "mask-argument-ignored padding-of-queries mask-times-tiny",
+    "torch": """
+        groups-tiled queries-of-a-group-summed attention-across-heads
+        batch-and-heads-swapped split-by-view-alone merge-without-transpose
+        merge-swaps-length-and-width
+    """,
+    "weights": """
+        mask-times-scores mask-times-tiny mask-added-as-ones mask-inverted
+        mask-after-softmax softmax-over-queries
+    """,
+    "gradients": "output-projection-missing values-from-the-key-projection",
+    "shift": """
+        rope-on-values rope-queries-only rope-mixed-layouts rope-no-minus
+    """,
+}
+UNNOTICED = {
+    "weights": "keys-viewed-not-transposed weights-transposed",
+    "gradients": "queries-of-a-group-summed not-causal",
+    "shift": """
+        rope-other-layout rope-sign rope-theta-ignored rope-pair-index
+        rope-exponent
+    """,
+}
+WRONG_FROM = {
+    "cache-prefill-unmasked": "the prompt",
+    "keys-rotated-twice": "the prompt",
+    "positions-restart": "the first step",
+    "positions-off-by-one": "the first step",
+    "cache-no-batch": None,
+    "cache-chunk-mask": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [(block, name) for block in NOTICED for name in NOTICED[block].split()],
+)
+def test_what_one_tries_notices_a_mistake(block, name):
+    assert tried(block)[0] == ""
+    assert tried(block, catalogue()[name])[0]
+
+
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [(b, name) for b in UNNOTICED for name in UNNOTICED[b].split()],
+)
+def test_what_one_tries_does_not_notice_another(block, name):
+    assert tried(block, catalogue()[name])[0] == ""
+
+
+@pytest.mark.parametrize("name", WRONG_FROM)
+def test_decoding_is_wrong_from_the_prompt_or_from_the_first_step(name):
+    _, names = tried("decode", catalogue()[name])
+    wrong = (names["error"] > 1e-9).tolist()
+    where = {wrong[3]: "the first step", any(wrong[:3]): "the prompt"}
+    assert where.get(True) == WRONG_FROM[name]
+
+
+def paths(question, asked=0):
+    """Of each mistake that is reached: its id, and how many were asked."""
+    assert asked < 3, question["ask"]
+    assert 2 <= len(question["answers"]) <= 5
+    for answer in question["answers"]:
+        assert answer.keys() - {"if"} in ({"likely"}, {"ask", "answers"})
+        if "ask" in answer:
+            yield from paths(answer, asked + 1)
+        else:
+            assert 1 <= len(answer["likely"]) <= 6, answer
+            assert len({*answer["likely"]}) == len(answer["likely"])
+            yield from answer["likely"]
+
+
+def test_at_most_three_questions_lead_from_its_symptom_to_each_mistake():
+    assert [*find.tree()] == [*SYMPTOMS]
+    reached = {key: {*paths(find.tree()[key])} for key in SYMPTOMS}
+    everything = set().union(*reached.values())
+    assert everything - catalogue().keys() == set()
+    lost = {
+        name: mistake.symptom
+        for name, mistake in catalogue().items()
+        if name not in reached[mistake.symptom]
+    }
+    assert lost == {}
+
+
+def texts(question):
+    yield question["ask"]
+    for answer in question["answers"]:
+        yield answer["if"]
+        if "ask" in answer:
+            yield from texts(answer)
+
+
+def test_each_question_is_asked_in_both_languages():
+    tried = re.findall(r"\{ #([\w-]+) \}", body_of(ENGLISH))
+    for question in find.tree().values():
+        for english, chinese in texts(question):
+            assert not re.search("[\u3000-\u9fff\uff00-\uffef]", english)
+            words = re.sub(r"`[^`]*`|\(#[\w-]+\)", "", chinese)
+            assert re.search("[\u4e00-\u9fff]", words) or chinese == english
+            links = [
+                re.findall(r"\(#([\w-]+)\)", x) for x in (english, chinese)
+            ]
+            assert links[0] == links[1]
+            assert {*links[0]} <= {*tried}
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_questions_fold_out_without_a_script(language):
+    here = "mistakes/find-your-bug.md"
+    body = find.expanded(
+        body_of({"en": ENGLISH, "zh": CHINESE}[language]), here, language
+    )
+    html = render(body).html
+    for name in catalogue():
+        assert re.search(rf'<a href="[\w-]+\.md#{name}">[^<]', html), name
+    assert html.count("<details") == html.count("<summary>") > 100
+    assert "<script" not in html
