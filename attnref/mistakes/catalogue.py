@@ -139,8 +139,8 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             return None
         return importlib.util.spec_from_loader(name, self)
 
-    def get_source(self, name: str) -> str:
-        return self.texts[name]
+    def get_source(self, fullname: str) -> str:
+        return self.texts[fullname]
 
 
 @contextmanager
