@@ -173,11 +173,12 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             name, file, loader=self, submodule_search_locations=below
         )
 
-    def get_source(self, name: str) -> str:
-        return self.texts.get(name) or _file(name).read_text(encoding="utf-8")
+    def get_source(self, fullname: str) -> str:
+        text = self.texts.get(fullname)
+        return text or _file(fullname).read_text(encoding="utf-8")
 
-    def get_code(self, name: str) -> CodeType:
-        return _code(_file(name), self.get_source(name))
+    def get_code(self, fullname: str) -> CodeType:
+        return _code(_file(fullname), self.get_source(fullname))
 
 
 @contextmanager

@@ -324,7 +324,7 @@ def compared(
     is an index, or gives one for the inputs."""
 
     def driven(f: Solution, i: Inputs) -> Outputs:
-        at = kept(i) if callable(kept) else kept
+        at: Any = kept(i) if callable(kept) else kept
         other = drive(f, change(i))
         return tuple(x[at] for x in drive(f, i) + other)
 
@@ -1034,6 +1034,7 @@ def cache_probes() -> Iterator[Probe]:
     def apart(f: Solution, i: Inputs) -> Outputs:
         """Two caches in turns, and the second alone."""
         a, b = (f(max_len=i["max_len"]) for _ in range(2))
+        got: Outputs = ()
         for k, v in zip(i["k"], i["v"], strict=True):
             stored(a, k + 1, v + 1)
             got = stored(b, k, v)
