@@ -230,6 +230,18 @@ OTHERWISE = {
             WEIGHTED.replace("softmax(scores)", "softmax(scores).to(v.dtype)"),
         ),
     ),
+    "mask-minus-1e9-added": of(
+        "sdpa",
+        (
+            MASKED,
+            "        wide = torch.promote_types(scores.dtype, torch.float32)\n"
+            "        scores = scores.to(wide) + (1 - mask.to(wide)) * -1e9\n",
+        ),
+        (
+            WEIGHTED,
+            WEIGHTED.replace("softmax(scores)", "softmax(scores).to(v.dtype)"),
+        ),
+    ),
     "mask-minus-1e9-in-half": of(
         "sdpa",
         (
