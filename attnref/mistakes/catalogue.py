@@ -69,12 +69,12 @@ class Mistake(NamedTuple):
 
 # The page of the site that has the entries of each file.
 PAGES = {
-    **dict.fromkeys(("softmax", "masks", "sdpa"), "mistakes/in-attention"),
-    **dict.fromkeys(("mha", "mqa", "gqa", "cross"), "mistakes/in-layers"),
-    **dict.fromkeys(("convert", "block"), "mistakes/in-layers"),
-    **dict.fromkeys(("rope", "positions", "kv_cache"), "mistakes/in-caches"),
-    **dict.fromkeys(("mla", "absorption"), "mistakes/in-mla"),
-    **dict.fromkeys(("flash", "merge", "fused"), "mistakes/in-flash"),
+    **dict.fromkeys(("softmax", "masks", "sdpa"), "mistakes/attention-mistakes"),
+    **dict.fromkeys(("mha", "mqa", "gqa", "cross"), "mistakes/layer-mistakes"),
+    **dict.fromkeys(("convert", "block"), "mistakes/layer-mistakes"),
+    **dict.fromkeys(("rope", "positions", "kv_cache"), "mistakes/cache-mistakes"),
+    **dict.fromkeys(("mla", "absorption"), "mistakes/mla-mistakes"),
+    **dict.fromkeys(("flash", "merge", "fused"), "mistakes/flash-mistakes"),
 }
 NOTES = "notes"  # the study notes from which this site grew
 
