@@ -396,6 +396,7 @@ def test_results_stand_soon_after_the_index(chromium, address, root, query):
             field.evaluate("(input, query) => (input.value = query)", query)
             field.focus()
             page.wait_for_selector(".md-search-result__item")
+            page.wait_for_function("window.drawn")
             took.append(page.evaluate(SINCE_THE_INDEX))
     assert min(took) <= 300, took
 
