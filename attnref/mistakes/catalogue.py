@@ -69,12 +69,15 @@ class Mistake(NamedTuple):
 
 # The page of the site that has the entries of each file.
 PAGES = {
-    **dict.fromkeys(("softmax", "masks", "sdpa"), "mistakes/attention-mistakes"),
-    **dict.fromkeys(("mha", "mqa", "gqa", "cross"), "mistakes/layer-mistakes"),
-    **dict.fromkeys(("convert", "block"), "mistakes/layer-mistakes"),
-    **dict.fromkeys(("rope", "positions", "kv_cache"), "mistakes/cache-mistakes"),
-    **dict.fromkeys(("mla", "absorption"), "mistakes/mla-mistakes"),
-    **dict.fromkeys(("flash", "merge", "fused"), "mistakes/flash-mistakes"),
+    stem: f"mistakes/{page}-mistakes"
+    for page, stems in {
+        "attention": ("softmax", "masks", "sdpa"),
+        "layer": ("mha", "mqa", "gqa", "cross", "convert", "block"),
+        "cache": ("rope", "positions", "kv_cache"),
+        "mla": ("mla", "absorption"),
+        "flash": ("flash", "merge", "fused"),
+    }.items()
+    for stem in stems
 }
 NOTES = "notes"  # the study notes from which this site grew
 

@@ -607,7 +607,8 @@ MISTAKES = (
         ),
         found=(
             "https://github.com/deeplearning4j/libnd4j/issues/440",
-            "https://github.com/Apiquet/DeepLearningFrameworkFromScratchCpp/issues/1",
+            "https://github.com/Apiquet/DeepLearningFrameworkFromScratchCpp"
+            "/issues/1",
         ),
         tests=(
             "tests/core/test_flash.py::test_the_formulas_of_the_backward_pass",

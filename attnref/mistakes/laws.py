@@ -601,8 +601,8 @@ def gradients_equal_torch(core: Callable[..., Tensor]) -> None:
     q, k, v, above = torch.randn(4, 2, 3, 7, 4, dtype=torch.float64)
     found = []
     for attend in (core, F.scaled_dot_product_attention):
-        given = [x.clone().requires_grad_() for x in (3 * q, k, v)]
-        found.append(torch.autograd.grad(attend(*given), given, above))
+        given = a, b, c = [x.clone().requires_grad_() for x in (3 * q, k, v)]
+        found.append(torch.autograd.grad(attend(a, b, c), given, above))
     for name, ours, theirs in zip("qkv", *found, strict=True):
         assert torch.allclose(ours, theirs), f"the gradient of {name} is wrong"
 
@@ -725,8 +725,11 @@ def module_is_called(
     layer: Callable[[Tensor], Tensor], module: torch.nn.Module, x: Tensor
 ) -> None:
     """What wraps a part of a layer takes effect: here, a hook that doubles."""
-    before = layer(x)
-    handle = module.register_forward_hook(lambda module, args, out: 2 * out)
+
+    def doubled(module: torch.nn.Module, args: Any, out: Any) -> Any:
+        return 2 * out
+
+    before, handle = layer(x), module.register_forward_hook(doubled)
     after = layer(x)
     handle.remove()
     assert not torch.allclose(after, before), "its forward is not called"

@@ -316,7 +316,8 @@ def test_a_mistake_is_told_with_its_lines_and_its_page(monkeypatch):
     assert f"  - {lines.wrong.strip(chr(10))}" in text
     assert f"  + {lines.right.strip(chr(10))}" in text
     assert catalogue()["mask-times-tiny"].title.en in text
-    assert "https://example.org/site/mistakes/attention-mistakes/#mask-times-tiny" in text
+    page = "mistakes/attention-mistakes/#mask-times-tiny"
+    assert f"https://example.org/site/{page}" in text
     assert "\033[" not in text and "\033[31m" in report.text(colour=True)
     with pytest.raises(ValueError, match="language='fr' is neither 'en' nor"):
         report.text(language="fr")

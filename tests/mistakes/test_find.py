@@ -46,7 +46,7 @@ def test_a_right_layer_passes_all_that_one_tries():
     valid = torch.ones(B, T, dtype=torch.bool)
     valid[0, :2] = False  # two pads on the left of one row
     other = x.masked_fill(~valid[:, :, None], 9.0)
-    mask = padding_mask(valid)  # (B, 1, 1, S), True = may attend
+    mask = padding_mask(valid)  # (B, 1, 1, S); True = may attend
     moved = layer(other, mask=mask) != layer(x, mask=mask)
     assert not moved[valid].any(), "real tokens see the pads"
     # --8<-- [end:pads]
