@@ -109,6 +109,7 @@ def nodes(package: Any) -> Tensor:
     """Nodes of the autograd graph behind the keys of six decoded tokens."""
     weight, cache = torch.eye(4).requires_grad_(), package.GrowingKVCache()
     found: set[Any] = set()
+    ahead: list[Any] = []
     for _ in range(6):
         try:
             (keys,) = cache.append(torch.ones(1, 1, 1, 4) @ weight)
