@@ -62,7 +62,7 @@ def test_a_right_layer_passes_all_that_one_tries():
     # --8<-- [start:weights]
     from attnref import attention_weights, causal_mask
 
-    A = attention_weights(q, k, causal_mask(T))  # (B, H, T, S); or your own
+    A = attention_weights(q, k, causal_mask(T))  # or your own
     assert not A.triu(1).any(), "later keys have a weight"
     torch.testing.assert_close(A.sum(-1), torch.ones_like(A[..., 0]))
     # --8<-- [end:weights]
