@@ -488,7 +488,8 @@ def explained(
 
     def among(
         groups: Iterable[tuple[str, ...]], seconds: float = math.inf
-    ) -> list[tuple[str, ...]]:
+    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        """Those that agree on all inputs, and on all but in half precision."""
         until = time.monotonic() + seconds
         whole, most = [], []
         for ids in groups:
@@ -502,7 +503,7 @@ def explained(
                 most.append(ids)
             if time.monotonic() > until:
                 break
-        return whole or most
+        return whole, most
 
     def wrong_at(id: str) -> set[int]:
         return {
@@ -512,21 +513,26 @@ def explained(
             if not alike(probes[n], wrong.answer(n), right[n])
         }
 
-    alone = among((id,) for id in catalogue())
-    if alone or not failing:
+    alone, most = among((id,) for id in catalogue())
+    if alone or only_errors or not failing:
         return tuple(alone)
-    if only_errors:
-        return ()
     last = len(probes) - 1  # that repeats a call
-    if last in failing and answers[last].raised is None:
+    if not most and last in failing and answers[last].raised is None:
         # Answers by chance are no package's; attention has it from dropout.
         return ((CHANCE,),) if variants(name, CHANCE) else ()
     # Of two, each is wrong somewhere, and both together where the solution is.
-    some = (fails_there or failing)[:6]
+    some = [n for n in failing if n not in fails_there] if most else fails_there
+    some = (some or failing)[:6]
     places = {id: at for id in catalogue() if (at := wrong_at(id))}
-    pairs = [*combinations(places, 2)]
+    if most:  # one of the two is known, and the other shows in half precision
+        known = {id for (id,) in most}
+        places = {id: places.get(id, set()) for id in (*known, *places)}
+        pairs = [ids for ids in combinations(places, 2) if known & {*ids}]
+    else:
+        pairs = [*combinations(places, 2)]
     pairs.sort(key=lambda ids: -len(places[ids[0]] | places[ids[1]]))
-    return tuple(among(pairs, SECONDS))
+    both, nearly = among(pairs, SECONDS)
+    return tuple(both or most or nearly)
 
 
 # ------------------------------------------------------------------ report
@@ -740,8 +746,11 @@ class _Words:
         for module, right, wrong in mistake.lines:
             file = f"attnref/{module.replace('.', '/')}.py"
             places.setdefault((right, wrong), []).append(file)
+        before = ""
         for (right, wrong), held in places.items():
-            yield from _wrapped(self.say("lines", file=", ".join(held)), "  ")
+            told = self.say("lines", file=", ".join(held))
+            yield from _wrapped(told, "  ") if told != before else ("",)
+            before = told
             for sign, code, lines in (("-", RED, wrong), ("+", GREEN, right)):
                 for line in lines.strip("\n").splitlines():
                     yield self.in_colour(code, f"  {sign} {line}")

@@ -229,6 +229,36 @@ def test_a_mistake_is_told_where_the_keys_are_repeated_for_mha(name):
     assert report.mistakes == (("split-by-view-alone",),)
 
 
+@pytest.mark.parametrize("name", ["mqa", "gqa", "cross"])
+def test_what_all_layers_can_have_is_told_in_each(name):
+    right = getattr(import_module("tests.mistakes.solutions.einsum"), name)
+    tokens = 2 if name == "cross" else 1  # x, and context
+
+    def unprojected(*given, **others):
+        *before, w_o, n_heads = given[: tokens + 5]
+        after = given[tokens + 5 :]
+        return right(
+            *before, torch.eye(len(w_o)).to(w_o), n_heads, *after, **others
+        )
+
+    def keys_for_values(*given, **others):
+        w_k = given[tokens + 1]
+        given = (*given[: tokens + 2], w_k, *given[tokens + 3 :])
+        return right(*given, **others)
+
+    def rows_as_tokens(x, *given, **others):
+        return right(x.transpose(0, 1), *given, **others).transpose(0, 1)
+
+    told = {
+        "output-projection-missing": unprojected,
+        "values-from-the-key-projection": keys_for_values,
+        "batch-read-as-sequence": rows_as_tokens,
+    }
+    for id, solution in told.items():
+        if (id, name) != ("batch-read-as-sequence", "cross"):
+            assert (id,) in check(name, solution).mistakes, id
+
+
 def test_a_mask_is_judged_by_what_it_hides_of_scores():
     """One row of a padding mask for each query is as good as one for all."""
     right = import_module("tests.mistakes.solutions.einsum")
@@ -306,6 +336,28 @@ def test_two_mistakes_together_are_told(scaled):
 
     report = check("sdpa", sdpa)
     assert report.mistakes == (PAIR,)
+
+
+def test_a_second_mistake_that_shows_in_half_precision_alone_is_told():
+    """A buffer of float32, which a token beyond its end is not stored in."""
+
+    class KVCache:
+        def __init__(self, max_len):
+            self.max_len, self.length, self.buffers = max_len, 0, None
+
+        def append(self, *tensors):
+            if self.buffers is None:
+                B, K, _, D = tensors[0].shape
+                self.buffers = torch.zeros(2, B, K, self.max_len, D)
+            end = self.length + tensors[0].shape[2]
+            for buffer, new in zip(self.buffers, tensors, strict=True):
+                buffer[:, :, self.length : end] = new
+            self.length = end
+            return (*self.buffers[:, :, :, :end],)
+
+    report = check("kv_cache", KVCache)
+    assert report.mistakes == (("cache-overflow", "cache-float32"),)
+    assert "These are two known mistakes" in str(report)
 
 
 def test_what_no_input_tells_apart_is_told_as_one_of_them(scaled, monkeypatch):
