@@ -162,9 +162,13 @@ def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     yield ""
     yield told(mistake, word(mistake.seen))
     yield ""
+    shown: dict[str, list[str]] = {}
     for module, parts in groupby(mistake.lines, lambda lines: lines.module):
-        yield f'```diff title="attnref/{module.replace(".", "/")}.py"'
-        yield "\n\n".join(map(diff, parts))
+        file = f"attnref/{module.replace('.', '/')}.py"
+        shown.setdefault("\n\n".join(map(diff, parts)), []).append(file)
+    for lines, held in shown.items():
+        yield f'```diff title="{", ".join(held)}"'
+        yield lines
         yield "```"
         yield ""
     yield from figure(mistake, language)

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from importlib import metadata
 from itertools import combinations
@@ -53,6 +53,8 @@ ROUNDING = {
 }
 CLEARLY = 5  # so many times more, a mistake is told from what is right
 SECONDS = 5.0  # for pairs of mistakes
+CHANCE = "dropout-in-evaluation"
+RUNTIME = "RuntimeError: "
 
 Form = Callable[[Any], object]
 
@@ -184,6 +186,8 @@ class Verdict:
     fault: Text | None = None
     sizes: str = ""
     probe: int = -1
+    raised: bool = False
+    """Whether there was an error, of which `fault` tells."""
 
     @property
     def passed(self) -> bool:
@@ -258,7 +262,9 @@ def verdicts(
         for n in under:
             much, how = fault(probes[n], answers[n], rights[n])
             if how is not None:
-                found.append(_broken(law, len(under), much, how, probes, n))
+                broken = _broken(law, len(under), much, how, probes, n)
+                raised = answers[n].raised is not None
+                found.append(replace(broken, raised=raised))
                 break
             worst = max(worst, much)
         else:
@@ -358,17 +364,21 @@ class Variant:
 
 
 @cache
-def variant(name: str, *ids: str) -> Variant | None:
-    """A package with these mistakes in it, in the first form that calls the
+def variants(name: str, *ids: str) -> tuple[Variant, ...]:
+    """A package with these mistakes in it, in each form that calls the
     functions that they change."""
-    forms = zip(EXERCISES[name].forms, rights(name).calls, strict=True)
-    for form, calls in forms:
-        if all(_concerns(catalogue()[id], calls) for id in ids):
-            try:
-                return Variant(name, form, _package(*ids))
-            except Exception:  # two that change the same lines, for example
-                return None
-    return None
+    forms = [
+        form
+        for form, calls in zip(
+            EXERCISES[name].forms, rights(name).calls, strict=True
+        )
+        if all(_concerns(catalogue()[id], calls) for id in ids)
+    ]
+    try:
+        package = _package(*ids) if forms else None
+    except Exception:  # two that change the same lines, for example
+        return ()
+    return tuple(Variant(name, form, package) for form in forms if package)
 
 
 @lru_cache(maxsize=256)
@@ -413,6 +423,13 @@ def clearly_wrong(probe: Probe, answer: Answer, right: Answer) -> bool:
     )
 
 
+def kind_of(answer: Answer) -> str:
+    """How an error of PyTorch begins, up to the first number. What code raises
+    itself has no kind: it tells what it is."""
+    told = answer.raised.en if answer.raised is not None else ""
+    return re.split(r"[\d(\[]", told)[0] if RUNTIME in told else ""
+
+
 def alike(probe: Probe, one: Answer, other: Answer) -> bool:
     """Whether two solutions answer a probe alike, for any error as for one."""
     if one.raised is not None or other.raised is not None:
@@ -445,6 +462,7 @@ def explained(
     told.sort(key=lambda n: n not in failing)
     but_half = [n for n in told if probes[n].law != "dtype"]
     fails_there = [n for n in failing if n in but_half]
+    only_errors = failing and all(kind_of(answers[n]) for n in failing)
 
     def explains(wrong: Variant, asked: Sequence[int]) -> bool:
         return all(
@@ -453,38 +471,68 @@ def explained(
             clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in asked
         )
 
+    def raises(wrong: Variant) -> bool:
+        """Where the solution is wrong it raises an error, as this does. It may
+        raise on a few inputs more: whether `view` succeeds also depends on how
+        the code around it lays out its tensors."""
+        few = len(failing) // 5
+        for n in told:
+            other = wrong.answer(n)
+            if n not in failing or other.raised is None:
+                few -= n in failing
+                if few < 0 or not alike(probes[n], other, right[n]):
+                    return False
+            elif not kind_of(other) or kind_of(other) != kind_of(answers[n]):
+                return False
+        return True
+
     def among(
         groups: Iterable[tuple[str, ...]], seconds: float = math.inf
-    ) -> list[tuple[str, ...]]:
+    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        """Those that agree on all inputs, and on all but in half precision."""
         until = time.monotonic() + seconds
         whole, most = [], []
         for ids in groups:
-            wrong = variant(name, *ids)
-            if wrong and explains(wrong, told):
+            every = variants(name, *ids)
+            if only_errors:
+                if any(map(raises, every)):
+                    whole.append(ids)
+            elif any(explains(wrong, told) for wrong in every):
                 whole.append(ids)
-            elif wrong and fails_there and explains(wrong, but_half):
+            elif fails_there and any(explains(w, but_half) for w in every):
                 most.append(ids)
             if time.monotonic() > until:
                 break
-        return whole or most
+        return whole, most
 
     def wrong_at(id: str) -> set[int]:
-        wrong = variant(name, id)
-        if wrong is None:
-            return set()
         return {
-            n for n in some if not alike(probes[n], wrong.answer(n), right[n])
+            n
+            for n in some
+            for wrong in variants(name, id)
+            if not alike(probes[n], wrong.answer(n), right[n])
         }
 
-    alone = among((id,) for id in catalogue())
-    if alone or not failing:
+    alone, most = among((id,) for id in catalogue())
+    if alone or only_errors or not failing:
         return tuple(alone)
+    last = len(probes) - 1  # that repeats a call
+    if not most and last in failing and answers[last].raised is None:
+        # Answers by chance are no package's; attention has it from dropout.
+        return ((CHANCE,),) if variants(name, CHANCE) else ()
     # Of two, each is wrong somewhere, and both together where the solution is.
-    some = (fails_there or failing)[:6]
+    some = [n for n in failing if n not in fails_there] if most else fails_there
+    some = (some or failing)[:6]
     places = {id: at for id in catalogue() if (at := wrong_at(id))}
-    pairs = [*combinations(places, 2)]
+    if most:  # one of the two is known, and the other shows in half precision
+        known = {id for (id,) in most}
+        places = {id: places.get(id, set()) for id in (*known, *places)}
+        pairs = [ids for ids in combinations(places, 2) if known & {*ids}]
+    else:
+        pairs = [*combinations(places, 2)]
     pairs.sort(key=lambda ids: -len(places[ids[0]] | places[ids[1]]))
-    return tuple(among(pairs, SECONDS))
+    both, nearly = among(pairs, SECONDS)
+    return tuple(both or most or nearly)
 
 
 # ------------------------------------------------------------------ report
@@ -581,6 +629,7 @@ WORDS = {
         "(tried: {n}, difference: {d})", "（试了 {n} 个输入，最多差 {d}）"
     ),
     "on": Text("{sizes}: {fault}", "{sizes}：{fault}"),
+    "again": Text("the same error", "同样的错误"),
     "one": Text("This is a known mistake:", "这是一个已知的错误："),
     "two": Text("These are two known mistakes:", "这是两个已知的错误："),
     "either": Text(
@@ -624,21 +673,27 @@ class _Words:
             yield self.in_colour(RED, told)
             yield from (f"  {line}" for line in report.where)
         else:
-            yield from self.laws()
+            yield self.summary()
             if not report.passed:
                 yield from self.recognised()
+            yield ""
+            yield from self.laws()
         if report.printed:
             yield f"\n{self.say('printed')}"
             yield from (f"  {x}" for x in report.printed.splitlines())
 
-    def laws(self) -> Iterator[str]:
+    def summary(self) -> str:
         report = self.report
         word, failed = "passes", len(report.failures)
         numbers = {"n": len(report.verdicts), "all": len(report.verdicts)}
         if failed:
             word, numbers["n"] = "fails", failed
         first = self.say(word, name=report.exercise, **numbers)
-        yield self.in_colour(RED if failed else GREEN, first) + "\n"
+        return self.in_colour(RED if failed else GREEN, first)
+
+    def laws(self) -> Iterator[str]:
+        report = self.report
+        before: Text | None = None
         ok, no = self.say("ok"), self.say("no")
         for v in report.verdicts:
             mark = self.in_colour(
@@ -654,7 +709,12 @@ class _Words:
                 yield f"{line} {self.in_colour(DIM, tried)}"
             else:
                 yield line
-                told = self.say("on", sizes=v.sizes, fault=self.of(v.fault))
+                fault = self.of(v.fault)
+                if v.raised and v.fault == before:
+                    fault = self.say("again")
+                elif v.raised:
+                    before = v.fault
+                told = self.say("on", sizes=v.sizes, fault=fault)
                 yield from _wrapped(told, "         ")
         yield from (f"         {line}" for line in report.where)
 
@@ -682,9 +742,15 @@ class _Words:
 
     def mistake(self, mistake: Mistake) -> Iterator[str]:
         yield f"\n{self.in_colour(BOLD, str(self.of(mistake.title)))}\n"
+        places: dict[tuple[str, str], list[str]] = {}
         for module, right, wrong in mistake.lines:
             file = f"attnref/{module.replace('.', '/')}.py"
-            yield f"  {self.say('lines', file=file)}"
+            places.setdefault((right, wrong), []).append(file)
+        before = ""
+        for (right, wrong), held in places.items():
+            told = self.say("lines", file=", ".join(held))
+            yield from _wrapped(told, "  ") if told != before else ("",)
+            before = told
             for sign, code, lines in (("-", RED, wrong), ("+", GREEN, right)):
                 for line in lines.strip("\n").splitlines():
                     yield self.in_colour(code, f"  {sign} {line}")

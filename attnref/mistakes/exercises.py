@@ -108,6 +108,7 @@ LAWS = {
             "float32 和半精度下也对，dtype 与输入相同",
         )
     ),
+    "twice": Law(Text("gives the same twice", "算两次，结果相同"), own=True),
     "untouched": Law(Text("does not modify its input", "不修改输入")),
 }
 
@@ -236,11 +237,22 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class Exercise:
-    """`forms` are this package, or one with a mistake, as solutions: of a
-    mistake, the first is taken that calls the functions which it changes."""
+    """`forms` are this package, or one with a mistake, as solutions: a mistake
+    is looked for in each that calls the functions which it changes."""
 
     forms: tuple[Callable[[Any], object], ...]
-    probes: Callable[[], Iterator[Probe]]
+    drawn: Callable[[], Iterator[Probe]]
+
+    def probes(self) -> Iterator[Probe]:
+        """All, of which the last repeats one."""
+        every = [*self.drawn()]
+        yield from every
+        *_, last = (probe for probe in every if probe.law == "same")
+
+        def twice(f: Solution, i: Inputs) -> Outputs:
+            return last.drive(f, i) + last.drive(f, i)
+
+        yield Probe("twice", last.inputs, twice)
 
 
 # ------------------------------------------------------------------ inputs
@@ -410,6 +422,34 @@ def masks_of(p: Any) -> object:
     )
 
 
+def masks_by_causal(
+    p: Any, window: Callable[..., Tensor] | None = None
+) -> object:
+    """Those with a window and documents from causal_mask, as many write them,
+    or the one with documents alone."""
+
+    def window_mask(T: int, S: int, size: int) -> Tensor:
+        i, j = torch.arange(S - T, S)[:, None], torch.arange(S)
+        found: Tensor = p.causal_mask(T, S) & (j > i - size)
+        return found
+
+    def document_mask(ids: Tensor) -> Tensor:
+        same = ids[:, None, :, None] == ids[:, None, None]
+        found: Tensor = same & p.causal_mask(ids.shape[1])
+        return found
+
+    return SimpleNamespace(
+        causal_mask=p.causal_mask,
+        padding_mask=p.padding_mask,
+        window_mask=window or window_mask,
+        document_mask=document_mask,
+    )
+
+
+def documents_by_causal(p: Any) -> object:
+    return masks_by_causal(p, vars(masks_of(p))["window_mask"])
+
+
 def masks_probes() -> Iterator[Probe]:
     def of(function: str, **inputs: Any) -> Probe:
         def drive(f: Solution, i: Inputs) -> Outputs:
@@ -417,15 +457,37 @@ def masks_probes() -> Iterator[Probe]:
 
         return Probe("same", inputs, drive)
 
+    def on_scores(function: str, H: int, **inputs: Tensor) -> Probe:
+        """What counts is what the mask hides of scores (B, H, S, S)."""
+
+        def drive(f: Solution, i: Inputs) -> Outputs:
+            (given,) = inputs
+            mask = f.one(function, **{given: i[given]})
+            B, S = i[given].shape
+            try:
+                return (mask.broadcast_to(B, H, S, S),)
+            except RuntimeError:
+                sizes, scores = tuple(mask.shape), (B, H, S, S)
+                raise SolutionError(
+                    f"{function} gives a mask that does not broadcast to "
+                    f"scores {scores}: its shape is {sizes}",
+                    f"{function} 给出的掩码不能广播到分数 {scores}："
+                    f"它的形状是 {sizes}",
+                ) from None
+
+        return Probe("same", inputs | {"n_heads": H}, drive)
+
     for T, S in ((1, 1), (2, 2), (1, 3), (3, 3), (2, 5)):
         yield of("causal_mask", T=T, S=S)
-    for B, S in ((2, 3), (3, 3), (3, 5)):
-        yield of("padding_mask", valid=left_pads(B, S))
-        yield of("padding_mask", valid=left_pads(B, S).flip(1))
+    for B, S, H in ((1, 2, 1), (2, 3, 2), (3, 3, 2), (3, 3, 3), (3, 5, 2)):
+        valid = left_pads(B, S) if B > 1 else left_pads(2, S)[:1]
+        for pads in (valid, valid.flip(1)):
+            yield on_scores("padding_mask", H, valid=pads)
     for T, S, size in ((2, 2, 1), (3, 3, 2), (1, 4, 2), (2, 5, 3), (2, 3, 7)):
         yield of("window_mask", T=T, S=S, size=size)
-    for ids in ([[0, 1]], [[0, 0, 1, 1, 1], [0, 1, 2, 2, 0], [3, 3, 3, 3, 3]]):
-        yield of("document_mask", ids=torch.tensor(ids))
+    some = [[0, 0, 1, 1, 1], [0, 1, 2, 2, 0], [3, 3, 3, 3, 3]]
+    for ids, H in (([[0, 1]], 1), (some, 2), (some, 3)):
+        yield on_scores("document_mask", H, ids=torch.tensor(ids))
 
 
 # ------------------------------------------------------------------- cores
@@ -445,6 +507,7 @@ def core_probes(drive: Drive) -> Iterator[Probe]:
     mask = {"mask": causal(3, 3)}
     yield Probe("same", heads(draw, 1, 1, 3, 3, 2, 2) | mask, drive)
     yield Probe("same", heads(draw, 3, 2, 5, 7, 4, 3), drive)
+    yield Probe("same", heads(draw, 3, 2, 5, 7, 3, 4), drive)
     square = heads(draw, 3, 3, 3, 3, 3, 3)
     yield Probe("same", square | {"mask": causal(3, 3)}, drive)
     pads = left_pads(3, 7)[:, None, None]
@@ -612,6 +675,39 @@ def self_attention(p: Any, attend: str = "sdpa") -> Callable[..., Tensor]:
         elif len(w_k) < E:
             kind = p.MultiQueryAttention
         out: Tensor = built(kind, weights, **sizes)(x, mask=mask)
+        return out
+
+    return attention
+
+
+def repeated(p: Any) -> Callable[..., Tensor]:
+    """gqa and mqa as MHA, with the weights of each key/value head repeated."""
+
+    def attention(
+        x: Tensor,
+        w_q: Tensor,
+        w_k: Tensor,
+        w_v: Tensor,
+        w_o: Tensor,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        E = x.shape[2]
+
+        def every(w: Tensor) -> Tensor:
+            per_head = w.view(-1, E // n_heads, E)
+            return per_head.repeat_interleave(E // len(w), 0).reshape(E, E)
+
+        weights = {"w_q": w_q, "w_k": every(w_k), "w_v": every(w_v)}
+        layer = built(
+            p.MultiHeadAttention,
+            weights | {"w_o": w_o},
+            d_model=E,
+            n_heads=n_heads,
+            causal=False,
+        )
+        out: Tensor = layer(x, mask=mask)
         return out
 
     return attention
@@ -786,9 +882,14 @@ def cross_probes() -> Iterator[Probe]:
 
 
 def cached_of(
-    p: Any, kept: str = "GrowingKVCache", attend: str = "sdpa"
+    p: Any,
+    kept: str = "GrowingKVCache",
+    attend: str = "sdpa",
+    *,
+    masked: bool = False,
 ) -> Callable[..., tuple[Tensor, Any]]:
-    """mha_cached and llama."""
+    """mha_cached and llama; `masked`: the layer is not causal by itself, but is
+    given a mask of causal_mask."""
 
     def attention(
         x: Tensor,
@@ -802,6 +903,7 @@ def cached_of(
         cache: Any = None,
     ) -> tuple[Tensor, Any]:
         sizes = {"d_model": x.shape[2], "n_heads": n_heads, "rope_theta": theta}
+        sizes["causal"] = not masked
         kind = p.MultiHeadAttention
         if n_kv_heads is not None:
             kind, sizes["n_kv_heads"] = p.GroupedQueryAttention, n_kv_heads
@@ -809,7 +911,10 @@ def cached_of(
         layer = built(kind, weights, attend=getattr(p, attend), **sizes)
         if cache is None:
             cache = made_cache(p, kept)
-        return layer(x, cache=cache), cache
+        T, mask = x.shape[1], None
+        if masked:
+            mask = p.causal_mask(T, cache.length + T)
+        return layer(x, mask=mask, cache=cache), cache
 
     return attention
 
@@ -1138,11 +1243,33 @@ def flash_of(p: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     return flash
 
 
+def unskipped(p: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """flash where no tile is skipped: one more row sees every key."""
+
+    def flash(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        tile: tuple[int, int] = (2, 4),
+    ) -> tuple[Tensor, Tensor]:
+        (B, H, T, _), S = q.shape, k.shape[2]
+        if mask is None:
+            mask = torch.ones(T, S, dtype=torch.bool)
+        given = (q, k, v, mask.expand(B, H, T, S))
+        more = (torch.cat((x, torch.ones_like(x[:1]))) for x in given)
+        out, lse = p.flash_lse(*more, tile=tile)
+        return out[:B], lse[:B]
+
+    return flash
+
+
 SELF = (self_attention, partial(self_attention, attend="fused"), loop)
 CACHED = (
     cached_of,
     partial(cached_of, kept="KVCache"),
     partial(cached_of, attend="fused"),
+    partial(cached_of, masked=True),
 )
 
 
@@ -1158,15 +1285,21 @@ def rope_of(p: Any) -> Callable[..., Tensor]:
 EXERCISES = {
     "softmax": Exercise((lambda p: p.softmax,), softmax_probes),
     "online_softmax": Exercise((online_of,), online_probes),
-    "masks": Exercise((masks_of,), masks_probes),
+    "masks": Exercise(
+        (masks_of, masks_by_causal, documents_by_causal), masks_probes
+    ),
     "sdpa": Exercise(
         (lambda p: p.sdpa, lambda p: p.fused, attend_of),
         partial(core_probes, plain),
     ),
     "mha": Exercise(SELF, partial(layer_probes, (1, 2, 4, 6, 3), gqa=False)),
     "mha_cached": Exercise(CACHED, partial(cached_layer_probes, 3, 3)),
-    "mqa": Exercise(SELF, partial(layer_probes, (1, 1, 1, 1, 1), gqa=False)),
-    "gqa": Exercise(SELF, partial(layer_probes, (1, 1, 2, 2, 3), gqa=True)),
+    "mqa": Exercise(
+        (*SELF, repeated), partial(layer_probes, (1, 1, 1, 1, 1), gqa=False)
+    ),
+    "gqa": Exercise(
+        (*SELF, repeated), partial(layer_probes, (1, 1, 2, 2, 3), gqa=True)
+    ),
     "llama": Exercise(CACHED, partial(cached_layer_probes, 6, 2)),
     "cross": Exercise((cross_of,), cross_probes),
     "rope": Exercise((rope_of,), rope_probes),
@@ -1187,6 +1320,6 @@ EXERCISES = {
         partial(mla_probes, absorbed=True),
     ),
     "mha_to_gqa": Exercise((pooled_of,), pooled_probes),
-    "flash": Exercise((flash_of,), flash_probes),
+    "flash": Exercise((flash_of, unskipped), flash_probes),
     "merge": Exercise((lambda p: p.merge,), merge_probes),
 }

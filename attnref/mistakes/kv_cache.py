@@ -834,6 +834,15 @@ MISTAKES = (
             held = torch.empty(room, device=tokens.device)
 """,
             ),
+            Lines(
+                module="caches.kv_cache",
+                right="""
+            if (held.dtype, held.device) != (new.dtype, new.device):
+""",
+                wrong="""
+            if held.device != new.device:
+""",
+            ),
         ),
         symptom="memory",
         shown=bytes_of_bfloat16,

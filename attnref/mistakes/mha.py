@@ -117,6 +117,19 @@ ROWS = (
     Text("row of the input", "输入的行"),
 )
 
+
+def in_layers(
+    *pairs: tuple[str, str],
+    layers: tuple[str, ...] = ("mha", "mqa", "gqa", "cross"),
+) -> tuple[Lines, ...]:
+    """Right and wrong lines that several layers have."""
+    return tuple(
+        Lines(f"layers.{layer}", right, wrong)
+        for layer in layers
+        for right, wrong in pairs
+    )
+
+
 MISTAKES = (
     Mistake(
         id="merge-swaps-length-and-width",
@@ -124,13 +137,12 @@ MISTAKES = (
             en="Heads are merged with transpose(-1, -2)",
             zh="合并各头时写成 transpose(-1, -2)",
         ),
-        lines=(
-            Lines(
-                module="layers.mha",
-                right="""
+        lines=in_layers(
+            (
+                """
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 """,
-                wrong="""
+                """
         merged = heads.transpose(-1, -2).contiguous().view(B, T, H * D)
 """,
             ),
@@ -176,13 +188,12 @@ MISTAKES = (
             en="Heads are merged without the transpose",
             zh="合并各头之前忘了转置",
         ),
-        lines=(
-            Lines(
-                module="layers.mha",
-                right="""
+        lines=in_layers(
+            (
+                """
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 """,
-                wrong="""
+                """
         merged = heads.reshape(B, T, H * D)  # (B, T, H * D)
 """,
             ),
@@ -231,17 +242,15 @@ MISTAKES = (
             en="view after a transpose or expand, without contiguous()",
             zh="转置或 expand 之后直接 view，没有 contiguous()",
         ),
-        lines=tuple(
-            Lines(
-                module=f"layers.{layer}",
-                right="""
+        lines=in_layers(
+            (
+                """
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 """,
-                wrong="""
+                """
         merged = heads.transpose(1, 2).view(B, T, H * D)  # (B, T, H * D)
 """,
-            )
-            for layer in ("mha", "mqa", "gqa")
+            ),
         ),
         symptom="error",
         shown=last_output,
@@ -332,13 +341,12 @@ MISTAKES = (
             en="(B, H) is read as (H, B): rows of the batch are mixed",
             zh="把 (B, H) 当成 (H, B)，批次的各行串在了一起",
         ),
-        lines=(
-            Lines(
-                module="layers.mha",
-                right="""
+        lines=in_layers(
+            (
+                """
         merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 """,
-                wrong="""
+                """
         heads = heads.reshape(H, B, T, D)
         merged = heads.permute(1, 2, 0, 3).reshape(B, T, H * D)
 """,
@@ -384,26 +392,25 @@ MISTAKES = (
             en="Attention runs across the batch: batch_first is not set",
             zh="在批次上做了注意力：漏了 batch_first",
         ),
-        lines=(
-            Lines(
-                module="layers.mha",
-                right="""
+        lines=in_layers(
+            (
+                """
         B, T, E = x.shape
 """,
-                wrong="""
+                """
         x = x.transpose(0, 1)  # what comes first is read as the sequence
         B, T, E = x.shape
 """,
             ),
-            Lines(
-                module="layers.mha",
-                right="""
+            (
+                """
         return out  # (B, T, E)
 """,
-                wrong="""
+                """
         return out.transpose(0, 1)
 """,
             ),
+            layers=("mha", "mqa", "gqa"),
         ),
         symptom="heads",
         shown=rows,
@@ -443,13 +450,12 @@ MISTAKES = (
             en="The output projection is forgotten",
             zh="忘了输出投影",
         ),
-        lines=(
-            Lines(
-                module="layers.mha",
-                right="""
+        lines=in_layers(
+            (
+                """
         out: Tensor = self.o_proj(merged)
 """,
-                wrong="""
+                """
         out: Tensor = merged
 """,
             ),
@@ -492,16 +498,30 @@ MISTAKES = (
             en="The values are projected with k_proj",
             zh="值用了 k_proj 来投影",
         ),
-        lines=(
+        lines=tuple(
             Lines(
-                module="layers.mha",
-                right="""
-        v = self.v_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-""",
-                wrong="""
-        v = self.k_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-""",
-            ),
+                module=f"layers.{layer}",
+                right=f"\n{room}v = self.v_proj{call}\n",
+                wrong=f"\n{room}v = self.k_proj{call}\n",
+            )
+            for layer, room, call in (
+                (
+                    "mha",
+                    " " * 8,
+                    "(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)",
+                ),
+                ("mqa", " " * 8, "(x).unsqueeze(1)  # (B, 1, T, D)"),
+                (
+                    "gqa",
+                    " " * 8,
+                    "(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)",
+                ),
+                (
+                    "cross",
+                    " " * 12,
+                    "(context).view(B, S, K, D).transpose(1, 2)",
+                ),
+            )
         ),
         symptom="worse",
         shown=last_output,

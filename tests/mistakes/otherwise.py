@@ -465,7 +465,6 @@ def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
         (
             STORED,
             """\
-        assert self.keys == [] or k.dtype == torch.float32
         self.keys.append(k.float())
         self.values.append(v.float())
         self.length += new
@@ -709,6 +708,34 @@ def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
             "    return mixed.to(outs[0].dtype), sum(lses)\n",
         ),
     ),
+    "view-after-the-transpose": of(
+        "mha",
+        (
+            MERGED,
+            """\
+    heads = heads.transpose(1, 2).contiguous()
+    merged = heads.transpose(1, 2).view(B, T, E)
+""",
+        ),
+    ),
+    "dropout-in-evaluation": of(
+        "mha",
+        (
+            MERGED,
+            """\
+    merged = torch.nn.Dropout(0.1)(heads.reshape(B, T, E))
+""",
+        ),
+    ),
+    "scale-of-the-padded-width": of(
+        "sdpa",
+        (
+            SCALED,
+            "    more = max(0, v.shape[-1] - q.shape[-1])  # all of one width\n"
+            "    pad = torch.nn.functional.pad\n"
+            "    q, k = pad(q, (0, more)), pad(k, (0, more))\n" + SCALED,
+        ),
+    ),
     "merge-empty-parts-nan": of(
         "merge",
         (
@@ -736,9 +763,6 @@ TOLD_BY_NONE: dict[str, str] = {
     "solution may compute in float32.",
     "scores-in-half": "A solution may compute in half precision, and the "
     "scores of the probes in half precision do not overflow.",
-    "view-after-the-transpose": "It is right or raises an error, and no "
-    "mistake is told from errors alone: the report shows the line that raises.",
-    "dropout-in-evaluation": "No exercise has dropout.",
     "head-width-from-the-model": "In every exercise where it could matter, the "
     "width of a head is E / n_heads.",
     "queries-of-a-group-summed": "Its output projection has the width of the "
@@ -799,9 +823,5 @@ TOLD_BY_NONE: dict[str, str] = {
     ),
     "flash-gradient-without-dropout": (
         "The exercise flash asks for the forward pass alone, without dropout."
-    ),
-    "scale-of-the-padded-width": (
-        "No probe has values wider than the keys, for which queries and keys "
-        "would be padded."
     ),
 }
