@@ -1254,9 +1254,8 @@ def unskipped(p: Any) -> Callable[..., tuple[Tensor, Tensor]]:
         tile: tuple[int, int] = (2, 4),
     ) -> tuple[Tensor, Tensor]:
         (B, H, T, _), S = q.shape, k.shape[2]
-        if mask is None:
-            mask = torch.ones(T, S, dtype=torch.bool)
-        given = (q, k, v, mask.expand(B, H, T, S))
+        seen = torch.ones(T, S, dtype=torch.bool) if mask is None else mask
+        given = (q, k, v, seen.expand(B, H, T, S))
         more = (torch.cat((x, torch.ones_like(x[:1]))) for x in given)
         out, lse = p.flash_lse(*more, tile=tile)
         return out[:B], lse[:B]
