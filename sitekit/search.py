@@ -23,6 +23,7 @@ from sitekit.nav import name_of
 DEFINED = re.compile(r"(?:^|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
 DOCUMENTED = re.compile(r"#attnref\.[\w.]*\.(\w+)$")
 CONTROL = re.compile(r"<select\b.*?</select>", re.DOTALL)
+DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
 HAN = re.compile(r"[\u4e00-\u9fff]{2,}")
 JOINT = re.compile("[的和与]|之间")  # between two words
@@ -101,9 +102,9 @@ def listen(index: Any) -> None:
 
 
 def readable(html: str) -> str:
-    """Without controls, and with a space after each cell and label: the
-    search's parser drops the tags, and so would join their words."""
-    return CELL.sub(" ", CONTROL.sub("", html))
+    """Without controls and drawings, and with a space after each cell and
+    label: the search's parser drops the tags, and so would join their words."""
+    return CELL.sub(" ", DRAWING.sub("", CONTROL.sub("", html)))
 
 
 def _add_names(entries: list[dict[str, Any]], names: list[str]) -> None:
