@@ -260,6 +260,38 @@ def test_what_all_layers_can_have_is_told_in_each(name):
             assert (id,) in check(name, solution).mistakes, id
 
 
+def test_a_mistake_is_told_where_no_tile_is_skipped():
+    module = import_module("tests.mistakes.solutions.einsum")
+    text = inspect.getsource(module)
+    pairs = OTHERWISE["flash-maximum-of-the-tile"].lines
+    for right, wrong in (*pairs, ("if not seen.any()", "if False")):
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    found = {}
+    exec(compile(text, "otherwise.py", "exec"), found)
+    report = check("flash", found)
+    assert report.mistakes == (("flash-maximum-of-the-tile",),)
+
+
+def test_a_mask_is_told_in_a_layer_that_is_given_it_at_each_step():
+    """is_causal=True at each step: its triangle begins at the first key."""
+
+    def mha_cached(x, w_q, w_k, w_v, w_o, n_heads, cache=None):
+        B, T, E = x.shape
+        q, k, v = (
+            (x @ w.mT).view(B, T, n_heads, -1).transpose(1, 2)
+            for w in (w_q, w_k, w_v)
+        )
+        if cache is not None:
+            k, v = (torch.cat(y, 2) for y in zip(cache, (k, v), strict=True))
+        seen = torch.ones(T, k.shape[2], dtype=torch.bool).tril()
+        out = attnref.sdpa(q, k, v, seen).transpose(1, 2).reshape(B, T, E)
+        return out @ w_o.mT, (k, v)
+
+    report = check("mha_cached", mha_cached)
+    assert report.mistakes == (("causal-top-left",),)
+
+
 def test_a_mask_is_judged_by_what_it_hides_of_scores():
     """One row of a padding mask for each query is as good as one for all."""
     right = import_module("tests.mistakes.solutions.einsum")
