@@ -97,7 +97,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     """After the search has read the page: its index holds none of this."""
     from sitekit import files as downloads
+    from sitekit import mistakes
 
+    language = str(config.theme["language"])
+    page.content = mistakes.with_pictures(page.content, language)
     path = Path(page.file.abs_src_path)
     page.content = downloads.with_files(page.content, path, _site)
     return context

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from functools import cache
+from html import escape
 from itertools import groupby
 from pathlib import PurePosixPath
 from textwrap import dedent
@@ -43,6 +44,7 @@ ADDRESS = re.compile(
     r"https://(?:www\.)?"
     r"(?:github\.com/([\w.-]+/[\w.-]+)(?:/(?:issues|pull)/(\d+))?|([^/]+))"
 )
+PICTURES = re.compile(r"<!-- pictures of ([\w-]+) -->")
 WORDS = {
     "symptom": Text("Symptom", "症状"),
     "notice": Text("How to notice it", "怎么发现"),
@@ -124,11 +126,37 @@ def source(address: str, language: str) -> str:
     return f"[{name}]({address})"
 
 
-def figure(mistake: Mistake, language: str) -> Iterator[str]:
-    """Both heat maps, where there is something to be drawn."""
+def pictures(mistake: Mistake, language: str) -> str:
+    """HTML: the lines of an entry as diffs, and both heat maps, if any."""
+    shown: dict[str, list[str]] = {}
+    for module, parts in groupby(mistake.lines, lambda lines: lines.module):
+        file = f"attnref/{module.replace('.', '/')}.py"
+        shown.setdefault("\n\n".join(map(diff, parts)), []).append(file)
+    html = [
+        f'<div class="language-diff highlight">'
+        f'<span class="filename">{", ".join(held)}</span>'
+        f"<pre><span></span><code>{coloured(lines)}</code></pre></div>"
+        for lines, held in shown.items()
+    ]
     right, wrong = seen(mistake.id)
-    if right.dim() != 2 or not isinstance(wrong, Tensor):
-        return
+    if right.dim() == 2 and isinstance(wrong, Tensor):
+        html.append(figure(mistake, right, wrong, language))
+    return "".join(html)
+
+
+def coloured(lines: str) -> str:
+    kinds = {"-": "gd", "+": "gi"}
+    return "".join(
+        f'<span class="{kinds[line[0]]}">{escape(line)}</span>\n'
+        if line[:1] in kinds
+        else f"{escape(line)}\n"
+        for line in lines.splitlines()
+    )
+
+
+def figure(
+    mistake: Mistake, right: Tensor, wrong: Tensor, language: str
+) -> str:
     both = torch.cat([right.flatten(), wrong.flatten()])
     masks = bool(((both == 0) | (both == 1)).all())
     down, across = (getattr(axis, language) for axis in mistake.axes)
@@ -144,9 +172,15 @@ def figure(mistake: Mistake, language: str) -> Iterator[str]:
         )
         drawn.append(panel._asdict())
     caption = getattr(WORDS["drawn"], language)
-    html = render("figure", panels=drawn, caption=caption)
-    yield re.sub(r"\s*\n\s*", " ", html)
-    yield ""
+    return render("figure", panels=drawn, caption=caption)
+
+
+def with_pictures(html: str, language: str) -> str:
+    """Once Markdown and the search have read the page, which takes them long:
+    each `<!-- pictures of ID -->` becomes what it stands for."""
+    return PICTURES.sub(
+        lambda match: pictures(catalogue()[match[1]], language), html
+    )
 
 
 def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
@@ -162,16 +196,8 @@ def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     yield ""
     yield told(mistake, word(mistake.seen))
     yield ""
-    shown: dict[str, list[str]] = {}
-    for module, parts in groupby(mistake.lines, lambda lines: lines.module):
-        file = f"attnref/{module.replace('.', '/')}.py"
-        shown.setdefault("\n\n".join(map(diff, parts)), []).append(file)
-    for lines, held in shown.items():
-        yield f'```diff title="{", ".join(held)}"'
-        yield lines
-        yield "```"
-        yield ""
-    yield from figure(mistake, language)
+    yield f"<!-- pictures of {mistake.id} -->"
+    yield ""
     symptom = word(SYMPTOMS[mistake.symptom])
     symptoms = link("mistakes/by-symptom")
     yield said("symptom", f"[{symptom}]({symptoms}#{mistake.symptom})")
