@@ -48,12 +48,13 @@ PACKAGE = ROOT / "attnref"
 OURS = {"attnref", "sitekit", "tests"}
 # Tests of the built site say nothing of the package; those of a time would
 # say that two processes run at once.
-NOT_RUN = {"site", "html_pages", "address", "chromium", "visit"}
+NOT_RUN = {"site", "html_pages", "address", "chromium", "visit", "verdicts"}
 
 SWAPS: dict[type[ast.AST], str] = {
     **{ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*"},
     **{ast.FloorDiv: "*", ast.Mod: "//", ast.Pow: "*", ast.MatMult: "*"},
-    **{ast.BitAnd: "|", ast.BitOr: "&", ast.And: "or", ast.Or: "and"},
+    **{ast.LShift: ">>", ast.BitAnd: "|", ast.BitOr: "&"},
+    **{ast.And: "or", ast.Or: "and"},
     **{ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"},
     **{ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not", ast.IsNot: "is"},
     **{ast.In: "not in", ast.NotIn: "in"},
@@ -185,7 +186,11 @@ class Planter:
             lost = self.text[start:end].count(b"\n") - text.count("\n")
             if isinstance(node, ast.stmt):
                 text += "\n" * lost
-            elif lost or not isinstance(ast.parse(text).body[0].value, PLAIN):
+            elif (
+                lost
+                or self.text[end : end + 1] == b"."  # not 7.sort()
+                or not isinstance(ast.parse(text).body[0].value, PLAIN)
+            ):
                 text = f"({text}{chr(10) * lost})"
             source = self.text[:start] + text.encode() + self.text[end:]
             yield Mutant(
@@ -533,7 +538,7 @@ def warm_up() -> None:
                 of = getattr(node, "module", None)
                 for alias in node.names:
                     name = of or alias.name
-                    if name.split(".")[0] in OURS | {"conftest"}:
+                    if name.split(".")[0] in OURS | {"benchmarks", "conftest"}:
                         continue
                     with suppress(ImportError, AttributeError):
                         module = importlib.import_module(name)
@@ -553,12 +558,15 @@ def test_files() -> list[str]:
 
 
 def modules() -> list[Path]:
-    """The package, without its command line and its lists of names."""
+    """The package, without its command line, its lists of names and the
+    entries of mistakes, which are faults themselves."""
     found = sorted(PACKAGE.rglob("*.py"))
     return [
         p
         for p in found
-        if not p.stem.startswith("__") and p.parent.name != "commands"
+        if not p.stem.startswith("__")
+        and p.parent.name != "commands"
+        and "\nMISTAKES = " not in p.read_text(encoding="utf-8")
     ]
 
 
