@@ -209,10 +209,12 @@ def test_at_most_three_questions_lead_from_its_symptom_to_each_mistake():
 
 @pytest.mark.parametrize(
     "name",
-    """
-    groups-tiled queries-of-a-group-summed
-    group-found-by-number queries-of-the-first-group
-    """.split(),
+    [
+        "groups-tiled",
+        "queries-of-a-group-summed",
+        "group-found-by-number",
+        "queries-of-the-first-group",
+    ],
 )
 def test_as_many_key_value_heads_tell_wrong_groups_apart(name):
     outputs = []
