@@ -26,7 +26,10 @@ from sitekit import ROOT
 
 QUESTIONS = re.compile(r"^::: questions$", re.MULTILINE)
 TREE = ROOT / "sitekit/drawn/find_your_bug.yml"
-ALL = Text("All [{} with this symptom]({}).", "这类症状[共有 {} 条]({})。")
+ALL = Text(
+    "See also [all {} mistakes with this symptom]({}).",
+    "这类症状[共有 {} 条]({})。",
+)
 
 
 @cache

@@ -69,8 +69,8 @@ w_o (E, H * Dv). RoPE is in the interleaved layout: elements 2p and 2p + 1 are a
 pair. Scores are divided by sqrt(Dn + Dr).""",
     zh="""\
 w_q (H * (Dn + Dr), E)：每个头先是不带位置的 Dn 行，再是做 RoPE 的 Dr 行。
-w_kv_a (R + Dr, E)：先是潜向量，再是所有头共用的 RoPE 键。
-w_norm (R,)：潜向量的 RMSNorm 的权重，eps = 1e-6。
+w_kv_a (R + Dr, E)：先是潜在向量，再是所有头共用的 RoPE 键。
+w_norm (R,)：潜在向量的 RMSNorm 的权重，eps = 1e-6。
 w_kv_b (H * (Dn + Dv), R)：每个头先是键的 Dn 行，再是值的 Dv 行。
 w_o (E, H * Dv)。RoPE 用交错布局：第 2p 和 2p + 1 个元素为一对。
 分数除以 sqrt(Dn + Dr)。""",
@@ -285,7 +285,7 @@ class KVCache:
 """,
     ),
     "mla_latent": Task(
-        Text("MLA that caches the latent", "缓存潜向量的 MLA"),
+        Text("MLA that caches the latent", "缓存潜在向量的 MLA"),
         _joined(
             Text(
                 en="Multi-head latent attention of DeepSeek-V2 without "
@@ -293,7 +293,7 @@ class KVCache:
                 "token: the latent after its RMSNorm, and the rotated\nRoPE "
                 "key.",
                 zh="DeepSeek-V2 的多头潜在注意力，查询不压缩。缓存里每个词元 "
-                "R + Dr 个元素：\n过了 RMSNorm 的潜向量，以及旋转过的 "
+                "R + Dr 个元素：\n过了 RMSNorm 的潜在向量，以及旋转过的 "
                 "RoPE 键。",
             ),
             MLA,
@@ -305,15 +305,15 @@ class KVCache:
         ),
     ),
     "mla_absorbed": Task(
-        Text("MLA with absorbed weights", "权重吸收的 MLA"),
+        Text("MLA with absorbed weights", "吸收形式的 MLA"),
         _joined(
             Text(
                 en="As mla_latent, but the latents themselves are attended to: "
                 "W^UK is applied to\nthe queries and W^UV to the weighted sum "
                 "of latents, so that no cached key or\nvalue is expanded "
                 "again.",
-                zh="与 mla_latent 相同，但直接对潜向量做注意力：W^UK 乘到"
-                "查询上，W^UV 乘到\n潜向量的加权和上，缓存里的键和值"
+                zh="与 mla_latent 相同，但直接对潜在向量做注意力：W^UK 乘到"
+                "查询上，W^UV 乘到\n潜在向量的加权和上，缓存里的键和值"
                 "不再展开。",
             ),
             MLA,

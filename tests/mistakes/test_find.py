@@ -5,8 +5,16 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 
-from attnref.mistakes.catalogue import SYMPTOMS, Planted, catalogue, fresh
+import attnref
+from attnref.mistakes.catalogue import (
+    SYMPTOMS,
+    Planted,
+    catalogue,
+    fresh,
+    load,
+)
 from sitekit import find
 from sitekit.pages import body_of, markdown_files, python_blocks, render
 
@@ -197,6 +205,32 @@ def test_at_most_three_questions_lead_from_its_symptom_to_each_mistake():
         if name not in reached[mistake.symptom]
     }
     assert lost == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "groups-tiled",
+        "queries-of-a-group-summed",
+        "group-found-by-number",
+        "queries-of-the-first-group",
+    ],
+)
+def test_as_many_key_value_heads_tell_wrong_groups_apart(name):
+    outputs = []
+    for package in (attnref, load(catalogue()[name])):
+        torch.manual_seed(0)
+        layer = package.GroupedQueryAttention(
+            d_model=5, n_heads=4, n_kv_heads=4, head_dim=2
+        )
+        x, *weights = torch.randn(3, 7, 5), *torch.randn(3, 4, 5, 2)
+        loop = package.layers.gqa.grouped_query_loop
+        looped = loop(x, *weights, torch.randn(8, 5))
+        outputs.append(torch.stack((layer(x), looped)))
+    right = torch.allclose(*outputs)
+    yes, no = find.tree()["heads"]["answers"][1]["answers"]
+    listed = {True: {*yes["likely"]}, False: {*paths(no)}}
+    assert name in listed[right] - listed[not right]
 
 
 def texts(question):
