@@ -29,6 +29,8 @@ def main(arguments: Sequence[str], prog: str = "attnref") -> str:
         return top.format_help().removesuffix("\n")
     try:
         return str(asked.run(asked))
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError) as error:
         top.exit(2, f"{prog} {asked.command}: error: {error}\n")
 

@@ -342,3 +342,16 @@ def test_colour_is_for_terminals_alone(tmp_path, monkeypatch):
     assert "\033[32m" in main(words)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033[" not in main(words)
+
+
+def test_a_reader_who_leaves_early_is_no_error(tmp_path, monkeypatch):
+    """`attnref check gqa gqa.py | head`: as with the other commands."""
+    file = tmp_path / "gqa.py"
+    file.write_text("gqa = None", encoding="utf-8")
+
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    with pytest.raises(BrokenPipeError):
+        main(["check", "gqa", str(file)])
