@@ -436,6 +436,18 @@ def test_an_unknown_mistake_is_told_with_the_smallest_input():
     assert not report.unfinished and "Time was up" not in str(report)
 
 
+@pytest.mark.parametrize(
+    ("name", "solution"),
+    [
+        ("softmax", lambda x, dim=-1: x.softmax(dim)),
+        ("online_softmax", lambda x, chunk: x.softmax(-1)),
+    ],
+)
+def test_softmax_is_told_that_a_row_without_keys_is_nan(name, solution):
+    """The first thing that many would write, and a mistake of attention."""
+    assert check(name, solution).mistakes == (("empty-row-nan",),)
+
+
 def test_that_not_all_pairs_were_tried_is_said(scaled, monkeypatch):
     """Else "none of the known mistakes" would be claimed of pairs too."""
     monkeypatch.setattr(checker, "SECONDS", -1.0)
