@@ -312,6 +312,12 @@ def _ended(ran: Ran, sizes: list[str], seconds: float) -> "Text":
     """Why there are not all answers."""
     from attnref.mistakes.catalogue import Text
 
+    if not ran.lines and ran.code == 0:  # `work` had begun, and ended it
+        return Text(
+            "its answers are gone: files outside of its folder were deleted "
+            "or overwritten",
+            "它的回答不见了：它自己文件夹以外的文件被删除或覆盖了",
+        )
     n = len(ran.lines) - 2
     if n < -1:
         at = Text("before the file was read", "在读文件之前")

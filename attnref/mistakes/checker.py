@@ -446,9 +446,15 @@ def _of_other_dtype(probe: Probe, one: Answer, other: Answer) -> bool:
     )
 
 
-def explained(
-    name: str, answers: Sequence[Answer]
-) -> tuple[tuple[str, ...], ...]:
+class Explained(NamedTuple):
+    """What gives a solution's answers, and whether time was up before all
+    pairs of mistakes were tried."""
+
+    mistakes: tuple[tuple[str, ...], ...]
+    unfinished: bool = False
+
+
+def explained(name: str, answers: Sequence[Answer]) -> Explained:
     """The mistakes, or else pairs of them, that give these answers.
 
     In half precision a solution may fail for a reason of its own: what agrees
@@ -488,11 +494,15 @@ def explained(
 
     def among(
         groups: Iterable[tuple[str, ...]], seconds: float = math.inf
-    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-        """Those that agree on all inputs, and on all but in half precision."""
+    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]], bool]:
+        """Those that agree on all inputs, and on all but in half precision,
+        and whether time was up before the last."""
         until = time.monotonic() + seconds
-        whole, most = [], []
+        whole: list[tuple[str, ...]] = []
+        most: list[tuple[str, ...]] = []
         for ids in groups:
+            if time.monotonic() > until:
+                return whole, most, True
             every = variants(name, *ids)
             if only_errors:
                 if any(map(raises, every)):
@@ -501,9 +511,7 @@ def explained(
                 whole.append(ids)
             elif fails_there and any(explains(w, but_half) for w in every):
                 most.append(ids)
-            if time.monotonic() > until:
-                break
-        return whole, most
+        return whole, most, False
 
     def wrong_at(id: str) -> set[int]:
         return {
@@ -513,13 +521,21 @@ def explained(
             if not alike(probes[n], wrong.answer(n), right[n])
         }
 
-    alone, most = among((id,) for id in catalogue())
+    def alike_to(id: str) -> set[int]:
+        return {
+            n
+            for n in some
+            for wrong in variants(name, id)
+            if alike(probes[n], wrong.answer(n), answers[n])
+        }
+
+    alone, most, _ = among((id,) for id in catalogue())
     if alone or only_errors or not failing:
-        return tuple(alone)
+        return Explained(tuple(alone))
     last = len(probes) - 1  # that repeats a call
     if not most and last in failing and answers[last].raised is None:
         # Answers by chance are no package's; attention has it from dropout.
-        return ((CHANCE,),) if variants(name, CHANCE) else ()
+        return Explained(((CHANCE,),) if variants(name, CHANCE) else ())
     # Of two, each is wrong somewhere, and both together where the solution is.
     some = [n for n in failing if n not in fails_there] if most else fails_there
     some = (some or failing)[:6]
@@ -530,9 +546,19 @@ def explained(
         pairs = [ids for ids in combinations(places, 2) if known & {*ids}]
     else:
         pairs = [*combinations(places, 2)]
-    pairs.sort(key=lambda ids: -len(places[ids[0]] | places[ids[1]]))
-    both, nearly = among(pairs, SECONDS)
-    return tuple(both or most or nearly)
+    # Where only one of the two shows, the answer is that of this one alone.
+    alike_at = {id: alike_to(id) for id in places}
+
+    def likely(ids: tuple[str, ...]) -> tuple[int, int]:
+        one, other = ids
+        return (
+            len(alike_at[one] | alike_at[other]),
+            len(places[one] | places[other]),
+        )
+
+    pairs.sort(key=likely, reverse=True)
+    both, nearly, unfinished = among(pairs, SECONDS)
+    return Explained(tuple(both or most or nearly), unfinished)
 
 
 # ------------------------------------------------------------------ report
@@ -555,6 +581,8 @@ class Report:
     smallest: Text | None = None
     printed: str = ""
     language: str = "en"
+    unfinished: bool = False
+    """Whether time was up before all pairs of known mistakes were tried."""
 
     @property
     def passed(self) -> bool:
@@ -608,6 +636,7 @@ class Report:
                 ]
                 for ids in self.mistakes
             ],
+            "unfinished": self.unfinished,
             "smallest": words.of(self.smallest),
             "printed": self.printed,
         }
@@ -622,6 +651,10 @@ WORDS = {
     "fails": Text(
         "{name}: {n} of {all} laws do not hold.",
         "{name}：{all} 条规律中有 {n} 条不成立。",
+    ),
+    "fails_one": Text(
+        "{name}: 1 of {all} laws does not hold.",
+        "{name}：{all} 条规律中有 1 条不成立。",
     ),
     "ok": Text("holds", "成立"),
     "no": Text("FAILS", "不成立"),
@@ -644,6 +677,10 @@ WORDS = {
     "none": Text(
         "This is none of the mistakes that attnref knows.",
         "这不是 attnref 已知的错误。",
+    ),
+    "unfinished": Text(
+        "Time was up before all pairs of them were tried.",
+        "时间到了，它们的两两组合没有全部试完。",
     ),
     "printed": Text("What it printed:", "它打印的内容："),
 }
@@ -688,6 +725,8 @@ class _Words:
         numbers = {"n": len(report.verdicts), "all": len(report.verdicts)}
         if failed:
             word, numbers["n"] = "fails", failed
+        if failed == 1:
+            word = "fails_one"
         first = self.say(word, name=report.exercise, **numbers)
         return self.in_colour(RED if failed else GREEN, first)
 
@@ -723,6 +762,8 @@ class _Words:
         yield ""
         if not report.mistakes:
             yield self.in_colour(BOLD, self.say("none"))
+            if report.unfinished:
+                yield self.say("unfinished")
             if report.smallest is not None:
                 yield str(self.of(report.smallest))
             return
@@ -759,9 +800,14 @@ class _Words:
         yield f"  {page_of(mistake.id, self.language)}"
 
 
-# A word, a tuple with what follows it, or one Chinese character.
+# A word, a tuple with what is around it, or one Chinese character; what closes
+# a clause stays with it.
 WIDE = "\u2e80-\uffff"
-WORD = rf"\([^()]*\)[^\s{WIDE}]*|[{WIDE}]|[^\s{WIDE}]+|\s+"
+CLOSING = "[，。；：、）]*"
+WORD = (
+    rf"(?:[^\s(){WIDE}]*\([^()]*\)[^\s{WIDE}]*|[{WIDE}]|[^\s{WIDE}]+)"
+    rf"{CLOSING}|\s+"
+)
 
 
 def _wide(text: str) -> int:
@@ -824,6 +870,9 @@ def smallest(probe: Probe, answer: Answer, right: Answer) -> Text:
             if difference(a, b)[1] is not None:
                 shown += [("gives", _short(a)), ("right", _short(b))]
                 break
+        if not shown and _of_other_dtype(probe, answer, right):
+            shown.append(("gives", str(got[0].dtype)))
+            shown.append(("right", str(wanted[0].dtype)))
     texts = []
     for n in range(len(Text._fields)):
         told = [SMALLEST["head"][n], *code]
@@ -882,18 +931,28 @@ def judged(
         )
     found = verdicts(probes, answers, right)
     failed = [v for v in found if not v.passed]
-    mistakes: tuple[tuple[str, ...], ...] = ()
+    told = Explained(())
     where: tuple[str, ...] = ()
     least = None
     if failed:
-        mistakes = explained(name, answers)
+        told = explained(name, answers)
         n = min(v.probe for v in failed)
         where = next(
             (answers[v.probe].where for v in failed if answers[v.probe].where),
             (),
         )
         least = smallest(probes[n], answers[n], right[n])
-    return Report(name, found, mistakes, None, where, least, printed, language)
+    return Report(
+        name,
+        found,
+        told.mistakes,
+        None,
+        where,
+        least,
+        printed,
+        language,
+        told.unfinished,
+    )
 
 
 def check(exercise: str, solution: object, *, language: str = "en") -> Report:

@@ -1229,6 +1229,22 @@ def online_of(p: Any) -> Callable[..., Tensor]:
     return online_softmax
 
 
+def weights_of(p: Any) -> Callable[..., Tensor]:
+    """A softmax: the weights of keys of one element for a query of 1."""
+
+    def softmax(x: Tensor, dim: int = -1) -> Tensor:
+        rows = x.movedim(dim, -1)
+        keys = rows.reshape(-1, 1, rows.shape[-1], 1)
+        mask = (keys != -torch.inf).transpose(2, 3)
+        keys = keys.masked_fill(keys == -torch.inf, 0)
+        weights: Tensor = p.attention_weights(
+            torch.ones_like(keys[:, :, :1]), keys, mask
+        )
+        return weights.reshape(rows.shape).movedim(-1, dim)
+
+    return softmax
+
+
 def flash_of(p: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     def flash(
         q: Tensor,
@@ -1282,8 +1298,10 @@ def rope_of(p: Any) -> Callable[..., Tensor]:
 
 
 EXERCISES = {
-    "softmax": Exercise((lambda p: p.softmax,), softmax_probes),
-    "online_softmax": Exercise((online_of,), online_probes),
+    "softmax": Exercise((lambda p: p.softmax, weights_of), softmax_probes),
+    "online_softmax": Exercise(
+        (online_of, lambda p: lambda x, chunk: weights_of(p)(x)), online_probes
+    ),
     "masks": Exercise(
         (masks_of, masks_by_causal, documents_by_causal), masks_probes
     ),

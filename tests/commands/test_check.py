@@ -233,6 +233,7 @@ def test_wrong_answers_are_not_believed():
             "it did not end within 2 s: it was ended on x",
         ),
         (Ran(data()[:-1], "", 0), "it ended the process with code 0, on x"),
+        (Ran([], "", 0), "its answers are gone"),  # the folder was deleted
     ],
 )
 def test_how_it_ended_is_told(ran, said):

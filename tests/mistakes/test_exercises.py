@@ -11,7 +11,7 @@ import torch
 
 import attnref
 from attnref.mistakes import checker
-from attnref.mistakes.catalogue import Lines, catalogue
+from attnref.mistakes.catalogue import Lines, catalogue, load
 from attnref.mistakes.checker import (
     CHANCE,
     check,
@@ -371,6 +371,15 @@ def test_two_mistakes_together_are_told(scaled):
     assert report.mistakes == (PAIR,)
 
 
+def test_the_pair_of_which_each_alone_is_right_somewhere_is_tried_first():
+    """RoPE in the other layout, at positions that restart in each call: one
+    of 477 pairs, for which there are not enough seconds here."""
+    wrong = "positions-restart", "rope-other-layout"
+    package = load(*(catalogue()[id] for id in wrong))
+    report = check("llama", EXERCISES["llama"].forms[0](package))
+    assert report.mistakes == (wrong,)
+
+
 def test_a_second_mistake_that_shows_in_half_precision_alone_is_told():
     """A buffer of float32, which a token beyond its end is not stored in."""
 
@@ -424,6 +433,29 @@ def test_an_unknown_mistake_is_told_with_the_smallest_input():
     assert f"it gives  (2,): {gives[0]:.4g}, {gives[1]:.4g}" in told
     assert f"right is  (2,): {right[0]:.4g}, {right[1]:.4g}" in told
     assert "不是 attnref 已知的错误" in report.text(language="zh")
+    assert not report.unfinished and "Time was up" not in str(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "solution"),
+    [
+        ("softmax", lambda x, dim=-1: x.softmax(dim)),
+        ("online_softmax", lambda x, chunk: x.softmax(-1)),
+    ],
+)
+def test_softmax_is_told_that_a_row_without_keys_is_nan(name, solution):
+    """The first thing that many would write, and a mistake of attention."""
+    assert check(name, solution).mistakes == (("empty-row-nan",),)
+
+
+def test_that_not_all_pairs_were_tried_is_said(scaled, monkeypatch):
+    """Else "none of the known mistakes" would be claimed of pairs too."""
+    monkeypatch.setattr(checker, "SECONDS", -1.0)
+    report = check("sdpa", lambda q, k, v, mask=None: 2 * q @ k.mT @ v)
+    assert report.mistakes == () and report.unfinished
+    assert report.as_json()["unfinished"]
+    assert "Time was up before all pairs of them were tried." in str(report)
+    assert "没有全部试完" in report.text(language="zh")
 
 
 @pytest.mark.parametrize(
@@ -483,6 +515,32 @@ def test_the_dtype_is_kept():
         law.fault.en
         == "the dtype is torch.float64, and should be torch.float32"
     )
+
+
+def test_where_the_dtype_alone_is_wrong_both_are_shown():
+    def softmax(x, dim=-1):
+        return x.double().softmax(dim).nan_to_num()
+
+    report = check("softmax", softmax)
+    assert str(report).startswith("softmax: 1 of 6 laws does not hold.")
+    said = "it gives  torch.float64\n  right is  torch.float32\n"
+    assert said in str(report)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "q (3, 2, 5, 4), k (3, 2, 7, 4), v (3, 2, 7, 3), mask (5, 7), "
+        "tile=(2, 3)：在 (1, 0, 2) 处是 2，应为 1",
+        "max_len=2, k 2 x (1, 1, 1, 2), v 2 x (1, 1, 1, 2)：形状是 "
+        "(1, 1, 2, 2)，应为 (1, 1, 1, 2)",
+    ],
+)
+def test_lines_break_within_no_tuple_and_before_no_comma(told):
+    lines = [*checker._wrapped(told, " " * 9)]
+    assert len(lines) == 2 and max(map(checker._wide, lines)) <= 80
+    assert all(line.count("(") == line.count(")") for line in lines)
+    assert not lines[1].strip().startswith("，")
 
 
 def test_a_cache_larger_than_it_need_be_is_told():
@@ -564,4 +622,4 @@ def test_a_solution_is_asked_in_this_process_alone():
         assert check("softmax", solution).passed
     assert attnref.check is check
     assert Solution("masks", module).given["padding_mask"]
-    assert explained("softmax", rights("softmax").answers) == ()
+    assert explained("softmax", rights("softmax").answers).mistakes == ()
