@@ -192,7 +192,7 @@ def a_tensor(value: object) -> Tensor:
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         raise SolutionError(
-            f"a {kind} is returned where a tensor is asked for",
+            f"a tensor is asked for, and the type returned is {kind}",
             f"应返回张量，实际返回的是 {kind}",
         )
     return value
@@ -202,7 +202,7 @@ def a_pair(value: object) -> tuple[Tensor, Any]:
     if not isinstance(value, tuple | list) or len(value) != 2:
         kind = type(value).__name__
         raise SolutionError(
-            f"a {kind} is returned where a pair is asked for",
+            f"a pair is asked for, and the type returned is {kind}",
             f"应返回两个值，实际返回的是 {kind}",
         )
     return a_tensor(value[0]), value[1]
