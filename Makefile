@@ -10,15 +10,19 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test quick mutants bench bench-quick bench-gpu docs fmt synced
+.PHONY: serve test audit quick mutants bench bench-quick bench-gpu docs fmt synced
 .PHONY: new check offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
 
 test: $(READY)
-	$(PY) -m pytest -n 2 --dist loadfile -m "not alone"
-	$(PY) -m pytest -m alone $$(grep -rl "mark\.alone" tests --include="test_*.py")
+	$(PY) -m pytest -n 2 --dist loadfile -m "not audit"
+
+# The sweeps: all pages in all fonts, widths and schemes, all copies in fresh
+# interpreters, all notebooks. `make test` runs a sample of each.
+audit: $(READY)
+	$(PY) -m pytest -n 2 --dist loadfile -m audit
 
 # Unit tests and laws, without tests that need the built site, a browser, other
 # libraries' modules or a model in training, and without the pages of use/.

@@ -1,0 +1,22 @@
+"""What several test files share: one module a subject."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def sampled(
+    values: Iterable[Any], in_test: Callable[[Any], bool] | Iterable[Any]
+) -> list[Any]:
+    """Parameters of which `make test` takes some and `make audit` the others.
+
+    Without `-m`, pytest runs all of them.
+    """
+    chosen = in_test if callable(in_test) else [*in_test].__contains__
+    parameters = [
+        pytest.param(value, marks=() if chosen(value) else pytest.mark.audit)
+        for value in values
+    ]
+    assert any(not each.marks for each in parameters), "nothing in make test"
+    return parameters
