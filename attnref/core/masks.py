@@ -475,6 +475,16 @@ class RuleMask:
         return alone and square and self.rule == Causal()
 
 
+@dataclass(frozen=True, eq=False)
+class CheckedMask(RuleMask):
+    """A `RuleMask` that a layer has checked for heads of the sizes `full`.
+
+    `full` is `(B, H, T, S)`. A core does not check it again for these sizes.
+    """
+
+    full: tuple[int, int, int, int] | None = None
+
+
 Mask = Tensor | RuleMask | None
 
 
@@ -559,7 +569,8 @@ def decoder_mask(
 
     `positions` holds the position of each key, -1 = an empty slot; None means
     0 to S - 1. The result has one column per key. Where the rule hides
-    nothing, it is `mask`, else a `RuleMask`, of which no part is built yet.
+    nothing, it is `mask`, else a `RuleMask`, of which no part is built yet,
+    and which cores do not check again.
 
     Examples:
         >>> valid = torch.tensor([[False, True, True]])
@@ -587,7 +598,8 @@ def decoder_mask(
         S = len(positions)
         if mask is not None:
             mask = mask[..., positions]  # -1: last column, hidden by the rule
-    return RuleMask(rule, T, S, past, positions, mask, device)
+    full = B, H, T, S
+    return CheckedMask(rule, T, S, past, positions, mask, device, full)
 
 
 # --8<-- [end:decoder]
@@ -624,6 +636,8 @@ def check_mask(
             if hasattr(mask, "hides_nothing"):
                 how = "pass a rule as a layer's `causal`, or in a RuleMask"
             raise TypeError(f"mask is {kind}; {how}")
+        if (full, device) == (getattr(mask, "full", None), mask.device):
+            return  # a layer has checked it
         if full[2:] != (mask.T, mask.S):
             raise ValueError(
                 f"mask is for {mask.T} queries and {mask.S} keys, "

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, past_of
 from attnref.core.checks import check_input, check_layer, check_sizes
+from attnref.core.heads import merge_heads, split_heads
 from attnref.core.masks import decoder_mask
 from attnref.core.sdpa import Attend, sdpa
 
@@ -78,8 +79,8 @@ class CrossAttention(nn.Module):
         """
         check_input("x", x.shape, self.d_model)
         B, T, E = x.shape
-        H, K, D = self.n_heads, self.n_kv_heads, self.head_dim
-        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+        H, K = self.n_heads, self.n_kv_heads
+        q = split_heads(self.q_proj(x), H)  # (B, H, T, D)
         S = past_of(cache, False)
         filled = cache is not None and bool(cache.stored)
         if cache is not None and filled:
@@ -91,8 +92,8 @@ class CrossAttention(nn.Module):
             S = context.shape[1]
             if len(context) != B:
                 raise ValueError(f"x has B={B}, context has B={len(context)}")
-            k = self.k_proj(context).view(B, S, K, D).transpose(1, 2)
-            v = self.v_proj(context).view(B, S, K, D).transpose(1, 2)
+            k = split_heads(self.k_proj(context), K)  # (B, K, S, D)
+            v = split_heads(self.v_proj(context), K)  # (B, K, S, D)
         new = 0 if filled else S
         seen = decoder_mask(
             mask,
@@ -105,8 +106,7 @@ class CrossAttention(nn.Module):
             k, v = cache.append(k, v)  # (B, K, S, D)
         dropout = self.dropout if self.training else 0.0
         heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
-        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
-        out: Tensor = self.o_proj(merged)
+        out: Tensor = self.o_proj(merge_heads(heads))
         return out  # (B, T, E)
 
     def _cached(

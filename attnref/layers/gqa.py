@@ -4,10 +4,11 @@
 import torch
 from torch import Tensor, nn
 
-from attnref.caches.kv_cache import Cache, past_of
+from attnref.caches.kv_cache import Cache
+from attnref.caches.past import self_attention
 from attnref.core.checks import check_input, check_layer
-from attnref.core.masks import Rule, decoder_mask
-from attnref.core.rope import rotate
+from attnref.core.heads import merge_heads, split_heads
+from attnref.core.masks import Rule
 from attnref.core.sdpa import Attend, sdpa
 from attnref.core.softmax import softmax
 
@@ -115,28 +116,14 @@ class GroupedQueryAttention(nn.Module):
         ones; without, S = T.
         """
         check_input("x", x.shape, self.d_model)
-        B, T, E = x.shape
-        H, K, D = self.n_heads, self.n_kv_heads, self.head_dim
-        past = past_of(cache, self.causal)
-        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
-        v = self.v_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
-        q, k = rotate(
-            q, k, theta=self.rope_theta, past=past, positions=positions
-        )
-        seen = decoder_mask(
-            mask,
-            (B, H, T, past + T),
-            causal=self.causal,
-            device=x.device,
-            positions=None if cache is None else cache.positions(T, x.device),
-        )
-        if cache is not None:
-            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
-        dropout = self.dropout if self.training else 0.0
-        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
-        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
-        out: Tensor = self.o_proj(merged)
+        H, K = self.n_heads, self.n_kv_heads
+        q = split_heads(self.q_proj(x), H)  # (B, H, T, D)
+        k = split_heads(self.k_proj(x), K)  # (B, K, T, D)
+        v = split_heads(self.v_proj(x), K)  # (B, K, T, D)
+        heads = self_attention(
+            self, q, k, v, mask=mask, cache=cache, positions=positions
+        )  # (B, H, T, D)
+        out: Tensor = self.o_proj(merge_heads(heads))
         return out  # (B, T, E)
 
 

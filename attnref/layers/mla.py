@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, past_of
 from attnref.core.checks import check_input, check_layer, check_sizes
+from attnref.core.heads import RMSNorm, merge_heads, split_heads
 from attnref.core.masks import Mask, Rule, decoder_mask
 from attnref.core.rope import Yarn, rotate
 from attnref.core.sdpa import Attend, sdpa
@@ -153,13 +154,6 @@ def _absorbed(p: Parts) -> Tensor:
 FORMS = {"expanded": _expanded, "latent": _latent, "absorbed": _absorbed}
 
 
-class _Norm(nn.RMSNorm):
-    """Computes in the dtype of its weight: under autocast the two differ."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
-
-
 class MultiHeadLatentAttention(nn.Module):
     """MLA of DeepSeek-V2 and V3, in three forms that compute the same.
 
@@ -231,12 +225,12 @@ class MultiHeadLatentAttention(nn.Module):
         else:
             check_sizes(q_lora_rank=q_lora_rank)
             self.q_a_proj = nn.Linear(d_model, q_lora_rank, bias=bias)
-            self.q_a_layernorm = _Norm(q_lora_rank, eps=eps)
+            self.q_a_layernorm = RMSNorm(q_lora_rank, eps=eps)
             self.q_b_proj = nn.Linear(q_lora_rank, q_width, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(
             d_model, kv_lora_rank + qk_rope_head_dim, bias=bias
         )
-        self.kv_a_layernorm = _Norm(kv_lora_rank, eps=eps)
+        self.kv_a_layernorm = RMSNorm(kv_lora_rank, eps=eps)
         self.kv_b_proj = nn.Linear(
             kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False
         )
@@ -264,7 +258,7 @@ class MultiHeadLatentAttention(nn.Module):
             raise ValueError(f"{form=} is none of {', '.join(FORMS)}")
         B, T, E = x.shape
         H, Dn, Dr = self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
-        R, Dv = self.kv_lora_rank, self.v_head_dim
+        R = self.kv_lora_rank
         past = past_of(cache, self.causal)
         if form is None:
             form = form_of(self, T, past, cached=cache is not None)
@@ -272,8 +266,8 @@ class MultiHeadLatentAttention(nn.Module):
             q = self.q_proj(x)  # (B, T, H * (Dn + Dr))
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        q = q.view(B, T, H, Dn + Dr).transpose(1, 2)  # (B, H, T, Dn + Dr)
-        q, q_rope = q.split((Dn, Dr), dim=-1)
+        q = split_heads(q, H)  # (B, H, T, Dn + Dr)
+        q, q_rope = q.tensor_split((Dn,), dim=-1)
         c, k_rope = (
             self.kv_a_proj_with_mqa(x).unsqueeze(1).split((R, Dr), dim=-1)
         )
@@ -300,8 +294,7 @@ class MultiHeadLatentAttention(nn.Module):
             q, q_rope, c, k_rope, up, seen, cache, scale, dropout, self.attend
         )
         heads = FORMS[form](parts)  # (B, H, T, Dv)
-        merged = heads.transpose(1, 2).reshape(B, T, H * Dv)  # (B, T, H * Dv)
-        out: Tensor = self.o_proj(merged)
+        out: Tensor = self.o_proj(merge_heads(heads))
         return out  # (B, T, E)
 
 

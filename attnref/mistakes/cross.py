@@ -62,12 +62,12 @@ MISTAKES = (
             Lines(
                 module="layers.cross",
                 right="""
-            k = self.k_proj(context).view(B, S, K, D).transpose(1, 2)
-            v = self.v_proj(context).view(B, S, K, D).transpose(1, 2)
+            k = split_heads(self.k_proj(context), K)  # (B, K, S, D)
+            v = split_heads(self.v_proj(context), K)  # (B, K, S, D)
 """,
                 wrong="""
-            k = self.k_proj(x).view(B, T, K, D).transpose(1, 2)
-            v = self.v_proj(x).view(B, T, K, D).transpose(1, 2)
+            k = split_heads(self.k_proj(x), K)  # (B, K, T, D)
+            v = split_heads(self.v_proj(x), K)  # (B, K, T, D)
 """,
             ),
         ),
@@ -109,10 +109,10 @@ MISTAKES = (
             Lines(
                 module="layers.cross",
                 right="""
-        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+        q = split_heads(self.q_proj(x), H)  # (B, H, T, D)
 """,
                 wrong="""
-        q = self.q_proj(context).view(B, T, H, D).transpose(1, 2)
+        q = self.q_proj(context).view(B, T, H, -1).transpose(1, 2)
 """,
             ),
         ),

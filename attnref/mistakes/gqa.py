@@ -94,12 +94,16 @@ MISTAKES = (
             Lines(
                 module="layers.gqa",
                 right="""
-        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
+        heads = self_attention(
+            self, q, k, v, mask=mask, cache=cache, positions=positions
+        )  # (B, H, T, D)
 """,
                 wrong="""
-        groups = torch.arange(H, device=x.device) // K
+        groups = [h // K for h in range(H)]
         k, v = k[:, groups], v[:, groups]
-        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
+        heads = self_attention(
+            self, q, k, v, mask=mask, cache=cache, positions=positions
+        )  # (B, H, T, D)
 """,
             ),
         ),
@@ -236,27 +240,29 @@ MISTAKES = (
             Lines(
                 module="layers.gqa",
                 right="""
-        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
-        v = self.v_proj(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
+        q = split_heads(self.q_proj(x), H)  # (B, H, T, D)
+        k = split_heads(self.k_proj(x), K)  # (B, K, T, D)
+        v = split_heads(self.v_proj(x), K)  # (B, K, T, D)
 """,
                 wrong="""
-        q = self.q_proj(x).view(B, T, H, D)
-        k = self.k_proj(x).view(B, T, K, D)
-        v = self.v_proj(x).view(B, T, K, D)
+        q = self.q_proj(x).unflatten(2, (H, -1))  # (B, T, H, D)
+        k = self.k_proj(x).unflatten(2, (K, -1))  # (B, T, K, D)
+        v = self.v_proj(x).unflatten(2, (K, -1))  # (B, T, K, D)
 """,
             ),
             Lines(
                 module="layers.gqa",
                 right="""
-        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
-        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+        heads = self_attention(
+            self, q, k, v, mask=mask, cache=cache, positions=positions
+        )  # (B, H, T, D)
+        out: Tensor = self.o_proj(merge_heads(heads))
 """,
                 wrong="""
         k = k.repeat_interleave(H // K, dim=2)
         v = v.repeat_interleave(H // K, dim=2)
-        heads = self.attend(q, k, v, dropout=dropout)
-        merged = heads.view(B, T, H * D)
+        heads = self.attend(q, k, v)  # (B, T, H, D)
+        out: Tensor = self.o_proj(heads.flatten(2))
 """,
             ),
         ),
@@ -286,19 +292,18 @@ MISTAKES = (
             en="forward takes a mask and never uses it",
             zh="forward 收了掩码，却从来没有用",
         ),
-        lines=tuple(
+        lines=(
             Lines(
-                module=f"layers.{layer}",
+                module="caches.past",
                 right="""
-        seen = decoder_mask(
-            mask,
+    seen = decoder_mask(
+        mask,
 """,
                 wrong="""
-        seen = decoder_mask(
-            None,
+    seen = decoder_mask(
+        None,
 """,
-            )
-            for layer in ("mha", "mqa", "gqa")
+            ),
         ),
         symptom="inert",
         shown=padded,
@@ -350,14 +355,16 @@ MISTAKES = (
             Lines(
                 module="layers.gqa",
                 right="""
-        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
-        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+        heads = self_attention(
+            self, q, k, v, mask=mask, cache=cache, positions=positions
+        )  # (B, H, T, D)
 """,
                 wrong="""
-        q = q.view(B, K, H // K, T, D)  # "b (h g) n d -> b g h n d"
+        q = q.unflatten(1, (K, H // K))  # "b (h g) n d -> b g h n d"
         q = q.sum(dim=2)  # "b g h n d, b h s d -> b h n s"
-        heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, K, T, D)
-        merged = heads.transpose(1, 2).reshape(B, T, K * D)  # (B, T, K * D)
+        heads = self_attention(
+            self, q, k, v, mask=mask, cache=cache, positions=positions
+        )  # (B, K, T, D)
 """,
             ),
         ),

@@ -723,18 +723,18 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.gqa",
+                module="caches.past",
                 right="""
-        seen = decoder_mask(
-            mask,
-            (B, H, T, past + T),
-            causal=self.causal,
+    seen = decoder_mask(
+        mask,
+        (B, H, T, past + T),
+        causal=layer.causal,
 """,
                 wrong="""
-        seen = decoder_mask(
-            mask,
-            (B, H, T, past + T),
-            causal=self.causal and cache is None,
+    seen = decoder_mask(
+        mask,
+        (B, H, T, past + T),
+        causal=layer.causal and cache is None,
 """,
             ),
         ),
@@ -885,14 +885,14 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.gqa",
+                module="caches.past",
                 right="""
-            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+        k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
 """,
                 wrong="""
-            k = k.repeat_interleave(H // K, dim=1)
-            v = v.repeat_interleave(H // K, dim=1)
-            k, v = cache.append(k, v)
+        k = k.repeat_interleave(H // K, dim=1)
+        v = v.repeat_interleave(H // K, dim=1)
+        k, v = cache.append(k, v)
 """,
             ),
         ),

@@ -137,13 +137,14 @@ MISTAKES = (
             en="Heads are merged with transpose(-1, -2)",
             zh="合并各头时写成 transpose(-1, -2)",
         ),
-        lines=in_layers(
-            (
-                """
-        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+        lines=(
+            Lines(
+                module="core.heads",
+                right="""
+    return heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 """,
-                """
-        merged = heads.transpose(-1, -2).contiguous().view(B, T, H * D)
+                wrong="""
+    return heads.transpose(-1, -2).contiguous().view(B, T, H * D)
 """,
             ),
         ),
@@ -188,13 +189,14 @@ MISTAKES = (
             en="Heads are merged without the transpose",
             zh="合并各头之前忘了转置",
         ),
-        lines=in_layers(
-            (
-                """
-        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+        lines=(
+            Lines(
+                module="core.heads",
+                right="""
+    return heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 """,
-                """
-        merged = heads.reshape(B, T, H * D)  # (B, T, H * D)
+                wrong="""
+    return heads.reshape(B, T, H * D)  # (B, T, H * D)
 """,
             ),
         ),
@@ -242,13 +244,14 @@ MISTAKES = (
             en="view after a transpose or expand, without contiguous()",
             zh="转置或 expand 之后直接 view，没有 contiguous()",
         ),
-        lines=in_layers(
-            (
-                """
-        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+        lines=(
+            Lines(
+                module="core.heads",
+                right="""
+    return heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 """,
-                """
-        merged = heads.transpose(1, 2).view(B, T, H * D)  # (B, T, H * D)
+                wrong="""
+    return heads.transpose(1, 2).view(B, T, H * D)  # (B, T, H * D)
 """,
             ),
         ),
@@ -288,16 +291,12 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.mha",
+                module="core.heads",
                 right="""
-        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        v = self.v_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+    return x.view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
 """,
                 wrong="""
-        q = self.q_proj(x).view(B, H, T, D)
-        k = self.k_proj(x).view(B, H, T, D)
-        v = self.v_proj(x).view(B, H, T, D)
+    return x.view(B, H, T, D)
 """,
             ),
         ),
@@ -341,14 +340,15 @@ MISTAKES = (
             en="(B, H) is read as (H, B): rows of the batch are mixed",
             zh="把 (B, H) 当成 (H, B)，批次的各行串在了一起",
         ),
-        lines=in_layers(
-            (
-                """
-        merged = heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
+        lines=(
+            Lines(
+                module="core.heads",
+                right="""
+    return heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 """,
-                """
-        heads = heads.reshape(H, B, T, D)
-        merged = heads.permute(1, 2, 0, 3).reshape(B, T, H * D)
+                wrong="""
+    heads = heads.reshape(H, B, T, D)
+    return heads.permute(1, 2, 0, 3).reshape(B, T, H * D)
 """,
             ),
         ),
@@ -395,11 +395,11 @@ MISTAKES = (
         lines=in_layers(
             (
                 """
-        B, T, E = x.shape
+        q = split_heads(self.q_proj(x), H)  # (B, H, T, D)
 """,
                 """
         x = x.transpose(0, 1)  # what comes first is read as the sequence
-        B, T, E = x.shape
+        q = split_heads(self.q_proj(x), H)  # (B, H, T, D)
 """,
             ),
             (
@@ -453,10 +453,10 @@ MISTAKES = (
         lines=in_layers(
             (
                 """
-        out: Tensor = self.o_proj(merged)
+        out: Tensor = self.o_proj(merge_heads(heads))
 """,
                 """
-        out: Tensor = merged
+        out: Tensor = merge_heads(heads)
 """,
             ),
         ),
@@ -501,27 +501,23 @@ MISTAKES = (
         lines=tuple(
             Lines(
                 module=f"layers.{layer}",
-                right=f"\n{room}v = self.v_proj{call}\n",
-                wrong=f"\n{room}v = self.k_proj{call}\n",
+                right=line.format("v_proj"),
+                wrong=line.format("k_proj"),
             )
-            for layer, room, call in (
-                (
-                    "mha",
-                    " " * 8,
-                    "(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)",
-                ),
-                ("mqa", " " * 8, "(x).unsqueeze(1)  # (B, 1, T, D)"),
-                (
-                    "gqa",
-                    " " * 8,
-                    "(x).view(B, T, K, D).transpose(1, 2)  # (B, K, T, D)",
-                ),
-                (
-                    "cross",
-                    " " * 12,
-                    "(context).view(B, S, K, D).transpose(1, 2)",
-                ),
-            )
+            for layer, line in {
+                "mha": """
+        v = split_heads(self.{}(x), H)  # (B, H, T, D)
+""",
+                "mqa": """
+        v = self.{}(x).unsqueeze(1)  # (B, 1, T, D)
+""",
+                "gqa": """
+        v = split_heads(self.{}(x), K)  # (B, K, T, D)
+""",
+                "cross": """
+            v = split_heads(self.{}(context), K)  # (B, K, S, D)
+""",
+            }.items()
         ),
         symptom="worse",
         shown=last_output,
@@ -558,12 +554,12 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.mha",
+                module="caches.past",
                 right="""
-        dropout = self.dropout if self.training else 0.0
+    dropout = layer.dropout if layer.training else 0.0
 """,
                 wrong="""
-        dropout = self.dropout
+    dropout = layer.dropout
 """,
             ),
         ),
@@ -604,12 +600,12 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.mha",
+                module="caches.past",
                 right="""
-            causal=self.causal,
+        causal=layer.causal,
 """,
                 wrong="""
-            causal=False,
+        causal=False,
 """,
             ),
         ),
@@ -651,12 +647,12 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.mha",
+                module="caches.past",
                 right="""
-            causal=self.causal,
+        causal=layer.causal,
 """,
                 wrong="""
-            causal=self.causal if self.training else False,
+        causal=layer.causal if layer.training else False,
 """,
             ),
         ),

@@ -121,19 +121,13 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.gqa",
+                module="caches.past",
                 right="""
-        q, k = rotate(
-            q, k, theta=self.rope_theta, past=past, positions=positions
-        )
+    q, k = rotate(q, k, theta=layer.rope_theta, past=past, positions=positions)
 """,
                 wrong="""
-        q, k = rotate(
-            q, k, theta=self.rope_theta, past=past, positions=positions
-        )
-        _, v = rotate(
-            q, v, theta=self.rope_theta, past=past, positions=positions
-        )
+    q, k = rotate(q, k, theta=layer.rope_theta, past=past, positions=positions)
+    _, v = rotate(q, v, theta=layer.rope_theta, past=past, positions=positions)
 """,
             ),
         ),
@@ -303,29 +297,25 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.gqa",
+                module="caches.past",
                 right="""
-        q, k = rotate(
-            q, k, theta=self.rope_theta, past=past, positions=positions
-        )
+    q, k = rotate(q, k, theta=layer.rope_theta, past=past, positions=positions)
 """,
                 wrong="""
-        k, _ = rotate(
-            k, k, theta=self.rope_theta, past=past, positions=positions
-        )
+    k, _ = rotate(k, k, theta=layer.rope_theta, past=past, positions=positions)
 """,
             ),
             Lines(
-                module="layers.gqa",
+                module="caches.past",
                 right="""
-            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+        k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
 """,
                 wrong="""
-            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
-        offset = 0 if cache is None else cache.length
-        q, _ = rotate(
-            q, q, theta=self.rope_theta, past=offset, positions=positions
-        )
+        k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+    offset = 0 if cache is None else cache.length
+    q, _ = rotate(
+        q, q, theta=layer.rope_theta, past=offset, positions=positions
+    )
 """,
             ),
         ),
@@ -356,13 +346,13 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.gqa",
+                module="caches.past",
                 right="""
-            k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+        k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
 """,
                 wrong="""
-            k, v = cache.append(k, v)  # (B, K, S, D)
-            _, k = rotate(k, k, theta=self.rope_theta)  # from position 0 on
+        k, v = cache.append(k, v)  # (B, K, S, D)
+        _, k = rotate(k, k, theta=layer.rope_theta)  # from position 0 on
 """,
             ),
         ),

@@ -445,23 +445,15 @@ MISTAKES = (
         ),
         lines=(
             Lines(
-                module="layers.mha",
+                module="caches.past",
                 right="""
-        q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        v = self.v_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        q, k = rotate(
-            q, k, theta=self.rope_theta, past=past, positions=positions
-        )
+    q, k = rotate(q, k, theta=layer.rope_theta, past=past, positions=positions)
 """,
                 wrong="""
-        q = self.q_proj(x).view(B, T, H, D)  # (B, T, H, D)
-        k = self.k_proj(x).view(B, T, H, D)  # (B, T, H, D)
-        v = self.v_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-        q, k = rotate(
-            q, k, theta=self.rope_theta, past=past, positions=positions
-        )
-        q, k = q.transpose(1, 2), k.transpose(1, 2)  # (B, H, T, D)
+    q, k = (
+        rotate(x, x, theta=layer.rope_theta, past=past)[0].transpose(1, 2)
+        for x in (q.transpose(1, 2), k.transpose(1, 2))  # before the transpose
+    )
 """,
             ),
         ),
