@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnref.caches.past import self_attention
 from sitekit.render import Rows
 from sitekit.shapes import Tracer
 
@@ -23,35 +24,37 @@ ORDER = ("B", "T", "S", "H", "K", "R", "D", *list(WIDTHS)[1:], "E")
 def recorded(
     layer: Any, *inputs: Tensor, **named: Any
 ) -> tuple[Rows, dict[str, int]]:
-    """What the shape comments of a layer's `forward` say, and what came; and
-    the size of each of their letters."""
-    file = str(inspect.getsourcefile(type(layer)))
-    source = Path(file).read_text(encoding="utf-8")
-    lines, first = inspect.getsourcelines(type(layer).forward)
-    body = range(first, first + len(lines))
+    """What the shape comments of a layer's `forward` say, and of what it calls
+    between its projections, and what came; and the size of each letter."""
+    bodies: dict[str, range] = {}
+    for called in self_attention, type(layer).forward:
+        file = str(inspect.getsourcefile(called))
+        lines, first = inspect.getsourcelines(called)
+        bodies[file] = range(first, first + len(lines))
     letters = {
         letter: getattr(layer, name)
         for letter, name in WIDTHS.items()
         if hasattr(layer, name)
     }
-    tracer = Tracer({file: source}, letters)
+    sources = {name: Path(name).read_text(encoding="utf-8") for name in bodies}
+    tracer = Tracer(sources, letters)
     with tracer, torch.no_grad():
         layer(*inputs, **named)
     if tracer.faults:
         raise ValueError("; ".join(tracer.faults))
     rows: Rows = []
     sizes: dict[str, int] = {}
-    for line, c in tracer.comments[file].items():
-        if (file, line) in tracer.seen and line in body:
-            shape, known = tracer.seen[file, line]
-            name = ", ".join(c.targets) or "return"
-            rows.append([f"`{name}`", f"`{c.text}`", f"`{shape}`"])
-            sizes |= {n: known[n] for n in c.letters}
-        elif (file, line) in tracer.unclear and line in body:
+    for (name, line), alike in tracer.unclear.items():
+        if name == file and line in bodies[file]:
+            text = tracer.comments[name][line].text
             why = "a walk needs another size for each letter"
-            raise ValueError(
-                f"{c.text} has {tracer.unclear[file, line]}: {why}"
-            )
+            raise ValueError(f"{text} has {alike}: {why}")
+    for (name, line), (shape, known) in tracer.seen.items():  # as they ran
+        c = tracer.comments[name][line]
+        if line in bodies[name] and (c.targets or name == file):
+            value = ", ".join(c.targets) or "return"
+            rows.append([f"`{value}`", f"`{c.text}`", f"`{shape}`"])
+            sizes |= {n: known[n] for n in c.letters}
     return rows, {k: sizes[k] for k in sorted(sizes, key=ORDER.index)}
 
 
