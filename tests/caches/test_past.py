@@ -5,8 +5,13 @@ from collections import Counter
 import pytest
 import torch
 
-from attnref import KVCache, MultiHeadLatentAttention, Window, padding_mask
-from attnref import GroupedQueryAttention as GQA
+from attnref import (
+    GroupedQueryAttention,
+    KVCache,
+    MultiHeadLatentAttention,
+    Window,
+    padding_mask,
+)
 from attnref.core import masks
 from tests.variants import CORES
 
@@ -18,7 +23,9 @@ LATENT = {
     "v_head_dim": 3,
 }
 LAYERS = {
-    "gqa": lambda **options: GQA(**SIZES, n_kv_heads=2, **options),
+    "gqa": lambda **options: GroupedQueryAttention(
+        **SIZES, n_kv_heads=2, **options
+    ),
     "mla": lambda **options: MultiHeadLatentAttention(
         **SIZES, **LATENT, **options
     ),
