@@ -28,8 +28,8 @@ from attnref import (
     greedy,
     padding_mask,
 )
-from tests.caches.test_kv_cache import Lists, refused
 from tests.conftest import relative_error
+from tests.kit.caches import Lists, refused
 from tests.variants import (
     CACHES,
     ONCE,

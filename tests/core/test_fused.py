@@ -13,10 +13,20 @@ from attnref import (
     sdpa,
 )
 from tests.conftest import relative_error
-from tests.core.test_flash import MASKS, gradients
-from tests.core.test_sdpa import DV, B, H, K, Made, S, T, qkv
+from tests.kit.attention import (
+    DV,
+    EVERY_MASK,
+    B,
+    H,
+    K,
+    Made,
+    S,
+    T,
+    gradients,
+    qkv,
+)
 
-ROWS = MASKS | {
+ROWS = EVERY_MASK | {
     "an empty row": lambda: torch.arange(T)[:, None] != 2,
     "one head": lambda: torch.rand(B, H, 1, S) > 0.4,
 }

@@ -25,9 +25,9 @@ from attnref import (
     padding_mask_from_hf,
     sampled,
 )
-from tests.caches.test_kv_cache import refused
 from tests.conftest import relative_error
-from tests.oracles.test_transformers import LENGTH, decoders, padded
+from tests.kit.caches import refused
+from tests.kit.oracles import LENGTH, decoders, padded
 from tests.variants import (
     CACHES,
     READERS,

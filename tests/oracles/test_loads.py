@@ -31,7 +31,7 @@ from sitekit.drawn.conventions import ORACLES
 from sitekit.drawn.masks import named
 from sitekit.pages import body_of
 from tests.conftest import fences, relative_error
-from tests.oracles.test_transformers import sharpened
+from tests.kit.oracles import sharpened
 
 B, E, H, K, D, WINDOW = 3, 48, 8, 2, 16, 8
 SIZES = {
