@@ -29,7 +29,7 @@ from attnref import (
     padding_mask,
 )
 from tests.caches.test_kv_cache import Lists, refused
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import (
     CACHES,
     ONCE,

@@ -9,9 +9,9 @@ import torch
 
 from attnref import Causal, Documents, Prefix, RuleMask, Window, flex, sdpa
 from attnref.core.flex import _kernel
-from tests.conftest import relative_error
 from tests.core.test_flash import MASKS
 from tests.core.test_sdpa import DV, B, H, S, T, qkv
+from tests.kit.compare import relative_error
 from tests.variants import CORES
 
 RULES = {

@@ -12,9 +12,9 @@ from attnref import (
     fused_backend,
     sdpa,
 )
-from tests.conftest import relative_error
 from tests.core.test_flash import MASKS, gradients
 from tests.core.test_sdpa import DV, B, H, K, Made, S, T, qkv
+from tests.kit.compare import relative_error
 
 ROWS = MASKS | {
     "an empty row": lambda: torch.arange(T)[:, None] != 2,

@@ -20,7 +20,7 @@ from attnref import (
     padding_mask,
     sdpa,
 )
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 
 B, T, S, H, K, D, DV = 2, 7, 11, 6, 3, 5, 13
 

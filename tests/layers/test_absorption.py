@@ -20,8 +20,8 @@ from attnref import (
 from sitekit.drawn.absorption import rounding
 from sitekit.drawn.mla import V3
 from tests.caches.test_kv_cache import refused
-from tests.conftest import relative_error
 from tests.core.test_sdpa import Made
+from tests.kit.compare import relative_error
 from tests.layers.test_mla import (
     DN,
     DR,

@@ -26,7 +26,7 @@ from attnref import (
     sampled,
 )
 from tests.caches.test_kv_cache import refused
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.oracles.test_transformers import LENGTH, decoders, padded
 from tests.variants import (
     CACHES,

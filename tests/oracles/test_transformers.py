@@ -32,7 +32,7 @@ from attnref import (
     rope_table,
     token_positions,
 )
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import SERVING, VARIANTS, B, built, rule, takes
 
 H, K, E, D_FF, LENGTH, ROOM, THETA = 8, 2, 48, 37, 24, 31, 500.0
