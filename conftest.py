@@ -17,9 +17,6 @@ import pytest
 
 from sitekit import ROOT, pages, parity
 
-# Its helpers assert, and a failure shows both sides.
-pytest.register_assert_rewrite("tests.kit")
-
 
 class SiteMarkdown:
     def parse(self, text: str) -> list[Any]:

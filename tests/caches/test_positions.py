@@ -28,8 +28,8 @@ from attnref import (
     greedy,
     padding_mask,
 )
-from tests.conftest import relative_error
 from tests.kit.caches import Lists, refused
+from tests.kit.compare import relative_error
 from tests.variants import (
     CACHES,
     ONCE,

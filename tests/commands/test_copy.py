@@ -18,7 +18,7 @@ from attnref.__main__ import main
 from attnref.commands import copy
 from sitekit import ROOT
 from tests.commands.exchanged import copied
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.kit.copies import ALONE, in_a_fresh_interpreter
 from tests.variants import VARIANTS, T, tokens, variant
 

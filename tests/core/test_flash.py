@@ -20,7 +20,6 @@ from attnref import (
 )
 from attnref.core.flash import Tiles, parts
 from attnref.mistakes.laws import far_scores
-from tests.conftest import relative_error
 from tests.kit.attention import (
     DV,
     EVERY_MASK,
@@ -37,6 +36,7 @@ from tests.kit.attention import (
     qkv,
     torch_sdpa,
 )
+from tests.kit.compare import relative_error
 
 TILES = [(1, 1), (2, 3), (4, 4), (7, 11), (128, 128)]
 

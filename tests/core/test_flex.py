@@ -9,8 +9,8 @@ import torch
 
 from attnref import Causal, Documents, Prefix, RuleMask, Window, flex, sdpa
 from attnref.core.flex import _kernel
-from tests.conftest import relative_error
 from tests.kit.attention import DV, EVERY_MASK, B, H, S, T, qkv
+from tests.kit.compare import relative_error
 from tests.variants import CORES
 
 RULES = {

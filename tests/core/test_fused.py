@@ -12,7 +12,6 @@ from attnref import (
     fused_backend,
     sdpa,
 )
-from tests.conftest import relative_error
 from tests.kit.attention import (
     DV,
     EVERY_MASK,
@@ -25,6 +24,7 @@ from tests.kit.attention import (
     gradients,
     qkv,
 )
+from tests.kit.compare import relative_error
 
 ROWS = EVERY_MASK | {
     "an empty row": lambda: torch.arange(T)[:, None] != 2,

@@ -21,7 +21,6 @@ from attnref import (
     split_kv,
     with_prefix,
 )
-from tests.conftest import relative_error
 from tests.kit.attention import (
     DV,
     MASKS,
@@ -36,6 +35,7 @@ from tests.kit.attention import (
     leaves,
     qkv,
 )
+from tests.kit.compare import relative_error
 
 
 def merged(q, k, v, mask, sizes):

@@ -20,7 +20,6 @@ from attnref import (
     padding_mask,
     sdpa,
 )
-from tests.conftest import relative_error
 from tests.kit.attention import (
     DV,
     MASKS,
@@ -34,6 +33,7 @@ from tests.kit.attention import (
     qkv,
     torch_sdpa,
 )
+from tests.kit.compare import relative_error
 
 
 def test_the_weights_of_the_tests_are_sharp():

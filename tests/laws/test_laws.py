@@ -23,7 +23,7 @@ from attnref import (
 )
 from attnref.numbers.kv_memory import DTYPES, group_bytes
 from sitekit import ROOT
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import (
     CACHES,
     CORES,

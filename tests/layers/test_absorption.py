@@ -19,9 +19,9 @@ from attnref import (
 )
 from sitekit.drawn.absorption import rounding
 from sitekit.drawn.mla import V3
-from tests.conftest import relative_error
 from tests.kit.attention import Made
 from tests.kit.caches import refused
+from tests.kit.compare import relative_error
 from tests.kit.mla import (
     DN,
     DR,

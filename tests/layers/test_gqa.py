@@ -13,7 +13,7 @@ from attnref import (
     grouped_query_loop,
     mha_to_gqa,
 )
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import B, E, T, tokens, variant
 
 

@@ -15,7 +15,7 @@ from attnref import (
     rope_table,
 )
 from sitekit.drawn.mla import V3
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.kit.mla import (
     DN,
     DR,

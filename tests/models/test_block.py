@@ -25,8 +25,8 @@ from attnref import (
     padding_mask_from_hf,
     sampled,
 )
-from tests.conftest import relative_error
 from tests.kit.caches import refused
+from tests.kit.compare import relative_error
 from tests.kit.oracles import LENGTH, decoders, padded
 from tests.variants import (
     CACHES,

@@ -20,7 +20,7 @@ from attnref import (
     Yarn,
     token_positions,
 )
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.kit.oracles import (
     BOUND,
     CHUNKS,

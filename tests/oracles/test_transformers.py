@@ -26,7 +26,7 @@ from attnref import (
     rope_table,
     token_positions,
 )
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.kit.oracles import (
     BOUND,
     CHUNKS,

@@ -21,7 +21,7 @@ from attnref.commands import copy
 from sitekit import ROOT, files, pages
 from sitekit.drawn.files import downloads
 from tests.kit.copies import ALONE, in_a_fresh_interpreter
-from tests.site.test_site import PAGES, Reader, built
+from tests.kit.pages import PAGES, Reader, built
 
 BLOCK = re.compile(
     r'<div id="([^"]+)" class="language-python highlight">'

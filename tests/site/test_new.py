@@ -12,7 +12,7 @@ import pytest
 import conftest
 from sitekit import ROOT
 from sitekit import new as skeleton
-from tests.conftest import build, copy_of_the_sources
+from tests.kit.site import build, copy_of_the_sources
 
 COMMANDS = """
 import sys

@@ -25,7 +25,7 @@ from attnref.commands.copy import one_file
 from sitekit import ROOT
 from sitekit.drawn import project
 from sitekit.pages import body_of, program
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 
 # isort: split
 # --8<-- [start:model]

@@ -37,7 +37,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from attnref import padding_mask
 from sitekit import ROOT
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 
 
 # --8<-- [start:model]
