@@ -213,12 +213,12 @@ def test_it_runs_on_meta_tensors():
 def test_dropout_keeps_the_mean_and_its_gradients_are_its_own():
     q, k, v = qkv(sharp=1.0)
     want, told = sdpa(q, k, v), {"dropout": 0.4, "tile": (2, 3)}
-    tries = torch.stack([flash(q, k, v, **told) for _ in range(2000)])
+    tries = torch.stack([flash(q, k, v, **told) for _ in range(500)])
     assert not torch.equal(tries[0], tries[1])
-    error = (tries.mean(0) - want).abs() / (tries.std(0) / 2000**0.5)
+    error = (tries.mean(0) - want).abs() / (tries.std(0) / 500**0.5)
     assert error.max() < 6  # standard errors
     # As large as what sdpa drops.
-    theirs = torch.stack([sdpa(q, k, v, dropout=0.4) for _ in range(2000)])
+    theirs = torch.stack([sdpa(q, k, v, dropout=0.4) for _ in range(500)])
     spread = tries.std(0).mean() / theirs.std(0).mean()
     assert abs(spread - 1) < 0.02
 

@@ -23,6 +23,7 @@ from attnref import (
 )
 from attnref.numbers.kv_memory import DTYPES, group_bytes
 from sitekit import ROOT
+from tests.kit import sampled
 from tests.kit.compare import relative_error
 from tests.variants import (
     CACHES,
@@ -264,7 +265,7 @@ def test_a_token_reaches_those_that_see_it_and_no_other(name, make):
                 assert moved[j] > 0.01
 
 
-@every_pair
+@pairs(VARIANTS, one_cache=True)
 @each_core
 def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core):
     """In any chunks, under masks, with positions, and in its gradients."""
@@ -469,9 +470,13 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
 
 
 # Those that are compiled whole: the tiles of `flash` are chosen by values.
-each_compiled_core = pytest.mark.parametrize(
-    "attend", [CORES["sdpa"], fused], ids=["sdpa", "fused"]
-)
+def each_compiled_core(*in_test):
+    """Compiling takes seconds: some of the two in `make test`."""
+    return pytest.mark.parametrize(
+        "attend",
+        sampled([CORES["sdpa"], fused], lambda core: core in in_test),
+        ids=["sdpa", "fused"],
+    )
 
 
 def each_at_once(attend):
@@ -484,7 +489,7 @@ def each_at_once(attend):
     return sharp(Decoder(blocks, n_tokens=31, d_model=E))
 
 
-@each_compiled_core
+@each_compiled_core(CORES["sdpa"])
 def test_ten_requests_with_fresh_caches_take_two_graphs(attend):
     decoder, prompt = each_at_once(attend), torch.randint(31, (B, 9))
     torch.compiler.reset()
@@ -522,7 +527,8 @@ def test_ten_requests_with_fresh_caches_take_two_graphs(attend):
     assert len(graphs) == 2 + with_and_without_masks(6, 7, 8, 4)
 
 
-@each_compiled_core
+@pytest.mark.audit
+@each_compiled_core(CORES["sdpa"], fused)
 def test_all_layers_compile_for_any_length(attend):
     """Together, those without a context; then each of the others.
 
@@ -552,7 +558,7 @@ def test_all_layers_compile_for_any_length(attend):
             assert relative_error(got, want) <= 1e-14
 
 
-@each_compiled_core
+@each_compiled_core(fused)
 def test_all_layers_are_exported_for_any_length(attend):
     decoder = each_at_once(attend)
     ids = torch.randint(31, (B, 13))
