@@ -428,15 +428,35 @@ def test_in_training_alone_weights_are_dropped(name):
 @every_pair
 @torch.no_grad()
 def test_autocast_warns_of_nothing_and_caches_half_precision(name, make):
-    """The suite turns warnings into errors: rms_norm has one for two dtypes."""
+    """rms_norm has a warning for two dtypes, and the suite makes errors of
+    warnings."""
     for options in VARIANTS[name].options:
         layer = variant(name, **options).float()
         given, cache = tuple(t.float() for t in inputs(name)), make(S)
         want = run(name, layer, given)
-        with torch.autocast("cpu", torch.bfloat16):
-            got = run(name, layer, given, (5, 1, 1), cache)
-        assert {t.dtype for t in cache.stored} == {torch.bfloat16}
-        assert 0 < relative_error(got, want) < 0.2, options
+        place = f"{VARIANTS[name].layer.__name__} with {options}, autocast"
+        try:
+            with torch.autocast("cpu", torch.bfloat16):
+                got = run(name, layer, given, (5, 1, 1), cache)
+        except (UserWarning, RuntimeError) as error:
+            norms = [
+                part
+                for part, module in layer.named_modules()
+                if isinstance(module, nn.RMSNorm)
+            ]
+            pytest.fail(
+                f"{place}: {error}\nLinear layers give bfloat16 there, and "
+                f"weights stay float32. The norms {norms} have to compute in "
+                "the dtype of their weight and give that of their input: "
+                "`self.norm(x.to(self.norm.weight.dtype)).to(x.dtype)`, as "
+                "the norms of attnref/layers/mla.py do"
+            )
+        dtypes = {t.dtype for t in cache.stored}
+        assert dtypes == {torch.bfloat16}, (
+            f"{place}: the cache stores {dtypes}; append what the projections "
+            "give, bfloat16, and convert after a norm or RoPE with .to(x.dtype)"
+        )
+        assert 0 < relative_error(got, want) < 0.2, place
 
 
 @every_pair
@@ -466,7 +486,11 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
         assert got.shape == (B, T, E)
         assert (got.dtype, got.device.type) == (kind, device)
         want = B * group_bytes(VARIANTS[name].group, n, DTYPES[dtype])
-        assert cache.nbytes * needed == want * kept, (dtype, device)
+        assert cache.nbytes * needed == want * kept, (
+            f"{name} in {dtype} on {device} stores {cache.nbytes} bytes for "
+            f"{kept} of {n} tokens, and `group=` of its entry in "
+            f"tests/variants.py says {want * kept // needed}"
+        )
 
 
 # Those that are compiled whole: the tiles of `flash` are chosen by values.
