@@ -208,14 +208,22 @@ def each_cache_of(name: str, *others: None) -> pytest.MarkDecorator:
     )
 
 
-def pairs(names: Iterable[str]) -> pytest.MarkDecorator:
-    """Each of the layers with each cache that serves it."""
+def pairs(
+    names: Iterable[str], *, one_cache: bool = False
+) -> pytest.MarkDecorator:
+    """Each of the layers with each cache that serves it; in `make test`, with
+    the first alone if that is enough."""
     return pytest.mark.parametrize(
         ("name", "make"),
         [
-            pytest.param(name, make, id=f"{name}, {cache}")
+            pytest.param(
+                name,
+                make,
+                id=f"{name}, {cache}",
+                marks=pytest.mark.audit if one_cache and i else (),
+            )
             for name in names
-            for cache, make in SERVING[name].items()
+            for i, (cache, make) in enumerate(SERVING[name].items())
         ],
     )
 

@@ -1,26 +1,31 @@
 """Each cache against plain lists, and against `torch.cat` of everything."""
 
-import itertools
 import re
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import numpy
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnref import Everything, GrowingKVCache, KVCache
+from attnref import GrowingKVCache, KVCache
+from tests.kit.caches import (
+    CPU,
+    DV,
+    B,
+    D,
+    K,
+    Lists,
+    T,
+    agree,
+    append,
+    filled,
+    holds,
+    kv,
+    refused,
+)
 from tests.variants import CACHES, each_cache
 
-B, K, T, D, DV = 2, 3, 11, 5, 7
 CHUNKS = {
     "one by one": [1] * T,
     "twos": [2, 2, 2, 2, 2, 1],
@@ -29,7 +34,6 @@ CHUNKS = {
     "ragged": [4, 1, 3, 1, 2],
     "nothing, then all": [0, T, 0],
 }
-CPU = torch.device("cpu")
 # Those that return all keys, and in order.
 WHOLE = {
     name: make
@@ -42,72 +46,6 @@ MODES = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
 }
-
-
-def kv(T=1, *, B=B, **made):
-    """K and V of `T` new tokens; their widths differ, as MLA's will."""
-    return torch.randn(B, K, T, D, **made), torch.randn(B, K, T, DV, **made)
-
-
-def filled(make, T=4, *, max_len=6, **made):
-    cache = make(max_len)
-    cache.append(*kv(T, **made))
-    return cache
-
-
-def agree(ours, wanted):
-    """As `torch.equal`, tensor by tensor."""
-    return len(ours) == len(wanted) and all(
-        x.dtype == y.dtype and torch.equal(x, y)
-        for x, y in zip(ours, wanted, strict=True)
-    )
-
-
-def standing(tensors, at, so_far):
-    """Whether each key is the one of its position, of all so far."""
-    at = torch.arange(so_far[0].shape[2]) if at is None else at
-    there = at >= 0
-    keys = [t[:, :, there] for t in tensors]
-    return agree(keys, [t[:, :, at[there]] for t in so_far])
-
-
-def holds(cache, so_far):
-    return standing(cache.stored, cache.positions(0, CPU), so_far)
-
-
-def append(cache, new, so_far):
-    """The keys stand where `positions` says, each once; none is missing that
-    `keeps` shows to the new tokens.
-    """
-    n, end = new[0].shape[2], so_far[0].shape[2]
-    keeps, at = cache.keeps, cache.positions(n, CPU)
-    got = cache.append(*new)
-    assert standing(got, at, so_far)
-    i, j = torch.arange(end - n, end)[:, None], torch.arange(end)
-    shown = j[keeps(i, j).expand(n, end).any(0)].tolist()
-    places = j.tolist() if at is None else at[at >= 0].tolist()
-    assert len(places) == len({*places})
-    assert {*shown} <= {*places}
-
-
-@contextmanager
-def unchanged(*caches):
-    """After the body, the caches are what they were."""
-    before = [
-        (c.length, c.nbytes, [t.clone() for t in c.stored]) for c in caches
-    ]
-    yield
-    for cache, (length, nbytes, stored) in zip(caches, before, strict=True):
-        assert (cache.length, cache.nbytes) == (length, nbytes)
-        assert agree(cache.stored, stored)
-
-
-@contextmanager
-def refused(message, *caches, error=ValueError):
-    """The body raises, and leaves the caches alone."""
-    whole = rf"(?<!\w){re.escape(message)}"  # from the first of a word on
-    with unchanged(*caches), pytest.raises(error, match=whole):
-        yield
 
 
 @each_cache
@@ -536,96 +474,6 @@ def test_to_write_into_what_is_returned_is_to_change_the_past(make):
     for t in k, v:
         assert (t[:, :, :4] == 0).all()
         assert (t[:, :, 4:] != 0).all()
-
-
-class Lists(RuleBasedStateMachine):
-    """A cache beside a list a row; a number stands for a token."""
-
-    def __init__(self, make):
-        super().__init__()
-        self.cache = make(6)
-        self.rows, self.number = [], itertools.count(1.0)
-        self.keeps, self.back = self.cache.keeps, False
-
-    def length(self):
-        return len(self.rows[0]) if self.rows else 0
-
-    def tensors(self, rows):
-        heads = torch.arange(K)[:, None, None] / 8
-        k = torch.tensor(rows)[:, None, :, None] + heads
-        return k.expand(-1, -1, -1, D), -k.expand(-1, -1, -1, DV)
-
-    @rule(n=st.integers(0, 4))
-    def append(self, n):
-        rows = self.rows or [[]] * B
-        new = [[next(self.number) for _ in range(n)] for _ in rows]
-        end = self.length() + n
-        room = getattr(self.cache, "max_len", None)
-        if room is not None and end > room:
-            with refused(f"make {end} > max_len={room}", self.cache):
-                self.cache.append(*self.tensors(new))
-            return
-        self.rows = [a + b for a, b in zip(rows, new, strict=True)]
-        append(self.cache, self.tensors(new), self.tensors(self.rows))
-
-    @rule(n=st.integers(-1, 7))
-    def crop(self, n):
-        """Who keeps a part of the past need not go back, but has to say so."""
-        if not 0 <= n <= self.length():
-            with refused(f"crop to {n}, but", self.cache):
-                self.cache.crop(n)
-            return
-        try:
-            self.cache.crop(n)
-        except ValueError as error:
-            assert f"crop to {n}, kept from" in str(error)
-            assert n < self.length() and self.keeps != Everything()
-        else:
-            self.back |= n < self.length()
-            self.rows = [row[:n] for row in self.rows]
-
-    @rule(order=st.lists(st.integers(-1, 3), min_size=1, max_size=4))
-    def reorder(self, order):
-        if all(0 <= i < len(self.rows) for i in order):
-            self.cache.reorder(torch.tensor(order))
-            self.rows = [self.rows[i] for i in order]
-        else:
-            with refused(f"the cache has B={len(self.rows)}", self.cache):
-                self.cache.reorder(torch.tensor(order))
-
-    @rule()
-    def reset(self):
-        self.rows, self.back = [], False
-        self.cache.reset()
-
-    @invariant()
-    def agree(self):
-        assert self.cache.length == self.length()
-        if self.rows:
-            assert holds(self.cache, self.tensors(self.rows))
-        else:
-            assert self.cache.stored == ()
-        # Only a rollback leaves less.
-        assert self.cache.keeps == self.keeps or self.back
-
-    @classmethod
-    def run(cls, make):
-        """Chance seldom goes back just so far that a cache which keeps a part
-        has lost something that it would still hold: such ways come first."""
-        for before, back, new in itertools.product(*map(range, (10, 6, 5))):
-            lists = cls(make)
-            try:
-                lists.append(n=before)
-                for _ in range(2):
-                    lists.crop(n=lists.length() - back)
-                    for n in (new, 1):
-                        lists.append(n=n)
-                        lists.agree()
-            except AssertionError as error:
-                error.add_note(f"{before=}, {back=}, {new=}, twice")
-                raise
-        steps = settings(stateful_step_count=15)
-        run_state_machine_as_test(lambda: cls(make), settings=steps)
 
 
 @each_cache

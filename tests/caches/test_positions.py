@@ -28,8 +28,8 @@ from attnref import (
     greedy,
     padding_mask,
 )
-from tests.caches.test_kv_cache import Lists, refused
-from tests.conftest import relative_error
+from tests.kit.caches import Lists, refused
+from tests.kit.compare import relative_error
 from tests.variants import (
     CACHES,
     ONCE,
@@ -509,6 +509,7 @@ def test_a_decoder_refuses_before_the_first_layer_writes():
         model(torch.zeros(B, 1, dtype=torch.int64), caches=caches)
 
 
+@pytest.mark.audit  # compiles; tests/laws does with the caches shipped
 @torch.no_grad()
 def test_ten_requests_on_rings_take_few_graphs():
     model, graphs = decoder(Window(4), Window(4, first=2)), []

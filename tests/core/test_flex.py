@@ -9,9 +9,8 @@ import torch
 
 from attnref import Causal, Documents, Prefix, RuleMask, Window, flex, sdpa
 from attnref.core.flex import _kernel
-from tests.conftest import relative_error
-from tests.core.test_flash import MASKS
-from tests.core.test_sdpa import DV, B, H, S, T, qkv
+from tests.kit.attention import DV, EVERY_MASK, B, H, S, T, qkv
+from tests.kit.compare import relative_error
 from tests.variants import CORES
 
 RULES = {
@@ -24,7 +23,9 @@ RULES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mask", (MASKS | RULES).values(), ids=MASKS | RULES)
+@pytest.mark.parametrize(
+    "mask", (EVERY_MASK | RULES).values(), ids=EVERY_MASK | RULES
+)
 def test_without_a_compiler_it_is_sdpa_under_every_mask(mask):
     mask = mask()
     for kv_heads, scale, dtype, bound in (

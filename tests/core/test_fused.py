@@ -12,11 +12,21 @@ from attnref import (
     fused_backend,
     sdpa,
 )
-from tests.conftest import relative_error
-from tests.core.test_flash import MASKS, gradients
-from tests.core.test_sdpa import DV, B, H, K, Made, S, T, qkv
+from tests.kit.attention import (
+    DV,
+    EVERY_MASK,
+    B,
+    H,
+    K,
+    Made,
+    S,
+    T,
+    gradients,
+    qkv,
+)
+from tests.kit.compare import relative_error
 
-ROWS = MASKS | {
+ROWS = EVERY_MASK | {
     "an empty row": lambda: torch.arange(T)[:, None] != 2,
     "one head": lambda: torch.rand(B, H, 1, S) > 0.4,
 }

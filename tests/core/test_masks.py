@@ -31,7 +31,7 @@ from attnref import (
     sdpa,
 )
 from attnref.core.masks import dense, part_of, rule_of
-from tests.core.test_sdpa import Made
+from tests.kit.attention import Blocks, Made
 
 
 def test_padding_mask_of_two_sentences():
@@ -314,14 +314,6 @@ def test_one_rule_is_both_a_mask_and_a_mask_mod():
     theirs = create_mask(mask_mod(rule), 2, 1, 5, 5, device="cpu")
     assert torch.equal(theirs, RuleMask(rule, T=5, S=5, past=0).dense())
     # --8<-- [end:mod]
-
-
-@dataclass(frozen=True)
-class Blocks(Causal):
-    """Of a token's own block of three, those before it."""
-
-    def shows(self, i, j):
-        return super().shows(i, j) & (j // 3 == i // 3)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,21 @@ from attnref import (
     split_kv,
     with_prefix,
 )
-from tests.conftest import relative_error
-from tests.core.test_flash import gradients, leaves
-from tests.core.test_sdpa import DV, MASKS, B, D, H, K, Made, S, T, qkv
+from tests.kit.attention import (
+    DV,
+    MASKS,
+    B,
+    D,
+    H,
+    K,
+    Made,
+    S,
+    T,
+    gradients,
+    leaves,
+    qkv,
+)
+from tests.kit.compare import relative_error
 
 
 def merged(q, k, v, mask, sizes):

@@ -12,7 +12,7 @@ from torch.autograd import gradcheck
 
 from attnref import apply_rope, rope_table, rotate, token_positions
 from attnref.core import rope
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 
 B, H, K, T, D = 2, 6, 3, 7, 10
 LAYOUTS = ["half", "interleaved"]

@@ -20,24 +20,20 @@ from attnref import (
     padding_mask,
     sdpa,
 )
-from tests.conftest import relative_error
-
-B, T, S, H, K, D, DV = 2, 7, 11, 6, 3, 5, 13
-
-
-def qkv(dtype=torch.float64, *, sharp=4.0, **sizes):
-    """Random q, k, v with a prime an axis; sharp enough to peak softmax."""
-    s = {"B": B, "T": T, "S": S, "H": H, "K": K, "D": D, "DV": DV} | sizes
-    q = sharp * torch.randn(s["B"], s["H"], s["T"], s["D"])
-    k = torch.randn(s["B"], s["K"], s["S"], s["D"])
-    v = torch.randn(s["B"], s["K"], s["S"], s["DV"])
-    return tuple(x.to(dtype) for x in (q, k, v))
-
-
-def torch_sdpa(q, k, v, mask=None, scale=None):
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, scale=scale, enable_gqa=True
-    )
+from tests.kit.attention import (
+    DV,
+    MASKS,
+    B,
+    D,
+    H,
+    K,
+    Made,
+    S,
+    T,
+    qkv,
+    torch_sdpa,
+)
+from tests.kit.compare import relative_error
 
 
 def test_the_weights_of_the_tests_are_sharp():
@@ -75,18 +71,6 @@ def test_equals_torch():
     error = (sdpa(q, k, v, mask) - theirs).abs().max() / theirs.abs().max()
     assert error <= 1e-12
     # --8<-- [end:oracle]
-
-
-MASKS = {
-    "none": lambda: None,
-    "causal": lambda: causal_mask(T, S),
-    "padding": lambda: padding_mask(torch.rand(B, S) > 0.4),
-    "per head": lambda: torch.rand(1, H, T, S) > 0.4,
-    "per batch": lambda: torch.rand(B, 1, T, S) > 0.4,
-    "full": lambda: torch.rand(B, H, T, S) > 0.6,
-    "one row": lambda: torch.rand(1, S) > 0.4,
-    "nothing": lambda: torch.zeros(T, S, dtype=torch.bool),
-}
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
@@ -156,28 +140,6 @@ def test_query_head_h_reads_key_head_h_over_group():
         head = attention_weights(q[:, n : n + 1], k[:, [n // (H // K)]])
         torch.testing.assert_close(weights[:, n : n + 1], head)
     # --8<-- [end:groups]
-
-
-# --8<-- [start:made]
-class Made(torch.utils._python_dispatch.TorchDispatchMode):
-    """Records the largest new tensor in bytes; views of inputs are not new."""
-
-    def __init__(self, *inputs):
-        super().__init__()
-        self.inputs = {x.untyped_storage().data_ptr() for x in inputs}
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple) else (out,):
-            if isinstance(x, torch.Tensor):
-                memory = x.untyped_storage()
-                if memory.data_ptr() not in self.inputs:
-                    self.largest = max(self.largest, memory.nbytes())
-        return out
-
-
-# --8<-- [end:made]
 
 
 @pytest.mark.parametrize("heads_first", [True, False])

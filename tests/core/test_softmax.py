@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from attnref import online_softmax, softmax
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 
 EPS = {
     torch.float64: 1e-15,

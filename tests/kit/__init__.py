@@ -1,9 +1,15 @@
 """What several test files share: one module a subject."""
 
+import pkgutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+
+# So that what fails in this folder says what it compared.
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__))
+)
 
 
 def sampled(

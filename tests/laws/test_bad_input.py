@@ -14,7 +14,7 @@ from attnref import (
     KVCache,
     padding_mask,
 )
-from tests.caches.test_kv_cache import refused, unchanged
+from tests.kit.caches import refused, unchanged
 from tests.variants import (
     DECODERS,
     ONCE,

@@ -18,7 +18,7 @@ from attnref import (
     rope_table,
     sdpa,
 )
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import VARIANTS, B, D, E, H, K, T, tokens, variant
 
 OPTIONS = [

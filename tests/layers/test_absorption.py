@@ -19,10 +19,10 @@ from attnref import (
 )
 from sitekit.drawn.absorption import rounding
 from sitekit.drawn.mla import V3
-from tests.caches.test_kv_cache import refused
-from tests.conftest import relative_error
-from tests.core.test_sdpa import Made
-from tests.layers.test_mla import (
+from tests.kit.attention import Made
+from tests.kit.caches import refused
+from tests.kit.compare import relative_error
+from tests.kit.mla import (
     DN,
     DR,
     DV,

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from attnref import CrossAttention
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import B, S, T, tokens
 
 

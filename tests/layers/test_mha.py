@@ -11,7 +11,7 @@ from attnref import (
     sdpa,
     weights_of_torch_mha,
 )
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import HEADS, B, D, E, H, K, S, T, tokens, variant
 
 

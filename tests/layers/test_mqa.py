@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from attnref import MultiQueryAttention, causal_mask, multi_query_loop
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import sharp, tokens
 
 

@@ -25,11 +25,12 @@ from attnref import (
     padding_mask_from_hf,
     sampled,
 )
-from tests.caches.test_kv_cache import refused
-from tests.conftest import relative_error
-from tests.oracles.test_transformers import LENGTH, decoders, padded
+from tests.kit.caches import refused
+from tests.kit.compare import relative_error
+from tests.kit.oracles import LENGTH, decoders, padded
 from tests.variants import (
     CACHES,
+    DECODERS,
     READERS,
     SERVING,
     VARIANTS,
@@ -42,7 +43,6 @@ from tests.variants import (
     T,
     built,
     each_cache_of,
-    each_decoder,
     every_pair,
     inputs,
     pairs,
@@ -227,42 +227,56 @@ def test_one_layer_and_one_token_are_enough():
     assert got.tolist() == likeliest(model, prompt, 9).tolist()
 
 
-@each_decoder
-def test_the_same_tokens_are_generated_with_every_cache(name):
-    for options in VARIANTS[name].options:
-        model = decoder(name, **options)
-        # Of many, those that repeat themselves least: they show most.
-        rows = likeliest(model, prompts(12), 20)
-        want = sorted(rows, key=lambda row: -len(row[5:].unique()))[:B]
-        assert len(want[-1][5:].unique()) > 4
-        want = torch.stack(want)
-        prompt = want[:, :5]
-        for make in (None, *SERVING[name].values()):
-            mine = caches(make) if make else None
-            told = VARIANTS[name].told
-            got = greedy(model, prompt, 20, caches=mine, **told)
-            assert got.tolist() == want.tolist(), (options, make)
+# One set of options for each in `make test`: laws decode with all of them.
+each_option = pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(
+            name,
+            options,
+            id=f"{name}, {options}",
+            marks=pytest.mark.audit if i else (),
+        )
+        for name in DECODERS
+        for i, options in enumerate(reversed(VARIANTS[name].options))
+    ],
+)
 
 
-@each_decoder
-def test_a_left_padded_row_generates_what_it_does_alone(name):
+@each_option
+def test_the_same_tokens_are_generated_with_every_cache(name, options):
+    model = decoder(name, **options)
+    # Of many, those that repeat themselves least: they show most.
+    rows = likeliest(model, prompts(12), 20)
+    want = sorted(rows, key=lambda row: -len(row[5:].unique()))[:B]
+    assert len(want[-1][5:].unique()) > 4
+    want = torch.stack(want)
+    prompt = want[:, :5]
+    for make in (None, *SERVING[name].values()):
+        mine = caches(make) if make else None
+        told = VARIANTS[name].told
+        got = greedy(model, prompt, 20, caches=mine, **told)
+        assert got.tolist() == want.tolist(), (options, make)
+
+
+@each_option
+def test_a_left_padded_row_generates_what_it_does_alone(name, options):
     pads = [0, 4, 1]
     valid = torch.arange(5) >= torch.tensor(pads)[:, None]
-    for options in VARIANTS[name].options:
-        model, prompt = decoder(name, **options), prompts()
-        told = VARIANTS[name].told
-        with torch.no_grad():
-            blind = model(prompt, **told)[1, -1]
-            aware = model(prompt, mask=padding_mask(valid), **told)[1, -1]
-        near = seen(rule(model.layers[0].self_attn), 5)[-1, ~valid[1]].any()
-        assert (relative_error(aware, blind) > 1e-3) == near, "pads matter"
-        for make in (None, *SERVING[name].values()):
-            mine = caches(make) if make else None
-            got = greedy(model, prompt, 13, valid=valid, caches=mine, **told)
-            assert torch.equal(got[:, :5], prompt)
-            for row, pad in enumerate(pads):
-                alone = likeliest(model, prompt[row : row + 1, pad:], 13)[0]
-                assert got[row, pad:].tolist() == alone.tolist()
+    model, prompt = decoder(name, **options), prompts()
+    told = VARIANTS[name].told
+    with torch.no_grad():
+        blind = model(prompt, **told)[1, -1]
+        aware = model(prompt, mask=padding_mask(valid), **told)[1, -1]
+    near = seen(rule(model.layers[0].self_attn), 5)[-1, ~valid[1]].any()
+    assert (relative_error(aware, blind) > 1e-3) == near, "pads matter"
+    for make in (None, *SERVING[name].values()):
+        mine = caches(make) if make else None
+        got = greedy(model, prompt, 13, valid=valid, caches=mine, **told)
+        assert torch.equal(got[:, :5], prompt)
+        for row, pad in enumerate(pads):
+            alone = likeliest(model, prompt[row : row + 1, pad:], 13)[0]
+            assert got[row, pad:].tolist() == alone.tolist()
 
 
 def test_valid_is_what_a_tokenizer_gives_or_a_mask_of_ours():

@@ -17,7 +17,7 @@ from attnref import (
     rope_table,
     weights_of_torch_mha,
 )
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 
 B, T, E, H, D = 2, 7, 11, 6, 10
 SIZES = st.fixed_dictionaries(

@@ -5,7 +5,9 @@ import re
 import torch
 from transformers import AutoConfig, AutoModel
 
-from tests.site.test_guide import cells, section
+from sitekit import ROOT
+from sitekit.pages import body_of
+from tests.kit.pages import cells, section
 
 
 def test_the_mask_of_a_real_tokenizer():
@@ -50,7 +52,8 @@ PARTS = {
 
 
 def test_dropout_and_biases_are_those_of_transformers():
-    rows = cells(section("options"))
+    guide = body_of(ROOT / "docs/en/guide.md")
+    rows = cells(section("options", guide))
     assert len(rows) >= 8
     for name, dropout, biased in rows:
         (kind,) = re.findall(r"/models/(\w+)/", name)

@@ -30,8 +30,9 @@ from sitekit import ROOT
 from sitekit.drawn.conventions import ORACLES
 from sitekit.drawn.masks import named
 from sitekit.pages import body_of
-from tests.conftest import fences, relative_error
-from tests.oracles.test_transformers import sharpened
+from tests.kit.compare import relative_error
+from tests.kit.oracles import sharpened
+from tests.kit.pages import fences
 
 B, E, H, K, D, WINDOW = 3, 48, 8, 2, 16, 8
 SIZES = {

@@ -20,8 +20,8 @@ from attnref import (
     Yarn,
     token_positions,
 )
-from tests.conftest import relative_error
-from tests.oracles.test_transformers import (
+from tests.kit.compare import relative_error
+from tests.kit.oracles import (
     BOUND,
     CHUNKS,
     LENGTH,
@@ -38,7 +38,7 @@ from tests.oracles.test_transformers import (
     positions_of,
     sharpened,
 )
-from tests.oracles.test_transformers import (
+from tests.kit.oracles import (
     in_theirs as attended,
 )
 from tests.variants import VARIANTS

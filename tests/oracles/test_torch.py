@@ -12,7 +12,7 @@ from attnref import (
     padding_mask,
     weights_of_torch_mha,
 )
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import (
     CACHES,
     SERVING,

@@ -4,22 +4,16 @@ All in float32, as transformers computes its RoPE tables and norms; where a
 test runs in float64, its layers are given exact tables.
 """
 
-from functools import partial
-from itertools import accumulate, cycle, pairwise
+from itertools import cycle
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 from transformers import masking_utils as theirs
-from transformers.masking_utils import create_causal_mask
 from transformers.models.llama import modeling_llama as llama
-from transformers.models.mistral import modeling_mistral as mistral
-from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 from attnref import (
-    Block,
     Causal,
-    Decoder,
     Documents,
     KVCache,
     Prefix,
@@ -32,206 +26,42 @@ from attnref import (
     rope_table,
     token_positions,
 )
-from tests.conftest import relative_error
-from tests.variants import SERVING, VARIANTS, B, built, rule, takes
+from tests.kit.compare import relative_error
+from tests.kit.oracles import (
+    BOUND,
+    CHUNKS,
+    EXACT,
+    LENGTH,
+    MODELS,
+    ROOM,
+    THEIRS,
+    WAYS,
+    WRONG,
+    E,
+    H,
+    K,
+    block_for,
+    config_of,
+    decoders,
+    in_ours,
+    in_theirs,
+    layer_for,
+    padded,
+    pair,
+    positions_of,
+    sharpened,
+    tables,
+)
+from tests.variants import SERVING, VARIANTS, B, built, rule
 
-H, K, E, D_FF, LENGTH, ROOM, THETA = 8, 2, 48, 37, 24, 31, 500.0
-BOUND, EXACT, WRONG = 1e-6, 1e-12, 1e-2
-
-MODELS = {  # and what our layer is told beside the sizes
-    "Llama": (llama.LlamaAttention, llama.LlamaConfig, {}, {}),
-    "Llama with biases": (
-        llama.LlamaAttention,
-        llama.LlamaConfig,
-        {"attention_bias": True},
-        {"bias": True},
-    ),
-    "Qwen2": (
-        qwen2.Qwen2Attention,
-        qwen2.Qwen2Config,
-        {"head_dim": 10},
-        {"bias": True, "o_bias": False},
-    ),
-    "Mistral": (
-        mistral.MistralAttention,
-        mistral.MistralConfig,
-        {"sliding_window": None},
-        {},
-    ),
-    "Mistral with wide heads": (
-        mistral.MistralAttention,
-        mistral.MistralConfig,
-        {"sliding_window": None, "head_dim": 10},
-        {},
-    ),
-}
 # Those of Llama see the whole past.
 LAYERS = [
     name
     for name, v in VARIANTS.items()
     if v.kv_heads and rule(built(name)) == Causal()
 ]
-CHUNKS = {
-    "whole": (24,),
-    "prefill and decode": (23, 1),
-    "ragged": (9, 5, 1, 4, 1, 1, 3),
-}
-THEIRS = {
-    "dynamic": lambda config: DynamicCache(config=config),
-    "static": lambda config: StaticCache(config=config, max_cache_len=ROOM),
-}
-
 models = pytest.mark.parametrize("model", MODELS)
 layers = pytest.mark.parametrize("layer", LAYERS)
-WAYS = [*zip(CHUNKS.values(), ("eager", "sdpa", "sdpa"), strict=True)]
-
-
-@torch.no_grad()
-def sharpened(module):
-    """Far from the 0.02 of a fresh model, which hides faults."""
-    for name, weight in module.named_parameters():
-        if "norm" in name:
-            weight.copy_(1 + 0.3 * torch.randn_like(weight))
-        else:
-            weight.normal_(std=0.2)
-    return module.eval().requires_grad_(False)
-
-
-def config_of(model, kv_heads, inner="sdpa", **more):
-    _, config, extra, _ = MODELS[model]
-    sizes = {
-        "hidden_size": E,
-        "intermediate_size": D_FF,
-        "num_attention_heads": H,
-        "num_key_value_heads": kv_heads,
-        "num_hidden_layers": 1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
-        "attn_implementation": inner,
-    }
-    return config(**sizes | extra | more)
-
-
-def layer_for(config, layer, **changed):
-    sizes = {"d_model": E, "n_heads": H, "head_dim": config.head_dim}
-    if takes(layer, "n_kv_heads"):
-        sizes["n_kv_heads"] = K
-    layer = built(layer, **sizes | {"rope_theta": THETA} | changed)
-    return layer.eval().requires_grad_(False)
-
-
-def pair(model="Mistral with wide heads", layer="gqa", inner="sdpa"):
-    config = config_of(model, VARIANTS[layer].kv_heads(H, K), inner)
-    theirs = sharpened(MODELS[model][0](config, layer_idx=0))
-    ours = layer_for(config, layer, **MODELS[model][3])
-    ours.load_state_dict(theirs.state_dict())
-    return ours, theirs
-
-
-def block_for(config, layer):
-    attention = layer_for(config, layer)
-    return Block(attention, d_model=E, d_ff=D_FF, eps=config.rms_norm_eps)
-
-
-def decoders(layer="gqa"):
-    config = config_of(
-        "Llama",
-        VARIANTS[layer].kv_heads(H, K),
-        num_hidden_layers=3,
-        vocab_size=53,
-        pad_token_id=0,
-        eos_token_id=None,  # or rows would end early
-    )
-    theirs = sharpened(llama.LlamaForCausalLM(config))
-    ours = Decoder(
-        [block_for(config, layer) for _ in range(3)],
-        n_tokens=53,
-        d_model=E,
-        eps=config.rms_norm_eps,
-    )
-    weights = theirs.state_dict()
-    ours.load_state_dict(
-        {name.removeprefix("model."): w for name, w in weights.items()}
-    )
-    return ours.eval(), theirs
-
-
-def tables(config, x, positions):
-    """Those of transformers; in float64 exact ones, since its own are not."""
-    if x.dtype == torch.float32:
-        return llama.LlamaRotaryEmbedding(config)(x, positions)
-    pairs = torch.arange(0, config.head_dim, 2).double()
-    angles = positions[..., None] * THETA ** (-pairs / config.head_dim)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
-
-
-def spans(chunks):
-    return pairwise(accumulate(chunks, initial=0))
-
-
-def in_theirs(
-    module,
-    config,
-    x,
-    chunks=(LENGTH,),
-    cache=None,
-    valid=None,
-    positions=None,
-    rotary=None,
-):
-    """The steps of LlamaModel.forward around a layer, chunk by chunk."""
-    if positions is None:
-        positions = torch.arange(LENGTH)[None]
-    if rotary is None:
-        rotary = partial(tables, config)
-    outs = []
-    for start, end in spans(chunks):
-        new, places = x[:, start:end], positions[:, start:end]
-        mask = create_causal_mask(
-            config=config,
-            inputs_embeds=new,
-            attention_mask=None if valid is None else valid[:, :end].long(),
-            past_key_values=cache,
-            position_ids=places,
-        )
-        out = module(
-            new,
-            position_embeddings=rotary(new, places),
-            attention_mask=mask,
-            past_key_values=cache,
-        )
-        outs.append(out[0] if isinstance(out, tuple) else out)
-    return torch.cat(outs, dim=1)
-
-
-def in_ours(
-    module, x, chunks=(LENGTH,), cache=None, valid=None, positions=None
-):
-    outs = []
-    for start, end in spans(chunks):
-        told = {}
-        if valid is not None:
-            told["mask"] = padding_mask(valid[:, :end])
-        if positions is not None:
-            told["positions"] = positions[:, start:end]
-        outs.append(module(x[:, start:end], cache=cache, **told))
-    return torch.cat(outs, dim=1)
-
-
-def padded(where):
-    """Pads on the left; or amid the tokens, so that distances change too:
-    RoPE cannot tell where a row begins."""
-    valid = torch.ones(B, LENGTH, dtype=torch.bool)
-    if where == "left":
-        valid[1, :3] = valid[2, :11] = False
-    else:
-        valid[1, 4:7] = valid[2, 1:20:2] = False
-    return valid
-
-
-def positions_of(valid):
-    """As `generate` in transformers makes them."""
-    return (valid.long().cumsum(-1) - 1).masked_fill(~valid, 0)
 
 
 @models

@@ -12,7 +12,7 @@ from sitekit.drawn import claims
 from sitekit.drawn.memory import kinds_of
 from sitekit.fences import Fence, drawing
 from sitekit.render import Word
-from tests.conftest import fences
+from tests.kit.pages import fences
 
 TABLES = ("origins", "sharing", "latent", "masked", "cached", "coded")
 

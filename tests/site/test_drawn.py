@@ -34,7 +34,7 @@ from sitekit.pages import DRAWN, markdown_files
 from sitekit.parity import CALLS
 from sitekit.recorded import wiring
 from sitekit.render import Word, inline
-from tests.conftest import fences
+from tests.kit.pages import fences
 
 AXES = ("query", "key")
 

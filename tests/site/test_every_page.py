@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from sitekit import ROOT, svg
 from sitekit.pages import address_of, markdown_files
-from tests.conftest import opened
+from tests.kit.site import opened
 
 PATHS = [
     ("" if language == "en" else "zh/") + address_of(path)

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from sitekit import ROOT
-from tests.conftest import copy_of_the_sources
+from tests.kit.site import copy_of_the_sources
 
 # Of each kind, the page that has it, and how the fence begins.
 WHERE = {

@@ -20,8 +20,8 @@ from attnref.__main__ import main
 from attnref.commands import copy
 from sitekit import ROOT, files, pages
 from sitekit.drawn.files import downloads
-from tests.commands.test_copy import ALONE, in_a_fresh_interpreter
-from tests.site.test_site import PAGES, Reader, built
+from tests.kit.copies import ALONE, in_a_fresh_interpreter
+from tests.kit.pages import PAGES, Reader, built
 
 BLOCK = re.compile(
     r'<div id="([^"]+)" class="language-python highlight">'

@@ -16,20 +16,9 @@ from sitekit import ROOT
 from sitekit.drawn import guide
 from sitekit.pages import body_of
 from sitekit.render import Word
+from tests.kit.pages import cells, section
 
 ENGLISH = body_of(ROOT / "docs/en/guide.md")
-
-
-def section(name, text=ENGLISH):
-    """What stands below the heading of that id."""
-    (found,) = re.findall(rf"{{ #{name} }}\n(.*?)(?:\n## |\Z)", text, re.S)
-    return found
-
-
-def cells(text):
-    """Rows of the Markdown tables, without their heads."""
-    rows = [re.split(r" *\| *", x)[1:-1] for x in text.splitlines() if "|" in x]
-    return [row for row in rows[2:] if not set(row[0]) <= set("- ")]
 
 
 # --8<-- [start:check_gqa]
@@ -385,7 +374,7 @@ def test_the_checker_of_caches_accepts_ours():
 
 def test_the_months_are_those_of_the_sources():
     months = []
-    for date, what, page, source in cells(section("timeline")):
+    for date, what, page, source in cells(section("timeline", ENGLISH)):
         when = datetime.strptime(date, "%B&nbsp;%Y")
         papers = re.findall(r"arxiv\.org/abs/(\d{4})\.", source)
         for paper in papers:

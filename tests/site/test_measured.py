@@ -14,8 +14,7 @@ from sitekit import ROOT
 from sitekit.drawn import measured
 from sitekit.pages import body_of
 from sitekit.render import Word
-from tests.conftest import fences
-from tests.site.test_guide import section
+from tests.kit.pages import fences, section
 
 KEPT = json.loads((ROOT / "benchmarks/measured.json").read_text("utf-8"))
 CASES = KEPT["cases"]

@@ -5,14 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-import conftest
-from sitekit import ROOT
+from sitekit import ROOT, parity
 from sitekit import new as skeleton
-from tests.conftest import build, copy_of_the_sources
+from tests.kit.one_page import OnePage
+from tests.kit.site import build, copy_of_the_sources
 
 COMMANDS = """
 import sys
@@ -120,13 +119,12 @@ def test_a_name_that_is_no_name_is_refused(what, name):
 
 
 def test_a_page_that_is_not_there_is_not_checked():
-    config = SimpleNamespace(getoption={"page": "gqb"}.get)
-    with pytest.raises(pytest.UsageError, match=r"no page .* is called 'gqb'"):
-        conftest.pytest_configure(config)
+    with pytest.raises(ValueError, match=r"no page .* is called 'gqb'"):
+        parity.whole_stem("gqb")
 
 
 def test_a_page_is_checked_with_the_laws_of_the_code_that_it_shows():
-    page = conftest.OnePage("layers/absorption")
+    page = OnePage("layers/absorption")
     assert ROOT / "tests" / "layers" / "test_mla.py" in page.files
     assert page.named.search("test_laws.py::test_bytes[mla absorbed, room]")
     assert page.named.search("test_drawn.py::test_absorption_is_drawn")
@@ -134,7 +132,7 @@ def test_a_page_is_checked_with_the_laws_of_the_code_that_it_shows():
     assert page.is_meant_by(ROOT / "docs" / "zh" / "layers" / "absorption.md")
     assert page.is_meant_by("zh/layers/absorption/")
     assert not page.is_meant_by("layers/mla/")
-    assert conftest.OnePage("index").is_meant_by("zh/")
-    cache = conftest.OnePage("caches/kv-cache")
+    assert OnePage("index").is_meant_by("zh/")
+    cache = OnePage("caches/kv-cache")
     assert cache.named.search("test_laws.py::test_bytes[gqa, room]")
     assert cache.named.search("test_kv_cache.py::test_room")

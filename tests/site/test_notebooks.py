@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 import attnref
 from sitekit import ROOT, find, notebooks, pages
 from sitekit.fences import Fence, drawing
-from tests.site.test_site import Reader, built
+from tests.kit.pages import Reader, built
 
 PAGES = [
     path

@@ -15,7 +15,7 @@ from sitekit.drawn import compute, memory, operations
 from sitekit.fences import Fence, drawing
 from sitekit.render import Word
 from sitekit.tables import familiar
-from tests.conftest import fences
+from tests.kit.pages import fences
 
 
 def by_name(rows):

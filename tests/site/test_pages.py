@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-import conftest
 from sitekit import ROOT
 from sitekit.pages import (
     body_of,
@@ -14,6 +13,7 @@ from sitekit.pages import (
     python_blocks,
     render,
 )
+from tests.kit.programs import program_of
 
 PAGES = markdown_files("en") + markdown_files("zh")
 INCLUDE = '```python\n--8<-- "attnref/core/softmax.py:imports"\n```\n'
@@ -95,19 +95,19 @@ def test_blocks_inside_tabs_and_admonitions_run_in_the_order_of_the_page():
     "path", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs"))
 )
 def test_pytest_runs_the_whole_page_as_one_program(path):
-    text = path.read_text(encoding="utf-8")
-    tokens = conftest.SiteMarkdown().parse(text)
     body = body_of(path)
-    want = [program(body)] if "```python" in body else []
-    assert [t.content for t in tokens] == want
     assert len(python_blocks(body)) == body.count("```python")
+    assert program_of(path) == program(body)
 
 
-def test_a_docstring_fence_that_would_not_run_is_refused():
-    run = conftest.SiteMarkdown().parse
-    assert run("Text.\n\n```python\nx = 1\n```\n")[0].content == "x = 1\n"
+def test_a_readme_fence_that_would_not_run_is_refused(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("Text.\n\n```python\nx = 1\n```\n")
+    assert program_of(path) == "x = 1\n"
+    path = tmp_path / "other.md"
+    path.write_text("Text.\n\n```py\nx = 1\n```\n")
     with pytest.raises(ValueError, match="'py' never runs"):
-        run("Text.\n\n```py\nx = 1\n```\n")
+        program_of(path)
 
 
 @pytest.mark.whole

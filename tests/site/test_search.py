@@ -24,7 +24,7 @@ from playwright.sync_api import expect
 
 import attnref
 from sitekit import files, search
-from tests.conftest import opened
+from tests.kit.site import opened
 
 # Page: what should lead to it beside its names. Two pages: either is right.
 ASKED = {

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from sitekit import ROOT
-from tests.conftest import (
+from tests.kit.site import (
     MKDOCS,
     MKDOCS_OF_A_COPY,
     copy_of_the_sources,

@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
@@ -18,72 +16,11 @@ from sitekit.pages import (
     markdown_files,
     python_blocks,
 )
-from tests.conftest import build, copy_of_the_sources
+from tests.kit.pages import PAGES, Reader, built
+from tests.kit.site import build, copy_of_the_sources
 
 HOME = "https://example.org/some/path/"
 REPOSITORY = "https://example.org/somebody/attnref"
-
-
-class Reader(HTMLParser):
-    """Python blocks, ids, links and formulas of a built page."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.blocks, self.ids, self.links, self.math = [], set(), [], ""
-        self.head, self.lang = [], ""
-        self.depth, self.code, self.in_math = 0, None, False
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag, attrs):
-        a = dict(attrs)
-        if tag == "html":
-            self.lang = a["lang"]
-        if "id" in a:
-            self.ids.add(a["id"])
-        for key in ("href", "src"):
-            if key in a and tag != "link":
-                self.links.append(a[key])
-        if tag == "link":
-            self.head.append(a)
-            if a["rel"] not in ("alternate", "canonical", "prev", "next"):
-                self.links.append(a["href"])
-        if tag == "div":
-            classes = (a.get("class") or "").split()
-            if self.depth or (
-                "language-python" in classes and "doc-signature" not in classes
-            ):
-                self.depth += 1
-        if tag == "code" and self.depth:
-            self.code = ""
-        if tag == "math":
-            self.in_math = True
-
-    def handle_endtag(self, tag):
-        if tag == "div" and self.depth:
-            self.depth -= 1
-        if tag == "code" and self.code is not None:
-            self.blocks.append(self.code)
-            self.code = None
-        if tag == "math":
-            self.in_math = False
-
-    def handle_data(self, data):
-        if self.code is not None:
-            self.code += data
-        if self.in_math:
-            self.math += data
-
-
-def built(site, path):
-    """The built page of a Markdown file."""
-    language, *rest = path.relative_to(ROOT / "docs").parts
-    stem = Path(*rest).with_suffix("")
-    folder = site.folder / ("" if language == "en" else language)
-    where = folder if stem.name == "index" else folder / stem
-    return where / "index.html"
-
-
-PAGES = markdown_files("en") + markdown_files("zh")
 
 
 @pytest.mark.whole

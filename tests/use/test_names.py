@@ -35,7 +35,7 @@ from attnref import (
 from attnref.layers.mla import Parts
 from sitekit import ROOT, pages
 from sitekit.drawn import names
-from tests.conftest import fences
+from tests.kit.pages import fences
 
 # Query heads, of which two share each of the K key/value heads.
 B, T, H, K, D = 3, 7, 10, 5, 4

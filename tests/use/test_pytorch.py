@@ -37,7 +37,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from attnref import padding_mask
 from sitekit import ROOT
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 
 
 # --8<-- [start:model]
@@ -104,6 +104,7 @@ def test_compiled():
         assert bool(re.search(told, str(raised.value))) == (call is model)
 
 
+@pytest.mark.audit
 def test_compiled_training():
     """Through AOTAutograd, whose graphs a compiler would get."""
     torch.compiler.reset()
@@ -433,6 +434,7 @@ def the_other_half(_, *told):
     half_a_batch(1, *told)
 
 
+@pytest.mark.audit
 def test_two_processes(tmp_path, process_group):
     both = torch.cat((tokens, tokens.flip(1)))
     whole = copy.deepcopy(model)

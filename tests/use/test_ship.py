@@ -36,7 +36,7 @@ import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sitekit.drawn import ship
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 
 # --8<-- [start:setup]
 torch.manual_seed(0)

@@ -44,7 +44,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from attnref.layers import mla
 from sitekit import ROOT
 from sitekit.pages import body_of
-from tests.conftest import relative_error
+from tests.kit.compare import relative_error
 from tests.variants import VARIANTS, built
 
 # --8<-- [start:models]

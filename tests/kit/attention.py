@@ -1,0 +1,91 @@
+"""Inputs and masks for attention functions, and what is recorded of them."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from attnref import Causal, RuleMask, causal_mask, padding_mask
+
+B, T, S, H, K, D, DV = 2, 7, 11, 6, 3, 5, 13
+
+
+def qkv(dtype=torch.float64, *, sharp=4.0, **sizes):
+    """Random q, k, v with a prime an axis; sharp enough to peak softmax."""
+    s = {"B": B, "T": T, "S": S, "H": H, "K": K, "D": D, "DV": DV} | sizes
+    q = sharp * torch.randn(s["B"], s["H"], s["T"], s["D"])
+    k = torch.randn(s["B"], s["K"], s["S"], s["D"])
+    v = torch.randn(s["B"], s["K"], s["S"], s["DV"])
+    return tuple(x.to(dtype) for x in (q, k, v))
+
+
+def torch_sdpa(q, k, v, mask=None, scale=None):
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scale, enable_gqa=True
+    )
+
+
+MASKS = {
+    "none": lambda: None,
+    "causal": lambda: causal_mask(T, S),
+    "padding": lambda: padding_mask(torch.rand(B, S) > 0.4),
+    "per head": lambda: torch.rand(1, H, T, S) > 0.4,
+    "per batch": lambda: torch.rand(B, 1, T, S) > 0.4,
+    "full": lambda: torch.rand(B, H, T, S) > 0.6,
+    "one row": lambda: torch.rand(1, S) > 0.4,
+    "nothing": lambda: torch.zeros(T, S, dtype=torch.bool),
+}
+
+
+# --8<-- [start:made]
+class Made(torch.utils._python_dispatch.TorchDispatchMode):
+    """Records the largest new tensor in bytes; views of inputs are not new."""
+
+    def __init__(self, *inputs):
+        super().__init__()
+        self.inputs = {x.untyped_storage().data_ptr() for x in inputs}
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple) else (out,):
+            if isinstance(x, torch.Tensor):
+                memory = x.untyped_storage()
+                if memory.data_ptr() not in self.inputs:
+                    self.largest = max(self.largest, memory.nbytes())
+        return out
+
+
+# --8<-- [end:made]
+
+
+@dataclass(frozen=True)
+class Blocks(Causal):
+    """Of a token's own block of three, those before it."""
+
+    def shows(self, i, j):
+        return super().shows(i, j) & (j // 3 == i // 3)
+
+
+EVERY_MASK = MASKS | {
+    "lazy": lambda: RuleMask(Causal(), T, S, S - T),
+    "lazy with pads": lambda: RuleMask(
+        Causal(), T, S, S - T, None, torch.rand(B, 1, 1, S) > 0.4
+    ),
+    "lazy, keys elsewhere": lambda: RuleMask(
+        Causal(), T, S, S - T, torch.randperm(S).masked_fill_(torch.tensor(
+            [False] * (S - 2) + [True] * 2), -1)
+    ),
+    "blocks": lambda: RuleMask(Blocks(), T, S, S - T),
+}  # fmt: skip
+
+
+def leaves(*tensors):
+    return tuple(x.detach().clone().requires_grad_() for x in tensors)
+
+
+def gradients(core, inputs, above, *args, **told):
+    """Of q, k and v, where `above` is that of the output."""
+    copies = leaves(*inputs)
+    core(*copies, *args, **told).backward(above)
+    return tuple(x.grad for x in copies)

@@ -1,0 +1,107 @@
+"""What `make check PAGE=...` runs: pytest with `--page`."""
+
+import inspect
+import re
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from sitekit import ROOT, pages, parity
+
+# Compared with other libraries, trained, planted, measured: not of one page.
+LEFT_OUT = ("benchmarks", "commands", "mistakes", "oracles", "use")
+# What a file of tests calls all pages, and all layers or caches.
+OVER_PAGES = re.compile(r"mark\.whole|\bPAGES\b|\bmarkdown_files\b|\bSTEMS\b")
+OVER_ENTRIES = re.compile(r"\bVARIANTS\b|\bCACHES\b|\b(each|every)_\w+\b")
+NO_WORD = r"(?<![a-z0-9])({})(?![a-z0-9])"
+
+
+class OnePage:
+    """All that names the page, the tests of the code that it shows, the laws
+    for the layers and caches of this code, and tests that say something of all
+    pages together (marked `whole`). Not what needs the whole site, built."""
+
+    def __init__(self, stem: str) -> None:
+        self.stem, self.name = stem, stem.rpartition("/")[2]
+        self.file = self.name.replace("-", "_")
+        body = pages.body_of(parity.twin(stem, "en"))
+        shown = {ROOT / f for f in re.findall(r'--8<-- "([\w/]+\.py)', body)}
+        self.package = {f for f in shown if f.is_relative_to(ROOT / "attnref")}
+        self.files = shown | {
+            ROOT / "tests" / f.parent.name / f"test_{f.name}"
+            for f in self.package
+        }
+
+    @cached_property
+    def entries(self) -> list[str]:
+        """The layers and caches of `tests/variants.py` that it shows."""
+        if not any(f.parent.name in ("layers", "caches") for f in self.package):
+            return []
+        from tests.variants import CACHES, VARIANTS
+
+        made = {name: v.layer for name, v in VARIANTS.items()}
+        made |= {name: type(make(1)) for name, make in CACHES.items()}
+        return [
+            name
+            for name, kind in made.items()
+            if Path(inspect.getfile(kind)) in self.package
+        ]
+
+    @cached_property
+    def named(self) -> re.Pattern[str]:
+        """Not a part of another word; `_` stands between those of a test."""
+        names = map(re.escape, {self.name, self.file, *self.entries})
+        return re.compile(NO_WORD.format("|".join(names)))
+
+    def reads(self, path: Path) -> bool:
+        """Whether a file may hold a test of the page: else it is not opened,
+        nor is what it imports."""
+        if path.is_dir() or path in self.files:
+            return True
+        if path.suffix == ".md":
+            return self.is_meant_by(path)
+        folder, *_ = path.relative_to(ROOT).parts
+        if folder != "tests":
+            return False
+        if path.parent.name in LEFT_OUT and path.parent.name != self.folder:
+            return False
+        text = path.read_text(encoding="utf-8")
+        return bool(
+            self.named.search(path.stem)
+            or OVER_PAGES.search(text)
+            or self.named.search(" ".join(re.findall(r"def test_\w+", text)))
+            or (path.parent.name == "site" and self.drawn.search(text))
+            or (self.entries and OVER_ENTRIES.search(text))
+        )
+
+    @property
+    def folder(self) -> str:
+        return self.stem.partition("/")[0]
+
+    @cached_property
+    def drawn(self) -> re.Pattern[str]:
+        return re.compile(rf"\b{self.file}\.\w+\(")
+
+    def concerned_by(self, item: Any) -> bool:
+        if any(map(item.get_closest_marker, ("alone", "audit", "browser"))):
+            return False
+        if item.path in self.files or any(item.iter_markers("whole")):
+            return True
+        params = getattr(item, "callspec", SimpleNamespace(params={})).params
+        if any(map(self.is_meant_by, params.values())):
+            return True
+        if item.path.suffix == ".md":
+            return self.is_meant_by(item.path)
+        if item.path.parent.name == "site":
+            source = inspect.getsource(item.function)
+            return bool(self.drawn.search(source))
+        return bool(self.named.search(item.nodeid))
+
+    def is_meant_by(self, value: object) -> bool:
+        """Whether a path or an address, in either language, is the page's."""
+        if not isinstance(value, str | Path):
+            return False
+        place = str(value).removeprefix(f"{ROOT}/docs/").removesuffix(".md")
+        place = re.sub(r"^(en|zh)(/|$)", "", place).strip("/")
+        return (place or "index") == self.stem

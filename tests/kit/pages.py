@@ -1,0 +1,90 @@
+"""Reading the pages: as they are written, and as they are built."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import yaml
+
+from sitekit import ROOT, pages
+
+PAGES = pages.markdown_files("en") + pages.markdown_files("zh")
+
+
+def section(name, text):
+    """What stands below the heading of that id."""
+    (found,) = re.findall(rf"{{ #{name} }}\n(.*?)(?:\n## |\Z)", text, re.S)
+    return found
+
+
+def cells(text):
+    """Rows of the Markdown tables, without their heads."""
+    rows = [re.split(r" *\| *", x)[1:-1] for x in text.splitlines() if "|" in x]
+    return [row for row in rows[2:] if not set(row[0]) <= set("- ")]
+
+
+def fences(stem, language="en"):
+    """What a page draws: the kind and the YAML of each fence."""
+    (path,) = (p for p in pages.markdown_files(language) if p.stem == stem)
+    page = pages.render(pages.body_of(path), expand=False)
+    drawn = (b for b in page.blocks if b.language in pages.DRAWN)
+    return [(block.language, yaml.safe_load(block.text)) for block in drawn]
+
+
+class Reader(HTMLParser):
+    """Python blocks, ids, links and formulas of a built page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.blocks, self.ids, self.links, self.math = [], set(), [], ""
+        self.head, self.lang = [], ""
+        self.depth, self.code, self.in_math = 0, None, False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        if tag == "html":
+            self.lang = a["lang"]
+        if "id" in a:
+            self.ids.add(a["id"])
+        for key in ("href", "src"):
+            if key in a and tag != "link":
+                self.links.append(a[key])
+        if tag == "link":
+            self.head.append(a)
+            if a["rel"] not in ("alternate", "canonical", "prev", "next"):
+                self.links.append(a["href"])
+        if tag == "div":
+            classes = (a.get("class") or "").split()
+            if self.depth or (
+                "language-python" in classes and "doc-signature" not in classes
+            ):
+                self.depth += 1
+        if tag == "code" and self.depth:
+            self.code = ""
+        if tag == "math":
+            self.in_math = True
+
+    def handle_endtag(self, tag):
+        if tag == "div" and self.depth:
+            self.depth -= 1
+        if tag == "code" and self.code is not None:
+            self.blocks.append(self.code)
+            self.code = None
+        if tag == "math":
+            self.in_math = False
+
+    def handle_data(self, data):
+        if self.code is not None:
+            self.code += data
+        if self.in_math:
+            self.math += data
+
+
+def built(site, path):
+    """The built page of a Markdown file."""
+    language, *rest = path.relative_to(ROOT / "docs").parts
+    stem = Path(*rest).with_suffix("")
+    folder = site.folder / ("" if language == "en" else language)
+    where = folder if stem.name == "index" else folder / stem
+    return where / "index.html"

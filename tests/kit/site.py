@@ -1,0 +1,98 @@
+"""Building the site, and opening its pages. Needs nothing that is installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from sitekit import ROOT
+
+
+class Site(NamedTuple):
+    folder: Path
+    log: str
+
+
+# What one types. A copy of the sources needs its own folder on the path.
+MKDOCS = [Path(sys.executable).with_name("mkdocs")]
+MKDOCS_OF_A_COPY = [sys.executable, "-m", "mkdocs"]
+# Without a test's own word, a site has no address.
+for name in ("SITE_URL", "REPOSITORY_URL"):
+    os.environ.pop(name, None)
+
+
+def environment(**env: str) -> dict[str, str]:
+    return os.environ | {"NO_MKDOCS_2_WARNING": "1"} | env
+
+
+def build(folder: Path, source: Path = ROOT, **env: str) -> Site:
+    """Both languages, strictly; raises with the log if that fails."""
+    mkdocs = MKDOCS if source == ROOT else MKDOCS_OF_A_COPY
+    done = subprocess.run(
+        [*mkdocs, "build", "--strict", "-d", folder],
+        cwd=source,
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+    )
+    log = done.stdout + done.stderr
+    if done.returncode:
+        raise RuntimeError(log)
+    return Site(folder, log)
+
+
+def copy_of_the_sources(folder: Path) -> Path:
+    """What a build reads, in another place, to plant faults in."""
+    target = folder / "a copy"
+    target.mkdir()
+    folders = "attnref sitekit docs overrides tests benchmarks"
+    for name in folders.split():
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, target / name, ignore=ignore)
+    for name in ("mkdocs.yml", "mkdocs.zh.yml", "pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, target / name)
+    return target
+
+
+# The headless shell is a Chromium that takes half the time.
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser")
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, BROWSERS)), None
+)
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update "
+    "--disable-sync --disable-dev-shm-usage"
+)
+
+
+@contextmanager
+def opened(
+    chromium, url, *, width=1440, scheme="light", until="networkidle", **options
+):
+    """A page that keeps what it asked for and what went wrong."""
+    context = chromium.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,
+        **options,
+    )
+    page = context.new_page()
+    page.urls, page.faults = [], []
+
+    def blame(wrong, what):
+        if wrong:
+            page.faults.append(what)
+
+    page.on("request", lambda r: page.urls.append(r.url))
+    page.on("requestfailed", lambda r: blame(True, r.url))
+    page.on("pageerror", lambda e: blame(True, str(e)))
+    page.on("console", lambda m: blame(m.type in ("error", "warning"), m.text))
+    page.on("response", lambda r: blame(r.status >= 400, r.url))
+    page.goto(url, wait_until=until)
+    try:
+        yield page
+    finally:
+        context.close()
