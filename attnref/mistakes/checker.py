@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +51,7 @@ ROUNDING = {
     torch.float16: 0.02,
 }
 CLEARLY = 5  # so many times more, a mistake is told from what is right
-SECONDS = 5.0  # for pairs of mistakes
+PAIRS = 120  # of mistakes, that are tried; so the answer needs no clock
 CHANCE = "dropout-in-evaluation"
 RUNTIME = "RuntimeError: "
 
@@ -447,8 +446,8 @@ def _of_other_dtype(probe: Probe, one: Answer, other: Answer) -> bool:
 
 
 class Explained(NamedTuple):
-    """What gives a solution's answers, and whether time was up before all
-    pairs of mistakes were tried."""
+    """What gives a solution's answers, and whether there were more pairs of
+    mistakes than are tried."""
 
     mistakes: tuple[tuple[str, ...], ...]
     unfinished: bool = False
@@ -493,16 +492,12 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         return True
 
     def among(
-        groups: Iterable[tuple[str, ...]], seconds: float = math.inf
-    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]], bool]:
-        """Those that agree on all inputs, and on all but in half precision,
-        and whether time was up before the last."""
-        until = time.monotonic() + seconds
+        groups: Iterable[tuple[str, ...]],
+    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        """Those that agree on all inputs, and on all but in half precision."""
         whole: list[tuple[str, ...]] = []
         most: list[tuple[str, ...]] = []
         for ids in groups:
-            if time.monotonic() > until:
-                return whole, most, True
             every = variants(name, *ids)
             if only_errors:
                 if any(map(raises, every)):
@@ -511,7 +506,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
                 whole.append(ids)
             elif fails_there and any(explains(w, but_half) for w in every):
                 most.append(ids)
-        return whole, most, False
+        return whole, most
 
     def wrong_at(id: str) -> set[int]:
         return {
@@ -529,7 +524,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
             if alike(probes[n], wrong.answer(n), answers[n])
         }
 
-    alone, most, _ = among((id,) for id in catalogue())
+    alone, most = among((id,) for id in catalogue())
     if alone or only_errors or not failing:
         return Explained(tuple(alone))
     last = len(probes) - 1  # that repeats a call
@@ -557,8 +552,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         )
 
     pairs.sort(key=likely, reverse=True)
-    both, nearly, unfinished = among(pairs, SECONDS)
-    return Explained(tuple(both or most or nearly), unfinished)
+    both, nearly = among(pairs[:PAIRS])
+    return Explained(tuple(both or most or nearly), len(pairs) > PAIRS)
 
 
 # ------------------------------------------------------------------ report
@@ -582,7 +577,7 @@ class Report:
     printed: str = ""
     language: str = "en"
     unfinished: bool = False
-    """Whether time was up before all pairs of known mistakes were tried."""
+    """Whether there were more pairs of known mistakes than are tried."""
 
     @property
     def passed(self) -> bool:
@@ -679,8 +674,8 @@ WORDS = {
         "这不是 attnref 已知的错误。",
     ),
     "unfinished": Text(
-        "Time was up before all pairs of them were tried.",
-        "时间到了，它们的两两组合没有全部试完。",
+        "Of pairs of them, only the {n} likeliest were tried.",
+        "它们的两两组合只试了最可能的 {n} 种。",
     ),
     "printed": Text("What it printed:", "它打印的内容："),
 }
@@ -763,7 +758,7 @@ class _Words:
         if not report.mistakes:
             yield self.in_colour(BOLD, self.say("none"))
             if report.unfinished:
-                yield self.say("unfinished")
+                yield self.say("unfinished", n=PAIRS)
             if report.smallest is not None:
                 yield str(self.of(report.smallest))
             return
