@@ -32,6 +32,7 @@ def verdicts():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.audit
 @each
 def test_its_tests_notice_it(name, verdicts):
     assert catalogue()[name].tests
@@ -60,6 +61,7 @@ def test_its_law_notices_it(name):
         mistake.law(*mistake.of(wrong))
 
 
+@pytest.mark.audit
 @each
 def test_what_is_shown_differs(name):
     mistake = catalogue()[name]
@@ -117,6 +119,7 @@ def shapes(package):
     return [getattr(m, "shape", m) for m in made]
 
 
+@pytest.mark.audit
 @each
 @torch.no_grad()
 def test_shapes_show_it_or_not(name):
