@@ -353,6 +353,7 @@ def test_colour_is_for_terminals_alone(tmp_path, monkeypatch):
 
 def test_a_reader_who_leaves_early_is_no_error(tmp_path, monkeypatch):
     """`attnref check gqa gqa.py | head`: as with the other commands."""
+    here(monkeypatch)
     file = tmp_path / "gqa.py"
     file.write_text("gqa = None", encoding="utf-8")
 
