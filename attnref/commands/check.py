@@ -24,61 +24,61 @@ def a_time(text: str) -> float:
     return seconds
 
 
-def spoken() -> str:
+def language_of_locale() -> str:
     """ "zh" where the locale is Chinese, else "en"."""
     names = ("LC_ALL", "LC_MESSAGES", "LANG")
-    told = next(filter(None, map(os.environ.get, names)), None)
-    told = told or locale.getlocale()[0] or ""
-    return "zh" if told.lower().startswith(("zh", "chinese")) else "en"
+    name = next(filter(None, map(os.environ.get, names)), None)
+    name = name or locale.getlocale()[0] or ""
+    return "zh" if name.lower().startswith(("zh", "chinese")) else "en"
 
 
 def listed(language: str) -> str:
     """The exercises, and what a solution of each defines."""
     wide = max(map(len, TASKS))
     lines = []
-    for name, told in TASKS.items():
-        lines.append(f"{name:{wide}}  {getattr(told.title, language)}")
-        lines += [f"{'':{wide}}    {each}" for each in told.signatures]
+    for name, exercise in TASKS.items():
+        lines.append(f"{name:{wide}}  {getattr(exercise.title, language)}")
+        lines += [f"{'':{wide}}    {each}" for each in exercise.signatures]
     return "\n".join(lines)
 
 
-def run(asked: argparse.Namespace) -> str:
-    language = asked.lang or spoken()
-    if asked.list:
-        if asked.exercise or asked.stub:
+def run(options: argparse.Namespace) -> str:
+    language = options.lang or language_of_locale()
+    if options.list:
+        if options.exercise or options.stub:
             raise ValueError("--list takes no exercise: it prints all")
         return listed(language)
-    if not asked.exercise:
+    if not options.exercise:
         raise ValueError("pass an exercise; --list prints all")
-    name = task(asked.exercise)
-    if asked.stub:
+    name = task(options.exercise)
+    if options.stub:
         text = stub(name, language)
-        if asked.stub == "-":
+        if options.stub == "-":
             return text.removesuffix("\n")
-        path = Path(asked.stub if asked.stub != WRITES else f"{name}.py")
+        path = Path(options.stub if options.stub != WRITES else f"{name}.py")
         try:
             with open(path, "x", encoding="utf-8", newline="\n") as new:
                 new.write(text)
         except FileExistsError:
             raise ValueError(f"{path} is there already") from None
         return f"{path}: {len(text.splitlines())} lines"
-    if not asked.file:
+    if not options.file:
         raise ValueError(
             f"pass a file; --stub writes {name}.py, to be filled in"
         )
-    path = Path(asked.file).resolve()
+    path = Path(options.file).resolve()
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not there"
-        raise ValueError(f"{asked.file} is {kind}")
-    report = check_file(name, path, language=language, seconds=asked.timeout)
-    if asked.json:
-        told = json.dumps(report.as_json(), ensure_ascii=False, indent=2)
+        raise ValueError(f"{options.file} is {kind}")
+    report = check_file(name, path, language=language, seconds=options.timeout)
+    if options.json:
+        text = json.dumps(report.as_json(), ensure_ascii=False, indent=2)
     else:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        told = report.text(colour=colour)
+        text = report.text(colour=colour)
     if report.passed:
-        return told
-    print(told)
+        return text
+    print(text)
     raise SystemExit(1)
 
 
@@ -109,7 +109,8 @@ def add_to(commands: Any) -> None:
         type=a_time,
         default=SECONDS,
         metavar="S",
-        help="seconds that the file may take (%(default)g)",
+        help="seconds of computing that the file may take (%(default)g); ten "
+        "times as long if it only waits",
     )
     parser.set_defaults(run=run)
     _take_options_anywhere(parser)

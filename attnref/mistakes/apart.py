@@ -10,6 +10,7 @@ code never runs.
 """
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -30,8 +31,12 @@ if TYPE_CHECKING:
     from attnref.mistakes.checker import Answer, Report
 
 HERE = Path(__file__).resolve()
+# Of computing: a busy machine refuses no file. A right one takes less than one.
 SECONDS = 20.0
-STARTING = 120.0  # seconds until torch is imported
+# What waits computes nothing. A file may be there so many times as long, by
+# the clock on the wall: enough for one that gets a tenth of a core.
+WAITING = 10
+STARTING = 600.0  # seconds until torch is imported: 2 to 5 are usual
 MEMORY = 4 << 30  # bytes
 ANSWERS = 64 << 20  # bytes of answers that are read
 PRINTED = 2000  # characters of output that are shown
@@ -46,7 +51,7 @@ work(*sys.argv[2:])
 # ------------------------------------------------------------ in the process
 
 
-def work(name: str, file: str, folder: str) -> None:
+def work(name: str, file: str, folder: str, seconds: str) -> None:
     """Answer all probes of an exercise with the solution in a file."""
     import torch  # noqa: F401  # the file's own time begins after this
 
@@ -54,13 +59,13 @@ def work(name: str, file: str, folder: str) -> None:
     from attnref.mistakes.exercises import EXERCISES, Solution, SolutionError
 
     probes = [*EXERCISES[name].probes()]
-    with open(Path(folder, "answers"), "wb", buffering=0) as told:
+    with open(Path(folder, "answers"), "wb", buffering=0) as answers:
 
         def tell(line: object) -> None:
-            told.write(json.dumps(line).encode() + b"\n")
+            answers.write(json.dumps(line).encode() + b"\n")
 
         tell("begun")
-        _limit()
+        _limit(float(seconds))
         try:
             solution = Solution(name, _module(file))
         except SolutionError as error:
@@ -79,11 +84,16 @@ def work(name: str, file: str, folder: str) -> None:
         os._exit(0)  # threads of the solution may still run
 
 
-def _limit() -> None:
+def _limit(seconds: float) -> None:
     try:
         import resource
     except ImportError:  # Windows
         return
+    # Whole seconds, at which SIGXCPU ends the process. It may be caught:
+    # one second later nothing can.
+    end = math.ceil(time.process_time() + seconds)
+    with suppress(ValueError, OSError):  # a lower one is there
+        resource.setrlimit(resource.RLIMIT_CPU, (end, end + 1))
     for kind, most in (("DATA", MEMORY), ("FSIZE", 4 * ANSWERS), ("CORE", 0)):
         limit = getattr(resource, f"RLIMIT_{kind}")
         with suppress(ValueError, OSError):  # a lower one is there
@@ -120,24 +130,24 @@ class Ran(NamedTuple):
 
     lines: list[Any]
     printed: str
-    code: int | None  # None: it was ended, as it took too long
+    code: int | None  # None: it was ended, as it waited too long
 
 
 class _Drain(threading.Thread):
-    """Reads all that is printed, and keeps the beginning."""
+    """Reads all that is printed, and stores the beginning."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(daemon=True)
-        self.stream, self.kept, self.size = stream, b"", 0
+        self.stream, self.beginning, self.size = stream, b"", 0
 
     def run(self) -> None:
         with suppress(ValueError, OSError):
             while some := self.stream.read1(1 << 16):
                 self.size += len(some)
-                self.kept = (self.kept + some)[: 4 * PRINTED]
+                self.beginning = (self.beginning + some)[: 4 * PRINTED]
 
     def text(self) -> str:
-        text = self.kept.decode("utf-8", "replace")
+        text = self.beginning.decode("utf-8", "replace")
         text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
         text = "\n".join(line[:200] for line in text.splitlines()[:20])
         text = text[:PRINTED].strip("\n")
@@ -146,7 +156,9 @@ class _Drain(threading.Thread):
 
 
 @contextmanager
-def started(name: str, file: Path) -> Iterator[tuple[Any, Path, _Drain]]:
+def started(
+    name: str, file: Path, seconds: float
+) -> Iterator[tuple[Any, Path, _Drain]]:
     """The process, its folder and its output; afterwards nothing of it is
     left, nor of what it has started."""
     token = f"ATTNREF_CHECK={secrets.token_hex(16)}"
@@ -157,7 +169,7 @@ def started(name: str, file: Path) -> Iterator[tuple[Any, Path, _Drain]]:
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", START, str(HERE.parents[2])),
-            *(name, str(file), folder),
+            *(name, str(file), folder, str(seconds)),
         ],
         cwd=inside,
         env=os.environ
@@ -181,7 +193,7 @@ def started(name: str, file: Path) -> Iterator[tuple[Any, Path, _Drain]]:
         yield process, Path(folder), drain
     finally:
         _end(process, token.encode())
-        drain.join(timeout=5)
+        drain.join(timeout=60)  # milliseconds, unless something is wrong
         process.stdout.close()
         _remove(folder)
 
@@ -196,11 +208,11 @@ def _end(process: Any, token: bytes) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        found = [*_with_token(token)]
-        for pid in found:
+        others = [*_with_token(token)]
+        for pid in others:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not others:
             return
         time.sleep(0.01)
 
@@ -223,7 +235,7 @@ def _remove(folder: str) -> None:
 
 
 def waited(process: Any, folder: Path, seconds: float) -> int | None:
-    """The exit code, or None if it takes longer than it may."""
+    """The exit code, or None if it is there for longer than it may be."""
     answers = folder / "answers"
     until = time.monotonic() + STARTING
     begun = False
@@ -231,7 +243,7 @@ def waited(process: Any, folder: Path, seconds: float) -> int | None:
         with suppress(subprocess.TimeoutExpired):
             return int(process.wait(timeout=0.02))
         if not begun and answers.exists() and answers.stat().st_size:
-            begun, until = True, time.monotonic() + seconds
+            begun, until = True, time.monotonic() + WAITING * seconds
         if time.monotonic() > until:
             return None
 
@@ -241,9 +253,9 @@ def read(folder: Path) -> list[Any]:
     lines: list[Any] = []
     with (
         suppress(OSError, ValueError, RecursionError),
-        open(folder / "answers", "rb") as told,
+        open(folder / "answers", "rb") as answers,
     ):
-        for line in told.read(ANSWERS).splitlines():
+        for line in answers.read(ANSWERS).splitlines():
             lines.append(json.loads(line))
     return lines
 
@@ -252,7 +264,7 @@ def check_file(
     exercise: str, path: Path, *, language: str, seconds: float = SECONDS
 ) -> "Report":
     """The report on a file: `check` in a process of its own."""
-    with started(exercise, path) as (process, folder, drain):
+    with started(exercise, path, seconds) as (process, folder, drain):
         # Meanwhile torch is imported here too, and the right answers made.
         from attnref.mistakes.checker import rights
 
@@ -276,7 +288,7 @@ def reported(name: str, ran: Ran, language: str, seconds: float) -> "Report":
             where = tuple(map(str, lines[1].get("where", ())))
         elif lines[-1:] == ["done"]:
             pairs = zip(lines[2:-1], right.answers, strict=True)
-            answers = [_answer(told, like) for told, like in pairs]
+            answers = [_answer(data, like) for data, like in pairs]
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):
         error = Text("what it answers cannot be read", "它的回答无法读取")
     if answers:
@@ -289,7 +301,7 @@ def reported(name: str, ran: Ran, language: str, seconds: float) -> "Report":
     )
 
 
-def _answer(told: Any, like: "Answer") -> "Answer":
+def _answer(data: Any, like: "Answer") -> "Answer":
     """An answer, from what should be its data."""
     import torch
 
@@ -297,14 +309,14 @@ def _answer(told: Any, like: "Answer") -> "Answer":
     from attnref.mistakes.checker import Answer
 
     outputs = []
-    for dtype, shape, values in told["outputs"]:
+    for dtype, shape, values in data["outputs"]:
         kind = getattr(torch, str(dtype).removeprefix("torch."))
         numbers = torch.tensor(values, dtype=torch.float64)
         outputs.append(numbers.reshape(shape).to(kind))
-    raised = told["raised"] and Text(*map(str, told["raised"]))
+    raised = data["raised"] and Text(*map(str, data["raised"]))
     if not raised and len(outputs) != len(like.outputs):
         raise ValueError
-    where, modified = (tuple(map(str, told[x])) for x in ("where", "modified"))
+    where, modified = (tuple(map(str, data[x])) for x in ("where", "modified"))
     return Answer(tuple(outputs), raised, where, modified)
 
 
@@ -327,9 +339,15 @@ def _ended(ran: Ran, sizes: list[str], seconds: float) -> "Text":
         size = sizes[min(n, len(sizes) - 1)]
         at = Text(f"on {size}", f"输入 {size}")
     if ran.code is None:
+        seconds *= WAITING
         return Text(
             f"it did not end within {seconds:g} s: it was ended {at.en}",
             f"{seconds:g} 秒内没有结束，被终止：{at.zh}",
+        )
+    if ran.code == -getattr(signal, "SIGXCPU", math.inf):
+        return Text(
+            f"it computed for more than {seconds:g} s: it was ended {at.en}",
+            f"计算超过了 {seconds:g} 秒，被终止：{at.zh}",
         )
     if ran.code < 0:
         name = signal.Signals(-ran.code).name

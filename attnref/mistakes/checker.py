@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,8 +50,10 @@ ROUNDING = {
     torch.bfloat16: 0.1,
     torch.float16: 0.02,
 }
-CLEARLY = 5  # so many times more, a mistake is told from what is right
-SECONDS = 5.0  # for pairs of mistakes
+CLEARLY = 5  # so many times more, a mistake differs from what is right
+# So many pairs of mistakes are tried, the likeliest first: of pairs planted at
+# random, more than nine in ten are among them. Each takes 20 to 40 ms.
+PAIRS = 100
 CHANCE = "dropout-in-evaluation"
 RUNTIME = "RuntimeError: "
 
@@ -77,15 +78,15 @@ def ask(
     caught: tuple[type[BaseException], ...] = (Exception, SystemExit),
 ) -> Answer:
     """The answer to a probe, of a solution in this process."""
-    given = {name: _kept(value) for name, value in probe.inputs.items()}
+    given = {name: _copied(value) for name, value in probe.inputs.items()}
     outputs: Outputs = ()
     raised: Text | None = None
     where: tuple[str, ...] = ()
     try:
         with torch.no_grad():
             outputs = tuple(map(_readable, probe.drive(solution, given)))
-    except SolutionError as told:
-        raised = told.text
+    except SolutionError as error:
+        raised = error.text
     except caught as error:
         raised, where = error_of(error)
     modified = (
@@ -96,9 +97,9 @@ def ask(
     return Answer(outputs, raised, where, tuple(modified))
 
 
-def _kept(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     if isinstance(value, list):
-        return [_kept(v) for v in value]
+        return [_copied(v) for v in value]
     return value.clone() if isinstance(value, Tensor) else value
 
 
@@ -129,10 +130,10 @@ def _readable(x: Tensor) -> Tensor:
 
 def error_of(error: BaseException) -> tuple[Text, tuple[str, ...]]:
     """An error of a solution in a line, and the lines that led to it."""
-    return _told(error), _where(error)
+    return _message(error), _where(error)
 
 
-def _told(error: BaseException) -> Text:
+def _message(error: BaseException) -> Text:
     try:
         words = str(error).split("\n")[0][:300]
     except Exception:
@@ -247,15 +248,15 @@ def fault(
             "the dtype is {}, and should be {}".format(*kinds),
             "dtype 是 {}，应为 {}".format(*kinds),
         )
-    found = [difference(a, b) for a, b in zip(got, wanted, strict=True)]
-    return max(found, key=lambda each: (each[1] is not None, each[0]))
+    differences = [difference(a, b) for a, b in zip(got, wanted, strict=True)]
+    return max(differences, key=lambda each: (each[1] is not None, each[0]))
 
 
 def verdicts(
     probes: Sequence[Probe], answers: Sequence[Answer], rights: Sequence[Answer]
 ) -> tuple[Verdict, ...]:
     """One for each law that the probes are under."""
-    found = []
+    results = []
     for law in LAWS:
         under = [n for n, probe in enumerate(probes) if probe.law == law]
         worst = 0.0
@@ -264,23 +265,23 @@ def verdicts(
             if how is not None:
                 broken = _broken(law, len(under), much, how, probes, n)
                 raised = answers[n].raised is not None
-                found.append(replace(broken, raised=raised))
+                results.append(replace(broken, raised=raised))
                 break
             worst = max(worst, much)
         else:
             if under:
-                found.append(Verdict(law, LAWS[law].title, len(under), worst))
+                results.append(Verdict(law, LAWS[law].title, len(under), worst))
     for n, answer in enumerate(answers):
         if answer.modified:
             names = ", ".join(answer.modified)
             how = Text(f"{names} changes", f"{names} 被改了")
             all = len(answers)
-            found.append(_broken("untouched", all, math.inf, how, probes, n))
+            results.append(_broken("untouched", all, math.inf, how, probes, n))
             break
     else:
         title = LAWS["untouched"].title
-        found.append(Verdict("untouched", title, len(answers), 0.0))
-    return tuple(found)
+        results.append(Verdict("untouched", title, len(answers), 0.0))
+    return tuple(results)
 
 
 def _broken(
@@ -314,8 +315,8 @@ def rights(name: str) -> Rights:
     forms = EXERCISES[name].forms
     answers, calls = [], []
     for form in forms:
-        found, called = _with_calls(partial(_all, name, form, package, probes))
-        answers.append(found)
+        given, called = _with_calls(partial(_all, name, form, package, probes))
+        answers.append(given)
         calls.append(called)
     return Rights(probes, answers[0], tuple(calls))
 
@@ -331,12 +332,12 @@ def _with_calls(
     work: Callable[[], tuple[Answer, ...]],
 ) -> tuple[tuple[Answer, ...], set[tuple[str, str]]]:
     """Its result, and the files and names of the functions that it calls."""
-    found: set[tuple[str, str]] = set()
+    calls: set[tuple[str, str]] = set()
     done: list[tuple[Answer, ...]] = []
 
     def called(frame: Any, event: str, _: object) -> None:
         if event == "call":
-            found.add((frame.f_code.co_filename, frame.f_code.co_name))
+            calls.add((frame.f_code.co_filename, frame.f_code.co_name))
 
     def run() -> None:
         sys.setprofile(called)
@@ -346,11 +347,11 @@ def _with_calls(
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return done[0], found
+    return done[0], calls
 
 
 class Variant:
-    """A form of a package with mistakes in it, which answers when asked."""
+    """A form of a package with mistakes in it, which answers probe by probe."""
 
     def __init__(self, name: str, form: Form, package: ModuleType) -> None:
         self.probes = rights(name).probes
@@ -399,16 +400,22 @@ def _concerns(mistake: Mistake, calls: set[tuple[str, str]]) -> bool:
 @cache
 def _function_of(module: str, lines: str) -> str | None:
     """The innermost function around these lines, if there is one."""
-    path = PACKAGE / f"{module.replace('.', '/')}.py"
-    text = path.read_text(encoding="utf-8")
+    text, functions = _functions(module)
     first = text[: text.index(lines.strip("\n"))].count("\n") + 1
     around = [
         node
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef)
-        and node.lineno <= first <= (node.end_lineno or 0)
+        for node in functions
+        if node.lineno <= first <= (node.end_lineno or 0)
     ]
     return max(around, key=lambda node: node.lineno).name if around else None
+
+
+@cache
+def _functions(module: str) -> tuple[str, list[ast.FunctionDef]]:
+    path = PACKAGE / f"{module.replace('.', '/')}.py"
+    text = path.read_text(encoding="utf-8")
+    nodes = ast.walk(ast.parse(text))
+    return text, [node for node in nodes if isinstance(node, ast.FunctionDef)]
 
 
 def clearly_wrong(probe: Probe, answer: Answer, right: Answer) -> bool:
@@ -426,8 +433,8 @@ def clearly_wrong(probe: Probe, answer: Answer, right: Answer) -> bool:
 def kind_of(answer: Answer) -> str:
     """How an error of PyTorch begins, up to the first number. What code raises
     itself has no kind: it tells what it is."""
-    told = answer.raised.en if answer.raised is not None else ""
-    return re.split(r"[\d(\[]", told)[0] if RUNTIME in told else ""
+    message = answer.raised.en if answer.raised is not None else ""
+    return re.split(r"[\d(\[]", message)[0] if RUNTIME in message else ""
 
 
 def alike(probe: Probe, one: Answer, other: Answer) -> bool:
@@ -447,8 +454,8 @@ def _of_other_dtype(probe: Probe, one: Answer, other: Answer) -> bool:
 
 
 class Explained(NamedTuple):
-    """What gives a solution's answers, and whether time was up before all
-    pairs of mistakes were tried."""
+    """What gives a solution's answers, and whether there were more pairs of
+    mistakes than are tried."""
 
     mistakes: tuple[tuple[str, ...], ...]
     unfinished: bool = False
@@ -461,20 +468,24 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     with it there too comes first, but need not exist.
     """
     probes, right, _ = rights(name)
-    told = [n for n, probe in enumerate(probes) if LAWS[probe.law].told]
+    usable = [n for n, probe in enumerate(probes) if LAWS[probe.law].told]
     failing = [
-        n for n in told if fault(probes[n], answers[n], right[n])[1] is not None
+        n
+        for n in usable
+        if fault(probes[n], answers[n], right[n])[1] is not None
     ]
-    told.sort(key=lambda n: n not in failing)
-    but_half = [n for n in told if probes[n].law != "dtype"]
+    if not failing:  # what fails is a law by which no mistake is recognised
+        return Explained(())
+    usable.sort(key=lambda n: n not in failing)
+    but_half = [n for n in usable if probes[n].law != "dtype"]
     fails_there = [n for n in failing if n in but_half]
-    only_errors = failing and all(kind_of(answers[n]) for n in failing)
+    only_errors = all(kind_of(answers[n]) for n in failing)
 
-    def explains(wrong: Variant, asked: Sequence[int]) -> bool:
+    def explains(wrong: Variant, on: Sequence[int]) -> bool:
         return all(
-            alike(probes[n], answers[n], wrong.answer(n)) for n in asked
+            alike(probes[n], answers[n], wrong.answer(n)) for n in on
         ) and any(
-            clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in asked
+            clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in on
         )
 
     def raises(wrong: Variant) -> bool:
@@ -482,7 +493,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         raise on a few inputs more: whether `view` succeeds also depends on how
         the code around it lays out its tensors."""
         few = len(failing) // 5
-        for n in told:
+        for n in usable:
             other = wrong.answer(n)
             if n not in failing or other.raised is None:
                 few -= n in failing
@@ -493,25 +504,21 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         return True
 
     def among(
-        groups: Iterable[tuple[str, ...]], seconds: float = math.inf
-    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]], bool]:
-        """Those that agree on all inputs, and on all but in half precision,
-        and whether time was up before the last."""
-        until = time.monotonic() + seconds
+        groups: Iterable[tuple[str, ...]],
+    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        """Those that agree on all inputs, and on all but in half precision."""
         whole: list[tuple[str, ...]] = []
         most: list[tuple[str, ...]] = []
         for ids in groups:
-            if time.monotonic() > until:
-                return whole, most, True
             every = variants(name, *ids)
             if only_errors:
                 if any(map(raises, every)):
                     whole.append(ids)
-            elif any(explains(wrong, told) for wrong in every):
+            elif any(explains(wrong, usable) for wrong in every):
                 whole.append(ids)
             elif fails_there and any(explains(w, but_half) for w in every):
                 most.append(ids)
-        return whole, most, False
+        return whole, most
 
     def wrong_at(id: str) -> set[int]:
         return {
@@ -529,8 +536,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
             if alike(probes[n], wrong.answer(n), answers[n])
         }
 
-    alone, most, _ = among((id,) for id in catalogue())
-    if alone or only_errors or not failing:
+    alone, most = among((id,) for id in catalogue())
+    if alone or only_errors:
         return Explained(tuple(alone))
     last = len(probes) - 1  # that repeats a call
     if not most and last in failing and answers[last].raised is None:
@@ -557,8 +564,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         )
 
     pairs.sort(key=likely, reverse=True)
-    both, nearly, unfinished = among(pairs, SECONDS)
-    return Explained(tuple(both or most or nearly), unfinished)
+    both, nearly = among(pairs[:PAIRS])
+    return Explained(tuple(both or most or nearly), len(pairs) > PAIRS)
 
 
 # ------------------------------------------------------------------ report
@@ -582,7 +589,7 @@ class Report:
     printed: str = ""
     language: str = "en"
     unfinished: bool = False
-    """Whether time was up before all pairs of known mistakes were tried."""
+    """Whether there were more pairs of known mistakes than are tried."""
 
     @property
     def passed(self) -> bool:
@@ -679,8 +686,8 @@ WORDS = {
         "这不是 attnref 已知的错误。",
     ),
     "unfinished": Text(
-        "Time was up before all pairs of them were tried.",
-        "时间到了，它们的两两组合没有全部试完。",
+        "Of pairs of them, only the {n} likeliest were tried.",
+        "它们的两两组合只试了最可能的 {n} 种。",
     ),
     "printed": Text("What it printed:", "它打印的内容："),
 }
@@ -706,8 +713,8 @@ class _Words:
     def all(self) -> Iterator[str]:
         report = self.report
         if report.error is not None:
-            told = f"{report.exercise}: {self.of(report.error)}"
-            yield self.in_colour(RED, told)
+            message = f"{report.exercise}: {self.of(report.error)}"
+            yield self.in_colour(RED, message)
             yield from (f"  {line}" for line in report.where)
         else:
             yield self.summary()
@@ -753,8 +760,8 @@ class _Words:
                     fault = self.say("again")
                 elif v.raised:
                     before = v.fault
-                told = self.say("on", sizes=v.sizes, fault=fault)
-                yield from _wrapped(told, "         ")
+                text = self.say("on", sizes=v.sizes, fault=fault)
+                yield from _wrapped(text, "         ")
         yield from (f"         {line}" for line in report.where)
 
     def recognised(self) -> Iterator[str]:
@@ -763,7 +770,7 @@ class _Words:
         if not report.mistakes:
             yield self.in_colour(BOLD, self.say("none"))
             if report.unfinished:
-                yield self.say("unfinished")
+                yield self.say("unfinished", n=PAIRS)
             if report.smallest is not None:
                 yield str(self.of(report.smallest))
             return
@@ -788,10 +795,10 @@ class _Words:
             file = f"attnref/{module.replace('.', '/')}.py"
             places.setdefault((right, wrong), []).append(file)
         before = ""
-        for (right, wrong), held in places.items():
-            told = self.say("lines", file=", ".join(held))
-            yield from _wrapped(told, "  ") if told != before else ("",)
-            before = told
+        for (right, wrong), same in places.items():
+            text = self.say("lines", file=", ".join(same))
+            yield from _wrapped(text, "  ") if text != before else ("",)
+            before = text
             for sign, code, lines in (("-", RED, wrong), ("+", GREEN, right)):
                 for line in lines.strip("\n").splitlines():
                     yield self.in_colour(code, f"  {sign} {line}")
@@ -829,15 +836,15 @@ def _wrapped(text: str, margin: str) -> Iterator[str]:
 @cache
 def site() -> str:
     """Where the installed package says that its site is, if it does."""
-    told = os.environ.get("SITE_URL")
-    if not told:
+    url = os.environ.get("SITE_URL")
+    if not url:
         try:
             urls = metadata.metadata("attnref").get_all("Project-URL")
         except metadata.PackageNotFoundError:
             urls = None
         named = dict(url.split(", ", 1) for url in urls or ())
-        told = named.get("Documentation", "")
-    return f"{told.rstrip('/')}/" if told else ""
+        url = named.get("Documentation", "")
+    return f"{url.rstrip('/')}/" if url else ""
 
 
 def page_of(id: str, language: str) -> str:
@@ -875,11 +882,11 @@ def smallest(probe: Probe, answer: Answer, right: Answer) -> Text:
             shown.append(("right", str(wanted[0].dtype)))
     texts = []
     for n in range(len(Text._fields)):
-        told = [SMALLEST["head"][n], *code]
+        lines = [SMALLEST["head"][n], *code]
         for word, what in shown:
             value = what[n] if isinstance(what, Text) else what
-            told.append(SMALLEST[word][n].format(value))
-        texts.append("\n  ".join(told))
+            lines.append(SMALLEST[word][n].format(value))
+        texts.append("\n  ".join(lines))
     return Text(*texts)
 
 
@@ -929,13 +936,13 @@ def judged(
             printed=printed,
             language=language,
         )
-    found = verdicts(probes, answers, right)
-    failed = [v for v in found if not v.passed]
-    told = Explained(())
+    laws = verdicts(probes, answers, right)
+    failed = [v for v in laws if not v.passed]
+    explanation = Explained(())
     where: tuple[str, ...] = ()
     least = None
     if failed:
-        told = explained(name, answers)
+        explanation = explained(name, answers)
         n = min(v.probe for v in failed)
         where = next(
             (answers[v.probe].where for v in failed if answers[v.probe].where),
@@ -944,14 +951,14 @@ def judged(
         least = smallest(probes[n], answers[n], right[n])
     return Report(
         name,
-        found,
-        told.mistakes,
+        laws,
+        explanation.mistakes,
         None,
         where,
         least,
         printed,
         language,
-        told.unfinished,
+        explanation.unfinished,
     )
 
 
@@ -970,7 +977,7 @@ def check(exercise: str, solution: object, *, language: str = "en") -> Report:
     name = task(exercise)
     try:
         made = Solution(name, solution)
-    except SolutionError as told:
-        return Report(name, error=told.text, language=language)
+    except SolutionError as error:
+        return Report(name, error=error.text, language=language)
     answers = tuple(ask(made, probe) for probe in rights(name).probes)
     return judged(name, answers, language=language)

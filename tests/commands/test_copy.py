@@ -1,8 +1,9 @@
 """python -m attnref copy: files that run where attnref is not."""
 
 import ast
+import builtins
+import importlib.util
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,18 +18,29 @@ import attnref
 from attnref.__main__ import main
 from attnref.commands import copy
 from sitekit import ROOT
-from tests.commands.exchanged import copied
+from tests.kit import sampled
 from tests.kit.compare import relative_error
 from tests.kit.copies import ALONE, in_a_fresh_interpreter
 from tests.variants import VARIANTS, T, tokens, variant
+
+
+def copied():
+    """The public names by the copied file that is tested for each: that of
+    their own file; a loop form, which no such file holds, has one of its own.
+    """
+    files = copy.files()
+    inside = {name for names in files.values() for name in names}
+    return files | {
+        name: [name] for name in copy.public() if name not in inside
+    }
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """The copy of each file, of each public name, and of all together."""
     folder = tmp_path_factory.mktemp("copies")
-    asked = copied() | {f"a_{name}": [name] for name in attnref.__all__}
-    for stem, names in (asked | {"everything": attnref.__all__}).items():
+    named = copied() | {f"a_{name}": [name] for name in attnref.__all__}
+    for stem, names in (named | {"everything": attnref.__all__}).items():
         text = copy.one_file(names)
         (folder / f"{stem}.py").write_text(text, encoding="utf-8")
     return folder
@@ -46,12 +58,18 @@ def test_every_public_name_can_be_copied_with_all_of_its_file():
             assert (module, name) in needed, f"no public name needs {name}"
 
 
-def test_each_copy_runs_without_the_package(files):
-    """And its examples give what they say, but for those of other files."""
-    paths = sorted(files.glob("*.py"))
+@pytest.mark.parametrize("stems", sampled(["all", "some"], ["some"]))
+def test_each_copy_runs_without_the_package(files, stems):
+    """And its examples give what they say, but for those of other files. In
+    `make test` the file of all names, and two that are taken alone."""
+    some = ["everything", "mla", "a_softmax"]
+    paths = [files / f"{stem}.py" for stem in some]
+    if stems == "all":
+        paths = sorted(files.glob("*.py"))
+        assert len(paths) == len(attnref.__all__) + len(copied()) + 1
     tried = json.loads(in_a_fresh_interpreter(files, ALONE, *paths))
-    assert len(tried) == len(attnref.__all__) + len(copied()) + 1
-    assert tried["a_softmax"] > 0 and tried["a_GroupedQueryAttention"] > 5
+    assert [*tried] == [path.stem for path in paths]
+    assert tried["a_softmax"] > 0
     assert tried["everything"] == sum(
         len(re.findall(r"^ *>>> ", d.text, re.M))
         for d in copy.needed(attnref.__all__)
@@ -59,99 +77,102 @@ def test_each_copy_runs_without_the_package(files):
     )
 
 
-def test_each_copy_is_tidy(files):
+RUFF = "--config", str(ROOT / "pyproject.toml"), "--no-cache", "."
+# What mypy knows of torch is stored where it is for the package.
+MYPY = "--config-file=", "--cache-dir", str(ROOT / ".mypy_cache"), "."
+CHECKS = {
+    "ruff check": RUFF,
+    "ruff format --check": RUFF,
+    "mypy --strict": MYPY,
+}
+
+
+@pytest.mark.parametrize(
+    "command", sampled(CHECKS, lambda command: "ruff" in command)
+)
+def test_each_copy_is_tidy(files, command):
     """Sorted imports, none of them unused, and no line that ruff would move."""
-    config = ["--config", ROOT / "pyproject.toml", "--no-cache", "."]
-    # What mypy knows of torch is kept where it is for the package.
-    mypy = ["--cache-dir", ROOT / ".mypy_cache", *sorted(files.glob("*.py"))]
-    for words in (
-        ["ruff", "check", *config],
-        ["ruff", "format", "--check", *config],
-        ["mypy", "--strict", "--config-file=", *mypy],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            cwd=files,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split(), *CHECKS[command]],
+        cwd=files,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def defined(tree):
     """Functions, classes and constants by name, docstrings left out."""
-    found = {}
+    definitions = {}
     for node in tree.body:
         for part in ast.walk(node):
             documented = isinstance(part, ast.FunctionDef | ast.ClassDef)
             if documented and ast.get_docstring(part) is not None:
                 part.body = part.body[1:] or [ast.Pass()]
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = node
+            definitions[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             target = getattr(node, "target", None) or node.targets[0]
-            found[target.id] = node
-    return found
+            definitions[target.id] = node
+    return definitions
 
 
-def test_a_copy_is_the_code_of_the_package_and_nothing_beside(files):
-    ours = {}
+@pytest.fixture(scope="module")
+def ours():
+    """The modules of the package in which each definition stands, by what it
+    is."""
+    homes = {}
     for path in (ROOT / "attnref").rglob("*.py"):
-        if not {"commands", "mistakes"} & {*path.parts}:
+        if not {"commands", "mistakes", "__init__.py"} & {*path.parts}:
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            ours |= {ast.dump(node): path for node in defined(tree).values()}
+            for node in defined(tree).values():
+                homes[ast.dump(node)] = name
+    return homes
+
+
+def test_a_copy_is_the_code_of_the_package_and_nothing_beside(files, ours):
+    """Each definition is one of the package, and each name in it means what
+    it means there; so a copy computes the same, to the last bit."""
     everything = {"everything": attnref.__all__}
     for path in files.glob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "attnref" not in text.split('"""\n', 1)[1], path
         assert "--8<--" not in text
-        found = defined(ast.parse(text))
-        strange = [n for n, node in found.items() if ast.dump(node) not in ours]
-        assert strange == [], path
-        asked = path.stem.removeprefix("a_")
-        needs = {*(copied() | everything).get(path.stem, [asked])}
-        while True:
-            more = {
-                part.id
-                for name in needs
-                for part in ast.walk(found[name])
-                if isinstance(part, ast.Name) and part.id in found
+        definitions = defined(ast.parse(text))
+        home = {n: ours.get(ast.dump(d)) for n, d in definitions.items()}
+        assert None not in home.values(), (path, home)
+        copies = loaded(path)
+        used = {
+            name: {
+                part.id for part in ast.walk(node) if isinstance(part, ast.Name)
             }
-            if more <= needs:
-                break
+            for name, node in definitions.items()
+        }
+        for name in definitions:
+            package = vars(importlib.import_module(home[name]))
+            for word in used[name] & package.keys():
+                assert word in copies, f"{path.name}: {name} lacks {word}"
+                same = copies[word] is package[word]
+                assert same or word in definitions, (path.name, name, word)
+            hidden = used[name] & vars(builtins).keys() & copies.keys()
+            assert hidden <= package.keys(), (path.name, name, hidden)
+        public = path.stem.removeprefix("a_")
+        needs = {*(copied() | everything).get(path.stem, [public])}
+        while more := {w for n in needs for w in used[n]} & home.keys() - needs:
             needs |= more
-        assert needs == {*found}, path
+        assert needs == {*definitions}, path
 
 
-@pytest.mark.oracle
-def test_the_tests_of_the_package_get_the_same_bits_from_copies(files):
-    """Each public name is exchanged for that of its own file; so the files
-    are also used together. All that the tests then call returns what it does
-    in the package, from the same inputs and weights, to the last bit."""
-    plugin = ["-p", "tests.commands.exchanged", "--hypothesis-seed=0"]
-    plugin += ["-p", "no:logging", "--assert=plain", "-o", "addopts="]  # quick
-    homes = sorted({module.split(".")[0] for module in copy.public().values()})
-    tests = [f"tests/{home}" for home in homes]
-    told = []
-    for where in ({}, {"COPIES": str(files)}):
-        log = files / "log.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", *plugin, *tests],
-            cwd=ROOT,
-            env=os.environ | {"RECORD": str(log)} | where,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout[-3000:]
-        told.append(json.loads(log.read_text(encoding="utf-8")))
-    package, copies = told
-    assert len(copies["returned"]) > 1000
-    for test, calls in package["returned"].items():
-        assert copies["returned"][test] == calls, test
-    for stem, names in copied().items():
-        for name in names:
-            if name != "Attend":  # a type: there is nothing to call
-                assert [stem, name] in copies["called"], f"no test calls {name}"
+def loaded(path):
+    """What a copy defines and imports."""
+    spec = importlib.util.spec_from_file_location(f"copy_{path.stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]
+    return vars(module)
 
 
 TOGETHER = """

@@ -161,7 +161,7 @@ def test_ctrl_c_ends_it_without_a_traceback():
         "import signal, sys, time, attnref.__main__ as program\n"
         # In the background of a shell it would be ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "def waits(*_): print('there', flush=True); time.sleep(60)\n"
+        "def waits(*_): print('there', flush=True); time.sleep(600)\n"
         "program.main = waits\n"
         "sys.exit(program.command())"
     )

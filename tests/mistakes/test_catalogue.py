@@ -1,4 +1,7 @@
-"""Each mistake of the catalogue is one, and its tests notice it."""
+"""Each mistake of the catalogue is one, and its tests notice it.
+
+`make test` runs the law of each; what else an entry says is in `make audit`.
+"""
 
 import json
 import subprocess
@@ -32,9 +35,9 @@ def verdicts():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.audit
 @each
 def test_its_tests_notice_it(name, verdicts):
-    assert catalogue()[name].tests
     assert verdicts[name] == dict.fromkeys(catalogue()[name].tests, "failed")
 
 
@@ -49,6 +52,15 @@ def test_it_is_told_whole(name):
     assert all(x == NOTES or x.startswith("https://") for x in mistake.found)
     for text in sources([mistake]).values():
         compile(text, name, "exec")
+    assert mistake.tests
+    for test in mistake.tests:
+        path, _, function = test.partition("[")[0].partition("::")
+        assert f"\ndef {function}(" in text_of(path), f"{test} is not there"
+
+
+@cache
+def text_of(path):
+    return (ROOT / path).read_text(encoding="utf-8")
 
 
 @each
@@ -60,6 +72,7 @@ def test_its_law_notices_it(name):
         mistake.law(*mistake.of(wrong))
 
 
+@pytest.mark.audit
 @each
 def test_what_is_shown_differs(name):
     mistake = catalogue()[name]
@@ -117,6 +130,7 @@ def shapes(package):
     return [getattr(m, "shape", m) for m in made]
 
 
+@pytest.mark.audit
 @each
 @torch.no_grad()
 def test_shapes_show_it_or_not(name):
