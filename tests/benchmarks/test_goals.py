@@ -266,10 +266,10 @@ def test_the_memory_of_a_prompt_is_linear_but_for_slow_forms():
         return grows(most)
 
     assert max(held("flash"), held("flash", shape="MLA")) < 2.1
-    assert min(held("eager"), held("sdpa")) > 3
-    assert held("torch, is_causal", shape="MLA") > 3
+    assert min(held("eager"), held("sdpa")) > 2.5
+    assert held("torch, is_causal", shape="MLA") > 2.5
     assert held("flash", case="backward") < 2.1
-    assert held("sdpa", case="backward") > 3
+    assert held("sdpa", case="backward") > 2.5
 
     def in_kernels(tokens):
         return allocated(
