@@ -171,6 +171,7 @@ def test_its_metadata_is_valid_and_can_be_read_on_an_index(built):
         assert command == "attnref" and main(words)
 
 
+@pytest.mark.audit  # its files and imports are read by other tests
 def test_the_wheel_works_beside_nothing_but_torch(built, tmp_path):
     pip = "pip install --quiet --no-deps --no-index --no-compile --target"
     subprocess.run(
