@@ -1,8 +1,11 @@
 """Measures, on a CPU with one thread, what the site says of times and memory.
 
     python -m benchmarks                  all, 10 minutes; writes measured.json
-    python -m benchmarks --only mla,append     these; the others are kept
-    python -m benchmarks --quick          small sizes, in half a minute
+    python -m benchmarks --only mla,append     these; the others are left
+    python -m benchmarks --quick          small sizes, a minute; quick.json
+
+Each prints a report that compares with what the file said before: report.py.
+Whatever the figures are, it ends with 0. git ignores `quick.json`.
 
 `measured.json` holds, beside the machine and the versions,
 
@@ -17,7 +20,8 @@
                           what the machine allows, each as [lower quartile,
                           median, upper quartile]; and `error`, the largest,
                           relative to the largest element in float64
-    goals                 what must hold: goals.py; what was found; if it is met
+    goals                 what should hold: goals.py; `found`, the figure; if
+                          it is met; `slow`, the figure of a slow form
 """
 
 import argparse
@@ -27,16 +31,18 @@ import sys
 import time
 from collections.abc import Collection
 from datetime import UTC, datetime
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.goals import CASES, GOALS, GUARDED, At, quick_plan
-from benchmarks.timing import Found, machine, middle
+from benchmarks.goals import CASES, GOALS, QUICK, At, sizes_of
+from benchmarks.report import report
+from benchmarks.timing import Measured, machine, middle
 
-MEASURED = Path(__file__).with_name("measured.json")
+FOLDER = Path(__file__).parent
+MEASURED = FOLDER / "measured.json"
+SMALL = FOLDER / "quick.json"
 
 
 def key(at: At) -> str:
@@ -45,8 +51,8 @@ def key(at: At) -> str:
 
 def measured(
     case: str, at: At, seconds: float, names: Collection[str] = ()
-) -> tuple[Found, dict[str, float]]:
-    """What was found, of these contenders or all; and then their errors."""
+) -> tuple[Measured, dict[str, float]]:
+    """The result of these contenders or all; and then their errors."""
     torch.manual_seed(0)
     setting = CASES[case].make(*at)
     with torch.no_grad():
@@ -55,24 +61,25 @@ def measured(
         return setting.measure(seconds), setting.errors()
 
 
-def entry(found: Found, errors: dict[str, float]) -> dict[str, Any]:
+def entry(result: Measured, errors: dict[str, float]) -> dict[str, Any]:
     """What is written of one size."""
-    base = next(iter(found.values))
+    base = next(iter(result.values))
     ways: dict[str, dict[str, Any]] = {}
-    for name, values in found.values.items():
-        ratio = middle(found.ratios(name, base))
+    for name, values in result.values.items():
+        ratio = middle(result.ratios(name, base))
         ways[name] = {"value": middle(values), "ratio": ratio}
-        if name in found.shares:
-            ways[name]["share"] = middle(found.shares[name])
+        if name in result.shares:
+            ways[name]["share"] = middle(result.shares[name])
         if name in errors:
             ways[name]["error"] = float(f"{errors[name]:.2g}")
-    said: dict[str, Any] = {"turns": len(found.values[base])}
-    if found.probes:
-        said["probes"] = {n: middle(rates) for n, rates in found.probes.items()}
-    return said | {"ways": ways}
+    size: dict[str, Any] = {"turns": len(result.values[base])}
+    if result.probes:
+        probes = {n: middle(rates) for n, rates in result.probes.items()}
+        size["probes"] = probes
+    return size | {"ways": ways}
 
 
-def text(found: dict[str, Any]) -> str:
+def text(content: dict[str, Any]) -> str:
     """As JSON, one contender or one goal per line."""
 
     def lines(value: Any, depth: int) -> str:
@@ -91,7 +98,7 @@ def text(found: dict[str, Any]) -> str:
         ]
         return "{" + inner + ("," + inner).join(parts) + outer + "}"
 
-    return lines(found, 0) + "\n"
+    return lines(content, 0) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -101,91 +108,79 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", default=cases, help=f"some of {cases}")
     parser.add_argument("--seconds", type=float, help="for each size")
     parser.add_argument(
-        "--out", type=Path, default=MEASURED, help="file, if not --quick"
+        "--out", type=Path, help=f"{MEASURED.name}, or {SMALL.name} if --quick"
     )
-    asked = parser.parse_args(arguments)
-    names, quick = asked.only.split(","), asked.quick
+    options = parser.parse_args(arguments)
+    names, quick = options.only.split(","), options.quick
     if unknown := {*names} - {*CASES}:
         parser.error(f"no case {unknown}; there are {', '.join(CASES)}")
-    goals = GUARDED if quick else GOALS
-    goals = [goal for goal in goals if goal.case in names]
+    out = options.out or (SMALL if quick else MEASURED)
+    last = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    goals = [goal for goal in (QUICK if quick else GOALS) if goal.case in names]
     plan: dict[tuple[str, At], set[str]]
     if quick:
-        plan = quick_plan(goals)
+        plan = sizes_of(goals)
     else:
         plan = {(n, at): set() for n in names for at in CASES[n].at}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    found: dict[tuple[str, At], Found] = {}
+    results: dict[tuple[str, At], Measured] = {}
     start = time.monotonic()
+    now = last
     for name in names:
         sizes = [at for case, at in plan if case == name]
+        if not sizes:
+            continue  # of which no goal has a small size
         busy = round(os.getloadavg()[0], 1)
         errors: dict[At, dict[str, float]] = {}
         for at in sizes:
-            took, done = time.monotonic() - start, len(found)
+            took, done = time.monotonic() - start, len(results)
             left = took / done * (len(plan) - done) if done else 0
-            told = f"about {left:4.0f} s left: {name} {key(at):40}"
-            sys.stderr.write(f"\r{done + 1:3} of {len(plan)}, {told}")
+            where = f"about {left:4.0f} s left: {name} {key(at):40}"
+            sys.stderr.write(f"\r{done + 1:3} of {len(plan)}, {where}")
             sys.stderr.flush()
-            seconds = asked.seconds
+            seconds = options.seconds
             if seconds is None:
                 seconds = 0.3 if quick else CASES[name].seconds
             ways = plan[name, at]
-            found[name, at], errors[at] = measured(name, at, seconds, ways)
-        if not quick:  # after each case, so that a run may be interrupted
-            case = {
-                "axes": [*CASES[name].axes],
-                "unit": found[name, sizes[0]].unit,
-                "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-                "busy": busy,
-                "at": {
-                    key(at): entry(found[name, at], errors[at]) for at in sizes
-                },
-            }
-            lines = [
-                goal.line(found, at)
-                for goal in goals
-                if goal.case == name
-                for at in goal.at
-            ]
-            write(asked.out, name, case, lines)
+            results[name, at], errors[at] = measured(name, at, seconds, ways)
+        case = {
+            "axes": [*CASES[name].axes],
+            "unit": results[name, sizes[0]].unit,
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "busy": busy,
+            "at": {
+                key(at): entry(results[name, at], errors[at]) for at in sizes
+            },
+        }
+        lines = [
+            goal.line(results, at)
+            for goal in goals
+            if goal.case == name
+            for at in goal.at
+        ]
+        now = merged(now, name, case, lines)
+        # After each case, so that a run may be interrupted.
+        out.write_text(text(now), encoding="utf-8")
     sys.stderr.write(f"\n{time.monotonic() - start:.0f} s\n")
     torch.set_num_threads(threads)
-    for goal in goals:
-        low, high = goal.guard if quick else (goal.least, goal.most)
-        for at in (goal.quick,) if quick else goal.at:
-            figure = middle(goal.figures(found, at))[1]
-            met = "met" if low <= figure <= high else "NOT MET"
-            bounds = f"from {low:.4g} to {high:.4g}"
-            if low == -inf or high == inf:
-                bounds = f"at {'most' if low == -inf else 'least'} "
-                bounds += f"{high if low == -inf else low:.4g}"
-            unit = found[goal.case, at].unit
-            of = {"share": "of the machine's rate", "value": unit}
-            what = of.get(goal.what, goal.what)
-            what += f" as {goal.peer}" if goal.peer else ""
-            if unit == "MB":
-                what = what.replace("as long", "as large")
-            told = f"{what}; wanted: {bounds}"
-            print(f"{met:8}{figure:8.4g} {told}: {goal.name} ({key(at)})")
+    print("\n".join(report(now, last, [*dict.fromkeys(c for c, _ in plan)])))
 
 
-def write(
-    out: Path, name: str, case: dict[str, Any], lines: list[dict[str, Any]]
-) -> None:
-    """Puts one case into the file, and keeps the others."""
-    kept: dict[str, Any] = {"cases": {}, "goals": []}
-    if out.exists():
-        kept = json.loads(out.read_text(encoding="utf-8"))
-    cases = kept["cases"] | {name: case}
-    goals = [x for x in kept["goals"] if x["case"] != name] + lines
+def merged(
+    last: dict[str, Any],
+    name: str,
+    case: dict[str, Any],
+    lines: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """With this case in its place, the others as they were."""
+    cases = last.get("cases", {}) | {name: case}
+    goals = [x for x in last.get("goals", []) if x["case"] != name] + lines
     order = [goal.name for goal in GOALS]
-    result = machine() | {
+    return machine() | {
         "cases": {n: cases[n] for n in CASES if n in cases},
         "goals": sorted(goals, key=lambda x: order.index(x["goal"])),
     }
-    out.write_text(text(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from benchmarks.cores import (
     triangle,
 )
 from benchmarks.goals import At, Goal
-from benchmarks.timing import Call, Clock, Found, Timed, cold, cpu, machine
+from benchmarks.timing import Call, Clock, Measured, Timed, cold, cpu, machine
 
 OUT = Path(__file__).with_name("gpu.json")
 Way = Callable[..., Tensor]
@@ -289,12 +289,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=1.0, help="per size")
     parser.add_argument("--out", type=Path, default=OUT)
-    asked = parser.parse_args(arguments)
-    device = asked.device
+    options = parser.parse_args(arguments)
+    device = options.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch sees no GPU here; --device cpu tries the script")
     start, longest = time.monotonic(), 0.0
-    found: dict[tuple[str, At], Found] = {}
+    results: dict[tuple[str, At], Measured] = {}
     cases: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     lines: list[dict[str, object]] = []
@@ -302,7 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
     plan = sorted(SIZES[device], key=lambda size: size not in wanted)
     for number, (case, at) in enumerate(plan):
         began = time.monotonic()
-        left = 60 * asked.minutes - (began - start)
+        left = 60 * options.minutes - (began - start)
         where = f"{number + 1} of {len(plan)}, {case} {key(at)}"
         sys.stderr.write(f"{where}, at most {left:.0f} s left\n")
         is_late = left < max(longest, 1e-9)
@@ -317,8 +317,8 @@ def main(arguments: list[str] | None = None) -> None:
                 left_out[f"{case}, {key(at)}"] = " ".join({*skipped.values()})
             else:
                 setting = setting.only(ran)
-                now = setting.measure(asked.seconds, CLOCKS[device])
-                found[case, at] = now
+                now = setting.measure(options.seconds, CLOCKS[device])
+                results[case, at] = now
                 kept: dict[str, Any] = {"axes": AXES[case], "unit": now.unit}
                 kept["date"] = datetime.now(UTC).strftime("%Y-%m-%d")
                 beside = {"kernels": ran, "skipped": skipped}
@@ -326,7 +326,7 @@ def main(arguments: list[str] | None = None) -> None:
                 cases.setdefault(case, kept | {"at": {}})["at"][key(at)] = said
                 longest = max(longest, time.monotonic() - began)
                 lines += [
-                    goal.line(found, at)
+                    goal.line(results, at)
                     for goal in GOALS
                     if (case, at) in {(goal.case, x) for x in goal.at}
                     and goal.ours in ran
@@ -334,7 +334,7 @@ def main(arguments: list[str] | None = None) -> None:
             del setting  # before the next one is made
         result = machine(["torch"]) | {"gpu": about(device), "cases": cases}
         result |= {"goals": lines, "left_out": left_out}
-        asked.out.write_text(text(result), encoding="utf-8")
+        options.out.write_text(text(result), encoding="utf-8")
     for line in lines:
         verdict = "met" if line["met"] else "MISSED"
         sys.stderr.write(f"{verdict}: {line}\n")

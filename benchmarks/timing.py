@@ -63,7 +63,7 @@ def in_turns(
 
 
 @dataclass
-class Found:
+class Measured:
     """What was measured of each contender, in each turn."""
 
     unit: str
@@ -76,7 +76,7 @@ class Found:
         pairs = zip(self.values[name], self.values[base], strict=True)
         return [a / b for a, b in pairs]
 
-    def with_slow(self, ours: str, slow: str) -> "Found":
+    def with_slow(self, ours: str, slow: str) -> "Measured":
         """As if ours were this slow one."""
         values = self.values | {ours: self.values[slow]}
         shares = self.shares | {ours: self.shares.get(slow, [])}
@@ -90,7 +90,7 @@ class Setting(Protocol):
         """The same with these contenders alone."""
         ...
 
-    def measure(self, seconds: float, clock: Clock = ...) -> Found: ...
+    def measure(self, seconds: float, clock: Clock = ...) -> Measured: ...
 
     def errors(self) -> dict[str, float]:
         """Of each, where there is a truth in float64."""
@@ -121,7 +121,7 @@ class Timed:
         ways = {n: way for n, way in self.ways.items() if n in names}
         return replace(self, ways=ways)
 
-    def measure(self, seconds: float, clock: Clock = cpu) -> Found:
+    def measure(self, seconds: float, clock: Clock = cpu) -> Measured:
         inputs = cycle(self.pool)
 
         def on_inputs(way: Callable[..., Any], repeats: int = 1) -> Call:
@@ -140,24 +140,24 @@ class Timed:
             calls[READ] = on_inputs(read)
             calls[GEMM] = lambda: a @ b
         took = in_turns(calls, seconds=seconds, clock=clock)
-        found = Found("ms", {})
+        result = Measured("ms", {})
         for name, times in took.items():
             if name in self.ways:
                 repeated = self.repeats.get(name, 1)
-                found.values[name] = [t / repeated for t in times]
+                result.values[name] = [t / repeated for t in times]
         if self.flops:
             product = 2 * self.side**3
             products = [t * self.flops / product for t in took[GEMM]]
             limit = [*map(max, took[READ], products)]
-            for name, times in found.values.items():
+            for name, times in result.values.items():
                 pairs = zip(limit, times, strict=True)
-                found.shares[name] = [least / t for least, t in pairs]
+                result.shares[name] = [least / t for least, t in pairs]
             large = sum(x.nbytes for x in self.pool[0][1:])
-            found.probes = {
+            result.probes = {
                 "GB/s": [large / t / 1e6 for t in took[READ]],
                 "GFLOP/s": [product / t / 1e6 for t in took[GEMM]],
             }
-        return found
+        return result
 
     def errors(self) -> dict[str, float]:
         """Of each: the largest error, relative to the largest element."""
@@ -184,14 +184,14 @@ class Processes:
     runs: int = 1
 
     def only(self, names: Collection[str]) -> "Processes":
-        kept = {n: way for n, way in self.commands.items() if n in names}
-        return replace(self, commands=kept)
+        chosen = {n: way for n, way in self.commands.items() if n in names}
+        return replace(self, commands=chosen)
 
     def errors(self) -> dict[str, float]:
         return {}
 
-    def measure(self, seconds: float, clock: Clock = cpu) -> Found:
-        found = Found(self.unit, {name: [] for name in self.commands})
+    def measure(self, seconds: float, clock: Clock = cpu) -> Measured:
+        result = Measured(self.unit, {name: [] for name in self.commands})
         for _ in range(self.runs):
             for name, command in self.commands.items():
                 done = subprocess.run(
@@ -201,8 +201,8 @@ class Processes:
                     text=True,
                     check=True,
                 )
-                found.values[name].append(float(done.stdout))
-        return found
+                result.values[name].append(float(done.stdout))
+        return result
 
 
 def read(first: Tensor, *inputs: Tensor) -> list[Tensor]:

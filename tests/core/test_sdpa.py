@@ -1,8 +1,4 @@
 import re
-import statistics
-import time
-import weakref
-from collections import Counter
 
 import pytest
 import torch
@@ -10,8 +6,6 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
-from torch.profiler import profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnref import (
     Causal,
@@ -34,6 +28,7 @@ from tests.kit.attention import (
     torch_sdpa,
 )
 from tests.kit.compare import relative_error
+from tests.kit.memory import Held, allocated
 
 
 def test_the_weights_of_the_tests_are_sharp():
@@ -232,13 +227,13 @@ def test_which_ways_to_share_a_head_copy_it():
     assert copied_by_matmul(q[:1], one[:1]) < 1  # one sequence: no copy
     # --8<-- [end:broadcast]
 
-    def taken(way):  # inside kernels too, where no dispatch mode sees
-        with profile(profile_memory=True) as log:
-            way()
-        return sum(max(e.self_cpu_memory_usage, 0) for e in log.events())
-
-    assert taken(ways["repeat_interleave"]) > 2 * (H // K) * k.nbytes
-    assert max(taken(ways[n]) for n in ("enable_gqa", "folded")) < k.nbytes
+    # Inside kernels too, where no dispatch mode sees.
+    wide = [repeated(x) for x in (k, v)]
+    ways["having them"] = lambda: fused(q, *wide)
+    took = {name: allocated(way) for name, way in ways.items()}
+    assert took["repeat_interleave"] > 2 * (H // K) * k.nbytes
+    for name in ("having them", "enable_gqa", "folded"):
+        assert took[name] < k.nbytes, name
 
 
 def test_an_expanded_head_has_no_view():
@@ -255,31 +250,6 @@ def test_an_expanded_head_has_no_view():
     for K in 1, 6:  # MQA and MHA: no error, and no copy
         assert view_of(torch.randn(3, K, 11, 8), 6).shape == (3, 6, 11, 8)
     # --8<-- [end:expand]
-
-
-@pytest.mark.alone
-@torch.no_grad()
-def test_repeating_heads_takes_longer_than_having_them():
-    q, (k, v) = torch.randn(1, 32, 1, 128), torch.randn(2, 1, 8, 4096, 128)
-    wide = [x.repeat_interleave(4, dim=1) for x in (k, v)]
-    ways = {
-        "repeated": lambda: F.scaled_dot_product_attention(
-            q, *(x.repeat_interleave(4, dim=1) for x in (k, v))
-        ),
-        "mha": lambda: F.scaled_dot_product_attention(q, *wide),
-        "folded": lambda: F.scaled_dot_product_attention(
-            q.view(1, 8, 4, 128), k, v
-        ),
-    }
-    took = {name: [] for name in ways}
-    for _ in range(7):
-        for name, way in ways.items():
-            start = time.thread_time()
-            way()
-            took[name].append(time.thread_time() - start)
-    repeated, mha, folded = map(statistics.median, took.values())
-    assert repeated > mha
-    assert repeated > 2 * folded
 
 
 def test_torchs_attention_on_folded_heads_is_sdpa():
@@ -311,31 +281,12 @@ def test_torchs_attention_on_folded_heads_is_sdpa():
             assert relative_error(got, want) <= 1e-12
 
 
-class _Held(TorchDispatchMode):
-    """The most bytes that tensors took at one time."""
-
-    def __init__(self):
-        super().__init__()
-        self.most, self.users = 0, Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            memory = out.untyped_storage()
-            place = memory.data_ptr(), memory.nbytes()
-            self.users[place] += 1
-            weakref.finalize(out, self.users.subtract, [place])
-            now = sum(n for (_, n), users in self.users.items() if users)
-            self.most = max(self.most, now)
-        return out
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mask", [None, causal_mask(211)], ids=["-", "causal"])
 def test_three_matrices_of_scores_are_held_at_the_peak(mask, dtype):
     q, k, v = qkv(dtype, T=211, S=211)
-    with _Held() as held:
+    with Held() as held:
         sdpa(q, k, v, mask)
     assert 3 <= held.most / (4 * B * H * 211 * 211) < 3.1
     assert 12 * 32 * 8192**2 == 24 * 2**30  # the page's example

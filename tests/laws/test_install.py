@@ -59,7 +59,8 @@ def test_the_same_python_and_torch_are_asked_for_everywhere():
         assert f"torch=={PINS['torch']} --index-url" in text
     assert "(3, 11)" in (ROOT / "Makefile").read_text()
     ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    assert re.findall(r'python-version: "(.*)"', ci) == ["3.11", python]
+    versions = re.findall(r'python-version: "(.*)"', ci)
+    assert [*dict.fromkeys(versions)] == ["3.11", python]
     assert f"torch=={torch}.0" in ci
     assert (
         f'python_version = "{python}"' in (ROOT / "pyproject.toml").read_text()
@@ -170,6 +171,7 @@ def test_its_metadata_is_valid_and_can_be_read_on_an_index(built):
         assert command == "attnref" and main(words)
 
 
+@pytest.mark.audit  # its files and imports are read by other tests
 def test_the_wheel_works_beside_nothing_but_torch(built, tmp_path):
     pip = "pip install --quiet --no-deps --no-index --no-compile --target"
     subprocess.run(
@@ -230,16 +232,7 @@ def test_a_release_runs_what_the_tests_run_and_is_trusted_by_its_workflow():
     assert release["permissions"] == {"contents": "read"}
     build, publish = release["jobs"]["build"], release["jobs"]["publish"]
     steps = [step["run"] for step in build["steps"] if "run" in step]
-    # As everything that is published: after all checks.
-    assert (
-        steps[:2]
-        == [
-            step["run"]
-            for step in WORKFLOWS["pages"]["jobs"]["build"]["steps"]
-            if "run" in step
-        ][:2]
-    )
-    assert steps[1:3] == ["make test", f".venv/bin/{BUILD}"]
+    assert steps[3] == f".venv/bin/{BUILD}"
     assert steps[-2:] == [
         "alone/bin/pip install -c constraints.txt dist/*.whl",
         f"alone/bin/{ALONE}",
@@ -250,6 +243,43 @@ def test_a_release_runs_what_the_tests_run_and_is_trusted_by_its_workflow():
     assert not any("run" in step for step in publish["steps"])
     *_, last = publish["steps"]
     assert last == {"uses": "pypa/gh-action-pypi-publish@release/v1"}
+
+
+def test_ci_runs_all_checks_and_what_is_published_has_passed_them():
+    checks = ["make test", "make audit"]
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert script.splitlines()[-2:] == checks
+    fonts = set()
+    for workflow, job in (
+        ("ci", "test"),
+        ("pages", "build"),
+        ("release", "build"),
+    ):
+        steps = WORKFLOWS[workflow]["jobs"][job]["steps"]
+        first, *others = [step["run"] for step in steps if "run" in step]
+        assert others[:2] == checks, workflow
+        fonts.add(first)
+    assert len(fonts) == 1
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [each in readme for each in checks] == [True, True]
+
+
+def test_every_command_of_ci_is_in_the_makefile():
+    """And times never fail a build."""
+    targets = re.findall(
+        r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text("utf-8"), re.M
+    )
+    jobs = {
+        f"{workflow}: {name}": job
+        for workflow, content in WORKFLOWS.items()
+        for name, job in content["jobs"].items()
+    }
+    lenient = [name for name, job in jobs.items() if "continue-on-error" in job]
+    assert lenient == ["ci: bench"]
+    for name, job in jobs.items():
+        for step in job["steps"]:
+            for command in re.findall(r"make ([\w-]+)", step.get("run", "")):
+                assert command in targets, f"{name}: make {command}"
 
 
 def test_every_action_is_of_one_version_in_all_workflows():

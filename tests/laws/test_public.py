@@ -313,28 +313,7 @@ attnref.GroupedQueryAttention(d_model=8, n_heads=4, n_kv_heads=2).forward(3)
 """
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """Of a user who has installed attnref, and an environment for it."""
-    folder = tmp_path_factory.mktemp("project")
-    theirs = THEIRS.replace("{names}", ", ".join(attnref.__all__))
-    (folder / "theirs.py").write_text(theirs, encoding="utf-8")
-    (folder / "wrong.py").write_text(WRONG, encoding="utf-8")
-    config = {"typeCheckingMode": "standard", "strict": ["*.py"]}
-    (folder / "pyrightconfig.json").write_text(json.dumps(config))
-    (folder / "copies").mkdir()
-    for name, text in texts().items():
-        (folder / "copies" / name).write_text(text, encoding="utf-8")
-    venv.create(folder / "env", symlinks=True)
-    (place,) = (folder / "env").rglob("site-packages")
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE, place / "attnref", ignore=ignored)
-    torch_is_in = str(Path(torch.__file__).parent.parent)
-    (place / "torch.pth").write_text(torch_is_in, encoding="utf-8")
-    return folder
-
-
-def said_by(folder, *words, **env):
+def output_of(folder, *words, **env):
     done = subprocess.run(
         [sys.executable, "-m", *words],
         cwd=folder,
@@ -347,23 +326,35 @@ def said_by(folder, *words, **env):
 
 
 def mypy(folder):
-    """The copies are under it in `tests/commands/test_copy.py`, and the package
-    in `test_style.py`."""
-    text = said_by(
-        folder,
-        *["mypy", "--strict", "--hide-error-context", "theirs.py", "wrong.py"],
-        f"--python-executable={folder}/env/bin/python",
-        f"--cache-dir={ROOT}/.mypy_cache/strict",
-    )
-    found = re.findall(r"^(\w+)\.py:(\d+): (\w+): (.*)$", text, re.M)
-    return [(stem, int(line), kind, said) for stem, line, kind, said in found]
+    """In one run, as most of it is torch: also over attnref and sitekit. The
+    copies are under it in `tests/commands/test_copy.py`."""
+    files = [str(folder / name) for name in ("theirs.py", "wrong.py")]
+    options = ["--hide-error-context", "--show-absolute-path"]
+    text = output_of(ROOT, "mypy", *options, "attnref", "sitekit", *files)
+    lines = re.findall(r"^(.*)\.py:(\d+): (\w+): (.*)$", text, re.M)
+    return [
+        (Path(path).name, int(line), kind, message)
+        for path, line, kind, message in lines
+    ]
 
 
 def pyright(folder):
-    """Over the package and its copies too, though not strictly. It is run by
-    the node that playwright brings, so that it needs no network."""
+    """As installed, and over the package and its copies too, though not
+    strictly. It is run by the node that playwright brings, so that it needs no
+    network."""
+    config = {"typeCheckingMode": "standard", "strict": ["*.py"]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    (folder / "copies").mkdir()
+    for name, text in texts().items():
+        (folder / "copies" / name).write_text(text, encoding="utf-8")
+    venv.create(folder / "env", symlinks=True)
+    (place,) = (folder / "env").rglob("site-packages")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PACKAGE, place / "attnref", ignore=ignored)
+    torch_is_in = str(Path(torch.__file__).parent.parent)
+    (place / "torch.pth").write_text(torch_is_in, encoding="utf-8")
     node = Path(playwright.__file__).parent / "driver"
-    text = said_by(
+    text = output_of(
         folder,
         *["pyright", "--outputjson", ".", str(PACKAGE)],
         f"--pythonpath={folder}/env/bin/python",
@@ -371,9 +362,9 @@ def pyright(folder):
         PYRIGHT_PYTHON_GLOBAL_NODE="1",
         PYRIGHT_PYTHON_IGNORE_WARNINGS="1",
     )
-    told = json.loads(text)
+    result = json.loads(text)
     files = 2 + len(texts()) + len([*PACKAGE.rglob("*.py")])
-    assert told["summary"]["filesAnalyzed"] >= files
+    assert result["summary"]["filesAnalyzed"] >= files
     return [
         (
             Path(each["file"]).stem,
@@ -381,32 +372,39 @@ def pyright(folder):
             each["severity"],
             each["message"],
         )
-        for each in told["generalDiagnostics"]
+        for each in result["generalDiagnostics"]
     ]
 
 
-@pytest.mark.oracle
-@pytest.mark.parametrize("checker", [mypy, pyright])
-def test_the_code_of_users_is_typed(project, checker):
+@pytest.mark.parametrize(
+    "checker",
+    [
+        pytest.param(mypy, marks=pytest.mark.whole),
+        pytest.param(pyright, marks=[pytest.mark.audit, pytest.mark.oracle]),
+    ],
+)
+def test_our_code_and_that_of_users_is_typed(checker, tmp_path):
     """Strictly. Calling a layer gives Any, as calling any module of torch
     does; `layer.forward` has its types."""
-    text = (project / "theirs.py").read_text(encoding="utf-8").splitlines()
-    asked = {
+    theirs = THEIRS.replace("{names}", ", ".join(attnref.__all__))
+    (tmp_path / "theirs.py").write_text(theirs, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(WRONG, encoding="utf-8")
+    types = {
         n: line.rpartition("# ")[2]
-        for n, line in enumerate(text, 1)
+        for n, line in enumerate(theirs.splitlines(), 1)
         if line.startswith("reveal_type")
     }
-    told = checker(project)
-    errors = [each for each in told if each[2] in ("error", "warning")]
+    messages = checker(tmp_path)
+    errors = [each for each in messages if each[2] in ("error", "warning")]
     assert [each for each in errors if each[0] != "wrong"] == []
     lines = {n for stem, n, _, _ in errors}
     assert lines == {*range(5, len(WRONG.splitlines()) + 1)}
-    found = {
-        n: re.search(r'(?:Revealed type|Type of .*) is "(.*)"', said)[1]
-        for stem, n, _, said in told
+    revealed = {
+        n: re.search(r'(?:Revealed type|Type of .*) is "(.*)"', message)[1]
+        for stem, n, _, message in messages
         if stem == "theirs"
     }
-    assert {n: short(kind) for n, kind in found.items()} == asked
+    assert {n: short(kind) for n, kind in revealed.items()} == types
 
 
 if __name__ == "__main__":

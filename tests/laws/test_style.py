@@ -1,4 +1,4 @@
-"""ruff and mypy are clean; nothing of a machine or a person is left in."""
+"""ruff is clean; nothing of a machine or a person is left in."""
 
 import re
 import subprocess
@@ -10,14 +10,13 @@ from sitekit import ROOT
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    "tool",
-    [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]],
-    ids=" ".join,
-)
-def test_the_tool_finds_nothing(tool):
+@pytest.mark.parametrize("task", ["check .", "format --check ."])
+def test_ruff_finds_nothing(task):
     done = subprocess.run(
-        [sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "ruff", *task.split()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

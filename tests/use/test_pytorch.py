@@ -404,7 +404,7 @@ def half_a_batch(rank, place, wanted):
         init_method=f"file://{place}",
         rank=rank,
         world_size=2,
-        timeout=timedelta(minutes=2),
+        timeout=timedelta(minutes=30),  # against hanging alone
     )
     halves = torch.cat((tokens, tokens.flip(1)))[rank::2]
     sharded = copy.deepcopy(model)
