@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sitekit import ROOT, pages, parity
+from sitekit import ROOT, pages, parity, source
 
 
 class SiteMarkdown:
@@ -23,9 +23,9 @@ class SiteMarkdown:
         """The Python blocks of a page as one fence: one program."""
         if "```" not in text and "~~~" not in text:
             return []  # most docstrings: rendering them all takes seconds
-        body = pages.get_data(text)[0]
+        body = pages.front_matter_of(text)[0]
         for block in pages.render(body).blocks:
-            if block.language not in pages.LANGUAGES:
+            if block.language not in source.LANGUAGES:
                 raise ValueError(f"a fence of {block.language!r} never runs")
         program = pages.program(body)
         if not program:
@@ -81,9 +81,7 @@ class OnePage:
         self.stem, self.name = stem, stem.rpartition("/")[2]
         self.file = self.name.replace("-", "_")
         body = pages.body_of(parity.twin(stem, "en"))
-        self.files = {
-            ROOT / f for f in re.findall(r'--8<-- "([\w/]+\.py)', body)
-        }
+        self.files = {ROOT / i.path for i in source.includes(body)}
         package = {f for f in self.files if f.is_relative_to(ROOT / "attnref")}
         self.files = package | {
             ROOT / "tests" / f.parent.name / f"test_{f.name}" for f in package

@@ -59,11 +59,11 @@ def fences(stem, language="en"):
     """What a page draws: the kind and the YAML of each fence."""
     import yaml  # not there where the package alone is tested
 
-    from sitekit import pages
+    from sitekit import pages, source
 
     (path,) = (p for p in pages.markdown_files(language) if p.stem == stem)
     page = pages.render(pages.body_of(path), expand=False)
-    drawn = (b for b in page.blocks if b.language in pages.DRAWN)
+    drawn = (b for b in page.blocks if b.language in source.DRAWN)
     return [(block.language, yaml.safe_load(block.text)) for block in drawn]
 
 
