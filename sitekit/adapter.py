@@ -40,6 +40,18 @@ def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:
     return str(body), dict(meta)
 
 
+def wait_below(server: Any, root: str, wait: Callable[[], None]) -> None:
+    """A server that waits before it answers for an address below `root`."""
+    place = f"{server.mount_path}{root}"
+
+    def answer(environ: Any, start_response: Any) -> Any:
+        if environ["PATH_INFO"].startswith(place):
+            wait()
+        return server.serve_request(environ, start_response)
+
+    server.set_app(answer)
+
+
 def add_file(files: Any, config: Any, place: str, content: str | bytes) -> None:
     """A file of the site that stands nowhere else."""
     files.append(File.generated(config, place, content=content))
@@ -84,13 +96,15 @@ def count_of(kind: str) -> int:
     return _made.get(kind, 0)
 
 
-def render_once(page: Any, key: Callable[[str], object]) -> None:
+def render_once(page: Any, key: Callable[[str, str], object]) -> None:
     """Have a page rendered when its key is another than that of the page which
     was rendered before. The key is of the Markdown with all lists in it."""
     page.render = partial(_render, page, key)
 
 
-def _render(page: Any, key: Callable[[str], object], config: Any, files: Any):  # type: ignore[no-untyped-def]
+def _render(
+    page: Any, key: Callable[[str, str], object], config: Any, files: Any
+) -> None:
     kind, name = f"pages of {config.theme['language']}", page.file.src_uri
     warnings = CountHandler()
     warnings.setLevel(logging.WARNING)
@@ -111,7 +125,7 @@ def _render(page: Any, key: Callable[[str], object], config: Any, files: Any):  
         )
 
     urls = tuple((file.src_uri, file.url) for file in files)
-    whole = urls, page.markdown, key(page.markdown)
+    whole = urls, page.markdown, key(name, page.markdown)
     result: Rendered = reused(kind, name, whole, render)
     if warnings.get_counts():
         _results.pop((kind, name))  # to be said again by the next build

@@ -9,12 +9,16 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 
 from sitekit import CONFIGS, ROOT, adapter
 
 _worker: ProcessPoolExecutor | None = None
+_there = threading.Event()  # the Chinese half is where it is served
+_settled = threading.Event()  # no build of it is under way
+_settled.set()
 
 
 OUTLIVE = {__name__, adapter.__name__}
@@ -88,6 +92,8 @@ def _settle() -> None:
         os._exit(0)
 
     logging.basicConfig()
+    if hasattr(os, "nice"):
+        os.nice(5)  # where there is one core for both, English comes first
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=follow, daemon=True).start()
 
@@ -96,4 +102,29 @@ def begin(site_dir: str, site_url: str, strict: bool) -> Future[int] | None:
     """Ask the worker for a build, where there is a worker."""
     if _worker is None:
         return None
+    _settled.wait()
+    _there.clear()
     return _worker.submit(build_chinese, site_dir, site_url, strict)
+
+
+def when_built(coming: Future[int], put: Callable[[int], None]) -> None:
+    """The English half does not wait for the Chinese one, which is put in its
+    place when it is built. Without it, as without the English one, the server
+    is stuck until the error is mended."""
+
+    def done(_: Future[int]) -> None:
+        try:
+            put(coming.result())
+            _there.set()
+        except Exception as error:
+            adapter.log.error(f"The Chinese pages were not built: {error}")
+        finally:
+            _settled.set()
+
+    _settled.clear()
+    coming.add_done_callback(done)
+
+
+def wait() -> None:
+    """Until there are Chinese pages of the last build."""
+    _there.wait()

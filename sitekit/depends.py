@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from attnref.commands import copy
 from sitekit import ROOT, source
@@ -25,16 +25,24 @@ WHOLE = (
 )
 
 
-def key(markdown: str) -> object:
+CALL = re.compile(rf"^[- ]*(?:{'|'.join(source.CALLS)}): (.*)", re.MULTILINE)
+
+
+def key(name: str, markdown: str) -> object:
     """Equal for equal code. That of an API page is equal to none: what its
     plugin makes of one page goes into others."""
     if re.search(r"^::: ", markdown, re.MULTILINE):
         return object()
     fences = [*source.fences(markdown)]
     files = {ROOT / i.path for fence in fences for i in fence.includes}
-    drawn = [fence.text for fence in fences if fence.language in source.DRAWN]
-    for path in _reached(_named("\n".join(drawn))) if drawn else ():
-        files.add(path)
+    calls = [
+        " ".join(CALL.findall(fence.text))
+        for fence in fences
+        if fence.language in source.DRAWN
+    ]
+    if calls:
+        page = PurePosixPath(name).stem.replace("-", "_")
+        files |= _reached(_named(" ".join([page, *calls])))
     return tuple((path, source.text_of(path)) for path in sorted(files))
 
 

@@ -157,7 +157,7 @@ KINDS = {"figure": figure, "table": table, "plot": plot}
 @cache
 def drawn(body: str, kind: str, fence: Fence) -> Drawn:
     """What a fence draws. A kind of one page alone is drawn by its file."""
-    spec = yaml.safe_load(body)
+    spec = yaml.load(body, yaml.CSafeLoader)
     if kind not in KINDS:
         own = find(kind, fence.page)
         checked(f"a {kind}", spec, own)

@@ -40,6 +40,7 @@ def on_serve(server: Any, config: Any, builder: Callable[[], None]) -> Any:
         builder()
 
     server.builder = build_again
+    adapter.wait_below(server, config.extra["roots"]["zh"], chinese.wait)
     return server
 
 
@@ -150,13 +151,16 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 def on_post_build(config: Any) -> None:
     if not _is_english(config):
         return
+    site, number = Path(config.site_dir), len(_pages)
     english = adapter.count_of("pages of en")
+    adapter.log.info(f"Rendered {english} of {number} English pages")
+
+    def put(rendered: int) -> None:
+        if site.joinpath(".zh").exists():
+            site.joinpath(".zh").rename(site / "zh")
+        adapter.log.info(f"Rendered {rendered} of {number} Chinese pages")
+
     if _coming:
-        others = _coming.result()
-        Path(config.site_dir, ".zh").rename(Path(config.site_dir, "zh"))
+        chinese.when_built(_coming, put)
     else:
-        others = chinese.build_chinese(*_task(config, "zh"))
-    adapter.log.info(
-        f"Rendered {english} English and {others} Chinese pages; "
-        f"the site has {len(_pages)} of each"
-    )
+        put(chinese.build_chinese(*_task(config, "zh")))

@@ -169,10 +169,6 @@ def _without_words(latex: str) -> str:
     return re.sub(r"\\text\{[^}]*\}", r"\\text{}", " ".join(latex.split()))
 
 
-# What a fence draws is the same in both languages; its other texts are words.
-CALLS = ("cache", "draw", "models", "plot", "table", "walk", "wiring")
-
-
 def _signature(block: pages.Block) -> tuple[tuple[Any, ...], str]:
     """What a block says apart from its words, and its words."""
     if block.language not in source.DRAWN:
@@ -189,7 +185,7 @@ def _marked(spec: Any, phrases: list[str]) -> Any:
     """The same tree with the marks of each phrase in its place."""
     if isinstance(spec, dict):
         return sorted(
-            (key, value if key in CALLS else _marked(value, phrases))
+            (key, value if key in source.CALLS else _marked(value, phrases))
             for key, value in spec.items()
         )
     if isinstance(spec, list):

@@ -17,6 +17,8 @@ from sitekit.adapter import front_matter_of
 # There is no way to write an option that keeps a block from running.
 DRAWN = ("figure", "table", "plot", "models", "calculator")
 LANGUAGES = ("python", "text", "bash", *DRAWN)
+# What a fence draws is a call below one of these keys; the rest are words.
+CALLS = ("cache", "draw", "models", "plot", "table", "walk", "wiring")
 OPENING = re.compile(
     r'(?P<indent> *)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?'
 )
