@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import BuildError
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler, get_relative_url
 from mkdocs.utils.meta import get_data
 
@@ -32,6 +33,15 @@ def build_site(path: Path, **options: Any) -> None:
     config.plugins.on_startup(command="build", dirty=False)
     build(config)
     config.plugins.on_shutdown()
+
+
+def html_of(path: Path, config: Any) -> str:
+    """A page alone, with the site's Markdown and without plugins."""
+    file = File(path.name, str(path.parent), config.site_dir, True)
+    page = Page(None, file, config)
+    page.read_source(config)
+    page.render(config, Files([file]))
+    return str(page.content)
 
 
 def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:

@@ -363,4 +363,8 @@ def _links(html: str, here: Here) -> str:
             text = text or escape(here.name_of(target))
         return f'<a href="{link}"{more}>{text}</a>'
 
-    return LINK.sub(lead, html)
+    html = LINK.sub(lead, html)
+    if left := re.search(r'href="(?:files|page):[^"]*"', html):
+        where = here.path.relative_to(ROOT)
+        raise BuildError(f"{where}: {left[0]} is no plain link: [](...) alone")
+    return html

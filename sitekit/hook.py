@@ -142,10 +142,14 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    # The theme's search dialog has no name for a screen reader.
+    # The theme's search dialog has no name for a screen reader, and no block
+    # of a template in which to give it one.
     dialog = 'data-md-component="search" role="dialog"'
+    if output.count(dialog) != 1:
+        why = f"{page.file.src_uri}: the theme writes no {dialog}"
+        raise adapter.BuildError(f"{why}; see on_post_page in sitekit/hook.py")
     name = config.theme["search_name"]
-    return output.replace(dialog, f'{dialog} aria-label="{name}"', 1)
+    return output.replace(dialog, f'{dialog} aria-label="{name}"')
 
 
 def on_post_build(config: Any) -> None:

@@ -80,8 +80,12 @@ class Served:
 
     def rendered(self):
         """English and Chinese pages, in each build so far."""
-        line = r"Rendered (\d+) English and (\d+) Chinese pages"
-        return [(int(a), int(b)) for a, b in re.findall(line, self.text())]
+        text = self.text()
+        english, chinese = (
+            map(int, re.findall(rf"Rendered (\d+) of \d+ {name} ", text))
+            for name in ("English", "Chinese")
+        )
+        return [*zip(english, chinese, strict=True)]
 
     def reads(self):
         """How often each process has opened each page so far."""
@@ -94,7 +98,7 @@ class Served:
 
     def replace(self, file, text):
         """In one step, so that no build sees half of it; wait for that."""
-        builds = self.text().count("Reloading browsers")
+        builds = len(self.rendered())
         new = self.source / "new text"
         new.write_text(text, encoding="utf-8")
         os.replace(new, self.source / file)
@@ -106,12 +110,12 @@ class Served:
         text = (self.source / file).read_text("utf-8")
         assert old in text
         builds = self.replace(file, text.replace(old, new, 1))
-        self.said("Reloading browsers", builds + 1)
+        self.said("Chinese pages", builds + 1)
         try:
             yield self.rendered()[-1]
         finally:
             builds = self.replace(file, text)
-            self.said("Reloading browsers", builds + 1)
+            self.said("Chinese pages", builds + 1)
 
     def everything(self):
         """Pages with figures, links and objects of the API, and what is
@@ -122,9 +126,7 @@ class Served:
             "api/",
             "search/search_index.json",
             "notebooks/core/sdpa.ipynb",
-            "objects.inv.txt",
         )
-        names = [name for name in names if not name.endswith(".txt")]
         return {
             # Each build has a number of its own in the pages.
             half + name: re.sub(r"livereload\(.*?\)", "", self.get(half + name))
@@ -223,16 +225,19 @@ def test_an_edit_of_code_costs_the_pages_that_show_it(served):
     lock.unlink()
 
 
-def test_what_draws_is_live_and_what_was_broken_is_once_it_is_mended(served):
-    pages, file = ("core/masks/", "zh/core/masks/"), "sitekit/svg.py"
-    begin, other = 'role="img"', 'role="image"'
+def test_what_is_broken_is_told_in_a_line_and_live_when_it_is_mended(served):
+    """A fence that draws nothing; then what draws, which all pages need."""
+    file, begin = "docs/en/core/softmax.md", "table: exp_range"
     text = (served.source / file).read_text("utf-8")
-    served.replace(file, text.replace(begin, "{oops}"))
+    assert begin in text
+    served.replace(file, text.replace(begin, "table: range", 1))
+    line = text[: text.index("```table")].count("\n") + 1
+    served.said(f"{file}:{line}: the fence 'table': there is no 'range'")
     served.said("until build errors are resolved")
-    builds = served.replace(file, text.replace(begin, other))
-    served.said("Reloading browsers", builds + 1)
-    assert all(other in served.get(page) for page in pages)
-    assert served.rendered()[-1] == (PAGES, PAGES)
-    builds = served.replace(file, text)
-    served.said("Reloading browsers", builds + 1)
+    (served.source / file).write_text(text, "utf-8")
+    begin, other = 'role="img"', 'role="image"'
+    with served.edited("sitekit/svg.py", begin, other) as rendered:
+        pages = ("core/masks/", "zh/core/masks/")
+        assert all(other in served.get(page) for page in pages)
+        assert rendered == (PAGES, PAGES)
     assert served.everything() == served.first
