@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import yaml
 from markdown import Markdown
 from markupsafe import Markup, escape
-from mkdocs.exceptions import BuildError
 from pymdownx.superfences import SuperFencesException
 from torch import Tensor
 
-from sitekit import ROOT, svg
+from sitekit import ROOT, source, svg
+from sitekit.adapter import BuildError
 from sitekit.calls import arguments, checked, find, near, only, value
 from sitekit.recorded import wiring
 from sitekit.render import Words, as_markdown, plain, render
@@ -155,9 +155,9 @@ KINDS = {"figure": figure, "table": table, "plot": plot}
 
 
 @cache
-def drawn(source: str, kind: str, fence: Fence) -> Drawn:
+def drawn(body: str, kind: str, fence: Fence) -> Drawn:
     """What a fence draws. A kind of one page alone is drawn by its file."""
-    spec = yaml.safe_load(source)
+    spec = yaml.load(body, yaml.CSafeLoader)
     if kind not in KINDS:
         own = find(kind, fence.page)
         checked(f"a {kind}", spec, own)
@@ -169,8 +169,8 @@ def drawn(source: str, kind: str, fence: Fence) -> Drawn:
     return KINDS[kind](fence, **spec)
 
 
-def drawing(source: str, kind: str, fence: Fence) -> str:
-    return drawn(source, kind, fence).html
+def drawing(body: str, kind: str, fence: Fence) -> str:
+    return drawn(body, kind, fence).html
 
 
 class FenceError(SuperFencesException, BuildError):
@@ -180,7 +180,7 @@ class FenceError(SuperFencesException, BuildError):
 
 
 def draw(
-    source: str,
+    body: str,
     kind: str,
     _class: str,
     _options: dict[str, Any],
@@ -192,20 +192,20 @@ def draw(
     path = Path(of_mkdocs.file.abs_src_path)
     language = str(of_mkdocs.config.theme["language"])
     try:
-        html = drawing(source, kind, Fence(path.stem, language))
+        html = drawing(body, kind, Fence(path.stem, language))
     except Exception as error:
-        why = f"{_place(source, path)}: the fence {kind!r}: {error}"
+        why = f"{_place(body, path)}: the fence {kind!r}: {error}"
         raise FenceError(why) from error
     # Links to pages are those of Markdown: MkDocs knows their addresses.
     return LINK.sub(lambda link: f'"{of_mkdocs.path_to_url(link[1])}"', html)
 
 
-def _place(source: str, path: Path) -> str:
+def _place(body: str, path: Path) -> str:
     """File and line of a fence, which may stand indented in a box."""
-    page, body = (
+    page, lines = (
         [line.strip() for line in text.splitlines()]
-        for text in (path.read_text(encoding="utf-8"), source)
+        for text in (source.text_of(path), body)
     )
-    at = (i for i in range(len(page)) if page[i : i + len(body)] == body)
+    at = (i for i in range(len(page)) if page[i : i + len(lines)] == lines)
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     return f"{name}:{next(at, 0)}"

@@ -23,30 +23,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import escape
-from mkdocs.exceptions import BuildError
-from mkdocs.utils import get_relative_url
 
 from attnref.commands import copy
 from sitekit import ROOT, pages
+from sitekit.adapter import BuildError, get_relative_url
 from sitekit.calls import near
 from sitekit.nav import name_of
 from sitekit.parity import twin
 from sitekit.render import render
+from sitekit.source import fences, sections, text_of
 
 BLOCK = re.compile(
     r'<div class="language-python highlight">'
     r'<span class="filename">(attnref/[\w/]+\.py)</span>(?:(?!</div>).)*</div>',
     re.DOTALL,
 )
-WRITTEN = re.compile(
-    r'^[ \t]*```python title="(attnref/[\w/]+\.py)"\n'
-    r'\s*--8<-- "([\w/]+\.py)(?::(\w+))?"',
-    re.MULTILINE,
-)
 FOLDERS = ("core", "caches", "layers", "models")
-SECTION = re.compile(
-    r"^# --8<-- \[start:(\w+)\]$(.*?)^# --8<-- \[end:\1\]$", re.M | re.DOTALL
-)
 WHEEL = "attnref-VERSION-py3-none-any.whl"  # on a page
 LINK = re.compile(r'<a href="(files|page):([^"#]*)(#[^"]*)?">(.*?)</a>')
 
@@ -155,10 +147,9 @@ def texts() -> dict[str, str]:
 
 
 @cache
-def _sections(source: str, state: int) -> dict[str, list[str]]:
-    """Those of a file, each with the names that it defines."""
-    text = (ROOT / source).read_text(encoding="utf-8")
-    return {name: _defined_in(body) for name, body in SECTION.findall(text)}
+def _defined(code: str) -> dict[str, list[str]]:
+    """The sections of a file, each with the names that it defines."""
+    return {name: _defined_in(text) for name, text in sections(code).items()}
 
 
 class Shown(NamedTuple):
@@ -177,11 +168,13 @@ class Shown(NamedTuple):
 
 def blocks_of(path: Path) -> list[Shown]:
     """The blocks of the package's files that a page shows, in its order."""
-    text, found = path.read_text(encoding="utf-8"), []
-    for match in WRITTEN.finditer(text):
-        title, source, section = match.groups()
-        line = text.count("\n", 0, match.start()) + 1
-        where = f"{path.relative_to(ROOT)}:{line}"
+    shown = []
+    for fence in fences(text_of(path)):
+        title = fence.title or ""
+        if not (title.startswith("attnref/") and fence.includes):
+            continue
+        source, section = fence.includes[0]
+        where = f"{path.relative_to(ROOT)}:{fence.line}"
         if title != source:
             why = f"the block is titled {title} and includes {source}"
             raise BuildError(f"{where}: {why}; give it the title {source}")
@@ -189,13 +182,13 @@ def blocks_of(path: Path) -> list[Shown]:
             known = [p.relative_to(ROOT) for p in ROOT.glob("attnref/*/*.py")]
             hint = near(source, map(str, known))
             raise BuildError(f"{where}: there is no {source}{hint}")
-        defined = _sections(source, (ROOT / source).stat().st_mtime_ns)
+        defined = _defined(text_of(ROOT / source))
         if section not in defined:
             hint = near(section, defined)
             raise BuildError(f"{where}: {source} has no {section!r}{hint}")
         page = pages.stem_of(path)
-        found.append(Shown(page, source, section, defined[section]))
-    return found
+        shown.append(Shown(page, source, section, defined[section]))
+    return shown
 
 
 class Where:
@@ -370,4 +363,8 @@ def _links(html: str, here: Here) -> str:
             text = text or escape(here.name_of(target))
         return f'<a href="{link}"{more}>{text}</a>'
 
-    return LINK.sub(lead, html)
+    html = LINK.sub(lead, html)
+    if left := re.search(r'href="(?:files|page):[^"]*"', html):
+        where = here.path.relative_to(ROOT)
+        raise BuildError(f"{where}: {left[0]} is no plain link: [](...) alone")
+    return html

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from jinja2 import FileSystemBytecodeCache
-from mkdocs.structure.files import File
 
-from sitekit import chinese
+from sitekit import adapter, chinese
 
-_coming: Future[None] | None = None
+_coming: Future[int] | None = None
 _pages: list[Any] = []  # in the order of the navigation
 _site: Any = None  # what sitekit/files.py knows of it
 
@@ -41,6 +40,7 @@ def on_serve(server: Any, config: Any, builder: Callable[[], None]) -> Any:
         builder()
 
     server.builder = build_again
+    adapter.wait_below(server, config.extra["roots"]["zh"], chinese.wait)
     return server
 
 
@@ -69,9 +69,9 @@ def on_files(files: Any, config: Any) -> Any:
     _site = downloads.site(files.documentation_pages(), config)
     if _is_english(config):
         for name, text in downloads.texts().items():
-            files.append(File.generated(config, f"files/{name}", content=text))
+            adapter.add_file(files, config, f"files/{name}", text)
         place = f"files/{downloads.wheel_name()}"
-        files.append(File.generated(config, place, content=downloads.wheel()))
+        adapter.add_file(files, config, place, downloads.wheel())
     return files
 
 
@@ -79,6 +79,19 @@ def on_nav(nav: Any, config: Any, files: Any) -> Any:
     global _pages
     _pages = nav.pages
     return nav
+
+
+def on_pre_page(page: Any, config: Any, files: Any) -> Any:
+    from sitekit import depends
+
+    adapter.render_once(page, depends.key)
+    return page
+
+
+def on_page_read_source(page: Any, config: Any) -> str:
+    from sitekit import source
+
+    return source.text_of(Path(page.file.abs_src_path))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -116,6 +129,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 def on_pre_build(config: Any) -> None:
     global _coming
+    adapter.begin_counting()
     if _is_english(config):
         # A hidden folder is left alone when MkDocs cleans the site's.
         _coming = chinese.begin(*_task(config, ".zh"))
@@ -128,17 +142,29 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    # The theme's search dialog has no name for a screen reader.
+    # The theme's search dialog has no name for a screen reader, and no block
+    # of a template in which to give it one.
     dialog = 'data-md-component="search" role="dialog"'
+    if output.count(dialog) != 1:
+        why = f"{page.file.src_uri}: the theme writes no {dialog}"
+        raise adapter.BuildError(f"{why}; see on_post_page in sitekit/hook.py")
     name = config.theme["search_name"]
-    return output.replace(dialog, f'{dialog} aria-label="{name}"', 1)
+    return output.replace(dialog, f'{dialog} aria-label="{name}"')
 
 
 def on_post_build(config: Any) -> None:
     if not _is_english(config):
         return
+    site, number = Path(config.site_dir), len(_pages)
+    english = adapter.count_of("pages of en")
+    adapter.log.info(f"Rendered {english} of {number} English pages")
+
+    def put(rendered: int) -> None:
+        if site.joinpath(".zh").exists():
+            site.joinpath(".zh").rename(site / "zh")
+        adapter.log.info(f"Rendered {rendered} of {number} Chinese pages")
+
     if _coming:
-        _coming.result()
-        Path(config.site_dir, ".zh").rename(Path(config.site_dir, "zh"))
+        chinese.when_built(_coming, put)
     else:
-        chinese.build_chinese(*_task(config, "zh"))
+        put(chinese.build_chinese(*_task(config, "zh")))

@@ -19,7 +19,6 @@ from textwrap import dedent
 from typing import Any
 
 import torch
-from mkdocs.exceptions import BuildError
 from torch import Tensor
 
 import attnref
@@ -36,6 +35,7 @@ from attnref.mistakes.catalogue import (
 )
 from attnref.mistakes.tasks import TASKS
 from sitekit import svg
+from sitekit.adapter import BuildError
 from sitekit.render import render
 
 ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mkdocs.exceptions import BuildError
-
 from sitekit import pages
+from sitekit.adapter import BuildError
 
 LIST = re.compile(r"^::: pages (.+)$", re.MULTILINE)
 COLON = {"en": ": ", "zh": "："}

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
 from markdown import Markdown
-from mkdocs.structure.files import File
 
 from attnref.commands import copy
+from sitekit import adapter, depends
 from sitekit.fences import Fence, drawn
-from sitekit.pages import DRAWN
+from sitekit.source import DRAWN, fence_at
 
-FENCE = re.compile(r'( *)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?')
 BOX = re.compile(r'(?:\?\?\?\+?|!!!) \w+ "(?P<title>.+)"')
 HEADING = re.compile(r"(?P<text>#+ .+?) \{ #(?P<id>[\w-]+) \}")
 LEAD = re.compile(r'<p class="lead" markdown>(?P<text>.+)</p>')
@@ -81,8 +80,15 @@ def add(page: Any, config: Any, files: Any) -> None:
     says `notebook: false`, since it needs the whole package."""
     if "```python" in page.markdown and page.meta.get("notebook", True):
         place = f"notebooks/{page.file.src_uri.removesuffix('.md')}.ipynb"
-        text = written(cells(page, config, files))
-        files.append(File.generated(config, place, content=text))
+        # Its first cell holds files of the package, and it has links.
+        urls = tuple((file.src_uri, file.url) for file in files)
+        text = adapter.reused(
+            "notebooks",
+            f"{config.theme['language']}/{page.file.src_uri}",
+            (page.markdown, urls, config.site_url, depends.package_key()),
+            lambda: written(cells(page, config, files)),
+        )
+        adapter.add_file(files, config, place, text)
         page.meta["notebook"] = place
 
 
@@ -144,18 +150,16 @@ def _cells(lines: list[str], fence: Fence, told: Any) -> Iterator[Cell]:
     while at < len(lines):
         line = lines[at]
         at += 1
-        if match := FENCE.fullmatch(line):
-            end = lines.index(f"{match[1]}```", at)
-            text = "\n".join(x[len(match[1]) :] for x in lines[at:end])
-            at = end + 1
-            prose += _titled(match["title"])
-            if match["language"] == "python":
+        if block := fence_at(lines, at - 1):
+            at = block.end
+            prose += _titled(block.title)
+            if block.language == "python":
                 yield from so_far()
-                yield Cell(text.strip("\n"), code=True)
-            elif match["language"] in DRAWN:
-                prose += _drawn(text, match["language"], fence, told)
+                yield Cell(block.text.strip("\n"), code=True)
+            elif block.language in DRAWN:
+                prose += _drawn(block.text, block.language, fence, told)
             else:
-                prose += [f"```{match['language']}", text, "```"]
+                prose += [f"```{block.language}", block.text, "```"]
         elif match := BOX.fullmatch(line):
             end = at
             while end < len(lines) and lines[end][:4].strip() == "":

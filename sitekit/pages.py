@@ -8,21 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from markdown import Markdown
-from mkdocs.config import load_config
-from mkdocs.utils.meta import get_data
 
 from sitekit import CONFIGS, ROOT
-
-# Every fence line of a page: an opening one of these, or a closing one.
-# There is no way to write an option that keeps a block from running.
-DRAWN = ("figure", "table", "plot", "models", "calculator")
-LANGUAGES = ("python", "text", "bash", *DRAWN)
-FENCE = re.compile(
-    rf'```(?P<language>{"|".join(LANGUAGES)})(?: title="(?P<title>[^"]+)")?'
-)
-INCLUDE = re.compile(
-    r'--8<-- "(?P<path>(?:attnref|tests)/[\w/]+\.py)(?::\w+)?"'
-)
+from sitekit.adapter import config_of, front_matter_of
+from sitekit.source import INCLUDE, LANGUAGES, opened, parts_of
 
 
 class Block(NamedTuple):
@@ -52,16 +41,16 @@ def address_of(path: Path) -> str:
 
 def body_of(path: Path) -> str:
     """The page without its front matter."""
-    return str(get_data(path.read_text(encoding="utf-8"))[0])
+    return parts_of(path)[0]
 
 
 def front_matter(path: Path) -> dict[str, Any]:
-    return dict(get_data(path.read_text(encoding="utf-8"))[1])
+    return parts_of(path)[1]
 
 
 @cache
 def _config() -> Any:
-    return load_config(str(CONFIGS["en"]))
+    return config_of(CONFIGS["en"])
 
 
 def render(body: str, *, expand: bool = True) -> Page:
@@ -122,7 +111,7 @@ def faults(text: str) -> Iterator[str]:
             continue
         if inside and mark == "```":
             inside = False
-        elif not inside and (match := FENCE.fullmatch(mark)):
+        elif not inside and (match := opened(mark)):
             inside, written = True, written + 1
             title = match["title"] or ""
             following = "".join(lines[number : number + 1])
@@ -133,7 +122,7 @@ def faults(text: str) -> Iterator[str]:
             yield f"line {number}: {mark!r} is no fence of {allowed}"
     if inside:
         yield "the last fence is never closed"
-    page = render(get_data(text)[0], expand=False)
+    page = render(front_matter_of(text)[0], expand=False)
     if len(page.blocks) != written:
         yield f"{written} fences written, {len(page.blocks)} rendered"
     if len(re.findall(r"(?i)<pre\b", page.html)) != len(page.blocks):

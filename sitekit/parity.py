@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from sitekit import ROOT, docstrings, pages
+from sitekit import ROOT, docstrings, pages, source
 
 # A page has of its own: links marked so, [...](...){ hreflang=zh }, and boxes
 # with this word among their classes. Sentences are split and joined freely.
@@ -169,13 +169,9 @@ def _without_words(latex: str) -> str:
     return re.sub(r"\\text\{[^}]*\}", r"\\text{}", " ".join(latex.split()))
 
 
-# What a fence draws is the same in both languages; its other texts are words.
-CALLS = ("cache", "draw", "models", "plot", "table", "walk", "wiring")
-
-
 def _signature(block: pages.Block) -> tuple[tuple[Any, ...], str]:
     """What a block says apart from its words, and its words."""
-    if block.language not in pages.DRAWN:
+    if block.language not in source.DRAWN:
         return (block.language, block.text), ""
     phrases: list[str] = []
     marked = _marked(yaml.safe_load(block.text), phrases)
@@ -189,7 +185,7 @@ def _marked(spec: Any, phrases: list[str]) -> Any:
     """The same tree with the marks of each phrase in its place."""
     if isinstance(spec, dict):
         return sorted(
-            (key, value if key in CALLS else _marked(value, phrases))
+            (key, value if key in source.CALLS else _marked(value, phrases))
             for key, value in spec.items()
         )
     if isinstance(spec, list):
@@ -265,7 +261,7 @@ def fingerprints(stem: str) -> dict[str, str]:
     """Of an English page: its text, and the code that it includes."""
     english = twin(stem, "en")
     told = {
-        "synced": english.read_text(encoding="utf-8"),
+        "synced": source.text_of(english),
         "code": pages.program(pages.body_of(english)),
     }
     return {
@@ -315,7 +311,7 @@ def check(stem: str) -> list[str]:
         found.append(f"front matter of one alone has {sorted(alone)}")
     found = [_placed(stem, why) for why in found]
     known = pages.front_matter(chinese)
-    included = re.findall(r'--8<-- "([^":]+)', pages.body_of(english))
+    included = (i.path for i in source.includes(pages.body_of(english)))
     why = {
         "synced": f"has changed: bring docs/zh/{stem}.md in line",
         "code": "shows code that has changed, of "

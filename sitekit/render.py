@@ -66,9 +66,15 @@ def _markdown() -> Markdown:
     return md
 
 
+# Most cells: numbers, or a few words, which Markdown leaves as they are.
+PLAIN = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z.,;%()/+=-]| (?=[0-9A-Za-z]))*")
+
+
 @cache
 def inline(text: object) -> Markup:
     """With `code`, $formulas$ and [links](to); all else is escaped."""
+    if PLAIN.fullmatch(str(text)):
+        return Markup(text)
     html = _markdown().reset().convert(str(text))
     return Markup(html.removeprefix("<p>").removesuffix("</p>"))
 

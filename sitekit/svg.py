@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import matplotlib
 import torch
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.ft2font import FT2Font, LoadFlags
 from torch import Tensor
 
@@ -68,7 +68,6 @@ def room(texts: Iterable[str], size: float, font: str = "DejaVuSans") -> float:
 SANS, BOLD, MONO = "DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono"
 TEXT = Markup('<text class="{}" x="{:g}" y="{:g}"{}>{}</text>')
 UPWARDS = Markup(' transform="translate({:g} {:g}) rotate(-90)"')
-INK = Markup(' style="fill-opacity:{:.3f}"')
 LINE = Markup('<line x1="{:g}" y1="{:g}" x2="{:g}" y2="{:g}"/>')
 BOX = Markup(
     '<rect class="{}" x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="{}"{}/>'
@@ -88,14 +87,15 @@ def _drawing(
 
 
 def _text(kind: str, x: float, y: float, text: str, more: str = "") -> Markup:
-    return TEXT.format(kind, x, y, more, text)
+    # Thousands of times a build: Markup.format would take a tenth of it.
+    return Markup(str.format(TEXT, kind, x, y, more, escape(text)))
 
 
 def _box(
     kind: str, x: float, y: float, w: float, h: float, rx: int, more: str = ""
 ) -> Markup:
     """`y` is the middle of its height."""
-    return BOX.format(kind, x, y - h / 2, w, h, rx, more)
+    return Markup(str.format(BOX, kind, x, y - h / 2, w, h, rx, more))
 
 
 def _label(text: object) -> tuple[str, str, float]:
@@ -167,10 +167,8 @@ def heatmap(
                 kind = "nan"
             elif value and not boolean:
                 # Light enough at every weight for the number to be read.
-                kind, ink = (
-                    "weight",
-                    INK.format(0.08 + 0.42 * abs(value) / most),
-                )
+                opacity = 0.08 + 0.42 * abs(value) / most
+                kind, ink = "weight", f' style="fill-opacity:{opacity:.3f}"'
             marks += [
                 _box(kind, x, y, inner, inner, 4, ink),
                 _text(kind, x + inner / 2, y, told[i][j]),

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sitekit import ROOT, pages, parity
+from sitekit import ROOT, pages, parity, source
 
 # Compared with other libraries, trained, planted, measured: not of one page.
 LEFT_OUT = ("benchmarks", "commands", "mistakes", "oracles", "use")
@@ -26,7 +26,7 @@ class OnePage:
         self.stem, self.name = stem, stem.rpartition("/")[2]
         self.file = self.name.replace("-", "_")
         body = pages.body_of(parity.twin(stem, "en"))
-        shown = {ROOT / f for f in re.findall(r'--8<-- "([\w/]+\.py)', body)}
+        shown = {ROOT / include.path for include in source.includes(body)}
         self.package = {f for f in shown if f.is_relative_to(ROOT / "attnref")}
         self.files = shown | {
             ROOT / "tests" / f.parent.name / f"test_{f.name}"
@@ -94,8 +94,8 @@ class OnePage:
         if item.path.suffix == ".md":
             return self.is_meant_by(item.path)
         if item.path.parent.name == "site":
-            source = inspect.getsource(item.function)
-            return bool(self.drawn.search(source))
+            text = inspect.getsource(item.function)
+            return bool(self.drawn.search(text))
         return bool(self.named.search(item.nodeid))
 
     def is_meant_by(self, value: object) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from sitekit import ROOT, pages
+from sitekit import ROOT, pages, source
 
 PAGES = pages.markdown_files("en") + pages.markdown_files("zh")
 
@@ -27,7 +27,7 @@ def fences(stem, language="en"):
     """What a page draws: the kind and the YAML of each fence."""
     (path,) = (p for p in pages.markdown_files(language) if p.stem == stem)
     page = pages.render(pages.body_of(path), expand=False)
-    drawn = (b for b in page.blocks if b.language in pages.DRAWN)
+    drawn = (b for b in page.blocks if b.language in source.DRAWN)
     return [(block.language, yaml.safe_load(block.text)) for block in drawn]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sitekit import ROOT, pages
+from sitekit import ROOT, pages, source
 
 
 @cache
@@ -16,7 +16,7 @@ def program_of(path: Path) -> str:
     """The Python blocks of a page, as they are shown, in its order."""
     blocks = pages.render(pages.body_of(path)).blocks
     for block in blocks:
-        if block.language not in pages.LANGUAGES:
+        if block.language not in source.LANGUAGES:
             raise ValueError(f"a fence of {block.language!r} never runs")
     return "\n".join(b.text for b in blocks if b.language == "python")
 

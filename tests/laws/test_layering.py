@@ -124,6 +124,29 @@ def test_the_package_never_imports_the_site():
         assert not any(n.startswith("sitekit") for n in imported(path))
 
 
+def importers(
+    names: set[str], files: list[Path], root: Path = ROOT
+) -> list[str]:
+    """The files that import one of these packages, wherever they do so."""
+    return [
+        str(path.relative_to(root))
+        for path in files
+        if {name.split(".")[0] for name in imported(path)} & names
+    ]
+
+
+def test_one_file_alone_imports_mkdocs_and_its_theme(tmp_path):
+    """What a change of either concerns stands in one place."""
+    files = sorted((ROOT / "sitekit").rglob("*.py"))
+    files += sorted((ROOT / "tests").rglob("*.py"))
+    assert len(files) > 60
+    names = {"mkdocs", "material", "properdocs"}
+    assert importers(names, files) == ["sitekit/adapter.py"]
+    for line in ("from mkdocs.utils import x", "def f():\n  import material.y"):
+        (tmp_path / "planted.py").write_text(line)
+        assert importers(names, [tmp_path / "planted.py"], tmp_path)
+
+
 IMPORTS = """
 import json, sys, torch
 from torch.utils._python_dispatch import TorchDispatchMode

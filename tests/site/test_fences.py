@@ -1,18 +1,14 @@
 """What is wrong with a figure or a table stops the build and is named.
 
-The faults are planted in builds: Markdown swallows what a fence raises, so
+The faults are planted in pages: Markdown swallows what a fence raises, so
 that a function which raises proves nothing.
 """
 
-import json
 import re
-import subprocess
-import sys
 
 import pytest
 
-from sitekit import ROOT
-from tests.kit.site import copy_of_the_sources
+from sitekit import CONFIGS, ROOT, adapter
 
 # Of each kind, the page that has it, and how the fence begins.
 WHERE = {
@@ -35,68 +31,18 @@ def fence(kind):
     return re.search(rf"^```{begins}.*?^```\n", text, re.M | re.S)[0]
 
 
-# Each folder as a site, with the real one's extensions and plugins.
-BUILD = """
-import json, logging, sys
-from pathlib import Path
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-from mkdocs.exceptions import Abort
-from sitekit import CONFIGS
-
-said = []
-logging.getLogger("mkdocs").addHandler(logging.Handler(logging.ERROR))
-logging.getLogger("mkdocs").handlers[0].emit = (
-    lambda record: said.append(record.getMessage())
-)
-outcomes = []
-for folder in sys.argv[1:]:
-    config = load_config(
-        str(CONFIGS["zh"]),
-        docs_dir=folder,
-        site_dir=folder + "-site",
-        nav=[{"Page": path.name} for path in Path(folder).glob("*.md")],
-        strict=True,
-    )
-    config.plugins.on_startup(command="build", dirty=False)
-    said.clear()
-    try:
-        build(config)
-        pages = Path(folder + "-site").glob("**/index.html")
-        outcomes.append("".join(page.read_text() for page in pages))
-    except Abort:
-        outcomes.append(said[-1])
-    config.plugins.on_shutdown()
-print(json.dumps(outcomes))
-"""
-
-
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """The built page of all fences as they are, and what each fault gives."""
-    base = tmp_path_factory.mktemp("fences")
-    sites = {"none": [(kind, fence(kind)) for kind in WHERE]}
-    for name, ((kind, old, new), _) in FAULTS.items():
-        sites[name] = [(kind, re.sub(old, new, fence(kind), count=1))]
-        assert sites[name][0][1] != fence(kind), name
-    folders = [base / str(i) for i in range(len(sites))]
-    for folder, fences in zip(folders, sites.values(), strict=True):
-        folder.mkdir()
-        for kind, body in fences:
-            path = folder / f"{WHERE[kind][0]}.md"
-            path.parent.mkdir(exist_ok=True)
-            text = (
-                path.read_text("utf-8") if path.exists() else "# T\n\nText.\n"
-            )
-            path.write_text(f"{text}\n{body}", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, *folders],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return dict(zip(sites, json.loads(done.stdout), strict=True))
+def config():
+    """The site's extensions, as a build has them."""
+    return adapter.config_of(CONFIGS["zh"])
+
+
+def html_of(folder, config, kind, body):
+    """The page of that kind of fence, with this one alone."""
+    path = folder / f"{WHERE[kind][0]}.md"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"# T\n\nText.\n\n{body}", encoding="utf-8")
+    return adapter.html_of(path, config)
 
 
 FAULTS = {
@@ -229,35 +175,19 @@ FAULTS = {
 }
 
 
-def test_the_fences_as_they_are_build(outcomes):
-    html = outcomes["none"]
+def test_the_fences_as_they_are_become_html(tmp_path, config):
+    html = "".join(html_of(tmp_path, config, k, fence(k)) for k in WHERE)
     assert html.count("<figure") == 7 and 'class="calculator"' in html
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_broken_fence_stops_the_build(outcomes, name):
-    (kind, _, _), reason = FAULTS[name]
+def test_a_broken_fence_stops_the_page(tmp_path, config, name):
+    (kind, old, new), reason = FAULTS[name]
+    broken = re.sub(old, new, fence(kind), count=1)
+    assert broken != fence(kind)
+    with pytest.raises(adapter.BuildError) as failure:
+        html_of(tmp_path, config, kind, broken)
     stem, begins = WHERE[kind]
     place = f"{stem}.md:5: the fence '{begins.split()[0]}': "
-    assert place in outcomes[name]
-    assert reason in outcomes[name]
-
-
-def test_a_broken_fence_is_told_in_a_line(tmp_path):
-    """As it is typed: one line with page, fence and reason, and no site."""
-    source = copy_of_the_sources(tmp_path)
-    page = source / "docs" / "en" / "core" / "softmax.md"
-    text = page.read_text(encoding="utf-8")
-    page.write_text(text.replace("table: exp_range", "table: range"), "utf-8")
-    line = text[: text.index("```table")].count("\n") + 1
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict"],
-        cwd=source,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    place = f"docs/en/core/softmax.md:{line}"
-    assert f"{place}: the fence 'table': there is no 'range'" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (source / "site" / "core" / "softmax" / "index.html").exists()
+    assert place in str(failure.value)
+    assert reason in str(failure.value)

@@ -12,13 +12,13 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
-from mkdocs.exceptions import BuildError
 from playwright.sync_api import expect
 
 import attnref
 from attnref.__main__ import main
 from attnref.commands import copy
 from sitekit import ROOT, files, pages
+from sitekit.adapter import BuildError
 from sitekit.drawn.files import downloads
 from tests.kit.copies import ALONE, in_a_fresh_interpreter
 from tests.kit.pages import PAGES, Reader, built

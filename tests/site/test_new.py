@@ -55,8 +55,25 @@ def source(tmp_path_factory):
     return source
 
 
-def test_what_is_new_is_built_in_both_languages(source, tmp_path):
-    site = build(tmp_path / "site", source).folder
+DEAD = "\n[dead](nowhere.md) and [dead](masks.md#no-such-anchor)\n"
+
+
+def test_what_is_new_is_built_and_dead_links_stop_the_whole_build(
+    source, tmp_path
+):
+    """They are planted in the Chinese half, and nothing else is wrong. A build
+    stops for warnings at its end, when all pages are there."""
+    site, page = tmp_path / "site", source / "docs/zh/core/softmax.md"
+    text = page.read_text("utf-8")
+    page.write_text(text + DEAD, "utf-8")
+    with pytest.raises(RuntimeError) as failure:
+        build(site, source)
+    page.write_text(text, "utf-8")
+    log = str(failure.value)
+    wrong = [line for line in log.splitlines() if "WARNING" in line]
+    assert ["nowhere.md" in line for line in wrong] == [True, False]
+    assert ["#no-such-anchor" in line for line in wrong] == [False, True]
+    assert "Aborted with 2 warnings in strict mode" in log
     for home, title in (("", "Two parts"), ("zh/", "两段")):
 
         def text(place, home=home):

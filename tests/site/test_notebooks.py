@@ -12,7 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import attnref
-from sitekit import ROOT, find, notebooks, pages
+from sitekit import ROOT, find, notebooks, pages, source
 from sitekit.fences import Fence, drawing
 from tests.kit.pages import Reader, built
 
@@ -108,7 +108,7 @@ def test_a_notebook_says_what_its_page_says(site, path):
 
     def drawn(match):
         block = page.blocks[int(match[1])]
-        if block.language not in pages.DRAWN:
+        if block.language not in source.DRAWN:
             return ""
         return drawing(block.text, block.language, fence)
 

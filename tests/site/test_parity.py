@@ -5,9 +5,9 @@ import re
 import shutil
 
 import pytest
-from mkdocs.exceptions import BuildError
 
 from sitekit import ROOT, docstrings, nav, pages, parity
+from sitekit.adapter import BuildError
 from sitekit.pages import body_of, markdown_files
 
 STEMS = sorted(

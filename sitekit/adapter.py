@@ -1,0 +1,147 @@
+"""MkDocs, and the only file that imports it: what the site takes of it.
+
+This module outlives the builds of `mkdocs serve`, unlike most of sitekit. So it
+holds what a build makes of pages, for the next one: a page of the same text, of
+which nothing that it includes or draws has changed, is not rendered again.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.exceptions import BuildError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import CountHandler, get_relative_url
+from mkdocs.utils.meta import get_data
+
+__all__ = ["BuildError", "config_of", "get_relative_url"]
+log = logging.getLogger("mkdocs.attnref")
+
+
+def config_of(path: Path, **options: Any) -> Any:
+    return load_config(str(path), **options)
+
+
+def build_site(path: Path, **options: Any) -> None:
+    """What `mkdocs build -f PATH` does."""
+    config = config_of(path, **options)
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    config.plugins.on_shutdown()
+
+
+def html_of(path: Path, config: Any) -> str:
+    """A page alone, with the site's Markdown and without plugins."""
+    file = File(path.name, str(path.parent), config.site_dir, True)
+    page = Page(None, file, config)
+    page.read_source(config)
+    page.render(config, Files([file]))
+    return str(page.content)
+
+
+def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:
+    """A page without it, and it."""
+    body, meta = get_data(text)
+    return str(body), dict(meta)
+
+
+def wait_below(server: Any, root: str, wait: Callable[[], None]) -> None:
+    """A server that waits before it answers for an address below `root`."""
+    place = f"{server.mount_path}{root}"
+
+    def answer(environ: Any, start_response: Any) -> Any:
+        if environ["PATH_INFO"].startswith(place):
+            wait()
+        return server.serve_request(environ, start_response)
+
+    server.set_app(answer)
+
+
+def add_file(files: Any, config: Any, place: str, content: str | bytes) -> None:
+    """A file of the site that stands nowhere else."""
+    files.append(File.generated(config, place, content=content))
+
+
+class Rendered(NamedTuple):
+    """What rendering writes into a page."""
+
+    content: str
+    toc: Any
+    title: str | None
+    ids: set[str]
+    links: dict[str, dict[str, str]]  # by the page they lead to
+
+
+_results: dict[tuple[str, str], tuple[object, Any]] = {}
+_made: dict[str, int] = {}
+
+
+def forget() -> None:
+    """What was made with other templates or settings."""
+    _results.clear()
+
+
+def reused(kind: str, name: str, key: object, make: Callable[[], Any]) -> Any:
+    """What was made of that name, if it was made from the same key; else it is
+    made. `kind` is what is counted."""
+    known = _results.get((kind, name))
+    if known is None or known[0] != key:
+        _made[kind] = _made.get(kind, 0) + 1
+        _results.pop((kind, name), None)
+        _results[kind, name] = known = key, make()
+    return known[1]
+
+
+def begin_counting() -> None:
+    _made.clear()
+
+
+def count_of(kind: str) -> int:
+    """How many were made since."""
+    return _made.get(kind, 0)
+
+
+def render_once(page: Any, key: Callable[[str, str], object]) -> None:
+    """Have a page rendered when its key is another than that of the page which
+    was rendered before. The key is of the Markdown with all lists in it."""
+    page.render = partial(_render, page, key)
+
+
+def _render(
+    page: Any, key: Callable[[str, str], object], config: Any, files: Any
+) -> None:
+    kind, name = f"pages of {config.theme['language']}", page.file.src_uri
+    warnings = CountHandler()
+    warnings.setLevel(logging.WARNING)
+
+    def render() -> Rendered:
+        logger = logging.getLogger("mkdocs")
+        logger.addHandler(warnings)
+        try:
+            type(page).render(page, config, files)
+        finally:
+            logger.removeHandler(warnings)
+        return Rendered(
+            page.content,
+            page.toc,
+            page._title_from_render,
+            page.present_anchor_ids,
+            {f.src_uri: x for f, x in (page.links_to_anchors or {}).items()},
+        )
+
+    urls = tuple((file.src_uri, file.url) for file in files)
+    whole = urls, page.markdown, key(name, page.markdown)
+    result: Rendered = reused(kind, name, whole, render)
+    if warnings.get_counts():
+        _results.pop((kind, name))  # to be said again by the next build
+    page.content, page.toc = result.content, result.toc
+    page._title_from_render, page.present_anchor_ids = result.title, result.ids
+    page.links_to_anchors = {
+        files.get_file_from_path(uri): links
+        for uri, links in result.links.items()
+    }
