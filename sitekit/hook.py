@@ -65,7 +65,8 @@ def on_files(files: Any, config: Any) -> Any:
     from sitekit import files as downloads
     from sitekit import search
 
-    search.listen(config.plugins["material/search"].search_index)
+    plugin = config.plugins["material/search"]
+    plugin.search_index = search.Index(plugin.config)
     _site = downloads.site(files.documentation_pages(), config)
     if _is_english(config):
         for name, text in downloads.texts().items():
@@ -127,14 +128,8 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
     return env
 
 
-def on_post_page(output: str, page: Any, config: Any) -> str:
-    # The theme's search dialog has no name for a screen reader.
-    dialog = 'data-md-component="search" role="dialog"'
-    name = config.theme["search_name"]
-    return output.replace(dialog, f'{dialog} aria-label="{name}"', 1)
-
-
 def on_post_build(config: Any) -> None:
+    config.plugins["material/search"].search_index.write(config.site_dir)
     if not _is_english(config):
         return
     if _coming:

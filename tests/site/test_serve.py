@@ -89,7 +89,7 @@ def everything(get):
         "core/sdpa/",
         "layers/absorption/",
         "api/",
-        "search/search_index.json",
+        "search/entries.js",
     )
     paths = [half + name for half in ("", "zh/") for name in names]
     # Each build has a number of its own in the pages.

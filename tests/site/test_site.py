@@ -1,7 +1,6 @@
 """The built site: no warning, no dead link, and it shows what was run."""
 
 import gzip
-import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -257,29 +256,6 @@ def test_the_404_page_speaks_both_languages(site):
     text = (site.folder / "404.html").read_text(encoding="utf-8")
     assert "This page does not exist" in text
     assert "页面不存在" in text
-
-
-def index(site, language):
-    root = site.folder / ("" if language == "en" else language)
-    text = (root / "search" / "search_index.json").read_text(encoding="utf-8")
-    return json.loads(text)["docs"]
-
-
-def test_chinese_is_cut_into_words_for_the_search(site):
-    text = " ".join(d["title"] + d["text"] for d in index(site, "zh"))
-    assert "\u200b" in text, "no segmentation: is jieba installed?"
-    words = set(re.split(r"[\s\u200b<>/，。：；、（）]+", text))
-    assert {"注意力", "因果掩码", "填充掩码", "掩码", "填充"} <= words
-
-
-def test_each_search_index_holds_its_own_language_without_formulas(site):
-    en = " ".join(d["text"] for d in index(site, "en"))
-    zh = " ".join(d["text"] for d in index(site, "zh"))
-    assert "Padding" in " ".join(d["title"] for d in index(site, "en"))
-    assert "为什么" not in en
-    assert "therefore" in en and "therefore" not in zh
-    assert "ApplyFunction" not in en + zh
-    assert "⊤" not in en + zh
 
 
 def drawn_in(math):
