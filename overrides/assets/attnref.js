@@ -12,18 +12,25 @@ const watch = new ResizeObserver((entries) => {
 });
 document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
 
-// The search dialog has no name for a screen reader, its field has. Who turns to
-// the search needs its entries soon: assets/search.js will find them fetched.
-const dialog = document.querySelector("[data-md-component=search]");
-const field = dialog.querySelector("input");
-const { search } = JSON.parse(document.querySelector("#__config").textContent);
-dialog.ariaLabel = field.ariaLabel;
-const fetchEntries = () => {
-  const worker = new URL(search, location);
-  const href = new URL("../search/entries.js", worker);
-  document.head.append(Object.assign(document.createElement("link"), { rel: "prefetch", href }));
-};
-field.addEventListener("focus", fetchEntries, { once: true });
+// The dialog of the search has no name for a screen reader, but its field has.
+// A reader who turns to it will need its entries, which assets/search.js loads.
+{
+  const dialog = document.querySelector("[data-md-component=search]");
+  const field = dialog.querySelector("input");
+  const { textContent } = document.querySelector("#__config");
+  const worker = new URL(JSON.parse(textContent).search, location);
+  const link = document.createElement("link");
+  link.rel = "prefetch";
+  dialog.ariaLabel = field.ariaLabel;
+  field.addEventListener(
+    "focus",
+    () => {
+      link.href = new URL("../search/entries.js", worker);
+      document.head.append(link);
+    },
+    { once: true },
+  );
+}
 
 // One listener for all copy buttons; what is copied is the code itself, or the
 // whole file that stands beside the button.
