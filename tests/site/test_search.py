@@ -266,6 +266,8 @@ def test_the_entries_come_once_when_a_reader_turns_to_the_search(reader):
     more, whatever is typed. First of all tests, since the page is new."""
     language, page, asked = reader
     place = f"{'/zh' * (language == 'zh')}/search/"
+    until(page, lambda: place + "search_index.json" in asked)
+    page.wait_for_timeout(300)  # what comes too early would come by now
     searched = [path for path in asked if "search/" in path]
     assert searched == [place + "search_index.json"]
     assert (
@@ -275,16 +277,23 @@ def test_the_entries_come_once_when_a_reader_turns_to_the_search(reader):
     )
     before = len(asked)
     page.locator(".md-search__input").focus()
-    deadline = time.monotonic() + 60  # for what takes some milliseconds
-    while len(asked) == before and time.monotonic() < deadline:
-        page.wait_for_timeout(20)
+    until(page, lambda: len(asked) > before)
     assert asked[before:] == [place + "entries.js"]
     for query in ("gqa", "softmax"):
         typed(page, query)
         first = page.locator(".md-search-result__item a").first
         expect(first).to_have_attribute("href", re.compile(f"/{query}/"))
     assert asked[before:] == [place + "entries.js"]
+    # The second time out of the browser's cache.
+    assert sum(url.endswith("entries.js") for url in page.urls) == 2
     assert not [path for path in asked if "lunr" in path or "/workers/" in path]
+
+
+def until(page, condition):
+    """Or until a minute has passed, for what takes some milliseconds."""
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        page.wait_for_timeout(20)
 
 
 def typed(page, query):
