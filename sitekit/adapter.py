@@ -1,4 +1,4 @@
-"""MkDocs, and the only file that imports it: what the site takes of it.
+"""MkDocs and its theme, and the only file that imports them.
 
 This module outlives the builds of `mkdocs serve`, unlike most of sitekit. So it
 holds what a build makes of pages, for the next one: a page of the same text, of
@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from material.plugins.search.plugin import (  # type: ignore[import-untyped]
+    Parser,
+)
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import BuildError
@@ -19,7 +22,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler, get_relative_url
 from mkdocs.utils.meta import get_data
 
-__all__ = ["BuildError", "config_of", "get_relative_url"]
+__all__ = ["BuildError", "Parser", "config_of", "get_relative_url"]
 log = logging.getLogger("mkdocs.attnref")
 
 

@@ -65,7 +65,8 @@ def on_files(files: Any, config: Any) -> Any:
     from sitekit import files as downloads
     from sitekit import search
 
-    search.listen(config.plugins["material/search"].search_index)
+    plugin = config.plugins["material/search"]
+    plugin.search_index = search.Index(plugin.config)
     _site = downloads.site(files.documentation_pages(), config)
     if _is_english(config):
         for name, text in downloads.texts().items():
@@ -141,18 +142,8 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
     return env
 
 
-def on_post_page(output: str, page: Any, config: Any) -> str:
-    # The theme's search dialog has no name for a screen reader, and no block
-    # of a template in which to give it one.
-    dialog = 'data-md-component="search" role="dialog"'
-    if output.count(dialog) != 1:
-        why = f"{page.file.src_uri}: the theme writes no {dialog}"
-        raise adapter.BuildError(f"{why}; see on_post_page in sitekit/hook.py")
-    name = config.theme["search_name"]
-    return output.replace(dialog, f'{dialog} aria-label="{name}"')
-
-
 def on_post_build(config: Any) -> None:
+    config.plugins["material/search"].search_index.write(config.site_dir)
     if not _is_english(config):
         return
     site, number = Path(config.site_dir), len(_pages)

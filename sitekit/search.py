@@ -1,4 +1,4 @@
-"""What the search is told of a page, beside the words of its text.
+"""What the search knows of a page, beside the words of its text.
 
 A page goes by its titles in both languages, the name of its file, the files of
 the package that it explains, and the `aliases` of its front matter: what else
@@ -9,44 +9,48 @@ page's as `titles` says are no aliases. The Chinese ones are words that jieba
 does not cut.
 """
 
+import json
 import re
 from functools import lru_cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jieba  # type: ignore[import-untyped]
 
 from sitekit import CONFIGS, pages, parity
+from sitekit.adapter import Parser
 from sitekit.files import Where, everything, texts
 from sitekit.nav import name_of
 
 DEFINED = re.compile(r"(?:^|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
 DOCUMENTED = re.compile(r"#attnref\.[\w.]*\.(\w+)$")
-CONTROL = re.compile(r"<select\b.*?</select>", re.DOTALL)
-DRAWING = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
+# Half of all tags are the colours of code: the parser need not see them.
+COLOUR = re.compile(r"</?span\b[^>]*>")
+UNREAD = re.compile(r"<(svg|math|select)\b.*?</\1>", re.DOTALL)
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
-HAN = re.compile(r"[\u4e00-\u9fff]{2,}")
+HAN = re.compile(r"[\u4e00-\u9fff]+")
 JOINT = re.compile("[的和与]|之间")  # between two words
 
 
 def words() -> frozenset[str]:
     """The Chinese words that titles and aliases are made of."""
-    told = map(pages.front_matter, pages.markdown_files("zh"))
+    read = map(pages.front_matter, pages.markdown_files("zh"))
     names = " ".join(
         " ".join((name_of(page.get("title", "")), *page.get("aliases", [])))
-        for page in told
+        for page in read
     )
-    return frozenset(HAN.findall(JOINT.sub(" ", names)))
+    runs = HAN.findall(JOINT.sub(" ", names))
+    return frozenset(run for run in runs if len(run) > 1)
 
 
 @lru_cache(1)
-def _teach(words: frozenset[str]) -> None:
-    """From the start whenever they change: a word that jieba is told twice
-    weighs more, and others are cut otherwise."""
-    jieba.dt.initialized = False
+def _tokenizer(words: frozenset[str]) -> Any:
+    """A new one whenever they change: a word that is added twice weighs more,
+    and others are cut otherwise."""
+    tokenizer = jieba.Tokenizer()
     for word in sorted(words):
-        jieba.add_word(word)
-    _known.clear()
+        tokenizer.add_word(word)
+    return tokenizer
 
 
 def names_of(page: Any, where: Where) -> tuple[list[str], int]:
@@ -55,9 +59,9 @@ def names_of(page: Any, where: Where) -> tuple[list[str], int]:
     titles, aliases = [str(page.title), PurePosixPath(stem).name], []
     for language in CONFIGS:
         path = parity.twin(stem, language)
-        told = pages.front_matter(path) if path.exists() else {}
-        titles.append(name_of(told.get("title", "")))
-        aliases += told.get("aliases", [])
+        matter = pages.front_matter(path) if path.exists() else {}
+        titles.append(name_of(matter.get("title", "")))
+        aliases += matter.get("aliases", [])
     # "Multi-head attention (MHA)" holds two, and some write a third,
     # multiheadattention.
     parts = [
@@ -73,46 +77,93 @@ def names_of(page: Any, where: Where) -> tuple[list[str], int]:
     return [*(shown | {name.lower(): None for name in aliases})], len(shown)
 
 
+# Of each page, what its entries were made of, and they: an edit under `mkdocs
+# serve` reads the pages that it changed.
 _known: dict[str, tuple[object, list[Any]]] = {}
 
 
-def listen(index: Any) -> None:
-    """Have the theme's index take up names too. It is a third of a build: what
-    is known of a page that did not change is kept for the next."""
-    _teach(words())
-    where = Where()
-    add = index.add_entry_from_context
+class Index:
+    """In place of the theme's, which it asks for these two things.
 
-    def add_with_names(page: Any) -> None:
-        held, html = len(index.entries), page.content
-        own, titles = names_of(page, where)
-        names = [*map(index._segment_chinese, own)]
-        key = page.title, html, page.meta, names
-        if _known.get(page.url, (None,))[0] == key:
-            index.entries.extend(_known[page.url][1])
-            return
-        page.content = readable(html)
-        add(page)
-        page.content = html
-        _add_names(index.entries[held:], names)
-        index.entries[held]["titles"] = titles
-        _known[page.url] = key, index.entries[held:]
+    Every page of the site fetches what the theme takes for the index: it gets
+    the settings alone. The entries are a script, since a page from file:// may
+    fetch no other file; assets/search.js loads it at the first query.
+    """
 
-    index.add_entry_from_context = add_with_names
+    PLACE = "search/entries.js"
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = {
+            key: settings[key]
+            for key in ("lang", "separator", "pipeline", "fields")
+        }
+        self.entries: list[dict[str, Any]] = []
+        self.words, self.where = words(), Where()
+
+    def add_entry_from_context(self, page: Any) -> None:
+        names, titles = names_of(page, self.where)
+        made_of = self.words, page.title, page.content, page.meta, names
+        if _known.get(page.url, (None,))[0] != made_of:
+            _known[page.url] = made_of, self._read(page, names, titles)
+        self.entries += _known[page.url][1]
+
+    def generate_search_index(self, _: object) -> str:
+        return json.dumps({"config": self.settings, "docs": []}, default=str)
+
+    def write(self, site_dir: str) -> None:
+        if not self.entries:
+            raise RuntimeError("the theme has given the search no page")
+        target = Path(site_dir, self.PLACE)
+        text = json.dumps(
+            self.entries, ensure_ascii=False, separators=(",", ":")
+        )
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(f"entries={text}", encoding="utf-8")
+
+    def _read(self, page: Any, names: list[str], titles: int) -> list[Any]:
+        """The entry of a page and those of its sections."""
+        parser = Parser()
+        parser.feed(readable(page.content))
+        parser.close()
+        found: list[dict[str, Any]] = []
+        for section in parser.data:
+            if section.is_excluded():
+                continue
+            title = " ".join("".join(section.title).split())
+            text = self._cut("".join(section.text).strip())
+            location = page.url + (f"#{section.id}" if section.id else "")
+            entry = {
+                "location": location,
+                "title": self._cut(title or str(page.title)),
+                "text": text,
+                "names": names_in(location, text),
+            }
+            if not found:
+                entry["names"] = [*map(self._cut, names)]
+                entry["titles"] = titles
+            if "boost" in (search := page.meta.get("search") or {}):
+                entry["boost"] = search["boost"]
+            found.append(entry)
+        return found
+
+    def _cut(self, text: str) -> str:
+        """Chinese into words, with spaces of no width around them."""
+        cut = _tokenizer(self.words).cut
+        return HAN.sub(
+            lambda run: "\u200b".join(["", *cut(run[0]), ""]), text
+        ).strip("\u200b")
+
+
+def names_in(location: str, text: str) -> list[str]:
+    """What a section defines or documents."""
+    defined = DEFINED.findall(text) + DOCUMENTED.findall(location)
+    if location == "files/#list":
+        defined += texts()
+    return [name.lower() for name in defined]
 
 
 def readable(html: str) -> str:
-    """Without controls and drawings, and with a space after each cell and
-    label: the search's parser drops the tags, and so would join their words."""
-    return CELL.sub(" ", DRAWING.sub("", CONTROL.sub("", html)))
-
-
-def _add_names(entries: list[dict[str, Any]], names: list[str]) -> None:
-    """To the entry of a page and to those of its sections, which follow."""
-    for i, entry in enumerate(entries):
-        defined = DEFINED.findall(entry["text"]) + DOCUMENTED.findall(
-            entry["location"]
-        )
-        if entry["location"] == "files/#list":
-            defined += texts()
-        entry["names"] = [name.lower() for name in defined] if i else names
+    """Without colours, controls, formulas and drawings, and with a space after
+    each cell and label: the search's parser drops the tags, and so would join
+    their words."""
+    return CELL.sub(" ", UNREAD.sub("", COLOUR.sub("", html)))

@@ -12,6 +12,26 @@ const watch = new ResizeObserver((entries) => {
 });
 document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
 
+// The dialog of the search has no name for a screen reader, but its field has.
+// A reader who turns to it will need its entries, which assets/search.js loads.
+{
+  const dialog = document.querySelector("[data-md-component=search]");
+  const field = dialog.querySelector("input");
+  const { textContent } = document.querySelector("#__config");
+  const worker = new URL(JSON.parse(textContent).search, location);
+  const link = document.createElement("link");
+  link.rel = "prefetch";
+  dialog.ariaLabel = field.ariaLabel;
+  field.addEventListener(
+    "focus",
+    () => {
+      link.href = new URL("../search/entries.js", worker);
+      document.head.append(link);
+    },
+    { once: true },
+  );
+}
+
 // One listener for all copy buttons; what is copied is the code itself, or the
 // whole file that stands beside the button.
 const copied = {

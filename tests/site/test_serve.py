@@ -124,7 +124,7 @@ class Served:
             "core/sdpa/",
             "layers/absorption/",
             "api/",
-            "search/search_index.json",
+            "search/entries.js",
             "notebooks/core/sdpa.ipynb",
         )
         return {

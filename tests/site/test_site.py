@@ -1,17 +1,14 @@
 """The built site: no warning, no dead link, and it shows what was run."""
 
 import gzip
-import json
 import re
-from types import SimpleNamespace
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
 from fontTools.ttLib import TTFont
 
 import attnref
-from sitekit import ROOT, hook
-from sitekit.adapter import BuildError
+from sitekit import ROOT
 from sitekit.pages import (
     address_of,
     body_of,
@@ -186,29 +183,6 @@ def test_the_404_page_speaks_both_languages(site):
     assert "页面不存在" in text
 
 
-def index(site, language):
-    root = site.folder / ("" if language == "en" else language)
-    text = (root / "search" / "search_index.json").read_text(encoding="utf-8")
-    return json.loads(text)["docs"]
-
-
-def test_chinese_is_cut_into_words_for_the_search(site):
-    text = " ".join(d["title"] + d["text"] for d in index(site, "zh"))
-    assert "\u200b" in text, "no segmentation: is jieba installed?"
-    words = set(re.split(r"[\s\u200b<>/，。：；、（）]+", text))
-    assert {"注意力", "因果掩码", "填充掩码", "掩码", "填充"} <= words
-
-
-def test_each_search_index_holds_its_own_language_without_formulas(site):
-    en = " ".join(d["text"] for d in index(site, "en"))
-    zh = " ".join(d["text"] for d in index(site, "zh"))
-    assert "Padding" in " ".join(d["title"] for d in index(site, "en"))
-    assert "为什么" not in en
-    assert "therefore" in en and "therefore" not in zh
-    assert "ApplyFunction" not in en + zh
-    assert "⊤" not in en + zh
-
-
 def drawn_in(math):
     """The characters of a formula that the font has to have."""
     used = {ord(c) for c in math if not c.isspace()}
@@ -250,15 +224,3 @@ def test_no_asset_is_heavy(site):
         if path.suffix in {".js", ".css", ".woff2"} and "lunr" not in str(path):
             size = len(gzip.compress(path.read_bytes()))
             assert size < 64_000, f"{path.name} is {size} bytes with gzip"
-
-
-def test_a_theme_that_writes_another_search_dialog_stops_the_build():
-    """Its name is written into the theme's HTML, which may change."""
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="api.md"))
-    config = SimpleNamespace(theme={"search_name": "Search"})
-    text = '<div data-md-component="search" role="dialog">'
-    named = hook.on_post_page(text, page, config)
-    assert named.endswith('role="dialog" aria-label="Search">')
-    for other in ("", text.replace("dialog", "search"), text * 2):
-        with pytest.raises(BuildError, match=r"api\.md: the theme writes no"):
-            hook.on_post_page(other, page, config)
