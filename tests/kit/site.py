@@ -65,8 +65,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
     "--disable-background-networking --disable-component-update "
-    "--disable-sync --disable-dev-shm-usage "
-    "--disable-threaded-compositing"  # a quarter less for each page
+    "--disable-sync --disable-dev-shm-usage"
 )
 
 

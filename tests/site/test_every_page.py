@@ -211,8 +211,9 @@ READ_BEFORE = """() => {
 }"""
 
 
-# Boxes that scroll get the focus once they are observed: with the next frame.
-FRAME = "new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))"
+# Boxes that scroll get the focus with the frame in which they are observed.
+FRAME = """() => new Promise(go =>
+  requestAnimationFrame(() => requestAnimationFrame(go)))"""
 
 
 def violations(page):
