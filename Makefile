@@ -10,8 +10,8 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test audit quick mutants bench bench-quick bench-gpu fmt synced
-.PHONY: new check docs docs-properdocs offline
+.PHONY: serve test audit quick costs mutants bench bench-quick bench-gpu fmt
+.PHONY: synced new check docs docs-properdocs offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
@@ -27,7 +27,12 @@ audit: $(READY)
 # Unit tests and laws, without tests that need the built site, a browser, other
 # libraries' modules or a model in training, and without the pages of use/.
 quick: $(READY)
-	$(PY) -m pytest -n 2 --dist loadfile -m "not (alone or audit or oracle or browser)"
+	$(PY) -m pytest -n 2 --dist loadfile -m "not (audit or oracle or browser)"
+
+# Runs `make test` and says where its CPU seconds go, by kind, and what one more
+# page, variant or mistake adds to them.
+costs: $(READY)
+	$(PY) -m tests.kit.costs
 
 # Plants faults in the package and runs its tests: a sample of SIZE faults, or
 # with SIZE=0 all. ONLY=cost or ONLY=cost:131,masks takes those of some files.
