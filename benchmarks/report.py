@@ -60,7 +60,7 @@ def of_goals(now: Result, last: Result, cases: Collection[str]) -> list[str]:
         )
         verdict = "met" if goal["met"] else "NOT MET"
         words = f"{verdict:8}{what}; wanted: {bounds}: {goal['goal']}"
-        words += f" ({goal['at']})"
+        words += f" ({goal['at']})" if goal["at"] else ""
         if "slow" in goal and passes(goal["slow"][1], goal):
             words += f"; BLIND: {goal['slow'][1]:.4g}, of a slow form, passes"
         figure, known = goal["found"], before.get((goal["goal"], goal["at"]))
@@ -76,7 +76,7 @@ def of_contenders(
 
     def values(result: Result) -> dict[str, tuple[Figure, str]]:
         return {
-            f"{case}, {at}: {way}": (
+            f"{', '.join(filter(None, (case, at)))}: {way}": (
                 entry["value"],
                 result["cases"][case]["unit"],
             )
