@@ -1,6 +1,6 @@
 """Pages are collected as programs; `pytest --page gqa` runs what concerns one.
 
-Each Markdown file is a program: see `tests/kit/programs.py`.
+How pytest-markdown-docs reads a page: `tests/kit/programs.py`.
 """
 
 from collections import Counter
@@ -9,21 +9,30 @@ from typing import Any
 
 import pytest
 from _pytest.doctest import DoctestModule
+from pytest_markdown_docs.plugin import MarkdownDocstringCodeModule
 
 from sitekit import ROOT, parity
 from tests.kit.one_page import OnePage
-from tests.kit.programs import Page
+from tests.kit.programs import SLOW, SiteMarkdown
+
+
+def pytest_markdown_docs_markdown_it() -> SiteMarkdown:
+    return SiteMarkdown()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path, parent: Any) -> Any:
-    """Pages too; and no examples in the tests, where none are looked for."""
-    found = yield
-    if file_path.suffix == ".md":
-        found.append(Page.from_parent(parent, path=file_path))
+    """Docstrings have doctests, no fences; tests have neither."""
+    collectors = yield
+    unwanted = (MarkdownDocstringCodeModule,)
     if file_path.is_relative_to(ROOT / "tests"):
-        found = [c for c in found if not isinstance(c, DoctestModule)]
-    return found
+        unwanted += (DoctestModule,)
+    return [c for c in collectors if not isinstance(c, unwanted)]
+
+
+def pytest_itemcollected(item: Any) -> None:
+    if item.path in {ROOT / f"docs/en/{stem}.md" for stem in SLOW}:
+        item.add_marker("audit")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:

@@ -51,8 +51,13 @@ class Fence(NamedTuple):
 
     @property
     def includes(self) -> list[Include]:
-        matches = map(INCLUDE.fullmatch, map(str.strip, self.body))
-        return [Include(m["path"], m["section"] or "") for m in matches if m]
+        return [i for line in self.body for i in includes_of(line)]
+
+
+def includes_of(line: str) -> list[Include]:
+    """The include that a line of a block is, or none."""
+    match = INCLUDE.fullmatch(line.strip())
+    return [Include(match["path"], match["section"] or "")] if match else []
 
 
 def opened(line: str) -> "re.Match[str] | None":

@@ -456,7 +456,7 @@ class Recorder:
 
 def worth_running(item: Any) -> bool:
     fixtures = getattr(item, "fixturenames", ())
-    return not NOT_RUN & {*fixtures} and not item.get_closest_marker("alone")
+    return not NOT_RUN & {*fixtures}
 
 
 class Chosen:
