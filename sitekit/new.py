@@ -147,10 +147,10 @@ class _Edits:
     def insert(self, file: str, pattern: str, text: str) -> None:
         """Behind the last place that matches."""
         old = self.files.get(file) or (ROOT / file).read_text(encoding="utf-8")
-        found = [*re.finditer(pattern, old, re.MULTILINE)]
-        if not found:
+        matches = [*re.finditer(pattern, old, re.MULTILINE)]
+        if not matches:
             raise ValueError(f"{file} has no place like {pattern}")
-        at = found[-1].end()
+        at = matches[-1].end()
         self.files[file] = old[:at] + text + old[at:]
 
     def write(self) -> None:
@@ -179,8 +179,8 @@ def _source(model: Model, kind: str) -> str:
         code = code.replace(model.kind, kind)
         # What an example alone needs is no import of the file.
         code = code.replace(">>> lay", ">>> import torch\n        >>> lay", 1)
-        said = re.compile(r'^    """[^\n"]*', re.MULTILINE)
-        code = said.sub('    """TODO: what it is.', code, count=1)
+        docstring = re.compile(r'^    """[^\n"]*', re.MULTILINE)
+        code = docstring.sub('    """TODO: what it is.', code, count=1)
         if name == "imports":
             code += model.imports
         made += f"{start.format(name)}{code}{end.format(name)}\n\n"
@@ -192,18 +192,18 @@ def _entry(model: Model, page: str, kind: str) -> str:
     table, like = model.entry
     registry = (ROOT / REGISTRY).read_text(encoding="utf-8")
     entry = rf'^    "{like}": (?s:.*?)(?=^    ["*]|^}})'
-    found = re.search(entry, registry, re.MULTILINE)
-    if not found:
+    match = re.search(entry, registry, re.MULTILINE)
+    if not match:
         raise ValueError(f"{REGISTRY}: {table} has no entry {like!r}")
-    own = found[0].replace(f'"{like}"', f'"{page}"').replace(model.kind, kind)
+    own = match[0].replace(f'"{like}"', f'"{page}"').replace(model.kind, kind)
     for begins, what in model.decide.items():
         parts = re.split(rf"^( +)(?={re.escape(begins)})", own, flags=re.M)
         if len(parts) != 3:
             why = f"{len(parts) // 2} lines that begin with {begins}"
             raise ValueError(f"{REGISTRY}: the entry {like!r} has {why}")
         before, margin, after = parts
-        told = indent(f"TODO: {what}\n", f"{margin}# ")
-        own = f"{before}{told}{margin}{after}"
+        todo = indent(f"TODO: {what}\n", f"{margin}# ")
+        own = f"{before}{todo}{margin}{after}"
     return own
 
 
@@ -214,19 +214,19 @@ def spoken_of(*names: str) -> str:
         path.relative_to(ROOT): path.read_text(encoding="utf-8").splitlines()
         for path in pages.markdown_files("en")
     }
-    told = []
+    spoken = []
     for word in dict.fromkeys(re.findall("[a-z]{4,}", " ".join(names).lower())):
-        said = re.compile(rf"\b{word}s?\b", re.IGNORECASE)
-        found = {
+        wanted = re.compile(rf"\b{word}s?\b", re.IGNORECASE)
+        rows = {
             path: [
-                str(n) for n, line in enumerate(lines, 1) if said.search(line)
+                str(n) for n, line in enumerate(lines, 1) if wanted.search(line)
             ]
             for path, lines in text.items()
         }
-        places = [f"  {p}:{','.join(at)}" for p, at in found.items() if at]
+        places = [f"  {p}:{','.join(at)}" for p, at in rows.items() if at]
         if 0 < len(places) <= COMMON * len(text):
-            told += [f"these pages already speak of {word!r}:", *places]
-    return "\n".join(["", *told])
+            spoken += [f"these pages already speak of {word!r}:", *places]
+    return "\n".join(["", *spoken])
 
 
 def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
@@ -323,8 +323,8 @@ def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
         # Behind the last such class; MLA has an introduction of its own.
         where = rf"^::: attnref\.{folder}\.(?!mla)\w+\.[A-Z]\w+\n"
         for lang, words_of in WORDS.items():
-            told = {"en": title, "zh": title_zh or title}[lang]
-            link = words_of["link"].format(title=told, stem=stem)
+            name_of = {"en": title, "zh": title_zh or title}[lang]
+            link = words_of["link"].format(title=name_of, stem=stem)
             shown = f"\n{link}\n" if what == "layer" else ""
             edits.insert(f"docs/{lang}/api.md", where, shown + line)
     if what != "cache":
@@ -342,10 +342,10 @@ def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
     if what != "page" and fresh:
         parity.mark_synced("api")
     left = {"layer": ("code", "page"), "cache": ("code", "cache")}
-    told = "".join(LEFT[part] for part in left.get(what, ("page",)))
-    told = told.format(folder=folder, page=page, file=page.replace("-", "_"))
+    steps = "".join(LEFT[part] for part in left.get(what, ("page",)))
+    steps = steps.format(folder=folder, page=page, file=page.replace("-", "_"))
     lines = ["written:", *(f"  {file}" for file in edits.files)]
-    left_to_do = "\nleft to do, where TODO stands and here:" + told
+    left_to_do = "\nleft to do, where TODO stands and here:" + steps
     return "\n".join(lines) + left_to_do + spoken
 
 

@@ -39,7 +39,7 @@ class Cache(ABC):
                 f"{type(self).__name__} has no `keeps`: set it to a Rule, in "
                 "the class or before super().__init__()"
             )
-        self._held: tuple[Tensor, ...] = ()
+        self._buffers: tuple[Tensor, ...] = ()
         self.length = 0
 
     @abstractmethod
@@ -68,16 +68,16 @@ class Cache(ABC):
 
         The keys stand at `positions(0, ...)`.
         """
-        return tuple(held[:, :, : self.length] for held in self._held)
+        return tuple(buffer[:, :, : self.length] for buffer in self._buffers)
 
     @property
     def nbytes(self) -> int:
         """Allocated memory in bytes, used or not."""
-        return sum(held.nbytes for held in self._held)
+        return sum(buffer.nbytes for buffer in self._buffers)
 
     def reset(self) -> None:
         """Forget all tokens and release the memory."""
-        self._held, self.length = (), 0
+        self._buffers, self.length = (), 0
 
     def crop(self, length: int) -> None:
         """Roll back: keep only the first `length` tokens of every row.
@@ -98,7 +98,7 @@ class Cache(ABC):
         are reported by the device: checking them here would force a
         synchronisation.
         """
-        B = self._held[0].shape[0] if self._held else 0
+        B = self._buffers[0].shape[0] if self._buffers else 0
         if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"rows is {rows.dtype} of shape {tuple(rows.shape)}; pass "
@@ -112,12 +112,14 @@ class Cache(ABC):
                 )
         with torch.inference_mode(False), torch.no_grad():
             moved = [t.index_select(0, rows) for t in self.stored]
-            self._held = tuple(map(self._with_room, moved, self._held))
+            self._buffers = tuple(map(self._with_room, moved, self._buffers))
 
-    def _with_room(self, tokens: Tensor, held: Tensor | None = None) -> Tensor:
+    def _with_room(
+        self, tokens: Tensor, buffer: Tensor | None = None
+    ) -> Tensor:
         """The tensor to hold, if these are all the tokens so far.
 
-        `held` is the one before, whose memory may be used again.
+        `buffer` is the one before, whose memory may be used again.
         """
         return tokens
 
@@ -136,24 +138,24 @@ class Cache(ABC):
                 raise ValueError(
                     "a cache keeps no gradients: decode under torch.no_grad()"
                 )
-        if not self._held:
+        if not self._buffers:
             return
-        if len(tensors) != len(self._held):
+        if len(tensors) != len(self._buffers):
             raise ValueError(
-                f"the cache holds {len(self._held)} tensors per token, "
+                f"the cache holds {len(self._buffers)} tensors per token, "
                 f"but got {len(tensors)}"
             )
-        for held, new in zip(self._held, tensors, strict=True):
-            B, K, _, D = held.shape
+        for buffer, new in zip(self._buffers, tensors, strict=True):
+            B, K, _, D = buffer.shape
             if (*new.shape[:2], new.shape[3]) != (B, K, D):
                 raise ValueError(
                     f"the cache holds B={B}, K={K}, D={D}, but got "
                     f"B={new.shape[0]}, K={new.shape[1]}, D={new.shape[3]}"
                 )
-            if (held.dtype, held.device) != (new.dtype, new.device):
+            if (buffer.dtype, buffer.device) != (new.dtype, new.device):
                 raise ValueError(
-                    f"the cache holds {held.dtype} on {held.device}, but got "
-                    f"{new.dtype} on {new.device}"
+                    f"the cache holds {buffer.dtype} on {buffer.device}, "
+                    f"but got {new.dtype} on {new.device}"
                 )
 
 
@@ -220,24 +222,26 @@ class KVCache(Cache):
         self._check(tensors)
         start, end = self.length, self.length + tensors[0].shape[2]
         self.check_room(end - start)
-        if not self._held:
+        if not self._buffers:
             # Made outside inference mode, they can be written to in any mode.
             with torch.inference_mode(False), torch.no_grad():
-                self._held = tuple(
+                self._buffers = tuple(
                     self._with_room(t[:, :, :0]) for t in tensors
                 )
-        for held, new in zip(self._held, tensors, strict=True):
-            held[:, :, start:end] = new
+        for buffer, new in zip(self._buffers, tensors, strict=True):
+            buffer[:, :, start:end] = new
         self.length = end
         return self.stored
 
-    def _with_room(self, tokens: Tensor, held: Tensor | None = None) -> Tensor:
+    def _with_room(
+        self, tokens: Tensor, buffer: Tensor | None = None
+    ) -> Tensor:
         B, K, T, D = tokens.shape
-        if held is None or len(held) != B:
+        if buffer is None or len(buffer) != B:
             room = (B, K, self.max_len, D)
-            held = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
-        held[:, :, :T] = tokens
-        return held
+            buffer = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
+        buffer[:, :, :T] = tokens
+        return buffer
 
 
 # --8<-- [end:preallocated]
@@ -262,7 +266,7 @@ class GrowingKVCache(Cache):
         self._check(tensors)
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
         with torch.no_grad():
-            self._held = tuple(
+            self._buffers = tuple(
                 torch.cat((old, new), dim=2)
                 for old, new in zip(before, tensors, strict=True)
             )

@@ -107,8 +107,8 @@ def text_of(module: str) -> str:
 
 def imported_by(module: str) -> list[str]:
     """The modules of the package that it imports from."""
-    found = (i.module for i in read(module).imports.values())
-    ours = (m.removeprefix(OURS) for m in found if m.startswith(OURS))
+    modules = (i.module for i in read(module).imports.values())
+    ours = (m.removeprefix(OURS) for m in modules if m.startswith(OURS))
     return list(dict.fromkeys(ours))
 
 
@@ -249,8 +249,8 @@ def public() -> dict[str, str]:
 
 def version() -> str:
     text = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
-    found = re.search(r'^__version__ = "(.+)"$', text, re.M)
-    return found[1] if found else "?"
+    match = re.search(r'^__version__ = "(.+)"$', text, re.M)
+    return match[1] if match else "?"
 
 
 def address() -> str:
@@ -258,20 +258,20 @@ def address() -> str:
     import importlib.metadata  # takes 20 ms
 
     try:
-        told = importlib.metadata.metadata("attnref").get_all("Project-URL")
+        lines = importlib.metadata.metadata("attnref").get_all("Project-URL")
     except importlib.metadata.PackageNotFoundError:
         return ""
-    urls = dict(url.split(", ", 1) for url in told or ())
+    urls = dict(url.split(", ", 1) for url in lines or ())
     return urls.get("Source") or urls.get("Homepage") or ""
 
 
 def files() -> dict[str, list[str]]:
     """`gqa`: the public names that its copy is made for, all but loop forms."""
-    found: dict[str, list[str]] = {}
+    stems: dict[str, list[str]] = {}
     for name, module in public().items():
         if not name.endswith("_loop"):
-            found.setdefault(module.rpartition(".")[2], []).append(name)
-    return found
+            stems.setdefault(module.rpartition(".")[2], []).append(name)
+    return stems
 
 
 def asked_for(words: Iterable[str]) -> list[str]:
@@ -286,7 +286,7 @@ def asked_for(words: Iterable[str]) -> list[str]:
     """
     stems, alone = files(), {name.lower(): [name] for name in public()}
     folders = {module.partition(".")[0] for module in public().values()}
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for word in filter(None, ",".join(words).split(",")):
         plain = word.strip().lower().replace("-", "_")
         *way, stem = re.split(r"[/.]", plain.removesuffix(".py"))
@@ -294,11 +294,11 @@ def asked_for(words: Iterable[str]) -> list[str]:
         file = plain.endswith(".py") or folders.intersection(way[-1:])
         known = alone | stems if file else stems | alone
         if stem not in known:
-            told = {n: n if n in stems else known[n][0] for n in known}
-            meant = hint(stem, told) or "; --list prints all names"
+            meanings = {n: n if n in stems else known[n][0] for n in known}
+            meant = hint(stem, meanings) or "; --list prints all names"
             raise ValueError(f"there is no {word!r}{meant}")
-        found |= dict.fromkeys(known[stem])
-    return list(found)
+        names |= dict.fromkeys(known[stem])
+    return list(names)
 
 
 def needed(names: Iterable[str], module: str = "") -> list[Definition]:
@@ -329,7 +329,7 @@ def needed(names: Iterable[str], module: str = "") -> list[Definition]:
 
 def with_imported(modules: Iterable[str]) -> list[str]:
     """These modules and all that they import, each after those it imports."""
-    found: list[str] = []
+    ordered: list[str] = []
     seen: set[str] = set()
 
     def visit(module: str) -> None:
@@ -337,11 +337,11 @@ def with_imported(modules: Iterable[str]) -> list[str]:
             seen.add(module)
             for imported in imported_by(module):
                 visit(imported)
-            found.append(module)
+            ordered.append(module)
 
     for module in modules:
         visit(module)
-    return found
+    return ordered
 
 
 def one_file(names: Iterable[str], address: str = "", module: str = "") -> str:
@@ -352,17 +352,17 @@ def one_file(names: Iterable[str], address: str = "", module: str = "") -> str:
     command makes a copy of them.
     """
     names = list(names)
-    found = needed(names, module)
+    definitions = needed(names, module)
     outside = {
         imported
-        for definition in found
+        for definition in definitions
         for local, imported in read(definition.module).imports.items()
         if local in definition.uses and not imported.module.startswith(OURS)
     }
-    there = _one_meaning_each(found, outside)
+    there = _one_meaning_each(definitions, outside)
     parts = dict.fromkeys(
         part
-        for d in found
+        for d in definitions
         for part in (
             _heading(d.module),
             _without_strange_examples(d.text, there),
@@ -375,22 +375,22 @@ def one_file(names: Iterable[str], address: str = "", module: str = "") -> str:
 
 
 def _header(names: list[str], address: str, command: str) -> str:
-    told = [
+    lines = [
         *_wrapped(f"{', '.join(names)}: one file that needs torch alone.", 77),
         "",
         f"Cut from attnref {version()}. {LICENCE}",
         *([f"Source: {address}"] if address else []),
         *_wrapped(command),
     ]
-    return '"""' + "\n".join(told) + '\n"""'
+    return '"""' + "\n".join(lines) + '\n"""'
 
 
 def _command(names: list[str]) -> str:
     words, left = [], dict.fromkeys(names)
-    for stem, held in files().items():
-        if {*held} <= left.keys():
+    for stem, own in files().items():
+        if {*own} <= left.keys():
             words.append(f"{stem}.py")
-            left = {name: None for name in left if name not in held}
+            left = {name: None for name in left if name not in own}
     return f"python -m attnref copy {' '.join([*words, *left])}"
 
 
@@ -406,17 +406,17 @@ def _wrapped(text: str, width: int = 80) -> list[str]:
 
 
 def _one_meaning_each(
-    found: list[Definition], outside: set[Import]
+    definitions: list[Definition], outside: set[Import]
 ) -> dict[str, str]:
     """Where each name of a copy comes from; one that would be two is refused,
     and one that would be found by code which means Python's own."""
     meant: dict[str, str] = {}
-    sources = [(d.name, f"attnref.{d.module}") for d in found]
+    sources = [(d.name, f"attnref.{d.module}") for d in definitions]
     sources += [(i.local, f"{i.module}.{i.name}") for i in sorted(outside)]
     for name, source in sources:
         if meant.setdefault(name, source) != source:
             raise ValueError(f"{name} is of {meant[name]} and of {source}")
-    for d in found:
+    for d in definitions:
         here = read(d.module)
         for name in d.uses - {*here.definitions, *here.imports}:
             if name in meant:
@@ -533,7 +533,7 @@ def listed() -> str:
         rows.append((name, _length([name]), source_of(module)))
     wide = max(len(word) for word, _, _ in rows)
     margin = " " * (wide + 9)
-    lines = (f"{word:{wide}}  {n:>5}  {told}" for word, n, told in rows)
+    lines = (f"{word:{wide}}  {n:>5}  {what}" for word, n, what in rows)
     return "\n".join(
         textwrap.fill(line, 80, subsequent_indent=margin) for line in lines
     )
@@ -543,29 +543,29 @@ def _length(names: list[str]) -> str:
     return str(len(one_file(names).splitlines()))
 
 
-def run(asked: argparse.Namespace) -> str:
-    if asked.list:
-        if asked.names:
+def run(options: argparse.Namespace) -> str:
+    if options.list:
+        if options.names:
             raise ValueError("--list takes no names: it prints all")
         return listed()
-    names = asked_for(asked.names)
+    names = asked_for(options.names)
     if not names:
         raise ValueError("pass one or more names; --list prints all")
-    if not asked.folder and asked.output in (None, "-"):
+    if not options.folder and options.output in (None, "-"):
         return one_file(names, address()).removesuffix("\n")
-    top = Path(asked.folder or asked.output)
-    if asked.folder:
+    top = Path(options.folder or options.output)
+    if options.folder:
         texts = {top / file: text for file, text in a_folder(names).items()}
-    elif asked.output.endswith("/") or top.is_dir():
-        raise ValueError(f"{asked.output} is a folder; pass it as --folder")
+    elif options.output.endswith("/") or top.is_dir():
+        raise ValueError(f"{options.output} is a folder; pass it as --folder")
     else:
         texts = {top: one_file(names, address())}
-    _check_room(texts, asked.force)
+    _check_room(texts, options.force)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
-    told = [f"{p}: {len(t.splitlines())} lines" for p, t in texts.items()]
-    return "\n".join([*told, *_noted(top, texts)])
+    lines = [f"{p}: {len(t.splitlines())} lines" for p, t in texts.items()]
+    return "\n".join([*lines, *_noted(top, texts)])
 
 
 def _check_room(texts: Iterable[Path], force: bool) -> None:

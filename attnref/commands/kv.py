@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -93,32 +93,47 @@ def a_scale(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def describe(group: Group) -> str:
+# What `describe` says, but for what other words of the caller replace.
+WORDS = {
+    "by": " x ",
+    "states": "recurrent, {} states of {}",
+    "nope": ", NoPE",
+    "shared": "one K=V of {}",
+    "entries": ", compressed {}:1",
+    "heads": ", heads of {}",
+    "and": " and ",
+    "chunk": ", chunks of {}",
+    "window": ", window {}",
+    "index": ", index key {}",
+}
+
+
+def describe(group: Group, words: Mapping[str, str] = WORDS) -> str:
     """What kind of layers a group has, in a few words."""
     if isinstance(group, Recurrent):
-        matrix = f"{group.key_dim} x {group.value_dim}"
-        return f"recurrent, {group.state_heads} states of {matrix}"
+        matrix = f"{group.key_dim}{words['by']}{group.value_dim}"
+        return words["states"].format(group.state_heads, matrix)
     if isinstance(group, Mla):
-        words = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
-        words += "" if group.rotated else ", NoPE"
+        what = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
+        what += "" if group.rotated else words["nope"]
     elif isinstance(group, Compressed):
-        words = f"one K=V of {group.dim}, window {group.sliding_window:,}"
+        what = words["shared"].format(group.dim)
+        what += words["window"].format(f"{group.sliding_window:,}")
         if group.ratio is not None:
-            words += f", compressed {group.ratio}:1"
+            what += words["entries"].format(group.ratio)
     else:
-        words = f"{group.variant} {group.q_heads or '?'}/{group.kv_heads}"
-        width = f"{group.head_dim}"
-        if group.v_head_dim != group.head_dim:
-            width += f" and {group.v_head_dim}"
-        words += f", heads of {width}"
-        if isinstance(group, Chunked):
-            words += f", chunks of {group.chunk:,}"
-        elif group.window is not None:
-            words += f", window {group.window:,}"
-    return words + (f", index key {group.index_dim}" if group.index_dim else "")
+        widths = dict.fromkeys((group.head_dim, group.v_head_dim))
+        what = f"{group.variant} {group.q_heads or '?'}/{group.kv_heads}"
+        what += words["heads"].format(words["and"].join(map(str, widths)))
+        if group.window is not None:
+            name = "chunk" if isinstance(group, Chunked) else "window"
+            what += words[name].format(f"{group.window:,}")
+    if group.index_dim:
+        what += words["index"].format(group.index_dim)
+    return what
 
 
-def exact(n: Fraction) -> int | float:
+def number(n: Fraction) -> int | float:
     return n.numerator if n.denominator == 1 else float(n)
 
 
@@ -150,15 +165,15 @@ def result(
             {
                 "layers": group.layers,
                 "kind": describe(group),
-                "token_bytes_per_layer": exact(
+                "token_bytes_per_layer": number(
                     token_bytes(group, storage, ranks=ranks).first
                 ),
             }
             for group in model.groups
         ],
         "token_bytes": {
-            "first": exact(added.first),
-            "later": exact(added.later),
+            "first": number(added.first),
+            "later": number(added.later),
         },
         "state_bytes": state_bytes(model, ranks=ranks),
         "kv_bytes": kept,

@@ -8,7 +8,6 @@ import operator
 
 # --8<-- [start:layer]
 def check_layer(
-    *,
     d_model: int,
     n_heads: int,
     n_kv_heads: int,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnref.core.checks import check_sizes
 from attnref.core.masks import Mask, part_of
-from attnref.core.sdpa import check_attention, exact
+from attnref.core.sdpa import check_attention, without_autocast
 
 # --8<-- [end:imports]
 
@@ -183,8 +183,8 @@ class _How(NamedTuple):
             return weights
         number = tile.rows.start * self.tiles.S + tile.columns.start
         g = torch.Generator(weights.device).manual_seed(self.seed + number)
-        kept = torch.rand(weights.shape, generator=g, device=weights.device)
-        return weights * (kept >= self.dropout) / (1 - self.dropout)
+        drawn = torch.rand(weights.shape, generator=g, device=weights.device)
+        return weights * (drawn >= self.dropout) / (1 - self.dropout)
 
 
 class _Flash(torch.autograd.Function):
@@ -192,7 +192,7 @@ class _Flash(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How
     ) -> tuple[Tensor, Tensor]:
-        with exact(q.device):
+        with without_autocast(q.device):
             out, lse = _forward(q, k, v, how)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.how = how
@@ -221,7 +221,7 @@ class _Gradients(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         mixed = d_out.to(lse.dtype) * out.to(lse.dtype)
         delta = mixed.sum(-1, keepdim=True) - d_lse
-        with exact(q.device):
+        with without_autocast(q.device):
             return _backward(q, k, v, lse, delta, d_out, how)
 
     @staticmethod

@@ -90,16 +90,16 @@ class _Kernel:
         if compiled:
             self.attention = torch.compile(self.plain)
 
-    def __call__(self, *given: Tensor, **told: Any) -> Tensor:
+    def __call__(self, *inputs: Tensor, **options: Any) -> Tensor:
         try:
-            out: Tensor = self.attention(*given, **told)
+            out: Tensor = self.attention(*inputs, **options)
         except self.failed as error:
             if not self.fixed:
                 # On a CPU, PyTorch 2.13 compiles some rules for fixed sizes
                 # only: from now on, each length is compiled by itself.
                 self.fixed = True
                 self.attention = torch.compile(self.plain, dynamic=False)
-                return self(*given, **told)
+                return self(*inputs, **options)
             cause = str(error.inner_exception).partition("\n")[0]
             raise RuntimeError(
                 f"PyTorch cannot compile flex_attention here: {cause}; it "

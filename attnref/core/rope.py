@@ -184,7 +184,7 @@ def rotate(
         return q, k
     B, H, T, D = q.shape
     if positions is None:
-        cos, sin = _kept(q, past, theta, yarn)
+        cos, sin = _tables(q, past, theta, yarn)
     elif all(positions.shape != s for s in ((T,), (1, T), (B, T))):
         raise ValueError(
             f"positions has shape {tuple(positions.shape)}; {B} rows of {T} "
@@ -200,10 +200,10 @@ def rotate(
     return q, apply_rope(k, cos, sin, layout=layout)
 
 
-def _kept(
+def _tables(
     q: Tensor, past: int, theta: float, yarn: Yarn | None
 ) -> tuple[Tensor, Tensor]:
-    """The tables of the tokens after `past`: rows of longer ones, if kept."""
+    """The tables of the tokens after `past`: rows of longer, stored ones."""
     T, D = q.shape[2:]
     end = past + T
     # A compiler or a tracer may give tensors that mean nothing after it.
@@ -213,12 +213,12 @@ def _kept(
         return rope_table(positions, D, theta=theta, yarn=yarn)
     size = 1 << max(8, (end - 1).bit_length())  # 256, 512, 1024, ...
     wide = torch.promote_types(q.dtype, torch.float32)
-    cos, sin = _first(size, D, theta, yarn, q.device, wide)
+    cos, sin = _first_tables(size, D, theta, yarn, q.device, wide)
     return cos[past:end], sin[past:end]
 
 
 @lru_cache(maxsize=4)
-def _first(
+def _first_tables(
     size: int,
     dim: int,
     theta: float,

@@ -138,14 +138,14 @@ def _scores(rows: Tensor, k: Tensor, T: int) -> Tensor:
         and (T == 1 or not torch.compiler.is_compiling())
         and rows.shape[2] <= 8
     )
-    found = []
+    pieces = []
     for part in _widened(k, rows):
         if few:  # the large matrix first: it is read as it lies in memory
-            found.append(_matmul(part, rows.mT).mT)
+            pieces.append(_matmul(part, rows.mT).mT)
         else:
-            found.append(_matmul(rows, part.mT))
+            pieces.append(_matmul(rows, part.mT))
     # Softmax wants the scores of a row side by side.
-    return found[0].contiguous() if len(found) == 1 else torch.cat(found, -1)
+    return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces, -1)
 
 
 def _mixed(rows: Tensor, v: Tensor) -> Tensor:
@@ -185,11 +185,11 @@ def _parts(x: Tensor, rows: Tensor) -> Sequence[Tensor]:
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    with exact(a.device):
+    with without_autocast(a.device):
         return a @ b
 
 
-def exact(device: torch.device) -> AbstractContextManager[object]:
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Without autocast, which would round the float32 scores to half again."""
     kind = device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):

@@ -82,16 +82,10 @@ class GroupedQueryAttention(nn.Module):
         attend: Attend = sdpa,
     ) -> None:
         super().__init__()
-        self.attend = attend
         self.d_model, self.n_heads = d_model, n_heads
-        self.n_kv_heads = n_kv_heads
+        self.n_kv_heads, self.attend = n_kv_heads, attend
         self.head_dim = check_layer(
-            d_model=d_model,
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            dropout=dropout,
-            rope_theta=rope_theta,
+            d_model, n_heads, n_kv_heads, head_dim, dropout, rope_theta
         )
         self.dropout, self.causal, self.rope_theta = dropout, causal, rope_theta
         q_width, kv_width = n_heads * self.head_dim, n_kv_heads * self.head_dim

@@ -144,14 +144,12 @@ MISTAKES = (
             Lines(
                 module="layers.gqa",
                 right="""
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-            dropout=dropout,
+            d_model, n_heads, n_kv_heads, head_dim, dropout, rope_theta
+        )
 """,
                 wrong="""
-            n_kv_heads=n_kv_heads,
-            head_dim=None,  # d_model // n_heads
-            dropout=dropout,
+            d_model, n_heads, n_kv_heads, None, dropout, rope_theta
+        )  # d_model // n_heads
 """,
             ),
         ),

@@ -209,16 +209,16 @@ MISTAKES = (
 """,
                 wrong="""
         self.length = end
-        return self._held
+        return self._buffers
 """,
             ),
             Lines(
                 module="caches.kv_cache",
                 right="""
-            held = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
+            buffer = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
 """,
                 wrong="""
-            held = torch.zeros(room, dtype=tokens.dtype, device=tokens.device)
+            buffer = torch.zeros(room, dtype=tokens.dtype, device=tokens.device)
 """,
             ),
         ),
@@ -256,8 +256,8 @@ MISTAKES = (
             Lines(
                 module="caches.kv_cache",
                 right="""
-        for held, new in zip(self._held, tensors, strict=True):
-            held[:, :, start:end] = new
+        for buffer, new in zip(self._buffers, tensors, strict=True):
+            buffer[:, :, start:end] = new
         self.length = end
         return self.stored
 """,
@@ -265,18 +265,18 @@ MISTAKES = (
         self.length = end
         if not start:  # prefill: there is no past to read
             return tensors
-        for held, new in zip(self._held, tensors, strict=True):
-            held[:, :, start:end] = new
+        for buffer, new in zip(self._buffers, tensors, strict=True):
+            buffer[:, :, start:end] = new
         return self.stored
 """,
             ),
             Lines(
                 module="caches.kv_cache",
                 right="""
-            held = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
+            buffer = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
 """,
                 wrong="""
-            held = torch.zeros(room, dtype=tokens.dtype, device=tokens.device)
+            buffer = torch.zeros(room, dtype=tokens.dtype, device=tokens.device)
 """,
             ),
         ),
@@ -367,7 +367,7 @@ MISTAKES = (
         self._check(tensors)
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
         with torch.no_grad():
-            self._held = tuple(
+            self._buffers = tuple(
                 torch.cat((old, new), dim=2)
                 for old, new in zip(before, tensors, strict=True)
             )
@@ -379,7 +379,7 @@ MISTAKES = (
         tensors = tuple(t.transpose(0, 1).flatten(1, 2)[None] for t in tensors)
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
         with torch.no_grad():
-            self._held = tuple(
+            self._buffers = tuple(
                 torch.cat((old, new), dim=2)
                 for old, new in zip(before, tensors, strict=True)
             )
@@ -514,11 +514,11 @@ MISTAKES = (
             Lines(
                 module="caches.kv_cache",
                 right="""
-        self._held, self.length = (), 0
+        self._buffers, self.length = (), 0
 """,
                 wrong="""
-        for held in self._held:
-            held.zero_()
+        for buffer in self._buffers:
+            buffer.zero_()
 """,
             ),
         ),
@@ -569,14 +569,14 @@ MISTAKES = (
                 right="""
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
         with torch.no_grad():
-            self._held = tuple(
+            self._buffers = tuple(
                 torch.cat((old, new), dim=2)
                 for old, new in zip(before, tensors, strict=True)
             )
 """,
                 wrong="""
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
-        self._held = tuple(
+        self._buffers = tuple(
             torch.cat((old, new), dim=2)
             for old, new in zip(before, tensors, strict=True)
         )
@@ -828,19 +828,19 @@ MISTAKES = (
             Lines(
                 module="caches.kv_cache",
                 right="""
-            held = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
+            buffer = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
 """,
                 wrong="""
-            held = torch.empty(room, device=tokens.device)
+            buffer = torch.empty(room, device=tokens.device)
 """,
             ),
             Lines(
                 module="caches.kv_cache",
                 right="""
-            if (held.dtype, held.device) != (new.dtype, new.device):
+            if (buffer.dtype, buffer.device) != (new.dtype, new.device):
 """,
                 wrong="""
-            if held.device != new.device:
+            if buffer.device != new.device:
 """,
             ),
         ),

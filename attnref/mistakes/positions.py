@@ -218,10 +218,10 @@ MISTAKES = (
             Lines(
                 module="core.rope",
                 right="""
-        cos, sin = _kept(q, past, theta, yarn)
+        cos, sin = _tables(q, past, theta, yarn)
 """,
                 wrong="""
-        cos, sin = _kept(q, 0, theta, yarn)
+        cos, sin = _tables(q, 0, theta, yarn)
 """,
             ),
         ),
@@ -254,12 +254,12 @@ MISTAKES = (
             Lines(
                 module="core.rope",
                 right="""
-        cos, sin = _kept(q, past, theta, yarn)
+        cos, sin = _tables(q, past, theta, yarn)
 """,
                 wrong="""
         if past:
             past = past + 1  # the new token is counted already
-        cos, sin = _kept(q, past, theta, yarn)
+        cos, sin = _tables(q, past, theta, yarn)
 """,
             ),
         ),

@@ -696,13 +696,13 @@ MISTAKES = (
                 module="core.sdpa",
                 right="""
         if few:  # the large matrix first: it is read as it lies in memory
-            found.append(_matmul(part, rows.mT).mT)
+            pieces.append(_matmul(part, rows.mT).mT)
         else:
-            found.append(_matmul(rows, part.mT))
+            pieces.append(_matmul(rows, part.mT))
 """,
                 wrong="""
         B, K, S, D = part.shape
-        found.append(_matmul(rows, part.reshape(B, K, D, S)))
+        pieces.append(_matmul(rows, part.reshape(B, K, D, S)))
 """,
             ),
         ),

@@ -169,9 +169,9 @@ def sampled(
     def pick(scores: Tensor) -> Tensor:
         scores = scores.float() / temperature
         if top_k is not None:
-            kept, tokens = scores.topk(min(top_k, scores.shape[1]))
+            largest, tokens = scores.topk(min(top_k, scores.shape[1]))
             scores = torch.full_like(scores, -torch.inf)
-            scores = scores.scatter(1, tokens, kept)
+            scores = scores.scatter(1, tokens, largest)
         weights = scores.softmax(dim=-1)
         if top_p is not None:
             ordered, order = weights.sort(dim=-1, descending=True)
@@ -222,9 +222,9 @@ def greedy(
     ended = torch.zeros_like(prompt[:, 0], dtype=torch.bool)
     valid = _valid(valid, prompt)
     given = caches if isinstance(caches, Sequence) else ()
-    if held := max((getattr(cache, "length", 0) for cache in given), default=0):
+    if past := max((getattr(cache, "length", 0) for cache in given), default=0):
         raise ValueError(
-            f"caches hold {held} tokens of an earlier call: reset() each, or "
+            f"caches hold {past} tokens of an earlier call: reset() each, or "
             "pass new ones"
         )
     new = tokens = prompt

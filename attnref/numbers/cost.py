@@ -69,6 +69,14 @@ def _heads(
     return K, D
 
 
+def _biases(
+    q_width: int, kv_width: int, d_model: int, bias: bool, o_bias: bool | None
+) -> int:
+    """Elements of the biases of all four projections."""
+    inner = q_width + 2 * kv_width if bias else 0
+    return inner + (d_model if (bias if o_bias is None else o_bias) else 0)
+
+
 # --8<-- [end:cost]
 
 
@@ -99,8 +107,7 @@ def attention_cost(
     K, D = _heads(d_model, n_heads, n_kv_heads, head_dim)
     q_width, kv_width, S = n_heads * D, K * D, past + new
     weights = 2 * d_model * q_width + 2 * d_model * kv_width
-    biases = q_width + 2 * kv_width if bias else 0
-    biases += d_model if (bias if o_bias is None else o_bias) else 0
+    biases = _biases(q_width, kv_width, d_model, bias, o_bias)
     product = 2 * batch * n_heads * new * S * D
     return Cost(
         parameters=weights + biases,
@@ -139,8 +146,7 @@ def cross_cost(
     q_width, kv_width = n_heads * D, K * D
     own = 2 * d_model * q_width
     theirs = 2 * width * kv_width
-    biases = q_width + 2 * kv_width if bias else 0
-    biases += d_model if (bias if o_bias is None else o_bias) else 0
+    biases = _biases(q_width, kv_width, d_model, bias, o_bias)
     product = 2 * batch * n_heads * new * context * D
     read = 0 if cached else context
     return Cost(

@@ -143,12 +143,14 @@ class Compressed:
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        kept = [Store("kv", 1, (self.dim,), self.sliding_window)]
+        stores = [Store("kv", 1, (self.dim,), self.sliding_window)]
         if self.ratio is not None:
-            kept.append(Store("kv", 1, (self.dim,), None, self.ratio))
+            stores.append(Store("kv", 1, (self.dim,), None, self.ratio))
         if self.ratio is not None and self.index_dim:
-            kept.append(Store("index", 1, (self.index_dim,), None, self.ratio))
-        return tuple(kept)
+            stores.append(
+                Store("index", 1, (self.index_dim,), None, self.ratio)
+            )
+        return tuple(stores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,13 +380,13 @@ def read(text: str) -> dict[str, Model]:
     makers = {*file.list_of("makers")}
     if not makers <= {*places}:
         raise file.wrong(f"makers: {min(makers - {*places})!r} is not a place")
-    found: dict[str, Model] = {}
+    listed: dict[str, Model] = {}
     for record in file.list_of("models"):
         model = _model(record, places, makers)
-        if model.id in found:
+        if model.id in listed:
             raise ValueError(f"specs.json: {model.id} is listed twice")
-        found[model.id] = model
-    return found
+        listed[model.id] = model
+    return listed
 
 
 @cache
@@ -404,11 +406,11 @@ def _plain(text: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", text.lower())
 
 
-def near(asked: str, known: Mapping[str, str]) -> list[str]:
-    """What `asked` may have meant, best first: values of `known`, by texts.
+def near(name: str, known: Mapping[str, str]) -> list[str]:
+    """What `name` may have meant, best first: values of `known`, by texts.
 
     A text that is the same but for case and separators is what was meant. Else
-    it is those that contain all words of `asked`, or that it contains, such as
+    it is those that contain all words of `name`, or that it contains, such as
     `"org/Model-7B-Instruct"`; else those that are spelled most like it.
 
     Examples:
@@ -419,8 +421,8 @@ def near(asked: str, known: Mapping[str, str]) -> list[str]:
         (['llama-3.1-8b', 'llama-2-7b'], [])
     """
 
-    short = _plain(asked)
-    words = list(filter(None, map(_plain, re.split(r"[\s/_-]", asked))))
+    short = _plain(name)
+    words = list(filter(None, map(_plain, re.split(r"[\s/_-]", name))))
     same: dict[str, float] = {}
     within: dict[str, float] = {}
     spelled: dict[str, float] = {}
@@ -441,9 +443,9 @@ def near(asked: str, known: Mapping[str, str]) -> list[str]:
     return sorted(best, key=lambda key: -best[key])[:many] if short else []
 
 
-def hint(asked: str, known: Mapping[str, str]) -> str:
+def hint(name: str, known: Mapping[str, str]) -> str:
     """The end of an error message: what may have been meant, if anything."""
-    meant = ", ".join(near(asked, known))
+    meant = ", ".join(near(name, known))
     return f"; did you mean {meant}?" if meant else ""
 
 
@@ -467,8 +469,8 @@ def find_model(id: str) -> Model:
         return known[id]
     whole, called = str(id), {m.name: m.id for m in known.values()}
     called |= {id: id for id in known}
-    asked = {_plain(whole), _plain(whole.rpartition("/")[2])}
-    meant = {called[text] for text in called if _plain(text) in asked}
+    spellings = {_plain(whole), _plain(whole.rpartition("/")[2])}
+    meant = {called[text] for text in called if _plain(text) in spellings}
     if len(meant) != 1:
         raise ValueError(f"there is no model {id!r}{hint(whole, called)}")
     return known[meant.pop()]

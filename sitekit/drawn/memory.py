@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from attnref.commands.kv import CONTEXTS
+from attnref.commands.kv import CONTEXTS, describe
 from attnref.numbers import kv_memory, specs
 from attnref.numbers.kv_memory import DTYPES, Storage, growth, kv_bytes, size
 from attnref.numbers.specs import Full, Group, Mla, Model, find_model
@@ -177,28 +177,8 @@ def kinds_of(model: Model) -> list[str]:
 
 def _described(group: Group, words: Words) -> str:
     """`52 × GQA 32/16 · 128, window 1,024`, in the page's words."""
-    if isinstance(group, specs.Recurrent):
-        matrix = f"{group.key_dim} × {group.value_dim}"
-        states = words["states"].format(group.state_heads, matrix)
-        return f"{group.layers} × {states}"
-    if isinstance(group, Mla):
-        what = f"MLA {group.kv_lora_rank} + {group.qk_rope_head_dim}"
-        what += "" if group.rotated else words["nope"]
-    elif isinstance(group, specs.Compressed):
-        what = words["shared"].format(group.dim)
-        what += words["window"].format(f"{group.sliding_window:,}")
-        if group.ratio is not None:
-            what += words["entries"].format(group.ratio)
-    else:
-        widths = dict.fromkeys((group.head_dim, group.v_head_dim))
-        what = f"{group.variant} {group.q_heads or '?'}/{group.kv_heads} · "
-        what += "/".join(map(str, widths))
-        if group.window is not None:
-            name = "chunk" if isinstance(group, specs.Chunked) else "window"
-            what += words[name].format(f"{group.window:,}")
-    if any(store.role == "index" for store in group.stores):
-        what += words["index"].format(group.index_dim)
-    return f"{group.layers} × {what}"
+    short = {"by": " × ", "heads": " · {}", "and": "/"}
+    return f"{group.layers} × {describe(group, {**short, **words})}"
 
 
 def _row(model: Model, words: Words) -> Row:

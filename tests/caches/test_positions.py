@@ -105,7 +105,7 @@ class Ring(Cache):
 
     @property
     def stored(self):
-        return self._held
+        return self._buffers
 
     def positions(self, new, device):
         if new == 1:
@@ -126,28 +126,28 @@ class Ring(Cache):
         new, start = tensors[0].shape[2], self.length
         end, device = start + new, tensors[0].device
         with torch.inference_mode(False), torch.no_grad():
-            if not self._held:
+            if not self._buffers:
                 B, K = tensors[0].shape[:2]
-                self._held = tuple(
+                self._buffers = tuple(
                     t.new_zeros(B, K, self.first + self.size, t.shape[3])
                     for t in tensors
                 )
             longer = tuple(
                 torch.cat(pair, dim=2)
-                for pair in zip(self._held, tensors, strict=True)
+                for pair in zip(self._buffers, tensors, strict=True)
                 if new != 1
             )
             p = torch.arange(start, end, device=device)
-            for held, t in zip(self._held, tensors, strict=True):
+            for buffer, t in zip(self._buffers, tensors, strict=True):
                 if start < self.first:
-                    held[:, :, start : min(end, self.first)] = t[
+                    buffer[:, :, start : min(end, self.first)] = t[
                         :, :, : max(0, min(end, self.first) - start)
                     ]
                 since = max(end - self.size, self.first, start) - start
                 slots = self.first + (p[since:] - self.first) % self.size
-                held.index_copy_(2, slots, t[:, :, since:])
+                buffer.index_copy_(2, slots, t[:, :, since:])
         self.length, self.lost = end, max(self.lost, end - self.size)
-        return longer or self._held
+        return longer or self._buffers
 
     def crop(self, length):
         if self.lost > self.first and 0 <= length < self.lost:
@@ -172,7 +172,7 @@ class ChunkCache(Cache):
 
     @property
     def stored(self):
-        return self._held
+        return self._buffers
 
     def positions(self, new, device):
         start = self.length - self.length % self.size
@@ -180,13 +180,13 @@ class ChunkCache(Cache):
 
     def append(self, *tensors):
         self._check(tensors)
-        before = self._held or tuple(t[:, :, :0] for t in tensors)
+        before = self._buffers or tuple(t[:, :, :0] for t in tensors)
         both = tuple(
             torch.cat(pair, dim=2) for pair in zip(before, tensors, strict=True)
         )
         self.length += tensors[0].shape[2]
         full = both[0].shape[2] - self.length % self.size
-        self._held = tuple(t[:, :, full:].clone() for t in both)
+        self._buffers = tuple(t[:, :, full:].clone() for t in both)
         return both
 
     def crop(self, length):
@@ -194,7 +194,7 @@ class ChunkCache(Cache):
         if 0 <= length < start:
             raise ValueError(f"crop to {length}, kept from {start} on")
         super().crop(length)
-        self._held = tuple(t[:, :, : length - start] for t in self._held)
+        self._buffers = tuple(t[:, :, : length - start] for t in self._buffers)
 
 
 class Backwards(Cache):
@@ -208,17 +208,17 @@ class Backwards(Cache):
     def append(self, *tensors):
         self._check(tensors)
         before = self.stored or tuple(t[:, :, :0] for t in tensors)
-        self._held = tuple(
+        self._buffers = tuple(
             torch.cat((t.flip(2), old), dim=2)
             for t, old in zip(tensors, before, strict=True)
         )
         self.length += tensors[0].shape[2]
-        return self._held
+        return self._buffers
 
     def crop(self, length):
         dropped = self.length - length
         super().crop(length)
-        self._held = tuple(t[:, :, dropped:] for t in self._held)
+        self._buffers = tuple(t[:, :, dropped:] for t in self._buffers)
 
 
 def oracle(rule, T):
