@@ -40,7 +40,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -53,6 +53,8 @@ ROOT = Path.cwd()
 PACKAGE = ROOT / "attnref"
 # What other folders hold is faults themselves, or commands.
 FOLDERS = ("core", "caches", "layers", "models", "numbers")
+# Tests that read the package, or run it in other processes.
+READERS = {"test_install", "test_layering", "test_public", "test_mutants"}
 OURS = {"attnref", "sitekit", "tests", "benchmarks", "conftest"}
 
 SWAPS: dict[type[ast.AST], str] = {
@@ -163,6 +165,10 @@ class Planter:
                     and isinstance(child.targets[0], ast.Name)
                     and child.targets[0].id.startswith("__")
                 )
+                if isinstance(child, ast.FunctionDef) and (
+                    ast.unparse(child.body[-1]) == "..."  # a protocol's
+                ):
+                    continue
                 if isinstance(child, ast.Raise):
                     yield child
                 elif not (text or dunder) and not isinstance(
@@ -643,16 +649,20 @@ def modules() -> list[Path]:
     ]
 
 
-def test_files() -> list[str]:
-    """Of the same folders and the laws, if they import the package, and the
-    package's own examples."""
+def test_files(folders: Iterable[str] = (*FOLDERS, "laws")) -> list[str]:
+    """Those that import the package, and the package's own examples."""
     files = [
         path
-        for folder in (*FOLDERS, "laws")
+        for folder in folders
         for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
         if re.search("(?m)^(from|import) attnref", path.read_text("utf-8"))
+        and path.stem not in READERS
     ]
-    files += [p for p in modules() if ">>>" in p.read_text(encoding="utf-8")]
+    files += [
+        path
+        for path in modules()
+        if path.parent.name in folders and ">>>" in path.read_text("utf-8")
+    ]
     return [str(p.relative_to(ROOT)) for p in files]
 
 
@@ -667,19 +677,20 @@ def end_after(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def recorded(items: list[Any]) -> tuple[dict[str, Reached], set[str]]:
-    """What each test reaches, and which fail as the package is."""
+def recorded(items: list[Any]) -> tuple[dict[str, Reached], dict[str, str]]:
+    """What each test reaches, and why some fail as the package is."""
     tests: dict[str, Reached] = {}
-    failed = set()
+    failed = {}
     for item, following in pairwise([*items, None]):
         forget()
         tracer = Tracer()
         began = time.process_time()
         sys.settrace(tracer.called)
-        good = passes(item, following)
+        why = failure(item, following)
         sys.settrace(None)
         took = time.process_time() - began
-        if not good and passes(item, following):
+        forget()
+        if why and not (why := failure(item, following)):
             # Some compilers refuse to be traced: then all of its module.
             stem = item.path.stem.removeprefix("test_")
             tracer.lines |= {
@@ -687,9 +698,8 @@ def recorded(items: list[Any]) -> tuple[dict[str, Reached], set[str]]:
                 for path in modules()
                 if path.stem == stem
             }
-            good = True
-        if not good:
-            failed.add(item.nodeid)
+        if why:
+            failed[item.nodeid] = why
         tests[item.nodeid] = Reached(took, tracer.lines)
     return tests, failed
 
@@ -714,9 +724,12 @@ class Tracer:
         return line(frame, event, arg)
 
 
-def passes(item: Any, following: Any) -> bool:
-    reports = runtestprotocol(item, log=False, nextitem=following)
-    return not any(report.failed for report in reports)
+def failure(item: Any, following: Any) -> str:
+    """The last line of what pytest says of it; none if it passes."""
+    for report in runtestprotocol(item, log=False, nextitem=following):
+        if report.failed:
+            return report.longreprtext.rstrip().rpartition("\n")[2] or "fails"
+    return ""
 
 
 def forget() -> None:
@@ -748,8 +761,10 @@ def remembered(file: str) -> Path:
 class Run:
     """All mutants of one run."""
 
-    def __init__(self, mutants: list[Mutant], jobs: int) -> None:
-        self.mutants = mutants
+    def __init__(
+        self, mutants: list[Mutant], jobs: int, seconds: float
+    ) -> None:
+        self.mutants, self.seconds = mutants, seconds
         self.pool = Pool(jobs)
         self.tests: dict[str, Reached] = {}
         self.kills: Counter[str] = Counter()
@@ -785,10 +800,10 @@ class Run:
             remembered(file).write_bytes(pickle.dumps(result))
             self.add(result)
 
-    def add(self, result: tuple[dict[str, Reached], set[str]]) -> None:
+    def add(self, result: tuple[dict[str, Reached], dict[str, str]]) -> None:
         tests, failed = result
-        if failed:
-            print(f"left out, they fail as it is: {sorted(failed)}")
+        for name in failed:
+            print(f"left out, it fails as it is: {name}: {failed[name]}")
         self.tests |= {k: v for k, v in tests.items() if k not in failed}
 
     def reaching(self, mutant: Mutant) -> list[str]:
@@ -814,6 +829,14 @@ class Run:
 
         return sorted(names, key=rank)
 
+    def affordable(self, names: list[str]) -> list[str]:
+        """The first of them, with so much work in all."""
+        sums = accumulate(self.tests[name].seconds for name in names)
+        pairs = zip(names, sums, strict=True)
+        return [
+            n for i, (n, s) in enumerate(pairs) if s < self.seconds or not i
+        ]
+
     def met(self, mutant: Mutant, names: list[str]) -> str:
         """Which test fails, or none; in a process of its own."""
         # Endless memory ends the process, as endless loops do.
@@ -831,7 +854,7 @@ class Run:
         for name, following in pairwise([*names, None]):
             end_after(limit(self.tests[name].seconds))
             next_item = self.items[following] if following else None
-            if not passes(self.items[name], next_item):
+            if failure(self.items[name], next_item):
                 return name
         return ""
 
@@ -851,18 +874,20 @@ class Run:
                 return chosen.failed or f"{file} at its import"
         return ""
 
-    def tasks(self) -> Iterator[tuple[Mutant, Callable[[], str]]]:
+    def tasks(self) -> Iterator[tuple[Any, Callable[[], str]]]:
         for mutant in self.mutants:
             names = self.reaching(mutant)
+            some = self.affordable(names)
             if names:
-                yield mutant, functools.partial(self.met, mutant, names)
+                what = mutant, f"{len(some)} of {len(names)} tests"
+                yield what, functools.partial(self.met, mutant, some)
             else:
                 self.note(mutant, "survived", "no test reaches it")
 
     def meet(self) -> None:
         self.total = 0.0
         self.begun = time.monotonic()
-        for mutant, result, seconds in self.pool.over(self.tasks()):
+        for (mutant, tests), result, seconds in self.pool.over(self.tasks()):
             self.total += seconds
             if result:
                 self.kills[result] += 1
@@ -872,7 +897,7 @@ class Run:
                 how = f"or a crash ({seconds:.1f} s)"
                 self.note(mutant, "timeout", how)
             else:
-                self.note(mutant, "survived", f"({seconds:.1f} s)")
+                self.note(mutant, "survived", f"{tests} ({seconds:.1f} s)")
 
     def note(self, mutant: Mutant, end: str, how: str) -> None:
         self.ends.setdefault(mutant.path, Counter())[end] += 1
@@ -909,6 +934,10 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="core, cost, or cost:131,masks"
     )
+    parser.add_argument("--tests", help="of which folders: core,laws")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="of tests for a mutant"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
 
@@ -932,9 +961,10 @@ def main() -> None:
         sys.exit(f"no mutant is in {options.only!r}")
     print(f"{len(mutants)} are planted (seed {options.seed})", flush=True)
 
-    files = test_files()
+    folders = options.tests.split(",") if options.tests else []
+    files = test_files(*[folders] * bool(folders))
     warm_up([*map(Path, files), *modules()])
-    run = Run(mutants, options.jobs)
+    run = Run(mutants, options.jobs, options.seconds)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(run.pool.folder / "x")
     print(f"the tests of {len(files)} files are collected", flush=True)
     end = pytest.main([*OPTIONS, *QUIET, *files], plugins=[run.plugin])

@@ -1,5 +1,6 @@
 import re
 import statistics
+import sys
 import time
 import weakref
 from collections import Counter
@@ -452,6 +453,27 @@ def test_a_compiled_decode_step_multiplies_in_the_same_order():
     compiled = torch.compile(sdpa, backend="eager", fullgraph=True)
     # Bit by bit: the other order rounds in other places.
     assert torch.equal(compiled(q, k, v), sdpa(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "rows, device, first",
+    [(1, "cpu", S), (8, "cpu", S), (9, "cpu", 9), (8, "meta", 8)],
+)
+def test_for_few_rows_the_keys_are_read_as_they_lie(
+    rows, device, first, monkeypatch
+):
+    shapes = []
+    module = sys.modules["attnref.core.sdpa"]
+    matmul = module._matmul
+
+    def counted(a, b):
+        shapes.append(a.shape[2])
+        return matmul(a, b)
+
+    monkeypatch.setattr(module, "_matmul", counted)
+    q, k, _ = qkv(torch.float32, H=1, K=1, T=rows)
+    weights = attention_weights(q.to(device), k.to(device))
+    assert shapes == [first] and weights.is_contiguous()
 
 
 @pytest.mark.parametrize(
