@@ -47,7 +47,6 @@ from typing import Any, NamedTuple
 
 import hypothesis
 import pytest
-from _pytest.runner import runtestprotocol
 
 ROOT = Path.cwd()
 PACKAGE = ROOT / "attnref"
@@ -726,10 +725,19 @@ class Tracer:
 
 def failure(item: Any, following: Any) -> str:
     """The last line of what pytest says of it; none if it passes."""
-    for report in runtestprotocol(item, log=False, nextitem=following):
-        if report.failed:
-            return report.longreprtext.rstrip().rpartition("\n")[2] or "fails"
-    return ""
+    reports: list[str] = []
+
+    class Reports:
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed:
+                reports.append(report.longreprtext.rstrip() or "fails")
+
+    plugins = item.config.pluginmanager
+    name = plugins.register(Reports())
+    # With all that stands around a test, such as its filters of warnings.
+    item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+    plugins.unregister(name=name)
+    return reports[0].rpartition("\n")[2] if reports else ""
 
 
 def forget() -> None:

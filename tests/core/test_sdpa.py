@@ -213,10 +213,40 @@ def test_a_cache_in_half_precision_is_widened_in_parts():
     theirs = torch_sdpa(*wide, mask)
     ours = sdpa(q, k, v, mask)
     assert relative_error(ours, theirs) <= 2**-8  # one rounding
+    with torch.no_grad():  # all parts in the same memory
+        assert torch.equal(sdpa(q, k, v, mask), ours)
     theirs.backward(upstream.double())
     ours.backward(upstream.bfloat16())
     for x, y in zip((q, k, v), wide, strict=True):
         assert relative_error(x.grad, y.grad) <= 2**-7
+
+
+@pytest.mark.parametrize(
+    "shape, rows, device, lengths",
+    [
+        ((1, 4, 5003, 64), 64, "cpu", [4096, 907]),
+        ((1, 4, 5003, 64), 65, "cpu", [5003]),  # the scores are larger
+        ((2, 2, 300_000, 64), 1, "meta", [2**18, 300_000 - 2**18]),
+        ((1, 1, 2**26 + 1, 1), 1, "meta", [2**26, 1]),
+        ((1, 1, 3, 2**27), 1, "meta", [1, 1, 1]),
+        ((0, 4, 3, 64), 1, "meta", [3]),
+    ],
+)
+@torch.no_grad()
+def test_which_parts_are_widened(shape, rows, device, lengths, monkeypatch):
+    module = sys.modules["attnref.core.sdpa"]
+    x = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    wide = torch.empty(*shape[:2], rows, shape[3], device=device)
+    assert [part.shape[2] for part in module._parts(x, wide)] == lengths
+    assert next(module._widened(x, x)) is x
+    if device == "cpu":
+        places = [part.data_ptr() for part in module._widened(x, wide)]
+        assert len({*places}) == 1
+        with torch.enable_grad():
+            parts = [*module._widened(x, wide)]
+        assert len({part.data_ptr() for part in parts}) == len(lengths)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert module._parts(x, wide) == [x]
 
 
 def test_which_ways_to_share_a_head_copy_it():
