@@ -6,12 +6,16 @@
 
 A mutant is a module with one operator, constant, condition, argument or
 statement changed; not the `strict=True` of a zip, which says what holds anyway.
-Nothing is written: each runs in a process of its own, forked from one that has
-torch imported, and there the import of that module finds the changed text. It
-meets the tests that reach the changed lines, those of the module first and
-quick ones before slow ones, until one fails. First all tests run on the package
-as it is, which tells what lines each of them reaches; that is remembered until
-something changes that they read. What ends by a timeout counts as killed.
+It meets the tests that reach the changed lines, quick ones first, and of these
+those that killed others before, until one fails or `--seconds` of work are
+spent. Nothing is written: each runs in a process of its own, forked from one
+that has collected all tests, in which the changed functions get their new code.
+What changes more than functions, or functions that ran when the tests were
+collected, has the package and its tests imported again.
+
+First all tests run on the package as it is, which tells what lines each of them
+reaches; that is remembered until something changes that they read. What ends by
+a timeout, of work and not of waiting, counts as killed.
 """
 
 import argparse
