@@ -44,7 +44,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -652,21 +652,24 @@ def modules() -> list[Path]:
     ]
 
 
-def test_files(folders: Iterable[str] = (*FOLDERS, "laws")) -> list[str]:
-    """Those that import the package, and the package's own examples."""
+def test_files(only: str = "") -> list[str]:
+    """Those that import the package, and the package's own examples; of these
+    folders or modules: `core,cost`."""
     files = [
         path
-        for folder in folders
+        for folder in (*FOLDERS, "laws")
         for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
         if re.search("(?m)^(from|import) attnref", path.read_text("utf-8"))
         and path.stem not in READERS
     ]
-    files += [
-        path
-        for path in modules()
-        if path.parent.name in folders and ">>>" in path.read_text("utf-8")
+    files += [path for path in modules() if ">>>" in path.read_text("utf-8")]
+    chosen = {*only.split(",")} if only else set()
+    return [
+        str(path.relative_to(ROOT))
+        for path in files
+        if not only
+        or chosen & {path.parent.name, path.stem.removeprefix("test_")}
     ]
-    return [str(p.relative_to(ROOT)) for p in files]
 
 
 def limit(seconds: float) -> float:
@@ -755,11 +758,12 @@ def forget() -> None:
 @functools.cache
 def surroundings() -> bytes:
     """Of all that a test of the package may read; other tests apart."""
-    parts: list[Any] = [sys.version, sys.modules.get("torch")]
-    for name in ("attnref", "tests"):
-        for path in sorted((ROOT / name).rglob("*.py")):
-            if not path.name.startswith("test_") and path.name != "mutants.py":
-                parts.append((str(path), path.read_bytes()))
+    torch = sys.modules.get("torch")
+    parts: list[Any] = [sys.version, getattr(torch, "__version__", "")]
+    files = (ROOT / "attnref").rglob("*.py"), (ROOT / "tests").glob("*.py")
+    for path in sorted(chain(*files, (ROOT / "tests" / "kit").glob("*.py"))):
+        if path.name != "mutants.py":
+            parts.append((str(path), path.read_bytes()))
     return repr(parts).encode()
 
 
@@ -946,9 +950,9 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="core, cost, or cost:131,masks"
     )
-    parser.add_argument("--tests", help="of which folders: core,laws")
+    parser.add_argument("--tests", default="", help="only these: core,cost")
     parser.add_argument(
-        "--seconds", type=float, default=20, help="of tests for a mutant"
+        "--seconds", type=float, default=10, help="of tests for a mutant"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
@@ -973,8 +977,7 @@ def main() -> None:
         sys.exit(f"no mutant is in {options.only!r}")
     print(f"{len(mutants)} are planted (seed {options.seed})", flush=True)
 
-    folders = options.tests.split(",") if options.tests else []
-    files = test_files(*[folders] * bool(folders))
+    files = test_files(options.tests)
     warm_up([*map(Path, files), *modules()])
     run = Run(mutants, options.jobs, options.seconds)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(run.pool.folder / "x")
