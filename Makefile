@@ -34,8 +34,9 @@ quick: $(READY)
 costs: $(READY)
 	$(PY) -m tests.kit.costs
 
-# Plants faults in the package and runs its tests: a sample of SIZE faults, or
-# with SIZE=0 all. ONLY=cost or ONLY=cost:131,masks takes those of some files.
+# Plants faults in the package and runs its unit tests: a sample of SIZE faults,
+# or with SIZE=0 all. ONLY=core, ONLY=cost or ONLY=cost:131,masks takes those of
+# a folder or of some files. The usual sample is less work than make test.
 SIZE ?= 120
 SEED ?= 1
 mutants: $(READY)

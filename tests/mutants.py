@@ -6,12 +6,16 @@
 
 A mutant is a module with one operator, constant, condition, argument or
 statement changed; not the `strict=True` of a zip, which says what holds anyway.
-Nothing is written: each runs in a process of its own, forked from one that has
-torch imported, and there the import of that module finds the changed text. It
-meets the tests that reach the changed lines, those of the module first and
-quick ones before slow ones, until one fails. First all tests run on the package
-as it is, which tells what lines each of them reaches; that is remembered until
-something changes that they read. What ends by a timeout counts as killed.
+It meets the tests that reach the changed lines, quick ones first, and of these
+those that killed others before, until one fails or `--seconds` of work are
+spent. Nothing is written: each runs in a process of its own, forked from one
+that has collected all tests, in which the changed functions get their new code.
+What changes more than functions, or functions that ran when the tests were
+collected, has the package and its tests imported again.
+
+First all tests run on the package as it is, which tells what lines each of them
+reaches; that is remembered until something changes that they read. What ends by
+a timeout, of work and not of waiting, counts as killed.
 """
 
 import argparse
@@ -24,6 +28,8 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
+import math
 import os
 import pickle
 import random
@@ -35,20 +41,24 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
+import hypothesis
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path.cwd()
 PACKAGE = ROOT / "attnref"
-OURS = {"attnref", "sitekit", "tests"}
-# Tests of the built site say nothing of the package; those of a time would
-# say that two processes run at once.
-NOT_RUN = {"site", "html_pages", "address", "chromium", "visit", "verdicts"}
+# What other folders hold is faults themselves, or commands.
+FOLDERS = ("core", "caches", "layers", "models", "numbers")
+# Tests that read the package, or run it in other processes.
+READERS = {"test_install", "test_layering", "test_public", "test_mutants"}
+OURS = {"attnref", "sitekit", "tests", "benchmarks", "conftest"}
 
 SWAPS: dict[type[ast.AST], str] = {
     **{ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*"},
@@ -76,6 +86,11 @@ class Mutant(NamedTuple):
     kind: str
     source: str
     lines: range  # a test that reaches none of them cannot tell
+
+    @property
+    def module(self) -> str:
+        name = self.path.relative_to(ROOT).with_suffix("")
+        return name.as_posix().replace("/", ".")
 
     @property
     def place(self) -> str:
@@ -153,6 +168,10 @@ class Planter:
                     and isinstance(child.targets[0], ast.Name)
                     and child.targets[0].id.startswith("__")
                 )
+                if isinstance(child, ast.FunctionDef) and (
+                    ast.unparse(child.body[-1]) == "..."  # a protocol's
+                ):
+                    continue
                 if isinstance(child, ast.Raise):
                     yield child
                 elif not (text or dunder) and not isinstance(
@@ -388,9 +407,7 @@ class Planted(importlib.abc.MetaPathFinder):
     """Finds one module of the package with another text."""
 
     def __init__(self, mutant: Mutant) -> None:
-        name = mutant.path.relative_to(ROOT).with_suffix("")
-        self.name = name.as_posix().replace("/", ".")
-        self.mutant = mutant
+        self.name, self.mutant = mutant.module, mutant
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != self.name:
@@ -405,58 +422,101 @@ class Planted(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(name, loader=loader)
 
 
+# A function of a module: its name and its first line.
+Key = tuple[str, int]
+
+
+class Functions:
+    """The functions of the package that this process has, to be changed."""
+
+    def __init__(self) -> None:
+        self.living: dict[tuple[str, Key], list[FunctionType]] = {}
+        for each in gc.get_objects():
+            if type(each) is FunctionType:
+                code = each.__code__
+                place = code.co_filename, key_of(code)
+                self.living.setdefault(place, []).append(each)
+
+    def changed(self, mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:
+        """Which get what code; none if the mutant is not in functions alone,
+        such as a default, a decorator or what a module names."""
+        old, new = (
+            compile(text, str(mutant.path), "exec")
+            for text in (mutant.path.read_text(encoding="utf-8"), mutant.source)
+        )
+        before, after = dict(functions_in(old)), dict(functions_in(new))
+        if outside(old) != outside(new) or before.keys() != after.keys():
+            return []
+        pairs = []
+        for key in before:
+            if before[key] != after[key]:
+                living = self.living.get((str(mutant.path), key), [])
+                if not living or before[key].co_freevars != (
+                    after[key].co_freevars
+                ):
+                    return []
+                pairs += [(each, after[key]) for each in living]
+        return pairs
+
+
+def key_of(code: CodeType) -> Key:
+    return code.co_qualname, code.co_firstlineno
+
+
+def functions_in(code: CodeType) -> Iterator[tuple[Key, CodeType]]:
+    """Those of a module and its classes, not those within functions."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            if part.co_flags & inspect.CO_OPTIMIZED:
+                yield key_of(part), part
+            else:  # the body of a class
+                yield from functions_in(part)
+
+
+def outside(code: CodeType) -> Any:
+    """What runs when the module is imported."""
+    parts = [
+        repr(part)
+        if not isinstance(part, CodeType)
+        else key_of(part)
+        if part.co_flags & inspect.CO_OPTIMIZED
+        else outside(part)
+        for part in code.co_consts
+    ]
+    return code.co_code, code.co_names, parts
+
+
 class Reached(NamedTuple):
-    """A test: how long it takes, and which lines of the package it runs."""
+    """A test: its seconds of work, and which lines of the package it runs."""
 
     seconds: float
     lines: dict[str, set[int]]
 
 
-class Recorder:
-    """A pytest plugin: what each test reaches."""
+class Session:
+    """A pytest plugin: collects, and then does with the tests what it likes."""
 
-    def __init__(self) -> None:
-        self.tests: dict[str, Reached] = {}
-        self.failed: set[str] = set()
+    def __init__(self, work: Callable[[list[Any]], None]) -> None:
+        self.work = work
+        self.early: set[tuple[str, Key]] = set()
 
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = filter(worth_running, items)
+    def pytest_configure(self) -> None:
+        quick_failures()
 
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
-        lines: dict[str, set[int]] = {}
-        ours, start = str(PACKAGE), len(f"{ROOT}/")
+    def pytest_collection(self) -> None:
+        def called(frame: Any, event: str, arg: Any) -> None:
+            code = frame.f_code
+            if code.co_filename.startswith(str(PACKAGE)):
+                self.early.add((code.co_filename, key_of(code)))
 
-        def called(frame: Any, event: str, arg: Any) -> Any:
-            file = frame.f_code.co_filename
-            if not file.startswith(ours):
-                return None
-            seen = lines.setdefault(file[start:], set())
-
-            def line(frame: Any, event: str, arg: Any) -> Any:
-                seen.add(frame.f_lineno)
-                return line
-
-            return line(frame, event, arg)
-
-        for name, module in [*sys.modules.items()]:
-            if name.startswith("attnref"):  # what is remembered is not run
-                for function in vars(module).values():
-                    getattr(function, "cache_clear", bool)()
-        began = time.monotonic()
         sys.settrace(called)
-        yield
+
+    def pytest_collection_finish(self) -> None:
         sys.settrace(None)
-        self.tests[item.nodeid] = Reached(time.monotonic() - began, lines)
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed:
-            self.failed.add(report.nodeid)
-
-
-def worth_running(item: Any) -> bool:
-    fixtures = getattr(item, "fixturenames", ())
-    return not NOT_RUN & {*fixtures}
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self.work(session.items)
+        return True
 
 
 class Chosen:
@@ -464,6 +524,10 @@ class Chosen:
 
     def __init__(self, order: dict[str, float]) -> None:
         self.order = order
+        self.failed = ""
+
+    def pytest_configure(self) -> None:
+        quick_failures()
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         places = {nodeid: i for i, nodeid in enumerate(self.order)}
@@ -471,13 +535,37 @@ class Chosen:
         items.sort(key=lambda item: places[item.nodeid])
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        end_after(10 + 10 * self.order[item.nodeid])
+        end_after(limit(self.order[item.nodeid]))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+
+def quick_failures() -> None:
+    """That a test fails is enough: no smaller example is looked for."""
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    usual = hypothesis.settings()
+    hypothesis.settings.register_profile(
+        "mutants", usual, phases=phases, database=None
+    )
+    hypothesis.settings.load_profile("mutants")
 
 
 # pytest rewrites what it is told to collect: it would find the file as it is.
 OPTIONS = ["-q", "--assert=plain", "--hypothesis-seed=0"]
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:xdist"]
 OPTIONS += ["-p", "no:unraisableexception", "-p", "no:threadexception"]
+# What measures time says that other processes run; a sweep repeats a test.
+QUIET = ["-s", "--tb=native", "-m", "not (alone or audit)"]
+
+
+class Ended(NamedTuple):
+    """A process: what it was for, its result, and its seconds of work."""
+
+    what: Any
+    result: Any  # None if it was killed
+    seconds: float
 
 
 class Pool:
@@ -485,13 +573,14 @@ class Pool:
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
-        self.running: dict[int, tuple[Any, Path, float]] = {}
-        self.kept = tempfile.TemporaryDirectory(prefix="mutants-")
-        self.folder = Path(self.kept.name)
+        self.running: dict[int, tuple[Any, Path]] = {}
+        self.started = 0
+        self.temporary = tempfile.TemporaryDirectory(prefix="mutants-")
+        self.folder = Path(self.temporary.name)
 
     def start(self, what: Any, work: Callable[[], Any]) -> None:
-        out = self.folder / f"{len(list(self.folder.iterdir()))}"
-        out.touch()
+        self.started += 1
+        out = self.folder / str(self.started)
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
@@ -503,71 +592,89 @@ class Pool:
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
+                sys.stderr.flush()
             finally:
                 os._exit(1)
-        self.running[pid] = what, out, time.monotonic()
+        self.running[pid] = what, out
 
-    def ended(self) -> tuple[Any, Any, float]:
-        """The next that ends: what it was, its result or None if killed."""
-        pid, status = os.wait()
-        what, out, start = self.running.pop(pid)
-        if os.WIFSIGNALED(status):
-            return what, None, start
-        if status:
-            print(Path(f"{out}.log").read_text()[-3000:])
-            return what, None, start
-        return what, pickle.loads(out.read_bytes()), start
+    def ended(self) -> Ended:
+        """The next that ends."""
+        pid, status, used = os.wait4(-1, 0)
+        what, out = self.running.pop(pid)
+        result = None
+        if not os.WIFSIGNALED(status):
+            if status:
+                print(Path(f"{out}.log").read_text()[-3000:])
+            else:
+                result = pickle.loads(out.read_bytes())
+        for each in (out, Path(f"{out}.log")):
+            each.unlink(missing_ok=True)
+        return Ended(what, result, used.ru_utime + used.ru_stime)
 
     def over(
-        self, tasks: list[tuple[Any, Callable[[], Any]]]
-    ) -> Iterator[tuple[Any, Any, float]]:
-        waiting = deque(tasks)
-        while waiting or self.running:
-            while waiting and len(self.running) < self.jobs:
-                self.start(*waiting.popleft())
+        self, tasks: Iterable[tuple[Any, Callable[[], Any]]]
+    ) -> Iterator[Ended]:
+        waiting = iter(tasks)
+        while True:
+            while len(self.running) < self.jobs:
+                task = next(waiting, None)
+                if task is None:
+                    break
+                self.start(*task)
+            if not self.running:
+                return
             yield self.ended()
 
 
-def warm_up() -> None:
-    """Imports what the tests import, except what is under test."""
-    for folder in sorted(OURS):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_bytes())):
-                if not isinstance(node, (ast.Import, ast.ImportFrom)):
+def warm_up(files: Iterable[Path]) -> None:
+    """Imports what they import, except what is under test."""
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                continue
+            of = getattr(node, "module", None)
+            for alias in node.names:
+                name = of or alias.name
+                if name.split(".")[0] in OURS:
                     continue
-                of = getattr(node, "module", None)
-                for alias in node.names:
-                    name = of or alias.name
-                    if name.split(".")[0] in OURS | {"benchmarks", "conftest"}:
-                        continue
-                    with suppress(ImportError, AttributeError):
-                        module = importlib.import_module(name)
-                        if of:
-                            getattr(module, alias.name)
-
-
-def test_files() -> list[str]:
-    """Those that import the package, and its own examples."""
-    files = []
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        text = path.read_text(encoding="utf-8")
-        if "\nfrom attnref" in text or "\nimport attnref" in text:
-            files.append(path)
-    files += [p for p in modules() if ">>>" in p.read_text(encoding="utf-8")]
-    return [str(p.relative_to(ROOT)) for p in files]
+                with suppress(ImportError, AttributeError):
+                    module = importlib.import_module(name)
+                    if of:
+                        getattr(module, alias.name)
 
 
 def modules() -> list[Path]:
-    """The package, without its command line, its lists of names and the
-    entries of mistakes, which are faults themselves."""
-    found = sorted(PACKAGE.rglob("*.py"))
     return [
-        p
-        for p in found
-        if not p.stem.startswith("__")
-        and p.parent.name != "commands"
-        and "\nMISTAKES = " not in p.read_text(encoding="utf-8")
+        path
+        for folder in FOLDERS
+        for path in sorted((PACKAGE / folder).glob("*.py"))
+        if path.stem != "__init__"
     ]
+
+
+def test_files(only: str = "") -> list[str]:
+    """Those that import the package, and the package's own examples; of these
+    folders or modules: `core,cost`."""
+    files = [
+        path
+        for folder in (*FOLDERS, "laws")
+        for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
+        if re.search("(?m)^(from|import) attnref", path.read_text("utf-8"))
+        and path.stem not in READERS
+    ]
+    files += [path for path in modules() if ">>>" in path.read_text("utf-8")]
+    chosen = {*only.split(",")} if only else set()
+    return [
+        str(path.relative_to(ROOT))
+        for path in files
+        if not only
+        or chosen & {path.parent.name, path.stem.removeprefix("test_")}
+    ]
+
+
+def limit(seconds: float) -> float:
+    """Of work, for a test that takes so much: an endless loop ends there."""
+    return 10 + 10 * seconds
 
 
 def end_after(seconds: float) -> None:
@@ -576,165 +683,308 @@ def end_after(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
+def recorded(items: list[Any]) -> tuple[dict[str, Reached], dict[str, str]]:
+    """What each test reaches, and why some fail as the package is."""
+    tests: dict[str, Reached] = {}
+    failed = {}
+    for item, following in pairwise([*items, None]):
+        forget()
+        tracer = Tracer()
+        began = time.process_time()
+        sys.settrace(tracer.called)
+        why = failure(item, following)
+        sys.settrace(None)
+        took = time.process_time() - began
+        forget()
+        if why and not (why := failure(item, following)):
+            # Some compilers refuse to be traced: then all of its module.
+            stem = item.path.stem.removeprefix("test_")
+            tracer.lines |= {
+                str(path.relative_to(ROOT)): set(range(1, 10_000))
+                for path in modules()
+                if path.stem == stem
+            }
+        if why:
+            failed[item.nodeid] = why
+        tests[item.nodeid] = Reached(took, tracer.lines)
+    return tests, failed
+
+
+class Tracer:
+    """Which lines of the package run."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, set[int]] = {}
+
+    def called(self, frame: Any, event: str, arg: Any) -> Any:
+        file = frame.f_code.co_filename
+        if not file.startswith(str(PACKAGE)):
+            return None
+        place = file[len(f"{ROOT}/") :]
+        seen = self.lines.setdefault(place, set())
+
+        def line(frame: Any, event: str, arg: Any) -> Any:
+            seen.add(frame.f_lineno)
+            return line
+
+        return line(frame, event, arg)
+
+
+def failure(item: Any, following: Any) -> str:
+    """The last line of what pytest says of it; none if it passes."""
+    reports: list[str] = []
+
+    class Reports:
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed:
+                reports.append(report.longreprtext.rstrip() or "fails")
+
+    plugins = item.config.pluginmanager
+    name = plugins.register(Reports())
+    # With all that stands around a test, such as its filters of warnings.
+    item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+    plugins.unregister(name=name)
+    return reports[0].rpartition("\n")[2] if reports else ""
+
+
+def forget() -> None:
+    """What functions remember is not run again."""
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("attnref"):
+            for function in vars(module).values():
+                getattr(function, "cache_clear", bool)()
+
+
 @functools.cache
-def surroundings() -> str:
-    """Of all that a test may read; other tests apart."""
-    parts: list[Any] = [
-        sys.version,
-        importlib.import_module("torch").__version__,
-    ]
-    for name in (".", "attnref", "sitekit", "docs", "overrides", "tests"):
-        folder = ROOT / name
-        found = folder.glob("*") if folder == ROOT else folder.rglob("*")
-        for path in sorted(found):
-            other = (
-                path.name.startswith(("test_", ".")) or path.suffix == ".pyc"
+def surroundings() -> bytes:
+    """Of all that a test of the package may read; other tests apart."""
+    torch = sys.modules.get("torch")
+    parts: list[Any] = [sys.version, getattr(torch, "__version__", "")]
+    files = (ROOT / "attnref").rglob("*.py"), (ROOT / "tests").glob("*.py")
+    for path in sorted(chain(*files, (ROOT / "tests" / "kit").glob("*.py"))):
+        if path.name != "mutants.py":
+            parts.append((str(path), path.read_bytes()))
+    return repr(parts).encode()
+
+
+def remembered(file: str) -> Path:
+    """Where it is written what the tests of a file reach."""
+    text = (ROOT / file).read_bytes()
+    key = hashlib.sha256(surroundings() + file.encode() + text).hexdigest()
+    return Path(tempfile.gettempdir(), f"attnref-reached-{key}")
+
+
+class Run:
+    """All mutants of one run."""
+
+    def __init__(
+        self, mutants: list[Mutant], jobs: int, seconds: float
+    ) -> None:
+        self.mutants, self.seconds = mutants, seconds
+        self.pool = Pool(jobs)
+        self.tests: dict[str, Reached] = {}
+        self.kills: Counter[str] = Counter()
+        self.ends: dict[Path, Counter[str]] = {}
+        self.plugin = Session(self.work)
+
+    def work(self, items: list[Any]) -> None:
+        """With all tests of the package collected."""
+        self.items = {item.nodeid: item for item in items}
+        self.functions = Functions()
+        gc.freeze()  # so that no process looks through all of torch again
+        self.record()
+        self.meet()
+
+    def record(self) -> None:
+        by_file: dict[str, list[Any]] = {}
+        for name, item in self.items.items():
+            by_file.setdefault(name.split("::")[0], []).append(item)
+        tasks = []
+        for file, items in by_file.items():
+            if remembered(file).exists():
+                result = pickle.loads(remembered(file).read_bytes())
+                self.add(result)
+            else:
+                tasks.append((file, functools.partial(recorded, items)))
+        for i, (file, result, seconds) in enumerate(self.pool.over(tasks), 1):
+            print(
+                f"recorded {i} of {len(tasks)} files of tests: {file}"
+                f" ({seconds:.1f} s)",
+                flush=True,
             )
-            if not other and path.is_file():
-                parts.append((str(path.relative_to(ROOT)), path.read_bytes()))
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+            assert result, f"{file} did not end"
+            remembered(file).write_bytes(pickle.dumps(result))
+            self.add(result)
 
+    def add(self, result: tuple[dict[str, Reached], dict[str, str]]) -> None:
+        tests, failed = result
+        for name in failed:
+            print(f"left out, it fails as it is: {name}: {failed[name]}")
+        self.tests |= {k: v for k, v in tests.items() if k not in failed}
 
-def with_imported(file: Path) -> set[Path]:
-    """A file of tests, and those that it takes something from."""
-    found, new = set(), {file}
-    while new:
-        found |= new
-        text = "".join(path.read_text(encoding="utf-8") for path in new)
-        names = re.findall(r"(?m)^from (tests[.\w]*\.test_\w+) import", text)
-        new = {ROOT / f"{n.replace('.', '/')}.py" for n in names} - found
-    return found
+    def reaching(self, mutant: Mutant) -> list[str]:
+        """The tests that reach it, those first that may tell soonest."""
+        path = str(mutant.path.relative_to(ROOT))
+        names = [
+            name
+            for name, test in self.tests.items()
+            if test.lines.get(path, set()) & {*mutant.lines}
+        ]
+        # Not all that use a class or a constant run a line of it.
+        if mutant.lines.start == 1:
+            files = {name.split("::")[0] for name in names}
+            names = [n for n in self.tests if n.split("::")[0] in files]
+        own = {f"test_{mutant.path.stem}", mutant.path.stem}
 
+        def rank(name: str) -> tuple[float, bool, str, float]:
+            seconds = self.tests[name].seconds
+            file = name.split("::")[0]
+            slow = round(math.log2(max(seconds, 0.1)))
+            kills = self.kills[name] if slow < 0 else 0
+            return slow, -kills, Path(file).stem not in own, file, seconds
 
-def recorded(file: str) -> tuple[dict[str, Reached], set[str]]:
-    """Remembered until something changes that the file may read."""
-    text = [p.read_bytes() for p in sorted(with_imported(ROOT / file))]
-    key = hashlib.sha256(repr((surroundings(), file, text)).encode())
-    kept = Path(tempfile.gettempdir(), f"attnref-reached-{key.hexdigest()}")
-    if kept.exists():
-        return pickle.loads(kept.read_bytes())
-    recorder = Recorder()
-    end = pytest.main([*OPTIONS, file], plugins=[recorder])
-    assert end in (0, 1, 5), end  # 1 if tests fail, 5 if there are none
-    kept.write_bytes(pickle.dumps((recorder.tests, recorder.failed)))
-    return recorder.tests, recorder.failed
+        return sorted(names, key=rank)
 
+    def affordable(self, names: list[str]) -> list[str]:
+        """The first of them, with so much work in all."""
+        sums = accumulate(self.tests[name].seconds for name in names)
+        pairs = zip(names, sums, strict=True)
+        return [
+            n for i, (n, s) in enumerate(pairs) if s < self.seconds or not i
+        ]
 
-def met(mutant: Mutant, tests: dict[str, Reached]) -> str:
-    """`"survived"`, or `"killed"`."""
-    # Endless loops and endless memory end the process.
-    resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
-    end_after(120)
-    sys.meta_path.insert(0, Planted(mutant))
-    chosen = Chosen({name: test.seconds for name, test in tests.items()})
-    for file in dict.fromkeys(name.split("::")[0] for name in tests):
-        end = pytest.main([*OPTIONS, "-x", file], plugins=[chosen])
-        # 1 if a test fails; 2, 3 or 4 if it cannot even be collected; 5 if
-        # the mutant gives its tests other names.
-        if end not in (0, 5):
-            return "killed"
-    return "survived"
+    def met(self, mutant: Mutant, names: list[str]) -> str:
+        """Which test fails, or none; in a process of its own."""
+        # Endless memory ends the process, as endless loops do.
+        resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
+        changed = self.functions.changed(mutant)
+        early = {
+            (each.__code__.co_filename, key_of(each.__code__))
+            for each, _ in changed
+        }
+        if not changed or early & self.plugin.early:
+            return self.met_anew(mutant, names)
+        forget()
+        for function, code in changed:
+            function.__code__ = code
+        for name, following in pairwise([*names, None]):
+            end_after(limit(self.tests[name].seconds))
+            next_item = self.items[following] if following else None
+            if failure(self.items[name], next_item):
+                return name
+        return ""
 
+    def met_anew(self, mutant: Mutant, names: list[str]) -> str:
+        """The same with the package and its tests imported again."""
+        for name in [*sys.modules]:
+            if name.split(".")[0] in OURS:
+                del sys.modules[name]
+        sys.meta_path.insert(0, Planted(mutant))
+        chosen = Chosen({name: self.tests[name].seconds for name in names})
+        for file in dict.fromkeys(name.split("::")[0] for name in names):
+            end_after(limit(10))
+            end = pytest.main([*OPTIONS, *QUIET, "-x", file], plugins=[chosen])
+            # 1 if a test fails; 2, 3 or 4 if it cannot even be collected; 5
+            # if the mutant gives its tests other names.
+            if end not in (0, 5):
+                return chosen.failed or f"{file} at its import"
+        return ""
 
-def reaching(mutant: Mutant, tests: dict[str, Reached]) -> dict[str, Reached]:
-    """The tests that reach a mutant: its own file's first, quick ones first."""
-    own = {f"test_{mutant.path.stem}", mutant.path.stem}
-    path = str(mutant.path.relative_to(ROOT))
-    names = [
-        name
-        for name, test in tests.items()
-        if test.lines.get(path, set()) & {*mutant.lines}
-    ]
-    if mutant.lines.start == 1:  # nor do all that use a class run a line of it
-        files = {name.split("::")[0] for name in names}
-        names = [name for name in tests if name.split("::")[0] in files]
-    took: Counter[str] = Counter()
-    for name in names:
-        took[name.split("::")[0]] += tests[name].seconds
+    def tasks(self) -> Iterator[tuple[Any, Callable[[], str]]]:
+        for mutant in self.mutants:
+            names = self.reaching(mutant)
+            some = self.affordable(names)
+            if names:
+                what = mutant, f"{len(some)} of {len(names)} tests"
+                yield what, functools.partial(self.met, mutant, some)
+            else:
+                self.note(mutant, "survived", "no test reaches it")
 
-    def rank(name: str) -> tuple[bool, float, float]:
-        file = name.split("::")[0]
-        return Path(file).stem not in own, took[file], tests[name].seconds
+    def meet(self) -> None:
+        self.total = 0.0
+        self.begun = time.monotonic()
+        for (mutant, tests), result, seconds in self.pool.over(self.tasks()):
+            self.total += seconds
+            if result:
+                self.kills[result] += 1
+                how = f"by {result} ({seconds:.1f} s)"
+                self.note(mutant, "killed", how)
+            elif result is None:
+                how = f"or a crash ({seconds:.1f} s)"
+                self.note(mutant, "timeout", how)
+            else:
+                self.note(mutant, "survived", f"{tests} ({seconds:.1f} s)")
 
-    return {name: tests[name] for name in sorted(names, key=rank)}
+    def note(self, mutant: Mutant, end: str, how: str) -> None:
+        self.ends.setdefault(mutant.path, Counter())[end] += 1
+        n, of = sum(map(Counter.total, self.ends.values())), len(self.mutants)
+        left = (time.monotonic() - self.begun) / n * (of - n)
+        print(f"{n} of {of}: {mutant.place} {mutant.kind}: {end} {how}", end="")
+        print(f"; {left:.0f} s left" if n % 10 == 0 else "")
+        if end != "killed":
+            print(mutant.diff())
+        sys.stdout.flush()
+
+    def summary(self) -> None:
+        print(f"\n{'module':28}{'killed':>8}{'timeout':>9}{'survived':>10}")
+        for path, count in sorted(self.ends.items()):
+            row = [count[end] for end in ("killed", "timeout", "survived")]
+            name = str(path.relative_to(ROOT))
+            print(f"{name:28}{row[0]:8}{row[1]:9}{row[2]:10}")
+        alive = sum(n["survived"] for n in self.ends.values())
+        dead = len(self.mutants) - alive
+        share = 100 * dead / len(self.mutants)
+        used = [
+            resource.getrusage(who)
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ]
+        work = sum(u.ru_utime + u.ru_stime for u in used)
+        print(f"{dead} of {len(self.mutants)} die ({share:.1f} %)")
+        print(f"{work:.0f} s of work, {self.total:.0f} s of it with mutants")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--size", type=int, default=120, help="0 for all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="cost, or cost:131,masks")
-    parser.add_argument("--jobs", type=int, default=2)
-    told = parser.parse_args()
+    parser.add_argument(
+        "--only", default="", help="core, cost, or cost:131,masks"
+    )
+    parser.add_argument("--tests", default="", help="only these: core,cost")
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="of tests for a mutant"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
 
-    os.chdir(ROOT)
     os.environ["OMP_NUM_THREADS"] = "1"
+    # A process that compiles with threads of its own cannot be forked.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     mutants = [m for path in modules() for m in Planter(path).all()]
     print(f"{len(mutants)} mutants of {len(modules())} modules")
-    if told.only:
-        places = [place.split(":") for place in told.only.split(",")]
+    if options.only:
+        places = [place.split(":") for place in options.only.split(",")]
         mutants = [
             m
             for m in mutants
-            for stem, *line in places
-            if m.path.stem == stem and line in ([], [str(m.line)])
+            for name, *line in places
+            if name in (m.path.stem, m.path.parent.name)
+            and line in ([], [str(m.line)])
         ]
-    if told.size and told.size < len(mutants):
-        mutants = random.Random(told.seed).sample(mutants, told.size)
-        mutants.sort(key=lambda m: (m.path, m.line))
-    print(f"{len(mutants)} are planted (seed {told.seed})", flush=True)
+    if options.size and options.size < len(mutants):
+        mutants = random.Random(options.seed).sample(mutants, options.size)
     if not mutants:
-        sys.exit(f"no mutant is in {told.only!r}")
+        sys.exit(f"no mutant is in {options.only!r}")
+    print(f"{len(mutants)} are planted (seed {options.seed})", flush=True)
 
-    pool = Pool(told.jobs)
-    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(pool.folder / "examples")
-    warm_up()
-    loaded = [name for name in sys.modules if name.split(".")[0] == "attnref"]
-    assert not loaded, loaded
-    surroundings()
-    gc.freeze()  # so that no process looks through all of torch again
-    tests: dict[str, Reached] = {}
-    start = time.monotonic()
-    for file, result, _ in pool.over(
-        [(file, functools.partial(recorded, file)) for file in test_files()]
-    ):
-        assert result, f"{file} did not end"
-        if result[1]:
-            print(f"left out, they fail as it is: {sorted(result[1])}")
-        tests |= {k: v for k, v in result[0].items() if k not in result[1]}
-    took = time.monotonic() - start
-    print(f"{len(tests)} tests on the package as it is: {took:.0f} s")
-
-    ends: dict[Path, Counter[str]] = {}
-
-    def note(mutant: Mutant, end: str, how: str) -> None:
-        ends.setdefault(mutant.path, Counter())[end] += 1
-        if end != "killed":
-            print(f"\n{mutant.place} {mutant.kind}: {end}, {how}")
-            print(mutant.diff(), flush=True)
-
-    tasks = []
-    for mutant in mutants:
-        those = reaching(mutant, tests)
-        if those:
-            work = functools.partial(met, mutant, those)
-            tasks.append(((mutant, len(those)), work))
-        else:
-            note(mutant, "survived", "no test reaches it")
-    start = time.monotonic()
-    for (mutant, n), end, since in pool.over(tasks):
-        spent = time.monotonic() - since
-        note(mutant, end or "timeout", f"{n} tests in {spent:.0f} s")
-    took = time.monotonic() - start
-
-    print(f"\n{'module':28}{'killed':>8}{'timeout':>9}{'survived':>10}")
-    for path, count in sorted(ends.items()):
-        row = [count[end] for end in ("killed", "timeout", "survived")]
-        name = str(path.relative_to(ROOT))
-        print(f"{name:28}{row[0]:8}{row[1]:9}{row[2]:10}")
-    dead = sum(n["killed"] + n["timeout"] for n in ends.values())
-    share = 100 * dead / len(mutants)
-    print(f"{dead} of {len(mutants)} die ({share:.1f} %), in {took:.0f} s")
+    files = test_files(options.tests)
+    warm_up([*map(Path, files), *modules()])
+    run = Run(mutants, options.jobs, options.seconds)
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(run.pool.folder / "x")
+    print(f"the tests of {len(files)} files are collected", flush=True)
+    end = pytest.main([*OPTIONS, *QUIET, *files], plugins=[run.plugin])
+    assert end in (0, 5), end
+    run.summary()
 
 
 if __name__ == "__main__":

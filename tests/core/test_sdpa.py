@@ -1,4 +1,5 @@
 import re
+import sys
 
 import pytest
 import torch
@@ -169,10 +170,40 @@ def test_a_cache_in_half_precision_is_widened_in_parts():
     theirs = torch_sdpa(*wide, mask)
     ours = sdpa(q, k, v, mask)
     assert relative_error(ours, theirs) <= 2**-8  # one rounding
+    with torch.no_grad():  # all parts in the same memory
+        assert torch.equal(sdpa(q, k, v, mask), ours)
     theirs.backward(upstream.double())
     ours.backward(upstream.bfloat16())
     for x, y in zip((q, k, v), wide, strict=True):
         assert relative_error(x.grad, y.grad) <= 2**-7
+
+
+@pytest.mark.parametrize(
+    "shape, rows, device, lengths",
+    [
+        ((1, 4, 5003, 64), 64, "cpu", [4096, 907]),
+        ((1, 4, 5003, 64), 65, "cpu", [5003]),  # the scores are larger
+        ((2, 2, 300_000, 64), 1, "meta", [2**18, 300_000 - 2**18]),
+        ((1, 1, 2**26 + 1, 1), 1, "meta", [2**26, 1]),
+        ((1, 1, 3, 2**27), 1, "meta", [1, 1, 1]),
+        ((0, 4, 3, 64), 1, "meta", [3]),
+    ],
+)
+@torch.no_grad()
+def test_which_parts_are_widened(shape, rows, device, lengths, monkeypatch):
+    module = sys.modules["attnref.core.sdpa"]
+    x = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    wide = torch.empty(*shape[:2], rows, shape[3], device=device)
+    assert [part.shape[2] for part in module._parts(x, wide)] == lengths
+    assert next(module._widened(x, x)) is x
+    if device == "cpu":
+        places = [part.data_ptr() for part in module._widened(x, wide)]
+        assert len({*places}) == 1
+        with torch.enable_grad():
+            parts = [*module._widened(x, wide)]
+        assert len({part.data_ptr() for part in parts}) == len(lengths)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert module._parts(x, wide) == [x]
 
 
 def test_which_ways_to_share_a_head_copy_it():
@@ -365,6 +396,27 @@ def test_a_compiled_decode_step_multiplies_in_the_same_order():
     compiled = torch.compile(sdpa, backend="eager", fullgraph=True)
     # Bit by bit: the other order rounds in other places.
     assert torch.equal(compiled(q, k, v), sdpa(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "rows, device, first",
+    [(1, "cpu", S), (8, "cpu", S), (9, "cpu", 9), (8, "meta", 8)],
+)
+def test_for_few_rows_the_keys_are_read_as_they_lie(
+    rows, device, first, monkeypatch
+):
+    shapes = []
+    module = sys.modules["attnref.core.sdpa"]
+    matmul = module._matmul
+
+    def counted(a, b):
+        shapes.append(a.shape[2])
+        return matmul(a, b)
+
+    monkeypatch.setattr(module, "_matmul", counted)
+    q, k, _ = qkv(torch.float32, H=1, K=1, T=rows)
+    weights = attention_weights(q.to(device), k.to(device))
+    assert shapes == [first] and weights.is_contiguous()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.mutants import OPTIONS, Pool, end_after, warm_up
+from tests.mutants import OPTIONS, ROOT, Pool, end_after, warm_up
 
 
 class Outcomes:
@@ -49,7 +49,8 @@ def met(name: str) -> dict[str, str]:
 
 
 def main(names: list[str]) -> None:
-    warm_up()
+    folders = ROOT / "attnref", ROOT / "tests"
+    warm_up(file for each in folders for file in sorted(each.rglob("*.py")))
     pool = Pool(int(os.environ.get("JOBS", "1")))
     tasks = [(name, lambda name=name: met(name)) for name in names]
     found = {name: verdict for name, verdict, _ in pool.over(tasks)}
