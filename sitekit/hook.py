@@ -151,7 +151,7 @@ def on_post_build(config: Any) -> None:
     adapter.log.info(f"Rendered {english} of {number} English pages")
 
     def put(rendered: int) -> None:
-        if site.joinpath(".zh").exists():
+        if site.joinpath(".zh").exists():  # the server may have ended
             site.joinpath(".zh").rename(site / "zh")
         adapter.log.info(f"Rendered {rendered} of {number} Chinese pages")
 

@@ -14,7 +14,7 @@ from argparse import ArgumentParser
 from textwrap import indent
 from typing import NamedTuple
 
-from sitekit import ROOT, pages, parity
+from sitekit import ROOT, pages, parity, source
 
 # By the ids of a page's sections: their titles, and what is to be said there.
 SECTIONS = {
@@ -172,11 +172,9 @@ def _source(model: Model, kind: str) -> str:
     """The code of the model, its class under another name."""
     text = (ROOT / model.file).read_text(encoding="utf-8")
     made = f'"""TODO: {kind}, in a line."""\n\n'
-    for name, source in model.sections.items():
-        start, end = "# --8<-- [start:{}]\n", "# --8<-- [end:{}]\n"
-        code = text.partition(start.format(source))[2]
-        code = code.partition(end.format(source))[0]
-        code = code.replace(model.kind, kind)
+    start, end = "# --8<-- [start:{}]\n", "# --8<-- [end:{}]\n"
+    for name, like in model.sections.items():
+        code = source.sections(text)[like].replace(model.kind, kind)
         # What an example alone needs is no import of the file.
         code = code.replace(">>> lay", ">>> import torch\n        >>> lay", 1)
         docstring = re.compile(r'^    """[^\n"]*', re.MULTILINE)
@@ -255,8 +253,7 @@ def _blocks(folder: str, page: str, new: bool) -> list[str]:
         sections = [f":{name}" for name in MODELS[folder].sections]
     elif (ROOT / file).exists():
         text = (ROOT / file).read_text(encoding="utf-8")
-        marks = re.findall(r"^# --8<-- \[start:(\w+)\]", text, re.MULTILINE)
-        sections = [f":{name}" for name in marks] or [""]
+        sections = [f":{name}" for name in source.sections(text)] or [""]
     else:
         sections = []
     return [

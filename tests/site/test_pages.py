@@ -1,10 +1,8 @@
 """The first law: a page holds includes only, and every one of them runs."""
 
-import re
-
 import pytest
 
-from sitekit import ROOT
+from sitekit import ROOT, source
 from sitekit.pages import (
     body_of,
     faults,
@@ -13,6 +11,7 @@ from sitekit.pages import (
     python_blocks,
     render,
 )
+from sitekit.source import MARK, includes
 from tests.kit.programs import program_of
 
 PAGES = markdown_files("en") + markdown_files("zh")
@@ -114,7 +113,7 @@ def test_a_readme_fence_that_would_not_run_is_refused(tmp_path):
 def test_every_marker_is_closed_and_every_section_is_shown():
     shown = set()
     for path in PAGES:
-        shown |= set(re.findall(r'--8<-- "([^"]+)"', body_of(path)))
+        shown |= {":".join(filter(None, i)) for i in includes(body_of(path))}
     sections = set()
     for folder in ("attnref", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -126,13 +125,15 @@ def test_every_marker_is_closed_and_every_section_is_shown():
     assert {s for s in shown if ":" in s} - sections == set(), "not marked"
 
 
-MARKER = re.compile(r"^\s*# --8<-- \[(start|end):(\w+)\]$", re.MULTILINE)
+def mark(line):
+    match = MARK.fullmatch(line)
+    return match.groups() if match else None
 
 
 def markers(text):
     """The sections of a file, and what is wrong with their markers."""
     found, wrong, open_ = [], [], None
-    for kind, name in MARKER.findall(text):
+    for kind, name in filter(None, map(mark, text.splitlines())):
         if kind == "start":
             if open_:
                 wrong.append(f"{name} starts inside {open_}")
@@ -148,7 +149,7 @@ def markers(text):
         wrong.append(f"{open_} is never closed")
     # A marker that is misspelt is no marker; it must not pass as a comment.
     for line in text.splitlines():
-        if line.strip().startswith("# --8<--") and not MARKER.match(line):
+        if line.strip().startswith("# --8<--") and not mark(line):
             wrong.append(f"no marker: {line.strip()}")
     return found, wrong
 
@@ -172,3 +173,33 @@ def test_each_fault_of_the_markers_is_seen(text):
 def test_a_missing_section_stops_the_build():
     with pytest.raises(Exception, match="nowhere"):
         render(INCLUDE.replace(":imports", ":nowhere"))
+
+
+def test_fences_and_includes_are_read_once_for_all():
+    text = """Text.
+
+```python title="attnref/core/softmax.py"
+--8<-- "attnref/core/softmax.py:imports"
+--8<-- "attnref/core/softmax.py"
+```
+
+!!! note "n"
+
+    ```text
+    --8<-- "sitekit/pages.py"
+
+      indented
+    ```
+```py
+--8<-- "attnref/core/softmax.py:softmax"
+```
+"""
+    python, prose = source.fences(text)
+    assert (python.line, python.end, python.language) == (3, 6, "python")
+    assert python.title == "attnref/core/softmax.py"
+    file = "attnref/core/softmax.py"
+    assert source.includes(text) == [(file, "imports"), (file, "")]
+    assert (prose.line, prose.indent, prose.title) == (10, "    ", None)
+    assert prose.text == '--8<-- "sitekit/pages.py"\n\n  indented'
+    code = "# --8<-- [start:a]\nx\n    # --8<-- [end:a]\ny\n"
+    assert source.sections(code) == {"a": "x\n"}

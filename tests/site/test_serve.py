@@ -11,7 +11,6 @@ import subprocess
 import time
 import urllib.request
 from collections import Counter
-from contextlib import contextmanager
 
 import pytest
 
@@ -96,26 +95,28 @@ class Served:
         with urllib.request.urlopen(self.base + path, timeout=DEADLINE) as a:
             return a.read().decode()
 
-    def replace(self, file, text):
-        """In one step, so that no build sees half of it; wait for that."""
-        builds = len(self.rendered())
+    def read(self, file):
+        return (self.source / file).read_text("utf-8")
+
+    def write(self, file, text):
+        """In one step, so that no build sees half of it."""
         new = self.source / "new text"
         new.write_text(text, encoding="utf-8")
         os.replace(new, self.source / file)
-        return builds
 
-    @contextmanager
-    def edited(self, file, old, new):
-        """What the build after an edit rendered; undone in the end."""
-        text = (self.source / file).read_text("utf-8")
-        assert old in text
-        builds = self.replace(file, text.replace(old, new, 1))
-        self.said("Chinese pages", builds + 1)
-        try:
-            yield self.rendered()[-1]
-        finally:
-            builds = self.replace(file, text)
-            self.said("Chinese pages", builds + 1)
+    def edit(self, file, text):
+        """How many English and Chinese pages the build after it renders."""
+        before = len(self.rendered())
+        self.write(file, text)
+        self.said(" Chinese pages", before + 1)
+        return self.rendered()[before]
+
+    def restore(self, texts):
+        """Edits undone: what is served is what the first build made. The first
+        build after several may see some of them alone."""
+        for file, text in texts.items():
+            self.write(file, text)
+        wait(lambda: self.everything() == self.first, "it is another site")
 
     def everything(self):
         """Pages with figures, links and objects of the API, and what is
@@ -186,58 +187,49 @@ def test_both_languages_are_served_and_each_page_is_opened_once(served):
     assert set(reads.values()) == {1}, reads.most_common(3)
 
 
-@pytest.mark.parametrize(
-    ("file", "word", "path", "cost"),
-    [
-        ("docs/en/core/sdpa.md", "Every position", "core/sdpa/", (1, 0)),
-        ("docs/zh/core/sdpa.md", "每个位置", "zh/core/sdpa/", (0, 1)),
-    ],
-)
-def test_an_edit_of_a_page_costs_that_page(served, file, word, path, cost):
-    new, before = f"{word} SEEN", served.reads()
-    with served.edited(file, word, new) as rendered:
-        assert new in served.get(path)
-        assert rendered == (cost[0] + API, cost[1] + API)
+def test_an_edit_of_a_page_costs_that_page(served):
+    """An English one, then a Chinese one, then both at once, undone."""
+    english, chinese = (f"docs/{lang}/core/sdpa.md" for lang in ("en", "zh"))
+    texts = {file: served.read(file) for file in (english, chinese)}
+    for file, word, path, cost in (
+        (english, "Every position", "core/sdpa/", (1 + API, API)),
+        (chinese, "每个位置", "zh/core/sdpa/", (API, 1 + API)),
+    ):
+        before, new = served.reads(), texts[file].replace(word, "SEEN", 1)
+        assert served.edit(file, new) == cost
+        assert "SEEN" in served.get(path)
         # By the English build and by the Chinese one.
         opened = [line.split(" ", 1) for line in served.reads() - before]
         assert {name.endswith(file) for _, name in opened} == {True}
         assert len(opened) == len({pid for pid, _ in opened}) <= 2
-    assert served.everything() == served.first
+    served.restore(texts)
 
 
 def test_an_edit_of_code_costs_the_pages_that_show_it(served):
-    """In both languages, and with all that pages draw by it."""
-    pages = ("core/masks/", "zh/core/masks/", "files/masks.py")
+    """In both languages, and with all that pages draw by it. What is broken is
+    told in a line, and mended, all is as a first build makes it."""
+    files = ("attnref/layers/cross.py", "docs/en/core/softmax.md")
+    code, page, drawing = *files, "sitekit/svg.py"
+    texts = {file: served.read(file) for file in (code, page, drawing)}
     # What Emacs puts beside a file that is being edited: it leads nowhere.
-    lock = served.source / "attnref" / "core" / ".#masks.py"
+    lock = served.source / "attnref" / "layers" / ".#cross.py"
     lock.symlink_to("someone@somewhere.1")
-    shown = [
-        path
-        for path in markdown_files("en")
-        if '"attnref/core/masks.py' in path.read_text("utf-8")
-    ]
-    file = "attnref/core/masks.py"
-    with served.edited(file, "no pad is seen", "SEEN") as rendered:
-        assert all("SEEN" in served.get(page) for page in pages)
-        assert rendered[0] == rendered[1]
-        assert len(shown) + API <= rendered[0] < PAGES - API
-    assert served.everything() == served.first
-    lock.unlink()
-
-
-def test_what_is_broken_is_told_in_a_line_and_live_when_it_is_mended(served):
-    """A fence that draws nothing; then what draws, which all pages need."""
-    file, begin = "docs/en/core/softmax.md", "table: exp_range"
-    text = (served.source / file).read_text("utf-8")
-    assert begin in text
-    served.replace(file, text.replace(begin, "table: range", 1))
-    line = text[: text.index("```table")].count("\n") + 1
-    served.said(f"{file}:{line}: the fence 'table': there is no 'range'")
+    word = "Every query may attend"
+    assert word in texts[code]
+    english, chinese = served.edit(code, texts[code].replace(word, "SEEN"))
+    for path in ("layers/cross/", "zh/layers/cross/", "files/cross.py"):
+        assert "SEEN" in served.get(path)
+    assert english == chinese
+    assert 1 + API < english < PAGES / 2
+    # A fence that draws nothing, then what draws, which all pages need.
+    begin = "table: exp_range"
+    assert begin in texts[page]
+    served.write(page, texts[page].replace(begin, "table: range", 1))
+    line = texts[page][: texts[page].index("```table")].count("\n") + 1
+    served.said(f"{page}:{line}: the fence 'table': there is no 'range'")
     served.said("until build errors are resolved")
-    (served.source / file).write_text(text, "utf-8")
-    begin, other = 'role="img"', 'role="image"'
-    with served.edited("sitekit/svg.py", begin, other) as rendered:
-        pages = ("core/masks/", "zh/core/masks/")
-        assert all(other in served.get(page) for page in pages)
-        assert rendered == (PAGES, PAGES)
-    assert served.everything() == served.first
+    served.write(drawing, texts[drawing].replace('role="img"', "{oops}"))
+    served.said("until build errors are resolved", 2)
+    lock.unlink()
+    served.restore(texts)
+    assert (PAGES, PAGES) in served.rendered()[2:]
