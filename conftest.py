@@ -14,6 +14,9 @@ from sitekit import ROOT, parity
 from tests.kit.one_page import OnePage
 from tests.kit.programs import Page
 
+ONE_PAGE = pytest.StashKey[OnePage]()
+BUILT_PAGE = ROOT / "tests" / "kit" / "built_page.py"
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path, parent: Any) -> Any:
@@ -21,6 +24,8 @@ def pytest_collect_file(file_path: Path, parent: Any) -> Any:
     found = yield
     if file_path.suffix == ".md":
         found.append(Page.from_parent(parent, path=file_path))
+    if file_path == BUILT_PAGE and ONE_PAGE in parent.config.stash:
+        found.append(pytest.Module.from_parent(parent, path=file_path))
     if file_path.is_relative_to(ROOT / "tests"):
         found = [c for c in found if not isinstance(c, DoctestModule)]
     return found
@@ -36,8 +41,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
 
 
 LEFT_OUT = (
-    "Left out with --page: the page in a browser, oracles and what belongs to "
-    "use/, mistakes, and all that takes the layers together: run make test."
+    "Left out: the page in a browser, oracles and what belongs to use/, the "
+    "catalogue of mistakes, and what takes all layers together: see make test."
 )
 
 
@@ -52,9 +57,6 @@ def pytest_configure(config: Any) -> None:
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         config.stash[ONE_PAGE] = OnePage(stem)
-
-
-ONE_PAGE = pytest.StashKey[OnePage]()
 
 
 def pytest_ignore_collect(collection_path: Path, config: Any) -> bool | None:
