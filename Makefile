@@ -82,7 +82,7 @@ synced: $(READY)
 new: $(READY)
 	$(PY) -m sitekit new $(if $(CACHE),cache $(CACHE),$(if $(PAGE),page $(PAGE),layer $(NAME))) --kind "$(KIND)" --title "$(TITLE)" --title-zh "$(TITLE_ZH)"
 
-# All tests that concern one page, those in a browser too: PAGE=gqa.
+# All tests that concern one page, but for those in a browser: PAGE=gqa.
 check: $(READY)
 	$(PY) -m pytest -q --page "$(PAGE)"
 

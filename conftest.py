@@ -20,6 +20,10 @@ def pytest_markdown_docs_markdown_it() -> SiteMarkdown:
     return SiteMarkdown()
 
 
+ONE_PAGE = pytest.StashKey[OnePage]()
+BUILT_PAGE = ROOT / "tests" / "kit" / "built_page.py"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path, parent: Any) -> Any:
     """Docstrings have doctests, no fences; tests have neither."""
@@ -27,6 +31,8 @@ def pytest_collect_file(file_path: Path, parent: Any) -> Any:
     unwanted = (MarkdownDocstringCodeModule,)
     if file_path.is_relative_to(ROOT / "tests"):
         unwanted += (DoctestModule,)
+    if file_path == BUILT_PAGE and ONE_PAGE in parent.config.stash:
+        collectors.append(pytest.Module.from_parent(parent, path=file_path))
     return [c for c in collectors if not isinstance(c, unwanted)]
 
 
@@ -45,8 +51,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
 
 
 LEFT_OUT = (
-    "Left out with --page: the page in a browser, oracles and what belongs to "
-    "use/, mistakes, and all that takes the layers together: run make test."
+    "Left out: the page in a browser, oracles and what belongs to use/, the "
+    "catalogue of mistakes, and what takes all layers together: see make test."
 )
 
 
@@ -61,9 +67,6 @@ def pytest_configure(config: Any) -> None:
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         config.stash[ONE_PAGE] = OnePage(stem)
-
-
-ONE_PAGE = pytest.StashKey[OnePage]()
 
 
 def pytest_ignore_collect(collection_path: Path, config: Any) -> bool | None:
