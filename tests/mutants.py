@@ -960,22 +960,23 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     # A process that compiles with threads of its own cannot be forked.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    mutants = [m for path in modules() for m in Planter(path).all()]
-    print(f"{len(mutants)} mutants of {len(modules())} modules")
-    if options.only:
-        places = [place.split(":") for place in options.only.split(",")]
-        mutants = [
-            m
-            for m in mutants
-            for name, *line in places
-            if name in (m.path.stem, m.path.parent.name)
-            and line in ([], [str(m.line)])
-        ]
+    lines: dict[str, set[int]] = {}  # of a module or folder; none for all
+    for place in filter(None, options.only.split(",")):
+        name, _, line = place.partition(":")
+        lines.setdefault(name, set()).update([int(line)] if line else [])
+    mutants = []
+    for path in modules():
+        names = lines.keys() & {path.stem, path.parent.name}
+        if names or not lines:
+            wanted = set().union(*map(lines.get, names))
+            some = Planter(path).all()
+            mutants += [m for m in some if not wanted or m.line in wanted]
+    print(f"{len(mutants)} mutants", end="")
     if options.size and options.size < len(mutants):
         mutants = random.Random(options.seed).sample(mutants, options.size)
     if not mutants:
         sys.exit(f"no mutant is in {options.only!r}")
-    print(f"{len(mutants)} are planted (seed {options.seed})", flush=True)
+    print(f", {len(mutants)} planted (seed {options.seed})", flush=True)
 
     files = test_files(options.tests)
     warm_up([*map(Path, files), *modules()])
