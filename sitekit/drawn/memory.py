@@ -1,5 +1,6 @@
 """Bytes of caches: by variant, model, device and format, and as published."""
 
+from collections import ChainMap
 from collections.abc import Iterator
 from fractions import Fraction
 from math import log2
@@ -178,7 +179,7 @@ def kinds_of(model: Model) -> list[str]:
 def _described(group: Group, words: Words) -> str:
     """`52 × GQA 32/16 · 128, window 1,024`, in the page's words."""
     short = {"by": " × ", "heads": " · {}", "and": "/"}
-    return f"{group.layers} × {describe(group, {**short, **words})}"
+    return f"{group.layers} × {describe(group, ChainMap(short, words))}"
 
 
 def _row(model: Model, words: Words) -> Row:

@@ -513,9 +513,9 @@ def test_a_walk_gives_letters_and_sizes():
     assert walked("gqa", "zh")[1].endswith(
         sizes.replace(", ", "，").replace(".", "。")
     )
-    assert len(walked("mha")[0]) == len(walked("mqa")[0]) == 7
+    assert len(walked("mha")[0]) == len(walked("mqa")[0]) == 6
     rows, caption = walked("cross")
-    assert len(rows) == 5
+    assert len(rows) == 6
     assert "7 tokens per sequence attended to a context of 12 tokens" in caption
     assert "R = 20, Dn = 16, Dr = 8, Dv = 10" in walked("mla")[1]
 
