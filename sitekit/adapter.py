@@ -57,9 +57,16 @@ def wait_below(server: Any, root: str, wait: Callable[[], None]) -> None:
     """A server that waits before it answers for an address below `root`."""
     place = f"{server.mount_path}{root}"
 
+    def still() -> bool:
+        return bool(server._visible_epoch == server._wanted_epoch)
+
     def answer(environ: Any, start_response: Any) -> Any:
-        if environ["PATH_INFO"].startswith(place):
+        while environ["PATH_INFO"].startswith(place):
+            with server._epoch_cond:  # no build of the English half is going on
+                server._epoch_cond.wait_for(still)
             wait()
+            if still():  # nor has one begun meanwhile
+                break
         return server.serve_request(environ, start_response)
 
     server.set_app(answer)
