@@ -167,7 +167,7 @@ ROWS = """() => [...document.querySelectorAll('.panels')]
     .filter(e => !e.querySelector('.scroll'))
     .map(e => [e, [...e.querySelectorAll('svg')].slice(0, 3)
       .map(svg => Math.round(svg.getBoundingClientRect().top))])
-    .filter(([_, tops]) => new Set(tops).size > 1)
+    .filter(([_, tops]) => Math.max(...tops) - Math.min(...tops) > 1)
     .map(([e, tops]) => e.parentElement.querySelector('figcaption').textContent
       + ': its drawings begin at ' + tops.join(', ') + ' px: with shorter '
       + 'titles or labels they share a row')"""
