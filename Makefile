@@ -10,7 +10,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test audit quick mutants bench bench-quick bench-gpu docs fmt synced
+.PHONY: serve test audit quick costs mutants bench bench-quick bench-gpu docs fmt synced
 .PHONY: new check offline
 
 serve: $(READY)
@@ -28,6 +28,11 @@ audit: $(READY)
 # libraries' modules or a model in training, and without the pages of use/.
 quick: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not (alone or oracle or browser)"
+
+# Runs `make test` and says where its CPU seconds go, by kind, and what one more
+# page, variant or mistake adds to them.
+costs: $(READY)
+	$(PY) -m tests.kit.costs
 
 # Plants faults in the package and runs its tests: a sample of SIZE faults, or
 # with SIZE=0 all. ONLY=cost or ONLY=cost:131,masks takes those of some files.

@@ -13,7 +13,7 @@ from filelock import FileLock
 from hypothesis import settings
 
 from sitekit import ROOT
-from tests.kit.site import CHROMIUM, FLAGS, Site, build, opened
+from tests.kit.site import CHROMIUM, Site, build, launched, opened
 
 settings.register_profile("attnref", deadline=None, max_examples=60)
 settings.load_profile("attnref")
@@ -67,9 +67,7 @@ def chromium():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as p:
-        browser = p.chromium.launch(
-            executable_path=CHROMIUM, args=FLAGS.split()
-        )
+        browser = launched(p)
         yield browser
         browser.close()
 

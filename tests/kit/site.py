@@ -69,16 +69,37 @@ FLAGS = (
 )
 
 
+# Playwright gives up after 30 s, and `expect` after 5: on a starved machine a
+# page takes longer. Ten minutes end a test that hangs, and nothing else.
+HANGS = 600_000
+
+
+def launched(playwright):
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=HANGS)
+    return playwright.chromium.launch(
+        executable_path=CHROMIUM, args=FLAGS.split(), timeout=HANGS
+    )
+
+
 @contextmanager
-def opened(
-    chromium, url, *, width=1440, scheme="light", until="networkidle", **options
-):
-    """A page that keeps what it asked for and what went wrong."""
+def a_reader(chromium, *, width=1440, scheme="light", **options):
+    """Somebody who opens pages one after another: a context."""
     context = chromium.new_context(
         viewport={"width": width, "height": 900},
         color_scheme=scheme,
         **options,
     )
+    context.set_default_timeout(HANGS)
+    try:
+        yield context
+    finally:
+        context.close()
+
+
+def page_of(context, url, until="load"):
+    """A page that keeps what it asked for and what went wrong."""
     page = context.new_page()
     page.urls, page.faults = [], []
 
@@ -92,7 +113,11 @@ def opened(
     page.on("console", lambda m: blame(m.type in ("error", "warning"), m.text))
     page.on("response", lambda r: blame(r.status >= 400, r.url))
     page.goto(url, wait_until=until)
-    try:
-        yield page
-    finally:
-        context.close()
+    return page
+
+
+@contextmanager
+def opened(chromium, url, *, until="networkidle", **options):
+    """A page of a reader who has seen no other."""
+    with a_reader(chromium, **options) as context:
+        yield page_of(context, url, until)
