@@ -232,4 +232,5 @@ def test_an_edit_of_code_costs_the_pages_that_show_it(served):
     served.said("until build errors are resolved", 2)
     lock.unlink()
     served.restore(texts)
-    assert (PAGES, PAGES) in served.rendered()[2:]
+    # Of Chinese pages, the builds whose English half broke rendered some.
+    assert PAGES in [english for english, _ in served.rendered()[2:]]
