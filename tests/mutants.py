@@ -557,7 +557,7 @@ OPTIONS = ["-q", "--assert=plain", "--hypothesis-seed=0"]
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:xdist"]
 OPTIONS += ["-p", "no:unraisableexception", "-p", "no:threadexception"]
 # What measures time says that other processes run; a sweep repeats a test.
-QUIET = ["-s", "--tb=native", "-m", "not (alone or audit)"]
+QUIET = ["-s", "--tb=native", "-m", "not audit"]
 
 
 class Ended(NamedTuple):
