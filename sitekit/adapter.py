@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from material.plugins.search.plugin import (  # type: ignore[import-untyped]
     Parser,
 )
-from mkdocs.commands.build import build
+from mkdocs.commands.build import _populate_page, build
 from mkdocs.config import load_config
 from mkdocs.exceptions import BuildError
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, get_files
+from mkdocs.structure.nav import get_navigation
 from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler, get_relative_url
 from mkdocs.utils.meta import get_data
@@ -45,6 +46,30 @@ def html_of(path: Path, config: Any) -> str:
     page.read_source(config)
     page.render(config, Files([file]))
     return str(page.content)
+
+
+def render_alone(path: Path, config_path: Path) -> None:
+    """One page as a build renders it, among all others, which are only read."""
+    config = config_of(config_path)
+    plugins = config.plugins
+    plugins.on_startup(command="build", dirty=False)
+    try:
+        config = plugins.on_config(config)
+        files = get_files(config)
+        files.add_files_from_theme(config.theme.get_env(), config)
+        files = plugins.on_files(files, config=config)
+        nav = get_navigation(files, config)
+        plugins.on_nav(nav, config=config, files=files)
+        for file in files.documentation_pages():
+            file.page.read_source(config)  # lists of pages show their heads
+        (page,) = (
+            file.page
+            for file in files.documentation_pages()
+            if file.abs_src_path == str(path)
+        )
+        _populate_page(page, config, files)
+    finally:
+        plugins.on_shutdown()
 
 
 def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:

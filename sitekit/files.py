@@ -1,9 +1,9 @@
 """What can be downloaded, and how a page leads to it.
 
 `/files/gqa.py` is `attnref copy` of the public names of layers/gqa.py: this
-file and all that it needs, in one. A file without public names is there too if
-it imports no other; attnref/numbers, which reads data, is left out. Beside them
-stands the wheel of the package.
+file and all that it needs, in one. Files without public names are there too;
+attnref/numbers, which reads data, is left out. Beside them stands the wheel of
+the package.
 
 A page that shows code of a file gets, without a word of its author, a bar above
 the first block, a link in each caption, and links to the files that it imports.
@@ -73,8 +73,6 @@ def everything() -> dict[str, Whole]:
     for folder in FOLDERS:
         for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
             module = f"{folder}.{path.stem}"
-            if path.stem not in public and copy.imported_by(module):
-                continue
             whole = _copied(module, public.get(path.stem))
             if whole.name in {other.name for other in found.values()}:
                 why = f"{whole.source}: another file is called {whole.name}"

@@ -110,6 +110,8 @@ class Tracer:
 
         def local(frame: Any, event: str, arg: Any) -> Any:
             line = frame.f_lineno
+            if event == "exception":  # the statement was not done
+                pending[:] = [c for c in pending if not c.first <= line]
             # Having moved on from a statement says that it is done.
             for c in pending[:]:
                 if event == "return" or not c.first <= line <= c.last:

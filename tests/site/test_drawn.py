@@ -30,10 +30,10 @@ from sitekit.drawn import (
 )
 from sitekit.fences import Fence, drawing
 from sitekit.mathml import mathml
-from sitekit.pages import DRAWN, markdown_files
-from sitekit.parity import CALLS
+from sitekit.pages import markdown_files
 from sitekit.recorded import wiring
 from sitekit.render import Word, inline
+from sitekit.source import CALLS, DRAWN
 from tests.kit.pages import fences
 
 AXES = ("query", "key")

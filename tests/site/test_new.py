@@ -58,6 +58,7 @@ def source(tmp_path_factory):
 DEAD = "\n[dead](nowhere.md) and [dead](masks.md#no-such-anchor)\n"
 
 
+@pytest.mark.audit
 def test_what_is_new_is_built_and_dead_links_stop_the_whole_build(
     source, tmp_path
 ):
@@ -86,6 +87,7 @@ def test_what_is_new_is_built_and_dead_links_stop_the_whole_build(
         assert "attnref.layers.two_part.TwoPartAttention" in text("api")
 
 
+@pytest.mark.audit
 def test_what_is_new_is_under_the_laws_and_four_things_are_left(source):
     checked = ["attnref/layers/two_part.py", "attnref/caches/last_few.py"]
     checked += ["tests/laws/test_laws.py", "tests/laws/test_shape_comments.py"]
