@@ -14,7 +14,8 @@ from collections import Counter
 
 import pytest
 
-from sitekit.pages import markdown_files
+from sitekit import ROOT, depends
+from sitekit.pages import body_of, markdown_files
 from tests.kit.site import MKDOCS, copy_of_the_sources, environment
 
 DEADLINE = 600
@@ -176,6 +177,7 @@ def test_a_server_that_is_killed_leaves_no_process(tmp_path):
     served.end(signal.SIGTERM)
 
 
+@pytest.mark.audit
 def test_both_languages_are_served_and_each_page_is_opened_once(served):
     page = served.get("core/masks/")
     assert '<html lang="en"' in page
@@ -187,6 +189,7 @@ def test_both_languages_are_served_and_each_page_is_opened_once(served):
     assert set(reads.values()) == {1}, reads.most_common(3)
 
 
+@pytest.mark.audit
 def test_an_edit_of_a_page_costs_that_page(served):
     """An English one, then a Chinese one, then both at once, undone."""
     english, chinese = (f"docs/{lang}/core/sdpa.md" for lang in ("en", "zh"))
@@ -205,6 +208,7 @@ def test_an_edit_of_a_page_costs_that_page(served):
     served.restore(texts)
 
 
+@pytest.mark.audit
 def test_an_edit_of_code_costs_the_pages_that_show_it(served):
     """In both languages, and with all that pages draw by it. What is broken is
     told in a line, and mended, all is as a first build makes it."""
@@ -234,3 +238,18 @@ def test_an_edit_of_code_costs_the_pages_that_show_it(served):
     served.restore(texts)
     # Of Chinese pages, the builds whose English half broke rendered some.
     assert PAGES in [english for english, _ in served.rendered()[2:]]
+
+
+def test_a_page_depends_on_the_code_that_it_shows_and_draws_with():
+    """So much of it is rendered again after an edit: see the tests above."""
+
+    def files(stem):
+        path = ROOT / f"docs/en/{stem}.md"
+        return {file for file, _ in depends.key(f"{stem}.md", body_of(path))}
+
+    cross = ROOT / "attnref/layers/cross.py"
+    assert cross in files("layers/cross") and cross not in files("layers/gqa")
+    assert ROOT / "sitekit/drawn/softmax.py" in files("core/softmax")
+    assert ROOT / "attnref/numbers/specs.json" in files("numbers/memory")
+    api = body_of(ROOT / "docs/en/api.md")
+    assert depends.key("api.md", api) != depends.key("api.md", api)
