@@ -249,6 +249,7 @@ def test_a_page_depends_on_the_code_that_it_shows_and_draws_with():
 
     cross = ROOT / "attnref/layers/cross.py"
     assert cross in files("layers/cross") and cross not in files("layers/gqa")
+    assert ROOT / "tests/layers/test_gqa.py" in files("layers/gqa")
     assert ROOT / "sitekit/drawn/softmax.py" in files("core/softmax")
     assert ROOT / "attnref/numbers/specs.json" in files("numbers/memory")
     api = body_of(ROOT / "docs/en/api.md")
