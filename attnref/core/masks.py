@@ -368,6 +368,10 @@ class Prefix(Rule):
             length = length[_rows(length) if row is None else row]
         return (j < length) | (j <= i)
 
+    def covers(self, other: Rule) -> bool:
+        whole = type(self) is Prefix and Causal().covers(other)
+        return whole or super().covers(other)
+
     def hides_nothing(self, T: int, S: int) -> bool:
         return type(self) is Prefix and T <= 1
 
