@@ -54,6 +54,7 @@ class CrossAttention(nn.Module):
             n_kv_heads=self.n_kv_heads,
             head_dim=head_dim,
             dropout=dropout,
+            attend=attend,
         )
         self.dropout = dropout
         q_width = n_heads * self.head_dim

@@ -208,6 +208,7 @@ class MultiHeadLatentAttention(nn.Module):
             head_dim=qk_rope_head_dim,
             dropout=dropout,
             rope_theta=rope_theta,
+            attend=attend,
         )
         check_sizes(
             kv_lora_rank=kv_lora_rank,
