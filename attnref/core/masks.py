@@ -499,12 +499,12 @@ class RuleMask:
         if j is None:
             j = torch.arange(self.S, device=self.device)
         j = j[columns]
-        seen = self.rule(i, j, None, self.at(i, j))  # may look at j alone
+        seen = self.rule(i, j, None, self._at(i, j))  # may look at j alone
         seen = seen.expand(*seen.shape[:-2], i.shape[0], j.shape[0])
         beside = part_of(self.mask, rows, columns)
         return seen if beside is None else beside & seen
 
-    def at(
+    def _at(
         self, i: Tensor, j: Tensor, row: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """The positions of tokens `i` and `j`, if not their numbers."""
@@ -593,7 +593,7 @@ def mask_mod(
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         query, key = i + past, j if positions is None else positions[j]
-        shown = rule(query, key, b, lazy.at(query, key, b))
+        shown = rule(query, key, b, lazy._at(query, key, b))
         return shown if beside is None else shown & beside(b, h, i, j)
 
     return seen

@@ -25,7 +25,8 @@ class Parts(NamedTuple):
     `q_rope` `(B, H, T, Dr)` the part with RoPE; `c` `(B, 1, T, R)` is the
     latent after its RMSNorm, `k_rope` `(B, 1, T, Dr)` the RoPE key that all
     heads share. `up` is the module `kv_b_proj`: the paper's W^UK and W^UV,
-    interleaved head by head.
+    interleaved head by head. `numbers` says which keys the cache will return,
+    and `at` holds the positions of all tokens, if the rule counts them.
     """
 
     q: Tensor
