@@ -221,6 +221,15 @@ MISTAKES = (
             buffer = torch.zeros(room, dtype=tokens.dtype, device=tokens.device)
 """,
             ),
+            Lines(
+                module="caches.past",
+                right="""
+        check_kept(cache, k, numbers, at)
+""",
+                wrong="""
+        cache.remember(at)  # how many keys there are is not checked
+""",
+            ),
         ),
         symptom="decoding",
         shown=partial(decoded, cuts=range(1, 6), room=8),
