@@ -22,7 +22,11 @@ class Cache(ABC):
     whole batch: all rows have the same length.
 
     `length` counts the tokens that were appended. A cache need not return
-    all of them: `keeps` says which it returns, `positions` their positions.
+    all of them: `keeps` says which it returns, `positions` their numbers,
+    which count what was appended, from 0 and pads included.
+
+    A subclass stores its tensors in `buffers`, a tuple: `nbytes`, `reset`
+    and, unless it is overridden, `stored` read it, and `reorder` replaces it.
     """
 
     keeps: Rule
@@ -39,21 +43,44 @@ class Cache(ABC):
                 f"{type(self).__name__} has no `keeps`: set it to a Rule, in "
                 "the class or before super().__init__()"
             )
-        self._buffers: tuple[Tensor, ...] = ()
+        self.buffers: tuple[Tensor, ...] = ()
         self.length = 0
+        self._token_positions: Tensor | None = None
 
     @abstractmethod
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Store new tokens; returns all tensors kept, each `(B, K, S, D)`."""
 
     def positions(self, new: int, device: torch.device) -> Tensor | None:
-        """Positions of the keys that appending `new` tokens will return.
+        """Numbers of the keys that appending `new` tokens will return.
 
         `(S,)` in the order of the keys, -1 = an empty slot. None, as here,
         means 0, 1, 2, ... and costs nothing. A layer asks before it appends,
         so that a mask of the wrong shape is refused before anything changes.
         """
         return None
+
+    def token_positions(self, new: Tensor | None, T: int) -> Tensor | None:
+        """Positions of all tokens so far and of `T` new ones: `(B, S)`.
+
+        `new` are those of the new tokens, `(1, T)` or `(B, T)`, or None: their
+        numbers. While there are no others, the result is None. A layer asks
+        before it appends, and after it stores the result by `remember`.
+        """
+        before, end = self._token_positions, self.length
+        some = new if before is None else before
+        if some is None:
+            return None
+        numbers = torch.arange(end + T, device=some.device)[None]
+        past = numbers[:, :end] if before is None else before[:, :end]
+        new = numbers[:, end:] if new is None else new
+        rows = max(len(past), len(new))
+        both = past.expand(rows, -1), new.to(past).expand(rows, -1)
+        return torch.cat(both, dim=1)
+
+    def remember(self, token_positions: Tensor | None) -> None:
+        """Store the positions of all tokens, for later calls of the layer."""
+        self._token_positions = token_positions
 
     def check_room(self, new: int) -> None:
         """Refuse `new` more tokens if they do not fit.
@@ -68,16 +95,17 @@ class Cache(ABC):
 
         The keys stand at `positions(0, ...)`.
         """
-        return tuple(buffer[:, :, : self.length] for buffer in self._buffers)
+        return tuple(buffer[:, :, : self.length] for buffer in self.buffers)
 
     @property
     def nbytes(self) -> int:
-        """Allocated memory in bytes, used or not."""
-        return sum(buffer.nbytes for buffer in self._buffers)
+        """Allocated memory of the tensors in bytes, used or not."""
+        return sum(buffer.nbytes for buffer in self.buffers)
 
     def reset(self) -> None:
         """Forget all tokens and release the memory."""
-        self._buffers, self.length = (), 0
+        self.buffers, self.length = (), 0
+        self._token_positions = None
 
     def crop(self, length: int) -> None:
         """Roll back: keep only the first `length` tokens of every row.
@@ -98,7 +126,7 @@ class Cache(ABC):
         are reported by the device: checking them here would force a
         synchronisation.
         """
-        B = self._buffers[0].shape[0] if self._buffers else 0
+        B = self.buffers[0].shape[0] if self.buffers else 0
         if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"rows is {rows.dtype} of shape {tuple(rows.shape)}; pass "
@@ -112,7 +140,10 @@ class Cache(ABC):
                 )
         with torch.inference_mode(False), torch.no_grad():
             moved = [t.index_select(0, rows) for t in self.stored]
-            self._buffers = tuple(map(self._with_room, moved, self._buffers))
+            self.buffers = tuple(map(self._with_room, moved, self.buffers))
+            at = self._token_positions
+            if at is not None and len(at) > 1:
+                self._token_positions = at.index_select(0, rows)
 
     def _with_room(
         self, tokens: Tensor, buffer: Tensor | None = None
@@ -138,14 +169,14 @@ class Cache(ABC):
                 raise ValueError(
                     "a cache keeps no gradients: decode under torch.no_grad()"
                 )
-        if not self._buffers:
+        if not self.buffers:
             return
-        if len(tensors) != len(self._buffers):
+        if len(tensors) != len(self.buffers):
             raise ValueError(
-                f"the cache holds {len(self._buffers)} tensors per token, "
+                f"the cache holds {len(self.buffers)} tensors per token, "
                 f"but got {len(tensors)}"
             )
-        for buffer, new in zip(self._buffers, tensors, strict=True):
+        for buffer, new in zip(self.buffers, tensors, strict=True):
             B, K, _, D = buffer.shape
             if (*new.shape[:2], new.shape[3]) != (B, K, D):
                 raise ValueError(
@@ -182,6 +213,24 @@ def past_of(cache: Cache | None, causal: bool | Rule) -> int:
             "GrowingKVCache keep everything"
         )
     return cache.length
+
+
+def check_kept(
+    cache: Cache,
+    kept: Tensor,
+    numbers: Tensor | None,
+    at: Tensor | None = None,
+) -> None:
+    """Store the positions; refuse other keys than the cache had announced."""
+    if at is not None:
+        cache.remember(at)
+    wanted = cache.length if numbers is None else len(numbers)
+    if kept.shape[2] != wanted:
+        raise ValueError(
+            f"{type(cache).__name__}.append returned {kept.shape[2]} keys, and "
+            f"its `positions` say {wanted}: a cache that does not return all "
+            "tokens in order defines `positions`"
+        )
 
 
 # --8<-- [end:cache]
@@ -222,13 +271,13 @@ class KVCache(Cache):
         self._check(tensors)
         start, end = self.length, self.length + tensors[0].shape[2]
         self.check_room(end - start)
-        if not self._buffers:
+        if not self.buffers:
             # Made outside inference mode, they can be written to in any mode.
             with torch.inference_mode(False), torch.no_grad():
-                self._buffers = tuple(
+                self.buffers = tuple(
                     self._with_room(t[:, :, :0]) for t in tensors
                 )
-        for buffer, new in zip(self._buffers, tensors, strict=True):
+        for buffer, new in zip(self.buffers, tensors, strict=True):
             buffer[:, :, start:end] = new
         self.length = end
         return self.stored
@@ -266,7 +315,7 @@ class GrowingKVCache(Cache):
         self._check(tensors)
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
         with torch.no_grad():
-            self._buffers = tuple(
+            self.buffers = tuple(
                 torch.cat((old, new), dim=2)
                 for old, new in zip(before, tensors, strict=True)
             )

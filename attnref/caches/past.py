@@ -3,11 +3,12 @@
 # --8<-- [start:imports]
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from attnref.caches.kv_cache import Cache, past_of
-from attnref.core.masks import Rule, decoder_mask
-from attnref.core.rope import rotate
+from attnref.caches.kv_cache import Cache, check_kept, past_of
+from attnref.core.masks import Rule, decoder_mask, rule_of
+from attnref.core.rope import check_positions, rotate
 from attnref.core.sdpa import Attend
 
 # --8<-- [end:imports]
@@ -43,18 +44,51 @@ def self_attention(
     H = q.shape[1]
     B, K, T, D = k.shape
     past = past_of(cache, layer.causal)
+    at = token_positions_of(cache, layer.causal, positions, q)
+    if layer.rope_theta is None and at is not None:
+        positions = None  # they are for the rule alone
     q, k = rotate(q, k, theta=layer.rope_theta, past=past, positions=positions)
+    numbers = None if cache is None else cache.positions(T, q.device)
     seen = decoder_mask(
         mask,
         (B, H, T, past + T),
         causal=layer.causal,
         device=q.device,
-        positions=None if cache is None else cache.positions(T, q.device),
+        positions=numbers,
+        token_positions=at,
     )
     if cache is not None:
         k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+        check_kept(cache, k, numbers, at)
     dropout = layer.dropout if layer.training else 0.0
     return layer.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
+
+
+def token_positions_of(
+    cache: Cache | None,
+    causal: bool | Rule,
+    positions: Tensor | None,
+    q: Tensor,
+) -> Tensor | None:
+    """The positions by which a layer's rule sees all tokens so far.
+
+    None, if the rule reads the numbers of tokens alone, or if all positions
+    are these. `positions` are those of the queries `q` `(B, H, T, D)`; a cache
+    remembers those of earlier calls.
+    """
+    rule, T = rule_of(causal), q.shape[2]
+    if rule.by_number:
+        return None
+    if positions is not None:
+        check_positions(positions, len(q), T, q.device)
+        if positions.dtype not in (torch.int32, torch.int64):
+            raise TypeError(
+                f"positions are {positions.dtype}, and the rule {rule} counts "
+                "tokens: pass int32 or int64"
+            )
+        if positions.dim() == 1:
+            positions = positions[None]
+    return positions if cache is None else cache.token_positions(positions, T)
 
 
 # --8<-- [end:past]

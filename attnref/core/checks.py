@@ -14,8 +14,9 @@ def check_layer(
     head_dim: int | None,
     dropout: float,
     rope_theta: float | None = None,
+    attend: object = None,
 ) -> int:
-    """Check the sizes of a layer and return the width of a head.
+    """Check the options of a layer and return the width of a head.
 
     Examples:
         >>> sizes = dict(n_heads=8, n_kv_heads=2, head_dim=None, dropout=0.0)
@@ -41,6 +42,8 @@ def check_layer(
         raise ValueError(f"{rope_theta=} must be positive")
     if not 0 <= dropout < 1:
         raise ValueError(f"{dropout=} must be at least 0 and below 1")
+    if not (attend is None or callable(attend)):
+        raise TypeError(f"{attend=} is no function; pass sdpa, fused or flash")
     return head_dim
 
 

@@ -274,7 +274,15 @@ def flash_lse(
     cut = Tiles(q.shape[2], k.shape[2], mask, height, width)
     factor = q.shape[3] ** -0.5 if scale is None else scale
     how = _How(cut, factor, dropout, seed)
-    out, lse = _Flash.apply(q, k, v, how)  # type: ignore[no-untyped-call]
+    try:
+        out, lse = _Flash.apply(q, k, v, how)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "functorch" not in str(error):
+            raise
+        raise RuntimeError(
+            "flash does not run under torch.func, as in vmap or grad, nor does "
+            "what is built on it; use sdpa"
+        ) from error
     return out, lse[..., 0]
 
 

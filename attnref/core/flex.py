@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnref.core.masks import Mask, mask_mod, part_of
-from attnref.core.sdpa import check_attention
+from attnref.core.sdpa import check_attention, without_autocast
 
 # --8<-- [end:imports]
 
@@ -65,7 +65,9 @@ def flex(
         heads = corner.shape[:2] if corner.dim() == 4 else (1, 1)
         tiles = kernel.create(mask_mod(mask), *heads, T, S, q.device)
     grouped = k.shape[1] != H
-    return kernel(q, k, v, block_mask=tiles, scale=scale, enable_gqa=grouped)
+    how = {"block_mask": tiles, "scale": scale, "enable_gqa": grouped}
+    with without_autocast(q.device):  # the output has the dtype of the inputs
+        return kernel(q, k, v, **how)
 
 
 class _Kernel:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnref.core.masks import Mask, dense
-from attnref.core.sdpa import check_attention, sdpa
+from attnref.core.sdpa import check_attention, sdpa, without_autocast
 
 # --8<-- [end:imports]
 
@@ -43,7 +43,8 @@ def fused(
     B, H, T, D = q.shape
     Dv = v.shape[3]
     call = _call(q, k, v, mask, scale, dropout)
-    out: Tensor = F.scaled_dot_product_attention(**call)
+    with without_autocast(q.device):  # the output has the dtype of the inputs
+        out: Tensor = F.scaled_dot_product_attention(**call)
     seen = call["attn_mask"]
     if seen is not None:
         # A query that sees no key: PyTorch 2.4 gives NaN.

@@ -3,7 +3,6 @@
 # --8<-- [start:imports]
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -128,18 +127,36 @@ def padding_mask_from_hf(attention_mask: Tensor) -> Tensor:
 class Rule:
     """Which keys a query may see, as a condition on two positions.
 
-    `rule(i, j)` is True where a query at position `i` may see a key at
-    position `j`; `i` and `j` broadcast. Positions count the tokens of a row
-    from 0, pads included; `j = -1` is an empty slot, which is never seen.
+    `rule(i, j)` is True where the query of token `i` may see the key of token
+    `j`; `i` and `j` broadcast. They are numbers of tokens: these count what a
+    row has received, from 0 and pads included; `j = -1` is an empty slot,
+    which is never seen.
+
+    The position of a token is its number, unless a layer is given
+    `positions`: then `at` holds those of the queries and of the keys, and
+    pads count no more than these positions say. Which of two tokens is the
+    later one, their numbers still decide: of tokens at one position, as a pad
+    and the token before it may be, the first does not see the second.
 
     A layer has a rule, and a cache states by a rule which keys it keeps.
     `one & other` shows what both show.
     """
 
     def __call__(
-        self, i: Tensor, j: Tensor, row: Tensor | None = None
+        self,
+        i: Tensor,
+        j: Tensor,
+        row: Tensor | None = None,
+        at: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        return (j >= 0) & self.shows_in(row, i, j)
+        seen = j >= 0
+        for rule in self.parts:
+            if at is None or rule.by_number:
+                seen = seen & rule.shows_in(row, i, j)
+            else:
+                ahead = (j > i) & (at[1] <= at[0])  # later, but not further on
+                seen = seen & ~ahead & rule.shows_in(row, *at)
+        return seen
 
     def shows(self, i: Tensor, j: Tensor) -> Tensor | bool:
         """The condition for keys that exist; every subclass defines it."""
@@ -165,6 +182,11 @@ class Rule:
         return (self,)
 
     @property
+    def by_number(self) -> bool:
+        """Whether it reads the numbers of tokens, and never positions."""
+        return False
+
+    @property
     def reach(self) -> float:
         """How many tokens, up to its own, a query may see at most."""
         return torch.inf
@@ -187,15 +209,13 @@ class All(Rule):
 
     rules: tuple[Rule, ...]
 
-    def shows_in(
-        self, row: Tensor | None, i: Tensor, j: Tensor
-    ) -> Tensor | bool:
-        shown = (rule.shows_in(row, i, j) for rule in self.rules)
-        return reduce(lambda one, other: one & other, shown)
-
     @property
     def parts(self) -> tuple[Rule, ...]:
         return self.rules
+
+    @property
+    def by_number(self) -> bool:
+        return all(rule.by_number for rule in self.rules)
 
     @property
     def reach(self) -> float:
@@ -225,6 +245,10 @@ class Everything(Rule):
     def shows(self, i: Tensor, j: Tensor) -> bool:
         return True
 
+    @property
+    def by_number(self) -> bool:
+        return True
+
     def covers(self, other: Rule) -> bool:
         return True
 
@@ -245,6 +269,10 @@ class Causal(Rule):
 
     def shows(self, i: Tensor, j: Tensor) -> Tensor:
         return j <= i
+
+    @property
+    def by_number(self) -> bool:
+        return type(self) is Causal  # a subclass may measure a distance
 
     def hides_nothing(self, T: int, S: int) -> bool:
         # A single query is the last token. A subclass may hide more.
@@ -340,6 +368,10 @@ class Prefix(Rule):
             length = length[_rows(length) if row is None else row]
         return (j < length) | (j <= i)
 
+    def covers(self, other: Rule) -> bool:
+        whole = type(self) is Prefix and Causal().covers(other)
+        return whole or super().covers(other)
+
     def hides_nothing(self, T: int, S: int) -> bool:
         return type(self) is Prefix and T <= 1
 
@@ -358,7 +390,8 @@ class Documents(Rule):
 
     `ids` has the number of each token's document, `(B, S)`, or `(S,)` if it
     is the same in all rows. It must cover all tokens so far, those in a cache
-    included.
+    and pads included, in the order in which they came: their positions do not
+    matter here, and may start again in each document.
 
     Examples:
         >>> rule = Causal() & Documents(torch.tensor([0, 0, 1, 1]))
@@ -385,6 +418,10 @@ class Documents(Rule):
             return ids[i] == ids[j]
         row = _rows(ids) if row is None else row
         return ids[row, i] == ids[row, j]
+
+    @property
+    def by_number(self) -> bool:
+        return True
 
     def check(self, B: int, S: int, device: torch.device) -> None:
         _check_made_for("ids", self.ids, (B, S), device)
@@ -431,10 +468,12 @@ class RuleMask:
     """The mask of a rule, of which parts are built when needed.
 
     The `T` queries are the tokens after the first `past`; `positions` holds
-    those of the `S` keys, -1 = an empty slot, and None means 0 to S - 1.
-    The mask is `(T, S)`, or `(B, 1, T, S)` if the rule differs between rows.
-    `mask`, if there is one, hides more: it is bool and broadcasts to
-    `(B, H, T, S)`.
+    the numbers of the `S` keys, -1 = an empty slot, and None means 0 to S - 1.
+    `token_positions` `(B, past + T)` or `(1, past + T)` holds the positions
+    of all tokens so far, in the order of their numbers, where a layer was
+    given others than these. The mask is `(T, S)`, or `(B, 1, T, S)` if the
+    rule or the positions differ between rows. `mask`, if there is one, hides
+    more: it is bool and broadcasts to `(B, H, T, S)`.
 
     Examples:
         >>> mask = RuleMask(Causal(), T=2, S=5, past=3)
@@ -451,6 +490,7 @@ class RuleMask:
     positions: Tensor | None = None
     mask: Tensor | None = None
     device: torch.device | str | None = None
+    token_positions: Tensor | None = None
 
     def part(self, rows: slice, columns: slice) -> Tensor:
         """Which of some queries see which of some keys: True = may attend."""
@@ -459,10 +499,22 @@ class RuleMask:
         if j is None:
             j = torch.arange(self.S, device=self.device)
         j = j[columns]
-        seen = self.rule(i, j)  # a rule may look at j alone
+        seen = self.rule(i, j, None, self._at(i, j))  # may look at j alone
         seen = seen.expand(*seen.shape[:-2], i.shape[0], j.shape[0])
         beside = part_of(self.mask, rows, columns)
         return seen if beside is None else beside & seen
+
+    def _at(
+        self, i: Tensor, j: Tensor, row: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """The positions of tokens `i` and `j`, if not their numbers."""
+        at = self.token_positions
+        if at is None:
+            return None
+        if len(at) == 1:
+            return at[0, i], at[0, j]
+        row = _rows(at) if row is None else row
+        return at[row, i], at[row, j]
 
     def dense(self) -> Tensor:
         """The whole mask as one tensor."""
@@ -515,7 +567,7 @@ def mask_mod(
     """A mask or a rule as the `mask_mod` of PyTorch's `flex_attention`.
 
     The function takes the indices of row, head, query and key: tensors without
-    axes. Of a rule alone, the indices are the positions.
+    axes. Of a rule alone, the indices are the numbers of the tokens.
 
     Examples:
         >>> seen = mask_mod(Window(2))
@@ -533,15 +585,15 @@ def mask_mod(
 
         return looked_up
     given: Any = mask
-    if not hasattr(given, "past"):  # a rule: the indices are the positions
+    if not hasattr(given, "past"):  # a rule: the indices are the numbers
         given = RuleMask(given, T=0, S=0, past=0)
     lazy: RuleMask = given
     rule, past, positions = lazy.rule, lazy.past, lazy.positions
     beside = None if lazy.mask is None else mask_mod(lazy.mask)
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        at = j if positions is None else positions[j]
-        shown = rule(i + past, at, b)
+        query, key = i + past, j if positions is None else positions[j]
+        shown = rule(query, key, b, lazy._at(query, key, b))
         return shown if beside is None else shown & beside(b, h, i, j)
 
     return seen
@@ -558,6 +610,7 @@ def decoder_mask(
     causal: bool | Rule,
     device: torch.device,
     positions: Tensor | None = None,
+    token_positions: Tensor | None = None,
 ) -> Mask:
     """The mask that a layer applies: the caller's mask and the layer's rule.
 
@@ -567,8 +620,10 @@ def decoder_mask(
     some. A mask of the new tokens alone is refused: if it broadcast over all
     keys, every pad in the cache would be seen.
 
-    `positions` holds the position of each key, -1 = an empty slot; None means
-    0 to S - 1. The result has one column per key. Where the rule hides
+    `positions` holds the number of each key, -1 = an empty slot; None means
+    0 to S - 1. `token_positions` are those of a `RuleMask`. Where they let the
+    rule show a key that the cache has dropped, as pads between tokens do, this
+    is refused. The result has one column per key. Where the rule hides
     nothing, it is `mask`, else a `RuleMask`, of which no part is built yet,
     and which cores do not check again.
 
@@ -592,14 +647,36 @@ def decoder_mask(
             )
     rule, past = rule_of(causal), S - T
     rule.check(B, S, device)
-    if positions is None and rule.hides_nothing(T, S):
+    counted = token_positions is None  # positions are numbers of tokens
+    if positions is None and counted and rule.hides_nothing(T, S):
         return mask
     if positions is not None:
+        if not counted:
+            of_all = RuleMask(
+                rule, T, S, past, None, mask, device, token_positions
+            )
+            _check_dropped(of_all, positions)
         S = len(positions)
         if mask is not None:
             mask = mask[..., positions]  # -1: last column, hidden by the rule
     full = B, H, T, S
-    return CheckedMask(rule, T, S, past, positions, mask, device, full)
+    return CheckedMask(
+        rule, T, S, past, positions, mask, device, token_positions, full
+    )
+
+
+def _check_dropped(of_all: RuleMask, kept: Tensor) -> None:
+    """Refuse a cache that has dropped a key which some query may see."""
+    if kept.device.type == "meta":
+        return
+    dropped = torch.ones(of_all.S, dtype=torch.bool, device=kept.device)
+    dropped[kept[kept >= 0]] = False
+    if (of_all.dense() & dropped).any():
+        raise ValueError(
+            f"the rule is {of_all.rule}, and at the positions given it shows "
+            "a key that the cache has dropped: pads stand between the tokens. "
+            "Pass a larger cache, or pad on the left"
+        )
 
 
 # --8<-- [end:decoder]
@@ -642,6 +719,12 @@ def check_mask(
             raise ValueError(
                 f"mask is for {mask.T} queries and {mask.S} keys, "
                 f"and not for T={full[2]} and S={full[3]}"
+            )
+        at, so_far = mask.token_positions, mask.past + mask.T
+        if at is not None and at.shape not in ((1, so_far), (full[0], so_far)):
+            raise ValueError(
+                f"token_positions has shape {tuple(at.shape)}; {full[0]} rows "
+                f"of {so_far} tokens need {(full[0], so_far)}"
             )
         mask.rule.check(full[0], mask.past + mask.T, device)
         if mask.mask is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnref.core.checks import check_sizes
 from attnref.core.flash import flash_lse, parts
-from attnref.core.masks import Mask, part_of
+from attnref.core.masks import Causal, Mask, Window, part_of
 from attnref.core.sdpa import check_attention
 
 # --8<-- [end:imports]
@@ -48,7 +48,10 @@ def merge(
     none = total == 0
     total = total.masked_fill(none, 1)
     weights = (exponentials / total).unsqueeze(-1)  # (..., B, H, T, 1)
-    mixed = (weights * torch.stack([*outs])).sum(dim=0)  # (B, H, T, Dv)
+    # What does not count is left out: 0 * NaN would be NaN.
+    absent = (stacked == -torch.inf).unsqueeze(-1)  # (..., B, H, T, 1)
+    counted = torch.stack([*outs]).masked_fill(absent, 0)
+    mixed = (weights * counted).sum(dim=0)  # (B, H, T, Dv)
     lse = (base + total.log()).masked_fill(none, -torch.inf)  # (B, H, T)
     return mixed.to(outs[0].dtype), lse
 
@@ -101,8 +104,9 @@ def with_prefix(
     `prefix` holds the keys and values `(1, K, P, D)` of the first `P` tokens,
     once for the whole batch; `k`, `v` and `mask` are those of the tokens after
     it. All queries see the whole prefix, so those of all rows are stacked into
-    one row: its keys are read once and not once per row. A window that does not
-    reach back to the first of them is refused.
+    one row: its keys are read once and not once per row. A rule in `mask` that
+    may hide a part of the prefix is refused, as is one of which this is not
+    known: its numbers of tokens begin after the prefix.
     """
     check_attention(q, k, v, mask, scale)
     if len(prefix) != 2:
@@ -117,10 +121,15 @@ def with_prefix(
     B, H, T, D = q.shape
     P, Dv = prefix[1].shape[2:]
     rule = getattr(mask, "rule", None)
-    if rule is not None and rule.reach < P + k.shape[2]:
-        raise ValueError(
-            f"{rule} hides a part of the prefix of {P} tokens from a query"
-        )
+    last = Window(
+        max(1, P + k.shape[2])
+    )  # reaches from the last query to the first
+    for one in () if rule is None else rule.parts:
+        if not (one.covers(Causal()) or one.covers(last)):
+            raise ValueError(
+                f"{one} may hide a part of the prefix of {P} tokens from a "
+                "query; pass a mask of the tokens after it"
+            )
     queries = q.transpose(0, 1).reshape(1, H, B * T, D)  # (1, H, B * T, D)
     shared, lse = flash_lse(queries, *prefix, scale=scale)
     shared = shared.view(H, B, T, Dv).transpose(0, 1)  # (B, H, T, Dv)

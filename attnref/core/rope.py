@@ -185,16 +185,8 @@ def rotate(
     B, H, T, D = q.shape
     if positions is None:
         cos, sin = _tables(q, past, theta, yarn)
-    elif all(positions.shape != s for s in ((T,), (1, T), (B, T))):
-        raise ValueError(
-            f"positions has shape {tuple(positions.shape)}; {B} rows of {T} "
-            f"tokens need {(T,)} or {(B, T)}"
-        )
-    elif positions.device != q.device:
-        raise ValueError(
-            f"positions are on {positions.device}, q on {q.device}"
-        )
     else:
+        check_positions(positions, B, T, q.device)
         cos, sin = rope_table(positions, D, theta=theta, yarn=yarn)
     q = apply_rope(q, cos, sin, layout=layout)
     return q, apply_rope(k, cos, sin, layout=layout)
@@ -211,27 +203,41 @@ def _tables(
     if traced or type(q) is not Tensor:
         positions = torch.arange(past, end, device=q.device)
         return rope_table(positions, D, theta=theta, yarn=yarn)
-    size = 1 << max(8, (end - 1).bit_length())  # 256, 512, 1024, ...
     wide = torch.promote_types(q.dtype, torch.float32)
-    cos, sin = _first_tables(size, D, theta, yarn, q.device, wide)
+    cos, sin = _stored(D, theta, yarn, q.device, wide).first(end)
     return cos[past:end], sin[past:end]
 
 
-@lru_cache(maxsize=4)
-def _first_tables(
-    size: int,
-    dim: int,
-    theta: float,
-    yarn: Yarn | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """The tables of the first `size` positions, made once for all layers."""
-    # What is made in inference mode cannot be used where gradients are.
-    with torch.inference_mode(False), torch.no_grad():
-        positions = torch.arange(size, device=device)
-        cos, sin = rope_table(positions, dim, theta=theta, yarn=yarn)
-        return cos.to(dtype), sin.to(dtype)
+class _Tables:
+    """The tables of the first positions, of all layers with these options."""
+
+    def __init__(
+        self,
+        dim: int,
+        theta: float,
+        yarn: Yarn | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.how = dim, theta, yarn, device, dtype
+        self.longest = (torch.empty(0), torch.empty(0))
+
+    def first(self, length: int) -> tuple[Tensor, Tensor]:
+        """At least so many: 256, 512, 1024, ..."""
+        longest = self.longest
+        if len(longest[0]) < length:
+            dim, theta, yarn, device, dtype = self.how
+            size = 1 << max(8, (length - 1).bit_length())
+            # What is made in inference mode cannot be used with gradients.
+            with torch.inference_mode(False), torch.no_grad():
+                positions = torch.arange(size, device=device)
+                cos, sin = rope_table(positions, dim, theta=theta, yarn=yarn)
+                longest = self.longest = cos.to(dtype), sin.to(dtype)
+        return longest
+
+
+# Each theta, width, dtype and device of a model has its own: far fewer.
+_stored = lru_cache(maxsize=64)(_Tables)
 
 
 # --8<-- [end:rotate]
@@ -260,6 +266,19 @@ def token_positions(valid: Tensor) -> Tensor:
 
 
 # --8<-- [start:check]
+def check_positions(
+    positions: Tensor, B: int, T: int, device: torch.device
+) -> None:
+    """Refuse positions that are not those of `T` tokens, or of `B` rows."""
+    if all(positions.shape != s for s in ((T,), (1, T), (B, T))):
+        raise ValueError(
+            f"positions has shape {tuple(positions.shape)}; {B} rows of {T} "
+            f"tokens need {(T,)} or {(B, T)}"
+        )
+    if positions.device != device:
+        raise ValueError(f"positions are on {positions.device}, q on {device}")
+
+
 def _check_tables(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     if x.dim() != 4 or x.shape[3] % 2:
         raise ValueError(

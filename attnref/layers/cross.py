@@ -3,7 +3,7 @@
 # --8<-- [start:imports]
 from torch import Tensor, nn
 
-from attnref.caches.kv_cache import Cache, past_of
+from attnref.caches.kv_cache import Cache, check_kept, past_of
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import merge_heads, split_heads
 from attnref.core.masks import decoder_mask
@@ -54,6 +54,7 @@ class CrossAttention(nn.Module):
             n_kv_heads=self.n_kv_heads,
             head_dim=head_dim,
             dropout=dropout,
+            attend=attend,
         )
         self.dropout = dropout
         q_width = n_heads * self.head_dim
@@ -95,15 +96,17 @@ class CrossAttention(nn.Module):
             k = split_heads(self.k_proj(context), K)  # (B, K, S, D)
             v = split_heads(self.v_proj(context), K)  # (B, K, S, D)
         new = 0 if filled else S
+        numbers = None if cache is None else cache.positions(new, x.device)
         seen = decoder_mask(
             mask,
             (B, H, T, S),
             causal=False,
             device=x.device,
-            positions=None if cache is None else cache.positions(new, x.device),
+            positions=numbers,
         )
         if cache is not None and not filled:
             k, v = cache.append(k, v)  # (B, K, S, D)
+            check_kept(cache, k, numbers)
         dropout = self.dropout if self.training else 0.0
         heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
         out: Tensor = self.o_proj(merge_heads(heads))

@@ -85,7 +85,7 @@ class GroupedQueryAttention(nn.Module):
         self.d_model, self.n_heads = d_model, n_heads
         self.n_kv_heads, self.attend = n_kv_heads, attend
         self.head_dim = check_layer(
-            d_model, n_heads, n_kv_heads, head_dim, dropout, rope_theta
+            d_model, n_heads, n_kv_heads, head_dim, dropout, rope_theta, attend
         )
         self.dropout, self.causal, self.rope_theta = dropout, causal, rope_theta
         q_width, kv_width = n_heads * self.head_dim, n_kv_heads * self.head_dim

@@ -77,7 +77,7 @@ class MultiHeadAttention(nn.Module):
         self.attend = attend
         self.d_model, self.n_heads = d_model, n_heads
         self.head_dim = check_layer(
-            d_model, n_heads, n_heads, head_dim, dropout, rope_theta
+            d_model, n_heads, n_heads, head_dim, dropout, rope_theta, attend
         )
         self.dropout, self.causal, self.rope_theta = dropout, causal, rope_theta
         inner = n_heads * self.head_dim

@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from attnref.caches.kv_cache import Cache, past_of
+from attnref.caches.kv_cache import Cache, check_kept, past_of
+from attnref.caches.past import token_positions_of
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import RMSNorm, merge_heads, split_heads
 from attnref.core.masks import Mask, Rule, decoder_mask
@@ -24,7 +25,8 @@ class Parts(NamedTuple):
     `q_rope` `(B, H, T, Dr)` the part with RoPE; `c` `(B, 1, T, R)` is the
     latent after its RMSNorm, `k_rope` `(B, 1, T, Dr)` the RoPE key that all
     heads share. `up` is the module `kv_b_proj`: the paper's W^UK and W^UV,
-    interleaved head by head.
+    interleaved head by head. `numbers` says which keys the cache will return,
+    and `at` holds the positions of all tokens, if the rule counts them.
     """
 
     q: Tensor
@@ -37,6 +39,16 @@ class Parts(NamedTuple):
     scale: float
     dropout: float
     attend: Attend
+    numbers: Tensor | None
+    at: Tensor | None
+
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The new tokens after those in the cache, if there is one."""
+        if self.cache is None:
+            return tensors
+        kept = self.cache.append(*tensors)
+        check_kept(self.cache, kept[0], self.numbers, self.at)
+        return kept
 
 
 def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,9 +71,7 @@ def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
 # --8<-- [start:expanded]
 def _expanded(p: Parts) -> Tensor:
     """Each head's keys and values are computed once and cached."""
-    k, v = _expand(p, p.c, p.k_rope)
-    if p.cache is not None:
-        k, v = p.cache.append(k, v)
+    k, v = p.append(*_expand(p, p.c, p.k_rope))
     q = torch.cat((p.q, p.q_rope), dim=-1)  # (B, H, T, Dn + Dr)
     return p.attend(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
 
@@ -73,8 +83,7 @@ def _expanded(p: Parts) -> Tensor:
 def _latent(p: Parts) -> Tensor:
     """The latent is cached, and expanded again at each step."""
     entry = torch.cat((p.c, p.k_rope), dim=-1)  # (B, 1, T, R + Dr)
-    if p.cache is not None:
-        (entry,) = p.cache.append(entry)  # (B, 1, S, R + Dr)
+    (entry,) = p.append(entry)  # (B, 1, S, R + Dr)
     c, k_rope = entry.tensor_split((p.c.shape[3],), dim=-1)
     k, v = _expand(p, c, k_rope)
     q = torch.cat((p.q, p.q_rope), dim=-1)  # (B, H, T, Dn + Dr)
@@ -130,8 +139,7 @@ def _absorbed(p: Parts) -> Tensor:
     up = _matrix("kv_b_proj", p.up).view(H, -1, R)  # (H, Dn + Dv, R)
     w_uk, w_uv = up.tensor_split((Dn,), dim=1)
     entry = torch.cat((p.c, p.k_rope), dim=-1)  # (B, 1, T, R + Dr)
-    if p.cache is not None:
-        (entry,) = p.cache.append(entry)  # (B, 1, S, R + Dr)
+    (entry,) = p.append(entry)  # (B, 1, S, R + Dr)
     c = entry[..., :R]  # (B, 1, S, R)
     # Stacked over the batch: `p.q @ w_uk` would copy the weight for each row.
     rows = p.q.transpose(0, 1).reshape(H, B * T, Dn)  # (H, B * T, Dn)
@@ -201,6 +209,7 @@ class MultiHeadLatentAttention(nn.Module):
             head_dim=qk_rope_head_dim,
             dropout=dropout,
             rope_theta=rope_theta,
+            attend=attend,
         )
         check_sizes(
             kv_lora_rank=kv_lora_rank,
@@ -281,18 +290,20 @@ class MultiHeadLatentAttention(nn.Module):
             layout=self.rope_layout,
             yarn=self.yarn,
         )
+        at = token_positions_of(cache, self.causal, positions, q)
+        numbers = None if cache is None else cache.positions(T, x.device)
         seen = decoder_mask(
             mask,
             (B, H, T, past + T),
             causal=self.causal,
             device=x.device,
-            positions=None if cache is None else cache.positions(T, x.device),
+            positions=numbers,
+            token_positions=at,
         )
         dropout = self.dropout if self.training else 0.0
         up, scale = self.kv_b_proj, self.scale
-        parts = Parts(
-            q, q_rope, c, k_rope, up, seen, cache, scale, dropout, self.attend
-        )
+        how = scale, dropout, self.attend, numbers, at
+        parts = Parts(q, q_rope, c, k_rope, up, seen, cache, *how)
         heads = FORMS[form](parts)  # (B, H, T, Dv)
         out: Tensor = self.o_proj(merge_heads(heads))
         return out  # (B, T, E)

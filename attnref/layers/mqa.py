@@ -78,7 +78,7 @@ class MultiQueryAttention(nn.Module):
         self.attend = attend
         self.d_model, self.n_heads = d_model, n_heads
         self.head_dim = check_layer(
-            d_model, n_heads, 1, head_dim, dropout, rope_theta
+            d_model, n_heads, 1, head_dim, dropout, rope_theta, attend
         )
         self.dropout, self.causal, self.rope_theta = dropout, causal, rope_theta
         self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=bias)

@@ -144,11 +144,11 @@ MISTAKES = (
             Lines(
                 module="layers.gqa",
                 right="""
-            d_model, n_heads, n_kv_heads, head_dim, dropout, rope_theta
+            d_model, n_heads, n_kv_heads, head_dim, dropout, rope_theta, attend
         )
 """,
                 wrong="""
-            d_model, n_heads, n_kv_heads, None, dropout, rope_theta
+            d_model, n_heads, n_kv_heads, None, dropout, rope_theta, attend
         )  # d_model // n_heads
 """,
             ),

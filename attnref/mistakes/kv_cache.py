@@ -209,7 +209,7 @@ MISTAKES = (
 """,
                 wrong="""
         self.length = end
-        return self._buffers
+        return self.buffers
 """,
             ),
             Lines(
@@ -219,6 +219,15 @@ MISTAKES = (
 """,
                 wrong="""
             buffer = torch.zeros(room, dtype=tokens.dtype, device=tokens.device)
+""",
+            ),
+            Lines(
+                module="caches.past",
+                right="""
+        check_kept(cache, k, numbers, at)
+""",
+                wrong="""
+        cache.remember(at)  # how many keys there are is not checked
 """,
             ),
         ),
@@ -256,7 +265,7 @@ MISTAKES = (
             Lines(
                 module="caches.kv_cache",
                 right="""
-        for buffer, new in zip(self._buffers, tensors, strict=True):
+        for buffer, new in zip(self.buffers, tensors, strict=True):
             buffer[:, :, start:end] = new
         self.length = end
         return self.stored
@@ -265,7 +274,7 @@ MISTAKES = (
         self.length = end
         if not start:  # prefill: there is no past to read
             return tensors
-        for buffer, new in zip(self._buffers, tensors, strict=True):
+        for buffer, new in zip(self.buffers, tensors, strict=True):
             buffer[:, :, start:end] = new
         return self.stored
 """,
@@ -367,7 +376,7 @@ MISTAKES = (
         self._check(tensors)
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
         with torch.no_grad():
-            self._buffers = tuple(
+            self.buffers = tuple(
                 torch.cat((old, new), dim=2)
                 for old, new in zip(before, tensors, strict=True)
             )
@@ -379,7 +388,7 @@ MISTAKES = (
         tensors = tuple(t.transpose(0, 1).flatten(1, 2)[None] for t in tensors)
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
         with torch.no_grad():
-            self._buffers = tuple(
+            self.buffers = tuple(
                 torch.cat((old, new), dim=2)
                 for old, new in zip(before, tensors, strict=True)
             )
@@ -514,10 +523,10 @@ MISTAKES = (
             Lines(
                 module="caches.kv_cache",
                 right="""
-        self._buffers, self.length = (), 0
+        self.buffers, self.length = (), 0
 """,
                 wrong="""
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             buffer.zero_()
 """,
             ),
@@ -569,14 +578,14 @@ MISTAKES = (
                 right="""
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
         with torch.no_grad():
-            self._buffers = tuple(
+            self.buffers = tuple(
                 torch.cat((old, new), dim=2)
                 for old, new in zip(before, tensors, strict=True)
             )
 """,
                 wrong="""
         before = self.stored or tuple(new[:, :, :0] for new in tensors)
-        self._buffers = tuple(
+        self.buffers = tuple(
             torch.cat((old, new), dim=2)
             for old, new in zip(before, tensors, strict=True)
         )

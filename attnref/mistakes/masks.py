@@ -724,7 +724,7 @@ MISTAKES = (
             Lines(
                 module="core.masks",
                 right="""
-    if positions is None and rule.hides_nothing(T, S):
+    if positions is None and counted and rule.hides_nothing(T, S):
         return mask
 """,
                 wrong="""

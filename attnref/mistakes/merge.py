@@ -48,7 +48,7 @@ MISTAKES = (
             Lines(
                 module="core.merge",
                 right="""
-    mixed = (weights * torch.stack([*outs])).sum(dim=0)  # (B, H, T, Dv)
+    mixed = (weights * counted).sum(dim=0)  # (B, H, T, Dv)
 """,
                 wrong="""
     mixed = torch.stack([*outs]).mean(dim=0)  # (B, H, T, Dv)

@@ -308,10 +308,10 @@ MISTAKES = (
             Lines(
                 module="caches.past",
                 right="""
-        k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+        check_kept(cache, k, numbers, at)
 """,
                 wrong="""
-        k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+        check_kept(cache, k, numbers, at)
     offset = 0 if cache is None else cache.length
     q, _ = rotate(
         q, q, theta=layer.rope_theta, past=offset, positions=positions

@@ -152,7 +152,8 @@ def sampled(
     """A function that samples tokens `(B,)` from logits `(B, n_tokens)`.
 
     Logits are divided by `temperature`; then the `top_k` most likely tokens
-    are kept, and of those the fewest whose probabilities sum to `top_p`.
+    are kept, and of those the fewest whose probabilities sum to `top_p`. Of
+    equally likely tokens, `top_k` keeps all or none, as transformers does.
 
     Examples:
         >>> pick = sampled(temperature=0.7, top_p=0.9)
@@ -169,15 +170,15 @@ def sampled(
     def pick(scores: Tensor) -> Tensor:
         scores = scores.float() / temperature
         if top_k is not None:
-            largest, tokens = scores.topk(min(top_k, scores.shape[1]))
-            scores = torch.full_like(scores, -torch.inf)
-            scores = scores.scatter(1, tokens, largest)
+            least = scores.topk(min(top_k, scores.shape[1])).values[:, -1:]
+            scores = scores.masked_fill(scores < least, -torch.inf)
+        if top_p is not None and top_p < 1:
+            ordered, order = scores.sort(dim=-1)
+            left_out = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
+            left_out[:, -1] = False  # the likeliest is kept, whatever top_p is
+            left_out = left_out.scatter(1, order, left_out)  # as they stood
+            scores = scores.masked_fill(left_out, -torch.inf)
         weights = scores.softmax(dim=-1)
-        if top_p is not None:
-            ordered, order = weights.sort(dim=-1, descending=True)
-            likelier = ordered.cumsum(dim=-1) - ordered
-            ordered = ordered.masked_fill(likelier >= top_p, 0.0)
-            weights = weights.scatter(1, order, ordered)  # as they stood
         return torch.multinomial(weights, 1, generator=generator)[:, 0]
 
     return pick

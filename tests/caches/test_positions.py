@@ -105,7 +105,7 @@ class Ring(Cache):
 
     @property
     def stored(self):
-        return self._buffers
+        return self.buffers
 
     def positions(self, new, device):
         if new == 1:
@@ -126,19 +126,19 @@ class Ring(Cache):
         new, start = tensors[0].shape[2], self.length
         end, device = start + new, tensors[0].device
         with torch.inference_mode(False), torch.no_grad():
-            if not self._buffers:
+            if not self.buffers:
                 B, K = tensors[0].shape[:2]
-                self._buffers = tuple(
+                self.buffers = tuple(
                     t.new_zeros(B, K, self.first + self.size, t.shape[3])
                     for t in tensors
                 )
             longer = tuple(
                 torch.cat(pair, dim=2)
-                for pair in zip(self._buffers, tensors, strict=True)
+                for pair in zip(self.buffers, tensors, strict=True)
                 if new != 1
             )
             p = torch.arange(start, end, device=device)
-            for buffer, t in zip(self._buffers, tensors, strict=True):
+            for buffer, t in zip(self.buffers, tensors, strict=True):
                 if start < self.first:
                     buffer[:, :, start : min(end, self.first)] = t[
                         :, :, : max(0, min(end, self.first) - start)
@@ -147,7 +147,7 @@ class Ring(Cache):
                 slots = self.first + (p[since:] - self.first) % self.size
                 buffer.index_copy_(2, slots, t[:, :, since:])
         self.length, self.lost = end, max(self.lost, end - self.size)
-        return longer or self._buffers
+        return longer or self.buffers
 
     def crop(self, length):
         if self.lost > self.first and 0 <= length < self.lost:
@@ -172,7 +172,7 @@ class ChunkCache(Cache):
 
     @property
     def stored(self):
-        return self._buffers
+        return self.buffers
 
     def positions(self, new, device):
         start = self.length - self.length % self.size
@@ -180,13 +180,13 @@ class ChunkCache(Cache):
 
     def append(self, *tensors):
         self._check(tensors)
-        before = self._buffers or tuple(t[:, :, :0] for t in tensors)
+        before = self.buffers or tuple(t[:, :, :0] for t in tensors)
         both = tuple(
             torch.cat(pair, dim=2) for pair in zip(before, tensors, strict=True)
         )
         self.length += tensors[0].shape[2]
         full = both[0].shape[2] - self.length % self.size
-        self._buffers = tuple(t[:, :, full:].clone() for t in both)
+        self.buffers = tuple(t[:, :, full:].clone() for t in both)
         return both
 
     def crop(self, length):
@@ -194,7 +194,7 @@ class ChunkCache(Cache):
         if 0 <= length < start:
             raise ValueError(f"crop to {length}, kept from {start} on")
         super().crop(length)
-        self._buffers = tuple(t[:, :, : length - start] for t in self._buffers)
+        self.buffers = tuple(t[:, :, : length - start] for t in self.buffers)
 
 
 class Backwards(Cache):
@@ -208,17 +208,17 @@ class Backwards(Cache):
     def append(self, *tensors):
         self._check(tensors)
         before = self.stored or tuple(t[:, :, :0] for t in tensors)
-        self._buffers = tuple(
+        self.buffers = tuple(
             torch.cat((t.flip(2), old), dim=2)
             for t, old in zip(tensors, before, strict=True)
         )
         self.length += tensors[0].shape[2]
-        return self._buffers
+        return self.buffers
 
     def crop(self, length):
         dropped = self.length - length
         super().crop(length)
-        self._buffers = tuple(t[:, :, dropped:] for t in self._buffers)
+        self.buffers = tuple(t[:, :, dropped:] for t in self.buffers)
 
 
 def oracle(rule, T):

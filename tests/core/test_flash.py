@@ -1,3 +1,4 @@
+import itertools
 import math
 import re
 from functools import partial
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
+from torch.func import grad, vmap
 from torch.nn.attention.flex_attention import create_block_mask
 
 from attnref import (
@@ -17,6 +19,7 @@ from attnref import (
     flash,
     flash_lse,
     sdpa,
+    split_kv,
 )
 from attnref.core.flash import Tiles, parts
 from attnref.mistakes.laws import far_scores
@@ -159,6 +162,16 @@ def test_gradients_through_dropout():
 
     q, k, v = leaves(*qkv(sharp=1, B=1, T=3, S=5, H=2, K=1, D=3, DV=2))
     assert gradcheck(seeded, (q, k, v))
+
+
+def test_transforms_of_functions_are_refused():
+    q, k, v = qkv()
+    for core, transform in itertools.product((flash, split_kv), (vmap, grad)):
+        given = [x[None] for x in (q, k, v)] if transform is vmap else (q, k, v)
+        with pytest.raises(
+            RuntimeError, match=r"^flash does not run under tor"
+        ):
+            transform(core)(*given)
 
 
 def test_a_second_derivative_is_refused():

@@ -11,6 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnref import (
     Causal,
+    Documents,
+    Everything,
+    Prefix,
     RuleMask,
     Window,
     causal_mask,
@@ -25,6 +28,7 @@ from tests.kit.attention import (
     DV,
     MASKS,
     B,
+    Blocks,
     D,
     H,
     K,
@@ -267,7 +271,8 @@ def test_a_part_without_keys():
     assert out.eq(0).all() and lse.eq(-torch.inf).all()
 
     some, high = torch.randn(1, 1, 1, 4), torch.zeros(1, 1, 1)
-    out, lse = merge([some, zeros], [high, none])  # it does not count
+    nan = torch.full_like(zeros, torch.nan)
+    out, lse = merge([some, nan], [high, none])  # it does not count
     assert torch.equal(out, some) and torch.equal(lse, high)
     assert merge([some, zeros], [high, -none])[0].isnan().all()  # +inf
     # --8<-- [end:empty]
@@ -385,7 +390,8 @@ def test_with_a_shared_prefix_it_is_sdpa_over_all_keys():
     seen = torch.cat((own.new_ones(T, 17), causal_mask(T, S)), dim=1)
     want = sdpa(q, *whole, seen)
     wide = RuleMask(Window(17 + S), T, S, S - T)  # it reaches the first token
-    for mask in lazy, wide:
+    both = RuleMask(Prefix(0) & Everything(), T, S, S - T)
+    for mask in lazy, wide, both:
         got = with_prefix(q, prefix, k, v, mask)
         assert relative_error(got, want) <= 1e-12
 
@@ -463,7 +469,17 @@ def test_a_prefix_is_not_repeated_for_each_row():
                 q, (k[:1], v[:1]), k, v, RuleMask(Window(21), T, S, S - T)
             ),
             ValueError,
-            "Window(size=21) hides a part of the prefix of 11 tokens",
+            "Window(size=21) may hide a part of the prefix of 11 tokens",
+        ),
+        *(
+            (
+                lambda q, k, v, rule=rule: with_prefix(
+                    q, (k[:1], v[:1]), k, v, RuleMask(rule, T, S, S - T)
+                ),
+                ValueError,
+                f"{rule.parts[-1]} may hide a part of the prefix of 11 tokens",
+            )
+            for rule in (Causal() & Documents(torch.zeros(S).int()), Blocks())
         ),
     ],
 )

@@ -375,7 +375,7 @@ def test_layers_and_steps_share_the_tables_of_the_first_positions(monkeypatch):
         return rope_table(positions, *args, **named)
 
     monkeypatch.setattr(rope, "rope_table", counted)
-    rope._first_tables.cache_clear()
+    rope._stored.cache_clear()
     for past in (0, 3, 249, 250, 505, 506, 1):
         q, k = vectors(), vectors()
         at = torch.arange(past, past + T)
@@ -386,6 +386,10 @@ def test_layers_and_steps_share_the_tables_of_the_first_positions(monkeypatch):
                 want = apply_rope(x, *table)
                 assert relative_error(turned, want) <= 1e-14
     assert made == [256, 512, 1024]
+    for _ in range(3):  # a model of many kinds of layers, step by step
+        for theta in range(50, 80):
+            rotate(q, k, theta=float(theta))
+    assert len(made) == 3 + 29
 
 
 def test_tables_that_were_made_in_one_mode_serve_all_others():
@@ -405,7 +409,7 @@ def test_tables_that_were_made_in_one_mode_serve_all_others():
         lambda: torch.func.vmap(turned)(q[None]),
         faked,
     ):
-        rope._first_tables.cache_clear()
+        rope._stored.cache_clear()
         first()
         x = q.clone().requires_grad_()
         got = rotate(x, k, theta=50.0)[0]

@@ -1,3 +1,4 @@
+import itertools
 import re
 import sys
 
@@ -30,6 +31,7 @@ from tests.kit.attention import (
 )
 from tests.kit.compare import relative_error
 from tests.kit.memory import Held, allocated
+from tests.variants import CORES
 
 
 def test_the_weights_of_the_tests_are_sharp():
@@ -362,6 +364,18 @@ def test_an_empty_row_gives_zeros_in_every_dtype(dtype):
     out = sdpa(q, k, v, padding_mask(valid))
     assert (out[0] == 0).all()
     assert relative_error(out[1], sdpa(q, k, v)[1]) == 0
+
+
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+@torch.no_grad()
+def test_autocast_changes_the_output_of_no_core(core):
+    """Not its dtype either, for few queries or many, of any width."""
+    for new, width in itertools.product((1, 9), (D, DV)):
+        q, k, v = qkv(torch.float32, T=new, DV=width)
+        want = core(q, k, v)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = core(q, k, v)
+        assert got.dtype == torch.float32 and torch.equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

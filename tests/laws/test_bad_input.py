@@ -184,6 +184,12 @@ def test_sizes_are_given_by_name(name):
         VARIANTS[name].layer(E, H)
 
 
+@each_layer
+def test_what_is_no_function_is_not_called_on_the_heads(name):
+    with pytest.raises(TypeError, match=r"^attend='fused' is no function"):
+        built(name, attend="fused")
+
+
 @pytest.mark.parametrize("option", ["causal", "rope_theta"])
 def test_cross_attention_has_no_order_of_positions(option):
     with pytest.raises(TypeError, match=option):
