@@ -10,8 +10,8 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: serve test audit quick costs mutants bench bench-quick bench-gpu fmt
-.PHONY: synced new check docs docs-properdocs offline
+.PHONY: serve test audit quick costs mutants bench bench-quick bench-gpu bench-threads
+.PHONY: fmt synced new check docs docs-properdocs offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
@@ -52,6 +52,11 @@ bench: $(READY)
 
 bench-quick: $(READY)
 	$(PY) -m benchmarks --quick $(if $(ONLY),--only $(ONLY))
+
+# bench-threads measures a decode step on several threads: threads.json.
+THREADS ?= 1,2,8,32
+bench-threads: $(READY)
+	OMP_WAIT_POLICY=PASSIVE $(PY) -m benchmarks.threads --threads $(THREADS)
 
 # The same of attention alone on one GPU, within MINUTES: benchmarks/gpu.json.
 MINUTES ?= 10

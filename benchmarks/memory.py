@@ -1,16 +1,19 @@
-"""What stays in no clock: peaks of memory, and imports, in fresh processes.
+"""What no clock shows: peaks of memory, and imports, in fresh processes.
 
     python -m benchmarks.memory "flash" float32 GQA 4096
 
 prints the megabytes that this way to attend takes at its peak, beyond its
-inputs and its output.
+inputs and its output. It is the sum of what torch's allocator gave and took
+back, inside kernels too. The memory of the process would also hold what ran
+before, and what was freed and not returned.
 """
 
-import re
 import sys
-from pathlib import Path
+from itertools import accumulate
+from typing import Any
 
 import torch
+from torch.profiler import profile
 
 from benchmarks.cores import CAUSAL, SLOW, prompt
 from benchmarks.timing import Processes
@@ -24,11 +27,18 @@ print((time.process_time() - start) * 1e3)
 """
 
 
-def megabytes(name: str) -> float:
-    """Of this process, in the words of Linux: VmRSS, or VmHWM for the peak."""
-    status = Path("/proc/self/status").read_text()
-    (found,) = re.findall(rf"{name}:\s+(\d+) kB", status)
-    return int(found) * 1024 / 1e6
+def allocations(log: profile) -> list[int]:
+    """Bytes, in the order of time; below 0 where they were freed."""
+    assert log.profiler is not None and log.profiler.kineto_results is not None
+    waiting: list[Any] = log.profiler.kineto_results.experimental_event_tree()
+    found = []
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.name == "[memory]":
+            size = event.typed[1].alloc_size
+            found.append((event.start_time_ns, len(found), size))
+    return [size for _, _, size in sorted(found)]
 
 
 @torch.no_grad()
@@ -36,10 +46,9 @@ def peak(way: str, dtype: str, shape: str, tokens: int) -> float:
     torch.set_num_threads(1)
     given = prompt(dtype, shape, tokens)
     CAUSAL[way](*prompt(dtype, shape, 512))  # what libraries keep
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far
-    before = megabytes("VmRSS")
-    out = CAUSAL[way](*given)
-    return megabytes("VmHWM") - before - out.nbytes / 1e6
+    with profile(profile_memory=True) as log:
+        out = CAUSAL[way](*given)
+    return (max(accumulate(allocations(log))) - out.nbytes) / 1e6
 
 
 def memory(dtype: str, shape: str, tokens: int) -> Processes:

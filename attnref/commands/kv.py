@@ -133,6 +133,22 @@ def describe(group: Group, words: Mapping[str, str] = WORDS) -> str:
     return what
 
 
+NAMES = {"index": "index keys", "state": "states", "conv": "convolutions"}
+
+
+def replicated(model: Model, ranks: int) -> dict[str, Fraction]:
+    """What more devices than heads have several times, and how often."""
+    found: dict[str, Fraction] = {}
+    for group in model.groups:
+        own = "latent" if isinstance(group, Mla) else "key/value heads"
+        for store in group.stores:
+            name = NAMES.get(store.role, own)
+            times = Fraction(ranks, store.heads)
+            if times > max(1, found.get(name, 1)):
+                found[name] = times
+    return found
+
+
 def number(n: Fraction) -> int | float:
     return n.numerator if n.denominator == 1 else float(n)
 
@@ -176,6 +192,10 @@ def result(
             "later": number(added.later),
         },
         "state_bytes": state_bytes(model, ranks=ranks),
+        "replicated": {
+            name: number(times)
+            for name, times in replicated(model, ranks).items()
+        },
         "kv_bytes": kept,
         "params": model.params,
         "confidence": model.confidence,
@@ -269,6 +289,9 @@ def one(found: dict[str, Any], budget: int | None) -> str:
         out.append(
             f"states: {held:,} B ({size(held)}) per sequence, at any length"
         )
+    if copies := found["replicated"]:
+        times = ", ".join(f"{name} x {n:g}" for name, n in copies.items())
+        out.append(f"replicated: {times}")
     out.append(f"{settings(found)}:")
     rows = [["tokens", "bytes", ""]]
     rows += [
@@ -373,7 +396,8 @@ def add_to(commands: Any) -> None:
     kv.add_argument(
         "--budget",
         type=a_size,
-        help="memory per device, such as 80GiB (80GB is 74.5GiB)",
+        help="memory per device, as nvidia-smi has it: 81559MiB for an H100 "
+        "of 80 GB, 97871MiB for an H20 of 96 GB",
     )
     kv.add_argument(
         "--weights",

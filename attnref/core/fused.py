@@ -30,12 +30,15 @@ def fused(
 
     The query heads of a group are stacked on the query axis, so that keys and
     values are read once. A prompt that only the causal rule masks, with no
-    pads and no earlier tokens, is passed on as `is_causal`, without a mask.
+    pads and no earlier tokens, is passed on as `is_causal`, without a mask. On
+    a CPU, many queries with another mask go to `enable_gqa`, which does not
+    need the mask once per head of a group.
 
     On a CPU, PyTorch has a fused kernel for keys and values of one width only.
     Where they differ, as in MLA, the narrower ones are widened by zeros; values
-    that are the first part of the keys are replaced by these, without a copy;
-    and for few queries, where a copy would cost more, `sdpa` is called.
+    that are the first part of the keys are replaced by these, without a copy.
+    For few queries `sdpa` is called where a copy would cost more, or where the
+    kernel would leave most threads idle.
     """
     check_attention(q, k, v, mask, scale)
     if _is_for_sdpa(q, k, v, dropout):
@@ -65,9 +68,9 @@ def fused_backend(
 
     "flash", "efficient" or "cudnn", or "math", which is not fused: it keeps
     all scores; so does `sdpa`, which `fused` calls for few queries with
-    values of another width. It depends on the device, the dtype, the mask,
-    the widths and on gradients, and is asked of PyTorch, which decides the
-    same way.
+    values of another width, or with many threads. It depends on the device,
+    the dtype, the mask, the widths, the threads and on gradients, and is asked
+    of PyTorch, which decides the same way.
 
     Examples:
         >>> q = torch.zeros(1, 2, 3, 4)
@@ -106,19 +109,34 @@ def _call(
         how["is_causal"] = True
         if H > K:
             how["enable_gqa"] = True
+        return {"query": q, "key": k, "value": v, **how}
+    seen = dense(mask)
+    if seen is not None:
+        seen = seen[(None,) * (4 - seen.dim())]
+    if seen is not None and H > K and _is_large(seen, q):
+        how["attn_mask"], how["enable_gqa"] = seen, True
     else:
         q = q.reshape(B, K, H // K * T, q.shape[3])
-        how["attn_mask"] = _stacked(dense(mask), H, K, T)
+        how["attn_mask"] = _stacked(seen, H, K, T)
     return {"query": q, "key": k, "value": v, **how}
+
+
+def _is_large(mask: Tensor, q: Tensor) -> bool:
+    """Whether stacking would repeat a mask that the heads share, for so many
+    queries per head that stacking them gains nothing.
+
+    Not on other devices: some of their kernels refuse `enable_gqa`.
+    """
+    # A size that is compared is fixed in a graph, except with 1.
+    few = 1 if torch.compiler.is_compiling() else 64
+    many = mask.shape[1] == 1 and mask.shape[2] > few
+    return many and HAS_GQA and q.device.type == "cpu"
 
 
 def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
     """The mask of stacked heads; one that all heads share is not repeated
     unless the queries have masks of their own."""
-    if mask is None:
-        return None
-    mask = mask[(None,) * (4 - mask.dim())]
-    if mask.shape[1:3] == (1, 1) or H == K:
+    if mask is None or mask.shape[1:3] == (1, 1) or H == K:
         return mask
     heads = K if mask.shape[1] > 1 else 1
     mask = mask.expand(-1, heads * (H // K), T, -1)
@@ -130,13 +148,31 @@ def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
 
 # --8<-- [start:widths]
 def _is_for_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
-    """Whether the scores are smaller than the copy that PyTorch would need."""
-    if _has_kernel(q, v, dropout) or _is_part(v, k):
+    """Whether the products of `sdpa` are faster than PyTorch's kernel: for few
+    queries, whose scores are smaller than the keys."""
+    if q.device.type != "cpu" or dropout > 0:
         return False
+    copies = not (_has_kernel(q, v, dropout) or _is_part(v, k))
     if torch.compiler.is_compiling():  # a size that is compared is fixed
-        return q.shape[2] == 1
+        return copies and q.shape[2] == 1
     rows = q.shape[1] // k.shape[1] * q.shape[2]
-    return 3 * rows <= max(q.shape[3], v.shape[3])  # `sdpa` has them 3 times
+    if 3 * rows > max(q.shape[3], v.shape[3]):  # `sdpa` has them 3 times
+        return False
+    return copies or _is_idle(len(q) * k.shape[1], rows, q.dtype)
+
+
+def _is_idle(heads: int, rows: int, dtype: torch.dtype) -> bool:
+    """Whether PyTorch's kernel would leave threads of a CPU without work.
+
+    A thread takes blocks of 32 rows of one key head. The products of a single
+    block are spread over a few threads, those of several are not. In half
+    precision `sdpa` has to widen the keys, which costs what it would save.
+    """
+    threads = torch.get_num_threads()
+    blocks = heads * -(-rows // 32)
+    if dtype.itemsize < 4 or blocks >= threads:
+        return False
+    return blocks > 1 or threads > 8
 
 
 def _of_one_width(

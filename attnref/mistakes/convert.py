@@ -278,7 +278,7 @@ MISTAKES = (
         id="float8-scales-left-out",
         title=Text(
             en="Float8 weights are used without their scales",
-            zh="用了 float8 权重，却漏掉缩放系数",
+            zh="用了 float8 权重，却漏掉缩放因子",
         ),
         lines=(
             Lines(
@@ -298,14 +298,14 @@ MISTAKES = (
             "element that is stored in float8 has to be multiplied by the "
             "scale of its block.",
             zh="最大的权重成了 {wrong}，本该是 {right}：float8 里存的每个元"
-            "素，还要乘上所在块的缩放系数。",
+            "素，还要乘上所在块的缩放因子。",
         ),
         notice=Text(
             en="Look at the names that loading reports as unexpected: "
             "`weight_scale_inv` among them means that the scales are dropped. "
             "In spite of its name, the weight is multiplied by it.",
             zh="看加载时报告了哪些多余的名字：其中有 `weight_scale_inv`，就说"
-            "明缩放系数被丢掉了。名字里虽有 inv，用的时候却是乘。",
+            "明缩放因子被丢掉了。名字里虽有 inv，用的时候却是乘。",
         ),
         hidden=Text(
             en="The elements are all there, in a matrix of the right size.",

@@ -162,11 +162,10 @@ from attnref.core.masks import Causal, Mask, dense
             Lines(
                 module="core.fused",
                 right="""
-        how["attn_mask"] = _stacked(dense(mask), H, K, T)
+        seen = seen[(None,) * (4 - seen.dim())]
 """,
                 wrong="""
-        seen = _stacked(dense(mask), H, K, T)
-        how["attn_mask"] = seen if seen is None else seen.to(q.dtype)
+        seen = seen[(None,) * (4 - seen.dim())].to(q.dtype)
 """,
             ),
         ),

@@ -106,7 +106,7 @@ BROADCAST = Text(
 )
 NUMBER = Text(
     en="A scale is a single number and has no shape.",
-    zh="缩放因子只是一个标量，没有形状可言。",
+    zh="缩放系数只是一个标量，没有形状可言。",
 )
 
 
@@ -650,7 +650,7 @@ MISTAKES = (
         id="scale-in-float32",
         title=Text(
             en="The scale is a float32 tensor",
-            zh="缩放因子是一个 float32 张量",
+            zh="缩放系数是一个 float32 张量",
         ),
         lines=(
             Lines(

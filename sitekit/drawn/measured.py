@@ -15,6 +15,7 @@ from sitekit.render import Row, Word
 from sitekit.svg import room
 
 MEASURED = ROOT / "benchmarks" / "measured.json"
+THREADS = ROOT / "benchmarks" / "threads.json"
 HEADS = {"MHA": 32, "GQA-8": 8, "MQA": 1}  # key/value heads
 LIMIT = "limit"  # in a plot, beside the contenders
 LOOKS: list[dict[str, Any]] = [
@@ -85,6 +86,15 @@ def times(
         yield row
 
 
+def result(goal: dict[str, Any]) -> str:
+    """A bound between the quartiles: another run may end on the other side."""
+    low, _, high = goal["found"]
+    ends = [goal[key] for key in ("least", "most") if key in goal]
+    if any(low <= end <= high for end in ends):
+        return "tie"
+    return "met" if goal["met"] else "missed"
+
+
 def goals() -> Iterator[Row]:
     """A row per goal, a line for each number of tokens."""
     units = {name: case["unit"] for name, case in kept()["cases"].items()}
@@ -108,9 +118,7 @@ def goals() -> Iterator[Row]:
         tokens = [line["at"].rpartition(", ")[2] for line in lines]
         goal: list[str | Word] = [Word(slug(name))]
         goal.append(Word(slug(of)))
-        results: list[str | Word] = [
-            Word("met" if line["met"] else "missed") for line in lines
-        ]
+        results: list[str | Word] = [Word(result(line)) for line in lines]
         yield [
             goal,
             [f"{int(n):,}" if n.isdigit() else n or "–" for n in tokens],
@@ -123,6 +131,20 @@ def goals() -> Iterator[Row]:
             ],
             results,
         ]
+
+
+def threads(dtype: str) -> Iterator[Row]:
+    """Milliseconds of the busiest thread, by the number of threads."""
+    found: dict[str, Any] = json.loads(THREADS.read_text("utf-8"))["at"]
+    for size, counts in found.items():
+        of, shape = size.split(", ")
+        if of == dtype:
+            ways = [*next(iter(counts.values()))]
+            names: list[str | Word] = [Word(slug(way)) for way in ways]
+            row: Row = [Word(slug(shape)), names]
+            for each in counts.values():
+                row.append([digits(each[way][1]) for way in ways])
+            yield row
 
 
 def machine() -> Iterator[Row]:

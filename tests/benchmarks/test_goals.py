@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as script
-from benchmarks import timing
+from benchmarks import memory, threads, timing
 from benchmarks.caches import CACHES as STORES
 from benchmarks.caches import generated
 from benchmarks.cores import CAUSAL, prompt
@@ -89,6 +89,46 @@ def test_the_script_writes_what_is_committed(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == "\n".join(
         report(again, first, ["append"])
     ).split("\n")
+
+
+def test_ways_on_several_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "COLD", 1)
+    small = {"GQA-2": (6, 2, 7, 11), "absorbed MLA": (128, 1, 5, 11)}
+    monkeypatch.setattr(threads, "SHAPES", small)
+    for shape in small:
+        setting = threads.step("float32", shape)
+        first, *others = (
+            way(*setting.pool[0]) for way in setting.ways.values()
+        )
+        for other in others:
+            torch.testing.assert_close(first, other)
+    out = tmp_path / "threads.json"
+    run = ["--threads", "1,2", "--seconds", "0", "--out", str(out)]
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with pytest.raises(SystemExit):  # who waits would look busy
+        threads.main(run)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    threads.main(run)
+    at = json.loads(out.read_text())["at"]
+    committed = json.loads(threads.THREADS.read_text("utf-8"))
+    assert at.keys() < committed["at"].keys()
+    assert [*at["float32, GQA-2"]] == ["1", "2"]
+    (fields,) = {
+        frozenset(ways)
+        for each in (at, committed["at"])
+        for counts in each.values()
+        for ways in counts.values()
+    }
+    assert fields == threads.WAYS.keys()
+
+
+def test_the_peak_of_a_prompt_is_what_was_allocated():
+    """Twice the same, and three float32 scores and weights in `sdpa`."""
+    peaks = [memory.peak("sdpa", "float32", "GQA", 128) for _ in range(2)]
+    assert peaks[0] == peaks[1]
+    assert 3 < peaks[0] / (16 * 128 * 128 * 4 / 1e6) < 4
+    tiles = [memory.peak("flash", "float32", "GQA", n) for n in (512, 1024)]
+    assert tiles[1] < 1.1 * tiles[0]
 
 
 def test_small_sizes_go_into_a_file_of_their_own(tmp_path, monkeypatch):

@@ -125,6 +125,40 @@ def test_numbers_may_be_written_as_people_do(text):
     )
 
 
+def test_what_every_device_has_is_named():
+    for asked, words in (
+        ("deepseek-v3 --ranks 8", "latent x 8"),
+        ("deepseek-v3.2 --ranks 2", "latent x 2, index keys x 2"),
+        ("llama-3.1-8b --ranks 12", "key/value heads x 1.5"),
+        ("llama-3.1-8b --ranks 8", None),
+        ("deepseek-v3", None),
+    ):
+        text = kv(f"--model {asked}")
+        lines = [x for x in text.splitlines() if x.startswith("replicated: ")]
+        assert lines == ([f"replicated: {words}"] if words else [])
+    found = json.loads(kv("--model deepseek-v3 --ranks 8 --json"))
+    assert found[0]["replicated"] == {"latent": 8}
+
+
+def test_gigabytes_are_what_a_page_and_the_help_say():
+    """A GPU of 80 GB has nearly 80 GiB; "80GB" of a budget would be 74.5."""
+    for size_of, gib in (("81559MiB", 80), ("97871MiB", 96)):
+        told = kv(f"--model gpt2 --tokens 1 --budget {size_of} --json")
+        left = json.loads(told)[0]["left_bytes"]
+        assert 0.99 * gib < left / GIB < gib
+        for language in ("en", "zh"):
+            page = ROOT / f"docs/{language}/numbers/memory.md"
+            assert f"{left // 2**20:,} MiB" in page.read_text("utf-8")
+    help_of = subprocess.run(
+        [sys.executable, "-m", "attnref", "kv", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "81559MiB" in help_of and "97871MiB" in help_of
+    assert "74.5" not in help_of
+
+
 def test_states_are_told_for_one_sequence_as_tokens_are():
     state = state_bytes(find_model("kimi-k3"))
     text = kv("--model kimi-k3 --tokens 4K --batch 8")

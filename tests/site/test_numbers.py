@@ -216,13 +216,19 @@ def test_a_whole_decode_step_by_hand():
                 attend / 989e12,
             ]
             assert row[1:5] == [f"{1e3 * part:.2f}" for part in parts]
-            took = max(parts[:2]) + max(parts[2:])
+            took = max(parts[0] + parts[2], parts[1] + parts[3])
             assert row[5:8] == [
                 f"{1e3 * took:.1f}",
                 f"{1 / took:,.0f}",
                 f"{batch / took:,.0f}",
             ]
             assert row[8] == f"{caches / (caches + 2 * read):.0%}"
+    # Said of the larger batches: bytes decide, and the total rate still rises.
+    *_, large, largest = operations.steps(1024, (1, 64, 296, 480))
+    assert (large[5], largest[5], largest[7]) == ("16.3", "23.7", "20,243")
+    assert number(largest[7]) > 1.1 * number(large[7])
+    parts = [number(cell) for cell in largest[1:5]]
+    assert f"{max(parts[:2]) + max(parts[2:]):.1f}" == "26.5", "one by one"
     (last, now) = operations.steps(1024, (295, 296))
     assert number(last[1]) >= number(last[2]) and number(now[2]) > number(
         now[1]

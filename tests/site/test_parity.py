@@ -193,6 +193,27 @@ def test_no_chinese_page_is_left_in_english():
         assert letters > 0.05 * len(body), path.name
 
 
+def test_two_kinds_of_scale_have_two_chinese_words():
+    """缩放系数 is that of the scores, 缩放因子 one of a quantised tensor."""
+    pages = {stem: ROOT / f"docs/zh/{stem}.md" for stem in STEMS}
+    texts = {
+        **{stem: page.read_text("utf-8") for stem, page in pages.items()},
+        **{
+            path.stem: path.read_text("utf-8")
+            for path in (ROOT / "attnref/mistakes").glob("*.py")
+        },
+    }
+    stored = re.compile(r"float8|FP8|int[48]|量化|weight_scale|字节|每块")
+    wrong = [
+        (stem, sentence)
+        for stem, text in texts.items()
+        for sentence in re.split(r"[。；\n]", text)
+        if ("缩放系数" in sentence and stored.search(sentence))
+        or ("缩放因子" in sentence and "float32 张量" in sentence)
+    ]
+    assert not wrong
+
+
 def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "attnref", tmp_path / "attnref", ignore=ignored)
