@@ -152,7 +152,8 @@ def sampled(
     """A function that samples tokens `(B,)` from logits `(B, n_tokens)`.
 
     Logits are divided by `temperature`; then the `top_k` most likely tokens
-    are kept, and of those the fewest whose probabilities sum to `top_p`.
+    are kept, and those as likely as the last of them, and of all these the
+    fewest whose probabilities sum to `top_p`.
 
     Examples:
         >>> pick = sampled(temperature=0.7, top_p=0.9)
@@ -169,15 +170,15 @@ def sampled(
     def pick(scores: Tensor) -> Tensor:
         scores = scores.float() / temperature
         if top_k is not None:
-            largest, tokens = scores.topk(min(top_k, scores.shape[1]))
-            scores = torch.full_like(scores, -torch.inf)
-            scores = scores.scatter(1, tokens, largest)
-        weights = scores.softmax(dim=-1)
+            last = scores.topk(min(top_k, scores.shape[1])).values[:, -1:]
+            scores = scores.masked_fill(scores < last, -torch.inf)
         if top_p is not None:
-            ordered, order = weights.sort(dim=-1, descending=True)
-            likelier = ordered.cumsum(dim=-1) - ordered
-            ordered = ordered.masked_fill(likelier >= top_p, 0.0)
-            weights = weights.scatter(1, order, ordered)  # as they stood
+            ordered, order = scores.sort(dim=-1)
+            rest = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+            rest[:, -1] = False  # the most likely token is always kept
+            rest = rest.scatter(1, order, rest)  # back where they stood
+            scores = scores.masked_fill(rest, -torch.inf)
+        weights = scores.softmax(dim=-1)
         return torch.multinomial(weights, 1, generator=generator)[:, 0]
 
     return pick
@@ -229,9 +230,8 @@ def greedy(
         )
     new = tokens = prompt
     for _ in range(steps):
-        scores = decoder(
-            new, mask=padding_mask(valid), caches=caches, **attention
-        )
+        mask = None if valid is None else padding_mask(valid)
+        scores = decoder(new, mask=mask, caches=caches, **attention)
         last = scores[:, -1]
         token = last.argmax(dim=-1) if pick is None else pick(last)
         if len(ends):
@@ -241,16 +241,21 @@ def greedy(
         tokens = torch.cat((tokens, new), dim=1)
         if len(ends) and ended.all():
             break
-        valid = torch.cat((valid, torch.ones_like(new).bool()), dim=1)
+        if valid is not None:
+            valid = torch.cat((valid, torch.ones_like(new).bool()), dim=1)
         new = tokens if caches is None else new
     return tokens
 
 
-def _valid(valid: Tensor | None, prompt: Tensor) -> Tensor:
-    """`(B, T)`, True = a real token, from any of the accepted masks."""
+def _valid(valid: Tensor | None, prompt: Tensor) -> Tensor | None:
+    """`(B, T)`, True = a real token, from any of the accepted masks.
+
+    None if all are real: with a mask, even one that hides nothing, `fused`
+    needs `T x T` elements of memory, which `is_causal` saves.
+    """
     B, T = prompt.shape
     if valid is None:
-        return torch.ones_like(prompt, dtype=torch.bool)
+        return None
     if valid.shape == (B, 1, 1, T):
         valid = valid[:, 0, 0]
     valid = padding_mask_from_hf(valid)[:, 0, 0]
@@ -260,7 +265,7 @@ def _valid(valid: Tensor | None, prompt: Tensor) -> Tensor:
         )
     if not valid[:, -1].all() or (valid[:, :-1] & ~valid[:, 1:]).any():
         raise ValueError("a pad follows a token: pad on the left to generate")
-    return valid
+    return None if valid.all() else valid
 
 
 # --8<-- [end:generate]

@@ -135,8 +135,8 @@ def sees_the_future(model):
 # What is changed, and into what: in the copied file of the layer, or in the
 # sections above. None of these changes the shape of anything.
 SCALED = "q = q.to(wide) * (D**-0.5 if scale is None else scale)"
-TURNED = "theta=self.rope_theta, past=past, positions=positions"
-HEADS = "self.attend(q, k, v, seen, dropout=dropout)"
+TURNED = "theta=layer.rope_theta, past=past, positions=positions"
+HEADS = "layer.attend(q, k, v, seen, dropout=dropout)"
 MISTAKES = {
     "none": ("", ""),
     "targets": (
@@ -149,15 +149,15 @@ MISTAKES = {
         "heads.transpose(1, 2).reshape(B, T, H * D)",
         "heads.reshape(B, T, H * D)",
     ),
-    "positions": (TURNED, TURNED.replace("self.rope_theta", "None")),
+    "positions": (TURNED, TURNED.replace("layer.rope_theta", "None")),
     "axis": ("return softmax(scores)", "return softmax(scores, dim=-2)"),
     "view": (
-        "self.q_proj(x).view(B, T, H, D).transpose(1, 2)",
-        "self.q_proj(x).view(B, H, T, D)",
+        "split_heads(self.q_proj(x), H)",
+        "self.q_proj(x).view(len(x), H, -1, self.head_dim)",
     ),
     "keys": (
-        "self.k_proj(x).view(B, T, K, D).transpose(1, 2)",
-        "self.k_proj(x).view(B, K, T, D)",
+        "split_heads(self.k_proj(x), K)",
+        "self.k_proj(x).view(len(x), K, -1, self.head_dim)",
     ),
     "restart": (TURNED, TURNED.replace("past=past", "past=0")),
     "strict": ("return j <= i\n", "return j < i\n"),
