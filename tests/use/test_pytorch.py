@@ -35,7 +35,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from attnref import padding_mask
+from attnref import flash, flex, fused, padding_mask, sdpa
 from sitekit import ROOT
 from tests.kit.compare import relative_error
 
@@ -301,6 +301,23 @@ def test_one_process(process_group):
         assert torch.equal(synced.grad, exact.grad)
     dist.destroy_process_group()
     # --8<-- [end:sharded]
+
+
+@torch.no_grad()
+def test_which_attention_functions_compile_whole():
+    """The page says: all but `flex`, which keeps its kernel in a cache."""
+    for attend in (sdpa, fused, flash, flex):
+        torch.compiler.reset()
+        layer = GroupedQueryAttention(
+            d_model=48, n_heads=6, n_kv_heads=2, attend=attend
+        )
+        x = torch.randn(2, 7, 48)
+        whole = torch.compile(layer, fullgraph=True, backend="eager")
+        if attend is flex:
+            with pytest.raises(torch._dynamo.exc.Unsupported):
+                whole(x)
+        else:
+            assert relative_error(whole(x), layer(x)) <= 1e-6
 
 
 def test_quantised():
