@@ -303,6 +303,7 @@ def test_one_process(process_group):
     # --8<-- [end:sharded]
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's
 @torch.no_grad()
 def test_which_attention_functions_compile_whole():
     """The page says: all but `flex`, which keeps its kernel in a cache."""
