@@ -321,6 +321,43 @@ def test_which_attention_functions_compile_whole():
             assert relative_error(whole(x), layer(x)) <= 1e-6
 
 
+# --8<-- [start:parallel]
+def half_the_heads(rank, whole, x, file, results):
+    """What one of two processes does: its heads, then the sum of both."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=rank, world_size=2
+    )
+    part = GroupedQueryAttention(  # half of each number of heads
+        d_model=48, n_heads=3, n_kv_heads=1, head_dim=8, rope_theta=10000.0
+    )
+    weights = whole.state_dict()
+    for name, weight in weights.items():  # rows of q, k, v; columns of o
+        axis = 1 if name.startswith("o_proj") else 0
+        weights[name] = weight.chunk(2, dim=axis)[rank]
+    part.load_state_dict(weights)
+    with torch.no_grad():
+        out = part(x)
+        dist.all_reduce(out)
+    results[rank].copy_(out)
+    dist.destroy_process_group()
+
+
+# --8<-- [end:parallel]
+
+
+def test_two_processes_share_the_heads(tmp_path):
+    whole = GroupedQueryAttention(
+        d_model=48, n_heads=6, n_kv_heads=2, rope_theta=10000.0
+    )
+    x, results = torch.randn(2, 9, 48), torch.zeros(2, 2, 9, 48)
+    given = (whole, x, tmp_path / "group", results.share_memory_())
+    torch.multiprocessing.start_processes(
+        half_the_heads, given, nprocs=2, start_method="fork"
+    )
+    for each in results:
+        assert relative_error(each, whole(x)) <= 1e-6
+
+
 def test_quantised():
     # --8<-- [start:quantised]
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
