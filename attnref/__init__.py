@@ -23,6 +23,7 @@ _HOMES = {
         "causal_mask",
         "cross_mask",
         "decoder_mask",
+        "dense",
         "mask_mod",
         "padding_mask",
         "padding_mask_from_hf",

@@ -43,7 +43,8 @@ class Tiles(NamedTuple):
     def _tile(self, rows: slice, columns: slice) -> Iterator[Tile]:
         """The tile, unless no query in it sees any key."""
         seen = part_of(self.mask, rows, columns)
-        if seen is not None and seen.device.type != "meta":
+        known = not torch.compiler.is_compiling()  # which elements are True
+        if seen is not None and known and seen.device.type != "meta":
             if not seen.any():
                 return
             if seen.all():

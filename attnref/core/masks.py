@@ -553,7 +553,12 @@ def part_of(mask: Mask, rows: slice, columns: slice) -> Tensor | None:
 
 
 def dense(mask: Mask) -> Tensor | None:
-    """Any mask as a tensor."""
+    """Any mask as a tensor, for code that is not written for rules.
+
+    Examples:
+        >>> dense(RuleMask(Causal(), T=1, S=3, past=2))
+        tensor([[True, True, True]])
+    """
     return mask if mask is None or isinstance(mask, Tensor) else mask.dense()
 
 

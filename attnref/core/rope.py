@@ -40,9 +40,9 @@ class Yarn:
                 f"factor={self.factor} and original_max_len="
                 f"{self.original_max_len} must be at least 1"
             )
-        if not self.beta_fast > self.beta_slow > 0:
+        if not self.beta_fast >= self.beta_slow > 0:
             raise ValueError(
-                f"beta_fast={self.beta_fast} must be above "
+                f"beta_fast={self.beta_fast} must be at least "
                 f"beta_slow={self.beta_slow}, and both above 0"
             )
 
@@ -73,7 +73,7 @@ class Yarn:
         low = max(math.floor(pair(self.beta_fast)), 0)
         high = min(math.ceil(pair(self.beta_slow)), D - 1)
         p = torch.arange(D // 2).to(frequencies)
-        slow = ((p - low) / max(high - low, 1)).clamp(0, 1)
+        slow = ((p - low) / (high - low or 1)).clamp(0, 1)
         return frequencies * (1 - slow) + frequencies / self.factor * slow
 
 

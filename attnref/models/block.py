@@ -230,9 +230,8 @@ def greedy(
         )
     new = tokens = prompt
     for _ in range(steps):
-        scores = decoder(
-            new, mask=padding_mask(valid), caches=caches, **attention
-        )
+        mask = None if valid is None else padding_mask(valid)
+        scores = decoder(new, mask=mask, caches=caches, **attention)
         last = scores[:, -1]
         token = last.argmax(dim=-1) if pick is None else pick(last)
         if len(ends):
@@ -242,16 +241,21 @@ def greedy(
         tokens = torch.cat((tokens, new), dim=1)
         if len(ends) and ended.all():
             break
-        valid = torch.cat((valid, torch.ones_like(new).bool()), dim=1)
+        if valid is not None:
+            valid = torch.cat((valid, torch.ones_like(new).bool()), dim=1)
         new = tokens if caches is None else new
     return tokens
 
 
-def _valid(valid: Tensor | None, prompt: Tensor) -> Tensor:
-    """`(B, T)`, True = a real token, from any of the accepted masks."""
+def _valid(valid: Tensor | None, prompt: Tensor) -> Tensor | None:
+    """`(B, T)`, True = a real token, from any of the accepted masks.
+
+    None if all are real: with a mask, even one that hides nothing, `fused`
+    needs `T x T` elements of memory, which `is_causal` saves.
+    """
     B, T = prompt.shape
     if valid is None:
-        return torch.ones_like(prompt, dtype=torch.bool)
+        return None
     if valid.shape == (B, 1, 1, T):
         valid = valid[:, 0, 0]
     valid = padding_mask_from_hf(valid)[:, 0, 0]
@@ -261,7 +265,7 @@ def _valid(valid: Tensor | None, prompt: Tensor) -> Tensor:
         )
     if not valid[:, -1].all() or (valid[:, :-1] & ~valid[:, 1:]).any():
         raise ValueError("a pad follows a token: pad on the left to generate")
-    return valid
+    return None if valid.all() else valid
 
 
 # --8<-- [end:generate]

@@ -39,6 +39,7 @@ def mha_to_gqa(
         dropout=mha.dropout,
         causal=mha.causal,
         rope_theta=mha.rope_theta,
+        attend=mha.attend,
     ).to(mha.q_proj.weight)
     weights = mha.state_dict()
     for name in weights:
@@ -138,7 +139,8 @@ def dequantised(
     A float8 matrix `name.weight` comes with `name.weight_scale_inv`, which
     holds one scale for each block of `block` by `block` elements. The elements
     of a block are multiplied by its scale; blocks at the right and bottom
-    edges may be smaller. Other tensors are returned unchanged.
+    edges may be smaller. Matrices may be stacked, as those of experts are, and
+    then so are their scales. Other tensors are returned unchanged.
 
     Examples:
         >>> weight = torch.full((3, 2), 2.0).to(torch.float8_e4m3fn)
@@ -168,8 +170,10 @@ def dequantised(
                 f"{name} is {weight.dtype}, but {name}{ending} is missing"
             )
         else:
-            squares = tuple(-(-size // block) for size in weight.shape)
-            if weight.dim() != 2 or scales.shape != squares:
+            sizes = weight.shape[-2:]
+            squares = tuple(-(-size // block) for size in sizes)
+            squares = (*weight.shape[:-2], *squares)  # one matrix, or several
+            if weight.dim() < 2 or scales.shape != squares:
                 raise ValueError(
                     f"{name} has shape {tuple(weight.shape)} and scales of "
                     f"shape {tuple(scales.shape)}; {block=} needs {squares}"
@@ -178,9 +182,9 @@ def dequantised(
                 raise TypeError(
                     f"{name}{ending} is {scales.dtype}; it must be floating"
                 )
-            rows, columns = weight.shape
-            each = scales.float().repeat_interleave(block, dim=0)[:rows]
-            each = each.repeat_interleave(block, dim=1)[:, :columns]
+            each = scales.float().repeat_interleave(block, dim=-2)
+            each = each.repeat_interleave(block, dim=-1)
+            each = each[..., : sizes[0], : sizes[1]]
             wide[name] = (weight.float() * each).to(dtype)
     return wide
 

@@ -28,4 +28,5 @@ def checkpoints() -> Iterator[Row]:
             f"{row['found']:g}" if wrong else "",
             why,
             code(*row["told"]),
+            code(*filter(None, [row["change"]])),
         ]

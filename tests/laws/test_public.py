@@ -130,7 +130,7 @@ def test_names_load_when_they_are_asked_for_and_without_a_source(tmp_path):
         ("sofmax", "; did you mean softmax, "),
         ("GroupedQuerryAttention", "; did you mean GroupedQueryAttention, "),
         ("kvcache", "; did you mean KVCache?"),
-        ("nonsense", ""),
+        ("xyzzy", ""),
         ("__wrapped__", ""),
     ],
 )

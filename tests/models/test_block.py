@@ -20,6 +20,7 @@ from attnref import (
     KVCache,
     SwiGLU,
     attention_weights,
+    fused,
     greedy,
     padding_mask,
     padding_mask_from_hf,
@@ -27,6 +28,7 @@ from attnref import (
 )
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
+from tests.kit.memory import Held
 from tests.kit.oracles import LENGTH, decoders, padded
 from tests.variants import (
     CACHES,
@@ -458,6 +460,19 @@ def test_what_is_picked_is_what_is_read_next(make):
 def test_ways_to_pick_that_cannot_be_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         sampled(**options)
+
+
+@torch.no_grad()
+def test_a_mask_that_hides_nothing_is_not_passed_to_the_layers():
+    """It would have `T * T` elements, and the kernel would copy them."""
+    model, prompt = decoder(layers=1, attend=fused), prompts(1, 256)
+    most, real = [], torch.ones(1, 256, dtype=torch.bool)
+    padded = real.index_fill(1, torch.tensor([0]), False)
+    for valid in (None, real, padded):
+        with Held() as memory:
+            greedy(model, prompt, 1, valid=valid)
+        most.append(memory.most)
+    assert most[0] == most[1] < most[2] - 256 * 256
 
 
 def test_no_steps_give_the_prompt():

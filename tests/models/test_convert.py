@@ -12,9 +12,11 @@ from attnref import (
     MultiQueryAttention,
     apply_rope,
     dequantised,
+    flash,
     mha_to_gqa,
     rope_rows,
     rope_table,
+    sdpa,
     weights_of_torch_mha,
 )
 from tests.kit.compare import relative_error
@@ -29,7 +31,12 @@ SIZES = st.fixed_dictionaries(
         "seed": st.integers(0, 2**32 - 1),
     }
 )
-DEFAULTS = {"dropout": 0.0, "causal": True, "rope_theta": None}
+DEFAULTS = {
+    "dropout": 0.0,
+    "causal": True,
+    "rope_theta": None,
+    "attend": sdpa,
+}
 OPTIONS = st.fixed_dictionaries(
     {
         "bias": st.booleans(),
@@ -132,6 +139,7 @@ def test_pooled_to_one_head_it_is_mqa():
         {"dropout": 0.25},
         {"causal": False},
         {"rope_theta": 100.0},
+        {"attend": flash},
     ],
     ids=str,
 )
@@ -428,6 +436,13 @@ def test_what_a_float8_checkpoint_may_hold_besides():
     assert {name: wide[name] for name in others} == others
     checkpoint["w_scale_inv"] = scales
     assert torch.equal(dequantised(checkpoint)["w"], wide["w"])
+    # Experts that are stacked have a matrix of scales each.
+    scales, single = scales.float(), {"dtype": torch.float32}
+    stacked = {"w": narrow.expand(2, -1, -1)}
+    stacked["w_scale_inv"] = torch.stack((scales, 2 * scales))
+    one = dequantised(checkpoint, **single)["w"]
+    experts = dequantised(stacked, **single)["w"]
+    assert torch.equal(experts, torch.stack((one, 2 * one)))
 
 
 def test_the_weights_of_torch_are_wrong_in_a_layer_left_causal():

@@ -83,6 +83,7 @@ class Row(NamedTuple):
     batch: int = B
     length: int = 64
     reason: str = ""
+    change: str = ""  # with it, it is right: see use/transformers#changes
     cure: dict[str, Any] = NOTHING
 
 
@@ -122,14 +123,21 @@ ROWS = [
         config={"sliding_window": WINDOW},
         shown=f"sliding_window={WINDOW}",
         reason="window",
+        change="causal=Window(W)",
         cure={"config": {"sliding_window": None}},
     ),
-    Row("cohere", reason="interleaved", cure={"moved": True}),
+    Row(
+        "cohere",
+        reason="interleaved",
+        change="rope_rows",
+        cure={"moved": True},
+    ),
     Row(
         "smollm3",
         layer=3,
         shown="layer_idx=3",
         reason="nope",
+        change="rope_theta=None",
         cure={"told": NOPE},
     ),
     Row(
@@ -142,6 +150,7 @@ ROWS = [
     Row(
         "granite",
         reason="scale",
+        change="attend=partial(sdpa, scale=m)",
         cure={"config": {"attention_multiplier": D**-0.5}},
     ),
     Row(
@@ -149,6 +158,7 @@ ROWS = [
         layer=1,
         shown="layer_idx=1",
         reason="softcap",
+        change="attend=capped",
         cure={
             "config": {
                 "attn_logit_softcapping": None,
@@ -162,12 +172,12 @@ ROWS = [
         reason="norm",
         cure={"config": {"use_qk_norm": False}},
     ),
-    Row("qwen3"),
-    Row("qwen3_moe"),
-    Row("gemma3_text"),
-    Row("olmo2"),
-    Row("minimax_m2"),
-    Row("gpt_oss", {"bias": True}),
+    Row("qwen3", change="HeadNorm"),
+    Row("qwen3_moe", change="HeadNorm"),
+    Row("gemma3_text", change="HeadNorm"),
+    Row("olmo2", change="HeadNorm"),
+    Row("minimax_m2", change="HeadNorm"),
+    Row("gpt_oss", {"bias": True}, change="attend=with_sinks"),
     Row("phi3"),
     Row("qwen3_next", layer=3, shown="layer_idx=3"),
     Row("deepseek_v32", config=MLA),
@@ -278,6 +288,7 @@ def measured():
                 "verdict": verdict,
                 "found": found,
                 "reason": row.reason,
+                "change": row.change,
             }
         )
     empty = {inner: blind(inner) for inner in ("eager", "sdpa")}

@@ -72,6 +72,14 @@ ROPES = {
         "mscale_all_dim": 1.0,
     },
     "other betas": {**LONG, "beta_fast": 300.0, "beta_slow": 20.0},
+    "that of Kimi K2": {
+        **LONG,
+        "factor": 32.0,
+        "beta_fast": 1.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
 }
 
 models = pytest.mark.parametrize("model", MODELS)

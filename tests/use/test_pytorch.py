@@ -35,7 +35,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from attnref import padding_mask
+from attnref import flash, flex, fused, padding_mask, sdpa
 from sitekit import ROOT
 from tests.kit.compare import relative_error
 
@@ -301,6 +301,61 @@ def test_one_process(process_group):
         assert torch.equal(synced.grad, exact.grad)
     dist.destroy_process_group()
     # --8<-- [end:sharded]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's
+@torch.no_grad()
+def test_which_attention_functions_compile_whole():
+    """The page says: all but `flex`, which keeps its kernel in a cache."""
+    for attend in (sdpa, fused, flash, flex):
+        torch.compiler.reset()
+        layer = GroupedQueryAttention(
+            d_model=48, n_heads=6, n_kv_heads=2, attend=attend
+        )
+        x = torch.randn(2, 7, 48)
+        whole = torch.compile(layer, fullgraph=True, backend="eager")
+        if attend is flex:
+            with pytest.raises(torch._dynamo.exc.Unsupported):
+                whole(x)
+        else:
+            assert relative_error(whole(x), layer(x)) <= 1e-6
+
+
+# --8<-- [start:parallel]
+def half_the_heads(rank, whole, x, file, results):
+    """What one of two processes does: its heads, then the sum of both."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=rank, world_size=2
+    )
+    part = GroupedQueryAttention(  # half of each number of heads
+        d_model=48, n_heads=3, n_kv_heads=1, head_dim=8, rope_theta=10000.0
+    )
+    weights = whole.state_dict()
+    for name, weight in weights.items():  # rows of q, k, v; columns of o
+        axis = 1 if name.startswith("o_proj") else 0
+        weights[name] = weight.chunk(2, dim=axis)[rank]
+    part.load_state_dict(weights)
+    with torch.no_grad():
+        out = part(x)
+        dist.all_reduce(out)
+    results[rank].copy_(out)
+    dist.destroy_process_group()
+
+
+# --8<-- [end:parallel]
+
+
+def test_two_processes_share_the_heads(tmp_path):
+    whole = GroupedQueryAttention(
+        d_model=48, n_heads=6, n_kv_heads=2, rope_theta=10000.0
+    )
+    x, results = torch.randn(2, 9, 48), torch.zeros(2, 2, 9, 48)
+    given = (whole, x, tmp_path / "group", results.share_memory_())
+    torch.multiprocessing.start_processes(
+        half_the_heads, given, nprocs=2, start_method="fork"
+    )
+    for each in results:
+        assert relative_error(each, whole(x)) <= 1e-6
 
 
 def test_quantised():

@@ -1,6 +1,7 @@
 """Weights from transformers, adapters of PEFT, and our attention in both."""
 
 # --8<-- [start:imports]
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,15 +26,20 @@ from attnref import (
     GroupedQueryAttention,
     KVCache,
     MultiHeadLatentAttention,
+    Window,
     Yarn,
+    dense,
     dequantised,
+    flash_lse,
     form_of,
     greedy,
     sdpa,
+    softmax,
 )
 
 # --8<-- [end:imports]
 # isort: split
+import json
 import re
 from importlib.metadata import version
 
@@ -43,6 +49,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from attnref.layers import mla
 from sitekit import ROOT
+from sitekit.drawn.conventions import ORACLES
 from sitekit.pages import body_of
 from tests.kit.compare import relative_error
 from tests.variants import VARIANTS, built
@@ -93,31 +100,44 @@ def prompts() -> dict[str, Tensor]:
 
 
 # --8<-- [start:decoder]
+# A Llama under other names: what they add are windows and biases.
+LLAMAS = ("llama", "internlm3", "mistral", "ministral", "qwen2", "seed_oss")
+
+
 def decoder_of(config: PreTrainedConfig) -> Decoder:
-    """A decoder for the weights of a `LlamaForCausalLM`."""
-    rope = config.rope_parameters
+    """A decoder for the weights of a Llama or of one of its namesakes."""
+    kind, rope = config.model_type, config.rope_parameters
     for name, value, known in (
-        ("model_type", config.model_type, "llama"),
-        ("rope_type", rope["rope_type"], "default"),
-        ("hidden_act", config.hidden_act, "silu"),
+        ("model_type", kind, LLAMAS),
+        ("rope_type", rope["rope_type"], ("default",)),
+        ("hidden_act", config.hidden_act, ("silu",)),
     ):
-        if value != known:
-            raise ValueError(f"{name} is {value!r}, not {known!r}")
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}, not {', '.join(known)}")
+    bias = getattr(config, "attention_bias", kind == "qwen2")
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)  # None: all are alike
     blocks = [
         Block(
             GroupedQueryAttention(
                 d_model=config.hidden_size,
                 n_heads=config.num_attention_heads,
                 n_kv_heads=config.num_key_value_heads,
-                head_dim=config.head_dim,
-                bias=config.attention_bias,
+                head_dim=getattr(config, "head_dim", None),
+                bias=bias,
+                o_bias=getattr(
+                    config, "attention_out_bias", bias and kind != "qwen2"
+                ),
+                causal=Window(window)
+                if window and (not types or types[i] == "sliding_attention")
+                else True,
                 rope_theta=rope["rope_theta"],
             ),
             d_model=config.hidden_size,
             d_ff=config.intermediate_size,
             eps=config.rms_norm_eps,
         )
-        for _ in range(config.num_hidden_layers)
+        for i in range(config.num_hidden_layers)
     ]
     return Decoder(
         blocks,
@@ -144,8 +164,7 @@ def weights_in(folder: str | Path) -> dict[str, Tensor]:
 # --8<-- [end:decoder]
 
 
-@pytest.mark.parametrize("changed", [{}, {"attention_bias": True}], ids=str)
-def test_a_llama_in_files_is_this_decoder(changed):
+def test_a_llama_in_files_is_this_decoder():
     # --8<-- [start:llama]
     theirs = downloaded("llama", tie_word_embeddings=True)
     ours = decoder_of(theirs.config)
@@ -183,16 +202,46 @@ def test_a_llama_in_files_is_this_decoder(changed):
     # --8<-- [end:llama]
     assert len(got[:, 9:].unique()) > 12
     assert (got[1] == pad).sum() == 9 + 20 - 13
-    theirs = downloaded("llama", **changed)
+
+
+NAMESAKES = [
+    ("llama", {}),
+    ("llama", {"attention_bias": True}),
+    ("internlm3", {}),
+    ("mistral", {"sliding_window": None}),
+    ("mistral", {"sliding_window": 5}),
+    (
+        "ministral",
+        {
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    ("qwen2", {}),
+    (
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+    ),
+    ("seed_oss", {}),
+    ("seed_oss", {"attention_bias": False, "attention_out_bias": True}),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "changed"), NAMESAKES, ids=str)
+def test_what_is_llama_by_another_name_is_this_decoder(kind, changed):
+    theirs, tokens = downloaded(kind, **changed), prompts()["input_ids"]
     for name, p in theirs.named_parameters():
         if "bias" in name:
-            nn.init.normal_(p, std=0.3)
+            p.normal_(std=0.3)
     ours = decoder_of(theirs.config)
-    weights = theirs.state_dict()
     ours.load_state_dict(weights_of(theirs))
-    with torch.no_grad():
-        got, want = ours(batch["input_ids"]), theirs(batch["input_ids"]).logits
-    assert relative_error(got, want) <= 1e-5
+    assert relative_error(ours(tokens), theirs(tokens).logits) <= 1e-5
+    assert kind in LLAMAS and {kind for kind, _ in NAMESAKES} == {*LLAMAS}
 
 
 # --8<-- [start:compare]
@@ -246,10 +295,111 @@ def test_a_difference_that_no_name_shows_is_found():
     # --8<-- [end:compared]
 
 
+# --8<-- [start:changes]
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of each head behind a projection, or of its whole width."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        (width,) = self.normalized_shape
+        return super().forward(x.unflatten(-1, (-1, width))).flatten(-2)
+
+
+def load_with_norms(
+    ours: nn.Module, theirs: nn.Module, *, eps: float, offset: float = 0.0
+) -> None:
+    """Load the weights of `theirs`, norms of queries and keys included."""
+    weights = theirs.state_dict()
+    norms = {n: weights.pop(f"{n}_norm.weight") + offset for n in "qk"}
+    ours.load_state_dict(weights)  # strict: only the norms are left out
+    for n, weight in norms.items():
+        norm = HeadNorm(len(weight), eps=eps)
+        norm.weight = nn.Parameter(weight)
+        projection = getattr(ours, f"{n}_proj")
+        setattr(ours, f"{n}_proj", nn.Sequential(projection, norm))
+
+
+def capped(q, k, v, mask=None, *, cap, scale, dropout=0.0):
+    """Attention with scores between -cap and cap, as in Gemma 2."""
+    g = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(g, dim=1) for x in (k, v))
+    scores = cap * torch.tanh(q @ k.mT * (scale / cap))  # (B, H, T, S)
+    if mask is not None:
+        scores = scores.masked_fill(~dense(mask), -torch.inf)
+    return softmax(scores) @ v
+
+
+def with_sinks(q, k, v, mask=None, *, sinks, dropout=0.0):
+    """One more score per head, which takes weight and has no value."""
+    out, lse = flash_lse(q, k, v, mask)  # (B, H, T, D), (B, H, T)
+    return out * torch.sigmoid(lse - sinks[:, None])[..., None]
+
+
+# --8<-- [end:changes]
+
+
+@torch.no_grad()
+def test_small_changes_make_these_checkpoints_right():
+    # --8<-- [start:changed]
+    sizes = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16}
+    base = {"rope_type": "default", "rope_theta": 10_000.0}
+    tokens = torch.randint(3, 100, (2, 40))
+    W, narrow = 5, {"causal": Window(5)}
+    scaled = partial(sdpa, scale=256**-0.5)  # of query_pre_attn_scalar
+    soft = partial(capped, cap=50.0, scale=256**-0.5)
+    errors = {}
+    for kind, changes in (
+        ("mistral", narrow),
+        ("starcoder2", narrow | {"bias": True}),
+        ("granite", {"attend": partial(sdpa, scale=0.1)}),
+        ("qwen3", {}),
+        ("qwen3_moe", {}),
+        ("minimax_m2", {}),
+        ("olmo2", {}),
+        ("gemma3_text", narrow | {"attend": scaled}),
+        ("gemma2", narrow | {"attend": soft}),
+        ("gpt_oss", narrow | {"bias": True}),
+    ):
+        more = {"attention_multiplier": 0.1} if kind == "granite" else {}
+        if kind in ("gpt_oss", "minimax_m2"):  # by default, YaRN; a base of 5e6
+            more |= {"rope_parameters": base, "num_local_experts": 8}
+        model = downloaded(kind, sliding_window=W, **more)
+        theirs = model.model.layers[0].self_attn
+        for name, p in theirs.named_parameters():
+            if "proj" not in name:  # norms and sinks, which all start alike
+                nn.init.uniform_(p, 0.5, 1.5)
+        ours = GroupedQueryAttention(**sizes, rope_theta=10_000.0, **changes)
+        weights = theirs.state_dict()
+        if "q_norm.weight" in weights:
+            offset = 1.0 if kind == "gemma3_text" else 0.0  # it adds 1
+            eps = model.config.rms_norm_eps
+            load_with_norms(ours, theirs, eps=eps, offset=offset)
+        else:
+            if "sinks" in weights:
+                ours.attend = partial(with_sinks, sinks=weights.pop("sinks"))
+            ours.load_state_dict(weights)
+        errors[kind] = difference(ours.eval(), theirs, model, tokens)
+    assert max(errors.values()) < 1e-5, errors
+    # --8<-- [end:changed]
+    rows = json.loads(ORACLES.read_text(encoding="utf-8"))["checkpoints"]
+    names = ("HeadNorm", "causal=", "attend=")
+    changed = {r["model_type"] for r in rows if r["change"].startswith(names)}
+    assert changed <= {*errors}
+
+
 # --8<-- [start:mla]
+# Whether RoPE is interleaved; None: `rope_interleave` says so.
+LATENT = {"deepseek_v2": True, "minicpm3": False}
+LATENT |= dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "youtu"))
+
+
 def mla_of(config: PreTrainedConfig) -> MultiHeadLatentAttention:
-    """A layer for the weights of a `DeepseekV3Attention`."""
-    rope, yarn = config.rope_parameters, None
+    """A layer for the weights of DeepSeek-V3's attention, or of its kin's."""
+    kind, rope, yarn = config.model_type, config.rope_parameters, None
+    if kind not in LATENT:
+        raise ValueError(f"model_type is {kind!r}, not {', '.join(LATENT)}")
+    interleaved = LATENT[kind]
+    if interleaved is None:
+        interleaved = config.rope_interleave
     if rope["rope_type"] == "yarn":
         if rope.get("attention_factor") or not rope.get("truncate", True):
             raise ValueError("attention_factor or truncate of YaRN is set")
@@ -271,7 +421,7 @@ def mla_of(config: PreTrainedConfig) -> MultiHeadLatentAttention:
         q_lora_rank=config.q_lora_rank,
         bias=config.attention_bias,
         rope_theta=rope["rope_theta"],
-        rope_layout="interleaved" if config.rope_interleave else "half",
+        rope_layout="interleaved" if interleaved else "half",
         yarn=yarn,
     )
 
@@ -312,6 +462,16 @@ def test_mla_of_deepseek_is_this_layer(changed):
         ours = mla_of(model.config).eval()
         ours.load_state_dict(theirs.state_dict())
         assert difference(ours, theirs, model, tokens) < 1e-5
+    for kind in LATENT:
+        if changed or kind == "deepseek_v3":
+            continue
+        model = downloaded(kind, **DEEPSEEK, rope_parameters=yarn)
+        theirs = model.model.layers[1].self_attn
+        ours = mla_of(model.config).eval()
+        ours.load_state_dict(theirs.state_dict())
+        assert difference(ours, theirs, model, tokens) < 1e-5, kind
+    with pytest.raises(ValueError, match="model_type is 'deepseek_v32', not"):
+        mla_of(AutoConfig.for_model("deepseek_v32"))
     for more in ({"attention_factor": 0.5}, {"truncate": False}):
         config = downloaded("deepseek_v3", rope_parameters=yarn | more).config
         with pytest.raises(
@@ -391,8 +551,8 @@ def test_a_float8_layer_in_a_file_is_read_and_dequantised():
 
 
 REFUSED = {
-    "qwen3": "model_type is 'qwen3', not 'llama'",
-    "llama": "rope_type is 'llama3', not 'default'",
+    "qwen3": "model_type is 'qwen3', not llama, internlm3, mistral, ",
+    "llama": "rope_type is 'llama3', not default",
 }
 
 
@@ -408,7 +568,7 @@ def test_what_the_decoder_of_the_page_refuses():
     for kind, changed, message in (
         ("qwen3", {}, REFUSED["qwen3"]),
         ("llama", {"rope_parameters": scaled}, REFUSED["llama"]),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', not 'silu'"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', not silu"),
     ):
         with pytest.raises(ValueError, match=message):
             decoder_of(downloaded(kind, **changed).config)
@@ -486,6 +646,11 @@ def test_adapters_of_peft_are_trained_and_merged():
         assert torch.equal(tokens, adapted)
     # --8<-- [end:lora]
     assert len(adapted[:, 9:].unique()) > 12
+    with pytest.raises(AttributeError, match="prepare_inputs_for_generation"):
+        get_peft_model(
+            decoder_of(theirs.config),
+            LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"),
+        )
     untuned = decoder_of(theirs.config).eval()
     untuned.load_state_dict(weights_of(theirs))
     assert not torch.equal(greedy(untuned, batch["input_ids"], 20), adapted)
@@ -659,6 +824,13 @@ AttentionMaskInterface.register("attnref", mask_of)
 
 def test_a_llama_with_our_attention_gives_its_own_logits_and_tokens():
     # --8<-- [start:replaced]
+    called = set()
+
+    def counted(module: nn.Module, *inputs: Tensor, **options: object):
+        called.add(module.layer_idx)
+        return attend(module, *inputs, **options)
+
+    AttentionInterface.register("attnref", counted)
     model, batch = downloaded("llama"), prompts()
     real = batch["attention_mask"].bool()
     outcomes = []
@@ -680,6 +852,7 @@ def test_a_llama_with_our_attention_gives_its_own_logits_and_tokens():
     assert (got - want).abs().max() < 1e-5 * want.abs().max()
     for ours, theirs in zip(our_tokens, their_tokens, strict=True):
         assert torch.equal(ours, theirs)
+    assert called == {0, 1}  # or else `eager` was compared with itself
     # --8<-- [end:replaced]
     assert len(ours[:, 9:].unique()) > 12
 
@@ -836,6 +1009,34 @@ LACKS = {
     "deepseek_v32": (SPARSE, "DeepseekV32Attention passes indices"),
     "glm_moe_dsa": (SPARSE, "GlmMoeDsaAttention passes indices"),
 }
+
+
+# Each takes the name of a function, and calls it in no layer.
+IGNORES = ("bloom", "codegen", "falcon", "gptj", "mpt")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", IGNORES)
+def test_a_model_that_ignores_the_function_is_found_by_its_calls(
+    kind, monkeypatch
+):
+    calls = []
+
+    def noted(*inputs, **options):
+        calls.append(inputs)
+        return attend(*inputs, **options)
+
+    functions = AttentionInterface._global_mapping
+    monkeypatch.setitem(functions, "attnref", noted)
+    outcomes, batch = [], prompts()
+    sizes = {name: n for name, n in SIZES.items() if name != "head_dim"}
+    config = AutoConfig.for_model(kind, rotary_dim=8, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for inner in ("eager", "attnref"):
+        model.set_attn_implementation(inner)
+        outcomes.append(model(**batch).logits)
+    assert relative_error(*outcomes) == 0  # and nothing was compared
+    assert calls == []
 
 
 @torch.no_grad()
