@@ -352,7 +352,7 @@ def test_most_of_what_is_asked_leads_to_its_page(answers):
     assert len(asked) > 80
     missed = misses(found, asked)
     first = 1 - len(missed) / len(asked)
-    assert first >= 0.86, f"{first:.0%} of {len(asked)}, not: {missed}"
+    assert first >= 0.91, f"{first:.0%} of {len(asked)}, not: {missed}"
 
 
 def test_what_readers_type_leads_to_its_page_and_section(answers):
@@ -461,7 +461,8 @@ def test_a_result_shows_the_words_that_were_asked(reader):
     first = page.locator(".md-search-result__item").first
     expect(first.locator("h2").first).to_have_text(MODELS[language])
     shown = first.locator("article").nth(1)
-    assert {"Mini", "Max", "M3"} <= set(shown.locator("mark").all_inner_texts())
+    assert {"MiniMax", "M3"} <= set(shown.locator("mark").all_inner_texts())
+    assert "Missing" not in first.inner_text(), "the page says both words"
     assert len(shown.inner_text()) < 800, "of a table, not all of it"
     page.keyboard.press("Enter")
     page.wait_for_url("**/numbers/memory/?h=*#models")
