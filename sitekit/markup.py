@@ -16,7 +16,8 @@ from markdown.postprocessors import Postprocessor
 from markdown.treeprocessors import Treeprocessor
 
 COPIED = re.compile(
-    r'(<div class="language-(?:python|bash) highlight">(?:(?!</div>).)*</pre>)'
+    r'(<div class="language-(?:python|bash|pycon) highlight">'
+    r"(?:(?!</div>).)*</pre>)"
     r"(?=</div>)",
     re.DOTALL,
 )
@@ -35,13 +36,17 @@ class _Boxes(Treeprocessor):
                     parent[i] = box
 
 
+def button(copy: str, copied: str) -> str:
+    return (
+        f'<button class="copy" type="button" aria-label="{escape(copy)}"'
+        f' data-done="{escape(copied)}"></button>'
+    )
+
+
 class _Code(Postprocessor):
     def __init__(self, md: Markdown, copy: str, copied: str) -> None:
         super().__init__(md)
-        self.button = (
-            f'<button class="copy" type="button" aria-label="{escape(copy)}"'
-            f' data-done="{escape(copied)}"></button>'
-        )
+        self.button = button(copy, copied)
 
     def run(self, text: str) -> str:
         return COPIED.sub(

@@ -36,6 +36,7 @@ from attnref.mistakes.catalogue import (
 from attnref.mistakes.tasks import TASKS
 from sitekit import svg
 from sitekit.adapter import BuildError
+from sitekit.markup import button
 from sitekit.render import render
 
 ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)
@@ -57,6 +58,8 @@ WORDS = {
     "end": Text(".", "。"),
     "exercise": Text("exercise", "练习"),
     "asked": Text("what to write", "要写的函数"),
+    "copy": Text("Copy fix", "复制正确代码"),
+    "copied": Text("Copied", "已复制"),
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
     "wrong": Text("wrong", "错误"),
@@ -132,10 +135,11 @@ def pictures(mistake: Mistake, language: str) -> str:
     for module, parts in groupby(mistake.lines, lambda lines: lines.module):
         file = f"attnref/{module.replace('.', '/')}.py"
         shown.setdefault("\n\n".join(map(diff, parts)), []).append(file)
+    copy = button(*(getattr(WORDS[k], language) for k in ("copy", "copied")))
     html = [
         f'<div class="language-diff highlight">'
         f'<span class="filename">{", ".join(held)}</span>'
-        f"<pre><span></span><code>{coloured(lines)}</code></pre></div>"
+        f"<pre><span></span><code>{coloured(lines)}</code></pre>{copy}</div>"
         for lines, held in shown.items()
     ]
     right, wrong = seen(mistake.id)

@@ -3,10 +3,11 @@
 A page goes by its titles in both languages, the name of its file, the files of
 the package that it explains, and the `aliases` of its front matter: what else
 readers call it. A section goes by the functions and classes whose code it
-shows, and that of all downloads by their names. Both stand as `names` in the
-entries of the index; overrides/assets/search.js ranks by them. So many of a
-page's as `titles` says are no aliases. The Chinese ones are words that jieba
-does not cut.
+shows, and that of all downloads by their names; and by those that `sections`
+of the front matter gives it, an error message or a question. Names stand as
+`names` in the entries of the index, those of `sections` as `aliases`;
+overrides/assets/search.js ranks by them. So many of a page's as `titles` says
+are no aliases. The Chinese ones are words that jieba does not cut.
 """
 
 import json
@@ -77,6 +78,17 @@ def names_of(page: Any, where: Where) -> tuple[list[str], int]:
     return [*(shown | {name.lower(): None for name in aliases})], len(shown)
 
 
+def sections_of(page: Any) -> dict[str, list[str]]:
+    """What readers of either language call a section, by its id."""
+    found: dict[str, list[str]] = {}
+    for language in CONFIGS:
+        path = parity.twin(page.file.src_uri.removesuffix(".md"), language)
+        matter = pages.front_matter(path) if path.exists() else {}
+        for id, names in matter.get("sections", {}).items():
+            found.setdefault(id, []).extend(name.lower() for name in names)
+    return found
+
+
 # Of each page, what its entries were made of, and they: an edit under `mkdocs
 # serve` reads the pages that it changed.
 _known: dict[str, tuple[object, list[Any]]] = {}
@@ -102,9 +114,12 @@ class Index:
 
     def add_entry_from_context(self, page: Any) -> None:
         names, titles = names_of(page, self.where)
-        made_of = self.words, page.title, page.content, page.meta, names
+        aliases = sections_of(page)
+        of_page = page.title, page.content, page.meta
+        made_of = self.words, of_page, names, aliases
         if _known.get(page.url, (None,))[0] != made_of:
-            _known[page.url] = made_of, self._read(page, names, titles)
+            read = self._read(page, names, titles, aliases)
+            _known[page.url] = made_of, read
         self.entries += _known[page.url][1]
 
     def generate_search_index(self, _: object) -> str:
@@ -120,7 +135,13 @@ class Index:
         target.parent.mkdir(exist_ok=True)
         target.write_text(f"entries={text}", encoding="utf-8")
 
-    def _read(self, page: Any, names: list[str], titles: int) -> list[Any]:
+    def _read(
+        self,
+        page: Any,
+        names: list[str],
+        titles: int,
+        aliases: dict[str, list[str]],
+    ) -> list[Any]:
         """The entry of a page and those of its sections."""
         parser = Parser()
         parser.feed(readable(page.content))
@@ -138,6 +159,8 @@ class Index:
                 "text": text,
                 "names": names_in(location, text),
             }
+            if section.id in aliases:
+                entry["aliases"] = [*map(self._cut, aliases[section.id])]
             if not found:
                 entry["names"] = [*map(self._cut, names)]
                 entry["titles"] = titles

@@ -32,13 +32,43 @@ document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
   );
 }
 
+// The other language shows the same section and state: ids and queries are the
+// same. Without this, the link leads to the beginning of the page.
+{
+  const [link] = document.querySelectorAll("a.language");
+  const follow = () => {
+    link.search = location.search;
+    link.hash = location.hash;
+  };
+  for (const way of ["click", "auxclick", "contextmenu"])
+    link.addEventListener(way, follow);
+}
+
+// What one would run: an example without its prompts and answers, and of the
+// lines of a mistake the right ones.
+const textOf = (code) => {
+  const { classList } = code.closest(".highlight");
+  const lines = code.textContent.split("\n");
+  if (classList.contains("language-pycon"))
+    return lines
+      .filter((line) => /^(>>>|\.\.\.)( |$)/.test(line))
+      .map((line) => line.slice(4))
+      .join("\n");
+  if (classList.contains("language-diff"))
+    return lines
+      .filter((line) => line[0] !== "-")
+      .map((line) => line.slice(1))
+      .join("\n");
+  return code.textContent;
+};
+
 // One listener for all copy buttons; what is copied is the code itself, or the
 // whole file that stands beside the button.
 const copied = {
   async copy(button) {
     const code = button.parentElement.querySelector("code");
     try {
-      await navigator.clipboard.writeText(code.textContent);
+      await navigator.clipboard.writeText(textOf(code));
     } catch {
       // No clipboard (a plain http address): the reader copies the selection.
       getSelection().selectAllChildren(code);

@@ -125,11 +125,16 @@ for (const box of document.querySelectorAll(".calculator")) {
 
   // Each of these returns a value, or throws the error message.
   const asNumber = (name, text) => {
-    const digits = /^(\d{1,18}|\d{1,3}(?:[,_]\d{3}){1,5})([KM]?)$/i;
+    // 131072, 131,072, 131 072, 128K; or 1e6, 1.5e5
+    const digits = /^(\d{1,18}|\d{1,3}(?:[,_\s]\d{3}){1,5})([KM]?)$/i;
+    const power = /^(\d{1,9})(?:\.(\d{1,9}))?e\+?(\d{1,2})$/i;
     const match = digits.exec(text.trim());
     const most = data.limits[name];
     const unit = { K: 1024n, M: 1048576n }[match?.[2].toUpperCase()] ?? 1n;
-    const value = match ? BigInt(match[1].replace(/[_,]/g, "")) * unit : 0n;
+    let value = match ? BigInt(match[1].replace(/[_,\s]/g, "")) * unit : 0n;
+    const [, whole, part = "", zeros] = power.exec(text.trim()) ?? [];
+    if (zeros >= part.length)
+      value = BigInt(whole + part) * 10n ** BigInt(zeros - part.length);
     if (value < 1n || value > BigInt(most)) {
       throw say("bad_number", words[name], text.slice(0, 40), grouped(most));
     }
@@ -277,6 +282,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     return made;
   };
 
+  let last; // what the last result said
   const show = (values) => {
     const { tokens, batch, ranks, budget } = values;
     const rows = asked(values).map(([name, stores, storage]) => {
@@ -329,8 +335,14 @@ for (const box of document.querySelectorAll(".calculator")) {
     const [first] = rows;
     const told = [first.name, readable(first.total)];
     told.push(grouped(batch), grouped(tokens), readable(budget));
-    said.textContent =
-      first.total > budget ? say("said_over", ...told) : say("said", ...told);
+    last = first.total > budget ? say("said_over", ...told) : say("said", ...told);
+    said.textContent = last;
+  };
+
+  // A field is empty or wrong: what was shown stays, and says that it is old.
+  const keep = () => {
+    said.textContent = last ? say("kept", last) : words.nothing;
+    if (!last) [bars, body].forEach((part) => part.replaceChildren());
   };
 
   const tell = (found) => {
@@ -343,12 +355,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     clearTimeout(waiting); // browsers let an address change only so often
     const [values, found] = read();
     tell(found);
-    if (found.length) {
-      said.textContent = words.nothing;
-      bars.replaceChildren();
-      body.replaceChildren();
-      return;
-    }
+    if (found.length) return keep();
     show(values);
     waiting = setTimeout(toAddress, 200);
   };
@@ -371,5 +378,5 @@ for (const box of document.querySelectorAll(".calculator")) {
   const [values, wrong] = read();
   tell([...found, ...wrong]);
   if (!wrong.length) show(values);
-  else said.textContent = words.nothing;
+  else keep();
 }

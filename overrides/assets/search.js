@@ -21,8 +21,10 @@ const FILE = /\.py$/;
 const STOP = new Set(
   (
     "a an and are as at be by can do does for from how i in is it its of on " +
-    "or so that the this to vs versus what when where which why will with " +
-    "的 了 和 与 及 或 是 在 把 被 吗 呢 怎么 怎样 如何 为什么 什么 多少 哪些 区别"
+    "or should so that the this to use vs versus what when where which why " +
+    "will with work you explained implement implementation scratch tutorial " +
+    "的 了 和 与 及 或 是 在 把 被 吗 呢 怎么 怎样 如何 为什么 什么 多少 哪些 区别 " +
+    "原理 详解 讲解 推导 实现 代码 入门 图解 作用 能 要 写 大 不"
   ).split(" "),
 );
 
@@ -53,13 +55,26 @@ async function load() {
   learn(entries);
 }
 
-function wordsOf(text) {
+/* Those of a query have parts only where the index lacks the whole. */
+function wordsOf(text, asked) {
   return text
     .replace(/<[^>]*>/g, " ")
     .replace(HAN, " $& ")
     .split(separator)
-    .map((word) => word.toLowerCase())
-    .filter(Boolean);
+    .filter(Boolean)
+    .flatMap((word) => {
+      const whole = word.toLowerCase();
+      if (asked && places.has(whole)) return whole;
+      return [whole, ...partsOf(word)];
+    });
+}
+
+/* PagedAttention is found by its parts too; ALiBi has none that are words. */
+function partsOf(word) {
+  if (!/[a-z][A-Z]/.test(word)) return [];
+  const parts = word.split(/(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])/);
+  if (parts.some((part) => part.length < 2)) return [];
+  return parts.map((part) => part.toLowerCase());
 }
 
 /* The name of a file is one word, and like no other. */
@@ -80,17 +95,26 @@ function learn(docs) {
     doc.names.forEach((name, i) =>
       put(entry, wordsOfName(name), worth, !(i >= doc.titles)),
     );
+    doc.aliases?.forEach((name) => put(entry, wordsOf(name), worth, false));
     put(entry, wordsOf(doc.text), 0, true);
   }
-  for (const page of pages.values())
-    page.names = page.entries[0].doc.names.map((name) =>
-      wordsOfName(name)
-        .filter((word) => !STOP.has(word))
-        .map((word) => {
-          const having = [...places.get(word).keys()].map((e) => e.page);
-          return { word, rarity: rarity(new Set(having).size) };
-        }),
-    );
+  for (const page of pages.values()) {
+    page.names = page.entries[0].doc.names.map(weighed);
+    for (const entry of page.entries.slice(1)) {
+      entry.title = weighed(entry.doc.title);
+      entry.names = (entry.doc.aliases ?? []).map(weighed);
+    }
+  }
+}
+
+/* The words of a name, and how rare each of them is among pages. */
+function weighed(name) {
+  return wordsOfName(name)
+    .filter((word) => !STOP.has(word))
+    .map((word) => {
+      const having = [...places.get(word).keys()].map((e) => e.page);
+      return { word, rarity: rarity(new Set(having).size) };
+    });
 }
 
 /* What a word tells that so many of the pages have. */
@@ -117,24 +141,26 @@ function wordsOfQuery(query) {
   const rest = query.replace(/[^\s/]+\.py\b/gi, (name) =>
     places.has(name.toLowerCase()) ? " " : name,
   );
-  const parts = wordsOf(rest).flatMap((word) => {
+  const parts = wordsOf(rest, true).flatMap((word) => {
     if (places.has(word)) return word;
-    if (word < "\u2e80") return inTwo(word);
+    if (word < "\u2e80") return word.split("_").flatMap(inTwo);
     const cut = [];
     for (let rest = word; rest; rest = rest.slice(cut.at(-1).length)) {
       let length = rest.length;
-      while (length > 1 && !places.has(rest.slice(0, length))) length -= 1;
-      cut.push(rest.slice(0, length));
+      const word = () => rest.slice(0, length);
+      while (length > 1 && !places.has(word()) && !STOP.has(word())) length -= 1;
+      cut.push(word());
     }
     return cut;
   });
-  const words = [...parts, ...names.filter((name) => places.has(name))];
+  const words = [...parts, ...names.filter((n) => places.has(n))];
   const told = words.filter((word) => !STOP.has(word));
   return [...new Set(told.length ? told : words)];
 }
 
-/* llama3, or minimax where the index has MiniMax, cut at its capitals. */
+/* llama3, or selfattention. */
 function inTwo(word) {
+  if (places.has(word)) return [word];
   for (let i = 3; i <= word.length - 3; i += 1)
     if (places.has(word.slice(0, i)) && places.has(word.slice(i)))
       return [word.slice(0, i), word.slice(i)];
@@ -151,8 +177,9 @@ function closeness(word, other) {
     const share = same / Math.max(word.length, other.length);
     if (share === 1) return 1;
     if (same === word.length && (chinese || same > 1)) return 0.4 + share / 2;
-    if (same > 3 && share >= 0.6 && /^[a-z]+$/.test(word + other))
-      return share * 0.8;
+    const rest = word.slice(same) + "," + other.slice(same);
+    const forms = places.has(word) ? /^e?s,$/ : /^[a-z]*,[a-z]*$/;
+    if (same > 3 && share >= 0.6 && forms.test(rest)) return share * 0.8;
   }
   if (chinese)
     return other.includes(word) ? word.length / other.length / 2 : 0;
@@ -161,12 +188,13 @@ function closeness(word, other) {
 
 /* A word of the query, as far as the index has it or words like it. */
 function known(word) {
+  const near = mistyped(word);
   const like = new Map(); // words of the index -> how close
   const worth = new Map(); // entry -> what the word is worth there
   const shown = new Set(); // entries that show the word
   const times = new Map(); // page -> how often it is said
   for (const [other, found] of places) {
-    const close = closeness(word, other);
+    const close = near.get(other) ?? closeness(word, other);
     if (!close) continue;
     like.set(other, close);
     for (const [entry, place] of found) {
@@ -182,6 +210,43 @@ function known(word) {
   return { word, like, worth, shown, times, tells };
 }
 
+/* For a word that begins none of the index: those that differ by a letter, or
+   two of eight and more, wherever they stand. */
+function mistyped(word) {
+  const near = new Map();
+  if (!/^[a-z]{4,}$/.test(word)) return near;
+  const all = [...places.keys()];
+  if (all.some((other) => other.startsWith(word))) return near;
+  const most = word.length < 8 ? 1 : 2;
+  let least = most;
+  for (const other of all) {
+    if (!/^[a-z]+$/.test(other)) continue;
+    if (Math.abs(other.length - word.length) > least) continue;
+    const apart = edits(word, other);
+    if (apart > least) continue;
+    if (apart < least) near.clear();
+    least = apart;
+    near.set(other, 1 - 0.15 * apart);
+  }
+  return near;
+}
+
+/* Letters to insert, leave out, replace or swap with the next. */
+function edits(a, b) {
+  let [before, row] = [[], [...Array(b.length + 1).keys()]];
+  for (let i = 1; i <= a.length; i += 1) {
+    const next = [i];
+    for (let j = 1; j <= b.length; j += 1) {
+      const same = a[i - 1] === b[j - 1] ? 0 : 1;
+      next[j] = Math.min(row[j] + 1, next[j - 1] + 1, row[j - 1] + same);
+      if (i > 1 && j > 1 && a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1])
+        next[j] = Math.min(next[j], before[j - 2] + 1);
+    }
+    [before, row] = [row, next];
+  }
+  return row[b.length];
+}
+
 /* What it adds that a word is said so many times; half of it, at `half`. */
 function often(times, half) {
   return (WORTH.text * times) / (times + half);
@@ -195,14 +260,17 @@ function answer(query) {
   for (const page of pages.values()) {
     const here = words.filter(({ times }) => times.has(page));
     if (!here.length) continue;
-    const named = Math.max(0, ...page.names.map((name) => held(name, words)));
+    const best = (names) => Math.max(0, ...names.map((n) => held(n, words)));
+    const named = best(page.names);
+    const other = best(page.entries.slice(1).flatMap(({ names }) => names));
     const said = sum(here, ({ tells, worth, times }) => {
       const best = Math.max(...page.entries.map((e) => worth.get(e) ?? 0));
       return tells * (best + often(times.get(page), 9));
     });
     const boost = page.entries[0].doc.boost ?? 1;
     const covered = sum(here, ({ tells }) => tells) / all;
-    found.push({ page, named, score: (said * boost + named) * covered ** 2 });
+    const score = (said * boost + Math.max(named, other * boost)) * covered ** 2;
+    found.push({ page, named, score });
   }
   found.sort(byScore);
   const best = found.slice(0, PAGES);
@@ -233,11 +301,14 @@ function held(name, words) {
 
 /* A page and its best sections, the best of all first. The theme follows Enter
    to the best score of all results: so `more` for each that stands before. */
-function results({ entries }, named, words, more) {
+function results(at, named, words, more) {
+  const { entries } = at;
   const [page, ...sections] = entries.map((entry, i) => {
     const own = words.filter(({ worth }) => worth.has(entry));
     const said = sum(own, ({ tells, worth }) => tells * worth.get(entry));
-    return { doc: entry.doc, own, score: i ? said : said + named };
+    const names = i ? [entry.title, ...entry.names] : [];
+    const called = Math.max(0, ...names.map((name) => held(name, words)));
+    return { doc: entry.doc, own, score: said + (i ? called : named) };
   });
   if (!words.some(({ shown }) => shown.has(entries[0]))) page.score = 0;
   const close = words.flatMap(({ like }) =>
@@ -247,12 +318,12 @@ function results({ entries }, named, words, more) {
   const told = sections.filter(({ score }) => score).sort(byScore);
   return [page, ...told.slice(0, SECTIONS)]
     .sort(byScore)
-    .map(({ doc: { location, title, text }, own, score }) => ({
+    .map(({ doc: { location, title, text }, score }) => ({
       location,
       title: marked(title, marks),
       text: teaser(text, marks),
       score: score + more,
-      terms: Object.fromEntries(words.map((w) => [w.word, own.includes(w)])),
+      terms: Object.fromEntries(words.map((w) => [w.word, w.times.has(at)])),
     }));
 }
 

@@ -17,9 +17,10 @@ from tests.kit.site import a_reader, page_of
 
 
 def test_the_language_switch_stays_on_the_page(visit, address):
-    page = visit(address + "core/masks/")
+    page = visit(address + "core/masks/?h=padding#left")
     page.click("a.language")
-    page.wait_for_url(address + "zh/core/masks/")
+    page.wait_for_url(address + "zh/core/masks/?h=padding#left")
+    page.goto(address + "zh/core/masks/")
     assert page.locator("h1").inner_text().startswith("掩码")
     page.click("a.language")
     page.wait_for_url(address + "core/masks/")
@@ -47,6 +48,30 @@ def test_the_copy_button_gives_what_ran(visit, address, language):
         expect(button).to_have_attribute("aria-label", done)
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied.rstrip("\n") == text.rstrip("\n")
+    # What is neither Python nor titled: seen, and copied as one would run it.
+    for kind, shown, text in (
+        ("bash", "ls\n", "ls\n"),
+        ("pycon", ">>> f(\n... 1)\n2\n>>> g()\n", "f(\n1)\ng()"),
+        ("diff", " a\n-b\n+c\n", "a\nc\n"),
+    ):
+        page.evaluate(
+            """([kind, shown]) => {
+              const made = document.createElement("div");
+              made.className = `language-${kind} highlight`;
+              made.innerHTML = "<pre><code></code></pre>" +
+                document.querySelector("button.copy").outerHTML;
+              made.querySelector("code").textContent = shown;
+              document.querySelector("article").prepend(made);
+            }""",
+            [kind, shown],
+        )
+        button = buttons.first
+        page.mouse.move(0, 0)
+        assert button.evaluate("e => getComputedStyle(e).opacity") == "1"
+        button.focus()
+        button.press("Enter")
+        expect(button).to_have_attribute("aria-label", done)
+        assert page.evaluate("navigator.clipboard.readText()") == text
 
 
 @pytest.mark.parametrize("path", ["core/sdpa/", "zh/core/masks/"])
@@ -188,6 +213,29 @@ def test_words_in_a_formula_are_never_broken(visit, address):
     page.screenshot(full_page=True)
     assert page.evaluate(widths) == before
     assert min(before) > 20
+    # On paper it is light and whole, from a dark screen too.
+    page.get_by_role("button", name="Switch to dark").click()
+    page.evaluate(
+        """() => document.querySelector("article").insertAdjacentHTML(
+        "beforeend", "<details class=question><summary>?</summary>"
+        + "<p id=folded>unfolded</p></details>")"""
+    )
+    page.set_viewport_size({"width": 718, "height": 900})
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(
+        """() => [document.body, document.querySelector("th")].map(e =>
+        getComputedStyle(e)).map(({ backgroundColor, color }) =>
+        [backgroundColor, color])"""
+    )[0] == ["rgb(253, 252, 249)", "rgb(33, 35, 31)"]
+    cut = page.eval_on_selector_all(
+        "article :is(.scroll, pre > code)",
+        """all => all.filter(e => e.getBoundingClientRect().height)
+        .filter(e => getComputedStyle(e).overflowX !== "visible"
+          || e.scrollWidth > e.clientWidth + 1)
+        .map(e => e.textContent.slice(0, 40))""",
+    )
+    assert cut == []
+    assert page.locator("#folded").bounding_box()["height"] > 10
 
 
 def test_formulas_are_drawn_with_the_math_font(visit, address):

@@ -279,6 +279,9 @@ def test_numbers_may_be_written_as_people_do(page):
         assert "131,072 tokens" in said(page), text
     fill(page, tokens="1M")
     assert "1,048,576 tokens" in said(page)
+    for text in ("1e6", "1 000 000", "1\u202f000\u00a0000", "1.0E+06"):
+        fill(page, tokens=text)
+        assert "1,000,000 tokens" in said(page), text
 
 
 def test_a_changed_shape_is_a_shape_of_ones_own(page):
@@ -297,7 +300,8 @@ def test_a_changed_shape_is_a_shape_of_ones_own(page):
             {"tokens": "-5"},
             "“-5” is not a whole number from 1 to 1,000,000,000",
         ),
-        ({"tokens": "1e5"}, "“1e5” is not a whole number"),
+        ({"tokens": "1.55e1"}, "“1.55e1” is not a whole number"),
+        ({"tokens": "1e10"}, "“1e10” is not a whole number"),
         ({"tokens": "9" * 30}, "is not a whole number"),
         ({"tokens": "1000M"}, "“1000M” is not a whole number"),
         ({"batch": "1.5"}, "Sequences: “1.5” is not a whole number"),
@@ -314,8 +318,11 @@ def test_what_cannot_be_is_refused_in_words(page, values, message):
     fill(page, **values)
     assert message in problems(page)
     assert page.locator(".calculator [aria-invalid]").count() == 1
-    assert page.locator(".calculator .body tr").count() == 0
-    assert said(page) == "The results appear once this is corrected."
+    # What was shown stays, and says that it is old.
+    assert page.locator(".calculator .body tr").count() == 5
+    assert page.locator(".calculator .bar").count() == 5
+    old = said(page).removeprefix("The last result, until this is corrected. ")
+    assert old.startswith("Llama-3.1-8B: 16 GiB for") and old != said(page)
 
 
 def test_what_was_refused_is_computed_once_it_is_corrected(page):
@@ -384,6 +391,10 @@ def test_a_hostile_address_is_told_and_never_run(visit, address):
         assert [m for m in messages if m not in told] == []
         assert page.locator(".calculator .problems li").count() == len(messages)
         assert page.faults == []
+        # Nothing could be computed yet.
+        if "must divide" in told or "No source" in told:
+            assert said(page) == "The results appear once this is corrected."
+            assert page.locator(".calculator .body tr").count() == 0
         assert page.locator("article img").count() == 0
         text = page.locator("article").inner_text().replace(told, "")
         for wrong in ("NaN", "undefined", "Infinity", "[object"):
@@ -442,6 +453,7 @@ def test_without_javascript_it_says_where_else_to_look(visit, address):
     text = page.locator("article").inner_text()
     assert "The calculator needs JavaScript" in text
     assert not page.locator(".calculator").is_visible()
+    assert not page.locator("text=All bars have the same scale").is_visible()
 
 
 @pytest.mark.parametrize(

@@ -233,3 +233,25 @@ def test_no_asset_is_heavy(site):
         if path.suffix in {".js", ".css", ".woff2"} and "lunr" not in str(path):
             size = len(gzip.compress(path.read_bytes()))
             assert size < 64_000, f"{path.name} is {size} bytes with gzip"
+
+
+def test_every_block_of_code_can_be_copied(html_pages):
+    """Those of examples and of mistakes too; a signature is no code to run."""
+    block = re.compile(
+        r'<div [^>]*class="language-(?:python|bash|pycon|diff) highlight">'
+        r"(?:(?!</div>).)*</div>",
+        re.DOTALL,
+    )
+    found = [b for page in html_pages for b in block.findall(page.read_text())]
+    assert len(found) > 800
+    assert [b[:99] for b in found if 'class="copy"' not in b] == []
+
+
+def test_one_is_no_plural(html_pages):
+    summary = re.compile(r"<summary>What it contains: [^<]*")
+    found = " ".join(
+        each
+        for page in html_pages
+        for each in summary.findall(page.read_text())
+    )
+    assert "from one file of" in found and " 1 " not in found
