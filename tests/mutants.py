@@ -320,7 +320,7 @@ class Planter:
 
     def plant_slice(self, node: ast.Slice) -> Iterator[Mutant]:
         for bound in (node.lower, node.upper):
-            if bound is not None:
+            if bound is not None and self.code(bound) != "0":  # x[0:] is x[:]
                 yield from self.cut(node, "bound dropped", *self.span(bound))
 
     def plant_call(self, node: ast.Call) -> Iterator[Mutant]:
@@ -399,6 +399,8 @@ class Planter:
 
     def undecorated(self, node: Any) -> Iterator[Mutant]:
         for decorator in node.decorator_list:
+            if self.code(decorator) == "staticmethod":
+                continue  # where it is called of the class, it says nothing
             start, end = self.span(decorator)  # behind its @
             yield from self.cut(node, "decorator dropped", start - 1, end)
 

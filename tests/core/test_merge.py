@@ -361,7 +361,7 @@ def test_split_into_any_number_of_parts_it_is_sdpa(splits):
 
 
 def test_the_keys_are_cut_into_so_many_parts(monkeypatch):
-    sizes, q, k, v = [], *qkv()
+    sizes, q, k, v = [], *qkv(S=20)
     monkeypatch.setattr(
         "attnref.core.merge.flash_lse",
         lambda q, k, *rest, **how: (
@@ -371,7 +371,8 @@ def test_the_keys_are_cut_into_so_many_parts(monkeypatch):
     for length, options, want in (
         (S, {"splits": 1}, [11]),
         (S, {"splits": 2}, [6, 5]),
-        (S, {}, [3, 3, 3, 2]),  # 4 unless given
+        (20, {}, [5, 5, 5, 5]),  # 4 unless given
+        (S, {"splits": 4}, [3, 3, 3, 2]),
         (S, {"splits": 20}, [1] * 11),
         (0, {}, [0]),
     ):
