@@ -626,13 +626,14 @@ def test_what_a_layer_has_checked_is_not_checked_again():
         ),
         (
             RuleMask(Causal(), 5, 5, 0, None, torch.ones(5, 4).bool()),
-            "mask has shape (5, 4), which does not broadcast",
+            "mask has shape (5, 4), which does not broadcast to (B, H, T, S) "
+            "= (2, 3, 5, 5)",
         ),
     ],
 )
 def test_a_lazy_mask_of_another_size_is_refused(mask, message):
     x = torch.randn(2, 3, 5, 8)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         sdpa(x, x, x, mask)
 
 
