@@ -5,7 +5,8 @@
     python -m tests.mutants --size 0 --only cost:131,checks
 
 A mutant is a module with one operator, constant, condition, argument or
-statement changed; not the `strict=True` of a zip, which says what holds anyway.
+statement changed; not what says what holds anyway: the `strict=True` of a zip,
+the 0 of `x[0:]`, the `staticmethod` of what is called of its class.
 It meets the tests that reach the changed lines, quick ones first, and of these
 those that killed others before, until one fails or `--seconds` of work are
 spent. Nothing is written: each runs in a process of its own, forked from one
@@ -320,7 +321,7 @@ class Planter:
 
     def plant_slice(self, node: ast.Slice) -> Iterator[Mutant]:
         for bound in (node.lower, node.upper):
-            if bound is not None:
+            if bound is not None and self.code(bound) != "0":
                 yield from self.cut(node, "bound dropped", *self.span(bound))
 
     def plant_call(self, node: ast.Call) -> Iterator[Mutant]:
@@ -399,6 +400,8 @@ class Planter:
 
     def undecorated(self, node: Any) -> Iterator[Mutant]:
         for decorator in node.decorator_list:
+            if self.code(decorator) == "staticmethod":
+                continue
             start, end = self.span(decorator)  # behind its @
             yield from self.cut(node, "decorator dropped", start - 1, end)
 

@@ -243,6 +243,27 @@ def test_dropout_keeps_the_mean_and_its_gradients_are_its_own():
     assert gradcheck(seeded, small)
 
 
+def test_each_tile_and_each_call_draws_anew():
+    zeros, ones = torch.zeros(1, 1, 16, 1), torch.eye(16)[None, None]
+    calls = [
+        flash(zeros, zeros, ones, dropout=0.5, tile=(8, 8)) > 0
+        for _ in range(40)
+    ]
+    tiles = [x for rows in calls[0].split(8, -2) for x in rows.split(8, -1)]
+    for drawn in calls, tiles:  # which weights are left, 64 or more of them
+        assert len({str(x.int().tolist()) for x in drawn}) == len(drawn)
+
+
+def test_a_row_whose_scores_overflowed_has_no_gradient():
+    k, v = torch.full((1, 1, 3, 1), -1e30), torch.randn(1, 1, 3, 2)
+    q, k = leaves(-k[:, :, :1], k)
+    out, lse = flash_lse(q, k, v)
+    out.sum().backward()
+    assert lse == -torch.inf
+    for zeros in out, q.grad, k.grad:
+        assert (zeros == 0).all()
+
+
 def tiles_of(rule, *, T=640, tile=(128, 64)):
     """How many tiles are left, of how many."""
     cut = Tiles(T, T, RuleMask(rule, T, T, 0), *tile)

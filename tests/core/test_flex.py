@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnref import Causal, Documents, Prefix, RuleMask, Window, flex, sdpa
-from attnref.core.flex import _kernel
+from attnref.core.flex import _Kernel, _kernel
 from tests.kit.attention import DV, EVERY_MASK, B, H, S, T, qkv
 from tests.kit.compare import relative_error
 from tests.variants import CORES
@@ -100,6 +100,25 @@ def test_what_flex_attention_cannot_do_is_refused():
         assert CORES["flex"](*learning).shape == (B, H, T, DV)
 
 
+def test_a_mask_is_as_large_as_its_rows_and_heads_differ(monkeypatch):
+    kernel, calls = _Kernel(compiled=False), []
+    kernel.attention = lambda q, k, v, **how: calls.append(how) or q
+    monkeypatch.setattr("attnref.core.flex._kernel", lambda compiled: kernel)
+    for mask, kv_heads, sizes in (
+        (None, 3, None),
+        (torch.rand(T, S) > 0.4, 3, (1, 1)),
+        (torch.rand(B, 1, 1, S) > 0.4, 3, (B, 1)),
+        (torch.rand(1, H, T, S) > 0.4, H, (1, H)),
+        (RuleMask(Window(3), T, S, S - T), H, (1, 1)),
+        (RULES["documents"](), 1, (B, 1)),
+    ):
+        flex(*qkv(torch.float32, K=kv_heads), mask)
+        how = calls.pop()
+        tiles = how["block_mask"]
+        assert sizes == (tiles if mask is None else tuple(tiles.shape[:2]))
+        assert how["enable_gqa"] is (kv_heads != H)
+
+
 @pytest.mark.parametrize("mended", [True, False])
 def test_a_length_that_cannot_vary_is_compiled_by_itself(monkeypatch, mended):
     """PyTorch 2.13 on a CPU writes C++ with an undeclared name for it."""
@@ -109,7 +128,7 @@ def test_a_length_that_cannot_vary_is_compiled_by_itself(monkeypatch, mended):
         def compiled(*given, **told):
             asked.append(dynamic)
             if mended and dynamic is False:
-                return sdpa(*given)
+                return sdpa(*given, scale=told["scale"])
             error = OSError("no name\nof g++")
             raise torch._dynamo.exc.BackendCompilerFailed(compiler, error, None)
 
@@ -120,7 +139,8 @@ def test_a_length_that_cannot_vary_is_compiled_by_itself(monkeypatch, mended):
     q, k, v = (x.float() for x in qkv())
     for _ in range(2):
         if mended:
-            assert torch.equal(flex(q, k, v), sdpa(q, k, v))
+            want = sdpa(q, k, v, scale=0.7)
+            assert torch.equal(flex(q, k, v, scale=0.7), want)
         else:
             told = "cannot compile flex_attention here: no name; it needs a C"
             with pytest.raises(RuntimeError, match=re.escape(told)):

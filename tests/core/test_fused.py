@@ -96,14 +96,19 @@ def test_a_causal_prompt_needs_no_mask():
 
 def test_a_causal_prompt_without_enable_gqa(monkeypatch):
     """PyTorch 2.4, which has no such argument."""
-    kernel = F.scaled_dot_product_attention
+    kernel, causal = F.scaled_dot_product_attention, []
 
     def old(
         query, key, value, attn_mask, dropout_p=0.0, is_causal=False, scale=None
     ):
         given = query, key, value
         assert len({x.shape[1] for x in given}) == 1
-        return kernel(*given, attn_mask, dropout_p, is_causal, scale=scale)
+        causal.append(is_causal)
+        out = kernel(*given, attn_mask, dropout_p, is_causal, scale=scale)
+        if attn_mask is not None:  # a query without keys gets NaN
+            none = ~attn_mask.any(dim=-1, keepdim=True)
+            out = out.masked_fill(none, torch.nan)
+        return out
 
     monkeypatch.setattr("attnref.core.fused.HAS_GQA", False)
     monkeypatch.setattr(F, "scaled_dot_product_attention", old)
@@ -111,6 +116,9 @@ def test_a_causal_prompt_without_enable_gqa(monkeypatch):
         q, k, v = qkv(H=6, K=kv_heads, T=7, S=7)
         lazy = RuleMask(Causal(), 7, 7, 0)
         assert relative_error(fused(q, k, v, lazy), sdpa(q, k, v, lazy)) < 1e-12
+    assert causal == [True, False]
+    empty = causal_mask(7) & (torch.arange(7)[:, None] != 2)
+    assert relative_error(fused(q, k, v, empty), sdpa(q, k, v, empty)) < 1e-12
 
 
 @pytest.mark.parametrize("new", [1, 2, 4])
@@ -185,6 +193,118 @@ def test_no_thread_is_idle_in_a_step(monkeypatch):
         want = "math" if kind == "sdpa" else kind
         assert fused_backend(q, k, v) == want
         assert relative_error(got, sdpa(q, k, v)) < 0.02
+
+
+class Asked:
+    """What `fused` gives PyTorch's kernel, and `fused_backend` its choice."""
+
+    def __init__(self, monkeypatch):
+        self.calls, self.chosen = [], 1
+        kernel = F.scaled_dot_product_attention
+
+        def recorded(**given):
+            self.note(given)
+            return kernel(**given)
+
+        def choice(**given):
+            self.note(given)
+            return self.chosen
+
+        def written_out(*given, **options):
+            self.calls.append("sdpa")
+            return sdpa(*given, **options)
+
+        monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+        monkeypatch.setattr(torch.ops.aten, "_fused_sdp_choice", choice)
+        monkeypatch.setattr("attnref.core.fused.sdpa", written_out)
+
+    def note(self, given):
+        q, k, v, mask = (
+            given[name] for name in ("query", "key", "value", "attn_mask")
+        )
+        kind = "shared" if v.data_ptr() == k.data_ptr() else "apart"
+        if q.device.type == "meta":
+            kind = "apart"
+        widths = q.shape[3], k.shape[3], v.shape[3]
+        seen = None if mask is None else tuple(mask.shape)
+        self.calls.append((kind, widths, seen))
+
+
+WIDE = ("apart", (12, 12, 12), None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "want"),
+    [
+        # Two heads a group: the scores of `3 * 2 * T` rows, or a wider copy.
+        ({"T": 2, "D": 12, "DV": 9}, "", "sdpa"),
+        ({"T": 2, "D": 9, "DV": 12}, "", "sdpa"),
+        ({"T": 3, "D": 12, "DV": 9}, "", WIDE),
+        ({"T": 3, "D": 12, "DV": 11}, "", WIDE),
+        ({"T": 3, "D": 9, "DV": 12}, "", WIDE),
+        ({"T": 4, "D": 20, "DV": 9}, "", ("apart", (20, 20, 20), None)),
+        ({"T": 1, "D": 12, "DV": 12}, "", WIDE),
+        # What is not widened: dropout, and other devices.
+        ({"T": 1, "D": 12, "DV": 9}, "drop", ("apart", (12, 12, 9), None)),
+        ({"T": 1, "D": 12, "DV": 9}, "meta", ("apart", (12, 12, 9), None)),
+        # A compiler sees any T above 1, and no memory.
+        ({"T": 1, "D": 12, "DV": 9}, "compiled", "sdpa"),
+        ({"T": 2, "D": 12, "DV": 9}, "compiled", WIDE),
+        ({"T": 3, "D": 12, "DV": 9}, "compiled part", WIDE),
+        # Values that are part of the keys are these, where nothing learns.
+        ({"T": 1, "D": 12, "DV": 9}, "part", ("shared", (12,) * 3, None)),
+        ({"T": 3, "D": 12, "DV": 9}, "part k", WIDE),
+        ({"T": 3, "D": 12, "DV": 9}, "part v", WIDE),
+        ({"T": 3, "D": 12, "DV": 9}, "part k v no_grad",
+         ("shared", (12,) * 3, None)),
+    ],
+)  # fmt: skip
+def test_what_pytorch_is_given(sizes, how, want, monkeypatch):
+    asked, how = Asked(monkeypatch), how.split()
+    q, k, v = qkv(B=2, H=4, K=2, S=5, **sizes)
+    if "part" in how:
+        v = k.detach()[..., :9]
+    for name, x in ("k", k), ("v", v):
+        x.requires_grad_(name in how)
+    if "meta" in how:
+        q, k, v = (x.to("meta") for x in (q, k, v))
+    if "compiled" in how:
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    options = {"scale": 0.7, "dropout": 0.5 if "drop" in how else 0.0}
+    with torch.set_grad_enabled("no_grad" not in how):
+        got = fused(q, k, v, **options)
+        named = fused_backend(q, k, v, **options)
+    assert named == ("math" if want == "sdpa" else "flash")
+    calls = [want] if want == "sdpa" else [want, want]
+    assert asked.calls == calls
+    if not options["dropout"] and "meta" not in how:
+        assert relative_error(got, sdpa(q, k, v, scale=0.7)) <= 1e-12
+
+
+def test_only_a_mask_of_the_queries_is_stacked(monkeypatch):
+    asked = Asked(monkeypatch)
+    for heads, mask, shape in (
+        (2, (5, 7), (1, 1, 15, 7)),
+        (2, (3, 1, 1, 7), (3, 1, 1, 7)),  # pads: as small as it was
+        (2, (3, 1, 5, 7), (3, 1, 15, 7)),
+        (2, (1, 6, 1, 7), (1, 2, 15, 7)),
+        (6, (1, 6, 1, 7), (1, 6, 1, 7)),
+    ):
+        q, k, v = qkv(B=3, H=6, K=heads, T=5, S=7, D=8, DV=8)
+        fused(q, k, v, torch.rand(mask) > 0.4)
+        assert asked.calls.pop()[2] == shape
+
+
+def test_a_kernel_has_the_name_that_pytorch_gives_it(monkeypatch):
+    asked, (q, k, v) = Asked(monkeypatch), qkv(DV=5)
+    for asked.chosen, name in enumerate(
+        ("math", "flash", "efficient", "cudnn")
+    ):
+        assert fused_backend(q, k, v) == name
+    asked.chosen = 9
+    assert fused_backend(q, k, v) == "number 9 of SDPBackend"
+    with pytest.raises(ValueError, match="they must agree"):
+        fused_backend(q, k, v[:, :1])
 
 
 def test_keys_and_values_are_never_copied():

@@ -30,7 +30,7 @@ from attnref import (
     padding_mask_from_hf,
     sdpa,
 )
-from attnref.core.masks import dense, part_of, rule_of
+from attnref.core.masks import _rows, dense, part_of, rule_of
 from tests.kit.attention import Blocks, Made
 
 
@@ -255,6 +255,9 @@ def test_a_single_query_keeps_the_padding_mask():
     told = {"causal": True, "device": torch.device("cpu")}
     mask = dense(decoder_mask(padding, (1, 1, 1, 3), **told))
     assert mask.int().tolist() == [[[[0, 1, 1]]]]
+    # As it is: one query hides nothing more.
+    assert decoder_mask(padding, (1, 1, 1, 3), **told) is padding
+    assert decoder_mask(None, (1, 1, 1, 3), **told) is None
 
 
 def test_a_prefix_is_seen_by_all():
@@ -378,6 +381,8 @@ def test_the_parts_of_a_lazy_mask_are_those_of_the_whole(rule):
                     for i in range(0, T, height)
                 ]
                 assert torch.equal(torch.cat(rows, dim=-2), want)
+    seen = torch.tensor([[True, False], [False, False]])
+    assert part_of(seen, slice(0, 1), slice(1, 2)).tolist() == [[False]]
     told = {"causal": rule, "device": torch.device("cpu")}
     for beside in masks_of_every_shape(full):
         if beside is not None and beside.shape[-1] == S:
@@ -399,6 +404,7 @@ def test_for_flex_attention_a_mask_is_the_same(rule):
         RuleMask(rule, T, S, S - T),
         RuleMask(rule, T, len(slots), S - T, slots),
         RuleMask(rule, T, S, S - T, None, padding),
+        RuleMask(rule, T, S, S - T, None, torch.rand(full) > 0.4),
         padding,
         torch.rand(T, 1) > 0.4,
         torch.rand(full) > 0.4,
@@ -434,8 +440,22 @@ class Sparse(Window):
         return super().shows(i, j) & (j % 2 == 0)
 
 
+class Fewer(Prefix):
+    """Shows less than the prefix of its length."""
+
+    def shows_in(self, row, i, j):
+        return super().shows_in(row, i, j) & (j % 2 == 0)
+
+
+class Even(Rule):
+    """Has no sizes, and so needs no decorator to be equal to another."""
+
+    def shows(self, i, j):
+        return j % 2 == 0
+
+
 def test_which_cache_keeps_enough_for_which_rule():
-    documents = Documents(IDS)
+    documents, prefix = Documents(IDS), Prefix(LENGTHS)
     for keeps, rule, answer in (
         (Window(3), Window(3), True),
         (Window(4), Window(3), True),
@@ -454,12 +474,16 @@ def test_which_cache_keeps_enough_for_which_rule():
         (documents & Window(3), documents & Window(2), True),
         (documents & Window(3), Window(2), False),
         (documents, Documents(IDS), False),  # by identity: not compared
+        (prefix, prefix & Causal(), True),
+        (prefix, Prefix(LENGTHS), False),
+        (Even(), Even() & Causal(), True),
     ):
         assert keeps.covers(rule) is answer, (keeps, rule)
     joined = (Causal() & Window(3)) & (documents & Causal())
     assert joined.parts == (Causal(), Window(3), documents, Causal())
     assert len({Window(3), Window(3), documents, Prefix(LENGTHS), joined}) == 4
     assert not Sparse(3).hides_nothing(1, 1)
+    assert not Fewer(3).hides_nothing(1, 1)
     with pytest.raises(TypeError, match="unsupported operand"):
         Causal() & torch.ones(3, 3).bool()
 
@@ -550,6 +574,45 @@ def test_a_mask_of_a_rule_knows_whether_it_is_the_triangle():
             assert torch.equal(mask.dense(), causal_mask(mask.T))
 
 
+def test_a_mask_of_a_rule_is_built_where_its_tensors_are():
+    for rule in Causal(), Documents(IDS.to("meta")), Prefix(LENGTHS.to("meta")):
+        for at in None, torch.arange(11, device="meta"):
+            mask = RuleMask(rule, 5, 11, 6, at, device="meta")
+            assert mask.dense().device.type == "meta"
+    assert _rows(IDS.to("meta")).device.type == "meta"
+
+
+def test_what_a_layer_has_checked_is_not_checked_again():
+    checked = []
+
+    class Counted(Window):
+        def check(self, B, S, device):
+            checked.append((B, S))
+
+    seen = torch.rand(1, 1, 4, 9) > 0.4
+    for slots in None, torch.tensor([2, 3, 4, 5, 6, 7, 8]):
+        mask, other = (
+            decoder_mask(
+                seen,
+                (2, 3, 4, 9),
+                causal=Counted(5),
+                device=torch.device("cpu"),
+                positions=slots,
+            )
+            for _ in range(2)
+        )
+        checked.clear()
+        width = 9 if slots is None else 7
+        x, y = torch.randn(2, 3, 4, 5), torch.randn(2, 3, width, 5)
+        assert torch.equal(sdpa(x, y, y, mask), sdpa(x, y, y, dense(mask)))
+        assert checked == []
+        sdpa(x[:1], y[:1], y[:1], mask)  # for other sizes it is
+        assert checked == [(1, 9)]
+        # Their tensors are not compared.
+        plain = [RuleMask(Causal(), 4, 9, 5, None, seen) for _ in range(2)]
+        assert mask != other and plain[0] != plain[1]
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
@@ -563,13 +626,14 @@ def test_a_mask_of_a_rule_knows_whether_it_is_the_triangle():
         ),
         (
             RuleMask(Causal(), 5, 5, 0, None, torch.ones(5, 4).bool()),
-            "mask has shape (5, 4), which does not broadcast",
+            "mask has shape (5, 4), which does not broadcast to (B, H, T, S) "
+            "= (2, 3, 5, 5)",
         ),
     ],
 )
 def test_a_lazy_mask_of_another_size_is_refused(mask, message):
     x = torch.randn(2, 3, 5, 8)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         sdpa(x, x, x, mask)
 
 

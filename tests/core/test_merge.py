@@ -365,6 +365,39 @@ def test_split_into_any_number_of_parts_it_is_sdpa(splits):
     assert (empty == 0).all()
 
 
+def test_the_keys_are_cut_into_so_many_parts(monkeypatch):
+    sizes, q, k, v = [], *qkv(S=20)
+    monkeypatch.setattr(
+        "attnref.core.merge.flash_lse",
+        lambda q, k, *rest, **how: (
+            sizes.append(k.shape[2]) or flash_lse(q, k, *rest, **how)
+        ),
+    )
+    for length, options, want in (
+        (S, {"splits": 1}, [11]),
+        (S, {"splits": 2}, [6, 5]),
+        (20, {}, [5, 5, 5, 5]),  # 4 unless given
+        (S, {"splits": 4}, [3, 3, 3, 2]),
+        (S, {"splits": 20}, [1] * 11),
+        (0, {}, [0]),
+    ):
+        sizes.clear()
+        split_kv(q, k[:, :, :length], v[:, :, :length], **options)
+        assert sizes == want
+
+
+def test_the_maximum_is_a_constant_for_autograd():
+    (q, k, v), nodes, names = leaves(*qkv()), [], set()
+    nodes.append(merged(q, k, v, torch.ones(T, S).bool(), [4, 7])[0].grad_fn)
+    while nodes:
+        node = nodes.pop()
+        names.add(type(node).__name__)
+        nodes += [
+            following for following, _ in node.next_functions if following
+        ]
+    assert "ExpBackward0" in names and "AmaxBackward0" not in names
+
+
 def shared_and_own(P=17):
     q, k, v = qkv()
     prefix = tuple(

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck
 
-from attnref import apply_rope, rope_table, rotate, token_positions
+from attnref import Yarn, apply_rope, rope_table, rotate, token_positions
 from attnref.core import rope
+from tests.kit.attention import Made
 from tests.kit.compare import relative_error
+from tests.kit.mla import STRETCHED
 
 B, H, K, T, D = 2, 6, 3, 7, 10
 LAYOUTS = ["half", "interleaved"]
@@ -72,6 +74,72 @@ def test_tables_are_right_for_every_width_and_theta(positions, half, theta):
     at = torch.tensor(positions)
     table = torch.complex(*rope_table(at, 2 * half, theta=theta))
     assert (table - turns(at, 2 * half, theta)).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("dim", "theta", "yarn", "low", "high"),
+    [
+        # With `n` turns in 4096 tokens: 32 * ln(4096 / (2 pi n)) / ln(10000).
+        (64, 1e4, Yarn(40.0, 4096), 10, 23),  # 10.5 and 22.5
+        (16, 1e4, Yarn(4.0, 64, mscale=0.5), 0, 3),  # -0.99 and 2.02
+        (16, 1e4, Yarn(4.0, 64, 300.0, 20.0), 0, 1),  # a step: both below 0
+        (8, 1e2, Yarn(8.0, 40960, 1160.0), 1, 7),  # 1.5 and 7.6; at most 7
+    ],
+)
+def test_yarn_slows_the_pairs_between_two_by_a_ramp(
+    dim, theta, yarn, low, high
+):
+    plain = [theta ** (-2 * p / dim) for p in range(dim // 2)]
+    shares = [(p - low) / (high - low) for p in range(dim // 2)]
+    want = torch.tensor(
+        [
+            f + min(max(s, 0), 1) * (f / yarn.factor - f)
+            for f, s in zip(plain, shares, strict=True)
+        ],
+        dtype=torch.float64,
+    )
+    got = yarn.slowed(torch.tensor(plain, dtype=torch.float64), theta)
+    assert relative_error(got, want) <= 1e-12
+    at = torch.arange(T) + 97
+    tables = rope_table(at, dim, theta=theta, yarn=yarn)
+    for table, of in zip(tables, (torch.cos, torch.sin), strict=True):
+        want_table = yarn.table_scale * of(at[:, None] * want)
+        assert relative_error(table, want_table) <= 1e-12
+
+
+def test_yarn_scales_as_deepseek_does():
+    assert Yarn(4.0, 64).table_scale == pytest.approx(1.1386, abs=1e-4)
+    assert Yarn(4.0, 64).softmax_scale == 1
+    # `mscale` alone, or `mscale_all_dim` alone, changes nothing in the tables.
+    for alone in {"mscale": 2.0}, {"mscale_all_dim": 2.0}:
+        assert Yarn(4.0, 64, **alone).table_scale == Yarn(4.0, 64).table_scale
+    both = Yarn(4.0, 64, mscale=1.0, mscale_all_dim=1.0)
+    assert both.table_scale == 1
+    assert both.softmax_scale == pytest.approx(1.2965, abs=1e-4)
+    v3 = Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    assert v3.softmax_scale == pytest.approx(1.874, abs=5e-4)  # as the page
+    assert STRETCHED.table_scale == pytest.approx(1.0268, abs=1e-4)
+    assert STRETCHED.softmax_scale == pytest.approx(1.1434, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"factor": 0.5}, "factor=0.5 and original_max_len=64 must"),
+        ({"factor": torch.nan}, "factor=nan"),
+        ({"original_max_len": 0}, "factor=4.0 and original_max_len=0 must"),
+        ({"beta_fast": 1.0}, "beta_fast=1.0 must be above beta_slow=1.0"),
+        ({"beta_slow": 40.0}, "beta_fast=32.0 must be above beta_slow=40.0"),
+        ({"beta_slow": 0.0}, "beta_slow=0.0, and both above 0"),
+        ({"beta_slow": torch.nan}, "beta_slow=nan"),
+    ],
+    ids=str,
+)
+def test_a_yarn_that_cannot_be_is_refused(wrong, message):
+    sizes = {"factor": 4.0, "original_max_len": 64}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Yarn(**sizes | wrong)
+    assert Yarn(1.0, 1, beta_fast=0.02, beta_slow=0.01).table_scale == 1
 
 
 def test_theta_is_10000_unless_given():
@@ -242,6 +310,59 @@ def test_positions_that_are_given_take_the_place_of_the_past(name):
         assert (pairs(got, "half") - want).abs().max() <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("path", "stored"),
+    [
+        ("past", 1),
+        ("positions", 0),
+        ("traced", 0),
+        ("parameter", 0),
+        ("compiled", 0),
+    ],
+)
+def test_theta_yarn_and_layout_reach_every_table(path, stored, monkeypatch):
+    """And what a compiler or a tracer sees is not stored."""
+    (q, k), at, yarn = q_and_k(), torch.arange(3, 3 + T), Yarn(4.0, 64)
+    where = {"past": 3}
+    if path == "positions":
+        where = {"positions": at}
+    elif path == "traced":  # its sizes are tensors
+        where = {"past": torch.tensor(3)}
+    elif path == "parameter":
+        q = torch.nn.Parameter(q)
+    elif path == "compiled":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    rope._first_tables.cache_clear()
+    how = {"layout": "interleaved"}
+    table = rope_table(at, D, theta=50.0, yarn=yarn)
+    for got, x in zip(
+        rotate(q, k, theta=50.0, yarn=yarn, **where, **how), (q, k), strict=True
+    ):
+        assert relative_error(got, apply_rope(x, *table, **how)) <= 1e-12
+    assert rope._first_tables.cache_info().currsize == stored
+    if path in ("past", "compiled"):  # on the device of the queries
+        q, k = q.to("meta"), k.to("meta")
+        assert rotate(q, k, theta=50.0, past=3)[1].device.type == "meta"
+
+
+def test_stored_tables_are_wide_for_half_precision():
+    q = vectors().bfloat16()
+    got, _ = rotate(q, q, theta=50.0, past=200)
+    table = rope_table(torch.arange(200, 200 + T), D, theta=50.0)
+    assert torch.equal(got, apply_rope(q, *table))
+
+
+def test_in_float32_nothing_is_computed_in_float64():
+    x, table = vectors().float(), rope_table(torch.arange(T), D)
+    for given in table, tuple(t.float() for t in table):
+        with Made(x, *given) as made:
+            apply_rope(x, *given)
+        assert made.largest == x.nbytes
+    rotate(x, x, theta=10.0)
+    tables = rope._first_tables(256, D, 10.0, None, x.device, x.dtype)
+    assert [t.dtype for t in tables] == [torch.float32] * 2
+
+
 def test_without_theta_nothing_turns():
     q, k = q_and_k()
     same = rotate(q, k, theta=None, past=5)
@@ -325,6 +446,10 @@ BAD = {
     "other rows": (
         lambda: rotate(X, X, theta=10.0, positions=torch.zeros(3, T)),
         "positions has shape (3, 7); 2 rows of 7 tokens",
+    ),
+    "other device": (
+        lambda: rotate(X, X, theta=9.0, positions=torch.ones(T).to("meta")),
+        "positions are on meta, q on cpu",
     ),
     "no theta": (
         lambda: rotate(X, X, theta=None, positions=torch.arange(T)),

@@ -1,7 +1,5 @@
 """MLA: three forms, one result; and why each part of it is as it is."""
 
-import re
-
 import pytest
 import torch
 from torch import nn
@@ -9,7 +7,6 @@ from torch import nn
 from attnref import (
     KVCache,
     MultiHeadLatentAttention,
-    Yarn,
     apply_rope,
     padding_mask,
     rope_table,
@@ -153,55 +150,11 @@ def test_the_latent_is_normalised_before_it_is_cached():
     assert relative_error(entry[..., R:], turned) <= 1e-12
 
 
-def test_yarn_leaves_fast_pairs_and_slows_slow_ones():
-    plain = torch.tensor([1.0, 0.1, 1e-2, 1e-3, 1e-4], dtype=torch.float64)
-    slowed = Yarn(40.0, 4096).slowed(plain, theta=10000.0)
-    assert slowed[0] == plain[0]
-    assert torch.allclose(slowed[-1], plain[-1] / 40)
-    assert ((slowed <= plain) & (slowed >= plain / 40)).all()
-    # Here the ramp is a step: transformers, too, slows all pairs but one.
-    brief = Yarn(4.0, 64, beta_fast=300.0, beta_slow=20.0)
-    want = plain / torch.tensor([1.0, 4.0, 4.0, 4.0, 4.0])
-    assert relative_error(brief.slowed(plain, theta=10000.0), want) <= 1e-12
-
-
-def test_yarn_scales_as_deepseek_does():
-    assert Yarn(4.0, 64).table_scale == pytest.approx(1.1386, abs=1e-4)
-    assert Yarn(4.0, 64).softmax_scale == 1
-    both = Yarn(4.0, 64, mscale=1.0, mscale_all_dim=1.0)
-    assert both.table_scale == 1
-    assert both.softmax_scale == pytest.approx(1.2965, abs=1e-4)
-    v3 = Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
-    assert v3.softmax_scale == pytest.approx(1.874, abs=5e-4)  # as the page
-    assert STRETCHED.table_scale == pytest.approx(1.0268, abs=1e-4)
-    assert STRETCHED.softmax_scale == pytest.approx(1.1434, abs=1e-4)
-
-
 def test_yarn_scales_a_layer():
     width = DN + DR
     assert mla(yarn=STRETCHED).scale == pytest.approx(
         STRETCHED.softmax_scale * width**-0.5
     )
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"factor": 0.5}, "factor=0.5 and original_max_len=64 must"),
-        ({"factor": torch.nan}, "factor=nan"),
-        ({"original_max_len": 0}, "factor=4.0 and original_max_len=0 must"),
-        ({"beta_fast": 0.5}, "beta_fast=0.5 must be at least beta_slow=1.0"),
-        ({"beta_slow": 40.0}, "beta_fast=32.0 must be at least beta_slow=40"),
-        ({"beta_slow": 0.0}, "beta_slow=0.0, and both above 0"),
-        ({"beta_slow": torch.nan}, "beta_slow=nan"),
-    ],
-    ids=str,
-)
-def test_a_yarn_that_cannot_be_is_refused(wrong, message):
-    sizes = {"factor": 4.0, "original_max_len": 64}
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Yarn(**sizes | wrong)
-    assert Yarn(1.0, 1, beta_fast=0.02, beta_slow=0.01).table_scale == 1
 
 
 def test_an_unknown_form_is_refused():
