@@ -128,8 +128,8 @@ def test_yarn_scales_as_deepseek_does():
         ({"factor": 0.5}, "factor=0.5 and original_max_len=64 must"),
         ({"factor": torch.nan}, "factor=nan"),
         ({"original_max_len": 0}, "factor=4.0 and original_max_len=0 must"),
-        ({"beta_fast": 1.0}, "beta_fast=1.0 must be above beta_slow=1.0"),
-        ({"beta_slow": 40.0}, "beta_fast=32.0 must be above beta_slow=40.0"),
+        ({"beta_fast": 0.5}, "beta_fast=0.5 must be at least beta_slow=1.0"),
+        ({"beta_slow": 40.0}, "beta_fast=32.0 must be at least beta_slow=40.0"),
         ({"beta_slow": 0.0}, "beta_slow=0.0, and both above 0"),
         ({"beta_slow": torch.nan}, "beta_slow=nan"),
     ],
@@ -332,14 +332,14 @@ def test_theta_yarn_and_layout_reach_every_table(path, stored, monkeypatch):
         q = torch.nn.Parameter(q)
     elif path == "compiled":
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    rope._first_tables.cache_clear()
+    rope._stored.cache_clear()
     how = {"layout": "interleaved"}
     table = rope_table(at, D, theta=50.0, yarn=yarn)
     for got, x in zip(
         rotate(q, k, theta=50.0, yarn=yarn, **where, **how), (q, k), strict=True
     ):
         assert relative_error(got, apply_rope(x, *table, **how)) <= 1e-12
-    assert rope._first_tables.cache_info().currsize == stored
+    assert rope._stored.cache_info().currsize == stored
     if path in ("past", "compiled"):  # on the device of the queries
         q, k = q.to("meta"), k.to("meta")
         assert rotate(q, k, theta=50.0, past=3)[1].device.type == "meta"
@@ -359,7 +359,7 @@ def test_in_float32_nothing_is_computed_in_float64():
             apply_rope(x, *given)
         assert made.largest == x.nbytes
     rotate(x, x, theta=10.0)
-    tables = rope._first_tables(256, D, 10.0, None, x.device, x.dtype)
+    tables = rope._stored(D, 10.0, None, x.device, x.dtype).first(256)
     assert [t.dtype for t in tables] == [torch.float32] * 2
 
 
