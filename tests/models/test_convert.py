@@ -141,7 +141,7 @@ def test_pooled_to_one_head_it_is_mqa():
         {"rope_theta": 100.0},
         {"attend": flash},
     ],
-    ids=str,
+    ids=lambda options: "".join(options) or "none",
 )
 @pytest.mark.parametrize("training", [True, False])
 def test_what_is_no_weight_is_kept(options, training):
