@@ -60,7 +60,7 @@ class Cache(ABC):
         """
         return None
 
-    def token_positions(self, new: Tensor | None, T: int) -> Tensor | None:
+    def positions_of(self, new: Tensor | None, T: int) -> Tensor | None:
         """Positions of all tokens so far and of `T` new ones: `(B, S)`.
 
         `new` are those of the new tokens, `(1, T)` or `(B, T)`, or None: their

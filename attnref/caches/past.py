@@ -88,7 +88,7 @@ def token_positions_of(
             )
         if positions.dim() == 1:
             positions = positions[None]
-    return positions if cache is None else cache.token_positions(positions, T)
+    return positions if cache is None else cache.positions_of(positions, T)
 
 
 # --8<-- [end:past]

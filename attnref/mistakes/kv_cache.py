@@ -788,12 +788,14 @@ MISTAKES = (
             Lines(
                 module="models.block",
                 right="""
-        valid = torch.cat((valid, torch.ones_like(new).bool()), dim=1)
+        if valid is not None:
+            valid = torch.cat((valid, torch.ones_like(new).bool()), dim=1)
         new = tokens if caches is None else new
 """,
                 wrong="""
         read = new if caches is None else tokens
-        valid = torch.cat((valid, torch.ones_like(read).bool()), dim=1)
+        if valid is not None:
+            valid = torch.cat((valid, torch.ones_like(read).bool()), dim=1)
         new = tokens
 """,
             ),

@@ -23,9 +23,9 @@ from attnref import (
     token_positions,
 )
 from attnref.core import masks
-from tests.caches.test_positions import Backwards, Chunk, ChunkCache, Ring
 from tests.kit import sampled
 from tests.kit.compare import relative_error
+from tests.kit.other_caches import Backwards, Chunk, ChunkCache, Ring
 from tests.variants import (
     CORES,
     DECODERS,
@@ -221,7 +221,7 @@ def test_a_cache_remembers_the_positions_that_it_was_given():
     for make in (lambda: KVCache(N), GrowingKVCache):
         cache = make()
         layer(x[:, :PROMPT], mask=mask[..., :PROMPT], cache=cache)
-        assert cache.token_positions(None, 1) is None  # nothing to remember
+        assert cache.positions_of(None, 1) is None  # nothing to remember
         wrong = {"positions": torch.arange(15).reshape(5, 3)}
         with pytest.raises(ValueError, match="3 rows of 2 tokens need"):
             layer(x[:, 7:9], mask=mask[..., :9], cache=cache, **wrong)
@@ -246,7 +246,7 @@ def test_a_cache_remembers_the_positions_that_it_was_given():
         )
         assert relative_error(out, want[rows, 10:]) <= 1e-12
         cache.reset()
-        assert cache.token_positions(None, 1) is None
+        assert cache.positions_of(None, 1) is None
 
 
 @torch.no_grad()

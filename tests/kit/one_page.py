@@ -84,7 +84,9 @@ class OnePage:
         return re.compile(rf"\b{self.file}\.\w+\(")
 
     def concerned_by(self, item: Any) -> bool:
-        if any(map(item.get_closest_marker, ("audit", "browser"))):
+        if {"site", "chromium"} & {*getattr(item, "fixturenames", ())}:
+            return False
+        if item.get_closest_marker("audit"):
             return False
         if item.path in self.files or any(item.iter_markers("whole")):
             return True

@@ -172,10 +172,11 @@ def test_the_table_of_checkpoints_is_what_was_recorded():
     text = conventions.ORACLES.read_text(encoding="utf-8")
     recorded = json.loads(text)["checkpoints"]
     for row, was in zip(conventions.checkpoints(), recorded, strict=True):
-        model, verdict, error, found, told = row
+        model, verdict, error, found, told, change = row
         assert model.startswith(f"`{was['model_type']}`")
         assert was["config"] in model and verdict.key == was["verdict"]
         assert all(f"`{each}`" in told for each in was["told"])
+        assert change == (f"`{was['change']}`" if was["change"] else "")
         if verdict.key == "wrong":
             assert (float(error), found.key) == (was["found"], was["reason"])
         else:

@@ -586,6 +586,7 @@ def test_the_page_runs_on_what_its_commands_write(tmp_path):
     page = body_of(ROOT / "docs" / "en" / "use/project.md")
     text = program(page).replace("from attnref import", "from attention import")
     assert not re.search(r"import attnref|from attnref", text)
+    page = page.replace("\\\n", "")
     written = re.findall(r"^python -m attnref .+$", page, re.M)
     untrained = text.partition("torch.manual_seed")[0]
     here = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -322,7 +322,7 @@ def capped(q, k, v, mask=None, *, cap, scale, dropout=0.0):
     """Attention with scores between -cap and cap, as in Gemma 2."""
     g = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(g, dim=1) for x in (k, v))
-    scores = cap * torch.tanh(q @ k.mT * (scale / cap))  # (B, H, T, S)
+    scores = cap * torch.tanh(q @ k.mT * (scale / cap))
     if mask is not None:
         scores = scores.masked_fill(~dense(mask), -torch.inf)
     return softmax(scores) @ v
@@ -330,7 +330,7 @@ def capped(q, k, v, mask=None, *, cap, scale, dropout=0.0):
 
 def with_sinks(q, k, v, mask=None, *, sinks, dropout=0.0):
     """One more score per head, which takes weight and has no value."""
-    out, lse = flash_lse(q, k, v, mask)  # (B, H, T, D), (B, H, T)
+    out, lse = flash_lse(q, k, v, mask)
     return out * torch.sigmoid(lse - sinks[:, None])[..., None]
 
 
