@@ -495,6 +495,18 @@ def mqa(x, w_q, w_k, w_v, w_o, n_heads, mask=None):
         ),
     ),
     # positions
+    "rope-over-heads": of(
+        "llama",
+        (
+            "    q, k, v = rope(q, at, theta), k.transpose(1, 2), "
+            "v.transpose(1, 2)\n" + ROTATED,
+            """\
+    heads, v = past + torch.arange(n_heads), v.transpose(1, 2)
+    q = rope(q.transpose(1, 2), heads, theta).transpose(1, 2)
+    k = rope(k, heads[:n_kv_heads], theta).transpose(1, 2)
+""",
+        ),
+    ),
     "rope-other-layout": of(
         "rope",
         (
@@ -780,10 +792,6 @@ TOLD_BY_NONE: dict[str, str] = {
     "one-norm-used-twice": "No exercise asks for a decoder block.",
     "last-norm-missing": "No exercise asks for a model with an output layer.",
     "caches-written-in-part": "No exercise has a model of several layers.",
-    "rope-over-heads": (
-        "Of the exercises with RoPE in a layer, llama has fewer key heads than "
-        "query heads, and this mistake is in a layer with as many."
-    ),
     "positions-of-one-row": (
         "No exercise gives the rows of a batch different positions."
     ),
