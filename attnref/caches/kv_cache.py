@@ -45,7 +45,7 @@ class Cache(ABC):
             )
         self.buffers: tuple[Tensor, ...] = ()
         self.length = 0
-        self._token_positions: Tensor | None = None
+        self._given_positions: Tensor | None = None
 
     @abstractmethod
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -67,7 +67,7 @@ class Cache(ABC):
         numbers. While there are no others, the result is None. A layer asks
         before it appends, and after it stores the result by `remember`.
         """
-        before, end = self._token_positions, self.length
+        before, end = self._given_positions, self.length
         some = new if before is None else before
         if some is None:
             return None
@@ -80,7 +80,7 @@ class Cache(ABC):
 
     def remember(self, token_positions: Tensor | None) -> None:
         """Store the positions of all tokens, for later calls of the layer."""
-        self._token_positions = token_positions
+        self._given_positions = token_positions
 
     def check_room(self, new: int) -> None:
         """Refuse `new` more tokens if they do not fit.
@@ -105,7 +105,7 @@ class Cache(ABC):
     def reset(self) -> None:
         """Forget all tokens and release the memory."""
         self.buffers, self.length = (), 0
-        self._token_positions = None
+        self._given_positions = None
 
     def crop(self, length: int) -> None:
         """Roll back: keep only the first `length` tokens of every row.
@@ -141,9 +141,9 @@ class Cache(ABC):
         with torch.inference_mode(False), torch.no_grad():
             moved = [t.index_select(0, rows) for t in self.stored]
             self.buffers = tuple(map(self._with_room, moved, self.buffers))
-            at = self._token_positions
+            at = self._given_positions
             if at is not None and len(at) > 1:
-                self._token_positions = at.index_select(0, rows)
+                self._given_positions = at.index_select(0, rows)
 
     def _with_room(
         self, tokens: Tensor, buffer: Tensor | None = None

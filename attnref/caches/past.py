@@ -44,7 +44,7 @@ def self_attention(
     H = q.shape[1]
     B, K, T, D = k.shape
     past = past_of(cache, layer.causal)
-    at = token_positions_of(cache, layer.causal, positions, q)
+    at = counted_positions(cache, layer.causal, positions, q)
     if layer.rope_theta is None and at is not None:
         positions = None  # they are for the rule alone
     q, k = rotate(q, k, theta=layer.rope_theta, past=past, positions=positions)
@@ -64,7 +64,7 @@ def self_attention(
     return layer.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
 
 
-def token_positions_of(
+def counted_positions(
     cache: Cache | None,
     causal: bool | Rule,
     positions: Tensor | None,

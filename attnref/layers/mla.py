@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, check_kept, past_of
-from attnref.caches.past import token_positions_of
+from attnref.caches.past import counted_positions
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import RMSNorm, merge_heads, split_heads
 from attnref.core.masks import Mask, Rule, decoder_mask
@@ -290,7 +290,7 @@ class MultiHeadLatentAttention(nn.Module):
             layout=self.rope_layout,
             yarn=self.yarn,
         )
-        at = token_positions_of(cache, self.causal, positions, q)
+        at = counted_positions(cache, self.causal, positions, q)
         numbers = None if cache is None else cache.positions(T, x.device)
         seen = decoder_mask(
             mask,

@@ -264,6 +264,12 @@ LOOK = f"""async font => {{
 }}"""
 
 
+# What a page fetches last: the settings of the search. (Chromium's own word for
+# a quiet network does not come on a starved machine.)
+LAST = """() => performance.getEntriesByType('resource')
+  .some(each => each.name.endsWith('/search_index.json'))"""
+
+
 @pytest.fixture(scope="module")
 def reader(chromium):
     with a_reader(chromium) as context:
@@ -281,7 +287,7 @@ def seen(request, reader, address, fonts):
             found.setdefault(what, here[what])
         for what in ("wide", "holes", "torn"):
             found[what] += [f"{width}: {each}" for each in here[what]]
-    page.wait_for_load_state("networkidle")  # it has been, by now
+    page.wait_for_function(LAST)
     found |= {"urls": [*page.urls], "faults": [*page.faults]}
     page.close()
     return Seen(**found)
