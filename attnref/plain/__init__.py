@@ -1,0 +1,1 @@
+"""The plain form of each subject: one file, one screen, PyTorch alone."""
