@@ -147,7 +147,8 @@ def texts() -> dict[str, str]:
 @cache
 def _defined(code: str) -> dict[str, list[str]]:
     """The sections of a file, each with the names that it defines."""
-    return {name: _defined_in(text) for name, text in sections(code).items()}
+    parts = {"": code} | sections(code)
+    return {name: _defined_in(text) for name, text in parts.items()}
 
 
 class Shown(NamedTuple):
@@ -291,14 +292,25 @@ def with_files(html: str, path: Path, site: Site) -> str:
         block = next(coming)
         whole = everything().get(block.source)
         parts = [_linked(match[0], block, whole, here, block.id in seen)]
-        if whole and whole.name not in seen:
-            parts.insert(0, _bar(whole, here))
         if block.section == "imports":
             parts.append(_imports(block.source, here))
-        seen.update((block.id, Path(block.source).name))
+        seen.add(block.id)
         return "\n".join(filter(None, parts))
 
-    return _links(BLOCK.sub(dress, html), here)
+    return _links(BLOCK.sub(dress, _with_bars(html, here)), here)
+
+
+def _with_bars(html: str, here: Here) -> str:
+    """Above the first block of each file; if that is in a fold, above it."""
+    first: dict[str, int] = {}
+    for match in BLOCK.finditer(html):
+        first.setdefault(match[1], match.start())
+    for source, at in reversed(first.items()):
+        if whole := everything().get(source):
+            fold = html.rfind("<details", 0, at)
+            at = fold if fold > html.rfind("</details>", 0, at) else at
+            html = f"{html[:at]}{_bar(whole, here)}\n{html[at:]}"
+    return html
 
 
 def _linked(

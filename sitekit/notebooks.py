@@ -16,11 +16,10 @@ from html import escape
 from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
-from markdown import Markdown
-
 from attnref.commands import copy
 from sitekit import adapter, depends
 from sitekit.fences import Fence, drawn
+from sitekit.folds import with_includes
 from sitekit.source import DRAWN, fence_at
 
 BOX = re.compile(r'(?:\?\?\?\+?|!!!) \w+ "(?P<title>.+)"')
@@ -100,7 +99,9 @@ def cells(page: Any, config: Any, files: Any) -> list[Cell]:
         posixpath.basename(source).removesuffix(".md"),
         config.theme["language"],
     )
-    first, *others = _cells(_expanded(page.markdown, config), fence, told)
+    first, *others = _cells(
+        with_includes(page.markdown.split("\n"), config), fence, told
+    )
     match = HEADING.match(first.text)
     assert match is not None, f"{source} begins without a title"
     title = match["text"].removeprefix("# ")
@@ -126,14 +127,6 @@ def cells(page: Any, config: Any, files: Any) -> list[Cell]:
         else cell._replace(text=common(cell.text, linked, address))
         for cell in found
     ]
-
-
-def _expanded(markdown: str, config: Any) -> list[str]:
-    name = "pymdownx.snippets"
-    md = Markdown(
-        extensions=[name], extension_configs={name: config.mdx_configs[name]}
-    )
-    return list(md.preprocessors["snippet"].run(markdown.split("\n")))
 
 
 def _cells(lines: list[str], fence: Fence, told: Any) -> Iterator[Cell]:

@@ -12,15 +12,16 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 
 from sitekit import ROOT, svg
-from sitekit.pages import address_of
-from tests.kit import sampled
+from sitekit.pages import address_of, stem_of
+from tests.kit import budget, sampled
 from tests.kit.pages import PAGES
 from tests.kit.site import a_reader, opened, page_of
 
-PATHS = [
-    ("zh/" if path.is_relative_to(ROOT / "docs/zh") else "") + address_of(path)
+PATHS = {
+    ("zh/" if path.is_relative_to(ROOT / "docs/zh") else "")
+    + address_of(path): stem_of(path)
     for path in PAGES
-]
+}
 # The types of pages.
 REPRESENTATIVES = {
     "",  # home
@@ -61,6 +62,7 @@ class Seen(NamedTuple):
     rows: list[str]
     torn: list[str]
     scrolling: list[str]
+    budget: budget.Measure
 
 
 FORCE = """font => {
@@ -256,11 +258,12 @@ def fonts(chromium, address):
 OPEN = "document.querySelectorAll('details').forEach(d => d.open = true)"
 # All in one call: each call has its price.
 LOOK = f"""async font => {{
+  const budget = ({budget.MEASURE})();
   await ({FORCE})(font);
-  const seen = {{scrolling: ({SCROLLING})(), rows: ({ROWS})(),
-    torn: ({TORN})()}};
+  const seen = {{budget, rows: ({ROWS})(), torn: ({TORN})()}};
   {OPEN};
-  return {{...seen, wide: ({OVERFLOW})(font), holes: ({HOLES})()}};
+  return {{...seen, scrolling: ({SCROLLING})(), wide: ({OVERFLOW})(font),
+    holes: ({HOLES})()}};
 }}"""
 
 
@@ -283,13 +286,14 @@ def seen(request, reader, address, fonts):
     for width in (1440, 390):
         page.set_viewport_size({"width": width, "height": 900})
         here = page.evaluate(LOOK, fonts[0] if fonts else None)
-        for what in ("rows", "scrolling"):  # of wide screens
+        for what in ("rows", "scrolling", "budget"):  # of wide screens
             found.setdefault(what, here[what])
         for what in ("wide", "holes", "torn"):
             found[what] += [f"{width}: {each}" for each in here[what]]
     page.wait_for_function(LAST)
     found |= {"urls": [*page.urls], "faults": [*page.faults]}
     page.close()
+    found["budget"] = budget.Measure(**found["budget"])
     return Seen(**found)
 
 
@@ -345,6 +349,13 @@ def test_panels_stand_in_one_row(seen):
 
 def test_no_line_begins_with_the_mark_after_a_formula(seen):
     assert seen.torn == []
+
+
+def test_a_page_is_within_its_budget(seen, request):
+    """And an exception that is no longer needed is deleted."""
+    path = request.node.callspec.params["seen"]
+    exceeded = seen.budget.excess(PATHS[path])
+    assert exceeded == budget.allowed(path), seen.budget
 
 
 def test_no_code_scrolls_on_a_wide_screen(seen):

@@ -17,8 +17,8 @@ from playwright.sync_api import expect
 import attnref
 from attnref.__main__ import main
 from attnref.commands import copy
-from sitekit import ROOT, files, pages
-from sitekit.adapter import BuildError
+from sitekit import CONFIGS, ROOT, files, folds, pages
+from sitekit.adapter import BuildError, config_of
 from sitekit.drawn.files import downloads
 from tests.kit import sampled
 from tests.kit.copies import ALONE, in_a_fresh_interpreter
@@ -328,6 +328,49 @@ def test_a_link_to_nothing_stops_the_build_with_its_place(link, told):
     assert str(stopped.value).startswith("docs/zh/index.md: ")
     with pytest.raises(BuildError, match="came out as blocks of"):
         files.with_files("", path, site)
+
+
+FOLD = """??? note "A whole, {{lines}} lines"
+
+    Words.
+
+    ```python title="{0}"
+    --8<-- "{0}:softmax"
+    --8<-- "{0}:widen"
+    ```
+
+    ??? note "{{lines}} within"
+
+        ```bash
+        ls
+        ```
+"""
+
+
+def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_file():
+    config, softmax = config_of(CONFIGS["en"]), "attnref/core/softmax.py"
+    page = folds.counted(FOLD.format(softmax), config)
+    lines = page.splitlines()
+    code = pages.python_blocks(page)[0]
+    assert lines[0] == f'??? note "A whole, {code.count(chr(10)) + 1} lines"'
+    assert lines[9] == '    ??? note "1 within"'
+    with pytest.raises(BuildError, match="no lines.* holds no block of code"):
+        folds.counted('??? note "no lines, {lines}"\n\n    Words.\n', config)
+    block = '<div class="language-python highlight"><span class="filename">'
+    html = f"<p>.</p><details>\n{block}{softmax}</span></div></details>"
+    urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
+    words = config.extra["words"]["files"]
+    site = files.Site(files.Where(), urls, words)
+    here = files.Here(ROOT / "docs/en/index.md", site)
+    bar, fold = files._with_bars(html, here).split(block)[0].split("</div>\n<d")
+    assert 'id="softmax.py"' in bar and fold == "etails>\n"
+
+
+def test_a_link_to_a_block_in_a_fold_opens_it(visit, address):
+    for script in (True, False):
+        to = f"{address}layers/gqa/#gqa.py:module"
+        page = visit(to, java_script_enabled=script)
+        expect(page.locator('[id="gqa.py:module"]')).to_be_visible()
 
 
 @pytest.mark.parametrize("language", sampled(["en", "zh"], ["en"]))

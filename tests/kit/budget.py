@@ -1,0 +1,134 @@
+"""What a reader of a page meets before opening a fold, and how much it may be.
+
+python -m tests.kit.budget [PAGE ...] [--site DIR]: of each page in both
+languages its height in screens of 1,000 px, its visible lines of code, the
+longest block, the share of code, and what is too much. Without the folder of a
+site that is built, it builds one.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from sitekit import pages, parity
+from tests.kit.site import a_reader, build, launched, page_of
+
+EXPLAIN = "core/", "layers/", "caches/"
+PLAIN = "attnref/plain/"  # what a page opens with may be a whole file
+
+# Which bounds a page exceeds, and the reason. A Chinese page that exceeds
+# others than the English one has an entry of its own.
+EXCEPTIONS = {
+    "caches/kv-cache": "height block code: to be split",
+    "core/flash": "height block code: to be split",
+    "core/masks": "height block code: to be split",
+    "core/merge": "height block code: to be split",
+    "core/rope": "height block code: to be split",
+    "core/sdpa": "height block code: to be split",
+    "guide": "height block: to be split",
+    "layers/absorption": "height block: to be split",
+    "layers/cross": "block code: to be split",
+    "layers/gqa": "height: to be split",
+    "zh/layers/gqa": "height code: to be split",
+    "layers/mha": "height block code: to be split",
+    "layers/mla": "height block code: to be split",
+    "layers/mqa": "block: to be split",
+    "mistakes/attention-mistakes": "height: to be split",
+    "mistakes/cache-mistakes": "height: to be split",
+    "mistakes/flash-mistakes": "height: to be split",
+    "mistakes/layer-mistakes": "height: to be split",
+    "mistakes/tests": "height code: to be split",
+    "numbers/compute": "block: to be split",
+    "numbers/measured": "height: to be split",
+    "numbers/memory": "height block: to be split",
+    "use/names": "height: to be split",
+    "use/pytorch": "height code: to be split",
+    "zh/use/pytorch": "code: to be split",
+    "use/ship": "height block code: to be split",
+    "use/transformers": "height block code: to be split",
+}
+
+# 1440 px wide, before anything is opened.
+MEASURE = """() => {
+  const high = e => e.getBoundingClientRect().height;
+  const blocks = [...document.querySelectorAll('article .highlight')]
+    .filter(e => e.checkVisibility());
+  return {height: high(document.querySelector('article')),
+    code: blocks.reduce((sum, e) => sum + high(e), 0),
+    blocks: blocks.map(e => [e.querySelector('.filename')?.textContent ?? '',
+      e.querySelector('code').textContent.trimEnd().split('\\n').length])};
+}"""
+
+
+class Measure(NamedTuple):
+    height: float  # px
+    code: float
+    blocks: list[tuple[str, int]]  # file and lines of each
+
+    @property
+    def lines(self) -> int:
+        return sum(lines for _, lines in self.blocks)
+
+    @property
+    def longest(self) -> int:
+        """Of the blocks that are no plain form."""
+        return max((n for f, n in self.blocks if PLAIN not in f), default=0)
+
+    @property
+    def share(self) -> float:
+        return self.code / self.height
+
+    def excess(self, stem: str) -> list[str]:
+        if stem == "api":
+            return []
+        screens = 10_000 if stem.startswith(EXPLAIN) else 12_000
+        over = {
+            "height": self.height > screens,
+            "block": self.longest > 45,
+            "code": self.share > 0.4,
+        }
+        return [bound for bound, exceeded in over.items() if exceeded]
+
+
+def allowed(path: str) -> list[str]:
+    """The bounds that the page at this address may exceed."""
+    page = path.removesuffix("/")
+    english = EXCEPTIONS.get(page.removeprefix("zh/"), ": none")
+    bounds, _, reason = EXCEPTIONS.get(page, english).partition(": ")
+    assert reason, f"{page}: an exception needs its reason"
+    return bounds.split()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="gqa")
+    parser.add_argument("--site", metavar="DIR", type=Path)
+    options = parser.parse_args()
+    stems = map(parity.whole_stem, options.pages)
+    every = map(pages.stem_of, pages.markdown_files("en"))
+    wanted = list(stems) or list(every)
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as p:
+        site = options.site or build(Path(folder)).folder
+        browser = launched(p)
+        print("screens  lines  longest  code  too much")
+        with a_reader(browser) as context:
+            for stem in wanted:
+                for root in ("", "zh/"):
+                    path = parity.twin(stem, "en")
+                    place = f"{root}{pages.address_of(path)}index.html"
+                    page = page_of(context, (site / place).resolve().as_uri())
+                    m = Measure(**page.evaluate(MEASURE))
+                    page.close()
+                    print(
+                        f"{m.height / 1000:7.1f}  {m.lines:5}  {m.longest:7}"
+                        f"  {m.share:4.0%}  {root}{stem}",
+                        *m.excess(stem),
+                    )
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
