@@ -2,20 +2,92 @@
 
 import torch
 
-from attnref.plain.attention import attention
-from attnref.plain.gqa import GQA, KVCache
+
+def test_softmax():
+    from attnref.plain.softmax import online_softmax, softmax
+
+    # --8<-- [start:softmax]
+    scores = torch.tensor([2.0, 1.0, 0.0])
+    weights = torch.tensor([0.67, 0.24, 0.09])
+    torch.testing.assert_close(softmax(scores), weights, atol=0.01, rtol=0)
+    # Only differences count: (102, 101, 100) gives the same.
+    torch.testing.assert_close(softmax(scores + 100), softmax(scores))
+    torch.testing.assert_close(online_softmax(scores, 2), softmax(scores))
+    # --8<-- [end:softmax]
 
 
 def test_attention():
+    from attnref.plain.attention import attention
+
     # --8<-- [start:attention]
     mask = torch.tensor([[True, False], [True, True]])
     q = k = v = torch.tensor([[[[2.0, 0.0], [1.0, 1.0]]]])  # two tokens
-    out = attention(q, k, v, mask)
+    out = attention(q, k, v, mask)  # the second token sees both alike
     assert out.tolist() == [[[[2.0, 0.0], [1.5, 0.5]]]]
     # --8<-- [end:attention]
 
 
+def test_masks():
+    from attnref.plain.masks import (
+        causal_mask,
+        document_mask,
+        padding_mask,
+        window_mask,
+    )
+
+    # --8<-- [start:masks]
+    assert causal_mask(2, 4).int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert window_mask(2, 4, 2).int().tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
+    ids = torch.tensor([[0, 0, 1]])  # two documents in one row
+    assert document_mask(ids).int().tolist() == [
+        [[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]
+    ]
+    valid = torch.tensor([[False, True, True]])  # a pad, and two tokens
+    both = causal_mask(3) & padding_mask(valid)
+    assert both.int().tolist() == [[[[0, 0, 0], [0, 1, 0], [0, 1, 1]]]]
+    # --8<-- [end:masks]
+
+
+def test_mha():
+    from attnref.plain.mha import MHA
+
+    # --8<-- [start:mha]
+    layer = MHA(d_model=64, n_heads=8)
+    x = torch.randn(3, 7, 64)  # three sequences of seven tokens
+    out = layer(x)
+    assert out.shape == (3, 7, 64)
+    # Causal: the first four tokens alone give the same.
+    torch.testing.assert_close(layer(x[:, :4]), out[:, :4])
+    # --8<-- [end:mha]
+
+
+def test_rope():
+    from attnref.plain.rope import rope
+
+    # --8<-- [start:rope]
+    q, k = torch.randn(2, 1, 1, 1, 8)  # one query and one key
+    near = rope(q, torch.tensor([5])) @ rope(k, torch.tensor([2])).mT
+    far = rope(q, torch.tensor([105])) @ rope(k, torch.tensor([102])).mT
+    torch.testing.assert_close(near, far)  # the distance is 3 in both
+    # --8<-- [end:rope]
+
+
+def test_kv_cache():
+    from attnref.plain.kv_cache import KVCache
+
+    # --8<-- [start:kv_cache]
+    cache = KVCache(max_len=7)
+    prompt, token = torch.randn(3, 2, 5, 8), torch.randn(3, 2, 1, 8)
+    cache.append(prompt, prompt)  # keys and values of five tokens
+    k, v = cache.append(token, token)
+    assert cache.length == 6
+    assert torch.equal(k, torch.cat((prompt, token), dim=2))
+    # --8<-- [end:kv_cache]
+
+
 def test_gqa():
+    from attnref.plain.gqa import GQA, KVCache
+
     # --8<-- [start:gqa]
     layer = GQA(d_model=64, n_heads=8, n_kv_heads=2)  # heads of width 8
     x = torch.randn(3, 7, 64)  # three sequences of seven tokens
@@ -24,3 +96,79 @@ def test_gqa():
     torch.testing.assert_close(torch.cat(steps, dim=1), layer(x))
     assert cache.stored.shape == (2, 3, 2, 7, 8)  # keys and values of 2 heads
     # --8<-- [end:gqa]
+
+
+def test_cross():
+    from attnref.plain.cross import CrossAttention
+
+    # --8<-- [start:cross]
+    layer = CrossAttention(d_model=64, n_heads=8, d_context=32)
+    x, context = torch.randn(3, 7, 64), torch.randn(3, 5, 32)
+    valid = torch.tensor([[True] * 5, [True] * 5, [True] * 3 + [False] * 2])
+    out = layer(x, context, valid)
+    assert out.shape == (3, 7, 64)
+    # The last row gets what it gets from its three tokens alone.
+    torch.testing.assert_close(out[2:], layer(x[2:], context[2:, :3]))
+    # --8<-- [end:cross]
+
+
+def test_mla():
+    from attnref.plain.mla import MLA, KVCache
+
+    # --8<-- [start:mla]
+    layer = MLA(d_model=64, n_heads=8, R=24, Dn=16, Dr=8, Dv=16)
+    x = torch.randn(3, 7, 64)  # three sequences of seven tokens
+    cache = KVCache(max_len=7)
+    steps = [layer(token, cache) for token in x.split(1, dim=1)]  # absorbed
+    expanded = layer(x, absorbed=False)
+    torch.testing.assert_close(torch.cat(steps, dim=1), expanded)
+    assert cache.stored.shape == (1, 3, 1, 7, 24 + 8)  # for all 8 heads
+    # --8<-- [end:mla]
+
+
+def test_flash():
+    from attnref.plain.flash import flash
+
+    # --8<-- [start:flash]
+    q, k, v = torch.randn(3, 3, 2, 7, 4)
+    out, lse = flash(q, k, v, tile=(2, 3))
+    scores = q @ k.mT / 4**0.5
+    torch.testing.assert_close(out, scores.softmax(dim=-1) @ v)
+    torch.testing.assert_close(lse, scores.logsumexp(dim=-1))
+    # --8<-- [end:flash]
+
+
+def test_merge():
+    from attnref.plain.merge import merge
+
+    # --8<-- [start:merge]
+    outs = torch.tensor([[[[0.0, 0.0]]]]), torch.tensor([[[[4.0, 8.0]]]])
+    lses = torch.tensor([[[0.0]]]), torch.tensor([[[0.0]]])
+    out, lse = merge(outs, lses)  # both parts weigh the same
+    assert out.tolist() == [[[[2.0, 4.0]]]]
+    torch.testing.assert_close(lse.exp(), torch.tensor([[[2.0]]]))
+    # --8<-- [end:merge]
+
+
+def test_sample():
+    from attnref.plain.sample import sample
+
+    # --8<-- [start:sample]
+    logits = torch.tensor([[2.0, 1.0, 0.0]]).expand(1000, 3)
+    assert set(sample(logits, top_k=2).tolist()) == {0, 1}
+    assert set(sample(logits, top_p=0.6).tolist()) == {0}  # has 0.67 alone
+    # --8<-- [end:sample]
+
+
+def test_llama():
+    from attnref.plain.llama import Llama
+
+    # --8<-- [start:llama]
+    heads = dict(n_heads=8, n_kv_heads=2)
+    model = Llama(vocab=101, n_layers=2, d_model=64, d_ff=96, **heads)
+    prompt = torch.randint(101, (3, 5))
+    tokens = model.generate(prompt, steps=4)  # with a cache
+    assert tokens.shape == (3, 9)
+    again = model(tokens)[:, 4:-1].argmax(dim=-1)  # without one
+    assert torch.equal(again, tokens[:, 5:])
+    # --8<-- [end:llama]
