@@ -1,5 +1,7 @@
 """By the plain forms of the package."""
 
+from functools import partial
+
 from torch.func import functional_call
 
 from attnref.plain.attention import attention as sdpa
@@ -17,8 +19,8 @@ from attnref.plain.mla import MLA
 from attnref.plain.rope import rope
 from attnref.plain.softmax import online_softmax, softmax
 
-ALONE = (causal_mask, document_mask, flash, merge, online_softmax)
-ALONE += (padding_mask, rope, sdpa, softmax, window_mask)
+__all__ = ["causal_mask", "document_mask", "flash", "merge", "online_softmax"]
+__all__ += ["padding_mask", "rope", "sdpa", "softmax", "window_mask"]
 
 # What an exercise asks for, and its plain form does not have.
 WITHOUT = {
@@ -31,11 +33,11 @@ WITHOUT = {
 }
 
 
-def called(layer, weights, x, cache, **options):
+def called(layer, weights, x, cache, **form):
     """The layer with these weights, by name, and the cache of the call."""
     cache = KVCache(max_len=99) if cache is None else cache
     weights = {f"{name}.weight": w for name, w in weights.items()}
-    return functional_call(layer, weights, (x, cache), options), cache
+    return functional_call(layer, weights, (x, cache), form), cache
 
 
 def llama(
@@ -46,22 +48,16 @@ def llama(
     return called(layer, weights, x, cache)
 
 
-def mla_latent(
-    x, w_q, w_kv_a, w_norm, w_kv_b, w_o, n_heads, theta=10000.0, cache=None
+def mla(
+    x, w_q, w_kv_a, w_norm, w_kv_b, w_o, n_heads, theta=1e4, cache=None, **form
 ):
-    return mla(x, w_q, w_kv_a, w_norm, w_kv_b, w_o, n_heads, theta, cache, False)
-
-
-def mla_absorbed(
-    x, w_q, w_kv_a, w_norm, w_kv_b, w_o, n_heads, theta=10000.0, cache=None
-):
-    return mla(x, w_q, w_kv_a, w_norm, w_kv_b, w_o, n_heads, theta, cache, True)
-
-
-def mla(x, w_q, w_kv_a, w_norm, w_kv_b, w_o, H, theta, cache, absorbed):
-    R = len(w_norm)
+    R, H = len(w_norm), n_heads
     Dr, Dv = len(w_kv_a) - R, w_o.shape[1] // H
     layer = MLA(x.shape[2], H, R, len(w_q) // H - Dr, Dr, Dv, theta=theta)
     weights = {"q_proj": w_q, "kv_a_proj_with_mqa": w_kv_a}
     weights |= {"kv_a_layernorm": w_norm, "kv_b_proj": w_kv_b, "o_proj": w_o}
-    return called(layer, weights, x, cache, absorbed=absorbed)
+    return called(layer, weights, x, cache, **form)
+
+
+mla_latent = partial(mla, absorbed=False)
+mla_absorbed = partial(mla, absorbed=True)
