@@ -15,7 +15,8 @@ def flash(q, k, v, mask=None, tile=(64, 64)):
     for i in range(0, T, tile[0]):
         rows = slice(i, i + tile[0])
         queries = q[:, :, rows] * D**-0.5
-        m = queries.new_full((*queries.shape[:3], 1), -1e30)  # maximum so far
+        # The largest score so far: finite, or a hidden tile would give NaN.
+        m = torch.full_like(queries[..., :1], torch.finfo(q.dtype).min)
         total = torch.zeros_like(m)  # the sum of exp(score - m)
         acc = queries.new_zeros(*queries.shape[:3], Dv)  # and of the values
         for j in range(0, S, tile[1]):

@@ -1,4 +1,4 @@
-"""A whole Llama: loads weights of transformers by name. Needs PyTorch alone.
+"""A whole Llama: weights of transformers load. Needs PyTorch 2.5 alone.
 
 RoPE is not rescaled: Llama 2 and 3, not 3.1.
 """
@@ -26,10 +26,10 @@ class KVCache:
 
     def append(self, *new):
         """Store the new k and v, (B, K, T, D) each; return all so far."""
-        new = torch.stack(new)  # (2, B, K, T, D)
+        new = torch.stack(new)  # (n, B, K, T, D); n = 2: k and v
         if self.stored is None:
             shape = (*new.shape[:3], self.max_len, new.shape[4])
-            self.stored = new.new_empty(shape)  # (2, B, K, max_len, D)
+            self.stored = new.new_empty(shape)  # (n, B, K, max_len, D)
         end = self.length + new.shape[3]
         if end > self.max_len:
             raise ValueError(f"{end} tokens, room for {self.max_len}")

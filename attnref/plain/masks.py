@@ -16,10 +16,10 @@ def padding_mask(valid):
 
 def window_mask(T, S, size):
     """(T, S): each query sees itself and the size - 1 tokens before it."""
-    return causal_mask(T, S) & ~causal_mask(T, S).tril(S - T - size)  # (T, S)
+    return causal_mask(T, S).triu(S - T - size + 1)  # (T, S)
 
 
 def document_mask(ids):
     """From ids (B, S): each token sees the earlier ones of its document."""
     same = ids[:, :, None] == ids[:, None, :]  # (B, S, S)
-    return (same & causal_mask(ids.shape[1]))[:, None]  # (B, 1, S, S)
+    return same.tril()[:, None]  # (B, 1, S, S)

@@ -13,6 +13,5 @@ def sample(logits, temperature=1.0, top_k=None, top_p=None):
         p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
         before = p.cumsum(dim=-1) - p  # the sum of those that are likelier
         p = p.masked_fill(before >= top_p, 0)
-        logits = torch.full_like(logits, -torch.inf)
         logits = logits.scatter(1, order, p.log())
     return torch.multinomial(logits.softmax(dim=-1), 1)[:, 0]  # (B,)

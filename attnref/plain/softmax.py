@@ -13,14 +13,12 @@ def softmax(x, dim=-1):
 
 def online_softmax(x, chunk):
     """The same weights over the last axis, read in chunks."""
-    m = torch.full_like(x[..., :1], -torch.inf)  # the largest score so far
+    # The largest score so far: finite, or a row of -inf would give NaN.
+    m = torch.full_like(x[..., :1], torch.finfo(x.dtype).min)
     total = torch.zeros_like(m)  # the sum of exp(x_j - m) so far
     for part in x.split(chunk, dim=-1):
         larger = torch.maximum(m, part.amax(dim=-1, keepdim=True))
-        base = larger.clamp(
-            min=torch.finfo(x.dtype).min
-        )  # finite, also at -inf
-        total = total * (m - base).exp()  # relative to the new maximum
-        total = total + (part - base).exp().sum(dim=-1, keepdim=True)
+        total = total * (m - larger).exp()  # relative to the new maximum
+        total = total + (part - larger).exp().sum(dim=-1, keepdim=True)
         m = larger
     return ((x - m).exp() / total).nan_to_num(0.0)
