@@ -100,7 +100,5 @@ class MLA(nn.Module):
         q = torch.cat((q @ w_k, q_rope), dim=-1)  # (B, H, T, R + Dr)
         k, v = latent, latent[..., : self.R]  # one for all heads, as in MQA
         scale = (self.Dn + self.Dr) ** -0.5  # not that of the width R + Dr
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, mask, scale=scale, enable_gqa=True
-        )  # (B, H, T, R)
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
         return mixed @ w_v.mT  # (B, H, T, Dv)

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from torch.testing import assert_close
-from transformers.generation import logits_process
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -11,7 +9,6 @@ from attnref.plain.gqa import GQA
 from attnref.plain.kv_cache import KVCache
 from attnref.plain.llama import Llama
 from attnref.plain.mla import MLA
-from attnref.plain.sample import sample
 from tests.kit import oracles as kit
 from tests.kit.compare import relative_error
 from tests.kit.oracles import BOUND, CHUNKS, LENGTH, THETA, B, E, H
@@ -80,31 +77,3 @@ def test_llama_gives_the_logits_and_the_tokens_of_transformers():
         want = theirs.generate(ids, **told, max_new_tokens=9, do_sample=False)
         assert torch.equal(ours.generate(ids, 9, valid), want)
     assert torch.equal(ours.generate(ids, 9), want)
-
-
-def test_sample_draws_from_the_distribution_of_transformers(monkeypatch):
-    drawn, draw = [], torch.multinomial
-    monkeypatch.setattr(
-        torch, "multinomial", lambda p, n: (drawn.append(p), draw(p, n))[1]
-    )
-    logits = 3 * torch.randn(B, 53)
-    for given, warpers in (
-        ({}, []),
-        ({"temperature": 0.7}, [logits_process.TemperatureLogitsWarper(0.7)]),
-        ({"top_k": 5}, [logits_process.TopKLogitsWarper(5)]),
-        (
-            {"top_k": 11, "top_p": 0.6},
-            [
-                logits_process.TopKLogitsWarper(11),
-                logits_process.TopPLogitsWarper(0.6),
-            ],
-        ),
-    ):
-        want = logits
-        for warper in warpers:
-            want = warper(None, want)
-        torch.manual_seed(3)
-        picked = sample(logits, **given)
-        assert_close(drawn[-1], want.softmax(dim=-1))
-        torch.manual_seed(3)
-        assert torch.equal(picked, draw(drawn[-1], 1)[:, 0])

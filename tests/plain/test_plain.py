@@ -1,6 +1,7 @@
 """Each plain form gives what the package gives, and what torch gives."""
 
 import ast
+import sys
 from collections import defaultdict
 from itertools import accumulate, pairwise
 
@@ -11,19 +12,18 @@ from torch import nn
 from torch.testing import assert_close
 
 import attnref
-from attnref.plain import gqa, llama, masks, mla
+from attnref.plain import gqa, kv_cache, llama, masks, mla, rope
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.flash import flash
-from attnref.plain.kv_cache import KVCache
 from attnref.plain.merge import merge
 from attnref.plain.mha import MHA
-from attnref.plain.rope import rope
+from attnref.plain.sample import sample
 from attnref.plain.softmax import online_softmax, softmax
 from sitekit import ROOT
 from tests.variants import sharp, tokens
 
-B, T, S, H, K, D, C = 3, 7, 11, 10, 5, 4, 17
+B, T, S, H, K, D, C = 3, 7, 11, 10, 5, 6, 17
 E = H * D
 R, DN, DR, DV, Q = 41, 19, 8, 23, 29
 VALID = torch.arange(T) >= torch.tensor([[0], [1], [T - 2]])  # pads before
@@ -38,10 +38,10 @@ def same_in_all_ways(ours, theirs, **told):
     """With the same weights: at once and in chunks, with and without pads."""
     ours = ours.double()
     ours.load_state_dict(theirs.state_dict())
-    x = tokens(B, T, E)
+    x, file = tokens(B, T, E), sys.modules[type(ours).__module__]
     for valid in (None, VALID):
         mask = None if valid is None else attnref.padding_mask(valid)
-        want, cache, outs = theirs(x, mask=mask), KVCache(T), []
+        want, cache, outs = theirs(x, mask=mask), file.KVCache(T), []
         equal(ours(x, valid=valid, **told), want)
         for start, end in pairwise(accumulate(CHUNKS, initial=0)):
             seen = None if valid is None else valid[:, :end]
@@ -89,22 +89,25 @@ def scores():
 
 def test_attention_is_that_of_the_package_and_of_torch(scores):
     *qkv, mask = scores
-    for some in (None, mask, mask[:1, :1]):
+    for some in (None, mask, mask[:, :1, :1], mask[1, 0]):
         out = attention(*qkv, some)
         equal(out, attnref.sdpa(*qkv, some))
         equal(out, F.scaled_dot_product_attention(*qkv, some))
 
 
-def test_flash_and_merge_are_that_of_the_package(scores):
+def test_flash_and_merge_are_those_of_the_package(scores):
     q, k, v, mask = scores
-    for some in (None, mask, mask[:1, :1]):
-        want = attnref.flash_lse(q, k, v, some)
-        equal(flash(q, k, v, some), want)
-        for tile in ((2, 3), (T, S), (3, 1)):
-            equal(flash(q, k, v, some, tile), want)
+    for some in (None, mask, mask[:, :1, :1], mask[1, 0]):
+        for far in (1, 200):  # scores are large, and rows far apart
+            want = attnref.flash_lse(far * q, k, v, some)
+            equal(flash(far * q, k, v, some), want, 1e-10)
+            for tile in ((2, 3), (T, S), (3, 1)):
+                equal(flash(far * q, k, v, some, tile), want, 1e-10)
     spans = slice(2), slice(2, 3), slice(3, S)
     parts = [flash(q, k[:, :, j], v[:, :, j], mask[..., j]) for j in spans]
     equal(merge(*zip(*parts, strict=True)), attnref.flash_lse(*scores))
+    nothing = torch.full((B, H, T), -torch.inf)
+    assert (merge([q], [nothing])[0] == 0).all()  # whatever q is
 
 
 @pytest.mark.parametrize("form", [attention, lambda *x: flash(*x)[0]])
@@ -133,9 +136,10 @@ def test_masks_are_those_of_the_package():
 
 
 @pytest.mark.parametrize(
-    ("form", "layout"), [(rope, "half"), (mla.rope, "interleaved")]
+    ("file", "layout"),
+    [(rope, "half"), (gqa, "half"), (llama, "half"), (mla, "interleaved")],
 )
-def test_rope_is_that_of_the_package(form, layout):
+def test_rope_is_that_of_the_package(file, layout):
     at = torch.tensor([0, 1, 2, 70, 3, 99_999, 5])
     for x, bound in (
         (tokens(B, H, T, 6), 1e-10),
@@ -144,7 +148,7 @@ def test_rope_is_that_of_the_package(form, layout):
         for told in ({}, {"theta": 50.0}):
             table = attnref.rope_table(at, 6, **told)
             want = attnref.apply_rope(x, *table, layout=layout)
-            equal(form(x, at, **told), want, bound)
+            equal(file.rope(x, at, **told), want, bound)
 
 
 def test_mha_is_that_of_the_package_and_of_torch():
@@ -160,14 +164,15 @@ def test_mha_is_that_of_the_package_and_of_torch():
 
 
 @pytest.mark.parametrize("kv_heads", [1, K, H])
-def test_gqa_is_that_of_the_package(kv_heads):
+@pytest.mark.parametrize("file", [gqa, llama])
+def test_gqa_is_that_of_the_package(file, kv_heads):
     sizes = {"d_model": E, "n_heads": H, "n_kv_heads": kv_heads}
     for theta, more in ((1e4, {}), (50.0, {"head_dim": 6})):
         theirs = attnref.GroupedQueryAttention(
             **sizes, **more, rope_theta=theta
         )
         told = more | {"theta": theta} if more else {}
-        same_in_all_ways(gqa.GQA(**sizes, **told), sharp(theirs))
+        same_in_all_ways(file.GQA(**sizes, **told), sharp(theirs))
 
 
 @pytest.mark.parametrize("rank", [None, Q])
@@ -184,8 +189,49 @@ def test_both_forms_of_mla_are_those_of_the_package(rank):
             rope_theta=theta,
         )
         ours = mla.MLA(**sizes, R=R, Dn=DN, Dr=DR, Dv=DV, q_rank=rank, **told)
-        for absorbed in ({}, {"absorbed": False}):
-            same_in_all_ways(ours, sharp(theirs), **absorbed)
+        same_in_all_ways(ours, sharp(theirs), absorbed=False)
+        ours.kv_b_proj.forward = None  # is not called, as it is absorbed
+        same_in_all_ways(ours, theirs)
+
+
+def test_llama_is_a_decoder_of_the_package():
+    def block():
+        heads = {"d_model": E, "n_heads": H, "n_kv_heads": K}
+        layer = attnref.GroupedQueryAttention(**heads, rope_theta=1e4)
+        return attnref.Block(layer, d_model=E, d_ff=59, eps=1e-5)
+
+    sizes = {"n_tokens": 61, "d_model": E, "eps": 1e-5}
+    theirs = sharp(attnref.Decoder([block(), block()], **sizes))
+    theirs.embed_tokens.weight.data *= 0.01  # so small that eps is felt
+    ours = llama.Llama(61, 2, E, 59, n_heads=H, n_kv_heads=K).double()
+    head = theirs.lm_head.weight
+    ours.model.load_state_dict(
+        {n: w for n, w in theirs.state_dict().items() if "lm_head" not in n}
+    )
+    ours.lm_head.weight = head
+    ids = torch.randint(61, (B, T))
+    for valid in (None, VALID):
+        mask = None if valid is None else attnref.padding_mask(valid)
+        equal(ours(ids, valid=valid), theirs(ids, mask=mask))
+        want = attnref.greedy(theirs, ids, 9, valid=valid)
+        assert torch.equal(ours.generate(ids, 9, valid), want)
+
+
+def test_sample_draws_from_the_distribution_of_the_package(monkeypatch):
+    drawn, draw = [], torch.multinomial
+
+    def multinomial(p, n, **_):
+        drawn.append(p)
+        return draw(p, n)
+
+    monkeypatch.setattr(torch, "multinomial", multinomial)
+    logits, both = 3 * torch.randn(B, 61), {"top_k": 11, "top_p": 0.6}
+    for told in ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, both):
+        torch.manual_seed(3)
+        ours = sample(logits, **told)
+        torch.manual_seed(3)
+        assert torch.equal(ours, attnref.sampled(**told)(logits))
+        assert_close(*drawn[-2:])
 
 
 @pytest.mark.parametrize("width", [None, C])
@@ -201,8 +247,9 @@ def test_cross_attention_is_that_of_the_package(width):
     equal(ours(x, context, valid), theirs(x, context, mask=mask))
 
 
-def test_a_cache_returns_all_so_far_and_is_unchanged_by_what_does_not_fit():
-    cache, kv = KVCache(T), tokens(2, B, K, T, D)
+@pytest.mark.parametrize("file", [kv_cache, gqa, llama, mla])
+def test_a_cache_returns_all_and_is_unchanged_by_what_does_not_fit(file):
+    cache, kv = file.KVCache(T), tokens(2, B, K, T, D)
     for start, end in ((0, 3), (3, 4), (4, T - 1)):
         kept = cache.append(*kv[:, :, :, start:end])
         assert torch.equal(torch.stack(kept), kv[:, :, :, :end])
@@ -213,21 +260,25 @@ def test_a_cache_returns_all_so_far_and_is_unchanged_by_what_does_not_fit():
 
 
 def test_sizes_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="n_kv_heads=4 does not divide n_head"):
-        gqa.GQA(E, H, 4)
+    for file in (gqa, llama):
+        with pytest.raises(ValueError, match="n_kv_heads=4 does not divide n_"):
+            file.GQA(E, H, 4)
     for layer in (MHA, CrossAttention):
-        with pytest.raises(ValueError, match="n_heads=3 does not divide d_mod"):
-            layer(E, 3)
+        with pytest.raises(ValueError, match="n_heads=7 does not divide d_mod"):
+            layer(E, 7)
 
 
 def test_everything_stays_on_its_device():
     """The meta device computes nothing, and refuses what is elsewhere."""
     with torch.device("meta"):
         model = llama.Llama(53, 2, E, 59, n_heads=H, n_kv_heads=K)
-        latent = mla.MLA(E, H, R, DN, DR, DV)
+        layer, latent = gqa.GQA(E, H, K), mla.MLA(E, H, R, DN, DR, DV)
         x, valid = torch.empty(B, T, E), torch.ones(B, T, dtype=torch.bool)
         ids = torch.zeros(B, T, dtype=torch.int64)
+        at = torch.arange(T)
     assert model.generate(ids, 2, valid).device.type == "meta"
-    cache = KVCache(S)
+    assert layer(x, None, valid).shape == x.shape
+    assert rope.rope(x, at).shape == x.shape
+    cache = mla.KVCache(S)
     assert latent(x, cache, valid).shape == x.shape
     assert cache.stored.shape == (1, B, 1, S, R + DR)
