@@ -167,7 +167,7 @@ def test_mha_is_that_of_the_package_and_of_torch():
 @pytest.mark.parametrize("file", [gqa, llama])
 def test_gqa_is_that_of_the_package(file, kv_heads):
     sizes = {"d_model": E, "n_heads": H, "n_kv_heads": kv_heads}
-    for theta, more in ((1e4, {}), (50.0, {"head_dim": 6})):
+    for theta, more in ((1e4, {}), (50.0, {"head_dim": 8})):
         theirs = attnref.GroupedQueryAttention(
             **sizes, **more, rope_theta=theta
         )
@@ -215,6 +215,10 @@ def test_llama_is_a_decoder_of_the_package():
         equal(ours(ids, valid=valid), theirs(ids, mask=mask))
         want = attnref.greedy(theirs, ids, 9, valid=valid)
         assert torch.equal(ours.generate(ids, 9, valid), want)
+    logits = []
+    ours.lm_head.register_forward_hook(lambda *call: logits.append(call[2]))
+    ours.generate(ids, 1)
+    assert not logits[0].requires_grad
 
 
 def test_sample_draws_from_the_distribution_of_the_package(monkeypatch):
@@ -232,6 +236,8 @@ def test_sample_draws_from_the_distribution_of_the_package(monkeypatch):
         torch.manual_seed(3)
         assert torch.equal(ours, attnref.sampled(**told)(logits))
         assert_close(*drawn[-2:])
+    sample(torch.zeros(B, 4), top_p=0.5)  # two of them reach it
+    assert ((drawn[-1] > 0).sum(-1) == 2).all()
 
 
 @pytest.mark.parametrize("width", [None, C])
