@@ -61,7 +61,7 @@ __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
 )
 # Judges attention and is none: it is not in __all__, and so in no copy.
 _CHECKER = ("Report", "Verdict", "check")
-_FOLDERS = sorted({home.partition(".")[0] for home in _HOMES})
+_FOLDERS = sorted({"plain", *(home.partition(".")[0] for home in _HOMES)})
 
 
 def __getattr__(name: str) -> Any:
@@ -81,6 +81,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}{meant}", name=name
         )
+    if name == "plain":  # its files are imported one by one, by their names
+        return import_module(f"{__name__}.plain")
     for home, names in _HOMES.items():
         module = import_module(f"{__name__}.{home}")
         globals().update({name: getattr(module, name) for name in names})

@@ -56,7 +56,7 @@ import pytest
 ROOT = Path.cwd()
 PACKAGE = ROOT / "attnref"
 # What other folders hold is faults themselves, or commands.
-FOLDERS = ("core", "caches", "layers", "models", "numbers")
+FOLDERS = ("plain", "core", "caches", "layers", "models", "numbers")
 # Tests that read the package, or run it in other processes.
 READERS = {"test_install", "test_layering", "test_public", "test_mutants"}
 OURS = {"attnref", "sitekit", "tests", "benchmarks", "conftest"}

@@ -18,7 +18,7 @@ from sitekit import ROOT
 PACKAGE = ROOT / "attnref"
 FILES = sorted(PACKAGE.rglob("*.py"))
 FACES = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}  # import anything
-ALONE = ("layers",)  # of these folders, no file imports another
+ALONE = ("plain", "layers")  # of these folders, no file imports another
 
 
 def rooms() -> list[str]:
@@ -66,12 +66,16 @@ def faults(path: Path, order: list[str]) -> list[str]:
             wrong.append(f"{path.name} imports {name}")
         elif root not in ("attnref", "torch", *sys.stdlib_module_names):
             wrong.append(f"{path.name} imports {name}: torch alone is needed")
+        elif room == "plain" and root != "torch":
+            wrong.append(f"{path.name} imports {name}: plain needs torch alone")
     for other in sorted(own(path)):
         its = other.parent.name
         if other.name == "__init__.py":
             wrong.append(f"{room}/{path.name} imports {dotted(other)}")
         elif order.index(its) > order.index(room):
             wrong.append(f"{room} stands above {its}: {path.name}")
+        elif its == "plain" != room:
+            wrong.append(f"{path.name} imports {other.name}: plain is apart")
         elif its == room and room in ALONE:
             wrong.append(
                 f"{path.name} imports {other.name}: in {room}/ none may"
@@ -110,6 +114,9 @@ def test_no_files_import_each_other():
         ("core/sdpa.py", "import attnref", "imports attnref"),
         ("core/sdpa.py", "import numpy", "torch alone"),
         ("core/sdpa.py", "import importlib", "importlib"),
+        ("plain/gqa.py", "import math", "plain needs torch"),
+        ("plain/gqa.py", "from attnref.plain import rope", "none may"),
+        ("layers/gqa.py", "from attnref.plain import rope", "plain is apart"),
     ],
 )
 def test_a_fault_is_found(tmp_path, monkeypatch, file, line, fault):

@@ -93,6 +93,8 @@ for name, value in found.items():
 # Whatever was asked for first, all folders are there with all their files.
 assert attnref.core.rope.apply_rope is attnref.apply_rope
 assert attnref.layers.mla.crossover is attnref.crossover
+assert "attnref.plain" not in sys.modules and "plain" in dir(attnref)
+assert attnref.plain is sys.modules["attnref.plain"]
 star = {}
 exec("from attnref import *", star)
 assert {*star} - {"__builtins__"} == {*attnref.__all__}

@@ -32,7 +32,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr(checker, "PAIRS", 10)
 
 
-STYLES = ("loops", "einsum", "module", "fused", "double")
+STYLES = ("loops", "einsum", "module", "fused", "plain")
 
 
 def solves(style):
@@ -44,7 +44,7 @@ def solves(style):
     return module, names
 
 
-@pytest.mark.parametrize("style", sampled(STYLES, ["einsum"]))
+@pytest.mark.parametrize("style", sampled(STYLES, ["einsum", "plain"]))
 def test_right_solutions_pass_in_every_style(style):
     module, names = solves(style)
     assert len(names) >= 5
@@ -57,6 +57,8 @@ def test_right_solutions_pass_in_every_style(style):
 def test_every_exercise_is_stated_and_solved_in_two_forms():
     assert [*TASKS] == [*EXERCISES]
     assert solves("einsum")[1] == [*TASKS]
+    module, names = solves("plain")
+    assert sorted([*names, *module.WITHOUT]) == sorted(TASKS)
     for name, told in TASKS.items():
         assert check(name, EXERCISES[name].forms[0](attnref)).passed
         for text in (told.title, told.about):

@@ -126,27 +126,6 @@ def rope(x, positions, theta=10000.0):
     return out
 
 
-class KVCache:
-    """Preallocated, and filled token by token."""
-
-    def __init__(self, max_len):
-        self.max_len, self.length, self.room = max_len, 0, None
-
-    def append(self, k, v):
-        B, K, T, D = k.shape
-        if self.length + T > self.max_len:
-            raise OverflowError
-        if self.room is None:
-            self.room = torch.zeros(2, B, K, self.max_len, D, dtype=k.dtype)
-        for t in range(T):
-            self.room[0, :, :, self.length] = k[:, :, t]
-            self.room[1, :, :, self.length] = v[:, :, t]
-            self.length += 1
-        return self.room[0, :, :, : self.length], self.room[
-            1, :, :, : self.length
-        ]
-
-
 def mha_to_gqa(w_k, w_v, n_heads, n_kv_heads):
     D, group = len(w_k) // n_heads, n_heads // n_kv_heads
 
