@@ -357,7 +357,7 @@ def _linked(
     """A block, with a link for its caption, and an id where it has none yet."""
     link = f'<a href="{here.to_page("files", "data")}">'
     if whole:
-        told = here.site.words["caption"].format(whole.name)
+        told = here.site.words["caption"].format(whole.file)
         link = f'<a href="{here.to_file(whole.name)}" title="{told}" download>'
     name = f'<span class="filename">{block.source}</span>'
     to = f'<span class="filename">{link}{block.source}</a></span>'
