@@ -118,7 +118,7 @@ def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     path = Path(page.file.abs_src_path)
     page.content = downloads.with_files(page.content, path, _site)
     stem = pages.stem_of(path)
-    page.content += legend.card(page.content, stem, language)
+    page.content += legend.card(page.content, stem, language, _site.urls)
     page.content += moved.script(stem, config)
     return context
 

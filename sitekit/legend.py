@@ -12,7 +12,7 @@ ROW = re.compile(r"^\| `(\w+)` \| [^|]+ \| ([^|]+?) \|", re.MULTILINE)
 MASK = re.compile(r"^## (.+) { #masks }\n+.*?\*\*(.+?)\*\*", re.MULTILINE)
 
 
-def card(content: str, stem: str, language: str) -> str:
+def card(content: str, stem: str, language: str, urls: dict[str, str]) -> str:
     """With those letters that the page uses."""
     if not stem.startswith(EXPLAIN):
         return ""
@@ -20,7 +20,7 @@ def card(content: str, stem: str, language: str) -> str:
     used = set(re.findall(r"\b[A-Z][a-z]?\b", re.sub("<[^>]+>", "", content)))
     mask = MASK.search(text)
     assert mask is not None
-    link = get_relative_url("conventions/", f"{stem}/")
+    link = get_relative_url(urls["conventions"], urls[stem])
     items = [
         (f"<code>{letter}</code>", meaning)
         for letter, meaning in ROW.findall(text)

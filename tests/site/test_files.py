@@ -30,7 +30,8 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 BAR = re.compile(
-    r'<div class="whole[ a-z]*" id="([^"]+)".*?</div>\n?(?=<d)', re.S
+    r'<div class="whole[ a-z]*" id="([^"]+)".*?</div>\n?(?=<div id=|<details cl)',
+    re.S,
 )
 OTHER = ast.Import, ast.ImportFrom, ast.Expr
 HREF = re.compile(r'href="([^"]+)"')
