@@ -578,20 +578,20 @@ def run(options: argparse.Namespace) -> str:
     if not names and not form:
         raise ValueError("pass one or more names; --list prints all")
 
-    def text() -> str:
+    def one() -> str:
         if form:
             return form.read_text(encoding="utf-8")
         return one_file(names, address())
 
     if not options.folder and options.output in (None, "-"):
-        return text().removesuffix("\n")
+        return one().removesuffix("\n")
     top = Path(options.folder or options.output)
     if options.folder:
         texts = {top / file: text for file, text in a_folder(names).items()}
     elif options.output.endswith("/") or top.is_dir():
         raise ValueError(f"{options.output} is a folder; pass it as --folder")
     else:
-        texts = {top: text()}
+        texts = {top: one()}
     _check_room(texts, options.force)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)

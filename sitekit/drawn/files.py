@@ -17,6 +17,7 @@ def downloads() -> Iterator[Row]:
     alone = [w for w in everything().values() if w not in [*plain, *paired]]
     for plain_form, full in [*pairs, *((None, w) for w in alone)]:
         shown = full or plain_form
+        assert shown is not None
         page = where.home(shown.source)
         yield [
             _cell(plain_form),

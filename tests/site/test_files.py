@@ -30,7 +30,8 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 BAR = re.compile(
-    r'<div class="whole[ a-z]*" id="([^"]+)".*?</div>\n?(?=<div id=|<details cl)',
+    r'<div class="whole[ a-z]*" id="([^"]+)".*?</div>\n?'
+    r"(?=<div id=|<details cl)",
     re.S,
 )
 OTHER = ast.Import, ast.ImportFrom, ast.Expr
