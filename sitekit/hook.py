@@ -111,12 +111,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     """After the search has read the page: its index holds none of this."""
     from sitekit import files as downloads
-    from sitekit import mistakes
+    from sitekit import legend, mistakes, moved, pages
 
     language = str(config.theme["language"])
     page.content = mistakes.with_pictures(page.content, language)
     path = Path(page.file.abs_src_path)
     page.content = downloads.with_files(page.content, path, _site)
+    stem = pages.stem_of(path)
+    page.content += legend.card(page.content, stem, language, _site.urls)
+    page.content += moved.script(stem, config)
     return context
 
 
@@ -143,6 +146,9 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
 
 
 def on_post_build(config: Any) -> None:
+    from sitekit import moved
+
+    moved.write_stubs(config)
     config.plugins["material/search"].search_index.write(config.site_dir)
     if not _is_english(config):
         return

@@ -70,9 +70,9 @@ def names_of(page: Any, where: Where) -> tuple[list[str], int]:
     ]
     whole = [re.sub(r"[\s-]", "", part) for part in parts]
     files = [
-        file.name
+        file.file
         for source, file in everything().items()
-        if where.home(source) == stem
+        if where.home(source) == stem != "files"
     ]
     shown = {name.lower(): None for name in [*parts, *whole, *files]}
     return [*(shown | {name.lower(): None for name in aliases})], len(shown)
@@ -181,7 +181,7 @@ def names_in(location: str, text: str) -> list[str]:
     """What a section defines or documents."""
     defined = DEFINED.findall(text) + DOCUMENTED.findall(location)
     if location == "files/#list":
-        defined += texts()
+        defined += [name.removeprefix("plain/") for name in texts()]
     return [name.lower() for name in defined]
 
 
