@@ -27,8 +27,6 @@ EXCEPTIONS = {
     "core/rope": "height block code: to be split",
     "core/sdpa": "height block code: to be split",
     "guide": "height block: to be split",
-    "layers/absorption": "height block: to be split",
-    "layers/cross": "block code: to be split",
     "layers/mha": "height block code: to be split",
     "layers/mqa": "block: to be split",
     "mistakes/attention-mistakes": "height: to be split",

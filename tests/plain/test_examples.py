@@ -102,6 +102,8 @@ def test_cross():
     from attnref.plain.cross import CrossAttention
 
     # --8<-- [start:cross]
+    import torch
+
     layer = CrossAttention(d_model=64, n_heads=8, d_context=32)
     x, context = torch.randn(3, 7, 64), torch.randn(3, 5, 32)
     valid = torch.tensor([[True] * 5, [True] * 5, [True] * 3 + [False] * 2])
