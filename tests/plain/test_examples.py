@@ -2,6 +2,8 @@
 
 import torch
 
+from attnref.plain.cross import CrossAttention
+
 
 def test_softmax():
     from attnref.plain.softmax import online_softmax, softmax
@@ -99,8 +101,6 @@ def test_gqa():
 
 
 def test_cross():
-    from attnref.plain.cross import CrossAttention
-
     # --8<-- [start:cross]
     import torch
 
