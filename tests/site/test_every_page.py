@@ -360,10 +360,7 @@ def test_no_code_scrolls_on_a_wide_screen(seen):
 
 @pytest.mark.parametrize(
     ("path", "scheme"),
-    [
-        pytest.param(*each.values[0], marks=each.marks)
-        for each in sampled(product(PATHS, WIDTHS), in_test)
-    ],
+    sampled(product(PATHS, WIDTHS), in_test),
 )
 def test_a_page_is_right_in_every_font_and_for_axe(
     chromium, address, fonts, path, scheme
