@@ -124,9 +124,10 @@ def add_file(config: Any, place: str, make: Callable[[], str | bytes]) -> None:
 
 
 def _make(place: str) -> None:
-    if _later and place in _later:
-        with making:
-            _later.pop(place, lambda: None)()
+    with making:  # of two that ask for it, one waits for the other
+        if _later and place in _later:
+            _later[place]()
+            del _later[place]
 
 
 class Rendered(NamedTuple):
