@@ -4,8 +4,10 @@ MkDocs loads this file once in its life, while the rest of sitekit is loaded
 anew after a change: hence the import within.
 """
 
+import gc
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from jinja2 import FileSystemBytecodeCache
 
 from sitekit import adapter, chinese
 
+# Rarely: each time, all that torch has imported is looked through.
+gc.set_threshold(100_000, 50, 100)
 _coming: Future[int] | None = None
 _pages: list[Any] = []  # in the order of the navigation
 _site: Any = None  # what sitekit/files.py knows of it
@@ -31,13 +35,15 @@ def _task(config: Any, folder: str) -> tuple[str, str, bool]:
 
 def on_startup(command: str, dirty: bool) -> None:
     if command == "serve":
+        adapter.start_serving()
         chinese.start_worker()
 
 
 def on_serve(server: Any, config: Any, builder: Callable[[], None]) -> Any:
     def build_again() -> None:
-        chinese.forget_changed_code()
-        builder()
+        with adapter.making:
+            chinese.forget_changed_code()
+            builder()
 
     server.builder = build_again
     adapter.wait_below(server, config.extra["roots"]["zh"], chinese.wait)
@@ -70,9 +76,9 @@ def on_files(files: Any, config: Any) -> Any:
     _site = downloads.site(files.documentation_pages(), config)
     if _is_english(config):
         for name, text in downloads.texts().items():
-            adapter.add_file(files, config, f"files/{name}", text)
+            adapter.add_file(config, f"files/{name}", partial(str, text))
         place = f"files/{downloads.wheel_name()}"
-        adapter.add_file(files, config, place, downloads.wheel())
+        adapter.add_file(config, place, downloads.wheel)
     return files
 
 
@@ -149,7 +155,8 @@ def on_post_build(config: Any) -> None:
     from sitekit import moved
 
     moved.write_stubs(config)
-    config.plugins["material/search"].search_index.write(config.site_dir)
+    index = config.plugins["material/search"].search_index
+    adapter.add_file(config, index.PLACE, index.script)
     if not _is_english(config):
         return
     site, number = Path(config.site_dir), len(_pages)

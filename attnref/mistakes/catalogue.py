@@ -14,10 +14,15 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnref.commands.copy import with_imported
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGE = Path(__file__).resolve().parent.parent
+CODE = tuple(
+    f"attnref.{room}." for room in ("core", "caches", "layers", "models")
+)
 
 
 class Text(NamedTuple):
@@ -151,8 +156,9 @@ def _file(name: str) -> Path:
 
 
 @cache
-def _code(file: Path, text: str) -> CodeType:
-    return compile(text, file, "exec")
+def _code(name: str, text: str | None) -> CodeType:
+    file = _file(name)
+    return compile(text or file.read_text(encoding="utf-8"), file, "exec")
 
 
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -164,6 +170,14 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.texts = {f"attnref.{m}": t for m, t in sources(mistakes).items()}
+        self.same: dict[str, ModuleType] = {}  # of the package that is there
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.same.get(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ not in self.same:
+            super().exec_module(module)
 
     def find_spec(
         self, name: str, path: Any, target: Any = None
@@ -181,7 +195,7 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return text or _file(fullname).read_text(encoding="utf-8")
 
     def get_code(self, fullname: str) -> CodeType:
-        return _code(_file(fullname), self.get_source(fullname))
+        return _code(fullname, self.texts.get(fullname))
 
 
 @contextmanager
@@ -200,9 +214,25 @@ def fresh(finder: Planted) -> Iterator[None]:
         sys.modules.update(old)
 
 
+@cache
+def _needed_by(name: str) -> list[str]:
+    """A module of the package, and those that it imports."""
+    modules = with_imported([name.removeprefix("attnref.")])
+    return [f"attnref.{module}" for module in modules]
+
+
 def load(*mistakes: Mistake) -> ModuleType:
-    """A second attnref, with these mistakes in it; the first is untouched."""
-    with fresh(Planted(mistakes)):
+    """A second attnref, with these mistakes in it; the first is untouched.
+    They share the modules that import none with a mistake."""
+    finder = Planted(mistakes)
+    finder.same = {
+        name: module
+        for name, module in sys.modules.items()
+        if name.startswith(CODE)
+        and not hasattr(module, "__path__")
+        and finder.texts.keys().isdisjoint(_needed_by(name))
+    }
+    with fresh(finder):
         wrong = importlib.import_module("attnref")
         assert inspect.ismodule(wrong.core)  # imports all public names
         return wrong
