@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from attnref.core.checks import check_sizes
+from attnref.core.inputs import check_attention
 from attnref.core.masks import Mask, part_of
-from attnref.core.sdpa import check_attention, without_autocast
+from attnref.core.sdpa import without_autocast
 
 # --8<-- [end:imports]
 

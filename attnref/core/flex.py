@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnref.core.inputs import check_attention
 from attnref.core.masks import Mask, mask_mod, part_of
-from attnref.core.sdpa import check_attention, without_autocast
+from attnref.core.sdpa import without_autocast
 
 # --8<-- [end:imports]
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from attnref.core.checks import check_sizes
 from attnref.core.flash import flash_lse, parts
+from attnref.core.inputs import check_attention
 from attnref.core.masks import Causal, Mask, Window, part_of
-from attnref.core.sdpa import check_attention
 
 # --8<-- [end:imports]
 
