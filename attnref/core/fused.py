@@ -129,8 +129,8 @@ def _is_large(mask: Tensor, q: Tensor) -> bool:
     Not on other devices: some of their kernels refuse `enable_gqa`.
     """
     # A size that is compared is fixed in a graph, except with 1.
-    few = 1 if torch.compiler.is_compiling() else 64
-    many = mask.shape[1] == 1 and mask.shape[2] > few
+    least = 1 if torch.compiler.is_compiling() else 64
+    many = mask.shape[1] == 1 and mask.shape[2] > least
     return many and HAS_GQA and q.device.type == "cpu"
 
 
@@ -161,24 +161,27 @@ def _is_for_few(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
         return False
     if not (_has_kernel(q, v, dropout) or _is_part(v, k)):
         return True
-    return not compiling and _is_slow(len(q) * k.shape[1], rows, q.dtype)
+    return not compiling and _is_slow(k, rows)
 
 
-def _is_slow(heads: int, rows: int, dtype: torch.dtype) -> bool:
-    """Whether PyTorch's kernel is: as measured, in benchmarks/threads.json.
+def _is_slow(k: Tensor, rows: int) -> bool:
+    """Whether PyTorch's kernel is slower, as measured: for `rows` of queries
+    for each key head, with so many keys that calls cost less than products.
 
-    It is slow with a single row of queries for a key head, in float32 with up
-    to four, unless many threads share them. And a thread takes blocks of 32
-    rows of one key head, so that others may be idle. The products of a single
-    block are spread over a few threads, those of several are not.
+    It is with a single row, in float32 with up to four, unless many threads
+    share the work. And a thread takes blocks of 32 rows of one key head, so
+    that others may be idle. The products of a single block are spread over a
+    few threads, those of several are not.
     """
     threads = torch.get_num_threads()
-    half = dtype.itemsize < 4
+    half = k.dtype.itemsize < 4
+    if k.numel() < 2**20:
+        return False
     if threads <= 8 and rows <= (1 if half else 4):
         return True
     # In half precision `few` has to widen the keys: for one block this costs
     # what it would save, for the 128 rows of absorbed MLA it does not.
-    blocks = heads * -(-rows // 32)
+    blocks = len(k) * k.shape[1] * -(-rows // 32)
     if blocks >= threads or (half and rows <= 32):
         return False
     return blocks > 1 or threads > 8
