@@ -41,10 +41,8 @@ def few(
         if seen is not None:
             scores = scores.masked_fill(~seen, -torch.inf)  # (B, H, T, S)
         weights = softmax(scores).view(B, K, H // K * T, S)
-        mixed = reduce(
-            torch.add,
-            (weights[..., at] @ part for at, part in _widened(v, wide)),
-        )  # (B, K, H // K * T, Dv)
+        parts = (weights[..., at] @ part for at, part in _widened(v, wide))
+        mixed = reduce(torch.add, parts)  # (B, K, H // K * T, Dv)
     return mixed.view(B, H, T, Dv).to(v.dtype)  # (B, H, T, Dv)
 
 
