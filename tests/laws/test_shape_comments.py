@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import attnref
+from attnref.core.few import few
 from attnref.plain import gqa, llama, masks, mla
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
@@ -61,6 +62,7 @@ def every_public_call():
     attnref.sdpa(q, k, v, mask)
     attnref.sdpa(q, k, v, mask, dropout=0.5)
     attnref.fused(q, k, v, mask)
+    few(q, k, v, mask)
     attnref.split_kv(q, k, v, mask)
     prefix = torch.randn(1, K, S, D), torch.randn(1, K, S, DV)
     attnref.with_prefix(q, prefix, k, v)
