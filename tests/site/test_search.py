@@ -144,7 +144,7 @@ def questions(language):
 
 
 def typed_by_readers(language):
-    """Each query of queries.yml with what is right: page#section, or folder/."""
+    """Each query of queries.yml, and what is right: page#section or folder/."""
     path = ROOT / "tests" / "site" / "queries.yml"
     asked = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {
