@@ -6,6 +6,7 @@ which nothing that it includes or draws has changed, is not rendered again.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,9 @@ from mkdocs.utils.meta import get_data
 
 __all__ = ["BuildError", "Parser", "config_of", "get_relative_url"]
 log = logging.getLogger("mkdocs.attnref")
+# The theme greets before each build. MkDocs reads the fences' names in
+# mkdocs.yml, and so imports this, before it turns to the theme.
+os.environ["NO_MKDOCS_2_WARNING"] = "1"
 
 
 def config_of(path: Path, **options: Any) -> Any:

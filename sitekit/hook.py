@@ -137,6 +137,11 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     return html
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """The theme's word for its Chinese names no script."""
+    return output.replace('<html lang="zh"', '<html lang="zh-CN"', 1)
+
+
 def on_pre_build(config: Any) -> None:
     global _coming
     adapter.begin_counting()

@@ -11,6 +11,7 @@ are no aliases. The Chinese ones are words that jieba does not cut.
 """
 
 import json
+import logging
 import re
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -30,6 +31,7 @@ COLOUR = re.compile(r"</?span\b[^>]*>")
 UNREAD = re.compile(r"<(svg|math|select)\b.*?</\1>", re.DOTALL)
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
 HAN = re.compile(r"[\u4e00-\u9fff]+")
+jieba.setLogLevel(logging.WARNING)  # it would tell of its dictionary
 JOINT = re.compile("[的和与]|之间")  # between two words
 
 
