@@ -14,15 +14,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnref.commands.copy import with_imported
-
 if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGE = Path(__file__).resolve().parent.parent
-CODE = tuple(
-    f"attnref.{room}." for room in ("core", "caches", "layers", "models")
-)
 
 
 class Text(NamedTuple):
@@ -170,14 +165,6 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.texts = {f"attnref.{m}": t for m, t in sources(mistakes).items()}
-        self.same: dict[str, ModuleType] = {}  # of the package that is there
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.same.get(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__name__ not in self.same:
-            super().exec_module(module)
 
     def find_spec(
         self, name: str, path: Any, target: Any = None
@@ -214,25 +201,9 @@ def fresh(finder: Planted) -> Iterator[None]:
         sys.modules.update(old)
 
 
-@cache
-def _needed_by(name: str) -> list[str]:
-    """A module of the package, and those that it imports."""
-    modules = with_imported([name.removeprefix("attnref.")])
-    return [f"attnref.{module}" for module in modules]
-
-
 def load(*mistakes: Mistake) -> ModuleType:
-    """A second attnref, with these mistakes in it; the first is untouched.
-    They share the modules that import none with a mistake."""
-    finder = Planted(mistakes)
-    finder.same = {
-        name: module
-        for name, module in sys.modules.items()
-        if name.startswith(CODE)
-        and not hasattr(module, "__path__")
-        and finder.texts.keys().isdisjoint(_needed_by(name))
-    }
-    with fresh(finder):
+    """A second attnref, with these mistakes in it; the first is untouched."""
+    with fresh(Planted(mistakes)):
         wrong = importlib.import_module("attnref")
         assert inspect.ismodule(wrong.core)  # imports all public names
         return wrong
