@@ -21,6 +21,7 @@ from sitekit.drawn import (
     kv_cache,
     masks,
     merge,
+    mha,
     mla,
     one_code,
     operations,
@@ -362,6 +363,18 @@ def test_attention_by_hand_is_what_torch_computes():
         assert abs(float(e) / float(last[4]) - float(weight)) < 0.01
     assert keys[3][4:] == [Word("masked"), "0.00", "(0, 0)"]
     assert last[4:] == ["22.03", "1.00", "(0.28, 1.72)"]
+
+
+def test_two_heads_listen_to_different_tokens():
+    future = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    for n in (0, 1):
+        x = mha.EMBEDDED[:, 2 * n : 2 * n + 2]
+        scores = (x @ x.T / 2**0.5).masked_fill(future, -torch.inf)
+        assert torch.allclose(mha.head(n), scores.softmax(-1))
+        # "you" listens to "I" in head 0, to "like" in head 1.
+        assert mha.head(n)[2, n] > 0.4 > 0.1 > mha.head(n)[2, 1 - n]
+    *_, you = mha.split()
+    assert you[1:] == ["(2, 0, 0, 2)", "(2, 0)", "(0, 2)"]
 
 
 def test_stacked_heads_are_those_of_one_group():
