@@ -186,6 +186,14 @@ def test_the_table_of_checkpoints_is_what_was_recorded():
             )
 
 
+def test_weights_of_three_scores():
+    for t in (0.5, 1.0, 2.0):
+        want = [math.exp(score / t) for score in (2, 1, 0)]
+        got = softmax.weights(temperature=t).tolist()
+        assert got == [round(e / sum(want), 2) for e in want]
+    assert softmax.weights(temperature=1.0).tolist() == [0.67, 0.24, 0.09]
+
+
 def test_where_exp_overflows():
     rows = {row[0].strip("`"): row for row in softmax.exp_range()}
     assert rows["float16"][1:4] == ["65504", "11.1", "inf"]
@@ -691,6 +699,8 @@ def test_a_bar_is_as_long_as_its_number():
     drawn = svg.bars(values, AXES, title="A & B", labels=["a", "<b>"]).svg
     widths = [float(w) for w in re.findall(r'<rect.*?width="([\d.]+)"', drawn)]
     assert widths[0] == 4 * widths[1]
+    shares = svg.bars(values / 800, AXES, title="", labels=["a", "b"]).svg
+    assert f'width="{widths[0] / 2:g}"' in shares  # 0.5, of one
     assert ">400<" in drawn and "&lt;b&gt;" in drawn and "#" not in drawn
     with pytest.raises(ValueError, match="1 labels for 2 bars"):
         svg.bars(values, AXES, title="t", labels=["a"])
