@@ -195,7 +195,7 @@ MISTAKES = (
             m = larger
 """,
                 wrong="""
-            m = base
+            m = larger.masked_fill(larger == -torch.inf, 0)
 """,
             ),
         ),
@@ -368,7 +368,7 @@ MISTAKES = (
             Lines(
                 module="core.flash",
                 right="""
-            base = larger.masked_fill(larger == -torch.inf, 0)
+            base = larger.clamp(min=torch.finfo(wide).min)
 """,
                 wrong="""
             base = larger
@@ -496,10 +496,10 @@ MISTAKES = (
             Lines(
                 module="core.flash",
                 right="""
-        m.add_(total.masked_fill(total == 0, 1).log())
+        m.add_(total.log())
 """,
                 wrong="""
-        m = total.masked_fill(total == 0, 1).log()
+        m = total.log()
 """,
             ),
         ),

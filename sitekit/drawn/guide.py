@@ -271,7 +271,7 @@ def milliseconds(name: str, tokens: int) -> list[float]:
         moved = 2 * READS[name] * 128 * tokens * 4
         return [moved / x / 1e6 for x in reversed(found["probes"]["GB/s"])]
     found = sizes("decode")[f"float32, {name}, {tokens}"]
-    return list(found["ways"]["sdpa"]["value"])
+    return list(found["ways"]["fused"]["value"])
 
 
 def decoding() -> Iterator[Row]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import attnref
+from attnref.core.few import few
 from sitekit import ROOT
 from sitekit.pages import markdown_files, stem_of
 from sitekit.shapes import Tracer, comments
@@ -54,6 +55,7 @@ def every_public_call():
     attnref.sdpa(q, k, v, mask)
     attnref.sdpa(q, k, v, mask, dropout=0.5)
     attnref.fused(q, k, v, mask)
+    few(q, k, v, mask)
     attnref.split_kv(q, k, v, mask)
     prefix = torch.randn(1, K, S, D), torch.randn(1, K, S, DV)
     attnref.with_prefix(q, prefix, k, v)
