@@ -24,7 +24,6 @@ EXCEPTIONS = {
     "core/flash": "height block code: to be split",
     "core/masks": "height block code: to be split",
     "core/merge": "height block code: to be split",
-    "core/rope": "height block code: to be split",
     "core/sdpa": "height block code: to be split",
     "guide": "height block: to be split",
     "layers/absorption": "height block: to be split",
