@@ -27,6 +27,7 @@ from sitekit.drawn import (
     one_code,
     operations,
     rope,
+    rules,
     sdpa,
     softmax,
 )
@@ -144,7 +145,9 @@ def test_what_others_give_for_an_empty_row():
 def test_the_masks_of_rules():
     before = attnref.causal_mask(6)
     assert torch.equal(masks.window(6, 3), before.triu(-2))
-    assert torch.equal(masks.prefix(6, 3), before | (torch.arange(6) < 3))
+    assert torch.equal(rules.prefix(6, 3), before | (torch.arange(6) < 3))
+    slots = torch.tensor([3, 4, 2, -1])
+    assert rules.slots(slots, 2).int().tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
     ids = torch.tensor([0, 0, 0, 1, 1])
     packed = torch.block_diag(
         attnref.causal_mask(3), attnref.causal_mask(2)
@@ -397,14 +400,15 @@ def test_dot_products_spread_like_the_root_of_the_width():
 
 def test_the_masks_are_those_of_the_functions():
     literal = [
-        [[1, 1, 1, 0]] * 4,
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
-        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]],
-        [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
+        [[1, 1, 1, 0]] * 4,
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
+        masks.documents(torch.tensor([0, 0, 0, 1, 1])).tolist(),
         [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
         [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
+        [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
     ]
-    drawn = [m for i in range(3) for m in panels(shown("masks", i, "zh"))]
+    drawn = [m for i in range(4) for m in panels(shown("masks", i, "zh"))]
     assert drawn == literal
     weights = sdpa.weights()
     assert torch.allclose(weights.sum(-1), torch.ones(4))

@@ -42,6 +42,7 @@ ASKED = {
             causal_mask; padding_mask; causal mask wrong alignment;
             masked_fill -1e9""",
         "softmax masks": "nan softmax",
+        "rules": "decoder_mask; RuleMask; mask_mod; prefix-LM mask",
         "rope": "apply_rope; rotate half; rope interleaved; rope theta",
         "kv-cache": """
             key value cache; beam search; preallocated cache; GrowingKVCache""",
@@ -82,6 +83,7 @@ ASKED = {
         "softmax": "softmax 溢出; online_softmax",
         "masks": "causal_mask; -1e9; 联合掩码",
         "softmax masks": "softmax nan",
+        "rules": "decoder_mask; mask_mod; 前缀语言模型",
         "rope": "RoPE 两种排列; apply_rope; 左填充 rope 位置",
         "kv-cache": "增长式缓存; 预分配; beam search",
         "flash": "FlashAttention; 分块; FlashMLA; 反向传播",
@@ -115,7 +117,7 @@ HELD_BACK = {
         "softmax flash": "flash attention softmax",
         "softmax": "softmax temperature",
         "masks": """
-            decoder_mask; cross_mask; padding_mask_from_hf; bool mask;
+            cross_mask; padding_mask_from_hf; bool mask;
             mask float16 -inf; future tokens; right padding""",
         "rope": "rope_table; token_positions; rotary; rope permutation",
         "kv-cache": """
@@ -140,7 +142,7 @@ HELD_BACK = {
         "softmax": "减去最大值",
         "softmax flash": "分块 softmax",
         "masks": """
-            padding_mask; decoder_mask; 未来的 token; 因果; 布尔掩码; 右填充""",
+            padding_mask; 未来的 token; 因果; 布尔掩码; 右填充""",
         "rope": "rotary; 旋转; token_positions; rope theta; 长度外推",
         "kv-cache": "缓存; 贪心解码; 回退; 预分配缓存; kv cache 原理",
         "mha": "dropout; multi head",
