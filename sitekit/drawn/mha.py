@@ -20,7 +20,8 @@ EMBEDDED = torch.tensor(
 
 def _heads() -> Tensor:
     """Queries, which are also keys and values: nothing is projected."""
-    return MHA(d_model=4, n_heads=2).split(EMBEDDED[None])
+    heads: Tensor = MHA(d_model=4, n_heads=2).split(EMBEDDED[None])
+    return heads
 
 
 def head(n: int) -> Tensor:

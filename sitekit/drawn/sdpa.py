@@ -7,10 +7,10 @@ from torch import Tensor
 
 import attnref
 from attnref.core.sdpa import _fold
-from sitekit.render import Row, Word
+from sitekit.render import Cell, Row, Word
 
 # I like you <pad> as four vectors of width 2.
-TOKENS = Word("first"), Word("second"), Word("third"), "`<pad>`"
+TOKENS: list[Cell] = [*map(Word, ("first", "second", "third")), "`<pad>`"]
 EMBEDDED = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
 VALID = torch.tensor([[True, True, True, False]])
 

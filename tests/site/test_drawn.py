@@ -1,9 +1,11 @@
 """Figures and computed tables hold what the pages say of them."""
 
 import ast
+import cmath
 import json
 import math
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from sitekit.drawn import (
     one_code,
     operations,
     rope,
+    rules,
     sdpa,
     softmax,
 )
@@ -143,7 +146,9 @@ def test_what_others_give_for_an_empty_row():
 def test_the_masks_of_rules():
     before = attnref.causal_mask(6)
     assert torch.equal(masks.window(6, 3), before.triu(-2))
-    assert torch.equal(masks.prefix(6, 3), before | (torch.arange(6) < 3))
+    assert torch.equal(rules.prefix(6, 3), before | (torch.arange(6) < 3))
+    slots = torch.tensor([3, 4, 2, -1])
+    assert rules.slots(slots, 2).int().tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
     ids = torch.tensor([0, 0, 0, 1, 1])
     packed = torch.block_diag(
         attnref.causal_mask(3), attnref.causal_mask(2)
@@ -416,14 +421,15 @@ def test_dot_products_spread_like_the_root_of_the_width():
 
 def test_the_masks_are_those_of_the_functions():
     literal = [
-        [[1, 1, 1, 0]] * 4,
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
-        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]],
-        [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
+        [[1, 1, 1, 0]] * 4,
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
+        masks.documents(torch.tensor([0, 0, 0, 1, 1])).tolist(),
         [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
         [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
+        [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
     ]
-    drawn = [m for i in range(3) for m in panels(shown("masks", i, "zh"))]
+    drawn = [m for i in range(4) for m in panels(shown("masks", i, "zh"))]
     assert drawn == literal
     weights = sdpa.weights()
     assert torch.allclose(weights.sum(-1), torch.ones(4))
@@ -436,14 +442,34 @@ def test_the_stages_of_a_cache_are_one_function():
     assert sums == [[1, 2, 3, 4], [5, 6, 7], [8]]
 
 
-def test_rope_scores_are_alike_on_each_diagonal():
-    scores = rope.scores()
-    for distance in range(6):
-        diagonal = scores.diagonal(distance)
-        assert torch.allclose(diagonal, diagonal[0].expand(6 - distance))
-    assert scores.min() > 0, "a heat map has no colour for less"
-    for row, score in zip(rope.distances(), scores[0], strict=True):
-        assert row[-1] == f"{score:.2f}"
+@pytest.mark.parametrize("apart", [0, 2])
+def test_arrows_of_rope_turn_by_the_angles_of_the_formula(apart):
+    """As they are drawn, upwards for a positive angle, and as is said below."""
+    html = rope.clocks(apart).drawing(AXES, title="t").svg
+    ends = r'<line class="(\w+)" x1="(.+?)" y1="(.+?)" x2="(.+?)" y2="(.+?)"'
+    arrows = re.findall(ends, html)[::3]  # without the sides of their tips
+    drawn = {"key": [], "query": []}
+    for kind, *at in arrows:
+        x1, y1, x2, y2 = map(float, at)
+        drawn[kind].append(complex(x2 - x1, y1 - y2))
+    told = [float(n) for n in re.findall(r">([\d.]+)°<", html)]
+    for n, (p, i) in enumerate(product(range(4), range(4))):
+        turned = 10000 ** (-2 * p / 8)
+        for kind, at in (("key", i), ("query", i + apart)):
+            if drawn[kind]:
+                want = 24 * cmath.exp(1j * at * turned)
+                assert abs(drawn[kind][n] - want) < 0.02
+        said = math.degrees(turned * (apart or i))
+        assert told[n] == float(f"{said:.3g}")
+    assert len(drawn["key"]) == (16 if apart else 0)
+
+
+def test_the_scores_by_distance_are_those_of_rope():
+    x = torch.ones(1, 1, 6, 8).double() / 8**0.5
+    turned = attnref.apply_rope(x, *attnref.rope_table(torch.arange(6), 8))
+    scores = (turned @ turned.mT)[0, 0, 0].tolist()
+    assert [row[-1] for row in rope.distances()] == [f"{s:.2f}" for s in scores]
+    assert min(scores) == scores[3]  # in the prose
 
 
 def test_after_its_wavelength_a_pair_is_where_it_was():
