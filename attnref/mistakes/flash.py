@@ -368,7 +368,7 @@ MISTAKES = (
             Lines(
                 module="core.flash",
                 right="""
-            base = larger.clamp(min=torch.finfo(wide).min)
+            base = larger.masked_fill(larger == -torch.inf, 0)
 """,
                 wrong="""
             base = larger
