@@ -20,6 +20,7 @@ from sitekit.drawn import (
     absorption,
     conventions,
     flash,
+    gqa,
     kv_cache,
     masks,
     merge,
@@ -391,7 +392,7 @@ def test_two_heads_listen_to_different_tokens():
 
 
 def test_stacked_heads_are_those_of_one_group():
-    assert [row[1] for row in sdpa.fold(6, 3, 2)] == [
+    assert [row[1] for row in gqa.fold(6, 3, 2)] == [
         "(0, 0), (0, 1), (1, 0), (1, 1)",
         "(2, 0), (2, 1), (3, 0), (3, 1)",
         "(4, 0), (4, 1), (5, 0), (5, 1)",
