@@ -8,7 +8,6 @@ TORCH_FROM := https://download.pytorch.org/whl/$(TORCH)
 PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := .venv/ready
-export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: serve test audit quick costs mutants bench bench-quick bench-gpu bench-threads
 .PHONY: fmt synced new check docs docs-properdocs offline

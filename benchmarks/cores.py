@@ -56,8 +56,8 @@ def decode(dtype: str, heads: str, tokens: int) -> Timed:
     k, v = torch.randn(2, 1, K, tokens, WIDTH).to(DTYPES[dtype])
     enabled = partial(torch_sdpa, enable_gqa=True)
     ways: dict[str, Callable[..., Tensor]] = {
-        "sdpa": sdpa,
         "fused": fused,
+        "sdpa": sdpa,
         "flash": flash,
         "split_kv": split_kv,
         "torch, folded": folded,
@@ -177,8 +177,8 @@ def latent(dtype: str, tokens: int) -> Timed:
     ways = {
         name: lambda q, entry, core=core: core(q, entry, entry[..., :512])
         for name, core in {
-            "sdpa": sdpa,
             "fused": fused,
+            "sdpa": sdpa,
             "flash": flash,
             "flash, tiles of 128": partial(flash, tile=(128, 128)),
         }.items()

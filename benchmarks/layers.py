@@ -162,8 +162,8 @@ def layer(dtype: str, shape: str, tokens: int) -> Timed:
     k, v = torch.randn(2, 1, K, tokens, D).to(DTYPES[dtype])
     x = torch.randn(1, 1, E).to(DTYPES[dtype])
     ways = {
-        "sdpa": ours(mine, (k, v), sdpa),
         "fused": ours(mine, (k, v), fused),
+        "sdpa": ours(mine, (k, v), sdpa),
         "repeated heads": ours(mine, (k, v), repeating),
     }
     for inner, cache in (
@@ -206,8 +206,8 @@ def mla(dtype: str, tokens: int) -> Timed:
     stored = (c.contiguous(), halves)
     x = torch.randn(1, 1, E).to(DTYPES[dtype])
     ways = {
-        "sdpa": ours(mine, (entry,), sdpa),
         "fused": ours(mine, (entry,), fused),
+        "sdpa": ours(mine, (entry,), sdpa),
         **{
             f"transformers sdpa, {cache.__name__}": theirs(
                 other, rope, stored, cache

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attnref import sdpa
+from attnref.core.few import few
 from benchmarks.cores import DTYPES, folded, torch_sdpa
 from benchmarks.timing import Call, Timed, cold, machine, middle
 
@@ -26,7 +26,7 @@ THREADS = Path(__file__).parent / "threads.json"
 WAYS = {
     "torch, folded": folded,
     "torch, enable_gqa": partial(torch_sdpa, enable_gqa=True),
-    "sdpa": sdpa,
+    "few": few,
 }
 # Query heads, key/value heads, width, cached tokens.
 SHAPES = {

@@ -6,9 +6,11 @@ which nothing that it includes or draws has changed, is not rendered again.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from material.plugins.search.plugin import (  # type: ignore[import-untyped]
@@ -25,6 +27,9 @@ from mkdocs.utils.meta import get_data
 
 __all__ = ["BuildError", "Parser", "config_of", "get_relative_url"]
 log = logging.getLogger("mkdocs.attnref")
+# The theme greets before each build. MkDocs reads the fences' names in
+# mkdocs.yml, and so imports this, before it turns to the theme.
+os.environ["NO_MKDOCS_2_WARNING"] = "1"
 
 
 def config_of(path: Path, **options: Any) -> Any:
@@ -92,14 +97,41 @@ def wait_below(server: Any, root: str, wait: Callable[[], None]) -> None:
             wait()
             if still():  # nor has one begun meanwhile
                 break
+        _make(environ["PATH_INFO"].removeprefix(server.mount_path))
         return server.serve_request(environ, start_response)
 
     server.set_app(answer)
 
 
-def add_file(files: Any, config: Any, place: str, content: str | bytes) -> None:
+_later: dict[str, Callable[[], None]] | None = None
+making = Lock()  # of what is made while pages are served, builds included
+
+
+def start_serving() -> None:
+    """From now on, a file of `add_file` is made when it is first asked for."""
+    global _later
+    _later = {}
+
+
+def add_file(config: Any, place: str, make: Callable[[], str | bytes]) -> None:
     """A file of the site that stands nowhere else."""
-    files.append(File.generated(config, place, content=content))
+
+    def write() -> None:
+        made, path = make(), Path(config.site_dir, place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(made.encode() if isinstance(made, str) else made)
+
+    if _later is None:
+        write()
+    else:
+        _later[place] = write
+
+
+def _make(place: str) -> None:
+    with making:  # of two that ask for it, one waits for the other
+        if _later and place in _later:
+            _later[place]()
+            del _later[place]
 
 
 class Rendered(NamedTuple):

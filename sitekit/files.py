@@ -1,14 +1,15 @@
 """What can be downloaded, and how a page leads to it.
 
-`/files/gqa.py` is `attnref copy` of the public names of layers/gqa.py: this
-file and all that it needs, in one. Files without public names are there too;
-attnref/numbers, which reads data, is left out. Beside them stands the wheel of
-the package.
+`/files/plain/gqa.py` is the plain form of a subject, as it is. `/files/gqa.py`
+is `attnref copy --full` of the public names of layers/gqa.py: this file and all
+that it needs, in one. Files without public names are there too; what reads
+data, attnref/numbers, is left out. Beside them stands the wheel of the package.
 
 A page that shows code of a file gets, without a word of its author, a bar above
 the first block, a link in each caption, and links to the files that it imports.
 
-On a page, `[gqa.py](files:gqa.py)` leads to a download; `[](page:layers/gqa)`
+On a page, `[gqa.py](files:gqa.py)` leads to a download, as does
+`[gqa.py](files:plain/gqa.py)`; `[](page:layers/gqa)`
 leads to a page and goes by its name. Elsewhere on a page, the name of the wheel
 is what pip is given: its address, if the site has one.
 """
@@ -39,6 +40,8 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 FOLDERS = ("core", "caches", "layers", "models")
+# What a file of the package is the full form of, if that has another name.
+PLAIN = {"sdpa": "attention", "mqa": "gqa", "block": "llama"}
 WHEEL = "attnref-VERSION-py3-none-any.whl"  # on a page
 LINK = re.compile(r'<a href="(files|page):([^"#]*)(#[^"]*)?">(.*?)</a>')
 
@@ -53,7 +56,17 @@ class Whole(NamedTuple):
 
     @property
     def name(self) -> str:
+        return name_in(self.source)
+
+    @property
+    def file(self) -> str:
         return Path(self.source).name
+
+    @property
+    def adds(self) -> str:
+        """The files of the package that it holds beside its own."""
+        others = dict.fromkeys(Path(source).stem for source, _ in self.contents)
+        return ", ".join(x for x in others if x != Path(self.source).stem)
 
     @property
     def lines(self) -> int:
@@ -65,10 +78,20 @@ class Whole(NamedTuple):
         return f"from {Path(self.source).stem} import {names}"
 
 
+def name_in(source: str) -> str:
+    """What a file of the package is called in `/files/`."""
+    folder, name = source.split("/")[-2:]
+    return f"plain/{name}" if folder == "plain" else name
+
+
 @cache
 def everything() -> dict[str, Whole]:
     """All that can be downloaded, by the file of the package."""
     found: dict[str, Whole] = {}
+    for path in copy.plain().values():
+        source, text = str(path.relative_to(ROOT)), text_of(path)
+        names = [n for n in _defined_in(text) if n[0] != "_"]
+        found[source] = Whole(source, text, names, [(source, n) for n in names])
     public = copy.files()
     for folder in FOLDERS:
         for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
@@ -79,6 +102,20 @@ def everything() -> dict[str, Whole]:
                 raise BuildError(f"{why}, and /files/ has one of each name")
             found[whole.source] = whole
     return found
+
+
+def other_form(whole: Whole) -> Whole | None:
+    """Of a plain form the full one, and of a full one the plain."""
+    stem = Path(whole.source).stem
+    if "/plain/" not in whole.source:
+        stem = PLAIN.get(stem, stem)
+        return everything().get(f"attnref/plain/{stem}.py")
+    full = (w for s, w in everything().items() if "/plain/" not in s)
+    by_stem = {Path(w.source).stem: w for w in full}
+    for other in (stem, *(f for f, p in PLAIN.items() if p == stem)):
+        if other in by_stem:
+            return by_stem[other]
+    return None
 
 
 def _copied(module: str, public: list[str] | None) -> Whole:
@@ -146,8 +183,9 @@ def texts() -> dict[str, str]:
 
 @cache
 def _defined(code: str) -> dict[str, list[str]]:
-    """The sections of a file, each with the names that it defines."""
-    parts = {"": code} | sections(code)
+    """The sections of a file, each with the names that it defines; "" is all
+    of it."""
+    parts = {"": code, **sections(code)}
     return {name: _defined_in(text) for name, text in parts.items()}
 
 
@@ -162,7 +200,7 @@ class Shown(NamedTuple):
     @property
     def id(self) -> str:
         """Where it stands on its page: `#gqa.py:module`."""
-        return f"{Path(self.source).name}:{self.section}"
+        return f"{name_in(self.source)}:{self.section or 'whole'}"
 
 
 def blocks_of(path: Path) -> list[Shown]:
@@ -319,7 +357,7 @@ def _linked(
     """A block, with a link for its caption, and an id where it has none yet."""
     link = f'<a href="{here.to_page("files", "data")}">'
     if whole:
-        told = here.site.words["caption"].format(whole.name)
+        told = here.site.words["caption"].format(whole.file)
         link = f'<a href="{here.to_file(whole.name)}" title="{told}" download>'
     name = f'<span class="filename">{block.source}</span>'
     to = f'<span class="filename">{link}{block.source}</a></span>'
@@ -330,7 +368,7 @@ def _linked(
 def _bar(whole: Whole, here: Here) -> str:
     """Where the whole file is, and on the page that explains it what it
     holds."""
-    own = here.site.where.home(whole.source)
+    own, other = here.site.where.home(whole.source), other_form(whole)
     contents: dict[str, list[tuple[str, str]]] = {}
     for source, name in reversed(whole.contents):  # its own come last
         block = here.site.where.block_of(source, name)
@@ -343,6 +381,8 @@ def _bar(whole: Whole, here: Here) -> str:
         explained=here.to_page(own, whole.name) if own != here.page else "",
         title=here.name_of(own),
         contents=contents,
+        other=other,
+        other_link=here.to_file(other.name) if other else "",
         told=here.site.words,
     ).strip()
 

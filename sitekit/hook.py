@@ -4,8 +4,10 @@ MkDocs loads this file once in its life, while the rest of sitekit is loaded
 anew after a change: hence the import within.
 """
 
+import gc
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from jinja2 import FileSystemBytecodeCache
 
 from sitekit import adapter, chinese
 
+# Rarely: each time, all that torch has imported is looked through.
+gc.set_threshold(100_000, 50, 100)
 _coming: Future[int] | None = None
 _pages: list[Any] = []  # in the order of the navigation
 _site: Any = None  # what sitekit/files.py knows of it
@@ -31,13 +35,15 @@ def _task(config: Any, folder: str) -> tuple[str, str, bool]:
 
 def on_startup(command: str, dirty: bool) -> None:
     if command == "serve":
+        adapter.start_serving()
         chinese.start_worker()
 
 
 def on_serve(server: Any, config: Any, builder: Callable[[], None]) -> Any:
     def build_again() -> None:
-        chinese.forget_changed_code()
-        builder()
+        with adapter.making:
+            chinese.forget_changed_code()
+            builder()
 
     server.builder = build_again
     adapter.wait_below(server, config.extra["roots"]["zh"], chinese.wait)
@@ -70,9 +76,9 @@ def on_files(files: Any, config: Any) -> Any:
     _site = downloads.site(files.documentation_pages(), config)
     if _is_english(config):
         for name, text in downloads.texts().items():
-            adapter.add_file(files, config, f"files/{name}", text)
+            adapter.add_file(config, f"files/{name}", partial(str, text))
         place = f"files/{downloads.wheel_name()}"
-        adapter.add_file(files, config, place, downloads.wheel())
+        adapter.add_file(config, place, downloads.wheel)
     return files
 
 
@@ -111,12 +117,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     """After the search has read the page: its index holds none of this."""
     from sitekit import files as downloads
-    from sitekit import mistakes
+    from sitekit import legend, mistakes, moved, pages
 
     language = str(config.theme["language"])
     page.content = mistakes.with_pictures(page.content, language)
     path = Path(page.file.abs_src_path)
     page.content = downloads.with_files(page.content, path, _site)
+    stem = pages.stem_of(path)
+    page.content += legend.card(page.content, stem, language, _site.urls)
+    page.content += moved.script(stem, config)
     return context
 
 
@@ -126,6 +135,11 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
     notebooks.add(page, config, files)
     return html
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """The theme's word for its Chinese names no script."""
+    return output.replace('<html lang="zh"', '<html lang="zh-CN"', 1)
 
 
 def on_pre_build(config: Any) -> None:
@@ -143,7 +157,11 @@ def on_env(env: Any, config: Any, files: Any) -> Any:
 
 
 def on_post_build(config: Any) -> None:
-    config.plugins["material/search"].search_index.write(config.site_dir)
+    from sitekit import moved
+
+    moved.write_stubs(config)
+    index = config.plugins["material/search"].search_index
+    adapter.add_file(config, index.PLACE, index.script)
     if not _is_english(config):
         return
     site, number = Path(config.site_dir), len(_pages)

@@ -21,6 +21,8 @@ COPIED = re.compile(
     r"(?=</div>)",
     re.DOTALL,
 )
+# Markdown asks for a space after **...。**, Chinese type has none.
+SPACED = re.compile("(?<=[。：；！？]</strong>) ")
 PLAIN = re.compile(r'<span class="(?:n|o|p|w|nb|bp|nn)">([^<]*)</span>')
 
 
@@ -49,9 +51,8 @@ class _Code(Postprocessor):
         self.button = button(copy, copied)
 
     def run(self, text: str) -> str:
-        return COPIED.sub(
-            lambda block: block[0] + self.button, PLAIN.sub(r"\1", text)
-        )
+        text = SPACED.sub("", PLAIN.sub(r"\1", text))
+        return COPIED.sub(lambda block: block[0] + self.button, text)
 
 
 class Markup(Extension):

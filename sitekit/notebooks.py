@@ -81,13 +81,17 @@ def add(page: Any, config: Any, files: Any) -> None:
         place = f"notebooks/{page.file.src_uri.removesuffix('.md')}.ipynb"
         # Its first cell holds files of the package, and it has links.
         urls = tuple((file.src_uri, file.url) for file in files)
-        text = adapter.reused(
-            "notebooks",
-            f"{config.theme['language']}/{page.file.src_uri}",
-            (page.markdown, urls, config.site_url, depends.package_key()),
-            lambda: written(cells(page, config, files)),
-        )
-        adapter.add_file(files, config, place, text)
+
+        def made() -> str:
+            text: str = adapter.reused(
+                "notebooks",
+                f"{config.theme['language']}/{page.file.src_uri}",
+                (page.markdown, urls, config.site_url, depends.package_key()),
+                lambda: written(cells(page, config, files)),
+            )
+            return text
+
+        adapter.add_file(config, place, made)
         page.meta["notebook"] = place
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnref.caches.past import self_attention
 from sitekit.render import Rows
@@ -19,6 +20,14 @@ WIDTHS = {
     "Dv": "v_head_dim",
 }
 ORDER = ("B", "T", "S", "H", "K", "R", "D", *list(WIDTHS)[1:], "E")
+
+
+class Watching(TorchDispatchMode):
+    """What `__torch_dispatch__` of a subclass is called for."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip its compiler, torch would have to import it
 
 
 def recorded(

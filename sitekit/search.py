@@ -11,9 +11,10 @@ are no aliases. The Chinese ones are words that jieba does not cut.
 """
 
 import json
+import logging
 import re
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import jieba  # type: ignore[import-untyped]
@@ -30,6 +31,7 @@ COLOUR = re.compile(r"</?span\b[^>]*>")
 UNREAD = re.compile(r"<(svg|math|select)\b.*?</\1>", re.DOTALL)
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
 HAN = re.compile(r"[\u4e00-\u9fff]+")
+jieba.setLogLevel(logging.WARNING)  # it would tell of its dictionary
 JOINT = re.compile("[的和与]|之间")  # between two words
 
 
@@ -70,9 +72,9 @@ def names_of(page: Any, where: Where) -> tuple[list[str], int]:
     ]
     whole = [re.sub(r"[\s-]", "", part) for part in parts]
     files = [
-        file.name
+        file.file
         for source, file in everything().items()
-        if where.home(source) == stem
+        if where.home(source) == stem != "files"
     ]
     shown = {name.lower(): None for name in [*parts, *whole, *files]}
     return [*(shown | {name.lower(): None for name in aliases})], len(shown)
@@ -109,42 +111,43 @@ class Index:
             key: settings[key]
             for key in ("lang", "separator", "pipeline", "fields")
         }
-        self.entries: list[dict[str, Any]] = []
-        self.words, self.where = words(), Where()
+        self.pages: list[tuple[Any, str]] = []
 
     def add_entry_from_context(self, page: Any) -> None:
+        # Its content of now: what is added later is not for the search.
+        self.pages.append((page, page.content))
+
+    def _entries(self, page: Any, html: str) -> list[Any]:
         names, titles = names_of(page, self.where)
         aliases = sections_of(page)
-        of_page = page.title, page.content, page.meta
-        made_of = self.words, of_page, names, aliases
+        made_of = self.words, (page.title, html, page.meta), names, aliases
         if _known.get(page.url, (None,))[0] != made_of:
-            read = self._read(page, names, titles, aliases)
+            read = self._read(page, html, names, titles, aliases)
             _known[page.url] = made_of, read
-        self.entries += _known[page.url][1]
+        return _known[page.url][1]
 
     def generate_search_index(self, _: object) -> str:
         return json.dumps({"config": self.settings, "docs": []}, default=str)
 
-    def write(self, site_dir: str) -> None:
-        if not self.entries:
+    def script(self) -> str:
+        if not self.pages:
             raise RuntimeError("the theme has given the search no page")
-        target = Path(site_dir, self.PLACE)
-        text = json.dumps(
-            self.entries, ensure_ascii=False, separators=(",", ":")
-        )
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(f"entries={text}", encoding="utf-8")
+        self.words, self.where = words(), Where()
+        entries = [each for page in self.pages for each in self._entries(*page)]
+        text = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
+        return f"entries={text}"
 
     def _read(
         self,
         page: Any,
+        html: str,
         names: list[str],
         titles: int,
         aliases: dict[str, list[str]],
     ) -> list[Any]:
         """The entry of a page and those of its sections."""
         parser = Parser()
-        parser.feed(readable(page.content))
+        parser.feed(readable(html))
         parser.close()
         found: list[dict[str, Any]] = []
         for section in parser.data:
@@ -181,7 +184,7 @@ def names_in(location: str, text: str) -> list[str]:
     """What a section defines or documents."""
     defined = DEFINED.findall(text) + DOCUMENTED.findall(location)
     if location == "files/#list":
-        defined += texts()
+        defined += [name.removeprefix("plain/") for name in texts()]
     return [name.lower() for name in defined]
 
 

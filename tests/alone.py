@@ -71,7 +71,7 @@ def main() -> str:
         return printed.getvalue()[before:]
 
     assert "17,179,869,184" in said("kv", "--model", "llama-3.1-8b")
-    text = said("copy", "gqa")
+    text = said("copy", "--full", "gqa")
     assert "torch" not in sys.modules
     # The examples of each module, and so those of each layer.
     run = {

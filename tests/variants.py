@@ -208,11 +208,9 @@ def each_cache_of(name: str, *others: None) -> pytest.MarkDecorator:
     )
 
 
-def pairs(
-    names: Iterable[str], *, one_cache: bool = False
-) -> pytest.MarkDecorator:
-    """Each of the layers with each cache that serves it; in `make test`, with
-    the first alone if that is enough."""
+def pairs(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Each of the layers with each cache that serves it; in `make test`, GQA,
+    and the others with the first alone."""
     return pytest.mark.parametrize(
         ("name", "make"),
         [
@@ -220,7 +218,7 @@ def pairs(
                 name,
                 make,
                 id=f"{name}, {cache}",
-                marks=pytest.mark.audit if one_cache and i else (),
+                marks=pytest.mark.audit if i and name != "gqa" else (),
             )
             for name in names
             for i, (cache, make) in enumerate(SERVING[name].items())

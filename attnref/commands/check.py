@@ -5,10 +5,11 @@ import json
 import locale
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
-from attnref.mistakes.apart import SECONDS, check_file
+from attnref.mistakes.apart import NO_NUMPY, SECONDS, check_file
 from attnref.mistakes.tasks import TASKS, stub, task
 
 WRITES = "EXERCISE.py"
@@ -70,6 +71,7 @@ def run(options: argparse.Namespace) -> str:
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not there"
         raise ValueError(f"{options.file} is {kind}")
+    warnings.filterwarnings("ignore", NO_NUMPY)
     report = check_file(name, path, language=language, seconds=options.timeout)
     if options.json:
         text = json.dumps(report.as_json(), ensure_ascii=False, indent=2)

@@ -1,8 +1,9 @@
 """attnref copy: one file, or one folder, that runs without the package.
 
-Nothing is kept by hand: the package's own source is read as a syntax tree, and
-what the asked names need is put together from it, torch aside. Code that would
-mean something else in a copy is refused, with its place.
+Of a subject with a plain form, that file as it is. Of all else, and with
+--full, nothing is kept by hand: the package's own source is read as a syntax
+tree, and what the asked names need is put together from it, torch aside. Code
+that would mean something else in a copy is refused, with its place.
 """
 
 import argparse
@@ -274,6 +275,23 @@ def files() -> dict[str, list[str]]:
     return stems
 
 
+def plain() -> dict[str, Path]:
+    """The files of the plain forms, by what one asks for."""
+    folder = PACKAGE / "plain"
+    return {path.stem: path for path in sorted(folder.glob("[!_.]*.py"))}
+
+
+def plain_form(words: list[str]) -> Path | None:
+    """The plain form that is asked for: alone, since it stands alone."""
+    asked = [w for w in ",".join(words).lower().split(",") if w]
+    stems = (re.sub(r"^plain[/.]|\.py$", "", w) for w in asked)
+    found = [plain().get(stem.replace("-", "_")) for stem in stems]
+    if len(found) > 1 and any(found):
+        why = "a plain form is copied alone; --full makes one file of several"
+        raise ValueError(f"{asked[[*map(bool, found)].index(True)]}: {why}")
+    return found[0] if found else None
+
+
 def asked_for(words: Iterable[str]) -> list[str]:
     """Public names; that of a file stands for all in it but its loop forms.
 
@@ -391,7 +409,7 @@ def _command(names: list[str]) -> str:
         if {*own} <= left.keys():
             words.append(f"{stem}.py")
             left = {name: None for name in left if name not in own}
-    return f"python -m attnref copy {' '.join([*words, *left])}"
+    return f"python -m attnref copy --full {' '.join([*words, *left])}"
 
 
 def _heading(module: str) -> str:
@@ -522,7 +540,13 @@ def a_folder(names: Iterable[str]) -> dict[str, str]:
 
 def listed() -> str:
     """What may be asked for: files, then names, and how long a copy is."""
-    rows = [("file", "lines", "what it stands for")]
+    rows = [("plain form", "lines", "what it is")]
+    for stem, path in plain().items():
+        text = path.read_text(encoding="utf-8")
+        about = (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
+        word = stem.replace("_", "-")
+        rows.append((word, str(len(text.splitlines())), about))
+    rows += [("", "", ""), ("--full", "lines", "what it stands for")]
     alone = {name.lower() for name in public()}
     for stem, names in files().items():
         # softmax is the function, and block the class.
@@ -548,18 +572,26 @@ def run(options: argparse.Namespace) -> str:
         if options.names:
             raise ValueError("--list takes no names: it prints all")
         return listed()
-    names = asked_for(options.names)
-    if not names:
+    full = options.full or options.folder
+    form = None if full else plain_form(options.names)
+    names = [] if form else asked_for(options.names)
+    if not names and not form:
         raise ValueError("pass one or more names; --list prints all")
+
+    def one() -> str:
+        if form:
+            return form.read_text(encoding="utf-8")
+        return one_file(names, address())
+
     if not options.folder and options.output in (None, "-"):
-        return one_file(names, address()).removesuffix("\n")
+        return one().removesuffix("\n")
     top = Path(options.folder or options.output)
     if options.folder:
         texts = {top / file: text for file, text in a_folder(names).items()}
     elif options.output.endswith("/") or top.is_dir():
         raise ValueError(f"{options.output} is a folder; pass it as --folder")
     else:
-        texts = {top: one_file(names, address())}
+        texts = {top: one()}
     _check_room(texts, options.force)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -593,9 +625,10 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "copy",
         help="code that runs without the package",
-        description="One file, or one folder of files, that holds what you "
-        "name and all that it needs but PyTorch.",
-        epilog="example: %(prog)s gqa kv-cache -o attention.py",
+        description="The plain form of a subject, which needs PyTorch alone. "
+        "Of other names, with --full or with --folder: one file, or several, "
+        "with what you name and all that it needs of the package.",
+        epilog="example: %(prog)s --full gqa kv-cache -o attention.py",
     )
     parser.add_argument(
         "names", nargs="*", metavar="name", help="gqa, KVCache, sdpa, ..."
@@ -604,6 +637,9 @@ def add_to(commands: Any) -> None:
     add("-o", "--output", metavar="FILE", help="write it there; - prints it")
     add("--folder", metavar="DIR", help="several files that import each other")
     add("--list", action="store_true", help="every name that can be copied")
+    parser.add_argument(
+        "--full", action="store_true", help="the package's form of a subject"
+    )
     parser.add_argument(
         "--force", action="store_true", help="overwrite what is there"
     )

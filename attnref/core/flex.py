@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.core.masks import Mask, mask_mod, part_of
-from attnref.core.sdpa import check_attention, without_autocast
+from attnref.core.inputs import check_attention
+from attnref.core.masks import Mask, mask_mod
+from attnref.core.sdpa import without_autocast
 
 # --8<-- [end:imports]
 
@@ -58,44 +59,96 @@ def flex(
         q, k, v = q.detach(), k.detach(), v.detach()
     if 0 in (B, T, S):
         return q.new_zeros(B, H, T, Dv)
-    kernel = _kernel(compiled)
-    tiles, corner = None, part_of(mask, slice(0, 1), slice(0, 1))
-    if mask is not None and corner is not None:
-        # Of the rows and heads, one will do where all have the same mask.
-        heads = corner.shape[:2] if corner.dim() == 4 else (1, 1)
-        tiles = kernel.create(mask_mod(mask), *heads, T, S, q.device)
     grouped = k.shape[1] != H
-    how = {"block_mask": tiles, "scale": scale, "enable_gqa": grouped}
+    how = {"scale": scale, "enable_gqa": grouped}
     with without_autocast(q.device):  # the output has the dtype of the inputs
+        if torch.compiler.is_compiling():  # a part of the caller's graph
+            create, attention = _functions()
+            # PyTorch 2.13 fails on a CPU where these are views of products.
+            q, k, v = (x.contiguous() for x in (q, k, v))
+            how["block_mask"] = _tiles(create, mask, T, S, q.device)
+            out: Tensor = attention(q, k, v, **how)
+            return out
+        kernel = _kernel(compiled)
+        how["block_mask"] = kernel.tiles(mask, T, S, q.device)
         return kernel(q, k, v, **how)
 
 
-class _Kernel:
+def _functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """PyTorch's functions, imported when they are first needed."""
+    try:
+        from torch.nn.attention.flex_attention import (
+            create_block_mask,
+            flex_attention,
+        )
+    except ImportError as error:
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} has no flex_attention: flex "
+            "needs 2.5 or later; use fused or flash"
+        ) from error
+    return create_block_mask, flex_attention
+
+
+def _tiles(
+    create: Callable[..., Any],
+    mask: Mask,
+    T: int,
+    S: int,
+    device: torch.device,
+) -> Any:
+    """The `BlockMask`: which tiles are computed, and which of them masked."""
+    if mask is None:
+        return None
+    corner = mask  # of which the axes are counted
+    if not isinstance(corner, Tensor):
+        corner = corner.part(slice(1), slice(1))
+    # Of the rows and heads, one will do where all have the same mask.
+    heads = corner.shape[:2] if corner.dim() == 4 else (1, 1)
+    return create(mask_mod(mask), *heads, T, S, device)
+
+
+def _numbers(mask: Mask) -> tuple[Any, ...] | None:
+    """All that a mask is, if numbers say it. Tensors may change."""
+    if mask is None or isinstance(mask, Tensor):
+        return None
+    fields = [x for rule in mask.rule.parts for x in vars(rule).items()]
+    tensors = (mask.positions, mask.mask, mask.token_positions)
+    numbers = all(isinstance(value, int | float) for _, value in fields)
+    if not numbers or any(x is not None for x in tensors):
+        return None
+    kinds = map(type, mask.rule.parts)
+    return *kinds, *fields, mask.past
+
+
+class _Kernel:
+    """What is kept from call to call: a compiled kernel, and block masks."""
 
     def __init__(self, compiled: bool) -> None:
-        try:
-            from torch._dynamo.exc import BackendCompilerFailed
-            from torch.nn.attention.flex_attention import (
-                create_block_mask,
-                flex_attention,
-            )
-        except ImportError as error:
-            raise RuntimeError(
-                f"PyTorch {torch.__version__} has no flex_attention: flex "
-                "needs 2.5 or later; use fused or flash"
-            ) from error
-        self.create: Callable[..., Any] = create_block_mask
-        self.failed, self.fixed = BackendCompilerFailed, False
-        self.plain: Callable[..., Any] = flex_attention
+        self.create, self.plain = _functions()
+        self.fixed = False
+        self.kept: dict[tuple[Any, ...], Any] = {}
         self.attention: Callable[..., Any] = self.plain
         if compiled:
             self.attention = torch.compile(self.plain)
 
+    def tiles(self, mask: Mask, T: int, S: int, device: torch.device) -> Any:
+        """Kept for a rule that is numbers alone, such as a window."""
+        numbers = _numbers(mask)
+        if numbers is None:
+            return _tiles(self.create, mask, T, S, device)
+        key = (*numbers, T, S, device)
+        if key not in self.kept:
+            if len(self.kept) >= 64:  # lengths that will not come again
+                self.kept.clear()
+            self.kept[key] = _tiles(self.create, mask, T, S, device)
+        return self.kept[key]
+
     def __call__(self, *inputs: Tensor, **options: Any) -> Tensor:
+        from torch._dynamo.exc import BackendCompilerFailed
+
         try:
             out: Tensor = self.attention(*inputs, **options)
-        except self.failed as error:
+        except BackendCompilerFailed as error:
             if not self.fixed:
                 # On a CPU, PyTorch 2.13 compiles some rules for fixed sizes
                 # only: from now on, each length is compiled by itself.

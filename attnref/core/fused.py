@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnref.core.few import few
+from attnref.core.inputs import check_attention
 from attnref.core.masks import Mask, dense
-from attnref.core.sdpa import check_attention, sdpa, without_autocast
+from attnref.core.sdpa import without_autocast
 
 # --8<-- [end:imports]
 
@@ -37,12 +39,12 @@ def fused(
     On a CPU, PyTorch has a fused kernel for keys and values of one width only.
     Where they differ, as in MLA, the narrower ones are widened by zeros; values
     that are the first part of the keys are replaced by these, without a copy.
-    For few queries `sdpa` is called where a copy would cost more, or where the
-    kernel would leave most threads idle.
+    Few queries go to `few`, which spells attention out, where a copy would
+    cost more, or where the kernel is slow or would leave most threads idle.
     """
     check_attention(q, k, v, mask, scale)
-    if _is_for_sdpa(q, k, v, dropout):
-        return sdpa(q, k, v, mask, scale=scale)
+    if _is_for_few(q, k, v, dropout):
+        return few(q, k, v, mask, scale=scale)
     B, H, T, D = q.shape
     Dv = v.shape[3]
     call = _call(q, k, v, mask, scale, dropout)
@@ -67,10 +69,9 @@ def fused_backend(
     """Which of PyTorch's kernels `fused` calls for these inputs.
 
     "flash", "efficient" or "cudnn", or "math", which is not fused: it keeps
-    all scores; so does `sdpa`, which `fused` calls for few queries with
-    values of another width, or with many threads. It depends on the device,
-    the dtype, the mask, the widths, the threads and on gradients, and is asked
-    of PyTorch, which decides the same way.
+    all scores; so does `few`, which `fused` may call for few queries. It
+    depends on the device, the dtype, the mask, the widths, the threads and on
+    gradients, and is asked of PyTorch, which decides the same way.
 
     Examples:
         >>> q = torch.zeros(1, 2, 3, 4)
@@ -80,7 +81,7 @@ def fused_backend(
         'math'
     """
     check_attention(q, k, v, mask, scale)
-    if _is_for_sdpa(q, k, v, dropout):
+    if _is_for_few(q, k, v, dropout):
         return "math"
     call = _call(q, k, v, mask, scale, dropout)
     chosen: int = torch.ops.aten._fused_sdp_choice(**call)
@@ -113,7 +114,7 @@ def _call(
     seen = dense(mask)
     if seen is not None:
         seen = seen[(None,) * (4 - seen.dim())]
-    if seen is not None and H > K and _is_large(seen, q):
+    if seen is not None and _is_large(seen, q):
         how["attn_mask"], how["enable_gqa"] = seen, True
     else:
         q = q.reshape(B, K, H // K * T, q.shape[3])
@@ -128,8 +129,8 @@ def _is_large(mask: Tensor, q: Tensor) -> bool:
     Not on other devices: some of their kernels refuse `enable_gqa`.
     """
     # A size that is compared is fixed in a graph, except with 1.
-    few = 1 if torch.compiler.is_compiling() else 64
-    many = mask.shape[1] == 1 and mask.shape[2] > few
+    least = 1 if torch.compiler.is_compiling() else 64
+    many = mask.shape[1] == 1 and mask.shape[2] > least
     return many and HAS_GQA and q.device.type == "cpu"
 
 
@@ -147,30 +148,41 @@ def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
 
 
 # --8<-- [start:widths]
-def _is_for_sdpa(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
-    """Whether the products of `sdpa` are faster than PyTorch's kernel: for few
+def _is_for_few(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    """Whether the products of `few` are faster than PyTorch's kernel: for few
     queries, whose scores are smaller than the keys."""
+    compiling = torch.compiler.is_compiling()
     if q.device.type != "cpu" or dropout > 0:
         return False
-    copies = not (_has_kernel(q, v, dropout) or _is_part(v, k))
-    if torch.compiler.is_compiling():  # a size that is compared is fixed
-        return copies and q.shape[2] == 1
-    rows = q.shape[1] // k.shape[1] * q.shape[2]
-    if 3 * rows > max(q.shape[3], v.shape[3]):  # `sdpa` has them 3 times
+    if compiling and q.shape[2] > 1:  # a size that is compared is fixed
         return False
-    return copies or _is_idle(len(q) * k.shape[1], rows, q.dtype)
+    rows = q.shape[1] // k.shape[1] * q.shape[2]
+    if 3 * rows > max(q.shape[3], v.shape[3]):  # `few` has them 3 times
+        return False
+    if not (_has_kernel(q, v, dropout) or _is_part(v, k)):
+        return True
+    return not compiling and _is_slow(k, rows)
 
 
-def _is_idle(heads: int, rows: int, dtype: torch.dtype) -> bool:
-    """Whether PyTorch's kernel would leave threads of a CPU without work.
+def _is_slow(k: Tensor, rows: int) -> bool:
+    """Whether PyTorch's kernel is slower, as measured: for `rows` of queries
+    for each key head, with so many keys that calls cost less than products.
 
-    A thread takes blocks of 32 rows of one key head. The products of a single
-    block are spread over a few threads, those of several are not. In half
-    precision `sdpa` has to widen the keys, which costs what it would save.
+    It is with a single row, in float32 with up to four, unless many threads
+    share the work. And a thread takes blocks of 32 rows of one key head, so
+    that others may be idle. The products of a single block are spread over a
+    few threads, those of several are not.
     """
     threads = torch.get_num_threads()
-    blocks = heads * -(-rows // 32)
-    if dtype.itemsize < 4 or blocks >= threads:
+    half = k.dtype.itemsize < 4
+    if k.numel() < 2**20:
+        return False
+    if threads <= 8 and rows <= (1 if half else 4):
+        return True
+    # In half precision `few` has to widen the keys: for one block this costs
+    # what it would save, for the 128 rows of absorbed MLA it does not.
+    blocks = len(k) * k.shape[1] * -(-rows // 32)
+    if blocks >= threads or (half and rows <= 32):
         return False
     return blocks > 1 or threads > 8
 
@@ -199,7 +211,7 @@ def _is_part(v: Tensor, k: Tensor) -> bool:
 
     Not asked where a gradient is recorded: it would go to `k` instead.
     """
-    if torch.compiler.is_compiling() or v.shape[3] > k.shape[3]:
+    if torch.compiler.is_compiling():
         return False
     if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
         return False

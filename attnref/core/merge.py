@@ -8,8 +8,8 @@ from torch import Tensor
 
 from attnref.core.checks import check_sizes
 from attnref.core.flash import flash_lse, parts
+from attnref.core.inputs import check_attention
 from attnref.core.masks import Causal, Mask, Window, part_of
-from attnref.core.sdpa import check_attention
 
 # --8<-- [end:imports]
 
@@ -41,12 +41,12 @@ def merge(
             )
     stacked = torch.stack([*lses])  # (..., B, H, T)
     peak = stacked.detach().amax(dim=0)  # (B, H, T)
-    base = peak.masked_fill(peak == -torch.inf, 0)
+    base = peak.clamp(min=torch.finfo(peak.dtype).min)
     exponentials = (stacked - base).exp()  # (..., B, H, T)
     total = exponentials.sum(dim=0)  # (B, H, T)
     # A query that sees no key at all: zeros, and -inf, without NaN gradients.
     none = total == 0
-    total = total.masked_fill(none, 1)
+    total = total.clamp(min=1)  # it is below 1 there alone
     weights = (exponentials / total).unsqueeze(-1)  # (..., B, H, T, 1)
     # What does not count is left out: 0 * NaN would be NaN.
     absent = (stacked == -torch.inf).unsqueeze(-1)  # (..., B, H, T, 1)

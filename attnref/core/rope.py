@@ -115,7 +115,7 @@ def rope_table(
     frequencies = theta ** (-pairs / dim)
     if yarn is not None:
         frequencies = yarn.slowed(frequencies, theta)
-    angles = positions.to(wide)[..., None] * frequencies
+    angles = positions[..., None] * frequencies
     scale = 1.0 if yarn is None else yarn.table_scale
     return angles.cos() * scale, angles.sin() * scale
 
@@ -229,7 +229,7 @@ class _Tables:
             dim, theta, yarn, device, dtype = self.how
             size = 1 << max(8, (length - 1).bit_length())
             # What is made in inference mode cannot be used with gradients.
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False):
                 positions = torch.arange(size, device=device)
                 cos, sin = rope_table(positions, dim, theta=theta, yarn=yarn)
                 longest = self.longest = cos.to(dtype), sin.to(dtype)

@@ -1,16 +1,15 @@
 """Scaled dot-product attention with grouped heads, written out."""
 
 # --8<-- [start:imports]
-from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnref.core.masks import Mask, check_mask, dense
+from attnref.core.inputs import check_attention, check_scores
+from attnref.core.masks import Mask, dense
 from attnref.core.softmax import softmax
 
 # --8<-- [end:imports]
@@ -58,6 +57,7 @@ def attention_weights(
         tensor([[[[1.0000, 0.0000],
                   [0.5000, 0.5000]]]])
     """
+    check_scores(q, k, mask, scale)
     return _weights(q, k, mask, scale).to(q.dtype)  # (B, H, T, S)
 
 
@@ -88,14 +88,15 @@ def sdpa(
         >>> sdpa(q, k, v)
         tensor([[[[3.]]]])
     """
-    _check_values(q, k, v)
+    check_attention(q, k, v, mask, scale)
     weights = _weights(q, k, mask, scale)  # (B, H, T, S)
     if dropout:
         weights = F.dropout(weights, dropout)  # (B, H, T, S)
     B, H, T, S = weights.shape
     K, Dv = v.shape[1], v.shape[3]
     rows = _fold(weights, K)  # (B, K, H // K * T, S)
-    mixed = _mixed(rows, v)  # (B, K, H // K * T, Dv)
+    with without_autocast(q.device):
+        mixed = rows @ v.to(rows.dtype)  # (B, K, H // K * T, Dv)
     return mixed.view(B, H, T, Dv).to(q.dtype)  # (B, H, T, Dv)
 
 
@@ -104,7 +105,6 @@ def sdpa(
 
 # --8<-- [start:core]
 def _weights(q: Tensor, k: Tensor, mask: Mask, scale: float | None) -> Tensor:
-    _check_scores(q, k, mask, scale)
     B, H, T, D = q.shape
     K, S = k.shape[1:3]
     # Scores of half-precision inputs stay in float32 until the softmax.
@@ -112,7 +112,8 @@ def _weights(q: Tensor, k: Tensor, mask: Mask, scale: float | None) -> Tensor:
     # The queries are scaled: they are smaller than the scores.
     q = q.to(wide) * (D**-0.5 if scale is None else scale)  # (B, H, T, D)
     rows = _fold(q, K)  # (B, K, H // K * T, D)
-    scores = _scores(rows, k, T)  # (B, K, H // K * T, S)
+    with without_autocast(q.device):
+        scores = rows @ k.to(wide).mT  # (B, K, H // K * T, S)
     scores = scores.view(B, H, T, S)  # (B, H, T, S)
     mask = dense(mask)
     if mask is not None:
@@ -130,65 +131,6 @@ def _fold(x: Tensor, K: int) -> Tensor:
     return x.reshape(B, K, H // K * T, width)  # (B, K, H // K * T, width)
 
 
-def _scores(rows: Tensor, k: Tensor, T: int) -> Tensor:
-    """`rows @ k.mT`; for few rows as `k @ rows.mT`, which is then faster."""
-    few = (
-        rows.device.type == "cpu"  # not measured on others
-        # A graph may be of any T above 1: it cannot depend on how many.
-        and (T == 1 or not torch.compiler.is_compiling())
-        and rows.shape[2] <= 8
-    )
-    pieces = []
-    for part in _widened(k, rows):
-        if few:  # the large matrix first: it is read as it lies in memory
-            pieces.append(_matmul(part, rows.mT).mT)
-        else:
-            pieces.append(_matmul(rows, part.mT))
-    # Softmax wants the scores of a row side by side.
-    return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces, -1)
-
-
-def _mixed(rows: Tensor, v: Tensor) -> Tensor:
-    """`rows @ v`, as a sum over the parts of `v`."""
-    if rows.dtype == v.dtype:
-        return _matmul(rows, v)
-    sizes = [part.shape[2] for part in _parts(v, rows)]
-    columns = torch.split(rows, sizes, dim=-1)
-    pairs = zip(columns, _widened(v, rows), strict=True)
-    return reduce(torch.add, (_matmul(a, b) for a, b in pairs))
-
-
-def _widened(x: Tensor, rows: Tensor) -> Iterator[Tensor]:
-    """The parts of `x` in the dtype of `rows`; use each before the next."""
-    parts = _parts(x, rows)
-    if len(parts) == 1 or torch.is_grad_enabled():
-        yield from (part.to(rows.dtype) for part in parts)
-        return
-    room = parts[0].new_empty(parts[0].shape, dtype=rows.dtype)
-    for part in parts:  # all in the same memory: fresh memory is slow
-        yield room[:, :, : part.shape[2]].copy_(part)
-
-
-def _parts(x: Tensor, rows: Tensor) -> Sequence[Tensor]:
-    """Keys or values, in parts if they have to be widened for few rows.
-
-    A widened part is used before it leaves the processor's cache. All of `x`,
-    widened at once, would be written to memory and read again.
-    """
-    B, K, S, D = x.shape
-    if torch.compiler.is_compiling() or rows.dtype == x.dtype:
-        return [x]
-    if rows.shape[2] > D:  # the scores are larger than the keys
-        return [x]
-    elements = 2**20 if x.device.type == "cpu" else 2**26
-    return torch.split(x, max(1, elements // max(1, B * K * D)), dim=2)
-
-
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    with without_autocast(a.device):
-        return a @ b
-
-
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Without autocast, which would round the float32 scores to half again."""
     kind = device.type
@@ -198,61 +140,3 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 # --8<-- [end:core]
-
-
-# --8<-- [start:check]
-def check_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None
-) -> None:
-    """What every core refuses, in the same words."""
-    _check_values(q, k, v)
-    _check_scores(q, k, mask, scale)
-
-
-def _check_scores(
-    q: Tensor, k: Tensor, mask: Mask, scale: float | None
-) -> None:
-    _check_pair("q", q, "k", k)
-    B, H, T, D = q.shape
-    K, S = k.shape[1:3]
-    if k.shape[3] != D:
-        raise ValueError(f"q has D={D}, k has D={k.shape[3]}")
-    if D == 0:
-        raise ValueError("q and k have D=0: the head width must be at least 1")
-    if K == 0 or H % K:
-        raise ValueError(f"q has H={H} heads, k has K={K}: K must divide H")
-    if scale is not None and not isinstance(scale, (int, float)):
-        raise TypeError(f"scale is {type(scale).__name__}; pass a float")
-    if mask is not None:
-        check_mask(mask, (B, H, T, S), q.device)
-
-
-def _check_values(q: Tensor, k: Tensor, v: Tensor) -> None:
-    _check_pair("q", q, "v", v)
-    if k.shape[1:3] != v.shape[1:3]:
-        raise ValueError(
-            f"k has K={k.shape[1]} heads and S={k.shape[2]} keys, "
-            f"v has K={v.shape[1]} and S={v.shape[2]}: they must agree"
-        )
-
-
-def _check_pair(name: str, x: Tensor, other: str, y: Tensor) -> None:
-    for n, t in ((name, x), (other, y)):
-        if t.dim() != 4:
-            raise ValueError(
-                f"{n} has shape {tuple(t.shape)}; it needs 4 axes: "
-                "batch, heads, positions, width"
-            )
-        if not t.is_floating_point():
-            raise TypeError(f"{n} is {t.dtype}; it needs a floating dtype")
-    if x.shape[0] != y.shape[0]:
-        raise ValueError(
-            f"{name} has B={x.shape[0]}, {other} has B={y.shape[0]}"
-        )
-    if x.dtype != y.dtype:
-        raise TypeError(f"{name} is {x.dtype}, {other} is {y.dtype}")
-    if x.device != y.device:
-        raise ValueError(f"{name} is on {x.device}, {other} on {y.device}")
-
-
-# --8<-- [end:check]

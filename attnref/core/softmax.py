@@ -56,18 +56,18 @@ def online_softmax(x: Tensor, dim: int = -1, *, chunk: int) -> Tensor:
         raise ValueError("x is a scalar: there is no axis to split")
     if x.numel() == 0:
         return x.clone()
+    low = torch.finfo(wide.dtype).min
     parts = torch.split(wide, chunk, dim)
     peak = torch.full_like(wide.narrow(dim, 0, 1), -torch.inf)
     total = torch.zeros_like(peak)
     for part in parts:
         new = torch.maximum(peak, part.detach().amax(dim, keepdim=True))
-        base = new.masked_fill(new == -torch.inf, 0)
+        base = new.clamp(min=low)  # not -inf, as above
         # The sum so far is relative to the old maximum: rescale it.
         total = total * (peak - base).exp()
         total = total + (part - base).exp().sum(dim, keepdim=True)
         peak = new
-    base = peak.masked_fill(peak == -torch.inf, 0)
-    total = total.masked_fill(total == 0, 1)
+    total = total.clamp(min=1)
     weights = [(part - base).exp() / total for part in parts]
     return torch.cat(weights, dim).to(x.dtype)
 

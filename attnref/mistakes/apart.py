@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,6 +41,7 @@ STARTING = 600.0  # seconds until torch is imported: 2 to 5 are usual
 MEMORY = 4 << 30  # bytes
 ANSWERS = 64 << 20  # bytes of answers that are read
 PRINTED = 2000  # characters of output that are shown
+NO_NUMPY = "Failed to initialize NumPy"  # torch's word; nothing here needs it
 START = """
 import sys
 sys.path[0] = sys.argv[1]
@@ -53,6 +55,7 @@ work(*sys.argv[2:])
 
 def work(name: str, file: str, folder: str, seconds: str) -> None:
     """Answer all probes of an exercise with the solution in a file."""
+    warnings.filterwarnings("ignore", NO_NUMPY)
     import torch  # noqa: F401  # the file's own time begins after this
 
     from attnref.mistakes.checker import ask, error_of

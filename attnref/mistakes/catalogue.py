@@ -151,8 +151,9 @@ def _file(name: str) -> Path:
 
 
 @cache
-def _code(file: Path, text: str) -> CodeType:
-    return compile(text, file, "exec")
+def _code(name: str, text: str | None) -> CodeType:
+    file = _file(name)
+    return compile(text or file.read_text(encoding="utf-8"), file, "exec")
 
 
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -181,7 +182,7 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return text or _file(fullname).read_text(encoding="utf-8")
 
     def get_code(self, fullname: str) -> CodeType:
-        return _code(_file(fullname), self.get_source(fullname))
+        return _code(fullname, self.texts.get(fullname))
 
 
 @contextmanager

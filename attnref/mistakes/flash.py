@@ -49,7 +49,7 @@ def query_gradients(package: Any) -> Tensor:
     q, k, v, above = torch.randn(4, 1, 1, 6, 4, generator=g)
     q.requires_grad_()
     out = package.flash(3 * q, k, v, tile=TILE)
-    found: Tensor = torch.autograd.grad(out, q, above)[0]
+    found: Tensor = torch.autograd.grad((out * above).sum(), q)[0]
     return found[0, 0]
 
 
@@ -59,7 +59,7 @@ def dropped_gradients(package: Any) -> Tensor:
     q, k, v, above = torch.randn(4, 1, 1, 6, 4, generator=g)
     q.requires_grad_()
     out = seeded(package)(q, k, v)
-    found: Tensor = torch.autograd.grad(out, q, above)[0]
+    found: Tensor = torch.autograd.grad((out * above).sum(), q)[0]
     return found[0, 0]
 
 
@@ -195,7 +195,7 @@ MISTAKES = (
             m = larger
 """,
                 wrong="""
-            m = base
+            m = larger.masked_fill(larger == -torch.inf, 0)
 """,
             ),
         ),
@@ -368,7 +368,7 @@ MISTAKES = (
             Lines(
                 module="core.flash",
                 right="""
-            base = larger.masked_fill(larger == -torch.inf, 0)
+            base = larger.clamp(min=torch.finfo(wide).min)
 """,
                 wrong="""
             base = larger
@@ -496,10 +496,10 @@ MISTAKES = (
             Lines(
                 module="core.flash",
                 right="""
-        m.add_(total.masked_fill(total == 0, 1).log())
+        m.add_(total.log())
 """,
                 wrong="""
-        m = total.masked_fill(total == 0, 1).log()
+        m = total.log()
 """,
             ),
         ),

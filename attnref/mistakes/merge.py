@@ -180,7 +180,7 @@ MISTAKES = (
             Lines(
                 module="core.merge",
                 right="""
-    base = peak.masked_fill(peak == -torch.inf, 0)
+    base = peak.clamp(min=torch.finfo(peak.dtype).min)
 """,
                 wrong="""
     base = peak
@@ -225,10 +225,10 @@ MISTAKES = (
             Lines(
                 module="core.flash",
                 right="""
-        m.add_(total.masked_fill(total == 0, 1).log())
+        m.add_(total.log())
 """,
                 wrong="""
-        m.add_(total.masked_fill(total == 0, 1).log())
+        m.add_(total.log())
         m.masked_fill_(total == 0, torch.inf)
 """,
             ),

@@ -695,14 +695,10 @@ MISTAKES = (
             Lines(
                 module="core.sdpa",
                 right="""
-        if few:  # the large matrix first: it is read as it lies in memory
-            pieces.append(_matmul(part, rows.mT).mT)
-        else:
-            pieces.append(_matmul(rows, part.mT))
+        scores = rows @ k.to(wide).mT  # (B, K, H // K * T, S)
 """,
                 wrong="""
-        B, K, S, D = part.shape
-        pieces.append(_matmul(rows, part.reshape(B, K, D, S)))
+        scores = rows @ k.to(wide).reshape(B, K, D, S)
 """,
             ),
         ),
@@ -780,22 +776,20 @@ MISTAKES = (
                 module="core.sdpa",
                 right="""
     rows = _fold(q, K)  # (B, K, H // K * T, D)
-    scores = _scores(rows, k, T)  # (B, K, H // K * T, S)
 """,
                 wrong="""
     k = k.repeat(1, H // K, 1, 1)  # (B, H, S, D)
-    scores = _scores(q, k, T)  # (B, H, T, S)
+    rows = q  # (B, H, T, D)
 """,
             ),
             Lines(
                 module="core.sdpa",
                 right="""
     rows = _fold(weights, K)  # (B, K, H // K * T, S)
-    mixed = _mixed(rows, v)  # (B, K, H // K * T, Dv)
 """,
                 wrong="""
     v = v.repeat(1, H // K, 1, 1)  # (B, H, S, Dv)
-    mixed = _mixed(weights, v)  # (B, H, T, Dv)
+    rows = weights  # (B, H, T, S)
 """,
             ),
         ),

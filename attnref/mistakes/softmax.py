@@ -321,7 +321,7 @@ MISTAKES = (
             Lines(
                 module="core.softmax",
                 right="""
-        base = new.masked_fill(new == -torch.inf, 0)
+        base = new.clamp(min=low)  # not -inf, as above
 """,
                 wrong="""
         base = new

@@ -14,9 +14,9 @@ def rope(x, positions, theta=10000.0):
     p = torch.arange(0, D, 2, device=x.device).double()  # float32 is too coarse
     angle = positions[:, None] * theta ** (-p / D)  # (T, D // 2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (T, D // 2)
-    a, b = x[..., 0::2], x[..., 1::2]  # (B, H, T, D // 2)
+    a, b = x[..., 0::2], x[..., 1::2]  # (..., T, D // 2)
     pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    return pairs.flatten(-2)  # (B, H, T, D)
+    return pairs.flatten(-2)  # (..., T, D)
 
 
 class KVCache:
@@ -100,7 +100,5 @@ class MLA(nn.Module):
         q = torch.cat((q @ w_k, q_rope), dim=-1)  # (B, H, T, R + Dr)
         k, v = latent, latent[..., : self.R]  # one for all heads, as in MQA
         scale = (self.Dn + self.Dr) ** -0.5  # not that of the width R + Dr
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, mask, scale=scale, enable_gqa=True
-        )  # (B, H, T, R)
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
         return mixed @ w_v.mT  # (B, H, T, Dv)

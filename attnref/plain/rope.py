@@ -9,5 +9,5 @@ def rope(x, positions, theta=10000.0):
     p = torch.arange(0, D, 2, device=x.device).double()  # float32 is too coarse
     angle = positions[:, None] * theta ** (-p / D)  # (T, D // 2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (T, D // 2)
-    a, b = x.chunk(2, dim=-1)  # (B, H, T, D // 2)
+    a, b = x.chunk(2, dim=-1)  # (..., T, D // 2)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

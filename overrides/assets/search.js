@@ -23,8 +23,9 @@ const STOP = new Set(
     "a an and are as at be by can do does for from how i in is it its of on " +
     "or should so that the this to use vs versus what when where which why " +
     "will with work you explained implement implementation scratch tutorial " +
+    "between difference get into me my used using your " +
     "的 了 和 与 及 或 是 在 把 被 吗 呢 怎么 怎样 如何 为什么 什么 多少 哪些 区别 " +
-    "原理 详解 讲解 推导 实现 代码 入门 图解 作用 能 要 写 大 不"
+    "原理 详解 讲解 推导 实现 代码 手撕 手写 入门 图解 作用 能 要 写 大 不 自己"
   ).split(" "),
 );
 
@@ -149,13 +150,23 @@ function wordsOfQuery(query) {
       let length = rest.length;
       const word = () => rest.slice(0, length);
       while (length > 1 && !places.has(word()) && !STOP.has(word())) length -= 1;
-      cut.push(word());
+      cut.push(misspelt(rest, length) ?? word());
     }
     return cut;
   });
   const words = [...parts, ...names.filter((n) => places.has(n))];
   const told = words.filter((word) => !STOP.has(word));
   return [...new Set(told.length ? told : words)];
+}
+
+/* 多投注意力: the word of four characters and more that is all but one of these,
+   where no more than `length` of them are a word. */
+function misspelt(rest, length) {
+  return [...places.keys()].find((other) => {
+    if (other.length < Math.max(4, length + 2) || other[0] !== rest[0]) return;
+    if (other.length > rest.length || other < "\u2e80") return;
+    return [...other].filter((letter, i) => letter !== rest[i]).length === 1;
+  });
 }
 
 /* llama3, or selfattention. */

@@ -5,12 +5,12 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import attnref
 from attnref.numbers.cost import Cost, mla_cost
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.mla import FORMS, V3, v3
+from sitekit.drawn.mla import FORMS, V3, absorbed, v3
 from sitekit.recorded import WIDTHS
 from sitekit.render import Row, Word
 from sitekit.svg import Flow
@@ -73,8 +73,9 @@ def chunks() -> Iterator[Row]:
 
 
 def calls() -> Iterator[Row]:
-    """The form that each call takes, and what `fused` then passes on."""
-    sizes = V3 | {"d_model": 16, "n_heads": 2, "q_lora_rank": None}
+    """The form that each call takes, and what `fused` then passes on, on one
+    thread: on many, or for fewer heads, it does not call PyTorch for a step."""
+    sizes = V3 | {"d_model": 16, "n_heads": 8, "q_lora_rank": None}
     given, passed = Mock(wraps=attnref.fused), Mock(side_effect=_like_values)
     layer = attnref.MultiHeadLatentAttention(**sizes, attend=given)
     for name, new, past, cached in (
@@ -89,7 +90,8 @@ def calls() -> Iterator[Row]:
             cache.append(torch.zeros(1, 1, past, 576))
         form = attnref.form_of(layer, new, past, cached=cached)
         to = "torch.nn.functional.scaled_dot_product_attention"
-        with torch.no_grad(), patch(to, passed):
+        alone = patch("torch.get_num_threads", return_value=1)
+        with torch.no_grad(), patch(to, passed), alone:
             layer(torch.zeros(1, new, 16), cache=cache)
         k, v = given.call_args.args[1:3]
         call = passed.call_args.kwargs
@@ -105,24 +107,21 @@ def _like_values(query: Tensor, value: Tensor, **_: object) -> Tensor:
 
 def merged() -> Iterator[Row]:
     layer = v3()
-    query, output = attnref.absorbed_weights(layer)
+    query, output = absorbed()
     up = layer.kv_b_proj.weight.numel() // 2  # half for keys, half for values
     for name, apart, product in (
         ("query", layer.q_b_proj.weight, query),
         ("output", layer.o_proj.weight, output),
     ):
         kept = apart.numel() + up
-        yield [Word(name), f"{kept / 1e6:.1f}", f"{product.numel() / 1e6:.1f}"]
+        whole = layer.n_heads * product.numel()
+        yield [Word(name), f"{kept / 1e6:.1f}", f"{whole / 1e6:.1f}"]
 
 
 def wrong() -> Iterator[Row]:
     E, keys, R = 5120, 128 * 128, 512
-    with torch.device("meta"):
-        down, up = nn.Linear(E, R, bias=False), nn.Linear(R, keys, bias=False)
-        merged = up.weight @ down.weight
-    factors = down.weight.numel() + up.weight.numel()
-    yield [Word("latent"), f"{factors / 1e6:.1f}", f"{R:,}"]
-    yield [Word("merged"), f"{merged.numel() / 1e6:.1f}", f"{keys:,}"]
+    yield [Word("latent"), f"{(E * R + R * keys) / 1e6:.1f}", f"{R:,}"]
+    yield [Word("merged"), f"{E * keys / 1e6:.1f}", f"{keys:,}"]
 
 
 def rounding() -> Iterator[Row]:

@@ -9,15 +9,14 @@ from math import sqrt
 
 import torch
 import torch.nn.functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 import attnref
 from attnref.mistakes.catalogue import catalogue
-from attnref.numbers.cost import mla_cost
+from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import growth
 from attnref.numbers.specs import Full, Mla, find_model, models
 from sitekit.drawn import absorption, compute, masks, measured, memory
-from sitekit.drawn.mla import V3, v3
+from sitekit.drawn.mla import V3, absorbed, narrow, stored
 from sitekit.render import Row, Word
 from sitekit.tables import code, exact
 
@@ -51,20 +50,12 @@ def origins() -> Iterator[Row]:
 
 
 def sharing() -> Iterator[Row]:
-    """Of MHA, GQA and MQA with 8 heads of 64 and 1,024 tokens, torch counts
-    the products in projections as `mm`, and in attention as `bmm`."""
+    """The FLOPs are those of a formula, which tests compare with what torch
+    counts."""
     counted = []
     for K in (8, 4, 2, 1):
-        with torch.device("meta"):
-            layer = attnref.GroupedQueryAttention(
-                d_model=512, n_heads=8, n_kv_heads=K
-            )
-            x = torch.empty(1, 1024, 512)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            layer(x)
-        flops = counter.get_flop_counts()["Global"]
-        ops = torch.ops.aten
-        parts = (compute.mega(flops[op]) for op in (ops.mm, ops.bmm))
+        cost = attention_cost(d_model=512, n_heads=8, n_kv_heads=K, new=1024)
+        parts = map(compute.mega, (cost.projections, cost.scores + cost.values))
         counted.append(f"`K` = {K}: {' + '.join(parts)}")
     yield _row("flops", *counted)
     share = {
@@ -97,7 +88,7 @@ def sharing() -> Iterator[Row]:
     )
     at, case = "float32, {}, 16384", measured.sizes("decode")
     slow = case[at.format("GQA-8")]["ways"]["torch, repeat_interleave"]
-    plain = case[at.format("MHA")]["ways"]["sdpa"]
+    plain = case[at.format("MHA")]["ways"]["fused"]
     times = (measured.digits(way["value"][1]) for way in (slow, plain))
     yield _row("faster", "{} ms > {} ms".format(*times))
     found = []
@@ -112,9 +103,7 @@ def sharing() -> Iterator[Row]:
 
 
 def latent() -> Iterator[Row]:
-    cache = attnref.KVCache(1)
-    with torch.no_grad():
-        v3()(torch.empty(1, 1, 7168, device="meta").bfloat16(), cache=cache)
+    cache = stored(narrow())
     (group,) = find_model("deepseek-v3").groups
     assert isinstance(group, Mla) and group.qk_nope_head_dim
     R, Dr = group.kv_lora_rank, group.qk_rope_head_dim
@@ -131,8 +120,8 @@ def latent() -> Iterator[Row]:
         "absorbed", *(f"{a} → {b}" for a, b in zip(two, one, strict=True))
     )
     yield _row("unsaid")
-    query, _ = attnref.absorbed_weights(v3())
-    H, width, rank = query.shape
+    _, width, rank = absorbed()[0].shape
+    H = V3["n_heads"]
     yield _row("wabs", f"`({H}, {width}, {rank})`: {width} = {R} + {Dr}")
     yield _row("destroyed")
     yield _row("rope_width", f"{Dr} = {group.qk_nope_head_dim} / 2")

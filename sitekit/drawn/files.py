@@ -3,18 +3,36 @@
 import textwrap
 from collections.abc import Iterator
 
-from sitekit.files import Where, everything
+from sitekit.files import Where, Whole, everything, other_form
 from sitekit.render import Row
 
 
 def downloads() -> Iterator[Row]:
-    """Each with its lines, what one imports from it, and its page."""
+    """Each plain form with the full one, what that adds, and its page; then
+    what has no plain form of its own."""
     where = Where()
-    for whole in everything().values():
-        names = textwrap.wrap(", ".join(whole.imported), 48)
+    plain = [w for w in everything().values() if "plain/" in w.name]
+    pairs = [(each, other_form(each)) for each in plain]
+    paired = [full for _, full in pairs]
+    alone = [w for w in everything().values() if w not in [*plain, *paired]]
+    for plain_form, full in [*pairs, *((None, w) for w in alone)]:
+        shown = full or plain_form
+        assert shown is not None
+        page = where.home(shown.source)
         yield [
-            f"[{whole.name}](files:{whole.name})",
-            str(whole.lines),
-            [line.replace("_", "\\_") for line in names],
-            f"[](page:{where.home(whole.source)}#{whole.name})",
+            _cell(plain_form),
+            _cell(full),
+            textwrap.wrap(full.adds if full else "", 24),
+            f"[](page:{page}#{shown.name})" if page != "files" else "",
         ]
+
+
+def _cell(whole: Whole | None) -> list[str]:
+    """A link and the lines, and below them the names to import."""
+    if whole is None:
+        return []
+    names = textwrap.wrap(", ".join(whole.imported), 27)
+    return [
+        f"[{whole.file}](files:{whole.name}) {whole.lines}",
+        *(line.replace("_", "\\_") for line in names),
+    ]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from markupsafe import Markup
-from torch import Tensor, nn
+from torch import Tensor
 
 import attnref
 from attnref import Yarn, sdpa
@@ -17,7 +17,7 @@ from attnref.numbers.specs import find_model, models
 from sitekit import svg
 from sitekit.drawn.measured import sizes, slug, spread
 from sitekit.drawn.memory import kinds_of
-from sitekit.drawn.mla import V3, empty
+from sitekit.drawn.mla import V3, narrow, stored
 from sitekit.drawn.operations import H100
 from sitekit.recorded import inputs_of
 from sitekit.render import Cell, Row, Word
@@ -41,13 +41,6 @@ KEYS = {
 VALUES = KEYS | {"mla": r"$W_n^{UV} c_j$"}
 
 
-def _layers() -> Iterator[nn.Module]:
-    with torch.device("meta"):
-        for K in KV_HEADS.values():
-            yield attnref.GroupedQueryAttention(**WIDE, n_kv_heads=K)
-        yield attnref.MultiHeadLatentAttention(**V3)
-
-
 def _costs(**named: Any) -> list[Cost]:
     heads = KV_HEADS.values()
     plain = [attention_cost(**WIDE, n_kv_heads=K, **named) for K in heads]
@@ -56,13 +49,12 @@ def _costs(**named: Any) -> list[Cost]:
 
 def side_by_side() -> Iterator[Row]:
     """A row for each property: of MHA, GQA-8, MQA and MLA."""
-    caches, weights = [], []
-    for layer in _layers():
-        cache = attnref.KVCache(1)
-        with torch.no_grad():
-            layer.bfloat16()(empty(1, 1, 7168), cache=cache)
-        caches.append(cache)
-        weights.append(sum(p.numel() for p in layer.parameters()))
+    grouped = attnref.GroupedQueryAttention
+    layers = (
+        grouped(**WIDE | {"d_model": 8}, n_kv_heads=K)
+        for K in KV_HEADS.values()
+    )
+    caches = [*map(stored, layers), stored(narrow())]
     costs = _costs()
     least = caches[0].nbytes
     done = [cost.scores + cost.values for cost in costs]
@@ -75,15 +67,15 @@ def side_by_side() -> Iterator[Row]:
     ]
     yield [Word("keys"), *KEYS.values()]
     yield [Word("values"), *(VALUES[n].replace("^K", "^V") for n in VALUES)]
-    stored: list[Cell] = [
+    held: list[Cell] = [
         [code((t.shape[1], t.shape[3])) for t in cache.stored]
         for cache in caches
     ]
-    yield [Word("cached"), *stored]
+    yield [Word("cached"), *held]
     yield [Word("elements"), *(f"{c.nbytes // 2:,}" for c in caches)]
     yield [Word("bytes"), *(size(c.nbytes) for c in caches)]
     yield [Word("share"), *(f"{c.nbytes / least:.2%}" for c in caches)]
-    yield [Word("parameters"), *(f"{n / 1e6:,.1f}" for n in weights)]
+    yield [Word("parameters"), *(f"{c.parameters / 1e6:,.1f}" for c in costs)]
     yield [Word("flops"), *several]
     of_byte = (float(cost.attention_intensity()) for cost in costs)
     yield [Word("intensity"), *(f"{n:,.4g}" for n in of_byte)]
@@ -271,7 +263,7 @@ def milliseconds(name: str, tokens: int) -> list[float]:
         moved = 2 * READS[name] * 128 * tokens * 4
         return [moved / x / 1e6 for x in reversed(found["probes"]["GB/s"])]
     found = sizes("decode")[f"float32, {name}, {tokens}"]
-    return list(found["ways"]["sdpa"]["value"])
+    return list(found["ways"]["fused"]["value"])
 
 
 def decoding() -> Iterator[Row]:

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnref
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.mla import empty
 from sitekit.drawn.operations import LLAMA
+from sitekit.recorded import Watching
 from sitekit.render import Row
 
 
@@ -31,7 +30,7 @@ def saved() -> Iterator[Row]:
         ]
 
 
-class _Written(TorchDispatchMode):
+class _Written(Watching):
     """Counts the bytes that `cat` and `copy_` write."""
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class _Written(TorchDispatchMode):
 
 def growth() -> Iterator[Row]:
     """Bytes written to store N tokens one by one: Llama-3.1-8B, one layer."""
-    token = empty(1, 8, 1, 128)
+    token = torch.zeros(1, 8, 1, 128, dtype=torch.bfloat16)
     for N in (16, 64, 256):
         written = []
         for store in (attnref.KVCache(N), attnref.GrowingKVCache()):

@@ -179,7 +179,7 @@ def variants(dtype: str, tokens: int) -> Iterator[Row]:
         row: Row = [Word(slug(name)), f"{K / 32:.3g}", f"{flops / moved:g}"]
         row.append(digits(moved / rates["GB/s"] / 1e6))
         row.append(digits(flops / rates["GFLOP/s"] / 1e6))
-        for way in ("sdpa", "fused"):
+        for way in ("fused", "sdpa"):
             took = found[name]["ways"][way]["value"][1]
             base.setdefault(way, took)
             row.append([digits(took), f"{took / base[way]:.3g}"])

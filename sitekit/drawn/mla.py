@@ -1,6 +1,7 @@
 """What the three forms of MLA cache, compared with MHA, GQA and MQA."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,20 +19,40 @@ V3_LAYERS = 61
 
 
 def v3() -> attnref.MultiHeadLatentAttention:
+    """On the meta device, to count its weights: nothing runs there, since for
+    the first call torch would import its compiler."""
     with torch.device("meta"):
-        return attnref.MultiHeadLatentAttention(**V3).bfloat16()
+        return attnref.MultiHeadLatentAttention(**V3)
 
 
-def empty(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+@cache
+def narrow() -> attnref.MultiHeadLatentAttention:
+    """In a narrow model, the same heads cache the same."""
+    sizes = V3 | {"d_model": 8, "q_lora_rank": None}
+    return attnref.MultiHeadLatentAttention(**sizes)
+
+
+@cache
+def absorbed() -> tuple[Tensor, Tensor]:
+    """The merged weights of one head."""
+    with torch.no_grad():
+        layer = attnref.MultiHeadLatentAttention(**V3 | {"n_heads": 1})
+        return attnref.absorbed_weights(layer)
+
+
+def stored(layer: Any, **named: Any) -> attnref.KVCache:
+    """A cache with what a layer stores of one token, in bfloat16."""
+    cache = attnref.KVCache(1)
+    x = torch.zeros(1, 1, layer.d_model, dtype=torch.bfloat16)
+    with torch.no_grad():
+        layer.bfloat16()(x, cache=cache, **named)
+    return cache
 
 
 def caches() -> Iterator[Row]:
     """What each form caches per token of DeepSeek-V3."""
     for form in FORMS:
-        cache = attnref.KVCache(1)
-        with torch.no_grad():
-            v3()(empty(1, 1, V3["d_model"]), cache=cache, form=form)
+        cache = stored(narrow(), form=form)
         shapes = [(t.shape[1], t.shape[3]) for t in cache.stored]
         sizes = cache.nbytes // 2, cache.nbytes, cache.nbytes * V3_LAYERS
         yield [form, code(*shapes), *(f"{n:,}" for n in sizes)]
@@ -40,8 +61,8 @@ def caches() -> Iterator[Row]:
 def _stored(*widths: tuple[int, int]) -> int:
     """Elements per token in a cache of tensors with these (heads, width)."""
     cache = attnref.KVCache(1)
-    cache.append(*(empty(1, heads, 1, width) for heads, width in widths))
-    return cache.nbytes // 2
+    cache.append(*(torch.zeros(1, heads, 1, width) for heads, width in widths))
+    return cache.nbytes // 4
 
 
 def _sizes() -> dict[str, int]:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnref.numbers.kv_memory import size
+from sitekit.recorded import Watching
 from sitekit.render import Row, Word
 
 
@@ -186,7 +186,7 @@ def lines() -> Iterator[Row]:
             ]
 
 
-class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Seen(Watching):
     """What is called within, and the bytes of the largest new tensor."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:

@@ -167,19 +167,17 @@ def decoded(layer, x, valid, positions, make, **told):
 
 
 @pytest.mark.parametrize(
-    "pair",
+    ("name", "core"),
     sampled(
         list(itertools.product(DECODERS, CORES)),
-        lambda pair: pair[1] == "sdpa" or pair[0] == "gqa",
+        lambda pair: "gqa" in pair or pair == ("mla expanded", "sdpa"),
     ),
-    ids=" ".join,
 )
 @torch.no_grad()
-def test_rows_with_pads_are_those_rows_alone(pair):
+def test_rows_with_pads_are_those_rows_alone(name, core):
     """Whatever the rule, the cache and the positions: a padded batch, read in
     chunks, gives each row what it gets alone, in one pass and under a mask
     that is written out."""
-    name, core = pair
     rope = {"rope_theta": 100.0}
     plain, x = variant(name, causal=False, **rope), tokens(3, N, E)
     told = VARIANTS[name].told

@@ -87,6 +87,9 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     folder.mkdir()
     written(folder, RIGHT, "helper_beside.py")
     path = written(folder, LEAVES.replace("MARK", mark))
+    missing = 'import sys\nsys.modules["numpy"] = None\n'  # torch warns of it
+    written(tmp_path, missing, "sitecustomize.py")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     report = check_file("softmax", path, language="en")
     assert report.passed, str(report)
     assert report.printed.startswith("xxx") and "\033" not in str(report)

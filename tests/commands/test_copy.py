@@ -276,17 +276,39 @@ def test_a_folder_may_have_any_name_and_stand_anywhere(tmp_path):
     in_a_fresh_interpreter(tmp_path, code)
 
 
+def test_a_subject_is_copied_in_its_plain_form(tmp_path, capsys):
+    """Alone, and as it is; other names are copied with what they need."""
+    gqa = (ROOT / "attnref/plain/gqa.py").read_text(encoding="utf-8")
+    for word in ("gqa", "GQA", "gqa.py", "plain/gqa.py"):
+        assert main(["copy", word]) + "\n" == gqa
+    main(["copy", "kv-cache", "-o", str(tmp_path / "x.py")])
+    cache = (ROOT / "attnref/plain/kv_cache.py").read_bytes()
+    assert (tmp_path / "x.py").read_bytes() == cache
+    for name in ("GroupedQueryAttention", "mqa", "layers/gqa", "sdpa"):
+        assert "Made by: " in main(["copy", name]), name
+    assert "class KVCache" in main(["copy", "--full", "gqa", "kv-cache"])
+    for words in ("KVCache gqa", "gqa,mla"):
+        with pytest.raises(SystemExit):
+            main(["copy", *words.split()])
+        assert "gqa: a plain form is copied alone; --full " in (
+            capsys.readouterr().err
+        )
+
+
+SOFTMAX = ["copy", "--full", "softmax"]
+
+
 def test_a_file_is_printed_or_written_and_never_overwritten(tmp_path, capsys):
     text = copy.one_file(["softmax"])
-    assert main(["copy", "softmax"]) + "\n" == text
+    assert main(SOFTMAX) + "\n" == text
     target = tmp_path / "new" / "mine.py"
-    assert main(["copy", "softmax", "-o", str(target)]).startswith(str(target))
+    assert main([*SOFTMAX, "-o", str(target)]).startswith(str(target))
     assert target.read_text(encoding="utf-8") == text
     with pytest.raises(SystemExit):
-        main(["copy", "sdpa", "-o", str(target)])
+        main(["copy", "--full", "sdpa", "-o", str(target)])
     assert "mine.py is there already; --force" in capsys.readouterr().err
     assert target.read_text(encoding="utf-8") == text
-    main(["copy", "sdpa", "-o", str(target), "--force"])
+    main(["copy", "--full", "sdpa", "-o", str(target), "--force"])
     assert "def sdpa" in target.read_text(encoding="utf-8")
 
 
@@ -294,7 +316,7 @@ def test_what_is_written_is_one_thing_and_in_no_way_of_another(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    assert main(["copy", "softmax", "-o", "-"]) == main(["copy", "softmax"])
+    assert main([*SOFTMAX, "-o", "-"]) == main(["copy", "--full", "softmax"])
     for words in ("-o x.py --folder y", "-o x.py --list", "--folder y --list"):
         with pytest.raises(SystemExit):
             main(["copy", *words.split()])
@@ -311,10 +333,10 @@ def test_what_is_written_is_one_thing_and_in_no_way_of_another(
     for path in map(Path, [*left, "y/mine.py"]):
         assert path.read_text() == held[path]
     for words in ("-o my-file.py", "-o class.py", "--folder my-dir"):
-        said = main(["copy", "softmax", *words.split()]).splitlines()[-1]
+        said = main([*SOFTMAX, *words.split()]).splitlines()[-1]
         name = words.split()[1].removesuffix(".py")
         assert said == f"note: Python cannot import what is called '{name}'"
-    assert "note" not in main(["copy", "softmax", "-o", "fine.py"])
+    assert "note" not in main([*SOFTMAX, "-o", "fine.py"])
 
 
 def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
@@ -329,7 +351,7 @@ def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
     assert told == plain.splitlines()
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert main(["copy", "softmax"]) + "\n" == plain  # nothing is installed
+    assert main(SOFTMAX) + "\n" == plain  # nothing is installed
     for version, urls, line in (
         ("1", [], None),
         ("2", ["Homepage, https://example.org"], "https://example.org"),
@@ -345,7 +367,7 @@ def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
         lines = ["Metadata-Version: 2.1", "Name: attnref", *lines]
         (installed / "METADATA").write_text("\n".join(lines))
         monkeypatch.setattr(sys, "path", [str(installed.parent)])
-        said = main(["copy", "softmax"]).splitlines()
+        said = main(SOFTMAX).splitlines()
         found = [x for x in said if x.startswith("Source: ")]
         assert found == ([f"Source: {line}"] if line else [])
 
@@ -395,10 +417,12 @@ def test_the_header_says_how_to_make_the_same():
         (attnref.__all__, [*copied()]),
     ):
         text = copy.one_file(asked)
-        made = text.split("Made by: python -m attnref copy ")[1].split('"""')[0]
+        made = text.split("Made by: python -m attnref copy --full ")[1].split(
+            '"""'
+        )[0]
         plain = [word.removesuffix(".py") for word in made.split()]
         assert sorted(plain) == sorted(w.removesuffix(".py") for w in words)
-        again = main(["copy", *made.split()]) + "\n"
+        again = main(["copy", "--full", *made.split()]) + "\n"
         assert again.split('"""', 2)[2] == text.split('"""', 2)[2]
 
 
@@ -406,7 +430,13 @@ def test_the_list_has_every_file_and_every_name_with_its_length():
     """What stands first in a row is what may be asked for."""
     text = main(["copy", "--list"])
     assert max(map(len, text.splitlines())) <= 80
-    whole, alone = re.sub(r"\n {9,}", " ", text).split("\n\n")
+    plain, whole, alone = re.sub(r"\n {9,}", " ", text).split("\n\n")
+    for row in plain.splitlines()[1:]:
+        word, length, about = row.split(maxsplit=2)
+        file = main(["copy", word])
+        assert len(file.splitlines()) == int(length)
+        assert file.startswith(f'"""{about}')
+    assert len(plain.splitlines()) == len(copy.plain()) + 1
     got = []
     for part in (whole, alone):
         for row in part.splitlines()[1:]:
@@ -498,7 +528,7 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
         """f: one file that needs torch alone.
 
         Cut from attnref 1.2. MIT-0: no notice needed.
-        Made by: python -m attnref copy b.py
+        Made by: python -m attnref copy --full b.py
         """
 
         import math
@@ -569,7 +599,7 @@ def test_what_would_mean_something_else_in_a_copy_is_refused(
 ):
     package(a="", b=f"def f(): ...\n\n{code}\n")
     with pytest.raises(SystemExit):
-        main(["copy", "f"])
+        main(["copy", "--full", "f"])
     said = " ".join(capsys.readouterr().err.split())
     assert why in said and "which a copy cannot hold" in said
 

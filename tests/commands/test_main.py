@@ -56,7 +56,8 @@ def test_every_command_runs_without_torch(tmp_path):
         ["kv", "--model", "gpt2", "--dtype", "int4", "--scale", "16/32"],
         ["kv", "--model", "deepseek-v3.2", "--dtype", "shipped", "--json"],
         ["copy", "--list"],
-        ["copy", "gqa", "KVCache"],
+        ["copy", "gqa"],
+        ["copy", "--full", "gqa", "KVCache"],
         ["copy", "mla", "-o", str(tmp_path / "mla.py")],
         ["copy", "mla", "--folder", str(tmp_path / "folder")],
         ["check", "--list"],
@@ -139,7 +140,7 @@ def test_what_is_wrong_is_told_in_one_line_and_ends_with_2(words, said):
     assert line.startswith(f"python -m attnref {said}")
 
 
-@pytest.mark.parametrize("words", ["copy mla KVCache Decoder", "--help"])
+@pytest.mark.parametrize("words", ["copy --full mla Decoder", "--help"])
 def test_nobody_need_read_all_that_is_printed(words):
     """As in `attnref copy gqa | head -1`, where the pipe is closed early."""
     program = subprocess.Popen(

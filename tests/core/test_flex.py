@@ -2,6 +2,7 @@ import re
 import shutil
 import sys
 import sysconfig
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from attnref import Causal, Documents, Prefix, RuleMask, Window, flex, sdpa
 from attnref.core.flex import _Kernel, _kernel
-from tests.kit.attention import DV, EVERY_MASK, B, H, S, T, qkv
+from tests.kit.attention import DV, EVERY_MASK, B, Blocks, H, S, T, qkv
 from tests.kit.compare import relative_error
 from tests.variants import CORES
 
@@ -98,6 +99,51 @@ def test_what_flex_attention_cannot_do_is_refused():
             flex(*given, **told)
     with torch.no_grad():
         assert CORES["flex"](*learning).shape == (B, H, T, DV)
+
+
+def test_in_a_graph_of_its_caller_it_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.delattr(torch, "compile")
+    q, k, v = qkv(torch.float32)
+    k = k.transpose(1, 2).contiguous().transpose(1, 2)  # as projections leave
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch asks to compile it
+        for mask in None, RuleMask(Window(3), T, S, S - T):
+            want = sdpa(q, k, v, mask, scale=0.7)
+            got = flex(q, k, v, mask, scale=0.7)
+            assert relative_error(got, want) <= 2e-6
+
+
+def test_a_block_mask_is_kept_where_numbers_say_all_of_it(monkeypatch):
+    kernel, made = _Kernel(compiled=False), []
+    create = kernel.create
+    kernel.create = lambda *given: made.append(given) or create(*given)
+    monkeypatch.setattr("attnref.core.flex._kernel", lambda compiled: kernel)
+    ids, pads = torch.arange(T) // 4, torch.rand(B, 1, 1, T) > 0.4
+    numbers = torch.arange(T)
+
+    def new(rule, T=T, past=0, **named):
+        before = len(made)
+        q, k, v = qkv(torch.float32, T=T, S=T + past)
+        mask = RuleMask(rule, T, T + past, past, **named)
+        assert relative_error(flex(q, k, v, mask), sdpa(q, k, v, mask)) < 2e-6
+        return len(made) - before
+
+    for rule in Causal(), Window(3), Window(4), Causal() & Prefix(2), Blocks():
+        assert (new(rule), new(rule)) == (1, 0)  # each of its own
+    assert (new(Window(3)), new(Window(3), T - 1), new(Window(3), past=2)) == (
+        0, 1, 1,
+    )  # fmt: skip
+    # Tensors may have changed since.
+    for rule, named in (
+        (Documents(ids), {}),
+        (Window(3), {"mask": pads}),
+        (Window(3), {"positions": numbers}),
+        (Window(3), {"token_positions": numbers[None]}),
+    ):
+        assert (new(rule, **named), new(rule, **named)) == (1, 1)
+    kernel.kept = dict.fromkeys(range(64))
+    assert (new(Window(3)), len(kernel.kept)) == (1, 1)
 
 
 def test_a_mask_is_as_large_as_its_rows_and_heads_differ(monkeypatch):

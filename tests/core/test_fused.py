@@ -12,6 +12,7 @@ from attnref import (
     fused_backend,
     sdpa,
 )
+from attnref.core.few import few
 from tests.kit.attention import (
     DV,
     EVERY_MASK,
@@ -169,30 +170,45 @@ def test_the_kernel_that_is_named_is_the_one_that_runs():
                 assert kernels.ran == {kind}
 
 
-def test_no_thread_is_idle_in_a_step(monkeypatch):
-    """PyTorch gives a thread blocks of 32 queries of a key head: with fewer
-    blocks than threads, `sdpa` is faster, unless it has to widen the keys."""
-    few = {"T": 1, "D": 101, "DV": 101}
-    for threads, sizes, dtype, kind in (
-        (1, few | {"B": 1, "K": 2}, torch.float32, "flash"),
-        (2, few | {"B": 1, "K": 2}, torch.float32, "flash"),
-        (3, few | {"B": 1, "K": 2}, torch.float32, "sdpa"),
-        (6, few | {"B": 3, "K": 2}, torch.float32, "flash"),
-        (7, few | {"B": 3, "K": 2}, torch.float32, "sdpa"),
-        (99, few | {"B": 1, "K": 2}, torch.bfloat16, "flash"),
-        (8, few | {"B": 1, "K": 1}, torch.float32, "flash"),
-        (9, few | {"B": 1, "K": 1}, torch.float32, "sdpa"),
-        (3, few | {"B": 1, "K": 1, "H": 33}, torch.float32, "sdpa"),
-        (99, few | {"B": 1, "K": 1, "H": 34}, torch.float32, "flash"),
+def test_a_step_takes_what_is_faster_on_so_many_threads(monkeypatch):
+    """PyTorch gives a thread blocks of 32 queries of a key head, and is slow
+    with very few of them; half precision has to be widened in `few`."""
+    single, half = torch.float32, torch.bfloat16
+    for threads, B, K, H, dtype, kind in (
+        (2, 1, 2, 10, single, "flash"),
+        (3, 1, 2, 10, single, "few"),
+        (6, 3, 2, 10, single, "flash"),
+        (7, 3, 2, 10, single, "few"),
+        (8, 1, 1, 10, single, "flash"),
+        (9, 1, 1, 10, single, "few"),
+        (3, 1, 1, 33, single, "few"),
+        (99, 1, 1, 134, single, "flash"),
+        (99, 1, 1, 32, half, "flash"),
+        (3, 1, 1, 33, half, "few"),  # as in absorbed MLA
+        # Four queries of a key head, and in half precision one.
+        (8, 4, 2, 8, single, "few"),
+        (9, 5, 2, 8, single, "flash"),
+        (8, 4, 2, 2, half, "few"),
+        (9, 5, 2, 2, half, "flash"),
+        (1, 4, 2, 4, half, "flash"),
     ):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-        q, k, v = qkv(dtype, S=7, **sizes)
+        S = -(-(2**20) // (B * K * 401))
+        q, k, v = qkv(dtype, B=B, T=1, S=S, K=K, H=H, D=401, DV=401)
         with Kernels() as kernels:
             got = fused(q, k, v)
-        assert kernels.ran == {kind} - {"sdpa"}, (threads, sizes)
-        want = "math" if kind == "sdpa" else kind
+        assert kernels.ran == {kind} - {"few"}, (threads, B, K, H, dtype)
+        want = "math" if kind == "few" else kind
         assert fused_backend(q, k, v) == want
         assert relative_error(got, sdpa(q, k, v)) < 0.02
+        shorter = k[:, :, 1:], v[:, :, 1:]  # one call costs less than ten
+        assert fused_backend(q, *shorter) == "flash"
+    q, k, v = qkv(single, B=4, T=1, S=401, K=2, H=8, D=401, DV=401)
+    monkeypatch.setattr("attnref.core.fused.few", None)  # has no dropout
+    assert not torch.equal(*(fused(q, k, v, dropout=0.5) for _ in "ab"))
+    assert fused(*(x.to("meta") for x in (q, k, v))).is_meta
+    with pytest.raises(TypeError):
+        fused(q, k, v)
 
 
 class Asked:
@@ -211,12 +227,12 @@ class Asked:
             return self.chosen
 
         def written_out(*given, **options):
-            self.calls.append("sdpa")
-            return sdpa(*given, **options)
+            self.calls.append("few")
+            return few(*given, **options)
 
         monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
         monkeypatch.setattr(torch.ops.aten, "_fused_sdp_choice", choice)
-        monkeypatch.setattr("attnref.core.fused.sdpa", written_out)
+        monkeypatch.setattr("attnref.core.fused.few", written_out)
 
     def note(self, given):
         q, k, v, mask = (
@@ -237,8 +253,8 @@ WIDE = ("apart", (12, 12, 12), None)
     ("sizes", "how", "want"),
     [
         # Two heads a group: the scores of `3 * 2 * T` rows, or a wider copy.
-        ({"T": 2, "D": 12, "DV": 9}, "", "sdpa"),
-        ({"T": 2, "D": 9, "DV": 12}, "", "sdpa"),
+        ({"T": 2, "D": 12, "DV": 9}, "", "few"),
+        ({"T": 2, "D": 9, "DV": 12}, "", "few"),
         ({"T": 3, "D": 12, "DV": 9}, "", WIDE),
         ({"T": 3, "D": 12, "DV": 11}, "", WIDE),
         ({"T": 3, "D": 9, "DV": 12}, "", WIDE),
@@ -248,7 +264,7 @@ WIDE = ("apart", (12, 12, 12), None)
         ({"T": 1, "D": 12, "DV": 9}, "drop", ("apart", (12, 12, 9), None)),
         ({"T": 1, "D": 12, "DV": 9}, "meta", ("apart", (12, 12, 9), None)),
         # A compiler sees any T above 1, and no memory.
-        ({"T": 1, "D": 12, "DV": 9}, "compiled", "sdpa"),
+        ({"T": 1, "D": 12, "DV": 9}, "compiled", "few"),
         ({"T": 2, "D": 12, "DV": 9}, "compiled", WIDE),
         ({"T": 3, "D": 12, "DV": 9}, "compiled part", WIDE),
         # Values that are part of the keys are these, where nothing learns.
@@ -274,8 +290,8 @@ def test_what_pytorch_is_given(sizes, how, want, monkeypatch):
     with torch.set_grad_enabled("no_grad" not in how):
         got = fused(q, k, v, **options)
         named = fused_backend(q, k, v, **options)
-    assert named == ("math" if want == "sdpa" else "flash")
-    calls = [want] if want == "sdpa" else [want, want]
+    assert named == ("math" if want == "few" else "flash")
+    calls = [want] if want == "few" else [want, want]
     assert asked.calls == calls
     if not options["dropout"] and "meta" not in how:
         assert relative_error(got, sdpa(q, k, v, scale=0.7)) <= 1e-12
@@ -283,6 +299,13 @@ def test_what_pytorch_is_given(sizes, how, want, monkeypatch):
 
 def test_only_a_mask_of_the_queries_is_stacked(monkeypatch):
     asked = Asked(monkeypatch)
+
+    def given(heads, mask, T=5, device="cpu"):
+        sizes = {"B": 3, "H": 6, "K": heads, "T": T, "S": 7, "D": 8, "DV": 8}
+        q, k, v = (x.to(device) for x in qkv(**sizes))
+        fused(q, k, v, torch.rand(mask, device=device) > 0.4)
+        return asked.calls.pop()[2]
+
     for heads, mask, shape in (
         (2, (5, 7), (1, 1, 15, 7)),
         (2, (3, 1, 1, 7), (3, 1, 1, 7)),  # pads: as small as it was
@@ -290,9 +313,14 @@ def test_only_a_mask_of_the_queries_is_stacked(monkeypatch):
         (2, (1, 6, 1, 7), (1, 2, 15, 7)),
         (6, (1, 6, 1, 7), (1, 6, 1, 7)),
     ):
-        q, k, v = qkv(B=3, H=6, K=heads, T=5, S=7, D=8, DV=8)
-        fused(q, k, v, torch.rand(mask) > 0.4)
-        assert asked.calls.pop()[2] == shape
+        assert given(heads, mask) == shape
+    # With many queries it is shared by the heads, where PyTorch can.
+    assert given(2, (64, 7), 64) == (1, 1, 192, 7)
+    assert given(2, (65, 7), 65) == (1, 1, 65, 7)
+    assert given(2, (1, 6, 65, 7), 65) == (1, 2, 195, 7)
+    assert given(2, (65, 7), 65, "meta") == (1, 1, 195, 7)
+    monkeypatch.setattr("attnref.core.fused.HAS_GQA", False)
+    assert given(2, (65, 7), 65) == (1, 1, 195, 7)
 
 
 def test_a_kernel_has_the_name_that_pytorch_gives_it(monkeypatch):
@@ -326,7 +354,7 @@ def test_values_of_another_width_take_a_fused_kernel(dtype):
     q, k, v = qkv(dtype, B=1, H=4, K=4, T=n, S=n, D=67, DV=41)
     part, lazy = k[..., :41], RuleMask(Causal(), n, n, 0)  # as in absorbed MLA
     chunk = RuleMask(Causal(), 50, n, n - 50)
-    widened = 0 if dtype == torch.float32 else 4 * k.numel()  # in `sdpa`
+    widened = 0 if dtype == torch.float32 else 4 * k.numel()  # in `few`
     for new, keys, values, mask, most in (
         (n, k, v, lazy, k.nbytes),
         (n, k, part, lazy, k.nbytes),

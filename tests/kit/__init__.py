@@ -17,11 +17,14 @@ def sampled(
 ) -> list[Any]:
     """Parameters of which `make test` takes some and `make audit` the others.
 
-    Without `-m`, pytest runs all of them.
+    A tuple is several. Without `-m`, pytest runs all of them.
     """
     chosen = in_test if callable(in_test) else [*in_test].__contains__
     parameters = [
-        pytest.param(value, marks=() if chosen(value) else pytest.mark.audit)
+        pytest.param(
+            *(value if isinstance(value, tuple) else [value]),
+            marks=() if chosen(value) else pytest.mark.audit,
+        )
         for value in values
     ]
     assert any(not each.marks for each in parameters), "nothing in make test"

@@ -23,6 +23,8 @@ from sitekit import ROOT
 
 HERTZ = os.sysconf("SC_CLK_TCK")
 AS_MAKE_TEST = ["-n", "2", "--dist", "loadfile", "-m", "not audit"]
+# Of representatives, which what is new is not; GQA is that of the variants.
+SAMPLES = "axe|runs_without_attnref|test_exercises"
 # The first that matches the name of a test or of a fixture.
 KINDS = {
     "collection and imports": "^start$",
@@ -79,14 +81,18 @@ def subjects() -> dict[str, set[str]]:
     names = {str(path) for path in paths}
     names |= {pages.stem_of(path) for path in paths}
     names |= {r + pages.address_of(path) for path in paths for r in ("", "zh/")}
-    return {"page": names, "variant": {*VARIANTS}, "mistake": {*catalogue()}}
+    return {
+        "page": names,
+        "variant": {*VARIANTS} - {"gqa"},
+        "mistake": {*catalogue()},
+    }
 
 
 def subject_of(item: pytest.Item) -> str:
     """Whether the test is run once for each page, variant or mistake."""
     if item.path.is_relative_to(ROOT / "docs"):
         return "page"
-    if "axe" in item.name:  # of representatives, which a new page is not
+    if re.search(SAMPLES, item.nodeid):
         return ""
     params = getattr(item, "callspec", None)
     values = map(str, params.params.values()) if params else ()

@@ -25,7 +25,8 @@ for name in ("SITE_URL", "REPOSITORY_URL"):
 
 
 def environment(**env: str) -> dict[str, str]:
-    return os.environ | {"NO_MKDOCS_2_WARNING": "1"} | env
+    """A terminal's: importing the theme here has silenced its greeting."""
+    return os.environ | {"NO_MKDOCS_2_WARNING": ""} | env
 
 
 def build(folder: Path, source: Path = ROOT, **env: str) -> Site:

@@ -149,16 +149,17 @@ def test_sizes_may_be_whole_numbers_of_numpy(name):
         built(name, d_model=numpy.int32(E))
 
 
-@each_layer
-@given(value=st.floats(max_value=-1e-9) | st.floats(min_value=1) | st.just(1))
+@given(
+    name=st.sampled_from(ONCE),
+    value=st.floats(max_value=-1e-9) | st.floats(min_value=1) | st.just(1),
+)
 def test_dropout_is_below_1_and_not_below_0(name, value):
     message = f"dropout={value} must be at least 0 and below 1"
     with pytest.raises(ValueError, match=re.escape(message)):
         built(name, dropout=value)
 
 
-@each_layer
-@given(value=st.floats(0, 1, exclude_max=True))
+@given(name=st.sampled_from(ONCE), value=st.floats(0, 1, exclude_max=True))
 def test_every_dropout_between_is_accepted(name, value):
     assert built(name, dropout=value).dropout == value
 
@@ -169,8 +170,10 @@ def test_nan_is_no_dropout(name):
         built(name, dropout=torch.nan)
 
 
-@each_decoder
-@given(value=st.floats(max_value=0) | st.just(torch.nan))
+@given(
+    name=st.sampled_from(DECODERS),
+    value=st.floats(max_value=0) | st.just(torch.nan),
+)
 def test_theta_is_above_0(name, value):
     message = f"rope_theta={value} must be positive"
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -312,16 +315,15 @@ CALLS = {
 
 
 @pytest.mark.parametrize(("call", "error", "says"), CALLS.values(), ids=CALLS)
-@each_decoder
+@pairs(DECODERS)
 @torch.no_grad()
-def test_a_refused_call_leaves_the_cache_alone(name, call, error, says):
+def test_a_refused_call_leaves_the_cache_alone(name, make, call, error, says):
     layer, told = built(name, rope_theta=100.0), VARIANTS[name].told
-    for make in SERVING[name].values():
-        cache = after(make, name)
-        with refused(says, cache, error=error):
-            layer(**{"x": numbers(B, T, E), "cache": cache} | told | call)
-        layer(numbers(B, T, E), cache=cache, **told)
-        assert cache.length == PAST + T
+    cache = after(make, name)
+    with refused(says, cache, error=error):
+        layer(**{"x": numbers(B, T, E), "cache": cache} | told | call)
+    layer(numbers(B, T, E), cache=cache, **told)
+    assert cache.length == PAST + T
 
 
 @each_decoder

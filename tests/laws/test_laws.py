@@ -265,9 +265,10 @@ def test_a_token_reaches_those_that_see_it_and_no_other(name, make):
                 assert moved[j] > 0.01
 
 
-@pairs(VARIANTS, one_cache=True)
+@every_pair
 @each_core
-def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core):
+@pytest.mark.parametrize("every", sampled([False, True], [False]))
+def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
     """In any chunks, under masks, with positions, and in its gradients."""
     n = S if takes(name, "context") else T
     valid = torch.arange(n) >= torch.tensor([[0], [3], [1]])
@@ -278,8 +279,9 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core):
         ids = torch.tensor([0, 0, 1, 1, 1, 1, 2]).repeat(B, 1)
         rows = Prefix(torch.tensor([3, 0, 1])) & Documents(ids.clamp(max=1))
         ruled += [{"causal": Window(3) & rows}]
-    every = list(product(VARIANTS[name].options, ruled))
-    for options, causal in every[-1:] if core in NO_GRADIENTS else every:
+    ways = list(product(VARIANTS[name].options, ruled))
+    ways = ways if every else ways[:: len(ways) - 1]  # the first and the last
+    for options, causal in ways[-1:] if core in NO_GRADIENTS else ways:
         layer, given = variant(name, **options | causal), inputs(name)
         turned = getattr(layer, "rope_theta", None) is not None
         at = token_positions(valid) if turned and n == T else None
@@ -494,28 +496,33 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
 
 
 # Those that are compiled whole: the tiles of `flash` are chosen by values.
-def each_compiled_core(*in_test):
-    """Compiling takes seconds: some of the two in `make test`."""
-    return pytest.mark.parametrize(
-        "attend",
-        sampled([CORES["sdpa"], fused], lambda core: core in in_test),
-        ids=["sdpa", "fused"],
+COMPILED = {"sdpa": CORES["sdpa"], "fused": fused}
+
+
+def each_compiled_core(core):
+    """Compiling takes seconds: in `make test`, the layer of the most parts
+    with this core; in `make audit`, all layers with each."""
+    all_layers = (
+        pytest.param(attend, ONCE, id=name, marks=pytest.mark.audit)
+        for name, attend in COMPILED.items()
     )
+    one = pytest.param(COMPILED[core], ["mla expanded"], id="one")
+    return pytest.mark.parametrize(("attend", "names"), [one, *all_layers])
 
 
-def each_at_once(attend):
+def at_once(attend, names=ONCE):
     """A decoder in which every layer that can has a block."""
     blocks = [
         Block(built(name, rope_theta=100.0, attend=attend), d_model=E, d_ff=19)
-        for name in ONCE
+        for name in names
         if not takes(name, "context")
     ]
     return sharp(Decoder(blocks, n_tokens=31, d_model=E))
 
 
-@each_compiled_core(CORES["sdpa"])
-def test_ten_requests_with_fresh_caches_take_two_graphs(attend):
-    decoder, prompt = each_at_once(attend), torch.randint(31, (B, 9))
+@each_compiled_core("sdpa")
+def test_ten_requests_with_fresh_caches_take_two_graphs(attend, names):
+    decoder, prompt = at_once(attend, names), torch.randint(31, (B, 9))
     torch.compiler.reset()
     graphs = []
 
@@ -552,7 +559,7 @@ def test_ten_requests_with_fresh_caches_take_two_graphs(attend):
 
 
 @pytest.mark.audit
-@each_compiled_core(CORES["sdpa"], fused)
+@pytest.mark.parametrize("attend", COMPILED.values(), ids=COMPILED)
 def test_all_layers_compile_for_any_length(attend):
     """Together, those without a context; then each of the others.
 
@@ -567,7 +574,7 @@ def test_all_layers_compile_for_any_length(attend):
         (9, masked | {"positions": token_positions(valid)}),
     )
     torch.compiler.reset()
-    decoder = each_at_once(attend)
+    decoder = at_once(attend)
     compiled = torch.compile(decoder, fullgraph=True, backend="eager")
     for length, told in calls:
         ids = torch.randint(31, (B, length))
@@ -582,9 +589,9 @@ def test_all_layers_compile_for_any_length(attend):
             assert relative_error(got, want) <= 1e-14
 
 
-@each_compiled_core(fused)
-def test_all_layers_are_exported_for_any_length(attend):
-    decoder = each_at_once(attend)
+@each_compiled_core("fused")
+def test_all_layers_are_exported_for_any_length(attend, names):
+    decoder = at_once(attend, names)
     ids = torch.randint(31, (B, 13))
     anyhow = {1: Dim.AUTO}
     exported = torch.export.export(
@@ -593,7 +600,7 @@ def test_all_layers_are_exported_for_any_length(attend):
     for n in (T, 13, 2):
         got, want = exported(ids[:, :n]), decoder(ids[:, :n])
         assert relative_error(got, want) <= 1e-12
-    for name in READERS:
+    for name in filter(READERS.__contains__, names):
         layer = variant(name, attend=attend)
         x, context = inputs(name)
         exported = torch.export.export(

@@ -7,6 +7,14 @@ import pytest
 import torch
 
 import attnref
+from attnref.core.few import few
+from attnref.plain import gqa, llama, masks, mla
+from attnref.plain.attention import attention
+from attnref.plain.cross import CrossAttention
+from attnref.plain.kv_cache import KVCache
+from attnref.plain.mha import MHA
+from attnref.plain.rope import rope
+from attnref.plain.sample import sample
 from sitekit import ROOT
 from sitekit.pages import markdown_files, stem_of
 from sitekit.shapes import Tracer, comments
@@ -54,6 +62,7 @@ def every_public_call():
     attnref.sdpa(q, k, v, mask)
     attnref.sdpa(q, k, v, mask, dropout=0.5)
     attnref.fused(q, k, v, mask)
+    few(q, k, v, mask)
     attnref.split_kv(q, k, v, mask)
     prefix = torch.randn(1, K, S, D), torch.randn(1, K, S, DV)
     attnref.with_prefix(q, prefix, k, v)
@@ -73,6 +82,60 @@ def every_public_call():
     with torch.no_grad():
         cache.append(*torch.randn(2, B, H, S - T, D))
         decoder(torch.zeros(B, T, dtype=torch.int64), caches=[cache])
+
+
+def plain_functions():
+    q, k = torch.randn(B, H, T, D), torch.randn(B, H, S, D)
+    attention(q, k, torch.randn(B, H, S, DV), masks.window_mask(T, S, 3))
+    masks.padding_mask(torch.ones(B, S))
+    masks.document_mask(torch.zeros(B, S))
+    rope(q, torch.arange(T))
+    mla.rope(q, torch.arange(T))  # by itself, as in MLA its D is Dr
+    sample(torch.randn(B, 61), top_k=3)
+    KVCache(S).append(*torch.randn(2, B, K, T, D))
+
+
+def plain_layers():
+    """T tokens after T others, so S is 2 T."""
+    x, tokens = torch.randn(B, T, E), torch.zeros(B, T, dtype=torch.int64)
+    heads = {"n_heads": H, "n_kv_heads": K, "head_dim": D}
+    model = llama.Llama(61, 1, E, 59, **heads)
+    model.generate(tokens, 1)
+    for layer, given, cache in (
+        (gqa.GQA(E, **heads), x, gqa.KVCache(2 * T)),
+        (model, tokens, [llama.KVCache(2 * T)]),
+    ):
+        layer(given, cache)
+        layer(given, cache, torch.ones(B, 2 * T, dtype=torch.bool))
+
+
+def plain_full_width():
+    x, context = torch.randn(B, T, H * D), torch.randn(B, S, H * D)
+    MHA(H * D, H)(x)
+    CrossAttention(H * D, H)(x, context)
+
+
+def plain_latent():
+    layer, x, cache = (
+        mla.MLA(E, H, R, DN, DR, DV),
+        torch.randn(B, T, E),
+        mla.KVCache(2 * T),
+    )
+    layer(x, cache, absorbed=False)
+    layer(x, cache, torch.ones(B, 2 * T, dtype=torch.bool))
+
+
+# With the letters that stand for other sizes in them.
+PLAIN = {
+    plain_functions: {},
+    plain_layers: {},
+    plain_full_width: {"E": H * D},
+    plain_latent: {
+        "S": 2 * T,
+        "K": 1,
+        "D": R + DR,
+    },  # one key of R + Dr for all heads
+}
 
 
 @torch.no_grad()
@@ -98,6 +161,10 @@ def test_every_shape_comment_of_the_package_is_right():
     calls = [every_public_call, *each_layer_after_others()]
     with tracer:
         for call in calls:
+            call()
+        for call, letters in PLAIN.items():
+            tracer.letters = LETTERS | letters
+            del tracer.letters["S"]  # is T at first, and then 2 T
             call()
     assert tracer.faults == []
     assert tracer.unreached() == []

@@ -2,6 +2,8 @@
 
 import torch
 
+from attnref.plain.cross import CrossAttention
+
 
 def test_softmax():
     from attnref.plain.softmax import online_softmax, softmax
@@ -99,9 +101,9 @@ def test_gqa():
 
 
 def test_cross():
-    from attnref.plain.cross import CrossAttention
-
     # --8<-- [start:cross]
+    import torch
+
     layer = CrossAttention(d_model=64, n_heads=8, d_context=32)
     x, context = torch.randn(3, 7, 64), torch.randn(3, 5, 32)
     valid = torch.tensor([[True] * 5, [True] * 5, [True] * 3 + [False] * 2])

@@ -30,7 +30,9 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 BAR = re.compile(
-    r'<div class="whole[ a-z]*" id="([^"]+)".*?</div>\n?(?=<div id=)', re.S
+    r'<div class="whole[ a-z]*" id="([^"]+)".*?</div>\n?'
+    r"(?=<div id=|<details cl)",
+    re.S,
 )
 OTHER = ast.Import, ast.ImportFrom, ast.Expr
 HREF = re.compile(r'href="([^"]+)"')
@@ -44,6 +46,8 @@ def folder(site):
 def test_a_download_is_what_attnref_copy_writes(folder, tmp_path):
     """By the very command that stands in its head; and no file is missing."""
     public = {f"{m.rpartition('.')[2]}.py" for m in copy.public().values()}
+    plain = {path.stem: path.read_bytes() for path in folder.glob("plain/*")}
+    assert plain == {s: path.read_bytes() for s, path in copy.plain().items()}
     names = {path.name for path in folder.glob("*.py")}
     assert names == public | {"checks.py", "heads.py", "past.py"}
     for name in public:
@@ -194,8 +198,8 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
             if "/numbers/" in caption:
                 assert leads.parent.name == "files" and at == "data"
             else:
-                assert leads.parent == site.folder / "files"
-                assert leads.name == Path(blocks[page, id][0]).name
+                name = files.name_in(blocks[page, id][0])
+                assert leads == site.folder / "files" / name
                 title = re.search(r' title="([^"]+)" download>', caption)[1]
                 assert title.startswith(leads.name) and len(title) > 15
     assert len(blocks) > 120
@@ -205,7 +209,9 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
         shown = [s.source for s in files.blocks_of(path)]
         bars = {m[1]: m[0] for m in BAR.finditer(texts[page])}
         assert list(bars) == [
-            Path(s).name for s in dict.fromkeys(shown) if "/numbers/" not in s
+            files.name_in(s)
+            for s in dict.fromkeys(shown)
+            if "/numbers/" not in s
         ]
         for name, bar in bars.items():
             whole = site.folder / "files" / name
@@ -213,13 +219,16 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
             download = re.search(r'<a class="download" href="([^"]+)"', bar)[1]
             assert target(site, page, download) == (whole, "")
             assert f"{len(text.splitlines())} " in bar
-            assert (' class="take" ' in bar) == ("<details>" in bar)
-            if "<details>" not in bar:
-                (back,) = (x for x in HREF.findall(bar) if x != download)
+            elsewhere = 'class="whole elsewhere"' in bar
+            assert (' class="take" ' in bar) != elsewhere
+            if elsewhere:
+                (back,) = (x for x in HREF.findall(bar) if "#" in x)
                 leads, at = target(site, page, back)
                 assert at == name and f'id="{name}"' in texts[leads]
                 continue
             full[name] += 1
+            if "plain/" in name:
+                continue
             named = re.findall(r'<a href="([^"]+)"><code>(\w+)</code></a>', bar)
             tree = ast.parse(text).body
             held = [n for n in tree if not isinstance(n, OTHER)]
@@ -230,7 +239,8 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
             for link, name in named:
                 _, code = blocks[target(site, page, link)]
                 assert re.search(rf"(?m)^(class |def )?{name}\b", code), link
-    assert set(full.values()) == {2} and len(full) == len(files.texts())
+    assert set(full.values()) == {2}
+    assert full.keys() >= {name for name in files.texts() if "/" not in name}
 
 
 def test_under_the_imports_stand_the_files_that_are_imported(site):
@@ -252,24 +262,35 @@ def test_under_the_imports_stand_the_files_that_are_imported(site):
 
 def test_the_page_of_all_files_lists_them(site):
     rows = list(downloads())
-    assert [row[0] for row in rows] == [
-        f"[{name}](files:{name})" for name in files.texts()
-    ]
+    forms = [form for row in rows for form in row[:2] if form]
+    told = {form[0].rpartition(" ")[0]: form for form in forms}
+    assert told.keys() == {
+        f"[{Path(name).name}](files:{name})" for name in files.texts()
+    }
     for language in ("en", "zh"):
         page = built(site, ROOT / "docs" / language / "files.md")
         text = page.read_text(encoding="utf-8")
         table = re.findall(r"<tr><td>(.*?)</tr>", text, re.DOTALL)
         assert len(table) == len(rows)
-        for row, (_, lines, names, _) in zip(table, rows, strict=True):
-            links = HREF.findall(row)
-            (file, at), (home, bar) = (target(site, page, x) for x in links)
-            assert file.parent == site.folder / "files" and at == ""
-            assert f'id="{bar}"' in home.read_text(encoding="utf-8")
-            assert bar == file.name
-            code = file.read_text(encoding="utf-8")
-            assert len(code.splitlines()) == int(lines)
-            for name in re.findall(r"\w+", " ".join(names).replace("\\", "")):
-                assert re.search(rf"(?m)^(class|def) {name}\b", code)
+        for row in table:
+            leads = [target(site, page, x) for x in HREF.findall(row)]
+            shown = [file for file, at in leads if not at]
+            for home, bar in [x for x in leads if x[1]]:
+                assert f'id="{bar}"' in home.read_text(encoding="utf-8")
+                assert site.folder / "files" / bar in shown
+            for file in shown:
+                name = file.relative_to(site.folder / "files").as_posix()
+                first, *names = told[f"[{file.name}](files:{name})"]
+                code = file.read_text(encoding="utf-8")
+                assert first.endswith(f") {len(code.splitlines())}")
+                for word in re.findall(
+                    r"\w+", " ".join(names).replace("\\", "")
+                ):
+                    assert re.search(rf"(?m)^(class|def) {word}\b", code)
+    for whole in files.everything().values():
+        other = files.other_form(whole)
+        if other and "plain/" in whole.name:
+            assert files.other_form(other) is whole
 
 
 BLOCKS = '```python title="{}"\n--8<-- "{}:{}"\n```\n'
@@ -354,7 +375,7 @@ def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_file():
     code = pages.python_blocks(page)[0]
     assert lines[0] == f'??? note "A whole, {code.count(chr(10)) + 1} lines"'
     assert lines[9] == '    ??? note "1 within"'
-    with pytest.raises(BuildError, match="no lines.* holds no block of code"):
+    with pytest.raises(BuildError, match="holds no block of code"):
         folds.counted('??? note "no lines, {lines}"\n\n    Words.\n', config)
     block = '<div class="language-python highlight"><span class="filename">'
     html = f"<p>.</p><details>\n{block}{softmax}</span></div></details>"
@@ -362,8 +383,9 @@ def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_file():
     words = config.extra["words"]["files"]
     site = files.Site(files.Where(), urls, words)
     here = files.Here(ROOT / "docs/en/index.md", site)
-    bar, fold = files._with_bars(html, here).split(block)[0].split("</div>\n<d")
-    assert 'id="softmax.py"' in bar and fold == "etails>\n"
+    above = files._with_bars(html, here).split(block)[0]
+    bar, fold = above.rsplit("<details>", 1)
+    assert 'id="softmax.py"' in bar and fold == "\n"
 
 
 def test_a_link_to_a_block_in_a_fold_opens_it(visit, address):

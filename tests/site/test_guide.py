@@ -525,11 +525,11 @@ def test_the_times_on_the_page_are_those_of_the_file():
         row = shown[name.replace("-", "_")]
         for cell, tokens in zip(row, (1024, 4096, 16384), strict=False):
             numbers = [float(n) for n in re.findall(r"[\d.e+-]+", cell)]
-            found = at[f"float32, {name}, {tokens}"]["ways"]["sdpa"]
+            found = at[f"float32, {name}, {tokens}"]["ways"]["fused"]
             low, median, high = found["value"]
             assert numbers == pytest.approx([median, low, high], rel=6e-3)
     last = [
-        at[f"float32, {heads}, 16384"]["ways"]["sdpa"]["value"][1]
+        at[f"float32, {heads}, 16384"]["ways"]["fused"]["value"][1]
         for heads in ("MQA", "MHA")
     ]
     assert float(shown["MQA"][3]) == pytest.approx(last[0] / last[1], rel=6e-3)

@@ -20,8 +20,9 @@ KEPT = json.loads((ROOT / "benchmarks/measured.json").read_text("utf-8"))
 CASES = KEPT["cases"]
 # How a goal's reason begins on the page.
 REASONS = {
-    "decode core, float32, GQA-8": "Decode of GQA and of MQA",
-    "decode core, float32, MQA": "Decode of GQA and of MQA",
+    "decode core, float32, MHA": "Decode, share of the limit",
+    "decode core, float32, GQA-8": "Decode, share of the limit",
+    "decode core, float32, MQA": "Decode, share of the limit",
     "decode step of Llama-3-8B's layer, bfloat16": "A layer in bfloat16",
     "prompt through flash, float32": "A prompt through `flash`",
     "prompt through flash, bfloat16": "A prompt through `flash`",
@@ -113,7 +114,7 @@ def test_what_limits_a_step_is_computed_from_the_probes():
         rates = at["probes"]
         assert float(read) == near(mib * 2**20 / rates["GB/s"][1] / 1e6)
         assert float(compute) == near(2**29 / rates["GFLOP/s"][1] / 1e6)
-        for way, cell in zip(("sdpa", "fused"), cells, strict=True):
+        for way, cell in zip(("fused", "sdpa"), cells, strict=True):
             value = at["ways"][way]["value"][1]
             base = took("decode", "float32, MHA, 32768", way=way)
             assert [*map(float, cell)] == near([value, value / base])
@@ -148,7 +149,7 @@ def test_what_the_page_says_of_decoding_is_so():
             ways("decode", dtype, heads, 32_768)
             for heads in ("MHA", "GQA-8", "MQA")
         )
-        base = mha["sdpa"]["value"][1]
+        base = mha["fused"]["value"][1]
         copied = gqa["torch, repeat_interleave"]["value"][1]
         assert copied > base, "slower than MHA"
         enabled = [x["torch, enable_gqa"]["value"][1] for x in (mha, gqa, mqa)]
@@ -161,7 +162,7 @@ def test_what_the_page_says_of_decoding_is_so():
         assert mqa["fused"]["share"][1] > mqa["sdpa"]["share"][1]
     for heads in ("MHA", "GQA-8", "MQA"):
         long, short = (
-            took("decode", dtype, heads, 32_768, way="sdpa")
+            took("decode", dtype, heads, 32_768, way="fused")
             for dtype in ("float32", "bfloat16")
         )
         assert short > 0.6 * long, "half the bytes, but not half the time"
@@ -174,16 +175,17 @@ def test_what_the_page_says_of_layers_and_prompts_is_so():
     )
     for dtype in ("float32", "bfloat16"):
         few = ways("layer", dtype, "Llama-3-8B", 2048)
-        for way in ("fused", static):
-            assert 0.7 < few[way]["ratio"][1] < 1.4, "about the same time"
+        assert 0.7 < few[static]["ratio"][1] < 1.4, "about the same time"
         many = ways("layer", dtype, "Llama-3-8B", 32_768)
         ratio = many["fused"]["value"][1] / many[static]["value"][1]
         assert 0.8 < ratio < 1.25, "both fold the heads"
         for slow in (dynamic, eager, "repeated heads"):
             least = 2 * many[static]["value"][1]
             assert many[slow]["value"][1] > least
+        low, high = {"float32": (1.15, 1.25), "bfloat16": (4.5, 5.5)}[dtype]
+        assert low < many["sdpa"]["ratio"][1] < high, "a fifth, five times"
     tiny = ways("layer", "float32, tiny, 64")
-    assert tiny["fused"]["ratio"][1] < 1, "fewer calls than sdpa"
+    assert tiny["sdpa"]["ratio"][1] > 1, "more calls than fused"
     torch = "torch, is_causal"
     causal = ways("prefill", "float32, GQA, 2048")
     for slow in ("torch, bool mask", "eager", "sdpa"):
@@ -236,7 +238,7 @@ def test_what_the_page_says_of_caches_and_mla_is_so():
     assert factors[2] > 10, "many times as long"
     latent = CASES["latent"]["at"].values()
     for found in latent:
-        assert found["ways"]["flash"]["ratio"][1] > 0.8, "little or nothing"
+        assert found["ways"]["flash"]["ratio"][1] > 1, "nothing"
     sizes = {"d_model": 2048, "n_heads": 16, "kv_lora_rank": 512}
     sizes |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
     sizes |= {"v_head_dim": 128, "past": 8191}
@@ -255,7 +257,7 @@ def test_what_the_page_says_of_caches_and_mla_is_so():
     ridge = rates[0]["GFLOP/s"][1] / rates[0]["GB/s"][1]
     assert of_byte > ridge, "compute-bound"
     assert rates[1]["GFLOP/s"][1] > 2 * rates[0]["GFLOP/s"][1]
-    shares = [core["ways"]["sdpa"]["share"][1] for core in cores]
+    shares = [core["ways"]["fused"]["share"][1] for core in cores]
     assert shares[0] > shares[1]
 
 

@@ -14,6 +14,7 @@ from attnref.mistakes.catalogue import (
 )
 from attnref.mistakes.tasks import TASKS
 from sitekit import mistakes, pages
+from tests.kit import sampled
 
 ROOTS = {"en": "", "zh": "zh/"}
 each_language = pytest.mark.parametrize("language", ROOTS)
@@ -41,7 +42,7 @@ def test_each_mistake_has_an_entry_and_nothing_else_has(entries, language):
     assert named == {*catalogue()}
 
 
-@each_language
+@pytest.mark.parametrize("language", sampled(ROOTS, ["zh"]))
 def test_an_entry_says_all_that_the_catalogue_does(entries, language):
     for name, mistake in catalogue().items():
         page, part = entries[language, name]

@@ -91,7 +91,9 @@ def test_blocks_inside_tabs_and_admonitions_run_in_the_order_of_the_page():
 
 
 @pytest.mark.parametrize(
-    "path", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs"))
+    "path",
+    markdown_files("en"),
+    ids=lambda p: str(p.relative_to(ROOT / "docs")),
 )
 def test_pytest_runs_the_whole_page_as_one_program(path):
     body = body_of(path)

@@ -181,7 +181,7 @@ def test_a_server_that_is_killed_leaves_no_process(tmp_path):
 def test_both_languages_are_served_and_each_page_is_opened_once(served):
     page = served.get("core/masks/")
     assert '<html lang="en"' in page
-    assert '<html lang="zh"' in served.get("zh/core/masks/")
+    assert '<html lang="zh-CN"' in served.get("zh/core/masks/")
     assert re.search(r'class="language" href="[^"]*zh/core/masks/"', page)
     assert served.rendered() == [(PAGES, PAGES)]
     reads = served.reads()

@@ -26,9 +26,10 @@ REPOSITORY = "https://example.org/somebody/attnref"
 @pytest.mark.whole
 def test_both_languages_build_without_a_warning(site):
     assert site.log.count("Documentation built") == 2
-    assert "WARNING" not in site.log
+    lines = filter(str.strip, site.log.splitlines())
+    assert [line for line in lines if not line.startswith("INFO ")] == []
     for path in PAGES:
-        assert built(site, path).exists()
+        assert "。</strong> " not in built(site, path).read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -255,3 +256,22 @@ def test_one_is_no_plural(html_pages):
         for each in summary.findall(page.read_text())
     )
     assert "from one file of" in found and " 1 " not in found
+
+
+def test_a_page_that_explains_ends_with_its_letters_and_masks(site):
+    for root, masks in (
+        ("", "bool tensor, True = may attend"),
+        ("zh/", "布尔张量，True 表示可以看"),
+    ):
+        for page, want in (
+            ("layers/mla", "B T S E H K D Dv R Dn Dr"),
+            ("core/merge", "B T S H K D Dv"),
+            ("guide", ""),
+        ):
+            text = (site.folder / root / page / "index.html").read_text("utf-8")
+            _, _, card = text.partition('<dl class="legend">')
+            card = card.partition("</dl>")[0]
+            letters = re.findall(r"<dt><code>(\w+)</code></dt><dd>.", card)
+            assert letters == want.split(), (page, letters)
+            link = '<a href="../../conventions/#masks">'
+            assert (link in card and masks in card) == bool(want)

@@ -35,8 +35,9 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from attnref import flash, flex, fused, padding_mask, sdpa
+from attnref import causal_mask, flash, flex, fused, padding_mask, sdpa
 from sitekit import ROOT
+from tests.kit.attention import qkv
 from tests.kit.compare import relative_error
 
 
@@ -306,7 +307,6 @@ def test_one_process(process_group):
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # torch's
 @torch.no_grad()
 def test_which_attention_functions_compile_whole():
-    """The page says: all but `flex`, which keeps its kernel in a cache."""
     for attend in (sdpa, fused, flash, flex):
         torch.compiler.reset()
         layer = GroupedQueryAttention(
@@ -314,11 +314,49 @@ def test_which_attention_functions_compile_whole():
         )
         x = torch.randn(2, 7, 48)
         whole = torch.compile(layer, fullgraph=True, backend="eager")
-        if attend is flex:
-            with pytest.raises(torch._dynamo.exc.Unsupported):
-                whole(x)
+        with torch.no_grad():  # `flex` has no gradients on a CPU
+            got = whole(x)
+        layer.attend = sdpa
+        assert relative_error(got, layer(x)) <= 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap
+@pytest.mark.parametrize(
+    ("core", "refused"),
+    [(sdpa, ()), (fused, ("jvp",)), (flash, ("vmap", "grad", "jacrev", "jvp"))],
+)
+def test_which_attention_functions_run_under_torch_func(core, refused):
+    q, k, v = qkv(B=3, D=13)
+    above, mask = torch.randn_like(q), causal_mask(*q.shape[2:3], k.shape[2])
+    leaf, rows = q.clone().requires_grad_(), [x[:, None] for x in (q, k, v)]
+
+    def of_q(x, core=core):
+        return core(x, k, v, mask)
+
+    want = of_q(leaf, sdpa)
+    (slope,) = torch.autograd.grad(want, leaf, above)
+    for name, call in {
+        "vmap": lambda: (torch.vmap(core)(*rows, mask.expand(3, -1, -1)), want),
+        "grad": lambda: (
+            torch.func.grad(lambda x: (of_q(x) * above).sum())(q),
+            slope,
+        ),
+        "jacrev": lambda: (
+            torch.einsum("abcd,abcdefgh", above, torch.func.jacrev(of_q)(q)),
+            slope,
+        ),
+        "jvp": lambda: (
+            (torch.func.jvp(of_q, (q,), (q,))[1] * above).sum(),
+            (slope * q).sum(),
+        ),
+    }.items():
+        if name in refused:
+            with pytest.raises((RuntimeError, NotImplementedError)):
+                call()
         else:
-            assert relative_error(whole(x), layer(x)) <= 1e-6
+            got, right = call()
+            assert relative_error(got.view_as(right), right) <= 1e-12
 
 
 # --8<-- [start:parallel]

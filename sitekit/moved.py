@@ -1,0 +1,86 @@
+"""Old addresses lead to the new ones, in both languages and offline.
+
+An entry is a page, `"core/old": "core/new"`, or a section of a page that stays,
+`"core/masks#layer": "core/rules#layer"`. For a page a stub is written, which
+leads on by itself. Of a section, a script of the page that it has left does so;
+without JavaScript, the reader sees the beginning of that page.
+"""
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from sitekit.adapter import BuildError, get_relative_url
+
+MOVED: dict[str, str] = {}
+STUB = """<!doctype html>
+<html lang="{language}"><head><meta charset="utf-8"><title>{new}</title>
+<meta name="robots" content="noindex">
+<script>location.replace({script} || {link})</script>
+<meta http-equiv="refresh" content="0; url={href}">
+{canonical}</head><body><p><a href="{href}">{new}</a></p></body></html>
+"""
+
+
+def _url(stem: str, config: Any) -> str:
+    return f"{stem}/" if config.use_directory_urls else f"{stem}.html"
+
+
+def _file(stem: str, config: Any) -> Path:
+    url = _url(stem, config)
+    return Path(config.site_dir, url, "index.html" if url[-1] == "/" else "")
+
+
+def _link(new: str, old: str, config: Any) -> str:
+    page, mark, id = new.partition("#")
+    here = _url(old.partition("#")[0], config)
+    return f"{get_relative_url(_url(page, config), here)}{mark}{id}"
+
+
+def _holds(address: str, config: Any) -> bool:
+    page, _, id = address.partition("#")
+    file = _file(page, config)
+    if not file.exists():
+        return False
+    return not id or f'id="{id}"' in file.read_text(encoding="utf-8")
+
+
+def script(stem: str, config: Any) -> str:
+    """What a page holds for the sections that have left it."""
+    to = {
+        old.partition("#")[2]: _link(new, old, config)
+        for old, new in MOVED.items()
+        if old.startswith(f"{stem}#")
+    }
+    if not to:
+        return ""
+    known = f"const to = {json.dumps(to)}[location.hash.slice(1)];"
+    return f"<script>{{ {known} if (to) location.replace(to); }}</script>"
+
+
+def write_stubs(config: Any) -> None:
+    """Into the site that was built; each entry is checked."""
+    for old, new in MOVED.items():
+        if not _holds(new, config) or _holds(old, config):
+            why = "is not there" if not _holds(new, config) else "has not moved"
+            which = new if why == "is not there" else old
+            raise BuildError(f"sitekit/moved.py, {old!r}: {which} {why}")
+        if "#" in old:
+            continue
+        link, file = _link(new, old, config), _file(old, config)
+        canonical = f"{config.site_url}{_url(new.partition('#')[0], config)}"
+        tag = f'<link rel="canonical" href="{canonical}">\n'
+        stub = STUB.format(
+            language=config.theme["language"],
+            new=escape(new),
+            # The section that was asked for is on the new page.
+            script=f"location.hash && {json.dumps(link)} + location.hash"
+            if "#" not in new
+            else "''",
+            link=json.dumps(link),
+            href=escape(link),
+            canonical=tag if config.site_url else "",
+        )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(stub, encoding="utf-8")

@@ -1,0 +1,79 @@
+"""The plain forms against transformers, whose weights load as they are."""
+
+import pytest
+import torch
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from attnref.plain.gqa import GQA
+from attnref.plain.kv_cache import KVCache
+from attnref.plain.llama import Llama
+from attnref.plain.mla import MLA
+from tests.kit import oracles as kit
+from tests.kit.compare import relative_error
+from tests.kit.oracles import BOUND, CHUNKS, LENGTH, THETA, B, E, H
+
+# R and DN are even, as those of DeepSeek.
+R, DN, DR, DV, Q = 26, 12, 10, 9, 18
+
+
+def same_in_chunks(ours, theirs, rotary=None, **told):
+    ours.load_state_dict(theirs.state_dict())
+    config, x = theirs.config, torch.randn(B, LENGTH, E)
+    for valid in (kit.padded("left"), torch.ones(B, LENGTH).bool()):
+        at, chunks = kit.positions_of(valid), CHUNKS["ragged"]
+        cache, outs = kit.THEIRS["dynamic"](config), []
+        want = kit.in_theirs(
+            theirs, config, x, chunks, cache, valid, at, rotary
+        )
+        cache = KVCache(LENGTH)
+        for start, end in kit.spans(chunks):
+            outs.append(ours(x[:, start:end], cache, valid[:, :end], **told))
+        got = torch.cat(outs, dim=1)
+        assert relative_error(got[valid], want[valid]) <= BOUND
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, H])
+def test_gqa_is_that_of_llama(kv_heads):
+    config = kit.config_of("Llama", kv_heads)
+    theirs = kit.sharpened(LlamaAttention(config, layer_idx=0))
+    same_in_chunks(GQA(E, H, kv_heads, theta=THETA), theirs)
+
+
+@pytest.mark.parametrize("rank", [None, Q])
+def test_both_forms_of_mla_are_those_of_deepseek_v3(rank):
+    config = v3.DeepseekV3Config(
+        hidden_size=E,
+        num_attention_heads=H,
+        num_key_value_heads=H,
+        q_lora_rank=rank,
+        kv_lora_rank=R,
+        qk_nope_head_dim=DN,
+        qk_rope_head_dim=DR,
+        v_head_dim=DV,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        attn_implementation="sdpa",
+    )
+    theirs = kit.sharpened(v3.DeepseekV3Attention(config, layer_idx=0))
+    ours = MLA(E, H, R, DN, DR, DV, rank, THETA)
+    for absorbed in (True, False):
+        rotary = v3.DeepseekV3RotaryEmbedding(config)
+        same_in_chunks(ours, theirs, rotary, absorbed=absorbed)
+
+
+def test_llama_gives_the_logits_and_the_tokens_of_transformers():
+    _, theirs = kit.decoders()
+    config, heads = theirs.config, {"n_heads": H, "n_kv_heads": kit.K}
+    eps = config.rms_norm_eps
+    ours = Llama(53, 3, E, kit.D_FF, eps=eps, theta=THETA, **heads)
+    ours.load_state_dict(theirs.state_dict())
+    ids, pads = torch.randint(1, 53, (B, LENGTH)), kit.padded("left")
+    for valid in (pads, torch.ones_like(pads)):
+        told = {"attention_mask": valid.long()}
+        want = theirs(ids, **told, position_ids=kit.positions_of(valid)).logits
+        assert (
+            relative_error(ours(ids, None, valid)[valid], want[valid]) <= 1e-6
+        )
+        want = theirs.generate(ids, **told, max_new_tokens=9, do_sample=False)
+        assert torch.equal(ours.generate(ids, 9, valid), want)
+    assert torch.equal(ours.generate(ids, 9), want)

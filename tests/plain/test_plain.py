@@ -1,0 +1,290 @@
+"""Each plain form gives what the package gives, and what torch gives."""
+
+import ast
+import sys
+from collections import defaultdict
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+import attnref
+from attnref.plain import gqa, kv_cache, llama, masks, mla, rope
+from attnref.plain.attention import attention
+from attnref.plain.cross import CrossAttention
+from attnref.plain.flash import flash
+from attnref.plain.merge import merge
+from attnref.plain.mha import MHA
+from attnref.plain.sample import sample
+from attnref.plain.softmax import online_softmax, softmax
+from sitekit import ROOT
+from tests.variants import sharp, tokens
+
+B, T, S, H, K, D, C = 3, 7, 11, 10, 5, 6, 17
+E = H * D
+R, DN, DR, DV, Q = 41, 19, 8, 23, 29
+VALID = torch.arange(T) >= torch.tensor([[0], [1], [T - 2]])  # pads before
+CHUNKS = (3, 1, 2, 1)
+
+
+def equal(ours, theirs, bound=1e-12):
+    assert_close(ours, theirs, rtol=bound, atol=bound)
+
+
+def same_in_all_ways(ours, theirs, **told):
+    """With the same weights: at once and in chunks, with and without pads."""
+    ours = ours.double()
+    ours.load_state_dict(theirs.state_dict())
+    x, file = tokens(B, T, E), sys.modules[type(ours).__module__]
+    for valid in (None, VALID):
+        mask = None if valid is None else attnref.padding_mask(valid)
+        want, cache, outs = theirs(x, mask=mask), file.KVCache(T), []
+        equal(ours(x, valid=valid, **told), want)
+        for start, end in pairwise(accumulate(CHUNKS, initial=0)):
+            seen = None if valid is None else valid[:, :end]
+            outs.append(ours(x[:, start:end], cache, seen, **told))
+        equal(torch.cat(outs, dim=1), want)
+
+
+def test_what_two_files_need_is_in_both_in_the_same_words():
+    texts = defaultdict(dict)
+    for path in (ROOT / "attnref" / "plain").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                part = ast.get_source_segment(text, node)
+                texts[node.name][path.stem] = part
+    del texts["rope"]["mla"]  # of other pairs
+    repeated = {name: {*t} for name, t in texts.items() if len(t) > 1}
+    assert repeated == {
+        "rope": {"rope", "gqa", "llama"},
+        "KVCache": {"kv_cache", "gqa", "llama", "mla"},
+        "GQA": {"gqa", "llama"},
+    }
+    for name in repeated:
+        assert len({*texts[name].values()}) == 1, name
+
+
+def test_softmax_is_that_of_the_package():
+    x = 300 * torch.randn(B, T, S).double()
+    x[0, 1] = x[0, 2, :5] = -torch.inf
+    equal(softmax(x), attnref.softmax(x))
+    equal(softmax(x, dim=1), attnref.softmax(x, dim=1))
+    for chunk in (1, 2, 5, 2 * S):
+        equal(online_softmax(x, chunk), attnref.softmax(x))
+
+
+@pytest.fixture
+def scores():
+    """q, k, v that are sharp, and a mask that differs by head: to some queries
+    every key, or the first of them, is hidden."""
+    q, k, v = tokens(B, H, T, D), tokens(B, H, S, D), tokens(B, H, S, DV)
+    mask = torch.rand(B, H, T, S) > 0.4
+    mask[0, 0, 1] = mask[:, 1, :, : S - 3] = False
+    return 4 * q, k, v, mask
+
+
+def test_attention_is_that_of_the_package_and_of_torch(scores):
+    *qkv, mask = scores
+    for some in (None, mask, mask[:, :1, :1], mask[1, 0]):
+        out = attention(*qkv, some)
+        equal(out, attnref.sdpa(*qkv, some))
+        equal(out, F.scaled_dot_product_attention(*qkv, some))
+
+
+def test_flash_and_merge_are_those_of_the_package(scores):
+    q, k, v, mask = scores
+    for some in (None, mask, mask[:, :1, :1], mask[1, 0]):
+        for far in (1, 200):  # scores are large, and rows far apart
+            want = attnref.flash_lse(far * q, k, v, some)
+            equal(flash(far * q, k, v, some), want, 1e-10)
+            for tile in ((2, 3), (T, S), (3, 1)):
+                equal(flash(far * q, k, v, some, tile), want, 1e-10)
+    spans = slice(2), slice(2, 3), slice(3, S)
+    parts = [flash(q, k[:, :, j], v[:, :, j], mask[..., j]) for j in spans]
+    equal(merge(*zip(*parts, strict=True)), attnref.flash_lse(*scores))
+    nothing = torch.full((B, H, T), -torch.inf)
+    assert (merge([q], [nothing])[0] == 0).all()  # whatever q is
+
+
+@pytest.mark.parametrize("form", [attention, lambda *x: flash(*x)[0]])
+def test_a_query_without_keys_gives_zeros_and_the_right_gradients(scores, form):
+    *inputs, mask = scores
+    inputs = [x.requires_grad_() for x in inputs]
+    ours, theirs = (f(*inputs, mask) for f in (form, attnref.sdpa))
+    assert (ours[0, 0, 1] == 0).all()
+    grads = (
+        torch.autograd.grad(o.square().sum(), inputs) for o in (ours, theirs)
+    )
+    equal(*grads, 1e-10)
+
+
+def test_masks_are_those_of_the_package():
+    i, j = torch.arange(S - T, S)[:, None], torch.arange(S)
+    assert_close(masks.causal_mask(T, S), attnref.causal_mask(T, S))
+    assert_close(masks.causal_mask(T), attnref.causal_mask(T))
+    assert_close(masks.padding_mask(VALID), attnref.padding_mask(VALID))
+    for size in (1, 3, 2 * S):
+        window = attnref.Window(size)(i, j)
+        assert_close(masks.window_mask(T, S, size), window)
+    ids = torch.randint(0, 3, (B, S))
+    rule = attnref.Causal() & attnref.Documents(ids)
+    assert_close(masks.document_mask(ids), rule(j[:, None], j))
+
+
+@pytest.mark.parametrize(
+    ("file", "layout"),
+    [(rope, "half"), (gqa, "half"), (llama, "half"), (mla, "interleaved")],
+)
+def test_rope_is_that_of_the_package(file, layout):
+    at = torch.tensor([0, 1, 2, 70, 3, 99_999, 5])
+    for x, bound in (
+        (tokens(B, H, T, 6), 1e-10),
+        (torch.randn(B, H, T, 6), 1e-6),
+    ):
+        for told in ({}, {"theta": 50.0}):
+            table = attnref.rope_table(at, 6, **told)
+            want = attnref.apply_rope(x, *table, layout=layout)
+            equal(file.rope(x, at, **told), want, bound)
+
+
+def test_mha_is_that_of_the_package_and_of_torch():
+    theirs = sharp(attnref.MultiHeadAttention(d_model=E, n_heads=H))
+    ours, x = MHA(E, H).double(), tokens(B, T, E)
+    ours.load_state_dict(theirs.state_dict())
+    equal(ours(x), theirs(x))
+    torchs = nn.MultiheadAttention(E, H, bias=False, batch_first=True)
+    *rows, o_proj = ours.state_dict().values()
+    joined = {"in_proj_weight": torch.cat(rows), "out_proj.weight": o_proj}
+    torchs.double().load_state_dict(joined)
+    equal(ours(x), torchs(x, x, x, attn_mask=~masks.causal_mask(T))[0])
+
+
+@pytest.mark.parametrize("kv_heads", [1, K, H])
+@pytest.mark.parametrize("file", [gqa, llama])
+def test_gqa_is_that_of_the_package(file, kv_heads):
+    sizes = {"d_model": E, "n_heads": H, "n_kv_heads": kv_heads}
+    for theta, more in ((1e4, {}), (50.0, {"head_dim": 8})):
+        theirs = attnref.GroupedQueryAttention(
+            **sizes, **more, rope_theta=theta
+        )
+        told = more | {"theta": theta} if more else {}
+        same_in_all_ways(file.GQA(**sizes, **told), sharp(theirs))
+
+
+@pytest.mark.parametrize("rank", [None, Q])
+def test_both_forms_of_mla_are_those_of_the_package(rank):
+    sizes = {"d_model": E, "n_heads": H}
+    for theta, told in ((1e4, {}), (50.0, {"theta": 50.0})):
+        theirs = attnref.MultiHeadLatentAttention(
+            **sizes,
+            kv_lora_rank=R,
+            qk_nope_head_dim=DN,
+            qk_rope_head_dim=DR,
+            v_head_dim=DV,
+            q_lora_rank=rank,
+            rope_theta=theta,
+        )
+        ours = mla.MLA(**sizes, R=R, Dn=DN, Dr=DR, Dv=DV, q_rank=rank, **told)
+        same_in_all_ways(ours, sharp(theirs), absorbed=False)
+        ours.kv_b_proj.forward = None  # is not called, as it is absorbed
+        same_in_all_ways(ours, theirs)
+
+
+def test_llama_is_a_decoder_of_the_package():
+    def block():
+        heads = {"d_model": E, "n_heads": H, "n_kv_heads": K}
+        layer = attnref.GroupedQueryAttention(**heads, rope_theta=1e4)
+        return attnref.Block(layer, d_model=E, d_ff=59, eps=1e-5)
+
+    sizes = {"n_tokens": 61, "d_model": E, "eps": 1e-5}
+    theirs = sharp(attnref.Decoder([block(), block()], **sizes))
+    theirs.embed_tokens.weight.data *= 0.01  # so small that eps is felt
+    ours = llama.Llama(61, 2, E, 59, n_heads=H, n_kv_heads=K).double()
+    head = theirs.lm_head.weight
+    ours.model.load_state_dict(
+        {n: w for n, w in theirs.state_dict().items() if "lm_head" not in n}
+    )
+    ours.lm_head.weight = head
+    ids = torch.randint(61, (B, T))
+    for valid in (None, VALID):
+        mask = None if valid is None else attnref.padding_mask(valid)
+        equal(ours(ids, valid=valid), theirs(ids, mask=mask))
+        want = attnref.greedy(theirs, ids, 9, valid=valid)
+        assert torch.equal(ours.generate(ids, 9, valid), want)
+    logits = []
+    ours.lm_head.register_forward_hook(lambda *call: logits.append(call[2]))
+    ours.generate(ids, 1)
+    assert not logits[0].requires_grad
+
+
+def test_sample_draws_from_the_distribution_of_the_package(monkeypatch):
+    drawn, draw = [], torch.multinomial
+
+    def multinomial(p, n, **_):
+        drawn.append(p)
+        return draw(p, n)
+
+    monkeypatch.setattr(torch, "multinomial", multinomial)
+    logits, both = 3 * torch.randn(B, 61), {"top_k": 11, "top_p": 0.6}
+    for told in ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, both):
+        torch.manual_seed(3)
+        ours = sample(logits, **told)
+        torch.manual_seed(3)
+        assert torch.equal(ours, attnref.sampled(**told)(logits))
+        assert_close(*drawn[-2:])
+    sample(torch.zeros(B, 4), top_p=0.5)  # two of them reach it
+    assert ((drawn[-1] > 0).sum(-1) == 2).all()
+
+
+@pytest.mark.parametrize("width", [None, C])
+def test_cross_attention_is_that_of_the_package(width):
+    sizes = {"d_model": E, "n_heads": H, "d_context": width}
+    theirs = sharp(attnref.CrossAttention(**sizes))
+    ours = CrossAttention(**sizes).double()
+    ours.load_state_dict(theirs.state_dict())
+    x, context = tokens(B, T, E), tokens(B, S, width or E)
+    valid = torch.arange(S) < torch.tensor([[S], [3], [0]])
+    equal(ours(x, context), theirs(x, context))
+    mask = attnref.padding_mask(valid)
+    equal(ours(x, context, valid), theirs(x, context, mask=mask))
+
+
+@pytest.mark.parametrize("file", [kv_cache, gqa, llama, mla])
+def test_a_cache_returns_all_and_is_unchanged_by_what_does_not_fit(file):
+    cache, kv = file.KVCache(T), tokens(2, B, K, T, D)
+    for start, end in ((0, 3), (3, 4), (4, T - 1)):
+        kept = cache.append(*kv[:, :, :, start:end])
+        assert torch.equal(torch.stack(kept), kv[:, :, :, :end])
+    with pytest.raises(ValueError, match=f"{T + 1} tokens, room for {T}"):
+        cache.append(*kv[:, :, :, :2])
+    kept = cache.append(*kv[:, :, :, -1:])
+    assert torch.equal(torch.stack(kept), kv) and cache.length == T
+
+
+def test_sizes_that_do_not_divide_are_refused():
+    for file in (gqa, llama):
+        with pytest.raises(ValueError, match="n_kv_heads=4 does not divide n_"):
+            file.GQA(E, H, 4)
+    for layer in (MHA, CrossAttention):
+        with pytest.raises(ValueError, match="n_heads=7 does not divide d_mod"):
+            layer(E, 7)
+
+
+def test_everything_stays_on_its_device():
+    """The meta device computes nothing, and refuses what is elsewhere."""
+    with torch.device("meta"):
+        model = llama.Llama(53, 2, E, 59, n_heads=H, n_kv_heads=K)
+        layer, latent = gqa.GQA(E, H, K), mla.MLA(E, H, R, DN, DR, DV)
+        x, valid = torch.empty(B, T, E), torch.ones(B, T, dtype=torch.bool)
+        ids = torch.zeros(B, T, dtype=torch.int64)
+        at = torch.arange(T)
+    assert model.generate(ids, 2, valid).device.type == "meta"
+    assert layer(x, None, valid).shape == x.shape
+    assert rope.rope(x, at).shape == x.shape
+    cache = mla.KVCache(S)
+    assert latent(x, cache, valid).shape == x.shape
+    assert cache.stored.shape == (1, B, 1, S, R + DR)

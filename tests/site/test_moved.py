@@ -1,0 +1,61 @@
+"""Old addresses lead to the new ones, without a server too."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sitekit import moved
+from sitekit.adapter import BuildError
+
+PAGE = "<!doctype html><title>{0}</title><h2 id={1}>{0}</h2>{2}"
+MADE_UP = {
+    "core/old": "caches/new",
+    "core/stays#left": "caches/new#here",
+    "older": "caches/new#here",
+}
+
+
+@pytest.mark.parametrize("folders", [True, False])
+def test_a_page_and_a_section_that_moved_are_found(
+    chromium, tmp_path, monkeypatch, folders
+):
+    config = SimpleNamespace(
+        site_dir=tmp_path,
+        site_url="https://x/",
+        use_directory_urls=folders,
+        theme={"language": "zh"},
+    )
+    monkeypatch.setattr(moved, "MOVED", MADE_UP)
+    places = {}
+    for stem in ("core/old", "core/stays", "caches/new", "older"):
+        places[stem] = tmp_path / (f"{stem}/index" if folders else stem)
+        places[stem] = places[stem].with_suffix(".html")
+    for stem, id in (("core/stays", '"stays"'), ("caches/new", '"here"')):
+        places[stem].parent.mkdir(parents=True)
+        text = PAGE.format(stem, id, moved.script(stem, config))
+        places[stem].write_text(text)
+    moved.write_stubs(config)
+    new = places["caches/new"].as_uri()
+    new = new if not folders else new.removesuffix("index.html")
+    page = chromium.new_page()
+    for old, leads in (
+        ("core/old", new),
+        ("core/old#here", f"{new}#here"),
+        ("core/stays#left", f"{new}#here"),
+        ("older", f"{new}#here"),
+    ):
+        stem, mark, id = old.partition("#")
+        page.goto(places[stem].as_uri() + mark + id)
+        page.wait_for_url(f"{leads}**")
+        assert page.url.replace("/index.html", "/") == leads
+    page.close()
+    stub = places["older"].read_text()
+    assert 'lang="zh"' in stub and 'rel="canonical" href="https://x/ca' in stub
+    for old, new, why in (
+        ("gone", "caches/nowhere", "caches/nowhere is not there"),
+        ("gone", "caches/new#nowhere", "caches/new#nowhere is not there"),
+        ("core/stays#stays", "caches/new", "core/stays#stays has not moved"),
+    ):
+        monkeypatch.setattr(moved, "MOVED", {old: new})
+        with pytest.raises(BuildError, match=why):
+            moved.write_stubs(config)
