@@ -23,6 +23,7 @@ from sitekit.drawn import (
     kv_cache,
     masks,
     merge,
+    mha,
     mla,
     one_code,
     operations,
@@ -188,6 +189,14 @@ def test_the_table_of_checkpoints_is_what_was_recorded():
             assert error == "" and found == ", ".join(
                 f"`{name}`" for name in was["found"] or ()
             )
+
+
+def test_weights_of_three_scores():
+    for t in (0.5, 1.0, 2.0):
+        want = [math.exp(score / t) for score in (2, 1, 0)]
+        got = softmax.weights(temperature=t).tolist()
+        assert got == [round(e / sum(want), 2) for e in want]
+    assert softmax.weights(temperature=1.0).tolist() == [0.67, 0.24, 0.09]
 
 
 def test_where_exp_overflows():
@@ -367,6 +376,18 @@ def test_attention_by_hand_is_what_torch_computes():
         assert abs(float(e) / float(last[4]) - float(weight)) < 0.01
     assert keys[3][4:] == [Word("masked"), "0.00", "(0, 0)"]
     assert last[4:] == ["22.03", "1.00", "(0.28, 1.72)"]
+
+
+def test_two_heads_listen_to_different_tokens():
+    future = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    for n in (0, 1):
+        x = mha.EMBEDDED[:, 2 * n : 2 * n + 2]
+        scores = (x @ x.T / 2**0.5).masked_fill(future, -torch.inf)
+        assert torch.allclose(mha.head(n), scores.softmax(-1))
+        # "you" listens to "I" in head 0, to "like" in head 1.
+        assert mha.head(n)[2, n] > 0.4 > 0.1 > mha.head(n)[2, 1 - n]
+    *_, you = mha.split()
+    assert you[1:] == ["(2, 0, 0, 2)", "(2, 0)", "(0, 2)"]
 
 
 def test_stacked_heads_are_those_of_one_group():
@@ -704,6 +725,8 @@ def test_a_bar_is_as_long_as_its_number():
     drawn = svg.bars(values, AXES, title="A & B", labels=["a", "<b>"]).svg
     widths = [float(w) for w in re.findall(r'<rect.*?width="([\d.]+)"', drawn)]
     assert widths[0] == 4 * widths[1]
+    shares = svg.bars(values / 800, AXES, title="", labels=["a", "b"]).svg
+    assert f'width="{widths[0] / 2:g}"' in shares  # 0.5, of one
     assert ">400<" in drawn and "&lt;b&gt;" in drawn and "#" not in drawn
     with pytest.raises(ValueError, match="1 labels for 2 bars"):
         svg.bars(values, AXES, title="t", labels=["a"])
