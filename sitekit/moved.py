@@ -13,7 +13,15 @@ from typing import Any
 
 from sitekit.adapter import BuildError, get_relative_url
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "caches/kv-cache#generate": "models/decoder#code",
+    "conventions#checkpoints": "use/checkpoints",
+    "core/masks#four": "core/masks#idea",
+    "core/masks#layer": "core/rules#layer",
+    "core/masks#missing": "core/rules#own",
+    "core/masks#mod": "core/rules#mod",
+    "core/masks#prefix": "core/rules#prefix",
+}
 STUB = """<!doctype html>
 <html lang="{language}"><head><meta charset="utf-8"><title>{new}</title>
 <meta name="robots" content="noindex">

@@ -20,7 +20,6 @@ PLAIN = "attnref/plain/"  # what a page opens with may be a whole file
 # Which bounds a page exceeds, and the reason. A Chinese page that exceeds
 # others than the English one has an entry of its own.
 EXCEPTIONS = {
-    "caches/kv-cache": "height block code: to be split",
     "core/flash": "height block code: to be split",
     "core/merge": "height block code: to be split",
     "guide": "height block: to be split",
