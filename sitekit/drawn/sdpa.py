@@ -9,7 +9,7 @@ import attnref
 from sitekit.render import Row, Word
 
 # I like you <pad> as four vectors of width 2.
-TOKENS = Word("first"), Word("second"), Word("third"), "`<pad>`"
+TOKENS: Row = [Word("first"), Word("second"), Word("third"), "`<pad>`"]
 EMBEDDED = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
 VALID = torch.tensor([[True, True, True, False]])
 
