@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 import attnref
-from sitekit.render import Cell, Row, Word
+from sitekit.render import Row, Word
 
 # I like you <pad> as four vectors of width 2.
-TOKENS: list[Cell] = [*map(Word, ("first", "second", "third")), "`<pad>`"]
+TOKENS: Row = [Word("first"), Word("second"), Word("third"), "`<pad>`"]
 EMBEDDED = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
 VALID = torch.tensor([[True, True, True, False]])
 
