@@ -34,7 +34,6 @@ EXCEPTIONS = {
     "use/names": "height: to be split",
     "use/pytorch": "height code: to be split",
     "zh/use/pytorch": "code: to be split",
-    "use/ship": "height block code: to be split",
     "use/transformers": "height block code: to be split",
 }
 
