@@ -22,9 +22,7 @@ PLAIN = "attnref/plain/"  # what a page opens with may be a whole file
 EXCEPTIONS = {
     "caches/kv-cache": "height block code: to be split",
     "core/flash": "height block code: to be split",
-    "core/masks": "height block code: to be split",
     "core/merge": "height block code: to be split",
-    "core/rope": "height block code: to be split",
     "core/sdpa": "height block code: to be split",
     "guide": "height block: to be split",
     "layers/mha": "height block code: to be split",

@@ -42,6 +42,7 @@ ASKED = {
             causal_mask; padding_mask; causal mask wrong alignment;
             masked_fill -1e9""",
         "softmax masks": "nan softmax",
+        "rules": "decoder_mask; RuleMask; mask_mod; prefix-LM mask",
         "rope": "apply_rope; rotate half; rope interleaved; rope theta",
         "kv-cache": """
             key value cache; beam search; preallocated cache; GrowingKVCache""",
@@ -82,6 +83,7 @@ ASKED = {
         "softmax": "softmax 溢出; online_softmax",
         "masks": "causal_mask; -1e9; 联合掩码",
         "softmax masks": "softmax nan",
+        "rules": "decoder_mask; mask_mod; 前缀语言模型",
         "rope": "RoPE 两种排列; apply_rope; 左填充 rope 位置",
         "kv-cache": "增长式缓存; 预分配; beam search",
         "flash": "FlashAttention; 分块; FlashMLA; 反向传播",
