@@ -42,9 +42,9 @@ def test_a_page_and_a_section_that_moved_are_found(
     for old, leads in (
         ("core/old", new),
         ("core/old#here", f"{new}#here"),
-        ("core/old#split", new.replace("caches/new", "core/stays") + "#stays"),
         ("core/stays#left", f"{new}#here"),
         ("older", f"{new}#here"),
+        ("core/old#split", new.replace("caches/new", "core/stays") + "#stays"),
     ):
         stem, mark, id = old.partition("#")
         page.goto(places[stem].as_uri() + mark + id)
