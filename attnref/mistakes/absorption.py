@@ -97,15 +97,16 @@ MISTAKES = (
             en="A single new token may see everything, so steps of one token "
             "are right. In a chunk of several tokens, each sees those after "
             "it: the weights differ by up to {change}.",
-            zh="只有一个新词元时，它本来就可以看到全部，所以逐词元解码是对的。"
-            "一块里有几个词元时，前面的看到了后面的：权重最多差 {change}。",
+            zh="只有一个新 token 时，它本来就可以看到全部，所以逐 token 解码是"
+            "对的。一块里有几个 token 时，前面的看到了后面的：权重最多差 "
+            "{change}。",
         ),
         notice=Text(
             en="Decode in chunks of several tokens, as speculative decoding "
             "and chunked prefill do, and change the last token of a chunk: "
             "no other output may change.",
-            zh="像推测解码、分块预填充那样，一次送进几个词元，改掉一块里的最后"
-            "一个，其余的输出不该变。",
+            zh="像投机解码、分块预填充那样，一次送进几个 token，改掉一块里的最"
+            "后一个，其余的输出不该变。",
         ),
         hidden=Text(
             en="A mask hides scores, and leaves their shape as it is.",

@@ -109,8 +109,8 @@ MISTAKES = (
             "token with a root mean square of {right} should pass unchanged. "
             "It leaves with {wrong}: each block normalises the residual "
             "stream.",
-            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的词元本该原样通"
-            "过，出来却成了 {wrong}：每个块都把残差流归一化了一遍。",
+            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的 token 本该原"
+            "样通过，出来却成了 {wrong}：每个块都把残差流归一化了一遍。",
         ),
         notice=Text(
             en="Set the last weights of attention and MLP to zero: the block "
@@ -160,8 +160,8 @@ MISTAKES = (
             "token with a root mean square of {right} should pass unchanged. "
             "It leaves with {wrong}: the result overwrites the input before "
             "the two are added.",
-            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的词元本该原样通"
-            "过，出来却成了 {wrong}：还没相加，输入就被结果覆盖了。",
+            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的 token 本该原"
+            "样通过，出来却成了 {wrong}：还没相加，输入就被结果覆盖了。",
         ),
         notice=Text(
             en="Set the last weights of attention and MLP to zero: the block "
@@ -302,15 +302,15 @@ MISTAKES = (
             en="Six tokens do not fit into the third cache, and the call is "
             "refused. The three caches then hold {wrong} tokens instead of "
             "{right}: the first two layers had stored them already.",
-            zh="六个词元放不进第三层的缓存，调用被拒绝。这时三个缓存里的词元数"
-            "是 {wrong}，应为 {right}：前两层已经把它们存了进去。",
+            zh="六个 token 放不进第三层的缓存，调用被拒绝。这时三个缓存里的 "
+            "token 数是 {wrong}，应为 {right}：前两层已经把它们存了进去。",
         ),
         notice=Text(
             en="Catch the error and look at the lengths of all caches. If the "
             "call is repeated with a larger third cache and the others have "
             "room, it succeeds, and the first layers see each token twice.",
             zh="捕获这个错误，看看各层缓存的长度。换一个更大的第三层缓存再试，"
-            "只要前两层还放得下，就不会报错，但它们会把每个词元看到两遍。",
+            "只要前两层还放得下，就不会报错，但它们会把每个 token 看到两遍。",
         ),
         hidden=Text(
             en="As long as no call is refused, all caches have the same "

@@ -83,7 +83,7 @@ NOTES = "notes"  # the study notes from which this site grew
 
 
 SYMPTOMS = {
-    "future": Text("the future leaks", "看到了未来的词元"),
+    "future": Text("the future leaks", "看到了未来的 token"),
     "heads": Text("heads are mixed", "各个头串在了一起"),
     "inert": Text("the mask does nothing", "掩码不起作用"),
     "nan": Text("NaN or infinity", "出现 NaN 或无穷大"),

@@ -49,7 +49,7 @@ def layer_and_context(package: Any) -> tuple[Any, ...]:
     return cross(package), tokens(2, 3, 8), tokens(2, 5, 8)
 
 
-CONTEXT = Text("output", "输出"), Text("token of the context", "上下文的词元")
+CONTEXT = Text("output", "输出"), Text("token of the context", "上下文的 token")
 
 MISTAKES = (
     Mistake(
@@ -123,7 +123,7 @@ MISTAKES = (
             "equal, it raises none, and no output depends on the decoder's "
             "own tokens.",
             zh="两边长度不同时会报错；长度相等时不报错，但没有一个输出依赖解码"
-            "器自己的词元。",
+            "器自己的 token。",
         ),
         notice=Text(
             en="Test with two different lengths. The queries come from the "
@@ -177,8 +177,8 @@ MISTAKES = (
             en="Change the last token of the context: every output must "
             "change. If the mask is aligned bottom-right, a single query sees "
             "the whole context, so decoding token by token hides the mistake.",
-            zh="改动上下文的最后一个词元，所有输出都应当跟着变。掩码按右下角对"
-            "齐时，单个查询看得到全部上下文，所以逐词元解码时看不出来。",
+            zh="改动上下文的最后一个 token，所有输出都应当跟着变。掩码按右下角"
+            "对齐时，单个查询看得到全部上下文，所以逐 token 解码时看不出来。",
         ),
         hidden=Text(
             en="The shapes are the same with a mask and without one.",

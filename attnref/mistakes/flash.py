@@ -423,14 +423,14 @@ MISTAKES = (
         seen=Text(
             en="The tiles on the diagonal are skipped, and most tokens do not "
             "see themselves: the weights differ by up to {change}.",
-            zh="对角线上的块被跳过了，多数词元连自己都看不到，权重最多差 "
+            zh="对角线上的块被跳过了，多数 token 连自己都看不到，权重最多差 "
             "{change}。",
         ),
         notice=Text(
             en="Change a token: its own output must change. Compare with "
             "tiles of one query and one key, none of which is partly hidden.",
-            zh="改掉一个词元，它自己的输出必须变。或者和 1×1 的块对比：那样没"
-            "有哪一块是遮住一部分的。",
+            zh="改掉一个 token，它自己的输出必须变。或者和 1×1 的块对比：那样"
+            "没有哪一块是遮住一部分的。",
         ),
         hidden=Text(
             en="A tile that adds nothing to the sums does not change their "
@@ -464,7 +464,7 @@ MISTAKES = (
         seen=Text(
             en="The seventh key has no weight, and the seventh token does not "
             "see itself: the weights differ by up to {change}.",
-            zh="第 7 个键没有权重，第 7 个词元看不到自己：权重最多差 "
+            zh="第 7 个键没有权重，第 7 个 token 看不到自己：权重最多差 "
             "{change}。",
         ),
         notice=Text(

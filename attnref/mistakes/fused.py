@@ -84,7 +84,7 @@ from attnref.core.masks import Causal, Mask, dense
             en="PyTorch aligns its triangle at the top left: the first of "
             "three new tokens sees key 0 alone, and none sees itself. The "
             "weights differ by up to {change}.",
-            zh="PyTorch 的三角对齐左上角：三个新词元里的第一个只看到键 0，"
+            zh="PyTorch 的三角对齐左上角：三个新 token 里的第一个只看到键 0，"
             "谁也看不到自己。权重最多差 {change}。",
         ),
         notice=Text(
@@ -134,13 +134,13 @@ from attnref.core.masks import Causal, Mask, dense
             en="The kernel takes the queries of the second head for later "
             "tokens, and each of them sees all keys: the weights differ by up "
             "to {change}.",
-            zh="kernel 把第二个头的查询当成了更靠后的词元，每个都看得到全部的"
-            "键：权重最多差 {change}。",
+            zh="kernel 把第二个头的查询当成了更靠后的 token，每个都看得到全部"
+            "的键：权重最多差 {change}。",
         ),
         notice=Text(
             en="Change the last token and look at all heads: the first head of "
             "each group is right, the others see the future.",
-            zh="改掉最后一个词元，逐个头检查：每组的第一个头是对的，其余的头"
+            zh="改掉最后一个 token，逐个头检查：每组的第一个头是对的，其余的头"
             "看到了未来。",
         ),
         hidden=Text(
@@ -181,8 +181,8 @@ from attnref.core.masks import Causal, Mask, dense
             en="Change a token that the mask hides: no output may move. Print "
             "the dtype of the mask: it must be bool, or the mask must hold 0 "
             "and -inf.",
-            zh="改掉一个被遮住的词元，输出一个都不该变。打印掩码的 dtype：要么"
-            "是 bool，要么里面只有 0 和 -inf。",
+            zh="改掉一个被遮住的 token，输出一个都不该变。打印掩码的 dtype：要"
+            "么是 bool，要么里面只有 0 和 -inf。",
         ),
         hidden=Text(
             en="A mask of floats broadcasts like one of bools.",

@@ -170,8 +170,8 @@ MISTAKES = (
         hidden=Text(
             en="In many models, `d_model // n_heads` is the width of a head. "
             "A test that never passes `head_dim` does not notice the mistake.",
-            zh="很多模型里，头的宽度正好是 `d_model // n_heads`。测试里从不指"
-            "定 `head_dim`，就发现不了。",
+            zh="很多模型里，头维度正好是 `d_model // n_heads`。测试里从不指定 "
+            "`head_dim`，就发现不了。",
         ),
         found=(
             "https://github.com/NVIDIA/TensorRT-LLM/issues/5912",
@@ -269,13 +269,13 @@ MISTAKES = (
         seen=Text(
             en="Each output depends on its own token alone: the softmax runs "
             "over the heads of one token instead of over the tokens.",
-            zh="每个输出只依赖自己那个词元：softmax 不是在词元之间做的，而是在"
-            "同一个词元的各个头之间做的。",
+            zh="每个输出只依赖自己那个 token：softmax 不是在 token 之间做的，"
+            "而是在同一个 token 的各个头之间做的。",
         ),
         notice=Text(
             en="Change the first token: every output must change, with a "
             "causal mask and without one.",
-            zh="改动第一个词元：不管有没有因果掩码，所有输出都应当跟着变。",
+            zh="改动第一个 token：不管有没有因果掩码，所有输出都应当跟着变。",
         ),
         hidden=None,
         found=(NOTES,),
@@ -308,13 +308,13 @@ MISTAKES = (
         seen=Text(
             en="The first two tokens are padding, and yet every output after "
             "them depends on them.",
-            zh="前两个词元是填充，后面所有输出却都依赖它们。",
+            zh="前两个 token 是填充，后面所有输出却都依赖它们。",
         ),
         notice=Text(
             en="Change the content of a padded position: no output of a real "
             "token may change. Tests without padding never notice the mistake.",
-            zh="改动填充位置上的内容，真实词元的输出一个都不该变。没有填充的测"
-            "试永远发现不了。",
+            zh="改动填充位置上的内容，真实 token 的输出一个都不该变。没有填充"
+            "的测试永远发现不了。",
         ),
         hidden=Text(
             en="The shapes are the same whether the mask is used or ignored.",

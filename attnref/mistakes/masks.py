@@ -195,12 +195,12 @@ MISTAKES = (
         seen=Text(
             en="Each token sees itself and the tokens after it, and none "
             "before it.",
-            zh="每个词元看到自己和后面的词元，前面的一个也看不到。",
+            zh="每个 token 看到自己和后面的 token，前面的一个也看不到。",
         ),
         notice=Text(
             en="Print the mask of three tokens. If True means may attend, its "
             "last row must be all True.",
-            zh="打印三个词元的掩码：如果 True 表示可见，最后一行就应当全是 "
+            zh="打印三个 token 的掩码：如果 True 表示可见，最后一行就应当全是 "
             "True。",
         ),
         hidden=MATRIX,
@@ -216,7 +216,7 @@ MISTAKES = (
         id="causal-without-itself",
         title=Text(
             en="The causal mask hides the token itself",
-            zh="因果掩码把词元自己也挡住了",
+            zh="因果掩码把 token 自己也挡住了",
         ),
         lines=(
             Lines(
@@ -235,13 +235,14 @@ MISTAKES = (
             en="The diagonal is hidden too. The first token sees no key at "
             "all: its output is zero here, and NaN in code that passes a row "
             "of -inf to softmax.",
-            zh="对角线也被挡住了。第一个词元什么键都看不到：这里输出零，而把整"
-            "行 -inf 直接交给 softmax 的代码会得到 NaN。",
+            zh="对角线也被挡住了。第一个 token 什么键都看不到：这里输出零，而"
+            "把整行 -inf 直接交给 softmax 的代码会得到 NaN。",
         ),
         notice=Text(
             en="Only the first row is NaN, or an output does not change with "
             "the token at its own position.",
-            zh="只有第一行是 NaN；或者改掉某个词元，它自己位置上的输出却不变。",
+            zh="只有第一行是 NaN；或者改掉某个 token，它自己位置上的输出却不"
+            "变。",
         ),
         hidden=MATRIX,
         found=("https://github.com/pbloem/former/issues/10",),
@@ -253,7 +254,7 @@ MISTAKES = (
         id="causal-sees-next",
         title=Text(
             en="The causal mask shows the next token",
-            zh="因果掩码多露出了下一个词元",
+            zh="因果掩码多露出了下一个 token",
         ),
         lines=(
             Lines(
@@ -271,14 +272,14 @@ MISTAKES = (
         seen=Text(
             en="Each token sees one token too many: the one that it should "
             "predict.",
-            zh="每个词元都多看到一个词元，而那正是它要预测的那个。",
+            zh="每个 token 都多看到一个 token，而那正是它要预测的那个。",
         ),
         notice=Text(
             en="The training loss falls towards 0, and yet the generated text "
             "is nonsense. Change the last token: no output before it may "
             "change.",
-            zh="训练损失一路降到接近 0，生成的文本却不知所云。改掉最后一个词"
-            "元，前面的输出一个都不该变。",
+            zh="训练损失一路降到接近 0，生成的文本却不知所云。改掉最后一个 "
+            "token，前面的输出一个都不该变。",
         ),
         hidden=MATRIX,
         found=(),
@@ -308,14 +309,14 @@ MISTAKES = (
         seen=Text(
             en="Two new tokens come after three in the cache. The first of "
             "them sees key 0 alone, as if it were the first token of the text.",
-            zh="缓存里有三个词元，又来两个新的：第一个新词元只看得到键 0，就像"
-            "它是全文的第一个词元。",
+            zh="缓存里有三个 token，又来两个新的：第一个新 token 只看得到键 "
+            "0，就像它是全文的第一个 token。",
         ),
         notice=Text(
             en="With as many keys as queries the mask is right. Decode token "
             "by token, and compare with a single pass over the whole text.",
-            zh="键和查询一样多时掩码是对的。逐个词元解码，再和一次读完全文的结"
-            "果比较。",
+            zh="键和查询一样多时掩码是对的。逐个 token 解码，再和一次读完全文"
+            "的结果比较。",
         ),
         hidden=MATRIX,
         found=(
@@ -352,14 +353,14 @@ MISTAKES = (
         seen=Text(
             en="The two real tokens attend to the two pads behind them. "
             "Instead, the rows of the pads are empty.",
-            zh="两个真实词元照样关注后面的两个填充符；被清空的反而是填充符自己"
-            "的行。",
+            zh="两个真实 token 照样关注后面的两个填充符；被清空的反而是填充符"
+            "自己的行。",
         ),
         notice=Text(
             en="Put other values in the place of the pads: no output of a "
             "real token may change. With `torch.softmax`, the rows of the "
             "pads become NaN.",
-            zh="换掉填充符上的内容，真实词元的输出不应改变。如果用的是 "
+            zh="换掉填充符上的内容，真实 token 的输出不应改变。如果用的是 "
             "`torch.softmax`，填充符的行会变成 NaN。",
         ),
         hidden=None,
@@ -397,9 +398,9 @@ MISTAKES = (
             en="With four sentences of four tokens, the mask of sentence n is "
             "applied to query n of every sentence. The third sentence has two "
             "real tokens, and its queries see 4, 3, 2 and 1 keys.",
-            zh="四个句子、每句四个词元时，第 n 句的掩码被用到了每一句的第 n 个"
-            "查询上。第三句只有两个真实词元，它的四个查询却分别看到 4、3、2、"
-            "1 个键。",
+            zh="四个句子、每句四个 token 时，第 n 句的掩码被用到了每一句的第 n"
+            " 个查询上。第三句只有两个真实 token，它的四个查询却分别看到 4、"
+            "3、2、1 个键。",
         ),
         notice=Text(
             en="With as many sentences as tokens it is wrong without an "
@@ -496,8 +497,8 @@ MISTAKES = (
             en="All outputs are NaN or zero, or all are the mean of all "
             "values. Convert to bool first: `mask.bool()` for the real "
             "tokens, or `mask == 0` for the pads.",
-            zh="所有输出都是 NaN、零，或者所有值的均值。先转成 bool：真实词元"
-            "用 `mask.bool()`，填充符用 `mask == 0`。",
+            zh="所有输出都是 NaN、零，或者所有值的均值。先转成 bool：真实 "
+            "token 用 `mask.bool()`，填充符用 `mask == 0`。",
         ),
         hidden=MATRIX,
         found=(
@@ -530,8 +531,8 @@ MISTAKES = (
         seen=Text(
             en="A key is seen if either mask shows it. Real tokens of the "
             "future are no pads, so that every token sees all of them.",
-            zh="只要有一个掩码放行，键就可见。未来的真实词元不是填充符，于是全"
-            "都看得到。",
+            zh="只要有一个掩码放行，键就可见。未来的真实 token 不是填充符，于"
+            "是全都看得到。",
         ),
         notice=Text(
             en="Masks in which True means may attend are joined by &, those "
@@ -553,7 +554,7 @@ MISTAKES = (
         id="window-one-more",
         title=Text(
             en="A window of W tokens holds W + 1",
-            zh="宽度为 W 的窗口里有 W + 1 个词元",
+            zh="宽度为 W 的窗口里有 W + 1 个 token",
         ),
         lines=(
             Lines(
@@ -571,14 +572,14 @@ MISTAKES = (
         seen=Text(
             en="Through a window of three, a token sees up to four: itself "
             "and three before it.",
-            zh="窗口宽度为 3，一个词元却能看到 4 个：它自己和前面 3 个。",
+            zh="窗口宽度为 3，一个 token 却能看到 4 个：它自己和前面 3 个。",
         ),
         notice=Text(
             en="Count the keys that a late query sees. Libraries differ: in "
             "flash-attn, both ends of `window_size=(a, b)` are included, so "
             "that W tokens are `(W - 1, 0)`.",
             zh="数一数靠后的查询能看到几个键。各个库的约定不同：flash-attn 的 "
-            "`window_size=(a, b)` 两端都算，W 个词元要写成 `(W - 1, 0)`。",
+            "`window_size=(a, b)` 两端都算，W 个 token 要写成 `(W - 1, 0)`。",
         ),
         hidden=MATRIX,
         found=(
@@ -612,15 +613,15 @@ MISTAKES = (
         seen=Text(
             en="The window looks both ways: with a width of three, each token "
             "sees up to two tokens before it and two after it.",
-            zh="窗口往两边都看：宽度为 3 时，每个词元既看到前面两个，也看到后"
-            "面两个。",
+            zh="窗口往两边都看：宽度为 3 时，每个 token 既看到前面两个，也看到"
+            "后面两个。",
         ),
         notice=Text(
             en="Change the last token: no output before it may change. In "
             "decoding token by token with a cache there is no future to be "
             "seen, so that all looks well.",
-            zh="改掉最后一个词元，前面的输出都不该变。带缓存逐个词元解码时没有"
-            "未来可看，一切看上去正常。",
+            zh="改掉最后一个 token，前面的输出都不该变。带缓存逐个 token 解码"
+            "时没有未来可看，一切看上去正常。",
         ),
         hidden=MATRIX,
         found=("https://github.com/google/gemma_pytorch/issues/73",),
@@ -700,13 +701,13 @@ MISTAKES = (
             en="The two tokens of the prefix see the whole text, including "
             "what is to be predicted. In the next layer, all later tokens "
             "learn it from the prefix.",
-            zh="前缀的两个词元看到了全文，包括待预测的部分；到了下一层，后面的"
-            "词元就能从前缀那里得知。",
+            zh="前缀的两个 token 看到了全文，包括待预测的部分；到了下一层，后"
+            "面的 token 就能从前缀那里得知。",
         ),
         notice=Text(
             en="Change a token behind the prefix: no output before that token "
             "may change.",
-            zh="改掉前缀之后的一个词元，它之前的输出都不该变。",
+            zh="改掉前缀之后的一个 token，它之前的输出都不该变。",
         ),
         hidden=MATRIX,
         found=("https://github.com/dphnAI/sonar/pull/1526",),
@@ -718,7 +719,7 @@ MISTAKES = (
         id="padding-lost-in-decoding",
         title=Text(
             en="A decode step of one token drops the padding mask",
-            zh="单词元解码时丢掉了填充掩码",
+            zh="单 token 解码时丢掉了填充掩码",
         ),
         lines=(
             Lines(
@@ -739,8 +740,8 @@ MISTAKES = (
             en="A row begins with two pads and is decoded token by token. Its "
             "last output is {wrong} away from that of the row without pads; "
             "with the mask it is {right}, which is rounding.",
-            zh="一行开头有两个填充符，逐个词元解码。它最后的输出和不带填充符时"
-            "相差 {wrong}；有掩码时相差 {right}，只是舍入误差。",
+            zh="一行开头有两个填充符，逐个 token 解码。它最后的输出和不带填充"
+            "符时相差 {wrong}；有掩码时相差 {right}，只是舍入误差。",
         ),
         notice=Text(
             en="Generate from a short prompt alone, and in a batch with a "

@@ -193,7 +193,7 @@ MISTAKES = (
             en="The first two tokens see nothing in the last two parts, which "
             "are merged first: `-inf - (-inf)` is NaN, and both rows stay "
             "NaN, although the first part has keys for them.",
-            zh="前两个词元在后两部分里一个键都看不到，而这两部分最先合并："
+            zh="前两个 token 在后两部分里一个键都看不到，而这两部分最先合并："
             "`-inf - (-inf)` 得到 NaN，这两行从此都是 NaN，尽管第一部分里有它"
             "们的键。",
         ),
@@ -238,8 +238,8 @@ MISTAKES = (
         seen=Text(
             en="The outputs of the parts are right. Merged, the parts in which "
             "a token sees nothing outweigh all others, and its row is NaN.",
-            zh="各部分的输出都对。可是一合并，词元一个键都看不到的部分反而压过"
-            "所有别的部分，那一行就成了 NaN。",
+            zh="各部分的输出都对。可是一合并，token 一个键都看不到的部分反而压"
+            "过所有别的部分，那一行就成了 NaN。",
         ),
         notice=Text(
             en="Ask the kernel for the log-sum-exp of a query that sees no key "

@@ -111,7 +111,7 @@ def output_and_weights(package: Any) -> tuple[Any, ...]:
     return lambda: layer(tokens(3, 5, 8)), layer.parameters()
 
 
-TOKENS = Text("output", "输出"), Text("token", "词元")
+TOKENS = Text("output", "输出"), Text("token", "token")
 ROWS = (
     Text("row of the output", "输出的行"),
     Text("row of the input", "输入的行"),
@@ -154,14 +154,14 @@ MISTAKES = (
             en="The causal mask is right, and yet the first output depends on "
             "later tokens: each row of the merged tensor holds elements of "
             "many positions.",
-            zh="因果掩码没有错，第一个输出却依赖后面的词元：合并之后，同一行里"
-            "混进了许多位置的元素。",
+            zh="因果掩码没有错，第一个输出却依赖后面的 token：合并之后，同一行"
+            "里混进了许多位置的元素。",
         ),
         notice=Text(
             en="Change one token and see which outputs change. A sequence of "
             "one token gives the right values, so use at least two tokens.",
-            zh="改动一个词元，看哪些输出跟着变。序列只有一个词元时数值恰好是对"
-            "的，所以至少用两个词元来试。",
+            zh="改动一个 token，看哪些输出跟着变。序列只有一个 token 时数值恰"
+            "好是对的，所以至少用两个 token 来试。",
         ),
         hidden=Text(
             en="`view` checks only the number of elements, and not to which "
@@ -208,15 +208,15 @@ MISTAKES = (
             "second. So early outputs depend on later tokens, and no output "
             "contains both heads.",
             zh="每个输出都由同一个头的两个位置拼成：前三个输出全来自第一个头，"
-            "后三个全来自第二个头。于是靠前的输出依赖后面的词元，而且没有一个"
-            "输出同时包含两个头。",
+            "后三个全来自第二个头。于是靠前的输出依赖后面的 token，而且没有一"
+            "个输出同时包含两个头。",
         ),
         notice=Text(
             en="Change one token and see which outputs change. An easy "
             "training task does not show the mistake, because the output "
             "projection learns to compensate for it.",
-            zh="改动一个词元，看哪些输出跟着变。简单的训练任务看不出问题：输出"
-            "投影会学着适应打乱的顺序。",
+            zh="改动一个 token，看哪些输出跟着变。简单的训练任务看不出问题：输"
+            "出投影会学着适应打乱的顺序。",
         ),
         hidden=Text(
             en="`(B, H, T, D)` and `(B, T, H * D)` have the same number of "
@@ -260,16 +260,16 @@ MISTAKES = (
         seen=Text(
             en="With six tokens and two heads, PyTorch raises an error: "
             "{wrong}",
-            zh="六个词元、两个头就报错：{wrong}",
+            zh="六个 token、两个头就报错：{wrong}",
         ),
         notice=Text(
             en="Use a prompt of several tokens and several heads. With one "
             "head, or with one token as in a decode loop, `view` succeeds. In "
             "GQA, `expand` followed by `view` succeeds only for K = 1 and K = "
             "H. `reshape` copies where it has to.",
-            zh="用好几个词元、好几个头来试：只有一个头，或者像逐词元解码那样只"
-            "有一个词元时，`view` 不会报错。GQA 里 `expand` 之后再 `view`，只"
-            "有 K = 1 和 K = H 时能通过。`reshape` 会在必要时复制。",
+            zh="用好几个 token、好几个头来试：只有一个头，或者像逐 token 解码"
+            "那样只有一个 token 时，`view` 不会报错。GQA 里 `expand` 之后再 "
+            "`view`，只有 K = 1 和 K = H 时能通过。`reshape` 会在必要时复制。",
         ),
         hidden=None,
         found=(
@@ -306,14 +306,14 @@ MISTAKES = (
             en="Each head should get half the width of every token. Instead "
             "it gets half of the sequence, with each token cut in two. The "
             "first output depends on tokens of both halves.",
-            zh="每个头本该分到所有词元的一半宽度，现在分到的却是半个序列，每个"
-            "词元还被切成两段。第一个输出同时依赖前后两半里的词元。",
+            zh="每个头本该分到所有 token 的一半宽度，现在分到的却是半个序列，"
+            "每个 token 还被切成两段。第一个输出同时依赖前后两半里的 token。",
         ),
         notice=Text(
             en="Change the last token: no output before it may change, but "
             "here the one before it does.",
-            zh="改掉最后一个词元，它前面的输出一个都不该变；这里前一个输出也跟"
-            "着变了。",
+            zh="改掉最后一个 token，它前面的输出一个都不该变；这里前一个输出也"
+            "跟着变了。",
         ),
         hidden=Text(
             en="`view(B, H, T, D)` has the intended sizes, but it divides the "
@@ -418,7 +418,7 @@ MISTAKES = (
             en="Each row of the batch should depend on itself alone. Here it "
             "also depends on the rows before it, as if the rows were tokens.",
             zh="批次里的每一行本该只依赖自己，这里却还依赖排在前面的各行：行被"
-            "当成了词元。",
+            "当成了 token。",
         ),
         notice=Text(
             en="Run each row alone and compare the result with that of the "
@@ -613,14 +613,14 @@ MISTAKES = (
         shown=dependence,
         seen=Text(
             en="Every output depends on every token, including those after it.",
-            zh="每个输出都依赖所有词元，包括排在它后面的。",
+            zh="每个输出都依赖所有 token，包括排在它后面的。",
         ),
         notice=Text(
             en="The training loss falls far below what is possible, and the "
             "model generates nonsense. Change the last token: no output "
             "before it may change.",
-            zh="训练损失低得不合理，生成的却是胡话。改掉最后一个词元，它前面的"
-            "输出一个都不该变。",
+            zh="训练损失低得不合理，生成的却是胡话。改掉最后一个 token，它前面"
+            "的输出一个都不该变。",
         ),
         hidden=Text(
             en="The shapes are the same with a mask and without one.",
@@ -661,8 +661,8 @@ MISTAKES = (
         seen=Text(
             en="After `eval()`, every output depends on every token. In "
             "training the same layer is causal.",
-            zh="调用 `eval()` 之后，每个输出都依赖所有词元；训练时同一层却遵守"
-            "因果掩码。",
+            zh="调用 `eval()` 之后，每个输出都依赖所有 token；训练时同一层却遵"
+            "守因果掩码。",
         ),
         notice=Text(
             en="Without dropout, `train()` and `eval()` must give the same "

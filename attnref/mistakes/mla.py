@@ -185,8 +185,8 @@ MISTAKES = (
         notice=Text(
             en="The first token is right, since it sees itself alone. Compare "
             "the others with the library from which the checkpoint comes.",
-            zh="第一个词元只看自己，所以总是对的。要拿后面的词元和权重出处的"
-            "那个库对比。",
+            zh="第一个 token 只看自己，所以总是对的。要拿后面的 token 和权重出"
+            "处的那个库对比。",
         ),
         hidden=Text(
             en="With YaRN and without it, the scale is one number.",
@@ -286,7 +286,7 @@ MISTAKES = (
         notice=Text(
             en="In a single layer, swap two earlier tokens: the output of the "
             "last one must change.",
-            zh="只用一层，把前面两个词元对调，最后一个词元的输出应该变。",
+            zh="只用一层，把前面两个 token 对调，最后一个 token 的输出应该变。",
         ),
         hidden=Text(
             en="A rotation does not change the shape.",
@@ -334,7 +334,7 @@ MISTAKES = (
             "Compare with the library that they come from, at the second "
             "token or later.",
             zh="从头训练的话，两种布局都行，只有装上现成的权重才看得出错。从第"
-            "二个词元起，和权重出处的那个库对比。",
+            "二个 token 起，和权重出处的那个库对比。",
         ),
         hidden=Text(
             en="Both layouts rotate vectors of the same width.",
@@ -369,8 +369,8 @@ MISTAKES = (
             en="The keys and values of all heads are cached. Outputs are "
             "right, but there are {wrong} elements per token and layer "
             "instead of {right}, as many as with multi-head attention.",
-            zh="缓存的是所有头的键和值。输出没错，但每层每个词元要存 {wrong} "
-            "个元素，而不是 {right} 个：和多头注意力一样大。",
+            zh="缓存的是所有头的键和值。输出没错，但每层每个 token 要存 "
+            "{wrong} 个元素，而不是 {right} 个：和多头注意力一样大。",
         ),
         notice=Text(
             en="Count the elements in the cache. They must not depend on the "

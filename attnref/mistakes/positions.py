@@ -66,7 +66,7 @@ FOLLOW = "tests/core/test_rope.py::test_new_tokens_follow_the_past"
 COMPARE = Text(
     en="Decode token by token and compare with one pass over the whole "
     "sequence.",
-    zh="逐个词元解码，再和一次算完整个序列的结果对比。",
+    zh="逐个 token 解码，再和一次算完整个序列的结果对比。",
 )
 ANGLES = Text(
     en="A vector keeps its shape, whatever the angle of rotation is.",
@@ -180,8 +180,8 @@ MISTAKES = (
             en="In three rows, the tokens stand 1, 2 and 3 positions apart. "
             "The first row gives the same as alone; the other two are off by "
             "up to {change}.",
-            zh="三行的词元分别相隔 1、2、3 个位置。第一行和单独算时一样，另外"
-            "两行最多差 {change}。",
+            zh="三行的 token 分别相隔 1、2、3 个位置。第一行和单独算时一样，另"
+            "外两行最多差 {change}。",
         ),
         notice=Text(
             en="Compare each row with the same row alone. RoPE sees distances "
@@ -231,8 +231,9 @@ MISTAKES = (
             en="Three tokens are read at once, and they are right. Three more "
             "are decoded, each as if it stood at position 0, before the rest "
             "of the prompt: the attention weights differ by up to {change}.",
-            zh="前三个词元一次读入，没有问题。后三个逐个解码，每个都被当成在位"
-            "置 0，排到了提示词其余词元的前面：注意力权重最多差 {change}。",
+            zh="前三个 token 一次读入，没有问题。后三个逐个解码，每个都被当成"
+            "在位置 0，排到了提示词其余 token 的前面：注意力权重最多差 "
+            "{change}。",
         ),
         notice=COMPARE,
         hidden=ANGLES,
@@ -270,15 +271,15 @@ MISTAKES = (
             "token. The three decoded tokens are at the right distance from "
             "each other, but one too far from the prompt: the attention "
             "weights differ by up to {change}.",
-            zh="提示词和第一个新词元之间空了一个位置。解码出的三个词元之间距离"
-            "正确，但离提示词都远了一格：注意力权重最多差 {change}。",
+            zh="提示词和第一个新 token 之间空了一个位置。解码出的三个 token 之"
+            "间距离正确，但离提示词都远了一格：注意力权重最多差 {change}。",
         ),
         notice=Text(
             en="Decode token by token and compare the numbers with those of "
             "one pass over the whole sequence. The text stays fluent, so "
             "reading it does not help.",
-            zh="逐个词元解码，和一次算完整个序列的结果逐个数值对比。文本照样通"
-            "顺，光看输出发现不了。",
+            zh="逐个 token 解码，和一次算完整个序列的结果逐个数值对比。文本照"
+            "样通顺，光看输出发现不了。",
         ),
         hidden=ANGLES,
         found=(
@@ -325,8 +326,8 @@ MISTAKES = (
             en="With a cache, the position of each query is too large by the "
             "number of new tokens: by three in the prompt, and by one in each "
             "step after it. The attention weights differ by up to {change}.",
-            zh="一用缓存，查询的位置就偏大，多出的正好是新词元的个数：读提示词"
-            "时多 3，之后每步多 1。注意力权重最多差 {change}。",
+            zh="一用缓存，查询的位置就偏大，多出的正好是新 token 的个数：读提"
+            "示词时多 3，之后每步多 1。注意力权重最多差 {change}。",
         ),
         notice=COMPARE,
         hidden=ANGLES,
@@ -404,8 +405,8 @@ MISTAKES = (
             en="In four rows, 0 to 3 pads stand before the tokens. The first "
             "token of each row should have position 0, but it has a position "
             "of up to {change}.",
-            zh="四行，词元前面分别有 0 到 3 个填充。每行第一个词元的位置本该"
-            "是 0，却最大到了 {change}。",
+            zh="四行，token 前面分别有 0 到 3 个填充。每行第一个 token 的位置"
+            "本该是 0，却最大到了 {change}。",
         ),
         notice=Text(
             en="Compare each row of a left-padded batch with the same row "
@@ -418,7 +419,7 @@ MISTAKES = (
         ),
         hidden=Text(
             en="Both give one position per token.",
-            zh="两种写法都是每个词元一个位置。",
+            zh="两种写法都是每个 token 一个位置。",
         ),
         found=(
             "https://github.com/huggingface/transformers/issues/3021",
@@ -429,6 +430,6 @@ MISTAKES = (
         ),
         law=positions_count_tokens,
         of=lambda package: (package.token_positions,),
-        axes=(Text("row", "行"), Text("token", "词元")),
+        axes=(Text("row", "行"), Text("token", "token")),
     ),
 )

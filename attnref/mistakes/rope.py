@@ -192,8 +192,8 @@ MISTAKES = (
             en="This is not a rotation: the length of a vector changes with "
             "its position, and the scores depend on where the two tokens "
             "stand. They are wrong by up to {change}.",
-            zh="这不是旋转：向量的长度随位置变化，分数也取决于两个词元各自所在"
-            "的位置，最多错 {change}。",
+            zh="这不是旋转：向量的长度随位置变化，分数也取决于两个 token 各自"
+            "所在的位置，最多错 {change}。",
         ),
         notice=Text(
             en="A rotation keeps the length of every vector: compare the "
@@ -231,8 +231,8 @@ MISTAKES = (
             en="The scores are those of the opposite distance: a key n tokens "
             "back gets the score of a key n tokens ahead. They differ by up "
             "to {change}.",
-            zh="算出的是相反距离的分数：往前 n 个词元的键，得到的是往后 n 个词"
-            "元的分数，最多差 {change}。",
+            zh="算出的是相反距离的分数：往前 n 个 token 的键，得到的是往后 n "
+            "个 token 的分数，最多差 {change}。",
         ),
         notice=Text(
             en="A model that is trained from scratch works, since the "
@@ -329,9 +329,9 @@ MISTAKES = (
             "base is: look at the first column of the cosines. The paper "
             "counts pairs from 1, where the exponent is 2(p - 1) / d; counted "
             "from 0, it is 2p / d.",
-            zh="不管底数是多少，第一对每个词元都转 1 弧度：看余弦表的第一列就"
-            "知道。论文里的对从 1 数起，指数是 2(p - 1) / d；从 0 数起则是 2p "
-            "/ d。",
+            zh="不管底数是多少，第一对每个 token 都转 1 弧度：看余弦表的第一列"
+            "就知道。论文里的对从 1 数起，指数是 2(p - 1) / d；从 0 数起则是 "
+            "2p / d。",
         ),
         hidden=SHAPE,
         found=(
@@ -466,14 +466,14 @@ MISTAKES = (
             "Exchanging two earlier tokens should change the last output, by "
             "up to {change} here, but does not.",
             zh="查询和键按头的编号旋转，而不是按位置。同一个头里两者的角度一"
-            "样，正好抵消，于是这一层看不到词元的顺序。交换前面两个词元，最后"
-            "的输出本该变化（这里最多 {change}），现在却纹丝不动。",
+            "样，正好抵消，于是这一层看不到 token 的顺序。交换前面两个 token，"
+            "最后的输出本该变化（这里最多 {change}），现在却纹丝不动。",
         ),
         notice=Text(
             en="Exchange two earlier tokens: the last output must change. "
             "Training raises no error, and only ends with a worse model.",
-            zh="交换前面的两个词元，最后的输出必须跟着变。训练不会报错，只是结"
-            "果更差。",
+            zh="交换前面的两个 token，最后的输出必须跟着变。训练不会报错，只是"
+            "结果更差。",
         ),
         hidden=Text(
             en="The tables are made for as many positions as the axis has, "
@@ -491,6 +491,9 @@ MISTAKES = (
         ),
         law=order_is_seen,
         of=lambda package: (mha(package), seeded(2, 5, 16)),
-        axes=(Text("token", "词元"), Text("exchanged with", "与之交换的词元")),
+        axes=(
+            Text("token", "token"),
+            Text("exchanged with", "与之交换的 token"),
+        ),
     ),
 )

@@ -98,7 +98,7 @@ SCALED = """
 """
 FUTURE = Text(
     en="Change the last token: no output before it may move.",
-    zh="改掉最后一个词元，它前面的输出一个都不该变。",
+    zh="改掉最后一个 token，它前面的输出一个都不该变。",
 )
 BROADCAST = Text(
     en="The mask broadcasts as it should, so every size is right.",
@@ -132,8 +132,8 @@ MISTAKES = (
             en="-1e-9 is almost 0, and each token attends to the tokens after "
             "it as if there were no mask: the weights differ by up to "
             "{change}.",
-            zh="-1e-9 几乎就是 0，每个词元照样看到它后面的词元，就像没有掩码一"
-            "样：权重最多差 {change}。",
+            zh="-1e-9 几乎就是 0，每个 token 照样看到它后面的 token，就像没有"
+            "掩码一样：权重最多差 {change}。",
         ),
         notice=FUTURE,
         hidden=BROADCAST,
@@ -243,15 +243,15 @@ MISTAKES = (
         seen=Text(
             en="Each token sees the tokens after it and nothing else. The "
             "last one sees no key at all.",
-            zh="每个词元只看到后面的词元，最后一个什么键也看不到。",
+            zh="每个 token 只看到后面的 token，最后一个什么键也看不到。",
         ),
         notice=Text(
             en="In `F.scaled_dot_product_attention` True means may attend, in "
             "`nn.MultiheadAttention` True means hidden, and a tokenizer "
             "writes 1 for real tokens. Try a mask that hides all keys but one.",
             zh="`F.scaled_dot_product_attention` 里 True 表示可见，"
-            "`nn.MultiheadAttention` 里 True 表示遮住，分词器给真实词元写 1。"
-            "用一个只留一个键的掩码试一下。",
+            "`nn.MultiheadAttention` 里 True 表示遮住，分词器给真实 token 写 "
+            "1。用一个只留一个键的掩码试一下。",
         ),
         hidden=BROADCAST,
         found=(
@@ -293,8 +293,8 @@ MISTAKES = (
             en="Each row of weights must sum to 1. The future leaks through "
             "the sum: change the last token, and earlier outputs change with "
             "it.",
-            zh="每一行权重加起来应为 1。未来会从分母里漏出来：改掉最后一个词"
-            "元，前面的输出也跟着变。",
+            zh="每一行权重加起来应为 1。未来会从分母里漏出来：改掉最后一个 "
+            "token，前面的输出也跟着变。",
         ),
         hidden=BROADCAST,
         found=(
@@ -468,8 +468,8 @@ MISTAKES = (
             en="Pad on the left under a causal mask: the first rows see no "
             "key. In the next layer a weight of 0 times a value of NaN is "
             "NaN, and so the real tokens become NaN too.",
-            zh="在因果掩码下做左填充，前几行就看不到任何键。到了下一层，权重 "
-            "0 乘以值 NaN 还是 NaN，真实词元也跟着变成 NaN。",
+            zh="在因果掩码下做左填充，前几行就看不到任何键。到了下一层，权重 0"
+            " 乘以值 NaN 还是 NaN，真实 token 也跟着变成 NaN。",
         ),
         hidden=Text(
             en="A row of NaN has the same shape as any other.",
@@ -592,8 +592,8 @@ MISTAKES = (
             en="The scores are too large by a factor of sqrt(D), where D is "
             "the width of a head, and the weights too sharp: they differ by "
             "up to {change}.",
-            zh="分数是应有的 sqrt(D) 倍（D 是每个头的宽度），权重过于尖锐：最"
-            "多差 {change}。",
+            zh="分数是应有的 sqrt(D) 倍（D 是每个头维度），权重过于尖锐：最多"
+            "差 {change}。",
         ),
         notice=Text(
             en="Compare with `F.scaled_dot_product_attention`. It is a sign "
@@ -631,8 +631,8 @@ MISTAKES = (
             en="The scores are too large by a factor of D, the width of a "
             "head. Each query gives almost all its weight to one key: the "
             "weights differ by up to {change}.",
-            zh="分数是应有的 D 倍（D 是每个头的宽度）：每个查询的权重几乎全给"
-            "了一个键，最多差 {change}。",
+            zh="分数是应有的 D 倍（D 是每个头维度）：每个查询的权重几乎全给了"
+            "一个键，最多差 {change}。",
         ),
         notice=Text(
             en="Dividing by `D ** -0.5` is multiplying by sqrt(D). The "
@@ -714,7 +714,7 @@ MISTAKES = (
             en="Change the last token: earlier outputs change in spite of the "
             "mask. `view` and `reshape` keep the order of the elements in "
             "memory, and `transpose` does not.",
-            zh="改掉最后一个词元，即使有掩码，前面的输出也会变。`view` 和 "
+            zh="改掉最后一个 token，即使有掩码，前面的输出也会变。`view` 和 "
             "`reshape` 保持元素在内存里的顺序，`transpose` 则不然。",
         ),
         hidden=Text(
