@@ -221,7 +221,7 @@ class _Gradients(torch.autograd.Function):
         d_lse: Tensor,
         how: _How,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mixed = d_out.to(lse.dtype) * out.to(lse.dtype)
+        mixed = d_out.to(lse.dtype) * out
         delta = mixed.sum(-1, keepdim=True) - d_lse
         with without_autocast(q.device):
             return _backward(q, k, v, lse, delta, d_out, how)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnref.core.inputs import check_attention
-from attnref.core.masks import Mask, mask_mod, part_of
+from attnref.core.masks import Mask, mask_mod
 from attnref.core.sdpa import without_autocast
 
 # --8<-- [end:imports]
@@ -97,9 +97,11 @@ def _tiles(
     device: torch.device,
 ) -> Any:
     """The `BlockMask`: which tiles are computed, and which of them masked."""
-    corner = part_of(mask, slice(1), slice(1))
-    if mask is None or corner is None:
+    if mask is None:
         return None
+    corner = mask  # of which the axes are counted
+    if not isinstance(corner, Tensor):
+        corner = corner.part(slice(1), slice(1))
     # Of the rows and heads, one will do where all have the same mask.
     heads = corner.shape[:2] if corner.dim() == 4 else (1, 1)
     return create(mask_mod(mask), *heads, T, S, device)

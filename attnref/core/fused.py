@@ -114,7 +114,7 @@ def _call(
     seen = dense(mask)
     if seen is not None:
         seen = seen[(None,) * (4 - seen.dim())]
-    if seen is not None and H > K and _is_large(seen, q):
+    if seen is not None and _is_large(seen, q):
         how["attn_mask"], how["enable_gqa"] = seen, True
     else:
         q = q.reshape(B, K, H // K * T, q.shape[3])
@@ -211,7 +211,7 @@ def _is_part(v: Tensor, k: Tensor) -> bool:
 
     Not asked where a gradient is recorded: it would go to `k` instead.
     """
-    if torch.compiler.is_compiling() or v.shape[3] > k.shape[3]:
+    if torch.compiler.is_compiling():
         return False
     if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
         return False

@@ -73,8 +73,9 @@ def chunks() -> Iterator[Row]:
 
 
 def calls() -> Iterator[Row]:
-    """The form that each call takes, and what `fused` then passes on."""
-    sizes = V3 | {"d_model": 16, "n_heads": 2, "q_lora_rank": None}
+    """The form that each call takes, and what `fused` then passes on, on one
+    thread: on many, or for fewer heads, it does not call PyTorch for a step."""
+    sizes = V3 | {"d_model": 16, "n_heads": 8, "q_lora_rank": None}
     given, passed = Mock(wraps=attnref.fused), Mock(side_effect=_like_values)
     layer = attnref.MultiHeadLatentAttention(**sizes, attend=given)
     for name, new, past, cached in (
@@ -89,7 +90,8 @@ def calls() -> Iterator[Row]:
             cache.append(torch.zeros(1, 1, past, 576))
         form = attnref.form_of(layer, new, past, cached=cached)
         to = "torch.nn.functional.scaled_dot_product_attention"
-        with torch.no_grad(), patch(to, passed):
+        alone = patch("torch.get_num_threads", return_value=1)
+        with torch.no_grad(), patch(to, passed), alone:
             layer(torch.zeros(1, new, 16), cache=cache)
         k, v = given.call_args.args[1:3]
         call = passed.call_args.kwargs

@@ -37,6 +37,7 @@ def test_a_cache_in_half_precision_is_widened_in_parts():
     mask = torch.rand(3, 5003) > 0.3
     theirs = torch_sdpa(*wide, mask)
     ours = few(q, k, v, mask)
+    assert ours.dtype == torch.bfloat16
     assert relative_error(ours, theirs) <= 2**-8  # one rounding
     with torch.no_grad():  # all parts in the same memory
         assert torch.equal(few(q, k, v, mask), ours)
@@ -67,6 +68,7 @@ def test_which_parts_are_widened(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     ((at, whole),) = widened(x, torch.float32)
     assert at == slice(None) and whole.shape == x.shape
+    assert whole.dtype == torch.float32
 
 
 def test_a_compiled_decode_step_multiplies_in_the_same_order():

@@ -2,6 +2,7 @@ import re
 import shutil
 import sys
 import sysconfig
+import warnings
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,19 @@ def test_what_flex_attention_cannot_do_is_refused():
             flex(*given, **told)
     with torch.no_grad():
         assert CORES["flex"](*learning).shape == (B, H, T, DV)
+
+
+def test_in_a_graph_of_its_caller_it_compiles_nothing(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.delattr(torch, "compile")
+    q, k, v = qkv(torch.float32)
+    k = k.transpose(1, 2).contiguous().transpose(1, 2)  # as projections leave
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch asks to compile it
+        for mask in None, RuleMask(Window(3), T, S, S - T):
+            want = sdpa(q, k, v, mask, scale=0.7)
+            got = flex(q, k, v, mask, scale=0.7)
+            assert relative_error(got, want) <= 2e-6
 
 
 def test_a_block_mask_is_kept_where_numbers_say_all_of_it(monkeypatch):

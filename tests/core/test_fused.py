@@ -203,6 +203,12 @@ def test_a_step_takes_what_is_faster_on_so_many_threads(monkeypatch):
         assert relative_error(got, sdpa(q, k, v)) < 0.02
         shorter = k[:, :, 1:], v[:, :, 1:]  # one call costs less than ten
         assert fused_backend(q, *shorter) == "flash"
+    q, k, v = qkv(single, B=4, T=1, S=401, K=2, H=8, D=401, DV=401)
+    monkeypatch.setattr("attnref.core.fused.few", None)  # has no dropout
+    assert not torch.equal(*(fused(q, k, v, dropout=0.5) for _ in "ab"))
+    assert fused(*(x.to("meta") for x in (q, k, v))).is_meta
+    with pytest.raises(TypeError):
+        fused(q, k, v)
 
 
 class Asked:
@@ -293,6 +299,13 @@ def test_what_pytorch_is_given(sizes, how, want, monkeypatch):
 
 def test_only_a_mask_of_the_queries_is_stacked(monkeypatch):
     asked = Asked(monkeypatch)
+
+    def given(heads, mask, T=5, device="cpu"):
+        sizes = {"B": 3, "H": 6, "K": heads, "T": T, "S": 7, "D": 8, "DV": 8}
+        q, k, v = (x.to(device) for x in qkv(**sizes))
+        fused(q, k, v, torch.rand(mask, device=device) > 0.4)
+        return asked.calls.pop()[2]
+
     for heads, mask, shape in (
         (2, (5, 7), (1, 1, 15, 7)),
         (2, (3, 1, 1, 7), (3, 1, 1, 7)),  # pads: as small as it was
@@ -300,9 +313,14 @@ def test_only_a_mask_of_the_queries_is_stacked(monkeypatch):
         (2, (1, 6, 1, 7), (1, 2, 15, 7)),
         (6, (1, 6, 1, 7), (1, 6, 1, 7)),
     ):
-        q, k, v = qkv(B=3, H=6, K=heads, T=5, S=7, D=8, DV=8)
-        fused(q, k, v, torch.rand(mask) > 0.4)
-        assert asked.calls.pop()[2] == shape
+        assert given(heads, mask) == shape
+    # With many queries it is shared by the heads, where PyTorch can.
+    assert given(2, (64, 7), 64) == (1, 1, 192, 7)
+    assert given(2, (65, 7), 65) == (1, 1, 65, 7)
+    assert given(2, (1, 6, 65, 7), 65) == (1, 2, 195, 7)
+    assert given(2, (65, 7), 65, "meta") == (1, 1, 195, 7)
+    monkeypatch.setattr("attnref.core.fused.HAS_GQA", False)
+    assert given(2, (65, 7), 65) == (1, 1, 195, 7)
 
 
 def test_a_kernel_has_the_name_that_pytorch_gives_it(monkeypatch):
