@@ -124,7 +124,7 @@ MISTAKES = (
             zh="用组内头数少于组数的配置来测。两者相等时（比如 64 个查询头、8 "
             "个键值头）恰好是对的，组内头数更多时则会下标越界。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             "https://github.com/PSAL-POSTECH/ONNXim/issues/33",
             "https://github.com/HazyResearch/HipKittens/pull/22",
@@ -167,12 +167,7 @@ MISTAKES = (
             zh="看权重的配置里有没有 `head_dim`：Qwen3-32B 是 128，而 5120 / "
             "64 是 80。",
         ),
-        hidden=Text(
-            en="In many models, `d_model // n_heads` is the width of a head. "
-            "A test that never passes `head_dim` does not notice the mistake.",
-            zh="很多模型里，头维度正好是 `d_model // n_heads`。测试里从不指定 "
-            "`head_dim`，就发现不了。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/NVIDIA/TensorRT-LLM/issues/5912",
             "https://github.com/vllm-project/speculators/pull/134",
@@ -219,10 +214,7 @@ MISTAKES = (
             en="Look for query weights without a gradient after backward.",
             zh="反向传播之后，找一找没有梯度的查询权重。",
         ),
-        hidden=Text(
-            en="The loop still collects H heads, each of shape `(B, T, D)`.",
-            zh="循环照样收集了 H 个头，每个的形状都是 `(B, T, D)`。",
-        ),
+        same_shape=True,
         found=(NOTES,),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=every_weight_is_used,
@@ -277,7 +269,7 @@ MISTAKES = (
             "causal mask and without one.",
             zh="改动第一个 token：不管有没有因果掩码，所有输出都应当跟着变。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(NOTES,),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=past_is_seen,
@@ -316,10 +308,7 @@ MISTAKES = (
             zh="改动填充位置上的内容，真实 token 的输出一个都不该变。没有填充"
             "的测试永远发现不了。",
         ),
-        hidden=Text(
-            en="The shapes are the same whether the mask is used or ignored.",
-            zh="掩码用没用上，形状都一样。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/facebookresearch/fairseq/issues/1682",
@@ -381,7 +370,7 @@ MISTAKES = (
             zh="看输出投影的输入宽度：应当是 H 个头，而不是 K 个。`einsum` 会"
             "对结果里没有写出的字母求和。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             "https://github.com/fkodom/grouped-query-attention-pytorch/"
             "issues/5",

@@ -249,7 +249,7 @@ MISTAKES = (
             "好挡住空位，要么尺寸对不上而报错；单个 token 的解码步通常没有掩"
             "码，空位就混进来了。",
         ),
-        hidden=None,
+        same_shape=False,
         found=("https://github.com/Lightning-AI/litgpt/pull/2248",),
         tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
         law=decoding_is_the_full_pass,
@@ -293,24 +293,19 @@ MISTAKES = (
         shown=partial(decoded, room=8),
         seen=Text(
             en="Prefill has no past to read, so this code returns before it "
-            "writes. The prompt itself is right, but the tokens after it "
-            "find zeros in the place of its keys: the weights differ by up "
-            "to {change}, and the text goes on as if there had been no "
-            "prompt.",
-            zh="预填充没有过去可读，代码就提前返回了，还没来得及写。提示词本身"
-            "没算错，之后的 token 在它的位置上读到的却是全零的键：权重最多差 "
-            "{change}，接下来的文本就像没有提示词一样。",
+            "writes. The prompt itself is right, but the tokens after it find "
+            "zeros in the place of its keys: the weight of {where} is {there}"
+            ", and the text goes on as if there had been no prompt.",
+            zh="预填充没有过去可读，代码就提前返回了，还没来得及写。提示词本"
+            "身没算错，之后的 token 在它的位置上读到的却是全零的键：{where} 的"
+            "权重是 {there}，接下来的文本就像没有提示词一样。",
         ),
         notice=Text(
             en="Read a prompt, decode some tokens, and compare with one pass "
             "over all of them.",
             zh="读完提示词，再逐个解码几个 token，和一次算完的结果对比。",
         ),
-        hidden=Text(
-            en="The cache has the right length and returns as many keys as it "
-            "should; they are only zeros.",
-            zh="长度数对了，取出来的键也一个不少，只是里面全是零。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/lightseekorg/tokenspeed/pull/1441",
@@ -353,11 +348,7 @@ MISTAKES = (
             zh="多追加一个 token，必须被拒绝。把一个 token 赋给空切片会触发广"
             "播，什么也没写进去；一次追加两个反而会报错。",
         ),
-        hidden=Text(
-            en="Until the cache is full nothing differs, and then its size "
-            "stays as it is.",
-            zh="没满之前毫无区别，满了之后尺寸就不再变。",
-        ),
+        same_shape=True,
         found=(NOTES,),
         tests=(f"{CACHES}::test_overflow_is_refused_and_changes_nothing",),
         law=full_cache_refuses,
@@ -402,9 +393,9 @@ MISTAKES = (
         seen=Text(
             en="In a batch of two rows, the tokens of the second attend to "
             "those of the first, too: there are twice as many keys as there "
-            "should be, and the weights differ by up to {change}.",
+            "should be, and the weight of {where} is {there}.",
             zh="批次里有两行，第二行的 token 还会看到第一行的 token：键多了一"
-            "倍，权重最多差 {change}。",
+            "倍，{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Decode a batch, and each of its rows alone: the outputs must "
@@ -412,7 +403,7 @@ MISTAKES = (
             zh="整批解码一次，再逐行单独解码，输出必须相同。批次只有一行时"
             "不会出错。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(NOTES,),
         tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
         law=decoding_is_the_full_pass,
@@ -452,11 +443,7 @@ MISTAKES = (
             zh="每个长度都回退一次（包括 0），再追加 token，和用 `torch.cat` "
             "拼出来的结果对比。",
         ),
-        hidden=Text(
-            en="Only after a rollback to 0 tokens are there too many keys, "
-            "and few tests roll back that far.",
-            zh="只有回退到 0 之后，键的个数才不对，而很少有测试会退到 0。",
-        ),
+        same_shape=True,
         found=("https://github.com/huggingface/transformers/issues/47433",),
         tests=(
             f"{CACHES}::test_after_a_rollback_new_tokens_overwrite_old_ones"
@@ -500,10 +487,7 @@ MISTAKES = (
             zh="贪心解码没问题。把每一束的得分，和用它选出的 token 一次算完的"
             "得分对比。",
         ),
-        hidden=Text(
-            en="There are as many rows as before, unless beams are dropped.",
-            zh="只要束的数目不变，行数就和原来一样。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/huggingface/transformers/issues/46612",
             "https://github.com/PaddlePaddle/PaddleNLP/issues/6672",
@@ -546,10 +530,7 @@ MISTAKES = (
             zh="生成一次，重置，再生成同样的内容，token 必须相同。启动后的第一"
             "个提示词总是对的。",
         ),
-        hidden=Text(
-            en="A preallocated buffer has the same shape before and after.",
-            zh="预分配的缓冲区，重置前后形状一样。",
-        ),
+        same_shape=True,
         found=("https://github.com/huggingface/transformers/pull/48809",),
         tests=(f"{CACHES}::test_a_reset_cache_is_a_new_one",),
         law=cache_is_a_list,
@@ -608,10 +589,7 @@ MISTAKES = (
             zh="缓存返回的张量，`requires_grad` 必须是 False。解码要放在 "
             "`torch.no_grad()` 或 `torch.inference_mode()` 里。",
         ),
-        hidden=Text(
-            en="All outputs are right; only memory runs out.",
-            zh="输出都对，只是显存会耗尽。",
-        ),
+        same_shape=True,
         found=(NOTES,),
         tests=(f"{CACHES}::test_gradients_are_refused",),
         law=cache_keeps_no_graph,
@@ -645,11 +623,11 @@ MISTAKES = (
         symptom="decoding",
         shown=logits_with_cache,
         seen=Text(
-            en="Each token is stored once per layer, and each layer reads the "
-            "keys of the other layers, too: the logits of six tokens are off "
-            "by up to {change}.",
-            zh="每个 token 每层各存一遍，每层还会读到别的层的键：六个 token 的"
-            " logits 最多差 {change}。",
+            en="Each token is stored once per layer, and each layer reads "
+            "the keys of the other layers, too: the logit of {where} is "
+            "{there}.",
+            zh="每个 token 每层各存一遍，每层还会读到别的层的键：{where} 的 "
+            "logit 是 {there}。",
         ),
         notice=Text(
             en="After a prompt of T tokens, the length of each cache must be "
@@ -657,11 +635,7 @@ MISTAKES = (
             zh="读完 T 个 token 的提示词，每个缓存的长度都必须是 T。只有一层的"
             "模型不会出错。",
         ),
-        hidden=Text(
-            en="Keys of all layers have the same shape, and the mask grows "
-            "with the length of the cache.",
-            zh="各层的键形状相同，掩码也跟着缓存的长度变长。",
-        ),
+        same_shape=True,
         found=(),
         tests=(
             f"{BLOCK}::"
@@ -697,9 +671,9 @@ MISTAKES = (
         seen=Text(
             en="The second of two chunks does not see its past: its first "
             "token attends to the first token of the prompt and to nothing "
-            "else. The weights differ by up to {change}.",
+            "else. The weight of {where} is {there}.",
             zh="两个分块中的第二个看不到自己的过去：它的第一个 token 只看得到"
-            "整段的第一个 token。权重最多差 {change}。",
+            "整段的第一个 token。{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Read a prompt in two chunks and in one: the outputs must be "
@@ -710,10 +684,7 @@ MISTAKES = (
             "不用掩码时没问题；要是用 `is_causal=True`，连这种情况也会错，因为"
             "它是左上对齐的。",
         ),
-        hidden=Text(
-            en="The mask has a column for each key, as it should.",
-            zh="掩码每个键一列，尺寸没错。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/jingyaogong/minimind/issues/631",
@@ -750,13 +721,13 @@ MISTAKES = (
         symptom="future",
         shown=partial(decoded, cuts=[4, 5]),
         seen=Text(
-            en="The tokens of the prompt attend to those after them, and "
-            "their weights differ by up to {change}; the single tokens that "
-            "follow are right. From the second layer on, the cached keys and "
-            "values depend on later tokens.",
-            zh="提示词里的 token 会看到后面的 token，权重最多差 {change}；之后"
-            "逐个解码的 token 没问题。从第二层起，存进缓存的键和值就带上了未来"
-            "的信息。",
+            en="The tokens of the prompt attend to those after them, and the "
+            "weight of {where} is {there}; the single tokens that follow are "
+            "right. From the second layer on, the cached keys and values "
+            "depend on later tokens.",
+            zh="提示词里的 token 会看到后面的 token，{where} 的权重是 "
+            "{there}；之后逐个解码的 token 没问题。从第二层起，存进缓存的键和"
+            "值就带上了未来的信息。",
         ),
         notice=Text(
             en="Read the same prompt with and without a cache: the outputs "
@@ -765,10 +736,7 @@ MISTAKES = (
             zh="同一个提示词，用缓存和不用缓存各读一遍，输出必须相同。训练时"
             "没有缓存，所以损失是正常的。",
         ),
-        hidden=Text(
-            en="Scores have the same shape with and without a mask.",
-            zh="加不加掩码，分数的形状都一样。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/Mikyx-1/TinyLLM/issues/17",
@@ -816,11 +784,7 @@ MISTAKES = (
             zh="每一步之后，缓存的长度必须等于读过的 token 数。用了缓存，生成"
             "反而更慢。",
         ),
-        hidden=Text(
-            en="Logits have the shape of what was fed, and only the last ones "
-            "are used.",
-            zh="logits 的形状和送进去的 token 一致，而用到的只是最后一个。",
-        ),
+        same_shape=True,
         found=("https://github.com/iCog-Labs-Dev/PC-Transformers/issues/129",),
         tests=(
             f"{BLOCK}::"
@@ -871,9 +835,7 @@ MISTAKES = (
             zh="把 `nbytes` 和自己算的对一遍，再看返回的 dtype 和存入的是否一"
             "样。dtype 不一致，矩阵乘法会报错；开了 autocast 则会自动转换。",
         ),
-        hidden=Text(
-            en="A dtype is not part of a shape.", zh="dtype 不属于形状。"
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/meta-pytorch/torchtune/issues/398",
@@ -923,11 +885,7 @@ MISTAKES = (
             zh="看存下来的张量的形状或字节数：头数必须是 K，不是 H。先存，再复"
             "制；最好根本不复制。",
         ),
-        hidden=Text(
-            en="No output has another shape, nor even another value; only "
-            "what is stored is larger.",
-            zh="输出的形状不变，连数值也不变，只是存下来的更大。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/facebookresearch/lingua/issues/44",

@@ -166,10 +166,6 @@ def windowed(package: Any) -> tuple[Callable[[int, int], Tensor]]:
 
 
 MASKS = "tests/core/test_masks.py::"
-MATRIX = Text(
-    en="A mask of the right shape may hold anything.",
-    zh="掩码的形状对了，里面的内容却可以是任何样子。",
-)
 
 
 MISTAKES = (
@@ -203,7 +199,7 @@ MISTAKES = (
             zh="打印三个 token 的掩码：如果 True 表示可见，最后一行就应当全是 "
             "True。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             "https://github.com/pytorch/examples/issues/649",
             "https://github.com/marin-community/levanter/pull/102",
@@ -244,7 +240,7 @@ MISTAKES = (
             zh="只有第一行是 NaN；或者改掉某个 token，它自己位置上的输出却不"
             "变。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=("https://github.com/pbloem/former/issues/10",),
         tests=(MASKS + "test_causal_mask_is_the_lower_triangle",),
         law=is_causal,
@@ -281,7 +277,7 @@ MISTAKES = (
             zh="训练损失一路降到接近 0，生成的文本却不知所云。改掉最后一个 "
             "token，前面的输出一个都不该变。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(),
         tests=(MASKS + "test_causal_mask_is_the_lower_triangle",),
         law=is_causal,
@@ -318,7 +314,7 @@ MISTAKES = (
             zh="键和查询一样多时掩码是对的。逐个 token 解码，再和一次读完全文"
             "的结果比较。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/pytorch/pytorch/issues/144858",
@@ -363,7 +359,7 @@ MISTAKES = (
             zh="换掉填充符上的内容，真实 token 的输出不应改变。如果用的是 "
             "`torch.softmax`，填充符的行会变成 NaN。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             "https://github.com/hyunwoongko/transformer/pull/40",
             "https://github.com/bentrevett/pytorch-seq2seq/issues/96",
@@ -410,7 +406,7 @@ MISTAKES = (
             zh="批大小恰好等于序列长度时，不报错，结果却是错的；只有一句时是对"
             "的；其他尺寸都会报错。要专门测一次批大小等于序列长度的情况。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             NOTES,
             "https://github.com/idiap/fast-transformers/issues/101",
@@ -457,7 +453,7 @@ MISTAKES = (
             zh="三个轴的掩码，(B, T, S) 或 (B, 1, S)，就会这样广播。测试时让批"
             "大小等于头数；换成别的尺寸，多半会报错。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(NOTES,),
         tests=(
             MASKS + "test_padding_mask_of_two_sentences",
@@ -500,7 +496,7 @@ MISTAKES = (
             zh="所有输出都是 NaN、零，或者所有值的均值。先转成 bool：真实 "
             "token 用 `mask.bool()`，填充符用 `mask == 0`。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/PaddlePaddle/PaddleFormers/pull/4033",
@@ -541,7 +537,7 @@ MISTAKES = (
             zh="True 表示可见的掩码用 & 合并，True 表示遮住的用 |。用反了的"
             "话，单独用哪个掩码都对，合起来就错。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             "https://github.com/lucidrains/local-attention/issues/5",
             "https://github.com/NVIDIA/TransformerEngine/pull/1271",
@@ -581,7 +577,7 @@ MISTAKES = (
             zh="数一数靠后的查询能看到几个键。各个库的约定不同：flash-attn 的 "
             "`window_size=(a, b)` 两端都算，W 个 token 要写成 `(W - 1, 0)`。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             "https://github.com/huggingface/transformers/issues/39408",
             "https://github.com/mistralai/mistral-inference/issues/60",
@@ -623,7 +619,7 @@ MISTAKES = (
             zh="改掉最后一个 token，前面的输出都不该变。带缓存逐个 token 解码"
             "时没有未来可看，一切看上去正常。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=("https://github.com/google/gemma_pytorch/issues/73",),
         tests=(MASKS + "test_a_rule_holds_wherever_the_keys_are",),
         law=is_window,
@@ -669,7 +665,7 @@ MISTAKES = (
             zh="改掉第一篇文档，第二篇的输出不应改变。位置从 0 重新编号，并不"
             "能代替掩码。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             "https://github.com/huggingface/transformers/pull/46634",
             "https://github.com/unslothai/unsloth/issues/1207",
@@ -709,7 +705,7 @@ MISTAKES = (
             "may change.",
             zh="改掉前缀之后的一个 token，它之前的输出都不该变。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=("https://github.com/dphnAI/sonar/pull/1526",),
         tests=(MASKS + "test_a_prefix_is_seen_by_all",),
         law=future_is_hidden,
@@ -749,10 +745,7 @@ MISTAKES = (
             zh="把一个短提示单独生成一遍，再和一个长提示放在同一批里生成：文本"
             "应当一样。",
         ),
-        hidden=Text(
-            en="Attention without a mask has the same shape.",
-            zh="没有掩码，注意力输出的形状也一样。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/ml-explore/mlx-lm/issues/1906",

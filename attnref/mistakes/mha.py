@@ -163,11 +163,7 @@ MISTAKES = (
             zh="改动一个 token，看哪些输出跟着变。序列只有一个 token 时数值恰"
             "好是对的，所以至少用两个 token 来试。",
         ),
-        hidden=Text(
-            en="`view` checks only the number of elements, and not to which "
-            "position or head each of them belongs.",
-            zh="`view` 只看元素总数对不对，不管每个元素属于哪个位置、哪个头。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/wdndev/llm_interview_note/blob/"
@@ -218,12 +214,7 @@ MISTAKES = (
             zh="改动一个 token，看哪些输出跟着变。简单的训练任务看不出问题：输"
             "出投影会学着适应打乱的顺序。",
         ),
-        hidden=Text(
-            en="`(B, H, T, D)` and `(B, T, H * D)` have the same number of "
-            "elements, so `reshape` raises no error.",
-            zh="`(B, H, T, D)` 和 `(B, T, H * D)` 的元素个数相同，`reshape` 不"
-            "会报错。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/jsbaan/transformer-from-scratch/pull/6",
             "https://github.com/ajhalthor/Transformer-Neural-Network/pull/4",
@@ -271,7 +262,7 @@ MISTAKES = (
             "那样只有一个 token 时，`view` 不会报错。GQA 里 `expand` 之后再 "
             "`view`，只有 K = 1 和 K = H 时能通过。`reshape` 会在必要时复制。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             NOTES,
             "https://github.com/facebookresearch/fairseq/issues/2598",
@@ -315,13 +306,7 @@ MISTAKES = (
             zh="改掉最后一个 token，它前面的输出一个都不该变；这里前一个输出也"
             "跟着变了。",
         ),
-        hidden=Text(
-            en="`view(B, H, T, D)` has the intended sizes, but it divides the "
-            "sequence among the heads. `view(B, T, H, D)` followed by "
-            "`transpose(1, 2)` divides the width.",
-            zh="`view(B, H, T, D)` 得到的尺寸没错，切开的却是序列；先 "
-            "`view(B, T, H, D)` 再 `transpose(1, 2)`，切开的才是宽度。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/reczoo/FuxiCTR/issues/30",
             "https://github.com/hyunwoongko/transformer/issues/15",
@@ -365,12 +350,7 @@ MISTAKES = (
             zh="把每一行单独跑一遍，和整个批次的结果对比。只有一行或者只有一个"
             "头时，结果是对的。",
         ),
-        hidden=Text(
-            en="The flattened axis has `B * H` entries. Taken apart as `(H, "
-            "B)` or as `(B, H)`, it gives tensors of valid shapes.",
-            zh="压平的轴长度是 `B * H`，拆成 `(H, B)` 还是 `(B, H)` 都除得尽，"
-            "形状上没有破绽。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/gazelle93/"
             "Transformer-Various-Positional-Encoding/issues/1",
@@ -430,7 +410,7 @@ MISTAKES = (
             "`batch_first=True` 才是 `(B, T, E)`。传了掩码就会报错，除非 B = "
             "T。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             "https://github.com/om-ai-lab/OmDet/issues/19",
             "https://github.com/aipixel/AEMatter/issues/3",
@@ -474,11 +454,7 @@ MISTAKES = (
             "weight of `o_proj` has none.",
             zh="反向传播之后找一找哪些参数没有梯度：`o_proj` 的权重就没有。",
         ),
-        hidden=Text(
-            en="`H * D` is usually equal to the model width, so the merged "
-            "heads already have the shape of the output.",
-            zh="`H * D` 通常正好等于模型维度，合并后的形状本来就和输出一样。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/Kyubyong/transformer/issues/117",
@@ -534,10 +510,7 @@ MISTAKES = (
             zh="反向传播之后找一找哪些参数没有梯度：`v_proj` 的权重就没有。也"
             "可以用这一层自己的投影，和 PyTorch 的注意力对比。",
         ),
-        hidden=Text(
-            en="`k_proj` and `v_proj` have the same sizes.",
-            zh="`k_proj` 和 `v_proj` 的尺寸完全一样。",
-        ),
+        same_shape=True,
         found=("https://github.com/yflyzhang/AnnotatedTransformer/issues/1",),
         tests=(
             "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
@@ -579,10 +552,7 @@ MISTAKES = (
             "`F.scaled_dot_product_attention` 只是一个函数，它不知道模块是否处"
             "于训练模式。",
         ),
-        hidden=Text(
-            en="Dropout changes values, but not sizes.",
-            zh="dropout 只改数值，不改尺寸。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/karpathy/nanoGPT/pull/240",
             "https://github.com/huggingface/pytorch-image-models/pull/1978",
@@ -622,10 +592,7 @@ MISTAKES = (
             zh="训练损失低得不合理，生成的却是胡话。改掉最后一个 token，它前面"
             "的输出一个都不该变。",
         ),
-        hidden=Text(
-            en="The shapes are the same with a mask and without one.",
-            zh="有没有掩码，形状都一样。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/paiml/entrenar/issues/310",
@@ -671,13 +638,7 @@ MISTAKES = (
             zh="没有 dropout 时，`train()` 和 `eval()` 的输出必须一样。另一个"
             "迹象：验证损失远低于训练损失。",
         ),
-        hidden=Text(
-            en="The shapes are the same with a mask and without one. A layer "
-            "that was just made is in training mode, so a test that does not "
-            "call `eval()` sees the mask.",
-            zh="有没有掩码，形状都一样；而且刚建好的层处于训练模式，不调用 "
-            "`eval()` 的测试看到的正是有掩码的情形。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/shiyu-coder/Kronos/issues/199",
             "https://github.com/pytorch/tutorials/blob/"

@@ -100,14 +100,6 @@ FUTURE = Text(
     en="Change the last token: no output before it may move.",
     zh="改掉最后一个 token，它前面的输出一个都不该变。",
 )
-BROADCAST = Text(
-    en="The mask broadcasts as it should, so every size is right.",
-    zh="掩码照常广播，所有尺寸都对。",
-)
-NUMBER = Text(
-    en="A scale is a single number and has no shape.",
-    zh="缩放系数只是一个标量，没有形状可言。",
-)
 
 
 MISTAKES = (
@@ -129,14 +121,14 @@ MISTAKES = (
         symptom="inert",
         shown=causal_weights,
         seen=Text(
-            en="-1e-9 is almost 0, and each token attends to the tokens after "
-            "it as if there were no mask: the weights differ by up to "
-            "{change}.",
+            en="-1e-9 is almost 0, and each token attends to the tokens "
+            "after it as if there were no mask: the weight of {where} is "
+            "{there}.",
             zh="-1e-9 几乎就是 0，每个 token 照样看到它后面的 token，就像没有"
-            "掩码一样：权重最多差 {change}。",
+            "掩码一样：{where} 的权重是 {there}。",
         ),
         notice=FUTURE,
-        hidden=BROADCAST,
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/Shujun-He/RibonanzaNet/issues/5",
@@ -168,10 +160,10 @@ MISTAKES = (
         symptom="future",
         shown=causal_weights,
         seen=Text(
-            en="The score of a hidden key becomes 0, and exp(0) is 1, so that "
-            "it keeps a weight: the weights differ by up to {change}.",
-            zh="被遮住的键分数变成 0，而 exp(0) 等于 1，于是它照样分到权重：权"
-            "重最多差 {change}。",
+            en="The score of a hidden key becomes 0, and exp(0) is 1, so "
+            "that it keeps a weight: the weight of {where} is {there}.",
+            zh="被遮住的键分数变成 0，而 exp(0) 等于 1，于是它照样分到权重："
+            "{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Look at the weights of hidden keys: they must be exactly 0. "
@@ -179,7 +171,7 @@ MISTAKES = (
             zh="看看被遮住的键的权重，必须恰好是 0。"
             "`masked_fill(mask == 0, 0)` 是同样的错误。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=("https://github.com/georg-wolflein/good-features/pull/1",),
         tests=(SDPA + "test_the_future_cannot_be_seen",),
         law=equals_torch,
@@ -203,9 +195,10 @@ MISTAKES = (
         symptom="inert",
         shown=causal_weights,
         seen=Text(
-            en="The scores of visible keys become larger by 1, and nothing is "
-            "hidden: the weights differ by up to {change}.",
-            zh="可见的键只是分数多了 1，什么也没有遮住：权重最多差 {change}。",
+            en="The scores of visible keys become larger by 1, and nothing "
+            "is hidden: the weight of {where} is {there}.",
+            zh="可见的键只是分数多了 1，什么也没有遮住：{where} 的权重是 "
+            "{there}。",
         ),
         notice=Text(
             en="A mask that is added holds 0 and -inf. A mask of 0 and 1 must "
@@ -213,7 +206,7 @@ MISTAKES = (
             zh="用来相加的掩码只含 0 和 -inf。0/1 掩码要先转成 bool，而 bool "
             "掩码不能拿来相加。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=(
             "https://github.com/pytorch/pytorch/issues/21518",
             "https://github.com/huggingface/transformers/pull/41443",
@@ -253,7 +246,7 @@ MISTAKES = (
             "`nn.MultiheadAttention` 里 True 表示遮住，分词器给真实 token 写 "
             "1。用一个只留一个键的掩码试一下。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/rasbt/LLMs-from-scratch/pull/1062",
@@ -284,10 +277,10 @@ MISTAKES = (
         shown=causal_weights,
         seen=Text(
             en="Hidden keys have the weight 0, but they were counted in the "
-            "sum: the rows no longer sum to 1, and the weights differ by up "
-            "to {change}.",
-            zh="被遮住的键权重是 0，却已经算进了分母：每行加起来不再是 1，权重"
-            "最多差 {change}。",
+            "sum: the rows no longer sum to 1, and the weight of {where} is "
+            "{there}.",
+            zh="被遮住的键权重是 0，却已经算进了分母：每行加起来不再是 1，"
+            "{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Each row of weights must sum to 1. The future leaks through "
@@ -296,7 +289,7 @@ MISTAKES = (
             zh="每一行权重加起来应为 1。未来会从分母里漏出来：改掉最后一个 "
             "token，前面的输出也跟着变。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=(
             "https://github.com/huggingface/pytorch-image-models/pull/2236",
         ),
@@ -334,7 +327,7 @@ MISTAKES = (
             zh="像左填充那样把一个查询的所有键都遮住，看它的输出。两个这样的掩"
             "码相加时，-1e9 的键在 -2e9 的键旁边就成了可见的。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/YutaroOgawa/pytorch_advanced/issues/175",
@@ -382,7 +375,7 @@ MISTAKES = (
             zh="像左填充那样把一个查询的所有键都遮住，再比较 float64 与 "
             "float32：两个结果不一样。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=(NOTES,),
         tests=(
             SDPA + "test_a_row_without_any_key_gives_zeros_and_zero_gradients",
@@ -423,10 +416,7 @@ MISTAKES = (
             "不是填入，而是把 -1e9 的掩码转成 float16 再相加，就不会报错："
             "-1e9 变成 -inf，看不到任何键的行成了 NaN。",
         ),
-        hidden=Text(
-            en="It runs in float32, in which shapes are usually tested.",
-            zh="检查形状时通常用 float32，那里跑得通。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/NVIDIA/apex/issues/1052",
@@ -471,10 +461,7 @@ MISTAKES = (
             zh="在因果掩码下做左填充，前几行就看不到任何键。到了下一层，权重 0"
             " 乘以值 NaN 还是 NaN，真实 token 也跟着变成 NaN。",
         ),
-        hidden=Text(
-            en="A row of NaN has the same shape as any other.",
-            zh="一行 NaN 和别的行形状一样。",
-        ),
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/pytorch/pytorch/issues/41508",
@@ -517,10 +504,7 @@ MISTAKES = (
             zh="`weights.sum(-1)` 处处应为 1。如果只有一个查询，例如解码时，所"
             "有权重都是 1。",
         ),
-        hidden=Text(
-            en="The result has the shape of the scores, whatever the axis.",
-            zh="不管沿哪个轴，结果的形状都和分数一样。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/labmlai/"
             "annotated_deep_learning_paper_implementations/issues/146",
@@ -550,8 +534,9 @@ MISTAKES = (
         shown=causal_weights,
         seen=Text(
             en="With four heads, the scores are half as large as they should "
-            "be and the weights too uniform: they differ by up to {change}.",
-            zh="四个头时，分数只有应有的一半，权重过于均匀：最多差 {change}。",
+            "be and the weights too uniform: that of {where} is {there}.",
+            zh="四个头时，分数只有应有的一半，权重过于均匀：{where} 处是 "
+            "{there}。",
         ),
         notice=Text(
             en="Compare with `F.scaled_dot_product_attention`. A model that "
@@ -561,7 +546,7 @@ MISTAKES = (
             zh="和 `F.scaled_dot_product_attention` 对比。从头训练时模型照样能"
             "学，看不出哪里坏了；换上别处训练的权重，结果就是错的。",
         ),
-        hidden=NUMBER,
+        same_shape=True,
         found=(
             "https://github.com/karpathy/ng-video-lecture/pull/6",
             "https://github.com/chelsea0x3b/dfdx/issues/171",
@@ -590,10 +575,10 @@ MISTAKES = (
         shown=causal_weights,
         seen=Text(
             en="The scores are too large by a factor of sqrt(D), where D is "
-            "the width of a head, and the weights too sharp: they differ by "
-            "up to {change}.",
-            zh="分数是应有的 sqrt(D) 倍（D 是每个头维度），权重过于尖锐：最多"
-            "差 {change}。",
+            "the width of a head, and the weights too sharp: that of {where} "
+            "is {there}.",
+            zh="分数是应有的 sqrt(D) 倍（D 是每个头维度），权重过于尖锐："
+            "{where} 处是 {there}。",
         ),
         notice=Text(
             en="Compare with `F.scaled_dot_product_attention`. It is a sign "
@@ -601,7 +586,7 @@ MISTAKES = (
             zh="和 `F.scaled_dot_product_attention` 对比。如果刚初始化，权重就"
             "接近 0 和 1，多半是这个原因。",
         ),
-        hidden=NUMBER,
+        same_shape=True,
         found=(
             "https://github.com/mlc-ai/mlc-llm/pull/3426",
             "https://github.com/delzac/cntkx/issues/10",
@@ -630,9 +615,9 @@ MISTAKES = (
         seen=Text(
             en="The scores are too large by a factor of D, the width of a "
             "head. Each query gives almost all its weight to one key: the "
-            "weights differ by up to {change}.",
+            "weight of {where} is {there}.",
             zh="分数是应有的 D 倍（D 是每个头维度）：每个查询的权重几乎全给了"
-            "一个键，最多差 {change}。",
+            "一个键，{where} 处是 {there}。",
         ),
         notice=Text(
             en="Dividing by `D ** -0.5` is multiplying by sqrt(D). The "
@@ -640,7 +625,7 @@ MISTAKES = (
             zh="除以 `D ** -0.5`，就是乘以 sqrt(D)。权重几乎非 0 即 1，梯度随"
             "之消失。",
         ),
-        hidden=NUMBER,
+        same_shape=True,
         found=("https://github.com/esceptico/perceiver-io/issues/9",),
         tests=(SDPA + "test_equals_torch",),
         law=equals_torch,
@@ -676,7 +661,7 @@ MISTAKES = (
             zh="用 float64 对比，容差设为 1e-12。`math.sqrt` 和 `**` 得到的是 "
             "Python 浮点数，不损失精度。",
         ),
-        hidden=NUMBER,
+        same_shape=True,
         found=(
             NOTES,
             "https://github.com/unit8co/darts/pull/3087",
@@ -706,9 +691,9 @@ MISTAKES = (
         shown=causal_weights,
         seen=Text(
             en="What is multiplied as one key is made of pieces of several: "
-            "the weights differ by up to {change}.",
-            zh="当作一个键来乘的，其实由好几个键的碎片拼成：权重最多差 "
-            "{change}。",
+            "the weight of {where} is {there}.",
+            zh="当作一个键来乘的，其实由好几个键的碎片拼成：{where} 的权重是 "
+            "{there}。",
         ),
         notice=Text(
             en="Change the last token: earlier outputs change in spite of the "
@@ -717,11 +702,7 @@ MISTAKES = (
             zh="改掉最后一个 token，即使有掩码，前面的输出也会变。`view` 和 "
             "`reshape` 保持元素在内存里的顺序，`transpose` 则不然。",
         ),
-        hidden=Text(
-            en="(B, K, D, S) has as many elements as (B, K, S, D), so that no "
-            "product fails.",
-            zh="(B, K, D, S) 和 (B, K, S, D) 元素个数相同，矩阵乘法不会报错。",
-        ),
+        same_shape=True,
         found=("https://github.com/rish-16/tokenlearner-pytorch/issues/1",),
         tests=(SDPA + "test_the_future_cannot_be_seen",),
         law=equals_torch,
@@ -758,7 +739,7 @@ MISTAKES = (
             "more keys than queries it is an error.",
             zh="自注意力里 T = S，乘法不会报错。让键多于查询，就会报错。",
         ),
-        hidden=None,
+        same_shape=False,
         found=("https://github.com/heykeetae/Self-Attention-GAN/issues/11",),
         tests=(SDPA + "test_the_future_cannot_be_seen",),
         law=equals_torch,
@@ -809,10 +790,7 @@ MISTAKES = (
             zh="`repeat` 和 `tile` 得到 0, 1, 0, 1，`repeat_interleave` 得到 "
             "0, 0, 1, 1。MHA 和 MQA 用哪个都对。",
         ),
-        hidden=Text(
-            en="Both orders give the same number of heads.",
-            zh="两种顺序的头数一样多。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/onnx/onnx/pull/7274",
             "https://github.com/ekzhang/jax-js/pull/180",
@@ -855,10 +833,7 @@ MISTAKES = (
             zh="用均值较大的输入，和 float64 对比。float16 下分数超过 65504 会"
             "变成无穷大，随后就是 NaN。",
         ),
-        hidden=Text(
-            en="The weights have the right shape and the right dtype.",
-            zh="权重的形状和 dtype 都没有问题。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/Stability-AI/stablediffusion/pull/89",
             "https://github.com/tinygrad/tinygrad/pull/4985",
