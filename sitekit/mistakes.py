@@ -235,7 +235,7 @@ def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     yield ""
     yield f"<!-- diffs of {mistake.id} -->"
     yield ""
-    yield f'??? answer "{word(WORDS["more"])}"'
+    yield f'??? more "{word(WORDS["more"])}"'
     yield ""
     yield f"    <!-- figure of {mistake.id} -->"
     yield ""
