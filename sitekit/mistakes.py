@@ -24,7 +24,6 @@ from torch import Tensor
 
 import attnref
 from attnref.mistakes.catalogue import (
-    NOTES,
     PAGES,
     SYMPTOMS,
     Lines,
@@ -52,7 +51,6 @@ WORDS = {
     "notice": Text("How to notice it", "怎么发现"),
     "caught": Text("Caught by", "能发现它的测试"),
     "found": Text("Met in", "出现在"),
-    "notes": Text("the notes from which this site grew", "本站前身的学习笔记"),
     "more": Text(
         "How to notice it, its tests, and where it was met",
         "怎么发现、哪些测试能发现、在哪里出现过",
@@ -80,10 +78,6 @@ WORDS = {
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
     "wrong": Text("wrong", "错误"),
-    "drawn": Text(
-        "Computed with the right lines and with the wrong ones.",
-        "分别用正确的代码和错误的代码算出。",
-    ),
 }
 MANY = 12  # more than this many of a symptom are told apart further
 TESTS = "mistakes/tests"  # the page that shows the laws
@@ -150,9 +144,7 @@ def diff(lines: Lines) -> str:
     return "\n".join(found)
 
 
-def source(address: str, language: str) -> str:
-    if address == NOTES:
-        return str(getattr(WORDS["notes"], language))
+def source(address: str) -> str:
     match = ADDRESS.match(address)
     assert match
     repository, number, host = match.groups()
@@ -205,8 +197,7 @@ def figure(mistake: Mistake, language: str) -> str:
             columns=[*range(columns)],
         )
         drawn.append(panel._asdict())
-    caption = getattr(WORDS["drawn"], language)
-    return render("figure", panels=drawn, caption=caption)
+    return render("figure", panels=drawn, caption="")
 
 
 def with_pictures(html: str, language: str) -> str:
@@ -249,7 +240,7 @@ def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in mistake.tests)
     yield said("caught", between.join(tests))
     if mistake.found:
-        found = [source(address, language) for address in mistake.found]
+        found = map(source, mistake.found)
         yield said("found", between.join(found))
     yield ""
 

@@ -46,7 +46,7 @@ class Mistake(NamedTuple):
     the largest difference; `{where}` is its place in a matrix, and `{there}`
     the two numbers there. `notice` says how one notices, and `same_shape`
     whether the wrong output has the right shape. `found` are the addresses
-    where it was met, or `NOTES`.
+    where it was met.
 
     Each of `tests` fails with the wrong lines and passes without them; so does
     `law`, a test for readers to copy, called with what `of` makes of a package.
@@ -80,7 +80,6 @@ PAGES = {
     }.items()
     for stem in stems
 }
-NOTES = "notes"  # the study notes from which this site grew
 
 
 SYMPTOMS = {

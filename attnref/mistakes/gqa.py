@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     every_weight_is_used,
     head_width_is_free,
@@ -215,7 +215,7 @@ MISTAKES = (
             zh="反向传播之后，找一找没有梯度的查询权重。",
         ),
         same_shape=True,
-        found=(NOTES,),
+        found=(),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=every_weight_is_used,
         of=loop_and_queries,
@@ -270,7 +270,7 @@ MISTAKES = (
             zh="改动第一个 token：不管有没有因果掩码，所有输出都应当跟着变。",
         ),
         same_shape=False,
-        found=(NOTES,),
+        found=(),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=past_is_seen,
         of=lambda package: (gqa(package), tokens(3, 5, 8)),
@@ -310,7 +310,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/facebookresearch/fairseq/issues/1682",
             "https://github.com/huggingface/transformers/pull/47946",
             "https://github.com/TransformerLensOrg/TransformerLens/issues/467",

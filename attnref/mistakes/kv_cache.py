@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     cache_is_a_list,
     cache_is_small,
@@ -306,10 +306,7 @@ MISTAKES = (
             zh="读完提示词，再逐个解码几个 token，和一次算完的结果对比。",
         ),
         same_shape=True,
-        found=(
-            NOTES,
-            "https://github.com/lightseekorg/tokenspeed/pull/1441",
-        ),
+        found=("https://github.com/lightseekorg/tokenspeed/pull/1441",),
         tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
         law=decoding_is_the_full_pass,
         of=partial(cached, room=6),
@@ -349,7 +346,7 @@ MISTAKES = (
             "播，什么也没写进去；一次追加两个反而会报错。",
         ),
         same_shape=True,
-        found=(NOTES,),
+        found=(),
         tests=(f"{CACHES}::test_overflow_is_refused_and_changes_nothing",),
         law=full_cache_refuses,
         of=lambda package: (package.KVCache,),
@@ -404,7 +401,7 @@ MISTAKES = (
             "不会出错。",
         ),
         same_shape=False,
-        found=(NOTES,),
+        found=(),
         tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
         law=decoding_is_the_full_pass,
         of=cached,
@@ -590,7 +587,7 @@ MISTAKES = (
             "`torch.no_grad()` 或 `torch.inference_mode()` 里。",
         ),
         same_shape=True,
-        found=(NOTES,),
+        found=(),
         tests=(f"{CACHES}::test_gradients_are_refused",),
         law=cache_keeps_no_graph,
         of=lambda package: (lambda room: package.GrowingKVCache(),),
@@ -686,7 +683,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/jingyaogong/minimind/issues/631",
             "https://github.com/pytorch/executorch/pull/21749",
             "https://github.com/hyprstream/hyprstream/pull/1521",
@@ -738,7 +734,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/Mikyx-1/TinyLLM/issues/17",
             "https://github.com/QwenLM/Qwen/issues/979",
         ),
@@ -836,10 +831,7 @@ MISTAKES = (
             "样。dtype 不一致，矩阵乘法会报错；开了 autocast 则会自动转换。",
         ),
         same_shape=True,
-        found=(
-            NOTES,
-            "https://github.com/meta-pytorch/torchtune/issues/398",
-        ),
+        found=("https://github.com/meta-pytorch/torchtune/issues/398",),
         tests=(f"{CACHES}::test_values_are_stored_as_they_come",),
         law=cache_is_small,
         of=lambda package: (
@@ -887,7 +879,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/facebookresearch/lingua/issues/44",
             "https://github.com/meta-pytorch/torchtune/issues/38",
             "https://github.com/FYYFU/HeadKV/issues/3",

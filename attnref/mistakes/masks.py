@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     documents_are_apart,
     future_is_hidden,
@@ -316,7 +316,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/pytorch/pytorch/issues/144858",
             "https://github.com/pytorch/executorch/pull/21749",
         ),
@@ -407,10 +406,7 @@ MISTAKES = (
             "的；其他尺寸都会报错。要专门测一次批大小等于序列长度的情况。",
         ),
         same_shape=False,
-        found=(
-            NOTES,
-            "https://github.com/idiap/fast-transformers/issues/101",
-        ),
+        found=("https://github.com/idiap/fast-transformers/issues/101",),
         tests=(
             MASKS + "test_padding_mask_of_two_sentences",
             MASKS + "test_a_hugging_face_mask_becomes_ours",
@@ -454,7 +450,7 @@ MISTAKES = (
             "大小等于头数；换成别的尺寸，多半会报错。",
         ),
         same_shape=False,
-        found=(NOTES,),
+        found=(),
         tests=(
             MASKS + "test_padding_mask_of_two_sentences",
             MASKS + "test_a_hugging_face_mask_becomes_ours",
@@ -497,10 +493,7 @@ MISTAKES = (
             "token 用 `mask.bool()`，填充符用 `mask == 0`。",
         ),
         same_shape=True,
-        found=(
-            NOTES,
-            "https://github.com/PaddlePaddle/PaddleFormers/pull/4033",
-        ),
+        found=("https://github.com/PaddlePaddle/PaddleFormers/pull/4033",),
         tests=(MASKS + "test_a_hugging_face_mask_becomes_ours",),
         law=pads_change_nothing,
         of=partial(padded, whole_numbers=True),
@@ -747,7 +740,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/ml-explore/mlx-lm/issues/1906",
             "https://github.com/OpenNMT/OpenNMT-py/pull/2532",
         ),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     evaluation_repeats,
     every_weight_is_used,
@@ -165,7 +165,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/wdndev/llm_interview_note/blob/"
             "448aff8139e71a20f15c1c5c570d98292b24ec9c/"
             "02.%E5%A4%A7%E8%AF%AD%E8%A8%80%E6%A8%A1%E5%9E%8B"
@@ -263,10 +262,7 @@ MISTAKES = (
             "`view`，只有 K = 1 和 K = H 时能通过。`reshape` 会在必要时复制。",
         ),
         same_shape=False,
-        found=(
-            NOTES,
-            "https://github.com/facebookresearch/fairseq/issues/2598",
-        ),
+        found=("https://github.com/facebookresearch/fairseq/issues/2598",),
         tests=(
             "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
             "tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",
@@ -456,7 +452,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/Kyubyong/transformer/issues/117",
             "https://github.com/jwallbridge/translob/issues/4",
         ),
@@ -594,7 +589,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/paiml/entrenar/issues/310",
             "https://github.com/huggingface/transformers/issues/48745",
         ),

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     is_mla,
     latent_is_cached,
@@ -229,7 +229,7 @@ MISTAKES = (
             "向量的那些行乘以 10，输出应该几乎不变。",
         ),
         same_shape=True,
-        found=(NOTES,),
+        found=(),
         tests=(
             BY_HAND,
             "tests/layers/test_mla.py::"
@@ -362,7 +362,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/huggingface/transformers/pull/47761",
             "https://github.com/deepseek-ai/DeepSeek-R1/issues/238",
         ),

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import every_weight_is_used
 from attnref.mistakes.mha import effects, tokens
 
@@ -70,7 +70,7 @@ MISTAKES = (
             "权重：MQA 的各个头只靠查询来区分。",
         ),
         same_shape=True,
-        found=(NOTES,),
+        found=(),
         tests=("tests/layers/test_mqa.py::test_the_loop_of_mqa_is_the_layer",),
         law=every_weight_is_used,
         of=loop_and_queries,

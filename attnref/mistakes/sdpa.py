@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     empty_rows_are_zero,
     equals_torch,
@@ -130,7 +130,6 @@ MISTAKES = (
         notice=FUTURE,
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/Shujun-He/RibonanzaNet/issues/5",
             "https://github.com/wdndev/llm_interview_note/issues/11",
             "https://github.com/awslabs/gluonts/pull/1401",
@@ -248,7 +247,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/rasbt/LLMs-from-scratch/pull/1062",
             "https://github.com/harvard-edge/cs249r_book/pull/1785",
             "https://github.com/nyu-mll/jiant/pull/465",
@@ -328,10 +326,7 @@ MISTAKES = (
             "码相加时，-1e9 的键在 -2e9 的键旁边就成了可见的。",
         ),
         same_shape=True,
-        found=(
-            NOTES,
-            "https://github.com/YutaroOgawa/pytorch_advanced/issues/175",
-        ),
+        found=("https://github.com/YutaroOgawa/pytorch_advanced/issues/175",),
         tests=(
             SDPA + "test_a_row_without_any_key_gives_zeros_and_zero_gradients",
             MASKS + "test_left_padding_leaves_the_first_rows_with_nothing",
@@ -376,7 +371,7 @@ MISTAKES = (
             "float32：两个结果不一样。",
         ),
         same_shape=True,
-        found=(NOTES,),
+        found=(),
         tests=(
             SDPA + "test_a_row_without_any_key_gives_zeros_and_zero_gradients",
             MASKS + "test_left_padding_leaves_the_first_rows_with_nothing",
@@ -418,7 +413,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/NVIDIA/apex/issues/1052",
             "https://github.com/unit8co/darts/pull/3087",
         ),
@@ -463,7 +457,6 @@ MISTAKES = (
         ),
         same_shape=True,
         found=(
-            NOTES,
             "https://github.com/pytorch/pytorch/issues/41508",
             "https://github.com/tracel-ai/burn/pull/4697",
         ),
@@ -662,10 +655,7 @@ MISTAKES = (
             "Python 浮点数，不损失精度。",
         ),
         same_shape=True,
-        found=(
-            NOTES,
-            "https://github.com/unit8co/darts/pull/3087",
-        ),
+        found=("https://github.com/unit8co/darts/pull/3087",),
         tests=(SDPA + "test_the_scale_is_one_over_the_root_of_the_width",),
         law=equals_torch,
         of=core,
