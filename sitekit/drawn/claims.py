@@ -213,7 +213,7 @@ def coded() -> Iterator[Row]:
     yield _row("view", f"{transposed.stride()}: `view{to}`")
     yield _row("layout")
     every = catalogue().values()
-    unseen = sum(mistake.hidden is not None for mistake in every)
+    unseen = sum(mistake.same_shape for mistake in every)
     yield _row("shapes", f"{unseen} / {len(every)}")
     yield _row("initial", *_flat())
     yield _row("comment")
