@@ -114,7 +114,10 @@ def told(mistake: Mistake, text: str, language: str) -> str:
         facts["change"] = f"{far.max():.3g}"
         if right.dim() == 2:
             row, column = divmod(int(far.argmax()), right.shape[1])
-            at = {k: number(x[row, column]) for k, x in both.items()}
+            at = {
+                "right": number(right[row, column]),
+                "wrong": number(wrong[row, column]),
+            }
             # "query, from position 2000 on"
             down, across = (
                 re.split("[,，]", getattr(axis, language))[0]
