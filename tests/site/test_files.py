@@ -386,7 +386,7 @@ def test_a_fold_says_its_lines_and_stands_below_the_bars_of_its_files():
     site = files.Site(files.Where(), urls, words)
     here = files.Here(ROOT / "docs/en/index.md", site)
     above, *rest = files._with_bars(html, here).split(f"<details>\n{inner}")
-    ids = re.findall(r'class="whole" id="([^"]+)"', above)
+    ids = re.findall(r'<div class="whole[^"]*" id="([^"]+)"', above)
     assert (ids, rest) == (["softmax.py", "merge.py"], ["</details>"])
 
 
