@@ -21,8 +21,6 @@ PLAIN = "attnref/plain/"  # what a page opens with may be a whole file
 # others than the English one has an entry of its own.
 EXCEPTIONS = {
     "caches/kv-cache": "height block code: to be split",
-    "core/flash": "height block code: to be split",
-    "core/merge": "height block code: to be split",
     "core/sdpa": "height block code: to be split",
     "guide": "height block: to be split",
     "layers/mha": "height block code: to be split",
@@ -32,12 +30,8 @@ EXCEPTIONS = {
     "mistakes/flash-mistakes": "height: to be split",
     "mistakes/layer-mistakes": "height: to be split",
     "mistakes/tests": "height code: to be split",
-    "numbers/compute": "block: to be split",
     "numbers/measured": "height: to be split",
-    "numbers/memory": "height block: to be split",
     "use/names": "height: to be split",
-    "use/pytorch": "height code: to be split",
-    "zh/use/pytorch": "code: to be split",
     "use/ship": "height block code: to be split",
     "use/transformers": "height block code: to be split",
 }
