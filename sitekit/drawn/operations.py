@@ -286,10 +286,10 @@ def first() -> Iterator[Row]:
 def steps(
     tokens: int, batches: tuple[int, ...], gpu: Gpu = H100
 ) -> Iterator[Row]:
-    """Decode steps of Llama-3.1-8B, on an H100 if not on another. The matrices
-    are read once and multiply the token of each sequence; each cache is read
-    for its own. A GPU may read the one while it computes with the other, so
-    that only the sums are a bound."""
+    """Decode steps of Llama-3.1-8B. The matrices are read once and multiply
+    the token of each sequence; each cache is read for its own. A GPU may read
+    the one while it computes with the other, so that only the sums are a
+    bound."""
     for batch in batches:
         weights, caches = 2 * _read(), batch * _cache(tokens)
         read = [1e3 * n / gpu.bandwidth for n in (weights, caches)]
