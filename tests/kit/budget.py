@@ -26,7 +26,6 @@ EXCEPTIONS = {
     "core/merge": "height block code: to be split",
     "core/rope": "height block code: to be split",
     "core/sdpa": "height block code: to be split",
-    "guide": "height block: to be split",
     "layers/mha": "height block code: to be split",
     "layers/mqa": "block: to be split",
     "mistakes/attention-mistakes": "height: to be split",
@@ -35,13 +34,10 @@ EXCEPTIONS = {
     "mistakes/layer-mistakes": "height: to be split",
     "mistakes/tests": "height code: to be split",
     "numbers/compute": "block: to be split",
-    "numbers/measured": "height: to be split",
     "numbers/memory": "height block: to be split",
-    "use/names": "height: to be split",
     "use/pytorch": "height code: to be split",
     "zh/use/pytorch": "code: to be split",
     "use/ship": "height block code: to be split",
-    "use/transformers": "height block code: to be split",
 }
 
 # 1440 px wide, before anything is opened.
