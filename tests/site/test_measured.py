@@ -93,7 +93,7 @@ def test_the_findings_are_ratios_of_medians():
         "scores": took("memory", f, "GQA", 4096, way="sdpa")
         / took("memory", f, "GQA", 4096, way="flash"),
     }
-    for key, _, times in measured.findings():
+    for times, _, (key, _) in measured.findings():
         number = float(times.rstrip("×").replace(",", ""))
         assert number == near(by_hand.pop(key.key))
     assert by_hand == {}
