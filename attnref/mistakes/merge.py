@@ -229,8 +229,8 @@ MISTAKES = (
         seen=Text(
             en="The outputs of the parts are right. Merged, the parts in which "
             "a token sees nothing outweigh all others, and its row is NaN.",
-            zh="各部分的输出都对。可是一合并，token 一个键都看不到的部分反而压"
-            "过所有别的部分，那一行就成了 NaN。",
+            zh="各部分的输出都对。可是一合并，全被遮住的那部分反而占满权重，"
+            "那一行就成了 NaN。",
         ),
         notice=Text(
             en="Ask the kernel for the log-sum-exp of a query that sees no key "

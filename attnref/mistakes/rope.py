@@ -222,8 +222,8 @@ MISTAKES = (
             en="The scores are those of the opposite distance: a key n "
             "tokens back gets the score of a key n tokens ahead. That of "
             "{where} is {there}.",
-            zh="算出的是相反距离的分数：往前 n 个 token 的键，得到的是往后 n "
-            "个 token 的分数，{where} 处是 {there}。",
+            zh="距离反号：前面第 n 个键算成了后面第 n 个，{where} 的分数是 "
+            "{there}。",
         ),
         notice=Text(
             en="A model that is trained from scratch works, since the "

@@ -570,7 +570,7 @@ MISTAKES = (
             en="The scores are too large by a factor of sqrt(D), where D is "
             "the width of a head, and the weights too sharp: that of {where} "
             "is {there}.",
-            zh="分数是应有的 sqrt(D) 倍（D 是每个头维度），权重过于尖锐："
+            zh="分数是应有的 sqrt(D) 倍（D 是头维度），权重过于尖锐："
             "{where} 处是 {there}。",
         ),
         notice=Text(
@@ -609,7 +609,7 @@ MISTAKES = (
             en="The scores are too large by a factor of D, the width of a "
             "head. Each query gives almost all its weight to one key: the "
             "weight of {where} is {there}.",
-            zh="分数是应有的 D 倍（D 是每个头维度）：每个查询的权重几乎全给了"
+            zh="分数是应有的 D 倍（D 是头维度）：每个查询的权重几乎全给了"
             "一个键，{where} 处是 {there}。",
         ),
         notice=Text(
@@ -682,7 +682,7 @@ MISTAKES = (
         seen=Text(
             en="What is multiplied as one key is made of pieces of several: "
             "the weight of {where} is {there}.",
-            zh="当作一个键来乘的，其实由好几个键的碎片拼成：{where} 的权重是 "
+            zh="参与点积的“一个键”其实是几个键的碎片：{where} 的权重是 "
             "{there}。",
         ),
         notice=Text(

@@ -50,7 +50,7 @@ MASK = Text(
 WEIGHTS = Text(
     en="Weights are as in nn.Linear, (out, in), without biases; the width of a "
     "head is\nD = E / n_heads.",
-    zh="权重与 nn.Linear 的一样，形状 (out, in)，没有偏置；\n每个头维度 D = E "
+    zh="权重与 nn.Linear 的一样，形状 (out, in)，没有偏置；\n头维度 D = E "
     "/ n_heads。",
 )
 CACHE = Text(
