@@ -97,7 +97,7 @@ def _forward(
         # A query that sees no key: total = 0, the output 0, the lse -inf.
         acc.div_(total.masked_fill(total == 0, 1))
         out[:, :, rows] = acc.view_as(out[:, :, rows])
-        m.add_(total.log())
+        m.add_(total.masked_fill(total == 0, 1).log())
         lse[:, :, rows] = m.view_as(lse[:, :, rows])
     return out, lse
 

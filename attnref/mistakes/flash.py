@@ -195,7 +195,7 @@ MISTAKES = (
             m = larger
 """,
                 wrong="""
-            m = larger.masked_fill(larger == -torch.inf, 0)
+            m = base
 """,
             ),
         ),
@@ -496,10 +496,10 @@ MISTAKES = (
             Lines(
                 module="core.flash",
                 right="""
-        m.add_(total.log())
+        m.add_(total.masked_fill(total == 0, 1).log())
 """,
                 wrong="""
-        m = total.log()
+        m = total.masked_fill(total == 0, 1).log()
 """,
             ),
         ),

@@ -225,10 +225,10 @@ MISTAKES = (
             Lines(
                 module="core.flash",
                 right="""
-        m.add_(total.log())
+        m.add_(total.masked_fill(total == 0, 1).log())
 """,
                 wrong="""
-        m.add_(total.log())
+        m.add_(total.masked_fill(total == 0, 1).log())
         m.masked_fill_(total == 0, torch.inf)
 """,
             ),
