@@ -674,7 +674,7 @@ def _check_dropped(of_all: RuleMask, kept: Tensor) -> None:
     """Refuse a cache that has dropped a key which some query may see."""
     if kept.device.type == "meta":
         return
-    dropped = kept.new_ones(of_all.S, dtype=torch.bool)
+    dropped = torch.ones(of_all.S, dtype=torch.bool, device=kept.device)
     dropped[kept[kept >= 0]] = False
     if (of_all.dense() & dropped).any():
         raise ValueError(

@@ -104,6 +104,14 @@ def test_what_flex_attention_cannot_do_is_refused():
 def test_in_a_graph_of_its_caller_it_compiles_nothing(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.delattr(torch, "compile")
+    module = torch.nn.attention.flex_attention
+    plain = module.flex_attention
+
+    def attention(*given, **options):
+        assert all(x.is_contiguous() for x in given)
+        return plain(*given, **options)
+
+    monkeypatch.setattr(module, "flex_attention", attention)
     q, k, v = qkv(torch.float32)
     k = k.transpose(1, 2).contiguous().transpose(1, 2)  # as projections leave
     with warnings.catch_warnings():
