@@ -210,14 +210,15 @@ def lines(matrix: Tensor, axes: tuple[str, str], *, title: str) -> Drawing:
 def bars(
     values: Tensor, axes: tuple[str, str], *, title: str, labels: list[object]
 ) -> Drawing:
-    """One bar per value, its number beside it."""
+    """One bar per value, its number beside it; weights are shares of one."""
     names = [str(label).replace("`", "") for label in labels]
     if len(values) != len(names):
         raise ValueError(f"{len(names)} labels for {len(values)} bars")
     numbers = [f"{value:,}" for value in values.tolist()]
     left, row, longest = MARGIN + room(names, 13) + 10, 32, 270
-    width = left + longest + 8 + room(numbers, 12) + MARGIN
-    lengths = (longest * values.double() / values.max()).clamp(min=2)
+    most = max(1.0, float(values.max()))
+    lengths = (longest * values.double() / most).clamp(min=2)
+    width = left + float(lengths.max()) + 8 + room(numbers, 12) + MARGIN
     marks = []
     for i, length in enumerate(lengths.tolist()):
         y = MARGIN + row * i + row / 2

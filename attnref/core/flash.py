@@ -88,16 +88,16 @@ def _forward(
             _hide(scores, tile, (B, H), -torch.inf)
             larger = torch.maximum(m, scores.amax(-1, keepdim=True))
             # No key seen so far: -inf - (-inf) would be NaN.
-            base = larger.clamp(min=torch.finfo(wide).min)
+            base = larger.masked_fill(larger == -torch.inf, 0)
             p = scores.sub_(base).exp_()
             rescale = (m - base).exp_()
             total.mul_(rescale).add_(p.sum(-1, keepdim=True))
             acc.mul_(rescale).baddbmm_(how.dropped(p, tile), values)
             m = larger
         # A query that sees no key: total = 0, the output 0, the lse -inf.
-        acc.div_(total.clamp(min=1))
+        acc.div_(total.masked_fill(total == 0, 1))
         out[:, :, rows] = acc.view_as(out[:, :, rows])
-        m.add_(total.log())
+        m.add_(total.masked_fill(total == 0, 1).log())
         lse[:, :, rows] = m.view_as(lse[:, :, rows])
     return out, lse
 

@@ -21,7 +21,10 @@ def _heads(name: str) -> str:
 
 
 def step() -> Iterator[Row]:
+    """The forms of MLA; `one_code.compare` has MHA, GQA and MQA."""
     for name, cost in decode().items():
+        if name in ("mha", "gqa", "mqa"):
+            continue
         yield [
             Word(name),
             _heads(name),

@@ -1,4 +1,4 @@
-"""The masks of rules, and what comes out of a fully masked row."""
+"""The masks of the page, and what comes out of a fully masked row."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import attnref
 from sitekit.drawn.checkpoints import oracles
+from sitekit.drawn.rules import whole
 from sitekit.render import Row, Word
 from sitekit.tables import code
 
@@ -17,20 +18,11 @@ SCORES = (1.0, 2.0, 3.0, 0.5)
 
 
 def window(length: int, size: int) -> Tensor:
-    return _whole(attnref.Window(size), length)
-
-
-def prefix(length: int, seen: int) -> Tensor:
-    return _whole(attnref.Prefix(seen), length)
+    return whole(attnref.Window(size), length)
 
 
 def documents(ids: Tensor) -> Tensor:
-    rule = attnref.Causal() & attnref.Documents(ids)
-    return _whole(rule, len(ids))
-
-
-def _whole(rule: attnref.Rule, length: int) -> Tensor:
-    return attnref.RuleMask(rule, length, length, 0).dense()
+    return whole(attnref.Causal() & attnref.Documents(ids), len(ids))
 
 
 def _added(scores: Tensor, filler: float, times: int = 1) -> Tensor:

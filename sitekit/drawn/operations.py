@@ -283,16 +283,18 @@ def first() -> Iterator[Row]:
         ]
 
 
-def steps(tokens: int, batches: tuple[int, ...]) -> Iterator[Row]:
-    """Decode steps of Llama-3.1-8B on an H100. The matrices are read once and
-    multiply the token of each sequence; each cache is read for its own. A GPU
-    may read the one while it computes with the other, so that only the sums
-    are a bound."""
+def steps(
+    tokens: int, batches: tuple[int, ...], gpu: Gpu = H100
+) -> Iterator[Row]:
+    """Decode steps of Llama-3.1-8B. The matrices are read once and multiply
+    the token of each sequence; each cache is read for its own. A GPU may read
+    the one while it computes with the other, so that only the sums are a
+    bound."""
     for batch in batches:
         weights, caches = 2 * _read(), batch * _cache(tokens)
-        read = [1e3 * n / H100.bandwidth for n in (weights, caches)]
+        read = [1e3 * n / gpu.bandwidth for n in (weights, caches)]
         flops = [batch * n for n in (2 * _read(), _attended(tokens))]
-        done = [1e3 * n / H100.peak for n in flops]
+        done = [1e3 * n / gpu.peak for n in flops]
         least = max(sum(read), sum(done))
         yield [
             str(batch),
@@ -305,6 +307,13 @@ def steps(tokens: int, batches: tuple[int, ...]) -> Iterator[Row]:
             f"{batch * 1e3 / least:,.0f}",
             f"{caches / (weights + caches):.0%}",
         ]
+
+
+def turn() -> Iterator[Row]:
+    """What is asked of the reader: one step on two GPUs."""
+    for gpu in (H20, H100):
+        [(_, *cells)] = steps(4096, (16,), gpu)
+        yield [gpu.name, *cells]
 
 
 def parallel() -> Iterator[Row]:

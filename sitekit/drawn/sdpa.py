@@ -1,4 +1,4 @@
-"""Attention by hand, why scores are scaled, and how heads are stacked."""
+"""Attention by hand, and why scores are scaled."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 import attnref
-from attnref.core.sdpa import _fold
 from sitekit.render import Row, Word
 
-# 我 爱 你 <pad> as four vectors of width 2.
-TOKENS = ("我", "爱", "你", "`<pad>`")
+# I like you <pad> as four vectors of width 2.
+TOKENS: Row = [Word("first"), Word("second"), Word("third"), "`<pad>`"]
 EMBEDDED = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
 VALID = torch.tensor([[True, True, True, False]])
 
@@ -21,12 +20,12 @@ def weights() -> Tensor:
     return attnref.attention_weights(x, x, mask)[0, 0]
 
 
-def _vector(x: Tensor) -> str:
+def vector(x: Tensor) -> str:
     return f"({', '.join(f'{round(n, 2):g}' for n in x.tolist())})"
 
 
 def by_hand() -> Iterator[Row]:
-    """Each step of one query, 你: a row per key, and the sums."""
+    """Each step of one query, the third: a row per key, and the sums."""
     q, weight = EMBEDDED[2], weights()[2]
     dots = EMBEDDED @ q
     exponentials = (dots / 2**0.5).exp()
@@ -35,15 +34,15 @@ def by_hand() -> Iterator[Row]:
         seen = VALID[0, i]
         yield [
             token,
-            _vector(EMBEDDED[i]),
+            vector(EMBEDDED[i]),
             f"{dots[i]:g}",
             f"{dots[i] / 2**0.5:.2f}",
             f"{exponentials[i]:.2f}" if seen else Word("masked"),
             f"{weight[i]:.2f}",
-            _vector(parts[i]),
+            vector(parts[i]),
         ]
     total = exponentials[VALID[0]].sum()
-    sums = [f"{total:.2f}", f"{weight.sum():.2f}", _vector(parts.sum(0))]
+    sums = [f"{total:.2f}", f"{weight.sum():.2f}", vector(parts.sum(0))]
     yield [Word("sum"), "", "", "", *sums]
 
 
@@ -56,19 +55,11 @@ def outputs() -> Iterator[Row]:
         dots = EMBEDDED[seen] @ EMBEDDED[i]
         yield [
             token,
-            _vector(EMBEDDED[i]),
+            vector(EMBEDDED[i]),
             ", ".join(f"{d:g}" for d in dots.tolist()),
             ", ".join(f"{w:.2f}" for w in weights()[i][seen].tolist()),
-            _vector(out[i]),
+            vector(out[i]),
         ]
-
-
-def fold(n_heads: int, n_kv_heads: int, queries: int) -> Iterator[Row]:
-    """Which rows, (head, query), stand in the product of each key head."""
-    heads, at = torch.arange(n_heads), torch.arange(queries)
-    marks = torch.cartesian_prod(heads, at).view(1, n_heads, queries, 2)
-    for k, row in enumerate(_fold(marks, n_kv_heads)[0].tolist()):
-        yield [str(k), ", ".join(f"({head}, {query})" for head, query in row)]
 
 
 def dot_products() -> Iterator[Row]:

@@ -1,9 +1,10 @@
-"""Where exp overflows, and the online form step by step."""
+"""Temperatures, where exp overflows, and the online form step by step."""
 
 import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 import attnref
 from sitekit.drawn.masks import DTYPES
@@ -19,6 +20,12 @@ def _number(x: float) -> str:
         return f"{x:.3g}" if abs(x) < 1000 else f"{x:.0f}"
     mantissa, exponent = f"{x:.2e}".split("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+def weights(temperature: float) -> Tensor:
+    """Of the scores 2, 1 and 0, to two digits."""
+    scores = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
+    return attnref.softmax(scores / temperature).round(decimals=2)
 
 
 def exp_range() -> Iterator[Row]:

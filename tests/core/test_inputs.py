@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 
-from attnref import Causal, sdpa
+from attnref import Causal, attention_weights, sdpa
 from tests.kit.attention import B, D, S, T, qkv
 
 
@@ -123,8 +123,10 @@ def test_bad_input_is_refused(case):
         sdpa(*arguments)
 
 
-def test_scale_is_a_number():
+def test_scale_is_a_number_and_weights_are_refused_alike():
     q, k, v = qkv()
+    with pytest.raises(ValueError, match="q has D=5, k has D=3"):
+        attention_weights(q, k[..., :3])
     with pytest.raises(TypeError, match="scale is Tensor; pass a float"):
         sdpa(q, k, v, scale=torch.tensor(0.5))
 

@@ -35,26 +35,21 @@ from tests.kit.attention import Blocks, Made
 
 
 def test_padding_mask_of_two_sentences():
-    # --8<-- [start:padding]
-    #                       我   爱    你   <pad>
     valid = torch.tensor(
         [[True, True, True, False], [True, True, False, False]]
-    )  # 你 好 <pad> <pad>
+    )
     mask = padding_mask(valid)
     assert mask.shape == (2, 1, 1, 4)
     assert mask.int().tolist() == [[[[1, 1, 1, 0]]], [[[1, 1, 0, 0]]]]
-    # --8<-- [end:padding]
 
 
 def test_causal_mask_is_the_lower_triangle():
-    # --8<-- [start:causal]
     assert causal_mask(4).int().tolist() == [
         [1, 0, 0, 0],
         [1, 1, 0, 0],
         [1, 1, 1, 0],
         [1, 1, 1, 1],
     ]
-    # --8<-- [end:causal]
 
 
 def test_causal_mask_of_a_chunk_is_aligned_at_the_bottom_right():
@@ -75,8 +70,7 @@ def test_causal_mask_of_a_chunk_is_aligned_at_the_bottom_right():
 
 
 def test_combined_mask_is_the_conjunction():
-    # --8<-- [start:combined]
-    valid = torch.tensor([[True, True, False]])  # 我 爱 <pad>
+    valid = torch.tensor([[True, True, False]])
     mask = causal_mask(3) & padding_mask(valid)
     assert mask.shape == (1, 1, 3, 3)
     assert mask[0, 0].int().tolist() == [
@@ -84,13 +78,11 @@ def test_combined_mask_is_the_conjunction():
         [1, 1, 0],
         [1, 1, 0],
     ]
-    # --8<-- [end:combined]
 
 
 def test_cross_mask_of_two_sequences():
-    # --8<-- [start:cross]
-    valid = torch.tensor([[True, True, False]])  # I, see, <pad>
-    context_valid = torch.tensor([[True, True, True, False]])  # 我 爱 你 <pad>
+    valid = torch.tensor([[True, True, False]])
+    context_valid = torch.tensor([[True, True, True, False]])
     mask = cross_mask(valid, context_valid)
     assert mask.shape == (1, 1, 3, 4)
     assert mask[0, 0].int().tolist() == [
@@ -98,14 +90,13 @@ def test_cross_mask_of_two_sequences():
         [1, 1, 1, 0],
         [0, 0, 0, 0],
     ]
-    # --8<-- [end:cross]
 
 
 def test_left_padding_leaves_the_first_rows_with_nothing():
     # --8<-- [start:left]
     from attnref import sdpa
 
-    valid = torch.tensor([[False, False, True, True]])  # <pad> <pad> 你 好
+    valid = torch.tensor([[False, False, True, True]])  # two pads first
     mask = causal_mask(4) & padding_mask(valid)
     assert mask[0, 0].int().tolist() == [
         [0, 0, 0, 0],
@@ -116,13 +107,13 @@ def test_left_padding_leaves_the_first_rows_with_nothing():
     x = torch.randn(1, 1, 4, 8)
     out = sdpa(x, x, x, mask)
     assert (out[:, :, :2] == 0).all()  # the pads
-    torch.testing.assert_close(out[:, :, 2], x[:, :, 2])  # 你 sees itself
+    torch.testing.assert_close(out[:, :, 2], x[:, :, 2])  # sees itself
     # --8<-- [end:left]
 
 
 def test_a_padded_row_equals_the_row_alone():
     # --8<-- [start:alone]
-    alone = torch.randn(1, 1, 2, 8)  # 你 好
+    alone = torch.randn(1, 1, 2, 8)  # two tokens
     pads = torch.randn(1, 1, 2, 8)  # their content must not matter
     want = sdpa(alone, alone, alone, causal_mask(2))
 
@@ -143,7 +134,7 @@ def test_two_additive_masks_compete_in_a_left_padded_row():
     # --8<-- [start:compete]
     from attnref import softmax
 
-    scores = torch.zeros(4)  # the first query of <pad> 我 爱 你
+    scores = torch.zeros(4)  # the first query, a pad
     causal = torch.tensor([0.0, -1e9, -1e9, -1e9])
     padding = torch.tensor([-1e9, 0.0, 0.0, 0.0])
     weights = torch.softmax(scores + causal + padding, -1)
@@ -193,6 +184,8 @@ def test_is_causal_of_torch_is_aligned_at_the_top_left():
     # --8<-- [start:top_left]
     import torch.nn.functional as F
 
+    from attnref import sdpa
+
     q = torch.randn(1, 1, 1, 8)  # one new query ...
     k, v = torch.randn(2, 1, 1, 5, 8)  # ... and five keys in the cache
     trap = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -223,7 +216,6 @@ def test_a_mask_beside_is_causal_depends_on_the_kernel():
 
 
 def test_a_window_is_a_band_of_the_triangle():
-    # --8<-- [start:window]
     W = 2  # tokens, this one included
     assert causal_mask(4).triu(1 - W).int().tolist() == [
         [1, 0, 0, 0],
@@ -231,21 +223,24 @@ def test_a_window_is_a_band_of_the_triangle():
         [0, 1, 1, 0],
         [0, 0, 1, 1],
     ]
-    # --8<-- [end:window]
 
 
 def test_a_rule_holds_wherever_the_keys_are():
     # --8<-- [start:rule]
-    told = {"causal": Window(2), "device": torch.device("cpu")}
-    mask = decoder_mask(None, (1, 1, 4, 4), **told)  # four tokens, no cache
+    import torch
+
+    from attnref import Window, causal_mask, decoder_mask, padding_mask
+
+    options = {"causal": Window(2), "device": torch.device("cpu")}
+    mask = decoder_mask(None, (1, 1, 4, 4), **options)  # without a cache
     assert torch.equal(mask.dense(), causal_mask(4).triu(-1))
 
     slots = torch.tensor([3, 4, 2])  # tokens 3 and 4 replaced 0 and 1
-    mask = decoder_mask(None, (1, 1, 1, 5), positions=slots, **told)
+    mask = decoder_mask(None, (1, 1, 1, 5), positions=slots, **options)
     assert mask.dense().int().tolist() == [[1, 1, 0]]  # 4 sees 3 and itself
 
     valid = padding_mask(torch.tensor([[True, True, True, False, True]]))
-    mask = decoder_mask(valid, (1, 1, 1, 5), positions=slots, **told)
+    mask = decoder_mask(valid, (1, 1, 1, 5), positions=slots, **options)
     assert mask.dense().int().tolist() == [[[[0, 1, 0]]]]  # token 3 is a pad
     # --8<-- [end:rule]
 
@@ -258,6 +253,17 @@ def test_a_single_query_keeps_the_padding_mask():
     # As it is: one query hides nothing more.
     assert decoder_mask(padding, (1, 1, 1, 3), **told) is padding
     assert decoder_mask(None, (1, 1, 1, 3), **told) is None
+    # Of a window this is known of numbers alone, not of positions.
+    given = {"causal": Window(3), "token_positions": torch.tensor([[0, 1, 4]])}
+    mask = decoder_mask(None, (1, 1, 1, 3), **told | given)
+    assert mask.dense().int().tolist() == [[0, 0, 1]]
+
+
+def test_what_reads_numbers_sees_the_same_at_any_positions():
+    i, j = torch.arange(7)[:, None], torch.arange(7)
+    for rule in Causal(), Everything(), Documents(IDS[0]):
+        assert rule.by_number is True
+        assert torch.equal(rule(i, j, at=(6 - i, 6 - j)), rule(i, j))
 
 
 def test_a_prefix_is_seen_by_all():
@@ -279,7 +285,9 @@ def test_a_prefix_is_seen_by_all():
 
 def test_packed_documents_are_computed_as_if_alone():
     # --8<-- [start:documents]
-    ids = torch.tensor([[0, 0, 0, 1, 1]])  # 我 爱 你, then 你 好
+    from attnref import sdpa
+
+    ids = torch.tensor([[0, 0, 0, 1, 1]])
     mask = RuleMask(Causal() & Documents(ids), T=5, S=5, past=0)
     x = torch.randn(1, 1, 5, 8)
     packed = sdpa(x, x, x, mask)
@@ -292,6 +300,10 @@ def test_packed_documents_are_computed_as_if_alone():
 
 def test_a_rule_of_your_own():
     # --8<-- [start:own]
+    from dataclasses import dataclass
+
+    from attnref import Causal, RuleMask
+
     @dataclass(frozen=True)
     class Chunk(Causal):
         size: int
@@ -476,6 +488,8 @@ def test_which_cache_keeps_enough_for_which_rule():
         (documents, Documents(IDS), False),  # by identity: not compared
         (prefix, prefix & Causal(), True),
         (prefix, Prefix(LENGTHS), False),
+        (prefix, prefix & documents, True),
+        (Fewer(3), Causal(), False),
         (Even(), Even() & Causal(), True),
     ):
         assert keeps.covers(rule) is answer, (keeps, rule)
@@ -579,6 +593,9 @@ def test_a_mask_of_a_rule_is_built_where_its_tensors_are():
         for at in None, torch.arange(11, device="meta"):
             mask = RuleMask(rule, 5, 11, 6, at, device="meta")
             assert mask.dense().device.type == "meta"
+    slots = {"positions": at, "token_positions": at[None]}
+    device = torch.device("meta")  # what was dropped is not looked at
+    decoder_mask(None, (2, 1, 1, 11), causal=rule, device=device, **slots)
     assert _rows(IDS.to("meta")).device.type == "meta"
 
 
@@ -628,6 +645,12 @@ def test_what_a_layer_has_checked_is_not_checked_again():
             RuleMask(Causal(), 5, 5, 0, None, torch.ones(5, 4).bool()),
             "mask has shape (5, 4), which does not broadcast to (B, H, T, S) "
             "= (2, 3, 5, 5)",
+        ),
+        (
+            RuleMask(
+                Causal(), 5, 5, 0, token_positions=torch.zeros(3, 5).int()
+            ),
+            "token_positions has shape (3, 5); 2 rows of 5 tokens need (2, 5)",
         ),
     ],
 )
@@ -690,11 +713,10 @@ def test_a_hugging_face_mask_becomes_ours():
     assert padding_mask_from_hf(unseen).shape == (2, 1, 1, 4)  # not looked at
 
 
-def test_weights_of_i_love_you_under_both_masks():
-    # --8<-- [start:example]
+def test_weights_of_i_like_you_under_both_masks():
     from attnref import attention_weights
 
-    # 我, 爱, 你, <pad> as four vectors of width 2
+    # I, like, you, <pad> as four vectors of width 2
     x = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
     x = x[None, None]  # one sentence, one head
     valid = torch.tensor([[True, True, True, False]])
@@ -702,7 +724,6 @@ def test_weights_of_i_love_you_under_both_masks():
     weights = attention_weights(x, x, mask)[0, 0]
     torch.testing.assert_close(weights.sum(-1), torch.ones(4))
     assert (weights[~mask[0, 0]] == 0).all()
-    # --8<-- [end:example]
     from sitekit.drawn import sdpa
 
     assert torch.equal(sdpa.weights(), weights)
@@ -714,7 +735,7 @@ def test_the_loss_skips_pads():
 
     from attnref import sdpa
 
-    ids = torch.tensor([[1, 2, 3, 0], [3, 4, 0, 0]])  # 我 爱 你, 你 好
+    ids = torch.tensor([[1, 2, 3, 0], [3, 4, 0, 0]])  # 0 = a pad
     embeddings = torch.randn(5, 16)
 
     def loss(ids, skip_pads=True):

@@ -44,7 +44,10 @@ def test_gqa_is_mha_and_mqa_at_its_ends(name, options):
 
 def test_gqa_with_a_key_head_for_each_query_head_is_mha():
     # --8<-- [start:gqa_is_mha]
-    from attnref import MultiHeadAttention
+    import torch
+    from torch import nn
+
+    from attnref import GroupedQueryAttention, MultiHeadAttention
 
     mha = MultiHeadAttention(d_model=24, n_heads=6).double()
     nn.init.normal_(mha.q_proj.weight)  # a flat softmax would hide errors

@@ -100,6 +100,20 @@ def test_gqa():
     # --8<-- [end:gqa]
 
 
+def test_mqa():
+    # --8<-- [start:mqa]
+    import torch
+
+    from attnref.plain.gqa import GQA, KVCache
+
+    layer = GQA(d_model=64, n_heads=8, n_kv_heads=1)  # heads of width 8
+    cache = KVCache(max_len=7)
+    out = layer(torch.randn(3, 7, 64), cache)  # three sequences, seven tokens
+    assert out.shape == (3, 7, 64)
+    assert cache.stored.shape == (2, 3, 1, 7, 8)  # one key, one value head
+    # --8<-- [end:mqa]
+
+
 def test_cross():
     # --8<-- [start:cross]
     import torch

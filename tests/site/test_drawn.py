@@ -1,9 +1,11 @@
 """Figures and computed tables hold what the pages say of them."""
 
 import ast
+import cmath
 import json
 import math
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -20,13 +22,16 @@ from sitekit.drawn import (
     checkpoints,
     decoder,
     flash,
+    gqa,
     kv_cache,
     masks,
     merge,
+    mha,
     mla,
     one_code,
     operations,
     rope,
+    rules,
     sdpa,
     softmax,
 )
@@ -144,7 +149,9 @@ def test_what_others_give_for_an_empty_row():
 def test_the_masks_of_rules():
     before = attnref.causal_mask(6)
     assert torch.equal(masks.window(6, 3), before.triu(-2))
-    assert torch.equal(masks.prefix(6, 3), before | (torch.arange(6) < 3))
+    assert torch.equal(rules.prefix(6, 3), before | (torch.arange(6) < 3))
+    slots = torch.tensor([3, 4, 2, -1])
+    assert rules.slots(slots, 2).int().tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
     ids = torch.tensor([0, 0, 0, 1, 1])
     packed = torch.block_diag(
         attnref.causal_mask(3), attnref.causal_mask(2)
@@ -185,6 +192,14 @@ def test_the_table_of_checkpoints_is_what_was_recorded():
             assert error == "" and found == ", ".join(
                 f"`{name}`" for name in was["found"] or ()
             )
+
+
+def test_weights_of_three_scores():
+    for t in (0.5, 1.0, 2.0):
+        want = [math.exp(score / t) for score in (2, 1, 0)]
+        got = softmax.weights(temperature=t).tolist()
+        assert got == [round(e / sum(want), 2) for e in want]
+    assert softmax.weights(temperature=1.0).tolist() == [0.67, 0.24, 0.09]
 
 
 def test_where_exp_overflows():
@@ -366,8 +381,20 @@ def test_attention_by_hand_is_what_torch_computes():
     assert last[4:] == ["22.03", "1.00", "(0.28, 1.72)"]
 
 
+def test_two_heads_listen_to_different_tokens():
+    future = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    for n in (0, 1):
+        x = mha.EMBEDDED[:, 2 * n : 2 * n + 2]
+        scores = (x @ x.T / 2**0.5).masked_fill(future, -torch.inf)
+        assert torch.allclose(mha.head(n), scores.softmax(-1))
+        # "you" listens to "I" in head 0, to "like" in head 1.
+        assert mha.head(n)[2, n] > 0.4 > 0.1 > mha.head(n)[2, 1 - n]
+    *_, you = mha.split()
+    assert you[1:] == ["(2, 0, 0, 2)", "(2, 0)", "(0, 2)"]
+
+
 def test_stacked_heads_are_those_of_one_group():
-    assert [row[1] for row in sdpa.fold(6, 3, 2)] == [
+    assert [row[1] for row in gqa.fold(6, 3, 2)] == [
         "(0, 0), (0, 1), (1, 0), (1, 1)",
         "(2, 0), (2, 1), (3, 0), (3, 1)",
         "(4, 0), (4, 1), (5, 0), (5, 1)",
@@ -397,14 +424,15 @@ def test_dot_products_spread_like_the_root_of_the_width():
 
 def test_the_masks_are_those_of_the_functions():
     literal = [
-        [[1, 1, 1, 0]] * 4,
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
-        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]],
-        [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
+        [[1, 1, 1, 0]] * 4,
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
+        masks.documents(torch.tensor([0, 0, 0, 1, 1])).tolist(),
         [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
         [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
+        [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
     ]
-    drawn = [m for i in range(3) for m in panels(shown("masks", i, "zh"))]
+    drawn = [m for i in range(4) for m in panels(shown("masks", i, "zh"))]
     assert drawn == literal
     weights = sdpa.weights()
     assert torch.allclose(weights.sum(-1), torch.ones(4))
@@ -429,14 +457,34 @@ def test_a_model_is_as_large_as_its_source_says():
     assert [kind for kind, _ in decoder.block().boxes].index("on") == 1
 
 
-def test_rope_scores_are_alike_on_each_diagonal():
-    scores = rope.scores()
-    for distance in range(6):
-        diagonal = scores.diagonal(distance)
-        assert torch.allclose(diagonal, diagonal[0].expand(6 - distance))
-    assert scores.min() > 0, "a heat map has no colour for less"
-    for row, score in zip(rope.distances(), scores[0], strict=True):
-        assert row[-1] == f"{score:.2f}"
+@pytest.mark.parametrize("apart", [0, 2])
+def test_arrows_of_rope_turn_by_the_angles_of_the_formula(apart):
+    """As they are drawn, upwards for a positive angle, and as is said below."""
+    html = rope.clocks(apart).drawing(AXES, title="t").svg
+    ends = r'<line class="(\w+)" x1="(.+?)" y1="(.+?)" x2="(.+?)" y2="(.+?)"'
+    arrows = re.findall(ends, html)[::3]  # without the sides of their tips
+    drawn = {"key": [], "query": []}
+    for kind, *at in arrows:
+        x1, y1, x2, y2 = map(float, at)
+        drawn[kind].append(complex(x2 - x1, y1 - y2))
+    told = [float(n) for n in re.findall(r">([\d.]+)°<", html)]
+    for n, (p, i) in enumerate(product(range(4), range(4))):
+        turned = 10000 ** (-2 * p / 8)
+        for kind, at in (("key", i), ("query", i + apart)):
+            if drawn[kind]:
+                want = 24 * cmath.exp(1j * at * turned)
+                assert abs(drawn[kind][n] - want) < 0.02
+        said = math.degrees(turned * (apart or i))
+        assert told[n] == float(f"{said:.3g}")
+    assert len(drawn["key"]) == (16 if apart else 0)
+
+
+def test_the_scores_by_distance_are_those_of_rope():
+    x = torch.ones(1, 1, 6, 8).double() / 8**0.5
+    turned = attnref.apply_rope(x, *attnref.rope_table(torch.arange(6), 8))
+    scores = (turned @ turned.mT)[0, 0, 0].tolist()
+    assert [row[-1] for row in rope.distances()] == [f"{s:.2f}" for s in scores]
+    assert min(scores) == scores[3]  # in the prose
 
 
 def test_after_its_wavelength_a_pair_is_where_it_was():
@@ -692,6 +740,8 @@ def test_a_bar_is_as_long_as_its_number():
     drawn = svg.bars(values, AXES, title="A & B", labels=["a", "<b>"]).svg
     widths = [float(w) for w in re.findall(r'<rect.*?width="([\d.]+)"', drawn)]
     assert widths[0] == 4 * widths[1]
+    shares = svg.bars(values / 800, AXES, title="", labels=["a", "b"]).svg
+    assert f'width="{widths[0] / 2:g}"' in shares  # 0.5, of one
     assert ">400<" in drawn and "&lt;b&gt;" in drawn and "#" not in drawn
     with pytest.raises(ValueError, match="1 labels for 2 bars"):
         svg.bars(values, AXES, title="t", labels=["a"])

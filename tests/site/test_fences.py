@@ -69,7 +69,7 @@ FAULTS = {
     ),
     "a panel without its labels": (
         ("figure", r"\n    rows: .*", ""),
-        "the key 'rows' is missing; the panel of padding_mask(",
+        "the key 'rows' is missing; the panel of causal_mask(",
     ),
     "two drawings in one panel": (
         ("wiring", "- wiring", "- draw: causal_mask(4)\n    wiring"),

@@ -11,7 +11,7 @@ import attnref
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.specs import Compressed, find_model, models
 from sitekit import plots
-from sitekit.drawn import compute, memory, operations
+from sitekit.drawn import compute, memory, one_code, operations
 from sitekit.fences import Fence, drawing
 from sitekit.render import Word
 from sitekit.tables import familiar
@@ -131,19 +131,18 @@ def test_claims_come_out_as_printed():
 
 def test_a_decode_step_by_hand():
     H, D, S, E = 32, 128, 8192, 4096
-    rows = by_name(compute.step())
-    for name, K in (("mha", 32), ("gqa", 8), ("mqa", 1)):
+    for row, K in zip(one_code.compare(), (32, 8, 1), strict=True):
         weights = 2 * E * H * D + 2 * E * K * D
-        product = f"{2 * H * S * D / 1e6:.1f}"
-        assert rows[name][:6] == [
-            "32",
+        assert row[1:] == [
+            str(K),
             f"{weights / 1e6:.1f}",
             f"{2 * weights / 1e6:.1f}",
-            product,
-            product,
+            f"{4 * H * S * D / 1e6:.1f}",
+            size(2 * K * D * 2),
             size(2 * S * K * D * 2),
+            str(H // K),
         ]
-        assert rows[name][6] == str(H // K)
+    rows = by_name(compute.step())
     assert rows["absorbed"][5] == rows["latent"][5] == size(S * 576 * 2)
     assert rows["absorbed"][6] == f"{128 * 2 * 1088 / (2 * 576):.1f}"
     assert rows["latent"][2] == "275,218.6", "275 GFLOPs, says the page"
@@ -229,6 +228,12 @@ def test_a_whole_decode_step_by_hand():
     assert number(largest[7]) > 1.1 * number(large[7])
     parts = [number(cell) for cell in largest[1:5]]
     assert f"{max(parts[:2]) + max(parts[2:]):.1f}" == "26.5", "one by one"
+    h20, h100 = operations.turn()
+    caches = 16 * 4096 * 128 * 1024
+    assert h20[1] == f"{2 * read / 4e9:.2f}" == "3.75"
+    assert h20[2] == f"{16 * 2 * read / 148e9:.2f}" == "1.62"
+    assert h20[3] == f"{caches / 4e9:.2f}" == "2.15"
+    assert number(h20[5]) < number(h100[5]), "slower, says the page"
     (last, now) = operations.steps(1024, (295, 296))
     assert number(last[1]) >= number(last[2]) and number(now[2]) > number(
         now[1]

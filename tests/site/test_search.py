@@ -42,6 +42,7 @@ ASKED = {
             causal_mask; padding_mask; causal mask wrong alignment;
             masked_fill -1e9""",
         "softmax masks": "nan softmax",
+        "rules": "decoder_mask; RuleMask; mask_mod; prefix-LM mask",
         "rope": "apply_rope; rotate half; rope interleaved; rope theta",
         "kv-cache": """
             key value cache; beam search; preallocated cache; GrowingKVCache""",
@@ -73,15 +74,17 @@ ASKED = {
         "compute": "attention flops",
         "conventions": "layout",
         "names": "kv_c; num_query_groups meaning; slot_mapping; bshd",
-        "guide": """
-            study guide; exercises; timeline; interview questions;
-            which attention variant to choose""",
+        "exercises": "study guide; exercises",
+        "compare": "timeline",
+        "questions": "interview questions",
+        "choose": "which attention variant to choose",
     },
     "zh": {
         "sdpa": "缩放点积; 为什么除以根号 d_k",
         "softmax": "softmax 溢出; online_softmax",
         "masks": "causal_mask; -1e9; 联合掩码",
         "softmax masks": "softmax nan",
+        "rules": "decoder_mask; mask_mod; 前缀语言模型",
         "rope": "RoPE 两种排列; apply_rope; 左填充 rope 位置",
         "kv-cache": "增长式缓存; 预分配; beam search",
         "flash": "FlashAttention; 分块; FlashMLA; 反向传播",
@@ -104,8 +107,10 @@ ASKED = {
         "memory calculator": "kv 缓存多少字节; 显存放得下多少序列",
         "compute": "运算次数",
         "names": "w_vc; num_key_value_groups; cu_seqlens; 其他代码",
-        "guide": "学习指南; 练习; 时间线; 面试题",
-        "guide one-code": "注意力怎么选",
+        "exercises": "学习指南; 练习",
+        "compare": "时间线",
+        "questions": "面试题",
+        "choose one-code": "注意力怎么选",
     },
 }
 # Our worker alone, as the theme's script speaks with it. On Enter, that script
