@@ -18,7 +18,8 @@ LLAMA |= {"vocab": 128256, "n_heads": 32, "n_kv_heads": 8}
 
 def shapes(*names: str) -> Steps:
     """What these modules of a small model give for 3 rows of 7 tokens."""
-    model, seen = Llama(**SMALL), {"": "3 x 7"}
+    model = Llama(**SMALL)  # type: ignore[no-untyped-call]
+    seen = {"": "3 x 7"}
     for name in names:
 
         def keep(_: Any, __: Any, out: torch.Tensor, name: str = name) -> None:
@@ -45,7 +46,7 @@ def block() -> Steps:
 def parameters() -> Iterator[Row]:
     """Of the plain model with the sizes of Llama-3.1-8B, by part."""
     with torch.device("meta"):
-        whole = Llama(**LLAMA)
+        whole = Llama(**LLAMA)  # type: ignore[no-untyped-call]
     parts = dict.fromkeys(("self_attn", "mlp", "embed_tokens", "lm_head"), 0)
     for name, weight in whole.named_parameters():
         found = [part for part in parts if part in name]
