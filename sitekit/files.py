@@ -342,11 +342,12 @@ def _with_bars(html: str, here: Here) -> str:
     """Above the first block of each file; if that is in a fold, above it."""
     first: dict[str, int] = {}
     for match in BLOCK.finditer(html):
-        first.setdefault(match[1], match.start())
+        at = match.start()
+        fold = html.rfind("<details", 0, at)
+        at = fold if fold > html.rfind("</details>", 0, at) else at
+        first.setdefault(match[1], at)
     for source, at in reversed(first.items()):
         if whole := everything().get(source):
-            fold = html.rfind("<details", 0, at)
-            at = fold if fold > html.rfind("</details>", 0, at) else at
             html = f"{html[:at]}{_bar(whole, here)}\n{html[at:]}"
     return html
 

@@ -38,6 +38,12 @@ def tree() -> dict[str, Any]:
     return dict(yaml.safe_load(TREE.read_text(encoding="utf-8")))
 
 
+def reached(question: Any) -> set[str]:
+    """The mistakes to which a question, or an answer, leads."""
+    likely = {*question.get("likely", ())}
+    return likely.union(*map(reached, question.get("answers", ())))
+
+
 def expanded(markdown: str, here: str, language: str) -> str:
     """The Markdown of the page `here`, a path, with its questions."""
 

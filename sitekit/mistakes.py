@@ -2,15 +2,16 @@
 
 `::: mistakes softmax masks` on a page becomes an entry for each mistake in
 these files of attnref/mistakes, `::: symptoms` the list of all entries by what
-one sees, and `::: exercises` the table of those of `attnref check`. All are
-Markdown, in the language of the page: the words of an entry stand in the
-catalogue, its numbers and heat maps are computed.
+one sees, `::: shapes` how many have the right shape, and `::: exercises` the
+table of those of `attnref check`. All are Markdown, in the language of the
+page: the words of an entry stand in the catalogue, its numbers and heat maps
+are computed.
 """
 
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
 from itertools import groupby
@@ -23,7 +24,6 @@ from torch import Tensor
 
 import attnref
 from attnref.mistakes.catalogue import (
-    NOTES,
     PAGES,
     SYMPTOMS,
     Lines,
@@ -34,25 +34,40 @@ from attnref.mistakes.catalogue import (
     load,
 )
 from attnref.mistakes.tasks import TASKS
-from sitekit import svg
+from sitekit import find, svg
 from sitekit.adapter import BuildError
 from sitekit.markup import button
 from sitekit.render import render
 
 ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)
-LISTS = re.compile(r"^::: (symptoms|exercises)$", re.MULTILINE)
+LISTS = re.compile(r"^::: (symptoms|shapes|exercises)$", re.MULTILINE)
 ADDRESS = re.compile(
     r"https://(?:www\.)?"
     r"(?:github\.com/([\w.-]+/[\w.-]+)(?:/(?:issues|pull)/(\d+))?|([^/]+))"
 )
-PICTURES = re.compile(r"<!-- pictures of ([\w-]+) -->")
+PICTURES = re.compile(r"(?:<p>)?<!-- (\w+) of ([\w-]+) -->(?:</p>)?")
 WORDS = {
     "symptom": Text("Symptom", "症状"),
     "notice": Text("How to notice it", "怎么发现"),
-    "hidden": Text("Why no shape shows it", "为什么形状上看不出来"),
     "caught": Text("Caught by", "能发现它的测试"),
     "found": Text("Met in", "出现在"),
-    "notes": Text("the notes from which this site grew", "本站前身的学习笔记"),
+    "more": Text(
+        "How to notice it, its tests, and where it was met",
+        "怎么发现、哪些测试能发现、在哪里出现过",
+    ),
+    "marked": Text(
+        "Lines marked - are wrong, those marked + are right. {shapes} "
+        "[All mistakes by what one sees of them]({symptoms}).",
+        "标 - 的行是错的，标 + 的行是对的。{shapes}"
+        "也可以[按症状查找]({symptoms})。",
+    ),
+    "shapes": Text(
+        "Of {all} mistakes, {n} return the right shape, so no test of shapes "
+        "notices them.",
+        "{all} 个错误里，{n} 个的输出形状是对的，检查形状的测试发现不了。",
+    ),
+    "where": Text("{0} {1}, {2} {3}", "{0} {1}、{2} {3}"),
+    "there": Text("{wrong} instead of {right}", "{wrong}，应为 {right}"),
     "colon": Text(": ", "："),
     "and": Text(", ", "、"),
     "end": Text(".", "。"),
@@ -63,11 +78,8 @@ WORDS = {
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
     "wrong": Text("wrong", "错误"),
-    "drawn": Text(
-        "Computed with the right lines and with the wrong ones.",
-        "分别用正确的代码和错误的代码算出。",
-    ),
 }
+MANY = 12  # more than this many of a symptom are told apart further
 TESTS = "mistakes/tests"  # the page that shows the laws
 
 
@@ -92,12 +104,28 @@ def number(found: Tensor | str) -> str:
     )
 
 
-def told(mistake: Mistake, text: str) -> str:
+def told(mistake: Mistake, text: str, language: str) -> str:
     """A sentence with its numbers."""
     right, wrong = seen(mistake.id)
-    facts = {"right": number(right), "wrong": number(wrong)}
+    both = {"right": right, "wrong": wrong}
+    facts = {key: number(found) for key, found in both.items()}
     if isinstance(wrong, Tensor) and wrong.shape == right.shape:
-        facts["change"] = f"{(right - wrong).abs().max():.3g}"
+        far = (right - wrong).abs()
+        facts["change"] = f"{far.max():.3g}"
+        if right.dim() == 2:
+            row, column = divmod(int(far.argmax()), right.shape[1])
+            at = {
+                "right": number(right[row, column]),
+                "wrong": number(wrong[row, column]),
+            }
+            # "query, from position 2000 on"
+            down, across = (
+                re.split("[,，]", getattr(axis, language))[0]
+                for axis in mistake.axes
+            )
+            word = {k: getattr(WORDS[k], language) for k in ("where", "there")}
+            facts["where"] = word["where"].format(down, row, across, column)
+            facts["there"] = word["there"].format(**at)
     return re.sub(r"\{(\w+)\}", lambda match: facts[match[1]], text)
 
 
@@ -119,9 +147,7 @@ def diff(lines: Lines) -> str:
     return "\n".join(found)
 
 
-def source(address: str, language: str) -> str:
-    if address == NOTES:
-        return str(getattr(WORDS["notes"], language))
+def source(address: str) -> str:
     match = ADDRESS.match(address)
     assert match
     repository, number, host = match.groups()
@@ -129,8 +155,8 @@ def source(address: str, language: str) -> str:
     return f"[{name}]({address})"
 
 
-def pictures(mistake: Mistake, language: str) -> str:
-    """HTML: the lines of an entry as diffs, and both heat maps, if any."""
+def diffs(mistake: Mistake, language: str) -> str:
+    """HTML: the lines of an entry as diffs."""
     shown: dict[str, list[str]] = {}
     for module, parts in groupby(mistake.lines, lambda lines: lines.module):
         file = f"attnref/{module.replace('.', '/')}.py"
@@ -142,9 +168,6 @@ def pictures(mistake: Mistake, language: str) -> str:
         f"<pre><span></span><code>{coloured(lines)}</code></pre>{copy}</div>"
         for lines, held in shown.items()
     ]
-    right, wrong = seen(mistake.id)
-    if right.dim() == 2 and isinstance(wrong, Tensor):
-        html.append(figure(mistake, right, wrong, language))
     return "".join(html)
 
 
@@ -158,9 +181,11 @@ def coloured(lines: str) -> str:
     )
 
 
-def figure(
-    mistake: Mistake, right: Tensor, wrong: Tensor, language: str
-) -> str:
+def figure(mistake: Mistake, language: str) -> str:
+    """HTML: both heat maps, if there are any."""
+    right, wrong = seen(mistake.id)
+    if right.dim() != 2 or isinstance(wrong, str):
+        return ""
     both = torch.cat([right.flatten(), wrong.flatten()])
     masks = bool(((both == 0) | (both == 1)).all())
     down, across = (getattr(axis, language) for axis in mistake.axes)
@@ -175,15 +200,16 @@ def figure(
             columns=[*range(columns)],
         )
         drawn.append(panel._asdict())
-    caption = getattr(WORDS["drawn"], language)
-    return render("figure", panels=drawn, caption=caption)
+    return render("figure", panels=drawn, caption="")
 
 
 def with_pictures(html: str, language: str) -> str:
     """Once Markdown and the search have read the page, which takes them long:
-    each `<!-- pictures of ID -->` becomes what it stands for."""
+    each `<!-- diffs of ID -->` and `<!-- figure of ID -->` becomes what it
+    stands for."""
+    drawn = {"diffs": diffs, "figure": figure}
     return PICTURES.sub(
-        lambda match: pictures(catalogue()[match[1]], language), html
+        lambda match: drawn[match[1]](catalogue()[match[2]], language), html
     )
 
 
@@ -193,47 +219,82 @@ def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
 
     def said(key: str, text: str) -> str:
         end = "" if text.endswith(("。", ".", "`")) else word(WORDS["end"])
-        return f"- **{word(WORDS[key])}**{word(WORDS['colon'])}{text}{end}"
+        name = word(WORDS[key])
+        return f"    - **{name}**{word(WORDS['colon'])}{text}{end}"
 
     between = word(WORDS["and"])
     yield f"## {word(mistake.title)} {{ #{mistake.id} }}"
     yield ""
-    yield told(mistake, word(mistake.seen))
+    yield told(mistake, word(mistake.seen), language)
     yield ""
-    yield f"<!-- pictures of {mistake.id} -->"
+    yield f"<!-- diffs of {mistake.id} -->"
+    yield ""
+    yield f'??? more "{word(WORDS["more"])}"'
+    yield ""
+    yield f"    <!-- figure of {mistake.id} -->"
     yield ""
     symptom = word(SYMPTOMS[mistake.symptom])
     symptoms = link("mistakes/by-symptom")
     yield said("symptom", f"[{symptom}]({symptoms}#{mistake.symptom})")
-    yield said("notice", told(mistake, word(mistake.notice)))
-    if mistake.hidden:
-        yield said("hidden", told(mistake, word(mistake.hidden)))
+    yield said("notice", told(mistake, word(mistake.notice), language))
     law = mistake.law.__name__
     tests = [f"[`{law}`]({link(TESTS)}#{law})"]
     # Without the parameters of a test: dict, since several may be of one.
     tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in mistake.tests)
     yield said("caught", between.join(tests))
     if mistake.found:
-        found = [source(address, language) for address in mistake.found]
+        found = map(source, mistake.found)
         yield said("found", between.join(found))
     yield ""
 
 
+def groups(question: Any, names: set[str]) -> Iterator[tuple[Any, set[str]]]:
+    """The mistakes by the first answer that leads to them, and by the next one
+    where they are many."""
+    for answer in question["answers"]:
+        held = names & find.reached(answer)
+        names = names - held
+        if "ask" in answer and len(held) > MANY:
+            for texts, below in groups(answer, held):
+                yield [answer["if"], *texts], below
+        elif held:
+            yield [answer["if"]], held
+
+
 def symptoms(language: str, link: Any) -> Iterator[str]:
     """All entries, each below what one sees of it."""
-    colon = getattr(WORDS["colon"], language)
+    place = {
+        mistake.id: f"[{getattr(mistake.title, language)}]"
+        f"({link(PAGES[name])}#{mistake.id})"
+        for name, held in files().items()
+        for mistake in held
+    }
     for key, symptom in SYMPTOMS.items():
         title = getattr(symptom, language)
         yield f"## {title[0].upper()}{title[1:]} {{ #{key} }}"
         yield ""
-        for name, held in files().items():
-            for mistake in held:
-                if mistake.symptom == key:
-                    title = getattr(mistake.title, language)
-                    text = told(mistake, getattr(mistake.seen, language))
-                    place = f"{link(PAGES[name])}#{mistake.id}"
-                    yield f"- [{title}]({place}){colon}{text}"
+        every = {m.id for m in catalogue().values() if m.symptom == key}
+        question = find.tree()[key]
+        asked = getattr(Text(*question["ask"]), language)
+        yield asked.replace("](#", f"]({link('mistakes/find-your-bug')}#")
         yield ""
+        for answers, held in groups(question, every):
+            said = (getattr(Text(*texts), language) for texts in answers)
+            yield f"**{' · '.join(said)}**"
+            yield ""
+            yield from (f"- {place[name]}" for name in place if name in held)
+            yield ""
+
+
+def shapes(mistakes: Sequence[Mistake], language: str) -> str:
+    """How many have the right shape, of how many."""
+    text: str = getattr(WORDS["shapes"], language)
+    n = sum(mistake.same_shape for mistake in mistakes)
+    return text.format(all=len(mistakes), n=n)
+
+
+def every_shape(language: str, _: Any) -> Iterator[str]:
+    yield shapes([*catalogue().values()], language)
 
 
 def exercises(language: str, _: Any) -> Iterator[str]:
@@ -257,14 +318,18 @@ def expanded(markdown: str, here: str, language: str) -> str:
         names = match[1].split()
         if unknown := names - files().keys():
             raise BuildError(f"{here}: no mistakes are told in {unknown}")
-        return "\n".join(
-            line
-            for name in names
-            for mistake in files()[name]
-            for line in entry(mistake, language, link)
+        held = [mistake for name in names for mistake in files()[name]]
+        marked = getattr(WORDS["marked"], language).format(
+            shapes=shapes(held, language), symptoms=link("mistakes/by-symptom")
         )
+        lines = (line for m in held for line in entry(m, language, link))
+        return "\n".join([marked, "", *lines])
 
-    lists = {"symptoms": symptoms, "exercises": exercises}
+    lists = {
+        "symptoms": symptoms,
+        "shapes": every_shape,
+        "exercises": exercises,
+    }
     return LISTS.sub(
         lambda match: "\n".join(lists[match[1]](language, link)),
         ENTRIES.sub(entries, markdown),

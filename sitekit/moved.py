@@ -13,7 +13,39 @@ from typing import Any
 
 from sitekit.adapter import BuildError, get_relative_url
 
-MOVED: dict[str, str] = {}
+MOVED: dict[str, str] = {
+    "caches/kv-cache#generate": "models/decoder#code",
+    "conventions#checkpoints": "use/checkpoints",
+    "core/masks#four": "core/masks#idea",
+    "core/masks#layer": "core/rules#layer",
+    "core/masks#missing": "core/rules#own",
+    "core/masks#mod": "core/rules#mod",
+    "core/masks#prefix": "core/rules#prefix",
+    "guide": "learn/compare",
+    "guide#goals": "learn/exercises#checklist",
+    "guide#choose": "learn/choose",
+    "guide#cases": "learn/choose#cases",
+    "guide#devices": "learn/choose#devices",
+    "guide#released": "learn/choose#released",
+    "guide#conversion": "learn/choose#conversion",
+    "guide#answers": "learn/questions#answers",
+    "guide#questions": "learn/questions",
+    "guide#questions-softmax": "learn/questions#questions-softmax",
+    "guide#questions-heads": "learn/questions#questions-heads",
+    "guide#questions-masks": "learn/questions#questions-masks",
+    "guide#questions-positions": "learn/questions#questions-positions",
+    "guide#questions-cache": "learn/questions#questions-cache",
+    "guide#questions-costs": "learn/questions#questions-costs",
+    "guide#questions-variants": "learn/questions#questions-variants",
+    "guide#questions-serving": "learn/questions#questions-serving",
+    "guide#exercises": "learn/exercises",
+    "guide#exercise-softmax": "learn/exercises#exercise-softmax",
+    "guide#exercise-gqa": "learn/exercises#exercise-gqa",
+    "guide#exercise-cache": "learn/exercises#exercise-cache",
+    "guide#checklist": "learn/exercises#checklist",
+    "guide#tokenizer": "use/transformers#tokenizer",
+    "guide#options": "use/transformers#options",
+}
 STUB = """<!doctype html>
 <html lang="{language}"><head><meta charset="utf-8"><title>{new}</title>
 <meta name="robots" content="noindex">
@@ -46,16 +78,22 @@ def _holds(address: str, config: Any) -> bool:
     return not id or f'id="{id}"' in file.read_text(encoding="utf-8")
 
 
-def script(stem: str, config: Any) -> str:
-    """What a page holds for the sections that have left it."""
+def _asked(stem: str, config: Any) -> str:
+    """JavaScript: where the section that was asked for is now, if it left."""
     to = {
         old.partition("#")[2]: _link(new, old, config)
         for old, new in MOVED.items()
         if old.startswith(f"{stem}#")
     }
+    return f"{json.dumps(to)}[location.hash.slice(1)]" if to else ""
+
+
+def script(stem: str, config: Any) -> str:
+    """What a page holds for the sections that have left it."""
+    to = _asked(stem, config)
     if not to:
         return ""
-    known = f"const to = {json.dumps(to)}[location.hash.slice(1)];"
+    known = f"const to = {to};"
     return f"<script>{{ {known} if (to) location.replace(to); }}</script>"
 
 
@@ -70,14 +108,16 @@ def write_stubs(config: Any) -> None:
             continue
         link, file = _link(new, old, config), _file(old, config)
         canonical = f"{config.site_url}{_url(new.partition('#')[0], config)}"
+        on = f"location.hash && {json.dumps(link)} + location.hash"
         tag = f'<link rel="canonical" href="{canonical}">\n'
         stub = STUB.format(
             language=config.theme["language"],
             new=escape(new),
-            # The section that was asked for is on the new page.
-            script=f"location.hash && {json.dumps(link)} + location.hash"
-            if "#" not in new
-            else "''",
+            # The section that was asked for is on the new page, or on another.
+            script=" || ".join(
+                filter(None, (_asked(old, config), "" if "#" in new else on))
+            )
+            or "''",
             link=json.dumps(link),
             href=escape(link),
             canonical=tag if config.site_url else "",

@@ -14,9 +14,11 @@ from markupsafe import Markup
 
 
 class Word(NamedTuple):
-    """A cell that is looked up in the page's own words."""
+    """A cell that is looked up in the page's own words, in which {0} is the
+    first of its numbers."""
 
     key: str
+    numbers: tuple[str, ...] = ()
 
 
 class Sorted(NamedTuple):
@@ -79,6 +81,15 @@ def inline(text: object) -> Markup:
     return Markup(html.removeprefix("<p>").removesuffix("</p>"))
 
 
+def filled(text: str, numbers: Sequence[str]) -> str:
+    """With each of these numbers in its place, once or more."""
+    for n, number in enumerate(numbers):
+        if text and f"{{{n}}}" not in text:
+            raise ValueError(f"{{{n}}}, {number}, is missing in {text!r}")
+        text = text.replace(f"{{{n}}}", number)
+    return text
+
+
 def plain(text: object) -> str:
     """A text for `inline` as any Markdown reads it: < begins no tag."""
     literal = r"(`[^`]*`|\$[^$]*\$)|<"
@@ -92,7 +103,7 @@ def as_markdown(head: list[object], rows: Rows, words: Words) -> str:
         if isinstance(cell, list):
             return "<br>".join(map(text, cell))
         if isinstance(cell, Word):
-            cell = words[cell.key]
+            cell = filled(words[cell.key], cell.numbers)
         elif isinstance(cell, Sorted):
             cell = cell.text
         return plain(cell).replace("|", r"\|")
@@ -111,6 +122,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     env.filters["inline"] = inline
+    env.filters["filled"] = filled
     env.policies["json.dumps_kwargs"] = {
         "ensure_ascii": False,
         "separators": (",", ":"),

@@ -88,9 +88,9 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
         help="your own attention, and which known mistake is in it",
-        description="Run a solution of an exercise under the laws that hold "
-        "for it, and name the mistake if it is a known one. Exit code: 0 if "
-        "all laws hold, 1 if not, 2 if the command is wrong.",
+        description="Check that a solution of an exercise has the properties "
+        "it must have, and name the mistake if it is a known one. Exit code: "
+        "0 if all hold, 1 if not, 2 if the command is wrong.",
         epilog="example: %(prog)s gqa my_gqa.py",
     )
     add = parser.add_argument

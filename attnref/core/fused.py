@@ -139,7 +139,7 @@ def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
     unless the queries have masks of their own."""
     if mask is None or mask.shape[1:3] == (1, 1) or H == K:
         return mask
-    heads = K if mask.shape[1] > 1 else 1
+    heads = K if mask.shape[1] == H else 1
     mask = mask.expand(-1, heads * (H // K), T, -1)
     return mask.reshape(len(mask), heads, H // K * T, mask.shape[3])
 

@@ -288,7 +288,7 @@ def rule_of(causal: bool | Rule) -> Rule:
         return Causal() if causal else Everything()
     is_class = isinstance(causal, type)
     if is_class or not hasattr(causal, "hides_nothing"):
-        kind = repr(causal) if is_class else type(causal).__name__
+        kind = causal if is_class else type(causal).__name__
         raise TypeError(f"causal is {kind}; pass True, False or a Rule")
     return causal
 
@@ -333,7 +333,7 @@ class Window(Rule):
 
 
 # --8<-- [start:prefix]
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Prefix(Rule):
     """Every query sees the first `length` tokens, and is causal beyond them.
 
@@ -384,7 +384,7 @@ class Prefix(Rule):
 
 
 # --8<-- [start:documents]
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Documents(Rule):
     """A query sees the keys whose document has the same number as its own.
 
@@ -674,7 +674,7 @@ def _check_dropped(of_all: RuleMask, kept: Tensor) -> None:
     """Refuse a cache that has dropped a key which some query may see."""
     if kept.device.type == "meta":
         return
-    dropped = torch.ones(of_all.S, dtype=torch.bool, device=kept.device)
+    dropped = kept.new_ones(of_all.S, dtype=torch.bool)
     dropped[kept[kept >= 0]] = False
     if (of_all.dense() & dropped).any():
         raise ValueError(

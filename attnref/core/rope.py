@@ -237,7 +237,7 @@ class _Tables:
 
 
 # Each theta, width, dtype and device of a model has its own: far fewer.
-_stored = lru_cache(maxsize=64)(_Tables)
+_stored = lru_cache(_Tables)
 
 
 # --8<-- [end:rotate]

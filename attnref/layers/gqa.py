@@ -56,7 +56,7 @@ class GroupedQueryAttention(nn.Module):
     rotated. `bias` adds biases to all four projections, and `o_bias`
     overrides it for `o_proj`. Parameters are named as in Hugging Face
     checkpoints. Not every checkpoint that loads is also computed correctly:
-    see the table of checkpoints on the conventions page.
+    see the page "Which checkpoints load?".
 
     Examples:
         >>> layer = GroupedQueryAttention(d_model=64, n_heads=8, n_kv_heads=2)

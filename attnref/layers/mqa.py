@@ -53,7 +53,7 @@ class MultiQueryAttention(nn.Module):
     and keys are not rotated. `bias` adds biases to all four projections, and
     `o_bias` overrides it for `o_proj`. Parameters are named as in Hugging
     Face checkpoints. Not every checkpoint that loads is also computed
-    correctly: see the table of checkpoints on the conventions page.
+    correctly: see the page "Which checkpoints load?".
 
     Examples:
         >>> layer = MultiQueryAttention(d_model=64, n_heads=8)

@@ -42,11 +42,11 @@ MISTAKES = (
             en="Absorbed queries and keys have R + Dr elements, those of the "
             "latent and of the RoPE key, but their dot products equal those "
             "of the Dn + Dr elements of the expanded form. So the scale is "
-            "still that of Dn + Dr; with the other one, the weights differ "
-            "by up to {change}.",
-            zh="吸收形式的查询和键是 R + Dr 维（潜在向量加 RoPE 键），但点积和"
-            "展开形式 Dn + Dr 维的相等，所以缩放系数仍要按 Dn + Dr 取。取错"
-            "了，权重最多差 {change}。",
+            "still that of Dn + Dr; with the other one, the weight of {where} "
+            "is {there}.",
+            zh="吸收形式的查询和键是 R + Dr 维（潜在向量加 RoPE 键），但点积"
+            "和展开形式 Dn + Dr 维的相等，所以缩放系数仍要按 Dn + Dr 取。取错"
+            "了，{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Compare the absorbed form with the expanded one in float64. "
@@ -55,10 +55,7 @@ MISTAKES = (
             zh="在 float64 下和展开形式对比。DeepSeek-V3 的这两个维度是 576 和 "
             "192，分数会小到原来的 1/1.7。",
         ),
-        hidden=Text(
-            en="In either form, the scale is one number.",
-            zh="不管哪种形式，缩放系数都只是一个数。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/ollama/ollama/pull/13893",
             "https://github.com/vllm-project/vllm/pull/48658",
@@ -96,21 +93,19 @@ MISTAKES = (
         seen=Text(
             en="A single new token may see everything, so steps of one token "
             "are right. In a chunk of several tokens, each sees those after "
-            "it: the weights differ by up to {change}.",
-            zh="只有一个新词元时，它本来就可以看到全部，所以逐词元解码是对的。"
-            "一块里有几个词元时，前面的看到了后面的：权重最多差 {change}。",
+            "it: the weight of {where} is {there}.",
+            zh="只有一个新 token 时，它本来就可以看到全部，所以逐 token 解码"
+            "是对的。一块里有几个 token 时，前面的看到了后面的：{where} 的权重"
+            "是 {there}。",
         ),
         notice=Text(
             en="Decode in chunks of several tokens, as speculative decoding "
             "and chunked prefill do, and change the last token of a chunk: "
             "no other output may change.",
-            zh="像推测解码、分块预填充那样，一次送进几个词元，改掉一块里的最后"
-            "一个，其余的输出不该变。",
+            zh="像投机解码、分块预填充那样，一次送进几个 token，改掉一块里的最"
+            "后一个，其余的输出不该变。",
         ),
-        hidden=Text(
-            en="A mask hides scores, and leaves their shape as it is.",
-            zh="掩码只遮住分数，不改变形状。",
-        ),
+        same_shape=True,
         found=("https://github.com/ROCm/aiter/pull/3993",),
         tests=("tests/layers/test_mla.py::test_the_forms_by_hand",),
         law=is_mla,

@@ -109,8 +109,8 @@ MISTAKES = (
             "token with a root mean square of {right} should pass unchanged. "
             "It leaves with {wrong}: each block normalises the residual "
             "stream.",
-            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的词元本该原样通"
-            "过，出来却成了 {wrong}：每个块都把残差流归一化了一遍。",
+            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的 token 本该原"
+            "样通过，出来却成了 {wrong}：每个块都把残差流归一化了一遍。",
         ),
         notice=Text(
             en="Set the last weights of attention and MLP to zero: the block "
@@ -119,10 +119,7 @@ MISTAKES = (
             zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。训"
             "练照样能进行，只是更差；加载别处训练的权重，结果就是错的。",
         ),
-        hidden=Text(
-            en="A norm does not change the shape.",
-            zh="归一化不改变形状。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/pytorch/pytorch/issues/61165",
             "https://github.com/Howuhh/faster-trajectory-transformer/issues/3",
@@ -160,18 +157,15 @@ MISTAKES = (
             "token with a root mean square of {right} should pass unchanged. "
             "It leaves with {wrong}: the result overwrites the input before "
             "the two are added.",
-            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的词元本该原样通"
-            "过，出来却成了 {wrong}：还没相加，输入就被结果覆盖了。",
+            zh="这里让注意力和 MLP 都输出 0，均方根为 {right} 的 token 本该原"
+            "样通过，出来却成了 {wrong}：还没相加，输入就被结果覆盖了。",
         ),
         notice=Text(
             en="Set the last weights of attention and MLP to zero: the block "
             "must return its input.",
             zh="把注意力和 MLP 最后一层的权重置零，块的输出就必须等于输入。",
         ),
-        hidden=Text(
-            en="The input and the result of a layer have the same shape.",
-            zh="一层的输入和结果形状相同。",
-        ),
+        same_shape=True,
         found=("https://github.com/kyegomez/BitNet/issues/32",),
         tests=(
             "tests/models/test_block.py::"
@@ -213,10 +207,7 @@ MISTAKES = (
             zh="反向传播之后，找一找没有梯度的参数。如果从一开始就只建了一个归"
             "一化层，Llama 的权重就加载不进来。",
         ),
-        hidden=Text(
-            en="Both norms have the same width, and neither changes the shape.",
-            zh="两个归一化层宽度相同，也都不改变形状。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/allenai/OLMo/issues/222",
             "https://github.com/ml-explore/mlx-swift/pull/171",
@@ -262,10 +253,7 @@ MISTAKES = (
             zh="反向传播之后，找一找没有梯度的参数。pre-norm 模型里，每个子层"
             "只归一化自己的输入，所以最后的总和还需要再归一化一次。",
         ),
-        hidden=Text(
-            en="A norm does not change the shape.",
-            zh="归一化不改变形状。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/vllm-project/speculators/pull/313",
             "https://github.com/NVIDIA-NeMo/Speech/pull/2197",
@@ -302,21 +290,17 @@ MISTAKES = (
             en="Six tokens do not fit into the third cache, and the call is "
             "refused. The three caches then hold {wrong} tokens instead of "
             "{right}: the first two layers had stored them already.",
-            zh="六个词元放不进第三层的缓存，调用被拒绝。这时三个缓存里的词元数"
-            "是 {wrong}，应为 {right}：前两层已经把它们存了进去。",
+            zh="六个 token 放不进第三层的缓存，调用被拒绝。这时三个缓存里的 "
+            "token 数是 {wrong}，应为 {right}：前两层已经把它们存了进去。",
         ),
         notice=Text(
             en="Catch the error and look at the lengths of all caches. If the "
             "call is repeated with a larger third cache and the others have "
             "room, it succeeds, and the first layers see each token twice.",
             zh="捕获这个错误，看看各层缓存的长度。换一个更大的第三层缓存再试，"
-            "只要前两层还放得下，就不会报错，但它们会把每个词元看到两遍。",
+            "只要前两层还放得下，就不会报错，但它们会把每个 token 看到两遍。",
         ),
-        hidden=Text(
-            en="As long as no call is refused, all caches have the same "
-            "length.",
-            zh="只要没有调用被拒绝，各层缓存的长度始终一致。",
-        ),
+        same_shape=True,
         found=("https://github.com/ggml-org/llama.cpp/pull/9525",),
         tests=(
             "tests/models/test_block.py::"

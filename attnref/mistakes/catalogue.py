@@ -43,9 +43,10 @@ class Mistake(NamedTuple):
     a vector or a small matrix, which a page draws with the right and the wrong
     lines. `seen` says it in a sentence; in it, `{right}` and `{wrong}` are the
     numbers that `shown` gives (or the error that it raises) and `{change}` is
-    the largest difference. `notice` says how one notices, and `hidden` why no
-    shape shows it, or None if one does. `found` are the addresses where it was
-    met, or `NOTES`.
+    the largest difference; `{where}` is its place in a matrix, and `{there}`
+    the two numbers there. `notice` says how one notices, and `same_shape`
+    whether the wrong output has the right shape. `found` are the addresses
+    where it was met.
 
     Each of `tests` fails with the wrong lines and passes without them; so does
     `law`, a test for readers to copy, called with what `of` makes of a package.
@@ -58,7 +59,7 @@ class Mistake(NamedTuple):
     shown: Callable[[Any], "Tensor"]
     seen: Text
     notice: Text
-    hidden: Text | None
+    same_shape: bool
     found: tuple[str, ...]
     tests: tuple[str, ...]
     law: Callable[..., None]
@@ -79,11 +80,10 @@ PAGES = {
     }.items()
     for stem in stems
 }
-NOTES = "notes"  # the study notes from which this site grew
 
 
 SYMPTOMS = {
-    "future": Text("the future leaks", "看到了未来的词元"),
+    "future": Text("the future leaks", "看到了未来的 token"),
     "heads": Text("heads are mixed", "各个头串在了一起"),
     "inert": Text("the mask does nothing", "掩码不起作用"),
     "nan": Text("NaN or infinity", "出现 NaN 或无穷大"),

@@ -177,13 +177,13 @@ def _where(error: BaseException) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a law holds, on how many inputs, and where it does not."""
+    """Whether a property holds, on how many inputs, and where it does not."""
 
     law: str
     title: Text
     tried: int
     difference: float
-    """The largest, or that of the smallest input on which the law fails."""
+    """The largest, or that of the smallest input on which it fails."""
     fault: Text | None = None
     sizes: str = ""
     probe: int = -1
@@ -593,12 +593,12 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether all laws hold."""
+        """Whether all properties hold."""
         return self.error is None and not self.failures
 
     @property
     def failures(self) -> tuple[Verdict, ...]:
-        """The laws that do not hold."""
+        """The properties that do not hold."""
         return tuple(v for v in self.verdicts if not v.passed)
 
     def text(self, *, language: str | None = None, colour: bool = False) -> str:
@@ -654,14 +654,16 @@ GREEN = 32
 BOLD = 1
 DIM = 2
 WORDS = {
-    "passes": Text("{name}: all {n} laws hold.", "{name}：{n} 条规律都成立。"),
+    "passes": Text(
+        "{name}: all {n} properties hold.", "{name}：{n} 条性质都成立。"
+    ),
     "fails": Text(
-        "{name}: {n} of {all} laws do not hold.",
-        "{name}：{all} 条规律中有 {n} 条不成立。",
+        "{name}: {n} of {all} properties do not hold.",
+        "{name}：{all} 条性质中有 {n} 条不成立。",
     ),
     "fails_one": Text(
-        "{name}: 1 of {all} laws does not hold.",
-        "{name}：{all} 条规律中有 1 条不成立。",
+        "{name}: 1 of {all} properties does not hold.",
+        "{name}：{all} 条性质中有 1 条不成立。",
     ),
     "ok": Text("holds", "成立"),
     "no": Text("FAILS", "不成立"),

@@ -112,10 +112,7 @@ MISTAKES = (
             "会掩盖这个错误，只是起点更差。复制旧的查询头来加宽 GQA 模型时，也"
             "要注意同样的顺序。",
         ),
-        hidden=Text(
-            en="Either way, K heads of width D are left.",
-            zh="不管怎么分组，剩下的都是 K 个宽度为 D 的头。",
-        ),
+        same_shape=True,
         found=("https://github.com/apple/ml-hypercloning/issues/1",),
         tests=(
             "tests/models/test_convert.py::"
@@ -168,11 +165,7 @@ MISTAKES = (
             " BLOOM 是逐个头的 q、k、v。加载之后，要和产生这些权重的库对比输"
             "出。",
         ),
-        hidden=Text(
-            en="With either layout, three projections of the right size are "
-            "found.",
-            zh="按哪种布局拆，得到的都是三个尺寸正确的投影。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/awslabs/slapo/pull/46",
             "https://github.com/NVIDIA-NeMo/Automodel/pull/1324",
@@ -217,10 +210,7 @@ MISTAKES = (
             zh="把拆开的各段再拼起来，必须和原来的融合权重一样。与其自己写下"
             "标，不如用 `chunk`，或者用 `split` 给出各段大小。",
         ),
-        hidden=Text(
-            en="Every slice has the same number of rows.",
-            zh="每一段的行数都一样。",
-        ),
+        same_shape=True,
         found=("https://github.com/huggingface/transformers/pull/40257",),
         tests=("tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",),
         law=equals_multihead_attention,
@@ -260,10 +250,7 @@ MISTAKES = (
             zh="GQA 里 `q_proj` 有 H 个头，`k_proj` 只有 K 个：都按 H 个头来重"
             "排，只有 MHA 的权重没问题。要比较重排前后的分数。",
         ),
-        hidden=Text(
-            en="The rows change places, and their number stays the same.",
-            zh="只是行换了位置，行数没有变。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/Dao-AILab/flash-attention/pull/546",
             "https://github.com/huggingface/transformers/pull/31788",
@@ -307,10 +294,7 @@ MISTAKES = (
             zh="看加载时报告了哪些多余的名字：其中有 `weight_scale_inv`，就说"
             "明缩放因子被丢掉了。名字里虽有 inv，用的时候却是乘。",
         ),
-        hidden=Text(
-            en="The elements are all there, in a matrix of the right size.",
-            zh="元素一个不少，矩阵的尺寸也对。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/unslothai/unsloth/issues/6200",
             "https://github.com/leejet/stable-diffusion.cpp/pull/1898",

@@ -49,7 +49,7 @@ def layer_and_context(package: Any) -> tuple[Any, ...]:
     return cross(package), tokens(2, 3, 8), tokens(2, 5, 8)
 
 
-CONTEXT = Text("output", "输出"), Text("token of the context", "上下文的词元")
+CONTEXT = Text("output", "输出"), Text("token of the context", "上下文的 token")
 
 MISTAKES = (
     Mistake(
@@ -84,11 +84,7 @@ MISTAKES = (
             zh="改动上下文，所有输出都应当跟着变。两边的维度不同时，投影会直接"
             "报错。",
         ),
-        hidden=Text(
-            en="The output has as many tokens as there are queries, however "
-            "many keys there are.",
-            zh="输出的长度只由查询决定，和键有多长无关。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/keitakurita/Practical_NLP_in_PyTorch/issues/1",
         ),
@@ -123,7 +119,7 @@ MISTAKES = (
             "equal, it raises none, and no output depends on the decoder's "
             "own tokens.",
             zh="两边长度不同时会报错；长度相等时不报错，但没有一个输出依赖解码"
-            "器自己的词元。",
+            "器自己的 token。",
         ),
         notice=Text(
             en="Test with two different lengths. The queries come from the "
@@ -131,7 +127,7 @@ MISTAKES = (
             zh="两边用不同的长度来试。查询来自解码器，每个输出对应一个；键和值"
             "来自编码器。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             "https://github.com/humza909/LLM_Survey/issues/2",
             "https://github.com/datawhalechina/happy-llm/issues/5",
@@ -177,13 +173,10 @@ MISTAKES = (
             en="Change the last token of the context: every output must "
             "change. If the mask is aligned bottom-right, a single query sees "
             "the whole context, so decoding token by token hides the mistake.",
-            zh="改动上下文的最后一个词元，所有输出都应当跟着变。掩码按右下角对"
-            "齐时，单个查询看得到全部上下文，所以逐词元解码时看不出来。",
+            zh="改动上下文的最后一个 token，所有输出都应当跟着变。掩码按右下角"
+            "对齐时，单个查询看得到全部上下文，所以逐 token 解码时看不出来。",
         ),
-        hidden=Text(
-            en="The shapes are the same with a mask and without one.",
-            zh="有没有掩码，形状都一样。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/onlybooks/llm/issues/4",
             "https://github.com/floriankark/cs224n-win2223/issues/5",
@@ -232,11 +225,7 @@ MISTAKES = (
             zh="用同一个缓存连着问两篇文档。缓存已经填好时，要么拒绝新的上下"
             "文，要么先清空。",
         ),
-        hidden=Text(
-            en="The cached keys have the right number of heads and the right "
-            "width, and a context may have any length.",
-            zh="缓存里的键，头数和宽度都对；上下文本来就可长可短。",
-        ),
+        same_shape=True,
         found=(),
         tests=(
             "tests/models/test_block.py::"

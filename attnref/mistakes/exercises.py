@@ -43,7 +43,9 @@ LAWS = {
     ),
     "large": Law(Text("is right for large scores too", "分数很大时也算得对")),
     "future": Law(
-        Text("changes nothing before a token that changes", "看不到未来的词元"),
+        Text(
+            "changes nothing before a token that changes", "看不到未来的 token"
+        ),
         own=True,
     ),
     "pads": Law(
@@ -90,7 +92,7 @@ LAWS = {
     "small": Law(
         Text(
             "caches no more elements per token than it needs",
-            "每个词元缓存的元素不比需要的多",
+            "每个 token 缓存的元素不比需要的多",
         ),
         own=True,
     ),

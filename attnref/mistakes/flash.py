@@ -113,10 +113,10 @@ MISTAKES = (
         symptom="worse",
         shown=tiled_weights,
         seen=Text(
-            en="The weights of a row still sum to 1, but those of tiles before "
-            "a new maximum are too large: they differ by up to {change}.",
-            zh="每行的权重加起来仍然是 1，可是出现新的最大值之前的那些块，"
-            "权重偏大了，最多差 {change}。",
+            en="The weights of a row still sum to 1, but those of tiles "
+            "before a new maximum are too large: that of {where} is {there}.",
+            zh="每行的权重加起来仍然是 1，可是出现新的最大值之前的那些块，权"
+            "重偏大了，{where} 处是 {there}。",
         ),
         notice=Text(
             en="Compare with a tile that holds all keys. Sort the keys so that "
@@ -125,10 +125,7 @@ MISTAKES = (
             zh="和一块装下全部键的结果对比，并让分数从左到右递增：递减的话，"
             "系数总是 1，看不出错。",
         ),
-        hidden=Text(
-            en="Rescaling does not change the shape of a sum.",
-            zh="缩放不会改变和的形状。",
-        ),
+        same_shape=True,
         found=("https://github.com/ROCm/rocm-libraries/pull/6498",),
         tests=(
             "tests/core/test_flash.py::test_equals_torch_and_no_score_is_kept",
@@ -168,10 +165,7 @@ MISTAKES = (
             zh="拿一行、两块手算一遍。如果第一块单独处理，就没有 NaN，但结果是"
             "错的。",
         ),
-        hidden=Text(
-            en="NaN has the shape of any number.",
-            zh="NaN 的形状和普通的数一样。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/Dao-AILab/flash-attention/issues/991",
             "https://github.com/Dao-AILab/flash-attention/issues/333",
@@ -204,10 +198,10 @@ MISTAKES = (
         seen=Text(
             en="The second query does not see the first three keys, and its "
             "maximum becomes 0. Its scores are near -20000, so all "
-            "exponentials underflow and its weights are 0: they differ by up "
-            "to {change}.",
+            "exponentials underflow and its weights are 0: that of {where} is "
+            "{there}.",
             zh="第二个查询看不到前三个键，最大值变成 0。它的分数在 -20000 左"
-            "右，指数全部下溢，权重都成了 0，最多差 {change}。",
+            "右，指数全部下溢，权重都成了 0，{where} 处是 {there}。",
         ),
         notice=Text(
             en="Lower all scores by a large number: a softmax does not change. "
@@ -215,12 +209,7 @@ MISTAKES = (
             zh="把全部分数减去一个很大的数，softmax 的结果不该变。最大值如果从"
             "一个有限的数开始，也会这样出错。",
         ),
-        hidden=Text(
-            en="The shape stays the same, and values change only where scores "
-            "far below 0 follow a hidden tile.",
-            zh="形状不变；只有整块被遮住、后面的分数又远小于 0 时，数值才会"
-            "错。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/Dao-AILab/flash-attention/issues/2082",
             "https://github.com/flashinfer-ai/flashinfer/issues/4267",
@@ -262,11 +251,7 @@ MISTAKES = (
             zh="分数不大时结果是对的，因为平移会抵消。让分数从一块到下一块"
             "下降 90 以上，就能看出来。",
         ),
-        hidden=Text(
-            en="The shape stays the same, and values change only where an "
-            "exponential overflows.",
-            zh="形状不变，只有指数溢出时，数值才会错。",
-        ),
+        same_shape=True,
         found=("https://github.com/tile-ai/tilelang/pull/1148",),
         tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
         law=far_scores,
@@ -296,21 +281,17 @@ MISTAKES = (
         seen=Text(
             en="The largest scores of the last query are hidden, but still "
             "count for its maximum: the exponentials of the scores that it "
-            "sees underflow, and its weights become 0. They differ by up to "
-            "{change}.",
-            zh="最后一个查询里最大的几个分数被遮住了，却仍被当作最大值：看得到"
-            "的分数，指数全部下溢，权重成了 0，最多差 {change}。",
+            "sees underflow, and its weights become 0. That of {where} is "
+            "{there}.",
+            zh="最后一个查询里最大的几个分数被遮住了，却仍被当作最大值：看得"
+            "到的分数，指数全部下溢，权重成了 0，{where} 处是 {there}。",
         ),
         notice=Text(
             en="Multiply the keys that the mask hides by 1000: no output may "
             "move.",
             zh="把被遮住的键乘以 1000，输出一个都不该变。",
         ),
-        hidden=Text(
-            en="The shape stays the same, and the shift cancels unless "
-            "exponentials underflow.",
-            zh="形状不变；只要指数不下溢，多减的部分也会抵消。",
-        ),
+        same_shape=True,
         found=(),
         tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
         law=far_scores,
@@ -337,10 +318,10 @@ MISTAKES = (
         shown=far_weights,
         seen=Text(
             en="The scores of the second query are below -10000, so the keys "
-            "that are hidden from it get all the weight: the weights differ by "
-            "up to {change}.",
-            zh="第二个查询的分数比 -10000 还小，被遮住的键反而拿走了全部权重："
-            "权重最多差 {change}。",
+            "that are hidden from it get all the weight: the weight of "
+            "{where} is {there}.",
+            zh="第二个查询的分数比 -10000 还小，被遮住的键反而拿走了全部权"
+            "重：{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Lower all scores by a large number: a softmax does not change. "
@@ -348,11 +329,7 @@ MISTAKES = (
             zh="把全部分数减去一个很大的数，softmax 的结果不该变。整行都遮住时"
             "也看得出来：结果应该是 0。",
         ),
-        hidden=Text(
-            en="A hidden score is a finite number instead of minus infinity, "
-            "and nothing else changes.",
-            zh="被遮住的分数只是从负无穷换成了一个有限的数。",
-        ),
+        same_shape=True,
         found=("https://github.com/ohdearquant/lattice/issues/361",),
         tests=("tests/core/test_flash.py::test_scores_far_from_zero",),
         law=far_scores,
@@ -389,10 +366,7 @@ MISTAKES = (
             "some rows are then empty.",
             zh="用左填充或者滑动窗口试：这时有些行开头的块是空的。",
         ),
-        hidden=Text(
-            en="NaN has the shape of any number.",
-            zh="NaN 的形状和普通的数一样。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/pytorch/pytorch/pull/194154",
             "https://github.com/flashinfer-ai/flashinfer/pull/4401",
@@ -421,22 +395,18 @@ MISTAKES = (
         symptom="worse",
         shown=tiled_weights,
         seen=Text(
-            en="The tiles on the diagonal are skipped, and most tokens do not "
-            "see themselves: the weights differ by up to {change}.",
-            zh="对角线上的块被跳过了，多数词元连自己都看不到，权重最多差 "
-            "{change}。",
+            en="The tiles on the diagonal are skipped, and most tokens do "
+            "not see themselves: the weight of {where} is {there}.",
+            zh="对角线上的块被跳过了，多数 token 连自己都看不到，{where} 的权"
+            "重是 {there}。",
         ),
         notice=Text(
             en="Change a token: its own output must change. Compare with "
             "tiles of one query and one key, none of which is partly hidden.",
-            zh="改掉一个词元，它自己的输出必须变。或者和 1×1 的块对比：那样没"
-            "有哪一块是遮住一部分的。",
+            zh="改掉一个 token，它自己的输出必须变。或者和 1×1 的块对比：那样"
+            "没有哪一块是遮住一部分的。",
         ),
-        hidden=Text(
-            en="A tile that adds nothing to the sums does not change their "
-            "shape.",
-            zh="跳过的块只是没有加进去，各个和的形状不变。",
-        ),
+        same_shape=True,
         found=("https://github.com/openvinotoolkit/openvino/pull/35438",),
         tests=("tests/core/test_flash.py::test_hidden_tiles_are_not_computed",),
         law=equals_torch,
@@ -462,20 +432,17 @@ MISTAKES = (
         symptom="worse",
         shown=tiled_weights,
         seen=Text(
-            en="The seventh key has no weight, and the seventh token does not "
-            "see itself: the weights differ by up to {change}.",
-            zh="第 7 个键没有权重，第 7 个词元看不到自己：权重最多差 "
-            "{change}。",
+            en="The seventh key has no weight, and the seventh token does "
+            "not see itself: the weight of {where} is {there}.",
+            zh="第 7 个键没有权重，第 7 个 token 看不到自己：{where} 的权重是"
+            " {there}。",
         ),
         notice=Text(
             en="Test with lengths that are no multiple of the tile, such as "
             "prime numbers.",
             zh="长度不要取块大小的倍数，比如取质数。",
         ),
-        hidden=Text(
-            en="Keys are summed over, so no output has their number as a size.",
-            zh="键是求和的那一轴，输出里没有这个尺寸。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/jax-ml/jax/issues/27224",
             "https://github.com/intel/sycl-tla/pull/489",
@@ -516,10 +483,7 @@ MISTAKES = (
             en="Add 1 to all scores: each log-sum-exp must grow by 1.",
             zh="全部分数加 1，每个 log-sum-exp 都应该正好大 1。",
         ),
-        hidden=Text(
-            en="It is one number per query with or without the maximum.",
-            zh="加不加最大值，都是每个查询一个数。",
-        ),
+        same_shape=True,
         found=("https://github.com/Dao-AILab/flash-attention/issues/404",),
         tests=("tests/core/test_flash.py::test_the_log_sum_exp_in_words",),
         law=parts_make_the_whole,
@@ -545,10 +509,10 @@ MISTAKES = (
         symptom="gradients",
         shown=query_gradients,
         seen=Text(
-            en="The gradients of the queries differ by up to {change}. Add a "
-            "constant to all values, which should not change these "
-            "gradients, and the error grows with it.",
-            zh="查询的梯度最多差 {change}。所有值同加一个常数，本来没有影响，"
+            en="The gradient of {where} is {there}. Add a constant to all "
+            "values, which should not change these gradients, and the error "
+            "grows with it.",
+            zh="{where} 的梯度是 {there}。所有值同加一个常数，本来没有影响，"
             "这时误差却跟着变大。",
         ),
         notice=Text(
@@ -556,11 +520,7 @@ MISTAKES = (
             "the values are right.",
             zh="一行的分数，梯度之和必须是 0。值的梯度不受影响，是对的。",
         ),
-        hidden=Text(
-            en="What is not subtracted is one number per query, which is "
-            "broadcast.",
-            zh="只是每个查询少减了一个数，而它本来就是广播上去的。",
-        ),
+        same_shape=True,
         found=(),
         tests=(
             "tests/core/test_flash.py::test_the_formulas_of_the_backward_pass",
@@ -589,9 +549,9 @@ MISTAKES = (
         symptom="gradients",
         shown=query_gradients,
         seen=Text(
-            en="The gradients of the queries differ by up to {change}, and "
-            "some have the other sign.",
-            zh="查询的梯度最多差 {change}，有的连符号都反了。",
+            en="The gradient of {where} is {there}, and some have the other "
+            "sign.",
+            zh="{where} 的梯度是 {there}，有的连符号都反了。",
         ),
         notice=Text(
             en="The gradients of the scores of a row must sum to 0, since "
@@ -600,11 +560,7 @@ MISTAKES = (
             zh="一行的分数同加一个常数，结果不变，所以它们的梯度之和必须是 0。"
             "跑一遍 `torch.autograd.gradcheck`。",
         ),
-        hidden=Text(
-            en="The row sum that is missing is one number per query, and it is "
-            "broadcast.",
-            zh="漏掉的行和是每个查询一个数，本来就是广播上去的。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/deeplearning4j/libnd4j/issues/440",
             "https://github.com/Apiquet/DeepLearningFrameworkFromScratchCpp"
@@ -638,9 +594,9 @@ MISTAKES = (
         symptom="gradients",
         shown=query_gradients,
         seen=Text(
-            en="The gradients of the queries are too small: they differ by up "
-            "to {change}. Those of keys and values are right.",
-            zh="查询的梯度偏小，最多差 {change}。键和值的梯度是对的。",
+            en="The gradients of the queries are too small: that of {where} "
+            "is {there}. Those of keys and values are right.",
+            zh="查询的梯度偏小，{where} 处是 {there}。键和值的梯度是对的。",
         ),
         notice=Text(
             en="Compare gradients with those of autograd at a head width other "
@@ -648,10 +604,7 @@ MISTAKES = (
             zh="头维度不要取 1，把梯度和 autograd 的对比。Adam 一类的优化器会"
             "掩盖常数倍的误差。",
         ),
-        hidden=Text(
-            en="A factor does not change the shape of a gradient.",
-            zh="多乘一个系数，梯度的形状不变。",
-        ),
+        same_shape=True,
         found=("https://github.com/HKUSTDial/flash-sparse-attention/pull/203",),
         tests=(
             "tests/core/test_flash.py::test_the_formulas_of_the_backward_pass",
@@ -681,9 +634,9 @@ MISTAKES = (
         shown=dropped_gradients,
         seen=Text(
             en="Weights that were left out get gradients as if they had been "
-            "used: the gradients of the queries differ by up to {change}.",
-            zh="已经丢弃的权重也得到了梯度，好像用过一样：查询的梯度最多差 "
-            "{change}。",
+            "used: the gradient of {where} is {there}.",
+            zh="已经丢弃的权重也得到了梯度，好像用过一样：{where} 的梯度是 "
+            "{there}。",
         ),
         notice=Text(
             en="Run `torch.autograd.gradcheck` on a function that sets the "
@@ -691,10 +644,7 @@ MISTAKES = (
             zh="写一个先设随机种子、再调用你的实现的函数，对它跑 "
             "`torch.autograd.gradcheck`。不开 dropout 时看不出错。",
         ),
-        hidden=Text(
-            en="Dropout sets weights to zero and keeps their shape.",
-            zh="dropout 只是把一些权重置零，形状不变。",
-        ),
+        same_shape=True,
         found=("https://github.com/aws-neuron/nki-samples/pull/81",),
         tests=("tests/core/test_flash.py::test_gradients_through_dropout",),
         law=gradients_are_slopes,

@@ -83,9 +83,9 @@ from attnref.core.masks import Causal, Mask, dense
         seen=Text(
             en="PyTorch aligns its triangle at the top left: the first of "
             "three new tokens sees key 0 alone, and none sees itself. The "
-            "weights differ by up to {change}.",
-            zh="PyTorch 的三角对齐左上角：三个新词元里的第一个只看到键 0，"
-            "谁也看不到自己。权重最多差 {change}。",
+            "weight of {where} is {there}.",
+            zh="PyTorch 的三角对齐左上角：三个新 token 里的第一个只看到键 0，"
+            "谁也看不到自己。{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="A prompt is right, and so is training. Decode it in chunks: "
@@ -93,10 +93,7 @@ from attnref.core.masks import Causal, Mask, dense
             zh="整段提示词是对的，训练也是对的。把提示词分块解码，输出应该和"
             "一次算完相同。",
         ),
-        hidden=Text(
-            en="The kernel makes a triangle for any T and S.",
-            zh="不管 T 和 S 是多少，kernel 都能切出一个三角。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/pytorch/pytorch/issues/144858",
             "https://github.com/pytorch/executorch/pull/21749",
@@ -132,21 +129,18 @@ from attnref.core.masks import Causal, Mask, dense
         shown=prompt_weights,
         seen=Text(
             en="The kernel takes the queries of the second head for later "
-            "tokens, and each of them sees all keys: the weights differ by up "
-            "to {change}.",
-            zh="kernel 把第二个头的查询当成了更靠后的词元，每个都看得到全部的"
-            "键：权重最多差 {change}。",
+            "tokens, and each of them sees all keys: the weight of {where} is "
+            "{there}.",
+            zh="kernel 把第二个头的查询当成了更靠后的 token，每个都看得到全部"
+            "的键：{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Change the last token and look at all heads: the first head of "
             "each group is right, the others see the future.",
-            zh="改掉最后一个词元，逐个头检查：每组的第一个头是对的，其余的头"
+            zh="改掉最后一个 token，逐个头检查：每组的第一个头是对的，其余的头"
             "看到了未来。",
         ),
-        hidden=Text(
-            en="Stacked heads are unstacked again, to the shape they had.",
-            zh="叠起来的头最后又拆开，形状和原来一样。",
-        ),
+        same_shape=True,
         found=("https://github.com/facebookresearch/xformers/pull/1239",),
         tests=("tests/core/test_fused.py::test_a_causal_prompt_needs_no_mask",),
         law=causal_at_the_end,
@@ -172,22 +166,19 @@ from attnref.core.masks import Causal, Mask, dense
         symptom="inert",
         shown=masked_weights,
         seen=Text(
-            en="Nothing is hidden: keys that may be seen only have 1 added to "
-            "their scores. The weights differ by up to {change}.",
-            zh="什么都没有遮住，允许看的键只是分数加了 1：权重最多差 "
-            "{change}。",
+            en="Nothing is hidden: keys that may be seen only have 1 added "
+            "to their scores. The weight of {where} is {there}.",
+            zh="什么都没有遮住，允许看的键只是分数加了 1：{where} 的权重是 "
+            "{there}。",
         ),
         notice=Text(
             en="Change a token that the mask hides: no output may move. Print "
             "the dtype of the mask: it must be bool, or the mask must hold 0 "
             "and -inf.",
-            zh="改掉一个被遮住的词元，输出一个都不该变。打印掩码的 dtype：要么"
-            "是 bool，要么里面只有 0 和 -inf。",
+            zh="改掉一个被遮住的 token，输出一个都不该变。打印掩码的 dtype：要"
+            "么是 bool，要么里面只有 0 和 -inf。",
         ),
-        hidden=Text(
-            en="A mask of floats broadcasts like one of bools.",
-            zh="浮点掩码和布尔掩码的广播方式一样。",
-        ),
+        same_shape=True,
         found=("https://github.com/wfondrie/depthcharge/pull/38",),
         tests=(
             "tests/core/test_fused.py::test_it_is_sdpa_under_every_mask"
@@ -220,9 +211,9 @@ from attnref.core.masks import Causal, Mask, dense
         seen=Text(
             en="Zeros do not change a dot product, but they change the width "
             "from which the scale is computed: scores are too small, and the "
-            "weights differ by up to {change}.",
-            zh="补零不改变点积，却改变了算缩放系数用的维度：分数偏小，权重最多"
-            "差 {change}。",
+            "weight of {where} is {there}.",
+            zh="补零不改变点积，却改变了算缩放系数用的维度：分数偏小，"
+            "{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Pad heads by zeros yourself: the result must not change. Pass "
@@ -230,10 +221,7 @@ from attnref.core.masks import Causal, Mask, dense
             zh="自己给头补几个零，结果不该变。凡是 kernel 要求别的维度，就把 "
             "`scale` 明确传进去。",
         ),
-        hidden=Text(
-            en="The scale is one number, and the zeros are cut off again.",
-            zh="缩放系数只是一个数，补的零最后又切掉了。",
-        ),
+        same_shape=True,
         found=("https://github.com/intel/ipex-llm/pull/12619",),
         tests=(
             "tests/core/test_fused.py::test_it_is_sdpa_under_every_mask"

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     every_weight_is_used,
     head_width_is_free,
@@ -124,7 +124,7 @@ MISTAKES = (
             zh="用组内头数少于组数的配置来测。两者相等时（比如 64 个查询头、8 "
             "个键值头）恰好是对的，组内头数更多时则会下标越界。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             "https://github.com/PSAL-POSTECH/ONNXim/issues/33",
             "https://github.com/HazyResearch/HipKittens/pull/22",
@@ -167,12 +167,7 @@ MISTAKES = (
             zh="看权重的配置里有没有 `head_dim`：Qwen3-32B 是 128，而 5120 / "
             "64 是 80。",
         ),
-        hidden=Text(
-            en="In many models, `d_model // n_heads` is the width of a head. "
-            "A test that never passes `head_dim` does not notice the mistake.",
-            zh="很多模型里，头的宽度正好是 `d_model // n_heads`。测试里从不指"
-            "定 `head_dim`，就发现不了。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/NVIDIA/TensorRT-LLM/issues/5912",
             "https://github.com/vllm-project/speculators/pull/134",
@@ -219,11 +214,8 @@ MISTAKES = (
             en="Look for query weights without a gradient after backward.",
             zh="反向传播之后，找一找没有梯度的查询权重。",
         ),
-        hidden=Text(
-            en="The loop still collects H heads, each of shape `(B, T, D)`.",
-            zh="循环照样收集了 H 个头，每个的形状都是 `(B, T, D)`。",
-        ),
-        found=(NOTES,),
+        same_shape=True,
+        found=(),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=every_weight_is_used,
         of=loop_and_queries,
@@ -269,16 +261,16 @@ MISTAKES = (
         seen=Text(
             en="Each output depends on its own token alone: the softmax runs "
             "over the heads of one token instead of over the tokens.",
-            zh="每个输出只依赖自己那个词元：softmax 不是在词元之间做的，而是在"
-            "同一个词元的各个头之间做的。",
+            zh="每个输出只依赖自己那个 token：softmax 不是在 token 之间做的，"
+            "而是在同一个 token 的各个头之间做的。",
         ),
         notice=Text(
             en="Change the first token: every output must change, with a "
             "causal mask and without one.",
-            zh="改动第一个词元：不管有没有因果掩码，所有输出都应当跟着变。",
+            zh="改动第一个 token：不管有没有因果掩码，所有输出都应当跟着变。",
         ),
-        hidden=None,
-        found=(NOTES,),
+        same_shape=False,
+        found=(),
         tests=("tests/layers/test_gqa.py::test_the_loop_of_gqa_is_the_layer",),
         law=past_is_seen,
         of=lambda package: (gqa(package), tokens(3, 5, 8)),
@@ -308,20 +300,16 @@ MISTAKES = (
         seen=Text(
             en="The first two tokens are padding, and yet every output after "
             "them depends on them.",
-            zh="前两个词元是填充，后面所有输出却都依赖它们。",
+            zh="前两个 token 是填充，后面所有输出却都依赖它们。",
         ),
         notice=Text(
             en="Change the content of a padded position: no output of a real "
             "token may change. Tests without padding never notice the mistake.",
-            zh="改动填充位置上的内容，真实词元的输出一个都不该变。没有填充的测"
-            "试永远发现不了。",
+            zh="改动填充位置上的内容，真实 token 的输出一个都不该变。没有填充"
+            "的测试永远发现不了。",
         ),
-        hidden=Text(
-            en="The shapes are the same whether the mask is used or ignored.",
-            zh="掩码用没用上，形状都一样。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/facebookresearch/fairseq/issues/1682",
             "https://github.com/huggingface/transformers/pull/47946",
             "https://github.com/TransformerLensOrg/TransformerLens/issues/467",
@@ -381,7 +369,7 @@ MISTAKES = (
             zh="看输出投影的输入宽度：应当是 H 个头，而不是 K 个。`einsum` 会"
             "对结果里没有写出的字母求和。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             "https://github.com/fkodom/grouped-query-attention-pytorch/"
             "issues/5",

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     cache_is_a_list,
     cache_is_small,
@@ -246,10 +246,10 @@ MISTAKES = (
             "them; a decode step of one token usually has no mask, and there "
             "they count.",
             zh="把缓存的容量加倍，输出不该有任何变化。预填充时，因果掩码要么正"
-            "好挡住空位，要么尺寸对不上而报错；单个词元的解码步通常没有掩码，"
-            "空位就混进来了。",
+            "好挡住空位，要么尺寸对不上而报错；单个 token 的解码步通常没有掩"
+            "码，空位就混进来了。",
         ),
-        hidden=None,
+        same_shape=False,
         found=("https://github.com/Lightning-AI/litgpt/pull/2248",),
         tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
         law=decoding_is_the_full_pass,
@@ -293,28 +293,20 @@ MISTAKES = (
         shown=partial(decoded, room=8),
         seen=Text(
             en="Prefill has no past to read, so this code returns before it "
-            "writes. The prompt itself is right, but the tokens after it "
-            "find zeros in the place of its keys: the weights differ by up "
-            "to {change}, and the text goes on as if there had been no "
-            "prompt.",
-            zh="预填充没有过去可读，代码就提前返回了，还没来得及写。提示词本身"
-            "没算错，之后的词元在它的位置上读到的却是全零的键：权重最多差 "
-            "{change}，接下来的文本就像没有提示词一样。",
+            "writes. The prompt itself is right, but the tokens after it find "
+            "zeros in the place of its keys: the weight of {where} is {there}"
+            ", and the text goes on as if there had been no prompt.",
+            zh="预填充没有过去可读，代码就提前返回了，还没来得及写。提示词本"
+            "身没算错，之后的 token 在它的位置上读到的却是全零的键：{where} 的"
+            "权重是 {there}，接下来的文本就像没有提示词一样。",
         ),
         notice=Text(
             en="Read a prompt, decode some tokens, and compare with one pass "
             "over all of them.",
-            zh="读完提示词，再逐个解码几个词元，和一次算完的结果对比。",
+            zh="读完提示词，再逐个解码几个 token，和一次算完的结果对比。",
         ),
-        hidden=Text(
-            en="The cache has the right length and returns as many keys as it "
-            "should; they are only zeros.",
-            zh="长度数对了，取出来的键也一个不少，只是里面全是零。",
-        ),
-        found=(
-            NOTES,
-            "https://github.com/lightseekorg/tokenspeed/pull/1441",
-        ),
+        same_shape=True,
+        found=("https://github.com/lightseekorg/tokenspeed/pull/1441",),
         tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
         law=decoding_is_the_full_pass,
         of=partial(cached, room=6),
@@ -323,7 +315,7 @@ MISTAKES = (
         id="cache-overflow",
         title=Text(
             en="A full cache drops new tokens without an error",
-            zh="缓存满了，新词元被悄悄丢掉",
+            zh="缓存满了，新 token 被悄悄丢掉",
         ),
         lines=(
             Lines(
@@ -343,22 +335,18 @@ MISTAKES = (
             en="A cache with room for six tokens is given nine. It should "
             "refuse the seventh; instead it counts {wrong} tokens that it does "
             "not hold, and each new query attends to old keys only.",
-            zh="容量为 6 的缓存收到 9 个词元。第 7 个就该拒绝，它却多算了 "
-            "{wrong} 个没有存下的词元，之后每个新查询只看得到旧的键。",
+            zh="容量为 6 的缓存收到 9 个 token。第 7 个就该拒绝，它却多算了 "
+            "{wrong} 个没有存下的 token，之后每个新查询只看得到旧的键。",
         ),
         notice=Text(
             en="Append one token more than fits: it must be refused. "
             "Assigning one token to an empty slice broadcasts, and writes "
             "nothing; two tokens would raise an error.",
-            zh="多追加一个词元，必须被拒绝。把一个词元赋给空切片会触发广播，"
-            "什么也没写进去；一次追加两个反而会报错。",
+            zh="多追加一个 token，必须被拒绝。把一个 token 赋给空切片会触发广"
+            "播，什么也没写进去；一次追加两个反而会报错。",
         ),
-        hidden=Text(
-            en="Until the cache is full nothing differs, and then its size "
-            "stays as it is.",
-            zh="没满之前毫无区别，满了之后尺寸就不再变。",
-        ),
-        found=(NOTES,),
+        same_shape=True,
+        found=(),
         tests=(f"{CACHES}::test_overflow_is_refused_and_changes_nothing",),
         law=full_cache_refuses,
         of=lambda package: (package.KVCache,),
@@ -367,7 +355,7 @@ MISTAKES = (
         id="cache-no-batch",
         title=Text(
             en="The cache has no batch axis: rows read each other's tokens",
-            zh="缓存没有批次轴：各行会读到别的行的词元",
+            zh="缓存没有批次轴：各行会读到别的行的 token",
         ),
         lines=(
             Lines(
@@ -402,9 +390,9 @@ MISTAKES = (
         seen=Text(
             en="In a batch of two rows, the tokens of the second attend to "
             "those of the first, too: there are twice as many keys as there "
-            "should be, and the weights differ by up to {change}.",
-            zh="批次里有两行，第二行的词元还会看到第一行的词元：键多了一倍，权"
-            "重最多差 {change}。",
+            "should be, and the weight of {where} is {there}.",
+            zh="批次里有两行，第二行的 token 还会看到第一行的 token：键多了一"
+            "倍，{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Decode a batch, and each of its rows alone: the outputs must "
@@ -412,8 +400,8 @@ MISTAKES = (
             zh="整批解码一次，再逐行单独解码，输出必须相同。批次只有一行时"
             "不会出错。",
         ),
-        hidden=None,
-        found=(NOTES,),
+        same_shape=False,
+        found=(),
         tests=(f"{CACHES}::test_append_returns_all_so_far_that_is_kept",),
         law=decoding_is_the_full_pass,
         of=cached,
@@ -422,7 +410,7 @@ MISTAKES = (
         id="cache-crop-zero",
         title=Text(
             en="Cropping a cache to length 0 removes nothing",
-            zh="把缓存裁到 0 个词元，却一个也没删",
+            zh="把缓存裁到 0 个 token，却一个也没删",
         ),
         lines=(
             Lines(
@@ -443,20 +431,16 @@ MISTAKES = (
             en="In row 0, tokens 11 to 14 are stored, the cache is cropped to "
             "0, and tokens 15 and 16 are stored: the first four are still "
             "there.",
-            zh="第 0 行先存词元 11 到 14，裁到 0，再存 15 和 16：前四个都还"
+            zh="第 0 行先存 token 11 到 14，裁到 0，再存 15 和 16：前四个都还"
             "在。",
         ),
         notice=Text(
             en="Roll back to each length, 0 included, append a token, and "
             "compare with `torch.cat` of what should be left.",
-            zh="每个长度都回退一次（包括 0），再追加词元，和用 `torch.cat` 拼"
-            "出来的结果对比。",
+            zh="每个长度都回退一次（包括 0），再追加 token，和用 `torch.cat` "
+            "拼出来的结果对比。",
         ),
-        hidden=Text(
-            en="Only after a rollback to 0 tokens are there too many keys, "
-            "and few tests roll back that far.",
-            zh="只有回退到 0 之后，键的个数才不对，而很少有测试会退到 0。",
-        ),
+        same_shape=True,
         found=("https://github.com/huggingface/transformers/issues/47433",),
         tests=(
             f"{CACHES}::test_after_a_rollback_new_tokens_overwrite_old_ones"
@@ -492,18 +476,15 @@ MISTAKES = (
             "Here, each keeps its own past, so that new tokens follow those "
             "of another beam.",
             zh="束搜索要让第 0、1、2 行分别接着第 2、0、0 行往下写，结果各行还"
-            "留着自己的过去，新词元接在了别的束后面。",
+            "留着自己的过去，新 token 接在了别的束后面。",
         ),
         notice=Text(
             en="Greedy decoding is right. Compare the scores of each beam with "
             "those of one pass over the tokens that it has chosen.",
-            zh="贪心解码没问题。把每一束的得分，和用它选出的词元一次算完的"
+            zh="贪心解码没问题。把每一束的得分，和用它选出的 token 一次算完的"
             "得分对比。",
         ),
-        hidden=Text(
-            en="There are as many rows as before, unless beams are dropped.",
-            zh="只要束的数目不变，行数就和原来一样。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/huggingface/transformers/issues/46612",
             "https://github.com/PaddlePaddle/PaddleNLP/issues/6672",
@@ -537,19 +518,16 @@ MISTAKES = (
             en="In row 0, tokens 11 to 14 are stored, the cache is reset, and "
             "tokens 15 and 16 are stored: they stand behind four zeros, get "
             "the positions of a longer text, and attend to keys of zero.",
-            zh="第 0 行先存词元 11 到 14，重置，再存 15 和 16：它们排在四个零"
-            "后面，位置接着上一段文本往下数，还会看到全零的键。",
+            zh="第 0 行先存 token 11 到 14，重置，再存 15 和 16：它们排在四个"
+            "零后面，位置接着上一段文本往下数，还会看到全零的键。",
         ),
         notice=Text(
             en="Generate, reset, and generate the same again: the tokens must "
             "be the same. The first prompt after start is always right.",
-            zh="生成一次，重置，再生成同样的内容，词元必须相同。启动后的第一"
+            zh="生成一次，重置，再生成同样的内容，token 必须相同。启动后的第一"
             "个提示词总是对的。",
         ),
-        hidden=Text(
-            en="A preallocated buffer has the same shape before and after.",
-            zh="预分配的缓冲区，重置前后形状一样。",
-        ),
+        same_shape=True,
         found=("https://github.com/huggingface/transformers/pull/48809",),
         tests=(f"{CACHES}::test_a_reset_cache_is_a_new_one",),
         law=cache_is_a_list,
@@ -598,8 +576,8 @@ MISTAKES = (
             en="After six tokens, {wrong} nodes of the graph hang behind the "
             "keys, and there should be {right}. Each holds tensors of its "
             "step, so memory grows much faster than the cache.",
-            zh="存了六个词元后，键的背后挂着计算图的 {wrong} 个节点，本该是 "
-            "{right} 个。每个节点都占着那一步的张量，显存比缓存本身涨得快得"
+            zh="存了六个 token 后，键的背后挂着计算图的 {wrong} 个节点，本该是"
+            " {right} 个。每个节点都占着那一步的张量，显存比缓存本身涨得快得"
             "多。",
         ),
         notice=Text(
@@ -608,11 +586,8 @@ MISTAKES = (
             zh="缓存返回的张量，`requires_grad` 必须是 False。解码要放在 "
             "`torch.no_grad()` 或 `torch.inference_mode()` 里。",
         ),
-        hidden=Text(
-            en="All outputs are right; only memory runs out.",
-            zh="输出都对，只是显存会耗尽。",
-        ),
-        found=(NOTES,),
+        same_shape=True,
+        found=(),
         tests=(f"{CACHES}::test_gradients_are_refused",),
         law=cache_keeps_no_graph,
         of=lambda package: (lambda room: package.GrowingKVCache(),),
@@ -645,23 +620,19 @@ MISTAKES = (
         symptom="decoding",
         shown=logits_with_cache,
         seen=Text(
-            en="Each token is stored once per layer, and each layer reads the "
-            "keys of the other layers, too: the logits of six tokens are off "
-            "by up to {change}.",
-            zh="每个词元每层各存一遍，每层还会读到别的层的键：六个词元的 "
-            "logits 最多差 {change}。",
+            en="Each token is stored once per layer, and each layer reads "
+            "the keys of the other layers, too: the logit of {where} is "
+            "{there}.",
+            zh="每个 token 每层各存一遍，每层还会读到别的层的键：{where} 的 "
+            "logit 是 {there}。",
         ),
         notice=Text(
             en="After a prompt of T tokens, the length of each cache must be "
             "T. A model of one layer is right.",
-            zh="读完 T 个词元的提示词，每个缓存的长度都必须是 T。只有一层的"
+            zh="读完 T 个 token 的提示词，每个缓存的长度都必须是 T。只有一层的"
             "模型不会出错。",
         ),
-        hidden=Text(
-            en="Keys of all layers have the same shape, and the mask grows "
-            "with the length of the cache.",
-            zh="各层的键形状相同，掩码也跟着缓存的长度变长。",
-        ),
+        same_shape=True,
         found=(),
         tests=(
             f"{BLOCK}::"
@@ -673,7 +644,7 @@ MISTAKES = (
             lambda: [package.GrowingKVCache() for _ in range(2)],
             torch.arange(12).view(2, 6),
         ),
-        axes=(Text("token", "词元"), Text("word", "词表里的词")),
+        axes=(Text("token", "token"), Text("word", "词表里的词")),
     ),
     Mistake(
         id="cache-chunk-mask",
@@ -697,25 +668,21 @@ MISTAKES = (
         seen=Text(
             en="The second of two chunks does not see its past: its first "
             "token attends to the first token of the prompt and to nothing "
-            "else. The weights differ by up to {change}.",
-            zh="两个分块中的第二个看不到自己的过去：它的第一个词元只看得到整段"
-            "的第一个词元。权重最多差 {change}。",
+            "else. The weight of {where} is {there}.",
+            zh="两个分块中的第二个看不到自己的过去：它的第一个 token 只看得到"
+            "整段的第一个 token。{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Read a prompt in two chunks and in one: the outputs must be "
             "the same. One token at a time is right, as long as it has no "
             "mask; with `is_causal=True` even this is wrong, since that mask "
             "is aligned at the top left.",
-            zh="把提示词分两块读，再一次读完，输出必须相同。每次一个词元且不用"
-            "掩码时没问题；要是用 `is_causal=True`，连这种情况也会错，因为它"
-            "是左上对齐的。",
+            zh="把提示词分两块读，再一次读完，输出必须相同。每次一个 token 且"
+            "不用掩码时没问题；要是用 `is_causal=True`，连这种情况也会错，因为"
+            "它是左上对齐的。",
         ),
-        hidden=Text(
-            en="The mask has a column for each key, as it should.",
-            zh="掩码每个键一列，尺寸没错。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/jingyaogong/minimind/issues/631",
             "https://github.com/pytorch/executorch/pull/21749",
             "https://github.com/hyprstream/hyprstream/pull/1521",
@@ -750,13 +717,13 @@ MISTAKES = (
         symptom="future",
         shown=partial(decoded, cuts=[4, 5]),
         seen=Text(
-            en="The tokens of the prompt attend to those after them, and "
-            "their weights differ by up to {change}; the single tokens that "
-            "follow are right. From the second layer on, the cached keys and "
-            "values depend on later tokens.",
-            zh="提示词里的词元会看到后面的词元，权重最多差 {change}；之后逐个"
-            "解码的词元没问题。从第二层起，存进缓存的键和值就带上了未来的信"
-            "息。",
+            en="The tokens of the prompt attend to those after them, and the "
+            "weight of {where} is {there}; the single tokens that follow are "
+            "right. From the second layer on, the cached keys and values "
+            "depend on later tokens.",
+            zh="提示词里的 token 会看到后面的 token，{where} 的权重是 "
+            "{there}；之后逐个解码的 token 没问题。从第二层起，存进缓存的键和"
+            "值就带上了未来的信息。",
         ),
         notice=Text(
             en="Read the same prompt with and without a cache: the outputs "
@@ -765,12 +732,8 @@ MISTAKES = (
             zh="同一个提示词，用缓存和不用缓存各读一遍，输出必须相同。训练时"
             "没有缓存，所以损失是正常的。",
         ),
-        hidden=Text(
-            en="Scores have the same shape with and without a mask.",
-            zh="加不加掩码，分数的形状都一样。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/Mikyx-1/TinyLLM/issues/17",
             "https://github.com/QwenLM/Qwen/issues/979",
         ),
@@ -806,21 +769,17 @@ MISTAKES = (
             en="Each token is in the cache many times, at many positions. Of "
             "{right} tokens generated with a cache, only {wrong} are those "
             "generated without one.",
-            zh="每个词元在缓存里存了好多份，位置各不相同。用缓存生成的 "
-            "{right} 个词元，只有 {wrong} 个和不用缓存时相同。",
+            zh="每个 token 在缓存里存了好多份，位置各不相同。用缓存生成的 "
+            "{right} 个 token，只有 {wrong} 个和不用缓存时相同。",
         ),
         notice=Text(
             en="After each step, the length of the cache must be the number of "
             "tokens read. With a cache, generation becomes slower instead of "
             "faster.",
-            zh="每一步之后，缓存的长度必须等于读过的词元数。用了缓存，生成"
+            zh="每一步之后，缓存的长度必须等于读过的 token 数。用了缓存，生成"
             "反而更慢。",
         ),
-        hidden=Text(
-            en="Logits have the shape of what was fed, and only the last ones "
-            "are used.",
-            zh="logits 的形状和送进去的词元一致，而用到的只是最后一个。",
-        ),
+        same_shape=True,
         found=("https://github.com/iCog-Labs-Dev/PC-Transformers/issues/129",),
         tests=(
             f"{BLOCK}::"
@@ -861,8 +820,8 @@ MISTAKES = (
             en="Keys and values of 64 elements for 8 tokens take {wrong} bytes "
             "in bfloat16, and should take {right}. Those of a float64 model "
             "would be rounded.",
-            zh="8 个词元，键和值各 64 个元素，用 bfloat16 时占了 {wrong} 字节，"
-            "本该是 {right} 字节。换成 float64 模型，则会丢精度。",
+            zh="8 个 token，键和值各 64 个元素，用 bfloat16 时占了 {wrong} 字"
+            "节，本该是 {right} 字节。换成 float64 模型，则会丢精度。",
         ),
         notice=Text(
             en="Compare `nbytes` with your own arithmetic, and the dtype of "
@@ -871,13 +830,8 @@ MISTAKES = (
             zh="把 `nbytes` 和自己算的对一遍，再看返回的 dtype 和存入的是否一"
             "样。dtype 不一致，矩阵乘法会报错；开了 autocast 则会自动转换。",
         ),
-        hidden=Text(
-            en="A dtype is not part of a shape.", zh="dtype 不属于形状。"
-        ),
-        found=(
-            NOTES,
-            "https://github.com/meta-pytorch/torchtune/issues/398",
-        ),
+        same_shape=True,
+        found=("https://github.com/meta-pytorch/torchtune/issues/398",),
         tests=(f"{CACHES}::test_values_are_stored_as_they_come",),
         law=cache_is_small,
         of=lambda package: (
@@ -913,8 +867,8 @@ MISTAKES = (
             en="With 4 query heads and 2 key/value heads, a token takes "
             "{wrong} bytes of the cache instead of {right}: as many as without "
             "grouped heads.",
-            zh="4 个查询头、2 个键值头，每个词元占缓存 {wrong} 字节，而不是 "
-            "{right} 字节：和不分组时一样多。",
+            zh="4 个查询头、2 个键值头，每个 token 占缓存 {wrong} 字节，而不是"
+            " {right} 字节：和不分组时一样多。",
         ),
         notice=Text(
             en="Look at the shape or at the bytes of what is stored: there "
@@ -923,13 +877,8 @@ MISTAKES = (
             zh="看存下来的张量的形状或字节数：头数必须是 K，不是 H。先存，再复"
             "制；最好根本不复制。",
         ),
-        hidden=Text(
-            en="No output has another shape, nor even another value; only "
-            "what is stored is larger.",
-            zh="输出的形状不变，连数值也不变，只是存下来的更大。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/facebookresearch/lingua/issues/44",
             "https://github.com/meta-pytorch/torchtune/issues/38",
             "https://github.com/FYYFU/HeadKV/issues/3",

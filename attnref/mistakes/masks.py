@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     documents_are_apart,
     future_is_hidden,
@@ -166,10 +166,6 @@ def windowed(package: Any) -> tuple[Callable[[int, int], Tensor]]:
 
 
 MASKS = "tests/core/test_masks.py::"
-MATRIX = Text(
-    en="A mask of the right shape may hold anything.",
-    zh="掩码的形状对了，里面的内容却可以是任何样子。",
-)
 
 
 MISTAKES = (
@@ -195,15 +191,15 @@ MISTAKES = (
         seen=Text(
             en="Each token sees itself and the tokens after it, and none "
             "before it.",
-            zh="每个词元看到自己和后面的词元，前面的一个也看不到。",
+            zh="每个 token 看到自己和后面的 token，前面的一个也看不到。",
         ),
         notice=Text(
             en="Print the mask of three tokens. If True means may attend, its "
             "last row must be all True.",
-            zh="打印三个词元的掩码：如果 True 表示可见，最后一行就应当全是 "
+            zh="打印三个 token 的掩码：如果 True 表示可见，最后一行就应当全是 "
             "True。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             "https://github.com/pytorch/examples/issues/649",
             "https://github.com/marin-community/levanter/pull/102",
@@ -216,7 +212,7 @@ MISTAKES = (
         id="causal-without-itself",
         title=Text(
             en="The causal mask hides the token itself",
-            zh="因果掩码把词元自己也挡住了",
+            zh="因果掩码把 token 自己也挡住了",
         ),
         lines=(
             Lines(
@@ -235,15 +231,16 @@ MISTAKES = (
             en="The diagonal is hidden too. The first token sees no key at "
             "all: its output is zero here, and NaN in code that passes a row "
             "of -inf to softmax.",
-            zh="对角线也被挡住了。第一个词元什么键都看不到：这里输出零，而把整"
-            "行 -inf 直接交给 softmax 的代码会得到 NaN。",
+            zh="对角线也被挡住了。第一个 token 什么键都看不到：这里输出零，而"
+            "把整行 -inf 直接交给 softmax 的代码会得到 NaN。",
         ),
         notice=Text(
             en="Only the first row is NaN, or an output does not change with "
             "the token at its own position.",
-            zh="只有第一行是 NaN；或者改掉某个词元，它自己位置上的输出却不变。",
+            zh="只有第一行是 NaN；或者改掉某个 token，它自己位置上的输出却不"
+            "变。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=("https://github.com/pbloem/former/issues/10",),
         tests=(MASKS + "test_causal_mask_is_the_lower_triangle",),
         law=is_causal,
@@ -253,7 +250,7 @@ MISTAKES = (
         id="causal-sees-next",
         title=Text(
             en="The causal mask shows the next token",
-            zh="因果掩码多露出了下一个词元",
+            zh="因果掩码多露出了下一个 token",
         ),
         lines=(
             Lines(
@@ -271,16 +268,16 @@ MISTAKES = (
         seen=Text(
             en="Each token sees one token too many: the one that it should "
             "predict.",
-            zh="每个词元都多看到一个词元，而那正是它要预测的那个。",
+            zh="每个 token 都多看到一个 token，而那正是它要预测的那个。",
         ),
         notice=Text(
             en="The training loss falls towards 0, and yet the generated text "
             "is nonsense. Change the last token: no output before it may "
             "change.",
-            zh="训练损失一路降到接近 0，生成的文本却不知所云。改掉最后一个词"
-            "元，前面的输出一个都不该变。",
+            zh="训练损失一路降到接近 0，生成的文本却不知所云。改掉最后一个 "
+            "token，前面的输出一个都不该变。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(),
         tests=(MASKS + "test_causal_mask_is_the_lower_triangle",),
         law=is_causal,
@@ -308,18 +305,17 @@ MISTAKES = (
         seen=Text(
             en="Two new tokens come after three in the cache. The first of "
             "them sees key 0 alone, as if it were the first token of the text.",
-            zh="缓存里有三个词元，又来两个新的：第一个新词元只看得到键 0，就像"
-            "它是全文的第一个词元。",
+            zh="缓存里有三个 token，又来两个新的：第一个新 token 只看得到键 "
+            "0，就像它是全文的第一个 token。",
         ),
         notice=Text(
             en="With as many keys as queries the mask is right. Decode token "
             "by token, and compare with a single pass over the whole text.",
-            zh="键和查询一样多时掩码是对的。逐个词元解码，再和一次读完全文的结"
-            "果比较。",
+            zh="键和查询一样多时掩码是对的。逐个 token 解码，再和一次读完全文"
+            "的结果比较。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/pytorch/pytorch/issues/144858",
             "https://github.com/pytorch/executorch/pull/21749",
         ),
@@ -352,17 +348,17 @@ MISTAKES = (
         seen=Text(
             en="The two real tokens attend to the two pads behind them. "
             "Instead, the rows of the pads are empty.",
-            zh="两个真实词元照样关注后面的两个填充符；被清空的反而是填充符自己"
-            "的行。",
+            zh="两个真实 token 照样关注后面的两个填充符；被清空的反而是填充符"
+            "自己的行。",
         ),
         notice=Text(
             en="Put other values in the place of the pads: no output of a "
             "real token may change. With `torch.softmax`, the rows of the "
             "pads become NaN.",
-            zh="换掉填充符上的内容，真实词元的输出不应改变。如果用的是 "
+            zh="换掉填充符上的内容，真实 token 的输出不应改变。如果用的是 "
             "`torch.softmax`，填充符的行会变成 NaN。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             "https://github.com/hyunwoongko/transformer/pull/40",
             "https://github.com/bentrevett/pytorch-seq2seq/issues/96",
@@ -397,9 +393,9 @@ MISTAKES = (
             en="With four sentences of four tokens, the mask of sentence n is "
             "applied to query n of every sentence. The third sentence has two "
             "real tokens, and its queries see 4, 3, 2 and 1 keys.",
-            zh="四个句子、每句四个词元时，第 n 句的掩码被用到了每一句的第 n 个"
-            "查询上。第三句只有两个真实词元，它的四个查询却分别看到 4、3、2、"
-            "1 个键。",
+            zh="四个句子、每句四个 token 时，第 n 句的掩码被用到了每一句的第 n"
+            " 个查询上。第三句只有两个真实 token，它的四个查询却分别看到 4、"
+            "3、2、1 个键。",
         ),
         notice=Text(
             en="With as many sentences as tokens it is wrong without an "
@@ -409,11 +405,8 @@ MISTAKES = (
             zh="批大小恰好等于序列长度时，不报错，结果却是错的；只有一句时是对"
             "的；其他尺寸都会报错。要专门测一次批大小等于序列长度的情况。",
         ),
-        hidden=None,
-        found=(
-            NOTES,
-            "https://github.com/idiap/fast-transformers/issues/101",
-        ),
+        same_shape=False,
+        found=("https://github.com/idiap/fast-transformers/issues/101",),
         tests=(
             MASKS + "test_padding_mask_of_two_sentences",
             MASKS + "test_a_hugging_face_mask_becomes_ours",
@@ -456,8 +449,8 @@ MISTAKES = (
             zh="三个轴的掩码，(B, T, S) 或 (B, 1, S)，就会这样广播。测试时让批"
             "大小等于头数；换成别的尺寸，多半会报错。",
         ),
-        hidden=None,
-        found=(NOTES,),
+        same_shape=False,
+        found=(),
         tests=(
             MASKS + "test_padding_mask_of_two_sentences",
             MASKS + "test_a_hugging_face_mask_becomes_ours",
@@ -496,14 +489,11 @@ MISTAKES = (
             en="All outputs are NaN or zero, or all are the mean of all "
             "values. Convert to bool first: `mask.bool()` for the real "
             "tokens, or `mask == 0` for the pads.",
-            zh="所有输出都是 NaN、零，或者所有值的均值。先转成 bool：真实词元"
-            "用 `mask.bool()`，填充符用 `mask == 0`。",
+            zh="所有输出都是 NaN、零，或者所有值的均值。先转成 bool：真实 "
+            "token 用 `mask.bool()`，填充符用 `mask == 0`。",
         ),
-        hidden=MATRIX,
-        found=(
-            NOTES,
-            "https://github.com/PaddlePaddle/PaddleFormers/pull/4033",
-        ),
+        same_shape=True,
+        found=("https://github.com/PaddlePaddle/PaddleFormers/pull/4033",),
         tests=(MASKS + "test_a_hugging_face_mask_becomes_ours",),
         law=pads_change_nothing,
         of=partial(padded, whole_numbers=True),
@@ -530,8 +520,8 @@ MISTAKES = (
         seen=Text(
             en="A key is seen if either mask shows it. Real tokens of the "
             "future are no pads, so that every token sees all of them.",
-            zh="只要有一个掩码放行，键就可见。未来的真实词元不是填充符，于是全"
-            "都看得到。",
+            zh="只要有一个掩码放行，键就可见。未来的真实 token 不是填充符，于"
+            "是全都看得到。",
         ),
         notice=Text(
             en="Masks in which True means may attend are joined by &, those "
@@ -540,7 +530,7 @@ MISTAKES = (
             zh="True 表示可见的掩码用 & 合并，True 表示遮住的用 |。用反了的"
             "话，单独用哪个掩码都对，合起来就错。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             "https://github.com/lucidrains/local-attention/issues/5",
             "https://github.com/NVIDIA/TransformerEngine/pull/1271",
@@ -553,7 +543,7 @@ MISTAKES = (
         id="window-one-more",
         title=Text(
             en="A window of W tokens holds W + 1",
-            zh="宽度为 W 的窗口里有 W + 1 个词元",
+            zh="宽度为 W 的窗口里有 W + 1 个 token",
         ),
         lines=(
             Lines(
@@ -571,16 +561,16 @@ MISTAKES = (
         seen=Text(
             en="Through a window of three, a token sees up to four: itself "
             "and three before it.",
-            zh="窗口宽度为 3，一个词元却能看到 4 个：它自己和前面 3 个。",
+            zh="窗口宽度为 3，一个 token 却能看到 4 个：它自己和前面 3 个。",
         ),
         notice=Text(
             en="Count the keys that a late query sees. Libraries differ: in "
             "flash-attn, both ends of `window_size=(a, b)` are included, so "
             "that W tokens are `(W - 1, 0)`.",
             zh="数一数靠后的查询能看到几个键。各个库的约定不同：flash-attn 的 "
-            "`window_size=(a, b)` 两端都算，W 个词元要写成 `(W - 1, 0)`。",
+            "`window_size=(a, b)` 两端都算，W 个 token 要写成 `(W - 1, 0)`。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             "https://github.com/huggingface/transformers/issues/39408",
             "https://github.com/mistralai/mistral-inference/issues/60",
@@ -612,17 +602,17 @@ MISTAKES = (
         seen=Text(
             en="The window looks both ways: with a width of three, each token "
             "sees up to two tokens before it and two after it.",
-            zh="窗口往两边都看：宽度为 3 时，每个词元既看到前面两个，也看到后"
-            "面两个。",
+            zh="窗口往两边都看：宽度为 3 时，每个 token 既看到前面两个，也看到"
+            "后面两个。",
         ),
         notice=Text(
             en="Change the last token: no output before it may change. In "
             "decoding token by token with a cache there is no future to be "
             "seen, so that all looks well.",
-            zh="改掉最后一个词元，前面的输出都不该变。带缓存逐个词元解码时没有"
-            "未来可看，一切看上去正常。",
+            zh="改掉最后一个 token，前面的输出都不该变。带缓存逐个 token 解码"
+            "时没有未来可看，一切看上去正常。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=("https://github.com/google/gemma_pytorch/issues/73",),
         tests=(MASKS + "test_a_rule_holds_wherever_the_keys_are",),
         law=is_window,
@@ -668,7 +658,7 @@ MISTAKES = (
             zh="改掉第一篇文档，第二篇的输出不应改变。位置从 0 重新编号，并不"
             "能代替掩码。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=(
             "https://github.com/huggingface/transformers/pull/46634",
             "https://github.com/unslothai/unsloth/issues/1207",
@@ -700,15 +690,15 @@ MISTAKES = (
             en="The two tokens of the prefix see the whole text, including "
             "what is to be predicted. In the next layer, all later tokens "
             "learn it from the prefix.",
-            zh="前缀的两个词元看到了全文，包括待预测的部分；到了下一层，后面的"
-            "词元就能从前缀那里得知。",
+            zh="前缀的两个 token 看到了全文，包括待预测的部分；到了下一层，后"
+            "面的 token 就能从前缀那里得知。",
         ),
         notice=Text(
             en="Change a token behind the prefix: no output before that token "
             "may change.",
-            zh="改掉前缀之后的一个词元，它之前的输出都不该变。",
+            zh="改掉前缀之后的一个 token，它之前的输出都不该变。",
         ),
-        hidden=MATRIX,
+        same_shape=True,
         found=("https://github.com/dphnAI/sonar/pull/1526",),
         tests=(MASKS + "test_a_prefix_is_seen_by_all",),
         law=future_is_hidden,
@@ -718,7 +708,7 @@ MISTAKES = (
         id="padding-lost-in-decoding",
         title=Text(
             en="A decode step of one token drops the padding mask",
-            zh="单词元解码时丢掉了填充掩码",
+            zh="单 token 解码时丢掉了填充掩码",
         ),
         lines=(
             Lines(
@@ -739,8 +729,8 @@ MISTAKES = (
             en="A row begins with two pads and is decoded token by token. Its "
             "last output is {wrong} away from that of the row without pads; "
             "with the mask it is {right}, which is rounding.",
-            zh="一行开头有两个填充符，逐个词元解码。它最后的输出和不带填充符时"
-            "相差 {wrong}；有掩码时相差 {right}，只是舍入误差。",
+            zh="一行开头有两个填充符，逐个 token 解码。它最后的输出和不带填充"
+            "符时相差 {wrong}；有掩码时相差 {right}，只是舍入误差。",
         ),
         notice=Text(
             en="Generate from a short prompt alone, and in a batch with a "
@@ -748,12 +738,8 @@ MISTAKES = (
             zh="把一个短提示单独生成一遍，再和一个长提示放在同一批里生成：文本"
             "应当一样。",
         ),
-        hidden=Text(
-            en="Attention without a mask has the same shape.",
-            zh="没有掩码，注意力输出的形状也一样。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/ml-explore/mlx-lm/issues/1906",
             "https://github.com/OpenNMT/OpenNMT-py/pull/2532",
         ),

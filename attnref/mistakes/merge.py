@@ -31,12 +31,6 @@ def parts_of(package: Any) -> tuple[Any, Any]:
     return package.flash_lse, package.merge
 
 
-HIDDEN = Text(
-    en="Outputs and log-sum-exps keep their shapes, whatever their weights.",
-    zh="不管各部分的权重对不对，输出和 log-sum-exp 的形状都不变。",
-)
-
-
 MISTAKES = (
     Mistake(
         id="merge-plain-mean",
@@ -58,17 +52,17 @@ MISTAKES = (
         symptom="worse",
         shown=merged_weights,
         seen=Text(
-            en="A part counts as much as another, however low its scores are, "
-            "and so does a part in which nothing is seen: the weights differ "
-            "by up to {change}.",
-            zh="分数再低的部分也和别的一样重要，一个键都看不到的部分也算在内："
-            "权重最多差 {change}。",
+            en="A part counts as much as another, however low its scores "
+            "are, and so does a part in which nothing is seen: the weight of "
+            "{where} is {there}.",
+            zh="分数再低的部分也和别的一样重要，一个键都看不到的部分也算在"
+            "内：{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Split the keys elsewhere: the result must not change.",
             zh="换个位置切分，结果不该变。",
         ),
-        hidden=HIDDEN,
+        same_shape=True,
         found=(),
         tests=(
             "tests/core/test_merge.py::test_a_decode_step_in_parts",
@@ -106,11 +100,11 @@ MISTAKES = (
         symptom="worse",
         shown=merged_weights,
         seen=Text(
-            en="Within a part, the proportions are right, but the parts count "
-            "too equally: the weights differ by up to {change}. The other "
+            en="Within a part, the proportions are right, but the parts "
+            "count too equally: the weight of {where} is {there}. The other "
             "way round, they count too unequally.",
-            zh="每一部分内部都对，但各部分的权重太接近，最多差 {change}。反过"
-            "来弄混，权重就拉得太开。",
+            zh="每一部分内部都对，但各部分的权重太接近，{where} 处是 "
+            "{there}。反过来弄混，权重就拉得太开。",
         ),
         notice=Text(
             en="Compare the kernel's log-sum-exp with `torch.logsumexp` of the "
@@ -118,7 +112,7 @@ MISTAKES = (
             zh="把 kernel 给出的 log-sum-exp 和 `torch.logsumexp` 对比：相差 "
             "1.44 倍或 0.69 倍，就是底不同。",
         ),
-        hidden=HIDDEN,
+        same_shape=True,
         found=(
             "https://github.com/sgl-project/sglang/issues/40903",
             "https://github.com/vllm-project/vllm/pull/47079",
@@ -151,17 +145,17 @@ MISTAKES = (
         shown=merged_weights,
         seen=Text(
             en="Two parts are merged correctly. As soon as a third one is "
-            "added, as around a ring of devices, the weights differ by up to "
-            "{change}.",
+            "added, as around a ring of devices, the weight of {where} is "
+            "{there}.",
             zh="只合并两部分时是对的；一旦再并入第三部分（比如在一圈设备之间"
-            "传递），权重就最多差 {change}。",
+            "传递），{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Merge at least three parts one by one, in two orders: the "
             "results must be equal.",
             zh="至少取三部分逐个合并，换个次序再来一遍，两次结果应该相同。",
         ),
-        hidden=HIDDEN,
+        same_shape=True,
         found=("https://github.com/zhuzilin/ring-flash-attention/issues/20",),
         tests=(
             "tests/core/test_merge.py::"
@@ -193,7 +187,7 @@ MISTAKES = (
             en="The first two tokens see nothing in the last two parts, which "
             "are merged first: `-inf - (-inf)` is NaN, and both rows stay "
             "NaN, although the first part has keys for them.",
-            zh="前两个词元在后两部分里一个键都看不到，而这两部分最先合并："
+            zh="前两个 token 在后两部分里一个键都看不到，而这两部分最先合并："
             "`-inf - (-inf)` 得到 NaN，这两行从此都是 NaN，尽管第一部分里有它"
             "们的键。",
         ),
@@ -203,10 +197,7 @@ MISTAKES = (
             zh="合并两个空的部分（输出为 0，log-sum-exp 为负无穷），结果应该"
             "还是空的部分。",
         ),
-        hidden=Text(
-            en="NaN has the shape of any number.",
-            zh="NaN 的形状和普通的数一样。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/flashinfer-ai/flashinfer/issues/4051",
             "https://github.com/vllm-project/vllm/pull/39148",
@@ -238,8 +229,8 @@ MISTAKES = (
         seen=Text(
             en="The outputs of the parts are right. Merged, the parts in which "
             "a token sees nothing outweigh all others, and its row is NaN.",
-            zh="各部分的输出都对。可是一合并，词元一个键都看不到的部分反而压过"
-            "所有别的部分，那一行就成了 NaN。",
+            zh="各部分的输出都对。可是一合并，全被遮住的那部分反而占满权重，"
+            "那一行就成了 NaN。",
         ),
         notice=Text(
             en="Ask the kernel for the log-sum-exp of a query that sees no key "
@@ -247,10 +238,7 @@ MISTAKES = (
             zh="合并之前，先看 kernel 对一个键都看不到的查询返回什么：和是 0，"
             "对数应该是负无穷。",
         ),
-        hidden=Text(
-            en="Infinity has the shape of any number.",
-            zh="无穷大的形状和普通的数一样。",
-        ),
+        same_shape=True,
         found=("https://github.com/Dao-AILab/flash-attention/pull/978",),
         tests=("tests/core/test_flash.py::test_the_log_sum_exp_in_words",),
         law=parts_make_the_whole,

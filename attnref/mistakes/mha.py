@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     evaluation_repeats,
     every_weight_is_used,
@@ -111,7 +111,7 @@ def output_and_weights(package: Any) -> tuple[Any, ...]:
     return lambda: layer(tokens(3, 5, 8)), layer.parameters()
 
 
-TOKENS = Text("output", "输出"), Text("token", "词元")
+TOKENS = Text("output", "输出"), Text("token", "token")
 ROWS = (
     Text("row of the output", "输出的行"),
     Text("row of the input", "输入的行"),
@@ -154,22 +154,17 @@ MISTAKES = (
             en="The causal mask is right, and yet the first output depends on "
             "later tokens: each row of the merged tensor holds elements of "
             "many positions.",
-            zh="因果掩码没有错，第一个输出却依赖后面的词元：合并之后，同一行里"
-            "混进了许多位置的元素。",
+            zh="因果掩码没有错，第一个输出却依赖后面的 token：合并之后，同一行"
+            "里混进了许多位置的元素。",
         ),
         notice=Text(
             en="Change one token and see which outputs change. A sequence of "
             "one token gives the right values, so use at least two tokens.",
-            zh="改动一个词元，看哪些输出跟着变。序列只有一个词元时数值恰好是对"
-            "的，所以至少用两个词元来试。",
+            zh="改动一个 token，看哪些输出跟着变。序列只有一个 token 时数值恰"
+            "好是对的，所以至少用两个 token 来试。",
         ),
-        hidden=Text(
-            en="`view` checks only the number of elements, and not to which "
-            "position or head each of them belongs.",
-            zh="`view` 只看元素总数对不对，不管每个元素属于哪个位置、哪个头。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/wdndev/llm_interview_note/blob/"
             "448aff8139e71a20f15c1c5c570d98292b24ec9c/"
             "02.%E5%A4%A7%E8%AF%AD%E8%A8%80%E6%A8%A1%E5%9E%8B"
@@ -208,22 +203,17 @@ MISTAKES = (
             "second. So early outputs depend on later tokens, and no output "
             "contains both heads.",
             zh="每个输出都由同一个头的两个位置拼成：前三个输出全来自第一个头，"
-            "后三个全来自第二个头。于是靠前的输出依赖后面的词元，而且没有一个"
-            "输出同时包含两个头。",
+            "后三个全来自第二个头。于是靠前的输出依赖后面的 token，而且没有一"
+            "个输出同时包含两个头。",
         ),
         notice=Text(
             en="Change one token and see which outputs change. An easy "
             "training task does not show the mistake, because the output "
             "projection learns to compensate for it.",
-            zh="改动一个词元，看哪些输出跟着变。简单的训练任务看不出问题：输出"
-            "投影会学着适应打乱的顺序。",
+            zh="改动一个 token，看哪些输出跟着变。简单的训练任务看不出问题：输"
+            "出投影会学着适应打乱的顺序。",
         ),
-        hidden=Text(
-            en="`(B, H, T, D)` and `(B, T, H * D)` have the same number of "
-            "elements, so `reshape` raises no error.",
-            zh="`(B, H, T, D)` 和 `(B, T, H * D)` 的元素个数相同，`reshape` 不"
-            "会报错。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/jsbaan/transformer-from-scratch/pull/6",
             "https://github.com/ajhalthor/Transformer-Neural-Network/pull/4",
@@ -260,22 +250,19 @@ MISTAKES = (
         seen=Text(
             en="With six tokens and two heads, PyTorch raises an error: "
             "{wrong}",
-            zh="六个词元、两个头就报错：{wrong}",
+            zh="六个 token、两个头就报错：{wrong}",
         ),
         notice=Text(
             en="Use a prompt of several tokens and several heads. With one "
             "head, or with one token as in a decode loop, `view` succeeds. In "
             "GQA, `expand` followed by `view` succeeds only for K = 1 and K = "
             "H. `reshape` copies where it has to.",
-            zh="用好几个词元、好几个头来试：只有一个头，或者像逐词元解码那样只"
-            "有一个词元时，`view` 不会报错。GQA 里 `expand` 之后再 `view`，只"
-            "有 K = 1 和 K = H 时能通过。`reshape` 会在必要时复制。",
+            zh="用好几个 token、好几个头来试：只有一个头，或者像逐 token 解码"
+            "那样只有一个 token 时，`view` 不会报错。GQA 里 `expand` 之后再 "
+            "`view`，只有 K = 1 和 K = H 时能通过。`reshape` 会在必要时复制。",
         ),
-        hidden=None,
-        found=(
-            NOTES,
-            "https://github.com/facebookresearch/fairseq/issues/2598",
-        ),
+        same_shape=False,
+        found=("https://github.com/facebookresearch/fairseq/issues/2598",),
         tests=(
             "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
             "tests/layers/test_mha.py::test_mha_with_the_weights_of_torch",
@@ -306,22 +293,16 @@ MISTAKES = (
             en="Each head should get half the width of every token. Instead "
             "it gets half of the sequence, with each token cut in two. The "
             "first output depends on tokens of both halves.",
-            zh="每个头本该分到所有词元的一半宽度，现在分到的却是半个序列，每个"
-            "词元还被切成两段。第一个输出同时依赖前后两半里的词元。",
+            zh="每个头本该分到所有 token 的一半宽度，现在分到的却是半个序列，"
+            "每个 token 还被切成两段。第一个输出同时依赖前后两半里的 token。",
         ),
         notice=Text(
             en="Change the last token: no output before it may change, but "
             "here the one before it does.",
-            zh="改掉最后一个词元，它前面的输出一个都不该变；这里前一个输出也跟"
-            "着变了。",
+            zh="改掉最后一个 token，它前面的输出一个都不该变；这里前一个输出也"
+            "跟着变了。",
         ),
-        hidden=Text(
-            en="`view(B, H, T, D)` has the intended sizes, but it divides the "
-            "sequence among the heads. `view(B, T, H, D)` followed by "
-            "`transpose(1, 2)` divides the width.",
-            zh="`view(B, H, T, D)` 得到的尺寸没错，切开的却是序列；先 "
-            "`view(B, T, H, D)` 再 `transpose(1, 2)`，切开的才是宽度。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/reczoo/FuxiCTR/issues/30",
             "https://github.com/hyunwoongko/transformer/issues/15",
@@ -365,12 +346,7 @@ MISTAKES = (
             zh="把每一行单独跑一遍，和整个批次的结果对比。只有一行或者只有一个"
             "头时，结果是对的。",
         ),
-        hidden=Text(
-            en="The flattened axis has `B * H` entries. Taken apart as `(H, "
-            "B)` or as `(B, H)`, it gives tensors of valid shapes.",
-            zh="压平的轴长度是 `B * H`，拆成 `(H, B)` 还是 `(B, H)` 都除得尽，"
-            "形状上没有破绽。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/gazelle93/"
             "Transformer-Various-Positional-Encoding/issues/1",
@@ -418,7 +394,7 @@ MISTAKES = (
             en="Each row of the batch should depend on itself alone. Here it "
             "also depends on the rows before it, as if the rows were tokens.",
             zh="批次里的每一行本该只依赖自己，这里却还依赖排在前面的各行：行被"
-            "当成了词元。",
+            "当成了 token。",
         ),
         notice=Text(
             en="Run each row alone and compare the result with that of the "
@@ -430,7 +406,7 @@ MISTAKES = (
             "`batch_first=True` 才是 `(B, T, E)`。传了掩码就会报错，除非 B = "
             "T。",
         ),
-        hidden=None,
+        same_shape=False,
         found=(
             "https://github.com/om-ai-lab/OmDet/issues/19",
             "https://github.com/aipixel/AEMatter/issues/3",
@@ -474,13 +450,8 @@ MISTAKES = (
             "weight of `o_proj` has none.",
             zh="反向传播之后找一找哪些参数没有梯度：`o_proj` 的权重就没有。",
         ),
-        hidden=Text(
-            en="`H * D` is usually equal to the model width, so the merged "
-            "heads already have the shape of the output.",
-            zh="`H * D` 通常正好等于模型维度，合并后的形状本来就和输出一样。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/Kyubyong/transformer/issues/117",
             "https://github.com/jwallbridge/translob/issues/4",
         ),
@@ -534,10 +505,7 @@ MISTAKES = (
             zh="反向传播之后找一找哪些参数没有梯度：`v_proj` 的权重就没有。也"
             "可以用这一层自己的投影，和 PyTorch 的注意力对比。",
         ),
-        hidden=Text(
-            en="`k_proj` and `v_proj` have the same sizes.",
-            zh="`k_proj` 和 `v_proj` 的尺寸完全一样。",
-        ),
+        same_shape=True,
         found=("https://github.com/yflyzhang/AnnotatedTransformer/issues/1",),
         tests=(
             "tests/layers/test_mha.py::test_the_loop_of_mha_is_the_layer",
@@ -579,10 +547,7 @@ MISTAKES = (
             "`F.scaled_dot_product_attention` 只是一个函数，它不知道模块是否处"
             "于训练模式。",
         ),
-        hidden=Text(
-            en="Dropout changes values, but not sizes.",
-            zh="dropout 只改数值，不改尺寸。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/karpathy/nanoGPT/pull/240",
             "https://github.com/huggingface/pytorch-image-models/pull/1978",
@@ -613,21 +578,17 @@ MISTAKES = (
         shown=dependence,
         seen=Text(
             en="Every output depends on every token, including those after it.",
-            zh="每个输出都依赖所有词元，包括排在它后面的。",
+            zh="每个输出都依赖所有 token，包括排在它后面的。",
         ),
         notice=Text(
             en="The training loss falls far below what is possible, and the "
             "model generates nonsense. Change the last token: no output "
             "before it may change.",
-            zh="训练损失低得不合理，生成的却是胡话。改掉最后一个词元，它前面的"
-            "输出一个都不该变。",
+            zh="训练损失低得不合理，生成的却是胡话。改掉最后一个 token，它前面"
+            "的输出一个都不该变。",
         ),
-        hidden=Text(
-            en="The shapes are the same with a mask and without one.",
-            zh="有没有掩码，形状都一样。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/paiml/entrenar/issues/310",
             "https://github.com/huggingface/transformers/issues/48745",
         ),
@@ -661,8 +622,8 @@ MISTAKES = (
         seen=Text(
             en="After `eval()`, every output depends on every token. In "
             "training the same layer is causal.",
-            zh="调用 `eval()` 之后，每个输出都依赖所有词元；训练时同一层却遵守"
-            "因果掩码。",
+            zh="调用 `eval()` 之后，每个输出都依赖所有 token；训练时同一层却遵"
+            "守因果掩码。",
         ),
         notice=Text(
             en="Without dropout, `train()` and `eval()` must give the same "
@@ -671,13 +632,7 @@ MISTAKES = (
             zh="没有 dropout 时，`train()` 和 `eval()` 的输出必须一样。另一个"
             "迹象：验证损失远低于训练损失。",
         ),
-        hidden=Text(
-            en="The shapes are the same with a mask and without one. A layer "
-            "that was just made is in training mode, so a test that does not "
-            "call `eval()` sees the mask.",
-            zh="有没有掩码，形状都一样；而且刚建好的层处于训练模式，不调用 "
-            "`eval()` 的测试看到的正是有掩码的情形。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/shiyu-coder/Kronos/issues/199",
             "https://github.com/pytorch/tutorials/blob/"

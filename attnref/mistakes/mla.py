@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     is_mla,
     latent_is_cached,
@@ -132,10 +132,10 @@ MISTAKES = (
         seen=Text(
             en="In MLA, the width of a key is chosen freely and is usually "
             "larger than d_model / n_heads, 192 and not 40 in DeepSeek-V2: "
-            "scores are too large, and the weights differ by up to {change}.",
-            zh="MLA 的键维度是另外定的，一般比 d_model / n_heads 大"
-            "（DeepSeek-V2 里是 192，不是 40）：分数因此偏大，权重最多差 "
-            "{change}。",
+            "scores are too large, and the weight of {where} is {there}.",
+            zh="MLA 的键维度是另外定的，一般比 d_model / n_heads 大（"
+            "DeepSeek-V2 里是 192，不是 40）：分数因此偏大，{where} 的权重是 "
+            "{there}。",
         ),
         notice=Text(
             en="A model that is trained and run with this scale works, but "
@@ -145,10 +145,7 @@ MISTAKES = (
             zh="训练和推理都用这个系数，模型自己能用；换一个库，或者装上现成的"
             "权重，结果就不对。要挑 d_model 不等于头数乘键维度的尺寸来对比。",
         ),
-        hidden=Text(
-            en="The scale is one number, whatever it is computed from.",
-            zh="不管怎么算，缩放系数都只是一个数。",
-        ),
+        same_shape=True,
         found=("https://github.com/NVIDIA/Megatron-LM/issues/1501",),
         tests=(BY_HAND,),
         law=is_mla,
@@ -185,13 +182,10 @@ MISTAKES = (
         notice=Text(
             en="The first token is right, since it sees itself alone. Compare "
             "the others with the library from which the checkpoint comes.",
-            zh="第一个词元只看自己，所以总是对的。要拿后面的词元和权重出处的"
-            "那个库对比。",
+            zh="第一个 token 只看自己，所以总是对的。要拿后面的 token 和权重出"
+            "处的那个库对比。",
         ),
-        hidden=Text(
-            en="With YaRN and without it, the scale is one number.",
-            zh="用不用 YaRN，缩放系数都只是一个数。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/huggingface/transformers/pull/47435",
             "https://github.com/onnxruntime/mobius/pull/548",
@@ -223,9 +217,9 @@ MISTAKES = (
         seen=Text(
             en="The equations of the paper do not show the norm, and the "
             "layer runs without it. But checkpoints were trained with it: "
-            "without it, the attention weights differ by up to {change}.",
-            zh="论文的公式里没有写这个归一化，不加也能跑。可是现成的权重是带着"
-            "它训练的：少了它，注意力权重最多差 {change}。",
+            "without it, the attention weight of {where} is {there}.",
+            zh="论文的公式里没有写这个归一化，不加也能跑。可是现成的权重是带"
+            "着它训练的：少了它，{where} 的注意力权重是 {there}。",
         ),
         notice=Text(
             en="The norm removes the length of the latent: multiply the rows "
@@ -234,12 +228,8 @@ MISTAKES = (
             zh="归一化会消去潜在向量的长度：把 `kv_a_proj_with_mqa` 中产生潜在"
             "向量的那些行乘以 10，输出应该几乎不变。",
         ),
-        hidden=Text(
-            en="A norm does not change the shape. Its parameter is loaded, and "
-            "is not used.",
-            zh="归一化不改变形状；它的参数照样装进来，只是没有用到。",
-        ),
-        found=(NOTES,),
+        same_shape=True,
+        found=(),
         tests=(
             BY_HAND,
             "tests/layers/test_mla.py::"
@@ -278,20 +268,17 @@ MISTAKES = (
         shown=head_weights,
         seen=Text(
             en="The RoPE parts are split off and joined again without being "
-            "rotated, so the scores do not depend on positions: the weights "
-            "differ by up to {change}.",
-            zh="RoPE 部分拆出来又原样拼了回去，分数里没有位置信息：权重最多差 "
-            "{change}。",
+            "rotated, so the scores do not depend on positions: the weight of "
+            "{where} is {there}.",
+            zh="RoPE 部分拆出来又原样拼了回去，分数里没有位置信息：{where} 的"
+            "权重是 {there}。",
         ),
         notice=Text(
             en="In a single layer, swap two earlier tokens: the output of the "
             "last one must change.",
-            zh="只用一层，把前面两个词元对调，最后一个词元的输出应该变。",
+            zh="只用一层，把前面两个 token 对调，最后一个 token 的输出应该变。",
         ),
-        hidden=Text(
-            en="A rotation does not change the shape.",
-            zh="旋转不改变形状。",
-        ),
+        same_shape=True,
         found=("https://github.com/sqliteai/warp/pull/27",),
         tests=(
             BY_HAND,
@@ -323,10 +310,9 @@ MISTAKES = (
         seen=Text(
             en="DeepSeek's checkpoints pair neighbouring elements; those of "
             "Llama in Hugging Face format pair the first half with the "
-            "second. With the wrong pairs, the weights differ by up to "
-            "{change}.",
+            "second. With the wrong pairs, the weight of {where} is {there}.",
             zh="DeepSeek 的权重是相邻两个元素一对，Hugging Face 格式的 Llama "
-            "则是前一半和后一半配对。配错了，注意力权重最多差 {change}。",
+            "则是前一半和后一半配对。配错了，{where} 的注意力权重是 {there}。",
         ),
         notice=Text(
             en="A model that is trained from scratch works with either "
@@ -334,12 +320,9 @@ MISTAKES = (
             "Compare with the library that they come from, at the second "
             "token or later.",
             zh="从头训练的话，两种布局都行，只有装上现成的权重才看得出错。从第"
-            "二个词元起，和权重出处的那个库对比。",
+            "二个 token 起，和权重出处的那个库对比。",
         ),
-        hidden=Text(
-            en="Both layouts rotate vectors of the same width.",
-            zh="两种布局旋转的都是同样维度的向量。",
-        ),
+        same_shape=True,
         found=("https://github.com/hw-native-sys/pypto-lib/pull/244",),
         tests=(BY_HAND,),
         law=is_mla,
@@ -369,20 +352,16 @@ MISTAKES = (
             en="The keys and values of all heads are cached. Outputs are "
             "right, but there are {wrong} elements per token and layer "
             "instead of {right}, as many as with multi-head attention.",
-            zh="缓存的是所有头的键和值。输出没错，但每层每个词元要存 {wrong} "
-            "个元素，而不是 {right} 个：和多头注意力一样大。",
+            zh="缓存的是所有头的键和值。输出没错，但每层每个 token 要存 "
+            "{wrong} 个元素，而不是 {right} 个：和多头注意力一样大。",
         ),
         notice=Text(
             en="Count the elements in the cache. They must not depend on the "
             "number of heads.",
             zh="数一数缓存里的元素，个数应该和头数无关。",
         ),
-        hidden=Text(
-            en="Outputs are equal; only the size of the cache shows it.",
-            zh="输出完全相同，只有缓存的大小不对。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/huggingface/transformers/pull/47761",
             "https://github.com/deepseek-ai/DeepSeek-R1/issues/238",
         ),
@@ -424,11 +403,7 @@ MISTAKES = (
             "the adapter must get gradients.",
             zh="加一个权重很大的适配器：输出应该变，适配器也应该有梯度。",
         ),
-        hidden=Text(
-            en="Multiplying by the weight gives the shape that calling the "
-            "module gives; only what wraps the module is missing.",
-            zh="直接乘权重和调用模块，形状一样，只是绕过了包在模块外面的东西。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/vllm-project/vllm/issues/48974",
             "https://github.com/sgl-project/sglang/pull/25001",

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import every_weight_is_used
 from attnref.mistakes.mha import effects, tokens
 
@@ -69,11 +69,8 @@ MISTAKES = (
             zh="比较两个头的注意力权重，或者在反向传播之后找一找没有梯度的查询"
             "权重：MQA 的各个头只靠查询来区分。",
         ),
-        hidden=Text(
-            en="Each head gives `(B, T, D)`, whichever query matrix it uses.",
-            zh="不管用哪个查询矩阵，每个头的结果都是 `(B, T, D)`。",
-        ),
-        found=(NOTES,),
+        same_shape=True,
+        found=(),
         tests=("tests/layers/test_mqa.py::test_the_loop_of_mqa_is_the_layer",),
         law=every_weight_is_used,
         of=loop_and_queries,

@@ -66,11 +66,7 @@ FOLLOW = "tests/core/test_rope.py::test_new_tokens_follow_the_past"
 COMPARE = Text(
     en="Decode token by token and compare with one pass over the whole "
     "sequence.",
-    zh="逐个词元解码，再和一次算完整个序列的结果对比。",
-)
-ANGLES = Text(
-    en="A vector keeps its shape, whatever the angle of rotation is.",
-    zh="不管转多少角度，向量的形状都不变。",
+    zh="逐个 token 解码，再和一次算完整个序列的结果对比。",
 )
 
 MISTAKES = (
@@ -107,7 +103,7 @@ MISTAKES = (
             en="Shift all positions by the same number: no output may change.",
             zh="所有位置加上同一个数，输出不该有任何变化。",
         ),
-        hidden=ANGLES,
+        same_shape=True,
         found=("https://github.com/kvcache-ai/sglang/pull/66",),
         tests=(f"{FOLLOW}[5]",),
         law=distances_alone_count,
@@ -148,7 +144,7 @@ MISTAKES = (
             zh="所有位置加上同一个数，输出不该有任何变化。有意旋转值的模型，会"
             "再按查询的位置把输出转回来。",
         ),
-        hidden=ANGLES,
+        same_shape=True,
         found=("https://github.com/lucidrains/x-transformers/issues/182",),
         tests=(
             "tests/laws/test_laws.py::test_all_positions_may_be_shifted[gqa]",
@@ -180,8 +176,8 @@ MISTAKES = (
             en="In three rows, the tokens stand 1, 2 and 3 positions apart. "
             "The first row gives the same as alone; the other two are off by "
             "up to {change}.",
-            zh="三行的词元分别相隔 1、2、3 个位置。第一行和单独算时一样，另外"
-            "两行最多差 {change}。",
+            zh="三行的 token 分别相隔 1、2、3 个位置。第一行和单独算时一样，另"
+            "外两行最多差 {change}。",
         ),
         notice=Text(
             en="Compare each row with the same row alone. RoPE sees distances "
@@ -192,10 +188,7 @@ MISTAKES = (
             "码的数法一致时，左填充看不出问题；要是预填充用各行自己的位置，解"
             "码时整批共用一个位置，就会出错。",
         ),
-        hidden=Text(
-            en="A table for one row broadcasts over the batch.",
-            zh="只有一行的表会沿批次广播。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/unslothai/unsloth/pull/4078",
             "https://github.com/rasbt/reasoning-from-scratch/issues/33",
@@ -228,14 +221,15 @@ MISTAKES = (
         symptom="decoding",
         shown=weights,
         seen=Text(
-            en="Three tokens are read at once, and they are right. Three more "
-            "are decoded, each as if it stood at position 0, before the rest "
-            "of the prompt: the attention weights differ by up to {change}.",
-            zh="前三个词元一次读入，没有问题。后三个逐个解码，每个都被当成在位"
-            "置 0，排到了提示词其余词元的前面：注意力权重最多差 {change}。",
+            en="Three tokens are read at once, and they are right. Three "
+            "more are decoded, each as if it stood at position 0, before the "
+            "rest of the prompt: the attention weight of {where} is {there}.",
+            zh="前三个 token 一次读入，没有问题。后三个逐个解码，每个都被当成"
+            "在位置 0，排到了提示词其余 token 的前面：{where} 的注意力权重是 "
+            "{there}。",
         ),
         notice=COMPARE,
-        hidden=ANGLES,
+        same_shape=True,
         found=(
             "https://github.com/Blaizzy/mlx-vlm/issues/1983",
             "https://github.com/RobertCsordas/moeut/pull/6",
@@ -266,21 +260,22 @@ MISTAKES = (
         symptom="decoding",
         shown=weights,
         seen=Text(
-            en="One position is left out between the prompt and the first new "
-            "token. The three decoded tokens are at the right distance from "
-            "each other, but one too far from the prompt: the attention "
-            "weights differ by up to {change}.",
-            zh="提示词和第一个新词元之间空了一个位置。解码出的三个词元之间距离"
-            "正确，但离提示词都远了一格：注意力权重最多差 {change}。",
+            en="One position is left out between the prompt and the first "
+            "new token. The three decoded tokens are at the right distance "
+            "from each other, but one too far from the prompt: the attention "
+            "weight of {where} is {there}.",
+            zh="提示词和第一个新 token 之间空了一个位置。解码出的三个 token "
+            "之间距离正确，但离提示词都远了一格：{where} 的注意力权重是 "
+            "{there}。",
         ),
         notice=Text(
             en="Decode token by token and compare the numbers with those of "
             "one pass over the whole sequence. The text stays fluent, so "
             "reading it does not help.",
-            zh="逐个词元解码，和一次算完整个序列的结果逐个数值对比。文本照样通"
-            "顺，光看输出发现不了。",
+            zh="逐个 token 解码，和一次算完整个序列的结果逐个数值对比。文本照"
+            "样通顺，光看输出发现不了。",
         ),
-        hidden=ANGLES,
+        same_shape=True,
         found=(
             "https://github.com/microsoft/onnxruntime-genai/pull/2354",
             "https://github.com/GeeeekExplorer/nano-vllm/pull/67",
@@ -324,12 +319,12 @@ MISTAKES = (
         seen=Text(
             en="With a cache, the position of each query is too large by the "
             "number of new tokens: by three in the prompt, and by one in each "
-            "step after it. The attention weights differ by up to {change}.",
-            zh="一用缓存，查询的位置就偏大，多出的正好是新词元的个数：读提示词"
-            "时多 3，之后每步多 1。注意力权重最多差 {change}。",
+            "step after it. The attention weight of {where} is {there}.",
+            zh="一用缓存，查询的位置就偏大，多出的正好是新 token 的个数：读提"
+            "示词时多 3，之后每步多 1。{where} 的注意力权重是 {there}。",
         ),
         notice=COMPARE,
-        hidden=ANGLES,
+        same_shape=True,
         found=(
             "https://github.com/ml-explore/mlx-swift-lm/pull/234",
             "https://github.com/fla-org/flash-linear-attention/issues/477",
@@ -361,9 +356,9 @@ MISTAKES = (
         seen=Text(
             en="The key of position j is rotated to position 2j, so that the "
             "later half of the keys stand after their query. The attention "
-            "weights differ by up to {change}.",
-            zh="位置 j 的键被转到了 2j，每个查询能看到的键里，后一半都跑到了它"
-            "的后面：注意力权重最多差 {change}。",
+            "weight of {where} is {there}.",
+            zh="位置 j 的键被转到了 2j，每个查询能看到的键里，后一半都跑到了"
+            "它的后面：{where} 的注意力权重是 {there}。",
         ),
         notice=Text(
             en="Read a prompt with a cache and without one: the outputs must "
@@ -373,7 +368,7 @@ MISTAKES = (
             zh="同一个提示词，用缓存和不用缓存各读一遍，输出必须相同。要么存转"
             "好的键，取出后不再动；要么存没转的键，每一步全部转一遍。",
         ),
-        hidden=ANGLES,
+        same_shape=True,
         found=("https://github.com/NeuraLegion/shainet/pull/110",),
         tests=(f"{EQUAL}::test_cached_in_any_chunks_is_the_full_pass",),
         law=decoding_is_the_full_pass,
@@ -404,8 +399,8 @@ MISTAKES = (
             en="In four rows, 0 to 3 pads stand before the tokens. The first "
             "token of each row should have position 0, but it has a position "
             "of up to {change}.",
-            zh="四行，词元前面分别有 0 到 3 个填充。每行第一个词元的位置本该"
-            "是 0，却最大到了 {change}。",
+            zh="四行，token 前面分别有 0 到 3 个填充。每行第一个 token 的位置"
+            "本该是 0，却最大到了 {change}。",
         ),
         notice=Text(
             en="Compare each row of a left-padded batch with the same row "
@@ -416,10 +411,7 @@ MISTAKES = (
             "码（如 GPT-2）时，有填充的行全错。用 RoPE 时，文本前面的填充没有"
             "影响，夹在中间的（例如多轮对话里较短的提示词后面）才有。",
         ),
-        hidden=Text(
-            en="Both give one position per token.",
-            zh="两种写法都是每个词元一个位置。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/huggingface/transformers/issues/3021",
             "https://github.com/huggingface/transformers/pull/7552",
@@ -429,6 +421,6 @@ MISTAKES = (
         ),
         law=positions_count_tokens,
         of=lambda package: (package.token_positions,),
-        axes=(Text("row", "行"), Text("token", "词元")),
+        axes=(Text("row", "行"), Text("token", "token")),
     ),
 )

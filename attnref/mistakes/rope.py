@@ -57,11 +57,6 @@ FAR = (
 HALF = """
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 """
-SHAPE = Text(
-    en="However a vector is rotated, its width stays the same.",
-    zh="不管怎么旋转，向量的宽度都不变。",
-)
-SIGN = Text(en="A sign does not change any shape.", zh="符号不影响任何形状。")
 TABLES = "tests/core/test_rope.py::test_tables_are_the_parts_of_a_turn"
 TURNS = (
     "tests/core/test_rope.py::test_turning_is_complex_multiplication"
@@ -94,10 +89,10 @@ MISTAKES = (
         shown=scores,
         seen=Text(
             en="The scores still depend on the distance alone, but they are "
-            "not those for which the weights were trained: they differ by up "
-            "to {change}.",
-            zh="分数仍然只取决于距离，但已经不是训练这些权重时的分数：最多差 "
-            "{change}。",
+            "not those for which the weights were trained: the score of "
+            "{where} is {there}.",
+            zh="分数仍然只取决于距离，但已经不是训练这些权重时的分数："
+            "{where} 处是 {there}。",
         ),
         notice=Text(
             en="Load the weights, and compare the output with that of the "
@@ -106,7 +101,7 @@ MISTAKES = (
             zh="装入权重后，和训练它的那个库的输出对比。从头训练的模型用哪种排"
             "布都行。",
         ),
-        hidden=SHAPE,
+        same_shape=True,
         found=(
             "https://github.com/huggingface/transformers/issues/25199",
             "https://github.com/rasbt/LLMs-from-scratch/pull/747",
@@ -143,9 +138,9 @@ MISTAKES = (
         seen=Text(
             en="The two elements of a pair are rotated by different angles, "
             "so the scores no longer depend on the distance alone: they vary "
-            "along each diagonal. They are wrong by up to {change}.",
-            zh="同一对的两个元素转的角度不同，分数不再只取决于距离：同一条对角"
-            "线上的值也不一样，最多错 {change}。",
+            "along each diagonal. The score of {where} is {there}.",
+            zh="同一对的两个元素转的角度不同，分数不再只取决于距离：同一条对"
+            "角线上的值也不一样，{where} 处是 {there}。",
         ),
         notice=Text(
             en="Shift all positions by the same number: the scores must not "
@@ -156,11 +151,7 @@ MISTAKES = (
             "表 `cat` 两遍，相邻元素配对才用 `repeat_interleave`；反过来混用也"
             "是错的。",
         ),
-        hidden=Text(
-            en="Both ways to widen the tables from D / 2 to D give the same "
-            "shape.",
-            zh="把表从 D / 2 扩到 D，两种写法得到的形状一样。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/raiyanyahya/how-to-train-your-gpt/issues/6",
             "https://github.com/xiangking/ark-nlp/issues/47",
@@ -191,16 +182,16 @@ MISTAKES = (
         seen=Text(
             en="This is not a rotation: the length of a vector changes with "
             "its position, and the scores depend on where the two tokens "
-            "stand. They are wrong by up to {change}.",
-            zh="这不是旋转：向量的长度随位置变化，分数也取决于两个词元各自所在"
-            "的位置，最多错 {change}。",
+            "stand. The score of {where} is {there}.",
+            zh="这不是旋转：向量的长度随位置变化，分数也取决于两个 token 各自"
+            "所在的位置，{where} 处是 {there}。",
         ),
         notice=Text(
             en="A rotation keeps the length of every vector: compare the "
             "norms before and after, at several positions.",
             zh="旋转不改变向量的长度：在几个位置上比较旋转前后的范数。",
         ),
-        hidden=SIGN,
+        same_shape=True,
         found=(
             "https://github.com/labmlai/"
             "annotated_deep_learning_paper_implementations/pull/193",
@@ -228,11 +219,11 @@ MISTAKES = (
         symptom="worse",
         shown=scores,
         seen=Text(
-            en="The scores are those of the opposite distance: a key n tokens "
-            "back gets the score of a key n tokens ahead. They differ by up "
-            "to {change}.",
-            zh="算出的是相反距离的分数：往前 n 个词元的键，得到的是往后 n 个词"
-            "元的分数，最多差 {change}。",
+            en="The scores are those of the opposite distance: a key n "
+            "tokens back gets the score of a key n tokens ahead. That of "
+            "{where} is {there}.",
+            zh="距离反号：前面第 n 个键算成了后面第 n 个，{where} 的分数是 "
+            "{there}。",
         ),
         notice=Text(
             en="A model that is trained from scratch works, since the "
@@ -246,7 +237,7 @@ MISTAKES = (
             "比，而且要用两个不同的向量：向量和它自己的分数，两个方向算出来一"
             "样。",
         ),
-        hidden=SIGN,
+        same_shape=True,
         found=("https://github.com/karpathy/nanochat/pull/489",),
         tests=TURNS,
         law=rope_is_as_published,
@@ -274,10 +265,10 @@ MISTAKES = (
         shown=scores,
         seen=Text(
             en="The frequencies fall too slowly, as if the base were 10 "
-            "instead of 100, so the slow pairs are missing. The scores differ "
-            "by up to {change}.",
+            "instead of 100, so the slow pairs are missing. The score of "
+            "{where} is {there}.",
             zh="频率降得太慢，好像底数是 10 而不是 100，转得慢的那些对都没有"
-            "了。分数最多差 {change}。",
+            "了。{where} 的分数是 {there}。",
         ),
         notice=Text(
             en="Compare your function with multiplication by complex numbers "
@@ -286,11 +277,7 @@ MISTAKES = (
             zh="取几个位置，和复数乘法的结果对比。只检查分数是否只取决于距离是"
             "不够的：这一点仍然成立。",
         ),
-        hidden=Text(
-            en="Both ways of counting give one frequency per pair, D / 2 of "
-            "them.",
-            zh="两种写法都是每对一个频率，共 D / 2 个。",
-        ),
+        same_shape=True,
         found=("https://github.com/rasbt/LLMs-from-scratch/issues/410",),
         tests=FREQUENCIES,
         law=rope_is_as_published,
@@ -319,21 +306,21 @@ MISTAKES = (
         shown=scores,
         seen=Text(
             en="Every frequency is too small by the same factor, so each "
-            "distance is taken for a shorter one. The scores differ by up to "
-            "{change}.",
-            zh="所有频率都小了同样的倍数，每段距离都被当成更短的距离。分数最多"
-            "差 {change}。",
+            "distance is taken for a shorter one. The score of {where} is "
+            "{there}.",
+            zh="所有频率都小了同样的倍数，每段距离都被当成更短的距离。"
+            "{where} 的分数是 {there}。",
         ),
         notice=Text(
             en="The first pair turns by one radian per token, whatever the "
             "base is: look at the first column of the cosines. The paper "
             "counts pairs from 1, where the exponent is 2(p - 1) / d; counted "
             "from 0, it is 2p / d.",
-            zh="不管底数是多少，第一对每个词元都转 1 弧度：看余弦表的第一列就"
-            "知道。论文里的对从 1 数起，指数是 2(p - 1) / d；从 0 数起则是 2p "
-            "/ d。",
+            zh="不管底数是多少，第一对每个 token 都转 1 弧度：看余弦表的第一列"
+            "就知道。论文里的对从 1 数起，指数是 2(p - 1) / d；从 0 数起则是 "
+            "2p / d。",
         ),
-        hidden=SHAPE,
+        same_shape=True,
         found=(
             "https://github.com/stanford-cs336/assignment1-basics/issues/22",
         ),
@@ -363,8 +350,9 @@ MISTAKES = (
         shown=scores,
         seen=Text(
             en="The model has a base of 100, and the code uses 10000: the "
-            "scores differ by up to {change}.",
-            zh="模型的底数是 100，代码里却写着 10000：分数最多差 {change}。",
+            "score of {where} is {there}.",
+            zh="模型的底数是 100，代码里却写着 10000：{where} 的分数是 "
+            "{there}。",
         ),
         notice=Text(
             en="Llama 2 works, since its base is 10000. Code Llama (1000000) "
@@ -374,7 +362,7 @@ MISTAKES = (
             "Llama 3（500000）就错了，短文本看上去照样通顺。测试时要用非默认的"
             "底数。",
         ),
-        hidden=SHAPE,
+        same_shape=True,
         found=(
             "https://github.com/karpathy/llama2.c/issues/356",
             "https://github.com/young-geng/EasyLM/pull/117",
@@ -405,10 +393,10 @@ MISTAKES = (
         shown=scores,
         seen=Text(
             en="Near position 2000, neighbouring bfloat16 numbers are 8 "
-            "apart, so several tokens get the same position. The scores are "
-            "wrong by up to {change}.",
+            "apart, so several tokens get the same position. The score of "
+            "{where} is {there}.",
             zh="在 2000 附近，bfloat16 相邻两个数相差 8，好几个相邻的位置变成"
-            "了同一个。分数最多错 {change}。",
+            "了同一个。{where} 的分数是 {there}。",
         ),
         notice=Text(
             en="Test at large positions: up to 256, bfloat16 represents every "
@@ -419,11 +407,7 @@ MISTAKES = (
             "`model.to(torch.bfloat16)` 也会把存频率的缓冲区舍入。相比之下，把"
             "算好的余弦舍入，影响要小得多。",
         ),
-        hidden=Text(
-            en="A dtype is not part of a shape, and the tables are cast to "
-            "the dtype of the vectors anyway.",
-            zh="dtype 不属于形状，而且表反正会转成向量的 dtype。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/EleutherAI/gpt-neox/issues/1003",
             "https://github.com/huggingface/transformers/pull/29285",
@@ -466,20 +450,16 @@ MISTAKES = (
             "Exchanging two earlier tokens should change the last output, by "
             "up to {change} here, but does not.",
             zh="查询和键按头的编号旋转，而不是按位置。同一个头里两者的角度一"
-            "样，正好抵消，于是这一层看不到词元的顺序。交换前面两个词元，最后"
-            "的输出本该变化（这里最多 {change}），现在却纹丝不动。",
+            "样，正好抵消，于是这一层看不到 token 的顺序。交换前面两个 token，"
+            "最后的输出本该变化（这里最多 {change}），现在却纹丝不动。",
         ),
         notice=Text(
             en="Exchange two earlier tokens: the last output must change. "
             "Training raises no error, and only ends with a worse model.",
-            zh="交换前面的两个词元，最后的输出必须跟着变。训练不会报错，只是结"
-            "果更差。",
+            zh="交换前面的两个 token，最后的输出必须跟着变。训练不会报错，只是"
+            "结果更差。",
         ),
-        hidden=Text(
-            en="The tables are made for as many positions as the axis has, "
-            "and a transpose afterwards makes the shapes right.",
-            zh="表按那根轴的长度来建，之后再 `transpose`，形状就都对了。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/mlfoundations/open_lm/issues/4",
             "https://github.com/facebookresearch/xformers/issues/841",
@@ -491,6 +471,9 @@ MISTAKES = (
         ),
         law=order_is_seen,
         of=lambda package: (mha(package), seeded(2, 5, 16)),
-        axes=(Text("token", "词元"), Text("exchanged with", "与之交换的词元")),
+        axes=(
+            Text("token", "token"),
+            Text("exchanged with", "与之交换的 token"),
+        ),
     ),
 )

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import NOTES, Lines, Mistake, Text
+from attnref.mistakes.catalogue import Lines, Mistake, Text
 from attnref.mistakes.laws import (
     empty_rows_are_zero,
     equals_torch,
@@ -98,15 +98,7 @@ SCALED = """
 """
 FUTURE = Text(
     en="Change the last token: no output before it may move.",
-    zh="改掉最后一个词元，它前面的输出一个都不该变。",
-)
-BROADCAST = Text(
-    en="The mask broadcasts as it should, so every size is right.",
-    zh="掩码照常广播，所有尺寸都对。",
-)
-NUMBER = Text(
-    en="A scale is a single number and has no shape.",
-    zh="缩放系数只是一个标量，没有形状可言。",
+    zh="改掉最后一个 token，它前面的输出一个都不该变。",
 )
 
 
@@ -129,16 +121,15 @@ MISTAKES = (
         symptom="inert",
         shown=causal_weights,
         seen=Text(
-            en="-1e-9 is almost 0, and each token attends to the tokens after "
-            "it as if there were no mask: the weights differ by up to "
-            "{change}.",
-            zh="-1e-9 几乎就是 0，每个词元照样看到它后面的词元，就像没有掩码一"
-            "样：权重最多差 {change}。",
+            en="-1e-9 is almost 0, and each token attends to the tokens "
+            "after it as if there were no mask: the weight of {where} is "
+            "{there}.",
+            zh="-1e-9 几乎就是 0，每个 token 照样看到它后面的 token，就像没有"
+            "掩码一样：{where} 的权重是 {there}。",
         ),
         notice=FUTURE,
-        hidden=BROADCAST,
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/Shujun-He/RibonanzaNet/issues/5",
             "https://github.com/wdndev/llm_interview_note/issues/11",
             "https://github.com/awslabs/gluonts/pull/1401",
@@ -168,10 +159,10 @@ MISTAKES = (
         symptom="future",
         shown=causal_weights,
         seen=Text(
-            en="The score of a hidden key becomes 0, and exp(0) is 1, so that "
-            "it keeps a weight: the weights differ by up to {change}.",
-            zh="被遮住的键分数变成 0，而 exp(0) 等于 1，于是它照样分到权重：权"
-            "重最多差 {change}。",
+            en="The score of a hidden key becomes 0, and exp(0) is 1, so "
+            "that it keeps a weight: the weight of {where} is {there}.",
+            zh="被遮住的键分数变成 0，而 exp(0) 等于 1，于是它照样分到权重："
+            "{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Look at the weights of hidden keys: they must be exactly 0. "
@@ -179,7 +170,7 @@ MISTAKES = (
             zh="看看被遮住的键的权重，必须恰好是 0。"
             "`masked_fill(mask == 0, 0)` 是同样的错误。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=("https://github.com/georg-wolflein/good-features/pull/1",),
         tests=(SDPA + "test_the_future_cannot_be_seen",),
         law=equals_torch,
@@ -203,9 +194,10 @@ MISTAKES = (
         symptom="inert",
         shown=causal_weights,
         seen=Text(
-            en="The scores of visible keys become larger by 1, and nothing is "
-            "hidden: the weights differ by up to {change}.",
-            zh="可见的键只是分数多了 1，什么也没有遮住：权重最多差 {change}。",
+            en="The scores of visible keys become larger by 1, and nothing "
+            "is hidden: the weight of {where} is {there}.",
+            zh="可见的键只是分数多了 1，什么也没有遮住：{where} 的权重是 "
+            "{there}。",
         ),
         notice=Text(
             en="A mask that is added holds 0 and -inf. A mask of 0 and 1 must "
@@ -213,7 +205,7 @@ MISTAKES = (
             zh="用来相加的掩码只含 0 和 -inf。0/1 掩码要先转成 bool，而 bool "
             "掩码不能拿来相加。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=(
             "https://github.com/pytorch/pytorch/issues/21518",
             "https://github.com/huggingface/transformers/pull/41443",
@@ -243,19 +235,18 @@ MISTAKES = (
         seen=Text(
             en="Each token sees the tokens after it and nothing else. The "
             "last one sees no key at all.",
-            zh="每个词元只看到后面的词元，最后一个什么键也看不到。",
+            zh="每个 token 只看到后面的 token，最后一个什么键也看不到。",
         ),
         notice=Text(
             en="In `F.scaled_dot_product_attention` True means may attend, in "
             "`nn.MultiheadAttention` True means hidden, and a tokenizer "
             "writes 1 for real tokens. Try a mask that hides all keys but one.",
             zh="`F.scaled_dot_product_attention` 里 True 表示可见，"
-            "`nn.MultiheadAttention` 里 True 表示遮住，分词器给真实词元写 1。"
-            "用一个只留一个键的掩码试一下。",
+            "`nn.MultiheadAttention` 里 True 表示遮住，分词器给真实 token 写 "
+            "1。用一个只留一个键的掩码试一下。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/rasbt/LLMs-from-scratch/pull/1062",
             "https://github.com/harvard-edge/cs249r_book/pull/1785",
             "https://github.com/nyu-mll/jiant/pull/465",
@@ -284,19 +275,19 @@ MISTAKES = (
         shown=causal_weights,
         seen=Text(
             en="Hidden keys have the weight 0, but they were counted in the "
-            "sum: the rows no longer sum to 1, and the weights differ by up "
-            "to {change}.",
-            zh="被遮住的键权重是 0，却已经算进了分母：每行加起来不再是 1，权重"
-            "最多差 {change}。",
+            "sum: the rows no longer sum to 1, and the weight of {where} is "
+            "{there}.",
+            zh="被遮住的键权重是 0，却已经算进了分母：每行加起来不再是 1，"
+            "{where} 的权重是 {there}。",
         ),
         notice=Text(
             en="Each row of weights must sum to 1. The future leaks through "
             "the sum: change the last token, and earlier outputs change with "
             "it.",
-            zh="每一行权重加起来应为 1。未来会从分母里漏出来：改掉最后一个词"
-            "元，前面的输出也跟着变。",
+            zh="每一行权重加起来应为 1。未来会从分母里漏出来：改掉最后一个 "
+            "token，前面的输出也跟着变。",
         ),
-        hidden=BROADCAST,
+        same_shape=True,
         found=(
             "https://github.com/huggingface/pytorch-image-models/pull/2236",
         ),
@@ -334,11 +325,8 @@ MISTAKES = (
             zh="像左填充那样把一个查询的所有键都遮住，看它的输出。两个这样的掩"
             "码相加时，-1e9 的键在 -2e9 的键旁边就成了可见的。",
         ),
-        hidden=BROADCAST,
-        found=(
-            NOTES,
-            "https://github.com/YutaroOgawa/pytorch_advanced/issues/175",
-        ),
+        same_shape=True,
+        found=("https://github.com/YutaroOgawa/pytorch_advanced/issues/175",),
         tests=(
             SDPA + "test_a_row_without_any_key_gives_zeros_and_zero_gradients",
             MASKS + "test_left_padding_leaves_the_first_rows_with_nothing",
@@ -382,8 +370,8 @@ MISTAKES = (
             zh="像左填充那样把一个查询的所有键都遮住，再比较 float64 与 "
             "float32：两个结果不一样。",
         ),
-        hidden=BROADCAST,
-        found=(NOTES,),
+        same_shape=True,
+        found=(),
         tests=(
             SDPA + "test_a_row_without_any_key_gives_zeros_and_zero_gradients",
             MASKS + "test_left_padding_leaves_the_first_rows_with_nothing",
@@ -423,12 +411,8 @@ MISTAKES = (
             "不是填入，而是把 -1e9 的掩码转成 float16 再相加，就不会报错："
             "-1e9 变成 -inf，看不到任何键的行成了 NaN。",
         ),
-        hidden=Text(
-            en="It runs in float32, in which shapes are usually tested.",
-            zh="检查形状时通常用 float32，那里跑得通。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/NVIDIA/apex/issues/1052",
             "https://github.com/unit8co/darts/pull/3087",
         ),
@@ -468,15 +452,11 @@ MISTAKES = (
             en="Pad on the left under a causal mask: the first rows see no "
             "key. In the next layer a weight of 0 times a value of NaN is "
             "NaN, and so the real tokens become NaN too.",
-            zh="在因果掩码下做左填充，前几行就看不到任何键。到了下一层，权重 "
-            "0 乘以值 NaN 还是 NaN，真实词元也跟着变成 NaN。",
+            zh="在因果掩码下做左填充，前几行就看不到任何键。到了下一层，权重 0"
+            " 乘以值 NaN 还是 NaN，真实 token 也跟着变成 NaN。",
         ),
-        hidden=Text(
-            en="A row of NaN has the same shape as any other.",
-            zh="一行 NaN 和别的行形状一样。",
-        ),
+        same_shape=True,
         found=(
-            NOTES,
             "https://github.com/pytorch/pytorch/issues/41508",
             "https://github.com/tracel-ai/burn/pull/4697",
         ),
@@ -517,10 +497,7 @@ MISTAKES = (
             zh="`weights.sum(-1)` 处处应为 1。如果只有一个查询，例如解码时，所"
             "有权重都是 1。",
         ),
-        hidden=Text(
-            en="The result has the shape of the scores, whatever the axis.",
-            zh="不管沿哪个轴，结果的形状都和分数一样。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/labmlai/"
             "annotated_deep_learning_paper_implementations/issues/146",
@@ -550,8 +527,9 @@ MISTAKES = (
         shown=causal_weights,
         seen=Text(
             en="With four heads, the scores are half as large as they should "
-            "be and the weights too uniform: they differ by up to {change}.",
-            zh="四个头时，分数只有应有的一半，权重过于均匀：最多差 {change}。",
+            "be and the weights too uniform: that of {where} is {there}.",
+            zh="四个头时，分数只有应有的一半，权重过于均匀：{where} 处是 "
+            "{there}。",
         ),
         notice=Text(
             en="Compare with `F.scaled_dot_product_attention`. A model that "
@@ -561,7 +539,7 @@ MISTAKES = (
             zh="和 `F.scaled_dot_product_attention` 对比。从头训练时模型照样能"
             "学，看不出哪里坏了；换上别处训练的权重，结果就是错的。",
         ),
-        hidden=NUMBER,
+        same_shape=True,
         found=(
             "https://github.com/karpathy/ng-video-lecture/pull/6",
             "https://github.com/chelsea0x3b/dfdx/issues/171",
@@ -590,10 +568,10 @@ MISTAKES = (
         shown=causal_weights,
         seen=Text(
             en="The scores are too large by a factor of sqrt(D), where D is "
-            "the width of a head, and the weights too sharp: they differ by "
-            "up to {change}.",
-            zh="分数是应有的 sqrt(D) 倍（D 是每个头的宽度），权重过于尖锐：最"
-            "多差 {change}。",
+            "the width of a head, and the weights too sharp: that of {where} "
+            "is {there}.",
+            zh="分数是应有的 sqrt(D) 倍（D 是头维度），权重过于尖锐："
+            "{where} 处是 {there}。",
         ),
         notice=Text(
             en="Compare with `F.scaled_dot_product_attention`. It is a sign "
@@ -601,7 +579,7 @@ MISTAKES = (
             zh="和 `F.scaled_dot_product_attention` 对比。如果刚初始化，权重就"
             "接近 0 和 1，多半是这个原因。",
         ),
-        hidden=NUMBER,
+        same_shape=True,
         found=(
             "https://github.com/mlc-ai/mlc-llm/pull/3426",
             "https://github.com/delzac/cntkx/issues/10",
@@ -630,9 +608,9 @@ MISTAKES = (
         seen=Text(
             en="The scores are too large by a factor of D, the width of a "
             "head. Each query gives almost all its weight to one key: the "
-            "weights differ by up to {change}.",
-            zh="分数是应有的 D 倍（D 是每个头的宽度）：每个查询的权重几乎全给"
-            "了一个键，最多差 {change}。",
+            "weight of {where} is {there}.",
+            zh="分数是应有的 D 倍（D 是头维度）：每个查询的权重几乎全给了"
+            "一个键，{where} 处是 {there}。",
         ),
         notice=Text(
             en="Dividing by `D ** -0.5` is multiplying by sqrt(D). The "
@@ -640,7 +618,7 @@ MISTAKES = (
             zh="除以 `D ** -0.5`，就是乘以 sqrt(D)。权重几乎非 0 即 1，梯度随"
             "之消失。",
         ),
-        hidden=NUMBER,
+        same_shape=True,
         found=("https://github.com/esceptico/perceiver-io/issues/9",),
         tests=(SDPA + "test_equals_torch",),
         law=equals_torch,
@@ -676,11 +654,8 @@ MISTAKES = (
             zh="用 float64 对比，容差设为 1e-12。`math.sqrt` 和 `**` 得到的是 "
             "Python 浮点数，不损失精度。",
         ),
-        hidden=NUMBER,
-        found=(
-            NOTES,
-            "https://github.com/unit8co/darts/pull/3087",
-        ),
+        same_shape=True,
+        found=("https://github.com/unit8co/darts/pull/3087",),
         tests=(SDPA + "test_the_scale_is_one_over_the_root_of_the_width",),
         law=equals_torch,
         of=core,
@@ -706,22 +681,18 @@ MISTAKES = (
         shown=causal_weights,
         seen=Text(
             en="What is multiplied as one key is made of pieces of several: "
-            "the weights differ by up to {change}.",
-            zh="当作一个键来乘的，其实由好几个键的碎片拼成：权重最多差 "
-            "{change}。",
+            "the weight of {where} is {there}.",
+            zh="参与点积的“一个键”其实是几个键的碎片：{where} 的权重是 "
+            "{there}。",
         ),
         notice=Text(
             en="Change the last token: earlier outputs change in spite of the "
             "mask. `view` and `reshape` keep the order of the elements in "
             "memory, and `transpose` does not.",
-            zh="改掉最后一个词元，即使有掩码，前面的输出也会变。`view` 和 "
+            zh="改掉最后一个 token，即使有掩码，前面的输出也会变。`view` 和 "
             "`reshape` 保持元素在内存里的顺序，`transpose` 则不然。",
         ),
-        hidden=Text(
-            en="(B, K, D, S) has as many elements as (B, K, S, D), so that no "
-            "product fails.",
-            zh="(B, K, D, S) 和 (B, K, S, D) 元素个数相同，矩阵乘法不会报错。",
-        ),
+        same_shape=True,
         found=("https://github.com/rish-16/tokenlearner-pytorch/issues/1",),
         tests=(SDPA + "test_the_future_cannot_be_seen",),
         law=equals_torch,
@@ -758,7 +729,7 @@ MISTAKES = (
             "more keys than queries it is an error.",
             zh="自注意力里 T = S，乘法不会报错。让键多于查询，就会报错。",
         ),
-        hidden=None,
+        same_shape=False,
         found=("https://github.com/heykeetae/Self-Attention-GAN/issues/11",),
         tests=(SDPA + "test_the_future_cannot_be_seen",),
         law=equals_torch,
@@ -809,10 +780,7 @@ MISTAKES = (
             zh="`repeat` 和 `tile` 得到 0, 1, 0, 1，`repeat_interleave` 得到 "
             "0, 0, 1, 1。MHA 和 MQA 用哪个都对。",
         ),
-        hidden=Text(
-            en="Both orders give the same number of heads.",
-            zh="两种顺序的头数一样多。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/onnx/onnx/pull/7274",
             "https://github.com/ekzhang/jax-js/pull/180",
@@ -855,10 +823,7 @@ MISTAKES = (
             zh="用均值较大的输入，和 float64 对比。float16 下分数超过 65504 会"
             "变成无穷大，随后就是 NaN。",
         ),
-        hidden=Text(
-            en="The weights have the right shape and the right dtype.",
-            zh="权重的形状和 dtype 都没有问题。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/Stability-AI/stablediffusion/pull/89",
             "https://github.com/tinygrad/tinygrad/pull/4985",

@@ -61,10 +61,6 @@ def in_chunks(package: Any) -> tuple[Any]:
 
 
 EVERY = "tests/core/test_softmax.py::test_equals_torch_in_every_dtype"
-SAME = Text(
-    en="Only values are wrong: the shape is that of the scores.",
-    zh="错的只是数值，形状仍和分数一样。",
-)
 
 
 MISTAKES = (
@@ -109,7 +105,7 @@ MISTAKES = (
             zh="softmax([1000, 1000]) 应为 [0.5, 0.5]；给所有分数加上同一个常"
             "数，权重不应改变。",
         ),
-        hidden=SAME,
+        same_shape=True,
         found=(
             "https://github.com/pyg-team/pytorch_geometric/issues/53",
             "https://github.com/NVIDIA/FasterTransformer/issues/43",
@@ -162,11 +158,7 @@ MISTAKES = (
             zh="把批次里的每一行单独算一遍，权重不应改变。这种 NaN 时有时无，"
             "取决于同一批里的其他行。",
         ),
-        hidden=Text(
-            en="One maximum for the whole tensor broadcasts just as well as "
-            "one for each row.",
-            zh="整个张量一个最大值，和每行一个最大值，都能广播。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/amdegroot/ssd.pytorch/issues/483",
             "https://github.com/pyg-team/pytorch_geometric/issues/2013",
@@ -213,10 +205,7 @@ MISTAKES = (
             zh="用 float64 把一长行权重加起来，应约等于 1。如果是在 float16 里"
             "逐项累加，一串 1 加到 2048 就不再增长，因为 float16 里没有 2049。",
         ),
-        hidden=Text(
-            en="The weights have the right shape and the right dtype.",
-            zh="权重的形状和 dtype 都没有问题。",
-        ),
+        same_shape=True,
         found=(
             "https://github.com/huggingface/candle/issues/3727",
             "https://github.com/sonos/tract/pull/2586",
@@ -262,7 +251,7 @@ MISTAKES = (
             zh="取一行递增的分数，一次每块 1 个，一次整行一块，比较两次的结"
             "果。分数递减时看不出这个错误。",
         ),
-        hidden=SAME,
+        same_shape=True,
         found=(),
         tests=(
             "tests/core/test_softmax.py::"
@@ -302,7 +291,7 @@ MISTAKES = (
             zh="把最大的分数放在最前面，让其余的都小 100。只要分数不大，结果都"
             "是对的。",
         ),
-        hidden=SAME,
+        same_shape=True,
         found=("https://github.com/tile-ai/tilelang/pull/1148",),
         tests=(
             EVERY + "[in-chunks-of-1-"
@@ -343,7 +332,7 @@ MISTAKES = (
             zh="让一行以 -inf 开头，左填充和滑动窗口都会这样。只有因果掩码时遇"
             "不到，因为第一个键总是可见的。",
         ),
-        hidden=SAME,
+        same_shape=True,
         found=(
             "https://github.com/gabrieldemarmiesse/torch-mojo-backend/pull/319",
             "https://github.com/vllm-project/vllm/pull/4405",

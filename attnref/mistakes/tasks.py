@@ -50,14 +50,14 @@ MASK = Text(
 WEIGHTS = Text(
     en="Weights are as in nn.Linear, (out, in), without biases; the width of a "
     "head is\nD = E / n_heads.",
-    zh="权重与 nn.Linear 的一样，形状 (out, in)，没有偏置；\n每个头的宽度 "
-    "D = E / n_heads。",
+    zh="权重与 nn.Linear 的一样，形状 (out, in)，没有偏置；\n头维度 D = E "
+    "/ n_heads。",
 )
 CACHE = Text(
     en="The layer is causal. It returns the output for the tokens of x and a "
     "cache, of\nany kind; the next call passes this cache and the next tokens.",
-    zh="这一层是因果的。返回 x 这些词元的输出，以及缓存（用什么数据结构随你）；"
-    "\n下一次调用会传入这个缓存和接下来的词元。",
+    zh="这一层是因果的。返回 x 这些 token 的输出，以及缓存（用什么数据结构随"
+    "你）；\n下一次调用会传入这个缓存和接下来的 token。",
 )
 MLA = Text(
     en="""\
@@ -124,10 +124,10 @@ itself and the size - 1 positions before it. document_mask (B, 1, S, S) from ids
 布尔掩码，True 表示可以看。
 
 causal_mask (T, S)：T 个查询是 S 个位置中的最后 T 个，谁也看不到自己后面的键。
-padding_mask (B, 1, 1, S)：由 valid (B, S) 得到，valid 中 True 表示真实词元；
+padding_mask (B, 1, 1, S)：由 valid (B, S) 得到，valid 中 True 表示真实 token；
 填充位置不可见。
 window_mask (T, S)：因果，每个查询只看自己和前面的 size - 1 个位置。
-document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是每个词元所属文档的编号；
+document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是各 token 所属文档的编号；
 因果，且只看同一文档。""",
         ),
         "\n\n".join(
@@ -164,7 +164,8 @@ document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是每个词元所属�
                 "its own queries, keys\nand values. All weights are (E, E). "
                 "Without a mask, every token sees all.",
                 zh="x (B, T, E) 的自注意力：n_heads 个头各有自己的查询、键、"
-                "值。权重都是 (E, E)。\n没有掩码时，每个词元都能看到所有词元。",
+                "值。权重都是 (E, E)。\n没有掩码时，每个 token 都能看到所有 "
+                "token。",
             ),
             WEIGHTS,
             MASK,
@@ -177,7 +178,7 @@ document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是每个词元所属�
             Text(
                 en="Self-attention of x (B, T, E) and of all tokens before it, "
                 "without RoPE.\nAll weights are (E, E).",
-                zh="x (B, T, E) 对自己和之前所有词元的自注意力，不用 RoPE。"
+                zh="x (B, T, E) 对自己和之前所有 token 的自注意力，不用 RoPE。"
                 "权重都是 (E, E)。",
             ),
             WEIGHTS,
@@ -226,8 +227,8 @@ document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是每个词元所属�
                 en="As the exercise gqa, with queries and keys rotated as in "
                 "the exercise rope: the\ntokens of a row have the positions "
                 "0, 1, 2, ..., counted over all calls.",
-                zh="与练习 gqa 相同，查询和键再按练习 rope 旋转：\n"
-                "每一行词元的位置是 0、1、2……，跨调用连续计数。",
+                zh="与练习 gqa 相同，查询和键再按练习 rope 旋转：\n每一行 "
+                "token 的位置是 0、1、2……，跨调用连续计数。",
             ),
             WEIGHTS,
             CACHE,
@@ -271,8 +272,8 @@ document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是每个词元所属�
             "keys and all values so\nfar. length is how many tokens are "
             "stored. An append beyond max_len raises and\nchanges nothing.",
             zh="append 存入 k 和 v（都是 (B, K, T, D)），返回到目前为止的全部"
-            "键和全部值。\nlength 是已存的词元数。超过 max_len 的 append "
-            "要抛出异常，并且什么都不改变。",
+            "键和全部值。\nlength 是已存的 token 数。超过 max_len 的 append 要"
+            "抛出异常，并且什么都不改变。",
         ),
         """\
 class KVCache:
@@ -292,9 +293,9 @@ class KVCache:
                 "compressed queries. The cache\nholds R + Dr elements per "
                 "token: the latent after its RMSNorm, and the rotated\nRoPE "
                 "key.",
-                zh="DeepSeek-V2 的多头潜在注意力，查询不压缩。缓存里每个词元 "
-                "R + Dr 个元素：\n过了 RMSNorm 的潜在向量，以及旋转过的 "
-                "RoPE 键。",
+                zh="DeepSeek-V2 的多头潜在注意力，查询不压缩。缓存里每个 token"
+                " R + Dr 个元素：\n过了 RMSNorm 的潜在向量，以及旋转过的 RoPE "
+                "键。",
             ),
             MLA,
             CACHE,

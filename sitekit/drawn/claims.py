@@ -1,7 +1,7 @@
 """What is computed against claims that are wrong.
 
 A row has the claim, what holds and how one knows it: the page's own words,
-and before the last of them what is computed here.
+with what is computed here in the last of them.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,7 @@ from sitekit.tables import code, exact
 
 
 def _row(key: str, *computed: str) -> Row:
-    known: list[str | Word] = [*computed, Word(f"{key}_by")]
-    return [Word(key), Word(f"{key}_holds"), known]
+    return [Word(key), Word(f"{key}_holds"), Word(f"{key}_by", computed)]
 
 
 def origins() -> Iterator[Row]:
@@ -35,7 +34,7 @@ def origins() -> Iterator[Row]:
         model = find_model(id)
         (group,) = model.groups
         assert isinstance(group, Full)
-        heads.append(f"{model.name}: {group.q_heads} / {group.kv_heads}")
+        heads += [str(group.q_heads), str(group.kv_heads)]
     yield _row("llama", *heads)
     last = max(model.date[:4] for model in models().values())
     kinds = [
@@ -44,8 +43,8 @@ def origins() -> Iterator[Row]:
         if model.date.startswith(last)
         for kind in memory.kinds_of(model)
     ]
-    found = (f"{kinds.count(k)} {k}" for k in ("MHA", "GQA", "MQA", "MLA"))
-    yield _row("stages", f"{last}: {', '.join(found)}")
+    found = (str(kinds.count(k)) for k in ("MHA", "GQA", "MQA", "MLA"))
+    yield _row("stages", last, *found)
     yield _row("performance")
 
 
@@ -56,47 +55,37 @@ def sharing() -> Iterator[Row]:
     for K in (8, 4, 2, 1):
         cost = attention_cost(d_model=512, n_heads=8, n_kv_heads=K, new=1024)
         parts = map(compute.mega, (cost.projections, cost.scores + cost.values))
-        counted.append(f"`K` = {K}: {' + '.join(parts)}")
+        counted.append(" + ".join(parts))
     yield _row("flops", *counted)
     share = {
         row[0].key: row[2]
         for row in compute.pairs()
         if isinstance(row[0], Word)
     }
-    of = {"MHA": "mha", "GQA": "gqa", "MQA": "mqa"}
-    shares = [f"{name} {share[key]}" for name, key in of.items()]
-    forms = f"MLA {share['expanded']} / {share['absorbed']}"
-    yield _row("order", ", ".join(shares), forms)
+    of = ("mha", "gqa", "mqa", "expanded", "absorbed")
+    yield _row("order", *(str(share[key]) for key in of))
     yield _row("fastest")
-    yield _row("group", "8 / 2 = 4")
+    yield _row("group", f"8 / 2 = {8 // 2}")
     yield _row("groups")
     q, k = torch.zeros(2, 6, 5, 7), torch.zeros(2, 1, 7, 5)
     shapes = [code(tuple(t.shape)) for t in (q, k, q @ k)]
     yield _row("direct", f"{shapes[0]} @ {shapes[1]} → {shapes[2]}")
     head = torch.zeros(1, 2, 1024, 128)
-    ways = {
-        "repeat_interleave": head.repeat_interleave(4, dim=1),
-        "expand": head[:, :, None].expand(1, 2, 4, 1024, 128),
-    }
-    sizes = {"K, V": head} | ways
-    yield _row(
-        "repeat",
-        *(
-            f"{code(way)}: {t.untyped_storage().nbytes():,} B"
-            for way, t in sizes.items()
-        ),
-    )
+    copied = head.repeat_interleave(4, dim=1)
+    view = head[:, :, None].expand(1, 2, 4, 1024, 128)
+    sizes = (t.untyped_storage().nbytes() for t in (head, copied, view))
+    yield _row("repeat", *(f"{size:,}" for size in sizes))
     at, case = "float32, {}, 16384", measured.sizes("decode")
     slow = case[at.format("GQA-8")]["ways"]["torch, repeat_interleave"]
     plain = case[at.format("MHA")]["ways"]["fused"]
     times = (measured.digits(way["value"][1]) for way in (slow, plain))
-    yield _row("faster", "{} ms > {} ms".format(*times))
+    yield _row("faster", *times)
     found = []
     for id in ("llama-2-7b", "llama-1-65b"):
         model = find_model(id)
         assert model.params is not None
         each = float(growth(model).later) / (model.params / 1e6)
-        found.append(f"{model.name}: {each:.1f} B")
+        found.append(f"{each:.1f}")
     yield _row("larger", *found)
     yield _row("convert")
     yield _row("deployed")
@@ -113,18 +102,18 @@ def latent() -> Iterator[Row]:
         for row in memory.claims()
         if isinstance(row[0], Word)
     }
-    yield _row("saves", f"{saved['architecture']} → {saved['six']}")
+    yield _row("saves", saved["architecture"], saved["six"])
     yield _row("decomposed")
-    two, one = (row[1:] for row in absorption.wrong())
-    yield _row(
-        "absorbed", *(f"{a} → {b}" for a, b in zip(two, one, strict=True))
+    weights, elements = zip(
+        *(row[1:] for row in absorption.wrong()), strict=True
     )
+    yield _row("absorbed", *map(str, (*weights, *elements)))
     yield _row("unsaid")
     _, width, rank = absorbed()[0].shape
     H = V3["n_heads"]
     yield _row("wabs", f"`({H}, {width}, {rank})`: {width} = {R} + {Dr}")
     yield _row("destroyed")
-    yield _row("rope_width", f"{Dr} = {group.qk_nope_head_dim} / 2")
+    yield _row("rope_width", str(Dr), str(group.qk_nope_head_dim))
     yield _row("query")
     keys = group.qk_nope_head_dim + Dr
     yield _row("scale", f"√({R + Dr} / {keys}) = {sqrt((R + Dr) / keys):.2f}")
@@ -133,11 +122,10 @@ def latent() -> Iterator[Row]:
         for form in ("latent", "absorbed")
     ]
     times = (f"{n / 1e9:,.1f}" for n in flops)
-    ratio = f"{flops[0] / flops[1]:.0f}"
-    yield _row("small", f"{' / '.join(times)} = {ratio}")
+    yield _row("small", *times, f"{flops[0] / flops[1]:.0f}")
     yield _row("unmasked")
     ratios = (
-        f"{new} / {new + past} = {new / (new + past):.2g}"
+        f"{new:,} / {new + past:,} = {new / (new + past):.2g}"
         for new, past in ((4096, 0), (1, 4096))
     )
     yield _row("friendly", *ratios)
@@ -164,21 +152,20 @@ def masked() -> Iterator[Row]:
     left = (3 + far - far).item()
     yield _row("filler", f"(3 − 1e9) + 1e9 = {left:g}")
     scores, none = torch.ones(4), torch.zeros(4, dtype=torch.bool)
-    low = {"-inf": -torch.inf, "-1e9": -1e9}
-    gives = {
-        f"softmax, {name}": torch.softmax(scores.masked_fill(~none, x), -1)
-        for name, x in low.items()
-    }
+    gives = [
+        torch.softmax(scores.masked_fill(~none, low), -1)
+        for low in (-torch.inf, -1e9)
+    ]
     query, keys = torch.ones(1, 1, 1, 4), torch.ones(1, 1, 4, 4)
     values = torch.eye(4)[None, None]
     attend = F.scaled_dot_product_attention
-    gives["SDPA, bool"] = attend(query, keys, values, none[None]).flatten()
-    yield _row("empty", *(f"{how}: {x[0]:g}" for how, x in gives.items()))
+    gives.append(attend(query, keys, values, none[None]).flatten())
+    yield _row("empty", *(f"{x[0]:g}" for x in gives))
     top = attend(query, keys, values, is_causal=True).flatten()
     yield _row("cached", code([int(x) for x in top]))
     yield _row("both")
     (last,) = {int(n) for n in masks.window(6, 3)[3:].sum(-1)}
-    yield _row("window", f"`Window(3)`: {last}", f"`(3, 0)`: {3 + 1}")
+    yield _row("window", str(last), str(3 + 1))
     large = torch.tensor([12.0, 0.0], dtype=torch.float16).exp()
     plain = (large / large.sum()).tolist()
     yield _row("naive", f"`exp(12)` = {large[0]:g}, {plain}")
@@ -194,14 +181,13 @@ def cached() -> Iterator[Row]:
     (group,) = model.groups
     assert isinstance(group, Full) and group.q_heads
     width, heads = 5120, group.q_heads
-    derived = f"{width} / {heads} = {width // heads}"
-    yield _row("width", f"{model.name}: {derived} ≠ {group.head_dim}")
+    derived = f"{width:,} / {heads} = {width // heads}"
+    yield _row("width", derived, str(group.head_dim))
     split = []
     for id in ("llama-3.1-8b", "deepseek-v3"):
         model = find_model(id)
         whole, held = growth(model).later, growth(model, ranks=16).later
-        share = f"{exact(whole)} / 16 = {exact(whole / 16)}"
-        split.append(f"{model.name}: {share} < {exact(held)}")
+        split += map(exact, (whole, whole / 16, held))
     yield _row("ranks", *split)
     yield _row("defaults")
 
@@ -213,8 +199,8 @@ def coded() -> Iterator[Row]:
     yield _row("view", f"{transposed.stride()}: `view{to}`")
     yield _row("layout")
     every = catalogue().values()
-    unseen = sum(mistake.hidden is not None for mistake in every)
-    yield _row("shapes", f"{unseen} / {len(every)}")
+    unseen = sum(mistake.same_shape for mistake in every)
+    yield _row("shapes", str(unseen), str(len(every)))
     yield _row("initial", *_flat())
     yield _row("comment")
 
@@ -243,4 +229,4 @@ def _flat() -> Iterator[str]:
         right, wrong = (attnref.sdpa(q, k, v) for q, k in (half, pairs))
         weight = attnref.attention_weights(half[0], half[1]).amax(-1).mean()
         change = (wrong - right).norm() / right.norm()
-        yield f"{weight:.3f}, {change:.2%}"
+        yield from (f"{weight:.3f}", f"{change:.2%}")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attnref
-from sitekit.drawn.conventions import oracles
+from sitekit.drawn.checkpoints import oracles
 from sitekit.drawn.rules import whole
 from sitekit.render import Row, Word
 from sitekit.tables import code

@@ -86,6 +86,37 @@ def times(
         yield row
 
 
+# Case, what is slow or large and where, and what it is compared with.
+FINDINGS = {
+    "heads": ("decode", "float32, MHA, 32768", "fused", "float32, MQA, 32768"),
+    "repeated": (
+        "decode",
+        "float32, GQA-8, 32768",
+        "torch, repeat_interleave",
+        "fused",
+    ),
+    "growing": ("append", "32768", "torch.cat", "KVCache"),
+    "expanded": (
+        "mla",
+        "float32, 8192",
+        "transformers sdpa, StaticCache",
+        "fused",
+    ),
+    "scores": ("memory", "float32, GQA, 4096", "sdpa", "flash"),
+}
+
+
+def findings() -> Iterator[Row]:
+    """How many times the one is of the other: a way, or the same one there."""
+    for key, (case, at, way, other) in FINDINGS.items():
+        ways = sizes(case)[at]["ways"]
+        than = ways.get(other) or sizes(case)[other]["ways"][way]
+        times = ways[way]["value"][1] / than["value"][1]
+        tokens = int(at.rpartition(", ")[2])
+        what = [Word(key), Word(f"{key}_of")]
+        yield [f"{digits(times)}×", f"{tokens:,}", [*what]]
+
+
 def result(goal: dict[str, Any]) -> str:
     """A bound between the quartiles: another run may end on the other side."""
     low, _, high = goal["found"]

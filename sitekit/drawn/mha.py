@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import attnref
-from attnref.plain.mha import MHA
+from attnref.core.heads import split_heads
 from sitekit.drawn.sdpa import vector
 from sitekit.render import Row, Word
 
@@ -20,8 +20,7 @@ EMBEDDED = torch.tensor(
 
 def _heads() -> Tensor:
     """Queries, which are also keys and values: nothing is projected."""
-    heads: Tensor = MHA(d_model=4, n_heads=2).split(EMBEDDED[None])
-    return heads
+    return split_heads(EMBEDDED[None], 2)
 
 
 def head(n: int) -> Tensor:

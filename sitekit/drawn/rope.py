@@ -18,23 +18,17 @@ HAND = Markup(
 
 
 class Clocks(NamedTuple):
-    """The arrows of keys, and of queries if there are any: complex numbers,
-    `(pairs, columns)`."""
+    """Arrows by their kind, as complex numbers `(pairs, columns)`, and the
+    degrees that stand below them."""
 
-    keys: Tensor
-    queries: Tensor | None
+    arrows: dict[str, Tensor]
+    degrees: Tensor
     columns: list[str]
 
     def drawing(self, axes: tuple[str, str], *, title: str) -> svg.Drawing:
-        """In each clock the arrows of a pair; below it, the angle from the
-        right, or from key to query."""
+        """A clock for each pair and column."""
         radius, wide, high, left, top = 24, 66, 74, 46, 46
-        arrows = [("query", self.keys)]
-        angles = self.keys.angle()
-        if self.queries is not None:
-            arrows = [("key", self.keys), ("query", self.queries)]
-            angles = (self.queries / self.keys).angle()
-        rows, columns = angles.shape
+        rows, columns = self.degrees.shape
         width, height = left + columns * wide, top + rows * high
         upwards = svg.UPWARDS.format(12, (top + height) / 2)
         marks = [
@@ -51,12 +45,12 @@ class Clocks(NamedTuple):
                 x = left + (j + 0.5) * wide
                 side = 2 * radius
                 box = (x - radius, y - radius, side, side, radius)
-                angle = f"{angles[p, j].rad2deg().item():.3g}°"
+                angle = f"{self.degrees[p, j].item():.3g}°"
                 marks.append(svg.BOX.format("off", *box, ""))
                 marks.append(
                     svg.TEXT.format("off", x, y + radius + 11, "", angle)
                 )
-                for kind, of_all in arrows:
+                for kind, of_all in self.arrows.items():
                     arrow = radius * of_all[p, j].item()
                     marks += _arrow(kind, complex(x, y), arrow.conjugate())
         drawn = svg.SVG.format(width, height, title, Markup("").join(marks))
@@ -80,10 +74,13 @@ def clocks(apart: int = 0) -> Clocks:
         return torch.complex(*attnref.apply_rope(x, *table)[0, 0].T.chunk(2))
 
     at = torch.arange(4)
+    key, query = turned(at), turned(at + apart)
     if not apart:
-        return Clocks(turned(at), None, [str(i) for i in range(4)])
+        columns = [str(i) for i in range(4)]
+        return Clocks({"query": query}, query.angle().rad2deg(), columns)
     columns = [f"{i}, {i + apart}" for i in range(4)]
-    return Clocks(turned(at), turned(at + apart), columns)
+    angles = (query / key).angle().rad2deg()
+    return Clocks({"key": key, "query": query}, angles, columns)
 
 
 def distances() -> Iterator[Row]:

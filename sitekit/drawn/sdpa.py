@@ -1,4 +1,4 @@
-"""Attention by hand, why scores are scaled, and how heads are stacked."""
+"""Attention by hand, and why scores are scaled."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 import attnref
-from attnref.core.sdpa import _fold
-from sitekit.render import Cell, Row, Word
+from sitekit.render import Row, Word
 
 # I like you <pad> as four vectors of width 2.
-TOKENS: list[Cell] = [*map(Word, ("first", "second", "third")), "`<pad>`"]
+TOKENS: Row = [Word("first"), Word("second"), Word("third"), "`<pad>`"]
 EMBEDDED = torch.tensor([[2.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 1.0]])
 VALID = torch.tensor([[True, True, True, False]])
 
@@ -61,14 +60,6 @@ def outputs() -> Iterator[Row]:
             ", ".join(f"{w:.2f}" for w in weights()[i][seen].tolist()),
             vector(out[i]),
         ]
-
-
-def fold(n_heads: int, n_kv_heads: int, queries: int) -> Iterator[Row]:
-    """Which rows, (head, query), stand in the product of each key head."""
-    heads, at = torch.arange(n_heads), torch.arange(queries)
-    marks = torch.cartesian_prod(heads, at).view(1, n_heads, queries, 2)
-    for k, row in enumerate(_fold(marks, n_kv_heads)[0].tolist()):
-        yield [str(k), ", ".join(f"({head}, {query})" for head, query in row)]
 
 
 def dot_products() -> Iterator[Row]:

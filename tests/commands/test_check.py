@@ -267,7 +267,7 @@ def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
     here(monkeypatch)
     right = written(tmp_path, RIGHT)
     told = main(["check", "softmax", str(right), "--lang", "en"])
-    assert told.startswith("softmax: all 6 laws hold.")
+    assert told.startswith("softmax: all 6 properties hold.")
     wrong = written(tmp_path, RIGHT.replace("return", "return 2 *"))
     for words in (
         ["check", "softmax", wrong],
@@ -278,7 +278,7 @@ def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
             command()
         assert ended.value.code == 1
     said, _, told = capsys.readouterr().out.partition("\n{\n")
-    assert "softmax: 4 of 6 laws do not hold." in said
+    assert "softmax: 4 of 6 properties do not hold." in said
     assert json.loads(f"{{{told}")["passed"] is False
 
 

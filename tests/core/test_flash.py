@@ -172,6 +172,9 @@ def test_transforms_of_functions_are_refused():
             RuntimeError, match=r"^flash does not run under tor"
         ):
             transform(core)(*given)
+    other = (x.to("meta") for x in (q, k, v))  # where nothing can be drawn
+    with pytest.raises(RuntimeError, match=r"^(?!flash does)"):
+        flash(*other, dropout=0.5)
 
 
 def test_a_second_derivative_is_refused():
@@ -275,11 +278,13 @@ def tiles_of(rule, *, T=640, tile=(128, 64)):
     return by_rows, len(parts(T, tile[0])) * len(parts(T, tile[1]))
 
 
-def test_tiles_in_which_nobody_sees_a_key_are_left_out():
+def test_tiles_in_which_nobody_sees_a_key_are_left_out(monkeypatch):
     assert tiles_of(Everything(), T=6, tile=(1, 1)) == (36, 36)
     assert tiles_of(Causal(), T=6, tile=(1, 1)) == (21, 36)
     assert tiles_of(Causal()) == (30, 50)
     assert tiles_of(Blocks()) < (20, 50)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert tiles_of(Causal()) == (50, 50)  # in a graph it is not known
 
 
 @pytest.mark.parametrize("rule", [Causal(), Blocks()])

@@ -209,6 +209,8 @@ def test_a_step_takes_what_is_faster_on_so_many_threads(monkeypatch):
     assert fused(*(x.to("meta") for x in (q, k, v))).is_meta
     with pytest.raises(TypeError):
         fused(q, k, v)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    fused(q, k, v)  # no number of keys is compared in a graph
 
 
 class Asked:
@@ -319,6 +321,9 @@ def test_only_a_mask_of_the_queries_is_stacked(monkeypatch):
     assert given(2, (65, 7), 65) == (1, 1, 65, 7)
     assert given(2, (1, 6, 65, 7), 65) == (1, 2, 195, 7)
     assert given(2, (65, 7), 65, "meta") == (1, 1, 195, 7)
+    with monkeypatch.context() as patch:  # of any number above 1, in a graph
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        assert given(2, (2, 7), 2) == (1, 1, 2, 7)
     monkeypatch.setattr("attnref.core.fused.HAS_GQA", False)
     assert given(2, (65, 7), 65) == (1, 1, 195, 7)
 

@@ -253,6 +253,17 @@ def test_a_single_query_keeps_the_padding_mask():
     # As it is: one query hides nothing more.
     assert decoder_mask(padding, (1, 1, 1, 3), **told) is padding
     assert decoder_mask(None, (1, 1, 1, 3), **told) is None
+    # Of a window this is known of numbers alone, not of positions.
+    given = {"causal": Window(3), "token_positions": torch.tensor([[0, 1, 4]])}
+    mask = decoder_mask(None, (1, 1, 1, 3), **told | given)
+    assert mask.dense().int().tolist() == [[0, 0, 1]]
+
+
+def test_what_reads_numbers_sees_the_same_at_any_positions():
+    i, j = torch.arange(7)[:, None], torch.arange(7)
+    for rule in Causal(), Everything(), Documents(IDS[0]):
+        assert rule.by_number is True
+        assert torch.equal(rule(i, j, at=(6 - i, 6 - j)), rule(i, j))
 
 
 def test_a_prefix_is_seen_by_all():
@@ -477,6 +488,8 @@ def test_which_cache_keeps_enough_for_which_rule():
         (documents, Documents(IDS), False),  # by identity: not compared
         (prefix, prefix & Causal(), True),
         (prefix, Prefix(LENGTHS), False),
+        (prefix, prefix & documents, True),
+        (Fewer(3), Causal(), False),
         (Even(), Even() & Causal(), True),
     ):
         assert keeps.covers(rule) is answer, (keeps, rule)
@@ -580,6 +593,9 @@ def test_a_mask_of_a_rule_is_built_where_its_tensors_are():
         for at in None, torch.arange(11, device="meta"):
             mask = RuleMask(rule, 5, 11, 6, at, device="meta")
             assert mask.dense().device.type == "meta"
+    slots = {"positions": at, "token_positions": at[None]}
+    device = torch.device("meta")  # what was dropped is not looked at
+    decoder_mask(None, (2, 1, 1, 11), causal=rule, device=device, **slots)
     assert _rows(IDS.to("meta")).device.type == "meta"
 
 
@@ -629,6 +645,12 @@ def test_what_a_layer_has_checked_is_not_checked_again():
             RuleMask(Causal(), 5, 5, 0, None, torch.ones(5, 4).bool()),
             "mask has shape (5, 4), which does not broadcast to (B, H, T, S) "
             "= (2, 3, 5, 5)",
+        ),
+        (
+            RuleMask(
+                Causal(), 5, 5, 0, token_positions=torch.zeros(3, 5).int()
+            ),
+            "token_positions has shape (3, 5); 2 rows of 5 tokens need (2, 5)",
         ),
     ],
 )

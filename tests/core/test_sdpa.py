@@ -1,4 +1,5 @@
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from attnref import (
     padding_mask,
     sdpa,
 )
+from attnref.core.sdpa import without_autocast
 from tests.kit.attention import (
     DV,
     MASKS,
@@ -332,6 +334,8 @@ def test_autocast_does_not_round_the_scores(dtype):
     want = sdpa(q, k, v)
     with torch.autocast("cpu", dtype=dtype):
         assert torch.equal(sdpa(q, k, v), want)
+    outside = without_autocast(q.device)  # nothing is set where nothing was
+    assert isinstance(outside, nullcontext)
 
 
 def test_no_keys_at_all_give_zeros_and_gradients():

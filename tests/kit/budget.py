@@ -20,20 +20,11 @@ PLAIN = "attnref/plain/"  # what a page opens with may be a whole file
 # Which bounds a page exceeds, and the reason. A Chinese page that exceeds
 # others than the English one has an entry of its own.
 EXCEPTIONS = {
-    "caches/kv-cache": "height block code: to be split",
-    "core/sdpa": "height block code: to be split",
-    "guide": "height block: to be split",
-    "layers/mha": "height block code: to be split",
-    "layers/mqa": "block: to be split",
     "mistakes/attention-mistakes": "height: to be split",
     "mistakes/cache-mistakes": "height: to be split",
     "mistakes/flash-mistakes": "height: to be split",
     "mistakes/layer-mistakes": "height: to be split",
     "mistakes/tests": "height code: to be split",
-    "numbers/measured": "height: to be split",
-    "use/names": "height: to be split",
-    "use/ship": "height block code: to be split",
-    "use/transformers": "height block code: to be split",
 }
 
 # 1440 px wide, before anything is opened.

@@ -6,7 +6,6 @@ from torch import nn
 
 from attnref import (
     GroupedQueryAttention,
-    GrowingKVCache,
     KVCache,
     MultiHeadAttention,
     apply_rope,
@@ -97,7 +96,7 @@ def test_cached_in_any_chunks_is_the_full_pass():
     # --8<-- [start:cached]
     from torch import nn
 
-    from attnref import GroupedQueryAttention
+    from attnref import GroupedQueryAttention, GrowingKVCache, KVCache
 
     layer = GroupedQueryAttention(
         d_model=24, n_heads=6, n_kv_heads=3, rope_theta=10000.0

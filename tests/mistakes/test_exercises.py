@@ -537,7 +537,7 @@ def test_where_the_dtype_alone_is_wrong_both_are_shown():
         return x.double().softmax(dim).nan_to_num()
 
     report = check("softmax", softmax)
-    assert str(report).startswith("softmax: 1 of 6 laws does not hold.")
+    assert str(report).startswith("softmax: 1 of 6 properties does not hold.")
     said = "it gives  torch.float64\n  right is  torch.float32\n"
     assert said in str(report)
 

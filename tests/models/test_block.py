@@ -653,7 +653,14 @@ def test_the_weights_of_these_tests_are_sharp():
 
 def test_a_decoder_generates_the_same_with_and_without_a_cache():
     # --8<-- [start:generate]
-    from attnref import Block, Decoder, GroupedQueryAttention, greedy
+    from attnref import (
+        Block,
+        Decoder,
+        GroupedQueryAttention,
+        GrowingKVCache,
+        KVCache,
+        greedy,
+    )
 
     sizes = {"d_model": 32, "n_heads": 4, "n_kv_heads": 2}
     layers = [GroupedQueryAttention(**sizes, rope_theta=1e4) for _ in range(2)]

@@ -27,7 +27,7 @@ from attnref import (
     rope_rows,
 )
 from sitekit import ROOT
-from sitekit.drawn.conventions import ORACLES
+from sitekit.drawn.checkpoints import ORACLES
 from sitekit.drawn.masks import named
 from sitekit.pages import body_of
 from tests.kit.compare import relative_error

@@ -15,11 +15,14 @@ import attnref
 from attnref.core.flash import flash_lse
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
+from attnref.numbers.specs import models
 from sitekit import ROOT, calls, svg
 from sitekit.drawn import (
     absorption,
-    conventions,
+    checkpoints,
+    decoder,
     flash,
+    gqa,
     kv_cache,
     masks,
     merge,
@@ -175,9 +178,9 @@ def test_a_score_that_stands_out_does_not_drown_in_the_filler():
 
 
 def test_the_table_of_checkpoints_is_what_was_recorded():
-    text = conventions.ORACLES.read_text(encoding="utf-8")
+    text = checkpoints.ORACLES.read_text(encoding="utf-8")
     recorded = json.loads(text)["checkpoints"]
-    for row, was in zip(conventions.checkpoints(), recorded, strict=True):
+    for row, was in zip(checkpoints.checkpoints(), recorded, strict=True):
         model, verdict, error, found, told, change = row
         assert model.startswith(f"`{was['model_type']}`")
         assert was["config"] in model and verdict.key == was["verdict"]
@@ -391,7 +394,7 @@ def test_two_heads_listen_to_different_tokens():
 
 
 def test_stacked_heads_are_those_of_one_group():
-    assert [row[1] for row in sdpa.fold(6, 3, 2)] == [
+    assert [row[1] for row in gqa.fold(6, 3, 2)] == [
         "(0, 0), (0, 1), (1, 0), (1, 1)",
         "(2, 0), (2, 1), (3, 0), (3, 1)",
         "(4, 0), (4, 1), (5, 0), (5, 1)",
@@ -437,9 +440,21 @@ def test_the_masks_are_those_of_the_functions():
 
 
 def test_the_stages_of_a_cache_are_one_function():
-    drawn = panels(shown("kv-cache", 1))
+    drawn = panels(shown("kv-cache", 0))
     sums = [[sum(row) for row in matrix] for matrix in drawn]
     assert sums == [[1, 2, 3, 4], [5, 6, 7], [8]]
+
+
+def test_a_model_is_as_large_as_its_source_says():
+    spec = models()["llama-3.1-8b"]
+    rows = [*decoder.parameters()]
+    assert rows[-1][1] == f"{spec.params:,}" and rows[0][1] == "1,342,177,280"
+    assert [texts for _, texts in decoder.model().boxes] == [
+        ["3 x 7"],
+        *[["3 x 7 x 96"]] * 4,
+        ["3 x 7 x 101"],
+    ]
+    assert [kind for kind, _ in decoder.block().boxes].index("on") == 1
 
 
 @pytest.mark.parametrize("apart", [0, 2])

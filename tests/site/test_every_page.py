@@ -32,7 +32,7 @@ REPRESENTATIVES = {
     "numbers/calculator/",
     "api/",
     "files/",
-    "guide/",
+    "learn/exercises/",
 }
 WIDTHS = {"light": 1440, "dark": 390}
 

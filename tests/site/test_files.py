@@ -368,7 +368,7 @@ FOLD = """??? note "A whole, {{lines}} lines"
 """
 
 
-def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_file():
+def test_a_fold_says_its_lines_and_stands_below_the_bars_of_its_files():
     config, softmax = config_of(CONFIGS["en"]), "attnref/core/softmax.py"
     page = folds.counted(FOLD.format(softmax), config)
     lines = page.splitlines()
@@ -378,14 +378,16 @@ def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_file():
     with pytest.raises(BuildError, match="holds no block of code"):
         folds.counted('??? note "no lines, {lines}"\n\n    Words.\n', config)
     block = '<div class="language-python highlight"><span class="filename">'
-    html = f"<p>.</p><details>\n{block}{softmax}</span></div></details>"
+    inner = f"{block}{softmax}</span></div>"
+    inner += inner.replace("softmax.py", "merge.py")
+    html = f"<p>.</p><details>\n{inner}</details>"
     urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
     words = config.extra["words"]["files"]
     site = files.Site(files.Where(), urls, words)
     here = files.Here(ROOT / "docs/en/index.md", site)
-    above = files._with_bars(html, here).split(block)[0]
-    bar, fold = above.rsplit("<details>", 1)
-    assert 'id="softmax.py"' in bar and fold == "\n"
+    above, *rest = files._with_bars(html, here).split(f"<details>\n{inner}")
+    ids = re.findall(r'<div class="whole[^"]*" id="([^"]+)"', above)
+    assert (ids, rest) == (["softmax.py", "merge.py"], ["</details>"])
 
 
 def test_a_link_to_a_block_in_a_fold_opens_it(visit, address):

@@ -77,6 +77,28 @@ def test_each_cell_is_of_the_file():
                     assert numbers(cell[2]) == near([median, low, high])
 
 
+def test_the_findings_are_ratios_of_medians():
+    f = "float32"
+    by_hand = {
+        "heads": took("decode", f, "MHA", 32768, way="fused")
+        / took("decode", f, "MQA", 32768, way="fused"),
+        "repeated": took(
+            "decode", f, "GQA-8", 32768, way="torch, repeat_interleave"
+        )
+        / took("decode", f, "GQA-8", 32768, way="fused"),
+        "growing": took("append", 32768, way="torch.cat")
+        / took("append", 32768, way="KVCache"),
+        "expanded": took("mla", f, 8192, way="transformers sdpa, StaticCache")
+        / took("mla", f, 8192, way="fused"),
+        "scores": took("memory", f, "GQA", 4096, way="sdpa")
+        / took("memory", f, "GQA", 4096, way="flash"),
+    }
+    for times, _, (key, _) in measured.findings():
+        number = float(times.rstrip("×").replace(",", ""))
+        assert number == near(by_hand.pop(key.key))
+    assert by_hand == {}
+
+
 def test_each_goal_is_shown_with_its_bound_and_what_came_of_it():
     lines = iter(KEPT["goals"])
     for words, tokens, bound, cells, results in measured.goals():

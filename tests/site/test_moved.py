@@ -10,6 +10,7 @@ from sitekit.adapter import BuildError
 PAGE = "<!doctype html><title>{0}</title><h2 id={1}>{0}</h2>{2}"
 MADE_UP = {
     "core/old": "caches/new",
+    "core/old#split": "core/stays#stays",
     "core/stays#left": "caches/new#here",
     "older": "caches/new#here",
 }
@@ -43,6 +44,7 @@ def test_a_page_and_a_section_that_moved_are_found(
         ("core/old#here", f"{new}#here"),
         ("core/stays#left", f"{new}#here"),
         ("older", f"{new}#here"),
+        ("core/old#split", new.replace("caches/new", "core/stays") + "#stays"),
     ):
         stem, mark, id = old.partition("#")
         page.goto(places[stem].as_uri() + mark + id)

@@ -1,4 +1,4 @@
-"""What the answers of the study guide say, computed."""
+"""What the answers of the fifty questions say, computed."""
 
 import re
 
@@ -10,11 +10,11 @@ from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import kv_bytes, size
 from attnref.numbers.specs import find_model
 from sitekit import ROOT
-from sitekit.drawn import guide
+from sitekit.drawn import questions
 from sitekit.drawn.operations import H100
 from sitekit.pages import body_of, markdown_files
 
-(PAGE,) = (p for p in markdown_files("en") if p.stem == "guide")
+(PAGE,) = (p for p in markdown_files("en") if p.stem == "questions")
 LLAMA = {"d_model": 4096, "n_heads": 32, "n_kv_heads": 8}
 PEAK, BANDWIDTH = H100.peak, H100.bandwidth
 # Of the 8.03 billion weights a step looks up one row of this table.
@@ -247,7 +247,8 @@ def test_tokens_of_a_speculative_step():
 
 def test_bits_of_a_quantised_cache():
     said(f"{4 + 32 / 32:g} bits")  # 16 for the scale, 16 for the minimum
-    rows = {row[0]: [float(n) for n in row[1:]] for row in guide.quantised()}
+    of_bits = questions.quantised()
+    rows = {row[0]: [float(n) for n in row[1:]] for row in of_bits}
     for row in rows.values():
         k_channel, k_token, v_channel, v_token = row
         assert k_token > 2 * k_channel
@@ -255,7 +256,7 @@ def test_bits_of_a_quantised_cache():
 
 
 def test_scalings_are_those_of_their_formulas():
-    rows = {int(row[0]): row[1:] for row in guide.scalings()}
+    rows = {int(row[0]): row[1:] for row in questions.scalings()}
     for pair, (turns, linear, ntk, yarn) in rows.items():
         assert float(linear) == 8
         assert float(ntk) == pytest.approx(8 ** (2 * pair / 126), abs=0.01)
@@ -263,7 +264,7 @@ def test_scalings_are_those_of_their_formulas():
             assert yarn == "1.00"
         if float(turns) < 1:
             assert yarn == "8.00"
-    slow = [row[2] for row in guide.wavelengths()]
+    slow = [row[2] for row in questions.wavelengths()]
     assert slow[0] == "6.3" and slow[-1] == "2,559,195.5"
 
 

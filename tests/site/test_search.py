@@ -74,9 +74,10 @@ ASKED = {
         "compute": "attention flops",
         "conventions": "layout",
         "names": "kv_c; num_query_groups meaning; slot_mapping; bshd",
-        "guide": """
-            study guide; exercises; timeline; interview questions;
-            which attention variant to choose""",
+        "exercises": "study guide; exercises",
+        "compare": "timeline",
+        "questions": "interview questions",
+        "choose": "which attention variant to choose",
     },
     "zh": {
         "sdpa": "缩放点积; 为什么除以根号 d_k",
@@ -106,8 +107,10 @@ ASKED = {
         "memory calculator": "kv 缓存多少字节; 显存放得下多少序列",
         "compute": "运算次数",
         "names": "w_vc; num_key_value_groups; cu_seqlens; 其他代码",
-        "guide": "学习指南; 练习; 时间线; 面试题",
-        "guide one-code": "注意力怎么选",
+        "exercises": "学习指南; 练习",
+        "compare": "时间线",
+        "questions": "面试题",
+        "choose one-code": "注意力怎么选",
     },
 }
 # Our worker alone, as the theme's script speaks with it. On Enter, that script

@@ -266,7 +266,7 @@ def test_a_page_that_explains_ends_with_its_letters_and_masks(site):
         for page, want in (
             ("layers/mla", "B T S E H K D Dv R Dn Dr"),
             ("core/merge", "B T S H K D Dv"),
-            ("guide", ""),
+            ("learn/compare", ""),
         ):
             text = (site.folder / root / page / "index.html").read_text("utf-8")
             _, _, card = text.partition('<dl class="legend">')

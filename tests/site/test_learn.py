@@ -1,4 +1,4 @@
-"""The study guide: its exercises, its tables, its dates, and its times."""
+"""Compare, Choose, Exercises: the checkers, the tables, dates and times."""
 
 import json
 import re
@@ -10,15 +10,19 @@ import torch
 
 import attnref
 from attnref import GroupedQueryAttention, KVCache
+from attnref.mistakes.tasks import TASKS
 from attnref.numbers.kv_memory import growth, kv_bytes, size
 from attnref.numbers.specs import find_model, models
 from sitekit import ROOT
-from sitekit.drawn import guide
+from sitekit.drawn import choose, compare
 from sitekit.pages import body_of
 from sitekit.render import Word
 from tests.kit.pages import cells, section
 
-ENGLISH = body_of(ROOT / "docs/en/guide.md")
+COMPARE, EXERCISES = (
+    body_of(ROOT / f"docs/en/learn/{name}.md")
+    for name in ("compare", "exercises")
+)
 
 
 # --8<-- [start:check_gqa]
@@ -374,7 +378,7 @@ def test_the_checker_of_caches_accepts_ours():
 
 def test_the_months_are_those_of_the_sources():
     months = []
-    for date, what, page, source in cells(section("timeline", ENGLISH)):
+    for date, what, page, source in cells(section("timeline", COMPARE)):
         when = datetime.strptime(date, "%B&nbsp;%Y")
         papers = re.findall(r"arxiv\.org/abs/(\d{4})\.", source)
         for paper in papers:
@@ -387,12 +391,10 @@ def test_the_months_are_those_of_the_sources():
     assert months == sorted(months) and len(months) > 20
 
 
-def test_each_test_that_the_guide_names_is_there():
-    names = set(re.findall(r"`(test_\w+)`", ENGLISH))
-    files = [*(ROOT / "tests").rglob("test_*.py")]
-    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    assert len(names) > 5
-    assert names == {n for n in names if f"\ndef {n}(" in code}
+def test_the_table_of_exercises_has_each_of_them():
+    rows = cells(section("graded", EXERCISES))
+    listed = re.findall(r"`(\w+)`", "".join(names for _, names in rows))
+    assert sorted(listed) == sorted(TASKS) and len(listed) == 17
 
 
 def by_name(rows):
@@ -400,7 +402,7 @@ def by_name(rows):
 
 
 def test_the_variants_side_by_side_by_hand():
-    rows = by_name(guide.side_by_side())
+    rows = by_name(compare.side_by_side())
     E, H, D, R, Dr, Q = 7168, 128, 128, 512, 64, 1536
     taken = [2 * K * D for K in (128, 8, 1)] + [R + Dr]
     assert rows["elements"] == [f"{n:,}" for n in taken]
@@ -424,7 +426,7 @@ def test_the_variants_side_by_side_by_hand():
 
 
 def test_what_the_heads_of_mla_read():
-    wired = guide.latent_wiring(n_heads=8)
+    wired = compare.latent_wiring(n_heads=8)
     assert torch.equal(wired.up, torch.eye(8, dtype=torch.bool))
     assert wired.latent.all() and wired.rope.all()
     assert not wired.past_up.any()
@@ -441,7 +443,7 @@ def test_what_the_heads_of_mla_read():
 
 
 def test_the_cases_by_hand():
-    rows = [*guide.cases()]
+    rows = [*choose.cases()]
     model = find_model("llama-3.1-8b")
     read = 2 * (model.params - 128_256 * 4096)
     for batch, tokens, mha, gqa, mqa, mla in rows:
@@ -459,15 +461,15 @@ def test_the_cases_by_hand():
     first = [float(cell[1].split()[0]) for cell in rows[0][2:]]
     assert (min(first), max(first)) == (4.3, 5.1), "the page says so"
     # Where arithmetic takes longer than reading, it counts.
-    busy = guide._of_8b(batch=1, past=0)["gqa"]
-    weights = guide._weights(busy)
-    assert guide.least(busy, 500) == pytest.approx(
+    busy = choose._of_8b(batch=1, past=0)["gqa"]
+    weights = choose._weights(busy)
+    assert choose.least(busy, 500) == pytest.approx(
         2 * 500 * weights / 989e12, rel=1e-3
     )
 
 
 def test_the_bytes_on_devices_are_those_of_the_model():
-    rows = by_name(guide.devices())
+    rows = by_name(choose.devices())
     model = find_model("llama-3.1-8b")
     assert rows["gqa"] == [
         f"{int(growth(model, ranks=n).later):,}" for n in (1, 2, 4, 8, 16)
@@ -484,7 +486,7 @@ def test_the_bytes_on_devices_are_those_of_the_model():
 
 
 def test_the_years_are_those_of_the_models():
-    rows = by_name(guide.released())
+    rows = by_name(choose.released())
     assert sum(int(row[0]) for row in rows.values()) == len(models())
     mla = Counter(
         m.date[:4]
@@ -503,7 +505,7 @@ def test_the_years_are_those_of_the_models():
     assert usual > sum(map(bool, grouped)) / 2, "usually with 8 heads"
 
 
-def test_numbers_in_the_prose_of_the_guide():
+def test_numbers_in_the_prose():
     a_sequence = kv_bytes(find_model("llama-3.1-8b"), 131_072)
     assert (size(a_sequence), size(4 * a_sequence)) == ("16 GiB", "64 GiB")
     assert 80e9 - 2 * find_model("llama-3.1-8b").params < 4 * a_sequence
@@ -512,7 +514,7 @@ def test_numbers_in_the_prose_of_the_guide():
     assert kinds == {"Mla": 24, "Recurrent": 69}
     windows = find_model("gpt-oss-120b").groups
     assert [g.layers for g in windows] == [18, 18], "every second layer"
-    costs = guide._of_8b(past=1023)
+    costs = choose._of_8b(past=1023)
     assert round(costs["mla"].attention_intensity()) == 60
     assert costs["gqa"].attention_intensity() == 4
 
@@ -520,7 +522,7 @@ def test_numbers_in_the_prose_of_the_guide():
 def test_the_times_on_the_page_are_those_of_the_file():
     kept = json.loads((ROOT / "benchmarks/measured.json").read_text())
     at = kept["cases"]["decode"]["at"]
-    shown = by_name(guide.decoding())
+    shown = by_name(compare.decoding())
     for name in ("MHA", "GQA-8", "GQA-2", "MQA"):
         row = shown[name.replace("-", "_")]
         for cell, tokens in zip(row, (1024, 4096, 16384), strict=False):
@@ -541,16 +543,16 @@ def test_the_times_on_the_page_are_those_of_the_file():
 
 def test_what_the_page_says_of_the_times_is_so():
     def median(name, tokens=16_384):
-        return guide.milliseconds(name, tokens)[1]
+        return compare.milliseconds(name, tokens)[1]
 
-    for name in guide.READS:
-        row = [median(name, tokens) for tokens in guide.LENGTHS]
+    for name in compare.READS:
+        row = [median(name, tokens) for tokens in compare.LENGTHS]
         assert row == sorted(row), "longer with a longer cache"
     steps = [median(n) for n in ("MHA", "GQA-8", "GQA-2", "MQA")]
     assert steps == sorted(steps, reverse=True), "faster with fewer heads"
     shares = [
         median(name) / median("MHA") * 32 / K
-        for name, K in guide.READS.items()
+        for name, K in compare.READS.items()
         if name != "read"
     ]
     assert shares == sorted(shares), "the gain is smaller than that of bytes"

@@ -1,7 +1,5 @@
-"""The four variants side by side, what a case makes of them, and times."""
+"""The four variants side by side, and their times."""
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,15 +8,12 @@ from markupsafe import Markup
 from torch import Tensor
 
 import attnref
-from attnref import Yarn, sdpa
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import size
-from attnref.numbers.specs import find_model, models
+from attnref.numbers.specs import find_model
 from sitekit import svg
 from sitekit.drawn.measured import sizes, slug, spread
-from sitekit.drawn.memory import kinds_of
 from sitekit.drawn.mla import V3, narrow, stored
-from sitekit.drawn.operations import H100
 from sitekit.recorded import inputs_of
 from sitekit.render import Cell, Row, Word
 from sitekit.tables import code
@@ -177,81 +172,6 @@ def latent_wiring(n_heads: int) -> Wired:
     )
 
 
-# A model of the size of Llama-3.1-8B with each variant on an H100.
-SHAPE: dict[str, Any] = {"d_model": 4096, "n_heads": 32}
-LATENT = V3 | SHAPE | {"q_lora_rank": None}
-LAYERS, VOCABULARY = 32, 128_256
-MEMORY = 80e9  # bytes of an H100
-
-
-def _of_8b(**named: Any) -> dict[str, Cost]:
-    """One layer."""
-    found = {
-        name: attention_cost(**SHAPE, n_kv_heads=K, **named)
-        for name, K in {"mha": 32, "gqa": 8, "mqa": 1}.items()
-    }
-    return found | {"mla": mla_cost(**LATENT, **named)}
-
-
-def _weights(cost: Cost) -> int:
-    """Parameters that a step reads once the attention is another one."""
-    params = find_model("llama-3.1-8b").params
-    assert params is not None
-    given = attention_cost(**SHAPE, n_kv_heads=8).parameters
-    width: int = SHAPE["d_model"]
-    params -= VOCABULARY * width  # a row per token is read of these
-    return params + LAYERS * (cost.parameters - given)
-
-
-def least(cost: Cost, batch: int) -> float:
-    """Seconds: the slower of reading all and computing all."""
-    weights = _weights(cost)
-    read = 2 * weights, 2 * LAYERS * cost.cached
-    done = 2 * batch * weights, LAYERS * (cost.scores + cost.values)
-    return max(sum(read) / H100.bandwidth, sum(done) / H100.peak)
-
-
-def cases() -> Iterator[Row]:
-    """Caches, and the least time of a decode step, in several situations."""
-    embedded = VOCABULARY * SHAPE["d_model"]
-    for batch, tokens in (
-        (1, 1024),
-        (64, 1024),
-        (1, 131_072),
-        (32, 8192),
-        (128, 8192),
-    ):
-        row: Row = [str(batch), f"{tokens:,}"]
-        for cost in _of_8b(batch=batch, past=tokens - 1).values():
-            held = 2 * LAYERS * cost.cached
-            taken = held + 2 * (_weights(cost) + embedded)
-            ms = f"{1e3 * least(cost, batch):.1f} ms"
-            row.append([size(held), ms] if taken <= MEMORY else size(held))
-        yield row
-
-
-def devices() -> Iterator[Row]:
-    """Bytes of cache per token on each device, in all layers."""
-    for name, cost in _of_8b().items():
-        heads = {"mha": 32, "gqa": 8}.get(name, 1)
-        held = 2 * LAYERS * cost.cached
-        ranks = (1, 2, 4, 8, 16)
-        yield [Word(name), *(f"{held // min(n, heads):,}" for n in ranks)]
-
-
-KINDS = ("MHA", "GQA", "MQA", "MLA", "shared", "window", "state")
-
-
-def released() -> Iterator[Row]:
-    """How many of a year's models have layers of each kind."""
-    years = sorted({model.date[:4] for model in models().values()})
-    for year in years:
-        ours = [m for m in models().values() if m.date.startswith(year)]
-        found = Counter(kind for model in ours for kind in kinds_of(model))
-        counts = (str(found[kind] or "–") for kind in KINDS)
-        yield [year, str(len(ours)), *counts]
-
-
 LENGTHS = (1024, 4096, 16_384)  # tokens: the columns of the table of times
 READS = {"read": 32, "MHA": 32, "GQA-8": 8, "GQA-2": 2, "MQA": 1}
 
@@ -275,71 +195,3 @@ def decoding() -> Iterator[Row]:
         took, base = (milliseconds(n, LENGTHS[-1])[1] for n in (name, "MHA"))
         share = heads / READS["MHA"]
         yield [*row, f"{took / base:.3g}", f"{share:.3g}"]
-
-
-# Of the fifty questions: RoPE and its scalings, and a quantised cache.
-WIDTH, PAIRS = 128, (0, 16, 32, 48, 63)
-TRAINED, FACTOR = 4096, 8  # tokens in training, and how much is asked for
-
-
-def _frequencies(theta: float) -> Tensor:
-    pairs = torch.arange(0, WIDTH, 2, dtype=torch.float64)
-    return theta ** (-pairs / WIDTH)
-
-
-def wavelengths() -> Iterator[Row]:
-    """After how many tokens a pair has made a whole turn, for two bases."""
-    turns = [2 * math.pi / _frequencies(theta) for theta in (1e4, 5e5)]
-    for pair in PAIRS:
-        yield [str(pair), *(f"{turn[pair]:,.1f}" for turn in turns)]
-
-
-def scalings() -> Iterator[Row]:
-    """What each method divides the frequency of a pair by."""
-    theta = 1e4
-    plain = _frequencies(theta)
-    longer = theta * FACTOR ** (WIDTH / (WIDTH - 2))
-    ways = (
-        plain / FACTOR,
-        _frequencies(longer),
-        Yarn(FACTOR, TRAINED).slowed(plain, theta),
-    )
-    for pair in PAIRS:
-        turns = TRAINED * plain[pair] / (2 * math.pi)
-        divided = [f"{plain[pair] / way[pair]:.2f}" for way in ways]
-        yield [str(pair), f"{turns:,.2f}", *divided]
-
-
-def rounded(x: Tensor, bits: int, axis: int) -> Tensor:
-    """To `2 ** bits` levels between least and largest along an axis."""
-    low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
-    step = (high - low) / (2**bits - 1)
-    out: Tensor = ((x - low) / step).round() * step + low
-    return out
-
-
-def cache() -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, and 64 keys and values; two channels of the keys are large."""
-    draw = torch.Generator().manual_seed(0)
-    wide = torch.float64
-    q = torch.randn(1, 1, 256, 64, generator=draw, dtype=wide)
-    k, v = torch.randn(2, 1, 1, 64, 64, generator=draw, dtype=wide)
-    k[..., 3] *= 12
-    k[..., 40] *= 8
-    return q, k, v
-
-
-def quantised() -> Iterator[Row]:
-    """Error of attention's output where keys or values are rounded."""
-    q, k, v = cache()
-    exact = sdpa(q, k, v)
-    axes = {"channel": -2, "token": -1}
-    for bits in (8, 4, 2):
-        row: Row = [str(bits)]
-        for which in "kv":
-            for axis in axes.values():
-                new_k = rounded(k, bits, axis) if which == "k" else k
-                new_v = rounded(v, bits, axis) if which == "v" else v
-                error = (sdpa(q, new_k, new_v) - exact).norm() / exact.norm()
-                row.append(f"{error:.3f}")
-        yield row

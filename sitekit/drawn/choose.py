@@ -1,0 +1,87 @@
+"""What a case makes of the four variants."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from attnref.numbers.cost import Cost, attention_cost, mla_cost
+from attnref.numbers.kv_memory import size
+from attnref.numbers.specs import find_model, models
+from sitekit.drawn.memory import kinds_of
+from sitekit.drawn.mla import V3
+from sitekit.drawn.operations import H100
+from sitekit.render import Row, Word
+
+# A model of the size of Llama-3.1-8B with each variant on an H100.
+SHAPE: dict[str, Any] = {"d_model": 4096, "n_heads": 32}
+LATENT = V3 | SHAPE | {"q_lora_rank": None}
+LAYERS, VOCABULARY = 32, 128_256
+MEMORY = 80e9  # bytes of an H100
+
+
+def _of_8b(**named: Any) -> dict[str, Cost]:
+    """One layer."""
+    found = {
+        name: attention_cost(**SHAPE, n_kv_heads=K, **named)
+        for name, K in {"mha": 32, "gqa": 8, "mqa": 1}.items()
+    }
+    return found | {"mla": mla_cost(**LATENT, **named)}
+
+
+def _weights(cost: Cost) -> int:
+    """Parameters that a step reads once the attention is another one."""
+    params = find_model("llama-3.1-8b").params
+    assert params is not None
+    given = attention_cost(**SHAPE, n_kv_heads=8).parameters
+    width: int = SHAPE["d_model"]
+    params -= VOCABULARY * width  # a row per token is read of these
+    return params + LAYERS * (cost.parameters - given)
+
+
+def least(cost: Cost, batch: int) -> float:
+    """Seconds: the slower of reading all and computing all."""
+    weights = _weights(cost)
+    read = 2 * weights, 2 * LAYERS * cost.cached
+    done = 2 * batch * weights, LAYERS * (cost.scores + cost.values)
+    return max(sum(read) / H100.bandwidth, sum(done) / H100.peak)
+
+
+def cases() -> Iterator[Row]:
+    """Caches, and the least time of a decode step, in several situations."""
+    embedded = VOCABULARY * SHAPE["d_model"]
+    for batch, tokens in (
+        (1, 1024),
+        (64, 1024),
+        (1, 131_072),
+        (32, 8192),
+        (128, 8192),
+    ):
+        row: Row = [str(batch), f"{tokens:,}"]
+        for cost in _of_8b(batch=batch, past=tokens - 1).values():
+            held = 2 * LAYERS * cost.cached
+            taken = held + 2 * (_weights(cost) + embedded)
+            ms = f"{1e3 * least(cost, batch):.1f} ms"
+            row.append([size(held), ms] if taken <= MEMORY else size(held))
+        yield row
+
+
+def devices() -> Iterator[Row]:
+    """Bytes of cache per token on each device, in all layers."""
+    for name, cost in _of_8b().items():
+        heads = {"mha": 32, "gqa": 8}.get(name, 1)
+        held = 2 * LAYERS * cost.cached
+        ranks = (1, 2, 4, 8, 16)
+        yield [Word(name), *(f"{held // min(n, heads):,}" for n in ranks)]
+
+
+KINDS = ("MHA", "GQA", "MQA", "MLA", "shared", "window", "state")
+
+
+def released() -> Iterator[Row]:
+    """How many of a year's models have layers of each kind."""
+    years = sorted({model.date[:4] for model in models().values()})
+    for year in years:
+        ours = [m for m in models().values() if m.date.startswith(year)]
+        found = Counter(kind for model in ours for kind in kinds_of(model))
+        counts = (str(found[kind] or "–") for kind in KINDS)
+        yield [year, str(len(ours)), *counts]
