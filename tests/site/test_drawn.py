@@ -271,7 +271,7 @@ def test_tiles_that_are_hidden_have_no_number():
     for w in (None, 3):
         drawn = flash.order(w)
         assert drawn.numbers[drawn.seen].all()
-    html = shown("flash", 1)
+    html = shown("flash", 0)
     assert html.count('class="made"') == 2 * (3 + 5)  # boxes and numbers
 
 
