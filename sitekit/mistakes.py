@@ -107,14 +107,16 @@ def number(found: Tensor | str) -> str:
 def told(mistake: Mistake, text: str, language: str) -> str:
     """A sentence with its numbers."""
     right, wrong = seen(mistake.id)
-    both = {"right": right, "wrong": wrong}
-    facts = {key: number(found) for key, found in both.items()}
+    facts = {"right": number(right), "wrong": number(wrong)}
     if isinstance(wrong, Tensor) and wrong.shape == right.shape:
         far = (right - wrong).abs()
         facts["change"] = f"{far.max():.3g}"
         if right.dim() == 2:
             row, column = divmod(int(far.argmax()), right.shape[1])
-            at = {k: number(x[row, column]) for k, x in both.items()}
+            at = {
+                "right": number(right[row, column]),
+                "wrong": number(wrong[row, column]),
+            }
             # "query, from position 2000 on"
             down, across = (
                 re.split("[,，]", getattr(axis, language))[0]
