@@ -107,8 +107,7 @@ def number(found: Tensor | str) -> str:
 def told(mistake: Mistake, text: str, language: str) -> str:
     """A sentence with its numbers."""
     right, wrong = seen(mistake.id)
-    both = {"right": right, "wrong": wrong}
-    facts = {key: number(found) for key, found in both.items()}
+    facts = {"right": number(right), "wrong": number(wrong)}
     if isinstance(wrong, Tensor) and wrong.shape == right.shape:
         far = (right - wrong).abs()
         facts["change"] = f"{far.max():.3g}"

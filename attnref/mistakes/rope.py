@@ -220,7 +220,7 @@ MISTAKES = (
         shown=scores,
         seen=Text(
             en="The scores are those of the opposite distance: a key n "
-            "tokens back gets the score of a key n tokens ahead. That of "
+            "tokens back gets the score of a key n tokens ahead. The score of "
             "{where} is {there}.",
             zh="距离反号：前面第 n 个键算成了后面第 n 个，{where} 的分数是 "
             "{there}。",

@@ -183,7 +183,7 @@ def cached() -> Iterator[Row]:
     width, heads = 5120, group.q_heads
     derived = f"{width:,} / {heads} = {width // heads}"
     yield _row("width", derived, str(group.head_dim))
-    split = []
+    split: list[str] = []
     for id in ("llama-3.1-8b", "deepseek-v3"):
         model = find_model(id)
         whole, held = growth(model).later, growth(model, ranks=16).later

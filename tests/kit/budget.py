@@ -20,11 +20,6 @@ PLAIN = "attnref/plain/"  # what a page opens with may be a whole file
 # Which bounds a page exceeds, and the reason. A Chinese page that exceeds
 # others than the English one has an entry of its own.
 EXCEPTIONS = {
-    "mistakes/attention-mistakes": "height: to be split",
-    "mistakes/cache-mistakes": "height: to be split",
-    "mistakes/flash-mistakes": "height: to be split",
-    "mistakes/layer-mistakes": "height: to be split",
-    "mistakes/tests": "height code: to be split",
 }
 
 # 1440 px wide, before anything is opened.
