@@ -18,7 +18,7 @@ LLAMA |= {"vocab": 128256, "n_heads": 32, "n_kv_heads": 8}
 
 def shapes(*names: str) -> Steps:
     """What these modules of a small model give for 3 rows of 7 tokens."""
-    model = Llama(**SMALL)  # type: ignore[no-untyped-call]
+    model = Llama(**SMALL)
     seen = {"": "3 x 7"}
     for name in names:
 
@@ -46,7 +46,7 @@ def block() -> Steps:
 def parameters() -> Iterator[Row]:
     """Of the plain model with the sizes of Llama-3.1-8B, by part."""
     with torch.device("meta"):
-        whole = Llama(**LLAMA)  # type: ignore[no-untyped-call]
+        whole = Llama(**LLAMA)
     parts = dict.fromkeys(("self_attn", "mlp", "embed_tokens", "lm_head"), 0)
     for name, weight in whole.named_parameters():
         found = [part for part in parts if part in name]

@@ -19,8 +19,7 @@ PLAIN = "attnref/plain/"  # what a page opens with may be a whole file
 
 # Which bounds a page exceeds, and the reason. A Chinese page that exceeds
 # others than the English one has an entry of its own.
-EXCEPTIONS = {
-}
+EXCEPTIONS = {}
 
 # 1440 px wide, before anything is opened.
 MEASURE = """() => {
