@@ -113,8 +113,8 @@ def findings() -> Iterator[Row]:
         than = ways.get(other) or sizes(case)[other]["ways"][way]
         times = ways[way]["value"][1] / than["value"][1]
         tokens = int(at.rpartition(", ")[2])
-        what = [Word(key), Word(f"{key}_of")]
-        yield [f"{digits(times)}×", f"{tokens:,}", [*what]]
+        what: list[str | Word] = [Word(key), Word(f"{key}_of")]
+        yield [f"{digits(times)}×", f"{tokens:,}", what]
 
 
 def result(goal: dict[str, Any]) -> str:
