@@ -1116,7 +1116,7 @@ def test_transformers_passes_what_the_table_of_arguments_says(monkeypatch):
 def test_the_page_has_the_models_that_were_tried(language):
     body = body_of(ROOT / "docs" / language / "use" / "transformers.md")
     table = body.partition("{ #models }")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", table, re.MULTILINE)
+    rows = re.findall(r"^ *\| `(\w+)` \|.*\| (.*) \|$", table, re.MULTILINE)
     lacking = {kind: f"`{LACKS[kind][1]}`" for kind in LACKS}
     wanted = dict.fromkeys(WORKS, rows[1][1]) | lacking
     assert dict(rows[1:]) == wanted
