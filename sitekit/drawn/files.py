@@ -8,7 +8,7 @@ from sitekit.render import Row
 
 
 def downloads() -> Iterator[Row]:
-    """Each plain form with the full one, what that adds, and its page; then
+    """Each plain form with the full one and its page; then
     what has no plain form of its own."""
     where = Where()
     plain = [w for w in everything().values() if "plain/" in w.name]
@@ -22,7 +22,6 @@ def downloads() -> Iterator[Row]:
         yield [
             _cell(plain_form),
             _cell(full),
-            textwrap.wrap(full.adds if full else "", 24),
             f"[](page:{page}#{shown.name})" if page != "files" else "",
         ]
 

@@ -40,7 +40,7 @@ def test_the_copy_button_gives_what_ran(visit, address, language):
         body_of(ROOT / "docs" / language / "core" / "softmax.md")
     )
     label, done = {"en": ("Copy", "Copied"), "zh": ("复制", "已复制")}[language]
-    buttons = page.locator("article button.copy")
+    buttons = page.locator("article .language-python button.copy")
     assert buttons.count() == len(ran)
     for button, text in zip(buttons.all(), ran, strict=True):
         expect(button).to_have_attribute("aria-label", label)
@@ -86,6 +86,8 @@ def test_without_javascript_everything_is_there(visit, address, path):
     page = visit(address + path)
     assert page.locator("article").inner_text().split() == shown.split()
     assert min(sizes(page)) > 0
+    opened = "all => all.forEach(fold => (fold.open = true))"
+    without.eval_on_selector_all("details", opened)
     without_sizes = [
         box.bounding_box()
         for box in without.locator("article math, article figure svg").all()

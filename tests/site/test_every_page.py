@@ -174,7 +174,7 @@ ROWS = """() => [...document.querySelectorAll('.panels')]
     .map(e => [e, [...e.querySelectorAll('svg')].slice(0, 3)
       .map(svg => Math.round(svg.getBoundingClientRect().top))])
     .filter(([_, tops]) => Math.max(...tops) - Math.min(...tops) > 1)
-    .map(([e, tops]) => e.parentElement.querySelector('figcaption').textContent
+    .map(([e, tops]) => e.parentElement.textContent.trim().slice(0, 60)
       + ': its drawings begin at ' + tops.join(', ') + ' px: with shorter '
       + 'titles or labels they share a row')"""
 TORN = r"""() => [...document.querySelectorAll('article math')]
@@ -396,6 +396,7 @@ def test_axe_finds_each_pale_word_in_code(chromium, address):
     """The last of its kind on the page; its style is met there alone."""
     pale = {".kn": "#ddd", ".k": "#dde", "span:last-child": "#ded"}
     with opened(chromium, f"{address}core/softmax/", until="load") as page:
+        page.evaluate(OPEN)
         for which, colour in pale.items():
             last = page.locator(f"pre code {which}").last
             last.evaluate("(e, colour) => e.style.color = colour", colour)

@@ -12,7 +12,16 @@ import pytest
 from markdown_it import MarkdownIt
 
 import attnref
-from sitekit import CONFIGS, ROOT, find, folds, notebooks, pages, source
+from sitekit import (
+    CONFIGS,
+    ROOT,
+    find,
+    folds,
+    mistakes,
+    notebooks,
+    pages,
+    source,
+)
 from sitekit.adapter import config_of
 from sitekit.fences import Fence, drawing
 from tests.kit import sampled
@@ -113,6 +122,7 @@ def test_a_notebook_says_what_its_page_says(site, path):
     language = path.relative_to(ROOT / "docs").parts[0]
     here = f"{pages.stem_of(path)}.md"
     body = find.expanded(pages.body_of(path), here, language)
+    body = mistakes.expanded(body, here, language)
     body = folds.counted(body, config_of(CONFIGS["en"]))
     page = pages.render(body)
     fence = Fence(path.stem, language)
