@@ -57,7 +57,7 @@ WORDS = {
     ),
     "marked": Text(
         "Lines marked - are wrong, those marked + are right. {shapes} "
-        "[All mistakes by what one sees of them]({symptoms}).",
+        "[All mistakes by symptom]({symptoms}).",
         "标 - 的行是错的，标 + 的行是对的。{shapes}"
         "也可以[按症状查找]({symptoms})。",
     ),
