@@ -240,8 +240,8 @@ MISTAKES = (
             en="The rows of two heads of width 4 are put into the order "
             "{wrong} instead of {right}, as if they were one head of width 8: "
             "each head gets rows of the other.",
-            zh="两个宽度为 4 的头，行的顺序成了 {wrong}，应为 {right}：它们被"
-            "当成一个宽度为 8 的头来重排，每个头都混进了另一个头的行。",
+            zh="两个维度为 4 的头，行的顺序成了 {wrong}，应为 {right}：它们被"
+            "当成一个维度为 8 的头来重排，每个头都混进了另一个头的行。",
         ),
         notice=Text(
             en="With GQA, `q_proj` has H heads and `k_proj` only K. "

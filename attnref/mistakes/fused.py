@@ -109,7 +109,7 @@ from attnref.core.masks import Causal, Mask, dense
         id="is-causal-with-stacked-heads",
         title=Text(
             en="A group's heads are stacked on the query axis with is_causal",
-            zh="把一组的查询头叠到查询轴上，却仍用 is_causal",
+            zh="把一组查询头折叠到查询轴上，却仍用 is_causal",
         ),
         lines=(
             Lines(

@@ -158,7 +158,7 @@ MISTAKES = (
         seen=Text(
             en="For 4 heads of width 5, `q_proj` has {wrong} rows instead of "
             "{right}, and the weights of such a model do not load.",
-            zh="4 个宽度为 5 的头，`q_proj` 却是 {wrong} 行，而不是 {right} "
+            zh="4 个维度为 5 的头，`q_proj` 却是 {wrong} 行，而不是 {right} "
             "行：这种模型的权重加载不进来。",
         ),
         notice=Text(
@@ -366,7 +366,7 @@ MISTAKES = (
         notice=Text(
             en="Look at the output projection: its input must be H heads, not "
             "K. `einsum` sums over every letter that its result does not name.",
-            zh="看输出投影的输入宽度：应当是 H 个头，而不是 K 个。`einsum` 会"
+            zh="看输出投影的输入维度：应当是 H 个头，而不是 K 个。`einsum` 会"
             "对结果里没有写出的字母求和。",
         ),
         same_shape=False,

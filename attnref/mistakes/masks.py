@@ -543,7 +543,7 @@ MISTAKES = (
         id="window-one-more",
         title=Text(
             en="A window of W tokens holds W + 1",
-            zh="宽度为 W 的窗口里有 W + 1 个 token",
+            zh="大小为 W 的窗口里有 W + 1 个 token",
         ),
         lines=(
             Lines(
@@ -561,7 +561,7 @@ MISTAKES = (
         seen=Text(
             en="Through a window of three, a token sees up to four: itself "
             "and three before it.",
-            zh="窗口宽度为 3，一个 token 却能看到 4 个：它自己和前面 3 个。",
+            zh="窗口大小为 3，一个 token 却能看到 4 个：它自己和前面 3 个。",
         ),
         notice=Text(
             en="Count the keys that a late query sees. Libraries differ: in "
@@ -602,7 +602,7 @@ MISTAKES = (
         seen=Text(
             en="The window looks both ways: with a width of three, each token "
             "sees up to two tokens before it and two after it.",
-            zh="窗口往两边都看：宽度为 3 时，每个 token 既看到前面两个，也看到"
+            zh="窗口往两边都看：大小为 3 时，每个 token 既看到前面两个，也看到"
             "后面两个。",
         ),
         notice=Text(

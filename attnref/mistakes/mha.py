@@ -293,7 +293,7 @@ MISTAKES = (
             en="Each head should get half the width of every token. Instead "
             "it gets half of the sequence, with each token cut in two. The "
             "first output depends on tokens of both halves.",
-            zh="每个头本该分到所有 token 的一半宽度，现在分到的却是半个序列，"
+            zh="每个头本该分到所有 token 的一半维度，现在分到的却是半个序列，"
             "每个 token 还被切成两段。第一个输出同时依赖前后两半里的 token。",
         ),
         notice=Text(

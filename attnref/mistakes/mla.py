@@ -292,7 +292,7 @@ MISTAKES = (
         id="mla-rope-by-halves",
         title=Text(
             en="DeepSeek's RoPE is computed with the half layout",
-            zh="把 DeepSeek 的 RoPE 当成了前后两半的布局",
+            zh="把 DeepSeek 的 RoPE 当成了前后两半的排布",
         ),
         lines=(
             Lines(
@@ -319,7 +319,7 @@ MISTAKES = (
             "layout; only the weights of a checkpoint show the mistake. "
             "Compare with the library that they come from, at the second "
             "token or later.",
-            zh="从头训练的话，两种布局都行，只有装上现成的权重才看得出错。从第"
+            zh="从头训练的话，两种排布都行，只有装上现成的权重才看得出错。从第"
             "二个 token 起，和权重出处的那个库对比。",
         ),
         same_shape=True,
@@ -395,7 +395,7 @@ MISTAKES = (
             en="A hook that doubles keys and values changes the output by "
             "{wrong} instead of {right}. A LoRA adapter is ignored in the "
             "same way.",
-            zh="挂一个把键和值翻倍的钩子，输出变化 {wrong}，本应是 {right}。"
+            zh="挂一个把键和值翻倍的 hook，输出变化 {wrong}，本应是 {right}。"
             "LoRA 适配器也一样被忽略。",
         ),
         notice=Text(

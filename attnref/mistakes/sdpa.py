@@ -511,7 +511,7 @@ MISTAKES = (
         id="scale-model-width",
         title=Text(
             en="The scores are divided by the root of the model width",
-            zh="分数除以了模型宽度的平方根",
+            zh="分数除以了模型维度的平方根",
         ),
         lines=(
             Lines(

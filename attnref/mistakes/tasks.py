@@ -72,7 +72,7 @@ w_q (H * (Dn + Dr), E)：每个头先是不带位置的 Dn 行，再是做 RoPE 
 w_kv_a (R + Dr, E)：先是潜在向量，再是所有头共用的 RoPE 键。
 w_norm (R,)：潜在向量的 RMSNorm 的权重，eps = 1e-6。
 w_kv_b (H * (Dn + Dv), R)：每个头先是键的 Dn 行，再是值的 Dv 行。
-w_o (E, H * Dv)。RoPE 用交错布局：第 2p 和 2p + 1 个元素为一对。
+w_o (E, H * Dv)。RoPE 用交错排布：第 2p 和 2p + 1 个元素为一对。
 分数除以 sqrt(Dn + Dr)。""",
 )
 
@@ -260,7 +260,7 @@ document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是各 token 所属文�
             "Llama in transformers) and turn by the\nangle "
             "i * theta ** (-2 p / D). The dtype is that of x.",
             zh="按 positions (T,)（整数）旋转 x (B, H, T, D)。第 p 个和第 "
-            "p + D / 2 个元素\n是一对（transformers 里 Llama 的布局），在位置 "
+            "p + D / 2 个元素\n是一对（transformers 里 Llama 的排布），在位置 "
             "i 旋转的角度是\ni * theta ** (-2 p / D)。dtype 与 x 相同。",
         ),
         _def("rope(x, positions, theta=10000.0)"),
