@@ -15,6 +15,8 @@ from sitekit.pages import body_of, python_blocks
 from tests.kit import sampled
 from tests.kit.site import a_reader, page_of
 
+OPEN = "all => all.forEach(fold => (fold.open = true))"  # all folds
+
 
 def test_the_language_switch_stays_on_the_page(visit, address):
     page = visit(address + "core/masks/?h=padding#left")
@@ -40,6 +42,7 @@ def test_the_copy_button_gives_what_ran(visit, address, language):
         body_of(ROOT / "docs" / language / "core" / "softmax.md")
     )
     label, done = {"en": ("Copy", "Copied"), "zh": ("复制", "已复制")}[language]
+    page.eval_on_selector_all("details", OPEN)
     buttons = page.locator("article .language-python button.copy")
     assert buttons.count() == len(ran)
     for button, text in zip(buttons.all(), ran, strict=True):
@@ -86,8 +89,7 @@ def test_without_javascript_everything_is_there(visit, address, path):
     page = visit(address + path)
     assert page.locator("article").inner_text().split() == shown.split()
     assert min(sizes(page)) > 0
-    opened = "all => all.forEach(fold => (fold.open = true))"
-    without.eval_on_selector_all("details", opened)
+    without.eval_on_selector_all("details", OPEN)
     without_sizes = [
         box.bounding_box()
         for box in without.locator("article math, article figure svg").all()
