@@ -68,7 +68,7 @@ def test_the_copy_button_gives_what_ran(visit, address, language):
             }""",
             [kind, shown],
         )
-        button = buttons.first
+        button = page.locator("article button.copy").first
         page.mouse.move(0, 0)
         assert button.evaluate("e => getComputedStyle(e).opacity") == "1"
         button.focus()
