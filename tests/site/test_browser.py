@@ -287,7 +287,7 @@ def test_the_zip_holds_the_files_and_leads_to_them(visit, unpacked):
     page = visit((unpacked / "zh" / "layers" / "gqa.html").as_uri())
     for way in (".filename a", ".whole .download"):
         link = page.locator(way).first.evaluate("link => link.href")
-        assert link == (unpacked / "files" / "gqa.py").as_uri()
+        assert link == (unpacked / "files" / "plain" / "gqa.py").as_uri()
     assert page.locator("button.take").count() == 0  # it may not read files
 
 
