@@ -62,7 +62,7 @@ TURNS = (
     "tests/core/test_rope.py::test_turning_is_complex_multiplication"
     "[from 0-half]",
 )
-FREQUENCIES = (f"{TABLES}[2.0-from 0]",)
+FREQUENCIES = (f"{TABLES}[0.5-from 0]",)
 
 MISTAKES = (
     Mistake(

@@ -195,8 +195,8 @@ def test_an_edit_of_a_page_costs_that_page(served):
     english, chinese = (f"docs/{lang}/core/sdpa.md" for lang in ("en", "zh"))
     texts = {file: served.read(file) for file in (english, chinese)}
     for file, word, path, cost in (
-        (english, "Every position", "core/sdpa/", (1 + API, API)),
-        (chinese, "每个位置", "zh/core/sdpa/", (API, 1 + API)),
+        (english, "Every token has", "core/sdpa/", (1 + API, API)),
+        (chinese, "每个 token 有", "zh/core/sdpa/", (API, 1 + API)),
     ):
         before, new = served.reads(), texts[file].replace(word, "SEEN", 1)
         assert served.edit(file, new) == cost

@@ -27,7 +27,9 @@ REPOSITORY = "https://example.org/somebody/attnref"
 def test_both_languages_build_without_a_warning(site):
     assert site.log.count("Documentation built") == 2
     lines = filter(str.strip, site.log.splitlines())
-    assert [line for line in lines if not line.startswith("INFO ")] == []
+    # A record may go on in lines that are indented.
+    heads = [line for line in lines if not line.startswith("  ")]
+    assert [line for line in heads if not line.startswith("INFO ")] == []
     for path in PAGES:
         assert "。</strong> " not in built(site, path).read_text("utf-8")
 
