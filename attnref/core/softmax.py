@@ -58,7 +58,7 @@ def online_softmax(x: Tensor, dim: int = -1, *, chunk: int) -> Tensor:
         return x.clone()
     low = torch.finfo(wide.dtype).min
     parts = torch.split(wide, chunk, dim)
-    peak = torch.full_like(wide.narrow(dim, 0, 1), -torch.inf)
+    base = peak = torch.full_like(wide.narrow(dim, 0, 1), -torch.inf)
     total = torch.zeros_like(peak)
     for part in parts:
         new = torch.maximum(peak, part.detach().amax(dim, keepdim=True))
