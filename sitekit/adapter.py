@@ -84,20 +84,22 @@ def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def wait_below(server: Any, root: str, wait: Callable[[], None]) -> None:
-    """A server that waits before it answers for an address below `root`."""
-    place = f"{server.mount_path}{root}"
+    """A server that waits before it answers for an address below `root`, and
+    makes the files that are made when they are asked for."""
 
     def still() -> bool:
         return bool(server._visible_epoch == server._wanted_epoch)
 
     def answer(environ: Any, start_response: Any) -> Any:
-        while environ["PATH_INFO"].startswith(place):
+        path = environ["PATH_INFO"].removeprefix(server.mount_path)
+        while not environ["PATH_INFO"].startswith("/livereload/"):
             with server._epoch_cond:  # no build of the English half is going on
                 server._epoch_cond.wait_for(still)
-            wait()
+            if path.startswith(root):
+                wait()
+            _make(path)
             if still():  # nor has one begun meanwhile
                 break
-        _make(environ["PATH_INFO"].removeprefix(server.mount_path))
         return server.serve_request(environ, start_response)
 
     server.set_app(answer)
