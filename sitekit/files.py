@@ -63,10 +63,10 @@ class Whole(NamedTuple):
         return Path(self.source).name
 
     @property
-    def adds(self) -> str:
+    def adds(self) -> list[str]:
         """The files of the package that it holds beside its own."""
         others = dict.fromkeys(Path(source).stem for source, _ in self.contents)
-        return ", ".join(x for x in others if x != Path(self.source).stem)
+        return [x for x in others if x != Path(self.source).stem]
 
     @property
     def lines(self) -> int:
