@@ -22,7 +22,7 @@ from attnref import (
     split_kv,
 )
 from attnref.core.flash import Tiles, parts
-from attnref.mistakes.laws import far_scores
+from tests.mistakes.laws import far_scores
 from tests.kit.attention import (
     DV,
     EVERY_MASK,
