@@ -105,12 +105,13 @@ def large(layer: torch.nn.Module) -> torch.nn.Module:
 def shown(mistake: Mistake, variant: Variant = ()) -> Tensor:
     """What the code of an entry gives, with these lines."""
     made: Any = planted(variant or (Lines(mistake.module, ()),))
+    given = {"torch": torch, "large": large, "plain": made}
     if mistake.module.startswith(PLAIN):
         made = getattr(made, mistake.module.removeprefix(PLAIN))
     tree = ast.parse("\n".join(mistake.see))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     names = {name: getattr(made, name) for name in used if hasattr(made, name)}
-    names |= {"torch": torch, "large": large}
+    names |= given
     *first, last = tree.body
     assert isinstance(last, ast.Expr), mistake.see
     with torch.random.fork_rng():
