@@ -12,7 +12,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from html import escape
 from pathlib import PurePosixPath
@@ -20,7 +20,7 @@ from textwrap import dedent
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnref.mistakes.catalogue import (
     PAGES,
@@ -95,17 +95,29 @@ def kills() -> dict[str, Any]:
     return dict(json.loads(KILLS.read_text(encoding="utf-8")))
 
 
-def large(layer: torch.nn.Module) -> torch.nn.Module:
+def large(layer: nn.Module) -> nn.Module:
     """Weights with which softmax decides: flat ones hide mistakes."""
     for weight in layer.parameters():
-        weight.data = torch.randn_like(weight)
+        weight.data = torch.randn_like(weight) / 2
     return layer
+
+
+def moved(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """1 where the output of the row moves with the input of the column."""
+    columns = []
+    for j in range(x.shape[1]):
+        other = x.clone()
+        other[:, j] += 1
+        change = (run(other) - run(x)).abs().amax(dim=(0, 2))
+        columns.append((change > 1e-6).double())
+    return torch.stack(columns, dim=1)
 
 
 def shown(mistake: Mistake, variant: Variant = ()) -> Tensor:
     """What the code of an entry gives, with these lines."""
     made: Any = planted(variant or (Lines(mistake.module, ()),))
-    given = {"torch": torch, "large": large, "plain": made}
+    given = {"torch": torch, "large": large, "moved": moved}
+    given["plain"] = made
     if mistake.module.startswith(PLAIN):
         made = getattr(made, mistake.module.removeprefix(PLAIN))
     tree = ast.parse("\n".join(mistake.see))
