@@ -14,6 +14,7 @@ from tests.mistakes.laws import (
     evaluation_repeats,
     every_weight_is_used,
     float8_is_near,
+    full_cache_refuses,
     future_is_hidden,
     generation_is_the_same,
     head_width_is_free,
@@ -119,8 +120,14 @@ def of_gqa(get: Any) -> tuple[Any, ...]:
         (order_is_seen, causal),
         (
             cache_is_small,
-            lambda p: (gqa(get(p)), counted(get(p)), tokens(3, 6, 8), 4, 2),
+            lambda p: (
+                gqa(get(p)).bfloat16(),
+                counted(get(p)),
+                tokens(3, 6, 8).bfloat16(),
+                *(4, 2),
+            ),
         ),
+        (full_cache_refuses, lambda p: (get(p).KVCache,)),
     )
 
 
