@@ -147,8 +147,8 @@ causal_mask (T, S): the T queries are the last T of the S positions, and none
 sees a key after itself. padding_mask (B, 1, 1, S) from valid (B, S), True = a
 real token: no pad is seen. window_mask (T, S): causal, and each query sees
 itself and the size - 1 positions before it. document_mask (B, 1, S, S) from ids
-(B, S), the number of each token's document: causal, and within a
-document. The two with a batch may have another shape that broadcasts alike.""",
+(B, S), the number of each token's document: causal, and within a document. The
+two with a batch may have another shape that broadcasts alike.""",
             zh="""\
 布尔掩码，True 表示可以看。
 
