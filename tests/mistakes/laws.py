@@ -527,6 +527,21 @@ def full_cache_refuses(new_cache: Callable[[int], Any]) -> None:
 # --8<-- [end:full_cache_refuses]
 
 
+# --8<-- [start:caches_are_apart]
+def caches_are_apart(new_cache: Callable[[int], Any]) -> None:
+    """Two caches that are filled in turns return their own tokens."""
+    first, second = new_cache(3), new_cache(3)
+    for n in range(3):
+        token = torch.full((3, 2, 1, 4), float(n))
+        keys, _ = first.append(token, token)
+        second.append(-token, -token)
+        stored = keys[0, 0, :, 0].tolist()
+        assert stored == list(range(n + 1)), f"{stored} after {n + 1} tokens"
+
+
+# --8<-- [end:caches_are_apart]
+
+
 # --8<-- [start:cache_keeps_no_graph]
 def cache_keeps_no_graph(new_cache: Callable[[int], Any]) -> None:
     """What a cache returns is cut off from the weights, or it refuses."""

@@ -83,6 +83,11 @@ def counted(form: Any) -> Any:
     return Counted
 
 
+def refused_append(kind: Any) -> tuple[Any, ...]:
+    cache, tokens = kind(2), torch.ones(3, 1, 3, 1)
+    return lambda: cache.append(tokens, tokens), lambda: cache.length
+
+
 def of_gqa(get: Any) -> tuple[Any, ...]:
     """What holds for GQA in the module that `get` takes from the plain forms:
     it stands in the whole model too."""
@@ -128,6 +133,7 @@ def of_gqa(get: Any) -> tuple[Any, ...]:
             ),
         ),
         (full_cache_refuses, lambda p: (get(p).KVCache,)),
+        (refusal_changes_nothing, lambda p: refused_append(get(p).KVCache)),
     )
 
 
