@@ -1,5 +1,6 @@
 """Of MLA and its absorbed form."""
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -58,9 +59,23 @@ def stretched(p: Any) -> tuple[float, int, float, float]:
     return made.scale, 6 + 8, 40.0, 1.0
 
 
+def decoded(absorbed: bool) -> Any:
+    """A layer that reads its text in chunks."""
+
+    def of(p: Any) -> tuple[Any, ...]:
+        run = partial(layer(p), absorbed=absorbed)
+        return run, lambda: p.mla.KVCache(6), tokens(2, 6, 12).double()
+
+    return of
+
+
 def padded(p: Any) -> tuple[Any]:
     made = filled(p.mla.MLA(8, 2, *SIZES))
     return (lambda x, valid: made(x, valid=valid),)
+
+
+def rotated(p: Any) -> tuple[Any, ...]:
+    return lambda x, at: p.mla.rope(x, at, 100.0), 100.0, True
 
 
 SUITES = {
@@ -68,16 +83,9 @@ SUITES = {
         (is_mla, lambda p: by_hand(p, absorbed=False)),
         (is_mla, lambda p: by_hand(p, absorbed=True)),
         (order_is_seen, lambda p: (layer(p), tokens(2, 6, 12).double())),
-        (rope_is_as_published, lambda p: (p.mla.rope, 10000.0, True)),
-        (rope_is_as_published, lambda p: (lambda x, at: p.mla.rope(x, at, 100.0), 100.0, True)),
-        (
-            decoding_is_the_full_pass,
-            lambda p: (
-                layer(p),
-                lambda: p.mla.KVCache(6),
-                tokens(2, 6, 12).double(),
-            ),
-        ),
+        (rope_is_as_published, rotated),
+        (decoding_is_the_full_pass, decoded(absorbed=False)),
+        (decoding_is_the_full_pass, decoded(absorbed=True)),
         (pads_change_nothing, padded),
         (latent_is_cached, stored),
         (module_is_called, hooked),
