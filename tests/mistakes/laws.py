@@ -418,6 +418,8 @@ def rope_is_as_published(
     parts = (turned.real, turned.imag)
     wanted = torch.stack(parts, dim=-1 if interleaved else -2).flatten(-2)
     torch.testing.assert_close(rope(x, at), wanted)
+    narrow = rope(x.bfloat16(), at).double()
+    torch.testing.assert_close(narrow, wanted, rtol=0, atol=0.05)
 
 
 # --8<-- [end:rope_is_as_published]
