@@ -16,7 +16,7 @@ from tests.mistakes.laws import (
     rope_is_as_published,
     yarn_scales_scores,
 )
-from tests.mistakes.suites.layer import filled, tokens
+from tests.mistakes.suites.layer import filled, step_by_step, tokens
 
 SIZES = 24, 6, 8, 5  # R, Dn, Dr, Dv; H is 3
 LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -70,8 +70,7 @@ def decoded(absorbed: bool) -> Any:
 
 
 def padded(p: Any) -> tuple[Any]:
-    made = filled(p.mla.MLA(8, 2, *SIZES))
-    return (lambda x, valid: made(x, valid=valid),)
+    return step_by_step(p.mla, filled(p.mla.MLA(8, 2, *SIZES)))
 
 
 def rotated(p: Any) -> tuple[Any, ...]:
