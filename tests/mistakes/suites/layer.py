@@ -57,9 +57,9 @@ def gqa(form: Any, *, rope: bool = True) -> Any:
     return filled(form.GQA(8, 8, 4, head_dim=2))
 
 
-def step_by_step(form: Any) -> tuple[Any]:
+def step_by_step(form: Any, layer: Any = None) -> tuple[Any]:
     """GQA that reads token by token into a cache, with pads on the left."""
-    layer = gqa(form)
+    layer = layer or gqa(form)
 
     def attend(x: Tensor, valid: Tensor) -> Tensor:
         cache = form.KVCache(x.shape[1])
