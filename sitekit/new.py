@@ -42,7 +42,7 @@ SECTIONS = {
 WORDS = {
     "en": {
         "todo": "TODO: ",
-        "link": "[{title}]({stem}.md):",
+        "link": "[{title}](../{stem}.md):",
         "description": "what this page has that others have not.",
         "summary": "a sentence for lists of pages.",
         "question": "which question does this page answer?",
@@ -52,7 +52,7 @@ WORDS = {
     },
     "zh": {
         "todo": "TODO：",
-        "link": "[{title}]({stem}.md)：",
+        "link": "[{title}](../{stem}.md)：",
         "description": "用一两句话说明这一页讲什么。",
         "summary": "一句话，用在页面列表里。",
         "question": "这一页要回答的是什么问题？",
@@ -243,7 +243,7 @@ def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
     last = rf"^{model.entry[0]}\b.*\{{\n(?s:.*?)(?=^\}})"
     edits.insert(REGISTRY, last, _entry(model, page, kind))
     edits.insert(REGISTRY, r"^from attnref import \($", f"\n    {kind},")
-    return f"\n::: {place}.{kind}\n"
+    return f"\n::: {place}: {kind}\n"
 
 
 def _blocks(folder: str, page: str, new: bool) -> list[str]:
@@ -312,18 +312,19 @@ def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
     folder, page = stem.split("/")
     title = title or page.replace("-", " ").capitalize()
     titles = {"en": title, "zh": title_zh or f"TODO {title}"}
-    edits, fresh = _Edits(), parity.check("api") == []
+    edits, lists = _Edits(), (f"api/{folder}", "api")
+    fresh = what != "page" and not any(map(parity.check, lists))
     if what != "page":
         words = "".join(word.capitalize() for word in page.split("-"))
         kind = kind or words + ("Attention" if what == "layer" else "KVCache")
         line = _code(edits, folder, page, kind)
         # Behind the last such class; MLA has an introduction of its own.
-        where = rf"^::: attnref\.{folder}\.(?!mla)\w+\.[A-Z]\w+\n"
+        where = rf"^::: attnref\.{folder}\.(?!mla)\w+: .*[A-Z].*\n"
         for lang, words_of in WORDS.items():
             name_of = {"en": title, "zh": title_zh or title}[lang]
             link = words_of["link"].format(title=name_of, stem=stem)
             shown = f"\n{link}\n" if what == "layer" else ""
-            edits.insert(f"docs/{lang}/api.md", where, shown + line)
+            edits.insert(f"docs/{lang}/api/{folder}.md", where, shown + line)
     if what != "cache":
         if page in {other.stem for other in pages.markdown_files("en")}:
             raise ValueError(f"there is a page {page!r} already")
@@ -336,8 +337,8 @@ def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
         edits.insert("mkdocs.yml", entry, f"      - {stem}.md\n")
     spoken = spoken_of(page, title)
     edits.write()
-    if what != "page" and fresh:
-        parity.mark_synced("api")
+    for stem in lists if fresh else ():
+        parity.mark_synced(stem)
     left = {"layer": ("code", "page"), "cache": ("code", "cache")}
     steps = "".join(LEFT[part] for part in left.get(what, ("page",)))
     steps = steps.format(folder=folder, page=page, file=page.replace("-", "_"))

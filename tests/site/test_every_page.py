@@ -30,7 +30,7 @@ REPRESENTATIVES = {
     "numbers/memory/",  # wide tables and plots
     "mistakes/cache-mistakes/",
     "numbers/calculator/",
-    "api/",
+    "api/models/",
     "files/",
     "learn/exercises/",
 }
