@@ -11,8 +11,11 @@ from sitekit import pages, source
 from sitekit.nav import COLON
 
 LINE = re.compile(r"^::: (attnref\.[\w.]+): (.+)$", re.MULTILINE)
+COMMA = {"en": ", ", "zh": "、"}
 NAMES = re.compile(r"^::: names$", re.MULTILINE)
-HEADING = re.compile(r"^## (.+) { #([\w-]+) }$", re.MULTILINE)
+SECTION = re.compile(
+    r"^## ([^\n]+) { #([\w-]+) }$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 def places_in(markdown: str) -> list[str]:
@@ -50,10 +53,8 @@ def _index(language: str) -> Iterator[str]:
     for stem, text in _pages(language):
         room = stem.removeprefix("api/")
         yield f"\n## [attnref.{room}]({stem}.md) {{ #{room} }}\n"
-        parts = ["", "", *HEADING.split(text)]
-        for title, id, part in zip(*(parts[n::3] for n in range(3)), strict=True):
-            link = f"[{title}]({stem}.md#{id}){COLON[language]}" if id else ""
+        for title, id, part in SECTION.findall(text):
             names = ((p.rpartition(".")[2], p) for p in places_in(part))
-            links = ", ".join(f"[`{name}`][{place}]" for name, place in names)
-            if links:
-                yield f"- {link}{links}"
+            links = (f"[`{name}`][{place}]" for name, place in names)
+            link = f"[{title}]({stem}.md#{id}){COLON[language]}"
+            yield f"- {link}{COMMA[language].join(links)}"

@@ -102,8 +102,8 @@ def on_page_read_source(page: Any, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import files as downloads
     from sitekit import api, find, folds, mistakes, nav
+    from sitekit import files as downloads
 
     markdown = folds.counted(downloads.with_wheel(markdown), config)
     if "title" not in vars(page) and "title" in page.meta:  # not in the nav
