@@ -291,7 +291,7 @@ def reader(chromium):
         PATHS,
         lambda path: (
             path.removeprefix("zh/") in {path, *REPRESENTATIVES}
-            and path not in ALIKE - REPRESENTATIVES
+            and path not in API - {"api/core/", *REPRESENTATIVES}
         ),
     ),
 )
