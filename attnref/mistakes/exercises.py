@@ -1,24 +1,29 @@
-"""What a solution is asked: inputs, laws, and this package's own answers.
+"""What a solution is asked: inputs, each under a property that is judged.
 
-An exercise has probes, inputs on which a solution is called, each under a law.
-A form is this package in the shape of a solution, so right answers and those of
-a package with a mistake in it come in the same way.
+The right answers are those of the first form of an exercise (forms.py).
 """
 
 import ast
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnref.mistakes.catalogue import Text
+from attnref.mistakes.catalogue import PACKAGE, Plain, Text
+from attnref.mistakes.forms import FORMS, Form
 from attnref.mistakes.tasks import TASKS
+
+__all__ = ["EXERCISES", "LAWS", "Exercise", "Form", "Law", "Probe"]
+__all__ += ["Solution", "SolutionError", "calls_attnref"]
 
 Inputs = dict[str, Any]
 Outputs = tuple[Tensor, ...]
@@ -26,11 +31,12 @@ Outputs = tuple[Tensor, ...]
 
 class Law(NamedTuple):
     """`own`: not compared with right answers, but the first half of the
-    outputs with the second. `told`: a mistake is recognised by it too."""
+    outputs with the second. `unit`: these are what it takes, or the limit if
+    this is more, and the limit."""
 
     title: Text
     own: bool = False
-    told: bool = True
+    unit: Text | None = None
 
 
 LAWS = {
@@ -42,6 +48,9 @@ LAWS = {
         )
     ),
     "large": Law(Text("is right for large scores too", "分数很大时也算得对")),
+    "far": Law(
+        Text("is right at positions far on too", "位置很靠后时也算得对")
+    ),
     "future": Law(
         Text(
             "changes nothing before a token that changes", "看不到未来的 token"
@@ -89,20 +98,40 @@ LAWS = {
         ),
         own=True,
     ),
+    "gradients": Law(
+        Text("has the right gradients, if any", "有梯度时，梯度正确"), own=True
+    ),
     "small": Law(
         Text(
-            "caches no more elements per token than it needs",
-            "每个 token 缓存的元素不比需要的多",
+            "caches no more numbers per token than it needs",
+            "每个 token 缓存的数不比需要的多",
         ),
         own=True,
+        unit=Text("numbers per token", "个数（每个 token）"),
     ),
     "absorbed": Law(
         Text(
-            "decodes without expanding cached keys and values (FLOPs)",
-            "解码时不展开缓存里的键和值（FLOPs）",
+            "decodes without expanding cached keys and values",
+            "解码时不展开缓存里的键和值",
         ),
         own=True,
-        told=False,
+        unit=Text("FLOPs for one token", "FLOPs（一个 token）"),
+    ),
+    "tiles": Law(
+        Text(
+            "never holds the scores of more than a few tiles",
+            "同一时刻只有少数几块的分数",
+        ),
+        own=True,
+        unit=Text("numbers in the largest tensor", "个数（最大的张量）"),
+    ),
+    "pieces": Law(
+        Text(
+            "takes sums and maxima of no more than a chunk or two",
+            "每次求和、取最大值不超过一两块",
+        ),
+        own=True,
+        unit=Text("scores at once", "个分数（一次）"),
     ),
     "dtype": Law(
         Text(
@@ -237,24 +266,61 @@ class Probe(NamedTuple):
         return ", ".join(words)
 
 
+def calls_attnref(solution: Solution) -> bool:
+    """Whether a solution runs code of this package, which is no solution."""
+    calls: set[Path] = set()
+
+    def called(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            calls.add(Path(frame.f_code.co_filename))
+
+    before = sys.getprofile()
+    for probe in EXERCISES[solution.name].probes():
+        if probe.law != "same":
+            continue
+        sys.setprofile(called)
+        try:
+            with torch.no_grad():
+                probe.drive(solution, probe.inputs)
+        except Exception:  # it is judged elsewhere
+            pass
+        finally:
+            sys.setprofile(before)
+        own = Path(__file__).parent
+        return any(
+            PACKAGE in at.parents and own not in at.parents for at in calls
+        )
+    return False
+
+
 @dataclass(frozen=True)
 class Exercise:
-    """`forms` are this package, or one with a mistake, as solutions: a mistake
-    is looked for in each that calls the functions which it changes."""
+    """The first of `forms` is right; `drawn` are its probes."""
 
-    forms: tuple[Callable[[Any], object], ...]
+    forms: tuple[Form, ...]
     drawn: Callable[[], Iterator[Probe]]
 
     def probes(self) -> Iterator[Probe]:
         """All, of which the last repeats one."""
         every = [*self.drawn()]
-        yield from every
         *_, last = (probe for probe in every if probe.law == "same")
 
         def twice(f: Solution, i: Inputs) -> Outputs:
             return last.drive(f, i) + last.drive(f, i)
 
-        yield Probe("twice", last.inputs, twice)
+        for probe in (*every, Probe("twice", last.inputs, twice)):
+            yield probe._replace(drive=_seeded(probe.drive))
+
+
+def _seeded(drive: Drive) -> Drive:
+    """So that dropout answers alike in every solution that has it."""
+
+    def driven(f: Solution, i: Inputs) -> Outputs:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return drive(f, i)
+
+    return driven
 
 
 # ------------------------------------------------------------------ inputs
@@ -300,24 +366,23 @@ def of_dtypes(
     law: str, inputs: Inputs, drive: Drive, *names: str
 ) -> Iterator[Probe]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        told = {n: i for n, i in inputs.items()}
+        cast = dict(inputs)
         for name in names:
             value = inputs[name]
             several = isinstance(value, list)
-            told[name] = (
+            cast[name] = (
                 [v.to(dtype) for v in value] if several else value.to(dtype)
             )
-        yield Probe(law, told, drive)
+        yield Probe(law, cast, drive)
 
 
 def by_rows(drive: Drive, *names: str) -> Drive:
     """All rows of a batch at once, and each alone."""
 
     def driven(f: Solution, i: Inputs) -> Outputs:
-        B = 3
         alone = [
-            drive(f, i | {name: _row(i[name], b, B) for name in names})
-            for b in range(B)
+            drive(f, i | {name: _row(i[name], b) for name in names})
+            for b in range(3)
         ]
         joined = (torch.cat(parts) for parts in zip(*alone, strict=True))
         return drive(f, i) + tuple(joined)
@@ -325,35 +390,85 @@ def by_rows(drive: Drive, *names: str) -> Drive:
     return driven
 
 
-def _row(value: Any, b: int, B: int) -> Any:
+def _row(value: Any, b: int) -> Any:
     if isinstance(value, list):
-        return [_row(v, b, B) for v in value]
-    return value[b : b + 1] if len(value) == B else value
+        return [_row(v, b) for v in value]
+    return value[b : b + 1] if len(value) == 3 else value
 
 
 def compared(
-    drive: Drive, change: Callable[[Inputs], Inputs], kept: Any
+    drive: Drive, change: Callable[[Inputs], Inputs], where: Any
 ) -> Drive:
-    """Before and after a change: what is kept of both must be equal. `kept`
-    is an index, or gives one for the inputs."""
+    """Before and after a change: `where` both must be equal."""
 
     def driven(f: Solution, i: Inputs) -> Outputs:
-        at: Any = kept(i) if callable(kept) else kept
         other = drive(f, change(i))
-        return tuple(x[at] for x in drive(f, i) + other)
+        return tuple(x[where] for x in drive(f, i) + other)
 
     return driven
 
 
 def change(where: Any, *names: str) -> Callable[[Inputs], Inputs]:
-    def made(i: Inputs) -> Inputs:
-        at = where(i) if callable(where) else where
-        return i | {name: changed(i[name], at) for name in names}
+    return lambda i: i | {name: changed(i[name], where) for name in names}
 
-    return made
+
+@cache
+def _right(name: str) -> Solution:
+    return Solution(name, FORMS[name][0].make(Plain()))
+
+
+def gradients(drive: Drive, *names: str) -> Drive:
+    """Those of the inputs, and right ones; or right ones alone, if the outputs
+    have none: a solution may compute with numbers that are no tensors."""
+
+    def of(f: Solution, i: Inputs) -> Outputs:
+        leaves = {name: i[name].clone().requires_grad_() for name in names}
+        with torch.enable_grad():
+            try:
+                out, *_ = drive(f, i | leaves)
+            except RuntimeError:  # as .numpy() raises
+                return ()
+            if not out.requires_grad:
+                return ()
+            some = torch.arange(out.numel()).cos().view(out.shape)
+            given = [*leaves.values()]
+            return torch.autograd.grad(
+                (out * some).sum(),
+                given,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+
+    def driven(f: Solution, i: Inputs) -> Outputs:
+        right = of(_right(f.name), i)
+        return (of(f, i) or right) + right
+
+    return driven
+
+
+class Watched(TorchDispatchMode):
+    """The largest number that `count` gives of an operation and its result."""
+
+    def __init__(self, count: Callable[[Any, Any, Any], int]) -> None:
+        super().__init__()
+        self.count, self.most = count, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **kwargs or {})
+        self.most = max(self.most, self.count(func, args, out))
+        return out
+
+
+def limited(took: float, limit: float) -> Outputs:
+    may = torch.tensor([float(limit)])
+    return torch.tensor([float(took)]).maximum(may), may
 
 
 # --------------------------------------------------------- softmax and masks
+
+APART = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
 
 
 def softmax_probes() -> Iterator[Probe]:
@@ -362,22 +477,47 @@ def softmax_probes() -> Iterator[Probe]:
         ((2,), -1),
         ((2, 3), -1),
         ((3, 3), 0),
+        ((5, 1), -1),
         ((3, 5, 7), 1),
         ((3, 5, 7), -1),
+        ((3, 5, 7), 0),
+        ((2, 3, 5, 7), -2),
+        ((3, 67), -1),
     ):
         yield Probe("same", {"x": draw(*shape), "dim": dim}, plain)
+    yield Probe("same", {"x": draw(3, 3, 3)}, plain)
     x = draw(3, 5, most=40)
-    yield Probe("large", {"x": x + 800, "dim": -1}, plain)
+    yield Probe("large", {"x": x + 800}, plain)
+    yield Probe("large", {"x": x - 5000}, plain)
     yield Probe("large", {"x": 100 * x, "dim": 0}, plain)
-    apart = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
-    yield Probe("large", {"x": x + apart, "dim": -1}, plain)
+    yield Probe("large", {"x": x + APART, "dim": -1}, plain)
     hidden = x.masked_fill(x > 4, -torch.inf)
     yield Probe("large", {"x": hidden, "dim": -1}, plain)
+    seen = {"x": hidden, "dim": -1}
+    yield Probe("gradients", seen, gradients(plain, "x"))
     hidden = hidden.clone()
     hidden[1] = -torch.inf
     yield Probe("empty", {"x": hidden, "dim": -1}, plain)
+    yield Probe("empty", {"x": hidden.mT, "dim": 0}, plain)
     inputs = {"x": draw(3, 11, most=60), "dim": -1}
     yield from of_dtypes("dtype", inputs, plain, "x")
+
+
+REDUCED = {"amax", "max", "sum", "logsumexp", "_softmax", "_log_softmax"}
+REDUCED |= {"cumsum", "cummax", "logcumsumexp", "mean", "mv", "mm", "dot"}
+REDUCED |= {"_logcumsumexp", "_safe_softmax", "aminmax", "sort", "topk"}
+
+
+def pieces(f: Solution, i: Inputs) -> Outputs:
+    def count(func: Any, args: Any, out: Any) -> int:
+        if func.overloadpacket.__name__ not in REDUCED:
+            return 0
+        given = args[0]
+        return given.numel() if given.is_floating_point() else 0
+
+    with Watched(count) as watched:
+        f.one(**i)
+    return limited(watched.most, 2 * i["chunk"])
 
 
 def online_probes() -> Iterator[Probe]:
@@ -390,74 +530,27 @@ def online_probes() -> Iterator[Probe]:
         (draw(7).sort(descending=True).values, 3),
         (rows, 7),
         (draw(3, 5, 7), 9),
+        (draw(3, 67), 5),
     ):
         yield Probe("same", {"x": x, "chunk": chunk}, plain)
     x = draw(3, 7, most=40)
     yield Probe("large", {"x": 50 * x + 900, "chunk": 2}, plain)
-    apart = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
-    yield Probe("large", {"x": x + apart, "chunk": 3}, plain)
+    yield Probe("large", {"x": x - 5000, "chunk": 2}, plain)
+    yield Probe("large", {"x": x + APART, "chunk": 3}, plain)
     x[:, :3] = -torch.inf
     yield Probe("large", {"x": x, "chunk": 2}, plain)
+    yield Probe("large", {"x": x.flip(1), "chunk": 2}, plain)
     x = x.clone()
     x[1] = -torch.inf
     yield Probe("empty", {"x": x, "chunk": 2}, plain)
+    yield Probe("pieces", {"x": draw(61), "chunk": 7}, pieces)
     inputs = {"x": draw(3, 11, most=60), "chunk": 4}
     yield from of_dtypes("dtype", inputs, plain, "x")
 
 
-def masks_of(p: Any) -> object:
-    def window_mask(T: int, S: int, size: int) -> Tensor:
-        i, j = torch.arange(S - T, S)[:, None], torch.arange(S)
-        found: Tensor = p.Window(size)(i, j)
-        return found
-
-    def document_mask(ids: Tensor) -> Tensor:
-        at = torch.arange(ids.shape[1])
-        found: Tensor = (p.Causal() & p.Documents(ids))(at[:, None], at)
-        return found
-
-    return SimpleNamespace(
-        causal_mask=p.causal_mask,
-        padding_mask=p.padding_mask,
-        window_mask=window_mask,
-        document_mask=document_mask,
-    )
-
-
-def masks_by_causal(
-    p: Any, window: Callable[..., Tensor] | None = None
-) -> object:
-    """Those with a window and documents from causal_mask, as many write them,
-    or the one with documents alone."""
-
-    def window_mask(T: int, S: int, size: int) -> Tensor:
-        i, j = torch.arange(S - T, S)[:, None], torch.arange(S)
-        found: Tensor = p.causal_mask(T, S) & (j > i - size)
-        return found
-
-    def document_mask(ids: Tensor) -> Tensor:
-        same = ids[:, None, :, None] == ids[:, None, None]
-        found: Tensor = same & p.causal_mask(ids.shape[1])
-        return found
-
-    return SimpleNamespace(
-        causal_mask=p.causal_mask,
-        padding_mask=p.padding_mask,
-        window_mask=window or window_mask,
-        document_mask=document_mask,
-    )
-
-
-def documents_by_causal(p: Any) -> object:
-    return masks_by_causal(p, vars(masks_of(p))["window_mask"])
-
-
 def masks_probes() -> Iterator[Probe]:
     def of(function: str, **inputs: Any) -> Probe:
-        def drive(f: Solution, i: Inputs) -> Outputs:
-            return (f.one(function, **i),)
-
-        return Probe("same", inputs, drive)
+        return Probe("same", inputs, lambda f, i: (f.one(function, **i),))
 
     def on_scores(function: str, H: int, **inputs: Tensor) -> Probe:
         """What counts is what the mask hides of scores (B, H, S, S)."""
@@ -479,13 +572,16 @@ def masks_probes() -> Iterator[Probe]:
 
         return Probe("same", inputs | {"n_heads": H}, drive)
 
-    for T, S in ((1, 1), (2, 2), (1, 3), (3, 3), (2, 5)):
+    for T, S in ((1, 1), (2, 2), (1, 3), (3, 3), (2, 5), (17, 67)):
         yield of("causal_mask", T=T, S=S)
     for B, S, H in ((1, 2, 1), (2, 3, 2), (3, 3, 2), (3, 3, 3), (3, 5, 2)):
         valid = left_pads(B, S) if B > 1 else left_pads(2, S)[:1]
         for pads in (valid, valid.flip(1)):
             yield on_scores("padding_mask", H, valid=pads)
-    for T, S, size in ((2, 2, 1), (3, 3, 2), (1, 4, 2), (2, 5, 3), (2, 3, 7)):
+    for T, S, size in (
+        *((2, 2, 1), (3, 3, 2), (1, 4, 2), (2, 5, 3), (2, 3, 7)),
+        *((7, 7, 7), (17, 67, 11)),
+    ):
         yield of("window_mask", T=T, S=S, size=size)
     some = [[0, 0, 1, 1, 1], [0, 1, 2, 2, 0], [3, 3, 3, 3, 3]]
     for ids, H in (([[0, 1]], 1), (some, 2), (some, 3)):
@@ -496,20 +592,21 @@ def masks_probes() -> Iterator[Probe]:
 
 
 def heads(draw: Draw, *sizes: int, most: int = 12) -> Inputs:
-    """q, k, v of B, H, T, S, D, Dv, and no mask."""
+    """q, k, v of B, H, T, S, D, Dv."""
     B, H, T, S, D, Dv = sizes
     q, k = draw(B, H, T, D, most=most), draw(B, H, S, D, most=most)
-    return {"q": q, "k": k, "v": draw(B, H, S, Dv), "mask": None}
+    return {"q": q, "k": k, "v": draw(B, H, S, Dv)}
 
 
-def core_probes(drive: Drive) -> Iterator[Probe]:
+def core_probes(drive: Drive, *, learns: bool = True) -> Iterator[Probe]:
     draw = Draw(3)
     yield Probe("same", heads(draw, 1, 1, 1, 2, 2, 1), drive)
     yield Probe("same", heads(draw, 1, 1, 2, 3, 2, 2), drive)
     mask = {"mask": causal(3, 3)}
     yield Probe("same", heads(draw, 1, 1, 3, 3, 2, 2) | mask, drive)
-    yield Probe("same", heads(draw, 3, 2, 5, 7, 4, 3), drive)
+    yield Probe("same", heads(draw, 3, 2, 5, 7, 4, 3) | {"mask": None}, drive)
     yield Probe("same", heads(draw, 3, 2, 5, 7, 3, 4), drive)
+    yield Probe("same", heads(draw, 1, 2, 7, 1, 3, 4), drive)
     square = heads(draw, 3, 3, 3, 3, 3, 3)
     yield Probe("same", square | {"mask": causal(3, 3)}, drive)
     pads = left_pads(3, 7)[:, None, None]
@@ -520,29 +617,36 @@ def core_probes(drive: Drive) -> Iterator[Probe]:
         pads,
         draw.mask(3, 1, 5, 7),
         draw.mask(3, 2, 5, 7),
+        draw.mask(1, 2, 5, 7),
     ):
         yield Probe("same", some | {"mask": seen}, drive)
     equal = left_pads(3, 3)[:, None, None] & causal(3, 3)
     equal = equal | torch.eye(3, dtype=torch.bool)
     yield Probe("same", square | {"mask": equal}, drive)
+    longer = {"mask": draw.mask(3, 1, 1, 67)}
+    yield Probe("same", heads(draw, 3, 2, 1, 67, 4, 3) | longer, drive)
+    longer = {"mask": draw.mask(1, 2, 37, 23)}
+    yield Probe("same", heads(draw, 3, 2, 37, 23, 5, 4) | longer, drive)
     # Pads on the left: their rows see no key, as a causal mask is on top.
     empty = left_pads(3, 5)[:, None, None] & causal(5, 5)
     five = heads(draw, 3, 2, 5, 5, 4, 3) | {"mask": empty}
     yield Probe("empty", five, drive)
-    large = some | {"q": 100 * some["q"], "mask": causal(5, 7)}
+    uneven = draw.mask(3, 2, 5, 5) & empty.flip(-2, -1)
+    yield Probe("empty", five | {"mask": uneven}, drive)
+    large = some | {"q": 128 * some["q"], "mask": causal(5, 7)}
     yield Probe("large", large, drive)
+    # All scores far below zero, those that are hidden far above.
+    low = {"q": 256 * (some["q"].abs() + 1), "k": -some["k"].abs() - 1}
+    low["k"] = low["k"].where(pads.mT, -low["k"])
+    yield Probe("large", some | low | {"mask": pads}, drive)
     last, key = (..., slice(-1, None), slice(None)), {"mask": causal(5, 5)}
+    before = (slice(None), slice(None), slice(-1))
     yield Probe(
         "future",
         five | key,
-        compared(
-            drive, change(last, "k", "v"), (slice(None), slice(None), slice(-1))
-        ),
+        compared(drive, change(last, "k", "v"), before),
     )
-
-    def hidden(i: Inputs) -> Any:
-        return (~i["mask"]).expand(3, 2, 1, 7)[:, :, 0]
-
+    hidden = (~pads).expand(3, 2, 1, 7)[:, :, 0]
     yield Probe(
         "pads",
         some | {"mask": pads},
@@ -555,6 +659,10 @@ def core_probes(drive: Drive) -> Iterator[Probe]:
     yield Probe(
         "heads", some, compared(drive, change(head, "q", "k", "v"), others)
     )
+    if learns:
+        yield Probe("gradients", five, gradients(drive, "q", "k", "v"))
+        large = large | {"q": 4 * some["q"], "mask": draw.mask(3, 2, 5, 7)}
+        yield Probe("gradients", large, gradients(drive, "q", "k", "v"))
     mild = heads(draw, *sizes, most=4) | {"mask": causal(5, 7)}
     yield from of_dtypes("dtype", mild, drive, "q", "k", "v")
 
@@ -565,10 +673,28 @@ def pair(f: Solution, i: Inputs) -> Outputs:
     return out, a_tensor(lse).to(out.dtype)
 
 
+def tiles(f: Solution, i: Inputs) -> Outputs:
+    def count(func: Any, args: Any, out: Any) -> int:
+        if func.is_view:
+            return 0
+        made = (x for x in tree_leaves(out) if isinstance(x, Tensor))
+        return max(
+            (x.numel() for x in made if x.is_floating_point()), default=0
+        )
+
+    with Watched(count) as watched:
+        f.two(**i)
+    B, H, T, S = (*i["q"].shape[:3], i["k"].shape[2])
+    return limited(watched.most, B * H * T * S / 8)
+
+
 def flash_probes() -> Iterator[Probe]:
-    for n, probe in enumerate(core_probes(pair)):
-        tile = ((2, 4), (1, 1), (2, 3), (8, 8))[n % 4]
-        yield probe._replace(inputs=probe.inputs | {"tile": tile})
+    for n, probe in enumerate(core_probes(pair, learns=False)):
+        tile = ((2, 4), (1, 1), (2, 3), (8, 8), (5, 2))[n % 5]
+        more = {"tile": tile} if n % 5 else {}
+        yield probe._replace(inputs=probe.inputs | more)
+    narrow = heads(Draw(12), 1, 1, 16, 128, 1, 1) | {"tile": (4, 8)}
+    yield Probe("tiles", narrow, tiles)
 
 
 def merge_probes() -> Iterator[Probe]:
@@ -580,7 +706,12 @@ def merge_probes() -> Iterator[Probe]:
 
     yield Probe("same", parts(2, 1, 1, 1, 1), pair)
     yield Probe("same", parts(1, 1, 1, 2, 2), pair)
-    for n, *sizes in ((2, 3, 2, 5, 4), (3, 3, 3, 3, 3), (5, 3, 2, 1, 4)):
+    for n, *sizes in (
+        (2, 3, 2, 5, 4),
+        (3, 3, 3, 3, 3),
+        (5, 3, 2, 1, 4),
+        (17, 3, 2, 7, 4),
+    ):
         yield Probe("same", parts(n, *sizes), pair)
     large = parts(3, 3, 2, 5, 4)
     higher = [800 + 40 * lse for lse in large["lses"]]
@@ -612,8 +743,11 @@ def rope_probes() -> Iterator[Probe]:
     yield Probe("same", of(draw(3, 2, 5, 8), 0), plain)
     yield Probe("same", of(draw(3, 2, 4, 6), 11, theta=50.0), plain)
     yield Probe("same", of(draw(3, 3, 4, 4), 0, theta=50.0), plain)
+    yield Probe("same", of(draw(3, 2, 1, 16), 7, theta=5e5), plain)
     mixed = {"x": draw(3, 2, 5, 8), "positions": torch.tensor([3, 0, 7, 7, 61])}
     yield Probe("same", mixed, plain)
+    far = torch.tensor([2053, 0, 4099, 511, 30011])
+    yield Probe("far", {"x": draw(3, 2, 5, 4), "positions": far}, plain)
 
     def norms(f: Solution, i: Inputs) -> Outputs:
         return f.one(**i).norm(dim=-1), i["x"].norm(dim=-1)
@@ -624,127 +758,17 @@ def rope_probes() -> Iterator[Probe]:
         far = f.one(**i | {"positions": i["positions"] + 13})
         return near @ near.mT, far @ far.mT
 
-    yield Probe("norm", of(draw(3, 2, 5, 8), 3), norms)
-    yield Probe("relative", of(draw(3, 2, 5, 8), 3), scores)
-    yield Probe("rows", of(draw(3, 2, 5, 8), 3), by_rows(plain, "x"))
+    some = of(draw(3, 2, 5, 8), 3)
+    yield Probe("norm", some, norms)
+    yield Probe("relative", some, scores)
+    yield Probe("rows", some, by_rows(plain, "x"))
+    yield Probe("gradients", some, gradients(plain, "x"))
     yield from of_dtypes("dtype", of(draw(3, 2, 5, 8), 300), plain, "x")
 
 
 # ------------------------------------------------------------------ layers
 
-WEIGHTS = {
-    "w_q": "q_proj",
-    "w_k": "k_proj",
-    "w_v": "v_proj",
-    "w_o": "o_proj",
-    "w_kv_a": "kv_a_proj_with_mqa",
-    "w_norm": "kv_a_layernorm",
-    "w_kv_b": "kv_b_proj",
-}
-
-
-def built(kind: Any, weights: Inputs, **sizes: Any) -> Any:
-    """A layer with these weights."""
-    with torch.device("meta"):
-        layer = kind(**sizes)
-    for name, weight in weights.items():
-        holder = getattr(layer, WEIGHTS[name])
-        if holder.weight.shape != weight.shape:
-            raise ValueError(f"{name} {tuple(weight.shape)}")
-        holder.weight = torch.nn.Parameter(weight, requires_grad=False)
-    return layer.eval()
-
-
-def self_attention(p: Any, attend: str = "sdpa") -> Callable[..., Tensor]:
-    """mha, mqa or gqa, by the sizes of what it is given."""
-
-    def attention(
-        x: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        E = x.shape[2]
-        weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
-        sizes = {"d_model": E, "n_heads": n_heads, "causal": False}
-        sizes["attend"] = getattr(p, attend)
-        kind = p.MultiHeadAttention
-        if n_kv_heads is not None:
-            kind, sizes["n_kv_heads"] = p.GroupedQueryAttention, n_kv_heads
-        elif len(w_k) < E:
-            kind = p.MultiQueryAttention
-        out: Tensor = built(kind, weights, **sizes)(x, mask=mask)
-        return out
-
-    return attention
-
-
-def repeated(p: Any) -> Callable[..., Tensor]:
-    """gqa and mqa as MHA, with the weights of each key/value head repeated."""
-
-    def attention(
-        x: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        E = x.shape[2]
-
-        def every(w: Tensor) -> Tensor:
-            per_head = w.view(-1, E // n_heads, E)
-            return per_head.repeat_interleave(E // len(w), 0).reshape(E, E)
-
-        weights = {"w_q": w_q, "w_k": every(w_k), "w_v": every(w_v)}
-        layer = built(
-            p.MultiHeadAttention,
-            weights | {"w_o": w_o},
-            d_model=E,
-            n_heads=n_heads,
-            causal=False,
-        )
-        out: Tensor = layer(x, mask=mask)
-        return out
-
-    return attention
-
-
-def loop(p: Any) -> Callable[..., Tensor]:
-    """The same, by the loops over heads."""
-
-    def attention(
-        x: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        E = x.shape[2]
-
-        def per_head(w: Tensor) -> Tensor:
-            return w.view(-1, E // n_heads, E).mT
-
-        run, k, v = p.multi_head_loop, per_head(w_k), per_head(w_v)
-        if n_kv_heads is not None:
-            run = p.grouped_query_loop
-        elif len(w_k) < E:
-            run, k, v = p.multi_query_loop, k[0], v[0]
-        if mask is not None and mask.dim() == 4:
-            mask = mask[:, 0]
-        out: Tensor = run(x, per_head(w_q), k, v, w_o.mT, mask)
-        return out
-
-    return attention
+PROJECTED = ("x", "w_q", "w_k", "w_v", "w_o")
 
 
 def layer_inputs(
@@ -759,15 +783,20 @@ def layer_inputs(
     return inputs | {"n_heads": H} | others
 
 
+def below_zero(i: Inputs, tokens: str = "x") -> Inputs:
+    """All scores far below zero, and exact in float32."""
+    low = {"x": i["x"].abs() + 1, tokens: i[tokens].abs() + 1}
+    return i | low | {"w_q": 16 * i["w_q"].abs(), "w_k": -i["w_k"].abs()}
+
+
 def layer_probes(kv_heads: Sequence[int], *, gqa: bool) -> Iterator[Probe]:
-    """Of mha, mqa and gqa: `kv_heads` of 1, 2, 4, 6 and 3 query heads."""
+    """Of mha, mqa and gqa: `kv_heads` of 1, 2, 4, 6, 3 and 8 query heads."""
     draw = Draw(6)
 
     def of(B: int, T: int, E: int, H: int, most: int = 3) -> Inputs:
-        K = kv_heads[(1, 2, 4, 6, 3).index(H)]
+        K = kv_heads[(1, 2, 4, 6, 3, 8).index(H)]
         others = {"n_kv_heads": K} if gqa else {}
-        inputs = layer_inputs(draw, B, T, E, H, K, most=most)
-        return inputs | others | {"mask": None}
+        return layer_inputs(draw, B, T, E, H, K, most=most) | others
 
     yield Probe("same", of(1, 1, 2, 1), plain)
     yield Probe("same", of(1, 2, 2, 1), plain)
@@ -775,18 +804,28 @@ def layer_probes(kv_heads: Sequence[int], *, gqa: bool) -> Iterator[Probe]:
     yield Probe("same", of(1, 2, 4, 2) | {"mask": causal(2, 2)}, plain)
     yield Probe("same", of(1, 2, 4, 4), plain)
     some = of(3, 5, 12, 6)
-    yield Probe("same", some, plain)
+    yield Probe("same", some | {"mask": None}, plain)
     seen = draw.mask(3, 1, 5, 5)
     pads = left_pads(3, 5)[:, None, None]
-    for mask in (causal(5, 5), pads, seen):
+    for mask in (
+        causal(5, 5),
+        pads,
+        seen,
+        draw.mask(3, 6, 5, 5),
+        draw.mask(1, 6, 5, 5),
+    ):
         yield Probe("same", some | {"mask": mask}, plain)
     equal = of(3, 3, 12, 3)
     yield Probe("same", equal | {"mask": causal(3, 3)}, plain)
     right = left_pads(3, 3).flip(1)[:, None, None] & causal(3, 3)
     yield Probe("same", equal | {"mask": right}, plain)
+    yield Probe("same", of(3, 17, 40, 8) | {"mask": causal(17, 17)}, plain)
     yield Probe("empty", some | {"mask": pads & causal(5, 5)}, plain)
-    large = some | {"w_q": 80 * some["w_q"], "mask": causal(5, 5)}
+    uneven = draw.mask(3, 6, 5, 5) & causal(5, 5)
+    yield Probe("empty", some | {"mask": uneven}, plain)
+    large = some | {"w_q": 64 * some["w_q"], "mask": causal(5, 5)}
     yield Probe("large", large, plain)
+    yield Probe("large", below_zero(equal) | {"mask": causal(3, 3)}, plain)
     last = (slice(None), slice(-1, None))
     before = (slice(None), slice(-1))
     yield Probe(
@@ -794,14 +833,11 @@ def layer_probes(kv_heads: Sequence[int], *, gqa: bool) -> Iterator[Probe]:
         some | {"mask": causal(5, 5)},
         compared(plain, change(last, "x"), before),
     )
+    valid = left_pads(3, 5)
     yield Probe(
         "pads",
         some | {"mask": pads},
-        compared(
-            plain,
-            change(~left_pads(3, 5), "x"),
-            left_pads(3, 5),
-        ),
+        compared(plain, change(~valid, "x"), valid),
     )
     yield Probe("rows", some | {"mask": seen}, by_rows(plain, "x", "mask"))
     shown = some | {"w_o": torch.eye(12, dtype=torch.float64)}
@@ -811,33 +847,8 @@ def layer_probes(kv_heads: Sequence[int], *, gqa: bool) -> Iterator[Probe]:
         compared(plain, change(slice(2), "w_q"), (..., slice(2, None))),
     )
     mild = of(3, 5, 12, 6, most=2) | {"mask": causal(5, 5)}
-    yield from of_dtypes("dtype", mild, plain, "x", "w_q", "w_k", "w_v", "w_o")
-
-
-def cross_of(p: Any, attend: str = "sdpa") -> Callable[..., Tensor]:
-    def cross(
-        x: Tensor,
-        context: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
-        layer = built(
-            p.CrossAttention,
-            weights,
-            d_model=x.shape[2],
-            n_heads=n_heads,
-            d_context=context.shape[2],
-            attend=getattr(p, attend),
-        )
-        out: Tensor = layer(x, context, mask=mask)
-        return out
-
-    return cross
+    yield Probe("gradients", mild, gradients(plain, *PROJECTED))
+    yield from of_dtypes("dtype", mild, plain, *PROJECTED)
 
 
 def cross_probes() -> Iterator[Probe]:
@@ -849,116 +860,42 @@ def cross_probes() -> Iterator[Probe]:
         inputs = {"x": draw(B, T, E), "context": draw(B, S, C)}
         for name, width in (("w_q", E), ("w_k", C), ("w_v", C), ("w_o", E)):
             inputs[name] = draw(E, width, most=most)
-        return inputs | {"n_heads": H, "mask": None}
+        return inputs | {"n_heads": H}
 
     yield Probe("same", of(1, 1, 1, 2, 2, 1), plain)
     yield Probe("same", of(1, 1, 2, 2, 2, 1), plain)
     yield Probe("same", of(1, 2, 3, 4, 2, 2), plain)
     some = of(3, 5, 7, 12, 4, 6)
-    yield Probe("same", some, plain)
+    yield Probe("same", some | {"mask": None}, plain)
     yield Probe("same", of(3, 5, 5, 12, 12, 3), plain)
     yield Probe("same", of(3, 3, 3, 12, 12, 3), plain)
+    yield Probe("same", of(3, 23, 17, 20, 6, 4), plain)
     pads, seen = left_pads(3, 7)[:, None, None], draw.mask(3, 1, 5, 7)
-    for mask in (pads, pads.flip(3), seen):
+    every = draw.mask(3, 6, 5, 7)
+    for mask in (pads, pads.flip(3), seen, every, causal(5, 7)):
         yield Probe("same", some | {"mask": mask}, plain)
-    equal = of(3, 3, 3, 12, 12, 3) | {"mask": left_pads(3, 3)[:, None, None]}
-    yield Probe("same", equal, plain)
-    large = some | {"w_q": 200 * some["w_q"], "mask": seen}
+    equal = of(3, 3, 3, 12, 12, 3)
+    mask = {"mask": left_pads(3, 3)[:, None, None]}
+    yield Probe("same", equal | mask, plain)
+    large = some | {"w_q": 256 * some["w_q"], "mask": seen}
     yield Probe("large", large, plain)
+    yield Probe("large", below_zero(equal, "context") | mask, plain)
     queries = left_pads(3, 5)[:, None, :, None]
     yield Probe("empty", some | {"mask": pads & queries}, plain)
-    yield Probe(
-        "pads",
-        some | {"mask": pads},
-        compared(plain, change(~left_pads(3, 7), "context"), ...),
-    )
+    yield Probe("empty", some | {"mask": every & queries & pads}, plain)
+    hidden = change(~left_pads(3, 7), "context")
+    yield Probe("pads", some | {"mask": pads}, compared(plain, hidden, ...))
     first, others = (slice(None), 0), (slice(None), slice(1, None))
     yield Probe("tokens", some, compared(plain, change(first, "x"), others))
     masked = some | {"mask": seen}
     yield Probe("rows", masked, by_rows(plain, "x", "context", "mask"))
     mild = of(3, 5, 7, 12, 4, 6, most=2) | {"mask": pads}
-    names = ("x", "context", "w_q", "w_k", "w_v", "w_o")
+    names = (*PROJECTED, "context")
+    yield Probe("gradients", mild, gradients(plain, *names))
     yield from of_dtypes("dtype", mild, plain, *names)
 
 
 # ------------------------------------------------------------------ caches
-
-
-def cached_of(
-    p: Any,
-    kept: str = "GrowingKVCache",
-    attend: str = "sdpa",
-    *,
-    masked: bool = False,
-) -> Callable[..., tuple[Tensor, Any]]:
-    """mha_cached and llama; `masked`: the layer is not causal by itself, but is
-    given a mask of causal_mask."""
-
-    def attention(
-        x: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        theta: float | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, Any]:
-        sizes = {"d_model": x.shape[2], "n_heads": n_heads, "rope_theta": theta}
-        sizes["causal"] = not masked
-        kind = p.MultiHeadAttention
-        if n_kv_heads is not None:
-            kind, sizes["n_kv_heads"] = p.GroupedQueryAttention, n_kv_heads
-        weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
-        layer = built(kind, weights, attend=getattr(p, attend), **sizes)
-        if cache is None:
-            cache = made_cache(p, kept)
-        T, mask = x.shape[1], None
-        if masked:
-            mask = p.causal_mask(T, cache.length + T)
-        return layer(x, mask=mask, cache=cache), cache
-
-    return attention
-
-
-def made_cache(p: Any, kept: str) -> Any:
-    return p.KVCache(16) if kept == "KVCache" else p.GrowingKVCache()
-
-
-def mla_of(
-    p: Any, form: str | None = None, kept: str = "GrowingKVCache"
-) -> Callable[..., tuple[Tensor, Any]]:
-    def mla(
-        x: Tensor,
-        w_q: Tensor,
-        w_kv_a: Tensor,
-        w_norm: Tensor,
-        w_kv_b: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        theta: float = 10000.0,
-        cache: Any = None,
-    ) -> tuple[Tensor, Any]:
-        R, H = len(w_norm), n_heads
-        Dr, Dv = len(w_kv_a) - R, w_o.shape[1] // H
-        weights = {"w_q": w_q, "w_kv_a": w_kv_a, "w_norm": w_norm}
-        layer = built(
-            p.MultiHeadLatentAttention,
-            weights | {"w_kv_b": w_kv_b, "w_o": w_o},
-            d_model=x.shape[2],
-            n_heads=H,
-            kv_lora_rank=R,
-            qk_nope_head_dim=len(w_q) // H - Dr,
-            qk_rope_head_dim=Dr,
-            v_head_dim=Dv,
-            rope_theta=theta,
-        )
-        if cache is None:
-            cache = made_cache(p, kept)
-        return layer(x, cache=cache, form=form), cache
-
-    return mla
 
 
 def mla_inputs(draw: Draw, *sizes: int, most: int = 3) -> Inputs:
@@ -980,8 +917,10 @@ def in_chunks(*chunks: int) -> Drive:
     """The outputs of calls with so many tokens each, as one."""
 
     def driven(f: Solution, i: Inputs) -> Outputs:
-        kept, outs = None, []
-        for part in i["x"].split(chunks, dim=1):
+        first, *others = i["x"].split(chunks, dim=1)
+        out, kept = f.two(**i | {"x": first})
+        outs = [out]
+        for part in others:
             out, kept = f.two(**i | {"x": part, "cache": kept})
             outs.append(out)
         return (torch.cat(outs, dim=1),)
@@ -997,15 +936,15 @@ def chunks_equal(*chunks: int) -> Drive:
 
 
 def once(f: Solution, i: Inputs) -> Outputs:
-    return (f.two(**i, cache=None)[0],)
+    return (f.two(**i)[0],)
 
 
 def interleaved(f: Solution, i: Inputs) -> Outputs:
     """Two sequences in turns, and the second alone."""
     one = i["x"]
     other = changed(one, ...)
-    _, a = f.two(**i | {"x": one[:, :2], "cache": None})
-    first, b = f.two(**i | {"x": other[:, :3], "cache": None})
+    _, a = f.two(**i | {"x": one[:, :2]})
+    first, b = f.two(**i | {"x": other[:, :3]})
     _, a = f.two(**i | {"x": one[:, 2:3], "cache": a})
     then, b = f.two(**i | {"x": other[:, 3:4], "cache": b})
     whole = once(f, i | {"x": other[:, :4]})
@@ -1016,38 +955,57 @@ def cached_probes(
     inputs: Callable[..., Inputs], per_token: Callable[[Inputs], int]
 ) -> Iterator[Probe]:
     """`inputs` of B, T and how large the weights are, or of small widths;
-    `per_token` is how many elements a token needs in the cache."""
+    `per_token` is how many numbers a token needs in the cache."""
     for T in (1, 2):
         yield Probe("same", inputs(1, T, small=True), once)
     yield Probe("chunks", inputs(1, 2, small=True), chunks_equal(1, 1))
     equal = inputs(3, 3)
-    yield Probe("same", equal, once)
+    yield Probe("same", equal | {"cache": None}, once)
     H = equal["n_heads"]
     yield Probe("same", inputs(H, H), once)
     some = inputs(3, 5)
     yield Probe("same", some, once)
-    yield Probe("same", some, in_chunks(1, 1, 1, 1, 1))
+    default = {name: some[name] for name in some if name != "theta"}
+    yield Probe("same", default, in_chunks(1, 1, 1, 1, 1))
     for chunks in ((1,) * 5, (3, 1, 1), (2, 3)):
         yield Probe("chunks", some, chunks_equal(*chunks))
+    yield Probe("same", inputs(2, 23), in_chunks(17, 1, 5))
     last = (slice(None), slice(-1, None))
     before = (slice(None), slice(-1))
     yield Probe("future", some, compared(once, change(last, "x"), before))
     yield Probe("rows", some, by_rows(in_chunks(4, 1), "x"))
     yield Probe("apart", some, interleaved)
+    large = {n: i.float() if _is(i) else i for n, i in some.items()}
+    large["w_q"] = 64 * large["w_q"]
+    yield Probe("large", large, in_chunks(4, 1))
 
     def small(f: Solution, i: Inputs) -> Outputs:
-        """How many elements one more token adds, or how many it may."""
-        _, kept = f.two(**i | {"x": i["x"][:, :4], "cache": None})
-        before = elements(kept)
-        _, kept = f.two(**i | {"x": i["x"][:, 4:], "cache": kept})
-        may = torch.tensor([float(per_token(i))])
-        new = torch.tensor([float(elements(kept) - before)])
-        return torch.maximum(new, may), may
+        """On average, of more tokens than a buffer has room for."""
+        parts = i["x"].split((5, 19, 1, 1, 38), dim=1)
+        _, kept = f.two(**i | {"x": parts[0]})
+        before = {at: t.clone() for at, t in stored(kept).items()}
+        for part in parts[1:]:
+            _, kept = f.two(**i | {"x": part, "cache": kept})
+        took = grown(before, stored(kept)) / 59
+        # As much again is free in a buffer that was just doubled.
+        need = per_token(i)
+        return limited(took if took > 2 * need else 0, need)
 
-    yield Probe("small", inputs(1, 5), small)
+    yield Probe("small", inputs(1, 64), small)
+
+    def last_of(*chunks: int) -> Drive:
+        return lambda f, i: (in_chunks(*chunks)(f, i)[0][:, -5:],)
+
+    far = inputs(1, 2053, small=True)
+    far = {name: far[name] for name in far if name != "theta"}
+    yield Probe("far", far, last_of(2050, 3))
     mild = inputs(3, 5, most=2)
-    names = (n for n in mild if isinstance(mild[n], Tensor))
+    names = [n for n in mild if _is(mild[n])]
     yield from of_dtypes("dtype", mild, in_chunks(4, 1), *names)
+
+
+def _is(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 def cached_layer_probes(H: int, K: int) -> Iterator[Probe]:
@@ -1068,46 +1026,67 @@ def mla_probes(*, absorbed: bool) -> Iterator[Probe]:
     draw = Draw(9)
 
     def inputs(B: int, T: int, most: int = 3, *, small: bool = False) -> Inputs:
-        sizes = (2, 1, 2, 1, 2, 1) if small else (10, 3, 5, 6, 4, 7)
+        sizes = (2, 1, 2, 1, 2, 1) if small else (23, 5, 7, 6, 4, 7)
         return mla_inputs(draw, B, T, *sizes, most=most)
 
     yield from cached_probes(inputs, lambda i: len(i["w_kv_a"]))
+    tiny = inputs(3, 5)
+    yield Probe("same", tiny | {"x": tiny["x"] / 4096}, once)
 
     def flops(f: Solution, i: Inputs) -> Outputs:
         """Of a decode step, or half of what expanding all keys needs."""
-        _, kept = f.two(**i | {"x": i["x"][:, :-1], "cache": None})
+        _, kept = f.two(**i | {"x": i["x"][:, :-1]})
         with FlopCounterMode(display=False) as counter:
             f.two(**i | {"x": i["x"][:, -1:], "cache": kept})
-        may = torch.tensor([float(i["x"].shape[1] * i["w_kv_b"].numel())])
-        took = torch.tensor([float(counter.get_total_flops())])
-        return torch.maximum(took, may), may
+        most = i["x"].shape[1] * i["w_kv_b"].numel()
+        return limited(counter.get_total_flops(), most)
 
     if absorbed:
-        wide = mla_inputs(draw, 1, 16, 8, 4, 6, 16, 2, 16)
+        wide = mla_inputs(draw, 1, 128, 8, 4, 6, 16, 2, 16)
         yield Probe("absorbed", wide, flops)
 
 
-def elements(kept: object) -> int:
-    """Of all tensors that a cache holds, wherever it holds them."""
+def stored(kept: object) -> dict[int, Tensor]:
+    """The floats that a cache holds, wherever it holds them."""
     found: dict[int, Tensor] = {}
-    seen: set[int] = set()
-
-    def look(value: object) -> None:
-        if id(value) in seen:
-            return
-        seen.add(id(value))
+    seen: dict[int, object] = {}
+    left = [kept]
+    while left:
+        value = left.pop()
+        if id(value) in seen or isinstance(value, str | type):
+            continue
+        seen[id(value)] = value
         if isinstance(value, Tensor):
-            found[id(value)] = value
+            base = value if value._base is None else value._base
+            larger = found.get(base.data_ptr(), value).numel() >= value.numel()
+            if value.is_floating_point() and not (
+                larger and base.data_ptr() in found
+            ):
+                found[base.data_ptr()] = value
         elif isinstance(value, dict):
-            look([*value.values()])
-        elif isinstance(value, list | tuple):
-            for each in value:
-                look(each)
-        elif hasattr(value, "__dict__"):
-            look(vars(value))
+            left += value.values()
+        elif hasattr(value, "__iter__") and hasattr(value, "__len__"):
+            left += value
+        for name in getattr(type(value), "__slots__", ()):
+            left.append(getattr(value, name, None))
+        left.append(getattr(value, "__dict__", None))
+    return found
 
-    look(kept)
-    return sum(t.numel() for t in found.values())
+
+def grown(before: dict[int, Tensor], after: dict[int, Tensor]) -> int:
+    """By how many numbers; in a buffer, how many were written."""
+    total = 0
+    for at, t in after.items():
+        old = before.get(at)
+        if old is not None and old.shape == t.shape:
+            total += int((t != old).sum())
+        else:
+            total += t.numel()
+    return total - sum(
+        t.numel()
+        for at, t in before.items()
+        if at not in after or after[at].shape != t.shape
+    )
 
 
 def cache_probes() -> Iterator[Probe]:
@@ -1117,13 +1096,10 @@ def cache_probes() -> Iterator[Probe]:
         """Keys and values of B, K, D."""
         B, K, D = sizes
         keys = [draw(B, K, T, D) for T in chunks]
-        return {
-            "max_len": max_len,
-            "k": keys,
-            "v": [draw(*k.shape) for k in keys],
-        }
+        values = [draw(*k.shape) for k in keys]
+        return {"max_len": max_len, "k": keys, "v": values}
 
-    def stored(cache: Any, k: Tensor, v: Tensor) -> Outputs:
+    def appended(cache: Any, k: Tensor, v: Tensor) -> Outputs:
         """What an append returns, as it is at this moment."""
         keys, values = a_pair(cache.append(k, v))
         length = torch.tensor([float(cache.length)])
@@ -1131,10 +1107,10 @@ def cache_probes() -> Iterator[Probe]:
 
     def steps(f: Solution, i: Inputs) -> Outputs:
         cache = f(max_len=i["max_len"])
-        found = [torch.tensor([float(cache.length)])]
+        outs = [torch.tensor([float(cache.length)])]
         for k, v in zip(i["k"], i["v"], strict=True):
-            found += stored(cache, k, v)
-        return tuple(found)
+            outs += appended(cache, k, v)
+        return tuple(outs)
 
     def last(f: Solution, i: Inputs) -> Outputs:
         return steps(f, i)[-3:-1]
@@ -1144,55 +1120,36 @@ def cache_probes() -> Iterator[Probe]:
         a, b = (f(max_len=i["max_len"]) for _ in range(2))
         got: Outputs = ()
         for k, v in zip(i["k"], i["v"], strict=True):
-            stored(a, k + 1, v + 1)
-            got = stored(b, k, v)
+            appended(a, k + 1, v + 1)
+            got = appended(b, k, v)
         return got + steps(f, i)[-3:]
 
     def full(f: Solution, i: Inputs) -> Outputs:
         """The second does not fit, and the third does."""
         cache = f(max_len=i["max_len"])
-        stored(cache, i["k"][0], i["v"][0])
+        appended(cache, i["k"][0], i["v"][0])
         try:
             cache.append(i["k"][1], i["v"][1])
         except Exception:
             refused = torch.tensor([1.0, float(cache.length)])
         else:
             refused = torch.tensor([0.0, float(cache.length)])
-        return refused, *stored(cache, i["k"][2], i["v"][2])
+        return refused, *appended(cache, i["k"][2], i["v"][2])
 
+    some = of(7, (3, 1, 1), 3, 2, 4)
     yield Probe("same", of(1, (1,), 1, 1, 1), steps)
     yield Probe("same", of(2, (1, 1), 1, 1, 2), steps)
-    yield Probe("same", of(7, (3, 1, 1), 3, 2, 4), steps)
+    yield Probe("same", some, steps)
     yield Probe("same", of(7, (1,) * 7, 3, 2, 4), steps)
     yield Probe("same", of(4, (3, 1), 3, 3, 3), steps)
+    yield Probe("same", of(2100, (2053, 1, 46), 1, 1, 2), steps)
     yield Probe("full", of(4, (3, 2, 1), 3, 2, 4), full)
     yield Probe("full", of(4, (4, 1, 0), 3, 2, 4), full)
     yield Probe("full", of(4, (1, 5, 3), 3, 2, 4), full)
-    yield Probe("rows", of(7, (3, 1, 1), 3, 2, 4), by_rows(last, "k", "v"))
-    yield Probe("apart", of(7, (3, 1, 1), 3, 2, 4), apart)
+    yield Probe("rows", some, by_rows(last, "k", "v"))
+    yield Probe("apart", some, apart)
     yield from of_dtypes("dtype", of(7, (3,), 3, 2, 4), last, "k", "v")
     yield from of_dtypes("dtype", of(7, (3, 1), 3, 2, 4), last, "k", "v")
-
-
-# ------------------------------------------------------------- conversions
-
-
-def pooled_of(p: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    def mha_to_gqa(
-        w_k: Tensor, w_v: Tensor, n_heads: int, n_kv_heads: int
-    ) -> tuple[Tensor, Tensor]:
-        rows, E = w_k.shape
-        mha = built(
-            p.MultiHeadAttention,
-            {"w_q": w_k, "w_k": w_k, "w_v": w_v, "w_o": w_k.mT},
-            d_model=E,
-            n_heads=n_heads,
-            head_dim=rows // n_heads,
-        )
-        gqa = p.mha_to_gqa(mha, n_kv_heads)
-        return gqa.k_proj.weight.detach(), gqa.v_proj.weight.detach()
-
-    return mha_to_gqa
 
 
 def pooled_probes() -> Iterator[Probe]:
@@ -1209,137 +1166,25 @@ def pooled_probes() -> Iterator[Probe]:
     yield from of_dtypes("dtype", of(6, 2, 5, 7), pair, "w_k", "w_v")
 
 
-# --------------------------------------------------------------- exercises
-
-
-def attend_of(p: Any) -> Callable[..., Tensor]:
-    """sdpa, from the weights."""
-
-    def sdpa(
-        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
-    ) -> Tensor:
-        weights: Tensor = p.attention_weights(q, k, mask)
-        return weights @ v
-
-    return sdpa
-
-
-def online_of(p: Any) -> Callable[..., Tensor]:
-    def online_softmax(x: Tensor, chunk: int) -> Tensor:
-        found: Tensor = p.online_softmax(x, chunk=chunk)
-        return found
-
-    return online_softmax
-
-
-def weights_of(p: Any) -> Callable[..., Tensor]:
-    """A softmax: the weights of keys of one element for a query of 1."""
-
-    def softmax(x: Tensor, dim: int = -1) -> Tensor:
-        rows = x.movedim(dim, -1)
-        keys = rows.reshape(-1, 1, rows.shape[-1], 1)
-        mask = (keys != -torch.inf).transpose(2, 3)
-        keys = keys.masked_fill(keys == -torch.inf, 0)
-        weights: Tensor = p.attention_weights(
-            torch.ones_like(keys[:, :, :1]), keys, mask
-        )
-        return weights.reshape(rows.shape).movedim(-1, dim)
-
-    return softmax
-
-
-def flash_of(p: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    def flash(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        tile: tuple[int, int] = (2, 4),
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = p.flash_lse(q, k, v, mask, tile=tile)
-        return out, lse
-
-    return flash
-
-
-def unskipped(p: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """flash where no tile is skipped: one more row sees every key."""
-
-    def flash(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        tile: tuple[int, int] = (2, 4),
-    ) -> tuple[Tensor, Tensor]:
-        (B, H, T, _), S = q.shape, k.shape[2]
-        seen = torch.ones(T, S, dtype=torch.bool) if mask is None else mask
-        given = (q, k, v, seen.expand(B, H, T, S))
-        more = (torch.cat((x, torch.ones_like(x[:1]))) for x in given)
-        out, lse = p.flash_lse(*more, tile=tile)
-        return out[:B], lse[:B]
-
-    return flash
-
-
-SELF = (self_attention, partial(self_attention, attend="fused"), loop)
-CACHED = (
-    cached_of,
-    partial(cached_of, kept="KVCache"),
-    partial(cached_of, attend="fused"),
-    partial(cached_of, masked=True),
-)
-
-
-def rope_of(p: Any) -> Callable[..., Tensor]:
-    def rope(x: Tensor, positions: Tensor, theta: float = 10000.0) -> Tensor:
-        cos, sin = p.rope_table(positions, x.shape[-1], theta=theta)
-        found: Tensor = p.apply_rope(x, cos, sin)
-        return found
-
-    return rope
-
-
+PROBES: dict[str, Callable[[], Iterator[Probe]]] = {
+    "softmax": softmax_probes,
+    "online_softmax": online_probes,
+    "masks": masks_probes,
+    "sdpa": partial(core_probes, plain),
+    "mha": partial(layer_probes, (1, 2, 4, 6, 3, 8), gqa=False),
+    "mha_cached": partial(cached_layer_probes, 3, 3),
+    "mqa": partial(layer_probes, (1, 1, 1, 1, 1, 1), gqa=False),
+    "gqa": partial(layer_probes, (1, 1, 2, 2, 3, 4), gqa=True),
+    "llama": partial(cached_layer_probes, 6, 2),
+    "cross": cross_probes,
+    "rope": rope_probes,
+    "kv_cache": cache_probes,
+    "mla_latent": partial(mla_probes, absorbed=False),
+    "mla_absorbed": partial(mla_probes, absorbed=True),
+    "mha_to_gqa": pooled_probes,
+    "flash": flash_probes,
+    "merge": merge_probes,
+}
 EXERCISES = {
-    "softmax": Exercise((lambda p: p.softmax, weights_of), softmax_probes),
-    "online_softmax": Exercise(
-        (online_of, lambda p: lambda x, chunk: weights_of(p)(x)), online_probes
-    ),
-    "masks": Exercise(
-        (masks_of, masks_by_causal, documents_by_causal), masks_probes
-    ),
-    "sdpa": Exercise(
-        (lambda p: p.sdpa, lambda p: p.fused, attend_of),
-        partial(core_probes, plain),
-    ),
-    "mha": Exercise(SELF, partial(layer_probes, (1, 2, 4, 6, 3), gqa=False)),
-    "mha_cached": Exercise(CACHED, partial(cached_layer_probes, 3, 3)),
-    "mqa": Exercise(
-        (*SELF, repeated), partial(layer_probes, (1, 1, 1, 1, 1), gqa=False)
-    ),
-    "gqa": Exercise(
-        (*SELF, repeated), partial(layer_probes, (1, 1, 2, 2, 3), gqa=True)
-    ),
-    "llama": Exercise(CACHED, partial(cached_layer_probes, 6, 2)),
-    "cross": Exercise((cross_of,), cross_probes),
-    "rope": Exercise((rope_of,), rope_probes),
-    "kv_cache": Exercise((lambda p: p.KVCache,), cache_probes),
-    "mla_latent": Exercise(
-        (
-            partial(mla_of, form="latent"),
-            partial(mla_of, form="latent", kept="KVCache"),
-            mla_of,
-        ),
-        partial(mla_probes, absorbed=False),
-    ),
-    "mla_absorbed": Exercise(
-        (
-            partial(mla_of, form="absorbed"),
-            partial(mla_of, form="absorbed", kept="KVCache"),
-        ),
-        partial(mla_probes, absorbed=True),
-    ),
-    "mha_to_gqa": Exercise((pooled_of,), pooled_probes),
-    "flash": Exercise((flash_of, unskipped), flash_probes),
-    "merge": Exercise((lambda p: p.merge,), merge_probes),
+    name: Exercise(tuple(FORMS[name]), drawn) for name, drawn in PROBES.items()
 }
