@@ -199,9 +199,7 @@ def add_to(commands: Any) -> None:
         help="softmax, sdpa, gqa, ...; see --list. Or a folder: its files "
         "named by exercises, gqa.py or gqa_ann.py, with points",
     )
-    add(
-        "file", nargs="?", metavar="file.py", help="the solution, or an .ipynb"
-    )
+    add("file", nargs="?", metavar="file.py", help="the solution, or an .ipynb")
     add("--list", action="store_true", help="all exercises")
     add("--explain", metavar="ID", help="a mistake of the catalogue")
     add("--show", action="store_true", help="the lines of a known mistake too")

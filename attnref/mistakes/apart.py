@@ -60,7 +60,11 @@ def work(name: str, file: str, folder: str, seconds: float) -> None:
     import torch  # the file's own time begins after this
 
     from attnref.mistakes.checker import ask, error_of, probes_of
-    from attnref.mistakes.exercises import Solution, SolutionError
+    from attnref.mistakes.exercises import (
+        Solution,
+        SolutionError,
+        calls_attnref,
+    )
 
     torch.set_num_threads(1)
     probes = probes_of(name)
@@ -73,6 +77,11 @@ def work(name: str, file: str, folder: str, seconds: float) -> None:
         _limit(seconds)
         try:
             solution = Solution(name, _module(file, TASKS[name].names))
+            if calls_attnref(solution):
+                raise SolutionError(
+                    "it calls attnref, whose answers are those asked for",
+                    "它调用了 attnref，而要求的正是 attnref 的答案",
+                )
         except SolutionError as error:
             tell({"raised": error.text})
         except BaseException as error:

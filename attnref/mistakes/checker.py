@@ -39,7 +39,6 @@ from attnref.mistakes.exercises import (
 )
 from attnref.mistakes.forms import Form
 from attnref.mistakes.report import (
-    UNITS,
     Program,
     Report,
     Verdict,
@@ -60,8 +59,11 @@ CLEARLY = 5  # so many times more, a mistake differs from what is right
 # So many pairs of mistakes are tried, the likeliest first: of pairs planted at
 # random, more than nine in ten are among them.
 PAIRS = 100
-TRIED_FIRST = 3  # inputs, the smallest that fail; who differs on two is out
-ENTRIES = 10  # one input in so many may differ and the mistake still be named
+TRIED_FIRST = 3  # inputs, the smallest that fail: one of them may differ
+COSTLY = 4000  # numbers: an input of more is tried last
+# What a mistake is not recognised by.
+UNTOLD = {law for law, of in LAWS.items() if of.unit} - {"small"}
+NEARLY = 10  # one input in so many may differ and the mistake still be named
 RUNTIME = "RuntimeError: "
 
 
@@ -138,16 +140,14 @@ def ask(
     *,
     spied: bool = False,
 ) -> Answer:
-    """The answer to a probe, of a solution in this process. What is drawn at
-    random is drawn as for any other solution."""
+    """The answer to a probe, of a solution in this process."""
     given = {name: _copied(value) for name, value in probe.inputs.items()}
     outputs: Outputs = ()
     raised: Text | None = None
     where: tuple[str, ...] = ()
     asked = Spied(solution) if spied else solution
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with torch.no_grad():
             outputs = tuple(map(_readable, probe.drive(asked, given)))
     except SolutionError as error:
         raised = error.text
@@ -296,9 +296,13 @@ def fault(
             "the dtype is {}, and should be {}".format(*kinds),
             "dtype 是 {}，应为 {}".format(*kinds),
         )
-    if probe.law in UNITS and float(got[0]) > float(wanted[0]):
+    unit = LAWS[probe.law].unit
+    if unit is not None and float(got[0]) > float(wanted[0]):
         a, b = int(got[0]), int(wanted[0])
-        return a - b, Text(*(unit.format(a, b) for unit in UNITS[probe.law]))
+        return a - b, Text(
+            f"{a:,} {unit.en}, at most {b:,} are needed",
+            f"{a:,} {unit.zh}，最多需要 {b:,} {unit.zh}",
+        )
     differences = [difference(a, b) for a, b in zip(got, wanted, strict=True)]
     return max(differences, key=lambda each: (each[1] is not None, each[0]))
 
@@ -439,7 +443,7 @@ def candidates(name: str) -> tuple[Candidate, ...]:
 
 def clearly_wrong(probe: Probe, answer: Answer, right: Answer) -> bool:
     """Whether this answer tells a mistake: an error alone does not."""
-    if answer.raised is not None or not LAWS[probe.law].told:
+    if answer.raised is not None:
         return False
     pairs = zip(answer.outputs, right.outputs, strict=True)
     return _of_other_dtype(probe, answer, right) or any(
@@ -490,18 +494,20 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     with it there too comes first, but need not exist.
     """
     probes, right, *_ = rights(name)
-    told = [n for n, probe in enumerate(probes) if LAWS[probe.law].told]
+    told = [n for n, probe in enumerate(probes) if probe.law not in UNTOLD]
+    told.sort(key=lambda n: size_of(probes[n]))
     failing = [
         n for n in told if fault(probes[n], answers[n], right[n])[1] is not None
     ]
     if not failing:  # what fails is a law by which no mistake is recognised
         return Explained()
-    failing.sort(key=lambda n: size_of(probes[n]))
     half = {n for n in told if probes[n].law == "dtype"}
     if half.issuperset(failing):
         half = set()
     first = [n for n in failing if n not in half]
-    order = [*first, *(n for n in told if n not in first and n not in half)]
+    others = [n for n in told if n not in half and n not in first]
+    order = first + others
+    order.sort(key=lambda n: size_of(probes[n]) > COSTLY)
     only_errors = all(kind_of(answers[n]) for n in failing)
 
     def agrees(wrong: Candidate, n: int) -> bool:
@@ -544,18 +550,18 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
                     ids[wrong.ids] = None
         return least, tuple(ids)
 
-    trial = first[:TRIED_FIRST]
-    few = len(trial) == TRIED_FIRST  # of fewer, none may differ
+    trial = order[:TRIED_FIRST]
+    few = len(first) >= TRIED_FIRST  # of fewer, none may differ
     singles = candidates(name)
     likely = [
         wrong
         for wrong in singles
         if sum(not agrees(wrong, n) for n in trial) <= few
     ]
-    where, ids = best(likely, len(order) // ENTRIES if few else 0)
+    where, ids = best(likely, len(order) // NEARLY if few else 0)
     unfinished = False
     if (not ids or any(n not in half for n in where)) and not only_errors:
-        pairs = [*_pairs(name, answers, first[:6], {*ids})]
+        pairs = [*_pairs(name, answers, order[:6], {*ids})]
         unfinished = not ids and len(pairs) > PAIRS
         there, both = best(pairs[:PAIRS], 0)
         if both:

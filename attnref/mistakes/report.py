@@ -213,6 +213,8 @@ WHERE = {
     "apart": Text("where two sequences take turns", "两个序列交替"),
     "full": Text("where the cache is full", "缓存已满"),
     "future": Text("where a later token changes", "后面的 token 变化"),
+    "far": Text("at positions far on", "位置很靠后"),
+    "gradients": Text("in gradients", "求梯度"),
     "same": Text("on some inputs of other sizes", "某些其他尺寸"),
 }
 STAGES = {
@@ -262,17 +264,6 @@ STAGES = {
     "cache": Text(
         "look at the cache. One call with all tokens is right.",
         "看缓存。一次输入全部 token 时结果是对的。",
-    ),
-}
-# Properties whose outputs are counts: what is counted.
-UNITS = {
-    "small": Text(
-        "{} elements are cached per token, {} are enough",
-        "每个 token 缓存了 {} 个元素，{} 个就够",
-    ),
-    "absorbed": Text(
-        "a decoding step takes {} FLOPs, at most {} are allowed",
-        "解码一步用了 {} FLOPs，最多允许 {}",
     ),
 }
 
@@ -572,9 +563,7 @@ def _slice(value: Tensor, of: Tensor) -> str:
         same = value.dtype == of.dtype and value.shape == of.shape
         return "[:]" if same and value.equal(of) else ""
     left, words = value.storage_offset(), []
-    for size, all, step in zip(
-        value.shape, of.shape, of.stride(), strict=True
-    ):
+    for size, all, step in zip(value.shape, of.shape, of.stride(), strict=True):
         start, left = divmod(left, step) if step else (0, left)
         words.append(":" if size == all else f"{start}:{start + size}")
     while len(words) > 1 and words[-1] == ":":
