@@ -268,6 +268,10 @@ STAGES = {
 }
 
 
+# Properties that say by themselves what is wrong.
+PLAIN = {"absorbed", "tiles", "pieces", "untouched"}
+
+
 class _Words:
     """The lines of a report in one language."""
 
@@ -292,7 +296,7 @@ class _Words:
             yield from (f"  {line}" for line in report.where)
         else:
             yield self.summary(report)
-            if not report.passed:
+            if any(v.law not in PLAIN for v in report.failures):
                 yield from self.recognised(report, show)
             yield ""
             yield from self.laws(report)
