@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -49,7 +50,8 @@ LAWS = {
     ),
     "large": Law(Text("is right for large scores too", "分数很大时也算得对")),
     "far": Law(
-        Text("is right at positions far on too", "位置很靠后时也算得对")
+        Text("is right at positions far on too", "位置很靠后时也算得对"),
+        own=True,
     ),
     "future": Law(
         Text(
@@ -417,18 +419,36 @@ def _right(name: str) -> Solution:
     return Solution(name, FORMS[name][0].make(Plain()))
 
 
+def of_right(drive: Drive) -> Drive:
+    """For a property that compares with right answers by itself."""
+    return lambda f, i: drive(f, i) + drive(_right(f.name), i)
+
+
+class Numbers(TorchFunctionMode):
+    """Whether tensors are read as numbers of Python."""
+
+    seen = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        read = ("tolist", "item", "numpy", "__float__", "__array__")
+        self.seen |= getattr(func, "__name__", "") in read
+        return func(*args, **kwargs or {})
+
+
 def gradients(drive: Drive, *names: str) -> Drive:
-    """Those of the inputs, and right ones; or right ones alone, if the outputs
-    have none: a solution may compute with numbers that are no tensors."""
+    """Those of the inputs, and right ones; or right ones alone, of a solution
+    that computes with numbers of Python: it has none."""
 
     def of(f: Solution, i: Inputs) -> Outputs:
         leaves = {name: i[name].clone().requires_grad_() for name in names}
-        with torch.enable_grad():
+        with torch.enable_grad(), Numbers() as numbers:
             try:
                 out, *_ = drive(f, i | leaves)
             except RuntimeError:  # as .numpy() raises
                 return ()
-            if not out.requires_grad:
+            if numbers.seen or not out.requires_grad:
                 return ()
             some = torch.arange(out.numel()).cos().view(out.shape)
             given = [*leaves.values()]
@@ -447,23 +467,21 @@ def gradients(drive: Drive, *names: str) -> Drive:
 
 
 class Watched(TorchDispatchMode):
-    """The largest number that `count` gives of an operation and its result."""
+    """What `count` gives of each operation: it, what it gets and its result."""
 
     def __init__(self, count: Callable[[Any, Any, Any], int]) -> None:
         super().__init__()
-        self.count, self.most, self.total = count, 0, 0
+        self.count, self.counts = count, [0]
 
     @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Asked by torch, which else imports its compiler: a second."""
+    def _should_skip_dynamo(cls) -> bool:  # it would be imported, for a second
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **kwargs or {})
-        counted = self.count(func, args, out)
-        self.most, self.total = max(self.most, counted), self.total + counted
+        self.counts.append(self.count(func, args, out))
         return out
 
 
@@ -523,7 +541,7 @@ def pieces(f: Solution, i: Inputs) -> Outputs:
 
     with Watched(count) as watched:
         f.one(**i)
-    return limited(watched.most, 2 * i["chunk"])
+    return limited(max(watched.counts), 2 * i["chunk"])
 
 
 def online_probes() -> Iterator[Probe]:
@@ -691,7 +709,7 @@ def tiles(f: Solution, i: Inputs) -> Outputs:
     with Watched(count) as watched:
         f.two(**i)
     B, H, T, S = (*i["q"].shape[:3], i["k"].shape[2])
-    return limited(watched.most, B * H * T * S / 8)
+    return limited(max(watched.counts), B * H * T * S / 8)
 
 
 def flash_probes() -> Iterator[Probe]:
@@ -753,7 +771,8 @@ def rope_probes() -> Iterator[Probe]:
     mixed = {"x": draw(3, 2, 5, 8), "positions": torch.tensor([3, 0, 7, 7, 61])}
     yield Probe("same", mixed, plain)
     far = torch.tensor([2053, 0, 4099, 511, 30011])
-    yield Probe("far", {"x": draw(3, 2, 5, 4), "positions": far}, plain)
+    far_on = {"x": draw(3, 2, 5, 4), "positions": far}
+    yield Probe("far", far_on, of_right(plain))
 
     def norms(f: Solution, i: Inputs) -> Outputs:
         return f.one(**i).norm(dim=-1), i["x"].norm(dim=-1)
@@ -853,7 +872,7 @@ def layer_probes(kv_heads: Sequence[int], *, gqa: bool) -> Iterator[Probe]:
         compared(plain, change(slice(2), "w_q"), (..., slice(2, None))),
     )
     mild = of(3, 5, 12, 6, most=2) | {"mask": causal(5, 5)}
-    yield Probe("gradients", mild, gradients(plain, *PROJECTED))
+    yield Probe("gradients", mild, gradients(plain, "x"))
     yield from of_dtypes("dtype", mild, plain, *PROJECTED)
 
 
@@ -897,7 +916,7 @@ def cross_probes() -> Iterator[Probe]:
     yield Probe("rows", masked, by_rows(plain, "x", "context", "mask"))
     mild = of(3, 5, 7, 12, 4, 6, most=2) | {"mask": pads}
     names = (*PROJECTED, "context")
-    yield Probe("gradients", mild, gradients(plain, *names))
+    yield Probe("gradients", mild, gradients(plain, "x", "context"))
     yield from of_dtypes("dtype", mild, plain, *names)
 
 
@@ -999,15 +1018,32 @@ def cached_probes(
 
     yield Probe("small", inputs(1, 64), small)
 
-    def last_of(*chunks: int) -> Drive:
-        return lambda f, i: (in_chunks(*chunks)(f, i)[0][:, -5:],)
-
-    far = inputs(1, 2053, small=True)
-    far = {name: far[name] for name in far if name != "theta"}
-    yield Probe("far", far, last_of(2050, 3))
+    if "theta" in some:
+        long = inputs(1, 2053, small=True)
+        yield Probe("far", {n: long[n] for n in long if n != "theta"}, far)
     mild = inputs(3, 5, most=2)
     names = [n for n in mild if _is(mild[n])]
     yield from of_dtypes("dtype", mild, in_chunks(4, 1), *names)
+
+
+def far(f: Solution, i: Inputs) -> Outputs:
+    """After 2,050 tokens; in a solution that loops over them after 500."""
+
+    def operations(T: int) -> int:
+        with Watched(lambda *_: 1) as watched:
+            f.two(**i | {"x": i["x"][:, :T]})
+        return sum(watched.counts)
+
+    looped = operations(23) > 2 * operations(7)
+    T = 503 if looped else i["x"].shape[1]
+    i = i | {"x": i["x"][:, :T]}
+    return in_chunks(T - 3, 3)(f, i)[0][:, -5:], _right_far(f.name, T)
+
+
+@cache
+def _right_far(name: str, T: int) -> Tensor:
+    (i,) = (p.inputs for p in PROBES[name]() if p.law == "far")
+    return once(_right(name), i | {"x": i["x"][:, :T]})[0][:, -5:]
 
 
 def _is(value: object) -> bool:
@@ -1044,13 +1080,13 @@ def mla_probes(*, absorbed: bool) -> Iterator[Probe]:
         _, kept = f.two(**i | {"x": i["x"][:, :-1]})
 
         def count(func: Any, args: Any, out: Any) -> int:
-            of = flop_registry.get(func.overloadpacket)
-            return int(of(*args, out_val=out)) if of else 0
+            flops = flop_registry.get(func.overloadpacket)
+            return flops(*args, out_val=out) if flops else 0
 
         with Watched(count) as watched:
             f.two(**i | {"x": i["x"][:, -1:], "cache": kept})
         most = i["x"].shape[1] * i["w_kv_b"].numel()
-        return limited(watched.total, most)
+        return limited(sum(watched.counts), most)
 
     if absorbed:
         wide = mla_inputs(draw, 1, 128, 8, 4, 6, 16, 2, 16)

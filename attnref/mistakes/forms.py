@@ -48,29 +48,16 @@ def _attend(p: Plain, through: str, *masks: Tensor | None) -> SimpleNamespace:
     """In place of torch.nn.functional: its core, or plain.attention. `masks`:
     the mask of the exercise in place of that of the layer."""
 
-    def core(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        *,
-        enable_gqa: bool = False,
-        **others: Any,
-    ) -> Tensor:
+    def core(q: Any, k: Any, v: Any, mask: Any = None, **others: Any) -> Any:
         (mask,) = masks or (mask,)
         if through != "attention":
-            return F.scaled_dot_product_attention(
-                q, k, v, mask, enable_gqa=enable_gqa, **others
-            )
-        if enable_gqa:
-            k, v = (
-                y.repeat_interleave(q.shape[1] // y.shape[1], dim=1)
-                for y in (k, v)
-            )
+            return F.scaled_dot_product_attention(q, k, v, mask, **others)
+        if others.get("enable_gqa"):
+            G = q.shape[1] // k.shape[1]
+            k, v = (y.repeat_interleave(G, dim=1) for y in (k, v))
         width = q.shape[-1]
         q = q * (others.get("scale", width**-0.5) * width**0.5)
-        out: Tensor = p.attention.attention(q, k, v, mask)
-        return out
+        return p.attention.attention(q, k, v, mask)
 
     return SimpleNamespace(scaled_dot_product_attention=core)
 
@@ -127,21 +114,12 @@ def _self(p: Plain, through: str) -> object:
     """mha, mqa or gqa: plain.gqa without its rotation and with any mask."""
     p = _own(p)
 
-    def attention(
-        x: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        mask: Tensor | None = None,
-    ) -> Any:
+    def attention(*given: Any, mask: Tensor | None = None) -> Any:
+        x, w_q, w_k, w_v, w_o, H, *K = given
         E = x.shape[2]
         p.gqa.rope = lambda x, *_: x
         p.gqa.F = _attend(p, through, mask)
-        K = n_kv_heads or len(w_k) * n_heads // E
-        layer = _made(p.gqa.GQA, E, n_heads, K)
+        layer = _made(p.gqa.GQA, E, H, *K or [len(w_k) * H // E])
         return _called(layer, _proj(w_q, w_k, w_v, w_o), x)
 
     return attention
@@ -164,19 +142,11 @@ def _mha(p: Plain) -> object:
     """plain.mha; with its own mask where it is asked for this one."""
     p = _own(p)
 
-    def mha(
-        x: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        mask: Tensor | None = None,
-    ) -> Any:
-        T = x.shape[1]
-        if mask is None:
-            mask = torch.ones(T, T, dtype=torch.bool)
-        causal = mask.shape == (T, T) and mask.equal(mask.new_ones(T, T).tril())
+    def mha(*given: Any, mask: Tensor | None = None) -> Any:
+        x, w_q, w_k, w_v, w_o, n_heads = given
+        every = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        mask = every if mask is None else mask
+        causal = mask.dim() == 2 and mask.equal(every.tril())
         p.mha.torch = torch if causal else _Torch(~mask)
         layer = _made(p.mha.MHA, x.shape[2], n_heads)
         # It is causal: no row of its own is empty, and would be NaN.
@@ -192,14 +162,9 @@ def _mha_again(p: Plain) -> object:
     """plain.mha over all inputs so far, which are the cache."""
 
     def mha_cached(
-        x: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        cache: Tensor | None = None,
+        *given: Any, cache: Tensor | None = None
     ) -> tuple[Any, Tensor]:
+        x, w_q, w_k, w_v, w_o, n_heads = given
         every = x if cache is None else torch.cat((cache, x), dim=1)
         layer = _made(p.mha.MHA, x.shape[2], n_heads)
         out = _called(layer, _proj(w_q, w_k, w_v, w_o), every)
@@ -213,21 +178,13 @@ def _cached(p: Plain, through: str) -> object:
     p = _own(p)
 
     def attention(
-        x: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        theta: float = 10000.0,
-        cache: Any = None,
+        *given: Any, theta: float = 10000.0, cache: Any = None
     ) -> tuple[Any, Any]:
-        if n_kv_heads is None:
+        x, w_q, w_k, w_v, w_o, H, *K = given
+        if not K:
             p.gqa.rope = lambda x, *_: x
         p.gqa.F = _attend(p, through)
-        K = n_kv_heads or n_heads
-        layer = _made(p.gqa.GQA, x.shape[2], n_heads, K, theta=theta)
+        layer = _made(p.gqa.GQA, x.shape[2], H, *K or [H], theta=theta)
         cache = p.gqa.KVCache(ROOM) if cache is None else cache
         return _called(layer, _proj(w_q, w_k, w_v, w_o), x, cache), cache
 
@@ -237,20 +194,11 @@ def _cached(p: Plain, through: str) -> object:
 def _cross(p: Plain, through: str) -> object:
     p = _own(p)
 
-    def cross(
-        x: Tensor,
-        context: Tensor,
-        w_q: Tensor,
-        w_k: Tensor,
-        w_v: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        mask: Tensor | None = None,
-    ) -> Any:
+    def cross(*given: Any, mask: Tensor | None = None) -> Any:
+        x, context, w_q, w_k, w_v, w_o, n_heads = given
         p.cross.F = _attend(p, through, mask)
-        layer = _made(
-            p.cross.CrossAttention, x.shape[2], n_heads, context.shape[2]
-        )
+        sizes = x.shape[2], n_heads, context.shape[2]
+        layer = _made(p.cross.CrossAttention, *sizes)
         return _called(layer, _proj(w_q, w_k, w_v, w_o), x, context)
 
     return cross
@@ -260,17 +208,10 @@ def _mla(p: Plain, through: str, *, absorbed: bool) -> object:
     p = _own(p)
 
     def mla(
-        x: Tensor,
-        w_q: Tensor,
-        w_kv_a: Tensor,
-        w_norm: Tensor,
-        w_kv_b: Tensor,
-        w_o: Tensor,
-        n_heads: int,
-        theta: float = 10000.0,
-        cache: Any = None,
+        *given: Any, theta: float = 10000.0, cache: Any = None
     ) -> tuple[Any, Any]:
-        R, H = len(w_norm), n_heads
+        x, w_q, w_kv_a, w_norm, w_kv_b, w_o, H = given
+        R = len(w_norm)
         Dr, Dv = len(w_kv_a) - R, w_o.shape[1] // H
         Dn = len(w_q) // H - Dr
         p.mla.F = _attend(p, through)
@@ -285,24 +226,18 @@ def _mla(p: Plain, through: str, *, absorbed: bool) -> object:
 
 def _flash(flash: Callable[..., Any]) -> object:
     def tiled(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        tile: tuple[int, int] = (2, 4),
+        *given: Any, mask: Any = None, tile: tuple[int, int] = (2, 4)
     ) -> Any:
-        return flash(q, k, v, mask, tile=tile)
+        return flash(*given, mask, tile=tile)
 
     return tiled
 
 
 def _pooled(p: Any) -> object:
-    def mha_to_gqa(
-        w_k: Tensor, w_v: Tensor, n_heads: int, n_kv_heads: int
-    ) -> tuple[Tensor, Tensor]:
-        rows, E = w_k.shape
-        D = rows // n_heads
-        sizes = {"d_model": E, "n_heads": n_heads, "head_dim": D}
+    def mha_to_gqa(*given: Any) -> tuple[Tensor, Tensor]:
+        w_k, w_v, n_heads, n_kv_heads = given
+        sizes = {"d_model": w_k.shape[1], "n_heads": n_heads}
+        sizes["head_dim"] = len(w_k) // n_heads
         mha = _made(p.MultiHeadAttention, **sizes)
         for name, w in _proj(w_k, w_k, w_v, w_k.mT).items():
             getattr(mha, name).weight = torch.nn.Parameter(w, False)
