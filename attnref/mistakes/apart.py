@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -142,7 +142,7 @@ def _limit(seconds: float) -> None:
             resource.setrlimit(limit, (most, resource.getrlimit(limit)[1]))
 
 
-def _module(file: str, names: list[str]) -> ModuleType:
+def _module(file: str, names: Sequence[str] = ()) -> ModuleType:
     """The file as a module; it may import files beside it."""
     module = ModuleType("solution")
     module.__file__ = file
@@ -156,11 +156,11 @@ def _module(file: str, names: list[str]) -> ModuleType:
     return module
 
 
-def notebook(file: str, names: list[str]) -> Any:
+def notebook(file: str, names: Sequence[str]) -> Any:
     """What defines these names in the cells of a notebook: functions, classes
     and values, and what they need in turn. Magics are left out."""
     cells = json.loads(Path(file).read_text(encoding="utf-8"))["cells"]
-    lines = ["# notebook"]
+    lines = list[str]()
     for cell in cells:
         if cell["cell_type"] == "code":
             for line in "".join(cell["source"]).splitlines():
