@@ -269,8 +269,8 @@ def difference(got: Tensor, wanted: Tensor) -> tuple[float, Text | None]:
     spot = str(at if len(at) != 1 else at[0])
     n = gaps.numel()
     return worst, Text(
-        f"{x} at {spot} should be {y}; {wrong} of {n} elements are wrong",
-        f"在 {spot} 处是 {x}，应为 {y}；{n} 个元素中错了 {wrong} 个",
+        f"{x} at {spot} should be {y} ({wrong} of {n} are wrong)",
+        f"在 {spot} 处是 {x}，应为 {y}（{n} 个中错了 {wrong} 个）",
     )
 
 
@@ -681,9 +681,9 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
         yield rung("rotation" if "theta" in i else "scores")
 
 
-# What only these properties show.
+# What only these properties show, if one call with all tokens is right.
 STAGE_OF = {
-    **dict.fromkeys(("chunks", "apart", "full", "small"), "cache"),
+    **dict.fromkeys(("chunks", "apart", "small"), "cache"),
     **dict.fromkeys(("large", "empty"), "softmax"),
     **dict.fromkeys(("future", "pads"), "mask"),
 }
@@ -692,22 +692,24 @@ STAGE_OF = {
 def located(
     name: str, answers: Sequence[Answer], laws: Sequence[str]
 ) -> tuple[str, float]:
-    """The stage where a solution leaves the right path, or "", and of a wrong
-    scale how many times the right one it is."""
+    """The stage where a solution leaves the right path, and of a wrong scale
+    how many times the right one it is."""
     n, stages, every = len(rights(name).probes), *rights(name)[2:]
     probes = probes_of(name)
     for at, stage in enumerate(stages, start=n):
         got, right = answers[at], every[at]
         if got.raised is not None:
-            return "", 0
+            return "unclear", 0
         if alike(probes[at], got, right):
             continue
         if stage == "scale":
             factor = _factor(*(a.outputs[0] for a in (every[n], got, right)))
             return ("scale", factor) if factor else ("scores", 0)
         return stage, 0
-    kinds = {STAGE_OF.get(law, "") for law in laws}
-    return (kinds.pop() if len(kinds) == 1 and stages else ""), 0
+    kinds = [STAGE_OF[law] for law in laws if law in STAGE_OF]
+    if not stages or "cache" in kinds:
+        return ("cache" if stages else ""), 0
+    return (kinds[0] if len({*kinds}) == 1 == len(laws) else "unclear"), 0
 
 
 def _factor(value: Tensor, got: Tensor, right: Tensor) -> float:

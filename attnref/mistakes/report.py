@@ -163,10 +163,6 @@ WORDS = {
     "on": Text("{sizes}: {fault}", "{sizes}：{fault}"),
     "again": Text("the same error", "同样的错误"),
     "hint": Text("Hint: {where}", "提示：{where}"),
-    "unclear": Text(
-        "Hint: at which stage it goes wrong could not be located.",
-        "提示：无法定位是哪一步出的错。",
-    ),
     "one": Text(
         "It behaves like a known mistake on {n} of {all} inputs{but}:",
         "它在 {all} 个输入中的 {n} 个上与一个已知的错误表现相同{but}：",
@@ -218,6 +214,10 @@ WHERE = {
     "same": Text("on some inputs of other sizes", "某些其他尺寸"),
 }
 STAGES = {
+    "unclear": Text(
+        "at which stage it goes wrong could not be located.",
+        "无法定位是哪一步出的错。",
+    ),
     "values": Text(
         "look at the values. With a single key, or equal scores, the output "
         "must be the mean of the projected values, and it is not.",
@@ -344,8 +344,8 @@ class _Words:
 
     def hint(self, report: Report) -> str:
         """Where to look, in a sentence or two."""
-        if not report.stage:
-            return "" if report.mistakes else self.say("unclear")
+        if not report.stage or (report.stage == "unclear" and report.mistakes):
+            return ""
         where = str(self.of(STAGES[report.stage]))
         factor = f"{report.factor:.3g}"
         return self.say("hint", where=where.format(factor=factor))
@@ -475,8 +475,8 @@ class Program:
         path = Path(file)
         if file and path.suffix == ".py" and path.stem.isidentifier():
             self.head += ["", f"from {path.stem} import {wanted}"]
-        elif file:
-            self.head.append(f"# {wanted}: of {path.name}")
+        else:
+            self.head.append(f"# {wanted}: of {path.name or 'you'}")
         every = [x for v in given.values() for x in _tensors(v)]
         self.long = sum(x.numel() for x in every) > LITERAL
         if self.long:
@@ -528,7 +528,9 @@ class Program:
         first = [given[w] for w in required if w in given]
         others = [f"{w}={v}" for w, v in given.items() if w not in required]
         results = [f"out{mark}"]
-        if isinstance(call.result, tuple | list) and len(call.result) == 2:
+        if owner is not None:
+            results = [f"k{mark}", f"v{mark}"]
+        elif isinstance(call.result, tuple | list) and len(call.result) == 2:
             second = "lse" if isinstance(call.result[1], Tensor) else "cache"
             results.append(f"{second}{mark}")
             self.names[id(call.result[1])] = results[1]
