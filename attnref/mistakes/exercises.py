@@ -964,7 +964,10 @@ def grown(before: dict[int, Tensor], after: dict[int, Tensor]) -> int:
         for at, old in before.items()
         if at in after and after[at].shape == old.shape
     }
-    total = sum(int((after[at] != old).sum()) for at, old in same.items())
+    total = 0
+    for at, old in same.items():  # what was never written may be NaN
+        new = after[at]
+        total += int(((new != old) & ~(new.isnan() & old.isnan())).sum())
     total += sum(t.numel() for at, t in after.items() if at not in same)
     return total - sum(t.numel() for at, t in before.items() if at not in same)
 
