@@ -79,7 +79,7 @@ class Mistake(NamedTuple):
     notice: Text
     see: tuple[str, ...]
     met: tuple[str, ...]
-    axes: tuple[str, ...]
+    axes: tuple[Text, Text]
     variants: tuple[Variant, ...]
 
     @property
@@ -120,6 +120,13 @@ SYMPTOMS = {
 }
 
 
+AXES = "query | key | 查询 | 键"
+
+
+def _axes(*names: str) -> tuple[Text, Text]:
+    return Text(*names[::2]), Text(*names[1::2])
+
+
 def read(text: str) -> Iterator[Mistake]:
     """The entries of a file."""
     for entry in ("\n" + text).split("\nid: ")[1:]:
@@ -144,7 +151,7 @@ def read(text: str) -> Iterator[Mistake]:
             notice=Text(fields["notice-en"][0], fields["notice-zh"][0]),
             see=tuple(fields["see"]),
             met=tuple(fields.get("met", ())),
-            axes=tuple(fields.get("axes", ["query, key"])[0].split(", ")),
+            axes=_axes(*fields.get("axes", [AXES])[0].split(" | ")),
             variants=tuple(
                 tuple(Lines(module, tuple(diff)) for module, diff in parts)
                 for parts in variants
@@ -200,6 +207,8 @@ def sources(variant: Sequence[Lines]) -> dict[str, str]:
         file = _file(f"attnref.{lines.module}")
         text = texts.get(lines.module) or file.read_text(encoding="utf-8")
         right, wrong = _whole(lines.right), _whole(lines.wrong)
+        if not lines.diff:  # of this module, as it stands
+            continue
         if text.count(right) != 1:
             raise ValueError(
                 f"these lines are {text.count(right)} times in "

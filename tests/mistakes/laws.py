@@ -73,8 +73,8 @@ def rows_are_apart(layer: Callable[[Tensor], Tensor], x: Tensor) -> None:
 
 # --8<-- [start:is_softmax]
 def is_softmax(softmax: Callable[[Tensor], Tensor]) -> None:
-    """Along the last axis: for large scores, for rows that lie far apart and
-    may begin with -inf, and with a sum that half precision cannot hold."""
+    """Along the last axis: for large scores, and for rows that lie far apart
+    and may begin with -inf."""
     inf = torch.inf
     x = torch.tensor(
         [
@@ -84,11 +84,19 @@ def is_softmax(softmax: Callable[[Tensor], Tensor]) -> None:
         ]
     )
     torch.testing.assert_close(softmax(x), torch.softmax(x, -1))
+
+
+# --8<-- [end:is_softmax]
+
+
+# --8<-- [start:long_rows_sum_to_one]
+def long_rows_sum_to_one(softmax: Callable[[Tensor], Tensor]) -> None:
+    """In half precision too, which holds no sum above 65504."""
     total = softmax(torch.zeros(70_000, dtype=torch.float16)).double().sum()
     assert 0.99 < total < 1.01, f"70,000 equal weights sum to {total}"
 
 
-# --8<-- [end:is_softmax]
+# --8<-- [end:long_rows_sum_to_one]
 
 
 # --8<-- [start:empty_rows_are_zero]

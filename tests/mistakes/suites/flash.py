@@ -1,0 +1,3 @@
+"""Of modules whose mistakes stand on one page."""
+
+SUITES = {}
