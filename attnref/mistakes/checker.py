@@ -573,7 +573,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
             where, ids, unfinished = there, both, False
     laws = dict.fromkeys(probes[n].law for n in where)
     tried = len(order) + len(half)
-    return Explained(ids, tried - len(where), tried, tuple(laws), unfinished)
+    agrees = tried - len(where) if ids else 0
+    return Explained(ids, agrees, tried, tuple(laws), unfinished)
 
 
 def _pairs(

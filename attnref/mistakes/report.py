@@ -469,14 +469,14 @@ class Program:
         self, name: str, probe: int, given: dict[str, Any], file: str
     ) -> None:
         self.name, self.given = name, given
-        self.head, self.body = ["import torch"], list[str]()
+        self.head, self.body = list[str](), list[str]()
         self.names: dict[int, str] = {}  # of what is there, by its id
         wanted = ", ".join(TASKS[name].names)
         path = Path(file)
         if file and path.suffix == ".py" and path.stem.isidentifier():
-            self.head += ["", f"from {path.stem} import {wanted}"]
+            self.head = ["import torch", f"from {path.stem} import {wanted}"]
         else:
-            self.head.append(f"# {wanted}: of {path.name or 'you'}")
+            self.head = [f"import torch  # {path.name or 'yours'}: {wanted}"]
         every = [x for v in given.values() for x in _tensors(v)]
         self.long = sum(x.numel() for x in every) > LITERAL
         if self.long:
