@@ -104,8 +104,12 @@ def test_flash_and_merge_are_those_of_the_package(scores):
             for tile in ((2, 3), (T, S), (3, 1)):
                 equal(flash(far * q, k, v, some, tile), want, 1e-10)
     spans = slice(2), slice(2, 3), slice(3, S)
-    parts = [flash(q, k[:, :, j], v[:, :, j], mask[..., j]) for j in spans]
-    equal(merge(*zip(*parts, strict=True)), attnref.flash_lse(*scores))
+    for far in (1, 200):  # exp(lse) would overflow
+        row, want = far * q, attnref.flash_lse(far * q, k, v, mask)
+        parts = [
+            flash(row, k[:, :, j], v[:, :, j], mask[..., j]) for j in spans
+        ]
+        equal(merge(*zip(*parts, strict=True)), want, 1e-10)
     nothing = torch.full((B, H, T), -torch.inf)
     assert (merge([q], [nothing])[0] == 0).all()  # whatever q is
 
@@ -192,6 +196,8 @@ def test_both_forms_of_mla_are_those_of_the_package(rank):
         same_in_all_ways(ours, sharp(theirs), absorbed=False)
         ours.kv_b_proj.forward = None  # is not called, as it is absorbed
         same_in_all_ways(ours, theirs)
+        with pytest.raises(TypeError):  # and is called where it is not
+            ours(torch.ones(1, 1, E).double(), absorbed=False)
 
 
 def test_llama_is_a_decoder_of_the_package():

@@ -200,7 +200,7 @@ def test_two_kinds_of_scale_have_two_chinese_words():
         **{stem: page.read_text("utf-8") for stem, page in pages.items()},
         **{
             path.stem: path.read_text("utf-8")
-            for path in (ROOT / "attnref/mistakes").glob("*.py")
+            for path in (ROOT / "attnref/mistakes").glob("*.diff")
         },
     }
     stored = re.compile(r"float8|FP8|int[48]|量化|weight_scale|字节|每块")
