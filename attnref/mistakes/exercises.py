@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -368,10 +369,11 @@ def gradients(drive: Drive, *names: str) -> Drive:
 
     def of(f: Solution, i: Inputs) -> Outputs:
         leaves = {name: i[name].clone().requires_grad_() for name in names}
-        with torch.enable_grad(), Numbers() as numbers:
+        with torch.enable_grad(), Numbers() as numbers, catch_warnings():
+            simplefilter("ignore")  # of a number of what has gradients
             try:
                 out, *_ = drive(f, i | leaves)
-            except RuntimeError:  # as .numpy() raises
+            except Exception:  # .numpy() raises; others show without gradients
                 return ()
             if numbers.seen or not out.requires_grad:
                 return ()

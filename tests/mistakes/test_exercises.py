@@ -1,5 +1,5 @@
-"""The exercises of `attnref check`: right solutions pass in every style, and a
-known mistake is told by its name, however it is written."""
+"""The exercises of `attnref check`: right solutions pass in every style, wrong
+ones do not."""
 
 import contextlib
 import inspect
@@ -13,60 +13,61 @@ import pytest
 import torch
 
 import attnref
+from attnref.mistakes import checker
 from attnref.mistakes import report as report_words
-from attnref.mistakes.catalogue import catalogue
-from attnref.mistakes.checker import candidates, check, clearly_wrong, rights
-from attnref.mistakes.exercises import EXERCISES, LAWS
+from attnref.mistakes.catalogue import catalogue, planted
+from attnref.mistakes.checker import check, rights
+from attnref.mistakes.exercises import (
+    EXERCISES,
+    LAWS,
+    Solution,
+    calls_attnref,
+)
 from attnref.mistakes.tasks import TASKS, stub, task
+from tests.mistakes.solutions import wrong
 from tests.kit import sampled
-from tests.mistakes.otherwise import OTHERWISE, TOLD_BY_NONE
 
 STYLES = ("loops", "einsum", "module", "fused", "plain")
 
 
-def solves(style):
-    """The exercises that a file of solutions solves, each with its module."""
+@pytest.mark.parametrize("style", sampled(STYLES, ["einsum", "plain"]))
+def test_right_solutions_pass_in_every_style(style):
     module = import_module(f"tests.mistakes.solutions.{style}")
     names = [
         n for n, t in TASKS.items() if all(map(module.__dict__.get, t.names))
     ]
-    return module, names
-
-
-@pytest.mark.parametrize("style", sampled(STYLES, ["einsum", "plain"]))
-def test_right_solutions_pass_in_every_style(style):
-    module, names = solves(style)
     assert len(names) >= 5
     for name in names:
         report = check(name, module)
         assert report.passed, str(report)
         assert report.mistakes == () and report.failures == ()
+        assert calls_attnref(Solution(name, module)) == (style == "plain")
 
 
-def test_every_exercise_is_stated_and_solved_in_two_forms():
+def test_every_form_of_every_exercise_is_right():
+    """So that what a planted mistake changes is its own."""
     assert [*TASKS] == [*EXERCISES]
-    assert solves("einsum")[1] == [*TASKS]
-    module, names = solves("plain")
-    assert sorted([*names, *module.WITHOUT]) == sorted(TASKS)
-    for name, told in TASKS.items():
-        assert check(name, EXERCISES[name].forms[0](attnref)).passed
-        for text in (told.title, told.about):
-            assert text.en.strip() and text.zh.strip()
-        assert told.signatures == told.signatures and told.names
+    for name, exercise in EXERCISES.items():
+        for form in exercise.forms:
+            whole = attnref if form.package else planted(())
+            report = check(name, form.make(whole))
+            assert report.passed, f"{sorted(form.modules)} {report}"
         for probe in rights(name).probes:
             assert probe.law in LAWS and probe.sizes
+
+
+@pytest.mark.parametrize("name", wrong.REFUSED)
+def test_wrong_solutions_are_refused(name):
+    exercise, laws = wrong.REFUSED[name]
+    report = check(exercise, getattr(wrong, name))
+    assert {v.law for v in report.failures} == {*laws}, str(report)
 
 
 def test_small_inputs_are_tried_first():
     """So that the smallest failing input is the first."""
     for name in EXERCISES:
         sizes = [
-            sum(
-                x.numel()
-                for value in probe.inputs.values()
-                for x in (value if isinstance(value, list) else [value])
-                if isinstance(x, torch.Tensor)
-            )
+            checker.size_of(probe)
             for probe in rights(name).probes
             if probe.law == "same"
         ]
@@ -75,10 +76,6 @@ def test_small_inputs_are_tried_first():
 
 
 # ---------------------------------------------------------------- recognised
-
-IDS = [id for id in OTHERWISE if id in catalogue()]
-ONE_OF_EACH = {OTHERWISE[id].exercise: id for id in IDS}.values()
-
 
 def rewritten(*lines):
     """The solutions by einsum, with other lines."""
@@ -91,40 +88,31 @@ def rewritten(*lines):
     return SimpleNamespace(**found)
 
 
-def otherwise(id, *more):
-    return rewritten(*OTHERWISE[id].lines, *more)
+ROOT = "    scores = scores / q.shape[-1] ** 0.5\n"
+WEIGHTS = "    weights = softmax(scores)\n"
+HIDES = "        scores = torch.where(mask, scores, -torch.inf)\n"
+MERGED = "    merged = heads.reshape(B, T, E)\n"
+ANGLE = "    angle = positions.unsqueeze(-1) * frequency\n"
+AT = "    at = torch.arange(past, past + T)\n"
+READS = "    reads = torch.arange(n_heads) // (n_heads // n_kv_heads)\n"
+CAUSAL = "    return torch.arange(S) <= torch.arange(T).unsqueeze(1) + past\n"
+RISES = "        norm = norm * torch.exp(m - m_new)\n"
+NORMED = "    c = (c / size.sqrt() * w_norm).to(x.dtype)\n"
+FULL = "        if self.length + new > self.max_len:\n"
+SHRINKS = "            acc = acc * shrink.unsqueeze(-1)\n"
+NAMED = {
+    "online_softmax": ("online-sum-not-rescaled", (RISES, "")),
+    "masks": ("causal-sees-next", (CAUSAL, CAUSAL.replace("<=", "- 1 <="))),
+    "sdpa": ("mask-times-tiny", (HIDES, HIDES)),
+}
 
 
-@pytest.mark.parametrize("id", sampled(IDS, ONE_OF_EACH))
-def test_a_mistake_is_named_in_another_form(id):
-    told = check(OTHERWISE[id].exercise, otherwise(id))
-    assert not told.passed
-    assert (id,) in told.mistakes, str(told)
+@pytest.mark.parametrize("name", NAMED)
+def test_a_mistake_is_named_in_another_form(name):
+    id, *lines = NAMED[name]
+    told = check(name, rewritten(*lines))
+    assert told.mistakes == ((id,),), str(told)
     assert catalogue()[id].title.zh in told.text(language="zh")
-
-
-def test_every_mistake_that_fits_an_exercise_has_another_form():
-    lacking = catalogue().keys() - {*OTHERWISE, *TOLD_BY_NONE}
-    assert not lacking, (
-        f"{sorted(lacking)}: write each in another form in "
-        "tests/mistakes/otherwise.py, or say there why no exercise tells it"
-    )
-    stale = {*OTHERWISE, *TOLD_BY_NONE} - catalogue().keys()
-    assert not stale, f"{sorted(stale)}: in no file of attnref/mistakes/"
-
-
-@pytest.mark.audit
-def test_no_exercise_tells_what_none_is_said_to_tell():
-    for name in EXERCISES:
-        answers = rights(name).answers
-        told = {
-            wrong.ids[0]
-            for wrong in candidates(name)
-            if wrong.ids[0] in TOLD_BY_NONE
-            for n, probe in enumerate(rights(name).probes)
-            if clearly_wrong(probe, wrong.answer(n), answers[n])
-        }
-        assert not told, f"{name} tells {told}: write them in another form"
 
 
 def test_a_mistake_is_named_though_some_inputs_differ():
@@ -200,12 +188,6 @@ def test_errors_alone_tell_a_mistake_that_raises_them():
 
 # ------------------------------------------------------- located, and shown
 
-ROOT = "    scores = scores / q.shape[-1] ** 0.5\n"
-WEIGHTS = "    weights = softmax(scores)\n"
-HIDES = "        scores = torch.where(mask, scores, -torch.inf)\n"
-MERGED = "    merged = heads.reshape(B, T, E)\n"
-ANGLE = "    angle = positions.unsqueeze(-1) * frequency\n"
-AT = "    at = torch.arange(past, past + T)\n"
 STAGES = {
     "values": ("mha", (MERGED, "    heads = heads.tanh()\n" + MERGED)),
     "output": ("mha", (MERGED, MERGED + "    w_o = w_o.mT\n")),
@@ -251,7 +233,7 @@ def one_row(q, k, v, mask=None, tile=(2, 4)):
 SHOWN = {
     "gqa": lambda: rewritten(STAGES["mask"][1]).gqa,
     "llama": lambda: rewritten(STAGES["cache"][1]).llama,
-    "masks": lambda: otherwise("causal-sees-next"),
+    "masks": lambda: rewritten(NAMED["masks"][1]),
     "softmax": lambda: lambda x, dim=-1: x.double().softmax(dim).nan_to_num(),
     "kv_cache": lambda: Bottomless,
     "flash": lambda: one_row,
@@ -305,7 +287,7 @@ FILES = {
 
 
 def test_what_is_wrong_is_told_before_the_properties():
-    told = check("sdpa", otherwise("mask-times-tiny"))
+    told = check("sdpa", rewritten(TINY))
     for language in ("en", "zh"):
         text = told.text(language=language)
         title = getattr(catalogue()["mask-times-tiny"].title, language)
@@ -420,7 +402,7 @@ def test_absorption_that_expands_is_told():
 
 
 def test_a_report_is_also_numbers():
-    report = check("sdpa", otherwise("mask-times-tiny"), language="zh")
+    report = check("sdpa", rewritten(TINY), language="zh")
     told = json.loads(json.dumps(report.as_json()))
     assert (told["exercise"], told["passed"]) == ("sdpa", False)
     failed = {law["law"] for law in told["laws"] if not law["passed"]}
