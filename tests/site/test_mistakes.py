@@ -49,15 +49,17 @@ def test_an_entry_says_all_that_the_catalogue_does(entries, language):
         text = html.unescape(re.sub(r"<[^>]+>", "", part))
         assert getattr(mistake.title, language) in text.replace("¶", "")
         assert "{" not in text.partition("attnref/")[0], "a number is missing"
-        for lines in mistake.lines:
+        for lines in mistake.variants[0]:
             for line in mistakes.diff(lines).splitlines():
                 assert line.rstrip() in text, (name, line)
-        for address in mistake.found:
+        for address in mistake.met:
             assert f'href="{address}"' in part
-        for test in mistake.tests:
+        caught = mistakes.kills()[name]
+        for test in caught["tests"]:
             assert test.partition("[")[0] in text
-        law = mistake.law.__name__
-        assert f'href="../{mistakes.TESTS.rpartition("/")[2]}/#{law}"' in part
+        for law in caught["laws"]:
+            to = f"../{mistakes.TESTS.rpartition('/')[2]}/#{law}"
+            assert f'href="{to}"' in part
         right, wrong = mistakes.seen(name)
         drawn = right.dim() == 2 and not isinstance(wrong, str)
         assert part.count("<svg") == 2 * drawn, name
@@ -75,13 +77,13 @@ def test_each_mistake_stands_below_its_symptom(site, language):
         assert found == mistake.symptom
 
 
-def test_a_diff_turns_the_wrong_lines_into_the_right_ones():
-    lines = Lines("core.sdpa", "  a\n  b\n", "  a\n    c\n  b\n\n  d\n")
-    assert mistakes.diff(lines) == " a\n-  c\n b\n-\n-d"
-    deeper = Lines("core.sdpa", "    a\n", "    a\n  b\n  c\n")
-    assert mistakes.diff(deeper) == "   a\n-b\n-c"
-    other = Lines("core.sdpa", "ab = cd\n", "a = c\nab = cde\n")
-    assert mistakes.diff(other) == "-a = c\n-ab = cde\n+ab = cd"
+def test_a_diff_stands_at_the_margin():
+    lines = Lines("core.sdpa", ("     a", "-    b", "-", "+      c"))
+    assert mistakes.diff(lines) == " a\n-b\n-\n+  c"
+    assert (lines.right, lines.wrong) == (
+        "    a\n      c\n",
+        "    a\n    b\n\n",
+    )
     numbers = mistakes.torch.tensor([0.125, 4096, 1234.56, float("nan")])
     assert mistakes.number(numbers) == "0.125, 4,096, 1.23e+03, nan"
 
@@ -100,13 +102,12 @@ def test_a_source_is_named_by_its_thread_or_its_repository():
 
 @each_language
 def test_each_file_of_mistakes_has_a_page(language):
-    told = [
-        (name, pages.stem_of(path))
+    told = {
+        match[1]: pages.stem_of(path)
         for path in pages.markdown_files(language)
-        for names in mistakes.ENTRIES.findall(pages.body_of(path))
-        for name in names.split()
-    ]
-    assert sorted(told) == sorted(PAGES.items())
+        for match in mistakes.ENTRIES.finditer(pages.body_of(path))
+    }
+    assert told == {m.id: PAGES[s] for s, held in files().items() for m in held}
     assert PAGES.keys() == files().keys()
 
 

@@ -158,7 +158,8 @@ def test_a_change_of_included_code_asks_for_both_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(
         parity, "twin", lambda stem, language: tmp_path / f"{language}.md"
     )
-    monkeypatch.setattr(parity, "ROOT", tmp_path)
+    for module in (parity, pages):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     told = pages._config().mdx_configs["pymdownx.snippets"]
     monkeypatch.setitem(told, "base_path", [str(tmp_path)])
     (tmp_path / "attnref").mkdir()
@@ -200,7 +201,7 @@ def test_two_kinds_of_scale_have_two_chinese_words():
         **{stem: page.read_text("utf-8") for stem, page in pages.items()},
         **{
             path.stem: path.read_text("utf-8")
-            for path in (ROOT / "attnref/mistakes").glob("*.py")
+            for path in (ROOT / "attnref/mistakes").glob("*.diff")
         },
     }
     stored = re.compile(r"float8|FP8|int[48]|量化|weight_scale|字节|每块")

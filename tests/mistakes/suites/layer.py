@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.mistakes.laws import (
+    cache_is_small,
     context_is_seen,
     decoding_is_the_full_pass,
     equal_heads_pool,
@@ -13,11 +14,14 @@ from tests.mistakes.laws import (
     evaluation_repeats,
     every_weight_is_used,
     float8_is_near,
+    full_cache_refuses,
     future_is_hidden,
+    generation_is_the_same,
     head_width_is_free,
     layer_equals_torch,
     layouts_agree,
     new_context_is_read,
+    order_is_seen,
     pads_are_unseen,
     pads_change_nothing,
     refusal_changes_nothing,
@@ -53,9 +57,9 @@ def gqa(form: Any, *, rope: bool = True) -> Any:
     return filled(form.GQA(8, 8, 4, head_dim=2))
 
 
-def step_by_step(form: Any) -> tuple[Any]:
+def step_by_step(form: Any, layer: Any = None) -> tuple[Any]:
     """GQA that reads token by token into a cache, with pads on the left."""
-    layer = gqa(form)
+    layer = layer or gqa(form)
 
     def attend(x: Tensor, valid: Tensor) -> Tensor:
         cache = form.KVCache(x.shape[1])
@@ -66,6 +70,22 @@ def step_by_step(form: Any) -> tuple[Any]:
         return torch.cat(outs, dim=1)
 
     return (attend,)
+
+
+def counted(form: Any) -> Any:
+    """A cache that says how many bytes it holds."""
+
+    class Counted(form.KVCache):  # type: ignore[misc]
+        @property
+        def nbytes(self) -> Any:
+            return self.stored.nbytes
+
+    return Counted
+
+
+def refused_append(kind: Any) -> tuple[Any, ...]:
+    cache, tokens = kind(2), torch.ones(3, 1, 3, 1)
+    return lambda: cache.append(tokens, tokens), lambda: cache.length
 
 
 def of_gqa(get: Any) -> tuple[Any, ...]:
@@ -98,7 +118,22 @@ def of_gqa(get: Any) -> tuple[Any, ...]:
             head_width_is_free,
             lambda p: (lambda d: get(p).GQA(24, 6, 2, head_dim=d), 6),
         ),
-        (rope_is_as_published, lambda p: (get(p).rope,)),
+        (
+            rope_is_as_published,
+            lambda p: (lambda x, at: get(p).rope(x, at, 5e5), 5e5),
+        ),
+        (order_is_seen, causal),
+        (
+            cache_is_small,
+            lambda p: (
+                gqa(get(p)).bfloat16(),
+                counted(get(p)),
+                tokens(3, 6, 8).bfloat16(),
+                *(4, 2),
+            ),
+        ),
+        (full_cache_refuses, lambda p: (get(p).KVCache,)),
+        (refusal_changes_nothing, lambda p: refused_append(get(p).KVCache)),
     )
 
 
@@ -111,10 +146,34 @@ def block(p: Any) -> Any:
 
 
 def model_and_weights(p: Any) -> tuple[Any, ...]:
-    model = filled(p.llama.Llama(29, 2, 8, 12, n_heads=2, n_kv_heads=1))
-    used = model.model["layers"].parameters(), model.model["norm"].parameters()
-    prompt = torch.arange(6)[None]
-    return lambda: model(prompt), [w for each in used for w in each]
+    llama, prompt = model(p), torch.arange(6)[None]
+    parts = llama.model["layers"], llama.model["norm"]
+    used = [weight for part in parts for weight in part.parameters()]
+    return lambda: llama(prompt), used
+
+
+def model(p: Any) -> Any:
+    return filled(p.llama.Llama(50, 2, 8, 12, n_heads=2, n_kv_heads=1))
+
+
+def model_and_caches(p: Any) -> tuple[Any, ...]:
+    prompt = torch.arange(12).view(2, 6)
+    return model(p), lambda: [p.llama.KVCache(9) for _ in range(2)], prompt
+
+
+def generator(p: Any) -> tuple[Any]:
+    llama = model(p)
+
+    def generate(prompt: Tensor, valid: Tensor, cached: bool) -> Any:
+        if cached:
+            return llama.generate(prompt, 8, valid)
+        for _ in range(8):
+            new = llama(prompt, valid=valid)[:, -1:].argmax(-1)
+            prompt = torch.cat((prompt, new), dim=1)
+            valid = torch.cat((valid, new >= 0), dim=1)
+        return prompt
+
+    return (generate,)
 
 
 def loop_and_queries(name: str, n_kv_heads: int) -> Any:
@@ -200,6 +259,8 @@ SUITES = {
         *of_gqa(lambda p: p.llama),
         (residual_passes, lambda p: (block(p), tokens(3, 5, 8))),
         (every_weight_is_used, model_and_weights),
+        (decoding_is_the_full_pass, model_and_caches),
+        (generation_is_the_same, generator),
     ),
     "plain.cross": (
         (
