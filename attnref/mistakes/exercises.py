@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -368,10 +369,11 @@ def gradients(drive: Drive, *names: str) -> Drive:
 
     def of(f: Solution, i: Inputs) -> Outputs:
         leaves = {name: i[name].clone().requires_grad_() for name in names}
-        with torch.enable_grad(), Numbers() as numbers:
+        with torch.enable_grad(), Numbers() as numbers, catch_warnings():
+            simplefilter("ignore")  # of a number of what has gradients
             try:
                 out, *_ = drive(f, i | leaves)
-            except RuntimeError:  # as .numpy() raises
+            except Exception:  # .numpy() raises; others show without gradients
                 return ()
             if numbers.seen or not out.requires_grad:
                 return ()
@@ -964,7 +966,10 @@ def grown(before: dict[int, Tensor], after: dict[int, Tensor]) -> int:
         for at, old in before.items()
         if at in after and after[at].shape == old.shape
     }
-    total = sum(int((after[at] != old).sum()) for at, old in same.items())
+    total = 0
+    for at, old in same.items():  # what was never written may be NaN
+        new = after[at]
+        total += int(((new != old) & ~(new.isnan() & old.isnan())).sum())
     total += sum(t.numel() for at, t in after.items() if at not in same)
     return total - sum(t.numel() for at, t in before.items() if at not in same)
 
