@@ -82,7 +82,7 @@ WORDS = {
     "copied": Text("Copied", "已复制"),
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
-    "filter": Text("Only what holds the letters", "只看含有这些字的"),
+    "filter": Text("Filter by title or id", "按标题或 id 筛选"),
     "wrong": Text("wrong", "错误"),
 }
 MANY = 12  # more than this many of a symptom are told apart further

@@ -101,15 +101,8 @@ document.addEventListener("click", async ({ target }) => {
   setTimeout(() => (target.ariaLabel = ariaLabel), 2000);
 });
 
-// An answer of "Find your bug" has an address, which opens the folds around it.
-const unfold = () => {
-  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  let fold = target?.closest("details");
-  for (; fold; fold = fold.parentElement.closest("details")) fold.open = true;
-  target?.closest("details")?.scrollIntoView();
-};
-addEventListener("hashchange", unfold);
-unfold();
+// An answer of "Find your bug" that one opens gives the page its address, which
+// opens it again: the browser unfolds what is around, and the theme the answer.
 document.addEventListener("click", ({ target }) => {
   const answer = target.closest(".answer > summary")?.querySelector("[id]");
   if (answer && !answer.closest("details").open)
