@@ -10,7 +10,6 @@ from sitekit.pages import (
     body_of,
     faults,
     markdown_files,
-    program,
     python_blocks,
     render,
 )
@@ -96,6 +95,7 @@ def test_blocks_inside_tabs_and_admonitions_run_in_the_order_of_the_page():
         f'=== "t"\n\n{inside(block("softmax"))}\n\n{block("widen")}\n'
     )
     first, second, third = python_blocks(body)
+    assert [block.text for block in render(body).blocks] == python_blocks(body)
     assert first == "import torch\nfrom torch import Tensor\n"
     assert second.startswith("def softmax(")
     assert third.startswith("def _widen(")
@@ -108,8 +108,10 @@ def test_blocks_inside_tabs_and_admonitions_run_in_the_order_of_the_page():
 )
 def test_pytest_runs_the_whole_page_as_one_program(path):
     body = body_of(path)
-    assert len(python_blocks(body)) == body.count("```python")
-    assert program_of(path) == program(body)
+    blocks = [b.text for b in render(body).blocks if b.language == "python"]
+    assert blocks == python_blocks(body)
+    assert len(blocks) == body.count("```python")
+    assert program_of(path) == "\n".join(blocks)
 
 
 def test_a_readme_fence_that_would_not_run_is_refused(tmp_path):

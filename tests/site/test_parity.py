@@ -158,7 +158,8 @@ def test_a_change_of_included_code_asks_for_both_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(
         parity, "twin", lambda stem, language: tmp_path / f"{language}.md"
     )
-    monkeypatch.setattr(parity, "ROOT", tmp_path)
+    for module in (parity, pages):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     told = pages._config().mdx_configs["pymdownx.snippets"]
     monkeypatch.setitem(told, "base_path", [str(tmp_path)])
     (tmp_path / "attnref").mkdir()

@@ -7,13 +7,15 @@ from torch import Tensor
 from tests.mistakes.laws import (
     cache_is_a_list,
     cache_keeps_no_graph,
+    caches_are_apart,
     decoding_is_the_full_pass,
     distances_alone_count,
     full_cache_refuses,
     positions_count_tokens,
+    refusal_changes_nothing,
     rope_is_as_published,
 )
-from tests.mistakes.suites.layer import filled, tokens
+from tests.mistakes.suites.layer import filled, refused_append, tokens
 
 SIZES = {"d_model": 16, "n_heads": 4, "n_kv_heads": 2, "rope_theta": 100.0}
 
@@ -56,6 +58,11 @@ SUITES = {
     ),
     "plain.kv_cache": (
         (full_cache_refuses, lambda p: (p.kv_cache.KVCache,)),
+        (caches_are_apart, lambda p: (p.kv_cache.KVCache,)),
+        (
+            refusal_changes_nothing,
+            lambda p: refused_append(p.kv_cache.KVCache),
+        ),
         (decoding_is_the_full_pass, with_plain_cache),
         (decoding_is_the_full_pass, half),
     ),

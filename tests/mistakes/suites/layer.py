@@ -57,9 +57,9 @@ def gqa(form: Any, *, rope: bool = True) -> Any:
     return filled(form.GQA(8, 8, 4, head_dim=2))
 
 
-def step_by_step(form: Any) -> tuple[Any]:
+def step_by_step(form: Any, layer: Any = None) -> tuple[Any]:
     """GQA that reads token by token into a cache, with pads on the left."""
-    layer = gqa(form)
+    layer = layer or gqa(form)
 
     def attend(x: Tensor, valid: Tensor) -> Tensor:
         cache = form.KVCache(x.shape[1])
@@ -81,6 +81,11 @@ def counted(form: Any) -> Any:
             return self.stored.nbytes
 
     return Counted
+
+
+def refused_append(kind: Any) -> tuple[Any, ...]:
+    cache, tokens = kind(2), torch.ones(3, 1, 3, 1)
+    return lambda: cache.append(tokens, tokens), lambda: cache.length
 
 
 def of_gqa(get: Any) -> tuple[Any, ...]:
@@ -128,6 +133,7 @@ def of_gqa(get: Any) -> tuple[Any, ...]:
             ),
         ),
         (full_cache_refuses, lambda p: (get(p).KVCache,)),
+        (refusal_changes_nothing, lambda p: refused_append(get(p).KVCache)),
     )
 
 
