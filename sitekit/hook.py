@@ -102,14 +102,15 @@ def on_page_read_source(page: Any, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    from sitekit import api, find, folds, mistakes, nav
     from sitekit import files as downloads
-    from sitekit import find, folds, mistakes, nav
 
     markdown = folds.counted(downloads.with_wheel(markdown), config)
     if "title" not in vars(page) and "title" in page.meta:  # not in the nav
         page.title = nav.name_of(page.meta["title"])
     markdown = nav.with_lists(markdown, page, _pages, config)
     language = str(config.theme["language"])
+    markdown = api.expanded(markdown, language)
     markdown = find.expanded(markdown, page.file.src_uri, language)
     return mistakes.expanded(markdown, page.file.src_uri, language)
 

@@ -139,3 +139,16 @@ for (const field of document.querySelectorAll(".filter input")) {
   field.addEventListener("input", narrow);
   narrow();
 }
+
+// Where a pointer rests on a shape such as (B, H, T, D), its title says what the
+// letters mean, in the words of the card at the foot of the page.
+document.addEventListener("pointerover", ({ target }) => {
+  const code = ".highlight .c1, .highlight .sd, code:not(.highlight *)";
+  const shapes = target.matches(code) && target.textContent.match(/[([].*?[)\]]/g);
+  if (!shapes || target.title) return;
+  target.title = [...document.querySelectorAll(".legend div:has(dt code)")]
+    .map((row) => [row.firstChild.textContent, row.lastChild.textContent])
+    .filter(([letter]) => RegExp(`\\b${letter}\\b`).test(shapes))
+    .map((row) => row.join(": "))
+    .join("\n");
+});

@@ -126,6 +126,7 @@ class Served:
             "core/sdpa/",
             "layers/absorption/",
             "api/",
+            "api/models/",
             "search/entries.js",
             "notebooks/core/sdpa.ipynb",
         )
@@ -252,5 +253,5 @@ def test_a_page_depends_on_the_code_that_it_shows_and_draws_with():
     assert ROOT / "tests/layers/test_gqa.py" in files("layers/gqa")
     assert ROOT / "sitekit/drawn/softmax.py" in files("core/softmax")
     assert ROOT / "attnref/numbers/specs.json" in files("numbers/memory")
-    api = body_of(ROOT / "docs/en/api.md")
-    assert depends.key("api.md", api) != depends.key("api.md", api)
+    api = body_of(ROOT / "docs/en/api/core.md")
+    assert depends.key("api/core.md", api) != depends.key("api/core.md", api)
