@@ -8,6 +8,7 @@ which nothing that it includes or draws has changed, is not rendered again.
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -16,9 +17,11 @@ from typing import Any, NamedTuple
 from material.plugins.search.plugin import (  # type: ignore[import-untyped]
     Parser,
 )
-from mkdocs.commands.build import _populate_page, build
+from mkdocs.commands import serve
+from mkdocs.commands.build import _build_page, _populate_page, build
 from mkdocs.config import load_config
 from mkdocs.exceptions import BuildError
+from mkdocs.livereload import LiveReloadServer
 from mkdocs.structure.files import File, Files, get_files
 from mkdocs.structure.nav import get_navigation
 from mkdocs.structure.pages import Page
@@ -83,6 +86,92 @@ def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:
     return str(body), dict(meta)
 
 
+class Asked(NamedTuple):
+    """A file that is asked for while the site is built for the first time."""
+
+    place: str  # core/gqa/index.html
+    answer: Callable[[], bytes]
+    answered: "Future[bytes | None]"
+
+
+_asked: list[Asked] = []
+_asking = Lock()
+
+
+class Server(LiveReloadServer):
+    """MkDocs' own, but it answers while the site is built for the first time:
+    `make_asked` makes what is asked for between two pages. What cannot be made
+    alone waits for the whole site."""
+
+    _built = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._watched_paths[""] = 0  # so that a page waits for its next version
+        self.server_bind()
+        self.server_activate()
+        self.serve_thread.daemon = True  # a build that fails ends it
+        self.serve_thread.start()
+        log.info(f"{self.url} answers from now on: what is asked for is made")
+
+    def serve(self, **options: Any) -> None:
+        with _asking:
+            self._built = True
+        for asked in _asked:
+            asked.answered.set_result(None)
+        _asked.clear()
+        del self._watched_paths[""]
+        for part, name in (
+            (self, "server_bind"),
+            (self, "server_activate"),
+            (self.serve_thread, "start"),
+        ):
+            setattr(part, name, lambda: None)  # it was done
+        super().serve(**options)
+
+    def serve_request(self, environ: Any, start_response: Any) -> Any:
+        answer = partial(super().serve_request, environ, start_response)
+        place = environ["PATH_INFO"].removeprefix(self.mount_path)
+        if not place or place.endswith("/"):
+            place += "index.html"
+        asked = Asked(place, lambda: b"".join(answer()), Future())
+        with _asking:
+            if self._built:
+                return answer()
+            _asked.append(asked)
+        text = asked.answered.result()
+        if text is None:
+            return self.get_app()(environ, start_response)
+        return [text]
+
+
+def make_asked(
+    config: Any, files: Any, nav: Any, env: Callable[[], Any]
+) -> None:
+    """What is asked for, before the next page of the first build. That comes
+    to the pages made here too, and does not see that they were."""
+    current = config._current_page
+    for asked in [*_asked]:
+        file = next((f for f in files if f.dest_uri == asked.place), None)
+        if file is None or asked not in _asked:
+            continue
+        _asked.remove(asked)
+        if page := file.page:
+            if page.content is None:
+                _populate_page(page, config, files)
+            content = page.content
+            if "<autoref" in content:  # it leads to pages that are not made
+                _asked.append(asked)
+                continue
+            documents = files.documentation_pages()
+            _build_page(page, config, documents, nav, env())
+            page.content = content
+        else:
+            file.copy_file()
+        asked.answered.set_result(asked.answer())
+    config._current_page = current
+
+
 def wait_below(server: Any, root: str, wait: Callable[[], None]) -> None:
     """A server that waits before it answers for an address below `root`, and
     makes the files that are made when they are asked for."""
@@ -110,9 +199,11 @@ making = Lock()  # of what is made while pages are served, builds included
 
 
 def start_serving() -> None:
-    """From now on, a file of `add_file` is made when it is first asked for."""
+    """From now on, a file of `add_file` is made when it is first asked for, and
+    a page of the first build as soon as it is."""
     global _later
     _later = {}
+    serve.LiveReloadServer = Server  # type: ignore[misc]
 
 
 def add_file(config: Any, place: str, make: Callable[[], str | bytes]) -> None:
@@ -148,6 +239,7 @@ class Rendered(NamedTuple):
 
 _results: dict[tuple[str, str], tuple[object, Any]] = {}
 _made: dict[str, int] = {}
+_again: list[tuple[str, str]] = []  # what had warnings, for the next build
 
 
 def forget() -> None:
@@ -168,6 +260,8 @@ def reused(kind: str, name: str, key: object, make: Callable[[], Any]) -> Any:
 
 def begin_counting() -> None:
     _made.clear()
+    while _again:
+        _results.pop(_again.pop(), None)
 
 
 def count_of(kind: str) -> int:
@@ -207,7 +301,7 @@ def _render(
     whole = urls, page.markdown, key(name, page.markdown)
     result: Rendered = reused(kind, name, whole, render)
     if warnings.get_counts():
-        _results.pop((kind, name))  # to be said again by the next build
+        _again.append((kind, name))
     page.content, page.toc = result.content, result.toc
     page._title_from_render, page.present_anchor_ids = result.title, result.ids
     page.links_to_anchors = {
