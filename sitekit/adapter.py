@@ -7,6 +7,7 @@ which nothing that it includes or draws has changed, is not rendered again.
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -96,102 +97,95 @@ class Asked(NamedTuple):
 
 _asked: list[Asked] = []
 _asking = Lock()
+# Such a page is not made alone: it leads to others, or they to it.
+API = re.compile(r"(^::: |\]\[)attnref", re.MULTILINE)
 
 
 class Server(LiveReloadServer):
-    """MkDocs' own, but it answers while the site is built for the first time:
-    `make_asked` makes what is asked for between two pages. What cannot be made
-    alone waits for the whole site."""
-
-    _built = False
+    """MkDocs' own, but it answers while it builds the site for the first time:
+    `make_asked` makes what is asked for. It also makes the files that are made
+    when they are asked for, and waits before it answers for an address below
+    one of `waits`."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._built = False
+        self.waits: dict[str, Callable[[], None]] = {}
         self._watched_paths[""] = 0  # so that a page waits for its next version
         self.server_bind()
         self.server_activate()
         self.serve_thread.daemon = True  # a build that fails ends it
         self.serve_thread.start()
-        log.info(f"{self.url} answers from now on: what is asked for is made")
+        log.info(f"{self.url} answers, and what it is asked for is built first")
 
     def serve(self, **options: Any) -> None:
+        del self._watched_paths[""]
         with _asking:
             self._built = True
         for asked in _asked:
             asked.answered.set_result(None)
         _asked.clear()
-        del self._watched_paths[""]
         for part, name in (
             (self, "server_bind"),
             (self, "server_activate"),
             (self.serve_thread, "start"),
         ):
-            setattr(part, name, lambda: None)  # it was done
+            setattr(part, name, lambda: None)  # that has been done
         super().serve(**options)
+
+    def _still(self) -> bool:
+        return self._visible_epoch == self._wanted_epoch
 
     def serve_request(self, environ: Any, start_response: Any) -> Any:
         answer = partial(super().serve_request, environ, start_response)
-        place = environ["PATH_INFO"].removeprefix(self.mount_path)
-        if not place or place.endswith("/"):
-            place += "index.html"
+        path = environ["PATH_INFO"].removeprefix(self.mount_path)
+        place = f"{path}index.html" if path[-1:] in ("", "/") else path
         asked = Asked(place, lambda: b"".join(answer()), Future())
         with _asking:
             if self._built:
-                return answer()
-            _asked.append(asked)
-        text = asked.answered.result()
-        if text is None:
-            return self.get_app()(environ, start_response)
-        return [text]
+                asked.answered.set_result(None)
+            else:
+                _asked.append(asked)
+        if (early := asked.answered.result()) is not None:
+            return [early]
+        while not environ["PATH_INFO"].startswith("/livereload/"):
+            with self._epoch_cond:  # no build of the English half is going on
+                self._epoch_cond.wait_for(self._still)
+            for root, wait in self.waits.items():
+                if path.startswith(root):
+                    wait()
+            _make(path)
+            if self._still():  # nor has one begun meanwhile
+                break
+        return answer()
 
 
 def make_asked(
     config: Any, files: Any, nav: Any, env: Callable[[], Any]
 ) -> None:
-    """What is asked for, before the next page of the first build. That comes
-    to the pages made here too, and does not see that they were."""
+    """Between two pages of the first build: what is asked for, if it needs no
+    other. The build makes these pages too, and does not see that they were."""
     current = config._current_page
     for asked in [*_asked]:
         file = next((f for f in files if f.dest_uri == asked.place), None)
         if file is None or asked not in _asked:
             continue
+        page = file.page
+        if page and page.content is None:
+            page.read_source(config)
+        if API.search(page.markdown) if page else file.is_documentation_page():
+            continue
         _asked.remove(asked)
-        if page := file.page:
+        if page is None:
+            file.copy_file()
+        else:
             if page.content is None:
                 _populate_page(page, config, files)
-            content = page.content
-            if "<autoref" in content:  # it leads to pages that are not made
-                _asked.append(asked)
-                continue
-            documents = files.documentation_pages()
+            content, documents = page.content, files.documentation_pages()
             _build_page(page, config, documents, nav, env())
             page.content = content
-        else:
-            file.copy_file()
         asked.answered.set_result(asked.answer())
     config._current_page = current
-
-
-def wait_below(server: Any, root: str, wait: Callable[[], None]) -> None:
-    """A server that waits before it answers for an address below `root`, and
-    makes the files that are made when they are asked for."""
-
-    def still() -> bool:
-        return bool(server._visible_epoch == server._wanted_epoch)
-
-    def answer(environ: Any, start_response: Any) -> Any:
-        path = environ["PATH_INFO"].removeprefix(server.mount_path)
-        while not environ["PATH_INFO"].startswith("/livereload/"):
-            with server._epoch_cond:  # no build of the English half is going on
-                server._epoch_cond.wait_for(still)
-            if path.startswith(root):
-                wait()
-            _make(path)
-            if still():  # nor has one begun meanwhile
-                break
-        return server.serve_request(environ, start_response)
-
-    server.set_app(answer)
 
 
 _later: dict[str, Callable[[], None]] | None = None

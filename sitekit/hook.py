@@ -46,7 +46,7 @@ def on_serve(server: Any, config: Any, builder: Callable[[], None]) -> Any:
             builder()
 
     server.builder = build_again
-    adapter.wait_below(server, config.extra["roots"]["zh"], chinese.wait)
+    server.waits[config.extra["roots"]["zh"]] = chinese.wait
     return server
 
 
