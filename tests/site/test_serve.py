@@ -25,9 +25,8 @@ PAGES = len(markdown_files("en"))
 # What mkdocstrings makes of the API page goes into other files of a build.
 API = 1
 # Asked for before the site is built: pages and a style sheet, again when the
-# build has come past some of them, and a page that waits for others.
+# build has come past some of them.
 EARLY = 4 * ("", "caches/kv-cache/", "core/masks/", "assets/attnref.css")
-EARLY += ("api/",)
 # Python imports a module of this name before anything else.
 AUDIT = """
 import os, sys
@@ -190,7 +189,8 @@ def test_a_server_that_is_killed_leaves_no_process(tmp_path):
 
 
 def test_a_page_asked_for_while_the_site_is_first_built_is_made_next(tmp_path):
-    """Whole, with the names of pages that are yet to be made around it."""
+    """Whole, with the names of pages that are yet to be made around it. The API
+    page waits for all others."""
     server = adapter.Server(None, "127.0.0.1", 0, str(tmp_path))
     address = f"http://127.0.0.1:{server.server_port}/numbers/compute/"
     texts, rendered = [], []
@@ -204,12 +204,14 @@ def test_a_page_asked_for_while_the_site_is_first_built_is_made_next(tmp_path):
         asked.answered.set_result(asked.answer())
         raise StopAsyncIteration  # the build has done enough
 
-    adapter._asked[:] = [asked._replace(answer=answer)]
+    api = asked._replace(place="api/index.html")
+    adapter._asked[:] = [api, asked._replace(answer=answer)]
     with pytest.raises(StopAsyncIteration):
         adapter.build_site(CONFIGS["en"], site_dir=str(tmp_path))
     reader.join(DEADLINE)
     server.shutdown()
-    assert rendered == [1]
+    assert rendered == [1] and adapter._asked == [api]
+    adapter._asked.clear()
     others = [p for p in markdown_files("en") if p.stem != "index"]
     names = {name_of(front_matter(path)["title"]) for path in others}
     assert {name for name in names if name not in texts[0]} == set()
