@@ -131,7 +131,7 @@ class Server(LiveReloadServer):
             (self.serve_thread, "start"),
         ):
             setattr(part, name, lambda: None)  # that has been done
-        super().serve(**options)
+        super().serve(**options)  # type: ignore[no-untyped-call]
 
     def _still(self) -> bool:
         return self._visible_epoch == self._wanted_epoch
@@ -197,7 +197,7 @@ def start_serving() -> None:
     a page of the first build as soon as it is."""
     global _later
     _later = {}
-    serve.LiveReloadServer = Server  # type: ignore[misc]
+    serve.LiveReloadServer = Server  # type: ignore[attr-defined]
 
 
 def add_file(config: Any, place: str, make: Callable[[], str | bytes]) -> None:
