@@ -34,6 +34,8 @@ REPRESENTATIVES = {
     "files/",
     "learn/exercises/",
 }
+# What a page of the API may break, two show: the others wait for the audit.
+API = {path for path in PATHS if path.startswith("api/")}
 WIDTHS = {"light": 1440, "dark": 390}
 
 
@@ -287,7 +289,10 @@ def reader(chromium):
     scope="module",
     params=sampled(
         PATHS,
-        lambda path: path.removeprefix("zh/") in {path, *REPRESENTATIVES},
+        lambda path: (
+            path.removeprefix("zh/") in {path, *REPRESENTATIVES}
+            and path not in API - {"api/core/", *REPRESENTATIVES}
+        ),
     ),
 )
 def seen(request, reader, address, fonts):
