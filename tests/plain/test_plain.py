@@ -58,14 +58,14 @@ def test_what_two_files_need_is_in_both_in_the_same_words():
                 part = ast.get_source_segment(text, node)
                 texts[node.name][path.stem] = part
     del texts["rope"]["mla"]  # of other pairs
-    repeated = {name: {*t} for name, t in texts.items() if len(t) > 1}
-    assert repeated == {
+    for name, files in {
         "rope": {"rope", "gqa", "llama"},
         "KVCache": {"kv_cache", "gqa", "llama", "mla"},
         "GQA": {"gqa", "llama"},
-    }
-    for name in repeated:
-        assert len({*texts[name].values()}) == 1, name
+    }.items():
+        assert files <= texts[name].keys()
+    for name, found in texts.items():
+        assert len({*found.values()}) == 1, name
 
 
 def test_softmax_is_that_of_the_package():
