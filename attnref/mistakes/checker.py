@@ -544,7 +544,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
                 clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in but
             )
             # It raises where this does, and nowhere else: by its own words.
-            or (not found and len(but) >= TRIED_FIRST < len(others))
+            or (others and not found and len(but) >= TRIED_FIRST)
         ):
             return None
         return found + [n for n in half if not agrees(wrong, n)]
