@@ -436,15 +436,24 @@ def _planted(variant: tuple[Lines, ...]) -> Any:
 
 @cache
 def candidates(name: str) -> tuple[Candidate, ...]:
-    """Each variant of each mistake, in each form that shows its modules."""
-    return tuple(
-        Candidate(name, form, variant, mistake.id)
-        for mistake in catalogue().values()
-        for variant in every_variant(mistake)
-        for form in EXERCISES[name].forms
-        if form.package != all(x.module.startswith("plain.") for x in variant)
-        and any(lines.module in form.modules for lines in variant)
-    )
+    """Each variant of each mistake, in each form that shows its modules and
+    has no others that a form without them has not."""
+    found = []
+    for mistake in catalogue().values():
+        for variant in every_variant(mistake):
+            modules = {lines.module for lines in variant}
+            plain = all(module.startswith("plain.") for module in modules)
+            forms = [
+                form
+                for form in EXERCISES[name].forms
+                if form.package != plain and modules & form.modules
+            ]
+            found += [
+                Candidate(name, form, variant, mistake.id)
+                for form in forms
+                if not any(form.modules > other.modules for other in forms)
+            ]
+    return tuple(found)
 
 
 def clearly_wrong(probe: Probe, answer: Answer, right: Answer) -> bool:
@@ -570,16 +579,22 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
 
     trial = order[:TRIED_FIRST]
     few = len(first) >= TRIED_FIRST  # of fewer, none may differ
-    singles = candidates(name)
-    likely = [
-        wrong
-        for wrong in singles
-        if sum(not agrees(wrong, n) for n in trial) <= few
-    ]
+    likely = []
+    caches = {probes[n].law for n in failing} == {"small"}
+    for wrong in candidates(name):
+        if caches and not any("cache" in str(x.diff) for x in wrong.variant):
+            continue  # such an input takes long
+        left = int(few)
+        for n in trial:
+            left -= not agrees(wrong, n)
+            if left < 0:
+                break
+        else:
+            likely.append(wrong)
     where, ids = best(likely, len(order) // NEARLY if few else 0)
     unfinished = False
     if (not ids or any(n not in half for n in where)) and not (
-        only_errors or {probes[n].law for n in failing} == {"small"}
+        only_errors or caches
     ):
         pairs = [*_pairs(name, answers, order[:4], {*ids})]
         unfinished = not ids and len(pairs) > PAIRS
@@ -601,13 +616,14 @@ def _pairs(
     """Two mistakes in one form, the likeliest first: each is wrong somewhere,
     and where only one of the two shows, the answer is that of this one."""
     probes, right, *_ = rights(name)
-    seen: dict[tuple[int, str], tuple[set[int], set[int], Candidate]] = {}
+    seen: dict[tuple[Any, ...], tuple[set[int], set[int], Candidate]] = {}
     for wrong in candidates(name):
         given = {n: wrong.answer(n) for n in some}
         like = {n for n in some if alike(probes[n], given[n], answers[n])}
         at = {n for n in some if not alike(probes[n], given[n], right[n])}
-        key = id(wrong.form), wrong.ids[0]
-        if at and (key not in seen or len(like) > len(seen[key][0])):
+        sums = (x.double().sum().item() for n in some for x in given[n].outputs)
+        key = id(wrong.form), *(f"{each:.4g}" for each in sums)
+        if at and key not in seen:  # once of those that answer alike
             seen[key] = like, at, wrong
 
     def likely(two: tuple[Any, Any]) -> tuple[int, ...]:
