@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from attnref.mistakes.catalogue import PACKAGE, Plain, Text
+from attnref.mistakes.catalogue import PACKAGE, Plain, Text, load
 from attnref.mistakes.forms import FORMS, Form
 from attnref.mistakes.tasks import TASKS
 
@@ -72,8 +72,8 @@ tiles*|never holds the scores of more than a few tiles|\
 同一时刻只有少数几块的分数|numbers in the largest tensor|个数（最大的张量）
 pieces*|sums and compares no more than a chunk or two|\
 每次求和、取最大值不超过一两块|scores at once|个分数（一次）
-dtype|is right in float32 and in half precision, and keeps the dtype|\
-float32 和半精度下也对，dtype 与输入相同
+dtype|is right in float32, in half precision too if it takes it, and keeps the \
+dtype|float32 下也对，半精度下不报错就要对，dtype 与输入相同
 twice*|gives the same twice|算两次，结果相同
 untouched|does not modify its input|不修改输入""".splitlines()
     )
@@ -301,7 +301,22 @@ class Asked(list[Probe]):
     ) -> None:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             cast = {name: _cast(inputs[name], dtype) for name in names}
-            self("dtype", inputs | cast, by=by)
+            drive = by or self.drive
+            if dtype != torch.float32:
+                drive = unless_raised(drive)
+            self("dtype", inputs | cast, by=drive)
+
+
+def unless_raised(drive: Drive) -> Drive:
+    """An error in half precision is no wrong answer: nobody goes on with it."""
+
+    def driven(f: Solution, i: Inputs) -> Outputs:
+        try:
+            return drive(f, i)
+        except RuntimeError:
+            return drive(_right(f.name), i)
+
+    return driven
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -347,7 +362,8 @@ def compared(drive: Drive, change: Any, names: str, where: Any) -> Drive:
 
 @cache
 def _right(name: str) -> Solution:
-    return Solution(name, FORMS[name][0].make(Plain()))
+    form, *_ = FORMS[name]
+    return Solution(name, form.make(load() if form.package else Plain()))
 
 
 class Numbers(TorchFunctionMode):
@@ -565,8 +581,9 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     large = some | {"q": 128 * some["q"], "mask": causal(5, 7)}
     # All scores far below zero, those that are hidden far above.
     k = some["k"].abs() + 1
-    low = {"q": 256 * (some["q"].abs() + 1), "k": k.where(~pads.mT, -k)}
-    ask("large", large, some | low | {"mask": pads})
+    late = (torch.arange(7) >= torch.tensor([[1], [5], [0]]))[:, None, None]
+    low = {"q": 256 * (some["q"].abs() + 1), "k": k.where(~late.mT, -k)}
+    ask("large", large, some | low | {"mask": late})
     last = (..., slice(-1, None), slice(None))
     before = (slice(None), slice(None), slice(-1))
     future = compared(drive, last, "k v", before)
@@ -605,9 +622,10 @@ def tiles(f: Solution, i: Inputs) -> Outputs:
 def flash_probes() -> list[Probe]:
     ask = Asked(pair)
     for n, (law, inputs, by) in enumerate(core_probes(pair)):
-        tile = ((2, 4), (1, 1), (2, 3), (8, 8), (5, 2))[n % 5]
+        tile = (1, 1), (2, 3), (8, 8), (5, 2)
+        more = {"tile": tile[n % 5 - 1]} if n % 5 and law != "large" else {}
         if law != "gradients":
-            ask(law, inputs | ({"tile": tile} if n % 5 else {}), by=by)
+            ask(law, inputs | more, by=by)
     narrow = heads(Draw(12), 1, 1, 16, 128, 1, 1) | {"tile": (4, 8)}
     ask("tiles", narrow, by=tiles)
     return ask
