@@ -24,8 +24,8 @@ from attnref.mistakes.exercises import (
     calls_attnref,
 )
 from attnref.mistakes.tasks import TASKS, stub, task
-from tests.mistakes.solutions import wrong
 from tests.kit import sampled
+from tests.mistakes.solutions import wrong
 
 STYLES = ("loops", "einsum", "module", "fused", "plain")
 
@@ -77,6 +77,7 @@ def test_small_inputs_are_tried_first():
 
 # ---------------------------------------------------------------- recognised
 
+
 def rewritten(*lines):
     """The solutions by einsum, with other lines."""
     text = inspect.getsource(import_module("tests.mistakes.solutions.einsum"))
@@ -100,10 +101,27 @@ RISES = "        norm = norm * torch.exp(m - m_new)\n"
 NORMED = "    c = (c / size.sqrt() * w_norm).to(x.dtype)\n"
 FULL = "        if self.length + new > self.max_len:\n"
 SHRINKS = "            acc = acc * shrink.unsqueeze(-1)\n"
+TINY = HIDES, "        scores = scores - 1e-9 * ~mask\n"
 NAMED = {
     "online_softmax": ("online-sum-not-rescaled", (RISES, "")),
-    "masks": ("causal-sees-next", (CAUSAL, CAUSAL.replace("<=", "- 1 <="))),
-    "sdpa": ("mask-times-tiny", (HIDES, HIDES)),
+    "masks": ("causal-sees-next", (CAUSAL, CAUSAL.replace("past", "past + 1"))),
+    "sdpa": ("mask-times-tiny", TINY),
+    "mha": (
+        "output-projection-missing",
+        (MERGED, MERGED + "    return merged\n"),
+    ),
+    "cross": ("scale-missing", (ROOT, "")),
+    "gqa": (
+        "groups-tiled",
+        (READS, "    reads = torch.arange(n_heads) % n_kv_heads\n"),
+    ),
+    "llama": ("positions-restart", (AT, AT.replace("past, past +", ""))),
+    "mla_latent": (
+        "mla-norm-weight-left-out",
+        (NORMED, NORMED.replace(" * w_norm", "")),
+    ),
+    "kv_cache": ("cache-one-token-short", (FULL, FULL.replace(">", ">="))),
+    "flash": ("flash-no-rescaling", (SHRINKS, "")),
 }
 
 
