@@ -98,7 +98,7 @@ class Asked(NamedTuple):
 _asked: list[Asked] = []
 _asking = Lock()
 # Such a page is not made alone: it leads to others, or they to it.
-API = re.compile(r"(^::: |\]\[)attnref", re.MULTILINE)
+API = re.compile(r"^::: (attnref|names\b)|\]\[attnref", re.MULTILINE)
 
 
 class Server(LiveReloadServer):
