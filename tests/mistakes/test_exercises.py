@@ -52,11 +52,14 @@ def test_every_form_of_every_exercise_is_right():
             assert probe.law in LAWS and probe.sizes
 
 
-@pytest.mark.parametrize("name", wrong.REFUSED)
+WRONG = ("maximum_from_zero", "weights_detached", "other_eps", "without_tiles")
+
+
+@pytest.mark.parametrize("name", sampled(wrong.REFUSED, WRONG))
 def test_wrong_solutions_are_refused(name):
     exercise, laws = wrong.REFUSED[name]
     report = check(exercise, getattr(wrong, name))
-    assert {v.law for v in report.failures} == {*laws}, str(report)
+    assert {v.law for v in report.failures} == {*laws.split()}, str(report)
 
 
 def test_small_inputs_are_tried_first():
