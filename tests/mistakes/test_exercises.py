@@ -139,10 +139,10 @@ def test_a_mistake_is_named_though_some_inputs_differ():
     twice = ROOT, ROOT.replace("** 0.5", "")
     wrong = rewritten(twice, (divided, "    weights = e / total\n"))
     report = check("sdpa", wrong)
-    assert report.mistakes == (("empty-row-nan", "scaled-twice"),)
+    assert report.mistakes == (("empty-row-nan", "scale-twice"),)
     ones = divided + "    weights = weights.where(total > 0, 1.0)\n"
     report = check("sdpa", rewritten(twice, (divided, ones)))
-    assert report.mistakes == (("scaled-twice",),)
+    assert report.mistakes == (("scale-twice",),)
     assert report.differs == ("empty",)
     said = f"on {report.agrees} of {report.tried} inputs; it differs where a"
     assert said in str(report) and "查询什么都看不到时不同" in report.text(
@@ -294,10 +294,10 @@ def test_it_is_shown_how_a_file_is_imported():
 
 
 FILES = {
-    "": "# sdpa: of you",
+    "": "import torch  # yours: sdpa",
     "/x/mine.py": "from mine import sdpa",
-    "/x/my-own.py": "# sdpa: of my-own.py",
-    "/x/mine.ipynb": "# sdpa: of mine.ipynb",
+    "/x/my-own.py": "import torch  # my-own.py: sdpa",
+    "/x/mine.ipynb": "import torch  # mine.ipynb: sdpa",
 }
 
 
