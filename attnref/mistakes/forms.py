@@ -57,7 +57,8 @@ def _attend(p: Plain, through: str) -> SimpleNamespace:
         q = q * (others.get("scale", width**-0.5) * width**0.5)
         return p.attention.attention(q, k, v, mask)
 
-    return SimpleNamespace(scaled_dot_product_attention=core)
+    changed = vars(F) | {"scaled_dot_product_attention": core}
+    return SimpleNamespace(**changed)
 
 
 def _called(

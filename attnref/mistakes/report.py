@@ -163,10 +163,6 @@ WORDS = {
     "on": Text("{sizes}: {fault}", "{sizes}：{fault}"),
     "again": Text("the same error", "同样的错误"),
     "hint": Text("Hint: {where}", "提示：{where}"),
-    "unclear": Text(
-        "Hint: at which stage it goes wrong could not be located.",
-        "提示：无法定位是哪一步出的错。",
-    ),
     "one": Text(
         "It behaves like a known mistake on {n} of {all} inputs{but}:",
         "它在 {all} 个输入中的 {n} 个上与一个已知的错误表现相同{but}：",
@@ -218,6 +214,10 @@ WHERE = {
     "same": Text("on some inputs of other sizes", "某些其他尺寸"),
 }
 STAGES = {
+    "unclear": Text(
+        "at which stage it goes wrong could not be located.",
+        "无法定位是哪一步出的错。",
+    ),
     "values": Text(
         "look at the values. With a single key, or equal scores, the output "
         "must be the mean of the projected values, and it is not.",
@@ -252,14 +252,24 @@ STAGES = {
         "看缩放。分数是正确值的 {factor} 倍。",
     ),
     "scores": Text(
-        "look at the scores q k^T and the projections before them. With equal "
-        "scores it is right.",
-        "看分数 q k^T 和它之前的投影。分数都相等时结果是对的。",
+        "look at the scores q k^T: the projections of queries and keys, and "
+        "their rotation if there is one. With equal scores it is right.",
+        "看分数 q k^T：查询和键的投影，有旋转的话还有旋转。"
+        "分数都相等时结果是对的。",
     ),
     "rotation": Text(
         "look at the rotation (RoPE) and its positions. Where it makes no "
         "difference, the scores are right.",
         "看旋转（RoPE）和它的位置。在旋转不起作用的输入上，分数是对的。",
+    ),
+    "lse": Text(
+        "look at the log-sum-exp. The output is right.",
+        "看 log-sum-exp。输出是对的。",
+    ),
+    "tiles": Text(
+        "look at what one tile hands on to the next: the maximum, the sum and "
+        "the output so far. On few tiles it is right.",
+        "看一块交给下一块的量：到目前为止的最大值、和与输出。块很少时结果是对的。",
     ),
     "cache": Text(
         "look at the cache. One call with all tokens is right.",
@@ -344,8 +354,8 @@ class _Words:
 
     def hint(self, report: Report) -> str:
         """Where to look, in a sentence or two."""
-        if not report.stage:
-            return "" if report.mistakes else self.say("unclear")
+        if not report.stage or (report.stage == "unclear" and report.mistakes):
+            return ""
         where = str(self.of(STAGES[report.stage]))
         factor = f"{report.factor:.3g}"
         return self.say("hint", where=where.format(factor=factor))
@@ -447,6 +457,7 @@ def page_of(id: str, language: str) -> str:
 
 # ------------------------------------------------------------- reproductions
 
+LINES = 15
 LITERAL = 60  # elements of the tensors of an input that is written out
 
 
@@ -466,19 +477,25 @@ class Program:
     """Code that makes calls of a solution, the last of which is wrong."""
 
     def __init__(
-        self, name: str, probe: int, given: dict[str, Any], file: str
+        self,
+        name: str,
+        probe: int,
+        given: dict[str, Any],
+        file: str,
+        literal: int = LITERAL,
     ) -> None:
         self.name, self.given = name, given
-        self.head, self.body = ["import torch"], list[str]()
+        self.again = (name, probe, given, file, 0)
+        self.head, self.body = list[str](), list[str]()
         self.names: dict[int, str] = {}  # of what is there, by its id
         wanted = ", ".join(TASKS[name].names)
         path = Path(file)
         if file and path.suffix == ".py" and path.stem.isidentifier():
-            self.head += ["", f"from {path.stem} import {wanted}"]
-        elif file:
-            self.head.append(f"# {wanted}: of {path.name}")
+            self.head = ["import torch", f"from {path.stem} import {wanted}"]
+        else:
+            self.head = [f"import torch  # {path.name or 'yours'}: {wanted}"]
         every = [x for v in given.values() for x in _tensors(v)]
-        self.long = sum(x.numel() for x in every) > LITERAL
+        self.long = sum(x.numel() for x in every) > literal
         if self.long:
             self.head.append("from attnref.mistakes.checker import asked")
             self.body.append(f'given = asked("{name}", {probe})')
@@ -528,7 +545,9 @@ class Program:
         first = [given[w] for w in required if w in given]
         others = [f"{w}={v}" for w, v in given.items() if w not in required]
         results = [f"out{mark}"]
-        if isinstance(call.result, tuple | list) and len(call.result) == 2:
+        if owner is not None:
+            results = [f"k{mark}", f"v{mark}"]
+        elif isinstance(call.result, tuple | list) and len(call.result) == 2:
             second = "lse" if isinstance(call.result[1], Tensor) else "cache"
             results.append(f"{second}{mark}")
             self.names[id(call.result[1])] = results[1]
@@ -550,7 +569,10 @@ class Program:
         except LookupError:
             return ""
         self.body += end or _compared(self.results, got, calls[-1].outputs)
-        return "\n".join([*self.head, "", *self.body])
+        lines = [*self.head, "", *self.body]
+        if len(lines) > LINES and not self.long:
+            return Program(*self.again).text(calls, got, end)
+        return "\n".join(lines)
 
 
 def _tensors(value: Any) -> list[Tensor]:
