@@ -413,7 +413,7 @@ class Candidate:
 
     def answer(self, n: int) -> Answer:
         # What a class keeps depends on all that was asked before.
-        first = 0 if "max_len" in rights(self.name).probes[n].inputs else n
+        first = 0 if asks_class(self.name) else n
         for m in range(first, n + 1):
             if m not in self.answers:
                 self.answers[m] = self._asked(rights(self.name).probes[m])
@@ -533,7 +533,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
 
     def agrees(wrong: Candidate, n: int) -> bool:
         one, other = answers[n], wrong.answer(n)
-        if only_errors and one.raised is not None:
+        if only_errors and not asks_class(name) and one.raised is not None:
             return kind_of(one) == kind_of(other)
         return alike(probes[n], one, other)
 
@@ -547,13 +547,15 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
                 if len(found) > most:
                     return None
         but = [n for n in first if n not in found]
+        if asks_class(name):  # it raises where this does, and nowhere else
+            sure = bool(others) and not found and len(but) >= TRIED_FIRST
+        else:
+            sure = only_errors
         if 4 * len(but) < 3 * len(first) or not (
-            only_errors
+            sure
             or any(
                 clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in but
             )
-            # It raises where this does, and nowhere else: by its own words.
-            or (others and not found and len(but) >= TRIED_FIRST)
         ):
             return None
         return found + [n for n in half if not agrees(wrong, n)]
@@ -643,6 +645,10 @@ def _pairs(
         ids = sorted((*one.ids, *other.ids))
         variant = one.variant + other.variant
         yield Candidate(name, one.form, variant, *ids)
+
+
+def asks_class(name: str) -> bool:
+    return TASKS[name].stub.startswith("class ")
 
 
 def size_of(probe: Probe) -> int:
