@@ -608,8 +608,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
             where, ids, unfinished = there, both, False
     laws = dict.fromkeys(probes[n].law for n in where)
     tried = len(order) + len(half)
-    agrees = tried - len(where) if ids else 0
-    return Explained(ids, agrees, tried, tuple(laws), unfinished)
+    agree = tried - len(where) if ids else 0
+    return Explained(ids, agree, tried, tuple(laws), unfinished)
 
 
 def _pairs(
@@ -682,8 +682,11 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
         for p in probes
         if p.law == "same" and p.inputs.get("mask") is None
     ]
-    i = max(free, key=lambda i: size_of(Probe("same", i, _first)), default={})
-    causal: Inputs = {}
+    i: Inputs = max(
+        free, key=lambda i: size_of(Probe("same", i, _first)), default={}
+    )
+    causal: dict[str, Any] = {}
+    equal: Any
 
     def rung(stage: str, *, last: bool = True, **new: Any) -> Any:
         inputs = i | {n: x for n, x in new.items() if n in i}
@@ -691,8 +694,8 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
 
     if "q" in i and "k" in i:
         q, k, v = i["q"], i["k"], i["v"]
-        one = {"k": k[:, :, 1:2], "v": v[:, :, 1:2]}
-        two = {n: torch.cat((0 * x, x), dim=2) for n, x in one.items()}
+        one: dict[str, Any] = {"k": k[:, :, 1:2], "v": v[:, :, 1:2]}
+        two: Any = {n: torch.cat((0 * x, x), dim=2) for n, x in one.items()}
         T, S = q.shape[2], k.shape[2]
         causal["mask"] = torch.ones(T, S, dtype=torch.bool).tril(S - T)
         equal = v[:, :, :1].expand_as(v)
@@ -704,7 +707,7 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
         yield rung("scores")
     elif "w_o" in i:
         whole = i["w_o"]
-        x, keys = i["x"], i.get("context", i["x"])
+        x, keys = i["x"], i["context" if "context" in i else "x"]
         i = i | {"w_o": torch.eye(whole.shape[1], dtype=whole.dtype)}
         one = {"x": x[:, 1:2], "context": keys[:, 1:2]}
         two = {n: torch.cat((0 * y, y), dim=1) for n, y in one.items()}
@@ -735,30 +738,32 @@ def located(
 ) -> tuple[str, float]:
     """The stage where a solution leaves the right path, and of a wrong scale
     how many times the right one it is."""
-    n, stages, every = len(rights(name).probes), *rights(name)[2:]
+    _, _, stages, right = rights(name)
     probes = probes_of(name)
+    n = len(probes) - len(stages)
     for at, stage in enumerate(stages, start=n):
-        got, right = answers[at], every[at]
-        if got.raised is not None:
+        if answers[at].raised is not None:
             return "unclear", 0
-        if alike(probes[at], got, right):
+        if alike(probes[at], answers[at], right[at]):
             continue
         if stage == "scale":
-            factor = _factor(*(a.outputs[0] for a in (every[n], got, right)))
+            of = (right[n], answers[at], right[at])
+            factor = _factor(*(answer.outputs[0] for answer in of))
             return ("scale", factor) if factor else ("scores", 0)
         return stage, 0
-    probes, right, *_ = rights(name)
     wrong = [m for m in range(n) if not alike(probes[m], answers[m], right[m])]
     kinds = [STAGE_OF[law] for law in laws if law in STAGE_OF]
     if not stages or "cache" in kinds:
         return ("cache" if stages else ""), 0
     if len({*kinds}) == 1 == len(laws):
         return kinds[0], 0
-    if name == "flash" and all(
-        len(answers[m].outputs) == 2
-        and difference(answers[m].outputs[0], right[m].outputs[0])[1] is None
+    pairs = [
+        (answers[m].outputs[0], right[m].outputs[0])
         for m in wrong
-    ):
+        if name == "flash" and len(answers[m].outputs) == 2
+        if probes[m].law == "same"
+    ]
+    if pairs and all(difference(a, b)[1] is None for a, b in pairs):
         return "lse", 0
     if wrong and all(probes[m].inputs.get("mask") is not None for m in wrong):
         return "mask", 0
