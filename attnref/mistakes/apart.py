@@ -251,7 +251,8 @@ def started(
     it has started."""
     folder = tempfile.mkdtemp(prefix="attnref-")
     Path(folder, "inside").mkdir()
-    process = multiprocessing.get_context(START).Process(
+    context: Any = multiprocessing.get_context(START)
+    process = context.Process(
         target=work, args=(name, str(file), folder, seconds)
     )
     with _adopting() as others, warnings.catch_warnings():

@@ -325,6 +325,10 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype)
 
 
+def in_float32(inputs: Inputs) -> Inputs:
+    return inputs | {n: inputs[n].float() for n in tensors(inputs)}
+
+
 def tensors(inputs: Inputs) -> list[str]:
     return [n for n, value in inputs.items() if isinstance(value, Tensor)]
 
@@ -868,7 +872,7 @@ def cached_probes(
     ask("future", some, by=compared(once, last, "x", before))
     ask("rows", some, by=by_rows(in_chunks(4, 1), "x"))
     ask("apart", some, by=interleaved)
-    large = some | {n: some[n].float() for n in tensors(some)}
+    large = in_float32(some)
     ask("large", large | {"w_q": 64 * large["w_q"]}, by=in_chunks(4, 1))
 
     def small(f: Solution, i: Inputs) -> Outputs:
@@ -884,7 +888,7 @@ def cached_probes(
 
     ask("small", inputs(1, 64), by=small)
     if "theta" in some:
-        long = inputs(1, 2053, small=True)
+        long = in_float32(inputs(1, 2053, small=True))
         ask("far", {n: long[n] for n in long if n != "theta"}, by=far)
     mild = inputs(3, 5, most=2)
     ask.dtypes(mild, tensors(mild), by=in_chunks(4, 1))

@@ -93,7 +93,8 @@ class _All(Tensor):
     def tril(self, *_: object) -> Tensor:
         return self.as_subclass(Tensor)
 
-    triu = tril
+    def triu(self, *_: object) -> Tensor:
+        return self.as_subclass(Tensor)
 
 
 class _Torch:

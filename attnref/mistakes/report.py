@@ -588,7 +588,7 @@ def _slice(value: Tensor, of: Tensor) -> str:
     ):
         same = value.dtype == of.dtype and value.shape == of.shape
         return "[:]" if same and value.equal(of) else ""
-    left, words = value.storage_offset(), []
+    left, words = int(value.storage_offset()), list[str]()
     for size, all, step in zip(value.shape, of.shape, of.stride(), strict=True):
         start, left = divmod(left, step) if step else (0, left)
         words.append(":" if size == all else f"{start}:{start + size}")

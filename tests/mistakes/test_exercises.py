@@ -56,11 +56,14 @@ def test_every_form_of_every_exercise_is_right():
             assert probe.law in LAWS and probe.sizes
 
 
-@pytest.mark.parametrize("name", wrong.REFUSED)
+WRONG = ("maximum_from_zero", "weights_detached", "other_eps", "without_tiles")
+
+
+@pytest.mark.parametrize("name", sampled(wrong.REFUSED, WRONG))
 def test_wrong_solutions_are_refused(name):
     exercise, laws = wrong.REFUSED[name]
     report = check(exercise, getattr(wrong, name))
-    assert {v.law for v in report.failures} == {*laws}, str(report)
+    assert {v.law for v in report.failures} == {*laws.split()}, str(report)
 
 
 def test_small_inputs_are_tried_first():
@@ -85,7 +88,7 @@ def rewritten(*lines):
         assert text.count(right) == 1, right
         text = text.replace(right, wrong)
     found = {}
-    exec(compile(text, "otherwise.py", "exec"), found)
+    exec(compile(text, "einsum.py", "exec"), found)
     return SimpleNamespace(**found)
 
 
@@ -139,15 +142,14 @@ def test_a_mistake_is_named_though_some_inputs_differ():
     twice = ROOT, ROOT.replace("** 0.5", "")
     wrong = rewritten(twice, (divided, "    weights = e / total\n"))
     report = check("sdpa", wrong)
-    assert report.mistakes == (("empty-row-nan", "scaled-twice"),)
+    assert report.mistakes == (("empty-row-nan", "scale-twice"),)
     ones = divided + "    weights = weights.where(total > 0, 1.0)\n"
     report = check("sdpa", rewritten(twice, (divided, ones)))
-    assert report.mistakes == (("scaled-twice",),)
-    assert report.differs == ("empty",)
+    assert report.mistakes == (("scale-twice",),)
+    assert report.differs == ("empty", "gradients")
     said = f"on {report.agrees} of {report.tried} inputs; it differs where a"
-    assert said in str(report) and "查询什么都看不到时不同" in report.text(
-        language="zh"
-    )
+    assert said in str(report)
+    assert "查询什么都看不到" in report.text(language="zh")
 
 
 def doubled(x, dim=-1):
@@ -294,10 +296,10 @@ def test_it_is_shown_how_a_file_is_imported():
 
 
 FILES = {
-    "": "# sdpa: of you",
+    "": "import torch  # yours: sdpa",
     "/x/mine.py": "from mine import sdpa",
-    "/x/my-own.py": "# sdpa: of my-own.py",
-    "/x/mine.ipynb": "# sdpa: of mine.ipynb",
+    "/x/my-own.py": "import torch  # my-own.py: sdpa",
+    "/x/mine.ipynb": "import torch  # mine.ipynb: sdpa",
 }
 
 
