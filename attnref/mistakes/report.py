@@ -269,7 +269,8 @@ STAGES = {
     "tiles": Text(
         "look at what one tile hands on to the next: the maximum, the sum and "
         "the output so far. On few tiles it is right.",
-        "看一块交给下一块的量：到目前为止的最大值、和与输出。块很少时结果是对的。",
+        "看一块交给下一块的量：到目前为止的最大值、和与输出。"
+        "块很少时结果是对的。",
     ),
     "cache": Text(
         "look at the cache. One call with all tokens is right.",
