@@ -129,6 +129,13 @@ def test_what_waits_without_end_is_ended(tmp_path):
     )
 
 
+def test_a_file_that_calls_attnref_solves_nothing(tmp_path):
+    text = "import attnref\n\n\ndef softmax(x, dim=-1):\n"
+    path = written(tmp_path, text + "    return attnref.softmax(x, dim)\n")
+    told = check_file("softmax", path, language="en")
+    assert told.error.en.startswith("it calls attnref")
+
+
 def test_what_ends_its_process_is_told(tmp_path):
     path = written(tmp_path, "import os\nos._exit(7)\n")
     report = check_file("softmax", path, language="zh")
