@@ -15,7 +15,6 @@ import ctypes
 import json
 import linecache
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -250,6 +249,8 @@ def started(
     it has started."""
     folder = tempfile.mkdtemp(prefix="attnref-")
     Path(folder, "inside").mkdir()
+    import multiprocessing  # where nothing is checked, it is not needed
+
     context: Any = multiprocessing.get_context(START)
     process = context.Process(
         target=work, args=(name, str(file), folder, seconds)
