@@ -928,7 +928,8 @@ def mla_probes(*, absorbed: bool) -> list[Probe]:
     draw = Draw(9)
 
     def inputs(B: int, T: int, most: int = 3, *, small: bool = False) -> Inputs:
-        sizes = (2, 1, 2, 1, 2, 1) if small else (23, 5, 7, 6, 4, 7)
+        # Even: complex numbers in the style of DeepSeek's code need it.
+        sizes = (2, 1, 2, 2, 2, 1) if small else (23, 5, 8, 6, 4, 7)
         return mla_inputs(draw, B, T, *sizes, most=most)
 
     ask = cached_probes(inputs, lambda i: len(i["w_kv_a"]))
@@ -1065,7 +1066,7 @@ def pooled_probes() -> list[Probe]:
 
     for sizes in ((1, 1, 1, 1), (2, 1, 1, 1), (4, 2, 1, 1), (4, 2, 2, 2)):
         ask("same", of(*sizes))
-    for sizes in ((6, 2, 5, 7), (6, 3, 5, 7), (6, 6, 5, 7), (9, 3, 3, 3)):
+    for sizes in ((6, 2, 5, 7), (6, 3, 5, 7), (6, 6, 5, 7), (9, 3, 3, 27)):
         ask("same", of(*sizes))
     ask.dtypes(of(6, 2, 5, 7), ("w_k", "w_v"))
     return ask

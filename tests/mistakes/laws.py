@@ -23,7 +23,7 @@ def equals_torch(core: Callable[..., Tensor]) -> None:
     q = 3 * torch.randn(3, 6, 5, 8, dtype=torch.float64)
     k = torch.randn(3, 2, 7, 8, dtype=torch.float64)
     v = torch.randn(3, 2, 7, 4, dtype=torch.float64)
-    mask = torch.rand(3, 1, 5, 7) < 0.6
+    mask = torch.rand(3, 6, 5, 7) < 0.6
     mask[..., 0] = True
     for seen in (None, mask):
         wanted = F.scaled_dot_product_attention(

@@ -56,6 +56,16 @@ def packed(p: Any) -> tuple[Core]:
     return (attend,)
 
 
+def one_document(p: Any) -> tuple[Core]:
+    """The mask of a single document, for the last tokens."""
+
+    def mask(T: int, S: int) -> Tensor:
+        ids = torch.zeros(1, S, dtype=torch.long)
+        return p.masks.document_mask(ids)[0, 0, -T:]
+
+    return (mask,)
+
+
 def prefixed(p: Any) -> tuple[Core, Tensor]:
     """A decoder layer with a prefix of two tokens."""
     torch.manual_seed(0)
@@ -87,6 +97,7 @@ SUITES = {
             lambda p: padded(p.attention.attention, p.masks.padding_mask),
         ),
         (documents_are_apart, packed),
+        (is_causal, one_document),
     ),
     "core.masks": (
         (future_is_hidden, prefixed),
