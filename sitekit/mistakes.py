@@ -387,7 +387,8 @@ def exercises(language: str, link: Any) -> Iterator[str]:
     for name, asked in TASKS.items():
         defined = "<br>".join(f"`{each}`" for each in asked.signatures)
         title = getattr(asked.title, language)
-        yield f"| [`{name}`]({link(on[name])}#exercise) | {title}<br>{defined} |"
+        place = f"[`{name}`]({link(on[name])}#exercise)"
+        yield f"| {place} | {title}<br>{defined} |"
     yield ""
 
 
