@@ -77,7 +77,7 @@ def _exercise(
     yield ""
     yield f'??? note "{getattr(FILE, language).format(name=name)}"'
     yield ""
-    yield f'    ```py title="{name}.py"'
+    yield "    ```py"
     yield from (f"    {line}" for line in stub(name, language).splitlines())
     yield "    ```"
     yield ""
