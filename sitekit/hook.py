@@ -112,7 +112,7 @@ def on_page_read_source(page: Any, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import api, find, folds, mistakes, nav
+    from sitekit import api, exercise, find, folds, mistakes, nav
     from sitekit import files as downloads
 
     markdown = folds.counted(downloads.with_wheel(markdown), config)
@@ -120,6 +120,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     language = str(config.theme["language"])
     markdown = api.expanded(markdown, language)
     markdown = find.expanded(markdown, page.file.src_uri, language)
+    markdown = exercise.expanded(markdown, page.file.src_uri, language)
     return mistakes.expanded(markdown, page.file.src_uri, language)
 
 

@@ -37,6 +37,7 @@ from attnref.mistakes.catalogue import (
 from attnref.mistakes.tasks import TASKS
 from sitekit import ROOT, find, svg
 from sitekit.adapter import BuildError
+from sitekit.exercise import places
 from sitekit.markup import button
 from sitekit.render import render
 
@@ -378,14 +379,16 @@ def every_shape(language: str, _: Any) -> Iterator[str]:
     yield shapes([*catalogue().values()], language)
 
 
-def exercises(language: str, _: Any) -> Iterator[str]:
+def exercises(language: str, link: Any) -> Iterator[str]:
     heads = (getattr(WORDS[key], language) for key in ("exercise", "asked"))
     yield f"| {' | '.join(heads)} |"
     yield "| --- | --- |"
+    on = places()
     for name, asked in TASKS.items():
         defined = "<br>".join(f"`{each}`" for each in asked.signatures)
         title = getattr(asked.title, language)
-        yield f"| `{name}` | {title}<br>{defined} |"
+        place = f"[`{name}`]({link(on[name])}#exercise)"
+        yield f"| {place} | {title}<br>{defined} |"
     yield ""
 
 

@@ -6,6 +6,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from attnref.commands import check
 from attnref.mistakes.catalogue import (
     PAGES,
     SYMPTOMS,
@@ -14,7 +15,7 @@ from attnref.mistakes.catalogue import (
     files,
 )
 from attnref.mistakes.tasks import TASKS
-from sitekit import mistakes, pages
+from sitekit import exercise, mistakes, pages
 from tests.kit import sampled
 
 ROOTS = {"en": "", "zh": "zh/"}
@@ -154,11 +155,22 @@ def test_each_file_of_mistakes_has_a_page(language):
     assert PAGES.keys() == files().keys()
 
 
-def test_the_exercises_are_listed(site):
-    for root, language in (("", "en"), ("zh/", "zh")):
-        path = site.folder / root / "mistakes/check/index.html"
-        text = html.unescape(path.read_text(encoding="utf-8"))
-        for name, asked in TASKS.items():
-            assert f"<code>{name}</code>" in text
-            assert getattr(asked.title, language) in text
-            assert all(f"<code>{s}</code>" in text for s in asked.signatures)
+@each_language
+def test_each_exercise_is_listed_and_on_a_page_that_explains(site, language):
+    """With the file that the command writes."""
+    root = site.folder / ROOTS[language]
+    listed = html.unescape((root / "learn/exercises/index.html").read_text())
+    on = exercise.places()
+    assert sorted(on) == sorted(TASKS) and len(on) == 17
+    for name, stem in on.items():
+        assert f'href="../../{stem}/#exercise"><code>{name}</code>' in listed
+        assert getattr(TASKS[name].title, language) in listed
+        assert all(
+            f"<code>{s}</code>" in listed for s in TASKS[name].signatures
+        )
+        page = root / stem / "index.html"
+        _, _, part = page.read_text().partition('<h2 id="exercise"')
+        part = part.partition("<h2")[0]
+        said = html.unescape(re.sub(r"<[^>]+>", "", part))
+        assert check.stubbed(name, "-", language) in said
+        assert f"attnref check {name} {name}.py" in said
