@@ -8,7 +8,7 @@ wraps nor pushes anything away. So every drawing is laid out for the widest of
 the common fonts, DejaVu Sans, and holds in all the others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -37,13 +37,14 @@ class Flow(NamedTuple):
 
 class Drawing(NamedTuple):
     """`room` is what the title takes at 1 px, `width` what the drawing does:
-    panels share a row by them."""
+    panels share a row by them. `below` are lines of text."""
 
     title: str
     room: float
     width: float
     svg: Markup
     scrolls: bool = False
+    below: Sequence[str] = ()
 
 
 @cache
