@@ -1,0 +1,205 @@
+"""Home: the four variants in the sizes of one model, what a decode step reads,
+and what is checked."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+from markupsafe import Markup
+from torch import Tensor
+
+import attnref
+from attnref.mistakes.catalogue import catalogue
+from attnref.mistakes.exercises import EXERCISES
+from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
+from attnref.numbers.specs import Full, Mla, Model, find_model, models
+from sitekit import ROOT, shapes, svg
+from sitekit.drawn.compare import latent_wiring
+from sitekit.drawn.operations import H100
+from sitekit.mistakes import kills
+from sitekit.plots import Plot
+from sitekit.recorded import wiring
+from sitekit.render import Row, Word
+
+LLAMA = find_model("llama-3.1-8b")
+TOKENS = LLAMA.max_context
+
+
+@cache
+def four() -> dict[str, Model]:
+    """Llama-3.1-8B with each variant; MLA has DeepSeek-V3's widths."""
+    (own,), (v3,) = LLAMA.groups, find_model("deepseek-v3").groups
+    assert isinstance(own, Full) and isinstance(v3, Mla) and own.q_heads
+    latent = replace(v3, layers=own.layers, q_heads=own.q_heads)
+    groups = {
+        "MHA": replace(own, kv_heads=own.q_heads),
+        "GQA": own,
+        "MQA": replace(own, kv_heads=1),
+        "MLA": latent,
+    }
+    return {name: replace(LLAMA, groups=(g,)) for name, g in groups.items()}
+
+
+def _parts(model: Model) -> dict[str, int]:
+    """Elements that a layer caches of a token, by what they are."""
+    ((store,), (group,)) = model.groups[0].stores, model.groups
+    names = ("latent", "key") if isinstance(group, Mla) else ("key", "value")
+    widths = zip(names, store.widths, strict=True)
+    return {name: store.heads * width for name, width in widths}
+
+
+RULE = Markup('<path class="rule" d="M{0} 20v8m0-4H{1}m0-4v8"/>')
+LETTERS = {"query": "q", "key": "k", "value": "v", "latent": "c"}
+Q, MADE, CACHED, BAR = 10, 47, 98, 142  # where they stand in a card
+
+
+class Card(NamedTuple):
+    """One variant: which of the heads that are shown reads which key/value
+    head, `(H, K)`, and its bytes beside the most that a variant has."""
+
+    wires: Tensor
+    latent: bool
+    token: int
+    whole: int
+    most: int
+
+    def drawing(
+        self, axes: tuple[str, str], *, title: str, words: list[str]
+    ) -> svg.Drawing:
+        """`words`: below it, with {0} for the bytes of a token and {1} for
+        those of a whole context of {2} tokens."""
+        marks: list[Markup] = []
+
+        def place(i: int, n: int) -> float:
+            return 160 * (i + 0.5) / n
+
+        def boxed(
+            kind: str, x: float, y: float, letter: str, w: float = 17
+        ) -> Markup:
+            rx = 9 if kind == "query" else 3
+            ink = "on" if kind in ("key", "value", "latent") else kind
+            drawn = svg.BOX.format(kind, x - w / 2, y - 9, w, 18, rx, "")
+            return drawn + svg.TEXT.format(f"{ink} head", x, y, "", letter)
+
+        def pair(kind: str, x: float, y: float) -> Iterator[Markup]:
+            for row, name in enumerate(("key", "value")):
+                yield boxed(kind.format(name), x, y + 19 * row, LETTERS[name])
+
+        H, K = self.wires.shape
+        marks.append(svg.BOX.format("shelf", 0, CACHED - 15, 160, 49, 4, ""))
+        for h, k in self.wires.nonzero().tolist():
+            end = (place(h, H), MADE) if self.latent else (place(k, K), CACHED)
+            marks.append(svg.LINE.format(place(h, H), Q, *end))
+        if self.latent:
+            middle = CACHED + 9.5
+            for h in range(H):
+                marks.append(svg.LINE.format(place(h, H), MADE + 19, 80, middle))
+                marks += pair("{} made", place(h, H), MADE - 3)
+            marks.append(svg.BOX.format("latent", 36, middle - 18.5, 66, 37, 3, ""))
+            marks.append(svg.TEXT.format("on head", 69, middle, "", "c"))
+            marks.append(svg.BOX.format("key", 104, middle - 18.5, 20, 37, 3, ""))
+            marks.append(svg.TEXT.format("on head", 114, middle, "", "kᴿ"))
+        else:
+            for k in range(K):
+                marks += pair("{}", place(k, K), CACHED)
+        marks += [boxed("query", place(h, H), Q, "q") for h in range(H)]
+        share = max(2, 160 * self.token / self.most)
+        marks.append(svg.BOX.format("track", 0, BAR, 160, 8, 2, ""))
+        marks.append(svg.BOX.format("fill", 0, BAR, share, 8, 2, ""))
+        plain = re.sub(r"\*\*|\]\([^)]*\)|\[", "", title)
+        drawn = svg.SVG.format(160, BAR + 8, plain, Markup("").join(marks))
+        told = (size(self.token), size(self.whole), f"{TOKENS:,}")
+        below = [word.format(*told) for word in words]
+        return svg.Drawing(title, 0, 160, drawn, below=below)
+
+
+def card(variant: str, *, heads: int) -> Card:
+    """With so many of the query heads."""
+    found = {name: kv_bytes(m, 1) for name, m in four().items()}
+    ours, (group,) = four()[variant], four()[variant].groups
+    latent = isinstance(group, Mla)
+    if isinstance(group, Full):
+        assert group.q_heads
+        shown = max(1, heads * group.kv_heads // group.q_heads)
+        wires = wiring(
+            attnref.GroupedQueryAttention(
+                d_model=32, n_heads=heads, n_kv_heads=shown
+            )
+        )
+    else:
+        wires = latent_wiring(heads).up
+    whole, most = kv_bytes(ours, TOKENS), max(found.values())
+    return Card(wires, latent, found[variant], whole, most)
+
+
+def _step(narrow: bool) -> str:
+    """Widths are tokens, heights the bytes of a token in all layers: areas are
+    what a step reads. Beside each strip, what it writes."""
+    width, scale = (342, 5632) if narrow else (1000, 4096)  # bytes per pixel
+    left, right = (0, 326) if narrow else (86, 760)
+    y, marks = 44, []
+
+    def text(kind: str, x: float, y: float, words: str) -> Markup:
+        return svg.TEXT.format(kind, x, y, "", words)
+
+    def strip(kind: str, y: float, high: float) -> Iterator[Markup]:
+        yield svg.BOX.format(kind, left, y, right - left, high, 0, "")
+        if kind != "weights":
+            yield svg.BOX.format(kind, right + 4, y, 10, high, 0, "")
+
+    marks.append(text("axis", (left + right) / 2, 10, f"{TOKENS:,} {{tokens}}"))
+    marks.append(text("axis end", width if narrow else right + 14, 10, "{new}"))
+    marks.append(RULE.format(left, right))
+    every = {n: (kv_bytes(m, TOKENS), _parts(m)) for n, m in four().items()}
+    every["{weights}"] = weight_bytes(LLAMA), {"weights": 1}
+    for name, (read, parts) in every.items():
+        high, whole = read / TOKENS / scale, sum(parts.values())
+        row = high if narrow else max(high, 30)
+        top = y + (24 if narrow else (row - high) / 2)
+        middle = y + 8 if narrow else y + row / 2
+        letters = [(kind, LETTERS.get(kind, "")) for kind in parts]
+        marks.append(text("name", 0, middle, name))
+        for n, (kind, letter) in enumerate(letters):
+            at = (40 if name != "{weights}" else 0) + 14 * n
+            if letter:
+                marks.append(text(f"{kind} letter", at, middle, letter))
+        said = f"{size(read)} · {1e3 * read / H100.bandwidth:.3g} ms"
+        x = width if narrow else right + 30
+        marks.append(text("read" + " end" * narrow, x, middle, said))
+        at = top
+        for kind, n in parts.items():
+            marks += strip(kind, at, high * n / whole)
+            at += high * n / whole
+        for n in range(1, 16):
+            x = left + n * (right - left) / 16
+            marks.append(svg.LINE.format(x, top, x, top + high))
+        y += row + (40 if narrow else 16)
+    drawn = svg.SVG.format(width, y, "{title}", Markup("").join(marks))
+    kind = "narrow" if narrow else "wide"
+    return str(drawn).replace("<svg", f'<svg class="{kind} plot step"', 1)
+
+
+def step() -> Plot:
+    rows: list[Row] = []
+    for name, model in four().items():
+        read = kv_bytes(model, TOKENS)
+        parts = _parts(model)
+        held = " + ".join(f"{LETTERS[k]} {n:,}" for k, n in parts.items())
+        written, ms = kv_bytes(model, 1), 1e3 * read / H100.bandwidth
+        rows.append([name, held, size(written), size(read), f"{ms:.3g}"])
+    weights = weight_bytes(LLAMA)
+    ms = f"{1e3 * weights / H100.bandwidth:.3g}"
+    rows.append([Word("weights"), "–", "–", size(weights), ms])
+    return Plot(_step(narrow=False), _step(narrow=True), rows)
+
+
+def checked() -> Iterator[Row]:
+    """How many of each kind are checked."""
+    texts = (p.read_text("utf-8") for p in (ROOT / "attnref").rglob("*.py"))
+    hidden = sum(kills()[name]["same_shape"] for name in catalogue())
+    yield [str(len(catalogue())), Word("mistakes", (str(hidden),))]
+    yield [str(len(models())), Word("models")]
+    yield [str(sum(len(shapes.comments(t)) for t in texts)), Word("shapes")]
+    yield [str(len(EXERCISES)), Word("exercises")]
