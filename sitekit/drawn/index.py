@@ -200,6 +200,6 @@ def checked() -> Iterator[Row]:
     texts = (p.read_text("utf-8") for p in (ROOT / "attnref").rglob("*.py"))
     hidden = sum(kills()[name]["same_shape"] for name in catalogue())
     yield [str(len(catalogue())), Word("mistakes", (str(hidden),))]
-    yield [str(len(models())), Word("models")]
+    yield [str(len(models())), Word("released")]
     yield [str(sum(len(shapes.comments(t)) for t in texts)), Word("shapes")]
     yield [str(len(EXERCISES)), Word("exercises")]
