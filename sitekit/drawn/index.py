@@ -95,11 +95,17 @@ class Card(NamedTuple):
         if self.latent:
             middle = CACHED + 9.5
             for h in range(H):
-                marks.append(svg.LINE.format(place(h, H), MADE + 19, 80, middle))
+                marks.append(
+                    svg.LINE.format(place(h, H), MADE + 19, 80, middle)
+                )
                 marks += pair("{} made", place(h, H), MADE - 3)
-            marks.append(svg.BOX.format("latent", 36, middle - 18.5, 66, 37, 3, ""))
+            marks.append(
+                svg.BOX.format("latent", 36, middle - 18.5, 66, 37, 3, "")
+            )
             marks.append(svg.TEXT.format("on head", 69, middle, "", "c"))
-            marks.append(svg.BOX.format("key", 104, middle - 18.5, 20, 37, 3, ""))
+            marks.append(
+                svg.BOX.format("key", 104, middle - 18.5, 20, 37, 3, "")
+            )
             marks.append(svg.TEXT.format("on head", 114, middle, "", "kᴿ"))
         else:
             for k in range(K):
@@ -134,65 +140,69 @@ def card(variant: str, *, heads: int) -> Card:
     return Card(wires, latent, found[variant], whole, most)
 
 
-def _step(narrow: bool) -> str:
+def _step(narrow: bool, slowed: int) -> str:
     """Widths are tokens, heights the bytes of a token in all layers: areas are
     what a step reads. Beside each strip, what it writes."""
-    width, scale = (342, 5632) if narrow else (1000, 4096)  # bytes per pixel
-    left, right = (0, 326) if narrow else (86, 760)
+    width, scale = (342, 5632) if narrow else (1030, 4096)  # bytes per pixel
+    left, right = (0, 326) if narrow else (92, 840)
     y, marks = 44, []
 
     def text(kind: str, x: float, y: float, words: str) -> Markup:
         return svg.TEXT.format(kind, x, y, "", words)
 
-    def strip(kind: str, y: float, high: float) -> Iterator[Markup]:
-        yield svg.BOX.format(kind, left, y, right - left, high, 0, "")
-        if kind != "weights":
-            yield svg.BOX.format(kind, right + 4, y, 10, high, 0, "")
+    def box(
+        kind: str, x: float, y: float, w: float, h: float, more: str = ""
+    ) -> Markup:
+        return svg.BOX.format(kind, x, y, w, h, 0, Markup(more))
 
-    marks.append(text("axis", (left + right) / 2, 10, f"{TOKENS:,} {{tokens}}"))
-    marks.append(text("axis end", width if narrow else right + 14, 10, "{new}"))
+    said = f"{TOKENS:,} {{tokens}}"
+    marks.append(text("axis", (left + right) / 2, 10, said))
+    marks.append(text("axis end", width if narrow else right + 18, 10, "{new}"))
     marks.append(RULE.format(left, right))
     every = {n: (kv_bytes(m, TOKENS), _parts(m)) for n, m in four().items()}
     every["{weights}"] = weight_bytes(LLAMA), {"weights": 1}
     for name, (read, parts) in every.items():
         high, whole = read / TOKENS / scale, sum(parts.values())
         row = high if narrow else max(high, 30)
-        top = y + (24 if narrow else (row - high) / 2)
+        top = at = y + (24 if narrow else (row - high) / 2)
         middle = y + 8 if narrow else y + row / 2
-        letters = [(kind, LETTERS.get(kind, "")) for kind in parts]
+        ms = 1e3 * read / H100.bandwidth
         marks.append(text("name", 0, middle, name))
-        for n, (kind, letter) in enumerate(letters):
-            at = (40 if name != "{weights}" else 0) + 14 * n
-            if letter:
-                marks.append(text(f"{kind} letter", at, middle, letter))
-        said = f"{size(read)} · {1e3 * read / H100.bandwidth:.3g} ms"
-        x = width if narrow else right + 30
-        marks.append(text("read" + " end" * narrow, x, middle, said))
-        at = top
-        for kind, n in parts.items():
-            marks += strip(kind, at, high * n / whole)
-            at += high * n / whole
+        x = width if narrow else right + 34
+        kind = "read end" if narrow else "read"
+        marks.append(text(kind, x, middle, f"{size(read)} · {ms:.3g} ms"))
+        for n, (part, elements) in enumerate(parts.items()):
+            share = high * elements / whole
+            marks.append(box(part, left, at, right - left, share))
+            if letter := LETTERS.get(part):
+                marks.append(box(part, right + 4, at, 10, share))
+                marks.append(
+                    text(f"{part} letter", 44 + 14 * n, middle, letter)
+                )
+            at += share
+        time = f' style="--time:{slowed * ms / 1e3:.3g}s"'
+        marks.append(box("sweep", left, top, right - left, high, time))
         for n in range(1, 16):
             x = left + n * (right - left) / 16
             marks.append(svg.LINE.format(x, top, x, top + high))
         y += row + (40 if narrow else 16)
-    drawn = svg.SVG.format(width, y, "{title}", Markup("").join(marks))
+    drawn = svg.SVG.format(width, y - 12, "{title}", Markup("").join(marks))
     kind = "narrow" if narrow else "wide"
     return str(drawn).replace("<svg", f'<svg class="{kind} plot step"', 1)
 
 
-def step() -> Plot:
+def step(*, slowed: int) -> Plot:
+    """Pointed at, so many times slower."""
     rows: list[Row] = []
     for name, model in four().items():
-        read = kv_bytes(model, TOKENS)
-        parts = _parts(model)
+        read, parts = kv_bytes(model, TOKENS), _parts(model)
         held = " + ".join(f"{LETTERS[k]} {n:,}" for k, n in parts.items())
-        written, ms = kv_bytes(model, 1), 1e3 * read / H100.bandwidth
-        rows.append([name, held, size(written), size(read), f"{ms:.3g}"])
-    weights = weight_bytes(LLAMA)
-    ms = f"{1e3 * weights / H100.bandwidth:.3g}"
-    rows.append([Word("weights"), "–", "–", size(weights), ms])
-    return Plot(_step(narrow=False), _step(narrow=True), rows)
+        ms = f"{1e3 * read / H100.bandwidth:.3g}"
+        rows.append([name, held, size(kv_bytes(model, 1)), size(read), ms])
+    read = weight_bytes(LLAMA)
+    ms = f"{1e3 * read / H100.bandwidth:.3g}"
+    rows.append([Word("weights"), "–", "–", size(read), ms])
+    return Plot(*(_step(n, slowed) for n in (False, True)), rows)
 
 
 def checked() -> Iterator[Row]:
