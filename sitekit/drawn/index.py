@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+import torch
 from markupsafe import Markup
 from torch import Tensor
 
@@ -52,15 +53,16 @@ def _parts(model: Model) -> dict[str, int]:
 
 RULE = Markup('<path class="rule" d="M{0} 20v8m0-4H{1}m0-4v8"/>')
 LETTERS = {"query": "q", "key": "k", "value": "v", "latent": "c"}
-Q, MADE, CACHED, BAR = 10, 47, 98, 142  # where they stand in a card
+Q, MADE, CACHED, BAR = 10, 44, 98, 142  # where they stand in a card
 
 
 class Card(NamedTuple):
-    """One variant: which of the heads that are shown reads which key/value
-    head, `(H, K)`, and its bytes beside the most that a variant has."""
+    """One variant. `wires`: which of the query heads that are shown reads which
+    key/value head, `(H, K)`; `latent`: which of the latter are computed from a
+    latent, `(K,)`. Bytes of a token, of a context, and the most of a token."""
 
     wires: Tensor
-    latent: bool
+    latent: Tensor
     token: int
     whole: int
     most: int
@@ -70,74 +72,62 @@ class Card(NamedTuple):
     ) -> svg.Drawing:
         """`words`: below it, with {0} for the bytes of a token and {1} for
         those of a whole context of {2} tokens."""
-        marks: list[Markup] = []
+        wide, (H, K) = 160, self.wires.shape
+        made = bool(self.latent.any())
+        row, middle = MADE if made else CACHED, CACHED + 9.5
+        marks = [svg.BOX.format("shelf", 0, CACHED - 15, wide, 49, 4, "")]
 
         def place(i: int, n: int) -> float:
-            return 160 * (i + 0.5) / n
+            return wide * (i + 0.5) / n
 
-        def boxed(
-            kind: str, x: float, y: float, letter: str, w: float = 17
-        ) -> Markup:
+        def box(
+            kind: str, x: float, y: float, word: str, w: int = 17, h: int = 18
+        ) -> Iterator[Markup]:
+            filled = kind in ("key", "value", "latent")
             rx = 9 if kind == "query" else 3
-            ink = "on" if kind in ("key", "value", "latent") else kind
-            drawn = svg.BOX.format(kind, x - w / 2, y - 9, w, 18, rx, "")
-            return drawn + svg.TEXT.format(f"{ink} head", x, y, "", letter)
+            yield svg.BOX.format(kind, x - w / 2, y - h / 2, w, h, rx, "")
+            ink = "on" if filled else kind
+            down = kind == "query"  # q has its ink below the line
+            yield svg.TEXT.format(f"{ink} head", x, y - down, "", word)
 
-        def pair(kind: str, x: float, y: float) -> Iterator[Markup]:
-            for row, name in enumerate(("key", "value")):
-                yield boxed(kind.format(name), x, y + 19 * row, LETTERS[name])
-
-        H, K = self.wires.shape
-        marks.append(svg.BOX.format("shelf", 0, CACHED - 15, 160, 49, 4, ""))
         for h, k in self.wires.nonzero().tolist():
-            end = (place(h, H), MADE) if self.latent else (place(k, K), CACHED)
-            marks.append(svg.LINE.format(place(h, H), Q, *end))
-        if self.latent:
-            middle = CACHED + 9.5
-            for h in range(H):
-                marks.append(
-                    svg.LINE.format(place(h, H), MADE + 19, 80, middle)
-                )
-                marks += pair("{} made", place(h, H), MADE - 3)
-            marks.append(
-                svg.BOX.format("latent", 36, middle - 18.5, 66, 37, 3, "")
-            )
-            marks.append(svg.TEXT.format("on head", 69, middle, "", "c"))
-            marks.append(
-                svg.BOX.format("key", 104, middle - 18.5, 20, 37, 3, "")
-            )
-            marks.append(svg.TEXT.format("on head", 114, middle, "", "kᴿ"))
-        else:
-            for k in range(K):
-                marks += pair("{}", place(k, K), CACHED)
-        marks += [boxed("query", place(h, H), Q, "q") for h in range(H)]
-        share = max(2, 160 * self.token / self.most)
-        marks.append(svg.BOX.format("track", 0, BAR, 160, 8, 2, ""))
-        marks.append(svg.BOX.format("fill", 0, BAR, share, 8, 2, ""))
+            marks.append(svg.LINE.format(place(h, H), Q, place(k, K), row))
+        for (k,) in self.latent.nonzero().tolist():
+            marks.append(svg.LINE.format(place(k, K), row, 80, middle))
+        for h in range(H):
+            marks += box("query", place(h, H), Q, "q")
+        for k in range(K):
+            for n, name in enumerate(("key", "value")):
+                kind = f"{name} made" if made else name
+                marks += box(kind, place(k, K), row + 19 * n, LETTERS[name])
+        if made:
+            marks += box("latent", 69, middle, "c", 66, 37)
+            marks += box("key", 114, middle, "kᴿ", 20, 37)
+        share = max(2, wide * self.token / self.most)
+        for kind, long in (("track", wide), ("fill", share)):
+            marks.append(svg.BOX.format(kind, 0, BAR, long, 8, 2, ""))
         plain = re.sub(r"\*\*|\]\([^)]*\)|\[", "", title)
-        drawn = svg.SVG.format(160, BAR + 8, plain, Markup("").join(marks))
+        drawn = svg.SVG.format(wide, BAR + 8, plain, Markup("").join(marks))
         told = (size(self.token), size(self.whole), f"{TOKENS:,}")
         below = [word.format(*told) for word in words]
-        return svg.Drawing(title, 0, 160, drawn, below=below)
+        return svg.Drawing(title, 0, wide, drawn, below=below)
 
 
 def card(variant: str, *, heads: int) -> Card:
-    """With so many of the query heads."""
-    found = {name: kv_bytes(m, 1) for name, m in four().items()}
-    ours, (group,) = four()[variant], four()[variant].groups
-    latent = isinstance(group, Mla)
+    """With so many of the query heads; who reads what is found by running."""
+    (group,) = four()[variant].groups
     if isinstance(group, Full):
         assert group.q_heads
         shown = max(1, heads * group.kv_heads // group.q_heads)
-        wires = wiring(
-            attnref.GroupedQueryAttention(
-                d_model=32, n_heads=heads, n_kv_heads=shown
-            )
+        layer = attnref.GroupedQueryAttention(
+            d_model=32, n_heads=heads, n_kv_heads=shown
         )
+        wires, latent = wiring(layer), torch.zeros(shown)
     else:
-        wires = latent_wiring(heads).up
-    whole, most = kv_bytes(ours, TOKENS), max(found.values())
-    return Card(wires, latent, found[variant], whole, most)
+        wires, latent, *_ = latent_wiring(heads)
+    found = {name: kv_bytes(m, 1) for name, m in four().items()}
+    whole = kv_bytes(four()[variant], TOKENS)
+    return Card(wires, latent, found[variant], whole, max(found.values()))
 
 
 def _step(narrow: bool, slowed: int) -> str:
@@ -148,6 +138,8 @@ def _step(narrow: bool, slowed: int) -> str:
     y, marks = 44, []
 
     def text(kind: str, x: float, y: float, words: str) -> Markup:
+        """Its ink may begin before its place, or end after it."""
+        x = min(max(x, 2), width - 2)
         return svg.TEXT.format(kind, x, y, "", words)
 
     def box(
