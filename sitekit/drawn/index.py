@@ -93,7 +93,7 @@ class Card(NamedTuple):
         for h, k in self.wires.nonzero().tolist():
             marks.append(svg.LINE.format(place(h, H), Q, place(k, K), row))
         for (k,) in self.latent.nonzero().tolist():
-            marks.append(svg.LINE.format(place(k, K), row, 80, middle))
+            marks.append(svg.LINE.format(place(k, K), row + 19, 80, middle))
         for h in range(H):
             marks += box("query", place(h, H), Q, "q")
         for k in range(K):
