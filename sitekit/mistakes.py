@@ -82,6 +82,7 @@ WORDS = {
     "copied": Text("Copied", "已复制"),
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
+    "filter": Text("Filter by title or id", "按标题或 id 筛选"),
     "wrong": Text("wrong", "错误"),
 }
 MANY = 12  # more than this many of a symptom are told apart further
@@ -253,11 +254,24 @@ def figure(mistake: Mistake, language: str) -> str:
     return render("figure", panels=drawn, caption="")
 
 
+def thumbnail(mistake: Mistake, _: str) -> str:
+    """SVG: the wrong heat map, if there is one."""
+    right, wrong = seen(mistake.id)
+    if right.dim() != 2 or isinstance(wrong, str):
+        return ""
+    return svg.thumbnail(wrong.double(), right.double())
+
+
 def with_pictures(html: str, language: str) -> str:
     """Once Markdown and the search have read the page, which takes them long:
     each `<!-- diffs of ID -->` and `<!-- figure of ID -->` becomes what it
     stands for."""
-    drawn = {"diffs": diffs, "others": others, "figure": figure}
+    drawn = {
+        "diffs": diffs,
+        "others": others,
+        "figure": figure,
+        "thumbnail": thumbnail,
+    }
     return PICTURES.sub(
         lambda match: drawn[match[1]](catalogue()[match[2]], language), html
     )
@@ -303,41 +317,53 @@ def entry(
     yield ""
 
 
-def groups(question: Any, names: set[str]) -> Iterator[tuple[Any, set[str]]]:
-    """The mistakes by the first answer that leads to them, and by the next one
-    where they are many."""
+def groups(
+    question: Any, names: set[str], key: str, language: str, level: str = "###"
+) -> Iterator[str | list[str]]:
+    """The mistakes below the first answer that leads to them, and below the
+    next one where they are many: headings, questions and lists of ids."""
+    yield getattr(Text(*question["ask"]), language)
     for answer in question["answers"]:
+        word, *texts = answer["if"]
         held = names & find.reached(answer)
         names = names - held
-        if "ask" in answer and len(held) > MANY:
-            for texts, below in groups(answer, held):
-                yield [answer["if"], *texts], below
-        elif held:
-            yield [answer["if"]], held
+        if held:
+            said = getattr(Text(*texts), language)
+            yield f"{level} {said} {{ #{key}-{word} }}"
+            if "ask" in answer and len(held) > MANY:
+                yield from groups(answer, held, key, language, f"{level}#")
+            else:
+                yield [name for name in catalogue() if name in held]
 
 
 def symptoms(language: str, link: Any) -> Iterator[str]:
     """All entries, each below what one sees of it."""
     place = {
-        mistake.id: f"[{getattr(mistake.title, language)}]"
+        mistake.id: f"<!-- thumbnail of {mistake.id} -->"
+        f"[{getattr(mistake.title, language)}]"
         f"({link(PAGES[name])}#{mistake.id})"
         for name, held in files().items()
         for mistake in held
     }
+    yield (
+        f'<p class="filter" hidden><label>{getattr(WORDS["filter"], language)}'
+        ' <input type="search"></label> <output></output></p>'
+    )
+    yield ""
     for key, symptom in SYMPTOMS.items():
         title = getattr(symptom, language)
         yield f"## {title[0].upper()}{title[1:]} {{ #{key} }}"
         yield ""
         every = {m.id for m in catalogue().values() if m.symptom == key}
+        few = [[name for name in place if name in every]]
+        many = len(every) > MANY / 2
         question = find.tree()[key]
-        asked = getattr(Text(*question["ask"]), language)
-        yield asked.replace("](#", f"]({link('mistakes/find-your-bug')}#")
-        yield ""
-        for answers, held in groups(question, every):
-            said = (getattr(Text(*texts), language) for texts in answers)
-            yield f"**{' · '.join(said)}**"
-            yield ""
-            yield from (f"- {place[name]}" for name in place if name in held)
+        for part in groups(question, every, key, language) if many else few:
+            if isinstance(part, list):
+                yield from (f"- {place[name]}" for name in part)
+            else:
+                to = link("mistakes/find-your-bug")
+                yield part.replace("](#", f"]({to}#")
             yield ""
 
 

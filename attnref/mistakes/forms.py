@@ -44,12 +44,10 @@ def _own(p: Plain) -> Plain:
     return other
 
 
-def _attend(p: Plain, through: str, *masks: Tensor | None) -> SimpleNamespace:
-    """In place of torch.nn.functional: its core, or plain.attention. `masks`:
-    the mask of the exercise in place of that of the layer."""
+def _attend(p: Plain, through: str) -> SimpleNamespace:
+    """In place of torch.nn.functional: its core, or plain.attention."""
 
     def core(q: Any, k: Any, v: Any, mask: Any = None, **others: Any) -> Any:
-        (mask,) = masks or (mask,)
         if through != "attention":
             return F.scaled_dot_product_attention(q, k, v, mask, **others)
         if others.get("enable_gqa"):
@@ -59,7 +57,8 @@ def _attend(p: Plain, through: str, *masks: Tensor | None) -> SimpleNamespace:
         q = q * (others.get("scale", width**-0.5) * width**0.5)
         return p.attention.attention(q, k, v, mask)
 
-    return SimpleNamespace(scaled_dot_product_attention=core)
+    changed = vars(F) | {"scaled_dot_product_attention": core}
+    return SimpleNamespace(**changed)
 
 
 def _called(
@@ -75,7 +74,51 @@ def _proj(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Any:
 
 def _made(kind: Any, *sizes: Any, **others: Any) -> Any:
     with torch.device("meta"):  # the weights come with the call
-        return kind(*sizes, **others)
+        return kind(*sizes, **others).eval()
+
+
+class _Valid:
+    """What a layer takes for `valid`, and makes any mask of."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+
+    def __getitem__(self, _: object) -> Tensor:
+        return self.mask
+
+
+class _All(Tensor):
+    """A mask whose triangle is all of it."""
+
+    def tril(self, *_: object) -> Tensor:
+        return self.as_subclass(Tensor)
+
+    def triu(self, *_: object) -> Tensor:
+        return self.as_subclass(Tensor)
+
+
+class _Torch:
+    """torch for a causal layer that is to have another mask than its own."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def ones(self, *sizes: Any, **others: Any) -> Any:
+        return torch.ones(*sizes, **others).as_subclass(_All)
+
+    def ones_like(self, *_: Any, **__: Any) -> Any:
+        return self.hidden.as_subclass(_All)
+
+
+def _whole(mask: Tensor | None, T: int) -> tuple[Tensor, Any]:
+    """A mask, and torch for a causal layer that is to have it."""
+    every = torch.ones(T, T, dtype=torch.bool)
+    mask = every if mask is None else mask
+    causal = mask.dim() == 2 and mask.equal(every.tril())
+    return mask, torch if causal else _Torch(~mask)
 
 
 def _softmax(p: Plain) -> object:
@@ -118,24 +161,13 @@ def _self(p: Plain, through: str) -> object:
         x, w_q, w_k, w_v, w_o, H, *K = given
         E = x.shape[2]
         p.gqa.rope = lambda x, *_: x
-        p.gqa.F = _attend(p, through, mask)
+        p.gqa.F = _attend(p, through)
+        whole, p.gqa.torch = _whole(mask, x.shape[1])
+        valid = None if p.gqa.torch is torch else _Valid(whole)
         layer = _made(p.gqa.GQA, E, H, *K or [len(w_k) * H // E])
-        return _called(layer, _proj(w_q, w_k, w_v, w_o), x)
+        return _called(layer, _proj(w_q, w_k, w_v, w_o), x, valid=valid)
 
     return attention
-
-
-class _Torch:
-    """torch for plain.mha, whose `future` is what a mask hides."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def ones_like(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(triu=lambda *_: self.hidden)
 
 
 def _mha(p: Plain) -> object:
@@ -144,10 +176,7 @@ def _mha(p: Plain) -> object:
 
     def mha(*given: Any, mask: Tensor | None = None) -> Any:
         x, w_q, w_k, w_v, w_o, n_heads = given
-        every = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
-        mask = every if mask is None else mask
-        causal = mask.dim() == 2 and mask.equal(every.tril())
-        p.mha.torch = torch if causal else _Torch(~mask)
+        _, p.mha.torch = _whole(mask, x.shape[1])
         layer = _made(p.mha.MHA, x.shape[2], n_heads)
         # It is causal: no row of its own is empty, and would be NaN.
         layer.o_proj.register_forward_pre_hook(
@@ -196,10 +225,11 @@ def _cross(p: Plain, through: str) -> object:
 
     def cross(*given: Any, mask: Tensor | None = None) -> Any:
         x, context, w_q, w_k, w_v, w_o, n_heads = given
-        p.cross.F = _attend(p, through, mask)
+        p.cross.F = _attend(p, through)
         sizes = x.shape[2], n_heads, context.shape[2]
         layer = _made(p.cross.CrossAttention, *sizes)
-        return _called(layer, _proj(w_q, w_k, w_v, w_o), x, context)
+        valid = None if mask is None else _Valid(mask)
+        return _called(layer, _proj(w_q, w_k, w_v, w_o), x, context, valid)
 
     return cross
 

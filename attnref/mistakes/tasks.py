@@ -44,12 +44,13 @@ class Task(NamedTuple):
 # What is judged of every exercise but masks, and of those that are trained.
 ALWAYS = Text(
     en="""\
-Judged with sizes of many kinds and with large numbers, in float64, float32,
-bfloat16 and float16; the dtype of the output is that of the input. The input is
-not modified, and attnref is not called.""",
+Judged with sizes of many kinds and with large numbers, in float64 and float32,
+in bfloat16 and float16 too if it raises no error; the dtype of the output is
+that of the input. The input is not modified, and attnref is not called.""",
     zh="""\
-判分时会试各种尺寸和很大的数，dtype 有 float64、float32、bfloat16 和 float16，
-输出的 dtype 与输入相同。不能修改输入，不能调用 attnref。""",
+判分时会试各种尺寸和很大的数，dtype 是 float64 和 float32；bfloat16 和 float16
+可以报错，不报错就要对。输出的 dtype 与输入相同。
+不能修改输入，不能调用 attnref。""",
 )
 TRAINED = Text(
     en="Gradients with respect to x, context, q, k and v are judged too, "

@@ -78,7 +78,7 @@ def test_what_is_shown_differs(name):
     assert right.equal(mistakes.shown(catalogue()[name])), "another each time"
     if isinstance(wrong, str):
         assert wrong
-    else:
+    elif wrong.shape == right.shape:
         assert not torch.allclose(
             right.double(), wrong.double(), rtol=1e-3, equal_nan=True
         )

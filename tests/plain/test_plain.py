@@ -49,14 +49,14 @@ def test_what_two_files_need_is_in_both_in_the_same_words():
                 part = ast.get_source_segment(text, node)
                 texts[node.name][path.stem] = part
     del texts["rope"]["mla"]  # of other pairs
-    repeated = {name: {*t} for name, t in texts.items() if len(t) > 1}
-    assert repeated == {
+    for name, files in {
         "rope": {"rope", "gqa", "llama"},
         "KVCache": {"kv_cache", "gqa", "llama", "mla"},
         "GQA": {"gqa", "llama"},
-    }
-    for name in repeated:
-        assert len({*texts[name].values()}) == 1, name
+    }.items():
+        assert files <= texts[name].keys()
+    for name, found in texts.items():
+        assert len({*found.values()}) == 1, name
 
 
 def test_softmax_is_that_of_the_package():
@@ -156,6 +156,7 @@ def test_mha_is_that_of_the_package_and_of_torch():
     joined = {"in_proj_weight": torch.cat(rows), "out_proj.weight": o_proj}
     torchs.double().load_state_dict(joined)
     equal(ours(x), torchs(x, x, x, attn_mask=~masks.causal_mask(T))[0])
+    equal(ours.eval()(x), theirs(x))
 
 
 @pytest.mark.parametrize("kv_heads", [1, K, H])
@@ -168,6 +169,9 @@ def test_gqa_is_that_of_the_package(file, kv_heads):
         )
         told = more | {"theta": theta} if more else {}
         same_in_all_ways(file.GQA(**sizes, **told), sharp(theirs))
+    ours, cache = file.GQA(**sizes), file.KVCache(T)
+    ours(torch.randn(B, T, E), cache)
+    assert cache.stored.shape == (2, B, kv_heads, T, D)
 
 
 @pytest.mark.parametrize("rank", [None, Q])
@@ -244,9 +248,11 @@ def test_cross_attention_is_that_of_the_package(width):
 
 @pytest.mark.parametrize("file", [kv_cache, gqa, llama, mla])
 def test_a_cache_returns_all_and_is_unchanged_by_what_does_not_fit(file):
-    cache, kv = file.KVCache(T), tokens(2, B, K, T, D)
+    cache, other = file.KVCache(T), file.KVCache(T)
+    kv = tokens(2, B, K, T, D)
     for start, end in ((0, 3), (3, 4), (4, T - 1)):
         kept = cache.append(*kv[:, :, :, start:end])
+        other.append(*-kv[:, :, :, start:end])
         assert torch.equal(torch.stack(kept), kv[:, :, :, :end])
     with pytest.raises(ValueError, match=f"{T + 1} tokens, room for {T}"):
         cache.append(*kv[:, :, :, :2])

@@ -30,10 +30,12 @@ REPRESENTATIVES = {
     "numbers/memory/",  # wide tables and plots
     "mistakes/cache-mistakes/",
     "numbers/calculator/",
-    "api/",
+    "api/models/",
     "files/",
     "learn/exercises/",
 }
+# What a page of the API may break, two show: the others wait for the audit.
+API = {path for path in PATHS if path.startswith("api/")}
 WIDTHS = {"light": 1440, "dark": 390}
 
 
@@ -283,7 +285,10 @@ def weight(file):
     "path",
     sampled(
         PATHS,
-        lambda path: path.removeprefix("zh/") in {path, *REPRESENTATIVES},
+        lambda path: (
+            path.removeprefix("zh/") in {path, *REPRESENTATIVES}
+            and path not in API - {"api/core/", *REPRESENTATIVES}
+        ),
     ),
 )
 def test_a_page_is_right_and_light(tab, address, site, fonts, path):

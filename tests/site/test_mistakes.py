@@ -4,6 +4,7 @@ import html
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from attnref.mistakes.catalogue import (
     PAGES,
@@ -75,6 +76,48 @@ def test_each_mistake_stands_below_its_symptom(site, language):
     for mistake in catalogue().values():
         (found,) = (k for k, part in told.items() if f'#{mistake.id}"' in part)
         assert found == mistake.symptom
+
+
+@pytest.mark.parametrize("language", sampled(ROOTS, ["zh"]))
+def test_letters_narrow_the_list(visit, address, language):
+    page = visit(f"{address}{ROOTS[language]}mistakes/by-symptom/")
+    field, links = page.locator(".filter input"), ".filter ~ ul a"
+    field.press_sequentially("window a")
+    wanted = {
+        m.id: m.symptom
+        for m in catalogue().values()
+        if all(
+            word in (getattr(m.title, language) + m.id).lower()
+            for word in ("window", "a")
+        )
+    }
+    shown = (
+        "all => all.filter(e => e.checkVisibility()).map(e => e.hash ?? e.id)"
+    )
+    hashes = page.eval_on_selector_all(links, shown)
+    assert hashes and {*hashes} == {f"#{name}" for name in wanted}
+    heads = page.eval_on_selector_all("article h2", shown)
+    assert {*heads} == {*wanted.values()}
+    told = f"{len(wanted)} / {len(catalogue())}"
+    expect(page.locator(".filter output")).to_have_text(told)
+    assert page.url.endswith("?filter=window+a")
+    page.reload()
+    assert page.eval_on_selector_all(links, shown) == hashes
+    field.fill("")
+    assert len(page.eval_on_selector_all(links, shown)) == len(catalogue())
+    assert "?" not in page.url
+
+
+def test_each_answer_is_an_address(visit, address):
+    page = visit(f"{address}mistakes/find-your-bug/#worse-scale")
+    entries = "details:has(> summary > #{}) > ul a"
+    expect(page.locator(entries.format("worse-scale")).first).to_be_visible()
+    assert page.locator("details[open]").count() == 3
+    page.locator("#worse-sum").click()
+    assert page.url.endswith("#worse-sum")
+    page.evaluate("location.hash = 'heads-layer-rows'")
+    first = page.locator(entries.format("heads-layer-rows")).first
+    expect(first).to_be_visible()
 
 
 def test_a_diff_stands_at_the_margin():

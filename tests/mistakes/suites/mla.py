@@ -13,10 +13,16 @@ from tests.mistakes.laws import (
     module_is_called,
     order_is_seen,
     pads_change_nothing,
+    refusal_changes_nothing,
     rope_is_as_published,
     yarn_scales_scores,
 )
-from tests.mistakes.suites.layer import filled, step_by_step, tokens
+from tests.mistakes.suites.layer import (
+    filled,
+    refused_append,
+    step_by_step,
+    tokens,
+)
 
 SIZES = 24, 6, 8, 5  # R, Dn, Dr, Dv; H is 3
 LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -89,6 +95,7 @@ SUITES = {
         (latent_is_cached, stored),
         (module_is_called, hooked),
         (full_cache_refuses, lambda p: (p.mla.KVCache,)),
+        (refusal_changes_nothing, lambda p: refused_append(p.mla.KVCache)),
     ),
     "layers.mla": ((yarn_scales_scores, stretched),),
 }
