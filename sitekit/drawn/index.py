@@ -15,7 +15,14 @@ import attnref
 from attnref.mistakes.catalogue import catalogue
 from attnref.mistakes.exercises import EXERCISES
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
-from attnref.numbers.specs import Full, Mla, Model, find_model, models
+from attnref.numbers.specs import (
+    Full,
+    Group,
+    Mla,
+    Model,
+    find_model,
+    models,
+)
 from sitekit import ROOT, shapes, svg
 from sitekit.drawn.compare import latent_wiring
 from sitekit.drawn.operations import H100
@@ -34,7 +41,7 @@ def four() -> dict[str, Model]:
     (own,), (v3,) = LLAMA.groups, find_model("deepseek-v3").groups
     assert isinstance(own, Full) and isinstance(v3, Mla) and own.q_heads
     latent = replace(v3, layers=own.layers, q_heads=own.q_heads)
-    groups = {
+    groups: dict[str, Group] = {
         "MHA": replace(own, kv_heads=own.q_heads),
         "GQA": own,
         "MQA": replace(own, kv_heads=1),
@@ -135,7 +142,7 @@ def _step(narrow: bool, slowed: int) -> str:
     what a step reads. Beside each strip, what it writes."""
     width, scale = (342, 5632) if narrow else (1030, 4096)  # bytes per pixel
     left, right = (0, 326) if narrow else (92, 840)
-    y, marks = 44, []
+    y, marks = 44.0, list[Markup]()
 
     def text(kind: str, x: float, y: float, words: str) -> Markup:
         """Its ink may begin before its place, or end after it."""
@@ -175,8 +182,8 @@ def _step(narrow: bool, slowed: int) -> str:
         time = f' style="--time:{slowed * ms / 1e3:.3g}s"'
         marks.append(box("sweep", left, top, right - left, high, time))
         for n in range(1, 16):
-            x = left + n * (right - left) / 16
-            marks.append(svg.LINE.format(x, top, x, top + high))
+            cut = left + n * (right - left) / 16
+            marks.append(svg.LINE.format(cut, top, cut, top + high))
         y += row + (40 if narrow else 16)
     drawn = svg.SVG.format(width, y - 12, "{title}", Markup("").join(marks))
     kind = "narrow" if narrow else "wide"
@@ -194,7 +201,7 @@ def step(*, slowed: int) -> Plot:
     read = weight_bytes(LLAMA)
     ms = f"{1e3 * read / H100.bandwidth:.3g}"
     rows.append([Word("weights"), "–", "–", size(read), ms])
-    return Plot(*(_step(n, slowed) for n in (False, True)), rows)
+    return Plot(_step(False, slowed), _step(True, slowed), rows)
 
 
 def checked() -> Iterator[Row]:
