@@ -51,11 +51,12 @@ def four() -> dict[str, Model]:
 
 
 def _parts(model: Model) -> dict[str, int]:
-    """Elements that a layer caches of a token, by what they are."""
+    """Elements that all layers cache of a token, by what they are."""
     ((store,), (group,)) = model.groups[0].stores, model.groups
     names = ("latent", "key") if isinstance(group, Mla) else ("key", "value")
     widths = zip(names, store.widths, strict=True)
-    return {name: store.heads * width for name, width in widths}
+    held = store.heads * group.layers
+    return {name: held * width for name, width in widths}
 
 
 RULE = Markup('<path class="rule" d="M{0} 20v8m0-4H{1}m0-4v8"/>')
