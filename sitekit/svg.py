@@ -9,7 +9,7 @@ the common fonts, DejaVu Sans, and holds in all the others.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -38,13 +38,14 @@ class Flow(NamedTuple):
 
 class Drawing(NamedTuple):
     """`room` is what the title takes at 1 px, `width` what the drawing does:
-    panels share a row by them."""
+    panels share a row by them. `below` are lines of text."""
 
     title: str
     room: float
     width: float
     svg: Markup
     scrolls: bool = False
+    below: Sequence[str] = ()
 
 
 @cache

@@ -93,7 +93,7 @@ def said(text):
     a page has beside its text: buttons, links to files, its card."""
     for away in (
         r"<(pre|svg|math|script)\b.*?</\1>",
-        r'<p class="panel-title">.*?</p>',
+        r'<p class="(panel-title|below)">.*?</p>',
         r'<a class="(headerlink|notebook)".*?</a>',
         r'<div class="controls">.*?</table>',
         r'<div class="(ways|other|statement|imported)">.*?</div>',
