@@ -508,8 +508,8 @@ class Explained(NamedTuple):
 def explained(name: str, answers: Sequence[Answer]) -> Explained:
     """The mistakes, or else pairs of them, that give these answers.
 
-    In half precision a solution may fail for a reason of its own: what agrees
-    with it there too comes first, but need not exist.
+    In half precision and in gradients a solution may fail for a reason of its
+    own: what agrees with it there too comes first, but need not exist.
     """
     probes, right, *_ = rights(name)
     told = [n for n, probe in enumerate(probes) if probe.law not in UNTOLD]
@@ -522,7 +522,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         told = [n for n in told if {*probes[n].inputs} in kinds]
     if not failing:  # what fails is a law by which no mistake is recognised
         return Explained()
-    half = {n for n in told if probes[n].law == "dtype"}
+    half = {n for n in told if probes[n].law in ("dtype", "gradients")}
     if half.issuperset(failing):
         half = set()
     first = [n for n in failing if n not in half]

@@ -958,7 +958,7 @@ def stored(kept: object) -> dict[int, Tensor]:
     """The floats that a cache holds, wherever it holds them."""
     found: dict[int, Tensor] = {}
     seen: dict[int, object] = {}
-    left = [kept]
+    left: list[Any] = [kept]
     while left:
         value = left.pop()
         if id(value) in seen or isinstance(value, str | type):

@@ -90,10 +90,10 @@ class _Valid:
 class _All(Tensor):
     """A mask whose triangle is all of it."""
 
-    def tril(self, *_: object) -> Tensor:
+    def tril(self, *_: Any, **__: Any) -> Tensor:
         return self.as_subclass(Tensor)
 
-    def triu(self, *_: object) -> Tensor:
+    def triu(self, *_: Any, **__: Any) -> Tensor:
         return self.as_subclass(Tensor)
 
 

@@ -411,7 +411,7 @@ def test_a_cache_larger_than_it_need_be_is_told():
     report = check("mla_latent", mla_latent)
     (law,) = report.failures
     assert law.law == "small"
-    assert law.fault.en == "41 numbers per token, at most 11 are needed"
+    assert law.fault.en == "42 numbers per token, at most 12 are needed"
 
 
 def test_absorption_that_expands_is_told():

@@ -105,7 +105,8 @@ MODULES = "plain.gqa", "plain.attention", "plain.mha"
 def variant_of(name, *modules):
     """Its lines for the first of these modules that it has any for."""
     every = [*every_variant(catalogue()[name])]
-    held = {v[0].module: v for v in every if len({x.module for x in v}) == 1}
+    one = [v for v in reversed(every) if len({x.module for x in v}) == 1]
+    held = {v[0].module: v for v in one}
     return next((held[m] for m in modules if m in held), every[0])
 
 

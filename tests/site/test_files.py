@@ -343,12 +343,12 @@ def test_a_link_to_nothing_stops_the_build_with_its_place(link, told):
     urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
     html = '<a href="{}"></a>'
     site = files.Site(files.Where(), urls, {})
-    blank = ROOT / "docs/zh/index.md"
+    blank = ROOT / "docs/zh/conventions.md"
     right = files.with_files(html.format("page:layers/gqa#cost"), blank, site)
-    assert right == '<a href="layers/gqa/#cost">分组查询注意力（GQA）</a>'
+    assert right == '<a href="../layers/gqa/#cost">分组查询注意力（GQA）</a>'
     with pytest.raises(BuildError, match=re.escape(told)) as stopped:
         files.with_files(html.format(link), blank, site)
-    assert str(stopped.value).startswith("docs/zh/index.md: ")
+    assert str(stopped.value).startswith("docs/zh/conventions.md: ")
     with pytest.raises(BuildError, match="came out as blocks of"):
         files.with_files("", path, site)
 
