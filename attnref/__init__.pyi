@@ -39,9 +39,9 @@ from attnref.layers.mla import (
     form_of,
 )
 from attnref.layers.mqa import MultiQueryAttention, multi_query_loop
-from attnref.mistakes.checker import Report as Report
-from attnref.mistakes.checker import Verdict as Verdict
 from attnref.mistakes.checker import check as check
+from attnref.mistakes.report import Report as Report
+from attnref.mistakes.report import Verdict as Verdict
 from attnref.models.block import Block, Decoder, SwiGLU, greedy, sampled
 from attnref.models.convert import (
     dequantised,

@@ -7,7 +7,9 @@ which nothing that it includes or draws has changed, is not rendered again.
 
 import logging
 import os
+import re
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -16,9 +18,11 @@ from typing import Any, NamedTuple
 from material.plugins.search.plugin import (  # type: ignore[import-untyped]
     Parser,
 )
-from mkdocs.commands.build import _populate_page, build
+from mkdocs.commands import serve
+from mkdocs.commands.build import _build_page, _populate_page, build
 from mkdocs.config import load_config
 from mkdocs.exceptions import BuildError
+from mkdocs.livereload import LiveReloadServer
 from mkdocs.structure.files import File, Files, get_files
 from mkdocs.structure.nav import get_navigation
 from mkdocs.structure.pages import Page
@@ -83,26 +87,105 @@ def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:
     return str(body), dict(meta)
 
 
-def wait_below(server: Any, root: str, wait: Callable[[], None]) -> None:
-    """A server that waits before it answers for an address below `root`, and
-    makes the files that are made when they are asked for."""
+class Asked(NamedTuple):
+    """A file that is asked for while the site is built for the first time."""
 
-    def still() -> bool:
-        return bool(server._visible_epoch == server._wanted_epoch)
+    place: str  # core/gqa/index.html
+    answer: Callable[[], bytes]
+    answered: "Future[bytes | None]"
 
-    def answer(environ: Any, start_response: Any) -> Any:
-        path = environ["PATH_INFO"].removeprefix(server.mount_path)
+
+_asked: list[Asked] = []
+_asking = Lock()
+# Such a page is not made alone: it leads to others, or they to it.
+API = re.compile(r"^::: (attnref|names\b)|\]\[attnref", re.MULTILINE)
+
+
+class Server(LiveReloadServer):
+    """MkDocs' own, but it answers while it builds the site for the first time:
+    `make_asked` makes what is asked for. It also makes the files that are made
+    when they are asked for, and waits before it answers for an address below
+    one of `waits`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._built = False
+        self.waits: dict[str, Callable[[], None]] = {}
+        self._watched_paths[""] = 0  # so that a page waits for its next version
+        self.server_bind()
+        self.server_activate()
+        self.serve_thread.daemon = True  # a build that fails ends it
+        self.serve_thread.start()
+        log.info(f"{self.url} answers, and what it is asked for is built first")
+
+    def serve(self, **options: Any) -> None:
+        del self._watched_paths[""]
+        with _asking:
+            self._built = True
+        for asked in _asked:
+            asked.answered.set_result(None)
+        _asked.clear()
+        for part, name in (
+            (self, "server_bind"),
+            (self, "server_activate"),
+            (self.serve_thread, "start"),
+        ):
+            setattr(part, name, lambda: None)  # that has been done
+        super().serve(**options)  # type: ignore[no-untyped-call]
+
+    def _still(self) -> bool:
+        return self._visible_epoch == self._wanted_epoch
+
+    def serve_request(self, environ: Any, start_response: Any) -> Any:
+        answer = partial(super().serve_request, environ, start_response)
+        path = environ["PATH_INFO"].removeprefix(self.mount_path)
+        place = f"{path}index.html" if path[-1:] in ("", "/") else path
+        asked = Asked(place, lambda: b"".join(answer()), Future())
+        with _asking:
+            if self._built:
+                asked.answered.set_result(None)
+            else:
+                _asked.append(asked)
+        if (early := asked.answered.result()) is not None:
+            return [early]
         while not environ["PATH_INFO"].startswith("/livereload/"):
-            with server._epoch_cond:  # no build of the English half is going on
-                server._epoch_cond.wait_for(still)
-            if path.startswith(root):
-                wait()
+            with self._epoch_cond:  # no build of the English half is going on
+                self._epoch_cond.wait_for(self._still)
+            for root, wait in self.waits.items():
+                if path.startswith(root):
+                    wait()
             _make(path)
-            if still():  # nor has one begun meanwhile
+            if self._still():  # nor has one begun meanwhile
                 break
-        return server.serve_request(environ, start_response)
+        return answer()
 
-    server.set_app(answer)
+
+def make_asked(
+    config: Any, files: Any, nav: Any, env: Callable[[], Any]
+) -> None:
+    """Between two pages of the first build: what is asked for, if it needs no
+    other. The build makes these pages too, and does not see that they were."""
+    current = config._current_page
+    for asked in [*_asked]:
+        file = next((f for f in files if f.dest_uri == asked.place), None)
+        if file is None or asked not in _asked:
+            continue
+        page = file.page
+        if page and page.content is None:
+            page.read_source(config)
+        if API.search(page.markdown) if page else file.is_documentation_page():
+            continue
+        _asked.remove(asked)
+        if page is None:
+            file.copy_file()
+        else:
+            if page.content is None:
+                _populate_page(page, config, files)
+            content, documents = page.content, files.documentation_pages()
+            _build_page(page, config, documents, nav, env())
+            page.content = content
+        asked.answered.set_result(asked.answer())
+    config._current_page = current
 
 
 _later: dict[str, Callable[[], None]] | None = None
@@ -110,9 +193,11 @@ making = Lock()  # of what is made while pages are served, builds included
 
 
 def start_serving() -> None:
-    """From now on, a file of `add_file` is made when it is first asked for."""
+    """From now on, a file of `add_file` is made when it is first asked for, and
+    a page of the first build as soon as it is."""
     global _later
     _later = {}
+    serve.LiveReloadServer = Server  # type: ignore[attr-defined]
 
 
 def add_file(config: Any, place: str, make: Callable[[], str | bytes]) -> None:
@@ -148,6 +233,7 @@ class Rendered(NamedTuple):
 
 _results: dict[tuple[str, str], tuple[object, Any]] = {}
 _made: dict[str, int] = {}
+_again: list[tuple[str, str]] = []  # what had warnings, for the next build
 
 
 def forget() -> None:
@@ -168,6 +254,8 @@ def reused(kind: str, name: str, key: object, make: Callable[[], Any]) -> Any:
 
 def begin_counting() -> None:
     _made.clear()
+    while _again:
+        _results.pop(_again.pop(), None)
 
 
 def count_of(kind: str) -> int:
@@ -207,7 +295,7 @@ def _render(
     whole = urls, page.markdown, key(name, page.markdown)
     result: Rendered = reused(kind, name, whole, render)
     if warnings.get_counts():
-        _results.pop((kind, name))  # to be said again by the next build
+        _again.append((kind, name))
     page.content, page.toc = result.content, result.toc
     page._title_from_render, page.present_anchor_ids = result.title, result.ids
     page.links_to_anchors = {

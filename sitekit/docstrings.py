@@ -1,4 +1,4 @@
-"""On the Chinese page of the API, docstrings begin in Chinese.
+"""On the Chinese pages of the API, docstrings begin in Chinese.
 
 `docs/zh/docstrings.yml` holds the first lines, each beside the English one that
 it was written for: `make synced PAGE=api` takes over those that have changed.
@@ -11,7 +11,7 @@ from typing import Any
 import griffe
 import yaml
 
-from sitekit import ROOT
+from sitekit import ROOT, api
 
 FILE = ROOT / "docs/zh/docstrings.yml"
 
@@ -29,14 +29,13 @@ def name_of(found: Any) -> str:
 
 
 def english() -> dict[str, str]:
-    """Names and first lines of all that the page of the API shows."""
+    """Names and first lines of all that the pages of the API show."""
     package = griffe.load(
         "attnref", search_paths=[ROOT], try_relative_path=False
     )
-    page = (ROOT / "docs/en/api.md").read_text(encoding="utf-8")
     found: dict[str, str] = {}
-    for path in re.findall(r"^::: attnref\.(\S+)$", page, re.M):
-        shown = package[path]
+    for place in api.places():
+        shown = package[place.removeprefix("attnref.")]
         for one in (shown, *shown.members.values()):
             if one.docstring and not one.name.startswith("_"):
                 found[name_of(one)] = summary(one.docstring.value)
@@ -63,7 +62,7 @@ def check() -> list[str]:
     now, there = english(), chinese()
     new, gone = now.keys() - there.keys(), there.keys() - now.keys()
     found = [f"it has no line for {name}" for name in new]
-    found += [f"{name} is not on the page" for name in gone]
+    found += [f"{name} is on no page" for name in gone]
     found += [
         f"{name} now says {now[name]!r}; bring zh in line"
         for name in now.keys() & there.keys()
@@ -85,9 +84,11 @@ def check() -> list[str]:
 
 def mark_synced() -> None:
     """Take over the English lines; new names come without a Chinese one."""
+    now, there = english(), chinese()
     table = {
-        name: {"en": line, "zh": chinese().get(name, {}).get("zh", "")}
-        for name, line in english().items()
+        name: {"en": now[name], "zh": there.get(name, {}).get("zh", "")}
+        for name in dict.fromkeys([*there, *now])
+        if name in now
     }
     text = yaml.safe_dump(
         table, allow_unicode=True, sort_keys=False, width=10_000

@@ -339,13 +339,16 @@ def with_files(html: str, path: Path, site: Site) -> str:
 
 
 def _with_bars(html: str, here: Here) -> str:
-    """Above the first block of each file; if that is in a fold, above it."""
+    """Above the first block of each file; of the first in a fold, above it."""
     first: dict[str, int] = {}
     for match in BLOCK.finditer(html):
+        if match[1] in first:
+            continue
         at = match.start()
         fold = html.rfind("<details", 0, at)
-        at = fold if fold > html.rfind("</details>", 0, at) else at
-        first.setdefault(match[1], at)
+        if fold > html.rfind("</details>", 0, at):
+            at = at if fold in first.values() else fold
+        first[match[1]] = at
     for source, at in reversed(first.items()):
         if whole := everything().get(source):
             html = f"{html[:at]}{_bar(whole, here)}\n{html[at:]}"

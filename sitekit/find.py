@@ -3,7 +3,7 @@
 `::: questions` on a page becomes those of sitekit/drawn/find_your_bug.yml, in
 the language of the page: below each symptom a question, and each answer folds
 out the next question or the entries that are likely. It is HTML that needs no
-script.
+script. Each answer has an address, which opens it.
 """
 
 import os
@@ -57,13 +57,14 @@ def expanded(markdown: str, here: str, language: str) -> str:
         for mistake in held
     }
 
-    def told(question: Any) -> Iterator[str]:
+    def asked(question: Any, key: str) -> Iterator[str]:
         yield said(question["ask"])
         yield ""
         for answer in question["answers"]:
-            yield f'??? answer "{said(answer["if"])}"'
+            word, *texts = answer["if"]
+            yield f'??? answer "<span id={key}-{word}>{said(texts)}</span>"'
             below = (
-                told(answer)
+                asked(answer, key)
                 if "ask" in answer
                 else [f"- {entries[name]}" for name in answer["likely"]]
             )
@@ -79,7 +80,7 @@ def expanded(markdown: str, here: str, language: str) -> str:
             symptom = getattr(SYMPTOMS[key], language)
             yield f"## {symptom[0].upper()}{symptom[1:]} {{ #{key} }}"
             yield ""
-            yield from told(question)
+            yield from asked(question, key)
             number = sum(m.symptom == key for m in catalogue().values())
             to = f"{link('mistakes/by-symptom')}#{key}"
             yield getattr(ALL, language).format(number, to)

@@ -19,7 +19,7 @@ from sitekit import adapter, chinese
 # Rarely: each time, all that torch has imported is looked through.
 gc.set_threshold(100_000, 50, 100)
 _coming: Future[int] | None = None
-_pages: list[Any] = []  # in the order of the navigation
+_nav: Any = None
 _site: Any = None  # what sitekit/files.py knows of it
 
 
@@ -46,7 +46,7 @@ def on_serve(server: Any, config: Any, builder: Callable[[], None]) -> Any:
             builder()
 
     server.builder = build_again
-    adapter.wait_below(server, config.extra["roots"]["zh"], chinese.wait)
+    server.waits[config.extra["roots"]["zh"]] = chinese.wait
     return server
 
 
@@ -69,10 +69,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     global _site
     from sitekit import files as downloads
-    from sitekit import search
 
-    plugin = config.plugins["material/search"]
-    plugin.search_index = search.Index(plugin.config)
     _site = downloads.site(files.documentation_pages(), config)
     if _is_english(config):
         for name, text in downloads.texts().items():
@@ -83,14 +80,27 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:
-    global _pages
-    _pages = nav.pages
+    global _nav
+    from sitekit import pages
+    from sitekit.nav import name_of
+
+    _nav = nav
+    for page in nav.pages:
+        matter = pages.front_matter(Path(page.file.abs_src_path))
+        if "title" not in vars(page) and "title" in matter:
+            page.title = name_of(matter["title"])
     return nav
 
 
 def on_pre_page(page: Any, config: Any, files: Any) -> Any:
     from sitekit import depends
 
+    adapter.make_asked(
+        config,
+        files,
+        _nav,
+        lambda: on_env(config.theme.get_env(), config, files),
+    )
     adapter.render_once(page, depends.key)
     return page
 
@@ -102,15 +112,15 @@ def on_page_read_source(page: Any, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    from sitekit import api, exercise, find, folds, mistakes, nav
     from sitekit import files as downloads
-    from sitekit import find, folds, mistakes, nav
 
     markdown = folds.counted(downloads.with_wheel(markdown), config)
-    if "title" not in vars(page) and "title" in page.meta:  # not in the nav
-        page.title = nav.name_of(page.meta["title"])
-    markdown = nav.with_lists(markdown, page, _pages, config)
+    markdown = nav.with_lists(markdown, page, _nav.pages, config)
     language = str(config.theme["language"])
+    markdown = api.expanded(markdown, language)
     markdown = find.expanded(markdown, page.file.src_uri, language)
+    markdown = exercise.expanded(markdown, page.file.src_uri, language)
     return mistakes.expanded(markdown, page.file.src_uri, language)
 
 
@@ -151,8 +161,12 @@ def on_pre_build(config: Any) -> None:
 
 
 def on_env(env: Any, config: Any, files: Any) -> Any:
+    from sitekit import search
+
     # The theme's templates are compiled once, not twice a build.
     env.bytecode_cache = FileSystemBytecodeCache()
+    plugin = config.plugins["material/search"]
+    plugin.search_index = search.Index(plugin.config)
     return env
 
 
@@ -164,7 +178,7 @@ def on_post_build(config: Any) -> None:
     adapter.add_file(config, index.PLACE, index.script)
     if not _is_english(config):
         return
-    site, number = Path(config.site_dir), len(_pages)
+    site, number = Path(config.site_dir), len(_nav.pages)
     english = adapter.count_of("pages of en")
     adapter.log.info(f"Rendered {english} of {number} English pages")
 

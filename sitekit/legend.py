@@ -1,5 +1,6 @@
 """The card at the foot of a page that explains: the letters of its shapes, and
-what a mask is. Both are read from the page of conventions."""
+what a mask is. Both are read from the page of conventions. The letters' titles
+in code, where a pointer rests on them, are read from the card: attnref.js."""
 
 import re
 
@@ -13,11 +14,12 @@ MASK = re.compile(r"^## (.+) { #masks }\n+.*?\*\*(.+?)\*\*", re.MULTILINE)
 
 
 def card(content: str, stem: str, language: str, urls: dict[str, str]) -> str:
-    """With those letters that the page uses."""
+    """With those letters that the code of the page uses."""
     if not stem.startswith(EXPLAIN):
         return ""
     text = pages.body_of(twin("conventions", language))
-    used = set(re.findall(r"\b[A-Z][a-z]?\b", re.sub("<[^>]+>", "", content)))
+    code = " ".join(re.findall("<code.*?</code>", content, re.DOTALL))
+    used = set(re.findall(r"\b[A-Z][a-z]?\b", re.sub("<[^>]+>", "", code)))
     mask = MASK.search(text)
     assert mask is not None
     link = get_relative_url(urls["conventions"], urls[stem])
@@ -26,6 +28,7 @@ def card(content: str, stem: str, language: str, urls: dict[str, str]) -> str:
         for letter, meaning in ROW.findall(text)
         if letter in used
     ]
-    items.append((f'<a href="{link}#masks">{mask[1]}</a>', mask[2]))
+    if "mask" in code:
+        items.append((f'<a href="{link}#masks">{mask[1]}</a>', mask[2]))
     rows = "".join(f"<div><dt>{a}</dt><dd>{b}</dd></div>" for a, b in items)
     return f'<dl class="legend">{rows}</dl>'

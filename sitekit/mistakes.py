@@ -1,46 +1,51 @@
 """What pages say of the catalogue of mistakes.
 
-`::: mistakes softmax masks` on a page becomes an entry for each mistake in
-these files of attnref/mistakes, `::: symptoms` the list of all entries by what
-one sees, `::: shapes` how many have the right shape, and `::: exercises` the
-table of those of `attnref check`. All are Markdown, in the language of the
-page: the words of an entry stand in the catalogue, its numbers and heat maps
-are computed.
+`::: mistake softmax-overflow` on a page begins the entry of that mistake: what
+follows says what it does, with numbers that are computed, and title, lines and
+the rest come from the catalogue. `::: marked` says how to read the entries of
+its page, `::: symptoms` becomes the list of all entries by what one sees,
+`::: shapes` how many have the right shape, and `::: exercises` the table of
+those of `attnref check`. All are Markdown, in the language of the page.
 """
 
-import difflib
+import ast
+import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from html import escape
-from itertools import groupby
 from pathlib import PurePosixPath
 from textwrap import dedent
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-import attnref
 from attnref.mistakes.catalogue import (
     PAGES,
+    PLAIN,
     SYMPTOMS,
     Lines,
     Mistake,
     Text,
+    Variant,
     catalogue,
     files,
-    load,
+    planted,
 )
 from attnref.mistakes.tasks import TASKS
-from sitekit import find, svg
+from sitekit import ROOT, find, svg
 from sitekit.adapter import BuildError
+from sitekit.exercise import places
 from sitekit.markup import button
 from sitekit.render import render
 
-ENTRIES = re.compile(r"^::: mistakes (.+)$", re.MULTILINE)
-LISTS = re.compile(r"^::: (symptoms|shapes|exercises)$", re.MULTILINE)
+ENTRIES = re.compile(
+    r"^::: mistake ([\w-]+)\n(.*?)(?=^::: |^#|\Z)", re.MULTILINE | re.DOTALL
+)
+LISTS = re.compile(r"^::: (marked|symptoms|shapes|exercises)$", re.MULTILINE)
+KILLS = ROOT / "tests/mistakes/kills.json"
 ADDRESS = re.compile(
     r"https://(?:www\.)?"
     r"(?:github\.com/([\w.-]+/[\w.-]+)(?:/(?:issues|pull)/(\d+))?|([^/]+))"
@@ -50,6 +55,7 @@ WORDS = {
     "symptom": Text("Symptom", "症状"),
     "notice": Text("How to notice it", "怎么发现"),
     "caught": Text("Caught by", "能发现它的测试"),
+    "also": Text("The same elsewhere", "同样的错误，在别处"),
     "found": Text("Met in", "出现在"),
     "more": Text(
         "How to notice it, its tests, and where it was met",
@@ -77,6 +83,7 @@ WORDS = {
     "copied": Text("Copied", "已复制"),
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
+    "filter": Text("Filter by title or id", "按标题或 id 筛选"),
     "wrong": Text("wrong", "错误"),
 }
 MANY = 12  # more than this many of a symptom are told apart further
@@ -84,12 +91,59 @@ TESTS = "mistakes/tests"  # the page that shows the laws
 
 
 @cache
+def kills() -> dict[str, Any]:
+    """By mistake, what was found by running: which tests to copy and which of
+    our own fail, and whether shapes stay right."""
+    return dict(json.loads(KILLS.read_text(encoding="utf-8")))
+
+
+def large(layer: nn.Module) -> nn.Module:
+    """Weights with which softmax decides: flat ones hide mistakes."""
+    for weight in layer.parameters():
+        weight.data = torch.randn_like(weight) / 2
+    return layer
+
+
+def moved(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """1 where the output of the row moves with the input of the column."""
+    columns = []
+    for j in range(x.shape[1]):
+        other = x.clone()
+        other[:, j] += 1
+        change = (run(other) - run(x)).abs().amax(dim=(0, 2))
+        columns.append((change > 1e-6).double())
+    return torch.stack(columns, dim=1)
+
+
+def shown(mistake: Mistake, variant: Variant = ()) -> Tensor:
+    """What the code of an entry gives, with these lines."""
+    made: Any = planted(variant or (Lines(mistake.module, ()),))
+    given = {"torch": torch, "large": large, "moved": moved}
+    given["plain"] = made
+    if mistake.module.startswith(PLAIN):
+        made = getattr(made, mistake.module.removeprefix(PLAIN))
+    tree = ast.parse("\n".join(mistake.see))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names = {name: getattr(made, name) for name in used if hasattr(made, name)}
+    names |= given
+    *first, last = tree.body
+    assert isinstance(last, ast.Expr), mistake.see
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec(compile(ast.Module(first, []), mistake.id, "exec"), names)
+        value = eval(
+            compile(ast.Expression(last.value), mistake.id, "eval"), names
+        )
+    return torch.as_tensor(value).detach()
+
+
+@cache
 def seen(name: str) -> tuple[Tensor, Tensor | str]:
     """What one would see: right and wrong, or the error that is raised."""
     mistake = catalogue()[name]
-    right = mistake.shown(attnref).detach()
+    right = shown(mistake)
     try:
-        return right, mistake.shown(load(mistake)).detach()
+        return right, shown(mistake, mistake.variants[0])
     except Exception as error:
         return right, str(error)
 
@@ -130,20 +184,10 @@ def told(mistake: Mistake, text: str, language: str) -> str:
 
 def diff(lines: Lines) -> str:
     """The wrong lines and the right ones, as a patch that mends them."""
-    wrong, right = (
-        text.strip("\n").splitlines() for text in (lines.wrong, lines.right)
-    )
-    both = dedent("\n".join([*wrong, *right])).splitlines()
-    wrong, right = both[: len(wrong)], both[len(wrong) :]
-    found = []
-    matcher = difflib.SequenceMatcher(None, wrong, right, autojunk=False)
-    for kind, i, j, m, n in matcher.get_opcodes():
-        if kind == "equal":
-            found += [f" {line}".rstrip() for line in right[m:n]]
-        else:
-            found += [f"-{line}" for line in wrong[i:j]]
-            found += [f"+{line}" for line in right[m:n]]
-    return "\n".join(found)
+    signs = [line[0] for line in lines.diff]
+    code = dedent("\n".join(line[1:] for line in lines.diff)).split("\n")
+    both = zip(signs, code, strict=True)
+    return "\n".join(f"{sign}{line}".rstrip() for sign, line in both)
 
 
 def source(address: str) -> str:
@@ -155,19 +199,28 @@ def source(address: str) -> str:
 
 
 def diffs(mistake: Mistake, language: str) -> str:
-    """HTML: the lines of an entry as diffs."""
+    """HTML: the lines of an entry as a diff."""
+    return "".join(blocks(mistake.variants[:1], language))
+
+
+def others(mistake: Mistake, language: str) -> str:
+    """HTML: the same mistake in other files, or in other lines."""
+    return "".join(blocks(mistake.variants[1:], language))
+
+
+def blocks(variants: Sequence[Variant], language: str) -> Iterator[str]:
     shown: dict[str, list[str]] = {}
-    for module, parts in groupby(mistake.lines, lambda lines: lines.module):
-        file = f"attnref/{module.replace('.', '/')}.py"
-        shown.setdefault("\n\n".join(map(diff, parts)), []).append(file)
+    for variant in variants:
+        files = {f"attnref/{x.module.replace('.', '/')}.py" for x in variant}
+        text = "\n\n".join(map(diff, variant))
+        shown.setdefault(text, []).extend(sorted(files))
     copy = button(*(getattr(WORDS[k], language) for k in ("copy", "copied")))
-    html = [
-        f'<div class="language-diff highlight">'
-        f'<span class="filename">{", ".join(held)}</span>'
-        f"<pre><span></span><code>{coloured(lines)}</code></pre>{copy}</div>"
-        for lines, held in shown.items()
-    ]
-    return "".join(html)
+    for lines, held in shown.items():
+        yield (
+            f'<div class="language-diff highlight">'
+            f'<span class="filename">{", ".join(held)}</span>'
+            f"<pre><span></span><code>{coloured(lines)}</code></pre>{copy}</div>"
+        )
 
 
 def coloured(lines: str) -> str:
@@ -202,21 +255,36 @@ def figure(mistake: Mistake, language: str) -> str:
     return render("figure", panels=drawn, caption="")
 
 
+def thumbnail(mistake: Mistake, _: str) -> str:
+    """SVG: the wrong heat map, if there is one."""
+    right, wrong = seen(mistake.id)
+    if right.dim() != 2 or isinstance(wrong, str):
+        return ""
+    return svg.thumbnail(wrong.double(), right.double())
+
+
 def with_pictures(html: str, language: str) -> str:
     """Once Markdown and the search have read the page, which takes them long:
     each `<!-- diffs of ID -->` and `<!-- figure of ID -->` becomes what it
     stands for."""
-    drawn = {"diffs": diffs, "figure": figure}
+    drawn = {
+        "diffs": diffs,
+        "others": others,
+        "figure": figure,
+        "thumbnail": thumbnail,
+    }
     return PICTURES.sub(
         lambda match: drawn[match[1]](catalogue()[match[2]], language), html
     )
 
 
-def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
+def entry(
+    mistake: Mistake, said: str, language: str, link: Any
+) -> Iterator[str]:
     def word(text: Text) -> str:
         return str(getattr(text, language))
 
-    def said(key: str, text: str) -> str:
+    def item(key: str, text: str) -> str:
         end = "" if text.endswith(("。", ".", "`")) else word(WORDS["end"])
         name = word(WORDS[key])
         return f"    - **{name}**{word(WORDS['colon'])}{text}{end}"
@@ -224,7 +292,7 @@ def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     between = word(WORDS["and"])
     yield f"## {word(mistake.title)} {{ #{mistake.id} }}"
     yield ""
-    yield told(mistake, word(mistake.seen), language)
+    yield told(mistake, said, language)
     yield ""
     yield f"<!-- diffs of {mistake.id} -->"
     yield ""
@@ -234,61 +302,76 @@ def entry(mistake: Mistake, language: str, link: Any) -> Iterator[str]:
     yield ""
     symptom = word(SYMPTOMS[mistake.symptom])
     symptoms = link("mistakes/by-symptom")
-    yield said("symptom", f"[{symptom}]({symptoms}#{mistake.symptom})")
-    yield said("notice", told(mistake, word(mistake.notice), language))
-    law = mistake.law.__name__
-    tests = [f"[`{law}`]({link(TESTS)}#{law})"]
+    yield item("symptom", f"[{symptom}]({symptoms}#{mistake.symptom})")
+    yield item("notice", told(mistake, word(mistake.notice), language))
+    caught = kills()[mistake.id]
+    tests = [f"[`{law}`]({link(TESTS)}#{law})" for law in caught["laws"]]
     # Without the parameters of a test: dict, since several may be of one.
-    tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in mistake.tests)
-    yield said("caught", between.join(tests))
-    if mistake.found:
-        found = map(source, mistake.found)
-        yield said("found", between.join(found))
+    tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in caught["tests"])
+    yield item("caught", between.join(tests))
+    if mistake.met:
+        yield item("found", between.join(map(source, mistake.met)))
+    if mistake.variants[1:]:
+        yield f"    - **{word(WORDS['also'])}**{word(WORDS['colon'])}"
+        yield ""
+        yield f"    <!-- others of {mistake.id} -->"
     yield ""
 
 
-def groups(question: Any, names: set[str]) -> Iterator[tuple[Any, set[str]]]:
-    """The mistakes by the first answer that leads to them, and by the next one
-    where they are many."""
+def groups(
+    question: Any, names: set[str], key: str, language: str, level: str = "###"
+) -> Iterator[str | list[str]]:
+    """The mistakes below the first answer that leads to them, and below the
+    next one where they are many: headings, questions and lists of ids."""
+    yield getattr(Text(*question["ask"]), language)
     for answer in question["answers"]:
+        word, *texts = answer["if"]
         held = names & find.reached(answer)
         names = names - held
-        if "ask" in answer and len(held) > MANY:
-            for texts, below in groups(answer, held):
-                yield [answer["if"], *texts], below
-        elif held:
-            yield [answer["if"]], held
+        if held:
+            said = getattr(Text(*texts), language)
+            yield f"{level} {said} {{ #{key}-{word} }}"
+            if "ask" in answer and len(held) > MANY:
+                yield from groups(answer, held, key, language, f"{level}#")
+            else:
+                yield [name for name in catalogue() if name in held]
 
 
 def symptoms(language: str, link: Any) -> Iterator[str]:
     """All entries, each below what one sees of it."""
     place = {
-        mistake.id: f"[{getattr(mistake.title, language)}]"
+        mistake.id: f"<!-- thumbnail of {mistake.id} -->"
+        f"[{getattr(mistake.title, language)}]"
         f"({link(PAGES[name])}#{mistake.id})"
         for name, held in files().items()
         for mistake in held
     }
+    yield (
+        f'<p class="filter" hidden><label>{getattr(WORDS["filter"], language)}'
+        ' <input type="search"></label> <output></output></p>'
+    )
+    yield ""
     for key, symptom in SYMPTOMS.items():
         title = getattr(symptom, language)
         yield f"## {title[0].upper()}{title[1:]} {{ #{key} }}"
         yield ""
         every = {m.id for m in catalogue().values() if m.symptom == key}
+        few = [[name for name in place if name in every]]
+        many = len(every) > MANY / 2
         question = find.tree()[key]
-        asked = getattr(Text(*question["ask"]), language)
-        yield asked.replace("](#", f"]({link('mistakes/find-your-bug')}#")
-        yield ""
-        for answers, held in groups(question, every):
-            said = (getattr(Text(*texts), language) for texts in answers)
-            yield f"**{' · '.join(said)}**"
-            yield ""
-            yield from (f"- {place[name]}" for name in place if name in held)
+        for part in groups(question, every, key, language) if many else few:
+            if isinstance(part, list):
+                yield from (f"- {place[name]}" for name in part)
+            else:
+                to = link("mistakes/find-your-bug")
+                yield part.replace("](#", f"]({to}#")
             yield ""
 
 
 def shapes(mistakes: Sequence[Mistake], language: str) -> str:
     """How many have the right shape, of how many."""
     text: str = getattr(WORDS["shapes"], language)
-    n = sum(mistake.same_shape for mistake in mistakes)
+    n = sum(kills()[mistake.id]["same_shape"] for mistake in mistakes)
     return text.format(all=len(mistakes), n=n)
 
 
@@ -296,14 +379,16 @@ def every_shape(language: str, _: Any) -> Iterator[str]:
     yield shapes([*catalogue().values()], language)
 
 
-def exercises(language: str, _: Any) -> Iterator[str]:
+def exercises(language: str, link: Any) -> Iterator[str]:
     heads = (getattr(WORDS[key], language) for key in ("exercise", "asked"))
     yield f"| {' | '.join(heads)} |"
     yield "| --- | --- |"
+    on = places()
     for name, asked in TASKS.items():
         defined = "<br>".join(f"`{each}`" for each in asked.signatures)
         title = getattr(asked.title, language)
-        yield f"| `{name}` | {title}<br>{defined} |"
+        place = f"[`{name}`]({link(on[name])}#exercise)"
+        yield f"| {place} | {title}<br>{defined} |"
     yield ""
 
 
@@ -313,23 +398,27 @@ def expanded(markdown: str, here: str, language: str) -> str:
     def link(to: str) -> str:
         return os.path.relpath(f"{to}.md", PurePosixPath(here).parent)
 
-    def entries(match: re.Match[str]) -> str:
-        names = match[1].split()
-        if unknown := names - files().keys():
-            raise BuildError(f"{here}: no mistakes are told in {unknown}")
-        held = [mistake for name in names for mistake in files()[name]]
-        marked = getattr(WORDS["marked"], language).format(
-            shapes=shapes(held, language), symptoms=link("mistakes/by-symptom")
+    def described(match: re.Match[str]) -> str:
+        mistake = catalogue().get(match[1])
+        if mistake is None:
+            raise BuildError(f"{here}: no mistake has the id {match[1]}")
+        return "\n".join(entry(mistake, match[2].strip(), language, link))
+
+    def marked(language: str, link: Any) -> Iterator[str]:
+        ids = [match[1] for match in ENTRIES.finditer(markdown)]
+        text = getattr(WORDS["marked"], language)
+        every = [catalogue()[id] for id in ids if id in catalogue()]
+        yield text.format(
+            shapes=shapes(every, language), symptoms=link("mistakes/by-symptom")
         )
-        lines = (line for m in held for line in entry(m, language, link))
-        return "\n".join([marked, "", *lines])
 
     lists = {
+        "marked": marked,
         "symptoms": symptoms,
         "shapes": every_shape,
         "exercises": exercises,
     }
-    return LISTS.sub(
-        lambda match: "\n".join(lists[match[1]](language, link)),
-        ENTRIES.sub(entries, markdown),
+    made = LISTS.sub(
+        lambda match: "\n".join(lists[match[1]](language, link)), markdown
     )
+    return ENTRIES.sub(described, made)

@@ -14,7 +14,7 @@ from typing import Any
 from sitekit import pages
 from sitekit.adapter import BuildError
 
-LIST = re.compile(r"^::: pages (.+)$", re.MULTILINE)
+LIST = re.compile(r"^( *)::: pages (.+)$", re.MULTILINE)
 COLON = {"en": ": ", "zh": "："}
 
 
@@ -43,16 +43,16 @@ def with_lists(
     words = config.extra.get("navigation", {})
 
     def written(match: re.Match[str]) -> str:
-        section = words.get(match[1], match[1])
+        section = words.get(match[2], match[2])
         found = [
             _line(page.file, here.file, COLON[config.theme["language"]])
             for page in everything
             if page.parent and page.parent.title == section
         ]
         if not found:
-            why = f"{here.file.src_uri}: the navigation has no {match[1]!r}"
+            why = f"{here.file.src_uri}: the navigation has no {match[2]!r}"
             raise BuildError(why)
-        return "\n".join(found)
+        return "\n".join(match[1] + line for line in found)
 
     return LIST.sub(written, markdown)
 

@@ -20,21 +20,23 @@ from sitekit import ROOT, pages, parity, source
 SECTIONS = {
     "en": {
         "idea": ("The idea", "what is different, and why."),
+        "plain": ("The plain form", ""),
         "formula": ("The formula", "with the symbols of the conventions."),
-        "code": ("The code", "what to look at in it."),
         "shapes": ("Shapes", ""),
         "cost": ("What it costs", "bytes per token, and operations."),
         "pitfalls": ("What goes wrong", "and how one notices it."),
+        "code": ("In the package", "what it adds to the plain form."),
         "history": ("Where it comes from", "who, when, in which models."),
         "sources": ("Sources", "the papers, with links."),
     },
     "zh": {
         "idea": ("思路", "有什么不同，为什么。"),
+        "plain": ("最简实现", ""),
         "formula": ("公式", "符号按“约定”一页。"),
-        "code": ("代码", "看代码时该注意什么。"),
         "shapes": ("形状", ""),
         "cost": ("开销", "每个 token 多少字节，多少次运算。"),
         "pitfalls": ("常见错误", "以及怎样发现。"),
+        "code": ("包里的代码", "比最简实现多了什么。"),
         "history": ("来龙去脉", "谁、何时提出，哪些模型在用。"),
         "sources": ("出处", "论文，附链接。"),
     },
@@ -42,23 +44,25 @@ SECTIONS = {
 WORDS = {
     "en": {
         "todo": "TODO: ",
-        "link": "[{title}]({stem}.md):",
+        "link": "[{title}](../{stem}.md):",
         "description": "what this page has that others have not.",
         "summary": "a sentence for lists of pages.",
         "question": "which question does this page answer?",
         "caption": "Recorded while {walk} read {new} new tokens in {rows} rows "
         "with {past} tokens in its cache: {sizes}.",
         "head": "[value, shape, here]",
+        "fold": "The code, {lines} lines",
     },
     "zh": {
         "todo": "TODO：",
-        "link": "[{title}]({stem}.md)：",
+        "link": "[{title}](../{stem}.md)：",
         "description": "用一两句话说明这一页讲什么。",
         "summary": "一句话，用在页面列表里。",
         "question": "这一页要回答的是什么问题？",
         "caption": "{walk} 运行时的记录：一批 {rows} 行，缓存里已有 {past} 个 "
         "token，再读入 {new} 个新 token。{sizes}。",
         "head": "[变量, 形状, 本例]",
+        "fold": "代码，共 {lines} 行",
     },
 }
 TEST = '''"""{kind}, against something that nobody here wrote."""
@@ -69,8 +73,16 @@ import pytest
 def test_it_is_what_somebody_else_computes():
     pytest.fail("compare {kind} with {oracle}")
 '''
+PLAIN = """
+
+def test_{file}_is_that_of_the_package():
+    sizes = {{"d_model": E, "n_heads": H, "n_kv_heads": K}}
+    theirs = attnref.{kind}(**sizes, rope_theta=1e4)
+    same_in_all_ways({file}.{plain}(**sizes), sharp(theirs))
+"""
 LEFT = {
     "code": """
+  attnref/plain/{file}.py: what it is, with PyTorch alone, on one screen
   attnref/{folder}/{file}.py: what makes it one of its own
   docs/zh/docstrings.yml: in Chinese, what its docstrings begin with
   tests/{folder}/test_{file}.py: an oracle; the test fails until there is one
@@ -87,6 +99,10 @@ LEFT = {
   make check PAGE={page}: then make test""",
 }
 REGISTRY = "tests/variants.py"
+EXAMPLES = "tests/plain/test_examples.py"
+# Of GQA's plain form: its example, its place in an import and among the calls.
+EXAMPLE = r"^def test_gqa(?s:.*?)(?=\n\n\n)"
+FROM, CALL = r"^from attnref\.plain import ", r"^ +\(gqa\.GQA\(.*\n"
 
 
 class Model(NamedTuple):
@@ -243,7 +259,31 @@ def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
     last = rf"^{model.entry[0]}\b.*\{{\n(?s:.*?)(?=^\}})"
     edits.insert(REGISTRY, last, _entry(model, page, kind))
     edits.insert(REGISTRY, r"^from attnref import \($", f"\n    {kind},")
-    return f"\n::: {place}.{kind}\n"
+    return f"\n::: {place}: {kind}\n"
+
+
+def _plain(edits: _Edits, file: str, kind: str) -> None:
+    """The plain form, its test and its example: GQA's under another name."""
+    plain, proofs = kind.removesuffix("Attention"), "tests/plain/test_plain.py"
+    shapes = "tests/laws/test_shape_comments.py"
+
+    def own(path: str, part: str) -> str:
+        match = re.search(part, (ROOT / path).read_text(encoding="utf-8"), re.M)
+        assert match is not None, f"{path} has nothing like {part}"
+        named = re.sub("(?<!enable_)gqa", file, match[0])
+        return named.replace("GQA", plain)
+
+    form = own("attnref/plain/gqa.py", r"(?s:^import .*)")
+    head = '"""TODO: what it is. Needs PyTorch 2.5 alone."""\n\n'
+    edits.create(f"attnref/plain/{file}.py", head + form)
+    for where, at, text in (
+        (EXAMPLES, r"\Z", f"\n\n{own(EXAMPLES, EXAMPLE)}\n"),
+        (proofs, r"\Z", PLAIN.format(file=file, kind=kind, plain=plain)),
+        (proofs, FROM, f"{file}, "),
+        (shapes, FROM, f"{file}, "),
+        (shapes, CALL, own(shapes, CALL)),
+    ):
+        edits.insert(where, at, text)
 
 
 def _blocks(folder: str, page: str, new: bool) -> list[str]:
@@ -265,7 +305,8 @@ def _blocks(folder: str, page: str, new: bool) -> list[str]:
 def _page(
     lang: str, title: str, page: str, blocks: list[str], kind: str | None
 ) -> str:
-    words = WORDS[lang]
+    words, file = WORDS[lang], page.replace("-", "_")
+    form = f"attnref/plain/{file}.py"
     todo = {key: words["todo"] + words[key] for key in words}
     top = {
         "title": title,
@@ -291,7 +332,14 @@ caption: "{words["caption"]}"
 head: {words["head"]}
 ```
 """
-    shown = {"code": blocks, "shapes": [walk] if kind else []}
+    plain = f'```python title="{form}"\n--8<-- "{form}"\n```\n'
+    run = f'```python\n--8<-- "{EXAMPLES}:{file}"\n```\n'
+    fold = f'??? note "{words["fold"]}"\n'
+    shown = {
+        "plain": [plain, run] if kind else [],
+        "shapes": [walk] if kind else [],
+        "code": blocks and [fold, *(indent(b, "    ") for b in blocks)],
+    }
     for mark, (head, hint) in SECTIONS[lang].items():
         if shown.get(mark) == []:
             continue
@@ -312,18 +360,21 @@ def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
     folder, page = stem.split("/")
     title = title or page.replace("-", " ").capitalize()
     titles = {"en": title, "zh": title_zh or f"TODO {title}"}
-    edits, fresh = _Edits(), parity.check("api") == []
+    edits, lists = _Edits(), (f"api/{folder}", "api")
+    fresh = what != "page" and not any(map(parity.check, lists))
     if what != "page":
         words = "".join(word.capitalize() for word in page.split("-"))
         kind = kind or words + ("Attention" if what == "layer" else "KVCache")
         line = _code(edits, folder, page, kind)
+        if what == "layer":
+            _plain(edits, page.replace("-", "_"), kind)
         # Behind the last such class; MLA has an introduction of its own.
-        where = rf"^::: attnref\.{folder}\.(?!mla)\w+\.[A-Z]\w+\n"
+        where = rf"^::: attnref\.{folder}\.(?!mla)\w+: .*[A-Z].*\n"
         for lang, words_of in WORDS.items():
             name_of = {"en": title, "zh": title_zh or title}[lang]
             link = words_of["link"].format(title=name_of, stem=stem)
             shown = f"\n{link}\n" if what == "layer" else ""
-            edits.insert(f"docs/{lang}/api.md", where, shown + line)
+            edits.insert(f"docs/{lang}/api/{folder}.md", where, shown + line)
     if what != "cache":
         if page in {other.stem for other in pages.markdown_files("en")}:
             raise ValueError(f"there is a page {page!r} already")
@@ -336,8 +387,8 @@ def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
         edits.insert("mkdocs.yml", entry, f"      - {stem}.md\n")
     spoken = spoken_of(page, title)
     edits.write()
-    if what != "page" and fresh:
-        parity.mark_synced("api")
+    for stem in lists if fresh else ():
+        parity.mark_synced(stem)
     left = {"layer": ("code", "page"), "cache": ("code", "cache")}
     steps = "".join(LEFT[part] for part in left.get(what, ("page",)))
     steps = steps.format(folder=folder, page=page, file=page.replace("-", "_"))

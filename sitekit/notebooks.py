@@ -22,7 +22,9 @@ from sitekit.fences import Fence, drawn
 from sitekit.folds import with_includes
 from sitekit.source import DRAWN, fence_at
 
-BOX = re.compile(r'(?:\?\?\?\+?|!!!) \w+ "(?P<title>.+)"')
+BOX = re.compile(
+    r'(?:\?\?\?\+?|!!!) \w+ "(?:<span[^>]*>)?(?P<title>.+?)(?:</span>)?"'
+)
 HEADING = re.compile(r"(?P<text>#+ .+?) \{ #(?P<id>[\w-]+) \}")
 LEAD = re.compile(r'<p class="lead" markdown>(?P<text>.+)</p>')
 # What stands first where two of these begin: code holds no links.

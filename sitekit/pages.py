@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 from markdown import Markdown
 
-from sitekit import CONFIGS, ROOT
+from sitekit import CONFIGS, ROOT, source
 from sitekit.adapter import config_of, front_matter_of
 from sitekit.source import INCLUDE, LANGUAGES, opened, parts_of
 
@@ -93,8 +94,23 @@ def _accept(*_: object) -> bool:
 
 
 def python_blocks(body: str) -> list[str]:
-    """The text of the Python blocks, as shown and as run."""
-    return [b.text for b in render(body).blocks if b.language == "python"]
+    """The text of the Python blocks, as shown and as run: read without
+    rendering the page, which takes longer than most pages run."""
+    fences = source.fences(body)
+    return [code_of(f) for f in fences if f.language == "python"]
+
+
+def code_of(fence: source.Fence) -> str:
+    """A block with what it includes."""
+    lines = []
+    for line in fence.body:
+        for include in source.includes_of(line):
+            text = source.text_of(ROOT / include.path)
+            if include.section:
+                text = dedent(source.sections(text)[include.section])
+            line = text.removesuffix("\n")
+        lines.append(line)
+    return "\n".join(lines).strip("\n") + "\n"
 
 
 def program(body: str) -> str:

@@ -28,7 +28,10 @@ DEFINED = re.compile(r"(?:^|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)
 DOCUMENTED = re.compile(r"#attnref\.[\w.]*\.(\w+)$")
 # Half of all tags are the colours of code: the parser need not see them.
 COLOUR = re.compile(r"</?span\b[^>]*>")
-UNREAD = re.compile(r"<(svg|math|select)\b.*?</\1>", re.DOTALL)
+# A file to fill in says the same on every page.
+UNREAD = re.compile(
+    r'<(svg|math|select)\b.*?</\1>|<div class="language-py .*?</div>', re.DOTALL
+)
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
 HAN = re.compile(r"[\u4e00-\u9fff]+")
 jieba.setLogLevel(logging.WARNING)  # it would tell of its dictionary

@@ -8,7 +8,8 @@ wraps nor pushes anything away. So every drawing is laid out for the widest of
 the common fonts, DejaVu Sans, and holds in all the others.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -37,13 +38,14 @@ class Flow(NamedTuple):
 
 class Drawing(NamedTuple):
     """`room` is what the title takes at 1 px, `width` what the drawing does:
-    panels share a row by them."""
+    panels share a row by them. `below` are lines of text."""
 
     title: str
     room: float
     width: float
     svg: Markup
     scrolls: bool = False
+    below: Sequence[str] = ()
 
 
 @cache
@@ -176,6 +178,32 @@ def heatmap(
     width = max(left + S * cell + MARGIN, middle_x + across)
     height = max(top + T * cell + MARGIN, middle_y + down)
     return _drawing(width, height, title, marks)
+
+
+def thumbnail(wrong: Tensor, right: Tensor) -> str:
+    """A heat map as small as a word, in few bytes: cells that differ from the
+    right ones have another colour."""
+    strong = (wrong.abs() > wrong.abs().nan_to_num().max() / 2) | wrong.isnan()
+    same = torch.zeros_like(strong)
+    if wrong.shape == right.shape:
+        same = wrong.isclose(right, rtol=1e-3, atol=1e-6)
+    kinds = {
+        "a": same & ~strong & (wrong != 0),
+        "b": same & strong,
+        "c": ~same & ~strong,
+        "d": ~same & strong,
+    }
+    drawn = ""
+    for kind, cells in kinds.items():
+        marks = [
+            f"M{run.start()} {i}h{len(run[0])}"
+            for i, row in enumerate(cells.int().tolist())
+            for run in re.finditer("1+", "".join(map(str, row)))
+        ]
+        if marks:
+            drawn += f'<path class={kind} d="{"".join(marks)}"/>'
+    T, S = wrong.shape
+    return f'<svg class=thumbnail viewBox="0 -.5 {S} {T}">{drawn}</svg>'
 
 
 def lines(matrix: Tensor, axes: tuple[str, str], *, title: str) -> Drawing:

@@ -5,7 +5,9 @@ import json
 import locale
 import os
 import sys
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from attnref.mistakes.apart import NO_NUMPY, SECONDS, check_file
 from attnref.mistakes.tasks import TASKS, stub, task
 
 WRITES = "EXERCISE.py"
+EVERY = 0.5  # seconds from one look at a watched file to the next
+SUFFIXES = (".py", ".ipynb")
 
 
 def a_time(text: str) -> float:
@@ -45,43 +49,138 @@ def listed(language: str) -> str:
 
 def run(options: argparse.Namespace) -> str:
     language = options.lang or language_of_locale()
-    if options.list:
+    if options.list or options.explain:
         if options.exercise or options.stub:
-            raise ValueError("--list takes no exercise: it prints all")
-        return listed(language)
+            word = "list" if options.list else "explain"
+            raise ValueError(f"--{word} takes no exercise")
+        return (
+            listed(language)
+            if options.list
+            else explained(options.explain, language)
+        )
     if not options.exercise:
         raise ValueError("pass an exercise; --list prints all")
-    name = task(options.exercise)
     if options.stub:
-        text = stub(name, language)
-        if options.stub == "-":
-            return text.removesuffix("\n")
-        path = Path(options.stub if options.stub != WRITES else f"{name}.py")
-        try:
-            with open(path, "x", encoding="utf-8", newline="\n") as new:
-                new.write(text)
-        except FileExistsError:
-            raise ValueError(f"{path} is there already") from None
-        return f"{path}: {len(text.splitlines())} lines"
-    if not options.file:
-        raise ValueError(
-            f"pass a file; --stub writes {name}.py, to be filled in"
-        )
-    path = Path(options.file).resolve()
-    if not path.is_file():
-        kind = "a folder" if path.is_dir() else "not there"
-        raise ValueError(f"{options.file} is {kind}")
-    warnings.filterwarnings("ignore", NO_NUMPY)
-    report = check_file(name, path, language=language, seconds=options.timeout)
-    if options.json:
-        text = json.dumps(report.as_json(), ensure_ascii=False, indent=2)
+        return stubbed(task(options.exercise), options.stub, language)
+    folder = Path(options.exercise)
+    if folder.is_dir() and not options.file:
+        files = in_folder(folder)
     else:
-        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        text = report.text(colour=colour)
-    if report.passed:
-        return text
-    print(text)
+        name = task(options.exercise)
+        if not options.file:
+            raise ValueError(
+                f"pass a file; --stub writes {name}.py, to be filled in"
+            )
+        path = Path(options.file).resolve()
+        if not path.is_file():
+            kind = "a folder" if path.is_dir() else "not there"
+            raise ValueError(f"{options.file} is {kind}")
+        files = [(name, path)]
+    # Before torch is imported: its threads cost more than they give here.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    warnings.filterwarnings("ignore", NO_NUMPY)
+    for passed, text in checked(files, folder, language, options):
+        if passed and not options.watch:
+            return text
+        print(text, flush=True)
     raise SystemExit(1)
+
+
+def checked(
+    files: list[tuple[str, Path]],
+    folder: Path,
+    language: str,
+    options: argparse.Namespace,
+) -> Iterator[tuple[bool, str]]:
+    """Whether all files pass, and what to print; with --watch, again and again
+    when one of them has changed."""
+    while True:
+        before = [path.stat().st_mtime_ns for _, path in files]
+        reports = [
+            check_file(name, path, language=language, seconds=options.timeout)
+            for name, path in files
+        ]
+        if options.json:
+            data = [report.as_json() for report in reports]
+            if not options.file:
+                for each, (_, path) in zip(data, files, strict=True):
+                    each["file"] = str(path.relative_to(folder))
+            told = data[0] if options.file else data
+            text = json.dumps(told, ensure_ascii=False, indent=2)
+        elif options.file:
+            colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+            text = reports[0].text(colour=colour, show=options.show)
+        else:
+            names = [str(path.relative_to(folder)) for _, path in files]
+            text = points(names, reports, language)
+        yield all(report.passed for report in reports), text
+        if not options.watch:
+            return
+        while before == [path.stat().st_mtime_ns for _, path in files]:
+            time.sleep(EVERY)
+
+
+def stubbed(name: str, to: str, language: str) -> str:
+    text = stub(name, language)
+    if to == "-":
+        return text.removesuffix("\n")
+    path = Path(to if to != WRITES else f"{name}.py")
+    try:
+        with open(path, "x", encoding="utf-8", newline="\n") as new:
+            new.write(text)
+    except FileExistsError:
+        raise ValueError(f"{path} is there already") from None
+    return f"{path}: {len(text.splitlines())} lines"
+
+
+def in_folder(folder: Path) -> list[tuple[str, Path]]:
+    """The files named by an exercise, `gqa.py` or `gqa_of_ann.ipynb`."""
+    files = []
+    for path in sorted(folder.rglob("*")):
+        named = path.stem.lower().replace("-", "_")
+        fits = [n for n in TASKS if f"{named}_".startswith(f"{n}_")]
+        if fits and path.suffix in SUFFIXES and path.is_file():
+            files.append((max(fits, key=len), path.resolve()))
+    if not files:
+        raise ValueError(f"{folder} has no file named by an exercise")
+    return files
+
+
+def points(names: list[str], reports: list[Any], language: str) -> str:
+    """A line per file: the properties that hold, of all, and what is wrong."""
+    from attnref.mistakes.catalogue import catalogue
+    from attnref.mistakes.checker import properties
+
+    wide = max(map(len, names))
+    lines = []
+    for name, report in zip(names, reports, strict=True):
+        all = properties(report.exercise)
+        holds = len(report.verdicts) - len(report.failures)
+        ids = [id for ids in report.mistakes[:1] for id in ids]
+        words = [catalogue()[id].title for id in ids]
+        if not words and report.error is not None:
+            words = [report.error]
+        words = words or [v.title for v in report.failures[:1]]
+        why = ", ".join(getattr(text, language) for text in words)
+        lines.append(f"{name:{wide}}  {holds:2}/{all:<2}  {why}".rstrip())
+    note = {
+        "en": "Points are properties that hold. A file runs with your rights "
+        "and could give\nany answers: this is no sandbox for grades.",
+        "zh": "分数是成立的性质数。文件以你的权限运行，可以伪造任何回答：\n"
+        "这不是用来打分的沙箱。",
+    }
+    return "\n".join([*lines, "", note[language]])
+
+
+def explained(id: str, language: str) -> str:
+    from attnref.mistakes.catalogue import catalogue
+    from attnref.mistakes.report import explanation
+    from attnref.numbers.specs import hint
+
+    if id not in catalogue():
+        meant = hint(id, {each: each for each in catalogue()})
+        raise ValueError(f"there is no mistake {id!r}{meant}")
+    return explanation(id, language)
 
 
 def add_to(commands: Any) -> None:
@@ -94,9 +193,17 @@ def add_to(commands: Any) -> None:
         epilog="example: %(prog)s gqa my_gqa.py",
     )
     add = parser.add_argument
-    add("exercise", nargs="?", help="softmax, sdpa, gqa, ...; see --list")
-    add("file", nargs="?", metavar="file.py", help="the solution")
+    add(
+        "exercise",
+        nargs="?",
+        help="softmax, sdpa, gqa, ...; see --list. Or a folder: its files "
+        "named by exercises, gqa.py or gqa_ann.py, with points",
+    )
+    add("file", nargs="?", metavar="file.py", help="the solution, or an .ipynb")
     add("--list", action="store_true", help="all exercises")
+    add("--explain", metavar="ID", help="a mistake of the catalogue")
+    add("--show", action="store_true", help="the lines of a known mistake too")
+    add("--watch", action="store_true", help="again whenever the file changes")
     add(
         "--stub",
         nargs="?",
@@ -111,8 +218,8 @@ def add_to(commands: Any) -> None:
         type=a_time,
         default=SECONDS,
         metavar="S",
-        help="seconds of computing that the file may take (%(default)g); ten "
-        "times as long if it only waits",
+        help="seconds of computing that the file may take (%(default)g; more "
+        "for torch.compile); ten times as long if it only waits",
     )
     parser.set_defaults(run=run)
     _take_options_anywhere(parser)

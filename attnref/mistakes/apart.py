@@ -6,32 +6,36 @@ gone afterwards. This keeps accidents away, not attackers: the code can read and
 write what its user can.
 
 What the process answers is data, JSON of numbers. It is judged here, where the
-code never runs.
+code never runs. On Linux the process is forked from this one, which has torch
+imported: that takes seconds, and would be done twice.
 """
 
+import ast
+import ctypes
 import json
+import linecache
 import math
 import os
-import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnref.mistakes.tasks import TASKS
+
 if TYPE_CHECKING:
     from attnref.mistakes.catalogue import Text
-    from attnref.mistakes.checker import Answer, Report
+    from attnref.mistakes.checker import Answer
+    from attnref.mistakes.report import Report
 
-HERE = Path(__file__).resolve()
 # Of computing: a busy machine refuses no file. A right one takes less than one.
 SECONDS = 20.0
 # What waits computes nothing. A file may be there so many times as long, by
@@ -42,35 +46,36 @@ MEMORY = 4 << 30  # bytes
 ANSWERS = 64 << 20  # bytes of answers that are read
 PRINTED = 2000  # characters of output that are shown
 NO_NUMPY = "Failed to initialize NumPy"  # torch's word; nothing here needs it
-START = """
-import sys
-sys.path[0] = sys.argv[1]
-from attnref.mistakes.apart import work
-work(*sys.argv[2:])
-"""
+START = "fork" if sys.platform == "linux" else "spawn"
+SUBREAPER = 36  # of Linux: what a process of ours has started becomes ours
 
 
 # ------------------------------------------------------------ in the process
 
 
-def work(name: str, file: str, folder: str, seconds: str) -> None:
+def work(name: str, file: str, folder: str, seconds: float) -> None:
     """Answer all probes of an exercise with the solution in a file."""
-    warnings.filterwarnings("ignore", NO_NUMPY)
-    import torch  # noqa: F401  # the file's own time begins after this
+    _settle(folder)
+    import torch  # the file's own time begins after this
 
-    from attnref.mistakes.checker import ask, error_of
-    from attnref.mistakes.exercises import EXERCISES, Solution, SolutionError
+    from attnref.mistakes.checker import ask, error_of, probes_of
+    from attnref.mistakes.exercises import (
+        Solution,
+        SolutionError,
+        calls_attnref,
+    )
 
-    probes = [*EXERCISES[name].probes()]
+    torch.set_num_threads(1)
+    probes = probes_of(name)
     with open(Path(folder, "answers"), "wb", buffering=0) as answers:
 
         def tell(line: object) -> None:
             answers.write(json.dumps(line).encode() + b"\n")
 
         tell("begun")
-        _limit(float(seconds))
+        _limit(seconds)
         try:
-            solution = Solution(name, _module(file))
+            solution = Solution(name, _module(file, TASKS[name].names))
         except SolutionError as error:
             tell({"raised": error.text})
         except BaseException as error:
@@ -79,12 +84,44 @@ def work(name: str, file: str, folder: str, seconds: str) -> None:
         else:
             tell({})
             for probe in probes:
-                tell(_as_data(ask(solution, probe, (BaseException,))))
-            tell("done")
+                answer = ask(solution, probe, (BaseException,), spied=True)
+                tell(_as_data(answer))
+            if calls_attnref(solution):
+                en = "it calls attnref, whose answers are those asked for"
+                tell({"raised": (en, "它调用了 attnref，而要求的正是它的答案")})
+            else:
+                tell("done")
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
         os._exit(0)  # threads of the solution may still run
+
+
+def _settle(folder: str) -> None:
+    """Whatever the process before this one has set: as in a new one."""
+    inside = Path(folder, "inside")
+    with suppress(AttributeError, OSError):  # Windows
+        os.setsid()
+    os.chdir(inside)
+    os.environ |= {
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TMPDIR": str(inside),
+    }
+    tempfile.tempdir = None
+    sys.dont_write_bytecode = True
+    sys.settrace(None)
+    sys.setprofile(None)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    warnings.resetwarnings()
+    warnings.filterwarnings("ignore", NO_NUMPY)
+    file = os.open(Path(folder, "printed"), os.O_WRONLY | os.O_CREAT)
+    for number, to in enumerate((os.open(os.devnull, os.O_RDONLY), file, file)):
+        os.dup2(to, number)
+    sys.stdin = os.fdopen(0)
+    for stream in ("stdout", "stderr"):
+        setattr(sys, stream, os.fdopen(1, "w", 1, "utf-8", "replace"))
 
 
 def _limit(seconds: float) -> None:
@@ -103,22 +140,77 @@ def _limit(seconds: float) -> None:
             resource.setrlimit(limit, (most, resource.getrlimit(limit)[1]))
 
 
-def _module(file: str) -> ModuleType:
+def _module(file: str, names: Sequence[str] = ()) -> ModuleType:
     """The file as a module; it may import files beside it."""
     module = ModuleType("solution")
     module.__file__ = file
     sys.modules["solution"] = module
     sys.path.insert(0, str(Path(file).parent))
-    exec(compile(Path(file).read_bytes(), file, "exec"), vars(module))
+    if file.endswith(".ipynb"):
+        code = notebook(file, names)
+    else:
+        code = compile(Path(file).read_bytes(), file, "exec")
+    exec(code, vars(module))
     return module
 
 
+def notebook(file: str, names: Sequence[str]) -> Any:
+    """What defines these names in the cells of a notebook: functions, classes
+    and values, and what they need in turn. Magics are left out."""
+    cells = json.loads(Path(file).read_text(encoding="utf-8"))["cells"]
+    lines = list[str]()
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            for line in "".join(cell["source"]).splitlines():
+                magic = line.lstrip()[:1] in ("%", "!", "?")
+                lines.append(
+                    line.replace(line.lstrip(), "pass # magic")
+                    if magic
+                    else line
+                )
+    text = "\n".join(lines)
+    linecache.cache[file] = (len(text), None, [f"{x}\n" for x in lines], file)
+    body = ast.parse(text, file).body
+    wanted, chosen = {*names}, set[int]()
+    while True:
+        more = {
+            n
+            for n, node in enumerate(body)
+            if n not in chosen and wanted & _defined(node)
+        }
+        if not more:
+            break
+        chosen |= more
+        for n in more:
+            every = ast.walk(body[n])
+            wanted |= {x.id for x in every if isinstance(x, ast.Name)}
+    some = [node for n, node in enumerate(body) if n in chosen]
+    return compile(ast.Module(some, []), file, "exec")
+
+
+def _defined(node: ast.stmt) -> set[str]:
+    """The names that a statement at the top of a file defines; `*` is any."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(a.asname or a.name).partition(".")[0] for a in node.names}
+    every = ast.walk(node)
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        names = (x for x in every if isinstance(x, ast.Name))
+        return {x.id for x in names if isinstance(x.ctx, ast.Store)}
+    return set()
+
+
 def _as_data(answer: "Answer") -> dict[str, object]:
-    return {
-        "outputs": [
+    def data(outputs: Any) -> list[Any]:
+        return [
             [str(x.dtype), list(x.shape), x.double().flatten().tolist()]
-            for x in answer.outputs
-        ],
+            for x in outputs
+        ]
+
+    return {
+        "outputs": data(answer.outputs),
+        "calls": [data(outputs) for outputs in answer.calls],
         "raised": answer.raised,
         "where": answer.where,
         "modified": answer.modified,
@@ -136,96 +228,78 @@ class Ran(NamedTuple):
     code: int | None  # None: it was ended, as it waited too long
 
 
-class _Drain(threading.Thread):
-    """Reads all that is printed, and stores the beginning."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(daemon=True)
-        self.stream, self.beginning, self.size = stream, b"", 0
-
-    def run(self) -> None:
-        with suppress(ValueError, OSError):
-            while some := self.stream.read1(1 << 16):
-                self.size += len(some)
-                self.beginning = (self.beginning + some)[: 4 * PRINTED]
-
-    def text(self) -> str:
-        text = self.beginning.decode("utf-8", "replace")
+def printed(folder: Path) -> str:
+    """The beginning of what was printed."""
+    with suppress(OSError), open(folder / "printed", "rb") as file:
+        text = file.read(4 * PRINTED).decode("utf-8", "replace")
+        size = os.fstat(file.fileno()).st_size
         text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
         text = "\n".join(line[:200] for line in text.splitlines()[:20])
         text = text[:PRINTED].strip("\n")
-        left = self.size - len(text.encode())
-        return f"{text}\n... ({self.size:,} bytes)" if left > 200 else text
+        left = size - len(text.encode())
+        return f"{text}\n... ({size:,} bytes)" if left > 200 else text
+    return ""
 
 
 @contextmanager
 def started(
     name: str, file: Path, seconds: float
-) -> Iterator[tuple[Any, Path, _Drain]]:
-    """The process, its folder and its output; afterwards nothing of it is
-    left, nor of what it has started."""
-    token = f"ATTNREF_CHECK={secrets.token_hex(16)}"
+) -> Iterator[tuple[Any, Path]]:
+    """The process and its folder; afterwards nothing of it is left, nor of what
+    it has started."""
     folder = tempfile.mkdtemp(prefix="attnref-")
-    inside = Path(folder, "inside")
-    inside.mkdir()
-    key, _, value = token.partition("=")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-c", START, str(HERE.parents[2])),
-            *(name, str(file), folder, str(seconds)),
-        ],
-        cwd=inside,
-        env=os.environ
-        | {
-            key: value,
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONIOENCODING": "utf-8",
-            "TMPDIR": str(inside),
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+    Path(folder, "inside").mkdir()
+    import multiprocessing  # where nothing is checked, it is not needed
+
+    context: Any = multiprocessing.get_context(START)
+    process = context.Process(
+        target=work, args=(name, str(file), folder, seconds)
     )
-    assert process.stdout is not None
-    drain = _Drain(process.stdout)
-    drain.start()
-    try:
-        yield process, Path(folder), drain
-    finally:
-        _end(process, token.encode())
-        drain.join(timeout=60)  # milliseconds, unless something is wrong
-        process.stdout.close()
-        _remove(folder)
+    with _adopting() as others, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # forked with threads of the caller's
+        process.start()
+        before = {*others(), process.pid}
+        try:
+            yield process, Path(folder)
+        finally:
+            _end(process)
+            while some := {*others()} - before:
+                for pid in some:
+                    with suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                        os.waitpid(pid, 0)
+            _remove(folder)
 
 
-def _end(process: Any, token: bytes) -> None:
-    """End the process, its group, and what has left its group."""
-    if not hasattr(os, "killpg"):  # Windows
-        process.kill()
-        process.wait()
+@contextmanager
+def _adopting() -> Iterator[Any]:
+    """What a child of this process has started becomes a child of this one when
+    the child has ended. Gives what lists them all; none but on Linux."""
+    if sys.platform != "linux":
+        yield lambda: ()
         return
-    for _ in range(20):  # what is ended may have just started another
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        others = [*_with_token(token)]
-        for pid in others:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if not others:
-            return
-        time.sleep(0.01)
+    prctl = ctypes.CDLL(None).prctl
+
+    def children() -> Iterator[int]:
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                parent = path.read_text().rpartition(")")[2].split()[1]
+                if int(parent) == os.getpid():
+                    yield int(path.parent.name)
+
+    prctl(SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield children
+    finally:
+        prctl(SUBREAPER, 0, 0, 0, 0)
 
 
-def _with_token(token: bytes) -> Iterator[int]:
-    """The processes that have this in their environment, where /proc tells."""
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if token in (path / "environ").read_bytes():
-                yield int(path.name)
+def _end(process: Any) -> None:
+    """End the process and its group."""
+    with suppress(AttributeError, OSError):  # Windows; it has ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
 
 
 def _remove(folder: str) -> None:
@@ -243,8 +317,9 @@ def waited(process: Any, folder: Path, seconds: float) -> int | None:
     until = time.monotonic() + STARTING
     begun = False
     while True:
-        with suppress(subprocess.TimeoutExpired):
-            return int(process.wait(timeout=0.02))
+        process.join(0.05)
+        if process.exitcode is not None:
+            return int(process.exitcode)
         if not begun and answers.exists() and answers.stat().st_size:
             begun, until = True, time.monotonic() + WAITING * seconds
         if time.monotonic() > until:
@@ -267,60 +342,73 @@ def check_file(
     exercise: str, path: Path, *, language: str, seconds: float = SECONDS
 ) -> "Report":
     """The report on a file: `check` in a process of its own."""
-    with started(exercise, path, seconds) as (process, folder, drain):
-        # Meanwhile torch is imported here too, and the right answers made.
-        from attnref.mistakes.checker import rights
+    import torch
 
-        rights(exercise)
+    # Imported and computed here, before the process is forked.
+    from attnref.mistakes.checker import rights
+
+    torch.set_num_threads(1)
+    rights(exercise)
+    with started(exercise, path, seconds) as (process, folder):
         code = waited(process, folder, seconds)
-        lines = read(folder)
-    return reported(exercise, Ran(lines, drain.text(), code), language, seconds)
+        ran = Ran(read(folder), printed(folder), code)
+    return reported(exercise, ran, language, seconds, str(path))
 
 
-def reported(name: str, ran: Ran, language: str, seconds: float) -> "Report":
+def reported(
+    name: str, ran: Ran, language: str, seconds: float, file: str = ""
+) -> "Report":
     from attnref.mistakes.catalogue import Text
-    from attnref.mistakes.checker import Report, judged, rights
+    from attnref.mistakes.checker import judged, rights
+    from attnref.mistakes.report import Report
 
     right, lines = rights(name), ran.lines
     error: Text | None = None
     where: tuple[str, ...] = ()
     answers = []
     try:
-        if lines[1:] and "raised" in lines[1]:
-            error = Text(*map(str, lines[1]["raised"]))
-            where = tuple(map(str, lines[1].get("where", ())))
+        last = lines[-1] if lines[1:] else None
+        if isinstance(last, dict) and "raised" in last and len(last) < 3:
+            error = Text(*map(str, last["raised"]))
+            where = tuple(map(str, last.get("where", ())))
         elif lines[-1:] == ["done"]:
-            pairs = zip(lines[2:-1], right.answers, strict=True)
+            pairs = zip(lines[2:-1], right.every, strict=True)
             answers = [_answer(data, like) for data, like in pairs]
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):
         error = Text("what it answers cannot be read", "它的回答无法读取")
     if answers:
-        return judged(name, answers, language=language, printed=ran.printed)
-    if error is None:
-        sizes = [probe.sizes for probe in right.probes]
-        error = _ended(ran, sizes, seconds)
-    return Report(
-        name, error=error, where=where, printed=ran.printed, language=language
-    )
+        report = judged(name, answers, file=file)
+    else:
+        if error is None:
+            sizes = [probe.sizes for probe in right.probes]
+            error = _ended(ran, sizes, seconds)
+        report = Report(name, error=error, where=where)
+    return replace(report, printed=ran.printed, language=language)
 
 
 def _answer(data: Any, like: "Answer") -> "Answer":
     """An answer, from what should be its data."""
-    import torch
-
     from attnref.mistakes.catalogue import Text
     from attnref.mistakes.checker import Answer
 
-    outputs = []
-    for dtype, shape, values in data["outputs"]:
-        kind = getattr(torch, str(dtype).removeprefix("torch."))
-        numbers = torch.tensor(values, dtype=torch.float64)
-        outputs.append(numbers.reshape(shape).to(kind))
     raised = data["raised"] and Text(*map(str, data["raised"]))
+    outputs = _outputs(data["outputs"])
     if not raised and len(outputs) != len(like.outputs):
         raise ValueError
     where, modified = (tuple(map(str, data[x])) for x in ("where", "modified"))
-    return Answer(tuple(outputs), raised, where, modified)
+    calls = tuple(map(_outputs, data["calls"]))
+    return Answer(outputs, raised, where, modified, calls)
+
+
+def _outputs(data: Any) -> tuple[Any, ...]:
+    import torch
+
+    outputs = []
+    for dtype, shape, values in data:
+        kind = getattr(torch, str(dtype).removeprefix("torch."))
+        numbers = torch.tensor(values, dtype=torch.float64)
+        outputs.append(numbers.reshape(shape).to(kind))
+    return tuple(outputs)
 
 
 def _ended(ran: Ran, sizes: list[str], seconds: float) -> "Text":

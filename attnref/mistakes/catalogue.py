@@ -1,23 +1,40 @@
-"""The catalogue: what a mistake is, and the package with one planted in it."""
+"""The catalogue: what a mistake is, and code with one planted in it.
+
+The entries are data, in a file for each subject beside this one. `softmax.diff`
+has those of softmax:
+
+    id: softmax-overflow
+    symptom: nan
+    en: Softmax without subtracting the maximum
+    zh: softmax 没有先减去最大值
+    notice-en: The softmax of [1000, 1000] must be [0.5, 0.5].
+    notice-zh: softmax([1000, 1000]) 应为 [0.5, 0.5]。
+    see: softmax(torch.tensor([10.0, 50.0, 100.0]))
+    met: https://github.com/pyg-team/pytorch_geometric/issues/53
+    @ plain.softmax
+    -    e = x.exp()
+    +    e = (x - x.amax(dim, keepdim=True)).exp()
+
+`@` begins a variant of the mistake: lines of a file of the package, - as they
+are wrong and + as they stand there. `& plain.softmax` adds lines to a variant.
+What the mistake does is said in Markdown, on the page of its file.
+"""
 
 import importlib
 import importlib.abc
 import importlib.util
 import inspect
-import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any, NamedTuple
 
 PACKAGE = Path(__file__).resolve().parent.parent
+PLAIN = "plain."
 
 
 class Text(NamedTuple):
@@ -28,44 +45,46 @@ class Text(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Right lines of a module of this package, and wrong ones for them."""
+    """Lines of a module of this package, and wrong ones for them. `diff` has
+    both, as the file of entries has them."""
 
-    module: str  # "core.masks"
-    right: str
-    wrong: str
+    module: str  # "plain.softmax"
+    diff: tuple[str, ...]
+
+    @property
+    def right(self) -> str:
+        return "".join(f"{x[1:]}\n" for x in self.diff if x[:1] != "-")
+
+    @property
+    def wrong(self) -> str:
+        return "".join(f"{x[1:]}\n" for x in self.diff if x[:1] != "+")
+
+
+Variant = tuple[Lines, ...]
 
 
 class Mistake(NamedTuple):
     """One way to be wrong.
 
-    `lines` are replaced in the package's own source. `symptom` is a key of
-    `SYMPTOMS`. `shown` computes, with a package, what one would see: a number,
-    a vector or a small matrix, which a page draws with the right and the wrong
-    lines. `seen` says it in a sentence; in it, `{right}` and `{wrong}` are the
-    numbers that `shown` gives (or the error that it raises) and `{change}` is
-    the largest difference; `{where}` is its place in a matrix, and `{there}`
-    the two numbers there. `notice` says how one notices, and `same_shape`
-    whether the wrong output has the right shape. `found` are the addresses
+    `symptom` is a key of `SYMPTOMS`, `notice` says how one notices it. `see`
+    is code that shows it, with the names of the module of its first variant,
+    or all public ones; it ends with an expression for a number, a vector or a
+    small matrix, whose rows and columns are `axes`. `met` are the addresses
     where it was met.
-
-    Each of `tests` fails with the wrong lines and passes without them; so does
-    `law`, a test for readers to copy, called with what `of` makes of a package.
     """
 
     id: str
-    title: Text
-    lines: tuple[Lines, ...]
     symptom: str
-    shown: Callable[[Any], "Tensor"]
-    seen: Text
+    title: Text
     notice: Text
-    same_shape: bool
-    found: tuple[str, ...]
-    tests: tuple[str, ...]
-    law: Callable[..., None]
-    of: Callable[[Any], tuple[Any, ...]]
-    # Of the small matrix: what its rows and its columns are.
-    axes: tuple[Text, Text] = (Text("query", "查询"), Text("key", "键"))
+    see: tuple[str, ...]
+    met: tuple[str, ...]
+    axes: tuple[Text, Text]
+    variants: tuple[Variant, ...]
+
+    @property
+    def module(self) -> str:
+        return self.variants[0][0].module
 
 
 # The page of the site that has the entries of each file.
@@ -101,17 +120,54 @@ SYMPTOMS = {
 }
 
 
+AXES = "query | key | 查询 | 键"
+
+
+def _axes(*names: str) -> tuple[Text, Text]:
+    return Text(*names[::2]), Text(*names[1::2])
+
+
+def read(text: str) -> Iterator[Mistake]:
+    """The entries of a file."""
+    for entry in ("\n" + text).split("\nid: ")[1:]:
+        fields: dict[str, list[str]] = {}
+        variants: list[list[tuple[str, list[str]]]] = []
+        for line in ("id: " + entry).splitlines():
+            if line[:2] in ("@ ", "& "):
+                if line[0] == "@":
+                    variants.append([])
+                variants[-1].append((line[2:], []))
+            elif variants and line[:1] in ("-", "+", " "):
+                variants[-1][-1][1].append(line)
+            elif line:
+                key, colon, value = line.partition(": ")
+                if not colon or variants:
+                    raise ValueError(f"no line of an entry: {line!r}")
+                fields.setdefault(key, []).append(value)
+        yield Mistake(
+            id=fields["id"][0],
+            symptom=fields["symptom"][0],
+            title=Text(fields["en"][0], fields["zh"][0]),
+            notice=Text(fields["notice-en"][0], fields["notice-zh"][0]),
+            see=tuple(fields["see"]),
+            met=tuple(fields.get("met", ())),
+            axes=_axes(*fields.get("axes", [AXES])[0].split(" | ")),
+            variants=tuple(
+                tuple(Lines(module, tuple(diff)) for module, diff in parts)
+                for parts in variants
+            ),
+        )
+
+
 @cache
 def files() -> dict[str, tuple[Mistake, ...]]:
-    """The mistakes of each file beside this one that has some, by its name."""
-    found: dict[str, tuple[Mistake, ...]] = {}
-    for beside in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        name = f"attnref.mistakes.{beside.name}"
-        if name != __name__:
-            module = importlib.import_module(name)
-            if held := getattr(module, "MISTAKES", ()):
-                found[beside.name] = held
-    return found
+    """The mistakes of each file of entries, by its name."""
+    paths = {path.stem: path for path in Path(__file__).parent.glob("*.diff")}
+    return {
+        stem: tuple(read(paths[stem].read_text(encoding="utf-8")))
+        for stem in PAGES
+        if stem in paths
+    }
 
 
 @cache
@@ -123,25 +179,49 @@ def catalogue() -> dict[str, Mistake]:
     return found
 
 
-def sources(mistakes: Sequence[Mistake]) -> dict[str, str]:
+def every_variant(mistake: Mistake) -> Iterator[Variant]:
+    """Those of the entry, and the same in other plain forms that have its
+    lines: RoPE and the cache stand in several."""
+    told = {tuple(lines.module for lines in v) for v in mistake.variants}
+    for variant in mistake.variants:
+        yield variant
+        if not all(lines.module.startswith(PLAIN) for lines in variant):
+            continue
+        for path in sorted((PACKAGE / "plain").glob("*.py")):
+            module = PLAIN + path.stem
+            other = tuple(lines._replace(module=module) for lines in variant)
+            text = path.read_text(encoding="utf-8")
+            if (module,) * len(other) not in told and all(
+                text.count(_whole(lines.right)) == 1 for lines in other
+            ):
+                yield other
+
+
+# ----------------------------------------------------------------- planting
+
+
+def sources(variant: Sequence[Lines]) -> dict[str, str]:
     """The changed modules, by name: their text with the wrong lines."""
     texts: dict[str, str] = {}
-    for mistake in mistakes:
-        for module, right, wrong in mistake.lines:
-            file = _file(f"attnref.{module}")
-            text = texts.get(module) or file.read_text(encoding="utf-8")
-            if text.count(_whole(right)) != 1:
-                raise ValueError(
-                    f"{mistake.id}: its right lines are "
-                    f"{text.count(_whole(right))} times in {module}"
-                )
-            texts[module] = text.replace(_whole(right), _whole(wrong))
+    for lines in variant:
+        file = _file(f"attnref.{lines.module}")
+        text = texts.get(lines.module) or file.read_text(encoding="utf-8")
+        right, wrong = _whole(lines.right), _whole(lines.wrong)
+        if not lines.diff:  # of this module, as it stands
+            continue
+        if text.count(right) != 1:
+            raise ValueError(
+                f"these lines are {text.count(right)} times in "
+                f"{lines.module}:{right}"
+            )
+        texts[lines.module] = text.replace(right, wrong)
     return texts
 
 
 def _whole(lines: str) -> str:
     """Lines as they stand in a file, from line break to line break."""
-    return "\n" + lines.strip("\n") + "\n"
+    stripped = lines.strip("\n")
+    return f"\n{stripped}\n" if stripped else "\n"
 
 
 def _file(name: str) -> Path:
@@ -156,6 +236,23 @@ def _code(name: str, text: str | None) -> CodeType:
     return compile(text or file.read_text(encoding="utf-8"), file, "exec")
 
 
+class Plain:
+    """The plain forms, with the lines of a variant in them: `.gqa.GQA`. Each
+    module is one of its own and is executed when it is asked for."""
+
+    def __init__(self, variant: Sequence[Lines] = ()) -> None:
+        self.texts = sources(variant)
+
+    def __getattr__(self, stem: str) -> Any:
+        name = f"attnref.{PLAIN}{stem}"
+        if stem.startswith("_") or not _file(name).is_file():
+            raise AttributeError(stem)
+        module = ModuleType(name)
+        exec(_code(name, self.texts.get(PLAIN + stem)), vars(module))
+        setattr(self, stem, module)
+        return module
+
+
 class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Imports the package, some of its modules with other texts.
 
@@ -163,8 +260,8 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     little longer than its changed modules.
     """
 
-    def __init__(self, mistakes: Sequence[Mistake]) -> None:
-        self.texts = {f"attnref.{m}": t for m, t in sources(mistakes).items()}
+    def __init__(self, variant: Sequence[Lines]) -> None:
+        self.texts = {f"attnref.{m}": t for m, t in sources(variant).items()}
 
     def find_spec(
         self, name: str, path: Any, target: Any = None
@@ -201,9 +298,15 @@ def fresh(finder: Planted) -> Iterator[None]:
         sys.modules.update(old)
 
 
-def load(*mistakes: Mistake) -> ModuleType:
-    """A second attnref, with these mistakes in it; the first is untouched."""
-    with fresh(Planted(mistakes)):
+def load(variant: Sequence[Lines] = ()) -> ModuleType:
+    """A second attnref, with these lines in it; the first is untouched."""
+    with fresh(Planted(variant)):
         wrong = importlib.import_module("attnref")
         assert inspect.ismodule(wrong.core)  # imports all public names
         return wrong
+
+
+def planted(variant: Sequence[Lines]) -> Any:
+    """What has this variant in it: the plain forms or a second attnref."""
+    in_plain = all(lines.module.startswith(PLAIN) for lines in variant)
+    return Plain(variant) if in_plain else load(variant)

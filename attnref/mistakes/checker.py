@@ -1,24 +1,19 @@
-"""Which laws a solution of an exercise breaks, and which known mistake it is.
+"""Which properties a solution of an exercise lacks, and which known mistake it
+has.
 
-Right answers are those of this package, and a mistake's are those of a package
-with the mistake in it. A solution that answers every probe as such a package
-does has this mistake.
+Right answers are those of the plain forms, and a mistake's are those of a plain
+form with the mistake in it. A solution has a mistake if it answers as this does
+on the inputs on which it is wrong, and on nearly all others.
 """
 
-import ast
 import math
-import os
 import re
-import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache, partial
-from importlib import metadata
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,22 +21,32 @@ from torch import Tensor
 
 from attnref.mistakes.catalogue import (
     PACKAGE,
-    PAGES,
-    Mistake,
+    Lines,
     Text,
     catalogue,
-    files,
+    every_variant,
     load,
+    planted,
 )
 from attnref.mistakes.exercises import (
     EXERCISES,
     LAWS,
+    Inputs,
     Outputs,
     Probe,
     Solution,
     SolutionError,
 )
-from attnref.mistakes.tasks import task
+from attnref.mistakes.forms import Form
+from attnref.mistakes.report import (
+    Program,
+    Report,
+    Verdict,
+    apart,
+    gaps_of,
+    place,
+)
+from attnref.mistakes.tasks import TASKS, task
 
 # The largest difference that is rounding, relative to the largest right number.
 ROUNDING = {
@@ -52,12 +57,14 @@ ROUNDING = {
 }
 CLEARLY = 5  # so many times more, a mistake differs from what is right
 # So many pairs of mistakes are tried, the likeliest first: of pairs planted at
-# random, more than nine in ten are among them. Each takes 20 to 40 ms.
+# random, more than nine in ten are among them.
 PAIRS = 100
-CHANCE = "dropout-in-evaluation"
+TRIED_FIRST = 3  # inputs, the smallest that fail: one of them may differ
+COSTLY = 4000  # numbers: an input of more is tried last
+# What a mistake is not recognised by.
+UNTOLD = {law for law, of in LAWS.items() if of.unit} - {"small"}
+NEARLY = 8  # one input in so many may differ and the mistake still be named
 RUNTIME = "RuntimeError: "
-
-Form = Callable[[Any], object]
 
 
 # ----------------------------------------------------------------- answers
@@ -70,21 +77,78 @@ class Answer(NamedTuple):
     raised: Text | None = None
     where: tuple[str, ...] = ()  # lines of the solution that raised it
     modified: tuple[str, ...] = ()  # inputs that it modified
+    calls: tuple[Outputs, ...] = ()  # what each of its calls returned
+
+
+class Call(NamedTuple):
+    """One call of a solution; `append` is a method of what another returned."""
+
+    function: str
+    inputs: Inputs
+    result: Any
+    outputs: Outputs
+
+
+class Spied(Solution):
+    """A solution whose calls are recorded."""
+
+    def __init__(self, solution: Solution) -> None:
+        vars(self).update(vars(solution))
+        self.calls: list[Call] = []
+
+    def __call__(self, function: str = "", /, **inputs: Any) -> Any:
+        name = function or TASKS[self.name].names[0]
+        call = partial(super().__call__, name)
+        result = self.recorded(name, inputs, call)
+        return SpiedCache(self, result) if "max_len" in inputs else result
+
+    def recorded(
+        self, name: str, inputs: Inputs, call: Callable[..., Any]
+    ) -> Any:
+        result: Any = None
+        try:
+            result = call(**inputs)
+        finally:
+            several = isinstance(result, tuple | list)
+            tensors = filter(_is_tensor, result if several else (result,))
+            read = tuple(_readable(x).clone() for x in tensors)
+            self.calls.append(Call(name, inputs, result, read))
+        return result
+
+
+class SpiedCache:
+    """A cache whose appends are recorded."""
+
+    def __init__(self, spied: Spied, cache: Any) -> None:
+        self.spied, self.cache = spied, cache
+
+    def append(self, k: Tensor, v: Tensor) -> Any:
+        def call(**given: Any) -> Any:
+            return given["self"].append(k, v)
+
+        given = {"self": self.cache, "k": k, "v": v}
+        return self.spied.recorded("append", given, call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cache, name)
 
 
 def ask(
     solution: Solution,
     probe: Probe,
     caught: tuple[type[BaseException], ...] = (Exception, SystemExit),
+    *,
+    spied: bool = False,
 ) -> Answer:
     """The answer to a probe, of a solution in this process."""
     given = {name: _copied(value) for name, value in probe.inputs.items()}
     outputs: Outputs = ()
     raised: Text | None = None
     where: tuple[str, ...] = ()
+    asked = Spied(solution) if spied else solution
     try:
         with torch.no_grad():
-            outputs = tuple(map(_readable, probe.drive(solution, given)))
+            outputs = tuple(map(_readable, probe.drive(asked, given)))
     except SolutionError as error:
         raised = error.text
     except caught as error:
@@ -94,7 +158,12 @@ def ask(
         for name, value in probe.inputs.items()
         if not _is_same(value, given[name])
     )
-    return Answer(outputs, raised, where, tuple(modified))
+    calls = (c.outputs for c in asked.calls) if isinstance(asked, Spied) else ()
+    return Answer(outputs, raised, where, tuple(modified), tuple(calls))
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _copied(value: Any) -> Any:
@@ -175,26 +244,6 @@ def _where(error: BaseException) -> tuple[str, ...]:
 # ---------------------------------------------------------------- verdicts
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a property holds, on how many inputs, and where it does not."""
-
-    law: str
-    title: Text
-    tried: int
-    difference: float
-    """The largest, or that of the smallest input on which it fails."""
-    fault: Text | None = None
-    sizes: str = ""
-    probe: int = -1
-    raised: bool = False
-    """Whether there was an error, of which `fault` tells."""
-
-    @property
-    def passed(self) -> bool:
-        return self.fault is None
-
-
 def difference(got: Tensor, wanted: Tensor) -> tuple[float, Text | None]:
     """The largest difference, and what to say if it is not rounding."""
     if got.shape != wanted.shape:
@@ -211,18 +260,17 @@ def difference(got: Tensor, wanted: Tensor) -> tuple[float, Text | None]:
         )
     if not got.numel():
         return 0.0, None
-    a, b = got.double(), wanted.double()
-    gaps = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    gaps[(a == b) | (a.isnan() & b.isnan())] = 0
+    gaps = gaps_of(got, wanted)
     worst = float(gaps.max())
     if worst <= rounding(wanted):
         return worst, None
-    at = tuple(int(n) for n in torch.unravel_index(gaps.argmax(), gaps.shape))
-    is_bool = got.dtype == torch.bool
-    x, y = (bool(t[at]) if is_bool else f"{float(t[at]):.4g}" for t in (a, b))
-    place = str(at if len(at) != 1 else at[0])
+    at, wrong = place(gaps), int((gaps > rounding(wanted)).sum())
+    x, y = apart(got[at], wanted[at])
+    spot = str(at if len(at) != 1 else at[0])
+    n = gaps.numel()
     return worst, Text(
-        f"{x} at {place} should be {y}", f"在 {place} 处是 {x}，应为 {y}"
+        f"{x} at {spot} should be {y} ({wrong} of {n} are wrong)",
+        f"在 {spot} 处是 {x}，应为 {y}（{n} 个中错了 {wrong} 个）",
     )
 
 
@@ -248,8 +296,25 @@ def fault(
             "the dtype is {}, and should be {}".format(*kinds),
             "dtype 是 {}，应为 {}".format(*kinds),
         )
+    unit = LAWS[probe.law].unit
+    if unit is not None and float(got[0]) > float(wanted[0]):
+        a, b = int(got[0]), int(wanted[0])
+        return a - b, Text(
+            f"{a:,} {unit.en}, at most {b:,} are needed",
+            f"{a:,} {unit.zh}，最多需要 {b:,} {unit.zh}",
+        )
     differences = [difference(a, b) for a, b in zip(got, wanted, strict=True)]
     return max(differences, key=lambda each: (each[1] is not None, each[0]))
+
+
+def _halves(
+    probe: Probe, answer: Answer, right: Answer
+) -> tuple[Outputs, Outputs]:
+    """What is compared: with what is right, or one half with the other."""
+    got = answer.outputs
+    if not LAWS[probe.law].own:
+        return got, right.outputs
+    return got[: len(got) // 2], got[len(got) // 2 :]
 
 
 def verdicts(
@@ -300,127 +365,100 @@ def _broken(
 
 
 class Rights(NamedTuple):
-    """The probes of an exercise, the right answers, and for each form which
-    functions of this package it calls."""
+    """The probes of an exercise and the right answers; `every` goes on with
+    those to the inputs that isolate a stage."""
 
     probes: tuple[Probe, ...]
     answers: tuple[Answer, ...]
-    calls: tuple[set[tuple[str, str]], ...]
+    stages: tuple[str, ...]
+    every: tuple[Answer, ...]
 
 
 @cache
 def rights(name: str) -> Rights:
-    probes = tuple(EXERCISES[name].probes())
-    package = load()  # anew, so that nothing is remembered and so not called
-    forms = EXERCISES[name].forms
-    answers, calls = [], []
-    for form in forms:
-        given, called = _with_calls(partial(_all, name, form, package, probes))
-        answers.append(given)
-        calls.append(called)
-    return Rights(probes, answers[0], tuple(calls))
+    probes, stages = _asked(name)
+    right = right_solution(name)
+    every = tuple(ask(right, probe, spied=True) for probe in probes)
+    n = len(probes) - len(stages)
+    return Rights(probes[:n], every[:n], stages, every)
 
 
-def _all(
-    name: str, form: Form, package: ModuleType, probes: Sequence[Probe]
-) -> tuple[Answer, ...]:
-    solution = Solution(name, form(package))
-    return tuple(ask(solution, probe) for probe in probes)
-
-
-def _with_calls(
-    work: Callable[[], tuple[Answer, ...]],
-) -> tuple[tuple[Answer, ...], set[tuple[str, str]]]:
-    """Its result, and the files and names of the functions that it calls."""
-    calls: set[tuple[str, str]] = set()
-    done: list[tuple[Answer, ...]] = []
-
-    def called(frame: Any, event: str, _: object) -> None:
-        if event == "call":
-            calls.add((frame.f_code.co_filename, frame.f_code.co_name))
-
-    def run() -> None:
-        sys.setprofile(called)
-        done.append(work())
-
-    # In a thread of its own, no profiler of the caller's is in the way.
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return done[0], calls
-
-
-class Variant:
-    """A form of a package with mistakes in it, which answers probe by probe."""
-
-    def __init__(self, name: str, form: Form, package: ModuleType) -> None:
-        self.probes = rights(name).probes
-        self.solution = Solution(name, form(package))
-        self.answers: dict[int, Answer] = {}
-
-    def answer(self, n: int) -> Answer:
-        if n not in self.answers:
-            self.answers[n] = ask(self.solution, self.probes[n])
-        return self.answers[n]
+def right_solution(name: str) -> Solution:
+    form = EXERCISES[name].forms[0]
+    return Solution(name, form.make(load() if form.package else planted(())))
 
 
 @cache
-def variants(name: str, *ids: str) -> tuple[Variant, ...]:
-    """A package with these mistakes in it, in each form that calls the
-    functions that they change."""
-    forms = [
-        form
-        for form, calls in zip(
-            EXERCISES[name].forms, rights(name).calls, strict=True
-        )
-        if all(_concerns(catalogue()[id], calls) for id in ids)
-    ]
-    try:
-        package = _package(*ids) if forms else None
-    except Exception:  # two that change the same lines, for example
-        return ()
-    return tuple(Variant(name, form, package) for form in forms if package)
+def _asked(name: str) -> tuple[tuple[Probe, ...], tuple[str, ...]]:
+    probes = [*EXERCISES[name].probes()]
+    found = [*rungs(probes)]
+    every = (*probes, *(probe for _, probe in found))
+    return every, tuple(stage for stage, _ in found)
+
+
+def probes_of(name: str) -> tuple[Probe, ...]:
+    """All inputs of an exercise, those that isolate a stage included."""
+    return _asked(name)[0]
+
+
+class Candidate:
+    """A form of the exercise with mistakes in it, which answers if asked."""
+
+    def __init__(
+        self, name: str, form: Form, variant: tuple[Lines, ...], *ids: str
+    ) -> None:
+        self.name, self.form, self.variant, self.ids = name, form, variant, ids
+        self.answers: dict[int, Answer] = {}
+        self.solution: Solution | None = None
+
+    def answer(self, n: int) -> Answer:
+        # What a class keeps depends on all that was asked before.
+        first = 0 if asks_class(self.name) else n
+        for m in range(first, n + 1):
+            if m not in self.answers:
+                self.answers[m] = self._asked(rights(self.name).probes[m])
+        return self.answers[n]
+
+    def _asked(self, probe: Probe) -> Answer:
+        try:
+            if self.solution is None:
+                made = self.form.make(_planted(self.variant))
+                self.solution = Solution(self.name, made)
+        except Exception as error:  # two that change the same lines
+            return Answer((), Text(str(error), str(error)))
+        return ask(self.solution, probe)
 
 
 @lru_cache(maxsize=256)
-def _package(*ids: str) -> ModuleType:
-    return load(*(catalogue()[id] for id in ids))
-
-
-def _concerns(mistake: Mistake, calls: set[tuple[str, str]]) -> bool:
-    """Whether a function is called whose lines the mistake replaces."""
-    for module, right, _ in mistake.lines:
-        file = str(PACKAGE / f"{module.replace('.', '/')}.py")
-        function = _function_of(module, right)
-        if any(file == f and function in (None, n) for f, n in calls):
-            return True
-    return False
+def _planted(variant: tuple[Lines, ...]) -> Any:
+    return planted(variant)
 
 
 @cache
-def _function_of(module: str, lines: str) -> str | None:
-    """The innermost function around these lines, if there is one."""
-    text, functions = _functions(module)
-    first = text[: text.index(lines.strip("\n"))].count("\n") + 1
-    around = [
-        node
-        for node in functions
-        if node.lineno <= first <= (node.end_lineno or 0)
-    ]
-    return max(around, key=lambda node: node.lineno).name if around else None
-
-
-@cache
-def _functions(module: str) -> tuple[str, list[ast.FunctionDef]]:
-    path = PACKAGE / f"{module.replace('.', '/')}.py"
-    text = path.read_text(encoding="utf-8")
-    nodes = ast.walk(ast.parse(text))
-    return text, [node for node in nodes if isinstance(node, ast.FunctionDef)]
+def candidates(name: str) -> tuple[Candidate, ...]:
+    """Each variant of each mistake, in each form that shows its modules and
+    has no others that a form without them has not."""
+    found = []
+    for mistake in catalogue().values():
+        for variant in every_variant(mistake):
+            modules = {lines.module for lines in variant}
+            plain = all(module.startswith("plain.") for module in modules)
+            forms = [
+                form
+                for form in EXERCISES[name].forms
+                if form.package != plain and modules & form.modules
+            ]
+            found += [
+                Candidate(name, form, variant, mistake.id)
+                for form in forms
+                if not any(form.modules > other.modules for other in forms)
+            ]
+    return tuple(found)
 
 
 def clearly_wrong(probe: Probe, answer: Answer, right: Answer) -> bool:
     """Whether this answer tells a mistake: an error alone does not."""
-    if answer.raised is not None or not LAWS[probe.law].told:
+    if answer.raised is not None:
         return False
     pairs = zip(answer.outputs, right.outputs, strict=True)
     return _of_other_dtype(probe, answer, right) or any(
@@ -441,6 +479,9 @@ def alike(probe: Probe, one: Answer, other: Answer) -> bool:
     """Whether two solutions answer a probe alike, for any error as for one."""
     if one.raised is not None or other.raised is not None:
         return one.raised is not None and other.raised is not None
+    if LAWS[probe.law].unit is not None:  # both too much, or neither
+        too_much = (a.outputs[0].gt(a.outputs[1]) for a in (one, other))
+        return len({*map(bool, too_much)}) == 1
     pairs = zip(one.outputs, other.outputs, strict=True)
     return not _of_other_dtype(probe, one, other) and all(
         difference(a, b)[1] is None for a, b in pairs
@@ -454,514 +495,378 @@ def _of_other_dtype(probe: Probe, one: Answer, other: Answer) -> bool:
 
 
 class Explained(NamedTuple):
-    """What gives a solution's answers, and whether there were more pairs of
-    mistakes than are tried."""
+    """What gives a solution's answers: on `agrees` inputs of `tried`, not on
+    those of the properties `differs`; and whether more pairs were possible."""
 
-    mistakes: tuple[tuple[str, ...], ...]
+    mistakes: tuple[tuple[str, ...], ...] = ()
+    agrees: int = 0
+    tried: int = 0
+    differs: tuple[str, ...] = ()
     unfinished: bool = False
 
 
 def explained(name: str, answers: Sequence[Answer]) -> Explained:
     """The mistakes, or else pairs of them, that give these answers.
 
-    In half precision a solution may fail for a reason of its own: what agrees
-    with it there too comes first, but need not exist.
+    In half precision and in gradients a solution may fail for a reason of its
+    own: what agrees with it there too comes first, but need not exist.
     """
-    probes, right, _ = rights(name)
-    usable = [n for n, probe in enumerate(probes) if LAWS[probe.law].told]
+    probes, right, *_ = rights(name)
+    told = [n for n, probe in enumerate(probes) if probe.law not in UNTOLD]
+    told.sort(key=lambda n: size_of(probes[n]))
     failing = [
-        n
-        for n in usable
-        if fault(probes[n], answers[n], right[n])[1] is not None
+        n for n in told if fault(probes[n], answers[n], right[n])[1] is not None
     ]
+    if len(TASKS[name].names) > 1:  # each function by itself
+        kinds = [{*probes[n].inputs} for n in failing]
+        told = [n for n in told if {*probes[n].inputs} in kinds]
     if not failing:  # what fails is a law by which no mistake is recognised
-        return Explained(())
-    usable.sort(key=lambda n: n not in failing)
-    but_half = [n for n in usable if probes[n].law != "dtype"]
-    fails_there = [n for n in failing if n in but_half]
+        return Explained()
+    half = {n for n in told if probes[n].law in ("dtype", "gradients")}
+    if half.issuperset(failing):
+        half = set()
+    first = [n for n in failing if n not in half]
+    others = [n for n in told if n not in half and n not in first]
+    order = first + others
+    order.sort(key=lambda n: size_of(probes[n]) > COSTLY)
     only_errors = all(kind_of(answers[n]) for n in failing)
 
-    def explains(wrong: Variant, on: Sequence[int]) -> bool:
-        return all(
-            alike(probes[n], answers[n], wrong.answer(n)) for n in on
-        ) and any(
-            clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in on
-        )
+    def agrees(wrong: Candidate, n: int) -> bool:
+        one, other = answers[n], wrong.answer(n)
+        if only_errors and not asks_class(name) and one.raised is not None:
+            return kind_of(one) == kind_of(other)
+        return alike(probes[n], one, other)
 
-    def raises(wrong: Variant) -> bool:
-        """Where the solution is wrong it raises an error, as this does. It may
-        raise on a few inputs more: whether `view` succeeds also depends on how
-        the code around it lays out its tensors."""
-        few = len(failing) // 5
-        for n in usable:
-            other = wrong.answer(n)
-            if n not in failing or other.raised is None:
-                few -= n in failing
-                if few < 0 or not alike(probes[n], other, right[n]):
-                    return False
-            elif not kind_of(other) or kind_of(other) != kind_of(answers[n]):
-                return False
-        return True
-
-    def among(
-        groups: Iterable[tuple[str, ...]],
-    ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-        """Those that agree on all inputs, and on all but in half precision."""
-        whole: list[tuple[str, ...]] = []
-        most: list[tuple[str, ...]] = []
-        for ids in groups:
-            every = variants(name, *ids)
-            if only_errors:
-                if any(map(raises, every)):
-                    whole.append(ids)
-            elif any(explains(wrong, usable) for wrong in every):
-                whole.append(ids)
-            elif fails_there and any(explains(w, but_half) for w in every):
-                most.append(ids)
-        return whole, most
-
-    def wrong_at(id: str) -> set[int]:
-        return {
-            n
-            for n in some
-            for wrong in variants(name, id)
-            if not alike(probes[n], wrong.answer(n), right[n])
-        }
-
-    def alike_to(id: str) -> set[int]:
-        return {
-            n
-            for n in some
-            for wrong in variants(name, id)
-            if alike(probes[n], wrong.answer(n), answers[n])
-        }
-
-    alone, most = among((id,) for id in catalogue())
-    if alone or only_errors:
-        return Explained(tuple(alone))
-    last = len(probes) - 1  # that repeats a call
-    if not most and last in failing and answers[last].raised is None:
-        # Answers by chance are no package's; attention has it from dropout.
-        return Explained(((CHANCE,),) if variants(name, CHANCE) else ())
-    # Of two, each is wrong somewhere, and both together where the solution is.
-    some = [n for n in failing if n not in fails_there] if most else fails_there
-    some = (some or failing)[:6]
-    places = {id: at for id in catalogue() if (at := wrong_at(id))}
-    if most:  # one of the two is known, and the other shows in half precision
-        known = {id for (id,) in most}
-        places = {id: places.get(id, set()) for id in (*known, *places)}
-        pairs = [ids for ids in combinations(places, 2) if known & {*ids}]
-    else:
-        pairs = [*combinations(places, 2)]
-    # Where only one of the two shows, the answer is that of this one alone.
-    alike_at = {id: alike_to(id) for id in places}
-
-    def likely(ids: tuple[str, ...]) -> tuple[int, int]:
-        one, other = ids
-        return (
-            len(alike_at[one] | alike_at[other]),
-            len(places[one] | places[other]),
-        )
-
-    pairs.sort(key=likely, reverse=True)
-    both, nearly = among(pairs[:PAIRS])
-    return Explained(tuple(both or most or nearly), len(pairs) > PAIRS)
-
-
-# ------------------------------------------------------------------ report
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `check` found.
-
-    `mistakes` are the known mistakes that the solution has, by their ids: one
-    tuple for each explanation of all its answers, `()` if there is none. A
-    tuple of two ids stands for two mistakes made together.
-    """
-
-    exercise: str
-    verdicts: tuple[Verdict, ...] = ()
-    mistakes: tuple[tuple[str, ...], ...] = ()
-    error: Text | None = None
-    where: tuple[str, ...] = ()
-    smallest: Text | None = None
-    printed: str = ""
-    language: str = "en"
-    unfinished: bool = False
-    """Whether there were more pairs of known mistakes than are tried."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether all properties hold."""
-        return self.error is None and not self.failures
-
-    @property
-    def failures(self) -> tuple[Verdict, ...]:
-        """The properties that do not hold."""
-        return tuple(v for v in self.verdicts if not v.passed)
-
-    def text(self, *, language: str | None = None, colour: bool = False) -> str:
-        """The report in words, "en" or "zh"."""
-        return "\n".join(_Words(self, language or self.language, colour).all())
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def as_json(self) -> dict[str, object]:
-        """The same as numbers and words in one language, for programs."""
-        words = _Words(self, self.language, False)
-
-        def finite(number: float) -> float | None:
-            return number if math.isfinite(number) else None
-
-        return {
-            "exercise": self.exercise,
-            "passed": self.passed,
-            "error": words.of(self.error),
-            "where": list(self.where),
-            "laws": [
-                {
-                    "law": v.law,
-                    "title": words.of(v.title),
-                    "passed": v.passed,
-                    "inputs": v.tried,
-                    "difference": finite(v.difference),
-                    "input": v.sizes or None,
-                    "fault": words.of(v.fault),
-                }
-                for v in self.verdicts
-            ],
-            "mistakes": [
-                [
-                    {
-                        "id": id,
-                        "title": words.of(catalogue()[id].title),
-                        "page": page_of(id, self.language),
-                    }
-                    for id in ids
-                ]
-                for ids in self.mistakes
-            ],
-            "unfinished": self.unfinished,
-            "smallest": words.of(self.smallest),
-            "printed": self.printed,
-        }
-
-
-RED = 31
-GREEN = 32
-BOLD = 1
-DIM = 2
-WORDS = {
-    "passes": Text(
-        "{name}: all {n} properties hold.", "{name}：{n} 条性质都成立。"
-    ),
-    "fails": Text(
-        "{name}: {n} of {all} properties do not hold.",
-        "{name}：{all} 条性质中有 {n} 条不成立。",
-    ),
-    "fails_one": Text(
-        "{name}: 1 of {all} properties does not hold.",
-        "{name}：{all} 条性质中有 1 条不成立。",
-    ),
-    "ok": Text("holds", "成立"),
-    "no": Text("FAILS", "不成立"),
-    "tried": Text(
-        "(tried: {n}, difference: {d})", "（试了 {n} 个输入，最多差 {d}）"
-    ),
-    "on": Text("{sizes}: {fault}", "{sizes}：{fault}"),
-    "again": Text("the same error", "同样的错误"),
-    "one": Text("This is a known mistake:", "这是一个已知的错误："),
-    "two": Text("These are two known mistakes:", "这是两个已知的错误："),
-    "either": Text(
-        "It is one of these known mistakes; no input tried here tells them "
-        "apart:",
-        "这是下列已知错误之一，这里试过的输入分不出是哪一个：",
-    ),
-    "lines": Text(
-        "In attnref's own code, {file}: - is the mistake, + is right.",
-        "对应 attnref 自己的代码 {file}：- 是错的，+ 是对的。",
-    ),
-    "none": Text(
-        "This is none of the mistakes that attnref knows.",
-        "这不是 attnref 已知的错误。",
-    ),
-    "unfinished": Text(
-        "Of pairs of them, only the {n} likeliest were tried.",
-        "它们的两两组合只试了最可能的 {n} 种。",
-    ),
-    "printed": Text("What it printed:", "它打印的内容："),
-}
-
-
-class _Words:
-    """The lines of a report in one language."""
-
-    def __init__(self, report: Report, language: str, colour: bool) -> None:
-        if language not in Text._fields:
-            raise ValueError(f"{language=} is neither 'en' nor 'zh'")
-        self.report, self.language, self.colour = report, language, colour
-
-    def of(self, text: Text | None) -> str | None:
-        return None if text is None else str(getattr(text, self.language))
-
-    def say(self, word: str, **values: object) -> str:
-        return str(self.of(WORDS[word])).format(**values)
-
-    def in_colour(self, code: int, text: str) -> str:
-        return f"\033[{code}m{text}\033[0m" if self.colour else text
-
-    def all(self) -> Iterator[str]:
-        report = self.report
-        if report.error is not None:
-            message = f"{report.exercise}: {self.of(report.error)}"
-            yield self.in_colour(RED, message)
-            yield from (f"  {line}" for line in report.where)
+    def differs(wrong: Candidate, most: int) -> list[int] | None:
+        """The inputs on which it does, if they are few and it explains the
+        others that fail."""
+        found: list[int] = []
+        for n in order:
+            if not agrees(wrong, n):
+                found.append(n)
+                if len(found) > most:
+                    return None
+        but = [n for n in first if n not in found]
+        if asks_class(name):  # it raises where this does, and nowhere else
+            sure = bool(others) and not found and len(but) >= TRIED_FIRST
         else:
-            yield self.summary()
-            if not report.passed:
-                yield from self.recognised()
-            yield ""
-            yield from self.laws()
-        if report.printed:
-            yield f"\n{self.say('printed')}"
-            yield from (f"  {x}" for x in report.printed.splitlines())
-
-    def summary(self) -> str:
-        report = self.report
-        word, failed = "passes", len(report.failures)
-        numbers = {"n": len(report.verdicts), "all": len(report.verdicts)}
-        if failed:
-            word, numbers["n"] = "fails", failed
-        if failed == 1:
-            word = "fails_one"
-        first = self.say(word, name=report.exercise, **numbers)
-        return self.in_colour(RED if failed else GREEN, first)
-
-    def laws(self) -> Iterator[str]:
-        report = self.report
-        before: Text | None = None
-        ok, no = self.say("ok"), self.say("no")
-        for v in report.verdicts:
-            mark = self.in_colour(
-                GREEN if v.passed else RED, ok if v.passed else no
+            sure = only_errors
+        if 4 * len(but) < 3 * len(first) or not (
+            sure
+            or any(
+                clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in but
             )
-            room = " " * (
-                max(map(_wide, (ok, no))) - _wide(ok if v.passed else no)
-            )
-            line = f"  {mark}{room}  {self.of(v.title)}"
-            if v.passed:
-                much = f"{v.difference:.0e}" if v.difference else "0"
-                tried = self.say("tried", n=v.tried, d=much)
-                yield f"{line} {self.in_colour(DIM, tried)}"
-            else:
-                yield line
-                fault = self.of(v.fault)
-                if v.raised and v.fault == before:
-                    fault = self.say("again")
-                elif v.raised:
-                    before = v.fault
-                text = self.say("on", sizes=v.sizes, fault=fault)
-                yield from _wrapped(text, "         ")
-        yield from (f"         {line}" for line in report.where)
+        ):
+            return None
+        return found + [n for n in half if not agrees(wrong, n)]
 
-    def recognised(self) -> Iterator[str]:
-        report = self.report
-        yield ""
-        if not report.mistakes:
-            yield self.in_colour(BOLD, self.say("none"))
-            if report.unfinished:
-                yield self.say("unfinished", n=PAIRS)
-            if report.smallest is not None:
-                yield str(self.of(report.smallest))
-            return
-        several = len(report.mistakes) > 1
-        word = "either" if several else "one"
-        if not several and len(report.mistakes[0]) > 1:
-            word = "two"
-        yield self.in_colour(BOLD, self.say(word))
-        for ids in report.mistakes:
-            if several:
-                titles = (self.of(catalogue()[id].title) for id in ids)
-                yield f"- {' + '.join(map(str, titles))}"
-                yield from (f"  {page_of(id, self.language)}" for id in ids)
-            else:
-                for id in ids:
-                    yield from self.mistake(catalogue()[id])
+    def best(
+        tried: Sequence[Candidate], most: int
+    ) -> tuple[list[int], tuple[tuple[str, ...], ...]]:
+        """Those that differ least, and where."""
+        least: list[int] = []
+        ids: dict[tuple[str, ...], None] = {}
+        rank = len(order) + 1, 0
+        for wrong in tried:
+            if rank == (0, 0) and wrong.ids in ids:
+                continue
+            found = differs(wrong, most)
+            if found is not None:
+                new = len([n for n in found if n not in half]), len(found)
+                if new < rank:
+                    least, rank, ids = found, new, {}
+                if new == rank:
+                    ids[wrong.ids] = None
+        return least, tuple(ids)
 
-    def mistake(self, mistake: Mistake) -> Iterator[str]:
-        yield f"\n{self.in_colour(BOLD, str(self.of(mistake.title)))}\n"
-        places: dict[tuple[str, str], list[str]] = {}
-        for module, right, wrong in mistake.lines:
-            file = f"attnref/{module.replace('.', '/')}.py"
-            places.setdefault((right, wrong), []).append(file)
-        before = ""
-        for (right, wrong), same in places.items():
-            text = self.say("lines", file=", ".join(same))
-            yield from _wrapped(text, "  ") if text != before else ("",)
-            before = text
-            for sign, code, lines in (("-", RED, wrong), ("+", GREEN, right)):
-                for line in lines.strip("\n").splitlines():
-                    yield self.in_colour(code, f"  {sign} {line}")
-        yield ""
-        yield from _wrapped(str(self.of(mistake.notice)), "  ")
-        yield f"  {page_of(mistake.id, self.language)}"
+    trial = order[:TRIED_FIRST]
+    few = len(first) >= TRIED_FIRST  # of fewer, none may differ
+    likely = []
+    caches = {probes[n].law for n in failing} == {"small"}
+    for wrong in candidates(name):
+        if caches and not any("cache" in str(x.diff) for x in wrong.variant):
+            continue  # such an input takes long
+        left = int(few)
+        for n in trial:
+            left -= not agrees(wrong, n)
+            if left < 0:
+                break
+        else:
+            likely.append(wrong)
+    where, ids = best(likely, len(order) // NEARLY if few else 0)
+    unfinished = False
+    if (not ids or any(n not in half for n in where)) and not (
+        only_errors or caches
+    ):
+        cheap = [n for n in order if n in first and size_of(probes[n]) < COSTLY]
+        of_laws = {probes[n].law: n for n in reversed(cheap)}.values()
+        some = [*dict.fromkeys((*cheap[:2], *of_laws))][:6]
+        pairs = [*_pairs(name, answers, some, {*ids})]
+        unfinished = not ids and len(pairs) > PAIRS
+        there, both = best(pairs[:PAIRS], 0)
+        if both:
+            where, ids, unfinished = there, both, False
+    laws = dict.fromkeys(probes[n].law for n in where)
+    tried = len(order) + len(half)
+    agree = tried - len(where) if ids else 0
+    return Explained(ids, agree, tried, tuple(laws), unfinished)
 
 
-# A word, a tuple with what is around it, or one Chinese character; what closes
-# a clause stays with it.
-WIDE = "\u2e80-\uffff"
-CLOSING = "[，。；：、）]*"
-WORD = (
-    rf"(?:[^\s(){WIDE}]*\([^()]*\)[^\s{WIDE}]*|[{WIDE}]|[^\s{WIDE}]+)"
-    rf"{CLOSING}|\s+"
-)
+def _pairs(
+    name: str,
+    answers: Sequence[Answer],
+    some: Sequence[int],
+    known: set[tuple[str, ...]],
+) -> Iterator[Candidate]:
+    """Two mistakes in one form, the likeliest first: each is wrong somewhere,
+    and where only one of the two shows, the answer is that of this one."""
+    probes, right, *_ = rights(name)
+    seen: dict[tuple[Any, ...], tuple[set[int], set[int], Candidate]] = {}
+    for wrong in candidates(name):
+        given = {n: wrong.answer(n) for n in some}
+        like = {n for n in some if alike(probes[n], given[n], answers[n])}
+        at = {n for n in some if not alike(probes[n], given[n], right[n])}
+        sums = (x.double().sum().item() for n in some for x in given[n].outputs)
+        key = id(wrong.form), *(f"{each:.4g}" for each in sums)
+        if at and key not in seen:  # once of those that answer alike
+            seen[key] = like, at, wrong
+
+    def likely(two: tuple[Any, Any]) -> tuple[int, ...]:
+        (like, at, one), (also, there, other) = two
+        either = bool(known & {one.ids, other.ids})
+        return either, len(like | also), len(at | there)
+
+    pairs = [
+        (one, other)
+        for one, other in combinations(seen.values(), 2)
+        if one[2].form is other[2].form and one[2].ids != other[2].ids
+    ]
+    for (_, _, one), (_, _, other) in sorted(pairs, key=likely, reverse=True):
+        ids = sorted((*one.ids, *other.ids))
+        variant = one.variant + other.variant
+        yield Candidate(name, one.form, variant, *ids)
 
 
-def _wide(text: str) -> int:
-    """In a terminal a Chinese character is as wide as two letters."""
-    return sum(2 if ord(c) > 0x2E7F else 1 for c in text)
+def asks_class(name: str) -> bool:
+    return TASKS[name].stub.startswith("class ")
 
 
-def _wrapped(text: str, margin: str) -> Iterator[str]:
-    """Lines of at most 80 columns; Chinese breaks between any characters."""
-    line = ""
-    for word in re.findall(WORD, text):
-        if line and _wide(margin + line + word.rstrip()) > 80:
-            yield margin + line.rstrip()
-            line = ""
-        line += word if line else word.lstrip()
-    yield margin + line.rstrip()
+def size_of(probe: Probe) -> int:
+    """How many numbers the input has."""
+    return sum(
+        x.numel()
+        for value in probe.inputs.values()
+        for x in (value if isinstance(value, list) else [value])
+        if isinstance(x, Tensor)
+    )
 
 
-@cache
-def site() -> str:
-    """Where the installed package says that its site is, if it does."""
-    url = os.environ.get("SITE_URL")
-    if not url:
-        try:
-            urls = metadata.metadata("attnref").get_all("Project-URL")
-        except metadata.PackageNotFoundError:
-            urls = None
-        named = dict(url.split(", ", 1) for url in urls or ())
-        url = named.get("Documentation", "")
-    return f"{url.rstrip('/')}/" if url else ""
+# -------------------------------------------------------------------- stages
 
 
-def page_of(id: str, language: str) -> str:
-    """The address of a mistake; below that of the site, if this is known."""
-    stems = (s for s, all in files().items() if id in (m.id for m in all))
-    part = "zh/" if language == "zh" else ""
-    return f"{site()}{part}{PAGES[next(stems)]}/#{id}"
+def _first(f: Solution, i: Inputs) -> Outputs:
+    out = f(**i)
+    return (out[0] if isinstance(out, tuple | list) else out,)
 
 
-SMALLEST = {
-    "head": Text("The smallest input on which it fails:", "出错的最小输入："),
-    "raises": Text("it raises {}", "它抛出 {}"),
-    "gives": Text("it gives  {}", "它给出   {}"),
-    "right": Text("right is  {}", "正确的是 {}"),
+def _last(f: Solution, i: Inputs) -> Outputs:
+    """For the last query, which sees all keys, whatever the mask."""
+    return (_first(f, i)[0][..., -1:, :],)
+
+
+def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
+    """Inputs on which attention is right up to a stage, whatever follows it:
+    the first that fails tells the stage."""
+    free = [
+        p.inputs
+        for p in probes
+        if p.law == "same" and p.inputs.get("mask") is None
+    ]
+    i: Inputs = max(
+        free, key=lambda i: size_of(Probe("same", i, _first)), default={}
+    )
+    causal: dict[str, Any] = {}
+    equal: Any
+
+    def rung(stage: str, *, last: bool = True, **new: Any) -> Any:
+        inputs = i | {n: x for n, x in new.items() if n in i}
+        return stage, Probe("same", inputs, _last if last else _first)
+
+    if "q" in i and "k" in i:
+        q, k, v = i["q"], i["k"], i["v"]
+        one: dict[str, Any] = {"k": k[:, :, 1:2], "v": v[:, :, 1:2]}
+        two: Any = {n: torch.cat((0 * x, x), dim=2) for n, x in one.items()}
+        T, S = q.shape[2], k.shape[2]
+        causal["mask"] = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+        equal = v[:, :, :1].expand_as(v)
+        yield rung("values", q=q[:, :, -1:], **one)
+        yield rung("softmax", v=equal, **causal, last=False)
+        yield rung("values", q=0 * q)
+        yield rung("mask", q=0 * q, **causal, last=False)
+        yield rung("scale", q=q[:, :, -1:], **two)
+        yield rung("scores")
+    elif "w_o" in i:
+        whole = i["w_o"]
+        x, keys = i["x"], i["context" if "context" in i else "x"]
+        i = i | {"w_o": torch.eye(whole.shape[1], dtype=whole.dtype)}
+        one = {"x": x[:, 1:2], "context": keys[:, 1:2]}
+        two = {n: torch.cat((0 * y, y), dim=1) for n, y in one.items()}
+        T, S = x.shape[1], keys.shape[1]
+        causal["mask"] = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+        none = 0 * i["w_q"]
+        equal = {"x": x[:, :1].expand_as(x)}
+        equal["context"] = keys[:, :1].expand_as(keys)
+        yield rung("values", **one)
+        yield rung("output", **one, w_o=whole)
+        yield rung("merge", w_q=none)
+        yield rung("softmax", **equal, **causal, last=False)
+        yield rung("mask", w_q=none, **causal, last=False)
+        yield rung("scale", **two)
+        yield rung("rotation" if "theta" in i else "scores")
+
+
+# What only these properties show, if one call with all tokens is right.
+STAGE_OF = {
+    **dict.fromkeys(("chunks", "apart", "small"), "cache"),
+    **dict.fromkeys(("large", "empty"), "softmax"),
+    **dict.fromkeys(("future", "pads"), "mask"),
 }
 
 
-def smallest(probe: Probe, answer: Answer, right: Answer) -> Text:
-    """A failing input, as code if it is short, what is given and is right."""
-    code = [f"{n} = {_as_code(v)}" for n, v in probe.inputs.items()]
-    tensors = [x for x in map(_listed, probe.inputs.values())]
-    if sum(x.numel() for some in tensors for x in some) > 80:
-        code = [probe.sizes]
-    shown: list[tuple[str, str | Text]] = []
-    if answer.raised is not None:
-        shown.append(("raises", answer.raised))
-    else:
-        got, wanted = _halves(probe, answer, right)
-        for a, b in zip(got, wanted, strict=True):
-            if difference(a, b)[1] is not None:
-                shown += [("gives", _short(a)), ("right", _short(b))]
-                break
-        if not shown and _of_other_dtype(probe, answer, right):
-            shown.append(("gives", str(got[0].dtype)))
-            shown.append(("right", str(wanted[0].dtype)))
-    texts = []
-    for n in range(len(Text._fields)):
-        lines = [SMALLEST["head"][n], *code]
-        for word, what in shown:
-            value = what[n] if isinstance(what, Text) else what
-            lines.append(SMALLEST[word][n].format(value))
-        texts.append("\n  ".join(lines))
-    return Text(*texts)
+def located(
+    name: str, answers: Sequence[Answer], laws: Sequence[str]
+) -> tuple[str, float]:
+    """The stage where a solution leaves the right path, and of a wrong scale
+    how many times the right one it is."""
+    _, _, stages, right = rights(name)
+    probes = probes_of(name)
+    n = len(probes) - len(stages)
+    for at, stage in enumerate(stages, start=n):
+        if answers[at].raised is not None:
+            return "unclear", 0
+        if alike(probes[at], answers[at], right[at]):
+            continue
+        if stage == "scale":
+            of = (right[n], answers[at], right[at])
+            factor = _factor(*(answer.outputs[0] for answer in of))
+            return ("scale", factor) if factor else ("scores", 0)
+        return stage, 0
+    wrong = [m for m in range(n) if not alike(probes[m], answers[m], right[m])]
+    kinds = [STAGE_OF[law] for law in laws if law in STAGE_OF]
+    if not stages or "cache" in kinds:
+        return ("cache" if stages else ""), 0
+    if len({*kinds}) == 1 == len(laws):
+        return kinds[0], 0
+    pairs = [
+        (answers[m].outputs[0], right[m].outputs[0])
+        for m in wrong
+        if name == "flash" and len(answers[m].outputs) == 2
+        if probes[m].law == "same"
+    ]
+    if pairs and all(difference(a, b)[1] is None for a, b in pairs):
+        return "lse", 0
+    if wrong and all(probes[m].inputs.get("mask") is not None for m in wrong):
+        return "mask", 0
+    return ("tiles" if name == "flash" else "unclear"), 0
 
 
-def _halves(
-    probe: Probe, answer: Answer, right: Answer
-) -> tuple[Outputs, Outputs]:
-    """What is compared: with what is right, or one half with the other."""
-    got = answer.outputs
-    if not LAWS[probe.law].own:
-        return got, right.outputs
-    return got[: len(got) // 2], got[len(got) // 2 :]
+def _factor(value: Tensor, got: Tensor, right: Tensor) -> float:
+    """How many times too large the scores are, if all are, else 0. The outputs
+    are those of one key with this value and another of zeros."""
+    if got.shape != right.shape or value.shape != right.shape:
+        return 0
+    weight = right / value
+    use = (value != 0) & ((weight - 0.5).abs() < 0.49)
+    use &= (weight - 0.5).abs() > 0.01
+    ratio = (got / value)[use].logit() / weight[use].logit()
+    middle = float(ratio.median()) if len(ratio) else 0.0
+    even = bool(((ratio - middle).abs() <= 0.01 * abs(middle)).all())
+    several = len({round(w, 4) for w in weight[use].tolist()}) > 2
+    return middle if even and several and middle > 0 else 0
 
 
-def _listed(value: Any) -> list[Tensor]:
-    several = value if isinstance(value, list) else [value]
-    return [x for x in several if isinstance(x, Tensor)]
+# ------------------------------------------------------------------- verdict
 
 
-def _as_code(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_as_code, value))}]"
-    if not isinstance(value, Tensor):
-        return repr(value)
-    kind = f", dtype={value.dtype}" if value.is_floating_point() else ""
-    return f"torch.tensor({value.tolist()}{kind})"
-
-
-def _short(x: Tensor) -> str:
-    values = x.double().flatten()[:12].tolist()
-    words = [f"{v:.4g}" for v in values]
-    if x.dtype == torch.bool:
-        words = [str(bool(v)) for v in values]
-    more = ", ..." if x.numel() > len(values) else ""
-    return f"{tuple(x.shape)}: {', '.join(words)}{more}"
-
-
-def judged(
-    name: str, answers: Sequence[Answer], *, language: str, printed: str = ""
-) -> Report:
+def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
     """The report on all answers of a solution."""
-    probes, right, _ = rights(name)
-    if all(answer.raised is not None for answer in answers):
-        return Report(
-            name,
-            error=answers[0].raised,
-            where=answers[0].where,
-            printed=printed,
-            language=language,
-        )
+    probes, right, *_ = rights(name)
+    every, answers = answers, answers[: len(probes)]
+    if all(
+        answer.raised is not None or probe.law in ("gradients", "dtype")
+        for probe, answer in zip(probes, answers, strict=True)
+    ):
+        first = answers[0]
+        return Report(name, error=first.raised, where=first.where)
     laws = verdicts(probes, answers, right)
     failed = [v for v in laws if not v.passed]
-    explanation = Explained(())
-    where: tuple[str, ...] = ()
-    least = None
-    if failed:
-        explanation = explained(name, answers)
-        n = min(v.probe for v in failed)
-        where = next(
-            (answers[v.probe].where for v in failed if answers[v.probe].where),
-            (),
-        )
-        least = smallest(probes[n], answers[n], right[n])
+    if not failed:
+        return Report(name, laws)
+    why = explained(name, answers)
+    stage, factor = located(name, every, [v.law for v in failed])
+    faulty = sorted({v.probe for v in failed}, key=lambda n: size_of(probes[n]))
+    shown = (shown_at(name, n, answers[n], file) for n in faulty)
     return Report(
         name,
         laws,
-        explanation.mistakes,
-        None,
-        where,
-        least,
-        printed,
-        language,
-        explanation.unfinished,
+        why.mistakes,
+        where=next((a.where for n in faulty if (a := answers[n]).where), ()),
+        smallest=next(filter(None, shown), ""),
+        unfinished=why.unfinished,
+        agrees=why.agrees,
+        tried=why.tried,
+        differs=why.differs,
+        stage=stage,
+        factor=factor,
     )
+
+
+def properties(name: str) -> int:
+    """How many properties an exercise has."""
+    return len({probe.law for probe in rights(name).probes}) + 1
+
+
+def asked(name: str, n: int) -> Inputs:
+    """The inputs of a probe, anew."""
+    inputs = rights(name).probes[n].inputs
+    return {name: _copied(value) for name, value in inputs.items()}
+
+
+def shown_at(name: str, n: int, answer: Answer, file: str) -> str:
+    """A program that shows the first call on which a solution is wrong."""
+    probe, right = rights(name).probes[n], rights(name).answers[n]
+    for at, wanted in enumerate(right.calls):
+        got = answer.calls[at] if at < len(answer.calls) else ()
+        if len(got) != len(wanted) or any(
+            difference(a, b)[1] is not None or a.dtype != b.dtype
+            for a, b in zip(got, wanted, strict=True)
+        ):
+            break
+    else:
+        return ""
+    spied, given = Spied(right_solution(name)), asked(name, n)
+    with torch.no_grad():
+        probe.drive(spied, given)
+    *before, last = spied.calls[: at + 1]
+    needed, caches = [last], _caches(last)
+    for call in reversed(before):
+        parts = call.result if isinstance(call.result, tuple | list) else ()
+        made = {id(call.result), *map(id, parts), *_caches(call)}
+        if made & caches or probe.law in ("apart", "twice"):
+            needed.insert(0, call)
+            caches |= _caches(call)
+    end = []
+    if not got and answer.raised is not None:
+        end = [f"# it raises {answer.raised.en}"[:80]]
+    elif got and not wanted:
+        end = ["# it must raise, and does not"]
+    return Program(name, n, given, file).text(needed, got, end)
+
+
+def _caches(call: Call) -> set[int]:
+    """What a call is given to go on with."""
+    given = (call.inputs.get(word) for word in ("cache", "self"))
+    return {id(value) for value in given if value is not None}
 
 
 def check(exercise: str, solution: object, *, language: str = "en") -> Report:
@@ -981,5 +886,10 @@ def check(exercise: str, solution: object, *, language: str = "en") -> Report:
         made = Solution(name, solution)
     except SolutionError as error:
         return Report(name, error=error.text, language=language)
-    answers = tuple(ask(made, probe) for probe in rights(name).probes)
-    return judged(name, answers, language=language)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the inputs are small
+    try:
+        answers = [ask(made, probe, spied=True) for probe in probes_of(name)]
+        return replace(judged(name, answers), language=language)
+    finally:
+        torch.set_num_threads(threads)

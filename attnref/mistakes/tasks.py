@@ -41,11 +41,33 @@ class Task(NamedTuple):
         return found
 
 
+# What is judged of every exercise but masks, and of those that are trained.
+ALWAYS = Text(
+    en="""\
+Judged with sizes of many kinds and with large numbers, in float64 and float32,
+in bfloat16 and float16 too if it raises no error; the dtype of the output is
+that of the input. The input is not modified, and attnref is not called.""",
+    zh="""\
+判分时会试各种尺寸和很大的数，dtype 是 float64 和 float32；bfloat16 和 float16
+可以报错，不报错就要对。输出的 dtype 与输入相同。
+不能修改输入，不能调用 attnref。""",
+)
+TRAINED = Text(
+    en="Gradients with respect to x, context, q, k and v are judged too, "
+    "unless it\ncomputes with numbers of Python (.tolist() and the like).",
+    zh="对 x、context、q、k、v 的梯度也要正确；"
+    "\n用 Python 的数（.tolist() 等）来算的除外。",
+)
+LEARNT = ("softmax", "sdpa", "mha", "mqa", "gqa", "cross", "rope")
 MASK = Text(
-    en="mask is bool, True = may attend, and broadcasts to (B, H, T, S). A "
-    "query that\nmay attend to no key gives zeros.",
-    zh="mask 是布尔张量，True 表示可以看，能广播到 (B, H, T, S)。"
-    "一个键都看不到的查询，\n输出为零。",
+    en="""\
+mask is bool, True = may attend, has 2 or 4 axes and broadcasts to (B, H, T, S):
+it may differ from row to row and from head to head. In a head in which a query
+may attend to no key, it gives zeros.""",
+    zh="""\
+mask 是布尔张量，True 表示可以看，2 维或 4 维，能广播到 (B, H, T, S)：
+批次的各行、各个头的掩码都可以不同。查询在某个头里一个键都看不到时，
+这个头的输出为零。""",
 )
 WEIGHTS = Text(
     en="Weights are as in nn.Linear, (out, in), without biases; the width of a "
@@ -54,10 +76,15 @@ WEIGHTS = Text(
     "/ n_heads。",
 )
 CACHE = Text(
-    en="The layer is causal. It returns the output for the tokens of x and a "
-    "cache, of\nany kind; the next call passes this cache and the next tokens.",
-    zh="这一层是因果的。返回 x 这些 token 的输出，以及缓存（用什么数据结构随"
-    "你）；\n下一次调用会传入这个缓存和接下来的 token。",
+    en="""\
+The layer is causal. It returns the output for the tokens of x and a cache, of
+any kind; the next call passes this cache and the next tokens: one, several, or
+thousands. Over many tokens the cache grows by less than twice the floats that
+they need: a buffer may double.""",
+    zh="""\
+这一层是因果的。返回 x 这些 token 的输出，以及缓存（用什么数据结构随你）；
+下一次调用会传入这个缓存和接下来的 token：一个、几个或几千个。
+token 很多时，缓存中浮点数的增长不到所需的两倍：缓冲区可以成倍扩大。""",
 )
 MLA = Text(
     en="""\
@@ -102,10 +129,12 @@ TASKS = {
         Text(
             en="The softmax along the last axis, from a row that is read in "
             "pieces of `chunk`\nscores: a running maximum and a running sum. A "
-            "row of -inf gives zeros.",
+            "row of -inf gives zeros.\nJudged: no sum and no maximum is taken "
+            "of more than 2 * chunk scores at once.",
             zh="沿最后一维做 softmax，但这一行是分块读入的，每块 chunk "
             "个分数：\n一边读，一边更新最大值与指数和。整行都是 -inf "
-            "时，结果为零。",
+            "时，结果为零。\n判分时会看：每次求和、取最大值的分数不超过 "
+            "2 * chunk 个。",
         ),
         _def("online_softmax(x, chunk)"),
     ),
@@ -119,7 +148,8 @@ causal_mask (T, S): the T queries are the last T of the S positions, and none
 sees a key after itself. padding_mask (B, 1, 1, S) from valid (B, S), True = a
 real token: no pad is seen. window_mask (T, S): causal, and each query sees
 itself and the size - 1 positions before it. document_mask (B, 1, S, S) from ids
-(B, S), the number of each token's document: causal, and within a document.""",
+(B, S), the number of each token's document: causal, and within a document. The
+two with a batch may have another shape that broadcasts alike.""",
             zh="""\
 布尔掩码，True 表示可以看。
 
@@ -128,7 +158,7 @@ padding_mask (B, 1, 1, S)：由 valid (B, S) 得到，valid 中 True 表示真�
 填充位置不可见。
 window_mask (T, S)：因果，每个查询只看自己和前面的 size - 1 个位置。
 document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是各 token 所属文档的编号；
-因果，且只看同一文档。""",
+因果，且只看同一文档。带批次的两种可以是别的形状，只要广播后相同。""",
         ),
         "\n\n".join(
             map(
@@ -258,10 +288,12 @@ document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是各 token 所属文�
             en="Rotates x (B, H, T, D) by positions (T,), integers. At "
             "position i, elements p\nand p + D / 2 are a pair (the layout of "
             "Llama in transformers) and turn by the\nangle "
-            "i * theta ** (-2 p / D). The dtype is that of x.",
+            "i * theta ** (-2 p / D). Positions come in any order, and may be "
+            "large.",
             zh="按 positions (T,)（整数）旋转 x (B, H, T, D)。第 p 个和第 "
             "p + D / 2 个元素\n是一对（transformers 里 Llama 的排布），在位置 "
-            "i 旋转的角度是\ni * theta ** (-2 p / D)。dtype 与 x 相同。",
+            "i 旋转的角度是\ni * theta ** (-2 p / D)。位置的次序任意，"
+            "也可能很大。",
         ),
         _def("rope(x, positions, theta=10000.0)"),
     ),
@@ -312,10 +344,12 @@ class KVCache:
                 en="As mla_latent, but the latents themselves are attended to: "
                 "W^UK is applied to\nthe queries and W^UV to the weighted sum "
                 "of latents, so that no cached key or\nvalue is expanded "
-                "again.",
+                "again. Judged by the FLOPs of one token after 127: less "
+                "than\nhalf of those of expanding all.",
                 zh="与 mla_latent 相同，但直接对潜在向量做注意力：W^UK 乘到"
                 "查询上，W^UV 乘到\n潜在向量的加权和上，缓存里的键和值"
-                "不再展开。",
+                "不再展开。\n判分时会看：127 个 token 之后，再算一个 token 的 "
+                "FLOPs 不到全部展开的一半。",
             ),
             MLA,
             CACHE,
@@ -342,11 +376,14 @@ class KVCache:
                 en="The output of the exercise sdpa, computed in tiles of "
                 "tile[0] queries by tile[1]\nkeys, and the log-sum-exp of the "
                 "scaled scores of each query, (B, H, T): -inf\nif it sees no "
-                "key. Returns out, lse.",
+                "key, in the dtype of q or in float32. Returns out, lse.\n"
+                "Judged: where there are many tiles, no tensor of floats is "
+                "larger than an eighth\nof all scores.",
                 zh="与练习 sdpa 相同的输出，但分块计算，每块 tile[0] 个查询、"
                 "tile[1] 个键；\n还有每个查询的分数（缩放之后）的 "
                 "log-sum-exp，形状 (B, H, T)，一个键都看不到时\n为 "
-                "-inf。返回 out, lse。",
+                "-inf，dtype 与 q 相同或为 float32。返回 out, lse。\n"
+                "判分时会看：块很多时，浮点张量都不超过全部分数的八分之一。",
             ),
             MASK,
         ),
@@ -383,11 +420,11 @@ def task(word: str) -> str:
 
 def stub(name: str, language: str) -> str:
     """The file to fill in."""
-    told = TASKS[name]
-    about = f"{getattr(told.title, language)}\n\n" + getattr(
-        told.about, language
-    )
+    asked = TASKS[name]
+    texts = [asked.title, asked.about]
+    texts += [TRAINED] * (name in LEARNT) + [ALWAYS] * (name != "masks")
+    about = getattr(_joined(*texts), language)
     return (
         f'"""{about}\n\n    attnref check {name} FILE\n"""\n\n'
-        f"import torch\n\n\n{told.stub}"
+        f"import torch\n\n\n{asked.stub}"
     )

@@ -73,11 +73,12 @@ class Decoder(nn.Module):
     """Decoder-only model: tokens `(B, T)` to logits `(B, T, n_tokens)`.
 
     `caches` holds one cache per layer. All other arguments of `forward` are
-    passed on to each layer: a mask, positions, MLA's form, a context. Caches
-    that differ in length, have no room, or keep too little for their layer are
-    refused before any of them is written to. A layer without an attribute
-    `causal` needs a cache that keeps everything, and one with `d_context`
-    stores its context, once, and no tokens.
+    passed on to each layer: a mask, positions, MLA's form, a context. So layers
+    of self- and of cross-attention do not mix. Caches that differ in length,
+    have no room, or keep too little for their layer are refused before any of
+    them is written to. A layer without an attribute `causal` needs a cache that
+    keeps everything, and one with `d_context` stores its context, once, and no
+    tokens.
     """
 
     def __init__(

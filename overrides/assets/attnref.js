@@ -100,3 +100,55 @@ document.addEventListener("click", async ({ target }) => {
   target.ariaLabel = dataset.done;
   setTimeout(() => (target.ariaLabel = ariaLabel), 2000);
 });
+
+// An answer of "Find your bug" that one opens gives the page its address, which
+// opens it again: the browser unfolds what is around, and the theme the answer.
+document.addEventListener("click", ({ target }) => {
+  const answer = target.closest(".answer > summary")?.querySelector("[id]");
+  if (answer && !answer.closest("details").open)
+    history.replaceState(null, "", `#${answer.id}`);
+});
+
+// A list is narrowed to the entries with all words that one types, and below
+// headings without an entry nothing is shown. (The theme takes ?q= for itself.)
+for (const field of document.querySelectorAll(".filter input")) {
+  const parts = [...document.querySelectorAll(".filter ~ :is(h2, h3, h4, p, ul)")].reverse();
+  const entries = parts.flatMap((part) => [...part.querySelectorAll(":scope > li")]);
+  const narrow = () => {
+    const words = field.value.toLowerCase().split(/\s+/);
+    for (const entry of entries) {
+      const text = (entry.textContent + entry.querySelector("a").hash).toLowerCase();
+      entry.hidden = !words.every((word) => text.includes(word));
+    }
+    const shown = entries.filter((entry) => !entry.hidden).length;
+    const below = { H2: 0, H3: 0, H4: 0 }; // entries since the last of them
+    for (const part of parts) {
+      const own = part.querySelectorAll(":scope > li:not([hidden])").length;
+      for (const level in below) below[level] += own;
+      part.hidden = !(below[part.tagName] ?? (own || (part.matches("p") && !field.value)));
+      for (const level in below) if (level >= part.tagName) below[level] = 0;
+    }
+    field.closest("p").querySelector("output").value = `${shown} / ${entries.length}`;
+    const address = new URL(location);
+    if (field.value) address.searchParams.set("filter", field.value);
+    else address.searchParams.delete("filter");
+    history.replaceState(null, "", address);
+  };
+  field.closest("p").hidden = false;
+  field.value = new URL(location).searchParams.get("filter") ?? "";
+  field.addEventListener("input", narrow);
+  narrow();
+}
+
+// Where a pointer rests on a shape such as (B, H, T, D), its title says what the
+// letters mean, in the words of the card at the foot of the page.
+document.addEventListener("pointerover", ({ target }) => {
+  const code = ".highlight .c1, .highlight .sd, code:not(.highlight *)";
+  const shapes = target.matches(code) && target.textContent.match(/[([].*?[)\]]/g);
+  if (!shapes || target.title) return;
+  target.title = [...document.querySelectorAll(".legend div:has(dt code)")]
+    .map((row) => [row.firstChild.textContent, row.lastChild.textContent])
+    .filter(([letter]) => RegExp(`\\b${letter}\\b`).test(shapes))
+    .map((row) => row.join(": "))
+    .join("\n");
+});

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import attnref
-from attnref.mistakes.catalogue import catalogue
 from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import growth
 from attnref.numbers.specs import Full, Mla, find_model, models
+from sitekit import mistakes
 from sitekit.drawn import absorption, compute, masks, measured, memory
 from sitekit.drawn.mla import V3, absorbed, narrow, stored
 from sitekit.render import Row, Word
@@ -198,8 +198,8 @@ def coded() -> Iterator[Row]:
     to = tuple(transposed.view(3, 2, 2, 2).shape)
     yield _row("view", f"{transposed.stride()}: `view{to}`")
     yield _row("layout")
-    every = catalogue().values()
-    unseen = sum(mistake.same_shape for mistake in every)
+    every = mistakes.kills().values()
+    unseen = sum(record["same_shape"] for record in every)
     yield _row("shapes", str(unseen), str(len(every)))
     yield _row("initial", *_flat())
     yield _row("comment")

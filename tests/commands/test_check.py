@@ -11,8 +11,9 @@ import pytest
 
 from attnref.__main__ import command, main
 from attnref.commands import check as program
-from attnref.mistakes import apart
+from attnref.mistakes import apart, report
 from attnref.mistakes.apart import Ran, check_file, reported
+from attnref.mistakes.catalogue import catalogue
 from attnref.mistakes.checker import check, error_of, rights
 from attnref.mistakes.tasks import TASKS
 
@@ -29,10 +30,11 @@ def written(folder, text, name="mine.py"):
 
 
 def here(monkeypatch):
-    """The command without a process of its own, which takes a second."""
+    """The command without a process of its own."""
 
     def checked(name, path, *, language, seconds):
-        return check(name, vars(apart._module(str(path))), language=language)
+        module = apart._module(str(path), TASKS[name].names)
+        return check(name, vars(module), language=language)
 
     monkeypatch.setattr(program, "check_file", checked)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -50,6 +52,10 @@ print("\\033[31mred", file=sys.stderr)
 for apart in (False, True):
     sleeps = [sys.executable, "-c", "import time; time.sleep(600)", "MARK"]
     subprocess.Popen(sleeps, start_new_session=apart)
+if os.fork() == 0:
+    os.setsid()
+    sys.argv[:] = ["forked"]
+    time.sleep(600)
 open("left.txt", "w").write("left")
 tempfile.mkdtemp(prefix="left-")
 os.makedirs("a/b")
@@ -65,20 +71,23 @@ def softmax(x, dim=-1):
 """
 
 
-def running(mark):
-    """The processes that were started with this word."""
+def running(mark, folder):
+    """The processes that were started with this word, or in this folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
+            cwd = os.readlink(path / "cwd")
         except OSError:
             continue
-        found += [path.name] * (mark.encode() in words)
+        found += [path.name] * (mark.encode() in words or str(folder) in cwd)
     return found
 
 
-def test_nothing_is_left_behind(tmp_path, monkeypatch):
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_nothing_is_left_behind(tmp_path, monkeypatch, start):
     """Of what it starts, prints and writes; it may import what is beside it."""
+    monkeypatch.setattr(apart, "START", start)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -87,15 +96,12 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     folder.mkdir()
     written(folder, RIGHT, "helper_beside.py")
     path = written(folder, LEAVES.replace("MARK", mark))
-    missing = 'import sys\nsys.modules["numpy"] = None\n'  # torch warns of it
-    written(tmp_path, missing, "sitecustomize.py")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     report = check_file("softmax", path, language="en")
     assert report.passed, str(report)
     assert report.printed.startswith("xxx") and "\033" not in str(report)
     assert report.printed.endswith("bytes)") and len(report.printed) < 2500
     assert "What it printed:\n  xxx" in str(report)
-    assert not running(mark)
+    assert not running(mark, temporary)
     assert [*temporary.iterdir()] == []
     assert {p.name for p in folder.iterdir()} == {"helper_beside.py", "mine.py"}
 
@@ -121,6 +127,13 @@ def test_what_waits_without_end_is_ended(tmp_path):
     assert report.error.en == (
         "it did not end within 1 s: it was ended while the file was read"
     )
+
+
+def test_a_file_that_calls_attnref_solves_nothing(tmp_path):
+    text = "import attnref\n\n\ndef softmax(x, dim=-1):\n"
+    path = written(tmp_path, text + "    return attnref.softmax(x, dim)\n")
+    told = check_file("softmax", path, language="en")
+    assert told.error.en.startswith("it calls attnref")
 
 
 def test_what_ends_its_process_is_told(tmp_path):
@@ -184,7 +197,7 @@ def test_a_file_that_cannot_be_read_is_told(
 
 def data(name="softmax"):
     """The lines of a solution that is right."""
-    answers = map(apart._as_data, rights(name).answers)
+    answers = map(apart._as_data, rights(name).every)
     return json.loads(json.dumps(["begun", {}, *answers, "done"]))
 
 
@@ -267,7 +280,7 @@ def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
     here(monkeypatch)
     right = written(tmp_path, RIGHT)
     told = main(["check", "softmax", str(right), "--lang", "en"])
-    assert told.startswith("softmax: all 6 properties hold.")
+    assert told.startswith("softmax: all 7 properties hold.")
     wrong = written(tmp_path, RIGHT.replace("return", "return 2 *"))
     for words in (
         ["check", "softmax", wrong],
@@ -278,7 +291,7 @@ def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
             command()
         assert ended.value.code == 1
     said, _, told = capsys.readouterr().out.partition("\n{\n")
-    assert "softmax: 4 of 6 properties do not hold." in said
+    assert "softmax: 5 of 7 properties do not hold." in said
     assert json.loads(f"{{{told}")["passed"] is False
 
 
@@ -306,7 +319,7 @@ def test_what_is_wrong_with_the_command_ends_with_2(words, said, capsys):
 
 def test_a_stub_is_written_and_never_over_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["check", "kv-cache", "--stub"]) == "kv_cache.py: 19 lines"
+    assert main(["check", "kv-cache", "--stub"]) == "kv_cache.py: 23 lines"
     assert main(["check", "gqa", "--stub", "mine.py"]).startswith("mine.py: ")
     text = Path("mine.py").read_text(encoding="utf-8")
     assert main(["check", "gqa", "--stub", "-", "--lang", "en"]) + "\n" == text
@@ -360,9 +373,115 @@ def test_a_reader_who_leaves_early_is_no_error(tmp_path, monkeypatch):
     file = tmp_path / "gqa.py"
     file.write_text("gqa = None", encoding="utf-8")
 
-    def closed(*_):
+    def closed(*_, **__):
         raise BrokenPipeError
 
     monkeypatch.setattr("builtins.print", closed)
     with pytest.raises(BrokenPipeError):
         main(["check", "gqa", str(file)])
+
+
+# ------------------------------------------------- folders, notebooks, changes
+
+
+def test_a_folder_is_checked_at_once_with_points(tmp_path, monkeypatch, capsys):
+    here(monkeypatch)
+    written(tmp_path, RIGHT, "softmax.py")
+    (tmp_path / "ann").mkdir()
+    written(
+        tmp_path / "ann", RIGHT.replace(".nan_to_num()", ""), "SoftMax_2.py"
+    )
+    written(tmp_path, "def online_softmax(x): 1", "online_softmax.py")
+    written(tmp_path, "1 / 0", "softmaxes.py")
+    with pytest.raises(SystemExit):
+        main(["check", str(tmp_path), "--lang", "en"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["ann/SoftMax_2.py", "6/7"]
+    assert catalogue()["empty-row-nan"].title.en in lines[0]
+    assert lines[1].split()[:2] == ["online_softmax.py", "0/7"]
+    assert "cannot be called as online_softmax(x, chunk)" in lines[1]
+    assert lines[2].split() == ["softmax.py", "7/7"]
+    assert "no sandbox for grades" in " ".join(lines[3:]) and len(lines) == 6
+    with pytest.raises(SystemExit):
+        main(["check", str(tmp_path), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert [x["passed"] for x in told] == [False, False, True]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(tmp_path / "none")])
+    assert ended.value.code == 2
+
+
+def test_a_notebook_is_read_for_what_the_exercise_asks(tmp_path, monkeypatch):
+    """And not run: its magics, its training, its plots."""
+    here(monkeypatch)
+    cells = [
+        "%pip install torch\nimport torch\nimport nowhere",
+        "fill = 0.0",
+        "model = 1 / 0\n!ls\nprint(model)",
+        "def softmax(x, dim=-1):\n    %time\n    return None",
+        "def softmax(x, dim=-1):\n    return filled(torch.softmax(x, dim))",
+        "def filled(x):\n    return x.nan_to_num(nan=fill)",
+    ]
+    code = [{"cell_type": "code", "source": c.splitlines(True)} for c in cells]
+    told = [{"cell_type": "markdown", "source": ["# softmax"]}, *code]
+    path = written(tmp_path, json.dumps({"cells": told}), "mine.ipynb")
+    assert main(["check", "softmax", str(path)])
+    code[5]["source"] = ["def filled(x):\n", "    raise KeyError\n"]
+    path = written(tmp_path, json.dumps({"cells": told}), "mine.ipynb")
+    told = check("softmax", vars(apart._module(str(path), ["softmax"])))
+    assert told.where[-1] == "mine.ipynb:14: raise KeyError"
+
+
+def test_a_file_is_checked_again_when_it_changes(tmp_path, monkeypatch, capsys):
+    here(monkeypatch)
+    path = written(tmp_path, RIGHT.replace("return", "return 2 *"))
+    looks = []
+
+    def slept(_):
+        looks.append(path.stat().st_mtime_ns)
+        if len(looks) == 2:
+            path.write_text(RIGHT)
+            os.utime(path, ns=(0, looks[0] + 10**9))
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(program.time, "sleep", slept)
+    with pytest.raises(KeyboardInterrupt):
+        main(["check", "softmax", str(path), "--watch", "--lang", "en"])
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if line.startswith("softmax:")]
+    assert [line.split()[1] for line in said] == ["5", "all"]
+
+
+def test_the_lines_of_a_mistake_come_on_demand(tmp_path, monkeypatch, capsys):
+    here(monkeypatch)
+    mistake = catalogue()["empty-row-nan"]
+    wrong = mistake.variants[0][0].diff[0]
+    path = written(tmp_path, RIGHT.replace(".nan_to_num()", ""))
+    for more in ([], ["--show"]):
+        with pytest.raises(SystemExit):
+            main(["check", "softmax", str(path), "--lang", "en", *more])
+        said = capsys.readouterr().out
+        assert mistake.title.en in said and mistake.notice.en[:30] in said
+        assert (wrong in said) == bool(more)
+    said = main(["check", "--explain", mistake.id, "--lang", "zh"])
+    assert said.startswith(mistake.title.zh) and wrong in said
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--explain", "empty-row"])
+    assert ended.value.code == 2
+    assert "no mistake 'empty-row'; did you mean" in capsys.readouterr().err
+
+
+def test_an_entry_is_where_the_site_is_or_where_it_is_installed(monkeypatch):
+    report.site.cache_clear()
+    monkeypatch.setenv("SITE_URL", "https://example.org/attn")
+    page = "mistakes/attention-mistakes/#empty-row-nan"
+    for part, language in (("", "en"), ("zh/", "zh")):
+        at = report.page_of("empty-row-nan", language)
+        assert at == f"https://example.org/attn/{part}{page}"
+    report.site.cache_clear()
+    monkeypatch.setattr(report, "site", lambda: "")
+    path, _, line = report.page_of("empty-row-nan", "en").rpartition(":")
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    assert lines[int(line) - 1] == "id: empty-row-nan"

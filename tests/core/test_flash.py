@@ -22,7 +22,6 @@ from attnref import (
     split_kv,
 )
 from attnref.core.flash import Tiles, parts
-from attnref.mistakes.laws import far_scores
 from tests.kit.attention import (
     DV,
     EVERY_MASK,
@@ -40,6 +39,7 @@ from tests.kit.attention import (
     torch_sdpa,
 )
 from tests.kit.compare import relative_error
+from tests.mistakes.laws import far_scores
 
 TILES = [(1, 1), (2, 3), (4, 4), (7, 11), (128, 128)]
 

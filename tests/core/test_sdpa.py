@@ -38,22 +38,6 @@ def test_the_weights_of_the_tests_are_sharp():
     assert attention_weights(q, k).max() > 0.9
 
 
-def test_the_first_example():
-    # --8<-- [start:home]
-    import torch
-
-    from attnref import causal_mask, padding_mask, sdpa
-
-    q = torch.randn(2, 8, 5, 16)  # (B, H, T, D)
-    k = torch.randn(2, 4, 5, 16)  # (B, K, T, D)
-    v = torch.randn(2, 4, 5, 16)  # (B, K, T, D)
-    valid = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])  # (B, T)
-    mask = causal_mask(5) & padding_mask(valid)  # (B, 1, T, T)
-    out = sdpa(q, k, v, mask)  # (B, H, T, D)
-    # --8<-- [end:home]
-    assert out.shape == q.shape
-
-
 def test_equals_torch():
     # --8<-- [start:oracle]
     import torch.nn.functional as F

@@ -54,7 +54,7 @@ class Measure(NamedTuple):
         return self.code / self.height
 
     def excess(self, stem: str) -> list[str]:
-        if stem == "api":
+        if stem.startswith("api/"):
             return []
         screens = 10_000 if stem.startswith(EXPLAIN) else 12_000
         over = {

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -23,14 +23,19 @@ from sitekit import ROOT
 
 HERTZ = os.sysconf("SC_CLK_TCK")
 AS_MAKE_TEST = ["-n", "2", "--dist", "loadfile", "-m", "not audit"]
-# Of representatives, which what is new is not; GQA is that of the variants.
-SAMPLES = "axe|runs_without_attnref|test_exercises"
+# Of representatives, which what is new is not: Chinese pages of each type, and
+# GQA with each core and with a second cache.
+SAMPLES = (
+    r"axe|runs_without_attnref|test_(browser|calculator|exercises|goals)"
+    r"|every_page.*\[zh/|gqa, growing|a_length_may"
+    r"|test_past.*(mask_is_checked|rows_with_pads)"
+)
 # The first that matches the name of a test or of a fixture.
 KINDS = {
     "collection and imports": "^start$",
     "builds of the site": r"^fixture (site|published|unpacked|source)$",
     "pages read by axe, in all fonts": r"test_every_page.*axe",
-    "every page in a browser": r"test_every_page|^fixture (fonts|reader)$",
+    "every page in a browser": r"test_every_page|^fixture (fonts|tab)$",
     "the rest in a browser": r"site/test_(browser|calculator|search)"
     r"|^fixture (chromium|calculator_page)$",
     "notebooks": r"site/test_notebooks|^fixture runner$",
@@ -71,40 +76,34 @@ def seconds() -> float:
 
 
 @cache
-def subjects() -> dict[str, set[str]]:
-    """By kind of what may be added, all names that there are."""
+def subjects() -> dict[str, tuple[str, str]]:
+    """What may be added, by each name that a test has for it: its kind, and
+    its own name."""
     from attnref.mistakes.catalogue import catalogue
     from sitekit import pages
     from tests.variants import VARIANTS
 
-    paths = pages.markdown_files("en") + pages.markdown_files("zh")
-    names = {str(path) for path in paths}
-    names |= {pages.stem_of(path) for path in paths}
-    names |= {r + pages.address_of(path) for path in paths for r in ("", "zh/")}
-    return {
-        "page": names,
-        "variant": {*VARIANTS} - {"gqa"},
-        "mistake": {*catalogue()},
-    }
+    found = {name: ("mistake", name) for name in catalogue()}
+    found |= {name: ("variant", name) for name in VARIANTS}
+    for path in pages.markdown_files("en") + pages.markdown_files("zh"):
+        stem, address = pages.stem_of(path), pages.address_of(path)
+        for name in (str(path), stem, address, f"zh/{address}"):
+            found[name] = ("page", stem)
+    return found
 
 
-def subject_of(item: pytest.Item) -> str:
-    """Whether the test is run once for each page, variant or mistake."""
-    if item.path.is_relative_to(ROOT / "docs"):
-        return "page"
-    if re.search(SAMPLES, item.nodeid):
-        return ""
-    params = getattr(item, "callspec", None)
-    values = map(str, params.params.values()) if params else ()
-    for value in values:
-        for kind, names in subjects().items():
-            if value in names:
-                return kind
-    return ""
+def subject_of(item: pytest.Item) -> tuple[str, str]:
+    """What the test is run for, if for each page, variant or mistake."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    if not re.search(SAMPLES, item.nodeid):
+        for value in map(str, [item.path, *params.values()]):
+            if value in subjects():
+                return subjects()[value]
+    return "", ""
 
 
-def note(name: str, used: float, subject: str = "") -> None:
-    line = json.dumps([name, max(used, 0), subject])
+def note(name: str, used: float, subject: tuple[str, str] = ("", "")) -> None:
+    line = json.dumps([name, max(used, 0), *subject])
     with open(os.environ["COSTS"], "a", encoding="utf-8") as file:
         file.write(line + "\n")  # whole lines: workers write to one file
 
@@ -145,27 +144,23 @@ def kind_of(name: str) -> str:
     return next(kind for kind, rule in KINDS.items() if re.search(rule, name))
 
 
-def table(lines: list[tuple[str, float, str]]) -> str:
-    from sitekit import pages
-
-    used, tests, added = Counter(), Counter(), Counter()
-    for name, time, subject in lines:
+def table(lines: list[tuple[str, float, str, str]]) -> str:
+    used, tests, added = Counter(), Counter(), defaultdict(Counter)
+    for name, time, subject, own in lines:
         kind = kind_of(name)
         used[kind] += time
         tests[kind] += not name.startswith(("start", "fixture "))
-        added[subject] += time
+        added[subject][own] += time
     rows = [f"{'CPU seconds':>11} {'tests':>6}"]
     rows += [f"{t:11.1f} {tests[k]:6} {k}" for k, t in used.most_common()]
     rows += [f"{sum(used.values()):11.1f} {sum(tests.values()):6} in all", ""]
-    there = {
-        "page": len(pages.markdown_files("en")),  # in two languages
-        "variant": len(subjects()["variant"]),
-        "mistake": len(subjects()["mistake"]),
-    }
-    rows += [
-        f"{added[kind] / n:11.2f}        for one more {kind} ({n} are there)"
-        for kind, n in there.items()
-    ]
+    there = Counter(kind for kind, _ in {*subjects().values()})
+    for kind, n in there.items():
+        most = (f"{t:.2f} {name}" for name, t in added[kind].most_common(3))
+        rows.append(
+            f"{added[kind].total() / n:11.2f}        for one more {kind} "
+            f"({n} are there; at most {', '.join(most)})"
+        )
     built = used["builds of the site"] / there["page"]
     return "\n".join([*rows, f"{built:11.2f}        to build one more page"])
 

@@ -15,6 +15,18 @@ from tests.variants import VARIANTS, B, built, takes
 
 H, K, E, D_FF, LENGTH, ROOM, THETA = 8, 2, 48, 37, 24, 31, 500.0
 BOUND, EXACT, WRONG = 1e-6, 1e-12, 1e-2
+# R and DN are even, or DeepSeek-V2 has a stride that it cannot view.
+R, DN, DR, DV, Q = 26, 12, 10, 9, 18
+LATENT = {"kv_lora_rank": R, "qk_nope_head_dim": DN}
+LATENT |= {"qk_rope_head_dim": DR, "v_head_dim": DV}
+SIZES = {
+    "hidden_size": E,
+    "intermediate_size": D_FF,
+    "num_attention_heads": H,
+    "num_key_value_heads": H,
+    "num_hidden_layers": 1,
+    "attn_implementation": "sdpa",
+}
 MODELS = {  # and what our layer is told beside the sizes
     "Llama": (llama.LlamaAttention, llama.LlamaConfig, {}, {}),
     "Llama with biases": (
@@ -71,15 +83,11 @@ def sharpened(module):
 def config_of(model, kv_heads, inner="sdpa", **more):
     _, config, extra, _ = MODELS[model]
     sizes = {
-        "hidden_size": E,
-        "intermediate_size": D_FF,
-        "num_attention_heads": H,
         "num_key_value_heads": kv_heads,
-        "num_hidden_layers": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
         "attn_implementation": inner,
     }
-    return config(**sizes | extra | more)
+    return config(**SIZES | sizes | extra | more)
 
 
 def layer_for(config, layer, **changed):

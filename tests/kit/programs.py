@@ -1,15 +1,14 @@
 """A page as one program, for pytest-markdown-docs.
 
 The plugin asks for a parser when it collects: this one reads the fences and
-includes of a page without rendering it, which takes longer than most pages run.
+includes of a page.
 """
 
 import re
 from pathlib import Path
-from textwrap import dedent
 from types import SimpleNamespace
 
-from sitekit import ROOT, pages, source
+from sitekit import pages, source
 
 # Each block of these is run by a test of tests/use, and trains or compiles a
 # model: `make test` sees that no name is missing, `make audit` runs them whole.
@@ -24,20 +23,7 @@ def program_in(body: str) -> str:
         other = re.match(r"[\s>]*(?:```|~~~)(.*)", line)
         if other and number not in inside:
             raise ValueError(f"line {number}: {other[1]!r} never runs")
-    return "\n".join(code_of(f) for f in fences if f.language == "python")
-
-
-def code_of(fence: source.Fence) -> str:
-    """A block with what it includes."""
-    lines = []
-    for line in fence.body:
-        for include in source.includes_of(line):
-            text = source.text_of(ROOT / include.path)
-            if include.section:
-                text = dedent(source.sections(text)[include.section])
-            line = text.removesuffix("\n")
-        lines.append(line)
-    return "\n".join(lines).strip("\n") + "\n"
+    return pages.program(body)
 
 
 def program_of(path: Path) -> str:

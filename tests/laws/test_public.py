@@ -25,7 +25,7 @@ import pytest
 import torch
 
 import attnref
-from sitekit import ROOT
+from sitekit import ROOT, api
 from sitekit.files import texts
 
 RECORD = ROOT / "tests" / "laws" / "public.txt"
@@ -145,9 +145,8 @@ def test_a_name_that_is_not_there_is_answered_with_near_ones(name, told):
 
 
 def documented():
-    """The public names, and those of other modules that the API page has."""
-    page = (ROOT / "docs" / "en" / "api.md").read_text(encoding="utf-8")
-    for place in re.findall(r"^::: (\S+)$", page, re.M):
+    """The public names, and those of other modules that the API pages have."""
+    for place in api.places():
         module, _, name = place.rpartition(".")
         yield place, getattr(import_module(module), name)
 

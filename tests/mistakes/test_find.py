@@ -1,8 +1,11 @@
 """The page "Find your bug": what one tries, and where the questions lead."""
 
 import re
+import sys
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,8 +13,10 @@ import torch
 import attnref
 from attnref.mistakes.catalogue import (
     SYMPTOMS,
+    Plain,
     Planted,
     catalogue,
+    every_variant,
     fresh,
     load,
 )
@@ -94,20 +99,84 @@ def test_a_right_layer_passes_all_that_one_tries():
     # --8<-- [end:shift]
 
 
-def tried(block, *mistakes):
-    """What fails when the page runs this block with these mistakes planted."""
+MODULES = "plain.gqa", "plain.attention", "plain.mha"
+
+
+def variant_of(name, *modules):
+    """Its lines for the first of these modules that it has any for."""
+    every = [*every_variant(catalogue()[name])]
+    one = [v for v in reversed(every) if len({x.module for x in v}) == 1]
+    held = {v[0].module: v for v in one}
+    return next((held[m] for m in modules if m in held), every[0])
+
+
+def stand_in(variant):
+    """What the page imports, its layer a plain one with these lines."""
+    made, modules = Plain(variant), {lines.module for lines in variant}
+    form = made.gqa
+    rotated = form.rope
+
+    def attend(q, k, v, mask, **_):
+        k, v = (
+            t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v)
+        )
+        return made.attention.attention(q, k, v, mask)
+
+    def weights(q, k, mask):
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        one = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:3], -1)
+        return made.attention.attention(q, k, one, mask)
+
+    class Layer(form.GQA):
+        def __init__(self, rope_theta, **sizes):
+            super().__init__(theta=rope_theta, **sizes)
+
+        def forward(self, x, mask=None, cache=None, positions=None):
+            def turned(x, here, theta):
+                at = here if positions is None else positions
+                return rotated(x, at, theta)
+
+            form.rope = turned
+            return super().forward(
+                x, cache, mask if mask is None else mask[:, 0, 0]
+            )
+
+    class Mha(made.mha.MHA):
+        def __init__(self, d_model, n_heads, **_):
+            super().__init__(d_model, n_heads)
+
+        def forward(self, x, **_):
+            return super().forward(x)
+
+    if "plain.attention" in modules:
+        form.F = SimpleNamespace(scaled_dot_product_attention=attend)
+    return SimpleNamespace(
+        GroupedQueryAttention=Mha if "plain.mha" in modules else Layer,
+        KVCache=form.KVCache,
+        attention_weights=weights,
+        causal_mask=attnref.causal_mask,
+        padding_mask=attnref.padding_mask,
+    )
+
+
+def tried(block, name=None):
+    """What fails when the page runs this block with this mistake planted."""
     blocks = re.findall(r'test_find\.py:(\w+)"', body_of(ENGLISH))
     texts = dict(zip(blocks, python_blocks(body_of(ENGLISH)), strict=True))
     needs = ["first", "torch"] if block == "weights" else ["first"]
-    if any(lines.module == "layers.mha" for m in mistakes for lines in m.lines):
-        texts["first"] = (
-            texts["first"]
-            .replace("GroupedQueryAttention", "MultiHeadAttention")
-            .replace("6, 2, 4", "6, 6, 4")
-            .replace('"n_kv_heads": K, ', "")
-        )
+    modules = ("plain.attention",) if block == "weights" else MODULES
+    variant = variant_of(name, *modules) if name else ()
+    package = {}
+    if all(lines.module in MODULES for lines in variant):
+        package["attnref"] = stand_in(variant)
+    if "plain.mha" in {lines.module for lines in variant}:
+        sizes = "3, 7, 11, 6, 2, 4", "3, 7, 12, 6, 6, 2"
+        texts["first"] = texts["first"].replace(*sizes)
     names: dict[str, Any] = {}
-    with fresh(Planted(mistakes)):
+    with (
+        fresh(Planted(() if package else variant)),
+        mock.patch.dict(sys.modules, package),
+    ):
         for need in needs:
             with suppress(AssertionError):
                 exec(texts[need], names)
@@ -126,11 +195,11 @@ NOTICED = {
     "torch": """
         groups-tiled queries-of-a-group-summed attention-across-heads
         batch-and-heads-swapped split-by-view-alone merge-without-transpose
-        merge-swaps-length-and-width
+        merge-swaps-length-and-width heads-interleaved
     """,
     "weights": """
         mask-times-scores mask-times-tiny mask-added-as-ones mask-inverted
-        mask-after-softmax softmax-over-queries
+        mask-after-softmax softmax-over-queries softmax-over-heads
     """,
     "gradients": "output-projection-missing values-from-the-key-projection",
     "shift": """
@@ -138,7 +207,7 @@ NOTICED = {
     """,
 }
 UNNOTICED = {
-    "weights": "keys-viewed-not-transposed weights-transposed",
+    "weights": "keys-viewed-not-transposed",
     "gradients": "queries-of-a-group-summed not-causal",
     "shift": """
         rope-other-layout rope-sign rope-theta-ignored rope-pair-index
@@ -151,7 +220,7 @@ WRONG_FROM = {
     "positions-restart": "the first step",
     "positions-off-by-one": "the first step",
     "cache-no-batch": None,
-    "cache-chunk-mask": None,
+    "cache-chunk-mask": "the first step",
 }
 
 
@@ -161,7 +230,7 @@ WRONG_FROM = {
 )
 def test_what_one_tries_notices_a_mistake(block, name):
     assert tried(block)[0] == ""
-    assert tried(block, catalogue()[name])[0]
+    assert tried(block, name)[0]
 
 
 @pytest.mark.parametrize(
@@ -169,12 +238,12 @@ def test_what_one_tries_notices_a_mistake(block, name):
     [(b, name) for b in UNNOTICED for name in UNNOTICED[b].split()],
 )
 def test_what_one_tries_does_not_notice_another(block, name):
-    assert tried(block, catalogue()[name])[0] == ""
+    assert tried(block, name)[0] == ""
 
 
 @pytest.mark.parametrize("name", WRONG_FROM)
 def test_decoding_is_wrong_from_the_prompt_or_from_the_first_step(name):
-    _, names = tried("decode", catalogue()[name])
+    _, names = tried("decode", name)
     wrong = (names["error"] > 1e-9).tolist()
     where = {wrong[3]: "the first step", any(wrong[:3]): "the prompt"}
     assert where.get(True) == WRONG_FROM[name]
@@ -212,21 +281,22 @@ def test_at_most_three_questions_lead_from_its_symptom_to_each_mistake():
     [
         "groups-tiled",
         "queries-of-a-group-summed",
+        "sequence-repeated-for-heads",
         "group-found-by-number",
         "queries-of-the-first-group",
     ],
 )
 def test_as_many_key_value_heads_tell_wrong_groups_apart(name):
     outputs = []
-    for package in (attnref, load(catalogue()[name])):
+    variant = catalogue()[name].variants[0]
+    for lines in (), variant:
         torch.manual_seed(0)
-        layer = package.GroupedQueryAttention(
-            d_model=5, n_heads=4, n_kv_heads=4, head_dim=2
-        )
         x, *weights = torch.randn(3, 7, 5), *torch.randn(3, 4, 5, 2)
-        loop = package.layers.gqa.grouped_query_loop
-        looped = loop(x, *weights, torch.randn(8, 5))
-        outputs.append(torch.stack((layer(x), looped)))
+        if variant[0].module == "plain.gqa":
+            outputs.append(Plain(lines).gqa.GQA(5, 4, 4, head_dim=2)(x))
+        else:
+            loop = load(lines).layers.gqa.grouped_query_loop
+            outputs.append(loop(x, *weights, torch.randn(8, 5)))
     right = torch.allclose(*outputs)
     yes, no = find.tree()["heads"]["answers"][1]["answers"]
     listed = {True: {*yes["likely"]}, False: {*paths(no)}}
@@ -236,7 +306,9 @@ def test_as_many_key_value_heads_tell_wrong_groups_apart(name):
 def texts(question):
     yield question["ask"]
     for answer in question["answers"]:
-        yield answer["if"]
+        word, *both = answer["if"]
+        assert re.fullmatch("[a-z-]+", word)
+        yield both
         if "ask" in answer:
             yield from texts(answer)
 
@@ -265,4 +337,6 @@ def test_the_questions_fold_out_without_a_script(language):
     for name in catalogue():
         assert re.search(rf'<a href="[\w-]+\.md#{name}">[^<]', html), name
     assert html.count("<details") == html.count("<summary>") > 100
+    addresses = re.findall(r"<summary><span id=([\w-]+)>", html)
+    assert html.count("<details") == len({*addresses}) == len(addresses)
     assert "<script" not in html

@@ -2,7 +2,7 @@
 
 import torch
 
-from attnref.mistakes.laws import future_is_hidden
+from tests.mistakes.laws import future_is_hidden
 
 
 def test_a_layer_that_is_asked():

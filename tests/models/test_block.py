@@ -573,6 +573,12 @@ def test_each_layer_is_told_what_the_decoder_is_told():
     assert [ear.heard[1] for ear in model.layers] == [told] * 2
     greedy(model, prompts(), 1, form="expanded")
     assert {ear.heard[1]["form"] for ear in model.layers} == {"expanded"}
+    # So a context reaches a layer that has no use for it, and is refused.
+    blocks = [*decoder("gqa").layers, *decoder("cross").layers]
+    mixed = sharp(Decoder(blocks, n_tokens=N, d_model=E))
+    for context in ({}, {"context": inputs("cross")[1]}):
+        with pytest.raises((TypeError, ValueError), match="context"):
+            mixed(prompts(), **context)
 
 
 @pytest.mark.parametrize(

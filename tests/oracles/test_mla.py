@@ -24,8 +24,12 @@ from tests.kit.compare import relative_error
 from tests.kit.oracles import (
     BOUND,
     CHUNKS,
+    DN,
+    DR,
+    LATENT,
     LENGTH,
     ROOM,
+    SIZES,
     THEIRS,
     THETA,
     WAYS,
@@ -33,6 +37,8 @@ from tests.kit.oracles import (
     B,
     E,
     H,
+    Q,
+    R,
     in_ours,
     padded,
     positions_of,
@@ -42,9 +48,6 @@ from tests.kit.oracles import (
     in_theirs as attended,
 )
 from tests.variants import VARIANTS
-
-# R and DN are even, or V2 in transformers has a stride it cannot view.
-R, DN, DR, DV, Q = 26, 12, 10, 9, 18
 
 MODELS = {
     "V2": (v2.DeepseekV2Attention, v2.DeepseekV2Config, {}),
@@ -100,20 +103,12 @@ def config_of(model, rope="two mscales", inner="sdpa", theta=THETA, **more):
     kind = {"rope_type": "yarn" if rope else "default", "rope_theta": theta}
     trained = rope.get("original_max_position_embeddings", 64)
     sizes = {
-        "hidden_size": E,
-        "num_attention_heads": H,
-        "num_key_value_heads": H,
-        "num_hidden_layers": 1,
         "q_lora_rank": Q,
-        "kv_lora_rank": R,
-        "qk_nope_head_dim": DN,
-        "qk_rope_head_dim": DR,
-        "v_head_dim": DV,
         "max_position_embeddings": int(trained * rope.get("factor", 1)),
         "rope_parameters": {**kind, **rope},
         "attn_implementation": inner,
     }
-    return config(**sizes | extra | more)
+    return config(**SIZES | LATENT | sizes | extra | more)
 
 
 def yarn_of(rope):
@@ -135,10 +130,7 @@ def layer_for(config, rope):
     layer = MultiHeadLatentAttention(
         d_model=E,
         n_heads=H,
-        kv_lora_rank=R,
-        qk_nope_head_dim=DN,
-        qk_rope_head_dim=DR,
-        v_head_dim=DV,
+        **LATENT,
         q_lora_rank=config.q_lora_rank,
         bias=config.attention_bias,
         rope_theta=THETA,

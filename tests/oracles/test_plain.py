@@ -6,31 +6,22 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from attnref.plain.gqa import GQA
-from attnref.plain.kv_cache import KVCache
 from attnref.plain.llama import Llama
 from attnref.plain.mla import MLA
 from tests.kit import oracles as kit
 from tests.kit.compare import relative_error
 from tests.kit.oracles import BOUND, CHUNKS, LENGTH, THETA, B, E, H
-
-# R and DN are even, as those of DeepSeek.
-R, DN, DR, DV, Q = 26, 12, 10, 9, 18
+from tests.kit.plain import outputs
 
 
 def same_in_chunks(ours, theirs, rotary=None, **told):
-    ours.load_state_dict(theirs.state_dict())
     config, x = theirs.config, torch.randn(B, LENGTH, E)
     for valid in (kit.padded("left"), torch.ones(B, LENGTH).bool()):
         at, chunks = kit.positions_of(valid), CHUNKS["ragged"]
-        cache, outs = kit.THEIRS["dynamic"](config), []
-        want = kit.in_theirs(
-            theirs, config, x, chunks, cache, valid, at, rotary
-        )
-        cache = KVCache(LENGTH)
-        for start, end in kit.spans(chunks):
-            outs.append(ours(x[:, start:end], cache, valid[:, :end], **told))
-        got = torch.cat(outs, dim=1)
-        assert relative_error(got[valid], want[valid]) <= BOUND
+        way = chunks, kit.THEIRS["dynamic"](config), valid, at, rotary
+        want = kit.in_theirs(theirs, config, x, *way)[valid]
+        for got in outputs(ours, theirs, x, valid, chunks, **told):
+            assert relative_error(got[valid], want) <= BOUND
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, H])
@@ -40,22 +31,13 @@ def test_gqa_is_that_of_llama(kv_heads):
     same_in_chunks(GQA(E, H, kv_heads, theta=THETA), theirs)
 
 
-@pytest.mark.parametrize("rank", [None, Q])
+@pytest.mark.parametrize("rank", [None, kit.Q])
 def test_both_forms_of_mla_are_those_of_deepseek_v3(rank):
-    config = v3.DeepseekV3Config(
-        hidden_size=E,
-        num_attention_heads=H,
-        num_key_value_heads=H,
-        q_lora_rank=rank,
-        kv_lora_rank=R,
-        qk_nope_head_dim=DN,
-        qk_rope_head_dim=DR,
-        v_head_dim=DV,
-        rope_parameters={"rope_type": "default", "rope_theta": THETA},
-        attn_implementation="sdpa",
-    )
+    rope = {"rope_type": "default", "rope_theta": THETA}
+    sizes = kit.SIZES | kit.LATENT | {"q_lora_rank": rank}
+    config = v3.DeepseekV3Config(**sizes, rope_parameters=rope)
     theirs = kit.sharpened(v3.DeepseekV3Attention(config, layer_idx=0))
-    ours = MLA(E, H, R, DN, DR, DV, rank, THETA)
+    ours = MLA(E, H, *kit.LATENT.values(), rank, THETA)
     for absorbed in (True, False):
         rotary = v3.DeepseekV3RotaryEmbedding(config)
         same_in_chunks(ours, theirs, rotary, absorbed=absorbed)

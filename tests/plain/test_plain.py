@@ -1,9 +1,7 @@
 """Each plain form gives what the package gives, and what torch gives."""
 
 import ast
-import sys
 from collections import defaultdict
-from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -21,13 +19,12 @@ from attnref.plain.mha import MHA
 from attnref.plain.sample import sample
 from attnref.plain.softmax import online_softmax, softmax
 from sitekit import ROOT
-from tests.variants import sharp, tokens
+from tests.kit.plain import outputs
+from tests.variants import DN, DR, DV, LATENT, Q, R, sharp, tokens
 
 B, T, S, H, K, D, C = 3, 7, 11, 10, 5, 6, 17
 E = H * D
-R, DN, DR, DV, Q = 41, 19, 8, 23, 29
 VALID = torch.arange(T) >= torch.tensor([[0], [1], [T - 2]])  # pads before
-CHUNKS = (3, 1, 2, 1)
 
 
 def equal(ours, theirs, bound=1e-12):
@@ -36,17 +33,11 @@ def equal(ours, theirs, bound=1e-12):
 
 def same_in_all_ways(ours, theirs, **told):
     """With the same weights: at once and in chunks, with and without pads."""
-    ours = ours.double()
-    ours.load_state_dict(theirs.state_dict())
-    x, file = tokens(B, T, E), sys.modules[type(ours).__module__]
+    x = tokens(B, T, E)
     for valid in (None, VALID):
         mask = None if valid is None else attnref.padding_mask(valid)
-        want, cache, outs = theirs(x, mask=mask), file.KVCache(T), []
-        equal(ours(x, valid=valid, **told), want)
-        for start, end in pairwise(accumulate(CHUNKS, initial=0)):
-            seen = None if valid is None else valid[:, :end]
-            outs.append(ours(x[:, start:end], cache, seen, **told))
-        equal(torch.cat(outs, dim=1), want)
+        for got in outputs(ours, theirs, x, valid, (3, 1, 2, 1), **told):
+            equal(got, theirs(x, mask=mask))
 
 
 def test_what_two_files_need_is_in_both_in_the_same_words():
@@ -58,14 +49,14 @@ def test_what_two_files_need_is_in_both_in_the_same_words():
                 part = ast.get_source_segment(text, node)
                 texts[node.name][path.stem] = part
     del texts["rope"]["mla"]  # of other pairs
-    repeated = {name: {*t} for name, t in texts.items() if len(t) > 1}
-    assert repeated == {
+    for name, files in {
         "rope": {"rope", "gqa", "llama"},
         "KVCache": {"kv_cache", "gqa", "llama", "mla"},
         "GQA": {"gqa", "llama"},
-    }
-    for name in repeated:
-        assert len({*texts[name].values()}) == 1, name
+    }.items():
+        assert files <= texts[name].keys()
+    for name, found in texts.items():
+        assert len({*found.values()}) == 1, name
 
 
 def test_softmax_is_that_of_the_package():
@@ -104,8 +95,12 @@ def test_flash_and_merge_are_those_of_the_package(scores):
             for tile in ((2, 3), (T, S), (3, 1)):
                 equal(flash(far * q, k, v, some, tile), want, 1e-10)
     spans = slice(2), slice(2, 3), slice(3, S)
-    parts = [flash(q, k[:, :, j], v[:, :, j], mask[..., j]) for j in spans]
-    equal(merge(*zip(*parts, strict=True)), attnref.flash_lse(*scores))
+    for far in (1, 200):  # exp(lse) would overflow
+        row, want = far * q, attnref.flash_lse(far * q, k, v, mask)
+        parts = [
+            flash(row, k[:, :, j], v[:, :, j], mask[..., j]) for j in spans
+        ]
+        equal(merge(*zip(*parts, strict=True)), want, 1e-10)
     nothing = torch.full((B, H, T), -torch.inf)
     assert (merge([q], [nothing])[0] == 0).all()  # whatever q is
 
@@ -161,6 +156,7 @@ def test_mha_is_that_of_the_package_and_of_torch():
     joined = {"in_proj_weight": torch.cat(rows), "out_proj.weight": o_proj}
     torchs.double().load_state_dict(joined)
     equal(ours(x), torchs(x, x, x, attn_mask=~masks.causal_mask(T))[0])
+    equal(ours.eval()(x), theirs(x))
 
 
 @pytest.mark.parametrize("kv_heads", [1, K, H])
@@ -173,25 +169,22 @@ def test_gqa_is_that_of_the_package(file, kv_heads):
         )
         told = more | {"theta": theta} if more else {}
         same_in_all_ways(file.GQA(**sizes, **told), sharp(theirs))
+    ours, cache = file.GQA(**sizes), file.KVCache(T)
+    ours(torch.randn(B, T, E), cache)
+    assert cache.stored.shape == (2, B, kv_heads, T, D)
 
 
 @pytest.mark.parametrize("rank", [None, Q])
 def test_both_forms_of_mla_are_those_of_the_package(rank):
-    sizes = {"d_model": E, "n_heads": H}
+    sizes = LATENT | {"d_model": E, "n_heads": H, "q_lora_rank": rank}
     for theta, told in ((1e4, {}), (50.0, {"theta": 50.0})):
-        theirs = attnref.MultiHeadLatentAttention(
-            **sizes,
-            kv_lora_rank=R,
-            qk_nope_head_dim=DN,
-            qk_rope_head_dim=DR,
-            v_head_dim=DV,
-            q_lora_rank=rank,
-            rope_theta=theta,
-        )
-        ours = mla.MLA(**sizes, R=R, Dn=DN, Dr=DR, Dv=DV, q_rank=rank, **told)
+        theirs = attnref.MultiHeadLatentAttention(**sizes, rope_theta=theta)
+        ours = mla.MLA(E, H, R, DN, DR, DV, rank, **told)
         same_in_all_ways(ours, sharp(theirs), absorbed=False)
         ours.kv_b_proj.forward = None  # is not called, as it is absorbed
         same_in_all_ways(ours, theirs)
+        with pytest.raises(TypeError):  # and is called where it is not
+            ours(torch.ones(1, 1, E).double(), absorbed=False)
 
 
 def test_llama_is_a_decoder_of_the_package():
@@ -255,9 +248,11 @@ def test_cross_attention_is_that_of_the_package(width):
 
 @pytest.mark.parametrize("file", [kv_cache, gqa, llama, mla])
 def test_a_cache_returns_all_and_is_unchanged_by_what_does_not_fit(file):
-    cache, kv = file.KVCache(T), tokens(2, B, K, T, D)
+    cache, other = file.KVCache(T), file.KVCache(T)
+    kv = tokens(2, B, K, T, D)
     for start, end in ((0, 3), (3, 4), (4, T - 1)):
         kept = cache.append(*kv[:, :, :, start:end])
+        other.append(*-kv[:, :, :, start:end])
         assert torch.equal(torch.stack(kept), kv[:, :, :, :end])
     with pytest.raises(ValueError, match=f"{T + 1} tokens, room for {T}"):
         cache.append(*kv[:, :, :, :2])

@@ -77,6 +77,27 @@ def test_the_copy_button_gives_what_ran(visit, address, language):
         assert page.evaluate("navigator.clipboard.readText()") == text
 
 
+@pytest.mark.parametrize(
+    ("root", "letters"),
+    [
+        ("", ["B: batch size", "K: number of key/value heads"]),
+        ("zh/", ["B: 批大小", "K: 键值头（KV 头）数"]),
+    ],
+)
+def test_a_pointer_on_a_shape_is_given_its_letters(
+    visit, address, root, letters
+):
+    page = visit(f"{address}{root}layers/gqa/")
+    page.eval_on_selector_all("details", OPEN)
+    for code in ("# (B, K, T, D)", "(B, K, S, D)"):
+        shape = page.get_by_text(code, exact=True).first
+        shape.hover()
+        found = shape.get_attribute("title").split("\n")
+        assert found[::2] == letters, "and T or S, and D"
+    page.locator("article code").first.hover()
+    assert not page.locator("article code").first.get_attribute("title")
+
+
 @pytest.mark.parametrize("path", ["core/sdpa/", "zh/core/masks/"])
 def test_without_javascript_everything_is_there(visit, address, path):
     def sizes(page):

@@ -13,6 +13,7 @@ import yaml
 
 import attnref
 from attnref.core.flash import flash_lse
+from attnref.mistakes.tasks import TASKS
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
 from attnref.numbers.specs import models
@@ -23,6 +24,7 @@ from sitekit.drawn import (
     decoder,
     flash,
     gqa,
+    index,
     kv_cache,
     masks,
     merge,
@@ -609,6 +611,101 @@ def test_what_a_cache_saves_by_hand():
             f"{again[-1] / again[0]:,.0f}",
             f"{step[-1] / step[0]:.2f}",
         ]
+
+
+RECT = re.compile(
+    r'<rect class="([^"]+)" x="([^"]+)" y="([^"]+)" width="([^"]+)" '
+    r'height="([^"]+)"'
+)
+
+
+def rects(drawn, *kinds):
+    """x, y, width and height of those boxes."""
+    found = [(k, [*map(float, at)]) for k, *at in RECT.findall(drawn)]
+    return [at for kind, at in found if kind in kinds]
+
+
+# Per token in bfloat16: 32 layers, 32 query heads of 128; MLA as DeepSeek-V3.
+BYTES = {"MHA": 32 * 2 * 32, "GQA": 8 * 2 * 32, "MQA": 1 * 2 * 32}
+BYTES = {name: n * 2 * 128 for name, n in BYTES.items()}
+BYTES["MLA"] = 32 * (512 + 64) * 2
+
+
+def test_the_cards_of_home_show_the_bytes_of_each_variant():
+    words, boxes = ["{0}, {1}"], {}
+    for name, n in BYTES.items():
+        card = index.card(name, heads=8).drawing(AXES, title=name, words=words)
+        (track,), (fill,) = rects(card.svg, "track"), rects(card.svg, "fill")
+        assert fill[2] == pytest.approx(max(2, track[2] * n / BYTES["MHA"]))
+        assert card.below == [f"{size(n)}, {size(n * 131_072)}"]
+        kinds = ("key", "value", "latent", "key made", "value made")
+        boxes[name] = [len(rects(card.svg, kind)) for kind in kinds]
+        assert len(rects(card.svg, "query")) == 8
+    assert boxes == {
+        "MHA": [8, 8, 0, 0, 0],
+        "GQA": [2, 2, 0, 0, 0],
+        "MQA": [1, 1, 0, 0, 0],
+        "MLA": [1, 0, 1, 8, 8],
+    }
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_decode_step_is_drawn_to_scale(narrow):
+    plot = index.step(slowed=200)
+    drawn = plot.narrow if narrow else plot.wide
+    strips = rects(drawn, "key", "value", "latent", "weights")
+    (left, *_), wide = strips[0], strips[0][2]
+    areas = [w * h for x, _, w, h in strips if x == left and w == wide]
+    weights = 8_030_261_248 * 2 / 131_072
+    k_and_v = [BYTES[name] / 2 for name in ("MHA", "GQA", "MQA") for _ in "kv"]
+    read = [*k_and_v, BYTES["MLA"] * 8 / 9, BYTES["MLA"] / 9, weights]
+    ratios = [area / n for area, n in zip(areas, read, strict=True)]
+    assert ratios == pytest.approx([ratios[0]] * 9, rel=1e-4)
+    times = re.findall(r"--time:([\d.]+)s", drawn)
+    for time, row, n in zip(
+        times, plot.rows, [*BYTES.values(), weights], strict=True
+    ):
+        ms = 131_072 * n / 3.35e9
+        assert float(row[-1]) == pytest.approx(ms, rel=1e-2)
+        assert float(time) == pytest.approx(0.2 * ms, rel=1e-2)
+        assert row[3] == size(131_072 * n) and f">{row[3]} · " in drawn
+
+
+def test_home_counts_what_is_checked():
+    names = cells(index.checked())
+    counts = {key: int(n) for n, key in names}
+    catalogue = json.loads((ROOT / "tests/mistakes/kills.json").read_text())
+    assert counts["mistakes"] == len(catalogue)
+    assert counts["released"] == len(models())
+    assert counts["exercises"] == len(TASKS)
+    assert counts["shapes"] > 100
+
+
+def test_colours_of_a_meaning_are_read_on_paper_and_under_letters():
+    style = (ROOT / "overrides/assets/attnref.css").read_text(encoding="utf-8")
+
+    def luminance(colour):
+        rgb = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        linear = [
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+            for c in rgb
+        ]
+        return sum(
+            a * b for a, b in zip(linear, (0.2126, 0.7152, 0.0722), strict=True)
+        )
+
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#\w{6});", part))
+        for part in style.split("@media not print", 1)
+    )
+    meant = dict(
+        re.findall(r"--(query|key|value|latent): var\(--(.+)\);", style)
+    )
+    assert len(meant) == 4
+    for scheme in (light, dark):
+        for name, beside in product(meant.values(), ("paper", "on-green")):
+            both = sorted(luminance(scheme[n]) for n in (name, beside))
+            assert (both[1] + 0.05) / (both[0] + 0.05) >= 4.5, (name, beside)
 
 
 def test_only_attention_keeps_its_flops():

@@ -343,12 +343,12 @@ def test_a_link_to_nothing_stops_the_build_with_its_place(link, told):
     urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
     html = '<a href="{}"></a>'
     site = files.Site(files.Where(), urls, {})
-    blank = ROOT / "docs/zh/index.md"
+    blank = ROOT / "docs/zh/conventions.md"
     right = files.with_files(html.format("page:layers/gqa#cost"), blank, site)
-    assert right == '<a href="layers/gqa/#cost">分组查询注意力（GQA）</a>'
+    assert right == '<a href="../layers/gqa/#cost">分组查询注意力（GQA）</a>'
     with pytest.raises(BuildError, match=re.escape(told)) as stopped:
         files.with_files(html.format(link), blank, site)
-    assert str(stopped.value).startswith("docs/zh/index.md: ")
+    assert str(stopped.value).startswith("docs/zh/conventions.md: ")
     with pytest.raises(BuildError, match="came out as blocks of"):
         files.with_files("", path, site)
 
@@ -370,7 +370,7 @@ FOLD = """??? note "A whole, {{lines}} lines"
 """
 
 
-def test_a_fold_says_its_lines_and_stands_below_the_bars_of_its_files():
+def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_first_file():
     config, softmax = config_of(CONFIGS["en"]), "attnref/core/softmax.py"
     page = folds.counted(FOLD.format(softmax), config)
     lines = page.splitlines()
@@ -387,9 +387,10 @@ def test_a_fold_says_its_lines_and_stands_below_the_bars_of_its_files():
     words = config.extra["words"]["files"]
     site = files.Site(files.Where(), urls, words)
     here = files.Here(ROOT / "docs/en/index.md", site)
-    above, *rest = files._with_bars(html, here).split(f"<details>\n{inner}")
-    ids = re.findall(r'<div class="whole[^"]*" id="([^"]+)"', above)
-    assert (ids, rest) == (["softmax.py", "merge.py"], ["</details>"])
+    parts = files._with_bars(html, here).split("<details>\n" + block)
+    bar = r'<div class="whole[^"]*" id="([^"]+)"'
+    found = [re.findall(bar, part) for part in parts]
+    assert found == [["softmax.py"], ["merge.py"]]
 
 
 def test_a_link_to_a_block_in_a_fold_opens_it(visit, address):

@@ -4,7 +4,9 @@ import html
 import re
 
 import pytest
+from playwright.sync_api import expect
 
+from attnref.commands import check
 from attnref.mistakes.catalogue import (
     PAGES,
     SYMPTOMS,
@@ -13,7 +15,7 @@ from attnref.mistakes.catalogue import (
     files,
 )
 from attnref.mistakes.tasks import TASKS
-from sitekit import mistakes, pages
+from sitekit import exercise, mistakes, pages
 from tests.kit import sampled
 
 ROOTS = {"en": "", "zh": "zh/"}
@@ -49,15 +51,17 @@ def test_an_entry_says_all_that_the_catalogue_does(entries, language):
         text = html.unescape(re.sub(r"<[^>]+>", "", part))
         assert getattr(mistake.title, language) in text.replace("¶", "")
         assert "{" not in text.partition("attnref/")[0], "a number is missing"
-        for lines in mistake.lines:
+        for lines in mistake.variants[0]:
             for line in mistakes.diff(lines).splitlines():
                 assert line.rstrip() in text, (name, line)
-        for address in mistake.found:
+        for address in mistake.met:
             assert f'href="{address}"' in part
-        for test in mistake.tests:
+        caught = mistakes.kills()[name]
+        for test in caught["tests"]:
             assert test.partition("[")[0] in text
-        law = mistake.law.__name__
-        assert f'href="../{mistakes.TESTS.rpartition("/")[2]}/#{law}"' in part
+        for law in caught["laws"]:
+            to = f"../{mistakes.TESTS.rpartition('/')[2]}/#{law}"
+            assert f'href="{to}"' in part
         right, wrong = mistakes.seen(name)
         drawn = right.dim() == 2 and not isinstance(wrong, str)
         assert part.count("<svg") == 2 * drawn, name
@@ -75,13 +79,55 @@ def test_each_mistake_stands_below_its_symptom(site, language):
         assert found == mistake.symptom
 
 
-def test_a_diff_turns_the_wrong_lines_into_the_right_ones():
-    lines = Lines("core.sdpa", "  a\n  b\n", "  a\n    c\n  b\n\n  d\n")
-    assert mistakes.diff(lines) == " a\n-  c\n b\n-\n-d"
-    deeper = Lines("core.sdpa", "    a\n", "    a\n  b\n  c\n")
-    assert mistakes.diff(deeper) == "   a\n-b\n-c"
-    other = Lines("core.sdpa", "ab = cd\n", "a = c\nab = cde\n")
-    assert mistakes.diff(other) == "-a = c\n-ab = cde\n+ab = cd"
+@pytest.mark.parametrize("language", sampled(ROOTS, ["zh"]))
+def test_letters_narrow_the_list(visit, address, language):
+    page = visit(f"{address}{ROOTS[language]}mistakes/by-symptom/")
+    field, links = page.locator(".filter input"), ".filter ~ ul a"
+    field.press_sequentially("window a")
+    wanted = {
+        m.id: m.symptom
+        for m in catalogue().values()
+        if all(
+            word in (getattr(m.title, language) + m.id).lower()
+            for word in ("window", "a")
+        )
+    }
+    shown = (
+        "all => all.filter(e => e.checkVisibility()).map(e => e.hash ?? e.id)"
+    )
+    hashes = page.eval_on_selector_all(links, shown)
+    assert hashes and {*hashes} == {f"#{name}" for name in wanted}
+    heads = page.eval_on_selector_all("article h2", shown)
+    assert {*heads} == {*wanted.values()}
+    told = f"{len(wanted)} / {len(catalogue())}"
+    expect(page.locator(".filter output")).to_have_text(told)
+    assert page.url.endswith("?filter=window+a")
+    page.reload()
+    assert page.eval_on_selector_all(links, shown) == hashes
+    field.fill("")
+    assert len(page.eval_on_selector_all(links, shown)) == len(catalogue())
+    assert "?" not in page.url
+
+
+def test_each_answer_is_an_address(visit, address):
+    page = visit(f"{address}mistakes/find-your-bug/#worse-scale")
+    entries = "details:has(> summary > #{}) > ul a"
+    expect(page.locator(entries.format("worse-scale")).first).to_be_visible()
+    assert page.locator("details[open]").count() == 3
+    page.locator("#worse-sum").click()
+    assert page.url.endswith("#worse-sum")
+    page.evaluate("location.hash = 'heads-layer-rows'")
+    first = page.locator(entries.format("heads-layer-rows")).first
+    expect(first).to_be_visible()
+
+
+def test_a_diff_stands_at_the_margin():
+    lines = Lines("core.sdpa", ("     a", "-    b", "-", "+      c"))
+    assert mistakes.diff(lines) == " a\n-b\n-\n+  c"
+    assert (lines.right, lines.wrong) == (
+        "    a\n      c\n",
+        "    a\n    b\n\n",
+    )
     numbers = mistakes.torch.tensor([0.125, 4096, 1234.56, float("nan")])
     assert mistakes.number(numbers) == "0.125, 4,096, 1.23e+03, nan"
 
@@ -100,21 +146,31 @@ def test_a_source_is_named_by_its_thread_or_its_repository():
 
 @each_language
 def test_each_file_of_mistakes_has_a_page(language):
-    told = [
-        (name, pages.stem_of(path))
+    told = {
+        match[1]: pages.stem_of(path)
         for path in pages.markdown_files(language)
-        for names in mistakes.ENTRIES.findall(pages.body_of(path))
-        for name in names.split()
-    ]
-    assert sorted(told) == sorted(PAGES.items())
+        for match in mistakes.ENTRIES.finditer(pages.body_of(path))
+    }
+    assert told == {m.id: PAGES[s] for s, held in files().items() for m in held}
     assert PAGES.keys() == files().keys()
 
 
-def test_the_exercises_are_listed(site):
-    for root, language in (("", "en"), ("zh/", "zh")):
-        path = site.folder / root / "mistakes/check/index.html"
-        text = html.unescape(path.read_text(encoding="utf-8"))
-        for name, asked in TASKS.items():
-            assert f"<code>{name}</code>" in text
-            assert getattr(asked.title, language) in text
-            assert all(f"<code>{s}</code>" in text for s in asked.signatures)
+@each_language
+def test_each_exercise_is_listed_and_on_a_page_that_explains(site, language):
+    """With the file that the command writes."""
+    root = site.folder / ROOTS[language]
+    listed = html.unescape((root / "learn/exercises/index.html").read_text())
+    on = exercise.places()
+    assert sorted(on) == sorted(TASKS) and len(on) == 17
+    for name, stem in on.items():
+        assert f'href="../../{stem}/#exercise"><code>{name}</code>' in listed
+        assert getattr(TASKS[name].title, language) in listed
+        assert all(
+            f"<code>{s}</code>" in listed for s in TASKS[name].signatures
+        )
+        page = root / stem / "index.html"
+        _, _, part = page.read_text().partition('<h2 id="exercise"')
+        part = part.partition("<h2")[0]
+        said = html.unescape(re.sub(r"<[^>]+>", "", part))
+        assert check.stubbed(name, "-", language) in said
+        assert f"attnref check {name} {name}.py" in said

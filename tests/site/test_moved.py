@@ -61,3 +61,15 @@ def test_a_page_and_a_section_that_moved_are_found(
         monkeypatch.setattr(moved, "MOVED", {old: new})
         with pytest.raises(BuildError, match=why):
             moved.write_stubs(config)
+
+
+@pytest.mark.parametrize(
+    "id", ["masks", "attnref.caches.kv_cache.Cache.append"]
+)
+def test_what_stood_on_the_page_of_the_api_is_on_those_of_its_folders(
+    visit, address, id
+):
+    page = visit(f"{address}zh/api/#{id}")
+    folder = "core" if id == "masks" else "caches"
+    page.wait_for_url(f"{address}zh/api/{folder}/#{id}")
+    assert page.locator(f"[id='{id}']").count() == 1

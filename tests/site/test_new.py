@@ -81,10 +81,11 @@ def test_what_is_new_is_built_and_dead_links_stop_the_whole_build(
             return (site / home / place / "index.html").read_text("utf-8")
 
         assert "TwoPartAttention" in text("layers/two-part")
+        assert 'id="plain/two_part.py"' in text("layers/two-part")
         assert "<code>(2, 6, 7, 16)</code>" in text("layers/two-part")
         assert f'<a href="layers/two-part/">{title}</a>' in text("")
         assert "_with_room" in text("caches/last-few")
-        assert "attnref.layers.two_part.TwoPartAttention" in text("api")
+        assert "attnref.layers.two_part.TwoPartAttention" in text("api/layers")
 
 
 @pytest.mark.audit
@@ -92,7 +93,8 @@ def test_what_is_new_is_under_the_laws_and_four_things_are_left(source):
     checked = ["attnref/layers/two_part.py", "attnref/caches/last_few.py"]
     checked += ["tests/laws/test_laws.py", "tests/laws/test_shape_comments.py"]
     checked += ["tests/laws/test_public.py"]
-    checked += ["tests/layers", "tests/site/test_parity.py"]
+    checked += ["attnref/plain", "tests/plain", "tests/layers"]
+    checked += ["tests/site/test_parity.py"]
     checked += ["tests/site/test_pages.py"]
     done = run(source, "-m", "pytest", "-q", "--page=two-part", *checked)
     failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)

@@ -158,7 +158,8 @@ def test_a_change_of_included_code_asks_for_both_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(
         parity, "twin", lambda stem, language: tmp_path / f"{language}.md"
     )
-    monkeypatch.setattr(parity, "ROOT", tmp_path)
+    for module in (parity, pages):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     told = pages._config().mdx_configs["pymdownx.snippets"]
     monkeypatch.setitem(told, "base_path", [str(tmp_path)])
     (tmp_path / "attnref").mkdir()
@@ -200,7 +201,7 @@ def test_two_kinds_of_scale_have_two_chinese_words():
         **{stem: page.read_text("utf-8") for stem, page in pages.items()},
         **{
             path.stem: path.read_text("utf-8")
-            for path in (ROOT / "attnref/mistakes").glob("*.py")
+            for path in (ROOT / "attnref/mistakes").glob("*.diff")
         },
     }
     stored = re.compile(r"float8|FP8|int[48]|量化|weight_scale|字节|每块")
@@ -217,10 +218,7 @@ def test_two_kinds_of_scale_have_two_chinese_words():
 def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "attnref", tmp_path / "attnref", ignore=ignored)
-    for name in ("docs/en/api.md", "docs/zh/docstrings.yml"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    table = tmp_path / "docs/zh/docstrings.yml"
+    table = shutil.copy(docstrings.FILE, tmp_path / "docstrings.yml")
     monkeypatch.setattr(docstrings, "ROOT", tmp_path)
     monkeypatch.setattr(docstrings, "FILE", table)
 
@@ -231,7 +229,7 @@ def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
         return docstrings.check()
 
     code = tmp_path / "attnref/caches/kv_cache.py"
-    where = "docs/zh/docstrings.yml: Cache.reset"
+    where = "docstrings.yml: Cache.reset"
     old = "Forget all tokens and release the memory."
     new = "Forget all tokens of `rows`."
     assert said(code, old, new) == [
@@ -247,9 +245,10 @@ def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
     ]
 
 
-def test_only_the_chinese_page_has_chinese_first_lines(site):
+def test_only_the_chinese_pages_have_chinese_first_lines(site):
     def text(place):
-        page = (site.folder / place / "api/index.html").read_text("utf-8")
+        files = (site.folder / place / "api").rglob("index.html")
+        page = " ".join(path.read_text("utf-8") for path in files)
         page = html.unescape(re.sub(r"<[^>]*>", "", page))
         return " ".join(page.split())
 

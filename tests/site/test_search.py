@@ -180,7 +180,7 @@ def objects(site, language):
     found = {
         entry["location"].rpartition(".")[2]: entry["location"]
         for entry in entries(site.folder, language)
-        if entry["location"].startswith("api/#attnref.")
+        if re.match(r"api/\w+/#attnref\.", entry["location"])
     }
     return {
         name: found[name]
@@ -355,7 +355,7 @@ def test_a_function_leads_to_its_code_and_then_to_its_entry(answers, site):
                 shown[name].add(place([entry["location"]]))
     asked = objects(site, language)
     assert len(asked) > 20
-    right = {name: shown[name.lower()] or {"api"} for name in asked}
+    right = {n: shown[n.lower()] or {place([to])} for n, to in asked.items()}
     assert misses(found, right) == {}
     for name, entry in asked.items():
         assert any(entry in links for links in found[name][:3]), name

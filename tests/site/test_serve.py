@@ -11,17 +11,22 @@ import subprocess
 import time
 import urllib.request
 from collections import Counter
+from threading import Thread
 
 import pytest
 
-from sitekit import ROOT, depends
-from sitekit.pages import body_of, markdown_files
+from sitekit import CONFIGS, ROOT, adapter, depends
+from sitekit.nav import name_of
+from sitekit.pages import body_of, front_matter, markdown_files
 from tests.kit.site import MKDOCS, copy_of_the_sources, environment
 
 DEADLINE = 600
 PAGES = len(markdown_files("en"))
-# What mkdocstrings makes of the API page goes into other files of a build.
-API = 1
+# What mkdocstrings makes of an API page goes into other files of a build.
+API = len([*(ROOT / "docs/en/api").glob("*.md")])
+# Asked for before the site is built: pages and a style sheet, again when the
+# build has come past some of them.
+EARLY = 4 * ("", "caches/kv-cache/", "core/masks/", "assets/attnref.css")
 # Python imports a module of this name before anything else.
 AUDIT = """
 import os, sys
@@ -41,6 +46,12 @@ def wait(done, why):
     while not done():
         assert time.monotonic() < deadline, why
         time.sleep(0.05)
+
+
+def text_at(address):
+    with urllib.request.urlopen(address, timeout=DEADLINE) as answer:
+        # Each answer has a number of its own.
+        return re.sub(r"livereload\(.*?\)", "", answer.read().decode())
 
 
 class Served:
@@ -93,8 +104,7 @@ class Served:
         return Counter(line for line in lines if "docs/" in line)
 
     def get(self, path):
-        with urllib.request.urlopen(self.base + path, timeout=DEADLINE) as a:
-            return a.read().decode()
+        return text_at(self.base + path)
 
     def read(self, file):
         return (self.source / file).read_text("utf-8")
@@ -126,12 +136,12 @@ class Served:
             "core/sdpa/",
             "layers/absorption/",
             "api/",
+            "api/models/",
             "search/entries.js",
             "notebooks/core/sdpa.ipynb",
         )
         return {
-            # Each build has a number of its own in the pages.
-            half + name: re.sub(r"livereload\(.*?\)", "", self.get(half + name))
+            half + name: self.get(half + name)
             for half in ("", "zh/")
             for name in names
         }
@@ -161,6 +171,8 @@ def served(tmp_path_factory):
     """Stopped as by Ctrl-C."""
     served = Served(tmp_path_factory.mktemp("serve"))
     try:
+        served.said("answers")
+        served.early = [served.get(path) for path in EARLY]
         served.said("Serving on")
         served.first = served.everything()
         yield served
@@ -175,6 +187,41 @@ def test_a_server_that_is_killed_leaves_no_process(tmp_path):
     served = Served(tmp_path)
     served.said("Cleaning site directory")
     served.end(signal.SIGTERM)
+
+
+def test_a_page_asked_for_while_the_site_is_first_built_is_made_next(tmp_path):
+    """Whole, with the names of pages that are yet to be made around it. The API
+    page waits for all others."""
+    server = adapter.Server(None, "127.0.0.1", 0, str(tmp_path))
+    address = f"http://127.0.0.1:{server.server_port}/numbers/compute/"
+    texts, rendered = [], []
+    reader = Thread(target=lambda: texts.append(text_at(address)), daemon=True)
+    reader.start()
+    wait(lambda: adapter._asked, "nobody asks")
+    (asked,) = adapter._asked
+
+    def answer():
+        rendered.append(adapter.count_of("pages of en"))
+        asked.answered.set_result(asked.answer())
+        raise StopAsyncIteration  # the build has done enough
+
+    api = asked._replace(place="api/index.html")
+    adapter._asked[:] = [api, asked._replace(answer=answer)]
+    with pytest.raises(StopAsyncIteration):
+        adapter.build_site(CONFIGS["en"], site_dir=str(tmp_path))
+    reader.join(DEADLINE)
+    server.shutdown()
+    assert rendered == [1] and adapter._asked == [api]
+    adapter._asked.clear()
+    others = [p for p in markdown_files("en") if p.stem != "index"]
+    names = {name_of(front_matter(path)["title"]) for path in others}
+    assert {name for name in names if name not in texts[0]} == set()
+
+
+@pytest.mark.audit
+def test_what_is_answered_early_is_what_is_answered_later(served):
+    for path, text in zip(EARLY, served.early, strict=True):
+        assert served.get(path) == text, path
 
 
 @pytest.mark.audit
@@ -252,5 +299,5 @@ def test_a_page_depends_on_the_code_that_it_shows_and_draws_with():
     assert ROOT / "tests/layers/test_gqa.py" in files("layers/gqa")
     assert ROOT / "sitekit/drawn/softmax.py" in files("core/softmax")
     assert ROOT / "attnref/numbers/specs.json" in files("numbers/memory")
-    api = body_of(ROOT / "docs/en/api.md")
-    assert depends.key("api.md", api) != depends.key("api.md", api)
+    api = body_of(ROOT / "docs/en/api/core.md")
+    assert depends.key("api/core.md", api) != depends.key("api/core.md", api)

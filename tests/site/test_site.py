@@ -265,10 +265,11 @@ def test_a_page_that_explains_ends_with_its_letters_and_masks(site):
         ("", "bool tensor, True = may attend"),
         ("zh/", "布尔张量，True 表示可以看"),
     ):
-        for page, want in (
-            ("layers/mla", "B T S E H K D Dv R Dn Dr"),
-            ("core/merge", "B T S H K D Dv"),
-            ("learn/compare", ""),
+        for page, want, masked in (
+            ("layers/mla", "B T S E H K D Dv R Dn Dr", True),
+            ("core/merge", "B T S H K D Dv", True),
+            ("core/rope", "B T S H K D", False),
+            ("learn/compare", "", False),
         ):
             text = (site.folder / root / page / "index.html").read_text("utf-8")
             _, _, card = text.partition('<dl class="legend">')
@@ -276,4 +277,4 @@ def test_a_page_that_explains_ends_with_its_letters_and_masks(site):
             letters = re.findall(r"<dt><code>(\w+)</code></dt><dd>.", card)
             assert letters == want.split(), (page, letters)
             link = '<a href="../../conventions/#masks">'
-            assert (link in card and masks in card) == bool(want)
+            assert (link in card, masks in card) == (masked, masked)

@@ -1,6 +1,6 @@
 """In another form than this package: by einsum, with the heads kept as an axis.
 
-`tests/mistakes/otherwise.py` plants mistakes in these lines.
+Tests plant mistakes in these lines.
 """
 
 import torch

@@ -16,17 +16,17 @@ def attended(queries, keys, w_q, w_k, w_v, w_o, n_heads, mask):
             layer.q_proj_weight = nn.Parameter(w_q)
             layer.k_proj_weight = nn.Parameter(w_k)
             layer.v_proj_weight = nn.Parameter(w_v)
-        layer.out_proj.weight = nn.Parameter(w_o)
-    hidden, empty = None, None
+        layer.out_proj.weight = nn.Parameter(torch.eye(E).to(w_o))
+    B, T, S = len(queries), queries.shape[1], keys.shape[1]
+    hidden, some = None, 1
     if mask is not None:
-        B, T, S = len(queries), queries.shape[1], keys.shape[1]
         mask = mask.expand(B, n_heads, T, S)
         # In PyTorch's module, True = may NOT attend, and an empty row is NaN.
-        empty = ~mask.any(-1).any(1)
-        hidden = ~mask & mask.any(-1, keepdim=True)
-        hidden = hidden.reshape(B * n_heads, T, S)
+        some = mask.any(-1, keepdim=True)
+        hidden = (~mask & some).reshape(B * n_heads, T, S)
     out, _ = layer(queries, keys, keys, attn_mask=hidden, need_weights=False)
-    return out if empty is None else out.masked_fill(empty[..., None], 0)
+    heads = out.view(B, T, n_heads, -1).transpose(1, 2) * some
+    return heads.transpose(1, 2).reshape(B, T, E) @ w_o.mT
 
 
 def mha(x, w_q, w_k, w_v, w_o, n_heads, mask=None):

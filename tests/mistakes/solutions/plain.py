@@ -35,7 +35,7 @@ WITHOUT = {
 
 def called(layer, weights, x, cache, **form):
     """The layer with these weights, by name, and the cache of the call."""
-    cache = KVCache(max_len=99) if cache is None else cache
+    cache = KVCache(max_len=2100) if cache is None else cache
     weights = {f"{name}.weight": w for name, w in weights.items()}
     return functional_call(layer, weights, (x, cache), form), cache
 

@@ -1,0 +1,671 @@
+"""What `attnref check` says: the properties, a known mistake, and a program
+that shows what is wrong, in the two languages of the site."""
+
+import math
+import os
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnref.mistakes.catalogue import PAGES, Mistake, Text, catalogue, files
+from attnref.mistakes.tasks import TASKS
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a property holds, on how many inputs, and where it does not."""
+
+    law: str
+    title: Text
+    tried: int
+    difference: float
+    """The largest, or that of the smallest input on which it fails."""
+    fault: Text | None = None
+    sizes: str = ""
+    probe: int = -1
+    raised: bool = False
+    """Whether there was an error, which `fault` then says."""
+
+    @property
+    def passed(self) -> bool:
+        return self.fault is None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` gives.
+
+    `mistakes` are the known mistakes that the solution has, by their ids: one
+    tuple for each explanation of its answers, `()` if there is none. A tuple of
+    two ids stands for two mistakes made together. They agree with it on
+    `agrees` of `tried` inputs, and not where the properties `differs` are
+    judged. `stage` is where it leaves the right path, "" if that is not clear,
+    and `smallest` a program that shows it on a small input.
+    """
+
+    exercise: str
+    verdicts: tuple[Verdict, ...] = ()
+    mistakes: tuple[tuple[str, ...], ...] = ()
+    error: Text | None = None
+    where: tuple[str, ...] = ()
+    smallest: str = ""
+    printed: str = ""
+    language: str = "en"
+    unfinished: bool = False
+    """Whether there were more pairs of known mistakes than are tried."""
+    agrees: int = 0
+    tried: int = 0
+    differs: tuple[str, ...] = ()
+    stage: str = ""
+    factor: float = 0
+    """Of the stage "scale": how many times the right scores they are."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether all properties hold."""
+        return self.error is None and not self.failures
+
+    @property
+    def failures(self) -> tuple[Verdict, ...]:
+        """The properties that do not hold."""
+        return tuple(v for v in self.verdicts if not v.passed)
+
+    def text(
+        self,
+        *,
+        language: str | None = None,
+        colour: bool = False,
+        show: bool = False,
+    ) -> str:
+        """The report in words, "en" or "zh"; `show`: with the wrong and right
+        lines of a known mistake."""
+        words = _Words(language or self.language, colour)
+        return "\n".join(words.report(self, show=show))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def as_json(self) -> dict[str, object]:
+        """The same as numbers and words in one language, for programs."""
+        words = _Words(self.language)
+
+        def finite(number: float) -> float | None:
+            return number if math.isfinite(number) else None
+
+        return {
+            "exercise": self.exercise,
+            "passed": self.passed,
+            "error": words.of(self.error),
+            "where": list(self.where),
+            "laws": [
+                {
+                    "law": v.law,
+                    "title": words.of(v.title),
+                    "passed": v.passed,
+                    "inputs": v.tried,
+                    "difference": finite(v.difference),
+                    "input": v.sizes or None,
+                    "fault": words.of(v.fault),
+                }
+                for v in self.verdicts
+            ],
+            "mistakes": [
+                [
+                    {
+                        "id": id,
+                        "title": words.of(catalogue()[id].title),
+                        "page": page_of(id, self.language),
+                    }
+                    for id in ids
+                ]
+                for ids in self.mistakes
+            ],
+            "unfinished": self.unfinished,
+            "agrees": self.agrees,
+            "tried": self.tried,
+            "differs": list(self.differs),
+            "stage": self.stage or None,
+            "hint": words.hint(self) or None,
+            "smallest": self.smallest or None,
+            "printed": self.printed,
+        }
+
+
+RED = 31
+GREEN = 32
+BOLD = 1
+DIM = 2
+WORDS = {
+    "passes": Text(
+        "{name}: all {n} properties hold.", "{name}：{n} 条性质都成立。"
+    ),
+    "fails": Text(
+        "{name}: {n} of {all} properties do not hold.",
+        "{name}：{all} 条性质中有 {n} 条不成立。",
+    ),
+    "fails_one": Text(
+        "{name}: 1 of {all} properties does not hold.",
+        "{name}：{all} 条性质中有 1 条不成立。",
+    ),
+    "ok": Text("holds", "成立"),
+    "no": Text("FAILS", "不成立"),
+    "tried": Text(
+        "(tried: {n}, difference: {d})", "（试了 {n} 个输入，最多差 {d}）"
+    ),
+    "on": Text("{sizes}: {fault}", "{sizes}：{fault}"),
+    "again": Text("the same error", "同样的错误"),
+    "hint": Text("Hint: {where}", "提示：{where}"),
+    "one": Text(
+        "It behaves like a known mistake on {n} of {all} inputs{but}:",
+        "它在 {all} 个输入中的 {n} 个上与一个已知的错误表现相同{but}：",
+    ),
+    "two": Text(
+        "It behaves like two known mistakes together on {n} of {all} "
+        "inputs{but}:",
+        "它在 {all} 个输入中的 {n} 个上与两个已知错误的叠加表现相同{but}：",
+    ),
+    "either": Text(
+        "It behaves like one of these known mistakes on {n} of {all} "
+        "inputs{but}; no input tried here tells them apart:",
+        "它在 {all} 个输入中的 {n} 个上与下列已知错误之一表现相同{but}，"
+        "这里试过的输入分不出是哪一个：",
+    ),
+    "but": Text("; it differs {where}", "，{where}时不同"),
+    "lines": Text(
+        "In {file}: - is the mistake, + is right.",
+        "在 {file} 里：- 是错的，+ 是对的。",
+    ),
+    "show": Text(
+        "Its lines: attnref check --explain {id}",
+        "对应的代码行：attnref check --explain {id}",
+    ),
+    "none": Text(
+        "This is none of the mistakes that attnref knows.",
+        "这不是 attnref 已知的错误。",
+    ),
+    "unfinished": Text(
+        "Of pairs of them, only the likeliest were tried.",
+        "它们的两两组合只试了最可能的一些。",
+    ),
+    "smallest": Text("This shows it:", "下面的代码可以复现："),
+    "printed": Text("What it printed:", "它打印的内容："),
+}
+# Where the inputs of a property differ from others.
+WHERE = {
+    "empty": Text("where a query sees nothing", "查询什么都看不到"),
+    "large": Text("where scores are large", "分数很大"),
+    "dtype": Text("in float32 or half precision", "用 float32 或半精度"),
+    "pads": Text("where there are pads", "有填充"),
+    "rows": Text("where a row is alone", "批次里只有一行"),
+    "chunks": Text("where tokens come in chunks", "分段解码"),
+    "apart": Text("where two sequences take turns", "两个序列交替"),
+    "full": Text("where the cache is full", "缓存已满"),
+    "future": Text("where a later token changes", "后面的 token 变化"),
+    "far": Text("at positions far on", "位置很靠后"),
+    "gradients": Text("in gradients", "求梯度"),
+    "same": Text("on some inputs of other sizes", "某些其他尺寸"),
+}
+STAGES = {
+    "unclear": Text(
+        "at which stage it goes wrong could not be located.",
+        "无法定位是哪一步出的错。",
+    ),
+    "values": Text(
+        "look at the values. With a single key, or equal scores, the output "
+        "must be the mean of the projected values, and it is not.",
+        "看值这一步。只有一个键、或分数都相等时，输出应是投影后各个值的平均，"
+        "而这里不是。",
+    ),
+    "output": Text(
+        "look at the output projection. With w_o = identity and a single key "
+        "it is right, with another w_o it is not.",
+        "看输出投影。只有一个键时，w_o 是单位矩阵则结果正确，换一个 w_o 就错。",
+    ),
+    "merge": Text(
+        "look at how heads are split and merged. One token is right; several "
+        "with equal scores must give the mean of their values, per head.",
+        "看各个头的拆分与合并。一个 token 时正确；分数都相等的几个 token "
+        "应当逐头给出值的平均。",
+    ),
+    "softmax": Text(
+        "look at the softmax. The weights of a query must sum to 1 over its "
+        "keys; if it sees none, the output is 0.",
+        "看 softmax。每个查询对各个键的权重之和应为 1；"
+        "什么都看不到时输出为 0。",
+    ),
+    "mask": Text(
+        "look at the mask. Without scores (w_q or q = 0) the output must be "
+        "the mean of the values that a query may see, and it is not.",
+        "看掩码。分数都为 0（w_q 或 q 为 0）时，输出应是该查询能看到的"
+        "各个值的平均，而这里不是。",
+    ),
+    "scale": Text(
+        "look at the scale. The scores are {factor} times the right ones.",
+        "看缩放。分数是正确值的 {factor} 倍。",
+    ),
+    "scores": Text(
+        "look at the scores q k^T: the projections of queries and keys, and "
+        "their rotation if there is one. With equal scores it is right.",
+        "看分数 q k^T：查询和键的投影，有旋转的话还有旋转。"
+        "分数都相等时结果是对的。",
+    ),
+    "rotation": Text(
+        "look at the rotation (RoPE) and its positions. Where it makes no "
+        "difference, the scores are right.",
+        "看旋转（RoPE）和它的位置。在旋转不起作用的输入上，分数是对的。",
+    ),
+    "lse": Text(
+        "look at the log-sum-exp. The output is right.",
+        "看 log-sum-exp。输出是对的。",
+    ),
+    "tiles": Text(
+        "look at what one tile hands on to the next: the maximum, the sum and "
+        "the output so far. On few tiles it is right.",
+        "看一块交给下一块的量：到目前为止的最大值、和与输出。"
+        "块很少时结果是对的。",
+    ),
+    "cache": Text(
+        "look at the cache. One call with all tokens is right.",
+        "看缓存。一次输入全部 token 时结果是对的。",
+    ),
+}
+
+
+# Properties that say by themselves what is wrong.
+PLAIN = {"absorbed", "tiles", "pieces", "untouched"}
+
+
+class _Words:
+    """The lines of a report in one language."""
+
+    def __init__(self, language: str, colour: bool = False) -> None:
+        if language not in Text._fields:
+            raise ValueError(f"{language=} is neither 'en' nor 'zh'")
+        self.language, self.colour = language, colour
+
+    def of(self, text: Text | None) -> str | None:
+        return None if text is None else str(getattr(text, self.language))
+
+    def say(self, word: str, **values: object) -> str:
+        return str(self.of(WORDS[word])).format(**values)
+
+    def in_colour(self, code: int, text: str) -> str:
+        return f"\033[{code}m{text}\033[0m" if self.colour else text
+
+    def report(self, report: Report, *, show: bool) -> Iterator[str]:
+        if report.error is not None:
+            message = f"{report.exercise}: {self.of(report.error)}"
+            yield self.in_colour(RED, message)
+            yield from (f"  {line}" for line in report.where)
+        else:
+            yield self.summary(report)
+            if any(v.law not in PLAIN for v in report.failures):
+                yield from self.recognised(report, show)
+            yield ""
+            yield from self.laws(report)
+            if report.smallest:
+                yield f"\n{self.say('smallest')}\n\n{report.smallest}"
+        if report.printed:
+            yield f"\n{self.say('printed')}"
+            yield from (f"  {x}" for x in report.printed.splitlines())
+
+    def summary(self, report: Report) -> str:
+        word, failed = "passes", len(report.failures)
+        numbers = {"n": len(report.verdicts), "all": len(report.verdicts)}
+        if failed:
+            word, numbers["n"] = "fails", failed
+        if failed == 1:
+            word = "fails_one"
+        first = self.say(word, name=report.exercise, **numbers)
+        return self.in_colour(RED if failed else GREEN, first)
+
+    def laws(self, report: Report) -> Iterator[str]:
+        before: Text | None = None
+        ok, no = self.say("ok"), self.say("no")
+        for v in report.verdicts:
+            mark = self.in_colour(
+                GREEN if v.passed else RED, ok if v.passed else no
+            )
+            room = " " * (
+                max(map(_wide, (ok, no))) - _wide(ok if v.passed else no)
+            )
+            line = f"  {mark}{room}  {self.of(v.title)}"
+            if v.passed:
+                much = f"{v.difference:.0e}" if v.difference else "0"
+                tried = self.say("tried", n=v.tried, d=much)
+                yield f"{line} {self.in_colour(DIM, tried)}"
+            else:
+                yield line
+                fault = self.of(v.fault)
+                if v.raised and v.fault == before:
+                    fault = self.say("again")
+                elif v.raised:
+                    before = v.fault
+                text = self.say("on", sizes=v.sizes, fault=fault)
+                yield from _wrapped(text, "         ")
+        yield from (f"         {line}" for line in report.where)
+
+    def hint(self, report: Report) -> str:
+        """Where to look, in a sentence or two."""
+        if not report.stage or (report.stage == "unclear" and report.mistakes):
+            return ""
+        where = str(self.of(STAGES[report.stage]))
+        factor = f"{report.factor:.3g}"
+        return self.say("hint", where=where.format(factor=factor))
+
+    def recognised(self, report: Report, show: bool) -> Iterator[str]:
+        if hint := self.hint(report):
+            yield from _wrapped(hint, "")
+        yield ""
+        if not report.mistakes:
+            yield self.in_colour(BOLD, self.say("none"))
+            if report.unfinished:
+                yield self.say("unfinished")
+            return
+        several = len(report.mistakes) > 1
+        word = "either" if several else "one"
+        if not several and len(report.mistakes[0]) > 1:
+            word = "two"
+        apart = [str(self.of(WHERE[x])) for x in report.differs if x in WHERE]
+        but = self.say("but", where=", ".join(apart)) if apart else ""
+        numbers = {"n": report.agrees, "all": report.tried}
+        yield from _wrapped(self.say(word, **numbers, but=but), "")
+        for ids in report.mistakes:
+            for id in ids:
+                yield from self.mistake(catalogue()[id], show)
+
+    def mistake(self, mistake: Mistake, show: bool) -> Iterator[str]:
+        yield f"\n{self.in_colour(BOLD, str(self.of(mistake.title)))}\n"
+        for lines in mistake.variants[0] if show else ():
+            file = f"attnref/{lines.module.replace('.', '/')}.py"
+            yield from _wrapped(self.say("lines", file=file), "  ")
+            for line in lines.diff:
+                code = {"-": RED, "+": GREEN}.get(line[:1], 0)
+                yield self.in_colour(code, f"  {line}")
+            yield ""
+        yield from _wrapped(str(self.of(mistake.notice)), "  ")
+        yield f"  {page_of(mistake.id, self.language)}"
+        if not show:
+            yield f"  {self.say('show', id=mistake.id)}"
+
+
+def explanation(id: str, language: str, *, colour: bool = False) -> str:
+    """An entry of the catalogue, with its lines."""
+    lines = _Words(language, colour).mistake(catalogue()[id], True)
+    return "\n".join(lines).strip("\n")
+
+
+# A word, a tuple with what is around it, or one Chinese character; what closes
+# a clause stays with it.
+WIDE = "\u2e80-\uffff"
+CLOSING = "[，。；：、）]*"
+WORD = (
+    rf"(?:[^\s(){WIDE}]*\([^()]*\)[^\s{WIDE}]*|[{WIDE}]|[^\s{WIDE}]+)"
+    rf"{CLOSING}|\s+"
+)
+
+
+def _wide(text: str) -> int:
+    """In a terminal a Chinese character is as wide as two letters."""
+    return sum(2 if ord(c) > 0x2E7F else 1 for c in text)
+
+
+def _wrapped(text: str, margin: str) -> Iterator[str]:
+    """Lines of at most 80 columns; Chinese breaks between any characters."""
+    line = ""
+    for word in re.findall(WORD, text):
+        if line and _wide(margin + line + word.rstrip()) > 80:
+            yield margin + line.rstrip()
+            line = ""
+        line += word if line else word.lstrip()
+    yield margin + line.rstrip()
+
+
+@cache
+def site() -> str:
+    """Where the installed package says that its site is, if it does."""
+    url = os.environ.get("SITE_URL")
+    if not url:
+        try:
+            urls = metadata.metadata("attnref").get_all("Project-URL")
+        except metadata.PackageNotFoundError:
+            urls = None
+        named = dict(url.split(", ", 1) for url in urls or ())
+        url = named.get("Documentation", "")
+    return f"{url.rstrip('/')}/" if url else ""
+
+
+def page_of(id: str, language: str) -> str:
+    """The address of a mistake on the site, or where its entry is installed if
+    the site is not known."""
+    stems = (s for s, all in files().items() if id in (m.id for m in all))
+    stem = next(stems)
+    if not site():
+        path = Path(__file__).with_name(f"{stem}.diff")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return f"{path}:{lines.index(f'id: {id}') + 1}"
+    part = "zh/" if language == "zh" else ""
+    return f"{site()}{part}{PAGES[stem]}/#{id}"
+
+
+# ------------------------------------------------------------- reproductions
+
+LINES = 15
+LITERAL = 60  # elements of the tensors of an input that is written out
+
+
+def apart(got: Any, wanted: Any) -> tuple[str, str]:
+    """Two numbers that differ, with as many digits as show it."""
+    if isinstance(got, Tensor) and got.dtype == torch.bool:
+        return str(bool(got)), str(bool(wanted))
+    pair = "", ""
+    for digits in (4, 6, 9, 17):
+        pair = f"{float(got):.{digits}g}", f"{float(wanted):.{digits}g}"
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+class Program:
+    """Code that makes calls of a solution, the last of which is wrong."""
+
+    def __init__(
+        self,
+        name: str,
+        probe: int,
+        given: dict[str, Any],
+        file: str,
+        literal: int = LITERAL,
+    ) -> None:
+        self.name, self.given = name, given
+        self.again = (name, probe, given, file, 0)
+        self.head, self.body = list[str](), list[str]()
+        self.names: dict[int, str] = {}  # of what is there, by its id
+        wanted = ", ".join(TASKS[name].names)
+        path = Path(file)
+        if file and path.suffix == ".py" and path.stem.isidentifier():
+            self.head = ["import torch", f"from {path.stem} import {wanted}"]
+        else:
+            self.head = [f"import torch  # {path.name or 'yours'}: {wanted}"]
+        every = [x for v in given.values() for x in _tensors(v)]
+        self.long = sum(x.numel() for x in every) > literal
+        if self.long:
+            self.head.append("from attnref.mistakes.checker import asked")
+            self.body.append(f'given = asked("{name}", {probe})')
+        for word, value in given.items():
+            if _tensors(value):
+                base = f'given["{word}"]' if self.long else word
+                if not self.long:
+                    self.body += _statement(f"{word} = ", _literal(value))
+                self.names[id(value)] = base
+                if isinstance(value, list):
+                    pairs = enumerate(value)
+                    self.names |= {id(x): f"{base}[{i}]" for i, x in pairs}
+
+    def expression(self, value: Any, word: str) -> str:
+        """What gives a value: what is there, a slice of it, or a literal."""
+        if id(value) in self.names:
+            return self.names[id(value)]
+        if isinstance(value, Tensor):
+            for each in (x for v in self.given.values() for x in _tensors(v)):
+                if at := _slice(value, each):
+                    return f"{self.names[id(each)]}{at}"
+            if value.numel() > LITERAL // 3:
+                raise LookupError(word)
+        return _literal(value)
+
+    def call(self, n: int, call: Any, several: bool) -> None:
+        """Add a call, whose results are then there."""
+        mark = str(n + 1) if several else ""
+        inputs = dict(call.inputs)
+        function, owner = call.function, inputs.pop("self", None)
+        if owner is not None:
+            function = f"{self.expression(owner, 'cache')}.append"
+            required = [*inputs]
+        else:
+            (signature,) = (
+                s
+                for s in TASKS[self.name].signatures
+                if s.startswith(f"{function}(")
+            )
+            words = signature[len(function) + 1 : -1].split(", ")
+            required = [w for w in words if w.isidentifier()]
+        given = {
+            w: self.expression(v, w)
+            for w, v in inputs.items()
+            if v is not None or w in required
+        }
+        first = [given[w] for w in required if w in given]
+        others = [f"{w}={v}" for w, v in given.items() if w not in required]
+        results = [f"out{mark}"]
+        if owner is not None:
+            results = [f"k{mark}", f"v{mark}"]
+        elif isinstance(call.result, tuple | list) and len(call.result) == 2:
+            second = "lse" if isinstance(call.result[1], Tensor) else "cache"
+            results.append(f"{second}{mark}")
+            self.names[id(call.result[1])] = results[1]
+        elif not isinstance(call.result, Tensor) and call.result is not None:
+            results = [f"cache{mark}"]
+            self.names[id(call.result)] = results[0]
+        self.results = results
+        start = f"{', '.join(results)} = {function}("
+        self.body += _statement(start, f"{', '.join([*first, *others])})")
+
+    def text(
+        self, calls: Sequence[Any], got: Sequence[Tensor], end: Sequence[str]
+    ) -> str:
+        """All of it: the calls, and what the last one gives. `end` says it if
+        it gives nothing. "" if a call cannot be written in a few lines."""
+        try:
+            for n, call in enumerate(calls):
+                self.call(n, call, len(calls) > 1)
+        except LookupError:
+            return ""
+        self.body += end or _compared(self.results, got, calls[-1].outputs)
+        lines = [*self.head, "", *self.body]
+        if len(lines) > LINES and not self.long:
+            return Program(*self.again).text(calls, got, end)
+        return "\n".join(lines)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    several = value if isinstance(value, list) else [value]
+    return [x for x in several if isinstance(x, Tensor)]
+
+
+def _slice(value: Tensor, of: Tensor) -> str:
+    """`[:, 2:3]` if this is a slice of that, or "" if not."""
+    if (
+        value.untyped_storage().data_ptr() != of.untyped_storage().data_ptr()
+        or value.stride() != of.stride()
+    ):
+        same = value.dtype == of.dtype and value.shape == of.shape
+        return "[:]" if same and value.equal(of) else ""
+    left, words = int(value.storage_offset()), list[str]()
+    for size, all, step in zip(value.shape, of.shape, of.stride(), strict=True):
+        start, left = divmod(left, step) if step else (0, left)
+        words.append(":" if size == all else f"{start}:{start + size}")
+    while len(words) > 1 and words[-1] == ":":
+        words.pop()
+    return f"[{', '.join(words)}]"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if not isinstance(value, Tensor):
+        return repr(value)
+    if value.dtype == torch.bool:
+        return f"torch.tensor({value.int().tolist()}).bool()"
+    quarters = value * 4
+    if not value.is_floating_point():
+        return f"torch.tensor({value.tolist()})"
+    kind = str(value.dtype).replace("torch.float64", "torch.double")
+    kind = kind.replace("torch.float32", "torch.float")
+    kind = kind.replace("torch.float16", "torch.half").removeprefix("torch.")
+    if quarters.equal(quarters.round()) and bool(quarters.isfinite().all()):
+        return f"torch.tensor({quarters.int().tolist()}).{kind}() / 4"
+    text = re.sub(r"\b(inf|nan)\b", r"torch.\1", str(value.tolist()))
+    return f"torch.tensor({text}).{kind}()"
+
+
+def _statement(start: str, rest: str) -> list[str]:
+    """Lines of 80 columns; breaks are within the brackets of `rest`."""
+    return textwrap.wrap(
+        start + rest,
+        80,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _compared(
+    names: Sequence[str], got: Sequence[Tensor], wanted: Sequence[Tensor]
+) -> Iterator[str]:
+    """What the first wrong one of some tensors is, and what it should be."""
+    for name, a, b in zip(names, got, wanted, strict=False):
+        if a.shape != b.shape:
+            yield f"print({name}.shape)  # {[*a.shape]}, right is {[*b.shape]}"
+        elif a.dtype != b.dtype and a.equal(b.to(a.dtype)):
+            yield f"print({name}.dtype)  # {a.dtype}, right is {b.dtype}"
+        elif gaps_of(a, b).any():
+            *before, last = place(gaps_of(a, b))
+            start = max(0, min(last - 2, a.shape[-1] - 5))
+            row = tuple(before), slice(start, start + 5)
+            x, y = a[row[0]][row[1]], b[row[0]][row[1]]
+            for digits in (4, 6, 9, 17):
+                texts = [
+                    ", ".join(f"{v:.{digits}g}" for v in t.double().tolist())
+                    for t in (x, y)
+                ]
+                if texts[0] != texts[1]:
+                    break
+            index = ", ".join([*map(str, before), f"{start}:{start + len(x)}"])
+            yield f"print({name}[{index}])"
+            yield f"# it gives {texts[0]}"
+            yield f"# right is {texts[1]}"
+        else:
+            continue
+        return
+
+
+def place(gaps: Tensor) -> tuple[int, ...]:
+    """Where it is largest."""
+    return tuple(int(n) for n in torch.unravel_index(gaps.argmax(), gaps.shape))
+
+
+def gaps_of(got: Tensor, wanted: Tensor) -> Tensor:
+    """How far each element is from what it should be."""
+    a, b = got.double(), wanted.double()
+    gaps = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    gaps[(a == b) | (a.isnan() & b.isnan())] = 0
+    return gaps

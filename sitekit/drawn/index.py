@@ -1,0 +1,215 @@
+"""Home: the four variants in the sizes of one model, what a decode step reads,
+and what is checked."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from markupsafe import Markup
+from torch import Tensor
+
+import attnref
+from attnref.mistakes.catalogue import catalogue
+from attnref.mistakes.exercises import EXERCISES
+from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
+from attnref.numbers.specs import (
+    Full,
+    Group,
+    Mla,
+    Model,
+    find_model,
+    models,
+)
+from sitekit import ROOT, shapes, svg
+from sitekit.drawn.compare import latent_wiring
+from sitekit.drawn.operations import H100
+from sitekit.mistakes import kills
+from sitekit.plots import Plot
+from sitekit.recorded import wiring
+from sitekit.render import Row, Word
+
+LLAMA = find_model("llama-3.1-8b")
+TOKENS = LLAMA.max_context
+
+
+@cache
+def four() -> dict[str, Model]:
+    """Llama-3.1-8B with each variant; MLA has DeepSeek-V3's widths."""
+    (own,), (v3,) = LLAMA.groups, find_model("deepseek-v3").groups
+    assert isinstance(own, Full) and isinstance(v3, Mla) and own.q_heads
+    latent = replace(v3, layers=own.layers, q_heads=own.q_heads)
+    groups: dict[str, Group] = {
+        "MHA": replace(own, kv_heads=own.q_heads),
+        "GQA": own,
+        "MQA": replace(own, kv_heads=1),
+        "MLA": latent,
+    }
+    return {name: replace(LLAMA, groups=(g,)) for name, g in groups.items()}
+
+
+def _parts(model: Model) -> dict[str, int]:
+    """Elements that all layers cache of a token, by what they are."""
+    ((store,), (group,)) = model.groups[0].stores, model.groups
+    names = ("latent", "key") if isinstance(group, Mla) else ("key", "value")
+    widths = zip(names, store.widths, strict=True)
+    held = store.heads * group.layers
+    return {name: held * width for name, width in widths}
+
+
+RULE = Markup('<path class="rule" d="M{0} 20v8m0-4H{1}m0-4v8"/>')
+LETTERS = {"query": "q", "key": "k", "value": "v", "latent": "c"}
+Q, MADE, CACHED, BAR = 10, 44, 98, 142  # where they stand in a card
+
+
+class Card(NamedTuple):
+    """One variant. `wires`: which of the query heads that are shown reads which
+    key/value head, `(H, K)`; `latent`: which of the latter are computed from a
+    latent, `(K,)`. Bytes of a token, of a context, and the most of a token."""
+
+    wires: Tensor
+    latent: Tensor
+    token: int
+    whole: int
+    most: int
+
+    def drawing(
+        self, axes: tuple[str, str], *, title: str, words: list[str]
+    ) -> svg.Drawing:
+        """`words`: below it, with {0} for the bytes of a token and {1} for
+        those of a whole context of {2} tokens."""
+        wide, (H, K) = 160, self.wires.shape
+        made = bool(self.latent.any())
+        row, middle = MADE if made else CACHED, CACHED + 9.5
+        marks = [svg.BOX.format("shelf", 0, CACHED - 15, wide, 49, 4, "")]
+
+        def place(i: int, n: int) -> float:
+            return wide * (i + 0.5) / n
+
+        def box(
+            kind: str, x: float, y: float, word: str, w: int = 17, h: int = 18
+        ) -> Iterator[Markup]:
+            filled = kind in ("key", "value", "latent")
+            rx = 9 if kind == "query" else 3
+            yield svg.BOX.format(kind, x - w / 2, y - h / 2, w, h, rx, "")
+            ink = "on" if filled else kind
+            down = kind == "query"  # q has its ink below the line
+            yield svg.TEXT.format(f"{ink} head", x, y - down, "", word)
+
+        for h, k in self.wires.nonzero().tolist():
+            marks.append(svg.LINE.format(place(h, H), Q, place(k, K), row))
+        for (k,) in self.latent.nonzero().tolist():
+            marks.append(svg.LINE.format(place(k, K), row + 19, 80, middle))
+        for h in range(H):
+            marks += box("query", place(h, H), Q, "q")
+        for k in range(K):
+            for n, name in enumerate(("key", "value")):
+                kind = f"{name} made" if made else name
+                marks += box(kind, place(k, K), row + 19 * n, LETTERS[name])
+        if made:
+            marks += box("latent", 69, middle, "c", 66, 37)
+            marks += box("key", 114, middle, "kᴿ", 20, 37)
+        share = max(2, wide * self.token / self.most)
+        for kind, long in (("track", wide), ("fill", share)):
+            marks.append(svg.BOX.format(kind, 0, BAR, long, 8, 2, ""))
+        plain = re.sub(r"\*\*|\]\([^)]*\)|\[", "", title)
+        drawn = svg.SVG.format(wide, BAR + 8, plain, Markup("").join(marks))
+        told = (size(self.token), size(self.whole), f"{TOKENS:,}")
+        below = [word.format(*told) for word in words]
+        return svg.Drawing(title, 0, wide, drawn, below=below)
+
+
+def card(variant: str, *, heads: int) -> Card:
+    """With so many of the query heads; who reads what is found by running."""
+    (group,) = four()[variant].groups
+    if isinstance(group, Full):
+        assert group.q_heads
+        shown = max(1, heads * group.kv_heads // group.q_heads)
+        layer = attnref.GroupedQueryAttention(
+            d_model=32, n_heads=heads, n_kv_heads=shown
+        )
+        wires, latent = wiring(layer), torch.zeros(shown)
+    else:
+        wires, latent, *_ = latent_wiring(heads)
+    found = {name: kv_bytes(m, 1) for name, m in four().items()}
+    whole = kv_bytes(four()[variant], TOKENS)
+    return Card(wires, latent, found[variant], whole, max(found.values()))
+
+
+def _step(narrow: bool, slowed: int) -> str:
+    """Widths are tokens, heights the bytes of a token in all layers: areas are
+    what a step reads. Beside each strip, what it writes."""
+    width, scale = (342, 5632) if narrow else (1030, 4096)  # bytes per pixel
+    left, right = (0, 326) if narrow else (92, 840)
+    y, marks = 44.0, list[Markup]()
+
+    def text(kind: str, x: float, y: float, words: str) -> Markup:
+        """Its ink may begin before its place, or end after it."""
+        x = min(max(x, 2), width - 2)
+        return svg.TEXT.format(kind, x, y, "", words)
+
+    def box(
+        kind: str, x: float, y: float, w: float, h: float, more: str = ""
+    ) -> Markup:
+        return svg.BOX.format(kind, x, y, w, h, 0, Markup(more))
+
+    said = f"{TOKENS:,} {{tokens}}"
+    marks.append(text("axis", (left + right) / 2, 10, said))
+    marks.append(text("axis end", width if narrow else right + 18, 10, "{new}"))
+    marks.append(RULE.format(left, right))
+    every = {n: (kv_bytes(m, TOKENS), _parts(m)) for n, m in four().items()}
+    every["{weights}"] = weight_bytes(LLAMA), {"weights": 1}
+    for name, (read, parts) in every.items():
+        high, whole = read / TOKENS / scale, sum(parts.values())
+        row = high if narrow else max(high, 30)
+        top = at = y + (24 if narrow else (row - high) / 2)
+        middle = y + 8 if narrow else y + row / 2
+        ms = 1e3 * read / H100.bandwidth
+        marks.append(text("name", 0, middle, name))
+        x = width if narrow else right + 34
+        kind = "read end" if narrow else "read"
+        marks.append(text(kind, x, middle, f"{size(read)} · {ms:.3g} ms"))
+        for n, (part, elements) in enumerate(parts.items()):
+            share = high * elements / whole
+            marks.append(box(part, left, at, right - left, share))
+            if letter := LETTERS.get(part):
+                marks.append(box(part, right + 4, at, 10, share))
+                marks.append(
+                    text(f"{part} letter", 44 + 14 * n, middle, letter)
+                )
+            at += share
+        time = f' style="--time:{slowed * ms / 1e3:.3g}s"'
+        marks.append(box("sweep", left, top, right - left, high, time))
+        for n in range(1, 16):
+            cut = left + n * (right - left) / 16
+            marks.append(svg.LINE.format(cut, top, cut, top + high))
+        y += row + (40 if narrow else 16)
+    drawn = svg.SVG.format(width, y - 12, "{title}", Markup("").join(marks))
+    kind = "narrow" if narrow else "wide"
+    return str(drawn).replace("<svg", f'<svg class="{kind} plot step"', 1)
+
+
+def step(*, slowed: int) -> Plot:
+    """Pointed at, so many times slower."""
+    rows: list[Row] = []
+    for name, model in four().items():
+        read, parts = kv_bytes(model, TOKENS), _parts(model)
+        held = " + ".join(f"{LETTERS[k]} {n:,}" for k, n in parts.items())
+        ms = f"{1e3 * read / H100.bandwidth:.3g}"
+        rows.append([name, held, size(kv_bytes(model, 1)), size(read), ms])
+    read = weight_bytes(LLAMA)
+    ms = f"{1e3 * read / H100.bandwidth:.3g}"
+    rows.append([Word("weights"), "–", "–", size(read), ms])
+    return Plot(_step(False, slowed), _step(True, slowed), rows)
+
+
+def checked() -> Iterator[Row]:
+    """How many of each kind are checked."""
+    texts = (p.read_text("utf-8") for p in (ROOT / "attnref").rglob("*.py"))
+    hidden = sum(kills()[name]["same_shape"] for name in catalogue())
+    yield [str(len(catalogue())), Word("mistakes", (str(hidden),))]
+    yield [str(len(models())), Word("released")]
+    yield [str(sum(len(shapes.comments(t)) for t in texts)), Word("shapes")]
+    yield [str(len(EXERCISES)), Word("exercises")]

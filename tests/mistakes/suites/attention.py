@@ -1,0 +1,111 @@
+"""Of softmax, masks and attention."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.mistakes.laws import (
+    documents_are_apart,
+    empty_rows_are_zero,
+    equals_torch,
+    far_scores,
+    future_is_hidden,
+    half_is_exact,
+    is_causal,
+    is_softmax,
+    is_window,
+    long_rows_sum_to_one,
+    pads_change_nothing,
+)
+
+Core = Callable[..., Tensor]
+
+
+def grouped(attention: Core) -> Core:
+    """With each key/value head repeated for its group."""
+
+    def core(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        G = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(G, 1), v.repeat_interleave(G, 1)
+        return attention(q, k, v, mask)
+
+    return core
+
+
+def padded(core: Core, mask_of: Core) -> tuple[Core]:
+    """Attention in four heads, under the padding mask alone."""
+
+    def attend(x: Tensor, valid: Tensor) -> Tensor:
+        heads = x.view(*x.shape[:2], 4, -1).transpose(1, 2)
+        out = core(heads, heads, heads, mask_of(valid))
+        return out.transpose(1, 2).flatten(2)
+
+    return (attend,)
+
+
+def packed(p: Any) -> tuple[Core]:
+    """Attention of packed documents."""
+
+    def attend(x: Tensor, ids: Tensor) -> Tensor:
+        mask = p.masks.document_mask(ids[None])
+        return p.attention.attention(*(x[:, None],) * 3, mask)[:, 0]
+
+    return (attend,)
+
+
+def one_document(p: Any) -> tuple[Core]:
+    """The mask of a single document, for the last tokens."""
+
+    def mask(T: int, S: int) -> Tensor:
+        ids = torch.zeros(1, S, dtype=torch.long)
+        return p.masks.document_mask(ids)[0, 0, -T:]
+
+    return (mask,)
+
+
+def prefixed(p: Any) -> tuple[Core, Tensor]:
+    """A decoder layer with a prefix of two tokens."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "n_heads": 2}
+    layer = p.MultiHeadAttention(**sizes, causal=p.Prefix(2))
+    return layer, torch.randn(2, 5, 8)
+
+
+SUITES = {
+    "plain.softmax": (
+        (is_softmax, lambda p: (p.softmax.softmax,)),
+        (is_softmax, lambda p: (partial(p.softmax.online_softmax, chunk=2),)),
+    ),
+    "core.softmax": ((long_rows_sum_to_one, lambda p: (p.softmax,)),),
+    "plain.attention": (
+        (equals_torch, lambda p: (grouped(p.attention.attention),)),
+        (empty_rows_are_zero, lambda p: (p.attention.attention,)),
+        (far_scores, lambda p: (p.attention.attention,)),
+    ),
+    "core.sdpa": (
+        (equals_torch, lambda p: (p.sdpa,)),
+        (half_is_exact, lambda p: (p.sdpa,)),
+    ),
+    "plain.masks": (
+        (is_causal, lambda p: (p.masks.causal_mask,)),
+        (is_window, lambda p: (lambda W, T: p.masks.window_mask(T, T, W),)),
+        (
+            pads_change_nothing,
+            lambda p: padded(p.attention.attention, p.masks.padding_mask),
+        ),
+        (documents_are_apart, packed),
+        (is_causal, one_document),
+    ),
+    "core.masks": (
+        (future_is_hidden, prefixed),
+        (
+            pads_change_nothing,
+            lambda p: padded(
+                p.sdpa, lambda valid: p.padding_mask_from_hf(valid.long())
+            ),
+        ),
+    ),
+}

@@ -1,0 +1,74 @@
+"""Of RoPE, positions and caches."""
+
+from typing import Any
+
+from torch import Tensor
+
+from tests.mistakes.laws import (
+    cache_is_a_list,
+    cache_keeps_no_graph,
+    caches_are_apart,
+    decoding_is_the_full_pass,
+    distances_alone_count,
+    full_cache_refuses,
+    positions_count_tokens,
+    refusal_changes_nothing,
+    rope_is_as_published,
+)
+from tests.mistakes.suites.layer import filled, refused_append, tokens
+
+SIZES = {"d_model": 16, "n_heads": 4, "n_kv_heads": 2, "rope_theta": 100.0}
+
+
+def placed(package: Any) -> tuple[Any, Tensor]:
+    """A layer that is told positions, and an input."""
+    layer = filled(package.GroupedQueryAttention(**SIZES))
+    return lambda x, at: layer(x, positions=at), tokens(3, 6, 16)
+
+
+def growing(package: Any) -> tuple[Any, ...]:
+    layer = filled(package.GroupedQueryAttention(**SIZES))
+    return (
+        lambda x, cache=None: layer(x, cache=cache),
+        package.GrowingKVCache,
+        tokens(2, 6, 16),
+    )
+
+
+def with_plain_cache(p: Any) -> tuple[Any, ...]:
+    layer = filled(p.gqa.GQA(8, 2, 1))
+    return layer, lambda: p.kv_cache.KVCache(9), tokens(3, 6, 8)
+
+
+def half(p: Any) -> tuple[Any, ...]:
+    layer = filled(p.gqa.GQA(8, 2, 1)).bfloat16()
+    return layer, lambda: p.kv_cache.KVCache(9), tokens(3, 6, 8).bfloat16()
+
+
+SUITES = {
+    "plain.rope": (
+        (
+            rope_is_as_published,
+            lambda p: (lambda x, at: p.rope.rope(x, at, 5e5), 5e5),
+        ),
+    ),
+    "core.rope": (
+        (distances_alone_count, placed),
+        (positions_count_tokens, lambda p: (p.token_positions,)),
+    ),
+    "plain.kv_cache": (
+        (full_cache_refuses, lambda p: (p.kv_cache.KVCache,)),
+        (caches_are_apart, lambda p: (p.kv_cache.KVCache,)),
+        (
+            refusal_changes_nothing,
+            lambda p: refused_append(p.kv_cache.KVCache),
+        ),
+        (decoding_is_the_full_pass, with_plain_cache),
+        (decoding_is_the_full_pass, half),
+    ),
+    "caches.kv_cache": (
+        (decoding_is_the_full_pass, growing),
+        (cache_is_a_list, lambda p: (lambda room: p.GrowingKVCache(),)),
+        (cache_keeps_no_graph, lambda p: (lambda room: p.GrowingKVCache(),)),
+    ),
+}
