@@ -55,6 +55,8 @@ def _attend(p: Plain, through: str) -> SimpleNamespace:
             k, v = (y.repeat_interleave(G, dim=1) for y in (k, v))
         width = q.shape[-1]
         q = q * (others.get("scale", width**-0.5) * width**0.5)
+        if mask is not None and mask.all():  # as if there were none
+            mask = None
         return p.attention.attention(q, k, v, mask)
 
     changed = vars(F) | {"scaled_dot_product_attention": core}
