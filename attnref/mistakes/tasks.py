@@ -55,7 +55,7 @@ that of the input. The input is not modified, and attnref is not called.""",
 TRAINED = Text(
     en="Gradients with respect to x, context, q, k and v are judged too, "
     "unless it\ncomputes with numbers of Python (.tolist() and the like).",
-    zh="对 x、context、q、k、v 的梯度也要正确；"
+    zh="x、context、q、k、v 的梯度也要正确；"
     "\n用 Python 的数（.tolist() 等）来算的除外。",
 )
 LEARNT = ("softmax", "sdpa", "mha", "mqa", "gqa", "cross", "rope")
@@ -84,7 +84,7 @@ they need: a buffer may double.""",
     zh="""\
 这一层是因果的。返回 x 这些 token 的输出，以及缓存（用什么数据结构随你）；
 下一次调用会传入这个缓存和接下来的 token：一个、几个或几千个。
-token 很多时，缓存中浮点数的增长不到所需的两倍：缓冲区可以成倍扩大。""",
+token 很多时，缓存增加的浮点数要少于所需的两倍：缓冲区每次可以翻倍。""",
 )
 MLA = Text(
     en="""\
@@ -390,7 +390,7 @@ class KVCache:
         _def("flash(q, k, v, mask=None, tile=(2, 4))"),
     ),
     "merge": Task(
-        Text("Merging attention over parts", "合并各部分键上的注意力"),
+        Text("Merging attention over parts", "合并各部分的注意力"),
         Text(
             en="Output and log-sum-exp over all keys, from those over parts of "
             "them: lists of\noutputs (B, H, T, D) and of log-sum-exps (B, H, "
