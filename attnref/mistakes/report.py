@@ -170,7 +170,7 @@ WORDS = {
     "two": Text(
         "It behaves like two known mistakes together on {n} of {all} "
         "inputs{but}:",
-        "{all} 个输入里，有 {n} 个的结果和两个已知错误叠加相同{but}：",
+        "{all} 个输入里，有 {n} 个的结果和两个已知错误叠加起来相同{but}：",
     ),
     "either": Text(
         "It behaves like one of these known mistakes on {n} of {all} "
