@@ -326,8 +326,8 @@ class KVCache:
                 "token: the latent after its RMSNorm, and the rotated\nRoPE "
                 "key.",
                 zh="DeepSeek-V2 的多头潜在注意力，查询不压缩。缓存里每个 "
-                "token 存 R + Dr 个元素：\n过了 RMSNorm 的潜在向量，以及旋转过的 RoPE "
-                "键。",
+                "token 存 R + Dr 个元素：\n过了 RMSNorm 的潜在向量，以及旋转过"
+                "的 RoPE 键。",
             ),
             MLA,
             CACHE,
