@@ -35,8 +35,8 @@ HINT = Text("Hints: what is judged", "提示：判分时看什么")
 CHECK = Text(
     "`attnref check {name} {name}.py` [checks it]({check}), and tries {n} "
     "known mistakes on it: {pages}. A solution: [`{file}`]({solution}).",
-    "`attnref check {name} {name}.py` [检查它]({check})，并逐一对照 {n} "
-    "个已知错误：{pages}。参考答案：[`{file}`]({solution})。",
+    "`attnref check {name} {name}.py` 会[检查你的文件]({check})，并与 {n} "
+    "个已知错误逐一对照：{pages}。参考答案：[`{file}`]({solution})。",
 )
 AND = Text(", ", "、")
 

@@ -165,20 +165,21 @@ WORDS = {
     "hint": Text("Hint: {where}", "提示：{where}"),
     "one": Text(
         "It behaves like a known mistake on {n} of {all} inputs{but}:",
-        "它在 {all} 个输入中的 {n} 个上与一个已知的错误表现相同{but}：",
+        "{all} 个输入里，有 {n} 个的结果和一个已知的错误相同{but}：",
     ),
     "two": Text(
         "It behaves like two known mistakes together on {n} of {all} "
         "inputs{but}:",
-        "它在 {all} 个输入中的 {n} 个上与两个已知错误的叠加表现相同{but}：",
+        "{all} 个输入里，有 {n} 个的结果和两个已知错误叠加起来相同{but}：",
     ),
     "either": Text(
         "It behaves like one of these known mistakes on {n} of {all} "
         "inputs{but}; no input tried here tells them apart:",
-        "它在 {all} 个输入中的 {n} 个上与下列已知错误之一表现相同{but}，"
+        "{all} 个输入里，有 {n} 个的结果和下列已知错误之一相同{but}，"
         "这里试过的输入分不出是哪一个：",
     ),
     "but": Text("; it differs {where}", "，{where}时不同"),
+    "and": Text(", ", "、"),
     "lines": Text(
         "In {file}: - is the mistake, + is right.",
         "在 {file} 里：- 是错的，+ 是对的。",
@@ -193,7 +194,7 @@ WORDS = {
     ),
     "unfinished": Text(
         "Of pairs of them, only the likeliest were tried.",
-        "它们的两两组合只试了最可能的一些。",
+        "两个错误叠加的情况，只试了最可能的一些。",
     ),
     "smallest": Text("This shows it:", "下面的代码可以复现："),
     "printed": Text("What it printed:", "它打印的内容："),
@@ -227,13 +228,13 @@ STAGES = {
     "output": Text(
         "look at the output projection. With w_o = identity and a single key "
         "it is right, with another w_o it is not.",
-        "看输出投影。只有一个键时，w_o 是单位矩阵则结果正确，换一个 w_o 就错。",
+        "看输出投影。只有一个键时，w_o 是单位矩阵就对，换一个 w_o 就错。",
     ),
     "merge": Text(
         "look at how heads are split and merged. One token is right; several "
         "with equal scores must give the mean of their values, per head.",
-        "看各个头的拆分与合并。一个 token 时正确；分数都相等的几个 token "
-        "应当逐头给出值的平均。",
+        "看各个头的拆分与合并。只有一个 token 时是对的；几个 token 的分数"
+        "都相等时，每个头应当给出值的平均，而这里不是。",
     ),
     "softmax": Text(
         "look at the softmax. The weights of a query must sum to 1 over its "
@@ -254,13 +255,13 @@ STAGES = {
     "scores": Text(
         "look at the scores q k^T: the projections of queries and keys, and "
         "their rotation if there is one. With equal scores it is right.",
-        "看分数 q k^T：查询和键的投影，有旋转的话还有旋转。"
+        "看分数 q k^T：查询和键的投影，用了 RoPE 的话还有旋转。"
         "分数都相等时结果是对的。",
     ),
     "rotation": Text(
         "look at the rotation (RoPE) and its positions. Where it makes no "
         "difference, the scores are right.",
-        "看旋转（RoPE）和它的位置。在旋转不起作用的输入上，分数是对的。",
+        "看旋转（RoPE）和它的位置。旋转不起作用的输入上，分数是对的。",
     ),
     "lse": Text(
         "look at the log-sum-exp. The output is right.",
@@ -269,12 +270,12 @@ STAGES = {
     "tiles": Text(
         "look at what one tile hands on to the next: the maximum, the sum and "
         "the output so far. On few tiles it is right.",
-        "看一块交给下一块的量：到目前为止的最大值、和与输出。"
+        "看一块交给下一块的东西：目前为止的最大值、总和、输出。"
         "块很少时结果是对的。",
     ),
     "cache": Text(
         "look at the cache. One call with all tokens is right.",
-        "看缓存。一次输入全部 token 时结果是对的。",
+        "看缓存。全部 token 一次输入时，结果是对的。",
     ),
 }
 
@@ -375,7 +376,8 @@ class _Words:
         if not several and len(report.mistakes[0]) > 1:
             word = "two"
         apart = [str(self.of(WHERE[x])) for x in report.differs if x in WHERE]
-        but = self.say("but", where=", ".join(apart)) if apart else ""
+        where = self.say("and").join(apart)
+        but = self.say("but", where=where) if apart else ""
         numbers = {"n": report.agrees, "all": report.tried}
         yield from _wrapped(self.say(word, **numbers, but=but), "")
         for ids in report.mistakes:

@@ -55,7 +55,7 @@ that of the input. The input is not modified, and attnref is not called.""",
 TRAINED = Text(
     en="Gradients with respect to x, context, q, k and v are judged too, "
     "unless it\ncomputes with numbers of Python (.tolist() and the like).",
-    zh="对 x、context、q、k、v 的梯度也要正确；"
+    zh="x、context、q、k、v 的梯度也要正确；"
     "\n用 Python 的数（.tolist() 等）来算的除外。",
 )
 LEARNT = ("softmax", "sdpa", "mha", "mqa", "gqa", "cross", "rope")
@@ -84,7 +84,7 @@ they need: a buffer may double.""",
     zh="""\
 这一层是因果的。返回 x 这些 token 的输出，以及缓存（用什么数据结构随你）；
 下一次调用会传入这个缓存和接下来的 token：一个、几个或几千个。
-token 很多时，缓存中浮点数的增长不到所需的两倍：缓冲区可以成倍扩大。""",
+token 很多时，缓存增加的浮点数要少于所需的两倍：缓冲区每次可以翻倍。""",
 )
 MLA = Text(
     en="""\
@@ -325,9 +325,9 @@ class KVCache:
                 "compressed queries. The cache\nholds R + Dr elements per "
                 "token: the latent after its RMSNorm, and the rotated\nRoPE "
                 "key.",
-                zh="DeepSeek-V2 的多头潜在注意力，查询不压缩。缓存里每个 token"
-                " R + Dr 个元素：\n过了 RMSNorm 的潜在向量，以及旋转过的 RoPE "
-                "键。",
+                zh="DeepSeek-V2 的多头潜在注意力，查询不压缩。缓存里每个 "
+                "token 存 R + Dr 个元素：\n过了 RMSNorm 的潜在向量，以及旋转过"
+                "的 RoPE 键。",
             ),
             MLA,
             CACHE,
@@ -348,8 +348,8 @@ class KVCache:
                 "than\nhalf of those of expanding all.",
                 zh="与 mla_latent 相同，但直接对潜在向量做注意力：W^UK 乘到"
                 "查询上，W^UV 乘到\n潜在向量的加权和上，缓存里的键和值"
-                "不再展开。\n判分时会看：127 个 token 之后，再算一个 token 的 "
-                "FLOPs 不到全部展开的一半。",
+                "不再展开。\n判分时会看：读完 127 个 token 再算一个，FLOPs "
+                "要少于全部展开时的一半。",
             ),
             MLA,
             CACHE,
@@ -379,7 +379,7 @@ class KVCache:
                 "key, in the dtype of q or in float32. Returns out, lse.\n"
                 "Judged: where there are many tiles, no tensor of floats is "
                 "larger than an eighth\nof all scores.",
-                zh="与练习 sdpa 相同的输出，但分块计算，每块 tile[0] 个查询、"
+                zh="输出与练习 sdpa 相同，但要分块计算，每块 tile[0] 个查询、"
                 "tile[1] 个键；\n还有每个查询的分数（缩放之后）的 "
                 "log-sum-exp，形状 (B, H, T)，一个键都看不到时\n为 "
                 "-inf，dtype 与 q 相同或为 float32。返回 out, lse。\n"
@@ -390,7 +390,7 @@ class KVCache:
         _def("flash(q, k, v, mask=None, tile=(2, 4))"),
     ),
     "merge": Task(
-        Text("Merging attention over parts", "合并各部分键上的注意力"),
+        Text("Merging attention over parts", "合并各部分的注意力"),
         Text(
             en="Output and log-sum-exp over all keys, from those over parts of "
             "them: lists of\noutputs (B, H, T, D) and of log-sum-exps (B, H, "
