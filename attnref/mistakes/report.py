@@ -158,7 +158,8 @@ WORDS = {
     "ok": Text("holds", "成立"),
     "no": Text("FAILS", "不成立"),
     "tried": Text(
-        "(tried: {n}, difference: {d})", "（试了 {n} 个输入，最多差 {d}）"
+        "({n} inputs tried, largest difference: {d})",
+        "（试了 {n} 个输入，最多差 {d}）",
     ),
     "on": Text("{sizes}: {fault}", "{sizes}：{fault}"),
     "again": Text("the same error", "同样的错误"),
@@ -181,7 +182,7 @@ WORDS = {
     "but": Text("; it differs {where}", "，{where}时不同"),
     "and": Text(", ", "、"),
     "lines": Text(
-        "In {file}: - is the mistake, + is right.",
+        "In {file}: lines with - are wrong, lines with + are right.",
         "在 {file} 里：- 是错的，+ 是对的。",
     ),
     "show": Text(
@@ -193,7 +194,7 @@ WORDS = {
         "这不是 attnref 已知的错误。",
     ),
     "unfinished": Text(
-        "Of pairs of them, only the likeliest were tried.",
+        "Of pairs of mistakes, only the likeliest were tried.",
         "两个错误叠加的情况，只试了最可能的一些。",
     ),
     "smallest": Text("This shows it:", "下面的代码可以复现："),
@@ -205,18 +206,18 @@ WHERE = {
     "large": Text("where scores are large", "分数很大"),
     "dtype": Text("in float32 or half precision", "用 float32 或半精度"),
     "pads": Text("where there are pads", "有填充"),
-    "rows": Text("where a row is alone", "批次里只有一行"),
+    "rows": Text("where the batch is one row", "批次里只有一行"),
     "chunks": Text("where tokens come in chunks", "分段解码"),
     "apart": Text("where two sequences take turns", "两个序列交替"),
     "full": Text("where the cache is full", "缓存已满"),
     "future": Text("where a later token changes", "后面的 token 变化"),
-    "far": Text("at positions far on", "位置很靠后"),
+    "far": Text("at large positions", "位置很靠后"),
     "gradients": Text("in gradients", "求梯度"),
     "same": Text("on some inputs of other sizes", "某些其他尺寸"),
 }
 STAGES = {
     "unclear": Text(
-        "at which stage it goes wrong could not be located.",
+        "the stage at which it goes wrong could not be located.",
         "无法定位是哪一步出的错。",
     ),
     "values": Text(
@@ -226,13 +227,13 @@ STAGES = {
         "而这里不是。",
     ),
     "output": Text(
-        "look at the output projection. With w_o = identity and a single key "
-        "it is right, with another w_o it is not.",
+        "look at the output projection. With a single key, the result is right "
+        "if w_o is the identity, and wrong for another w_o.",
         "看输出投影。只有一个键时，w_o 是单位矩阵就对，换一个 w_o 就错。",
     ),
     "merge": Text(
         "look at how heads are split and merged. One token is right; several "
-        "with equal scores must give the mean of their values, per head.",
+        "with equal scores must give, in each head, the mean of their values.",
         "看各个头的拆分与合并。只有一个 token 时是对的；几个 token 的分数"
         "都相等时，每个头应当给出值的平均，而这里不是。",
     ),
@@ -254,7 +255,7 @@ STAGES = {
     ),
     "scores": Text(
         "look at the scores q k^T: the projections of queries and keys, and "
-        "their rotation if there is one. With equal scores it is right.",
+        "their rotation if there is one. With equal scores all is right.",
         "看分数 q k^T：查询和键的投影，用了 RoPE 的话还有旋转。"
         "分数都相等时结果是对的。",
     ),
@@ -269,12 +270,12 @@ STAGES = {
     ),
     "tiles": Text(
         "look at what one tile hands on to the next: the maximum, the sum and "
-        "the output so far. On few tiles it is right.",
+        "the output so far. With few tiles the result is right.",
         "看一块交给下一块的东西：目前为止的最大值、总和、输出。"
         "块很少时结果是对的。",
     ),
     "cache": Text(
-        "look at the cache. One call with all tokens is right.",
+        "look at the cache. A single call with all tokens is right.",
         "看缓存。全部 token 一次输入时，结果是对的。",
     ),
 }

@@ -44,17 +44,17 @@ class Task(NamedTuple):
 # What is judged of every exercise but masks, and of those that are trained.
 ALWAYS = Text(
     en="""\
-Judged with sizes of many kinds and with large numbers, in float64 and float32,
-in bfloat16 and float16 too if it raises no error; the dtype of the output is
-that of the input. The input is not modified, and attnref is not called.""",
+Checked with many sizes and with large numbers, in float64 and float32, and in
+bfloat16 and float16 unless your code raises an error there. The output has the
+dtype of the input. Do not modify the input, and do not call attnref.""",
     zh="""\
 判分时会试各种尺寸和很大的数，dtype 是 float64 和 float32；bfloat16 和 float16
 可以报错，不报错就要对。输出的 dtype 与输入相同。
 不能修改输入，不能调用 attnref。""",
 )
 TRAINED = Text(
-    en="Gradients with respect to x, context, q, k and v are judged too, "
-    "unless it\ncomputes with numbers of Python (.tolist() and the like).",
+    en="Gradients with respect to x, context, q, k and v are checked too, "
+    "unless your\ncode computes with Python numbers (.tolist() and the like).",
     zh="x、context、q、k、v 的梯度也要正确；"
     "\n用 Python 的数（.tolist() 等）来算的除外。",
 )
@@ -62,25 +62,25 @@ LEARNT = ("softmax", "sdpa", "mha", "mqa", "gqa", "cross", "rope")
 MASK = Text(
     en="""\
 mask is bool, True = may attend, has 2 or 4 axes and broadcasts to (B, H, T, S):
-it may differ from row to row and from head to head. In a head in which a query
-may attend to no key, it gives zeros.""",
+it may differ from row to row and from head to head. Where a query may attend to
+no key of a head, the output of this head is zero.""",
     zh="""\
 mask 是布尔张量，True 表示可以看，2 维或 4 维，能广播到 (B, H, T, S)：
 批次的各行、各个头的掩码都可以不同。查询在某个头里一个键都看不到时，
 这个头的输出为零。""",
 )
 WEIGHTS = Text(
-    en="Weights are as in nn.Linear, (out, in), without biases; the width of a "
-    "head is\nD = E / n_heads.",
+    en="Weights are laid out as in nn.Linear, (out, in), and there are no "
+    "biases.\nThe width of a head is D = E / n_heads.",
     zh="权重与 nn.Linear 的一样，形状 (out, in)，没有偏置；\n头维度 D = E "
     "/ n_heads。",
 )
 CACHE = Text(
     en="""\
-The layer is causal. It returns the output for the tokens of x and a cache, of
+The layer is causal. It returns the output for the tokens of x, and a cache of
 any kind; the next call passes this cache and the next tokens: one, several, or
-thousands. Over many tokens the cache grows by less than twice the floats that
-they need: a buffer may double.""",
+thousands. Over many tokens, the cache must grow by less than twice the floats
+that they need, so a buffer may double.""",
     zh="""\
 这一层是因果的。返回 x 这些 token 的输出，以及缓存（用什么数据结构随你）；
 下一次调用会传入这个缓存和接下来的 token：一个、几个或几千个。
@@ -127,10 +127,10 @@ TASKS = {
     "online_softmax": Task(
         Text("Online softmax", "在线 softmax"),
         Text(
-            en="The softmax along the last axis, from a row that is read in "
-            "pieces of `chunk`\nscores: a running maximum and a running sum. A "
-            "row of -inf gives zeros.\nJudged: no sum and no maximum is taken "
-            "of more than 2 * chunk scores at once.",
+            en="The softmax along the last axis, of a row that is read in "
+            "chunks of `chunk`\nscores, with a running maximum and a running "
+            "sum. A row of -inf gives zeros.\nChecked: no sum and no maximum "
+            "is taken over more than 2 * chunk scores at once.",
             zh="沿最后一维做 softmax，但这一行是分块读入的，每块 chunk "
             "个分数：\n一边读，一边更新最大值与指数和。整行都是 -inf "
             "时，结果为零。\n判分时会看：每次求和、取最大值的分数不超过 "
@@ -149,7 +149,7 @@ sees a key after itself. padding_mask (B, 1, 1, S) from valid (B, S), True = a
 real token: no pad is seen. window_mask (T, S): causal, and each query sees
 itself and the size - 1 positions before it. document_mask (B, 1, S, S) from ids
 (B, S), the number of each token's document: causal, and within a document. The
-two with a batch may have another shape that broadcasts alike.""",
+masks with a batch axis may have any shape that broadcasts to the same.""",
             zh="""\
 布尔掩码，True 表示可以看。
 
@@ -254,9 +254,9 @@ document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是各 token 所属文�
         ),
         _joined(
             Text(
-                en="As the exercise gqa, with queries and keys rotated as in "
-                "the exercise rope: the\ntokens of a row have the positions "
-                "0, 1, 2, ..., counted over all calls.",
+                en="Like the exercise gqa, with queries and keys rotated as in "
+                "the exercise rope:\nthe tokens of a row have the positions "
+                "0, 1, 2, ..., continued across calls.",
                 zh="与练习 gqa 相同，查询和键再按练习 rope 旋转：\n每一行 "
                 "token 的位置是 0、1、2……，跨调用连续计数。",
             ),
@@ -301,8 +301,9 @@ document_mask (B, 1, S, S)：由 ids (B, S) 得到，ids 是各 token 所属文�
         Text("KV cache", "KV 缓存"),
         Text(
             en="append stores k and v, each (B, K, T, D), and returns all "
-            "keys and all values so\nfar. length is how many tokens are "
-            "stored. An append beyond max_len raises and\nchanges nothing.",
+            "keys and all values so\nfar. length is the number of "
+            "stored tokens. An append beyond max_len raises\nan error and "
+            "changes nothing.",
             zh="append 存入 k 和 v（都是 (B, K, T, D)），返回到目前为止的全部"
             "键和全部值。\nlength 是已存的 token 数。超过 max_len 的 append 要"
             "抛出异常，并且什么都不改变。",
@@ -341,11 +342,11 @@ class KVCache:
         Text("MLA with absorbed weights", "吸收形式的 MLA"),
         _joined(
             Text(
-                en="As mla_latent, but the latents themselves are attended to: "
-                "W^UK is applied to\nthe queries and W^UV to the weighted sum "
-                "of latents, so that no cached key or\nvalue is expanded "
-                "again. Judged by the FLOPs of one token after 127: less "
-                "than\nhalf of those of expanding all.",
+                en="Like mla_latent, but attention runs on the latents "
+                "themselves: W^UK is applied\nto the queries and W^UV to the "
+                "weighted sum of latents, so that no cached key\nor value is "
+                "expanded again. Checked: one token after 127 takes less than "
+                "half\nthe FLOPs of expanding all keys and values.",
                 zh="与 mla_latent 相同，但直接对潜在向量做注意力：W^UK 乘到"
                 "查询上，W^UV 乘到\n潜在向量的加权和上，缓存里的键和值"
                 "不再展开。\n判分时会看：读完 127 个 token 再算一个，FLOPs "
@@ -377,8 +378,8 @@ class KVCache:
                 "tile[0] queries by tile[1]\nkeys, and the log-sum-exp of the "
                 "scaled scores of each query, (B, H, T): -inf\nif it sees no "
                 "key, in the dtype of q or in float32. Returns out, lse.\n"
-                "Judged: where there are many tiles, no tensor of floats is "
-                "larger than an eighth\nof all scores.",
+                "Checked: with many tiles, no float tensor has more "
+                "than an eighth as many\nelements as there are scores.",
                 zh="输出与练习 sdpa 相同，但要分块计算，每块 tile[0] 个查询、"
                 "tile[1] 个键；\n还有每个查询的分数（缩放之后）的 "
                 "log-sum-exp，形状 (B, H, T)，一个键都看不到时\n为 "
@@ -393,10 +394,10 @@ class KVCache:
         Text("Merging attention over parts", "合并各部分的注意力"),
         Text(
             en="Output and log-sum-exp over all keys, from those over parts of "
-            "them: lists of\noutputs (B, H, T, D) and of log-sum-exps (B, H, "
-            "T). A part in which a query sees\nno key has the log-sum-exp "
-            "-inf. If all have, the result is zeros and -inf.\nReturns out, "
-            "lse.",
+            "the keys: lists\nof outputs (B, H, T, D) and of log-sum-exps "
+            "(B, H, T). A part in which a query\nsees no key has the "
+            "log-sum-exp -inf. If all parts do, the result is zeros\nand "
+            "-inf. Returns out, lse.",
             zh="键分成几部分，由各部分的输出 (B, H, T, D) 和 log-sum-exp "
             "(B, H, T)（两个列表）\n合并出对全部键的输出和 log-sum-exp。"
             "查询在某部分里一个键都看不到时，\n这部分的 log-sum-exp 是 -inf；"

@@ -65,9 +65,9 @@ Q, MADE, CACHED, BAR = 10, 44, 98, 142  # where they stand in a card
 
 
 class Card(NamedTuple):
-    """One variant. `wires`: which of the query heads that are shown reads which
-    key/value head, `(H, K)`; `latent`: which of the latter are computed from a
-    latent, `(K,)`. Bytes of a token, of a context, and the most of a token."""
+    """One variant. `wires`: which query head reads which key/value head, of
+    those drawn, `(H, K)`; `latent`: which key/value heads are computed from a
+    latent, `(K,)`. Bytes per token, per context, and the most per token."""
 
     wires: Tensor
     latent: Tensor
@@ -122,7 +122,7 @@ class Card(NamedTuple):
 
 
 def card(variant: str, *, heads: int) -> Card:
-    """With so many of the query heads; who reads what is found by running."""
+    """With so many query heads; running a layer shows which reads which."""
     (group,) = four()[variant].groups
     if isinstance(group, Full):
         assert group.q_heads
@@ -192,7 +192,7 @@ def _step(narrow: bool, slowed: int) -> str:
 
 
 def step(*, slowed: int) -> Plot:
-    """Pointed at, so many times slower."""
+    """Hovered over, it runs `slowed` times slower than the H100."""
     rows: list[Row] = []
     for name, model in four().items():
         read, parts = kv_bytes(model, TOKENS), _parts(model)
