@@ -291,6 +291,7 @@ def unpacked(tmp_path_factory):
 @pytest.mark.audit
 def test_the_zip_is_read_from_the_disk(visit, unpacked):
     page = visit((unpacked / "index.html").as_uri())
+    page.locator("article details.more > summary").first.click()
     page.locator("article a", has_text="Masks").first.click()
     page.wait_for_url("**/core/masks.html")
     assert page.locator("article svg").count() >= 4
