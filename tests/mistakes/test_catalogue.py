@@ -8,6 +8,7 @@ tests to copy; the others, and our own tests, are in `make audit`.
 import json
 import subprocess
 import sys
+from inspect import isfunction
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from attnref.mistakes.catalogue import (
     sources,
 )
 from sitekit import ROOT, mistakes
+from tests.mistakes import laws
 from tests.mistakes.kills import same_shape
 from tests.mistakes.suites import SUITES, failing
 
@@ -61,6 +63,8 @@ def test_these_tests_to_copy_notice_it(name):
 def test_tests_to_copy_pass_without_a_mistake():
     for module in SUITES:
         assert failing((Lines(module, ()),)) == [], module
+    used = {law.__name__ for suite in SUITES.values() for law, _ in suite}
+    assert used == {n for n, x in vars(laws).items() if isfunction(x)}
 
 
 @pytest.mark.audit

@@ -24,6 +24,7 @@ from tests.mistakes.laws import (
     order_is_seen,
     pads_are_unseen,
     pads_change_nothing,
+    past_is_seen,
     refusal_changes_nothing,
     residual_passes,
     rope_is_as_published,
@@ -101,6 +102,7 @@ def of_gqa(get: Any) -> tuple[Any, ...]:
             lambda p: (gqa(get(p), rope=False), tokens(3, 5, 8), 8, 4),
         ),
         (future_is_hidden, causal),
+        (past_is_seen, causal),
         (evaluation_repeats, causal),
         (
             pads_are_unseen,
@@ -251,6 +253,7 @@ SUITES = {
     "plain.mha": (
         (layer_equals_torch, lambda p: (mha(p), tokens(3, 5, 8), 2, 2)),
         (future_is_hidden, lambda p: (mha(p).eval(), tokens(3, 5, 8))),
+        (past_is_seen, lambda p: (mha(p), tokens(3, 5, 8))),
         (rows_are_apart, lambda p: (mha(p), tokens(3, 5, 8))),
         (evaluation_repeats, lambda p: (mha(p), tokens(3, 5, 8))),
     ),
