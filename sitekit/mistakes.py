@@ -56,9 +56,9 @@ WORDS = {
     "notice": Text("How to notice it", "怎么发现"),
     "caught": Text("Caught by", "能发现它的测试"),
     "also": Text("The same elsewhere", "同样的错误，在别处"),
-    "found": Text("Met in", "出现在"),
+    "found": Text("Seen in", "出现在"),
     "more": Text(
-        "How to notice it, its tests, and where it was met",
+        "How to notice it, its tests, and where it was seen",
         "怎么发现、哪些测试能发现、在哪里出现过",
     ),
     "marked": Text(

@@ -51,7 +51,7 @@ LAWS = {
 same|computes what attnref computes|与 attnref 算得一样
 empty|gives zeros where no key may be seen|一个键都看不到时，输出为零
 large|is right for large scores too|分数很大时也算得对
-far*|is right at positions far on too|位置很靠后时也算得对
+far*|is right at large positions too|位置很靠后时也算得对
 future*|changes nothing before a token that changes|看不到未来的 token
 pads*|does not depend on what pads hold|与填充位置的内容无关
 rows*|gives each row of a batch what it gets alone|批次各行互不影响
