@@ -115,7 +115,8 @@ def test_our_own_tests_notice_them():
 def test_a_mistake_is_planted_in_a_package_of_its_own():
     (entry,) = read(
         "id: a\nen: A || B\nzh: 甲 || 乙\n"
-        "@ core.sdpa: from torch import Tensor\n-from torch import Tensor  # wrong\n"
+        "@ core.sdpa: from torch import Tensor\n"
+        "-from torch import Tensor  # wrong\n"
     )
     wrong = load(entry.variants[0])
     assert wrong.sdpa is not attnref.sdpa
