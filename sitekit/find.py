@@ -15,14 +15,9 @@ from typing import Any
 
 import yaml
 
-from attnref.mistakes.catalogue import (
-    PAGES,
-    SYMPTOMS,
-    Text,
-    catalogue,
-    files,
-)
+from attnref.mistakes.catalogue import PAGES, Text, files
 from sitekit import ROOT
+from sitekit.evidence import SYMPTOMS, evidence
 
 QUESTIONS = re.compile(r"^::: questions$", re.MULTILINE)
 TREE = ROOT / "sitekit/drawn/find_your_bug.yml"
@@ -81,7 +76,7 @@ def expanded(markdown: str, here: str, language: str) -> str:
             yield f"## {symptom[0].upper()}{symptom[1:]} {{ #{key} }}"
             yield ""
             yield from asked(question, key)
-            number = sum(m.symptom == key for m in catalogue().values())
+            number = sum(of.symptom == key for of in evidence().values())
             to = f"{link('mistakes/by-symptom')}#{key}"
             yield getattr(ALL, language).format(number, to)
             yield ""

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from attnref.mistakes.catalogue import (
     PAGES,
     PLAIN,
-    SYMPTOMS,
     Lines,
     Mistake,
     Text,
@@ -37,6 +36,7 @@ from attnref.mistakes.catalogue import (
 from attnref.mistakes.tasks import TASKS
 from sitekit import ROOT, find, svg
 from sitekit.adapter import BuildError
+from sitekit.evidence import SYMPTOMS, evidence
 from sitekit.exercise import places
 from sitekit.markup import button
 from sitekit.render import render
@@ -122,12 +122,12 @@ def shown(mistake: Mistake, variant: Variant = ()) -> Tensor:
     given["plain"] = made
     if mistake.module.startswith(PLAIN):
         made = getattr(made, mistake.module.removeprefix(PLAIN))
-    tree = ast.parse("\n".join(mistake.see))
+    tree = ast.parse(evidence()[mistake.id].see)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     names = {name: getattr(made, name) for name in used if hasattr(made, name)}
     names |= given
     *first, last = tree.body
-    assert isinstance(last, ast.Expr), mistake.see
+    assert isinstance(last, ast.Expr), mistake.id
     with torch.random.fork_rng():
         torch.manual_seed(0)
         exec(compile(ast.Module(first, []), mistake.id, "exec"), names)
@@ -174,7 +174,7 @@ def told(mistake: Mistake, text: str, language: str) -> str:
             # "query, from position 2000 on"
             down, across = (
                 re.split("[,，]", getattr(axis, language))[0]
-                for axis in mistake.axes
+                for axis in evidence()[mistake.id].axes
             )
             word = {k: getattr(WORDS[k], language) for k in ("where", "there")}
             facts["where"] = word["where"].format(down, row, across, column)
@@ -240,7 +240,9 @@ def figure(mistake: Mistake, language: str) -> str:
         return ""
     both = torch.cat([right.flatten(), wrong.flatten()])
     masks = bool(((both == 0) | (both == 1)).all())
-    down, across = (getattr(axis, language) for axis in mistake.axes)
+    down, across = (
+        getattr(axis, language) for axis in evidence()[mistake.id].axes
+    )
     drawn = []
     for kind, matrix in (("wrong", wrong), ("right", right)):
         rows, columns = matrix.shape
@@ -300,17 +302,18 @@ def entry(
     yield ""
     yield f"    <!-- figure of {mistake.id} -->"
     yield ""
-    symptom = word(SYMPTOMS[mistake.symptom])
+    told_of = evidence()[mistake.id]
+    symptom = word(SYMPTOMS[told_of.symptom])
     symptoms = link("mistakes/by-symptom")
-    yield item("symptom", f"[{symptom}]({symptoms}#{mistake.symptom})")
+    yield item("symptom", f"[{symptom}]({symptoms}#{told_of.symptom})")
     yield item("notice", told(mistake, word(mistake.notice), language))
     caught = kills()[mistake.id]
     tests = [f"[`{law}`]({link(TESTS)}#{law})" for law in caught["laws"]]
     # Without the parameters of a test: dict, since several may be of one.
     tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in caught["tests"])
     yield item("caught", between.join(tests))
-    if mistake.met:
-        yield item("found", between.join(map(source, mistake.met)))
+    if told_of.met:
+        yield item("found", between.join(map(source, told_of.met)))
     if mistake.variants[1:]:
         yield f"    - **{word(WORDS['also'])}**{word(WORDS['colon'])}"
         yield ""
@@ -355,7 +358,7 @@ def symptoms(language: str, link: Any) -> Iterator[str]:
         title = getattr(symptom, language)
         yield f"## {title[0].upper()}{title[1:]} {{ #{key} }}"
         yield ""
-        every = {m.id for m in catalogue().values() if m.symptom == key}
+        every = {id for id, of in evidence().items() if of.symptom == key}
         few = [[name for name in place if name in every]]
         many = len(every) > MANY / 2
         question = find.tree()[key]

@@ -4,26 +4,23 @@ The entries are data, in a file for each subject beside this one. `softmax.diff`
 has those of softmax:
 
     id: softmax-overflow
-    symptom: nan
-    en: Softmax without subtracting the maximum
-    zh: softmax 没有先减去最大值
-    notice-en: The softmax of [1000, 1000] must be [0.5, 0.5].
-    notice-zh: softmax([1000, 1000]) 应为 [0.5, 0.5]。
-    see: softmax(torch.tensor([10.0, 50.0, 100.0]))
-    met: https://github.com/pyg-team/pytorch_geometric/issues/53
-    @ plain.softmax
+    en: Softmax without subtracting the maximum || How one notices it.
+    zh: softmax 没有先减去最大值 || 怎么发现。
+    @ plain.softmax: e = (x - x.amax(dim, keepdim=True)).exp()
     -    e = x.exp()
-    +    e = (x - x.amax(dim, keepdim=True)).exp()
 
-`@` begins a variant of the mistake: lines of a file of the package, - as they
-are wrong and + as they stand there. `& plain.softmax` adds lines to a variant.
-What the mistake does is said in Markdown, on the page of its file.
+`@` begins a variant of the mistake: in place of the line of that file of the
+package which begins so, there are those below, - where they are wrong. Of
+several lines, `first ... last`, the beginnings of both are given. `&` adds
+lines to a variant. What the site tells of a mistake is not installed: it is on
+the page of its file, and in sitekit/drawn/mistakes.txt.
 """
 
 import importlib
 import importlib.abc
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,8 +42,7 @@ class Text(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Lines of a module of this package, and wrong ones for them. `diff` has
-    both, as the file of entries has them."""
+    """Lines of a module of this package, and wrong ones for them: a diff."""
 
     module: str  # "plain.softmax"
     diff: tuple[str, ...]
@@ -64,22 +60,11 @@ Variant = tuple[Lines, ...]
 
 
 class Mistake(NamedTuple):
-    """One way to be wrong.
-
-    `symptom` is a key of `SYMPTOMS`, `notice` says how one notices it. `see`
-    is code that shows it, with the names of the module of its first variant,
-    or all public ones; it ends with an expression for a number, a vector or a
-    small matrix, whose rows and columns are `axes`. `met` are the addresses
-    where it was met.
-    """
+    """One way to be wrong; `notice` says how one notices it."""
 
     id: str
-    symptom: str
     title: Text
     notice: Text
-    see: tuple[str, ...]
-    met: tuple[str, ...]
-    axes: tuple[Text, Text]
     variants: tuple[Variant, ...]
 
     @property
@@ -101,72 +86,47 @@ PAGES = {
 }
 
 
-SYMPTOMS = {
-    "future": Text("the future leaks", "看到了未来的 token"),
-    "heads": Text("heads are mixed", "各个头串在了一起"),
-    "inert": Text("the mask does nothing", "掩码不起作用"),
-    "nan": Text("NaN or infinity", "出现 NaN 或无穷大"),
-    "sizes": Text(
-        "right until two sizes are equal", "两个尺寸碰巧相等时才出错"
-    ),
-    "decoding": Text("right in training, wrong in decoding", "训练对，解码错"),
-    "gradients": Text("right outputs, wrong gradients", "输出对，梯度错"),
-    "memory": Text("right, but too much memory", "结果对，但内存占用太多"),
-    "worse": Text("no error, only worse results", "不报错，只是结果变差"),
-    "error": Text(
-        "an error, but only for some sizes or dtypes",
-        "只有某些尺寸或 dtype 会报错",
-    ),
-}
-
-
-AXES = "query | key | 查询 | 键"
-
-
-def _axes(*names: str) -> tuple[Text, Text]:
-    return Text(*names[::2]), Text(*names[1::2])
-
-
 def read(text: str) -> Iterator[Mistake]:
     """The entries of a file."""
-    for entry in ("\n" + text).split("\nid: ")[1:]:
-        fields: dict[str, list[str]] = {}
-        variants: list[list[tuple[str, list[str]]]] = []
-        for line in ("id: " + entry).splitlines():
-            if line[:2] in ("@ ", "& "):
-                if line[0] == "@":
-                    variants.append([])
-                variants[-1].append((line[2:], []))
-            elif variants and line[:1] in ("-", "+", " "):
-                variants[-1][-1][1].append(line)
-            elif line:
-                key, colon, value = line.partition(": ")
-                if not colon or variants:
-                    raise ValueError(f"no line of an entry: {line!r}")
-                fields.setdefault(key, []).append(value)
-        yield Mistake(
-            id=fields["id"][0],
-            symptom=fields["symptom"][0],
-            title=Text(fields["en"][0], fields["zh"][0]),
-            notice=Text(fields["notice-en"][0], fields["notice-zh"][0]),
-            see=tuple(fields["see"]),
-            met=tuple(fields.get("met", ())),
-            axes=_axes(*fields.get("axes", [AXES])[0].split(" | ")),
-            variants=tuple(
-                tuple(Lines(module, tuple(diff)) for module, diff in parts)
-                for parts in variants
-            ),
-        )
+    for entry in text.strip().split("\n\n"):
+        head, *parts = re.split(r"\n(?=[@&] )", entry)
+        fields = dict(line.split(": ", 1) for line in head.splitlines())
+        said = (fields[language].split(" || ") for language in Text._fields)
+        title, notice = (Text(*both) for both in zip(*said, strict=True))
+        variants: list[Variant] = []
+        for part in parts:
+            before = () if part[0] == "@" else variants.pop()
+            variants.append((*before, _lines(*part[2:].splitlines())))
+        yield Mistake(fields["id"], title, notice, tuple(variants))
+
+
+def _lines(place: str, *written: str) -> Lines:
+    module, _, words = place.partition(": ")
+    first, *others = map(re.escape, words.split(" ... "))
+    lines = f"^ *{first}.*" + "".join(
+        rf"(?:\n(?! *{first}).*)*?\n *{word}.*" for word in others
+    )
+    found = re.findall(lines, _text(module), re.MULTILINE)
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} times in {module}: {words}")
+    diff, right = list[str](), found[0].split("\n")
+    for line in written:
+        if line[:1] == " ":
+            at = right.index(line[1:])
+            diff += [f"+{each}" for each in right[:at]]
+            right = right[at + 1 :]
+        diff.append(line)
+    diff += [f"+{each}" for each in right]
+    return Lines(module, tuple(diff))
 
 
 @cache
 def files() -> dict[str, tuple[Mistake, ...]]:
     """The mistakes of each file of entries, by its name."""
-    paths = {path.stem: path for path in Path(__file__).parent.glob("*.diff")}
+    folder = Path(__file__).parent
     return {
-        stem: tuple(read(paths[stem].read_text(encoding="utf-8")))
+        stem: tuple(read((folder / f"{stem}.diff").read_text(encoding="utf-8")))
         for stem in PAGES
-        if stem in paths
     }
 
 
@@ -190,9 +150,8 @@ def every_variant(mistake: Mistake) -> Iterator[Variant]:
         for path in sorted((PACKAGE / "plain").glob("*.py")):
             module = PLAIN + path.stem
             other = tuple(lines._replace(module=module) for lines in variant)
-            text = path.read_text(encoding="utf-8")
             if (module,) * len(other) not in told and all(
-                text.count(_whole(lines.right)) == 1 for lines in other
+                _text(module).count(_whole(lines.right)) == 1 for lines in other
             ):
                 yield other
 
@@ -204,11 +163,10 @@ def sources(variant: Sequence[Lines]) -> dict[str, str]:
     """The changed modules, by name: their text with the wrong lines."""
     texts: dict[str, str] = {}
     for lines in variant:
-        file = _file(f"attnref.{lines.module}")
-        text = texts.get(lines.module) or file.read_text(encoding="utf-8")
-        right, wrong = _whole(lines.right), _whole(lines.wrong)
         if not lines.diff:  # of this module, as it stands
             continue
+        text = texts.get(lines.module) or _text(lines.module)
+        right, wrong = _whole(lines.right), _whole(lines.wrong)
         if text.count(right) != 1:
             raise ValueError(
                 f"these lines are {text.count(right)} times in "
@@ -224,16 +182,20 @@ def _whole(lines: str) -> str:
     return f"\n{stripped}\n" if stripped else "\n"
 
 
-def _file(name: str) -> Path:
-    """Of a module of the package, by its full name."""
-    path = PACKAGE.joinpath(*name.split(".")[1:])
+def _file(module: str) -> Path:
+    """Of a module of the package, "plain.softmax", or of the package, ""."""
+    path = PACKAGE.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 @cache
-def _code(name: str, text: str | None) -> CodeType:
-    file = _file(name)
-    return compile(text or file.read_text(encoding="utf-8"), file, "exec")
+def _text(module: str) -> str:
+    return _file(module).read_text(encoding="utf-8")
+
+
+@cache
+def _code(module: str, text: str) -> CodeType:
+    return compile(text, _file(module), "exec")
 
 
 class Plain:
@@ -244,11 +206,11 @@ class Plain:
         self.texts = sources(variant)
 
     def __getattr__(self, stem: str) -> Any:
-        name = f"attnref.{PLAIN}{stem}"
+        name = PLAIN + stem
         if stem.startswith("_") or not _file(name).is_file():
             raise AttributeError(stem)
-        module = ModuleType(name)
-        exec(_code(name, self.texts.get(PLAIN + stem)), vars(module))
+        module = ModuleType(f"attnref.{name}")
+        exec(_code(name, self.texts.get(name) or _text(name)), vars(module))
         setattr(self, stem, module)
         return module
 
@@ -261,25 +223,26 @@ class Planted(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """
 
     def __init__(self, variant: Sequence[Lines]) -> None:
-        self.texts = {f"attnref.{m}": t for m, t in sources(variant).items()}
+        self.texts = sources(variant)
 
     def find_spec(
         self, name: str, path: Any, target: Any = None
     ) -> ModuleSpec | None:
-        if name.partition(".")[0] != "attnref":
+        package, _, module = name.partition(".")
+        if package != "attnref":
             return None
-        file = _file(name)
+        file = _file(module)
         below = [str(file.parent)] if file.name == "__init__.py" else None
         return importlib.util.spec_from_file_location(
             name, file, loader=self, submodule_search_locations=below
         )
 
     def get_source(self, fullname: str) -> str:
-        text = self.texts.get(fullname)
-        return text or _file(fullname).read_text(encoding="utf-8")
+        module = fullname.partition(".")[2]
+        return self.texts.get(module) or _text(module)
 
     def get_code(self, fullname: str) -> CodeType:
-        return _code(fullname, self.texts.get(fullname))
+        return _code(fullname.partition(".")[2], self.get_source(fullname))
 
 
 @contextmanager

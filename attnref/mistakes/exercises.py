@@ -3,7 +3,6 @@
 The right answers are those of the first form of an exercise (forms.py).
 """
 
-import ast
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -111,15 +110,14 @@ class Solution:
 
     def __call__(self, function: str = "", /, **inputs: Any) -> Any:
         """The required by position, the others by name."""
-        function = function or TASKS[self.name].names[0]
-        found = self.given[function]
-        optional = _parameters(self.name, function)
-        first = [inputs[word] for word in optional if not optional[word]]
-        others = {word: inputs[word] for word in inputs if optional[word]}
+        asked = TASKS[self.name]
+        function = function or asked.names[0]
+        found, defaults = self.given[function], asked.functions[function]
+        first = [inputs[word] for word in defaults if not defaults[word]]
+        others = {word: inputs[word] for word in inputs if defaults[word]}
         try:
             inspect.signature(found).bind(*first, **others)
         except TypeError as error:
-            asked = TASKS[self.name]
             said = asked.signatures[asked.names.index(function)]
             raise SolutionError(
                 f"it cannot be called as {said}: {error}",
@@ -136,17 +134,6 @@ class Solution:
     def two(self, function: str = "", /, **inputs: Any) -> tuple[Any, Any]:
         """What it returns, which is a pair that begins with a tensor."""
         return a_pair(self(function, **inputs))
-
-
-@cache
-def _parameters(name: str, function: str) -> dict[str, bool]:
-    """The parameters of a function of an exercise, and which are optional."""
-    for node in ast.parse(TASKS[name].stub).body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            words = [a.arg for a in node.args.args]
-            required = len(words) - len(node.args.defaults)
-            return {word: i >= required for i, word in enumerate(words)}
-    return {"max_len": False}
 
 
 def a_tensor(value: object) -> Tensor:

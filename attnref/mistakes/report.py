@@ -534,13 +534,8 @@ class Program:
             function = f"{self.expression(owner, 'cache')}.append"
             required = [*inputs]
         else:
-            (signature,) = (
-                s
-                for s in TASKS[self.name].signatures
-                if s.startswith(f"{function}(")
-            )
-            words = signature[len(function) + 1 : -1].split(", ")
-            required = [w for w in words if w.isidentifier()]
+            defaults = TASKS[self.name].functions[function]
+            required = [word for word in defaults if not defaults[word]]
         given = {
             w: self.expression(v, w)
             for w, v in inputs.items()

@@ -15,7 +15,6 @@ import torch
 
 import attnref
 from attnref.mistakes.catalogue import (
-    SYMPTOMS,
     Lines,
     catalogue,
     every_variant,
@@ -24,6 +23,7 @@ from attnref.mistakes.catalogue import (
     sources,
 )
 from sitekit import ROOT, mistakes
+from sitekit.evidence import SYMPTOMS, evidence
 from tests.mistakes import laws
 from tests.mistakes.kills import same_shape
 from tests.mistakes.suites import SUITES, failing
@@ -34,10 +34,10 @@ each = pytest.mark.parametrize("name", catalogue())
 @each
 def test_it_is_told_whole(name):
     mistake = catalogue()[name]
-    assert mistake.symptom in SYMPTOMS
+    assert evidence()[name].symptom in SYMPTOMS
     for text in (mistake.title, mistake.notice):
         assert text.en.strip() and text.zh.strip()
-    assert all(x.startswith("https://") for x in mistake.met)
+    assert all(x.startswith("https://") for x in evidence()[name].met)
     for variant in mistake.variants:
         assert all(lines.wrong != lines.right for lines in variant)
         for text in sources(variant).values():
@@ -114,8 +114,9 @@ def test_our_own_tests_notice_them():
 
 def test_a_mistake_is_planted_in_a_package_of_its_own():
     (entry,) = read(
-        "id: a\nsymptom: nan\nen: A\nzh: 甲\nnotice-en: B\nnotice-zh: 乙\n"
-        "see: 1\n@ core.sdpa\n-import torch\n+import torch\n"
+        "id: a\nen: A || B\nzh: 甲 || 乙\n"
+        "@ core.sdpa: from torch import Tensor\n"
+        "-from torch import Tensor  # wrong\n"
     )
     wrong = load(entry.variants[0])
     assert wrong.sdpa is not attnref.sdpa

@@ -12,7 +12,6 @@ import torch
 
 import attnref
 from attnref.mistakes.catalogue import (
-    SYMPTOMS,
     Plain,
     Planted,
     catalogue,
@@ -21,6 +20,7 @@ from attnref.mistakes.catalogue import (
     load,
 )
 from sitekit import find
+from sitekit.evidence import SYMPTOMS, evidence
 from sitekit.pages import body_of, markdown_files, python_blocks, render
 
 ENGLISH, CHINESE = (
@@ -268,12 +268,9 @@ def test_at_most_three_questions_lead_from_its_symptom_to_each_mistake():
     reached = {key: {*paths(find.tree()[key])} for key in SYMPTOMS}
     everything = set().union(*reached.values())
     assert everything - catalogue().keys() == set()
-    lost = {
-        name: mistake.symptom
-        for name, mistake in catalogue().items()
-        if name not in reached[mistake.symptom]
-    }
-    assert lost == {}
+    assert evidence().keys() == catalogue().keys()
+    of = {name: found.symptom for name, found in evidence().items()}
+    assert {n: key for n, key in of.items() if n not in reached[key]} == {}
 
 
 @pytest.mark.parametrize(

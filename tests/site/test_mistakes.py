@@ -9,13 +9,13 @@ from playwright.sync_api import expect
 from attnref.commands import check
 from attnref.mistakes.catalogue import (
     PAGES,
-    SYMPTOMS,
     Lines,
     catalogue,
     files,
 )
 from attnref.mistakes.tasks import TASKS
 from sitekit import exercise, mistakes, pages
+from sitekit.evidence import SYMPTOMS, evidence
 from tests.kit import sampled
 
 ROOTS = {"en": "", "zh": "zh/"}
@@ -54,7 +54,7 @@ def test_an_entry_says_all_that_the_catalogue_does(entries, language):
         for lines in mistake.variants[0]:
             for line in mistakes.diff(lines).splitlines():
                 assert line.rstrip() in text, (name, line)
-        for address in mistake.met:
+        for address in evidence()[name].met:
             assert f'href="{address}"' in part
         caught = mistakes.kills()[name]
         for test in caught["tests"]:
@@ -76,7 +76,7 @@ def test_each_mistake_stands_below_its_symptom(site, language):
     assert [*told] == [*SYMPTOMS]
     for mistake in catalogue().values():
         (found,) = (k for k, part in told.items() if f'#{mistake.id}"' in part)
-        assert found == mistake.symptom
+        assert found == evidence()[mistake.id].symptom
 
 
 @pytest.mark.parametrize("language", sampled(ROOTS, ["zh"]))
@@ -85,7 +85,7 @@ def test_letters_narrow_the_list(visit, address, language):
     field, links = page.locator(".filter input"), ".filter ~ ul a"
     field.press_sequentially("window a")
     wanted = {
-        m.id: m.symptom
+        m.id: evidence()[m.id].symptom
         for m in catalogue().values()
         if all(
             word in (getattr(m.title, language) + m.id).lower()
