@@ -621,15 +621,16 @@ def far_scores(core: Callable[..., Tensor]) -> None:
 
 # --8<-- [start:gradients_equal_torch]
 def gradients_equal_torch(core: Callable[..., Tensor]) -> None:
-    """`core(q, k, v)` has the gradients of PyTorch's own attention."""
+    """`core(q, k, v, mask)` has the gradients of PyTorch's own attention."""
     torch.manual_seed(0)
     q, k, v, above = torch.randn(4, 2, 3, 7, 4, dtype=torch.float64)
-    found = []
-    for attend in (core, F.scaled_dot_product_attention):
-        given = a, b, c = [x.clone().requires_grad_() for x in (3 * q, k, v)]
-        found.append(torch.autograd.grad(attend(a, b, c), given, above))
-    for name, ours, theirs in zip("qkv", *found, strict=True):
-        assert torch.allclose(ours, theirs), f"the gradient of {name} is wrong"
+    for mask in (None, torch.ones(7, 7).tril() > 0):
+        found = []
+        for attend in (core, F.scaled_dot_product_attention):
+            qkv = [x.clone().requires_grad_() for x in (3 * q, k, v)]
+            found.append(torch.autograd.grad(attend(*qkv, mask), qkv, above))
+        for name, ours, theirs in zip("qkv", *found, strict=True):
+            assert torch.allclose(ours, theirs), f"wrong gradient of {name}"
 
 
 # --8<-- [end:gradients_equal_torch]
