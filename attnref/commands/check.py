@@ -13,6 +13,7 @@ from typing import Any
 
 from attnref.mistakes.apart import NO_NUMPY, SECONDS, check_file
 from attnref.mistakes.tasks import TASKS, stub, task
+from attnref.mistakes.words import WORDS
 
 WRITES = "EXERCISE.py"
 EVERY = 0.5  # seconds from one look at a watched file to the next
@@ -150,6 +151,7 @@ def points(names: list[str], reports: list[Any], language: str) -> str:
     """A line per file: the properties that hold, of all, and what is wrong."""
     from attnref.mistakes.catalogue import catalogue
     from attnref.mistakes.checker import properties
+    from attnref.mistakes.report import wrapped
 
     wide = max(map(len, names))
     lines = []
@@ -163,13 +165,8 @@ def points(names: list[str], reports: list[Any], language: str) -> str:
         words = words or [v.title for v in report.failures[:1]]
         why = ", ".join(getattr(text, language) for text in words)
         lines.append(f"{name:{wide}}  {holds:2}/{all:<2}  {why}".rstrip())
-    note = {
-        "en": "Points are properties that hold. A file runs with your rights "
-        "and could give\nany answers: this is no sandbox for grades.",
-        "zh": "分数是成立的性质数。文件以你的权限运行，可以伪造任何回答：\n"
-        "这不是用来打分的沙箱。",
-    }
-    return "\n".join([*lines, "", note[language]])
+    note = wrapped(getattr(WORDS["points"], language), "")
+    return "\n".join([*lines, "", *note])
 
 
 def explained(id: str, language: str) -> str:

@@ -29,10 +29,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from attnref.mistakes.catalogue import Text
 from attnref.mistakes.tasks import TASKS
+from attnref.mistakes.words import WORDS, told
 
 if TYPE_CHECKING:
-    from attnref.mistakes.catalogue import Text
     from attnref.mistakes.checker import Answer
     from attnref.mistakes.report import Report
 
@@ -87,8 +88,7 @@ def work(name: str, file: str, folder: str, seconds: float) -> None:
                 answer = ask(solution, probe, (BaseException,), spied=True)
                 tell(_as_data(answer))
             if calls_attnref(solution):
-                en = "it calls attnref, whose answers are those asked for"
-                tell({"raised": (en, "它调用了 attnref，而要求的正是它的答案")})
+                tell({"raised": WORDS["attnref"]})
             else:
                 tell("done")
         for stream in (sys.stdout, sys.stderr):
@@ -358,7 +358,6 @@ def check_file(
 def reported(
     name: str, ran: Ran, language: str, seconds: float, file: str = ""
 ) -> "Report":
-    from attnref.mistakes.catalogue import Text
     from attnref.mistakes.checker import judged, rights
     from attnref.mistakes.report import Report
 
@@ -375,7 +374,7 @@ def reported(
             pairs = zip(lines[2:-1], right.every, strict=True)
             answers = [_answer(data, like) for data, like in pairs]
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):
-        error = Text("what it answers cannot be read", "它的回答无法读取")
+        error = WORDS["unread"]
     if answers:
         report = judged(name, answers, file=file)
     else:
@@ -388,7 +387,6 @@ def reported(
 
 def _answer(data: Any, like: "Answer") -> "Answer":
     """An answer, from what should be its data."""
-    from attnref.mistakes.catalogue import Text
     from attnref.mistakes.checker import Answer
 
     raised = data["raised"] and Text(*map(str, data["raised"]))
@@ -411,42 +409,19 @@ def _outputs(data: Any) -> tuple[Any, ...]:
     return tuple(outputs)
 
 
-def _ended(ran: Ran, sizes: list[str], seconds: float) -> "Text":
+def _ended(ran: Ran, sizes: list[str], seconds: float) -> Text:
     """Why there are not all answers."""
-    from attnref.mistakes.catalogue import Text
-
     if not ran.lines and ran.code == 0:  # `work` had begun, and ended it
-        return Text(
-            "its answers are gone: files outside of its folder were deleted "
-            "or overwritten",
-            "它的回答不见了：它自己文件夹以外的文件被删除或覆盖了",
-        )
+        return WORDS["gone"]
     n = len(ran.lines) - 2
-    if n < -1:
-        at = Text("before the file was read", "在读文件之前")
-    elif n < 0:
-        at = Text("while the file was read", "在读文件时")
+    if n < 0:
+        at = WORDS["at while" if n == -1 else "at before"]
     else:
-        size = sizes[min(n, len(sizes) - 1)]
-        at = Text(f"on {size}", f"输入 {size}")
+        at = told("at input", size=sizes[min(n, len(sizes) - 1)])
     if ran.code is None:
-        seconds *= WAITING
-        return Text(
-            f"it did not end within {seconds:g} s: it was ended {at.en}",
-            f"{seconds:g} 秒内没有结束，被终止：{at.zh}",
-        )
+        return told("waited", seconds=seconds * WAITING, at=at)
     if ran.code == -getattr(signal, "SIGXCPU", math.inf):
-        return Text(
-            f"it computed for more than {seconds:g} s: it was ended {at.en}",
-            f"计算超过了 {seconds:g} 秒，被终止：{at.zh}",
-        )
+        return told("computed", seconds=seconds, at=at)
     if ran.code < 0:
-        name = signal.Signals(-ran.code).name
-        return Text(
-            f"its process was ended by {name}, {at.en}",
-            f"进程被 {name} 终止：{at.zh}",
-        )
-    return Text(
-        f"it ended the process with code {ran.code}, {at.en}",
-        f"它让进程以代码 {ran.code} 退出：{at.zh}",
-    )
+        return told("signal", name=signal.Signals(-ran.code).name, at=at)
+    return told("code", code=ran.code, at=at)

@@ -47,6 +47,7 @@ from attnref.mistakes.report import (
     place,
 )
 from attnref.mistakes.tasks import TASKS, task
+from attnref.mistakes.words import told
 
 # The largest difference that is rounding, relative to the largest right number.
 ROUNDING = {
@@ -185,15 +186,9 @@ def _is_same(before: Any, after: Any) -> bool:
 def _readable(x: Tensor) -> Tensor:
     """A plain tensor of real numbers, of no more elements than are needed."""
     if x.numel() > 100_000:
-        raise SolutionError(
-            f"a tensor of shape {tuple(x.shape)} is returned",
-            f"返回了形状为 {tuple(x.shape)} 的张量",
-        )
+        raise SolutionError("long", shape=tuple(x.shape))
     if x.is_complex() or x.layout != torch.strided or x.is_quantized:
-        raise SolutionError(
-            f"a tensor of {x.dtype} in layout {x.layout} is returned",
-            f"返回的张量是 {x.dtype}，布局 {x.layout}",
-        )
+        raise SolutionError("layout", x=x)
     return x.detach().cpu().as_subclass(Tensor)
 
 
@@ -209,16 +204,13 @@ def _message(error: BaseException) -> Text:
         words = ""
     what = f"{type(error).__name__}: {words}".removesuffix(": ")
     if isinstance(error, MemoryError) or "can't allocate memory" in words:
-        return Text(
-            f"it needs more memory than it may use ({what})",
-            f"需要的内存超过了上限（{what}）",
-        )
+        return told("memory", what=what)
     if isinstance(error, SyntaxError | UnicodeError) or "null byte" in words:
-        return Text(f"it is no Python ({what})", f"这不是 Python（{what}）")
+        return told("syntax", what=what)
     if isinstance(error, NotImplementedError) and not words:
-        return Text("it is not filled in yet", "还没有写")
+        return told("empty")
     if isinstance(error, SystemExit):
-        return Text(f"it ends the program ({what})", f"它退出了程序（{what}）")
+        return told("exit", what=what)
     return Text(what, what)
 
 
@@ -247,17 +239,10 @@ def _where(error: BaseException) -> tuple[str, ...]:
 def difference(got: Tensor, wanted: Tensor) -> tuple[float, Text | None]:
     """The largest difference, and what to say if it is not rounding."""
     if got.shape != wanted.shape:
-        shapes = tuple(got.shape), tuple(wanted.shape)
-        return math.inf, Text(
-            "the shape is {}, and should be {}".format(*shapes),
-            "形状是 {}，应为 {}".format(*shapes),
-        )
+        shapes = {"got": tuple(got.shape), "wanted": tuple(wanted.shape)}
+        return math.inf, told("shape", **shapes)
     if (got.dtype == torch.bool) != (wanted.dtype == torch.bool):
-        kinds = got.dtype, wanted.dtype
-        return math.inf, Text(
-            "the dtype is {}, and should be {}".format(*kinds),
-            "dtype 是 {}，应为 {}".format(*kinds),
-        )
+        return math.inf, told("dtype", got=got.dtype, wanted=wanted.dtype)
     if not got.numel():
         return 0.0, None
     gaps = gaps_of(got, wanted)
@@ -267,11 +252,8 @@ def difference(got: Tensor, wanted: Tensor) -> tuple[float, Text | None]:
     at, wrong = place(gaps), int((gaps > rounding(wanted)).sum())
     x, y = apart(got[at], wanted[at])
     spot = str(at if len(at) != 1 else at[0])
-    n = gaps.numel()
-    return worst, Text(
-        f"{x} at {spot} should be {y} ({wrong} of {n} are wrong)",
-        f"在 {spot} 处是 {x}，应为 {y}（{n} 个中错了 {wrong} 个）",
-    )
+    counts = {"wrong": wrong, "all": gaps.numel()}
+    return worst, told("number", x=x, y=y, spot=spot, **counts)
 
 
 def rounding(wanted: Tensor) -> float:
@@ -291,18 +273,12 @@ def fault(
         return math.inf, answer.raised
     got, wanted = _halves(probe, answer, right)
     if _of_other_dtype(probe, answer, right):
-        kinds = got[0].dtype, wanted[0].dtype
-        return math.inf, Text(
-            "the dtype is {}, and should be {}".format(*kinds),
-            "dtype 是 {}，应为 {}".format(*kinds),
-        )
+        kinds = {"got": got[0].dtype, "wanted": wanted[0].dtype}
+        return math.inf, told("dtype", **kinds)
     unit = LAWS[probe.law].unit
     if unit is not None and float(got[0]) > float(wanted[0]):
         a, b = int(got[0]), int(wanted[0])
-        return a - b, Text(
-            f"{a:,} {unit.en}, at most {b:,} are needed",
-            f"{a:,} {unit.zh}，最多需要 {b:,} {unit.zh}",
-        )
+        return a - b, told("limit", a=a, b=b, unit=unit)
     differences = [difference(a, b) for a, b in zip(got, wanted, strict=True)]
     return max(differences, key=lambda each: (each[1] is not None, each[0]))
 
@@ -338,8 +314,7 @@ def verdicts(
                 results.append(Verdict(law, LAWS[law].title, len(under), worst))
     for n, answer in enumerate(answers):
         if answer.modified:
-            names = ", ".join(answer.modified)
-            how = Text(f"{names} changes", f"{names} 被改了")
+            how = told("modified", names=", ".join(answer.modified))
             all = len(answers)
             results.append(_broken("untouched", all, math.inf, how, probes, n))
             break

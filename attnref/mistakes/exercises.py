@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from attnref.mistakes.catalogue import PACKAGE, Plain, Text, load
 from attnref.mistakes.forms import FORMS, Form
 from attnref.mistakes.tasks import TASKS
+from attnref.mistakes.words import WORDS, told
 
 __all__ = ["EXERCISES", "LAWS", "Exercise", "Form", "Law", "Probe"]
 __all__ += ["Solution", "SolutionError", "calls_attnref"]
@@ -39,52 +40,21 @@ class Law(NamedTuple):
     unit: Text | None = None
 
 
-# Name (a star: `own`), title in both languages, unit in both.
 LAWS = {
-    name.strip("*"): Law(
-        Text(en, zh), name[-1] == "*", Text(*unit) if unit else None
+    (law := name[4:].strip("*")): Law(
+        title, name[-1] == "*", WORDS.get(f"unit {law}")
     )
-    for name, en, zh, *unit in (
-        map(str.strip, line.split("|"))
-        for line in """\
-same|computes what attnref computes|与 attnref 算得一样
-empty|gives zeros where no key may be seen|一个键都看不到时，输出为零
-large|is right for large scores too|分数很大时也算得对
-far*|is right at large positions too|位置很靠后时也算得对
-future*|changes nothing before a token that changes|看不到未来的 token
-pads*|does not depend on what pads hold|与填充位置的内容无关
-rows*|gives each row of a batch what it gets alone|批次各行互不影响
-heads*|keeps the heads apart|各个头互不影响
-tokens*|gives each query what it gets alone|各个查询互不影响
-chunks*|decodes in chunks to what one call gives|分段解码与一次算完的结果相同
-apart*|keeps two sequences apart|两个序列的缓存互不影响
-full|refuses what does not fit, and is unchanged by it|\
-放不下时拒绝，且什么都不改变
-norm*|rotates: lengths are kept|只旋转：长度不变
-relative*|gives scores that depend on distances alone|分数只取决于相对距离
-gradients*|has the right gradients, if any|有梯度时，梯度正确
-small*|caches no more numbers per token than it needs|\
-每个 token 缓存的数不比需要的多|numbers per token|个数（每个 token）
-absorbed*|decodes without expanding cached keys and values|\
-解码时不展开缓存里的键和值|FLOPs for one token|FLOPs（一个 token）
-tiles*|never holds the scores of more than a few tiles|\
-同一时刻只有少数几块的分数|numbers in the largest tensor|个数（最大的张量）
-pieces*|sums and compares no more than a chunk or two|\
-每次求和、取最大值不超过一两块|scores at once|个分数（一次）
-dtype|is right in float32, in half precision too if it takes it, and keeps the \
-dtype|float32 下也对，半精度下不报错就要对，dtype 与输入相同
-twice*|gives the same twice|算两次，结果相同
-untouched|does not modify its input|不修改输入""".splitlines()
-    )
+    for name, title in WORDS.items()
+    if name.startswith("law ")
 }
 
 
 class SolutionError(Exception):
     """What is wrong with a solution, in both languages."""
 
-    def __init__(self, en: str, zh: str) -> None:
-        super().__init__(en)
-        self.text = Text(en, zh)
+    def __init__(self, word: str, **values: object) -> None:
+        self.text = told(word, **values)
+        super().__init__(self.text.en)
 
 
 class Solution:
@@ -102,10 +72,7 @@ class Solution:
                 found = given.get(function)
             if not callable(found):
                 asked = ", ".join(TASKS[name].signatures)
-                raise SolutionError(
-                    f"there is no {function}; the exercise asks for {asked}",
-                    f"没有 {function}；这个练习要求 {asked}",
-                )
+                raise SolutionError("absent", function=function, asked=asked)
             self.given[function] = found
 
     def __call__(self, function: str = "", /, **inputs: Any) -> Any:
@@ -119,10 +86,7 @@ class Solution:
             inspect.signature(found).bind(*first, **others)
         except TypeError as error:
             said = asked.signatures[asked.names.index(function)]
-            raise SolutionError(
-                f"it cannot be called as {said}: {error}",
-                f"不能按 {said} 调用：{error}",
-            ) from None
+            raise SolutionError("call", said=said, error=error) from None
         except ValueError:  # of C, it has no signature
             pass
         return found(*first, **others)
@@ -138,21 +102,13 @@ class Solution:
 
 def a_tensor(value: object) -> Tensor:
     if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        raise SolutionError(
-            f"a tensor is asked for, and the type returned is {kind}",
-            f"应返回张量，实际返回的是 {kind}",
-        )
+        raise SolutionError("tensor", kind=type(value).__name__)
     return value
 
 
 def a_pair(value: object) -> tuple[Tensor, Any]:
     if not isinstance(value, tuple | list) or len(value) != 2:
-        kind = type(value).__name__
-        raise SolutionError(
-            f"a pair is asked for, and the type returned is {kind}",
-            f"应返回两个值，实际返回的是 {kind}",
-        )
+        raise SolutionError("pair", kind=type(value).__name__)
     return a_tensor(value[0]), value[1]
 
 
@@ -510,12 +466,9 @@ def masks_probes() -> list[Probe]:
             try:
                 return (mask.broadcast_to(B, H, S, S),)
             except RuntimeError:
-                sizes, scores = tuple(mask.shape), (B, H, S, S)
+                sizes = {"sizes": tuple(mask.shape), "scores": (B, H, S, S)}
                 raise SolutionError(
-                    f"{function} gives a mask that does not broadcast to "
-                    f"scores {scores}: its shape is {sizes}",
-                    f"{function} 给出的掩码不能广播到分数 {scores}："
-                    f"它的形状是 {sizes}",
+                    "broadcast", function=function, **sizes
                 ) from None
 
         ask("same", inputs | {"n_heads": H}, by=drive)

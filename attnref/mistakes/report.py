@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attnref.mistakes.catalogue import PAGES, Mistake, Text, catalogue, files
 from attnref.mistakes.tasks import TASKS
+from attnref.mistakes.words import WORDS, told
 
 
 @dataclass(frozen=True)
@@ -143,144 +144,6 @@ RED = 31
 GREEN = 32
 BOLD = 1
 DIM = 2
-WORDS = {
-    "passes": Text(
-        "{name}: all {n} properties hold.", "{name}：{n} 条性质都成立。"
-    ),
-    "fails": Text(
-        "{name}: {n} of {all} properties do not hold.",
-        "{name}：{all} 条性质中有 {n} 条不成立。",
-    ),
-    "fails_one": Text(
-        "{name}: 1 of {all} properties does not hold.",
-        "{name}：{all} 条性质中有 1 条不成立。",
-    ),
-    "ok": Text("holds", "成立"),
-    "no": Text("FAILS", "不成立"),
-    "tried": Text(
-        "({n} inputs tried, largest difference: {d})",
-        "（试了 {n} 个输入，最多差 {d}）",
-    ),
-    "on": Text("{sizes}: {fault}", "{sizes}：{fault}"),
-    "again": Text("the same error", "同样的错误"),
-    "hint": Text("Hint: {where}", "提示：{where}"),
-    "one": Text(
-        "It behaves like a known mistake on {n} of {all} inputs{but}:",
-        "{all} 个输入里，有 {n} 个的结果和一个已知的错误相同{but}：",
-    ),
-    "two": Text(
-        "It behaves like two known mistakes together on {n} of {all} "
-        "inputs{but}:",
-        "{all} 个输入里，有 {n} 个的结果和两个已知错误叠加起来相同{but}：",
-    ),
-    "either": Text(
-        "It behaves like one of these known mistakes on {n} of {all} "
-        "inputs{but}; no input tried here tells them apart:",
-        "{all} 个输入里，有 {n} 个的结果和下列已知错误之一相同{but}，"
-        "这里试过的输入分不出是哪一个：",
-    ),
-    "but": Text("; it differs {where}", "，{where}时不同"),
-    "and": Text(", ", "、"),
-    "lines": Text(
-        "In {file}: lines with - are wrong, lines with + are right.",
-        "在 {file} 里：- 是错的，+ 是对的。",
-    ),
-    "show": Text(
-        "Its lines: attnref check --explain {id}",
-        "对应的代码行：attnref check --explain {id}",
-    ),
-    "none": Text(
-        "This is none of the mistakes that attnref knows.",
-        "这不是 attnref 已知的错误。",
-    ),
-    "unfinished": Text(
-        "Of pairs of mistakes, only the likeliest were tried.",
-        "两个错误叠加的情况，只试了最可能的一些。",
-    ),
-    "smallest": Text("This shows it:", "下面的代码可以复现："),
-    "printed": Text("What it printed:", "它打印的内容："),
-}
-# Where the inputs of a property differ from others.
-WHERE = {
-    "empty": Text("where a query sees nothing", "查询什么都看不到"),
-    "large": Text("where scores are large", "分数很大"),
-    "dtype": Text("in float32 or half precision", "用 float32 或半精度"),
-    "pads": Text("where there are pads", "有填充"),
-    "rows": Text("where the batch is one row", "批次里只有一行"),
-    "chunks": Text("where tokens come in chunks", "分段解码"),
-    "apart": Text("where two sequences take turns", "两个序列交替"),
-    "full": Text("where the cache is full", "缓存已满"),
-    "future": Text("where a later token changes", "后面的 token 变化"),
-    "far": Text("at large positions", "位置很靠后"),
-    "gradients": Text("in gradients", "求梯度"),
-    "same": Text("on some inputs of other sizes", "某些其他尺寸"),
-}
-STAGES = {
-    "unclear": Text(
-        "the stage at which it goes wrong could not be located.",
-        "无法定位是哪一步出的错。",
-    ),
-    "values": Text(
-        "look at the values. With a single key, or equal scores, the output "
-        "must be the mean of the projected values, and it is not.",
-        "看值这一步。只有一个键、或分数都相等时，输出应是投影后各个值的平均，"
-        "而这里不是。",
-    ),
-    "output": Text(
-        "look at the output projection. With a single key, the result is right "
-        "if w_o is the identity, and wrong for another w_o.",
-        "看输出投影。只有一个键时，w_o 是单位矩阵就对，换一个 w_o 就错。",
-    ),
-    "merge": Text(
-        "look at how heads are split and merged. One token is right; several "
-        "with equal scores must give, in each head, the mean of their values.",
-        "看各个头的拆分与合并。只有一个 token 时是对的；几个 token 的分数"
-        "都相等时，每个头应当给出值的平均，而这里不是。",
-    ),
-    "softmax": Text(
-        "look at the softmax. The weights of a query must sum to 1 over its "
-        "keys; if it sees none, the output is 0.",
-        "看 softmax。每个查询对各个键的权重之和应为 1；"
-        "什么都看不到时输出为 0。",
-    ),
-    "mask": Text(
-        "look at the mask. Without scores (w_q or q = 0) the output must be "
-        "the mean of the values that a query may see, and it is not.",
-        "看掩码。分数都为 0（w_q 或 q 为 0）时，输出应是该查询能看到的"
-        "各个值的平均，而这里不是。",
-    ),
-    "scale": Text(
-        "look at the scale. The scores are {factor} times the right ones.",
-        "看缩放。分数是正确值的 {factor} 倍。",
-    ),
-    "scores": Text(
-        "look at the scores q k^T: the projections of queries and keys, and "
-        "their rotation if there is one. With equal scores all is right.",
-        "看分数 q k^T：查询和键的投影，用了 RoPE 的话还有旋转。"
-        "分数都相等时结果是对的。",
-    ),
-    "rotation": Text(
-        "look at the rotation (RoPE) and its positions. Where it makes no "
-        "difference, the scores are right.",
-        "看旋转（RoPE）和它的位置。旋转不起作用的输入上，分数是对的。",
-    ),
-    "lse": Text(
-        "look at the log-sum-exp. The output is right.",
-        "看 log-sum-exp。输出是对的。",
-    ),
-    "tiles": Text(
-        "look at what one tile hands on to the next: the maximum, the sum and "
-        "the output so far. With few tiles the result is right.",
-        "看一块交给下一块的东西：目前为止的最大值、总和、输出。"
-        "块很少时结果是对的。",
-    ),
-    "cache": Text(
-        "look at the cache. A single call with all tokens is right.",
-        "看缓存。全部 token 一次输入时，结果是对的。",
-    ),
-}
-
-
 # Properties that say by themselves what is wrong.
 PLAIN = {"absorbed", "tiles", "pieces", "untouched"}
 
@@ -297,7 +160,7 @@ class _Words:
         return None if text is None else str(getattr(text, self.language))
 
     def say(self, word: str, **values: object) -> str:
-        return str(self.of(WORDS[word])).format(**values)
+        return str(self.of(told(word, **values)))
 
     def in_colour(self, code: int, text: str) -> str:
         return f"\033[{code}m{text}\033[0m" if self.colour else text
@@ -351,21 +214,20 @@ class _Words:
                     fault = self.say("again")
                 elif v.raised:
                     before = v.fault
-                text = self.say("on", sizes=v.sizes, fault=fault)
-                yield from _wrapped(text, "         ")
+                colon = self.say("colon")
+                yield from wrapped(f"{v.sizes}{colon}{fault}", " " * 9)
         yield from (f"         {line}" for line in report.where)
 
     def hint(self, report: Report) -> str:
         """Where to look, in a sentence or two."""
         if not report.stage or (report.stage == "unclear" and report.mistakes):
             return ""
-        where = str(self.of(STAGES[report.stage]))
-        factor = f"{report.factor:.3g}"
-        return self.say("hint", where=where.format(factor=factor))
+        where = told(f"stage {report.stage}", factor=f"{report.factor:.3g}")
+        return self.say("hint", where=where)
 
     def recognised(self, report: Report, show: bool) -> Iterator[str]:
         if hint := self.hint(report):
-            yield from _wrapped(hint, "")
+            yield from wrapped(hint, "")
         yield ""
         if not report.mistakes:
             yield self.in_colour(BOLD, self.say("none"))
@@ -376,11 +238,12 @@ class _Words:
         word = "either" if several else "one"
         if not several and len(report.mistakes[0]) > 1:
             word = "two"
-        apart = [str(self.of(WHERE[x])) for x in report.differs if x in WHERE]
+        known = [f"where {law}" for law in report.differs]
+        apart = [self.say(word) for word in known if word in WORDS]
         where = self.say("and").join(apart)
         but = self.say("but", where=where) if apart else ""
         numbers = {"n": report.agrees, "all": report.tried}
-        yield from _wrapped(self.say(word, **numbers, but=but), "")
+        yield from wrapped(self.say(word, **numbers, but=but), "")
         for ids in report.mistakes:
             for id in ids:
                 yield from self.mistake(catalogue()[id], show)
@@ -389,12 +252,12 @@ class _Words:
         yield f"\n{self.in_colour(BOLD, str(self.of(mistake.title)))}\n"
         for lines in mistake.variants[0] if show else ():
             file = f"attnref/{lines.module.replace('.', '/')}.py"
-            yield from _wrapped(self.say("lines", file=file), "  ")
+            yield from wrapped(self.say("lines", file=file), "  ")
             for line in lines.diff:
                 code = {"-": RED, "+": GREEN}.get(line[:1], 0)
                 yield self.in_colour(code, f"  {line}")
             yield ""
-        yield from _wrapped(str(self.of(mistake.notice)), "  ")
+        yield from wrapped(str(self.of(mistake.notice)), "  ")
         yield f"  {page_of(mistake.id, self.language)}"
         if not show:
             yield f"  {self.say('show', id=mistake.id)}"
@@ -421,7 +284,7 @@ def _wide(text: str) -> int:
     return sum(2 if ord(c) > 0x2E7F else 1 for c in text)
 
 
-def _wrapped(text: str, margin: str) -> Iterator[str]:
+def wrapped(text: str, margin: str) -> Iterator[str]:
     """Lines of at most 80 columns; Chinese breaks between any characters."""
     line = ""
     for word in re.findall(WORD, text):

@@ -390,7 +390,7 @@ def test_numbers_that_differ_look_different():
     ],
 )
 def test_lines_break_within_no_tuple_and_before_no_comma(told):
-    lines = [*report_words._wrapped(told, " " * 9)]
+    lines = [*report_words.wrapped(told, " " * 9)]
     assert len(lines) == 2 and max(map(report_words._wide, lines)) <= 80
     assert all(line.count("(") == line.count(")") for line in lines)
     assert not lines[1].strip().startswith("，")

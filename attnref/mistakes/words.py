@@ -1,0 +1,24 @@
+"""What `attnref check` says, in both languages: words.txt, a line for each."""
+
+from pathlib import Path
+
+from attnref.mistakes.catalogue import Text
+
+_LINES = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+_ROWS = (line.split(" | ") for line in _LINES.splitlines()[1:])
+WORDS = {name: Text(en, zh) for name, en, zh in _ROWS}
+
+
+def told(name: str, /, **values: object) -> Text:
+    """With these values, of which a text is in the same language."""
+    return Text(
+        *(
+            words.format(
+                **{
+                    key: x[n] if isinstance(x, Text) else x
+                    for key, x in values.items()
+                }
+            )
+            for n, words in enumerate(WORDS[name])
+        )
+    )
