@@ -25,7 +25,7 @@ from sitekit.render import Words, as_markdown, plain, render
 from sitekit.tables import TABLES
 
 COMMA = {"en": ", ", "zh": "，"}
-LINK = re.compile(r'(?<= href=)"([^":]+\.md(?:#[\w-]+)?)"')
+LINK = re.compile(r'(?<= href=)"([^":]+\.md(?:\?[\w=.-]+)?(?:#[\w-]+)?)"')
 PLACEHOLDER = re.compile(r"\$[^$]*\$|\{(\w*)\}")
 
 

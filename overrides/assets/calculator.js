@@ -82,22 +82,6 @@ const kvMemory = (() => {
   const largest = (data, stores, use, budget) =>
     budget / bytes(data, stores, { ...use, batch: 1n });
 
-  return { bytes, later, longest, largest };
-})();
-
-for (const box of document.querySelectorAll(".calculator")) {
-  const data = JSON.parse(box.querySelector("script").textContent);
-  const { words, models, defaults } = data;
-  const form = box.querySelector("form");
-  const [problems, said, bars, body] = ["problems", "said", "bars", "body"].map(
-    (name) => box.querySelector(`.${name}`),
-  );
-  const OWN = "own";
-  const SHAPE = Object.keys(defaults.shape);
-  const NUMBERS = { ...defaults.shape, ...defaults.use };
-
-  const say = (key, ...values) =>
-    values.reduce((text, value) => text.replace("{}", () => value), words[key]);
   const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
 
   // Four digits, rounded as Python does.
@@ -116,6 +100,38 @@ for (const box of document.querySelectorAll(".calculator")) {
     return `${digits.format(value)} ${units[0]}`;
   };
 
+  // A whole number from 1 to `most`, or 0n. 131072, 131,072, 131 072, 128K; or
+  // 1e6, 1.5e5
+  const whole = (text, most) => {
+    const digits = /^(\d{1,18}|\d{1,3}(?:[,_\s]\d{3}){1,5})([KM]?)$/i;
+    const power = /^(\d{1,9})(?:\.(\d{1,9}))?e\+?(\d{1,2})$/i;
+    const match = digits.exec(text.trim());
+    const unit = { K: 1024n, M: 1048576n }[match?.[2].toUpperCase()] ?? 1n;
+    let value = match ? BigInt(match[1].replace(/[_,\s]/g, "")) * unit : 0n;
+    const [, head, part = "", zeros] = power.exec(text.trim()) ?? [];
+    if (zeros >= part.length)
+      value = BigInt(head + part) * 10n ** BigInt(zeros - part.length);
+    return value <= BigInt(most) ? value : 0n;
+  };
+
+  return { bytes, later, longest, largest, grouped, digits, readable, whole };
+})();
+
+for (const box of document.querySelectorAll(".calculator")) {
+  const data = JSON.parse(box.querySelector("script").textContent);
+  const { words, models, defaults } = data;
+  const form = box.querySelector("form");
+  const [problems, said, bars, body] = ["problems", "said", "bars", "body"].map(
+    (name) => box.querySelector(`.${name}`),
+  );
+  const OWN = "own";
+  const SHAPE = Object.keys(defaults.shape);
+  const NUMBERS = { ...defaults.shape, ...defaults.use };
+
+  const say = (key, ...values) =>
+    values.reduce((text, value) => text.replace("{}", () => value), words[key]);
+  const { grouped, readable } = kvMemory;
+
   const fraction = ([above, below]) => {
     if (below === 1n) return grouped(above);
     const hundredths = (200n * above + below) / (2n * below);
@@ -125,17 +141,9 @@ for (const box of document.querySelectorAll(".calculator")) {
 
   // Each of these returns a value, or throws the error message.
   const asNumber = (name, text) => {
-    // 131072, 131,072, 131 072, 128K; or 1e6, 1.5e5
-    const digits = /^(\d{1,18}|\d{1,3}(?:[,_\s]\d{3}){1,5})([KM]?)$/i;
-    const power = /^(\d{1,9})(?:\.(\d{1,9}))?e\+?(\d{1,2})$/i;
-    const match = digits.exec(text.trim());
     const most = data.limits[name];
-    const unit = { K: 1024n, M: 1048576n }[match?.[2].toUpperCase()] ?? 1n;
-    let value = match ? BigInt(match[1].replace(/[_,\s]/g, "")) * unit : 0n;
-    const [, whole, part = "", zeros] = power.exec(text.trim()) ?? [];
-    if (zeros >= part.length)
-      value = BigInt(whole + part) * 10n ** BigInt(zeros - part.length);
-    if (value < 1n || value > BigInt(most)) {
+    const value = kvMemory.whole(text, most);
+    if (!value) {
       throw say("bad_number", words[name], text.slice(0, 40), grouped(most));
     }
     return value;

@@ -1,5 +1,6 @@
-"""The four variants side by side, and their times."""
+"""The four variants side by side: drawn, computed, in code, and their times."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -9,73 +10,66 @@ from torch import Tensor
 
 import attnref
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
-from attnref.numbers.kv_memory import size
-from attnref.numbers.specs import find_model
-from sitekit import svg
+from attnref.numbers.kv_memory import DTYPES, entry_bytes, group_bytes, size
+from attnref.numbers.specs import Full, Mla, find_model, models
+from sitekit import ROOT, svg
+from sitekit.drawn.calculator import LIMITS
 from sitekit.drawn.measured import sizes, slug, spread
-from sitekit.drawn.mla import V3, narrow, stored
-from sitekit.recorded import inputs_of
-from sitekit.render import Cell, Row, Word
-from sitekit.tables import code
+from sitekit.drawn.memory import forms_of, kinds_of
+from sitekit.mistakes import coloured
+from sitekit.recorded import inputs_of, wiring
+from sitekit.render import Row, Word, Words, render
 
-# All four with 128 query heads of 128 in a model as wide as DeepSeek-V3.
-KV_HEADS = {"mha": 128, "gqa": 8, "mqa": 1}
-WIDE: dict[str, Any] = {"d_model": 7168, "n_heads": 128, "head_dim": 128}
-FOUND_IN = {
-    "mha": ("gpt2", "llama-2-7b"),
-    "gqa": ("llama-3.1-8b", "qwen3-32b"),
-    "mqa": ("palm-540b", "falcon-7b"),
-    "mla": ("deepseek-v3", "kimi-k2"),
-}
-KEYS = {
-    "mha": r"$X W_n^K$",
-    "gqa": r"$X W_{\lfloor n / g \rfloor}^K$",
-    "mqa": r"$X W^K$",
-    "mla": r"$[W_n^{UK} c_j;\; k_j^R]$",
-}
-VALUES = KEYS | {"mla": r"$W_n^{UV} c_j$"}
+# --- which query head reads what --------------------------------------------
+
+LETTERS = {"query": "q", "key": "k", "value": "v", "latent": "c"}
+Q, MADE, CACHED = 10, 44, 98  # where they stand in a picture
 
 
-def _costs(**named: Any) -> list[Cost]:
-    heads = KV_HEADS.values()
-    plain = [attention_cost(**WIDE, n_kv_heads=K, **named) for K in heads]
-    return [*plain, mla_cost(**V3, **named)]
-
-
-def side_by_side() -> Iterator[Row]:
-    """A row for each property: of MHA, GQA-8, MQA and MLA."""
-    grouped = attnref.GroupedQueryAttention
-    layers = (
-        grouped(**WIDE | {"d_model": 8}, n_kv_heads=K)
-        for K in KV_HEADS.values()
+def wires_of(n_heads: int, n_kv_heads: int) -> tuple[Tensor, Tensor]:
+    """Found by running a layer: which query head reads which key/value head,
+    `(H, K)`, and which of these are computed from a latent, `(K,)`. It is MLA
+    if there are no key/value heads."""
+    if not n_kv_heads:
+        wired = latent_wiring(n_heads)
+        return wired.up, wired.latent
+    layer = attnref.GroupedQueryAttention(
+        d_model=4 * n_heads, n_heads=n_heads, n_kv_heads=n_kv_heads
     )
-    caches = [*map(stored, layers), stored(narrow())]
-    costs = _costs()
-    least = caches[0].nbytes
-    done = [cost.scores + cost.values for cost in costs]
-    expanded = mla_cost(**V3, form="expanded")
-    several: list[Cell] = [f"{flops:,}" for flops in done]
-    several[3] = [f"{expanded.scores + expanded.values:,}", str(several[3])]
-    found = [
-        [f"[{m.name}]({m.sources[0].url})" for m in map(find_model, ids)]
-        for ids in FOUND_IN.values()
-    ]
-    yield [Word("keys"), *KEYS.values()]
-    yield [Word("values"), *(VALUES[n].replace("^K", "^V") for n in VALUES)]
-    held: list[Cell] = [
-        [code((t.shape[1], t.shape[3])) for t in cache.stored]
-        for cache in caches
-    ]
-    yield [Word("cached"), *held]
-    yield [Word("elements"), *(f"{c.nbytes // 2:,}" for c in caches)]
-    yield [Word("bytes"), *(size(c.nbytes) for c in caches)]
-    yield [Word("share"), *(f"{c.nbytes / least:.2%}" for c in caches)]
-    yield [Word("parameters"), *(f"{c.parameters / 1e6:,.1f}" for c in costs)]
-    yield [Word("flops"), *several]
-    of_byte = (float(cost.attention_intensity()) for cost in costs)
-    yield [Word("intensity"), *(f"{n:,.4g}" for n in of_byte)]
-    yield [Word("split"), *(str(c.stored[0].shape[1]) for c in caches)]
-    yield [Word("found"), *found]
+    return wiring(layer), torch.zeros(n_kv_heads)
+
+
+def picture(wires: Tensor, latent: Tensor, wide: int) -> Iterator[Markup]:
+    """The heads, and what they read: filled is what is stored."""
+    (H, K), made = wires.shape, bool(latent.any())
+    row, middle = MADE if made else CACHED, CACHED + 9.5
+
+    def place(i: int, n: int) -> float:
+        return wide * (i + 0.5) / n
+
+    def box(
+        kind: str, x: float, y: float, word: str, w: int = 17, h: int = 18
+    ) -> Iterator[Markup]:
+        filled = kind in ("key", "value", "latent")
+        rx = 9 if kind == "query" else 3
+        yield svg.BOX.format(kind, x - w / 2, y - h / 2, w, h, rx, "")
+        ink = "on" if filled else kind
+        down = kind == "query"  # q has its ink below the line
+        yield svg.TEXT.format(f"{ink} head", x, y - down, "", word)
+
+    for h, k in wires.nonzero().tolist():
+        yield svg.LINE.format(place(h, H), Q, place(k, K), row)
+    for (k,) in latent.nonzero().tolist():
+        yield svg.LINE.format(place(k, K), row + 19, wide / 2, middle)
+    for h in range(H):
+        yield from box("query", place(h, H), Q, "q")
+    for k in range(K):
+        for n, name in enumerate(("key", "value")):
+            kind = f"{name} made" if made else name
+            yield from box(kind, place(k, K), row + 19 * n, LETTERS[name])
+    if made:
+        yield from box("latent", wide / 2 - 11, middle, "c", 66, 37)
+        yield from box("key", wide / 2 + 34, middle, "kᴿ", 20, 37)
 
 
 class Wired(NamedTuple):
@@ -87,51 +81,6 @@ class Wired(NamedTuple):
     latent: Tensor
     rope: Tensor
     past_up: Tensor
-
-    def drawing(
-        self, axes: tuple[str, str], *, title: str, words: list[str]
-    ) -> svg.Drawing:
-        """RoPE key above the query heads, and the latent below the heads that
-        are made from it. `words`: RoPE key, latent, cached, computed."""
-        H = len(self.up)
-        rope, latent, cached, computed = words
-        names = [f"{kind}{i}" for kind in ("q", "kv") for i in range(H)]
-        box = max(24, svg.room(names, 11, svg.BOLD)) + 4
-        ends = svg.room((rope, latent), 11, svg.BOLD) + 16
-        heads, middle = H * (box + 2), H * (box + 2) / 2 + 2
-        width = heads + 10 + svg.room((*axes, computed), 11.5)
-        width = max(width, middle + ends / 2 + 8 + svg.room([cached], 11.5))
-        top, q, kv, bottom = 16, 86, 146, 216
-
-        def place(i: int) -> float:
-            return middle + ((i + 0.5) / H - 0.5) * heads
-
-        def text(kind: str, x: float, y: float, word: str) -> Markup:
-            return svg.TEXT.format(kind, x, y, "", word)
-
-        def boxed(kind: str, x: float, y: float, w: float, word: str) -> Markup:
-            drawn = svg.BOX.format(kind, x - w / 2, y - 12, w, 24, 4, "")
-            return drawn + text(f"{kind} head", x, y, word)
-
-        marks = []
-        for i in range(H):
-            if self.rope[i]:
-                marks.append(svg.LINE.format(middle, top, place(i), q))
-            if self.latent[i] and not self.past_up[i]:
-                marks.append(svg.LINE.format(place(i), kv, middle, bottom))
-        for i, j in self.up.nonzero().tolist():
-            marks.append(svg.LINE.format(place(i), q, place(j), kv))
-        for i in range(H):
-            marks.append(boxed("off", place(i), q, box, names[i]))
-            marks.append(boxed("made", place(i), kv, box, names[H + i]))
-        for y, word in ((top, rope), (bottom, latent)):
-            marks.append(boxed("on", middle, y, ends, word))
-            x = middle + ends / 2 + 8
-            marks.append(text("axis beside", x, y, cached))
-        for y, word in ((q, axes[0]), (kv - 8, axes[1]), (kv + 8, computed)):
-            marks.append(text("axis beside", heads + 10, y, word))
-        drawn = svg.SVG.format(width, 232, title, Markup("").join(marks))
-        return svg.Drawing(title, svg.room([title], 1, svg.BOLD), width, drawn)
 
 
 @torch.no_grad()
@@ -171,6 +120,191 @@ def latent_wiring(n_heads: int) -> Wired:
         torch.stack(of_heads, dim=1), latent, turned, changed(down, another)
     )
 
+
+# --- the same sizes for all four ---------------------------------------------
+
+# In the address of the page these are what the calculator calls them.
+SIZES = "layers d_model heads kv_heads head_dim kv_lora_rank qk_rope_head_dim"
+FIELDS = (*SIZES.split(), "q_lora_rank", "tokens", "ranks")
+MOST = LIMITS | dict.fromkeys(("d_model", "q_lora_rank"), 100_000)
+WIDTHS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+
+
+def _preset(id: str, d_model: int, q_lora_rank: int = 0) -> dict[str, int]:
+    """The sizes of a model, with the latent of DeepSeek-V3 for MLA and eight
+    key/value heads for GQA where it has others."""
+    (group,) = find_model(id).groups
+    assert isinstance(group, Full | Mla) and group.q_heads
+    wide = group.head_dim if isinstance(group, Full) else group.v_head_dim
+    assert wide
+    return {
+        "layers": group.layers,
+        "d_model": d_model,
+        "heads": group.q_heads,
+        "kv_heads": group.kv_heads if isinstance(group, Full) else 8,
+        "head_dim": wide,
+        **WIDTHS,
+        "q_lora_rank": q_lora_rank,
+        "tokens": 131_072,
+        "ranks": 8,
+    }
+
+
+PRESETS = {
+    "llama-3.1-8b": _preset("llama-3.1-8b", 4096),
+    "llama-3.1-405b": _preset("llama-3.1-405b", 16_384),
+    "deepseek-v3": _preset("deepseek-v3", 7168, 1536),
+}
+DTYPE = "bf16"
+
+
+def _costs(shape: dict[str, int]) -> dict[str, list[Cost]]:
+    """Of a decode step; for MLA in its absorbed and its expanded form."""
+    H, D = shape["heads"], shape["head_dim"]
+    of: dict[str, Any] = {"d_model": shape["d_model"], "n_heads": H}
+    kept = {"mha": H, "gqa": shape["kv_heads"], "mqa": 1}
+    found = {
+        name: [attention_cost(**of, head_dim=D, n_kv_heads=K)]
+        for name, K in kept.items()
+    }
+    of |= {name: shape[name] for name in WIDTHS}
+    of |= {"qk_nope_head_dim": D, "v_head_dim": D}
+    of |= {"q_lora_rank": shape["q_lora_rank"] or None}
+    forms = ("absorbed", "expanded")
+    return found | {"mla": [mla_cost(**of, form=form) for form in forms]}
+
+
+def digits(n: float) -> str:
+    """To four digits, as `size` has them."""
+    return f"{float(f'{n:.4g}'):.10g}"
+
+
+ROWS = ("cached", "token", "total", "device", "flops", "intensity", "weights")
+
+
+def facts(shape: dict[str, int], dtype: str = DTYPE) -> dict[str, list[str]]:
+    """What each of the four takes: the texts of its column, by ROWS."""
+    storage, found = DTYPES[dtype], {}
+    forms = forms_of(shape | {"v_head_dim": shape["head_dim"]})
+    for name, costs in _costs(shape).items():
+        group, cost = forms[name], costs[0]
+        (store,) = group.stores
+        taken = [
+            size(group_bytes(group, shape["tokens"], storage, ranks=ranks))
+            for ranks in (1, shape["ranks"])
+        ]
+        widths = "c ({}), kᴿ ({})" if name == "mla" else "k, v ({}, {})"
+        first = store.widths[0] if name == "mla" else store.heads
+        found[name] = [
+            widths.format(first, store.widths[1]),
+            f"{entry_bytes(store, storage):,}",
+            *taken,
+            " / ".join(f"{c.scores + c.values:,}" for c in costs),
+            digits(float(cost.attention_intensity(dtype))),
+            f"{cost.parameters:,}",
+        ]
+    return found
+
+
+def parts(shape: dict[str, int]) -> dict[str, list[tuple[str, str, int, int]]]:
+    """What each stores of a token in a layer: kind, letter, heads, width."""
+    H, K, D = (shape[name] for name in ("heads", "kv_heads", "head_dim"))
+    found = {
+        name: [("key", "k", n, D), ("value", "v", n, D)]
+        for name, n in {"mha": H, "gqa": K, "mqa": 1}.items()
+    }
+    latent, rope = WIDTHS
+    found["mla"] = [("latent", "c", 1, shape[latent])]
+    found["mla"] += [("key", "kᴿ", 1, shape[rope])]
+    return found
+
+
+NAMES = {"mha": "MHA", "gqa": "GQA", "mqa": "MQA", "mla": "MLA"}
+SUMS = {
+    "mha": "$2\\,h\\,d_k$",
+    "gqa": "$2\\,h_{kv}\\,d_k$",
+    "mqa": "$2\\,d_k$",
+    "mla": "$d_c + d_r$",
+}
+
+
+def comparison(*, words: dict[str, str]) -> str:
+    """The four in the sizes of three models; a script takes any others."""
+    told, drawn = Words(words), {}
+    for name, shown in {"mha": 8, "gqa": 2, "mqa": 1, "mla": 0}.items():
+        marks = Markup("").join(picture(*wires_of(8, shown), 160))
+        drawn[name] = svg.SVG.format(160, 132, NAMES[name], marks)
+    told.used |= {"bad_number", "divides"}
+    plain = {k: text.partition(" $")[0] for k, text in words.items()}
+    said = ("bad_number", "divides", "total", "device", *FIELDS)
+    return render(
+        "comparison",
+        words=told,
+        names=NAMES,
+        drawn=drawn,
+        sums=SUMS,
+        told=ROWS,
+        fields=FIELDS,
+        presets={id: find_model(id).name for id in PRESETS},
+        first=PRESETS["llama-3.1-8b"],
+        dtypes=[*DTYPES],
+        dtype=DTYPE,
+        states=[(facts(shape), parts(shape)) for shape in PRESETS.values()],
+        found={name: len(found) for name, found in having().items()},
+        all=len(models()),
+        known={
+            "presets": [*PRESETS.values()],
+            "dtypes": {name: kept.bits for name, kept in DTYPES.items()},
+            "most": {name: MOST[name] for name in FIELDS},
+            "words": {k: plain[k] for k in said},
+        },
+    )
+
+
+def having() -> dict[str, list[str]]:
+    """Which models have layers of each of the four."""
+    return {
+        name: [m.name for m in models().values() if NAMES[name] in kinds_of(m)]
+        for name in NAMES
+    }
+
+
+def released() -> Iterator[Row]:
+    for name, found in having().items():
+        yield [NAMES[name], str(len(found)), ", ".join(found)]
+
+
+# --- the same in code -------------------------------------------------------
+
+# Of each plain form, the lines that make and keep keys and values.
+TOLD = {
+    "mha": r"self\.[kv]_proj = |k, v = self\.split|scores = q @|softmax\(",
+    "gqa": r"self\.[kv]_proj = |cache\.append|enable_gqa=True",
+    "mla": r"self\.kv_\w+ = |cache\.append|k, v = latent|q @ w_k|@ w_v|scale=",
+}
+
+
+def lines_of(name: str) -> list[str]:
+    """Those lines of a plain form, without their indents."""
+    text = (ROOT / f"attnref/plain/{name}.py").read_text("utf-8")
+    body = text[text.index(f"class {name.upper()}(") :].splitlines()
+    return [line.strip() for line in body if re.search(TOLD[name], line)]
+
+
+def difference(*, titles: list[str], caption: str) -> str:
+    """From MHA to GQA, from GQA to MQA and from there to MLA."""
+    mha, gqa, mla = map(lines_of, TOLD)
+    one = ["GQA(d_model, n_heads, n_kv_heads)", "GQA(d_model, n_heads, 1)"]
+    changes = [(mha, gqa), (one[:1], one[1:]), (gqa, mla)]
+    signed = [
+        "\n".join([*(f"-{x}" for x in old), *(f"+{x}" for x in new)])
+        for old, new in changes
+    ]
+    blocks = zip(titles, map(coloured, signed), strict=True)
+    return render("difference", blocks=[*blocks], caption=caption)
+
+
+# --- times -------------------------------------------------------------------
 
 LENGTHS = (1024, 4096, 16_384)  # tokens: the columns of the table of times
 READS = {"read": 32, "MHA": 32, "GQA-8": 8, "GQA-2": 2, "MQA": 1}

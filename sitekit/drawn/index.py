@@ -7,11 +7,9 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-import torch
 from markupsafe import Markup
 from torch import Tensor
 
-import attnref
 from attnref.mistakes.catalogue import catalogue
 from attnref.mistakes.exercises import EXERCISES
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
@@ -24,11 +22,10 @@ from attnref.numbers.specs import (
     models,
 )
 from sitekit import ROOT, shapes, svg
-from sitekit.drawn.compare import latent_wiring
+from sitekit.drawn.compare import CACHED, LETTERS, picture, wires_of
 from sitekit.drawn.operations import H100
 from sitekit.mistakes import kills
 from sitekit.plots import Plot
-from sitekit.recorded import wiring
 from sitekit.render import Row, Word
 
 LLAMA = find_model("llama-3.1-8b")
@@ -60,8 +57,7 @@ def _parts(model: Model) -> dict[str, int]:
 
 
 RULE = Markup('<path class="rule" d="M{0} 20v8m0-4H{1}m0-4v8"/>')
-LETTERS = {"query": "q", "key": "k", "value": "v", "latent": "c"}
-Q, MADE, CACHED, BAR = 10, 44, 98, 142  # where they stand in a card
+BAR = 142  # where it stands in a card
 
 
 class Card(NamedTuple):
@@ -80,37 +76,9 @@ class Card(NamedTuple):
     ) -> svg.Drawing:
         """`words`: below it, with {0} for the bytes of a token and {1} for
         those of a whole context of {2} tokens."""
-        wide, (H, K) = 160, self.wires.shape
-        made = bool(self.latent.any())
-        row, middle = MADE if made else CACHED, CACHED + 9.5
+        wide = 160
         marks = [svg.BOX.format("shelf", 0, CACHED - 15, wide, 49, 4, "")]
-
-        def place(i: int, n: int) -> float:
-            return wide * (i + 0.5) / n
-
-        def box(
-            kind: str, x: float, y: float, word: str, w: int = 17, h: int = 18
-        ) -> Iterator[Markup]:
-            filled = kind in ("key", "value", "latent")
-            rx = 9 if kind == "query" else 3
-            yield svg.BOX.format(kind, x - w / 2, y - h / 2, w, h, rx, "")
-            ink = "on" if filled else kind
-            down = kind == "query"  # q has its ink below the line
-            yield svg.TEXT.format(f"{ink} head", x, y - down, "", word)
-
-        for h, k in self.wires.nonzero().tolist():
-            marks.append(svg.LINE.format(place(h, H), Q, place(k, K), row))
-        for (k,) in self.latent.nonzero().tolist():
-            marks.append(svg.LINE.format(place(k, K), row + 19, 80, middle))
-        for h in range(H):
-            marks += box("query", place(h, H), Q, "q")
-        for k in range(K):
-            for n, name in enumerate(("key", "value")):
-                kind = f"{name} made" if made else name
-                marks += box(kind, place(k, K), row + 19 * n, LETTERS[name])
-        if made:
-            marks += box("latent", 69, middle, "c", 66, 37)
-            marks += box("key", 114, middle, "kᴿ", 20, 37)
+        marks += picture(self.wires, self.latent, wide)
         share = max(2, wide * self.token / self.most)
         for kind, long in (("track", wide), ("fill", share)):
             marks.append(svg.BOX.format(kind, 0, BAR, long, 8, 2, ""))
@@ -124,15 +92,11 @@ class Card(NamedTuple):
 def card(variant: str, *, heads: int) -> Card:
     """With so many query heads; running a layer shows which reads which."""
     (group,) = four()[variant].groups
+    shown = 0
     if isinstance(group, Full):
         assert group.q_heads
         shown = max(1, heads * group.kv_heads // group.q_heads)
-        layer = attnref.GroupedQueryAttention(
-            d_model=32, n_heads=heads, n_kv_heads=shown
-        )
-        wires, latent = wiring(layer), torch.zeros(shown)
-    else:
-        wires, latent, *_ = latent_wiring(heads)
+    wires, latent = wires_of(heads, shown)
     found = {name: kv_bytes(m, 1) for name, m in four().items()}
     whole = kv_bytes(four()[variant], TOKENS)
     return Card(wires, latent, found[variant], whole, max(found.values()))

@@ -26,6 +26,7 @@ from attnref.numbers.specs import (
     find_model,
     models,
 )
+from sitekit.drawn import layer_patterns
 
 B, T = 3, 23
 
@@ -437,6 +438,19 @@ def test_transformers_mixes_the_layers_as_we_do(id):
     model = find_model(id)
     config = config_of(model, layer_types=None)
     assert Counter(config.layer_types) == Counter(layer_types(model))
+
+
+@pytest.mark.parametrize("id", layer_patterns.RULES)
+def test_the_order_of_layers_is_that_of_transformers(id):
+    model = find_model(id)
+    config = config_of(model, layer_types=None)
+    names = {layer_type(g): layer_patterns.letter(g) for g in model.groups}
+    if TYPES[id] == "inkling_text":
+        names = {"hybrid_sliding": "W", "hybrid": "F"}
+    cells, known = layer_patterns.cells(model)
+    assert known and [k for k, _ in cells] == [
+        names[name] for name in config.layer_types
+    ]
 
 
 def test_layers_that_reuse_the_keys_of_others_keep_none():

@@ -394,45 +394,11 @@ def by_name(rows):
     return {r[0].key if isinstance(r[0], Word) else r[0]: r[1:] for r in rows}
 
 
-def test_the_variants_side_by_side_by_hand():
-    rows = by_name(compare.side_by_side())
-    E, H, D, R, Dr, Q = 7168, 128, 128, 512, 64, 1536
-    taken = [2 * K * D for K in (128, 8, 1)] + [R + Dr]
-    assert rows["elements"] == [f"{n:,}" for n in taken]
-    assert rows["bytes"] == [size(2 * n) for n in taken]
-    assert rows["share"] == [f"{n / taken[0]:.2%}" for n in taken]
-    weights = [2 * E * H * D + 2 * E * K * D for K in (128, 8, 1)]
-    queries, norms = Q * E + Q * H * (D + Dr), Q + R
-    up = R * H * 2 * D
-    weights.append(queries + norms + E * (R + Dr) + up + H * D * E)
-    assert rows["parameters"] == [f"{n / 1e6:,.1f}" for n in weights]
-    plain, wide = 2 * H * (D + D), 2 * H * (D + Dr + D)
-    absorbed = 2 * H * (R + Dr + R)
-    assert rows["flops"] == [f"{plain:,}"] * 3 + [
-        [f"{wide:,}", f"{absorbed:,}"]
-    ]
-    assert rows["intensity"] == ["1", "16", "128", "241.8"]
-    assert absorbed / (2 * (R + Dr)) == pytest.approx(241.8, abs=0.05)
-    assert rows["cached"][1] == ["`(8, 128)`", "`(8, 128)`"]
-    assert rows["cached"][3] == ["`(1, 576)`"]
-    assert rows["split"] == ["128", "8", "1", "1"]
-
-
 def test_what_the_heads_of_mla_read():
     wired = compare.latent_wiring(n_heads=8)
     assert torch.equal(wired.up, torch.eye(8, dtype=torch.bool))
     assert wired.latent.all() and wired.rope.all()
     assert not wired.past_up.any()
-    words = ["RoPE key", "latent", "A & B", "computed"]
-    drawn = wired.drawing(("q", "k"), title="MLA", words=words)
-    assert drawn.svg.count("<line") == 3 * 8
-    assert drawn.svg.count('<rect class="on"') == 2
-    assert drawn.svg.count('<rect class="made"') == 8
-    assert "A &amp; B" in drawn.svg
-    # What reaches a head past its own matrix is not drawn as if through it.
-    none = wired._replace(past_up=wired.latent, rope=~wired.rope)
-    drawn = none.drawing(("q", "k"), title="MLA", words=words)
-    assert drawn.svg.count("<line") == 8
 
 
 def test_the_cases_by_hand():

@@ -1,0 +1,140 @@
+"""The layers of released models: a strip per model, a cell per layer."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+
+from markupsafe import Markup
+
+from attnref.numbers.specs import (
+    Chunked,
+    Compressed,
+    Group,
+    Mla,
+    Model,
+    Recurrent,
+    Sliding,
+    models,
+)
+from sitekit.render import Row, Words, render
+
+# The order, where a rule is known: this unit, repeated. tests/oracles holds it
+# against the configuration that transformers makes for so many layers. Of all
+# other models with layers of several kinds, only their numbers are known.
+UNITS = {
+    "WF": "gemma-2-27b gpt-oss-120b gpt-oss-20b",
+    "WWWF": "command-a olmo-3-7b olmo-3-32b",
+    "WWWWWF": "gemma-3-4b gemma-3-12b gemma-3-27b gemma-4-31b gemma-4-26b"
+    " inkling",
+    "FWWWWF" + 7 * "WWWWWF": "mimo-v2.5",
+    "CCCF": "llama-4-scout",
+    "RRRF": "qwen3-next-80b olmo-hybrid-7b qwen3.5-397b qwen3.5-9b",
+}
+RULES = {id: unit for unit, ids in UNITS.items() for id in ids.split()}
+REUSE = {"gemma-4-e2b": 20}  # layers that read what others store
+
+# A letter for each kind, and for each of its strokes the middle and the width,
+# of a height of 10: told apart without colour, too.
+KINDS = {
+    "F": ("full", [(5, 10)]),
+    "W": ("window", [(7.5, 5)]),
+    "C": ("chunk", [(6, 2), (9, 2)]),
+    "L": ("latent", [(2.2, 4.4), (7.8, 4.4)]),
+    "K": ("compressed", [(3.5, 1.6), (6, 1.6), (8.5, 1.6)]),
+    "R": ("recurrent", [(9, 2)]),
+    "S": ("shared", [(9.6, 0.8)]),
+}
+
+
+def letter(group: Group) -> str:
+    """Of the tokens that it stores: all, a window, or none but a state."""
+    match group:
+        case Recurrent():
+            return "R"
+        case Mla():
+            return "L"
+        case Chunked():
+            return "C"
+        case Sliding() | Compressed(ratio=None):
+            return "W"
+        case Compressed():
+            return "K"
+    return "F"
+
+
+Cells = list[tuple[str, bool]]  # and whether an indexer selects what it reads
+
+
+def cells(model: Model) -> tuple[Cells, bool]:
+    """A cell per layer, and whether their order is known: else they stand in
+    groups, which the file of models has in no order."""
+    if unit := RULES.get(model.id):
+        return [(k, False) for k in (unit * model.layers)[: model.layers]], True
+    found = [
+        (letter(group), bool(getattr(group, "index_dim", 0)))
+        for group in model.groups
+        for _ in range(group.layers)
+    ]
+    found += [("S", False)] * REUSE.get(model.id, 0)
+    return found, len({*found}) == 1
+
+
+def drawn(strip: Cells) -> Markup:
+    """Paths: of each kind its runs, which the style cuts into layers."""
+    runs: dict[tuple[str, float, float], str] = {}
+
+    def stroke(name: str, y: float, wide: float, at: int, long: int) -> None:
+        place = f"M{at} {y:g}h{long}"
+        key = (name, y, wide)
+        runs[key] = runs.get(key, "") + place
+
+    at = 0
+    for (kind, selected), run in groupby(strip):
+        name, strokes = KINDS[kind]
+        long = len([*run])
+        for y, wide in strokes:
+            stroke(name, y, wide, at, long)
+        if selected:
+            stroke("index", 5, 2, at, long)
+        at += long
+    return Markup("").join(
+        Markup(f'<path class="{name}" stroke-width="{wide:g}" d="{d}"/>')
+        for (name, _, wide), d in runs.items()
+    )
+
+
+def strips(*, caption: str, words: dict[str, str]) -> str:
+    told, rows = Words(words), []
+    for model in models().values():
+        strip, known = cells(model)
+        parts = Counter(kind for kind, _ in strip)
+        said = [f"{n} {told[KINDS[kind][0]]}" for kind, n in parts.items()]
+        if selected := sum(chosen for _, chosen in strip):
+            said.append(told["selected"].format(selected))
+        text = told["join"].join(said)
+        rows.append((model, known, len(strip), drawn(strip), text))
+    longest = max(n for _, _, n, _, _ in rows)
+    legend = [
+        (drawn([(kind, False)] * 3), told[f"{name}_means"])
+        for kind, (name, _) in KINDS.items()
+    ]
+    legend.append((drawn([("L", True)] * 3), told["index_means"]))
+    return render(
+        "strips",
+        words=told,
+        strips=rows,
+        longest=longest,
+        legend=legend,
+        caption=caption,
+    )
+
+
+def patterns() -> Iterator[Row]:
+    """Models by the unit that they repeat."""
+    found: dict[str, list[str]] = {}
+    for id, unit in RULES.items():
+        runs = [f"{len([*run])} {kind}" for kind, run in groupby(unit)]
+        # All but one begin with their unit; the last repeats it in the end.
+        found.setdefault(" + ".join(runs[-2:]), []).append(models()[id].name)
+    for unit, names in found.items():
+        yield [unit, ", ".join(names)]

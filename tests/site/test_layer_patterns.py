@@ -1,0 +1,76 @@
+"""The strips of layers: what is drawn is what the file of models says."""
+
+import re
+from collections import Counter
+
+from attnref.numbers.specs import find_model, models
+from sitekit.drawn import layer_patterns
+from sitekit.drawn.layer_patterns import KINDS, cells, drawn
+
+NAMED = {name: kind for kind, (name, _) in KINDS.items()}
+WORDS = [*NAMED, *(f"{name}_means" for name in NAMED)]
+WORDS += ["index_means", "join", "unordered"]
+
+
+def test_a_strip_has_a_cell_for_each_layer_of_the_model():
+    """Counted again in the paths of the page."""
+    words = {name: name for name in WORDS} | {"selected": "{}", "join": "+"}
+    html = layer_patterns.strips(caption="", words=words)
+    rows = re.findall(r"<li([^>]*)><a href=\"(.*?)\">(.*?)</a>", html)
+    assert len(rows) == len(models())
+    for (kind, link, row), model in zip(rows, models().values(), strict=True):
+        assert link == f"calculator.md?model={model.id}"
+        strip, known = cells(model)
+        assert ("unordered" in kind) is not known
+        found: Counter[str] = Counter()
+        for name, path in re.findall(r'path class="(\w+)".*? d="(.*?)"', row):
+            runs = re.findall(r"M(\d+) [\d.]+h(\d+)", path)
+            found[name] += sum(int(long) for _, long in runs)
+            if name in NAMED:
+                for at, long in runs:
+                    kinds = strip[int(at) : int(at) + int(long)]
+                    assert {k for k, _ in kinds} == {NAMED[name]}
+        wanted = Counter(kind for kind, _ in strip)
+        for kind, n in wanted.items():
+            name, strokes = KINDS[kind]
+            assert found[name] == n * len(strokes), model.id
+        reused = layer_patterns.REUSE.get(model.id, 0)
+        assert sum(wanted.values()) == model.layers + reused
+
+
+def test_no_order_is_invented():
+    unordered = [id for id, m in models().items() if not cells(m)[1]]
+    assert {"kimi-k3", "deepseek-v4-pro", "minimax-m3"} < {*unordered}
+    for id in layer_patterns.RULES:
+        model, (strip, _) = find_model(id), cells(find_model(id))
+        parts: Counter[str] = Counter()
+        for group in model.groups:
+            parts[layer_patterns.letter(group)] += group.layers
+        assert parts == Counter(kind for kind, _ in strip), id
+    sparse = [chosen for _, chosen in cells(find_model("glm-5.2"))[0]]
+    assert sum(sparse) == 21 and not cells(find_model("glm-5.2"))[1]
+    note = find_model("gemma-4-e2b").note
+    assert note.startswith(f"{layer_patterns.REUSE['gemma-4-e2b']} of its")
+
+
+def test_kinds_are_told_apart_without_colour():
+    shapes = [tuple(strokes) for _, strokes in KINDS.values()]
+    assert len({*shapes}) == len(shapes)
+    assert drawn([("F", False)] * 2 + [("W", False), ("F", False)]) == (
+        '<path class="full" stroke-width="10" d="M0 5h2M3 5h1"/>'
+        '<path class="window" stroke-width="5" d="M2 7.5h1"/>'
+    )
+
+
+def test_units_and_their_models():
+    rows = dict(layer_patterns.patterns())
+    units = ["1 W + 1 F", "3 W + 1 F", "5 W + 1 F", "3 C + 1 F", "3 R + 1 F"]
+    assert [*rows] == units
+    assert rows["5 W + 1 F"].endswith("Inkling, MiMo-V2.5")
+
+
+def test_a_row_leads_to_the_calculator_with_its_model(visit, address):
+    page = visit(address + "numbers/layer-patterns/")
+    page.get_by_role("link", name="Gemma 3 27B").click()
+    page.wait_for_url("**/numbers/calculator/?model=gemma-3-27b")
+    assert "Gemma 3 27B" in page.locator(".calculator .said").inner_text()
