@@ -20,11 +20,12 @@ HERE = "<!-- notes -->"  # the same to Markdown
 BLOCK = re.compile(
     r'(?P<head><div class="language-python highlight"><span class="filename">'
     r"(?P<file>[^<]*)</span><pre><span></span><code>)(?P<code>[^\0]*?)\n"
-    r"(?P<tail></code></pre><button[^>]*></button>)</div>\s*"
+    r"(?P<tail></code></pre><button[^>]*></button></div>)\s*"
     rf"{HERE}\s*<ul>(?P<notes>[^\0]*?)</ul>"
 )
 NOTE = re.compile(
-    r"\s*<li>\s*<code>(?P<piece>[^<]*)</code>[:：]\s*(?P<text>[^\0]*?)</li>\s*"
+    r"\s*<li>\s*(?P<about><code>(?P<piece>[^<]*)</code>[:：]\s*)"
+    r"(?P<text>[^\0]*?)</li>\s*"
 )
 MARK = Text("Note {}", "注 {}")
 BACK = Text("To line {}", "回到第 {} 行")
@@ -49,7 +50,7 @@ def placed(html: str, page: str, language: str) -> str:
         except ValueError as error:
             why = f"{page}: a note on {block['file']}: {error}"
             raise BuildError(why) from error
-        listed = f'<ol class="notes" style="--at:{at[0]};--in:{len(lines)}">'
+        listed = f'<ol style="--at:{at[0]};--in:{len(lines)}">'
         for n, (line, after) in enumerate(pairwise([*at, len(lines)]), 1):
             mark, back = (
                 f'<a class="mark" id="{here}-{name}-{n}"'
@@ -65,10 +66,11 @@ def placed(html: str, page: str, language: str) -> str:
             note = found[n - 1]
             listed += (
                 f'<li id="note-{name}-{n}" style="--to:{after - line}"><p>'
-                f"{back}></a><code>{note['piece']}</code>{note['text']}</p></li>"
+                f"{back}></a><span>{note['about']}</span>{note['text']}</p></li>"
             )
         code = "\n".join(lines) + "\n"
-        return f"{block['head']}{code}{block['tail']}{listed}</ol></div>"
+        listed = f'<div class="notes">{listed}</ol></div>'
+        return f"{block['head']}{code}{block['tail']}\n{listed}"
 
     html = BLOCK.sub(place, html)
     if HERE in html:
@@ -84,7 +86,8 @@ def _lines_of(pieces: list[str], lines: list[str]) -> Iterator[int]:
         at = [i for i, line in enumerate(bare) if piece in line]
         if len(at) != 1 or bare[at[0]].count(piece) != 1:
             numbers = [i + 1 for i in at]
-            raise ValueError(f"`{piece}` has to be on one line once: it is on {numbers}")
+            why = "has to be on one line once: it is on"
+            raise ValueError(f"`{piece}` {why} {numbers}")
         if at[0] <= before:
             raise ValueError(f"`{piece}` is not below the note before it")
         yield (before := at[0])
