@@ -93,7 +93,7 @@ def heads(n_kv_heads: int) -> Iterator[Row]:
             told(found[-1][0]),
         ]
     out = torch.cat(found)
-    yield [Word("mixed", (told(out),)), "", "", "", "", "", told(out @ W_O)]
+    yield [Word("mixed"), "", "", "", "", told(out), told(out @ W_O)]
 
 
 def rotated() -> Iterator[Row]:
