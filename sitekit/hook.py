@@ -112,13 +112,13 @@ def on_page_read_source(page: Any, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import api, exercise, find, folds, mistakes, nav
+    from sitekit import api, exercise, find, folds, mistakes, nav, notes
     from sitekit import files as downloads
 
     markdown = folds.counted(downloads.with_wheel(markdown), config)
     markdown = nav.with_lists(markdown, page, _nav.pages, config)
     language = str(config.theme["language"])
-    markdown = api.expanded(markdown, language)
+    markdown = api.expanded(notes.expanded(markdown), language)
     markdown = find.expanded(markdown, page.file.src_uri, language)
     markdown = exercise.expanded(markdown, page.file.src_uri, language)
     return mistakes.expanded(markdown, page.file.src_uri, language)
@@ -141,10 +141,11 @@ def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """What is wrong with the page has been told by now."""
-    from sitekit import notebooks
+    from sitekit import notebooks, notes
 
     notebooks.add(page, config, files)
-    return html
+    language = str(config.theme["language"])
+    return notes.placed(html, page.file.src_uri, language)
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
 from attnref.commands import copy
-from sitekit import adapter, depends
+from sitekit import adapter, depends, notes
 from sitekit.fences import Fence, drawn
 from sitekit.folds import with_includes
 from sitekit.source import DRAWN, fence_at
@@ -180,7 +180,7 @@ def _cells(lines: list[str], fence: Fence, told: Any) -> Iterator[Cell]:
                     "</details>",
                     "",
                 ]
-        else:
+        elif line != notes.HERE:  # a list below its block
             if HEADING.fullmatch(line):
                 yield from so_far()
             lead = LEAD.fullmatch(line)

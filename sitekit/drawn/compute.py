@@ -6,7 +6,7 @@ from typing import Any
 from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.mla import V3
-from sitekit.drawn.operations import H100, LLAMA, decode
+from sitekit.drawn.operations import H100, LLAMA, SEEN, decode
 from sitekit.render import Row, Word
 
 
@@ -52,6 +52,25 @@ def least() -> Iterator[Row]:
             f"{done:.2f}",
             f"{max(read, done):.2f}",
         ]
+
+
+def turn() -> Iterator[Row]:
+    """What is asked of the reader, as one writes it down, and the results."""
+    costs = decode()
+    gqa, absorbed = costs["gqa"], costs["absorbed"]
+    products, read = gqa.scores + gqa.values, 2 * gqa.cached
+    yield ["1", "4 × 8192 × 32 × 128", f"{mega(products)} MFLOPs"]
+    yield ["2", "2 × 8192 × 8 × 128 × 2 B", size(read)]
+    ratio = f"{products / read:.0f}"
+    yield ["3", f"{mega(products)} / {mega(read)}", ratio]
+    each = products // SEEN
+    yield [
+        "4",
+        f"{mega(gqa.projections)} / {each / 1e6:.4f}",
+        f"{gqa.projections // each:,}",
+    ]
+    flops = absorbed.scores + absorbed.values
+    yield ["5", "2 × 128 × (2 × 512 + 64) × 8192", f"{mega(flops)} MFLOPs"]
 
 
 def pairs() -> Iterator[Row]:

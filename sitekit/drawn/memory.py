@@ -82,6 +82,21 @@ def fits() -> Iterator[Row]:
 RANKED = "llama-2-7b llama-3.1-8b qwen3-235b falcon-7b deepseek-v3"
 
 
+def turn() -> Iterator[Row]:
+    """What is asked of the reader, as one writes it down, and the results."""
+    llama, large, v3 = map(
+        find_model, ("llama-3.1-8b", "llama-3.1-70b", "deepseek-v3")
+    )
+    long = 32_768
+    yield ["1", "2 × 32 × 8 × 128 × 2", f"{kv_bytes(llama, 1):,}"]
+    yield ["2", f"32,768 × {kv_bytes(llama, 1):,}", size(kv_bytes(llama, long))]
+    fp8 = kv_bytes(llama, long, dtype="fp8")
+    yield ["3", f"{size(kv_bytes(llama, long))} / 2", size(fp8)]
+    yield ["4", "61 × (512 + 64) × 2", f"{kv_bytes(v3, 1):,}"]
+    kept = kv_bytes(large, 1, ranks=16)
+    yield ["5", "2 × 80 × 1 × 128 × 2", f"{kept:,}"]
+
+
 def ranks() -> Iterator[Row]:
     """Bytes per token on each device, with heads split over 1 to 16."""
     for model in map(find_model, RANKED.split()):

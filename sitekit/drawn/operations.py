@@ -316,6 +316,18 @@ def turn() -> Iterator[Row]:
         yield [gpu.name, *cells]
 
 
+def sums() -> Iterator[Row]:
+    """What else is asked, as one writes it down, and the results."""
+    gpu = Gpu("of the question", 2000e12, 8e12, ())
+    yield ["1", "2000 / 8", f"{gpu.ridge:.0f}"]
+    yield ["2", "1 × 32 / 4", f"{LLAMA['n_heads'] / 4:.0f}"]
+    fp8 = _read() / H20.bandwidth * 1e3
+    yield ["3", f"{_read() / 1e9:.1f} GB / 4.0 TB/s", f"{fp8:.2f} ms"]
+    flops = 2 * 4096 * (_read() - VOCABULARY * LLAMA["d_model"])
+    least = flops / H100.peak * 1e3
+    yield ["4", f"{digits(flops / 1e12)} / 989", f"{least:.0f} ms"]
+
+
 def parallel() -> Iterator[Row]:
     """Llama-3.1-8B split over devices, and a step of 8 sequences."""
     model, batch = find_model("llama-3.1-8b"), 8

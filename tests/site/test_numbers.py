@@ -460,3 +460,17 @@ def test_the_kinds_of_a_model_are_those_of_its_layers():
     assert known["kimi-k3"] == ["MLA", "state"]
     assert known["deepseek-v4-pro"] == ["index", "shared"]
     assert known["minimax-m3"] == ["GQA", "index"]
+
+
+def test_sums_to_do_by_hand_come_out_as_they_are_written():
+    """Units cancel, but for those of results, and milliseconds."""
+    units = {"GiB": 2**30, "MiB": 2**20, "MFLOPs": 1e6, "ms": 1e-3}
+    rows = [*memory.turn(), *compute.turn(), *operations.sums()]
+    for number, calculation, result in rows:
+        written = calculation.replace("×", "*").replace(",", "")
+        for unit, value in {"GiB": 2**30, "GB": 1e9, "TB/s": 1e12}.items():
+            written = written.replace(f" {unit}", f" * {value:.0f}", 1)
+        written = written.replace("/ 4.0 * ", "/ 4.0 / ").removesuffix(" B")
+        value, _, unit = result.replace(",", "").partition(" ")
+        want = float(value) * units.get(unit, 1)
+        assert eval(written) == pytest.approx(want, rel=0.02), number

@@ -1,0 +1,167 @@
+"""Attention by hand: each step of three tokens, by the plain forms."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from attnref.plain.attention import attention
+from attnref.plain.flash import flash
+from attnref.plain.kv_cache import KVCache
+from attnref.plain.merge import merge
+from attnref.plain.mla import MLA
+from attnref.plain.rope import rope
+from sitekit.render import Row, Word
+
+TOKENS = [Word("first"), Word("second"), Word("third")]
+X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (T, E)
+W_Q = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+W_K = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+W_V = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
+W_O = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+Q, K, V = X @ W_Q, X @ W_K, X @ W_V  # (T, D)
+SEEN = torch.ones(3, 3, dtype=torch.bool).tril()
+C = X @ torch.tensor([[1.0], [2.0]])  # (T, R), the latents
+W_UK = torch.tensor([[1.0, -1.0]])
+W_UV = torch.tensor([[2.0, 1.0]])
+
+
+def told(x: Tensor) -> str:
+    """A number, or a vector; integers without decimals."""
+    if x.dim():
+        return f"({', '.join(map(told, x))})"
+    n = round(x.item(), 2) + 0.0  # no -0
+    return f"{n:.0f}" if n == x.item() else f"{n:.2f}"
+
+
+def several(x: Tensor) -> str:
+    return ", ".join(map(told, x))
+
+
+def weights(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    """What `attention` multiplies the values by: values that tell them."""
+    return attention(*_batch(q, k, torch.eye(len(k))), seen)[0, 0]
+
+
+def _batch(*all: Tensor) -> list[Tensor]:
+    return [x[None, None] for x in all]
+
+
+def projected() -> Iterator[Row]:
+    for token, *rows in zip(TOKENS, X, Q, K, V, strict=True):
+        yield [token, *map(told, rows)]
+
+
+def scores() -> Iterator[Row]:
+    for token, dots in zip(TOKENS, Q @ K.mT, strict=True):
+        yield [token, *map(told, dots), *map(told, dots / 2**0.5)]
+
+
+def softmaxes() -> Iterator[Row]:
+    every = Q @ K.mT / 2**0.5, weights(Q, K, SEEN), SEEN
+    for token, row, weight, seen in zip(TOKENS, *every, strict=True):
+        e = row[seen].exp()
+        yield [
+            token,
+            several(row[seen]),
+            several(e),
+            told(e.sum()),
+            several(weight[seen]),
+        ]
+
+
+def outputs() -> Iterator[Row]:
+    every = weights(Q, K, SEEN), attention(*_batch(Q, K, V), SEEN)[0, 0], SEEN
+    for token, weight, out, seen in zip(TOKENS, *every, strict=True):
+        parts = (weight[:, None] * V)[seen]
+        yield [token, several(weight[seen]), several(parts), told(out)]
+
+
+def heads(n_kv_heads: int) -> Iterator[Row]:
+    """Of the third query: heads of one element, so that the root is 1."""
+    found = []
+    for head in (0, 1):
+        q, (k, v) = Q[2:, [head]], (x[:, [head % n_kv_heads]] for x in (K, V))
+        found.append(attention(*_batch(q, k, v))[0, 0, 0])
+        yield [
+            Word("head", (str(head),)),
+            told(q[0, 0]),
+            several(k[:, 0]),
+            several(v[:, 0]),
+            several((q @ k.mT)[0]),
+            several(weights(q, k, SEEN[2:])[0]),
+            told(found[-1][0]),
+        ]
+    out = torch.cat(found)
+    yield [Word("mixed"), "", "", "", "", told(out), told(out @ W_O)]
+
+
+def rotated() -> Iterator[Row]:
+    for i, j in ((5, 2), (3, 0), (2, 5)):
+        q, k = (
+            rope(x[None, None, None], torch.tensor([at]))[0, 0, 0]
+            for x, at in ((Q[2], i), (K[2], j))
+        )
+        yield [f"{i}, {j}", told(q), told(k), told(q @ k)]
+
+
+def cached() -> Iterator[Row]:
+    cache = KVCache(3)
+    for i, token in enumerate(TOKENS):
+        new = [x[i : i + 1] for x in (Q, K, V)]
+        k, v = cache.append(*_batch(*new[1:]))
+        out = attention(new[0][None, None], k, v)[0, 0, 0]
+        held = str(k.numel() + v.numel())
+        yield [token, *(told(x[0]) for x in new), held, told(out)]
+
+
+def merged() -> Iterator[Row]:
+    """The keys of the third query in two tiles."""
+    dots, tiles = Q[2] @ K.mT / 2**0.5, []
+    for keys in (slice(0, 2), slice(2, 3)):
+        tiles.append(flash(*_batch(Q[2:], K[keys], V[keys])))
+    out, lse = merge(*zip(*tiles, strict=True))
+    every = ("1, 2", "3"), dots.split((2, 1)), tiles
+    for name, part, (its_out, its_lse) in zip(*every, strict=True):
+        weight = (its_lse - lse).exp().squeeze()
+        yield [
+            name,
+            several(part),
+            told(part.exp().sum()),
+            told(its_lse.squeeze()),
+            told(its_out.squeeze()),
+            told(weight),
+            told(weight * its_out.squeeze()),
+        ]
+    total = told(dots.exp().sum())
+    sums = [total, told(lse.squeeze()), "", "", told(out.squeeze())]
+    yield [Word("merged"), "", *sums]
+
+
+def expanded() -> Iterator[Row]:
+    """The third query reads keys and values that are made of the latents."""
+    k, v = C @ W_UK, C @ W_UV
+    weight = weights(Q[2:], k, SEEN[2:])[0]
+    every = TOKENS, C[:, 0], k, v, k @ Q[2], weight, weight[:, None] * v
+    for token, *cells in zip(*every, strict=True):
+        yield [token, *map(told, cells)]
+    yield [Word("output"), *[""] * 5, told(_attended("expanded"))]
+
+
+def absorbed() -> Iterator[Row]:
+    q = Q[2] @ W_UK.mT  # one element, as a latent
+    weight = weights(Q[2:], C @ W_UK, SEEN[2:])[0]
+    for token, c, part in zip(TOKENS, C, weight, strict=True):
+        yield [token, told(c[0]), told(q @ c), told(part), told(part * c[0])]
+    mean = told(weight @ C[:, 0])
+    yield [Word("mean"), "", "", "", mean]
+    yield [Word("output"), "", "", "", told(_attended("absorbed"))]
+
+
+def _attended(form: str) -> Tensor:
+    """By that method of the plain MLA: one head, without RoPE and norm."""
+    layer = MLA(2, n_heads=1, R=1, Dn=2, Dr=0, Dv=2)
+    with torch.no_grad():
+        layer.kv_b_proj.weight.copy_(torch.cat((W_UK, W_UV), dim=1).mT)
+        q, latent = _batch(Q[2:], C)
+        return getattr(layer, form)(q, q[..., :0], latent, None).squeeze()
