@@ -21,6 +21,7 @@ MOVED: dict[str, str] = {
     "core/masks#missing": "core/rules#own",
     "core/masks#mod": "core/rules#mod",
     "core/masks#prefix": "core/rules#prefix",
+    "layers/cross#shapes": "layers/cross#cross",
     "guide": "learn/compare",
     "guide#goals": "learn/exercises#checklist",
     "guide#choose": "learn/choose",
