@@ -74,17 +74,13 @@ def _panel(
     kind: Callable[..., svg.Drawing] = svg.heatmap
     if how == "wiring":
         drawn, kind = wiring(drawn), svg.lines
-    elif isinstance(drawn, svg.Flow):
-        kind = svg.stream
     elif hasattr(drawn, "drawing"):  # of one page alone: it draws itself
         kind = type(drawn).drawing
     elif not isinstance(drawn, Tensor):
-        raise ValueError(f"{call} gives neither a tensor nor a flow")
+        raise ValueError(f"{call} gives no tensor")
     elif drawn.dim() == 1:
         kind = svg.bars
     facts = arguments(call)
-    if isinstance(drawn, svg.Flow):
-        facts["sizes"] = drawn.sizes
     labels = {key: spec[key] for key in spec if key != how}
     labels["title"] = fence.told(str(spec.get("title", call)), facts)
     checked(f"the panel of {call}", labels, kind)

@@ -9,20 +9,20 @@ from itertools import pairwise
 from math import sqrt
 
 import torch
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from sitekit import source
 from sitekit.render import Row
-from sitekit.svg import BOLD, BOX, MARGIN, MONO, SANS, SVG, TEXT, Drawing, room
+from sitekit.svg import BOLD, BOX, MARGIN, MONO, SVG, TEXT, Drawing, room
 from sitekit.traced import PLAIN, Node, Traced
 
 # Of a box, a step, an arrow's tip; between rows, and between boxes.
-HIGH, STEP, TIP, GAP, SIDE = 47, 18, 10, 20, 8
+HIGH, STEP, TIP, GAP, SIDE = 47, 18, 10, 8, 8
 PHONE = 358  # what its screen holds
 AREA, SHELF = 14, 14  # the longest side of a square; what stands on a shelf
 CACHE = "step", "cache"
 ORDER = ("query", "rope", "latent", "key", "value", "mask")
-ARROW = Markup('<path class="arrow" d="{}"/>')
+ARROW = Markup('<path d="M{:g} {:g}V{:g}C{:g} {:g} {:g} {:g} {:g} {:g}V{:g}"/>')
 HEAD = Markup('<path class="tip" d="M{:g} {:g}l-4-7h8z"/>')
 
 
@@ -131,7 +131,8 @@ def draw(traced: Traced, title: str) -> Drawing:
     edges: list[Markup] = []
     boxes: list[Markup] = []
     for row in rows:
-        begin = y + (GAP if row is not rows[0] else 0)
+        aside = [abs(n.x - p.x) for p in row for n in p.above]
+        begin = y + (GAP + max(aside) / 8 if aside else 0)
         steps = max(len(_steps(p)) for p in row)
         top = begin + STEP * steps + (TIP if row is not rows[0] else 0)
         bottom = top + HIGH
@@ -147,9 +148,9 @@ def draw(traced: Traced, title: str) -> Drawing:
         for p in row:
             for upper in p.above:
                 middle = (y + begin) / 2
-                curve = f"C{upper.x:g} {middle:g} {p.x:g} {middle:g}"
-                path = f"M{upper.x:g} {upper.end:g}V{y:g}{curve} {p.x:g} {begin:g}"
-                edges.append(ARROW.format(f"{path}V{top if p.node else bottom:g}"))
+                end = top if p.node else bottom
+                start = upper.x, upper.end, y, upper.x, middle
+                edges.append(ARROW.format(*start, p.x, middle, p.x, begin, end))
             p.end = bottom
             if p.node:
                 p.end = top + HIGH
@@ -157,7 +158,8 @@ def draw(traced: Traced, title: str) -> Drawing:
                     edges.append(HEAD.format(p.x, top))
                 boxes.append(_box(p, p.node, begin, top, most, text))
         y = bottom
-    marks = Markup("").join(shelves + edges + boxes)
+    arrows = Markup('<g class="arrows">{}</g>').format(Markup("").join(edges))
+    marks = Markup("").join([*shelves, arrows, *boxes])
     svg = str(SVG.format(width, y + MARGIN, title, marks))
     own = f'<svg class="flow" data-file="{traced.file}"'
     drawn = Markup(svg.replace("<svg", own, 1))

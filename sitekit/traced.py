@@ -8,6 +8,7 @@ other tensors, make it another one too.
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -24,9 +25,9 @@ PLAIN = ROOT / "attnref/plain"
 WHOLE = ("__init__", "append", "rope", "split")
 # The operations that it names; others move elements or are arithmetic.
 STEPS = {
-    **{name: name for name in ("cat", "exp", "softmax", "rope", "split")},
-    **{"append": "cache", "masked_fill": "mask", "maximum": "max"},
-    **{"sum": "sum", "amax": "max"},
+    **{name: name for name in ("cat", "exp", "softmax", "rope")},
+    **{"cache.append": "cache", "masked_fill": "mask", "maximum": "max"},
+    **{"self.split": "split", "sum": "sum", "amax": "max"},
     "scaled_dot_product_attention": "SDPA",
 }
 MEANINGS = {
@@ -63,6 +64,10 @@ class Node:
         return [node for node in self.inputs if node.drawn]
 
 
+# The name, the arguments of a layer or a function, and what its call is given.
+Call = tuple[str, dict[str, Any], dict[str, Any]]
+
+
 class Site(NamedTuple):
     """Where a function assigns a name, or gets it (without a value)."""
 
@@ -94,7 +99,7 @@ class _Probes(ast.NodeTransformer):
         probe = self._probe(node, name, value)
         return ast.Assign([ast.Name(name, ast.Store())], probe)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         if node.name in WHOLE:
             return node
         self.function = node.name
@@ -103,13 +108,13 @@ class _Probes(ast.NodeTransformer):
         node.body[:0] = [self._kept(node, name, None) for name in names]
         return node
 
-    def visit_For(self, node: ast.For) -> ast.stmt:  # noqa: N802
+    def visit_For(self, node: ast.For) -> ast.stmt:
         self.loops += 1
         self.generic_visit(node)
         self.loops -= 1
         return node
 
-    def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:  # noqa: N802
+    def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
         (target,), value = node.targets, node.value
         pairs = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -122,7 +127,7 @@ class _Probes(ast.NodeTransformer):
         ]
         return [node, *(self._kept(node, *pair) for pair in names)]
 
-    def visit_Return(self, node: ast.Return) -> ast.stmt:  # noqa: N802
+    def visit_Return(self, node: ast.Return) -> ast.stmt:
         assert node.value is not None
         node.value = self._probe(node, "return", node.value)
         return node
@@ -222,7 +227,8 @@ def _steps(
     """How a value is made, the first step first."""
     for node in _inner_first(value):
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
+            whole = ast.unparse(node.func)
+            name = whole if whole in STEPS else whole.rpartition(".")[2]
             if isinstance(getattr(called, name, None), nn.Module):
                 yield "weights", name
             elif name in STEPS:
@@ -235,6 +241,92 @@ def _steps(
                 yield "step", "@"
 
 
+class _Experiment:
+    """Runs code: which site got which tensor, and which other tensors each of
+    them changes."""
+
+    def __init__(self, code: Any, sites: list[Site], how: Call):
+        self.code, self.sites, self.how = code, sites, how
+        with torch.random.fork_rng():
+            self.events, self.called, cache = self.run(None)
+            others = [self.run(i)[0] for i in range(len(self.events))]
+        self.changed = [
+            [
+                not torch.equal(a, b)
+                for (_, a), (_, b) in zip(*both, strict=True)
+            ]
+            for both in zip([self.events] * len(others), others, strict=True)
+        ]
+        self.held = None if cache is None else _memory(cache.stored)
+
+    def run(
+        self, change: int | None
+    ) -> tuple[list[tuple[Site, Tensor]], Any, Any]:
+        """The tensor of that number is made another one."""
+        events: list[tuple[Site, Tensor]] = []
+
+        def probe(number: int, value: Any) -> Any:
+            if isinstance(value, Tensor):
+                if len(events) == change:
+                    value = _other(value)
+                events.append((self.sites[number], value))
+            return value
+
+        space = {"__name__": "traced", "_probe": probe}
+        exec(self.code, space)
+        return events, *call(space, *self.how, begin=events.clear)
+
+
+def _memory(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+def _meaning(value: Tensor, site: Site, inputs: list[Node]) -> str:
+    if value.dtype == torch.bool:
+        return "mask"
+    if not value.is_floating_point():
+        return "positions"
+    made = ast.unparse(site.value or ast.Constant(None))
+    alone = all(n.meaning == "weights" for n in inputs)
+    if alone and (inputs or ".weight" in made):
+        return "weights"
+    return MEANINGS.get(site.name, "")
+
+
+def _nodes(of: _Experiment) -> Iterator[tuple[Site, Node]]:
+    """The variables in the order in which they come."""
+    scopes: dict[str, dict[str, Node]] = {}
+    known: dict[int, Node] = {}  # by identity, as calls hand tensors on
+    event: dict[Node, int] = {}
+    statement, before = range(0), dict[str, Node]()
+    for at, (site, value) in enumerate(of.events):
+        scope = scopes.setdefault(site.function, {})
+        node = known.get(id(value))
+        if node and site.value is None:
+            scope[site.name] = node
+            continue
+        if node and node.name == "return":
+            node.name, scope[site.name] = site.name, node
+            node.lines += site.lines
+            continue
+        if site.lines != statement:  # which may assign several
+            statement, before = site.lines, dict(scope)
+        read = [before[name] for name in _read(site.value) if name in before]
+        inputs = [n for n in dict.fromkeys(read) if of.changed[event[n]][at]]
+        node = Node(site.name, [*site.lines], "", tuple(value.shape))
+        node.inputs, node.meaning = inputs, _meaning(value, site, inputs)
+        weights = {n.name for n in read if n.meaning == "weights"}
+        if site.value is not None:
+            steps = _steps(site.value, of.called, weights)
+            node.steps = [*dict.fromkeys(steps)]
+        node.stored = _memory(value) == of.held
+        kept = [n.stored or n.again for n in inputs]
+        node.again = not node.stored and bool(kept) and all(kept)
+        scope[site.name] = known[id(value)] = node
+        event[node] = at
+        yield site, node
+
+
 def trace(
     file: str,
     name: str,
@@ -244,112 +336,34 @@ def trace(
 ) -> Traced:
     """What `name(**arguments)` of a plain form computes; `given` are sizes of
     its inputs, the length of what its cache holds before (`past`), and
-    arguments of its call. `within` one of its methods, if not in all."""
-    text = source.text_of(PLAIN / f"{file}.py")
-    probes = _Probes()
+    arguments of its call; `within` is one of its methods, if not all is wanted.
+    Of a loop it is the last pass."""
+    text, probes = source.text_of(PLAIN / f"{file}.py"), _Probes()
     tree = ast.fix_missing_locations(probes.visit(ast.parse(text)))
-    code = compile(tree, file, "exec")
-
-    def run(change: int | None) -> tuple[list[tuple[Site, Tensor]], Any, Any]:
-        """Which site got which tensor, the one of that number another one."""
-        events: list[tuple[Site, Tensor]] = []
-
-        def probe(number: int, value: Any) -> Any:
-            if isinstance(value, Tensor):
-                if len(events) == change:
-                    value = _other(value)
-                events.append((probes.sites[number], value))
-            return value
-
-        space = {"__name__": file, "_probe": probe}
-        exec(code, space)
-        return events, *call(space, name, arguments, given, events.clear)
-
-    with torch.random.fork_rng():
-        events, called, cache = run(None)
-        others = [run(i)[0] for i in range(len(events))]
-    changed = [
-        {
-            i
-            for i, ((_, a), (_, b)) in enumerate(
-                zip(events, other, strict=True)
-            )
-            if not torch.equal(a, b)
-        }
-        for other in others
-    ]
+    code, how = compile(tree, file, "exec"), (name, arguments, given)
     sizes = letters_of(arguments, given)
     said = {
         (c.first, target): c.text
         for c in comments(text).values()
         for target in c.targets or ["return"]
     }
-    held = None if cache is None else cache.stored.untyped_storage().data_ptr()
-    scopes: dict[str, dict[str, Node]] = {}
-    known: dict[int, Node] = {}  # by identity, as calls hand tensors on
-    event: dict[Node, int] = {}
-    weights: set[str] = set()
-    statement, before = range(0), dict[str, Node]()
     deepest = max(site.loops for site in probes.sites)
-    part: list[Node] = []  # of a loop, its last pass; or what is within
-    for at, (site, value) in enumerate(events):
-        scope = scopes.setdefault(site.function, {})
-        node = known.get(id(value))
-        if site.value is None and node:
-            scope[site.name] = node
-            continue
-        if node and node.name == "return":
-            node.name, scope[site.name] = site.name, node
-            node.lines += site.lines
-            continue
-        if site.lines != statement:  # which may assign several
-            statement, before = site.lines, dict(scope)
-        inputs = [
-            before[name]
-            for name in dict.fromkeys(_read(site.value))
-            if name in before and at in changed[event[before[name]]]
-        ]
-        shape = tuple(value.shape)
-        comment = said.get((site.lines[0], site.name), "")
-        node = Node(
-            site.name,
-            [*site.lines],
-            comment,
-            shape,
-            "mask" if value.dtype == torch.bool else MEANINGS.get(site.name, ""),
-            stored=value.untyped_storage().data_ptr() == held,
-        )
-        if comment and _sizes(comment, sizes) != shape:
-            raise ValueError(f"{site.name} is {shape}, not {comment}")
-        if site.value is not None:
-            steps = _steps(site.value, called, weights)
-            node.steps = [*dict.fromkeys(steps)]
-            if not inputs and ".weight" in ast.unparse(site.value):
-                weights.add(site.name)
-                node.meaning = "weights"
-            elif inputs and all(n.meaning == "weights" for n in inputs):
-                weights.add(site.name)
-                node.meaning = "weights"
-        if not value.is_floating_point() and value.dtype != torch.bool:
-            node.meaning = "positions"
-        node.inputs = inputs
-        held_too = [n.stored or n.again for n in inputs]
-        node.again = not node.stored and bool(held_too) and all(held_too)
-        scope[site.name] = known[id(value)] = node
-        event[node] = at
+    nodes: list[Node] = []
+    part: list[Node] = []
+    for site, node in _nodes(_Experiment(code, probes.sites, how)):
+        node.letters = said.get((site.lines[0], site.name), "")
+        nodes.append(node)
         if part and deepest and site.lines[0] < part[-1].lines[0]:
             part = []
-        if site.function == within or deepest and site.loops == deepest:
+        if site.function == within or (deepest and site.loops == deepest):
             part.append(node)
-    nodes = _shown([*event], part)
+    nodes = _shown(nodes, part)
     for node in nodes:
         node.letters = node.letters or _in_letters(node.shape, sizes)
-    return Traced(file, nodes, sizes)
-
-
-def _sizes(comment: str, sizes: dict[str, int]) -> tuple[int, ...]:
-    found: tuple[int, ...] = eval(comment, {}, sizes)
-    return found
+        if eval(node.letters, {}, sizes) != node.shape:
+            raise ValueError(f"{node.name} is {node.shape}, not {node.letters}")
+    used = {a for n in nodes for a in re.findall("[A-Za-z]+", n.letters)}
+    return Traced(file, nodes, {k: n for k, n in sizes.items() if k in used})
 
 
 def _shown(nodes: list[Node], part: list[Node]) -> list[Node]:

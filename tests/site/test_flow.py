@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from sitekit import flow, traced
+from sitekit import calls, traced
 from sitekit.shapes import Tracer
 from tests.kit.pages import fences
 
@@ -23,8 +23,9 @@ PANELS = [
 
 def parts(panel):
     """What a panel draws, the text of its file, and how it is called."""
-    file, name, given = re.fullmatch(r"(\w+)\.(\w+)(.*)", panel["flow"]).groups()
-    how = name, eval(f"dict{given or '()'}"), panel["given"]
+    called = re.fullmatch(r"(\w+)\.(\w+)(.*)", panel["flow"])
+    file, how = called[1], (called[2], calls.arguments(panel["flow"]))
+    how = *how, panel["given"]
     found = traced.trace(file, *how, panel.get("within", ""))
     return found, traced.PLAIN.joinpath(f"{file}.py").read_text("utf-8"), how
 
