@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from attnref.commands import copy
 from sitekit import ROOT, source
 from sitekit.calls import DRAWN
+from sitekit.traced import PLAIN
 
 TABLES = ROOT / "sitekit/tables.py"  # what any fence may call
 # Of these, one cannot see by imports what they read.
@@ -67,6 +68,9 @@ def _named(text: str) -> Iterator[Path]:
     yield TABLES
     for path in DRAWN.glob("[!_]*.py"):
         if path.stem in words:
+            yield path
+    for path in PLAIN.glob("[!_]*.py"):
+        if f"{path.stem}." in text:
             yield path
     for name, module in copy.public().items():
         if name in words:

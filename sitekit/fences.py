@@ -1,4 +1,5 @@
-"""What pages draw with: `figure`, `table`, `plot`, `models`, `calculator`.
+"""What pages draw with: `figure`, `flow`, `table`, `plot`, `models`,
+`calculator`.
 
 The body of such a fence is YAML: what to draw, as sitekit/calls.py reads it,
 and the words of the page's language. Whatever is wrong with one stops the
@@ -18,11 +19,13 @@ from pymdownx.superfences import SuperFencesException
 from torch import Tensor
 
 from sitekit import ROOT, source, svg
+from sitekit import flow as flows
 from sitekit.adapter import BuildError
 from sitekit.calls import arguments, checked, find, near, only, value
 from sitekit.recorded import wiring
 from sitekit.render import Words, as_markdown, plain, render
 from sitekit.tables import TABLES
+from sitekit.traced import PLAIN, Traced, trace
 
 COMMA = {"en": ", ", "zh": "，"}
 LINK = re.compile(r'(?<= href=)"([^":]+\.md(?:\?[\w=.-]+)?(?:#[\w-]+)?)"')
@@ -71,17 +74,13 @@ def _panel(
     kind: Callable[..., svg.Drawing] = svg.heatmap
     if how == "wiring":
         drawn, kind = wiring(drawn), svg.lines
-    elif isinstance(drawn, svg.Flow):
-        kind = svg.stream
     elif hasattr(drawn, "drawing"):  # of one page alone: it draws itself
         kind = type(drawn).drawing
     elif not isinstance(drawn, Tensor):
-        raise ValueError(f"{call} gives neither a tensor nor a flow")
+        raise ValueError(f"{call} gives no tensor")
     elif drawn.dim() == 1:
         kind = svg.bars
     facts = arguments(call)
-    if isinstance(drawn, svg.Flow):
-        facts["sizes"] = drawn.sizes
     labels = {key: spec[key] for key in spec if key != how}
     labels["title"] = fence.told(str(spec.get("title", call)), facts)
     checked(f"the panel of {call}", labels, kind)
@@ -104,6 +103,51 @@ def figure(
     return Drawn(html, plain(caption))
 
 
+def _traced(
+    *, flow: str, given: dict[str, Any], title: str, within: str = ""
+) -> tuple[Traced, dict[str, Any]]:
+    """A plain form while it runs, and what a caption may tell of it."""
+    file, _, name = flow.partition("(")[0].partition(".")
+    files = [path.stem for path in PLAIN.glob("[!_]*.py")]
+    if file not in files:
+        raise ValueError(f"there is no plain form {file!r}{near(file, files)}")
+    traced = trace(file, name, arguments(flow), given, within)
+    return traced, arguments(flow) | given | {"sizes": traced.sizes}
+
+
+def flow(
+    fence: Fence,
+    *,
+    caption: str,
+    numbers: str,
+    head: list[object],
+    panels: list[dict[str, Any]],
+) -> Drawn:
+    """The variables of plain forms; folded below them, as a table."""
+    drawn, tables = [], []
+    for panel in panels:
+        checked("a panel of a flow", panel, _traced)
+        traced, facts = _traced(**panel)
+        title = fence.told(str(panel["title"]), facts)
+        drawn.append(flows.draw(traced, title)._asdict())
+        tables.append((title, flows.rows(traced)))
+    caption = fence.told(caption, facts)
+    html = render(
+        "flow",
+        panels=drawn,
+        caption=caption,
+        numbers=numbers,
+        head=head,
+        tables=tables,
+        rows=[row for _, rows in tables for row in rows],
+    )
+    shown = [
+        f"{title}\n\n{as_markdown(head, rows, Words(None))}"
+        for title, rows in tables
+    ]
+    return Drawn(html, plain(caption), "\n\n".join([numbers, *shown]))
+
+
 def table(
     fence: Fence,
     *,
@@ -112,7 +156,7 @@ def table(
     words: dict[str, Any] | None = None,
     **rows: Any,
 ) -> Drawn:
-    """The rows are a computed `table`, a `walk` or `models`."""
+    """The rows are a computed `table` or `models`."""
     (how,) = TABLES.keys() & rows.keys()
     cells, facts = TABLES[how](fence.page, **rows)
     caption, told = fence.told(caption, facts), Words(words)
@@ -151,7 +195,7 @@ def plot(
 
 
 KINDS: dict[str, Callable[..., Drawn]]
-KINDS = {"figure": figure, "table": table, "plot": plot}
+KINDS = {"figure": figure, "flow": flow, "table": table, "plot": plot}
 
 
 @cache
@@ -187,7 +231,7 @@ def draw(
     md: Markdown,
     **_: Any,
 ) -> str:
-    """What superfences calls for each of the five fences."""
+    """What superfences calls for each of the six fences."""
     of_mkdocs: Any = md.treeprocessors["relpath"]  # it knows the page
     path = Path(of_mkdocs.file.abs_src_path)
     language = str(of_mkdocs.config.theme["language"])

@@ -20,9 +20,9 @@ from sitekit import ROOT, pages, parity, source
 SECTIONS = {
     "en": {
         "idea": ("The idea", "what is different, and why."),
+        "shapes": ("The data flow and its shapes", ""),
         "plain": ("The plain form", ""),
         "formula": ("The formula", "with the symbols of the conventions."),
-        "shapes": ("Shapes", ""),
         "cost": ("What it costs", "bytes per token, and operations."),
         "pitfalls": ("What goes wrong", "and how one notices it."),
         "code": ("In the package", "what it adds to the plain form."),
@@ -31,9 +31,9 @@ SECTIONS = {
     },
     "zh": {
         "idea": ("思路", "有什么不同，为什么。"),
+        "shapes": ("数据流与形状", ""),
         "plain": ("最简实现", ""),
         "formula": ("公式", "符号按“约定”一页。"),
-        "shapes": ("形状", ""),
         "cost": ("开销", "每个 token 多少字节，多少次运算。"),
         "pitfalls": ("常见错误", "以及怎样发现。"),
         "code": ("包里的代码", "比最简实现多了什么。"),
@@ -48,9 +48,10 @@ WORDS = {
         "description": "what this page has that others have not.",
         "summary": "a sentence for lists of pages.",
         "question": "which question does this page answer?",
-        "caption": "Recorded while {walk} read {new} new tokens in {rows} rows "
-        "with {past} tokens in its cache: {sizes}.",
-        "head": "[value, shape, here]",
+        "caption": "Recorded while the plain form below read {T} new tokens in "
+        "{B} rows, with {past} tokens of each in its cache: {sizes}.",
+        "numbers": "The same as a table",
+        "head": "[variable, shape, in this run, computed from]",
         "fold": "The code, {lines} lines",
     },
     "zh": {
@@ -59,9 +60,10 @@ WORDS = {
         "description": "用一两句话说明这一页讲什么。",
         "summary": "一句话，用在页面列表里。",
         "question": "这一页要回答的是什么问题？",
-        "caption": "{walk} 运行时的记录：一批 {rows} 行，缓存里已有 {past} 个 "
-        "token，再读入 {new} 个新 token。{sizes}。",
-        "head": "[变量, 形状, 本例]",
+        "caption": "下面的最简实现运行时的记录：{B} 个序列，缓存里各有 "
+        "{past} 个 token，再读入 {T} 个新 token。{sizes}。",
+        "numbers": "同样的内容，列成表格",
+        "head": "[变量, 形状, 本例, 由什么算出]",
         "fold": "代码，共 {lines} 行",
     },
 }
@@ -322,14 +324,15 @@ def _page(
     lead = f'<p class="lead" markdown>{todo["question"]}</p>'
     parts = ["\n".join(["---", *lines, "---", f"# {title} {{ #{page} }}\n"])]
     parts.append(f"{lead}\n")
-    walk = f"""```table
-walk: {kind}(d_model=96, n_heads=6, n_kv_heads=3)
-cache: KVCache(12)
-past: 5
-new: 7
-rows: 2
+    made = f"{file}.{(kind or '').removesuffix('Attention')}"
+    flow = f"""```flow
 caption: "{words["caption"]}"
+numbers: {words["numbers"]}
 head: {words["head"]}
+panels:
+  - flow: {made}(d_model=128, n_heads=8, n_kv_heads=2)
+    given: {{B: 3, T: 5, past: 4}}
+    title: {title}
 ```
 """
     plain = f'```python title="{form}"\n--8<-- "{form}"\n```\n'
@@ -337,7 +340,7 @@ head: {words["head"]}
     fold = f'??? note "{words["fold"]}"\n'
     shown = {
         "plain": [plain, run] if kind else [],
-        "shapes": [walk] if kind else [],
+        "shapes": [flow] if kind else [],
         "code": blocks and [fold, *(indent(b, "    ") for b in blocks)],
     }
     for mark, (head, hint) in SECTIONS[lang].items():
@@ -378,10 +381,10 @@ def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
     if what != "cache":
         if page in {other.stem for other in pages.markdown_files("en")}:
             raise ValueError(f"there is a page {page!r} already")
-        walked = kind if what == "layer" else None
+        layer = kind if what == "layer" else None
         blocks = _blocks(folder, page, new=what == "layer")
         for lang in WORDS:
-            text = _page(lang, titles[lang], page, blocks, walked)
+            text = _page(lang, titles[lang], page, blocks, layer)
             edits.create(f"docs/{lang}/{stem}.md", text)
         entry = rf"^ +- {folder}/[\w-]+\.md\n"
         edits.insert("mkdocs.yml", entry, f"      - {stem}.md\n")

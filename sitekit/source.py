@@ -16,10 +16,10 @@ from sitekit.adapter import front_matter_of
 # stand indented in a box.
 # There is no way to write an option that keeps a block from running.
 OWN = ("models", "calculator", "comparison", "difference", "strips")
-DRAWN = ("figure", "table", "plot", *OWN)  # OWN: each of one page alone
+DRAWN = ("figure", "flow", "table", "plot", *OWN)  # OWN: each of one page alone
 LANGUAGES = ("python", "text", "bash", *DRAWN)
 # What a fence draws is a call below one of these keys; the rest are words.
-CALLS = ("cache", "draw", "models", "plot", "table", "walk", "wiring")
+CALLS = ("draw", "flow", "models", "plot", "table", "wiring")
 OPENING = re.compile(
     r'(?P<indent> *)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?'
 )

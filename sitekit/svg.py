@@ -1,7 +1,7 @@
-"""The kinds of drawing: heat map, wiring, bars and flow.
+"""The kinds of drawing: heat map, wiring and bars.
 
-A matrix is drawn as a heat map or as a wiring, a vector as bars, and a `Flow`
-as boxes; the words are the page's, so that one drawing serves both languages.
+A matrix is drawn as a heat map or as a wiring, a vector as bars; the words are
+the page's, so that one drawing serves both languages.
 
 A drawing is set in whatever font its reader has, and a text in SVG neither
 wraps nor pushes anything away. So every drawing is laid out for the widest of
@@ -19,21 +19,6 @@ import torch
 from markupsafe import Markup, escape
 from matplotlib.ft2font import FT2Font, LoadFlags
 from torch import Tensor
-
-Shape = tuple[int, ...]
-
-
-class Flow(NamedTuple):
-    """The shapes of a decode step. `made`: keys and values that stand in no
-    cache; `asked`: the query that attention gets; `sizes`: of the letters."""
-
-    query: list[Shape]
-    cache: list[Shape]
-    made: list[Shape]
-    attention: list[Shape]
-    heads: list[Shape]
-    asked: list[Shape]
-    sizes: dict[str, int]
 
 
 class Drawing(NamedTuple):
@@ -256,41 +241,3 @@ def bars(
             _text("beside", left + length + 8, y, numbers[i]),
         ]
     return _drawing(width, row * len(names) + 2 * MARGIN, title, marks)
-
-
-KINDS = {"cache": "on", "made": "made"}
-
-
-def stream(
-    flow: Flow, axes: tuple[str, str], *, title: str, words: list[str]
-) -> Drawing:
-    """Query above, cache below, attention between: a box for each tensor."""
-    names = ("query", "cache", "made", "attention", "heads")
-    if len(words) != len(names):
-        raise ValueError(f"{len(words)} words for {', '.join(names)}")
-    below = [" ".join(map(str, getattr(flow, name))) for name in names]
-    half = max(144, room(words, 12, BOLD), room(below, 10, MONO)) / 2 + 5
-    a, b, c, d = (MARGIN + half + i * (2 * half + 46) for i in range(4))
-    at = {"query": (a, 34), "cache": (a, 118), "made": (b, 118)}
-    at |= {"attention": (c, 76), "heads": (d, 76)}
-    joins = [("query", "attention"), ("attention", "heads")]
-    if flow.made:
-        joins += [("cache", "made"), ("made", "attention")]
-    else:
-        joins += [("cache", "attention")]
-    marks = [LINE.format(*at[start], *at[end]) for start, end in joins]
-    if flow.attention != flow.heads:
-        marks.append(_text("axis", b, 36, f"W^UK: {flow.asked[0]}"))
-        marks.append(_text("axis", (c + d) / 2, 62, "W^UV"))
-    if flow.made:
-        marks.append(_text("axis", b, 82, "W^UK, W^UV"))
-    for name, word, shapes in zip(names, words, below, strict=True):
-        (x, y), kind = at[name], KINDS.get(name, "off")
-        if name != "made" or flow.made:
-            marks += [
-                _box(kind, x - half, y, 2 * half, 50, 5),
-                _text(kind, x, y - 10, word),
-                _text(f"{kind} shape", x, y + 9, shapes),
-            ]
-    drawing = _drawing(d + half + MARGIN, 152, title, marks)
-    return drawing._replace(scrolls=True)

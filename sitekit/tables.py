@@ -1,15 +1,12 @@
-"""Tables: a function's, that of a layer while it runs, that of models."""
+"""Tables: a function's, and that of models."""
 
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import torch
-
 from attnref.numbers.kv_memory import growth, kv_bytes, size
 from attnref.numbers.specs import Source, find_model
 from sitekit.calls import arguments, checked, near, value
-from sitekit.recorded import inputs_of, recorded
 from sitekit.render import Rows
 
 Table = tuple[Rows, dict[str, Any]]  # and what its caption may tell
@@ -30,28 +27,6 @@ def links(*sources: Source) -> str:
 
 def computed(page: str, *, table: str) -> Table:
     return value(table, page), arguments(table)
-
-
-def walk(
-    page: str,
-    *,
-    walk: str,
-    rows: int,
-    new: int,
-    past: int = 0,
-    context: int = 0,
-    cache: str | None = None,
-) -> Table:
-    """A layer reads `new` tokens with `past` in its cache, or a context."""
-    layer = value(walk, page)
-    named = {} if cache is None else {"cache": value(cache, page)}
-    if past:
-        with torch.no_grad():
-            layer(*inputs_of(layer, rows, past, context), **named)
-    read = inputs_of(layer, rows, new, context)
-    cells, sizes = recorded(layer, *read, **named)
-    facts = {"rows": rows, "new": new, "past": past, "context": context}
-    return cells, facts | {"walk": code(walk), "sizes": sizes}
 
 
 def models(page: str, *, models: dict[str, Any]) -> Table:
@@ -83,4 +58,4 @@ def familiar(*, variant: str, ids: list[str], columns: list[str | int]) -> Rows:
 
 
 TABLES: dict[str, Callable[..., Table]]
-TABLES = {"table": computed, "walk": walk, "models": models}
+TABLES = {"table": computed, "models": models}

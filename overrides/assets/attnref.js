@@ -152,3 +152,43 @@ document.addEventListener("pointerover", ({ target }) => {
     .map((row) => row.join(": "))
     .join("\n");
 });
+
+// A box of a data flow and the lines of code that compute it light up together;
+// a click on the box leads to them, and leaves them lit.
+for (const flow of document.querySelectorAll("svg.flow")) {
+  const file = `attnref/plain/${flow.dataset.file}.py`;
+  const code = [...document.querySelectorAll(".highlight:has(.filename)")]
+    .find((block) => block.firstElementChild.textContent.trim() === file)
+    ?.querySelector("code");
+  if (!code) continue;
+  flow.classList.add("linked");
+  let kept = [];
+  const linesOf = ({ dataset }) => dataset.lines.split(" ").map(Number);
+  const below = ({ target }) => target.closest("[data-lines]");
+  const topOf = (line) => {
+    const { lineHeight, paddingTop } = getComputedStyle(code);
+    return parseFloat(paddingTop) + (line - 1) * parseFloat(lineHeight);
+  };
+  const light = (lines) => {
+    for (const box of flow.querySelectorAll("[data-lines]"))
+      box.classList.toggle("lit", linesOf(box).some((n) => lines.includes(n)));
+    const color = "linear-gradient(var(--md-typeset-mark-color) 0 0)";
+    code.style.backgroundImage = lines.map(() => color).join();
+    code.style.backgroundPosition = lines.map((n) => `0 ${topOf(n)}px`).join();
+  };
+  flow.addEventListener("pointerover", (event) => {
+    const box = below(event);
+    light(box ? linesOf(box) : kept);
+  });
+  flow.addEventListener("click", (event) => {
+    const box = below(event);
+    kept = box ? linesOf(box) : [];
+    light(kept);
+    if (box) scrollBy(0, code.getBoundingClientRect().top + topOf(kept[0]) - innerHeight / 3);
+  });
+  code.addEventListener("pointermove", ({ clientY }) => {
+    const down = clientY - code.getBoundingClientRect().top - topOf(1);
+    light([1 + Math.floor(down / (topOf(2) - topOf(1)))]);
+  });
+  for (const part of [flow, code]) part.addEventListener("pointerleave", () => light(kept));
+}

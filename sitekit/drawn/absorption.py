@@ -1,7 +1,6 @@
-"""Data flow, cost and rounding of the three forms of MLA."""
+"""Cost and rounding of the three forms of MLA."""
 
 from collections.abc import Iterator
-from typing import Any
 from unittest.mock import Mock, patch
 
 import torch
@@ -11,34 +10,7 @@ import attnref
 from attnref.numbers.cost import Cost, mla_cost
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.mla import FORMS, V3, absorbed, v3
-from sitekit.recorded import WIDTHS
 from sitekit.render import Row, Word
-from sitekit.svg import Flow
-
-SMALL: dict[str, Any] = {"d_model": 96, "n_heads": 6, "kv_lora_rank": 20}
-SMALL |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 10}
-
-
-def flow(form: str) -> Flow:
-    """A decode step with five tokens in the cache, recorded in the layer."""
-    met, cache = Mock(wraps=attnref.sdpa), attnref.KVCache(6)
-    layer = attnref.MultiHeadLatentAttention(**SMALL, attend=met)
-    with torch.no_grad():
-        for new in (5, 1):
-            layer(torch.zeros(1, new, 96), cache=cache, form=form)
-    q, k, v = (tuple(t.shape[1:]) for t in met.call_args.args[:3])
-    cached = [tuple(t.shape[1:]) for t in cache.stored]
-    sizes = {letter: SMALL[name] for letter, name in WIDTHS.items()}
-    H, Dv = SMALL["n_heads"], sizes["Dv"]
-    return Flow(
-        query=[(H, 1, sizes["Dn"] + sizes["Dr"])],
-        cache=cached,
-        made=[k, v] if k[0] > 1 and k not in cached else [],
-        attention=[(*q[:2], v[2])],
-        heads=[(H, 1, Dv)],
-        asked=[q],
-        sizes={"H": H} | sizes,
-    )
 
 
 def _apart(form: str, new: int) -> Cost:

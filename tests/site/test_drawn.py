@@ -529,7 +529,6 @@ def test_yarns_ramp_is_the_formula_of_the_page():
         ("gqa", 0, [0, 1, 2, 3, 4, 5, 6, 7]),
         ("gqa", 1, [0, 0, 0, 0, 1, 1, 1, 1]),
         ("gqa", 2, [0] * 8),
-        ("cross", 0, [0, 0, 1, 1, 2, 2, 3, 3]),
     ],
 )
 def test_the_wiring_is_found_in_the_layer(stem, panel, reads):
@@ -551,38 +550,6 @@ def test_the_wiring_sees_heads_in_another_order():
 
     layer = Scrambled(d_model=32, n_heads=8, n_kv_heads=2)
     assert wiring(layer).int().argmax(1).tolist() == [0, 1] * 4
-
-
-def walked(stem, language="en"):
-    """The cells of a walk, and its caption without the marks."""
-    specs = fences(stem, language)
-    (number,) = (i for i, (_, spec) in enumerate(specs) if "walk" in spec)
-    html = re.sub("</?code>", "", shown(stem, number, language))
-    cells = re.findall("<td>(.*?)</td>", html)
-    caption = re.search("<figcaption>(.*)</figcaption>", html)[1]
-    return [cells[i : i + 3] for i in range(0, len(cells), 3)], caption
-
-
-def test_a_walk_gives_letters_and_sizes():
-    rows, caption = walked("gqa")
-    assert rows[0] == ["q", "(B, H, T, D)", "(2, 6, 7, 16)"]
-    assert rows[1] == ["k", "(B, K, T, D)", "(2, 3, 7, 16)"]
-    assert rows[3] == ["k, v", "(B, K, S, D)", "(2, 3, 12, 16)"]
-    assert rows[-1] == ["return", "(B, T, E)", "(2, 7, 96)"]
-    sizes = "B = 2, T = 7, S = 12, H = 6, K = 3, D = 16, E = 96."
-    assert caption == (
-        "Recorded while GroupedQueryAttention(d_model=96, n_heads=6, "
-        "n_kv_heads=3) read 7 new tokens per sequence, with a batch of 2 "
-        f"sequences and 5 tokens of each already in its cache: {sizes}"
-    )
-    assert walked("gqa", "zh")[1].endswith(
-        sizes.replace(", ", "，").replace(".", "。")
-    )
-    assert len(walked("mha")[0]) == len(walked("mqa")[0]) == 6
-    rows, caption = walked("cross")
-    assert len(rows) == 6
-    assert "7 tokens per sequence attended to a context of 12 tokens" in caption
-    assert "R = 20, Dn = 16, Dr = 8, Dv = 10" in walked("mla")[1]
 
 
 def test_growing_writes_the_triangle_of_what_room_writes():
@@ -698,14 +665,27 @@ def test_colours_of_a_meaning_are_read_on_paper_and_under_letters():
         dict(re.findall(r"--([\w-]+): (#\w{6});", part))
         for part in style.split("@media not print", 1)
     )
-    meant = dict(
-        re.findall(r"--(query|key|value|latent): var\(--(.+)\);", style)
-    )
-    assert len(meant) == 4
+    meant = dict(re.findall(r"--(\w+): var\(--([\w-]+)\);", style))
     for scheme in (light, dark):
-        for name, beside in product(meant.values(), ("paper", "on-green")):
-            both = sorted(luminance(scheme[n]) for n in (name, beside))
-            assert (both[1] + 0.05) / (both[0] + 0.05) >= 4.5, (name, beside)
+
+        def contrast(name, beside, scheme=scheme):
+            both = sorted(
+                luminance(scheme.get(n) or scheme[meant[n]])
+                for n in (name, beside)
+            )
+            return (both[1] + 0.05) / (both[0] + 0.05)
+
+        stored = "query", "rope", "latent", "key", "value"
+        for name in (*stored, "mask"):  # text, also on a shelf
+            assert contrast(name, "paper") >= 4.5, name
+            assert contrast(name, "raised") >= 4.5, name
+        for name in stored:  # letters on what is filled
+            assert contrast(name, "on-green") >= 4.5, name
+        for name in ("ink", "ink-soft"):  # letters of weights and sizes
+            assert contrast(name, "raised") >= 4.5, name
+        assert contrast("ink", "line") >= 4.5
+        for name in ("recomputed", "ink-soft"):  # outlines, arrows
+            assert contrast(name, "paper") >= 3, name
 
 
 def test_only_attention_keeps_its_flops():
@@ -810,26 +790,6 @@ def test_multiplied_matrices_are_larger_than_their_factors():
         ["latent", "11.0", "512"],
         ["merged", "83.9", "16,384"],
     ]
-
-
-def test_a_flow_shows_where_keys_are_made():
-    flows = {form: absorption.flow(form) for form in mla.FORMS}
-    assert flows["expanded"].cache == [(6, 6, 24), (6, 6, 10)]
-    assert flows["latent"].made == [(6, 6, 24), (6, 6, 10)]
-    assert flows["absorbed"].made == flows["expanded"].made == []
-    assert flows["absorbed"].asked == [(6, 1, 28)]
-    words = ["query", "cache", "keys", "attention", "heads"]
-    drawn = {
-        form: svg.stream(flow, AXES, title="A & B", words=words).svg
-        for form, flow in flows.items()
-    }
-    assert {form: text.count("<rect") for form, text in drawn.items()} == {
-        "expanded": 4,
-        "latent": 5,
-        "absorbed": 4,
-    }
-    assert "W^UV" not in drawn["expanded"]
-    assert "#" not in "".join(drawn.values())
 
 
 def test_a_bar_is_as_long_as_its_number():

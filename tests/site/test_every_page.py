@@ -12,7 +12,7 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 
-from sitekit import ROOT, svg
+from sitekit import ROOT, flow, svg, traced
 from sitekit.pages import address_of, stem_of
 from tests.kit import budget, sampled
 from tests.kit.pages import PAGES
@@ -338,15 +338,18 @@ def test_a_drawing_holds_whatever_its_words_are(chromium, fonts):
     long = "a name of many words, WWW"
     style = (ROOT / "overrides/assets/attnref.css").read_text(encoding="utf-8")
     words = [long, "注意力 attention", "<pad>", "<a token>"]
-    shapes = [(128, 16384, 192), (128, 16384, 128)]
-    flow = svg.Flow(shapes, shapes, shapes, shapes[:1], shapes, shapes, {})
+    wide = traced.Node(long, [1], f"({long}, B)", (16384,) * 4, "latent")
+    steps = [("weights", long), ("step", "cache")]
+    inputs = [wide, traced.Node("v", [2], "(B, T, D)", (3, 1, 1), "value")]
+    last = traced.Node("return", [3], "(B,)", (1,), "mask", steps, inputs)
+    nodes = traced.Traced("gqa", [*inputs, last], {})
     axes = long, long
     drawn = [
         svg.heatmap(torch.eye(4), axes, title="", rows=words),
         svg.heatmap(torch.ones(1, 1) > 0, axes, title="", rows=[""]),
         svg.lines(torch.eye(16), (long, "k"), title=""),
         svg.bars(torch.tensor([10**15, 1, 0, 1]), axes, title="", labels=words),
-        svg.stream(flow, axes, title="", words=[long] * 5),
+        flow.draw(nodes, ""),
     ]
     with opened(chromium, "about:blank", width=2000) as page:
         page.set_content(

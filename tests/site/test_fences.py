@@ -14,7 +14,7 @@ from sitekit import CONFIGS, ROOT, adapter
 WHERE = {
     "figure": ("core/masks", "figure\n"),
     "table": ("core/masks", "table\n"),
-    "walk": ("layers/gqa", "table\nwalk"),
+    "flow": ("layers/gqa", "flow\n"),
     "list": ("layers/gqa", "table\nmodels"),
     "wiring": ("layers/gqa", "figure\n"),
     "plot": ("numbers/operations", "plot\n"),
@@ -61,7 +61,7 @@ FAULTS = {
     ),
     "what is no tensor": (
         ("figure", r"draw: causal_mask\(4\)", "draw: KVCache(4)"),
-        "KVCache(4) gives neither a tensor nor a flow",
+        "KVCache(4) gives no tensor",
     ),
     "a label too many": (
         ("figure", r"rows: \[(我.*?们)\]", r"rows: [\1, x]"),
@@ -102,7 +102,7 @@ FAULTS = {
     ),
     "a table of nothing": (
         ("table", r"table: fully_masked\n", ""),
-        "a table has one of the keys table, walk, models",
+        "a table has one of the keys table, models",
     ),
     "a head too few": (
         ("table", r"head: \[[^,]*, ", "head: ["),
@@ -117,24 +117,28 @@ FAULTS = {
         "words never used: ['none']",
     ),
     "a caption that asks for what is not there": (
-        ("walk", r"\{sizes\}", "{size}"),
+        ("flow", r"\{sizes\}", "{size}"),
         "nothing here tells {size}; did you mean 'sizes'?",
     ),
     "a caption that asks for what differs": (
         ("wiring", "n_heads=8, n_kv_heads=2", "n_heads=4, n_kv_heads=2"),
         "nothing here tells {n_heads}",
     ),
-    "a walk of a layer that cannot be": (
-        ("walk", "n_kv_heads=3", "n_kv_heads=4"),
-        "n_kv_heads=4 does not divide n_heads=6",
+    "a flow of what has no plain form": (
+        ("flow", r"gqa\.GQA", "gpa.GQA"),
+        "there is no plain form 'gpa'; did you mean 'gqa'",
     ),
-    "a walk in which two letters have one size": (
-        ("walk", "rows: 2", "rows: 7"),
-        "has B = 7, T = 7: a walk needs another size for each letter",
+    "a flow of a layer that cannot be": (
+        ("flow", "n_kv_heads=2", "n_kv_heads=6"),
+        "n_kv_heads=6 does not divide n_heads=8",
     ),
-    "a cache that is too small": (
-        ("walk", r"KVCache\(12\)", "KVCache(11)"),
-        "12 > max_len=11",
+    "a flow in which two letters have one size": (
+        ("flow", "B: 3", "B: 5"),
+        "'B': 5, 'T': 5, 'D': 16}: a flow needs another size",
+    ),
+    "a flow that is given what it does not take": (
+        ("flow", "given: ", "taken: "),
+        "a panel of a flow has no key 'taken'",
     ),
     "a model that does not exist": (
         ("list", r"llama-3\.1-8b", "llama-3.1-9b"),

@@ -1,0 +1,105 @@
+"""The data flow that pages draw is that of the plain forms while they run."""
+
+import importlib
+import re
+
+import pytest
+import torch
+
+from sitekit import calls, traced
+from sitekit.shapes import Tracer
+from tests.kit.pages import fences
+
+PAGES = ("sdpa", "mha", "mqa", "gqa", "cross", "mla", "absorption", "flash")
+
+
+PANELS = [
+    pytest.param(panel, id=f"{page}, {panel['title']}")
+    for page in PAGES
+    for kind, spec in fences(page)
+    for panel in (spec["panels"] if kind == "flow" else ())
+]
+
+
+def parts(panel):
+    """What a panel draws, the text of its file, and how it is called."""
+    called = re.fullmatch(r"(\w+)\.(\w+)(.*)", panel["flow"])
+    file, how = called[1], (called[2], calls.arguments(panel["flow"]))
+    how = *how, panel["given"]
+    found = traced.trace(file, *how, panel.get("within", ""))
+    return found, traced.PLAIN.joinpath(f"{file}.py").read_text("utf-8"), how
+
+
+def function_of(text, line):
+    return re.findall(r"def (\w+)", "\n".join(text.split("\n")[:line]))[-1]
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_each_shape_comment_that_is_run_is_in_the_picture(panel):
+    found, text, how = parts(panel)
+    module = importlib.import_module(f"attnref.plain.{found.file}")
+    file = module.__file__
+    tracer = Tracer({file: text}, found.sizes)
+    traced.call(vars(module), *how, tracer.__enter__)
+    tracer.__exit__()
+    assert not tracer.faults
+    shown = {function_of(text, n.lines[0]) for n in found.nodes if n.inputs}
+    for (_, line), (shape, _) in tracer.seen.items():
+        comment = tracer.comments[file][line]
+        if function_of(text, line) in shown:
+            nodes = [n for n in found.nodes if comment.first in n.lines]
+            names = [n.name for n in nodes]
+            assert not {*comment.targets} - {*names}, comment
+            for node in nodes:
+                if not comment.targets or node.name in comment.targets:
+                    told = node.letters, node.shape
+                    assert told == (comment.text, shape), node.name
+
+
+@pytest.mark.parametrize(
+    "panel", [p for p in PANELS if "flash" not in p.values[0]["flow"]]
+)
+def test_what_is_changed_changes_what_arrows_lead_to_and_nothing_else(panel):
+    """The experiment once more, by lines that are added to the file."""
+    found, text, how = parts(panel)
+    nodes = [n for n in found.nodes if n.name != "return"]
+    lines = text.split("\n")
+    for number, node in enumerate(nodes):
+        at = node.lines[-1] - 1
+        first = next(i for i in range(at, -1, -1) if lines[i].strip() != ")")
+        line = lines[first].split("\n")[0]
+        deep = len(line) - len(line.lstrip()) + 4 * ("def " in line)
+        lines[at] += f"\n{' ' * deep}{node.name} = _note({number}, {node.name})"
+
+    def values(changed):
+        kept = {}
+
+        def note(number, value):
+            if number == changed:
+                value = ~value if value.dtype == torch.bool else value.flip(-1)
+            kept[number] = value
+            return value
+
+        space = {"_note": note, "__name__": "noted"}
+        exec("\n".join(lines), space)
+        traced.call(space, *how)
+        return [kept[number] for number in range(len(nodes))]
+
+    before = values(None)
+    for number, node in enumerate(nodes):
+        reached = [node]
+        for other in nodes:
+            if {*other.inputs} & {*reached}:
+                reached.append(other)
+        both = zip(nodes, before, values(number), strict=True)
+        changed = [n for n, a, b in both if not torch.equal(a, b)]
+        beyond = [n for n in changed if n not in reached]
+        missed = [n for n in reached if n not in changed]
+        if {"c", "k_rope", "at"} & {node.name}:
+            # The latent holds both side by side: one is not the other.
+            missed = [n for n in missed if not of_latent(n)]
+        assert (beyond, missed) == ([], []), f"{node.name} {node.letters}"
+
+
+def of_latent(node):
+    return node.name == "latent" or any(map(of_latent, node.inputs))
