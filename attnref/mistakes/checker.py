@@ -31,11 +31,13 @@ from attnref.mistakes.catalogue import (
 from attnref.mistakes.exercises import (
     EXERCISES,
     LAWS,
+    Drive,
     Inputs,
     Outputs,
     Probe,
     Solution,
     SolutionError,
+    causal,
 )
 from attnref.mistakes.forms import Form
 from attnref.mistakes.report import (
@@ -45,6 +47,7 @@ from attnref.mistakes.report import (
     apart,
     gaps_of,
     place,
+    tensors_of,
 )
 from attnref.mistakes.tasks import TASKS, task
 from attnref.mistakes.words import told
@@ -110,9 +113,7 @@ class Spied(Solution):
         try:
             result = call(**inputs)
         finally:
-            several = isinstance(result, tuple | list)
-            tensors = filter(_is_tensor, result if several else (result,))
-            read = tuple(_readable(x).clone() for x in tensors)
+            read = tuple(_readable(x).clone() for x in tensors_of(result))
             self.calls.append(Call(name, inputs, result, read))
         return result
 
@@ -161,10 +162,6 @@ def ask(
     )
     calls = (c.outputs for c in asked.calls) if isinstance(asked, Spied) else ()
     return Answer(outputs, raised, where, tuple(modified), tuple(calls))
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _copied(value: Any) -> Any:
@@ -271,69 +268,47 @@ def fault(
     """By how much an answer breaks the law of its probe, and how."""
     if answer.raised is not None:
         return math.inf, answer.raised
-    got, wanted = _halves(probe, answer, right)
+    got, wanted, law = answer.outputs, right.outputs, LAWS[probe.law]
+    if law.own:  # one half is compared with the other
+        half = len(got) // 2
+        got, wanted = got[:half], got[half:]
     if _of_other_dtype(probe, answer, right):
         kinds = {"got": got[0].dtype, "wanted": wanted[0].dtype}
         return math.inf, told("dtype", **kinds)
-    unit = LAWS[probe.law].unit
-    if unit is not None and float(got[0]) > float(wanted[0]):
+    if law.unit is not None and float(got[0]) > float(wanted[0]):
         a, b = int(got[0]), int(wanted[0])
-        return a - b, told("limit", a=a, b=b, unit=unit)
+        return a - b, told("limit", a=a, b=b, unit=law.unit)
     differences = [difference(a, b) for a, b in zip(got, wanted, strict=True)]
     return max(differences, key=lambda each: (each[1] is not None, each[0]))
-
-
-def _halves(
-    probe: Probe, answer: Answer, right: Answer
-) -> tuple[Outputs, Outputs]:
-    """What is compared: with what is right, or one half with the other."""
-    got = answer.outputs
-    if not LAWS[probe.law].own:
-        return got, right.outputs
-    return got[: len(got) // 2], got[len(got) // 2 :]
 
 
 def verdicts(
     probes: Sequence[Probe], answers: Sequence[Answer], rights: Sequence[Answer]
 ) -> tuple[Verdict, ...]:
-    """One for each law that the probes are under."""
+    """One for each law that the probes are under; "untouched" is one of all."""
     results = []
-    for law in LAWS:
-        under = [n for n, probe in enumerate(probes) if probe.law == law]
+    for law, of in LAWS.items():
+        under = [n for n, p in enumerate(probes) if law in (p.law, "untouched")]
         worst = 0.0
         for n in under:
-            much, how = fault(probes[n], answers[n], rights[n])
+            answer, probe = answers[n], probes[n]
+            if law == "untouched":
+                names = ", ".join(answer.modified)
+                how = told("modified", names=names) if names else None
+                much = math.inf if names else 0.0
+            else:
+                much, how = fault(probe, answer, rights[n])
             if how is not None:
-                broken = _broken(law, len(under), much, how, probes, n)
-                raised = answers[n].raised is not None
-                results.append(replace(broken, raised=raised))
+                raised = how is answer.raised
+                where = probe.sizes, n, raised
+                broken = Verdict(law, of.title, len(under), much, how, *where)
+                results.append(broken)
                 break
             worst = max(worst, much)
         else:
             if under:
-                results.append(Verdict(law, LAWS[law].title, len(under), worst))
-    for n, answer in enumerate(answers):
-        if answer.modified:
-            how = told("modified", names=", ".join(answer.modified))
-            all = len(answers)
-            results.append(_broken("untouched", all, math.inf, how, probes, n))
-            break
-    else:
-        title = LAWS["untouched"].title
-        results.append(Verdict("untouched", title, len(answers), 0.0))
+                results.append(Verdict(law, of.title, len(under), worst))
     return tuple(results)
-
-
-def _broken(
-    law: str,
-    tried: int,
-    much: float,
-    how: Text,
-    probes: Sequence[Probe],
-    n: int,
-) -> Verdict:
-    title, sizes = LAWS[law].title, probes[n].sizes
-    return Verdict(law, title, tried, much, how, sizes, n)
 
 
 # ------------------------------------------------------------- recognition
@@ -628,12 +603,8 @@ def asks_class(name: str) -> bool:
 
 def size_of(probe: Probe) -> int:
     """How many numbers the input has."""
-    return sum(
-        x.numel()
-        for value in probe.inputs.values()
-        for x in (value if isinstance(value, list) else [value])
-        if isinstance(x, Tensor)
-    )
+    every = probe.inputs.values()
+    return sum(x.numel() for value in every for x in tensors_of(value))
 
 
 # -------------------------------------------------------------------- stages
@@ -653,31 +624,24 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
     """Inputs on which attention is right up to a stage, whatever follows it:
     the first that fails tells the stage."""
     free = [
-        p.inputs
-        for p in probes
-        if p.law == "same" and p.inputs.get("mask") is None
+        p for p in probes if p.law == "same" and p.inputs.get("mask") is None
     ]
-    i: Inputs = max(
-        free, key=lambda i: size_of(Probe("same", i, _first)), default={}
-    )
-    causal: dict[str, Any] = {}
-    equal: Any
+    i = max(free, key=size_of).inputs
 
-    def rung(stage: str, *, last: bool = True, **new: Any) -> Any:
+    def rung(stage: str, drive: Drive = _last, /, **new: Any) -> Any:
         inputs = i | {n: x for n, x in new.items() if n in i}
-        return stage, Probe("same", inputs, _last if last else _first)
+        return stage, Probe("same", inputs, drive)
 
-    if "q" in i and "k" in i:
+    if "q" in i:
         q, k, v = i["q"], i["k"], i["v"]
-        one: dict[str, Any] = {"k": k[:, :, 1:2], "v": v[:, :, 1:2]}
-        two: Any = {n: torch.cat((0 * x, x), dim=2) for n, x in one.items()}
-        T, S = q.shape[2], k.shape[2]
-        causal["mask"] = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+        one = {"k": k[:, :, 1:2], "v": v[:, :, 1:2]}
+        two = {n: torch.cat((0 * x, x), dim=2) for n, x in one.items()}
+        mask = causal(q.shape[2], k.shape[2])
         equal = v[:, :, :1].expand_as(v)
         yield rung("values", q=q[:, :, -1:], **one)
-        yield rung("softmax", v=equal, **causal, last=False)
+        yield rung("softmax", _first, v=equal, mask=mask)
         yield rung("values", q=0 * q)
-        yield rung("mask", q=0 * q, **causal, last=False)
+        yield rung("mask", _first, q=0 * q, mask=mask)
         yield rung("scale", q=q[:, :, -1:], **two)
         yield rung("scores")
     elif "w_o" in i:
@@ -686,16 +650,14 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
         i = i | {"w_o": torch.eye(whole.shape[1], dtype=whole.dtype)}
         one = {"x": x[:, 1:2], "context": keys[:, 1:2]}
         two = {n: torch.cat((0 * y, y), dim=1) for n, y in one.items()}
-        T, S = x.shape[1], keys.shape[1]
-        causal["mask"] = torch.ones(T, S, dtype=torch.bool).tril(S - T)
-        none = 0 * i["w_q"]
-        equal = {"x": x[:, :1].expand_as(x)}
-        equal["context"] = keys[:, :1].expand_as(keys)
+        mask, none = causal(x.shape[1], keys.shape[1]), 0 * i["w_q"]
+        same = {"x": x[:, :1].expand_as(x)}
+        same["context"] = keys[:, :1].expand_as(keys)
         yield rung("values", **one)
         yield rung("output", **one, w_o=whole)
         yield rung("merge", w_q=none)
-        yield rung("softmax", **equal, **causal, last=False)
-        yield rung("mask", w_q=none, **causal, last=False)
+        yield rung("softmax", _first, **same, mask=mask)
+        yield rung("mask", _first, w_q=none, mask=mask)
         yield rung("scale", **two)
         yield rung("rotation" if "theta" in i else "scores")
 
@@ -784,13 +746,9 @@ def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
     return Report(
         name,
         laws,
-        why.mistakes,
+        **why._asdict(),
         where=next((a.where for n in faulty if (a := answers[n]).where), ()),
         smallest=next(filter(None, shown), ""),
-        unfinished=why.unfinished,
-        agrees=why.agrees,
-        tried=why.tried,
-        differs=why.differs,
         stage=stage,
         factor=factor,
     )

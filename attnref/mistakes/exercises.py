@@ -5,7 +5,7 @@ The right answers are those of the first form of an exercise (forms.py).
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,18 +151,20 @@ class Exercise(NamedTuple):
             return last.drive(f, i) + last.drive(f, i)
 
         for probe in (*every, Probe("twice", last.inputs, twice)):
-            yield probe._replace(drive=_seeded(probe.drive))
+            yield probe._replace(drive=seeded(probe.drive))
 
 
-def _seeded(drive: Drive) -> Drive:
+def driving(made: Callable[..., Outputs]) -> Callable[..., Drive]:
+    """What makes a drive of what `made` is given after solution and inputs."""
+    return lambda *how: lambda f, i: made(f, i, *how)
+
+
+@driving
+def seeded(f: Solution, i: Inputs, drive: Drive) -> Outputs:
     """So that dropout answers alike in every solution that has it."""
-
-    def driven(f: Solution, i: Inputs) -> Outputs:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return drive(f, i)
-
-    return driven
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return drive(f, i)
 
 
 def calls_attnref(solution: Solution) -> bool:
@@ -239,55 +241,41 @@ class Asked(list[Probe]):
     ) -> None:
         self += [Probe(law, inputs, by or self.drive) for inputs in every]
 
-    def dtypes(
-        self, inputs: Inputs, names: Iterable[str], by: Drive | None = None
-    ) -> None:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            cast = {name: _cast(inputs[name], dtype) for name in names}
-            drive = by or self.drive
-            if dtype != torch.float32:
-                drive = unless_raised(drive)
-            self("dtype", inputs | cast, by=drive)
+    def dtypes(self, inputs: Inputs, by: Drive | None = None) -> None:
+        drive = by or self.drive
+        self("dtype", cast(inputs, torch.float32), by=drive)
+        for dtype in (torch.bfloat16, torch.float16):
+            self("dtype", cast(inputs, dtype), by=unless_raised(drive))
 
 
-def unless_raised(drive: Drive) -> Drive:
+@driving
+def unless_raised(f: Solution, i: Inputs, drive: Drive) -> Outputs:
     """An error in half precision is no wrong answer: nobody goes on with it."""
-
-    def driven(f: Solution, i: Inputs) -> Outputs:
-        try:
-            return drive(f, i)
-        except RuntimeError:
-            return drive(_right(f.name), i)
-
-    return driven
+    try:
+        return drive(f, i)
+    except RuntimeError:
+        return drive(_right(f.name), i)
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Inputs whose floats are of this dtype."""
+    if isinstance(value, dict):
+        return {name: cast(x, dtype) for name, x in value.items()}
     if isinstance(value, list):
-        return [each.to(dtype) for each in value]
-    return value.to(dtype)
+        return [cast(x, dtype) for x in value]
+    floats = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(dtype) if floats else value
 
 
-def in_float32(inputs: Inputs) -> Inputs:
-    return inputs | {n: inputs[n].float() for n in tensors(inputs)}
-
-
-def tensors(inputs: Inputs) -> list[str]:
-    return [n for n, value in inputs.items() if isinstance(value, Tensor)]
-
-
-def by_rows(drive: Drive, *names: str) -> Drive:
+@driving
+def by_rows(f: Solution, i: Inputs, drive: Drive, *names: str) -> Outputs:
     """All rows of a batch at once, and each alone."""
-
-    def driven(f: Solution, i: Inputs) -> Outputs:
-        alone = [
-            drive(f, i | {name: _row(i[name], b) for name in names})
-            for b in range(3)
-        ]
-        joined = (torch.cat(parts) for parts in zip(*alone, strict=True))
-        return drive(f, i) + tuple(joined)
-
-    return driven
+    alone = [
+        drive(f, i | {name: _row(i[name], b) for name in names})
+        for b in range(3)
+    ]
+    joined = (torch.cat(parts) for parts in zip(*alone, strict=True))
+    return drive(f, i) + tuple(joined)
 
 
 def _row(value: Any, b: int) -> Any:
@@ -296,15 +284,14 @@ def _row(value: Any, b: int) -> Any:
     return value[b : b + 1] if len(value) == 3 else value
 
 
-def compared(drive: Drive, change: Any, names: str, where: Any) -> Drive:
+@driving
+def compared(
+    f: Solution, i: Inputs, drive: Drive, change: Any, names: str, where: Any
+) -> Outputs:
     """Before and after a change of these inputs at the places `change`: the
     outputs `where` they must be equal."""
-
-    def driven(f: Solution, i: Inputs) -> Outputs:
-        other = {name: changed(i[name], change) for name in names.split()}
-        return tuple(x[where] for x in drive(f, i) + drive(f, i | other))
-
-    return driven
+    other = {name: changed(i[name], change) for name in names.split()}
+    return tuple(x[where] for x in drive(f, i) + drive(f, i | other))
 
 
 @cache
@@ -326,11 +313,12 @@ class Numbers(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def gradients(drive: Drive, *names: str) -> Drive:
+@driving
+def gradients(f: Solution, i: Inputs, drive: Drive, *names: str) -> Outputs:
     """Those of the inputs, and right ones; or right ones alone, of a solution
     that computes with numbers of Python: it has none."""
 
-    def of(f: Solution, i: Inputs) -> Outputs:
+    def of(f: Solution) -> Outputs:
         leaves = {name: i[name].clone().requires_grad_() for name in names}
         with torch.enable_grad(), Numbers() as numbers, catch_warnings():
             simplefilter("ignore")  # of a number of what has gradients
@@ -340,18 +328,14 @@ def gradients(drive: Drive, *names: str) -> Drive:
                 return ()
             if numbers.seen or not out.requires_grad:
                 return ()
-            total = (
-                out * torch.arange(out.numel()).cos().view(out.shape)
-            ).sum()
+            slopes = torch.arange(out.numel()).cos().view(out.shape)
+            of_what = [*leaves.values()]
             return torch.autograd.grad(
-                total, [*leaves.values()], materialize_grads=True
+                (out * slopes).sum(), of_what, materialize_grads=True
             )
 
-    def driven(f: Solution, i: Inputs) -> Outputs:
-        right = of(_right(f.name), i)
-        return (of(f, i) or right) + right
-
-    return driven
+    right = of(_right(f.name))
+    return (of(f) or right) + right
 
 
 class Watched(TorchDispatchMode):
@@ -371,6 +355,13 @@ class Watched(TorchDispatchMode):
         out = func(*args, **kwargs or {})
         self.counts.append(self.count(func, args, out))
         return out
+
+
+def unwritten(func: Any, args: Any, out: Any) -> int:
+    """Make it NaN: there may be what another solution has written there."""
+    if "empty" in func.overloadpacket.__name__ and out.is_floating_point():
+        out.fill_(torch.nan)
+    return 0
 
 
 def limited(took: float, limit: float) -> Outputs:
@@ -401,7 +392,7 @@ def softmax_probes() -> list[Probe]:
     hidden = hidden.clone()
     hidden[1] = -torch.inf
     ask("empty", {"x": hidden, "dim": -1}, {"x": hidden.mT, "dim": 0})
-    ask.dtypes({"x": draw(3, 11, most=60), "dim": -1}, ["x"])
+    ask.dtypes({"x": draw(3, 11, most=60), "dim": -1})
     return ask
 
 
@@ -446,7 +437,7 @@ def online_probes() -> list[Probe]:
     ):
         ask(law, {"x": given, "chunk": chunk})
     ask("pieces", {"x": draw(61), "chunk": 7}, by=pieces)
-    ask.dtypes({"x": draw(3, 11, most=60), "chunk": 4}, ["x"])
+    ask.dtypes({"x": draw(3, 11, most=60), "chunk": 4})
     return ask
 
 
@@ -542,7 +533,7 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     learnt = gradients(drive, "q", "k", "v")
     ask("gradients", five, some | {"mask": masks[1]}, by=learnt)
     mild = heads(draw, *sizes, most=4) | {"mask": causal(5, 7)}
-    ask.dtypes(mild, ("q", "k", "v"))
+    ask.dtypes(mild)
     return ask
 
 
@@ -597,7 +588,7 @@ def merge_probes() -> list[Probe]:
     none[2][:, 0] = -torch.inf
     ask("empty", some | {"lses": none})
     ask("rows", some, by=by_rows(pair, "outs", "lses"))
-    ask.dtypes(parts(3, 3, 2, 5, 4), ("outs", "lses"))
+    ask.dtypes(parts(3, 3, 2, 5, 4))
     return ask
 
 
@@ -635,7 +626,7 @@ def rope_probes() -> list[Probe]:
     ask("relative", some, by=scores)
     ask("rows", some, by=by_rows(plain, "x"))
     ask("gradients", some, by=gradients(plain, "x"))
-    ask.dtypes(of(draw(3, 2, 5, 8), 300), ["x"])
+    ask.dtypes(of(draw(3, 2, 5, 8), 300))
     return ask
 
 
@@ -692,7 +683,7 @@ def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
     ask("heads", shown, by=compared(plain, first, "w_q", others))
     mild = of(3, 5, 12, 6, most=2)
     ask("gradients", mild | {"mask": five}, by=gradients(plain, "x"))
-    ask.dtypes(mild | {"mask": five}, tensors(mild))
+    ask.dtypes(mild | {"mask": five})
     return ask
 
 
@@ -731,26 +722,23 @@ def cross_probes() -> list[Probe]:
     mild = of(3, 5, 7, 12, 4, 6, most=2)
     learnt = gradients(plain, "x", "context")
     ask("gradients", mild | {"mask": pads}, by=learnt)
-    ask.dtypes(mild | {"mask": pads}, tensors(mild))
+    ask.dtypes(mild | {"mask": pads})
     return ask
 
 
 # ------------------------------------------------------------------ caches
 
 
-def in_chunks(*chunks: int) -> Drive:
+@driving
+def in_chunks(f: Solution, i: Inputs, *chunks: int) -> Outputs:
     """The outputs of calls with so many tokens each, as one."""
-
-    def driven(f: Solution, i: Inputs) -> Outputs:
-        first, *others = i["x"].split(chunks, dim=1)
-        out, kept = f.two(**i | {"x": first})
-        outs = [out]
-        for part in others:
-            out, kept = f.two(**i | {"x": part, "cache": kept})
-            outs.append(out)
-        return (torch.cat(outs, dim=1),)
-
-    return driven
+    first, *others = i["x"].split(chunks, dim=1)
+    out, kept = f.two(**i | {"x": first})
+    outs = [out]
+    for part in others:
+        out, kept = f.two(**i | {"x": part, "cache": kept})
+        outs.append(out)
+    return (torch.cat(outs, dim=1),)
 
 
 def once(f: Solution, i: Inputs) -> Outputs:
@@ -812,26 +800,27 @@ def cached_probes(
     ask("future", some, by=compared(once, last, "x", before))
     ask("rows", some, by=by_rows(in_chunks(4, 1), "x"))
     ask("apart", some, by=interleaved)
-    large = in_float32(some)
+    large = cast(some, torch.float32)
     ask("large", large | {"w_q": 64 * large["w_q"]}, by=in_chunks(4, 1))
 
     def small(f: Solution, i: Inputs) -> Outputs:
         """On average, of more tokens than a buffer has room for."""
         first, *parts = i["x"].split((5, 19, 1, 1, 38), dim=1)
-        _, kept = f.two(**i | {"x": first})
-        before = {at: t.clone() for at, t in stored(kept).items()}
-        for part in parts:
-            _, kept = f.two(**i | {"x": part, "cache": kept})
+        with Watched(unwritten):
+            _, kept = f.two(**i | {"x": first})
+            before = {at: t.clone() for at, t in stored(kept).items()}
+            for part in parts:
+                _, kept = f.two(**i | {"x": part, "cache": kept})
         took, need = grown(before, stored(kept)) / 59, per_token(i)
         # As much again is free in a buffer that was just doubled.
         return limited(took if took > 2 * need else 0, need)
 
     ask("small", inputs(1, 64), by=small)
     if "theta" in some:
-        long = in_float32(inputs(1, 2053, small=True))
+        long = cast(inputs(1, 2053, small=True), torch.float32)
         ask("far", {n: long[n] for n in long if n != "theta"}, by=far)
     mild = inputs(3, 5, most=2)
-    ask.dtypes(mild, tensors(mild), by=in_chunks(4, 1))
+    ask.dtypes(mild, by=in_chunks(4, 1))
     return ask
 
 
@@ -993,7 +982,7 @@ def cache_probes() -> list[Probe]:
     ask("rows", some, by=by_rows(last, "k", "v"))
     ask("apart", some, by=apart)
     for parts in ((3,), (3, 1)):
-        ask.dtypes(of(7, parts, 3, 2, 4), ("k", "v"), by=last)
+        ask.dtypes(of(7, parts, 3, 2, 4), by=last)
     return ask
 
 
@@ -1008,7 +997,7 @@ def pooled_probes() -> list[Probe]:
         ask("same", of(*sizes))
     for sizes in ((6, 2, 5, 7), (6, 3, 5, 7), (6, 6, 5, 7), (9, 3, 3, 27)):
         ask("same", of(*sizes))
-    ask.dtypes(of(6, 2, 5, 7), ("w_k", "w_v"))
+    ask.dtypes(of(6, 2, 5, 7))
     return ask
 
 

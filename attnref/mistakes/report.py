@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,38 +98,34 @@ class Report:
     def as_json(self) -> dict[str, object]:
         """The same as numbers and words in one language, for programs."""
         words = _Words(self.language)
-
-        def finite(number: float) -> float | None:
-            return number if math.isfinite(number) else None
-
+        finite = math.isfinite
+        laws = [
+            {
+                "law": v.law,
+                "title": words.of(v.title),
+                "passed": v.passed,
+                "inputs": v.tried,
+                "difference": v.difference if finite(v.difference) else None,
+                "input": v.sizes or None,
+                "fault": words.of(v.fault),
+            }
+            for v in self.verdicts
+        ]
+        known = {
+            id: {
+                "id": id,
+                "title": words.of(catalogue()[id].title),
+                "page": page_of(id, self.language),
+            }
+            for id in chain(*self.mistakes)
+        }
         return {
             "exercise": self.exercise,
             "passed": self.passed,
             "error": words.of(self.error),
             "where": list(self.where),
-            "laws": [
-                {
-                    "law": v.law,
-                    "title": words.of(v.title),
-                    "passed": v.passed,
-                    "inputs": v.tried,
-                    "difference": finite(v.difference),
-                    "input": v.sizes or None,
-                    "fault": words.of(v.fault),
-                }
-                for v in self.verdicts
-            ],
-            "mistakes": [
-                [
-                    {
-                        "id": id,
-                        "title": words.of(catalogue()[id].title),
-                        "page": page_of(id, self.language),
-                    }
-                    for id in ids
-                ]
-                for ids in self.mistakes
-            ],
+            "laws": laws,
+            "mistakes": [[known[id] for id in ids] for ids in self.mistakes],
             "unfinished": self.unfinished,
             "agrees": self.agrees,
             "tried": self.tried,
@@ -183,25 +180,19 @@ class _Words:
             yield from (f"  {x}" for x in report.printed.splitlines())
 
     def summary(self, report: Report) -> str:
-        word, failed = "passes", len(report.failures)
-        numbers = {"n": len(report.verdicts), "all": len(report.verdicts)}
-        if failed:
-            word, numbers["n"] = "fails", failed
-        if failed == 1:
-            word = "fails_one"
-        first = self.say(word, name=report.exercise, **numbers)
+        failed, all = len(report.failures), len(report.verdicts)
+        word = ("passes", "fails_one", "fails")[min(failed, 2)]
+        first = self.say(word, name=report.exercise, n=failed or all, all=all)
         return self.in_colour(RED if failed else GREEN, first)
 
     def laws(self, report: Report) -> Iterator[str]:
         before: Text | None = None
-        ok, no = self.say("ok"), self.say("no")
+        marks = {True: self.say("ok"), False: self.say("no")}
+        wide = max(map(_wide, marks.values()))
         for v in report.verdicts:
-            mark = self.in_colour(
-                GREEN if v.passed else RED, ok if v.passed else no
-            )
-            room = " " * (
-                max(map(_wide, (ok, no))) - _wide(ok if v.passed else no)
-            )
+            mark = marks[v.passed]
+            room = " " * (wide - _wide(mark))
+            mark = self.in_colour(GREEN if v.passed else RED, mark)
             line = f"  {mark}{room}  {self.of(v.title)}"
             if v.passed:
                 much = f"{v.difference:.0e}" if v.difference else "0"
@@ -214,8 +205,8 @@ class _Words:
                     fault = self.say("again")
                 elif v.raised:
                     before = v.fault
-                colon = self.say("colon")
-                yield from wrapped(f"{v.sizes}{colon}{fault}", " " * 9)
+                where = f"{v.sizes}{self.say('colon')}"
+                yield from wrapped(f"{where}{fault}", " " * 9)
         yield from (f"         {line}" for line in report.where)
 
     def hint(self, report: Report) -> str:
@@ -234,19 +225,17 @@ class _Words:
             if report.unfinished:
                 yield self.say("unfinished")
             return
-        several = len(report.mistakes) > 1
-        word = "either" if several else "one"
-        if not several and len(report.mistakes[0]) > 1:
-            word = "two"
+        word = "two" if len(report.mistakes[0]) > 1 else "one"
+        if len(report.mistakes) > 1:
+            word = "either"
         known = [f"where {law}" for law in report.differs]
         apart = [self.say(word) for word in known if word in WORDS]
         where = self.say("and").join(apart)
         but = self.say("but", where=where) if apart else ""
         numbers = {"n": report.agrees, "all": report.tried}
         yield from wrapped(self.say(word, **numbers, but=but), "")
-        for ids in report.mistakes:
-            for id in ids:
-                yield from self.mistake(catalogue()[id], show)
+        for id in chain(*report.mistakes):
+            yield from self.mistake(catalogue()[id], show)
 
     def mistake(self, mistake: Mistake, show: bool) -> Iterator[str]:
         yield f"\n{self.in_colour(BOLD, str(self.of(mistake.title)))}\n"
@@ -263,9 +252,9 @@ class _Words:
             yield f"  {self.say('show', id=mistake.id)}"
 
 
-def explanation(id: str, language: str, *, colour: bool = False) -> str:
+def explanation(id: str, language: str) -> str:
     """An entry of the catalogue, with its lines."""
-    lines = _Words(language, colour).mistake(catalogue()[id], True)
+    lines = _Words(language).mistake(catalogue()[id], True)
     return "\n".join(lines).strip("\n")
 
 
@@ -325,6 +314,8 @@ def page_of(id: str, language: str) -> str:
 # ------------------------------------------------------------- reproductions
 
 LINES = 15
+KINDS = {torch.float64: "double", torch.float32: "float"}
+KINDS |= {torch.float16: "half", torch.bfloat16: "bfloat16"}
 LITERAL = 60  # elements of the tensors of an input that is written out
 
 
@@ -332,12 +323,18 @@ def apart(got: Any, wanted: Any) -> tuple[str, str]:
     """Two numbers that differ, with as many digits as show it."""
     if isinstance(got, Tensor) and got.dtype == torch.bool:
         return str(bool(got)), str(bool(wanted))
-    pair = "", ""
+    return unequal([float(got)], [float(wanted)])
+
+
+def unequal(got: list[float], wanted: list[float]) -> tuple[str, str]:
+    """Both with as many digits as it takes."""
+    one = other = ""
     for digits in (4, 6, 9, 17):
-        pair = f"{float(got):.{digits}g}", f"{float(wanted):.{digits}g}"
-        if pair[0] != pair[1]:
+        one = ", ".join(f"{x:.{digits}g}" for x in got)
+        other = ", ".join(f"{x:.{digits}g}" for x in wanted)
+        if one != other:
             break
-    return pair
+    return one, other
 
 
 class Program:
@@ -361,13 +358,13 @@ class Program:
             self.head = ["import torch", f"from {path.stem} import {wanted}"]
         else:
             self.head = [f"import torch  # {path.name or 'yours'}: {wanted}"]
-        every = [x for v in given.values() for x in _tensors(v)]
+        every = [x for v in given.values() for x in tensors_of(v)]
         self.long = sum(x.numel() for x in every) > literal
         if self.long:
             self.head.append("from attnref.mistakes.checker import asked")
             self.body.append(f'given = asked("{name}", {probe})')
         for word, value in given.items():
-            if _tensors(value):
+            if tensors_of(value):
                 base = f'given["{word}"]' if self.long else word
                 if not self.long:
                     self.body += _statement(f"{word} = ", _literal(value))
@@ -381,7 +378,7 @@ class Program:
         if id(value) in self.names:
             return self.names[id(value)]
         if isinstance(value, Tensor):
-            for each in (x for v in self.given.values() for x in _tensors(v)):
+            for each in (x for v in self.given.values() for x in tensors_of(v)):
                 if at := _slice(value, each):
                     return f"{self.names[id(each)]}{at}"
             if value.numel() > LITERAL // 3:
@@ -437,8 +434,8 @@ class Program:
         return "\n".join(lines)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    several = value if isinstance(value, list) else [value]
+def tensors_of(value: Any) -> list[Tensor]:
+    several = value if isinstance(value, list | tuple) else [value]
     return [x for x in several if isinstance(x, Tensor)]
 
 
@@ -466,12 +463,9 @@ def _literal(value: Any) -> str:
         return repr(value)
     if value.dtype == torch.bool:
         return f"torch.tensor({value.int().tolist()}).bool()"
-    quarters = value * 4
     if not value.is_floating_point():
         return f"torch.tensor({value.tolist()})"
-    kind = str(value.dtype).replace("torch.float64", "torch.double")
-    kind = kind.replace("torch.float32", "torch.float")
-    kind = kind.replace("torch.float16", "torch.half").removeprefix("torch.")
+    quarters, kind = value * 4, KINDS[value.dtype]
     if quarters.equal(quarters.round()) and bool(quarters.isfinite().all()):
         return f"torch.tensor({quarters.int().tolist()}).{kind}() / 4"
     text = re.sub(r"\b(inf|nan)\b", r"torch.\1", str(value.tolist()))
@@ -501,19 +495,12 @@ def _compared(
         elif gaps_of(a, b).any():
             *before, last = place(gaps_of(a, b))
             start = max(0, min(last - 2, a.shape[-1] - 5))
-            row = tuple(before), slice(start, start + 5)
-            x, y = a[row[0]][row[1]], b[row[0]][row[1]]
-            for digits in (4, 6, 9, 17):
-                texts = [
-                    ", ".join(f"{v:.{digits}g}" for v in t.double().tolist())
-                    for t in (x, y)
-                ]
-                if texts[0] != texts[1]:
-                    break
-            index = ", ".join([*map(str, before), f"{start}:{start + len(x)}"])
-            yield f"print({name}[{index}])"
-            yield f"# it gives {texts[0]}"
-            yield f"# right is {texts[1]}"
+            row: Any = (*before, slice(start, start + 5))
+            x, y = unequal(a[row].double().tolist(), b[row].double().tolist())
+            index = [*map(str, before), f"{start}:{start + len(a[row])}"]
+            yield f"print({name}[{', '.join(index)}])"
+            yield f"# it gives {x}"
+            yield f"# right is {y}"
         else:
             continue
         return

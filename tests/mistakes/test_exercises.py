@@ -21,7 +21,9 @@ from attnref.mistakes.exercises import (
     EXERCISES,
     LAWS,
     Solution,
+    Watched,
     calls_attnref,
+    unwritten,
 )
 from attnref.mistakes.tasks import TASKS, stub, task
 from tests.kit import sampled
@@ -412,6 +414,14 @@ def test_a_cache_larger_than_it_need_be_is_told():
     (law,) = report.failures
     assert law.law == "small"
     assert law.fault.en == "42 numbers per token, at most 12 are needed"
+
+
+def test_memory_that_a_cache_never_wrote_holds_no_number():
+    """Else it may hold those of another cache, and one that is too large
+    passes."""
+    with Watched(unwritten):
+        made = torch.empty(3), torch.ones(2).new_empty(4)
+    assert all(x.isnan().all() for x in made)
 
 
 def test_absorption_that_expands_is_told():
