@@ -305,7 +305,7 @@ def test_each_kind_of_mask_and_what_sdpa_takes_for_it():
 
     from attnref import causal_mask, sdpa
 
-    x = torch.randn(3, 2, 4, 8)  # queries, keys and values of 4 tokens
+    x = torch.randn(3, 2, 4, 8)  # q, k and v of 4 tokens
     ours = sdpa(x, x, x, causal_mask(4))
     theirs = scaled_dot_product_attention(x, x, x, is_causal=True)
     torch.testing.assert_close(ours, theirs)
