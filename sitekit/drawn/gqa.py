@@ -1,11 +1,49 @@
-"""How the heads of a group are stacked."""
+"""How heads share keys and values, and how those of a group are stacked."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
+from markupsafe import Markup
+from torch import Tensor
 
 from attnref.core.sdpa import _fold
+from attnref.numbers.cost import Cost, attention_cost
+from sitekit import svg
+from sitekit.drawn.compare import picture, wires_of
 from sitekit.render import Row
+
+WIDTH = 128  # of a head
+HEADS = 8
+
+
+class Shared(NamedTuple):
+    """Which query head reads which key/value head, and what that costs."""
+
+    wires: Tensor
+    cost: Cost
+
+    def drawing(
+        self, axes: tuple[str, str], *, title: str, words: list[str]
+    ) -> svg.Drawing:
+        """`words`: below it, with {0} for the bytes of a token, {1} for the
+        parameters and {2} for the FLOPs per byte of cache."""
+        marks = picture(self.wires, torch.zeros(self.wires.shape[1]), 320)
+        drawn = svg.SVG.format(320, 132, title, Markup("").join(marks))
+        told = (
+            f"{2 * self.cost.cached:,}",
+            f"{self.cost.parameters:,}",
+            f"{float(self.cost.attention_intensity()):g}",
+        )
+        below = [word.format(*told) for word in words]
+        return svg.Drawing(title, 0, 320, drawn, below=below)
+
+
+def shared(*, n_kv_heads: int) -> Shared:
+    wires, _ = wires_of(HEADS, n_kv_heads)
+    width = HEADS * WIDTH
+    cost = attention_cost(d_model=width, n_heads=HEADS, n_kv_heads=n_kv_heads)
+    return Shared(wires, cost)
 
 
 def fold(n_heads: int, n_kv_heads: int, queries: int) -> Iterator[Row]:

@@ -5,12 +5,13 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
 from attnref.numbers.specs import Source, find_model
-from sitekit import plots
+from sitekit import plots, svg
 from sitekit.drawn.mla import V3
 from sitekit.plots import Plot
 from sitekit.render import Row, Word
@@ -307,6 +308,62 @@ def steps(
             f"{batch * 1e3 / least:,.0f}",
             f"{caches / (weights + caches):.0%}",
         ]
+
+
+class DecodeStep(NamedTuple):
+    """Of each batch: sequences, milliseconds to read the weights, to read the
+    caches and to compute, and whether it fits into the GPU's memory."""
+
+    batches: list[tuple[int, float, float, float, bool]]
+
+    def drawing(
+        self, axes: tuple[str, str], *, title: str, words: list[str]
+    ) -> svg.Drawing:
+        """`words`: weights, caches and arithmetic; a batch, with {0} for its
+        sequences, {1} for the milliseconds and {2} for the tokens per second;
+        and what does not fit, with {0} for its sequences."""
+        *kinds, fitting, other = words
+        wide, y, marks = 340, 8.0, list[Markup]()
+        scale = wide / 24  # ms: what reading 80 GB takes
+
+        def box(kind: str, x: float, y: float, w: float, h: float) -> None:
+            marks.append(svg.BOX.format(kind, x, y, w, h, 0, ""))
+
+        x = 0.0
+        for kind, word in zip(
+            ("weights", "value", "query"), kinds, strict=True
+        ):
+            box(kind, x + 1, y - 5, 10, 10)
+            marks.append(svg.TEXT.format("beside axis", x + 16, y, "", word))
+            x += 30 + svg.room([word], 11.5)
+        for sequences, weights, caches, done, fits in self.batches:
+            least = max(weights + caches, done)
+            rate = f"{1e3 * sequences / least:,.0f}"
+            told = other.format(sequences)
+            if fits:
+                told = fitting.format(sequences, f"{least:.1f}", rate)
+            y += 26
+            marks.append(svg.TEXT.format("beside", 0, y, "", told))
+            y += 12
+            if fits:
+                box("weights", 0, y, scale * weights, 14)
+                box("value", scale * weights, y, scale * caches, 14)
+                box("query", 1, y + 16, max(1, scale * done), 5)
+            y += 18
+        drawn = svg.SVG.format(wide, y + 6, title, Markup("").join(marks))
+        return svg.Drawing(title, 0, wide, drawn)
+
+
+def step_time(*, tokens: int) -> DecodeStep:
+    """A decode step of Llama-3.1-8B on an H100 of 80 GB, by its batch."""
+    found = []
+    for batch in (1, 8, 32, 128):
+        weights, caches = 2 * _read(), batch * _cache(tokens)
+        done = batch * (2 * _read() + _attended(tokens)) / H100.peak
+        whole = weight_bytes(find_model("llama-3.1-8b")) + caches
+        read = [1e3 * n / H100.bandwidth for n in (weights, caches)]
+        found.append((batch, *read, 1e3 * done, whole <= 80e9))
+    return DecodeStep(found)
 
 
 def turn() -> Iterator[Row]:

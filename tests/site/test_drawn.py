@@ -866,3 +866,42 @@ def test_each_file_draws_for_a_page_that_shows_it():
         for name in calls.drawn(page):
             used = len(re.findall(rf"\b{name}\b", sources)) > 1
             assert (page, name) in named or used, f"{page}.{name} is not shown"
+
+
+def test_chunks_are_those_of_the_rule_on_the_page():
+    assert masks.chunks(4, 2).int().tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 1, 1],
+    ]
+
+
+def test_what_sharing_heads_costs():
+    words = ["{0}", "{1}", "{2}"]
+    for K in (8, 4, 2, 1):
+        drawn = gqa.shared(n_kv_heads=K).drawing(AXES, title="K", words=words)
+        weights = 2 * 1024 * 1024 + 2 * 1024 * K * 128
+        taken = 2 * K * 128 * 2
+        assert drawn.below == [f"{taken:,}", f"{weights:,}", f"{8 / K:g}"]
+        assert drawn.svg.count("<line") == 8
+        assert drawn.svg.count('rect class="key"') == K
+
+
+def test_the_time_of_a_step_is_that_of_the_table():
+    words = ["w", "c", "a", "{0}: {1} ms, {2}/s", "{0}: none"]
+    drawn = operations.step_time(tokens=8192)
+    for batch, weights, caches, done, fits in drawn.batches:
+        ((_, read, multiply, cached, attend, least, *_),) = operations.steps(
+            8192, (batch,)
+        )
+        assert [read, cached, least] == [
+            f"{weights:.2f}",
+            f"{caches:.2f}",
+            f"{max(weights + caches, done):.1f}",
+        ]
+        assert done == pytest.approx(float(multiply) + float(attend), abs=0.011)
+        assert fits == (batch < 128)
+    svg = drawn.drawing(AXES, title="t", words=words).svg
+    assert "32: 14.7 ms" in svg and "128: none" in svg
+    assert svg.count('"value"') == 1 + 3, "and one in the legend"

@@ -401,6 +401,53 @@ def test_what_the_heads_of_mla_read():
     assert not wired.past_up.any()
 
 
+def test_the_calls_that_a_choice_leads_to():
+    # --8<-- [start:choose_mha]
+    import torch
+
+    from attnref import MultiHeadAttention, padding_mask
+
+    sizes = {"d_model": 1024, "n_heads": 16}
+    mha = MultiHeadAttention(**sizes, causal=False)
+    real = torch.tensor([[True] * 7 + [False] * 2])
+    out = mha(torch.randn(1, 9, 1024), mask=padding_mask(real))
+    # --8<-- [end:choose_mha]
+    assert out.shape == (1, 9, 1024)
+    # --8<-- [start:choose_convert]
+    from attnref import mha_to_gqa
+
+    smaller = mha_to_gqa(mha, 8)  # then train on
+    # --8<-- [end:choose_convert]
+    assert smaller.n_kv_heads == 8
+    # --8<-- [start:choose_gqa]
+    from attnref import GroupedQueryAttention, KVCache
+
+    gqa = GroupedQueryAttention(**sizes, n_kv_heads=8, rope_theta=1e4)
+    cache = KVCache(max_len=100)
+    with torch.no_grad():
+        prompt = gqa(torch.randn(1, 9, 1024), cache=cache)
+        token = gqa(torch.randn(1, 1, 1024), cache=cache)
+    # --8<-- [end:choose_gqa]
+    assert prompt.shape == (1, 9, 1024) and token.shape == (1, 1, 1024)
+    assert cache.length == 10
+    # --8<-- [start:choose_mla]
+    from attnref import MultiHeadLatentAttention
+
+    mla = MultiHeadLatentAttention(
+        **sizes,
+        kv_lora_rank=512,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+    )
+    cache = KVCache(max_len=100)
+    with torch.no_grad():
+        prompt = mla(torch.randn(1, 9, 1024), cache=cache)
+        token = mla(torch.randn(1, 1, 1024), cache=cache)
+    # --8<-- [end:choose_mla]
+    assert token.shape == (1, 1, 1024) and cache.length == 10
+
+
 def test_the_cases_by_hand():
     rows = [*choose.cases()]
     model = find_model("llama-3.1-8b")
