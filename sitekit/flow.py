@@ -17,7 +17,7 @@ from sitekit.svg import BOLD, BOX, MARGIN, MONO, SVG, TEXT, Drawing, room
 from sitekit.traced import PLAIN, Node, Traced
 
 # Of a box, a step, an arrow's tip; between rows, and between boxes.
-HIGH, STEP, TIP, GAP, SIDE = 47, 18, 10, 8, 8
+HIGH, STEP, TIP, GAP, SIDE = 50, 20, 9, 7, 8
 PHONE = 358  # what its screen holds
 AREA, SHELF = 14, 14  # the longest side of a square; what stands on a shelf
 CACHE = "step", "cache"
@@ -163,7 +163,7 @@ def draw(traced: Traced, title: str) -> Drawing:
     svg = str(SVG.format(width, y + MARGIN, title, marks))
     own = f'<svg class="flow" data-file="{traced.file}"'
     drawn = Markup(svg.replace("<svg", own, 1))
-    scrolls = width > PHONE
+    scrolls = width > 1.1 * PHONE  # or is drawn a little smaller there
     return Drawing(title, room([title], 1, BOLD), width, drawn, scrolls)
 
 
@@ -184,13 +184,13 @@ def _box(
     marks = []
     for n, (what, word) in enumerate(_steps(p)):
         y, w = begin + STEP * n, room([word], 10) + 9
-        marks.append(BOX.format(f"{what} pill", p.x - w / 2, y, w, 15, 7, ""))
-        marks.append(TEXT.format(f"{what} pill", p.x, y + 7.5, "", word))
+        marks.append(BOX.format(f"{what} pill", p.x - w / 2, y, w, 18, 9, ""))
+        marks.append(TEXT.format(f"{what} pill", p.x, y + 8.5, "", word))
     marks += [
         BOX.format(f"{kind} box{state}", left, top, p.wide, HIGH, 5, ""),
-        TEXT.format(f"{kind} name{ink}", left + 6, top + 12, "", node.name),
-        TEXT.format(f"shape{ink}", p.x, top + 26.5, "", node.letters),
-        TEXT.format(f"size{ink}", p.x, top + 38.5, "", _sizes(node)),
+        TEXT.format(f"{kind} name{ink}", left + 6, top + 11, "", node.name),
+        TEXT.format(f"shape{ink}", p.x, top + 28.5, "", node.letters),
+        TEXT.format(f"size{ink}", p.x, top + 41, "", _sizes(node)),
         BOX.format(
             f"{kind} area{ink}",
             *(right - 5 - side, top + 5, side, side, 0, ""),
