@@ -6,7 +6,7 @@ gets its place: below all that it is computed of.
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import sqrt
+from math import ceil, sqrt
 
 import torch
 from markupsafe import Markup
@@ -49,7 +49,7 @@ def _wide(node: Node) -> float:
     name = room([node.name], 13, BOLD) + AREA + 8
     lines = room([node.letters], 10, MONO), room([_sizes(node)], 10)
     steps = [room([text], 10) for _, text in node.steps]
-    return max(name, *lines, *steps) + 9
+    return ceil(max(name, *lines, *steps)) + 9
 
 
 def _rows(nodes: list[Node]) -> list[list[Place]]:
@@ -117,6 +117,7 @@ def _placed(rows: list[list[Place]]) -> float:
             least = p.x + p.wide / 2 + SIDE
         for p in row[::-1]:
             p.x = min(p.x, most - p.wide / 2)
+            p.x = round(p.x)
             most = p.x - p.wide / 2 - SIDE
     return whole + 2 * MARGIN
 
@@ -132,7 +133,7 @@ def draw(traced: Traced, title: str) -> Drawing:
     boxes: list[Markup] = []
     for row in rows:
         aside = [abs(n.x - p.x) for p in row for n in p.above]
-        begin = y + (GAP + max(aside) / 8 if aside else 0)
+        begin = y + (GAP + max(aside) // 8 if aside else 0)
         steps = max(len(_steps(p)) for p in row)
         top = begin + STEP * steps + (TIP if row is not rows[0] else 0)
         bottom = top + HIGH
@@ -180,10 +181,11 @@ def _box(
     state = " stored" * node.stored + " recomputed" * node.again
     ink = " on" if node.stored else ""
     left, right = p.x - p.wide / 2, p.x + p.wide / 2
-    side = max(2, AREA * sqrt(torch.Size(node.shape).numel() / most))
+    size = torch.Size(node.shape).numel()
+    side = max(2, round(AREA * sqrt(size / most), 1))
     marks = []
     for n, (what, word) in enumerate(_steps(p)):
-        y, w = begin + STEP * n, room([word], 10) + 9
+        y, w = begin + STEP * n, ceil(room([word], 10)) + 9
         marks.append(BOX.format(f"{what} pill", p.x - w / 2, y, w, 18, 9, ""))
         marks.append(TEXT.format(f"{what} pill", p.x, y + 8.5, "", word))
     marks += [
