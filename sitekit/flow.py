@@ -20,7 +20,7 @@ from sitekit.traced import PLAIN, Node, Traced
 HIGH, STEP, TIP, GAP, SIDE = 50, 20, 9, 7, 8
 PHONE = 358  # what its screen holds
 AREA, SHELF = 14, 14  # the longest side of a square; what stands on a shelf
-CACHE = "step", "cache"
+CACHE = "op", "cache"
 ORDER = ("query", "rope", "latent", "key", "value", "mask")
 ARROW = Markup('<path d="M{:g} {:g}V{:g}C{:g} {:g} {:g} {:g} {:g} {:g}V{:g}"/>')
 HEAD = Markup('<path class="tip" d="M{:g} {:g}l-4-7h8z"/>')
