@@ -6,7 +6,7 @@ gets its place: below all that it is computed of.
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import sqrt
+from math import ceil, sqrt
 
 import torch
 from markupsafe import Markup
@@ -17,10 +17,10 @@ from sitekit.svg import BOLD, BOX, MARGIN, MONO, SVG, TEXT, Drawing, room
 from sitekit.traced import PLAIN, Node, Traced
 
 # Of a box, a step, an arrow's tip; between rows, and between boxes.
-HIGH, STEP, TIP, GAP, SIDE = 47, 18, 10, 8, 8
+HIGH, STEP, TIP, GAP, SIDE = 50, 20, 9, 7, 8
 PHONE = 358  # what its screen holds
 AREA, SHELF = 14, 14  # the longest side of a square; what stands on a shelf
-CACHE = "step", "cache"
+CACHE = "op", "cache"
 ORDER = ("query", "rope", "latent", "key", "value", "mask")
 ARROW = Markup('<path d="M{:g} {:g}V{:g}C{:g} {:g} {:g} {:g} {:g} {:g}V{:g}"/>')
 HEAD = Markup('<path class="tip" d="M{:g} {:g}l-4-7h8z"/>')
@@ -49,7 +49,7 @@ def _wide(node: Node) -> float:
     name = room([node.name], 13, BOLD) + AREA + 8
     lines = room([node.letters], 10, MONO), room([_sizes(node)], 10)
     steps = [room([text], 10) for _, text in node.steps]
-    return max(name, *lines, *steps) + 9
+    return ceil(max(name, *lines, *steps)) + 9
 
 
 def _rows(nodes: list[Node]) -> list[list[Place]]:
@@ -117,6 +117,7 @@ def _placed(rows: list[list[Place]]) -> float:
             least = p.x + p.wide / 2 + SIDE
         for p in row[::-1]:
             p.x = min(p.x, most - p.wide / 2)
+            p.x = round(p.x)
             most = p.x - p.wide / 2 - SIDE
     return whole + 2 * MARGIN
 
@@ -132,7 +133,7 @@ def draw(traced: Traced, title: str) -> Drawing:
     boxes: list[Markup] = []
     for row in rows:
         aside = [abs(n.x - p.x) for p in row for n in p.above]
-        begin = y + (GAP + max(aside) / 8 if aside else 0)
+        begin = y + (GAP + max(aside) // 8 if aside else 0)
         steps = max(len(_steps(p)) for p in row)
         top = begin + STEP * steps + (TIP if row is not rows[0] else 0)
         bottom = top + HIGH
@@ -163,7 +164,7 @@ def draw(traced: Traced, title: str) -> Drawing:
     svg = str(SVG.format(width, y + MARGIN, title, marks))
     own = f'<svg class="flow" data-file="{traced.file}"'
     drawn = Markup(svg.replace("<svg", own, 1))
-    scrolls = width > PHONE
+    scrolls = width > 1.1 * PHONE  # or is drawn a little smaller there
     return Drawing(title, room([title], 1, BOLD), width, drawn, scrolls)
 
 
@@ -180,17 +181,18 @@ def _box(
     state = " stored" * node.stored + " recomputed" * node.again
     ink = " on" if node.stored else ""
     left, right = p.x - p.wide / 2, p.x + p.wide / 2
-    side = max(2, AREA * sqrt(torch.Size(node.shape).numel() / most))
+    size = torch.Size(node.shape).numel()
+    side = max(2, round(AREA * sqrt(size / most), 1))
     marks = []
     for n, (what, word) in enumerate(_steps(p)):
-        y, w = begin + STEP * n, room([word], 10) + 9
-        marks.append(BOX.format(f"{what} pill", p.x - w / 2, y, w, 15, 7, ""))
-        marks.append(TEXT.format(f"{what} pill", p.x, y + 7.5, "", word))
+        y, w = begin + STEP * n, ceil(room([word], 10)) + 9
+        marks.append(BOX.format(f"{what} pill", p.x - w / 2, y, w, 18, 9, ""))
+        marks.append(TEXT.format(f"{what} pill", p.x, y + 8.5, "", word))
     marks += [
         BOX.format(f"{kind} box{state}", left, top, p.wide, HIGH, 5, ""),
-        TEXT.format(f"{kind} name{ink}", left + 6, top + 12, "", node.name),
-        TEXT.format(f"shape{ink}", p.x, top + 26.5, "", node.letters),
-        TEXT.format(f"size{ink}", p.x, top + 38.5, "", _sizes(node)),
+        TEXT.format(f"{kind} name{ink}", left + 6, top + 11, "", node.name),
+        TEXT.format(f"shape{ink}", p.x, top + 28.5, "", node.letters),
+        TEXT.format(f"size{ink}", p.x, top + 41, "", _sizes(node)),
         BOX.format(
             f"{kind} area{ink}",
             *(right - 5 - side, top + 5, side, side, 0, ""),

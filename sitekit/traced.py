@@ -232,13 +232,13 @@ def _steps(
             if isinstance(getattr(called, name, None), nn.Module):
                 yield "weights", name
             elif name in STEPS:
-                yield ("rope" if name == "rope" else "step"), STEPS[name]
+                yield ("rope" if name == "rope" else "op"), STEPS[name]
         elif isinstance(node, ast.Name) and node.id in weights:
             yield "weights", node.id
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
             if not used & weights:
-                yield "step", "@"
+                yield "op", "@"
 
 
 class _Experiment:

@@ -339,7 +339,7 @@ def test_a_drawing_holds_whatever_its_words_are(chromium, fonts):
     style = (ROOT / "overrides/assets/attnref.css").read_text(encoding="utf-8")
     words = [long, "注意力 attention", "<pad>", "<a token>"]
     wide = traced.Node(long, [1], f"({long}, B)", (16384,) * 4, "latent")
-    steps = [("weights", long), ("step", "cache")]
+    steps = [("weights", long), ("op", "cache")]
     inputs = [wide, traced.Node("v", [2], "(B, T, D)", (3, 1, 1), "value")]
     last = traced.Node("return", [3], "(B,)", (1,), "mask", steps, inputs)
     nodes = traced.Traced("gqa", [*inputs, last], {})

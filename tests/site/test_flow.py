@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from sitekit import calls, traced
+from sitekit import calls, flow, traced
 from sitekit.shapes import Tracer
 from tests.kit.pages import fences
 
@@ -103,3 +103,59 @@ def test_what_is_changed_changes_what_arrows_lead_to_and_nothing_else(panel):
 
 def of_latent(node):
     return node.name == "latent" or any(map(of_latent, node.inputs))
+
+
+def drawing_of(page, number=0):
+    specs = [spec for kind, spec in fences(page) if kind == "flow"]
+    return parts(specs[0]["panels"][number])[0]
+
+
+def test_what_is_filled_is_in_the_memory_of_the_cache():
+    def names(page, state, number=0):
+        nodes = drawing_of(page, number).nodes
+        return [f"{n.name} {n.letters}" for n in nodes if getattr(n, state)]
+
+    assert names("gqa", "stored") == ["k (B, K, S, D)", "v (B, K, S, D)"]
+    of_latent = ["k (B, 1, S, R + Dr)", "v (B, 1, S, R)"]
+    assert names("mla", "stored") == ["latent (B, 1, S, R + Dr)", *of_latent]
+    assert names("mla", "again") == names("gqa", "again") == []
+    assert [name.split()[0] for name in names("absorption", "again")] == [
+        *("kv", "k", "v", "k")
+    ]
+    assert names("mha", "stored") == names("cross", "stored") == []
+
+
+def test_one_tile_updates_the_state_of_its_queries():
+    nodes = drawing_of("flash").nodes
+    made = {n.name: {i.name for i in n.inputs} for n in nodes if n.inputs}
+    assert made == {
+        "seen": {"mask"},
+        "scores": {"queries", "k", "seen"},
+        "larger": {"m", "scores"},
+        "p": {"scores", "larger"},
+        "rescale": {"m", "larger"},
+        "total": {"total", "rescale", "p"},
+        "acc": {"acc", "rescale", "p", "v"},
+        "m": {"larger"},
+    }
+
+
+def test_a_picture_has_a_box_for_each_variable_and_an_arrow_for_each_use():
+    found = drawing_of("gqa")
+    drawn = str(flow.draw(found, "A & B").svg)
+    shown = [n for n in found.nodes if n.drawn]
+    boxes = re.findall(r'<rect class="[\w ]*box[\w ]*"[^>]*>', drawn)
+    areas = re.findall(r' area[ on]*" [^>]*width="([\d.]+)" height="\1"', drawn)
+    assert len(boxes) == len(areas) == len(shown) == 9
+    sizes = sorted(torch.Size(n.shape).numel() for n in shown)
+    sides = [max(2, 14 * (n / sizes[-1]) ** 0.5) for n in sizes]
+    assert sorted(map(float, areas)) == pytest.approx(sides, abs=0.05)
+    arrows = drawn[drawn.index('class="arrows"') : drawn.index("</g>")]
+    passed = 1  # the query goes past the row of the cache
+    uses = sum(len(n.made_of) for n in shown)
+    assert arrows.count("<path d=") == uses + passed
+    for pill in ("q_proj", "k_proj", "v_proj", "o_proj", "SDPA"):
+        assert drawn.count(f">{pill}<") == 1
+    assert drawn.count(">rope<") == 2 and drawn.count(">cache<") == 1
+    assert 'data-lines="64"' in drawn and "k, v = cache.append(k, v)" in drawn
+    assert 'aria-label="A &amp; B"' in drawn
