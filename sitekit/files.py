@@ -4,6 +4,7 @@
 is `attnref copy --full` of the public names of layers/gqa.py: this file and all
 that it needs, in one. Files without public names are there too; what reads
 data, attnref/numbers, is left out. Beside them stands the wheel of the package.
+`/files/exercises/gqa.py`, and the same below `/zh/`, is the file to fill in.
 
 A page that shows code of a file gets, without a word of its author, a bar above
 the first block, a link in each caption, and links to the files that it imports.
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 from markupsafe import escape
 
 from attnref.commands import copy
+from attnref.mistakes.tasks import TASKS, stub
 from sitekit import ROOT, pages
 from sitekit.adapter import BuildError, get_relative_url
 from sitekit.calls import near
@@ -189,6 +191,11 @@ def _defined(code: str) -> dict[str, list[str]]:
     return {name: _defined_in(text) for name, text in parts.items()}
 
 
+def stubs(language: str) -> dict[str, str]:
+    """The files to fill in, by their place below `/files/`."""
+    return {f"exercises/{name}.py": stub(name, language) for name in TASKS}
+
+
 class Shown(NamedTuple):
     """A block of a page: what it shows of which file."""
 
@@ -269,20 +276,19 @@ class Site(NamedTuple):
     where: Where
     urls: dict[str, str]  # of the pages, below the English root
     words: dict[str, str]
+    root: str  # "" or "zh/"
 
 
 def site(files: Iterable[Any], config: Any) -> Site:
-    root, words = config.extra["roots"], dict(config.extra["words"]["files"])
+    root = config.extra["roots"][config.theme["language"]]
+    words = dict(config.extra["words"]["files"])
     if config.plugins["material/offline"].config.enabled:
         words["copy"] = ""  # from file://, no script may read a file
     return Site(
         Where(),
-        {
-            file.src_uri.removesuffix(".md"): root[config.theme["language"]]
-            + file.url
-            for file in files
-        },
+        {file.src_uri.removesuffix(".md"): root + file.url for file in files},
         words,
+        root,
     )
 
 
@@ -304,8 +310,12 @@ class Here(NamedTuple):
         return get_relative_url(urls[name], self.site.urls[self.page])
 
     def to_file(self, name: str) -> str:
-        there = [*texts(), wheel_name()]
-        return self._to("files", name, {n: f"files/{n}" for n in there})
+        urls = {n: f"files/{n}" for n in (*texts(), wheel_name())}
+        exercises = (f"files/exercises/{n}.py" for n in TASKS)
+        urls |= {
+            n.removeprefix("files/"): self.site.root + n for n in exercises
+        }
+        return self._to("files", name, urls)
 
     def to_page(self, page: str, id: str = "") -> str:
         link = self._to("page", page, self.site.urls)

@@ -71,11 +71,13 @@ def on_files(files: Any, config: Any) -> Any:
     from sitekit import files as downloads
 
     _site = downloads.site(files.documentation_pages(), config)
+    here = downloads.stubs(config.theme["language"])
     if _is_english(config):
-        for name, text in downloads.texts().items():
-            adapter.add_file(config, f"files/{name}", partial(str, text))
+        here |= downloads.texts()
         place = f"files/{downloads.wheel_name()}"
         adapter.add_file(config, place, downloads.wheel)
+    for name, text in here.items():
+        adapter.add_file(config, f"files/{name}", partial(str, text))
     return files
 
 

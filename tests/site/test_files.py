@@ -342,7 +342,7 @@ def test_a_link_to_nothing_stops_the_build_with_its_place(link, told):
     path = ROOT / "docs/zh/layers/gqa.md"
     urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
     html = '<a href="{}"></a>'
-    site = files.Site(files.Where(), urls, {})
+    site = files.Site(files.Where(), urls, {}, "")
     blank = ROOT / "docs/zh/conventions.md"
     right = files.with_files(html.format("page:layers/gqa#cost"), blank, site)
     assert right == '<a href="../layers/gqa/#cost">分组查询注意力（GQA）</a>'
@@ -385,7 +385,7 @@ def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_first_file():
     html = f"<p>.</p><details>\n{inner}</details>"
     urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
     words = config.extra["words"]["files"]
-    site = files.Site(files.Where(), urls, words)
+    site = files.Site(files.Where(), urls, words, "")
     here = files.Here(ROOT / "docs/en/index.md", site)
     parts = files._with_bars(html, here).split("<details>\n" + block)
     bar = r'<div class="whole[^"]*" id="([^"]+)"'

@@ -174,3 +174,7 @@ def test_each_exercise_is_listed_and_on_a_page_that_explains(site, language):
         said = html.unescape(re.sub(r"<[^>]+>", "", part))
         assert check.stubbed(name, "-", language) in said
         assert f"attnref check {name} {name}.py" in said
+        place = f"files/exercises/{name}.py"
+        assert f'href="../../{place}" download>' in part
+        written = (root / place).read_text(encoding="utf-8")
+        assert written == check.stubbed(name, "-", language) + "\n"

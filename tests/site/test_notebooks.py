@@ -7,12 +7,13 @@ import re
 import subprocess
 import sys
 
+import jinja2
 import nbformat
 import pytest
 from markdown_it import MarkdownIt
 
 import attnref
-from sitekit import ROOT, notebooks, pages
+from sitekit import CONFIGS, ROOT, adapter, notebooks, pages
 from tests.kit import sampled
 from tests.kit.pages import Reader, built
 
@@ -237,3 +238,32 @@ def test_a_notebook_says_which_attnref_it_uses(site, capsys, monkeypatch):
     told = capsys.readouterr().out
     assert told.startswith("attnref 9.8.7, installed: ")
     assert told.count("\n") == 1
+
+
+def test_a_notebook_opens_in_colab_where_its_host_is_github():
+    """From the branch into which the workflow puts what stands on the site."""
+    loader = jinja2.FileSystemLoader(ROOT / "overrides" / "partials")
+    env = jinja2.Environment(loader=loader)
+    env.filters["url"] = str
+    page = {
+        "meta": {"notebook": "notebooks/layers/gqa.ipynb"},
+        "file": {"src_uri": "layers/gqa.md"},
+    }
+
+    def links(language, repository):
+        config = adapter.config_of(CONFIGS[language])
+        config.extra["repository"] = repository
+        html = env.get_template("source-file.html").render(
+            config=config, page=page
+        )
+        return re.findall(r'href="([^"]*colab[^"]*)"', html)
+
+    base = "https://colab.research.google.com/github/some/one/blob"
+    for language, root in (("en", ""), ("zh", "zh/")):
+        found = links(language, "https://github.com/some/one/")
+        assert found == [f"{base}/notebooks/{root}{page['meta']['notebook']}"]
+        assert links(language, "https://example.org/some/one") == []
+        assert links(language, "") == []
+    workflow = (ROOT / ".github/workflows/pages.yml").read_text("utf-8")
+    assert "path: site/**/*.ipynb" in workflow
+    assert "git push --force origin notebooks" in workflow
