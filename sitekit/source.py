@@ -15,10 +15,19 @@ from sitekit.adapter import front_matter_of
 # Every fence line of a page: an opening one of these, or a closing one. It may
 # stand indented in a box.
 # There is no way to write an option that keeps a block from running.
-DRAWN = ("figure", "table", "plot", "models", "calculator")
+DRAWN = ("figure", "table", "plot", "steps", "models", "calculator")
 LANGUAGES = ("python", "text", "bash", *DRAWN)
 # What a fence draws is a call below one of these keys; the rest are words.
-CALLS = ("cache", "draw", "models", "plot", "table", "walk", "wiring")
+CALLS = (
+    "cache",
+    "draw",
+    "models",
+    "plot",
+    "steps",
+    "table",
+    "walk",
+    "wiring",
+)
 OPENING = re.compile(
     r'(?P<indent> *)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?'
 )
