@@ -158,7 +158,9 @@ def three_words() -> Steps:
             *shares,
             *rows("softmax", [f"{w:.2f}" for w in weight.tolist()]),
         ],
-        [*more, hull, *values, *sums, total]
-        + [_named("out value", "o", right, out)],
+        [
+            *(*more, hull, *values, *sums, total),
+            _named("out value", "o", right, out),
+        ],
     ]
     return Steps(380, 196, [Frame(marks, facts) for marks in drawn])
