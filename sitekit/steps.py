@@ -51,3 +51,10 @@ def arrow(kind: str, start: complex, tip: complex) -> Markup:
     )
     line = f"M{start.real:.1f} {start.imag:.1f}L{tip.real:.1f} {tip.imag:.1f}"
     return PATH.format(f"arrow {kind}", line + barbs)
+
+
+CIRCLE = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:g}"/>')
+
+
+def circle(kind: str, x: float, y: float, radius: float) -> Markup:
+    return CIRCLE.format(kind, x, y, radius)

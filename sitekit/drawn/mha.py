@@ -53,7 +53,8 @@ def reshapes() -> Steps:
     mixed = apart.reshape(T, H * D, 3)
 
     def tensor(x: float, name: str, tags: Tensor) -> Iterator[Markup]:
-        yield steps.text("soft small start", x, 14, name)
+        kind = {"\u2713": "good", "\u2717": "recomputed"}.get(name[0], "soft")
+        yield steps.text(f"{kind} start", x, 14, name)
         y = 34.0
         for block in tags if tags.dim() == 4 else tags[None]:
             for row in block:
@@ -66,26 +67,19 @@ def reshapes() -> Steps:
             for h, part in enumerate(token.view(H, D, 3)):
                 yield from _cells(100 + 92 * h, 34 + 40 * t, part)
 
-    def marked(x: float, kind: str, word: str) -> Markup:
-        return steps.text(f"{kind} start", x, 264, word)
-
     frames = [
         [*tensor(100, "(T, H * D)", TAGS)],
         [
-            steps.text("soft small start", 100, 14, "view(T, H, D)"),
+            steps.text("soft start", 100, 14, "view(T, H, D)"),
             *by_head(TAGS),
         ],
         [
-            *tensor(20, "view(T, H, D).transpose", apart),
-            *tensor(220, "view(H, T, D)", viewed),
-            marked(20, "good", "\u2713 {right}"),
-            marked(220, "recomputed", "\u2717 {wrong}"),
+            *tensor(20, "\u2713 view, transpose", apart),
+            *tensor(220, "\u2717 view(H, T, D)", viewed),
         ],
         [
-            *tensor(20, "transpose.reshape", back),
-            *tensor(220, "reshape", mixed),
-            marked(20, "good", "\u2713 {right}"),
-            marked(220, "recomputed", "\u2717 {wrong}"),
+            *tensor(20, "\u2713 transpose, reshape", back),
+            *tensor(220, "\u2717 reshape", mixed),
         ],
     ]
-    return Steps(380, 280, [Frame(marks, {}) for marks in frames])
+    return Steps(380, 246, [Frame(marks, {}) for marks in frames])

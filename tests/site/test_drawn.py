@@ -1,7 +1,6 @@
 """Figures and computed tables hold what the pages say of them."""
 
 import ast
-import cmath
 import json
 import math
 import re
@@ -448,28 +447,6 @@ def test_a_model_is_as_large_as_its_source_says():
         ["3 x 7 x 101"],
     ]
     assert [kind for kind, _ in decoder.block().boxes].index("on") == 1
-
-
-@pytest.mark.parametrize("apart", [0, 2])
-def test_arrows_of_rope_turn_by_the_angles_of_the_formula(apart):
-    """As they are drawn, upwards for a positive angle, and as is said below."""
-    html = rope.clocks(apart).drawing(AXES, title="t").svg
-    ends = r'<line class="(\w+)" x1="(.+?)" y1="(.+?)" x2="(.+?)" y2="(.+?)"'
-    arrows = re.findall(ends, html)[::3]  # without the sides of their tips
-    drawn = {"key": [], "query": []}
-    for kind, *at in arrows:
-        x1, y1, x2, y2 = map(float, at)
-        drawn[kind].append(complex(x2 - x1, y1 - y2))
-    told = [float(n) for n in re.findall(r">([\d.]+)°<", html)]
-    for n, (p, i) in enumerate(product(range(4), range(4))):
-        turned = 10000 ** (-2 * p / 8)
-        for kind, at in (("key", i), ("query", i + apart)):
-            if drawn[kind]:
-                want = 24 * cmath.exp(1j * at * turned)
-                assert abs(drawn[kind][n] - want) < 0.02
-        said = math.degrees(turned * (apart or i))
-        assert told[n] == float(f"{said:.3g}")
-    assert len(drawn["key"]) == (16 if apart else 0)
 
 
 def test_the_scores_by_distance_are_those_of_rope():

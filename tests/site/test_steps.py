@@ -1,5 +1,7 @@
 """Strips of frames: how they are stepped, and what their numbers equal."""
 
+import cmath
+import math
 import re
 
 import pytest
@@ -8,7 +10,7 @@ from playwright.sync_api import expect
 from torch.nn import functional as F
 
 from sitekit import pages
-from sitekit.drawn import sdpa
+from sitekit.drawn import mha, rope, sdpa, softmax
 from tests.kit.pages import fences
 
 
@@ -91,3 +93,56 @@ def test_three_words_end_in_what_torch_gives():
         F.pad(sides, (0, 1)), F.pad(sides.roll(-1, 0), (0, 1))
     )
     assert (turns[:, 2] > 0).all()
+
+
+def test_only_differences_of_scores_count():
+    one, more, *others = softmax.temperatures().frames
+    assert one.facts == more.facts
+    for frame, temperature in zip((one, *others), (1, 0.5, 2), strict=True):
+        want = (torch.tensor([2.0, 1.0, 0.0]) / temperature).softmax(0)
+        assert torch.allclose(vector(frame.facts["weights"]), want, atol=0.005)
+        assert drawn(frame)[3::2] == frame.facts["weights"].split(", ")
+
+
+def test_heads_that_are_transposed_hold_one_head_and_viewed_ones_do_not():
+    """Read from the drawing: six rows of two on the left, then on the right."""
+    whole, cut, apart, back = (
+        [text for text in drawn(frame) if re.fullmatch("[0-2][ab]", text)]
+        for frame in mha.reshapes().frames
+    )
+    assert (
+        whole
+        == cut
+        == back[:12]
+        == [f"{t}{h}" for t in range(3) for h in "aabb"]
+    )
+    right, wrong = apart[:12], apart[12:]
+    assert right == [f"{t}{h}" for h in "ab" for t in range(3) for _ in "aa"]
+    assert wrong == whole, "a view moves nothing"
+    assert back[12:] == right, "nor does a reshape of what is transposed"
+
+
+def test_hands_of_rope_and_their_score():
+    for frame in rope.turning().frames:
+        at = {k: int(frame.facts[k]) for k in ("query", "key", "far")}
+        assert at["far"] == at["query"] - at["key"]
+        angles = [at["far"] * 10**-p for p in range(4)]
+        told = [float(x[:-1]) for x in drawn(frame) if x.endswith("\u00b0")]
+        for angle, degrees in zip(angles, told, strict=True):
+            assert math.cos(math.radians(degrees)) == pytest.approx(
+                math.cos(angle), abs=1e-3
+            )
+        score = sum(map(math.cos, angles)) / 4
+        assert frame.facts["score"] == f"{score:.2f}"
+        hands = re.findall(
+            r'arrow (\w+)" d="M(.+?) (.+?)L(.+?) (.+?)M', "".join(frame.marks)
+        )
+        for n, (kind, *ends) in enumerate(hands):
+            x, y, to_x, to_y = map(float, ends)
+            want = 36 * cmath.exp(1j * at[kind] * 10 ** -(n // 2))
+            assert abs(complex(to_x - x, y - to_y) - want) < 0.2
+    lowest = rope.turning().frames[2].facts["score"]
+    scores = [
+        (sum(math.cos(d * 10**-p) for p in range(4)) / 4) for d in range(7)
+    ]
+    assert f"{min(scores):.2f}" == lowest
