@@ -9,8 +9,17 @@ import torch
 from playwright.sync_api import expect
 from torch.nn import functional as F
 
+from attnref.numbers.kv_memory import size
 from sitekit import pages
-from sitekit.drawn import mha, rope, sdpa, softmax
+from sitekit.drawn import (
+    absorption,
+    flash,
+    kv_cache,
+    mha,
+    rope,
+    sdpa,
+    softmax,
+)
 from tests.kit.pages import fences
 
 
@@ -146,3 +155,64 @@ def test_hands_of_rope_and_their_score():
         (sum(math.cos(d * 10**-p) for p in range(4)) / 4) for d in range(7)
     ]
     assert f"{min(scores):.2f}" == lowest
+
+
+def test_slots_of_the_cache_after_each_call():
+    """Prefill, decode, a chunk, roll back, reorder: what is stored, how much
+    of it is new, and how much a model without a cache computes again."""
+    lengths, news, rows = (
+        (4, 5, 7, 5, 5),
+        (4, 1, 2, 0, 0),
+        ("ab",) * 4 + ("bb",),
+    )
+    frames = kv_cache.stages().frames
+    for frame, held, new, row in zip(frames, lengths, news, rows, strict=True):
+        slots = [x for x in drawn(frame) if re.fullmatch(r"[ab]\d", x)]
+        assert slots == [f"{r}{i}" for r in row for i in range(held)]
+        html = "".join(frame.marks)
+        assert html.count('class="fresh"') == 3 * new  # two rows, and below
+        again = held - new if new else 0
+        assert html.count('<rect class="recomputed"') == again
+        told = {"new": new, "held": held, "again": held - new}
+        assert frame.facts == {k: str(n) for k, n in told.items()}
+
+
+def test_the_last_tile_gives_what_softmax_gives():
+    q, k = (torch.tensor(x).double() for x in (flash.Q, flash.K))
+    v = flash.VALUES[:, None]
+    out = F.scaled_dot_product_attention(q[5:], k, v, scale=1.0).item()
+    *tiles, end = flash.one_row().frames
+    assert end.facts["out"] == tiles[-1].facts["out"] == f"{out:.2f}"
+    weights = ((q[5] @ k.T).softmax(0)).tolist()
+    assert drawn(end)[4::3][:6] == [f"{w:.2f}" for w in weights]
+    for n, frame in enumerate(tiles, 1):
+        scores = (q[5] @ k.T)[: 2 * n]
+        m = scores.max()
+        p = (scores - m).exp()
+        assert float(frame.facts["m"]) == m
+        assert frame.facts["\u2113"] == f"{p.sum():.3f}"
+        assert frame.facts["o"] == f"{p @ v[: 2 * n, 0]:.2f}"
+
+
+def test_where_the_matrix_stands_decides_what_a_step_reads():
+    """The sizes of DeepSeek-V3, in bfloat16, after 4096 tokens and one more."""
+    frames = absorption.sliding().frames
+    H, dn, dr, dv, R, S = 128, 128, 64, 128, 512, 4097
+    read = [S * n * 2 for n in (H * (dn + dr + dv), R + dr, R + dr)]
+    assert [f.facts["bytes"] for f in frames] == [*map(size, read)]
+    once = 2 * H * R * (dn + dv)
+    flops = [once, once * S, once]
+    assert [f.facts["up"] for f in frames] == [f"{n / 1e6:,.0f}" for n in flops]
+    orders = [
+        [x for x in drawn(f) if x in ("q", "k", "c", "\u00b7", "W\u1d41\u1d37")]
+        for f in frames
+    ]
+    assert ["".join(x)[:4] for x in orders[1:]] == [
+        "q\u00b7kW",
+        "qW\u1d41\u1d37",
+    ]
+    bars = [
+        float(re.findall(r'y="160" width="([\d.]+)"', "".join(f.marks))[-1])
+        for f in frames
+    ]
+    assert bars[0] / bars[1] == pytest.approx(read[0] / read[1], rel=1e-3)
