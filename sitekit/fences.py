@@ -1,4 +1,4 @@
-"""What pages draw with: `figure`, `flow`, `table`, `plot`, `models`,
+"""What pages draw with: `figure`, `flow`, `table`, `plot`, `steps`, `models`,
 `calculator`.
 
 The body of such a fence is YAML: what to draw, as sitekit/calls.py reads it,
@@ -194,8 +194,50 @@ def plot(
     return Drawn(html, plain(caption), shown)
 
 
+BUTTONS = {"en": ("Back", "Next"), "zh": ("上一步", "下一步")}
+
+
+def steps(
+    fence: Fence,
+    *,
+    steps: str,
+    title: str,
+    frames: list[str],
+    caption: str = "",
+    words: dict[str, Any] | None = None,
+) -> Drawn:
+    """A strip of frames; in its drawings `{key}` is a word."""
+    drawn, told = value(steps, fence.page), Words(words)
+    if len(drawn.frames) != len(frames):
+        raise ValueError(f"{len(frames)} texts, {len(drawn.frames)} frames")
+    facts, shown = arguments(steps), []
+    title = fence.told(title, facts)
+    for n, (frame, said) in enumerate(zip(drawn.frames, frames, strict=True)):
+        marks = Markup("").join(frame.marks)
+        name = f"{title}: {n + 1} / {len(frames)}"
+        drawing = svg.SVG.format(drawn.width, drawn.height, name, marks)
+        drawing = re.sub(
+            r"\{(\w+)\}", lambda match: escape(told[match[1]]), drawing
+        )
+        said = fence.told(said, facts | frame.facts)
+        shown.append((Markup(drawing), said))
+    back, forth = BUTTONS[fence.language]
+    html = render(
+        "steps",
+        width=drawn.width,
+        title=title,
+        frames=shown,
+        back=back,
+        next=forth,
+        caption=caption,
+        words=told,
+    )
+    listed = "\n".join(f"{n}. {plain(s)}" for n, (_, s) in enumerate(shown, 1))
+    return Drawn(html, plain(caption), listed)
+
+
 KINDS: dict[str, Callable[..., Drawn]]
-KINDS = {"figure": figure, "flow": flow, "table": table, "plot": plot}
+"""What pages draw with: `figure`, `flow`, `table`, `plot`, `steps`, `models`,
 
 
 @cache
@@ -231,7 +273,8 @@ def draw(
     md: Markdown,
     **_: Any,
 ) -> str:
-    """What superfences calls for each of the six fences."""
+KINDS = {"figure": figure, "flow": flow, "table": table, "plot": plot}
+KINDS["steps"] = steps
     of_mkdocs: Any = md.treeprocessors["relpath"]  # it knows the page
     path = Path(of_mkdocs.file.abs_src_path)
     language = str(of_mkdocs.config.theme["language"])

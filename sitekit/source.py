@@ -16,10 +16,11 @@ from sitekit.adapter import front_matter_of
 # stand indented in a box.
 # There is no way to write an option that keeps a block from running.
 OWN = ("models", "calculator", "comparison", "difference", "strips")
-DRAWN = ("figure", "flow", "table", "plot", *OWN)  # OWN: each of one page alone
+# `OWN` are of one page each.
+DRAWN = ("figure", "flow", "table", "plot", "steps", *OWN)
 LANGUAGES = ("python", "text", "bash", *DRAWN)
 # What a fence draws is a call below one of these keys; the rest are words.
-CALLS = ("draw", "flow", "models", "plot", "table", "wiring")
+CALLS = ("draw", "flow", "models", "plot", "steps", "table", "wiring")
 OPENING = re.compile(
     r'(?P<indent> *)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?'
 )

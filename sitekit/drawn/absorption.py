@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from unittest.mock import Mock, patch
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 import attnref
 from attnref.numbers.cost import Cost, mla_cost
 from attnref.numbers.kv_memory import size
+from sitekit import steps
 from sitekit.drawn.mla import FORMS, V3, absorbed, v3
 from sitekit.render import Row, Word
+from sitekit.steps import Frame, Steps
 
 
 def _apart(form: str, new: int) -> Cost:
@@ -36,6 +39,52 @@ def step() -> Iterator[Row]:
             f"{cost.flops / held:,.1f}",
             f"{attention / held:,.1f}",
         ]
+
+
+def _part(kind: str, x: float, y: float, word: str) -> Markup:
+    ink = "on" if kind == "latent" or kind == "key" else kind
+    box = steps.box(kind, x - 29, y - 19, 58, 38, 5)
+    return box + steps.text(ink, x, y, word)
+
+
+def sliding() -> Steps:
+    """W_UK on the side of the keys, when they are stored and when they are
+    read, and on that of the query; and the bytes that a step reads."""
+    q, k, c, W = ("query", "q"), ("key", "k"), ("latent", "c"), "W\u1d41\u1d37"
+    again, mapped = ("recomputed", "k"), ("query", "q\u2032")
+    places = {
+        "expanded": [q, ("off", "\u00b7"), k],
+        "latent": [q, ("off", "\u00b7"), again, ("weights-of", W), c],
+        "absorbed": [q, ("weights-of", W), mapped, ("off", "\u00b7"), c],
+    }
+    read = {form: 2 * _apart(form, 1).cached for form in FORMS}
+    frames = []
+    for form in FORMS:
+        parts = places[form]
+        at = [190 + 74 * (i - (len(parts) - 1) / 2) for i in range(len(parts))]
+        at = [*at[:-1], 338.0]
+        if len(parts) == 3:
+            at = [42.0, 190.0, 338.0]
+        marks = [steps.path("wire", [complex(42, 40), complex(338, 40)])]
+        if form == "expanded":  # once, when the token is stored
+            ends = [complex(190, 104), complex(338, 104), complex(338, 40)]
+            marks.append(steps.path("wire ray", ends))
+            marks.append(_part("off", 190, 104, "c"))
+            marks.append(_part("weights-of", 264, 104, W))
+        for x, (kind, word) in zip(at, parts, strict=True):
+            if word == "\u00b7":
+                marks.append(steps.circle("dot-of", x, 40, 13))
+                marks.append(steps.text("", x, 40, word))
+            else:
+                marks.append(_part(kind, x, 40, word))
+        kind = "key" if form == "expanded" else "latent"
+        share = 352 * read[form] / max(read.values())
+        marks.append(steps.box(kind, 14, 168, share, 16, 2))
+        told = f"{{read}}: {size(read[form])}"
+        marks.append(steps.text("start", 14, 150, told))
+        up = f"{_apart(form, 1).projections / 1e6:,.0f}"
+        frames.append(Frame(marks, {"bytes": size(read[form]), "up": up}))
+    return Steps(380, 190, frames)
 
 
 def chunks() -> Iterator[Row]:

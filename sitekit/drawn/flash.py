@@ -12,9 +12,10 @@ from torch import Tensor
 import attnref
 from attnref.core.flash import Tiles, parts
 from attnref.numbers.kv_memory import size
-from sitekit import svg
+from sitekit import steps, svg
 from sitekit.drawn.operations import GPUS
 from sitekit.render import Row, Word
+from sitekit.steps import Frame, Steps
 
 # Six tokens: scores are small integers, scale 1; values are one number each.
 # The maximum of the last query grows with each tile.
@@ -112,6 +113,49 @@ def held(tiles: int) -> Tensor:
         step = [*_walk(query)][tiles - 1]
         row[: step.end] = (SCORES[query, : step.end] - step.m).exp()
     return weights
+
+
+def one_row() -> Steps:
+    """The last query, tile by tile: scores, exponentials, m, l and o; at the
+    end the weights, which are those of softmax."""
+    query, frames = QUERIES[-1], []
+    walk = [*_walk(query)]
+    for n, step in enumerate([*walk, walk[-1]], 1):
+        whole = n > len(walk)
+        below = held(min(n, len(walk)))[-1] / (step.total if whole else 1)
+        marks = [
+            steps.text("end soft small", 62, 22, "s"),
+            steps.text(
+                "end soft small", 62, 66, "p / \u2113" if whole else "p"
+            ),
+            steps.text("end soft small", 62, 110, "v"),
+        ]
+        for j, (score, p) in enumerate(
+            zip(SCORES[query].tolist(), below.tolist(), strict=True)
+        ):
+            x = 72 + 48 * j + 8 * (j // TILE)
+            now = whole or step.start <= j < step.end
+            done = j < step.end
+            kind = "now" if now else "past" if done else "slot"
+            marks.append(steps.box(kind, x, 6, 44, 32))
+            if done:
+                marks.append(steps.text("", x + 22, 22, f"{score:g}"))
+                marks.append(steps.text("", x + 22, 66, f"{p:.2f}"))
+            marks.append(steps.text("value", x + 22, 110, f"{VALUES[j]:g}"))
+        state = {"m": f"{step.m:g}", "\u2113": f"{step.total:.3f}"}
+        state |= {"o": f"{step.acc:.2f}"}
+        for i, (name, number) in enumerate(state.items()):
+            marks.append(
+                steps.text("start", 30 + 118 * i, 152, f"{name} = {number}")
+            )
+        out = f"{step.acc / step.total:.2f}"
+        if whole:
+            marks.append(
+                steps.text("value start", 30, 182, f"o / \u2113 = {out}")
+            )
+        facts = state | {"factor": f"{step.factor:.2f}", "out": out}
+        frames.append(Frame(marks, facts))
+    return Steps(388, 196, frames)
 
 
 def states() -> Iterator[Row]:

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from markupsafe import Markup
 
 import attnref
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
+from sitekit import steps
 from sitekit.drawn.operations import LLAMA
 from sitekit.recorded import Watching
 from sitekit.render import Row
+from sitekit.steps import Frame, Steps
 
 
 def saved() -> Iterator[Row]:
@@ -58,3 +61,54 @@ def growth() -> Iterator[Row]:
             written.append(count.bytes)
         room, growing = written
         yield [f"{N:,}", size(room), size(growing), f"{growing / room:,.1f}"]
+
+
+ROOM = 8
+
+
+def _slot(kind: str, i: int, y: int, word: str = "") -> Markup:
+    x = 44 + 42 * i
+    box = steps.box(kind, x, y, 38, 32)
+    if kind == "recomputed":  # told without colour, too
+        for n in (8, 19, 30):
+            ends = [complex(x + n - 6, y + 26), complex(x + n + 6, y + 6)]
+            box += steps.path("hatch recomputed", ends)
+    return box + steps.text("", x + 19, y + 16, word)
+
+
+def stages() -> Steps:
+    """What a cache of two rows, a and b, holds after each call, read from it;
+    below it, what a model without a cache computes again."""
+    cache, frames, length = attnref.KVCache(ROOM), [], 0
+
+    def show(new: int) -> None:
+        held = cache.stored[0][:, 0, :, 0].tolist()
+        marks = []
+        for r, row in enumerate(held):
+            y = 8 + 40 * r
+            marks.append(steps.text("end soft", 34, y + 16, f"{r}"))
+            for i in range(ROOM):
+                kind, word = "slot", ""
+                if i < len(row):
+                    kind = "fresh" if i >= len(row) - new else "kept"
+                    word = f"{'ab'[int(row[i]) // 10]}{int(row[i]) % 10}"
+                marks.append(_slot(kind, i, y, word))
+        if new:
+            marks.append(steps.text("start soft small", 44, 112, "{without}"))
+            for i in range(len(held[0])):
+                again = i < len(held[0]) - new
+                marks.append(_slot("recomputed" if again else "fresh", i, 126))
+        facts = {"new": new, "held": len(held[0]), "again": len(held[0]) - new}
+        frames.append(Frame(marks, {k: str(n) for k, n in facts.items()}))
+
+    for new in (4, 1, 2):
+        tokens = torch.arange(length, length + new) + torch.tensor([[0], [10]])
+        tokens = tokens[:, None, :, None].float()
+        cache.append(tokens, tokens)
+        length += new
+        show(new)
+    cache.crop(5)
+    show(0)
+    cache.reorder(torch.tensor([1, 1]))
+    show(0)
+    return Steps(380, 168, frames)

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 import attnref
-from attnref.core.heads import split_heads
-from sitekit.drawn.sdpa import vector
-from sitekit.render import Row, Word
+from attnref.core.heads import merge_heads, split_heads
+from sitekit import steps
+from sitekit.steps import Frame, Steps
 
-TOKENS = "first", "second", "third"
 # I like you: word class in the first two elements, subject or predicate in
 # the last two.
 EMBEDDED = torch.tensor(
@@ -28,8 +28,58 @@ def head(n: int) -> Tensor:
     return attnref.attention_weights(x, x, attnref.causal_mask(3))[0, 0]
 
 
-def split() -> Iterator[Row]:
-    """The query of each token, and what each head gets of it."""
-    both = _heads()[0].unbind(1)
-    for token, x, pair in zip(TOKENS, EMBEDDED, both, strict=True):
-        yield [Word(token), vector(x), *map(vector, pair)]
+# Three tokens, two heads of width 2: of each element its token and its head.
+TAGS = torch.tensor(
+    [[[t, h, d] for h in (0, 1) for d in (0, 1)] for t in range(3)]
+)
+
+
+def _cells(x: float, y: float, tags: Tensor) -> Iterator[Markup]:
+    """A row of elements: the digit is the token, the letter the head."""
+    for n, (token, head, _) in enumerate(tags.tolist()):
+        yield steps.box(f"head-{head}", x + 36 * n, y, 33, 28)
+        yield steps.text(
+            "head", x + 36 * n + 16.5, y + 14, f"{token}{'ab'[head]}"
+        )
+
+
+def reshapes() -> Steps:
+    """How a projection becomes heads and comes back, beside the wrong ways."""
+    T, H, D = 3, 2, 2
+    rows = TAGS[None]  # (B, T, H * D), and the tags
+    apart = torch.stack([split_heads(t, H) for t in rows.unbind(-1)], -1)[0]
+    viewed = rows.view(H, T, D, 3)
+    back = torch.stack([merge_heads(t[None]) for t in apart.unbind(-1)], -1)[0]
+    mixed = apart.reshape(T, H * D, 3)
+
+    def tensor(x: float, name: str, tags: Tensor) -> Iterator[Markup]:
+        kind = {"\u2713": "good", "\u2717": "recomputed"}.get(name[0], "soft")
+        yield steps.text(f"{kind} start", x, 14, name)
+        y = 34.0
+        for block in tags if tags.dim() == 4 else tags[None]:
+            for row in block:
+                yield from _cells(x, y, row)
+                y += 32
+            y += 14
+
+    def by_head(tags: Tensor) -> Iterator[Markup]:
+        for t, token in enumerate(tags):
+            for h, part in enumerate(token.view(H, D, 3)):
+                yield from _cells(100 + 92 * h, 34 + 40 * t, part)
+
+    frames = [
+        [*tensor(100, "(T, H * D)", TAGS)],
+        [
+            steps.text("soft start", 100, 14, "view(T, H, D)"),
+            *by_head(TAGS),
+        ],
+        [
+            *tensor(20, "\u2713 view, transpose", apart),
+            *tensor(220, "\u2717 view(H, T, D)", viewed),
+        ],
+        [
+            *tensor(20, "\u2713 transpose, reshape", back),
+            *tensor(220, "\u2717 reshape", mixed),
+        ],
+    ]
+    return Steps(380, 246, [Frame(marks, {}) for marks in frames])

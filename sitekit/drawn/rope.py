@@ -2,85 +2,65 @@
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
-from markupsafe import Markup
 from torch import Tensor
 
 import attnref
-from sitekit import svg
+from sitekit import steps
 from sitekit.render import Row
+from sitekit.steps import Frame, Steps
 
-HAND = Markup(
-    '<line class="{}" x1="{:.2f}" y1="{:.2f}" x2="{:.2f}" y2="{:.2f}"/>'
-)
+FAR = 12  # as far as the curve of the scores goes
 
 
-class Clocks(NamedTuple):
-    """Arrows by their kind, as complex numbers `(pairs, columns)`, and the
-    degrees that stand below them."""
+def _turned(position: int) -> Tensor:
+    """Four pairs that point to the right, rotated, as complex numbers."""
+    x = torch.tensor([1.0] * 4 + [0.0] * 4).double().expand(1, 1, 1, 8)
+    table = attnref.rope_table(torch.tensor([position]), 8)
+    return torch.complex(*attnref.apply_rope(x, *table)[0, 0, 0].chunk(2))
 
-    arrows: dict[str, Tensor]
-    degrees: Tensor
-    columns: list[str]
 
-    def drawing(self, axes: tuple[str, str], *, title: str) -> svg.Drawing:
-        """A clock for each pair and column."""
-        radius, wide, high, left, top = 24, 66, 74, 46, 46
-        rows, columns = self.degrees.shape
-        width, height = left + columns * wide, top + rows * high
-        upwards = svg.UPWARDS.format(12, (top + height) / 2)
-        marks = [
-            svg.TEXT.format("axis", (left + width) / 2, 12, "", axes[1]),
-            svg.TEXT.format("axis", 0, 0, upwards, axes[0]),
+def _score(query: int, key: int) -> float:
+    """Of this vector, with length 1, at two positions."""
+    return (_turned(query) * _turned(key).conj()).real.mean().item()
+
+
+def turning() -> Steps:
+    """A clock for each pair, with the hands of a key and a query; below it
+    the angle between them, and the score at each distance."""
+    frames, radius = [], 36
+    curve = [
+        complex(64 + 24 * d, 208 - 56 * _score(d, 0)) for d in range(FAR + 1)
+    ]
+    for query, key in ((0, 0), (1, 0), (3, 0), (6, 0), (8, 5)):
+        marks, far = [], query - key
+        angles = (_turned(query) / _turned(key)).angle().rad2deg().tolist()
+        for p, angle in enumerate(angles):
+            middle = complex(50 + 93 * p, 62)
+            marks.append(steps.text("soft small", middle.real, 10, f"p = {p}"))
+            marks.append(steps.circle("dial", middle.real, middle.imag, radius))
+            for kind, at in (("key", key), ("query", query)):
+                hand = radius * _turned(at)[p].item().conjugate()
+                marks.append(steps.arrow(kind, middle, middle + hand))
+            marks.append(
+                steps.text("small", middle.real, 110, f"{angle:.3g}\u00b0")
+            )
+        score = _score(query, key)
+        dot = curve[far]
+        marks += [
+            steps.path("axes", [complex(64, 208), complex(360, 208)]),
+            steps.path("curve", curve),
+            steps.circle("query", dot.real, dot.imag, 5),
+            steps.text("soft small end", 52, 162, "{score}"),
+            steps.text("soft small", 64, 226, "0"),
+            steps.text("soft small", 64 + 24 * FAR, 226, str(FAR)),
+            steps.text("soft small", 208, 226, "{distance}"),
+            steps.text("query end", 52, 182, f"{score:.2f}"),
         ]
-        for j, name in enumerate(self.columns):
-            x = left + (j + 0.5) * wide
-            marks.append(svg.TEXT.format("label", x, top - 14, "", name))
-        for p in range(rows):
-            y = top + p * high + radius
-            marks.append(svg.TEXT.format("label row", left - 8, y, "", p))
-            for j in range(columns):
-                x = left + (j + 0.5) * wide
-                side = 2 * radius
-                box = (x - radius, y - radius, side, side, radius)
-                angle = f"{self.degrees[p, j].item():.3g}°"
-                marks.append(svg.BOX.format("off", *box, ""))
-                marks.append(
-                    svg.TEXT.format("off", x, y + radius + 11, "", angle)
-                )
-                for kind, of_all in self.arrows.items():
-                    arrow = radius * of_all[p, j].item()
-                    marks += _arrow(kind, complex(x, y), arrow.conjugate())
-        drawn = svg.SVG.format(width, height, title, Markup("").join(marks))
-        room = svg.room([title], 1, svg.BOLD)
-        return svg.Drawing(title, room, width, drawn)
-
-
-def _arrow(kind: str, start: complex, arrow: complex) -> Iterator[Markup]:
-    tip = start + arrow
-    for end in (start, *(tip - arrow * z for z in (0.3 + 0.15j, 0.3 - 0.15j))):
-        yield HAND.format(kind, end.real, end.imag, tip.real, tip.imag)
-
-
-def clocks(apart: int = 0) -> Clocks:
-    """Four pairs that point to the right, at positions 0 to 3, as `apply_rope`
-    rotates them; beside each, if `apart`, the same so many positions later."""
-    x = torch.tensor([1.0] * 4 + [0.0] * 4).double().expand(1, 1, 4, 8)
-
-    def turned(positions: Tensor) -> Tensor:
-        table = attnref.rope_table(positions, 8)
-        return torch.complex(*attnref.apply_rope(x, *table)[0, 0].T.chunk(2))
-
-    at = torch.arange(4)
-    key, query = turned(at), turned(at + apart)
-    if not apart:
-        columns = [str(i) for i in range(4)]
-        return Clocks({"query": query}, query.angle().rad2deg(), columns)
-    columns = [f"{i}, {i + apart}" for i in range(4)]
-    angles = (query / key).angle().rad2deg()
-    return Clocks({"key": key, "query": query}, angles, columns)
+        facts = {"query": str(query), "key": str(key), "far": str(far)}
+        frames.append(Frame(marks, facts | {"score": f"{score:.2f}"}))
+    return Steps(380, 236, frames)
 
 
 def distances() -> Iterator[Row]:

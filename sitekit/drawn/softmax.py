@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 import attnref
+from sitekit import steps
 from sitekit.drawn.masks import DTYPES
 from sitekit.render import Row
+from sitekit.steps import Frame, Steps
 from sitekit.tables import code
 
 
@@ -22,10 +24,34 @@ def _number(x: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def weights(temperature: float) -> Tensor:
-    """Of the scores 2, 1 and 0, to two digits."""
-    scores = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
+def weights(temperature: float, more: float = 0) -> Tensor:
+    """Of the scores 2, 1 and 0, to two digits; or of larger ones."""
+    scores = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64) + more
     return attnref.softmax(scores / temperature).round(decimals=2)
+
+
+def temperatures() -> Steps:
+    """Scores, what they are divided by, and weights as bars."""
+    frames = []
+    for temperature, more in ((1, 0), (1, 100), (0.5, 0), (2, 0)):
+        found = weights(temperature, more).tolist()
+        marks = [
+            steps.text("soft small end", 112, 16, "{score}"),
+            steps.text("soft small start", 130, 16, "{weight}"),
+        ]
+        for n, w in enumerate(found):
+            y = 54 + 44 * n
+            score = f"{2 - n + more:g}"
+            if temperature != 1:
+                score += f" / {temperature:g}"
+            marks += [
+                steps.text("query end", 112, y, score),
+                steps.box("share", 130, y - 13, 190 * w, 26),
+                steps.text("start", 138 + 190 * w, y, f"{w:.2f}"),
+            ]
+        told = ", ".join(f"{w:.2f}" for w in found)
+        frames.append(Frame(marks, {"weights": told}))
+    return Steps(380, 170, frames)
 
 
 def exp_range() -> Iterator[Row]:

@@ -1,7 +1,6 @@
 """Figures and computed tables hold what the pages say of them."""
 
 import ast
-import cmath
 import json
 import math
 import re
@@ -374,13 +373,6 @@ def test_attention_by_hand_is_what_torch_computes():
     for i, row in enumerate(sdpa.outputs()):
         assert torch.allclose(vector(row[-1]), out[i], atol=0.005)
         assert len(row[2].split(",")) == len(row[3].split(",")) == mask[i].sum()
-    *keys, last = sdpa.by_hand()
-    for _, _, dot, score, e, weight, _ in keys[:3]:
-        assert float(score) == round(float(dot) / 2**0.5, 2)
-        assert abs(float(e) - torch.tensor(float(score)).exp()) < 0.05
-        assert abs(float(e) / float(last[4]) - float(weight)) < 0.01
-    assert keys[3][4:] == [Word("masked"), "0.00", "(0, 0)"]
-    assert last[4:] == ["22.03", "1.00", "(0.28, 1.72)"]
 
 
 def test_two_heads_listen_to_different_tokens():
@@ -391,8 +383,6 @@ def test_two_heads_listen_to_different_tokens():
         assert torch.allclose(mha.head(n), scores.softmax(-1))
         # "you" listens to "I" in head 0, to "like" in head 1.
         assert mha.head(n)[2, n] > 0.4 > 0.1 > mha.head(n)[2, 1 - n]
-    *_, you = mha.split()
-    assert you[1:] == ["(2, 0, 0, 2)", "(2, 0)", "(0, 2)"]
 
 
 def test_stacked_heads_are_those_of_one_group():
@@ -457,28 +447,6 @@ def test_a_model_is_as_large_as_its_source_says():
         ["3 x 7 x 101"],
     ]
     assert [kind for kind, _ in decoder.block().boxes].index("on") == 1
-
-
-@pytest.mark.parametrize("apart", [0, 2])
-def test_arrows_of_rope_turn_by_the_angles_of_the_formula(apart):
-    """As they are drawn, upwards for a positive angle, and as is said below."""
-    html = rope.clocks(apart).drawing(AXES, title="t").svg
-    ends = r'<line class="(\w+)" x1="(.+?)" y1="(.+?)" x2="(.+?)" y2="(.+?)"'
-    arrows = re.findall(ends, html)[::3]  # without the sides of their tips
-    drawn = {"key": [], "query": []}
-    for kind, *at in arrows:
-        x1, y1, x2, y2 = map(float, at)
-        drawn[kind].append(complex(x2 - x1, y1 - y2))
-    told = [float(n) for n in re.findall(r">([\d.]+)°<", html)]
-    for n, (p, i) in enumerate(product(range(4), range(4))):
-        turned = 10000 ** (-2 * p / 8)
-        for kind, at in (("key", i), ("query", i + apart)):
-            if drawn[kind]:
-                want = 24 * cmath.exp(1j * at * turned)
-                assert abs(drawn[kind][n] - want) < 0.02
-        said = math.degrees(turned * (apart or i))
-        assert told[n] == float(f"{said:.3g}")
-    assert len(drawn["key"]) == (16 if apart else 0)
 
 
 def test_the_scores_by_distance_are_those_of_rope():

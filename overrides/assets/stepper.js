@@ -1,0 +1,32 @@
+// A strip of frames is stepped: its buttons, and the arrow keys, Home and End.
+// Style alone shows one frame at a time, so that nothing moves on loading.
+for (const strip of document.querySelectorAll(".steps")) {
+  const frames = [...strip.querySelectorAll(".frame")];
+  const [back, on] = strip.querySelectorAll("button");
+  const told = strip.querySelector("output");
+  const show = (n) => {
+    if (!frames[n]) return;
+    frames.forEach((frame, i) => frame.classList.toggle("now", i === n));
+    back.ariaDisabled = n === 0;
+    on.ariaDisabled = n === frames.length - 1;
+    told.firstChild.textContent = `${n + 1} / ${frames.length}`;
+    told.lastChild.textContent = frames[n].querySelector(".said").textContent;
+  };
+  const now = () => frames.findIndex((frame) => frame.matches(".now"));
+  back.addEventListener("click", () => show(now() - 1));
+  on.addEventListener("click", () => show(now() + 1));
+  strip.querySelector(".frames").tabIndex = 0;
+  strip.addEventListener("keydown", (event) => {
+    const { key, altKey, ctrlKey, metaKey, target } = event;
+    if (altKey || ctrlKey || metaKey || target.closest("details")) return;
+    const to = {
+      ArrowLeft: Math.max(now() - 1, 0),
+      ArrowRight: Math.min(now() + 1, frames.length - 1),
+      Home: 0,
+      End: frames.length - 1,
+    }[key];
+    if (to === undefined) return;
+    event.preventDefault();
+    show(to);
+  });
+}
