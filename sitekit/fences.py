@@ -236,8 +236,13 @@ def steps(
     return Drawn(html, plain(caption), listed)
 
 
-KINDS: dict[str, Callable[..., Drawn]]
-"""What pages draw with: `figure`, `flow`, `table`, `plot`, `steps`, `models`,
+KINDS: dict[str, Callable[..., Drawn]] = {
+    "figure": figure,
+    "flow": flow,
+    "table": table,
+    "plot": plot,
+    "steps": steps,
+}
 
 
 @cache
@@ -273,8 +278,7 @@ def draw(
     md: Markdown,
     **_: Any,
 ) -> str:
-KINDS = {"figure": figure, "flow": flow, "table": table, "plot": plot}
-KINDS["steps"] = steps
+    """What superfences calls for each of these fences."""
     of_mkdocs: Any = md.treeprocessors["relpath"]  # it knows the page
     path = Path(of_mkdocs.file.abs_src_path)
     language = str(of_mkdocs.config.theme["language"])

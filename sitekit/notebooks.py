@@ -25,6 +25,7 @@ from sitekit.source import DRAWN, fence_at
 BOX = re.compile(
     r'(?:\?\?\?\+?|!!!) \w+ "(?:<span[^>]*>)?(?P<title>.+?)(?:</span>)?"'
 )
+TAB = re.compile(r'=== ".+"')
 HEADING = re.compile(r"(?P<text>#+ .+?) \{ #(?P<id>[\w-]+) \}")
 LEAD = re.compile(r'<p class="lead" markdown>(?P<text>.+)</p>')
 # What stands first where two of these begin: code holds no links.
@@ -159,13 +160,16 @@ def _cells(lines: list[str], fence: Fence, told: Any) -> Iterator[Cell]:
                 prose += _drawn(block.text, block.language, fence, told)
             else:
                 prose += [f"```{block.language}", block.text, "```"]
-        elif match := BOX.fullmatch(line):
+        elif (match := BOX.fullmatch(line)) or TAB.fullmatch(line):
             end = at
             while end < len(lines) and lines[end][:4].strip() == "":
                 end += 1
             inside = list(_cells([x[4:] for x in lines[at:end]], fence, told))
             at = end
-            if any(cell.code for cell in inside):
+            if match is None:  # all states of what a page shows one of
+                yield from so_far()
+                yield from inside
+            elif any(cell.code for cell in inside):
                 prose += ["", f"**{match['title']}**", ""]
                 yield from so_far()
                 yield from (cell._replace(folded=cell.code) for cell in inside)
@@ -200,6 +204,8 @@ def _drawn(source: str, kind: str, fence: Fence, told: Any) -> list[str]:
     result = drawn(source, kind, fence)
     if kind == "table":
         return [result.table, "", result.caption]
+    if not result.caption:
+        return []
     text = told["drawn"].format(caption=result.caption)
     return [text, "", result.table]
 

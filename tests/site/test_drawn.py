@@ -4,7 +4,6 @@ import ast
 import json
 import math
 import re
-from itertools import product
 
 import pytest
 import torch
@@ -415,16 +414,20 @@ def test_dot_products_spread_like_the_root_of_the_width():
 
 
 def test_the_masks_are_those_of_the_functions():
+    triangle = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    chunks = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
     literal = [
-        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
-        [[1, 1, 1, 0]] * 4,
+        triangle,
+        [[1, 1, 1, 0], [1, 1, 1, 1]],
         [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
-        masks.documents(torch.tensor([0, 0, 0, 1, 1])).tolist(),
-        [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]],
+        [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
+        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]],
         [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
+        chunks,  # two documents of two tokens
+        chunks,
         [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
     ]
-    drawn = [m for i in range(4) for m in panels(shown("masks", i, "zh"))]
+    drawn = [m for i in range(9) for m in panels(shown("masks", i, "zh"))]
     assert drawn == literal
     weights = sdpa.weights()
     assert torch.allclose(weights.sum(-1), torch.ones(4))
@@ -494,9 +497,9 @@ def test_yarns_ramp_is_the_formula_of_the_page():
 @pytest.mark.parametrize(
     ("stem", "panel", "reads"),
     [
-        ("gqa", 0, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("gqa", 1, [0, 0, 0, 0, 1, 1, 1, 1]),
-        ("gqa", 2, [0] * 8),
+        ("one-code", 0, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("one-code", 1, [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("one-code", 2, [0] * 8),
     ],
 )
 def test_the_wiring_is_found_in_the_layer(stem, panel, reads):

@@ -5,6 +5,7 @@ that a function which raises proves nothing.
 """
 
 import re
+from textwrap import dedent
 
 import pytest
 
@@ -16,7 +17,7 @@ WHERE = {
     "table": ("core/masks", "table\n"),
     "flow": ("layers/gqa", "flow\n"),
     "list": ("layers/gqa", "table\nmodels"),
-    "wiring": ("layers/gqa", "figure\n"),
+    "wiring": ("layers/one-code", "figure\n"),
     "plot": ("numbers/operations", "plot\n"),
     "models": ("numbers/memory", "models\n"),
     "calculator": ("numbers/calculator", "calculator\n"),
@@ -28,7 +29,8 @@ def fence(kind):
     stem, begins = WHERE[kind]
     (path,) = (ROOT / "docs" / "zh").rglob(f"{stem}.md")
     text = path.read_text(encoding="utf-8")
-    return re.search(rf"^```{begins}.*?^```\n", text, re.M | re.S)[0]
+    found = re.search(rf"^( *)```{begins}.*?^\1```\n", text, re.M | re.S)[0]
+    return dedent(found)
 
 
 @pytest.fixture(scope="module")

@@ -97,6 +97,7 @@ def said(text):
         r'<p class="(panel-title|below)">.*?</p>',
         r'<a class="(headerlink|notebook)".*?</a>',
         r'<div class="controls">.*?</table>',
+        r'<div class="tabbed-labels">.*?</div>',
         r'<div class="(ways|other|statement|imported)">.*?</div>',
         r"<details><summary>(What it contains|文件里有什么).*?</details>",
         r'<dl class="legend">.*?</dl>',
