@@ -35,7 +35,7 @@ REUSE = {"gemma-4-e2b": 20}  # layers that read what others store
 
 # A letter for each kind, and for each of its strokes the middle and the width,
 # of a height of 10: told apart without colour, too.
-KINDS = {
+KINDS: dict[str, tuple[str, list[tuple[float, float]]]] = {
     "F": ("full", [(5, 10)]),
     "W": ("window", [(7.5, 5)]),
     "C": ("chunk", [(6, 2), (9, 2)]),

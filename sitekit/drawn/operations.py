@@ -361,8 +361,8 @@ def step_time(*, tokens: int) -> DecodeStep:
         weights, caches = 2 * _read(), batch * _cache(tokens)
         done = batch * (2 * _read() + _attended(tokens)) / H100.peak
         whole = weight_bytes(find_model("llama-3.1-8b")) + caches
-        read = [1e3 * n / H100.bandwidth for n in (weights, caches)]
-        found.append((batch, *read, 1e3 * done, whole <= 80e9))
+        first, then = (1e3 * n / H100.bandwidth for n in (weights, caches))
+        found.append((batch, first, then, 1e3 * done, whole <= 80e9))
     return DecodeStep(found)
 
 

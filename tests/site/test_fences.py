@@ -49,9 +49,9 @@ def html_of(folder, config, kind, body):
 
 FAULTS = {
     "a call that does not exist": (
-        ("figure", "draw: padding_mask", "draw: paddin_mask"),
-        "there is no 'paddin_mask' in sitekit/drawn/masks.py or attnref; "
-        "did you mean 'padding_mask'",
+        ("figure", "draw: causal_mask", "draw: causl_mask"),
+        "there is no 'causl_mask' in sitekit/drawn/masks.py or attnref; "
+        "did you mean 'causal_mask'",
     ),
     "an argument that is no literal": (
         ("figure", r"causal_mask\(4\)", "causal_mask(B)"),
