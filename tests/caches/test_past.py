@@ -268,7 +268,7 @@ def test_a_layer_without_rope_takes_positions_for_its_rule():
     assert relative_error(layer(x, **given)[1, valid[1]], alone[0]) <= 1e-12
     with pytest.raises(ValueError, match="3 rows of 11 tokens need"):
         layer(x, positions=given["positions"][:2])
-    with pytest.raises(ValueError, match="positions are given, but rope_theta"):
+    with pytest.raises(ValueError, match="positions are given, but rope"):
         variant("mha")(x, **given)
 
 
