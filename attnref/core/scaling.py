@@ -211,8 +211,7 @@ class Yarn(Scaling):
 # --8<-- [start:length]
 @dataclass(frozen=True)
 class Ntk(Scaling):
-    """NTK-aware: the base multiplied, so that the last pair is divided by
-    `factor` and the first keeps its frequency.
+    """NTK-aware: a larger base, which divides the last pair by `factor`.
 
     Examples:
         >>> Ntk(8.0).slowed(torch.tensor([1.0, 0.1, 0.01]), 1000.0)
