@@ -21,11 +21,21 @@ from attnref.core.masks import (
 )
 from attnref.core.merge import merge, split_kv, with_prefix
 from attnref.core.rope import (
-    Yarn,
+    Rope,
     apply_rope,
     rope_table,
     rotate,
     token_positions,
+)
+from attnref.core.scaling import (
+    DynamicNtk,
+    Llama3,
+    LongRope,
+    Ntk,
+    PositionInterpolation,
+    Proportional,
+    Scaling,
+    Yarn,
 )
 from attnref.core.sdpa import Attend, attention_weights, sdpa
 from attnref.core.softmax import online_softmax, softmax
@@ -58,16 +68,24 @@ __all__ = [
     "CrossAttention",
     "Decoder",
     "Documents",
+    "DynamicNtk",
     "Everything",
     "GroupedQueryAttention",
     "GrowingKVCache",
     "KVCache",
+    "Llama3",
+    "LongRope",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "MultiQueryAttention",
+    "Ntk",
+    "PositionInterpolation",
     "Prefix",
+    "Proportional",
+    "Rope",
     "Rule",
     "RuleMask",
+    "Scaling",
     "SwiGLU",
     "Window",
     "Yarn",

@@ -27,9 +27,11 @@ from attnref import (
     GroupedQueryAttention,
     GrowingKVCache,
     KVCache,
+    Llama3,
     MultiHeadAttention,
     MultiHeadLatentAttention,
     MultiQueryAttention,
+    Rope,
     Rule,
     Yarn,
     flash,
@@ -98,8 +100,14 @@ ONE_LATENT = Mla(layers=1, q_heads=H, kv_lora_rank=R, qk_rope_head_dim=DR)
 HEADS = {"d_model": E, "n_heads": H, "head_dim": D}
 LATENT = {"d_model": E, "n_heads": H, "kv_lora_rank": R}
 LATENT |= {"qk_nope_head_dim": DN, "qk_rope_head_dim": DR, "v_head_dim": DV}
-ROPE = ({}, {"rope_theta": 100.0, "bias": True})
-STRETCHED = Yarn(4.0, 64, mscale=0.707, mscale_all_dim=0.5)
+PARTIAL = Rope(
+    100.0, 2, layout="interleaved", scaling=Llama3(4.0, 1.0, 4.0, 16)
+)
+ROPE = ({}, {"rope": PARTIAL, "bias": True})
+STRETCHED = Rope(
+    layout="interleaved",
+    scaling=Yarn(4.0, 64, mscale=0.707, mscale_all_dim=0.5),
+)
 VARIANTS = {
     "mha": Variant(
         MultiHeadAttention,
@@ -142,8 +150,8 @@ VARIANTS = {
             options=(
                 {},
                 {"q_lora_rank": Q, "bias": True},
-                {"rope_layout": "half"},
-                {"yarn": STRETCHED, "q_lora_rank": Q},
+                {"rope": Rope()},
+                {"rope": STRETCHED, "q_lora_rank": Q},
             ),
         )
         for form in ("expanded", "latent", "absorbed")

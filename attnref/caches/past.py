@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnref.caches.kv_cache import Cache, check_kept, past_of
 from attnref.core.masks import Rule, decoder_mask, rule_of
-from attnref.core.rope import check_positions, rotate
+from attnref.core.rope import Rope, check_positions, rotate
 from attnref.core.sdpa import Attend
 
 # --8<-- [end:imports]
@@ -19,7 +19,7 @@ class SelfAttention(Protocol):
     """What `self_attention` reads of a layer."""
 
     causal: bool | Rule
-    rope_theta: float | None
+    rope: Rope | None
     dropout: float
     training: bool
     attend: Attend
@@ -45,9 +45,9 @@ def self_attention(
     B, K, T, D = k.shape
     past = past_of(cache, layer.causal)
     at = counted_positions(cache, layer.causal, positions, q)
-    if layer.rope_theta is None and at is not None:
+    if layer.rope is None and at is not None:
         positions = None  # they are for the rule alone
-    q, k = rotate(q, k, theta=layer.rope_theta, past=past, positions=positions)
+    q, k = rotate(q, k, rope=layer.rope, past=past, positions=positions)
     numbers = None if cache is None else cache.positions(T, q.device)
     seen = decoder_mask(
         mask,

@@ -13,7 +13,6 @@ def check_layer(
     n_kv_heads: int,
     head_dim: int | None,
     dropout: float,
-    rope_theta: float | None = None,
     attend: object = None,
 ) -> int:
     """Check the options of a layer and return the width of a head.
@@ -36,10 +35,6 @@ def check_layer(
             )
         head_dim = d_model // n_heads
     check_sizes(head_dim=head_dim)
-    if rope_theta is not None and head_dim % 2:
-        raise ValueError(f"{head_dim=} is odd: RoPE rotates pairs of elements")
-    if rope_theta is not None and not rope_theta > 0:
-        raise ValueError(f"{rope_theta=} must be positive")
     if not 0 <= dropout < 1:
         raise ValueError(f"{dropout=} must be at least 0 and below 1")
     if not (attend is None or callable(attend)):

@@ -1,83 +1,83 @@
 """Rotary position embedding (RoPE): positions as angles of rotation."""
 
 # --8<-- [start:imports]
-import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from attnref.core.scaling import Scaling
+
 # --8<-- [end:imports]
 
 
-# --8<-- [start:yarn]
+# --8<-- [start:rope]
 @dataclass(frozen=True)
-class Yarn:
-    """YaRN as DeepSeek uses it: RoPE beyond the trained length.
+class Rope:
+    """What rotates in the heads of a layer, and by how much: `rope=`.
 
-    A pair that makes at least `beta_fast` turns within `original_max_len`
-    tokens keeps its frequency; one that makes at most `beta_slow` turns has it
-    divided by `factor`; between the two, a linear ramp over the pairs blends
-    both. `mscale_all_dim` scales the scores, `mscale` the tables.
+    `theta` is the base of the frequencies. `width` is the number of channels
+    that rotate, the first ones of each head; None means all. `layout` is that
+    of `apply_rope`, and `scaling`, such as `Yarn`, changes the frequencies.
 
     Examples:
-        >>> yarn = Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
-        >>> round(yarn.softmax_scale, 3)  # (0.1 * ln(40) + 1) ** 2
-        1.874
+        >>> Rope(500000.0, width=64)
+        Rope(theta=500000.0, width=64, layout='half', scaling=None)
     """
 
-    factor: float
-    original_max_len: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
+    theta: float = 10000.0
+    width: int | None = None
+    layout: Literal["half", "interleaved"] = "half"
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
-        if not self.factor >= 1 or not self.original_max_len >= 1:
+        if not self.theta > 0:
+            raise ValueError(f"theta={self.theta} must be positive")
+        if self.width is not None and (self.width < 2 or self.width % 2):
             raise ValueError(
-                f"factor={self.factor} and original_max_len="
-                f"{self.original_max_len} must be at least 1"
+                f"width={self.width} must be even: RoPE rotates pairs of "
+                "elements"
             )
-        if not self.beta_fast >= self.beta_slow > 0:
+        if self.layout not in ("half", "interleaved"):
             raise ValueError(
-                f"beta_fast={self.beta_fast} must be at least "
-                f"beta_slow={self.beta_slow}, and both above 0"
+                f"layout={self.layout!r} is neither 'half' nor 'interleaved'"
             )
 
-    @property
-    def table_scale(self) -> float:
-        """The factor by which all cosines and sines are multiplied."""
-        if self.mscale and self.mscale_all_dim:
-            return self._scale(self.mscale) / self._scale(self.mscale_all_dim)
-        return self._scale(1.0)
 
-    @property
-    def softmax_scale(self) -> float:
-        """The factor by which the scale of the scores is multiplied."""
-        return self._scale(self.mscale_all_dim) ** 2
+def check_rope(
+    head_dim: int, rope: Rope | None, rope_theta: float | None = None
+) -> Rope | None:
+    """The RoPE of a layer, of which `rope_theta` is the short form.
 
-    def _scale(self, mscale: float) -> float:
-        return 0.1 * mscale * math.log(self.factor) + 1.0
+    Examples:
+        >>> check_rope(8, None, 500000.0)
+        Rope(theta=500000.0, width=None, layout='half', scaling=None)
+        >>> check_rope(8, Rope(width=12))
+        Traceback (most recent call last):
+        ValueError: Rope(width=12) rotates more than head_dim=8
+    """
+    if rope_theta is not None:
+        if rope is not None:
+            raise ValueError(f"{rope_theta=} and {rope=} are given; pass one")
+        rope = Rope(rope_theta)
+    if rope is not None:
+        if (rope.width or 0) > head_dim:
+            raise ValueError(
+                f"Rope(width={rope.width}) rotates more than {head_dim=}"
+            )
+        width = head_dim if rope.width is None else rope.width
+        if width % 2:
+            raise ValueError(
+                f"{head_dim=} is odd: RoPE rotates pairs of elements"
+            )
+        # A scaling may not fit this width.
+        rope_table(torch.arange(0), width, scaling=rope.scaling)
+    return rope
 
-    def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
-        """The frequencies after YaRN: the low ones divided by `factor`."""
-        D = 2 * len(frequencies)
 
-        def pair(turns: float) -> float:
-            """The index (a float) of the pair with so many turns."""
-            wavelength = self.original_max_len / (turns * 2 * math.pi)
-            return D * math.log(wavelength) / (2 * math.log(theta))
-
-        low = max(math.floor(pair(self.beta_fast)), 0)
-        high = min(math.ceil(pair(self.beta_slow)), D - 1)
-        p = torch.arange(D // 2).to(frequencies)
-        slow = ((p - low) / (high - low or 1)).clamp(0, 1)
-        return frequencies * (1 - slow) + frequencies / self.factor * slow
-
-
-# --8<-- [end:yarn]
+# --8<-- [end:rope]
 
 
 # --8<-- [start:table]
@@ -86,14 +86,15 @@ def rope_table(
     dim: int,
     *,
     theta: float = 10000.0,
-    yarn: Yarn | None = None,
+    scaling: Scaling | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles of all positions, one angle per pair.
 
     `positions` `(T,)` or `(B, T)` gives two tables `(T, dim / 2)` or
     `(B, T, dim / 2)`. At position `i`, pair `p` has the angle
     `i * theta ** (-2 p / dim)`. The tables are computed for the positions
-    given, so there is no maximum length.
+    given, so there is no maximum length. A `scaling` that depends on the
+    length of the text is passed as `scaling.at(length)`.
 
     Examples:
         >>> cos, sin = rope_table(torch.arange(3), 4)
@@ -113,10 +114,10 @@ def rope_table(
     wide = torch.float32 if mps else torch.float64
     pairs = torch.arange(0, dim, 2, device=positions.device, dtype=wide)
     frequencies = theta ** (-pairs / dim)
-    if yarn is not None:
-        frequencies = yarn.slowed(frequencies, theta)
+    if scaling is not None:
+        frequencies = scaling.slowed(frequencies, theta)
     angles = positions[..., None] * frequencies
-    scale = 1.0 if yarn is None else yarn.table_scale
+    scale = 1.0 if scaling is None else scaling.table_scale
     return angles.cos() * scale, angles.sin() * scale
 
 
@@ -166,46 +167,71 @@ def rotate(
     q: Tensor,
     k: Tensor,
     *,
-    theta: float | None,
+    rope: Rope | None,
     past: int = 0,
     positions: Tensor | None = None,
-    layout: str = "half",
-    yarn: Yarn | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rotate the queries and keys of a layer by their tokens' positions.
 
     `q` is `(B, H, T, D)`, `k` is `(B, K, T, D)`. The positions are those after
     the `past` tokens in the cache, unless `positions`, `(T,)`, `(1, T)` or
-    `(B, T)`, gives others. With `theta=None` both are returned as they are.
+    `(B, T)`, gives others. With `rope=None` both are returned as they are.
     """
-    if theta is None:
+    if rope is None:
         if positions is not None:
-            raise ValueError("positions are given, but rope_theta is None")
+            raise ValueError("positions are given, but rope is None")
         return q, k
     B, H, T, D = q.shape
-    if positions is None:
-        cos, sin = _tables(q, past, theta, yarn)
-    else:
+    if positions is not None:
         check_positions(positions, B, T, q.device)
-        cos, sin = rope_table(positions, D, theta=theta, yarn=yarn)
-    q = apply_rope(q, cos, sin, layout=layout)
-    return q, apply_rope(k, cos, sin, layout=layout)
+    cos, sin = _tables(q, rope, past, positions)
+    return _turned(q, cos, sin, rope), _turned(k, cos, sin, rope)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, rope: Rope) -> Tensor:
+    """The first `rope.width` channels rotated, and the others as they are."""
+    if rope.width is None:
+        return apply_rope(x, cos, sin, layout=rope.layout)
+    part, rest = x.tensor_split((rope.width,), dim=-1)
+    part = apply_rope(part, cos, sin, layout=rope.layout)
+    return torch.cat((part, rest), dim=-1)  # (B, H, T, D)
 
 
 def _tables(
-    q: Tensor, past: int, theta: float, yarn: Yarn | None
+    q: Tensor, rope: Rope, past: int, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The tables of the tokens after `past`: rows of longer, stored ones."""
+    """The tables of the new tokens: rows of longer, stored ones if possible."""
     T, D = q.shape[2:]
-    end = past + T
+    theta, width, end = rope.theta, rope.width or D, past + T
+    scaling = _present(rope.scaling, past, end, positions)
     # A compiler or a tracer may give tensors that mean nothing after it.
     traced = torch.compiler.is_compiling() or not isinstance(end, int)
-    if traced or type(q) is not Tensor:
+    if positions is None and (traced or type(q) is not Tensor):
         positions = torch.arange(past, end, device=q.device)
-        return rope_table(positions, D, theta=theta, yarn=yarn)
+    if positions is not None:
+        return rope_table(positions, width, theta=theta, scaling=scaling)
     wide = torch.promote_types(q.dtype, torch.float32)
-    cos, sin = _stored(D, theta, yarn, q.device, wide).first(end)
+    cos, sin = _stored(width, theta, scaling, q.device, wide).first(end)
     return cos[past:end], sin[past:end]
+
+
+def _present(
+    scaling: Scaling | None, past: int, end: int, positions: Tensor | None
+) -> Scaling | None:
+    """The kind for a text of the present length, which cached keys must fit."""
+    if scaling is None or scaling.at(end) is scaling:
+        return scaling
+    before = past
+    if positions is not None:  # a text is as long as its positions say
+        before = int(positions[..., 0].max())
+        end = int(positions.max()) + 1
+    if past and scaling.at(before) != scaling.at(end):
+        raise ValueError(
+            f"the cached keys were rotated for a text of {before} tokens, and "
+            f"{type(scaling).__name__} rotates one of {end} by other angles: "
+            f"read the whole text again, without these keys"
+        )
+    return scaling.at(end)
 
 
 class _Tables:
@@ -215,23 +241,23 @@ class _Tables:
         self,
         dim: int,
         theta: float,
-        yarn: Yarn | None,
+        scaling: Scaling | None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.how = dim, theta, yarn, device, dtype
+        self.how = dim, theta, scaling, device, dtype
         self.longest = (torch.empty(0), torch.empty(0))
 
     def first(self, length: int) -> tuple[Tensor, Tensor]:
         """At least so many: 256, 512, 1024, ..."""
         longest = self.longest
         if len(longest[0]) < length:
-            dim, theta, yarn, device, dtype = self.how
+            dim, theta, scaling, device, dtype = self.how
             size = 1 << max(8, (length - 1).bit_length())
             # What is made in inference mode cannot be used with gradients.
             with torch.inference_mode(False):
-                positions = torch.arange(size, device=device)
-                cos, sin = rope_table(positions, dim, theta=theta, yarn=yarn)
+                at = torch.arange(size, device=device)
+                cos, sin = rope_table(at, dim, theta=theta, scaling=scaling)
                 longest = self.longest = cos.to(dtype), sin.to(dtype)
         return longest
 

@@ -9,6 +9,7 @@ from attnref.caches.past import self_attention
 from attnref.core.checks import check_input, check_layer
 from attnref.core.heads import merge_heads, split_heads
 from attnref.core.masks import Rule
+from attnref.core.rope import Rope, check_rope
 from attnref.core.sdpa import Attend, sdpa
 from attnref.core.softmax import softmax
 
@@ -52,11 +53,11 @@ class GroupedQueryAttention(nn.Module):
     """Grouped-query attention: H query heads share K key/value heads.
 
     Query head `h` reads key/value head `h // (H // K)`. Causal by default.
-    `rope_theta` is the base of RoPE; without it, queries and keys are not
-    rotated. `bias` adds biases to all four projections, and `o_bias`
-    overrides it for `o_proj`. Parameters are named as in Hugging Face
-    checkpoints. Not every checkpoint that loads is also computed correctly:
-    see the page "Which checkpoints load?".
+    `rope` says how queries and keys are rotated, and `rope_theta=b` is short
+    for `rope=Rope(b)`; without them, they are not. `bias` adds biases to all
+    four projections, and `o_bias` overrides it for `o_proj`. Parameters are
+    named as in Hugging Face checkpoints. Not every checkpoint that loads is
+    also computed correctly: see the page "Which checkpoints load?".
 
     Examples:
         >>> layer = GroupedQueryAttention(d_model=64, n_heads=8, n_kv_heads=2)
@@ -79,15 +80,17 @@ class GroupedQueryAttention(nn.Module):
         dropout: float = 0.0,
         causal: bool | Rule = True,
         rope_theta: float | None = None,
+        rope: Rope | None = None,
         attend: Attend = sdpa,
     ) -> None:
         super().__init__()
         self.d_model, self.n_heads = d_model, n_heads
         self.n_kv_heads, self.attend = n_kv_heads, attend
         self.head_dim = check_layer(
-            d_model, n_heads, n_kv_heads, head_dim, dropout, rope_theta, attend
+            d_model, n_heads, n_kv_heads, head_dim, dropout, attend
         )
-        self.dropout, self.causal, self.rope_theta = dropout, causal, rope_theta
+        self.dropout, self.causal = dropout, causal
+        self.rope = check_rope(self.head_dim, rope, rope_theta)
         q_width, kv_width = n_heads * self.head_dim, n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(d_model, q_width, bias=bias)
         self.k_proj = nn.Linear(d_model, kv_width, bias=bias)

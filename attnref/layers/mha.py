@@ -9,6 +9,7 @@ from attnref.caches.past import self_attention
 from attnref.core.checks import check_input, check_layer
 from attnref.core.heads import merge_heads, split_heads
 from attnref.core.masks import Rule
+from attnref.core.rope import Rope, check_rope
 from attnref.core.sdpa import Attend, sdpa
 from attnref.core.softmax import softmax
 
@@ -48,11 +49,12 @@ def multi_head_loop(
 class MultiHeadAttention(nn.Module):
     """Multi-head attention: each of H heads has its own query, key and value.
 
-    Causal by default. `rope_theta` is the base of RoPE; without it, queries
-    and keys are not rotated. `bias` adds biases to all four projections, and
-    `o_bias` overrides it for `o_proj`. Parameters are named as in Hugging
-    Face checkpoints. Not every checkpoint that loads is also computed
-    correctly: see the page "Which checkpoints load?".
+    Causal by default. `rope` says how queries and keys are rotated, and
+    `rope_theta=b` is short for `rope=Rope(b)`; without them, they are not.
+    `bias` adds biases to all four projections, and `o_bias` overrides it for
+    `o_proj`. Parameters are named as in Hugging Face checkpoints. Not every
+    checkpoint that loads is also computed correctly: see the page "Which
+    checkpoints load?".
 
     Examples:
         >>> layer = MultiHeadAttention(d_model=64, n_heads=8)
@@ -71,15 +73,17 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         causal: bool | Rule = True,
         rope_theta: float | None = None,
+        rope: Rope | None = None,
         attend: Attend = sdpa,
     ) -> None:
         super().__init__()
         self.attend = attend
         self.d_model, self.n_heads = d_model, n_heads
         self.head_dim = check_layer(
-            d_model, n_heads, n_heads, head_dim, dropout, rope_theta, attend
+            d_model, n_heads, n_heads, head_dim, dropout, attend
         )
-        self.dropout, self.causal, self.rope_theta = dropout, causal, rope_theta
+        self.dropout, self.causal = dropout, causal
+        self.rope = check_rope(self.head_dim, rope, rope_theta)
         inner = n_heads * self.head_dim
         self.q_proj = nn.Linear(d_model, inner, bias=bias)
         self.k_proj = nn.Linear(d_model, inner, bias=bias)

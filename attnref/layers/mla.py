@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA): keys and values from a small latent."""
 
 # --8<-- [start:imports]
-from typing import Literal, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from attnref.caches.past import counted_positions
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import RMSNorm, merge_heads, split_heads
 from attnref.core.masks import Mask, Rule, decoder_mask
-from attnref.core.rope import Yarn, rotate
+from attnref.core.rope import Rope, check_rope, rotate
 from attnref.core.sdpa import Attend, sdpa
 
 # --8<-- [end:imports]
@@ -160,6 +160,7 @@ def _absorbed(p: Parts) -> Tensor:
 
 # --8<-- [start:module]
 FORMS = {"expanded": _expanded, "latent": _latent, "absorbed": _absorbed}
+INTERLEAVED = Rope(layout="interleaved")
 
 
 class MultiHeadLatentAttention(nn.Module):
@@ -169,8 +170,8 @@ class MultiHeadLatentAttention(nn.Module):
     `kv_lora_rank` elements per token. Positions are in a separate part of
     width `qk_rope_head_dim`, with one RoPE key for all heads. `q_lora_rank`
     is the rank of the latent of the queries; None means that queries are not
-    compressed. Parameters are named as in Hugging Face checkpoints of
-    DeepSeek-V3.
+    compressed. `rope` says how the part with positions is rotated. Parameters
+    are named as in Hugging Face checkpoints of DeepSeek-V3.
 
     Examples:
         >>> layer = MultiHeadLatentAttention(
@@ -194,9 +195,7 @@ class MultiHeadLatentAttention(nn.Module):
         bias: bool = False,
         dropout: float = 0.0,
         causal: bool | Rule = True,
-        rope_theta: float = 10000.0,
-        rope_layout: Literal["half", "interleaved"] = "interleaved",
-        yarn: Yarn | None = None,
+        rope: Rope | None = INTERLEAVED,
         eps: float = 1e-6,
         attend: Attend = sdpa,
     ) -> None:
@@ -208,7 +207,6 @@ class MultiHeadLatentAttention(nn.Module):
             n_kv_heads=n_heads,
             head_dim=qk_rope_head_dim,
             dropout=dropout,
-            rope_theta=rope_theta,
             attend=attend,
         )
         check_sizes(
@@ -222,12 +220,11 @@ class MultiHeadLatentAttention(nn.Module):
         self.qk_rope_head_dim = qk_rope_head_dim
         self.v_head_dim = v_head_dim
         self.dropout, self.causal = dropout, causal
-        self.rope_theta, self.rope_layout = rope_theta, rope_layout
-        self.yarn = yarn
+        self.rope = check_rope(qk_rope_head_dim, rope)
         qk_head_dim = qk_nope_head_dim + qk_rope_head_dim
         self.scale = qk_head_dim**-0.5
-        if yarn is not None:
-            self.scale *= yarn.softmax_scale
+        if rope is not None and rope.scaling is not None:
+            self.scale *= rope.scaling.softmax_scale
         q_width = n_heads * qk_head_dim
         if q_lora_rank is None:
             self.q_proj = nn.Linear(d_model, q_width, bias=False)
@@ -282,13 +279,7 @@ class MultiHeadLatentAttention(nn.Module):
         )
         c = self.kv_a_layernorm(c)  # (B, 1, T, R)
         q_rope, k_rope = rotate(
-            q_rope,
-            k_rope,
-            theta=self.rope_theta,
-            past=past,
-            positions=positions,
-            layout=self.rope_layout,
-            yarn=self.yarn,
+            q_rope, k_rope, rope=self.rope, past=past, positions=positions
         )
         at = counted_positions(cache, self.causal, positions, q)
         numbers = None if cache is None else cache.positions(T, x.device)

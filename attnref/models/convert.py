@@ -38,7 +38,7 @@ def mha_to_gqa(
         o_bias=mha.o_proj.bias is not None,
         dropout=mha.dropout,
         causal=mha.causal,
-        rope_theta=mha.rope_theta,
+        rope=mha.rope,
         attend=mha.attend,
     ).to(mha.q_proj.weight)
     weights = mha.state_dict()

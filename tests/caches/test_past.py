@@ -17,6 +17,7 @@ from attnref import (
     KVCache,
     MultiHeadLatentAttention,
     Prefix,
+    Rope,
     Rule,
     Window,
     padding_mask,
@@ -178,7 +179,7 @@ def test_rows_with_pads_are_those_rows_alone(name, core):
     """Whatever the rule, the cache and the positions: a padded batch, read in
     chunks, gives each row what it gets alone, in one pass and under a mask
     that is written out."""
-    rope = {"rope_theta": 100.0}
+    rope = {"rope": Rope(100.0)}
     plain, x = variant(name, causal=False, **rope), tokens(3, N, E)
     told = VARIANTS[name].told
     # flex is slow here: it asks for each pair of tokens by itself.
@@ -268,7 +269,7 @@ def test_a_layer_without_rope_takes_positions_for_its_rule():
     assert relative_error(layer(x, **given)[1, valid[1]], alone[0]) <= 1e-12
     with pytest.raises(ValueError, match="3 rows of 11 tokens need"):
         layer(x, positions=given["positions"][:2])
-    with pytest.raises(ValueError, match="positions are given, but rope_theta"):
+    with pytest.raises(ValueError, match="positions are given, but rope"):
         variant("mha")(x, **given)
 
 

@@ -21,6 +21,7 @@ from attnref import (
     Everything,
     GrowingKVCache,
     KVCache,
+    Rope,
     Rule,
     causal_mask,
     decoder_mask,
@@ -88,7 +89,7 @@ TOLD = [name for name in ONCE if takes(name, "causal")]
 
 
 def layer(name="gqa", **options):
-    return variant(name, rope_theta=100.0, **options)
+    return variant(name, rope=Rope(100.0), **options)
 
 
 def same(one, name="gqa", **options):

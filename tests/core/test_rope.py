@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck
 
-from attnref import Yarn, apply_rope, rope_table, rotate, token_positions
+from attnref import Rope, Yarn, apply_rope, rope_table, rotate, token_positions
 from attnref.core import rope
 from tests.kit.attention import Made
 from tests.kit.compare import relative_error
-from tests.kit.mla import STRETCHED
 
 B, H, K, T, D = 2, 6, 3, 7, 10
 LAYOUTS = ["half", "interleaved"]
@@ -74,72 +73,6 @@ def test_tables_are_right_for_every_width_and_theta(positions, half, theta):
     at = torch.tensor(positions)
     table = torch.complex(*rope_table(at, 2 * half, theta=theta))
     assert (table - turns(at, 2 * half, theta)).abs().max() <= 1e-12
-
-
-@pytest.mark.parametrize(
-    ("dim", "theta", "yarn", "low", "high"),
-    [
-        # With `n` turns in 4096 tokens: 32 * ln(4096 / (2 pi n)) / ln(10000).
-        (64, 1e4, Yarn(40.0, 4096), 10, 23),  # 10.5 and 22.5
-        (16, 1e4, Yarn(4.0, 64, mscale=0.5), 0, 3),  # -0.99 and 2.02
-        (16, 1e4, Yarn(4.0, 64, 300.0, 20.0), 0, 1),  # a step: both below 0
-        (8, 1e2, Yarn(8.0, 40960, 1160.0), 1, 7),  # 1.5 and 7.6; at most 7
-    ],
-)
-def test_yarn_slows_the_pairs_between_two_by_a_ramp(
-    dim, theta, yarn, low, high
-):
-    plain = [theta ** (-2 * p / dim) for p in range(dim // 2)]
-    shares = [(p - low) / (high - low) for p in range(dim // 2)]
-    want = torch.tensor(
-        [
-            f + min(max(s, 0), 1) * (f / yarn.factor - f)
-            for f, s in zip(plain, shares, strict=True)
-        ],
-        dtype=torch.float64,
-    )
-    got = yarn.slowed(torch.tensor(plain, dtype=torch.float64), theta)
-    assert relative_error(got, want) <= 1e-12
-    at = torch.arange(T) + 97
-    tables = rope_table(at, dim, theta=theta, yarn=yarn)
-    for table, of in zip(tables, (torch.cos, torch.sin), strict=True):
-        want_table = yarn.table_scale * of(at[:, None] * want)
-        assert relative_error(table, want_table) <= 1e-12
-
-
-def test_yarn_scales_as_deepseek_does():
-    assert Yarn(4.0, 64).table_scale == pytest.approx(1.1386, abs=1e-4)
-    assert Yarn(4.0, 64).softmax_scale == 1
-    # `mscale` alone, or `mscale_all_dim` alone, changes nothing in the tables.
-    for alone in {"mscale": 2.0}, {"mscale_all_dim": 2.0}:
-        assert Yarn(4.0, 64, **alone).table_scale == Yarn(4.0, 64).table_scale
-    both = Yarn(4.0, 64, mscale=1.0, mscale_all_dim=1.0)
-    assert both.table_scale == 1
-    assert both.softmax_scale == pytest.approx(1.2965, abs=1e-4)
-    v3 = Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
-    assert v3.softmax_scale == pytest.approx(1.874, abs=5e-4)  # as the page
-    assert STRETCHED.table_scale == pytest.approx(1.0268, abs=1e-4)
-    assert STRETCHED.softmax_scale == pytest.approx(1.1434, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"factor": 0.5}, "factor=0.5 and original_max_len=64 must"),
-        ({"factor": torch.nan}, "factor=nan"),
-        ({"original_max_len": 0}, "factor=4.0 and original_max_len=0 must"),
-        ({"beta_fast": 0.5}, "beta_fast=0.5 must be at least beta_slow=1.0"),
-        ({"beta_slow": 40.0}, "beta_fast=32.0 must be at least beta_slow=40.0"),
-        ({"beta_slow": 0.0}, "beta_slow=0.0, and both above 0"),
-        ({"beta_slow": torch.nan}, "beta_slow=nan"),
-    ],
-    ids=str,
-)
-def test_a_yarn_that_cannot_be_is_refused(wrong, message):
-    sizes = {"factor": 4.0, "original_max_len": 64}
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Yarn(**sizes | wrong)
-    assert Yarn(1.0, 1, beta_fast=0.02, beta_slow=0.02).table_scale == 1
 
 
 def test_theta_is_10000_unless_given():
@@ -294,7 +227,7 @@ def q_and_k():
 def test_new_tokens_follow_the_past(past):
     q, k = q_and_k()
     told = {"past": past} if past else {}
-    turned = rotate(q, k, theta=100.0, **told)
+    turned = rotate(q, k, rope=Rope(100.0), **told)
     at = torch.tensor([past + i for i in range(T)])
     for got, x in zip(turned, (q, k), strict=True):
         want = pairs(x, "half") * turns(at, D, 100.0)
@@ -304,7 +237,7 @@ def test_new_tokens_follow_the_past(past):
 @pytest.mark.parametrize("name", ["in no order", "of each row"])
 def test_positions_that_are_given_take_the_place_of_the_past(name):
     (q, k), at = q_and_k(), PLACES[name]
-    turned = rotate(q, k, theta=100.0, past=13, positions=at)
+    turned = rotate(q, k, rope=Rope(100.0), past=13, positions=at)
     for got, x in zip(turned, (q, k), strict=True):
         want = pairs(x, "half") * turns(at, D, 100.0).unsqueeze(-3)
         assert (pairs(got, "half") - want).abs().max() <= 1e-12
@@ -334,20 +267,22 @@ def test_theta_yarn_and_layout_reach_every_table(path, stored, monkeypatch):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     rope._stored.cache_clear()
     how = {"layout": "interleaved"}
-    table = rope_table(at, D, theta=50.0, yarn=yarn)
+    table = rope_table(at, D, theta=50.0, scaling=yarn)
     for got, x in zip(
-        rotate(q, k, theta=50.0, yarn=yarn, **where, **how), (q, k), strict=True
+        rotate(q, k, rope=Rope(50.0, scaling=yarn, **how), **where),
+        (q, k),
+        strict=True,
     ):
         assert relative_error(got, apply_rope(x, *table, **how)) <= 1e-12
     assert rope._stored.cache_info().currsize == stored
     if path in ("past", "compiled"):  # on the device of the queries
         q, k = q.to("meta"), k.to("meta")
-        assert rotate(q, k, theta=50.0, past=3)[1].device.type == "meta"
+        assert rotate(q, k, rope=Rope(50.0), past=3)[1].device.type == "meta"
 
 
 def test_stored_tables_are_wide_for_half_precision():
     q = vectors().bfloat16()
-    got, _ = rotate(q, q, theta=50.0, past=200)
+    got, _ = rotate(q, q, rope=Rope(50.0), past=200)
     table = rope_table(torch.arange(200, 200 + T), D, theta=50.0)
     assert torch.equal(got, apply_rope(q, *table))
 
@@ -358,14 +293,14 @@ def test_in_float32_nothing_is_computed_in_float64():
         with Made(x, *given) as made:
             apply_rope(x, *given)
         assert made.largest == x.nbytes
-    rotate(x, x, theta=10.0)
+    rotate(x, x, rope=Rope(10.0))
     tables = rope._stored(D, 10.0, None, x.device, x.dtype).first(256)
     assert [t.dtype for t in tables] == [torch.float32] * 2
 
 
 def test_without_theta_nothing_turns():
     q, k = q_and_k()
-    same = rotate(q, k, theta=None, past=5)
+    same = rotate(q, k, rope=None, past=5)
     assert same[0] is q
     assert same[1] is k
 
@@ -440,20 +375,22 @@ BAD = {
         "tables of shape (7, 5) and (1, 5) do not fit",
     ),
     "other positions": (
-        lambda: rotate(X, X, theta=10.0, positions=torch.arange(6)),
+        lambda: rotate(X, X, rope=Rope(10.0), positions=torch.arange(6)),
         "positions has shape (6,); 2 rows of 7 tokens need (7,) or (2, 7)",
     ),
     "other rows": (
-        lambda: rotate(X, X, theta=10.0, positions=torch.zeros(3, T)),
+        lambda: rotate(X, X, rope=Rope(10.0), positions=torch.zeros(3, T)),
         "positions has shape (3, 7); 2 rows of 7 tokens",
     ),
     "other device": (
-        lambda: rotate(X, X, theta=9.0, positions=torch.ones(T).to("meta")),
+        lambda: rotate(
+            X, X, rope=Rope(9.0), positions=torch.ones(T).to("meta")
+        ),
         "positions are on meta, q on cpu",
     ),
     "no theta": (
-        lambda: rotate(X, X, theta=None, positions=torch.arange(T)),
-        "positions are given, but rope_theta is None",
+        lambda: rotate(X, X, rope=None, positions=torch.arange(T)),
+        "positions are given, but rope is None",
     ),
 }
 
@@ -485,8 +422,8 @@ def test_one_row_of_positions_is_for_all_rows():
     """As transformers makes `position_ids`."""
     x, places = torch.randn(3, 6, T, 10), torch.randint(50, (1, T))
     for got, want in zip(
-        rotate(x, x, theta=10.0, positions=places),
-        rotate(x, x, theta=10.0, positions=places.expand(3, T)),
+        rotate(x, x, rope=Rope(10.0), positions=places),
+        rotate(x, x, rope=Rope(10.0), positions=places.expand(3, T)),
         strict=True,
     ):
         assert torch.equal(got, want)
@@ -506,23 +443,23 @@ def test_layers_and_steps_share_the_tables_of_the_first_positions(monkeypatch):
         at = torch.arange(past, past + T)
         table = rope_table(at, D, theta=50.0)
         for _ in range(3):
-            got = rotate(q, k, theta=50.0, past=past)
+            got = rotate(q, k, rope=Rope(50.0), past=past)
             for x, turned in zip((q, k), got, strict=True):
                 want = apply_rope(x, *table)
                 assert relative_error(turned, want) <= 1e-14
     assert made == [256, 512, 1024]
     for _ in range(3):  # a model of many kinds of layers, step by step
         for theta in range(50, 80):
-            rotate(q, k, theta=float(theta))
+            rotate(q, k, rope=Rope(float(theta)))
     assert len(made) == 3 + 29
 
 
 def test_tables_that_were_made_in_one_mode_serve_all_others():
     q, k = vectors(), vectors()
-    want = rotate(q, k, theta=50.0, positions=torch.arange(T))[0]
+    want = rotate(q, k, rope=Rope(50.0), positions=torch.arange(T))[0]
 
     def turned(q):
-        return rotate(q, q, theta=50.0)[0].square().sum()
+        return rotate(q, q, rope=Rope(50.0))[0].square().sum()
 
     def faked():
         with FakeTensorMode() as mode:
@@ -537,7 +474,7 @@ def test_tables_that_were_made_in_one_mode_serve_all_others():
         rope._stored.cache_clear()
         first()
         x = q.clone().requires_grad_()
-        got = rotate(x, k, theta=50.0)[0]
+        got = rotate(x, k, rope=Rope(50.0))[0]
         assert relative_error(got, want) <= 1e-14
         got.sum().backward()
         assert x.grad.any()

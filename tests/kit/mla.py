@@ -2,7 +2,7 @@
 
 import torch
 
-from attnref import MultiHeadLatentAttention
+from attnref import MultiHeadLatentAttention, Rope
 from tests.variants import STRETCHED, sharp
 
 B, T, E, H = 3, 9, 24, 5
@@ -12,8 +12,8 @@ FORMS = ["expanded", "latent", "absorbed"]
 OPTIONS = [
     {},
     {"q_lora_rank": Q, "bias": True},
-    {"rope_layout": "half"},
-    {"yarn": STRETCHED, "q_lora_rank": Q},
+    {"rope": Rope()},
+    {"rope": STRETCHED, "q_lora_rank": Q},
     {"causal": False},
 ]
 

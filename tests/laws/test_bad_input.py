@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from attnref import (
     Decoder,
     KVCache,
+    Rope,
     padding_mask,
 )
 from tests.kit.caches import refused, unchanged
@@ -78,10 +79,10 @@ def true(*shape):
     n_heads=wholes,
     n_kv_heads=wholes,
     head_dim=st.none() | wholes,
-    rope_theta=thetas,
+    theta=thetas,
 )
 def test_a_layer_is_built_if_and_only_if_its_sizes_fit(
-    name, d_model, n_heads, n_kv_heads, head_dim, rope_theta
+    name, d_model, n_heads, n_kv_heads, head_dim, theta
 ):
     sizes = VARIANTS[name].sizes | {"d_model": d_model, "n_heads": n_heads}
     sizes["head_dim"], wrong = head_dim, []
@@ -91,10 +92,10 @@ def test_a_layer_is_built_if_and_only_if_its_sizes_fit(
             wrong.append(f"{n_kv_heads=} does not divide {n_heads=}")
     if head_dim is None and d_model % n_heads:
         wrong.append(f"{n_heads=} does not divide {d_model=}; pass head_dim")
-    if takes(name, "rope_theta"):
-        sizes["rope_theta"] = rope_theta
+    if takes(name, "rope"):
+        sizes["rope"] = theta and Rope(theta)
         D = head_dim or d_model // n_heads
-        if rope_theta and D % 2:
+        if theta and D % 2:
             wrong.append(f"head_dim={D} is odd")
     if wrong:
         with pytest.raises(ValueError, match="|".join(wrong)):
@@ -175,10 +176,10 @@ def test_nan_is_no_dropout(name):
     value=st.floats(max_value=0) | st.just(torch.nan),
 )
 def test_theta_is_above_0(name, value):
-    message = f"rope_theta={value} must be positive"
+    message = f"theta={value} must be positive"
     with pytest.raises(ValueError, match=re.escape(message)):
-        built(name, rope_theta=value)
-    assert built(name, rope_theta=0.5).rope_theta == 0.5
+        built(name, rope=Rope(value))
+    assert built(name, rope=Rope(0.5)).rope.theta == 0.5
 
 
 @each_layer
@@ -193,7 +194,7 @@ def test_what_is_no_function_is_not_called_on_the_heads(name):
         built(name, attend="fused")
 
 
-@pytest.mark.parametrize("option", ["causal", "rope_theta"])
+@pytest.mark.parametrize("option", ["causal", "rope"])
 def test_cross_attention_has_no_order_of_positions(option):
     with pytest.raises(TypeError, match=option):
         built("cross", **{option: 1})
@@ -317,7 +318,7 @@ CALLS = {
 @pairs(DECODERS)
 @torch.no_grad()
 def test_refused_calls_leave_the_cache_alone(name, make):
-    layer, told = built(name, rope_theta=100.0), VARIANTS[name].told
+    layer, told = built(name, rope=Rope(100.0)), VARIANTS[name].told
     cache = after(make, name)
     for call, error, says in CALLS.values():
         with refused(says, cache, error=error):
@@ -329,9 +330,9 @@ def test_refused_calls_leave_the_cache_alone(name, make):
 @each_decoder
 @torch.no_grad()
 def test_positions_need_rope(name):
-    layer, cache = built(name, rope_theta=None), after(KVCache, name)
+    layer, cache = built(name, rope=None), after(KVCache, name)
     for given_ in (None, cache):
-        with refused("rope_theta", cache):
+        with refused("rope is None", cache):
             layer(numbers(B, T, E), cache=given_, positions=torch.arange(T))
 
 
@@ -430,7 +431,7 @@ def refusal():
 @torch.no_grad()
 def test_a_decoder_layer_runs_if_and_only_if_everything_fits(data):
     draw = data.draw
-    name, rope_theta = draw(st.sampled_from(DECODERS)), draw(thetas)
+    name, theta = draw(st.sampled_from(DECODERS)), draw(thetas)
     B, T, past = (draw(st.integers(n, 3)) for n in (1, 1, 0))
     rows, room = draw(st.sampled_from([*[B] * 9, 2])), draw(st.integers(4, 8))
     caches = []
@@ -441,7 +442,7 @@ def test_a_decoder_layer_runs_if_and_only_if_everything_fits(data):
     x = draw(shapes(B, T, E))
     mask = draw(st.none() | masks(B, H, T, past + T))
     at = None
-    if rope_theta:
+    if theta:
         at = draw(st.none() | shapes(T) | shapes(1, T) | shapes(B, T))
 
     def fits():
@@ -454,7 +455,7 @@ def test_a_decoder_layer_runs_if_and_only_if_everything_fits(data):
         return is_mask(mask, (x[0], H, x[1], past + x[1]))
 
     def call():
-        return built(name, rope_theta=rope_theta)(
+        return built(name, rope=theta and Rope(theta))(
             numbers(*x),
             mask=mask,
             cache=caches[0] if caches else None,

@@ -16,6 +16,7 @@ from attnref import (
     Decoder,
     Documents,
     Prefix,
+    Rope,
     Window,
     fused,
     token_positions,
@@ -179,7 +180,7 @@ def test_a_padded_row_is_the_row_alone(name, make):
     for options in VARIANTS[name].options:
         layer, (x, *context) = variant(name, **options), inputs(name)
         sees = seen(rule(layer), n)
-        turned = getattr(layer, "rope_theta", None) is not None
+        turned = getattr(layer, "rope", None) is not None
         for valid, counted in ((before, True), (before, False), (amid, True)):
             # RoPE sees distances alone, which pads before do not change.
             positions = token_positions(valid) if turned and counted else None
@@ -212,7 +213,7 @@ def test_positions_are_counted_from_0_and_follow_the_cache(name):
     """Told for some of the chunks only, they are what the others assume."""
     for options in VARIANTS[name].options:
         layer, x = variant(name, **options), tokens()
-        if getattr(layer, "rope_theta", None) is None:
+        if getattr(layer, "rope", None) is None:
             continue
         want, at = run(name, layer, (x,)), torch.arange(T)
         cache, got = CACHES["room"](T), []
@@ -230,7 +231,7 @@ def test_all_positions_may_be_shifted(name):
     """RoPE tells distances: it turns queries and keys alike, and no values."""
     for options in VARIANTS[name].options:
         layer, x = variant(name, **options), tokens()
-        if getattr(layer, "rope_theta", None) is not None:
+        if getattr(layer, "rope", None) is not None:
             want = run(name, layer, (x,))
             got = run(name, layer, (x,), positions=torch.arange(T) + 50)
             assert relative_error(got, want) <= 1e-12
@@ -282,7 +283,7 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
     ways = ways if every else ways[:: len(ways) - 1]  # the first and the last
     for options, causal in ways[-1:] if core in NO_GRADIENTS else ways:
         layer, given = variant(name, **options | causal), inputs(name)
-        turned = getattr(layer, "rope_theta", None) is not None
+        turned = getattr(layer, "rope", None) is not None
         at = token_positions(valid) if turned and n == T else None
 
         def outputs(given=given, at=at, layer=layer):
@@ -352,7 +353,7 @@ def test_a_layer_with_a_rule_is_one_with_that_mask(name, make):
         (Documents(ids[0]) & Window(2), (before & same[0, 0]).triu(-1)),
         (Prefix(lengths) & Documents(ids), (before | prefix) & same),
     ):
-        told = {"rope_theta": 100.0} if takes(name, "rope_theta") else {}
+        told = {"rope": Rope(100.0)} if takes(name, "rope") else {}
         layer = variant(name, causal=causal, **told)
         plain = built(name, causal=False, **told).double().eval()
         plain.load_state_dict(layer.state_dict())
@@ -387,11 +388,11 @@ def test_where_nothing_has_a_position_keys_may_change_places(name):
         alike = (sees[:, swap] == sees[swap]).all(1)
         far = ~sees[:, :2].any(1)  # from both
         assert alike.all() if encoder else alike.any()
-        for theta, same in ((None, alike), (100.0, far)):
-            layer.rope_theta = theta
+        for rope, same in ((None, alike), (Rope(100.0), far)):
+            layer.rope = rope
             got, want = layer(x[:, swap], **told), layer(x, **told)[:, swap]
             error = (got - want).abs().amax((0, 2)) / want.abs().max()
-            assert torch.equal(error <= 1e-12, same), theta
+            assert torch.equal(error <= 1e-12, same), rope
 
 
 @each_variant
@@ -402,7 +403,7 @@ def test_gradients_reach_every_parameter_and_are_right(name):
         named = dict(layer.named_parameters())
         for place, p in named.items():
             # Without RoPE, a key's bias moves all scores of a row alike.
-            moot = place == "k_proj.bias" and not hasattr(layer, "rope_theta")
+            moot = place == "k_proj.bias" and not getattr(layer, "rope", None)
             assert moot or p.grad.abs().max() > 1e-6, (options, place)
 
         def call(*values, layer=layer, given=given, named=named):
@@ -466,7 +467,7 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
     """On the meta device too, where nothing is computed."""
     n = S if takes(name, "context") else T
     told = {"valid": torch.ones(B, n, dtype=torch.bool)}
-    if takes(name, "rope_theta"):
+    if takes(name, "rope"):
         told["positions"] = torch.arange(T)
     for dtype, kind, device in (
         ("fp32", torch.float32, "cpu"),
@@ -512,7 +513,7 @@ def each_compiled_core(core):
 def at_once(attend, names=ONCE):
     """A decoder in which every layer that can has a block."""
     blocks = [
-        Block(built(name, rope_theta=100.0, attend=attend), d_model=E, d_ff=19)
+        Block(built(name, rope=Rope(100.0), attend=attend), d_model=E, d_ff=19)
         for name in names
         if not takes(name, "context")
     ]

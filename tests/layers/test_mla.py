@@ -152,8 +152,8 @@ def test_the_latent_is_normalised_before_it_is_cached():
 
 def test_yarn_scales_a_layer():
     width = DN + DR
-    assert mla(yarn=STRETCHED).scale == pytest.approx(
-        STRETCHED.softmax_scale * width**-0.5
+    assert mla(rope=STRETCHED).scale == pytest.approx(
+        STRETCHED.scaling.softmax_scale * width**-0.5
     )
 
 

@@ -10,6 +10,7 @@ from attnref import (
     MultiHeadAttention,
     MultiHeadLatentAttention,
     MultiQueryAttention,
+    Rope,
     apply_rope,
     dequantised,
     flash,
@@ -34,7 +35,7 @@ SIZES = st.fixed_dictionaries(
 DEFAULTS = {
     "dropout": 0.0,
     "causal": True,
-    "rope_theta": None,
+    "rope": None,
     "attend": sdpa,
 }
 OPTIONS = st.fixed_dictionaries(
@@ -42,7 +43,7 @@ OPTIONS = st.fixed_dictionaries(
         "bias": st.booleans(),
         "o_bias": st.sampled_from([None, False, True]),
         "causal": st.booleans(),
-        "rope_theta": st.sampled_from([None, 100.0]),
+        "rope": st.sampled_from([None, Rope(100.0)]),
     }
 )
 
@@ -138,7 +139,7 @@ def test_pooled_to_one_head_it_is_mqa():
         {},
         {"dropout": 0.25},
         {"causal": False},
-        {"rope_theta": 100.0},
+        {"rope": Rope(100.0)},
         {"attend": flash},
     ],
     ids=lambda options: "".join(options) or "none",

@@ -17,6 +17,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from attnref import (
     KVCache,
     MultiHeadLatentAttention,
+    Rope,
     Yarn,
     token_positions,
 )
@@ -133,9 +134,11 @@ def layer_for(config, rope):
         **LATENT,
         q_lora_rank=config.q_lora_rank,
         bias=config.attention_bias,
-        rope_theta=THETA,
-        rope_layout="interleaved" if interleaved else "half",
-        yarn=yarn_of(rope),
+        rope=Rope(
+            THETA,
+            layout="interleaved" if interleaved else "half",
+            scaling=yarn_of(rope),
+        ),
     )
     return layer.eval().requires_grad_(False)
 
@@ -255,26 +258,31 @@ def test_yarn_slows_the_pairs_that_transformers_slows(rope):
 def test_the_scales_are_those_of_transformers(model, rope):
     ours, theirs = pair(model, rope)
     assert ours.scale == pytest.approx(theirs.scaling, rel=1e-12)
-    tables = ours.yarn.table_scale if ours.yarn else 1.0
+    yarn = ours.rope.scaling
+    tables = yarn.table_scale if yarn else 1.0
     scaling = rotary_of(theirs.config).attention_scaling
     assert tables == pytest.approx(scaling, rel=1e-12)
+
+
+def turned(ours, **changed):
+    return {"rope": replace(ours.rope, **changed)}
 
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
 # What each is to our layer, as a change of its attributes.
 FAULTS = {
-    "pairs of the other layout": lambda ours: {
-        "rope_layout": OTHER[ours.rope_layout]
-    },
+    "pairs of the other layout": lambda ours: turned(
+        ours, layout=OTHER[ours.rope.layout]
+    ),
     "scale of the latent": lambda ours: {
         "scale": ours.scale * ((DN + DR) / (R + DR)) ** 0.5
     },
     "scale without YaRN": lambda _: {"scale": (DN + DR) ** -0.5},
-    "tables without YaRN": lambda _: {"yarn": None},
-    "tables without mscale": lambda ours: {
-        "yarn": replace(ours.yarn, mscale=0.0)
-    },
-    "another theta": lambda _: {"rope_theta": 10_000.0},
+    "tables without YaRN": partial(turned, scaling=None),
+    "tables without mscale": lambda ours: turned(
+        ours, scaling=replace(ours.rope.scaling, mscale=0.0)
+    ),
+    "another theta": partial(turned, theta=10_000.0),
     "latent before its norm": lambda _: {"kv_a_layernorm": nn.Identity()},
     "queries without norm": lambda _: {"q_a_layernorm": nn.Identity()},
     "not causal": lambda _: {"causal": False},

@@ -178,7 +178,9 @@ def test_gqa_is_that_of_the_package(file, kv_heads):
 def test_both_forms_of_mla_are_those_of_the_package(rank):
     sizes = LATENT | {"d_model": E, "n_heads": H, "q_lora_rank": rank}
     for theta, told in ((1e4, {}), (50.0, {"theta": 50.0})):
-        theirs = attnref.MultiHeadLatentAttention(**sizes, rope_theta=theta)
+        theirs = attnref.MultiHeadLatentAttention(
+            **sizes, rope=attnref.Rope(theta, layout="interleaved")
+        )
         ours = mla.MLA(E, H, R, DN, DR, DV, rank, **told)
         same_in_all_ways(ours, sharp(theirs), absorbed=False)
         ours.kv_b_proj.forward = None  # is not called, as it is absorbed

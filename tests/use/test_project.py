@@ -135,7 +135,7 @@ def sees_the_future(model):
 # What is changed, and into what: in the copied file of the layer, or in the
 # sections above. None of these changes the shape of anything.
 SCALED = "q = q.to(wide) * (D**-0.5 if scale is None else scale)"
-TURNED = "theta=layer.rope_theta, past=past, positions=positions"
+TURNED = "rope=layer.rope, past=past, positions=positions"
 HEADS = "layer.attend(q, k, v, seen, dropout=dropout)"
 MISTAKES = {
     "none": ("", ""),
@@ -149,7 +149,7 @@ MISTAKES = {
         "heads.transpose(1, 2).reshape(B, T, H * D)",
         "heads.reshape(B, T, H * D)",
     ),
-    "positions": (TURNED, TURNED.replace("layer.rope_theta", "None")),
+    "positions": (TURNED, TURNED.replace("layer.rope", "None")),
     "axis": ("return softmax(scores)", "return softmax(scores, dim=-2)"),
     "view": (
         "split_heads(self.q_proj(x), H)",

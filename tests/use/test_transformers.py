@@ -1,6 +1,7 @@
 """Weights from transformers, adapters of PEFT, and our attention in both."""
 
 # --8<-- [start:imports]
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,10 +23,15 @@ from attnref import (
     Block,
     Cache,
     Decoder,
+    DynamicNtk,
     Everything,
     GroupedQueryAttention,
     KVCache,
+    Llama3,
+    LongRope,
     MultiHeadLatentAttention,
+    PositionInterpolation,
+    Rope,
     Window,
     Yarn,
     dense,
@@ -99,6 +105,45 @@ def prompts() -> dict[str, Tensor]:
 # --8<-- [end:models]
 
 
+# --8<-- [start:rope]
+def rope_of(config: PreTrainedConfig) -> Rope:
+    """What rotates in the layers of a model, and by how much."""
+    rope, scaling = config.rope_parameters, None
+    kind, factor = rope["rope_type"], rope.get("factor")
+    trained = rope.get("original_max_position_embeddings")
+    if kind == "linear":
+        scaling = PositionInterpolation(factor)
+    elif kind == "dynamic":
+        scaling = DynamicNtk(factor, config.max_position_embeddings)
+    elif kind == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        scaling = Llama3(factor, low, high, trained)
+    elif kind == "yarn":
+        names = ["beta_fast", "beta_slow", "mscale", "mscale_all_dim"]
+        names += ["attention_factor", "truncate"]
+        given = {n: rope[n] for n in names if rope.get(n) is not None}
+        scaling = Yarn(factor, trained, **given)
+    elif kind == "longrope":
+        scaling = LongRope(
+            rope["short_factor"],
+            rope["long_factor"],
+            trained,
+            factor or config.max_position_embeddings / trained,
+            rope.get("attention_factor"),
+        )
+    elif kind != "default":
+        raise ValueError(f"rope_type is {kind!r}")
+    width = getattr(config, "head_dim", None)  # None: all channels
+    share = rope.get("partial_rotary_factor", 1.0)
+    if share != 1:
+        width = width or config.hidden_size // config.num_attention_heads
+        width = int(width * share)
+    return Rope(rope["rope_theta"], width, scaling=scaling)
+
+
+# --8<-- [end:rope]
+
+
 # --8<-- [start:decoder]
 # A Llama under other names: what they add are windows and biases.
 LLAMAS = ("llama", "internlm3", "mistral", "ministral", "qwen2", "seed_oss")
@@ -106,10 +151,9 @@ LLAMAS = ("llama", "internlm3", "mistral", "ministral", "qwen2", "seed_oss")
 
 def decoder_of(config: PreTrainedConfig) -> Decoder:
     """A decoder for the weights of a Llama or of one of its namesakes."""
-    kind, rope = config.model_type, config.rope_parameters
+    kind = config.model_type
     for name, value, known in (
         ("model_type", kind, LLAMAS),
-        ("rope_type", rope["rope_type"], ("default",)),
         ("hidden_act", config.hidden_act, ("silu",)),
     ):
         if value not in known:
@@ -131,7 +175,7 @@ def decoder_of(config: PreTrainedConfig) -> Decoder:
                 causal=Window(window)
                 if window and (not types or types[i] == "sliding_attention")
                 else True,
-                rope_theta=rope["rope_theta"],
+                rope=rope_of(config),
             ),
             d_model=config.hidden_size,
             d_ff=config.intermediate_size,
@@ -204,6 +248,16 @@ def test_a_llama_in_files_is_this_decoder():
     assert (got[1] == pad).sum() == 9 + 20 - 13
 
 
+OLD = {"rope_theta": 1e4, "original_max_position_embeddings": 4}
+BANDS = {"low_freq_factor": 0.1, "high_freq_factor": 0.4}
+LISTS = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+SCALED = [
+    OLD | {"rope_type": "linear", "factor": 4.0},
+    OLD | {"rope_type": "dynamic", "factor": 4.0},
+    OLD | {"rope_type": "llama3", "factor": 8.0} | BANDS,
+    OLD | {"rope_type": "yarn", "factor": 4.0, "truncate": False},
+    OLD | {"rope_type": "longrope"} | LISTS,
+]
 NAMESAKES = [
     ("llama", {}),
     ("llama", {"attention_bias": True}),
@@ -227,6 +281,7 @@ NAMESAKES = [
         },
     ),
     ("seed_oss", {}),
+    *(("llama", {"rope_parameters": rope}) for rope in SCALED),
     ("seed_oss", {"attention_bias": False, "attention_out_bias": True}),
 ]
 
@@ -280,18 +335,20 @@ def test_a_difference_that_no_name_shows_is_found():
     }
     tokens = torch.randint(3, 100, (1, 512))
     errors = []
-    for rope in (plain, scaled):
+    for rope, told in ((plain, False), (scaled, False), (scaled, True)):
         model = downloaded(
             "llama", rope_parameters=rope, max_position_embeddings=131_072
         )
         theirs = model.model.layers[0].self_attn
+        known = rope_of(model.config) if told else Rope(rope["rope_theta"])
         ours = GroupedQueryAttention(
-            d_model=64, n_heads=4, n_kv_heads=2, rope_theta=rope["rope_theta"]
+            d_model=64, n_heads=4, n_kv_heads=2, rope=known
         )
-        ours.load_state_dict(theirs.state_dict())  # no error for either
+        ours.load_state_dict(theirs.state_dict())  # no error for any
         errors.append(difference(ours, theirs, model, tokens))
     assert errors[0] < 1e-5  # right
     assert errors[1] > 0.1  # all keys matched, and the output is wrong
+    assert errors[2] < 1e-5  # right again, with the frequencies of Llama 3.1
     # --8<-- [end:compared]
 
 
@@ -394,23 +451,12 @@ LATENT |= dict.fromkeys(("deepseek_v3", "glm4_moe_lite", "youtu"))
 
 def mla_of(config: PreTrainedConfig) -> MultiHeadLatentAttention:
     """A layer for the weights of DeepSeek-V3's attention, or of its kin's."""
-    kind, rope, yarn = config.model_type, config.rope_parameters, None
+    kind = config.model_type
     if kind not in LATENT:
         raise ValueError(f"model_type is {kind!r}, not {', '.join(LATENT)}")
     interleaved = LATENT[kind]
     if interleaved is None:
         interleaved = config.rope_interleave
-    if rope["rope_type"] == "yarn":
-        if rope.get("attention_factor") or not rope.get("truncate", True):
-            raise ValueError("attention_factor or truncate of YaRN is set")
-        names = ["factor", "beta_fast", "beta_slow"]
-        names += ["mscale", "mscale_all_dim"]
-        given = {n: rope[n] for n in names if rope.get(n) is not None}
-        yarn = Yarn(
-            original_max_len=rope["original_max_position_embeddings"], **given
-        )
-    elif rope["rope_type"] != "default":
-        raise ValueError(f"rope_type is {rope['rope_type']!r}")
     return MultiHeadLatentAttention(
         d_model=config.hidden_size,
         n_heads=config.num_attention_heads,
@@ -420,9 +466,9 @@ def mla_of(config: PreTrainedConfig) -> MultiHeadLatentAttention:
         v_head_dim=config.v_head_dim,
         q_lora_rank=config.q_lora_rank,
         bias=config.attention_bias,
-        rope_theta=rope["rope_theta"],
-        rope_layout="interleaved" if interleaved else "half",
-        yarn=yarn,
+        rope=replace(
+            rope_of(config), layout="interleaved" if interleaved else "half"
+        ),
     )
 
 
@@ -453,7 +499,7 @@ def test_mla_of_deepseek_is_this_layer(changed):
     tokens = torch.randint(3, 100, (3, 70))
     assert difference(ours, theirs, model, tokens) < 1e-5
 
-    ours.rope_layout = "half"  # loads just as well
+    ours.rope = replace(ours.rope, layout="half")  # loads just as well
     assert difference(ours, theirs, model, tokens) > 0.1
     # --8<-- [end:deepseek]
     for rope in ({"rope_parameters": yarn}, {}):
@@ -473,11 +519,11 @@ def test_mla_of_deepseek_is_this_layer(changed):
     with pytest.raises(ValueError, match="model_type is 'deepseek_v32', not"):
         mla_of(AutoConfig.for_model("deepseek_v32"))
     for more in ({"attention_factor": 0.5}, {"truncate": False}):
-        config = downloaded("deepseek_v3", rope_parameters=yarn | more).config
-        with pytest.raises(
-            ValueError, match=f"{next(iter(more))}.* of YaRN is set"
-        ):
-            mla_of(config)
+        model = downloaded("deepseek_v3", rope_parameters=yarn | more)
+        theirs = model.model.layers[1].self_attn
+        ours = mla_of(model.config).eval()
+        ours.load_state_dict(theirs.state_dict())
+        assert difference(ours, theirs, model, tokens) < 1e-5
 
 
 # --8<-- [start:shipped]
@@ -552,23 +598,14 @@ def test_a_float8_layer_in_a_file_is_read_and_dequantised():
 
 REFUSED = {
     "qwen3": "model_type is 'qwen3', not llama, internlm3, mistral, ",
-    "llama": "rope_type is 'llama3', not default",
+    "llama": "hidden_act is 'gelu', not silu",
 }
 
 
 def test_what_the_decoder_of_the_page_refuses():
-    scaled = {
-        "rope_type": "llama3",
-        "rope_theta": 500_000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
     for kind, changed, message in (
         ("qwen3", {}, REFUSED["qwen3"]),
-        ("llama", {"rope_parameters": scaled}, REFUSED["llama"]),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', not silu"),
+        ("llama", {"hidden_act": "gelu"}, REFUSED["llama"]),
     ):
         with pytest.raises(ValueError, match=message):
             decoder_of(downloaded(kind, **changed).config)

@@ -60,8 +60,9 @@ def hooked(p: Any) -> tuple[Any, ...]:
 def stretched(p: Any) -> tuple[float, int, float, float]:
     """A layer stretched 40 times by YaRN."""
     yarn = p.Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    rope = p.Rope(scaling=yarn)
     sizes = dict(zip(LATENT, SIZES, strict=True))
-    made = p.MultiHeadLatentAttention(d_model=12, n_heads=3, yarn=yarn, **sizes)
+    made = p.MultiHeadLatentAttention(d_model=12, n_heads=3, rope=rope, **sizes)
     return made.scale, 6 + 8, 40.0, 1.0
 
 

@@ -1,0 +1,269 @@
+"""Every kind of RoPE against the functions and the layers of transformers.
+
+In float32, as transformers computes its angles.
+"""
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.glm4 import modeling_glm4 as glm4
+from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.phi3 import modeling_phi3 as phi3
+
+from attnref import (
+    DynamicNtk,
+    GroupedQueryAttention,
+    KVCache,
+    Llama3,
+    LongRope,
+    PositionInterpolation,
+    Proportional,
+    Rope,
+    Yarn,
+    token_positions,
+)
+from tests.kit.compare import relative_error
+from tests.kit.oracles import (
+    BOUND,
+    CHUNKS,
+    LENGTH,
+    SIZES,
+    WRONG,
+    B,
+    E,
+    H,
+    K,
+    in_ours,
+    in_theirs,
+    padded,
+    positions_of,
+    sharpened,
+)
+
+D = 64
+SHORT = tuple(1 + 0.01 * p for p in range(D // 2))
+LONG = tuple(1 + 2.0 * p for p in range(D // 2))
+OLD = "original_max_position_embeddings"
+# Ours; then what transformers calls it, with its own numbers.
+KINDS = {
+    "linear": (PositionInterpolation(8.0), {"factor": 8.0}),
+    "llama3": (  # Llama 3.1
+        Llama3(8.0, 1.0, 4.0, 8192),
+        {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {OLD: 8192},
+    ),
+    "llama3 of 3.2": (
+        Llama3(32.0, 1.0, 4.0, 8192),
+        {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {OLD: 8192},
+    ),
+    "yarn": (Yarn(4.0, 32768), {"factor": 4.0, OLD: 32768}),  # Qwen 2.5
+    "yarn of gpt-oss": (
+        Yarn(32.0, 4096, truncate=False),
+        {"factor": 32.0, "truncate": False, OLD: 4096},
+    ),
+    "yarn with one beta, not truncated": (
+        Yarn(32.0, 4096, 1.0, 1.0, truncate=False, attention_factor=1.5),
+        {"factor": 32.0, "truncate": False, OLD: 4096}
+        | {"beta_fast": 1.0, "beta_slow": 1.0, "attention_factor": 1.5},
+    ),
+    "proportional": (Proportional(0.3), {"partial_rotary_factor": 0.3}),
+    "longrope": (
+        LongRope(SHORT, LONG, 4096, factor=32.0),
+        {"short_factor": SHORT, "long_factor": LONG, "factor": 32.0}
+        | {OLD: 4096},
+    ),
+    "longrope with its own scale": (
+        LongRope(SHORT, LONG, 4096, attention_factor=1.25),
+        {"short_factor": SHORT, "long_factor": LONG, "factor": 32.0}
+        | {OLD: 4096, "attention_factor": 1.25},
+    ),
+    "dynamic": (DynamicNtk(8.0, 4096), {"factor": 8.0}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("theta", [1e4, 5e5])
+def test_frequencies_are_those_of_transformers(kind, theta):
+    ours, theirs = KINDS[kind]
+    name = kind.split()[0]
+    config = LlamaConfig(
+        head_dim=D,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": name, "rope_theta": theta, **theirs},
+    )
+    plain = theta ** (-torch.arange(0, D, 2).double() / D)
+    for length in 17, 4096, 4097, 30011:
+        want, scale = ROPE_INIT_FUNCTIONS[name](
+            config, torch.device("cpu"), seq_len=length
+        )
+        now = ours.at(length)
+        got = now.slowed(plain, theta)
+        assert torch.equal(got == 0, want == 0)
+        turning = want != 0
+        assert (got / want - 1)[turning].abs().max() <= BOUND, length
+        assert now.table_scale == pytest.approx(scale, rel=1e-12)
+    by_length = name in ("dynamic", "longrope")
+    assert (ours.at(4096) != ours.at(4097)) == by_length
+
+
+BASE, L0 = 500.0, 16
+FACTORS = {"short_factor": [1.0, 1.1], "long_factor": [1.0, 9.0]}
+GLM = {"partial_rotary_factor": 0.5, "rope_type": "default"}
+MODELS = {
+    "Llama 3.1": (
+        llama,
+        "Llama",
+        KINDS["llama3"][1] | {"rope_type": "llama3", OLD: L0},
+        Rope(BASE, scaling=Llama3(8.0, 1.0, 4.0, L0)),
+    ),
+    "linear": (
+        llama,
+        "Llama",
+        {"rope_type": "linear", "factor": 3.0},
+        Rope(BASE, scaling=PositionInterpolation(3.0)),
+    ),
+    "yarn": (
+        llama,
+        "Llama",
+        {"rope_type": "yarn", "factor": 4.0, OLD: L0},
+        Rope(BASE, scaling=Yarn(4.0, L0)),
+    ),
+    "GLM-4": (
+        glm4,
+        "Glm4",
+        GLM,
+        Rope(BASE, width=6, layout="interleaved"),
+    ),
+    "GLM-4.5": (glm4_moe, "Glm4Moe", GLM, Rope(BASE, width=6)),
+    "gpt-oss": (
+        gpt_oss,
+        "GptOss",
+        {"rope_type": "yarn", "factor": 32.0, "truncate": False, OLD: L0},
+        Rope(BASE, scaling=Yarn(32.0, L0, truncate=False)),
+    ),
+    "dynamic": (
+        llama,
+        "Llama",
+        {"rope_type": "dynamic", "factor": 3.0},
+        Rope(BASE, scaling=DynamicNtk(3.0, L0)),
+    ),
+    "Phi-3": (
+        phi3,
+        "Phi3",
+        {"rope_type": "longrope", "partial_rotary_factor": 2 / 3, OLD: L0}
+        | FACTORS,
+        Rope(BASE, width=4, scaling=LongRope(*FACTORS.values(), L0, 4.0)),
+    ),
+}
+models = pytest.mark.parametrize("model", MODELS)
+FIXED = [
+    name
+    for name, of in MODELS.items()
+    if of[3].scaling is None or of[3].scaling.at(1) is of[3].scaling
+]
+
+
+@torch.no_grad()
+def pair(model, inner="eager"):
+    """Ours, theirs, and their tables."""
+    file, name, parameters, rope = MODELS[model]
+    # The longest text of LongRoPE; where dynamic frequencies begin to change.
+    longest = 4 * L0 if model == "Phi-3" else L0
+    D = E // H if model == "Phi-3" else 12
+    config = getattr(file, f"{name}Config")(
+        **SIZES
+        | {"num_key_value_heads": K, "head_dim": D, "pad_token_id": 0}
+        | {"max_position_embeddings": longest, "attn_implementation": inner}
+        | {"rope_parameters": {"rope_theta": BASE, **parameters}}
+    )
+    theirs = sharpened(getattr(file, f"{name}Attention")(config, 0))
+    weights, bias = theirs.state_dict(), False
+    if "qkv_proj.weight" in weights:
+        parts = weights.pop("qkv_proj.weight").split((D * H, D * K, D * K))
+        for n, part in zip("qkv", parts, strict=True):
+            weights[f"{n}_proj.weight"] = part
+    if "sinks" in weights:  # without weight, they are as if they were not
+        weights.pop("sinks")
+        theirs.sinks.fill_(-torch.inf)
+        theirs.sliding_window = None
+    bias, o_bias = (f"{n}_proj.bias" in weights for n in "qo")
+    ours = GroupedQueryAttention(
+        d_model=E,
+        n_heads=H,
+        n_kv_heads=K,
+        head_dim=D,
+        rope=rope,
+        bias=bias,
+        o_bias=o_bias,
+    )
+    ours.load_state_dict(weights)
+    rotary = getattr(file, f"{name}RotaryEmbedding")(config)
+    return ours.eval().requires_grad_(False), theirs, rotary
+
+
+@models
+@torch.no_grad()
+def test_a_whole_text_gives_what_transformers_gives(model):
+    ours, theirs, rotary = pair(model)
+    for length in LENGTH, L0 - 1:
+        x = torch.randn(B, length, E)
+        want = in_theirs(theirs, theirs.config, x, (length,), rotary=rotary)
+        got = ours(x)
+        assert relative_error(got, want) <= BOUND, length
+    plain = GroupedQueryAttention(
+        d_model=E,
+        n_heads=H,
+        n_kv_heads=K,
+        head_dim=ours.head_dim,
+        rope_theta=BASE,
+        bias=ours.q_proj.bias is not None,
+        o_bias=ours.o_proj.bias is not None,
+    )
+    plain.load_state_dict(ours.state_dict())
+    x = torch.randn(B, LENGTH, E)
+    want = in_theirs(theirs, theirs.config, x, rotary=rotary)
+    assert relative_error(plain(x), want) > WRONG
+
+
+@pytest.mark.parametrize("model", FIXED)
+@torch.no_grad()
+def test_cached_chunks_and_pads_give_what_transformers_gives(model):
+    ours, theirs, rotary = pair(model)
+    x, config = torch.randn(B, LENGTH, E), theirs.config
+    valid = padded("left")
+    for chunks in CHUNKS.values():
+        cache = DynamicCache(config=config)
+        want = in_theirs(theirs, config, x, chunks, cache, rotary=rotary)
+        got = in_ours(ours, x, chunks, KVCache(LENGTH))
+        assert relative_error(got, want) <= BOUND
+        cache, places = DynamicCache(config=config), positions_of(valid)
+        told = chunks, cache, valid, places, rotary
+        want = in_theirs(theirs, config, x, *told)
+        told = chunks, KVCache(LENGTH), valid, token_positions(valid)
+        got = in_ours(ours, x, *told)
+        assert relative_error(got[valid], want[valid]) <= BOUND
+
+
+@pytest.mark.parametrize("model", [m for m in MODELS if m not in FIXED])
+@torch.no_grad()
+def test_up_to_the_trained_length_chunks_are_those_of_transformers(model):
+    """And beyond it, transformers attends to keys of two lengths."""
+    ours, theirs, rotary = pair(model)
+    x, config = torch.randn(B, LENGTH, E), theirs.config
+    cache, kept = DynamicCache(config=config), KVCache(LENGTH)
+    chunks = (9, 4, *[1] * (L0 - 13))
+    want = in_theirs(theirs, config, x, chunks, cache, rotary=rotary)
+    got = in_ours(ours, x, chunks, kept)
+    assert relative_error(got, want) <= BOUND
+    with pytest.raises(ValueError, match=f"a text of {L0} tokens, and .* 17"):
+        ours(x[:, L0 : L0 + 1], cache=kept)
+    chunks = (*chunks, *[1] * (LENGTH - L0))
+    cache = DynamicCache(config=config)
+    stale = in_theirs(theirs, config, x, chunks, cache, rotary=rotary)
+    whole = in_theirs(theirs, config, x, rotary=rotary)
+    assert relative_error(ours(x), whole) <= BOUND
+    assert relative_error(stale[:, -1], whole[:, -1]) > WRONG
