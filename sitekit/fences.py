@@ -141,11 +141,11 @@ def flow(
         tables=tables,
         rows=[row for _, rows in tables for row in rows],
     )
-    shown = [
-        f"{title}\n\n{as_markdown(head, rows, Words(None))}"
-        for title, rows in tables
-    ]
-    return Drawn(html, plain(caption), "\n\n".join([numbers, *shown]))
+    shown = [numbers]
+    for title, cells in tables:
+        shown += [title] if len(tables) > 1 else []
+        shown.append(as_markdown(head, cells, Words(None)))
+    return Drawn(html, plain(caption), "\n\n".join(shown))
 
 
 def table(

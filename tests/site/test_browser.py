@@ -90,12 +90,27 @@ def test_a_pointer_on_a_shape_is_given_its_letters(
     page = visit(f"{address}{root}layers/gqa/")
     page.eval_on_selector_all("details", OPEN)
     for code in ("# (B, K, T, D)", "(B, K, S, D)"):
-        shape = page.get_by_text(code, exact=True).first
+        whole = re.compile(f"^{re.escape(code)}$")
+        said = page.locator("article :is(td code, .c1)")
+        shape = said.filter(has_text=whole).first
         shape.hover()
         found = shape.get_attribute("title").split("\n")
         assert found[::2] == letters, "and T or S, and D"
     page.locator("article code").first.hover()
     assert not page.locator("article code").first.get_attribute("title")
+
+
+def test_a_box_of_a_data_flow_and_its_lines_light_up_together(visit, address):
+    page = visit(f"{address}layers/mha/")
+    box = page.locator("svg.flow [data-lines='22 24']")  # scores
+    code = page.locator("code", has_text="class MHA").first
+    marks = "code => code.style.backgroundPosition.split(',').length"
+    for leave in (box.click, box.hover):  # a click leaves them lit
+        leave()
+        assert code.evaluate(marks) == 2
+        assert page.locator("svg.flow .lit").count() == 1
+    code.hover(position={"x": 40, "y": 40})  # no box has the second line
+    assert page.locator("svg.flow .lit").count() == 0
 
 
 @pytest.mark.parametrize("path", ["core/sdpa/", "zh/core/masks/"])
