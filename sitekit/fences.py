@@ -216,11 +216,11 @@ def steps(
         marks = Markup("").join(frame.marks)
         name = f"{title}: {n + 1} / {len(frames)}"
         drawing = svg.SVG.format(drawn.width, drawn.height, name, marks)
-        drawing = re.sub(
+        worded = re.sub(
             r"\{(\w+)\}", lambda match: escape(told[match[1]]), drawing
         )
-        said = fence.told(said, facts | frame.facts)
-        shown.append((Markup(drawing), said))
+        told_of = fence.told(said, facts | frame.facts)
+        shown.append((Markup(worded), told_of))
     back, forth = BUTTONS[fence.language]
     html = render(
         "steps",

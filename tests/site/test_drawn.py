@@ -434,12 +434,6 @@ def test_the_masks_are_those_of_the_functions():
     assert (weights[:, 3] == 0).all()
 
 
-def test_the_stages_of_a_cache_are_one_function():
-    drawn = panels(shown("kv-cache", 0))
-    sums = [[sum(row) for row in matrix] for matrix in drawn]
-    assert sums == [[1, 2, 3, 4], [5, 6, 7], [8]]
-
-
 def test_a_model_is_as_large_as_its_source_says():
     spec = models()["llama-3.1-8b"]
     rows = [*decoder.parameters()]
@@ -829,6 +823,7 @@ def test_each_file_draws_for_a_page_that_shows_it():
     for stem in stems:
         for kind, spec in fences(stem):
             texts = [spec.get("table", kind), spec.get("plot", kind)]
+            texts.append(spec.get("steps", kind))
             texts += [panel.get("draw", "") for panel in spec.get("panels", [])]
             named += [(stem, str(text).split("(")[0]) for text in texts]
     sources = "".join(p.read_text("utf-8") for p in calls.DRAWN.glob("*.py"))

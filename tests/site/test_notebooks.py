@@ -94,7 +94,8 @@ def said(text):
     a page has beside its text: buttons, links to files, its card."""
     for away in (
         r"<(pre|svg|math|script)\b.*?</\1>",
-        r'<p class="(panel-title|below)">.*?</p>',
+        r'<p class="(panel-title|below|stepping)">.*?</p>',
+        r'<span class="count">.*?</span>',
         r'<a class="(headerlink|notebook)".*?</a>',
         r'<div class="controls">.*?</table>',
         r'<div class="tabbed-labels">.*?</div>',

@@ -212,7 +212,7 @@ def test_where_the_matrix_stands_decides_what_a_step_reads():
         "qW\u1d41\u1d37",
     ]
     bars = [
-        float(re.findall(r'y="160" width="([\d.]+)"', "".join(f.marks))[-1])
+        float(re.findall(r'y="168" width="([\d.]+)"', "".join(f.marks))[-1])
         for f in frames
     ]
     assert bars[0] / bars[1] == pytest.approx(read[0] / read[1], rel=1e-3)
