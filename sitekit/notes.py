@@ -69,7 +69,7 @@ def placed(html: str, page: str, language: str) -> str:
                 f"{back}></a><span>{note['about']}</span>{note['text']}</p></li>"
             )
         code = "\n".join(lines) + "\n"
-        listed = f'<div class="notes">{listed}</ol></div>'
+        listed = f'<div class="notes" data-search-exclude>{listed}</ol></div>'
         return f"{block['head']}{code}{block['tail']}\n{listed}"
 
     html = BLOCK.sub(place, html)

@@ -38,9 +38,18 @@ def several(x: Tensor) -> str:
     return ", ".join(map(told, x))
 
 
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None
+) -> Tensor:
+    """Of one head of one sequence."""
+    q, k, v = _batch(q, k, v)
+    out: Tensor = attention(q, k, v, seen)
+    return out[0, 0]
+
+
 def weights(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
     """What `attention` multiplies the values by: values that tell them."""
-    return attention(*_batch(q, k, torch.eye(len(k))), seen)[0, 0]
+    return attended(q, k, torch.eye(len(k)), seen)
 
 
 def _batch(*all: Tensor) -> list[Tensor]:
@@ -71,7 +80,7 @@ def softmaxes() -> Iterator[Row]:
 
 
 def outputs() -> Iterator[Row]:
-    every = weights(Q, K, SEEN), attention(*_batch(Q, K, V), SEEN)[0, 0], SEEN
+    every = weights(Q, K, SEEN), attended(Q, K, V, SEEN), SEEN
     for token, weight, out, seen in zip(TOKENS, *every, strict=True):
         parts = (weight[:, None] * V)[seen]
         yield [token, several(weight[seen]), several(parts), told(out)]
@@ -82,7 +91,7 @@ def heads(n_kv_heads: int) -> Iterator[Row]:
     found = []
     for head in (0, 1):
         q, (k, v) = Q[2:, [head]], (x[:, [head % n_kv_heads]] for x in (K, V))
-        found.append(attention(*_batch(q, k, v))[0, 0, 0])
+        found.append(attended(q, k, v)[0])
         yield [
             Word("head", (str(head),)),
             told(q[0, 0]),
@@ -121,7 +130,7 @@ def merged() -> Iterator[Row]:
     for keys in (slice(0, 2), slice(2, 3)):
         tiles.append(flash(*_batch(Q[2:], K[keys], V[keys])))
     out, lse = merge(*zip(*tiles, strict=True))
-    every = ("1, 2", "3"), dots.split((2, 1)), tiles
+    every = ("1, 2", "3"), (dots[:2], dots[2:]), tiles
     for name, part, (its_out, its_lse) in zip(*every, strict=True):
         weight = (its_lse - lse).exp().squeeze()
         yield [
@@ -164,4 +173,5 @@ def _attended(form: str) -> Tensor:
     with torch.no_grad():
         layer.kv_b_proj.weight.copy_(torch.cat((W_UK, W_UV), dim=1).mT)
         q, latent = _batch(Q[2:], C)
-        return getattr(layer, form)(q, q[..., :0], latent, None).squeeze()
+        out: Tensor = getattr(layer, form)(q, q[..., :0], latent, None)
+        return out.squeeze()
