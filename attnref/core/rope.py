@@ -194,7 +194,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, rope: Rope) -> Tensor:
         return apply_rope(x, cos, sin, layout=rope.layout)
     part, rest = x.tensor_split((rope.width,), dim=-1)
     part = apply_rope(part, cos, sin, layout=rope.layout)
-    return torch.cat((part, rest), dim=-1)  # (B, H, T, D)
+    return torch.cat((part, rest), dim=-1)
 
 
 def _tables(
