@@ -100,9 +100,7 @@ ONE_LATENT = Mla(layers=1, q_heads=H, kv_lora_rank=R, qk_rope_head_dim=DR)
 HEADS = {"d_model": E, "n_heads": H, "head_dim": D}
 LATENT = {"d_model": E, "n_heads": H, "kv_lora_rank": R}
 LATENT |= {"qk_nope_head_dim": DN, "qk_rope_head_dim": DR, "v_head_dim": DV}
-PARTIAL = Rope(
-    100.0, 2, layout="interleaved", scaling=Llama3(4.0, 1.0, 4.0, 16)
-)
+PARTIAL = Rope(100.0, width=2, scaling=Llama3(4.0, 1.0, 4.0, 16))
 ROPE = ({}, {"rope": PARTIAL, "bias": True})
 STRETCHED = Rope(
     layout="interleaved",
