@@ -32,7 +32,7 @@ CALL = re.compile(rf"^[- ]*(?:{'|'.join(source.CALLS)}): (.*)", re.MULTILINE)
 def key(name: str, markdown: str) -> object:
     """Equal for equal code. That of an API page is equal to none: what its
     plugin makes of one page goes into others."""
-    if re.search(r"^::: (?!exercise )", markdown, re.MULTILINE):
+    if re.search(r"^::: (?!exercise |notes$)", markdown, re.MULTILINE):
         return object()
     fences = [*source.fences(markdown)]
     files = {ROOT / i.path for fence in fences for i in fence.includes}

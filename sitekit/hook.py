@@ -5,6 +5,7 @@ anew after a change: hence the import within.
 """
 
 import gc
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -78,7 +79,15 @@ def on_files(files: Any, config: Any) -> Any:
         adapter.add_file(config, place, downloads.wheel)
     for name, text in here.items():
         adapter.add_file(config, f"files/{name}", partial(str, text))
+    style = files.get_file_from_path("assets/attnref.css")
+    style.content_string = _short(style.content_string)
     return files
+
+
+def _short(style: str) -> str:
+    """Without comments and spaces: each page loads it."""
+    style = re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", style, flags=re.S))
+    return re.sub(r" ?([{};,]) ?", r"\1", style)
 
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:

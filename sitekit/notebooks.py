@@ -205,7 +205,7 @@ def _drawn(source: str, kind: str, fence: Fence, told: Any) -> list[str]:
     if kind == "table":
         return [result.table, "", result.caption]
     if not result.caption:
-        return []
+        return [result.table]
     text = told["drawn"].format(caption=result.caption)
     return [text, "", result.table]
 

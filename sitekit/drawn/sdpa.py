@@ -146,7 +146,7 @@ def three_words() -> Steps:
     ]
     total = steps.text("value start", 8, 166, f"o = {vector(out)}")
     divided = [
-        f"{d:g} / 1.41 = {s:.2f}"
+        f"{d:g} → {s:.2f}"
         for d, s in zip(dots.tolist(), scores.tolist(), strict=True)
     ]
     drawn = [

@@ -99,7 +99,7 @@ OVERFLOW = """font => {
   for (const svg of all('.drawn svg')) {
     const frame = svg.getBoundingClientRect();
     if (!svg.closest('.panel .scroll') && frame.right
-        > svg.closest('figure').getBoundingClientRect().right + 0.5)
+        > svg.closest('.drawn').getBoundingClientRect().right + 0.5)
       say('leaves its figure', svg);
     const boxes = all('rect', svg).map(e => e.getBoundingClientRect());
     const texts = all('text', svg).map(e => [e, ink(e)]);
