@@ -119,6 +119,85 @@ def test_blocks_of_a_cache_are_found_through_a_table():
     # --8<-- [end:paged]
 
 
+def test_linear_attention_is_a_recurrence():
+    # --8<-- [start:linear]
+    import torch
+
+    Q, K = torch.randn(2, 7, 3, dtype=torch.float64).exp()  # phi of q and k
+    V = torch.randn(7, 5, dtype=torch.float64)
+    A = (Q @ K.T).tril()
+    full = A @ V / A.sum(-1, keepdim=True)
+    S, z = torch.zeros(3, 5), torch.zeros(3)
+    for i in range(7):
+        S = S + K[i].outer(V[i])
+        z = z + K[i]
+        assert torch.allclose(Q[i] @ S / (Q[i] @ z), full[i])
+    # --8<-- [end:linear]
+
+
+def test_an_accepted_or_redrawn_token_has_the_distribution_of_the_model():
+    # --8<-- [start:accept]
+    import torch
+
+    p, q = torch.randn(2, 9, dtype=torch.float64).softmax(-1)
+    accepted = q * (p / q).clamp(max=1)
+    redrawn = (p - q).clamp(min=0)
+    rejected = 1 - accepted.sum()
+    assert torch.allclose(accepted + rejected * redrawn / redrawn.sum(), p)
+    # --8<-- [end:accept]
+
+
+def test_a_token_of_a_tree_sees_its_ancestors():
+    # --8<-- [start:tree]
+    import torch
+
+    parent = [None, 0, 0, 1]  # two tokens follow the first, one of them goes on
+    mask = torch.eye(4, dtype=torch.bool)
+    for token, above in enumerate(parent):
+        if above is not None:
+            mask[token] |= mask[above]
+    assert mask.int().tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [1, 0, 1, 0],
+        [1, 1, 0, 1],
+    ]
+    assert (mask.sum(-1) - 1).tolist() == [0, 1, 1, 2]  # depths: positions
+    # --8<-- [end:tree]
+
+
+def test_a_shifted_sinusoid_is_a_rotated_one():
+    p, k, theta = torch.arange(50.0).double(), 7, 0.3
+
+    def encoded(p):
+        return torch.stack(((p * theta).sin(), (p * theta).cos()))
+
+    c, s = encoded(torch.tensor(k)).flip(0)
+    shift = torch.stack((torch.stack((c, s)), torch.stack((-s, c)))).double()
+    torch.testing.assert_close(
+        encoded(p + k), shift @ encoded(p), atol=1e-6, rtol=0
+    )
+
+
+def test_numbers_of_the_questions_beyond():
+    (page,) = (p for p in markdown_files("en") if p.stem == "more-questions")
+    body = body_of(page)
+    outs = [
+        torch.tensor(scores).softmax(-1) @ torch.tensor(values)
+        for scores, values in (
+            ([0.0, 2.0, 2.0], [2.0, 0.0, 2.0]),
+            ([1.0, 0.0, 1.0], [0.0, 4.0, 4.0]),
+        )
+    ]
+    for said in (
+        rf"({outs[0]:.2f},\ {sum(outs):.2f})",
+        f"{2**30 / 64e9 * 1e3:.1f} ms",
+        f"{2**30 / BANDWIDTH * 1e3:.2f} ms",
+        f"{PEAK / (400e9 / 8) * 8 / 32:,.0f} tokens",
+    ):
+        assert said in body
+
+
 def test_the_recurrence_of_flash_attention_and_the_merge():
     q, k, v = (torch.randn(3, 2, n, 7).double() for n in (5, 12, 12))
     q = 9 * q  # sharp
