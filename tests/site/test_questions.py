@@ -9,7 +9,7 @@ from attnref import sdpa
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import kv_bytes, size
 from attnref.numbers.specs import find_model
-from sitekit import ROOT
+from sitekit import ROOT, exercise
 from sitekit.drawn import questions
 from sitekit.drawn.operations import H100
 from sitekit.pages import body_of, markdown_files
@@ -360,3 +360,29 @@ def test_fifty_questions_and_each_test_that_is_named(language):
     named = set(re.findall(r"`(test_\w+)`", body))
     assert len(named) > 15
     assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
+@pytest.mark.parametrize("stem", ["interview", "course"])
+def test_each_exercise_stands_on_the_page_beside_its_command(stem):
+    (page,) = (p for p in markdown_files("en") if p.stem == stem)
+    row = re.compile(r"\]\(\.\./(.+?)\.md\).*`attnref check (\w+)`")
+    found = row.findall(body_of(page))
+    assert len(found) > 7
+    assert [exercise.places()[name] for _, name in found] == [
+        stem for stem, _ in found
+    ]
+
+
+def test_a_course_of_ten_hours_and_the_bytes_of_a_whiteboard():
+    course, board = (
+        body_of(p)
+        for p in markdown_files("en")
+        if p.stem in ("course", "interview")
+    )
+    minutes = re.findall(r"\| (\d+) \| [^|]+ \|$", course, re.MULTILINE)
+    assert sum(map(int, minutes)) == 600
+    token = kv_bytes(find_model("deepseek-v3"), 1)
+    whole = 2 * 128 * 128 * 2
+    assert token == 61 * 1152
+    assert f"{token:,} bytes per token" in board
+    assert f"{whole * 61 / token:.0f} times less" in board
