@@ -9,7 +9,7 @@ from attnref import sdpa
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import kv_bytes, size
 from attnref.numbers.specs import find_model
-from sitekit import ROOT
+from sitekit import ROOT, exercise
 from sitekit.drawn import questions
 from sitekit.drawn.operations import H100
 from sitekit.pages import body_of, markdown_files
@@ -117,6 +117,85 @@ def test_blocks_of_a_cache_are_found_through_a_table():
         read = pool[table].transpose(0, 1).flatten(1, 2)
         assert torch.equal(read[:, : keys.shape[1]], keys)
     # --8<-- [end:paged]
+
+
+def test_linear_attention_is_a_recurrence():
+    # --8<-- [start:linear]
+    import torch
+
+    Q, K = torch.randn(2, 7, 3, dtype=torch.float64).exp()  # phi of q and k
+    V = torch.randn(7, 5, dtype=torch.float64)
+    A = (Q @ K.T).tril()
+    full = A @ V / A.sum(-1, keepdim=True)
+    S, z = torch.zeros(3, 5), torch.zeros(3)
+    for i in range(7):
+        S = S + K[i].outer(V[i])
+        z = z + K[i]
+        assert torch.allclose(Q[i] @ S / (Q[i] @ z), full[i])
+    # --8<-- [end:linear]
+
+
+def test_an_accepted_or_redrawn_token_has_the_distribution_of_the_model():
+    # --8<-- [start:accept]
+    import torch
+
+    p, q = torch.randn(2, 9, dtype=torch.float64).softmax(-1)
+    accepted = q * (p / q).clamp(max=1)
+    redrawn = (p - q).clamp(min=0)
+    rejected = 1 - accepted.sum()
+    assert torch.allclose(accepted + rejected * redrawn / redrawn.sum(), p)
+    # --8<-- [end:accept]
+
+
+def test_a_token_of_a_tree_sees_its_ancestors():
+    # --8<-- [start:tree]
+    import torch
+
+    parent = [None, 0, 0, 1]  # two tokens follow the first, one of them goes on
+    mask = torch.eye(4, dtype=torch.bool)
+    for token, above in enumerate(parent):
+        if above is not None:
+            mask[token] |= mask[above]
+    assert mask.int().tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [1, 0, 1, 0],
+        [1, 1, 0, 1],
+    ]
+    assert (mask.sum(-1) - 1).tolist() == [0, 1, 1, 2]  # depths: positions
+    # --8<-- [end:tree]
+
+
+def test_a_shifted_sinusoid_is_a_rotated_one():
+    p, k, theta = torch.arange(50.0).double(), 7, 0.3
+
+    def encoded(p):
+        return torch.stack(((p * theta).sin(), (p * theta).cos()))
+
+    c, s = encoded(torch.tensor(k)).flip(0)
+    shift = torch.stack((torch.stack((c, s)), torch.stack((-s, c)))).double()
+    torch.testing.assert_close(
+        encoded(p + k), shift @ encoded(p), atol=1e-6, rtol=0
+    )
+
+
+def test_numbers_of_the_questions_beyond():
+    (page,) = (p for p in markdown_files("en") if p.stem == "more-questions")
+    body = body_of(page)
+    outs = [
+        torch.tensor(scores).softmax(-1) @ torch.tensor(values)
+        for scores, values in (
+            ([0.0, 2.0, 2.0], [2.0, 0.0, 2.0]),
+            ([1.0, 0.0, 1.0], [0.0, 4.0, 4.0]),
+        )
+    ]
+    for said in (
+        rf"({outs[0]:.2f},\ {sum(outs):.2f})",
+        f"{2**30 / 64e9 * 1e3:.1f} ms",
+        f"{2**30 / BANDWIDTH * 1e3:.2f} ms",
+        f"{PEAK / (400e9 / 8) * 8 / 32:,.0f} tokens",
+    ):
+        assert said in body
 
 
 def test_the_recurrence_of_flash_attention_and_the_merge():
@@ -281,3 +360,29 @@ def test_fifty_questions_and_each_test_that_is_named(language):
     named = set(re.findall(r"`(test_\w+)`", body))
     assert len(named) > 15
     assert {name for name in named if f"def {name}(" not in tests} == set()
+
+
+@pytest.mark.parametrize("stem", ["interview", "course"])
+def test_each_exercise_stands_on_the_page_beside_its_command(stem):
+    (page,) = (p for p in markdown_files("en") if p.stem == stem)
+    row = re.compile(r"\]\(\.\./(.+?)\.md\).*`attnref check (\w+)`")
+    found = row.findall(body_of(page))
+    assert len(found) > 7
+    assert [exercise.places()[name] for _, name in found] == [
+        stem for stem, _ in found
+    ]
+
+
+def test_a_course_of_ten_hours_and_the_bytes_of_a_whiteboard():
+    course, board = (
+        body_of(p)
+        for p in markdown_files("en")
+        if p.stem in ("course", "interview")
+    )
+    minutes = re.findall(r"\| (\d+) \| [^|]+ \|$", course, re.MULTILINE)
+    assert sum(map(int, minutes)) == 600
+    token = kv_bytes(find_model("deepseek-v3"), 1)
+    whole = 2 * 128 * 128 * 2
+    assert token == 61 * 1152
+    assert f"{token:,} bytes per token" in board
+    assert f"{whole * 61 / token:.0f} times less" in board
