@@ -205,8 +205,9 @@ def _tables(
     theta, width, end = rope.theta, rope.width or D, past + T
     scaling = _present(rope.scaling, past, end, positions)
     # A compiler or a tracer may give tensors that mean nothing after it.
-    traced = torch.compiler.is_compiling() or not isinstance(end, int)
-    if positions is None and (traced or type(q) is not Tensor):
+    once = torch.compiler.is_compiling() or not isinstance(end, int)
+    once |= scaling is not rope.scaling  # that of this length alone
+    if positions is None and (once or type(q) is not Tensor):
         positions = torch.arange(past, end, device=q.device)
     if positions is not None:
         return rope_table(positions, width, theta=theta, scaling=scaling)

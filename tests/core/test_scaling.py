@@ -19,6 +19,7 @@ from attnref import (
     rope_table,
     token_positions,
 )
+from attnref.core import rope
 from tests.kit.compare import relative_error
 from tests.kit.mla import STRETCHED
 from tests.variants import B, E, T, variant
@@ -167,6 +168,15 @@ def test_a_text_is_as_long_as_its_positions_say(scaling):
     told["positions"] += 1
     assert relative_error(layer(x, **told)[valid], want) > 1e-3
     assert relative_error(layer(x), fixed(x)) > 1e-3
+
+
+def test_tables_of_one_length_alone_are_not_stored():
+    layer = variant("gqa", rope=Rope(9.0, scaling=DynamicNtk(4.0, 5)))
+    layer(torch.randn(B, 5, E).double())
+    stored = rope._stored.cache_info().currsize
+    for length in (6, 7, 8):
+        layer(torch.randn(B, length, E).double())
+    assert rope._stored.cache_info().currsize == stored
 
 
 def test_lists_of_factors_are_the_same_as_tuples():

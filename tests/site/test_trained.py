@@ -194,7 +194,7 @@ def test_layers_of_attention_learn_to_repeat():
     assert again < 0.25 < 2.5 < new
 
     one_row = torch.arange(8).repeat(2)[None]
-    first, second = weights(model, one_row)  # (H, T, T) each
+    first, second = weights(model, one_row)
     before = first[:, 8:].diagonal(7, 1, 2).mean(dim=1)
     after_the_same = second[:, 8:].diagonal(1, 1, 2).mean(dim=1)
     assert before.max() > 0.3 and after_the_same.max() > 0.6
