@@ -25,6 +25,7 @@ from sitekit.source import DRAWN, fence_at
 BOX = re.compile(
     r'(?:\?\?\?\+?|!!!) \w+ "(?:<span[^>]*>)?(?P<title>.+?)(?:</span>)?"'
 )
+ID = re.compile(r"\s*\{ #[\w-]+ \}")  # of the paragraph above
 TAB = re.compile(r'=== ".+"')
 HEADING = re.compile(r"(?P<text>#+ .+?) \{ #(?P<id>[\w-]+) \}")
 LEAD = re.compile(r'<p class="lead" markdown>(?P<text>.+)</p>')
@@ -184,7 +185,7 @@ def _cells(lines: list[str], fence: Fence, told: Any) -> Iterator[Cell]:
                     "</details>",
                     "",
                 ]
-        elif line != notes.HERE:  # a list below its block
+        elif line != notes.HERE and not ID.fullmatch(line):
             if HEADING.fullmatch(line):
                 yield from so_far()
             lead = LEAD.fullmatch(line)

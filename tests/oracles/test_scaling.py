@@ -179,6 +179,7 @@ def pair(model, inner="eager"):
         | {"num_key_value_heads": K, "head_dim": D, "pad_token_id": 0}
         | {"max_position_embeddings": longest, "attn_implementation": inner}
         | {"rope_parameters": {"rope_theta": BASE, **parameters}}
+        | ({OLD: L0} if model == "Phi-3" else {})
     )
     theirs = sharpened(getattr(file, f"{name}Attention")(config, 0))
     weights, bias = theirs.state_dict(), False
