@@ -295,7 +295,7 @@ def test_a_page_depends_on_the_code_that_it_shows_and_draws_with():
         return {file for file, _ in depends.key(f"{stem}.md", body_of(path))}
 
     cross = ROOT / "attnref/layers/cross.py"
-    assert cross in files("layers/cross") and cross not in files("layers/mqa")
+    assert cross in files("layers/cross") and cross not in files("layers/mha")
     assert ROOT / "tests/layers/test_gqa.py" in files("layers/gqa")
     assert ROOT / "sitekit/drawn/softmax.py" in files("core/softmax")
     assert ROOT / "attnref/numbers/specs.json" in files("numbers/memory")
