@@ -332,7 +332,7 @@ head: {words["head"]}
 panels:
   - flow: {made}(d_model=128, n_heads=8, n_kv_heads=2)
     given: {{B: 3, T: 5, past: 4}}
-    title: {title}
+    title: "{title}"
 ```
 """
     plain = f'```python title="{form}"\n--8<-- "{form}"\n```\n'

@@ -141,7 +141,7 @@ class Head(NamedTuple):
             )
         ]
         middle = left + side / 2
-        turned = svg.UPWARDS.format(7, middle)
+        turned = svg.UPWARDS.format(10, middle)
         marks.append(svg.TEXT.format("axis", middle, 7, "", axes[1]))
         marks.append(svg.TEXT.format("axis", 0, 0, turned, axes[0]))
         wide = left + side + 1
