@@ -116,7 +116,7 @@ class Head(NamedTuple):
 
     def drawing(self, axes: tuple[str, str], *, title: str) -> svg.Drawing:
         """A square for each weight from 5 %, the stronger the larger it is."""
-        cell, left = 11, 30
+        cell, left = 11, 33
         side = cell * len(EXAMPLE)
         paths = dict.fromkeys(STRONG, "")
         for t, row in enumerate(self.found):
@@ -142,7 +142,7 @@ class Head(NamedTuple):
         ]
         middle = left + side / 2
         turned = svg.UPWARDS.format(10, middle)
-        marks.append(svg.TEXT.format("axis", middle, 7, "", axes[1]))
+        marks.append(svg.TEXT.format("axis", middle, 10, "", axes[1]))
         marks.append(svg.TEXT.format("axis", 0, 0, turned, axes[0]))
         wide = left + side + 1
         drawn = svg.SVG.format(wide, wide, title, Markup("").join(marks))
