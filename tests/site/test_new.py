@@ -82,7 +82,7 @@ def test_what_is_new_is_built_and_dead_links_stop_the_whole_build(
 
         assert "TwoPartAttention" in text("layers/two-part")
         assert 'id="plain/two_part.py"' in text("layers/two-part")
-        assert "<code>(2, 6, 7, 16)</code>" in text("layers/two-part")
+        assert "<code>(3, 8, 5, 16)</code>" in text("layers/two-part")
         assert f'<a href="layers/two-part/">{title}</a>' in text("")
         assert "_with_room" in text("caches/last-few")
         assert "attnref.layers.two_part.TwoPartAttention" in text("api/layers")
