@@ -44,6 +44,7 @@ BLOCK = re.compile(
 FOLDERS = ("core", "caches", "layers", "models")
 # What a file of the package is the full form of, if that has another name.
 PLAIN = {"sdpa": "attention", "mqa": "gqa", "block": "llama"}
+BIB = "references.bib"  # below docs/
 WHEEL = "attnref-VERSION-py3-none-any.whl"  # on a page
 LINK = re.compile(r'<a href="(files|page):([^"#]*)(#[^"]*)?">(.*?)</a>')
 
@@ -310,7 +311,7 @@ class Here(NamedTuple):
         return get_relative_url(urls[name], self.site.urls[self.page])
 
     def to_file(self, name: str) -> str:
-        urls = {n: f"files/{n}" for n in (*texts(), wheel_name())}
+        urls = {n: f"files/{n}" for n in (*texts(), BIB, wheel_name())}
         exercises = (f"files/exercises/{n}.py" for n in TASKS)
         urls |= {
             n.removeprefix("files/"): self.site.root + n for n in exercises

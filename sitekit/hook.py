@@ -77,6 +77,8 @@ def on_files(files: Any, config: Any) -> Any:
         here |= downloads.texts()
         place = f"files/{downloads.wheel_name()}"
         adapter.add_file(config, place, downloads.wheel)
+        papers = Path(config.docs_dir).with_name(downloads.BIB)
+        adapter.add_file(config, f"files/{papers.name}", papers.read_bytes)
     for name, text in here.items():
         adapter.add_file(config, f"files/{name}", partial(str, text))
     style = files.get_file_from_path("assets/attnref.css")
@@ -138,13 +140,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     """After the search has read the page: its index holds none of this."""
     from sitekit import files as downloads
-    from sitekit import legend, mistakes, moved, pages
+    from sitekit import glossary, legend, mistakes, moved, pages
 
     language = str(config.theme["language"])
     page.content = mistakes.with_pictures(page.content, language)
     path = Path(page.file.abs_src_path)
     page.content = downloads.with_files(page.content, path, _site)
     stem = pages.stem_of(path)
+    page.content = glossary.linked(page.content, stem, language, _site.urls)
     page.content += legend.card(page.content, stem, language, _site.urls)
     page.content += moved.script(stem, config)
     return context

@@ -1,0 +1,66 @@
+"""The papers that the pages cite, from docs/references.bib."""
+
+import re
+from collections.abc import Iterator
+
+from sitekit import ROOT, source
+from sitekit.calls import DRAWN
+from sitekit.files import BIB
+from sitekit.pages import markdown_files, stem_of
+from sitekit.render import Row
+
+ENTRY = re.compile(r"^@\w+\{([\w-]+),\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+FIELD = re.compile(r"^  (\w+) = \{(.*)\},$", re.MULTILINE)
+PLACES = {"eprint": "https://arxiv.org/abs/{}", "doi": "https://doi.org/{}"}
+
+
+def entries() -> dict[str, dict[str, str]]:
+    """The fields of each entry, and its address as `url`, by its key."""
+    text = source.text_of(ROOT / "docs" / BIB)
+    found = {}
+    for key, body in ENTRY.findall(text):
+        fields = dict(FIELD.findall(body))
+        for name, place in PLACES.items():
+            if name in fields:
+                fields["url"] = place.format(fields[name])
+        found[key] = fields
+    return found
+
+
+def _shown(text: str) -> str:
+    return re.sub(r"[{}\\]", "", text)
+
+
+def _authors(names: str) -> str:
+    """Surnames of up to four; of more, the first and "et al."."""
+    last = [_shown(name).split(", ")[0] for name in names.split(" and ")]
+    if "others" in last or len(last) > 4:
+        return f"{last[0]} et al."
+    return " and ".join(filter(None, [", ".join(last[:-1]), last[-1]]))
+
+
+def _texts() -> dict[str, str]:
+    """What each page is written with, by its name, drawn files included."""
+    found = {}
+    for path in markdown_files("en"):
+        own = DRAWN.glob(f"{path.stem.replace('-', '_')}.*")
+        texts = map(source.text_of, (path, *sorted(own)))
+        found[stem_of(path)] = "\n".join(texts)
+    found["numbers/memory"] += source.text_of(
+        ROOT / "attnref/numbers/specs.json"
+    )
+    return found
+
+
+def papers() -> Iterator[Row]:
+    """Each entry, and the pages that cite it."""
+    texts = _texts()
+    for fields in sorted(entries().values(), key=lambda f: f["year"]):
+        cited = fields.get("eprint", fields["url"])
+        pages = [f"[](page:{p})" for p, text in texts.items() if cited in text]
+        title = f"[{_shown(fields['title'])}]({fields['url']})"
+        yield [
+            f"{_authors(fields['author'])}, {fields['year']}",
+            title,
+            ", ".join(pages),
+        ]
