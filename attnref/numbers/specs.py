@@ -397,12 +397,21 @@ def models() -> Mapping[str, Model]:
         >>> models()["llama-3.1-8b"].groups[0].kv_heads
         8
     """
-    text = Path(__file__).with_name("specs.json").read_text(encoding="utf-8")
-    return MappingProxyType(read(text))
+    return MappingProxyType(read(_specs()))
+
+
+@cache
+def _specs() -> str:
+    return Path(__file__).with_name("specs.json").read_text(encoding="utf-8")
 
 
 def _plain(text: str) -> str:
-    """Without what people write differently: case and separators."""
+    """Without what people write differently: case, separators and Chinese
+    names, as in 通义千问3-8B or 智谱 GLM-4.5."""
+    if not text.isascii():
+        for name, family in json.loads(_specs())["called"].items():
+            pattern = rf"{name}[\s-]*(?:{family})?"
+            text = re.sub(pattern, family, text, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9.]", "", text.lower())
 
 
@@ -452,7 +461,8 @@ def hint(name: str, known: Mapping[str, str]) -> str:
 def find_model(id: str) -> Model:
     """A model by its id or its name. The error suggests similar ids.
 
-    Case and separators do not matter, nor does an organisation in front.
+    Case and separators do not matter, nor does an organisation in front, and
+    families may have their Chinese names.
 
     Examples:
         >>> find_model("gpt2").groups
@@ -460,6 +470,8 @@ def find_model(id: str) -> Model:
         index_dim=0),)
         >>> find_model("meta-llama/Llama-3.1-8B").id
         'llama-3.1-8b'
+        >>> find_model("通义千问3-8B").id, find_model("智谱 GLM-4.5").id
+        ('qwen3-8b', 'glm-4.5')
         >>> find_model("falcon")
         Traceback (most recent call last):
         ValueError: there is no model 'falcon'; did you mean falcon-7b?
