@@ -1,13 +1,20 @@
 """What the answers of the fifty questions say, computed."""
 
+import math
 import re
 
 import pytest
 import torch
 
-from attnref import sdpa
+from attnref import (
+    MultiHeadLatentAttention,
+    apply_rope,
+    causal_mask,
+    rope_table,
+    sdpa,
+)
 from attnref.numbers.cost import attention_cost
-from attnref.numbers.kv_memory import kv_bytes, size
+from attnref.numbers.kv_memory import kv_bytes, size, state_bytes
 from attnref.numbers.specs import find_model
 from sitekit import ROOT, exercise
 from sitekit.drawn import questions
@@ -21,10 +28,14 @@ PEAK, BANDWIDTH = H100.peak, H100.bandwidth
 EMBEDDING = 128_256 * 4096
 
 
-def said(*texts):
+def said(*texts, page=PAGE):
     """Each of these stands on the page."""
-    body = body_of(PAGE)
+    body = body_of(page)
     assert [text for text in texts if text not in body] == []
+
+
+def said_beyond(*texts):
+    said(*texts, page=PAGE.with_name("more-questions.md"))
 
 
 def test_the_jacobian_of_softmax_vanishes_where_it_saturates():
@@ -198,6 +209,113 @@ def test_numbers_of_the_questions_beyond():
         assert said in body
 
 
+def test_a_bias_of_the_keys_changes_nothing_without_rope():
+    q, k, v = torch.randn(3, 1, 2, 7, 5, dtype=torch.float64)
+    bias = 3 * torch.randn(2, 1, 5, dtype=torch.float64)
+    torch.testing.assert_close(sdpa(q, k + bias, v), sdpa(q, k, v))
+    assert (sdpa(q + bias, k, v) - sdpa(q, k, v)).abs().max() > 0.1
+    cos, sin = rope_table(torch.arange(7), 4)
+    q, k, moved = (apply_rope(x[..., :4], cos, sin) for x in (q, k, k + bias))
+    assert (sdpa(q, moved, v) - sdpa(q, k, v)).abs().max() > 0.1
+
+
+def test_two_tokens_by_hand():
+    values = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    eye = torch.eye(2)[None, None]
+    first, second = sdpa(eye, eye, values, causal_mask(2))[0, 0].tolist()
+    assert first == [1, 2]
+    said_beyond(rf"({second[0]:.2f},\ {second[1]:.2f})")
+
+
+def test_scalings_of_longer_contexts():
+    d, s, theta = 128, 8, 1e4
+    longer = theta * s ** (d / (d - 2))
+    assert (longer / theta) ** ((d - 2) / d) == pytest.approx(s)
+    squares = [(0.1 * math.log(s) + 1) ** 2 for s in (4, 40)]
+    said_beyond(f"{int(longer):,}", *(f"{x:.2f}" for x in squares))
+
+
+def test_one_layer_of_deepseek_v3_as_a_sum():
+    with torch.device("meta"):
+        layer = MultiHeadLatentAttention(
+            d_model=7168,
+            n_heads=128,
+            q_lora_rank=1536,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+        )
+    each = {n: p.numel() for n, p in layer.named_parameters()}
+    norms = sum(n for name, n in each.items() if "norm" in name)
+    attention, expert = sum(each.values()), 3 * 7168 * 2048
+    rest = (256 + 1) * expert + 256 * 7168
+    parts = [n for name, n in each.items() if "norm" not in name]
+    said_beyond(*(f"{n:,}" for n in (*parts, norms, attention, expert, rest)))
+    said_beyond(f"{attention / (attention + rest):.1%} of the weights")
+    assert attention / (attention + 9 * expert) == pytest.approx(
+        1 / 3, abs=0.02
+    )
+
+
+def test_costs_of_the_questions_beyond():
+    llama, large = map(find_model, ("llama-3.1-8b", "llama-3.1-70b"))
+    weights = 2 * (llama.params - EMBEDDING)  # FLOPs per token, and bytes
+    crossover = weights / (32 * 4 * 4096)
+    caches = weights / (32 * kv_bytes(llama, 1))
+    said_beyond(
+        f"{weights / 1e9:.1f} GFLOPs",
+        f"{crossover:,.0f} for",
+        f"{math.ceil(caches):,} tokens",
+    )
+    # What is kept for the backward pass.
+    elements = 6 * 4096 + 2 * 8 * 128 + 3 * 14_336
+    kept, scores = 8192 * elements * 2, 2 * 32 * 8192**2 * 2
+    assert kept == 1.0625 * 2**30 and 32 * kept == 34 * 2**30
+    assert scores == 8 * 2**30 and 32 * 8192 * 4096 * 2 == 2 * 2**30
+    said_beyond(f"{elements:,} elements")
+    # A fleet: what eight devices of 80 GB have left, and one full reading.
+    cache, left = kv_bytes(large, 32_768), 8 * 80e9 - 2 * large.params
+    users = [int(left // (cache / n)) for n in (1, 2)]
+    groups = [-(-1000 // n) for n in users]
+    assert cache == 10 * 2**30
+    said_beyond(
+        f"{users[0]} users: {groups[0]} groups, {8 * groups[0]} GPUs",
+        f"{users[1]} users into a group, {8 * groups[1]} GPUs",
+        f"{80e9 / BANDWIDTH * 1e3:.1f} ms",
+    )
+    # All-reduces over a ring of eight, two per layer.
+    sizes = [tokens * 8192 * 2 for tokens in (32, 8192)]
+    times = [2 * 7 / 8 * n / 450e9 for n in sizes]
+    assert sizes == [512 * 2**10, 128 * 2**20]
+    prompt = 2 * (large.params - 2 * 128_256 * 8192) * 8192 / (8 * PEAK)
+    said_beyond(
+        f"{times[0] * 1e6:.1f} µs",
+        f"{times[1] * 1e6:.0f} µs",
+        f"{160 * times[0] * 1e3:.2f} ms and {160 * times[1] * 1e3:.0f} ms",
+        f"at least {prompt * 1e3:.0f} ms",
+    )
+    # Chunks of a prompt.
+    read = sum(kv_bytes(llama, 512 * n) for n in range(1, 17))
+    said_beyond(
+        f"{weights * 512 / PEAK * 1e3:.1f} ms for 512 tokens, "
+        f"{weights * 2048 / PEAK * 1e3:.0f} ms for 2,048",
+        f"{read / 2**30:g} GiB in all, {read / BANDWIDTH * 1e3:.1f} ms",
+    )
+
+
+def test_caches_of_the_questions_beyond():
+    next_, gemma = map(find_model, ("qwen3-next-80b", "gemma-3-27b"))
+    state, whole = state_bytes(next_), kv_bytes(next_, 131_072)
+    assert whole - state == 3 * 2**30
+    said_beyond(size(state), size(kv_bytes(gemma, 131_072)))
+    assert 1600 * kv_bytes(find_model("llama-3.1-8b"), 1) == 200 * 2**20
+    assert 1600 * 8 * 2 * 8 * 128 * 2 == 50 * 2**20
+    passes = 8192 // 128
+    assert passes * 2 * 8192 * 128 * 2 == 256 * 2**20
+    assert 4 * 8192**2 * 2 == 512 * 2**20
+
+
 def test_the_recurrence_of_flash_attention_and_the_merge():
     q, k, v = (torch.randn(3, 2, n, 7).double() for n in (5, 12, 12))
     q = 9 * q  # sharp
@@ -353,6 +471,8 @@ def test_fifty_questions_and_each_test_that_is_named(language):
     body = body_of(page)
     numbers = re.findall(r'^\?\?\? question "(\d+)\. ', body, re.MULTILINE)
     assert [int(n) for n in numbers] == list(range(1, 51))
+    ids = re.findall(r"^ +\{ #q-([\w-]+) \}$", body, re.MULTILINE)
+    assert ids[4:] == numbers and len(set(ids)) == 54
     tests = "".join(
         path.read_text(encoding="utf-8")
         for path in (ROOT / "tests").rglob("test_*.py")
