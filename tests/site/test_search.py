@@ -154,7 +154,7 @@ def typed_by_readers(language):
     asked = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {
         query: right.split()
-        for key in (language, f"{language}, unseen")
+        for key in (language, f"{language}, unseen", f"{language}, in words")
         for right, queries in asked[key].items()
         for query in queries
     }
