@@ -27,7 +27,7 @@ const STOP = new Set(
     "explanation simple simply mean means meaning need give " +
     "的 了 和 与 及 或 是 在 把 被 吗 呢 怎么 怎样 如何 为什么 什么 多少 哪些 区别 " +
     "原理 详解 讲解 推导 实现 代码 手撕 手写 入门 图解 作用 能 要 写 大 不 自己 " +
-    "意思 分别 通俗 为何 哪个 哪种 该 选 算 多 合适 到底"
+    "意思 分别 通俗 为何 哪个 哪种 该 选 算 多 合适 到底 什么时候 会 几"
   ).split(" "),
 );
 

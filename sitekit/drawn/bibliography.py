@@ -7,6 +7,7 @@ from sitekit import ROOT, source
 from sitekit.calls import DRAWN
 from sitekit.files import BIB
 from sitekit.pages import markdown_files, stem_of
+from sitekit.parity import twin
 from sitekit.render import Row
 
 ENTRY = re.compile(r"^@\w+\{([\w-]+),\n(.*?)^\}", re.MULTILINE | re.DOTALL)
@@ -40,12 +41,14 @@ def _authors(names: str) -> str:
 
 
 def _texts() -> dict[str, str]:
-    """What each page is written with, by its name, drawn files included."""
+    """What each page is written with, by its name: in both languages, and what
+    it draws."""
     found = {}
     for path in markdown_files("en"):
-        own = DRAWN.glob(f"{path.stem.replace('-', '_')}.*")
-        texts = map(source.text_of, (path, *sorted(own)))
-        found[stem_of(path)] = "\n".join(texts)
+        stem = stem_of(path)
+        drawn = DRAWN.glob(f"{path.stem.replace('-', '_')}.*")
+        texts = map(source.text_of, (path, twin(stem, "zh"), *sorted(drawn)))
+        found[stem] = "\n".join(texts)
     found["numbers/memory"] += source.text_of(
         ROOT / "attnref/numbers/specs.json"
     )
