@@ -65,5 +65,5 @@ def papers() -> Iterator[Row]:
         yield [
             f"{_authors(fields['author'])}, {fields['year']}",
             title,
-            ", ".join(pages),
+            " · ".join(pages),
         ]
