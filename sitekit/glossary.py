@@ -6,7 +6,6 @@ added after the search and the notebooks have read it.
 """
 
 import re
-from html import escape
 from typing import NamedTuple
 
 from sitekit import pages
@@ -16,7 +15,7 @@ from sitekit.parity import twin
 PLACE = "learn/glossary"
 NONE = (PLACE, "index", "learn/bibliography")  # and the pages of the API
 ITEM = re.compile(
-    r"^- \[(?P<term>.+?)\]\(\.\./(?P<page>.+?)\.md.*?\).*?[:：] ?(?P<text>.+)\n"
+    r"^- \[(?P<term>.+?)\]\(\.\./(?P<page>.+?)\.md.*?\).*?[:：].+\n"
     r"  \{ #(?P<id>[\w-]+) \}$",
     re.MULTILINE,
 )
@@ -32,15 +31,12 @@ HAN = "[一-鿿]"
 class Term(NamedTuple):
     id: str
     page: str  # that explains it
-    text: str
 
 
 def terms(language: str) -> dict[str, Term]:
     """By the term in small letters."""
     return {
-        found["term"].lower(): Term(
-            found["id"], found["page"], found["text"].replace("`", "")
-        )
+        found["term"].lower(): Term(found["id"], found["page"])
         for found in ITEM.finditer(pages.body_of(twin(PLACE, language)))
     }
 
@@ -53,7 +49,7 @@ def _any_of(names: list[str]) -> re.Pattern[str]:
         if name.isascii():
             ends = f"(?:{re.escape(name[:-1])}ies|" * name.endswith("y")
             plural = f"{re.escape(name)}s?" + ")" * name.endswith("y")
-            return rf"(?<![\w-]){ends}{plural}(?![\w-])"
+            return rf"(?<![\w-]){ends}{plural}(?![\w-]|\.\w)"
         alone = f"(?<!{HAN}){name}(?=[、和与])"
         return re.escape(name) if len(name) > 1 else alone
 
@@ -77,11 +73,7 @@ def linked(html: str, stem: str, language: str, urls: dict[str, str]) -> str:
         if name in seen:
             return match[0]
         seen.add(name)
-        term = every[name]
-        return (
-            f'<a class="term" href="{place}#{term.id}"'
-            f' title="{escape(term.text)}">{match[0]}</a>'
-        )
+        return f'<a class="term" href="{place}#{every[name].id}">{match[0]}</a>'
 
     written, prose, apart = [], 0, 0
     for piece in PIECE.finditer(html):

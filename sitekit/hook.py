@@ -145,9 +145,9 @@ def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     language = str(config.theme["language"])
     page.content = mistakes.with_pictures(page.content, language)
     path = Path(page.file.abs_src_path)
-    page.content = downloads.with_files(page.content, path, _site)
     stem = pages.stem_of(path)
     page.content = glossary.linked(page.content, stem, language, _site.urls)
+    page.content = downloads.with_files(page.content, path, _site)
     page.content += legend.card(page.content, stem, language, _site.urls)
     page.content += moved.script(stem, config)
     return context
