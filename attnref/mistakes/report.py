@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnref.mistakes.catalogue import PAGES, Mistake, Text, catalogue, files
 from attnref.mistakes.tasks import TASKS
-from attnref.mistakes.words import WORDS, told
+from attnref.mistakes.words import WORDS, told, wide
 
 
 @dataclass(frozen=True)
@@ -188,10 +188,10 @@ class _Words:
     def laws(self, report: Report) -> Iterator[str]:
         before: Text | None = None
         marks = {True: self.say("ok"), False: self.say("no")}
-        wide = max(map(_wide, marks.values()))
+        most = max(map(wide, marks.values()))
         for v in report.verdicts:
             mark = marks[v.passed]
-            room = " " * (wide - _wide(mark))
+            room = " " * (most - wide(mark))
             mark = self.in_colour(GREEN if v.passed else RED, mark)
             line = f"  {mark}{room}  {self.of(v.title)}"
             if v.passed:
@@ -268,16 +268,11 @@ WORD = (
 )
 
 
-def _wide(text: str) -> int:
-    """In a terminal a Chinese character is as wide as two letters."""
-    return sum(2 if ord(c) > 0x2E7F else 1 for c in text)
-
-
 def wrapped(text: str, margin: str) -> Iterator[str]:
     """Lines of at most 80 columns; Chinese breaks between any characters."""
     line = ""
     for word in re.findall(WORD, text):
-        if line and _wide(margin + line + word.rstrip()) > 80:
+        if line and wide(margin + line + word.rstrip()) > 80:
             yield margin + line.rstrip()
             line = ""
         line += word if line else word.lstrip()

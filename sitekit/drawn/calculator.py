@@ -50,7 +50,7 @@ def shape_of(model: Model) -> dict[str, int]:
 
 def data() -> dict[str, Any]:
     """What the script knows, apart from texts."""
-    known = {}
+    known: dict[str, dict[str, Any]] = {}
     for model in models().values():
         known[model.id] = {
             "name": model.name,
