@@ -143,14 +143,12 @@ BOLD = 1
 DIM = 2
 # Properties that say by themselves what is wrong.
 PLAIN = {"absorbed", "tiles", "pieces", "untouched"}
-# Those that leave the textbook's lines right on what a model mostly meets.
-EDGES = {"empty", "large", "far"}
 
 
-def only_edges(report: Report) -> bool:
-    """Whether all else holds, but for the gradients of the same inputs."""
-    failed = {v.law for v in report.failures} - {"gradients"}
-    return bool(failed) and failed <= EDGES
+def at_an_edge(report: Report) -> bool:
+    """Whether all is right where a query sees some key, as in a textbook."""
+    failed = {v.law for v in report.failures}
+    return failed in ({"empty"}, {"empty", "gradients"})
 
 
 class _Words:
@@ -190,7 +188,7 @@ class _Words:
     def summary(self, report: Report) -> str:
         failed, all = len(report.failures), len(report.verdicts)
         word = ("passes", "fails_one", "fails")[min(failed, 2)]
-        if only_edges(report):
+        if at_an_edge(report):
             word = "edge"
         first = self.say(word, name=report.exercise, n=failed or all, all=all)
         return self.in_colour(RED if failed else GREEN, first)
@@ -223,7 +221,7 @@ class _Words:
         """Where to look, in a sentence or two."""
         if not report.stage or (report.stage == "unclear" and report.mistakes):
             return ""
-        if only_edges(report):
+        if at_an_edge(report):
             return ""
         where = told(f"stage {report.stage}", factor=f"{report.factor:.3g}")
         return self.say("hint", where=where)
