@@ -3,16 +3,34 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from attnref import __version__
 from attnref.commands import check, copy, kv
+from attnref.commands.check import language_of_locale
+from attnref.mistakes.words import in_chinese
+
+
+def said(arguments: Sequence[str]) -> Callable[[str], str]:
+    """How errors are said: in the language of `--lang`, wherever it stands, or
+    else of the locale."""
+    asked = argparse.ArgumentParser(add_help=False)
+    asked.add_argument("--lang", nargs="?")
+    lang = asked.parse_known_args(arguments)[0].lang
+    return in_chinese if (lang or language_of_locale()) == "zh" else str
 
 
 def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     """What a command prints; whatever is wrong ends the program with 2."""
-    top = argparse.ArgumentParser(
+    say = said(arguments)
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            super().error(say(message))
+
+    top = Parser(
         prog=prog,
         description="Sizes of the KV caches of released models, copies of "
         "attention code that need PyTorch alone, and a check of your own.",
@@ -32,7 +50,7 @@ def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        top.exit(2, f"{prog} {asked.command}: error: {error}\n")
+        top.exit(2, f"{prog} {asked.command}: error: {say(str(error))}\n")
 
 
 def command() -> int:

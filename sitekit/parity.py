@@ -171,8 +171,11 @@ def _without_words(latex: str) -> str:
 
 def _signature(block: pages.Block) -> tuple[tuple[Any, ...], str]:
     """What a block says apart from its words, and its words."""
+    if block.language == "text":  # what a command prints, in the language
+        return ("text", *sorted(re.findall(r"\d+(?:[,.]\d+)*", block.text))), ""
     if block.language not in source.DRAWN:
-        return (block.language, block.text), ""
+        asked = re.sub(r"\s(\\\s+)?--lang zh", "", block.text)
+        return (block.language, asked), ""
     phrases: list[str] = []
     marked = _marked(yaml.safe_load(block.text), phrases)
     return (block.language, marked), " ".join(phrases)

@@ -3,10 +3,13 @@
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from attnref.commands.check import language_of_locale
+from attnref.mistakes.catalogue import Text
+from attnref.mistakes.words import WORDS, in_chinese, speaker, wide
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
@@ -32,6 +35,7 @@ from attnref.numbers.specs import (
     models,
 )
 
+Say = Callable[..., str]
 CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
 UNITS = {
     **{f"{k}B": 1000**i for i, k in enumerate(("", "K", "M", "G", "T"))},
@@ -93,22 +97,16 @@ def a_scale(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-# What `describe` says, but for what other words of the caller replace.
-WORDS = {
-    "by": " x ",
-    "states": "recurrent, {} states of {}",
-    "nope": ", NoPE",
-    "shared": "one K=V of {}",
-    "entries": ", compressed {}:1",
-    "heads": ", heads of {}",
-    "and": " and ",
-    "chunk": ", chunks of {}",
-    "window": ", window {}",
-    "index": ", index key {}",
-}
+def kinds(language: str) -> dict[str, str]:
+    """What `describe` says, but for what other words of the caller replace."""
+    return {
+        name.removeprefix("kind "): getattr(text, language)
+        for name, text in WORDS.items()
+        if name.startswith("kind ")
+    }
 
 
-def describe(group: Group, words: Mapping[str, str] = WORDS) -> str:
+def describe(group: Group, words: Mapping[str, str]) -> str:
     """What kind of layers a group has, in a few words."""
     if isinstance(group, Recurrent):
         matrix = f"{group.key_dim}{words['by']}{group.value_dim}"
@@ -133,16 +131,14 @@ def describe(group: Group, words: Mapping[str, str] = WORDS) -> str:
     return what
 
 
-NAMES = {"index": "index keys", "state": "states", "conv": "convolutions"}
-
-
 def replicated(model: Model, ranks: int) -> dict[str, Fraction]:
     """What more devices than heads have several times, and how often."""
     found: dict[str, Fraction] = {}
     for group in model.groups:
-        own = "latent" if isinstance(group, Mla) else "key/value heads"
+        own = "latent" if isinstance(group, Mla) else "heads"
         for store in group.stores:
-            name = NAMES.get(store.role, own)
+            fixed = store.role in ("index", "state", "conv")
+            name = store.role if fixed else own
             times = Fraction(ranks, store.heads)
             if times > max(1, found.get(name, 1)):
                 found[name] = times
@@ -162,8 +158,10 @@ def result(
     ranks: int,
     budget: int | None,
     weights: int | Storage | None,
+    language: str = "en",
 ) -> dict[str, Any]:
     """Everything that is printed about a model; --json prints it as it is."""
+    say, words = speaker(language), kinds(language)
     storage = storage_of(model, dtype)
     added = growth(model, dtype=dtype, ranks=ranks)
     kept = {
@@ -180,7 +178,7 @@ def result(
         "groups": [
             {
                 "layers": group.layers,
-                "kind": describe(group),
+                "kind": describe(group, words),
                 "token_bytes_per_layer": number(
                     token_bytes(group, storage, ranks=ranks).first
                 ),
@@ -193,7 +191,7 @@ def result(
         },
         "state_bytes": state_bytes(model, ranks=ranks),
         "replicated": {
-            name: number(times)
+            say(f"kv {name}"): number(times)
             for name, times in replicated(model, ranks).items()
         },
         "kv_bytes": kept,
@@ -227,128 +225,119 @@ def result(
 
 def lines(rows: Sequence[Sequence[str]]) -> str:
     """Rows as text: the first column flush left, the others flush right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    widths = [max(map(wide, column)) for column in zip(*rows, strict=True)]
+    out = []
+    for row in rows:
+        rooms = [
+            " " * (width - wide(cell))
+            for cell, width in zip(row, widths, strict=True)
+        ]
+        cells = [row[0] + rooms[0], *map(str.__add__, rooms[1:], row[1:])]
+        out.append("  ".join(cells).rstrip())
+    return "\n".join(out)
 
 
-def settings(found: dict[str, Any]) -> str:
+def settings(found: dict[str, Any], say: Say) -> str:
     """Number of sequences, format of the cache, number of devices."""
     batch, ranks, stored = found["batch"], found["ranks"], found["dtype"]
-    if isinstance(stored, dict):
-        stored = "{bits} bits, scale {scale_bits}/{block}".format(**stored)
-    many = "one sequence" if batch == 1 else f"{batch:,} sequences"
-    split = f", on each of {ranks:,} devices" if ranks > 1 else ""
-    return f"{many}, {stored}{split}"
-
-
-def length(found: dict[str, Any]) -> str:
-    longest = found["longest_context"]
-    return "any length" if longest is None else f"{longest:,}"
-
-
-def left_over(found: dict[str, Any], budget: int) -> str:
-    """What the weights leave of the memory per device, if they fit."""
-    taken, left = found["weight_bytes"], found["left_bytes"]
-    if left <= 0:
-        return (
-            f"the weights need {size(taken)} of {size(budget)} per device: "
-            "no cache fits"
-        )
-    return (
-        f"the weights need {size(taken)} of {size(budget)} per device: "
-        f"{size(left)} left for the cache"
+    return say(
+        "kv settings",
+        many=say("kv one") if batch == 1 else say("kv many", n=batch),
+        stored=say("kv stored", **stored)
+        if isinstance(stored, dict)
+        else stored,
+        split=say("kv split", ranks=ranks) if ranks > 1 else "",
     )
 
 
-def one(found: dict[str, Any], budget: int | None) -> str:
+def left_over(found: dict[str, Any], budget: int, say: Say) -> str:
+    """What the weights leave of the memory per device, if they fit."""
+    left = found["left_bytes"]
+    return say(
+        "kv left" if left > 0 else "kv full",
+        taken=size(found["weight_bytes"]),
+        budget=size(budget),
+        left=size(left),
+    )
+
+
+def one(found: dict[str, Any], budget: int | None, say: Say) -> str:
     """Everything about one model."""
+    layers = [
+        (
+            say("kv layers", **g),
+            say("kv each", n=g["token_bytes_per_layer"]),
+        )
+        for g in found["groups"]
+    ]
     out = [
-        f"{found['name']}, longest context {found['max_context']:,} tokens",
-        lines(
-            [
-                (
-                    f"  {g['layers']} layers: {g['kind']}",
-                    f"{g['token_bytes_per_layer']:,} B per token per layer",
-                )
-                for g in found["groups"]
-            ]
-        ),
+        say("kv name", name=found["name"], n=found["max_context"]),
+        lines(layers),
     ]
     first, later = found["token_bytes"].values()
-    out.append(f"per token: {first:,} B ({size(first)})")
+    out.append(say("kv first", n=first, size=size(first)))
     if first != later:
-        out.append(f"once windows are full: {later:,} B ({size(later)})")
-    if found["state_bytes"]:
-        held = found["state_bytes"]
-        out.append(
-            f"states: {held:,} B ({size(held)}) per sequence, at any length"
-        )
+        out.append(say("kv later", n=later, size=size(later)))
+    if held := found["state_bytes"]:
+        out.append(say("kv states", n=held, size=size(held)))
     if copies := found["replicated"]:
-        times = ", ".join(f"{name} x {n:g}" for name, n in copies.items())
-        out.append(f"replicated: {times}")
-    out.append(f"{settings(found)}:")
-    rows = [["tokens", "bytes", ""]]
+        times = (say("kv times", name=name, n=n) for name, n in copies.items())
+        out.append(say("kv replicated", times=say("and").join(times)))
+    out.append(settings(found, say))
+    rows = [[say("kv tokens"), say("kv bytes"), ""]]
     rows += [
         [f"{t:,}", f"{n:,}", size(n)] for t, n in found["kv_bytes"].items()
     ]
     if budget is not None:
         most = [f"{n:,}" for n in found["largest_batch"].values()]
-        for row, cell in zip(rows, ["sequences that fit", *most], strict=True):
+        for row, cell in zip(rows, [say("kv fit"), *most], strict=True):
             row.append(cell)
     out.append(lines(rows))
     if budget is not None:
         if "weight_bytes" in found:
-            out.append(left_over(found, budget))
+            out.append(left_over(found, budget, say))
         if (left := found["left_bytes"]) > 0:
-            each = (
-                ""
-                if found["longest_context"] is None
-                else " tokens per sequence"
-            )
-            out.append(
-                f"longest context in {size(left)}: {length(found)}{each}"
-            )
+            n = found["longest_context"]
+            name = "kv endless" if n is None else "kv longest"
+            out.append(say(name, left=size(left), n=n))
     if found["note"]:
-        out.append(f"note: {found['note']}")
-    out.append(f"sources of the shape: {', '.join(found['sources'])}")
-    for name, text in (
-        ("context", "longest context"),
-        ("params_in", "parameter count"),
-    ):
+        note = Text(found["note"], in_chinese(found["note"]))
+        out.append(say("kv note", note=note))
+    for name in ("sources", "context", "params_in"):
         if name in found:
-            out.append(f"source of the {text}: {', '.join(found[name])}")
-    out.append(f"confidence in the shape: {found['confidence']}")
+            out.append(say(f"kv {name}", names=", ".join(found[name])))
+    out.append(say("kv sure", word=say(f"kv {found['confidence']}")))
     return "\n".join(out)
 
 
-def several(found: Sequence[dict[str, Any]], budget: int | None) -> str:
+def several(
+    found: Sequence[dict[str, Any]], budget: int | None, say: Say
+) -> str:
     """Two tables with a row per model: bytes, and what fits."""
     contexts = list(found[0]["kv_bytes"])
-    tokens = [f"{t:,} tokens" for t in contexts]
-    rows = [["model", "per further token", *tokens]]
+    tokens = [say("kv length", n=t) for t in contexts]
+    rows = [[say("kv model"), say("kv growth"), *tokens]]
     for f in found:
         taken = [size(f["kv_bytes"][t]) for t in contexts]
         rows.append([f["id"], size(f["token_bytes"]["later"]), *taken])
-    out = [f"{settings(found[0])}:", lines(rows)]
+    out = [settings(found[0], say), lines(rows)]
     if budget is not None:
-        out += [
-            "",
-            "how many sequences fit, and the longest context that does:",
-        ]
-        rows = [["model", "for the cache", *tokens, "longest"]]
+        out += ["", say("kv fits")]
+        rows = [[say("kv model"), say("kv cache"), *tokens, say("kv most")]]
         for f in found:
-            left = size(f["left_bytes"]) if f["left_bytes"] > 0 else "nothing"
+            left, longest = f["left_bytes"], f["longest_context"]
             most = [f"{n:,}" for n in f["largest_batch"].values()]
-            rows.append([f["id"], left, *most, length(f)])
+            rows.append(
+                [
+                    f["id"],
+                    size(left) if left > 0 else say("kv nothing"),
+                    *most,
+                    say("kv any") if longest is None else f"{longest:,}",
+                ]
+            )
         out.append(lines(rows))
         out += [
-            f"{f['id']}: {left_over(f, budget)}"
+            say("kv over", id=f["id"], why=left_over(f, budget, say))
             for f in found
             if f["left_bytes"] <= 0
         ]
@@ -406,6 +395,9 @@ def add_to(commands: Any) -> None:
         f"141GB, or the dtype that they are stored in: {', '.join(DTYPES)}",
     )
     kv.add_argument("--json", action="store_true", help="print JSON")
+    kv.add_argument(
+        "--lang", choices=("en", "zh"), help="otherwise that of the locale"
+    )
 
 
 def run_kv(asked: argparse.Namespace) -> str:
@@ -423,6 +415,9 @@ def run_kv(asked: argparse.Namespace) -> str:
             known = ", ".join(DTYPES)
             raise ValueError(f"--scale goes with one of {known}, not {dtype!r}")
         dtype = plain._replace(scale_bits=asked.scale[0], block=asked.scale[1])
+    # For programs it is English.
+    language = "en" if asked.json else asked.lang or language_of_locale()
+    say = speaker(language)
     # A model without the data that was asked for does not stop the others.
     found, unknown = [], []
     for model in chosen:
@@ -435,6 +430,7 @@ def run_kv(asked: argparse.Namespace) -> str:
                 ranks=asked.ranks,
                 budget=asked.budget,
                 weights=asked.weights,
+                language=language,
             )
         except ValueError as error:
             if len(chosen) == 1:
@@ -447,6 +443,9 @@ def run_kv(asked: argparse.Namespace) -> str:
     if asked.json:
         return json.dumps([*found, *unknown], indent=2, ensure_ascii=False)
     if len(chosen) == 1:
-        return one(found[0], asked.budget)
-    left_out = [f"left out: {told['unknown']}" for told in unknown]
-    return "\n".join([several(found, asked.budget), *left_out])
+        return one(found[0], asked.budget, say)
+    left_out = [
+        say("kv out", why=Text(told["unknown"], in_chinese(told["unknown"])))
+        for told in unknown
+    ]
+    return "\n".join([several(found, asked.budget, say), *left_out])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnref.mistakes.catalogue import PAGES, Mistake, Text, catalogue, files
 from attnref.mistakes.tasks import TASKS
-from attnref.mistakes.words import WORDS, told
+from attnref.mistakes.words import WORDS, told, wide
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,12 @@ DIM = 2
 PLAIN = {"absorbed", "tiles", "pieces", "untouched"}
 
 
+def at_an_edge(report: Report) -> bool:
+    """Whether all is right where a query sees some key, as in a textbook."""
+    failed = {v.law for v in report.failures}
+    return failed in ({"empty"}, {"empty", "gradients"})
+
+
 class _Words:
     """The lines of a report in one language."""
 
@@ -182,16 +188,18 @@ class _Words:
     def summary(self, report: Report) -> str:
         failed, all = len(report.failures), len(report.verdicts)
         word = ("passes", "fails_one", "fails")[min(failed, 2)]
+        if at_an_edge(report):
+            word = "edge"
         first = self.say(word, name=report.exercise, n=failed or all, all=all)
         return self.in_colour(RED if failed else GREEN, first)
 
     def laws(self, report: Report) -> Iterator[str]:
         before: Text | None = None
         marks = {True: self.say("ok"), False: self.say("no")}
-        wide = max(map(_wide, marks.values()))
+        most = max(map(wide, marks.values()))
         for v in report.verdicts:
             mark = marks[v.passed]
-            room = " " * (wide - _wide(mark))
+            room = " " * (most - wide(mark))
             mark = self.in_colour(GREEN if v.passed else RED, mark)
             line = f"  {mark}{room}  {self.of(v.title)}"
             if v.passed:
@@ -212,6 +220,8 @@ class _Words:
     def hint(self, report: Report) -> str:
         """Where to look, in a sentence or two."""
         if not report.stage or (report.stage == "unclear" and report.mistakes):
+            return ""
+        if at_an_edge(report):
             return ""
         where = told(f"stage {report.stage}", factor=f"{report.factor:.3g}")
         return self.say("hint", where=where)
@@ -268,16 +278,11 @@ WORD = (
 )
 
 
-def _wide(text: str) -> int:
-    """In a terminal a Chinese character is as wide as two letters."""
-    return sum(2 if ord(c) > 0x2E7F else 1 for c in text)
-
-
 def wrapped(text: str, margin: str) -> Iterator[str]:
     """Lines of at most 80 columns; Chinese breaks between any characters."""
     line = ""
     for word in re.findall(WORD, text):
-        if line and _wide(margin + line + word.rstrip()) > 80:
+        if line and wide(margin + line + word.rstrip()) > 80:
             yield margin + line.rstrip()
             line = ""
         line += word if line else word.lstrip()

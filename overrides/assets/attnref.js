@@ -91,11 +91,20 @@ const copied = {
     }
     return true;
   },
+  // The address of a page that keeps its state there.
+  async link() {
+    try {
+      await navigator.clipboard.writeText(location.href);
+    } catch {
+      return false; // it stands in the bar of the browser
+    }
+    return true;
+  },
 };
 document.addEventListener("click", async ({ target }) => {
-  if (!target.matches("button.copy, button.take")) return;
+  const way = Object.keys(copied).find((name) => target.matches(`button.${name}`));
+  if (!way) return;
   const { ariaLabel, dataset } = target;
-  const way = target.matches(".take") ? "take" : "copy";
   if (!(await copied[way](target)) || ariaLabel === dataset.done) return;
   target.ariaLabel = dataset.done;
   setTimeout(() => (target.ariaLabel = ariaLabel), 2000);

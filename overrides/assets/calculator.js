@@ -80,7 +80,11 @@ const kvMemory = (() => {
   };
 
   const largest = (data, stores, use, budget) =>
-    budget / bytes(data, stores, { ...use, batch: 1n });
+    budget > 0n ? budget / bytes(data, stores, { ...use, batch: 1n }) : 0n;
+
+  // Of all parameters, on each device.
+  const weightBytes = (params, bits, ranks) =>
+    over(params * BigInt(bits), 8n * ranks);
 
   const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
 
@@ -114,7 +118,7 @@ const kvMemory = (() => {
     return value <= BigInt(most) ? value : 0n;
   };
 
-  return { bytes, later, longest, largest, grouped, digits, readable, whole };
+  return { bytes, later, longest, largest, weightBytes, grouped, digits, readable, whole };
 })();
 
 for (const box of document.querySelectorAll(".calculator")) {
@@ -126,7 +130,7 @@ for (const box of document.querySelectorAll(".calculator")) {
   );
   const OWN = "own";
   const SHAPE = Object.keys(defaults.shape);
-  const NUMBERS = { ...defaults.shape, ...defaults.use };
+  const NUMBERS = { ...defaults.shape, ...defaults.use, params: 0 };
 
   const say = (key, ...values) =>
     values.reduce((text, value) => text.replace("{}", () => value), words[key]);
@@ -143,7 +147,8 @@ for (const box of document.querySelectorAll(".calculator")) {
   const asNumber = (name, text) => {
     const most = data.limits[name];
     const value = kvMemory.whole(text, most);
-    if (!value) {
+    const unknown = name === "params" && /^0?$/.test(text.trim());
+    if (!value && !unknown) {
       throw say("bad_number", words[name], text.slice(0, 40), grouped(most));
     }
     return value;
@@ -175,11 +180,13 @@ for (const box of document.querySelectorAll(".calculator")) {
     for (const name of SHAPE) form.elements[name].value = shape[name];
   };
 
-  const FIELDS = ["model", ...SHAPE, "tokens", "batch", "dtype", "scale"].concat(
-    ["ranks", "budget"],
+  const FIELDS = ["model", "second", ...SHAPE, "tokens", "batch", "dtype"].concat(
+    ["scale", "weights", "params", "ranks", "budget"],
   );
   const standard = (name) =>
-    String(defaults.use[name] ?? defaults.shape[name] ?? defaults[name]);
+    name === "params"
+      ? grouped(models[form.elements.model.value]?.params ?? "")
+      : String(defaults.use[name] ?? defaults.shape[name] ?? defaults[name]);
 
   // Fills the form from the address; wrong values are reported and left out.
   const fromAddress = () => {
@@ -196,6 +203,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     }
     const own = form.elements.model.value === OWN;
     if (!own) fillShape(models[form.elements.model.value].shape);
+    form.elements.params.value = standard("params");
     for (const [name, text] of asked) {
       try {
         if (name === "model") continue;
@@ -247,8 +255,8 @@ for (const box of document.querySelectorAll(".calculator")) {
     if (heads && shared && heads % shared) {
       refuse("kv_heads", say("divides", words.kv_heads, words.heads));
     }
-    const model = models[values.model];
-    if (values.dtype === "shipped" && !model?.shipped) {
+    const chosen = [values.model, values.second].filter((id) => id !== "none");
+    if (values.dtype === "shipped" && !chosen.every((id) => models[id]?.shipped)) {
       refuse("dtype", say("not_shipped"));
     }
     if (values.dtype === "shipped" && values.scale !== "none") {
@@ -257,7 +265,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     return [values, found];
   };
 
-  // Rows of a name, stores and how they are stored.
+  // Rows of a name, stores, how they are stored, and a number of parameters.
   const asked = (values) => {
     const shape = Object.fromEntries(
       SHAPE.map((name) => [name, Number(values[name])]),
@@ -270,7 +278,11 @@ for (const box of document.querySelectorAll(".calculator")) {
     const [bits, block] = values.scale.split("/").map(Number);
     const scale = block ? { scaleBits: bits, block } : {};
     const plain = { bits: data.dtypes[values.dtype] ?? 16, ...scale };
-    const storage = values.dtype === "shipped" ? model : plain;
+    const { params } = values;
+    const asIs = ({ name, stores, shipped }, params) => {
+      const storage = values.dtype === "shipped" ? { shipped } : plain;
+      return [name, stores, storage, params];
+    };
     const rows = [
       ["mha", kept(heads), plain],
       ["gqa", kept(kv_heads), plain],
@@ -278,9 +290,11 @@ for (const box of document.querySelectorAll(".calculator")) {
       ["mqa", kept(1), plain],
     ];
     const head = model
-      ? [model.name, model.stores, storage]
-      : [say("own"), kept(kv_heads), plain];
-    return [head, ...rows.map(([k, ...rest]) => [say(k), ...rest])];
+      ? asIs(model, params)
+      : [say("own"), kept(kv_heads), plain, params];
+    const second = models[values.second];
+    const beside = second ? [asIs(second, BigInt(second.params ?? 0))] : [];
+    return [head, ...beside, ...rows.map(([k, ...rest]) => [say(k), ...rest, params])];
   };
 
   const element = (tag, text, name) => {
@@ -293,27 +307,38 @@ for (const box of document.querySelectorAll(".calculator")) {
   let last; // what the last result said
   const show = (values) => {
     const { tokens, batch, ranks, budget } = values;
-    const rows = asked(values).map(([name, stores, storage]) => {
+    const bits = data.dtypes[values.weights] ?? 0;
+    const rows = asked(values).map(([name, stores, storage, params]) => {
       const use = { tokens, batch, ranks, storage };
+      const weights = kvMemory.weightBytes(params, bits, ranks);
+      const total = kvMemory.bytes(data, stores, use);
       return {
         name,
+        weights,
+        unknown: bits && !params,
         later: fraction(kvMemory.later(data, stores, use)),
-        total: kvMemory.bytes(data, stores, use),
-        longest: kvMemory.longest(data, stores, use, budget),
-        largest: kvMemory.largest(data, stores, use, budget),
+        total,
+        over: weights + total > budget,
+        longest: kvMemory.longest(data, stores, use, budget - weights),
+        largest: kvMemory.largest(data, stores, use, budget - weights),
       };
     });
-    const most = rows.reduce((a, r) => (r.total > a ? r.total : a), budget);
+    const most = rows.reduce((a, r) => {
+      const taken = r.weights + r.total;
+      return taken > a ? taken : a;
+    }, budget);
     const share = (n) => `${Number((n * 10000n) / most) / 100}%`;
     bars.style.setProperty("--budget", share(budget));
     bars.replaceChildren(
       ...rows.map((row) => {
         const item = element("div", undefined, "bar");
         const track = element("div", undefined, "track");
+        const weights = element("div", undefined, "weights");
         const fill = element("div", undefined, "fill");
-        fill.classList.toggle("over", row.total > budget);
+        fill.classList.toggle("over", row.over);
+        weights.style.width = share(row.weights);
         fill.style.width = share(row.total);
-        track.append(fill);
+        track.append(weights, fill);
         item.append(
           element("span", row.name, "name"),
           track,
@@ -340,10 +365,14 @@ for (const box of document.querySelectorAll(".calculator")) {
         return line;
       }),
     );
-    const [first] = rows;
-    const told = [first.name, readable(first.total)];
-    told.push(grouped(batch), grouped(tokens), readable(budget));
-    last = first.total > budget ? say("said_over", ...told) : say("said", ...told);
+    const tell = (row) => {
+      const told = [row.name, readable(row.total), grouped(batch), grouped(tokens)];
+      told.push(row.weights ? say("beside", readable(row.weights)) : "");
+      told.push(readable(budget));
+      const fits = row.over ? say("said_over", ...told) : say("said", ...told);
+      return row.unknown ? fits + say("unknown") : fits;
+    };
+    last = rows.slice(0, models[values.second] ? 2 : 1).map(tell).join("\n");
     said.textContent = last;
   };
 
@@ -372,6 +401,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     if (target.name === "model") {
       const model = models[target.value];
       if (model) fillShape(model.shape);
+      form.elements.params.value = standard("params");
       const { dtype } = form.elements;
       if (dtype.value === "shipped" && !model?.shipped) dtype.value = "bf16";
     } else if (SHAPE.includes(target.name)) {

@@ -24,10 +24,12 @@ from sitekit.render import Words, render
 from sitekit.tables import exact
 
 USE = {"tokens": 131_072, "batch": 1, "ranks": 1}
-CHOSEN = {"model": "llama-3.1-8b", "dtype": "bf16", "scale": "none"}
+CHOSEN = {"model": "llama-3.1-8b", "second": "none", "dtype": "bf16"}
+CHOSEN |= {"scale": "none", "weights": "bf16"}
 BUDGET = "80"
 LIMITS = dict.fromkeys(SHAPE, 100_000)
 LIMITS |= {"tokens": 10**9, "batch": 10**6, "ranks": 10**4}
+LIMITS |= {"params": 10**14}
 STORED = ("kv", "window", "index")
 SCALES = ("8/16", "8/32", "16/32", "16/64", "16/128")
 
@@ -48,13 +50,15 @@ def shape_of(model: Model) -> dict[str, int]:
 
 def data() -> dict[str, Any]:
     """What the script knows, apart from texts."""
-    known = {}
+    known: dict[str, dict[str, Any]] = {}
     for model in models().values():
         known[model.id] = {
             "name": model.name,
             "stores": [[g.layers, *s] for g in model.groups for s in g.stores],
             "shape": shape_of(model),
         }
+        if model.params is not None:
+            known[model.id]["params"] = model.params
         if (shipped := model.shipped) is not None:
             own = {name: getattr(shipped, name) for name in STORED}
             known[model.id]["shipped"] = own
@@ -77,6 +81,8 @@ def calculator(*, words: dict[str, str]) -> str:
     """The form with all its texts, and its result before any input."""
     told, model = Words(words), models()[CHOSEN["model"]]
     budget, tokens = int(BUDGET) * 2**30, USE["tokens"]
+    weights = kv_memory.weight_bytes(model, CHOSEN["weights"])
+    left = budget - weights
     forms = {model.name: model} | {
         told[name]: replace(model, groups=(group,))
         for name, group in forms_of(shape_of(model)).items()
@@ -84,11 +90,11 @@ def calculator(*, words: dict[str, str]) -> str:
     rows, totals = [], {}
     for name, form in forms.items():
         totals[name] = total = kv_bytes(form, tokens)
-        longest = kv_memory.longest_context(form, budget)
-        most = kv_memory.largest_batch(form, tokens, budget)
+        longest = kv_memory.longest_context(form, left)
+        most = kv_memory.largest_batch(form, tokens, left)
         later = exact(growth(form).later), f"{total:,}", size(total)
         rows.append([name, *later, f"{longest:,}", f"{most:,}"])
-    full = max(budget, *totals.values())
+    full = max(budget, weights + max(totals.values()))
     told.used |= {*ASKED.findall(SCRIPT.read_text(encoding="utf-8"))}
     return render(
         "calculator",
@@ -98,6 +104,8 @@ def calculator(*, words: dict[str, str]) -> str:
         budget=BUDGET,
         models=models().values(),
         dtypes={name: name for name in DTYPES} | {"shipped": told["shipped"]},
+        weights={"none": told["uncounted"]} | {name: name for name in DTYPES},
+        params=f"{model.params:,}",
         scales={"none": told["none"]}
         | {s: told["scaled"].format(*s.split("/")) for s in SCALES},
         shape={name: shape_of(model)[name] for name in SHAPE},
@@ -107,8 +115,10 @@ def calculator(*, words: dict[str, str]) -> str:
             size(totals[model.name]),
             USE["batch"],
             f"{tokens:,}",
+            told["beside"].format(size(weights)),
             size(budget),
         ),
+        weighed=f"{100 * weights / full:g}",
         bars=[
             (name, f"{100 * total / full:g}", size(total))
             for name, total in totals.items()

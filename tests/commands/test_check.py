@@ -295,6 +295,23 @@ def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
     assert json.loads(f"{{{told}")["passed"] is False
 
 
+def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
+    """A softmax over no key at all is NaN; nothing else is wrong."""
+    file = written(
+        tmp_path,
+        "def sdpa(q, k, v, mask=None, scale=None):\n"
+        "    s = q @ k.mT * (scale or q.shape[-1] ** -0.5)\n"
+        "    if mask is not None:\n"
+        "        s = s.masked_fill(~mask, float('-inf'))\n"
+        "    return s.softmax(-1) @ v\n",
+    )
+    report = check_file("sdpa", file, language="en")
+    assert report.text().startswith(
+        "sdpa: right, but for an edge case: 2 of 11 properties.\n\nIt behaves"
+    )
+    assert report.mistakes == (("empty-row-nan",),)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,6 +1,7 @@
 """attnref kv: the package's numbers, and clear error messages."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from sitekit import ROOT
 from sitekit.pages import body_of, markdown_files, render
 
 GIB = 2**30
+NUMBER = r"\d+(?:[,.]\d+)*"
+ENGLISH = "one sequences of the tokens layers per windows full states any note "
+ENGLISH += "longest context sources source confidence high medium left out fit"
 COMMAND = "python -m attnref kv"
 
 
@@ -32,8 +36,13 @@ def kv(text):
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in markdown_files("en") if COMMAND in body_of(p)],
-    ids=lambda path: path.stem,
+    [
+        p
+        for language in ("en", "zh")
+        for p in markdown_files(language)
+        if f"\n{COMMAND}" in body_of(p)
+    ],
+    ids=lambda path: f"{path.parts[-3]}-{path.stem}",
 )
 def test_a_command_on_a_page_prints_what_stands_below_it(path):
     blocks = render(body_of(path)).blocks
@@ -41,6 +50,7 @@ def test_a_command_on_a_page_prints_what_stands_below_it(path):
         if block.text.startswith(COMMAND):
             words = shlex.split(block.text.replace("\\\n", ""))[3:]
             assert blocks[i + 1].language == "text"
+            assert ("zh" in words) == ("zh" in path.parts)
             assert main(words) == blocks[i + 1].text.rstrip("\n")
 
 
@@ -353,3 +363,32 @@ def test_what_is_wrong_is_said_and_ends_with_2(text, message, capsys):
         kv(text)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        kv(f"{text} --lang zh")
+    assert end.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    said = re.sub(r"'.*?'|such as|--\w+|attnref|error", "", last)
+    assert re.findall("[\u4e00-\u9fff]+", said), last
+    assert not {"is", "no", "not", "did", "of"} & {*said.split()}, last
+
+
+SHOWN = (
+    "--model gemma-3-27b --budget 80GiB",
+    "--model kimi-k3 --batch 8 --ranks 12 --dtype int8 --scale 16/32",
+    "--model llama-3.1-8b deepseek-v3 glm-5 --budget 72GiB --weights fp8",
+    "--model deepseek-v3 --budget 72GiB --weights fp8 --ranks 8",
+    *(f"--model {model.id}" for model in models().values() if model.note),
+)
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_in_chinese_it_says_the_same_numbers(text, monkeypatch):
+    """Of English, names are left: of models, sources, formats and libraries."""
+    english, chinese = kv(text), kv(f"{text} --lang zh")
+    numbers = [sorted(re.findall(NUMBER, x)) for x in (english, chinese)]
+    assert numbers[0] == numbers[1]
+    left = {*re.findall(r"\b[a-z]+\b", chinese)} & {*ENGLISH.split()}
+    assert left == set()
+    assert kv(f"{text} --lang zh --json") == kv(f"{text} --json")
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert kv(text) == chinese

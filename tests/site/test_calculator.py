@@ -15,6 +15,7 @@ from attnref.numbers.kv_memory import (
     largest_batch,
     longest_context,
     size,
+    weight_bytes,
 )
 from attnref.numbers.specs import Full, Mla, find_model, models
 from sitekit.drawn import calculator
@@ -109,6 +110,7 @@ def test_it_computes_what_the_package_does(page):
                         "batch": batch,
                         "dtype": dtype,
                         "ranks": ranks,
+                        "weights": "none",
                         "budget": "22.5",
                     }
                 )
@@ -135,7 +137,13 @@ def test_scales_count_as_in_the_package(page):
         for name in ("llama-3.1-8b", "mimo-v2.5", "glm-5", "kimi-k3"):
             model = find_model(name)
             cases.append(
-                {"model": name, "tokens": 5000, "dtype": "int4", "scale": scale}
+                {
+                    "model": name,
+                    "tokens": 5000,
+                    "dtype": "int4",
+                    "scale": scale,
+                    "weights": "none",
+                }
             )
             expected.append(
                 row(
@@ -157,6 +165,7 @@ def test_what_fits_into_little_is_what_the_package_says(page):
                 {
                     "model": name,
                     "tokens": 100,
+                    "weights": "none",
                     "budget": f"0.{thousandths:03}",
                 }
             )
@@ -254,7 +263,8 @@ def problems(page):
 
 def test_it_starts_with_a_result(page):
     assert said(page) == (
-        "Llama-3.1-8B: 16 GiB for 1 × 131,072 tokens. It fits into 80 GiB."
+        "Llama-3.1-8B: 16 GiB of cache for 1 × 131,072 tokens, and 14.96 GiB "
+        "of weights. It fits into 80 GiB."
     )
     assert page.locator(".calculator .bar").count() == 5
     widths = page.eval_on_selector_all(
@@ -265,12 +275,55 @@ def test_it_starts_with_a_result(page):
 
 
 def test_what_is_over_the_budget_is_said_and_seen(page):
-    fill(page, batch="8", budget="100")
-    assert "128 GiB for 8 × 131,072 tokens. It does not fit" in said(page)
+    fill(page, batch="8", budget="100", weights="none")
+    told = "128 GiB of cache for 8 × 131,072 tokens. It does not fit"
+    assert told in said(page)
     over = page.eval_on_selector_all(
         ".bar .fill", "all => all.map(e => e.classList.contains('over'))"
     )
     assert over == [True, True, True, False, False]
+
+
+def test_what_weights_leave_is_for_the_cache(page):
+    """As the package has it, and what its makers' numbers leave open."""
+    cases, expected = [], []
+    known = [m for m in models().values() if m.params]
+    for i, model in enumerate(known):
+        ranks, weights = (1, 3, 8)[i % 3], [*DTYPES][i % 6]
+        cases.append(
+            {
+                "model": model.id,
+                "params": f"{model.params:,}",
+                "tokens": 4096,
+                "ranks": ranks,
+                "weights": weights,
+                "budget": "80",
+            }
+        )
+        left = 80 * GIB - weight_bytes(model, weights, ranks=ranks)
+        expected.append(row(model, 4096, budget=left, ranks=ranks))
+    found = [rows[0] for rows in page.evaluate(SWEEP, cases)]
+    assert found == expected
+    assert {"0"} < {line[5] for line in found}, "some do not fit, some do"
+    fill(page, model="glm-5", ranks="1")
+    assert page.locator("[name=params]").input_value() == ""
+    assert said(page).endswith(
+        "no source gives its parameters: enter their number."
+    )
+    fill(page, params="700e9", weights="fp8")
+    assert f"and {size(700 * 10**9)} of weights" in said(page)
+
+
+def test_a_second_model_stands_below_the_first(page):
+    fill(page, second="gemma-3-27b", tokens="4K")
+    first, second = said(page).split("\n")
+    assert first.startswith("Llama-3.1-8B: 512 MiB of cache")
+    model = find_model("gemma-3-27b")
+    assert second.startswith(f"Gemma 3 27B: {size(kv_bytes(model, 4096))} of")
+    names = page.locator(".calculator .body th").all_inner_texts()
+    assert names[:3] == ["Llama-3.1-8B", "Gemma 3 27B", "same shape, MHA"]
+    fill(page, model="deepseek-v4-flash", dtype="shipped")
+    assert "No source says how the kernels of each model" in problems(page)
 
 
 def test_numbers_may_be_written_as_people_do(page):
@@ -287,7 +340,7 @@ def test_numbers_may_be_written_as_people_do(page):
 def test_a_changed_shape_is_a_shape_of_ones_own(page):
     fill(page, kv_heads="4")
     assert page.locator("[name=model]").input_value() == "own"
-    assert "a shape of your own: 8 GiB" in said(page)
+    assert "a shape of your own: 8 GiB of cache" in said(page)
     fill(page, model="gpt2")
     assert page.locator("[name=layers]").input_value() == "12"
 
@@ -322,7 +375,7 @@ def test_what_cannot_be_is_refused_in_words(page, values, message):
     assert page.locator(".calculator .body tr").count() == 5
     assert page.locator(".calculator .bar").count() == 5
     old = said(page).removeprefix("The last result, until this is corrected. ")
-    assert old.startswith("Llama-3.1-8B: 16 GiB for") and old != said(page)
+    assert old.startswith("Llama-3.1-8B: 16 GiB of") and old != said(page)
 
 
 def test_what_was_refused_is_computed_once_it_is_corrected(page):
@@ -339,7 +392,12 @@ def test_the_address_holds_what_was_entered(visit, address):
     assert "?" not in page.url
     fill(page, model="deepseek-v4-flash", tokens="1M", batch="3", ranks="2")
     fill(page, dtype="shipped", budget="22.5")
-    page.wait_for_url("**model=deepseek-v4-flash**budget=22.5")
+    fill(page, second="deepseek-v4-pro", weights="int4", params="3e11")
+    page.wait_for_url("**weights=int4&params=3e11**budget=22.5")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("button.link").click()
+    page.wait_for_selector("button.link[aria-label=Copied]")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
     result = page.locator(".calculator .body").inner_text()
     again = visit(page.url)
     assert again.locator(".calculator .body").inner_text() == result
@@ -405,7 +463,7 @@ def test_what_others_add_to_an_address_is_left_alone(visit, address):
     query = "utm_source=x&toString=1&__proto__=2&javascript:alert(1)=3"
     page = visit(f"{address}numbers/calculator/?{query}&tokens=4k")
     assert not page.locator(".calculator .problems").is_visible()
-    assert "512 MiB for 1 × 4,096 tokens" in said(page)
+    assert "512 MiB of cache for 1 × 4,096 tokens" in said(page)
     assert page.faults == []
 
 
@@ -422,17 +480,18 @@ def test_a_wrong_value_never_reaches_the_address(visit, address):
 def test_a_wrong_value_leaves_the_rest_of_the_address_in_force(visit, address):
     page = visit(f"{address}numbers/calculator/?model=gpt2&tokens=x&batch=2")
     assert "“x” is not a whole number" in problems(page)
-    assert said(page).startswith("GPT-2 small: 9 GiB for 2 × 131,072")
+    assert said(page).startswith("GPT-2 small: 9 GiB of cache for 2 × 131,072")
 
 
 def test_it_is_used_with_the_keyboard_and_told_to_all(page):
     page.locator("[name=model]").focus()
     names = []
-    for _ in range(14):
+    for _ in range(17):
         names.append(page.evaluate("document.activeElement.name"))
         page.keyboard.press("Tab")
     assert names == [
-        *("model", "tokens", "batch", "dtype", "scale", "budget", "ranks"),
+        *("model", "second", "tokens", "batch", "dtype", "scale"),
+        *("weights", "params", "budget", "ranks"),
         *calculator.SHAPE,
     ]
     page.locator("[name=tokens]").focus()
@@ -448,12 +507,12 @@ def test_it_is_used_with_the_keyboard_and_told_to_all(page):
     assert page.locator(".problems").get_attribute("role") == "alert"
 
 
-def test_without_javascript_it_says_where_else_to_look(visit, address):
+def test_without_javascript_a_table_stands_there(visit, address):
     page = visit(address + "numbers/calculator/", java_script_enabled=False)
     text = page.locator("article").inner_text()
-    assert "The calculator needs JavaScript" in text
-    assert not page.locator(".calculator").is_visible()
-    assert not page.locator("text=All bars have the same scale").is_visible()
+    assert "the calculator needs JavaScript" in text
+    assert page.locator(".calculator .body tr:visible").count() == 5
+    assert not page.locator(".calculator :is(form, button)").first.is_visible()
 
 
 @pytest.mark.parametrize(
