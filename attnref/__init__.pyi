@@ -1,5 +1,6 @@
 # What type checkers and editors see of __init__.py: the same names.
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
+from attnref.core.biases import Alibi, Bias, RelativeBias
 from attnref.core.flash import flash, flash_lse
 from attnref.core.flex import flex
 from attnref.core.fused import fused, fused_backend
@@ -38,6 +39,7 @@ from attnref.core.scaling import (
     Yarn,
 )
 from attnref.core.sdpa import Attend, attention_weights, sdpa
+from attnref.core.sinks import add_sinks
 from attnref.core.softmax import online_softmax, softmax
 from attnref.layers.cross import CrossAttention
 from attnref.layers.gqa import GroupedQueryAttention, grouped_query_loop

@@ -494,15 +494,25 @@ class RuleMask:
 
     def part(self, rows: slice, columns: slice) -> Tensor:
         """Which of some queries see which of some keys: True = may attend."""
-        i = torch.arange(self.T, device=self.device)[rows, None] + self.past
-        j = self.positions
-        if j is None:
-            j = torch.arange(self.S, device=self.device)
-        j = j[columns]
+        i, j = self.numbers(rows, columns)
         seen = self.rule(i, j, None, self._at(i, j))  # may look at j alone
         seen = seen.expand(*seen.shape[:-2], i.shape[0], j.shape[0])
         beside = part_of(self.mask, rows, columns)
         return seen if beside is None else beside & seen
+
+    def numbers(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """The numbers of some queries `(T, 1)` and of some keys `(S,)`."""
+        i = torch.arange(self.T, device=self.device)[rows, None] + self.past
+        j = self.positions
+        if j is None:
+            j = torch.arange(self.S, device=self.device)
+        return i, j[columns]
+
+    def places(
+        self, i: Tensor, j: Tensor, row: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The positions of the tokens with these numbers."""
+        return self._at(i, j, row) or (i, j)
 
     def _at(
         self, i: Tensor, j: Tensor, row: Tensor | None = None
