@@ -63,7 +63,9 @@ from attnref.models.convert import (
 )
 
 __all__ = [
+    "Alibi",
     "Attend",
+    "Bias",
     "Block",
     "Cache",
     "Causal",
@@ -84,6 +86,7 @@ __all__ = [
     "PositionInterpolation",
     "Prefix",
     "Proportional",
+    "RelativeBias",
     "Rope",
     "Rule",
     "RuleMask",
@@ -92,6 +95,7 @@ __all__ = [
     "Window",
     "Yarn",
     "absorbed_weights",
+    "add_sinks",
     "apply_rope",
     "attention_weights",
     "causal_mask",

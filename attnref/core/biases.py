@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnref.core.checks import check_sizes
-from attnref.core.masks import Everything, Mask, RuleMask
+from attnref.core.masks import Everything, Mask, RuleMask, cut, mask_mod
 
 # --8<-- [end:imports]
 
@@ -126,11 +126,13 @@ class RelativeBias(Bias):
 class PlacedBias:
     """A bias at the positions of one call, of which parts are built."""
 
-    bias: Bias
+    bias: Tensor | Bias
     at: RuleMask
 
     def part(self, rows: slice, columns: slice) -> Tensor:
-        """`(H, T, S)`, or `(B, H, T, S)` if positions differ between rows."""
+        """Of some queries and some keys; it broadcasts to `(B, H, T, S)`."""
+        if isinstance(self.bias, Tensor):
+            return cut(self.bias, rows, columns)
         i, j = self.at.places(*self.at.numbers(rows, columns))
         h = torch.arange(self.bias.n_heads, device=i.device)
         return self.bias(h[:, None, None], i, j)
@@ -139,13 +141,42 @@ class PlacedBias:
         """The whole bias as one tensor."""
         return self.part(slice(None), slice(None))
 
+    def of(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Of one row, head, query and key: what a `score_mod` adds."""
+        if isinstance(self.bias, Tensor):
+            return mask_mod(self.bias)(b, h, i, j)
+        keys = self.at.positions
+        query, key = i + self.at.past, j if keys is None else keys[j]
+        return self.bias(h, *self.at.places(query, key, b))
+
+    @property
+    def learned(self) -> Tensor | None:
+        """The tensor of which it is made, if that one has a gradient."""
+        bias = self.bias
+        made = bias if isinstance(bias, Tensor) else bias.learned
+        return made if made is not None and made.requires_grad else None
+
+    def add_gradient(
+        self, total: Tensor, above: Tensor, rows: slice, columns: slice
+    ) -> None:
+        """Add to `total`, the gradient of `learned`, that from a part."""
+        if isinstance(self.bias, Tensor):
+            some = cut(total, rows, columns)
+            some += above.sum_to_size(some.shape)
+            return
+        with torch.enable_grad():
+            part = self.part(rows, columns)
+        above = above.sum_to_size(part.shape).to(part.dtype)
+        inputs = [x for x in (self.learned,) if x is not None]
+        total += torch.autograd.grad(part, inputs, above)[0]
+
 
 def place(
     bias: Tensor | Bias | None, mask: Mask, q: Tensor, k: Tensor
-) -> Tensor | PlacedBias | None:
-    """A bias at the positions of the mask; a tensor stays as it is."""
-    if bias is None or isinstance(bias, Tensor):
-        return bias
+) -> PlacedBias | None:
+    """A bias at the positions of the mask, or of a `causal_mask`."""
+    if bias is None:
+        return None
     if mask is None or isinstance(mask, Tensor):
         T, S = q.shape[2], k.shape[2]
         mask = RuleMask(Everything(), T, S, S - T, device=q.device)

@@ -556,10 +556,15 @@ def part_of(mask: Mask, rows: slice, columns: slice) -> Tensor | None:
         return None
     if not isinstance(mask, Tensor):
         return mask.part(rows, columns)
+    return cut(mask, rows, columns)
+
+
+def cut(x: Tensor, rows: slice, columns: slice) -> Tensor:
+    """The same of a tensor, a mask or a bias."""
     # An axis of size 1 broadcasts: each part of it is the whole.
-    rows = rows if mask.shape[-2] > 1 else slice(None)
-    columns = columns if mask.shape[-1] > 1 else slice(None)
-    return mask[..., rows, columns]
+    rows = rows if x.shape[-2] > 1 else slice(None)
+    columns = columns if x.shape[-1] > 1 else slice(None)
+    return x[..., rows, columns]
 
 
 def dense(mask: Mask) -> Tensor | None:
@@ -591,7 +596,7 @@ def mask_mod(
         (tensor(True), tensor(False))
     """
     if isinstance(mask, Tensor):
-        whole = mask[(None,) * (4 - mask.dim())]
+        whole = mask[(None,) * (4 - mask.dim()) + (...,)]
 
         def looked_up(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             # An axis of size 1 broadcasts.

@@ -143,12 +143,11 @@ def weigh(
     mask: Mask,
     softcap: float | None = None,
     sinks: Tensor | None = None,
-    bias: Tensor | PlacedBias | None = None,
+    bias: PlacedBias | None = None,
 ) -> Tensor:
     """From scaled scores `(B, H, T, S)` to weights, in the order of models."""
     if bias is not None:
-        whole = bias if isinstance(bias, Tensor) else bias.dense()
-        scores = scores + whole  # (B, H, T, S)
+        scores = scores + bias.dense().to(scores.dtype)  # (B, H, T, S)
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()  # (B, H, T, S)
     seen = dense(mask)
