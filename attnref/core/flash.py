@@ -140,17 +140,20 @@ def _backward(
             queries = _folded(q, tile.rows, K, wide) * how.scale
             above = _folded(d_out, tile.rows, K, wide)
             rows = _folded(lse, tile.rows, K, wide)
+            slope = None  # of the softcap
             if how.softcap is None and how.bias is None:
                 p = torch.baddbmm(rows, queries, keys.mT, beta=-1).exp_()
             else:
                 scores = how.changed(torch.bmm(queries, keys.mT), tile, (B, H))
                 p = (scores - rows).exp_()
+                if how.softcap is not None:
+                    slope = 1 - (scores / how.softcap) ** 2
             _hide(p, tile, (B, H), 0)
             d_values.baddbmm_(how.dropped(p, tile).mT, above)
             d_p = how.dropped(torch.bmm(above, values.mT), tile)
             d_scores = d_p.sub_(_folded(delta, tile.rows, K, wide)).mul_(p)
-            if how.softcap is not None:  # the derivative of tanh
-                d_scores *= 1 - (scores / how.softcap) ** 2
+            if slope is not None:
+                d_scores *= slope
             if how.bias is not None and d_bias is not None:
                 by_head = _by_head(d_scores, tile, (B, H))
                 how.bias.add_gradient(d_bias, by_head, *tile[:2])
@@ -182,7 +185,7 @@ def _hide(
 
 def _by_head(scores: Tensor, tile: Tile, heads: tuple[int, int]) -> Tensor:
     T = tile.rows.stop - tile.rows.start
-    return scores.view(*heads, T, scores.shape[2])  # (B, H, T, S)
+    return scores.view(*heads, T, scores.shape[2])
 
 
 # --8<-- [end:fold]

@@ -150,9 +150,9 @@ def weigh(
         scores = scores + bias.dense().to(scores.dtype)  # (B, H, T, S)
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()  # (B, H, T, S)
-    seen = dense(mask)
-    if seen is not None:
-        scores = scores.masked_fill(~seen, -torch.inf)  # (B, H, T, S)
+    mask = dense(mask)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
     if sinks is None:
         return softmax(scores)  # (B, H, T, S)
     B, H, T, S = scores.shape

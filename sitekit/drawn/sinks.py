@@ -36,7 +36,8 @@ def three_forms() -> Iterator[Row]:
 
 
 def streaming(length: int, first: int, window: int) -> Tensor:
-    return streaming_mask(length, length, first, window)
+    mask: Tensor = streaming_mask(length, length, first, window)
+    return mask
 
 
 def far(x: Tensor, y: Tensor) -> str:

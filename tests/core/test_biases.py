@@ -1,20 +1,10 @@
 import torch
 
-from attnref import (
-    Alibi,
-    Bias,
-    Causal,
-    GroupedQueryAttention,
-    RelativeBias,
-    RuleMask,
-    causal_mask,
-    flash,
-    sdpa,
-)
-
 
 def test_alibi_is_a_bias_of_keys_alone():
     # --8<-- [start:alibi]
+    from attnref import Alibi, causal_mask, sdpa
+
     q, k, v = torch.randn(3, 3, 8, 7, 5)
     mask = causal_mask(7)
     out = sdpa(q, k, v, mask, bias=Alibi(8))
@@ -31,6 +21,8 @@ def test_alibi_is_a_bias_of_keys_alone():
 
 def test_a_bias_is_built_in_tiles_and_learned():
     # --8<-- [start:relative]
+    from attnref import Causal, RelativeBias, RuleMask, flash, sdpa
+
     table = torch.randn(32, 6, requires_grad=True)
     bias = RelativeBias(table)
     mask = RuleMask(Causal(), T=200, S=200, past=0)
@@ -46,6 +38,8 @@ def test_a_bias_is_built_in_tiles_and_learned():
 
 def test_a_bias_of_ones_own_in_a_layer():
     # --8<-- [start:own]
+    from attnref import Bias, GroupedQueryAttention, flash
+
     class Recent(Bias):
         """The last three keys are preferred in every head."""
 

@@ -1,19 +1,15 @@
 import torch
 
-from attnref import (
-    add_sinks,
-    causal_mask,
-    flash_lse,
-    merge,
-    rotate,
-    sdpa,
-    split_kv,
-)
-
 
 def test_three_forms_of_a_sink():
     # --8<-- [start:forms]
-    from attnref import attention_weights
+    from attnref import (
+        add_sinks,
+        attention_weights,
+        causal_mask,
+        flash_lse,
+        sdpa,
+    )
 
     q, k, v = torch.randn(3, 3, 6, 7, 5).double()
     sinks, mask = torch.randn(6).double(), causal_mask(7)
@@ -35,6 +31,8 @@ def test_three_forms_of_a_sink():
 
 def test_a_sink_is_added_once_after_a_merge():
     # --8<-- [start:once]
+    from attnref import add_sinks, flash_lse, merge, sdpa, split_kv
+
     q = torch.randn(3, 6, 1, 5)
     k, v = torch.randn(2, 3, 2, 20, 5)
     sinks = torch.randn(6)
@@ -54,7 +52,7 @@ def test_a_sink_is_added_once_after_a_merge():
 
 def test_positions_inside_the_cache_are_not_the_true_ones():
     # --8<-- [start:streaming]
-    from attnref import Rope
+    from attnref import Rope, rotate, sdpa
     from attnref.plain.sinks import streaming_mask, streaming_positions
 
     q, k, v = torch.randn(3, 1, 2, 40, 16).double()
