@@ -5,7 +5,10 @@ import math
 import pytest
 
 from sitekit.drawn import biases, sinks
-from tests.site.test_drawn import cells
+
+
+def cells(rows):
+    return [[getattr(cell, "key", cell) for cell in row] for row in rows]
 
 
 def test_the_weights_beside_a_sink():
