@@ -76,7 +76,7 @@ class Mistake(NamedTuple):
 PAGES = {
     stem: f"mistakes/{page}-mistakes"
     for page, stems in {
-        "attention": ("softmax", "masks", "sdpa"),
+        "attention": ("softmax", "masks", "sdpa", "sinks", "alibi"),
         "layer": ("mha", "mqa", "gqa", "cross", "convert", "block"),
         "cache": ("rope", "positions", "kv_cache"),
         "mla": ("mla", "absorption"),

@@ -357,8 +357,9 @@ def test_split_into_any_number_of_parts_it_is_sdpa(splits):
     for make in masks.values():
         for kv_heads in (1, 3, 6):
             (q, k, v), mask = qkv(K=kv_heads), make()
-            got = split_kv(q, k, v, mask, scale=0.4, splits=splits)
-            want = sdpa(q, k, v, mask, scale=0.4)
+            how = {"scale": 0.4, "sinks": torch.randn(H).double()}
+            got = split_kv(q, k, v, mask, **how, splits=splits)
+            want = sdpa(q, k, v, mask, **how)
             assert relative_error(got, want) <= 1e-12
     empty = split_kv(*qkv(S=0), splits=splits)
     assert empty.shape == (B, H, T, DV)

@@ -8,7 +8,7 @@ import torch
 
 import attnref
 from attnref.core.few import few
-from attnref.plain import gqa, llama, masks, mla
+from attnref.plain import alibi, gqa, llama, masks, mla, sinks
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.kv_cache import KVCache
@@ -61,6 +61,9 @@ def every_public_call():
     attnref.attention_weights(q, k)
     attnref.sdpa(q, k, v, mask)
     attnref.sdpa(q, k, v, mask, dropout=0.5)
+    parts = {"softcap": 3.0, "sinks": torch.randn(H), "bias": attnref.Alibi(H)}
+    attnref.sdpa(q, k, v, mask, **parts)
+    attnref.split_kv(q, k, v, mask, **parts)
     attnref.fused(q, k, v, mask)
     few(q, k, v, mask)
     attnref.split_kv(q, k, v, mask)
@@ -86,7 +89,12 @@ def every_public_call():
 
 def plain_functions():
     q, k = torch.randn(B, H, T, D), torch.randn(B, H, S, D)
-    attention(q, k, torch.randn(B, H, S, DV), masks.window_mask(T, S, 3))
+    v, seen = torch.randn(B, H, S, DV), masks.window_mask(T, S, 3)
+    attention(q, k, v, seen)
+    sinks.attention_with_sinks(q, k, v, torch.randn(H), seen)
+    sinks.add_sinks(torch.randn(B, H, T, DV), q[..., 0], torch.randn(H))
+    sinks.streaming_mask(T, S, 2, 3)
+    alibi.biased_attention(q, k, v, alibi.alibi(H, T, S), 3.0, seen)
     masks.padding_mask(torch.ones(B, S))
     masks.document_mask(torch.zeros(B, S))
     rope(q, torch.arange(T))

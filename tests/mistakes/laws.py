@@ -673,6 +673,71 @@ def parts_make_the_whole(
 # --8<-- [end:parts_make_the_whole]
 
 
+# --8<-- [start:sinks_take_weight]
+def sinks_take_weight(core: Callable[..., Tensor]) -> None:
+    """`core(q, k, v, sinks, mask)` has one sink per query head: one more key,
+    whose score is the sink and whose value is 0, for PyTorch."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 3, 4, 6, 16, dtype=torch.float64)
+    sinks = torch.tensor([-2.0, 0.0, 1.0, 3.0]).double()
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    scores = torch.zeros(4, 6, 7).double()
+    scores[..., :6] = scores[..., :6].masked_fill(~mask, -torch.inf)
+    scores[..., 6] = sinks[:, None]
+    wanted = F.scaled_dot_product_attention(
+        q, F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1)), scores
+    )
+    torch.testing.assert_close(core(q, k, v, sinks, mask), wanted)
+
+
+# --8<-- [end:sinks_take_weight]
+
+
+# --8<-- [start:first_tokens_are_kept]
+def first_tokens_are_kept(mask: Callable[..., Tensor]) -> None:
+    """`mask(T, S, first, window)` shows the first tokens and the last ones."""
+    seen = mask(2, 9, 2, 3).int().tolist()
+    assert seen == [[1, 1, 0, 0, 0, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0, 1, 1, 1]]
+
+
+# --8<-- [end:first_tokens_are_kept]
+
+
+# --8<-- [start:is_alibi]
+def is_alibi(alibi: Callable[[int, int, int], Tensor]) -> None:
+    """`alibi(n_heads, T, S)` is ALiBi's bias for the last T of S tokens."""
+    powers = [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]
+    for n_heads in (8, 12):
+        bias = alibi(n_heads, 2, 5)
+        for h, power in enumerate(powers[:n_heads]):
+            far = -torch.tensor([[3.0, 2, 1, 0], [4.0, 3, 2, 1]])
+            torch.testing.assert_close(bias[h, :, :4], far / 2**power)
+
+
+# --8<-- [end:is_alibi]
+
+
+# --8<-- [start:scores_are_biased_and_capped]
+def scores_are_biased_and_capped(core: Callable[..., Tensor]) -> None:
+    """`core(q, k, v, bias, softcap, mask)` does both after the scale and
+    before the mask: PyTorch gets the scores as a mask of queries that are 0."""
+    torch.manual_seed(0)
+    q, k, v = 3 * torch.randn(3, 3, 4, 6, 16, dtype=torch.float64)
+    bias, scores = torch.randn(4, 6, 6).double(), q @ k.mT / 4
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    for added, cap in ((bias, None), (None, 2.0), (bias, 2.0)):
+        changed = scores if added is None else scores + added
+        if cap is not None:
+            changed = cap * torch.tanh(changed / cap)
+        given = changed.masked_fill(~mask, -torch.inf)
+        wanted = F.scaled_dot_product_attention(0 * q, k, v, given)
+        found = core(q, k, v, added, cap, mask)
+        torch.testing.assert_close(found, wanted)
+
+
+# --8<-- [end:scores_are_biased_and_capped]
+
+
 # --8<-- [start:is_mla]
 def is_mla(
     layer: Callable[[Tensor], Tensor],

@@ -12,13 +12,17 @@ from tests.mistakes.laws import (
     empty_rows_are_zero,
     equals_torch,
     far_scores,
+    first_tokens_are_kept,
     future_is_hidden,
     half_is_exact,
+    is_alibi,
     is_causal,
     is_softmax,
     is_window,
     long_rows_sum_to_one,
     pads_change_nothing,
+    scores_are_biased_and_capped,
+    sinks_take_weight,
 )
 
 Core = Callable[..., Tensor]
@@ -74,6 +78,17 @@ def prefixed(p: Any) -> tuple[Core, Tensor]:
     return layer, torch.randn(2, 5, 8)
 
 
+def in_three(p: Any) -> tuple[Core]:
+    """Attention with sinks, the keys in three parts."""
+
+    def core(
+        q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, mask: Tensor
+    ) -> Any:
+        return p.split_kv(q, k, v, mask, sinks=sinks, splits=3)
+
+    return (core,)
+
+
 SUITES = {
     "plain.softmax": (
         (is_softmax, lambda p: (p.softmax.softmax,)),
@@ -88,6 +103,18 @@ SUITES = {
     "core.sdpa": (
         (equals_torch, lambda p: (p.sdpa,)),
         (half_is_exact, lambda p: (p.sdpa,)),
+    ),
+    "plain.sinks": (
+        (sinks_take_weight, lambda p: (p.sinks.attention_with_sinks,)),
+        (first_tokens_are_kept, lambda p: (p.sinks.streaming_mask,)),
+    ),
+    "core.merge": ((sinks_take_weight, in_three),),
+    "plain.alibi": (
+        (is_alibi, lambda p: (p.alibi.alibi,)),
+        (
+            scores_are_biased_and_capped,
+            lambda p: (p.alibi.biased_attention,),
+        ),
     ),
     "plain.masks": (
         (is_causal, lambda p: (p.masks.causal_mask,)),
