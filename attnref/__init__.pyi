@@ -1,10 +1,12 @@
 # What type checkers and editors see of __init__.py: the same names.
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
+from attnref.caches.ring import RingKVCache
 from attnref.core.flash import flash, flash_lse
 from attnref.core.flex import flex
 from attnref.core.fused import fused, fused_backend
 from attnref.core.masks import (
     Causal,
+    Chunk,
     Documents,
     Everything,
     Prefix,
@@ -65,6 +67,7 @@ __all__ = [
     "Block",
     "Cache",
     "Causal",
+    "Chunk",
     "CrossAttention",
     "Decoder",
     "Documents",
@@ -82,6 +85,7 @@ __all__ = [
     "PositionInterpolation",
     "Prefix",
     "Proportional",
+    "RingKVCache",
     "Rope",
     "Rule",
     "RuleMask",
