@@ -83,7 +83,7 @@ class RingKVCache(Cache):
                     t.new_zeros(*room, t.shape[3]) for t in tensors
                 )
             if new == 1:
-                p = start + torch.arange(1, device=device)  # (1,) or (B, 1)
+                p = start + torch.arange(1, device=device)
                 slot = p.where(p < first, first + (p - first) % self.size)
                 for buffer, t in zip(self.buffers, tensors, strict=True):
                     at = slot.view(-1, 1, 1, 1).expand_as(t)

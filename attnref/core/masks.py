@@ -84,7 +84,7 @@ def cross_mask(valid: Tensor, context_valid: Tensor) -> Tensor:
             f"valid is on {valid.device}, context_valid on "
             f"{context_valid.device}"
         )
-    queries = valid[:, None, :, None]  # (B, 1, T, 1)
+    queries = valid[:, None, :, None]
     keys = context_valid[:, None, None, :]  # (B, 1, 1, S)
     return queries & keys  # (B, 1, T, S)
 
@@ -540,13 +540,13 @@ class RuleMask:
         new = torch.arange(self.T, device=self.device)[rows, None]
         i = new + self.past
         if self.lengths is not None:
-            i = new + self.lengths[:, None, None, None]  # (B, 1, T, 1)
+            i = new + self.lengths[:, None, None, None]
         j = self.positions
         if j is None:
             j = torch.arange(self.S, device=self.device)
         j = j[..., columns]
         if j.dim() == 2:
-            j = j[:, None, None]  # (B, 1, 1, S)
+            j = j[:, None, None]
         seen = self._shown(i, j)  # may look at j alone
         seen = seen.expand(*seen.shape[:-2], i.shape[-2], j.shape[-1])
         beside = part_of(self.mask, rows, columns)
@@ -751,7 +751,7 @@ def _check_dropped(of_all: RuleMask, kept: Tensor) -> None:
     """Refuse a cache that has dropped a key which some query may see."""
     if kept.device.type == "meta":
         return
-    S, kept = of_all.S, kept.reshape(-1, kept.shape[-1])  # of all rows, or each
+    S, kept = of_all.S, kept if kept.dim() == 2 else kept[None]
     dropped = torch.ones(len(kept), S + 1, dtype=torch.bool, device=kept.device)
     dropped.scatter_(1, kept.where(kept >= 0, S), False)
     if (of_all.dense() & dropped[:, None, None, :S]).any():
