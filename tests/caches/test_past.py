@@ -293,7 +293,7 @@ def test_a_cache_that_returns_other_keys_than_it_says_is_refused(name):
             lambda: None,
             torch.arange(N) / 2,
             TypeError,
-            r"positions are torch.float32, and the rule Window\(size=4, first=0\) "
+            r"torch.float32, and the rule Window\(size=4, first=0\) "
             "counts tokens: pass int32 or int64",
         ),
         (
