@@ -9,12 +9,14 @@ __version__ = "0.1.0"
 # torch either, before a name is asked for. __init__.pyi tells the same.
 _HOMES = {
     "caches.kv_cache": ["Cache", "GrowingKVCache", "KVCache"],
+    "caches.ring": ["RingKVCache"],
     "core.biases": ["Alibi", "Bias", "RelativeBias"],
     "core.flash": ["flash", "flash_lse"],
     "core.flex": ["flex"],
     "core.fused": ["fused", "fused_backend"],
     "core.masks": [
         "Causal",
+        "Chunk",
         "Documents",
         "Everything",
         "Prefix",

@@ -1,11 +1,13 @@
 # What type checkers and editors see of __init__.py: the same names.
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
+from attnref.caches.ring import RingKVCache
 from attnref.core.biases import Alibi, Bias, RelativeBias
 from attnref.core.flash import flash, flash_lse
 from attnref.core.flex import flex
 from attnref.core.fused import fused, fused_backend
 from attnref.core.masks import (
     Causal,
+    Chunk,
     Documents,
     Everything,
     Prefix,
@@ -69,6 +71,7 @@ __all__ = [
     "Block",
     "Cache",
     "Causal",
+    "Chunk",
     "CrossAttention",
     "Decoder",
     "Documents",
@@ -87,6 +90,7 @@ __all__ = [
     "Prefix",
     "Proportional",
     "RelativeBias",
+    "RingKVCache",
     "Rope",
     "Rule",
     "RuleMask",

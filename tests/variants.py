@@ -31,6 +31,7 @@ from attnref import (
     MultiHeadAttention,
     MultiHeadLatentAttention,
     MultiQueryAttention,
+    RingKVCache,
     Rope,
     Rule,
     Yarn,
@@ -53,6 +54,7 @@ R, DN, DR, DV, Q = 41, 19, 8, 23, 29
 CACHES: dict[str, Callable[[int], Cache]] = {
     "room": KVCache,
     "growing": lambda max_len: GrowingKVCache(),
+    "ring": lambda max_len: RingKVCache(4),
 }
 # What a layer may be given as `attend=`; the tiles are smaller than the inputs.
 CORES: dict[str, Attend] = {

@@ -19,11 +19,12 @@ class Cache(ABC):
     A cache holds one or more tensors `(B, K, S, D)`, whose widths may
     differ: keys and values for most variants. Batch size, heads, dtype and
     device are those of the first tensors stored. Every method acts on the
-    whole batch: all rows have the same length.
+    whole batch. All rows have the same length, unless `crop` was given one for
+    each: these are then in `lengths`, else None.
 
-    `length` counts the tokens that were appended. A cache need not return
-    all of them: `keeps` says which it returns, `positions` their numbers,
-    which count what was appended, from 0 and pads included.
+    `length` counts the tokens that were appended, in the longest row. A cache
+    need not return all of them: `keeps` says which it returns, `positions`
+    their numbers, which count what was appended, from 0 and pads included.
 
     A subclass stores its tensors in `buffers`, a tuple: `nbytes`, `reset`
     and, unless it is overridden, `stored` read it, and `reorder` replaces it.
@@ -45,6 +46,7 @@ class Cache(ABC):
             )
         self.buffers: tuple[Tensor, ...] = ()
         self.length = 0
+        self.lengths: Tensor | None = None
         self._given_positions: Tensor | None = None
 
     @abstractmethod
@@ -54,7 +56,8 @@ class Cache(ABC):
     def positions(self, new: int, device: torch.device) -> Tensor | None:
         """Numbers of the keys that appending `new` tokens will return.
 
-        `(S,)` in the order of the keys, -1 = an empty slot. None, as here,
+        `(S,)` in the order of the keys, or `(B, S)` if the rows differ, -1 = an
+        empty slot. None, as here,
         means 0, 1, 2, ... and costs nothing. A layer asks before it appends,
         so that a mask of the wrong shape is refused before anything changes.
         """
@@ -75,8 +78,20 @@ class Cache(ABC):
         past = numbers[:, :end] if before is None else before[:, :end]
         new = numbers[:, end:] if new is None else new
         rows = max(len(past), len(new))
+        if self.lengths is not None:
+            rows = len(self.lengths)
         both = past.expand(rows, -1), new.to(past).expand(rows, -1)
-        return torch.cat(both, dim=1)
+        joined = torch.cat(both, dim=1)
+        if self.lengths is None:
+            return joined
+        return joined.scatter(1, self.next_positions(T), both[1])
+
+    def next_positions(self, T: int) -> Tensor | None:
+        """Numbers of the next `T` tokens, `(B, T)`, if the rows differ."""
+        if self.lengths is None:
+            return None
+        new = torch.arange(T, device=self.lengths.device)
+        return self.lengths[:, None] + new
 
     def remember(self, token_positions: Tensor | None) -> None:
         """Store the positions of all tokens, for later calls of the layer."""
@@ -105,18 +120,64 @@ class Cache(ABC):
     def reset(self) -> None:
         """Forget all tokens and release the memory."""
         self.buffers, self.length = (), 0
-        self._given_positions = None
+        self.lengths = self._given_positions = None
 
-    def crop(self, length: int) -> None:
+    def crop(self, length: int | Tensor) -> None:
         """Roll back: keep only the first `length` tokens of every row.
+
+        `length` `(B,)` has a number for each row, as where the rows of a batch
+        accept different numbers of draft tokens. The next tokens of a row then
+        follow those that it kept.
 
         A cache that has dropped tokens may keep less afterwards, and then says
         so in `keeps`, or refuse to go back that far.
         """
+        if isinstance(length, Tensor):
+            self._crop_rows(length)
+            return
         length = whole_number("length", length)
         if not 0 <= length <= self.length:
             raise ValueError(f"crop to {length}, but {self.length} are stored")
+        if self.lengths is not None:
+            self._crop_rows(self.lengths.clamp(max=length))
+            return
+        self._check_back(length)
         self.length = length
+
+    def _check_back(self, length: int | Tensor) -> None:
+        """Refuse to go back so far; here, all tokens are kept."""
+        return
+
+    def _crop_rows(self, lengths: Tensor) -> None:
+        B = self.buffers[0].shape[0] if self.buffers else 0
+        if lengths.shape != (B,) or lengths.dtype != torch.int64:
+            raise ValueError(
+                f"lengths is {lengths.dtype} of shape {tuple(lengths.shape)}; "
+                f"pass int64, one for each of {B} rows"
+            )
+        stored = self.length if self.lengths is None else self.lengths
+        if not ((lengths >= 0) & (lengths <= stored)).all():
+            raise ValueError(
+                f"crop to {lengths.tolist()}, but {stored} are stored"
+            )
+        self._check_back(lengths)
+        self.length = int(lengths.max())
+        alike = bool((lengths == self.length).all())
+        self.lengths = None if alike else lengths.clone()
+
+    def _extend(self, new: int) -> None:
+        """Count `new` more tokens in every row."""
+        self.length += new
+        if self.lengths is not None:
+            self.lengths = self.lengths + new
+
+    def _write(self, buffer: Tensor, new: Tensor) -> None:
+        """Store new tokens, each in the column of its number."""
+        at = self.next_positions(new.shape[2])
+        buffer[:, :, self.length : self.length + new.shape[2]] = new
+        if at is not None:  # a shorter row sees none of those just written
+            rows = torch.arange(len(at), device=at.device)[:, None]
+            buffer[rows, :, at] = new.transpose(1, 2)
 
     def reorder(self, rows: Tensor) -> None:
         """Row `i` becomes the old row `rows[i]`, for beam search.
@@ -141,6 +202,9 @@ class Cache(ABC):
         with torch.inference_mode(False), torch.no_grad():
             moved = [t.index_select(0, rows) for t in self.stored]
             self.buffers = tuple(map(self._with_room, moved, self.buffers))
+            if self.lengths is not None:
+                self.lengths = self.lengths.index_select(0, rows)
+                self.length = max(self.lengths.tolist(), default=0)
             at = self._given_positions
             if at is not None and len(at) > 1:
                 self._given_positions = at.index_select(0, rows)
@@ -224,7 +288,7 @@ def check_kept(
     """Store the positions; refuse other keys than the cache had announced."""
     if at is not None:
         cache.remember(at)
-    wanted = cache.length if numbers is None else len(numbers)
+    wanted = cache.length if numbers is None else numbers.shape[-1]
     if kept.shape[2] != wanted:
         raise ValueError(
             f"{type(cache).__name__}.append returned {kept.shape[2]} keys, and "
@@ -269,17 +333,17 @@ class KVCache(Cache):
 
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)
-        start, end = self.length, self.length + tensors[0].shape[2]
-        self.check_room(end - start)
+        new = tensors[0].shape[2]
+        self.check_room(new)
         if not self.buffers:
             # Made outside inference mode, they can be written to in any mode.
             with torch.inference_mode(False), torch.no_grad():
                 self.buffers = tuple(
                     self._with_room(t[:, :, :0]) for t in tensors
                 )
-        for buffer, new in zip(self.buffers, tensors, strict=True):
-            buffer[:, :, start:end] = new
-        self.length = end
+        for buffer, tokens in zip(self.buffers, tensors, strict=True):
+            self._write(buffer, tokens)
+        self._extend(new)
         return self.stored
 
     def _with_room(
@@ -319,7 +383,10 @@ class GrowingKVCache(Cache):
                 torch.cat((old, new), dim=2)
                 for old, new in zip(before, tensors, strict=True)
             )
-        self.length += tensors[0].shape[2]
+            if self.lengths is not None:  # a row's own end comes earlier
+                for buffer, new in zip(self.buffers, tensors, strict=True):
+                    self._write(buffer, new)
+        self._extend(tensors[0].shape[2])
         return self.stored
 
 

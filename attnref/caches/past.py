@@ -45,8 +45,11 @@ def self_attention(
     B, K, T, D = k.shape
     past = past_of(cache, layer.causal)
     at = counted_positions(cache, layer.causal, positions, q)
+    lengths = None if cache is None else cache.lengths
     if layer.rope is None and at is not None:
         positions = None  # they are for the rule alone
+    elif layer.rope is not None and positions is None and cache is not None:
+        positions = cache.next_positions(T)
     q, k = rotate(q, k, rope=layer.rope, past=past, positions=positions)
     numbers = None if cache is None else cache.positions(T, q.device)
     seen = decoder_mask(
@@ -56,6 +59,7 @@ def self_attention(
         device=q.device,
         positions=numbers,
         token_positions=at,
+        lengths=lengths,
     )
     if cache is not None:
         k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated

@@ -139,7 +139,12 @@ def _numbers(mask: Mask) -> tuple[Any, ...] | None:
     if mask is None or isinstance(mask, Tensor):
         return None
     fields = [x for rule in mask.rule.parts for x in vars(rule).items()]
-    tensors = (mask.positions, mask.mask, mask.token_positions)
+    tensors = (
+        mask.positions,
+        mask.mask,
+        mask.token_positions,
+        mask.lengths,
+    )
     numbers = all(isinstance(value, int | float) for _, value in fields)
     if not numbers or any(x is not None for x in tensors):
         return None

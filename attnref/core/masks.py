@@ -84,7 +84,7 @@ def cross_mask(valid: Tensor, context_valid: Tensor) -> Tensor:
             f"valid is on {valid.device}, context_valid on "
             f"{context_valid.device}"
         )
-    queries = valid[:, None, :, None]  # (B, 1, T, 1)
+    queries = valid[:, None, :, None]
     keys = context_valid[:, None, None, :]  # (B, 1, 1, S)
     return queries & keys  # (B, 1, T, S)
 
@@ -301,6 +301,8 @@ def rule_of(causal: bool | Rule) -> Rule:
 class Window(Rule):
     """A query sees itself and the `size - 1` tokens before it.
 
+    With `first=n` it also sees the first `n` tokens, however far back.
+
     Examples:
         >>> i, j = torch.tensor([[3], [4]]), torch.tensor([4, -1, 2, 3])
         >>> Window(2)(i, j).int()
@@ -309,24 +311,62 @@ class Window(Rule):
     """
 
     size: int
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        check_sizes(size=self.size)
+        check_counts(first=self.first)
+
+    def shows(self, i: Tensor, j: Tensor) -> Tensor:
+        near = j > i - self.size
+        if self.first:
+            near = near | (j < self.first)
+        return (j <= i) & near
+
+    @property
+    def reach(self) -> float:
+        return torch.inf if self.first else self.size
+
+    def covers(self, other: Rule) -> bool:
+        if type(self) is not Window:  # a subclass may show less
+            return super().covers(other)
+        return other.reach <= self.size or any(
+            getattr(part, "first", torch.inf) <= self.first
+            and getattr(part, "size", torch.inf) <= self.size
+            for part in other.parts
+        )
+
+    def hides_nothing(self, T: int, S: int) -> bool:
+        return type(self) is Window and T <= 1 and self.size >= S
+
+
+@dataclass(frozen=True)
+class Chunk(Rule):
+    """A query sees the past of its own chunk of `size` tokens, and no other.
+
+    Examples:
+        >>> at = torch.arange(4)
+        >>> Chunk(2)(at[:, None], at).int()
+        tensor([[1, 0, 0, 0],
+                [1, 1, 0, 0],
+                [0, 0, 1, 0],
+                [0, 0, 1, 1]], dtype=torch.int32)
+    """
+
+    size: int
 
     def __post_init__(self) -> None:
         check_sizes(size=self.size)
 
     def shows(self, i: Tensor, j: Tensor) -> Tensor:
-        return (j <= i) & (j > i - self.size)
+        return (j <= i) & (i // self.size == j // self.size)
 
     @property
     def reach(self) -> float:
         return self.size
 
-    def covers(self, other: Rule) -> bool:
-        if type(self) is not Window:  # a subclass may show less
-            return super().covers(other)
-        return other.reach <= self.size
-
     def hides_nothing(self, T: int, S: int) -> bool:
-        return type(self) is Window and T <= 1 and self.size >= S
+        return type(self) is Chunk and T <= 1 and self.size >= S
 
 
 # --8<-- [end:windows]
@@ -471,9 +511,11 @@ class RuleMask:
     the numbers of the `S` keys, -1 = an empty slot, and None means 0 to S - 1.
     `token_positions` `(B, past + T)` or `(1, past + T)` holds the positions
     of all tokens so far, in the order of their numbers, where a layer was
-    given others than these. The mask is `(T, S)`, or `(B, 1, T, S)` if the
-    rule or the positions differ between rows. `mask`, if there is one, hides
-    more: it is bool and broadcasts to `(B, H, T, S)`.
+    given others than these. Where rows have received different numbers of
+    tokens, `lengths` `(B,)` has those of each row, `past` is the largest of
+    them, and `positions`, if given, is `(B, S)`. The mask is `(T, S)`, or
+    `(B, 1, T, S)` if anything differs between rows. `mask`, if there is one,
+    hides more: it is bool and broadcasts to `(B, H, T, S)`.
 
     Examples:
         >>> mask = RuleMask(Causal(), T=2, S=5, past=3)
@@ -491,28 +533,45 @@ class RuleMask:
     mask: Tensor | None = None
     device: torch.device | str | None = None
     token_positions: Tensor | None = None
+    lengths: Tensor | None = None
 
     def part(self, rows: slice, columns: slice) -> Tensor:
         """Which of some queries see which of some keys: True = may attend."""
         i, j = self.numbers(rows, columns)
-        seen = self.rule(i, j, None, self._at(i, j))  # may look at j alone
-        seen = seen.expand(*seen.shape[:-2], i.shape[0], j.shape[0])
+        seen = self._shown(i, j)  # may look at j alone
+        seen = seen.expand(*seen.shape[:-2], i.shape[-2], j.shape[-1])
         beside = part_of(self.mask, rows, columns)
         return seen if beside is None else beside & seen
 
     def numbers(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """The numbers of some queries `(T, 1)` and of some keys `(S,)`."""
-        i = torch.arange(self.T, device=self.device)[rows, None] + self.past
+        """The numbers of some queries `(T, 1)` and of some keys `(S,)`.
+
+        Where the rows of the batch differ: `(B, 1, T, 1)` and `(B, 1, 1, S)`.
+        """
+        new = torch.arange(self.T, device=self.device)[rows, None]
+        i = new + self.past
+        if self.lengths is not None:
+            i = new + self.lengths[:, None, None, None]
         j = self.positions
         if j is None:
             j = torch.arange(self.S, device=self.device)
-        return i, j[columns]
+        j = j[..., columns]
+        return i, j[:, None, None] if j.dim() == 2 else j
 
     def places(
         self, i: Tensor, j: Tensor, row: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The positions of the tokens with these numbers."""
         return self._at(i, j, row) or (i, j)
+
+    def _shown(self, i: Tensor, j: Tensor, row: Tensor | None = None) -> Tensor:
+        """What the rule says of tokens; none that a row lacks is seen."""
+        seen = self.rule(i, j, row, self._at(i, j, row))
+        if self.lengths is None:
+            return seen
+        end = self.lengths + self.T
+        end = end[:, None, None, None] if row is None else end[row]
+        return seen & (j < end)
 
     def _at(
         self, i: Tensor, j: Tensor, row: Tensor | None = None
@@ -532,7 +591,8 @@ class RuleMask:
 
     def is_triangle(self) -> bool:
         """Whether it is `causal_mask(T)`, known without building it."""
-        alone = self.positions is None and self.mask is None
+        others = self.positions, self.mask, self.lengths
+        alone = all(x is None for x in others)
         square = self.past == 0 and self.T == self.S
         return alone and square and self.rule == Causal()
 
@@ -608,12 +668,15 @@ def mask_mod(
     if not hasattr(given, "past"):  # a rule: the indices are the numbers
         given = RuleMask(given, T=0, S=0, past=0)
     lazy: RuleMask = given
-    rule, past, positions = lazy.rule, lazy.past, lazy.positions
+    past, positions = lazy.past, lazy.positions
     beside = None if lazy.mask is None else mask_mod(lazy.mask)
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        query, key = i + past, j if positions is None else positions[j]
-        shown = rule(query, key, b, lazy._at(query, key, b))
+        query = i + (past if lazy.lengths is None else lazy.lengths[b])
+        key = j
+        if positions is not None:
+            key = positions[j] if positions.dim() == 1 else positions[b, j]
+        shown = lazy._shown(query, key, b)
         return shown if beside is None else shown & beside(b, h, i, j)
 
     return seen
@@ -631,6 +694,7 @@ def decoder_mask(
     device: torch.device,
     positions: Tensor | None = None,
     token_positions: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Mask:
     """The mask that a layer applies: the caller's mask and the layer's rule.
 
@@ -641,7 +705,8 @@ def decoder_mask(
     keys, every pad in the cache would be seen.
 
     `positions` holds the number of each key, -1 = an empty slot; None means
-    0 to S - 1. `token_positions` are those of a `RuleMask`. Where they let the
+    0 to S - 1. `lengths` and `token_positions` are those of a `RuleMask`, and
+    column `j` of `mask` is then token `j` of each row. Where they let the
     rule show a key that the cache has dropped, as pads between tokens do, this
     is refused. The result has one column per key. Where the rule hides
     nothing, it is `mask`, else a `RuleMask`, of which no part is built yet,
@@ -668,20 +733,34 @@ def decoder_mask(
     rule, past = rule_of(causal), S - T
     rule.check(B, S, device)
     counted = token_positions is None  # positions are numbers of tokens
-    if positions is None and counted and rule.hides_nothing(T, S):
+    alike = counted and positions is None and lengths is None
+    if alike and rule.hides_nothing(T, S):
         return mask
     if positions is not None:
         if not counted:
             of_all = RuleMask(
-                rule, T, S, past, None, mask, device, token_positions
+                rule, T, S, past, None, mask, device, token_positions, lengths
             )
             _check_dropped(of_all, positions)
-        S = len(positions)
-        if mask is not None:
+        S = positions.shape[-1]
+        if mask is not None and positions.dim() == 1:
             mask = mask[..., positions]  # -1: last column, hidden by the rule
+        elif mask is not None:
+            mask = mask.expand(B, *mask.shape[-3:-1] or (1,), past + T)
+            at = positions[:, None, None].clamp(min=0)
+            mask = mask.gather(-1, at.expand(*mask.shape[:3], S))
     full = B, H, T, S
     return CheckedMask(
-        rule, T, S, past, positions, mask, device, token_positions, full
+        rule,
+        T,
+        S,
+        past,
+        positions,
+        mask,
+        device,
+        token_positions,
+        lengths,
+        full,
     )
 
 
@@ -689,9 +768,10 @@ def _check_dropped(of_all: RuleMask, kept: Tensor) -> None:
     """Refuse a cache that has dropped a key which some query may see."""
     if kept.device.type == "meta":
         return
-    dropped = torch.ones(of_all.S, dtype=torch.bool, device=kept.device)
-    dropped[kept[kept >= 0]] = False
-    if (of_all.dense() & dropped).any():
+    S, kept = of_all.S, kept if kept.dim() == 2 else kept[None]
+    dropped = torch.ones(len(kept), S + 1, dtype=torch.bool, device=kept.device)
+    dropped.scatter_(1, kept.where(kept >= 0, S), False)
+    if (of_all.dense() & dropped[:, None, None, :S]).any():
         raise ValueError(
             f"the rule is {of_all.rule}, and at the positions given it shows "
             "a key that the cache has dropped: pads stand between the tokens. "

@@ -278,10 +278,13 @@ class MultiHeadLatentAttention(nn.Module):
             self.kv_a_proj_with_mqa(x).unsqueeze(1).split((R, Dr), dim=-1)
         )
         c = self.kv_a_layernorm(c)  # (B, 1, T, R)
+        at = counted_positions(cache, self.causal, positions, q)
+        lengths = None if cache is None else cache.lengths
+        if cache is not None and self.rope is not None and positions is None:
+            positions = cache.next_positions(T)
         q_rope, k_rope = rotate(
             q_rope, k_rope, rope=self.rope, past=past, positions=positions
         )
-        at = counted_positions(cache, self.causal, positions, q)
         numbers = None if cache is None else cache.positions(T, x.device)
         seen = decoder_mask(
             mask,
@@ -290,6 +293,7 @@ class MultiHeadLatentAttention(nn.Module):
             device=x.device,
             positions=numbers,
             token_positions=at,
+            lengths=lengths,
         )
         dropout = self.dropout if self.training else 0.0
         up, scale = self.kv_b_proj, self.scale

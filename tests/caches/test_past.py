@@ -11,12 +11,14 @@ from torch import Tensor
 
 from attnref import (
     Causal,
+    Chunk,
     Documents,
     GroupedQueryAttention,
     GrowingKVCache,
     KVCache,
     MultiHeadLatentAttention,
     Prefix,
+    RingKVCache,
     Rope,
     Rule,
     Window,
@@ -26,7 +28,7 @@ from attnref import (
 from attnref.core import masks
 from tests.kit import sampled
 from tests.kit.compare import relative_error
-from tests.kit.other_caches import Backwards, Chunk, ChunkCache, Ring
+from tests.kit.other_caches import Backwards, ChunkCache
 from tests.variants import (
     CORES,
     DECODERS,
@@ -95,14 +97,6 @@ DOCUMENTS = (token_positions(valid) > 4 for valid in PADS.values())
 IDS = dict(zip(PADS, (ids.int() for ids in DOCUMENTS), strict=True))
 
 
-class Last(Ring):
-    """A ring, in the words of the package's own rule."""
-
-    @property
-    def keeps(self):
-        return Window(super().keeps.size)
-
-
 class Given(NamedTuple):
     """A rule, for rows with pads and without, whose mask is written out."""
 
@@ -148,7 +142,7 @@ def caches_for(rule, pads, given):
     """A ring drops the tokens that have left the window, pads among them."""
     makes = [lambda: None, lambda: KVCache(N), GrowingKVCache, Backwards]
     if rule == "window":
-        makes.append(lambda: Last(4 if pads != "right" else 8))
+        makes.append(lambda: RingKVCache(4 if pads != "right" else 8))
     if rule == "chunk" and pads == "none":
         makes.append(lambda: ChunkCache(4))
     return makes
@@ -299,15 +293,15 @@ def test_a_cache_that_returns_other_keys_than_it_says_is_refused(name):
             lambda: None,
             torch.arange(N) / 2,
             TypeError,
-            r"positions are torch.float32, and the rule Window\(size=4\) "
+            r"torch.float32, and the rule Window\(size=4, first=0\) "
             "counts tokens: pass int32 or int64",
         ),
         (
-            lambda: Last(4),
+            lambda: RingKVCache(4),
             token_positions(PADS["right"]),
             ValueError,
-            r"the rule is Window\(size=4\), and at the positions given it "
-            "shows a key that the cache has dropped",
+            r"the rule is Window\(size=4, first=0\), and at the positions "
+            "given it shows a key that the cache has dropped",
         ),
     ],
 )

@@ -371,18 +371,18 @@ def test_a_rule_of_your_own():
     from attnref import Causal, RuleMask
 
     @dataclass(frozen=True)
-    class Chunk(Causal):
-        size: int
+    class Dilated(Causal):
+        step: int
 
         def shows(self, i, j):
-            return super().shows(i, j) & (i // self.size == j // self.size)
+            return super().shows(i, j) & ((i - j) % self.step == 0)
 
-    mask = RuleMask(Chunk(2), T=4, S=4, past=0).dense()
+    mask = RuleMask(Dilated(2), T=4, S=4, past=0).dense()
     assert mask.int().tolist() == [
         [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [0, 0, 1, 0],
-        [0, 0, 1, 1],
+        [0, 1, 0, 0],
+        [1, 0, 1, 0],
+        [0, 1, 0, 1],
     ]
     # --8<-- [end:own]
 

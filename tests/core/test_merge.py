@@ -503,7 +503,7 @@ def test_a_prefix_is_not_repeated_for_each_row():
                 q, (k[:1], v[:1]), k, v, RuleMask(Window(21), T, S, S - T)
             ),
             ValueError,
-            "Window(size=21) may hide a part of the prefix of 11 tokens",
+            "Window(size=21, first=0) may hide a part of the prefix of 11 ",
         ),
         *(
             (

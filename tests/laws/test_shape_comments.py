@@ -8,7 +8,7 @@ import torch
 
 import attnref
 from attnref.core.few import few
-from attnref.plain import alibi, gqa, llama, masks, mla, sinks
+from attnref.plain import alibi, gqa, llama, masks, mla, ring, sinks
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.kv_cache import KVCache
@@ -101,6 +101,8 @@ def plain_functions():
     mla.rope(q, torch.arange(T))  # by itself, as in MLA its D is Dr
     sample(torch.randn(B, 61), top_k=3)
     KVCache(S).append(*torch.randn(2, B, K, T, D))
+    ring.sees(torch.arange(T), torch.arange(S), 3)
+    ring.RingKVCache(43).append(*torch.randn(2, B, K, T, D))
 
 
 def plain_layers():

@@ -87,6 +87,27 @@ def test_kv_cache():
     # --8<-- [end:kv_cache]
 
 
+def test_ring():
+    # --8<-- [start:ring]
+    import torch
+    import torch.nn.functional as F
+
+    from attnref.plain.ring import RingKVCache, sees
+
+    q, k, v = torch.randn(3, 3, 2, 9, 8)  # nine tokens, two heads
+    at = torch.arange(9)
+    whole = F.scaled_dot_product_attention(q, k, v, sees(at, at, W=4))
+    cache, parts = RingKVCache(W=4), []
+    for i in at.split([6, 1, 1, 1]):  # a prompt longer than the ring
+        keys, values, j = cache.append(k[:, :, i], v[:, :, i])
+        mask = sees(i, j, W=4)
+        part = F.scaled_dot_product_attention(q[:, :, i], keys, values, mask)
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, dim=2), whole)
+    assert cache.at.tolist() == [8, 5, 6, 7]
+    # --8<-- [end:ring]
+
+
 def test_gqa():
     from attnref.plain.gqa import GQA, KVCache
 

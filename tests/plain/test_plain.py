@@ -10,7 +10,17 @@ from torch import nn
 from torch.testing import assert_close
 
 import attnref
-from attnref.plain import alibi, gqa, kv_cache, llama, masks, mla, rope, sinks
+from attnref.plain import (
+    alibi,
+    gqa,
+    kv_cache,
+    llama,
+    masks,
+    mla,
+    ring,
+    rope,
+    sinks,
+)
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.flash import flash
@@ -316,3 +326,24 @@ def test_everything_stays_on_its_device():
     cache = mla.KVCache(S)
     assert latent(x, cache, valid).shape == x.shape
     assert cache.stored.shape == (1, B, 1, S, R + DR)
+
+
+@pytest.mark.parametrize("sizes", [(13,) + (1,) * 10, (2, 1, 9, 0, 3, 1, 7)])
+def test_a_ring_gives_what_a_full_cache_gives_with_a_window(sizes):
+    """A prompt longer than the ring; and every chunk, of every length."""
+    q, k, v = tokens(B, H, 23, D), tokens(B, K, 23, D), tokens(B, K, 23, D)
+    at = torch.arange(23)
+    want = F.scaled_dot_product_attention(
+        q, k, v, ring.sees(at, at, 5), enable_gqa=True
+    )
+    cache, got = ring.RingKVCache(5), []
+    for i in at.split(sizes):
+        keys, values, j = cache.append(k[:, :, i], v[:, :, i])
+        mask = ring.sees(i, j, 5)
+        got.append(
+            F.scaled_dot_product_attention(
+                q[:, :, i], keys, values, mask, enable_gqa=True
+            )
+        )
+    equal(torch.cat(got, dim=2), want)
+    assert cache.stored.shape == (2, B, K, 5, D)

@@ -1,0 +1,149 @@
+"""A ring of the last tokens, for layers that look no further back."""
+
+# --8<-- [start:imports]
+import torch
+from torch import Tensor
+
+from attnref.caches.kv_cache import Cache
+from attnref.core.checks import check_counts, check_sizes
+from attnref.core.masks import Window
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:ring]
+def _told(x: int | Tensor) -> object:
+    return x.flatten().tolist() if isinstance(x, Tensor) else x
+
+
+class RingKVCache(Cache):
+    """Keeps the last `window` tokens, and the `first`: its memory is fixed.
+
+    Token `p` overwrites the one in slot `p % size`, where `size` is
+    `window + reserve`; the first tokens have slots of their own. A chunk of
+    any length may be appended: it is returned after what the slots held
+    before, and its last tokens stay. A single token is written in place, and
+    the slots are returned in their own order.
+
+    `crop` goes back over up to `reserve + 1` tokens, which is what
+    speculative decoding rejects of a draft, and refuses more: what they have
+    overwritten would be missing.
+
+    Examples:
+        >>> cache, token = RingKVCache(3), torch.ones(1, 2, 1, 4)
+        >>> for _ in range(100):
+        ...     k, v = cache.append(token, token)
+        >>> k.shape, cache.length, cache.nbytes
+        (torch.Size([1, 2, 3, 4]), 100, 192)
+        >>> cache.positions(0, k.device)
+        tensor([99, 97, 98])
+    """
+
+    def __init__(
+        self, window: int, *, first: int = 0, reserve: int = 0
+    ) -> None:
+        check_sizes(window=window)
+        check_counts(first=first, reserve=reserve)
+        self.keeps = Window(window, first)
+        super().__init__()
+        self.size = window + reserve
+        self._lost: int | Tensor = 0  # the first token that is still there
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        return self.buffers
+
+    def positions(self, new: int, device: torch.device) -> Tensor:
+        if new == 1:  # in place
+            return self._held(self._lengths(device) + 1, device)
+        held = self._held(self._lengths(device), device)
+        after = self._lengths(device) + torch.arange(new, device=device)
+        return torch.cat((held, after), dim=-1)
+
+    def _lengths(self, device: torch.device) -> int | Tensor:
+        return self.length if self.lengths is None else self.lengths[:, None]
+
+    def _held(self, length: int | Tensor, device: torch.device) -> Tensor:
+        """Which token each slot holds after so many, -1 = none."""
+        first = self.keeps.first
+        slots = torch.arange(first + self.size, device=device)
+        at = length - 1 - (length - 1 - slots) % self.size
+        at = at.where((at >= first) & (at >= self._lost), -1)
+        return torch.where(slots < first, slots.where(slots < length, -1), at)
+
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        self._check(tensors)
+        new, device = tensors[0].shape[2], tensors[0].device
+        first, start = self.keeps.first, self._lengths(device)
+        with torch.inference_mode(False), torch.no_grad():
+            if not self.buffers:
+                B, K = tensors[0].shape[:2]
+                room = B, K, first + self.size
+                self.buffers = tuple(
+                    t.new_zeros(*room, t.shape[3]) for t in tensors
+                )
+            if new == 1:
+                p = start + torch.arange(1, device=device)
+                slot = p.where(p < first, first + (p - first) % self.size)
+                for buffer, t in zip(self.buffers, tensors, strict=True):
+                    at = slot.view(-1, 1, 1, 1).expand_as(t)
+                    buffer.scatter_(2, at, t)
+                kept = self.buffers
+            else:
+                kept = self._after(tensors, start, device)
+        end = start + new
+        if isinstance(end, Tensor):
+            self._lost = (end - self.size).clamp(min=self._lost)
+        else:
+            self._lost = max(self._lost, end - self.size)
+        self._extend(new)
+        return kept
+
+    def _after(
+        self,
+        tensors: tuple[Tensor, ...],
+        start: int | Tensor,
+        device: torch.device,
+    ) -> tuple[Tensor, ...]:
+        """What the slots held and the new tokens; each slot takes one."""
+        held = self._held(start + tensors[0].shape[2], device)
+        S = held.shape[-1]
+        slots = torch.arange(S, device=device)
+        source = slots.where(held < start, S + held - start)
+        source = source.view(-1, 1, S, 1)
+        kept = []
+        for buffer, t in zip(self.buffers, tensors, strict=True):
+            both = torch.cat((buffer, t), dim=2)
+            buffer.copy_(both.gather(2, source.expand_as(buffer)))
+            kept.append(both)
+        return tuple(kept)
+
+    def _check_back(self, length: int | Tensor) -> None:
+        window, first = self.keeps.size, self.keeps.first
+        if isinstance(length, Tensor):
+            length = length[:, None]
+        needed = length - window + 1
+        far = torch.as_tensor((needed < self._lost) & (first < self._lost))
+        if far.any():
+            raise ValueError(
+                f"crop to {_told(length)}, kept from {_told(self._lost)} on"
+                f": window={window} with reserve={self.size - window} goes "
+                f"back over {self.size - window + 1} tokens"
+            )
+
+    def crop(self, length: int | Tensor) -> None:
+        super().crop(length)
+        if self.lengths is None and isinstance(self._lost, Tensor):
+            self._lost = int(self._lost.max())  # the rows are alike again
+
+    def reset(self) -> None:
+        super().reset()
+        self._lost = 0
+
+    def reorder(self, rows: Tensor) -> None:
+        super().reorder(rows)
+        if isinstance(self._lost, Tensor):
+            self._lost = self._lost.index_select(0, rows)
+
+
+# --8<-- [end:ring]

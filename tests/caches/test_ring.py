@@ -1,0 +1,119 @@
+"""A ring beside the cache that keeps everything, and rows that go back by
+numbers of their own."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnref import Chunk, GrowingKVCache, KVCache, RingKVCache, Rope, Window
+from tests.kit.caches import refused
+from tests.kit.compare import relative_error
+from tests.variants import CORES, B, E, tokens, variant
+
+T = 23
+# A rule, and a cache that goes back over four drafts and the token after them.
+WAYS = {
+    "room": (True, lambda: KVCache(T + 5)),
+    "growing": (True, GrowingKVCache),
+    "not causal": (False, lambda: KVCache(T + 5)),
+    "window, all kept": (Window(5), lambda: KVCache(T + 5)),
+    "ring": (Window(5), lambda: RingKVCache(5, reserve=3)),
+    "first": (Window(4, first=2), lambda: RingKVCache(4, first=2, reserve=3)),
+    "first, more than it": (
+        Window(4, first=1),
+        lambda: RingKVCache(6, first=3, reserve=4),
+    ),
+    "chunk": (Chunk(5), lambda: RingKVCache(5, reserve=3)),
+}
+
+
+def layer(name="gqa", **options):
+    return variant(name, rope=Rope(100.0), **options)
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize(("rule", "make"), WAYS.values(), ids=WAYS)
+@torch.no_grad()
+def test_each_row_accepts_drafts_of_its_own_number(rule, make, core):
+    """And is what it is alone, with a cache of its own."""
+    ours = layer(causal=rule, attend=CORES[core])
+    x, cache, alone = tokens(B, T, E), make(), [make() for _ in range(B)]
+    got, want = [], []
+
+    def read(chunk):
+        got.append(ours(chunk, cache=cache))
+        rows = chunk.split(1)
+        out = [ours(r, cache=c) for r, c in zip(rows, alone, strict=True)]
+        want.append(torch.cat(out))
+
+    read(x[:, :7])
+    for accepted in ([3, 1, 2], [0, 4, 1], [2, 2, 2], [4, 0, 0]):
+        length = torch.tensor([c.length for c in alone])
+        read(tokens(B, 4, E))  # what is rejected leaves no trace
+        cache.crop(length + torch.tensor(accepted))
+        for c, n in zip(alone, accepted, strict=True):
+            c.crop(c.length - 4 + n)
+        read(tokens(B, 1, E))
+    assert len({c.length for c in alone}) > 1
+    rows = [2, 0, 2]
+    cache.reorder(torch.tensor(rows))
+    alone[:] = [deepcopy(alone[i]) for i in rows]
+    read(tokens(B, 2, E))
+    assert relative_error(torch.cat(got, 1), torch.cat(want, 1)) <= 1e-12
+
+
+@torch.no_grad()
+def test_a_ring_goes_back_over_its_reserve_and_one_token():
+    ours, x = layer(causal=Window(5)), tokens(B, T, E)
+    want = ours(x)
+    for back in range(1, 5):
+        cache = RingKVCache(5, reserve=3)
+        ours(x[:, :13], cache=cache)
+        ours(tokens(B, back, E), cache=cache)  # guesses, and all wrong
+        cache.crop(13)
+        got = [ours(c, cache=cache) for c in x[:, 13:].split([1, 3, 1, 5], 1)]
+        assert relative_error(torch.cat(got, dim=1), want[:, 13:]) <= 1e-12
+    cache = RingKVCache(5, reserve=3)
+    ours(tokens(B, 18, E), cache=cache)
+    says = "kept from 10 on: window=5 with reserve=3 goes back over 4 tokens"
+    with refused(f"crop to 13, {says}", cache):
+        cache.crop(13)
+    with refused("crop to [18, 13, 18], kept", cache):
+        cache.crop(torch.tensor([18, 13, 18]))
+    cache.reset()
+    assert relative_error(ours(x, cache=cache), want) <= 1e-12
+
+
+@torch.no_grad()
+def test_lengths_that_do_not_fit_are_refused():
+    cache = KVCache(9)
+    layer()(tokens(B, 6, E), cache=cache)
+    for lengths in ([6, 7, 6], [-1, 6, 6]):
+        with refused(f"crop to {lengths}, but 6 are stored", cache):
+            cache.crop(torch.tensor(lengths))
+    for lengths in (torch.ones(2).long(), torch.ones(B)):
+        with refused("lengths is torch.", cache):
+            cache.crop(lengths)
+    cache.crop(torch.tensor([6, 2, 4]))
+    cache.crop(3)  # of every row, the first three at most
+    assert cache.lengths.tolist() == [3, 2, 3]
+    cache.crop(torch.tensor([1, 1, 1]))
+    assert cache.lengths is None and cache.length == 1
+
+
+@torch.no_grad()
+def test_a_step_costs_its_window_however_long_the_text():
+    """In bytes that are stored, and in products that are computed."""
+    ours, costs = layer(causal=Window(16)), []
+    for past in (40, 400):
+        cache = RingKVCache(16)
+        ours(tokens(B, past, E), cache=cache)
+        with FlopCounterMode(display=False) as counted:
+            ours(tokens(B, 1, E), cache=cache)
+        costs.append((counted.get_total_flops(), cache.nbytes))
+        assert cache.nbytes == 16 * sum(
+            t[:, :, :1].nbytes for t in cache.stored
+        )
+    assert costs[0] == costs[1]
