@@ -1,6 +1,7 @@
 """Which model has which step, and what exchanging two neighbours costs."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
@@ -112,7 +113,7 @@ def exchanges() -> Iterator[Row]:
     bare = (bare_norm, *ORDER[1:])
     for order in (ORDER, bare):
         want = through(order)
-        for n, (a, b) in enumerate(zip(order, order[1:], strict=False)):
+        for n, (a, b) in enumerate(pairwise(order)):
             if (order is bare and n) or product in (a, b) or b is values:
                 continue
             swapped = (*order[:n], b, a, *order[n + 2 :])

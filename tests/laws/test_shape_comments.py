@@ -8,7 +8,7 @@ import torch
 
 import attnref
 from attnref.core.few import few
-from attnref.plain import alibi, gqa, llama, masks, mla, sinks
+from attnref.plain import alibi, gqa, llama, masks, mla, order, sinks
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.kv_cache import KVCache
@@ -94,6 +94,10 @@ def plain_functions():
     sinks.attention_with_sinks(q, k, v, torch.randn(H), seen)
     sinks.add_sinks(torch.randn(B, H, T, DV), q[..., 0], torch.randn(H))
     sinks.streaming_mask(T, S, 2, 3)
+    norms = torch.ones(D), torch.ones(D), torch.nn.Identity()
+    order.todays_heads(
+        q, k, v, torch.randn(B, H, T, DV), *norms, 3.0, torch.randn(H), seen
+    )
     alibi.biased_attention(q, k, v, alibi.alibi(H, T, S), 3.0, seen)
     masks.padding_mask(torch.ones(B, S))
     masks.document_mask(torch.zeros(B, S))
