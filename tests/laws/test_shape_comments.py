@@ -95,10 +95,8 @@ def plain_functions():
     sinks.add_sinks(torch.randn(B, H, T, DV), q[..., 0], torch.randn(H))
     sinks.streaming_mask(T, S, 2, 3)
     norms = torch.ones(D), torch.ones(D), torch.nn.Identity()
-    order.todays_heads(
-        q, k, v, torch.randn(B, H, T, DV), *norms, 3.0, torch.randn(H), seen
-    )
-    alibi.biased_attention(q, k, v, alibi.alibi(H, T, S), 3.0, seen)
+    seen = masks.causal_mask(T)
+    order.todays_heads(q, q, q, q, *norms, 3.0, torch.randn(H), seen)
     masks.padding_mask(torch.ones(B, S))
     masks.document_mask(torch.zeros(B, S))
     rope(q, torch.arange(T))

@@ -1,4 +1,4 @@
-"""What the pages on sinks, biases and the order draw, worked out in another way."""
+"""What the pages on sinks, biases and the order draw, in another way."""
 
 import math
 
