@@ -94,6 +94,7 @@ def plain_functions():
     sinks.attention_with_sinks(q, k, v, torch.randn(H), seen)
     sinks.add_sinks(torch.randn(B, H, T, DV), q[..., 0], torch.randn(H))
     sinks.streaming_mask(T, S, 2, 3)
+    alibi.biased_attention(q, k, v, alibi.alibi(H, T, S), 3.0, seen)
     norms = torch.ones(D), torch.ones(D), torch.nn.Identity()
     seen = masks.causal_mask(T)
     order.todays_heads(q, q, q, q, *norms, 3.0, torch.randn(H), seen)
