@@ -65,6 +65,18 @@ def every_public_call():
     attnref.sdpa(q, k, v, mask, **parts)
     attnref.split_kv(q, k, v, mask, **parts)
     attnref.fused(q, k, v, mask)
+    for gate, over in (("element", "head"), ("head", "width")):
+        attnref.GroupedQueryAttention(
+            d_model=E,
+            n_heads=H,
+            n_kv_heads=K,
+            head_dim=D,
+            parts=attnref.HeadParts(
+                attnref.Norm(over),
+                gate=attnref.Gate(gate),
+                long_queries=attnref.LongQueries(1.0, 2),
+            ),
+        )(torch.randn(B, T, E))
     few(q, k, v, mask)
     attnref.split_kv(q, k, v, mask)
     prefix = torch.randn(1, K, S, D), torch.randn(1, K, S, DV)
