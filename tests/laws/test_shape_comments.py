@@ -71,6 +71,7 @@ def every_public_call():
             n_heads=H,
             n_kv_heads=K,
             head_dim=D,
+            attend=lambda q, *_, **__: q,
             parts=attnref.HeadParts(
                 attnref.Norm(over),
                 gate=attnref.Gate(gate),
