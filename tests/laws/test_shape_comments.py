@@ -77,7 +77,7 @@ def every_public_call():
                 gate=attnref.Gate(gate),
                 long_queries=attnref.LongQueries(1.0, 2),
             ),
-        )(torch.randn(B, T, E))
+        )(torch.randn(B, T, E), positions=torch.arange(T).expand(B, T))
     few(q, k, v, mask)
     attnref.split_kv(q, k, v, mask)
     prefix = torch.randn(1, K, S, D), torch.randn(1, K, S, DV)
