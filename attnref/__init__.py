@@ -32,6 +32,7 @@ _HOMES = {
         "padding_mask_from_hf",
     ],
     "core.merge": ["merge", "split_kv", "with_prefix"],
+    "core.parts": ["Gate", "HeadNorm", "HeadParts", "LongQueries", "Norm"],
     "core.rope": [
         "Rope",
         "apply_rope",

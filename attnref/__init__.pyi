@@ -23,6 +23,7 @@ from attnref.core.masks import (
     padding_mask_from_hf,
 )
 from attnref.core.merge import merge, split_kv, with_prefix
+from attnref.core.parts import Gate, HeadNorm, HeadParts, LongQueries, Norm
 from attnref.core.rope import (
     Rope,
     apply_rope,
@@ -77,14 +78,19 @@ __all__ = [
     "Documents",
     "DynamicNtk",
     "Everything",
+    "Gate",
     "GroupedQueryAttention",
     "GrowingKVCache",
+    "HeadNorm",
+    "HeadParts",
     "KVCache",
     "Llama3",
+    "LongQueries",
     "LongRope",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "MultiQueryAttention",
+    "Norm",
     "Ntk",
     "PositionInterpolation",
     "Prefix",

@@ -1,13 +1,14 @@
 """Self-attention to the new tokens and to those in the cache."""
 
 # --8<-- [start:imports]
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from attnref.caches.kv_cache import Cache, check_kept, past_of
 from attnref.core.masks import Rule, decoder_mask, rule_of
+from attnref.core.parts import HeadParts, output_gate
 from attnref.core.rope import Rope, check_positions, rotate
 from attnref.core.sdpa import Attend
 
@@ -20,6 +21,7 @@ class SelfAttention(Protocol):
 
     causal: bool | Rule
     rope: Rope | None
+    parts: HeadParts
     dropout: float
     training: bool
     attend: Attend
@@ -27,6 +29,7 @@ class SelfAttention(Protocol):
 
 def self_attention(
     layer: SelfAttention,
+    x: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -37,20 +40,38 @@ def self_attention(
 ) -> Tensor:
     """What all self-attention does with its heads: `(B, H, T, D)`.
 
-    `q` is `(B, H, T, D)`, `k` and `v` are `(B, K, T, D)`, of the new tokens.
-    They are rotated, stored, and the queries attend to all that are stored.
-    The mask is refused before the cache changes.
+    `q` is `(B, H, T, D)`, `k` and `v` are `(B, K, T, D)`, of the new tokens
+    `x`; with a gate in `q_proj`, `q` is wider. The order of operations: norm,
+    RoPE, cache, scale, bias, softcap, mask, sink, softmax, values, gate. The
+    mask is refused before the cache changes.
     """
-    H = q.shape[1]
+    modules: Any = layer  # those of its parts
+    parts, H = layer.parts, q.shape[1]
     B, K, T, D = k.shape
     past = past_of(cache, layer.causal)
     at = counted_positions(cache, layer.causal, positions, q)
     lengths = None if cache is None else cache.lengths
-    if layer.rope is None and at is not None:
-        positions = None  # they are for the rule alone
-    elif layer.rope is not None and positions is None and cache is not None:
+    placed = layer.rope is not None or parts.long_queries is not None
+    if placed and positions is None and cache is not None:
         positions = cache.next_positions(T)
+    q, gate = output_gate(layer, x, q)
+    if parts.norm is not None and not parts.norm_after_rope:
+        q, k = modules.q_norm(q), modules.k_norm(k)
+    if parts.value_norm is not None:
+        v = modules.v_norm(v)
+    if parts.long_queries is not None:
+        places = positions
+        if places is None:
+            places = torch.arange(past, past + T, device=q.device)
+        factor = parts.long_queries.factor(places)[..., None]
+        if factor.dim() == 3:
+            factor = factor[:, None]  # (B, 1, T, 1)
+        q = (q * factor).to(q.dtype)  # (B, H, T, D)
+    if layer.rope is None and (at is not None or parts.long_queries):
+        positions = None  # they are not for RoPE
     q, k = rotate(q, k, rope=layer.rope, past=past, positions=positions)
+    if parts.norm is not None and parts.norm_after_rope:
+        q, k = modules.q_norm(q), modules.k_norm(k)
     numbers = None if cache is None else cache.positions(T, q.device)
     seen = decoder_mask(
         mask,
@@ -62,10 +83,14 @@ def self_attention(
         lengths=lengths,
     )
     if cache is not None:
-        k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
+        k, v = cache.append(k, v)  # (B, K, S, D); normed and rotated
         check_kept(cache, k, numbers, at)
+    told = parts.told()
+    if parts.sinks:
+        told["sinks"] = modules.sinks
     dropout = layer.dropout if layer.training else 0.0
-    return layer.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
+    heads = layer.attend(q, k, v, seen, dropout=dropout, **told)
+    return heads if gate is None else heads * gate  # (B, H, T, D)
 
 
 def counted_positions(

@@ -9,6 +9,7 @@ from attnref.caches.past import self_attention
 from attnref.core.checks import check_input, check_layer
 from attnref.core.heads import merge_heads, split_heads
 from attnref.core.masks import Rule
+from attnref.core.parts import HeadParts, add_parts
 from attnref.core.rope import Rope, check_rope
 from attnref.core.sdpa import Attend, sdpa
 from attnref.core.softmax import softmax
@@ -74,6 +75,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool | Rule = True,
         rope_theta: float | None = None,
         rope: Rope | None = None,
+        parts: HeadParts | None = None,
         attend: Attend = sdpa,
     ) -> None:
         super().__init__()
@@ -87,9 +89,10 @@ class MultiHeadAttention(nn.Module):
         inner = n_heads * self.head_dim
         self.q_proj = nn.Linear(d_model, inner, bias=bias)
         self.k_proj = nn.Linear(d_model, inner, bias=bias)
-        self.v_proj = nn.Linear(d_model, inner, bias=bias)
+        self.v_proj: nn.Linear | None = nn.Linear(d_model, inner, bias=bias)
         o_bias = bias if o_bias is None else o_bias
         self.o_proj = nn.Linear(inner, d_model, bias=o_bias)
+        self.parts = add_parts(self, parts)
 
     def forward(
         self,
@@ -109,9 +112,11 @@ class MultiHeadAttention(nn.Module):
         H = self.n_heads
         q = split_heads(self.q_proj(x), H)  # (B, H, T, D)
         k = split_heads(self.k_proj(x), H)  # (B, H, T, D)
-        v = split_heads(self.v_proj(x), H)  # (B, H, T, D)
+        v = k  # (B, H, T, D)
+        if self.v_proj is not None:
+            v = split_heads(self.v_proj(x), H)  # (B, H, T, D)
         heads = self_attention(
-            self, q, k, v, mask=mask, cache=cache, positions=positions
+            self, x, q, k, v, mask=mask, cache=cache, positions=positions
         )  # (B, H, T, D)
         out: Tensor = self.o_proj(merge_heads(heads))
         return out  # (B, T, E)

@@ -9,6 +9,7 @@ from attnref.caches.past import self_attention
 from attnref.core.checks import check_input, check_layer
 from attnref.core.heads import merge_heads, split_heads
 from attnref.core.masks import Rule
+from attnref.core.parts import HeadParts, add_parts
 from attnref.core.rope import Rope, check_rope
 from attnref.core.sdpa import Attend, sdpa
 from attnref.core.softmax import softmax
@@ -75,6 +76,7 @@ class MultiQueryAttention(nn.Module):
         causal: bool | Rule = True,
         rope_theta: float | None = None,
         rope: Rope | None = None,
+        parts: HeadParts | None = None,
         attend: Attend = sdpa,
     ) -> None:
         super().__init__()
@@ -90,6 +92,7 @@ class MultiQueryAttention(nn.Module):
         self.v_proj = nn.Linear(d_model, self.head_dim, bias=bias)
         o_bias = bias if o_bias is None else o_bias
         self.o_proj = nn.Linear(n_heads * self.head_dim, d_model, bias=o_bias)
+        self.parts = add_parts(self, parts)
 
     def forward(
         self,
@@ -109,9 +112,11 @@ class MultiQueryAttention(nn.Module):
         H = self.n_heads
         q = split_heads(self.q_proj(x), H)  # (B, H, T, D)
         k = self.k_proj(x).unsqueeze(1)  # (B, 1, T, D)
-        v = self.v_proj(x).unsqueeze(1)  # (B, 1, T, D)
+        v = k  # (B, 1, T, D)
+        if self.v_proj is not None:
+            v = self.v_proj(x).unsqueeze(1)  # (B, 1, T, D)
         heads = self_attention(
-            self, q, k, v, mask=mask, cache=cache, positions=positions
+            self, x, q, k, v, mask=mask, cache=cache, positions=positions
         )  # (B, H, T, D)
         out: Tensor = self.o_proj(merge_heads(heads))
         return out  # (B, T, E)

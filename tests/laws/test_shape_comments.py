@@ -8,7 +8,7 @@ import torch
 
 import attnref
 from attnref.core.few import few
-from attnref.plain import alibi, gqa, llama, masks, mla, ring, sinks
+from attnref.plain import alibi, gqa, llama, masks, mla, order, ring, sinks
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.kv_cache import KVCache
@@ -65,6 +65,19 @@ def every_public_call():
     attnref.sdpa(q, k, v, mask, **parts)
     attnref.split_kv(q, k, v, mask, **parts)
     attnref.fused(q, k, v, mask)
+    for gate, over in (("element", "head"), ("head", "width")):
+        attnref.GroupedQueryAttention(
+            d_model=E,
+            n_heads=H,
+            n_kv_heads=K,
+            head_dim=D,
+            attend=lambda q, *_, **__: q,
+            parts=attnref.HeadParts(
+                attnref.Norm(over),
+                gate=attnref.Gate(gate),
+                long_queries=attnref.LongQueries(1.0, 2),
+            ),
+        )(torch.randn(B, T, E), positions=torch.arange(T).expand(B, T))
     few(q, k, v, mask)
     attnref.split_kv(q, k, v, mask)
     prefix = torch.randn(1, K, S, D), torch.randn(1, K, S, DV)
@@ -95,6 +108,9 @@ def plain_functions():
     sinks.add_sinks(torch.randn(B, H, T, DV), q[..., 0], torch.randn(H))
     sinks.streaming_mask(T, S, 2, 3)
     alibi.biased_attention(q, k, v, alibi.alibi(H, T, S), 3.0, seen)
+    norms = torch.ones(D), torch.ones(D), torch.nn.Identity()
+    seen = masks.causal_mask(T)
+    order.todays_heads(q, q, q, q, *norms, 3.0, torch.randn(H), seen)
     masks.padding_mask(torch.ones(B, S))
     masks.document_mask(torch.zeros(B, S))
     rope(q, torch.arange(T))

@@ -216,6 +216,20 @@ def test_alibi():
     # --8<-- [end:alibi]
 
 
+def test_order():
+    from attnref.plain.order import todays_heads
+
+    # --8<-- [start:order]
+    q = k = v = torch.randn(1, 2, 1, 4)  # two heads, one token
+    ones, gate = torch.ones(4), torch.zeros(1, 2, 1, 4)  # half is let through
+    turn = torch.nn.Identity()
+    told = ones, ones, turn, 1e6, torch.tensor([2.0, -1e6]), ones[:1] > 0
+    out = todays_heads(q, k, v, gate, *told)  # the score is 4 / 4**0.5 = 2
+    torch.testing.assert_close(out[0, 0], v[0, 0] / 4, rtol=1e-2, atol=0)
+    torch.testing.assert_close(out[0, 1], v[0, 1] / 2)  # without a sink
+    # --8<-- [end:order]
+
+
 def test_sample():
     from attnref.plain.sample import sample
 

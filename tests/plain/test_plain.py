@@ -17,6 +17,7 @@ from attnref.plain import (
     llama,
     masks,
     mla,
+    order,
     ring,
     rope,
     sinks,
@@ -144,6 +145,34 @@ def test_biases_and_softcap_are_those_of_the_package(scores):
         added = bias if "bias" in told else None
         got = alibi.biased_attention(*qkv, added, told.get("softcap"), some)
         equal(got, attnref.sdpa(*qkv, some, **told))
+
+
+def test_the_order_of_the_plain_form_is_that_of_a_layer():
+    parts = attnref.HeadParts(
+        attnref.Norm(), softcap=3.0, sinks=True, gate=attnref.Gate()
+    )
+    layer = attnref.MultiHeadAttention(
+        d_model=H * 8, n_heads=H, rope_theta=50.0, parts=parts
+    ).double()
+    for weight in layer.parameters():
+        nn.init.normal_(weight)
+    layer.o_proj.weight.data.copy_(torch.eye(H * 8))
+    x = torch.randn(3, T, H * 8).double()
+    names = ("q_proj", "k_proj", "v_proj", "gate_proj")
+    heads = [
+        getattr(layer, name)(x).unflatten(-1, (H, 8)).transpose(1, 2)
+        for name in names
+    ]
+    out = order.todays_heads(
+        *heads,
+        layer.q_norm.weight,
+        layer.k_norm.weight,
+        lambda x: rope.rope(x, torch.arange(T), 50.0),
+        3.0,
+        layer.sinks,
+        attnref.causal_mask(T),
+    )
+    equal(out.transpose(1, 2).flatten(2), layer(x))
 
 
 @pytest.mark.parametrize("form", [attention, lambda *x: flash(*x)[0]])

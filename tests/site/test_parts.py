@@ -1,10 +1,10 @@
-"""What the pages on sinks and on biases draw, worked out in another way."""
+"""What the pages on sinks, biases and the order draw, in another way."""
 
 import math
 
 import pytest
 
-from sitekit.drawn import biases, sinks
+from sitekit.drawn import biases, order, sinks
 
 
 def cells(rows):
@@ -55,3 +55,12 @@ def test_biases_of_equal_scores():
 def test_each_mistake_changes_the_output():
     for rows in (sinks.mistaken(), biases.mistaken()):
         assert all(float(row[1]) > 0.1 for row in cells(rows))
+
+
+def test_which_model_has_which_step_and_what_exchanges_cost():
+    llama, *_, gated = order.steps_of_models().int().tolist()
+    assert llama == [0, 1, 0, 0, 0, 1, 0, 0]
+    assert gated == [1, 1, 0, 0, 0, 1, 0, 1]
+    *rows, bare = [float(row[1]) for row in cells(order.exchanges())]
+    assert rows.pop(4) == bare == 0  # the sink, which no mask hides
+    assert len(rows) == 7 and min(rows) > 0.1

@@ -1,0 +1,25 @@
+"""Today's heads: all that is done to queries, keys, scores and outputs.
+
+Needs PyTorch alone.
+"""
+
+import torch
+
+
+def rms_norm(x, weight, eps=1e-6):
+    """x (B, H, T, D), weight (D,): each head by itself."""
+    return x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight
+
+
+def todays_heads(q, k, v, gate, q_weight, k_weight, turn, softcap, sinks, mask):
+    """q, k, v and gate are (B, H, T, D), sinks (H,), turn applies RoPE."""
+    q, k = rms_norm(q, q_weight), rms_norm(k, k_weight)  # (B, H, T, D)
+    q, k = turn(q), turn(k)  # (B, H, T, D); now keys are cached
+    scores = q @ k.mT / q.shape[-1] ** 0.5  # (B, H, T, T)
+    scores = softcap * (scores / softcap).tanh()  # (B, H, T, T)
+    scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, T)
+    B, H, T, S = scores.shape
+    sink = sinks.view(H, 1, 1).expand(B, H, T, 1)  # (B, H, T, 1)
+    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)
+    heads = weights[..., :S] @ v  # (B, H, T, D)
+    return heads * gate.sigmoid()  # (B, H, T, D)

@@ -1,0 +1,121 @@
+"""Which model has which step, and what exchanging two neighbours costs."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+import attnref
+from attnref import Gate, HeadParts, Norm
+from attnref.plain.order import rms_norm
+from sitekit.drawn.sinks import far
+from sitekit.render import Row, Word
+
+MODELS = (  # in the order of the picture's rows
+    HeadParts(),  # Llama
+    HeadParts(Norm()),  # Qwen3
+    HeadParts(Norm("width")),  # OLMo 2
+    HeadParts(Norm(), norm_after_rope=True),  # HunYuan
+    HeadParts(scale=0.1),  # Granite
+    HeadParts(scale=0.1, softcap=50.0),  # Gemma 2
+    HeadParts(sinks=True),  # gpt-oss
+    HeadParts(Norm(weight="1 + w"), gate=Gate(in_query=True)),  # Qwen3-Next
+)
+H, T, D, CAP = 4, 24, 16, 3.0
+
+
+def steps_of_models() -> Tensor:
+    """A row per model, a column per step: does the model have it?"""
+    rows = []
+    for p in MODELS:
+        early = p.norm is not None and not p.norm_after_rope
+        row = [early, True, p.norm_after_rope, p.scale is not None]
+        rows.append([*row, p.softcap is not None, True, p.sinks, bool(p.gate)])
+    return torch.tensor(rows)
+
+
+def norm(s: SimpleNamespace) -> None:
+    s.q, s.k = rms_norm(s.q, s.weight), rms_norm(s.k, s.weight)
+
+
+def bare_norm(s: SimpleNamespace) -> None:
+    s.q, s.k = rms_norm(s.q, 1.0), rms_norm(s.k, 1.0)
+
+
+def rope(s: SimpleNamespace) -> None:
+    s.q, s.k = attnref.rotate(s.q, s.k, rope=attnref.Rope())
+
+
+def product(s: SimpleNamespace) -> None:
+    s.z = s.q @ s.k.mT
+
+
+def scale(s: SimpleNamespace) -> None:
+    s.z = s.z * D**-0.5
+
+
+def bias(s: SimpleNamespace) -> None:
+    s.z = s.z + s.bias
+
+
+def softcap(s: SimpleNamespace) -> None:
+    s.z = CAP * (s.z / CAP).tanh()
+
+
+def mask(s: SimpleNamespace) -> None:
+    s.z[..., :T] = s.z[..., :T].masked_fill(~attnref.causal_mask(T), -torch.inf)
+
+
+def sink(s: SimpleNamespace) -> None:
+    s.z = torch.cat((s.z, s.sinks.expand(*s.z.shape[:3], 1)), dim=-1)
+
+
+def softmax(s: SimpleNamespace) -> None:
+    s.z = s.z.softmax(dim=-1)
+
+
+def values(s: SimpleNamespace) -> None:
+    s.v = s.z[..., :T] @ s.v
+
+
+def gate(s: SimpleNamespace) -> None:
+    s.v = s.v * s.gate
+
+
+def o_proj(s: SimpleNamespace) -> None:
+    s.v = s.v @ s.w
+
+
+Step = Callable[[SimpleNamespace], None]
+ORDER: tuple[Step, ...] = (norm, rope, product, scale, bias, softcap, mask)
+ORDER += (sink, softmax, values, gate, o_proj)
+
+
+def through(order: tuple[Step, ...]) -> Tensor:
+    """The output of random heads, by the steps in this order."""
+    torch.manual_seed(0)
+    s = SimpleNamespace(weight=1 + 0.5 * torch.randn(D), w=torch.randn(D, D))
+    s.q, s.k, s.v, s.gate = torch.randn(4, 3, H, T, D)
+    s.q, s.gate = 3 * s.q, s.gate.sigmoid()
+    s.sinks = torch.randn(H, 1, 1)
+    slopes = 2.0 ** -torch.arange(1, H + 1).view(H, 1, 1)
+    s.bias = slopes * torch.arange(T)
+    for step in order:
+        step(s)
+    out: Tensor = s.v
+    return out
+
+
+def exchanges() -> Iterator[Row]:
+    """Each pair of neighbours that can be exchanged, and the difference."""
+    bare = (bare_norm, *ORDER[1:])
+    for order in (ORDER, bare):
+        want = through(order)
+        for n, (a, b) in enumerate(pairwise(order)):
+            if (order is bare and n) or product in (a, b) or b is values:
+                continue
+            swapped = (*order[:n], b, a, *order[n + 2 :])
+            names = [Word(f"{a.__name__}-{b.__name__}")]
+            yield [*names, far(through(swapped), want)]
