@@ -219,7 +219,7 @@ class Attention(nn.Module):
             self.gate_proj = nn.Linear(E, H * D, bias=False)
         if r.gate_bias:
             self.gate_bias = nn.Parameter(torch.zeros(H))
-        if r.sinks:
+        if r.with_sinks:
             self.sinks = nn.Parameter(torch.zeros(H))
         if r.rope_theta:
             f = frequencies(r)
@@ -356,7 +356,7 @@ class Attention(nn.Module):
             mask = mask & valid[:, None, n]  # (B, T, S)
         mask = mask[:, None]  # one mask for all heads
 
-        if r.softcap or r.sinks or r.alibi:
+        if r.softcap or r.with_sinks or r.alibi:
             S = k.shape[2]
             rows = q.reshape(B, K, H // K * T, -1)  # heads that share k
             scores = (rows @ k.mT).view(B, H, T, S) * r.scale
@@ -366,7 +366,7 @@ class Attention(nn.Module):
             if r.softcap:
                 scores = r.softcap * torch.tanh(scores / r.softcap)
             scores = scores.masked_fill(~mask, -torch.inf)
-            if r.sinks:
+            if r.with_sinks:
                 sink = self.sinks[:, None, None].expand(B, H, T, 1)
                 scores = torch.cat((scores, sink), dim=-1)  # (B, H, T, S + 1)
                 weights = scores.softmax(dim=-1, dtype=torch.float32)[..., :S]

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from attnref.models.record import Record, _fields_of, attention_of, families
+from attnref.models.record import Record, families, records_of
 
 SOURCE = Path(__file__).with_name("attention.py")
 UNKNOWN = object()
@@ -214,18 +214,23 @@ class Text:
         )
 
     def lines(self, node: Any) -> tuple[int, int]:
-        """Of whole lines, with the comments that end them."""
+        """Of whole lines, with the comments that end them.
+
+        A statement that stands alone under an `if` takes it along.
+        """
+        for above in ast.walk(self.tree):
+            if isinstance(above, ast.If) and above.body == [node]:
+                return self.lines(above)
         return self.starts[node.lineno - 1], self.starts[node.end_lineno]
 
-    def without(self, items: Sequence[Any], gone: Sequence[int]) -> Iterator[tuple[int, int, str]]:
-        """Items of a list in brackets or bare, with their commas."""
-        for at in gone:
-            if at + 1 < len(items):
-                yield self.span(items[at])[0], self.span(items[at + 1])[0], ""
-            else:
-                kept = [n for n in range(at) if n not in gone]
-                start = self.span(items[kept[-1]])[1] if kept else self.span(items[at])[0]
-                yield start, self.span(items[at])[1], ""
+    def without(
+        self, items: Sequence[Any], gone: Sequence[int]
+    ) -> Iterator[tuple[int, int, str]]:
+        """A list without some of its items."""
+        kept = [n for n in range(len(items)) if n not in gone]
+        texts = [self.text[slice(*self.span(items[n]))] for n in kept]
+        start, end = self.span(items[0])[0], self.span(items[-1])[1]
+        yield start, end, ", ".join(texts)
 
 
 def used(node: ast.AST) -> set[str]:
@@ -351,7 +356,7 @@ def unread(text: Text) -> Iterator[tuple[int, int, str]]:
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name not in names:
             if node.name != "Attention":
-                yield text.starts[node.lineno - 1], text.starts[node.end_lineno], ""
+                yield *text.lines(node), ""
                 return
         if isinstance(node, ast.Import) and not {a.asname or a.name.split(".")[0] for a in node.names} & names:
             yield *text.lines(node), ""
@@ -365,47 +370,48 @@ def unread(text: Text) -> Iterator[tuple[int, int, str]]:
 
 def file_of(config: Any) -> str:
     """The attention of one model as a file of its own, after its config."""
-    given = _fields_of(config)
-    records = []
-    while True:
-        try:
-            records.append(attention_of(given, len(records)))
-        except ValueError as error:
-            if not records or "but the model has" not in str(error):
-                raise
-            break
-    return file_from(records)
+    return file_from(records_of(config))
 
 
-def file_from(records: Sequence[Record]) -> str:
-    """The same from the records of all layers."""
-    first = records[0]
-    values = {f.name: [getattr(r, f.name) for r in records] for f in fields(Record)}
-    varying = {n: v for n, v in values.items() if n != "kind" and len(set(v)) > 1}
+def file_from(records: Mapping[int, Record]) -> str:
+    """The same from the records of its layers."""
+    every = [*records.values()]
+    first = every[0]
+    values = {
+        f.name: [getattr(r, f.name) for r in every]
+        for f in fields(Record)
+        if f.name != "kind"
+    }
+    varying = {n: v for n, v in values.items() if len(set(v)) > 1}
     constant = {n: v[0] for n, v in values.items() if n not in varying}
     true = [name for name, found in varying.items() if all(found)]
     source = SOURCE.read_text("utf-8").split('"""', 2)[2]
     fold = Fold(source, constant, true)
     source = "\n".join(fold.body(ast.parse(source).body, 0, 0)) + "\n"
     source = source.replace("from attnref.models.record import Record\n", "")
-    source = cleaned(source)
-    source, varying = _by_layer(source, varying)
+    source, names = _by_layer(cleaned(source), varying)
     for ours, theirs in families()[first.family].names.items():
         source = re.sub(rf"\b{ours}\b", theirs, source)
     source = re.sub(r"\n{4,}", "\n\n\n", source.strip())
-    if varying:
+    if names:
+        layers = range(max(records) + 1)
+        tables = "".join(
+            f"{name.upper()} = "
+            + repeated([getattr(records.get(n), name, None) for n in layers])
+            + "\n"
+            for name in names
+        )
         head, tail = source.split("\n\n\nclass Attention(", 1)
-        tables = "\n".join(f"{n.upper()} = {repeated(v)}" for n, v in varying.items())
-        source = f"{head}\n\n\n# Of each layer.\n{tables}\n\n\nclass Attention({tail}"
-    return header(first, len(records)) + source + "\n"
+        source = f"{head}\n\n\n# Of each layer.\n{tables}\n\nclass Attention({tail}"
+    return header(first, [*records]) + source + "\n"
 
 
 def _by_layer(
     source: str, varying: Mapping[str, list[Any]]
-) -> tuple[str, dict[str, list[Any]]]:
+) -> tuple[str, list[str]]:
     """Fields in which the layers differ become attributes of the module."""
     read = set(re.findall(r"\br\.(\w+)", source))
-    kept = {name: v for name, v in varying.items() if name in read}
+    kept = [name for name in varying if name in read]
     head, tail = source.split("class Attention(", 1)
     tail = re.sub(r" +(r = self\.r|self\.r = r)\n", "", tail)
     tail = re.sub(r"\br\.(?=\w)", "self.", tail)
@@ -447,11 +453,13 @@ def repeated(values: Sequence[Any]) -> str:
     return joined(runs)
 
 
-def header(r: Record, layers: int) -> str:
+def header(r: Record, layers: Sequence[int]) -> str:
+    """How the file is used, as its docstring."""
+    n = layers[0]
     return f'''"""Self-attention of a model of the family {r.family}, with PyTorch alone.
 
-layer = Attention(0)  # of {layers}; `weights` is the model's state_dict
-name = "model.layers.0.self_attn."
+layer = Attention({n})  # `weights` is the state_dict of the whole model
+name = "model.layers.{n}.self_attn."
 own = {{k.removeprefix(name): w for k, w in weights.items() if name in k}}
 layer.load_state_dict(own)
 cache = layer.cache(max_len=4096)

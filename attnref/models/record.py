@@ -80,7 +80,7 @@ class Record:
     softcap: float | None = None
     window: int | None = None
     chunk: int | None = None
-    sinks: bool = False
+    with_sinks: bool = False
     # output
     head_norm: bool = False
     gate: str | None = None  # "per channel", "per head" or "in q_proj"
@@ -160,13 +160,12 @@ def attention_of(
     """
     given = _fields_of(config)
     family, row = _family(given)
-    read = {k: v for k, v in (row.absent | given).items() if v is not None}
+    read: Mapping[str, Any] = _present(row, given)
     _check_fields(family, row, given)
-    blocks = read.get("layers_block_type")
-    count = len(blocks) if blocks else _size(read, family, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    kinds = _kinds(family, row, given)
+    count = len(kinds)
     if not 0 <= layer < count:
         raise ValueError(f"{layer=}, but the model has {count} layers")
-    kinds = [_kind(row, read, n) for n in range(count)]
     if kinds[layer] not in KINDS:
         raise ValueError(
             f"{family}: layer {layer} is {kinds[layer]}, no softmax attention"
@@ -188,6 +187,22 @@ def attention_of(
             raise ValueError(f"{family}: {name} cannot be read: {error}") from None
     known = {f.name: read[f.name] for f in fields(Record) if f.name in read}
     return _checked(Record(**known | {"family": family, "kind": kinds[layer]}))
+
+
+def records_of(
+    config: Mapping[str, Any] | str | PathLike[str],
+) -> dict[int, Record]:
+    """The records of all layers that have softmax attention, by layer."""
+    given = _fields_of(config)
+    family, row = _family(given)
+    found: dict[int, Record] = {}
+    kinds = _kinds(family, row, given)
+    for layer, kind in enumerate(kinds):
+        if kind in KINDS:
+            found[layer] = attention_of(given, layer)
+    if not found:
+        raise ValueError(f"{family}: no layer has softmax attention")
+    return found
 
 
 # --8<-- [end:attention]
@@ -267,6 +282,20 @@ def _size(read: Mapping[str, Any], family: str, *names: str) -> int:
     if not found or not isinstance(found[0], int) or found[0] < 1:
         raise ValueError(f"{family}: {names[0]} is missing or no positive number")
     return found[0]
+
+
+def _present(row: Family, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say something: given, or what their absence means."""
+    return {k: v for k, v in {**row.absent, **given}.items() if v is not None}
+
+
+def _kinds(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
+    """What the config calls its layers."""
+    read = _present(row, given)
+    blocks = read.get("layers_block_type")
+    names = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+    count = len(blocks) if blocks else _size(read, family, *names)
+    return [_kind(row, read, layer) for layer in range(count)]
 
 
 def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
