@@ -9,15 +9,13 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-from attnref.models.record import Record
+from torch import nn
 
 
 class RMSNorm(nn.Module):
     """Divides by the root mean square over the last axis."""
 
-    def __init__(self, r: Record, width: int) -> None:
+    def __init__(self, r, width):
         super().__init__()
         self.r = r
         if r.norm_weight == "w":
@@ -25,7 +23,7 @@ class RMSNorm(nn.Module):
         elif r.norm_weight == "1 + w":
             self.weight = nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         r = self.r
         wide = x.float()
         size = wide.square().mean(-1, keepdim=True) + r.norm_eps
@@ -40,30 +38,30 @@ class RMSNorm(nn.Module):
 class Conv1D(nn.Module):
     """A linear layer whose weight is stored transposed, `(in, out)`."""
 
-    def __init__(self, width: int, out: int) -> None:
+    def __init__(self, width, out):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, out))
         self.bias = nn.Parameter(torch.zeros(out))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x @ self.weight + self.bias
 
 
 class HeadNorm(nn.Module):
     """LayerNorm of each head by itself, each with weights of its own."""
 
-    def __init__(self, r: Record, heads: int) -> None:
+    def __init__(self, r, heads):
         super().__init__()
         self.r = r
         self.weight = nn.Parameter(torch.ones(heads, r.head_dim))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         r = self.r
         wide = F.layer_norm(x.float(), (r.head_dim,), eps=r.norm_eps)
         return (wide * self.weight[:, None]).to(x.dtype)  # (B, H, T, D)
 
 
-def frequencies(r: Record, longer: bool = False) -> Tensor:
+def frequencies(r, longer=False):
     """RoPE: the angle per position of each pair of channels."""
     width, theta = r.rope_width, r.rope_theta
     f = theta ** -(torch.arange(0, width, 2) / width)  # (width / 2,)
@@ -93,7 +91,7 @@ def frequencies(r: Record, longer: bool = False) -> Tensor:
     return f
 
 
-def rotate(r: Record, x: Tensor, angle: Tensor) -> Tensor:
+def rotate(r, x, angle):
     """RoPE: turn each pair of channels of `x` `(B, H, T, D)` by its angle."""
     cos, sin = angle.cos(), angle.sin()
     if r.rope_size != 1:
@@ -113,7 +111,7 @@ def rotate(r: Record, x: Tensor, angle: Tensor) -> Tensor:
     return x
 
 
-def slopes(n_heads: int) -> Tensor:
+def slopes(n_heads):
     """ALiBi: by how much the score of a head falls per token, `(H,)`."""
     n = 2 ** math.floor(math.log2(n_heads))
     powers = [8 * (h + 1) / n for h in range(n)]
@@ -124,19 +122,19 @@ def slopes(n_heads: int) -> Tensor:
 class KVCache:
     """What a layer keeps of all earlier tokens, `(B, K, S, D)` each."""
 
-    def __init__(self, max_len: int) -> None:
+    def __init__(self, max_len):
         self.max_len, self.length = max_len, 0
-        self.stored: tuple[Tensor, ...] = ()
-        self.seen: tuple[Tensor, ...] = ()
+        self.stored = ()
+        self.seen = ()
 
-    def append(self, *new: Tensor) -> tuple[Tensor, ...]:
+    def append(self, *new):
         """Store new tokens; returns all that are stored."""
         start, end = self.length, self.length + new[0].shape[2]
         if end > self.max_len:
             raise ValueError(f"{end} tokens do not fit max_len={self.max_len}")
         if not self.stored:
             shapes = [(*t.shape[:2], self.max_len, t.shape[3]) for t in new]
-            self.stored = tuple(map(Tensor.new_empty, new, shapes))
+            self.stored = tuple(map(torch.Tensor.new_empty, new, shapes))
         for kept, t in zip(self.stored, new, strict=True):
             kept[:, :, start:end] = t
         self.length = end
@@ -146,12 +144,12 @@ class KVCache:
 class WindowCache:
     """What a layer keeps of the tokens that later ones may still see."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window):
         self.window, self.length = window, 0
-        self.stored: tuple[Tensor, ...] = ()
-        self.seen: tuple[Tensor, ...] = ()
+        self.stored = ()
+        self.seen = ()
 
-    def append(self, *new: Tensor) -> tuple[Tensor, ...]:
+    def append(self, *new):
         """Store new tokens; returns them after those that were stored."""
         self.length += new[0].shape[2]
         if self.stored:
@@ -164,7 +162,9 @@ class WindowCache:
 class Attention(nn.Module):
     """Self-attention of one layer."""
 
-    def __init__(self, r: Record) -> None:
+    in_package = False
+
+    def __init__(self, r):
         super().__init__()
         self.r = r
         E, H, K, D = r.d_model, r.n_heads, r.n_kv_heads, r.head_dim
@@ -228,7 +228,7 @@ class Attention(nn.Module):
                 f = frequencies(r, longer=True)
                 self.register_buffer("long_frequencies", f, persistent=False)
 
-    def cache(self, max_len: int) -> KVCache | WindowCache:
+    def cache(self, max_len):
         """An empty cache that fits this layer."""
         r = self.r
         if r.window:
@@ -237,13 +237,7 @@ class Attention(nn.Module):
             return WindowCache(r.chunk)
         return KVCache(max_len)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        cache: KVCache | WindowCache | None = None,
-        valid: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x, *, cache=None, valid=None, mask=None, positions=None):
         """Self-attention of `x` `(B, T, E)` to itself and to what is cached.
 
         `valid` `(B, S)` is False for the pads among all tokens so far.
@@ -251,20 +245,23 @@ class Attention(nn.Module):
         r = self.r
         B, T, E = x.shape
         H, K, D = r.n_heads, r.n_kv_heads, r.head_dim
-        past = 0 if cache is None else cache.length
-        if r.shares is not None:
-            past = past - T  # the layer that shares has stored these tokens
-        n = torch.arange(past + T, device=x.device)  # all tokens so far
-        new = n[past:, None]  # (T, 1)
-        at = n[None]  # (1, S), positions
-        if valid is not None:
-            at = (valid.cumsum(1) - 1).clamp(min=0)  # (B, S)
-        i = at[:, past:]  # (B, T)
+        if self.in_package:
+            i, past = self.positions_of(x, cache, positions)
+        else:
+            past = 0 if cache is None else cache.length
+            if r.shares is not None:
+                past = past - T  # the layer that shares has stored these tokens
+            n = torch.arange(past + T, device=x.device)  # all tokens so far
+            new = n[past:, None]  # (T, 1)
+            at = n[None]  # (1, S), positions
+            if valid is not None:
+                at = (valid.cumsum(1) - 1).clamp(min=0)  # (B, S)
+            i = at[:, past:]  # (B, T)
         if r.rope_theta:
-            angle = i[..., None] * self.frequencies
+            f = self.frequencies
             if r.rope_kind == "longrope" and past + T > r.rope_length:
-                angle = i[..., None] * self.long_frequencies
-            angle = angle[:, None]  # (B, 1, T, D / 2)
+                f = self.long_frequencies
+            angle = i[:, None, :, None] * f  # (B, 1, T, D / 2)
 
         if r.kv_rank:
             if r.q_rank is not None:
@@ -334,29 +331,37 @@ class Attention(nn.Module):
             size = (1 + (i + 1) / r.q_growth_every) ** r.q_power
             q = q * size[:, None, :, None]
 
-        if r.kv_rank:
-            if cache is not None:
-                (k,) = cache.append(k)
-            v = k[..., : r.kv_rank]
-        elif r.shares is None:
-            if cache is not None:
-                k, v = cache.append(k, v)
-                if r.is_shared:
-                    cache.seen = k, v
-        if r.window or r.chunk:
-            n = n[-k.shape[2] :]  # those whose keys are still there
-        mask = (n <= new)[None]  # (1, T, S), True = may attend
-        far = i[:, :, None] - at[:, None, n]  # (B, T, S)
-        if r.window:
-            mask = mask & (far < r.window)
-        if r.chunk:
-            same = i[:, :, None] // r.chunk == at[:, None, n] // r.chunk
-            mask = mask & same
-        if valid is not None:
-            mask = mask & valid[:, None, n]  # (B, T, S)
-        mask = mask[:, None]  # one mask for all heads
+        if self.in_package:
+            if r.kv_rank:
+                v = None
+            stored = self.stored(q, k, v, mask, cache, positions)
+            k, v, mask, far = stored
+        else:
+            if r.kv_rank:
+                if cache is not None:
+                    (k,) = cache.append(k)
+                v = k[..., : r.kv_rank]
+            elif r.shares is None:
+                if cache is not None:
+                    k, v = cache.append(k, v)
+                    if r.is_shared:
+                        cache.seen = k, v
+            if r.window or r.chunk:
+                n = n[-k.shape[2] :]  # those whose keys are still there
+            mask = (n <= new)[None]  # (1, T, S), True = may attend
+            far = i[:, :, None] - at[:, None, n]  # (B, T, S)
+            if r.window:
+                mask = mask & (far < r.window)
+            if r.chunk:
+                same = i[:, :, None] // r.chunk == at[:, None, n] // r.chunk
+                mask = mask & same
+            if valid is not None:
+                mask = mask & valid[:, None, n]  # (B, T, S)
+            mask = mask[:, None]  # one mask for all heads
 
-        if r.softcap or r.with_sinks or r.alibi:
+        if self.in_package and self.core is not None:
+            heads = self.by_core(q, k, v, mask, far)
+        elif r.softcap or r.with_sinks or r.alibi:
             S = k.shape[2]
             rows = q.reshape(B, K, H // K * T, -1)  # heads that share k
             scores = (rows @ k.mT).view(B, H, T, S) * r.scale

@@ -170,12 +170,16 @@ def attention_of(
         raise ValueError(
             f"{family}: layer {layer} is {kinds[layer]}, no softmax attention"
         )
-    read = _Read(read, layer=layer, layer_type=kinds[layer], own=_own(read, layer))
+    read = _Read(
+        read, layer=layer, layer_type=kinds[layer], own=_own(read, layer)
+    )
     read["rope"] = _rope(family, row, given, read)
     first = count - (read["num_kv_shared_layers"] or 0)
     read["shares"] = None
     if layer >= first:
-        read["shares"] = max(n for n in range(first) if kinds[n] == kinds[layer])
+        read["shares"] = max(
+            n for n in range(first) if kinds[n] == kinds[layer]
+        )
     elif first < count:
         last = max(n for n in range(first) if kinds[n] == kinds[layer])
         read["is_shared"] = layer == last
@@ -183,8 +187,16 @@ def attention_of(
     for name in sorted(row.fields, key=lambda name: name in own):
         try:
             read[name] = eval(row.fields[name], {"math": math}, read)
-        except (TypeError, ValueError, KeyError, IndexError, ZeroDivisionError) as error:
-            raise ValueError(f"{family}: {name} cannot be read: {error}") from None
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            IndexError,
+            ZeroDivisionError,
+        ) as error:
+            raise ValueError(
+                f"{family}: {name} cannot be read: {error}"
+            ) from None
     known = {f.name: read[f.name] for f in fields(Record) if f.name in read}
     return _checked(Record(**known | {"family": family, "kind": kinds[layer]}))
 
@@ -262,7 +274,9 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
         if not value or name in row.reads or name in other:
             continue
         if name in attention:
-            raise ValueError(f"{family}: attention does not read {name}={value}")
+            raise ValueError(
+                f"{family}: attention does not read {name}={value}"
+            )
         raise ValueError(
             f"{family}: the field {name}={value!r} is unknown and may change "
             "attention; leave it out if it does not"
@@ -280,7 +294,9 @@ def _field_names() -> tuple[set[str], set[str]]:
 def _size(read: Mapping[str, Any], family: str, *names: str) -> int:
     found = [read[name] for name in names if name in read]
     if not found or not isinstance(found[0], int) or found[0] < 1:
-        raise ValueError(f"{family}: {names[0]} is missing or no positive number")
+        raise ValueError(
+            f"{family}: {names[0]} is missing or no positive number"
+        )
     return found[0]
 
 
@@ -359,13 +375,21 @@ def _rope(
     if rope["kind"] == "mrope":
         rope["kind"] = "default"  # for text, all three positions are one
     if rope["kind"] not in ROPES:
-        raise ValueError(f"{family}: RoPE of kind {rope['kind']!r} is not known")
+        raise ValueError(
+            f"{family}: RoPE of kind {rope['kind']!r} is not known"
+        )
     share = read["partial_rotary_factor"] or read["rotary_pct"] or 1.0
     rope.setdefault("partial_rotary_factor", share)
     length = "original_max_position_embeddings"
-    rope[length] = rope.get(length) or read[length] or read["max_position_embeddings"]
+    rope[length] = (
+        rope.get(length) or read[length] or read["max_position_embeddings"]
+    )
     if rope["kind"] == "longrope":
-        rope.setdefault("longest", rope.get("factor", 0) * rope[length] or read["max_position_embeddings"])
+        rope.setdefault(
+            "longest",
+            rope.get("factor", 0) * rope[length]
+            or read["max_position_embeddings"],
+        )
     rope["size"], rope["sharper"] = _sizes(rope)
     return rope
 
@@ -383,7 +407,10 @@ def _sizes(rope: Mapping[str, Any]) -> tuple[float, float]:
         if rope.get("mscale") and rope.get("mscale_all_dim"):
             size = mscale("mscale") / mscale("mscale_all_dim")
     if rope["kind"] == "longrope":
-        longest, length = rope["longest"], rope["original_max_position_embeddings"]
+        longest, length = (
+            rope["longest"],
+            rope["original_max_position_embeddings"],
+        )
         size = math.sqrt(1 + math.log(longest / length) / math.log(length))
     return given or size, mscale("mscale_all_dim") ** 2
 
@@ -393,14 +420,18 @@ def _checked(record: Record) -> Record:
     for name in ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim"):
         value = getattr(r, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{r.family}: {name}={value} is no positive number")
+            raise ValueError(
+                f"{r.family}: {name}={value} is no positive number"
+            )
     if r.n_heads % r.n_kv_heads:
         raise ValueError(
             f"{r.family}: n_kv_heads={r.n_kv_heads} does not divide "
             f"n_heads={r.n_heads}"
         )
     if r.rope_theta is not None and r.rope_width % 2:
-        raise ValueError(f"{r.family}: RoPE turns {r.rope_width} channels, an odd number")
+        raise ValueError(
+            f"{r.family}: RoPE turns {r.rope_width} channels, an odd number"
+        )
     return record
 
 
