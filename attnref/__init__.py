@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 # torch either, before a name is asked for. __init__.pyi tells the same.
 _HOMES = {
     "caches.kv_cache": ["Cache", "GrowingKVCache", "KVCache"],
+    "core.biases": ["Alibi", "Bias", "RelativeBias"],
     "core.flash": ["flash", "flash_lse"],
     "core.flex": ["flex"],
     "core.fused": ["fused", "fused_backend"],
@@ -47,6 +48,7 @@ _HOMES = {
         "Yarn",
     ],
     "core.sdpa": ["Attend", "attention_weights", "sdpa"],
+    "core.sinks": ["add_sinks"],
     "core.softmax": ["online_softmax", "softmax"],
     "layers.cross": ["CrossAttention"],
     "layers.gqa": ["GroupedQueryAttention", "grouped_query_loop"],

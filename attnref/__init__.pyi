@@ -1,5 +1,6 @@
 # What type checkers and editors see of __init__.py: the same names.
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
+from attnref.core.biases import Alibi, Bias, RelativeBias
 from attnref.core.flash import flash, flash_lse
 from attnref.core.flex import flex
 from attnref.core.fused import fused, fused_backend
@@ -38,6 +39,7 @@ from attnref.core.scaling import (
     Yarn,
 )
 from attnref.core.sdpa import Attend, attention_weights, sdpa
+from attnref.core.sinks import add_sinks
 from attnref.core.softmax import online_softmax, softmax
 from attnref.layers.cross import CrossAttention
 from attnref.layers.gqa import GroupedQueryAttention, grouped_query_loop
@@ -61,7 +63,9 @@ from attnref.models.convert import (
 )
 
 __all__ = [
+    "Alibi",
     "Attend",
+    "Bias",
     "Block",
     "Cache",
     "Causal",
@@ -82,6 +86,7 @@ __all__ = [
     "PositionInterpolation",
     "Prefix",
     "Proportional",
+    "RelativeBias",
     "Rope",
     "Rule",
     "RuleMask",
@@ -90,6 +95,7 @@ __all__ = [
     "Window",
     "Yarn",
     "absorbed_weights",
+    "add_sinks",
     "apply_rope",
     "attention_weights",
     "causal_mask",

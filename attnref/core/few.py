@@ -7,9 +7,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from attnref.core.masks import Mask, dense
-from attnref.core.sdpa import without_autocast
-from attnref.core.softmax import softmax
+from attnref.core.biases import Bias, place
+from attnref.core.masks import Mask
+from attnref.core.sdpa import weigh, without_autocast
 
 # --8<-- [end:imports]
 
@@ -22,6 +22,9 @@ def few(
     mask: Mask = None,
     *,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
 ) -> Tensor:
     """The same as `sdpa`, in an order that suits few queries: see `fused`.
 
@@ -37,10 +40,9 @@ def few(
         # Softmax wants the scores of a row side by side; `cat` is slow at it.
         scores = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
         scores = scores.view(B, H, T, S)  # (B, H, T, S)
-        seen = dense(mask)
-        if seen is not None:
-            scores = scores.masked_fill(~seen, -torch.inf)  # (B, H, T, S)
-        weights = softmax(scores).view(B, K, H // K * T, S)
+        added = place(bias, mask, q, k)
+        weights = weigh(scores, mask, softcap, sinks, added)  # (B, H, T, S)
+        weights = weights.reshape(B, K, H // K * T, S)
         parts = (weights[..., at] @ part for at, part in _widened(v, wide))
         mixed = reduce(torch.add, parts)  # (B, K, H // K * T, Dv)
     return mixed.view(B, H, T, Dv).to(v.dtype)  # (B, H, T, Dv)

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnref.core.biases import Bias, PlacedBias, place
 from attnref.core.checks import check_sizes
 from attnref.core.inputs import check_attention
 from attnref.core.masks import Mask, part_of
 from attnref.core.sdpa import without_autocast
+from attnref.core.sinks import add_sinks
 
 # --8<-- [end:imports]
 
@@ -84,7 +86,7 @@ def _forward(
         for tile in how.tiles.of_rows(rows):
             keys = _folded(k, tile.columns, K, wide)
             values = _folded(v, tile.columns, K, wide)
-            scores = torch.bmm(queries, keys.mT)
+            scores = how.changed(torch.bmm(queries, keys.mT), tile, (B, H))
             _hide(scores, tile, (B, H), -torch.inf)
             larger = torch.maximum(m, scores.amax(-1, keepdim=True))
             # No key seen so far: -inf - (-inf) would be NaN.
@@ -114,8 +116,8 @@ def _backward(
     delta: Tensor,
     d_out: Tensor,
     how: "_How",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v; the weights are computed again.
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of q, k, v and the bias; the weights are computed again.
 
     With the log-sum-exp of a row its weights are `exp(s - lse)`: no maximum
     and no sum is needed. `delta` is what the softmax subtracts from the
@@ -126,6 +128,8 @@ def _backward(
     wide = lse.dtype
     dq = torch.zeros_like(q, dtype=wide)
     dk, dv = torch.empty_like(k), torch.empty_like(v)
+    learned = None if how.bias is None else how.bias.learned
+    d_bias = None if learned is None else torch.zeros_like(learned)
     # A query that sees no key has no weights: exp(s - inf) = 0.
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
     for columns in parts(S, how.tiles.width):
@@ -136,17 +140,26 @@ def _backward(
             queries = _folded(q, tile.rows, K, wide) * how.scale
             above = _folded(d_out, tile.rows, K, wide)
             rows = _folded(lse, tile.rows, K, wide)
-            p = torch.baddbmm(rows, queries, keys.mT, beta=-1).exp_()
+            if how.softcap is None and how.bias is None:
+                p = torch.baddbmm(rows, queries, keys.mT, beta=-1).exp_()
+            else:
+                scores = how.changed(torch.bmm(queries, keys.mT), tile, (B, H))
+                p = (scores - rows).exp_()
             _hide(p, tile, (B, H), 0)
             d_values.baddbmm_(how.dropped(p, tile).mT, above)
             d_p = how.dropped(torch.bmm(above, values.mT), tile)
             d_scores = d_p.sub_(_folded(delta, tile.rows, K, wide)).mul_(p)
+            if how.softcap is not None:  # the derivative of tanh
+                d_scores *= 1 - (scores / how.softcap) ** 2
+            if how.bias is not None and d_bias is not None:
+                by_head = _by_head(d_scores, tile, (B, H))
+                how.bias.add_gradient(d_bias, by_head, *tile[:2])
             d_keys.baddbmm_(d_scores.mT, queries)
             d_queries = dq[:, :, tile.rows]
             d_queries += torch.bmm(d_scores, keys).view_as(d_queries)
         dk[:, :, columns] = d_keys.view_as(dk[:, :, columns])
         dv[:, :, columns] = d_values.view_as(dv[:, :, columns])
-    return (dq * how.scale).to(q.dtype), dk, dv
+    return (dq * how.scale).to(q.dtype), dk, dv, d_bias
 
 
 # --8<-- [end:backward]
@@ -164,9 +177,12 @@ def _hide(
     scores: Tensor, tile: Tile, heads: tuple[int, int], value: float
 ) -> None:
     if tile.seen is not None:
-        T = tile.rows.stop - tile.rows.start
-        rows = scores.view(*heads, T, scores.shape[2])
-        rows.masked_fill_(~tile.seen, value)
+        _by_head(scores, tile, heads).masked_fill_(~tile.seen, value)
+
+
+def _by_head(scores: Tensor, tile: Tile, heads: tuple[int, int]) -> Tensor:
+    T = tile.rows.stop - tile.rows.start
+    return scores.view(*heads, T, scores.shape[2])  # (B, H, T, S)
 
 
 # --8<-- [end:fold]
@@ -178,6 +194,19 @@ class _How(NamedTuple):
     scale: float
     dropout: float
     seed: int
+    softcap: float | None
+    bias: PlacedBias | None
+
+    def changed(
+        self, scores: Tensor, tile: Tile, heads: tuple[int, int]
+    ) -> Tensor:
+        """The scaled scores of a tile after bias and softcap."""
+        if self.bias is not None:
+            added = self.bias.part(tile.rows, tile.columns)
+            _by_head(scores, tile, heads).add_(added)
+        if self.softcap is None:
+            return scores
+        return scores.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def dropped(self, weights: Tensor, tile: Tile) -> Tensor:
         """Dropout that the backward pass can repeat: one seed per tile."""
@@ -192,7 +221,12 @@ class _How(NamedTuple):
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        learned: Tensor | None,
+        how: _How,
     ) -> tuple[Tensor, Tensor]:
         with without_autocast(q.device):
             out, lse = _forward(q, k, v, how)
@@ -220,7 +254,7 @@ class _Gradients(torch.autograd.Function):
         d_out: Tensor,
         d_lse: Tensor,
         how: _How,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         mixed = d_out.to(lse.dtype) * out
         delta = mixed.sum(-1, keepdim=True) - d_lse
         with without_autocast(q.device):
@@ -239,6 +273,9 @@ def flash(
     *,
     scale: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     tile: tuple[int, int] | None = None,
 ) -> Tensor:
     """The same as `sdpa`, tile by tile: no `(T, S)` matrix is in memory.
@@ -252,7 +289,18 @@ def flash(
         >>> flash(q, k, v, tile=(1, 2))
         tensor([[[[3.]]]])
     """
-    return flash_lse(q, k, v, mask, scale=scale, dropout=dropout, tile=tile)[0]
+    return flash_lse(
+        q,
+        k,
+        v,
+        mask,
+        scale=scale,
+        dropout=dropout,
+        softcap=softcap,
+        sinks=sinks,
+        bias=bias,
+        tile=tile,
+    )[0]
 
 
 def flash_lse(
@@ -263,10 +311,16 @@ def flash_lse(
     *,
     scale: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     tile: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`flash`, and the log-sum-exp of the scores of each query `(B, H, T)`."""
-    check_attention(q, k, v, mask, scale)
+    """`flash`, and the log-sum-exp of the scores of each query `(B, H, T)`.
+
+    With `sinks` these count, too: of parts that are merged, give them to none.
+    """
+    check_attention(q, k, v, mask, scale, softcap, sinks, bias)
     rows = min(max(q.shape[2], 32), 128)
     height, width = tile or (128, 128 * 128 // rows)
     check_sizes(height=height, width=width)
@@ -275,9 +329,11 @@ def flash_lse(
     seed = int(torch.randint(2**40, ())) if dropout else 0
     cut = Tiles(q.shape[2], k.shape[2], mask, height, width)
     factor = q.shape[3] ** -0.5 if scale is None else scale
-    how = _How(cut, factor, dropout, seed)
+    added = place(bias, mask, q, k)
+    how = _How(cut, factor, dropout, seed, softcap, added)
+    given = (q, k, v, None if added is None else added.learned, how)
     try:
-        out, lse = _Flash.apply(q, k, v, how)  # type: ignore[no-untyped-call]
+        out, lse = _Flash.apply(*given)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "functorch" not in str(error):
             raise
@@ -285,7 +341,8 @@ def flash_lse(
             "flash does not run under torch.func, as in vmap or grad, nor does "
             "what is built on it; use sdpa"
         ) from error
-    return out, lse[..., 0]
+    lse = lse[..., 0]
+    return (out, lse) if sinks is None else add_sinks(out, lse, sinks)
 
 
 # --8<-- [end:flash]

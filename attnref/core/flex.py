@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnref.core.biases import Bias, PlacedBias, place
 from attnref.core.inputs import check_attention
 from attnref.core.masks import Mask, mask_mod
 from attnref.core.sdpa import without_autocast
+from attnref.core.sinks import add_sinks
 
 # --8<-- [end:imports]
 
@@ -24,13 +26,17 @@ def flex(
     *,
     scale: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     compiled: bool = True,
 ) -> Tensor:
     """The same as `sdpa`, by PyTorch's `flex_attention`, compiled.
 
-    The rule of the mask becomes part of the kernel. The first call compiles,
-    which takes seconds. With `compiled=False` PyTorch computes the same with
-    all scores in memory, without a compiler.
+    The rule of the mask becomes part of the kernel, as do `bias` and `softcap`;
+    `sinks` are added to what it gives, by the log-sum-exp. The first call
+    compiles, which takes seconds. With `compiled=False` PyTorch computes the
+    same with all scores in memory, without a compiler.
 
     Refused are dropout and, on a CPU, gradients: `flex_attention` has neither.
 
@@ -40,7 +46,7 @@ def flex(
         Traceback (most recent call last):
         ValueError: dropout=0.1: flex has no dropout; use fused, flash or sdpa
     """
-    check_attention(q, k, v, mask, scale)
+    check_attention(q, k, v, mask, scale, softcap, sinks, bias)
     if dropout:
         raise ValueError(
             f"{dropout=}: flex has no dropout; use fused, flash or sdpa"
@@ -48,8 +54,9 @@ def flex(
     B, H, T, D = q.shape
     S, Dv = v.shape[2:]
     if q.device.type == "cpu":
-        learns = any(x.requires_grad for x in (q, k, v))
-        if learns and torch.is_grad_enabled():
+        made = bias if isinstance(bias, Tensor | None) else bias.learned
+        given = (x for x in (q, k, v, sinks, made) if x is not None)
+        if any(x.requires_grad for x in given) and torch.is_grad_enabled():
             raise RuntimeError(
                 "flex has no gradients on a CPU; call it under "
                 "torch.no_grad(), or use fused, flash or sdpa"
@@ -60,18 +67,38 @@ def flex(
     if 0 in (B, T, S):
         return q.new_zeros(B, H, T, Dv)
     grouped = k.shape[1] != H
-    how = {"scale": scale, "enable_gqa": grouped}
+    how: dict[str, Any] = {"scale": scale, "enable_gqa": grouped}
+    if softcap is not None or bias is not None:
+        how["score_mod"] = _score_mod(softcap, place(bias, mask, q, k))
     with without_autocast(q.device):  # the output has the dtype of the inputs
         if torch.compiler.is_compiling():  # a part of the caller's graph
             create, attention = _functions()
             # PyTorch 2.13 fails on a CPU where these are views of products.
             q, k, v = (x.contiguous() for x in (q, k, v))
             how["block_mask"] = _tiles(create, mask, T, S, q.device)
+        else:
+            attention = kernel = _kernel(compiled)
+            how["block_mask"] = kernel.tiles(mask, T, S, q.device)
+        if sinks is None:
             out: Tensor = attention(q, k, v, **how)
             return out
-        kernel = _kernel(compiled)
-        how["block_mask"] = kernel.tiles(mask, T, S, q.device)
-        return kernel(q, k, v, **how)
+        bare, lse = attention(q, k, v, return_lse=True, **how)
+    return add_sinks(bare, lse, sinks)[0]
+
+
+def _score_mod(
+    softcap: float | None, bias: PlacedBias | None
+) -> Callable[..., Tensor]:
+    """The function of a scaled score that becomes part of the kernel."""
+
+    def changed(
+        score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor
+    ) -> Tensor:
+        if bias is not None:
+            score = score + bias.of(b, h, i, j)
+        return score if softcap is None else softcap * (score / softcap).tanh()
+
+    return changed
 
 
 def _functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -143,11 +170,11 @@ class _Kernel:
             self.kept[key] = _tiles(self.create, mask, T, S, device)
         return self.kept[key]
 
-    def __call__(self, *inputs: Tensor, **options: Any) -> Tensor:
+    def __call__(self, *inputs: Tensor, **options: Any) -> Any:
         from torch._dynamo.exc import BackendCompilerFailed
 
         try:
-            out: Tensor = self.attention(*inputs, **options)
+            return self.attention(*inputs, **options)
         except BackendCompilerFailed as error:
             if not self.fixed:
                 # On a CPU, PyTorch 2.13 compiles some rules for fixed sizes
@@ -161,7 +188,6 @@ class _Kernel:
                 "needs a C++ compiler on a CPU, and Triton on a GPU; use "
                 "fused, flash, or compiled=False"
             ) from error
-        return out
 
 
 _kernel = lru_cache(_Kernel)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnref.core.biases import Bias, PlacedBias, place
 from attnref.core.few import few
 from attnref.core.inputs import check_attention
 from attnref.core.masks import Mask, dense
@@ -27,6 +28,9 @@ def fused(
     *,
     scale: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
 ) -> Tensor:
     """The same as `sdpa`, by `F.scaled_dot_product_attention`.
 
@@ -41,17 +45,26 @@ def fused(
     that are the first part of the keys are replaced by these, without a copy.
     Few queries go to `few`, which spells attention out, where a copy would
     cost more, or where the kernel is slow or would leave most threads idle.
+
+    A `bias` is passed on as a float mask, in the dtype of the queries.
+    `softcap` and `sinks` are refused: PyTorch's kernels have neither.
     """
-    check_attention(q, k, v, mask, scale)
+    for name, given in (("softcap", softcap), ("sinks", sinks)):
+        if given is not None:
+            raise ValueError(f"fused has no {name}; use flex, flash or sdpa")
+    check_attention(q, k, v, mask, scale, bias=bias)
     if _is_for_few(q, k, v, dropout):
-        return few(q, k, v, mask, scale=scale)
+        return few(q, k, v, mask, scale=scale, bias=bias)
     B, H, T, D = q.shape
     Dv = v.shape[3]
-    call = _call(q, k, v, mask, scale, dropout)
+    added = place(bias, mask, q, k)
+    call = _call(q, k, v, mask, scale, dropout, added)
     with without_autocast(q.device):  # the output has the dtype of the inputs
         out: Tensor = F.scaled_dot_product_attention(**call)
     seen = call["attn_mask"]
     if seen is not None:
+        if seen.is_floating_point():
+            seen = seen > -torch.inf
         # A query that sees no key: PyTorch 2.4 gives NaN.
         out = out.masked_fill(~seen.any(dim=-1, keepdim=True), 0)
     return out[..., :Dv].reshape(B, H, T, Dv)  # (B, H, T, Dv)
@@ -65,6 +78,7 @@ def fused_backend(
     *,
     scale: float | None = None,
     dropout: float = 0.0,
+    bias: Tensor | Bias | None = None,
 ) -> str:
     """Which of PyTorch's kernels `fused` calls for these inputs.
 
@@ -80,10 +94,11 @@ def fused_backend(
         >>> fused_backend(q, q, q, dropout=0.1)
         'math'
     """
-    check_attention(q, k, v, mask, scale)
+    check_attention(q, k, v, mask, scale, bias=bias)
     if _is_for_few(q, k, v, dropout):
         return "math"
-    call = _call(q, k, v, mask, scale, dropout)
+    added = place(bias, mask, q, k)
+    call = _call(q, k, v, mask, scale, dropout, added)
     chosen: int = torch.ops.aten._fused_sdp_choice(**call)
     names = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
     return names.get(chosen, f"number {chosen} of SDPBackend")
@@ -96,6 +111,7 @@ def _call(
     mask: Mask,
     scale: float | None,
     dropout: float,
+    bias: PlacedBias | None,
 ) -> dict[str, Any]:
     """The arguments with which PyTorch is called."""
     B, H, T, D = q.shape
@@ -103,7 +119,7 @@ def _call(
     how: dict[str, Any] = {"attn_mask": None, "dropout_p": dropout}
     how["scale"] = D**-0.5 if scale is None else scale
     q, k, v = _of_one_width(q, k, v, dropout)
-    lazy = None if isinstance(mask, Tensor) else mask
+    lazy = None if isinstance(mask, Tensor) or bias is not None else mask
     if lazy is not None and lazy.is_triangle() and (H == K or HAS_GQA):
         # The heads cannot be stacked: the kernel would take the queries of
         # the second head of a group for later ones.
@@ -112,6 +128,9 @@ def _call(
             how["enable_gqa"] = True
         return {"query": q, "key": k, "value": v, **how}
     seen = dense(mask)
+    if bias is not None:
+        added = bias.dense().to(q.dtype)
+        seen = added if seen is None else added.where(seen, -torch.inf)
     if seen is not None:
         seen = seen[(None,) * (4 - seen.dim())]
     if seen is not None and _is_large(seen, q):

@@ -494,15 +494,25 @@ class RuleMask:
 
     def part(self, rows: slice, columns: slice) -> Tensor:
         """Which of some queries see which of some keys: True = may attend."""
-        i = torch.arange(self.T, device=self.device)[rows, None] + self.past
-        j = self.positions
-        if j is None:
-            j = torch.arange(self.S, device=self.device)
-        j = j[columns]
+        i, j = self.numbers(rows, columns)
         seen = self.rule(i, j, None, self._at(i, j))  # may look at j alone
         seen = seen.expand(*seen.shape[:-2], i.shape[0], j.shape[0])
         beside = part_of(self.mask, rows, columns)
         return seen if beside is None else beside & seen
+
+    def numbers(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """The numbers of some queries `(T, 1)` and of some keys `(S,)`."""
+        i = torch.arange(self.T, device=self.device)[rows, None] + self.past
+        j = self.positions
+        if j is None:
+            j = torch.arange(self.S, device=self.device)
+        return i, j[columns]
+
+    def places(
+        self, i: Tensor, j: Tensor, row: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The positions of the tokens with these numbers."""
+        return self._at(i, j, row) or (i, j)
 
     def _at(
         self, i: Tensor, j: Tensor, row: Tensor | None = None
@@ -546,10 +556,15 @@ def part_of(mask: Mask, rows: slice, columns: slice) -> Tensor | None:
         return None
     if not isinstance(mask, Tensor):
         return mask.part(rows, columns)
+    return cut(mask, rows, columns)
+
+
+def cut(x: Tensor, rows: slice, columns: slice) -> Tensor:
+    """The same of a tensor, a mask or a bias."""
     # An axis of size 1 broadcasts: each part of it is the whole.
-    rows = rows if mask.shape[-2] > 1 else slice(None)
-    columns = columns if mask.shape[-1] > 1 else slice(None)
-    return mask[..., rows, columns]
+    rows = rows if x.shape[-2] > 1 else slice(None)
+    columns = columns if x.shape[-1] > 1 else slice(None)
+    return x[..., rows, columns]
 
 
 def dense(mask: Mask) -> Tensor | None:
@@ -581,7 +596,7 @@ def mask_mod(
         (tensor(True), tensor(False))
     """
     if isinstance(mask, Tensor):
-        whole = mask[(None,) * (4 - mask.dim())]
+        whole = mask[(None,) * (4 - mask.dim()) + (...,)]
 
         def looked_up(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             # An axis of size 1 broadcasts.

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attnref.core.biases import Bias, place
 from attnref.core.checks import check_sizes
 from attnref.core.flash import flash_lse, parts
 from attnref.core.inputs import check_attention
 from attnref.core.masks import Causal, Mask, Window, part_of
+from attnref.core.sinks import add_sinks
 
 # --8<-- [end:imports]
 
@@ -67,6 +69,9 @@ def split_kv(
     mask: Mask = None,
     *,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
     splits: int = 4,
 ) -> Tensor:
     """The same as `sdpa`, with the keys in `splits` parts.
@@ -74,16 +79,25 @@ def split_kv(
     The parts do not depend on each other: on a GPU each is computed by other
     processors, which keeps all of them busy even for a single query.
     """
-    check_attention(q, k, v, mask, scale)
+    check_attention(q, k, v, mask, scale, softcap, sinks, bias)
     check_sizes(splits=splits)
-    outs, lses = [], []
+    outs, lses, whole = [], [], place(bias, mask, q, k)
     size = max(1, -(-k.shape[2] // splits))
     for some in parts(k.shape[2], size) or [slice(None)]:
         seen = part_of(mask, slice(None), some)
-        out, lse = flash_lse(q, k[:, :, some], v[:, :, some], seen, scale=scale)
+        out, lse = flash_lse(
+            q,
+            k[:, :, some],
+            v[:, :, some],
+            seen,
+            scale=scale,
+            softcap=softcap,
+            bias=None if whole is None else whole.part(slice(None), some),
+        )
         outs.append(out)
         lses.append(lse)
-    return merge(outs, lses)[0]
+    out, lse = merge(outs, lses)
+    return out if sinks is None else add_sinks(out, lse, sinks)[0]
 
 
 # --8<-- [end:split]

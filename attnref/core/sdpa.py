@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnref.core.biases import Bias, PlacedBias, place
 from attnref.core.inputs import check_attention, check_scores
 from attnref.core.masks import Mask, dense
 from attnref.core.softmax import softmax
@@ -17,7 +18,11 @@ from attnref.core.softmax import softmax
 
 # --8<-- [start:attend]
 class Attend(Protocol):
-    """What a layer calls on its heads: `sdpa`, or another core like it."""
+    """What a layer calls on its heads: `sdpa`, or another core like it.
+
+    A layer that has them also passes `softcap`, `sinks` and `bias`, which are
+    those of `sdpa`; a core without these keywords serves all other layers.
+    """
 
     def __call__(
         self,
@@ -42,6 +47,9 @@ def attention_weights(
     mask: Mask = None,
     *,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
 ) -> Tensor:
     """The weight of each key for each query: `A = softmax(q k^T * scale)`.
 
@@ -51,14 +59,22 @@ def attention_weights(
     `D ** -0.5` (the paper's `1 / sqrt(d_k)`) unless given. Each row sums to
     1, or to 0 if the query may attend to no key.
 
+    What else is done to a score `z` follows the scale, in this order: `bias`,
+    a tensor that broadcasts to `(B, H, T, S)` or a `Bias`, is added; `softcap`
+    `c` makes it `c * tanh(z / c)`; the mask hides it. `sinks` `(H,)` are one
+    logit per query head, which takes a part of each row's weight and has no
+    value: it is not scaled, and no mask hides it.
+
     Examples:
         >>> q, k = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4)
         >>> attention_weights(q, k, torch.tensor([[True, False], [True, True]]))
         tensor([[[[1.0000, 0.0000],
                   [0.5000, 0.5000]]]])
     """
-    check_scores(q, k, mask, scale)
-    return _weights(q, k, mask, scale).to(q.dtype)  # (B, H, T, S)
+    check_scores(q, k, mask, scale, softcap, sinks, bias)
+    added = place(bias, mask, q, k)
+    weights = weigh(_scores(q, k, scale), mask, softcap, sinks, added)
+    return weights.to(q.dtype)  # (B, H, T, S)
 
 
 # --8<-- [end:weights]
@@ -73,14 +89,17 @@ def sdpa(
     *,
     scale: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | Bias | None = None,
 ) -> Tensor:
     """Scaled dot-product attention: each query's weighted mean of the values.
 
     `q` `(B, H, T, D)`, `k` `(B, K, S, D)` and `v` `(B, K, S, Dv)` give
-    `(B, H, T, Dv)`, the paper's `A V`. `mask` and `scale` are those of
-    `attention_weights`. A query that may attend to no key gives zeros.
-    `dropout` is applied to the weights whenever it is above 0: leave it out
-    in evaluation.
+    `(B, H, T, Dv)`, the paper's `A V`. `mask`, `scale`, `softcap`, `sinks`
+    and `bias` are those of `attention_weights`. A query that may attend to no
+    key gives zeros. `dropout` is applied to the weights whenever it is above
+    0: leave it out in evaluation.
 
     Examples:
         >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
@@ -88,8 +107,10 @@ def sdpa(
         >>> sdpa(q, k, v)
         tensor([[[[3.]]]])
     """
-    check_attention(q, k, v, mask, scale)
-    weights = _weights(q, k, mask, scale)  # (B, H, T, S)
+    check_attention(q, k, v, mask, scale, softcap, sinks, bias)
+    added = place(bias, mask, q, k)
+    # Not held by a name here, scores can be freed before the weights exist.
+    weights = weigh(_scores(q, k, scale), mask, softcap, sinks, added)
     if dropout:
         weights = F.dropout(weights, dropout)  # (B, H, T, S)
     B, H, T, S = weights.shape
@@ -104,7 +125,7 @@ def sdpa(
 
 
 # --8<-- [start:core]
-def _weights(q: Tensor, k: Tensor, mask: Mask, scale: float | None) -> Tensor:
+def _scores(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
     B, H, T, D = q.shape
     K, S = k.shape[1:3]
     # Scores of half-precision inputs stay in float32 until the softmax.
@@ -114,11 +135,29 @@ def _weights(q: Tensor, k: Tensor, mask: Mask, scale: float | None) -> Tensor:
     rows = _fold(q, K)  # (B, K, H // K * T, D)
     with without_autocast(q.device):
         scores = rows @ k.to(wide).mT  # (B, K, H // K * T, S)
-    scores = scores.view(B, H, T, S)  # (B, H, T, S)
-    mask = dense(mask)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
-    return softmax(scores)  # (B, H, T, S)
+    return scores.view(B, H, T, S)  # (B, H, T, S)
+
+
+def weigh(
+    scores: Tensor,
+    mask: Mask,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: PlacedBias | None = None,
+) -> Tensor:
+    """From scaled scores `(B, H, T, S)` to weights, in the order of models."""
+    if bias is not None:
+        scores = scores + bias.dense().to(scores.dtype)  # (B, H, T, S)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()  # (B, H, T, S)
+    seen = dense(mask)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -torch.inf)  # (B, H, T, S)
+    if sinks is None:
+        return softmax(scores)  # (B, H, T, S)
+    B, H, T, S = scores.shape
+    column = sinks.to(scores.dtype).view(H, 1, 1).expand(B, H, T, 1)
+    return softmax(torch.cat((scores, column), dim=-1))[..., :S]
 
 
 def _fold(x: Tensor, K: int) -> Tensor:

@@ -166,6 +166,35 @@ def test_merge():
     # --8<-- [end:merge]
 
 
+def test_sinks():
+    from attnref.plain.sinks import attention_with_sinks, streaming_positions
+
+    # --8<-- [start:sinks]
+    q = k = v = torch.ones(1, 2, 1, 4)  # two heads, one query, one key
+    sinks = 2 + torch.tensor([1.0, 3.0]).log()  # the score is 4 / 4**0.5 = 2
+    out = attention_with_sinks(q, k, v, sinks)  # the sink takes 1/2, and 3/4
+    torch.testing.assert_close(out[0, :, 0, 0], torch.tensor([0.5, 0.25]))
+    kept, positions = streaming_positions(S=9, first=2, window=3)
+    assert kept.tolist() == [0, 1, 6, 7, 8]
+    assert positions.tolist() == [0, 1, 2, 3, 4]
+    # --8<-- [end:sinks]
+
+
+def test_alibi():
+    from attnref.plain.alibi import alibi, biased_attention, slopes
+
+    # --8<-- [start:alibi]
+    assert slopes(8)[:3].tolist() == [1 / 2, 1 / 4, 1 / 8]
+    bias = alibi(8, T=1, S=3)  # the query is the third token
+    assert bias[0].tolist() == [[-1.0, -0.5, 0.0]]
+    q, k, v = torch.zeros(3, 1, 8, 3, 4)  # keys all fit alike: the near wins
+    v[..., 0] = torch.tensor([0.0, 0.0, 1.0])
+    out = biased_attention(q[:, :, :1], k, v, bias)
+    near = 1 / (1 + torch.tensor([0.5, 1.0]).neg().exp().sum())
+    torch.testing.assert_close(out[0, 0, 0, 0], near)
+    # --8<-- [end:alibi]
+
+
 def test_sample():
     from attnref.plain.sample import sample
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import attnref
-from attnref.plain import gqa, kv_cache, llama, masks, mla, rope
+from attnref.plain import alibi, gqa, kv_cache, llama, masks, mla, rope, sinks
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.flash import flash
@@ -103,6 +103,37 @@ def test_flash_and_merge_are_those_of_the_package(scores):
         equal(merge(*zip(*parts, strict=True)), want, 1e-10)
     nothing = torch.full((B, H, T), -torch.inf)
     assert (merge([q], [nothing])[0] == 0).all()  # whatever q is
+
+
+def test_sinks_are_those_of_the_package(scores):
+    *qkv, mask = scores
+    logits = 3 * tokens(H)
+    for some in (None, mask, mask[:, :1, :1]):
+        want = attnref.sdpa(*qkv, some, sinks=logits)
+        equal(sinks.attention_with_sinks(*qkv, logits, some), want)
+        out, lse = sinks.add_sinks(*flash(*qkv, some), logits)
+        equal(out, want, 1e-10)
+        equal(lse, attnref.flash_lse(*qkv, some, sinks=logits)[1], 1e-10)
+    lazy = attnref.RuleMask(attnref.Window(3), T, S, S - T).dense()
+    assert (sinks.streaming_mask(T, S, 0, 3) == lazy).all()
+    assert sinks.streaming_mask(1, S, S, 1).all()
+    for length, want in ((3, [0, 1, 2]), (9, [0, 1, 6, 7, 8])):
+        tokens_kept, places = sinks.streaming_positions(length, 2, 3)
+        assert tokens_kept.tolist() == want
+        assert places.tolist() == [*range(len(want))]
+
+
+def test_biases_and_softcap_are_those_of_the_package(scores):
+    *qkv, mask = scores
+    bias = alibi.alibi(H, T, S)
+    for some, told in (
+        (None, {"softcap": 3.0}),
+        (mask, {"bias": attnref.Alibi(H)}),
+        (mask, {"softcap": 3.0, "bias": attnref.Alibi(H)}),
+    ):
+        added = bias if "bias" in told else None
+        got = alibi.biased_attention(*qkv, added, told.get("softcap"), some)
+        equal(got, attnref.sdpa(*qkv, some, **told))
 
 
 @pytest.mark.parametrize("form", [attention, lambda *x: flash(*x)[0]])

@@ -1,0 +1,95 @@
+"""Weights beside a sink, tokens that are kept, and what goes wrong."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+import attnref
+from attnref.plain.sinks import streaming_mask, streaming_positions
+from sitekit.render import Row, Word
+
+SCORES = torch.tensor([1.0, 2.0, 3.0]).double()
+VALUES = torch.tensor([10.0, 20.0, 30.0]).double()
+FORMS = -torch.inf, 0.0, 3.0, 5.0  # the logits of the sink
+
+
+def shares() -> Tensor:
+    """The weights of three keys, and what each sink takes of them."""
+    sinks = torch.tensor(FORMS).double()[:, None]  # (H, 1)
+    found: Tensor = torch.cat((SCORES.expand(4, 3), sinks), dim=1)
+    return found.softmax(dim=1)
+
+
+def three_forms() -> Iterator[Row]:
+    """One query, three keys and a sink of 2, in three forms."""
+    sink = torch.tensor(2.0).double()
+    row = torch.cat((SCORES, sink[None]))
+    column = row.softmax(0)[:3] @ VALUES
+    kept = (SCORES.logsumexp(0) - sink).sigmoid()
+    plain = SCORES.softmax(0) @ VALUES
+    zero = row.softmax(0) @ torch.cat((VALUES, torch.zeros(1).double()))
+    yield [Word("column"), f"{row.softmax(0)[3]:.4f}", f"{column:.3f}"]
+    yield [Word("sigmoid"), f"{1 - kept:.4f}", f"{kept * plain:.3f}"]
+    yield [Word("key"), f"{row.softmax(0)[3]:.4f}", f"{zero:.3f}"]
+    yield [Word("none"), "0", f"{plain:.3f}"]
+
+
+def streaming(length: int, first: int, window: int) -> Tensor:
+    return streaming_mask(length, length, first, window)
+
+
+def far(x: Tensor, y: Tensor) -> str:
+    return f"{((x - y).abs().max() / y.abs().max()).item():.2f}"
+
+
+def mistaken() -> Iterator[Row]:
+    """Outputs of random inputs: how far each mistake is from the right one."""
+    torch.manual_seed(0)
+    H, K, T, S, D = 8, 2, 5, 24, 16
+    q, k, v = (torch.randn(3, n, m, D) for n, m in ((H, T), (K, S), (K, S)))
+    sinks = torch.randn(H)
+    mask = attnref.causal_mask(T, S)
+    want = attnref.sdpa(q, k, v, mask, sinks=sinks)
+
+    def row(word: str, out: Tensor) -> Row:
+        return [Word(word), far(out, want)]
+
+    yield row("left", attnref.sdpa(q, k, v, mask))
+    scaled = attnref.sdpa(q, k, v, mask, sinks=sinks * D**-0.5)
+    yield row("scaled", scaled)
+    shared = sinks.view(K, H // K)[:, :1].expand(K, H // K).reshape(H)
+    yield row("shared", attnref.sdpa(q, k, v, mask, sinks=shared))
+    found = [
+        attnref.flash_lse(q, k[:, :, i], v[:, :, i], mask[:, i], sinks=sinks)
+        for i in (slice(0, 12), slice(12, S))
+    ]
+    yield row("split", attnref.merge(*zip(*found, strict=True))[0])
+
+
+# Of a head of Llama-3.1-8B, random: what matters is the angle.
+WIDTH, THETA, FIRST, LAST = 128, 5e5, 4, 64
+
+
+def two_positions() -> Iterator[Row]:
+    """How far true positions are from those inside the cache, by length."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 8, 1, 8192, WIDTH)
+    for length in (64, 128, 1024, 8192):
+        kept, places = streaming_positions(length, FIRST, LAST)
+        found = []
+        for positions in (kept, places):
+            last, keys = attnref.rotate(
+                q[:, :, kept],
+                k[:, :, kept],
+                rope=attnref.Rope(THETA),
+                positions=positions,
+            )
+            found.append(attnref.sdpa(last[:, :, -1:], keys, v[:, :, kept]))
+        yield [
+            f"{length:,}",
+            str(len(kept)),
+            f"{length - 1:,}",
+            str(len(kept) - 1),
+            far(*found),
+        ]
