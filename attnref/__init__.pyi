@@ -6,6 +6,7 @@ from attnref.core.flex import flex
 from attnref.core.fused import fused, fused_backend
 from attnref.core.masks import (
     Causal,
+    Chunk,
     Documents,
     Everything,
     Prefix,
@@ -55,12 +56,21 @@ from attnref.mistakes.checker import check as check
 from attnref.mistakes.report import Report as Report
 from attnref.mistakes.report import Verdict as Verdict
 from attnref.models.block import Block, Decoder, SwiGLU, greedy, sampled
+from attnref.models.configured import (
+    ConfiguredAttention as ConfiguredAttention,
+)
+from attnref.models.configured import (
+    attention_from_config as attention_from_config,
+)
 from attnref.models.convert import (
     dequantised,
     mha_to_gqa,
     rope_rows,
     weights_of_torch_mha,
 )
+from attnref.models.generate import file_of as file_of
+from attnref.models.record import AttentionRecord as AttentionRecord
+from attnref.models.record import attention_of as attention_of
 
 __all__ = [
     "Alibi",
@@ -69,6 +79,7 @@ __all__ = [
     "Block",
     "Cache",
     "Causal",
+    "Chunk",
     "CrossAttention",
     "Decoder",
     "Documents",

@@ -250,7 +250,7 @@ class Attention(nn.Module):
         else:
             past = 0 if cache is None else cache.length
             if r.shares is not None:
-                past = past - T  # the layer that shares has stored these tokens
+                past = past - T  # the other layer has stored these tokens
             n = torch.arange(past + T, device=x.device)  # all tokens so far
             new = n[past:, None]  # (T, 1)
             at = n[None]  # (1, S), positions
@@ -341,11 +341,10 @@ class Attention(nn.Module):
                 if cache is not None:
                     (k,) = cache.append(k)
                 v = k[..., : r.kv_rank]
-            elif r.shares is None:
-                if cache is not None:
-                    k, v = cache.append(k, v)
-                    if r.is_shared:
-                        cache.seen = k, v
+            elif r.shares is None and cache is not None:
+                k, v = cache.append(k, v)
+                if r.is_shared:
+                    cache.seen = k, v
             if r.window or r.chunk:
                 n = n[-k.shape[2] :]  # those whose keys are still there
             mask = (n <= new)[None]  # (1, T, S), True = may attend

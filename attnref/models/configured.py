@@ -11,10 +11,10 @@ from torch import Tensor
 from attnref.caches.kv_cache import Cache, check_kept, past_of
 from attnref.caches.past import counted_positions
 from attnref.core.checks import check_input
-from attnref.core.masks import Causal, Rule, Window, decoder_mask, dense
+from attnref.core.masks import Causal, Chunk, Rule, Window, decoder_mask, dense
 from attnref.core.sdpa import Attend
 from attnref.models.attention import Attention, slopes
-from attnref.models.record import Record, attention_of, families
+from attnref.models.record import AttentionRecord, attention_of, families
 
 # --8<-- [end:imports]
 
@@ -30,7 +30,9 @@ class ConfiguredAttention(Attention):
 
     in_package = True
 
-    def __init__(self, record: Record, attend: Attend | None = None) -> None:
+    def __init__(
+        self, record: AttentionRecord, attend: Attend | None = None
+    ) -> None:
         super().__init__(record)  # type: ignore[no-untyped-call]
         if record.shares is not None:
             raise ValueError(
@@ -41,6 +43,8 @@ class ConfiguredAttention(Attention):
         self.causal: Rule = Causal()
         if record.window:
             self.causal = Window(record.window)
+        if record.chunk:
+            self.causal = Chunk(record.chunk)
         names = families()[record.family].names
         self._theirs = {f"{t}.": f"{ours}." for ours, t in names.items()}
         hook = self.register_load_state_dict_pre_hook
@@ -68,7 +72,7 @@ class ConfiguredAttention(Attention):
     def positions_of(
         self, x: Tensor, cache: Cache | None, positions: Tensor | None
     ) -> tuple[Tensor, int]:
-        """Positions of the new tokens, `(1, T)` or `(B, T)`, and what is past."""
+        """Of the new tokens, `(1, T)` or `(B, T)`; and how many are past."""
         past = past_of(cache, self.causal)
         if positions is None:
             end = past + x.shape[1]
@@ -85,7 +89,7 @@ class ConfiguredAttention(Attention):
         positions: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Keys and values of all tokens, what is seen of them, and how far."""
-        r, (B, H, T, D) = self.r, q.shape
+        r, (B, H, T) = self.r, q.shape[:3]
         i, past = self.positions_of(q.transpose(1, 2), cache, positions)
         at = counted_positions(cache, self.causal, positions, q)
         numbers = None if cache is None else cache.positions(T, q.device)
@@ -112,23 +116,25 @@ class ConfiguredAttention(Attention):
         j = j[None] if at is None else at[:, j]
         return k, v, shown, i[:, :, None] - j[:, None]
 
-    def by_core(self, q: Tensor, k: Tensor, v: Tensor, *seen: Tensor) -> Tensor:
-        """The heads by the layer's core, which is given what the record says."""
+    def by_core(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, far: Tensor
+    ) -> Tensor:
+        """The heads by the layer's core, which is told what the record says."""
         assert self.core is not None
-        r, (mask, far) = self.r, seen
+        r = self.r
         how: dict[str, Any] = {"scale": r.scale}
         if r.softcap:
             how["softcap"] = r.softcap
         if r.with_sinks:
             how["sinks"] = self.sinks
         if r.alibi:
-            slope = slopes(r.n_heads).to(q)[:, None, None]
-            how["bias"] = -slope * far[:, None]
+            m: Tensor = slopes(r.n_heads)  # type: ignore[no-untyped-call]
+            how["bias"] = -m.to(q)[:, None, None] * far[:, None]
         return self.core(q, k, v, mask, **how)
 
 
 def attention_from_config(
-    config: Mapping[str, Any] | str | PathLike[str],
+    config: Mapping[str, object] | str | PathLike[str],
     layer: int = 0,
     *,
     attend: Attend | None = None,

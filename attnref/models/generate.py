@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from attnref.models.record import Record, families, records_of
+from attnref.models.record import AttentionRecord, families, records_of
 
 # --8<-- [end:imports]
 
@@ -29,7 +29,7 @@ COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 # --8<-- [start:file]
-def file_of(config: Mapping[str, Any] | str | PathLike[str]) -> str:
+def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
     """The attention of one model as a file of its own, from its config.
 
     The file needs PyTorch alone. It is `attention.py`, without the branches
@@ -46,7 +46,7 @@ def file_of(config: Mapping[str, Any] | str | PathLike[str]) -> str:
     every = [*records.values()]
     values = {
         f.name: [getattr(r, f.name) for r in every]
-        for f in fields(Record)
+        for f in fields(AttentionRecord)
         if f.name != "kind"
     }
     differ = {n: v for n, v in values.items() if len(set(v)) > 1}
@@ -74,7 +74,7 @@ def file_of(config: Mapping[str, Any] | str | PathLike[str]) -> str:
 
 
 def _about(family: str, layer: int) -> str:
-    return f'''"""Self-attention of a model of the family {family}: PyTorch alone.
+    return f'''"""Self-attention of a model of the family {family}.
 
 layer = Attention({layer})  # `weights` is the state_dict of the whole model
 name = "model.layers.{layer}.self_attn."
@@ -105,7 +105,7 @@ def _by_layer(source: str, differ: Sequence[str]) -> tuple[str, list[str]]:
     return f"{head}class Attention({tail}", names
 
 
-def _table(name: str, layers: Sequence[Record | None]) -> str:
+def _table(name: str, layers: Sequence[AttentionRecord | None]) -> str:
     """A field of all layers, with what repeats in it written once."""
     runs: list[tuple[str, int]] = []
     for r in layers:
@@ -120,7 +120,9 @@ def _table(name: str, layers: Sequence[Record | None]) -> str:
         if runs == (runs[:period] * (times + 1))[: len(runs)]:
             once, rest = _joined(runs[:period]), runs[times * period :]
             once = f"({once})" if "*" in once or "+" in once else once
-            text = " + ".join([f"{times} * {once}", *[_joined(rest)] * bool(rest)])
+            text = " + ".join(
+                [f"{times} * {once}", *[_joined(rest)] * bool(rest)]
+            )
             break
     return f"{name.upper()} = {text}"
 
@@ -237,7 +239,9 @@ class _Fold(_Text):
             case ast.IfExp(test, yes, no) if self.truth(test) is not UNKNOWN:
                 taken = yes if self.truth(test) else no
                 yield *self.span(node), self.written(taken)
-            case ast.BoolOp(op, parts) if len(left := self.open(op, parts)) == 1:
+            case ast.BoolOp(op, parts) if (
+                len(left := self.open(op, parts)) == 1
+            ):
                 yield *self.span(node), self.written(left[0])
             case _:
                 for child in ast.iter_child_nodes(node):
@@ -248,7 +252,9 @@ class _Fold(_Text):
         idle = isinstance(op, ast.And)
         return [part for part in parts if self.truth(part) is not idle]
 
-    def body(self, nodes: Sequence[ast.stmt], start: int, out: int) -> list[str]:
+    def body(
+        self, nodes: Sequence[ast.stmt], start: int, out: int
+    ) -> list[str]:
         """The lines of statements, and of the comments and blanks before each.
 
         They begin after line `start`; `out` columns are cut from their left.
@@ -306,7 +312,9 @@ class _Fold(_Text):
             start = body[-1].end_lineno or 0
         return found
 
-    def is_chained(self, node: ast.If, start: int, found: Sequence[str]) -> bool:
+    def is_chained(
+        self, node: ast.If, start: int, found: Sequence[str]
+    ) -> bool:
         """Whether this `if` is the first of a chain, or an `elif` in it."""
         line = self.lines[node.lineno - 1]
         return line.strip().startswith("elif") or node.lineno - 1 == start
@@ -337,7 +345,10 @@ def _unread(text: _Text) -> Iterator[list[Change]]:
     }
     for node in nodes:  # self.seen = ()
         match node:
-            case ast.Assign([ast.Attribute(attr=name)]) if name in ("r", "seen"):
+            case ast.Assign([ast.Attribute(attr=name)]) if name in (
+                "r",
+                "seen",
+            ):
                 reads = sum(
                     isinstance(n, ast.Attribute)
                     and n.attr == name
@@ -405,8 +416,8 @@ def _locals(text: _Text, function: ast.FunctionDef) -> Iterator[Change]:
             case ast.Assign([ast.Name(a)], ast.Name(b)), _ if a == "Dv":
                 yield _line(text, first)
                 for n in ast.walk(function):
-                    if isinstance(n, ast.Name) and n.id == a:
-                        if isinstance(n.ctx, ast.Load):
+                    match n:
+                        case ast.Name(id="Dv", ctx=ast.Load()):
                             yield *text.span(n), b
 
 

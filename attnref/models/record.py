@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 # --8<-- [start:record]
 @dataclass(frozen=True)
-class Record:
+class AttentionRecord:
     """All that the attention of one layer depends on; `attention_of` fills it.
 
     Sizes first, then what is done to x, to queries and keys, to the scores,
@@ -93,10 +93,15 @@ class Record:
 
 
 # --8<-- [start:families]
-OF_ROPE = set(
-    "rope_parameters rope_scaling rope_theta rotary_emb_base rotary_pct "
-    "partial_rotary_factor original_max_position_embeddings".split()
-)
+OF_ROPE = {
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "rotary_emb_base",
+    "rotary_pct",
+}
 
 
 class Family(NamedTuple):
@@ -140,9 +145,15 @@ def families() -> dict[str, Family]:
 
 
 # --8<-- [start:attention]
+UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
+
+
+UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
+
+
 def attention_of(
-    config: Mapping[str, Any] | str | PathLike[str], layer: int = 0
-) -> Record:
+    config: Mapping[str, object] | str | PathLike[str], layer: int = 0
+) -> AttentionRecord:
     """All that the attention of one layer depends on, from a `config.json`.
 
     `config` is what `config.json` holds, its path, or a configuration of
@@ -183,31 +194,31 @@ def attention_of(
     elif first < count:
         last = max(n for n in range(first) if kinds[n] == kinds[layer])
         read["is_shared"] = layer == last
-    own = {f.name for f in fields(Record)}
+    own = {f.name for f in fields(AttentionRecord)}
     for name in sorted(row.fields, key=lambda name: name in own):
         try:
             read[name] = eval(row.fields[name], {"math": math}, read)
-        except (
-            TypeError,
-            ValueError,
-            KeyError,
-            IndexError,
-            ZeroDivisionError,
-        ) as error:
+        except UNREADABLE as error:
             raise ValueError(
                 f"{family}: {name} cannot be read: {error}"
             ) from None
-    known = {f.name: read[f.name] for f in fields(Record) if f.name in read}
-    return _checked(Record(**known | {"family": family, "kind": kinds[layer]}))
+        if name in ("d_model", "n_heads"):  # all else is made of these
+            _size(read, family, name)
+    known = {
+        f.name: read[f.name] for f in fields(AttentionRecord) if f.name in read
+    }
+    return _checked(
+        AttentionRecord(**known | {"family": family, "kind": kinds[layer]})
+    )
 
 
 def records_of(
-    config: Mapping[str, Any] | str | PathLike[str],
-) -> dict[int, Record]:
+    config: Mapping[str, object] | str | PathLike[str],
+) -> dict[int, AttentionRecord]:
     """The records of all layers that have softmax attention, by layer."""
     given = _fields_of(config)
     family, row = _family(given)
-    found: dict[int, Record] = {}
+    found: dict[int, AttentionRecord] = {}
     kinds = _kinds(family, row, given)
     for layer, kind in enumerate(kinds):
         if kind in KINDS:
@@ -223,13 +234,15 @@ def records_of(
 # --8<-- [start:read]
 KINDS = "full_attention", "sliding_attention", "chunked_attention", "attention"
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
-ROPE_FIELDS = set(
-    "rope_type type rope_theta factor original_max_position_embeddings "
-    "low_freq_factor high_freq_factor beta_fast beta_slow mscale "
-    "mscale_all_dim attention_factor truncate short_factor long_factor "
-    "partial_rotary_factor llama_4_scaling_beta mrope_section "
-    "mrope_interleaved max_position_embeddings".split()
-)
+TOLD = "rope_theta", "rope_scaling", "rotary_emb_base", "rope_local_base_freq"
+ROPE_FIELDS = {
+    *("rope_type", "type", "rope_theta", "factor", "truncate"),
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "attention_factor"),
+    *("short_factor", "long_factor", "partial_rotary_factor"),
+    *("original_max_position_embeddings", "max_position_embeddings"),
+    *("llama_4_scaling_beta", "mrope_section", "mrope_interleaved"),
+}
 
 
 class _Read(dict[str, Any]):
@@ -268,7 +281,7 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
 
 
 def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
-    """Refuse fields that may change attention and that the row does not read."""
+    """Refuse fields that may change attention and that the row leaves out."""
     attention, other = _field_names()
     for name, value in given.items():
         if not value or name in row.reads or name in other:
@@ -293,11 +306,10 @@ def _field_names() -> tuple[set[str], set[str]]:
 
 def _size(read: Mapping[str, Any], family: str, *names: str) -> int:
     found = [read[name] for name in names if name in read]
-    if not found or not isinstance(found[0], int) or found[0] < 1:
-        raise ValueError(
-            f"{family}: {names[0]} is missing or no positive number"
-        )
-    return found[0]
+    size = found[0] if found else None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"{family}: {names[0]}={size} is no positive number")
+    return size
 
 
 def _present(row: Family, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,18 +365,19 @@ def _rope(
     family: str, row: Family, given: Mapping[str, Any], read: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What the config says of RoPE in this layer, in either schema."""
-    rope = _of_kind(given.get("rope_parameters"), read["layer_type"])
+    kind = read["layer_type"]
+    rope = _of_kind(given.get("rope_parameters"), kind)
     if rope is None:  # before transformers 5
-        absent = row.absent.get("rope_parameters")
-        rope = dict(_of_kind(absent, read["layer_type"]) or {})
-        theta = read["rope_theta"] or read["rotary_emb_base"]
-        if absent and read["layer_type"] == "sliding_attention":
-            if "rope_local_base_freq" in row.reads:
-                theta = read["rope_local_base_freq"]
-        else:
-            rope |= read["rope_scaling"] or {}
-        if theta:
-            rope["rope_theta"] = theta
+        absent = row.absent.get("rope_parameters") or {}
+        rope = dict(_of_kind(absent, kind) or {})
+        usual = rope.get("rope_theta") or read["rope_theta"]
+        if any(given.get(name) for name in TOLD):
+            own = kind == "sliding_attention" and kind in absent
+            local = own and "rope_local_base_freq" in row.reads
+            theta = "rope_local_base_freq" if local else "rope_theta"
+            rope = {} if own else dict(read["rope_scaling"] or {})
+            told = given.get(theta) or given.get("rotary_emb_base")
+            rope["rope_theta"] = told or usual
     rope = dict(rope)
     unknown = sorted(rope.keys() - ROPE_FIELDS)
     if unknown:
@@ -415,14 +428,10 @@ def _sizes(rope: Mapping[str, Any]) -> tuple[float, float]:
     return given or size, mscale("mscale_all_dim") ** 2
 
 
-def _checked(record: Record) -> Record:
+def _checked(record: AttentionRecord) -> AttentionRecord:
     r = record
-    for name in ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim"):
-        value = getattr(r, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(
-                f"{r.family}: {name}={value} is no positive number"
-            )
+    for name in ("n_kv_heads", "head_dim", "v_head_dim"):
+        _size(vars(r), r.family, name)
     if r.n_heads % r.n_kv_heads:
         raise ValueError(
             f"{r.family}: n_kv_heads={r.n_kv_heads} does not divide "

@@ -24,7 +24,13 @@ WHOLE = "ctrl", "granite4_vision_text", "openai-gpt"
 
 WIDTH = dict.fromkeys(("hidden_size", "n_embd", "d_model"), 60)
 HEADS = dict.fromkeys(
-    ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "attention_heads",
+    ),
     6,
 )
 DEPTH = dict.fromkeys(
@@ -102,10 +108,15 @@ GROWING = {
 MLA = {"num_key_value_heads": 6, "head_dim": 8}
 MIXED = ["sliding_attention", "full_attention"]
 WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
+
+
+def each(names: str, more: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: more for name in names.split()}
+
+
 # What a family needs beside the sizes.
 OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "minicpm3"), MLA),
-    "youtu": MLA,
+    **each("axk1 deepseek_v3 glm4_moe_lite minicpm3 youtu", MLA),
     "deepseek_v2": MLA | {"num_experts_per_tok": 2},
     "longcat_flash": MLA | {"zero_expert_num": 2, "moe_topk": 2},
     "mistral4": MLA
@@ -120,15 +131,9 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_k": 2,
         "rope_parameters": PAIRS,
     },
-    **dict.fromkeys(
-        (
-            "glm4v_text",
-            "glm_ocr_text",
-            "qwen2_vl_text",
-            "qwen2_5_vl_text",
-            "cosmos3_edge_text",
-            "paddleocr_vl_text",
-        ),
+    **each(
+        "glm4v_text glm_ocr_text qwen2_vl_text qwen2_5_vl_text "
+        "cosmos3_edge_text paddleocr_vl_text",
         {"head_dim": 10, "rope_parameters": PAIRS},
     ),
     "glm4v_moe_text": {
@@ -138,16 +143,10 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "glm4_moe": {"head_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    **dict.fromkeys(
-        ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"), {"head_dim": 10}
-    ),
-    **dict.fromkeys(
-        ("lfm2", "lfm2_moe"), {"layer_types": 2 * ["conv", "full_attention"]}
-    ),
+    **each("hunyuan_v1_dense hunyuan_v1_moe ministral", {"head_dim": 10}),
+    **each("lfm2 lfm2_moe", {"layer_types": 2 * ["conv", "full_attention"]}),
     "muse_spark_text": {"expert_dim": 16},
-    **dict.fromkeys(
-        ("phi", "persimmon"), {"head_dim": 10, "rope_parameters": HALF}
-    ),
+    **each("phi persimmon", {"head_dim": 10, "rope_parameters": HALF}),
     "gemma3n_text": {
         "num_hidden_layers": 6,
         "layer_types": 3 * MIXED,
@@ -249,8 +248,10 @@ def _class_of(config: PretrainedConfig) -> Any:
         if inspect.isclass(kind)
         and issubclass(kind, nn.Module)
         and "PreTrained" not in name
-        and (getattr(kind, "config_class", None) is type(config))
-        or name.endswith("TextModel")
+        and (
+            getattr(kind, "config_class", None) is type(config)
+            or name.endswith("TextModel")
+        )
     )
 
 

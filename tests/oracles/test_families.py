@@ -5,12 +5,16 @@ ragged chunks, with pads on the left. The file that is generated for a model
 is run beside the module: to the bit.
 """
 
+from itertools import accumulate, pairwise
+
 import pytest
 import torch
 
+from attnref import KVCache, flash, padding_mask, sdpa, token_positions
 from attnref.models.attention import Attention
+from attnref.models.configured import attention_from_config
 from attnref.models.generate import file_of
-from attnref.models.record import attention_of, families
+from attnref.models.record import attention_of, families, records_of
 from tests.kit.compare import relative_error
 from tests.kit.families import (
     CHUNKS,
@@ -90,3 +94,39 @@ def test_attention_is_that_of_transformers(family, more):
                 error = relative_error(got[real], wanted[real])
                 assert error < 1e-6, f"{name}, layer {layer}"
             start = end
+
+
+CORES = {"its own": None, "sdpa": sdpa, "flash": flash}
+
+
+@pytest.mark.parametrize("attend", CORES.values(), ids=CORES)
+@pytest.mark.parametrize("family", sorted(QUICK - {"gemma4_text"}))
+@torch.no_grad()
+def test_a_layer_from_a_config_is_called_like_any_other(family, attend):
+    """A mask, caches, positions and cores, as all layers take them."""
+    config = config_of(family)
+    kinds = {r.kind: layer for layer, r in records_of(config).items()}
+    for layer in kinds.values():
+        torch.manual_seed(0)
+        plain = Attention(attention_of(config, layer)).eval()
+        for weight in plain.parameters():
+            weight.normal_(std=0.2)
+        ours = attention_from_config(config, layer, attend=attend).eval()
+        ours.load_state_dict(plain.state_dict())
+        x = torch.randn(ROWS, LENGTH, ours.r.d_model)
+        valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+        valid[1, :5] = valid[2, :1] = False
+        wanted = plain(x, valid=valid)
+        cache = KVCache(LENGTH)
+        at = token_positions(valid)
+        got = [
+            ours(
+                x[:, start:end],
+                mask=padding_mask(valid[:, :end]),
+                cache=cache,
+                positions=at[:, start:end],
+            )
+            for start, end in pairwise(accumulate(CHUNKS["ragged"], initial=0))
+        ]
+        error = relative_error(torch.cat(got, dim=1)[valid], wanted[valid])
+        assert error < 1e-6, f"layer {layer}"
