@@ -79,6 +79,7 @@ _TOOLS = {
     "models.generate": ["file_of"],
     "models.record": ["AttentionRecord", "attention_of"],
 }
+_TOOL_NAMES = [name for names in _TOOLS.values() for name in names]
 _FOLDERS = sorted({"plain", *(home.partition(".")[0] for home in _HOMES)})
 
 
@@ -109,4 +110,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FOLDERS, *sum(_TOOLS.values(), [])})
+    return sorted({*globals(), *__all__, *_FOLDERS, *_TOOL_NAMES})
