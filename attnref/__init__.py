@@ -74,8 +74,14 @@ _HOMES = {
 __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
     name for names in _HOMES.values() for name in names
 )
-# Judges attention and is none: it is not in __all__, and so in no copy.
-_CHECKER = ("Report", "Verdict", "check")
+# These read files of the package: they are not in __all__, and so in no copy.
+_TOOLS = {
+    "mistakes.checker": ["Report", "Verdict", "check"],
+    "models.configured": ["ConfiguredAttention", "attention_from_config"],
+    "models.generate": ["file_of"],
+    "models.record": ["AttentionRecord", "attention_of"],
+}
+_TOOL_NAMES = [name for names in _TOOLS.values() for name in names]
 _FOLDERS = sorted({"plain", *(home.partition(".")[0] for home in _HOMES)})
 
 
@@ -85,10 +91,11 @@ def __getattr__(name: str) -> Any:
     All homes are imported at once: what `attnref.core.rope` gives must not
     depend on which names were asked for before it.
     """
-    if name in _CHECKER:
-        checker = import_module(f"{__name__}.mistakes.checker")
-        globals().update({name: getattr(checker, name) for name in _CHECKER})
-        return globals()[name]
+    for home, names in _TOOLS.items():
+        if name in names:
+            module = import_module(f"{__name__}.{home}")
+            globals().update({name: getattr(module, name) for name in names})
+            return globals()[name]
     if name not in __all__ and name not in _FOLDERS:
         from attnref.numbers.specs import hint
 
@@ -105,4 +112,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_CHECKER, *_FOLDERS})
+    return sorted({*globals(), *__all__, *_FOLDERS, *_TOOL_NAMES})

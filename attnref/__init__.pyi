@@ -58,12 +58,21 @@ from attnref.mistakes.checker import check as check
 from attnref.mistakes.report import Report as Report
 from attnref.mistakes.report import Verdict as Verdict
 from attnref.models.block import Block, Decoder, SwiGLU, greedy, sampled
+from attnref.models.configured import (
+    ConfiguredAttention as ConfiguredAttention,
+)
+from attnref.models.configured import (
+    attention_from_config as attention_from_config,
+)
 from attnref.models.convert import (
     dequantised,
     mha_to_gqa,
     rope_rows,
     weights_of_torch_mha,
 )
+from attnref.models.generate import file_of as file_of
+from attnref.models.record import AttentionRecord as AttentionRecord
+from attnref.models.record import attention_of as attention_of
 
 __all__ = [
     "Alibi",

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attnref.models.generate import file_of
 from attnref.numbers.specs import hint
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -572,6 +573,10 @@ def run(options: argparse.Namespace) -> str:
         if options.names:
             raise ValueError("--list takes no names: it prints all")
         return listed()
+    if options.config:
+        if options.names or options.full or options.folder:
+            raise ValueError("--config takes no names: it is one file")
+        return _written(options, file_of(options.config))
     full = options.full or options.folder
     form = None if full else plain_form(options.names)
     names = [] if form else asked_for(options.names)
@@ -583,15 +588,26 @@ def run(options: argparse.Namespace) -> str:
             return form.read_text(encoding="utf-8")
         return one_file(names, address())
 
-    if not options.folder and options.output in (None, "-"):
-        return one().removesuffix("\n")
-    top = Path(options.folder or options.output)
-    if options.folder:
-        texts = {top / file: text for file, text in a_folder(names).items()}
-    elif options.output.endswith("/") or top.is_dir():
+    if not options.folder:
+        return _written(options, one())
+    top = Path(options.folder)
+    texts = {top / file: text for file, text in a_folder(names).items()}
+    return _stored(options, top, texts)
+
+
+def _written(options: argparse.Namespace, text: str) -> str:
+    """One file, printed or stored."""
+    if options.output in (None, "-"):
+        return text.removesuffix("\n")
+    top = Path(options.output)
+    if options.output.endswith("/") or top.is_dir():
         raise ValueError(f"{options.output} is a folder; pass it as --folder")
-    else:
-        texts = {top: one()}
+    return _stored(options, top, {top: text})
+
+
+def _stored(
+    options: argparse.Namespace, top: Path, texts: dict[Path, str]
+) -> str:
     _check_room(texts, options.force)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -637,6 +653,11 @@ def add_to(commands: Any) -> None:
     add("-o", "--output", metavar="FILE", help="write it there; - prints it")
     add("--folder", metavar="DIR", help="several files that import each other")
     add("--list", action="store_true", help="every name that can be copied")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the attention of a model, from its config.json, as one file",
+    )
     parser.add_argument(
         "--full", action="store_true", help="the package's form of a subject"
     )

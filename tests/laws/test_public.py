@@ -47,10 +47,13 @@ def face():
     return imported, ast.literal_eval(listed.value), others
 
 
+TOOLS = [name for names in attnref._TOOLS.values() for name in names]
+
+
 @pytest.mark.whole
 def test_type_checkers_see_what_there_is():
     imported, listed, others = face()
-    checker = {name: imported.pop(name) for name in attnref._CHECKER}
+    tools = {name: imported.pop(name) for name in TOOLS}
     homes = {
         name: f"attnref.{home}"
         for home, names in attnref._HOMES.items()
@@ -59,8 +62,8 @@ def test_type_checkers_see_what_there_is():
     assert imported == homes
     assert listed == attnref.__all__
     assert others == {"__version__: str"}
-    assert not {*checker} & {*listed}
-    for name, home in (homes | checker).items():
+    assert not {*tools} & {*listed}
+    for name, home in (homes | tools).items():
         found = getattr(attnref, name)
         assert found is getattr(import_module(home), name)
         assert found.__module__ == home, f"{name} is not defined in {home}"
@@ -184,7 +187,7 @@ def described(place, value):
 
 def public():
     places = dict(documented())
-    for name in [*attnref.__all__, *attnref._CHECKER]:
+    for name in [*attnref.__all__, *TOOLS]:
         value = getattr(attnref, name)
         places[f"attnref.{name}"] = places.pop(f"{value.__module__}.{name}")
     lines = chain.from_iterable(starmap(described, places.items()))
@@ -232,7 +235,7 @@ def test_the_changelog_has_a_section_for_the_version():
     kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
     assert {*re.findall(r"^### (.*)$", text, re.M)} <= {*kinds}
     assert not re.search(r"\]\(|\]: |https?://", text), "links go stale"
-    public_names = {*attnref.__all__, *attnref._CHECKER}
+    public_names = {*attnref.__all__, *TOOLS}
     for name in re.findall(r"`([A-Z]\w+)`", text):
         assert name in public_names, name
 

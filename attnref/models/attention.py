@@ -1,0 +1,403 @@
+"""The self-attention of any released model, driven by its record.
+
+Every branch on `r` is decided by the record of a model, before anything runs.
+`file_of` in `generate.py` prints this file without the branches that a model
+does not take.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class RMSNorm(nn.Module):
+    """Divides by the root mean square over the last axis."""
+
+    def __init__(self, r, width):
+        super().__init__()
+        self.r = r
+        if r.norm_weight == "w":
+            self.weight = nn.Parameter(torch.ones(width))
+        elif r.norm_weight == "1 + w":
+            self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        r = self.r
+        wide = x.float()
+        size = wide.square().mean(-1, keepdim=True) + r.norm_eps
+        wide = wide * torch.rsqrt(size)
+        if r.norm_weight == "w":
+            wide = wide * self.weight
+        elif r.norm_weight == "1 + w":
+            wide = wide * (1 + self.weight)
+        return wide.to(x.dtype)
+
+
+class Conv1D(nn.Module):
+    """A linear layer whose weight is stored transposed, `(in, out)`."""
+
+    def __init__(self, width, out):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, out))
+        self.bias = nn.Parameter(torch.zeros(out))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class HeadNorm(nn.Module):
+    """LayerNorm of each head by itself, each with weights of its own."""
+
+    def __init__(self, r, heads):
+        super().__init__()
+        self.r = r
+        self.weight = nn.Parameter(torch.ones(heads, r.head_dim))
+
+    def forward(self, x):
+        r = self.r
+        wide = F.layer_norm(x.float(), (r.head_dim,), eps=r.norm_eps)
+        return (wide * self.weight[:, None]).to(x.dtype)  # (B, H, T, D)
+
+
+def frequencies(r, longer=False):
+    """RoPE: the angle per position of each pair of channels."""
+    width, theta = r.rope_width, r.rope_theta
+    f = theta ** -(torch.arange(0, width, 2) / width)  # (width / 2,)
+    if r.rope_kind == "linear":
+        f = f / r.rope_factor
+    elif r.rope_kind == "llama3":
+        turns = r.rope_length * f / (2 * math.pi)
+        keep = (turns - r.rope_low) / (r.rope_high - r.rope_low)
+        keep = keep.clamp(0, 1)
+        f = f * keep + f / r.rope_factor * (1 - keep)
+    elif r.rope_kind == "yarn":
+        turns = torch.tensor([r.rope_high, r.rope_low])
+        ends = width * (r.rope_length / (turns * 2 * math.pi)).log()
+        low, high = (ends / (2 * math.log(theta))).tolist()
+        if r.rope_truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, width - 1)
+        slow = (torch.arange(width // 2) - low) / (high - low or 0.001)
+        slow = slow.clamp(0, 1)
+        f = f * (1 - slow) + f / r.rope_factor * slow
+    elif r.rope_kind == "longrope":
+        f = f / torch.tensor(r.rope_long if longer else r.rope_short)
+    elif r.rope_kind == "proportional":
+        f[int(r.rope_share * width / 2) :] = 0
+    if r.rope_backwards:
+        f = -f
+    return f
+
+
+def rotate(r, x, angle):
+    """RoPE: turn each pair of channels of `x` `(B, H, T, D)` by its angle."""
+    cos, sin = angle.cos(), angle.sin()
+    if r.rope_size != 1:
+        cos, sin = cos * r.rope_size, sin * r.rope_size
+    if r.rope_width < (r.rope_dim or r.head_dim):
+        x, rest = x[..., : r.rope_width], x[..., r.rope_width :]
+    if r.rope_layout == "half":
+        a, b = x.float().chunk(2, dim=-1)
+        both = a * cos - b * sin, b * cos + a * sin
+        x = torch.cat(both, dim=-1).to(x.dtype)
+    else:
+        a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        both = a * cos - b * sin, b * cos + a * sin
+        x = torch.stack(both, dim=-1).flatten(-2).to(x.dtype)
+    if r.rope_width < (r.rope_dim or r.head_dim):
+        x = torch.cat((x, rest), dim=-1)
+    return x
+
+
+def slopes(n_heads):
+    """ALiBi: by how much the score of a head falls per token, `(H,)`."""
+    n = 2 ** math.floor(math.log2(n_heads))
+    powers = [8 * (h + 1) / n for h in range(n)]
+    powers += [4 * (2 * h + 1) / n for h in range(n_heads - n)]
+    return 2 ** -torch.tensor(powers)
+
+
+class KVCache:
+    """What a layer keeps of all earlier tokens, `(B, K, S, D)` each."""
+
+    def __init__(self, max_len):
+        self.max_len, self.length = max_len, 0
+        self.stored = ()
+        self.seen = ()
+
+    def append(self, *new):
+        """Store new tokens; returns all that are stored."""
+        start, end = self.length, self.length + new[0].shape[2]
+        if end > self.max_len:
+            raise ValueError(f"{end} tokens do not fit max_len={self.max_len}")
+        if not self.stored:
+            shapes = [(*t.shape[:2], self.max_len, t.shape[3]) for t in new]
+            self.stored = tuple(map(torch.Tensor.new_empty, new, shapes))
+        for kept, t in zip(self.stored, new, strict=True):
+            kept[:, :, start:end] = t
+        self.length = end
+        return tuple(kept[:, :, :end] for kept in self.stored)
+
+
+class WindowCache:
+    """What a layer keeps of the tokens that later ones may still see."""
+
+    def __init__(self, window):
+        self.window, self.length = window, 0
+        self.stored = ()
+        self.seen = ()
+
+    def append(self, *new):
+        """Store new tokens; returns them after those that were stored."""
+        self.length += new[0].shape[2]
+        if self.stored:
+            pairs = zip(self.stored, new, strict=True)
+            new = tuple(torch.cat(pair, dim=2) for pair in pairs)
+        self.stored = tuple(t[:, :, -self.window :] for t in new)
+        return new
+
+
+class Attention(nn.Module):
+    """Self-attention of one layer."""
+
+    in_package = False
+
+    def __init__(self, r):
+        super().__init__()
+        self.r = r
+        E, H, K, D = r.d_model, r.n_heads, r.n_kv_heads, r.head_dim
+        Dv = D if r.v_head_dim == r.head_dim else r.v_head_dim
+        if r.kv_rank:
+            if r.q_rank is not None:
+                self.q_a_proj = nn.Linear(E, r.q_rank, bias=r.qkv_bias)
+                self.q_a_layernorm = RMSNorm(r, r.q_rank)
+                self.q_b_proj = nn.Linear(r.q_rank, H * D, bias=False)
+            else:
+                self.q_proj = nn.Linear(E, H * D, bias=False)
+            width = r.kv_rank + r.rope_dim
+            self.kv_a_proj_with_mqa = nn.Linear(E, width, bias=r.qkv_bias)
+            self.kv_a_layernorm = RMSNorm(r, r.kv_rank)
+            width = H * (D - r.rope_dim + Dv)
+            self.kv_b_proj = nn.Linear(r.kv_rank, width, bias=False)
+        elif r.fused:
+            width = (H + 2 * K) * D
+            if r.transposed:
+                self.qkv_proj = Conv1D(E, width)
+            else:
+                self.qkv_proj = nn.Linear(E, width, bias=r.qkv_bias)
+        else:
+            if r.gate == "in q_proj":
+                self.q_proj = nn.Linear(E, 2 * H * D, bias=r.qkv_bias)
+            else:
+                self.q_proj = nn.Linear(E, H * D, bias=r.qkv_bias)
+            if r.shares is None:
+                self.k_proj = nn.Linear(E, K * D, bias=r.qkv_bias)
+                if not r.k_is_v:
+                    self.v_proj = nn.Linear(E, K * Dv, bias=r.qkv_bias)
+        if r.transposed:
+            self.o_proj = Conv1D(H * Dv, E)
+        else:
+            self.o_proj = nn.Linear(H * Dv, E, bias=r.o_bias)
+        if r.norm == "RMS of a head":
+            self.q_norm = RMSNorm(r, D)
+            if r.shares is None:
+                self.k_norm = RMSNorm(r, D)
+        elif r.norm == "RMS of all heads":
+            self.q_norm, self.k_norm = RMSNorm(r, H * D), RMSNorm(r, K * D)
+        elif r.norm == "LayerNorm by heads":
+            self.q_norm, self.k_norm = HeadNorm(r, H), HeadNorm(r, K)
+        elif r.norm == "LayerNorm":
+            self.q_norm = nn.LayerNorm(D, eps=r.norm_eps)
+            self.k_norm = nn.LayerNorm(D, eps=r.norm_eps)
+        if r.sub_norm:
+            self.sub_norm = RMSNorm(r, H * D)
+        if r.gate == "per head":
+            self.gate_proj = nn.Linear(E, H, bias=False)
+        elif r.gate == "per channel":
+            self.gate_proj = nn.Linear(E, H * D, bias=False)
+        if r.gate_bias:
+            self.gate_bias = nn.Parameter(torch.zeros(H))
+        if r.with_sinks:
+            self.sinks = nn.Parameter(torch.zeros(H))
+        if r.rope_theta:
+            f = frequencies(r)
+            self.register_buffer("frequencies", f, persistent=False)
+            if r.rope_kind == "longrope":
+                f = frequencies(r, longer=True)
+                self.register_buffer("long_frequencies", f, persistent=False)
+
+    def cache(self, max_len):
+        """An empty cache that fits this layer."""
+        r = self.r
+        if r.window:
+            return WindowCache(r.window)
+        if r.chunk:
+            return WindowCache(r.chunk)
+        return KVCache(max_len)
+
+    def forward(self, x, *, cache=None, valid=None, mask=None, positions=None):
+        """Self-attention of `x` `(B, T, E)` to itself and to what is cached.
+
+        `valid` `(B, S)` is False for the pads among all tokens so far.
+        """
+        r = self.r
+        B, T, E = x.shape
+        H, K, D = r.n_heads, r.n_kv_heads, r.head_dim
+        if self.in_package:
+            i, past = self.positions_of(x, cache, positions)
+        else:
+            past = 0 if cache is None else cache.length
+            if r.shares is not None:
+                past = past - T  # the other layer has stored these tokens
+            n = torch.arange(past + T, device=x.device)  # all tokens so far
+            new = n[past:, None]  # (T, 1)
+            at = n[None]  # (1, S), positions
+            if valid is not None:
+                at = (valid.cumsum(1) - 1).clamp(min=0)  # (B, S)
+            i = at[:, past:]  # (B, T)
+        if r.rope_theta:
+            f = self.frequencies
+            if r.rope_kind == "longrope" and past + T > r.rope_length:
+                f = self.long_frequencies
+            angle = i[:, None, :, None] * f  # (B, 1, T, D / 2)
+
+        if r.kv_rank:
+            if r.q_rank is not None:
+                q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+            else:
+                q = self.q_proj(x)
+            q = q.view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+            q, q_rope = q.split((D - r.rope_dim, r.rope_dim), dim=-1)
+            c = self.kv_a_proj_with_mqa(x)[:, None]
+            c, k_rope = c.split((r.kv_rank, r.rope_dim), dim=-1)
+            c = self.kv_a_layernorm(c)  # (B, 1, T, R)
+            if r.latent_factor != 1:
+                c = c * r.latent_factor
+            q_rope, k_rope = rotate(r, q_rope, angle), rotate(r, k_rope, angle)
+            up = self.kv_b_proj.weight.view(H, -1, r.kv_rank)
+            w_uk, w_uv = up.split((D - r.rope_dim, r.v_head_dim), dim=1)
+            q = torch.cat((q @ w_uk, q_rope), dim=-1)  # (B, H, T, R + Dr)
+            k = torch.cat((c, k_rope), dim=-1)  # (B, 1, T, R + Dr)
+        else:
+            if r.fused == "per head":
+                both = self.qkv_proj(x).view(B, T, K, -1, D)
+                q, k, v = both.split((H // K, 1, 1), dim=3)
+            elif r.fused:
+                widths = H * D, K * D, K * D
+                q, k, v = self.qkv_proj(x).split(widths, dim=-1)
+            elif r.shares is not None:
+                q = self.q_proj(x)
+                k, v = cache.seen
+            else:
+                q, k = self.q_proj(x), self.k_proj(x)
+                v = k if r.k_is_v else self.v_proj(x)
+            if r.gate == "in q_proj":
+                q, gate = q.view(B, T, H, 2 * D).chunk(2, dim=-1)
+            if r.norm == "RMS of all heads":
+                q, k = self.q_norm(q), self.k_norm(k)
+            if r.clip:
+                q, k = q.clamp(-r.clip, r.clip), k.clamp(-r.clip, r.clip)
+                v = v.clamp(-r.clip, r.clip)
+            if r.k_factor != 1:
+                k = k * r.k_factor
+            if r.v_factor != 1:
+                v = v * r.v_factor
+            q = q.reshape(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+            if r.shares is None:
+                k = k.reshape(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
+                v = v.reshape(B, T, K, -1).transpose(1, 2)  # (B, K, T, Dv)
+            if r.norm not in (None, "RMS of all heads") and not r.norm_late:
+                if r.shares is None:
+                    q, k = self.q_norm(q), self.k_norm(k)
+                else:
+                    q = self.q_norm(q)
+            if r.v_norm and r.shares is None:
+                v = F.rms_norm(v, (r.v_head_dim,), eps=r.norm_eps)
+            if r.rope_theta:
+                if r.shares is None:
+                    q, k = rotate(r, q, angle), rotate(r, k, angle)
+                else:
+                    q = rotate(r, q, angle)
+            if r.norm_late:
+                q, k = self.q_norm(q), self.k_norm(k)
+        if r.q_factor != 1:
+            q = q * r.q_factor
+        if r.q_growth:
+            steps = (i + r.q_growth_from) // r.q_growth_every
+            q = q * (1 + r.q_growth * steps.log1p())[:, None, :, None]
+        if r.q_power:
+            size = (1 + (i + 1) / r.q_growth_every) ** r.q_power
+            q = q * size[:, None, :, None]
+
+        if self.in_package:
+            if r.kv_rank:
+                v = None
+            stored = self.stored(q, k, v, mask, cache, positions)
+            k, v, mask, far = stored
+        else:
+            if r.kv_rank:
+                if cache is not None:
+                    (k,) = cache.append(k)
+                v = k[..., : r.kv_rank]
+            elif r.shares is None and cache is not None:
+                k, v = cache.append(k, v)
+                if r.is_shared:
+                    cache.seen = k, v
+            if r.window or r.chunk:
+                n = n[-k.shape[2] :]  # those whose keys are still there
+            mask = (n <= new)[None]  # (1, T, S), True = may attend
+            far = i[:, :, None] - at[:, None, n]  # (B, T, S)
+            if r.window:
+                mask = mask & (far < r.window)
+            if r.chunk:
+                same = i[:, :, None] // r.chunk == at[:, None, n] // r.chunk
+                mask = mask & same
+            if valid is not None:
+                mask = mask & valid[:, None, n]  # (B, T, S)
+            mask = mask[:, None]  # one mask for all heads
+
+        if self.in_package and self.core is not None:
+            heads = self.by_core(q, k, v, mask, far)
+        elif r.softcap or r.with_sinks or r.alibi:
+            S = k.shape[2]
+            rows = q.reshape(B, K, H // K * T, -1)  # heads that share k
+            scores = (rows @ k.mT).view(B, H, T, S) * r.scale
+            if r.alibi:
+                m = slopes(H).to(q)[:, None, None]
+                scores = scores - m * far[:, None]
+            if r.softcap:
+                scores = r.softcap * torch.tanh(scores / r.softcap)
+            scores = scores.masked_fill(~mask, -torch.inf)
+            if r.with_sinks:
+                sink = self.sinks[:, None, None].expand(B, H, T, 1)
+                scores = torch.cat((scores, sink), dim=-1)  # (B, H, T, S + 1)
+                weights = scores.softmax(dim=-1, dtype=torch.float32)[..., :S]
+            else:
+                weights = scores.softmax(dim=-1, dtype=torch.float32)
+                weights = weights.nan_to_num()  # a pad sees no key
+            rows = weights.to(v.dtype).reshape(B, K, H // K * T, S)
+            heads = (rows @ v).view(B, H, T, -1)  # (B, H, T, Dv)
+        else:
+            heads = F.scaled_dot_product_attention(
+                q, k, v, mask, scale=r.scale, enable_gqa=True
+            )  # (B, H, T, Dv)
+
+        if r.kv_rank:
+            heads = heads @ w_uv.mT  # (B, H, T, Dv)
+        if r.head_norm:
+            heads = F.rms_norm(heads, (r.v_head_dim,), eps=r.norm_eps)
+        heads = heads.transpose(1, 2)  # (B, T, H, Dv)
+        if r.gate in ("per head", "per channel"):
+            gate = self.gate_proj(x).view(B, T, H, -1)
+            if r.gate_bias:
+                gate = gate + self.gate_bias[:, None]
+        if r.gate and r.gate_act == "sigmoid":
+            heads = heads * gate.sigmoid()
+        elif r.gate:
+            heads = heads * F.softplus(gate)
+        heads = heads.reshape(B, T, -1)
+        if r.sub_norm:
+            heads = self.sub_norm(heads)
+        return self.o_proj(heads)

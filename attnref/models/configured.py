@@ -1,0 +1,164 @@
+"""The attention of a released model as a layer of this package."""
+
+# --8<-- [start:imports]
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnref.caches.kv_cache import Cache, check_kept, past_of
+from attnref.caches.past import counted_positions
+from attnref.core.checks import check_input
+from attnref.core.masks import Causal, Chunk, Rule, Window, decoder_mask, dense
+from attnref.core.sdpa import Attend
+from attnref.models.attention import Attention, slopes
+from attnref.models.record import AttentionRecord, attention_of, families
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:configured]
+class ConfiguredAttention(Attention):
+    """Self-attention as a record says, called like the layers of `layers`.
+
+    `attend` is a core that takes what the record asks for, such as `sdpa`;
+    without one, the layer attends as its file does. Weights load under their
+    names in transformers.
+    """
+
+    in_package = True
+
+    def __init__(
+        self, record: AttentionRecord, attend: Attend | None = None
+    ) -> None:
+        super().__init__(record)  # type: ignore[no-untyped-call]
+        if record.shares is not None:
+            raise ValueError(
+                f"the layer reads the keys of layer {record.shares}: take the "
+                "file of the model, whose caches hand them on"
+            )
+        self.core, self.dropout = attend, 0.0
+        self.causal: Rule = Causal()
+        if record.window:
+            self.causal = Window(record.window)
+        if record.chunk:
+            self.causal = Chunk(record.chunk)
+        names = families()[record.family].names
+        self._theirs = {f"{t}.": f"{ours}." for ours, t in names.items()}
+        hook = self.register_load_state_dict_pre_hook
+        hook(_renamed)  # type: ignore[no-untyped-call]
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
+
+        `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
+        With a `cache`, the S keys are the cached ones followed by the T new
+        ones; without, S = T.
+        """
+        check_input("x", x.shape, self.r.d_model)
+        how = {"mask": mask, "cache": cache, "positions": positions}
+        out: Tensor = super().__call__(x, **how)
+        return out  # (B, T, E)
+
+    def positions_of(
+        self, x: Tensor, cache: Cache | None, positions: Tensor | None
+    ) -> tuple[Tensor, int]:
+        """Of the new tokens, `(1, T)` or `(B, T)`; and how many are past."""
+        past = past_of(cache, self.causal)
+        if positions is None:
+            end = past + x.shape[1]
+            positions = torch.arange(past, end, device=x.device)
+        return positions.view(-1, x.shape[1]), past
+
+    def stored(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        positions: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Keys and values of all tokens, what is seen of them, and how far."""
+        r, (B, H, T) = self.r, q.shape[:3]
+        i, past = self.positions_of(q.transpose(1, 2), cache, positions)
+        at = counted_positions(cache, self.causal, positions, q)
+        numbers = None if cache is None else cache.positions(T, q.device)
+        seen = decoder_mask(
+            mask,
+            (B, H, T, past + T),
+            causal=self.causal,
+            device=q.device,
+            positions=numbers,
+            token_positions=at,
+        )
+        if cache is not None:
+            k, *rest = cache.append(k) if v is None else cache.append(k, v)
+            check_kept(cache, k, numbers, at)
+            v = rest[0] if rest else None
+        if v is None:
+            v = k[..., : r.kv_rank]
+        shown = dense(seen)
+        if shown is None:
+            shown = torch.ones((), dtype=torch.bool, device=q.device)
+        j = numbers
+        if j is None:
+            j = torch.arange(k.shape[2], device=q.device)
+        j = j[None] if at is None else at[:, j]
+        return k, v, shown, i[:, :, None] - j[:, None]
+
+    def by_core(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, far: Tensor
+    ) -> Tensor:
+        """The heads by the layer's core, which is told what the record says."""
+        assert self.core is not None
+        r = self.r
+        how: dict[str, Any] = {"scale": r.scale}
+        if r.softcap:
+            how["softcap"] = r.softcap
+        if r.with_sinks:
+            how["sinks"] = self.sinks
+        if r.alibi:
+            m: Tensor = slopes(r.n_heads)  # type: ignore[no-untyped-call]
+            how["bias"] = -m.to(q)[:, None, None] * far[:, None]
+        return self.core(q, k, v, mask, **how)
+
+
+def attention_from_config(
+    config: Mapping[str, object] | str | PathLike[str],
+    layer: int = 0,
+    *,
+    attend: Attend | None = None,
+) -> ConfiguredAttention:
+    """The attention of one layer of a released model, from its `config.json`.
+
+    Examples:
+        >>> config = {"model_type": "olmo2", "num_hidden_layers": 2}
+        >>> config |= {"hidden_size": 64, "num_attention_heads": 8}
+        >>> layer = attention_from_config(config)
+        >>> layer(torch.randn(3, 5, 64)).shape, layer.q_norm.weight.shape
+        (torch.Size([3, 5, 64]), torch.Size([64]))
+    """
+    return ConfiguredAttention(attention_of(config, layer), attend)
+
+
+def _renamed(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Weights under the names of transformers, under ours."""
+    for name in [*state]:
+        own = name.removeprefix(prefix)
+        for theirs, ours in module._theirs.items():
+            if own.startswith(theirs):
+                new = prefix + ours + own.removeprefix(theirs)
+                state[new] = state.pop(name)
+
+
+# --8<-- [end:configured]

@@ -1,0 +1,451 @@
+"""One file for one model: `attention.py` without what its records decide."""
+
+# --8<-- [start:imports]
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from attnref.models.record import AttentionRecord, families, records_of
+
+# --8<-- [end:imports]
+
+Change = tuple[int, int, str]  # what takes the place of a part of a text
+SOURCE = Path(__file__).with_name("attention.py")
+UNKNOWN = object()
+COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
+# --8<-- [start:file]
+def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
+    """The attention of one model as a file of its own, from its config.
+
+    The file needs PyTorch alone. It is `attention.py`, without the branches
+    that the records of the layers decide, and with their values written out.
+
+    Examples:
+        >>> config = {"model_type": "mistral", "num_hidden_layers": 2}
+        >>> config |= {"hidden_size": 64, "num_attention_heads": 8}
+        >>> text = file_of(config | {"head_dim": 8, "sliding_window": 16})
+        >>> "WindowCache" in text, "KVCache" in text, "q_norm" in text
+        (True, False, False)
+    """
+    records = records_of(config)
+    every = [*records.values()]
+    values = {
+        f.name: [getattr(r, f.name) for r in every]
+        for f in fields(AttentionRecord)
+        if f.name != "kind"
+    }
+    differ = {n: v for n, v in values.items() if len(set(v)) > 1}
+    source = SOURCE.read_text("utf-8").split('"""', 2)[2]
+    source = source.replace("\n    in_package = False\n", "")
+    source = source.replace(", mask=None, positions=None):", "):")
+    fold = _Fold(
+        source,
+        {n: v[0] for n, v in values.items() if n not in differ},
+        [n for n, v in differ.items() if all(v)],
+    )
+    source = _read_only("\n".join(fold.body(fold.tree.body, 0, 0)) + "\n")
+    source, names = _by_layer(source, [*differ])
+    for ours, theirs in families()[every[0].family].names.items():
+        source = re.sub(rf"\b{ours}\b", theirs, source)
+    source = re.sub(r"\n{4,}", "\n\n\n", source.strip())
+    source = re.sub(r" : (\d+)\]", r" :\1]", source)
+    if names:
+        head, tail = source.split("\n\n\nclass Attention(", 1)
+        layers = [records.get(n) for n in range(max(records) + 1)]
+        tables = [_table(name, layers) for name in names]
+        lines = "\n".join(["# Of each layer.", *tables])
+        source = f"{head}\n\n\n{lines}\n\n\nclass Attention({tail}"
+    return _about(every[0].family, min(records)) + source + "\n"
+
+
+def _about(family: str, layer: int) -> str:
+    return f'''"""Self-attention of a model of the family {family}.
+
+layer = Attention({layer})  # `weights` is the state_dict of the whole model
+name = "model.layers.{layer}.self_attn."
+own = {{k.removeprefix(name): w for k, w in weights.items() if name in k}}
+layer.load_state_dict(own)
+cache = layer.cache(max_len=4096)
+y = layer(x, cache=cache)  # x (B, T, E): the prompt, then token by token
+"""
+
+'''
+
+
+def _by_layer(source: str, differ: Sequence[str]) -> tuple[str, list[str]]:
+    """Fields in which the layers differ become attributes of the module."""
+    read = set(re.findall(r"\br\.(\w+)", source))
+    names = [name for name in differ if name in read]
+    head, tail = source.split("class Attention(", 1)
+    tail = re.sub(r" +(r = self\.r|self\.r = r)\n", "", tail)
+    tail = re.sub(r"\br\.(?=\w)", "self.", tail)
+    tail = re.sub(r"\(r\b(?=[,)])", "(self", tail)
+    head = re.sub(r"(?<=\()r(?=[,)])", "layer", head)
+    head = re.sub(r"\br\.(?=\w)", "layer.", head)
+    start = "        super().__init__()\n"
+    given = "".join(f"        self.{n} = {n.upper()}[layer]\n" for n in names)
+    tail = tail.replace(start, start + given, 1)
+    init = "def __init__(self, layer=0)"
+    tail = re.sub(r"def __init__\(.*?\)", init, tail, count=1)
+    return f"{head}class Attention({tail}", names
+
+
+def _table(name: str, layers: Sequence[AttentionRecord | None]) -> str:
+    """A field of all layers, with what repeats in it written once."""
+    runs: list[tuple[str, int]] = []
+    for r in layers:
+        value = _literal(getattr(r, name, None))
+        if runs and runs[-1][0] == value:
+            runs[-1] = value, runs[-1][1] + 1
+        else:
+            runs.append((value, 1))
+    text = _joined(runs)
+    for period in range(1, len(runs) // 2 + 1):
+        times = len(runs) // period
+        if runs == (runs[:period] * (times + 1))[: len(runs)]:
+            once, rest = _joined(runs[:period]), runs[times * period :]
+            once = f"({once})" if "*" in once or "+" in once else once
+            text = " + ".join(
+                [f"{times} * {once}", *[_joined(rest)] * bool(rest)]
+            )
+            break
+    return f"{name.upper()} = {text}"
+
+
+def _joined(runs: Sequence[tuple[str, int]]) -> str:
+    text = " + ".join(f"{n} * [{v}]" if n > 1 else f"[{v}]" for v, n in runs)
+    return re.sub(r"(^|\+ )\[([^]]*)\] \+ \[", r"\1[\2, ", text)
+
+
+def _literal(value: Any) -> str:
+    """A constant as one would write it."""
+    if isinstance(value, float) and value > 0:
+        n = round(value**-2)
+        if 1 < n < 10**6 and n**-0.5 == value:
+            return f"{n}**-0.5"
+    return repr(value)
+
+
+# --8<-- [end:file]
+
+
+# --8<-- [start:fold]
+class _Text:
+    """Source text with its syntax tree."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.tree = text, ast.parse(text)
+        self.lines = text.splitlines()
+        self.starts = [0]
+        for line in text.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+
+    def span(self, node: Any) -> tuple[int, int]:
+        return (
+            self.starts[node.lineno - 1] + node.col_offset,
+            self.starts[node.end_lineno - 1] + node.end_col_offset,
+        )
+
+    def of(self, node: Any) -> str:
+        start, end = self.span(node)
+        return self.text[start:end]
+
+
+def _edited(text: str, changes: Sequence[Change], offset: int = 0) -> str:
+    for start, end, new in sorted(set(changes), reverse=True):
+        text = text[: start - offset] + new + text[end - offset :]
+    return text
+
+
+class _Fold(_Text):
+    """Text without the branches that are decided, and with what is known.
+
+    `known` are the fields of `r` that are the same in all layers; `true` are
+    others that count as true in all.
+    """
+
+    def __init__(
+        self, text: str, known: Mapping[str, Any], true: Sequence[str]
+    ) -> None:
+        super().__init__(text)
+        self.known, self.true = known, true
+
+    def value(self, node: ast.AST) -> Any:
+        """What an expression is, if that is decided; else UNKNOWN."""
+        match node:
+            case ast.Constant(value):
+                return value
+            case ast.Attribute(ast.Name("r"), name):
+                return self.known.get(name, UNKNOWN)
+            case ast.Attribute(ast.Name("self"), "in_package"):
+                return False
+            case ast.UnaryOp(ast.Not(), inner):
+                value = self.truth(inner)
+                return value if value is UNKNOWN else not value
+            case ast.BoolOp(op, [*parts, last]):
+                for part in parts:
+                    decided = self.truth(part)
+                    if decided is UNKNOWN:
+                        return UNKNOWN
+                    if decided == isinstance(op, ast.Or):
+                        return self.value(part)
+                return self.value(last)
+            case ast.Compare(left, [op], [right]):
+                a, b = self.value(left), self.value(right)
+                known = a is not UNKNOWN and b is not UNKNOWN
+                return COMPARED[type(op)](a, b) if known else UNKNOWN
+            case ast.Tuple(parts):
+                values = [self.value(part) for part in parts]
+                return UNKNOWN if UNKNOWN in values else tuple(values)
+        return UNKNOWN
+
+    def truth(self, node: ast.AST) -> Any:
+        """Whether an expression counts as true; UNKNOWN if open."""
+        match node:
+            case ast.Attribute(attr=name) if name in self.true:
+                return True
+            case ast.BoolOp(op, parts):
+                found = [self.truth(part) for part in parts]
+                stop = isinstance(op, ast.Or)
+                if any(value is stop for value in found):
+                    return stop
+                return UNKNOWN if UNKNOWN in found else not stop
+        value = self.value(node)
+        return value if value is UNKNOWN else bool(value)
+
+    def written(self, node: ast.AST) -> str:
+        """The text of an expression or a statement, with what is known."""
+        return _edited(self.of(node), [*self.changes(node)], self.span(node)[0])
+
+    def changes(self, node: ast.AST) -> Iterator[Change]:
+        match node:
+            case ast.Attribute() if self.value(node) is not UNKNOWN:
+                yield *self.span(node), _literal(self.value(node))
+            case ast.IfExp(test, yes, no) if self.truth(test) is not UNKNOWN:
+                taken = yes if self.truth(test) else no
+                yield *self.span(node), self.written(taken)
+            case ast.BoolOp(op, parts) if (
+                len(left := self.open(op, parts)) == 1
+            ):
+                yield *self.span(node), self.written(left[0])
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    yield from self.changes(child)
+
+    def open(self, op: ast.boolop, parts: Sequence[ast.AST]) -> list[ast.AST]:
+        """The parts of `and` or `or` that are not decided or decide nothing."""
+        idle = isinstance(op, ast.And)
+        return [part for part in parts if self.truth(part) is not idle]
+
+    def body(
+        self, nodes: Sequence[ast.stmt], start: int, out: int
+    ) -> list[str]:
+        """The lines of statements, and of the comments and blanks before each.
+
+        They begin after line `start`; `out` columns are cut from their left.
+        """
+        found: list[str] = []
+        for node in nodes:
+            before = self.lines[start : node.lineno - 1]
+            start = node.end_lineno or 0
+            lines = self.statement(node, out)
+            if lines:
+                found += [line[out:] for line in before] + lines
+        return found
+
+    def statement(self, node: ast.stmt, out: int) -> list[str]:
+        first = node.lineno - 1
+        if isinstance(node, ast.If):
+            return self.branches(node, out)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For):
+            inside = node.body[0].lineno - 1
+            head = [line[out:] for line in self.lines[first:inside]]
+            return head + self.body(node.body, inside, out)
+        text = " " * node.col_offset + self.written(node)
+        last = self.lines[(node.end_lineno or 0) - 1]
+        text += last[node.end_col_offset :]  # the comment behind it
+        return [line[out:] for line in text.splitlines()]
+
+    def branches(self, node: ast.If, out: int) -> list[str]:
+        """What is left of `if`, `elif` and `else`."""
+        found: list[str] = []
+        column = " " * (node.col_offset - out)
+        deeper = node.body[0].col_offset - node.col_offset
+        rest: list[ast.stmt] = [node]
+        start, test = node.lineno - 1, UNKNOWN
+        while rest:
+            match rest:
+                case [ast.If() as node] if self.is_chained(node, start, found):
+                    test, body = self.truth(node.test), node.body
+                    start, rest = node.test.end_lineno or 0, node.orelse
+                case _:
+                    test, body, rest = True, rest, []
+                    start += next(
+                        n
+                        for n, line in enumerate(self.lines[start:], 1)
+                        if line.strip() == "else:"
+                    )
+            if test is UNKNOWN:
+                lines = self.body(body, start, out)
+                word = "elif" if found else "if"
+                found += [f"{column}{word} {self.written(node.test)}:", *lines]
+            elif test:
+                if not found:
+                    return self.body(body, start, out + deeper)
+                lines = self.body(body, start, out)
+                return [*found, f"{column}else:", *lines] if lines else found
+            start = body[-1].end_lineno or 0
+        return found
+
+    def is_chained(
+        self, node: ast.If, start: int, found: Sequence[str]
+    ) -> bool:
+        """Whether this `if` is the first of a chain, or an `elif` in it."""
+        line = self.lines[node.lineno - 1]
+        return line.strip().startswith("elif") or node.lineno - 1 == start
+
+
+# --8<-- [end:fold]
+
+
+# --8<-- [start:unread]
+def _read_only(source: str) -> str:
+    """Without names, parameters and definitions that nothing reads."""
+    while changes := next(filter(None, _unread(_Text(source))), None):
+        source = _edited(source, changes)
+    return source
+
+
+def _unread(text: _Text) -> Iterator[list[Change]]:
+    """Each time, what can leave at once."""
+    nodes = [*ast.walk(text.tree)]
+    functions = [n for n in nodes if isinstance(n, ast.FunctionDef)]
+    for function in functions:
+        yield [*_locals(text, function)]
+    loaded = {
+        n.attr if isinstance(n, ast.Attribute) else n.id
+        for n in nodes
+        if isinstance(n, ast.Attribute | ast.Name)
+        and isinstance(n.ctx, ast.Load)
+    }
+    for node in nodes:  # self.seen = ()
+        match node:
+            case ast.Assign([ast.Attribute(attr=name)]) if name in (
+                "r",
+                "seen",
+            ):
+                reads = sum(
+                    isinstance(n, ast.Attribute)
+                    and n.attr == name
+                    and isinstance(n.ctx, ast.Load)
+                    for n in ast.walk(_class_of(text, node))
+                )
+                yield [_line(text, node)] if not reads else []
+    for function in functions:
+        yield [*_parameters(text, function, nodes)]
+    for node in text.tree.body:
+        match node:
+            case ast.ClassDef(name) | ast.FunctionDef(name):
+                gone = name not in loaded and name != "Attention"
+                yield [_line(text, node)] if gone else []
+            case ast.Import([ast.alias(name, alias)]):
+                gone = (alias or name) not in loaded
+                yield [_line(text, node)] if gone else []
+
+
+def _class_of(text: _Text, node: ast.AST) -> ast.AST:
+    return next(c for c in text.tree.body if node in ast.walk(c))
+
+
+def _line(text: _Text, node: Any) -> Change:
+    """Whole lines; a statement alone under an `if` takes it along."""
+    for above in ast.walk(text.tree):
+        if isinstance(above, ast.If) and above.body == [node]:
+            return _line(text, above)
+    return text.starts[node.lineno - 1], text.starts[node.end_lineno], ""
+
+
+def _reads(node: ast.AST) -> set[str]:
+    return {
+        n.id
+        for n in ast.walk(node)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+    }
+
+
+def _locals(text: _Text, function: ast.FunctionDef) -> Iterator[Change]:
+    """Names of a function that it does not read, or only once, to return."""
+    reads = _reads(function)
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign([ast.Name(name)]) if name not in reads:
+                yield _line(text, node)
+            case ast.Assign([ast.Tuple(names)], ast.Tuple(values)):
+                kept = [
+                    n
+                    for n, name in enumerate(names)
+                    if not isinstance(name, ast.Name) or name.id in reads
+                ]
+                if not kept:
+                    yield _line(text, node)
+                elif len(kept) < len(names):
+                    left = ", ".join(text.of(names[n]) for n in kept)
+                    right = ", ".join(text.of(values[n]) for n in kept)
+                    yield *text.span(node), f"{left} = {right}"
+    for first, last in zip(function.body, function.body[1:], strict=False):
+        match first, last:
+            case ast.Assign([ast.Name(a)], value), ast.Return(ast.Name(b)):
+                if a == b:
+                    yield text.span(first)[0], text.span(value)[0], "return "
+                    yield _line(text, last)
+            case ast.Assign([ast.Name(a)], ast.Name(b)), _ if a == "Dv":
+                yield _line(text, first)
+                for n in ast.walk(function):
+                    match n:
+                        case ast.Name(id="Dv", ctx=ast.Load()):
+                            yield *text.span(n), b
+
+
+def _parameters(
+    text: _Text, function: ast.FunctionDef, nodes: Sequence[ast.AST]
+) -> Iterator[Change]:
+    """Parameters that a function does not read, and what calls give them."""
+    args, name = function.args.args, function.name
+    if not args:
+        return
+    method = args[0].arg == "self"
+    if name == "__init__":
+        owner = _class_of(text, function)
+        name = owner.name if isinstance(owner, ast.ClassDef) else ""
+    reads = _reads(function) | {"self"}
+    kept = [n for n, arg in enumerate(args) if arg.arg in reads]
+    if len(kept) == len(args) or name in ("Attention", "forward", "cache"):
+        return
+    listed = ", ".join(text.of(args[n]) for n in kept)
+    defaults = function.args.defaults
+    end = text.span(defaults[-1] if defaults else args[-1])[1]
+    yield text.span(args[0])[0], end, listed
+    for node in nodes:
+        match node:
+            case ast.Call(ast.Name(called), given) if called == name and given:
+                at = [n - method for n in kept if n >= method]
+                new = ", ".join(text.of(given[n]) for n in at if n < len(given))
+                yield text.span(given[0])[0], text.span(given[-1])[1], new
+
+
+# --8<-- [end:unread]

@@ -1,0 +1,447 @@
+"""What the attention of a released model depends on, read from its config."""
+
+# --8<-- [start:imports]
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:record]
+@dataclass(frozen=True)
+class AttentionRecord:
+    """All that the attention of one layer depends on; `attention_of` fills it.
+
+    Sizes first, then what is done to x, to queries and keys, to the scores,
+    and to the output, in this order.
+    """
+
+    family: str
+    kind: str  # that of the layer, as the config calls it
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    # projections
+    qkv_bias: bool = False
+    o_bias: bool = False
+    fused: str | None = None  # "q, k, v" one after the other, or "per head"
+    transposed: bool = False
+    k_is_v: bool = False
+    shares: int | None = None  # the layer whose keys and values it reads
+    is_shared: bool = False
+    # MLA
+    q_rank: int | None = None
+    kv_rank: int | None = None
+    rope_dim: int = 0
+    latent_factor: float = 1.0
+    # queries, keys and values
+    clip: float | None = None
+    k_factor: float = 1.0
+    v_factor: float = 1.0
+    norm: str | None = None
+    norm_weight: str | None = "w"
+    norm_eps: float = 1e-6
+    norm_late: bool = False  # after RoPE
+    v_norm: bool = False
+    # RoPE
+    rope_theta: float | None = None
+    rope_width: int = 0
+    rope_layout: str = "half"
+    rope_backwards: bool = False
+    rope_kind: str = "default"
+    rope_factor: float = 1.0
+    rope_length: int = 0
+    rope_low: float = 1.0
+    rope_high: float = 1.0
+    rope_truncate: bool = True
+    rope_short: tuple[float, ...] = ()
+    rope_long: tuple[float, ...] = ()
+    rope_share: float = 1.0
+    rope_size: float = 1.0
+    # queries by their position
+    q_factor: float = 1.0
+    q_growth: float = 0.0
+    q_growth_from: int = 0
+    q_growth_every: int = 1
+    q_power: float = 0.0
+    # scores
+    scale: float = 1.0
+    alibi: bool = False
+    softcap: float | None = None
+    window: int | None = None
+    chunk: int | None = None
+    with_sinks: bool = False
+    # output
+    head_norm: bool = False
+    gate: str | None = None  # "per channel", "per head" or "in q_proj"
+    gate_act: str = "sigmoid"
+    gate_bias: bool = False
+    sub_norm: bool = False
+
+
+# --8<-- [end:record]
+
+
+# --8<-- [start:families]
+OF_ROPE = {
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "rotary_emb_base",
+    "rotary_pct",
+}
+
+
+class Family(NamedTuple):
+    """A row of `families.txt`, with what it takes from the row above it."""
+
+    fields: dict[str, CodeType]  # of the record, from those of the config
+    absent: dict[str, Any]  # what transformers takes for a field left out
+    names: dict[str, str]  # of weights: ours, and as transformers calls them
+
+    @property
+    def reads(self) -> set[str]:
+        """The fields of the config that the row reads."""
+        names = {n for code in self.fields.values() for n in code.co_names}
+        return names | OF_ROPE if "rope" in names else names
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Those that are known, by `model_type`."""
+    found: dict[str, Family] = {}
+    text = Path(__file__).with_name("families.txt").read_text("utf-8")
+    text = re.sub(r"(?m)^#.*\n", "", text)
+    absent = json.loads(Path(__file__).with_name("absent.json").read_text())
+    for block in re.split(r"\n(?=\w)", text.strip()):
+        head, *lines = block.splitlines()
+        names, _, parent = head.partition(" < ")
+        above = found[parent] if parent else Family({}, {}, {})
+        row = Family(dict(above.fields), {}, dict(above.names))
+        for line in lines:
+            left, sign, right = line.strip().split(" ", 2)
+            if sign == "=":
+                row.fields[left] = compile(right, head, "eval")
+            else:
+                row.names[left] = right
+        for name in names.split():
+            found[name] = row._replace(absent=absent.get(name, {}))
+    return found
+
+
+# --8<-- [end:families]
+
+
+# --8<-- [start:attention]
+UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
+
+
+UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
+
+
+def attention_of(
+    config: Mapping[str, object] | str | PathLike[str], layer: int = 0
+) -> AttentionRecord:
+    """All that the attention of one layer depends on, from a `config.json`.
+
+    `config` is what `config.json` holds, its path, or a configuration of
+    transformers. Fields are read under their names before and after
+    transformers 5. What could change attention and is not read is refused.
+
+    Examples:
+        >>> config = {"model_type": "qwen3", "num_hidden_layers": 28}
+        >>> config |= {"hidden_size": 1024, "num_attention_heads": 16}
+        >>> attention_of(config | {"num_key_value_heads": 8}).norm
+        'RMS of a head'
+        >>> attention_of(config | {"attn_logit_softcapping": 50.0})
+        Traceback (most recent call last):
+        ValueError: qwen3: attention does not read attn_logit_softcapping=50.0
+    """
+    given = _fields_of(config)
+    family, row = _family(given)
+    read: Mapping[str, Any] = _present(row, given)
+    _check_fields(family, row, given)
+    kinds = _kinds(family, row, given)
+    count = len(kinds)
+    if not 0 <= layer < count:
+        raise ValueError(f"{layer=}, but the model has {count} layers")
+    if kinds[layer] not in KINDS:
+        raise ValueError(
+            f"{family}: layer {layer} is {kinds[layer]}, no softmax attention"
+        )
+    read = _Read(
+        read, layer=layer, layer_type=kinds[layer], own=_own(read, layer)
+    )
+    read["rope"] = _rope(family, row, given, read)
+    first = count - (read["num_kv_shared_layers"] or 0)
+    read["shares"] = None
+    if layer >= first:
+        read["shares"] = max(
+            n for n in range(first) if kinds[n] == kinds[layer]
+        )
+    elif first < count:
+        last = max(n for n in range(first) if kinds[n] == kinds[layer])
+        read["is_shared"] = layer == last
+    own = {f.name for f in fields(AttentionRecord)}
+    for name in sorted(row.fields, key=lambda name: name in own):
+        try:
+            read[name] = eval(row.fields[name], {"math": math}, read)
+        except UNREADABLE as error:
+            raise ValueError(
+                f"{family}: {name} cannot be read: {error}"
+            ) from None
+        if name in ("d_model", "n_heads"):  # all else is made of these
+            _size(read, family, name)
+    known = {
+        f.name: read[f.name] for f in fields(AttentionRecord) if f.name in read
+    }
+    return _checked(
+        AttentionRecord(**known | {"family": family, "kind": kinds[layer]})
+    )
+
+
+def records_of(
+    config: Mapping[str, object] | str | PathLike[str],
+) -> dict[int, AttentionRecord]:
+    """The records of all layers that have softmax attention, by layer."""
+    given = _fields_of(config)
+    family, row = _family(given)
+    found: dict[int, AttentionRecord] = {}
+    kinds = _kinds(family, row, given)
+    for layer, kind in enumerate(kinds):
+        if kind in KINDS:
+            found[layer] = attention_of(given, layer)
+    if not found:
+        raise ValueError(f"{family}: no layer has softmax attention")
+    return found
+
+
+# --8<-- [end:attention]
+
+
+# --8<-- [start:read]
+KINDS = "full_attention", "sliding_attention", "chunked_attention", "attention"
+ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
+TOLD = "rope_theta", "rope_scaling", "rotary_emb_base", "rope_local_base_freq"
+ROPE_FIELDS = {
+    *("rope_type", "type", "rope_theta", "factor", "truncate"),
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "attention_factor"),
+    *("short_factor", "long_factor", "partial_rotary_factor"),
+    *("original_max_position_embeddings", "max_position_embeddings"),
+    *("llama_4_scaling_beta", "mrope_section", "mrope_interleaved"),
+}
+
+
+class _Read(dict[str, Any]):
+    """The fields that an expression reads; what is not there is None."""
+
+    def __missing__(self, name: str) -> None:
+        if name in ("math", "int", "len", "tuple", "bool"):
+            raise KeyError(name)  # it is not a field
+
+
+def _fields_of(config: Any) -> dict[str, Any]:
+    if hasattr(config, "to_dict"):
+        config = config.to_dict()
+    if isinstance(config, (str, PathLike)):
+        try:
+            config = json.loads(Path(config).read_text("utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the file is no JSON: {error}") from None
+    if not isinstance(config, Mapping):
+        raise TypeError(f"config is {type(config).__name__}; pass an object")
+    text = config.get("text_config")
+    return dict(text if isinstance(text, Mapping) else config)
+
+
+def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
+    family = given.get("model_type")
+    if not isinstance(family, str):
+        raise ValueError("the config has no model_type")
+    if family not in families() or family.startswith("_"):
+        known = sum(not name.startswith("_") for name in families())
+        raise ValueError(
+            f"model_type={family!r} is none of the {known} families whose "
+            "attention is known"
+        )
+    return family, families()[family]
+
+
+def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
+    """Refuse fields that may change attention and that the row leaves out."""
+    attention, other = _field_names()
+    for name, value in given.items():
+        if not value or name in row.reads or name in other:
+            continue
+        if name in attention:
+            raise ValueError(
+                f"{family}: attention does not read {name}={value}"
+            )
+        raise ValueError(
+            f"{family}: the field {name}={value!r} is unknown and may change "
+            "attention; leave it out if it does not"
+        )
+
+
+@cache
+def _field_names() -> tuple[set[str], set[str]]:
+    """Fields of configs that may change attention, and those that do not."""
+    text = Path(__file__).with_name("fields.txt").read_text("utf-8")
+    attention, other = re.sub(r"(?m)^#.*\n", "", text).split("\n\n")
+    return set(attention.split()), set(other.split())
+
+
+def _size(read: Mapping[str, Any], family: str, *names: str) -> int:
+    found = [read[name] for name in names if name in read]
+    size = found[0] if found else None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"{family}: {names[0]}={size} is no positive number")
+    return size
+
+
+def _present(row: Family, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say something: given, or what their absence means."""
+    return {k: v for k, v in {**row.absent, **given}.items() if v is not None}
+
+
+def _kinds(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
+    """What the config calls its layers."""
+    read = _present(row, given)
+    blocks = read.get("layers_block_type")
+    names = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+    count = len(blocks) if blocks else _size(read, family, *names)
+    return [_kind(row, read, layer) for layer in range(count)]
+
+
+def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
+    """What the config calls this layer."""
+    kinds = read.get("layer_types") or read.get("layers_block_type")
+    if kinds:
+        return str(kinds[layer])
+    if "kind" not in row.fields:
+        reads = row.fields["window"].co_names if "window" in row.fields else ()
+        if "layer_type" in reads and read.get("sliding_window"):
+            raise ValueError("the config has no layer_types")
+        return "full_attention"
+    own = _Read(read, layer=layer)
+    for name in ("has_rope", "kind"):
+        if name in row.fields:
+            own[name] = eval(row.fields[name], {"math": math}, own)
+    if own["kind"] is None:
+        raise ValueError("the config has no layer_types")
+    return str(own["kind"])
+
+
+def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
+    """What the config says of one layer alone."""
+    own = read.get("per_layer_config") or {}
+    found: Mapping[str, Any] = own.get(str(layer)) or own.get(layer) or {}
+    return found
+
+
+def _of_kind(
+    rope: Mapping[str, Any] | None, kind: str
+) -> Mapping[str, Any] | None:
+    """What holds for this kind of layer, if the kinds differ."""
+    if rope and all(isinstance(v, Mapping | None) for v in rope.values()):
+        return rope.get(kind) or {}
+    return rope
+
+
+def _rope(
+    family: str, row: Family, given: Mapping[str, Any], read: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the config says of RoPE in this layer, in either schema."""
+    kind = read["layer_type"]
+    rope = _of_kind(given.get("rope_parameters"), kind)
+    if rope is None:  # before transformers 5
+        absent = row.absent.get("rope_parameters") or {}
+        rope = dict(_of_kind(absent, kind) or {})
+        usual = rope.get("rope_theta") or read["rope_theta"]
+        if any(given.get(name) for name in TOLD):
+            own = kind == "sliding_attention" and kind in absent
+            local = own and "rope_local_base_freq" in row.reads
+            theta = "rope_local_base_freq" if local else "rope_theta"
+            rope = {} if own else dict(read["rope_scaling"] or {})
+            told = given.get(theta) or given.get("rotary_emb_base")
+            rope["rope_theta"] = told or usual
+    rope = dict(rope)
+    unknown = sorted(rope.keys() - ROPE_FIELDS)
+    if unknown:
+        raise ValueError(f"{family}: RoPE has the unknown field {unknown[0]!r}")
+    theta = rope.setdefault("rope_theta", read["rope_theta"])
+    rope["rope_theta"] = theta and float(theta)
+    rope["kind"] = rope.get("rope_type") or rope.get("type") or "default"
+    if rope["kind"] == "mrope":
+        rope["kind"] = "default"  # for text, all three positions are one
+    if rope["kind"] not in ROPES:
+        raise ValueError(
+            f"{family}: RoPE of kind {rope['kind']!r} is not known"
+        )
+    share = read["partial_rotary_factor"] or read["rotary_pct"] or 1.0
+    rope.setdefault("partial_rotary_factor", share)
+    length = "original_max_position_embeddings"
+    rope[length] = (
+        rope.get(length) or read[length] or read["max_position_embeddings"]
+    )
+    if rope["kind"] == "longrope":
+        rope.setdefault(
+            "longest",
+            rope.get("factor", 0) * rope[length]
+            or read["max_position_embeddings"],
+        )
+    rope["size"], rope["sharper"] = _sizes(rope)
+    return rope
+
+
+def _sizes(rope: Mapping[str, Any]) -> tuple[float, float]:
+    """By how much the kind scales cosines and sines, and the scores of MLA."""
+    factor, given = rope.get("factor") or 1.0, rope.get("attention_factor")
+
+    def mscale(name: str) -> float:
+        return 0.1 * (rope.get(name) or 0.0) * math.log(factor) + 1.0
+
+    size = 1.0
+    if rope["kind"] == "yarn":
+        size = 0.1 * math.log(factor) + 1.0
+        if rope.get("mscale") and rope.get("mscale_all_dim"):
+            size = mscale("mscale") / mscale("mscale_all_dim")
+    if rope["kind"] == "longrope":
+        longest, length = (
+            rope["longest"],
+            rope["original_max_position_embeddings"],
+        )
+        size = math.sqrt(1 + math.log(longest / length) / math.log(length))
+    return given or size, mscale("mscale_all_dim") ** 2
+
+
+def _checked(record: AttentionRecord) -> AttentionRecord:
+    r = record
+    for name in ("n_kv_heads", "head_dim", "v_head_dim"):
+        _size(vars(r), r.family, name)
+    if r.n_heads % r.n_kv_heads:
+        raise ValueError(
+            f"{r.family}: n_kv_heads={r.n_kv_heads} does not divide "
+            f"n_heads={r.n_heads}"
+        )
+    if r.rope_theta is not None and r.rope_width % 2:
+        raise ValueError(
+            f"{r.family}: RoPE turns {r.rope_width} channels, an odd number"
+        )
+    return record
+
+
+# --8<-- [end:read]

@@ -1,0 +1,316 @@
+"""Tiny models of transformers, one of each family, and what their attention
+is given and gives."""
+
+import importlib
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from attnref.models.record import families
+
+FAMILIES = sorted(name for name in families() if not name.startswith("_"))
+LAYERS, LENGTH, ROWS = 4, 24, 3
+CHUNKS = {
+    "whole": (24,),
+    "prefill and decode": (13, *(11 * (1,))),
+    "ragged": (9, 5, 1, 4, 1, 1, 3),
+}
+# Those that are read whole: they have no cache, or read each layer twice.
+WHOLE = "ctrl", "granite4_vision_text", "openai-gpt"
+
+WIDTH = dict.fromkeys(("hidden_size", "n_embd", "d_model"), 60)
+HEADS = dict.fromkeys(
+    (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "attention_heads",
+    ),
+    6,
+)
+DEPTH = dict.fromkeys(
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS
+)
+EXPERTS = dict.fromkeys(
+    (
+        "num_local_experts",
+        "num_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+    ),
+    4,
+)
+SMALL = dict.fromkeys(
+    (
+        "intermediate_size",
+        "n_inner",
+        "ffn_dim",
+        "dff",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "expert_ffn_hidden_size",
+        "ffn_hidden_size",
+        "moe_hidden_size",
+    ),
+    16,
+)
+LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+SIZES = {
+    **{**WIDTH, **HEADS, **DEPTH, **EXPERTS, **SMALL, **LINEAR},
+    "num_key_value_heads": 3,
+    "head_dim": 10,
+    "vocab_size": 41,
+    "vocab_size_per_layer_input": 41,
+    "hidden_size_per_layer_input": 8,
+    "laurel_rank": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+    "max_position_embeddings": 128,
+    "n_positions": 128,
+    "sliding_window": 7,
+    "attention_chunk_size": 7,
+    "window_size": 7,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+PAIRS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 1]}
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}
+GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+MLA = {"num_key_value_heads": 6, "head_dim": 8}
+MIXED = ["sliding_attention", "full_attention"]
+WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
+
+
+def each(names: str, more: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: more for name in names.split()}
+
+
+# What a family needs beside the sizes.
+OWN: dict[str, dict[str, Any]] = {
+    **each("axk1 deepseek_v3 glm4_moe_lite minicpm3 youtu", MLA),
+    "deepseek_v2": MLA | {"num_experts_per_tok": 2},
+    "longcat_flash": MLA | {"zero_expert_num": 2, "moe_topk": 2},
+    "mistral4": MLA
+    | {"head_dim": 20}
+    | {"rope_parameters": GROWING | {"partial_rotary_factor": 0.4}},
+    "ministral3": {"rope_parameters": GROWING},
+    "gptj": {"rotary_dim": 6},
+    "dots1": {"n_shared_experts": 1, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {"moe_k": 2},
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [16, 16],
+        "moe_k": 2,
+        "rope_parameters": PAIRS,
+    },
+    **each(
+        "glm4v_text glm_ocr_text qwen2_vl_text qwen2_5_vl_text "
+        "cosmos3_edge_text paddleocr_vl_text",
+        {"head_dim": 10, "rope_parameters": PAIRS},
+    ),
+    "glm4v_moe_text": {
+        "head_dim": 12,
+        "rope_parameters": HALF
+        | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]},
+    },
+    "glm4_moe": {"head_dim": 16},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    **each("hunyuan_v1_dense hunyuan_v1_moe ministral", {"head_dim": 10}),
+    **each("lfm2 lfm2_moe", {"layer_types": 2 * ["conv", "full_attention"]}),
+    "muse_spark_text": {"expert_dim": 16},
+    **each("phi persimmon", {"head_dim": 10, "rope_parameters": HALF}),
+    "gemma3n_text": {
+        "num_hidden_layers": 6,
+        "layer_types": 3 * MIXED,
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": 6 * [0.0],
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "layer_types": 3 * MIXED,
+        "num_kv_shared_layers": 2,
+        "per_layer_config": WIDE,
+    },
+    "gemma4_unified_text": {
+        "per_layer_config": {
+            str(layer): {"head_dim": 12, "num_key_value_heads": 2}
+            for layer in (1, 3)
+        },
+        "attention_k_eq_v": True,
+    },
+    "deepseek_ocr2_text": {"mlp_layer_types": 4 * ["dense"]},
+    "falcon": {
+        "num_kv_heads": 3,
+        "new_decoder_architecture": True,
+        "alibi": False,
+    },
+    "mimo_v2_flash": {"head_dim": 24},
+    "opt": {"word_embed_proj_dim": 60},
+    "step3p5": {"sliding_window": 7},
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "mamba_dt_rank": 4,
+    },
+}
+# Flags that are off by default, and change attention where they are on.
+FLAGS = {
+    "llama": {"attention_bias": True},
+    "cohere": {"use_qk_norm": True},
+    "falcon": {"new_decoder_architecture": False, "multi_query": True},
+    "falcon_h1": {"key_multiplier": 1.7},
+    "glm4_moe": {"use_qk_norm": True},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": True},
+    "gpt_bigcode": {"multi_query": False},
+    "mixtral": {"sliding_window": 7},
+    "phi": {"qk_layernorm": True},
+    "phi3": {"sliding_window": 7},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
+}
+
+
+def config_of(family: str, **more: Any) -> PretrainedConfig:
+    """The configuration of a tiny model, of odd sizes."""
+    kind = CONFIG_MAPPING[family]
+    known = kind().to_dict()
+    optional = "num_key_value_heads", "pad_token_id"
+    given = {
+        name: size
+        for name, size in SIZES.items()
+        if name in known and (known[name] is not None or name in optional)
+    }
+    partial = "partial_rotary_factor" in str(known.get("rope_parameters"))
+    if partial and "head_dim" in given:
+        given["head_dim"] = 16
+    given |= OWN.get(family, {})
+    kinds = known.get("layer_types")
+    if kinds and "num_hidden_layers" in known:
+        different = [*dict.fromkeys(kinds)]
+        count = given["num_hidden_layers"]
+        given.setdefault("layer_types", (different * LAYERS)[:count])
+    config = kind(**given | more)
+    config._attn_implementation = "eager"
+    return config
+
+
+def model_of(config: PretrainedConfig) -> nn.Module:
+    """A model of random weights, far from the 0.02 that hides faults."""
+    torch.manual_seed(0)
+    model = _class_of(config)._from_config(config, attn_implementation="eager")
+    for name, weight in model.named_parameters():
+        if "norm" in name.lower() and weight.dim() == 1:
+            weight.data = ("bias" not in name) + 0.3 * torch.randn_like(weight)
+        elif weight.is_floating_point():
+            weight.data.normal_(std=0.2)
+    return model.eval().requires_grad_(False)
+
+
+def _class_of(config: PretrainedConfig) -> Any:
+    for auto in (AutoModelForCausalLM, AutoModel):
+        if type(config) in auto._model_mapping:
+            found = auto._model_mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    module = type(config).__module__.replace("configuration_", "modeling_")
+    classes = vars(importlib.import_module(module)).items()
+    return next(
+        kind
+        for name, kind in classes
+        if inspect.isclass(kind)
+        and issubclass(kind, nn.Module)
+        and "PreTrained" not in name
+        and (
+            getattr(kind, "config_class", None) is type(config)
+            or name.endswith("TextModel")
+        )
+    )
+
+
+class Seen(NamedTuple):
+    """The attention of one layer of a model, and what went through it."""
+
+    layer: int
+    module: nn.Module
+    calls: list[tuple[Tensor, Tensor]]  # x, and the output of o_proj
+
+
+def seen(
+    model: nn.Module, family: str, chunks: tuple[int, ...], valid: Tensor | None
+) -> list[Seen]:
+    """What the attention of each layer was given and gave, chunk by chunk."""
+    last = families()[family].names.get("o_proj", "o_proj")
+    found, hooks = [], []
+    for name, module in model.named_modules():
+        projections = {*module._modules} & PROJECTIONS
+        if last not in module._modules or not projections:
+            continue
+        if "Delta" in type(module).__name__:
+            continue
+        layer = next(int(part) for part in name.split(".") if part.isdigit())
+        calls: list[tuple[Tensor, Tensor]] = []
+        found.append(Seen(layer, module, calls))
+
+        def given(module, args, named, calls=calls):
+            calls.append((args[0] if args else named["hidden_states"], None))
+
+        def gave(module, args, out, calls=calls):
+            calls[-1] = calls[-1][0].clone(), out.clone()
+
+        hooks.append(module.register_forward_pre_hook(given, with_kwargs=True))
+        hooks.append(module._modules[last].register_forward_hook(gave))
+    tokens = torch.randint(3, 41, (ROWS, LENGTH))
+    takes = inspect.signature(model.forward).parameters
+    past, start = None, 0
+    for T in chunks:
+        end = start + T
+        more = {}
+        if valid is not None:
+            more["attention_mask"] = valid[:, :end].long()
+            if "position_ids" in takes:
+                at = (valid.cumsum(1) - 1).clamp(min=0)
+                more["position_ids"] = at[:, start:end]
+        out = model(
+            input_ids=tokens[:, start:end],
+            past_key_values=past,
+            use_cache=len(chunks) > 1,
+            **more,
+        )
+        past, start = getattr(out, "past_key_values", None), end
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+PROJECTIONS = {
+    *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),
+    *("Wqkv", "Wq"),
+}

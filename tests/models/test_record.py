@@ -1,0 +1,195 @@
+"""What is read of a config.json, and what is refused."""
+
+import json
+
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from attnref import AttentionRecord, attention_of
+from attnref.models.record import OF_ROPE, families, records_of
+from tests.kit.families import FAMILIES
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 2,
+}
+# Files as the Hub has them: fields from before transformers 5.
+OLD = {
+    "Llama 3.1": LLAMA
+    | {
+        "num_key_value_heads": 8,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "max_position_embeddings": 131072,
+    },
+    "Gemma 3": {
+        "model_type": "gemma3_text",
+        "hidden_size": 1152,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "num_hidden_layers": 26,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1000000,
+        "rope_local_base_freq": 10000,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 32768,
+    },
+    "Gemma 3 with a scaling": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 7,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "Qwen2 with windows": {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 4,
+        "use_sliding_window": True,
+        "sliding_window": 4096,
+        "max_window_layers": 2,
+        "rope_theta": 1000000.0,
+    },
+    "DeepSeek-V3": {
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "num_hidden_layers": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_theta": 10000,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+        },
+        "max_position_embeddings": 163840,
+    },
+    "Phi 3.5": {
+        "model_type": "phi3",
+        "hidden_size": 3072,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "num_hidden_layers": 2,
+        "original_max_position_embeddings": 4096,
+        "max_position_embeddings": 131072,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "long_factor": [1.0 + n for n in range(48)],
+            "short_factor": [1.0] * 48,
+            "type": "longrope",
+        },
+        "sliding_window": 262144,
+    },
+    "GPT-NeoX": {
+        "model_type": "gpt_neox",
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 2,
+        "rotary_pct": 0.25,
+        "rotary_emb_base": 20000,
+        "max_position_embeddings": 2048,
+    },
+    "SmolLM3": {
+        "model_type": "smollm3",
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 8,
+        "no_rope_layer_interval": 4,
+        "rope_theta": 5000000.0,
+    },
+}
+
+
+@pytest.mark.parametrize("config", OLD.values(), ids=OLD)
+def test_both_schemas_give_one_record(config):
+    """transformers reads the file and writes it with the fields of today."""
+    family = config["model_type"]
+    today = CONFIG_MAPPING[family].from_dict(dict(config)).to_dict()
+    assert records_of(config) == records_of(json.loads(json.dumps(today)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_field_left_out_means_what_transformers_takes(family):
+    kind = CONFIG_MAPPING[family]
+    known = kind().to_dict()
+    more = {}
+    if {"hidden_size", "num_attention_heads"} <= known.keys():
+        more["hidden_size"] = 64 * known["num_attention_heads"]
+    whole = kind(**more).to_dict()
+    for name in families()[family].absent:
+        gone = {name, "rope_parameters"} if name in OF_ROPE else {name}
+        short = {k: v for k, v in whole.items() if k not in gone}
+        assert records_of(short) == records_of(whole), f"without {gone}"
+
+
+def test_a_record_is_frozen_and_hashable():
+    record = attention_of(LLAMA)
+    assert isinstance(record, AttentionRecord)
+    assert len({record, attention_of(dict(LLAMA))}) == 1
+
+
+REFUSED = {
+    "family": ({"model_type": "llama9"}, "model_type='llama9' is none of"),
+    "no family": ({"model_type": None}, "no model_type"),
+    "parent of families": ({"model_type": "_rope"}, "is none of"),
+    "mystery": ({"use_mystery": True}, "use_mystery=True is unknown"),
+    "of others": ({"qk_layernorm": True}, "does not read qk_layernorm=True"),
+    "softcap": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    "shared": ({"num_kv_shared_layers": 2}, "num_kv_shared_layers=2"),
+    "RoPE": ({"rope_scaling": {"type": "su"}}, "kind 'su'"),
+    "RoPE's field": (
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "extra": 1}},
+        "unknown field 'extra'",
+    ),
+    "truncated": ({"num_attention_heads": None}, "n_heads"),
+    "zero": ({"num_attention_heads": 0}, "n_heads"),
+    "negative": ({"hidden_size": -64}, "d_model=-64"),
+    "text": ({"hidden_size": "64"}, "d_model=64 is no"),
+    "no divisor": ({"num_key_value_heads": 3}, "does not divide"),
+    "odd": ({"head_dim": 13}, "13 channels"),
+    "layers": ({"num_hidden_layers": "many"}, "num_hidden_layers=many"),
+    "kinds": ({"layer_types": ["linear_attention"] * 2}, "linear_attention"),
+}
+
+
+@pytest.mark.parametrize("change, message", REFUSED.values(), ids=REFUSED)
+def test_what_is_not_known_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        attention_of(LLAMA | change)
+
+
+def test_a_layer_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"layer=2, but the model has 2"):
+        attention_of(LLAMA, 2)
+
+
+def test_a_file_is_read(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"text_config": LLAMA, "model_type": "x"}))
+    assert attention_of(file) == attention_of(LLAMA)
+    file.write_text('{"model_type": "llama", "hidd')
+    with pytest.raises(ValueError, match="no JSON"):
+        attention_of(file)

@@ -1,0 +1,132 @@
+"""The attention of every family against its own model of transformers.
+
+Tiny models of random weights and odd sizes: whole, one token at a time and in
+ragged chunks, with pads on the left. The file that is generated for a model
+is run beside the module: to the bit.
+"""
+
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+
+from attnref import KVCache, flash, padding_mask, sdpa, token_positions
+from attnref.models.attention import Attention
+from attnref.models.configured import attention_from_config
+from attnref.models.generate import file_of
+from attnref.models.record import attention_of, families, records_of
+from tests.kit.compare import relative_error
+from tests.kit.families import (
+    CHUNKS,
+    FAMILIES,
+    FLAGS,
+    LENGTH,
+    ROWS,
+    WHOLE,
+    config_of,
+    model_of,
+    seen,
+)
+
+# One of each kind is compared in every run, and all in the audit.
+QUICK = {
+    *("bloom", "cohere2", "deepseek_v3", "gemma4_text", "gpt2", "gpt_oss"),
+    *("laguna", "llama4_text", "olmo2", "phi3", "qwen3", "qwen3_next"),
+}
+CASES = [(name, {}) for name in FAMILIES] + [*FLAGS.items()]
+
+
+def case(name, more):
+    quick = name in QUICK and not more
+    marks = [] if quick else [pytest.mark.audit]
+    return pytest.param(name, more, id=f"{name}{'-'.join(more)}", marks=marks)
+
+
+def ours_for(config, family, found):
+    """The module and the class of the generated file, with the same weights."""
+    space = {}
+    exec(compile(file_of(config), family, "exec"), space)
+    names = families()[family].names
+    for layer, module, _ in found:
+        plain = Attention(attention_of(config, layer)).eval()
+        alone = space["Attention"](layer).eval()
+        theirs = module.state_dict()
+        alone.load_state_dict(theirs)
+        ours = {}
+        for name, weight in theirs.items():
+            for mine, other in names.items():
+                if name.startswith(other + "."):
+                    name = mine + name.removeprefix(other)
+                    break
+            ours[name] = weight
+        plain.load_state_dict(ours)
+        yield layer, plain, alone
+
+
+@pytest.mark.parametrize("family, more", [case(*c) for c in CASES])
+@torch.no_grad()
+def test_attention_is_that_of_transformers(family, more):
+    config = config_of(family, **more)
+    model = model_of(config)
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, :5] = valid[2, :1] = False
+    for name, chunks in CHUNKS.items():
+        if family in WHOLE and len(chunks) > 1:
+            continue
+        found = seen(model, family, chunks, valid)
+        ours = [*ours_for(config.to_dict(), family, found)]
+        assert found
+        caches, start = {}, 0
+        for step, T in enumerate(chunks):
+            end = start + T
+            real = valid[:, start:end]
+            for n, ((layer, plain, alone), (_, _, calls)) in enumerate(
+                zip(ours, found, strict=True)
+            ):
+                key = n if plain.r.shares is None else plain.r.shares
+                if key not in caches:
+                    caches[key] = plain.cache(LENGTH), alone.cache(LENGTH)
+                x, wanted = calls[step]
+                how = {"valid": valid[:, :end]}
+                got = plain(x, cache=caches[key][0], **how)
+                same = alone(x, cache=caches[key][1], **how)
+                assert torch.equal(got, same), "the file differs"
+                error = relative_error(got[real], wanted[real])
+                assert error < 1e-6, f"{name}, layer {layer}"
+            start = end
+
+
+CORES = {"its own": None, "sdpa": sdpa, "flash": flash}
+
+
+@pytest.mark.parametrize("attend", CORES.values(), ids=CORES)
+@pytest.mark.parametrize("family", sorted(QUICK - {"gemma4_text"}))
+@torch.no_grad()
+def test_a_layer_from_a_config_is_called_like_any_other(family, attend):
+    """A mask, caches, positions and cores, as all layers take them."""
+    config = config_of(family)
+    kinds = {r.kind: layer for layer, r in records_of(config).items()}
+    for layer in kinds.values():
+        torch.manual_seed(0)
+        plain = Attention(attention_of(config, layer)).eval()
+        for weight in plain.parameters():
+            weight.normal_(std=0.2)
+        ours = attention_from_config(config, layer, attend=attend).eval()
+        ours.load_state_dict(plain.state_dict())
+        x = torch.randn(ROWS, LENGTH, ours.r.d_model)
+        valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+        valid[1, :5] = valid[2, :1] = False
+        wanted = plain(x, valid=valid)
+        cache = KVCache(LENGTH)
+        at = token_positions(valid)
+        got = [
+            ours(
+                x[:, start:end],
+                mask=padding_mask(valid[:, :end]),
+                cache=cache,
+                positions=at[:, start:end],
+            )
+            for start, end in pairwise(accumulate(CHUNKS["ragged"], initial=0))
+        ]
+        error = relative_error(torch.cat(got, dim=1)[valid], wanted[valid])
+        assert error < 1e-6, f"layer {layer}"
