@@ -366,7 +366,7 @@ class Candidate:
         first = 0 if asks_class(self.name) else n
         for m in range(first, n + 1):
             if m not in self.answers:
-                self.answers[m] = self._asked(rights(self.name).probes[m])
+                self.answers[m] = self._asked(probes_of(self.name)[m])
         return self.answers[n]
 
     def _asked(self, probe: Probe) -> Answer:
@@ -391,17 +391,21 @@ def candidates(name: str) -> tuple[Candidate, ...]:
     found = []
     for mistake in catalogue().values():
         for variant in every_variant(mistake):
-            modules = {lines.module for lines in variant}
-            plain = all(module.startswith("plain.") for module in modules)
+            plain = all(lines.module.startswith("plain.") for lines in variant)
             forms = [
                 form
                 for form in EXERCISES[name].forms
-                if form.package != plain and modules & form.modules
+                if form.package != plain and any(map(form.runs, variant))
             ]
             found += [
                 Candidate(name, form, variant, mistake.id)
-                for form in forms
+                for n, form in enumerate(forms)
                 if not any(form.modules > other.modules for other in forms)
+                and not any(
+                    form.modules == other.modules
+                    and form.unused != other.unused
+                    for other in forms[:n]
+                )
             ]
     return tuple(found)
 
@@ -461,8 +465,9 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     In half precision and in gradients a solution may fail for a reason of its
     own: what agrees with it there too comes first, but need not exist.
     """
-    probes, right, *_ = rights(name)
-    told = [n for n, probe in enumerate(probes) if probe.law not in UNTOLD]
+    probes, right = probes_of(name), rights(name).every
+    asked = range(len(rights(name).probes))
+    told = [n for n in asked if probes[n].law not in UNTOLD]
     told.sort(key=lambda n: size_of(probes[n]))
     failing = [
         n for n in told if fault(probes[n], answers[n], right[n])[1] is not None
@@ -550,7 +555,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     ):
         cheap = [n for n in order if n in first and size_of(probes[n]) < COSTLY]
         of_laws = {probes[n].law: n for n in reversed(cheap)}.values()
-        some = [*dict.fromkeys((*cheap[:2], *of_laws))][:6]
+        stages = range(len(asked), len(probes))
+        some = [*dict.fromkeys((*cheap[:2], *stages, *of_laws))][:8]
         pairs = [*_pairs(name, answers, some, {*ids})]
         unfinished = not ids and len(pairs) > PAIRS
         there, both = best(pairs[:PAIRS], 0)
@@ -570,7 +576,7 @@ def _pairs(
 ) -> Iterator[Candidate]:
     """Two mistakes in one form, the likeliest first: each is wrong somewhere,
     and where only one of the two shows, the answer is that of this one."""
-    probes, right, *_ = rights(name)
+    probes, right = probes_of(name), rights(name).every
     seen: dict[tuple[Any, ...], tuple[set[int], set[int], Candidate]] = {}
     for wrong in candidates(name):
         given = {n: wrong.answer(n) for n in some}
@@ -589,12 +595,22 @@ def _pairs(
     pairs = [
         (one, other)
         for one, other in combinations(seen.values(), 2)
-        if one[2].form is other[2].form and one[2].ids != other[2].ids
+        if one[2].ids != other[2].ids and _both(one[2], other[2])
     ]
     for (_, _, one), (_, _, other) in sorted(pairs, key=likely, reverse=True):
         ids = sorted((*one.ids, *other.ids))
         variant = one.variant + other.variant
-        yield Candidate(name, one.form, variant, *ids)
+        yield Candidate(name, _both(one, other), variant, *ids)
+
+
+def _both(one: Candidate, other: Candidate) -> Form | None:
+    """That of the two forms in which both mistakes show."""
+    both = one.variant, other.variant
+    needed = {lines.module for variant in both for lines in variant}
+    for form in (one.form, other.form):
+        if needed <= form.modules and all(any(map(form.runs, v)) for v in both):
+            return form
+    return None
 
 
 def asks_class(name: str) -> bool:
@@ -739,7 +755,7 @@ def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
     failed = [v for v in laws if not v.passed]
     if not failed:
         return Report(name, laws)
-    why = explained(name, answers)
+    why = explained(name, every)
     stage, factor = located(name, every, [v.law for v in failed])
     faulty = sorted({v.probe for v in failed}, key=lambda n: size_of(probes[n]))
     shown = (shown_at(name, n, answers[n], file) for n in faulty)

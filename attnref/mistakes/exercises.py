@@ -374,6 +374,15 @@ def limited(took: float, limit: float) -> Outputs:
 APART = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
 
 
+@driving
+def sums(f: Solution, i: Inputs, drive: Drive) -> Outputs:
+    """30 times the sums of the weights, since rounding may be large; they are
+    the outputs if all values are 1."""
+    out = drive(f, i)[0]
+    total = out[..., :1] if "v" in i else out.sum(-1, keepdim=True)
+    return 30 * (total - 1), torch.zeros_like(total)
+
+
 def softmax_probes() -> list[Probe]:
     draw, ask = Draw(1), Asked()
     for shape, dim in (
@@ -392,7 +401,9 @@ def softmax_probes() -> list[Probe]:
     hidden = hidden.clone()
     hidden[1] = -torch.inf
     ask("empty", {"x": hidden, "dim": -1}, {"x": hidden.mT, "dim": 0})
+    ask("sums", {"x": x, "dim": -1}, by=sums(plain))
     ask.dtypes({"x": draw(3, 11, most=60), "dim": -1})
+    ask.dtypes({"x": hidden, "dim": -1})
     return ask
 
 
@@ -437,7 +448,9 @@ def online_probes() -> list[Probe]:
     ):
         ask(law, {"x": given, "chunk": chunk})
     ask("pieces", {"x": draw(61), "chunk": 7}, by=pieces)
+    ask("sums", {"x": x, "chunk": 3}, by=sums(plain))
     ask.dtypes({"x": draw(3, 11, most=60), "chunk": 4})
+    ask.dtypes({"x": empty, "chunk": 2})
     return ask
 
 
@@ -532,8 +545,11 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     ask("heads", some, by=compared(drive, head, "q k v", others))
     learnt = gradients(drive, "q", "k", "v")
     ask("gradients", five, some | {"mask": masks[1]}, by=learnt)
+    ones = some | {"v": torch.ones_like(some["v"])}
+    ask("sums", ones, by=sums(drive))
     mild = heads(draw, *sizes, most=4) | {"mask": causal(5, 7)}
     ask.dtypes(mild)
+    ask.dtypes(heads(draw, 3, 2, 5, 5, 4, 3, most=4) | {"mask": empty})
     return ask
 
 
