@@ -555,8 +555,12 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     ):
         cheap = [n for n in order if n in first and size_of(probes[n]) < COSTLY]
         of_laws = {probes[n].law: n for n in reversed(cheap)}.values()
-        stages = range(len(asked), len(probes))
-        some = [*dict.fromkeys((*cheap[:2], *stages, *of_laws))][:8]
+        stages = (
+            n
+            for n in range(len(asked), len(probes))
+            if not alike(probes[n], answers[n], right[n])
+        )
+        some = [*dict.fromkeys((*cheap[:2], *of_laws))][:6] + [*stages]
         pairs = [*_pairs(name, answers, some, {*ids})]
         unfinished = not ids and len(pairs) > PAIRS
         there, both = best(pairs[:PAIRS], 0)

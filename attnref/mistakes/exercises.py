@@ -376,11 +376,11 @@ APART = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
 
 @driving
 def sums(f: Solution, i: Inputs, drive: Drive) -> Outputs:
-    """30 times the sums of the weights, since rounding may be large; they are
-    the outputs if all values are 1."""
+    """By how much the sums of the weights miss 1, which are the outputs if all
+    values are 1; enlarged, since what counts as rounding is large."""
     out = drive(f, i)[0]
     total = out[..., :1] if "v" in i else out.sum(-1, keepdim=True)
-    return 30 * (total - 1), torch.zeros_like(total)
+    return 80 * (total - 1), torch.zeros_like(total)
 
 
 def softmax_probes() -> list[Probe]:
