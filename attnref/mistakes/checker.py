@@ -560,7 +560,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
             for n in range(len(asked), len(probes))
             if not alike(probes[n], answers[n], right[n])
         )
-        some = [*dict.fromkeys((*cheap[:2], *of_laws))][:6] + [*stages]
+        chosen = [*dict.fromkeys((*cheap[:2], *of_laws))][:6]
+        some = [*chosen, *stages]
         pairs = [*_pairs(name, answers, some, {*ids})]
         unfinished = not ids and len(pairs) > PAIRS
         there, both = best(pairs[:PAIRS], 0)
