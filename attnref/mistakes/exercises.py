@@ -244,8 +244,12 @@ class Asked(list[Probe]):
     def dtypes(self, inputs: Inputs, by: Drive | None = None) -> None:
         drive = by or self.drive
         self("dtype", cast(inputs, torch.float32), by=drive)
-        for dtype in (torch.bfloat16, torch.float16):
-            self("dtype", cast(inputs, dtype), by=unless_raised(drive))
+        self("dtype", cast(inputs, torch.bfloat16), by=unless_raised(drive))
+        self.half("dtype", inputs, drive)
+
+    def half(self, law: str, inputs: Inputs, by: Drive | None = None) -> None:
+        drive = unless_raised(by or self.drive)
+        self(law, cast(inputs, torch.float16), by=drive)
 
 
 @driving
@@ -403,7 +407,7 @@ def softmax_probes() -> list[Probe]:
     ask("empty", {"x": hidden, "dim": -1}, {"x": hidden.mT, "dim": 0})
     ask("sums", {"x": x, "dim": -1}, by=sums(plain))
     ask.dtypes({"x": draw(3, 11, most=60), "dim": -1})
-    ask.dtypes({"x": hidden, "dim": -1})
+    ask.half("empty", {"x": hidden, "dim": -1})
     return ask
 
 
@@ -450,7 +454,7 @@ def online_probes() -> list[Probe]:
     ask("pieces", {"x": draw(61), "chunk": 7}, by=pieces)
     ask("sums", {"x": x, "chunk": 3}, by=sums(plain))
     ask.dtypes({"x": draw(3, 11, most=60), "chunk": 4})
-    ask.dtypes({"x": empty, "chunk": 2})
+    ask.half("empty", {"x": empty, "chunk": 2})
     return ask
 
 
@@ -549,7 +553,7 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     ask("sums", ones, by=sums(drive))
     mild = heads(draw, *sizes, most=4) | {"mask": causal(5, 7)}
     ask.dtypes(mild)
-    ask.dtypes(heads(draw, 3, 2, 5, 5, 4, 3, most=4) | {"mask": empty})
+    ask.half("empty", heads(draw, 3, 2, 5, 5, 4, 3, most=4) | {"mask": empty})
     return ask
 
 

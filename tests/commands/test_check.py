@@ -280,7 +280,7 @@ def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
     here(monkeypatch)
     right = written(tmp_path, RIGHT)
     told = main(["check", "softmax", str(right), "--lang", "en"])
-    assert told.startswith("softmax: all 7 properties hold.")
+    assert told.startswith("softmax: all 8 properties hold.")
     wrong = written(tmp_path, RIGHT.replace("return", "return 2 *"))
     for words in (
         ["check", "softmax", wrong],

@@ -138,6 +138,13 @@ def test_a_mistake_is_named_in_another_form(name):
     assert catalogue()[id].title.zh in told.text(language="zh")
 
 
+def test_two_mistakes_are_named_whose_lines_are_in_two_files():
+    """One is in the layer and one in its attention."""
+    inverted = HIDES, HIDES.replace("mask", "~mask")
+    report = check("mha", rewritten(inverted, NAMED["mha"][1]))
+    assert report.mistakes == (("mask-inverted", "output-projection-missing"),)
+
+
 def test_a_mistake_is_named_though_some_inputs_differ():
     """Here an empty row is not what it is with this mistake alone."""
     divided = "    weights = e / total.where(total > 0, 1)\n"
