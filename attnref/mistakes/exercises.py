@@ -163,7 +163,7 @@ def driving(made: Callable[..., Outputs]) -> Callable[..., Drive]:
 def seeded(f: Solution, i: Inputs, drive: Drive) -> Outputs:
     """So that dropout answers alike in every solution that has it."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         return drive(f, i)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +86,9 @@ def _proj(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Any:
 
 
 def _made(kind: Any, *sizes: Any, **others: Any) -> Any:
-    with torch.device("meta"):  # the weights come with the call
+    # The weights come with the call.
+    drawn = patch.object(torch.nn.Linear, "reset_parameters")
+    with torch.device("meta"), drawn:
         return kind(*sizes, **others).eval()
 
 
