@@ -480,7 +480,11 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         told = [n for n in told if {*probes[n].inputs} in kinds]
     if not failing:  # what fails is a law by which no mistake is recognised
         return Explained()
-    half = {n for n in told if probes[n].law in ("dtype", "gradients")}
+    half = {
+        n
+        for n in told
+        if probes[n].law in ("dtype", "gradients") or in_half(probes[n])
+    }
     if half.issuperset(failing):
         half = set()
     first = [n for n in failing if n not in half]
@@ -557,7 +561,9 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         only_errors or caches
     ):
         cheap = [n for n in order if n in first and size_of(probes[n]) < COSTLY]
-        of_laws = {probes[n].law: n for n in reversed(cheap)}.values()
+        of_laws = {  # and of each function
+            (probes[n].law, *probes[n].inputs): n for n in reversed(cheap)
+        }.values()
         stages = (
             n
             for n in range(len(asked), len(probes))
@@ -565,7 +571,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         )
         chosen = [*dict.fromkeys((*cheap[:2], *of_laws))][:6]
         some = [*chosen, *stages]
-        pairs = [*_pairs(name, answers, some, {*ids})]
+        pairs = [*_pairs(name, answers, some, {*ids})] if cheap else []
         unfinished = not ids and len(pairs) > PAIRS
         there, both = best(pairs[:PAIRS], 0)
         if both:
@@ -628,6 +634,11 @@ def asks_class(name: str) -> bool:
 def dtypes_of(probe: Probe) -> set[torch.dtype]:
     every = probe.inputs.values()
     return {x.dtype for value in every for x in tensors_of(value)}
+
+
+def in_half(probe: Probe) -> bool:
+    every = (x for value in probe.inputs.values() for x in tensors_of(value))
+    return any(x.dtype in (torch.float16, torch.bfloat16) for x in every)
 
 
 def size_of(probe: Probe) -> int:

@@ -312,7 +312,7 @@ class Numbers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        read = ("tolist", "item", "numpy", "__float__", "__array__")
+        read = ("tolist", "item", "numpy", "__float__", "__array__", "tensor")
         self.seen |= getattr(func, "__name__", "") in read
         return func(*args, **kwargs or {})
 
@@ -330,8 +330,10 @@ def gradients(f: Solution, i: Inputs, drive: Drive, *names: str) -> Outputs:
                 out, *_ = drive(f, i | leaves)
             except Exception:  # .numpy() raises; others show without gradients
                 return ()
-            if numbers.seen or not out.requires_grad:
+            if numbers.seen:
                 return ()
+            if not out.requires_grad:
+                return tuple(map(torch.zeros_like, leaves.values()))
             slopes = torch.arange(out.numel()).cos().view(out.shape)
             of_what = [*leaves.values()]
             return torch.autograd.grad(
@@ -379,12 +381,12 @@ APART = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
 
 
 @driving
-def sums(f: Solution, i: Inputs, drive: Drive) -> Outputs:
+def sums(f: Solution, i: Inputs, drive: Drive, times: int = 80) -> Outputs:
     """By how much the sums of the weights miss 1, which are the outputs if all
     values are 1; enlarged, since what counts as rounding is large."""
     out = drive(f, i)[0]
     total = out[..., :1] if "v" in i else out.sum(-1, keepdim=True)
-    return 80 * (total - 1), torch.zeros_like(total)
+    return times * (total - 1), torch.zeros_like(total)
 
 
 def softmax_probes() -> list[Probe]:
@@ -406,6 +408,8 @@ def softmax_probes() -> list[Probe]:
     hidden[1] = -torch.inf
     ask("empty", {"x": hidden, "dim": -1}, {"x": hidden.mT, "dim": 0})
     ask("sums", {"x": x, "dim": -1}, by=sums(plain))
+    long = cast({"x": draw(2, 601, most=1)}, torch.bfloat16)
+    ask("sums", long, by=unless_raised(sums(plain, 1)))
     ask.dtypes({"x": draw(3, 11, most=60), "dim": -1})
     ask.half("empty", {"x": hidden, "dim": -1})
     return ask
@@ -833,12 +837,11 @@ def cached_probes(
                 _, kept = f.two(**i | {"x": part, "cache": kept})
         took, need = grown(before, stored(kept)) / 59, per_token(i)
         # As much again is free in a buffer that was just doubled.
-        return limited(took if took > 2 * need else 0, need)
+        return limited(took if took >= 2 * need else 0, need)
 
     ask("small", inputs(1, 64), by=small)
-    if "theta" in some:
-        long = cast(inputs(1, 2053, small=True), torch.float32)
-        ask("far", {n: long[n] for n in long if n != "theta"}, by=far)
+    long = cast(inputs(1, 2053, small=True), torch.float32)
+    ask("far", {n: long[n] for n in long if n != "theta"}, by=far)
     mild = inputs(3, 5, most=2)
     ask.dtypes(mild, by=in_chunks(4, 1))
     return ask
