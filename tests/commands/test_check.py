@@ -319,7 +319,7 @@ def test_what_is_wrong_with_the_command_ends_with_2(words, said, capsys):
 
 def test_a_stub_is_written_and_never_over_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["check", "kv-cache", "--stub"]) == "kv_cache.py: 24 lines"
+    assert main(["check", "kv-cache", "--stub"]) == "kv_cache.py: 25 lines"
     assert main(["check", "gqa", "--stub", "mine.py"]).startswith("mine.py: ")
     text = Path("mine.py").read_text(encoding="utf-8")
     assert main(["check", "gqa", "--stub", "-", "--lang", "en"]) + "\n" == text
@@ -400,7 +400,7 @@ def test_a_folder_is_checked_at_once_with_points(tmp_path, monkeypatch, capsys):
     assert catalogue()["empty-row-nan"].title.en in lines[0]
     assert lines[1].split()[:2] == ["online_softmax.py", "0/8"]
     assert "cannot be called as online_softmax(x, chunk)" in lines[1]
-    assert lines[2].split() == ["softmax.py", "7/7"]
+    assert lines[2].split() == ["softmax.py", "8/8"]
     assert "no sandbox for grades" in " ".join(lines[3:]) and len(lines) == 6
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path), "--json"])
