@@ -78,6 +78,9 @@ UNNOTICED = {
     "sequence-repeated-for-heads": 2,
     "pooling-by-sum": 5,
     "softmax-epsilon": 2,
+    "causal-top-left": 1,
+    "softmax-sum-in-half": 1,
+    "padding-without-axes": 2,
 }
 
 
