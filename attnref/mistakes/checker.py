@@ -610,7 +610,8 @@ def _pairs(
     for (_, _, one), (_, _, other) in sorted(pairs, key=likely, reverse=True):
         ids = sorted((*one.ids, *other.ids))
         variant = one.variant + other.variant
-        yield Candidate(name, _both(one, other), variant, *ids)
+        if form := _both(one, other):
+            yield Candidate(name, form, variant, *ids)
 
 
 def _both(one: Candidate, other: Candidate) -> Form | None:
