@@ -204,8 +204,9 @@ def diffs(mistake: Mistake, language: str) -> str:
 
 
 def others(mistake: Mistake, language: str) -> str:
-    """HTML: the same mistake in other files, or in other lines."""
-    return "".join(blocks(mistake.variants[1:], language))
+    """HTML: the same mistake in other files, or in other lines: the first of
+    those that `attnref check` knows."""
+    return "".join(blocks(mistake.variants[1:3], language))
 
 
 def blocks(variants: Sequence[Variant], language: str) -> Iterator[str]:

@@ -142,7 +142,6 @@ def catalogue() -> dict[str, Mistake]:
 def every_variant(mistake: Mistake) -> Iterator[Variant]:
     """Those of the entry, and the same in other plain forms that have its
     lines: RoPE and the cache stand in several."""
-    told = {tuple(lines.module for lines in v) for v in mistake.variants}
     for variant in mistake.variants:
         yield variant
         if not all(lines.module.startswith(PLAIN) for lines in variant):
@@ -150,10 +149,17 @@ def every_variant(mistake: Mistake) -> Iterator[Variant]:
         for path in sorted((PACKAGE / "plain").glob("*.py")):
             module = PLAIN + path.stem
             other = tuple(lines._replace(module=module) for lines in variant)
-            if (module,) * len(other) not in told and all(
+            if other not in mistake.variants and all(
                 _text(module).count(_whole(lines.right)) == 1 for lines in other
             ):
                 yield other
+
+
+def place_of(lines: Lines) -> tuple[str, ...]:
+    """Where lines stand: the function or class, and the method."""
+    before = _text(lines.module).split(_whole(lines.right))[0]
+    tops = re.split(r"^(?:def|class) (\w+)", before, flags=re.MULTILINE)
+    return (*tops[-2:-1], *re.findall(r"^    def (\w+)", tops[-1], re.M)[-1:])
 
 
 # ----------------------------------------------------------------- planting

@@ -366,7 +366,7 @@ class Candidate:
         first = 0 if asks_class(self.name) else n
         for m in range(first, n + 1):
             if m not in self.answers:
-                self.answers[m] = self._asked(rights(self.name).probes[m])
+                self.answers[m] = self._asked(probes_of(self.name)[m])
         return self.answers[n]
 
     def _asked(self, probe: Probe) -> Answer:
@@ -391,17 +391,21 @@ def candidates(name: str) -> tuple[Candidate, ...]:
     found = []
     for mistake in catalogue().values():
         for variant in every_variant(mistake):
-            modules = {lines.module for lines in variant}
-            plain = all(module.startswith("plain.") for module in modules)
+            plain = all(lines.module.startswith("plain.") for lines in variant)
             forms = [
                 form
                 for form in EXERCISES[name].forms
-                if form.package != plain and modules & form.modules
+                if form.package != plain and any(map(form.runs, variant))
             ]
             found += [
                 Candidate(name, form, variant, mistake.id)
-                for form in forms
+                for n, form in enumerate(forms)
                 if not any(form.modules > other.modules for other in forms)
+                and not any(
+                    form.modules == other.modules
+                    and form.unused != other.unused
+                    for other in forms[:n]
+                )
             ]
     return tuple(found)
 
@@ -434,7 +438,10 @@ def alike(probe: Probe, one: Answer, other: Answer) -> bool:
         return len({*map(bool, too_much)}) == 1
     pairs = zip(one.outputs, other.outputs, strict=True)
     return not _of_other_dtype(probe, one, other) and all(
-        difference(a, b)[1] is None for a, b in pairs
+        a.shape == b.shape
+        and (a.dtype == torch.bool) == (b.dtype == torch.bool)
+        and (not a.numel() or float(gaps_of(a, b).max()) <= rounding(b))
+        for a, b in pairs
     )
 
 
@@ -461,8 +468,9 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     In half precision and in gradients a solution may fail for a reason of its
     own: what agrees with it there too comes first, but need not exist.
     """
-    probes, right, *_ = rights(name)
-    told = [n for n, probe in enumerate(probes) if probe.law not in UNTOLD]
+    probes, right = probes_of(name), rights(name).every
+    asked = range(len(rights(name).probes))
+    told = [n for n in asked if probes[n].law not in UNTOLD]
     told.sort(key=lambda n: size_of(probes[n]))
     failing = [
         n for n in told if fault(probes[n], answers[n], right[n])[1] is not None
@@ -472,7 +480,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         told = [n for n in told if {*probes[n].inputs} in kinds]
     if not failing:  # what fails is a law by which no mistake is recognised
         return Explained()
-    half = {n for n in told if probes[n].law in ("dtype", "gradients")}
+    half = {n for n in told if lenient(probes[n])}
     if half.issuperset(failing):
         half = set()
     first = [n for n in failing if n not in half]
@@ -549,9 +557,17 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         only_errors or caches
     ):
         cheap = [n for n in order if n in first and size_of(probes[n]) < COSTLY]
-        of_laws = {probes[n].law: n for n in reversed(cheap)}.values()
-        some = [*dict.fromkeys((*cheap[:2], *of_laws))][:6]
-        pairs = [*_pairs(name, answers, some, {*ids})]
+        of_laws = {  # and of each function
+            (probes[n].law, *probes[n].inputs): n for n in reversed(cheap)
+        }.values()
+        stages = (
+            n
+            for n in range(len(asked), len(probes))
+            if not alike(probes[n], answers[n], right[n])
+        )
+        chosen = [*dict.fromkeys((*cheap[:2], *of_laws))][:6]
+        some = [*chosen, *stages]
+        pairs = [*_pairs(name, answers, some, {*ids})] if cheap else []
         unfinished = not ids and len(pairs) > PAIRS
         there, both = best(pairs[:PAIRS], 0)
         if both:
@@ -570,7 +586,7 @@ def _pairs(
 ) -> Iterator[Candidate]:
     """Two mistakes in one form, the likeliest first: each is wrong somewhere,
     and where only one of the two shows, the answer is that of this one."""
-    probes, right, *_ = rights(name)
+    probes, right = probes_of(name), rights(name).every
     seen: dict[tuple[Any, ...], tuple[set[int], set[int], Candidate]] = {}
     for wrong in candidates(name):
         given = {n: wrong.answer(n) for n in some}
@@ -589,16 +605,36 @@ def _pairs(
     pairs = [
         (one, other)
         for one, other in combinations(seen.values(), 2)
-        if one[2].form is other[2].form and one[2].ids != other[2].ids
+        if one[2].ids != other[2].ids and _both(one[2], other[2])
     ]
     for (_, _, one), (_, _, other) in sorted(pairs, key=likely, reverse=True):
         ids = sorted((*one.ids, *other.ids))
         variant = one.variant + other.variant
-        yield Candidate(name, one.form, variant, *ids)
+        if form := _both(one, other):
+            yield Candidate(name, form, variant, *ids)
+
+
+def _both(one: Candidate, other: Candidate) -> Form | None:
+    """That of the two forms in which both mistakes show."""
+    both = one.variant, other.variant
+    needed = {lines.module for variant in both for lines in variant}
+    for form in (one.form, other.form):
+        if needed <= form.modules and all(any(map(form.runs, v)) for v in both):
+            return form
+    return None
 
 
 def asks_class(name: str) -> bool:
     return TASKS[name].stub.startswith("class ")
+
+
+def lenient(probe: Probe) -> bool:
+    """Of gradients or in other dtypes: an error may count as an answer."""
+    every = (x for value in probe.inputs.values() for x in tensors_of(value))
+    half = (torch.float16, torch.bfloat16)
+    return probe.law in ("gradients", "dtype") or any(
+        x.dtype in half for x in every
+    )
 
 
 def size_of(probe: Probe) -> int:
@@ -730,7 +766,7 @@ def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
     probes, right, *_ = rights(name)
     every, answers = answers, answers[: len(probes)]
     if all(
-        answer.raised is not None or probe.law in ("gradients", "dtype")
+        answer.raised is not None or lenient(probe)
         for probe, answer in zip(probes, answers, strict=True)
     ):
         first = answers[0]
@@ -739,7 +775,7 @@ def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
     failed = [v for v in laws if not v.passed]
     if not failed:
         return Report(name, laws)
-    why = explained(name, answers)
+    why = explained(name, every)
     stage, factor = located(name, every, [v.law for v in failed])
     faulty = sorted({v.probe for v in failed}, key=lambda n: size_of(probes[n]))
     shown = (shown_at(name, n, answers[n], file) for n in faulty)

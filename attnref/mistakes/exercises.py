@@ -163,7 +163,7 @@ def driving(made: Callable[..., Outputs]) -> Callable[..., Drive]:
 def seeded(f: Solution, i: Inputs, drive: Drive) -> Outputs:
     """So that dropout answers alike in every solution that has it."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         return drive(f, i)
 
 
@@ -244,8 +244,12 @@ class Asked(list[Probe]):
     def dtypes(self, inputs: Inputs, by: Drive | None = None) -> None:
         drive = by or self.drive
         self("dtype", cast(inputs, torch.float32), by=drive)
-        for dtype in (torch.bfloat16, torch.float16):
-            self("dtype", cast(inputs, dtype), by=unless_raised(drive))
+        self("dtype", cast(inputs, torch.bfloat16), by=unless_raised(drive))
+        self.half("dtype", inputs, drive)
+
+    def half(self, law: str, inputs: Inputs, by: Drive | None = None) -> None:
+        drive = unless_raised(by or self.drive)
+        self(law, cast(inputs, torch.float16), by=drive)
 
 
 @driving
@@ -308,7 +312,7 @@ class Numbers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        read = ("tolist", "item", "numpy", "__float__", "__array__")
+        read = ("tolist", "item", "numpy", "__float__", "__array__", "tensor")
         self.seen |= getattr(func, "__name__", "") in read
         return func(*args, **kwargs or {})
 
@@ -326,8 +330,10 @@ def gradients(f: Solution, i: Inputs, drive: Drive, *names: str) -> Outputs:
                 out, *_ = drive(f, i | leaves)
             except Exception:  # .numpy() raises; others show without gradients
                 return ()
-            if numbers.seen or not out.requires_grad:
+            if numbers.seen:
                 return ()
+            if not out.requires_grad:
+                return tuple(map(torch.zeros_like, leaves.values()))
             slopes = torch.arange(out.numel()).cos().view(out.shape)
             of_what = [*leaves.values()]
             return torch.autograd.grad(
@@ -374,6 +380,15 @@ def limited(took: float, limit: float) -> Outputs:
 APART = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
 
 
+@driving
+def sums(f: Solution, i: Inputs, drive: Drive, times: int = 80) -> Outputs:
+    """By how much the sums of the weights miss 1, which are the outputs if all
+    values are 1; enlarged, since what counts as rounding is large."""
+    out = drive(f, i)[0]
+    total = out[..., :1] if "v" in i else out.sum(-1, keepdim=True)
+    return times * (total - 1), torch.zeros_like(total)
+
+
 def softmax_probes() -> list[Probe]:
     draw, ask = Draw(1), Asked()
     for shape, dim in (
@@ -392,7 +407,11 @@ def softmax_probes() -> list[Probe]:
     hidden = hidden.clone()
     hidden[1] = -torch.inf
     ask("empty", {"x": hidden, "dim": -1}, {"x": hidden.mT, "dim": 0})
+    ask("sums", {"x": x, "dim": -1}, by=sums(plain))
+    long = cast({"x": draw(2, 601, most=1)}, torch.bfloat16)
+    ask("sums", long, by=unless_raised(sums(plain, 1)))
     ask.dtypes({"x": draw(3, 11, most=60), "dim": -1})
+    ask.half("empty", {"x": hidden, "dim": -1})
     return ask
 
 
@@ -437,7 +456,9 @@ def online_probes() -> list[Probe]:
     ):
         ask(law, {"x": given, "chunk": chunk})
     ask("pieces", {"x": draw(61), "chunk": 7}, by=pieces)
+    ask("sums", {"x": x, "chunk": 3}, by=sums(plain))
     ask.dtypes({"x": draw(3, 11, most=60), "chunk": 4})
+    ask.half("empty", {"x": empty, "chunk": 2})
     return ask
 
 
@@ -532,8 +553,11 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     ask("heads", some, by=compared(drive, head, "q k v", others))
     learnt = gradients(drive, "q", "k", "v")
     ask("gradients", five, some | {"mask": masks[1]}, by=learnt)
+    ones = some | {"v": torch.ones_like(some["v"])}
+    ask("sums", ones, by=sums(drive))
     mild = heads(draw, *sizes, most=4) | {"mask": causal(5, 7)}
     ask.dtypes(mild)
+    ask.half("empty", heads(draw, 3, 2, 5, 5, 4, 3, most=4) | {"mask": empty})
     return ask
 
 
@@ -813,12 +837,11 @@ def cached_probes(
                 _, kept = f.two(**i | {"x": part, "cache": kept})
         took, need = grown(before, stored(kept)) / 59, per_token(i)
         # As much again is free in a buffer that was just doubled.
-        return limited(took if took > 2 * need else 0, need)
+        return limited(took if took >= 2 * need else 0, need)
 
     ask("small", inputs(1, 64), by=small)
-    if "theta" in some:
-        long = cast(inputs(1, 2053, small=True), torch.float32)
-        ask("far", {n: long[n] for n in long if n != "theta"}, by=far)
+    long = cast(inputs(1, 2053, small=True), torch.float32)
+    ask("far", {n: long[n] for n in long if n != "theta"}, by=far)
     mild = inputs(3, 5, most=2)
     ask.dtypes(mild, by=in_chunks(4, 1))
     return ask

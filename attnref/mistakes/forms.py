@@ -9,28 +9,39 @@ from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from attnref.mistakes.catalogue import Plain
+from attnref.mistakes.catalogue import Lines, Plain, place_of
 
 ROOM = 4096  # tokens in a cache of a plain form
 
 
 class Form(NamedTuple):
     """`make` gives a solution from the plain forms (of `package`: from a second
-    attnref). A change of one of `modules` can show in it."""
+    attnref). A change of one of `modules` can show in it, unless it is in a
+    function, class or method that is `unused`."""
 
     modules: frozenset[str]
     make: Callable[[Any], object]
     package: bool = False
+    unused: frozenset[str] = frozenset()
+
+    def runs(self, lines: Lines) -> bool:
+        """Whether these lines run in it."""
+        return lines.module in self.modules and not self.unused & {
+            *place_of(lines)
+        }
 
 
-def _form(make: Callable[[Any], object], *modules: str) -> Form:
-    return Form(frozenset(modules), make)
+def _form(
+    make: Callable[[Any], object], *modules: str, unused: str = ""
+) -> Form:
+    return Form(frozenset(modules), make, unused=frozenset(unused.split()))
 
 
 def _of_package(make: Callable[[Any], object], *modules: str) -> Form:
@@ -75,7 +86,9 @@ def _proj(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Any:
 
 
 def _made(kind: Any, *sizes: Any, **others: Any) -> Any:
-    with torch.device("meta"):  # the weights come with the call
+    # The weights come with the call.
+    drawn = patch.object(torch.nn.Linear, "reset_parameters")
+    with torch.device("meta"), drawn:
         return kind(*sizes, **others).eval()
 
 
@@ -279,22 +292,32 @@ def _pooled(p: Any) -> object:
     return mha_to_gqa
 
 
-def _both(make: Callable[..., object], *modules: str, **how: Any) -> list[Form]:
+def _both(
+    make: Callable[..., object], module: str, unused: str = "", **how: Any
+) -> list[Form]:
     """By the core of PyTorch, as it stands there, and by plain.attention."""
     through = partial(make, through="attention", **how)
     return [
-        _form(partial(make, through="F", **how), *modules),
-        _form(through, *modules, "plain.attention"),
+        _form(partial(make, through="F", **how), module, unused=unused),
+        _form(through, module, "plain.attention", unused=unused),
     ]
 
 
 FORMS: dict[str, list[Form]] = {
     "softmax": [
-        _form(lambda p: p.softmax.softmax, "plain.softmax"),
+        _form(
+            lambda p: p.softmax.softmax,
+            "plain.softmax",
+            unused="online_softmax",
+        ),
         _form(_softmax, "plain.attention"),
     ],
     "online_softmax": [
-        _form(lambda p: p.softmax.online_softmax, "plain.softmax")
+        _form(
+            lambda p: p.softmax.online_softmax,
+            "plain.softmax",
+            unused="softmax",
+        )
     ],
     "masks": [
         _form(lambda p: p.masks, "plain.masks"),
@@ -305,13 +328,16 @@ FORMS: dict[str, list[Form]] = {
         _of_package(lambda p: p.sdpa, "core.sdpa", "core.softmax"),
         _of_package(lambda p: p.fused, "core.fused", "core.inputs"),
     ],
-    "mha": [*_both(_self, "plain.gqa"), _form(_mha, "plain.mha")],
+    "mha": [
+        *_both(_self, "plain.gqa", "rope KVCache"),
+        _form(_mha, "plain.mha"),
+    ],
     "mha_cached": [
-        *_both(_cached, "plain.gqa"),
+        *_both(_cached, "plain.gqa", "rope"),
         _form(_mha_again, "plain.mha"),
     ],
-    "mqa": _both(_self, "plain.gqa"),
-    "gqa": _both(_self, "plain.gqa"),
+    "mqa": _both(_self, "plain.gqa", "rope KVCache"),
+    "gqa": _both(_self, "plain.gqa", "rope KVCache"),
     "llama": _both(_cached, "plain.gqa"),
     "cross": _both(_cross, "plain.cross"),
     "rope": [_form(lambda p: p.rope.rope, "plain.rope")],
@@ -320,10 +346,10 @@ FORMS: dict[str, list[Form]] = {
         _of_package(lambda p: p.KVCache, "caches.kv_cache"),
     ],
     "mla_latent": [
-        *_both(_mla, "plain.mla", absorbed=False),
-        *_both(_mla, "plain.mla", absorbed=True),
+        *_both(_mla, "plain.mla", "absorbed", absorbed=False),
+        *_both(_mla, "plain.mla", "expanded", absorbed=True),
     ],
-    "mla_absorbed": _both(_mla, "plain.mla", absorbed=True),
+    "mla_absorbed": _both(_mla, "plain.mla", "expanded", absorbed=True),
     "mha_to_gqa": [_of_package(_pooled, "models.convert")],
     "flash": [
         _form(lambda p: _flash(p.flash.flash), "plain.flash"),

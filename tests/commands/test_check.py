@@ -280,7 +280,7 @@ def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
     here(monkeypatch)
     right = written(tmp_path, RIGHT)
     told = main(["check", "softmax", str(right), "--lang", "en"])
-    assert told.startswith("softmax: all 7 properties hold.")
+    assert told.startswith("softmax: all 8 properties hold.")
     wrong = written(tmp_path, RIGHT.replace("return", "return 2 *"))
     for words in (
         ["check", "softmax", wrong],
@@ -291,7 +291,7 @@ def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
             command()
         assert ended.value.code == 1
     said, _, told = capsys.readouterr().out.partition("\n{\n")
-    assert "softmax: 5 of 7 properties do not hold." in said
+    assert "softmax: 6 of 8 properties do not hold." in said
     assert json.loads(f"{{{told}")["passed"] is False
 
 
@@ -336,7 +336,7 @@ def test_what_is_wrong_with_the_command_ends_with_2(words, said, capsys):
 
 def test_a_stub_is_written_and_never_over_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["check", "kv-cache", "--stub"]) == "kv_cache.py: 23 lines"
+    assert main(["check", "kv-cache", "--stub"]) == "kv_cache.py: 25 lines"
     assert main(["check", "gqa", "--stub", "mine.py"]).startswith("mine.py: ")
     text = Path("mine.py").read_text(encoding="utf-8")
     assert main(["check", "gqa", "--stub", "-", "--lang", "en"]) + "\n" == text
@@ -413,11 +413,11 @@ def test_a_folder_is_checked_at_once_with_points(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path), "--lang", "en"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:2] == ["ann/SoftMax_2.py", "6/7"]
+    assert lines[0].split()[:2] == ["ann/SoftMax_2.py", "7/8"]
     assert catalogue()["empty-row-nan"].title.en in lines[0]
-    assert lines[1].split()[:2] == ["online_softmax.py", "0/7"]
+    assert lines[1].split()[:2] == ["online_softmax.py", "0/8"]
     assert "cannot be called as online_softmax(x, chunk)" in lines[1]
-    assert lines[2].split() == ["softmax.py", "7/7"]
+    assert lines[2].split() == ["softmax.py", "8/8"]
     assert "no sandbox for grades" in " ".join(lines[3:]) and len(lines) == 6
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path), "--json"])
@@ -468,7 +468,7 @@ def test_a_file_is_checked_again_when_it_changes(tmp_path, monkeypatch, capsys):
         main(["check", "softmax", str(path), "--watch", "--lang", "en"])
     lines = capsys.readouterr().out.splitlines()
     said = [line for line in lines if line.startswith("softmax:")]
-    assert [line.split()[1] for line in said] == ["5", "all"]
+    assert [line.split()[1] for line in said] == ["6", "all"]
 
 
 def test_the_lines_of_a_mistake_come_on_demand(tmp_path, monkeypatch, capsys):

@@ -138,6 +138,26 @@ def test_a_mistake_is_named_in_another_form(name):
     assert catalogue()[id].title.zh in told.text(language="zh")
 
 
+def test_two_mistakes_are_named_whose_lines_are_in_two_files():
+    """One is in the layer and one in its attention."""
+    inverted = HIDES, HIDES.replace("mask", "~mask")
+    report = check("mha", rewritten(inverted, NAMED["mha"][1]))
+    assert report.mistakes == (("mask-inverted", "output-projection-missing"),)
+
+
+def test_weights_without_gradient_and_sums_in_half_precision_fail():
+    def summed(x, dim=-1):
+        e = (x - x.amax(dim, keepdim=True)).exp()
+        return (e / sum(e.split(1, dim))).nan_to_num(0.0)
+
+    def detached(x, dim=-1):
+        return summed(x.detach().double(), dim).to(x.dtype)
+
+    assert [v.law for v in check("softmax", summed).failures] == ["sums"]
+    report = check("softmax", detached)
+    assert [v.law for v in report.failures] == ["gradients"]
+
+
 def test_a_mistake_is_named_though_some_inputs_differ():
     """Here an empty row is not what it is with this mistake alone."""
     divided = "    weights = e / total.where(total > 0, 1)\n"

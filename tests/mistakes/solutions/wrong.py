@@ -16,6 +16,16 @@ def eps_in_the_sum(x, dim=-1):
     return e / (e.sum(dim, keepdim=True) + 1e-2)
 
 
+def eps_of_1e_5(x, dim=-1):
+    e = (x - x.amax(dim, keepdim=True).nan_to_num(neginf=0.0)).exp()
+    return e / (e.sum(dim, keepdim=True) + 1e-5)
+
+
+def eps_lost_in_half(x, dim=-1):
+    e = (x - x.amax(dim, keepdim=True).nan_to_num(neginf=0.0)).exp()
+    return e / (e.sum(dim, keepdim=True) + 1e-8)
+
+
 def one_maximum_for_all(x, dim=-1):
     e = (x - x.max()).exp()
     total = e.sum(dim, keepdim=True)
@@ -189,7 +199,9 @@ class PadsAsQueries:
 
 
 REFUSED = {
-    "eps_in_the_sum": ("softmax", "same large gradients empty dtype"),
+    "eps_in_the_sum": ("softmax", "same large sums gradients empty dtype"),
+    "eps_of_1e_5": ("softmax", "sums"),
+    "eps_lost_in_half": ("softmax", "empty"),
     "one_maximum_for_all": ("softmax", "large"),
     "without_chunks": ("online_softmax", "pieces"),
     "maximum_from_zero": ("online_softmax", "large"),
@@ -198,7 +210,7 @@ REFUSED = {
     "nan_in_the_gradient": ("sdpa", "gradients"),
     "dropout_always": (
         "sdpa",
-        "same empty large future pads rows heads gradients dtype twice",
+        "same empty large future pads sums rows heads gradients dtype twice",
     ),
     "mask_of_the_first_head": ("sdpa", "same empty gradients"),
     "mask_of_the_first_row": ("mha", "same empty pads rows"),
