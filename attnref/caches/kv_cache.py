@@ -82,9 +82,8 @@ class Cache(ABC):
             rows = len(self.lengths)
         both = past.expand(rows, -1), new.to(past).expand(rows, -1)
         joined = torch.cat(both, dim=1)
-        if self.lengths is None:
-            return joined
-        return joined.scatter(1, self.next_positions(T), both[1])
+        at = self.next_positions(T)
+        return joined if at is None else joined.scatter(1, at, both[1])
 
     def next_positions(self, T: int) -> Tensor | None:
         """Numbers of the next `T` tokens, `(B, T)`, if the rows differ."""

@@ -39,6 +39,8 @@ class RingKVCache(Cache):
         tensor([99, 97, 98])
     """
 
+    keeps: Window
+
     def __init__(
         self, window: int, *, first: int = 0, reserve: int = 0
     ) -> None:

@@ -369,32 +369,6 @@ class Chunk(Rule):
         return type(self) is Chunk and T <= 1 and self.size >= S
 
 
-@dataclass(frozen=True)
-class Chunk(Rule):
-    """A query sees itself and the tokens before it in its chunk of `size`.
-
-    Chunks begin at the positions 0, `size`, `2 * size`, and so on.
-
-    Examples:
-        >>> i, j = torch.tensor([[3], [4]]), torch.tensor([4, -1, 2, 3])
-        >>> Chunk(4)(i, j).int()
-        tensor([[0, 0, 1, 1],
-                [1, 0, 0, 0]], dtype=torch.int32)
-    """
-
-    size: int
-
-    def __post_init__(self) -> None:
-        check_sizes(size=self.size)
-
-    def shows(self, i: Tensor, j: Tensor) -> Tensor:
-        return (j <= i) & (i // self.size == j // self.size)
-
-    @property
-    def reach(self) -> float:
-        return self.size
-
-
 # --8<-- [end:windows]
 
 

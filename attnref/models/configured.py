@@ -74,6 +74,8 @@ class ConfiguredAttention(Attention):
     ) -> tuple[Tensor, int]:
         """Of the new tokens, `(1, T)` or `(B, T)`; and how many are past."""
         past = past_of(cache, self.causal)
+        if positions is None and cache is not None:
+            positions = cache.next_positions(x.shape[1])
         if positions is None:
             end = past + x.shape[1]
             positions = torch.arange(past, end, device=x.device)
@@ -100,6 +102,7 @@ class ConfiguredAttention(Attention):
             device=q.device,
             positions=numbers,
             token_positions=at,
+            lengths=None if cache is None else cache.lengths,
         )
         if cache is not None:
             k, *rest = cache.append(k) if v is None else cache.append(k, v)
@@ -113,7 +116,9 @@ class ConfiguredAttention(Attention):
         j = numbers
         if j is None:
             j = torch.arange(k.shape[2], device=q.device)
-        j = j[None] if at is None else at[:, j]
+        j = j if j.dim() == 2 else j[None]
+        if at is not None:
+            j = at.expand(B, -1).gather(1, j.clamp(min=0).expand(B, -1))
         return k, v, shown, i[:, :, None] - j[:, None]
 
     def by_core(

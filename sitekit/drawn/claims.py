@@ -211,6 +211,7 @@ def _flat() -> Iterator[str]:
     with small inputs, and with inputs and queries that are large."""
     torch.manual_seed(0)
     layer = attnref.MultiHeadAttention(d_model=512, n_heads=8)
+    assert layer.v_proj is not None  # keys are not the values
     cos, sin = attnref.rope_table(torch.arange(8), 64)
     drawn = torch.randn(1, 8, 512)
     for spread, times in ((0.02, 1), (1, 64)):
