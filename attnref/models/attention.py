@@ -253,7 +253,7 @@ class Attention(nn.Module):
                 past = past - T  # the other layer has stored these tokens
             n = torch.arange(past + T, device=x.device)  # all tokens so far
             new = n[past:, None]  # (T, 1)
-            at = n[None]  # (1, S), positions
+            at = n[None]  # (1, S)
             if valid is not None:
                 at = (valid.cumsum(1) - 1).clamp(min=0)  # (B, S)
             i = at[:, past:]  # (B, T)
