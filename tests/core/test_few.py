@@ -81,7 +81,7 @@ def test_a_compiled_decode_step_multiplies_in_the_same_order():
 
 @pytest.mark.parametrize("rows, first", [(1, S), (8, S), (9, 9)])
 def test_for_few_rows_the_keys_are_read_as_they_lie(rows, first):
-    scores = sys.modules["attnref.core.few"]._scores
+    scores = sys.modules["attnref.core.few"]._products
     q, k, _ = qkv(torch.float32, H=1, K=1, T=rows)
     shapes = []
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sitekit.drawn import biases, order, sinks
+from sitekit.drawn import biases, order, sinks, windows
 
 
 def cells(rows):
@@ -64,3 +64,15 @@ def test_which_model_has_which_step_and_what_exchanges_cost():
     *rows, bare = [float(row[1]) for row in cells(order.exchanges())]
     assert rows.pop(4) == bare == 0  # the sink, which no mask hides
     assert len(rows) == 7 and min(rows) > 0.1
+
+
+def test_what_a_ring_and_its_layers_see():
+    frames = windows.ring().frames
+    assert len(frames) == 7
+    drawn = ["".join(map(str, frame.marks)) for frame in frames]
+    assert "k0" in drawn[0] and "k0" not in drawn[-1]
+    for row in cells(windows.reach()):
+        window, layers, seen, product = map(int, row)
+        assert seen == layers * (window - 1) + 1 < product or window == 1
+    for _, layers, *_, ratio in cells(windows.saved()):
+        assert float(ratio) > 1 and "×" in layers
