@@ -81,6 +81,15 @@ class Whole(NamedTuple):
         return f"from {Path(self.source).stem} import {names}"
 
 
+# They read other files of the package, or are read by one of these.
+NO_COPY = {
+    "models.attention",
+    "models.configured",
+    "models.generate",
+    "models.record",
+}
+
+
 def name_in(source: str) -> str:
     """What a file of the package is called in `/files/`."""
     folder, name = source.split("/")[-2:]
@@ -99,6 +108,8 @@ def everything() -> dict[str, Whole]:
     for folder in FOLDERS:
         for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
             module = f"{folder}.{path.stem}"
+            if module in NO_COPY:
+                continue
             whole = _copied(module, public.get(path.stem))
             if whole.name in {other.name for other in found.values()}:
                 why = f"{whole.source}: another file is called {whole.name}"

@@ -39,14 +39,12 @@ class RingKVCache(Cache):
         tensor([99, 97, 98])
     """
 
-    keeps: Window
-
     def __init__(
         self, window: int, *, first: int = 0, reserve: int = 0
     ) -> None:
         check_sizes(window=window)
         check_counts(first=first, reserve=reserve)
-        self.keeps = Window(window, first)
+        self.keeps = self._kept = Window(window, first)
         super().__init__()
         self.size = window + reserve
         self._lost: int | Tensor = 0  # the first token that is still there
@@ -67,7 +65,7 @@ class RingKVCache(Cache):
 
     def _held(self, length: int | Tensor, device: torch.device) -> Tensor:
         """Which token each slot holds after so many, -1 = none."""
-        first = self.keeps.first
+        first = self._kept.first
         slots = torch.arange(first + self.size, device=device)
         at = length - 1 - (length - 1 - slots) % self.size
         at = at.where((at >= first) & (at >= self._lost), -1)
@@ -76,7 +74,7 @@ class RingKVCache(Cache):
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)
         new, device = tensors[0].shape[2], tensors[0].device
-        first, start = self.keeps.first, self._lengths(device)
+        first, start = self._kept.first, self._lengths(device)
         with torch.inference_mode(False), torch.no_grad():
             if not self.buffers:
                 B, K = tensors[0].shape[:2]
@@ -121,7 +119,7 @@ class RingKVCache(Cache):
         return tuple(kept)
 
     def _check_back(self, length: int | Tensor) -> None:
-        window, first = self.keeps.size, self.keeps.first
+        window, first = self._kept.size, self._kept.first
         if isinstance(length, Tensor):
             length = length[:, None]
         needed = length - window + 1

@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.models.generate import file_of
 from attnref.numbers.specs import hint
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -576,6 +575,8 @@ def run(options: argparse.Namespace) -> str:
     if options.config:
         if options.names or options.full or options.folder:
             raise ValueError("--config takes no names: it is one file")
+        from attnref.models.generate import file_of
+
         return _written(options, file_of(options.config))
     full = options.full or options.folder
     form = None if full else plain_form(options.names)

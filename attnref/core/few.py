@@ -36,7 +36,7 @@ def few(
     q = q.to(wide) * (D**-0.5 if scale is None else scale)  # (B, H, T, D)
     rows = q.reshape(B, K, H // K * T, D)  # (B, K, H // K * T, D)
     with without_autocast(q.device):
-        pieces = [_scores(rows, part) for _, part in _widened(k, wide)]
+        pieces = [_products(rows, part) for _, part in _widened(k, wide)]
         # Softmax wants the scores of a row side by side; `cat` is slow at it.
         scores = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
         scores = scores.view(B, H, T, S)  # (B, H, T, S)
@@ -48,7 +48,7 @@ def few(
     return mixed.view(B, H, T, Dv).to(v.dtype)  # (B, H, T, Dv)
 
 
-def _scores(rows: Tensor, keys: Tensor) -> Tensor:
+def _products(rows: Tensor, keys: Tensor) -> Tensor:
     if rows.shape[2] <= 8:
         # The large matrix first: it is read as it lies in memory.
         return (keys @ rows.mT).mT.contiguous()

@@ -58,7 +58,7 @@ class HeadNorm(nn.Module):
     def forward(self, x):
         r = self.r
         wide = F.layer_norm(x.float(), (r.head_dim,), eps=r.norm_eps)
-        return (wide * self.weight[:, None]).to(x.dtype)  # (B, H, T, D)
+        return (wide * self.weight[:, None]).to(x.dtype)  # (..., T, D)
 
 
 def frequencies(r, longer=False):
@@ -253,15 +253,15 @@ class Attention(nn.Module):
                 past = past - T  # the other layer has stored these tokens
             n = torch.arange(past + T, device=x.device)  # all tokens so far
             new = n[past:, None]  # (T, 1)
-            at = n[None]  # (1, S), positions
+            at = n[None]  # (1, S)
             if valid is not None:
                 at = (valid.cumsum(1) - 1).clamp(min=0)  # (B, S)
-            i = at[:, past:]  # (B, T)
+            i = at[:, past:]  # (..., T)
         if r.rope_theta:
             f = self.frequencies
             if r.rope_kind == "longrope" and past + T > r.rope_length:
                 f = self.long_frequencies
-            angle = i[:, None, :, None] * f  # (B, 1, T, D / 2)
+            angle = i[:, None, :, None] * f  # of each pair of channels
 
         if r.kv_rank:
             if r.q_rank is not None:
@@ -347,8 +347,8 @@ class Attention(nn.Module):
                     cache.seen = k, v
             if r.window or r.chunk:
                 n = n[-k.shape[2] :]  # those whose keys are still there
-            mask = (n <= new)[None]  # (1, T, S), True = may attend
-            far = i[:, :, None] - at[:, None, n]  # (B, T, S)
+            mask = (n <= new)[None]  # (1, T, S); True = may attend
+            far = i[:, :, None] - at[:, None, n]  # (..., T, S)
             if r.window:
                 mask = mask & (far < r.window)
             if r.chunk:
@@ -382,7 +382,7 @@ class Attention(nn.Module):
         else:
             heads = F.scaled_dot_product_attention(
                 q, k, v, mask, scale=r.scale, enable_gqa=True
-            )  # (B, H, T, Dv)
+            )
 
         if r.kv_rank:
             heads = heads @ w_uv.mT  # (B, H, T, Dv)

@@ -1,6 +1,5 @@
 """The attention of a released model as a layer of this package."""
 
-# --8<-- [start:imports]
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -16,10 +15,7 @@ from attnref.core.sdpa import Attend
 from attnref.models.attention import Attention, slopes
 from attnref.models.record import AttentionRecord, attention_of, families
 
-# --8<-- [end:imports]
 
-
-# --8<-- [start:configured]
 class ConfiguredAttention(Attention):
     """Self-attention as a record says, called like the layers of `layers`.
 
@@ -164,6 +160,3 @@ def _renamed(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
             if own.startswith(theirs):
                 new = prefix + ours + own.removeprefix(theirs)
                 state[new] = state.pop(name)
-
-
-# --8<-- [end:configured]

@@ -1,6 +1,5 @@
 """One file for one model: `attention.py` without what its records decide."""
 
-# --8<-- [start:imports]
 import ast
 import operator
 import re
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from attnref.models.record import AttentionRecord, families, records_of
-
-# --8<-- [end:imports]
 
 Change = tuple[int, int, str]  # what takes the place of a part of a text
 SOURCE = Path(__file__).with_name("attention.py")
@@ -28,7 +25,6 @@ COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-# --8<-- [start:file]
 def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
     """The attention of one model as a file of its own, from its config.
 
@@ -141,10 +137,6 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-# --8<-- [end:file]
-
-
-# --8<-- [start:fold]
 class _Text:
     """Source text with its syntax tree."""
 
@@ -266,7 +258,15 @@ class _Fold(_Text):
             lines = self.statement(node, out)
             if lines:
                 found += [line[out:] for line in before] + lines
+                if self.leaves(node):
+                    break
         return found
+
+    def leaves(self, node: ast.stmt) -> bool:
+        """Whether what follows a statement is never reached."""
+        if isinstance(node, ast.If) and self.truth(node.test) is True:
+            return isinstance(node.body[-1], ast.Return)
+        return False
 
     def statement(self, node: ast.stmt, out: int) -> list[str]:
         first = node.lineno - 1
@@ -320,10 +320,6 @@ class _Fold(_Text):
         return line.strip().startswith("elif") or node.lineno - 1 == start
 
 
-# --8<-- [end:fold]
-
-
-# --8<-- [start:unread]
 def _read_only(source: str) -> str:
     """Without names, parameters and definitions that nothing reads."""
     while changes := next(filter(None, _unread(_Text(source))), None):
@@ -446,6 +442,3 @@ def _parameters(
                 at = [n - method for n in kept if n >= method]
                 new = ", ".join(text.of(given[n]) for n in at if n < len(given))
                 yield text.span(given[0])[0], text.span(given[-1])[1], new
-
-
-# --8<-- [end:unread]

@@ -1,6 +1,5 @@
 """What the attention of a released model depends on, read from its config."""
 
-# --8<-- [start:imports]
 import json
 import math
 import re
@@ -12,10 +11,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
-# --8<-- [end:imports]
 
-
-# --8<-- [start:record]
 @dataclass(frozen=True)
 class AttentionRecord:
     """All that the attention of one layer depends on; `attention_of` fills it.
@@ -89,10 +85,6 @@ class AttentionRecord:
     sub_norm: bool = False
 
 
-# --8<-- [end:record]
-
-
-# --8<-- [start:families]
 OF_ROPE = {
     "original_max_position_embeddings",
     "partial_rotary_factor",
@@ -141,10 +133,6 @@ def families() -> dict[str, Family]:
     return found
 
 
-# --8<-- [end:families]
-
-
-# --8<-- [start:attention]
 UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
 
 
@@ -228,10 +216,6 @@ def records_of(
     return found
 
 
-# --8<-- [end:attention]
-
-
-# --8<-- [start:read]
 KINDS = "full_attention", "sliding_attention", "chunked_attention", "attention"
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 TOLD = "rope_theta", "rope_scaling", "rotary_emb_base", "rope_local_base_freq"
@@ -442,6 +426,3 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
             f"{r.family}: RoPE turns {r.rope_width} channels, an odd number"
         )
     return record
-
-
-# --8<-- [end:read]

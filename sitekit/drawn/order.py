@@ -72,7 +72,7 @@ def sink(s: SimpleNamespace) -> None:
     s.z = torch.cat((s.z, s.sinks.expand(*s.z.shape[:3], 1)), dim=-1)
 
 
-def softmax(s: SimpleNamespace) -> None:
+def soften(s: SimpleNamespace) -> None:
     s.z = s.z.softmax(dim=-1)
 
 
@@ -90,7 +90,7 @@ def o_proj(s: SimpleNamespace) -> None:
 
 Step = Callable[[SimpleNamespace], None]
 ORDER: tuple[Step, ...] = (norm, rope, product, scale, bias, softcap, mask)
-ORDER += (sink, softmax, values, gate, o_proj)
+ORDER += (sink, soften, values, gate, o_proj)
 
 
 def through(order: tuple[Step, ...]) -> Tensor:

@@ -403,7 +403,8 @@ def test_where_nothing_is_hidden_no_mask_is_made():
         (Causal(), False),
         (Window(7), False),
         (Window(6), True),
-        (Chunk(7), True),
+        (Chunk(7), False),
+        (Chunk(6), True),
         (Narrower(), True),
     ):
         made = decoder_mask(None, full, causal=rule, device=CPU)

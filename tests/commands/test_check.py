@@ -307,7 +307,7 @@ def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
     )
     report = check_file("sdpa", file, language="en")
     assert report.text().startswith(
-        "sdpa: right, but for an edge case: 2 of 11 properties.\n\nIt behaves"
+        "sdpa: right, but for an edge case: 2 of 12 properties.\n\nIt behaves"
     )
     assert report.mistakes == (("empty-row-nan",),)
 

@@ -114,6 +114,9 @@ def test_every_layer_core_and_cache_is_under_the_laws():
     }
     assert cores == {*CORES}, "tests/variants.py: CORES"
     unused = {*CACHES}.difference(*SERVING.values())
+    unused -= {
+        "ring"
+    }  # keeps a window: caches/test_ring.py has layers with one
     assert not unused, f"no layer of VARIANTS needs so little as {unused} keep"
 
 

@@ -8,6 +8,8 @@ import torch
 
 import attnref
 from attnref.core.few import few
+from attnref.models.attention import Attention
+from attnref.models.record import AttentionRecord
 from attnref.plain import alibi, gqa, llama, masks, mla, order, ring, sinks
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
@@ -151,8 +153,29 @@ def plain_latent():
     layer(x, cache, torch.ones(B, 2 * T, dtype=torch.bool))
 
 
+def configured():
+    """Records that take each branch with a comment, between them."""
+    x, valid = torch.randn(B, T, E), torch.ones(B, 2 * T, dtype=torch.bool)
+    valid[0, 0] = False
+    heads = {"d_model": E, "n_heads": H, "family": "", "kind": ""}
+    groups = heads | {"n_kv_heads": K, "head_dim": D, "v_head_dim": DV}
+    turned = {"rope_theta": 100.0, "rope_width": D}
+    latent = {"n_kv_heads": 1, "head_dim": DN + DR, "v_head_dim": DV}
+    latent |= {"kv_rank": R, "rope_dim": DR}
+    for r in (
+        AttentionRecord(**groups, norm="LayerNorm by heads", with_sinks=True),
+        AttentionRecord(**groups, **turned, window=2 * T),
+        AttentionRecord(**heads, **latent, rope_theta=100.0, rope_width=DR),
+    ):
+        layer = Attention(r)
+        cache = layer.cache(2 * T)
+        layer(x, cache=cache, valid=valid[:, :T])
+        layer(x, cache=cache, valid=valid)
+
+
 # With the letters that stand for other sizes in them.
 PLAIN = {
+    configured: {"S": 2 * T},
     plain_functions: {},
     plain_layers: {},
     plain_full_width: {"E": H * D},

@@ -26,6 +26,7 @@ from attnref.mistakes.exercises import (
     unwritten,
 )
 from attnref.mistakes.tasks import TASKS, stub, task
+from attnref.mistakes.words import wide
 from tests.kit import sampled
 from tests.mistakes.solutions import wrong
 
@@ -413,7 +414,7 @@ def test_numbers_that_differ_look_different():
 )
 def test_lines_break_within_no_tuple_and_before_no_comma(told):
     lines = [*report_words.wrapped(told, " " * 9)]
-    assert len(lines) == 2 and max(map(report_words._wide, lines)) <= 80
+    assert len(lines) == 2 and max(map(wide, lines)) <= 80
     assert all(line.count("(") == line.count(")") for line in lines)
     assert not lines[1].strip().startswith("，")
 
@@ -479,7 +480,7 @@ def test_an_exercise_is_found_by_what_people_write():
 def test_a_stub_is_told_to_be_empty(language):
     for name in TASKS:
         text = stub(name, language)
-        assert max(map(report_words._wide, text.splitlines())) <= 80
+        assert max(map(wide, text.splitlines())) <= 80
         found = {}
         exec(text, found)
         report = check(name, found)
