@@ -76,9 +76,12 @@ class Mistake(NamedTuple):
 PAGES = {
     stem: f"mistakes/{page}-mistakes"
     for page, stems in {
-        "attention": ("softmax", "masks", "sdpa", "sinks", "alibi"),
+        "attention": (
+            *("softmax", "masks", "sdpa", "sinks", "alibi"),
+            *("order", "parts"),
+        ),
         "layer": ("mha", "mqa", "gqa", "cross", "convert", "block"),
-        "cache": ("rope", "positions", "kv_cache"),
+        "cache": ("rope", "scaling", "positions", "kv_cache", "ring"),
         "mla": ("mla", "absorption"),
         "flash": ("flash", "merge", "fused"),
     }.items()

@@ -86,6 +86,13 @@ def test_a_ring_goes_back_over_its_reserve_and_one_token():
     assert relative_error(ours(x, cache=cache), want) <= 1e-12
 
 
+def test_single_tokens_leave_the_first_where_they_are():
+    cache = RingKVCache(3, first=2)
+    for p in range(12):
+        cache.append(torch.full((3, 2, 1, 4), float(p)))
+    assert cache.stored[0][0, 0, :, 0].tolist() == [0, 1, 11, 9, 10]
+
+
 @torch.no_grad()
 def test_lengths_that_do_not_fit_are_refused():
     cache = KVCache(9)

@@ -113,6 +113,11 @@ def of_plain(p: Any) -> list[Any]:
         p.alibi.alibi(6, 3, 7),
         p.alibi.slopes(6),
         p.alibi.biased_attention(q, k, k, p.alibi.alibi(6, 7), 5.0, mask),
+        *p.ring.RingKVCache(4).append(q, k),
+        p.order.todays_heads(
+            *(q, k, k, k, k[0, 0, 0], k[0, 0, 0]),
+            *(lambda x: x, 5.0, torch.zeros(6), mask),
+        ),
         p.rope.rope(q, torch.arange(7)),
         p.mha.MHA(48, 6)(x),
         p.cross.CrossAttention(48, 6)(x, x[:, :4], valid[:, :4]),
@@ -161,6 +166,14 @@ def of_package(p: Any) -> list[Any]:
             made += [layer(x[:, :6], cache=kept), layer(x[:, 6:], cache=kept)]
             made.append(kept.length)
         made += layer.state_dict().values()
+    ring, token = p.RingKVCache(3, first=1), torch.randn(3, 2, 1, 8)
+    made += [*ring.append(token, token), *ring.append(k, k)]
+    yarn = p.Yarn(8.0, 4096)
+    made += p.rope_table(torch.arange(7), 8, scaling=yarn)
+    at = torch.arange(7)
+    made.append(p.Chunk(3)(at[:, None], at))
+    parts = p.HeadParts(p.Norm("width"), gate=p.Gate(in_query=True))
+    made.append(p.MultiHeadAttention(**sizes, parts=parts)(x))
     cross = p.CrossAttention(**sizes)
     made.append(cross(x, x[:, :4]))
     return made

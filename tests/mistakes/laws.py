@@ -738,6 +738,163 @@ def scores_are_biased_and_capped(core: Callable[..., Tensor]) -> None:
 # --8<-- [end:scores_are_biased_and_capped]
 
 
+# --8<-- [start:chunks_are_apart]
+def chunks_are_apart(mask: Callable[[int, int], Tensor]) -> None:
+    """`mask(T, size)` shows each token the past of its own chunk alone."""
+    block = torch.ones(3, 3, dtype=torch.bool).tril()
+    assert mask(6, 3).equal(torch.block_diag(block, block).bool())
+
+
+# --8<-- [end:chunks_are_apart]
+
+
+# --8<-- [start:ring_is_a_window]
+def ring_is_a_window(
+    new_cache: Callable[[int], Any], sees: Callable[..., Tensor]
+) -> None:
+    """A ring of 4 slots gives what attention under a window of 4 gives:
+    `append(k, v)` returns keys, values and positions, for `sees(i, j, 4)`."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 3, 2, 11, 8, dtype=torch.float64)
+    at = torch.arange(11)
+    far = at[:, None] - at
+    near = (far >= 0) & (far < 4)
+    wanted = F.scaled_dot_product_attention(q, k, v, near)
+    for cuts in (list(range(1, 11)), [6, 7, 8, 9, 10], [3, 5]):
+        cache, got = new_cache(4), []
+        for i in at.tensor_split(cuts):
+            keys, values, j = cache.append(k[:, :, i], v[:, :, i])
+            new, seen = q[:, :, i], sees(i, j, 4)
+            out = F.scaled_dot_product_attention(new, keys, values, seen)
+            got.append(out)
+        torch.testing.assert_close(torch.cat(got, dim=2), wanted)
+
+
+# --8<-- [end:ring_is_a_window]
+
+
+# --8<-- [start:rejected_tokens_leave_nothing]
+def rejected_tokens_leave_nothing(
+    layer: Callable[..., Tensor], new_cache: Callable[[], Any], x: Tensor
+) -> None:
+    """After `cache.crop`, decoding is as if the tokens had never been there,
+    or `crop` refuses with a ValueError."""
+    whole, T = layer(x), x.shape[1]
+    for back in (1, 2, 3):
+        cache = new_cache()
+        for t in range(T):
+            layer(x[:, t : t + 1] + (t >= T - back), cache)
+        try:
+            cache.crop(T - back)
+        except ValueError:
+            continue
+        got = layer(x[:, T - back :], cache)
+        torch.testing.assert_close(got, whole[:, T - back :])
+
+
+# --8<-- [end:rejected_tokens_leave_nothing]
+
+
+# --8<-- [start:parts_are_in_order]
+def parts_are_in_order(heads: Callable[..., Tensor]) -> None:
+    """QK-norm, RoPE, scale, softcap, mask, sinks, values, gate: PyTorch gets
+    the finished scores as a mask, and a sink as one more key."""
+    torch.manual_seed(0)
+    q, k, v, gate = 2 * torch.randn(4, 3, 4, 6, 8, dtype=torch.float64)
+    q_weight, k_weight = 3 * torch.rand(2, 8, dtype=torch.float64)
+    sinks = torch.tensor([-2.0, 0.0, 1.0, 3.0]).double()
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    angles = torch.arange(6.0).double()[:, None] / torch.arange(1.0, 5.0)
+    turns = torch.polar(torch.ones_like(angles), angles)
+
+    def turn(x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * turns).flatten(-2)
+
+    new_q = turn(F.rms_norm(q, (8,), q_weight, 1e-6))
+    new_k = turn(F.rms_norm(k, (8,), k_weight, 1e-6))
+    scores = 2 * torch.tanh(new_q @ new_k.mT / 8**0.5 / 2)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    scores = torch.cat((scores, sinks.view(4, 1, 1).expand(3, 4, 6, 1)), -1)
+    k0, v0 = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+    wanted = F.scaled_dot_product_attention(0 * q, k0, v0, scores)
+    found = heads(q, k, v, gate, q_weight, k_weight, turn, 2.0, sinks, mask)
+    torch.testing.assert_close(found, wanted * gate.sigmoid())
+
+
+# --8<-- [end:parts_are_in_order]
+
+
+# --8<-- [start:norms_are_as_published]
+def norms_are_as_published(norm: Callable[..., Tensor]) -> None:
+    """`norm(x, w, over, plus)` is an RMS norm of heads (B, H, T, D), over each
+    `"head"` or the whole `"width"`, times `w` or, with `plus`, `1 + w`."""
+    torch.manual_seed(0)
+    scale = torch.tensor([1.0, 2.0, 5.0])[:, None, None]
+    x, w = torch.randn(3, 3, 4, 8) * scale, torch.randn(24)
+    flat = x.transpose(1, 2).flatten(2)
+    wide = F.rms_norm(flat, (24,), w, 1e-6).unflatten(-1, (3, 8))
+    found = norm(x, w, "width", False)
+    torch.testing.assert_close(found, wide.transpose(1, 2))
+    one = F.rms_norm(x, (8,), 1 + w[:8], 1e-6)
+    torch.testing.assert_close(norm(x, w[:8], "head", True), one)
+
+
+# --8<-- [end:norms_are_as_published]
+
+
+# --8<-- [start:gates_are_of_their_heads]
+def gates_are_of_their_heads(layer: Any, x: Tensor) -> None:
+    """`q_proj` has the rows of each query head and then those of its gate:
+    with gates of 0, only those of head 0 excepted, the output is half."""
+    H, rows = layer.n_heads, layer.q_proj.weight.detach()
+    heads = rows.view(H, 2, -1, rows.shape[-1])
+    heads[:, 1] = 0
+    layer.o_proj.weight.detach().copy_(torch.eye(len(layer.o_proj.weight)))
+    before = layer(x).unflatten(-1, (H, -1))
+    heads[0, 1] = 1
+    after = layer(x).unflatten(-1, (H, -1))
+    gate = 2 * x.sum(-1).sigmoid()
+    wanted = before[:, :, 0] * gate[..., None]
+    torch.testing.assert_close(after[:, :, 0], wanted)
+    torch.testing.assert_close(after[:, :, 1:], before[:, :, 1:])
+
+
+# --8<-- [end:gates_are_of_their_heads]
+
+
+# --8<-- [start:frequencies_are_as_published]
+def frequencies_are_as_published(
+    slowed: Callable[[str, Tensor, float], Tensor],
+    attention_factor: Callable[[], float],
+) -> None:
+    """`slowed(kind, frequencies, theta)` of a factor of 8, for 4096 tokens at
+    first, each kind in the words of its authors."""
+    theta, D, length = 5e5, 64, 4096
+    pair = torch.arange(D // 2, dtype=torch.float64)
+    f = theta ** (-2 * pair / D)
+    larger = theta * 8 ** (D / (D - 2))
+    wanted = {"linear": f / 8, "ntk": larger ** (-2 * pair / D)}
+    wave = 2 * math.pi / f
+    blend = (length / wave - 1) / (4 - 1)
+    smooth = (1 - blend) * f / 8 + blend * f
+    slow = torch.where(wave > length, f / 8, smooth)
+    wanted["llama3"] = torch.where(wave < length / 4, f, slow)
+    low, high = (
+        D * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (32, 1)
+    )
+    low, high = math.floor(low), math.ceil(high)
+    ramp = ((pair - low) / (high - low)).clamp(0, 1)
+    wanted["yarn"] = f / 8 * ramp + f * (1 - ramp)
+    for kind, frequencies in wanted.items():
+        torch.testing.assert_close(slowed(kind, f, theta), frequencies)
+    assert math.isclose(attention_factor(), 0.1 * math.log(8) + 1)
+
+
+# --8<-- [end:frequencies_are_as_published]
+
+
 # --8<-- [start:is_mla]
 def is_mla(
     layer: Callable[[Tensor], Tensor],

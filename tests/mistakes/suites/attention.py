@@ -8,19 +8,23 @@ import torch
 from torch import Tensor
 
 from tests.mistakes.laws import (
+    chunks_are_apart,
     documents_are_apart,
     empty_rows_are_zero,
     equals_torch,
     far_scores,
     first_tokens_are_kept,
     future_is_hidden,
+    gates_are_of_their_heads,
     half_is_exact,
     is_alibi,
     is_causal,
     is_softmax,
     is_window,
     long_rows_sum_to_one,
+    norms_are_as_published,
     pads_change_nothing,
+    parts_are_in_order,
     scores_are_biased_and_capped,
     sinks_take_weight,
 )
@@ -89,6 +93,31 @@ def in_three(p: Any) -> tuple[Core]:
     return (core,)
 
 
+def normed(p: Any) -> tuple[Core]:
+    """The norm of heads, with given weights."""
+
+    def norm(x: Tensor, w: Tensor, over: Any, plus: bool) -> Any:
+        kind = p.Norm(over, weight="1 + w" if plus else "w")
+        made = p.HeadNorm(x.shape[1], x.shape[3], kind)
+        made.weight = torch.nn.Parameter(w)
+        return made(x).detach()
+
+    return (norm,)
+
+
+def gated(p: Any) -> tuple[Any, Tensor]:
+    """A layer whose gates come from the query projection."""
+    torch.manual_seed(0)
+    parts = p.HeadParts(gate=p.Gate(in_query=True))
+    layer = p.MultiHeadAttention(d_model=12, n_heads=3, parts=parts)
+    return layer, torch.randn(2, 5, 12)
+
+
+def in_chunks(p: Any) -> tuple[Core]:
+    at = torch.arange(6)
+    return (lambda T, size: p.Chunk(size)(at[:T, None], at[:T]),)
+
+
 SUITES = {
     "plain.softmax": (
         (is_softmax, lambda p: (p.softmax.softmax,)),
@@ -116,6 +145,11 @@ SUITES = {
             lambda p: (p.alibi.biased_attention,),
         ),
     ),
+    "plain.order": ((parts_are_in_order, lambda p: (p.order.todays_heads,)),),
+    "core.parts": (
+        (norms_are_as_published, normed),
+        (gates_are_of_their_heads, gated),
+    ),
     "plain.masks": (
         (is_causal, lambda p: (p.masks.causal_mask,)),
         (is_window, lambda p: (lambda W, T: p.masks.window_mask(T, T, W),)),
@@ -127,6 +161,7 @@ SUITES = {
         (is_causal, one_document),
     ),
     "core.masks": (
+        (chunks_are_apart, in_chunks),
         (future_is_hidden, prefixed),
         (
             pads_change_nothing,

@@ -10,9 +10,12 @@ from tests.mistakes.laws import (
     caches_are_apart,
     decoding_is_the_full_pass,
     distances_alone_count,
+    frequencies_are_as_published,
     full_cache_refuses,
     positions_count_tokens,
     refusal_changes_nothing,
+    rejected_tokens_leave_nothing,
+    ring_is_a_window,
     rope_is_as_published,
 )
 from tests.mistakes.suites.layer import filled, refused_append, tokens
@@ -45,6 +48,31 @@ def half(p: Any) -> tuple[Any, ...]:
     return layer, lambda: p.kv_cache.KVCache(9), tokens(3, 6, 8).bfloat16()
 
 
+def ring(p: Any) -> tuple[Any, ...]:
+    """A layer with a window of three tokens and the first, and its ring."""
+    window = p.Window(3, 1)
+    layer = filled(p.GroupedQueryAttention(**SIZES, causal=window))
+    return (
+        lambda x, cache=None: layer(x, cache=cache),
+        lambda: p.RingKVCache(3, first=1, reserve=1),
+        tokens(2, 9, 16),
+    )
+
+
+def scaled(p: Any) -> tuple[Any, ...]:
+    """The frequencies of four kinds of scaling, and YaRN's factor."""
+    kinds = {
+        "linear": p.PositionInterpolation(8.0),
+        "ntk": p.Ntk(8.0),
+        "llama3": p.Llama3(8.0, 1.0, 4.0, 4096),
+        "yarn": p.Yarn(8.0, 4096),
+    }
+    return (
+        lambda kind, *given: kinds[kind].slowed(*given),
+        lambda: kinds["yarn"].table_scale,
+    )
+
+
 SUITES = {
     "plain.rope": (
         (
@@ -55,6 +83,14 @@ SUITES = {
     "core.rope": (
         (distances_alone_count, placed),
         (positions_count_tokens, lambda p: (p.token_positions,)),
+    ),
+    "core.scaling": ((frequencies_are_as_published, scaled),),
+    "plain.ring": (
+        (ring_is_a_window, lambda p: (p.ring.RingKVCache, p.ring.sees)),
+    ),
+    "caches.ring": (
+        (decoding_is_the_full_pass, ring),
+        (rejected_tokens_leave_nothing, ring),
     ),
     "plain.kv_cache": (
         (full_cache_refuses, lambda p: (p.kv_cache.KVCache,)),
