@@ -45,7 +45,7 @@ class Cache(ABC):
                 "the class or before super().__init__()"
             )
         self.buffers: tuple[Tensor, ...] = ()
-        self.length = 0
+        self.length: int = 0
         self.lengths: Tensor | None = None
         self._given_positions: Tensor | None = None
 

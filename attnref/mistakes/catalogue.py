@@ -142,6 +142,9 @@ def catalogue() -> dict[str, Mistake]:
     return found
 
 
+PARTS = "alibi", "order", "ring", "sinks"  # mistakes of others are as elsewhere
+
+
 def every_variant(mistake: Mistake) -> Iterator[Variant]:
     """Those of the entry, and the same in other plain forms that have its
     lines: RoPE and the cache stand in several."""
@@ -150,6 +153,8 @@ def every_variant(mistake: Mistake) -> Iterator[Variant]:
         if not all(lines.module.startswith(PLAIN) for lines in variant):
             continue
         for path in sorted((PACKAGE / "plain").glob("*.py")):
+            if path.stem in PARTS:
+                continue
             module = PLAIN + path.stem
             other = tuple(lines._replace(module=module) for lines in variant)
             if other not in mistake.variants and all(

@@ -192,12 +192,9 @@ def attention_of(
             ) from None
         if name in ("d_model", "n_heads"):  # all else is made of these
             _size(read, family, name)
-    known = {
-        f.name: read[f.name] for f in fields(AttentionRecord) if f.name in read
-    }
-    return _checked(
-        AttentionRecord(**known | {"family": family, "kind": kinds[layer]})
-    )
+    known: dict[str, Any] = {n: read[n] for n in own if n in read}
+    known |= {"family": family, "kind": kinds[layer]}
+    return _checked(AttentionRecord(**known))
 
 
 def records_of(

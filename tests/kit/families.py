@@ -124,7 +124,11 @@ OWN: dict[str, dict[str, Any]] = {
     | {"rope_parameters": GROWING | {"partial_rotary_factor": 0.4}},
     "ministral3": {"rope_parameters": GROWING},
     "gptj": {"rotary_dim": 6},
-    "dots1": {"n_shared_experts": 1, "num_experts_per_tok": 2},
+    "dots1": {
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "ernie4_5_moe": {"moe_k": 2},
     "ernie4_5_vl_moe_text": {
         "moe_intermediate_size": [16, 16],

@@ -92,7 +92,7 @@ def test_attention_is_that_of_transformers(family, more):
                 same = alone(x, cache=caches[key][1], **how)
                 assert torch.equal(got, same), "the file differs"
                 error = relative_error(got[real], wanted[real])
-                assert error < 1e-6, f"{name}, layer {layer}"
+                assert error < 2e-6, f"{name}, layer {layer}"
             start = end
 
 

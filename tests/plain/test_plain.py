@@ -10,24 +10,20 @@ from torch import nn
 from torch.testing import assert_close
 
 import attnref
-from attnref.plain import (
-    alibi,
-    gqa,
-    kv_cache,
-    llama,
-    masks,
-    mla,
-    order,
-    ring,
-    rope,
-    sinks,
-)
+from attnref.plain import alibi, gqa, kv_cache, llama, masks, mla, order, rope
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.flash import flash
 from attnref.plain.merge import merge
 from attnref.plain.mha import MHA
+from attnref.plain.ring import RingKVCache, sees
 from attnref.plain.sample import sample
+from attnref.plain.sinks import (
+    add_sinks,
+    attention_with_sinks,
+    streaming_mask,
+    streaming_positions,
+)
 from attnref.plain.softmax import online_softmax, softmax
 from sitekit import ROOT
 from tests.kit.plain import outputs
@@ -121,15 +117,15 @@ def test_sinks_are_those_of_the_package(scores):
     logits = 3 * tokens(H)
     for some in (None, mask, mask[:, :1, :1]):
         want = attnref.sdpa(*qkv, some, sinks=logits)
-        equal(sinks.attention_with_sinks(*qkv, logits, some), want)
-        out, lse = sinks.add_sinks(*flash(*qkv, some), logits)
+        equal(attention_with_sinks(*qkv, logits, some), want)
+        out, lse = add_sinks(*flash(*qkv, some), logits)
         equal(out, want, 1e-10)
         equal(lse, attnref.flash_lse(*qkv, some, sinks=logits)[1], 1e-10)
     lazy = attnref.RuleMask(attnref.Window(3), T, S, S - T).dense()
-    assert (sinks.streaming_mask(T, S, 0, 3) == lazy).all()
-    assert sinks.streaming_mask(1, S, S, 1).all()
+    assert (streaming_mask(T, S, 0, 3) == lazy).all()
+    assert streaming_mask(1, S, S, 1).all()
     for length, want in ((3, [0, 1, 2]), (9, [0, 1, 6, 7, 8])):
-        tokens_kept, places = sinks.streaming_positions(length, 2, 3)
+        tokens_kept, places = streaming_positions(length, 2, 3)
         assert tokens_kept.tolist() == want
         assert places.tolist() == [*range(len(want))]
 
@@ -363,12 +359,12 @@ def test_a_ring_gives_what_a_full_cache_gives_with_a_window(sizes):
     q, k, v = tokens(B, H, 23, D), tokens(B, K, 23, D), tokens(B, K, 23, D)
     at = torch.arange(23)
     want = F.scaled_dot_product_attention(
-        q, k, v, ring.sees(at, at, 5), enable_gqa=True
+        q, k, v, sees(at, at, 5), enable_gqa=True
     )
-    cache, got = ring.RingKVCache(5), []
+    cache, got = RingKVCache(5), []
     for i in at.split(sizes):
         keys, values, j = cache.append(k[:, :, i], v[:, :, i])
-        mask = ring.sees(i, j, 5)
+        mask = sees(i, j, 5)
         got.append(
             F.scaled_dot_product_attention(
                 q[:, :, i], keys, values, mask, enable_gqa=True

@@ -119,7 +119,7 @@ def attention_of(name):
     """The plain form with this mistake of the catalogue in it."""
     if name not in catalogue():
         return GQA
-    (variant,) = (
+    variant = next(
         v
         for v in every_variant(catalogue()[name])
         if {lines.module for lines in v} == {"plain.gqa"}
