@@ -219,7 +219,7 @@ REFUSED = {
     "table_of_2048": ("rope", "far"),
     "ChangedBeforeRaise": ("kv_cache", "full"),
     "OfTheClass": ("kv_cache", "same full rows apart dtype twice"),
-    "mask_top_left": ("mha_cached", "chunks same apart large dtype"),
+    "mask_top_left": ("mha_cached", "chunks same apart large dtype far"),
     "theta_of_llama_3": ("llama", "same"),
     "repeated_heads_cached": ("llama", "small"),
     "positions_up_to_2048": ("llama", "far"),
