@@ -76,14 +76,12 @@ class Mistake(NamedTuple):
 PAGES = {
     stem: f"mistakes/{page}-mistakes"
     for page, stems in {
-        "attention": (
-            *("softmax", "masks", "sdpa", "sinks", "alibi"),
-            *("order", "parts"),
-        ),
+        "attention": ("softmax", "masks", "sdpa"),
         "layer": ("mha", "mqa", "gqa", "cross", "convert", "block"),
-        "cache": ("rope", "scaling", "positions", "kv_cache", "ring"),
+        "cache": ("rope", "positions", "kv_cache"),
         "mla": ("mla", "absorption"),
         "flash": ("flash", "merge", "fused"),
+        "head": ("sinks", "alibi", "order", "parts", "ring", "scaling"),
     }.items()
     for stem in stems
 }
