@@ -234,6 +234,9 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
             named = re.findall(r'<a href="([^"]+)"><code>(\w+)</code></a>', bar)
             tree = ast.parse(text).body
             held = [n for n in tree if not isinstance(n, OTHER)]
+            if len(held) == 1:  # its statement says all of it
+                assert not named
+                continue
             assert len(held) == len(named) and f"{len(named)} " in bar
             public = {getattr(n, "name", "_") for n in held}
             public = {name for name in public if name[0] != "_"}
