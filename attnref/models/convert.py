@@ -89,6 +89,43 @@ def rope_rows(weight: Tensor, head_dim: int, *, to: str) -> Tensor:
 # --8<-- [end:rope]
 
 
+# --8<-- [start:fused]
+def split_qkv(
+    fused: Tensor, n_heads: int, n_kv_heads: int, *, by: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of `q_proj`, `k_proj` and `v_proj` in those of one projection.
+
+    `fused` is the weight or the bias of `qkv_proj`, `query_key_value` or
+    `c_attn`, whose weight GPT-2 stores transposed: pass `weight.T`. With
+    `by="layer"`, all queries come first, then all keys, then all values, as
+    in Phi-3 and GPT-2; with `by="group"`, the queries of each key/value head
+    come first, then its key and its value, as in GPT-NeoX, Bloom and Falcon.
+
+    Examples:
+        >>> split_qkv(torch.arange(8), 2, 1, by="layer")
+        (tensor([0, 1, 2, 3]), tensor([4, 5]), tensor([6, 7]))
+        >>> split_qkv(torch.arange(6), 2, 2, by="group")
+        (tensor([0, 3]), tensor([1, 4]), tensor([2, 5]))
+    """
+    check_sizes(n_heads=n_heads, n_kv_heads=n_kv_heads)
+    heads = n_heads + 2 * n_kv_heads
+    if n_heads % n_kv_heads or len(fused) % heads:
+        raise ValueError(
+            f"{len(fused)} rows with {n_heads=} and {n_kv_heads=}: there are "
+            f"{heads} heads in all, of n_heads / n_kv_heads queries to a key"
+        )
+    if by not in ("layer", "group"):
+        raise ValueError(f"{by=} is neither 'layer' nor 'group'")
+    groups = 1 if by == "layer" else n_kv_heads
+    sizes = [n // groups for n in (n_heads, n_kv_heads, n_kv_heads)]
+    rows = fused.unflatten(0, (groups, sum(sizes), -1))
+    q, k, v = (part.flatten(0, 2) for part in rows.split(sizes, dim=1))
+    return q, k, v
+
+
+# --8<-- [end:fused]
+
+
 # --8<-- [start:torch]
 def weights_of_torch_mha(mha: nn.MultiheadAttention) -> dict[str, Tensor]:
     """The weights of `nn.MultiheadAttention` under the names of this package.
