@@ -20,7 +20,8 @@ def mha_to_gqa(
 ) -> GroupedQueryAttention:
     """Convert MHA to GQA: mean-pool the key and value heads of each group.
 
-    The query and output projections are kept. The result equals MHA only if
+    All else is kept, `parts` too; norms of the keys or values of all heads are
+    pooled like these. The result equals MHA only if
     the heads of each group are identical; otherwise it is a starting point
     for further training.
 
@@ -39,14 +40,15 @@ def mha_to_gqa(
         dropout=mha.dropout,
         causal=mha.causal,
         rope=mha.rope,
+        parts=mha.parts,
         attend=mha.attend,
     ).to(mha.q_proj.weight)
     weights = mha.state_dict()
-    for name in weights:
-        if name.startswith(("k_proj", "v_proj")):
-            heads = weights[name].unflatten(0, (mha.n_heads, mha.head_dim))
+    for name, wanted in gqa.state_dict().items():
+        if weights[name].shape != wanted.shape:  # of all keys or values
+            heads = weights[name].view(mha.n_heads, mha.head_dim, -1)
             groups = heads.unflatten(0, (n_kv_heads, -1))
-            weights[name] = groups.mean(dim=1).flatten(0, 1)
+            weights[name] = groups.mean(dim=1).view(wanted.shape)
     gqa.load_state_dict(weights)
     return gqa.train(mha.training)
 
@@ -118,8 +120,8 @@ def split_qkv(
         raise ValueError(f"{by=} is neither 'layer' nor 'group'")
     groups = 1 if by == "layer" else n_kv_heads
     sizes = [n // groups for n in (n_heads, n_kv_heads, n_kv_heads)]
-    rows = fused.unflatten(0, (groups, sum(sizes), -1))
-    q, k, v = (part.flatten(0, 2) for part in rows.split(sizes, dim=1))
+    rows = fused.reshape(groups, sum(sizes), -1, *fused.shape[1:])
+    q, k, v = (part.flatten(0, 2) for part in torch.split(rows, sizes, 1))
     return q, k, v
 
 

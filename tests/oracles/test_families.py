@@ -10,7 +10,14 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from attnref import KVCache, flash, padding_mask, sdpa, token_positions
+from attnref import (
+    KVCache,
+    RingKVCache,
+    flash,
+    padding_mask,
+    sdpa,
+    token_positions,
+)
 from attnref.models.attention import Attention
 from attnref.models.configured import attention_from_config
 from attnref.models.generate import file_of
@@ -130,3 +137,48 @@ def test_a_layer_from_a_config_is_called_like_any_other(family, attend):
         ]
         error = relative_error(torch.cat(got, dim=1)[valid], wanted[valid])
         assert error < 1e-6, f"layer {layer}"
+
+
+@pytest.mark.parametrize("kept", ["everything", "rings"])
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+@torch.no_grad()
+def test_layers_that_share_keys_are_called_with_one_cache(family, kept):
+    config = config_of(family)
+    model = model_of(config)
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, :5] = valid[2, :1] = False
+    at = token_positions(valid)
+    for chunks in CHUNKS.values():
+        found = seen(model, family, chunks, valid)
+        layers, caches = [], {}
+        for layer, module, _ in found:
+            attend = sdpa if layer % 2 else None
+            ours = attention_from_config(config, layer, attend=attend)
+            ours.load_state_dict(module.state_dict())
+            layers.append(ours.eval())
+            if ours.r.shares is None:
+                ring = kept == "rings" and ours.r.window
+                caches[layer] = (
+                    RingKVCache(ours.r.window) if ring else KVCache(LENGTH)
+                )
+        assert [r.shares for r in records_of(config).values()].count(None) == 4
+        steps = pairwise(accumulate(chunks, initial=0))
+        for step, (start, end) in enumerate(steps):
+            real = valid[:, start:end]
+            told = {"positions": at[:, start:end]}
+            told["mask"] = padding_mask(valid[:, :end])
+            for ours, (layer, _, calls) in zip(layers, found, strict=True):
+                shares = ours.r.shares
+                cache = caches[layer if shares is None else shares]
+                x, wanted = calls[step]
+                got = ours(x, cache=cache, **told)
+                error = relative_error(got[real], wanted[real])
+                assert error <= 1e-6, f"layer {layer}, {chunks}"
+    reader = next(ours for ours in layers if ours.r.shares is not None)
+    cache = caches[reader.r.shares]
+    message = f"reads the keys of layer {reader.r.shares}: call that one"
+    for given, T in ((None, 1), (KVCache(9), 1), (cache, 2)):
+        with pytest.raises(ValueError, match=message):
+            reader(x[:, :1].expand(-1, T, -1), cache=given)
+    cache.reset()
+    assert cache.handed is None
