@@ -309,25 +309,34 @@ def blind(inner):
     return named(out[0, 0]).key
 
 
-def spelled(name, value):
-    """What our layer is told, as one would write it."""
-    if name == "split_qkv":
-        return f'split_qkv(..., by="{value}")'
-    if isinstance(value, Rope) and value.scaling is not None:
-        return "rope=rope_of(config)"
-    return f"{name}={short(value)}"
+def spelled(told):
+    """What our layer is told, as one would write it; of `parts` the fields."""
+    for name, value in told.items():
+        if name == "split_qkv":
+            yield f'split_qkv(..., by="{value}")'
+        elif name == "parts":
+            yield from given(value)
+        elif isinstance(value, Rope) and value.scaling is not None:
+            yield "rope=rope_of(config)"
+        else:
+            yield f"{name}={short(value)}"
+
+
+def given(value):
+    """The fields of a dataclass that are not as by default."""
+    for f in fields(value):
+        own = getattr(value, f.name)
+        if own != f.default:
+            yield f"{f.name}={short(own)}"
 
 
 def short(value):
-    """A dataclass without what it says by default."""
     if not is_dataclass(value):
         return json.dumps(value) if isinstance(value, str) else repr(value)
-    given = []
-    for i, f in enumerate(fields(value)):
-        own = getattr(value, f.name)
-        if own != f.default:
-            given.append(f"{f.name}=" * (i > 0) + short(own))
-    return f"{type(value).__name__}({', '.join(given)})"
+    told = ", ".join(given(value))
+    for first in ("theta=", "size=", "over="):
+        told = told.removeprefix(first)
+    return f"{type(value).__name__}({told})"
 
 
 def measured():
@@ -341,7 +350,7 @@ def measured():
                 "verdict": verdict,
                 "found": found,
                 "reason": row.reason,
-                "cure": [spelled(*each) for each in row.cure.items()],
+                "cure": [*spelled(row.cure)],
                 "from_config": outcome(row, from_config)[0],
             }
         )
@@ -417,7 +426,7 @@ def test_of_the_models_of_the_gqa_page_the_layer_computes_all():
     }
     (ids,) = (s["models"]["ids"] for _, s in fences("gqa") if "models" in s)
     assert ids == [*needed]
-    told = [], *[["rope="]] * 2, *[["parts=HeadParts(Norm("]] * 3
+    told = [], *[["rope="]] * 2, *[["norm=Norm("]] * 3
     for cure, starts in zip(needed.values(), told, strict=True):
         assert len(cure) == len(starts)
         assert all(map(str.startswith, cure, starts))

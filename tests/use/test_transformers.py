@@ -46,6 +46,7 @@ from attnref import (
 # isort: split
 import json
 import re
+from dataclasses import fields
 from importlib.metadata import version
 
 import pytest
@@ -394,7 +395,10 @@ def test_parts_make_these_checkpoints_right():
     assert max(errors.values()) < 1e-5, errors
     # --8<-- [end:changed]
     rows = json.loads(ORACLES.read_text(encoding="utf-8"))["checkpoints"]
-    of_parts = {r["model_type"] for r in rows if "HeadParts" in str(r["cure"])}
+    names = tuple(f"{f.name}=" for f in fields(HeadParts))
+    of_parts = {
+        r["model_type"] for r in rows for c in r["cure"] if c.startswith(names)
+    }
     assert of_parts - {*errors} == {"llama4_text", "qwen3_next"}
 
 
