@@ -5,12 +5,23 @@ ragged chunks, with pads on the left. The file that is generated for a model
 is run beside the module: to the bit.
 """
 
+import inspect
 from itertools import accumulate, pairwise
 
 import pytest
 import torch
+from torch import nn
 
-from attnref import KVCache, flash, padding_mask, sdpa, token_positions
+from attnref import (
+    Decoder,
+    KVCache,
+    RingKVCache,
+    flash,
+    greedy,
+    padding_mask,
+    sdpa,
+    token_positions,
+)
 from attnref.models.attention import Attention
 from attnref.models.configured import attention_from_config
 from attnref.models.generate import file_of
@@ -130,3 +141,63 @@ def test_a_layer_from_a_config_is_called_like_any_other(family, attend):
         ]
         error = relative_error(torch.cat(got, dim=1)[valid], wanted[valid])
         assert error < 1e-6, f"layer {layer}"
+
+
+class Around(nn.Module):
+    """A layer of transformers, with attention of ours in it."""
+
+    def __init__(self, layer, ours):
+        super().__init__()
+        self.layer, self.self_attn, self.how = layer, ours, {}
+        layer.self_attn.forward = self.attend
+        given = inspect.signature(layer.forward).parameters.values()
+        required = {p.name for p in given if p.default is p.empty}
+        self.none = dict.fromkeys(required - {"hidden_states", "kwargs"})
+
+    def attend(self, hidden_states, *_, **__):
+        return self.self_attn(hidden_states, **self.how), None
+
+    def forward(self, x, **how):
+        self.how = how
+        out = self.layer(x, **self.none)
+        return out[0] if isinstance(out, tuple) else out
+
+
+TEXTS = {
+    **dict.fromkeys(("cohere2", "gemma2", "gpt_oss", "llama4_text"), {}),
+    **dict.fromkeys(("deepseek_v3", "laguna", "mistral", "olmo2"), {}),
+    "qwen3_next": {"layer_types": 4 * ["full_attention"]},
+}
+
+
+@pytest.mark.parametrize("family", TEXTS)
+@torch.no_grad()
+def test_a_decoder_of_such_layers_writes_what_generate_does(family):
+    """Left pads, more tokens than a window, and rings where there is one."""
+    config = config_of(family, **TEXTS[family])
+    model = model_of(config)
+    prompt = torch.randint(3, 41, (ROWS, 11))
+    valid = torch.ones_like(prompt)
+    valid[1, :4] = valid[2, :1] = 0
+    wanted = model.generate(
+        prompt,
+        attention_mask=valid,
+        max_new_tokens=16,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    body, blocks = model.model, []
+    for n, layer in enumerate(body.layers):
+        ours = attention_from_config(config, n).eval()
+        ours.load_state_dict(layer.self_attn.state_dict())
+        blocks.append(Around(layer, ours))
+    decoder = Decoder(blocks, n_tokens=41, d_model=60)
+    decoder.embed_tokens, decoder.norm = body.embed_tokens, body.norm
+    decoder.lm_head = model.lm_head
+    caches = [block.self_attn.cache(27) for block in blocks]
+    records = records_of(config).values()
+    near = [bool(r.window or r.chunk) for r in records]
+    assert [isinstance(c, RingKVCache) for c in caches] == near
+    got = greedy(decoder, prompt, 16, valid=valid, caches=caches)
+    assert len(set(wanted[0].tolist())) > 8
+    assert torch.equal(got, wanted)
