@@ -69,8 +69,10 @@ class ConfiguredAttention(Attention):
         out: Tensor = super().forward(x, **how)  # type: ignore[no-untyped-call]
         return out
 
-    def cache(self, max_len: int) -> Cache:
-        """An empty cache that fits this layer: a ring, if it looks back less."""
+    def cache(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, max_len: int
+    ) -> Cache:
+        """An empty cache that fits: a `RingKVCache` for a window or chunks."""
         rule = self.causal
         if isinstance(rule, Window | Chunk):
             return RingKVCache(rule.size)
@@ -149,7 +151,7 @@ def _after_pads(mask: Tensor | None, x: Tensor) -> Tensor | None:
     """Positions `(B, T)` that count from the first token that is no pad."""
     if mask is None or mask.shape[:-1] != (len(x), 1, 1):
         return None
-    pads = mask[:, 0].int().argmax(dim=-1)  # (B, 1)
+    pads = mask[:, 0].int().argmax(dim=-1)
     S = mask.shape[-1]
     at = torch.arange(S - x.shape[1], S, device=x.device)
     return (at - pads).clamp(min=0)
