@@ -68,6 +68,7 @@ _HOMES = {
         "dequantised",
         "mha_to_gqa",
         "rope_rows",
+        "split_qkv",
         "weights_of_torch_mha",
     ],
 }

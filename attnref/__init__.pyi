@@ -68,6 +68,7 @@ from attnref.models.convert import (
     dequantised,
     mha_to_gqa,
     rope_rows,
+    split_qkv,
     weights_of_torch_mha,
 )
 from attnref.models.generate import file_of as file_of
@@ -146,6 +147,7 @@ __all__ = [
     "sdpa",
     "softmax",
     "split_kv",
+    "split_qkv",
     "token_positions",
     "weights_of_torch_mha",
     "with_prefix",

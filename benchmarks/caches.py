@@ -1,4 +1,4 @@
-"""What a cache costs: one more token, a whole generation, other rows.
+"""What a cache costs: one more token, a step, a generation, other rows.
 
     python -m benchmarks.caches KVCache 8192
 
@@ -7,16 +7,29 @@ prints the milliseconds of a generation of so many tokens.
 
 import sys
 from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnref import GrowingKVCache, KVCache, fused
+from attnref import (
+    Cache,
+    GroupedQueryAttention,
+    GrowingKVCache,
+    KVCache,
+    RingKVCache,
+    Rope,
+    Window,
+    fused,
+    sdpa,
+)
 from benchmarks.cores import HEADS, WIDTH
 from benchmarks.timing import Processes, Timed, cpu
 
 K = 8
 Make = Callable[[int], KVCache | GrowingKVCache]
+Step = Callable[[Tensor], Tensor]
 CACHES: dict[str, Make] = {
     "KVCache": KVCache,
     "torch.cat": lambda room: GrowingKVCache(),
@@ -52,6 +65,42 @@ def append(tokens: int) -> Timed:
     truth = torch.cat((past[0], new[0]), dim=2)
     repeats = {"KVCache": 50, "index_copy_": 50}
     return Timed(ways, truth=lambda: truth, repeats=repeats)
+
+
+def window(tokens: int, size: int = 4096) -> Timed:
+    """One token through a layer with a window; or after one window of text."""
+    layer = GroupedQueryAttention(
+        d_model=1024,
+        n_heads=8,
+        n_kv_heads=2,
+        rope=Rope(500_000.0),
+        causal=Window(size),
+        attend=fused,
+    ).requires_grad_(False)
+    past = torch.randn(2, 1, 2, tokens, 128)
+
+    def step(cache: Cache, *past: Tensor, **changed: Any) -> Step:
+        mine = deepcopy(layer)
+        vars(mine).update(changed)
+        mine.to(past[0].dtype)
+        cache.append(*past)
+        kept, at = cache.length, torch.tensor([tokens])
+
+        def run(x: Tensor) -> Tensor:
+            cache.crop(kept)
+            out: Tensor = mine(x.to(past[0]), cache=cache, positions=at)
+            return out
+
+        return run
+
+    room, last = KVCache(tokens + 1), past[..., 1 - size :, :]
+    ways = {
+        "RingKVCache": step(RingKVCache(size), *past),
+        "KVCache": step(room, *past),
+        "KVCache of one window": step(KVCache(size), *last, causal=True),
+    }
+    truth = step(KVCache(tokens + 1), *past.double(), attend=sdpa)
+    return Timed(ways, [(torch.randn(1, 1, 1024),)], truth)
 
 
 @torch.no_grad()

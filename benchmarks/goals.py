@@ -96,6 +96,7 @@ CASES = {
     "append": Case(
         caches.append, ("tokens",), tuple((n,) for n in LENGTHS), 1.0
     ),
+    "window": Case(caches.window, ("tokens",), ((8192,), (32_768,)), 2.0),
     "generate": Case(caches.generate, ("tokens",), ((2048,), (8192,)), 0.0),
     "reorder": Case(caches.reorder, ("used", "room"), ((16, 8192),), 1.0),
     "memory": Case(
@@ -359,6 +360,32 @@ GOALS = [
         quick=(8192,),
         guard=(-inf, 0.05),
         slow="torch.cat",
+    ),
+    *(
+        Goal(
+            f"decode step with a window of 4096, against {peer}",
+            "window",
+            at,
+            "RingKVCache",
+            what,
+            peer,
+            least=least,
+            most=most,
+            quick=(32_768,),
+            guard=guard,
+            slow="KVCache",
+        )
+        for peer, at, what, least, most, guard in (
+            (
+                "KVCache of one window",
+                ((8192,), (32_768,)),
+                "times as long",
+                -inf,
+                1.6,
+                (-inf, 1.9),
+            ),
+            ("KVCache", ((32_768,),), "times as fast", 2, inf, (1.9, inf)),
+        )
     ),
     Goal(
         "generation with KVCache",

@@ -28,6 +28,7 @@ class Cache(ABC):
 
     A subclass stores its tensors in `buffers`, a tuple: `nbytes`, `reset`
     and, unless it is overridden, `stored` read it, and `reorder` replaces it.
+    `handed` is what a layer leaves there for later layers that read its keys.
     """
 
     keeps: Rule
@@ -47,6 +48,7 @@ class Cache(ABC):
         self.buffers: tuple[Tensor, ...] = ()
         self.length: int = 0
         self.lengths: Tensor | None = None
+        self.handed: object = None
         self._given_positions: Tensor | None = None
 
     @abstractmethod
@@ -119,7 +121,7 @@ class Cache(ABC):
     def reset(self) -> None:
         """Forget all tokens and release the memory."""
         self.buffers, self.length = (), 0
-        self.lengths = self._given_positions = None
+        self.lengths = self._given_positions = self.handed = None
 
     def crop(self, length: int | Tensor) -> None:
         """Roll back: keep only the first `length` tokens of every row.

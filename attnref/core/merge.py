@@ -112,6 +112,8 @@ def with_prefix(
     mask: Mask = None,
     *,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of each row to a prefix that all rows share, and to its own.
 
@@ -120,9 +122,10 @@ def with_prefix(
     it. All queries see the whole prefix, so those of all rows are stacked into
     one row: its keys are read once and not once per row. A rule in `mask` that
     may hide a part of the prefix is refused, as is one of which this is not
-    known: its numbers of tokens begin after the prefix.
+    known: its numbers of tokens begin after the prefix. For the same reason no
+    bias is taken: join the prefix and the tokens after it, and use `split_kv`.
     """
-    check_attention(q, k, v, mask, scale)
+    check_attention(q, k, v, mask, scale, softcap, sinks)
     if len(prefix) != 2:
         raise ValueError(f"prefix holds {len(prefix)} tensors, not k and v")
     for name, shared, own in zip("kv", prefix, (k, v), strict=True):
@@ -145,11 +148,12 @@ def with_prefix(
                 "query; pass a mask of the tokens after it"
             )
     queries = q.transpose(0, 1).reshape(1, H, B * T, D)  # (1, H, B * T, D)
-    shared, lse = flash_lse(queries, *prefix, scale=scale)
+    shared, lse = flash_lse(queries, *prefix, scale=scale, softcap=softcap)
     shared = shared.view(H, B, T, Dv).transpose(0, 1)  # (B, H, T, Dv)
     lse = lse.view(H, B, T).transpose(0, 1)  # (B, H, T)
-    own, own_lse = flash_lse(q, k, v, mask, scale=scale)
-    return merge([shared, own], [lse, own_lse])[0]
+    own, own_lse = flash_lse(q, k, v, mask, scale=scale, softcap=softcap)
+    out, lse = merge([shared, own], [lse, own_lse])
+    return out if sinks is None else add_sinks(out, lse, sinks)[0]
 
 
 # --8<-- [end:prefix]

@@ -97,12 +97,14 @@ class CrossAttention(nn.Module):
             v = split_heads(self.v_proj(context), K)  # (B, K, S, D)
         new = 0 if filled else S
         numbers = None if cache is None else cache.positions(new, x.device)
+        lengths = None if cache is None else cache.lengths
         seen = decoder_mask(
             mask,
             (B, H, T, S),
             causal=False,
             device=x.device,
             positions=numbers,
+            lengths=None if lengths is None else lengths - T,  # none are new
         )
         if cache is not None and not filled:
             k, v = cache.append(k, v)  # (B, K, S, D)

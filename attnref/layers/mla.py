@@ -1,6 +1,7 @@
 """Multi-head latent attention (MLA): keys and values from a small latent."""
 
 # --8<-- [start:imports]
+from functools import partial
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -11,6 +12,7 @@ from attnref.caches.past import counted_positions
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import RMSNorm, merge_heads, split_heads
 from attnref.core.masks import Mask, Rule, decoder_mask
+from attnref.core.parts import HeadParts, output_gate
 from attnref.core.rope import Rope, check_rope, rotate
 from attnref.core.sdpa import Attend, sdpa
 
@@ -170,8 +172,9 @@ class MultiHeadLatentAttention(nn.Module):
     `kv_lora_rank` elements per token. Positions are in a separate part of
     width `qk_rope_head_dim`, with one RoPE key for all heads. `q_lora_rank`
     is the rank of the latent of the queries; None means that queries are not
-    compressed. `rope` says how the part with positions is rotated. Parameters
-    are named as in Hugging Face checkpoints of DeepSeek-V3.
+    compressed. `rope` says how the part with positions is rotated. Of `parts`,
+    another scale, a bias, a softcap, sinks and a gate from `x` are taken.
+    Parameters are named as in Hugging Face checkpoints of DeepSeek-V3.
 
     Examples:
         >>> layer = MultiHeadLatentAttention(
@@ -197,6 +200,7 @@ class MultiHeadLatentAttention(nn.Module):
         causal: bool | Rule = True,
         rope: Rope | None = INTERLEAVED,
         eps: float = 1e-6,
+        parts: HeadParts | None = None,
         attend: Attend = sdpa,
     ) -> None:
         super().__init__()
@@ -241,6 +245,23 @@ class MultiHeadLatentAttention(nn.Module):
             kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False
         )
         self.o_proj = nn.Linear(n_heads * v_head_dim, d_model, bias=bias)
+        self.parts = parts or HeadParts()
+        gate = self.parts.gate
+        others = "norm", "value_norm", "key_is_value", "long_queries"
+        if any(getattr(self.parts, name) for name in others) or (
+            gate is not None and gate.in_query
+        ):
+            raise ValueError(
+                f"MLA takes none of {', '.join(others)} and no gate in q_proj: "
+                "when absorbed, no head has keys or values of its own"
+            )
+        if self.parts.scale is not None:
+            self.scale = self.parts.scale
+        if self.parts.sinks:
+            self.sinks = nn.Parameter(torch.zeros(n_heads))
+        if gate is not None:
+            width = 1 if gate.over == "head" else v_head_dim
+            self.gate_proj = nn.Linear(d_model, n_heads * width, bias=False)
 
     def forward(
         self,
@@ -297,9 +318,16 @@ class MultiHeadLatentAttention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         up, scale = self.kv_b_proj, self.scale
-        how = scale, dropout, self.attend, numbers, at
+        told = self.parts.told()
+        told.pop("scale", None)
+        if self.parts.sinks:
+            told["sinks"] = self.sinks
+        attend = partial(self.attend, **told) if told else self.attend
+        how = scale, dropout, attend, numbers, at
         parts = Parts(q, q_rope, c, k_rope, up, seen, cache, *how)
         heads = FORMS[form](parts)  # (B, H, T, Dv)
+        _, gate = output_gate(self, x, q)
+        heads = heads if gate is None else heads * gate  # (B, H, T, Dv)
         out: Tensor = self.o_proj(merge_heads(heads))
         return out  # (B, T, E)
 

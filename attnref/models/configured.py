@@ -1,6 +1,7 @@
 """The attention of a released model as a layer of this package."""
 
 from collections.abc import Mapping
+from copy import copy
 from os import PathLike
 from typing import Any
 
@@ -17,12 +18,46 @@ from attnref.models.attention import Attention, slopes
 from attnref.models.record import AttentionRecord, attention_of, families
 
 
+class Handed(Cache):
+    """A layer's cache as a later layer that reads its keys has to see it.
+
+    So it was before the call that appended to it; `append` stores nothing and
+    returns what it returned then, which a ring need not hold any more.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        before: tuple[int, Tensor | None, Tensor | None],
+        places: tuple[Tensor, Tensor | None],
+        seen: tuple[Tensor, ...],
+    ) -> None:
+        self.keeps = cache.keeps
+        super().__init__()
+        self.length, self.lengths, self.numbers = before
+        self.end, (self.new, self.at), self.seen = cache.length, places, seen
+
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        self.length = self.end
+        return self.seen
+
+    def positions(self, new: int, device: torch.device) -> Tensor | None:
+        return self.numbers
+
+    def positions_of(self, new: Tensor | None, T: int) -> Tensor | None:
+        return self.at
+
+    def next_positions(self, T: int) -> Tensor | None:
+        return self.new
+
+
 class ConfiguredAttention(Attention):
     """Self-attention as a record says, called like the layers of `layers`.
 
     `attend` is a core that takes what the record asks for, such as `sdpa`;
     without one, the layer attends as its file does. Weights load under their
-    names in transformers.
+    names in transformers. A layer that reads the keys of an earlier one has no
+    cache of its own: it is called after that one, with the same cache.
     """
 
     in_package = True
@@ -31,12 +66,7 @@ class ConfiguredAttention(Attention):
         self, record: AttentionRecord, attend: Attend | None = None
     ) -> None:
         super().__init__(record)  # type: ignore[no-untyped-call]
-        if record.shares is not None:
-            raise ValueError(
-                f"the layer reads the keys of layer {record.shares}: take the "
-                "file of the model, whose caches hand them on"
-            )
-        self.core, self.dropout = attend, 0.0
+        self.core, self.dropout, self.shares = attend, 0.0, record.shares
         self.causal: Rule = Causal()
         if record.window:
             self.causal = Window(record.window)
@@ -65,6 +95,8 @@ class ConfiguredAttention(Attention):
         check_input("x", x.shape, self.r.d_model)
         if positions is None:
             positions = _after_pads(mask, x)
+        if self.r.shares is not None:
+            cache = self._handed(x, cache)
         how = {"mask": mask, "cache": cache, "positions": positions}
         out: Tensor = super().forward(x, **how)  # type: ignore[no-untyped-call]
         return out
@@ -77,6 +109,21 @@ class ConfiguredAttention(Attention):
         if isinstance(rule, Window | Chunk):
             return RingKVCache(rule.size)
         return KVCache(max_len)
+
+    def _handed(self, x: Tensor, cache: Cache | None) -> Handed:
+        """What the layer whose keys this one reads has left in its cache."""
+        left = None if cache is None else cache.handed
+        if (
+            not isinstance(left, Handed)
+            or cache is None
+            or left.end != cache.length
+            or left.end - left.length != x.shape[1]
+        ):
+            raise ValueError(
+                f"the layer reads the keys of layer {self.r.shares}: call that "
+                "one first, with the same tokens and the same cache"
+            )
+        return copy(left)
 
     def positions_of(
         self, x: Tensor, cache: Cache | None, positions: Tensor | None
@@ -102,6 +149,7 @@ class ConfiguredAttention(Attention):
         """Keys and values of all tokens, what is seen of them, and how far."""
         r, (B, H, T) = self.r, q.shape[:3]
         i, past = self.positions_of(q.transpose(1, 2), cache, positions)
+        lengths = None if cache is None else cache.lengths
         at = counted_positions(cache, self.causal, positions, q)
         numbers = None if cache is None else cache.positions(T, q.device)
         seen = decoder_mask(
@@ -111,12 +159,15 @@ class ConfiguredAttention(Attention):
             device=q.device,
             positions=numbers,
             token_positions=at,
-            lengths=None if cache is None else cache.lengths,
+            lengths=lengths,
         )
         if cache is not None:
             k, *rest = cache.append(k) if v is None else cache.append(k, v)
             check_kept(cache, k, numbers, at)
             v = rest[0] if rest else None
+            if r.is_shared and v is not None:
+                before = past, lengths, numbers
+                cache.handed = Handed(cache, before, (i, at), (k, v))
         if v is None:
             v = k[..., : r.kv_rank]
         shown = dense(seen)

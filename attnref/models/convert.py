@@ -20,7 +20,8 @@ def mha_to_gqa(
 ) -> GroupedQueryAttention:
     """Convert MHA to GQA: mean-pool the key and value heads of each group.
 
-    The query and output projections are kept. The result equals MHA only if
+    All else is kept, `parts` too; norms of the keys or values of all heads are
+    pooled like these. The result equals MHA only if
     the heads of each group are identical; otherwise it is a starting point
     for further training.
 
@@ -39,14 +40,15 @@ def mha_to_gqa(
         dropout=mha.dropout,
         causal=mha.causal,
         rope=mha.rope,
+        parts=mha.parts,
         attend=mha.attend,
     ).to(mha.q_proj.weight)
     weights = mha.state_dict()
-    for name in weights:
-        if name.startswith(("k_proj", "v_proj")):
-            heads = weights[name].unflatten(0, (mha.n_heads, mha.head_dim))
+    for name, wanted in gqa.state_dict().items():
+        if weights[name].shape != wanted.shape:  # of all keys or values
+            heads = weights[name].view(mha.n_heads, mha.head_dim, -1)
             groups = heads.unflatten(0, (n_kv_heads, -1))
-            weights[name] = groups.mean(dim=1).flatten(0, 1)
+            weights[name] = groups.mean(dim=1).view(wanted.shape)
     gqa.load_state_dict(weights)
     return gqa.train(mha.training)
 
@@ -87,6 +89,43 @@ def rope_rows(weight: Tensor, head_dim: int, *, to: str) -> Tensor:
 
 
 # --8<-- [end:rope]
+
+
+# --8<-- [start:fused]
+def split_qkv(
+    fused: Tensor, n_heads: int, n_kv_heads: int, *, by: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of `q_proj`, `k_proj` and `v_proj` in those of one projection.
+
+    `fused` is the weight or the bias of `qkv_proj`, `query_key_value` or
+    `c_attn`, whose weight GPT-2 stores transposed: pass `weight.T`. With
+    `by="layer"`, all queries come first, then all keys, then all values, as
+    in Phi-3 and GPT-2; with `by="group"`, the queries of each key/value head
+    come first, then its key and its value, as in GPT-NeoX, Bloom and Falcon.
+
+    Examples:
+        >>> split_qkv(torch.arange(8), 2, 1, by="layer")
+        (tensor([0, 1, 2, 3]), tensor([4, 5]), tensor([6, 7]))
+        >>> split_qkv(torch.arange(6), 2, 2, by="group")
+        (tensor([0, 3]), tensor([1, 4]), tensor([2, 5]))
+    """
+    check_sizes(n_heads=n_heads, n_kv_heads=n_kv_heads)
+    heads = n_heads + 2 * n_kv_heads
+    if n_heads % n_kv_heads or len(fused) % heads:
+        raise ValueError(
+            f"{len(fused)} rows with {n_heads=} and {n_kv_heads=}: there are "
+            f"{heads} heads in all, of n_heads / n_kv_heads queries to a key"
+        )
+    if by not in ("layer", "group"):
+        raise ValueError(f"{by=} is neither 'layer' nor 'group'")
+    groups = 1 if by == "layer" else n_kv_heads
+    sizes = [n // groups for n in (n_heads, n_kv_heads, n_kv_heads)]
+    rows = fused.reshape(groups, sum(sizes), -1, *fused.shape[1:])
+    q, k, v = (part.flatten(0, 2) for part in torch.split(rows, sizes, 1))
+    return q, k, v
+
+
+# --8<-- [end:fused]
 
 
 # --8<-- [start:torch]

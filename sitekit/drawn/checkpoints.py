@@ -27,6 +27,6 @@ def checkpoints() -> Iterator[Row]:
             Word(row["verdict"]),
             f"{row['found']:g}" if wrong else "",
             why,
-            code(*row["told"]),
-            code(*filter(None, [row["change"]])),
+            code(*row["cure"]),
+            Word(row["from_config"]),
         ]

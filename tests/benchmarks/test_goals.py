@@ -30,6 +30,7 @@ SMALL = {
     "backward": [("float32", "GQA", 67)],
     "append": [(9,)],
     "reorder": [(3, 9)],
+    "window": [(4100,)],
 }
 
 

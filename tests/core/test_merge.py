@@ -10,6 +10,7 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnref import (
+    Alibi,
     Causal,
     Documents,
     Everything,
@@ -330,6 +331,23 @@ def test_the_keys_of_a_prefix_are_read_once(rows):
         flash(q, *(torch.cat(x, 2) for x in zip(whole, (k, v), strict=True)))
     assert shared.elements == K * width * (P + rows * own)
     assert apart.elements == K * width * rows * (P + own)
+
+
+@pytest.mark.parametrize("part", ["softcap", "sinks", "both"])
+def test_after_a_prefix_scores_are_capped_and_sinks_count_once(part):
+    q, k, v = qkv()
+    prefix = tuple(torch.randn(1, K, 5, n).to(q.dtype) for n in (D, DV))
+    told = {"softcap": 2.0, "sinks": torch.randn(H).double()}
+    told = told if part == "both" else {part: told[part]}
+    joined = (
+        torch.cat((first.expand(B, -1, -1, -1), own), dim=2)
+        for first, own in zip(prefix, (k, v), strict=True)
+    )
+    want = sdpa(q, *joined, causal_mask(T, 5 + S), **told)
+    got = with_prefix(q, prefix, k, v, causal_mask(T, S), **told)
+    assert relative_error(got, want) <= 1e-12
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bias'"):
+        with_prefix(q, prefix, k, v, bias=Alibi(H))
 
 
 def test_rounding_does_not_grow_with_the_number_of_parts():

@@ -1,11 +1,12 @@
 """Cross-attention: what its page says of it."""
 
+import pytest
 import torch
 from torch import nn
 
-from attnref import CrossAttention
+from attnref import CrossAttention, KVCache, weights_of_torch_mha
 from tests.kit.compare import relative_error
-from tests.variants import B, S, T, tokens
+from tests.variants import CORES, B, S, T, tokens
 
 
 def test_cross_attention_is_that_of_torch():
@@ -42,3 +43,23 @@ def test_a_context_is_projected_once():
     assert cache.length == 11  # the context's length, at every step
     assert torch.allclose(torch.cat(steps, 1), whole, rtol=0, atol=1e-12)
     # --8<-- [end:cross_cache]
+
+
+@pytest.mark.filterwarnings("ignore")  # flex asks to be compiled
+@pytest.mark.parametrize("core", CORES)
+@torch.no_grad()
+def test_rows_of_a_context_that_were_cropped_differ_in_length(core):
+    theirs = nn.MultiheadAttention(24, 6, kdim=20, vdim=20, batch_first=True)
+    ours = CrossAttention(
+        d_model=24, n_heads=6, d_context=20, bias=True, attend=CORES[core]
+    ).double()
+    ours.load_state_dict(weights_of_torch_mha(theirs.double()))
+    x, context = tokens(B, T, 24), tokens(B, S, 20)
+    cache, lengths = KVCache(S), torch.arange(S, S - B, -1)
+    ours(x, context, cache=cache)
+    cache.crop(lengths)
+    pads = torch.arange(S) >= lengths[:, None]
+    want, _ = theirs(x, context, context, key_padding_mask=pads)
+    for some in (slice(None), slice(2, 3)):
+        got = ours(x[:, some], cache=cache)
+        assert relative_error(got, want[:, some]) <= 1e-12

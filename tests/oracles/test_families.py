@@ -165,8 +165,8 @@ class Around(nn.Module):
 
 
 TEXTS = {
-    *("cohere2", "deepseek_v3", "gemma2", "gpt_oss", "laguna"),
-    *("llama4_text", "mistral", "olmo2", "qwen3_next"),
+    *("cohere2", "deepseek_v3", "gemma2", "gemma4_text", "gpt_oss"),
+    *("laguna", "llama4_text", "mistral", "olmo2", "qwen3_next"),
 }
 
 
@@ -174,9 +174,14 @@ TEXTS = {
 @torch.no_grad()
 def test_a_decoder_of_such_layers_writes_what_generate_does(family):
     """Left pads, more tokens than a window, and rings where there is one."""
-    linear = family == "qwen3_next"
-    only = {"layer_types": LAYERS * ["full_attention"]} if linear else {}
-    config = config_of(family, **only)
+    only = {
+        "qwen3_next": {"layer_types": LAYERS * ["full_attention"]},
+        "gemma4_text": {
+            "hidden_size_per_layer_input": 0,
+            "output_hidden_states": True,  # else generate fails without them
+        },
+    }
+    config = config_of(family, **only.get(family, {}))
     model = model_of(config)
     prompt = torch.randint(3, 41, (ROWS, 11))
     valid = torch.ones_like(prompt)
@@ -187,7 +192,8 @@ def test_a_decoder_of_such_layers_writes_what_generate_does(family):
         max_new_tokens=16,
         do_sample=False,
         eos_token_id=None,
-    )
+        return_dict_in_generate=True,
+    ).sequences
     body, blocks = model.model, []
     for n, layer in enumerate(body.layers):
         ours = attention_from_config(config, n).eval()
@@ -196,10 +202,57 @@ def test_a_decoder_of_such_layers_writes_what_generate_does(family):
     decoder = Decoder(blocks, n_tokens=41, d_model=60)
     decoder.embed_tokens, decoder.norm = body.embed_tokens, body.norm
     decoder.lm_head = model.lm_head
-    caches = [block.self_attn.cache(27) for block in blocks]
-    records = records_of(config).values()
-    near = [bool(r.window or r.chunk) for r in records]
-    assert [isinstance(c, RingKVCache) for c in caches] == near
+    caches = []
+    for block in blocks:
+        ours, r = block.self_attn, block.self_attn.r
+        own = ours.cache(27) if ours.shares is None else caches[ours.shares]
+        assert isinstance(own, RingKVCache) is bool(r.window or r.chunk)
+        caches.append(own)
     got = greedy(decoder, prompt, 16, valid=valid, caches=caches)
     assert len(set(wanted[0].tolist())) > 8
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("kept", ["everything", "rings"])
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+@torch.no_grad()
+def test_layers_that_share_keys_are_called_with_one_cache(family, kept):
+    config = config_of(family)
+    model = model_of(config)
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, :5] = valid[2, :1] = False
+    at = token_positions(valid)
+    for chunks in CHUNKS.values():
+        found = seen(model, family, chunks, valid)
+        layers, caches = [], {}
+        for layer, module, _ in found:
+            attend = sdpa if layer % 2 else None
+            ours = attention_from_config(config, layer, attend=attend)
+            ours.load_state_dict(module.state_dict())
+            layers.append(ours.eval())
+            if ours.r.shares is None:
+                ring = kept == "rings" and ours.r.window
+                caches[layer] = (
+                    RingKVCache(ours.r.window) if ring else KVCache(LENGTH)
+                )
+        assert [r.shares for r in records_of(config).values()].count(None) == 4
+        steps = pairwise(accumulate(chunks, initial=0))
+        for step, (start, end) in enumerate(steps):
+            real = valid[:, start:end]
+            told = {"positions": at[:, start:end]}
+            told["mask"] = padding_mask(valid[:, :end])
+            for ours, (layer, _, calls) in zip(layers, found, strict=True):
+                shares = ours.r.shares
+                cache = caches[layer if shares is None else shares]
+                x, wanted = calls[step]
+                got = ours(x, cache=cache, **told)
+                error = relative_error(got[real], wanted[real])
+                assert error <= 1e-6, f"layer {layer}, {chunks}"
+    reader = next(ours for ours in layers if ours.r.shares is not None)
+    cache = caches[reader.r.shares]
+    message = f"reads the keys of layer {reader.r.shares}: call that one"
+    for given, T in ((None, 1), (KVCache(9), 1), (cache, 2)):
+        with pytest.raises(ValueError, match=message):
+            reader(x[:, :1].expand(-1, T, -1), cache=given)
+    cache.reset()
+    assert cache.handed is None

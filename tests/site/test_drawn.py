@@ -181,11 +181,11 @@ def test_the_table_of_checkpoints_is_what_was_recorded():
     text = checkpoints.ORACLES.read_text(encoding="utf-8")
     recorded = json.loads(text)["checkpoints"]
     for row, was in zip(checkpoints.checkpoints(), recorded, strict=True):
-        model, verdict, error, found, told, change = row
+        model, verdict, error, found, cure, from_config = row
         assert model.startswith(f"`{was['model_type']}`")
         assert was["config"] in model and verdict.key == was["verdict"]
-        assert all(f"`{each}`" in told for each in was["told"])
-        assert change == (f"`{was['change']}`" if was["change"] else "")
+        assert all(f"`{each}`" in cure for each in was["cure"])
+        assert from_config.key == was["from_config"]
         if verdict.key == "wrong":
             assert (float(error), found.key) == (was["found"], was["reason"])
         else:

@@ -2,7 +2,6 @@
 
 # --8<-- [start:imports]
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,21 +25,21 @@ from attnref import (
     DynamicNtk,
     Everything,
     GroupedQueryAttention,
+    HeadParts,
     KVCache,
     Llama3,
     LongRope,
     MultiHeadLatentAttention,
+    Norm,
     PositionInterpolation,
     Rope,
     Window,
     Yarn,
-    dense,
     dequantised,
-    flash_lse,
     form_of,
     greedy,
     sdpa,
-    softmax,
+    split_qkv,
 )
 
 # --8<-- [end:imports]
@@ -352,95 +351,51 @@ def test_a_difference_that_no_name_shows_is_found():
     # --8<-- [end:compared]
 
 
-# --8<-- [start:changes]
-class HeadNorm(nn.RMSNorm):
-    """RMSNorm of each head behind a projection, or of its whole width."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        (width,) = self.normalized_shape
-        return super().forward(x.unflatten(-1, (-1, width))).flatten(-2)
-
-
-def load_with_norms(
-    ours: nn.Module, theirs: nn.Module, *, eps: float, offset: float = 0.0
-) -> None:
-    """Load the weights of `theirs`, norms of queries and keys included."""
-    weights = theirs.state_dict()
-    norms = {n: weights.pop(f"{n}_norm.weight") + offset for n in "qk"}
-    ours.load_state_dict(weights)  # strict: only the norms are left out
-    for n, weight in norms.items():
-        norm = HeadNorm(len(weight), eps=eps)
-        norm.weight = nn.Parameter(weight)
-        projection = getattr(ours, f"{n}_proj")
-        setattr(ours, f"{n}_proj", nn.Sequential(projection, norm))
-
-
-def capped(q, k, v, mask=None, *, cap, scale, dropout=0.0):
-    """Attention with scores between -cap and cap, as in Gemma 2."""
-    g = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(g, dim=1) for x in (k, v))
-    scores = cap * torch.tanh(q @ k.mT * (scale / cap))
-    if mask is not None:
-        scores = scores.masked_fill(~dense(mask), -torch.inf)
-    return softmax(scores) @ v
-
-
-def with_sinks(q, k, v, mask=None, *, sinks, dropout=0.0):
-    """One more score per head, which takes weight and has no value."""
-    out, lse = flash_lse(q, k, v, mask)
-    return out * torch.sigmoid(lse - sinks[:, None])[..., None]
-
-
-# --8<-- [end:changes]
-
-
 @torch.no_grad()
-def test_small_changes_make_these_checkpoints_right():
+def test_parts_make_these_checkpoints_right():
     # --8<-- [start:changed]
     sizes = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16}
-    base = {"rope_type": "default", "rope_theta": 10_000.0}
+    narrow = {"causal": Window(5)}
+    wide, plus = Norm("width"), Norm(weight="1 + w")
+    scale = 256**-0.5  # of query_pre_attn_scalar
     tokens = torch.randint(3, 100, (2, 40))
-    W, narrow = 5, {"causal": Window(5)}
-    scaled = partial(sdpa, scale=256**-0.5)  # of query_pre_attn_scalar
-    soft = partial(capped, cap=50.0, scale=256**-0.5)
     errors = {}
-    for kind, changes in (
+    for kind, told in (
         ("mistral", narrow),
         ("starcoder2", narrow | {"bias": True}),
-        ("granite", {"attend": partial(sdpa, scale=0.1)}),
-        ("qwen3", {}),
-        ("qwen3_moe", {}),
-        ("minimax_m2", {}),
-        ("olmo2", {}),
-        ("gemma3_text", narrow | {"attend": scaled}),
-        ("gemma2", narrow | {"attend": soft}),
-        ("gpt_oss", narrow | {"bias": True}),
+        ("phi3", narrow),
+        ("granite", {"parts": HeadParts(scale=1.0)}),
+        ("qwen3", {"parts": HeadParts(Norm())}),
+        ("qwen3_moe", {"parts": HeadParts(Norm())}),
+        ("minimax_m2", {"parts": HeadParts(wide)}),
+        ("olmo2", {"parts": HeadParts(replace(wide, eps=1e-5))}),
+        ("gemma3_text", narrow | {"parts": HeadParts(plus, scale=scale)}),
+        (
+            "gemma2",
+            narrow | {"parts": HeadParts(scale=scale, softcap=50.0)},
+        ),
+        ("gpt_oss", narrow | {"bias": True, "parts": HeadParts(sinks=True)}),
     ):
-        more = {"attention_multiplier": 0.1} if kind == "granite" else {}
-        if kind in ("gpt_oss", "minimax_m2"):  # by default, YaRN; a base of 5e6
-            more |= {"rope_parameters": base, "num_local_experts": 8}
-        model = downloaded(kind, sliding_window=W, **more)
+        window = {"sliding_window": 5} if "causal" in told else {}
+        model = downloaded(kind, **window)
         theirs = model.model.layers[0].self_attn
         for name, p in theirs.named_parameters():
             if "proj" not in name:  # norms and sinks, which all start alike
                 nn.init.uniform_(p, 0.5, 1.5)
-        ours = GroupedQueryAttention(**sizes, rope_theta=10_000.0, **changes)
         weights = theirs.state_dict()
-        if "q_norm.weight" in weights:
-            offset = 1.0 if kind == "gemma3_text" else 0.0  # it adds 1
-            eps = model.config.rms_norm_eps
-            load_with_norms(ours, theirs, eps=eps, offset=offset)
-        else:
-            if "sinks" in weights:
-                ours.attend = partial(with_sinks, sinks=weights.pop("sinks"))
-            ours.load_state_dict(weights)
+        if kind == "phi3":
+            rows = split_qkv(weights.pop("qkv_proj.weight"), 4, 2, by="layer")
+            for n, weight in zip("qkv", rows, strict=True):
+                weights[f"{n}_proj.weight"] = weight
+        rope = Rope() if kind == "gemma3_text" else rope_of(model.config)
+        ours = GroupedQueryAttention(**sizes, rope=rope, **told)
+        ours.load_state_dict(weights)
         errors[kind] = difference(ours.eval(), theirs, model, tokens)
     assert max(errors.values()) < 1e-5, errors
     # --8<-- [end:changed]
     rows = json.loads(ORACLES.read_text(encoding="utf-8"))["checkpoints"]
-    names = ("HeadNorm", "causal=", "attend=")
-    changed = {r["model_type"] for r in rows if r["change"].startswith(names)}
-    assert changed <= {*errors}
+    of_parts = {r["model_type"] for r in rows if "HeadParts" in str(r["cure"])}
+    assert of_parts - {*errors} == {"llama4_text", "qwen3_next"}
 
 
 # --8<-- [start:mla]
