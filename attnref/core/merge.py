@@ -153,7 +153,9 @@ def with_prefix(
     lse = lse.view(H, B, T).transpose(0, 1)  # (B, H, T)
     own, own_lse = flash_lse(q, k, v, mask, scale=scale, softcap=softcap)
     out, lse = merge([shared, own], [lse, own_lse])
-    return out if sinks is None else add_sinks(out, lse, sinks)[0]
+    if sinks is not None:
+        out, _ = add_sinks(out, lse, sinks)
+    return out
 
 
 # --8<-- [end:prefix]

@@ -48,7 +48,8 @@ def mha_to_gqa(
         if weights[name].shape != wanted.shape:  # of all keys or values
             heads = weights[name].view(mha.n_heads, mha.head_dim, -1)
             groups = heads.unflatten(0, (n_kv_heads, -1))
-            weights[name] = groups.mean(dim=1).view(wanted.shape)
+            weights[name] = groups.mean(dim=1).flatten(0, 1)
+        weights[name] = weights[name].view(wanted.shape)
     gqa.load_state_dict(weights)
     return gqa.train(mha.training)
 
