@@ -71,6 +71,7 @@ def _svg(figure: Figure, kind: str) -> str:
     text = text[text.index("<svg") :]
     others = r"(<(metadata|style).*?</\2>|<!--.*?-->)\s*"
     text = re.sub(others, "", text, flags=re.DOTALL)
+    text = re.sub(r"\n *", "\n", re.sub(r"(\.\d\d)\d+", r"\1", text))
     left_out = r' font-family: [^;"]*;?| transform="rotate\(-0 [^"]*"'
     text = re.sub(left_out, "", text)
     used = set(re.findall(r"[#(]#?(\w+)[\")]", text))

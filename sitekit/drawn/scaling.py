@@ -223,14 +223,14 @@ def score(scaling: Scaling | None, distance: float) -> float:
     theta, width = MODELS["Llama 3.1"].theta, MODELS["Llama 3.1"].width
     f = plain(theta, width)
     f = f if scaling is None else scaling.slowed(f, theta)
-    near = torch.linspace(distance / 1.2, distance * 1.2, 200).double()
+    near = distance * 2 ** torch.linspace(-1, 1, 200).double()
     return (near[:, None] * f).cos().mean().item()
 
 
 def scores() -> Plot:
     """The score against the distance, by kind."""
     last = find_model("llama-3.1-8b").max_context
-    far_out = [2 ** (n / 4) for n in range(round(4 * math.log2(last)) + 1)]
+    far_out = [2 ** (n / 2) for n in range(round(2 * math.log2(last)) + 1)]
     lines: Lines = {
         f"{{{name}}}" if scaling is None else name: (
             far_out,
@@ -307,24 +307,26 @@ def stale() -> Iterator[Row]:
     with the keys of the cache, and with all keys rotated anew."""
     torch.manual_seed(0)
     trained, last = 4096, 5120
-    for word, scaling, width in (
-        ("dynamic", DynamicNtk(8.0, trained), 128),
-        ("longrope", PHI, 96),
-    ):
+    lengths = trained, trained + 1, trained + 256, last
+    columns = []
+    for scaling, width in ((DynamicNtk(8.0, trained), 128), (PHI, 96)):
         q, k, v = torch.randn(3, 1, 4, last, width)
         kept = [turned(k[:, :, :trained], 1e4, scaling.at(trained))]
         for j in range(trained, last):
             token = k[:, :, j : j + 1]
             kept.append(turned(token, 1e4, scaling.at(j + 1), j))
-        cached = torch.cat(kept, dim=2)
-        for T in (trained, trained + 1, trained + 256, last):
+        cached, column = torch.cat(kept, dim=2), []
+        for T in lengths:
             now = scaling.at(T)
             query = turned(3 * q[:, :, T - 1 : T], 1e4, now, T - 1)
             out, want = (
                 attnref.sdpa(query, keys, v[:, :, :T])
                 for keys in (cached[:, :, :T], turned(k[:, :, :T], 1e4, now))
             )
-            yield [f"`{word}`", f"{T:,}", far(out, want)]
+            column.append(far(out, want))
+        columns.append(column)
+    for T, *row in zip(lengths, *columns, strict=True):
+        yield [f"{T:,}", *row]
 
 
 def mistaken() -> Iterator[Row]:
@@ -354,7 +356,7 @@ def mistaken() -> Iterator[Row]:
 
 def growing() -> Iterator[Row]:
     """The factors of queries in Llama 4 and Ministral 3."""
-    at = torch.tensor([0, 8190, 8191, 16383, 16384, 131072, 1048576])
+    at = torch.tensor([8190, 8191, 16383, 16384, 131072, 1048576])
     both = LongQueries(0.1, 8192, shift=1), LongQueries(0.1, 16384)
     for i, *factors in zip(at, *(q.factor(at) for q in both), strict=True):
         yield [f"{int(i):,}", *(f"{x.item():.3f}" for x in factors)]
