@@ -3,8 +3,6 @@
 Needs PyTorch alone.
 """
 
-import math
-
 import torch
 
 
@@ -25,20 +23,21 @@ def ntk(f, factor):
 
 def llama3(f, factor, length, low=1.0, high=4.0):
     """Pairs with few turns within the trained length are slowed."""
-    turns = length * f / (2 * math.pi)  # (D // 2,)
+    turns = length * f / (2 * torch.pi)  # (D // 2,)
     kept = ((turns - low) / (high - low)).clamp(0, 1)  # (D // 2,)
     return f * kept + f / factor * (1 - kept)  # (D // 2,)
 
 
-def yarn(f, theta, factor, length, fast=32.0, slow=1.0):
+def yarn(f, factor, length, fast=32.0, slow=1.0):
     """The same pairs, blended by p, and the size of cosines and sines."""
-    D = 2 * len(f)
-    wave = [length / (2 * math.pi * turns) for turns in (fast, slow)]
-    first, last = (D * math.log(x) / (2 * math.log(theta)) for x in wave)
-    first, last = max(math.floor(first), 0), min(math.ceil(last), D - 1)
-    p = torch.arange(D // 2).double()  # (D // 2,)
+    p = torch.arange(len(f)).double()  # (D // 2,)
+    ends = 2 * torch.pi * f.new_tensor([fast, slow]) / length  # as frequencies
+    ends = ends.log() / f[1].log()  # as pairs: the logarithm of f is linear
+    first, last = ends[0].floor().clamp(min=0), ends[1].ceil()
+    last = last.clamp(max=2 * len(f) - 1)
     slowed = ((p - first) / (last - first or 0.001)).clamp(0, 1)  # (D // 2,)
-    return f * (1 - slowed) + f / factor * slowed, 0.1 * math.log(factor) + 1
+    size = 0.1 * f.new_tensor(factor).log().item() + 1
+    return f * (1 - slowed) + f / factor * slowed, size
 
 
 def rotate(x, positions, f, size=1.0):

@@ -129,7 +129,7 @@ def plain_functions():
     f = scaling.frequencies(D)
     scaling.linear(scaling.ntk(f, 8.0), 8.0)
     scaling.llama3(f, 8.0, 8192)
-    scaling.rotate(q, torch.arange(T), *scaling.yarn(f, 1e4, 8.0, 4096))
+    scaling.rotate(q, torch.arange(T), *scaling.yarn(f, 8.0, 4096))
     mla.rope(q, torch.arange(T))  # by itself, as in MLA its D is Dr
     sample(torch.randn(B, 61), top_k=3)
     KVCache(S).append(*torch.randn(2, B, K, T, D))

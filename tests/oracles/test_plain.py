@@ -68,8 +68,8 @@ def test_llama_gives_the_logits_and_the_tokens_of_transformers():
 def test_scaled_frequencies_are_those_of_transformers(theta):
     """In float32, as transformers computes them."""
     f, D, length = scaling.frequencies(64, theta), 64, 4096
-    slowed, size = scaling.yarn(f, theta, 32.0, length)
-    of_k2, _ = scaling.yarn(f, theta, 32.0, length, fast=1.0)
+    slowed, size = scaling.yarn(f, 32.0, length)
+    of_k2, _ = scaling.yarn(f, 32.0, length, fast=1.0)
     bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     for name, more, got in (
         ("linear", {}, (scaling.linear(f, 32.0), 1.0)),

@@ -244,7 +244,7 @@ def test_scaling():
 
     torch.testing.assert_close(score(linear(f, 8.0), 800), score(f, 100))
     f = frequencies(64, theta=1e4)  # of DeepSeek-V3
-    slowed, size = yarn(f, 1e4, factor=40.0, length=4096)
+    slowed, size = yarn(f, factor=40.0, length=4096)
     assert slowed[-1] == f[-1] / 40 and round(size, 3) == 1.369
     # --8<-- [end:scaling]
 
