@@ -29,7 +29,7 @@ def llama3(f, factor, length, low=1.0, high=4.0):
 
 
 def yarn(f, factor, length, fast=32.0, slow=1.0):
-    """The same pairs, blended by p, and the size of cosines and sines."""
+    """As llama3, but linear in p; and the size of cosines and sines."""
     p = torch.arange(len(f)).double()  # (D // 2,)
     ends = 2 * torch.pi * f.new_tensor([fast, slow]) / length  # as frequencies
     ends = ends.log() / f[1].log()  # as pairs: the logarithm of f is linear
