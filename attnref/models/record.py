@@ -136,9 +136,6 @@ def families() -> dict[str, Family]:
 UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
 
 
-UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
-
-
 def attention_of(
     config: Mapping[str, object] | str | PathLike[str], layer: int = 0
 ) -> AttentionRecord:
@@ -252,6 +249,8 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
     family = given.get("model_type")
     if not isinstance(family, str):
         raise ValueError("the config has no model_type")
+    if f"{family}_text" in families():  # of images too, and without text_config
+        family = f"{family}_text"
     if family not in families() or family.startswith("_"):
         known = sum(not name.startswith("_") for name in families())
         raise ValueError(
@@ -405,7 +404,8 @@ def _sizes(rope: Mapping[str, Any]) -> tuple[float, float]:
             rope["longest"],
             rope["original_max_position_embeddings"],
         )
-        size = math.sqrt(1 + math.log(longest / length) / math.log(length))
+        more = math.log(max(longest / length, 1))
+        size = math.sqrt(1 + more / math.log(length))
     return given or size, mscale("mscale_all_dim") ** 2
 
 
