@@ -327,8 +327,8 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
 
 def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """What the config says of one layer alone."""
-    own = read.get("per_layer_config") or {}
-    found: Mapping[str, Any] = own.get(str(layer)) or own.get(layer) or {}
+    own = read.get("per_layer_config") or {}  # keys such as "05"
+    found: Mapping[str, Any] = {int(k): v for k, v in own.items()}.get(layer, {})
     return found
 
 
