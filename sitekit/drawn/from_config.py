@@ -59,7 +59,7 @@ def refused(_: str) -> Rows:
             attention_of(config | change)
         except ValueError as error:
             ((key, value),) = change.items()
-            rows.append([f"`{json.dumps({key: value})}`", f"`{error}`"])
+            rows.append([f"`{json.dumps({key: value})}`", str(error)])
     if len(rows) != len(changes):
         raise ValueError("a config that should be refused is read")
     return rows
