@@ -327,9 +327,9 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
 
 def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """What the config says of one layer alone."""
-    own = read.get("per_layer_config") or {}  # keys such as "05"
-    found: Mapping[str, Any] = {int(k): v for k, v in own.items()}.get(layer, {})
-    return found
+    own = read.get("per_layer_config") or {}
+    found = {int(key): each for key, each in own.items()}  # "05" is a key
+    return dict(found.get(layer) or {})
 
 
 def _of_kind(

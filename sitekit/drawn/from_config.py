@@ -9,6 +9,8 @@ from sitekit import ROOT
 from sitekit import released as models
 from sitekit.render import Rows, Words, render
 
+BOUND = 2e-6  # of the relative error against transformers, which a test holds
+
 
 def released(
     *, language: str, what: str, caption: str, head: list[object]
@@ -23,12 +25,10 @@ def released(
 
 def counts() -> dict[str, Any]:
     """What the page says of the families in numbers."""
-    record = _record()
-    errors = [row["error"] for row in record.values()]
-    lines = [row["lines"] for row in record.values()]
+    lines = [row["lines"] for row in _record().values()]
     return {
-        "families": len(record),
-        "worst": f"{max(errors):.1e}",
+        "families": len(lines),
+        "bound": f"{BOUND:.0e}",
         "shortest": min(lines),
         "longest": max(lines),
     }
@@ -98,7 +98,6 @@ def known(language: str) -> Rows:
             )
             or "Llama",
             str(row["lines"]),
-            f"{row['error']:.0e}",
         ]
         for family, row in sorted(_record().items())
     ]
