@@ -466,9 +466,9 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     others = model.layers - len(model.records)
     if others:
         yield f"- {told('others', n=others, all=model.layers)}"
-    yield f"\n## {told('file')} {{ #file }}\n"
+    yield f"\n## {told('file')} {{ #file data-search-exclude }}\n"
     yield f"::: released {model.id}\n"
-    yield f"## {told('memory')} {{ #memory }}\n"
+    yield f"## {told('memory')} {{ #memory data-search-exclude }}\n"
     shapes = told("join").join(f"`{heads(r)}`" for r in kinds_of(model))
     yield told("heads", shapes=shapes, bytes=size(per_token(model))) + "\n"
     lengths = [n for n in LENGTHS if n <= model.context]
@@ -480,7 +480,7 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield f"| {told('cache')} | {' | '.join(sizes)} |\n"
     if others:
         yield told("without_states") + "\n"
-    yield f"## {told('wrong')} {{ #wrong }}\n"
+    yield f"## {told('wrong')} {{ #wrong data-search-exclude }}\n"
     found = losses(model.records)
     if found:
         yield told("wrong_lead", family=model.family) + "\n"
@@ -490,10 +490,11 @@ def _lines(model: Released, language: str) -> Iterator[str]:
         yield "\n" + told("wrong_after")
     else:
         yield told("nothing_wrong")
-    yield f"\n## {told('sources')} {{ #sources }}\n"
+    yield f"\n## {told('sources')} {{ #sources data-search-exclude }}\n"
     yield told("sources_lead") + "\n"
     for source in model.sources:
-        yield f"- <{source}>"
+        *_, owner, name = source.split("/")[:5]
+        yield f"- [{owner}/{name}: {source.rpartition('/')[2]}]({source})"
     yield ""
     keys = ", ".join(f"`{key}`" for key in model.config)
     yield told("fields", keys=keys)

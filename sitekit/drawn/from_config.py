@@ -49,7 +49,7 @@ def refused(_: str) -> Rows:
     config = models.released()["llama-3.3-70b"].config
     changes = (
         {"model_type": "deepseek_v32"},
-        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"type": "dynamic"}},
         {"attn_logit_softcapping": 50.0},
         {"use_new_attention": True},
     )
@@ -59,7 +59,7 @@ def refused(_: str) -> Rows:
             attention_of(config | change)
         except ValueError as error:
             ((key, value),) = change.items()
-            rows.append([f"`{json.dumps({key: value})}`", str(error)])
+            rows.append([f"`{key}: {json.dumps(value)}`", str(error)])
     if len(rows) != len(changes):
         raise ValueError("a config that should be refused is read")
     return rows
