@@ -172,7 +172,7 @@ class ConfiguredAttention(Attention):
             v = k[..., : r.kv_rank]
         shown = dense(seen)
         if shown is None:
-            shown = torch.ones((), dtype=torch.bool, device=q.device)
+            shown = torch.ones((1, 1), dtype=torch.bool, device=q.device)
         j = numbers
         if j is None:
             j = torch.arange(k.shape[2], device=q.device)

@@ -264,6 +264,8 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
     family = given.get("model_type")
     if not isinstance(family, str):
         raise ValueError("the config has no model_type")
+    if f"{family}_text" in families():  # of images too, and without text_config
+        family = f"{family}_text"
     if family not in families() or family.startswith("_"):
         known = sum(not name.startswith("_") for name in families())
         raise ValueError(
@@ -343,8 +345,8 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
 def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """What the config says of one layer alone."""
     own = read.get("per_layer_config") or {}
-    found: Mapping[str, Any] = own.get(str(layer)) or own.get(layer) or {}
-    return found
+    found = {int(key): each for key, each in own.items()}  # "05" is a key
+    return dict(found.get(layer) or {})
 
 
 def _of_kind(
@@ -419,7 +421,8 @@ def _sizes(rope: Mapping[str, Any]) -> tuple[float, float]:
             rope["longest"],
             rope["original_max_position_embeddings"],
         )
-        size = math.sqrt(1 + math.log(longest / length) / math.log(length))
+        more = math.log(max(longest / length, 1))
+        size = math.sqrt(1 + more / math.log(length))
     return given or size, mscale("mscale_all_dim") ** 2
 
 

@@ -6,6 +6,7 @@ is run beside the module: to the bit.
 """
 
 import inspect
+import json
 from itertools import accumulate, pairwise
 
 import pytest
@@ -26,6 +27,9 @@ from attnref.models.attention import Attention
 from attnref.models.configured import attention_from_config
 from attnref.models.generate import file_of
 from attnref.models.record import attention_of, families, records_of
+from sitekit import ROOT
+from sitekit.drawn.from_config import BOUND
+from sitekit.released import parts_of
 from tests.kit.compare import relative_error
 from tests.kit.families import (
     CHUNKS,
@@ -75,9 +79,9 @@ def ours_for(config, family, found):
         yield layer, plain, alone
 
 
-@pytest.mark.parametrize("family, more", [case(*c) for c in CASES])
 @torch.no_grad()
-def test_attention_is_that_of_transformers(family, more):
+def compare(family, more):
+    """All layers and steps; the file gives what the module gives."""
     config = config_of(family, **more)
     model = model_of(config)
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
@@ -104,8 +108,29 @@ def test_attention_is_that_of_transformers(family, more):
                 same = alone(x, cache=caches[key][1], **how)
                 assert torch.equal(got, same), "the file differs"
                 error = relative_error(got[real], wanted[real])
-                assert error < 2e-6, f"{name}, layer {layer}"
+                assert error < BOUND, f"{name}, layer {layer}"
             start = end
+
+
+@pytest.mark.parametrize("family, more", [case(*c) for c in CASES])
+def test_attention_is_that_of_transformers(family, more):
+    """What pages say of the family was recorded: python -m
+    tests.oracles.test_families."""
+    compare(family, more)
+    if not more:
+        known = json.loads(RECORD.read_text(encoding="utf-8"))[family]
+        assert facts_of(family) == known
+
+
+RECORD = ROOT / "sitekit/drawn/families.json"
+
+
+def facts_of(family):
+    config = config_of(family).to_dict()
+    return {
+        "lines": len(file_of(config).splitlines()),
+        "parts": [*parts_of(records_of(config))],
+    }
 
 
 CORES = {"its own": None, "sdpa": sdpa, "flash": flash}
@@ -256,3 +281,10 @@ def test_layers_that_share_keys_are_called_with_one_cache(family, kept):
             reader(x[:, :1].expand(-1, T, -1), cache=given)
     cache.reset()
     assert cache.handed is None
+
+
+if __name__ == "__main__":
+    known = {family: facts_of(family) for family in FAMILIES}
+    lines = (f'"{name}": {json.dumps(row)}' for name, row in known.items())
+    text = ",\n".join(lines)
+    RECORD.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
