@@ -57,6 +57,14 @@ def html_of(path: Path, config: Any) -> str:
     return str(page.content)
 
 
+def written_page(src_uri: str, config: Any) -> File:
+    """A page that stands in no file: what it says is read by the hook. It has
+    the path that its file would have."""
+    file = File.generated(config, src_uri, content="")
+    file.abs_src_path = str(Path(config.docs_dir, src_uri))
+    return file
+
+
 def render_alone(path: Path, config_path: Path) -> None:
     """One page as a build renders it, among all others, which are only read."""
     config = config_of(config_path)

@@ -28,7 +28,7 @@ from markupsafe import escape
 
 from attnref.commands import copy
 from attnref.mistakes.tasks import TASKS, stub
-from sitekit import ROOT, pages
+from sitekit import ROOT, pages, released
 from sitekit.adapter import BuildError, get_relative_url
 from sitekit.calls import near
 from sitekit.nav import name_of
@@ -224,7 +224,9 @@ class Shown(NamedTuple):
 
 def blocks_of(path: Path) -> list[Shown]:
     """The blocks of the package's files that a page shows, in its order."""
-    shown = []
+    shown: list[Shown] = []
+    if not path.exists():  # the build alone has it
+        return shown
     for fence in fences(text_of(path)):
         title = fence.title or ""
         if not (title.startswith("attnref/") and fence.includes):
@@ -323,6 +325,9 @@ class Here(NamedTuple):
 
     def to_file(self, name: str) -> str:
         urls = {n: f"files/{n}" for n in (*texts(), BIB, wheel_name())}
+        urls |= {
+            f"released/{n}": f"files/released/{n}" for n in released.files()
+        }
         exercises = (f"files/exercises/{n}.py" for n in TASKS)
         urls |= {
             n.removeprefix("files/"): self.site.root + n for n in exercises

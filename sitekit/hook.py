@@ -70,13 +70,19 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     global _site
     from sitekit import files as downloads
+    from sitekit import released
 
+    for stem in released.stems():
+        files.append(adapter.written_page(f"{stem}.md", config))
     _site = downloads.site(files.documentation_pages(), config)
     here = downloads.stubs(config.theme["language"])
     if _is_english(config):
         here |= downloads.texts()
         place = f"files/{downloads.wheel_name()}"
         adapter.add_file(config, place, downloads.wheel)
+        for name, id in released.files().items():
+            made = partial(released.text_of, id)
+            adapter.add_file(config, f"files/released/{name}", made)
         papers = Path(config.docs_dir).with_name(downloads.BIB)
         adapter.add_file(config, f"files/{papers.name}", papers.read_bytes)
     for name, text in here.items():
@@ -119,18 +125,33 @@ def on_pre_page(page: Any, config: Any, files: Any) -> Any:
 
 
 def on_page_read_source(page: Any, config: Any) -> str:
-    from sitekit import source
+    from sitekit import released, source
 
+    if page.file.generated_by:
+        stem = page.file.src_uri.removesuffix(".md")
+        return released.markdown(stem, str(config.theme["language"]))
     return source.text_of(Path(page.file.abs_src_path))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import api, exercise, find, folds, mistakes, nav, notes
+    from sitekit import (
+        api,
+        exercise,
+        find,
+        folds,
+        mistakes,
+        nav,
+        notes,
+        released,
+    )
     from sitekit import files as downloads
 
     markdown = folds.counted(downloads.with_wheel(markdown), config)
     markdown = nav.with_lists(markdown, page, _nav.pages, config)
     language = str(config.theme["language"])
+    markdown = released.expanded(
+        markdown, page.file.src_uri, language, _site.urls
+    )
     markdown = api.expanded(notes.expanded(markdown), language)
     markdown = find.expanded(markdown, page.file.src_uri, language)
     markdown = exercise.expanded(markdown, page.file.src_uri, language)
@@ -193,7 +214,7 @@ def on_post_build(config: Any) -> None:
     adapter.add_file(config, index.PLACE, index.script)
     if not _is_english(config):
         return
-    site, number = Path(config.site_dir), len(_nav.pages)
+    site, number = Path(config.site_dir), len(_site.urls)
     english = adapter.count_of("pages of en")
     adapter.log.info(f"Rendered {english} of {number} English pages")
 

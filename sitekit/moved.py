@@ -23,6 +23,8 @@ MOVED: dict[str, str] = {
     "core/masks#prefix": "core/rules#prefix",
     "learn/choose#released": "numbers/layer-patterns#years",
     "learn/compare#decode-step": "numbers/operations#decode",
+    "core/rope#scaling": "core/scaling",
+    "core/rope#yarn": "core/scaling#yarn",
     "core/flash#shapes": "core/flash#tiles",
     "layers/cross#shapes": "layers/cross#cross",
     "layers/mla#shapes": "layers/mla#mla",

@@ -71,6 +71,7 @@ def _svg(figure: Figure, kind: str) -> str:
     text = text[text.index("<svg") :]
     others = r"(<(metadata|style).*?</\2>|<!--.*?-->)\s*"
     text = re.sub(others, "", text, flags=re.DOTALL)
+    text = re.sub(r"\n *", "\n", re.sub(r"(\.\d\d)\d+", r"\1", text))
     left_out = r' font-family: [^;"]*;?| transform="rotate\(-0 [^"]*"'
     text = re.sub(left_out, "", text)
     used = set(re.findall(r"[#(]#?(\w+)[\")]", text))
@@ -90,16 +91,16 @@ def _svg(figure: Figure, kind: str) -> str:
     return text.strip()
 
 
-# Of an axis: its base, what is marked, and from where to where it goes.
-Logarithmic = tuple[int, dict[float, str], tuple[float, float]]
+# Of an axis: its base, or 0 if it is linear, what is marked, and its ends.
+Scale = tuple[int, dict[float, str], tuple[float, float]]
 
 
 def axes_in(
     size: tuple[float, float],
     box: tuple[float, float, float, float],
     *,
-    x: Logarithmic,
-    y: Logarithmic,
+    x: Scale,
+    y: Scale,
 ) -> tuple[Figure, Axes, Transform]:
     """Axes at left, bottom, width, height, and what places things in them: all
     in pixels of the page."""
@@ -116,7 +117,8 @@ def axes_in(
     axes.grid(True)
     for name, (base, marks, ends) in (("x", x), ("y", y)):
         axis = getattr(axes, f"{name}axis")
-        getattr(axes, f"set_{name}scale")("log", base=base)
+        if base:
+            getattr(axes, f"set_{name}scale")("log", base=base)
         getattr(axes, f"set_{name}lim")(*ends)
         axis.set_major_locator(FixedLocator(list(marks)))
         axis.set_major_formatter(FixedFormatter(list(marks.values())))

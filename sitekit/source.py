@@ -15,8 +15,11 @@ from sitekit.adapter import front_matter_of
 # Every fence line of a page: an opening one of these, or a closing one. It may
 # stand indented in a box.
 # There is no way to write an option that keeps a block from running.
-OWN = ("models", "calculator", "comparison", "difference", "strips")
-# `OWN` are of one page each.
+OWN = (
+    *("models", "calculator", "comparison", "difference", "strips"),
+    "released",
+)
+# `OWN` are drawn by the file of their page.
 DRAWN = ("figure", "flow", "table", "plot", "steps", *OWN)
 LANGUAGES = ("python", "text", "bash", *DRAWN)
 # What a fence draws is a call below one of these keys; the rest are words.

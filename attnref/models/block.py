@@ -78,7 +78,7 @@ class Decoder(nn.Module):
     have no room, or keep too little for their layer are refused before any of
     them is written to. A layer without an attribute `causal` needs a cache that
     keeps everything, and one with `d_context` stores its context, once, and no
-    tokens.
+    tokens. A layer that `shares` the keys of an earlier one has its cache.
     """
 
     def __init__(
@@ -120,14 +120,17 @@ class Decoder(nn.Module):
             raise TypeError(f"caches is {kind}; pass a list of one per layer")
         if None in caches:
             raise TypeError("caches holds None; pass one cache per layer")
-        twice = any(a is b for i, a in enumerate(caches) for b in caches[:i])
+        attention = [getattr(b, "self_attn", b) for b in self.layers]
+        shares = [getattr(layer, "shares", None) for layer in attention]
+        pairs = zip(caches, shares, strict=False)
+        own = [cache for cache, of in pairs if of is None]
+        twice = any(a is b for i, a in enumerate(own) for b in own[:i])
         if twice or len(caches) != len(self.layers):
             raise ValueError(
                 f"{len(caches)} caches for {len(self.layers)} layers"
                 f"{', one of them twice' if twice else ''}: each layer needs "
                 "its own"
             )
-        attention = [getattr(b, "self_attn", b) for b in self.layers]
         rules = [getattr(layer, "causal", False) for layer in attention]
         lengths = list(map(past_of, caches, rules))
         if any(length != lengths[0] for length in lengths):

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.caches.kv_cache import Cache, check_kept, past_of
+from attnref.caches.kv_cache import Cache, KVCache, check_kept, past_of
 from attnref.caches.past import counted_positions
+from attnref.caches.ring import RingKVCache
 from attnref.core.checks import check_input
 from attnref.core.masks import Causal, Chunk, Rule, Window, decoder_mask, dense
 from attnref.core.sdpa import Attend
@@ -65,7 +66,7 @@ class ConfiguredAttention(Attention):
         self, record: AttentionRecord, attend: Attend | None = None
     ) -> None:
         super().__init__(record)  # type: ignore[no-untyped-call]
-        self.core, self.dropout = attend, 0.0
+        self.core, self.dropout, self.shares = attend, 0.0, record.shares
         self.causal: Rule = Causal()
         if record.window:
             self.causal = Window(record.window)
@@ -88,14 +89,26 @@ class ConfiguredAttention(Attention):
 
         `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
         With a `cache`, the S keys are the cached ones followed by the T new
-        ones; without, S = T.
+        ones; without, S = T. Unless `positions` are given, those of a row
+        begin after the pads on its left, if `mask` is a padding mask.
         """
         check_input("x", x.shape, self.r.d_model)
+        if positions is None:
+            positions = _after_pads(mask, x)
         if self.r.shares is not None:
             cache = self._handed(x, cache)
         how = {"mask": mask, "cache": cache, "positions": positions}
         out: Tensor = super().forward(x, **how)  # type: ignore[no-untyped-call]
         return out
+
+    def cache(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, max_len: int
+    ) -> Cache:
+        """An empty cache that fits: a `RingKVCache` for a window or chunks."""
+        rule = self.causal
+        if isinstance(rule, Window | Chunk):
+            return RingKVCache(rule.size)
+        return KVCache(max_len)
 
     def _handed(self, x: Tensor, cache: Cache | None) -> Handed:
         """What the layer whose keys this one reads has left in its cache."""
@@ -159,7 +172,7 @@ class ConfiguredAttention(Attention):
             v = k[..., : r.kv_rank]
         shown = dense(seen)
         if shown is None:
-            shown = torch.ones((), dtype=torch.bool, device=q.device)
+            shown = torch.ones((1, 1), dtype=torch.bool, device=q.device)
         j = numbers
         if j is None:
             j = torch.arange(k.shape[2], device=q.device)
@@ -183,6 +196,16 @@ class ConfiguredAttention(Attention):
             m: Tensor = slopes(r.n_heads)  # type: ignore[no-untyped-call]
             how["bias"] = -m.to(q)[:, None, None] * far[:, None]
         return self.core(q, k, v, mask, **how)
+
+
+def _after_pads(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """Positions `(B, T)` that count from the first token that is no pad."""
+    if mask is None or mask.shape[:-1] != (len(x), 1, 1):
+        return None
+    pads = mask[:, 0].int().argmax(dim=-1)
+    S = mask.shape[-1]
+    at = torch.arange(S - x.shape[1], S, device=x.device)
+    return (at - pads).clamp(min=0)
 
 
 def attention_from_config(

@@ -3,8 +3,16 @@
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import fields
+from itertools import groupby, product
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -52,13 +60,14 @@ def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
     fold = _Fold(
         source,
         {n: v[0] for n, v in values.items() if n not in differ},
-        [n for n, v in differ.items() if all(v)],
+        {n: {*v} for n, v in differ.items()},
     )
     source = _read_only("\n".join(fold.body(fold.tree.body, 0, 0)) + "\n")
     source, names = _by_layer(source, [*differ])
     for ours, theirs in families()[every[0].family].names.items():
         source = re.sub(rf"\b{ours}\b", theirs, source)
     source = re.sub(r"\n{4,}", "\n\n\n", source.strip())
+    source = _with_factors(source, every[0])
     source = re.sub(r" : (\d+)\]", r" :\1]", source)
     if names:
         head, tail = source.split("\n\n\nclass Attention(", 1)
@@ -101,29 +110,34 @@ def _by_layer(source: str, differ: Sequence[str]) -> tuple[str, list[str]]:
     return f"{head}class Attention({tail}", names
 
 
+def _with_factors(source: str, r: AttentionRecord) -> str:
+    """With the many factors of RoPE as constants of their own."""
+    head, start, tail = source.partition("\n\n\n")
+    for name in ("rope_short", "rope_long"):
+        if (value := repr(getattr(r, name))) in tail and len(value) > 60:
+            tail = tail.replace(value, name.upper())
+            inside = textwrap.indent(textwrap.fill(value[1:-1], 75), "    ")
+            head += f"\n\n{name.upper()} = (\n{inside},\n)"
+    return head + start + tail
+
+
 def _table(name: str, layers: Sequence[AttentionRecord | None]) -> str:
     """A field of all layers, with what repeats in it written once."""
-    runs: list[tuple[str, int]] = []
-    for r in layers:
-        value = _literal(getattr(r, name, None))
-        if runs and runs[-1][0] == value:
-            runs[-1] = value, runs[-1][1] + 1
-        else:
-            runs.append((value, 1))
-    text = _joined(runs)
-    for period in range(1, len(runs) // 2 + 1):
-        times = len(runs) // period
-        if runs == (runs[:period] * (times + 1))[: len(runs)]:
-            once, rest = _joined(runs[:period]), runs[times * period :]
-            once = f"({once})" if "*" in once or "+" in once else once
-            text = " + ".join(
-                [f"{times} * {once}", *[_joined(rest)] * bool(rest)]
-            )
-            break
-    return f"{name.upper()} = {text}"
+    values = [_literal(getattr(r, name, None)) for r in layers]
+    texts = [_joined(values)]
+    for start, period in product(range(len(values) // 2), range(2, 13)):
+        head, tail = values[:start], values[start:]
+        once, times = tail[:period], len(tail) // period
+        if times > 1 and tail == (once * (times + 1))[: len(tail)]:
+            parts = [_joined(head), f"{times} * ({_joined(once)})"]
+            parts += [_joined(tail[times * period :])]
+            text = " + ".join(filter(None, parts))
+            texts.append(re.sub(r"\((\[[^]]*\])\)", r"\1", text))
+    return f"{name.upper()} = {min(texts, key=len)}"
 
 
-def _joined(runs: Sequence[tuple[str, int]]) -> str:
+def _joined(values: Sequence[str]) -> str:
+    runs = [(value, len([*run])) for value, run in groupby(values)]
     text = " + ".join(f"{n} * [{v}]" if n > 1 else f"[{v}]" for v, n in runs)
     return re.sub(r"(^|\+ )\[([^]]*)\] \+ \[", r"\1[\2, ", text)
 
@@ -132,8 +146,11 @@ def _literal(value: Any) -> str:
     """A constant as one would write it."""
     if isinstance(value, float) and value > 0:
         n = round(value**-2)
-        if 1 < n < 10**6 and n**-0.5 == value:
+        if n % 8 == 0 and 16 < n < 10**6 and n**-0.5 == value:
             return f"{n}**-0.5"
+        short = re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.0e}")
+        if not 1e-3 <= value < 1e4 and float(short) == value:
+            return short  # 1e6
     return repr(value)
 
 
@@ -167,15 +184,18 @@ def _edited(text: str, changes: Sequence[Change], offset: int = 0) -> str:
 class _Fold(_Text):
     """Text without the branches that are decided, and with what is known.
 
-    `known` are the fields of `r` that are the same in all layers; `true` are
-    others that count as true in all.
+    `known` are the fields of `r` that are the same in all layers; `each` has
+    the values of the others.
     """
 
     def __init__(
-        self, text: str, known: Mapping[str, Any], true: Sequence[str]
+        self,
+        text: str,
+        known: Mapping[str, Any],
+        each: Mapping[str, Collection[Any]],
     ) -> None:
         super().__init__(text)
-        self.known, self.true = known, true
+        self.known, self.each = known, each
 
     def value(self, node: ast.AST) -> Any:
         """What an expression is, if that is decided; else UNKNOWN."""
@@ -199,8 +219,14 @@ class _Fold(_Text):
                 return self.value(last)
             case ast.Compare(left, [op], [right]):
                 a, b = self.value(left), self.value(right)
-                known = a is not UNKNOWN and b is not UNKNOWN
-                return COMPARED[type(op)](a, b) if known else UNKNOWN
+                each = [a]
+                match left:
+                    case ast.Attribute(ast.Name("r"), name):
+                        each = [*self.each.get(name, each)]
+                if UNKNOWN in (b, *each):
+                    return UNKNOWN
+                found = {COMPARED[type(op)](a, b) for a in each}
+                return UNKNOWN if len(found) > 1 else found.pop()
             case ast.Tuple(parts):
                 values = [self.value(part) for part in parts]
                 return UNKNOWN if UNKNOWN in values else tuple(values)
@@ -209,8 +235,8 @@ class _Fold(_Text):
     def truth(self, node: ast.AST) -> Any:
         """Whether an expression counts as true; UNKNOWN if open."""
         match node:
-            case ast.Attribute(attr=name) if name in self.true:
-                return True
+            case ast.Attribute(attr=name) if name in self.each:
+                return True if all(self.each[name]) else UNKNOWN
             case ast.BoolOp(op, parts):
                 found = [self.truth(part) for part in parts]
                 stop = isinstance(op, ast.Or)
@@ -432,13 +458,21 @@ def _parameters(
     kept = [n for n, arg in enumerate(args) if arg.arg in reads]
     if len(kept) == len(args) or name in ("Attention", "forward", "cache"):
         return
-    listed = ", ".join(text.of(args[n]) for n in kept)
+    ends = [text.span(arg)[1] for arg in args]
     defaults = function.args.defaults
-    end = text.span(defaults[-1] if defaults else args[-1])[1]
-    yield text.span(args[0])[0], end, listed
+    for n, default in enumerate(defaults, len(args) - len(defaults)):
+        ends[n] = text.span(default)[1]
+    spans = [(text.span(args[n])[0], ends[n]) for n in kept]
+    listed = ", ".join(text.text[start:end] for start, end in spans)
+    yield text.span(args[0])[0], ends[-1], listed
     for node in nodes:
         match node:
-            case ast.Call(ast.Name(called), given) if called == name and given:
+            case ast.Call(ast.Name(called), given, named) if (
+                called == name and given
+            ):
                 at = [n - method for n in kept if n >= method]
                 new = ", ".join(text.of(given[n]) for n in at if n < len(given))
-                yield text.span(given[0])[0], text.span(given[-1])[1], new
+                end = text.span(given[-1])[1]
+                if not new and named:  # without the comma between them
+                    end = text.span(named[0])[0]
+                yield text.span(given[0])[0], end, new

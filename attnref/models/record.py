@@ -133,10 +133,7 @@ def families() -> dict[str, Family]:
     return found
 
 
-UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
-
-
-UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
+UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
 
 
 def attention_of(
@@ -159,6 +156,15 @@ def attention_of(
     """
     given = _fields_of(config)
     family, row = _family(given)
+    try:
+        return _checked(_record(family, row, given, layer))
+    except UNREADABLE as error:
+        raise ValueError(f"{family}: cannot be read: {error}") from None
+
+
+def _record(
+    family: str, row: Family, given: Mapping[str, Any], layer: int
+) -> AttentionRecord:
     read: Mapping[str, Any] = _present(row, given)
     _check_fields(family, row, given)
     kinds = _kinds(family, row, given)
@@ -176,9 +182,10 @@ def attention_of(
     first = count - (read["num_kv_shared_layers"] or 0)
     read["shares"] = None
     if layer >= first:
-        read["shares"] = max(
-            n for n in range(first) if kinds[n] == kinds[layer]
-        )
+        same = [n for n in range(first) if kinds[n] == kinds[layer]]
+        if not same:
+            raise ValueError(f"{family}: no layer has keys for layer {layer}")
+        read["shares"] = same[-1]
     elif first < count:
         last = max(n for n in range(first) if kinds[n] == kinds[layer])
         read["is_shared"] = layer == last
@@ -186,7 +193,7 @@ def attention_of(
     for name in sorted(row.fields, key=lambda name: name in own):
         try:
             read[name] = eval(row.fields[name], {"math": math}, read)
-        except UNREADABLE as error:
+        except (*UNREADABLE, ValueError) as error:
             raise ValueError(
                 f"{family}: {name} cannot be read: {error}"
             ) from None
@@ -194,7 +201,7 @@ def attention_of(
             _size(read, family, name)
     known: dict[str, Any] = {n: read[n] for n in own if n in read}
     known |= {"family": family, "kind": kinds[layer]}
-    return _checked(AttentionRecord(**known))
+    return AttentionRecord(**known)
 
 
 def records_of(
@@ -204,7 +211,10 @@ def records_of(
     given = _fields_of(config)
     family, row = _family(given)
     found: dict[int, AttentionRecord] = {}
-    kinds = _kinds(family, row, given)
+    try:
+        kinds = _kinds(family, row, given)
+    except UNREADABLE as error:
+        raise ValueError(f"{family}: cannot be read: {error}") from None
     for layer, kind in enumerate(kinds):
         if kind in KINDS:
             found[layer] = attention_of(given, layer)
@@ -213,6 +223,8 @@ def records_of(
     return found
 
 
+MANY = 1000  # layers
+HUGE = 2**31
 KINDS = "full_attention", "sliding_attention", "chunked_attention", "attention"
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 TOLD = "rope_theta", "rope_scaling", "rotary_emb_base", "rope_local_base_freq"
@@ -252,6 +264,8 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
     family = given.get("model_type")
     if not isinstance(family, str):
         raise ValueError("the config has no model_type")
+    if f"{family}_text" in families():  # of images too, and without text_config
+        family = f"{family}_text"
     if family not in families() or family.startswith("_"):
         known = sum(not name.startswith("_") for name in families())
         raise ValueError(
@@ -304,6 +318,8 @@ def _kinds(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
     blocks = read.get("layers_block_type")
     names = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
     count = len(blocks) if blocks else _size(read, family, *names)
+    if count > MANY:
+        raise ValueError(f"{family}: {count} layers are more than {MANY}")
     return [_kind(row, read, layer) for layer in range(count)]
 
 
@@ -329,8 +345,8 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
 def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """What the config says of one layer alone."""
     own = read.get("per_layer_config") or {}
-    found: Mapping[str, Any] = own.get(str(layer)) or own.get(layer) or {}
-    return found
+    found = {int(key): each for key, each in own.items()}  # "05" is a key
+    return dict(found.get(layer) or {})
 
 
 def _of_kind(
@@ -405,12 +421,34 @@ def _sizes(rope: Mapping[str, Any]) -> tuple[float, float]:
             rope["longest"],
             rope["original_max_position_embeddings"],
         )
-        size = math.sqrt(1 + math.log(longest / length) / math.log(length))
+        more = math.log(max(longest / length, 1))
+        size = math.sqrt(1 + more / math.log(length))
     return given or size, mscale("mscale_all_dim") ** 2
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value is of the type that a field has."""
+    if kind == tuple[float, ...]:
+        return isinstance(value, tuple) and all(_fits(x, float) for x in value)
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, int):
+        return abs(value) < HUGE and (kind is float or isinstance(value, kind))
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    return isinstance(value, kind)
 
 
 def _checked(record: AttentionRecord) -> AttentionRecord:
     r = record
+    for field in fields(r):
+        value = getattr(r, field.name)
+        if not _fits(value, field.type):
+            raise ValueError(f"{r.family}: {field.name}={value!r} is no value")
+    for name in ("window", "chunk", "softcap", "clip"):
+        size = getattr(r, name)
+        if size is not None and size <= 0:
+            raise ValueError(f"{r.family}: {name}={size} is not positive")
     for name in ("n_kv_heads", "head_dim", "v_head_dim"):
         _size(vars(r), r.family, name)
     if r.n_heads % r.n_kv_heads:

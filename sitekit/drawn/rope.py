@@ -1,4 +1,4 @@
-"""Pairs as turning arrows, wavelengths of the pairs, and YaRN's ramp."""
+"""Pairs as turning arrows, and wavelengths of the pairs."""
 
 import math
 from collections.abc import Iterator
@@ -76,19 +76,3 @@ def wavelengths(dim: int) -> Iterator[Row]:
     for p in (0, dim // 8, dim // 4, 3 * dim // 8, dim // 2 - 1):
         turn = [2 * math.pi * theta ** (2 * p / dim) for theta in (1e4, 5e5)]
         yield [str(p), *(f"{n:,.0f}" if n > 100 else f"{n:.1f}" for n in turn)]
-
-
-def yarn_ramp() -> Iterator[Row]:
-    """The pairs of DeepSeek-V3's RoPE key before and after YaRN."""
-    yarn, dim, theta = attnref.Yarn(40.0, 4096), 64, 10000.0
-    plain = theta ** (-torch.arange(0, dim, 2).double() / dim)
-    after = yarn.slowed(plain, theta)
-    ramp = (1 - after / plain) / (1 - 1 / yarn.factor)
-    for p in (0, 10, 13, 16, 20, 23, 31):
-        waves = [2 * math.pi / f[p].item() for f in (plain, after)]
-        yield [
-            str(p),
-            f"{yarn.original_max_len / waves[0]:.2f}",
-            f"{ramp[p].item():.2f}",
-            *(f"{n:,.0f}" if n > 100 else f"{n:.1f}" for n in waves),
-        ]

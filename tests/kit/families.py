@@ -198,7 +198,17 @@ FLAGS = {
     "gpt_bigcode": {"multi_query": False},
     "mixtral": {"sliding_window": 7},
     "phi": {"qk_layernorm": True},
-    "phi3": {"sliding_window": 7},
+    "phi3": {
+        "sliding_window": 7,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5],
+            "long_factor": [1.2, 2.0, 5.0, 9.0, 16.0],
+        },
+        "original_max_position_embeddings": 16,
+    },
+    "minimax_m2": {"rotary_dim": 4},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
 }
 

@@ -1,13 +1,16 @@
 """What is read of a config.json, and what is refused."""
 
 import json
+import math
+import random
 
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref import AttentionRecord, attention_of
+from attnref.models.generate import file_of
 from attnref.models.record import OF_ROPE, families, records_of
-from tests.kit.families import FAMILIES
+from tests.kit.families import FAMILIES, config_of
 
 LLAMA = {
     "model_type": "llama",
@@ -193,3 +196,46 @@ def test_a_file_is_read(tmp_path):
     file.write_text('{"model_type": "llama", "hidd')
     with pytest.raises(ValueError, match="no JSON"):
         attention_of(file)
+
+
+HOSTILE = [
+    *(None, 0, -1, 1, 7, 10**30, 1.5, -0.5, math.inf, math.nan, True, False),
+    *("x", "", "1e4", [], [1], [None] * 4, {}, {"a": 1}, {"__proto__": 1}),
+    *(["full_attention"], ["sliding_attention"] * 4, [[["global"], 4]]),
+    {"rope_type": "yarn"},
+    {"rope_type": "llama3", "factor": "8"},
+    {"rope_type": "linear", "rope_theta": -1.0, "factor": 0},
+    {"full_attention": {"rope_type": []}},
+]
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [0, *(pytest.param(n, marks=pytest.mark.audit) for n in range(1, 9))],
+)
+def test_hostile_configs_are_read_or_refused_in_a_sentence(seed):
+    chance, read, refused = random.Random(seed), 0, 0
+    for family in FAMILIES:
+        config = config_of(family).to_dict()
+        for name in chance.sample([*config], chance.randint(1, 3)):
+            if name != "model_type":
+                config[name] = chance.choice(HOSTILE)
+        try:
+            records = records_of(config)
+            if family in ("gemma3_text", "gpt_oss", "deepseek_v3", "bloom"):
+                compile(file_of(config), family, "exec")
+            assert all(math.isfinite(r.scale) for r in records.values())
+            read += 1
+        except ValueError as error:
+            assert str(error).startswith((f"{family}: ", "the config has no"))
+            assert "\n" not in str(error)
+            refused += 1
+    assert read > 60 and refused > 10
+
+
+def test_how_large_a_config_may_be():
+    """Ten megabytes of what is not read, and a million layers."""
+    with pytest.raises(ValueError, match="1000000 layers are more than"):
+        attention_of(LLAMA | {"num_hidden_layers": 10**6})
+    large = LLAMA | {"architectures": ["x" * 10**7]}
+    assert attention_of(large) == attention_of(LLAMA)

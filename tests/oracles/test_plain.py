@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from attnref.plain import scaling
 from attnref.plain.gqa import GQA
 from attnref.plain.llama import Llama
 from attnref.plain.mla import MLA
@@ -59,3 +62,25 @@ def test_llama_gives_the_logits_and_the_tokens_of_transformers():
         want = theirs.generate(ids, **told, max_new_tokens=9, do_sample=False)
         assert torch.equal(ours.generate(ids, 9, valid), want)
     assert torch.equal(ours.generate(ids, 9), want)
+
+
+@pytest.mark.parametrize("theta", [1e4, 5e5])
+def test_scaled_frequencies_are_those_of_transformers(theta):
+    """In float32, as transformers computes them."""
+    f, D, length = scaling.frequencies(64, theta), 64, 4096
+    slowed, size = scaling.yarn(f, 32.0, length)
+    of_k2, _ = scaling.yarn(f, 32.0, length, fast=1.0)
+    bands = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for name, more, got in (
+        ("linear", {}, (scaling.linear(f, 32.0), 1.0)),
+        ("llama3", bands, (scaling.llama3(f, 32.0, length), 1.0)),
+        ("yarn", {}, (slowed, size)),
+        ("yarn", {"beta_fast": 1.0}, (of_k2, size)),
+    ):
+        given = {"rope_type": name, "rope_theta": theta, "factor": 32.0}
+        given |= {"original_max_position_embeddings": length, **more}
+        config = LlamaConfig(head_dim=D, rope_parameters=given)
+        want, scale = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"))
+        assert relative_error(got[0], want) <= BOUND
+        assert (got[0] / want - 1).abs().max() <= BOUND
+        assert got[1] == pytest.approx(scale, rel=1e-12)

@@ -5,7 +5,13 @@ In float32, as transformers computes its angles.
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig
+from transformers import (
+    DynamicCache,
+    Gemma4TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    Ministral3Config,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.glm4 import modeling_glm4 as glm4
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
@@ -25,6 +31,7 @@ from attnref import (
     Yarn,
     token_positions,
 )
+from sitekit.drawn import scaling as drawn
 from tests.kit.compare import relative_error
 from tests.kit.oracles import (
     BOUND,
@@ -108,6 +115,26 @@ def test_frequencies_are_those_of_transformers(kind, theta):
         assert now.table_scale == pytest.approx(scale, rel=1e-12)
     by_length = name in ("dynamic", "longrope")
     assert (ours.at(4096) != ours.at(4097)) == by_length
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "more"),
+    [
+        ("gpt-oss", GptOssConfig(), {}),
+        ("Ministral 3", Ministral3Config(), {}),
+        ("Gemma 4", Gemma4TextConfig(), {"layer_type": "full_attention"}),
+    ],
+)
+def test_numbers_of_models_are_the_defaults_of_transformers(name, config, more):
+    known, given = drawn.MODELS[name], config.rope_parameters
+    given = given.get(more.get("layer_type"), given)
+    assert known.theta == given["rope_theta"]
+    init = ROPE_INIT_FUNCTIONS[given["rope_type"]]
+    want, scale = init(config, torch.device("cpu"), **more)
+    before = drawn.plain(known.theta, known.width)
+    got = known.scaling.slowed(before, known.theta)
+    assert relative_error(got, want) <= BOUND
+    assert known.scaling.table_scale == pytest.approx(scale, rel=1e-12)
 
 
 BASE, L0 = 500.0, 16

@@ -230,6 +230,25 @@ def test_order():
     # --8<-- [end:order]
 
 
+def test_scaling():
+    from attnref.plain.scaling import frequencies, linear, llama3, rotate, yarn
+
+    # --8<-- [start:scaling]
+    f = frequencies(128, theta=5e5)  # of Llama 3.1
+    slowed = llama3(f, factor=8.0, length=8192)
+    assert slowed[0] == f[0] and slowed[-1] == f[-1] / 8
+    q, k = torch.randn(2, 1, 1, 1, 128).double()
+
+    def score(f, distance):
+        return rotate(q, torch.tensor([distance]), f) @ k.mT
+
+    torch.testing.assert_close(score(linear(f, 8.0), 800), score(f, 100))
+    f = frequencies(64, theta=1e4)  # of DeepSeek-V3
+    slowed, size = yarn(f, factor=40.0, length=4096)
+    assert slowed[-1] == f[-1] / 40 and round(size, 3) == 1.369
+    # --8<-- [end:scaling]
+
+
 def test_sample():
     from attnref.plain.sample import sample
 

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import attnref
 from attnref.plain import alibi, gqa, kv_cache, llama, masks, mla, order, rope
+from attnref.plain import scaling as scaled
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.flash import flash
@@ -141,6 +142,27 @@ def test_biases_and_softcap_are_those_of_the_package(scores):
         added = bias if "bias" in told else None
         got = alibi.biased_attention(*qkv, added, told.get("softcap"), some)
         equal(got, attnref.sdpa(*qkv, some, **told))
+
+
+def test_scaled_frequencies_are_those_of_the_package():
+    for D, theta in ((64, 1e4), (128, 5e5), (6, 10.0)):
+        f = scaled.frequencies(D, theta)
+        pairs = [
+            (scaled.linear(f, 8.0), attnref.PositionInterpolation(8.0)),
+            (scaled.ntk(f, 8.0), attnref.Ntk(8.0)),
+            (scaled.llama3(f, 8.0, 8192), attnref.Llama3(8.0, 1.0, 4.0, 8192)),
+        ]
+        for factor, length, fast in ((40.0, 4096, 32.0), (32.0, 4096, 1.0)):
+            ours = attnref.Yarn(factor, length, fast)
+            slowed, size = scaled.yarn(f, factor, length, fast)
+            assert size == pytest.approx(ours.table_scale, rel=1e-15)
+            pairs.append((slowed, ours))
+            x, at = tokens(B, H, T, D), torch.randint(9999, (T,))
+            table = attnref.rope_table(at, D, theta=theta, scaling=ours)
+            want = attnref.apply_rope(x, *table)
+            equal(scaled.rotate(x, at, slowed, size), want)
+        for got, ours in pairs:
+            equal(got, ours.slowed(f, theta), 1e-15)
 
 
 def test_the_order_of_the_plain_form_is_that_of_a_layer():

@@ -32,6 +32,7 @@ from sitekit.drawn import (
     operations,
     rope,
     rules,
+    scaling,
     sdpa,
     softmax,
 )
@@ -470,7 +471,7 @@ def test_yarns_ramp_is_the_formula_of_the_page():
 
     low, high = math.floor(pair(32)), math.ceil(pair(1))
     assert (low, high) == (10, 23)
-    for row in rope.yarn_ramp():
+    for row in scaling.yarn_ramp():
         p, turns, ramp, before, after = (
             float(cell.replace(",", "")) for cell in row
         )

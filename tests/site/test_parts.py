@@ -1,10 +1,11 @@
-"""What the pages on sinks, biases and the order draw, in another way."""
+"""What the pages on sinks, biases, scaling and the order draw, done again."""
 
 import math
 
 import pytest
 
-from sitekit.drawn import biases, order, sinks, windows
+from attnref.numbers.specs import find_model
+from sitekit.drawn import biases, order, scaling, sinks, windows
 
 
 def cells(rows):
@@ -76,3 +77,85 @@ def test_what_a_ring_and_its_layers_see():
         assert seen == layers * (window - 1) + 1 <= product
     for _, layers, *_, ratio in cells(windows.saved()):
         assert float(ratio) > 1 and "×" in layers
+
+
+def test_how_much_slower_the_pairs_of_models_turn():
+    names = dict(zip(scaling.MODELS, scaling.curves().rows, strict=True))
+    for name, row in ((n, r[2:]) for n, r in cells(names.items())):
+        factor = getattr(scaling.MODELS[name].scaling, "factor", 0)
+        if name not in ("Phi-3.5-mini", "Gemma 4"):
+            assert float(row[-1].replace(",", "")) == factor
+    turns = 8192 * 5e5 ** (-64 / 128) / (2 * math.pi)  # of pair 32 of 64
+    kept = (turns - 1) / 3
+    ratio = scaling.slower(scaling.MODELS["Llama 3.1"])
+    assert ratio[32] == pytest.approx(1 / (kept + (1 - kept) / 8))
+    assert (
+        scaling.LONG.split()[-1] == "6484" and "64.8" in names["Phi-3.5-mini"]
+    )
+    assert cells([names["Gemma 4"]])[0][2:] == ["1", *["still"] * 4]
+
+
+def test_widths_of_scaled_models_are_those_of_their_specs():
+    for name, model in (
+        ("Gemma 3", "gemma-3-4b"),
+        ("Llama 3.1", "llama-3.1-8b"),
+        ("gpt-oss", "gpt-oss-120b"),
+        ("DeepSeek-V3", "deepseek-v3"),
+        ("Kimi K2", "kimi-k2"),
+    ):
+        group = vars(find_model(model).groups[-1])
+        width = group.get("qk_rope_head_dim") or group["head_dim"]
+        assert scaling.MODELS[name].width == width
+        assert scaling.MODELS[name].mla == ("kv_lora_rank" in group)
+    found = {row[0].split("]")[0][1:]: row[6:] for row in scaling.released()}
+    a = 0.1 * math.log(40) + 1
+    assert found["DeepSeek-V3"] == ["1", f"{a**2:.4g}"]
+    a = 0.1 * math.log(32) + 1
+    assert found["gpt-oss"] == [f"{a:.4g}", f"{a**2:.4g}"]
+    assert found["Ministral 3"] == found["Llama 3.1"] == ["1", "1"]
+    a = math.sqrt(1 + math.log(32) / math.log(4096))
+    assert found["Phi-3.5-mini"] == [f"{a:.4g}", f"{a**2:.4g}"]
+
+
+def test_scores_by_distance():
+    def mean(far, slow=lambda f: f):
+        f = [5e5 ** (-p / 64) for p in range(64)]
+        near = [far * 2 ** (n / 99.5 - 1) for n in range(200)]
+        return sum(math.cos(d * slow(x)) for d in near for x in f) / 12800
+
+    rows = {
+        row[0]: [float(x) for x in row[1:]]
+        for row in cells(scaling.scores().rows)
+    }
+    for n, far in enumerate((1, 8, 64, 512, 8192)):
+        assert rows["none"][n] == pytest.approx(mean(far), abs=0.006)
+        linear = mean(far, lambda f: f / 8)
+        assert rows["`linear`"][n] == pytest.approx(linear, abs=0.006)
+    within, beyond = rows["none"][:5], rows["none"][5:]
+    assert max(beyond) < min(within)  # in the prose, as what follows
+    assert (
+        {rows[f"`{kind}`"][5] for kind in ("llama3", "yarn", "linear")}
+        == {within[-1]}
+        == {0.26}
+    )
+    for kind in ("`llama3`", "`yarn`"):
+        for near, far in ((rows["none"][:3], 0), (rows["`linear`"][5:], 5)):
+            got = rows[kind][far : far + len(near)]
+            assert got == pytest.approx(near, abs=0.02)
+
+
+def test_stale_keys_late_queries_and_mistakes():
+    (_, *fit), *stale = scaling.stale()
+    assert fit == ["0.00", "0.00"]  # up to the trained length
+    dynamic, longrope = zip(
+        *(map(float, row[1:]) for row in stale), strict=True
+    )
+    assert 0.01 < dynamic[0] < dynamic[1] < dynamic[2]
+    assert min(longrope) > 0.5
+    for i, *factors in scaling.growing():
+        at = int(i.replace(",", ""))
+        for n, got in zip(
+            ((at + 1) // 8192, at // 16384), factors, strict=True
+        ):
+            assert got == f"{1 + 0.1 * math.log(1 + n):.3f}"
+    assert all(float(row[2]) > 0.3 for row in scaling.mistaken())

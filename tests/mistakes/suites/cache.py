@@ -73,6 +73,20 @@ def scaled(p: Any) -> tuple[Any, ...]:
     )
 
 
+def plainly_scaled(p: Any) -> tuple[Any, ...]:
+    """The same of the plain form."""
+    kinds = {
+        "linear": lambda f: p.scaling.linear(f, 8.0),
+        "ntk": lambda f: p.scaling.ntk(f, 8.0),
+        "llama3": lambda f: p.scaling.llama3(f, 8.0, 4096),
+        "yarn": lambda f: p.scaling.yarn(f, 8.0, 4096)[0],
+    }
+    return (
+        lambda kind, f, theta: kinds[kind](f),
+        lambda: p.scaling.yarn(p.scaling.frequencies(8), 8.0, 4096)[1],
+    )
+
+
 SUITES = {
     "plain.rope": (
         (
@@ -85,6 +99,7 @@ SUITES = {
         (positions_count_tokens, lambda p: (p.token_positions,)),
     ),
     "core.scaling": ((frequencies_are_as_published, scaled),),
+    "plain.scaling": ((frequencies_are_as_published, plainly_scaled),),
     "plain.ring": (
         (ring_is_a_window, lambda p: (p.ring.RingKVCache, p.ring.sees)),
     ),

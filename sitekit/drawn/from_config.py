@@ -1,0 +1,103 @@
+"""From a config.json to code: what is refused, what each part is worth, and
+all families that are known."""
+
+import json
+from typing import Any
+
+from attnref.models.record import attention_of, families
+from sitekit import ROOT
+from sitekit import released as models
+from sitekit.render import Rows, Words, render
+
+BOUND = 2e-6  # of the relative error against transformers, which a test holds
+
+
+def released(
+    *, language: str, what: str, caption: str, head: list[object]
+) -> str:
+    made = {"refused": refused, "parts": parts, "families": known}
+    rows = made[what](language)
+    text = caption.format(**counts())
+    return render(
+        "table", caption=text, head=head, rows=rows, words=Words(None)
+    )
+
+
+def counts() -> dict[str, Any]:
+    """What the page says of the families in numbers."""
+    lines = [row["lines"] for row in _record().values()]
+    return {
+        "families": len(lines),
+        "bound": f"{BOUND:.0e}",
+        "shortest": min(lines),
+        "longest": max(lines),
+    }
+
+
+def _record() -> dict[str, Any]:
+    """As tests/oracles/test_families.py wrote it."""
+    path = ROOT / "sitekit/drawn/families.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    wanted = {name for name in families() if not name.startswith("_")}
+    if found.keys() != wanted:
+        raise ValueError(f"{path.name} is not of these families: record it")
+    return found
+
+
+def refused(_: str) -> Rows:
+    """What is changed in the config of a model, and what one is told."""
+    config = models.released()["llama-3.3-70b"].config
+    changes = (
+        {"model_type": "deepseek_v32"},
+        {"rope_scaling": {"type": "dynamic"}},
+        {"attn_logit_softcapping": 50.0},
+        {"use_new_attention": True},
+    )
+    rows: Rows = []
+    for change in changes:
+        try:
+            attention_of(config | change)
+        except ValueError as error:
+            ((key, value),) = change.items()
+            rows.append([f"`{key}: {json.dumps(value)}`", str(error)])
+    if len(rows) != len(changes):
+        raise ValueError("a config that should be refused is read")
+    return rows
+
+
+def parts(language: str) -> Rows:
+    """Each part left out once, of the first model that has it."""
+    found: dict[str, tuple[float, str]] = {}
+    having: dict[str, int] = {}
+    for model in models.released().values():
+        for part, error in models.losses(model.records).items():
+            having[part] = having.get(part, 0) + 1
+            place = f"[{model.name}](released/{model.id}.md)"
+            found.setdefault(part, (error, place))
+    return [
+        [
+            models.part_word(part, "lost", language),
+            place,
+            f"{error:.2g}",
+            str(having[part]),
+        ]
+        for part, (error, place) in sorted(
+            found.items(), key=lambda item: -item[1][0]
+        )
+    ]
+
+
+def known(language: str) -> Rows:
+    join = models.word("join", language)
+    return [
+        [
+            f"`{family}`",
+            join.join(
+                models.part_word(part, "name", language)
+                for part in row["parts"]
+            )
+            or "Llama",
+            str(row["lines"]),
+        ]
+        for family, row in sorted(_record().items())
+    ]

@@ -1,0 +1,75 @@
+"""The table of released models, which can be sorted and filtered."""
+
+from markupsafe import Markup
+
+from attnref.numbers.kv_memory import size
+from sitekit import released as models
+from sitekit.render import Cell, Sorted, Words, render
+
+HEADS = {"grouped", "wide", "narrow_v"}  # what the heads say
+ROPE = "no_rope", "alibi", "theta", "partial", "interleaved", "scaled"
+SEEN = "window", "chunk"
+
+
+def released(
+    *, language: str, caption: str, head: list[str], words: dict[str, str]
+) -> str:
+    """All numbers are in the page: its script only sorts and filters."""
+    told = Words(words)
+    every = [*models.released().values()]
+    listed = [
+        (
+            _row(model, language, told),
+            Markup(models.strip(model, language)),
+            model,
+        )
+        for model in every
+    ]
+    parts = {
+        part: models.part_word(part, "name", language)
+        for part in models.PARTS
+        if sum(part in model.parts for model in every) not in (0, len(every))
+    }
+    return render(
+        "released",
+        caption=caption,
+        head=head,
+        rows=[[*row, ""] for row, _, _ in listed],
+        listed=listed,
+        words=told,
+        parts=parts,
+        makers={name: name for name in sorted({*map(_maker, every)})},
+        maker=_maker,
+    )
+
+
+def _maker(model: models.Released) -> str:
+    """Qwen3-8B is one of Qwen's."""
+    return model.name.split("-")[0].split(" ")[0].rstrip("0123456789.") or "GPT"
+
+
+def _row(model: models.Released, language: str, words: Words) -> list[Cell]:
+    r = next(iter(model.records.values()))
+
+    def named(parts: object) -> str:
+        found = [part for part in model.parts if part in parts]  # type: ignore[operator]
+        names = (models.part_word(part, "name", language) for part in found)
+        return words["join"].join(names) or words["none"]
+
+    seen = max((x.window or x.chunk or 0) for x in model.records.values())
+    others = {*models.PARTS} - HEADS - {*ROPE} - {*SEEN}
+    name = f"[{model.name}](released/{model.id}.md)"
+    if model.maker and language == "zh":
+        name += f"（{model.maker}）"
+    shapes = words["join"].join(map(models.heads, models.kinds_of(model)))
+    bytes = models.per_token(model)
+    return [
+        name,
+        f"`{r.family}`",
+        Sorted(r.n_heads, shapes),
+        named({*ROPE}),
+        Sorted(seen, f"{seen:,}" if seen else words["none"]),
+        named(others),
+        Sorted(bytes, size(bytes)),
+        Sorted(model.lines, str(model.lines)),
+    ]

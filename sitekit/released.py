@@ -1,0 +1,527 @@
+"""Released models: in what the attention of each differs from Llama's, what it
+stores, its file, and what the output loses with each part.
+
+released.json has what attention reads of the config.json of each, with its
+address. The pages models/released/*.md stand nowhere: `markdown` writes them
+for the build, from the words of released.yml, both languages beside each other.
+`::: released qwen3-8b` on a page becomes the file of that model.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from torch import Tensor
+
+from attnref.models.attention import Attention
+from attnref.models.generate import file_of
+from attnref.models.record import AttentionRecord, records_of
+from attnref.numbers.kv_memory import growth, kv_bytes, size
+from attnref.numbers.specs import Chunked, Full, Group, Mla, Model, Sliding
+from sitekit import ROOT
+from sitekit.adapter import BuildError, get_relative_url
+from sitekit.calls import near
+
+FOLDER = "models/released"
+LINE = re.compile(r"^::: released ([\w.-]+)$", re.MULTILINE)
+T, E, D = 24, 60, 16  # of the tiny layers: more tokens than any window
+SHORT = 7  # their windows and chunks; longer RoPE is scaled beyond 8
+LENGTHS = 4096, 32_768, 131_072, 1_048_576
+Change = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """What a record says beyond Llama's, and the record without it."""
+
+    holds: Callable[[AttentionRecord], object]
+    without: Callable[[AttentionRecord], Change] | None = None
+
+
+def _standard(r: AttentionRecord) -> float:
+    return float(r.head_dim**-0.5)
+
+
+# In the order in which they are told.
+PARTS: dict[str, Part] = {
+    "mla": Part(lambda r: r.kv_rank),
+    "grouped": Part(lambda r: r.n_kv_heads < r.n_heads and not r.kv_rank),
+    "wide": Part(
+        lambda r: r.n_heads * r.head_dim != r.d_model and not r.kv_rank
+    ),
+    "narrow_v": Part(lambda r: r.v_head_dim != r.head_dim and not r.kv_rank),
+    "fused": Part(lambda r: r.fused),
+    "bias": Part(
+        lambda r: r.qkv_bias or r.o_bias,
+        lambda r: {"qkv_bias": False, "o_bias": False},
+    ),
+    "shares": Part(lambda r: r.shares is not None),
+    "k_is_v": Part(lambda r: r.k_is_v),
+    "clip": Part(lambda r: r.clip, lambda r: {"clip": None}),
+    "k_factor": Part(lambda r: r.k_factor != 1, lambda r: {"k_factor": 1.0}),
+    "v_factor": Part(lambda r: r.v_factor != 1, lambda r: {"v_factor": 1.0}),
+    "norm": Part(
+        lambda r: r.norm, lambda r: {"norm": None, "norm_late": False}
+    ),
+    "norm_weight": Part(
+        lambda r: r.norm and r.norm_weight == "1 + w",
+        lambda r: {"norm_weight": "w"},
+    ),
+    "norm_late": Part(  # without a weight, both orders are one
+        lambda r: r.norm_late and r.norm_weight,
+        lambda r: {"norm_late": False},
+    ),
+    "v_norm": Part(lambda r: r.v_norm, lambda r: {"v_norm": False}),
+    "no_rope": Part(
+        lambda r: not r.rope_theta and not r.alibi,
+        lambda r: {"rope_theta": 1e4, "rope_width": r.head_dim},
+    ),
+    "alibi": Part(lambda r: r.alibi, lambda r: {"alibi": False}),
+    "theta": Part(lambda r: False),  # of a model: see `parts_of`
+    "partial": Part(
+        lambda r: r.rope_theta and r.rope_width < (r.rope_dim or r.head_dim),
+        lambda r: {"rope_width": r.head_dim},
+    ),
+    "interleaved": Part(
+        lambda r: r.rope_theta and r.rope_layout != "half",
+        lambda r: {"rope_layout": "half"},
+    ),
+    "scaled": Part(
+        lambda r: r.rope_theta and r.rope_kind != "default",
+        lambda r: {"rope_kind": "default", "rope_size": 1.0},
+    ),
+    "growth": Part(
+        lambda r: r.q_growth or r.q_power,
+        lambda r: {"q_growth": 0.0, "q_power": 0.0},
+    ),
+    "scale": Part(
+        lambda r: abs(r.scale / _standard(r) - 1) > 1e-6,
+        lambda r: {"scale": _standard(r)},
+    ),
+    "softcap": Part(lambda r: r.softcap, lambda r: {"softcap": None}),
+    "window": Part(lambda r: r.window, lambda r: {"window": None}),
+    "chunk": Part(lambda r: r.chunk, lambda r: {"chunk": None}),
+    "sinks": Part(lambda r: r.with_sinks, lambda r: {"with_sinks": False}),
+    "head_norm": Part(lambda r: r.head_norm, lambda r: {"head_norm": False}),
+    "gate": Part(
+        lambda r: r.gate, lambda r: {"gate": None, "gate_bias": False}
+    ),
+    "sub_norm": Part(lambda r: r.sub_norm, lambda r: {"sub_norm": False}),
+}
+NOT_TOLD = {"grouped"}  # in a sentence: the heads say it
+
+
+class Released(NamedTuple):
+    """A model of released.json."""
+
+    id: str
+    name: str
+    maker: str  # in Chinese, where one says it so
+    date: str
+    context: int
+    sources: list[str]
+    config: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        return re.sub(r"\W", "_", self.id) + ".py"
+
+    @property
+    def family(self) -> str:
+        return next(iter(self.records.values())).family
+
+    @property
+    def records(self) -> dict[int, AttentionRecord]:
+        return _records(self.id)
+
+    @property
+    def layers(self) -> int:
+        config = self.config
+        return int(config.get("num_hidden_layers") or config["n_layer"])
+
+    @property
+    def text(self) -> str:
+        return text_of(self.id)
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+    @property
+    def parts(self) -> dict[str, list[int]]:
+        return parts_of(self.records)
+
+    def shape(self) -> Model:
+        """As the numbers of this package take it: bytes, without recurrent
+        layers."""
+        groups = Counter(map(_group, self.records.values()))
+        groups.pop(None, None)
+        made = tuple(replace(g, layers=n) for g, n in groups.items() if g)
+        return Model(
+            id=self.id,
+            name=self.name,
+            family=self.family,
+            date=self.date,
+            max_context=self.context,
+            groups=made,
+            sources=(),
+            confidence="high",
+        )
+
+
+@cache
+def released() -> dict[str, Released]:
+    """All models, by id."""
+    text = ROOT.joinpath("sitekit/released.json").read_text(encoding="utf-8")
+    found = (Released(**row) for row in json.loads(text)["models"])
+    return {model.id: model for model in found}
+
+
+@cache
+def _records(id: str) -> dict[int, AttentionRecord]:
+    return records_of(released()[id].config)
+
+
+@cache
+def text_of(id: str) -> str:
+    """The file of a model."""
+    return file_of(released()[id].config)
+
+
+def files() -> dict[str, str]:
+    """What stands in /files/released/, with the id of its model."""
+    return {model.file: id for id, model in released().items()}
+
+
+def parts_of(records: dict[int, AttentionRecord]) -> dict[str, list[int]]:
+    """The parts that a model has, each with its layers."""
+    found = {
+        name: [n for n, r in records.items() if part.holds(r)]
+        for name, part in PARTS.items()
+    }
+    most = theta_of(records)
+    found["theta"] = [
+        n for n, r in records.items() if r.rope_theta not in (None, most)
+    ]
+    return {name: layers for name, layers in found.items() if layers}
+
+
+def theta_of(records: dict[int, AttentionRecord]) -> float:
+    """That of the layers that see furthest."""
+    return max(r.rope_theta or 0.0 for r in records.values())
+
+
+def _group(r: AttentionRecord) -> Group | None:
+    """What one layer stores."""
+    if r.shares is not None:
+        return None
+    if r.kv_rank:
+        return Mla(
+            layers=1,
+            q_heads=r.n_heads,
+            kv_lora_rank=r.kv_rank,
+            qk_rope_head_dim=r.rope_dim,
+        )
+    sizes = {
+        "layers": 1,
+        "q_heads": r.n_heads,
+        "kv_heads": r.n_kv_heads,
+        "head_dim": r.head_dim,
+        "v_head_dim": r.v_head_dim,
+    }
+    if r.window:
+        return Sliding(**sizes, sliding_window=r.window)
+    return Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)
+
+
+def letters(model: Released) -> list[str]:
+    """A letter of layer_patterns.KINDS per layer that attends or keeps a
+    state."""
+    others = model.config.get("hybrid_override_pattern", "")
+    found = []
+    for layer in range(model.layers):
+        r = model.records.get(layer)
+        if r is None:
+            found += [] if others and others[layer] in "E-" else ["R"]
+        elif r.shares is not None:
+            found.append("S")
+        else:
+            kinds = {"L": r.kv_rank, "W": r.window, "C": r.chunk, "F": True}
+            found.append(next(k for k, holds in kinds.items() if holds))
+    return found
+
+
+# What goes wrong.
+
+
+def tiny(r: AttentionRecord) -> AttentionRecord:
+    """The same layer in small, with whatever the record says beside sizes."""
+    group = min(r.n_heads // r.n_kv_heads, 3)
+    K = 1 if r.n_kv_heads == 1 else 2
+    share = r.rope_width / (r.rope_dim or r.head_dim)
+    turned = D // 2 if r.kv_rank else D
+    width = max(2, round(turned * share / 2) * 2)
+    made = replace(
+        r,
+        d_model=E,
+        n_heads=K * group,
+        n_kv_heads=K,
+        head_dim=D,
+        v_head_dim=D if r.v_head_dim == r.head_dim else D // 2,
+        q_rank=r.q_rank and 20,
+        kv_rank=r.kv_rank and 16,
+        rope_dim=turned if r.kv_rank else 0,
+        rope_width=width,
+        rope_length=r.rope_length and 8,
+        rope_short=_fewer(r.rope_short, width // 2),
+        rope_long=_fewer(r.rope_long, width // 2),
+        q_growth_every=min(r.q_growth_every, 8),
+        window=r.window and SHORT,
+        chunk=r.chunk and SHORT,
+        shares=None,
+        is_shared=False,
+    )
+    return replace(made, scale=_standard(made) * r.scale / _standard(r))
+
+
+def _fewer(values: tuple[float, ...], n: int) -> tuple[float, ...]:
+    return tuple(values[i * len(values) // n] for i in range(n) if values)
+
+
+@cache
+def lost(r: AttentionRecord, other: AttentionRecord) -> float:
+    """How far the output moves, relative to its largest element, when a layer
+    runs as another, with those of its weights that the other has."""
+    wanted, weights, x = _ran(r)
+    layer: Any = Attention(other).eval()  # type: ignore[no-untyped-call]
+    kept = {n: w for n, w in weights.items() if n in layer.state_dict()}
+    if r.gate == "in q_proj" and not other.gate:
+        for name in ("q_proj.weight", "q_proj.bias"):
+            if name in kept:
+                both = kept[name].view(r.n_heads, 2, D, -1)
+                kept[name] = both[:, 0].reshape(r.n_heads * D, -1).squeeze(1)
+    if r.qkv_bias and not other.qkv_bias:
+        kept = {n: w for n, w in kept.items() if not n.endswith("proj.bias")}
+    layer.load_state_dict({**layer.state_dict(), **kept})
+    with torch.no_grad():
+        got = layer(x)
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+@cache
+def _ran(r: AttentionRecord) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """The output of a layer of random weights; its weights and its input."""
+    chance = torch.Generator().manual_seed(0)
+    layer: Any = Attention(r).eval()  # type: ignore[no-untyped-call]
+    weights = {}
+    for name, weight in layer.state_dict().items():
+        noise = torch.randn(weight.shape, generator=chance)
+        norm = "norm" in name and name.endswith("weight")
+        weights[name] = 0.3 * noise + (weight if norm else 0)
+    layer.load_state_dict(weights)
+    x = torch.randn(3, T, E, generator=chance)
+    with torch.no_grad():
+        return layer(x), weights, x
+
+
+def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
+    """Of each part that can be left out, in the first layer that has it."""
+    found = {}
+    for name, layers in parts_of(records).items():
+        r, change = tiny(records[layers[0]]), PARTS[name].without
+        if name == "theta":
+            found[name] = lost(r, replace(r, rope_theta=theta_of(records)))
+        elif change:
+            found[name] = lost(r, replace(r, **change(r)))
+    return found
+
+
+# In words.
+
+
+@cache
+def _words() -> dict[str, Any]:
+    path = ROOT / "sitekit/released.yml"
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def word(key: str, language: str, **facts: object) -> str:
+    text: str = _words()["page"][key][language]
+    return text.format(**facts)
+
+
+def part_word(part: str, which: str, language: str) -> str:
+    """`name`, `differs` or `lost` of a part."""
+    text: str = _words()["parts"][part][which][language]
+    return text
+
+
+def number(n: float) -> str:
+    """A power of ten as one, and 0.125 as it is."""
+    return f"{n:,.0f}" if n == int(n) else f"{n:.4g}"
+
+
+def _told(part: str, model: Released, language: str) -> str:
+    """In a sentence, with its numbers and where it holds."""
+    layers, records = model.parts[part], model.records
+    r = records[layers[0]]
+    facts = vars(r) | {
+        "Dh": r.head_dim,
+        "group": r.n_heads // r.n_kv_heads,
+        "width": r.n_heads * r.head_dim,
+        "share": number(r.rope_width / (r.rope_dim or r.head_dim)),
+        "kind": _words()["kinds"].get(r.rope_kind, {}).get(language, ""),
+        "norm_of": _words()["norms"].get(r.norm, {}).get(language, ""),
+        "gate_of": _words()["gates"].get(r.gate, {}).get(language, ""),
+        "theta": number(r.rope_theta or 0),
+        "most": number(theta_of(records)),
+        "scale_of": f"{r.scale:.4g}",
+        "usual": f"{_standard(r):.4g}",
+    }
+    text = part_word(part, "differs", language).format(**facts)
+    if len(layers) == len(records):
+        return text
+    n, all = len(layers), len(records)
+    return text + word("some", language, n=n, all=all)
+
+
+def heads(r: AttentionRecord) -> str:
+    return f"{r.n_heads} / {r.n_kv_heads} / {r.head_dim}"
+
+
+def kinds_of(model: Released) -> list[AttentionRecord]:
+    """One record of each shape of heads."""
+    found: dict[tuple[int, int, int], AttentionRecord] = {}
+    for r in model.records.values():
+        found.setdefault((r.n_heads, r.n_kv_heads, r.head_dim), r)
+    return [*found.values()]
+
+
+def per_token(model: Released) -> int:
+    """Bytes that a new token adds, in bfloat16, while no window is full."""
+    return int(growth(model.shape()).first)
+
+
+def strip(model: Released, language: str) -> str:
+    """As SVG with its text."""
+    from sitekit.drawn.layer_patterns import drawn
+
+    found = letters(model)
+    said = composition(model, language)
+    return (
+        f'<svg class="strip" role="img" aria-label="{said}" '
+        f'viewBox="0 0 {len(found)} 10" preserveAspectRatio="none">'
+        f"{drawn([(letter, False) for letter in found])}</svg>"
+    )
+
+
+def composition(model: Released, language: str) -> str:
+    counted = Counter(letters(model))
+    named = _words()["letters"]
+    return word("join", language).join(
+        named[letter][language].format(n) for letter, n in counted.items()
+    )
+
+
+def stems() -> list[str]:
+    """The pages of all models."""
+    return [f"{FOLDER}/{id}" for id in released()]
+
+
+def markdown(stem: str, language: str) -> str:
+    """The page of a model."""
+    id = stem.removeprefix(f"{FOLDER}/")
+    return "\n".join(_lines(released()[id], language))
+
+
+def _lines(model: Released, language: str) -> Iterator[str]:
+    def told(key: str, **facts: object) -> str:
+        return word(key, language, **facts)
+
+    called = model.name
+    if model.maker and language == "zh":
+        called = f"{model.name}（{model.maker}）"
+    yield "---"
+    for key in ("title", "description"):
+        said = told(key, name=called, family=model.family, n=model.layers)
+        yield f"{key}: {json.dumps(said, ensure_ascii=False)}"
+    yield "notebook: false"
+    yield "---"
+    yield f"# {called} {{ #model }}\n"
+    yield told("lead", family=model.family, date=model.date) + "\n"
+    yield '<figure class="computed strips" markdown="0">'
+    yield strip(model, language)
+    yield f"<figcaption>{composition(model, language)}</figcaption></figure>\n"
+    yield f"## {told('differs')} {{ #differs }}\n"
+    parts = [part for part in model.parts if part not in NOT_TOLD]
+    for part in parts:
+        yield f"- {_told(part, model, language)}"
+    if not parts:
+        yield told("nothing")
+    others = model.layers - len(model.records)
+    if others:
+        yield f"- {told('others', n=others, all=model.layers)}"
+    yield f"\n## {told('file')} {{ #file data-search-exclude }}\n"
+    yield f"::: released {model.id}\n"
+    yield f"## {told('memory')} {{ #memory data-search-exclude }}\n"
+    shapes = told("join").join(f"`{heads(r)}`" for r in kinds_of(model))
+    yield told("heads", shapes=shapes, bytes=size(per_token(model))) + "\n"
+    lengths = [n for n in LENGTHS if n <= model.context]
+    lengths = lengths or [model.context]
+    shape = model.shape()
+    yield f"| {told('tokens')} | {' | '.join(f'{n:,}' for n in lengths)} |"
+    yield "| --- |" + " --- |" * len(lengths)
+    sizes = (size(kv_bytes(shape, n)) for n in lengths)
+    yield f"| {told('cache')} | {' | '.join(sizes)} |\n"
+    if others:
+        yield told("without_states") + "\n"
+    yield f"## {told('wrong')} {{ #wrong data-search-exclude }}\n"
+    found = losses(model.records)
+    if found:
+        yield told("wrong_lead", family=model.family) + "\n"
+        yield f"| {told('loader')} | {told('moved')} |\n| --- | --- |"
+        for part, error in sorted(found.items(), key=lambda item: -item[1]):
+            yield f"| {part_word(part, 'lost', language)} | {error:.2g} |"
+        yield "\n" + told("wrong_after")
+    else:
+        yield told("nothing_wrong")
+    yield f"\n## {told('sources')} {{ #sources data-search-exclude }}\n"
+    yield told("sources_lead") + "\n"
+    for source in model.sources:
+        *_, owner, name = source.split("/")[:5]
+        yield f"- [{owner}/{name}: {source.rpartition('/')[2]}]({source})"
+    yield ""
+    keys = ", ".join(f"`{key}`" for key in model.config)
+    yield told("fields", keys=keys)
+
+
+def expanded(
+    markdown: str, here: str, language: str, urls: dict[str, str]
+) -> str:
+    """The Markdown of a page with the files of models, each with its bar."""
+    stem = here.removesuffix(".md")
+
+    def shown(match: re.Match[str]) -> str:
+        if match[1] not in released():
+            hint = near(match[1], released())
+            raise BuildError(f"{stem}: no released model {match[1]!r}{hint}")
+        model = released()[match[1]]
+        place = f"files/released/{model.file}"
+        link = get_relative_url(place, urls[stem])
+        copy, copied = word("copy", language), word("copied", language)
+        bar = (
+            f'<div class="whole" role="group" aria-label="{model.file}">'
+            f'<div class="ways"><a class="download" href="{link}" download>'
+            f'{model.file}</a><span class="size">'
+            f"{word('size', language, n=model.lines)}</span>"
+            f'<button class="take" type="button" aria-label="{copy}" '
+            f'data-done="{copied}"></button></div></div>'
+        )
+        return f"{bar}\n\n```py\n{model.text}```\n"
+
+    return LINE.sub(shown, markdown)

@@ -1,0 +1,21 @@
+"""A layer from a config, in the lines that a page shows."""
+
+# --8<-- [start:imports]
+import torch
+
+from attnref import KVCache, attention_from_config
+
+# --8<-- [end:imports]
+
+
+def test_a_layer_from_a_config_decodes():
+    # --8<-- [start:layer]
+    config = {"model_type": "qwen3", "num_hidden_layers": 2}  # or a path
+    config |= {"hidden_size": 60, "num_attention_heads": 6, "head_dim": 10}
+    config["num_key_value_heads"] = 2
+    layer = attention_from_config(config, layer=1).requires_grad_(False)
+
+    cache, x = KVCache(max_len=9), torch.randn(3, 9, 60)  # (B, T, E)
+    steps = [layer(new, cache=cache) for new in x.split((5, 1, 3), dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), layer(x))
+    # --8<-- [end:layer]

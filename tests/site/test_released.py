@@ -1,0 +1,104 @@
+"""Released models: their facts, their files, and the pages that stand in no
+file."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from attnref.__main__ import main
+from attnref.models.record import records_of
+from attnref.numbers.kv_memory import kv_bytes
+from attnref.numbers.specs import Recurrent
+from attnref.numbers.specs import models as specs
+from sitekit import CONFIGS, released
+from sitekit.drawn import from_config
+from tests.kit import sampled
+from tests.kit.pages import Reader
+
+MODELS = released.released()
+# Those that both tables have, where they are called otherwise.
+ALSO = {"gpt2": "gpt2", "llama-3.3-70b": "llama-3.1-70b"}
+
+
+@pytest.mark.parametrize("id", MODELS)
+def test_transformers_reads_the_same_of_a_released_config(id):
+    """Both schemas: as it was published, and as transformers writes it."""
+    model = MODELS[id]
+    kind = CONFIG_MAPPING[model.family]
+    today = kind.from_dict(model.config | {"model_type": model.family})
+    assert model.records == records_of(json.loads(today.to_json_string(False)))
+
+
+@pytest.mark.parametrize("id", sorted({*MODELS} & ({*specs()} | {*ALSO})))
+def test_bytes_are_those_of_the_other_table(id):
+    other = specs()[ALSO.get(id, id)]
+    kept = tuple(g for g in other.groups if not isinstance(g, Recurrent))
+    for tokens in (1, 5000, 200_000):
+        ours = kv_bytes(MODELS[id].shape(), tokens)
+        assert ours == kv_bytes(replace(other, groups=kept), tokens)
+
+
+def test_a_page_says_what_its_record_says():
+    text = released.markdown("models/released/gemma-3-27b", "en")
+    assert "sees 1,024 tokens, itself included. (52 of 62 layers)" in text
+    assert "linear scaling. (10 of 62 layers)" in text
+    assert "θ is 10,000 in these layers and 1,000,000 in the others" in text
+    parts = released.losses(MODELS["gemma-3-27b"].records)
+    assert {"norm", "norm_weight", "window", "theta", "scaled"} <= {*parts}
+    # A model without such parts loses nothing.
+    assert released.losses(MODELS["mixtral-8x7b"].records) == {}
+
+
+def test_every_part_that_is_left_out_moves_the_output():
+    for model in MODELS.values():
+        for part, error in released.losses(model.records).items():
+            assert error > 1e-3, f"{model.id}: {part}"
+
+
+def test_every_part_has_its_words():
+    words = released._words()["parts"]
+    assert [*words] == [*released.PARTS]
+    for name, part in released.PARTS.items():
+        wanted = {"name", "differs"} | ({"lost"} if part.without else set())
+        assert {*words[name]} - {"lost"} == wanted - {"lost"}
+        assert wanted <= {*words[name]}
+        for said in words[name].values():
+            assert {*said} == {*CONFIGS}
+
+
+def test_the_page_refuses_what_it_says():
+    rows = from_config.refused("en")
+    assert rows[0][1].startswith("model_type='deepseek_v32' is none of the")
+    assert len({row[1] for row in rows}) == len(rows) == 4
+
+
+@pytest.mark.parametrize("id", sampled(MODELS, ["qwen3-8b", "phi-3-mini"]))
+def test_a_download_is_what_the_command_prints(site, tmp_path, id):
+    model = MODELS[id]
+    config, out = tmp_path / "config.json", tmp_path / "attention.py"
+    config.write_text(json.dumps(model.config))
+    main(["copy", "--config", str(config), "-o", str(out)])
+    place = site.folder / "files/released" / model.file
+    assert out.read_bytes() == place.read_bytes()
+    assert max(map(len, out.read_text().splitlines())) < 80
+    compile(out.read_text(), model.file, "exec")
+
+
+def test_each_model_has_a_page_in_both_languages_that_leads_to_its_file(site):
+    shown = {}
+    for root in ("", "zh/"):
+        table = site.folder / root / "models/released/index.html"
+        listed = set(re.findall(r'href="([\w.-]+)/"', table.read_text("utf-8")))
+        assert {*MODELS} <= listed
+        for id, model in MODELS.items():
+            page = Reader(
+                site.folder / root / f"models/released/{id}/index.html"
+            )
+            (link,) = {x for x in page.links if x.endswith(model.file)}
+            ids = {"differs", "file", "memory", "wrong", "sources"}
+            assert ids <= page.ids
+            shown.setdefault(id, []).append(link)
+    assert all(len(links) == 2 for links in shown.values())
