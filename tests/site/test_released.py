@@ -97,7 +97,8 @@ def test_each_model_has_a_page_in_both_languages_that_leads_to_its_file(site):
             page = Reader(
                 site.folder / root / f"models/released/{id}/index.html"
             )
-            (link,) = {x for x in page.links if x.endswith(model.file)}
+            file = f"/files/released/{model.file}"
+            (link,) = {x for x in page.links if x.endswith(file)}
             ids = {"differs", "file", "memory", "wrong", "sources"}
             assert ids <= page.ids
             shown.setdefault(id, []).append(link)
