@@ -10,6 +10,7 @@ from typing import Any
 from attnref.commands.check import language_of_locale
 from attnref.mistakes.catalogue import Text
 from attnref.mistakes.words import WORDS, in_chinese, speaker, wide
+from attnref.numbers.from_config import model_from_config
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
@@ -171,7 +172,7 @@ def result(
     found: dict[str, Any] = {
         "id": model.id,
         "name": model.name,
-        "max_context": model.max_context,
+        "max_context": model.max_context or None,
         "batch": batch,
         "dtype": dtype if isinstance(dtype, str) else dtype._asdict(),
         "ranks": ranks,
@@ -270,10 +271,9 @@ def one(found: dict[str, Any], budget: int | None, say: Say) -> str:
         )
         for g in found["groups"]
     ]
-    out = [
-        say("kv name", name=found["name"], n=found["max_context"]),
-        lines(layers),
-    ]
+    longest = found["max_context"]
+    name = say("kv name" if longest else "kv unbound", **found, n=longest)
+    out = [name, lines(layers)]
     first, later = found["token_bytes"].values()
     out.append(say("kv first", n=first, size=size(first)))
     if first != later:
@@ -306,6 +306,8 @@ def one(found: dict[str, Any], budget: int | None, say: Say) -> str:
     for name in ("sources", "context", "params_in"):
         if name in found:
             out.append(say(f"kv {name}", names=", ".join(found[name])))
+    if found["confidence"] == "given" and found["params"]:
+        out.append(say("kv params", n=found["params"]))
     out.append(say("kv sure", word=say(f"kv {found['confidence']}")))
     return "\n".join(out)
 
@@ -359,6 +361,13 @@ def add_to(commands: Any) -> None:
         "--model", nargs="+", metavar="ID", help="ids or names of --list"
     )
     kv.add_argument(
+        "--config",
+        nargs="+",
+        metavar="FILE",
+        default=[],
+        help="config.json of models, beside those of --list or instead",
+    )
+    kv.add_argument(
         "--tokens",
         nargs="+",
         type=a_count,
@@ -401,13 +410,17 @@ def add_to(commands: Any) -> None:
 
 
 def run_kv(asked: argparse.Namespace) -> str:
-    if asked.list == bool(asked.model):
-        raise ValueError("pass --model with one or more ids, or --list")
+    if asked.list == bool(asked.model or asked.config):
+        raise ValueError(
+            "pass --model with one or more ids, --config with a file, or --list"
+        )
     if asked.weights is not None and asked.budget is None:
         raise ValueError("--weights is subtracted from --budget; pass both")
     if asked.list and not asked.json:
         return lines([(m.id, m.name, m.date) for m in models().values()])
-    chosen = [find_model(id) for id in asked.model or models()]
+    ids = models() if asked.list else asked.model or []
+    chosen = [find_model(id) for id in ids]
+    chosen += [model_from_config(file) for file in asked.config]
     dtype: str | Storage = asked.dtype
     if asked.scale:
         plain = DTYPES.get(asked.dtype)

@@ -136,9 +136,6 @@ def families() -> dict[str, Family]:
 UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
 
 
-UNREADABLE = TypeError, ValueError, LookupError, ArithmeticError, AttributeError
-
-
 def attention_of(
     config: Mapping[str, object] | str | PathLike[str], layer: int = 0
 ) -> AttentionRecord:
@@ -157,7 +154,7 @@ def attention_of(
         Traceback (most recent call last):
         ValueError: qwen3: attention does not read attn_logit_softcapping=50.0
     """
-    given = _fields_of(config)
+    given = fields_of(config)
     family, row = _family(given)
     read: Mapping[str, Any] = _present(row, given)
     _check_fields(family, row, given)
@@ -201,7 +198,7 @@ def records_of(
     config: Mapping[str, object] | str | PathLike[str],
 ) -> dict[int, AttentionRecord]:
     """The records of all layers that have softmax attention, by layer."""
-    given = _fields_of(config)
+    given = fields_of(config)
     family, row = _family(given)
     found: dict[int, AttentionRecord] = {}
     kinds = _kinds(family, row, given)
@@ -234,7 +231,13 @@ class _Read(dict[str, Any]):
             raise KeyError(name)  # it is not a field
 
 
-def _fields_of(config: Any) -> dict[str, Any]:
+def kinds_of(given: Mapping[str, Any]) -> list[str]:
+    """What the config calls each of its layers."""
+    return _kinds(*_family(given), given)
+
+
+def fields_of(config: Any) -> dict[str, Any]:
+    """The fields of the config, or of that of its text model."""
     if hasattr(config, "to_dict"):
         config = config.to_dict()
     if isinstance(config, (str, PathLike)):
