@@ -113,10 +113,19 @@ class Family(NamedTuple):
 @cache
 def families() -> dict[str, Family]:
     """Those that are known, by `model_type`."""
-    found: dict[str, Family] = {}
-    text = Path(__file__).with_name("families.txt").read_text("utf-8")
-    text = re.sub(r"(?m)^#.*\n", "", text)
+    found = rows_of(Path(__file__).with_name("families.txt"))
     absent = json.loads(Path(__file__).with_name("absent.json").read_text())
+    return {
+        name: row._replace(absent=absent.get(name, {}))
+        for name, row in found.items()
+    }
+
+
+@cache
+def rows_of(path: Path) -> dict[str, Family]:
+    """The rows of a file such as `families.txt`, by family."""
+    found: dict[str, Family] = {}
+    text = re.sub(r"(?m)^#.*\n", "", path.read_text("utf-8"))
     for block in re.split(r"\n(?=\w)", text.strip()):
         head, *lines = block.splitlines()
         names, _, parent = head.partition(" < ")
@@ -129,7 +138,7 @@ def families() -> dict[str, Family]:
             else:
                 row.names[left] = right
         for name in names.split():
-            found[name] = row._replace(absent=absent.get(name, {}))
+            found[name] = row
     return found
 
 
@@ -166,7 +175,7 @@ def attention_of(
         raise ValueError(
             f"{family}: layer {layer} is {kinds[layer]}, no softmax attention"
         )
-    read = _Read(
+    read = Fields(
         read, layer=layer, layer_type=kinds[layer], own=_own(read, layer)
     )
     read["rope"] = _rope(family, row, given, read)
@@ -223,7 +232,7 @@ ROPE_FIELDS = {
 }
 
 
-class _Read(dict[str, Any]):
+class Fields(dict[str, Any]):
     """The fields that an expression reads; what is not there is None."""
 
     def __missing__(self, name: str) -> None:
@@ -320,7 +329,7 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
         if "layer_type" in reads and read.get("sliding_window"):
             raise ValueError("the config has no layer_types")
         return "full_attention"
-    own = _Read(read, layer=layer)
+    own = Fields(read, layer=layer)
     for name in ("has_rope", "kind"):
         if name in row.fields:
             own[name] = eval(row.fields[name], {"math": math}, own)

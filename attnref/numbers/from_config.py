@@ -16,7 +16,7 @@ from attnref.numbers.specs import (
     Recurrent,
     Sliding,
     Source,
-)
+)from attnref.numbers.weights import params_of
 
 LONGEST = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"
 # Their layers without softmax are Gated DeltaNet.
@@ -39,6 +39,7 @@ def model_from_config(
         index_dim=0),)
     """
     given = fields_of(config)
+    here = Source("config.json", "")
     if given.get("model_type") == "longcat_flash":  # two in each layer
         given["num_hidden_layers"] = 2 * given.get("num_layers", 0)
     found: dict[Group, int] = {}
@@ -46,6 +47,7 @@ def model_from_config(
         for group in _groups(given, layer, kind):
             found[group] = found.get(group, 0) + 1
     longest = next((given[n] for n in LONGEST if given.get(n)), 0)
+    counted = params_of(given)
     family, name = given["model_type"], given.get("_name_or_path")
     if isinstance(config, (str, PathLike)):
         name = fspath(config)
@@ -56,8 +58,11 @@ def model_from_config(
         date="",
         max_context=longest if isinstance(longest, int) else 0,
         groups=tuple(replace(group, layers=n) for group, n in found.items()),
-        sources=(Source("config.json", ""),),
+        sources=(here,),
         confidence="given",
+        params=counted and counted[0],
+        params_in=counted and here,
+        attention_params=counted and counted[1],
     )
 
 

@@ -335,7 +335,7 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ("--model gpt2 --dtype float16", "did you mean fp16?"),
         ("--model gpt2 --budget 8XB", "'8XB' is not a size"),
         ("--model gpt2 --budget nanGiB", "'nanGiB' is not a size"),
-        ("--model gpt2 --weights 1GB", "--weights is subtracted from --budget"),
+        ("--model gpt2 --weights 1GB", "--weights is subtracted from --b"),
         (
             "--model gpt2 --budget 8GB --weights 3",
             "'3' is not a size with a unit",
