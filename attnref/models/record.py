@@ -256,8 +256,10 @@ def fields_of(config: Any) -> dict[str, Any]:
             raise ValueError(f"the file is no JSON: {error}") from None
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}; pass an object")
-    text = config.get("text_config")
-    return dict(text if isinstance(text, Mapping) else config)
+    text, tied = config.get("text_config"), "tie_word_embeddings"
+    if not isinstance(text, Mapping):
+        return dict(config)
+    return {name: config[name] for name in config if name == tied} | dict(text)
 
 
 def _family(given: Mapping[str, Any]) -> tuple[str, Family]:

@@ -16,7 +16,8 @@ from attnref.numbers.specs import (
     Recurrent,
     Sliding,
     Source,
-)from attnref.numbers.weights import params_of
+)
+from attnref.numbers.weights import params_of
 
 LONGEST = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"
 # Their layers without softmax are Gated DeltaNet.
