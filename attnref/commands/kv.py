@@ -4,12 +4,15 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from attnref.commands.check import language_of_locale
 from attnref.mistakes.catalogue import Text
 from attnref.mistakes.words import WORDS, in_chinese, speaker, wide
+from attnref.numbers.devices import devices, find_device
+from attnref.numbers.from_config import model_from_config
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
@@ -18,6 +21,7 @@ from attnref.numbers.kv_memory import (
     kv_bytes,
     largest_batch,
     longest_context,
+    reserved,
     size,
     state_bytes,
     storage_of,
@@ -84,6 +88,13 @@ def weights(text: str) -> int | Storage:
             f"{text!r} is neither a size with a unit, such as 141GB, nor a "
             f"dtype: {error}"
         ) from None
+
+
+def a_share(text: str) -> Fraction:
+    """More than 0 and at most 1: 0.9."""
+    if not re.fullmatch(r"\d?\.\d{1,9}|1", text) or not Fraction(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.9")
+    return Fraction(text)
 
 
 def a_scale(text: str) -> tuple[int, int]:
@@ -159,9 +170,13 @@ def result(
     budget: int | None,
     weights: int | Storage | None,
     language: str = "en",
+    dp_attention: bool = False,
 ) -> dict[str, Any]:
     """Everything that is printed about a model; --json prints it as it is."""
     say, words = speaker(language), kinds(language)
+    all_ranks, all_sequences = ranks, batch
+    if dp_attention:  # each device has its own sequences, with all heads
+        ranks, batch = 1, -(-batch // ranks)
     storage = storage_of(model, dtype)
     added = growth(model, dtype=dtype, ranks=ranks)
     kept = {
@@ -171,10 +186,10 @@ def result(
     found: dict[str, Any] = {
         "id": model.id,
         "name": model.name,
-        "max_context": model.max_context,
-        "batch": batch,
+        "max_context": model.max_context or None,
+        "batch": all_sequences,
         "dtype": dtype if isinstance(dtype, str) else dtype._asdict(),
-        "ranks": ranks,
+        "ranks": all_ranks,
         "groups": [
             {
                 "layers": group.layers,
@@ -195,29 +210,45 @@ def result(
             for name, times in replicated(model, ranks).items()
         },
         "kv_bytes": kept,
+        "reserved_bytes": {
+            t: kv_bytes(
+                reserved(model), t, batch=batch, dtype=dtype, ranks=ranks
+            )
+            for t in tokens
+        },
         "params": model.params,
         "confidence": model.confidence,
         "sources": {s.label: s.url for s in model.sources},
         "note": model.note,
     }
+    if dp_attention:
+        found["replicated"] = {say("kv attention"): all_ranks}
     for name in ("context", "params_in"):
         if source := getattr(model, name):
             found[name] = {source.label: source.url}
     if budget is not None:
         left = budget
         if weights is not None:
-            found["weight_bytes"] = (
-                -(-weights // ranks)
-                if isinstance(weights, int)
-                else weight_bytes(model, weights, ranks=ranks)
-            )
+            if isinstance(weights, Storage):
+                if dp_attention:
+                    found["attention_bytes"] = weight_bytes(
+                        replace(model, params=model.attention_params),
+                        weights,
+                    )
+                found["weight_bytes"] = weight_bytes(
+                    model, weights, ranks=all_ranks, dp_attention=dp_attention
+                )
+            else:
+                found["weight_bytes"] = -(-weights // ranks)
             left -= found["weight_bytes"]
         found["left_bytes"] = left
         found["longest_context"] = longest_context(
             model, left, batch=batch, dtype=dtype, ranks=ranks
         )
         found["largest_batch"] = {
-            t: largest_batch(model, t, left, dtype=dtype, ranks=ranks)
+            t: all_ranks
+            // ranks
+            * largest_batch(model, t, left, dtype=dtype, ranks=ranks)
             for t in tokens
         }
     return found
@@ -270,10 +301,9 @@ def one(found: dict[str, Any], budget: int | None, say: Say) -> str:
         )
         for g in found["groups"]
     ]
-    out = [
-        say("kv name", name=found["name"], n=found["max_context"]),
-        lines(layers),
-    ]
+    longest = found["max_context"]
+    name = say("kv name" if longest else "kv unbound", **found, n=longest)
+    out = [name, lines(layers)]
     first, later = found["token_bytes"].values()
     out.append(say("kv first", n=first, size=size(first)))
     if first != later:
@@ -288,12 +318,23 @@ def one(found: dict[str, Any], budget: int | None, say: Say) -> str:
     rows += [
         [f"{t:,}", f"{n:,}", size(n)] for t, n in found["kv_bytes"].items()
     ]
+    windows = found["reserved_bytes"] != found["kv_bytes"]
+    if windows:
+        taken = [size(n) for n in found["reserved_bytes"].values()]
+        for row, cell in zip(rows, [say("kv reserved"), *taken], strict=True):
+            row.append(cell)
     if budget is not None:
         most = [f"{n:,}" for n in found["largest_batch"].values()]
         for row, cell in zip(rows, [say("kv fit"), *most], strict=True):
             row.append(cell)
     out.append(lines(rows))
+    if windows:
+        out.append(say("kv full length"))
+    if device := found.get("device"):
+        out.append(say("kv device", **device))
     if budget is not None:
+        if held := found.get("attention_bytes"):
+            out.append(say("kv dp", size=size(held)))
         if "weight_bytes" in found:
             out.append(left_over(found, budget, say))
         if (left := found["left_bytes"]) > 0:
@@ -306,6 +347,10 @@ def one(found: dict[str, Any], budget: int | None, say: Say) -> str:
     for name in ("sources", "context", "params_in"):
         if name in found:
             out.append(say(f"kv {name}", names=", ".join(found[name])))
+    if device:
+        out.append(say("kv seen", url=device["source"]))
+    if found["confidence"] == "given" and found["params"]:
+        out.append(say("kv params", n=found["params"]))
     out.append(say("kv sure", word=say(f"kv {found['confidence']}")))
     return "\n".join(out)
 
@@ -359,6 +404,13 @@ def add_to(commands: Any) -> None:
         "--model", nargs="+", metavar="ID", help="ids or names of --list"
     )
     kv.add_argument(
+        "--config",
+        nargs="+",
+        metavar="FILE",
+        default=[],
+        help="config.json of models, beside those of --list or instead",
+    )
+    kv.add_argument(
         "--tokens",
         nargs="+",
         type=a_count,
@@ -380,7 +432,22 @@ def add_to(commands: Any) -> None:
         help="one scale of BITS per BLOCK elements, such as 16/32",
     )
     kv.add_argument(
-        "--ranks", type=a_count, default=1, help="number of devices"
+        "--ranks", "--tp", type=a_count, default=1, help="number of devices"
+    )
+    kv.add_argument(
+        "--dp-attention",
+        action="store_true",
+        help="each device has its own sequences, and attention whole",
+    )
+    kv.add_argument(
+        "--device",
+        help=f"its memory is the budget: {', '.join(devices())}",
+    )
+    kv.add_argument(
+        "--utilisation",
+        type=a_share,
+        metavar="SHARE",
+        help="the share of the memory that an engine uses, such as 0.9",
     )
     kv.add_argument(
         "--budget",
@@ -401,13 +468,34 @@ def add_to(commands: Any) -> None:
 
 
 def run_kv(asked: argparse.Namespace) -> str:
-    if asked.list == bool(asked.model):
-        raise ValueError("pass --model with one or more ids, or --list")
-    if asked.weights is not None and asked.budget is None:
-        raise ValueError("--weights is subtracted from --budget; pass both")
+    if asked.list == bool(asked.model or asked.config):
+        raise ValueError(
+            "pass --model with one or more ids, --config with a file, or --list"
+        )
+    device = find_device(asked.device) if asked.device else None
+    if device and asked.budget:
+        raise ValueError("pass --budget or --device, not both")
+    budget = device.mib * 2**20 if device else asked.budget
+    if budget is None:
+        if asked.weights is not None:
+            raise ValueError(
+                "--weights is subtracted from --budget or --device; pass one"
+            )
+        if asked.utilisation is not None:
+            raise ValueError("--utilisation is a share of --budget or --device")
+    else:
+        budget = int(budget * (asked.utilisation or 1))
+    if asked.dp_attention and asked.ranks < 2:
+        raise ValueError("--dp-attention needs --ranks of at least 2")
+    if asked.dp_attention and isinstance(asked.weights, int):
+        raise ValueError(
+            "--dp-attention needs the dtype of --weights, not their size"
+        )
     if asked.list and not asked.json:
         return lines([(m.id, m.name, m.date) for m in models().values()])
-    chosen = [find_model(id) for id in asked.model or models()]
+    ids = models() if asked.list else asked.model or []
+    chosen = [find_model(id) for id in ids]
+    chosen += [model_from_config(file) for file in asked.config]
     dtype: str | Storage = asked.dtype
     if asked.scale:
         plain = DTYPES.get(asked.dtype)
@@ -428,24 +516,28 @@ def run_kv(asked: argparse.Namespace) -> str:
                 batch=asked.batch,
                 dtype=dtype,
                 ranks=asked.ranks,
-                budget=asked.budget,
+                budget=budget,
                 weights=asked.weights,
                 language=language,
+                dp_attention=asked.dp_attention,
             )
         except ValueError as error:
             if len(chosen) == 1:
                 raise
             unknown.append({"id": model.id, "unknown": str(error)})
         else:
+            if device:
+                share = float(asked.utilisation or 1)
+                told["device"] = {**device._asdict(), "share": share}
             found.append(told)
     if not found:
         raise ValueError(unknown[0]["unknown"])
     if asked.json:
         return json.dumps([*found, *unknown], indent=2, ensure_ascii=False)
     if len(chosen) == 1:
-        return one(found[0], asked.budget, say)
+        return one(found[0], budget, say)
     left_out = [
         say("kv out", why=Text(told["unknown"], in_chinese(told["unknown"])))
         for told in unknown
     ]
-    return "\n".join([several(found, asked.budget, say), *left_out])
+    return "\n".join([several(found, budget, say), *left_out])

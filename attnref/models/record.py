@@ -113,10 +113,19 @@ class Family(NamedTuple):
 @cache
 def families() -> dict[str, Family]:
     """Those that are known, by `model_type`."""
-    found: dict[str, Family] = {}
-    text = Path(__file__).with_name("families.txt").read_text("utf-8")
-    text = re.sub(r"(?m)^#.*\n", "", text)
+    found = rows_of(Path(__file__).with_name("families.txt"))
     absent = json.loads(Path(__file__).with_name("absent.json").read_text())
+    return {
+        name: row._replace(absent=absent.get(name, {}))
+        for name, row in found.items()
+    }
+
+
+@cache
+def rows_of(path: Path) -> dict[str, Family]:
+    """The rows of a file such as `families.txt`, by family."""
+    found: dict[str, Family] = {}
+    text = re.sub(r"(?m)^#.*\n", "", path.read_text("utf-8"))
     for block in re.split(r"\n(?=\w)", text.strip()):
         head, *lines = block.splitlines()
         names, _, parent = head.partition(" < ")
@@ -129,7 +138,7 @@ def families() -> dict[str, Family]:
             else:
                 row.names[left] = right
         for name in names.split():
-            found[name] = row._replace(absent=absent.get(name, {}))
+            found[name] = row
     return found
 
 
@@ -154,7 +163,7 @@ def attention_of(
         Traceback (most recent call last):
         ValueError: qwen3: attention does not read attn_logit_softcapping=50.0
     """
-    given = _fields_of(config)
+    given = fields_of(config)
     family, row = _family(given)
     try:
         return _checked(_record(family, row, given, layer))
@@ -175,7 +184,7 @@ def _record(
         raise ValueError(
             f"{family}: layer {layer} is {kinds[layer]}, no softmax attention"
         )
-    read = _Read(
+    read = Fields(
         read, layer=layer, layer_type=kinds[layer], own=_own(read, layer)
     )
     read["rope"] = _rope(family, row, given, read)
@@ -208,7 +217,7 @@ def records_of(
     config: Mapping[str, object] | str | PathLike[str],
 ) -> dict[int, AttentionRecord]:
     """The records of all layers that have softmax attention, by layer."""
-    given = _fields_of(config)
+    given = fields_of(config)
     family, row = _family(given)
     found: dict[int, AttentionRecord] = {}
     try:
@@ -238,7 +247,7 @@ ROPE_FIELDS = {
 }
 
 
-class _Read(dict[str, Any]):
+class Fields(dict[str, Any]):
     """The fields that an expression reads; what is not there is None."""
 
     def __missing__(self, name: str) -> None:
@@ -246,7 +255,13 @@ class _Read(dict[str, Any]):
             raise KeyError(name)  # it is not a field
 
 
-def _fields_of(config: Any) -> dict[str, Any]:
+def kinds_of(given: Mapping[str, Any]) -> list[str]:
+    """What the config calls each of its layers."""
+    return _kinds(*_family(given), given)
+
+
+def fields_of(config: Any) -> dict[str, Any]:
+    """The fields of the config, or of that of its text model."""
     if hasattr(config, "to_dict"):
         config = config.to_dict()
     if isinstance(config, (str, PathLike)):
@@ -256,8 +271,10 @@ def _fields_of(config: Any) -> dict[str, Any]:
             raise ValueError(f"the file is no JSON: {error}") from None
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}; pass an object")
-    text = config.get("text_config")
-    return dict(text if isinstance(text, Mapping) else config)
+    text, tied = config.get("text_config"), "tie_word_embeddings"
+    if not isinstance(text, Mapping):
+        return dict(config)
+    return {name: config[name] for name in config if name == tied} | dict(text)
 
 
 def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
@@ -333,7 +350,7 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
         if "layer_type" in reads and read.get("sliding_window"):
             raise ValueError("the config has no layer_types")
         return "full_attention"
-    own = _Read(read, layer=layer)
+    own = Fields(read, layer=layer)
     for name in ("has_rope", "kind"):
         if name in row.fields:
             own[name] = eval(row.fields[name], {"math": math}, own)

@@ -1,12 +1,13 @@
 """Bytes of a model's KV cache, exactly, and what fits into a budget."""
 
 # --8<-- [start:imports]
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from fractions import Fraction
 from typing import NamedTuple
 
 from attnref.core.checks import check_counts, check_sizes, whole_number
-from attnref.numbers.specs import Group, Model, Shipped, Store, models
+from attnref.numbers.specs import Full, Group, Model, Shipped, Store, models
 
 # --8<-- [end:imports]
 
@@ -215,14 +216,40 @@ def growth(
 # --8<-- [end:growth]
 
 
+def reserved(model: Model) -> Model:
+    """The model as engines see it that reserve windows in full length.
+
+    Examples:
+        >>> from attnref.numbers.specs import find_model
+        >>> oss = find_model("gpt-oss-20b")
+        >>> [kv_bytes(m, 8192, batch=32) >> 20 for m in (oss, reserved(oss))]
+        [6240, 12288]
+    """
+    names = [f.name for f in fields(Full)]
+    return replace(
+        model,
+        groups=tuple(
+            Full(**{n: getattr(group, n) for n in names})
+            if isinstance(group, Full)
+            else group
+            for group in model.groups
+        ),
+    )
+
+
 # --8<-- [start:fits]
 def weight_bytes(
-    model: Model, dtype: str | Storage = "bf16", *, ranks: int = 1
+    model: Model,
+    dtype: str | Storage = "bf16",
+    *,
+    ranks: int = 1,
+    dp_attention: bool = False,
 ) -> int:
     """Bytes of a model's weights per device, split evenly over `ranks`.
 
     They are computed from `Model.params`, a number that makers publish
-    rounded. MTP draft layers and vision encoders may come on top.
+    rounded. MTP draft layers and vision encoders may come on top. With
+    `dp_attention` each device has the weights of attention whole.
 
     Examples:
         >>> from attnref.numbers.specs import find_model
@@ -238,7 +265,16 @@ def weight_bytes(
             f"no source gives the number of parameters of {model.id}; "
             "pass the size of its weights"
         )
-    return -(-storage.bits_for(model.params) // (8 * ranks))
+    whole = 0
+    if dp_attention:
+        if model.attention_params is None:
+            raise ValueError(
+                f"the weights of attention of {model.id} are not counted; "
+                "pass its config.json"
+            )
+        whole = model.attention_params
+    split = -(-storage.bits_for(model.params - whole) // (8 * ranks))
+    return split - (-storage.bits_for(whole) // 8)
 
 
 def longest_context(

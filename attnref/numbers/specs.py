@@ -200,12 +200,14 @@ class Model:
 
     `groups` are the layers that cache something. MTP draft layers, vision
     encoders and the padding of an allocator are not counted. `max_context` is
-    that of the model's config or card; `context` is its source, if it is not
-    one of `sources`. `params` is the number of all parameters, as `params_in`
-    gives it or as its sizes add up to, or None where no source was found.
+    that of the model's config or card, or 0 if it has none; `context` is its
+    source, if it is not one of `sources`. `params` is the number of all
+    parameters, as `params_in` gives it or as its sizes add up to, or None where
+    no source was found; `attention_params` are those of attention, if known.
 
     `confidence` is `"high"` if the shape was read in what the makers publish,
-    or in two third-party sources that agree; otherwise it is `"medium"`.
+    or in two third-party sources that agree; otherwise it is `"medium"`. It is
+    `"given"` if the shape is that of a config.json.
     """
 
     id: str
@@ -219,6 +221,7 @@ class Model:
     context: Source | None = None
     params: int | None = None
     params_in: Source | None = None
+    attention_params: int | None = None
     shipped: Shipped | None = None
     note: str = ""
 

@@ -335,7 +335,7 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ("--model gpt2 --dtype float16", "did you mean fp16?"),
         ("--model gpt2 --budget 8XB", "'8XB' is not a size"),
         ("--model gpt2 --budget nanGiB", "'nanGiB' is not a size"),
-        ("--model gpt2 --weights 1GB", "--weights is subtracted from --budget"),
+        ("--model gpt2 --weights 1GB", "--weights is subtracted from --b"),
         (
             "--model gpt2 --budget 8GB --weights 3",
             "'3' is not a size with a unit",
@@ -354,8 +354,8 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
             "'16' is not a scale such as 16/32: its bits, and",
         ),
         ("--model gpt2 --scale 0/32", "'0/32' is not a scale"),
-        ("", "pass --model with one or more ids, or --list"),
-        ("--list --model gpt2", "pass --model with one or more ids, or --list"),
+        ("", "pass --model with one or more ids, --con"),
+        ("--list --model gpt2", "pass --model with one or more ids, --con"),
     ],
 )
 def test_what_is_wrong_is_said_and_ends_with_2(text, message, capsys):
