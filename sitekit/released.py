@@ -457,7 +457,7 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield '<figure class="computed strips" markdown="0">'
     yield strip(model, language)
     yield f"<figcaption>{composition(model, language)}</figcaption></figure>\n"
-    yield f"## {told('differs')} {{ #differs }}\n"
+    yield f"## {told('differs')} {{ #differs data-search-exclude }}\n"
     parts = [part for part in model.parts if part not in NOT_TOLD]
     for part in parts:
         yield f"- {_told(part, model, language)}"

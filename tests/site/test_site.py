@@ -8,7 +8,7 @@ import pytest
 from fontTools.ttLib import TTFont
 
 import attnref
-from sitekit import ROOT
+from sitekit import ROOT, released
 from sitekit.pages import (
     address_of,
     body_of,
@@ -174,6 +174,7 @@ def test_the_sitemaps_name_every_page_and_its_twin(published):
     for language, root in (("en", ""), ("zh", "zh/")):
         text = (published.folder / root / "sitemap.xml").read_text()
         addresses = [address_of(p) for p in markdown_files(language)]
+        addresses += [f"{stem}/" for stem in released.stems()]
         assert text.count("<loc>") == len(addresses)
         for address in addresses:
             assert f"<loc>{HOME}{root}{address}</loc>" in text
