@@ -122,7 +122,6 @@ class Released(NamedTuple):
     id: str
     name: str
     maker: str  # in Chinese, where one says it so
-    date: str
     context: int
     sources: list[str]
     config: dict[str, Any]
@@ -166,7 +165,7 @@ class Released(NamedTuple):
             id=self.id,
             name=self.name,
             family=self.family,
-            date=self.date,
+            date="",
             max_context=self.context,
             groups=made,
             sources=(),
@@ -453,7 +452,7 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield "notebook: false"
     yield "---"
     yield f"# {called} {{ #model }}\n"
-    yield told("lead", family=model.family, date=model.date) + "\n"
+    yield told("lead", family=model.family) + "\n"
     yield '<figure class="computed strips" markdown="0">'
     yield strip(model, language)
     yield f"<figcaption>{composition(model, language)}</figcaption></figure>\n"

@@ -64,7 +64,9 @@ def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
     )
     source = _read_only("\n".join(fold.body(fold.tree.body, 0, 0)) + "\n")
     source, names = _by_layer(source, [*differ])
-    for ours, theirs in families()[every[0].family].names.items():
+    names_of = dict(families()[every[0].family].names)
+    at = names_of.pop("at", "model.layers.{}.self_attn")
+    for ours, theirs in names_of.items():
         source = re.sub(rf"\b{ours}\b", theirs, source)
     source = re.sub(r"\n{4,}", "\n\n\n", source.strip())
     source = _with_factors(source, every[0])
@@ -75,15 +77,15 @@ def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
         tables = [_table(name, layers) for name in names]
         lines = "\n".join(["# Of each layer.", *tables])
         source = f"{head}\n\n\n{lines}\n\n\nclass Attention({tail}"
-    return _about(every[0].family, min(records)) + source + "\n"
+    return _about(every[0].family, min(records), at) + source + "\n"
 
 
-def _about(family: str, layer: int) -> str:
+def _about(family: str, layer: int, at: str) -> str:
     return f'''"""Self-attention of a model of the family {family}.
 
 layer = Attention({layer})  # `weights` is the state_dict of the whole model
-name = "model.layers.{layer}.self_attn."
-own = {{k.removeprefix(name): w for k, w in weights.items() if name in k}}
+name = "{at.format(layer)}."
+own = {{k.split(name)[1]: w for k, w in weights.items() if name in k}}
 layer.load_state_dict(own)
 cache = layer.cache(max_len=4096)
 y = layer(x, cache=cache)  # x (B, T, E): the prompt, then token by token

@@ -79,6 +79,18 @@ def ours_for(config, family, found):
         yield layer, plain, alone
 
 
+def loaded_as_told(config, model):
+    """The layer of the first lines of the file, with weights of the model."""
+    text, space = file_of(config), {"weights": model.state_dict()}
+    if not any(name.startswith("model.") for name in space["weights"]):
+        whole = {f"model.{n}": w for n, w in space["weights"].items()}
+        space["weights"] = whole  # without a head, transformers leaves it out
+    exec(text, space)
+    told = text.split('"""')[1].split("\n\n")[1]
+    exec(told.partition("\ncache =")[0], space)
+    return space["layer"]
+
+
 @torch.no_grad()
 def compare(family, more):
     """All layers and steps; the file gives what the module gives."""
@@ -91,7 +103,9 @@ def compare(family, more):
             continue
         found = seen(model, family, chunks, valid)
         ours = [*ours_for(config.to_dict(), family, found)]
-        assert found
+        first = loaded_as_told(config.to_dict(), model).state_dict()
+        for name, weight in found[0].module.state_dict().items():
+            assert torch.equal(first[name], weight), name
         caches, start = {}, 0
         for step, T in enumerate(chunks):
             end = start + T
