@@ -13,8 +13,8 @@ has those of softmax:
 package which begins so, there are those below, - where they are wrong. Of
 several lines, `first ... last`, the beginnings of both are given. `&` adds
 lines to a variant. `{{1e-5 | 1e-4}}` in its lines stands for one variant with
-each. What the site tells of a mistake is not installed: it is on the page of its
-file, and in sitekit/drawn/mistakes.txt.
+each. What the site tells of a mistake is not installed: it is on the page of
+its file, and in sitekit/drawn/mistakes.txt.
 """
 
 import importlib
