@@ -565,7 +565,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
             for n in range(len(asked), len(probes))
             if not alike(probes[n], answers[n], right[n])
         )
-        chosen = [*dict.fromkeys((*cheap[:2], *of_laws, *cheap[::-1]))][:6]
+        chosen = [*dict.fromkeys((*cheap[:2], *of_laws, *cheap[-1:]))][:6]
         some = [*chosen, *stages]
         pairs = [*_pairs(name, answers, some, {*ids})] if cheap else []
         unfinished = not ids and len(pairs) > PAIRS
