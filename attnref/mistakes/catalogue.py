@@ -12,8 +12,9 @@ has those of softmax:
 `@` begins a variant of the mistake: in place of the line of that file of the
 package which begins so, there are those below, - where they are wrong. Of
 several lines, `first ... last`, the beginnings of both are given. `&` adds
-lines to a variant. What the site tells of a mistake is not installed: it is on
-the page of its file, and in sitekit/drawn/mistakes.txt.
+lines to a variant. `{{1e-5 | 1e-4}}` in its lines stands for one variant with
+each. What the site tells of a mistake is not installed: it is on the page of
+its file, and in sitekit/drawn/mistakes.txt.
 """
 
 import importlib
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec
+from itertools import product
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -90,15 +92,29 @@ PAGES = {
 def read(text: str) -> Iterator[Mistake]:
     """The entries of a file."""
     for entry in text.strip().split("\n\n"):
-        head, *parts = re.split(r"\n(?=[@&] )", entry)
+        head, *written = re.split(r"\n(?=@ )", entry)
         fields = dict(line.split(": ", 1) for line in head.splitlines())
         said = (fields[language].split(" || ") for language in Text._fields)
         title, notice = (Text(*both) for both in zip(*said, strict=True))
-        variants: list[Variant] = []
-        for part in parts:
-            before = () if part[0] == "@" else variants.pop()
-            variants.append((*before, _lines(*part[2:].splitlines())))
+        variants = (
+            tuple(
+                _lines(*part[2:].splitlines())
+                for part in re.split(r"\n(?=& )", variant)
+            )
+            for family in written
+            for variant in _each(family)
+        )
         yield Mistake(fields["id"], title, notice, tuple(variants))
+
+
+def _each(family: str) -> Iterator[str]:
+    """A text with each of its alternatives, `{{one | other}}`."""
+    parts = re.split(r"\{\{(.+?)\}\}", family, flags=re.DOTALL)
+    choices = (
+        re.split(r"\s+\| ", part) if n % 2 else [part]
+        for n, part in enumerate(parts)
+    )
+    return map("".join, product(*choices))
 
 
 def _lines(place: str, *written: str) -> Lines:

@@ -565,7 +565,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
             for n in range(len(asked), len(probes))
             if not alike(probes[n], answers[n], right[n])
         )
-        chosen = [*dict.fromkeys((*cheap[:2], *of_laws))][:6]
+        chosen = [*dict.fromkeys((*cheap[:2], *of_laws, *cheap[-1:]))][:6]
         some = [*chosen, *stages]
         pairs = [*_pairs(name, answers, some, {*ids})] if cheap else []
         unfinished = not ids and len(pairs) > PAIRS
@@ -592,7 +592,7 @@ def _pairs(
         given = {n: wrong.answer(n) for n in some}
         like = {n for n in some if alike(probes[n], given[n], answers[n])}
         at = {n for n in some if not alike(probes[n], given[n], right[n])}
-        sums = (x.double().sum().item() for n in some for x in given[n].outputs)
+        sums = (_digest(x) for n in some for x in given[n].outputs)
         key = id(wrong.form), *(f"{each:.4g}" for each in sums)
         if at and key not in seen:  # once of those that answer alike
             seen[key] = like, at, wrong
@@ -612,6 +612,12 @@ def _pairs(
         variant = one.variant + other.variant
         if form := _both(one, other):
             yield Candidate(name, form, variant, *ids)
+
+
+def _digest(x: Tensor) -> float:
+    """A number that tells outputs apart, of the same elements too."""
+    slopes = torch.arange(x.numel(), dtype=torch.float64).cos()
+    return float(x.double().flatten() @ slopes)
 
 
 def _both(one: Candidate, other: Candidate) -> Form | None:

@@ -381,9 +381,10 @@ APART = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
 
 
 @driving
-def sums(f: Solution, i: Inputs, drive: Drive, times: int = 80) -> Outputs:
+def sums(f: Solution, i: Inputs, drive: Drive, times: int = 600) -> Outputs:
     """By how much the sums of the weights miss 1, which are the outputs if all
-    values are 1; enlarged, since what counts as rounding is large."""
+    values are 1; enlarged, since what counts as rounding is large. One score of
+    a row decides: a number that is added to the sum of its terms shows most."""
     out = drive(f, i)[0]
     total = out[..., :1] if "v" in i else out.sum(-1, keepdim=True)
     return times * (total - 1), torch.zeros_like(total)
@@ -407,7 +408,7 @@ def softmax_probes() -> list[Probe]:
     hidden = hidden.clone()
     hidden[1] = -torch.inf
     ask("empty", {"x": hidden, "dim": -1}, {"x": hidden.mT, "dim": 0})
-    ask("sums", {"x": x, "dim": -1}, by=sums(plain))
+    ask("sums", {"x": 100 * x, "dim": -1}, by=sums(plain))
     long = cast({"x": draw(2, 601, most=1)}, torch.bfloat16)
     ask("sums", long, by=unless_raised(sums(plain, 1)))
     ask.dtypes({"x": draw(3, 11, most=60), "dim": -1})
@@ -456,7 +457,7 @@ def online_probes() -> list[Probe]:
     ):
         ask(law, {"x": given, "chunk": chunk})
     ask("pieces", {"x": draw(61), "chunk": 7}, by=pieces)
-    ask("sums", {"x": x, "chunk": 3}, by=sums(plain))
+    ask("sums", {"x": 100 * x, "chunk": 3}, by=sums(plain))
     ask.dtypes({"x": draw(3, 11, most=60), "chunk": 4})
     ask.half("empty", {"x": empty, "chunk": 2})
     return ask
@@ -553,8 +554,8 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     ask("heads", some, by=compared(drive, head, "q k v", others))
     learnt = gradients(drive, "q", "k", "v")
     ask("gradients", five, some | {"mask": masks[1]}, by=learnt)
-    ones = some | {"v": torch.ones_like(some["v"])}
-    ask("sums", ones, by=sums(drive))
+    ones = {"q": 1024 * some["q"], "v": torch.ones_like(some["v"])}
+    ask("sums", some | ones, by=sums(drive))
     mild = heads(draw, *sizes, most=4) | {"mask": causal(5, 7)}
     ask.dtypes(mild)
     ask.half("empty", heads(draw, 3, 2, 5, 5, 4, 3, most=4) | {"mask": empty})

@@ -6,7 +6,8 @@ the right answers.
 """
 
 from collections.abc import Callable
-from functools import partial
+from copy import copy
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -86,6 +87,12 @@ def _proj(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Any:
 
 
 def _made(kind: Any, *sizes: Any, **others: Any) -> Any:
+    """A layer of its own attributes, as a call may leave some."""
+    return copy(_first_made(kind, *sizes, **others))
+
+
+@lru_cache(maxsize=256)
+def _first_made(kind: Any, *sizes: Any, **others: Any) -> Any:
     # The weights come with the call.
     drawn = patch.object(torch.nn.Linear, "reset_parameters")
     with torch.device("meta"), drawn:
@@ -194,10 +201,11 @@ def _mha(p: Plain) -> object:
         _, p.mha.torch = _whole(mask, x.shape[1])
         layer = _made(p.mha.MHA, x.shape[2], n_heads)
         # It is causal: no row of its own is empty, and would be NaN.
-        layer.o_proj.register_forward_pre_hook(
+        hook = layer.o_proj.register_forward_pre_hook(
             lambda _, given: (given[0].nan_to_num(0.0),)
         )
-        return _called(layer, _proj(w_q, w_k, w_v, w_o), x)
+        with hook:
+            return _called(layer, _proj(w_q, w_k, w_v, w_o), x)
 
     return mha
 

@@ -76,6 +76,13 @@ def test_softmax_is_that_of_the_package():
         equal(online_softmax(x, chunk), attnref.softmax(x))
 
 
+def test_softmax_has_the_gradients_of_torch():
+    x = torch.randn(B, T, S).double().requires_grad_()
+    both = (softmax(x), x.softmax(dim=-1))
+    grads = [torch.autograd.grad(w.square().sum(), x)[0] for w in both]
+    equal(*grads)
+
+
 @pytest.fixture
 def scores():
     """q, k, v that are sharp, and a mask that differs by head: to some queries

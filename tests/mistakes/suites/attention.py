@@ -16,6 +16,7 @@ from tests.mistakes.laws import (
     first_tokens_are_kept,
     future_is_hidden,
     gates_are_of_their_heads,
+    gradients_are_slopes,
     half_is_exact,
     is_alibi,
     is_causal,
@@ -41,6 +42,11 @@ def grouped(attention: Core) -> Core:
         return attention(q, k, v, mask)
 
     return core
+
+
+def unmasked(softmax: Core) -> Core:
+    """Attention by this softmax."""
+    return lambda q, k, v: softmax(q @ k.mT) @ v
 
 
 def padded(core: Core, mask_of: Core) -> tuple[Core]:
@@ -122,6 +128,7 @@ SUITES = {
     "plain.softmax": (
         (is_softmax, lambda p: (p.softmax.softmax,)),
         (is_softmax, lambda p: (partial(p.softmax.online_softmax, chunk=2),)),
+        (gradients_are_slopes, lambda p: (unmasked(p.softmax.softmax),)),
     ),
     "core.softmax": ((long_rows_sum_to_one, lambda p: (p.softmax,)),),
     "plain.attention": (
