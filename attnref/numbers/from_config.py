@@ -104,15 +104,19 @@ def _groups(given: Mapping[str, Any], layer: int, kind: str) -> list[Group]:
 
 
 def _delta(given: Mapping[str, Any]) -> Recurrent:
-    names = "num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim"
-    names = *names, "conv_kernel_dim"
-    sizes = [given.get(f"linear_{name}") for name in names]
-    for name, size in zip(names, sizes, strict=True):
+    names = [
+        *("num_value_heads", "num_key_heads", "key_head_dim"),
+        *("value_head_dim", "conv_kernel_dim"),
+    ]
+    sizes: list[int] = []
+    for name in names:
+        size = given.get(f"linear_{name}")
         if not isinstance(size, int) or size < 1:
             raise ValueError(
                 f"{given['model_type']}: linear_{name}={size} is no positive "
                 "number"
             )
+        sizes.append(size)
     heads, key_heads, key_dim, value_dim, kernel = sizes
     return Recurrent(
         layers=1,
