@@ -12,7 +12,6 @@ from attnref.commands.check import language_of_locale
 from attnref.mistakes.catalogue import Text
 from attnref.mistakes.words import WORDS, in_chinese, speaker, wide
 from attnref.numbers.devices import devices, find_device
-from attnref.numbers.from_config import model_from_config
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
@@ -495,7 +494,10 @@ def run_kv(asked: argparse.Namespace) -> str:
         return lines([(m.id, m.name, m.date) for m in models().values()])
     ids = models() if asked.list else asked.model or []
     chosen = [find_model(id) for id in ids]
-    chosen += [model_from_config(file) for file in asked.config]
+    if asked.config:  # which loads more of the package
+        from attnref.numbers.from_config import model_from_config
+
+        chosen += [model_from_config(file) for file in asked.config]
     dtype: str | Storage = asked.dtype
     if asked.scale:
         plain = DTYPES.get(asked.dtype)

@@ -15,7 +15,8 @@ def test_a_layer_from_a_config_decodes():
     config["num_key_value_heads"] = 2
     layer = attention_from_config(config, layer=1).requires_grad_(False)
 
-    cache, x = KVCache(max_len=9), torch.randn(3, 9, 60)  # (B, T, E)
+    cache = KVCache(max_len=9)
+    x = torch.randn(3, 9, 60)  # (B, T, E)
     steps = [layer(new, cache=cache) for new in x.split((5, 1, 3), dim=1)]
     torch.testing.assert_close(torch.cat(steps, dim=1), layer(x))
     # --8<-- [end:layer]
