@@ -8,6 +8,7 @@ import torch
 from attnref.models.record import rows_of
 from attnref.numbers.from_config import model_from_config
 from attnref.numbers.kv_memory import kv_bytes, state_bytes
+from attnref.numbers.specs import find_model
 from sitekit import ROOT
 from tests.kit.families import FAMILIES, config_of, model_of
 
@@ -76,3 +77,18 @@ def test_the_cache_of_every_family_is_that_of_transformers(family):
         held //= model.groups[0].q_heads // model.groups[0].kv_heads
     kept = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
     assert kept == 2 * held
+
+
+# Facts of files as they were released, with where and when they were read.
+RELEASED = json.loads((ROOT / "tests/kit/configs.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("id", RELEASED)
+def test_a_row_of_the_table_is_what_the_released_config_gives(id):
+    """Makers round the number of parameters, at most by 2%."""
+    row, read = find_model(id), model_from_config(RELEASED[id]["config"])
+    assert {*read.groups} == {*row.groups}
+    assert read.max_context == row.max_context
+    assert row.params is None or abs(read.params / row.params - 1) < 0.02
+    if row.attention_params is not None:
+        assert read.attention_params == row.attention_params
