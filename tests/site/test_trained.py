@@ -6,7 +6,6 @@ writes the file, in half a minute.
 """
 
 import json
-import math
 
 import pytest
 
