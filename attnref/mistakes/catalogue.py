@@ -156,7 +156,8 @@ def catalogue() -> dict[str, Mistake]:
     return found
 
 
-PARTS = "alibi", "order", "ring", "sinks"  # mistakes of others are as elsewhere
+# Mistakes in the other lines of these are as elsewhere.
+PARTS = "alibi", "order", "ring", "scaling", "sinks"
 
 
 def every_variant(mistake: Mistake) -> Iterator[Variant]:

@@ -29,6 +29,7 @@ def params_of(given: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     kinds = kinds_of(given)
     attention = rest = 0
+    read = Fields()
     for layer, kind in enumerate(kinds):
         read = Fields({k: v for k, v in given.items() if v is not None})
         read["layer"] = layer

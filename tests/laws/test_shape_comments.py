@@ -10,17 +10,8 @@ import attnref
 from attnref.core.few import few
 from attnref.models.attention import Attention
 from attnref.models.record import AttentionRecord
-from attnref.plain import (
-    alibi,
-    gqa,
-    llama,
-    masks,
-    mla,
-    order,
-    ring,
-    scaling,
-    sinks,
-)
+from attnref.plain import alibi, gqa, llama, masks, mla, order, ring, sinks
+from attnref.plain import scaling as scaled
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.kv_cache import KVCache
@@ -126,10 +117,10 @@ def plain_functions():
     masks.padding_mask(torch.ones(B, S))
     masks.document_mask(torch.zeros(B, S))
     rope(q, torch.arange(T))
-    f = scaling.frequencies(D)
-    scaling.linear(scaling.ntk(f, 8.0), 8.0)
-    scaling.llama3(f, 8.0, 8192)
-    scaling.rotate(q, torch.arange(T), *scaling.yarn(f, 8.0, 4096))
+    f = scaled.frequencies(D)
+    scaled.linear(scaled.ntk(f, 8.0), 8.0)
+    scaled.llama3(f, 8.0, 8192)
+    scaled.rotate(q, torch.arange(T), *scaled.yarn(f, 8.0, 4096))
     mla.rope(q, torch.arange(T))  # by itself, as in MLA its D is Dr
     sample(torch.randn(B, 61), top_k=3)
     KVCache(S).append(*torch.randn(2, B, K, T, D))
