@@ -22,8 +22,9 @@ from torch import Tensor
 from attnref.models.attention import Attention
 from attnref.models.generate import file_of
 from attnref.models.record import AttentionRecord, records_of
+from attnref.numbers.from_config import group_of
 from attnref.numbers.kv_memory import growth, kv_bytes, size
-from attnref.numbers.specs import Chunked, Full, Group, Mla, Model, Sliding
+from attnref.numbers.specs import Model
 from sitekit import ROOT
 from sitekit.adapter import BuildError, get_relative_url
 from sitekit.calls import near
@@ -158,7 +159,7 @@ class Released(NamedTuple):
     def shape(self) -> Model:
         """As the numbers of this package take it: bytes, without recurrent
         layers."""
-        groups = Counter(map(_group, self.records.values()))
+        groups = Counter(map(group_of, self.records.values()))
         groups.pop(None, None)
         made = tuple(replace(g, layers=n) for g, n in groups.items() if g)
         return Model(
@@ -213,29 +214,6 @@ def parts_of(records: dict[int, AttentionRecord]) -> dict[str, list[int]]:
 def theta_of(records: dict[int, AttentionRecord]) -> float:
     """That of the layers that see furthest."""
     return max(r.rope_theta or 0.0 for r in records.values())
-
-
-def _group(r: AttentionRecord) -> Group | None:
-    """What one layer stores."""
-    if r.shares is not None:
-        return None
-    if r.kv_rank:
-        return Mla(
-            layers=1,
-            q_heads=r.n_heads,
-            kv_lora_rank=r.kv_rank,
-            qk_rope_head_dim=r.rope_dim,
-        )
-    sizes = {
-        "layers": 1,
-        "q_heads": r.n_heads,
-        "kv_heads": r.n_kv_heads,
-        "head_dim": r.head_dim,
-        "v_head_dim": r.v_head_dim,
-    }
-    if r.window:
-        return Sliding(**sizes, sliding_window=r.window)
-    return Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)
 
 
 def letters(model: Released) -> list[str]:

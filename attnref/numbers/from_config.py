@@ -6,7 +6,12 @@ from os import PathLike, fspath
 from typing import Any
 
 from attnref.models.record import KINDS as SOFTMAX
-from attnref.models.record import attention_of, fields_of, kinds_of
+from attnref.models.record import (
+    AttentionRecord,
+    attention_of,
+    fields_of,
+    kinds_of,
+)
 from attnref.numbers.specs import (
     Chunked,
     Full,
@@ -68,7 +73,7 @@ def model_from_config(
 
 
 def _groups(given: Mapping[str, Any], layer: int, kind: str) -> list[Group]:
-    """What one layer stores: nothing, if it reads what another one stores."""
+    """What one layer stores."""
     family = given["model_type"]
     if family == "falcon_h1" or (kind not in SOFTMAX and family not in DELTA):
         raise ValueError(
@@ -77,20 +82,23 @@ def _groups(given: Mapping[str, Any], layer: int, kind: str) -> list[Group]:
         )
     if kind not in SOFTMAX:
         return [_delta(given)]
-    r = attention_of(given, layer)
+    group = group_of(attention_of(given, layer))
+    return [group] if group else []
+
+
+def group_of(r: AttentionRecord) -> Group | None:
+    """What one layer stores; None, if it reads what another one stores."""
     if r.shares is not None:
-        return []
+        return None
     if r.kv_rank:
-        return [
-            Mla(
-                layers=1,
-                q_heads=r.n_heads,
-                kv_lora_rank=r.kv_rank,
-                qk_rope_head_dim=r.rope_dim,
-                qk_nope_head_dim=r.head_dim - r.rope_dim,
-                v_head_dim=r.v_head_dim,
-            )
-        ]
+        return Mla(
+            layers=1,
+            q_heads=r.n_heads,
+            kv_lora_rank=r.kv_rank,
+            qk_rope_head_dim=r.rope_dim,
+            qk_nope_head_dim=r.head_dim - r.rope_dim,
+            v_head_dim=r.v_head_dim,
+        )
     sizes = {
         "layers": 1,
         "q_heads": r.n_heads,
@@ -99,8 +107,8 @@ def _groups(given: Mapping[str, Any], layer: int, kind: str) -> list[Group]:
         "v_head_dim": r.v_head_dim,
     }
     if r.window:
-        return [Sliding(**sizes, sliding_window=r.window)]
-    return [Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)]
+        return Sliding(**sizes, sliding_window=r.window)
+    return Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)
 
 
 def _delta(given: Mapping[str, Any]) -> Recurrent:
