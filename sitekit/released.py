@@ -10,7 +10,7 @@ for the build, from the words of released.yml, both languages beside each other.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -28,93 +28,22 @@ from attnref.numbers.specs import Model
 from sitekit import ROOT
 from sitekit.adapter import BuildError, get_relative_url
 from sitekit.calls import near
+from sitekit.told import (
+    LENGTHS,
+    PARTS,
+    composition,
+    differs,
+    heads,
+    letters,
+    parts_of,
+    standard,
+    theta_of,
+)
 
 FOLDER = "models/released"
 LINE = re.compile(r"^::: released ([\w.-]+)$", re.MULTILINE)
 T, E, D = 24, 60, 16  # of the tiny layers: more tokens than any window
 SHORT = 7  # their windows and chunks; longer RoPE is scaled beyond 8
-LENGTHS = 4096, 32_768, 131_072, 1_048_576
-Change = dict[str, Any]
-
-
-class Part(NamedTuple):
-    """What a record says beyond Llama's, and the record without it."""
-
-    holds: Callable[[AttentionRecord], object]
-    without: Callable[[AttentionRecord], Change] | None = None
-
-
-def _standard(r: AttentionRecord) -> float:
-    return float(r.head_dim**-0.5)
-
-
-# In the order in which they are told.
-PARTS: dict[str, Part] = {
-    "mla": Part(lambda r: r.kv_rank),
-    "grouped": Part(lambda r: r.n_kv_heads < r.n_heads and not r.kv_rank),
-    "wide": Part(
-        lambda r: r.n_heads * r.head_dim != r.d_model and not r.kv_rank
-    ),
-    "narrow_v": Part(lambda r: r.v_head_dim != r.head_dim and not r.kv_rank),
-    "fused": Part(lambda r: r.fused),
-    "bias": Part(
-        lambda r: r.qkv_bias or r.o_bias,
-        lambda r: {"qkv_bias": False, "o_bias": False},
-    ),
-    "shares": Part(lambda r: r.shares is not None),
-    "k_is_v": Part(lambda r: r.k_is_v),
-    "clip": Part(lambda r: r.clip, lambda r: {"clip": None}),
-    "k_factor": Part(lambda r: r.k_factor != 1, lambda r: {"k_factor": 1.0}),
-    "v_factor": Part(lambda r: r.v_factor != 1, lambda r: {"v_factor": 1.0}),
-    "norm": Part(
-        lambda r: r.norm, lambda r: {"norm": None, "norm_late": False}
-    ),
-    "norm_weight": Part(
-        lambda r: r.norm and r.norm_weight == "1 + w",
-        lambda r: {"norm_weight": "w"},
-    ),
-    "norm_late": Part(  # without a weight, both orders are one
-        lambda r: r.norm_late and r.norm_weight,
-        lambda r: {"norm_late": False},
-    ),
-    "v_norm": Part(lambda r: r.v_norm, lambda r: {"v_norm": False}),
-    "no_rope": Part(
-        lambda r: not r.rope_theta and not r.alibi,
-        lambda r: {"rope_theta": 1e4, "rope_width": r.head_dim},
-    ),
-    "alibi": Part(lambda r: r.alibi, lambda r: {"alibi": False}),
-    "theta": Part(lambda r: False),  # of a model: see `parts_of`
-    "partial": Part(
-        lambda r: r.rope_theta and r.rope_width < (r.rope_dim or r.head_dim),
-        lambda r: {"rope_width": r.head_dim},
-    ),
-    "interleaved": Part(
-        lambda r: r.rope_theta and r.rope_layout != "half",
-        lambda r: {"rope_layout": "half"},
-    ),
-    "scaled": Part(
-        lambda r: r.rope_theta and r.rope_kind != "default",
-        lambda r: {"rope_kind": "default", "rope_size": 1.0},
-    ),
-    "growth": Part(
-        lambda r: r.q_growth or r.q_power,
-        lambda r: {"q_growth": 0.0, "q_power": 0.0},
-    ),
-    "scale": Part(
-        lambda r: abs(r.scale / _standard(r) - 1) > 1e-6,
-        lambda r: {"scale": _standard(r)},
-    ),
-    "softcap": Part(lambda r: r.softcap, lambda r: {"softcap": None}),
-    "window": Part(lambda r: r.window, lambda r: {"window": None}),
-    "chunk": Part(lambda r: r.chunk, lambda r: {"chunk": None}),
-    "sinks": Part(lambda r: r.with_sinks, lambda r: {"with_sinks": False}),
-    "head_norm": Part(lambda r: r.head_norm, lambda r: {"head_norm": False}),
-    "gate": Part(
-        lambda r: r.gate, lambda r: {"gate": None, "gate_bias": False}
-    ),
-    "sub_norm": Part(lambda r: r.sub_norm, lambda r: {"sub_norm": False}),
-}
-NOT_TOLD = {"grouped"}  # in a sentence: the heads say it
 
 
 class Released(NamedTuple):
@@ -198,41 +127,6 @@ def files() -> dict[str, str]:
     return {model.file: id for id, model in released().items()}
 
 
-def parts_of(records: dict[int, AttentionRecord]) -> dict[str, list[int]]:
-    """The parts that a model has, each with its layers."""
-    found = {
-        name: [n for n, r in records.items() if part.holds(r)]
-        for name, part in PARTS.items()
-    }
-    most = theta_of(records)
-    found["theta"] = [
-        n for n, r in records.items() if r.rope_theta not in (None, most)
-    ]
-    return {name: layers for name, layers in found.items() if layers}
-
-
-def theta_of(records: dict[int, AttentionRecord]) -> float:
-    """That of the layers that see furthest."""
-    return max(r.rope_theta or 0.0 for r in records.values())
-
-
-def letters(model: Released) -> list[str]:
-    """A letter of layer_patterns.KINDS per layer that attends or keeps a
-    state."""
-    others = model.config.get("hybrid_override_pattern", "")
-    found = []
-    for layer in range(model.layers):
-        r = model.records.get(layer)
-        if r is None:
-            found += [] if others and others[layer] in "E-" else ["R"]
-        elif r.shares is not None:
-            found.append("S")
-        else:
-            kinds = {"L": r.kv_rank, "W": r.window, "C": r.chunk, "F": True}
-            found.append(next(k for k, holds in kinds.items() if holds))
-    return found
-
-
 # What goes wrong.
 
 
@@ -263,7 +157,7 @@ def tiny(r: AttentionRecord) -> AttentionRecord:
         shares=None,
         is_shared=False,
     )
-    return replace(made, scale=_standard(made) * r.scale / _standard(r))
+    return replace(made, scale=standard(made) * r.scale / standard(r))
 
 
 def _fewer(values: tuple[float, ...], n: int) -> tuple[float, ...]:
@@ -322,53 +216,20 @@ def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
 
 
 @cache
-def _words() -> dict[str, Any]:
+def words() -> dict[str, Any]:
     path = ROOT / "sitekit/released.yml"
     return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def word(key: str, language: str, **facts: object) -> str:
-    text: str = _words()["page"][key][language]
+    text: str = words()["page"][key][language]
     return text.format(**facts)
 
 
 def part_word(part: str, which: str, language: str) -> str:
     """`name`, `differs` or `lost` of a part."""
-    text: str = _words()["parts"][part][which][language]
+    text: str = words()["parts"][part][which][language]
     return text
-
-
-def number(n: float) -> str:
-    """A power of ten as one, and 0.125 as it is."""
-    return f"{n:,.0f}" if n == int(n) else f"{n:.4g}"
-
-
-def _told(part: str, model: Released, language: str) -> str:
-    """In a sentence, with its numbers and where it holds."""
-    layers, records = model.parts[part], model.records
-    r = records[layers[0]]
-    facts = vars(r) | {
-        "Dh": r.head_dim,
-        "group": r.n_heads // r.n_kv_heads,
-        "width": r.n_heads * r.head_dim,
-        "share": number(r.rope_width / (r.rope_dim or r.head_dim)),
-        "kind": _words()["kinds"].get(r.rope_kind, {}).get(language, ""),
-        "norm_of": _words()["norms"].get(r.norm, {}).get(language, ""),
-        "gate_of": _words()["gates"].get(r.gate, {}).get(language, ""),
-        "theta": number(r.rope_theta or 0),
-        "most": number(theta_of(records)),
-        "scale_of": f"{r.scale:.4g}",
-        "usual": f"{_standard(r):.4g}",
-    }
-    text = part_word(part, "differs", language).format(**facts)
-    if len(layers) == len(records):
-        return text
-    n, all = len(layers), len(records)
-    return text + word("some", language, n=n, all=all)
-
-
-def heads(r: AttentionRecord) -> str:
-    return f"{r.n_heads} / {r.n_kv_heads} / {r.head_dim}"
 
 
 def kinds_of(model: Released) -> list[AttentionRecord]:
@@ -388,20 +249,12 @@ def strip(model: Released, language: str) -> str:
     """As SVG with its text."""
     from sitekit.drawn.layer_patterns import drawn
 
-    found = letters(model)
-    said = composition(model, language)
+    found = letters(model.config, model.records)
+    said = composition(found, words(), language)
     return (
         f'<svg class="strip" role="img" aria-label="{said}" '
         f'viewBox="0 0 {len(found)} 10" preserveAspectRatio="none">'
         f"{drawn([(letter, False) for letter in found])}</svg>"
-    )
-
-
-def composition(model: Released, language: str) -> str:
-    counted = Counter(letters(model))
-    named = _words()["letters"]
-    return word("join", language).join(
-        named[letter][language].format(n) for letter, n in counted.items()
     )
 
 
@@ -433,12 +286,14 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield told("lead", family=model.family) + "\n"
     yield '<figure class="computed strips" markdown="0">'
     yield strip(model, language)
-    yield f"<figcaption>{composition(model, language)}</figcaption></figure>\n"
+    found = letters(model.config, model.records)
+    said = composition(found, words(), language)
+    yield f"<figcaption>{said}</figcaption></figure>\n"
     yield f"## {told('differs')} {{ #differs data-search-exclude }}\n"
-    parts = [part for part in model.parts if part not in NOT_TOLD]
-    for part in parts:
-        yield f"- {_told(part, model, language)}"
-    if not parts:
+    sentences = differs(model.records, words(), language)
+    for sentence in sentences:
+        yield f"- {sentence}"
+    if not sentences:
         yield told("nothing")
     others = model.layers - len(model.records)
     if others:
@@ -458,11 +313,11 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     if others:
         yield told("without_states") + "\n"
     yield f"## {told('wrong')} {{ #wrong data-search-exclude }}\n"
-    found = losses(model.records)
-    if found:
+    moved = losses(model.records)
+    if moved:
         yield told("wrong_lead", family=model.family) + "\n"
         yield f"| {told('loader')} | {told('moved')} |\n| --- | --- |"
-        for part, error in sorted(found.items(), key=lambda item: -item[1]):
+        for part, error in sorted(moved.items(), key=lambda item: -item[1]):
             yield f"| {part_word(part, 'lost', language)} | {error:.2g} |"
         yield "\n" + told("wrong_after")
     else:

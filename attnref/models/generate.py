@@ -46,7 +46,11 @@ def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
         >>> "WindowCache" in text, "KVCache" in text, "q_norm" in text
         (True, False, False)
     """
-    records = records_of(config)
+    return file_from(records_of(config))
+
+
+def file_from(records: Mapping[int, AttentionRecord]) -> str:
+    """That of `file_of`, from the records of the layers."""
     every = [*records.values()]
     values = {
         f.name: [getattr(r, f.name) for r in every]

@@ -143,6 +143,7 @@ def rows_of(path: Path) -> dict[str, Family]:
 
 
 UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
+WRONG = "a field of the config has a value of a wrong type"
 
 
 def attention_of(
@@ -167,8 +168,8 @@ def attention_of(
     family, row = _family(given)
     try:
         return _checked(_record(family, row, given, layer))
-    except UNREADABLE as error:
-        raise ValueError(f"{family}: cannot be read: {error}") from None
+    except UNREADABLE:
+        raise ValueError(f"{family}: {WRONG}") from None
 
 
 def _record(
@@ -202,9 +203,11 @@ def _record(
     for name in sorted(row.fields, key=lambda name: name in own):
         try:
             read[name] = eval(row.fields[name], {"math": math}, read)
-        except (*UNREADABLE, ValueError) as error:
+        except (*UNREADABLE, ValueError):
+            names = row.fields[name].co_names
+            told = ", ".join(f"{n}={read[n]!r}" for n in names if n in read)
             raise ValueError(
-                f"{family}: {name} cannot be read: {error}"
+                f"{family}: {name} cannot be made of {told[:200]}"
             ) from None
         if name in ("d_model", "n_heads"):  # all else is made of these
             _size(read, family, name)
@@ -218,16 +221,12 @@ def records_of(
 ) -> dict[int, AttentionRecord]:
     """The records of all layers that have softmax attention, by layer."""
     given = fields_of(config)
-    family, row = _family(given)
     found: dict[int, AttentionRecord] = {}
-    try:
-        kinds = _kinds(family, row, given)
-    except UNREADABLE as error:
-        raise ValueError(f"{family}: cannot be read: {error}") from None
-    for layer, kind in enumerate(kinds):
+    for layer, kind in enumerate(kinds_of(given)):
         if kind in KINDS:
             found[layer] = attention_of(given, layer)
     if not found:
+        family, _ = _family(given)
         raise ValueError(f"{family}: no layer has softmax attention")
     return found
 
@@ -257,7 +256,11 @@ class Fields(dict[str, Any]):
 
 def kinds_of(given: Mapping[str, Any]) -> list[str]:
     """What the config calls each of its layers."""
-    return _kinds(*_family(given), given)
+    family, row = _family(given)
+    try:
+        return _kinds(family, row, given)
+    except UNREADABLE:
+        raise ValueError(f"{family}: {WRONG}") from None
 
 
 def fields_of(config: Any) -> dict[str, Any]:
@@ -265,16 +268,26 @@ def fields_of(config: Any) -> dict[str, Any]:
     if hasattr(config, "to_dict"):
         config = config.to_dict()
     if isinstance(config, (str, PathLike)):
-        try:
-            config = json.loads(Path(config).read_text("utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the file is no JSON: {error}") from None
+        config = parsed(Path(config).read_text("utf-8"))
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}; pass an object")
     text, tied = config.get("text_config"), "tie_word_embeddings"
     if not isinstance(text, Mapping):
         return dict(config)
     return {name: config[name] for name in config if name == tied} | dict(text)
+
+
+def parsed(text: str) -> Any:
+    """What a text in JSON holds."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"the file is no JSON: {at}") from None
+    except (ValueError, RecursionError):
+        raise ValueError(
+            "the file has a number or a nesting that is too long"
+        ) from None
 
 
 def _family(given: Mapping[str, Any]) -> tuple[str, Family]:

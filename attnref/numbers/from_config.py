@@ -47,7 +47,9 @@ def model_from_config(
     given = fields_of(config)
     here = Source("config.json", "")
     if given.get("model_type") == "longcat_flash":  # two in each layer
-        given["num_hidden_layers"] = 2 * given.get("num_layers", 0)
+        layers = given.get("num_layers")
+        if isinstance(layers, int):
+            given["num_hidden_layers"] = 2 * layers
     found: dict[Group, int] = {}
     for layer, kind in enumerate(kinds_of(given)):
         for group in _groups(given, layer, kind):

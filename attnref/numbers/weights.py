@@ -27,26 +27,26 @@ def params_of(given: Mapping[str, Any]) -> tuple[int, int] | None:
     row = rows_of(Path(__file__).with_suffix(".txt")).get(family)
     if row is None or any(given.get(n) and n not in row.reads for n in BIASES):
         return None
-    kinds = kinds_of(given)
     attention = rest = 0
     read = Fields()
-    for layer, kind in enumerate(kinds):
-        read = Fields({k: v for k, v in given.items() if v is not None})
-        read["layer"] = layer
-        try:
+    try:
+        for layer, kind in enumerate(kinds_of(given)):
+            read = Fields({k: v for k, v in given.items() if v is not None})
+            read["layer"] = layer
             for name in sorted(row.fields, key=LAST.__contains__):
                 read[name] = eval(row.fields[name], {}, read)
             rest += read["mlp"] + read["norms"] * read["d"]
-        except UNREADABLE:
-            return None
-        if kind in KINDS:
-            attention += attention_params(attention_of(given, layer))
-        else:
-            attention += _delta(read)
-    if read["tied"] is None:
+            if kind in KINDS:
+                attention += attention_params(attention_of(given, layer))
+            else:
+                attention += _delta(read)
+        ends = (1 if read["tied"] else 2) * read["vocab_size"] + read["ends"]
+        whole = attention + rest + ends * read["d"] + read["once"]
+    except UNREADABLE:
         return None
-    ends = (1 if read["tied"] else 2) * read["vocab_size"] + read["ends"]
-    return attention + rest + ends * read["d"] + read["once"], attention
+    if read["tied"] is None or not isinstance(whole, int):
+        return None
+    return whole, attention
 
 
 def attention_params(r: AttentionRecord) -> int:

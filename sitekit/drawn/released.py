@@ -5,6 +5,7 @@ from markupsafe import Markup
 from attnref.numbers.kv_memory import size
 from sitekit import released as models
 from sitekit.render import Cell, Sorted, Words, render
+from sitekit.told import PARTS, heads
 
 HEADS = {"grouped", "wide", "narrow_v"}  # what the heads say
 ROPE = "no_rope", "alibi", "theta", "partial", "interleaved", "scaled"
@@ -27,7 +28,7 @@ def released(
     ]
     parts = {
         part: models.part_word(part, "name", language)
-        for part in models.PARTS
+        for part in PARTS
         if sum(part in model.parts for model in every) not in (0, len(every))
     }
     return render(
@@ -57,11 +58,11 @@ def _row(model: models.Released, language: str, words: Words) -> list[Cell]:
         return words["join"].join(names) or words["none"]
 
     seen = max((x.window or x.chunk or 0) for x in model.records.values())
-    others = {*models.PARTS} - HEADS - {*ROPE} - {*SEEN}
+    others = {*PARTS} - HEADS - {*ROPE} - {*SEEN}
     name = f"[{model.name}](released/{model.id}.md)"
     if model.maker and language == "zh":
         name += f"（{model.maker}）"
-    shapes = words["join"].join(map(models.heads, models.kinds_of(model)))
+    shapes = words["join"].join(map(heads, models.kinds_of(model)))
     bytes = models.per_token(model)
     return [
         name,

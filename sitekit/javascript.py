@@ -1,0 +1,721 @@
+"""Python of this project as JavaScript, for the page that reads a config.json.
+
+Only what the named functions need is taken along. python.js has what the
+language itself brings: integers are BigInt and floats are numbers, so that both
+stay apart; all operators, attributes and calls of methods go through it.
+"""
+
+import ast
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+PACKAGES = "attnref.", "sitekit."
+RESERVED = {
+    *("new", "default", "this", "function", "var", "let", "const", "switch"),
+    *("case", "delete", "do", "enum", "export", "extends", "null", "super"),
+    *("throw", "catch", "typeof", "void", "instanceof", "static", "package"),
+    *("true", "false", "debugger", "eval", "arguments", "undefined"),
+}
+OPERATORS = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.BitOr: "or",
+    ast.BitAnd: "and",
+    ast.RShift: "shr",
+    ast.LShift: "shl",
+}
+COMPARED = {
+    ast.Eq: "$.eq({}, {})",
+    ast.NotEq: "!$.eq({}, {})",
+    ast.Lt: "$.lt({}, {})",
+    ast.LtE: "$.le({}, {})",
+    ast.Gt: "$.lt({1}, {0})",
+    ast.GtE: "$.le({1}, {0})",
+    ast.Is: "({} === {})",
+    ast.IsNot: "({} !== {})",
+    ast.In: "$.has({1}, {0})",
+    ast.NotIn: "!$.has({1}, {0})",
+}
+
+
+class UntoldError(Exception):
+    """A construct that has no JavaScript here."""
+
+
+class Module:
+    """A module of this project: its statements by what they define."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        path = import_module(name).__file__
+        self.tree = ast.parse(Path(str(path)).read_text("utf-8"))
+        self.defined: dict[str, ast.stmt] = {}
+        self.imported: dict[str, tuple[str, str]] = {}
+        for node in self.tree.body:
+            match node:
+                case ast.ImportFrom(module, names):
+                    for alias in names:
+                        where = str(module), alias.name
+                        self.imported[alias.asname or alias.name] = where
+                case ast.Import(names):
+                    for alias in names:
+                        self.imported[alias.asname or alias.name] = (
+                            alias.name,
+                            "",
+                        )
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    self.defined[name] = node
+                case ast.Assign([ast.Name(name)]):
+                    self.defined[name] = node
+                case ast.AnnAssign(ast.Name(name), _, value) if value:
+                    self.defined[name] = node
+
+    @property
+    def short(self) -> str:
+        return self.name.replace(".", "_")
+
+
+@cache
+def module(name: str) -> Module:
+    return Module(name)
+
+
+def javascript(roots: Sequence[tuple[str, str]]) -> str:
+    """A script that defines these functions, and all that they call.
+
+    A root is the name of a module and that of a function in it.
+    """
+    needed: dict[str, set[str]] = {}
+    order: list[str] = []
+    todo = list(roots)
+    while todo:
+        where, name = todo.pop()
+        found = module(where)
+        if name in found.imported:
+            other, its = found.imported[name]
+            if other.startswith(PACKAGES):
+                todo.append((other, its))
+        if name not in found.defined or name in needed.get(where, ()):
+            continue
+        needed.setdefault(where, set()).add(name)
+        todo += [(where, name) for name in _read(found.defined[name])]
+
+    def put(where: str) -> None:
+        for other, _ in module(where).imported.values():
+            if other in needed and other not in order:
+                put(other)
+        if where not in order:
+            order.append(where)
+
+    for where in needed:
+        put(where)
+    parts = [_module(module(where), needed) for where in order]
+    given = ", ".join(
+        f"{name}: {module(at).short}.{name}" for at, name in roots
+    )
+    return "\n".join([*parts, f"return {{ $, $b, {given} }};"])
+
+
+def _read(node: ast.AST) -> set[str]:
+    """The names that a definition reads when it runs."""
+    found: set[str] = set()
+    for child in _live(node):
+        if isinstance(child, ast.Name):
+            found.add(child.id)
+    return found
+
+
+def _live(node: ast.AST) -> Iterator[ast.AST]:
+    """All below, without annotations of functions."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("returns", "type_comment"):
+            continue
+        if name == "annotation" and isinstance(node, ast.arg):
+            continue
+        if name == "annotation" and not _is_field(node):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _live(child)
+
+
+def _is_field(node: ast.AST) -> bool:
+    return isinstance(node, ast.AnnAssign) and hasattr(node, "of_class")
+
+
+def _module(found: Module, needed: dict[str, set[str]]) -> str:
+    own = needed[found.name]
+    lines = [f"const {found.short} = (() => {{"]
+    nodes = [n for name, n in found.defined.items() if name in own]
+    read = set().union(*map(_read, nodes))
+    for name, (where, its) in found.imported.items():
+        if name not in read:
+            continue
+        if where in needed and its in needed[where]:
+            lines.append(f"const {_name(name)} = {module(where).short}.{its};")
+        else:
+            at = f"$.modules[{json.dumps(where)}]"
+            value = f"{at}.{its}" if its else at
+            lines.append(f"const {_name(name)} = {value};")
+    lines.append(f"const __file__ = {json.dumps(found.name + '.py')};")
+    known = {*own, *found.imported, "__file__"}
+    for node in nodes:
+        lines += Script(known).statement(node)
+    lines.append(f"return {{ {', '.join(map(_name, own))} }};")
+    return "\n".join([*lines, "})();"])
+
+
+def _name(name: str) -> str:
+    return f"{name}_" if name in RESERVED else name
+
+
+def expression(text: str) -> str:
+    """What `compile` gives for an expression over the fields of a config."""
+    tree = ast.parse(text, mode="eval")
+    names = compile(text, "", "eval").co_names
+    listed = ", ".join(map(json.dumps, names))
+    run = Script(set(), by_name="r").value(tree.body)
+    return f"{{ co_names: $.tuple({listed}), run: (r) => {run} }}"
+
+
+def bundle(roots: Sequence[tuple[str, str]], files: Sequence[Path]) -> str:
+    """A script of its own, in which `python` has these functions."""
+    texts = {path.name: path.read_text("utf-8") for path in files}
+    found = sorted(
+        {
+            line.split(" = ", 1)[1]
+            for name, text in texts.items()
+            if name.endswith(".txt")
+            for line in text.splitlines()
+            if line.startswith("  ") and " = " in line
+        }
+    )
+    code = (f"{json.dumps(text)}: {expression(text)}" for text in found)
+    here = Path(__file__)
+    parts = [
+        "const python = (() => {",
+        f"const FILES = {json.dumps(texts, ensure_ascii=False)};",
+        here.with_name("python.js").read_text("utf-8"),
+        here.with_name("syntax.js").read_text("utf-8"),
+        "const CODE = {" + ",\n".join(code) + "};",
+        javascript(roots),
+        "})();",
+    ]
+    return "\n".join(parts)
+
+
+class Script:
+    """JavaScript of statements; `known` are the names of their module."""
+
+    def __init__(
+        self, known: set[str], by_name: str = "", inside: bool = False
+    ) -> None:
+        self.known, self.by_name, self.inside = known, by_name, inside
+        self.counted = 0  # names made up
+        self.signatures: list[tuple[str, str]] = []  # of methods
+
+    def fresh(self) -> str:
+        self.counted += 1
+        return f"$${self.counted}"
+
+    # Statements.
+
+    def block(self, nodes: Iterable[ast.stmt]) -> list[str]:
+        return [line for node in nodes for line in self.statement(node)]
+
+    def statement(self, node: ast.stmt) -> list[str]:
+        match node:
+            case ast.Expr(ast.Constant(str())) | ast.Pass():
+                return []
+            case ast.Expr(ast.Yield(value)):
+                given = self.value(value) if value else "null"
+                return [f"yield {given};"]
+            case ast.Expr(ast.YieldFrom(value)):
+                return [f"yield* $.it({self.value(value)});"]
+            case ast.Expr(value):
+                return [f"{self.value(value)};"]
+            case ast.Return(value):
+                return [f"return {self.value(value) if value else 'null'};"]
+            case ast.Assign([target], value):
+                return self.assigned(target, self.value(value))
+            case ast.Assign([*targets, last], value):
+                lines = self.assigned(last, self.value(value))
+                for target in targets:
+                    lines += self.assigned(target, self.value(last))
+                return lines
+            case ast.AnnAssign(target, _, value):
+                return self.assigned(target, self.value(value)) if value else []
+            case ast.AugAssign(target, op, value):
+                name = OPERATORS[type(op)]
+                name = "iadd" if name == "add" else name
+                new = f"$.{name}({self.value(target)}, {self.value(value)})"
+                return self.assigned(target, new)
+            case ast.If(test, body, orelse):
+                lines = [f"if ({self.truth(test)}) {{", *self.block(body)]
+                if orelse:
+                    lines += ["} else {", *self.block(orelse)]
+                return [*lines, "}"]
+            case ast.While(test, body, []):
+                return [
+                    f"while ({self.truth(test)}) {{",
+                    *self.block(body),
+                    "}",
+                ]
+            case ast.For(target, over, body, []):
+                item = self.fresh()
+                head = f"for (const {item} of $.it({self.value(over)})) {{"
+                lines = [*self.assigned(target, item), *self.block(body)]
+                return [head, *lines, "}"]
+            case ast.Break():
+                return ["break;"]
+            case ast.Continue():
+                return ["continue;"]
+            case ast.Raise(None, None):
+                return ["throw $error;"]
+            case ast.Raise(ast.expr() as error, _):
+                return [f"throw {self.value(error)};"]
+            case ast.Try(body, handlers, [], []):
+                return self.tried(body, handlers)
+            case ast.Match(subject, cases):
+                return self.matched(subject, cases)
+            case ast.FunctionDef():
+                return self.function(node)
+            case ast.ClassDef():
+                return self.klass(node)
+        raise UntoldError(f"line {node.lineno}: {ast.unparse(node)[:80]}")
+
+    def assigned(self, target: ast.expr, value: str) -> list[str]:
+        match target:
+            case ast.Name(name):
+                return [f"{self.keyword()}{_name(name)} = {value};"]
+            case ast.Attribute(inner, name):
+                return [f"{self.value(inner)}.{name} = {value};"]
+            case ast.Subscript(inner, at):
+                return [
+                    f"$.put({self.value(inner)}, {self.value(at)}, {value});"
+                ]
+            case ast.Tuple(parts) | ast.List(parts):
+                return self.unpacked(parts, value)
+        raise UntoldError(ast.unparse(target))
+
+    def keyword(self) -> str:
+        return "" if self.inside else "const "
+
+    def unpacked(self, parts: Sequence[ast.expr], value: str) -> list[str]:
+        star = [isinstance(part, ast.Starred) for part in parts]
+        at = star.index(True) if any(star) else -1
+        item = self.fresh()
+        lines = [f"const {item} = $.unpack({value}, {len(parts)}, {at});"]
+        for n, part in enumerate(parts):
+            inner = part.value if isinstance(part, ast.Starred) else part
+            lines += self.assigned(inner, f"{item}[{n}]")
+        return lines
+
+    def tried(
+        self, body: list[ast.stmt], handlers: list[ast.ExceptHandler]
+    ) -> list[str]:
+        lines = ["try {", *self.block(body), "} catch ($e) {"]
+        lines.append("const $error = $.caught($e);")
+        for handler in handlers:
+            kinds = self.value(handler.type) if handler.type else "$b.Exception"
+            lines.append(f"if ($b.isinstance($error, {kinds})) {{")
+            if handler.name:
+                lines.append(f"{_name(handler.name)} = $error;")
+            lines += [*self.block(handler.body), "} else"]
+        return [*lines, "throw $error;", "}"]
+
+    def matched(
+        self, subject: ast.expr, cases: list[ast.match_case]
+    ) -> list[str]:
+        item = self.fresh()
+        lines = [f"const {item} = {self.value(subject)};"]
+        word = "if"
+        for case in cases:
+            tests = [*self.pattern(case.pattern, item)]
+            if case.guard:
+                tests.append(self.truth(case.guard))
+            lines.append(f"{word} ({' && '.join(tests) or 'true'}) {{")
+            lines += self.block(case.body)
+            word = "} else if"
+        return [*lines, "}"]
+
+    def pattern(self, pattern: ast.pattern, at: str) -> Iterator[str]:
+        """What must hold; names are bound on the way."""
+        match pattern:
+            case ast.MatchAs(None, None):
+                return
+            case ast.MatchAs(inner, name):
+                if inner:
+                    yield from self.pattern(inner, at)
+                yield f"(({_name(str(name))} = {at}), true)"
+            case ast.MatchValue(value):
+                yield f"$.eq({at}, {self.value(value)})"
+            case ast.MatchSingleton(value):
+                yield f"{at} === {self.constant(value)}"
+            case ast.MatchOr(patterns):
+                found = (
+                    " && ".join(self.pattern(p, at)) or "true" for p in patterns
+                )
+                yield "(" + " || ".join(f"({test})" for test in found) + ")"
+            case ast.MatchSequence(patterns):
+                n = len(patterns)
+                stars = [isinstance(p, ast.MatchStar) for p in patterns]
+                yield f"Array.isArray({at})"
+                if not any(stars):
+                    yield f"{at}.length === {n}"
+                else:
+                    yield f"{at}.length >= {n - 1}"
+                star = stars.index(True) if any(stars) else n
+                for i, inner in enumerate(patterns):
+                    if isinstance(inner, ast.MatchStar):
+                        end = f"{at}.length - {n - 1 - i}"
+                        if inner.name:
+                            part = f"{at}.slice({i}, {end})"
+                            yield f"(({_name(inner.name)} = {part}), true)"
+                    elif i < star:
+                        yield from self.pattern(inner, f"{at}[{i}]")
+                    else:
+                        back = f"{at}[{at}.length - {n - i}]"
+                        yield from self.pattern(inner, back)
+            case ast.MatchClass(cls, patterns, names, named):
+                yield f"$b.isinstance({at}, {self.value(cls)})"
+                given: list[str] = []
+                if patterns:
+                    assert isinstance(cls, ast.Attribute)
+                    given = [*getattr(ast, cls.attr).__match_args__]
+                for name, inner in zip(
+                    [*given[: len(patterns)], *names],
+                    [*patterns, *named],
+                    strict=True,
+                ):
+                    yield from self.pattern(inner, f"{at}.{name}")
+            case _:
+                raise UntoldError(ast.dump(pattern))
+
+    # Functions and classes.
+
+    def function(
+        self, node: ast.FunctionDef, method: bool = False
+    ) -> list[str]:
+        args = node.args
+        names = [arg.arg for arg in args.args]
+        inner = Script({*self.known, *names}, self.by_name, inside=True)
+        own = _bound(node.body) - {*names}
+        kept = {arg.arg for arg in (args.vararg, args.kwarg) if arg}
+        kept |= {arg.arg for arg in args.kwonlyargs}
+        inner.known |= own | kept
+        first, rest = "", names
+        if method:
+            first, rest = f"const {names[0]} = this;", names[1:]
+        defaults = [None] * (len(names) - len(args.defaults)) + args.defaults
+        listed = []
+        for name, default in zip(names, defaults, strict=True):
+            if name in rest:
+                text = f" = {self.value(default)}" if default else ""
+                listed.append(_name(name) + text)
+        body = [first] if first else []
+        if args.vararg:
+            if args.kwonlyargs or args.kwarg:
+                raise UntoldError(f"{node.name}: * and names")
+            listed.append(f"...{_name(args.vararg.arg)}")
+        if args.kwonlyargs or args.kwarg:
+            listed.append("$kw = {}")
+            for arg, value in zip(
+                args.kwonlyargs, args.kw_defaults, strict=True
+            ):
+                given = f"$kw.{arg.arg}"
+                if value:
+                    given = (
+                        f"{given} === undefined ? {self.value(value)} : {given}"
+                    )
+                body.append(f"const {_name(arg.arg)} = {given};")
+            if args.kwarg:
+                body.append(f"const {args.kwarg.arg} = $.dictof($kw);")
+        if left := sorted(own - kept - {*names}):
+            body.append(f"let {', '.join(map(_name, left))};")
+        body += inner.block(node.body)
+        star = "*" if _yields(node) else ""
+        head = f"({', '.join(listed)}) {{"
+        if not star and not isinstance(node.body[-1], ast.Return | ast.Raise):
+            body.append("return null;")
+        signature = json.dumps(rest)
+        if method:
+            said = {ast.unparse(d) for d in node.decorator_list}
+            word = "get " if "property" in said else star
+            self.signatures.append((node.name, signature))
+            return [f"{word}{node.name}{head}", *body, "}"]
+        made = f"$.def({signature}, function{star} {head}"
+        for decorator in node.decorator_list:
+            made = f"{self.value(decorator)}({made}"
+        end = "})" + ")" * len(node.decorator_list) + ";"
+        name = f"{self.keyword()}{_name(node.name)}"
+        return [f"{name} = {made}", *body, end]
+
+    def klass(self, node: ast.ClassDef) -> list[str]:
+        bases = [
+            b.value if isinstance(b, ast.Subscript) else b for b in node.bases
+        ]
+        kinds = [ast.unparse(base) for base in bases]
+        parent = "$.Instance"
+        if bases and kinds != ["NamedTuple"]:
+            parent = self.value(bases[0])
+        body, fields = [], []
+        methods = Script(self.known, inside=True)
+        for child in node.body:
+            match child:
+                case ast.FunctionDef():
+                    body += methods.function(child, method=True)
+                case ast.AnnAssign(ast.Name(name), kind, value):
+                    given = f"() => {self.value(value)}" if value else "null"
+                    fields.append(
+                        f'["{name}", {given}, () => {self.annotation(kind)}]'
+                    )
+                case ast.Assign([ast.Name(name)], value):
+                    body.append(f"static {name} = {self.value(value)};")
+                case ast.Expr(ast.Constant()) | ast.Pass():
+                    pass
+                case _:
+                    raise UntoldError(ast.unparse(child))
+        name = _name(node.name)
+        lines = [f"{self.keyword()}{name} = class extends {parent} {{", *body]
+        lines.append("};")
+        data = kinds == ["NamedTuple"] or node.decorator_list
+        if data:
+            which = "namedtuple" if kinds == ["NamedTuple"] else "dataclass"
+            listed = ", ".join(fields)
+            lines.append(f'$.{which}({name}, "{node.name}", [{listed}]);')
+        for method, signature in methods.signatures:
+            lines.append(f'$.signed({name}, "{method}", {signature});')
+        return lines
+
+    def annotation(self, node: ast.expr) -> str:
+        """The type of a field, if it is made of builtins."""
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        plain = names <= {"int", "float", "str", "bool", "tuple"}
+        return self.value(node) if plain else "null"
+
+    # Expressions.
+
+    def truth(self, node: ast.expr) -> str:
+        match node:
+            case ast.Compare():
+                return self.value(node)
+            case ast.UnaryOp(ast.Not(), inner):
+                return f"!{self.truth(inner)}"
+            case ast.BoolOp(op, parts):
+                sign = " && " if isinstance(op, ast.And) else " || "
+                return f"({sign.join(map(self.truth, parts))})"
+        return f"$.t({self.value(node)})"
+
+    def constant(self, value: Any) -> str:
+        match value:
+            case None | True | False:
+                return json.dumps(value)
+            case int():
+                return f"{value}n"
+            case float() | str():
+                return json.dumps(value)
+        if value is ...:
+            return '"..."'
+        raise UntoldError(repr(value))
+
+    def values(self, nodes: Iterable[ast.expr]) -> str:
+        return ", ".join(
+            f"...$.it({self.value(n.value)})"
+            if isinstance(n, ast.Starred)
+            else self.value(n)
+            for n in nodes
+        )
+
+    def value(self, node: ast.expr) -> str:
+        match node:
+            case ast.Constant(value):
+                return self.constant(value)
+            case ast.Name(name):
+                return self.named(name)
+            case ast.Tuple(parts):
+                return f"$.tuple({self.values(parts)})"
+            case ast.List(parts):
+                return f"[{self.values(parts)}]"
+            case ast.Set(parts):
+                return f"$.set([{self.values(parts)}])"
+            case ast.Dict(keys, values):
+                listed = (
+                    f"[{self.value(k)}, {self.value(v)}]"
+                    if k
+                    else f"...$.pairs({self.value(v)})"
+                    for k, v in zip(keys, values, strict=True)
+                )
+                return f"$.dict([{', '.join(listed)}])"
+            case ast.Attribute(inner, name):
+                return f'$.get({self.value(inner)}, "{name}")'
+            case ast.Subscript(inner, ast.Slice(low, high, step)):
+                ends = (
+                    self.value(x) if x else "null" for x in (low, high, step)
+                )
+                return f"$.slice({self.value(inner)}, {', '.join(ends)})"
+            case ast.Subscript(inner, at):
+                return f"$.at({self.value(inner)}, {self.value(at)})"
+            case ast.BinOp(left, op, right):
+                name = OPERATORS[type(op)]
+                return f"$.{name}({self.value(left)}, {self.value(right)})"
+            case ast.UnaryOp(ast.Not(), _):
+                return self.truth(node)
+            case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as n)):
+                return self.constant(-n)
+            case ast.UnaryOp(ast.USub(), inner):
+                return f"$.neg({self.value(inner)})"
+            case ast.BoolOp(op, [*parts, last]):
+                name = "all" if isinstance(op, ast.And) else "any"
+                text = self.value(last)
+                for part in reversed(parts):
+                    text = f"$.{name}({self.value(part)}, () => {text})"
+                return text
+            case ast.Compare(left, ops, rights):
+                lefts = [left, *rights[:-1]]
+                tests = [
+                    COMPARED[type(op)].format(self.value(a), self.value(b))
+                    for op, a, b in zip(ops, lefts, rights, strict=True)
+                ]
+                text = " && ".join(tests)
+                return f"({text})" if len(tests) > 1 else text
+            case ast.IfExp(test, yes, no):
+                both = f"{self.value(yes)} : {self.value(no)}"
+                return f"({self.truth(test)} ? {both})"
+            case ast.Call():
+                return self.call(node)
+            case ast.JoinedStr(parts):
+                return "(" + " + ".join(['""', *map(self.value, parts)]) + ")"
+            case ast.FormattedValue(value, how, spec):
+                given = [self.value(value), f"{how}"]
+                given += [self.value(spec)] if spec else []
+                return f"$.format({', '.join(given)})"
+            case ast.NamedExpr(ast.Name(name), value):
+                return f"({_name(name)} = {self.value(value)})"
+            case ast.Lambda(args, body):
+                given = [arg.arg for arg in args.args]
+                inside = Script({*self.known, *given}, self.by_name)
+                head = ", ".join(map(_name, given))
+                return f"(({head}) => {inside.value(body)})"
+            case ast.ListComp(part, loops):
+                return f"[...{self.loop(part, loops)}]"
+            case ast.GeneratorExp(part, loops):
+                return self.loop(part, loops)
+            case ast.SetComp(part, loops):
+                return f"$.set({self.loop(part, loops)})"
+            case ast.DictComp(key, value, loops):
+                pair = ast.Tuple([key, value], ast.Load())
+                return f"$.dict({self.loop(pair, loops)})"
+        raise UntoldError(ast.unparse(node))
+
+    def named(self, name: str) -> str:
+        if name in self.known:
+            return _name(name)
+        if self.by_name and name not in EVALUATED:
+            return f'$.at({self.by_name}, "{name}")'
+        if self.by_name and name == "math":
+            return "$.modules.math"
+        return f"$b.{name}"
+
+    def loop(self, part: ast.expr, loops: list[ast.comprehension]) -> str:
+        names = {
+            n.id
+            for loop in loops
+            for n in ast.walk(loop.target)
+            if isinstance(n, ast.Name)
+        }
+        inner = Script({*self.known, *names}, self.by_name, inside=True)
+        inner.counted = self.counted + 1
+        lines, end = [], ""
+        outer = self
+        for loop in loops:
+            item = inner.fresh()
+            over = outer.value(loop.iter)
+            lines.append(f"for (const {item} of $.it({over})) {{")
+            own = sorted(
+                n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)
+            )
+            lines.append(f"let {', '.join(map(_name, own))};")
+            lines += inner.assigned(loop.target, item)
+            for test in loop.ifs:
+                lines.append(f"if (!{inner.truth(test)}) continue;")
+            end += "}"
+            outer = inner
+        self.counted = inner.counted
+        text = "\n".join([*lines, f"yield {inner.value(part)};"])
+        return f"(function* () {{\n{text}\n{end}}})()"
+
+    def call(self, node: ast.Call) -> str:
+        named = ", ".join(
+            f"{k.arg}: {self.value(k.value)}"
+            if k.arg
+            else f"...$.object({self.value(k.value)})"
+            for k in node.keywords
+        )
+        given = self.values(node.args)
+        match node.func:
+            case ast.Attribute(ast.Call(ast.Name("super")), name):
+                return f"super.{name}({given})"
+            case ast.Attribute(inner, name):
+                head = f'{self.value(inner)}, "{name}", [{given}]'
+                return f"$.send({head}{f', {{ {named} }}' if named else ''})"
+        head = f"{self.value(node.func)}, [{given}]"
+        return f"$.call({head}{f', {{ {named} }}' if named else ''})"
+
+
+EVALUATED = {"math", "int", "len", "tuple", "bool"}
+
+
+def _yields(node: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(n, ast.Yield | ast.YieldFrom) for n in _same_scope(node.body)
+    )
+
+
+def _same_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All below, without what stands in functions and classes in it."""
+    for node in nodes:
+        yield node
+        if not isinstance(
+            node,
+            ast.FunctionDef
+            | ast.ClassDef
+            | ast.Lambda
+            | ast.ListComp
+            | ast.SetComp
+            | ast.DictComp
+            | ast.GeneratorExp,
+        ):
+            yield from _same_scope(ast.iter_child_nodes(node))
+        elif not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            for child in ast.walk(node):  # := binds outside
+                if isinstance(child, ast.NamedExpr):
+                    yield child
+
+
+def _bound(nodes: Sequence[ast.stmt]) -> set[str]:
+    """The names that statements of a function bind."""
+    found: set[str] = set()
+    for node in _same_scope(nodes):
+        match node:
+            case ast.Name(name, ast.Store()):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.NamedExpr(ast.Name(name)):
+                found.add(name)
+            case ast.ExceptHandler(_, str(name)):
+                found.add(name)
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(str(name)):
+                found.add(name)
+    return found
