@@ -71,10 +71,13 @@ def on_files(files: Any, config: Any) -> Any:
     global _site
     from sitekit import files as downloads
     from sitekit import released
+    from sitekit.drawn import your_model
 
     for stem in released.stems():
         files.append(adapter.written_page(f"{stem}.md", config))
     _site = downloads.site(files.documentation_pages(), config)
+    adapter.add_file(config, "assets/record.js", your_model.script)
+    adapter.add_file(config, "assets/configs.js", your_model.configs)
     here = downloads.stubs(config.theme["language"])
     if _is_english(config):
         here |= downloads.texts()

@@ -7,6 +7,7 @@ stay apart; all operators, attributes and calls of methods go through it.
 
 import ast
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = "attnref.", "sitekit."
+OWN = "python.js", "syntax.js"
 RESERVED = {
     *("new", "default", "this", "function", "var", "let", "const", "switch"),
     *("case", "delete", "do", "enum", "export", "extends", "null", "super"),
@@ -202,11 +204,11 @@ def bundle(roots: Sequence[tuple[str, str]], files: Sequence[Path]) -> str:
     )
     code = (f"{json.dumps(text)}: {expression(text)}" for text in found)
     here = Path(__file__)
+    own = [here.with_name(name).read_text("utf-8") for name in OWN]
     parts = [
         "const python = (() => {",
         f"const FILES = {json.dumps(texts, ensure_ascii=False)};",
-        here.with_name("python.js").read_text("utf-8"),
-        here.with_name("syntax.js").read_text("utf-8"),
+        *(re.sub(r"(?m)^\s*(//.*\n\s*)*", "", text) for text in own),
         "const CODE = {" + ",\n".join(code) + "};",
         javascript(roots),
         "})();",

@@ -114,7 +114,11 @@ class Set_ {
   }
 }
 $.Instance = Instance;
-$.tuple = (...items) => Tuple.from(items);
+$.tuple = (...items) => {
+  const made = new Tuple();
+  for (const x of items) made.push(x);
+  return made;
+};
 $.set = (items) => new Set_(items);
 $.dict = (pairs) => {
   const made = new Dict();
@@ -525,11 +529,11 @@ $b.dict = Object.assign(Dict, { $holds: (x) => x instanceof Dict });
 $b.object = Object.assign(() => Object.freeze(new Instance()), { $holds: () => true });
 const holds = (x, kind) => {
   if (kind === null) return x === null;
+  if (typeof kind === "function" && !Object.hasOwn(kind, "$holds")) return x instanceof kind;
   if (Array.isArray(kind)) return kind.some((k) => holds(x, k));
   if (kind.$union) return kind.$union.some((k) => holds(x, k));
   if (Object.hasOwn(kind, "$holds")) return kind.$holds(x);
-  if (typeof kind !== "function") return wrong();
-  return x instanceof kind;
+  return wrong();
 };
 $b.isinstance = holds;
 $b.len = (x) => {

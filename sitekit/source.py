@@ -18,6 +18,7 @@ from sitekit.adapter import front_matter_of
 OWN = (
     *("models", "calculator", "comparison", "difference", "strips"),
     "released",
+    "yours",
 )
 # `OWN` are drawn by the file of their page.
 DRAWN = ("figure", "flow", "table", "plot", "steps", *OWN)

@@ -24,7 +24,8 @@ class Node {}
 const ast = { AST: Node };
 for (const [name, fields] of Object.entries(SYNTAX)) {
   ast[name] = { [name]: class extends Node {} }[name];
-  ast[name].fields = fields.split(" ").filter(Boolean);
+  // What stands below a node; operators and contexts have nothing below them.
+  ast[name].inner = fields.split(" ").filter((f) => f && !["op", "ops", "ctx"].includes(f));
 }
 const node = (name, fields, from, to) => {
   const made = new ast[name]();
@@ -35,19 +36,24 @@ const node = (name, fields, from, to) => {
   }
   return made;
 };
-ast.iter_child_nodes = function* (of) {
-  for (const name of of.constructor.fields) {
+ast.iter_child_nodes = (of) => {
+  const found = [];
+  for (const name of of.constructor.inner) {
     const value = of[name];
-    if (value instanceof Node) yield value;
-    else if (Array.isArray(value)) yield* value.filter((x) => x instanceof Node);
+    if (value instanceof Node) found.push(value);
+    else if (Array.isArray(value)) for (const x of value) if (x instanceof Node) found.push(x);
   }
+  return found;
 };
-ast.walk = function* (of) {
-  const todo = [of];
-  for (let i = 0; i < todo.length; i++) {
-    todo.push(...ast.iter_child_nodes(todo[i]));
-    yield todo[i];
+const walks = new WeakMap(); // no tree changes once it is read
+ast.walk = (of) => {
+  let found = walks.get(of);
+  if (!found) {
+    found = [of];
+    for (let i = 0; i < found.length; i++) found.push(...ast.iter_child_nodes(found[i]));
+    walks.set(of, found);
   }
+  return found;
 };
 
 const WORD = /(?<end>\n)|(?<space>[ ]+|#[^\n]*)|(?<text>f?(?:"""(?:[^\\]|\\.)*?"""|"(?:[^"\\\n]|\\.)*"))|(?<number>(?:\d+\.\d*|\.\d+|\d+)(?:e[+-]?\d+)?)|(?<name>[A-Za-z_]\w*)|(?<sign>\.\.\.|\*\*|\/\/|->|[<>=!+*\/-]=|[()[\]{},:.;=<>+\-*\/@~|&%])/sy;
@@ -112,7 +118,8 @@ const BINARY = [
   { "*": "Mult", "/": "Div", "//": "FloorDiv", "%": "Mod", "@": "MatMult" },
 ];
 const COMPARISON = { "==": "Eq", "!=": "NotEq", "<": "Lt", "<=": "LtE", ">": "Gt", ">=": "GtE", is: "Is", in: "In", not: "NotIn" };
-const load = () => new ast.Load();
+const loads_ = new ast.Load(), stores = new ast.Store();
+const load = () => loads_;
 
 class Parser {
   constructor(text) {
@@ -264,7 +271,7 @@ class Parser {
     return [made];
   }
   stored(target) {
-    target.ctx = new ast.Store();
+    target.ctx = stores;
     if (target.elts) target.elts.forEach((t) => this.stored(t));
     if (target instanceof ast.Starred) this.stored(target.value);
     return target;

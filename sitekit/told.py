@@ -242,52 +242,42 @@ def counted(text: str) -> Model:
     return model_from_config(fields_of(parsed(text)))
 
 
-def cache_bytes(model: Model, tokens: int, storage: Storage, ranks: int) -> int:
-    """Of one sequence, on the fullest device."""
-    return sum(
-        group_bytes(group, tokens, storage, ranks=ranks)
-        for group in model.groups
-    )
+class Use(NamedTuple):
+    """What a model is to run on, and in which formats."""
+
+    mib: int
+    bandwidth: float | None
+    ranks: int
+    weights: str
+    cache: str
+    tokens: int
 
 
-def memory(
-    model: Model,
-    *,
-    mib: int,
-    bandwidth: float | None,
-    ranks: int,
-    weights: str,
-    cache: str,
-    tokens: int,
-) -> dict[str, Any]:
-    """What the page shows of the memory of a model, on so many devices."""
-    storage = DTYPES[cache]
-    lengths = [n for n in LENGTHS if n <= model.max_context] or [*LENGTHS]
-    full = reserved(model)
-    each = cache_bytes(model, tokens, storage, ranks)
-    found: dict[str, Any] = {
-        "lengths": [
-            [
-                f"{n:,}",
-                size(cache_bytes(model, n, storage, 1)),
-                size(cache_bytes(full, n, storage, 1)),
-            ]
-            for n in lengths
-        ],
-        "token": size(
-            cache_bytes(model, 2, storage, 1)
-            - cache_bytes(model, 1, storage, 1)
-        ),
-        "each": size(each),
-        "params": model.params and f"{model.params:,}",
-    }
+def memory(model: Model, use: Use, words: Saying) -> dict[str, Any]:
+    """What the page shows of the memory of a model."""
+    storage = DTYPES[use.cache]
+
+    def kept(model: Model, tokens: int, ranks: int = 1) -> int:
+        return sum(
+            group_bytes(group, tokens, storage, ranks=ranks)
+            for group in model.groups
+        )
+
+    lengths = [n for n in LENGTHS if n <= model.max_context]
+    full, each = reserved(model), kept(model, use.tokens, use.ranks)
+    said = [words["token"].format(size(kept(model, 2) - kept(model, 1)))]
+    rows = [
+        [f"{n:,}", size(kept(model, n)), size(kept(full, n))]
+        for n in lengths or LENGTHS
+    ]
     if model.params is None:
-        return found
-    whole = DTYPES[weights].bits_for(model.params)
-    own = -(-whole // (8 * ranks))
-    left = int(mib * 2**20 * SHARE) - own
-    most = max(left, 0) // each
-    found |= {"weights": size(own), "left": size(max(left, 0)), "most": most}
-    if bandwidth and most:
-        found["step"] = f"{1e3 * (own + most * each) / bandwidth:.3g}"
-    return found
+        return {"rows": rows, "said": [*said, words["uncounted"]]}
+    own = -(-DTYPES[use.weights].bits_for(model.params) // (8 * use.ranks))
+    said.append(words["weighs"].format(f"{model.params:,}", size(own)))
+    most = max(int(use.mib * 2**20 * SHARE) - own, 0) // each
+    fits = words["fits"] if most else words["none"]
+    said.append(fits.format(f"{most:,}", f"{use.tokens:,}", size(each)))
+    if use.bandwidth and most:
+        step = f"{1e3 * (own + most * each) / use.bandwidth:.3g}"
+        said.append(words["step"].format(step))
+    return {"rows": rows, "said": said}

@@ -363,37 +363,40 @@ def _unread(text: _Text) -> Iterator[list[Change]]:
     """Each time, what can leave at once."""
     nodes = [*ast.walk(text.tree)]
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef)]
-    for function in functions:
-        yield [*_locals(text, function)]
+    yield [change for f in functions for change in _locals(text, f)]
     loaded = {
         n.attr if isinstance(n, ast.Attribute) else n.id
         for n in nodes
         if isinstance(n, ast.Attribute | ast.Name)
         and isinstance(n.ctx, ast.Load)
     }
+    gone: list[Change] = []
     for node in nodes:  # self.seen = ()
         match node:
             case ast.Assign([ast.Attribute(attr=name)]) if name in (
                 "r",
                 "seen",
             ):
-                reads = sum(
+                reads = any(
                     isinstance(n, ast.Attribute)
                     and n.attr == name
                     and isinstance(n.ctx, ast.Load)
                     for n in ast.walk(_class_of(text, node))
                 )
-                yield [_line(text, node)] if not reads else []
+                gone += [] if reads else [_line(text, node)]
+    yield gone
     for function in functions:
         yield [*_parameters(text, function, nodes)]
+    unread: list[Change] = []
     for node in text.tree.body:
         match node:
             case ast.ClassDef(name) | ast.FunctionDef(name):
-                gone = name not in loaded and name != "Attention"
-                yield [_line(text, node)] if gone else []
+                if name not in loaded and name != "Attention":
+                    unread.append(_line(text, node))
             case ast.Import([ast.alias(name, alias)]):
-                gone = (alias or name) not in loaded
-                yield [_line(text, node)] if gone else []
+                if (alias or name) not in loaded:
+                    unread.append(_line(text, node))
+    yield unread
 
 
 def _class_of(text: _Text, node: ast.AST) -> ast.AST:

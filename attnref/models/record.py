@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from os import PathLike
@@ -165,19 +165,27 @@ def attention_of(
         ValueError: qwen3: attention does not read attn_logit_softcapping=50.0
     """
     given = fields_of(config)
+    return _record(given, kinds_of(given), layer)
+
+
+def _record(
+    given: Mapping[str, Any], kinds: Sequence[str], layer: int
+) -> AttentionRecord:
     family, row = _family(given)
     try:
-        return _checked(_record(family, row, given, layer))
+        return _checked(_layer(family, row, given, kinds, layer))
     except UNREADABLE:
         raise ValueError(f"{family}: {WRONG}") from None
 
 
-def _record(
-    family: str, row: Family, given: Mapping[str, Any], layer: int
+def _layer(
+    family: str,
+    row: Family,
+    given: Mapping[str, Any],
+    kinds: Sequence[str],
+    layer: int,
 ) -> AttentionRecord:
     read: Mapping[str, Any] = _present(row, given)
-    _check_fields(family, row, given)
-    kinds = _kinds(family, row, given)
     count = len(kinds)
     if not 0 <= layer < count:
         raise ValueError(f"{layer=}, but the model has {count} layers")
@@ -221,10 +229,12 @@ def records_of(
 ) -> dict[int, AttentionRecord]:
     """The records of all layers that have softmax attention, by layer."""
     given = fields_of(config)
-    found: dict[int, AttentionRecord] = {}
-    for layer, kind in enumerate(kinds_of(given)):
-        if kind in KINDS:
-            found[layer] = attention_of(given, layer)
+    kinds = kinds_of(given)
+    found = {
+        layer: _record(given, kinds, layer)
+        for layer, kind in enumerate(kinds)
+        if kind in KINDS
+    }
     if not found:
         family, _ = _family(given)
         raise ValueError(f"{family}: no layer has softmax attention")
@@ -257,6 +267,7 @@ class Fields(dict[str, Any]):
 def kinds_of(given: Mapping[str, Any]) -> list[str]:
     """What the config calls each of its layers."""
     family, row = _family(given)
+    _check_fields(family, row, given)
     try:
         return _kinds(family, row, given)
     except UNREADABLE:

@@ -15,6 +15,7 @@ from attnref.numbers.specs import Recurrent
 from attnref.numbers.specs import models as specs
 from sitekit import CONFIGS, released
 from sitekit.drawn import from_config
+from sitekit.told import PARTS
 from tests.kit import sampled
 from tests.kit.pages import Reader
 
@@ -59,9 +60,9 @@ def test_every_part_that_is_left_out_moves_the_output():
 
 
 def test_every_part_has_its_words():
-    words = released._words()["parts"]
-    assert [*words] == [*released.PARTS]
-    for name, part in released.PARTS.items():
+    words = released.words()["parts"]
+    assert [*words] == [*PARTS]
+    for name, part in PARTS.items():
         wanted = {"name", "differs"} | ({"lost"} if part.without else set())
         assert {*words[name]} - {"lost"} == wanted - {"lost"}
         assert wanted <= {*words[name]}

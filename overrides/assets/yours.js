@@ -1,0 +1,212 @@
+// Your model: what attnref says of the config.json that one enters. Record,
+// sentences, numbers and file are computed by record.js, which is the Python of
+// attnref and of the build, rewritten.
+"use strict";
+{
+  const { $, $b, answer, counted, memory, Use } = python;
+  const [form, sizes] = document.querySelectorAll(".yours form");
+  const known = (box) => JSON.parse(box.parentElement.querySelector("script").textContent);
+  const { words, kinds } = known(form);
+  const { words: said, devices } = known(sizes);
+  const language = document.documentElement.lang.slice(0, 2);
+  const part = (name) => document.querySelector(`.yours.${name}`);
+  const say = (box, text) => {
+    const place = box.parentElement.querySelector(".problems");
+    place.hidden = !text;
+    if (text) place.textContent = text;
+  };
+  const made = (tag, ...inside) => {
+    const node = document.createElement(tag);
+    node.append(...inside);
+    return node;
+  };
+  // **bold** and `code`, as the sentences have them.
+  const line = (text) =>
+    text.split(/(\*\*.*?\*\*|`[^`]*`)/).map((piece) => {
+      if (piece.startsWith("**")) return made("strong", piece.slice(2, -2));
+      return piece.startsWith("`") ? made("code", piece.slice(1, -1)) : piece;
+    });
+  const list = (place, sentences) =>
+    place.replaceChildren(...sentences.map((text) => made("li", ...line(text))));
+  const table = (place, rows, named) =>
+    place.querySelector("tbody").replaceChildren(
+      ...rows.map((row) => made("tr", ...row.map((text, i) => made(i || !named ? "td" : "th", text)))),
+    );
+
+  // The strip: a path per kind of layer, whose dashes the style makes.
+  const strip = (place, letters) => {
+    const svg = place.querySelector("svg");
+    const runs = new Map();
+    letters.forEach((letter, i) => {
+      const [name, strokes] = kinds[letter];
+      for (const [y, wide] of strokes) {
+        const key = `${name} ${y} ${wide}`;
+        runs.set(key, `${runs.get(key) ?? ""}M${i} ${y}h1`);
+      }
+    });
+    svg.setAttribute("viewBox", `0 0 ${letters.length} 10`);
+    svg.replaceChildren(
+      ...[...runs].map(([key, d]) => {
+        const path = document.createElementNS(svg.namespaceURI, "path");
+        const [name, , wide] = key.split(" ");
+        path.setAttribute("class", name);
+        path.setAttribute("stroke-width", wide);
+        path.setAttribute("d", d);
+        return path;
+      }),
+    );
+  };
+
+  // Python in colours: the classes are those of the build.
+  const TOKENS =
+    /(?<c1>#.*)|(?<s2>f?(?:"""[^]*?"""|"(?:[^"\\\n]|\\.)*"))|(?<mi>\b\d+\.?\d*(?:e-?\d+)?\b)|(?<k>\b(?:class|def|if|elif|else|for|in|is|not|and|or|return|raise|import|from|as|None|True|False)\b)|(?<nb>\b(?:super|len|zip|tuple|range|int|min|max|self)\b)|(?<o>[-+*/@=<>!~&|]+)/g;
+  const coloured = (code) => {
+    const out = [];
+    let at = 0;
+    for (const found of code.matchAll(TOKENS)) {
+      out.push(code.slice(at, found.index));
+      const span = made("span", found[0]);
+      span.className = Object.keys(found.groups).find((k) => found.groups[k]);
+      out.push(span);
+      at = found.index + found[0].length;
+    }
+    return [...out, code.slice(at)];
+  };
+
+  let model = null;
+  const told = $.from(words);
+  const pageWords = $.from(said);
+  const refused = (error) => {
+    if (error instanceof $b.ValueError) return error.text;
+    throw error;
+  };
+
+  const address = () => {
+    const { value } = form.elements.model;
+    const page = new URL(location);
+    page.search = "";
+    if (value) page.searchParams.set("model", value);
+    else {
+      try {
+        const text = JSON.stringify(JSON.parse(form.elements.config.value));
+        if (text.length < 6000) page.searchParams.set("config", form.elements.config.value.replace(/\s*\n\s*/g, " "));
+      } catch {
+        // What is no JSON stays on the page.
+      }
+    }
+    for (const { name, value, defaultValue, options } of sizes.elements) {
+      const usual = options ? [...options].find((o) => o.defaultSelected)?.value : defaultValue;
+      if (value !== usual) page.searchParams.set(name, value);
+    }
+    history.replaceState(null, "", page);
+  };
+
+  const count = (name, most) => {
+    const digits = sizes.elements[name].value.replace(/[,_\s]/g, "");
+    const found = /^(\d{1,9})([KM]?)$/i.exec(digits);
+    const unit = { k: 1024n, m: 1048576n }[found?.[2].toLowerCase()] ?? 1n;
+    const value = found ? BigInt(found[1]) * unit : 0n;
+    return value > 0n && value <= most ? value : null;
+  };
+  const weigh = () => {
+    const place = part("memory");
+    const shown = (on) =>
+      place.querySelectorAll("ul, .scroll").forEach((box) => (box.hidden = !on));
+    shown(model && !model.error);
+    if (!model) return say(sizes, "");
+    if (model.error) return say(sizes, model.error);
+    const { device, weights, cache } = sizes.elements;
+    const ranks = count("ranks", 10_000n), tokens = count("tokens", 10n ** 9n);
+    sizes.elements.ranks.ariaInvalid = ranks ? null : "true";
+    sizes.elements.tokens.ariaInvalid = tokens ? null : "true";
+    if (!ranks || !tokens) return say(sizes, sizes.dataset.bad);
+    say(sizes, "");
+    const [mib, bandwidth] = devices[device.value];
+    const use = $.call(Use, [BigInt(mib), bandwidth, ranks, weights.value, cache.value, tokens]);
+    const { said: sentences, rows } = $.plain(memory(model.sizes, use, pageWords));
+    list(place.querySelector("ul"), sentences);
+    table(place, rows, true);
+  };
+
+  const read = () => {
+    const text = form.elements.config.value;
+    let found;
+    try {
+      found = $.plain(answer(text, told, language));
+      say(form, "");
+    } catch (error) {
+      model = null;
+      say(form, refused(error));
+    }
+    for (const name of ["layers", "differs", "file"]) part(name).classList.toggle("stale", !found);
+    if (found) {
+      try {
+        model = { sizes: counted(text) };
+      } catch (error) {
+        model = { error: refused(error) };
+      }
+      const layers = part("layers"), differs = part("differs"), file = part("file");
+      strip(layers, found.letters);
+      layers.querySelector("svg").ariaLabel = found.said;
+      layers.querySelector(".said code").textContent = found.family;
+      layers.querySelector(".said span").textContent = found.said;
+      table(layers, found.kinds);
+      list(differs.querySelector("ul"), found.differs);
+      differs.querySelector("p").hidden = found.differs.length > 0;
+      file.querySelector("code").replaceChildren(...coloured(found.file));
+      const link = file.querySelector("a");
+      link.href = `data:text/x-python;charset=utf-8,${encodeURIComponent(found.file)}`;
+      const size = file.querySelector(".size");
+      size.textContent = size.dataset.text.replace("{n}", found.file.split("\n").length - 1);
+    }
+    part("memory").classList.toggle("stale", !found);
+    weigh();
+  };
+
+  const pretty = (text) => text.replace(/^\{/, "{\n  ").replace(/\}$/, "\n}").replace(/, (?="\w+": )/g, ",\n  ");
+  const take = async (file) => {
+    if (!file) return;
+    form.elements.config.value = await file.text();
+    form.elements.model.value = "";
+    read();
+    address();
+  };
+  form.addEventListener("submit", (event) => event.preventDefault());
+  sizes.addEventListener("submit", (event) => event.preventDefault());
+  form.elements.model.addEventListener("change", ({ target }) => {
+    if (target.value) form.elements.config.value = pretty(configs[target.value]);
+    read();
+    address();
+  });
+  form.elements.config.addEventListener("input", () => {
+    form.elements.model.value = "";
+    read();
+    address();
+  });
+  form.elements.file.addEventListener("change", ({ target }) => take(target.files[0]));
+  const box = form.parentElement;
+  box.addEventListener("dragover", (event) => event.preventDefault());
+  box.addEventListener("drop", (event) => {
+    event.preventDefault();
+    take(event.dataTransfer.files[0]);
+  });
+  sizes.addEventListener("input", () => {
+    weigh();
+    address();
+  });
+
+  // The state that an address carries.
+  const { searchParams } = new URL(location);
+  for (const { name } of sizes.elements) {
+    if (searchParams.has(name)) sizes.elements[name].value = searchParams.get(name);
+  }
+  if (searchParams.has("config")) {
+    form.elements.config.value = searchParams.get("config");
+    form.elements.model.value = "";
+  } else if (searchParams.get("model") in configs) {
+    form.elements.model.value = searchParams.get("model");
+    form.elements.config.value = pretty(configs[form.elements.model.value]);
+  }
+  if (searchParams.size) read();
+  else model = { sizes: counted(form.elements.config.value) };
+}

@@ -1,0 +1,125 @@
+"""Your model: what a config.json says, first of one, then of any that is
+entered. The script of the page is made of the Python that writes it here."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+from attnref.models import record
+from attnref.numbers import weights
+from attnref.numbers.devices import devices
+from attnref.numbers.kv_memory import DTYPES
+from sitekit import released as models
+from sitekit import told
+from sitekit.drawn.layer_patterns import KINDS, drawn
+from sitekit.drawn.operations import GPUS
+from sitekit.javascript import bundle
+from sitekit.render import Words, inline, render
+
+FIRST = "qwen3-8b"
+CHOSEN = {"device": "h100", "ranks": 1, "weights": "bf16", "cache": "bf16"}
+CHOSEN |= {"tokens": 32_768}
+SAID = "token", "weighs", "uncounted", "fits", "none", "step"
+
+
+def yours(
+    *,
+    language: str,
+    part: str,
+    head: list[str] | None = None,
+    words: dict[str, str] | None = None,
+) -> str:
+    """A part of the page, as it is for the first model."""
+    own, said = Words(words), told.answer(text(), models.words(), language)
+    facts: dict[str, Any] = {"part": part, "words": own}
+    if part == "form":
+        facts["models"] = {m.id: m.name for m in models.released().values()}
+        facts["text"], facts["first"] = text(), FIRST
+        facts["known"] = {"words": _words(language), "kinds": KINDS}
+    if part == "layers":
+        strip = drawn([(letter, False) for letter in said["letters"]])
+        facts |= {"strip": strip, "said": said, "head": head}
+    if part == "differs":
+        facts["sentences"] = [inline(sentence) for sentence in said["differs"]]
+    if part == "memory":
+        facts["devices"] = [(id, d.name) for id, d in devices().items()]
+        facts |= {"dtypes": [(n, n) for n in DTYPES], "chosen": CHOSEN}
+        facts["found"] = told.memory(told.counted(text()), use(), own)
+        facts["head"] = head
+        facts["known"] = {
+            "words": {name: own[name] for name in SAID},
+            "devices": {
+                id: [device.mib, GPUS[id].bandwidth if id in GPUS else None]
+                for id, device in devices().items()
+            },
+        }
+    if part == "file":
+        facts["code"], facts["text"] = coloured(said["file"]), said["file"]
+        facts["count"] = models.words()["page"]["size"][language]
+    return render("yours", **facts)
+
+
+def use(**changed: Any) -> told.Use:
+    chosen = CHOSEN | changed
+    gpu = GPUS.get(chosen["device"])
+    return told.Use(
+        mib=devices()[chosen.pop("device")].mib,
+        bandwidth=gpu.bandwidth if gpu else None,
+        **chosen,
+    )
+
+
+def _words(language: str) -> dict[str, Any]:
+    """Of released.yml, in one language."""
+    found = models.words()
+    page = {n: found["page"][n] for n in ("join", "some")}
+    parts = {n: {"differs": p["differs"]} for n, p in found["parts"].items()}
+    others = {n: found[n] for n in ("letters", "kinds", "norms", "gates")}
+
+    def of_one(told: Any) -> Any:
+        if isinstance(told, dict) and language in told:
+            return {language: told[language]}
+        return {name: of_one(each) for name, each in told.items()}
+
+    return dict(of_one({"page": page, "parts": parts, **others}))
+
+
+def text() -> str:
+    """The config.json of the first model."""
+    return written(models.released()[FIRST].config)
+
+
+def written(config: dict[str, Any]) -> str:
+    return json.dumps(config, indent=2, ensure_ascii=False)
+
+
+def coloured(code: str) -> Markup:
+    made = highlight(code, PythonLexer(), HtmlFormatter(nowrap=True))
+    return Markup(made)
+
+
+@cache
+def script() -> str:
+    """assets/record.js: the record, the file and the numbers of a config."""
+    here, other = Path(str(record.__file__)), Path(str(weights.__file__))
+    names = "families.txt", "fields.txt", "absent.json", "attention.py"
+    files = [here.with_name(name) for name in names]
+    roots = ["answer", "counted", "memory", "Use"]
+    return bundle(
+        [("sitekit.told", name) for name in roots],
+        [*files, other.with_suffix(".txt")],
+    )
+
+
+def configs() -> str:
+    """assets/configs.js: the config.json of each model to choose."""
+    found = {m.id: m.config for m in models.released().values()}
+    # A text each: 1e6 is not 1000000 in a file that is made of it.
+    texts = {id: json.dumps(c, ensure_ascii=False) for id, c in found.items()}
+    return f"const configs = {json.dumps(texts, ensure_ascii=False)};\n"
