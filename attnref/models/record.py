@@ -272,9 +272,12 @@ def fields_of(config: Any) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}; pass an object")
     text, tied = config.get("text_config"), "tie_word_embeddings"
-    if not isinstance(text, Mapping):
-        return dict(config)
-    return {name: config[name] for name in config if name == tied} | dict(text)
+    found = dict(config)
+    if isinstance(text, Mapping):
+        found = {n: config[n] for n in config if n == tied} | dict(text)
+    if found.get("model_type") == "kimi_k2":  # so it is called on the Hub
+        found["model_type"] = "deepseek_v3"
+    return found
 
 
 def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
