@@ -3,14 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from attnref.models.record import KINDS as SOFTMAX
 from attnref.models.record import (
+    UNREADABLE,
     AttentionRecord,
+    Fields,
     attention_of,
     fields_of,
     kinds_of,
+    rows_of,
 )
 from attnref.numbers.specs import (
     Chunked,
@@ -25,8 +29,7 @@ from attnref.numbers.specs import (
 from attnref.numbers.weights import params_of
 
 LONGEST = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"
-# Their layers without softmax are Gated DeltaNet.
-DELTA = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"
+STATE = "state_heads", "key_dim", "value_dim", "conv_channels", "conv_kernel"
 
 
 def model_from_config(
@@ -74,16 +77,10 @@ def model_from_config(
 
 def _groups(given: Mapping[str, Any], layer: int, kind: str) -> list[Group]:
     """What one layer stores."""
-    family = given["model_type"]
-    if family == "falcon_h1" or (kind not in SOFTMAX and family not in DELTA):
-        raise ValueError(
-            f"{family}: the state of its recurrent layers is not known, so "
-            "the cache would be counted too small"
-        )
-    if kind not in SOFTMAX:
-        return [_delta(given)]
-    group = group_of(attention_of(given, layer))
-    return [group] if group else []
+    found = []
+    if kind in SOFTMAX:
+        found = [group_of(attention_of(given, layer))]
+    return [group for group in (*found, _state(given, kind)) if group]
 
 
 def group_of(r: AttentionRecord) -> Group | None:
@@ -111,26 +108,30 @@ def group_of(r: AttentionRecord) -> Group | None:
     return Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)
 
 
-def _delta(given: Mapping[str, Any]) -> Recurrent:
-    names = [
-        *("num_value_heads", "num_key_heads", "key_head_dim"),
-        *("value_head_dim", "conv_kernel_dim"),
-    ]
-    sizes: list[int] = []
-    for name in names:
-        size = given.get(f"linear_{name}")
-        if not isinstance(size, int) or size < 1:
+def _state(given: Mapping[str, Any], kind: str) -> Recurrent | None:
+    """What a layer keeps of all tokens at once; None, if nothing."""
+    family = given["model_type"]
+    row = rows_of(Path(__file__).with_name("states.txt")).get(family)
+    if row is None and kind not in SOFTMAX:
+        raise ValueError(
+            f"{family}: the state of its recurrent layers is not known, so "
+            "the cache would be counted too small"
+        )
+    if row is None or (kind in SOFTMAX and "beside" not in row.fields):
+        return None
+    read = Fields({k: v for k, v in given.items() if v is not None})
+    for name in row.fields:
+        try:
+            read[name] = eval(row.fields[name], {}, read)
+        except UNREADABLE as error:
             raise ValueError(
-                f"{given['model_type']}: linear_{name}={size} is no positive "
-                "number"
-            )
-        sizes.append(size)
-    heads, key_heads, key_dim, value_dim, kernel = sizes
-    return Recurrent(
-        layers=1,
-        state_heads=heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        conv_channels=2 * key_heads * key_dim + heads * value_dim,
-        conv_kernel=kernel,
-    )
+                f"{family}: {name} cannot be read: {error}"
+            ) from None
+    if kind in (read["nothing"] or ()):
+        return None
+    sizes = {name: read[name] for name in STATE}
+    for name, size in sizes.items():
+        least = 1 if name == "conv_kernel" else 0
+        if not isinstance(size, int) or size < least:
+            raise ValueError(f"{family}: {name}={size} is no size")
+    return Recurrent(layers=1, **sizes)

@@ -12,10 +12,6 @@ from attnref.numbers.specs import find_model
 from sitekit import ROOT
 from tests.kit.families import FAMILIES, config_of, model_of
 
-REFUSED = {  # layers whose state is not known
-    *("falcon_h1", "jamba", "lfm2", "lfm2_moe", "lfm3", "minimax"),
-    *("nemotron_h", "olmo_hybrid"),
-}
 UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
 
 
@@ -42,8 +38,6 @@ EACH = [
 def test_the_parameters_of_a_family_are_those_of_transformers(family):
     """Those whose whole model is known; of the others, none are told."""
     config = config_of(family)
-    if family in REFUSED:
-        return
     rows = rows_of(ROOT / "attnref/numbers/weights.txt")
     counted = read(config).params
     assert (counted is not None) == (family in rows)
@@ -61,15 +55,12 @@ def test_the_parameters_of_a_family_are_those_of_transformers(family):
 )
 def test_the_cache_of_every_family_is_that_of_transformers(family):
     config = config_of(family)
-    if family in REFUSED:
-        with pytest.raises(ValueError, match="would be counted too small"):
-            read(config)
-        return
     model, tokens = read(config), 5
     out = model_of(config)(torch.randint(3, 41, (3, tokens)), use_cache=True)
+    past = out.past_key_values
     held = sum(
         getattr(layer, name).numel()
-        for layer in out.past_key_values.layers
+        for layer in past.layers
         for name in ("keys", "values")
         if isinstance(getattr(layer, name, None), torch.Tensor)
     )
@@ -77,6 +68,31 @@ def test_the_cache_of_every_family_is_that_of_transformers(family):
         held //= model.groups[0].q_heads // model.groups[0].kv_heads
     kept = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
     assert kept == 2 * held
+    states = [kept_states(layer) for layer in past.layers]
+    lightning = getattr(past, "linear_cache", [])
+    states += [4 * t.numel() for t in lightning if len(t)]
+    assert state_bytes(model, batch=3) == sum(states)
+
+
+def kept_states(layer):
+    """In float32, and inputs of a convolution in bfloat16, without the newest
+    one: a next step does without it."""
+    states = getattr(layer, "recurrent_states", {}).values()
+    inputs = getattr(layer, "conv_states", {}).values()
+    return sum(4 * t.numel() for t in states if t is not None) + sum(
+        2 * t[..., 1:].numel() for t in inputs if t is not None
+    )
+
+
+def test_layers_whose_state_is_not_known_are_refused():
+    config = config_of("llama").to_dict()
+    with pytest.raises(ValueError, match="would be counted too small"):
+        model_from_config(config | {"layer_types": 4 * ["linear_attention"]})
+    config = config_of("lfm2").to_dict()
+    with pytest.raises(ValueError, match="lfm2: conv_kernel=0 is no size"):
+        model_from_config(config | {"conv_L_cache": 0})
+    with pytest.raises(ValueError, match="lfm2: conv_kernel=None is no size"):
+        model_from_config(config | {"conv_L_cache": None})
 
 
 # Facts of files as they were released, with where and when they were read.
