@@ -142,6 +142,7 @@ def rows_of(path: Path) -> dict[str, Family]:
     return found
 
 
+INDEXED = "deepseek_v32", "glm_moe_dsa"
 UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
 
 
@@ -280,12 +281,25 @@ def fields_of(config: Any) -> dict[str, Any]:
     return found
 
 
+def without_indexer(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same model with queries that attend to all keys."""
+    if given.get("model_type") not in INDEXED:
+        return given
+    kept = {k: v for k, v in given.items() if not k.startswith("index")}
+    return kept | {"model_type": "deepseek_v3", "layer_types": None}
+
+
 def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
     family = given.get("model_type")
     if not isinstance(family, str):
         raise ValueError("the config has no model_type")
     if f"{family}_text" in families():  # of images too, and without text_config
         family = f"{family}_text"
+    if family in INDEXED:
+        raise ValueError(
+            f"{family}: an indexer chooses which keys a query attends to, and "
+            "it is not written here"
+        )
     if family not in families() or family.startswith("_"):
         known = sum(not name.startswith("_") for name in families())
         raise ValueError(

@@ -15,6 +15,7 @@ from attnref.models.record import (
     fields_of,
     kinds_of,
     rows_of,
+    without_indexer,
 )
 from attnref.numbers.specs import (
     Chunked,
@@ -28,7 +29,10 @@ from attnref.numbers.specs import (
 )
 from attnref.numbers.weights import params_of
 
-LONGEST = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"
+LONGEST = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "model_max_length",
+)
 STATE = "state_heads", "key_dim", "value_dim", "conv_channels", "conv_kernel"
 
 
@@ -52,7 +56,7 @@ def model_from_config(
     if given.get("model_type") == "longcat_flash":  # two in each layer
         given["num_hidden_layers"] = 2 * given.get("num_layers", 0)
     found: dict[Group, int] = {}
-    for layer, kind in enumerate(kinds_of(given)):
+    for layer, kind in enumerate(kinds_of(without_indexer(given))):
         for group in _groups(given, layer, kind):
             found[group] = found.get(group, 0) + 1
     longest = next((given[n] for n in LONGEST if given.get(n)), 0)
@@ -77,10 +81,17 @@ def model_from_config(
 
 def _groups(given: Mapping[str, Any], layer: int, kind: str) -> list[Group]:
     """What one layer stores."""
-    found = []
+    read = _beside(given, layer, kind)
+    found: list[Group] = []
     if kind in SOFTMAX:
-        found = [group_of(attention_of(given, layer))]
-    return [group for group in (*found, _state(given, kind)) if group]
+        group = group_of(attention_of(without_indexer(given), layer))
+        if isinstance(group, Mla) and "index_dim" in read:
+            group = replace(group, index_dim=_size(given, read, "index_dim"))
+        found = [group] if group else []
+    if "state_heads" in read and (read["beside"] or kind not in SOFTMAX):
+        sizes = {name: _size(given, read, name) for name in STATE}
+        found.append(Recurrent(layers=1, **sizes))
+    return found
 
 
 def group_of(r: AttentionRecord) -> Group | None:
@@ -95,6 +106,7 @@ def group_of(r: AttentionRecord) -> Group | None:
             qk_rope_head_dim=r.rope_dim,
             qk_nope_head_dim=r.head_dim - r.rope_dim,
             v_head_dim=r.v_head_dim,
+            rotated=r.rope_theta is not None,
         )
     sizes = {
         "layers": 1,
@@ -108,8 +120,8 @@ def group_of(r: AttentionRecord) -> Group | None:
     return Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)
 
 
-def _state(given: Mapping[str, Any], kind: str) -> Recurrent | None:
-    """What a layer keeps of all tokens at once; None, if nothing."""
+def _beside(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
+    """What `states.txt` says of a layer."""
     family = given["model_type"]
     row = rows_of(Path(__file__).with_name("states.txt")).get(family)
     if row is None and kind not in SOFTMAX:
@@ -117,21 +129,20 @@ def _state(given: Mapping[str, Any], kind: str) -> Recurrent | None:
             f"{family}: the state of its recurrent layers is not known, so "
             "the cache would be counted too small"
         )
-    if row is None or (kind in SOFTMAX and "beside" not in row.fields):
-        return None
     read = Fields({k: v for k, v in given.items() if v is not None})
-    for name in row.fields:
+    read["layer"], found = layer, Fields()
+    for name, code in row.fields.items() if row else ():
         try:
-            read[name] = eval(row.fields[name], {}, read)
+            found[name] = read[name] = eval(code, {}, read)
         except UNREADABLE as error:
             raise ValueError(
                 f"{family}: {name} cannot be read: {error}"
             ) from None
-    if kind in (read["nothing"] or ()):
-        return None
-    sizes = {name: read[name] for name in STATE}
-    for name, size in sizes.items():
-        least = 1 if name == "conv_kernel" else 0
-        if not isinstance(size, int) or size < least:
-            raise ValueError(f"{family}: {name}={size} is no size")
-    return Recurrent(layers=1, **sizes)
+    return Fields() if kind in (found["nothing"] or ()) else found
+
+
+def _size(given: Mapping[str, Any], read: Fields, name: str) -> int:
+    size, least = read[name], 1 if name == "conv_kernel" else 0
+    if not isinstance(size, int) or size < least:
+        raise ValueError(f"{given['model_type']}: {name}={size} is no size")
+    return size

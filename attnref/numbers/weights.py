@@ -12,10 +12,11 @@ from attnref.models.record import (
     attention_of,
     kinds_of,
     rows_of,
+    without_indexer,
 )
 
 BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
-LAST = "mlp", "norms", "ends", "once", "tied"  # made of the other fields
+LAST = "mlp", "mixer", "norms", "ends", "once", "tied"  # made of the others
 
 
 def params_of(given: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -27,22 +28,23 @@ def params_of(given: Mapping[str, Any]) -> tuple[int, int] | None:
     row = rows_of(Path(__file__).with_suffix(".txt")).get(family)
     if row is None or any(given.get(n) and n not in row.reads for n in BIASES):
         return None
-    kinds = kinds_of(given)
+    plain = without_indexer(given)
+    kinds = kinds_of(plain)
     attention = rest = 0
     read = Fields()
     for layer, kind in enumerate(kinds):
         read = Fields({k: v for k, v in given.items() if v is not None})
-        read["layer"] = layer
+        read["layer"], read["layer_type"] = layer, kind
         try:
             for name in sorted(row.fields, key=LAST.__contains__):
                 read[name] = eval(row.fields[name], {}, read)
             rest += read["mlp"] + read["norms"] * read["d"]
+            if kind not in KINDS or read["mixer"]:
+                attention += read["mixer"]
         except UNREADABLE:
             return None
         if kind in KINDS:
-            attention += attention_params(attention_of(given, layer))
-        else:
-            attention += _delta(read)
+            attention += attention_params(attention_of(plain, layer))
     if read["tied"] is None:
         return None
     ends = (1 if read["tied"] else 2) * read["vocab_size"] + read["ends"]
@@ -81,13 +83,3 @@ def attention_params(r: AttentionRecord) -> int:
             return n + one * (2 if k else 1)
         return n + q + k
     return n
-
-
-def _delta(read: Mapping[str, Any]) -> int:
-    """Those of a layer of Gated DeltaNet."""
-    heads, wide = read["linear_num_value_heads"], read["linear_value_head_dim"]
-    v = heads * wide
-    qk = 2 * read["linear_num_key_heads"] * read["linear_key_head_dim"]
-    d = read["hidden_size"]
-    short = (qk + v) * read["linear_conv_kernel_dim"]
-    return int(d * (qk + 3 * v + 2 * heads) + short + 2 * heads + wide)

@@ -184,6 +184,30 @@ OLD = {
         "rope_theta": 1000000.0,
         "use_pos_enc": True,
     },
+    "Kimi Linear": {
+        "model_type": "kimi_linear",
+        "hidden_size": 2304,
+        "head_dim": 72,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "num_hidden_layers": 4,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "mla_use_nope": True,
+        "rope_theta": 10000.0,
+        "linear_attn_config": {
+            "full_attn_layers": [3],
+            "kda_layers": [1, 2, 4],
+            "num_heads": 32,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+        },
+        "use_grouped_topk": True,
+        "moe_router_activation_func": "sigmoid",
+    },
     "Nemotron 3 Nano": {
         "model_type": "nemotron_h",
         "hidden_size": 2688,
@@ -207,11 +231,17 @@ def test_both_schemas_give_one_record(config):
     assert records_of(config) == records_of(json.loads(json.dumps(today)))
 
 
+ATTENDS = {  # by default, all layers are recurrent
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": 32 * ["full_attention"]},
+}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_field_left_out_means_what_transformers_takes(family):
     kind = CONFIG_MAPPING[family]
     known = kind().to_dict()
-    more = {}
+    more = dict(ATTENDS.get(family, {}))
     if {"hidden_size", "num_attention_heads"} <= known.keys():
         more["hidden_size"] = 64 * known["num_attention_heads"]
     whole = kind(**more).to_dict()
@@ -240,6 +270,10 @@ REFUSED = {
     "family": ({"model_type": "llama9"}, "model_type='llama9' is none of"),
     "no family": ({"model_type": None}, "no model_type"),
     "parent of families": ({"model_type": "_rope"}, "is none of"),
+    "an indexer": (
+        {"model_type": "deepseek_v32"},
+        "an indexer chooses which keys a query attends to",
+    ),
     "mystery": ({"use_mystery": True}, "use_mystery=True is unknown"),
     "of others": ({"qk_layernorm": True}, "does not read qk_layernorm=True"),
     "softcap": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),

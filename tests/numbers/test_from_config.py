@@ -12,6 +12,7 @@ from attnref.numbers.specs import find_model
 from sitekit import ROOT
 from tests.kit.families import FAMILIES, config_of, model_of
 
+INDEXED = ["deepseek_v32", "glm_moe_dsa"]  # their attention is not written
 UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
 
 
@@ -30,7 +31,7 @@ QUICK = {
 }
 EACH = [
     pytest.param(f, marks=() if f in QUICK else pytest.mark.audit)
-    for f in FAMILIES
+    for f in FAMILIES + INDEXED
 ]
 
 
@@ -61,7 +62,7 @@ def test_the_cache_of_every_family_is_that_of_transformers(family):
     held = sum(
         getattr(layer, name).numel()
         for layer in past.layers
-        for name in ("keys", "values")
+        for name in ("keys", "values", "indexer_keys")
         if isinstance(getattr(layer, name, None), torch.Tensor)
     )
     if family == "falcon":  # it stores each head for every query head
@@ -82,6 +83,30 @@ def kept_states(layer):
     return sum(4 * t.numel() for t in states if t is not None) + sum(
         2 * t[..., 1:].numel() for t in inputs if t is not None
     )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"indexer_types": ["full", "full", "shared", "full"]},
+        {"index_topk_pattern": "FSSF"},
+        {"index_topk_freq": 3, "index_skip_topk_offset": 1},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_layers_that_share_an_indexer_store_no_key_of_their_own(more):
+    config = config_of("glm_moe_dsa", **more)
+    given = json.loads(json.dumps(config.to_dict()))
+    if "indexer_types" not in more:  # as the Hub has it
+        del given["indexer_types"]
+    model = model_from_config(given | more)
+    stored = [g.index_dim for g in model.groups for _ in range(g.layers)]
+    theirs = model_of(config)
+    assert model.params == sum(w.numel() for w in theirs.parameters())
+    past = theirs(torch.randint(3, 41, (3, 5)), use_cache=True).past_key_values
+    held = [layer.indexer_keys for layer in past.layers]
+    wanted = sum(keys.shape[-1] for keys in held if keys is not None)
+    assert sum(stored) == wanted < 4 * config.index_head_dim
 
 
 def test_layers_whose_state_is_not_known_are_refused():
