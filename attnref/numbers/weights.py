@@ -76,7 +76,8 @@ def attention_params(r: AttentionRecord) -> int:
     made = q * (2 if r.gate == "in q_proj" else 1) + k + v
     n += (d + r.qkv_bias) * made
     if r.gate in ("per channel", "per head"):
-        n += (d + r.gate_bias) * (out if r.gate == "per channel" else heads)
+        n += d * (out if r.gate == "per channel" else heads)
+        n += r.gate_bias * heads
     if r.norm and r.norm_weight:
         if r.norm in ("RMS of a head", "LayerNorm"):
             one = r.head_dim * (2 if r.norm == "LayerNorm" else 1)
