@@ -80,7 +80,10 @@ PARTS: dict[str, Part] = {
     "v_norm": Part(lambda r: r.v_norm, lambda r: {"v_norm": False}),
     "no_rope": Part(
         lambda r: not r.rope_theta and not r.alibi,
-        lambda r: {"rope_theta": 1e4, "rope_width": r.head_dim},
+        lambda r: {
+            "rope_theta": 1e4,
+            "rope_width": r.rope_dim or r.head_dim,
+        },
     ),
     "alibi": Part(lambda r: r.alibi, lambda r: {"alibi": False}),
     "theta": Part(lambda r: False),  # of a model: see `parts_of`
@@ -420,17 +423,17 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     def told(key: str, **facts: object) -> str:
         return word(key, language, **facts)
 
-    called = model.name
+    called, model_type = model.name, model.config["model_type"]
     if model.maker and language == "zh":
         called = f"{model.name}（{model.maker}）"
     yield "---"
     for key in ("title", "description"):
-        said = told(key, name=called, family=model.family, n=model.layers)
+        said = told(key, name=called, family=model_type, n=model.layers)
         yield f"{key}: {json.dumps(said, ensure_ascii=False)}"
     yield "notebook: false"
     yield "---"
     yield f"# {called} {{ #model }}\n"
-    yield told("lead", family=model.family) + "\n"
+    yield told("lead", family=model_type) + "\n"
     yield '<figure class="computed strips" markdown="0">'
     yield strip(model, language)
     yield f"<figcaption>{composition(model, language)}</figcaption></figure>\n"

@@ -201,6 +201,9 @@ FLAGS = {
     "cohere": {"use_qk_norm": True},
     "falcon": {"new_decoder_architecture": False, "multi_query": True},
     "falcon_h1": {"key_multiplier": 1.7},
+    "deepseek_v3": {  # the ends of the ramp of Kimi K2 are one
+        "rope_parameters": GROWING | {"beta_fast": 1.0, "beta_slow": 1.0}
+    },
     "glm4_moe": {"use_qk_norm": True},
     "granitemoehybrid": {"position_embedding_type": "rope"},
     "kimi_linear": {"q_lora_rank": 20},
