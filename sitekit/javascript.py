@@ -182,34 +182,41 @@ def _name(name: str) -> str:
 
 
 def expression(text: str) -> str:
-    """What `compile` gives for an expression over the fields of a config."""
+    """An expression over the fields of a config: the names that it reads, and
+    a function of that which reads them."""
     tree = ast.parse(text, mode="eval")
-    names = compile(text, "", "eval").co_names
-    listed = ", ".join(map(json.dumps, names))
+    names = " ".join(compile(text, "", "eval").co_names)
     run = Script(set(), by_name="r").value(tree.body)
-    return f"{{ co_names: $.tuple({listed}), run: (r) => {run} }}"
+    return f'["{names}", (r) => {run}]'
+
+
+EXPRESSION = re.compile(r"(?m)(?<=^  )(\w+) = (.*)$")
 
 
 def bundle(roots: Sequence[tuple[str, str]], files: Sequence[Path]) -> str:
-    """A script of its own, in which `python` has these functions."""
-    texts = {path.name: path.read_text("utf-8") for path in files}
-    found = sorted(
-        {
-            line.split(" = ", 1)[1]
-            for name, text in texts.items()
-            if name.endswith(".txt")
-            for line in text.splitlines()
-            if line.startswith("  ") and " = " in line
-        }
-    )
-    code = (f"{json.dumps(text)}: {expression(text)}" for text in found)
+    """A script of its own, in which `python` has these functions.
+
+    In files such as families.txt, expressions give way to numbers.
+    """
+    found: dict[str, int] = {}
+
+    def numbered(match: re.Match[str]) -> str:
+        n = found.setdefault(match[2], len(found))
+        return f"{match[1]} = {n}"
+
+    texts = {}
+    for path in files:
+        text = path.read_text("utf-8")
+        if path.suffix == ".txt":
+            text = EXPRESSION.sub(numbered, re.sub(r"(?m)^#.*\n", "", text))
+        texts[path.name] = text
     here = Path(__file__)
     own = [here.with_name(name).read_text("utf-8") for name in OWN]
     parts = [
         "const python = (() => {",
         f"const FILES = {json.dumps(texts, ensure_ascii=False)};",
         *(re.sub(r"(?m)^\s*(//.*\n\s*)*", "", text) for text in own),
-        "const CODE = {" + ",\n".join(code) + "};",
+        "const CODE = [" + ",\n".join(map(expression, found)) + "];",
         javascript(roots),
         "})();",
     ]
@@ -624,7 +631,7 @@ class Script:
         if name in self.known:
             return _name(name)
         if self.by_name and name not in EVALUATED:
-            return f'$.at({self.by_name}, "{name}")'
+            return f'{self.by_name}("{name}")'
         if self.by_name and name == "math":
             return "$.modules.math"
         return f"$b.{name}"

@@ -606,8 +606,11 @@ $b.getattr = (x, name, ...absent) => {
   if (found !== undefined) return found;
   return absent.length ? absent[0] : fail("AttributeError", name);
 };
-$b.compile = (text) => CODE[text];
-$b.eval = (code, _, read) => code.run(read);
+$b.compile = (number) => {
+  const [names, run] = CODE[number];
+  return { co_names: Tuple.from(names.split(" ")), run };
+};
+$b.eval = (code, _, read) => code.run((name) => $.at(read, name));
 
 // Methods of text, lists, dictionaries and sets.
 const blank = /^[\s\x1c-\x1f]+|[\s\x1c-\x1f]+$/g;
@@ -639,7 +642,7 @@ const TEXT = {
   splitlines: $.def(["keepends"], (x, kept = false) => (x.match(/[^\n]*\n|[^\n]+$/g) || []).map((l) => (kept ? l : l.replace(/\n$/, "")))),
   format: rest(([x, ...given], kw) => {
     let n = 0;
-    return x.replace(/\{(\w*)(?::([^}]*))?\}/g, (_, name, spec) => $.format(name ? kw[name] : given[n++], -1, spec));
+    return x.replace(/\{(\w*)(?::([^}]*))?\}/g, (_, name, spec) => $.format(/^\d/.test(name) ? given[name] : name ? kw[name] : given[n++], -1, spec));
   }),
 };
 const LIST = {

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnref.models.attention import Attention
 from attnref.models.generate import file_of
-from attnref.models.record import AttentionRecord, records_of
+from attnref.models.record import AttentionRecord, fields_of, records_of
 from attnref.numbers.from_config import group_of
 from attnref.numbers.kv_memory import growth, kv_bytes, size
 from attnref.numbers.specs import Model
@@ -249,7 +249,7 @@ def strip(model: Released, language: str) -> str:
     """As SVG with its text."""
     from sitekit.drawn.layer_patterns import drawn
 
-    found = letters(model.config, model.records)
+    found = letters(fields_of(model.config), model.records)
     said = composition(found, words(), language)
     return (
         f'<svg class="strip" role="img" aria-label="{said}" '
@@ -273,20 +273,20 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     def told(key: str, **facts: object) -> str:
         return word(key, language, **facts)
 
-    called = model.name
+    called, model_type = model.name, model.config["model_type"]
     if model.maker and language == "zh":
         called = f"{model.name}（{model.maker}）"
     yield "---"
     for key in ("title", "description"):
-        said = told(key, name=called, family=model.family, n=model.layers)
+        said = told(key, name=called, family=model_type, n=model.layers)
         yield f"{key}: {json.dumps(said, ensure_ascii=False)}"
     yield "notebook: false"
     yield "---"
     yield f"# {called} {{ #model }}\n"
-    yield told("lead", family=model.family) + "\n"
+    yield told("lead", family=model_type) + "\n"
     yield '<figure class="computed strips" markdown="0">'
     yield strip(model, language)
-    found = letters(model.config, model.records)
+    found = letters(fields_of(model.config), model.records)
     said = composition(found, words(), language)
     yield f"<figcaption>{said}</figcaption></figure>\n"
     yield f"## {told('differs')} {{ #differs data-search-exclude }}\n"

@@ -18,7 +18,6 @@ from attnref.models.record import (
 from attnref.numbers.from_config import model_from_config
 from attnref.numbers.kv_memory import (
     DTYPES,
-    Storage,
     group_bytes,
     reserved,
     size,
@@ -75,7 +74,7 @@ PARTS: dict[str, Part] = {
     "v_norm": Part(lambda r: r.v_norm, lambda r: {"v_norm": False}),
     "no_rope": Part(
         lambda r: not r.rope_theta and not r.alibi,
-        lambda r: {"rope_theta": 1e4, "rope_width": r.head_dim},
+        lambda r: {"rope_theta": 1e4, "rope_width": r.rope_dim or r.head_dim},
     ),
     "alibi": Part(lambda r: r.alibi, lambda r: {"alibi": False}),
     "theta": Part(lambda r: False),  # of a model: see `parts_of`

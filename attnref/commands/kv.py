@@ -119,6 +119,8 @@ def kinds(language: str) -> dict[str, str]:
 def describe(group: Group, words: Mapping[str, str]) -> str:
     """What kind of layers a group has, in a few words."""
     if isinstance(group, Recurrent):
+        if not group.state_heads:
+            return words["convolution"].format(group.conv_channels)
         matrix = f"{group.key_dim}{words['by']}{group.value_dim}"
         return words["states"].format(group.state_heads, matrix)
     if isinstance(group, Mla):

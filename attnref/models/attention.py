@@ -275,7 +275,9 @@ class Attention(nn.Module):
             c = self.kv_a_layernorm(c)  # (B, 1, T, R)
             if r.latent_factor != 1:
                 c = c * r.latent_factor
-            q_rope, k_rope = rotate(r, q_rope, angle), rotate(r, k_rope, angle)
+            if r.rope_theta:
+                q_rope = rotate(r, q_rope, angle)
+                k_rope = rotate(r, k_rope, angle)
             up = self.kv_b_proj.weight.view(H, -1, r.kv_rank)
             w_uk, w_uv = up.split((D - r.rope_dim, r.v_head_dim), dim=1)
             q = torch.cat((q @ w_uk, q_rope), dim=-1)  # (B, H, T, R + Dr)

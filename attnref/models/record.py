@@ -142,6 +142,7 @@ def rows_of(path: Path) -> dict[str, Family]:
     return found
 
 
+INDEXED = "deepseek_v32", "glm_moe_dsa"
 UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
 WRONG = "a field of the config has a value of a wrong type"
 
@@ -229,12 +230,8 @@ def records_of(
 ) -> dict[int, AttentionRecord]:
     """The records of all layers that have softmax attention, by layer."""
     given = fields_of(config)
-    kinds = kinds_of(given)
-    found = {
-        layer: _record(given, kinds, layer)
-        for layer, kind in enumerate(kinds)
-        if kind in KINDS
-    }
+    layers = enumerate(layers_of(given))
+    found = {layer: record for layer, (_, record) in layers if record}
     if not found:
         family, _ = _family(given)
         raise ValueError(f"{family}: no layer has softmax attention")
@@ -264,6 +261,18 @@ class Fields(dict[str, Any]):
             raise KeyError(name)  # it is not a field
 
 
+Layers = Sequence[tuple[str, AttentionRecord | None]]
+
+
+def layers_of(given: Mapping[str, Any]) -> Layers:
+    """What the config calls each layer, and the record of its attention."""
+    kinds = kinds_of(given)
+    return [
+        (kind, _record(given, kinds, layer) if kind in KINDS else None)
+        for layer, kind in enumerate(kinds)
+    ]
+
+
 def kinds_of(given: Mapping[str, Any]) -> list[str]:
     """What the config calls each of its layers."""
     family, row = _family(given)
@@ -283,9 +292,20 @@ def fields_of(config: Any) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}; pass an object")
     text, tied = config.get("text_config"), "tie_word_embeddings"
-    if not isinstance(text, Mapping):
-        return dict(config)
-    return {name: config[name] for name in config if name == tied} | dict(text)
+    found = dict(config)
+    if isinstance(text, Mapping):
+        found = {n: config[n] for n in config if n == tied} | dict(text)
+    if found.get("model_type") == "kimi_k2":  # so it is called on the Hub
+        found["model_type"] = "deepseek_v3"
+    return found
+
+
+def without_indexer(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same model with queries that attend to all keys."""
+    if given.get("model_type") not in INDEXED:
+        return given
+    kept = {k: v for k, v in given.items() if not k.startswith("index")}
+    return kept | {"model_type": "deepseek_v3", "layer_types": None}
 
 
 def parsed(text: str) -> Any:
@@ -307,6 +327,11 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
         raise ValueError("the config has no model_type")
     if f"{family}_text" in families():  # of images too, and without text_config
         family = f"{family}_text"
+    if family in INDEXED:
+        raise ValueError(
+            f"{family}: an indexer chooses which keys a query attends to, and "
+            "it is not written here"
+        )
     if family not in families() or family.startswith("_"):
         known = sum(not name.startswith("_") for name in families())
         raise ValueError(

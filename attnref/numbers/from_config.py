@@ -3,14 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from attnref.models.record import KINDS as SOFTMAX
 from attnref.models.record import (
+    UNREADABLE,
     AttentionRecord,
-    attention_of,
+    Fields,
     fields_of,
-    kinds_of,
+    layers_of,
+    rows_of,
+    without_indexer,
 )
 from attnref.numbers.specs import (
     Chunked,
@@ -24,9 +28,11 @@ from attnref.numbers.specs import (
 )
 from attnref.numbers.weights import params_of
 
-LONGEST = "max_position_embeddings", "n_positions", "max_seq_len", "seq_length"
-# Their layers without softmax are Gated DeltaNet.
-DELTA = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"
+LONGEST = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "model_max_length",
+)
+STATE = "state_heads", "key_dim", "value_dim", "conv_channels", "conv_kernel"
 
 
 def model_from_config(
@@ -47,15 +53,16 @@ def model_from_config(
     given = fields_of(config)
     here = Source("config.json", "")
     if given.get("model_type") == "longcat_flash":  # two in each layer
-        layers = given.get("num_layers")
-        if isinstance(layers, int):
-            given["num_hidden_layers"] = 2 * layers
+        pairs = given.get("num_layers")
+        if isinstance(pairs, int):
+            given["num_hidden_layers"] = 2 * pairs
+    layers = layers_of(without_indexer(given))
     found: dict[Group, int] = {}
-    for layer, kind in enumerate(kinds_of(given)):
-        for group in _groups(given, layer, kind):
+    for layer, (kind, record) in enumerate(layers):
+        for group in _groups(given, layer, kind, record):
             found[group] = found.get(group, 0) + 1
     longest = next((given[n] for n in LONGEST if given.get(n)), 0)
-    counted = params_of(given)
+    counted = params_of(given, layers)
     family, name = given["model_type"], given.get("_name_or_path")
     if isinstance(config, (str, PathLike)):
         name = fspath(config)
@@ -74,18 +81,24 @@ def model_from_config(
     )
 
 
-def _groups(given: Mapping[str, Any], layer: int, kind: str) -> list[Group]:
+def _groups(
+    given: Mapping[str, Any],
+    layer: int,
+    kind: str,
+    record: AttentionRecord | None,
+) -> list[Group]:
     """What one layer stores."""
-    family = given["model_type"]
-    if family == "falcon_h1" or (kind not in SOFTMAX and family not in DELTA):
-        raise ValueError(
-            f"{family}: the state of its recurrent layers is not known, so "
-            "the cache would be counted too small"
-        )
-    if kind not in SOFTMAX:
-        return [_delta(given)]
-    group = group_of(attention_of(given, layer))
-    return [group] if group else []
+    read = _beside(given, layer, kind)
+    found: list[Group] = []
+    if record:
+        group = group_of(record)
+        if isinstance(group, Mla) and "index_dim" in read:
+            group = replace(group, index_dim=_size(given, read, "index_dim"))
+        found = [group] if group else []
+    if "state_heads" in read and (read["beside"] or not record):
+        sizes = {name: _size(given, read, name) for name in STATE}
+        found.append(Recurrent(layers=1, **sizes))
+    return found
 
 
 def group_of(r: AttentionRecord) -> Group | None:
@@ -100,6 +113,7 @@ def group_of(r: AttentionRecord) -> Group | None:
             qk_rope_head_dim=r.rope_dim,
             qk_nope_head_dim=r.head_dim - r.rope_dim,
             v_head_dim=r.v_head_dim,
+            rotated=r.rope_theta is not None,
         )
     sizes = {
         "layers": 1,
@@ -113,26 +127,27 @@ def group_of(r: AttentionRecord) -> Group | None:
     return Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)
 
 
-def _delta(given: Mapping[str, Any]) -> Recurrent:
-    names = [
-        *("num_value_heads", "num_key_heads", "key_head_dim"),
-        *("value_head_dim", "conv_kernel_dim"),
-    ]
-    sizes: list[int] = []
-    for name in names:
-        size = given.get(f"linear_{name}")
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(
-                f"{given['model_type']}: linear_{name}={size} is no positive "
-                "number"
-            )
-        sizes.append(size)
-    heads, key_heads, key_dim, value_dim, kernel = sizes
-    return Recurrent(
-        layers=1,
-        state_heads=heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        conv_channels=2 * key_heads * key_dim + heads * value_dim,
-        conv_kernel=kernel,
-    )
+def _beside(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
+    """What `states.txt` says of a layer."""
+    family = given["model_type"]
+    row = rows_of(Path(__file__).with_name("states.txt")).get(family)
+    if row is None and kind not in SOFTMAX:
+        raise ValueError(
+            f"{family}: the state of its recurrent layers is not known, so "
+            "the cache would be counted too small"
+        )
+    read = Fields({k: v for k, v in given.items() if v is not None})
+    read["layer"], found = layer, Fields()
+    for name, code in row.fields.items() if row else ():
+        try:
+            found[name] = read[name] = eval(code, {}, read)
+        except UNREADABLE:
+            raise ValueError(f"{family}: {name} cannot be read") from None
+    return Fields() if kind in (found["nothing"] or ()) else found
+
+
+def _size(given: Mapping[str, Any], read: Fields, name: str) -> int:
+    size, least = read[name], 1 if name == "conv_kernel" else 0
+    if not isinstance(size, int) or size < least:
+        raise ValueError(f"{given['model_type']}: {name}={size} is no size")
+    return size

@@ -169,7 +169,8 @@ class Recurrent:
         matrix = self.key_dim * self.value_dim
         state = Store("state", self.state_heads, (matrix,))
         past = self.conv_kernel - 1  # the newest input is not kept
-        return state, Store("conv", self.conv_channels, (past,))
+        conv = Store("conv", self.conv_channels, (past,))
+        return tuple(store for store in (state, conv) if store.heads)
 
 
 Group = Full | Mla | Compressed | Recurrent

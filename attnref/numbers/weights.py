@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from attnref.models.record import (
-    KINDS,
     UNREADABLE,
     AttentionRecord,
     Fields,
-    attention_of,
-    kinds_of,
+    Layers,
     rows_of,
 )
 
 BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
-LAST = "mlp", "norms", "ends", "once", "tied"  # made of the other fields
+LAST = "mlp", "mixer", "norms", "ends", "once", "tied"  # made of the others
 
 
-def params_of(given: Mapping[str, Any]) -> tuple[int, int] | None:
+def params_of(
+    given: Mapping[str, Any], layers: Layers
+) -> tuple[int, int] | None:
     """All parameters, and those of attention; None if the family is not known.
 
     Draft layers and vision encoders are not counted.
@@ -30,16 +30,16 @@ def params_of(given: Mapping[str, Any]) -> tuple[int, int] | None:
     attention = rest = 0
     read = Fields()
     try:
-        for layer, kind in enumerate(kinds_of(given)):
+        for layer, (kind, record) in enumerate(layers):
             read = Fields({k: v for k, v in given.items() if v is not None})
-            read["layer"] = layer
+            read["layer"], read["layer_type"] = layer, kind
             for name in sorted(row.fields, key=LAST.__contains__):
                 read[name] = eval(row.fields[name], {}, read)
             rest += read["mlp"] + read["norms"] * read["d"]
-            if kind in KINDS:
-                attention += attention_params(attention_of(given, layer))
-            else:
-                attention += _delta(read)
+            if record is None or read["mixer"]:
+                attention += read["mixer"]
+            if record:
+                attention += attention_params(record)
         ends = (1 if read["tied"] else 2) * read["vocab_size"] + read["ends"]
         whole = attention + rest + ends * read["d"] + read["once"]
     except UNREADABLE:
@@ -74,20 +74,11 @@ def attention_params(r: AttentionRecord) -> int:
     made = q * (2 if r.gate == "in q_proj" else 1) + k + v
     n += (d + r.qkv_bias) * made
     if r.gate in ("per channel", "per head"):
-        n += (d + r.gate_bias) * (out if r.gate == "per channel" else heads)
+        n += d * (out if r.gate == "per channel" else heads)
+        n += r.gate_bias * heads
     if r.norm and r.norm_weight:
         if r.norm in ("RMS of a head", "LayerNorm"):
             one = r.head_dim * (2 if r.norm == "LayerNorm" else 1)
             return n + one * (2 if k else 1)
         return n + q + k
     return n
-
-
-def _delta(read: Mapping[str, Any]) -> int:
-    """Those of a layer of Gated DeltaNet."""
-    heads, wide = read["linear_num_value_heads"], read["linear_value_head_dim"]
-    v = heads * wide
-    qk = 2 * read["linear_num_key_heads"] * read["linear_key_head_dim"]
-    d = read["hidden_size"]
-    short = (qk + v) * read["linear_conv_kernel_dim"]
-    return int(d * (qk + 3 * v + 2 * heads) + short + 2 * heads + wide)

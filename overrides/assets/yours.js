@@ -73,6 +73,10 @@
     return [...out, code.slice(at)];
   };
 
+  const bar = document.querySelector(".whole");
+  const code = bar.nextElementSibling.querySelector("code");
+  const lines = bar.querySelector(".size").textContent.replace(/^\d+/, "");
+  const results = [part("layers"), part("differs"), part("memory"), bar, bar.nextElementSibling];
   let model = null;
   const told = $.from(words);
   const pageWords = $.from(said);
@@ -138,14 +142,14 @@
       model = null;
       say(form, refused(error));
     }
-    for (const name of ["layers", "differs", "file"]) part(name).classList.toggle("stale", !found);
+    for (const box of results) box.classList.toggle("stale", !found);
     if (found) {
       try {
         model = { sizes: counted(text) };
       } catch (error) {
         model = { error: refused(error) };
       }
-      const layers = part("layers"), differs = part("differs"), file = part("file");
+      const layers = part("layers"), differs = part("differs");
       strip(layers, found.letters);
       layers.querySelector("svg").ariaLabel = found.said;
       layers.querySelector(".said code").textContent = found.family;
@@ -153,13 +157,12 @@
       table(layers, found.kinds);
       list(differs.querySelector("ul"), found.differs);
       differs.querySelector("p").hidden = found.differs.length > 0;
-      file.querySelector("code").replaceChildren(...coloured(found.file));
-      const link = file.querySelector("a");
+      code.replaceChildren(...coloured(found.file));
+      const link = bar.querySelector("a");
       link.href = `data:text/x-python;charset=utf-8,${encodeURIComponent(found.file)}`;
-      const size = file.querySelector(".size");
-      size.textContent = size.dataset.text.replace("{n}", found.file.split("\n").length - 1);
+      link.download = link.textContent = "attention.py";
+      bar.querySelector(".size").textContent = found.file.split("\n").length - 1 + lines;
     }
-    part("memory").classList.toggle("stale", !found);
     weigh();
   };
 

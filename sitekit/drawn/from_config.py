@@ -97,7 +97,9 @@ def known(language: str) -> Rows:
                 for part in row["parts"]
             )
             or "Llama",
+            f"{row['error']:.0e}",
             str(row["lines"]),
+            join.join(f"`{kind}`" for kind in row["without"]),
         ]
         for family, row in sorted(_record().items())
     ]

@@ -6,11 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
-
 from attnref.models import record
 from attnref.numbers import weights
 from attnref.numbers.devices import devices
@@ -23,7 +18,12 @@ from sitekit.javascript import bundle
 from sitekit.render import Words, inline, render
 
 FIRST = "qwen3-8b"
-CHOSEN = {"device": "h100", "ranks": 1, "weights": "bf16", "cache": "bf16"}
+CHOSEN: dict[str, Any] = {
+    "device": "h100",
+    "ranks": 1,
+    "weights": "bf16",
+    "cache": "bf16",
+}
 CHOSEN |= {"tokens": 32_768}
 SAID = "token", "weighs", "uncounted", "fits", "none", "step"
 
@@ -59,9 +59,6 @@ def yours(
                 for id, device in devices().items()
             },
         }
-    if part == "file":
-        facts["code"], facts["text"] = coloured(said["file"]), said["file"]
-        facts["count"] = models.words()["page"]["size"][language]
     return render("yours", **facts)
 
 
@@ -99,11 +96,6 @@ def written(config: dict[str, Any]) -> str:
     return json.dumps(config, indent=2, ensure_ascii=False)
 
 
-def coloured(code: str) -> Markup:
-    made = highlight(code, PythonLexer(), HtmlFormatter(nowrap=True))
-    return Markup(made)
-
-
 @cache
 def script() -> str:
     """assets/record.js: the record, the file and the numbers of a config."""
@@ -113,7 +105,7 @@ def script() -> str:
     roots = ["answer", "counted", "memory", "Use"]
     return bundle(
         [("sitekit.told", name) for name in roots],
-        [*files, other.with_suffix(".txt")],
+        [*files, other.with_suffix(".txt"), other.with_name("states.txt")],
     )
 
 

@@ -106,6 +106,7 @@ GROWING = {
     "llama_4_scaling_beta": 0.1,
 }
 MLA = {"num_key_value_heads": 6, "head_dim": 8}
+MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 8}
 MIXED = ["sliding_attention", "full_attention"]
 WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
 
@@ -117,7 +118,14 @@ def each(names: str, more: dict[str, Any]) -> dict[str, dict[str, Any]]:
 # What a family needs beside the sizes.
 OWN: dict[str, dict[str, Any]] = {
     **each("axk1 deepseek_v3 glm4_moe_lite minicpm3 youtu", MLA),
+    "bamba": MAMBA | {"attn_layer_indices": [1, 3], "head_dim": 8},
+    "granitemoehybrid": MAMBA
+    | {"layer_types": 2 * ["linear_attention", "full_attention"]},
+    "kimi_linear": MLA
+    | {"linear_num_heads": 2, "linear_head_dim": 8}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v2": MLA | {"num_experts_per_tok": 2},
+    **each("deepseek_v32 glm_moe_dsa", MLA),
     "longcat_flash": MLA | {"zero_expert_num": 2, "moe_topk": 2},
     "mistral4": MLA
     | {"head_dim": 20}
@@ -193,7 +201,12 @@ FLAGS = {
     "cohere": {"use_qk_norm": True},
     "falcon": {"new_decoder_architecture": False, "multi_query": True},
     "falcon_h1": {"key_multiplier": 1.7},
+    "deepseek_v3": {  # the ends of the ramp of Kimi K2 are one
+        "rope_parameters": GROWING | {"beta_fast": 1.0, "beta_slow": 1.0}
+    },
     "glm4_moe": {"use_qk_norm": True},
+    "granitemoehybrid": {"position_embedding_type": "rope"},
+    "kimi_linear": {"q_lora_rank": 20},
     "gpt2": {"scale_attn_by_inverse_layer_idx": True},
     "gpt_bigcode": {"multi_query": False},
     "mixtral": {"sliding_window": 7},

@@ -12,10 +12,7 @@ from attnref.numbers.specs import find_model
 from sitekit import ROOT
 from tests.kit.families import FAMILIES, config_of, model_of
 
-REFUSED = {  # layers whose state is not known
-    *("falcon_h1", "jamba", "lfm2", "lfm2_moe", "lfm3", "minimax"),
-    *("nemotron_h", "olmo_hybrid"),
-}
+INDEXED = ["deepseek_v32", "glm_moe_dsa"]  # their attention is not written
 UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
 
 
@@ -34,24 +31,49 @@ QUICK = {
 }
 EACH = [
     pytest.param(f, marks=() if f in QUICK else pytest.mark.audit)
-    for f in FAMILIES
+    for f in FAMILIES + INDEXED
 ]
 
 
-@pytest.mark.parametrize("family", EACH)
-def test_the_parameters_of_a_family_are_those_of_transformers(family):
+# What is off by default, and adds or takes away parameters.
+FLAGS = {
+    "bamba": {"mamba_proj_bias": True, "mamba_conv_bias": False},
+    "falcon": {"new_decoder_architecture": False, "parallel_attn": False},
+    "falcon_h1": {"mamba_rms_norm": True, "projectors_bias": True},
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+        "use_double_wide_mlp": True,
+    },
+    "granitemoehybrid": {"num_local_experts": 0},
+    "jamba": {"mamba_dt_rank": "auto"},
+    "lfm2": {"block_auto_adjust_ff_dim": False, "conv_bias": True},
+    "nemotron_h": {"moe_latent_size": 20},
+    "opt": {"enable_bias": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [pytest.param(*p.values, {}, marks=p.marks) for p in EACH]
+    + [*FLAGS.items()],
+)
+def test_the_parameters_of_a_family_are_those_of_transformers(family, more):
     """Those whose whole model is known; of the others, none are told."""
-    config = config_of(family)
-    if family in REFUSED:
-        return
+    config = config_of(family, **more)
     rows = rows_of(ROOT / "attnref/numbers/weights.txt")
-    counted = read(config).params
+    tied = getattr(config, "tie_word_embeddings", None)
+    given = json.loads(json.dumps(config.to_dict()))  # the model with the head
+    given["tie_word_embeddings"] = bool(tied)  # says so, if the text does not
+    counted = model_from_config(given).params
     assert (counted is not None) == (family in rows)
     if counted is not None:
         model = model_of(config)
         count = sum(weight.numel() for weight in model.parameters())
         heads = {"lm_head", "embed_out"} & model._modules.keys()
-        if not heads and not config.tie_word_embeddings:
+        if not heads and not tied:
             count += config.vocab_size * config.hidden_size
         assert counted == count
 
@@ -61,22 +83,68 @@ def test_the_parameters_of_a_family_are_those_of_transformers(family):
 )
 def test_the_cache_of_every_family_is_that_of_transformers(family):
     config = config_of(family)
-    if family in REFUSED:
-        with pytest.raises(ValueError, match="would be counted too small"):
-            read(config)
-        return
     model, tokens = read(config), 5
     out = model_of(config)(torch.randint(3, 41, (3, tokens)), use_cache=True)
+    past = out.past_key_values
     held = sum(
         getattr(layer, name).numel()
-        for layer in out.past_key_values.layers
-        for name in ("keys", "values")
+        for layer in past.layers
+        for name in ("keys", "values", "indexer_keys")
         if isinstance(getattr(layer, name, None), torch.Tensor)
     )
     if family == "falcon":  # it stores each head for every query head
         held //= model.groups[0].q_heads // model.groups[0].kv_heads
     kept = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
     assert kept == 2 * held
+    states = [kept_states(layer) for layer in past.layers]
+    lightning = getattr(past, "linear_cache", [])
+    states += [4 * t.numel() for t in lightning if len(t)]
+    assert state_bytes(model, batch=3) == sum(states)
+
+
+def kept_states(layer):
+    """In float32, and inputs of a convolution in bfloat16, without the newest
+    one: a next step does without it."""
+    states = getattr(layer, "recurrent_states", {}).values()
+    inputs = getattr(layer, "conv_states", {}).values()
+    return sum(4 * t.numel() for t in states if t is not None) + sum(
+        2 * t[..., 1:].numel() for t in inputs if t is not None
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"indexer_types": ["full", "full", "shared", "full"]},
+        {"index_topk_pattern": "FSSF"},
+        {"index_topk_freq": 3, "index_skip_topk_offset": 1},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_layers_that_share_an_indexer_store_no_key_of_their_own(more):
+    config = config_of("glm_moe_dsa", **more)
+    given = json.loads(json.dumps(config.to_dict()))
+    if "indexer_types" not in more:  # as the Hub has it
+        del given["indexer_types"]
+    model = model_from_config(given | more)
+    stored = [g.index_dim for g in model.groups for _ in range(g.layers)]
+    theirs = model_of(config)
+    assert model.params == sum(w.numel() for w in theirs.parameters())
+    past = theirs(torch.randint(3, 41, (3, 5)), use_cache=True).past_key_values
+    held = [layer.indexer_keys for layer in past.layers]
+    wanted = sum(keys.shape[-1] for keys in held if keys is not None)
+    assert sum(stored) == wanted < 4 * config.index_head_dim
+
+
+def test_layers_whose_state_is_not_known_are_refused():
+    config = config_of("llama").to_dict()
+    with pytest.raises(ValueError, match="would be counted too small"):
+        model_from_config(config | {"layer_types": 4 * ["linear_attention"]})
+    config = config_of("lfm2").to_dict()
+    with pytest.raises(ValueError, match="lfm2: conv_kernel=0 is no size"):
+        model_from_config(config | {"conv_L_cache": 0})
+    with pytest.raises(ValueError, match="lfm2: conv_kernel=None is no size"):
+        model_from_config(config | {"conv_L_cache": None})
 
 
 # Facts of files as they were released, with where and when they were read.
