@@ -3,6 +3,8 @@ is given and gives."""
 
 import importlib
 import inspect
+import math
+import random
 from typing import Any, NamedTuple
 
 import torch
@@ -341,3 +343,24 @@ PROJECTIONS = {
     *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),
     *("Wqkv", "Wq"),
 }
+
+
+# What may stand in a field.
+HOSTILE = [
+    *(None, 0, -1, 1, 7, 10**30, 1.5, -0.5, math.inf, math.nan, True, False),
+    *("x", "", "1e4", [], [1], [None] * 4, {}, {"a": 1}, {"__proto__": 1}),
+    *(["full_attention"], ["sliding_attention"] * 4, [[["global"], 4]]),
+    {"rope_type": "yarn"},
+    {"rope_type": "llama3", "factor": "8"},
+    {"rope_type": "linear", "rope_theta": -1.0, "factor": 0},
+    {"full_attention": {"rope_type": []}},
+]
+
+
+def spoiled(family: str, chance: random.Random) -> dict[str, Any]:
+    """The config of a family with one to three fields that hold anything."""
+    config: dict[str, Any] = config_of(family).to_dict()
+    for name in chance.sample([*config], chance.randint(1, 3)):
+        if name != "model_type":
+            config[name] = chance.choice(HOSTILE)
+    return config

@@ -10,7 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from attnref import AttentionRecord, attention_of
 from attnref.models.generate import file_of
 from attnref.models.record import OF_ROPE, families, records_of
-from tests.kit.families import FAMILIES, config_of
+from tests.kit.families import FAMILIES, spoiled
 
 LLAMA = {
     "model_type": "llama",
@@ -314,17 +314,6 @@ def test_a_file_is_read(tmp_path):
         attention_of(file)
 
 
-HOSTILE = [
-    *(None, 0, -1, 1, 7, 10**30, 1.5, -0.5, math.inf, math.nan, True, False),
-    *("x", "", "1e4", [], [1], [None] * 4, {}, {"a": 1}, {"__proto__": 1}),
-    *(["full_attention"], ["sliding_attention"] * 4, [[["global"], 4]]),
-    {"rope_type": "yarn"},
-    {"rope_type": "llama3", "factor": "8"},
-    {"rope_type": "linear", "rope_theta": -1.0, "factor": 0},
-    {"full_attention": {"rope_type": []}},
-]
-
-
 @pytest.mark.parametrize(
     "seed",
     [0, *(pytest.param(n, marks=pytest.mark.audit) for n in range(1, 9))],
@@ -332,10 +321,7 @@ HOSTILE = [
 def test_hostile_configs_are_read_or_refused_in_a_sentence(seed):
     chance, read, refused = random.Random(seed), 0, 0
     for family in FAMILIES:
-        config = config_of(family).to_dict()
-        for name in chance.sample([*config], chance.randint(1, 3)):
-            if name != "model_type":
-                config[name] = chance.choice(HOSTILE)
+        config = spoiled(family, chance)
         try:
             records = records_of(config)
             if family in ("gemma3_text", "gpt_oss", "deepseek_v3", "bloom"):

@@ -1,0 +1,173 @@
+"""Your model: the page's script against the Python that it is made of."""
+
+import json
+import random
+from functools import partial
+
+import pytest
+
+from attnref.models.generate import file_of
+from sitekit import CONFIGS
+from sitekit import released as models
+from sitekit.drawn import your_model
+from sitekit.told import answer, counted, memory
+from tests.kit import sampled
+from tests.kit.families import FAMILIES, config_of, spoiled
+from tests.kit.site import opened
+
+WORDS = {
+    "token": "{}",
+    "weighs": "{} {}",
+    "uncounted": "unknown",
+    "fits": "{} {} {}",
+    "none": "{1} {2}",
+    "step": "{}",
+}
+USES = (
+    your_model.use(),
+    your_model.use(device="h20", ranks=8, weights="fp8", tokens=131_072),
+    your_model.use(device="l4", cache="int4", tokens=1),
+)
+
+FAULTS = [
+    *('"a\\q"', '"\\u12"', "NaN", "01", "1.", "-", '"\\ud800"', "1e400"),
+    *("9" * 30, "tru", '"x', "\x01", "\n", "{", "]", ",", ":", "\t", ""),
+]
+
+# What the script makes of texts: an answer each, and the memory of each use.
+TRIED = """([texts, uses, words]) => {
+  const { $, $b, answer, counted, memory, Use } = python;
+  const tried = (make) => {
+    try {
+      return $.plain(make());
+    } catch (error) {
+      if (error instanceof $b.ValueError) return error.text;
+      throw error;
+    }
+  };
+  const used = uses.map(([mib, speed, ranks, weights, cache, tokens]) => $.call(
+    Use, [BigInt(mib), speed, BigInt(ranks), weights, cache, BigInt(tokens)]));
+  return texts.map(([text, language]) => [
+    tried(() => answer(text, $.from(words[language]), language)),
+    ...used.map((use) => tried(
+      () => memory(counted(text), use, $.from(words.page)))),
+  ]);
+}"""
+
+
+def tried(make):
+    """As JSON has it, or why it was refused."""
+    try:
+        return json.loads(json.dumps(make()))
+    except ValueError as error:
+        return str(error)
+
+
+def expected(text, language):
+    return [
+        tried(partial(answer, text, models.words(), language)),
+        *(tried(partial(kept, text, use)) for use in USES),
+    ]
+
+
+def kept(text, use):
+    return memory(counted(text), use, WORDS)
+
+
+def broken(text, chance):
+    """A text with a fault in its JSON, or none that matters."""
+    at, change = chance.randrange(len(text)), chance.choice(FAULTS)
+    return text[:at] + change + text[at + chance.randrange(3) :]
+
+
+@pytest.fixture(scope="module")
+def page(chromium, address):
+    url = address + "models/your-model/"
+    with opened(chromium, url, until="load") as page:
+        yield page
+    assert page.faults == []
+
+
+def agree(page, texts):
+    """The script says of each text what Python says; how many are refused."""
+    words = {language: models.words() for language in CONFIGS}
+    given = [texts, [list(use) for use in USES], {**words, "page": WORDS}]
+    found, refused = page.evaluate(TRIED, given), 0
+    for (text, language), got in zip(texts, found, strict=True):
+        wanted = expected(text, language)
+        assert got == wanted, text
+        refused += isinstance(wanted[0], str)
+    assert page.evaluate("({}).a === undefined")  # of {"__proto__": ...}
+    return refused
+
+
+def test_script_and_python_agree_on_released_models(page):
+    texts = [your_model.written(m.config) for m in models.released().values()]
+    both = [(text, [*CONFIGS][n % 2]) for n, text in enumerate(texts)]
+    assert agree(page, both) == 0
+
+
+@pytest.mark.parametrize("family", sampled(FAMILIES, ["gemma3n_text", "bloom"]))
+def test_they_agree_on_every_family(page, family):
+    text = json.dumps(config_of(family).to_dict())
+    assert agree(page, [(text, "en")]) == 0
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [0, *(pytest.param(n, marks=pytest.mark.audit) for n in range(1, 9))],
+)
+def test_they_agree_on_hostile_configs_and_on_broken_files(page, seed):
+    chance = random.Random(seed)
+    some = FAMILIES if seed else FAMILIES[::8]
+    texts = [json.dumps(spoiled(family, chance)) for family in some]
+    whole = [your_model.written(m.config) for m in models.released().values()]
+    texts += [
+        broken(chance.choice(whole), chance) for _ in range(5 * len(some))
+    ]
+    refused = agree(page, [(text, "en") for text in texts])
+    assert len(texts) / 3 < refused < len(texts)
+
+
+def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
+    page.select_option("[name=model]", "gemma-2-9b")
+    config = models.released()["gemma-2-9b"].config
+    link = page.locator(".whole a.download").get_attribute("href")
+    code = page.evaluate("async (l) => (await fetch(l)).text()", link)
+    assert code == file_of(config)
+    assert page.locator(".yours.layers .said code").inner_text() == "gemma2"
+
+    # A field is changed by hand: the heads follow, and so does the address.
+    text = json.dumps(config | {"num_key_value_heads": 4})
+    page.fill("textarea", text)
+    row = page.locator(".yours.layers tbody tr").first
+    assert row.locator("td").nth(1).inner_text() == "16 / 4 / 256"
+    page.fill("[name=tokens]", "8K")
+    page.select_option("[name=device]", "h20")
+    said = page.locator(".yours.memory ul").inner_text()
+    with opened(chromium, page.url, until="load") as again:
+        assert again.locator(".yours.memory ul").inner_text() == said
+        assert again.locator("[name=tokens]").input_value() == "8K"
+        again_row = again.locator(".yours.layers tbody tr").first
+        assert again_row.inner_text() == row.inner_text()
+
+    # What is not known is refused; the last result stays, in grey.
+    page.fill("textarea", text.replace("gemma2", "gemma9"))
+    problem = page.locator(".yours.entry .problems")
+    assert "model_type='gemma9' is none of" in problem.inner_text()
+    assert page.locator(".stale").count() == 5
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    page.set_input_files("[name=file]", file)
+    page.wait_for_function("!document.querySelector('.stale')")
+    assert not problem.is_visible()
+    page.fill("[name=tokens]", "many")
+    assert page.locator(".yours.memory .problems").is_visible()
+
+
+def test_what_the_page_shows_first_is_what_its_script_shows(site):
+    """Without JavaScript, one reads the first model."""
+    text = (site.folder / "models/your-model/index.html").read_text("utf-8")
+    said = answer(your_model.text(), models.words(), "en")
+    for row in said["kinds"]:
+        assert "".join(f"<td>{cell}</td>" for cell in row) in text
