@@ -354,9 +354,18 @@ class _Fold(_Text):
 
 def _read_only(source: str) -> str:
     """Without names, parameters and definitions that nothing reads."""
-    while changes := next(filter(None, _unread(_Text(source))), None):
-        source = _edited(source, changes)
-    return source
+    while True:
+        taken: list[Change] = []
+        for changes in _unread(_Text(source)):
+            if not any(_overlap(a, b) for a in taken for b in changes):
+                taken += changes
+        if not taken:
+            return source
+        source = _edited(source, taken)
+
+
+def _overlap(a: Change, b: Change) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
 
 
 def _unread(text: _Text) -> Iterator[list[Change]]:
