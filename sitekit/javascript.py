@@ -309,6 +309,9 @@ class Script:
                 return [f"{self.keyword()}{_name(name)} = {value};"]
             case ast.Attribute(inner, name):
                 return [f"{self.value(inner)}.{name} = {value};"]
+            case ast.Subscript(inner, ast.Slice(ast.expr() as low, None)):
+                start = self.value(low)
+                return [f"$.put({self.value(inner)}, {start}, {value});"]
             case ast.Subscript(inner, at):
                 return [
                     f"$.put({self.value(inner)}, {self.value(at)}, {value});"

@@ -274,7 +274,33 @@ $.has = (x, item) => {
   return false;
 };
 const COMPLEX = new Instance(); // what no field can be
+// What torch is needed for: vectors of float32.
+class Vector extends Instance {
+  constructor(values) {
+    super();
+    this.values = [...values].map(Math.fround);
+  }
+  clamp(low, high) {
+    return new Vector(this.values.map((x) => Math.min(Math.max(x, real(low)), real(high))));
+  }
+  log() {
+    return new Vector(this.values.map(Math.log));
+  }
+  tolist() {
+    return this.values;
+  }
+}
+const each = (a, b, of) => {
+  const at = (x, i) => (x instanceof Vector ? x.values[i] : real(x));
+  const { values } = a instanceof Vector ? a : b;
+  return new Vector(values.map((_, i) => of(at(a, i), at(b, i))));
+};
+const torch = {
+  arange: (...ends) => new Vector([...$b.range(...ends)].map(Number)),
+  tensor: (values) => new Vector(values.map(real)),
+};
 const arithmetic = (exact, floats) => (a, b) => {
+  if (a instanceof Vector || b instanceof Vector) return each(a, b, floats);
   if (a === COMPLEX || b === COMPLEX) return COMPLEX;
   if (!isNumber(a) || !isNumber(b)) return wrong();
   return isInt(a) && isInt(b) ? exact(whole(a), whole(b)) : floats(real(a), real(b));
@@ -329,8 +355,9 @@ $.mod = arithmetic((a, b) => {
 $.floordiv = arithmetic((a, b) => (a - $.mod(a, b)) / b, (a, b) => Math.floor((a - floatMod(a, b)) / b + 0.5));
 $.shr = arithmetic((a, b) => a >> b, wrong);
 $.shl = arithmetic((a, b) => a << b, wrong);
-$.neg = (x) => (isNumber(x) ? -whole(x) : wrong());
+$.neg = (x) => (x instanceof Vector ? $.mul(x, -1) : isNumber(x) ? -whole(x) : wrong());
 $.pow = (a, b) => {
+  if (b instanceof Vector) return each(a, b, Math.pow);
   if (!isNumber(a) || !isNumber(b)) return wrong();
   a = whole(a);
   b = whole(b);
@@ -390,6 +417,7 @@ $.at = (x, i) => {
 $.put = (x, i, value) => {
   if (x instanceof Dict) x.put(i, value);
   else if (isList(x)) x[numberAt(x, i)] = value;
+  else if (x instanceof Vector) x.values.fill(Number(value), Number(i));
   else wrong("no items are set");
 };
 $.slice = (x, low, high, step) => {
@@ -793,6 +821,7 @@ const logarithm = (x) => {
   while (value < 0.75) [value, e] = [value * 2, e - 1n];
   const [n, shift] = exact(value);
   const series = (top, bottom) => {
+    if (top < 0n) return -series(-top, bottom);
     const z = (top << BITS) / bottom, square = (z * z) >> BITS;
     let sum = 0n, power = z;
     for (let k = 1n; power; k += 2n) {
@@ -808,6 +837,7 @@ const math = {
   pi: Math.PI,
   inf: Infinity,
   log: logarithm,
+  log10: (x) => (real(x) > 0 ? Math.log10(real(x)) : fail("ValueError", "log")),
   log2: (x) => Math.log2(real(x)),
   sqrt: (x) => (real(x) < 0 ? fail("ValueError", "sqrt") : Math.sqrt(real(x))),
   floor: (x) => BigInt(Math.floor(real(x))),
@@ -895,7 +925,7 @@ $.modules = {
     is_: (a, b) => a === b,
     is_not: (a, b) => a !== b,
   },
-  collections: { Counter: null },
+  torch,
 };
 
 // For scripts: as JSON has it.

@@ -1,12 +1,15 @@
 """What a config.json says of a model's attention, in words and numbers.
 
-There is no torch here: sitekit/javascript.py makes a script of this file for
-the page "Your model". `words` is what released.yml holds.
+sitekit/javascript.py makes a script of this file for the page "Your model".
+`words` is what released.yml holds.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from attnref.models.attention import frequencies
 from attnref.models.generate import file_from
 from attnref.models.record import (
     AttentionRecord,
@@ -206,6 +209,43 @@ def differs(records: Records, words: Saying, language: str) -> list[str]:
     ]
 
 
+class Curve(NamedTuple):
+    """Tokens in which each pair of channels turns once, as lines of a plot
+    with 100 units of width, and 10 of height for each power of ten."""
+
+    scaled: str
+    plain: str  # as if RoPE were not scaled
+    shortest: str
+    longest: str
+
+
+HEIGHT = 80  # up to 10**8 tokens
+
+
+def curve(r: AttentionRecord) -> Curve:
+    """That of a layer with RoPE."""
+    scaled, plain = _turns(r), _turns(replace(r, rope_kind="default"))
+    return Curve(
+        _line(scaled),
+        _line(plain) if r.rope_kind != "default" else "",
+        f"{min(scaled):,.0f}",
+        f"{float(f'{max(scaled):.3g}'):,.0f}",
+    )
+
+
+def _turns(r: AttentionRecord) -> list[float]:
+    """The pairs that do not turn are left out."""
+    found = frequencies(r).tolist()  # type: ignore[no-untyped-call]
+    return [2 * math.pi / abs(f) for f in found if f]
+
+
+def _line(turns: Sequence[float]) -> str:
+    step = 100 / len(turns)
+    heights = (HEIGHT - 10 * math.log10(n) for n in turns)
+    points = [f"{(n + 0.5) * step:.2f} {y:.2f}" for n, y in enumerate(heights)]
+    return "M" + "L".join(points)
+
+
 def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
     """What the page shows of the text of a config.json."""
     given = fields_of(parsed(text))
@@ -217,8 +257,19 @@ def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
         "said": composition(found, words, language),
         "differs": differs(records, words, language),
         "kinds": _kinds(records),
+        "curves": _curves(records),
         "file": file_from(records),
     }
+
+
+def _curves(records: Records) -> list[list[str]]:
+    """Of each kind of RoPE in a model."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for r in records.values():
+        kind = r.rope_theta, r.rope_width, r.rope_kind, r.rope_factor
+        if r.rope_theta and kind not in found:
+            found[kind] = [*curve(r)]
+    return [*found.values()]
 
 
 def _kinds(records: Records) -> list[list[str]]:

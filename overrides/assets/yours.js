@@ -33,6 +33,13 @@
       ...rows.map((row) => made("tr", ...row.map((text, i) => made(i || !named ? "td" : "th", text)))),
     );
 
+  const path = (d, name) => {
+    const drawn = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    drawn.setAttribute("class", name);
+    drawn.setAttribute("d", d);
+    return drawn;
+  };
+
   // The strip: a path per kind of layer, whose dashes the style makes.
   const strip = (place, letters) => {
     const svg = place.querySelector("svg");
@@ -47,12 +54,10 @@
     svg.setAttribute("viewBox", `0 0 ${letters.length} 10`);
     svg.replaceChildren(
       ...[...runs].map(([key, d]) => {
-        const path = document.createElementNS(svg.namespaceURI, "path");
         const [name, , wide] = key.split(" ");
-        path.setAttribute("class", name);
-        path.setAttribute("stroke-width", wide);
-        path.setAttribute("d", d);
-        return path;
+        const drawn = path(d, name);
+        drawn.setAttribute("stroke-width", wide);
+        return drawn;
       }),
     );
   };
@@ -76,7 +81,7 @@
   const bar = document.querySelector(".whole");
   const code = bar.nextElementSibling.querySelector("code");
   const lines = bar.querySelector(".size").textContent.replace(/^\d+/, "");
-  const results = [part("layers"), part("differs"), part("memory"), bar, bar.nextElementSibling];
+  const results = [part("layers"), part("rope"), part("differs"), part("memory"), bar, bar.nextElementSibling];
   let model = null;
   const told = $.from(words);
   const pageWords = $.from(said);
@@ -149,12 +154,17 @@
       } catch (error) {
         model = { error: refused(error) };
       }
-      const layers = part("layers"), differs = part("differs");
+      const layers = part("layers"), differs = part("differs"), rope = part("rope");
       strip(layers, found.letters);
       layers.querySelector("svg").ariaLabel = found.said;
       layers.querySelector(".said code").textContent = found.family;
       layers.querySelector(".said span").textContent = found.said;
       table(layers, found.kinds);
+      const lines = rope.querySelector(".lines"), { turns } = JSON.parse(rope.querySelector("script").textContent);
+      lines.replaceChildren(
+        ...found.curves.flatMap(([scaled, plain]) => [path(plain, "plain"), path(scaled, "")]),
+      );
+      list(rope.querySelector("ul"), found.curves.map((c) => turns.replace("{}", c[2]).replace("{}", c[3])));
       list(differs.querySelector("ul"), found.differs);
       differs.querySelector("p").hidden = found.differs.length > 0;
       code.replaceChildren(...coloured(found.file));

@@ -33,11 +33,12 @@ def yours(
     language: str,
     part: str,
     head: list[str] | None = None,
+    caption: str = "",
     words: dict[str, str] | None = None,
 ) -> str:
     """A part of the page, as it is for the first model."""
     own, said = Words(words), told.answer(text(), models.words(), language)
-    facts: dict[str, Any] = {"part": part, "words": own}
+    facts: dict[str, Any] = {"part": part, "words": own, "caption": caption}
     if part == "form":
         facts["models"] = {m.id: m.name for m in models.released().values()}
         facts["text"], facts["first"] = text(), FIRST
@@ -45,6 +46,15 @@ def yours(
     if part == "layers":
         strip = drawn([(letter, False) for letter in said["letters"]])
         facts |= {"strip": strip, "said": said, "head": head}
+    if part == "rope":
+        facts |= {"curves": said["curves"], "label": own["label"]}
+        facts["ticks"] = [
+            (told.HEIGHT - 10 * n, f"1e{n}") for n in (1, 3, 5, 7)
+        ]
+        facts["sentences"] = [
+            own["turns"].format(*ends) for _, _, *ends in said["curves"]
+        ]
+        facts["known"] = {"turns": own["turns"]}
     if part == "differs":
         facts["sentences"] = [inline(sentence) for sentence in said["differs"]]
     if part == "memory":
