@@ -65,6 +65,11 @@ class Cache(ABC):
         """
         return None
 
+    def returns(self, new: int) -> Rule | None:
+        """A rule that shows to all of `new` tokens each key that appending them
+        will return; None, as here, if that is not known."""
+        return None
+
     def positions_of(self, new: Tensor | None, T: int) -> Tensor | None:
         """Positions of all tokens so far and of `T` new ones: `(B, S)`.
 
