@@ -65,6 +65,14 @@ class Cache(ABC):
         """
         return None
 
+    def returns(self, new: int) -> Rule | None:
+        """A rule that shows all keys that appending `new` tokens will return.
+
+        It shows each of them to each of these tokens. None, as here, means that
+        no such rule is known.
+        """
+        return None
+
     def positions_of(self, new: Tensor | None, T: int) -> Tensor | None:
         """Positions of all tokens so far and of `T` new ones: `(B, S)`.
 

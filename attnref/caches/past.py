@@ -81,6 +81,7 @@ def self_attention(
         positions=numbers,
         token_positions=at,
         lengths=lengths,
+        kept=None if cache is None else cache.returns(T),
     )
     if cache is not None:
         k, v = cache.append(k, v)  # (B, K, S, D); normed and rotated

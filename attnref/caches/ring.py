@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnref.caches.kv_cache import Cache
 from attnref.core.checks import check_counts, check_sizes
-from attnref.core.masks import Window
+from attnref.core.masks import Rule, Window
 
 # --8<-- [end:imports]
 
@@ -59,6 +59,13 @@ class RingKVCache(Cache):
         held = self._held(self._lengths(device), device)
         after = self._lengths(device) + torch.arange(new, device=device)
         return torch.cat((held, after), dim=-1)
+
+    def returns(self, new: int) -> Rule | None:
+        if new > 1 or self.lengths is not None or self.size > self._kept.size:
+            return None
+        oldest = self.length + 1 - self.size
+        full = oldest >= max(self._kept.first, self._lost)
+        return self.keeps if full else None
 
     def _lengths(self, device: torch.device) -> int | Tensor:
         return self.length if self.lengths is None else self.lengths[:, None]

@@ -695,6 +695,7 @@ def decoder_mask(
     positions: Tensor | None = None,
     token_positions: Tensor | None = None,
     lengths: Tensor | None = None,
+    kept: Rule | None = None,
 ) -> Mask:
     """The mask that a layer applies: the caller's mask and the layer's rule.
 
@@ -708,7 +709,8 @@ def decoder_mask(
     0 to S - 1. `lengths` and `token_positions` are those of a `RuleMask`, and
     column `j` of `mask` is then token `j` of each row. Where they let the
     rule show a key that the cache has dropped, as pads between tokens do, this
-    is refused. The result has one column per key. Where the rule hides
+    is refused. `kept` is a rule that shows all of these keys to every query,
+    if one is known. The result has one column per key. Where the rule hides
     nothing, it is `mask`, else a `RuleMask`, of which no part is built yet,
     and which cores do not check again.
 
@@ -749,6 +751,8 @@ def decoder_mask(
             mask = mask.expand(B, *mask.shape[-3:-1] or (1,), past + T)
             at = positions[:, None, None].clamp(min=0)
             mask = mask.gather(-1, at.expand(*mask.shape[:3], S))
+        if kept is not None and counted and rule.covers(kept):
+            return mask
     full = B, H, T, S
     return CheckedMask(
         rule,

@@ -315,6 +315,7 @@ class MultiHeadLatentAttention(nn.Module):
             positions=numbers,
             token_positions=at,
             lengths=lengths,
+            kept=None if cache is None else cache.returns(T),
         )
         dropout = self.dropout if self.training else 0.0
         up, scale = self.kv_b_proj, self.scale

@@ -655,6 +655,114 @@ def rope_probes() -> list[Probe]:
     return ask
 
 
+def scaling_probes() -> list[Probe]:
+    def freed(f: Solution, function: str, i: Inputs) -> Outputs:
+        """Logarithms: small frequencies count as much as large ones."""
+        if function != "yarn":
+            return (f.one(function, **i).log(),)
+        found, size = f.two(function, **i)
+        return found.log(), torch.as_tensor(size).double().view(1)
+
+    ask = Asked()
+
+    def of(
+        function: str, D: int, base: float, law: str = "same", **how: Any
+    ) -> None:
+        given: Inputs = {
+            "f": base ** (-torch.arange(0, D, 2).double() / D)
+        } | how
+        ask(law, given, by=lambda f, i: freed(f, function, i))
+
+    for D, base, factor in ((4, 1e4, 2.0), (8, 1e4, 8.0), (64, 5e5, 32.0)):
+        of("linear", D, base, factor=factor)
+        of("ntk", D, base, factor=factor)
+        of("llama3", D, base, factor=factor, length=256 * D)
+        of("yarn", D, base, factor=factor, length=256 * D)
+    of("llama3", 128, 5e5, factor=8.0, length=8192, low=2.0, high=5.0)
+    of("yarn", 64, 1.5e5, factor=32.0, length=4096, fast=16.0, slow=2.0)
+    of("yarn", 16, 1e4, factor=4.0, length=100)  # the ramp begins before 0
+    of("yarn", 64, 5e4, "step", factor=64.0, length=4096, fast=1.0)  # K2
+    of("yarn", 16, 1e4, "step", factor=4.0, length=6, fast=1.0)  # no width
+    return ask
+
+
+def sinks_probes() -> list[Probe]:
+    draw, ask = Draw(13), Asked()
+
+    def streaming(f: Solution, i: Inputs) -> Outputs:
+        return (f.one("streaming_mask", **i),)
+
+    for T, S, first, window in (
+        *((2, 2, 0, 1), (3, 3, 1, 1), (1, 6, 2, 3), (9, 9, 2, 3)),
+        *((4, 7, 3, 2), (5, 5, 4, 4), (3, 11, 0, 4)),
+    ):
+        sizes = {"T": T, "S": S, "first": first, "window": window}
+        ask("same", sizes, by=streaming)
+    for law, i, by in core_probes():
+        if law != "sums":  # those of the keys alone are below 1
+            ask(law, i | {"sinks": draw(i["q"].shape[1]).to(i["q"])}, by=by)
+    some = heads(draw, 3, 2, 5, 7, 4, 3) | {"sinks": draw(2)}
+    ask("gradients", some, by=gradients(plain, "q", "sinks"))
+    return ask
+
+
+def alibi_probes() -> list[Probe]:
+    draw, ask = Draw(15), Asked()
+
+    def of(function: str) -> Drive:
+        return lambda f, i: (f.one(function, **i).double(),)
+
+    ask(
+        "same", *({"n_heads": H} for H in (1, 2, 8, 6, 12, 40)), by=of("slopes")
+    )
+    for H, T, S in ((1, 1, 2), (2, 3, None), (4, 2, 7), (12, 5, 5), (8, 1, 67)):
+        ask("same", {"n_heads": H, "T": T, "S": S}, by=of("alibi"))
+    for n, (law, i, by) in enumerate(core_probes()):
+        H, T, S = i["q"].shape[1], i["q"].shape[2], i["k"].shape[2]
+        bias = draw(H, T, S).to(i["q"]) if n % 4 in (1, 3) else None
+        cap = 3.0 if n % 4 in (2, 3) else None
+        ask(law, i | {"bias": bias, "softcap": cap}, by=by)
+    return ask
+
+
+def order_probes() -> list[Probe]:
+    draw, ask = Draw(16), Asked()
+
+    def of(B: int, H: int, T: int, D: int, most: int = 8) -> Inputs:
+        names = "q", "k", "v", "gate"
+        made: Inputs = {name: draw(B, H, T, D, most=most) for name in names}
+        made |= {"q_weight": draw(D) + 2.5, "k_weight": draw(D) + 2.5}
+        made |= {"positions": torch.arange(T) + 7, "softcap": 3.0}
+        return made | {"sinks": draw(H), "mask": causal(T, T)}
+
+    ask("same", of(1, 1, 1, 2), of(1, 1, 2, 2), of(1, 2, 3, 4))
+    some = of(3, 2, 5, 6)
+    ask("same", some, of(3, 3, 3, 4) | {"softcap": 50.0}, of(2, 4, 23, 8))
+    masks = [draw.mask(B, H, 5, 5) for B, H in ((3, 1), (3, 2), (1, 2))]
+    ask("same", *(some | {"mask": mask} for mask in masks))
+    valid = left_pads(3, 5)
+    pads = valid[:, None, None]
+    ask("empty", some | {"mask": pads & causal(5, 5)})
+    ask("large", some | {"q_weight": 64 * some["q_weight"], "softcap": 1e3})
+    last, before = (
+        (..., slice(-1, None), slice(None)),
+        (..., slice(-1), slice(None)),
+    )
+    future = compared(plain, last, "q k v gate", before)
+    ask("future", some, by=future)
+    hidden = (~valid)[:, None].expand(3, 2, 5)
+    away = compared(plain, hidden, "k v", ...)
+    ask("pads", some | {"mask": pads}, by=away)
+    rows = by_rows(plain, "q", "k", "v", "gate", "mask")
+    ask("rows", some | {"mask": masks[0]}, by=rows)
+    head, others = (slice(None), 0), (slice(None), slice(1, None))
+    ask("heads", some, by=compared(plain, head, "q k v gate", others))
+    learnt = gradients(plain, "q", "k", "v", "gate", "q_weight", "sinks")
+    ask("gradients", of(3, 2, 5, 6, most=4), by=learnt)
+    ask.dtypes(of(3, 2, 5, 6, most=4))
+    return ask
+
+
 # ------------------------------------------------------------------ layers
 
 
@@ -1010,6 +1118,45 @@ def cache_probes() -> list[Probe]:
     return ask
 
 
+def ring_probes() -> list[Probe]:
+    draw = Draw(14)
+
+    def of(W: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
+        B, K, D = sizes or (3, 2, 4)
+        keys = [draw(B, K, T, D) for T in chunks]
+        return {"W": W, "k": keys, "v": [draw(*k.shape) for k in keys]}
+
+    def steps(f: Solution, i: Inputs) -> Outputs:
+        cache, outs = f(W=i["W"]), list[Tensor]()
+        for k, v in zip(i["k"], i["v"], strict=True):
+            keys, values, at = cache.append(k, v)
+            outs += [a_tensor(x).clone() for x in (keys, values, at)]
+        return tuple(outs)
+
+    def last(f: Solution, i: Inputs) -> Outputs:
+        return steps(f, i)[-3:-1]
+
+    def seen(f: Solution, i: Inputs) -> Outputs:
+        return (f.one("sees", **i),)
+
+    ask, some = Asked(steps), of(4, (3, 1, 1, 1, 2, 1))
+    ask("same", of(1, (1, 1), 1, 1, 1), of(2, (1, 1, 1), 1, 1, 2), some)
+    for chunks in ((4, 1), (5, 1), (11, 1, 1), (1,) * 9, (1, 4, 3, 1)):
+        ask("same", of(4, chunks))
+    for W, T, at in (
+        (3, 1, [0, -1, -1]),
+        (3, 1, [6, 4, 5]),
+        (4, 2, [4, 5, -1, 3, 0, 1, 2]),
+        (4, 5, [8, 5, 6, 7, 9, 10, 11, 12, 13]),
+    ):
+        j = torch.tensor(at)
+        i = torch.arange(T) + 1 + j.max() - T
+        ask("same", {"i": i, "j": j, "W": W}, by=seen)
+    ask("rows", some, by=by_rows(last, "k", "v"))
+    ask.dtypes(of(4, (3, 1, 6, 1)), by=last)
+    return ask
+
+
 def pooled_probes() -> list[Probe]:
     draw, ask = Draw(11), Asked(pair)
 
@@ -1044,6 +1191,11 @@ PROBES: dict[str, Callable[[], list[Probe]]] = {
     "mha_to_gqa": pooled_probes,
     "flash": flash_probes,
     "merge": merge_probes,
+    "sinks": sinks_probes,
+    "alibi": alibi_probes,
+    "order": order_probes,
+    "scaling": scaling_probes,
+    "ring": ring_probes,
 }
 EXERCISES = {
     name: Exercise(tuple(FORMS[name]), drawn) for name, drawn in PROBES.items()

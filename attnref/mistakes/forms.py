@@ -286,6 +286,28 @@ def _flash(flash: Callable[..., Any]) -> object:
     return tiled
 
 
+def _split_sinks(p: Any) -> object:
+    """By parts of the keys that are merged."""
+
+    def attention_with_sinks(*given: Any, mask: Tensor | None = None) -> Any:
+        q, k, v, sinks = given
+        return p.split_kv(q, k, v, mask, sinks=sinks, splits=2)
+
+    return {**vars(Plain().sinks), "attention_with_sinks": attention_with_sinks}
+
+
+def _order(p: Plain) -> object:
+    def todays_heads(*given: Any) -> Any:
+        *first, positions, softcap, sinks, mask = given
+
+        def turn(x: Tensor) -> Any:
+            return p.rope.rope(x, positions)
+
+        return p.order.todays_heads(*first, turn, softcap, sinks, mask)
+
+    return todays_heads
+
+
 def _pooled(p: Any) -> object:
     def mha_to_gqa(*given: Any) -> tuple[Tensor, Tensor]:
         w_k, w_v, n_heads, n_kv_heads = given
@@ -367,4 +389,12 @@ FORMS: dict[str, list[Form]] = {
         _form(lambda p: p.merge.merge, "plain.merge"),
         _of_package(lambda p: p.merge, "core.merge"),
     ],
+    "sinks": [
+        _form(lambda p: p.sinks, "plain.sinks"),
+        _of_package(_split_sinks, "core.merge"),
+    ],
+    "alibi": [_form(lambda p: p.alibi, "plain.alibi")],
+    "order": [_form(_order, "plain.order", "plain.rope")],
+    "scaling": [_form(lambda p: p.scaling, "plain.scaling")],
+    "ring": [_form(lambda p: p.ring, "plain.ring")],
 }

@@ -410,9 +410,11 @@ class Program:
         others = [f"{w}={v}" for w, v in given.items() if w not in required]
         results = [f"out{mark}"]
         if owner is not None:
-            results = [f"k{mark}", f"v{mark}"]
+            n = len(tensors_of(call.result)) or 2
+            results = [f"{word}{mark}" for word in ("k", "v", "at")[:n]]
         elif isinstance(call.result, tuple | list) and len(call.result) == 2:
-            second = "lse" if isinstance(call.result[1], Tensor) else "cache"
+            kinds = {Tensor: "lse", float: "size"}
+            second = kinds.get(type(call.result[1]), "cache")
             results.append(f"{second}{mark}")
             self.names[id(call.result[1])] = results[1]
         elif not isinstance(call.result, Tensor) and call.result is not None:

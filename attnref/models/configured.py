@@ -160,6 +160,7 @@ class ConfiguredAttention(Attention):
             positions=numbers,
             token_positions=at,
             lengths=lengths,
+            kept=None if cache is None else cache.returns(T),
         )
         if cache is not None:
             k, *rest = cache.append(k) if v is None else cache.append(k, v)

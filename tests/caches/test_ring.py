@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnref import Chunk, GrowingKVCache, KVCache, RingKVCache, Rope, Window
+from attnref import (
+    Chunk,
+    GrowingKVCache,
+    KVCache,
+    RingKVCache,
+    Rope,
+    Window,
+    padding_mask,
+    sdpa,
+)
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
 from tests.variants import CORES, B, E, tokens, variant
@@ -108,6 +117,45 @@ def test_lengths_that_do_not_fit_are_refused():
     assert cache.lengths.tolist() == [3, 2, 3]
     cache.crop(torch.tensor([1, 1, 1]))
     assert cache.lengths is None and cache.length == 1
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla expanded"])
+@pytest.mark.parametrize(
+    ("rule", "make", "slots"),
+    [
+        (Window(5), lambda: RingKVCache(5), 5),
+        (Window(4, first=2), lambda: RingKVCache(4, first=2), 6),
+    ],
+    ids=["window", "first"],
+)
+@torch.no_grad()
+def test_a_full_ring_needs_no_mask_for_a_token(name, rule, make, slots):
+    """It holds what a token sees, and nothing else; pads stay hidden, and rows
+    of different lengths have a mask again."""
+    masks = []
+
+    def attend(q, k, v, mask=None, **how):
+        masks.append(mask)
+        return sdpa(q, k, v, mask, **how)
+
+    ours = layer(name, causal=rule, attend=attend)
+    x, starts = tokens(B, T, E), torch.tensor([[0], [1], [9]])
+    for valid in (None, padding_mask(torch.arange(T) >= starts)):
+        ring, every = make(), KVCache(T)
+        for part in (3, *[1] * 7):
+            end = ring.length + part
+            seen = None if valid is None else valid[..., :end]
+            chunk = x[:, end - part : end]
+            got, want = (ours(chunk, mask=seen, cache=c) for c in (ring, every))
+            assert relative_error(got, want) <= 1e-12
+            # Of pads, what says where they stand in the ring is left.
+            expected = torch.Tensor if valid is not None else type(None)
+            assert isinstance(masks[-2], expected) is (end >= slots)
+    ragged = ring.length - torch.tensor([1, 0, 1])
+    for cache in (ring, every):
+        cache.crop(ragged)
+    got, want = (ours(x[:, :1], cache=c) for c in (ring, every))
+    assert relative_error(got, want) <= 1e-12 and masks[-2] is not None
 
 
 @torch.no_grad()

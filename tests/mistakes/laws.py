@@ -887,12 +887,33 @@ def frequencies_are_as_published(
     low, high = math.floor(low), math.ceil(high)
     ramp = ((pair - low) / (high - low)).clamp(0, 1)
     wanted["yarn"] = f / 8 * ramp + f * (1 - ramp)
+    wanted["step"] = torch.where(pair < high, f, f / 8)  # both betas are 1
     for kind, frequencies in wanted.items():
         torch.testing.assert_close(slowed(kind, f, theta), frequencies)
     assert math.isclose(attention_factor(), 0.1 * math.log(8) + 1)
 
 
 # --8<-- [end:frequencies_are_as_published]
+
+
+# --8<-- [start:longer_text_is_read_again]
+def longer_text_is_read_again(
+    layer: Callable[..., Tensor], new_cache: Callable[[], object], x: Tensor
+) -> None:
+    """`layer(x, cache)` of one token gives what `layer(x)` gives for it at the
+    end of the text so far, or is refused: frequencies may depend on the length
+    of a text."""
+    cache = new_cache()
+    for T in range(1, x.shape[1] + 1):
+        try:
+            got = layer(x[:, T - 1 : T], cache)
+        except ValueError:
+            return
+        error = (got - layer(x[:, :T])[:, -1:]).abs().max()
+        assert error < 1e-4, f"token {T} is off by {error}"
+
+
+# --8<-- [end:longer_text_is_read_again]
 
 
 # --8<-- [start:is_mla]

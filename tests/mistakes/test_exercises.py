@@ -15,8 +15,8 @@ import torch
 import attnref
 from attnref.mistakes import checker
 from attnref.mistakes import report as report_words
-from attnref.mistakes.catalogue import catalogue, planted
-from attnref.mistakes.checker import check, rights
+from attnref.mistakes.catalogue import PARTS, catalogue, planted
+from attnref.mistakes.checker import candidates, check, rights
 from attnref.mistakes.exercises import (
     EXERCISES,
     LAWS,
@@ -107,6 +107,11 @@ RISES = "        norm = norm * torch.exp(m - m_new)\n"
 NORMED = "    c = (c / size.sqrt() * w_norm).to(x.dtype)\n"
 FULL = "        if self.length + new > self.max_len:\n"
 SHRINKS = "            acc = acc * shrink.unsqueeze(-1)\n"
+PLACED = "    near = (distance >= 0) & (distance < window)\n"
+CAPPED = "        scores = softcap * torch.tanh(scores / softcap)\n"
+NORMED_Q = "    q = rope(normed(q, q_weight), positions)\n"
+FREE = "    return torch.stack([each / factor for each in f])\n"
+SLOTS = "        self.W, self.all, self.length = W, None, 0\n"
 TINY = HIDES, "        scores = scores - 1e-9 * ~mask\n"
 NAMED = {
     "online_softmax": ("online-sum-not-rescaled", (RISES, "")),
@@ -128,6 +133,17 @@ NAMED = {
     ),
     "kv_cache": ("cache-one-token-short", (FULL, FULL.replace(">", ">="))),
     "flash": ("flash-no-rescaling", (SHRINKS, "")),
+    "sinks": (
+        "streaming-without-first",
+        (PLACED, PLACED + "    return near\n"),
+    ),
+    "alibi": ("softcap-left-out", (CAPPED, "        pass\n")),
+    "order": (
+        "keys-with-the-query-norm",
+        (NORMED_Q, "    k_weight = q_weight\n" + NORMED_Q),
+    ),
+    "scaling": ("linear-factor-multiplies", (FREE, FREE.replace("/", "*"))),
+    "ring": ("ring-one-slot-short", (SLOTS, SLOTS.replace("= W", "= W - 1"))),
 }
 
 
@@ -137,6 +153,22 @@ def test_a_mistake_is_named_in_another_form(name):
     told = check(name, rewritten(*lines))
     assert told.mistakes == ((id,),), str(told)
     assert catalogue()[id].title.zh in told.text(language="zh")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_each_mistake_in_a_part_of_todays_heads_is_named(name):
+    """Those of its plain form, and that of sinks in code that splits keys."""
+    module = f"plain.{name}"
+    planted_in = [
+        each
+        for each in candidates(name)
+        if {x.module for x in each.variant} == {module}
+        or each.ids == ("sink-in-each-part",)
+    ]
+    assert len(planted_in) >= 5
+    for each in planted_in:
+        told = check(name, each.form.make(planted(each.variant)))
+        assert not told.passed and told.mistakes == (each.ids,), str(told)
 
 
 def test_two_mistakes_are_named_whose_lines_are_in_two_files():

@@ -3,6 +3,8 @@
 Tests plant mistakes in these lines.
 """
 
+import math
+
 import torch
 from torch import einsum
 
@@ -286,3 +288,133 @@ def merge(outs, lses):
     shares = (torch.exp(each - safe) for each in lses)
     mixed = sum(s.unsqueeze(-1) * o for s, o in zip(shares, outs, strict=True))
     return mixed.to(outs[0].dtype), lse
+
+
+def attention_with_sinks(q, k, v, sinks, mask=None):
+    """One more key, whose value is zero."""
+    scores = einsum("bhtd,bhsd->bhts", q, k) / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    column = sinks.reshape(-1, 1, 1).expand_as(scores[..., :1])
+    weights = softmax(torch.cat((column, scores), dim=-1))
+    values = torch.cat((torch.zeros_like(v[:, :, :1]), v), dim=2)
+    return weights @ values
+
+
+def streaming_mask(T, S, first, window):
+    distance = torch.arange(S - T, S).unsqueeze(1) - torch.arange(S)
+    near = (distance >= 0) & (distance < window)
+    return near | (distance >= 0) & (torch.arange(S) < first)
+
+
+def slopes(n_heads):
+    power = 1
+    while 2 * power <= n_heads:
+        power *= 2
+    own = [2 ** (-8 * n / power) for n in range(1, power + 1)]
+    more = [2 ** (-8 * n / (2 * power)) for n in range(1, 2 * power + 1)]
+    return torch.tensor(own + more[::2][: n_heads - power])
+
+
+def alibi(n_heads, T, S=None):
+    S = S or T
+    i, j = torch.arange(S - T, S).unsqueeze(1), torch.arange(S)
+    return einsum("h,ts->hts", slopes(n_heads), -(i - j).abs().float())
+
+
+def biased_attention(q, k, v, bias=None, softcap=None, mask=None):
+    scores = einsum("bhtd,bhsd->bhts", q, k) / q.shape[-1] ** 0.5
+    if bias is not None:
+        scores = scores + bias
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return softmax(scores) @ v
+
+
+def normed(x, weight):
+    size = x.double().pow(2).mean(-1, keepdim=True) + 1e-6
+    return (x / size.sqrt() * weight).to(x.dtype)
+
+
+def todays_heads(
+    q, k, v, gate, q_weight, k_weight, positions, softcap, sinks, mask
+):
+    q = rope(normed(q, q_weight), positions)
+    k = rope(normed(k, k_weight), positions)
+    capped = einsum("bhtd,bhsd->bhts", q, k) / (softcap * q.shape[-1] ** 0.5)
+    scores = (softcap * capped.tanh()).masked_fill(~mask, -torch.inf)
+    column = sinks.reshape(-1, 1, 1).expand_as(scores[..., :1])
+    weights = softmax(torch.cat((scores, column), dim=-1))[..., :-1]
+    return (weights @ v) / (1 + torch.exp(-gate))
+
+
+def linear(f, factor):
+    return torch.stack([each / factor for each in f])
+
+
+def ntk(f, factor):
+    D = 2 * len(f)
+    base = f[1] ** (-D / 2)
+    base = base * factor ** (D / (D - 2))
+    return base ** (-torch.arange(0, D, 2) / D)
+
+
+def llama3(f, factor, length, low=1.0, high=4.0):
+    wavelength = 2 * torch.pi / f
+    smooth = (length / wavelength - low) / (high - low)
+    blended = (1 - smooth) * f / factor + smooth * f
+    slow = torch.where(wavelength > length / low, f / factor, blended)
+    return torch.where(wavelength < length / high, f, slow)
+
+
+def yarn(f, factor, length, fast=32.0, slow=1.0):
+    base = float(f[1]) ** -len(f)
+
+    def pair(turns):
+        return len(f) * math.log(length / (2 * math.pi * turns), base)
+
+    first, last = max(math.floor(pair(fast)), 0), math.ceil(pair(slow))
+    found = []
+    for p, each in enumerate(f):
+        share = min(max((p - first) / max(last - first, 1e-9), 0), 1)
+        found.append(each * (1 - share + share / factor))
+    return torch.stack(found), 0.1 * math.log(factor) + 1
+
+
+class RingKVCache:
+    """All tokens are kept, and the slots are gathered from them."""
+
+    def __init__(self, W):
+        self.W, self.all, self.length = W, None, 0
+
+    def slots(self):
+        at = torch.full((self.W,), -1)
+        for p in range(self.length):
+            at[p % self.W] = p
+        k, v = (x[:, :, at] * (at >= 0).unsqueeze(1) for x in self.all)
+        return k, v, at
+
+    def append(self, *new):
+        empty = [x[:, :, :1] for x in new]  # a token to multiply by 0
+        before, T = self.all or empty, new[0].shape[2]
+        if T > 1:
+            self.all = before
+            k, v, at = self.slots()
+        now = new if not self.length else map(self.joined, before, new)
+        self.all, self.length = [*now], self.length + T
+        if T == 1:
+            return self.slots()
+        p = torch.arange(self.length - T, self.length)
+        k, v = map(self.joined, (k, v), new)
+        return k, v, torch.cat((at, p))
+
+    @staticmethod
+    def joined(old, new):
+        return torch.cat((old, new), dim=2)
+
+
+def sees(i, j, W):
+    back = i.unsqueeze(1) - j
+    return (back >= 0) & (back < W) & (j >= 0)

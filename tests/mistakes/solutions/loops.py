@@ -150,3 +150,142 @@ def merge(outs, lses):
     if len(outs) == 1:
         out = out * (lse > -math.inf)[..., None]
     return out.to(outs[0].dtype), lse
+
+
+def streaming_mask(T, S, first, window):
+    return torch.tensor(
+        [
+            [j <= i and (j < first or i - j < window) for j in range(S)]
+            for i in range(S - T, S)
+        ]
+    )
+
+
+def attention_with_sinks(q, k, v, sinks, mask=None):
+    """The share that the keys keep, by the log-sum-exp."""
+    scores = q.double() @ k.double().mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -1e300)
+    out = sdpa(q, k, v, mask)
+    for h, sink in enumerate(sinks.tolist()):
+        lse = scores[:, h].logsumexp(-1, keepdim=True)
+        out[:, h] *= torch.sigmoid(lse - sink).to(q.dtype)
+    return out
+
+
+def slopes(n_heads):
+    if n_heads & (n_heads - 1) == 0:
+        ratio = 2 ** (-8 / n_heads)
+        return torch.tensor([ratio ** (n + 1) for n in range(n_heads)])
+    below = 2 ** math.floor(math.log2(n_heads))
+    more = slopes(2 * below)[0::2][: n_heads - below]
+    return torch.cat((slopes(below), more))
+
+
+def alibi(n_heads, T, S=None):
+    S = T if S is None else S
+    found = torch.zeros(n_heads, T, S)
+    for h, slope in enumerate(slopes(n_heads)):
+        for t in range(T):
+            for j in range(S):
+                found[h, t, j] = -slope * abs(S - T + t - j)
+    return found
+
+
+def biased_attention(q, k, v, bias=None, softcap=None, mask=None):
+    B, H, T, D = q.shape
+    scores = torch.einsum("bhtd,bhsd->bhts", q.double(), k.double()) / D**0.5
+    scores = scores if bias is None else scores + bias
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    weights = torch.stack([one_row(row) for row in scores.view(-1, k.shape[2])])
+    return (weights.view(B, H, T, -1) @ v.double()).to(q.dtype)
+
+
+def todays_heads(
+    q, k, v, gate, q_weight, k_weight, positions, softcap, sinks, mask
+):
+    wide = torch.promote_types(q.dtype, torch.float32)
+
+    def prepared(x, weight):
+        x = torch.nn.functional.rms_norm(x.to(wide), x.shape[-1:], None, 1e-6)
+        return rope(x * weight, positions)
+
+    q_, k_ = prepared(q, q_weight), prepared(k, k_weight)
+    scores = softcap * torch.tanh(q_ @ k_.mT / q.shape[-1] ** 0.5 / softcap)
+    e = scores.exp() * mask  # of at most `softcap`
+    weights = e / (
+        e.sum(-1, keepdim=True) + sinks.to(wide)[:, None, None].exp()
+    )
+    return (weights @ v.to(wide) * gate.to(wide).sigmoid()).to(q.dtype)
+
+
+def linear(f, factor):
+    return torch.tensor([each / factor for each in f.tolist()]).double()
+
+
+def ntk(f, factor):
+    last = len(f) - 1
+    found = [x / factor ** (p / last) for p, x in enumerate(f.tolist())]
+    return torch.tensor(found, dtype=f.dtype)
+
+
+def llama3(f, factor, length, low=1.0, high=4.0):
+    found = []
+    for each in f.tolist():
+        turns = length * each / (2 * math.pi)
+        if turns >= high:
+            found.append(each)
+        elif turns <= low:
+            found.append(each / factor)
+        else:
+            share = (turns - low) / (high - low)
+            found.append(share * each + (1 - share) * each / factor)
+    return torch.tensor(found, dtype=f.dtype)
+
+
+def yarn(f, factor, length, fast=32.0, slow=1.0):
+    per_pair = -math.log(float(f[1]))
+
+    def pair(turns):
+        return (math.log(length) - math.log(2 * math.pi * turns)) / per_pair
+
+    first, last = max(math.floor(pair(fast)), 0), math.ceil(pair(slow))
+    found = []
+    for p, each in enumerate(f.tolist()):
+        if p <= first:
+            found.append(each)
+        elif p >= last:
+            found.append(each / factor)
+        else:
+            share = (p - first) / (last - first)
+            found.append(each * (1 - share) + each / factor * share)
+    return torch.tensor(found, dtype=f.dtype), 1 + math.log(factor) / 10
+
+
+class RingKVCache:
+    """A list of slots, each with a token's key, value and position."""
+
+    def __init__(self, W):
+        self.slots, self.next = [None] * W, 0
+
+    def append(self, k, v):
+        zero = torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0]), -1
+        before = [slot or zero for slot in self.slots]
+        new = []
+        for t in range(k.shape[2]):
+            new.append((k[:, :, t], v[:, :, t], self.next))
+            self.slots[self.next % len(self.slots)] = new[-1]
+            self.next += 1
+        held = [slot or zero for slot in self.slots]
+        keys, values, at = zip(
+            *(held if len(new) == 1 else before + new), strict=True
+        )
+        return torch.stack(keys, 2), torch.stack(values, 2), torch.tensor(at)
+
+
+def sees(i, j, W):
+    rows = [[0 <= b <= a < b + W for b in j.tolist()] for a in i.tolist()]
+    return torch.tensor(rows)

@@ -12,6 +12,7 @@ from tests.mistakes.laws import (
     distances_alone_count,
     frequencies_are_as_published,
     full_cache_refuses,
+    longer_text_is_read_again,
     positions_count_tokens,
     refusal_changes_nothing,
     rejected_tokens_leave_nothing,
@@ -59,6 +60,18 @@ def ring(p: Any) -> tuple[Any, ...]:
     )
 
 
+def outgrown(p: Any) -> tuple[Any, ...]:
+    """A layer whose frequencies change after four tokens."""
+    rope = p.Rope(100.0, scaling=p.DynamicNtk(8.0, 4))
+    sizes = {**SIZES, "rope_theta": None}
+    layer = filled(p.GroupedQueryAttention(**sizes, rope=rope))
+    return (
+        lambda x, cache=None: layer(x, cache=cache),
+        p.GrowingKVCache,
+        tokens(2, 6, 16),
+    )
+
+
 def scaled(p: Any) -> tuple[Any, ...]:
     """The frequencies of four kinds of scaling, and YaRN's factor."""
     kinds = {
@@ -66,6 +79,7 @@ def scaled(p: Any) -> tuple[Any, ...]:
         "ntk": p.Ntk(8.0),
         "llama3": p.Llama3(8.0, 1.0, 4.0, 4096),
         "yarn": p.Yarn(8.0, 4096),
+        "step": p.Yarn(8.0, 4096, beta_fast=1.0),
     }
     return (
         lambda kind, *given: kinds[kind].slowed(*given),
@@ -80,6 +94,7 @@ def plainly_scaled(p: Any) -> tuple[Any, ...]:
         "ntk": lambda f: p.scaling.ntk(f, 8.0),
         "llama3": lambda f: p.scaling.llama3(f, 8.0, 4096),
         "yarn": lambda f: p.scaling.yarn(f, 8.0, 4096)[0],
+        "step": lambda f: p.scaling.yarn(f, 8.0, 4096, fast=1.0)[0],
     }
     return (
         lambda kind, f, theta: kinds[kind](f),
@@ -97,6 +112,7 @@ SUITES = {
     "core.rope": (
         (distances_alone_count, placed),
         (positions_count_tokens, lambda p: (p.token_positions,)),
+        (longer_text_is_read_again, outgrown),
     ),
     "core.scaling": ((frequencies_are_as_published, scaled),),
     "plain.scaling": ((frequencies_are_as_published, plainly_scaled),),
