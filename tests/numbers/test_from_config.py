@@ -147,6 +147,16 @@ def test_layers_whose_state_is_not_known_are_refused():
         model_from_config(config | {"conv_L_cache": None})
 
 
+def test_parameters_of_a_file_of_images_too_are_those_of_its_text():
+    """Qwen2.5-VL-7B has the text model of Qwen2.5-7B, which has 7.62B."""
+    config = {"model_type": "qwen2_5_vl", "num_hidden_layers": 28}
+    config |= {"hidden_size": 3584, "intermediate_size": 18944}
+    config |= {"num_attention_heads": 28, "num_key_value_heads": 4}
+    config |= {"vocab_size": 152064, "tie_word_embeddings": False}
+    whole = model_from_config(config | {"use_sliding_window": False})
+    assert whole.params == 7_615_616_512
+
+
 # Facts of files as they were released, with where and when they were read.
 RELEASED = json.loads((ROOT / "tests/kit/configs.json").read_text("utf-8"))
 
