@@ -45,7 +45,7 @@ def params_of(given: Mapping[str, Any]) -> tuple[int, int] | None:
             return None
         if kind in KINDS:
             attention += attention_params(attention_of(plain, layer))
-    if read["tied"] is None:
+    if read["tied"] is None or not isinstance(read["vocab_size"], int):
         return None
     ends = (1 if read["tied"] else 2) * read["vocab_size"] + read["ends"]
     return attention + rest + ends * read["d"] + read["once"], attention

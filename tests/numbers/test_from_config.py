@@ -136,6 +136,12 @@ def test_layers_that_share_an_indexer_store_no_key_of_their_own(more):
     assert sum(stored) == wanted < 4 * config.index_head_dim
 
 
+def test_a_file_without_the_number_of_tokens_has_a_cache_to_count():
+    given = config_of("gpt2").to_dict() | {"vocab_size": None}
+    model = model_from_config(given)
+    assert model.params is None and kv_bytes(model, 5)
+
+
 def test_layers_whose_state_is_not_known_are_refused():
     config = config_of("llama").to_dict()
     with pytest.raises(ValueError, match="would be counted too small"):
