@@ -121,6 +121,8 @@ OLD = {
         "num_key_value_heads": 4,
         "num_hidden_layers": 8,
         "no_rope_layer_interval": 4,
+        "max_window_layers": 28,
+        "use_sliding_window": False,
         "rope_theta": 5000000.0,
     },
     "gpt-oss": {
