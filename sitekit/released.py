@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,8 +23,8 @@ from torch import Tensor
 from attnref.models.attention import Attention
 from attnref.models.generate import file_of
 from attnref.models.record import AttentionRecord, fields_of, records_of
-from attnref.numbers.from_config import group_of
-from attnref.numbers.kv_memory import growth, kv_bytes, size
+from attnref.numbers.from_config import group_of, model_from_config
+from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.specs import Model
 from sitekit import ROOT
 from sitekit.adapter import BuildError, get_relative_url
@@ -86,11 +87,13 @@ class Released(NamedTuple):
         return parts_of(self.records)
 
     def shape(self) -> Model:
-        """As the numbers of this package take it: bytes, without recurrent
-        layers."""
+        """As the numbers of this package take it: bytes, with recurrent
+        layers if their sizes were read."""
         groups = Counter(map(group_of, self.records.values()))
         groups.pop(None, None)
         made = tuple(replace(g, layers=n) for g, n in groups.items() if g)
+        with suppress(ValueError):
+            made = model_from_config(self.config).groups
         return Model(
             id=self.id,
             name=self.name,
@@ -310,7 +313,9 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield "| --- |" + " --- |" * len(lengths)
     sizes = (size(kv_bytes(shape, n)) for n in lengths)
     yield f"| {told('cache')} | {' | '.join(sizes)} |\n"
-    if others:
+    if states := state_bytes(shape):
+        yield told("states", bytes=size(states)) + "\n"
+    elif others:
         yield told("without_states") + "\n"
     yield f"## {told('wrong')} {{ #wrong data-search-exclude }}\n"
     moved = losses(model.records)

@@ -76,8 +76,10 @@ def a_size(text: str) -> int:
     return n
 
 
-def weights(text: str) -> int | Storage:
-    """Bytes of all weights, or the dtype that they are stored in."""
+def weights(text: str) -> int | Storage | str:
+    """Bytes of all weights, the dtype that they are stored in, or `config`."""
+    if text == "config":
+        return text
     if text[:1].isdigit():
         return a_size(text)
     try:
@@ -460,12 +462,26 @@ def add_to(commands: Any) -> None:
         "--weights",
         type=weights,
         help="subtracted from the budget: the size of all weights, such as "
-        f"141GB, or the dtype that they are stored in: {', '.join(DTYPES)}",
+        f"141GB, the dtype that they are stored in: {', '.join(DTYPES)}, or "
+        "config: as the file of --config says, quantised or not",
     )
     kv.add_argument("--json", action="store_true", help="print JSON")
     kv.add_argument(
         "--lang", choices=("en", "zh"), help="otherwise that of the locale"
     )
+
+
+def weights_of(
+    model: Model, asked: int | Storage | str | None
+) -> int | Storage | None:
+    """What was asked for, or the bytes that the model's own file gives."""
+    if not isinstance(asked, str):
+        return asked
+    if model.confidence != "given":
+        raise ValueError("--weights config is that of a file: pass --config")
+    from attnref.numbers.stored import stored_bytes
+
+    return stored_bytes(model.id)
 
 
 def run_kv(asked: argparse.Namespace) -> str:
@@ -488,7 +504,7 @@ def run_kv(asked: argparse.Namespace) -> str:
         budget = int(budget * (asked.utilisation or 1))
     if asked.dp_attention and asked.ranks < 2:
         raise ValueError("--dp-attention needs --ranks of at least 2")
-    if asked.dp_attention and isinstance(asked.weights, int):
+    if asked.dp_attention and isinstance(asked.weights, int | str):
         raise ValueError(
             "--dp-attention needs the dtype of --weights, not their size"
         )
@@ -521,7 +537,7 @@ def run_kv(asked: argparse.Namespace) -> str:
                 dtype=dtype,
                 ranks=asked.ranks,
                 budget=budget,
-                weights=asked.weights,
+                weights=weights_of(model, asked.weights),
                 language=language,
                 dp_attention=asked.dp_attention,
             )

@@ -295,8 +295,11 @@ def fields_of(config: Any) -> dict[str, Any]:
     found = dict(config)
     if isinstance(text, Mapping):
         found = {n: config[n] for n in config if n == tied} | dict(text)
-    if found.get("model_type") == "kimi_k2":  # so it is called on the Hub
+    family = found.get("model_type")
+    if family == "kimi_k2":  # so it is called on the Hub
         found["model_type"] = "deepseek_v3"
+    if f"{family}_text" in families():  # of images too, without text_config
+        found["model_type"] = f"{family}_text"
     return found
 
 
@@ -325,8 +328,6 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
     family = given.get("model_type")
     if not isinstance(family, str):
         raise ValueError("the config has no model_type")
-    if f"{family}_text" in families():  # of images too, and without text_config
-        family = f"{family}_text"
     if family in INDEXED:
         raise ValueError(
             f"{family}: an indexer chooses which keys a query attends to, and "

@@ -92,14 +92,14 @@ def known(language: str) -> Rows:
     return [
         [
             f"`{family}`",
+            f"{row['error']:.0e}",
+            str(row["lines"]),
+            join.join(f"`{kind}`" for kind in row["without"]),
             join.join(
                 models.part_word(part, "name", language)
                 for part in row["parts"]
             )
             or "Llama",
-            f"{row['error']:.0e}",
-            str(row["lines"]),
-            join.join(f"`{kind}`" for kind in row["without"]),
         ]
         for family, row in sorted(_record().items())
     ]

@@ -136,6 +136,12 @@ def test_layers_that_share_an_indexer_store_no_key_of_their_own(more):
     assert sum(stored) == wanted < 4 * config.index_head_dim
 
 
+def test_a_file_without_the_number_of_tokens_has_a_cache_to_count():
+    given = config_of("gpt2").to_dict() | {"vocab_size": None}
+    model = model_from_config(given)
+    assert model.params is None and kv_bytes(model, 5)
+
+
 def test_layers_whose_state_is_not_known_are_refused():
     config = config_of("llama").to_dict()
     with pytest.raises(ValueError, match="would be counted too small"):
@@ -145,6 +151,16 @@ def test_layers_whose_state_is_not_known_are_refused():
         model_from_config(config | {"conv_L_cache": 0})
     with pytest.raises(ValueError, match="lfm2: conv_kernel=None is no size"):
         model_from_config(config | {"conv_L_cache": None})
+
+
+def test_parameters_of_a_file_of_images_too_are_those_of_its_text():
+    """Qwen2.5-VL-7B has the text model of Qwen2.5-7B, which has 7.62B."""
+    config = {"model_type": "qwen2_5_vl", "num_hidden_layers": 28}
+    config |= {"hidden_size": 3584, "intermediate_size": 18944}
+    config |= {"num_attention_heads": 28, "num_key_value_heads": 4}
+    config |= {"vocab_size": 152064, "tie_word_embeddings": False}
+    whole = model_from_config(config | {"use_sliding_window": False})
+    assert whole.params == 7_615_616_512
 
 
 # Facts of files as they were released, with where and when they were read.
