@@ -9,7 +9,9 @@ from attnref.models.record import (
     AttentionRecord,
     Fields,
     Layers,
+    layers_of,
     rows_of,
+    without_indexer,
 )
 
 BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
@@ -17,7 +19,7 @@ LAST = "mlp", "mixer", "norms", "ends", "once", "tied"  # made of the others
 
 
 def params_of(
-    given: Mapping[str, Any], layers: Layers
+    given: Mapping[str, Any], layers: Layers | None = None
 ) -> tuple[int, int] | None:
     """All parameters, and those of attention; None if the family is not known.
 
@@ -27,6 +29,7 @@ def params_of(
     row = rows_of(Path(__file__).with_suffix(".txt")).get(family)
     if row is None or any(given.get(n) and n not in row.reads for n in BIASES):
         return None
+    layers = layers or layers_of(without_indexer(given))
     attention = rest = 0
     read = Fields()
     try:
