@@ -209,7 +209,8 @@ def _layer(
         last = max(n for n in range(first) if kinds[n] == kinds[layer])
         read["is_shared"] = layer == last
     own = {f.name for f in fields(AttentionRecord)}
-    for name in sorted(row.fields, key=lambda name: name in own):
+    others = (name for name in row.fields if name != "kind")
+    for name in sorted(others, key=lambda name: name in own):
         try:
             read[name] = eval(row.fields[name], {"math": math}, read)
         except (*UNREADABLE, ValueError):

@@ -346,6 +346,14 @@ def test_what_is_not_known_is_refused(change, message):
         attention_of(LLAMA | change)
 
 
+def test_a_pattern_in_letters_gives_way_to_the_types_of_layers():
+    """EXAONE 4 as released: the pattern is no number."""
+    config = config_of("exaone4").to_dict()
+    config |= {"sliding_window_pattern": "LLLG"}
+    kinds = [record.kind for record in records_of(config).values()]
+    assert kinds == config["layer_types"]
+
+
 def test_a_layer_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match=r"layer=2, but the model has 2"):
         attention_of(LLAMA, 2)
