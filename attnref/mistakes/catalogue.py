@@ -178,6 +178,7 @@ def every_variant(mistake: Mistake) -> Iterator[Variant]:
                 yield other
 
 
+@cache
 def place_of(lines: Lines) -> tuple[str, ...]:
     """Where lines stand: the function or class, and the method."""
     before = _text(lines.module).split(_whole(lines.right))[0]
