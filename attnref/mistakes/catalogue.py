@@ -160,6 +160,12 @@ def catalogue() -> dict[str, Mistake]:
 PARTS = "alibi", "order", "ring", "scaling", "sinks"
 
 
+@cache
+def _plain_forms() -> tuple[str, ...]:
+    every = sorted(path.stem for path in (PACKAGE / "plain").glob("*.py"))
+    return tuple(PLAIN + stem for stem in every if stem not in PARTS)
+
+
 def every_variant(mistake: Mistake) -> Iterator[Variant]:
     """Those of the entry, and the same in other plain forms that have its
     lines: RoPE and the cache stand in several."""
@@ -167,10 +173,7 @@ def every_variant(mistake: Mistake) -> Iterator[Variant]:
         yield variant
         if not all(lines.module.startswith(PLAIN) for lines in variant):
             continue
-        for path in sorted((PACKAGE / "plain").glob("*.py")):
-            if path.stem in PARTS:
-                continue
-            module = PLAIN + path.stem
+        for module in _plain_forms():
             other = tuple(lines._replace(module=module) for lines in variant)
             if other not in mistake.variants and all(
                 _text(module).count(_whole(lines.right)) == 1 for lines in other
@@ -178,6 +181,7 @@ def every_variant(mistake: Mistake) -> Iterator[Variant]:
                 yield other
 
 
+@cache
 def place_of(lines: Lines) -> tuple[str, ...]:
     """Where lines stand: the function or class, and the method."""
     before = _text(lines.module).split(_whole(lines.right))[0]

@@ -313,7 +313,8 @@ class Numbers(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         read = ("tolist", "item", "numpy", "__float__", "__array__", "tensor")
-        self.seen |= getattr(func, "__name__", "") in read
+        constant = args and isinstance(args[0], int | float)  # no tensor
+        self.seen |= getattr(func, "__name__", "") in read and not constant
         return func(*args, **kwargs or {})
 
 

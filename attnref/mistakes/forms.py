@@ -15,7 +15,6 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from attnref.mistakes.catalogue import Lines, Plain, place_of
 
@@ -78,8 +77,10 @@ def _attend(p: Plain, through: str) -> SimpleNamespace:
 def _called(
     layer: torch.nn.Module, weights: dict[str, Tensor], *given: Any, **form: Any
 ) -> Any:
-    weights = {f"{name}.weight": w for name, w in weights.items()}
-    return functional_call(layer, weights, given, form)
+    for name, w in weights.items():
+        if name in layer._modules:
+            getattr(layer, name)._parameters["weight"] = w
+    return layer(*given, **form)
 
 
 def _proj(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor) -> Any:
@@ -94,7 +95,7 @@ def _made(kind: Any, *sizes: Any, **others: Any) -> Any:
 @lru_cache(maxsize=256)
 def _first_made(kind: Any, *sizes: Any, **others: Any) -> Any:
     # The weights come with the call.
-    drawn = patch.object(torch.nn.Linear, "reset_parameters")
+    drawn = patch.object(torch.nn.Linear, "reset_parameters", lambda _: None)
     with torch.device("meta"), drawn:
         return kind(*sizes, **others).eval()
 

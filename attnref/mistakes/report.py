@@ -515,7 +515,7 @@ def _compared(
 
 def place(gaps: Tensor) -> tuple[int, ...]:
     """Where it is largest."""
-    return tuple(int(n) for n in torch.unravel_index(gaps.argmax(), gaps.shape))
+    return tuple((gaps == gaps.max()).nonzero()[0].tolist())
 
 
 def gaps_of(got: Tensor, wanted: Tensor) -> Tensor:

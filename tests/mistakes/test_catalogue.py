@@ -80,6 +80,7 @@ UNNOTICED = {
     "padding-of-queries": 1,
     "empty-row-nan": 1,
     "softmax-over-queries": 3,
+    "weights-transposed": 1,
     "scale-model-width": 1,
     "keys-and-values-exchanged": 1,
     "sequence-repeated-for-heads": 2,

@@ -178,13 +178,27 @@ def test_two_mistakes_are_named_whose_lines_are_in_two_files():
     assert report.mistakes == (("mask-inverted", "output-projection-missing"),)
 
 
+def test_mistakes_of_softmax_are_named_in_float32_and_over_any_axis():
+    def overflowing(x, dim=-1):
+        e = x.float().exp()
+        return (e / e.sum(dim, keepdim=True)).to(x.dtype)
+
+    def left_in_place(x, dim=-1):
+        return x.movedim(dim, -1).softmax(-1).nan_to_num(0.0)
+
+    assert check("softmax", overflowing).mistakes == (("softmax-overflow",),)
+    report = check("softmax", left_in_place)
+    assert report.mistakes == (("weights-transposed",),)
+
+
 def test_weights_without_gradient_and_sums_in_half_precision_fail():
     def summed(x, dim=-1):
         e = (x - x.amax(dim, keepdim=True)).exp()
         return (e / sum(e.split(1, dim))).nan_to_num(0.0)
 
     def detached(x, dim=-1):
-        return summed(x.detach().double(), dim).to(x.dtype)
+        shifted = x.detach().double() + torch.tensor(0.0)  # of no tensor
+        return summed(shifted, dim).to(x.dtype)
 
     assert [v.law for v in check("softmax", summed).failures] == ["sums"]
     report = check("softmax", detached)
