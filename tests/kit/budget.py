@@ -21,6 +21,7 @@ PLAIN = "attnref/plain/"  # what a page opens with may be a whole file
 # others than the English one has an entry of its own.
 EXCEPTIONS = {
     "models/from-config": "block code: the file is what the page is about",
+    "models/your-model": "block code: the file is what the page is about",
     "models/decoder": "code: its plain form is a whole model",
     "zh/mistakes/cache-mistakes": "code: Chinese takes fewer lines of prose",
 }

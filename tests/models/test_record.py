@@ -10,7 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from attnref import AttentionRecord, attention_of
 from attnref.models.generate import file_of
 from attnref.models.record import OF_ROPE, families, records_of
-from tests.kit.families import FAMILIES, spoiled
+from tests.kit.families import FAMILIES, config_of, spoiled
 
 LLAMA = {
     "model_type": "llama",
