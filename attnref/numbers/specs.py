@@ -251,6 +251,9 @@ PLACES = {
 }
 
 
+STATE = "state_heads", "key_dim", "value_dim"  # 0: a convolution alone
+
+
 class _Row:
     """A record of the file, with errors that say where it is wrong."""
 
@@ -296,8 +299,9 @@ class _Row:
         wanted = kind if kind in (str, bool) else int
         if type(value) is not wanted:
             raise self.wrong(f"{name} is {value!r}")
-        if type(value) is int and value < 1:
-            raise self.wrong(f"{name}={value} must be at least 1")
+        least = 0 if name in STATE else 1
+        if type(value) is int and value < least:
+            raise self.wrong(f"{name}={value} must be at least {least}")
         return value
 
 

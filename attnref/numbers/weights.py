@@ -56,6 +56,7 @@ def attention_params(r: AttentionRecord) -> int:
     """Parameters of the attention of one layer.
 
     Examples:
+        >>> from attnref.models.record import attention_of
         >>> config = {"model_type": "llama", "num_hidden_layers": 1}
         >>> config |= {"hidden_size": 64, "num_attention_heads": 4}
         >>> attention_params(attention_of(config))

@@ -296,16 +296,17 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         (
             "--model lama3",
             "there is no model 'lama3'; did you mean llama-3.1-8b, "
-            "llama-3.1-70b, llama-3.1-405b?\n",
+            "llama-3.2-1b, llama-3.2-3b, llama-3.1-70b, llama-3.3-70b, "
+            "llama-3.1-405b?\n",
         ),
-        ("--model llama3", "did you mean llama-3.1-8b, llama-3.1-70b, llama-"),
-        ("--model Llama-3.3-70B", "did you mean llama-3.1-70b?\n"),
+        ("--model llama3", "did you mean llama-3.1-8b, llama-3.2-1b, llama-"),
+        ("--model Llama-3.4-70B", "did you mean llama-3.1-70b, llama-3.3-"),
         ("--model x/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b?\n"),
         ("--model lama-3.1-8b", "did you mean llama-3.1-8b?\n"),
         ("--model deepseek", "did you mean deepseek-v2, deepseek-v3, "),
         ("--model deepsek", "did you mean deepseek-v2, deepseek-v3, deepsee"),
         ("--model 'deepseek r1'", "did you mean deepseek-v3?\n"),
-        ("--model 'qwen 3'", "did you mean qwen3-8b, qwen3-32b, qwen3-235b, "),
+        ("--model 'qwen 3'", "did you mean qwen3-8b, qwen3-4b, qwen3-32b, "),
         ("--model ''", "there is no model ''\n"),
         ("--model zzzz", "there is no model 'zzzz'\n"),
         ("--model gpt2 --dtype bf61", "no dtype 'bf61'; did you mean bf16?"),
