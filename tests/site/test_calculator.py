@@ -125,7 +125,7 @@ def test_it_computes_what_the_package_does(page):
                     )
                 )
     found = page.evaluate(SWEEP, cases)
-    assert len(found) == len(cases) > 58 * 6 * 6
+    assert len(found) == len(cases) > 100 * 6 * 6
     for case, rows, want in zip(cases, found, expected, strict=True):
         assert rows[0][: len(want)] == want, case
 

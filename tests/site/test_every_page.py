@@ -284,11 +284,11 @@ def tab(chromium):
         yield page
 
 
-@cache
 # All that is known of configs comes along on one page, and counts apart.
 SCRIPTS_OF_YOUR_MODEL = "assets/record.js", "assets/configs.js"
 
 
+@cache
 def weight(file):
     data = file.read_bytes()
     return len(data if file.suffix == ".woff2" else gzip.compress(data, 6))
