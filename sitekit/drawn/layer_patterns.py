@@ -22,13 +22,15 @@ from sitekit.render import Row, Words, render
 # against the configuration that transformers makes for so many layers. Of all
 # other models with layers of several kinds, only their numbers are known.
 UNITS = {
-    "WF": "gemma-2-27b gpt-oss-120b gpt-oss-20b",
-    "WWWF": "command-a olmo-3-7b olmo-3-32b",
+    "WF": "gemma-2-2b gemma-2-9b gemma-2-27b gpt-oss-120b gpt-oss-20b",
+    "WWWF": "command-r7b command-a exaone-4.0-32b olmo-3-7b olmo-3-32b"
+    " olmo-3.1-32b",
     "WWWWWF": "gemma-3-4b gemma-3-12b gemma-3-27b gemma-4-31b gemma-4-26b"
     " inkling",
     "FWWWWF" + 7 * "WWWWWF": "mimo-v2.5",
     "CCCF": "llama-4-scout",
-    "RRRF": "qwen3-next-80b olmo-hybrid-7b qwen3.5-397b qwen3.5-9b",
+    "RRRF": "qwen3-next-80b olmo-hybrid-7b qwen3.5-397b qwen3.5-9b qwen3.5-27b"
+    " qwen3.5-35b-a3b",
 }
 RULES = {id: unit for unit, ids in UNITS.items() for id in ids.split()}
 REUSE = {"gemma-4-e2b": 20}  # layers that read what others store

@@ -15,6 +15,7 @@ from transformers import (
     StaticCache,
 )
 
+from attnref.models.record import fields_of, records_of
 from attnref.numbers.kv_memory import DTYPES, entry_bytes, kv_bytes, state_bytes
 from attnref.numbers.specs import (
     Chunked,
@@ -27,6 +28,9 @@ from attnref.numbers.specs import (
     models,
 )
 from sitekit.drawn import layer_patterns
+from sitekit.released import released
+from sitekit.told import letters
+from tests.numbers.test_from_config import RELEASED
 
 B, T = 3, 23
 
@@ -85,6 +89,7 @@ TYPES = {
     "glm-5.2": "glm_moe_dsa",
     "minimax-m3": "minimax_m3_vl_text",
     "inkling": "inkling_text",
+    "mimo-v2-flash": "mimo_v2_flash",
 }
 
 # Those that none of its modules can be.
@@ -95,6 +100,12 @@ ABSENT = {
     "qwen3.8-2.4t",
     "deepseek-v4.1-flash",
 }
+# Those whose rows are counted from their config.json: tests/numbers and
+# tests/site hold them against it, and tests/oracles/test_families.py each of
+# their families against transformers.
+CONFIGS = {id: row["config"] for id, row in RELEASED.items()}
+CONFIGS |= {id: model.config for id, model in released().items()}
+COUNTED = {id for id in CONFIGS if id in models()} - {*TYPES}
 # What does not touch a cache is as small as it can be.
 TINY = {
     "vocab_size": 16,
@@ -393,7 +404,7 @@ def lengths(ids):
 
 
 def test_every_model_is_compared_or_known_to_be_absent():
-    assert {*models()} == {*TYPES} | ABSENT
+    assert {*models()} == {*TYPES} | ABSENT | COUNTED
 
 
 @pytest.mark.parametrize(
@@ -440,7 +451,16 @@ def test_transformers_mixes_the_layers_as_we_do(id):
     assert Counter(config.layer_types) == Counter(layer_types(model))
 
 
-@pytest.mark.parametrize("id", layer_patterns.RULES)
+@pytest.mark.parametrize("id", sorted(COUNTED & {*layer_patterns.RULES}))
+def test_the_order_of_layers_is_that_of_the_config(id):
+    given = fields_of(CONFIGS[id])
+    found = letters(given, records_of(given))
+    assert [
+        kind for kind, _ in layer_patterns.cells(find_model(id))[0]
+    ] == found
+
+
+@pytest.mark.parametrize("id", sorted({*TYPES} & {*layer_patterns.RULES}))
 def test_the_order_of_layers_is_that_of_transformers(id):
     model = find_model(id)
     config = config_of(model, layer_types=None)
