@@ -28,6 +28,12 @@ class Sorted(NamedTuple):
     text: str
     kind: str = ""
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the script can read the value from the text."""
+        shown = re.sub(r"^\[(.*)\]\(.*\)$", r"\1", self.text)
+        return bool(re.fullmatch(r"–|[\d,.]+( ?[KMGT]?i?B)?", shown))
+
 
 Cell = str | Word | Sorted | list[str] | list[str | Word]  # a list: by lines
 Row = list[Cell]

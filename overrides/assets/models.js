@@ -7,6 +7,16 @@ for (const box of document.querySelectorAll("figure.models")) {
   const found = box.querySelector("output");
   const heads = [...box.querySelectorAll("thead th")];
 
+  // A number stands beside its text, unless the text is that number, or bytes.
+  const keyOf = ({ dataset, textContent }) => {
+    if ("value" in dataset) return Number(dataset.value);
+    if (textContent === "–") return 0;
+    const found = /^([\d,.]+)(?: ?([KMGT]?)i?B)?$/.exec(textContent);
+    if (!found) return textContent;
+    const unit = 1024 ** " KMGT".indexOf(found[2] || " ");
+    return Number(found[1].replaceAll(",", "")) * unit;
+  };
+
   const filter = () => {
     for (const row of rows) {
       row.hidden = !selects.every(
@@ -21,10 +31,7 @@ for (const box of document.querySelectorAll("figure.models")) {
   };
 
   const sort = (column, down) => {
-    const key = (row) => {
-      const { dataset, textContent } = row.cells[column];
-      return "value" in dataset ? Number(dataset.value) : textContent;
-    };
+    const key = (row) => keyOf(row.cells[column]);
     const before = (a, b) =>
       typeof a === "number" ? a - b : a.localeCompare(b, "en", { numeric: true });
     const sorted = [...rows].sort((a, b) => before(key(a), key(b)));
@@ -38,7 +45,7 @@ for (const box of document.querySelectorAll("figure.models")) {
   for (const select of selects) select.addEventListener("change", filter);
   heads.forEach((head, column) => {
     head.querySelector("button")?.addEventListener("click", () => {
-      const numbers = "value" in rows[0].cells[column].dataset;
+      const numbers = typeof keyOf(rows[0].cells[column]) === "number";
       const up = head.ariaSort === "ascending";
       const down = head.ariaSort ? up : numbers;
       sort(column, down);

@@ -5,6 +5,7 @@ The script gets the stores of all models, and repeats attnref's arithmetic.
 
 import re
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from attnref.commands.kv import CONTEXTS
@@ -45,6 +46,8 @@ def shape_of(model: Model) -> dict[str, int]:
     elif isinstance(group, Mla):
         has["head_dim"] = group.qk_nope_head_dim
     shape = {name: has.get(name) or n for name, n in SHAPE.items()}
+    if not has.get("kv_heads"):
+        shape["kv_heads"] = gcd(shape["heads"], SHAPE["kv_heads"])
     return shape | {"layers": sum(g.layers for g in attending)}
 
 

@@ -209,7 +209,9 @@ def _row(model: Model, words: Words) -> Row:
         context = f"[{context}]({model.context.url})"
     if model.params is not None and model.params_in is not None:
         billions = float(f"{model.params / 1e9:.4g}")
-        params = f"[{billions:,g}B]({model.params_in.url})"
+        params = f"{billions:,g}B"
+        if model.params_in not in model.sources:  # which stand in the row
+            params = f"[{params}]({model.params_in.url})"
     return [
         model.name,
         *(Sorted(float(n), exact(n)) for n in (added.first, added.later)),
