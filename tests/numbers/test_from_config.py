@@ -10,7 +10,7 @@ from attnref.numbers.from_config import model_from_config
 from attnref.numbers.kv_memory import kv_bytes, state_bytes
 from attnref.numbers.specs import find_model
 from sitekit import ROOT
-from tests.kit.families import FAMILIES, config_of, model_of
+from tests.kit.families import FAMILIES, RELEASED, config_of, model_of
 
 INDEXED = ["deepseek_v32", "glm_moe_dsa"]  # their attention is not written
 UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
@@ -161,10 +161,6 @@ def test_parameters_of_a_file_of_images_too_are_those_of_its_text():
     config |= {"vocab_size": 152064, "tie_word_embeddings": False}
     whole = model_from_config(config | {"use_sliding_window": False})
     assert whole.params == 7_615_616_512
-
-
-# Facts of files as they were released, with where and when they were read.
-RELEASED = json.loads((ROOT / "tests/kit/configs.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("id", RELEASED)

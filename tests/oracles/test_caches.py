@@ -30,7 +30,7 @@ from attnref.numbers.specs import (
 from sitekit.drawn import layer_patterns
 from sitekit.released import released
 from sitekit.told import letters
-from tests.numbers.test_from_config import RELEASED
+from tests.kit.families import RELEASED
 
 B, T = 3, 23
 
