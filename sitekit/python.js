@@ -548,6 +548,7 @@ type("float", isFloat, (x) => {
   const value = /nan/i.test(word[2]) ? NaN : Infinity;
   return word[1] === "-" ? -value : value;
 });
+type("complex", (x) => x === COMPLEX);
 type("str", isText, (x) => (isText(x) ? x : $b.repr(x)));
 type("tuple", (x) => x instanceof Tuple, (x = []) => Tuple.from($.it(x)));
 type("list", isList, (x = []) => [...$.it(x)]);

@@ -213,6 +213,8 @@ def _layer(
     for name in sorted(others, key=lambda name: name in own):
         try:
             read[name] = eval(row.fields[name], {"math": math}, read)
+            if isinstance(read[name], complex):  # (-8) ** -0.5
+                raise TypeError(name)
         except (*UNREADABLE, ValueError):
             names = row.fields[name].co_names
             told = ", ".join(f"{n}={read[n]!r}" for n in names if n in read)
