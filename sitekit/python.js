@@ -513,6 +513,7 @@ const scientific = (x, n) => {
 };
 const power = (digits, e) => `${digits}e${e < 0 ? "-" : "+"}${String(Math.abs(e)).padStart(2, "0")}`;
 const fixed = (x, n) => {
+  if (Number.isFinite(x) && Math.abs(x) >= 2 ** 53) return BigInt(x) + (n ? `.${"0".repeat(n)}` : "");
   const e = Number(x.toExponential(20).split("e")[1]);
   return e + n < 0 || e > 20 ? x.toFixed(n) : Number(power(...scientific(x, e + n))).toFixed(n);
 };
