@@ -159,11 +159,14 @@ class Server(LiveReloadServer):
         while not environ["PATH_INFO"].startswith("/livereload/"):
             with self._epoch_cond:  # no build of the English half is going on
                 self._epoch_cond.wait_for(self._still)
+                epoch = self._visible_epoch
             for root, wait in self.waits.items():
                 if path.startswith(root):
                     wait()
             _make(path)
-            if self._still():  # nor has one begun meanwhile
+            # Nor has one begun meanwhile, or even ended: the Chinese half may
+            # be on its way again.
+            if self._still() and self._visible_epoch == epoch:
                 break
         return answer()
 

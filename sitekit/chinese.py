@@ -26,7 +26,7 @@ State = list[tuple[str, int]]
 
 
 def _state_of(*patterns: str) -> State:
-    kinds = (".py", ".pyi", ".json", ".html", ".yml", ".svg")
+    kinds = (".py", ".pyi", ".js", ".json", ".txt", ".html", ".yml", ".svg")
     return [
         (str(path), path.stat().st_mtime_ns)
         for pattern in patterns

@@ -32,8 +32,6 @@ OPERATORS = {
     ast.Pow: "pow",
     ast.BitOr: "or",
     ast.BitAnd: "and",
-    ast.RShift: "shr",
-    ast.LShift: "shl",
 }
 COMPARED = {
     ast.Eq: "$.eq({}, {})",
@@ -137,22 +135,14 @@ def _read(node: ast.AST) -> set[str]:
 
 
 def _live(node: ast.AST) -> Iterator[ast.AST]:
-    """All below, without annotations of functions."""
+    """All below, without annotations: fields are of builtin types alone."""
     yield node
     for name, value in ast.iter_fields(node):
-        if name in ("returns", "type_comment"):
-            continue
-        if name == "annotation" and isinstance(node, ast.arg):
-            continue
-        if name == "annotation" and not _is_field(node):
+        if name in ("annotation", "returns"):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
                 yield from _live(child)
-
-
-def _is_field(node: ast.AST) -> bool:
-    return isinstance(node, ast.AnnAssign) and hasattr(node, "of_class")
 
 
 def _module(found: Module, needed: dict[str, set[str]]) -> str:

@@ -12,7 +12,6 @@ const named = (cls, name) => Object.defineProperty(cls, "$name", { value: name }
 class Exception {
   constructor(...args) {
     this.args = args;
-    if (globalThis.DEBUG) this.stack = new Error().stack;
   }
   get text() {
     return this.args.length ? $b.str(this.args[0]) : "";
@@ -353,8 +352,6 @@ $.mod = arithmetic((a, b) => {
   return rest && rest < 0n !== b < 0n ? rest + b : rest;
 }, floatMod);
 $.floordiv = arithmetic((a, b) => (a - $.mod(a, b)) / b, (a, b) => Math.floor((a - floatMod(a, b)) / b + 0.5));
-$.shr = arithmetic((a, b) => a >> b, wrong);
-$.shl = arithmetic((a, b) => a << b, wrong);
 $.neg = (x) => (x instanceof Vector ? $.mul(x, -1) : isNumber(x) ? -whole(x) : wrong());
 $.pow = (a, b) => {
   if (b instanceof Vector) return each(a, b, Math.pow);
@@ -552,7 +549,6 @@ type("float", isFloat, (x) => {
 type("complex", (x) => x === COMPLEX);
 type("str", isText, (x) => (isText(x) ? x : $b.repr(x)));
 type("tuple", (x) => x instanceof Tuple, (x = []) => Tuple.from($.it(x)));
-type("list", isList, (x = []) => [...$.it(x)]);
 type("dict", (x) => x instanceof Dict, () => new Dict());
 type("set", (x) => x instanceof Set_, (x = []) => new Set_($.it(x)));
 $b.dict = Object.assign(Dict, { $holds: (x) => x instanceof Dict });
@@ -591,9 +587,6 @@ $b.zip = rest((all) => {
   const n = Math.min(...lists.map((x) => x.length));
   return Array.from({ length: n }, (_, i) => $.tuple(...lists.map((x) => x[i])));
 });
-$b.map = function* (f, x) {
-  for (const each of $.it(x)) yield $.call(f, [each]);
-};
 $b.filter = function* (f, x) {
   for (const each of $.it(x)) if ($.t(f === null ? each : $.call(f, [each]))) yield each;
 };
@@ -626,7 +619,6 @@ $b.sorted = $.def(["x", "key", "reverse"], (x, by = null, reverse = false) => {
   const sign = $.t(reverse) ? -1 : 1;
   return all.sort((a, b) => sign * compare(a[0], b[0])).map(([, each]) => each);
 });
-$b.reversed = (x) => [...$.it(x)].reverse();
 $b.type = (x) => x.constructor;
 $b.vars = (x) => $.dict(x.constructor.$fields.map(([n]) => [n, x[n]]));
 const attribute = (x, name) => (x !== null && typeof x === "object" && !Array.isArray(x) && !(x instanceof Dict) ? x[name] : undefined);
@@ -648,11 +640,7 @@ const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 const TEXT = {
   strip: (x) => x.replace(blank, ""),
   upper: (x) => x.toUpperCase(),
-  lower: (x) => x.toLowerCase(),
   startswith: (x, y) => (Array.isArray(y) ? y.some((e) => x.startsWith(e)) : x.startsWith(y)),
-  endswith: (x, y) => x.endsWith(y),
-  removeprefix: (x, y) => (x.startsWith(y) ? x.slice(y.length) : x),
-  removesuffix: (x, y) => (x.endsWith(y) ? x.slice(0, x.length - y.length) : x),
   join: (x, parts) => [...$.it(parts)].map((p) => (isText(p) ? p : wrong())).join(x),
   partition: (x, sign) => {
     const at = x.indexOf(sign);
@@ -678,9 +666,8 @@ const TEXT = {
 const LIST = {
   append: (x, item) => (x.push(item), null),
   pop: (x, i = -1n) => x.splice(numberAt(x, i), 1)[0],
-  index: (x, item) => BigInt(x.findIndex((e) => $.eq(e, item))),
 };
-const TUPLE = { index: LIST.index, __contains__: $.has };
+const TUPLE = { __contains__: $.has };
 const DICT = {
   get: (x, k, absent = null) => (x.find(k) || [0, absent])[1],
   items: (x) => $.pairs(x).map((pair) => $.tuple(...pair)),
@@ -698,7 +685,6 @@ const DICT = {
   },
 };
 const SET = {
-  add: (x, item) => (x.map.set(key(item), item), null),
   pop: (x) => {
     const [at, item] = x.map.entries().next().value;
     x.map.delete(at);
@@ -914,7 +900,6 @@ $.modules = {
       }
       if (run) yield run;
     },
-    count: null,
   },
   textwrap: {
     fill: filled,

@@ -277,7 +277,7 @@ def layers_of(given: Mapping[str, Any]) -> Layers:
 
 
 def kinds_of(given: Mapping[str, Any]) -> list[str]:
-    """What the config calls each of its layers."""
+    """What the config calls each of its layers, once its fields are known."""
     family, row = _family(given)
     _check_fields(family, row, given)
     try:

@@ -80,7 +80,8 @@
 
   const bar = document.querySelector(".whole");
   const code = bar.nextElementSibling.querySelector("code");
-  const lines = bar.querySelector(".size").textContent.replace(/^\d+/, "");
+  const { turns } = JSON.parse(part("rope").querySelector("script").textContent);
+  const unit = bar.querySelector(".size").textContent.replace(/^\d+/, "");
   const results = [part("layers"), part("rope"), part("differs"), part("memory"), bar, bar.nextElementSibling];
   let model = null;
   const told = $.from(words);
@@ -160,8 +161,8 @@
       layers.querySelector(".said code").textContent = found.family;
       layers.querySelector(".said span").textContent = found.said;
       table(layers, found.kinds);
-      const lines = rope.querySelector(".lines"), { turns } = JSON.parse(rope.querySelector("script").textContent);
-      lines.replaceChildren(
+      rope.hidden = !found.curves.length; // ALiBi, or no positions at all
+      rope.querySelector(".lines").replaceChildren(
         ...found.curves.flatMap(([scaled, plain]) => [path(plain, "plain"), path(scaled, "")]),
       );
       list(rope.querySelector("ul"), found.curves.map((c) => turns.replace("{}", c[2]).replace("{}", c[3])));
@@ -171,7 +172,7 @@
       const link = bar.querySelector("a");
       link.href = `data:text/x-python;charset=utf-8,${encodeURIComponent(found.file)}`;
       link.download = link.textContent = "attention.py";
-      bar.querySelector(".size").textContent = found.file.split("\n").length - 1 + lines;
+      bar.querySelector(".size").textContent = found.file.split("\n").length - 1 + unit;
     }
     weigh();
   };

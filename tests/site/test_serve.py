@@ -220,6 +220,26 @@ def test_a_page_asked_for_while_the_site_is_first_built_is_made_next(tmp_path):
     assert {name for name in names if name not in texts[0]} == set()
 
 
+def test_a_page_waits_again_if_a_build_began_and_ended_meanwhile(tmp_path):
+    """Its half is taken away by that build, and put back after it."""
+    server = adapter.Server(None, "127.0.0.1", 0, str(tmp_path))
+    server._built = True
+    page, waited = tmp_path / "zh" / "index.html", []
+
+    def wait():
+        waited.append(page)
+        if len(waited) == 1:
+            server._wanted_epoch = server._visible_epoch = 1 + len(waited)
+        else:
+            page.parent.mkdir()
+            page.write_text("<body>here</body>")
+
+    server.waits["zh/"] = wait
+    text = text_at(f"http://127.0.0.1:{server.server_port}/zh/")
+    server.shutdown()
+    assert "here" in text and len(waited) == 2
+
+
 @pytest.mark.audit
 def test_what_is_answered_early_is_what_is_answered_later(served):
     for path, text in zip(EARLY, served.early, strict=True):

@@ -136,6 +136,8 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     code = page.evaluate("async (l) => (await fetch(l)).text()", link)
     assert code == file_of(config)
     assert page.locator(".yours.layers .said code").inner_text() == "gemma2"
+    told = f"{code.count(chr(10))} lines, needs only PyTorch"
+    assert page.locator(".whole .size").inner_text() == told
 
     # A field is changed by hand: the heads follow, and so does the address.
     text = json.dumps(config | {"num_key_value_heads": 4})
