@@ -31,7 +31,6 @@ OPERATORS = {
     ast.Mod: "mod",
     ast.Pow: "pow",
     ast.BitOr: "or",
-    ast.BitAnd: "and",
 }
 COMPARED = {
     ast.Eq: "$.eq({}, {})",

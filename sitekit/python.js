@@ -666,6 +666,8 @@ const TEXT = {
 const LIST = {
   append: (x, item) => (x.push(item), null),
   pop: (x, i = -1n) => x.splice(numberAt(x, i), 1)[0],
+  index: (x, item) => BigInt(x.findIndex((e) => $.eq(e, item))),
+  count: (x, item) => BigInt(x.filter((e) => $.eq(e, item)).length),
 };
 const TUPLE = { __contains__: $.has };
 const DICT = {

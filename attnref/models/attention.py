@@ -12,27 +12,23 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class RMSNorm(nn.Module):
-    """Divides by the root mean square over the last axis."""
+class RMSNorm(nn.RMSNorm):
+    """RMSNorm whose weight is stored less 1."""
 
-    def __init__(self, r, width):
-        super().__init__()
-        self.r = r
-        if r.norm_weight == "w":
-            self.weight = nn.Parameter(torch.ones(width))
-        elif r.norm_weight == "1 + w":
-            self.weight = nn.Parameter(torch.zeros(width))
+    def reset_parameters(self):
+        nn.init.zeros_(self.weight)
 
     def forward(self, x):
-        r = self.r
-        wide = x.float()
-        size = wide.square().mean(-1, keepdim=True) + r.norm_eps
-        wide = wide * torch.rsqrt(size)
-        if r.norm_weight == "w":
-            wide = wide * self.weight
-        elif r.norm_weight == "1 + w":
-            wide = wide * (1 + self.weight)
-        return wide.to(x.dtype)
+        w = 1 + self.weight.float()
+        return F.rms_norm(x.float(), w.shape, w, self.eps).to(x.dtype)
+
+
+def norm_of(r, width):
+    if r.norm_weight == "1 + w":
+        return RMSNorm(width, r.norm_eps)
+    if r.norm_weight is None:
+        return nn.RMSNorm(width, r.norm_eps, elementwise_affine=False)
+    return nn.RMSNorm(width, r.norm_eps)
 
 
 class Conv1D(nn.Module):
@@ -62,9 +58,9 @@ class HeadNorm(nn.Module):
 
 
 def frequencies(r, longer=False):
-    """RoPE: the angle per position of each pair of channels."""
-    width, theta = r.rope_width, r.rope_theta
-    f = theta ** -(torch.arange(0, width, 2) / width)  # (width / 2,)
+    """RoPE: the angle per position of each pair of channels, `(D / 2,)`."""
+    width = r.rope_width
+    f = r.rope_theta ** -(torch.arange(0, width, 2) / width)
     if r.rope_kind == "linear":
         f = f / r.rope_factor
     elif r.rope_kind == "llama3":
@@ -75,7 +71,7 @@ def frequencies(r, longer=False):
     elif r.rope_kind == "yarn":
         turns = torch.tensor([r.rope_high, r.rope_low])
         ends = width * (r.rope_length / (turns * 2 * math.pi)).log()
-        low, high = (ends / (2 * math.log(theta))).tolist()
+        low, high = (ends / (2 * math.log(r.rope_theta))).tolist()
         if r.rope_truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
@@ -96,7 +92,7 @@ def rotate(r, x, angle):
     cos, sin = angle.cos(), angle.sin()
     if r.rope_size != 1:
         cos, sin = cos * r.rope_size, sin * r.rope_size
-    if r.rope_width < (r.rope_dim or r.head_dim):
+    if r.rope_width != (r.rope_dim or r.head_dim):
         x, rest = x[..., : r.rope_width], x[..., r.rope_width :]
     if r.rope_layout == "half":
         a, b = x.float().chunk(2, dim=-1)
@@ -106,7 +102,7 @@ def rotate(r, x, angle):
         a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
         both = a * cos - b * sin, b * cos + a * sin
         x = torch.stack(both, dim=-1).flatten(-2).to(x.dtype)
-    if r.rope_width < (r.rope_dim or r.head_dim):
+    if r.rope_width != (r.rope_dim or r.head_dim):
         x = torch.cat((x, rest), dim=-1)
     return x
 
@@ -120,16 +116,23 @@ def slopes(n_heads):
 
 
 class KVCache:
-    """What a layer keeps of all earlier tokens, `(B, K, S, D)` each."""
+    """What a layer keeps of earlier tokens, `(B, K, S, D)` each."""
 
-    def __init__(self, max_len):
-        self.max_len, self.length = max_len, 0
-        self.stored = ()
-        self.seen = ()
+    def __init__(self, r, max_len):
+        self.length, self.stored = 0, ()
+        self.max_len = max_len
+        self.window = r.window or r.chunk
 
     def append(self, *new):
-        """Store new tokens; returns all that are stored."""
+        """Store new tokens; returns them after the earlier ones."""
         start, end = self.length, self.length + new[0].shape[2]
+        if self.window:  # later tokens see no more than that
+            if self.stored:
+                pairs = zip(self.stored, new, strict=True)
+                new = tuple(torch.cat(pair, dim=2) for pair in pairs)
+            self.stored = tuple(t[:, :, -self.window :] for t in new)
+            self.length = end
+            return new
         if end > self.max_len:
             raise ValueError(f"{end} tokens do not fit max_len={self.max_len}")
         if not self.stored:
@@ -139,24 +142,6 @@ class KVCache:
             kept[:, :, start:end] = t
         self.length = end
         return tuple(kept[:, :, :end] for kept in self.stored)
-
-
-class WindowCache:
-    """What a layer keeps of the tokens that later ones may still see."""
-
-    def __init__(self, window):
-        self.window, self.length = window, 0
-        self.stored = ()
-        self.seen = ()
-
-    def append(self, *new):
-        """Store new tokens; returns them after those that were stored."""
-        self.length += new[0].shape[2]
-        if self.stored:
-            pairs = zip(self.stored, new, strict=True)
-            new = tuple(torch.cat(pair, dim=2) for pair in pairs)
-        self.stored = tuple(t[:, :, -self.window :] for t in new)
-        return new
 
 
 class Attention(nn.Module):
@@ -172,13 +157,13 @@ class Attention(nn.Module):
         if r.kv_rank:
             if r.q_rank is not None:
                 self.q_a_proj = nn.Linear(E, r.q_rank, bias=r.qkv_bias)
-                self.q_a_layernorm = RMSNorm(r, r.q_rank)
+                self.q_a_layernorm = norm_of(r, r.q_rank)
                 self.q_b_proj = nn.Linear(r.q_rank, H * D, bias=False)
             else:
                 self.q_proj = nn.Linear(E, H * D, bias=False)
             width = r.kv_rank + r.rope_dim
             self.kv_a_proj_with_mqa = nn.Linear(E, width, bias=r.qkv_bias)
-            self.kv_a_layernorm = RMSNorm(r, r.kv_rank)
+            self.kv_a_layernorm = norm_of(r, r.kv_rank)
             width = H * (D - r.rope_dim + Dv)
             self.kv_b_proj = nn.Linear(r.kv_rank, width, bias=False)
         elif r.fused:
@@ -201,18 +186,19 @@ class Attention(nn.Module):
         else:
             self.o_proj = nn.Linear(H * Dv, E, bias=r.o_bias)
         if r.norm == "RMS of a head":
-            self.q_norm = RMSNorm(r, D)
+            self.q_norm = norm_of(r, D)
             if r.shares is None:
-                self.k_norm = RMSNorm(r, D)
+                self.k_norm = norm_of(r, D)
         elif r.norm == "RMS of all heads":
-            self.q_norm, self.k_norm = RMSNorm(r, H * D), RMSNorm(r, K * D)
+            self.q_norm = norm_of(r, H * D)
+            self.k_norm = norm_of(r, K * D)
         elif r.norm == "LayerNorm by heads":
             self.q_norm, self.k_norm = HeadNorm(r, H), HeadNorm(r, K)
         elif r.norm == "LayerNorm":
             self.q_norm = nn.LayerNorm(D, eps=r.norm_eps)
             self.k_norm = nn.LayerNorm(D, eps=r.norm_eps)
         if r.sub_norm:
-            self.sub_norm = RMSNorm(r, H * D)
+            self.sub_norm = norm_of(r, H * D)
         if r.gate == "per head":
             self.gate_proj = nn.Linear(E, H, bias=False)
         elif r.gate == "per channel":
@@ -222,7 +208,7 @@ class Attention(nn.Module):
         if r.with_sinks:
             self.sinks = nn.Parameter(torch.zeros(H))
         if r.rope_theta:
-            f = frequencies(r)
+            f = frequencies(r)  # RoPE
             self.register_buffer("frequencies", f, persistent=False)
             if r.rope_kind == "longrope":
                 f = frequencies(r, longer=True)
@@ -230,15 +216,10 @@ class Attention(nn.Module):
 
     def cache(self, max_len):
         """An empty cache that fits this layer."""
-        r = self.r
-        if r.window:
-            return WindowCache(r.window)
-        if r.chunk:
-            return WindowCache(r.chunk)
-        return KVCache(max_len)
+        return KVCache(self.r, max_len)
 
     def forward(self, x, *, cache=None, valid=None, mask=None, positions=None):
-        """Self-attention of `x` `(B, T, E)` to itself and to what is cached.
+        """`x` `(B, T, E)` attends to itself and what is cached.
 
         `valid` `(B, S)` is False for the pads among all tokens so far.
         """
@@ -261,7 +242,7 @@ class Attention(nn.Module):
             f = self.frequencies
             if r.rope_kind == "longrope" and past + T > r.rope_length:
                 f = self.long_frequencies
-            angle = i[:, None, :, None] * f  # of each pair of channels
+            angle = i[:, None, :, None] * f  # of each pair
 
         if r.kv_rank:
             if r.q_rank is not None:
@@ -293,7 +274,8 @@ class Attention(nn.Module):
                 q = self.q_proj(x)
                 k, v = cache.seen
             else:
-                q, k = self.q_proj(x), self.k_proj(x)
+                q = self.q_proj(x)
+                k = self.k_proj(x)
                 v = k if r.k_is_v else self.v_proj(x)
             if r.gate == "in q_proj":
                 q, gate = q.view(B, T, H, 2 * D).chunk(2, dim=-1)

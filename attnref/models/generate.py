@@ -43,8 +43,8 @@ def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
         >>> config = {"model_type": "mistral", "num_hidden_layers": 2}
         >>> config |= {"hidden_size": 64, "num_attention_heads": 8}
         >>> text = file_of(config | {"head_dim": 8, "sliding_window": 16})
-        >>> "WindowCache" in text, "KVCache" in text, "q_norm" in text
-        (True, False, False)
+        >>> "q_norm" in text, "max_len}" in text, "[:, :, -16:]" in text
+        (False, False, True)
     """
     return file_from(records_of(config))
 
@@ -61,6 +61,8 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
     source = SOURCE.read_text("utf-8").split('"""', 2)[2]
     source = source.replace("\n    in_package = False\n", "")
     source = source.replace(", mask=None, positions=None):", "):")
+    if values["v_head_dim"] == values["head_dim"]:
+        source = source.replace("r.v_head_dim", "r.head_dim")
     fold = _Fold(
         source,
         {n: v[0] for n, v in values.items() if n not in differ},
@@ -75,6 +77,8 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
     source = re.sub(r"\n{4,}", "\n\n\n", source.strip())
     source = _with_factors(source, every[0])
     source = re.sub(r" : (\d+)\]", r" :\1]", source)
+    source = re.sub(r"(\d) :\]", r"\1:]", source)
+    source = re.sub(r"!= \((\w+\.\w+)\)", r"!= \1", source)
     if names:
         head, tail = source.split("\n\n\nclass Attention(", 1)
         layers = [records.get(n) for n in range(max(records) + 1)]
@@ -105,8 +109,8 @@ def _by_layer(source: str, differ: Sequence[str]) -> tuple[str, list[str]]:
     head, tail = source.split("class Attention(", 1)
     tail = re.sub(r" +(r = self\.r|self\.r = r)\n", "", tail)
     tail = re.sub(r"\br\.(?=\w)", "self.", tail)
-    tail = re.sub(r"\(r\b(?=[,)])", "(self", tail)
-    head = re.sub(r"(?<=\()r(?=[,)])", "layer", head)
+    tail = re.sub(r"\(r\b(?=[,)])", "(self", tail.replace("self.r,", "self,"))
+    head = re.sub(r"(?<=[( ])r(?=[,)])", "layer", head)
     head = re.sub(r"\br\.(?=\w)", "layer.", head)
     start = "        super().__init__()\n"
     given = "".join(f"        self.{n} = {n.upper()}[layer]\n" for n in names)
@@ -202,6 +206,14 @@ class _Fold(_Text):
     ) -> None:
         super().__init__(text)
         self.known, self.each = known, each
+        self.own: dict[str, ast.expr] = {}
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Assign(
+                    [ast.Attribute(ast.Name("self"), name)],
+                    ast.BoolOp() as value,
+                ):
+                    self.own[name] = value
 
     def value(self, node: ast.AST) -> Any:
         """What an expression is, if that is decided; else UNKNOWN."""
@@ -212,6 +224,8 @@ class _Fold(_Text):
                 return self.known.get(name, UNKNOWN)
             case ast.Attribute(ast.Name("self"), "in_package"):
                 return False
+            case ast.Attribute(ast.Name("self"), name) if name in self.own:
+                return self.value(self.own[name])
             case ast.UnaryOp(ast.Not(), inner):
                 value = self.truth(inner)
                 return value if value is UNKNOWN else not value
@@ -223,6 +237,10 @@ class _Fold(_Text):
                     if decided == isinstance(op, ast.Or):
                         return self.value(part)
                 return self.value(last)
+            case ast.Compare(left, [ast.Eq()], [right]) if self.of(
+                left
+            ) == self.of(right):
+                return True
             case ast.Compare(left, [op], [right]):
                 a, b = self.value(left), self.value(right)
                 each = [a]
@@ -258,7 +276,9 @@ class _Fold(_Text):
 
     def changes(self, node: ast.AST) -> Iterator[Change]:
         match node:
-            case ast.Attribute() if self.value(node) is not UNKNOWN:
+            case ast.Attribute(ctx=ast.Load()) if (
+                self.value(node) is not UNKNOWN
+            ):
                 yield *self.span(node), _literal(self.value(node))
             case ast.IfExp(test, yes, no) if self.truth(test) is not UNKNOWN:
                 taken = yes if self.truth(test) else no
@@ -373,30 +393,23 @@ def _unread(text: _Text) -> Iterator[list[Change]]:
     nodes = [*ast.walk(text.tree)]
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef)]
     yield [change for f in functions for change in _locals(text, f)]
-    loaded = {
-        n.attr if isinstance(n, ast.Attribute) else n.id
-        for n in nodes
-        if isinstance(n, ast.Attribute | ast.Name)
-        and isinstance(n.ctx, ast.Load)
-    }
     gone: list[Change] = []
-    for node in nodes:  # self.seen = ()
-        match node:
-            case ast.Assign([ast.Attribute(attr=name)]) if name in (
-                "r",
-                "seen",
-            ):
-                reads = any(
-                    isinstance(n, ast.Attribute)
-                    and n.attr == name
-                    and isinstance(n.ctx, ast.Load)
-                    for n in ast.walk(_class_of(text, node))
-                )
-                gone += [] if reads else [_line(text, node)]
+    for owner in text.tree.body:  # self.max_len = max_len
+        inside = [n for n in ast.walk(owner) if isinstance(owner, ast.ClassDef)]
+        reads = {
+            n.attr
+            for n in inside
+            if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)
+        }
+        for node in inside:
+            match node:
+                case ast.Assign([ast.Attribute(ast.Name("self"), name)]):
+                    gone += [] if name in reads else [_line(text, node)]
     yield gone
     for function in functions:
         yield [*_parameters(text, function, nodes)]
     unread: list[Change] = []
+    loaded = _reads(text.tree)
     for node in text.tree.body:
         match node:
             case ast.ClassDef(name) | ast.FunctionDef(name):
@@ -406,6 +419,12 @@ def _unread(text: _Text) -> Iterator[list[Change]]:
                 if (alias or name) not in loaded:
                     unread.append(_line(text, node))
     yield unread
+    for function in functions:
+        yield from _once(text, function)
+    for node in text.tree.body:
+        match node:
+            case ast.FunctionDef(body=[*_, ast.Return(value)]) if value:
+                yield from _in_place(text, node, value, nodes)
 
 
 def _class_of(text: _Text, node: ast.AST) -> ast.AST:
@@ -449,16 +468,114 @@ def _locals(text: _Text, function: ast.FunctionDef) -> Iterator[Change]:
                     yield *text.span(node), f"{left} = {right}"
     for first, last in zip(function.body, function.body[1:], strict=False):
         match first, last:
-            case ast.Assign([ast.Name(a)], value), ast.Return(ast.Name(b)):
-                if a == b:
-                    yield text.span(first)[0], text.span(value)[0], "return "
-                    yield _line(text, last)
             case ast.Assign([ast.Name(a)], ast.Name(b)), _ if a == "Dv":
                 yield _line(text, first)
                 for n in ast.walk(function):
                     match n:
                         case ast.Name(id="Dv", ctx=ast.Load()):
                             yield *text.span(n), b
+
+
+def _once(text: _Text, function: ast.FunctionDef) -> Iterator[list[Change]]:
+    """What is named only for the next statement that touches it: put there."""
+    names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
+    read = [n.id for n in names if isinstance(n.ctx, ast.Load)]
+    bodies = [function.body]
+    bodies += [n.body for n in ast.walk(function) if isinstance(n, ast.If)]
+    for body, node in [(each, node) for each in bodies for node in each]:
+        match node:
+            case ast.Assign([ast.Name("width")], ast.Constant()):
+                spans = [text.span(n) for n in names if n.id == "width"]
+                number = text.of(node.value)
+                yield [_line(text, node), *((*at, number) for at in spans[1:])]
+            case ast.Assign([ast.Name(name)], value):
+                after = body[body.index(node) + 1 :]
+                then = next((n for n in after if name in _names(n)), None)
+                if then is None:
+                    continue
+                passed = after[: after.index(then)]
+                last = isinstance(then, ast.Return) or name in _set(then)
+                if not last and (passed or read.count(name) > 1):
+                    continue
+                changed = [n for each in passed for n in _set(each)]
+                if not any(n in changed for n in _reads(value)):
+                    yield _put(text, node, value, name, then)
+
+
+def _put(
+    text: _Text, first: ast.stmt, value: ast.expr, name: str, then: ast.stmt
+) -> list[Change]:
+    """`value` in the place of `name`, if it is read there once and fits."""
+    found = [
+        (above, n)
+        for above in ast.walk(then)
+        for n in ast.iter_child_nodes(above)
+        if isinstance(n, ast.Name) and n.id == name
+        if isinstance(n.ctx, ast.Load)
+    ]
+    one_line = first.lineno == first.end_lineno, then.lineno == then.end_lineno
+    if len(found) != 1 or not all(one_line) or "cache" in _reads(value):
+        return []
+    [(above, place)] = found
+    new = text.of(value)
+    alone = (ast.Call, ast.Attribute, ast.Subscript, ast.Name, ast.Constant)
+    if not isinstance(value, alone):
+        free = isinstance(above, ast.Assign | ast.Return)
+        if not free and not (
+            isinstance(above, ast.Call) and not isinstance(value, ast.Tuple)
+        ):
+            new = f"({new})"
+    start, end = text.span(then)
+    new = _edited(text.of(then), [(*text.span(place), new)], start)
+    remark, own = _remark(text, first), _remark(text, then)
+    if remark.startswith("  # ("):  # the shape of what has no name any more
+        remark = ""
+    if (remark and own) or then.col_offset + len(new + remark + own) > 80:
+        return []
+    return [_line(text, first), (start, end, new + remark)]
+
+
+def _remark(text: _Text, node: ast.stmt) -> str:
+    return text.lines[(node.end_lineno or 0) - 1][node.end_col_offset :]
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+def _set(node: ast.AST) -> set[str]:
+    return {
+        n.id
+        for n in ast.walk(node)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+
+
+def _in_place(
+    text: _Text,
+    function: ast.FunctionDef,
+    value: ast.expr,
+    nodes: Sequence[ast.AST],
+) -> Iterator[list[Change]]:
+    """A function that only returns: what it returns, where it is called."""
+    body = [n for n in function.body if not isinstance(n, ast.Expr)]
+    names = [arg.arg for arg in function.args.args]
+    if len(body) > 1 or function.args.defaults:
+        return
+    for node in nodes:
+        match node:
+            case ast.Call(ast.Name(called), given, []) if (
+                called == function.name
+            ):
+                start = text.span(value)[0]
+                changes = [
+                    (*text.span(n), text.of(given[names.index(n.id)]))
+                    for n in ast.walk(value)
+                    if isinstance(n, ast.Name) and n.id in names
+                ]
+                yield [
+                    (*text.span(node), _edited(text.of(value), changes, start))
+                ]
 
 
 def _parameters(
