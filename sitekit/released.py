@@ -1,7 +1,7 @@
 """Released models: in what the attention of each differs from Llama's, what it
 stores, its file, and what the output loses with each part.
 
-released.json has what attention reads of the config.json of each, with its
+specs.json has what attention reads of the config.json of each, with its
 address. The pages models/released/*.md stand nowhere: `markdown` writes them
 for the build, from the words of released.yml, both languages beside each other.
 `::: released qwen3-8b` on a page becomes the file of that model.
@@ -9,7 +9,6 @@ for the build, from the words of released.yml, both languages beside each other.
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -22,10 +21,15 @@ from torch import Tensor
 
 from attnref.models.attention import Attention
 from attnref.models.generate import file_of
-from attnref.models.record import AttentionRecord, fields_of, records_of
-from attnref.numbers.from_config import group_of, model_from_config
+from attnref.models.record import (
+    AttentionRecord,
+    fields_of,
+    layers_of,
+    records_of,
+)
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
-from attnref.numbers.specs import Model
+from attnref.numbers.specs import Model, configs, models
+from attnref.numbers.specs import called as makers_of
 from sitekit import ROOT
 from sitekit.adapter import BuildError, get_relative_url
 from sitekit.calls import near
@@ -48,14 +52,26 @@ SHORT = 7  # their windows and chunks; longer RoPE is scaled beyond 8
 
 
 class Released(NamedTuple):
-    """A model of released.json."""
+    """A model of specs.json whose attention its config.json says."""
 
-    id: str
-    name: str
-    maker: str  # in Chinese, where one says it so
-    context: int
-    sources: list[str]
+    model: Model
     config: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return self.model.id
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    def called(self, language: str) -> str:
+        """Its name, in Chinese with that of its makers."""
+        family = self.model.family.lower()
+        makers = [name for name, made in makers_of().items() if made == family]
+        if makers and language == "zh":
+            return f"{self.name}（{makers[0]}）"
+        return self.name
 
     @property
     def file(self) -> str:
@@ -71,8 +87,7 @@ class Released(NamedTuple):
 
     @property
     def layers(self) -> int:
-        config = self.config
-        return int(config.get("num_hidden_layers") or config["n_layer"])
+        return len(layers_of(fields_of(self.config)))
 
     @property
     def text(self) -> str:
@@ -86,32 +101,16 @@ class Released(NamedTuple):
     def parts(self) -> dict[str, list[int]]:
         return parts_of(self.records)
 
-    def shape(self) -> Model:
-        """As the numbers of this package take it: bytes, with recurrent
-        layers if their sizes were read."""
-        groups = Counter(map(group_of, self.records.values()))
-        groups.pop(None, None)
-        made = tuple(replace(g, layers=n) for g, n in groups.items() if g)
-        with suppress(ValueError):
-            made = model_from_config(self.config).groups
-        return Model(
-            id=self.id,
-            name=self.name,
-            family=self.family,
-            date="",
-            max_context=self.context,
-            groups=made,
-            sources=(),
-            confidence="high",
-        )
-
 
 @cache
 def released() -> dict[str, Released]:
-    """All models, by id."""
-    text = ROOT.joinpath("sitekit/released.json").read_text(encoding="utf-8")
-    found = (Released(**row) for row in json.loads(text)["models"])
-    return {model.id: model for model in found}
+    """All models, by id, newest first."""
+    found = {}
+    for id, config in reversed(configs().items()):
+        with suppress(ValueError):  # of another kind than softmax attention
+            records_of(config)
+            found[id] = Released(models()[id], config)
+    return found
 
 
 @cache
@@ -245,7 +244,7 @@ def kinds_of(model: Released) -> list[AttentionRecord]:
 
 def per_token(model: Released) -> int:
     """Bytes that a new token adds, in bfloat16, while no window is full."""
-    return int(growth(model.shape()).first)
+    return int(growth(model.model).first)
 
 
 def strip(model: Released, language: str) -> str:
@@ -276,9 +275,7 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     def told(key: str, **facts: object) -> str:
         return word(key, language, **facts)
 
-    called, model_type = model.name, model.config["model_type"]
-    if model.maker and language == "zh":
-        called = f"{model.name}（{model.maker}）"
+    called, model_type = model.called(language), model.config["model_type"]
     yield "---"
     for key in ("title", "description"):
         said = told(key, name=called, family=model_type, n=model.layers)
@@ -306,9 +303,9 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield f"## {told('memory')} {{ #memory data-search-exclude }}\n"
     shapes = told("join").join(f"`{heads(r)}`" for r in kinds_of(model))
     yield told("heads", shapes=shapes, bytes=size(per_token(model))) + "\n"
-    lengths = [n for n in LENGTHS if n <= model.context]
-    lengths = lengths or [model.context]
-    shape = model.shape()
+    lengths = [n for n in LENGTHS if n <= model.model.max_context]
+    lengths = lengths or [model.model.max_context]
+    shape = model.model
     yield f"| {told('tokens')} | {' | '.join(f'{n:,}' for n in lengths)} |"
     yield "| --- |" + " --- |" * len(lengths)
     sizes = (size(kv_bytes(shape, n)) for n in lengths)
@@ -329,9 +326,8 @@ def _lines(model: Released, language: str) -> Iterator[str]:
         yield told("nothing_wrong")
     yield f"\n## {told('sources')} {{ #sources data-search-exclude }}\n"
     yield told("sources_lead") + "\n"
-    for source in model.sources:
-        *_, owner, name = source.split("/")[:5]
-        yield f"- [{owner}/{name}: {source.rpartition('/')[2]}]({source})"
+    for source in model.model.sources:
+        yield f"- [{source.label}]({source.url})"
     yield ""
     keys = ", ".join(f"`{key}`" for key in model.config)
     yield told("fields", keys=keys)

@@ -458,7 +458,9 @@ def _rope(
         raise ValueError(
             f"{family}: RoPE of kind {rope['kind']!r} is not known"
         )
-    share = read["partial_rotary_factor"] or read["rotary_pct"] or 1.0
+    names = "partial_rotary_factor", "rotary_pct"
+    told = [given[name] for name in names if given.get(name)]
+    share = told[0] if told else read[names[0]] or 1.0
     rope.setdefault("partial_rotary_factor", share)
     length = "original_max_position_embeddings"
     rope[length] = (

@@ -3,7 +3,7 @@
 # --8<-- [start:imports]
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
@@ -243,6 +243,7 @@ KINDS: Mapping[str, type[Group]] = MappingProxyType(
     }
 )
 PLACES = {
+    "GitHub": "https://github.com/{}",
     "arXiv": "https://arxiv.org/abs/{}",
     "Hugging Face": "https://huggingface.co/{}/blob/main/config.json",
     "Hugging Face card": "https://huggingface.co/{}",
@@ -312,13 +313,30 @@ def _source(
     label, _, rest = str(text).partition(":")
     if label not in places or ("{" in places[label]) != bool(rest):
         raise row.wrong(f"{field}: {text!r} names no known place")
+    if label == "GitHub":
+        label = "/".join(rest.split("/")[:2])
+        return Source(label, PLACES["GitHub"].format(rest))
     shown = f"{label}:{rest}" if label == "arXiv" else label
     return Source(shown, places[label].format(rest))
 
 
-def _sources(row: _Row, places: Mapping[str, str]) -> tuple[Source, ...]:
-    texts = row.list_of("sources")
-    return tuple(_source(row, "sources", text, places) for text in texts)
+def _told(row: _Row, source: Source) -> dict[str, Any]:
+    """What the config.json of a model says of it, unless the row does."""
+    from attnref.numbers.from_config import model_from_config
+
+    try:
+        model = model_from_config(row.record.pop("config"))
+    except ValueError as error:
+        raise row.wrong(str(error)) from None
+    last = sorted(model.groups, key=lambda g: isinstance(g, Recurrent))
+    told: dict[str, Any] = {"groups": tuple(last)}
+    if "max_context" not in row.record:
+        told["max_context"] = model.max_context
+    if not {"params", "params_in"} & {*row.record}:
+        told |= {"params": model.params, "params_in": model.params and source}
+    if "attention_params" not in row.record:
+        told["attention_params"] = model.attention_params
+    return told
 
 
 def _group(where: str, record: object) -> Group:
@@ -346,21 +364,29 @@ def _model(
     shipped = row.record.get("shipped")
     if shipped is not None:
         part = _Row(f"{row.where}: shipped", shipped)
-        shipped = part.build(Shipped, sources=_sources(part, places))
-    model: Model = row.build(
-        Model,
-        groups=tuple(
-            _group(f"{row.where}: groups[{i}]", group)
-            for i, group in enumerate(row.list_of("groups"))
-        ),
-        sources=_sources(row, places),
-        shipped=shipped,
-        **{
-            name: _source(row, name, row.record[name], places)
-            for name in ("context", "params_in")
-            if name in row.record
-        },
-    )
+        kernels = part.list_of("sources")
+        read_at = [_source(part, "sources", text, places) for text in kernels]
+        shipped = part.build(Shipped, sources=tuple(read_at))
+    names = row.record.get("sources") or []
+    if "config" in row.record:
+        at = row.record.pop("config_in", None)
+        source, names = _source(row, "config_in", at, places), [*names, at]
+        told = _told(row, source)
+    else:
+        groups = enumerate(row.list_of("groups"))
+        told = {
+            "groups": tuple(
+                _group(f"{row.where}: groups[{i}]", group)
+                for i, group in groups
+            )
+        }
+    if not isinstance(names, list) or not names:
+        raise row.wrong("sources is missing")
+    sources = tuple(_source(row, "sources", text, places) for text in names)
+    for name in ("context", "params_in"):
+        if name in row.record:
+            told[name] = _source(row, name, row.record[name], places)
+    model: Model = row.build(Model, sources=sources, shipped=shipped, **told)
     if not re.fullmatch(r"[a-z0-9]+([.-][a-z0-9]+)*", model.id):
         raise row.wrong("id may only have small letters, digits, - and .")
     if not re.fullmatch(r"20\d\d(-(0[1-9]|1[0-2]))?", model.date):
@@ -370,7 +396,7 @@ def _model(
         raise row.wrong("shipped: only for caches with one head, shared by all")
     if model.confidence not in ("high", "medium"):
         raise row.wrong(f"confidence is {model.confidence!r}")
-    read_in = {text.partition(":")[0] for text in row.record["sources"]}
+    read_in = {str(text).partition(":")[0] for text in names}
     if model.confidence == "high" and not read_in & makers and len(read_in) < 2:
         raise row.wrong(
             f"confidence is 'high', but {read_in.pop()} is the only source, "
@@ -381,20 +407,41 @@ def _model(
     return model
 
 
+class _Models(Mapping[str, Model]):
+    """Each is read when it is asked for: of a config it takes milliseconds."""
+
+    def __init__(self, text: str) -> None:
+        file = _Row("the file", json.loads(text))
+        here = _Row("places", file.record.get("places")).record
+        self.places = {**PLACES, **here}
+        self.makers = {*file.list_of("makers")}
+        if not self.makers <= {*self.places}:
+            wrong = min(self.makers - {*self.places})
+            raise file.wrong(f"makers: {wrong!r} is not a place")
+        self.rows: dict[str, Any] = {}
+        for record in file.list_of("models"):
+            id = str(_Row("a model", record).record.get("id"))
+            if id in self.rows:
+                raise ValueError(f"specs.json: {id} is listed twice")
+            self.rows[id] = record
+        self.models: dict[str, Model] = {}
+
+    def __getitem__(self, id: str) -> Model:
+        if id not in self.models:
+            row = dict(self.rows[id])
+            self.models[id] = _model(row, self.places, self.makers)
+        return self.models[id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 def read(text: str) -> dict[str, Model]:
     """Read the text of a file such as specs.json: models by their ids."""
-    file = _Row("the file", json.loads(text))
-    places = {**PLACES, **_Row("places", file.record.get("places")).record}
-    makers = {*file.list_of("makers")}
-    if not makers <= {*places}:
-        raise file.wrong(f"makers: {min(makers - {*places})!r} is not a place")
-    listed: dict[str, Model] = {}
-    for record in file.list_of("models"):
-        model = _model(record, places, makers)
-        if model.id in listed:
-            raise ValueError(f"specs.json: {model.id} is listed twice")
-        listed[model.id] = model
-    return listed
+    return dict(_Models(text))
 
 
 @cache
@@ -405,7 +452,18 @@ def models() -> Mapping[str, Model]:
         >>> models()["llama-3.1-8b"].groups[0].kv_heads
         8
     """
-    return MappingProxyType(read(_specs()))
+    return _Models(_specs())
+
+
+def called() -> dict[str, str]:
+    """Families of models by their Chinese names."""
+    return dict(json.loads(_specs())["called"])
+
+
+def configs() -> dict[str, dict[str, Any]]:
+    """What the config.json of released models says, by the ids of `models`."""
+    rows = json.loads(_specs())["models"]
+    return {row["id"]: row["config"] for row in rows if "config" in row}
 
 
 @cache
@@ -417,7 +475,7 @@ def _plain(text: str) -> str:
     """Without what people write differently: case, separators and Chinese
     names, as in 通义千问3-8B or 智谱 GLM-4.5."""
     if not text.isascii():
-        for name, family in json.loads(_specs())["called"].items():
+        for name, family in called().items():
             pattern = rf"{name}[\s-]*(?:{family})?"
             text = re.sub(pattern, family, text, flags=re.IGNORECASE)
     return re.sub(r"[^a-z0-9.]", "", text.lower())
@@ -487,10 +545,11 @@ def find_model(id: str) -> Model:
     known = models()
     if id in known:
         return known[id]
-    whole, called = str(id), {m.name: m.id for m in known.values()}
-    called |= {id: id for id in known}
+    rows = json.loads(_specs())["models"]
+    whole, texts = str(id), {row["name"]: row["id"] for row in rows}
+    texts |= {id: id for id in known}
     spellings = {_plain(whole), _plain(whole.rpartition("/")[2])}
-    meant = {called[text] for text in called if _plain(text) in spellings}
+    meant = {texts[text] for text in texts if _plain(text) in spellings}
     if len(meant) != 1:
-        raise ValueError(f"there is no model {id!r}{hint(whole, called)}")
+        raise ValueError(f"there is no model {id!r}{hint(whole, texts)}")
     return known[meant.pop()]

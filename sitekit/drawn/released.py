@@ -45,8 +45,7 @@ def released(
 
 
 def _maker(model: models.Released) -> str:
-    """Qwen3-8B is one of Qwen's."""
-    return model.name.split("-")[0].split(" ")[0].rstrip("0123456789.") or "GPT"
+    return model.model.family
 
 
 def _row(model: models.Released, language: str, words: Words) -> list[Cell]:
@@ -60,8 +59,7 @@ def _row(model: models.Released, language: str, words: Words) -> list[Cell]:
     seen = max((x.window or x.chunk or 0) for x in model.records.values())
     others = {*PARTS} - HEADS - {*ROPE} - {*SEEN}
     name = f"[{model.name}](released/{model.id}.md)"
-    if model.maker and language == "zh":
-        name += f"（{model.maker}）"
+    name += model.called(language).removeprefix(model.name)
     shapes = words["join"].join(map(heads, models.kinds_of(model)))
     bytes = models.per_token(model)
     return [

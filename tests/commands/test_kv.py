@@ -295,12 +295,13 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
     [
         (
             "--model lama3",
-            "there is no model 'lama3'; did you mean llama-3.1-8b, "
-            "llama-3.2-1b, llama-3.2-3b, llama-3.1-70b, "
+            "there is no model 'lama3'; did you mean llama-3-8b, "
+            "llama-3-70b, llama-3.1-8b, llama-3.2-1b, llama-3.2-3b, "
+            "llama-3.3-70b, llama-3.1-70b, codellama-34b, "
             "llama-3.1-405b?\n",
         ),
-        ("--model llama3", "did you mean llama-3.1-8b, llama-3.2-1b, llama-"),
-        ("--model Llama-3.3-70B", "did you mean llama-3.1-70b?\n"),
+        ("--model llama3", "did you mean llama-3-8b, llama-3-70b, llama-"),
+        ("--model Llama-3.3-70", "did you mean llama-3.3-70b?\n"),
         ("--model x/Llama-3.1-8B-Instruct", "did you mean llama-3.1-8b?\n"),
         ("--model lama-3.1-8b", "did you mean llama-3.1-8b?\n"),
         ("--model deepseek", "did you mean deepseek-v2, deepseek-v3, "),

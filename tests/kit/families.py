@@ -3,10 +3,8 @@ is given and gives."""
 
 import importlib
 import inspect
-import json
 import math
 import random
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -347,10 +345,6 @@ PROJECTIONS = {
 }
 
 
-# Facts of files as they were released, with where and when they were read.
-RELEASED: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("configs.json").read_text("utf-8")
-)
 # What may stand in a field.
 HOSTILE = [
     *(None, 0, -1, 1, 7, 10**30, 1.5, -0.5, math.inf, math.nan, True, False),

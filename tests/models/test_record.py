@@ -3,8 +3,10 @@
 import json
 import math
 import random
+from contextlib import suppress
 
 import pytest
+from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref import AttentionRecord, attention_of
@@ -295,6 +297,14 @@ def test_a_field_left_out_means_what_transformers_takes(family):
         gone = {name, "rope_parameters"} if name in OF_ROPE else {name}
         short = {k: v for k, v in whole.items() if k not in gone}
         assert records_of(short) == records_of(whole), f"without {gone}"
+    # Of other fields, that or a refusal.
+    given = config_of(family).to_dict()
+    for name in sorted(families()[family].reads & given.keys()):
+        short = {k: v for k, v in given.items() if k != name}
+        with suppress(ValueError, StrictDataclassError):
+            ours = records_of(short)
+            theirs = kind.from_dict(short).to_dict()
+            assert ours == records_of(theirs), f"without {name}"
 
 
 def test_kimi_k2_is_read_as_what_it_repeats():

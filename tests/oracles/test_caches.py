@@ -24,13 +24,12 @@ from attnref.numbers.specs import (
     Mla,
     Recurrent,
     Sliding,
+    configs,
     find_model,
     models,
 )
 from sitekit.drawn import layer_patterns
-from sitekit.released import released
 from sitekit.told import letters
-from tests.kit.families import RELEASED
 
 B, T = 3, 23
 
@@ -100,12 +99,9 @@ ABSENT = {
     "qwen3.8-2.4t",
     "deepseek-v4.1-flash",
 }
-# Those whose rows are counted from their config.json: tests/numbers and
-# tests/site hold them against it, and tests/oracles/test_families.py each of
-# their families against transformers.
-CONFIGS = {id: row["config"] for id, row in RELEASED.items()}
-CONFIGS |= {id: model.config for id, model in released().items()}
-COUNTED = {id for id in CONFIGS if id in models()} - {*TYPES}
+# Those whose rows are counted from their config.json; test_families.py holds
+# each of their families against transformers.
+COUNTED = {*configs()} - {*TYPES}
 # What does not touch a cache is as small as it can be.
 TINY = {
     "vocab_size": 16,
@@ -453,7 +449,7 @@ def test_transformers_mixes_the_layers_as_we_do(id):
 
 @pytest.mark.parametrize("id", sorted(COUNTED & {*layer_patterns.RULES}))
 def test_the_order_of_layers_is_that_of_the_config(id):
-    given = fields_of(CONFIGS[id])
+    given = fields_of(configs()[id])
     found = letters(given, records_of(given))
     assert [
         kind for kind, _ in layer_patterns.cells(find_model(id))[0]

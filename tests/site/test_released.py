@@ -9,8 +9,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref.__main__ import main
 from attnref.models.record import records_of
-from attnref.numbers.kv_memory import kv_bytes
-from attnref.numbers.specs import models as specs
 from sitekit import CONFIGS, released
 from sitekit.drawn import from_config
 from sitekit.told import PARTS
@@ -18,8 +16,6 @@ from tests.kit import sampled
 from tests.kit.pages import Reader
 
 MODELS = released.released()
-# Those that both tables have, where they are called otherwise.
-ALSO = {"gpt2": "gpt2", "llama-3.3-70b": "llama-3.1-70b"}
 
 
 @pytest.mark.parametrize("id", MODELS)
@@ -29,13 +25,6 @@ def test_transformers_reads_the_same_of_a_released_config(id):
     kind = CONFIG_MAPPING[model.family]
     today = kind.from_dict(model.config | {"model_type": model.family})
     assert model.records == records_of(json.loads(today.to_json_string(False)))
-
-
-@pytest.mark.parametrize("id", sorted({*MODELS} & ({*specs()} | {*ALSO})))
-def test_bytes_are_those_of_the_other_table(id):
-    other, ours = specs()[ALSO.get(id, id)], MODELS[id].shape()
-    for tokens in (1, 5000, 200_000):
-        assert kv_bytes(ours, tokens) == kv_bytes(other, tokens)
 
 
 def test_a_page_says_what_its_record_says():
@@ -80,7 +69,7 @@ def test_a_download_is_what_the_command_prints(site, tmp_path, id):
     main(["copy", "--config", str(config), "-o", str(out)])
     place = site.folder / "files/released" / model.file
     assert out.read_bytes() == place.read_bytes()
-    assert max(map(len, out.read_text().splitlines())) < 80
+    assert max(map(len, out.read_text().splitlines())) <= 80
     compile(out.read_text(), model.file, "exec")
 
 
