@@ -326,10 +326,10 @@ def _lines(model: Released, language: str) -> Iterator[str]:
         yield told("nothing_wrong")
     yield f"\n## {told('sources')} {{ #sources data-search-exclude }}\n"
     yield told("sources_lead") + "\n"
-    for source in model.model.sources:
-        yield f"- [{source.label}]({source.url})"
-    yield ""
-    keys = ", ".join(f"`{key}`" for key in model.config)
+    source = model.model.sources[-1]  # that of the config
+    name = source.url.rpartition("/")[2]
+    yield f"- [{source.label}: {name}]({source.url})\n"
+    keys = ", ".join(f"`{key}`" for key in fields_of(model.config))
     yield told("fields", keys=keys)
 
 
