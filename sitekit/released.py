@@ -275,12 +275,13 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     def told(key: str, **facts: object) -> str:
         return word(key, language, **facts)
 
-    called, model_type = model.called(language), model.config["model_type"]
+    called, model_type = model.name, model.config["model_type"]
     yield "---"
     for key in ("title", "description"):
         said = told(key, name=called, family=model_type, n=model.layers)
         yield f"{key}: {json.dumps(said, ensure_ascii=False)}"
     yield "notebook: false"
+    yield "search: {boost: 0.5}"  # what a family is stands elsewhere
     yield "---"
     yield f"# {called} {{ #model }}\n"
     yield told("lead", family=model_type) + "\n"

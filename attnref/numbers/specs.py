@@ -460,6 +460,7 @@ def called() -> dict[str, str]:
     return dict(json.loads(_specs())["called"])
 
 
+@cache
 def configs() -> dict[str, dict[str, Any]]:
     """What the config.json of released models says, by the ids of `models`."""
     rows = json.loads(_specs())["models"]

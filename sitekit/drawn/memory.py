@@ -11,7 +11,15 @@ from matplotlib.figure import Figure
 from attnref.commands.kv import CONTEXTS, describe
 from attnref.numbers import kv_memory, specs
 from attnref.numbers.kv_memory import DTYPES, Storage, growth, kv_bytes, size
-from attnref.numbers.specs import Full, Group, Mla, Model, find_model
+from attnref.numbers.specs import (
+    Full,
+    Group,
+    Mla,
+    Model,
+    Source,
+    configs,
+    find_model,
+)
 from sitekit import plots
 from sitekit.drawn.mla import V3
 from sitekit.plots import Plot
@@ -197,6 +205,11 @@ def _described(group: Group, words: Words) -> str:
     return f"{group.layers} × {describe(group, ChainMap(short, words))}"
 
 
+def _sources(model: Model) -> tuple[Source, ...]:
+    """Of its shape: the config that it is computed from, if there is one."""
+    return model.sources[-1:] if model.id in configs() else model.sources
+
+
 def _row(model: Model, words: Words) -> Row:
     added, held = growth(model), kv_memory.state_bytes(model)
     caches = []
@@ -222,7 +235,7 @@ def _row(model: Model, words: Words) -> Row:
         Sorted(model.max_context, context),
         Sorted(model.params or 0, params),
         words[model.confidence],
-        " ".join(links(source) for source in model.sources),
+        " ".join(links(source) for source in _sources(model)),
     ]
 
 
