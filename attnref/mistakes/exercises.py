@@ -459,6 +459,8 @@ def online_probes() -> list[Probe]:
         ask(law, {"x": given, "chunk": chunk})
     ask("pieces", {"x": draw(61), "chunk": 7}, by=pieces)
     ask("sums", {"x": 100 * x, "chunk": 3}, by=sums(plain))
+    long = cast({"x": draw(2, 601, most=1)}, torch.bfloat16)
+    ask("sums", long | {"chunk": 7}, by=unless_raised(sums(plain, 1)))
     ask.dtypes({"x": draw(3, 11, most=60), "chunk": 4})
     ask.half("empty", {"x": empty, "chunk": 2})
     return ask
@@ -605,6 +607,8 @@ def merge_probes() -> list[Probe]:
     some = parts(3, 3, 2, 5, 4)
     for far in (800, -800):
         ask("large", some | {"lses": [far + 40 * lse for lse in some["lses"]]})
+    apart = 800 * torch.arange(5.0, dtype=torch.float64)  # query by query
+    ask("large", some | {"lses": [lse - apart for lse in some["lses"]]})
     none = [lse.clone() for lse in some["lses"]]
     none[0][:, :, :3] = none[1][:, :, 2:] = -torch.inf
     for out, lse in zip(some["outs"], none, strict=True):
@@ -627,7 +631,7 @@ def rope_probes() -> list[Probe]:
 
     ask("same", of(draw(1, 1, 2, 2), 0), of(draw(1, 1, 2, 4), 1))
     ask("same", of(draw(3, 2, 5, 8), 0), of(draw(3, 2, 4, 6), 11, theta=50.0))
-    ask("same", of(draw(3, 3, 4, 4), 0, theta=50.0))
+    ask("same", of(draw(3, 3, 4, 4), 0, theta=50.0), of(draw(3, 4, 4, 6), 1))
     ask("same", of(draw(3, 2, 1, 16), 7, theta=5e5))
     mixed, away = [3, 0, 7, 7, 61], [2053, 0, 4099, 511, 30011]
     ask("same", {"x": draw(3, 2, 5, 8), "positions": torch.tensor(mixed)})
@@ -739,6 +743,8 @@ def order_probes() -> list[Probe]:
     ask("same", of(1, 1, 1, 2), of(1, 1, 2, 2), of(1, 2, 3, 4))
     some = of(3, 2, 5, 6)
     ask("same", some, of(3, 3, 3, 4) | {"softcap": 50.0}, of(2, 4, 23, 8))
+    tiny = {name: some[name] / 1000 for name in ("q", "k")}  # next to eps
+    ask("same", some | tiny)
     masks = [draw.mask(B, H, 5, 5) for B, H in ((3, 1), (3, 2), (1, 2))]
     ask("same", *(some | {"mask": mask} for mask in masks))
     valid = left_pads(3, 5)

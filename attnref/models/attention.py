@@ -119,8 +119,7 @@ class KVCache:
     """What a layer keeps of earlier tokens, `(B, K, S, D)` each."""
 
     def __init__(self, r, max_len):
-        self.length, self.stored = 0, ()
-        self.max_len = max_len
+        self.max_len, self.length, self.stored = max_len, 0, ()
         self.window = r.window or r.chunk
 
     def append(self, *new):
@@ -219,10 +218,7 @@ class Attention(nn.Module):
         return KVCache(self.r, max_len)
 
     def forward(self, x, *, cache=None, valid=None, mask=None, positions=None):
-        """`x` `(B, T, E)` attends to itself and what is cached.
-
-        `valid` `(B, S)` is False for the pads among all tokens so far.
-        """
+        """Of `x` `(B, T, E)`; `valid` `(B, S)` is False for pads so far."""
         r = self.r
         B, T, E = x.shape
         H, K, D = r.n_heads, r.n_kv_heads, r.head_dim
@@ -233,7 +229,6 @@ class Attention(nn.Module):
             if r.shares is not None:
                 past = past - T  # the other layer has stored these tokens
             n = torch.arange(past + T, device=x.device)  # all tokens so far
-            new = n[past:, None]  # (T, 1)
             at = n[None]  # (1, S)
             if valid is not None:
                 at = (valid.cumsum(1) - 1).clamp(min=0)  # (B, S)
@@ -331,7 +326,7 @@ class Attention(nn.Module):
                     cache.seen = k, v
             if r.window or r.chunk:
                 n = n[-k.shape[2] :]  # those whose keys are still there
-            mask = (n <= new)[None]  # (1, T, S); True = may attend
+            mask = (n <= n[-T:, None])[None]  # (1, T, S); True = may attend
             far = i[:, :, None] - at[:, None, n]  # (..., T, S)
             if r.window:
                 mask = mask & (far < r.window)

@@ -149,7 +149,9 @@ def _table(name: str, layers: Sequence[AttentionRecord | None]) -> str:
 def _joined(values: Sequence[str]) -> str:
     runs = [(value, len([*run])) for value, run in groupby(values)]
     text = " + ".join(f"{n} * [{v}]" if n > 1 else f"[{v}]" for v, n in runs)
-    return re.sub(r"(^|\+ )\[([^]]*)\] \+ \[", r"\1[\2, ", text)
+    for _ in runs:
+        text = re.sub(r"(^|\+ )\[([^]]*)\] \+ \[", r"\1[\2, ", text)
+    return text
 
 
 def _literal(value: Any) -> str:
@@ -405,6 +407,13 @@ def _unread(text: _Text) -> Iterator[list[Change]]:
             match node:
                 case ast.Assign([ast.Attribute(ast.Name("self"), name)]):
                     gone += [] if name in reads else [_line(text, node)]
+                case ast.Assign([ast.Tuple(to)], ast.Tuple(values)):
+                    of_self = [
+                        n.attr for n in to if isinstance(n, ast.Attribute)
+                    ]
+                    if len(of_self) == len(to):
+                        kept = [n for n, a in enumerate(of_self) if a in reads]
+                        gone += _fewer(text, node, to, values, kept)
     yield gone
     for function in functions:
         yield [*_parameters(text, function, nodes)]
@@ -460,12 +469,7 @@ def _locals(text: _Text, function: ast.FunctionDef) -> Iterator[Change]:
                     for n, name in enumerate(names)
                     if not isinstance(name, ast.Name) or name.id in reads
                 ]
-                if not kept:
-                    yield _line(text, node)
-                elif len(kept) < len(names):
-                    left = ", ".join(text.of(names[n]) for n in kept)
-                    right = ", ".join(text.of(values[n]) for n in kept)
-                    yield *text.span(node), f"{left} = {right}"
+                yield from _fewer(text, node, names, values, kept)
     for first, last in zip(function.body, function.body[1:], strict=False):
         match first, last:
             case ast.Assign([ast.Name(a)], ast.Name(b)), _ if a == "Dv":
@@ -474,6 +478,23 @@ def _locals(text: _Text, function: ast.FunctionDef) -> Iterator[Change]:
                     match n:
                         case ast.Name(id="Dv", ctx=ast.Load()):
                             yield *text.span(n), b
+
+
+def _fewer(
+    text: _Text,
+    node: ast.stmt,
+    names: Sequence[ast.expr],
+    values: Sequence[ast.expr],
+    kept: Sequence[int],
+) -> list[Change]:
+    """`a, b = c, d` without what is not read."""
+    if not kept:
+        return [_line(text, node)]
+    if len(kept) == len(names):
+        return []
+    left = ", ".join(text.of(names[n]) for n in kept)
+    right = ", ".join(text.of(values[n]) for n in kept)
+    return [(*text.span(node), f"{left} = {right}")]
 
 
 def _once(text: _Text, function: ast.FunctionDef) -> Iterator[list[Change]]:
