@@ -28,8 +28,9 @@ from attnref.models.record import (
     records_of,
 )
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
-from attnref.numbers.specs import Model, configs, models
+from attnref.numbers.shapes import Model
 from attnref.numbers.specs import called as makers_of
+from attnref.numbers.specs import configs, models
 from sitekit import ROOT
 from sitekit.adapter import BuildError, get_relative_url
 from sitekit.calls import near

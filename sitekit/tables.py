@@ -5,7 +5,8 @@ from fractions import Fraction
 from typing import Any
 
 from attnref.numbers.kv_memory import growth, kv_bytes, size
-from attnref.numbers.specs import Source, find_model
+from attnref.numbers.shapes import Source
+from attnref.numbers.specs import find_model
 from sitekit.calls import arguments, checked, near, value
 from sitekit.render import Rows
 

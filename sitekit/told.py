@@ -25,7 +25,7 @@ from attnref.numbers.kv_memory import (
     reserved,
     size,
 )
-from attnref.numbers.specs import Model
+from attnref.numbers.shapes import Model
 
 Records = Mapping[int, AttentionRecord]
 Saying = Mapping[str, Any]

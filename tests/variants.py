@@ -43,7 +43,7 @@ from attnref import (
 )
 from attnref.core.masks import rule_of
 from attnref.numbers.cost import Cost, attention_cost, cross_cost, mla_cost
-from attnref.numbers.specs import Full, Group, Mla
+from attnref.numbers.shapes import Full, Group, Mla
 
 # Prime, and no two alike, but for H = 2 K, and for D and DR, of which RoPE
 # wants pairs. S is the length of a context, C its width.

@@ -27,16 +27,15 @@ from attnref.numbers.kv_memory import (
     token_bytes,
     weight_bytes,
 )
-from attnref.numbers.specs import (
+from attnref.numbers.shapes import (
     Chunked,
     Compressed,
     Group,
     Mla,
     Model,
     Recurrent,
-    find_model,
-    models,
 )
+from attnref.numbers.specs import find_model, models
 
 Say = Callable[..., str]
 CONTEXTS = (4096, 32_768, 131_072, 1_048_576)

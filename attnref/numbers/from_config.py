@@ -16,7 +16,7 @@ from attnref.models.record import (
     rows_of,
     without_indexer,
 )
-from attnref.numbers.specs import (
+from attnref.numbers.shapes import (
     Chunked,
     Full,
     Group,

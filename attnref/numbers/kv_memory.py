@@ -7,7 +7,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from attnref.core.checks import check_counts, check_sizes, whole_number
-from attnref.numbers.specs import Full, Group, Model, Shipped, Store, models
+from attnref.numbers.shapes import Full, Group, Model, Shipped, Store
+from attnref.numbers.specs import models
 
 # --8<-- [end:imports]
 

@@ -1,236 +1,27 @@
 """Attention shapes of released models, each with its sources."""
 
-# --8<-- [start:imports]
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-# --8<-- [end:imports]
-
-
-# --8<-- [start:store]
-class Store(NamedTuple):
-    """What a layer caches for one purpose: `heads` of `widths` per entry.
-
-    `role` says what it is for: `"kv"`, `"index"` (keys that an indexer selects
-    tokens by), `"state"` and `"conv"` (the state of a recurrent layer and the
-    inputs of its convolution: one entry, whatever the length). There is one
-    entry per `ratio` tokens, of the latest `window` tokens or, if that is
-    None, of all tokens.
-    """
-
-    role: str
-    heads: int
-    widths: tuple[int, ...]
-    window: int | None = None
-    ratio: int = 1
-
-    @property
-    def fixed(self) -> bool:
-        """Whether its size does not depend on the length of the sequence."""
-        return self.role in ("state", "conv")
-
-    def entries(self, tokens: int) -> int:
-        """Number of entries for a sequence of `tokens`."""
-        if self.fixed:
-            return 1
-        seen = tokens if self.window is None else min(tokens, self.window)
-        return seen // self.ratio
-
-
-# --8<-- [end:store]
-
-
-# --8<-- [start:groups]
-@dataclass(frozen=True, kw_only=True)
-class Full:
-    """Layers that cache keys and values of all tokens: MHA, GQA or MQA."""
-
-    layers: int
-    q_heads: int | None  # None where no source gives it
-    kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    index_dim: int = 0
-
-    @property
-    def variant(self) -> str:
-        """MHA, GQA or MQA."""
-        if self.kv_heads == 1:
-            return "MQA"
-        return "MHA" if self.kv_heads == self.q_heads else "GQA"
-
-    @property
-    def window(self) -> int | None:
-        """Number of tokens that are kept; None means all."""
-        return None
-
-    @property
-    def stores(self) -> tuple[Store, ...]:
-        widths = (self.head_dim, self.v_head_dim)
-        kv = Store("kv", self.kv_heads, widths, self.window)
-        index = Store("index", 1, (self.index_dim,), self.window)
-        return (kv, index) if self.index_dim else (kv,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sliding(Full):
-    """Layers that cache the latest `sliding_window` tokens only."""
-
-    sliding_window: int
-
-    @property
-    def window(self) -> int:
-        return self.sliding_window
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chunked(Full):
-    """Layers that start again every `chunk` tokens; a full chunk is counted."""
-
-    chunk: int
-
-    @property
-    def window(self) -> int:
-        return self.chunk
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mla:
-    """Layers that cache one latent and one RoPE key, shared by all heads.
-
-    With `index_dim` they also cache the key of an indexer. Head widths are
-    None where no source gives them; the size of the cache does not depend on
-    them. Models with `rotated=False` (NoPE) cache the RoPE key unrotated.
-    """
-
-    layers: int
-    q_heads: int
-    kv_lora_rank: int
-    qk_rope_head_dim: int
-    qk_nope_head_dim: int | None = None
-    v_head_dim: int | None = None
-    index_dim: int = 0
-    rotated: bool = True
-
-    @property
-    def stores(self) -> tuple[Store, ...]:
-        kv = Store("kv", 1, (self.kv_lora_rank, self.qk_rope_head_dim))
-        index = Store("index", 1, (self.index_dim,))
-        return (kv, index) if self.index_dim else (kv,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compressed:
-    """Layers that cache one vector per entry, key and value of all heads.
-
-    There is one entry for each of the latest `sliding_window` tokens and,
-    unless `ratio` is None, one more for every `ratio` tokens.
-    """
-
-    layers: int
-    q_heads: int | None
-    dim: int
-    sliding_window: int
-    ratio: int | None = None
-    index_dim: int = 0
-
-    @property
-    def stores(self) -> tuple[Store, ...]:
-        stores = [Store("kv", 1, (self.dim,), self.sliding_window)]
-        if self.ratio is not None:
-            stores.append(Store("kv", 1, (self.dim,), None, self.ratio))
-        if self.ratio is not None and self.index_dim:
-            stores.append(
-                Store("index", 1, (self.index_dim,), None, self.ratio)
-            )
-        return tuple(stores)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recurrent:
-    """Layers that keep a matrix per head, and inputs of a short convolution."""
-
-    layers: int
-    state_heads: int
-    key_dim: int
-    value_dim: int
-    conv_channels: int
-    conv_kernel: int
-
-    @property
-    def stores(self) -> tuple[Store, ...]:
-        matrix = self.key_dim * self.value_dim
-        state = Store("state", self.state_heads, (matrix,))
-        past = self.conv_kernel - 1  # the newest input is not kept
-        conv = Store("conv", self.conv_channels, (past,))
-        return tuple(store for store in (state, conv) if store.heads)
-
-
-Group = Full | Mla | Compressed | Recurrent
-# --8<-- [end:groups]
-
-
-class Source(NamedTuple):
-    label: str
-    url: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shipped:
-    """Bytes per entry as the model's own kernels store it, with scales.
-
-    `window` is for entries of a sliding window, where they differ.
-    """
-
-    kv: int
-    index: int
-    sources: tuple[Source, ...]
-    window: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """The shape of a released model, as far as its cache depends on it.
-
-    `groups` are the layers that cache something. MTP draft layers, vision
-    encoders and the padding of an allocator are not counted. `max_context` is
-    that of the model's config or card, or 0 if it has none; `context` is its
-    source, if it is not one of `sources`. `params` is the number of all
-    parameters, as `params_in` gives it or as its sizes add up to, or None where
-    no source was found; `attention_params` are those of attention, if known.
-
-    `confidence` is `"high"` if the shape was read in what the makers publish,
-    or in two third-party sources that agree; otherwise it is `"medium"`. It is
-    `"given"` if the shape is that of a config.json.
-    """
-
-    id: str
-    name: str
-    family: str
-    date: str
-    max_context: int
-    groups: tuple[Group, ...]
-    sources: tuple[Source, ...]
-    confidence: str
-    context: Source | None = None
-    params: int | None = None
-    params_in: Source | None = None
-    attention_params: int | None = None
-    shipped: Shipped | None = None
-    note: str = ""
-
-    @property
-    def layers(self) -> int:
-        """Number of layers that cache something."""
-        return sum(group.layers for group in self.groups)
-
+from attnref.numbers.shapes import (
+    Chunked,
+    Compressed,
+    Full,
+    Group,
+    Mla,
+    Model,
+    Recurrent,
+    Shipped,
+    Sliding,
+    Source,
+)
 
 KINDS: Mapping[str, type[Group]] = MappingProxyType(
     {

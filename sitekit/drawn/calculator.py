@@ -11,14 +11,8 @@ from typing import Any
 from attnref.commands.kv import CONTEXTS
 from attnref.numbers import kv_memory
 from attnref.numbers.kv_memory import DTYPES, FIXED, growth, kv_bytes, size
-from attnref.numbers.specs import (
-    Compressed,
-    Full,
-    Mla,
-    Model,
-    Recurrent,
-    models,
-)
+from attnref.numbers.shapes import Compressed, Full, Mla, Model, Recurrent
+from attnref.numbers.specs import models
 from sitekit import ROOT
 from sitekit.drawn.memory import SHAPE, forms_of
 from sitekit.render import Words, render

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 import attnref
 from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import growth
-from attnref.numbers.specs import Full, Mla, find_model, models
+from attnref.numbers.shapes import Full, Mla
+from attnref.numbers.specs import find_model, models
 from sitekit import mistakes
 from sitekit.drawn import absorption, compute, masks, measured, memory
 from sitekit.drawn.mla import V3, absorbed, narrow, stored

@@ -11,7 +11,8 @@ from torch import Tensor
 import attnref
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import DTYPES, entry_bytes, group_bytes, size
-from attnref.numbers.specs import Full, Mla, find_model, models
+from attnref.numbers.shapes import Full, Mla
+from attnref.numbers.specs import find_model, models
 from sitekit import ROOT, svg
 from sitekit.drawn.calculator import LIMITS
 from sitekit.drawn.measured import sizes, slug, spread

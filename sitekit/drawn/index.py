@@ -13,14 +13,8 @@ from torch import Tensor
 from attnref.mistakes.catalogue import catalogue
 from attnref.mistakes.exercises import EXERCISES
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
-from attnref.numbers.specs import (
-    Full,
-    Group,
-    Mla,
-    Model,
-    find_model,
-    models,
-)
+from attnref.numbers.shapes import Full, Group, Mla, Model
+from attnref.numbers.specs import find_model, models
 from sitekit import ROOT, shapes, svg
 from sitekit.drawn.compare import CACHED, LETTERS, picture, wires_of
 from sitekit.drawn.operations import H100

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from attnref.numbers.specs import (
+from attnref.numbers.shapes import (
     Chunked,
     Compressed,
     Group,
@@ -14,8 +14,8 @@ from attnref.numbers.specs import (
     Model,
     Recurrent,
     Sliding,
-    models,
 )
+from attnref.numbers.specs import models
 from sitekit.render import Row, Words, render
 
 # The order, where a rule is known: this unit, repeated. tests/oracles holds it

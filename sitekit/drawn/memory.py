@@ -11,18 +11,19 @@ from matplotlib.figure import Figure
 from attnref.commands.kv import CONTEXTS, describe
 from attnref.numbers import kv_memory, specs
 from attnref.numbers.kv_memory import DTYPES, Storage, growth, kv_bytes, size
-from attnref.numbers.specs import (
+from attnref.numbers.shapes import (
+    Compressed,
     Full,
     Group,
     Mla,
     Model,
-    Source,
-    configs,
-    find_model,
+    Recurrent,
 )
+from attnref.numbers.specs import find_model
 from sitekit import plots
 from sitekit.drawn.mla import V3
 from sitekit.plots import Plot
+from sitekit.released import released
 from sitekit.render import Cell, Row, Sorted, Word, Words, render
 from sitekit.svg import room
 from sitekit.tables import code, exact, links
@@ -181,7 +182,7 @@ def claims() -> Iterator[Row]:
     yield [Word("qwen"), f"{exact(qwen)} · 131,072", size(qwen * 131_072)]
 
 
-OTHERS = {Mla: "MLA", specs.Compressed: "shared", specs.Recurrent: "state"}
+OTHERS = {Mla: "MLA", Compressed: "shared", Recurrent: "state"}
 
 
 def kinds_of(model: Model) -> list[str]:
@@ -205,9 +206,11 @@ def _described(group: Group, words: Words) -> str:
     return f"{group.layers} × {describe(group, ChainMap(short, words))}"
 
 
-def _sources(model: Model) -> tuple[Source, ...]:
-    """Of its shape: the config that it is computed from, if there is one."""
-    return model.sources[-1:] if model.id in configs() else model.sources
+def _sources(model: Model) -> str:
+    """Where its shape was read; a page of its own tells this of its config."""
+    if model.id in released():
+        return f"[config.json](../models/released/{model.id}.md#sources)"
+    return " ".join(links(source) for source in model.sources)
 
 
 def _row(model: Model, words: Words) -> Row:
@@ -235,7 +238,7 @@ def _row(model: Model, words: Words) -> Row:
         Sorted(model.max_context, context),
         Sorted(model.params or 0, params),
         words[model.confidence],
-        " ".join(links(source) for source in _sources(model)),
+        _sources(model),
     ]
 
 

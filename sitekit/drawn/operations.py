@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
-from attnref.numbers.specs import Source, find_model
+from attnref.numbers.shapes import Source
+from attnref.numbers.specs import find_model
 from sitekit import plots, svg
 from sitekit.drawn.mla import V3
 from sitekit.plots import Plot

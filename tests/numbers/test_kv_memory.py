@@ -25,15 +25,8 @@ from attnref.numbers.kv_memory import (
     token_bytes,
     weight_bytes,
 )
-from attnref.numbers.specs import (
-    Compressed,
-    Full,
-    Model,
-    Sliding,
-    Store,
-    find_model,
-    models,
-)
+from attnref.numbers.shapes import Compressed, Full, Model, Sliding, Store
+from attnref.numbers.specs import find_model, models
 
 TORCH = {
     "fp32": torch.float32,

@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnref.numbers import specs
-from attnref.numbers.specs import (
-    Compressed,
-    Full,
-    Mla,
-    Recurrent,
-    Store,
-    models,
-)
+from attnref.numbers.shapes import Compressed, Full, Mla, Recurrent, Store
+from attnref.numbers.specs import models
 
 TEXT = Path(specs.__file__).with_name("specs.json").read_text(encoding="utf-8")
 FILE = json.loads(TEXT)

@@ -17,17 +17,15 @@ from transformers import (
 
 from attnref.models.record import fields_of, records_of
 from attnref.numbers.kv_memory import DTYPES, entry_bytes, kv_bytes, state_bytes
-from attnref.numbers.specs import (
+from attnref.numbers.shapes import (
     Chunked,
     Compressed,
     Full,
     Mla,
     Recurrent,
     Sliding,
-    configs,
-    find_model,
-    models,
 )
+from attnref.numbers.specs import configs, find_model, models
 from sitekit.drawn import layer_patterns
 from sitekit.told import letters
 

@@ -34,7 +34,7 @@ from attnref.models.record import (
     records_of,
 )
 from attnref.numbers.from_config import model_from_config
-from attnref.numbers.specs import Recurrent
+from attnref.numbers.shapes import Recurrent
 from sitekit import ROOT
 from sitekit.drawn.from_config import BOUND
 from sitekit.released import parts_of

@@ -17,10 +17,12 @@ from attnref.numbers.kv_memory import (
     size,
     weight_bytes,
 )
-from attnref.numbers.specs import Full, Mla, configs, find_model, models
+from attnref.numbers.shapes import Full, Mla
+from attnref.numbers.specs import find_model, models
 from sitekit.drawn import calculator
 from sitekit.drawn.calculator import BUDGET, SCALES, shape_of
 from sitekit.drawn.memory import kinds_of
+from sitekit.released import released
 from sitekit.tables import exact
 from tests.kit import sampled
 from tests.kit.site import opened
@@ -567,13 +569,16 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
         ]
         links = line.locator("a").all()
         told = {model.context, model.params_in} - {*model.sources}
-        shape = model.sources[-1:] if model.id in configs() else model.sources
-        beside = (model.context, model.params_in, *shape)
-        assert [a.get_attribute("href") for a in links] == [
-            source.url
-            for n, source in enumerate(beside)
-            if source and (n > 1 or source in told)
+        beside = [
+            s.url for s in (model.context, model.params_in) if s and s in told
         ]
+        place = f"../../models/released/{model.id}/#sources"
+        shape = (
+            [place]
+            if model.id in released()
+            else [source.url for source in model.sources]
+        )
+        assert [a.get_attribute("href") for a in links] == beside + shape
     assert not page.locator(".models .controls").is_visible()
 
 

@@ -9,7 +9,8 @@ import yaml
 
 import attnref
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
-from attnref.numbers.specs import Compressed, find_model, models
+from attnref.numbers.shapes import Compressed
+from attnref.numbers.specs import find_model, models
 from sitekit import plots
 from sitekit.drawn import compute, memory, one_code, operations
 from sitekit.fences import Fence, drawing
