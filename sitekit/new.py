@@ -127,7 +127,7 @@ MODELS = {
         ("VARIANTS", "gqa"),
         {
             "attention_cost": "what a call costs, if not what GQA costs",
-            "_kept(": "what it needs of the past, in words of specs.py",
+            "_kept(": "what it needs of the past, in words of shapes.py",
             "kv_heads=": "keep this if it computes what Llama's layer does, "
             "else drop it",
         },
