@@ -2,6 +2,9 @@
 
 import pytest
 
+from sitekit import ROOT
+from sitekit.pages import body_of, render
+
 
 def test_a_wrong_solution_is_told_by_name():
     # --8<-- [start:wrong]
@@ -29,6 +32,17 @@ def test_a_wrong_solution_is_told_by_name():
     assert report.mistakes == (("groups-tiled",),)
     # --8<-- [end:told]
     assert "repeat instead of repeat_interleave" in str(report)
+    for language, fails in (("en", "FAILS"), ("zh", "不成立")):
+        path = ROOT / "docs" / language / "mistakes/check.md"
+        (begins,) = [
+            block.text
+            for block in render(body_of(path)).blocks
+            if block.language == "text"
+        ]
+        lines = report.text(language=language).splitlines()
+        lines = [x for x in lines if not x.startswith(("  /", "  http"))]
+        told = "\n".join(lines).split(f"  {fails}")
+        assert begins.rstrip("\n") == f"  {fails}".join(told[:2]).rstrip("\n")
 
     # --8<-- [start:course]
     def test_softmax_of_a_student(softmax):
