@@ -274,8 +274,11 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
     for module in copy.with_imported(sorted(modules)):
         source, text = copy.source_of(module), copy.text_of(module)
         files[source] = text
-        for data in copy.path_of(module).parent.glob("*.json"):
-            if data.name in text:
+        path = copy.path_of(module)
+        for data in path.parent.iterdir():
+            if data.suffix in (".json", ".txt") and (
+                data.name in text or data.stem == path.stem
+            ):
                 place = f"{posixpath.dirname(source)}/{data.name}"
                 files[place] = data.read_text(encoding="utf-8")
     return files

@@ -528,6 +528,12 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
             f"{r.family}: n_kv_heads={r.n_kv_heads} does not divide "
             f"n_heads={r.n_heads}"
         )
+    factors = {len(r.rope_short), len(r.rope_long)} - {r.rope_width // 2}
+    if r.rope_kind == "longrope" and factors:
+        raise ValueError(
+            f"{r.family}: RoPE turns {r.rope_width // 2} pairs and has "
+            f"{factors.pop()} factors"
+        )
     if r.rope_theta is not None and r.rope_width % 2:
         raise ValueError(
             f"{r.family}: RoPE turns {r.rope_width} channels, an odd number"

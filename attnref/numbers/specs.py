@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from attnref.numbers.from_config import model_from_config
 from attnref.numbers.shapes import (
     Chunked,
     Compressed,
@@ -113,8 +114,6 @@ def _source(
 
 def _told(row: _Row, source: Source) -> dict[str, Any]:
     """What the config.json of a model says of it, unless the row does."""
-    from attnref.numbers.from_config import model_from_config
-
     try:
         model = model_from_config(row.record.pop("config"))
     except ValueError as error:
@@ -162,7 +161,7 @@ def _model(
     if "config" in row.record:
         at = row.record.pop("config_in", None)
         source, names = _source(row, "config_in", at, places), [*names, at]
-        told = _told(row, source)
+        told: dict[str, Any] = _told(row, source)
     else:
         groups = enumerate(row.list_of("groups"))
         told = {
