@@ -8,7 +8,7 @@ import torch
 from attnref.models.record import rows_of
 from attnref.numbers.from_config import model_from_config
 from attnref.numbers.kv_memory import kv_bytes, state_bytes
-from attnref.numbers.specs import configs, find_model, models
+from attnref.numbers.specs import configs, find_model
 from sitekit import ROOT
 from tests.kit.families import FAMILIES, config_of, model_of
 
@@ -163,8 +163,11 @@ def test_parameters_of_a_file_of_images_too_are_those_of_its_text():
     assert whole.params == 7_615_616_512
 
 
-@pytest.mark.parametrize("id", [m.id for m in models().values() if m.params])
-def test_makers_round_what_the_released_config_gives(id):
+def test_makers_round_what_the_released_config_gives():
     """The number of parameters, at most by 2%."""
-    if id in configs() and (counted := model_from_config(configs()[id]).params):
-        assert abs(counted / find_model(id).params - 1) < 0.02
+    rounded = {}
+    for id, config in configs().items():
+        counted, told = model_from_config(config).params, find_model(id).params
+        if counted and counted != told:  # the row has that of its makers
+            rounded[id] = abs(counted / told - 1)
+    assert len(rounded) >= 8 and max(rounded.values()) < 0.02, rounded
