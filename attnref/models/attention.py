@@ -286,7 +286,7 @@ class Attention(nn.Module):
             q = q.reshape(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
             if r.shares is None:
                 k = k.reshape(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
-                v = v.reshape(B, T, K, -1).transpose(1, 2)  # (B, K, T, Dv)
+                v = v.reshape(B, T, K, -1).transpose(1, 2)
             if r.norm not in (None, "RMS of all heads") and not r.norm_late:
                 if r.shares is None:
                     q, k = self.q_norm(q), self.k_norm(k)

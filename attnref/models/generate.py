@@ -551,7 +551,7 @@ def _put(
     remark, own = _remark(text, first), _remark(text, then)
     if remark.startswith("  # ("):  # the shape of what has no name any more
         remark = ""
-    if (remark and own) or then.col_offset + len(new + remark + own) > 80:
+    if (remark and own) or then.col_offset + len(new + remark + own) > 79:
         return []
     return [_line(text, first), (start, end, new + remark)]
 
