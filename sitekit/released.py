@@ -157,6 +157,10 @@ def tiny(r: AttentionRecord) -> AttentionRecord:
         q_growth_every=min(r.q_growth_every, 8),
         window=r.window and SHORT,
         chunk=r.chunk and SHORT,
+        index_topk=r.index_topk and SHORT,
+        index_heads=min(r.index_heads, 3),
+        index_dim=min(r.index_dim, D),
+        index_reused=False,
         shares=None,
         is_shared=False,
     )

@@ -48,6 +48,10 @@ def standard(r: AttentionRecord) -> float:
 # In the order in which they are told.
 PARTS: dict[str, Part] = {
     "mla": Part(lambda r: r.kv_rank),
+    "indexer": Part(
+        lambda r: r.index_topk,
+        lambda r: {"index_topk": None, "index_reused": False},
+    ),
     "grouped": Part(lambda r: r.n_kv_heads < r.n_heads and not r.kv_rank),
     "wide": Part(
         lambda r: r.n_heads * r.head_dim != r.d_model and not r.kv_rank

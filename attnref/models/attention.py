@@ -115,6 +115,40 @@ def slopes(n_heads):
     return 2 ** -torch.tensor(powers)
 
 
+class Indexer(nn.Module):
+    """DSA: which keys each query attends to, chosen by a small attention."""
+
+    def __init__(self, r):
+        super().__init__()
+        self.r = r
+        self.wq_b = nn.Linear(r.q_rank, r.index_heads * r.index_dim, bias=False)
+        self.wk = nn.Linear(r.d_model, r.index_dim, bias=False)
+        self.k_norm = nn.LayerNorm(r.index_dim, eps=1e-6)
+        self.weights_proj = nn.Linear(r.d_model, r.index_heads, bias=False)
+
+    def rotate(self, x, angle):
+        r = self.r
+        x, rest = x[..., : r.rope_dim], x[..., r.rope_dim :]
+        if r.index_layout != r.rope_layout:  # pairs side by side, in q and k
+            x = x.unflatten(-1, (2, -1)).mT.flatten(-2)
+        return torch.cat((rotate(r, x, angle), rest), dim=-1)
+
+    def key(self, x, angle):
+        return self.rotate(self.k_norm(self.wk(x))[:, None], angle)
+
+    def forward(self, x, q, k, angle, mask):
+        """The mask with the keys of the highest scores alone."""
+        r = self.r
+        q = self.wq_b(q).unflatten(-1, (r.index_heads, r.index_dim))
+        q = self.rotate(q.transpose(1, 2), angle)  # (B, H, T, D)
+        scores = (q.float() @ k.float().mT).relu()  # (B, H, T, S)
+        weights = self.weights_proj(x).float()  # of each head
+        scores = torch.einsum("bth, bhts -> bts", weights, scores)[:, None]
+        scores = scores.masked_fill(~mask, -torch.inf)
+        best = scores.topk(min(r.index_topk, k.shape[2])).indices
+        return mask & torch.zeros_like(scores).scatter(-1, best, 1).bool()
+
+
 class KVCache:
     """What a layer keeps of earlier tokens, `(B, K, S, D)` each."""
 
@@ -165,6 +199,8 @@ class Attention(nn.Module):
             self.kv_a_layernorm = norm_of(r, r.kv_rank)
             width = H * (D - r.rope_dim + Dv)
             self.kv_b_proj = nn.Linear(r.kv_rank, width, bias=False)
+            if r.index_topk and not r.index_reused:
+                self.indexer = Indexer(r)
         elif r.fused:
             width = (H + 2 * K) * D
             if r.transposed:
@@ -217,7 +253,16 @@ class Attention(nn.Module):
         """An empty cache that fits this layer."""
         return KVCache(self.r, max_len)
 
-    def forward(self, x, *, cache=None, valid=None, mask=None, positions=None):
+    def forward(
+        self,
+        x,
+        *,
+        cache=None,
+        valid=None,
+        chosen=None,
+        mask=None,
+        positions=None,
+    ):
         """Of `x` `(B, T, E)`; `valid` `(B, S)` is False for pads so far."""
         r = self.r
         B, T, E = x.shape
@@ -241,7 +286,8 @@ class Attention(nn.Module):
 
         if r.kv_rank:
             if r.q_rank is not None:
-                q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+                c_q = self.q_a_layernorm(self.q_a_proj(x))
+                q = self.q_b_proj(c_q)
             else:
                 q = self.q_proj(x)
             q = q.view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
@@ -258,6 +304,8 @@ class Attention(nn.Module):
             w_uk, w_uv = up.split((D - r.rope_dim, r.v_head_dim), dim=1)
             q = torch.cat((q @ w_uk, q_rope), dim=-1)  # (B, H, T, R + Dr)
             k = torch.cat((c, k_rope), dim=-1)  # (B, 1, T, R + Dr)
+            if r.index_topk and not r.index_reused:
+                k_index = self.indexer.key(x, angle)  # (B, 1, T, D)
         else:
             if r.fused == "per head":
                 both = self.qkv_proj(x).view(B, T, K, -1, D)
@@ -313,12 +361,19 @@ class Attention(nn.Module):
         if self.in_package:
             if r.kv_rank:
                 v = None
+                if r.index_topk and not r.index_reused:
+                    v = k_index
             stored = self.stored(q, k, v, mask, cache, positions)
             k, v, mask, far = stored
+            if r.index_topk and not r.index_reused:
+                k_index, v = v, k[..., : r.kv_rank]
         else:
             if r.kv_rank:
                 if cache is not None:
-                    (k,) = cache.append(k)
+                    if r.index_topk and not r.index_reused:
+                        k, k_index = cache.append(k, k_index)
+                    else:
+                        (k,) = cache.append(k)
                 v = k[..., : r.kv_rank]
             elif r.shares is None and cache is not None:
                 k, v = cache.append(k, v)
@@ -336,6 +391,11 @@ class Attention(nn.Module):
             if valid is not None:
                 mask = mask & valid[:, None, n]  # (B, T, S)
             mask = mask[:, None]  # one mask for all heads
+        if r.index_reused:
+            mask = mask & chosen  # of the last layer that has an indexer
+        elif r.index_topk:
+            self.chosen = self.indexer(x, c_q, k_index, angle, mask)
+            mask = self.chosen
 
         if self.in_package and self.core is not None:
             heads = self.by_core(q, k, v, mask, far)

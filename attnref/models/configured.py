@@ -84,20 +84,29 @@ class ConfiguredAttention(Attention):
         mask: Tensor | None = None,
         cache: Cache | None = None,
         positions: Tensor | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
 
         `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
         With a `cache`, the S keys are the cached ones followed by the T new
         ones; without, S = T. Unless `positions` are given, those of a row
-        begin after the pads on its left, if `mask` is a padding mask.
+        begin after the pads on its left, if `mask` is a padding mask. Where an
+        indexer chose the keys, they are in `chosen` of its layer, and layers
+        that have none take them as `chosen`.
         """
         check_input("x", x.shape, self.r.d_model)
         if positions is None:
             positions = _after_pads(mask, x)
         if self.r.shares is not None:
             cache = self._handed(x, cache)
+        if self.r.index_reused and chosen is None:
+            raise ValueError(
+                "the layer has no indexer: pass chosen=, the `chosen` of the "
+                "last layer that has one"
+            )
         how = {"mask": mask, "cache": cache, "positions": positions}
+        how["chosen"] = chosen
         out: Tensor = super().forward(x, **how)  # type: ignore[no-untyped-call]
         return out
 

@@ -60,7 +60,13 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
     differ = {n: v for n, v in values.items() if len(set(v)) > 1}
     source = SOURCE.read_text("utf-8").split('"""', 2)[2]
     source = source.replace("\n    in_package = False\n", "")
-    source = source.replace(", mask=None, positions=None):", "):")
+    more = ", chosen=None" if any(values["index_reused"]) else ""
+    source = re.sub(
+        r"forward\(\n\s+self,\n\s+x,(.*?)valid=None,.*?\):",
+        f"forward(self, x, *, cache=None, valid=None{more}):",
+        source,
+        flags=re.DOTALL,
+    )
     if values["v_head_dim"] == values["head_dim"]:
         source = source.replace("r.v_head_dim", "r.head_dim")
     fold = _Fold(

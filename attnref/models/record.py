@@ -40,6 +40,12 @@ class AttentionRecord:
     kv_rank: int | None = None
     rope_dim: int = 0
     latent_factor: float = 1.0
+    # DSA: an indexer chooses the keys of each query
+    index_topk: int | None = None
+    index_heads: int = 0
+    index_dim: int = 0
+    index_layout: str = "half"
+    index_reused: bool = False  # the choice of an earlier layer
     # queries, keys and values
     clip: float | None = None
     k_factor: float = 1.0
@@ -142,7 +148,6 @@ def rows_of(path: Path) -> dict[str, Family]:
     return found
 
 
-INDEXED = "deepseek_v32", "glm_moe_dsa"
 UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
 WRONG = "a field of the config has a value of a wrong type"
 
@@ -243,7 +248,10 @@ def records_of(
 
 MANY = 1000  # layers
 HUGE = 2**31
-KINDS = "full_attention", "sliding_attention", "chunked_attention", "attention"
+KINDS = {
+    *("full_attention", "sliding_attention", "chunked_attention", "attention"),
+    "indexed_attention",
+}
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 TOLD = "rope_theta", "rope_scaling", "rotary_emb_base", "rope_local_base_freq"
 ROPE_FIELDS = {
@@ -306,14 +314,6 @@ def fields_of(config: Any) -> dict[str, Any]:
     return found
 
 
-def without_indexer(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same model with queries that attend to all keys."""
-    if given.get("model_type") not in INDEXED:
-        return given
-    kept = {k: v for k, v in given.items() if not k.startswith("index")}
-    return kept | {"model_type": "deepseek_v3", "layer_types": None}
-
-
 def parsed(text: str) -> Any:
     """What a text in JSON holds."""
     try:
@@ -331,11 +331,6 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
     family = given.get("model_type")
     if not isinstance(family, str):
         raise ValueError("the config has no model_type")
-    if family in INDEXED:
-        raise ValueError(
-            f"{family}: an indexer chooses which keys a query attends to, and "
-            "it is not written here"
-        )
     if family not in families() or family.startswith("_"):
         known = sum(not name.startswith("_") for name in families())
         raise ValueError(

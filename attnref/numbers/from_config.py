@@ -14,7 +14,6 @@ from attnref.models.record import (
     fields_of,
     layers_of,
     rows_of,
-    without_indexer,
 )
 from attnref.numbers.shapes import (
     Chunked,
@@ -56,7 +55,7 @@ def model_from_config(
         pairs = given.get("num_layers")
         if isinstance(pairs, int):
             given["num_hidden_layers"] = 2 * pairs
-    layers = layers_of(without_indexer(given))
+    layers = layers_of(given)
     found: dict[Group, int] = {}
     for layer, (kind, record) in enumerate(layers):
         for group in _groups(given, layer, kind, record):
@@ -92,8 +91,6 @@ def _groups(
     found: list[Group] = []
     if record:
         group = group_of(record)
-        if isinstance(group, Mla) and "index_dim" in read:
-            group = replace(group, index_dim=_size(given, read, "index_dim"))
         found = [group] if group else []
     if "state_heads" in read and (read["beside"] or not record):
         sizes = {name: _size(given, read, name) for name in STATE}
@@ -114,6 +111,7 @@ def group_of(r: AttentionRecord) -> Group | None:
             qk_nope_head_dim=r.head_dim - r.rope_dim,
             v_head_dim=r.v_head_dim,
             rotated=r.rope_theta is not None,
+            index_dim=0 if r.index_reused else r.index_dim,
         )
     sizes = {
         "layers": 1,

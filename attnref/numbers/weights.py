@@ -11,7 +11,6 @@ from attnref.models.record import (
     Layers,
     layers_of,
     rows_of,
-    without_indexer,
 )
 
 BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
@@ -29,7 +28,7 @@ def params_of(
     row = rows_of(Path(__file__).with_suffix(".txt")).get(family)
     if row is None or any(given.get(n) and n not in row.reads for n in BIASES):
         return None
-    layers = layers or layers_of(without_indexer(given))
+    layers = layers or layers_of(given)
     attention = rest = 0
     read = Fields()
     try:
@@ -74,6 +73,9 @@ def attention_params(r: AttentionRecord) -> int:
         down = r.kv_rank + r.rope_dim + (r.q_rank or 0)
         n += d * down + r.qkv_bias * down + r.kv_rank + (r.q_rank or 0)
         n += r.kv_rank * heads * (nope + r.v_head_dim)
+        if r.index_topk and not r.index_reused:
+            n += (r.q_rank or d) * r.index_heads * r.index_dim
+            n += d * (r.index_heads + r.index_dim) + 2 * r.index_dim
         return n + (r.q_rank or d) * q
     made = q * (2 if r.gate == "in q_proj" else 1) + k + v
     n += (d + r.qkv_bias) * made

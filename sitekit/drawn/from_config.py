@@ -48,7 +48,7 @@ def refused(_: str) -> Rows:
     """What is changed in the config of a model, and what one is told."""
     config = models.released()["llama-3.3-70b"].config
     changes = (
-        {"model_type": "deepseek_v32"},
+        {"model_type": "deepseek_v4"},
         {"rope_scaling": {"type": "dynamic"}},
         {"attn_logit_softcapping": 50.0},
         {"use_new_attention": True},

@@ -127,7 +127,10 @@ OWN: dict[str, dict[str, Any]] = {
     | {"linear_num_heads": 2, "linear_head_dim": 8}
     | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v2": MLA | {"num_experts_per_tok": 2},
-    **each("deepseek_v32 glm_moe_dsa", MLA),
+    **each(
+        "deepseek_v32 glm_moe_dsa",
+        MLA | {"index_topk": 5, "index_n_heads": 3, "index_head_dim": 14},
+    ),
     "longcat_flash": MLA | {"zero_expert_num": 2, "moe_topk": 2},
     "mistral4": MLA
     | {"head_dim": 20}
@@ -207,6 +210,7 @@ FLAGS = {
         "rope_parameters": GROWING | {"beta_fast": 1.0, "beta_slow": 1.0}
     },
     "glm4_moe": {"use_qk_norm": True},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared", "full", "shared"]},
     "granitemoehybrid": {"position_embedding_type": "rope"},
     "kimi_linear": {"q_lora_rank": 20},
     "gpt2": {"scale_attn_by_inverse_layer_idx": True},

@@ -326,10 +326,6 @@ REFUSED = {
     "family": ({"model_type": "llama9"}, "model_type='llama9' is none of"),
     "no family": ({"model_type": None}, "no model_type"),
     "parent of families": ({"model_type": "_rope"}, "is none of"),
-    "an indexer": (
-        {"model_type": "deepseek_v32"},
-        "an indexer chooses which keys a query attends to",
-    ),
     "mystery": ({"use_mystery": True}, "use_mystery=True is unknown"),
     "of others": ({"qk_layernorm": True}, "does not read qk_layernorm=True"),
     "softcap": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),

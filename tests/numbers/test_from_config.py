@@ -12,7 +12,6 @@ from attnref.numbers.specs import configs, find_model
 from sitekit import ROOT
 from tests.kit.families import FAMILIES, config_of, model_of
 
-INDEXED = ["deepseek_v32", "glm_moe_dsa"]  # their attention is not written
 UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
 
 
@@ -31,7 +30,7 @@ QUICK = {
 }
 EACH = [
     pytest.param(f, marks=() if f in QUICK else pytest.mark.audit)
-    for f in FAMILIES + INDEXED
+    for f in FAMILIES
 ]
 
 

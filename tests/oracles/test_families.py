@@ -116,7 +116,7 @@ def compare(family, more):
         first = loaded_as_told(config.to_dict(), model).state_dict()
         for name, weight in found[0].module.state_dict().items():
             assert torch.equal(first[name], weight), name
-        caches, start = {}, 0
+        caches, chosen, start = {}, None, 0
         for step, T in enumerate(chunks):
             end = start + T
             real = valid[:, start:end]
@@ -128,8 +128,11 @@ def compare(family, more):
                     caches[key] = plain.cache(LENGTH), alone.cache(LENGTH)
                 x, wanted = calls[step]
                 how = {"valid": valid[:, :end]}
+                if plain.r.index_reused:
+                    how["chosen"] = chosen
                 got = plain(x, cache=caches[key][0], **how)
                 same = alone(x, cache=caches[key][1], **how)
+                chosen = getattr(alone, "chosen", chosen)
                 assert torch.equal(got, same), "the file differs"
                 error = relative_error(got[real], wanted[real])
                 assert error < BOUND, f"{name}, layer {layer}"

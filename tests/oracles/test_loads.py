@@ -364,7 +364,7 @@ def test_what_the_site_says_of_checkpoints_is_what_comes_out():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.model} {r.shown}")
 def test_what_differs_is_all_that_differs(row):
-    """With it alone, the layer is right; and only an indexer has no place."""
+    """With it alone, the layer is right; an indexer has no place in ours."""
     told = row._replace(told={**row.told, **row.cure})
     if row.cure:
         assert outcome(row)[0] == ("wrong" if row.reason else "refused")
