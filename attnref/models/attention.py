@@ -90,16 +90,16 @@ def frequencies(r, longer=False):
 def rotate(r, x, angle):
     """RoPE: turn each pair of channels of `x` `(B, H, T, D)` by its angle."""
     cos, sin = angle.cos(), angle.sin()
-    if r.rope_size != 1:
-        cos, sin = cos * r.rope_size, sin * r.rope_size
     if r.rope_width != (r.rope_dim or r.head_dim):
         x, rest = x[..., : r.rope_width], x[..., r.rope_width :]
     if r.rope_layout == "half":
-        a, b = x.float().chunk(2, dim=-1)
+        wide = x.float() if r.rope_size == 1 else x.float() * r.rope_size
+        a, b = wide.chunk(2, dim=-1)
         both = a * cos - b * sin, b * cos + a * sin
-        x = torch.cat(both, dim=-1).to(x.dtype)
+        x = torch.cat(both, -1).to(x.dtype)
     else:
-        a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        wide = x.float() if r.rope_size == 1 else x.float() * r.rope_size
+        a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
         both = a * cos - b * sin, b * cos + a * sin
         x = torch.stack(both, dim=-1).flatten(-2).to(x.dtype)
     if r.rope_width != (r.rope_dim or r.head_dim):
@@ -159,21 +159,19 @@ class KVCache:
     def append(self, *new):
         """Store new tokens; returns them after the earlier ones."""
         start, end = self.length, self.length + new[0].shape[2]
-        if self.window:  # later tokens see no more than that
-            if self.stored:
-                pairs = zip(self.stored, new, strict=True)
-                new = tuple(torch.cat(pair, dim=2) for pair in pairs)
-            self.stored = tuple(t[:, :, -self.window :] for t in new)
-            self.length = end
-            return new
-        if end > self.max_len:
+        if end > self.max_len and not self.window:
             raise ValueError(f"{end} tokens do not fit max_len={self.max_len}")
+        self.length = end
+        if self.window:  # later tokens see no more than that
+            old = self.stored or [t[:, :, :0] for t in new]
+            new = tuple(torch.cat(p, 2) for p in zip(old, new, strict=True))
+            self.stored = tuple(t[:, :, -self.window :] for t in new)
+            return new
         if not self.stored:
             shapes = [(*t.shape[:2], self.max_len, t.shape[3]) for t in new]
             self.stored = tuple(map(torch.Tensor.new_empty, new, shapes))
         for kept, t in zip(self.stored, new, strict=True):
             kept[:, :, start:end] = t
-        self.length = end
         return tuple(kept[:, :, :end] for kept in self.stored)
 
 
@@ -194,8 +192,8 @@ class Attention(nn.Module):
                 self.q_b_proj = nn.Linear(r.q_rank, H * D, bias=False)
             else:
                 self.q_proj = nn.Linear(E, H * D, bias=False)
-            width = r.kv_rank + r.rope_dim
-            self.kv_a_proj_with_mqa = nn.Linear(E, width, bias=r.qkv_bias)
+            down = r.kv_rank + r.rope_dim
+            self.kv_a_proj_with_mqa = nn.Linear(E, down, bias=r.qkv_bias)
             self.kv_a_layernorm = norm_of(r, r.kv_rank)
             width = H * (D - r.rope_dim + Dv)
             self.kv_b_proj = nn.Linear(r.kv_rank, width, bias=False)
@@ -291,21 +289,29 @@ class Attention(nn.Module):
             else:
                 q = self.q_proj(x)
             q = q.view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-            q, q_rope = q.split((D - r.rope_dim, r.rope_dim), dim=-1)
+            q, q_pe = q.split((D - r.rope_dim, r.rope_dim), dim=-1)
             c = self.kv_a_proj_with_mqa(x)[:, None]
-            c, k_rope = c.split((r.kv_rank, r.rope_dim), dim=-1)
+            c, k_pe = c.split((r.kv_rank, r.rope_dim), dim=-1)
             c = self.kv_a_layernorm(c)  # (B, 1, T, R)
             if r.latent_factor != 1:
                 c = c * r.latent_factor
-            if r.rope_theta:
-                q_rope = rotate(r, q_rope, angle)
-                k_rope = rotate(r, k_rope, angle)
             up = self.kv_b_proj.weight.view(H, -1, r.kv_rank)
             w_uk, w_uv = up.split((D - r.rope_dim, r.v_head_dim), dim=1)
-            q = torch.cat((q @ w_uk, q_rope), dim=-1)  # (B, H, T, R + Dr)
-            k = torch.cat((c, k_rope), dim=-1)  # (B, 1, T, R + Dr)
+            if r.rope_theta:
+                q_pe = rotate(r, q_pe, angle)
+            q = torch.cat((q @ w_uk, q_pe), -1)  # (B, H, T, R + Dr)
+            if r.rope_theta:
+                k_pe = rotate(r, k_pe, angle)
+            k = torch.cat((c, k_pe), -1)  # (B, 1, T, R + Dr)
             if r.index_topk and not r.index_reused:
                 k_index = self.indexer.key(x, angle)  # (B, 1, T, D)
+        elif r.shares is not None:
+            q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+            if r.norm == "RMS of a head":
+                q = self.q_norm(q)
+            if r.rope_theta:
+                q = rotate(r, q, angle)
+            k, v = cache.seen  # of the layer whose keys this one reads
         else:
             if r.fused == "per head":
                 both = self.qkv_proj(x).view(B, T, K, -1, D)
@@ -313,9 +319,6 @@ class Attention(nn.Module):
             elif r.fused:
                 widths = H * D, K * D, K * D
                 q, k, v = self.qkv_proj(x).split(widths, dim=-1)
-            elif r.shares is not None:
-                q = self.q_proj(x)
-                k, v = cache.seen
             else:
                 q = self.q_proj(x)
                 k = self.k_proj(x)
@@ -332,27 +335,21 @@ class Attention(nn.Module):
             if r.v_factor != 1:
                 v = v * r.v_factor
             q = q.reshape(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
-            if r.shares is None:
-                k = k.reshape(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
-                v = v.reshape(B, T, K, -1).transpose(1, 2)
+            k = k.reshape(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
+            v = v.reshape(B, T, K, -1).transpose(1, 2)
             if r.norm not in (None, "RMS of all heads") and not r.norm_late:
-                if r.shares is None:
-                    q, k = self.q_norm(q), self.k_norm(k)
-                else:
-                    q = self.q_norm(q)
-            if r.v_norm and r.shares is None:
+                q, k = self.q_norm(q), self.k_norm(k)
+            if r.v_norm:
                 v = F.rms_norm(v, (r.v_head_dim,), eps=r.norm_eps)
             if r.rope_theta:
-                if r.shares is None:
-                    q, k = rotate(r, q, angle), rotate(r, k, angle)
-                else:
-                    q = rotate(r, q, angle)
+                q, k = rotate(r, q, angle), rotate(r, k, angle)
             if r.norm_late:
                 q, k = self.q_norm(q), self.k_norm(k)
         if r.q_factor != 1:
             q = q * r.q_factor
         if r.q_growth:
-            steps = (i + r.q_growth_from) // r.q_growth_every
+            steps = i + r.q_growth_from if r.q_growth_from else i
+            steps = steps // r.q_growth_every
             q = q * (1 + r.q_growth * steps.log1p())[:, None, :, None]
         if r.q_power:
             size = (1 + (i + 1) / r.q_growth_every) ** r.q_power
@@ -379,8 +376,7 @@ class Attention(nn.Module):
                 k, v = cache.append(k, v)
                 if r.is_shared:
                     cache.seen = k, v
-            if r.window or r.chunk:
-                n = n[-k.shape[2] :]  # those whose keys are still there
+            n = n[-k.shape[2] :] if r.window or r.chunk else n  # still there
             mask = (n <= n[-T:, None])[None]  # (1, T, S); True = may attend
             far = i[:, :, None] - at[:, None, n]  # (..., T, S)
             if r.window:
@@ -400,9 +396,8 @@ class Attention(nn.Module):
         if self.in_package and self.core is not None:
             heads = self.by_core(q, k, v, mask, far)
         elif r.softcap or r.with_sinks or r.alibi:
-            S = k.shape[2]
             rows = q.reshape(B, K, H // K * T, -1)  # heads that share k
-            scores = (rows @ k.mT).view(B, H, T, S) * r.scale
+            scores = (rows @ k.mT).view(B, H, T, -1) * r.scale
             if r.alibi:
                 m = slopes(H).to(q)[:, None, None]
                 scores = scores - m * far[:, None]
@@ -412,17 +407,16 @@ class Attention(nn.Module):
             if r.with_sinks:
                 sink = self.sinks[:, None, None].expand(B, H, T, 1)
                 scores = torch.cat((scores, sink), dim=-1)  # (B, H, T, S + 1)
-                weights = scores.softmax(dim=-1, dtype=torch.float32)[..., :S]
+                weights = scores.softmax(dim=-1, dtype=torch.float32)[..., :-1]
             else:
                 weights = scores.softmax(dim=-1, dtype=torch.float32)
                 weights = weights.nan_to_num()  # a pad sees no key
-            rows = weights.to(v.dtype).reshape(B, K, H // K * T, S)
+            rows = weights.to(v.dtype).reshape(B, K, H // K * T, -1)
             heads = (rows @ v).view(B, H, T, -1)  # (B, H, T, Dv)
         else:
             heads = F.scaled_dot_product_attention(
                 q, k, v, mask, scale=r.scale, enable_gqa=True
             )
-
         if r.kv_rank:
             heads = heads @ w_uv.mT  # (B, H, T, Dv)
         if r.head_norm:

@@ -62,13 +62,14 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
     source = source.replace("\n    in_package = False\n", "")
     more = ", chosen=None" if any(values["index_reused"]) else ""
     source = re.sub(
-        r"forward\(\n\s+self,\n\s+x,(.*?)valid=None,.*?\):",
-        f"forward(self, x, *, cache=None, valid=None{more}):",
+        r"\(\s+self,\s+x,[^)]+positions=None,\s+\)",
+        f"(self, x, *, cache=None, valid=None{more})",
         source,
-        flags=re.DOTALL,
     )
     if values["v_head_dim"] == values["head_dim"]:
         source = source.replace("r.v_head_dim", "r.head_dim")
+    if all(r.scale == r.head_dim**-0.5 and not r.kv_rank for r in every):
+        source = source.replace("mask, scale=r.scale,", "mask,")
     fold = _Fold(
         source,
         {n: v[0] for n, v in values.items() if n not in differ},
@@ -81,6 +82,7 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
     for ours, theirs in names_of.items():
         source = re.sub(rf"\b{ours}\b", theirs, source)
     source = re.sub(r"\n{4,}", "\n\n\n", source.strip())
+    source = re.sub(r"(?m)^( +heads = .*\()\n +(.+)\n +(\))$", _joins, source)
     source = _with_factors(source, every[0])
     source = re.sub(r" : (\d+)\]", r" :\1]", source)
     source = re.sub(r"(\d) :\]", r"\1:]", source)
@@ -92,6 +94,12 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
         lines = "\n".join(["# Of each layer.", *tables])
         source = f"{head}\n\n\n{lines}\n\n\nclass Attention({tail}"
     return _about(every[0].family, min(records), at) + source + "\n"
+
+
+def _joins(match: re.Match[str]) -> str:
+    """A call in one line, where it fits."""
+    line = f"{match[1]}{match[2]}{match[3]}"
+    return match[0] if len(line) > 79 else line
 
 
 def _about(family: str, layer: int, at: str) -> str:
@@ -337,6 +345,9 @@ class _Fold(_Text):
             head = [line[out:] for line in self.lines[first:inside]]
             return head + self.body(node.body, inside, out)
         text = " " * node.col_offset + self.written(node)
+        left, _, right = text.strip().partition(" = ")
+        if left == right:
+            return []
         last = self.lines[(node.end_lineno or 0) - 1]
         text += last[node.end_col_offset :]  # the comment behind it
         return [line[out:] for line in text.splitlines()]
@@ -361,7 +372,10 @@ class _Fold(_Text):
                         if line.strip() == "else:"
                     )
             if test is UNKNOWN:
+                each = self.each
+                self.each = self.narrowed(node.test)
                 lines = self.body(body, start, out)
+                self.each = each
                 word = "elif" if found else "if"
                 found += [f"{column}{word} {self.written(node.test)}:", *lines]
             elif test:
@@ -371,6 +385,13 @@ class _Fold(_Text):
                 return [*found, f"{column}else:", *lines] if lines else found
             start = body[-1].end_lineno or 0
         return found
+
+    def narrowed(self, test: ast.expr) -> Mapping[str, Collection[Any]]:
+        """What the layers can have where this test of a field holds."""
+        if isinstance(test, ast.Attribute) and test.attr in self.each:
+            holds = {value for value in self.each[test.attr] if value}
+            return {**self.each, test.attr: holds}
+        return self.each
 
     def is_chained(
         self, node: ast.If, start: int, found: Sequence[str]
@@ -506,13 +527,17 @@ def _fewer(
 def _once(text: _Text, function: ast.FunctionDef) -> Iterator[list[Change]]:
     """What is named only for the next statement that touches it: put there."""
     names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
-    read = [n.id for n in names if isinstance(n.ctx, ast.Load)]
+    read: dict[str, list[int]] = {n.id: [] for n in names}
+    for n in names:
+        read[n.id] += [n.lineno] if isinstance(n.ctx, ast.Load) else []
     bodies = [function.body]
-    bodies += [n.body for n in ast.walk(function) if isinstance(n, ast.If)]
+    for branch in ast.walk(function):
+        if isinstance(branch, ast.If):
+            bodies += [branch.body, branch.orelse]
     for body, node in [(each, node) for each in bodies for node in each]:
         match node:
-            case ast.Assign([ast.Name("width")], ast.Constant()):
-                spans = [text.span(n) for n in names if n.id == "width"]
+            case ast.Assign([ast.Name("width" | "Dv" as name)], ast.Constant()):
+                spans = [text.span(n) for n in names if n.id == name]
                 number = text.of(node.value)
                 yield [_line(text, node), *((*at, number) for at in spans[1:])]
             case ast.Assign([ast.Name(name)], value):
@@ -522,7 +547,8 @@ def _once(text: _Text, function: ast.FunctionDef) -> Iterator[list[Change]]:
                     continue
                 passed = after[: after.index(then)]
                 last = isinstance(then, ast.Return) or name in _set(then)
-                if not last and (passed or read.count(name) > 1):
+                end = then.end_lineno or 0
+                if not last and (passed or any(n > end for n in read[name])):
                     continue
                 changed = [n for each in passed for n in _set(each)]
                 if not any(n in changed for n in _reads(value)):
