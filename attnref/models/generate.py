@@ -82,7 +82,8 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
     for ours, theirs in names_of.items():
         source = re.sub(rf"\b{ours}\b", theirs, source)
     source = re.sub(r"\n{4,}", "\n\n\n", source.strip())
-    source = re.sub(r"(?m)^( +heads = .*\()\n +(.+)\n +(\))$", _joins, source)
+    joined = r"(?m)^( {8}heads = .+\()\n +(.{1,31})\n +\)$"
+    source = re.sub(joined, r"\1\2)", source)
     source = _with_factors(source, every[0])
     source = re.sub(r" : (\d+)\]", r" :\1]", source)
     source = re.sub(r"(\d) :\]", r"\1:]", source)
@@ -94,12 +95,6 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
         lines = "\n".join(["# Of each layer.", *tables])
         source = f"{head}\n\n\n{lines}\n\n\nclass Attention({tail}"
     return _about(every[0].family, min(records), at) + source + "\n"
-
-
-def _joins(match: re.Match[str]) -> str:
-    """A call in one line, where it fits."""
-    line = f"{match[1]}{match[2]}{match[3]}"
-    return match[0] if len(line) > 79 else line
 
 
 def _about(family: str, layer: int, at: str) -> str:
