@@ -4,6 +4,7 @@ all families that are known."""
 import json
 from typing import Any
 
+from attnref.mistakes.words import in_chinese
 from attnref.models.record import attention_of, families
 from sitekit import ROOT
 from sitekit import released as models
@@ -44,8 +45,10 @@ def _record() -> dict[str, Any]:
     return found
 
 
-def refused(_: str) -> Rows:
-    """What is changed in the config of a model, and what one is told."""
+def refused(language: str) -> Rows:
+    """What is changed in the config of a model, and what one is told: by the
+    command, in the language of the page."""
+    said = in_chinese if language == "zh" else str
     config = models.released()["llama-3.3-70b"].config
     changes = (
         {"model_type": "deepseek_v4"},
@@ -59,7 +62,7 @@ def refused(_: str) -> Rows:
             attention_of(config | change)
         except ValueError as error:
             ((key, value),) = change.items()
-            rows.append([f"`{key}: {json.dumps(value)}`", str(error)])
+            rows.append([f"`{key}: {json.dumps(value)}`", said(str(error))])
     if len(rows) != len(changes):
         raise ValueError("a config that should be refused is read")
     return rows
