@@ -221,7 +221,7 @@ def test_the_online_form_chunk_by_chunk():
         want = torch.softmax(x, -1) @ values[:seen]
         assert mean == round(want.item(), 2)
         assert abs(out / total - mean) < 0.01
-    assert mean == 34.62 and row[2] == "1.0000"  # in the prose
+    assert row[2] == "1.0000"  # in the prose
 
 
 def test_the_tiles_of_flash_attention_one_after_another():
@@ -403,14 +403,11 @@ def test_what_is_left_of_a_score_beside_the_filler():
 
 def test_dot_products_spread_like_the_root_of_the_width():
     for row in sdpa.dot_products():
-        root, spread, scaled, top, top_scaled, slope, slope_scaled = map(
-            float, row[1:]
-        )
+        width, spread, top, top_scaled, slope, slope_scaled = map(float, row)
         assert slope < slope_scaled
         assert 0.9 < slope_scaled < 1 - 1 / 32  # the most that 32 keys allow
         assert 4.5 < 32 * top_scaled < 5.5  # "about five times"
-        assert abs(spread / root - 1) < 0.05
-        assert abs(scaled - 1) < 0.05
+        assert abs(spread / width**0.5 - 1) < 0.05
         assert top_scaled < 0.2 < top
 
 
@@ -726,8 +723,9 @@ def test_what_a_step_of_each_form_costs_by_hand():
             f"{attention / 1e6:,.0f}",
             size(held),
             f"{(ups + attention) / held:,.1f}",
-            f"{attention / held:,.1f}",
         ]
+        if form == "absorbed":
+            assert f"{attention / held:,.1f}" == "241.8"  # in the prose
 
 
 def test_absorbing_pays_below_the_crossover():
