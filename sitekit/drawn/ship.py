@@ -173,16 +173,18 @@ def wrapped(call: str, width: int = 40) -> list[str]:
     return [f"`{line.rstrip()}`" for line in found]
 
 
-def lines() -> Iterator[Row]:
-    """Situation and test, the calls, the largest new tensor, the trap."""
-    for section, some in LINES.items():
-        for key, line in some.items():
-            test: list[str | Word] = [Word(key), f"`test_{section}`"]
+def lines(*sections: str) -> Iterator[Row]:
+    """Situation and test, the calls, and the trap; what is larger than an
+    input, and not a mere tile, is said in a line of its own."""
+    for section in sections:
+        for key, line in LINES[section].items():
+            trap: list[str | Word] = [Word(f"{key}_trap")]
+            if line.largest in ("mask", "scores"):
+                trap.append(Word(line.largest))
             yield [
-                test,
+                [Word(key), f"`test_{section}`"],
                 [*wrapped(line.ours), "", *wrapped(line.theirs)],
-                Word(line.largest),
-                Word(f"{key}_trap"),
+                trap,
             ]
 
 
