@@ -174,17 +174,13 @@ def wrapped(call: str, width: int = 40) -> list[str]:
 
 
 def lines(*sections: str) -> Iterator[Row]:
-    """Situation and test, the calls, and the trap; what is larger than an
-    input, and not a mere tile, is said in a line of its own."""
+    """Situation and test, the calls, and the trap."""
     for section in sections:
         for key, line in LINES[section].items():
-            trap: list[str | Word] = [Word(f"{key}_trap")]
-            if line.largest in ("mask", "scores"):
-                trap.append(Word(line.largest))
             yield [
                 [Word(key), f"`test_{section}`"],
                 [*wrapped(line.ours), "", *wrapped(line.theirs)],
-                trap,
+                Word(f"{key}_trap"),
             ]
 
 
