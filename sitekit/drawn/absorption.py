@@ -37,7 +37,6 @@ def step() -> Iterator[Row]:
             f"{attention / 1e6:,.0f}",
             size(held),
             f"{cost.flops / held:,.1f}",
-            f"{attention / held:,.1f}",
         ]
 
 

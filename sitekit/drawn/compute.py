@@ -6,18 +6,12 @@ from typing import Any
 from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.mla import V3
-from sitekit.drawn.operations import H100, LLAMA, SEEN, decode
+from sitekit.drawn.operations import H100, SEEN, decode
 from sitekit.render import Row, Word
 
 
 def mega(n: int) -> str:
     return f"{n / 1e6:,.1f}"
-
-
-def _heads(name: str) -> str:
-    """Query heads of a row: those of Llama-3.1-8B or of DeepSeek-V3."""
-    shape = LLAMA if name in ("mha", "gqa", "mqa") else V3
-    return str(shape["n_heads"])
 
 
 def step() -> Iterator[Row]:
@@ -27,11 +21,8 @@ def step() -> Iterator[Row]:
             continue
         yield [
             Word(name),
-            _heads(name),
-            mega(cost.parameters),
             mega(cost.projections),
-            mega(cost.scores),
-            mega(cost.values),
+            mega(cost.scores + cost.values),
             size(2 * cost.cached),
             f"{float(cost.attention_intensity()):,.4g}",
             f"{float(cost.intensity()):,.4g}",
@@ -45,13 +36,7 @@ def least() -> Iterator[Row]:
             continue
         read = 2 * cost.cached / H100.bandwidth * 1e6
         done = (cost.scores + cost.values) / H100.peak * 1e6
-        yield [
-            Word(name),
-            _heads(name),
-            f"{read:.2f}",
-            f"{done:.2f}",
-            f"{max(read, done):.2f}",
-        ]
+        yield [Word(name), f"{read:.2f}", f"{done:.2f}"]
 
 
 def turn() -> Iterator[Row]:

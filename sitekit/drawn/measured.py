@@ -81,7 +81,8 @@ def times(
             way = ways[name]
             lines = [f"{digits(way['value'][1])} {unit}"]
             lines += [spread(way["ratio"], "×")] if name != first else ["1×"]
-            lines += [percent(way["share"])] if "share" in way else []
+            if "share" in way:
+                lines.append(f"{100 * way['share'][1]:.2g}%")
             row.append([*lines])
         yield row
 

@@ -148,10 +148,8 @@ def partial(tokens: int, batch: int) -> Iterator[Row]:
             Word(name),
             str(kv),
             str(blocks),
-            f"{min(1, blocks / PROCESSORS):.0%}",
             str(enough(blocks)),
             str(enough(blocks * batch)),
-            size(moved),
             f"{moved / per_token:,.0f}",
         ]
 
@@ -160,7 +158,7 @@ def bytes_read(own: int) -> Iterator[Row]:
     """Bytes of the cache that a decode step reads, and with a prefix once."""
     known = [find_model("llama-3.1-8b"), find_model("deepseek-v3")]
     for prefix in (2048, 8192, 32768):
-        for batch in (1, 16, 64):
+        for batch in (16, 64):
             row: Row = [f"{prefix:,}", str(batch)]
             for model in known:
                 apart = kv_bytes(model, prefix + own, batch=batch)

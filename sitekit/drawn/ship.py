@@ -173,15 +173,13 @@ def wrapped(call: str, width: int = 40) -> list[str]:
     return [f"`{line.rstrip()}`" for line in found]
 
 
-def lines() -> Iterator[Row]:
-    """Situation and test, the calls, the largest new tensor, the trap."""
-    for section, some in LINES.items():
-        for key, line in some.items():
-            test: list[str | Word] = [Word(key), f"`test_{section}`"]
+def lines(*sections: str) -> Iterator[Row]:
+    """Situation and test, the calls, and the trap."""
+    for section in sections:
+        for key, line in LINES[section].items():
             yield [
-                test,
+                [Word(key), f"`test_{section}`"],
                 [*wrapped(line.ours), "", *wrapped(line.theirs)],
-                Word(line.largest),
                 Word(f"{key}_trap"),
             ]
 

@@ -70,8 +70,8 @@ def exp_range() -> Iterator[Row]:
         ]
 
 
-# The row of the docstring of `online_softmax`, and a value for each score.
-SCORES = (3.0, 900.0, -2.0, 901.0, 7.0)
+# Small scores, so that each number can be checked, and a value for each.
+SCORES = (1.0, 0.0, 2.0, 1.0, 0.0)
 VALUES = (10.0, 20.0, 30.0, 40.0, 50.0)
 
 

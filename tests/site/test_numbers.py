@@ -134,19 +134,18 @@ def test_a_decode_step_by_hand():
     H, D, S, E = 32, 128, 8192, 4096
     for row, K in zip(one_code.compare(), (32, 8, 1), strict=True):
         weights = 2 * E * H * D + 2 * E * K * D
+        assert row[0].endswith(f"`K` = {K}")
         assert row[1:] == [
-            str(K),
             f"{weights / 1e6:.1f}",
             f"{2 * weights / 1e6:.1f}",
             f"{4 * H * S * D / 1e6:.1f}",
-            size(2 * K * D * 2),
             size(2 * S * K * D * 2),
             str(H // K),
         ]
     rows = by_name(compute.step())
-    assert rows["absorbed"][5] == rows["latent"][5] == size(S * 576 * 2)
-    assert rows["absorbed"][6] == f"{128 * 2 * 1088 / (2 * 576):.1f}"
-    assert rows["latent"][2] == "275,218.6", "275 GFLOPs, says the page"
+    assert rows["absorbed"][2] == rows["latent"][2] == size(S * 576 * 2)
+    assert rows["absorbed"][3] == f"{128 * 2 * 1088 / (2 * 576):.1f}"
+    assert rows["latent"][0] == "275,218.6", "275 GFLOPs, says the page"
 
 
 def test_operations_of_a_query_and_a_key():
@@ -156,12 +155,12 @@ def test_operations_of_a_query_and_a_key():
     assert rows["absorbed"] == ["278,528", "4.25", "576"]
 
 
-def test_the_least_time_is_that_of_the_slower_of_two():
+def test_reading_takes_longer_than_computing():
     rows = by_name(compute.least())
-    for name, (_, read, done, least) in rows.items():
-        assert least == max(read, done, key=float), name
-    assert rows["mha"][:2] == ["32", f"{2**27 / 3.35e12 * 1e6:.2f}"]
-    assert rows["mha"][2] == f"{4 * 32 * 8192 * 128 / 989e6:.2f}"
+    for name, (read, done) in rows.items():
+        assert float(read) > float(done), name
+    assert rows["mha"][0] == f"{2**27 / 3.35e12 * 1e6:.2f}"
+    assert rows["mha"][1] == f"{4 * 32 * 8192 * 128 / 989e6:.2f}"
 
 
 def test_a_prompt_by_hand():
@@ -217,16 +216,11 @@ def test_a_whole_decode_step_by_hand():
             ]
             assert row[1:5] == [f"{1e3 * part:.2f}" for part in parts]
             took = max(parts[0] + parts[2], parts[1] + parts[3])
-            assert row[5:8] == [
-                f"{1e3 * took:.1f}",
-                f"{1 / took:,.0f}",
-                f"{batch / took:,.0f}",
-            ]
-            assert row[8] == f"{caches / (caches + 2 * read):.0%}"
+            assert row[5:] == [f"{1e3 * took:.1f}", f"{batch / took:,.0f}"]
     # Said of the larger batches: bytes decide, and the total rate still rises.
     *_, large, largest = operations.steps(1024, (1, 64, 296, 480))
-    assert (large[5], largest[5], largest[7]) == ("16.3", "23.7", "20,243")
-    assert number(largest[7]) > 1.1 * number(large[7])
+    assert (large[5], largest[5], largest[6]) == ("16.3", "23.7", "20,243")
+    assert number(largest[6]) > 1.1 * number(large[6])
     parts = [number(cell) for cell in largest[1:5]]
     assert f"{max(parts[:2]) + max(parts[2:]):.1f}" == "26.5", "one by one"
     h20, h100 = operations.turn()
@@ -235,6 +229,7 @@ def test_a_whole_decode_step_by_hand():
     assert h20[2] == f"{16 * 2 * read / 148e9:.2f}" == "1.62"
     assert h20[3] == f"{caches / 4e9:.2f}" == "2.15"
     assert number(h20[5]) < number(h100[5]), "slower, says the page"
+    assert [h20[6], h100[6]] == ["169", "142"]  # 1000 / 5.9, 1000 / 7.0
     (last, now) = operations.steps(1024, (295, 296))
     assert number(last[1]) >= number(last[2]) and number(now[2]) > number(
         now[1]
