@@ -227,8 +227,8 @@ class Around(nn.Module):
 
 
 TEXTS = {
-    *("cohere2", "deepseek_v3", "gemma2", "gemma4_text", "gpt_oss"),
-    *("laguna", "llama4_text", "mistral", "olmo2", "qwen3_next"),
+    *("cohere2", "deepseek_v3", "deepseek_v32", "gemma2", "gemma4_text"),
+    *("gpt_oss", "laguna", "llama4_text", "mistral", "olmo2", "qwen3_next"),
 }
 
 
@@ -318,6 +318,36 @@ def test_layers_that_share_keys_are_called_with_one_cache(family, kept):
             reader(x[:, :1].expand(-1, T, -1), cache=given)
     cache.reset()
     assert cache.handed is None
+
+
+@pytest.mark.parametrize("attend", CORES.values(), ids=CORES)
+@torch.no_grad()
+def test_layers_without_an_indexer_read_what_an_earlier_one_chose(attend):
+    types = ["full", "shared", "full", "shared"]
+    config = config_of("glm_moe_dsa", indexer_types=types)
+    model = model_of(config)
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, :5] = valid[2, :1] = False
+    found = seen(model, "glm_moe_dsa", CHUNKS["ragged"], valid)
+    layers = []
+    for layer, module, _ in found:
+        ours = attention_from_config(config, layer, attend=attend).eval()
+        ours.load_state_dict(module.state_dict())
+        layers.append(ours)
+    caches = [ours.cache(LENGTH) for ours in layers]
+    steps = pairwise(accumulate(CHUNKS["ragged"], initial=0))
+    for step, (start, end) in enumerate(steps):
+        how = {"mask": padding_mask(valid[:, :end])}
+        how["positions"] = token_positions(valid)[:, start:end]
+        for ours, cache, (_, _, calls) in zip(
+            layers, caches, found, strict=True
+        ):
+            x, wanted = calls[step]
+            got, real = ours(x, cache=cache, **how), valid[:, start:end]
+            assert relative_error(got[real], wanted[real]) <= 1e-6
+            how["chosen"] = getattr(ours, "chosen", None)
+    with pytest.raises(ValueError, match="has no indexer: pass chosen="):
+        layers[1](x)
 
 
 if __name__ == "__main__":
