@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
 from attnref.commands import copy
-from sitekit import adapter, depends, notes
+from sitekit import adapter, depends, notes, released
 from sitekit.fences import Fence, drawn
 from sitekit.folds import with_includes
 from sitekit.source import DRAWN, fence_at
@@ -80,8 +80,10 @@ class Cell(NamedTuple):
 
 def add(page: Any, config: Any, files: Any) -> None:
     """The notebook of a page with Python becomes a file of the site, unless it
-    says `notebook: false`, since it needs the whole package."""
-    if "```python" in page.markdown and page.meta.get("notebook", True):
+    says `notebook: false`, since it needs the whole package. That of a model
+    is its file and a few lines to try it."""
+    whole = page.meta.get("notebook", True)
+    if "model" in page.meta or ("```python" in page.markdown and whole):
         place = f"notebooks/{page.file.src_uri.removesuffix('.md')}.ipynb"
         # Its first cell holds files of the package, and it has links.
         urls = tuple((file.src_uri, file.url) for file in files)
@@ -103,6 +105,9 @@ def cells(page: Any, config: Any, files: Any) -> list[Cell]:
     """Those of the page, below its title those that make it run."""
     told = config.extra["notebook"]
     source = page.file.src_uri
+    if id := page.meta.get("model"):
+        both = released.notebook(id, config.theme["language"])
+        return [Cell(text, bool(n % 2)) for n, text in enumerate(both)]
     fence = Fence(
         posixpath.basename(source).removesuffix(".md"),
         config.theme["language"],

@@ -47,6 +47,13 @@ from sitekit.told import (
 )
 
 FOLDER = "models/released"
+TRIAL = """layer = Attention({layer}).eval().requires_grad_(False)
+x = torch.randn(3, 9, {d_model})  # (B, T, E)
+whole = layer(x)
+
+cache = layer.cache(max_len=9)
+steps = [layer(new, cache=cache) for new in x.split((5, 1, 3), dim=1)]
+torch.testing.assert_close(torch.cat(steps, dim=1), whole)"""
 LINE = re.compile(r"^::: released ([\w.-]+)$", re.MULTILINE)
 T, E, D = 24, 60, 16  # of the tiny layers: more tokens than any window
 SHORT = 7  # their windows and chunks; longer RoPE is scaled beyond 8
@@ -285,7 +292,7 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     for key in ("title", "description"):
         said = told(key, name=called, family=model_type, n=model.layers)
         yield f"{key}: {json.dumps(said, ensure_ascii=False)}"
-    yield "notebook: false"
+    yield f"model: {model.id}"
     yield "search: {boost: 0.5}"  # what a family is stands elsewhere
     yield "---"
     yield f"# {called} {{ #model }}\n"
@@ -337,6 +344,15 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield f"- [{source.label}: {name}]({source.url})\n"
     keys = ", ".join(f"`{key}`" for key in fields_of(model.config))
     yield told("fields", keys=keys)
+
+
+def notebook(id: str, language: str) -> list[str]:
+    """Text and code in turn: the file, and the layer with random weights."""
+    model = released()[id]
+    layer, first = next(iter(model.records.items()))
+    lead = word("notebook", language, name=model.name, layers=model.layers)
+    trial = TRIAL.format(layer=layer, d_model=first.d_model)
+    return [lead, model.text.rstrip(), word("trial", language), trial]
 
 
 def expanded(

@@ -13,7 +13,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import attnref
-from sitekit import CONFIGS, ROOT, adapter, notebooks, pages
+from sitekit import CONFIGS, ROOT, adapter, notebooks, pages, released
 from tests.kit import sampled
 from tests.kit.pages import Reader, built
 
@@ -49,7 +49,9 @@ def cells(site, path, kind):
 @pytest.mark.whole
 def test_each_page_with_python_has_a_notebook_and_no_other_has(site):
     there = set(site.folder.rglob("*.ipynb"))
-    assert there == {place(site, path) for path in PAGES}
+    models = {path for path in there if path.parent.name == "released"}
+    assert len(models) == len(CONFIGS) * len(released.released())
+    assert there - models == {place(site, path) for path in PAGES}
 
 
 @each(PAGES)
@@ -225,6 +227,16 @@ def test_a_notebook_runs_without_attnref(site, runner, path, tmp_path):
     print(asked, file=runner.stdin, flush=True)
     assert runner.stdout.readline() == "done\n"
     assert (tmp_path / "said").read_text(encoding="utf-8") == ""
+
+
+@pytest.mark.parametrize("id", ["granite-4.0-h-350m", "smollm3-3b"])
+def test_a_notebook_of_a_model_is_its_file_and_runs(site, runner, tmp_path, id):
+    path = ROOT / f"docs/en/{released.FOLDER}/{id}.md"
+    code = cells(site, path, "code")
+    assert f"{code[0]}\n" == released.text_of(id)
+    chinese = ROOT / f"docs/zh/{released.FOLDER}/{id}.md"
+    assert code == cells(site, chinese, "code")
+    test_a_notebook_runs_without_attnref(site, runner, path, tmp_path)
 
 
 def test_a_notebook_says_which_attnref_it_uses(site, capsys, monkeypatch):
