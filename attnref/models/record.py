@@ -410,7 +410,10 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
 def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """What the config says of one layer alone."""
     own = read.get("per_layer_config") or {}
-    found = {int(key): each for key, each in own.items()}  # "05" is a key
+    try:
+        found = {int(key): each for key, each in own.items()}  # "05" is a key
+    except ValueError:
+        raise TypeError("a layer that is no number") from None
     return dict(found.get(layer) or {})
 
 
