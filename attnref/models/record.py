@@ -249,7 +249,7 @@ def records_of(
 MANY = 1000  # layers
 HUGE = 2**31
 KINDS = {
-    *("full_attention", "sliding_attention", "chunked_attention", "attention"),
+    *("full_attention", "sliding_attention", "chunked_attention"),
     "indexed_attention",
 }
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
@@ -392,7 +392,8 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
     """What the config calls this layer."""
     kinds = read.get("layer_types") or read.get("layers_block_type")
     if kinds:
-        return str(kinds[layer])
+        kind = str(kinds[layer])  # "attention" in models with Mamba layers
+        return "full_attention" if kind == "attention" else kind
     if "kind" not in row.fields:
         reads = row.fields["window"].co_names if "window" in row.fields else ()
         if "layer_type" in reads and read.get("sliding_window"):
@@ -410,7 +411,10 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
 def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """What the config says of one layer alone."""
     own = read.get("per_layer_config") or {}
-    found = {int(key): each for key, each in own.items()}  # "05" is a key
+    try:
+        found = {int(key): each for key, each in own.items()}  # "05" is a key
+    except ValueError:
+        raise TypeError("a layer that is no number") from None
     return dict(found.get(layer) or {})
 
 

@@ -29,7 +29,7 @@ from attnref.numbers.weights import params_of
 
 LONGEST = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
-    "model_max_length",
+    *("model_max_length", "max_sequence_length"),
 )
 STATE = "state_heads", "key_dim", "value_dim", "conv_channels", "conv_kernel"
 

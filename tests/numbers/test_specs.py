@@ -139,9 +139,9 @@ def test_every_place_and_every_kind_is_used():
             r"groups\[0\]: kv_heads=7 does not divide q_heads=80",
         ),
         (
-            "mistral-small-4",
+            "kimi-k3",
             lambda m: m["groups"][0].update(kind="lma"),
-            r"mistral-small-4: groups\[0\]: kind is 'lma', not one of full, ",
+            r"kimi-k3: groups\[0\]: kind is 'lma', not one of full, ",
         ),
         (
             "palm-540b",

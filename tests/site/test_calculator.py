@@ -307,7 +307,7 @@ def test_what_weights_leave_is_for_the_cache(page):
     found = [rows[0] for rows in page.evaluate(SWEEP, cases)]
     assert found == expected
     assert {"0"} < {line[5] for line in found}, "some do not fit, some do"
-    fill(page, model="glm-5", ranks="1")
+    fill(page, model="kimi-k3", ranks="1")
     assert page.locator("[name=params]").input_value() == ""
     assert said(page).endswith(
         "no source gives its parameters: enter their number."
