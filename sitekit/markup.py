@@ -34,6 +34,7 @@ TABLE = re.compile(
 CELL = re.compile(r"<(t[hd])\b([^>]*)>(.*?)</\1>", re.DOTALL)
 CLASS = re.compile(r' class="([^"]*)"')
 TAG = re.compile("<[^>]*>")
+UNTITLED = re.compile("<a [^>]*></a>")
 FIRST, LONG, WRAPS = 17, 24, 35  # letters of a cell: it may, or has to, wrap
 PHONE, LEAST = 46, 22  # letters of a line, and of a column that wraps
 
@@ -51,8 +52,9 @@ class _Boxes(Treeprocessor):
 
 
 def _letters(html: str) -> int:
-    """Of its longest line; those of Chinese are twice as wide."""
-    lines = TAG.sub("", html.replace("<br />", "<br>").replace("<br>", "\n"))
+    """Of its longest line; those of Chinese are twice as wide, and links
+    without a text get a title later."""
+    lines = TAG.sub("", UNTITLED.sub("." * LEAST, html.replace("<br>", "\n")))
     return max(
         sum(1 + (c > "\u2e7f") for c in line.strip())
         for line in unescape(lines).split("\n")
@@ -70,8 +72,9 @@ def _table(match: re.Match[str]) -> str:
         for column in zip(*filter(None, rows), strict=False)
     ]
     room = sum(min(n, LEAST) + 2 for n in columns) - 2
-    wraps = max(columns[1:], default=0) > WRAPS and "<button" not in head
-    stacked = wraps and room > PHONE
+    rest = max(columns[1:], default=0)
+    wraps = rest > WRAPS or (rest > LONG and sum(columns) > 2 * PHONE + LEAST)
+    stacked = wraps and room > PHONE and "<button" not in head
 
     def cell(c: re.Match[str], column: int) -> str:
         attributes = c[2]
