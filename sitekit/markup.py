@@ -4,10 +4,13 @@ Every table stands in a box of its own, which scrolls: the theme does so with
 JavaScript and for some tables only. In code, spans that would not change a
 colour are left out: two thirds of all elements of a page. The copy buttons
 are in the page from the start; made by the theme, they block it for 0.2 s.
+A table says which of its cells are long, and so may wrap; where too much stands
+in a row for a phone, each cell has the head of its column.
 """
 
 import re
-from html import escape
+from html import escape, unescape
+from itertools import count
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -24,6 +27,16 @@ COPIED = re.compile(
 # Markdown asks for a space after **...。**, Chinese type has none.
 SPACED = re.compile("(?<=[。：；！？]</strong>) ")
 PLAIN = re.compile(r'<span class="(?:n|o|p|w|nb|bp|nn)">([^<]*)</span>')
+TABLE = re.compile(
+    r'(<div class="scroll"[^>]*><table class="tabular)">(.*?)</table>',
+    re.DOTALL,
+)
+CELL = re.compile(r"<(t[hd])\b([^>]*)>(.*?)</\1>", re.DOTALL)
+CLASS = re.compile(r' class="([^"]*)"')
+TAG = re.compile("<[^>]*>")
+UNTITLED = re.compile("<a [^>]*></a>")
+FIRST, LONG, WRAPS = 17, 24, 35  # letters of a cell: it may, or has to, wrap
+PHONE, LEAST = 46, 22  # letters of a line, and of a column that wraps
 
 
 class _Boxes(Treeprocessor):
@@ -36,6 +49,50 @@ class _Boxes(Treeprocessor):
                     box.tail, child.tail = child.tail, None
                     box.append(child)
                     parent[i] = box
+
+
+def _letters(html: str) -> int:
+    """Of its longest line; those of Chinese are twice as wide, and links
+    without a text get a title later."""
+    lines = TAG.sub("", UNTITLED.sub("." * LEAST, html.replace("<br>", "\n")))
+    return max(
+        sum(1 + (c > "\u2e7f") for c in line.strip())
+        for line in unescape(lines).split("\n")
+    )
+
+
+def _table(match: re.Match[str]) -> str:
+    """With the class `long` for cells; `stacked`, for its cells below each
+    other on a phone."""
+    head, _, body = match[2].partition("</thead>")
+    names = [TAG.sub("", c[3]) for c in CELL.finditer(head)]
+    rows = [[*CELL.finditer(row)] for row in re.split("(?=<tr)", body)]
+    columns = [
+        max(map(_letters, (c[3] for c in column)), default=0)
+        for column in zip(*filter(None, rows), strict=False)
+    ]
+    room = sum(min(n, LEAST) + 2 for n in columns) - 2
+    rest = max(columns[1:], default=0)
+    wraps = rest > WRAPS or (rest > LONG and sum(columns) > 2 * PHONE + LEAST)
+    stacked = wraps and room > PHONE and "<button" not in head
+
+    def cell(c: re.Match[str], column: int) -> str:
+        attributes = c[2]
+        if _letters(c[3]) > (LONG if column else FIRST):
+            old = CLASS.search(attributes)
+            attributes = CLASS.sub("", attributes)
+            attributes += f' class="{old[1] + " " if old else ""}long"'
+        if stacked and column and c[3]:
+            attributes += f' data-head="{names[column]}"'
+        return f"<{c[1]}{attributes}>{c[3]}</{c[1]}>"
+
+    def row(html: str) -> str:
+        numbers = count()
+        return CELL.sub(lambda c: cell(c, next(numbers)), html)
+
+    body = "".join(map(row, re.split("(?=<tr)", body)))
+    kind = " stacked" if stacked else ""
+    return f'{match[1]}{kind}">{head}</thead>{body}</table>'
 
 
 def button(copy: str, copied: str) -> str:
@@ -52,7 +109,8 @@ class _Code(Postprocessor):
 
     def run(self, text: str) -> str:
         text = SPACED.sub("", PLAIN.sub(r"\1", text))
-        return COPIED.sub(lambda block: block[0] + self.button, text)
+        text = COPIED.sub(lambda block: block[0] + self.button, text)
+        return TABLE.sub(_table, text)
 
 
 class Markup(Extension):

@@ -64,7 +64,7 @@
 
   // Python in colours: the classes are those of the build.
   const TOKENS =
-    /(?<c1>#.*)|(?<s2>f?(?:"""[^]*?"""|"(?:[^"\\\n]|\\.)*"))|(?<mi>\b\d+\.?\d*(?:e-?\d+)?\b)|(?<k>\b(?:class|def|if|elif|else|for|in|is|not|and|or|return|raise|import|from|as|None|True|False)\b)|(?<nb>\b(?:super|len|zip|tuple|range|int|min|max|self)\b)|(?<o>[-+*/@=<>!~&|]+)/g;
+    /(?<c1>#.*)|(?<sd>"""[^]*?""")|(?<s2>f?"(?:[^"\\\n]|\\.)*")|(?<mi>\b\d+\.?\d*(?:e-?\d+)?\b)|(?<k>\b(?:class|def|if|elif|else|for|in|is|not|and|or|return|raise|import|from|as|None|True|False)\b)|(?<nb>\b(?:super|len|zip|tuple|range|int|min|max|self)\b)|(?<o>[-+*/@=<>!~&|]+)/g;
   const coloured = (code) => {
     const out = [];
     let at = 0;
@@ -120,15 +120,15 @@
   };
   const weigh = () => {
     const place = part("memory");
-    const shown = (on) =>
-      place.querySelectorAll("ul, .scroll").forEach((box) => (box.hidden = !on));
-    shown(model && !model.error);
+    const boxes = [...place.querySelectorAll("ul, .scroll")];
+    for (const box of boxes) box.hidden = !model || Boolean(model.error);
     if (!model) return say(sizes, "");
     if (model.error) return say(sizes, model.error);
     const { device, weights, cache } = sizes.elements;
     const ranks = count("ranks", 10_000n), tokens = count("tokens", 10n ** 9n);
     sizes.elements.ranks.ariaInvalid = ranks ? null : "true";
     sizes.elements.tokens.ariaInvalid = tokens ? null : "true";
+    for (const box of boxes) box.classList.toggle("stale", !ranks || !tokens);
     if (!ranks || !tokens) return say(sizes, sizes.dataset.bad);
     say(sizes, "");
     const [mib, bandwidth] = devices[device.value];

@@ -1,11 +1,15 @@
-"""The table of released models, which can be sorted and filtered."""
+"""The table of released models, which can be sorted and filtered, and what the
+names of its parts mean."""
+
+from collections.abc import Iterable, Iterator
 
 from markupsafe import Markup
 
 from attnref.numbers.kv_memory import size
 from sitekit import released as models
-from sitekit.render import Cell, Sorted, Words, render
+from sitekit.render import Cell, Row, Sorted, Words, render
 from sitekit.told import PARTS, heads
+from sitekit.told import told as sentence
 
 HEADS = {"grouped", "wide", "narrow_v"}  # what the heads say
 ROPE = "no_rope", "alibi", "theta", "partial", "interleaved", "scaled"
@@ -39,9 +43,20 @@ def released(
         listed=listed,
         words=told,
         parts=parts,
+        meanings=list(_meanings(every, parts, language)),
         makers={name: name for name in sorted({*map(_maker, every)})},
         maker=_maker,
     )
+
+
+def _meanings(
+    every: Iterable[models.Released], parts: dict[str, str], language: str
+) -> Iterator[Row]:
+    """Of each part the sentence on the page of the first model with it."""
+    for part, name in parts.items():
+        model = next(model for model in every if part in model.parts)
+        said = sentence(part, model.records, models.words(), language)
+        yield [name, said, f"[{model.name}](released/{model.id}.md)"]
 
 
 def _maker(model: models.Released) -> str:
