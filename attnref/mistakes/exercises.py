@@ -737,7 +737,7 @@ def order_probes() -> list[Probe]:
         names = "q", "k", "v", "gate"
         made: Inputs = {name: draw(B, H, T, D, most=most) for name in names}
         made |= {"q_weight": draw(D) + 2.5, "k_weight": draw(D) + 2.5}
-        made |= {"positions": torch.arange(T) + 7, "softcap": 3.0}
+        made |= {"positions": 3 * torch.arange(T) + 7, "softcap": 3.0}
         return made | {"sinks": draw(H), "mask": causal(T, T)}
 
     ask("same", of(1, 1, 1, 2), of(1, 1, 2, 2), of(1, 2, 3, 4))
