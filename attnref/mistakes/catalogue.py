@@ -156,14 +156,10 @@ def catalogue() -> dict[str, Mistake]:
     return found
 
 
-# Mistakes in the other lines of these are as elsewhere.
-PARTS = "alibi", "order", "ring", "scaling", "sinks"
-
-
 @cache
 def _plain_forms() -> tuple[str, ...]:
     every = sorted(path.stem for path in (PACKAGE / "plain").glob("*.py"))
-    return tuple(PLAIN + stem for stem in every if stem not in PARTS)
+    return tuple(PLAIN + stem for stem in every)
 
 
 def every_variant(mistake: Mistake) -> Iterator[Variant]:

@@ -15,7 +15,7 @@ import torch
 import attnref
 from attnref.mistakes import checker
 from attnref.mistakes import report as report_words
-from attnref.mistakes.catalogue import PARTS, catalogue, planted
+from attnref.mistakes.catalogue import catalogue, planted
 from attnref.mistakes.checker import candidates, check, rights
 from attnref.mistakes.exercises import (
     EXERCISES,
@@ -155,7 +155,9 @@ def test_a_mistake_is_named_in_another_form(name):
     assert catalogue()[id].title.zh in told.text(language="zh")
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    "name", ["alibi", "order", "ring", "scaling", "sinks"]
+)
 def test_each_mistake_in_a_part_of_todays_heads_is_named(name):
     """Those of its plain form, and that of sinks in code that splits keys."""
     module = f"plain.{name}"
