@@ -140,8 +140,8 @@ class Indexer(nn.Module):
         """The mask with the keys of the highest scores alone."""
         r = self.r
         q = self.wq_b(q).unflatten(-1, (r.index_heads, r.index_dim))
-        q = self.rotate(q.transpose(1, 2), angle)  # (B, H, T, D)
-        scores = (q.float() @ k.float().mT).relu()  # (B, H, T, S)
+        q = self.rotate(q.transpose(1, 2), angle)
+        scores = (q.float() @ k.float().mT).relu()
         weights = self.weights_proj(x).float()  # of each head
         scores = torch.einsum("bth, bhts -> bts", weights, scores)[:, None]
         scores = scores.masked_fill(~mask, -torch.inf)
@@ -304,9 +304,9 @@ class Attention(nn.Module):
                 k_pe = rotate(r, k_pe, angle)
             k = torch.cat((c, k_pe), -1)  # (B, 1, T, R + Dr)
             if r.index_topk and not r.index_reused:
-                k_index = self.indexer.key(x, angle)  # (B, 1, T, D)
+                k_index = self.indexer.key(x, angle)
         elif r.shares is not None:
-            q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
+            q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)
             if r.norm == "RMS of a head":
                 q = self.q_norm(q)
             if r.rope_theta:

@@ -177,8 +177,9 @@ def lines(*sections: str) -> Iterator[Row]:
     """Situation and test, the calls, and the trap."""
     for section in sections:
         for key, line in LINES[section].items():
+            situation: list[str | Word] = [Word(key), f"`test_{section}`"]
             yield [
-                [Word(key), f"`test_{section}`"],
+                situation,
                 [*wrapped(line.ours), "", *wrapped(line.theirs)],
                 Word(f"{key}_trap"),
             ]

@@ -266,8 +266,11 @@ def test_what_is_known_of_some_models_only_keeps_back_no_other():
     ]
     told = json.loads(kv(f"--model {names} --dtype shipped --json"))
     assert [t["id"] for t in told if "unknown" in t] == ["gpt2", "kimi-k3"]
-    text = kv("--model gpt2 glm-5 --budget 80GiB --weights bf16")
-    assert "left out: no source gives the number of parameters of glm-5" in text
+    text = kv("--model gpt2 command-a --budget 80GiB --weights bf16")
+    assert (
+        "left out: no source gives the number of parameters of command-a"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,13 +314,13 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ("--model ''", "there is no model ''\n"),
         ("--model zzzz", "there is no model 'zzzz'\n"),
         ("--model gpt2 --dtype bf61", "no dtype 'bf61'; did you mean bf16?"),
-        ("--model gpt2 glm-5 --dtype bf61", "did you mean bf16?"),
+        ("--model gpt2 command-a --dtype bf61", "did you mean bf16?"),
         (
             "--model gpt2 --dtype shipped",
             "no source says how kernels store the cache of gpt2; it is known "
             "for deepseek-v3.2, deepseek-v4-flash, ",
         ),
-        ("--model gpt2 glm-5 --dtype shipped", "known for deepseek-v3.2, "),
+        ("--model gpt2 command-a --dtype shipped", "known for deepseek-v3.2, "),
         (
             "--model gpt2 --dtype shipped --scale 16/32",
             "--scale goes with one of fp32, ",
@@ -348,8 +351,8 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
             "no dtype 'bf61'; did you mean bf16?",
         ),
         (
-            "--model glm-5 --budget 8GB --weights bf16",
-            "no source gives the number of parameters of glm-5; pass the size",
+            "--model command-a --budget 8GB --weights bf16",
+            "no source gives the number of parameters of command-a; pass the",
         ),
         (
             "--model gpt2 --scale 16",
@@ -377,7 +380,7 @@ def test_what_is_wrong_is_said_and_ends_with_2(text, message, capsys):
 SHOWN = (
     "--model gemma-3-27b --budget 80GiB",
     "--model kimi-k3 --batch 8 --ranks 12 --dtype int8 --scale 16/32",
-    "--model llama-3.1-8b deepseek-v3 glm-5 --budget 72GiB --weights fp8",
+    "--model llama-3.1-8b deepseek-v3 command-a --budget 72GiB --weights fp8",
     "--model deepseek-v3 --budget 72GiB --weights fp8 --ranks 8",
     *(f"--model {model.id}" for model in models().values() if model.note),
 )

@@ -155,17 +155,17 @@ def test_a_mistake_is_named_in_another_form(name):
     assert catalogue()[id].title.zh in told.text(language="zh")
 
 
-@pytest.mark.parametrize(
-    "name", ["alibi", "order", "ring", "scaling", "sinks"]
-)
+@pytest.mark.parametrize("name", ["alibi", "order", "ring", "scaling", "sinks"])
 def test_each_mistake_in_a_part_of_todays_heads_is_named(name):
     """Those of its plain form, and that of sinks in code that splits keys."""
     module = f"plain.{name}"
     planted_in = [
         each
         for each in candidates(name)
-        if {x.module for x in each.variant} == {module}
-        and each.variant in catalogue()[each.ids[0]].variants
+        if (
+            {x.module for x in each.variant} == {module}
+            and each.variant in catalogue()[each.ids[0]].variants
+        )
         or each.ids == ("sink-in-each-part",)
     ]
     assert len(planted_in) >= 5

@@ -251,8 +251,8 @@ def in_family(row, theirs, x, chunks=(LENGTH,), **told):
 @pytest.mark.parametrize("name", ROWS)
 def test_a_family_is_computed_as_by_transformers(name):
     row = ROWS[name]
-    ours, theirs = pair(row)
-    x = torch.randn(B, LENGTH, E)
+    ours, theirs = (layer.double() for layer in pair(row))
+    x = torch.randn(B, LENGTH, E).double()
     want = in_family(row, theirs, x)
     for chunks in CHUNKS.values():
         got = in_ours(ours, x, chunks, KVCache(LENGTH))

@@ -118,18 +118,18 @@ def test_the_softcap_of_gemma_2(core):
 @pytest.mark.parametrize("core", [sdpa, flash, split_kv])
 @pytest.mark.parametrize("H", [6, 8])
 def test_the_alibi_of_bloom_and_mpt(core, H):
-    x = torch.randn(B, T, H * D)
+    x = torch.randn(B, T, H * D).double()
     seen = RuleMask(Causal(), T, T, 0)
     config = bloom.BloomConfig(
         hidden_size=H * D, n_head=H, attention_dropout=0.0, hidden_dropout=0.0
     )
-    layer = made(bloom.BloomAttention, config, 0)
+    layer = made(bloom.BloomAttention, config, 0).double()
     valid = torch.ones(B, T, dtype=torch.long)
     want = layer(
         x,
         torch.zeros_like(x),
-        bloom.build_alibi_tensor(valid, H, torch.float32),
-        additive(seen.dense())[None, None],
+        bloom.build_alibi_tensor(valid, H, x.dtype),
+        additive(seen.dense(), x.dtype)[None, None],
     )[0]
     q, k, v = layer._reshape(layer.query_key_value(x))
     out = layer.dense(merge_heads(core(q, k, v, seen, bias=Alibi(H))))
@@ -137,10 +137,10 @@ def test_the_alibi_of_bloom_and_mpt(core, H):
     out = layer.dense(merge_heads(core(q, k, v, seen)))
     assert relative_error(out, want) >= WRONG
 
-    layer = made(mpt.MptAttention, mpt.MptConfig(d_model=H * D, n_heads=H))
-    want = layer(
-        x, mpt.build_mpt_alibi_tensor(H, T), None, ~causal_mask(T)[None, None]
-    )[0]
+    config = mpt.MptConfig(d_model=H * D, n_heads=H)
+    layer = made(mpt.MptAttention, config).double()
+    bias = mpt.build_mpt_alibi_tensor(H, T).double()
+    want = layer(x, bias, None, ~causal_mask(T)[None, None])[0]
     q, k, v = (split_heads(y, H) for y in layer.Wqkv(x).chunk(3, dim=-1))
     out = layer.out_proj(merge_heads(core(q, k, v, seen, bias=Alibi(H))))
     assert relative_error(out, want) <= BOUND
