@@ -750,7 +750,8 @@ def order_probes() -> list[Probe]:
     valid = left_pads(3, 5)
     pads = valid[:, None, None]
     ask("empty", some | {"mask": pads & causal(5, 5)})
-    ask("large", some | {"q_weight": 64 * some["q_weight"], "softcap": 1e3})
+    near = {"positions": torch.arange(5), "softcap": 1e3}
+    ask("large", some | near | {"q_weight": 64 * some["q_weight"]})
     last, before = (
         (..., slice(-1, None), slice(None)),
         (..., slice(-1), slice(None)),
