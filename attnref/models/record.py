@@ -516,7 +516,7 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
         value = getattr(r, field.name)
         if not _fits(value, field.type):
             raise ValueError(f"{r.family}: {field.name}={value!r} is no value")
-    for name in ("window", "chunk", "softcap", "clip"):
+    for name in ("window", "chunk", "softcap", "clip", "rope_theta"):
         size = getattr(r, name)
         if size is not None and size <= 0:
             raise ValueError(f"{r.family}: {name}={size} is not positive")
