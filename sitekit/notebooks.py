@@ -89,6 +89,8 @@ def add(page: Any, config: Any, files: Any) -> None:
         urls = tuple((file.src_uri, file.url) for file in files)
 
         def made() -> str:
+            if "model" in page.meta:  # quickly made, of more than the page
+                return written(cells(page, config, files))
             text: str = adapter.reused(
                 "notebooks",
                 f"{config.theme['language']}/{page.file.src_uri}",

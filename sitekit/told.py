@@ -50,7 +50,7 @@ PARTS: dict[str, Part] = {
     "mla": Part(lambda r: r.kv_rank),
     "indexer": Part(
         lambda r: r.index_topk,
-        lambda r: {"index_topk": None, "index_reused": False},
+        lambda r: {"index_topk": None, "index_own": False},
     ),
     "grouped": Part(lambda r: r.n_kv_heads < r.n_heads and not r.kv_rank),
     "wide": Part(

@@ -92,13 +92,12 @@ def rotate(r, x, angle):
     cos, sin = angle.cos(), angle.sin()
     if r.rope_width != (r.rope_dim or r.head_dim):
         x, rest = x[..., : r.rope_width], x[..., r.rope_width :]
+    wide = x.float() if r.rope_size == 1 else x.float() * r.rope_size
     if r.rope_layout == "half":
-        wide = x.float() if r.rope_size == 1 else x.float() * r.rope_size
         a, b = wide.chunk(2, dim=-1)
         both = a * cos - b * sin, b * cos + a * sin
         x = torch.cat(both, -1).to(x.dtype)
     else:
-        wide = x.float() if r.rope_size == 1 else x.float() * r.rope_size
         a, b = wide.unflatten(-1, (-1, 2)).unbind(-1)
         both = a * cos - b * sin, b * cos + a * sin
         x = torch.stack(both, dim=-1).flatten(-2).to(x.dtype)
@@ -197,7 +196,7 @@ class Attention(nn.Module):
             self.kv_a_layernorm = norm_of(r, r.kv_rank)
             width = H * (D - r.rope_dim + Dv)
             self.kv_b_proj = nn.Linear(r.kv_rank, width, bias=False)
-            if r.index_topk and not r.index_reused:
+            if r.index_own:
                 self.indexer = Indexer(r)
         elif r.fused:
             width = (H + 2 * K) * D
@@ -303,7 +302,7 @@ class Attention(nn.Module):
             if r.rope_theta:
                 k_pe = rotate(r, k_pe, angle)
             k = torch.cat((c, k_pe), -1)  # (B, 1, T, R + Dr)
-            if r.index_topk and not r.index_reused:
+            if r.index_own:
                 k_index = self.indexer.key(x, angle)
         elif r.shares is not None:
             q = self.q_proj(x).view(B, T, H, D).transpose(1, 2)
@@ -358,16 +357,16 @@ class Attention(nn.Module):
         if self.in_package:
             if r.kv_rank:
                 v = None
-                if r.index_topk and not r.index_reused:
+                if r.index_own:
                     v = k_index
             stored = self.stored(q, k, v, mask, cache, positions)
             k, v, mask, far = stored
-            if r.index_topk and not r.index_reused:
+            if r.index_own:
                 k_index, v = v, k[..., : r.kv_rank]
         else:
             if r.kv_rank:
                 if cache is not None:
-                    if r.index_topk and not r.index_reused:
+                    if r.index_own:
                         k, k_index = cache.append(k, k_index)
                     else:
                         (k,) = cache.append(k)
@@ -387,11 +386,11 @@ class Attention(nn.Module):
             if valid is not None:
                 mask = mask & valid[:, None, n]  # (B, T, S)
             mask = mask[:, None]  # one mask for all heads
-        if r.index_reused:
-            mask = mask & chosen  # of the last layer that has an indexer
-        elif r.index_topk:
+        if r.index_own:
             self.chosen = self.indexer(x, c_q, k_index, angle, mask)
             mask = self.chosen
+        elif r.index_topk:
+            mask = mask & chosen  # of the last layer that has an indexer
 
         if self.in_package and self.core is not None:
             heads = self.by_core(q, k, v, mask, far)

@@ -100,7 +100,7 @@ class ConfiguredAttention(Attention):
             positions = _after_pads(mask, x)
         if self.r.shares is not None:
             cache = self._handed(x, cache)
-        if self.r.index_reused and chosen is None:
+        if self.r.index_topk and not self.r.index_own and chosen is None:
             raise ValueError(
                 "the layer has no indexer: pass chosen=, the `chosen` of the "
                 "last layer that has one"

@@ -60,7 +60,8 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
     differ = {n: v for n, v in values.items() if len(set(v)) > 1}
     source = SOURCE.read_text("utf-8").split('"""', 2)[2]
     source = source.replace("\n    in_package = False\n", "")
-    more = ", chosen=None" if any(values["index_reused"]) else ""
+    reuses = any(r.index_topk and not r.index_own for r in every)
+    more = ", chosen=None" if reuses else ""
     source = re.sub(
         r"\(\s+self,\s+x,[^)]+positions=None,\s+\)",
         f"(self, x, *, cache=None, valid=None{more})",

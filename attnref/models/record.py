@@ -45,7 +45,7 @@ class AttentionRecord:
     index_heads: int = 0
     index_dim: int = 0
     index_layout: str = "half"
-    index_reused: bool = False  # the choice of an earlier layer
+    index_own: bool = False  # or what an earlier layer has chosen
     # queries, keys and values
     clip: float | None = None
     k_factor: float = 1.0
@@ -195,7 +195,8 @@ def _layer(
     count = len(kinds)
     if not 0 <= layer < count:
         raise ValueError(f"{layer=}, but the model has {count} layers")
-    if kinds[layer] not in KINDS:
+    indexed = kinds[layer] == INDEXED and "index_topk" not in row.fields
+    if kinds[layer] not in KINDS or indexed:
         raise ValueError(
             f"{family}: layer {layer} is {kinds[layer]}, no softmax attention"
         )
@@ -248,10 +249,8 @@ def records_of(
 
 MANY = 1000  # layers
 HUGE = 2**31
-KINDS = {
-    *("full_attention", "sliding_attention", "chunked_attention"),
-    "indexed_attention",
-}
+INDEXED = "indexed_attention"
+KINDS = "full_attention", "sliding_attention", "chunked_attention", INDEXED
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 TOLD = "rope_theta", "rope_scaling", "rotary_emb_base", "rope_local_base_freq"
 ROPE_FIELDS = {

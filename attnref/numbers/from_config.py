@@ -111,7 +111,7 @@ def group_of(r: AttentionRecord) -> Group | None:
             qk_nope_head_dim=r.head_dim - r.rope_dim,
             v_head_dim=r.v_head_dim,
             rotated=r.rope_theta is not None,
-            index_dim=0 if r.index_reused else r.index_dim,
+            index_dim=r.index_dim if r.index_own else 0,
         )
     sizes = {
         "layers": 1,

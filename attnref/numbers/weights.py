@@ -73,7 +73,7 @@ def attention_params(r: AttentionRecord) -> int:
         down = r.kv_rank + r.rope_dim + (r.q_rank or 0)
         n += d * down + r.qkv_bias * down + r.kv_rank + (r.q_rank or 0)
         n += r.kv_rank * heads * (nope + r.v_head_dim)
-        if r.index_topk and not r.index_reused:
+        if r.index_own:
             n += (r.q_rank or d) * r.index_heads * r.index_dim
             n += d * (r.index_heads + r.index_dim) + 2 * r.index_dim
         return n + (r.q_rank or d) * q

@@ -326,6 +326,10 @@ REFUSED = {
     "family": ({"model_type": "llama9"}, "model_type='llama9' is none of"),
     "no family": ({"model_type": None}, "no model_type"),
     "parent of families": ({"model_type": "_rope"}, "is none of"),
+    "kind of others": (
+        {"layer_types": 2 * ["indexed_attention"]},
+        "layer 0 is indexed_attention, no softmax attention",
+    ),
     "mystery": ({"use_mystery": True}, "use_mystery=True is unknown"),
     "of others": ({"qk_layernorm": True}, "does not read qk_layernorm=True"),
     "softcap": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),

@@ -128,7 +128,7 @@ def compare(family, more):
                     caches[key] = plain.cache(LENGTH), alone.cache(LENGTH)
                 x, wanted = calls[step]
                 how = {"valid": valid[:, :end]}
-                if plain.r.index_reused:
+                if plain.r.index_topk and not plain.r.index_own:
                     how["chosen"] = chosen
                 got = plain(x, cache=caches[key][0], **how)
                 same = alone(x, cache=caches[key][1], **how)

@@ -8,7 +8,7 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref.__main__ import main
-from attnref.models.record import records_of
+from attnref.models.record import TOLD, fields_of, records_of
 from sitekit import CONFIGS, released
 from sitekit.drawn import from_config
 from sitekit.told import PARTS
@@ -25,6 +25,24 @@ def test_transformers_reads_the_same_of_a_released_config(id):
     kind = CONFIG_MAPPING[model.family]
     today = kind.from_dict(model.config | {"model_type": model.family})
     assert model.records == records_of(json.loads(today.to_json_string(False)))
+
+
+# As released they leave RoPE to the defaults of transformers, which are theirs.
+SILENT = {
+    *("falcon", "gemma4_text", "lfm2", "llama", "mimo_v2_flash"),
+    "ministral3",
+}
+
+
+@pytest.mark.parametrize("id", MODELS)
+def test_a_file_rests_on_a_config_that_says_its_rope(id):
+    """Copies for tests and simulators leave it out, and the rest of attention
+    too: θ would be 10,000 where the model has 1,000,000."""
+    model = MODELS[id]
+    rotated = any(r.rope_theta for r in model.records.values())
+    if rotated and model.family not in SILENT:
+        given = fields_of(model.config)
+        assert any(given.get(name) for name in (*TOLD, "rope_parameters"))
 
 
 def test_a_page_says_what_its_record_says():
