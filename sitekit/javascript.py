@@ -33,16 +33,16 @@ OPERATORS = {
     ast.BitOr: "or",
 }
 COMPARED = {
-    ast.Eq: "$.eq({}, {})",
-    ast.NotEq: "!$.eq({}, {})",
-    ast.Lt: "$.lt({}, {})",
-    ast.LtE: "$.le({}, {})",
-    ast.Gt: "$.lt({1}, {0})",
-    ast.GtE: "$.le({1}, {0})",
+    ast.Eq: "$.eq({},{})",
+    ast.NotEq: "!$.eq({},{})",
+    ast.Lt: "$.lt({},{})",
+    ast.LtE: "$.le({},{})",
+    ast.Gt: "$.lt({1},{0})",
+    ast.GtE: "$.le({1},{0})",
     ast.Is: "({} === {})",
     ast.IsNot: "({} !== {})",
-    ast.In: "$.has({1}, {0})",
-    ast.NotIn: "!$.has({1}, {0})",
+    ast.In: "$.has({1},{0})",
+    ast.NotIn: "!$.has({1},{0})",
 }
 
 
@@ -157,7 +157,7 @@ def _module(found: Module, needed: dict[str, set[str]]) -> str:
         else:
             at = f"$.modules[{json.dumps(where)}]"
             value = f"{at}.{its}" if its else at
-            lines.append(f"const {_name(name)} = {value};")
+            lines.append(f"const {_name(name)}={value};")
     lines.append(f"const __file__ = {json.dumps(found.name + '.py')};")
     known = {*own, *found.imported, "__file__"}
     for node in nodes:
@@ -176,7 +176,7 @@ def expression(text: str) -> str:
     tree = ast.parse(text, mode="eval")
     names = " ".join(compile(text, "", "eval").co_names)
     run = Script(set(), by_name="r").value(tree.body)
-    return f'["{names}", (r) => {run}]'
+    return f'["{names}",r=>{run}]'
 
 
 EXPRESSION = re.compile(r"(?m)(?<=^  )(\w+) = (.*)$")
@@ -203,13 +203,25 @@ def bundle(roots: Sequence[tuple[str, str]], files: Sequence[Path]) -> str:
     own = [here.with_name(name).read_text("utf-8") for name in OWN]
     parts = [
         "const python = (() => {",
-        f"const FILES = {json.dumps(texts, ensure_ascii=False)};",
+        "const FILES = " + strings(texts) + ";",
         *(re.sub(r"(?m)^\s*(//.*\n\s*)*", "", text) for text in own),
         "const CODE = [" + ",\n".join(map(expression, found)) + "];",
         javascript(roots),
         "})();",
     ]
     return "\n".join(parts)
+
+
+def strings(texts: dict[str, str]) -> str:
+    """An object of strings: in ' for its texts are full of \"."""
+
+    def string(text: str) -> str:
+        found = json.dumps(text, ensure_ascii=False)[1:-1]
+        apart = re.split(r"(\\.)", found.replace("'", "\\'"))
+        return "'" + "".join('"' if x == '\\"' else x for x in apart) + "'"
+
+    pairs = (f"{json.dumps(name)}:{string(texts[name])}" for name in texts)
+    return "{" + ",\n".join(pairs) + "}"
 
 
 class Script:
@@ -256,12 +268,12 @@ class Script:
             case ast.AugAssign(target, op, value):
                 name = OPERATORS[type(op)]
                 name = "iadd" if name == "add" else name
-                new = f"$.{name}({self.value(target)}, {self.value(value)})"
+                new = f"$.{name}({self.value(target)},{self.value(value)})"
                 return self.assigned(target, new)
             case ast.If(test, body, orelse):
-                lines = [f"if ({self.truth(test)}) {{", *self.block(body)]
+                lines = [f"if({self.truth(test)}){{", *self.block(body)]
                 if orelse:
-                    lines += ["} else {", *self.block(orelse)]
+                    lines += ["}else{", *self.block(orelse)]
                 return [*lines, "}"]
             case ast.While(test, body, []):
                 return [
@@ -270,10 +282,14 @@ class Script:
                     "}",
                 ]
             case ast.For(target, over, body, []):
-                item = self.fresh()
-                head = f"for (const {item} of $.it({self.value(over)})) {{"
-                lines = [*self.assigned(target, item), *self.block(body)]
-                return [head, *lines, "}"]
+                if self.inside and isinstance(target, ast.Name):
+                    item, lines = _name(target.id), []
+                else:
+                    item = self.fresh()
+                    lines = self.assigned(target, item)
+                    item = f"const {item}"
+                head = f"for({item} of $.it({self.value(over)})){{"
+                return [head, *lines, *self.block(body), "}"]
             case ast.Break():
                 return ["break;"]
             case ast.Continue():
@@ -295,16 +311,14 @@ class Script:
     def assigned(self, target: ast.expr, value: str) -> list[str]:
         match target:
             case ast.Name(name):
-                return [f"{self.keyword()}{_name(name)} = {value};"]
+                return [f"{self.keyword()}{_name(name)}={value};"]
             case ast.Attribute(inner, name):
-                return [f"{self.value(inner)}.{name} = {value};"]
+                return [f"{self.value(inner)}.{name}={value};"]
             case ast.Subscript(inner, ast.Slice(ast.expr() as low, None)):
                 start = self.value(low)
-                return [f"$.put({self.value(inner)}, {start}, {value});"]
+                return [f"$.put({self.value(inner)},{start},{value});"]
             case ast.Subscript(inner, at):
-                return [
-                    f"$.put({self.value(inner)}, {self.value(at)}, {value});"
-                ]
+                return [f"$.put({self.value(inner)},{self.value(at)},{value});"]
             case ast.Tuple(parts) | ast.List(parts):
                 return self.unpacked(parts, value)
         raise UntoldError(ast.unparse(target))
@@ -316,7 +330,7 @@ class Script:
         star = [isinstance(part, ast.Starred) for part in parts]
         at = star.index(True) if any(star) else -1
         item = self.fresh()
-        lines = [f"const {item} = $.unpack({value}, {len(parts)}, {at});"]
+        lines = [f"const {item}=$.unpack({value},{len(parts)},{at});"]
         for n, part in enumerate(parts):
             inner = part.value if isinstance(part, ast.Starred) else part
             lines += self.assigned(inner, f"{item}[{n}]")
@@ -360,7 +374,7 @@ class Script:
                     yield from self.pattern(inner, at)
                 yield f"(({_name(str(name))} = {at}), true)"
             case ast.MatchValue(value):
-                yield f"$.eq({at}, {self.value(value)})"
+                yield f"$.eq({at},{self.value(value)})"
             case ast.MatchSingleton(value):
                 yield f"{at} === {self.constant(value)}"
             case ast.MatchOr(patterns):
@@ -417,12 +431,12 @@ class Script:
         inner.known |= own | kept
         first, rest = "", names
         if method:
-            first, rest = f"const {names[0]} = this;", names[1:]
+            first, rest = f"const {names[0]}=this;", names[1:]
         defaults = [None] * (len(names) - len(args.defaults)) + args.defaults
         listed = []
         for name, default in zip(names, defaults, strict=True):
             if name in rest:
-                text = f" = {self.value(default)}" if default else ""
+                text = f"={self.value(default)}" if default else ""
                 listed.append(_name(name) + text)
         body = [first] if first else []
         if args.vararg:
@@ -430,37 +444,35 @@ class Script:
                 raise UntoldError(f"{node.name}: * and names")
             listed.append(f"...{_name(args.vararg.arg)}")
         if args.kwonlyargs or args.kwarg:
-            listed.append("$kw = {}")
+            listed.append("$kw={}")
             for arg, value in zip(
                 args.kwonlyargs, args.kw_defaults, strict=True
             ):
                 given = f"$kw.{arg.arg}"
                 if value:
-                    given = (
-                        f"{given} === undefined ? {self.value(value)} : {given}"
-                    )
-                body.append(f"const {_name(arg.arg)} = {given};")
+                    given = f"{given}===undefined?{self.value(value)}:{given}"
+                body.append(f"const {_name(arg.arg)}={given};")
             if args.kwarg:
                 body.append(f"const {args.kwarg.arg} = $.dictof($kw);")
         if left := sorted(own - kept - {*names}):
-            body.append(f"let {', '.join(map(_name, left))};")
+            body.append(f"let {','.join(map(_name, left))};")
         body += inner.block(node.body)
         star = "*" if _yields(node) else ""
-        head = f"({', '.join(listed)}) {{"
+        head = f"({','.join(listed)}){{"
         if not star and not isinstance(node.body[-1], ast.Return | ast.Raise):
             body.append("return null;")
-        signature = json.dumps(rest)
+        signature = json.dumps(rest, separators=(",", ":"))
         if method:
             said = {ast.unparse(d) for d in node.decorator_list}
             word = "get " if "property" in said else star
             self.signatures.append((node.name, signature))
             return [f"{word}{node.name}{head}", *body, "}"]
-        made = f"$.def({signature}, function{star} {head}"
+        made = f"$.def({signature},function{star}{head}"
         for decorator in node.decorator_list:
             made = f"{self.value(decorator)}({made}"
         end = "})" + ")" * len(node.decorator_list) + ";"
         name = f"{self.keyword()}{_name(node.name)}"
-        return [f"{name} = {made}", *body, end]
+        return [f"{name}={made}", *body, end]
 
     def klass(self, node: ast.ClassDef) -> list[str]:
         bases = [
@@ -477,9 +489,9 @@ class Script:
                 case ast.FunctionDef():
                     body += methods.function(child, method=True)
                 case ast.AnnAssign(ast.Name(name), kind, value):
-                    given = f"() => {self.value(value)}" if value else "null"
+                    given = f"()=>{self.value(value)}" if value else "null"
                     fields.append(
-                        f'["{name}", {given}, () => {self.annotation(kind)}]'
+                        f'["{name}",{given},()=>{self.annotation(kind)}]'
                     )
                 case ast.Assign([ast.Name(name)], value):
                     body.append(f"static {name} = {self.value(value)};")
@@ -493,8 +505,8 @@ class Script:
         data = kinds == ["NamedTuple"] or node.decorator_list
         if data:
             which = "namedtuple" if kinds == ["NamedTuple"] else "dataclass"
-            listed = ", ".join(fields)
-            lines.append(f'$.{which}({name}, "{node.name}", [{listed}]);')
+            listed = ",".join(fields)
+            lines.append(f'$.{which}({name}, "{node.name}",[{listed}]);')
         for method, signature in methods.signatures:
             lines.append(f'$.signed({name}, "{method}", {signature});')
         return lines
@@ -531,7 +543,7 @@ class Script:
         raise UntoldError(repr(value))
 
     def values(self, nodes: Iterable[ast.expr]) -> str:
-        return ", ".join(
+        return ",".join(
             f"...$.it({self.value(n.value)})"
             if isinstance(n, ast.Starred)
             else self.value(n)
@@ -552,24 +564,24 @@ class Script:
                 return f"$.set([{self.values(parts)}])"
             case ast.Dict(keys, values):
                 listed = (
-                    f"[{self.value(k)}, {self.value(v)}]"
+                    f"[{self.value(k)},{self.value(v)}]"
                     if k
                     else f"...$.pairs({self.value(v)})"
                     for k, v in zip(keys, values, strict=True)
                 )
-                return f"$.dict([{', '.join(listed)}])"
+                return f"$.dict([{','.join(listed)}])"
             case ast.Attribute(inner, name):
-                return f'$.get({self.value(inner)}, "{name}")'
+                return f'$.get({self.value(inner)},"{name}")'
             case ast.Subscript(inner, ast.Slice(low, high, step)):
                 ends = (
                     self.value(x) if x else "null" for x in (low, high, step)
                 )
-                return f"$.slice({self.value(inner)}, {', '.join(ends)})"
+                return f"$.slice({self.value(inner)},{','.join(ends)})"
             case ast.Subscript(inner, at):
-                return f"$.at({self.value(inner)}, {self.value(at)})"
+                return f"$.at({self.value(inner)},{self.value(at)})"
             case ast.BinOp(left, op, right):
                 name = OPERATORS[type(op)]
-                return f"$.{name}({self.value(left)}, {self.value(right)})"
+                return f"$.{name}({self.value(left)},{self.value(right)})"
             case ast.UnaryOp(ast.Not(), _):
                 return self.truth(node)
             case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as n)):
@@ -580,7 +592,7 @@ class Script:
                 name = "all" if isinstance(op, ast.And) else "any"
                 text = self.value(last)
                 for part in reversed(parts):
-                    text = f"$.{name}({self.value(part)}, () => {text})"
+                    text = f"$.{name}({self.value(part)},()=>{text})"
                 return text
             case ast.Compare(left, ops, rights):
                 lefts = [left, *rights[:-1]]
@@ -591,23 +603,23 @@ class Script:
                 text = " && ".join(tests)
                 return f"({text})" if len(tests) > 1 else text
             case ast.IfExp(test, yes, no):
-                both = f"{self.value(yes)} : {self.value(no)}"
-                return f"({self.truth(test)} ? {both})"
+                both = f"{self.value(yes)}:{self.value(no)}"
+                return f"({self.truth(test)}?{both})"
             case ast.Call():
                 return self.call(node)
             case ast.JoinedStr(parts):
-                return "(" + " + ".join(['""', *map(self.value, parts)]) + ")"
+                return "(" + "+".join(['""', *map(self.value, parts)]) + ")"
             case ast.FormattedValue(value, how, spec):
                 given = [self.value(value), f"{how}"]
                 given += [self.value(spec)] if spec else []
-                return f"$.format({', '.join(given)})"
+                return f"$.format({','.join(given)})"
             case ast.NamedExpr(ast.Name(name), value):
-                return f"({_name(name)} = {self.value(value)})"
+                return f"({_name(name)}={self.value(value)})"
             case ast.Lambda(args, body):
                 given = [arg.arg for arg in args.args]
                 inside = Script({*self.known, *given}, self.by_name)
                 head = ", ".join(map(_name, given))
-                return f"(({head}) => {inside.value(body)})"
+                return f"(({head})=>{inside.value(body)})"
             case ast.ListComp(part, loops):
                 return f"[...{self.loop(part, loops)}]"
             case ast.GeneratorExp(part, loops):
@@ -640,25 +652,31 @@ class Script:
         lines, end = [], ""
         outer = self
         for loop in loops:
-            item = inner.fresh()
             over = outer.value(loop.iter)
-            lines.append(f"for (const {item} of $.it({over})) {{")
-            own = sorted(
-                n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)
-            )
-            lines.append(f"let {', '.join(map(_name, own))};")
-            lines += inner.assigned(loop.target, item)
+            if isinstance(loop.target, ast.Name):
+                item = f"let {_name(loop.target.id)}"
+            else:
+                item = f"const {inner.fresh()}"
+            lines.append(f"for({item} of $.it({over})){{")
+            if not isinstance(loop.target, ast.Name):
+                own = sorted(
+                    n.id
+                    for n in ast.walk(loop.target)
+                    if isinstance(n, ast.Name)
+                )
+                lines.append(f"let {', '.join(map(_name, own))};")
+                lines += inner.assigned(loop.target, item[6:])
             for test in loop.ifs:
-                lines.append(f"if (!{inner.truth(test)}) continue;")
+                lines.append(f"if(!{inner.truth(test)})continue;")
             end += "}"
             outer = inner
         self.counted = inner.counted
         text = "\n".join([*lines, f"yield {inner.value(part)};"])
-        return f"(function* () {{\n{text}\n{end}}})()"
+        return f"(function*(){{{text}{end}}})()"
 
     def call(self, node: ast.Call) -> str:
-        named = ", ".join(
-            f"{k.arg}: {self.value(k.value)}"
+        named = ",".join(
+            f"{k.arg}:{self.value(k.value)}"
             if k.arg
             else f"...$.object({self.value(k.value)})"
             for k in node.keywords
@@ -668,10 +686,10 @@ class Script:
             case ast.Attribute(ast.Call(ast.Name("super")), name):
                 return f"super.{name}({given})"
             case ast.Attribute(inner, name):
-                head = f'{self.value(inner)}, "{name}", [{given}]'
-                return f"$.send({head}{f', {{ {named} }}' if named else ''})"
-        head = f"{self.value(node.func)}, [{given}]"
-        return f"$.call({head}{f', {{ {named} }}' if named else ''})"
+                head = f'{self.value(inner)},"{name}",[{given}]'
+                return f"$.send({head}{f',{{{named}}}' if named else ''})"
+        head = f"{self.value(node.func)},[{given}]"
+        return f"$.call({head}{f',{{{named}}}' if named else ''})"
 
 
 EVALUATED = {"math", "int", "len", "tuple", "bool"}

@@ -14,7 +14,7 @@ from sitekit import released as models
 from sitekit import told
 from sitekit.drawn.layer_patterns import KINDS, drawn
 from sitekit.drawn.operations import GPUS
-from sitekit.javascript import bundle
+from sitekit.javascript import bundle, strings
 from sitekit.render import Words, inline, render
 
 FIRST = "qwen3-8b"
@@ -121,7 +121,9 @@ def script() -> str:
 
 def configs() -> str:
     """assets/configs.js: the config.json of each model to choose."""
-    found = {m.id: m.config for m in models.released().values()}
     # A text each: 1e6 is not 1000000 in a file that is made of it.
-    texts = {id: json.dumps(c, ensure_ascii=False) for id, c in found.items()}
-    return f"const configs = {json.dumps(texts, ensure_ascii=False)};\n"
+    texts = {
+        id: json.dumps(model.config, ensure_ascii=False, separators=(",", ":"))
+        for id, model in models.released().items()
+    }
+    return f"const configs = {strings(texts)};\n"
