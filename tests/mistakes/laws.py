@@ -698,6 +698,7 @@ def first_tokens_are_kept(mask: Callable[..., Tensor]) -> None:
     """`mask(T, S, first, window)` shows the first tokens and the last ones."""
     seen = mask(2, 9, 2, 3).int().tolist()
     assert seen == [[1, 1, 0, 0, 0, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0, 1, 1, 1]]
+    assert mask(2, 2, 2, 3).int().tolist() == [[1, 0], [1, 1]]  # not before
 
 
 # --8<-- [end:first_tokens_are_kept]
