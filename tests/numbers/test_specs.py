@@ -98,15 +98,15 @@ def test_every_place_and_every_kind_is_used():
     ("where", "change", "message"),
     [
         (
-            "seed-oss-36b",
+            "minimax-m3",
             lambda m: m["groups"][0].update(kv_head=8),
-            r"seed-oss-36b: groups\[0\]: kv_head is not a field of Full; "
+            r"minimax-m3: groups\[0\]: kv_head is not a field of Full; "
             r"did you mean kv_heads\?",
         ),
         (
-            "seed-oss-36b",
+            "minimax-m3",
             lambda m: m["groups"][0].pop("kv_heads"),
-            r"seed-oss-36b: groups\[0\]: kv_heads is missing",
+            r"minimax-m3: groups\[0\]: kv_heads is missing",
         ),
         (
             "inkling",
@@ -134,9 +134,9 @@ def test_every_place_and_every_kind_is_used():
             r"palm-540b: groups\[0\]: head_dim is None",
         ),
         (
-            "seed-oss-36b",
+            "minimax-m3",
             lambda m: m["groups"][0].update(kv_heads=7),
-            r"groups\[0\]: kv_heads=7 does not divide q_heads=80",
+            r"groups\[0\]: kv_heads=7 does not divide q_heads=64",
         ),
         (
             "kimi-k3",
@@ -273,10 +273,8 @@ def test_a_wrong_row_is_named_with_its_field(where, change, message):
 
 
 def test_what_no_source_gives_is_null():
-    text = changed(
-        "seed-oss-36b", lambda m: m["groups"][0].update(q_heads=None)
-    )
-    (group,) = specs.read(text)["seed-oss-36b"].groups
+    text = changed("minimax-m3", lambda m: m["groups"][0].update(q_heads=None))
+    group = specs.read(text)["minimax-m3"].groups[0]
     assert (group.q_heads, group.variant) == (None, "GQA")
 
 
