@@ -4,6 +4,26 @@
 smaller ones, and `guard` the bounds there, with 30 % of room to what was
 measured: what `make bench-quick` measures. `slow` names a contender with whose
 figures in place of ours the goal must not be met.
+
+Bounds were set before the runs, those on a window after its first one. Why
+some are not met, or in some runs only:
+
+decode, share   The limit lets reading and multiplying overlap, takes products
+                at the rate of a large square one, and softmax for nothing.
+                With GQA both parts take about as long, and with four rows of
+                queries per key head the products alone take twice the reading:
+                of thirteen ways to write them none was faster. With MQA the
+                products are the bottleneck.
+layer, bfloat16 transformers makes the same call with a static cache: a tie.
+prompt, flash   Each operation on a tile writes its result to memory.
+backward, sdpa  `sdpa` has become faster since: it scales the queries instead
+                of the scores and takes exponentials in place. `flash` saves
+                a little over a third of the multiplications, since tiles on
+                the diagonal are whole and scores are computed again.
+generation      What `torch.cat` costs depends on what memory the allocator can
+                use again, which differs between processes.
+tiny layer      Calls cost more than arithmetic; ours are positions, cache and
+                checks, and the layer of transformers is given its RoPE table.
 """
 
 from collections.abc import Callable, Iterable, Mapping

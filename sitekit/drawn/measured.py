@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from math import ceil, floor, log10
 from typing import Any
@@ -49,186 +49,161 @@ def digits(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:#.3g}".rstrip(".")
 
 
-def spread(three: list[float], unit: str = "") -> str:
+def spread(three: list[float]) -> str:
     """Median, and in brackets the quartiles."""
     low, median, high = map(digits, three)
-    if len({*three}) == 1:  # it ran once
-        return f"{median}{unit}"
-    return f"{median}{unit} ({low}–{high})"
+    return f"{median} ({low}–{high})"
 
 
-def percent(three: list[float]) -> str:
-    # Where a part would be lost, it is not rounded away.
-    low, median, high = (f"{100 * x:.2g}" for x in three)
-    return f"{median}% ({low}–{high})"
+def about(x: float) -> str:
+    """Two digits: as many as another run would give again."""
+    return f"{float(f'{x:.2g}'):,g}"
+
+
+def _compared(
+    columns: Iterable[tuple[str, str]], names: tuple[str, ...] = ()
+) -> Iterator[Row]:
+    """Of these contenders, or all, at each size of a case: the median, and how
+    many times that of the first."""
+    found = [
+        (sizes(case)[size]["ways"], kept()["cases"][case]["unit"])
+        for case, size in columns
+    ]
+    every = dict.fromkeys(name for ways, _ in found for name in ways)
+    for name in names or every:
+        row: Row = [Word(slug(name))]
+        for ways, unit in found:
+            if name not in ways:
+                row.append("–")
+                continue
+            value, ratio = (ways[name][key][1] for key in ("value", "ratio"))
+            row.append([f"{digits(value)} {unit}", f"{about(ratio)}×"])
+        yield row
 
 
 def times(
     case: str, at: tuple[str, ...], names: tuple[str, ...] = ()
 ) -> Iterator[Row]:
-    """Of these contenders, or all, at each size: the median, how many times
-    that of the first, and the share of the limit where one was measured."""
-    unit = kept()["cases"][case]["unit"]
-    found = [sizes(case)[size]["ways"] for size in at]
-    first = next(iter(found[0]))
-    every = dict.fromkeys(name for ways in found for name in ways)
-    for name in names or every:
-        row: Row = [Word(slug(name))]
-        for ways in found:
-            if name not in ways:
-                row.append("–")
-                continue
-            way = ways[name]
-            lines = [f"{digits(way['value'][1])} {unit}"]
-            lines += [spread(way["ratio"], "×")] if name != first else ["1×"]
-            if "share" in way:
-                lines.append(f"{100 * way['share'][1]:.2g}%")
-            row.append([*lines])
-        yield row
+    return _compared([(case, size) for size in at], names)
+
+
+PROMPTS = (
+    ("prefill", "float32, GQA, 2048"),
+    ("backward", "float32, GQA, 2048"),
+    ("prefill", "float32, MLA, 4096"),
+    ("memory", "float32, MLA, 4096"),
+)
+
+
+def prompts() -> Iterator[Row]:
+    """A causal prompt: its times, and in the last column its memory."""
+    case, size = PROMPTS[-1]
+    return _compared(PROMPTS, tuple(sizes(case)[size]["ways"]))
 
 
 # Case, what is slow or large and where, and what it is compared with.
 FINDINGS = {
-    "heads": ("decode", "float32, MHA, 32768", "fused", "float32, MQA, 32768"),
     "repeated": (
         "decode",
         "float32, GQA-8, 32768",
         "torch, repeat_interleave",
         "fused",
     ),
-    "growing": ("append", "32768", "torch.cat", "KVCache"),
+    "growing": ("generate", "8192", "torch.cat", "KVCache"),
     "expanded": (
         "mla",
         "float32, 8192",
         "transformers sdpa, StaticCache",
         "fused",
     ),
+    "converted": ("layer", "bfloat16, Llama-3-8B, 32768", "sdpa", "fused"),
     "scores": ("memory", "float32, GQA, 4096", "sdpa", "flash"),
+    "heads": ("decode", "float32, MHA, 32768", "fused", "float32, MQA, 32768"),
 }
 
 
 def findings() -> Iterator[Row]:
-    """How many times the one is of the other: a way, or the same one there."""
+    """How many times the one is of the other, a way or the same one there; and
+    what follows."""
     for key, (case, at, way, other) in FINDINGS.items():
         ways = sizes(case)[at]["ways"]
-        than = ways.get(other) or sizes(case)[other]["ways"][way]
-        times = ways[way]["value"][1] / than["value"][1]
+        if other in ways:  # paired in each turn
+            times = ways[way]["ratio"][1] / ways[other]["ratio"][1]
+        else:
+            than = sizes(case)[other]["ways"][way]
+            times = ways[way]["value"][1] / than["value"][1]
         tokens = int(at.rpartition(", ")[2])
         what: list[str | Word] = [Word(key), Word(f"{key}_of")]
-        yield [f"{digits(times)}×", f"{tokens:,}", what]
+        yield [f"{about(times)}×", f"{tokens:,}", what, Word(f"{key}_do")]
 
 
-def result(goal: dict[str, Any]) -> str:
-    """A bound between the quartiles: another run may end on the other side."""
-    low, _, high = goal["found"]
-    ends = [goal[key] for key in ("least", "most") if key in goal]
-    if any(low <= end <= high for end in ends):
-        return "tie"
-    return "met" if goal["met"] else "missed"
-
-
-def goals() -> Iterator[Row]:
-    """A row per goal, a line for each number of tokens."""
-    units = {name: case["unit"] for name, case in kept()["cases"].items()}
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for line in kept()["goals"]:
-        rows.setdefault(line["goal"], []).append(line)
-    for name, lines in rows.items():
-        one = lines[0]
-        what, show = one["what"], "{:g}".format
-        unit = {"times as long": "×", "times as fast": "×"}.get(what, "")
-        of = f"{what} {one['peer']}"
-        if what == "value":
-            unit = f" {units[one['case']]}"
-            of = f"{what}{unit}"
-        elif one["case"] == "memory":
-            of = f"times as much {one['peer']}"
-        if what == "share":
-            show, unit = "{:.0%}".format, ""
-        ends = [show(one[key]) for key in ("least", "most") if key in one]
-        sign = "" if len(ends) == 2 else "≥ " if "least" in one else "≤ "
-        tokens = [line["at"].rpartition(", ")[2] for line in lines]
-        goal: list[str | Word] = [Word(slug(name))]
-        goal.append(Word(slug(of)))
-        results: list[str | Word] = [Word(result(line)) for line in lines]
-        yield [
-            goal,
-            [f"{int(n):,}" if n.isdigit() else n or "–" for n in tokens],
-            f"{sign}{'–'.join(ends)}{unit}",
-            [
-                percent(x["found"])
-                if what == "share"
-                else spread(x["found"], unit)
-                for x in lines
-            ],
-            results,
-        ]
-
-
-def threads(dtype: str) -> Iterator[Row]:
+def threads(*shapes: str) -> Iterator[Row]:
     """Milliseconds of the busiest thread, by the number of threads."""
     found: dict[str, Any] = json.loads(THREADS.read_text("utf-8"))["at"]
-    for size, counts in found.items():
-        of, shape = size.split(", ")
-        if of == dtype:
-            ways = [*next(iter(counts.values()))]
-            names: list[str | Word] = [Word(slug(way)) for way in ways]
-            row: Row = [Word(slug(shape)), names]
-            for each in counts.values():
-                row.append([digits(each[way][1]) for way in ways])
-            yield row
+    for shape in shapes:
+        counts = found[f"float32, {shape}"]
+        ways = [*next(iter(counts.values()))]
+        names: list[str | Word] = [Word(slug(way)) for way in ways]
+        row: Row = [Word(slug(shape)), names]
+        for each in counts.values():
+            row.append([digits(each[way][1]) for way in ways])
+        yield row
+
+
+def spreads() -> list[float]:
+    """Of all ratios of times that were taken in turns: the width of the middle
+    half, relative to the median."""
+    ways = [
+        way
+        for case in kept()["cases"].values()
+        for size in case["at"].values()
+        for way in size["ways"].values()
+        if case["unit"] == "ms"
+    ]
+    ratios = [way["ratio"] for way in ways if len({*way["ratio"]}) > 1]
+    return sorted((high - low) / mid for low, mid, high in ratios)
 
 
 def machine() -> Iterator[Row]:
     found, cases = kept(), kept()["cases"].values()
-    for name in ("processor", "cores", "threads", "python"):
+    for name in ("processor", "cores"):
         yield [Word(name), str(found[name])]
-    for name in ("torch", "transformers", "x-transformers"):
-        yield [Word(slug(name)), str(found[name])]
+    named = ("python", "torch", "transformers", "x-transformers")
+    yield [Word("versions"), ", ".join(f"{n} {found[n]}" for n in named)]
     for dtype in ("float32", "bfloat16"):
         probes = sizes("decode")[f"{dtype}, MHA, 32768"]["probes"]
-        rates = [spread(probes[unit]) for unit in ("GB/s", "GFLOP/s")]
+        rates = [digits(probes[unit][1]) for unit in ("GB/s", "GFLOP/s")]
         yield [Word(dtype), f"{rates[0]} GB/s, {rates[1]} GFLOP/s"]
-    turns = [size["turns"] for case in cases for size in case["at"].values()]
-    yield [Word("turns"), _between(turns)]
-    yield [Word("busy"), _between([case["busy"] for case in cases])]
-    yield [Word("date"), _between([case["date"] for case in cases])]
-
-
-def _between(values: list[Any]) -> str:
-    ends = [str(value) for value in (min(values), max(values))]
-    return "–".join(dict.fromkeys(ends))
+    each = spreads()
+    shares = (each[int(share * len(each))] for share in (0.5, 0.9))
+    yield [Word("spread"), ", ".join(f"{100 * x:.2g}%" for x in shares)]
+    dates = sorted(case["date"] for case in cases)
+    ends = dict.fromkeys((dates[0], dates[-1]))
+    yield [Word("date"), "–".join(ends)]
 
 
 def variants(dtype: str, tokens: int) -> Iterator[Row]:
     """What limits a decode step, for each number of key/value heads."""
     found = {n: sizes("decode")[f"{dtype}, {n}, {tokens}"] for n in HEADS}
     width = {"float32": 4, "bfloat16": 2}[dtype]
-    base: dict[str, float] = {}
+    base = found["MHA"]["ways"]["fused"]["value"][1]
     for name, K in HEADS.items():
         rates = {n: three[1] for n, three in found[name]["probes"].items()}
         moved, flops = 2 * K * tokens * 128 * width, 4 * 32 * tokens * 128
-        row: Row = [Word(slug(name)), f"{K / 32:.3g}", f"{flops / moved:g}"]
-        row.append(digits(moved / rates["GB/s"] / 1e6))
-        row.append(digits(flops / rates["GFLOP/s"] / 1e6))
-        for way in ("fused", "sdpa"):
-            took = found[name]["ways"][way]["value"][1]
-            base.setdefault(way, took)
-            row.append([digits(took), f"{took / base[way]:.3g}"])
-        yield row
+        took = found[name]["ways"]["fused"]["value"][1]
+        milliseconds = (
+            moved / rates["GB/s"] / 1e6,
+            flops / rates["GFLOP/s"] / 1e6,
+            took,
+        )
+        row: Row = [Word(slug(name)), f"1/{32 // K}" if K < 32 else "1"]
+        yield [*row, *map(digits, milliseconds), f"{took / base:.2f}"]
 
 
-ERRORS = {
-    "decode": "{}, GQA-8, 8192",
-    "layer": "{}, Llama-3-8B, 8192",
-    "prefill": "{}, GQA, 1024",
-}
-
-
-def errors(case: str) -> Iterator[Row]:
+def errors() -> Iterator[Row]:
     """The largest, in units of the largest element of the output."""
     found = [
-        sizes(case)[ERRORS[case].format(dtype)]["ways"]
+        sizes("layer")[f"{dtype}, Llama-3-8B, 8192"]["ways"]
         for dtype in ("float32", "bfloat16")
     ]
     for name in found[0]:
