@@ -16,11 +16,13 @@ from sitekit.adapter import BuildError, get_relative_url
 MOVED: dict[str, str] = {
     "caches/kv-cache#generate": "models/decoder#code",
     "conventions#checkpoints": "use/checkpoints",
+    "core/masks#contract": "core/sdpa#formula",
     "core/masks#four": "core/masks#idea",
     "core/masks#layer": "core/rules#layer",
     "core/masks#missing": "core/rules#own",
     "core/masks#mod": "core/rules#mod",
     "core/masks#prefix": "core/rules#prefix",
+    "core/masks#shapes": "core/masks#idea",
     "learn/choose#released": "numbers/layer-patterns#years",
     "learn/compare#decode-step": "numbers/operations#decode",
     "core/rope#scaling": "core/scaling",

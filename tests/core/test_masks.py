@@ -53,13 +53,11 @@ def test_causal_mask_is_the_lower_triangle():
 
 
 def test_causal_mask_of_a_chunk_is_aligned_at_the_bottom_right():
-    # --8<-- [start:chunk]
     assert causal_mask(2, 5).int().tolist() == [
         [1, 1, 1, 1, 0],
         [1, 1, 1, 1, 1],
     ]
     assert causal_mask(1, 5).int().tolist() == [[1, 1, 1, 1, 1]]
-    # --8<-- [end:chunk]
     assert causal_mask(5, 3).int().tolist() == [
         [0, 0, 0],
         [0, 0, 0],
@@ -93,7 +91,6 @@ def test_cross_mask_of_two_sequences():
 
 
 def test_left_padding_leaves_the_first_rows_with_nothing():
-    # --8<-- [start:left]
     from attnref import sdpa
 
     valid = torch.tensor([[False, False, True, True]])  # two pads first
@@ -108,7 +105,6 @@ def test_left_padding_leaves_the_first_rows_with_nothing():
     out = sdpa(x, x, x, mask)
     assert (out[:, :, :2] == 0).all()  # the pads
     torch.testing.assert_close(out[:, :, 2], x[:, :, 2])  # sees itself
-    # --8<-- [end:left]
 
 
 def test_a_padded_row_equals_the_row_alone():
@@ -212,7 +208,10 @@ def test_a_mask_beside_is_causal_depends_on_the_kernel():
     # --8<-- [end:both]
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         out = F.scaled_dot_product_attention(k, k, v, mask, is_causal=True)
+        new = k[:, :, :2]  # two queries, five keys
+        few = F.scaled_dot_product_attention(new, k, v, mask, is_causal=True)
     torch.testing.assert_close(out, joined)
+    torch.testing.assert_close(few, out[:, :, :2])  # the first two rows
 
 
 def test_a_window_is_a_band_of_the_triangle():
@@ -298,70 +297,28 @@ def test_packed_documents_are_computed_as_if_alone():
     # --8<-- [end:documents]
 
 
-def test_each_kind_of_mask_and_what_sdpa_takes_for_it():
-    # --8<-- [start:state_causal]
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
+def test_torch_takes_each_kind_of_mask():
+    # --8<-- [start:torch]
+    import torch.nn.functional as F
 
-    from attnref import causal_mask, sdpa
+    from attnref import sdpa
 
-    x = torch.randn(3, 2, 4, 8)  # q, k and v of 4 tokens
-    ours = sdpa(x, x, x, causal_mask(4))
-    theirs = scaled_dot_product_attention(x, x, x, is_causal=True)
-    torch.testing.assert_close(ours, theirs)
-    # --8<-- [end:state_causal]
-    # --8<-- [start:state_cache]
-    new = x[:, :, 2:]  # is_causal=True would be wrong
-    mask = causal_mask(2, 4)
-    theirs = scaled_dot_product_attention(new, x, x, mask)
-    torch.testing.assert_close(ours[:, :, 2:], theirs)
-    # --8<-- [end:state_cache]
-    # --8<-- [start:state_window]
-    from attnref import RuleMask, Window
-
-    mask = RuleMask(Window(2), 4, 4, 0).dense()
-    theirs = scaled_dot_product_attention(x, x, x, mask)
-    torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
-    # --8<-- [end:state_window]
-    # --8<-- [start:state_prefix]
-    from attnref import Prefix, RuleMask
-
-    mask = RuleMask(Prefix(2), 4, 4, 0).dense()
-    theirs = scaled_dot_product_attention(x, x, x, mask)
-    torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
-    # --8<-- [end:state_prefix]
-    # --8<-- [start:state_right]
-    from attnref import causal_mask, padding_mask
-
-    valid = torch.tensor([[True, True, True, False]])
+    x = torch.randn(1, 1, 4, 8)  # q, k and v of four tokens
+    valid = torch.tensor([[True, True, True, False]])  # the last is a pad
     mask = causal_mask(4) & padding_mask(valid)
-    theirs = scaled_dot_product_attention(x, x, x, mask)
+    theirs = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
     torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
-    # --8<-- [end:state_right]
-    # --8<-- [start:state_left]
-    from attnref import causal_mask, padding_mask
-
-    valid = torch.tensor([[False, False, True, True]])
-    mask = causal_mask(4) & padding_mask(valid)
-    ours = sdpa(x, x, x, mask)
-    assert ours[:, :, :2].eq(0).all()
-    theirs = scaled_dot_product_attention(x, x, x, mask)
-    torch.testing.assert_close(ours[:, :, 2:], theirs[:, :, 2:])
-    # --8<-- [end:state_left]
-    # --8<-- [start:state_documents]
-    from attnref import Causal, Documents, RuleMask
-
-    rule = Causal() & Documents(torch.tensor([[0, 0, 1, 1]]))
-    mask = RuleMask(rule, 4, 4, 0).dense()
-    theirs = scaled_dot_product_attention(x, x, x, mask)
-    torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
-    # --8<-- [end:state_documents]
-    # --8<-- [start:state_chunks]
-    chunk = torch.arange(4) // 2
-    mask = causal_mask(4) & (chunk[:, None] == chunk)
-    theirs = scaled_dot_product_attention(x, x, x, mask)
-    torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
-    # --8<-- [end:state_chunks]
+    # --8<-- [end:torch]
+    new, masks = x[:, :, 2:], [causal_mask(4)]
+    for rule in Window(2), Prefix(2), Documents(torch.tensor([0, 0, 1, 1])):
+        masks.append(RuleMask(rule, 4, 4, 0).dense())
+    for mask in masks:
+        theirs = F.scaled_dot_product_attention(x, x, x, mask)
+        torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
+        theirs = F.scaled_dot_product_attention(new, x, x, mask[..., 2:, :])
+        torch.testing.assert_close(sdpa(x, x, x, mask)[:, :, 2:], theirs)
+    theirs = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+    torch.testing.assert_close(sdpa(x, x, x, causal_mask(4)), theirs)
 
 
 def test_a_rule_of_your_own():

@@ -122,7 +122,6 @@ def test_what_a_fully_masked_row_gives():
     }
     f16, bf16, f32, f64 = range(4)
     assert rows["add", "-1e9"] == ["nan", "uniform", "uniform", "ignored"]
-    assert rows["add", "-1e20"] == ["nan", "uniform", "uniform", "uniform"]
     assert rows["add", "finfo.min"] == ["uniform"] * 4
     assert rows["add", "-inf"] == ["nan"] * 4
     assert rows["add2", "finfo.min"] == ["nan"] * 4
@@ -130,7 +129,7 @@ def test_what_a_fully_masked_row_gives():
     assert rows["fill", "-1e9"][bf16:] == ["uniform"] * 3
     assert rows["fill", "-inf"] == ["nan"] * 4
     assert rows["ours", "False"] == ["zeros"] * 4
-    assert len(rows) == 10
+    assert len(rows) == 8
 
 
 def test_what_others_give_for_an_empty_row():
@@ -414,19 +413,18 @@ def test_dot_products_spread_like_the_root_of_the_width():
 
 def test_the_masks_are_those_of_the_functions():
     triangle = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
-    chunks = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
     literal = [
         triangle,
-        [[1, 1, 1, 0], [1, 1, 1, 1]],
-        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
-        [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]],
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]],
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
+        triangle,
+        [[1, 1, 1, 0], [1, 1, 1, 1]],
+        [[1, 1, 1, 1]],
         [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],
-        chunks,  # two documents of two tokens
-        chunks,
         [[1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 0]],
     ]
-    drawn = [m for i in range(9) for m in panels(shown("masks", i, "zh"))]
+    drawn = [m for i in range(4) for m in panels(shown("masks", i, "zh"))]
     assert drawn == literal
     weights = sdpa.weights()
     assert torch.allclose(weights.sum(-1), torch.ones(4))
@@ -832,15 +830,6 @@ def test_each_file_draws_for_a_page_that_shows_it():
         for name in calls.drawn(page):
             used = len(re.findall(rf"\b{name}\b", sources)) > 1
             assert (page, name) in named or used, f"{page}.{name} is not shown"
-
-
-def test_chunks_are_those_of_the_rule_on_the_page():
-    assert masks.chunks(4, 2).int().tolist() == [
-        [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [0, 0, 1, 0],
-        [0, 0, 1, 1],
-    ]
 
 
 def test_what_sharing_heads_costs():
