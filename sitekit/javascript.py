@@ -163,7 +163,8 @@ def _module(found: Module, needed: dict[str, set[str]]) -> str:
     for node in nodes:
         lines += Script(known).statement(node)
     lines.append(f"return {{ {', '.join(map(_name, own))} }};")
-    return "\n".join([*lines, "})();"])
+    text = "\n".join([*lines, "})();"])
+    return re.sub(r"(?<=[;{}])\n(?!const \w+=\$\.def)", "", text)
 
 
 def _name(name: str) -> str:
@@ -198,6 +199,8 @@ def bundle(roots: Sequence[tuple[str, str]], files: Sequence[Path]) -> str:
         text = path.read_text("utf-8")
         if path.suffix == ".txt":
             text = EXPRESSION.sub(numbered, re.sub(r"(?m)^#.*\n", "", text))
+        if path.suffix == ".json":
+            text = json.dumps(json.loads(text), separators=(",", ":"))
         texts[path.name] = text
     here = Path(__file__)
     own = [here.with_name(name).read_text("utf-8") for name in OWN]
@@ -353,15 +356,15 @@ class Script:
         self, subject: ast.expr, cases: list[ast.match_case]
     ) -> list[str]:
         item = self.fresh()
-        lines = [f"const {item} = {self.value(subject)};"]
+        lines = [f"const {item}={self.value(subject)};"]
         word = "if"
         for case in cases:
             tests = [*self.pattern(case.pattern, item)]
             if case.guard:
                 tests.append(self.truth(case.guard))
-            lines.append(f"{word} ({' && '.join(tests) or 'true'}) {{")
+            lines.append(f"{word}({'&&'.join(tests) or '1'}){{")
             lines += self.block(case.body)
-            word = "} else if"
+            word = "}else if"
         return [*lines, "}"]
 
     def pattern(self, pattern: ast.pattern, at: str) -> Iterator[str]:
@@ -372,31 +375,31 @@ class Script:
             case ast.MatchAs(inner, name):
                 if inner:
                     yield from self.pattern(inner, at)
-                yield f"(({_name(str(name))} = {at}), true)"
+                yield f"(({_name(str(name))}={at}),1)"
             case ast.MatchValue(value):
                 yield f"$.eq({at},{self.value(value)})"
             case ast.MatchSingleton(value):
-                yield f"{at} === {self.constant(value)}"
+                yield f"{at}==={self.constant(value)}"
             case ast.MatchOr(patterns):
                 found = (
-                    " && ".join(self.pattern(p, at)) or "true" for p in patterns
+                    "&&".join(self.pattern(p, at)) or "1" for p in patterns
                 )
-                yield "(" + " || ".join(f"({test})" for test in found) + ")"
+                yield "(" + "||".join(f"({test})" for test in found) + ")"
             case ast.MatchSequence(patterns):
                 n = len(patterns)
                 stars = [isinstance(p, ast.MatchStar) for p in patterns]
                 yield f"Array.isArray({at})"
                 if not any(stars):
-                    yield f"{at}.length === {n}"
+                    yield f"{at}.length==={n}"
                 else:
-                    yield f"{at}.length >= {n - 1}"
+                    yield f"{at}.length>={n - 1}"
                 star = stars.index(True) if any(stars) else n
                 for i, inner in enumerate(patterns):
                     if isinstance(inner, ast.MatchStar):
                         end = f"{at}.length - {n - 1 - i}"
                         if inner.name:
                             part = f"{at}.slice({i}, {end})"
-                            yield f"(({_name(inner.name)} = {part}), true)"
+                            yield f"(({_name(inner.name)}={part}),1)"
                     elif i < star:
                         yield from self.pattern(inner, f"{at}[{i}]")
                     else:

@@ -152,7 +152,7 @@ class KVCache:
     """What a layer keeps of earlier tokens, `(B, K, S, D)` each."""
 
     def __init__(self, r, max_len):
-        self.max_len, self.length, self.stored = max_len, 0, ()
+        self.max_len, self.length, self.kept = max_len, 0, ()
         self.window = r.window or r.chunk
 
     def append(self, *new):
@@ -162,16 +162,15 @@ class KVCache:
             raise ValueError(f"{end} tokens do not fit max_len={self.max_len}")
         self.length = end
         if self.window:  # later tokens see no more than that
-            old = self.stored or [t[:, :, :0] for t in new]
+            old = self.kept or [t[:, :, :0] for t in new]
             new = tuple(torch.cat(p, 2) for p in zip(old, new, strict=True))
-            self.stored = tuple(t[:, :, -self.window :] for t in new)
+            self.kept = tuple(t[:, :, -self.window :] for t in new)
             return new
-        if not self.stored:
-            shapes = [(*t.shape[:2], self.max_len, t.shape[3]) for t in new]
-            self.stored = tuple(map(torch.Tensor.new_empty, new, shapes))
-        for kept, t in zip(self.stored, new, strict=True):
-            kept[:, :, start:end] = t
-        return tuple(kept[:, :, :end] for kept in self.stored)
+        if not self.kept:
+            self.kept = [F.pad(t, (0, 0, 0, self.max_len - end)) for t in new]
+        for old, t in zip(self.kept, new, strict=True):
+            old[:, :, start:end] = t
+        return tuple(old[:, :, :end] for old in self.kept)
 
 
 class Attention(nn.Module):
@@ -217,10 +216,10 @@ class Attention(nn.Module):
             self.o_proj = Conv1D(H * Dv, E)
         else:
             self.o_proj = nn.Linear(H * Dv, E, bias=r.o_bias)
-        if r.norm == "RMS of a head":
+        if r.norm == "RMS of a head" and r.shares is not None:
             self.q_norm = norm_of(r, D)
-            if r.shares is None:
-                self.k_norm = norm_of(r, D)
+        elif r.norm == "RMS of a head":
+            self.q_norm, self.k_norm = norm_of(r, D), norm_of(r, D)
         elif r.norm == "RMS of all heads":
             self.q_norm = norm_of(r, H * D)
             self.k_norm = norm_of(r, K * D)
@@ -266,20 +265,19 @@ class Attention(nn.Module):
         H, K, D = r.n_heads, r.n_kv_heads, r.head_dim
         if self.in_package:
             i, past = self.positions_of(x, cache, positions)
+            i = i[:, None, :, None]
         else:
             past = 0 if cache is None else cache.length
             if r.shares is not None:
                 past = past - T  # the other layer has stored these tokens
             n = torch.arange(past + T, device=x.device)  # all tokens so far
-            at = n[None]  # (1, S)
-            if valid is not None:
-                at = (valid.cumsum(1) - 1).clamp(min=0)  # (B, S)
-            i = at[:, past:]  # (..., T)
+            at = n[None] if valid is None else (valid.cumsum(1) - 1).clamp(0)
+            i = at[:, None, past:, None]  # (..., 1, T, 1)
         if r.rope_theta:
             f = self.frequencies
             if r.rope_kind == "longrope" and past + T > r.rope_length:
                 f = self.long_frequencies
-            angle = i[:, None, :, None] * f  # of each pair
+            angle = i * f  # of each pair: (..., 1, T, D / 2)
 
         if r.kv_rank:
             if r.q_rank is not None:
@@ -348,11 +346,9 @@ class Attention(nn.Module):
             q = q * r.q_factor
         if r.q_growth:
             steps = i + r.q_growth_from if r.q_growth_from else i
-            steps = steps // r.q_growth_every
-            q = q * (1 + r.q_growth * steps.log1p())[:, None, :, None]
+            q = q * (1 + r.q_growth * (steps // r.q_growth_every).log1p())
         if r.q_power:
-            size = (1 + (i + 1) / r.q_growth_every) ** r.q_power
-            q = q * size[:, None, :, None]
+            q = q * (1 + (i + 1) / r.q_growth_every) ** r.q_power
 
         if self.in_package:
             if r.kv_rank:
@@ -360,7 +356,7 @@ class Attention(nn.Module):
                 if r.index_own:
                     v = k_index
             stored = self.stored(q, k, v, mask, cache, positions)
-            k, v, mask, far = stored
+            k, v, mask, j = stored
             if r.index_own:
                 k_index, v = v, k[..., : r.kv_rank]
         else:
@@ -376,16 +372,14 @@ class Attention(nn.Module):
                 if r.is_shared:
                     cache.seen = k, v
             n = n[-k.shape[2] :] if r.window or r.chunk else n  # still there
-            mask = (n <= n[-T:, None])[None]  # (1, T, S); True = may attend
-            far = i[:, :, None] - at[:, None, n]  # (..., T, S)
+            j = at[:, None, None, n]  # (..., 1, 1, S)
+            mask = n <= n[-T:, None]  # (T, S); True = may attend
             if r.window:
-                mask = mask & (far < r.window)
+                mask = mask & (j > i - r.window)
             if r.chunk:
-                same = i[:, :, None] // r.chunk == at[:, None, n] // r.chunk
-                mask = mask & same
+                mask = mask & (j // r.chunk == i // r.chunk)
             if valid is not None:
-                mask = mask & valid[:, None, n]  # (B, T, S)
-            mask = mask[:, None]  # one mask for all heads
+                mask = mask & valid[:, None, None, n]  # (B, 1, T, S)
         if r.index_own:
             self.chosen = self.indexer(x, c_q, k_index, angle, mask)
             mask = self.chosen
@@ -393,13 +387,13 @@ class Attention(nn.Module):
             mask = mask & chosen  # of the last layer that has an indexer
 
         if self.in_package and self.core is not None:
-            heads = self.by_core(q, k, v, mask, far)
+            heads = self.by_core(q, k, v, mask, i - j)
         elif r.softcap or r.with_sinks or r.alibi:
             rows = q.reshape(B, K, H // K * T, -1)  # heads that share k
             scores = (rows @ k.mT).view(B, H, T, -1) * r.scale
             if r.alibi:
                 m = slopes(H).to(q)[:, None, None]
-                scores = scores - m * far[:, None]
+                scores = scores - m * (i - j)
             if r.softcap:
                 scores = r.softcap * torch.tanh(scores / r.softcap)
             scores = scores.masked_fill(~mask, -torch.inf)

@@ -155,7 +155,7 @@ class ConfiguredAttention(Attention):
         cache: Cache | None,
         positions: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Keys and values of all tokens, what is seen of them, and how far."""
+        """Keys and values of all tokens, what is seen of them, and where."""
         r, (B, H, T) = self.r, q.shape[:3]
         i, past = self.positions_of(q.transpose(1, 2), cache, positions)
         lengths = None if cache is None else cache.lengths
@@ -189,7 +189,7 @@ class ConfiguredAttention(Attention):
         j = j if j.dim() == 2 else j[None]
         if at is not None:
             j = at.expand(B, -1).gather(1, j.clamp(min=0).expand(B, -1))
-        return k, v, shown, i[:, :, None] - j[:, None]
+        return k, v, shown, j[:, None, None]
 
     def by_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, far: Tensor
@@ -204,7 +204,7 @@ class ConfiguredAttention(Attention):
             how["sinks"] = self.sinks
         if r.alibi:
             m: Tensor = slopes(r.n_heads)  # type: ignore[no-untyped-call]
-            how["bias"] = -m.to(q)[:, None, None] * far[:, None]
+            how["bias"] = -m.to(q)[:, None, None] * far
         return self.core(q, k, v, mask, **how)
 
 

@@ -6,7 +6,6 @@ import re
 import textwrap
 from collections.abc import (
     Callable,
-    Collection,
     Iterator,
     Mapping,
     Sequence,
@@ -20,8 +19,16 @@ from typing import Any
 from attnref.models.record import AttentionRecord, families, records_of
 
 Change = tuple[int, int, str]  # what takes the place of a part of a text
+Layer = Mapping[str, Any]  # the fields of its record
+Layers = Sequence[Layer]
 SOURCE = Path(__file__).with_name("attention.py")
 UNKNOWN = object()
+KINDS = "window", "chunk"  # by them tests tell the layers of a model apart
+# Two norms in a line that is too long; two `if` with the same test, and with
+# opposite ones.
+LONG = r"(?m)^( +)(\S+), (\S+) = (.{22,}), \4$"
+TWICE = r"(?m)^(( *)if (?:not )?[\w.]+:\n)((?:\2 .*\n)+)\1"
+OTHERWISE = r"(?m)^(( *)if ([\w.]+):\n(?:\2 .*\n)+)\2if not \3:"
 COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -71,13 +78,16 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
         source = source.replace("r.v_head_dim", "r.head_dim")
     if all(r.scale == r.head_dim**-0.5 and not r.kv_rank for r in every):
         source = source.replace("mask, scale=r.scale,", "mask,")
-    fold = _Fold(
-        source,
-        {n: v[0] for n, v in values.items() if n not in differ},
-        {n: {*v} for n, v in differ.items()},
-    )
+    layers: list[Layer] = []
+    for each in zip(*values.values(), strict=True):
+        layer = dict(zip(values, each, strict=True))
+        layers += [] if layer in layers else [layer]
+    fold = _Fold(source, layers)
     source = _read_only("\n".join(fold.body(fold.tree.body, 0, 0)) + "\n")
     source, names = _by_layer(source, [*differ])
+    source = re.sub(LONG, "\\1\\2 = \\4\n\\1\\3 = \\4", source)
+    source = re.sub(TWICE, r"\1\3", source)
+    source = re.sub(OTHERWISE, r"\1\2else:", source)
     names_of = dict(families()[every[0].family].names)
     at = names_of.pop("at", "model.layers.{}.self_attn")
     for ours, theirs in names_of.items():
@@ -86,14 +96,17 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
     joined = r"(?m)^( {8}heads = .+\()\n +(.{1,31})\n +\)$"
     source = re.sub(joined, r"\1\2)", source)
     source = _with_factors(source, every[0])
+    source = re.sub(r"(?m)^(.{72,})  # RoPE$", r"\1", source)
     source = re.sub(r" : (\d+)\]", r" :\1]", source)
     source = re.sub(r"(\d) :\]", r"\1:]", source)
     source = re.sub(r"!= \((\w+\.\w+)\)", r"!= \1", source)
     if names:
         head, tail = source.split("\n\n\nclass Attention(", 1)
-        layers = [records.get(n) for n in range(max(records) + 1)]
-        tables = [_table(name, layers) for name in names]
-        lines = "\n".join(["# Of each layer.", *tables])
+        rows = [records.get(n) for n in range(max(records) + 1)]
+        tables = [_table(name, rows) for name in names]
+        lines = f"{tables[0]}  # of each layer"
+        if names[1:] or len(lines) > 79:
+            lines = "\n".join(["# Of each layer.", *tables])
         source = f"{head}\n\n\n{lines}\n\n\nclass Attention({tail}"
     return _about(every[0].family, min(records), at) + source + "\n"
 
@@ -204,20 +217,12 @@ def _edited(text: str, changes: Sequence[Change], offset: int = 0) -> str:
 
 
 class _Fold(_Text):
-    """Text without the branches that are decided, and with what is known.
+    """Text without the branches that are decided, and with what is known:
+    whatever is the same for all `layers`, which are fields of `r`."""
 
-    `known` are the fields of `r` that are the same in all layers; `each` has
-    the values of the others.
-    """
-
-    def __init__(
-        self,
-        text: str,
-        known: Mapping[str, Any],
-        each: Mapping[str, Collection[Any]],
-    ) -> None:
+    def __init__(self, text: str, layers: Layers) -> None:
         super().__init__(text)
-        self.known, self.each = known, each
+        self.layers = self.every = layers
         self.own: dict[str, ast.expr] = {}
         for node in ast.walk(self.tree):
             match node:
@@ -229,58 +234,71 @@ class _Fold(_Text):
 
     def value(self, node: ast.AST) -> Any:
         """What an expression is, if that is decided; else UNKNOWN."""
+        return _one([self.value_in(layer, node) for layer in self.layers])
+
+    def truth(self, node: ast.AST) -> Any:
+        """Whether an expression counts as true; UNKNOWN if open."""
+        return _one(self.truths(node))
+
+    def truths(self, node: ast.AST) -> list[Any]:
+        return [self.truth_in(layer, node) for layer in self.layers]
+
+    def value_in(self, layer: Layer, node: ast.AST) -> Any:
         match node:
             case ast.Constant(value):
                 return value
             case ast.Attribute(ast.Name("r"), name):
-                return self.known.get(name, UNKNOWN)
+                return layer.get(name, UNKNOWN)
             case ast.Attribute(ast.Name("self"), "in_package"):
                 return False
             case ast.Attribute(ast.Name("self"), name) if name in self.own:
-                return self.value(self.own[name])
+                return self.value_in(layer, self.own[name])
             case ast.UnaryOp(ast.Not(), inner):
-                value = self.truth(inner)
+                value = self.truth_in(layer, inner)
                 return value if value is UNKNOWN else not value
             case ast.BoolOp(op, [*parts, last]):
                 for part in parts:
-                    decided = self.truth(part)
+                    decided = self.truth_in(layer, part)
                     if decided is UNKNOWN:
                         return UNKNOWN
                     if decided == isinstance(op, ast.Or):
-                        return self.value(part)
-                return self.value(last)
+                        return self.value_in(layer, part)
+                return self.value_in(layer, last)
             case ast.Compare(left, [ast.Eq()], [right]) if self.of(
                 left
             ) == self.of(right):
                 return True
             case ast.Compare(left, [op], [right]):
-                a, b = self.value(left), self.value(right)
-                each = [a]
-                match left:
-                    case ast.Attribute(ast.Name("r"), name):
-                        each = [*self.each.get(name, each)]
-                if UNKNOWN in (b, *each):
-                    return UNKNOWN
-                found = {COMPARED[type(op)](a, b) for a in each}
-                return UNKNOWN if len(found) > 1 else found.pop()
+                a, b = (self.value_in(layer, side) for side in (left, right))
+                return (
+                    UNKNOWN if UNKNOWN in (a, b) else COMPARED[type(op)](a, b)
+                )
             case ast.Tuple(parts):
-                values = [self.value(part) for part in parts]
+                values = [self.value_in(layer, part) for part in parts]
                 return UNKNOWN if UNKNOWN in values else tuple(values)
         return UNKNOWN
 
-    def truth(self, node: ast.AST) -> Any:
-        """Whether an expression counts as true; UNKNOWN if open."""
+    def truth_in(self, layer: Layer, node: ast.AST) -> Any:
         match node:
-            case ast.Attribute(attr=name) if name in self.each:
-                return True if all(self.each[name]) else UNKNOWN
             case ast.BoolOp(op, parts):
-                found = [self.truth(part) for part in parts]
+                found = [self.truth_in(layer, part) for part in parts]
                 stop = isinstance(op, ast.Or)
                 if any(value is stop for value in found):
                     return stop
                 return UNKNOWN if UNKNOWN in found else not stop
-        value = self.value(node)
+        value = self.value_in(layer, node)
         return value if value is UNKNOWN else bool(value)
+
+    def tested(self, node: ast.AST) -> str:
+        """The text of a test that is open, told by windows where it can be."""
+        found = [] if "self." in self.of(node) else self.truths(node)
+        for name in (*KINDS, "rope_theta"):
+            has = [bool(layer[name]) for layer in self.layers]
+            if found == has:
+                return f"r.{name}"
+            if found == [not value for value in has]:
+                return f"not r.{name}"
+        return self.written(node)
 
     def written(self, node: ast.AST) -> str:
         """The text of an expression or a statement, with what is known."""
@@ -288,13 +306,20 @@ class _Fold(_Text):
 
     def changes(self, node: ast.AST) -> Iterator[Change]:
         match node:
-            case ast.Attribute(ctx=ast.Load()) if (
-                self.value(node) is not UNKNOWN
+            case ast.Attribute(_, name, ast.Load()) if new := self.known(
+                node, name
             ):
-                yield *self.span(node), _literal(self.value(node))
+                yield *self.span(node), new
             case ast.IfExp(test, yes, no) if self.truth(test) is not UNKNOWN:
                 taken = yes if self.truth(test) else no
                 yield *self.span(node), self.written(taken)
+            case ast.IfExp(test, yes, no):
+                yield *self.span(test), self.tested(test)
+                truths, every = self.truths(test), self.layers
+                for part, truth in ((yes, True), (no, False)):
+                    self.layers = _where(truths, truth, every)
+                    yield from self.changes(part)
+                self.layers = every
             case ast.BoolOp(op, parts) if (
                 len(left := self.open(op, parts)) == 1
             ):
@@ -302,6 +327,25 @@ class _Fold(_Text):
             case _:
                 for child in ast.iter_child_nodes(node):
                     yield from self.changes(child)
+
+    def known(self, node: ast.AST, name: str) -> str:
+        """What is written for a field; nothing if it stays."""
+        value = self.value(node)
+        if value is not UNKNOWN:
+            stays = name in KINDS and not _same(self.every, name)
+            return "" if stays else _literal(value)
+        if name == "rope_width" and all(
+            layer[name] == layer["head_dim"] for layer in self.layers
+        ):
+            return "r.head_dim"
+        near, far = (
+            [x for x in self.layers if bool(x["window"]) is of_window]
+            for of_window in (True, False)
+        )
+        if name == "rope_theta" and _same(near, name) and _same(far, name):
+            each = (_literal(x[0][name]) for x in (near, far))
+            return "({} if r.window else {})".format(*each)
+        return ""
 
     def open(self, op: ast.boolop, parts: Sequence[ast.AST]) -> list[ast.AST]:
         """The parts of `and` or `or` that are not decided or decide nothing."""
@@ -339,7 +383,13 @@ class _Fold(_Text):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For):
             inside = node.body[0].lineno - 1
             head = [line[out:] for line in self.lines[first:inside]]
-            return head + self.body(node.body, inside, out)
+            every = self.layers
+            if head[0].startswith(("def frequencies", "def rotate")):
+                turned = [x for x in every if x["rope_theta"]]
+                self.layers = turned or every
+            lines = self.body(node.body, inside, out)
+            self.layers = every
+            return head + lines
         text = " " * node.col_offset + self.written(node)
         left, _, right = text.strip().partition(" = ")
         if left == right:
@@ -354,6 +404,7 @@ class _Fold(_Text):
         column = " " * (node.col_offset - out)
         deeper = node.body[0].col_offset - node.col_offset
         rest: list[ast.stmt] = [node]
+        every = self.layers
         start, test = node.lineno - 1, UNKNOWN
         while rest:
             match rest:
@@ -368,26 +419,21 @@ class _Fold(_Text):
                         if line.strip() == "else:"
                     )
             if test is UNKNOWN:
-                each = self.each
-                self.each = self.narrowed(node.test)
+                word, tested = "elif" if found else "if", self.tested(node.test)
+                truths, layers = self.truths(node.test), self.layers
+                self.layers = _where(truths, True, layers)
                 lines = self.body(body, start, out)
-                self.each = each
-                word = "elif" if found else "if"
-                found += [f"{column}{word} {self.written(node.test)}:", *lines]
+                self.layers = _where(truths, False, layers)
+                found += [f"{column}{word} {tested}:", *lines]
             elif test:
-                if not found:
-                    return self.body(body, start, out + deeper)
-                lines = self.body(body, start, out)
-                return [*found, f"{column}else:", *lines] if lines else found
+                deep = out if found else out + deeper
+                lines = self.body(body, start, deep)
+                if found and lines:
+                    lines = [*found, f"{column}else:", *lines]
+                found, rest = lines or found, []
             start = body[-1].end_lineno or 0
+        self.layers = every
         return found
-
-    def narrowed(self, test: ast.expr) -> Mapping[str, Collection[Any]]:
-        """What the layers can have where this test of a field holds."""
-        if isinstance(test, ast.Attribute) and test.attr in self.each:
-            holds = {value for value in self.each[test.attr] if value}
-            return {**self.each, test.attr: holds}
-        return self.each
 
     def is_chained(
         self, node: ast.If, start: int, found: Sequence[str]
@@ -395,6 +441,22 @@ class _Fold(_Text):
         """Whether this `if` is the first of a chain, or an `elif` in it."""
         line = self.lines[node.lineno - 1]
         return line.strip().startswith("elif") or node.lineno - 1 == start
+
+
+def _same(layers: Layers, name: str) -> bool:
+    """Whether a field is the same in all of some layers."""
+    return len({layer[name] for layer in layers}) == 1
+
+
+def _one(values: Sequence[Any]) -> Any:
+    same = all(value == values[0] for value in values)
+    return values[0] if same else UNKNOWN
+
+
+def _where(truths: Sequence[Any], truth: bool, layers: Layers) -> Layers:
+    """The layers in which a test is this, or may be."""
+    pairs = zip(truths, layers, strict=True)
+    return [layer for found, layer in pairs if found in (truth, UNKNOWN)]
 
 
 def _read_only(source: str) -> str:

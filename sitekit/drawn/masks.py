@@ -25,6 +25,11 @@ def documents(ids: Tensor) -> Tensor:
     return whole(attnref.Causal() & attnref.Documents(ids), len(ids))
 
 
+def chunks(length: int, size: int) -> Tensor:
+    chunk = torch.arange(length) // size
+    return attnref.causal_mask(length) & (chunk[:, None] == chunk)
+
+
 def _added(scores: Tensor, filler: float, times: int = 1) -> Tensor:
     for _ in range(times):  # a padding mask and a causal one: each adds it
         scores = scores + torch.ones_like(scores) * filler

@@ -309,16 +309,72 @@ def test_torch_takes_each_kind_of_mask():
     theirs = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
     torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
     # --8<-- [end:torch]
-    new, masks = x[:, :, 2:], [causal_mask(4)]
-    for rule in Window(2), Prefix(2), Documents(torch.tensor([0, 0, 1, 1])):
-        masks.append(RuleMask(rule, 4, 4, 0).dense())
-    for mask in masks:
-        theirs = F.scaled_dot_product_attention(x, x, x, mask)
-        torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
-        theirs = F.scaled_dot_product_attention(new, x, x, mask[..., 2:, :])
-        torch.testing.assert_close(sdpa(x, x, x, mask)[:, :, 2:], theirs)
-    theirs = F.scaled_dot_product_attention(x, x, x, is_causal=True)
-    torch.testing.assert_close(sdpa(x, x, x, causal_mask(4)), theirs)
+
+
+def test_each_kind_of_mask_and_what_sdpa_takes_for_it():
+    # --8<-- [start:state_causal]
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from attnref import causal_mask, sdpa
+
+    x = torch.randn(3, 2, 4, 8)  # q, k and v of 4 tokens
+    ours = sdpa(x, x, x, causal_mask(4))
+    theirs = scaled_dot_product_attention(x, x, x, is_causal=True)
+    torch.testing.assert_close(ours, theirs)
+    # --8<-- [end:state_causal]
+    # --8<-- [start:state_cache]
+    new = x[:, :, 2:]  # is_causal=True would be wrong
+    mask = causal_mask(2, 4)
+    theirs = scaled_dot_product_attention(new, x, x, mask)
+    torch.testing.assert_close(ours[:, :, 2:], theirs)
+    # --8<-- [end:state_cache]
+    # --8<-- [start:state_window]
+    from attnref import RuleMask, Window
+
+    mask = RuleMask(Window(2), 4, 4, 0).dense()
+    theirs = scaled_dot_product_attention(x, x, x, mask)
+    torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
+    # --8<-- [end:state_window]
+    # --8<-- [start:state_prefix]
+    from attnref import Prefix, RuleMask
+
+    mask = RuleMask(Prefix(2), 4, 4, 0).dense()
+    theirs = scaled_dot_product_attention(x, x, x, mask)
+    torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
+    # --8<-- [end:state_prefix]
+    # --8<-- [start:state_right]
+    from attnref import causal_mask, padding_mask
+
+    valid = torch.tensor([[True, True, True, False]])
+    mask = causal_mask(4) & padding_mask(valid)
+    theirs = scaled_dot_product_attention(x, x, x, mask)
+    torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
+    # --8<-- [end:state_right]
+    # --8<-- [start:state_left]
+    from attnref import causal_mask, padding_mask
+
+    valid = torch.tensor([[False, False, True, True]])
+    mask = causal_mask(4) & padding_mask(valid)
+    ours = sdpa(x, x, x, mask)
+    assert ours[:, :, :2].eq(0).all()
+    theirs = scaled_dot_product_attention(x, x, x, mask)
+    torch.testing.assert_close(ours[:, :, 2:], theirs[:, :, 2:])
+    # --8<-- [end:state_left]
+    # --8<-- [start:state_documents]
+    from attnref import Causal, Documents, RuleMask
+
+    rule = Causal() & Documents(torch.tensor([[0, 0, 1, 1]]))
+    mask = RuleMask(rule, 4, 4, 0).dense()
+    theirs = scaled_dot_product_attention(x, x, x, mask)
+    torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
+    # --8<-- [end:state_documents]
+    # --8<-- [start:state_chunks]
+    chunk = torch.arange(4) // 2
+    mask = causal_mask(4) & (chunk[:, None] == chunk)
+    theirs = scaled_dot_product_attention(x, x, x, mask)
+    torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
+    # --8<-- [end:state_chunks]
 
 
 def test_a_rule_of_your_own():

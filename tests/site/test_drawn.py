@@ -426,6 +426,13 @@ def test_the_masks_are_those_of_the_functions():
     ]
     drawn = [m for i in range(4) for m in panels(shown("masks", i, "zh"))]
     assert drawn == literal
+    explorer = [m for i in range(1, 9) for m in panels(shown("rules", i, "zh"))]
+    prefix = [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    cached, left, documents = literal[5], literal[7], literal[3]
+    assert explorer == [
+        *(triangle, cached, literal[2], prefix, literal[1], left),
+        *(documents, masks.chunks(4, 2).int().tolist()),
+    ]
     weights = sdpa.weights()
     assert torch.allclose(weights.sum(-1), torch.ones(4))
     assert (weights[:, 3] == 0).all()

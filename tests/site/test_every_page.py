@@ -28,6 +28,10 @@ MODELS = {
     f"{root}{stem}/": stem for root in ("", "zh/") for stem in released.stems()
 }
 PATHS |= MODELS
+# They are of one template, so some stand for all: in every font and for axe,
+# and in Chinese, whose words are those of the template.
+SOME = {*released.stems()[::10], "models/released/llama-4-scout"}
+NARROWED = [path for path in PATHS if MODELS.get(path, "") in {"", *SOME}]
 # The types of pages.
 REPRESENTATIVES = {
     "",  # home
@@ -297,7 +301,7 @@ def weight(file):
 @pytest.mark.parametrize(
     "path",
     sampled(
-        PATHS,
+        [p for p in PATHS if p in NARROWED or not p.startswith("zh/")],
         lambda path: (
             path.removeprefix("zh/") in {path, *REPRESENTATIVES}
             and path not in FEW - {"api/core/", *REPRESENTATIVES, *SEEN}
@@ -381,7 +385,7 @@ def test_a_drawing_holds_whatever_its_words_are(chromium, fonts):
 
 @pytest.mark.parametrize(
     ("path", "scheme"),
-    sampled(product(PATHS, WIDTHS), in_test),
+    sampled(product(NARROWED, WIDTHS), in_test),
 )
 def test_a_page_is_right_in_every_font_and_for_axe(
     chromium, address, fonts, path, scheme
