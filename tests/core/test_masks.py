@@ -332,14 +332,14 @@ def test_each_kind_of_mask_and_what_sdpa_takes_for_it():
     # --8<-- [start:state_window]
     from attnref import RuleMask, Window
 
-    mask = RuleMask(Window(2), 4, 4, 0).dense()
+    mask = RuleMask(Window(2), T=4, S=4, past=0).dense()
     theirs = scaled_dot_product_attention(x, x, x, mask)
     torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
     # --8<-- [end:state_window]
     # --8<-- [start:state_prefix]
     from attnref import Prefix, RuleMask
 
-    mask = RuleMask(Prefix(2), 4, 4, 0).dense()
+    mask = RuleMask(Prefix(2), T=4, S=4, past=0).dense()
     theirs = scaled_dot_product_attention(x, x, x, mask)
     torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
     # --8<-- [end:state_prefix]
@@ -365,7 +365,7 @@ def test_each_kind_of_mask_and_what_sdpa_takes_for_it():
     from attnref import Causal, Documents, RuleMask
 
     rule = Causal() & Documents(torch.tensor([[0, 0, 1, 1]]))
-    mask = RuleMask(rule, 4, 4, 0).dense()
+    mask = RuleMask(rule, T=4, S=4, past=0).dense()
     theirs = scaled_dot_product_attention(x, x, x, mask)
     torch.testing.assert_close(sdpa(x, x, x, mask), theirs)
     # --8<-- [end:state_documents]

@@ -274,14 +274,18 @@ def test_costs_of_the_questions_beyond():
     assert kept == 1.0625 * 2**30 and 32 * kept == 34 * 2**30
     assert shares == 4 * 2**30 and 32 * 8192 * 4096 * 2 == 2 * 2**30
     said_beyond(f"{elements:,} elements")
-    # A fleet: what eight devices of 80 GB have left, and one full reading.
-    cache, left = kv_bytes(large, 32_768), 8 * 80e9 - 2 * large.params
-    users = [int(left // (cache / n)) for n in (1, 2)]
+    # A fleet: what eight devices of 80 GB hold, and what they read in 28 ms.
+    cache, room = kv_bytes(large, 32_768), (80e9, 0.028 * 0.75 * BANDWIDTH)
+    left = [8 * each - 2 * large.params for each in (*room, room[1])]
+    sizes = cache, cache, cache / 2
+    users = [int(x // n) for x, n in zip(left, sizes, strict=True)]
     groups = [-(-1000 // n) for n in users]
     assert cache == 10 * 2**30
     said_beyond(
         f"{users[0]} users: {groups[0]} groups, {8 * groups[0]} GPUs",
-        f"{users[1]} users into a group, {8 * groups[1]} GPUs",
+        f"{room[1] / 1e9:.0f} GB in 30 ms: {users[1]} users per group, "
+        f"{groups[1]} groups, {8 * groups[1]} GPUs",
+        f"{users[2]} users per group need {8 * groups[2]} GPUs",
         f"{80e9 / BANDWIDTH * 1e3:.1f} ms",
     )
     # All-reduces over a ring of eight, two per layer.
