@@ -154,8 +154,8 @@ def typed_by_readers(language):
     asked = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {
         query: right.split()
-        for key in (language, f"{language}, unseen", f"{language}, in words")
-        for right, queries in asked[key].items()
+        for kind in ("", ", unseen", ", in words", ", further")
+        for right, queries in asked[language + kind].items()
         for query in queries
     }
 
