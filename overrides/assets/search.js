@@ -24,10 +24,13 @@ const STOP = new Set(
     "or should so that the this to use vs versus what when where which why " +
     "will with work you explained implement implementation scratch tutorial " +
     "between difference get into me my used using your implement explain " +
-    "explanation simple simply mean means meaning need give " +
+    "explanation simple simply mean means meaning need give gives there if but " +
+    "was were has have had been would could must just only than then also they " +
+    "their our we us happens expect use uses " +
     "的 了 和 与 及 或 是 在 把 被 吗 呢 怎么 怎样 如何 为什么 什么 多少 哪些 区别 " +
     "原理 详解 讲解 推导 实现 代码 手撕 手写 入门 图解 作用 能 要 写 大 不 自己 " +
-    "意思 分别 通俗 为何 哪个 哪种 该 选 算 多 合适 到底 什么时候 会 几"
+    "意思 分别 通俗 为何 哪个 哪种 该 选 算 多 合适 到底 什么时候 会 几 用 要用 " +
+    "还 还是 就 都 很 才 只 这 那 我 而 不是 而不是 一个 可以 需要 应该 时候 能不能 是不是"
   ).split(" "),
 );
 
@@ -61,7 +64,7 @@ async function load() {
 /* Those of a query have parts only where the index lacks the whole. */
 function wordsOf(text, asked) {
   return text
-    .replace(/<[^>]*>/g, " ")
+    .replace(/<[^>]*>|(?<!\w)'|'(?!\w)/g, " ")
     .replace(HAN, " $& ")
     .split(separator)
     .filter(Boolean)
