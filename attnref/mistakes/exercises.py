@@ -542,7 +542,7 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     # All scores far below zero, those that are hidden far above.
     k = some["k"].abs() + 1
     late = (torch.arange(7) >= torch.tensor([[1], [5], [0]]))[:, None, None]
-    low = {"q": 256 * (some["q"].abs() + 1), "k": k.where(~late.mT, -k)}
+    low = {"q": 2**16 * (some["q"].abs() + 1), "k": k.where(~late.mT, -k)}
     ask("large", large, some | low | {"mask": late})
     last = (..., slice(-1, None), slice(None))
     before = (slice(None), slice(None), slice(-1))
@@ -787,7 +787,7 @@ def layer_inputs(draw: Draw, *sizes: int, most: int = 3) -> Inputs:
 def below_zero(i: Inputs, tokens: str = "x") -> Inputs:
     """All scores far below zero, and exact in float32."""
     low = {"x": i["x"].abs() + 1, tokens: i[tokens].abs() + 1}
-    return i | low | {"w_q": 16 * i["w_q"].abs(), "w_k": -i["w_k"].abs()}
+    return i | low | {"w_q": 2**12 * i["w_q"].abs(), "w_k": -i["w_k"].abs()}
 
 
 def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:

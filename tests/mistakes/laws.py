@@ -25,12 +25,14 @@ def equals_torch(core: Callable[..., Tensor]) -> None:
     v = torch.randn(3, 2, 7, 4, dtype=torch.float64)
     mask = torch.rand(3, 6, 5, 7) < 0.6
     mask[..., 0] = True
+    given = [x.clone() for x in (q, k, v, mask)]
     for seen in (None, mask):
         wanted = F.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, enable_gqa=True
         )
         found = core(q, k, v, seen)
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert all(map(torch.equal, given, (q, k, v, mask))), "inputs are modified"
 
 
 # --8<-- [end:equals_torch]
