@@ -823,7 +823,9 @@ def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
     first, others = slice(2), (..., slice(2, None))
     ask("heads", shown, by=compared(plain, first, "w_q", others))
     mild = of(3, 5, 12, 6, most=2)
-    ask("gradients", mild | {"mask": five}, by=gradients(plain, "x"))
+    learnt = gradients(plain, "x")
+    ask("gradients", mild | {"mask": five}, by=learnt)
+    ask("gradients", mild | {"mask": pads & five}, by=learnt)
     ask.dtypes(mild | {"mask": five})
     return ask
 
@@ -933,6 +935,7 @@ def cached_probes(
     H = equal["n_heads"]
     ask("same", equal | {"cache": None}, inputs(H, H), some)
     default = {name: some[name] for name in some if name != "theta"}
+    default["x"] = default["x"] + 1 / 64  # more digits than bfloat16 has
     ask("same", default, by=in_chunks(1, 1, 1, 1, 1))
     for chunks in ((1,) * 5, (3, 1, 1), (2, 3)):
         ask("chunks", some, by=equal_in(*chunks))
@@ -1072,8 +1075,9 @@ def cache_probes() -> list[Probe]:
     def of(max_len: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
         """Keys and values of B, K, D."""
         B, K, D = sizes
-        keys = [draw(B, K, T, D) for T in chunks]
-        values = [draw(*k.shape) for k in keys]
+        # Of more digits than bfloat16 has.
+        keys = [draw(B, K, T, D, most=999) for T in chunks]
+        values = [draw(*k.shape, most=999) for k in keys]
         return {"max_len": max_len, "k": keys, "v": values}
 
     def appended(cache: Any, k: Tensor, v: Tensor) -> Outputs:

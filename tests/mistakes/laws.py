@@ -605,7 +605,7 @@ def generation_is_the_same(generate: Callable[..., Tensor]) -> None:
 def far_scores(core: Callable[..., Tensor]) -> None:
     """`core(q, k, v, mask)` is a softmax also where scores are far from zero,
     far from each other, or hidden."""
-    low = [-20000.0, -20001, -20002, -20000, -20001, -20002]
+    low = [-70000.0, -70001, -70002, -70000, -70001, -70002]
     falling, rising = [1000, 999, 998, 2, 1, 0], [0, 1, 2, 998, 999, 1000]
     scores = torch.tensor([low, low, falling, rising], dtype=torch.float64)
     mask = torch.ones(4, 6, dtype=torch.bool)
