@@ -108,13 +108,13 @@ def read(text: str) -> Iterator[Mistake]:
 
 
 def _each(family: str) -> Iterator[str]:
-    """A text with each of its alternatives, `{{one | other}}`."""
+    """A text with each of its alternatives, `{{one | other}}`; the same at
+    each place where the same ones stand."""
     parts = re.split(r"\{\{(.+?)\}\}", family, flags=re.DOTALL)
-    choices = (
-        re.split(r"\s+\| ", part) if n % 2 else [part]
-        for n, part in enumerate(parts)
-    )
-    return map("".join, product(*choices))
+    choices = {part: re.split(r"\s+\| ", part) for part in parts[1::2]}
+    for chosen in product(*choices.values()):
+        of = dict(zip(choices, chosen, strict=True))
+        yield "".join(of[x] if n % 2 else x for n, x in enumerate(parts))
 
 
 def _lines(place: str, *written: str) -> Lines:

@@ -542,7 +542,7 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     # All scores far below zero, those that are hidden far above.
     k = some["k"].abs() + 1
     late = (torch.arange(7) >= torch.tensor([[1], [5], [0]]))[:, None, None]
-    low = {"q": 256 * (some["q"].abs() + 1), "k": k.where(~late.mT, -k)}
+    low = {"q": 2**16 * (some["q"].abs() + 1), "k": k.where(~late.mT, -k)}
     ask("large", large, some | low | {"mask": late})
     last = (..., slice(-1, None), slice(None))
     before = (slice(None), slice(None), slice(-1))
@@ -787,7 +787,7 @@ def layer_inputs(draw: Draw, *sizes: int, most: int = 3) -> Inputs:
 def below_zero(i: Inputs, tokens: str = "x") -> Inputs:
     """All scores far below zero, and exact in float32."""
     low = {"x": i["x"].abs() + 1, tokens: i[tokens].abs() + 1}
-    return i | low | {"w_q": 16 * i["w_q"].abs(), "w_k": -i["w_k"].abs()}
+    return i | low | {"w_q": 2**12 * i["w_q"].abs(), "w_k": -i["w_k"].abs()}
 
 
 def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
@@ -823,7 +823,9 @@ def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
     first, others = slice(2), (..., slice(2, None))
     ask("heads", shown, by=compared(plain, first, "w_q", others))
     mild = of(3, 5, 12, 6, most=2)
-    ask("gradients", mild | {"mask": five}, by=gradients(plain, "x"))
+    learnt = gradients(plain, "x")
+    ask("gradients", mild | {"mask": five}, by=learnt)
+    ask("gradients", mild | {"mask": pads & five}, by=learnt)
     ask.dtypes(mild | {"mask": five})
     return ask
 
@@ -933,6 +935,7 @@ def cached_probes(
     H = equal["n_heads"]
     ask("same", equal | {"cache": None}, inputs(H, H), some)
     default = {name: some[name] for name in some if name != "theta"}
+    default["x"] = default["x"] + 1 / 64  # more digits than bfloat16 has
     ask("same", default, by=in_chunks(1, 1, 1, 1, 1))
     for chunks in ((1,) * 5, (3, 1, 1), (2, 3)):
         ask("chunks", some, by=equal_in(*chunks))
@@ -1072,8 +1075,9 @@ def cache_probes() -> list[Probe]:
     def of(max_len: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
         """Keys and values of B, K, D."""
         B, K, D = sizes
-        keys = [draw(B, K, T, D) for T in chunks]
-        values = [draw(*k.shape) for k in keys]
+        # Of more digits than bfloat16 has.
+        keys = [draw(B, K, T, D, most=999) for T in chunks]
+        values = [draw(*k.shape, most=999) for k in keys]
         return {"max_len": max_len, "k": keys, "v": values}
 
     def appended(cache: Any, k: Tensor, v: Tensor) -> Outputs:

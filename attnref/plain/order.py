@@ -15,9 +15,9 @@ def todays_heads(q, k, v, gate, q_weight, k_weight, turn, softcap, sinks, mask):
     """q, k, v and gate are (B, H, T, D), sinks (H,), turn applies RoPE."""
     q, k = rms_norm(q, q_weight), rms_norm(k, k_weight)  # (B, H, T, D)
     q, k = turn(q), turn(k)  # (B, H, T, D); now keys are cached
-    scores = q @ k.mT / q.shape[-1] ** 0.5  # (B, H, T, T)
-    scores = softcap * (scores / softcap).tanh()  # (B, H, T, T)
-    scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, T)
+    scores = q @ k.mT / q.shape[-1] ** 0.5  # (B, H, T, S)
+    scores = softcap * (scores / softcap).tanh()  # (B, H, T, S)
+    scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
     B, H, T, S = scores.shape
     sink = sinks.view(H, 1, 1).expand(B, H, T, 1)  # (B, H, T, 1)
     weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)
