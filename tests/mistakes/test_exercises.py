@@ -194,6 +194,18 @@ def test_mistakes_of_softmax_are_named_in_float32_and_over_any_axis():
     assert report.mistakes == (("weights-transposed",),)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, ValueError])
+def test_a_solution_may_refuse_half_precision(error):
+    """With any error, as the statement says."""
+
+    def solution(x, dim=-1):
+        if x.dtype in (torch.float16, torch.bfloat16):
+            raise error("float32 or float64")
+        return x.softmax(dim).nan_to_num()
+
+    assert check("softmax", solution).passed
+
+
 def test_weights_without_gradient_and_sums_in_half_precision_fail():
     def summed(x, dim=-1):
         e = (x - x.amax(dim, keepdim=True)).exp()
