@@ -201,17 +201,18 @@ def _mha(p: Plain) -> object:
         x, w_q, w_k, w_v, w_o, n_heads = given
         whole, p.mha.torch = _whole(mask, x.shape[1])
         whole = whole[(None,) * (4 - whole.dim())]
-        seen = whole.any(-1, keepdim=True)  # (B, H, T, 1)
+        seen = whole.any(-1, keepdim=True)
         if torch.is_grad_enabled() and not seen.all():  # of NaN there are none
             p.mha.torch = _Torch(seen & ~whole)
         layer = _made(p.mha.MHA, x.shape[2], n_heads)
 
         # It is causal: no row of its own is empty, and would be NaN.
         def zero(_: object, given: tuple[Tensor]) -> Tensor:
-            heads = given[0].unflatten(-1, (n_heads, -1)).nan_to_num(0.0)
+            B, T, E = given[0].shape
+            heads = given[0].view(B, T, n_heads, -1).nan_to_num(0.0)
             if torch.is_grad_enabled():
                 heads = heads * seen.transpose(1, 2)
-            return heads.flatten(-2)
+            return heads.view(B, T, E)
 
         hook = layer.o_proj.register_forward_pre_hook(zero)
         with hook:
