@@ -32,7 +32,7 @@ def step() -> Iterator[Row]:
         cost = _apart(form, 1)
         attention, held = cost.scores + cost.values, 2 * cost.cached
         yield [
-            form,
+            Word(form),
             f"{cost.projections / 1e6:,.0f}",
             f"{attention / 1e6:,.0f}",
             size(held),
@@ -157,4 +157,4 @@ def rounding() -> Iterator[Row]:
         exact = layer.double()(x.double())
     for form, out in zip(FORMS, rounded, strict=True):
         off = [(out - y).norm() / exact.norm() for y in (exact, rounded[0])]
-        yield [form, *(f"{share:.2%}" for share in off)]
+        yield [Word(form), *(f"{share:.2%}" for share in off)]

@@ -721,7 +721,8 @@ def test_what_a_step_of_each_form_costs_by_hand():
         "latent": (H * S * up, H * S * narrow),
         "absorbed": (H * up, H * S * wide),
     }
-    for form, *cells in absorption.step():
+    for word, *cells in absorption.step():
+        form = word.key
         ups, attention = (2 * macs for macs in by_hand[form])
         held = 2 * S * (H * narrow if form == "expanded" else R + dr)
         assert cells == [
