@@ -12,7 +12,7 @@ def rms_norm(x, weight, eps=1e-6):
 
 
 def todays_heads(q, k, v, gate, q_weight, k_weight, turn, softcap, sinks, mask):
-    """q, gate (B, H, T, D), k, v (B, H, S, D), sinks (H,); turn applies RoPE."""
+    """q, gate (B, H, T, D), k, v (B, H, S, D), sinks (H,); turn is RoPE."""
     q, k = rms_norm(q, q_weight), rms_norm(k, k_weight)  # (..., D)
     q, k = turn(q), turn(k)  # (..., D); now keys are cached
     scores = q @ k.mT / q.shape[-1] ** 0.5  # (B, H, T, S)
