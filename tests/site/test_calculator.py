@@ -546,6 +546,7 @@ def shown(page):
 
 def test_the_table_holds_every_model_and_its_bytes(visit, address):
     page = visit(address + "numbers/memory/", java_script_enabled=False)
+    page.locator(".models .scroll").scroll_into_view_if_needed()
     rows = page.locator(".models tbody tr").all()
     assert len(rows) == len(models())
     for line, model in zip(rows, models().values(), strict=True):
@@ -584,6 +585,7 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
 
 def test_the_table_is_filtered_by_family_and_by_attention(visit, address):
     page = visit(address + "numbers/memory/")
+    page.locator(".models .scroll").scroll_into_view_if_needed()
     page.locator(".models [name=family]").select_option("Gemma")
     gemma = [m.name for m in models().values() if m.family == "Gemma"]
     assert shown(page) == gemma
