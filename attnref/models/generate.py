@@ -26,7 +26,7 @@ UNKNOWN = object()
 KINDS = "window", "chunk"  # by them tests tell the layers of a model apart
 # Two norms in a line that is too long; two `if` with the same test, and with
 # opposite ones.
-LONG = r"(?m)^( +)(\S+), (\S+) = (.{22,}), \4$"
+LONG = r"(?m)^(?=.{80})( +)(\S+), (\S+) = (.+), \4$"
 TWICE = r"(?m)^(( *)if (?:not )?[\w.]+:\n)((?:\2 .*\n)+)\1"
 OTHERWISE = r"(?m)^(( *)if ([\w.]+):\n(?:\2 .*\n)+)\2if not \3:"
 COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -85,13 +85,13 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
     fold = _Fold(source, layers)
     source = _read_only("\n".join(fold.body(fold.tree.body, 0, 0)) + "\n")
     source, names = _by_layer(source, [*differ])
-    source = re.sub(LONG, "\\1\\2 = \\4\n\\1\\3 = \\4", source)
     source = re.sub(TWICE, r"\1\3", source)
     source = re.sub(OTHERWISE, r"\1\2else:", source)
     names_of = dict(families()[every[0].family].names)
     at = names_of.pop("at", "model.layers.{}.self_attn")
     for ours, theirs in names_of.items():
         source = re.sub(rf"\b{ours}\b", theirs, source)
+    source = re.sub(LONG, "\\1\\2 = \\4\n\\1\\3 = \\4", source)
     source = re.sub(r"\n{4,}", "\n\n\n", source.strip())
     joined = r"(?m)^( {8}heads = .+\()\n +(.{1,31})\n +\)$"
     source = re.sub(joined, r"\1\2)", source)

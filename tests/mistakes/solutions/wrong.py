@@ -213,7 +213,7 @@ REFUSED = {
         "same empty large future pads sums rows heads gradients dtype twice",
     ),
     "mask_of_the_first_head": ("sdpa", "same empty gradients"),
-    "mask_of_the_first_row": ("mha", "same empty pads rows"),
+    "mask_of_the_first_row": ("mha", "same empty pads rows gradients"),
     "scale_of_the_context": ("cross", "same large empty gradients dtype"),
     "angles_in_the_dtype_of_x": ("rope", "dtype"),
     "table_of_2048": ("rope", "far"),
