@@ -31,9 +31,9 @@ def shown_by(row: dict[str, Any]) -> str:
         return "floor"
     if row["copied"] > 1:
         return "loss"
-    if row["full"] < 0.97:
+    if row["full"] < 0.9:
         return "answers"
-    return "decode" if row["cached"] < 0.97 else "nothing"
+    return "decode" if row["cached"] < 0.9 else "nothing"
 
 
 def mistakes() -> Iterator[Row]:
