@@ -96,12 +96,17 @@ def of_gqa(get: Any) -> tuple[Any, ...]:
     def causal(p: Any) -> tuple[Any, ...]:
         return gqa(get(p)).eval(), tokens(3, 5, 8)
 
+    def padded(p: Any) -> tuple[Any, ...]:
+        layer, x = causal(p)
+        return lambda x: layer(x, valid=torch.ones(3, x.shape[1]) > 0), x
+
     return (
         (
             layer_equals_torch,
             lambda p: (gqa(get(p), rope=False), tokens(3, 5, 8), 8, 4),
         ),
         (future_is_hidden, causal),
+        (future_is_hidden, padded),
         (past_is_seen, causal),
         (evaluation_repeats, causal),
         (
