@@ -738,11 +738,11 @@ def test_what_a_step_of_each_form_costs_by_hand():
         ]
         if form == "absorbed":  # in the prose
             assert f"{attention / held:,.1f}" == "241.8"
-            assert f"{(ups + attention) / of_expanded[0]:.1f}" == "3.2"
-            assert f"{of_expanded[1] / held:.0f}" == "71"
-        elif form == "expanded":
-            of_expanded = ups + attention, held
-            assert size(held).startswith("320")
+            whole = 2 * sum(by_hand["expanded"])
+            assert f"{(ups + attention) / whole:.1f}" == "3.2"
+            of_heads = 2 * S * H * narrow
+            assert f"{of_heads / held:.0f}" == "71"
+            assert size(of_heads) == "320.1 MiB"
 
 
 def test_absorbing_pays_below_the_crossover():
