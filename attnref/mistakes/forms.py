@@ -388,9 +388,9 @@ FORMS: dict[str, list[Form]] = {
     ],
     "mla_latent": [
         *_both(_mla, "plain.mla", "absorbed", absorbed=False),
-        *_both(_mla, "plain.mla", "expanded", absorbed=True),
+        *_both(_mla, "plain.mla", "per_head", absorbed=True),
     ],
-    "mla_absorbed": _both(_mla, "plain.mla", "expanded", absorbed=True),
+    "mla_absorbed": _both(_mla, "plain.mla", "per_head", absorbed=True),
     "mha_to_gqa": [_of_package(_pooled, "models.convert")],
     "flash": [
         _form(lambda p: _flash(p.flash.flash), "plain.flash"),

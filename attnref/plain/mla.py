@@ -80,11 +80,11 @@ class MLA(nn.Module):
         mask = mask.tril(past)  # (T, S)
         if valid is not None:
             mask = mask & valid[:, None, None, :]  # (B, 1, T, S)
-        form = self.absorbed if absorbed else self.expanded
+        form = self.absorbed if absorbed else self.per_head
         out = form(q, q_rope, latent, mask)  # (B, H, T, Dv)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))  # (B, T, E)
 
-    def expanded(self, q, q_rope, latent, mask):
+    def per_head(self, q, q_rope, latent, mask):
         """Keys and values of each head, computed from the latent."""
         H, (c, k_rope) = self.n_heads, latent.split((self.R, self.Dr), dim=-1)
         kv = self.kv_b_proj(c[:, 0]).unflatten(-1, (H, -1)).transpose(1, 2)

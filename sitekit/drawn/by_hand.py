@@ -154,7 +154,7 @@ def expanded() -> Iterator[Row]:
     every = TOKENS, C[:, 0], k, v, k @ Q[2], weight, weight[:, None] * v
     for token, *cells in zip(*every, strict=True):
         yield [token, *map(told, cells)]
-    yield [Word("output"), *[""] * 5, told(_attended("expanded"))]
+    yield [Word("output"), *[""] * 5, told(_attended("per_head"))]
 
 
 def absorbed() -> Iterator[Row]:

@@ -180,18 +180,20 @@ def states() -> Iterator[Row]:
 HEADS, KV_HEADS, WIDTH, BYTES = 32, 8, 128, 2
 
 
-def moved(tokens: int, height: int) -> Iterator[Row]:
-    """Bytes to and from the GPU's memory, and what they mean."""
+def moved(tokens: int, small: int, large: int) -> Iterator[Row]:
+    """Bytes to and from the GPU's memory, and what they mean. Each query of
+    each head that shares a key/value head is a row of that head's tiles."""
     scores = HEADS * tokens**2 * BYTES
     queries = HEADS * tokens * WIDTH * BYTES  # the output has as many
     keys = 2 * KV_HEADS * tokens * WIDTH * BYTES  # with the values
     lse = HEADS * tokens * 4
     flops = 4 * HEADS * tokens**2 * WIDTH
     gpu = GPUS["h100"]
-    again = math.ceil(tokens / height)
+    rows = tokens * HEADS // KV_HEADS
     for name, n in (
         ("eager", 2 * queries + keys + 4 * scores),
-        ("tiles", 2 * queries + again * keys + lse),
+        ("small", 2 * queries + math.ceil(rows / small) * keys + lse),
+        ("large", 2 * queries + math.ceil(rows / large) * keys + lse),
         ("once", 2 * queries + keys + lse),
     ):
         yield [

@@ -55,7 +55,7 @@ def caches() -> Iterator[Row]:
         cache = stored(narrow(), form=form)
         shapes = [(t.shape[1], t.shape[3]) for t in cache.stored]
         sizes = cache.nbytes // 2, cache.nbytes, cache.nbytes * V3_LAYERS
-        yield [form, code(*shapes), *(f"{n:,}" for n in sizes)]
+        yield [Word(form), code(*shapes), *(f"{n:,}" for n in sizes)]
 
 
 def _stored(*widths: tuple[int, int]) -> int:

@@ -9,7 +9,9 @@ change, `python -m tests.oracles.test_loads` writes it anew.
 import json
 import re
 from dataclasses import fields, is_dataclass
+from functools import reduce
 from importlib import import_module
+from operator import or_
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,6 +37,7 @@ from attnref import (
     causal_mask,
     split_qkv,
 )
+from attnref.numbers.specs import configs
 from sitekit import ROOT
 from sitekit.drawn.checkpoints import ORACLES
 from sitekit.drawn.masks import named
@@ -177,7 +180,12 @@ ROWS = [
     Row("olmo2", cure={"parts": HeadParts(Norm("width", eps=1e-5))}),
     Row(
         "minimax_m2",
-        cure={"parts": HeadParts(Norm("width"))},
+        config={"rotary_dim": D // 2},
+        shown=f"rotary_dim={D // 2}",
+        cure={
+            "rope": Rope(5e6, width=D // 2),
+            "parts": HeadParts(Norm("width")),
+        },
     ),
     Row(
         "gpt_oss",
@@ -422,14 +430,48 @@ def test_of_the_models_of_the_gqa_page_the_layer_computes_all():
         "llama-3.1-405b": cures[scaled],
         "qwen3-32b": cures["qwen3", ""],
         "qwen3-235b": cures["qwen3_moe", ""],
-        "minimax-m2": cures["minimax_m2", ""],
+        "minimax-m2": cures["minimax_m2", "rotary_dim=8"],
     }
     (ids,) = (s["models"]["ids"] for _, s in fences("gqa") if "models" in s)
     assert ids == [*needed]
-    told = [], *[["rope="]] * 2, *[["norm=Norm("]] * 3
-    for cure, starts in zip(needed.values(), told, strict=True):
-        assert len(cure) == len(starts)
-        assert all(map(str.startswith, cure, starts))
+    wide = ["rope=Rope(5000000.0, width=8)", 'norm=Norm("width")']
+    told = [], *[["rope=rope_of(config)"]] * 2, *[["norm=Norm()"]] * 2, wide
+    assert [*needed.values()] == [*told]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_the_gqa_page_passes_is_what_these_models_need(language):
+    """Read from the page and passed; the released config, but fewer heads."""
+    page = body_of(ROOT / "docs" / language / "layers" / "gqa.md")
+    (line,) = (p for p in page.splitlines() if "MiniMax-M2" in p)
+    words = {"HeadParts": HeadParts, "Norm": Norm, "Rope": Rope}
+    told = [
+        {name: eval(made, words)}
+        for name, made in re.findall(r"`(parts|rope)=([^`]+)`", line)
+    ]
+    narrow, *wide = told  # of Qwen3, then of MiniMax-M2
+    for id, given in (
+        ("qwen3-32b", [narrow]),
+        ("qwen3-235b", [narrow]),
+        ("minimax-m2", wide),
+    ):
+        sizes = {"hidden_size": E, "num_attention_heads": H}
+        config = configs()[id] | sizes | {"num_key_value_heads": K}
+        torch.manual_seed(0)
+        theirs = sharpened(attention_from_config(config))
+        for norm in (theirs.q_norm, theirs.k_norm):
+            torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+        ours = GroupedQueryAttention(
+            d_model=E,
+            n_heads=H,
+            n_kv_heads=K,
+            head_dim=128,
+            **reduce(or_, given, {"rope": Rope(config["rope_theta"])}),
+        )
+        ours.load_state_dict(theirs.state_dict())
+        x = torch.randn(B, 64, E)
+        assert relative_error(ours(x), theirs(x)) <= 1e-6, id
 
 
 if __name__ == "__main__":

@@ -157,8 +157,8 @@ def test_mla():
     x = torch.randn(3, 7, 64)  # three sequences of seven tokens
     cache = KVCache(max_len=7)
     steps = [layer(token, cache) for token in x.split(1, dim=1)]  # absorbed
-    expanded = layer(x, absorbed=False)
-    torch.testing.assert_close(torch.cat(steps, dim=1), expanded)
+    whole = layer(x, absorbed=False)  # latent
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole)
     assert cache.stored.shape == (1, 3, 1, 7, 24 + 8)  # for all 8 heads
     # --8<-- [end:mla]
 

@@ -276,11 +276,12 @@ def test_tiles_that_are_hidden_have_no_number():
 
 
 def test_bytes_that_flash_attention_moves_and_saves():
-    rows = {row[0].key: row[1:] for row in flash.moved(8192, 128)}
+    rows = {row[0].key: row[1:] for row in flash.moved(8192, 128, 512)}
     q, kv, scores = 2**26, 2**25, 2**32  # bytes
     for name, n in (
         ("eager", 2 * q + kv + 4 * scores),
-        ("tiles", 2 * q + 64 * kv + 2**20),
+        ("small", 2 * q + 256 * kv + 2**20),  # a head's 128 queries
+        ("large", 2 * q + 64 * kv + 2**20),  # those of four heads
         ("once", 2 * q + kv + 2**20),
     ):
         cost = attention_cost(d_model=4096, n_heads=32, n_kv_heads=8, new=8192)
@@ -288,6 +289,10 @@ def test_bytes_that_flash_attention_moves_and_saves():
         assert rows[name][:2] == [size(n), f"{flops / n:,.0f}"]
         assert rows[name][2] == f"{n / 3.35e9:.2f}"
         assert rows[name][3] == f"{flops / 989e9:.2f}" == "1.11"
+    # In the prose, where 295 is the ridge.
+    intensity = [row[1] for row in rows.values()]
+    assert intensity[:3] == ["63", "126", "482"]
+    assert rows["eager"][0] == "16.16 GiB" and rows["small"][0] == "8.126 GiB"
     assert [*flash.saved()] == [
         ["2,048", "256 MiB", "16 MiB", "256 KiB"],
         ["8,192", "4 GiB", "64 MiB", "1 MiB"],
@@ -689,7 +694,7 @@ def cells(rows):
 
 
 def test_what_the_forms_of_mla_store():
-    rows = {row[0]: row[1:] for row in mla.caches()}
+    rows = {row[0]: row[1:] for row in cells(mla.caches())}
     assert rows["expanded"][1:] == ["40,960", "81,920", "4,997,120"]
     assert rows["latent"] == rows["absorbed"]
     assert rows["absorbed"] == ["`(1, 576)`", "576", "1,152", "70,272"]
@@ -731,8 +736,13 @@ def test_what_a_step_of_each_form_costs_by_hand():
             size(held),
             f"{(ups + attention) / held:,.1f}",
         ]
-        if form == "absorbed":
-            assert f"{attention / held:,.1f}" == "241.8"  # in the prose
+        if form == "absorbed":  # in the prose
+            assert f"{attention / held:,.1f}" == "241.8"
+            whole = 2 * sum(by_hand["expanded"])
+            assert f"{(ups + attention) / whole:.1f}" == "3.2"
+            of_heads = 2 * S * H * narrow
+            assert f"{of_heads / held:.0f}" == "71"
+            assert size(of_heads) == "320.1 MiB"
 
 
 def test_absorbing_pays_below_the_crossover():

@@ -116,12 +116,14 @@ def test_what_is_filled_is_in_the_memory_of_the_cache():
         return [f"{n.name} {n.letters}" for n in nodes if getattr(n, state)]
 
     assert names("gqa", "stored") == ["k (B, K, S, D)", "v (B, K, S, D)"]
-    of_latent = ["k (B, 1, S, R + Dr)", "v (B, 1, S, R)"]
-    assert names("mla", "stored") == ["latent (B, 1, S, R + Dr)", *of_latent]
-    assert names("mla", "again") == names("gqa", "again") == []
-    assert [name.split()[0] for name in names("absorption", "again")] == [
-        *("kv", "k", "v", "k")
-    ]
+    latent, c = "latent (B, 1, S, R + Dr)", "c (B, 1, S, R)"
+    assert names("mla", "stored") == [latent, c, "k_rope (B, 1, S, Dr)"]
+    absorbed = names("absorption", "stored", 1)
+    assert absorbed == [latent, "k (B, 1, S, R + Dr)", "v (B, 1, S, R)"]
+    assert names("absorption", "again", 1) == names("gqa", "again") == []
+    for page in ("mla", "absorption"):
+        again = [name.split()[0] for name in names(page, "again")]
+        assert again == ["kv", "k", "v", "k"]
     assert names("mha", "stored") == names("cross", "stored") == []
 
 
