@@ -1,6 +1,7 @@
 """Grouped-query attention with RoPE and a KV cache. Needs PyTorch 2.5 alone.
 
-n_kv_heads = n_heads is MHA, n_kv_heads = 1 is MQA. Weights of Llama load.
+n_kv_heads = n_heads is MHA, n_kv_heads = 1 is MQA. Weights of Llama 2 and 3
+load (3 with theta=5e5). RoPE is not rescaled, as Llama 3.1 needs it.
 """
 
 import torch
