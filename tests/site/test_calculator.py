@@ -540,13 +540,23 @@ def test_nothing_moves_when_the_script_starts(visit, address, path):
 # --- the table of models -------------------------------------------------
 
 
+def look_at_the_table(page):
+    """It is laid out a frame after it comes near."""
+    page.locator(".models .scroll").scroll_into_view_if_needed()
+    first = page.locator(".models tbody th").first
+    for _ in range(100):
+        if first.inner_text():
+            return
+        page.wait_for_timeout(50)
+
+
 def shown(page):
     return page.locator(".models tbody tr:visible th").all_inner_texts()
 
 
 def test_the_table_holds_every_model_and_its_bytes(visit, address):
     page = visit(address + "numbers/memory/", java_script_enabled=False)
-    page.locator(".models .scroll").scroll_into_view_if_needed()
+    look_at_the_table(page)
     rows = page.locator(".models tbody tr").all()
     assert len(rows) == len(models())
     for line, model in zip(rows, models().values(), strict=True):
@@ -585,7 +595,7 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
 
 def test_the_table_is_filtered_by_family_and_by_attention(visit, address):
     page = visit(address + "numbers/memory/")
-    page.locator(".models .scroll").scroll_into_view_if_needed()
+    look_at_the_table(page)
     page.locator(".models [name=family]").select_option("Gemma")
     gemma = [m.name for m in models().values() if m.family == "Gemma"]
     assert shown(page) == gemma
