@@ -258,7 +258,7 @@ def paths(question, asked=0):
         if "ask" in answer:
             yield from paths(answer, asked + 1)
         else:
-            assert 1 <= len(answer["likely"]) <= 8, answer
+            assert 1 <= len(answer["likely"]) <= 6, answer
             assert len({*answer["likely"]}) == len(answer["likely"])
             yield from answer["likely"]
 
