@@ -26,7 +26,14 @@ COPIED = re.compile(
 )
 # Markdown asks for a space after **...。**, Chinese type has none.
 SPACED = re.compile("(?<=[。：；！？]</strong>) ")
-PLAIN = re.compile(r'<span class="(?:n|o|p|w|nb|bp|nn)">([^<]*)</span>')
+# Names of attnref in a signature become links, others only spans with a title.
+FOREIGN = re.compile(
+    r'<autoref identifier="(?!attnref\.)[^>]*>([^<]*)</autoref>'
+)
+PLAIN = re.compile(
+    r'<span class="(?:n|o|p|w|kc|nb|bp|nn)">'
+    r"((?:<autoref[^>]*>)?[^<]*(?:</autoref>)?)</span>"
+)
 TABLE = re.compile(
     r'(<div class="scroll"[^>]*><table class="tabular)">(.*?)</table>',
     re.DOTALL,
@@ -108,7 +115,8 @@ class _Code(Postprocessor):
         self.button = button(copy, copied)
 
     def run(self, text: str) -> str:
-        text = SPACED.sub("", PLAIN.sub(r"\1", text))
+        text = SPACED.sub("", text).replace("<pre><span></span>", "<pre>")
+        text = PLAIN.sub(r"\1", FOREIGN.sub(r"\1", text))
         text = COPIED.sub(lambda block: block[0] + self.button, text)
         return TABLE.sub(_table, text)
 

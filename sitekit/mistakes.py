@@ -220,7 +220,7 @@ def blocks(variants: Sequence[Variant], language: str) -> Iterator[str]:
         yield (
             f'<div class="language-diff highlight">'
             f'<span class="filename">{", ".join(held)}</span>'
-            f"<pre><span></span><code>{coloured(lines)}</code></pre>{copy}</div>"
+            f"<pre><code>{coloured(lines)}</code></pre>{copy}</div>"
         )
 
 

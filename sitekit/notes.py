@@ -19,7 +19,7 @@ LINE = re.compile("^::: notes$", re.MULTILINE)
 HERE = "<!-- notes -->"  # the same to Markdown
 BLOCK = re.compile(
     r'(?P<head><div class="language-python highlight"><span class="filename">'
-    r"(?P<file>[^<]*)</span><pre><span></span><code>)(?P<code>[^\0]*?)\n"
+    r"(?P<file>[^<]*)</span><pre><code>)(?P<code>[^\0]*?)\n"
     r"(?P<tail></code></pre><button[^>]*></button></div>)\s*"
     rf"{HERE}\s*<ul>(?P<notes>[^\0]*?)</ul>"
 )

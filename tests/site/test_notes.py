@@ -43,7 +43,7 @@ def html_of(code, items):
     lines = "".join(f"<li><code>{piece}</code>: why</li>" for piece in items)
     return (
         '<div class="language-python highlight"><span class="filename">'
-        f"attnref/plain/x.py</span><pre><span></span><code>{code}\n</code>"
+        f"attnref/plain/x.py</span><pre><code>{code}\n</code>"
         f'</pre><button class="copy"></button></div>\n{notes.HERE}\n'
         f"<ul>\n{lines}\n</ul>"
     )
