@@ -32,7 +32,7 @@ STEPS = {
 }
 MEANINGS = {
     **{"q": "query", "queries": "query", "k": "key", "v": "value"},
-    **{"c": "latent", "latent": "latent", "q_rope": "rope", "k_rope": "rope"},
+    **{"c": "latent", "entry": "latent", "q_rope": "rope", "k_rope": "rope"},
 }
 SIZES = {"d_model": "E", "d_context": "C", "n_heads": "H", "n_kv_heads": "K"}
 WIDTHS = ("R", "D", "Dn", "Dr", "Dv")

@@ -1,7 +1,7 @@
 """Grouped-query attention with RoPE and a KV cache. Needs PyTorch 2.5 alone.
 
 n_kv_heads = n_heads is MHA, n_kv_heads = 1 is MQA. Weights of Llama 2 and 3
-load (3 with theta=5e5). RoPE is not rescaled, as Llama 3.1 needs it.
+load (3 with theta=5e5). Llama 3.1 also rescales RoPE, which is not here.
 """
 
 import torch
@@ -12,8 +12,8 @@ from torch import nn
 def rope(x, positions, theta=10000.0):
     """Rotate x (B, H, T, D) by its positions (T,): p and p + D/2 are a pair."""
     D = x.shape[-1]
-    p = torch.arange(0, D, 2, device=x.device).double()  # float32 is too coarse
-    angle = positions[:, None] * theta ** (-p / D)  # (T, D // 2)
+    p = torch.arange(D // 2, device=x.device).double()  # float32 is too coarse
+    angle = positions[:, None] * theta ** (-2 * p / D)  # (T, D // 2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (T, D // 2)
     a, b = x.chunk(2, dim=-1)  # (..., T, D // 2)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

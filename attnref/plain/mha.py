@@ -22,7 +22,8 @@ class MHA(nn.Module):
         scores = q @ k.mT / q.shape[-1] ** 0.5  # (B, H, T, T)
         future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, -torch.inf)  # (B, H, T, T)
-        heads = scores.softmax(dim=-1) @ v  # (B, H, T, D)
+        weights = scores.softmax(dim=-1)  # (B, H, T, T)
+        heads = weights @ v  # (B, H, T, D)
         merged = heads.transpose(1, 2).reshape(x.shape)  # (B, T, E)
         return self.o_proj(merged)  # (B, T, E)
 

@@ -11,8 +11,8 @@ from torch import nn
 def rope(x, positions, theta=10000.0):
     """Rotate x (B, H, T, D) by positions (T,): 2p and 2p + 1 are a pair."""
     D = x.shape[-1]
-    p = torch.arange(0, D, 2, device=x.device).double()  # float32 is too coarse
-    angle = positions[:, None] * theta ** (-p / D)  # (T, D // 2)
+    p = torch.arange(D // 2, device=x.device).double()  # float32 is too coarse
+    angle = positions[:, None] * theta ** (-2 * p / D)  # (T, D // 2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (T, D // 2)
     a, b = x[..., 0::2], x[..., 1::2]  # (..., T, D // 2)
     pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1)
@@ -73,32 +73,32 @@ class MLA(nn.Module):
         c, k_rope = self.kv_a_proj_with_mqa(x)[:, None].split((R, Dr), dim=-1)
         c = self.kv_a_layernorm(c)  # (B, 1, T, R); the norm is of c alone
         k_rope = rope(k_rope, at, self.theta)  # (B, 1, T, Dr); for all heads
-        latent = torch.cat((c, k_rope), dim=-1)  # (B, 1, T, R + Dr)
+        entry = torch.cat((c, k_rope), dim=-1)  # (B, 1, T, R + Dr)
         if cache is not None:
-            (latent,) = cache.append(latent)  # (B, 1, S, R + Dr)
+            (entry,) = cache.append(entry)  # (B, 1, S, R + Dr)
         mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device)
         mask = mask.tril(past)  # (T, S)
         if valid is not None:
             mask = mask & valid[:, None, None, :]  # (B, 1, T, S)
         form = self.absorbed if absorbed else self.per_head
-        out = form(q, q_rope, latent, mask)  # (B, H, T, Dv)
+        out = form(q, q_rope, entry, mask)  # (B, H, T, Dv)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))  # (B, T, E)
 
-    def per_head(self, q, q_rope, latent, mask):
+    def per_head(self, q, q_rope, entry, mask):
         """Keys and values of each head, computed from the latent."""
-        H, (c, k_rope) = self.n_heads, latent.split((self.R, self.Dr), dim=-1)
+        H, (c, k_rope) = self.n_heads, entry.split((self.R, self.Dr), dim=-1)
         kv = self.kv_b_proj(c[:, 0]).unflatten(-1, (H, -1)).transpose(1, 2)
         k, v = kv.tensor_split((self.Dn,), dim=-1)
         q = torch.cat((q, q_rope), dim=-1)  # (B, H, T, Dn + Dr)
         k = torch.cat((k, k_rope.expand(-1, H, -1, -1)), dim=-1)
         return F.scaled_dot_product_attention(q, k, v, mask)  # (B, H, T, Dv)
 
-    def absorbed(self, q, q_rope, latent, mask):
+    def absorbed(self, q, q_rope, entry, mask):
         """The same without them: q . (W c) = (q W) . c, where c is cached."""
         w = self.kv_b_proj.weight.view(self.n_heads, -1, self.R)
         w_k, w_v = w.tensor_split((self.Dn,), dim=1)
         q = torch.cat((q @ w_k, q_rope), dim=-1)  # (B, H, T, R + Dr)
-        k, v = latent, latent[..., : self.R]  # one for all heads, as in MQA
+        k, v = entry, entry[..., : self.R]  # one for all heads, as in MQA
         scale = (self.Dn + self.Dr) ** -0.5  # not that of the width R + Dr
         mixed = F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
         return mixed @ w_v.mT  # (B, H, T, Dv)

@@ -180,7 +180,7 @@ def states() -> Iterator[Row]:
 HEADS, KV_HEADS, WIDTH, BYTES = 32, 8, 128, 2
 
 
-def moved(tokens: int, small: int, large: int) -> Iterator[Row]:
+def moved(tokens: int, tile: int) -> Iterator[Row]:
     """Bytes to and from the GPU's memory, and what they mean. Each query of
     each head that shares a key/value head is a row of that head's tiles."""
     scores = HEADS * tokens**2 * BYTES
@@ -192,8 +192,7 @@ def moved(tokens: int, small: int, large: int) -> Iterator[Row]:
     rows = tokens * HEADS // KV_HEADS
     for name, n in (
         ("eager", 2 * queries + keys + 4 * scores),
-        ("small", 2 * queries + math.ceil(rows / small) * keys + lse),
-        ("large", 2 * queries + math.ceil(rows / large) * keys + lse),
+        ("tiles", 2 * queries + math.ceil(rows / tile) * keys + lse),
         ("once", 2 * queries + keys + lse),
     ):
         yield [

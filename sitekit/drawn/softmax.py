@@ -49,8 +49,12 @@ def temperatures() -> Steps:
                 steps.box("share", 130, y - 13, 190 * w, 26),
                 steps.text("start", 138 + 190 * w, y, f"{w:.2f}"),
             ]
-        told = ", ".join(f"{w:.2f}" for w in found)
-        frames.append(Frame(marks, {"weights": told}))
+        scores = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64) + more
+        exponentials = (scores / temperature).exp()
+        told = {"exponentials": exponentials.tolist(), "weights": found}
+        facts = {k: ", ".join(f"{x:.2f}" for x in v) for k, v in told.items()}
+        facts["sum"] = f"{exponentials.sum():.2f}"
+        frames.append(Frame(marks, facts))
     return Steps(380, 170, frames)
 
 

@@ -75,15 +75,21 @@ def test_rope():
 
 
 def test_kv_cache():
+    # --8<-- [start:kv_cache]
+    import torch
+    import torch.nn.functional as F
+
     from attnref.plain.kv_cache import KVCache
 
-    # --8<-- [start:kv_cache]
+    q, k, v = torch.randn(3, 3, 2, 6, 8)  # six tokens
+    attend = F.scaled_dot_product_attention
+    whole = attend(q, k, v, is_causal=True)
     cache = KVCache(max_len=7)
-    prompt, token = torch.randn(3, 2, 5, 8), torch.randn(3, 2, 1, 8)
-    cache.append(prompt, prompt)  # keys and values of five tokens
-    k, v = cache.append(token, token)
+    cache.append(k[:, :, :5], v[:, :, :5])  # prefill
+    keys, values = cache.append(k[:, :, 5:], v[:, :, 5:])  # decode
     assert cache.length == 6
-    assert torch.equal(k, torch.cat((prompt, token), dim=2))
+    last = attend(q[:, :, 5:], keys, values)  # one query, six keys
+    torch.testing.assert_close(last, whole[:, :, 5:])
     # --8<-- [end:kv_cache]
 
 

@@ -276,12 +276,11 @@ def test_tiles_that_are_hidden_have_no_number():
 
 
 def test_bytes_that_flash_attention_moves_and_saves():
-    rows = {row[0].key: row[1:] for row in flash.moved(8192, 128, 512)}
+    rows = {row[0].key: row[1:] for row in flash.moved(8192, 128)}
     q, kv, scores = 2**26, 2**25, 2**32  # bytes
     for name, n in (
         ("eager", 2 * q + kv + 4 * scores),
-        ("small", 2 * q + 256 * kv + 2**20),  # a head's 128 queries
-        ("large", 2 * q + 64 * kv + 2**20),  # those of four heads
+        ("tiles", 2 * q + 256 * kv + 2**20),  # 128 queries of four heads
         ("once", 2 * q + kv + 2**20),
     ):
         cost = attention_cost(d_model=4096, n_heads=32, n_kv_heads=8, new=8192)
@@ -291,8 +290,8 @@ def test_bytes_that_flash_attention_moves_and_saves():
         assert rows[name][3] == f"{flops / 989e9:.2f}" == "1.11"
     # In the prose, where 295 is the ridge.
     intensity = [row[1] for row in rows.values()]
-    assert intensity[:3] == ["63", "126", "482"]
-    assert rows["eager"][0] == "16.16 GiB" and rows["small"][0] == "8.126 GiB"
+    assert intensity[:2] == ["63", "126"] and kv == 32 * 2**20
+    assert rows["eager"][0] == "16.16 GiB" and rows["tiles"][0] == "8.126 GiB"
     assert [*flash.saved()] == [
         ["2,048", "256 MiB", "16 MiB", "256 KiB"],
         ["8,192", "4 GiB", "64 MiB", "1 MiB"],

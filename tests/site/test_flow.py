@@ -96,13 +96,13 @@ def test_what_is_changed_changes_what_arrows_lead_to_and_nothing_else(panel):
         beyond = [n for n in changed if n not in reached]
         missed = [n for n in reached if n not in changed]
         if {"c", "k_rope", "at"} & {node.name}:
-            # The latent holds both side by side: one is not the other.
-            missed = [n for n in missed if not of_latent(n)]
+            # The entry holds both side by side: one is not the other.
+            missed = [n for n in missed if not of_entry(n)]
         assert (beyond, missed) == ([], []), f"{node.name} {node.letters}"
 
 
-def of_latent(node):
-    return node.name == "latent" or any(map(of_latent, node.inputs))
+def of_entry(node):
+    return node.name == "entry" or any(map(of_entry, node.inputs))
 
 
 def drawing_of(page, number=0):
@@ -116,10 +116,10 @@ def test_what_is_filled_is_in_the_memory_of_the_cache():
         return [f"{n.name} {n.letters}" for n in nodes if getattr(n, state)]
 
     assert names("gqa", "stored") == ["k (B, K, S, D)", "v (B, K, S, D)"]
-    latent, c = "latent (B, 1, S, R + Dr)", "c (B, 1, S, R)"
-    assert names("mla", "stored") == [latent, c, "k_rope (B, 1, S, Dr)"]
+    entry, c = "entry (B, 1, S, R + Dr)", "c (B, 1, S, R)"
+    assert names("mla", "stored") == [entry, c, "k_rope (B, 1, S, Dr)"]
     absorbed = names("absorption", "stored", 1)
-    assert absorbed == [latent, "k (B, 1, S, R + Dr)", "v (B, 1, S, R)"]
+    assert absorbed == [entry, "k (B, 1, S, R + Dr)", "v (B, 1, S, R)"]
     assert names("absorption", "again", 1) == names("gqa", "again") == []
     for page in ("mla", "absorption"):
         again = [name.split()[0] for name in names(page, "again")]

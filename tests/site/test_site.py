@@ -254,7 +254,9 @@ def test_every_block_of_code_can_be_copied(html_pages):
 def test_a_link_has_words_and_a_row_of_tabs_has_a_style(html_pages):
     for path in html_pages:
         text = path.read_text(encoding="utf-8")
-        alone = re.findall(r"<a [^>]*>\s*<math(?:(?!</math>).)*</math></a>", text)
+        alone = re.findall(
+            r"<a [^>]*>\s*<math(?:(?!</math>).)*</math></a>", text
+        )
         assert alone == [], f"{path}: a formula alone is no name for a link"
         tabs = re.findall(r'data-tabs="\d+:(\d+)"', text)
         assert all(int(n) < 9 for n in tabs), f"{path}: sitekit/hook.py"

@@ -106,7 +106,10 @@ def test_three_words_end_in_what_torch_gives():
 
 def test_only_differences_of_scores_count():
     one, more, *others = softmax.temperatures().frames
-    assert one.facts == more.facts
+    assert one.facts["weights"] == more.facts["weights"]
+    parts, whole = vector(one.facts["exponentials"]), float(one.facts["sum"])
+    assert torch.allclose(parts, torch.tensor([2.0, 1, 0]).exp(), atol=0.005)
+    assert abs(whole - parts.sum()) < 0.01
     for frame, temperature in zip((one, *others), (1, 0.5, 2), strict=True):
         want = (torch.tensor([2.0, 1.0, 0.0]) / temperature).softmax(0)
         assert torch.allclose(vector(frame.facts["weights"]), want, atol=0.005)
