@@ -279,9 +279,9 @@ def released() -> Iterator[Row]:
 
 # Of each plain form, the lines that make and keep keys and values.
 TOLD = {
-    "mha": r"self\.[kv]_proj = |k, v = self\.split|scores = q @|softmax\(",
+    "mha": r"self\.[kv]_proj = |k, v = self\.split|scores = q @|softmax\(|weights @ v",
     "gqa": r"self\.[kv]_proj = |cache\.append|enable_gqa=True",
-    "mla": r"self\.kv_\w+ = |cache\.append|k, v = latent|q @ w_k|@ w_v|scale=",
+    "mla": r"self\.kv_\w+ = |cache\.append|k, v = entry|q @ w_k|@ w_v|scale=",
 }
 
 
