@@ -279,7 +279,7 @@ def released() -> Iterator[Row]:
 
 # Of each plain form, the lines that make and keep keys and values.
 TOLD = {
-    "mha": r"self\.[kv]_proj = |k, v = self\.split|scores = q @|softmax\(|weights @ v",
+    "mha": r"self\.[kv]_proj = |k, v = self\.split|q @ k|softmax|weights @",
     "gqa": r"self\.[kv]_proj = |cache\.append|enable_gqa=True",
     "mla": r"self\.kv_\w+ = |cache\.append|k, v = entry|q @ w_k|@ w_v|scale=",
 }

@@ -824,11 +824,14 @@ def test_the_loss_skips_pads():
         logits = sdpa(x, x, x, mask)[:, 0] @ embeddings.mT
         next_ids = ids[:, 1:]
         if skip_pads:  # cross_entropy leaves out targets of -100
-            next_ids = next_ids.masked_fill(~real[:, 1:], -100)
+            both = real[:, :-1] & real[:, 1:]  # left pads and right ones
+            next_ids = next_ids.masked_fill(~both, -100)
         return F.cross_entropy(logits[:, :-1].mT, next_ids, reduction="sum")
 
     alone = loss(ids[:1, :3]) + loss(ids[1:, :2])  # without padding
     torch.testing.assert_close(loss(ids), alone)
+    left = torch.tensor([[0, 1, 2, 3], [0, 0, 3, 4]])
+    torch.testing.assert_close(loss(left), alone)
     assert loss(ids, skip_pads=False) > alone
     # --8<-- [end:loss]
 
