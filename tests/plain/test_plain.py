@@ -355,6 +355,10 @@ def test_a_cache_returns_all_and_is_unchanged_by_what_does_not_fit(file):
         cache.append(*kv[:, :, :, :2])
     kept = cache.append(*kv[:, :, :, -1:])
     assert torch.equal(torch.stack(kept), kv) and cache.length == T
+    empty = file.KVCache(T - 1)
+    with pytest.raises(ValueError, match=f"{T} tokens, room for {T - 1}"):
+        empty.append(*kv)
+    assert empty.append(*kv[:, :1, :, :2])[0].shape == (1, K, 2, D)
 
 
 def test_sizes_that_do_not_divide_are_refused():
