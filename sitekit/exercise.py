@@ -35,12 +35,14 @@ HINT = Text("Hints: what is checked", "提示：判分时看什么")
 CHECK = Text(
     "[Download the file](files:exercises/{name}.py) and fill it in: "
     "`attnref check {name} {name}.py` [checks it]({check}), and compares it "
-    "with {n} known mistakes: {pages}. A solution: [`{file}`]({solution}).",
+    "with {n} known mistakes: {pages}. "
+    "Right code: [`{file}`]({solution}){aside}.",
     "[下载这个文件](files:exercises/{name}.py)，填好之后，"
     "`attnref check {name} {name}.py` 会[检查]({check})它，并与 {n} "
-    "个已知错误逐一对照：{pages}。参考答案：[`{file}`]({solution})。",
+    "个已知错误逐一对照：{pages}。正确的代码：[`{file}`]({solution}){aside}。",
 )
 AND = Text(", ", "、")
+ROTATES = Text(", with RoPE", "（带 RoPE）")
 
 
 def places() -> dict[str, str]:
@@ -90,6 +92,7 @@ def _exercise(
         yield ""
     known = _known(name)
     stem, id, file = _solution(name, markdown, here)
+    rotates = file == "gqa.py" and "theta" not in TASKS[name].signatures[0]
     yield getattr(CHECK, language).format(
         name=name,
         check=link("mistakes/check"),
@@ -100,6 +103,7 @@ def _exercise(
         ),
         file=file,
         solution=f"{link(stem) if stem else ''}#{id}",
+        aside=getattr(ROTATES, language) if rotates else "",
     )
     yield ""
 

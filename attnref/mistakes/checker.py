@@ -549,10 +549,13 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     trial = order[:TRIED_FIRST]
     few = len(first) >= TRIED_FIRST  # of fewer, none may differ
     likely = []
-    caches = {probes[n].law for n in failing} == {"small"}
+    laws = {probes[n].law for n in failing}
+    caches = laws == {"small"}
+    far = laws == {"far"} and size_of(probes[failing[0]]) > COSTLY
+    slow = "cache" if caches else "position" if far else ""
     for wrong in candidates(name):
-        if caches and not any("cache" in str(x.diff) for x in wrong.variant):
-            continue  # such an input takes long
+        if slow not in str(wrong.variant):
+            continue  # such inputs take long
         left = int(few)
         for n in trial:
             left -= not agrees(wrong, n)
@@ -581,10 +584,10 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         there, both = best(pairs[:PAIRS], 0)
         if both:
             where, ids, unfinished = there, both, False
-    laws = dict.fromkeys(probes[n].law for n in where)
+    differ = dict.fromkeys(probes[n].law for n in where)
     tried = len(order) + len(half)
     agree = tried - len(where) if ids else 0
-    return Explained(ids, agree, tried, tuple(laws), unfinished)
+    return Explained(ids, agree, tried, tuple(differ), unfinished)
 
 
 def _pairs(

@@ -155,9 +155,12 @@ def test_right_padding_moves_positions():
         right = layer(x[:, 5:6], mask=mask, cache=cache, positions=positions)
         cache.crop(5)
         wrong = layer(x[:, 5:6], mask=mask, cache=cache)
+        cache.crop(torch.tensor([3, 5]))  # drops the pads
+        dropped = layer(x[:, 5:6], cache=cache)
         row = torch.cat((x[:1, :3], x[:1, 5:6]), dim=1)  # row 0 without pads
         alone = layer(row)[:, -1:]
     assert torch.allclose(right[:1], alone, rtol=0, atol=1e-12)
+    assert torch.allclose(dropped[:1], alone, rtol=0, atol=1e-12)
     assert (wrong[:1] - alone).abs().max() > 1e-3
     # --8<-- [end:right]
 
