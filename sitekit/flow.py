@@ -24,6 +24,7 @@ CACHE = "op", "cache"
 ORDER = ("query", "rope", "latent", "key", "value", "mask")
 ARROW = Markup('<path d="M{:g} {:g}V{:g}C{:g} {:g} {:g} {:g} {:g} {:g}V{:g}"/>')
 HEAD = Markup('<path class="tip" d="M{:g} {:g}l-4-7h8z"/>')
+ASIDE = Markup('<path d="M{:g} {:g}V{:g}Q{:g} {:g} {:g} {:g}"/>')
 
 
 @dataclass(eq=False)
@@ -147,9 +148,17 @@ def draw(traced: Traced, title: str) -> Drawing:
             shelves.append(label)
             bottom += SHELF + 3
         for p in row:
-            for upper in p.above:
+            for n, upper in enumerate(p.above):
                 middle = (y + begin) / 2
                 end = top if p.node else bottom
+                if step := _later(p, n):  # to its own step, from the side
+                    half = (ceil(room([step[1]], 10)) + 9) / 2
+                    if abs(upper.x - p.x) > half + TIP:
+                        x = p.x + (half if upper.x > p.x else -half)
+                        at = begin + STEP * step[0] + 9
+                        side = upper.x, at, x, at
+                        edges.append(ASIDE.format(upper.x, upper.end, y, *side))
+                        continue
                 start = upper.x, upper.end, y, upper.x, middle
                 edges.append(ARROW.format(*start, p.x, middle, p.x, begin, end))
             p.end = bottom
@@ -166,6 +175,14 @@ def draw(traced: Traced, title: str) -> Drawing:
     drawn = Markup(svg.replace("<svg", own, 1))
     scrolls = width > 1.1 * PHONE  # or is drawn a little smaller there
     return Drawing(title, room([title], 1, BOLD), width, drawn, scrolls)
+
+
+def _later(p: Place, n: int) -> tuple[int, str] | None:
+    """The step, and its word, at which what comes from above takes part, if
+    this is not the first."""
+    steps = _steps(p)
+    at = p.node.later.get(p.node.made_of[n], 0) if p.node else 0
+    return (at, steps[at][1]) if 0 < at < len(steps) else None
 
 
 def _steps(p: Place) -> list[tuple[str, str]]:

@@ -42,7 +42,8 @@ LETTERS = ("B", "T", "S", "t", "s", "H", "K", *WIDTHS, "E", "C")
 @dataclass(eq=False)
 class Node:
     """A variable. `lines`: of its file; `steps`: how it is made, each with its
-    kind; `inputs`: the variables that it is made of."""
+    kind; `inputs`: the variables that it is made of; `later`: behind how many
+    steps some of them come in."""
 
     name: str
     lines: list[int]
@@ -51,6 +52,7 @@ class Node:
     meaning: str = ""
     steps: list[tuple[str, str]] = field(default_factory=list)
     inputs: list["Node"] = field(default_factory=list)
+    later: dict["Node", int] = field(default_factory=dict)
     stored: bool = False  # in the memory of the cache
     again: bool = False  # computed of what is stored, at each call
 
@@ -385,6 +387,9 @@ def _shown(nodes: list[Node], part: list[Node]) -> list[Node]:
                 and (moved or sizes[0] == sizes[1])
             ):
                 both = dict.fromkeys([*old.inputs, *node.inputs])
+                new = {*node.inputs} - {*old.inputs, old}
+                behind = {n: len(old.steps) + node.later.get(n, 0) for n in new}
+                node.later = old.later | behind
                 node.inputs = [n for n in both if n is not old]
                 node.steps = old.steps + node.steps
                 node.lines = old.lines + node.lines

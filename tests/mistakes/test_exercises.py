@@ -249,6 +249,27 @@ def dropped(q, k, v, mask=None):
     return torch.nn.functional.dropout(weights, 0.1) @ v
 
 
+@pytest.mark.audit
+@pytest.mark.parametrize("name", ["mha_cached", "llama", "mla_latent"])
+def test_no_mistake_shows_at_far_positions_alone(name):
+    """Of those that do not speak of positions: these are not asked there."""
+    probes, right = checker.probes_of(name), rights(name).every
+    far = [n for n, p in enumerate(probes) if p.law == "far"]
+    asked = range(len(rights(name).probes))
+    apart = "far", *checker.UNTOLD
+    others = [n for n in asked if probes[n].law not in apart]
+    silent = [w for w in candidates(name) if "position" not in str(w.variant)]
+    hidden = [
+        w
+        for w in silent
+        if all(checker.alike(probes[n], w.answer(n), right[n]) for n in others)
+    ]
+    assert len(hidden) > 20
+    for w in hidden:
+        for n in far:
+            assert checker.alike(probes[n], w.answer(n), right[n]), w.ids
+
+
 def test_dropout_is_named_and_other_chance_is_not():
     assert check("sdpa", dropped).mistakes == (("dropout-in-evaluation",),)
     report = check("sdpa", noisy)

@@ -161,3 +161,17 @@ def test_a_picture_has_a_box_for_each_variable_and_an_arrow_for_each_use():
     assert drawn.count(">rope<") == 2 and drawn.count(">cache<") == 1
     assert 'data-lines="65"' in drawn and "k, v = cache.append(k, v)" in drawn
     assert 'aria-label="A &amp; B"' in drawn
+
+
+def test_an_input_leads_to_the_step_at_which_it_takes_part():
+    given = {"B": 3, "H": 2, "T": 5, "S": 7, "D": 4, "Dv": 6}
+    found = traced.trace("attention", "attention", {}, given)
+    (mask,) = (n for n in found.nodes if n.name == "mask")
+    (scores,) = (n for n in found.nodes if mask in n.inputs)
+    assert [word for _, word in scores.steps] == ["@", "mask"]
+    assert scores.later == {mask: 1}  # q and k are multiplied before
+    drawn = str(flow.draw(found, "Attention").svg)
+    pill = r'class="op pill" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"'
+    x, y, width = map(float, re.findall(pill, drawn)[1])
+    sideways = re.findall(r'd="M\S+ \S+V\S+Q\S+ \S+ (\S+) (\S+)"', drawn)
+    assert [tuple(map(float, at)) for at in sideways] == [(x + width, y + 9)]
