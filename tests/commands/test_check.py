@@ -336,7 +336,7 @@ def test_what_is_wrong_with_the_command_ends_with_2(words, said, capsys):
 
 def test_a_stub_is_written_and_never_over_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["check", "kv-cache", "--stub"]) == "kv_cache.py: 25 lines"
+    assert main(["check", "kv-cache", "--stub"]) == "kv_cache.py: 24 lines"
     assert main(["check", "gqa", "--stub", "mine.py"]).startswith("mine.py: ")
     text = Path("mine.py").read_text(encoding="utf-8")
     assert main(["check", "gqa", "--stub", "-", "--lang", "en"]) + "\n" == text

@@ -106,7 +106,7 @@ def test_tiles_latents_and_absorption_give_the_output_over_all_keys():
 
 def test_pages_lead_to_their_step():
     for stem, id in {
-        "core/sdpa": "scores",
+        "core/sdpa": "projections",
         "core/rope": "rope",
         "core/merge": "merge",
         "layers/mha": "heads",
