@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from itertools import combinations
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -546,24 +546,24 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
                     ids[wrong.ids] = None
         return least, tuple(ids)
 
-    trial = order[:TRIED_FIRST]
     few = len(first) >= TRIED_FIRST  # of fewer, none may differ
-    likely = []
     laws = {probes[n].law for n in failing}
     caches = laws == {"small"}
     far = laws == {"far"} and size_of(probes[failing[0]]) > COSTLY
     slow = "cache" if caches else "position" if far else ""
-    for wrong in candidates(name):
-        if slow not in str(wrong.variant):
-            continue  # such inputs take long
-        left = int(few)
-        for n in trial:
-            left -= not agrees(wrong, n)
-            if left < 0:
-                break
-        else:
-            likely.append(wrong)
-    where, ids = best(likely, len(order) // NEARLY if few else 0)
+
+    def likely(left: int) -> Iterator[Candidate]:
+        """Those that differ on so many of the first inputs at most."""
+        for wrong in candidates(name):
+            if slow not in str(wrong.variant):
+                continue  # such inputs take long
+            faults = (not agrees(wrong, n) for n in order[:TRIED_FIRST])
+            if not any(total > left for total in accumulate(faults)):
+                yield wrong
+
+    where, ids = best([*likely(0)], 0)
+    if few and not ids:
+        where, ids = best([*likely(1)], len(order) // NEARLY)
     unfinished = False
     if (not ids or any(n not in half for n in where)) and not (
         only_errors or caches
