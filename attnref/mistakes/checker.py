@@ -21,8 +21,8 @@ from torch import Tensor
 
 from attnref.mistakes.catalogue import (
     PACKAGE,
-    Lines,
     Text,
+    Variant,
     catalogue,
     every_variant,
     load,
@@ -356,7 +356,7 @@ class Candidate:
     """A form of the exercise with mistakes in it, which answers if asked."""
 
     def __init__(
-        self, name: str, form: Form, variant: tuple[Lines, ...], *ids: str
+        self, name: str, form: Form, variant: Variant, *ids: str
     ) -> None:
         self.name, self.form, self.variant, self.ids = name, form, variant, ids
         self.answers: dict[int, Answer] = {}
@@ -381,7 +381,7 @@ class Candidate:
 
 
 @lru_cache(maxsize=256)
-def _planted(variant: tuple[Lines, ...]) -> Any:
+def _planted(variant: Variant) -> Any:
     return planted(variant)
 
 
@@ -454,13 +454,15 @@ def _of_other_dtype(probe: Probe, one: Answer, other: Answer) -> bool:
 
 class Explained(NamedTuple):
     """What gives a solution's answers: on `agrees` inputs of `tried`, not on
-    those of the properties `differs`; and whether more pairs were possible."""
+    those of the properties `differs`; whether more pairs were possible; and the
+    `lines` by which each of the mistakes does."""
 
     mistakes: tuple[tuple[str, ...], ...] = ()
     agrees: int = 0
     tried: int = 0
     differs: tuple[str, ...] = ()
     unfinished: bool = False
+    lines: tuple[Variant, ...] = ()
 
 
 def explained(name: str, answers: Sequence[Answer]) -> Explained:
@@ -483,7 +485,9 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         if not answers[n].modified or len(answers[n].calls) < 2
     ]
     if not failing and any(answers[n].modified for n in told):
-        return Explained((("input-modified",),), len(told), len(told))
+        known = catalogue()["input-modified"]
+        lines, n = known.variants[:1], len(told)
+        return Explained(((known.id,),), n, n, lines=lines)
     if len(TASKS[name].names) > 1:  # each function by itself
         kinds = [{*probes[n].inputs} for n in failing]
         told = [n for n in told if {*probes[n].inputs} in kinds]
@@ -529,10 +533,10 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
 
     def best(
         tried: Sequence[Candidate], most: int
-    ) -> tuple[list[int], tuple[tuple[str, ...], ...]]:
+    ) -> tuple[list[int], dict[tuple[str, ...], Variant]]:
         """Those that differ least, and where."""
         least: list[int] = []
-        ids: dict[tuple[str, ...], None] = {}
+        ids: dict[tuple[str, ...], Variant] = {}
         rank = len(order) + 1, 0
         for wrong in tried:
             if rank == (0, 0) and wrong.ids in ids:
@@ -543,8 +547,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
                 if new < rank:
                     least, rank, ids = found, new, {}
                 if new == rank:
-                    ids[wrong.ids] = None
-        return least, tuple(ids)
+                    ids.setdefault(wrong.ids, wrong.variant)
+        return least, ids
 
     few = len(first) >= TRIED_FIRST  # of fewer, none may differ
     laws = {probes[n].law for n in failing}
@@ -587,7 +591,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     differ = dict.fromkeys(probes[n].law for n in where)
     tried = len(order) + len(half)
     agree = tried - len(where) if ids else 0
-    return Explained(ids, agree, tried, tuple(differ), unfinished)
+    lines = tuple(ids.values())
+    return Explained((*ids,), agree, tried, (*differ,), unfinished, lines)
 
 
 def _pairs(

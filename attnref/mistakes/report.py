@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref.mistakes.catalogue import PAGES, Mistake, Text, catalogue, files
+from attnref.mistakes.catalogue import (
+    PAGES,
+    Mistake,
+    Text,
+    Variant,
+    catalogue,
+    files,
+)
 from attnref.mistakes.tasks import TASKS
 from attnref.mistakes.words import WORDS, told, wide
 
@@ -50,7 +57,8 @@ class Report:
     two ids stands for two mistakes made together. They agree with it on
     `agrees` of `tried` inputs, and not where the properties `differs` are
     judged. `stage` is where it leaves the right path, "" if that is not clear,
-    and `smallest` a program that shows it on a small input.
+    and `smallest` a program that shows it on a small input. `lines` are those
+    of the catalogue, for each explanation, that give the same answers.
     """
 
     exercise: str
@@ -69,6 +77,7 @@ class Report:
     stage: str = ""
     factor: float = 0
     """Of the stage "scale": how many times the right scores they are."""
+    lines: tuple[Variant, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -244,12 +253,15 @@ class _Words:
         but = self.say("but", where=where) if apart else ""
         numbers = {"n": report.agrees, "all": report.tried}
         yield from wrapped(self.say(word, **numbers, but=but), "")
-        for id in chain(*report.mistakes):
-            yield from self.mistake(catalogue()[id], show)
+        for ids, lines in zip(report.mistakes, report.lines, strict=True):
+            for id in ids:
+                mistake = catalogue()[id]
+                own = lines if len(ids) == 1 else mistake.variants[0]
+                yield from self.mistake(mistake, own if show else ())
 
-    def mistake(self, mistake: Mistake, show: bool) -> Iterator[str]:
+    def mistake(self, mistake: Mistake, variant: Variant) -> Iterator[str]:
         yield f"\n{self.in_colour(BOLD, str(self.of(mistake.title)))}\n"
-        for lines in mistake.variants[0] if show else ():
+        for lines in (each for each in variant if each.diff):
             file = f"attnref/{lines.module.replace('.', '/')}.py"
             yield from wrapped(self.say("lines", file=file), "  ")
             for line in lines.diff:
@@ -258,13 +270,14 @@ class _Words:
             yield ""
         yield from wrapped(str(self.of(mistake.notice)), "  ")
         yield f"  {page_of(mistake.id, self.language)}"
-        if not show:
-            yield f"  {self.say('show', id=mistake.id)}"
+        if not variant:
+            yield f"  {self.say('show')}"
 
 
 def explanation(id: str, language: str) -> str:
     """An entry of the catalogue, with its lines."""
-    lines = _Words(language).mistake(catalogue()[id], True)
+    mistake = catalogue()[id]
+    lines = _Words(language).mistake(mistake, mistake.variants[0])
     return "\n".join(lines).strip("\n")
 
 

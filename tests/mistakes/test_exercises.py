@@ -155,6 +155,17 @@ def test_a_mistake_is_named_in_another_form(name):
     assert catalogue()[id].title.zh in told.text(language="zh")
 
 
+def test_the_lines_of_a_mistake_are_those_that_agree():
+    code = "            mask = mask.transpose(1, 2).flatten(1, 2)"
+    every = candidates("gqa")
+    wrong = next(each for each in every if f"-{code}" in str(each.variant))
+    told = check("gqa", wrong.form.make(planted(wrong.variant)))
+    assert told.mistakes == (("groups-tiled",),)
+    assert told.lines == (wrong.variant,)
+    assert f"\n  -{code}\n" in told.text(show=True)
+    assert "--show" in str(told) and code not in str(told)
+
+
 @pytest.mark.parametrize("name", ["alibi", "order", "ring", "scaling", "sinks"])
 def test_each_mistake_in_a_part_of_todays_heads_is_named(name):
     """Those of its plain form, and that of sinks in code that splits keys."""
