@@ -152,7 +152,7 @@ def draw(traced: Traced, title: str) -> Drawing:
                 middle = (y + begin) / 2
                 end = top if p.node else bottom
                 if step := _later(p, n):  # to its own step, from the side
-                    half = (ceil(room([step[1]], 10)) + 9) / 2
+                    half = _pill(step[1]) / 2
                     if abs(upper.x - p.x) > half + TIP:
                         x = p.x + (half if upper.x > p.x else -half)
                         at = begin + STEP * step[0] + 9
@@ -175,6 +175,10 @@ def draw(traced: Traced, title: str) -> Drawing:
     drawn = Markup(svg.replace("<svg", own, 1))
     scrolls = width > 1.1 * PHONE  # or is drawn a little smaller there
     return Drawing(title, room([title], 1, BOLD), width, drawn, scrolls)
+
+
+def _pill(word: str) -> float:
+    return ceil(room([word], 10)) + 9
 
 
 def _later(p: Place, n: int) -> tuple[int, str] | None:
@@ -202,7 +206,7 @@ def _box(
     side = max(2, round(AREA * sqrt(size / most), 1))
     marks = []
     for n, (what, word) in enumerate(_steps(p)):
-        y, w = begin + STEP * n, ceil(room([word], 10)) + 9
+        y, w = begin + STEP * n, _pill(word)
         marks.append(BOX.format(f"{what} pill", p.x - w / 2, y, w, 18, 9, ""))
         marks.append(TEXT.format(f"{what} pill", p.x, y + 8.5, "", word))
     marks += [

@@ -22,6 +22,7 @@ from attnref.mistakes.catalogue import (
     Text,
     Variant,
     catalogue,
+    every_variant,
     files,
 )
 from attnref.mistakes.tasks import TASKS
@@ -256,7 +257,8 @@ class _Words:
         for ids, lines in zip(report.mistakes, report.lines, strict=True):
             for id in ids:
                 mistake = catalogue()[id]
-                own = lines if len(ids) == 1 else mistake.variants[0]
+                its = {*chain(*every_variant(mistake))}
+                own = tuple(each for each in lines if each in its)
                 yield from self.mistake(mistake, own if show else ())
 
     def mistake(self, mistake: Mistake, variant: Variant) -> Iterator[str]:

@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import re
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -164,6 +165,10 @@ def test_the_lines_of_a_mistake_are_those_that_agree():
     assert told.lines == (wrong.variant,)
     assert f"\n  -{code}\n" in told.text(show=True)
     assert "--show" in str(told) and code not in str(told)
+    two = replace(told, mistakes=(("groups-tiled", "scale-missing"),))
+    scale = catalogue()["scale-missing"].variants[0]
+    shown = replace(two, lines=(wrong.variant + scale,)).text(show=True)
+    assert shown.count(code) == 1  # of two mistakes, each with its own
 
 
 @pytest.mark.parametrize("name", ["alibi", "order", "ring", "scaling", "sinks"])
