@@ -23,7 +23,7 @@ from mkdocs.commands.build import _build_page, _populate_page, build
 from mkdocs.config import load_config
 from mkdocs.exceptions import BuildError
 from mkdocs.livereload import LiveReloadServer
-from mkdocs.structure.files import File, Files, get_files
+from mkdocs.structure.files import File, Files, get_files, set_exclusions
 from mkdocs.structure.nav import get_navigation
 from mkdocs.structure.pages import Page
 from mkdocs.utils import CountHandler, get_relative_url
@@ -75,6 +75,7 @@ def render_alone(path: Path, config_path: Path) -> None:
         files = get_files(config)
         files.add_files_from_theme(config.theme.get_env(), config)
         files = plugins.on_files(files, config=config)
+        set_exclusions(files, config)  # after the hook has added its own
         nav = get_navigation(files, config)
         plugins.on_nav(nav, config=config, files=files)
         for file in files.documentation_pages():
