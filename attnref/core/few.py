@@ -1,4 +1,4 @@
-"""Scaled dot-product attention for few queries on a CPU."""
+"""Scaled dot-product attention for few queries."""
 
 # --8<-- [start:imports]
 from collections.abc import Iterator
@@ -59,9 +59,11 @@ def _widened(x: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
     """Keys or values in `dtype`, part by part; use each before the next.
 
     A part is used before it leaves the processor's cache. All of `x`, widened
-    at once, would be written to memory and read again.
+    at once, would be written to memory and read again; a GPU gets it so, since
+    there each part would cost the launch of a kernel.
     """
-    if x.dtype == dtype or torch.compiler.is_compiling():
+    whole = x.dtype == dtype or x.device.type != "cpu"
+    if whole or torch.compiler.is_compiling():
         yield slice(None), x.to(dtype)
         return
     B, K, _, D = x.shape

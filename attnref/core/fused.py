@@ -36,15 +36,18 @@ def fused(
 
     The query heads of a group are stacked on the query axis, so that keys and
     values are read once. A prompt that only the causal rule masks, with no
-    pads and no earlier tokens, is passed on as `is_causal`, without a mask. On
-    a CPU, many queries with another mask go to `enable_gqa`, which does not
-    need the mask once per head of a group.
+    pads and no earlier tokens, is passed on as `is_causal`, without a mask.
+    `enable_gqa` takes the heads as they are on a CPU for many queries with
+    another mask, which is then not needed once per head of a group; and on a
+    GPU where no mask is passed, since the kernels that split long keys among
+    idle processors expect it.
 
     On a CPU, PyTorch has a fused kernel for keys and values of one width only.
     Where they differ, as in MLA, the narrower ones are widened by zeros; values
     that are the first part of the keys are replaced by these, without a copy.
     Few queries go to `few`, which spells attention out, where a copy would
-    cost more, or where the kernel is slow or would leave most threads idle.
+    cost more, or where the kernel is slow or would leave most threads idle; so
+    they do on a GPU if keys are too wide for a kernel that splits them.
 
     A `bias` is passed on as a float mask, in the dtype of the queries.
     `softcap` and `sinks` are refused: PyTorch's kernels have neither.
@@ -133,7 +136,7 @@ def _call(
         seen = added if seen is None else added.where(seen, -torch.inf)
     if seen is not None:
         seen = seen[(None,) * (4 - seen.dim())]
-    if seen is not None and _is_large(seen, q):
+    if H > K and (_is_large(seen, q) if seen is not None else _splits(q, v)):
         how["attn_mask"], how["enable_gqa"] = seen, True
     else:
         q = q.reshape(B, K, H // K * T, q.shape[3])
@@ -151,6 +154,21 @@ def _is_large(mask: Tensor, q: Tensor) -> bool:
     least = 1 if torch.compiler.is_compiling() else 64
     many = mask.shape[1] == 1 and mask.shape[2] > least
     return many and HAS_GQA and q.device.type == "cpu"
+
+
+def _splits(q: Tensor, v: Tensor) -> bool:
+    """Whether a kernel of this GPU takes unlike heads without a mask, and
+    then divides long keys among its processors: FlashAttention or cuDNN."""
+    fits = q.shape[3] == v.shape[3] <= 256 and q.dtype.itemsize == 2
+    return fits and HAS_GQA and _is_ampere(q.device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_ampere(device: torch.device) -> bool:
+    """Or later."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _stacked(mask: Tensor | None, H: int, K: int, T: int) -> Tensor | None:
@@ -171,11 +189,16 @@ def _is_for_few(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
     """Whether the products of `few` are faster than PyTorch's kernel: for few
     queries, whose scores are smaller than the keys."""
     compiling = torch.compiler.is_compiling()
-    if q.device.type != "cpu" or dropout > 0:
+    if q.device.type not in ("cpu", "cuda") or dropout > 0:
         return False
     if compiling and q.shape[2] > 1:  # a size that is compared is fixed
         return False
     rows = q.shape[1] // k.shape[1] * q.shape[2]
+    if q.device.type == "cuda":
+        # Memory-efficient attention, the only kernel, gives each block of 32
+        # rows to one processor. An H200 is faster with it from 16 blocks on.
+        blocks = len(k) * k.shape[1] * -(-rows // 32)
+        return q.shape[3] > 256 and rows <= 128 and blocks < 16
     if 3 * rows > max(q.shape[3], v.shape[3]):  # `few` has them 3 times
         return False
     if not (_has_kernel(q, v, dropout) or _is_part(v, k)):

@@ -122,6 +122,23 @@ def test_a_causal_prompt_without_enable_gqa(monkeypatch):
     assert relative_error(fused(q, k, v, empty), sdpa(q, k, v, empty)) < 1e-12
 
 
+def test_a_gpu_gets_the_heads_as_they_are_where_no_mask_is_passed(monkeypatch):
+    """As its kernels divide the keys of a few sequences only then."""
+    kernel, enabled = F.scaled_dot_product_attention, []
+
+    def counted(**given):
+        enabled.append(given.get("enable_gqa", False))
+        return kernel(**given)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr("attnref.core.fused._is_ampere", lambda device: True)
+    q, k, v = (x.bfloat16() for x in qkv(H=6, K=2, D=32, Dv=32, T=5))
+    for mask in None, causal_mask(5, S):
+        assert relative_error(fused(q, k, v, mask), sdpa(q, k, v, mask)) < 2e-2
+    fused(q.float(), k.float(), v.float())  # no kernel for unlike heads
+    assert enabled == [True, False, False]
+
+
 @pytest.mark.parametrize("new", [1, 2, 4])
 def test_a_cached_chunk_is_aligned_at_the_right(new):
     """Where PyTorch's `is_causal` would align it at the left."""
