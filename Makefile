@@ -60,7 +60,8 @@ bench-threads: $(READY)
 # The same of attention alone on one GPU, within MINUTES: benchmarks/gpu.json.
 MINUTES ?= 10
 bench-gpu: $(READY)
-	$(PY) -m benchmarks.gpu --minutes $(MINUTES)
+	PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
+	  $(PY) -m benchmarks.gpu --minutes $(MINUTES)
 
 docs: $(READY)
 	$(PY) -m mkdocs build --strict

@@ -1,4 +1,4 @@
-"""What benchmarks/measured.json says, as tables and plots."""
+"""What the files of benchmarks/ say, as tables and plots."""
 
 import json
 import re
@@ -16,6 +16,7 @@ from sitekit.svg import room
 
 MEASURED = ROOT / "benchmarks" / "measured.json"
 THREADS = ROOT / "benchmarks" / "threads.json"
+GPU = ROOT / "benchmarks" / "gpu.json"
 HEADS = {"MHA": 32, "GQA-8": 8, "MQA": 1}  # key/value heads
 LIMIT = "limit"  # in a plot, beside the contenders
 LOOKS: list[dict[str, Any]] = [
@@ -135,6 +136,23 @@ def findings() -> Iterator[Row]:
         tokens = int(at.rpartition(", ")[2])
         what: list[str | Word] = [Word(key), Word(f"{key}_of")]
         yield [f"{about(times)}×", f"{tokens:,}", what, Word(f"{key}_do")]
+
+
+def on_a_gpu(
+    case: str, at: tuple[str, ...], names: tuple[str, ...]
+) -> Iterator[Row]:
+    """At each size, the median, and how near it is to what the GPU can do."""
+    found: dict[str, Any] = json.loads(GPU.read_text("utf-8"))["cases"][case]
+    for name in names:
+        row: Row = [Word(slug(name))]
+        for size in at:
+            way = found["at"][size]["ways"].get(name)
+            if way is None:
+                row.append("–")
+                continue
+            value, share = way["value"][1], way["share"][1]
+            row.append([f"{digits(value)} {found['unit']}", f"{share:.0%}"])
+        yield row
 
 
 def threads(*shapes: str) -> Iterator[Row]:

@@ -261,6 +261,40 @@ def test_what_the_page_says_of_threads_is_so():
     assert two["8"]["few"][1] < 0.6 * least, "split over all"
 
 
+def test_what_the_page_says_of_a_gpu_is_so():
+    found = json.loads(measured.GPU.read_text("utf-8"))
+    at = found["cases"]["decode"]["at"]
+    captions = [s["caption"] for _, s in fences("measured") if "table" in s]
+    machine = f"{found['gpu']['device']}, PyTorch {found['torch']}, bfloat16"
+    assert sum(machine in caption for caption in captions) == 1
+    fused, repeated = (
+        {
+            heads: at[f"bfloat16, {heads}, 16, 32768"]["ways"][way]
+            for heads in ("MHA", "GQA-8", "MQA", "MLA-128")
+            if way in at[f"bfloat16, {heads}, 16, 32768"]["ways"]
+        }
+        for way in ("fused", "torch, repeat_interleave")
+    )
+    took = {heads: way["value"][1] for heads, way in fused.items()}
+    names = ("fused", "torch, enable_gqa")
+    sizes = [f"bfloat16, {n}, 16, 32768" for n in ("GQA-8", "MLA-128")]
+    (_, (value, share), mla), (_, _, none) = measured.on_a_gpu(
+        "decode", sizes, names
+    )
+    assert numbers(value) == [near(took["GQA-8"])]
+    assert numbers(share) == [near(100 * fused["GQA-8"]["share"][1])]
+    assert numbers(mla[0]) == [near(took["MLA-128"])]
+    assert none == "–"
+    assert took["MHA"] / took["GQA-8"] == near(4)
+    assert 20 < took["MHA"] / took["MQA"] < 32
+    assert all(fused[n]["share"][1] > 0.9 for n in ("MHA", "GQA-8", "MQA"))
+    assert fused["MLA-128"]["share"][1] < 0.1, "no good kernel"
+    assert repeated["GQA-8"]["value"][1] / took["GQA-8"] > 20
+    one = at["bfloat16, GQA-8, 1, 32768"]["ways"]
+    for way in "fused", "torch, enable_gqa":
+        assert one["folded, cudnn"]["value"][1] > 5 * one[way]["value"][1]
+
+
 def test_what_the_page_says_of_memory_and_errors_is_so():
     scores = 16 * 4096**2 * 4 / 1e6
     found = ways("memory", "float32, GQA, 4096")
