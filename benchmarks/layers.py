@@ -81,7 +81,7 @@ def theirs(
             hidden_states=x,
             position_embeddings=angles,
             attention_mask=mask,
-            past_key_values=kept,
+            cache=kept,
         )[0]
         return out
 

@@ -333,11 +333,11 @@ def seen(
                 more["position_ids"] = at[:, start:end]
         out = model(
             input_ids=tokens[:, start:end],
-            past_key_values=past,
+            cache=past,
             use_cache=len(chunks) > 1,
             **more,
         )
-        past, start = getattr(out, "past_key_values", None), end
+        past, start = getattr(out, "cache", None), end
     for hook in hooks:
         hook.remove()
     return found

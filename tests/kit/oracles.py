@@ -170,14 +170,14 @@ def in_theirs(
             config=config,
             inputs_embeds=new,
             attention_mask=None if valid is None else valid[:, :end].long(),
-            past_key_values=cache,
+            cache=cache,
             position_ids=places,
         )
         out = module(
             new,
             position_embeddings=rotary(new, places),
             attention_mask=mask,
-            past_key_values=cache,
+            cache=cache,
         )
         outs.append(out[0] if isinstance(out, tuple) else out)
     return torch.cat(outs, dim=1)

@@ -84,7 +84,7 @@ def test_the_cache_of_every_family_is_that_of_transformers(family):
     config = config_of(family)
     model, tokens = read(config), 5
     out = model_of(config)(torch.randint(3, 41, (3, tokens)), use_cache=True)
-    past = out.past_key_values
+    past = out.cache
     held = sum(
         getattr(layer, name).numel()
         for layer in past.layers
@@ -129,7 +129,7 @@ def test_layers_that_share_an_indexer_store_no_key_of_their_own(more):
     stored = [g.index_dim for g in model.groups for _ in range(g.layers)]
     theirs = model_of(config)
     assert model.params == sum(w.numel() for w in theirs.parameters())
-    past = theirs(torch.randint(3, 41, (3, 5)), use_cache=True).past_key_values
+    past = theirs(torch.randint(3, 41, (3, 5)), use_cache=True).cache
     held = [layer.indexer_keys for layer in past.layers]
     wanted = sum(keys.shape[-1] for keys in held if keys is not None)
     assert sum(stored) == wanted < 4 * config.index_head_dim

@@ -284,7 +284,7 @@ def filled(module, kind, tokens):
     """A cache after transformers' own model has seen so many tokens."""
     with torch.device(module.device), torch.no_grad():
         past = kind(module.config)
-        module(torch.zeros(B, tokens, dtype=torch.long), past_key_values=past)
+        module(torch.zeros(B, tokens, dtype=torch.long), cache=past)
     return past
 
 
@@ -697,7 +697,7 @@ def test_a_key_for_positions_is_rotated_or_said_not_to_be(id):
         lambda module, given, out: made.append(out)
     )
     past = dynamic(built.config)
-    built(torch.arange(B * 5).view(B, 5) % 16, past_key_values=past)
+    built(torch.arange(B * 5).view(B, 5) % 16, cache=past)
     mla = model.groups[0]
     unrotated = made[0][..., mla.kv_lora_rank :].unsqueeze(1)
     cached = past.layers[0].values

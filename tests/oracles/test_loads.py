@@ -271,7 +271,7 @@ def outcome(row, made=loaded):
         config=config,
         inputs_embeds=x,
         attention_mask=None,
-        past_key_values=None,
+        cache=None,
         position_ids=positions,
     )
     kind = {"layer_type": "sliding_attention"}
@@ -309,7 +309,7 @@ def blind(inner):
         config=config,
         inputs_embeds=x,
         attention_mask=torch.tensor([[0, 0, 1, 1]]),
-        past_key_values=None,
+        cache=None,
         position_ids=positions,
     )
     tables = llama.LlamaRotaryEmbedding(config)(x, positions)
@@ -393,7 +393,7 @@ def test_a_window_can_be_passed_as_a_mask():
         config=attention.config,
         inputs_embeds=x,
         attention_mask=None,
-        past_key_values=None,
+        cache=None,
         position_ids=positions,
     )
     assert (mask[0, 0] == 0).sum(-1).tolist() == [*range(1, 8), *[8] * 57]

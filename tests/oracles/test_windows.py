@@ -124,7 +124,7 @@ def test_a_ring_gives_what_transformers_gives(name, pads):
         config=config,
         inputs_embeds=x,
         attention_mask=None if valid is None else valid.long(),
-        past_key_values=None,
+        cache=None,
         position_ids=at,
     )
     want, *_ = theirs(x, position_embeddings=rotary, attention_mask=mask)

@@ -154,7 +154,7 @@ def test_widths_of_mla_in_transformers():
     assert config.num_key_value_heads == 128  # and one latent
     source = inspect.getsource(modeling_deepseek_v3.DeepseekV3Attention)
     latent = "kv_nope = self.kv_a_layernorm(kv_nope)"
-    stored = "past_key_values.update(kv_nope, k_rot"
+    stored = "cache.update(kv_nope, k_rot"
     assert 0 < source.index(latent) < source.index(stored)
 
 
