@@ -154,13 +154,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         mistakes,
         nav,
         notes,
+        ran,
         released,
     )
     from sitekit import files as downloads
 
-    markdown = folds.counted(downloads.with_wheel(markdown), config)
-    markdown = nav.with_lists(markdown, page, _nav.pages, config)
     language = str(config.theme["language"])
+    markdown = ran.expanded(downloads.with_wheel(markdown), language)
+    markdown = folds.counted(markdown, config)
+    markdown = nav.with_lists(markdown, page, _nav.pages, config)
     markdown = released.expanded(
         markdown, page.file.src_uri, language, _site.urls
     )
