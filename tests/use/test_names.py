@@ -362,3 +362,25 @@ def test_what_else_the_page_says_of_transformers():
     for layer in range(2):  # one object for all layers
         cache.update(torch.ones(B, K, T, D), torch.ones(B, K, T, D), layer)
     assert cache.get_seq_length() == T
+    config = transformers.LlamaConfig(num_hidden_layers=1)
+    static = transformers.StaticCache(config, max_cache_len=T)
+    static.update(torch.ones(B, K, T, D), torch.ones(B, K, T, D), 0)
+    for kept in (cache, static):
+        kept.crop(-2)
+        assert kept.get_seq_length() == T - 2
+        with pytest.raises((ValueError, RuntimeError), match="negative"):
+            kept.crop(2)
+
+
+@torch.no_grad()
+def test_a_cache_of_transformers_is_called_cache_and_has_an_older_name():
+    sizes = {"hidden_size": H * D, "intermediate_size": 7, "vocab_size": 11}
+    heads = {"num_attention_heads": H, "num_key_value_heads": K}
+    config = transformers.LlamaConfig(num_hidden_layers=1, **sizes, **heads)
+    model, tokens = transformers.LlamaModel(config), torch.zeros(B, T).long()
+    out = model(tokens, use_cache=True)
+    assert out.past_key_values is out.cache
+    assert model(tokens, cache=out.cache).cache.get_seq_length() == 2 * T
+    with pytest.warns(FutureWarning, match=r"removed in version 5\.40"):
+        model(tokens, past_key_values=out.cache)
+    assert out.cache.get_seq_length() == 3 * T
