@@ -39,7 +39,7 @@ PLACES = {
     "arXiv": "https://arxiv.org/abs/{}",
     "Hugging Face": "https://huggingface.co/{}/blob/main/config.json",
     "Hugging Face card": "https://huggingface.co/{}",
-    "transformers": "https://github.com/huggingface/transformers/blob/v5.23.0/"
+    "transformers": "https://github.com/huggingface/transformers/blob/v5.24.0/"
     "src/transformers/models/{0}/configuration_{0}.py",
 }
 

@@ -59,7 +59,7 @@ class Known(NamedTuple):
     mla: bool = False
 
 
-CODE = f"{GITHUB}/huggingface/transformers/blob/v5.23.0/src/transformers/models"
+CODE = f"{GITHUB}/huggingface/transformers/blob/v5.24.0/src/transformers/models"
 V3 = f"{GITHUB}/deepseek-ai/DeepSeek-V3/blob/9b4e978/inference/model.py"
 LLAMA = f"{GITHUB}/meta-llama/llama-models/blob"
 LLAMA += "/d42f3959d14418bbf1ae1bebe54a84f757b89410/models/llama3/model.py"

@@ -54,7 +54,7 @@ def test_each_row_has_a_source_that_can_be_opened():
 def test_places_that_many_rows_name_are_written_once():
     places = {
         "transformers:gpt2": "https://github.com/huggingface/transformers/blob/"
-        "v5.23.0/src/transformers/models/gpt2/configuration_gpt2.py",
+        "v5.24.0/src/transformers/models/gpt2/configuration_gpt2.py",
         "arXiv:2405.04434": "https://arxiv.org/abs/2405.04434",
         "Hugging Face:a/b": "https://huggingface.co/a/b/blob/main/config.json",
         "Hugging Face card:a/b": "https://huggingface.co/a/b",
