@@ -9,7 +9,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := .venv/ready
 
-.PHONY: serve test audit quick costs mutants bench bench-quick bench-gpu bench-threads
+.PHONY: serve test audit quick costs mutants canary bench bench-quick bench-gpu bench-threads
 .PHONY: fmt synced new check docs docs-properdocs offline
 
 serve: $(READY)
@@ -40,6 +40,11 @@ SIZE ?= 120
 SEED ?= 1
 mutants: $(READY)
 	$(PY) -m tests.mutants --size $(SIZE) --seed $(SEED) --only "$(ONLY)"
+
+# Runs what compares with transformers, PEFT and torch on their newest releases,
+# in an environment of its own, and says what breaks and which page shows it.
+canary: $(READY)
+	$(PY) -m tests.canary
 
 # Measures what the site says of times and memory, on a CPU, in ten minutes:
 # writes benchmarks/measured.json. ONLY=decode,mla measures these cases alone.

@@ -1,0 +1,167 @@
+"""What newer releases of other libraries break, by name: make canary
+
+Puts into build/canary the newest transformers and PEFT, and the newest CPU
+build of torch, over all else that is installed here, and runs there what
+compares with them. build/canary/report.md says which versions are new, what
+fails, and which section of a page shows it. If nothing fails, the versions go
+into sitekit/drawn/ran.json, from which pages say what they were last run with;
+if something does, pages keep the versions with which they are right.
+
+It ends with 0 whatever fails: the report is to be read, and the workflow
+canary.yml makes an issue of it.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sysconfig
+import venv
+from collections import defaultdict
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from sitekit import ROOT, pages, source
+from sitekit.ran import RECORD
+
+PLACE = ROOT / "build/canary"
+TESTS = ("tests/oracles", "tests/use", "tests/core")
+WATCHED = ("transformers", "peft", "torch")
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+VERSIONS = "import sys; from importlib.metadata import version as v"
+VERSIONS += "; print(*map(v, sys.argv[1:]))"
+NOTHING = "Nothing fails, and nothing is new."  # canary.yml looks for it
+# Of tests that no page shows, in a file with another name than their page.
+PAGE_OF = dict(
+    re.findall(
+        r"(\w+)=(\S+)",
+        """
+        caches=numbers/memory checks=layers/one-code convert=models/from-config
+        families=models/from-config few=use/ship flex=core/flash fused=use/ship
+        head_parts=core/order inputs=layers/one-code loads=use/checkpoints
+        parts=core/order plain=layers/gqa programs=use/project
+        tokenizer=use/transformers torch=layers/one-code
+        transformers=layers/one-code
+        """,
+    )
+)
+
+
+class Failure(NamedTuple):
+    file: str
+    test: str
+    found: str  # what pytest says of it
+
+
+def environment() -> str:
+    """Its Python, which finds there what is newer, and all else in ours."""
+    venv.create(PLACE, clear=True)
+    folder = next(PLACE.glob("lib/python*/site-packages"))
+    ours = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
+    folder.joinpath("ours.pth").write_text(f"{ours}\n", encoding="utf-8")
+    python = str(PLACE / "bin/python")
+    install = [python, "-m", "pip", "install", "--upgrade", "--quiet"]
+    subprocess.run([*install, "transformers", "peft"], check=True)
+    # Not from an index whose builds for Linux are those with CUDA. Where this
+    # one is out of reach, or has none that is newer, torch stays as it is.
+    builds = ["--no-deps", "--retries=0", f"--index-url={CPU_BUILDS}", "torch"]
+    subprocess.run([*install, *builds], check=False)
+    return python
+
+
+def outcomes(python: str, *tests: str) -> tuple[int, list[Failure]]:
+    """How many pass, and those that do not."""
+    results, failures, passed = PLACE / "results.xml", list[Failure](), 0
+    results.unlink(missing_ok=True)
+    written = ["-o", "junit_family=xunit1", f"--junitxml={results}"]
+    written += ["-o", "addopts=", "--continue-on-collection-errors"]
+    subprocess.run([python, "-m", "pytest", "-q", *written, *tests], cwd=ROOT)
+    for case in ElementTree.parse(results).iter("testcase"):
+        broken = [part for part in case if part.tag in ("failure", "error")]
+        passed += not len(case)  # neither failed nor skipped
+        for part in broken[:1]:
+            said = re.findall(r"^E +(.*)", part.text or "", re.MULTILINE)
+            name = case.attrib["name"]  # of a file, if it is not imported
+            file = case.get("file", f"{name.replace('.', '/')}.py")
+            found = " ".join(said) or part.attrib["message"]
+            failures.append(Failure(file, name, found[:300]))
+    return passed, failures
+
+
+@cache
+def shown() -> dict[source.Include, list[str]]:
+    """Where pages include a section: at `use/ship#pads`, for example."""
+    found = defaultdict(list)
+    for path in pages.markdown_files("en"):
+        body = pages.body_of(path)
+        for fence in source.fences(body):
+            before = "\n".join(body.split("\n")[: fence.line])
+            heading = before.rpartition(" { #")[2].partition(" }")[0]
+            for include in fence.includes:
+                found[include].append(f"{pages.stem_of(path)}#{heading}")
+    return found
+
+
+def places(file: str, test: str) -> list[str]:
+    """Where pages show what a test consists of, or the page that it is of."""
+    text = source.text_of(ROOT / file)
+    defined = {getattr(node, "name", ""): node for node in ast.parse(text).body}
+    todo, lines, section = [test.partition("[")[0]], set[int](), ""
+    while todo:
+        if node := defined.pop(todo.pop(), None):
+            lines |= {*range(node.lineno, (node.end_lineno or 0) + 1)}
+            todo += [x.id for x in ast.walk(node) if isinstance(x, ast.Name)]
+    found: dict[str, None] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if mark := source.MARK.fullmatch(line):
+            section = mark["name"] if mark["kind"] == "start" else ""
+        elif section and number in lines:
+            included = shown().get(source.Include(file, section), [])
+            found |= dict.fromkeys(included)
+    stem = Path(file).stem.removeprefix("test_")
+    named = map(pages.stem_of, pages.markdown_files("en"))
+    of_name = {x.rpartition("/")[2].replace("-", "_"): x for x in named}
+    return [*found][::-1] or [PAGE_OF.get(stem) or of_name.get(stem, "no page")]
+
+
+def report(
+    old: dict[str, str], new: dict[str, str], passed: int, bad: list[Failure]
+) -> str:
+    """In Markdown, by place: what each test says by its name, and found."""
+    by_place = defaultdict(list)
+    for file, test, found in bad:
+        name = test.partition("[")[0].removeprefix("test_").replace("_", " ")
+        line = f"- {name}: not so\n  `{file}::{test}`\n  {found}"
+        by_place[", ".join(places(file, test))].append(line)
+    changed = [
+        f"{x} {old.get(x)} -> {new[x]}" for x in new if old.get(x) != new[x]
+    ]
+    advice = "Pages keep the old versions until these are mended."
+    if not bad:
+        advice = "Commit sitekit/drawn/ran.json." if changed else NOTHING
+    parts = [f"## {where}\n\n" + "\n".join(x) for where, x in by_place.items()]
+    head = f"{len(bad)} of {len(bad) + passed} tests fail. {advice}"
+    now = ", ".join(changed) or f"As last time: {new}"
+    return "\n\n".join([f"# Canary, {date.today()}", head, now, *parts]) + "\n"
+
+
+def main() -> None:
+    record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    python = environment()
+    asked = [python, "-c", VERSIONS, *WATCHED]
+    found = subprocess.check_output(asked, text=True).split()
+    at = {x: v.partition("+")[0] for x, v in zip(WATCHED, found, strict=True)}
+    passed, failures = outcomes(python, *TESTS)
+    text = report(record["versions"], at, passed, failures)
+    (PLACE / "report.md").write_text(text, encoding="utf-8")
+    print(text)
+    if not failures:
+        record = {"date": str(date.today()), "versions": at, "passed": passed}
+        RECORD.write_text(f"{json.dumps(record)}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
