@@ -13,6 +13,7 @@ canary.yml makes an issue of it.
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sysconfig
@@ -65,10 +66,12 @@ def environment() -> str:
     python = str(PLACE / "bin/python")
     install = [python, "-m", "pip", "install", "--upgrade", "--quiet"]
     subprocess.run([*install, "transformers", "peft"], check=True)
-    # Not from an index whose builds for Linux are those with CUDA. Where this
-    # one is out of reach, or has none that is newer, torch stays as it is.
-    builds = ["--no-deps", "--retries=0", f"--index-url={CPU_BUILDS}", "torch"]
-    subprocess.run([*install, *builds], check=False)
+    # From this index alone: others, which pip may be told of, have builds for
+    # Linux with CUDA, of gigabytes. Without a newer one, torch stays as it is.
+    builds = ["--isolated", "--no-deps", "--retries=0", "--index-url"]
+    alone = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
+    command = [*install, *builds, CPU_BUILDS, "torch"]
+    subprocess.run(command, env=alone, check=False)
     return python
 
 
