@@ -282,8 +282,11 @@ class Vector extends Instance {
   clamp(low, high) {
     return new Vector(this.values.map((x) => Math.min(Math.max(x, real(low)), real(high))));
   }
-  log() {
-    return new Vector(this.values.map(Math.log));
+  float() {
+    return this;
+  }
+  new_tensor(values) {
+    return new Vector(values.map(real));
   }
   tolist() {
     return this.values;
@@ -294,10 +297,7 @@ const each = (a, b, of) => {
   const { values } = a instanceof Vector ? a : b;
   return new Vector(values.map((_, i) => of(at(a, i), at(b, i))));
 };
-const torch = {
-  arange: (...ends) => new Vector([...$b.range(...ends)].map(Number)),
-  tensor: (values) => new Vector(values.map(real)),
-};
+const torch = { arange: rest((ends) => new Vector([...$b.range(...ends)].map(Number))) };
 const arithmetic = (exact, floats) => (a, b) => {
   if (a instanceof Vector || b instanceof Vector) return each(a, b, floats);
   if (a === COMPLEX || b === COMPLEX) return COMPLEX;

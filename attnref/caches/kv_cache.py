@@ -28,7 +28,9 @@ class Cache(ABC):
 
     A subclass stores its tensors in `buffers`, a tuple: `nbytes`, `reset`
     and, unless it is overridden, `stored` read it, and `reorder` replaces it.
-    `handed` is what a layer leaves there for later layers that read its keys.
+    `handed` is what a layer leaves there for later layers that read its keys,
+    and `rotated` the length of the text for which it has rotated these, where
+    RoPE's angles depend on it.
     """
 
     keeps: Rule
@@ -49,6 +51,7 @@ class Cache(ABC):
         self.length: int = 0
         self.lengths: Tensor | None = None
         self.handed: object = None
+        self.rotated: int = 0
         self._given_positions: Tensor | None = None
 
     @abstractmethod
@@ -128,7 +131,7 @@ class Cache(ABC):
 
     def reset(self) -> None:
         """Forget all tokens and release the memory."""
-        self.buffers, self.length = (), 0
+        self.buffers, self.length, self.rotated = (), 0, 0
         self.lengths = self._given_positions = self.handed = None
 
     def crop(self, length: int | Tensor) -> None:

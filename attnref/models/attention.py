@@ -57,10 +57,11 @@ class HeadNorm(nn.Module):
         return (wide * self.weight[:, None]).to(x.dtype)  # (..., T, D)
 
 
-def frequencies(r, longer=False):
-    """RoPE: the angle per position of each pair of channels, `(D / 2,)`."""
+def frequencies(r, device=None, longer=False):
+    """RoPE: the angle of each pair per position, `(D / 2,)`; in float32."""
     width = r.rope_width
-    f = r.rope_theta ** -(torch.arange(0, width, 2) / width)
+    even = torch.arange(0, width, 2, device=device).float()
+    f = r.rope_theta ** -(even / width)
     if r.rope_kind == "linear":
         f = f / r.rope_factor
     elif r.rope_kind == "llama3":
@@ -69,17 +70,18 @@ def frequencies(r, longer=False):
         keep = keep.clamp(0, 1)
         f = f * keep + f / r.rope_factor * (1 - keep)
     elif r.rope_kind == "yarn":
-        turns = torch.tensor([r.rope_high, r.rope_low])
-        ends = width * (r.rope_length / (turns * 2 * math.pi)).log()
-        low, high = (ends / (2 * math.log(r.rope_theta))).tolist()
+        steps = width / (2 * math.log(r.rope_theta))
+        once = r.rope_length / (2 * math.pi)  # it turns once in this length
+        turns = r.rope_high, r.rope_low
+        low, high = (steps * math.log(once / n) for n in turns)
         if r.rope_truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, width - 1)
-        slow = (torch.arange(width // 2) - low) / (high - low or 0.001)
-        slow = slow.clamp(0, 1)
+        slow = torch.arange(width // 2, device=device).float() - low
+        slow = (slow / (high - low or 0.001)).clamp(0, 1)
         f = f * (1 - slow) + f / r.rope_factor * slow
     elif r.rope_kind == "longrope":
-        f = f / torch.tensor(r.rope_long if longer else r.rope_short)
+        f = f / f.new_tensor(r.rope_long if longer else r.rope_short)
     elif r.rope_kind == "proportional":
         f[int(r.rope_share * width / 2) :] = 0
     if r.rope_backwards:
@@ -111,7 +113,7 @@ def slopes(n_heads):
     n = 2 ** math.floor(math.log2(n_heads))
     powers = [8 * (h + 1) / n for h in range(n)]
     powers += [4 * (2 * h + 1) / n for h in range(n_heads - n)]
-    return 2 ** -torch.tensor(powers)
+    return torch.tensor([2**-p for p in powers]).float()
 
 
 class Indexer(nn.Module):
@@ -238,12 +240,6 @@ class Attention(nn.Module):
             self.gate_bias = nn.Parameter(torch.zeros(H))
         if r.with_sinks:
             self.sinks = nn.Parameter(torch.zeros(H))
-        if r.rope_theta:
-            f = frequencies(r)  # RoPE
-            self.register_buffer("frequencies", f, persistent=False)
-            if r.rope_kind == "longrope":
-                f = frequencies(r, longer=True)
-                self.register_buffer("long_frequencies", f, persistent=False)
 
     def cache(self, max_len):
         """An empty cache that fits this layer."""
@@ -263,6 +259,7 @@ class Attention(nn.Module):
         r = self.r
         B, T, E = x.shape
         H, K, D = r.n_heads, r.n_kv_heads, r.head_dim
+        Dv = D if r.v_head_dim == r.head_dim else r.v_head_dim
         if self.in_package:
             i, past = self.positions_of(x, cache, positions)
             i = i[:, None, :, None]
@@ -274,9 +271,22 @@ class Attention(nn.Module):
             at = n[None] if valid is None else (valid.cumsum(1) - 1).clamp(0)
             i = at[:, None, past:, None]  # (..., 1, T, 1)
         if r.rope_theta:
-            f = self.frequencies
-            if r.rope_kind == "longrope" and past + T > r.rope_length:
-                f = self.long_frequencies
+            if r.rope_kind == "longrope":
+                if self.in_package:
+                    longer = self.is_longer(x, cache, positions)
+                else:
+                    before, end = past, past + T
+                    if valid is not None:  # the longest row, without pads
+                        before = int(valid[:, :past].sum(1).max())
+                        end = int(valid.sum(1).max())
+                    if 0 < before <= r.rope_length < end:
+                        raise ValueError(
+                            "the text needs other angles: read it again"
+                        )
+                    longer = end > r.rope_length
+                f = frequencies(r, x.device, longer)
+            else:
+                f = frequencies(r, x.device)
             angle = i * f  # of each pair: (..., 1, T, D / 2)
 
         if r.kv_rank:
@@ -311,7 +321,7 @@ class Attention(nn.Module):
             k, v = cache.seen  # of the layer whose keys this one reads
         else:
             if r.fused == "per head":
-                both = self.qkv_proj(x).view(B, T, K, -1, D)
+                both = self.qkv_proj(x).view(B, T, K, H // K + 2, D)
                 q, k, v = both.split((H // K, 1, 1), dim=3)
             elif r.fused:
                 widths = H * D, K * D, K * D
@@ -333,7 +343,7 @@ class Attention(nn.Module):
                 v = v * r.v_factor
             q = q.reshape(B, T, H, D).transpose(1, 2)  # (B, H, T, D)
             k = k.reshape(B, T, K, D).transpose(1, 2)  # (B, K, T, D)
-            v = v.reshape(B, T, K, -1).transpose(1, 2)
+            v = v.reshape(B, T, K, Dv).transpose(1, 2)
             if r.norm not in (None, "RMS of all heads") and not r.norm_late:
                 q, k = self.q_norm(q), self.k_norm(k)
             if r.v_norm:
@@ -346,9 +356,11 @@ class Attention(nn.Module):
             q = q * r.q_factor
         if r.q_growth:
             steps = i + r.q_growth_from if r.q_growth_from else i
-            q = q * (1 + r.q_growth * (steps // r.q_growth_every).log1p())
+            steps = (steps // r.q_growth_every).float()
+            q = (q * (1 + r.q_growth * steps.log1p())).to(q.dtype)
         if r.q_power:
-            q = q * (1 + (i + 1) / r.q_growth_every) ** r.q_power
+            steps = (i + 1).float() / r.q_growth_every
+            q = (q * (1 + steps) ** r.q_power).to(q.dtype)
 
         if self.in_package:
             if r.kv_rank:
@@ -389,10 +401,10 @@ class Attention(nn.Module):
         if self.in_package and self.core is not None:
             heads = self.by_core(q, k, v, mask, i - j)
         elif r.softcap or r.with_sinks or r.alibi:
-            rows = q.reshape(B, K, H // K * T, -1)  # heads that share k
-            scores = (rows @ k.mT).view(B, H, T, -1) * r.scale
+            rows = q.unflatten(1, (K, -1)).flatten(2, 3)  # that share k
+            scores = (rows @ k.mT).view(B, H, T, k.shape[2]) * r.scale
             if r.alibi:
-                m = slopes(H).to(q)[:, None, None]
+                m = slopes(H).to(x.device)[:, None, None]
                 scores = scores - m * (i - j)
             if r.softcap:
                 scores = r.softcap * torch.tanh(scores / r.softcap)
@@ -404,8 +416,8 @@ class Attention(nn.Module):
             else:
                 weights = scores.softmax(dim=-1, dtype=torch.float32)
                 weights = weights.nan_to_num()  # a pad sees no key
-            rows = weights.to(v.dtype).reshape(B, K, H // K * T, -1)
-            heads = (rows @ v).view(B, H, T, -1)  # (B, H, T, Dv)
+            rows = weights.to(v.dtype).unflatten(1, (K, -1)).flatten(2, 3)
+            heads = (rows @ v).view(B, H, T, v.shape[3])  # (B, H, T, Dv)
         else:
             heads = F.scaled_dot_product_attention(
                 q, k, v, mask, scale=r.scale, enable_gqa=True
@@ -416,14 +428,14 @@ class Attention(nn.Module):
             heads = F.rms_norm(heads, (r.v_head_dim,), eps=r.norm_eps)
         heads = heads.transpose(1, 2)  # (B, T, H, Dv)
         if r.gate in ("per head", "per channel"):
-            gate = self.gate_proj(x).view(B, T, H, -1)
+            gate = self.gate_proj(x).unflatten(-1, (H, -1))
             if r.gate_bias:
                 gate = gate + self.gate_bias[:, None]
         if r.gate and r.gate_act == "sigmoid":
             heads = heads * gate.sigmoid()
         elif r.gate:
             heads = heads * F.softplus(gate)
-        heads = heads.reshape(B, T, -1)
+        heads = heads.flatten(2)
         if r.sub_norm:
             heads = self.sub_norm(heads)
         return self.o_proj(heads)

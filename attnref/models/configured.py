@@ -144,7 +144,28 @@ class ConfiguredAttention(Attention):
         if positions is None:
             end = past + x.shape[1]
             positions = torch.arange(past, end, device=x.device)
-        return positions.view(-1, x.shape[1]), past
+        return positions if positions.dim() == 2 else positions[None], past
+
+    def is_longer(
+        self, x: Tensor, cache: Cache | None, positions: Tensor | None
+    ) -> bool:
+        """LongRoPE: whether the text, without pads, is longer than trained."""
+        if not x.numel():
+            return False
+        past, longest = past_of(cache, self.causal), self.r.rope_length
+        end = past + x.shape[1]
+        if positions is not None:
+            end = int(positions.max()) + 1
+        if cache is not None:
+            before = cache.rotated or past
+            if past and (before > longest) is not (end > longest):
+                raise ValueError(
+                    f"the cached keys were rotated for a text of {before} "
+                    f"tokens, and LongRoPE rotates one of {end} by other "
+                    "angles: read the whole text again, without these keys"
+                )
+            cache.rotated = end
+        return end > longest
 
     def stored(
         self,
@@ -204,7 +225,7 @@ class ConfiguredAttention(Attention):
             how["sinks"] = self.sinks
         if r.alibi:
             m: Tensor = slopes(r.n_heads)  # type: ignore[no-untyped-call]
-            how["bias"] = -m.to(q)[:, None, None] * far
+            how["bias"] = -m.to(q.device)[:, None, None] * far
         return self.core(q, k, v, mask, **how)
 
 

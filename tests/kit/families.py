@@ -225,7 +225,7 @@ FLAGS = {
             "short_factor": [1.0, 1.1, 1.3, 1.7, 2.5],
             "long_factor": [1.2, 2.0, 5.0, 9.0, 16.0],
         },
-        "original_max_position_embeddings": 16,
+        "original_max_position_embeddings": 8,
     },
     "minimax_m2": {"rotary_dim": 4},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
@@ -297,7 +297,11 @@ class Seen(NamedTuple):
 
 
 def seen(
-    model: nn.Module, family: str, chunks: tuple[int, ...], valid: Tensor | None
+    model: nn.Module,
+    family: str,
+    chunks: tuple[int, ...],
+    valid: Tensor | None,
+    rows: int = ROWS,
 ) -> list[Seen]:
     """What the attention of each layer was given and gave, chunk by chunk."""
     last = families()[family].names.get("o_proj", "o_proj")
@@ -320,7 +324,7 @@ def seen(
 
         hooks.append(module.register_forward_pre_hook(given, with_kwargs=True))
         hooks.append(module._modules[last].register_forward_hook(gave))
-    tokens = torch.randint(3, 41, (ROWS, LENGTH))
+    tokens = torch.randint(3, 41, (rows, sum(chunks)))
     takes = inspect.signature(model.forward).parameters
     past, start = None, 0
     for T in chunks:

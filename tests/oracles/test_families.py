@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from attnref import (
@@ -67,15 +68,18 @@ def case(name, more):
 
 
 def ours_for(config, family, found):
-    """The module and the class of the generated file, with the same weights."""
+    """The module and the class of the generated file, with the same weights.
+
+    As large models are loaded: no memory is taken before the weights come."""
     space = {}
     exec(compile(file_of(config), family, "exec"), space)
     names = families()[family].names
     for layer, module, _ in found:
-        plain = Attention(attention_of(config, layer)).eval()
-        alone = space["Attention"](layer).eval()
+        with torch.device("meta"):
+            plain = Attention(attention_of(config, layer)).eval()
+            alone = space["Attention"](layer).eval()
         theirs = module.state_dict()
-        alone.load_state_dict(theirs)
+        alone.load_state_dict(theirs, assign=True)
         ours = {}
         for name, weight in theirs.items():
             for mine, other in names.items():
@@ -83,7 +87,7 @@ def ours_for(config, family, found):
                     name = mine + name.removeprefix(other)
                     break
             ours[name] = weight
-        plain.load_state_dict(ours)
+        plain.load_state_dict(ours, assign=True)
         yield layer, plain, alone
 
 
@@ -151,6 +155,105 @@ def test_attention_is_that_of_transformers(family, more):
         assert facts_of(family) == known | {"error": None}
 
 
+FAR = 2000
+# With another RoPE or none; all in the audit.
+QUICK_FAR = "deepseek_v3", "gemma3_text", "llama"
+
+
+def far(name, more):
+    quick = name in QUICK_FAR and not more
+    marks = [] if quick else [pytest.mark.audit]
+    return pytest.param(name, more, id=f"{name}{'-'.join(more)}", marks=marks)
+
+
+@pytest.mark.parametrize("family, more", [far(*c) for c in CASES])
+@torch.no_grad()
+def test_positions_are_exact_in_bfloat16(family, more):
+    """After 2,000 tokens, where a rounded angle is off by whole turns.
+
+    transformers keeps the frequencies in float32, and so does this model."""
+    config = config_of(family, **more)
+    config.max_position_embeddings = 4096
+    config._experts_implementation = "eager"
+    given, model = config.to_dict(), model_of(config)
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16()
+    layers = {}
+    for n, r in records_of(given).items():
+        chooses = r.index_own or not r.index_topk
+        if (r.rope_theta or r.q_growth) and r.shares is None and chooses:
+            layers.setdefault(r, n)
+    chunks = (FAR, 1, 2)
+    found = seen(model, family, (sum(chunks),), None, 1) if layers else []
+    space = {}
+    exec(compile(file_of(given), family, "exec"), space)
+    for layer, module, [(x, wanted)] in found:
+        if layer not in layers.values():
+            continue
+        alone = space["Attention"](layer).to(torch.bfloat16)
+        ours = attention_from_config(given, layer).to(torch.bfloat16)
+        for made in (alone, ours):
+            made.load_state_dict(module.state_dict())
+            cache = made.cache(sum(chunks))
+            steps = [made(new, cache=cache) for new in x.split(chunks, dim=1)]
+            got = torch.cat(steps, dim=1)[:, FAR:].float()
+            error = (got - wanted[:, FAR:]).norm() / wanted[:, FAR:].norm()
+            assert error < 0.05, f"layer {layer}"
+
+
+def longrope():
+    """Phi-3 with 16 tokens trained, and rows of at most 15."""
+    more = FLAGS["phi3"] | {"original_max_position_embeddings": 16}
+    config = config_of("phi3", **more | {"sliding_window": None})
+    return config, torch.arange(24) >= torch.tensor([[9], [12], [10]])
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+@torch.no_grad()
+def test_longrope_is_chosen_by_the_tokens_without_pads(chunks):
+    config, valid = longrope()
+    [(_, module, calls), *_] = seen(model_of(config), "phi3", chunks, valid)
+    ours, space = attention_from_config(config), {}
+    exec(file_of(config), space)
+    alone = space["Attention"]()
+    for made in (ours, alone):
+        made.load_state_dict(module.state_dict())
+    caches, end = (ours.cache(24), alone.cache(24)), 0
+    for x, wanted in calls:
+        start, end = end, end + x.shape[1]
+        real, given = valid[:, start:end], valid[:, :end]
+        got = ours(x, mask=padding_mask(given), cache=caches[0])
+        same = alone(x, valid=given, cache=caches[1])
+        for out in (got, same):
+            assert relative_error(out[real], wanted[real]) < 1e-6
+
+
+@torch.no_grad()
+def test_keys_that_longrope_has_rotated_otherwise_are_refused():
+    config, valid = longrope()
+    ours, space = attention_from_config(config), {}
+    exec(file_of(config), space)
+    x, alone = torch.randn(3, 24, 60), space["Attention"]()
+    cache = ours.cache(30)
+    ours(x, mask=padding_mask(valid), cache=cache)
+    ours(x[:, :1], positions=torch.tensor([15]), cache=cache)
+    message = "text of 16 tokens, and LongRoPE rotates one of 17 by other"
+    with pytest.raises(ValueError, match=message):
+        ours(x[:, :1], positions=torch.tensor([16]), cache=cache)
+    assert cache.length == 25
+    cache = ours.cache(30)
+    ours(x, cache=cache)
+    cache.crop(10)
+    with pytest.raises(ValueError, match="24 tokens, and .* one of 11 by"):
+        ours(x[:, :1], cache=cache)
+    ours(x[:, :7], cache=cache)
+    cache, valid = alone.cache(30), F.pad(valid, (0, 2), value=True)
+    alone(x, valid=valid[:, :24], cache=cache)
+    alone(x[:, :1], valid=valid[:, :25], cache=cache)
+    with pytest.raises(ValueError, match="the text needs other angles"):
+        alone(x[:, :1], valid=valid, cache=cache)
+
+
 RECORD = ROOT / "sitekit/drawn/families.json"
 
 
@@ -204,6 +307,10 @@ def test_a_layer_from_a_config_is_called_like_any_other(family, attend):
         ]
         error = relative_error(torch.cat(got, dim=1)[valid], wanted[valid])
         assert error < 1e-6, f"layer {layer}"
+        for none in (x[:, :0], x[:0]):
+            assert ours(none).shape == none.shape
+        assert ours(x[:, :0], cache=cache).shape == (ROWS, 0, x.shape[2])
+        assert cache.length == LENGTH
 
 
 class Around(nn.Module):
