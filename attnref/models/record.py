@@ -243,15 +243,25 @@ def records_of(
     found = {layer: record for layer, (_, record) in layers if record}
     if not found:
         family, _ = _family(given)
-        raise ValueError(f"{family}: no layer has softmax attention")
+        kinds = ", ".join(dict.fromkeys(kinds_of(given)))
+        raise ValueError(
+            f"{family}: no layer has softmax attention; all are {kinds[:200]}"
+        )
     return found
 
 
 MANY = 1000  # layers
 HUGE = 2**31
 INDEXED = "indexed_attention"
+CALLED = {  # in some files, what is called otherwise today
+    "attention": "full_attention",
+    "deepseek_sparse_attention": INDEXED,
+}
 KINDS = "full_attention", "sliding_attention", "chunked_attention", INDEXED
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
+DRAFTS = "eagle", "dflash", "dspark", "draft", "medusa"
+# What a file of images too says once, beside the fields of its text model.
+OUTSIDE = "tie_word_embeddings", "quantization_config", "torch_dtype", "dtype"
 TOLD = "rope_theta", "rope_scaling", "rotary_emb_base", "rope_local_base_freq"
 ROPE_FIELDS = {
     *("rope_type", "type", "rope_theta", "factor", "truncate"),
@@ -301,10 +311,12 @@ def fields_of(config: Any) -> dict[str, Any]:
         config = parsed(Path(config).read_text("utf-8"))
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}; pass an object")
-    text, tied = config.get("text_config"), "tie_word_embeddings"
-    found = dict(config)
+    text, found = config.get("text_config"), dict(config)
     if isinstance(text, Mapping):
-        found = {n: config[n] for n in config if n == tied} | dict(text)
+        found = dict(text)
+        for name in ("model_type", *OUTSIDE):
+            if found.get(name) is None and name in config:
+                found[name] = config[name]
     family = found.get("model_type")
     if family == "kimi_k2":  # so it is called on the Hub
         found["model_type"] = "deepseek_v3"
@@ -342,16 +354,26 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
 def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
     """Refuse fields that may change attention and that the row leaves out."""
     attention, other = _field_names()
+    called = str(given.get("architectures")).lower()
+    if given.get("draft_vocab_size") or any(n in called for n in DRAFTS):
+        raise ValueError(
+            f"{family}: this is a draft model, whose attention is not that of "
+            "the family"
+        )
+    unread, unknown = [], []
     for name, value in given.items():
         if not value or name in row.reads or name in other:
             continue
-        if name in attention:
-            raise ValueError(
-                f"{family}: attention does not read {name}={value}"
-            )
+        found = unread if name in attention else unknown
+        found.append(f"{name}={value!r}"[:80])
+    if unread:
         raise ValueError(
-            f"{family}: the field {name}={value!r} is unknown and may change "
-            "attention; leave it out if it does not"
+            f"{family}: attention does not read {', '.join(unread + unknown)}"
+        )
+    if unknown:
+        raise ValueError(
+            f"{family}: unknown fields may change attention, leave out those "
+            f"that do not: {', '.join(unknown)}"
         )
 
 
@@ -391,8 +413,8 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
     """What the config calls this layer."""
     kinds = read.get("layer_types") or read.get("layers_block_type")
     if kinds:
-        kind = str(kinds[layer])  # "attention" in models with Mamba layers
-        return "full_attention" if kind == "attention" else kind
+        kind = str(kinds[layer])
+        return CALLED.get(kind, kind)
     if "kind" not in row.fields:
         reads = row.fields["window"].co_names if "window" in row.fields else ()
         if "layer_type" in reads and read.get("sliding_window"):
@@ -442,7 +464,7 @@ def _rope(
             theta = "rope_local_base_freq" if local else "rope_theta"
             rope = {} if own else dict(read["rope_scaling"] or {})
             told = given.get(theta) or given.get("rotary_emb_base")
-            rope["rope_theta"] = told or usual
+            rope["rope_theta"] = rope.get("rope_theta") or told or usual
     rope = dict(rope)
     unknown = sorted(rope.keys() - ROPE_FIELDS)
     if unknown:

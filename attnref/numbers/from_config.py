@@ -131,8 +131,8 @@ def _beside(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
     row = rows_of(Path(__file__).with_name("states.txt")).get(family)
     if row is None and kind not in SOFTMAX:
         raise ValueError(
-            f"{family}: the state of its recurrent layers is not known, so "
-            "the cache would be counted too small"
+            f"{family}: what layers of the kind {kind} store is not known, "
+            "so the cache would be counted too small"
         )
     read = Fields({k: v for k, v in given.items() if v is not None})
     read["layer"], found = layer, Fields()

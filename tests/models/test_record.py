@@ -316,6 +316,40 @@ def test_kimi_k2_is_read_as_what_it_repeats():
     assert records_of(nested) == records_of(whole)
 
 
+def test_a_file_of_images_too_says_its_family_outside():
+    nested = {"model_type": "llama9", "text_config": {"hidden_size": 64}}
+    with pytest.raises(ValueError, match="model_type='llama9' is none of"):
+        attention_of(nested)
+    nested = {"model_type": "llama", "text_config": dict(LLAMA)}
+    del nested["text_config"]["model_type"]
+    assert attention_of(nested) == attention_of(LLAMA)
+
+
+def test_layers_are_called_as_earlier_versions_wrote_them():
+    config = config_of("glm_moe_dsa").to_dict()
+    config["layer_types"] = 4 * ["indexed_attention"]
+    old = config | {"layer_types": 4 * ["deepseek_sparse_attention"]}
+    assert records_of(old) == records_of(config)
+    other = config | {"layer_types": 4 * ["sparser_attention"]}
+    with pytest.raises(ValueError, match="attention; all are sparser_attention"):
+        records_of(other)
+
+
+IGNORES = "cohere2_moe"  # transformers drops its rope_scaling
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {IGNORES}))
+def test_the_base_of_rope_may_stand_within_its_scaling(family):
+    given = json.loads(json.dumps(config_of(family).to_dict()))
+    rope = given.pop("rope_parameters", None) or {}
+    if rope and not any(isinstance(part, dict) for part in rope.values()):
+        given["rope_scaling"] = rope | {"rope_theta": 123456.0}
+        for more in ({}, {"rope_theta": 777.0}):
+            copied = json.loads(json.dumps(given | more))
+            theirs = CONFIG_MAPPING[family].from_dict(copied).to_dict()
+            assert records_of(given | more) == records_of(theirs)
+
+
 def test_a_record_is_frozen_and_hashable():
     record = attention_of(LLAMA)
     assert isinstance(record, AttentionRecord)
@@ -330,7 +364,16 @@ REFUSED = {
         {"layer_types": 2 * ["indexed_attention"]},
         "layer 0 is indexed_attention, no softmax attention",
     ),
-    "mystery": ({"use_mystery": True}, "use_mystery=True is unknown"),
+    "mysteries": (
+        {"use_mystery": True, "mystery_rank": 7, "vocab_size": 9},
+        "leave out those that do not: use_mystery=True, mystery_rank=7$",
+    ),
+    "all at once": (
+        {"qkv_clip": 3, "use_mystery": True},
+        "attention does not read qkv_clip=3, use_mystery=True$",
+    ),
+    "draft": ({"architectures": ["LlamaForCausalLMEagle3"]}, "a draft model"),
+    "its words": ({"draft_vocab_size": 32000}, "llama: this is a draft model"),
     "of others": ({"qk_layernorm": True}, "does not read qk_layernorm=True"),
     "softcap": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     "shared": ({"num_kv_shared_layers": 2}, "num_kv_shared_layers=2"),
