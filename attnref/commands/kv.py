@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from attnref.commands.check import language_of_locale
@@ -353,6 +354,8 @@ def one(found: dict[str, Any], budget: int | None, say: Say) -> str:
         out.append(say("kv seen", url=device["source"]))
     if found["confidence"] == "given" and found["params"]:
         out.append(say("kv params", n=found["params"]))
+    if found.get("assumed_dtype"):
+        out.append(say("kv assumed", **found))
     out.append(say("kv sure", word=say(f"kv {found['confidence']}")))
     return "\n".join(out)
 
@@ -388,6 +391,8 @@ def several(
             for f in found
             if f["left_bytes"] <= 0
         ]
+        taken = [f for f in found if f.get("assumed_dtype")]
+        out += [f"{f['id']}: {say('kv assumed', **f)}" for f in taken]
     return "\n".join(out)
 
 
@@ -483,6 +488,19 @@ def weights_of(
     return stored_bytes(model.id)
 
 
+def offered(file: str) -> str:
+    """The end of an error message: models of a family that no row reads, whose
+    sizes are known all the same."""
+    from attnref.models.record import families, parsed
+
+    family = str(parsed(Path(file).read_text("utf-8")).get("model_type"))
+    if family in families():
+        return ""
+    start = re.sub(r"_vl$|_", "", family)
+    ids = [id for id in models() if id.replace("-", "").startswith(start)]
+    return f"; kv --model knows {', '.join(ids)}" if ids else ""
+
+
 def run_kv(asked: argparse.Namespace) -> str:
     if asked.list == bool(asked.model or asked.config):
         raise ValueError(
@@ -514,7 +532,11 @@ def run_kv(asked: argparse.Namespace) -> str:
     if asked.config:  # which loads more of the package
         from attnref.numbers.from_config import model_from_config
 
-        chosen += [model_from_config(file) for file in asked.config]
+        for file in asked.config:
+            try:
+                chosen.append(model_from_config(file))
+            except ValueError as error:
+                raise ValueError(f"{error}{offered(file)}") from None
     dtype: str | Storage = asked.dtype
     if asked.scale:
         plain = DTYPES.get(asked.dtype)
@@ -545,6 +567,11 @@ def run_kv(asked: argparse.Namespace) -> str:
                 raise
             unknown.append({"id": model.id, "unknown": str(error)})
         else:
+            if asked.weights == "config":
+                from attnref.numbers.stored import assumed_dtype
+
+                if taken_for := assumed_dtype(model.id):
+                    told["assumed_dtype"] = taken_for
             if device:
                 share = float(asked.utilisation or 1)
                 told["device"] = {**device._asdict(), "share": share}

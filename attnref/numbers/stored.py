@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from attnref.models.record import UNREADABLE, fields_of
@@ -35,6 +36,13 @@ def stored_bytes(config: Mapping[str, Any] | str | PathLike[str]) -> int:
     """
     given = fields_of(config)
     family, told = given.get("model_type"), given.get("quantization_config")
+    if isinstance(config, (str, PathLike)) and not told:
+        beside = Path(config).with_name("hf_quant_config.json")
+        if beside.exists():
+            raise ValueError(
+                f"{family}: weights that are quantised as {beside.name} says "
+                "are not counted; pass their size"
+            )
     counted = params_of(given)
     inside = params_of(
         given | {"vocab_size": 0, "vocab_size_per_layer_input": 0}
@@ -58,6 +66,14 @@ def stored_bytes(config: Mapping[str, Any] | str | PathLike[str]) -> int:
             ) from None
         bits += storage.bits_for(narrow) - narrow * width
     return -(-bits // 8)
+
+
+def assumed_dtype(config: str | PathLike[str]) -> str | None:
+    """The dtype for which weights are taken, if the file says no format."""
+    given = fields_of(config)
+    if given.get("quantization_config"):
+        return None
+    return str(given.get("torch_dtype") or given.get("dtype"))
 
 
 def _quantised(

@@ -397,3 +397,23 @@ def test_in_chinese_it_says_the_same_numbers(text, monkeypatch):
     assert kv(f"{text} --lang zh --json") == kv(f"{text} --json")
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert kv(text) == chinese
+
+
+@pytest.mark.parametrize(
+    "family, ids",
+    [
+        ("deepseek_v4", "deepseek-v4-flash, deepseek-v4-pro"),
+        ("minimax_m3_vl", "minimax-m3"),
+        ("llama", ""),
+    ],
+)
+def test_a_config_that_is_refused_leads_to_the_sizes(
+    family, ids, tmp_path, capsys
+):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": family}))
+    for language, said in (("en", "; kv --model knows "), ("zh", "里有 ")):
+        with pytest.raises(SystemExit):
+            kv(f"--config {file} --lang {language}")
+        error = capsys.readouterr().err
+        assert ids in error and (said in error) is bool(ids)

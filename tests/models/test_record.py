@@ -331,7 +331,9 @@ def test_layers_are_called_as_earlier_versions_wrote_them():
     old = config | {"layer_types": 4 * ["deepseek_sparse_attention"]}
     assert records_of(old) == records_of(config)
     other = config | {"layer_types": 4 * ["sparser_attention"]}
-    with pytest.raises(ValueError, match="attention; all are sparser_attention"):
+    with pytest.raises(
+        ValueError, match="attention; all are sparser_attention"
+    ):
         records_of(other)
 
 

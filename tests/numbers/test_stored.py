@@ -83,6 +83,31 @@ def test_what_is_not_known_of_the_weights_is_refused(message):
         stored_bytes(written(config_of("qwen3"), OTHERS[message]))
 
 
+def test_the_format_of_a_text_model_may_stand_outside_of_it():
+    whole = written(config_of("qwen3", **SIZES))
+    nested = {"model_type": "qwen3_vl", "torch_dtype": "bfloat16"}
+    nested |= {"text_config": {**whole, "torch_dtype": None}}
+    assert stored_bytes(nested) == stored_bytes(whole)
+    told = {"quantization_config": {"quant_method": "fp8"}}
+    assert stored_bytes(nested | told) == stored_bytes(whole | told)
+    told["quantization_config"]["quant_method"] = "modelopt"
+    with pytest.raises(ValueError, match="quantised by 'modelopt' are not"):
+        stored_bytes(nested | told)
+
+
+def test_a_dtype_that_is_assumed_is_said(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(written(config_of("qwen3", **SIZES))))
+    asked = ["kv", "--config", str(file), "--budget", "100MiB"]
+    asked += ["--weights", "config", "--lang"]
+    assert "weights: taken for bfloat16, as the" in main([*asked, "en"])
+    assert "权重按 bfloat16 算" in main([*asked, "zh"])
+    # NVIDIA's flat configs say the format in a file of its own.
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="as hf_quant_config.json says are"):
+        stored_bytes(file)
+
+
 def test_the_command_takes_the_weights_from_the_config(tmp_path):
     config, file = config_of("qwen3", **SIZES), tmp_path / "config.json"
     told = {"quant_method": "gptq", "bits": 4, "group_size": 128}
