@@ -43,7 +43,7 @@ BLOCK = re.compile(
 )
 FOLDERS = ("core", "caches", "layers", "models")
 # What a file of the package is the full form of, if that has another name.
-PLAIN = {"sdpa": "attention", "mqa": "gqa", "block": "llama"}
+PLAIN = {"sdpa": "attention", "block": "llama"}
 BIB = "references.bib"  # below docs/
 WHEEL = "attnref-VERSION-py3-none-any.whl"  # on a page
 LINK = re.compile(r'<a href="(files|page):([^"#]*)(#[^"]*)?">(.*?)</a>')

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
+from runpy import run_path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from sitekit import ROOT, source
 from sitekit.shapes import comments
 
 PLAIN = ROOT / "attnref/plain"
+CACHE = str(PLAIN / "kv_cache.py")  # of those without one in their file
 # What a picture shows as one step, though the file says how it is done.
 WHOLE = ("__init__", "append", "rope", "split")
 # The operations that it names; others move elements or are arithmetic.
@@ -160,7 +162,8 @@ def call(
     takes = inspect.signature(getattr(called, "forward", called)).parameters
     more = more | {k: v for k, v in given.items() if k in takes}
     if past := given.get("past"):
-        more["cache"] = space["KVCache"](past + sizes["T"])
+        kept = space if "KVCache" in space else run_path(CACHE)
+        more["cache"] = kept["KVCache"](past + sizes["T"])
         called(torch.randn(sizes["B"], past, sizes["E"]), more["cache"])
     shapes = {"x": "BTE", "context": "BSC", "q": "BHTD", "k": "BHSD"}
     axes = {name: [*letters] for name, letters in shapes.items()}

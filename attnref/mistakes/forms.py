@@ -104,7 +104,7 @@ class _Valid:
     """What a layer takes for `valid`, and makes any mask of."""
 
     def __init__(self, mask: Tensor) -> None:
-        self.mask = mask
+        self.mask, self.shape = mask, mask.shape
 
     def __getitem__(self, _: object) -> Tensor:
         return self.mask
@@ -191,6 +191,26 @@ def _self(p: Plain, through: str) -> object:
         return _called(layer, _proj(w_q, w_k, w_v, w_o), x, valid=valid)
 
     return attention
+
+
+def _mqa(p: Plain, through: str) -> object:
+    """plain.mqa with any mask: its rows are all heads of a token."""
+    p = _own(p)
+
+    def mqa(*given: Any, mask: Tensor | None = None) -> Any:
+        (x, w_q, w_k, w_v, w_o, H), core = given, _attend(p, through)
+        B, T, E = x.shape
+        whole, p.mqa.torch = _whole(mask, T)
+        rows = whole.expand(B, H, T, T).transpose(1, 2).reshape(B, 1, -1, T)
+
+        def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+            return core.scaled_dot_product_attention(q, k, v, mask & rows)
+
+        p.mqa.F = SimpleNamespace(scaled_dot_product_attention=attend)
+        layer = _made(p.mqa.MQA, E, H)
+        return _called(layer, _proj(w_q, w_k, w_v, w_o), x)
+
+    return mqa
 
 
 def _mha(p: Plain) -> object:
@@ -377,7 +397,10 @@ FORMS: dict[str, list[Form]] = {
         *_both(_cached, "plain.gqa", "rope"),
         _form(_mha_again, "plain.mha"),
     ],
-    "mqa": _both(_self, "plain.gqa", "rope KVCache"),
+    "mqa": [
+        *_both(_mqa, "plain.mqa"),
+        *_both(_self, "plain.gqa", "rope KVCache"),
+    ],
     "gqa": _both(_self, "plain.gqa", "rope KVCache"),
     "llama": _both(_cached, "plain.gqa"),
     "cross": _both(_cross, "plain.cross"),

@@ -27,7 +27,7 @@ def biased_attention(q, k, v, bias=None, softcap=None, mask=None):
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()  # (B, H, T, S)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
+        scores = scores.masked_fill(~mask.expand_as(scores), -torch.inf)
     weights = scores.softmax(dim=-1)  # (B, H, T, S)
     weights = weights.nan_to_num(0.0)  # (B, H, T, S); a query that sees no key
-    return weights @ v  # (B, H, T, Dv)
+    return weights.to(v.dtype) @ v  # (B, H, T, Dv)

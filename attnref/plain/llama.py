@@ -11,6 +11,8 @@ from torch import nn
 def rope(x, positions, theta=10000.0):
     """Rotate x (B, H, T, D) by its positions (T,): p and p + D/2 are a pair."""
     D = x.shape[-1]
+    if D % 2:
+        raise ValueError(f"{D=} is odd: RoPE rotates pairs of elements")
     p = torch.arange(D // 2, device=x.device).double()  # float32 is too coarse
     angle = positions[:, None] * theta ** (-2 * p / D)  # (T, D // 2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (T, D // 2)
@@ -43,6 +45,8 @@ class GQA(nn.Module):
         super().__init__()
         if n_heads % n_kv_heads:
             raise ValueError(f"{n_kv_heads=} does not divide {n_heads=}")
+        if not head_dim and d_model % n_heads:
+            raise ValueError(f"{n_heads=} does not divide {d_model=}")
         self.head_dim, self.theta = head_dim or d_model // n_heads, theta
         q_width, kv_width = n_heads * self.head_dim, n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(d_model, q_width, bias=False)
@@ -54,10 +58,12 @@ class GQA(nn.Module):
         """x (B, T, E) to (B, T, E); valid (B, S), True = no pad, all so far."""
         B, T, E = x.shape
         past = 0 if cache is None else cache.length
+        if valid is not None and valid.shape[-1] != past + T:
+            raise ValueError(f"{past + T} tokens, {valid.shape[-1]=}")
         at = torch.arange(past, past + T, device=x.device)  # (T,)
-        q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q = rope(q, at, self.theta)  # (B, H, T, D)
         k = rope(k, at, self.theta)  # (B, K, T, D)
         if cache is not None:
@@ -68,7 +74,7 @@ class GQA(nn.Module):
             mask = mask & valid[:, None, None, :]  # (B, 1, T, S)
         # Query head h reads key/value head h // (H // K).
         out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
-        return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))  # (B, T, E)
+        return self.o_proj(out.transpose(1, 2).flatten(2))  # (B, T, E)
 
 
 class SwiGLU(nn.Module):

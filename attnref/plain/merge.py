@@ -6,5 +6,6 @@ import torch
 def merge(outs, lses):
     """Outputs (B, H, T, D) and log-sum-exps (B, H, T) of parts of the keys."""
     outs, lses = torch.stack(outs), torch.stack(lses)
+    outs = outs.masked_fill(lses[..., None] == -torch.inf, 0)  # not 0 * NaN
     weights = lses.softmax(dim=0).nan_to_num(0.0)  # a query that sees no key
     return (weights[..., None] * outs).sum(dim=0), lses.logsumexp(dim=0)

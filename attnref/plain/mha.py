@@ -20,7 +20,7 @@ class MHA(nn.Module):
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)  # (B, T, E)
         q, k, v = self.split(q), self.split(k), self.split(v)  # (B, H, T, D)
         scores = q @ k.mT / q.shape[-1] ** 0.5  # (B, H, T, T)
-        future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+        future = torch.ones_like(scores[:1, :1], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, -torch.inf)  # (B, H, T, T)
         weights = scores.softmax(dim=-1)  # (B, H, T, T)
         heads = weights @ v  # (B, H, T, D)

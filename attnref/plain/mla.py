@@ -11,6 +11,8 @@ from torch import nn
 def rope(x, positions, theta=10000.0):
     """Rotate x (B, H, T, D) by positions (T,): 2p and 2p + 1 are a pair."""
     D = x.shape[-1]
+    if D % 2:
+        raise ValueError(f"{D=} is odd: RoPE rotates pairs of elements")
     p = torch.arange(D // 2, device=x.device).double()  # float32 is too coarse
     angle = positions[:, None] * theta ** (-2 * p / D)  # (T, D // 2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # (T, D // 2)
@@ -45,7 +47,7 @@ class MLA(nn.Module):
     def __init__(self, d_model, n_heads, R, Dn, Dr, Dv, q_rank=None, theta=1e4):
         super().__init__()
         self.n_heads, self.theta = n_heads, theta
-        self.R, self.Dn, self.Dr, self.q_rank = R, Dn, Dr, q_rank
+        self.R, self.Dn, self.Dr, self.Dv, self.q_rank = R, Dn, Dr, Dv, q_rank
         if q_rank:  # V2 and V3; not V2-Lite
             self.q_a_proj = nn.Linear(d_model, q_rank, bias=False)
             self.q_a_layernorm = nn.RMSNorm(q_rank, eps=1e-6)
@@ -57,17 +59,19 @@ class MLA(nn.Module):
         self.kv_b_proj = nn.Linear(R, n_heads * (Dn + Dv), bias=False)
         self.o_proj = nn.Linear(n_heads * Dv, d_model, bias=False)
 
-    def forward(self, x, cache=None, valid=None, absorbed=True):
+    def forward(self, x, cache=None, valid=None, absorbed=None):
         """x (B, T, E) to (B, T, E); valid (B, S), True = no pad, all so far."""
         B, T, E = x.shape
         R, Dn, Dr = self.R, self.Dn, self.Dr
         past = 0 if cache is None else cache.length
+        if valid is not None and valid.shape[-1] != past + T:
+            raise ValueError(f"{past + T} tokens, {valid.shape[-1]=}")
         at = torch.arange(past, past + T, device=x.device)  # (T,)
         if self.q_rank:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         else:
             q = self.q_proj(x)
-        q = q.view(B, T, -1, Dn + Dr).transpose(1, 2)  # (B, H, T, Dn + Dr)
+        q = q.unflatten(-1, (-1, Dn + Dr)).transpose(1, 2)  # (B, H, T, Dn + Dr)
         q, q_rope = q.split((Dn, Dr), dim=-1)
         q_rope = rope(q_rope, at, self.theta)  # (B, H, T, Dr)
         c, k_rope = self.kv_a_proj_with_mqa(x)[:, None].split((R, Dr), dim=-1)
@@ -80,9 +84,12 @@ class MLA(nn.Module):
         mask = mask.tril(past)  # (T, S)
         if valid is not None:
             mask = mask & valid[:, None, None, :]  # (B, 1, T, S)
+        if absorbed is None:  # which of the two takes fewer products
+            S, W = past + T, Dn + self.Dv
+            absorbed = T * R * (W + 2 * S) < S * W * (R + T)
         form = self.absorbed if absorbed else self.per_head
         out = form(q, q_rope, entry, mask)  # (B, H, T, Dv)
-        return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))  # (B, T, E)
+        return self.o_proj(out.transpose(1, 2).flatten(2))  # (B, T, E)
 
     def per_head(self, q, q_rope, entry, mask):
         """Keys and values of each head, computed from the latent."""

@@ -20,6 +20,6 @@ def todays_heads(q, k, v, gate, q_weight, k_weight, turn, softcap, sinks, mask):
     scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
     B, H, T, S = scores.shape
     sink = sinks.view(H, 1, 1).expand(B, H, T, 1)  # (B, H, T, 1)
-    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)
-    heads = weights[..., :S] @ v  # (B, H, T, D)
+    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1).nan_to_num(0.0)
+    heads = weights[..., :S].to(v.dtype) @ v  # (B, H, T, D)
     return heads * gate.sigmoid()  # (B, H, T, D)

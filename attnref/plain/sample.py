@@ -9,7 +9,7 @@ def sample(logits, temperature=1.0, top_k=None, top_p=None):
     if top_k is not None:
         least = logits.topk(top_k).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < least, -torch.inf)
-    if top_p is not None:  # the fewest tokens whose sum reaches top_p
+    if top_p is not None and top_p < 1:  # the fewest whose sum reaches it
         p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
         before = p.cumsum(dim=-1) - p  # the sum of those that are likelier
         p = p.masked_fill(before >= top_p, 0)

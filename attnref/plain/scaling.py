@@ -18,7 +18,7 @@ def linear(f, factor):
 def ntk(f, factor):
     """The first pair stays, the last one is slowed by the factor."""
     p = torch.arange(len(f)).double()  # (D // 2,)
-    return f * factor ** (-p / (len(f) - 1))  # (D // 2,)
+    return f * factor ** (-p / max(len(f) - 1, 1))  # (D // 2,)
 
 
 def llama3(f, factor, length, low=1.0, high=4.0):
@@ -30,6 +30,8 @@ def llama3(f, factor, length, low=1.0, high=4.0):
 
 def yarn(f, factor, length, fast=32.0, slow=1.0):
     """As llama3, but linear in p; and the size of cosines and sines."""
+    if len(f) < 2:
+        raise ValueError(f"YaRN takes the base from f[1], and {len(f)=}")
     p = torch.arange(len(f)).double()  # (D // 2,)
     ends = 2 * torch.pi * f.new_tensor([fast, slow]) / length  # as frequencies
     ends = ends.log() / f[1].log()  # as pairs: the logarithm of f is linear
@@ -42,6 +44,8 @@ def yarn(f, factor, length, fast=32.0, slow=1.0):
 
 def rotate(x, positions, f, size=1.0):
     """Rotate x (B, H, T, D) as RoPE does, with these frequencies."""
+    if x.shape[-1] != 2 * len(f):
+        raise ValueError(f"D={x.shape[-1]}, and {len(f)} pairs to rotate")
     angle = positions[:, None] * f  # (T, D // 2)
     cos, sin = (size * t.to(x.dtype) for t in (angle.cos(), angle.sin()))
     a, b = x.chunk(2, dim=-1)  # (..., T, D // 2)

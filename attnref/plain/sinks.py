@@ -13,8 +13,8 @@ def attention_with_sinks(q, k, v, sinks, mask=None):
         scores = scores.masked_fill(~mask, -torch.inf)  # (B, H, T, S)
     B, H, T, S = scores.shape
     sink = sinks.view(H, 1, 1).expand(B, H, T, 1)  # (B, H, T, 1)
-    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)
-    return weights[..., :S] @ v  # (B, H, T, Dv)
+    weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1).nan_to_num(0.0)
+    return weights[..., :S].to(v.dtype) @ v  # (B, H, T, Dv)
 
 
 def add_sinks(out, lse, sinks):

@@ -82,7 +82,8 @@ def budget() -> Tensor:
 def compared() -> Iterator[Row]:
     sizes: dict[str, float] = {**_sizes(), "gqa": 2.25 * _sizes()["mqa"]}
     sizes["expanded"] = _stored((128, 192), (128, 128))
-    for name in ("mha", "expanded", "gqa8", "gqa", "mla", "mqa"):
+    sizes["wide"] = _stored((1, 512 + 128))
+    for name in ("mha", "expanded", "gqa8", "gqa", "wide", "mla", "mqa"):
         n = sizes[name]
         yield [Word(name), f"{n:,.0f}", f"{n / sizes['mla']:.3g}"]
 

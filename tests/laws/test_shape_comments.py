@@ -16,6 +16,7 @@ from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
 from attnref.plain.kv_cache import KVCache
 from attnref.plain.mha import MHA
+from attnref.plain.mqa import MQA
 from attnref.plain.rope import rope
 from attnref.plain.sample import sample
 from sitekit import ROOT
@@ -148,6 +149,12 @@ def plain_full_width():
     CrossAttention(H * D, H)(x, context)
 
 
+def plain_one_key():
+    layer, cache = MQA(H * D, H), KVCache(2 * T)
+    for x in torch.randn(2, B, T, H * D):
+        layer(x, cache)
+
+
 def plain_latent():
     layer, x, cache = (
         mla.MLA(E, H, R, DN, DR, DV),
@@ -184,6 +191,7 @@ PLAIN = {
     plain_functions: {},
     plain_layers: {},
     plain_full_width: {"E": H * D},
+    plain_one_key: {"E": H * D, "K": 1},
     plain_latent: {
         "S": 2 * T,
         "K": 1,

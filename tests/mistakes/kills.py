@@ -120,10 +120,11 @@ def of_plain(p: Any) -> list[Any]:
         ),
         p.rope.rope(q, torch.arange(7)),
         p.mha.MHA(48, 6)(x),
+        p.mqa.MQA(48, 6)(x),
         p.cross.CrossAttention(48, 6)(x, x[:, :4], valid[:, :4]),
     ]
     mla = p.mla.MLA(48, 6, 10, 6, 4, 5)
-    made += [mla(x, absorbed=False), mla(x, valid=valid)]
+    made += [mla(x, absorbed=False), mla(x, None, valid, absorbed=True)]
     for layer, cache in (
         (p.gqa.GQA(48, 6, 2), p.gqa.KVCache(8)),
         (mla, p.mla.KVCache(8)),

@@ -131,12 +131,14 @@ def test_mqa():
     # --8<-- [start:mqa]
     import torch
 
-    from attnref.plain.gqa import GQA, KVCache
+    from attnref.plain.kv_cache import KVCache
+    from attnref.plain.mqa import MQA
 
-    layer = GQA(d_model=64, n_heads=8, n_kv_heads=1)  # heads of width 8
+    layer = MQA(d_model=64, n_heads=8)  # heads of width 8
+    x = torch.randn(3, 7, 64)  # three sequences of seven tokens
     cache = KVCache(max_len=7)
-    out = layer(torch.randn(3, 7, 64), cache)  # three sequences, seven tokens
-    assert out.shape == (3, 7, 64)
+    steps = [layer(token, cache) for token in x.split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), layer(x))
     assert cache.stored.shape == (2, 3, 1, 7, 8)  # one key, one value head
     # --8<-- [end:mqa]
 
@@ -162,8 +164,8 @@ def test_mla():
     layer = MLA(d_model=64, n_heads=8, R=24, Dn=16, Dr=8, Dv=16)
     x = torch.randn(3, 7, 64)  # three sequences of seven tokens
     cache = KVCache(max_len=7)
-    steps = [layer(token, cache) for token in x.split(1, dim=1)]  # absorbed
-    whole = layer(x, absorbed=False)  # latent
+    steps = [layer(t, cache, absorbed=True) for t in x.split(1, dim=1)]
+    whole = layer(x, absorbed=False)  # the latent form
     torch.testing.assert_close(torch.cat(steps, dim=1), whole)
     assert cache.stored.shape == (1, 3, 1, 7, 24 + 8)  # for all 8 heads
     # --8<-- [end:mla]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 import attnref
 from attnref.plain import alibi, gqa, kv_cache, llama, masks, mla, order, rope
@@ -17,6 +18,7 @@ from attnref.plain.cross import CrossAttention
 from attnref.plain.flash import flash
 from attnref.plain.merge import merge
 from attnref.plain.mha import MHA
+from attnref.plain.mqa import MQA
 from attnref.plain.ring import RingKVCache, sees
 from attnref.plain.sample import sample
 from attnref.plain.sinks import (
@@ -27,6 +29,7 @@ from attnref.plain.sinks import (
 )
 from attnref.plain.softmax import online_softmax, softmax
 from sitekit import ROOT
+from tests.kit.memory import allocated
 from tests.kit.plain import outputs
 from tests.variants import DN, DR, DV, LATENT, Q, R, sharp, tokens
 
@@ -101,6 +104,20 @@ def test_attention_is_that_of_the_package_and_of_torch(scores):
         equal(out, F.scaled_dot_product_attention(*qkv, some))
 
 
+def biased(q, k, v, mask=None):
+    return alibi.biased_attention(q, k, v, None, None, mask)
+
+
+@pytest.mark.parametrize("form", [attention, biased])
+def test_a_mask_with_more_axes_than_the_queries_is_refused(form):
+    q, k, v = tokens(B, T, D), tokens(B, S, D), tokens(B, S, DV)
+    mask = torch.rand(B, T, S) > 0.4
+    equal(form(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask))
+    for more in (mask[:, None], mask[:, None, :1], mask[:1, None]):
+        with pytest.raises(RuntimeError, match=r"sizes provided \(3\)"):
+            form(q, k, v, more)
+
+
 def test_flash_and_merge_are_those_of_the_package(scores):
     q, k, v, mask = scores
     for some in (None, mask, mask[:, :1, :1], mask[1, 0]):
@@ -118,11 +135,15 @@ def test_flash_and_merge_are_those_of_the_package(scores):
         equal(merge(*zip(*parts, strict=True)), want, 1e-10)
     nothing = torch.full((B, H, T), -torch.inf)
     assert (merge([q], [nothing])[0] == 0).all()  # whatever q is
+    out, lse = flash(q, k, v, mask)
+    unread = torch.full_like(out, torch.nan)  # a kernel left it as it was
+    equal(merge([out, unread], [lse, nothing]), (out, lse))
 
 
 def test_sinks_are_those_of_the_package(scores):
     *qkv, mask = scores
     logits = 3 * tokens(H)
+    logits[0] = -torch.inf  # none; to a query of this head no key is left
     for some in (None, mask, mask[:, :1, :1]):
         want = attnref.sdpa(*qkv, some, sinks=logits)
         equal(attention_with_sinks(*qkv, logits, some), want)
@@ -151,15 +172,37 @@ def test_biases_and_softcap_are_those_of_the_package(scores):
         equal(got, attnref.sdpa(*qkv, some, **told))
 
 
+@pytest.mark.parametrize("added", ["bias", "sinks", "order"])
+def test_what_is_added_to_scores_may_be_float32_in_bfloat16(added):
+    qkv = [tokens(B, H, n, D).bfloat16() for n in (T, S, S)]
+    sinks, mask = 3 * torch.randn(H), attnref.causal_mask(T, S)
+
+    def run(*qkv):
+        if added == "bias":
+            return alibi.biased_attention(
+                *qkv, alibi.alibi(H, T, S), None, mask
+            )
+        if added == "sinks":
+            return attention_with_sinks(*qkv, sinks, mask)
+        ones, gate = qkv[0].new_ones(D), torch.ones_like(qkv[0])
+        told = ones, ones, nn.Identity(), 3.0, sinks, mask
+        return order.todays_heads(*qkv, gate, *told)
+
+    out, want = run(*qkv), run(*(y.double() for y in qkv))
+    assert out.dtype == torch.bfloat16
+    equal(out.double(), want, 0.03)
+
+
 def test_scaled_frequencies_are_those_of_the_package():
-    for D, theta in ((64, 1e4), (128, 5e5), (6, 10.0)):
+    for D, theta in ((64, 1e4), (128, 5e5), (6, 10.0), (2, 1e4)):
         f = scaled.frequencies(D, theta)
         pairs = [
             (scaled.linear(f, 8.0), attnref.PositionInterpolation(8.0)),
             (scaled.ntk(f, 8.0), attnref.Ntk(8.0)),
             (scaled.llama3(f, 8.0, 8192), attnref.Llama3(8.0, 1.0, 4.0, 8192)),
         ]
-        for factor, length, fast in ((40.0, 4096, 32.0), (32.0, 4096, 1.0)):
+        yarns = ((40.0, 4096, 32.0), (32.0, 4096, 1.0)) if D > 2 else ()
+        for factor, length, fast in yarns:
             ours = attnref.Yarn(factor, length, fast)
             slowed, size = scaled.yarn(f, factor, length, fast)
             assert size == pytest.approx(ours.table_scale, rel=1e-15)
@@ -254,6 +297,34 @@ def test_mha_is_that_of_the_package_and_of_torch():
     equal(ours.eval()(x), theirs(x))
 
 
+def test_mqa_is_that_of_the_package_and_of_torch():
+    theirs = sharp(attnref.MultiQueryAttention(d_model=E, n_heads=H))
+    ours, x = MQA(E, H).double(), tokens(B, T, E)
+    ours.load_state_dict(theirs.state_dict())
+    equal(ours(x), theirs(x))
+    cache = kv_cache.KVCache(T)
+    chunks = [ours(part, cache) for part in x.split((3, 1, 2, 1), dim=1)]
+    equal(torch.cat(chunks, dim=1), theirs(x))
+    assert cache.stored.shape == (2, B, 1, T, D)
+    torchs = nn.MultiheadAttention(E, H, bias=False, batch_first=True)
+    q, k, v, o = ours.state_dict().values()
+    joined = torch.cat((q, k.repeat(H, 1), v.repeat(H, 1)))
+    torchs.double().load_state_dict(
+        {"in_proj_weight": joined, "out_proj.weight": o}
+    )
+    equal(ours(x), torchs(x, x, x, attn_mask=~masks.causal_mask(T))[0])
+
+
+def test_mqa_copies_no_key_for_its_heads():
+    layer, cache = MQA(E, H), kv_cache.KVCache(2002)
+    layer(torch.randn(B, 2000, E), cache)
+    new, copy = torch.randn(B, 1, E), B * H * 2000 * D * 4
+    with torch.no_grad():
+        assert allocated(lambda: layer(new, cache)) < copy / 2
+        q, (k, _) = torch.randn(B, H, 1, D), cache.stored
+        assert allocated(lambda: q @ k.mT) > copy
+
+
 @pytest.mark.parametrize("kv_heads", [1, K, H])
 @pytest.mark.parametrize("file", [gqa, llama])
 def test_gqa_is_that_of_the_package(file, kv_heads):
@@ -277,11 +348,30 @@ def test_both_forms_of_mla_are_those_of_the_package(rank):
             **sizes, rope=attnref.Rope(theta, layout="interleaved")
         )
         ours = mla.MLA(E, H, R, DN, DR, DV, rank, **told)
-        same_in_all_ways(ours, sharp(theirs), absorbed=False)
+        for absorbed in (None, False):
+            same_in_all_ways(ours, sharp(theirs), absorbed=absorbed)
         ours.kv_b_proj.forward = None  # is not called, as it is absorbed
-        same_in_all_ways(ours, theirs)
+        same_in_all_ways(ours, theirs, absorbed=True)
         with pytest.raises(TypeError):  # and is called where it is not
             ours(torch.ones(1, 1, E).double(), absorbed=False)
+
+
+@pytest.mark.parametrize("past", [0, 1, 40, 400])
+def test_mla_takes_the_form_with_fewer_products(past):
+    def products(new, **told):
+        cache = mla.KVCache(past + new)
+        if past:
+            layer(torch.randn(B, past, E), cache)
+        with FlopCounterMode(display=False) as counter:
+            layer(torch.randn(B, new, E), cache, **told)
+        return counter.get_total_flops()
+
+    layer, fewest = mla.MLA(E, H, R, DN, DR, DV), []
+    for new in (1, 2, 15, 30, 60, 300):
+        both = [products(new, absorbed=a) for a in (False, True)]
+        fewest.append(both.index(min(both)))
+        assert products(new) == min(both)
+    assert fewest == {0: [0] * 6, 400: [1, 1, 1, 1, 0, 0]}.get(past, fewest)
 
 
 def test_llama_is_a_decoder_of_the_package():
@@ -326,6 +416,8 @@ def test_sample_draws_from_the_distribution_of_the_package(monkeypatch):
         torch.manual_seed(3)
         assert torch.equal(ours, attnref.sampled(**told)(logits))
         assert_close(*drawn[-2:])
+    sample(3 * torch.randn(B, 32_000), top_p=1.0)
+    assert (drawn[-1] > 0).all()  # though the sum of fewer is rounded to 1
     sample(torch.zeros(B, 4), top_p=0.5)  # two of them reach it
     assert ((drawn[-1] > 0).sum(-1) == 2).all()
 
@@ -365,9 +457,65 @@ def test_sizes_that_do_not_divide_are_refused():
     for file in (gqa, llama):
         with pytest.raises(ValueError, match="n_kv_heads=4 does not divide n_"):
             file.GQA(E, H, 4)
-    for layer in (MHA, CrossAttention):
+        for sizes in ((32, 5, 5), (10, 3, 1)):
+            with pytest.raises(
+                ValueError, match=r"n_heads=\d does not divide d_model"
+            ):
+                file.GQA(*sizes)
+        assert file.GQA(32, 5, 5, head_dim=6)(tokens(B, T, 32).float()).any()
+    for layer in (MHA, MQA, CrossAttention):
         with pytest.raises(ValueError, match="n_heads=7 does not divide d_mod"):
             layer(E, 7)
+
+
+@pytest.mark.parametrize("file", [rope, gqa, llama, mla])
+def test_an_odd_head_width_is_refused(file):
+    with pytest.raises(ValueError, match="D=3 is odd: RoPE rotates pairs"):
+        file.rope(tokens(B, H, T, 3), torch.arange(T))
+
+
+def test_frequencies_that_do_not_fit_are_refused():
+    x, at = tokens(B, H, T, 3), torch.arange(T)
+    for f in (scaled.frequencies(3), scaled.frequencies(2)):
+        with pytest.raises(ValueError, match=rf"D=3, and {len(f)} pairs"):
+            scaled.rotate(x, at, f)
+    with pytest.raises(ValueError, match=r"f\[1\], and len\(f\)=1"):
+        scaled.yarn(scaled.frequencies(2), 8.0, 4096)
+
+
+LAYERS = {
+    "mha": lambda: MHA(E, H),
+    "mqa": lambda: MQA(E, H),
+    "cross": lambda: CrossAttention(E, H),
+    "gqa": lambda: gqa.GQA(E, H, K),
+    "mla": lambda: mla.MLA(E, H, R, DN, DR, DV),
+    "llama": lambda: llama.Block(E, 59, 1e-5, n_heads=H, n_kv_heads=K),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_rows_and_no_tokens_give_none(name):
+    layer = LAYERS[name]()
+    for shape in ((0, T, E), (B, 0, E), (0, 0, E)):
+        x = torch.randn(shape)
+        given = (x, torch.randn(len(x), S, E)) if name == "cross" else (x,)
+        assert layer(*given).shape == shape
+    if name in ("mqa", "gqa", "mla"):
+        cache = kv_cache.KVCache(T)
+        layer(torch.randn(B, 2, E), cache)
+        assert layer(torch.randn(B, 0, E), cache).shape == (B, 0, E)
+        assert cache.length == 2
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla", "llama"])
+def test_pads_of_the_new_token_alone_are_refused(name):
+    layer, cache = LAYERS[name](), kv_cache.KVCache(T)
+    layer(torch.randn(B, T - 1, E), cache, VALID[:, 1:])
+    for valid in (VALID[:, -1:], VALID[:, 1:]):
+        n = valid.shape[1]
+        with pytest.raises(ValueError, match=rf"{T} tokens, .*\[-1\]={n}"):
+            layer(torch.randn(B, 1, E), cache, valid)
+    assert layer(torch.randn(B, 1, E), cache, VALID).shape == (B, 1, E)
 
 
 def test_everything_stays_on_its_device():

@@ -705,6 +705,7 @@ def test_what_mla_is_compared_with():
     assert rows["expanded"] == ["40,960", "71.1"]
     assert rows["gqa"] == rows["mla"] == ["576", "1"]
     assert rows["mqa"] == ["256", "0.444"]
+    assert rows["wide"] == ["640", "1.11"]  # 11% more, in prose
     assert mla.budget().tolist() == [32768, 2048, 576, 256]
     assert round(2 * 32 * 128 / 576, 1) == 14.2  # LLaMA-7B's shape, in prose
 

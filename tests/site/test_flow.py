@@ -159,7 +159,7 @@ def test_a_picture_has_a_box_for_each_variable_and_an_arrow_for_each_use():
     for pill in ("q_proj", "k_proj", "v_proj", "o_proj", "SDPA"):
         assert drawn.count(f">{pill}<") == 1
     assert drawn.count(">rope<") == 2 and drawn.count(">cache<") == 1
-    assert 'data-lines="65"' in drawn and "k, v = cache.append(k, v)" in drawn
+    assert 'data-lines="71"' in drawn and "k, v = cache.append(k, v)" in drawn
     assert 'aria-label="A &amp; B"' in drawn
 
 

@@ -50,6 +50,15 @@ def mha(p: Any) -> Any:
     return filled(p.mha.MHA(8, 2))
 
 
+def mqa(p: Any) -> Any:
+    return filled(p.mqa.MQA(8, 4))
+
+
+def mqa_and_weights(p: Any) -> tuple[Any, ...]:
+    layer, x = mqa(p), tokens(3, 5, 8)
+    return lambda: layer(x), layer.parameters()
+
+
 def gqa(form: Any, *, rope: bool = True) -> Any:
     """GQA of eight heads and four key/value heads; without RoPE it is what
     PyTorch computes."""
@@ -261,6 +270,21 @@ SUITES = {
         (past_is_seen, lambda p: (mha(p), tokens(3, 5, 8))),
         (rows_are_apart, lambda p: (mha(p), tokens(3, 5, 8))),
         (evaluation_repeats, lambda p: (mha(p), tokens(3, 5, 8))),
+    ),
+    "plain.mqa": (
+        (layer_equals_torch, lambda p: (mqa(p), tokens(3, 5, 8), 4, 1)),
+        (future_is_hidden, lambda p: (mqa(p).eval(), tokens(3, 5, 8))),
+        (past_is_seen, lambda p: (mqa(p), tokens(3, 5, 8))),
+        (rows_are_apart, lambda p: (mqa(p), tokens(3, 5, 8))),
+        (every_weight_is_used, mqa_and_weights),
+        (
+            decoding_is_the_full_pass,
+            lambda p: (
+                mqa(p),
+                lambda: p.kv_cache.KVCache(6),
+                tokens(3, 6, 8),
+            ),
+        ),
     ),
     "plain.gqa": of_gqa(lambda p: p.gqa),
     "plain.llama": (
