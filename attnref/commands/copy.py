@@ -665,4 +665,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--force", action="store_true", help="overwrite what is there"
     )
+    parser.add_argument(
+        "--lang", choices=("en", "zh"), help="otherwise that of the locale"
+    )
     parser.set_defaults(run=run)

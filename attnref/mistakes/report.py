@@ -142,7 +142,7 @@ class Report:
             "differs": list(self.differs),
             "stage": self.stage or None,
             "hint": words.hint(self) or None,
-            "smallest": self.smallest or None,
+            "smallest": words.program(self) or None,
             "printed": self.printed,
         }
 
@@ -190,10 +190,18 @@ class _Words:
             yield ""
             yield from self.laws(report)
             if report.smallest:
-                yield f"\n{self.say('smallest')}\n\n{report.smallest}"
+                yield f"\n{self.say('smallest')}\n\n{self.program(report)}"
         if report.printed:
             yield f"\n{self.say('printed')}"
             yield from (f"  {x}" for x in report.printed.splitlines())
+
+    def program(self, report: Report) -> str:
+        """With what its comments say in the language."""
+        shown = report.smallest
+        for name, text in WORDS.items():
+            if name.startswith("program "):
+                shown = shown.replace(text.en, getattr(text, self.language))
+        return shown
 
     def summary(self, report: Report) -> str:
         failed, all = len(report.failures), len(report.verdicts)

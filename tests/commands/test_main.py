@@ -56,7 +56,7 @@ def test_every_command_runs_without_torch(tmp_path):
         ["kv", "--model", "gpt2", "--dtype", "int4", "--scale", "16/32"],
         ["kv", "--model", "deepseek-v3.2", "--dtype", "shipped", "--json"],
         ["copy", "--list"],
-        ["copy", "gqa"],
+        ["copy", "gqa", "--lang", "zh"],
         ["copy", "--full", "gqa", "KVCache"],
         ["copy", "mla", "-o", str(tmp_path / "mla.py")],
         ["copy", "mla", "--folder", str(tmp_path / "folder")],

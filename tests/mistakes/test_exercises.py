@@ -385,7 +385,12 @@ SHOWN = {
 def test_a_program_shows_what_is_wrong(name):
     """It runs as it is printed, in 15 lines, and gives what it says."""
     solution = SHOWN[name]()
-    program = check(name, solution).smallest
+    report = check(name, solution)
+    program, chinese = report.smallest, report.text(language="zh")
+    assert program in report.text(language="en")
+    chinese = chinese.partition("复现：")[2]
+    assert "right is" not in chinese and "# it" not in chinese
+    assert ("应为" in chinese) != ("报错" in chinese)
     assert len(program.splitlines()) <= 15
     assert ("right is" in program) != ("raise" in program)
     given = {
