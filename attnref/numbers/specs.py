@@ -197,6 +197,16 @@ def _model(
     return model
 
 
+def when(date: str) -> str:
+    """To sort dates by: an unknown month stands behind the known ones.
+
+    Examples:
+        >>> sorted(["2026", "2026-02", "2025"], key=when)
+        ['2025', '2026-02', '2026']
+    """
+    return f"{date}-13"[:7]
+
+
 class _Models(Mapping[str, Model]):
     """Each is read when it is asked for: of a config it takes milliseconds."""
 
@@ -208,12 +218,15 @@ class _Models(Mapping[str, Model]):
         if not self.makers <= {*self.places}:
             wrong = min(self.makers - {*self.places})
             raise file.wrong(f"makers: {wrong!r} is not a place")
-        self.rows: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
         for record in file.list_of("models"):
             id = str(_Row("a model", record).record.get("id"))
-            if id in self.rows:
+            if id in rows:
                 raise ValueError(f"specs.json: {id} is listed twice")
-            self.rows[id] = record
+            rows[id] = record
+        self.rows = dict(
+            sorted(rows.items(), key=lambda row: when(str(row[1].get("date"))))
+        )
         self.models: dict[str, Model] = {}
 
     def __getitem__(self, id: str) -> Model:

@@ -228,13 +228,15 @@ def _row(model: Model, words: Words) -> Row:
         params = f"{billions:,g}B"
         if model.params_in not in model.sources:  # which stand in the row
             params = f"[{params}]({model.params_in.url})"
+    # An unknown month is the last of its year: "2026" is read as 2026.
+    month = float(model.date.replace("-", ".")) - ("-" in model.date)
     return [
         model.name,
         *(Sorted(float(n), exact(n)) for n in (added.first, added.later)),
         Sorted(held, size(held) if held else "–"),
         *caches,
         [_described(group, words) for group in model.groups],
-        model.date,
+        Sorted(month, model.date),
         Sorted(model.max_context, context),
         Sorted(model.params or 0, params),
         words[model.confidence],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnref.numbers import specs
 from attnref.numbers.shapes import Compressed, Full, Mla, Recurrent, Store
-from attnref.numbers.specs import models
+from attnref.numbers.specs import models, when
 
 TEXT = Path(specs.__file__).with_name("specs.json").read_text(encoding="utf-8")
 FILE = json.loads(TEXT)
@@ -27,8 +27,11 @@ def changed(where, change):
 
 def test_the_models_are_sorted_by_date_and_cannot_be_changed():
     dates = [model.date for model in models().values()]
-    assert dates == sorted(dates)
-    assert [*models()] == [m["id"] for m in FILE["models"]]
+    assert dates == sorted(dates, key=when)
+    assert {*models()} == {m["id"] for m in FILE["models"]}
+    ids = [*models()]
+    assert ids.index("glm-5") < ids.index("glm-5.3")  # of some month of 2026
+    assert ids.index("kimi-k2") < ids.index("kimi-k2.6") > ids.index("glm-5")
     assert len(models()) >= 100
     with pytest.raises(TypeError):
         models()["gpt2"] = None
