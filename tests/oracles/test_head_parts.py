@@ -4,12 +4,15 @@ A row per family: whole, with a prefill and single tokens, in ragged chunks,
 and with pads on the left.
 """
 
+import re
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, DynamicCache
 
 from attnref import (
@@ -22,6 +25,8 @@ from attnref import (
     Rope,
     rope_rows,
 )
+from sitekit import ROOT
+from sitekit.pages import body_of
 from tests.kit.compare import relative_error
 from tests.kit.oracles import (
     BOUND,
@@ -289,3 +294,16 @@ def test_each_part_of_a_family_is_seen(name):
             continue
         ours.parts = replace(row.parts, **{field: getattr(HeadParts(), field)})
         assert relative_error(ours(x), want) >= WRONG, field
+
+
+def test_the_page_names_the_families_with_a_logit_of_sinks():
+    models = Path(transformers.__file__).parent / "models"
+    having = {
+        path.parent.name
+        for path in models.glob("*/modeling_*.py")
+        if "self.sinks = nn.Parameter(" in path.read_text(encoding="utf-8")
+    }
+    for language in ("en", "zh"):
+        text = body_of(ROOT / f"docs/{language}/core/sinks.md")
+        (line,) = (x for x in text.splitlines() if "`deepseek_v4`" in x)
+        assert {*re.findall(r"`(\w+)`", line)} == having - {"gpt_oss"}

@@ -2,15 +2,17 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import GPTBigCodeConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
+from transformers.models.gpt_bigcode import modeling_gpt_bigcode
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from attnref.plain import scaling
 from attnref.plain.gqa import GQA
 from attnref.plain.llama import Llama
 from attnref.plain.mla import MLA
+from attnref.plain.mqa import MQA
 from tests.kit import oracles as kit
 from tests.kit.compare import relative_error
 from tests.kit.oracles import BOUND, CHUNKS, LENGTH, THETA, B, E, H
@@ -32,6 +34,27 @@ def test_gqa_is_that_of_llama(kv_heads):
     config = kit.config_of("Llama", kv_heads)
     theirs = kit.sharpened(LlamaAttention(config, layer_idx=0))
     same_in_chunks(GQA(E, H, kv_heads, theta=THETA), theirs)
+
+
+def test_mqa_is_that_of_starcoder():
+    """Which has biases and learned positions; here its biases are zero."""
+    sizes = {"n_embd": E, "n_head": H, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+    config = GPTBigCodeConfig(**sizes, attn_implementation="eager")
+    module = modeling_gpt_bigcode.GPTBigCodeAttention(config, layer_idx=0)
+    theirs, ours = kit.sharpened(module), MQA(E, H)
+    for part in (theirs.c_attn, theirs.c_proj):
+        part.bias.data.zero_()
+    q, k, v = theirs.c_attn.weight.split((E, E // H, E // H))
+    for mine, weight in zip(
+        (ours.q_proj, ours.k_proj, ours.v_proj, ours.o_proj),
+        (q, k, v, theirs.c_proj.weight),
+        strict=True,
+    ):
+        mine.weight.data.copy_(weight)
+    x = torch.randn(B, LENGTH, E)
+    hidden = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
+    want = theirs(x, attention_mask=hidden[None, None])[0]
+    assert relative_error(ours(x), want) <= BOUND
 
 
 @pytest.mark.parametrize("rank", [None, kit.Q])

@@ -92,7 +92,8 @@ def test_the_installed_libraries_have_each_name_on_its_line():
 
 
 def own_names():
-    """What the package calls anything: arguments, attributes, parameters."""
+    """What the package calls anything: functions, arguments, attributes,
+    parameters."""
     sizes = {"d_model": 8, "n_heads": 2}
     widths = ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "q_lora_rank")
     latent = {name: 4 for name in widths} | {"qk_rope_head_dim": 4}
@@ -106,7 +107,7 @@ def own_names():
     yield from (*dir(attnref.Cache), *vars(attnref.KVCache(1)))
     yield from Parts._fields
     for name in attnref.__all__:
-        yield from inspect.signature(getattr(attnref, name)).parameters
+        yield from (name, *inspect.signature(getattr(attnref, name)).parameters)
     legend = (ROOT / "docs/en/conventions.md").read_text("utf-8")
     yield from re.findall(r"^\| `(\w+)` \|", legend, flags=re.M)
 
