@@ -1,9 +1,11 @@
 """attnref check: what is wrong with somebody's attention, by name."""
 
 import argparse
+import csv
 import json
 import locale
 import os
+import re
 import sys
 import time
 import warnings
@@ -18,6 +20,7 @@ from attnref.mistakes.words import WORDS
 WRITES = "EXERCISE.py"
 EVERY = 0.5  # seconds from one look at a watched file to the next
 SUFFIXES = (".py", ".ipynb")
+COLUMNS = ("file", "exercise", "passed", "points", "maximum", "why")
 
 
 def a_time(text: str) -> float:
@@ -63,9 +66,11 @@ def run(options: argparse.Namespace) -> str:
         raise ValueError("pass an exercise; --list prints all")
     if options.stub:
         return stubbed(task(options.exercise), options.stub, language)
-    folder = Path(options.exercise)
+    # Not resolved: what a link leads to does not lie below its name.
+    folder = Path(options.exercise).absolute()
+    skipped = list[str]()
     if folder.is_dir() and not options.file:
-        files = in_folder(folder)
+        files, skipped = in_folder(folder)
     else:
         name = task(options.exercise)
         if not options.file:
@@ -80,7 +85,7 @@ def run(options: argparse.Namespace) -> str:
     # Before torch is imported: its threads cost more than they give here.
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     warnings.filterwarnings("ignore", NO_NUMPY)
-    for passed, text in checked(files, folder, language, options):
+    for passed, text in checked(files, skipped, folder, language, options):
         if passed and not options.watch:
             return text
         print(text, flush=True)
@@ -89,6 +94,7 @@ def run(options: argparse.Namespace) -> str:
 
 def checked(
     files: list[tuple[str, Path]],
+    skipped: list[str],
     folder: Path,
     language: str,
     options: argparse.Namespace,
@@ -101,19 +107,28 @@ def checked(
             check_file(name, path, language=language, seconds=options.timeout)
             for name, path in files
         ]
+        data = [report.as_json() for report in reports]
+        if options.file:
+            told: Any = data[0]
+        else:
+            names = (str(path.relative_to(folder)) for _, path in files)
+            left = {"exercise": None, "passed": None, "points": None}
+            left |= {"error": getattr(WORDS["skipped"], language)}
+            every = dict(zip(names, data, strict=True))
+            every |= dict.fromkeys(skipped, left)
+            told = [{"file": name, **every[name]} for name in sorted(every)]
         if options.json:
-            data = [report.as_json() for report in reports]
-            if not options.file:
-                for each, (_, path) in zip(data, files, strict=True):
-                    each["file"] = str(path.relative_to(folder))
-            told = data[0] if options.file else data
             text = json.dumps(told, ensure_ascii=False, indent=2)
         elif options.file:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
             text = reports[0].text(colour=colour, show=options.show)
         else:
-            names = [str(path.relative_to(folder)) for _, path in files]
-            text = points(names, reports, language)
+            text = points(told, language)
+        if options.csv:
+            with open(options.csv, "w", encoding="utf-8-sig", newline="") as to:
+                rows = csv.DictWriter(to, COLUMNS, extrasaction="ignore")
+                rows.writeheader()
+                rows.writerows(x | {"why": why(x)} for x in told)
         yield all(report.passed for report in reports), text
         if not options.watch:
             return
@@ -134,37 +149,44 @@ def stubbed(name: str, to: str, language: str) -> str:
     return f"{path}: {len(text.splitlines())} lines"
 
 
-def in_folder(folder: Path) -> list[tuple[str, Path]]:
-    """The files named by an exercise, `gqa.py` or `gqa_of_ann.ipynb`."""
-    files = []
+def in_folder(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
+    """The files named by an exercise, `gqa.py` or `gqa of Ann (1).ipynb`, and
+    the names of all others."""
+    files, others = list[tuple[str, Path]](), list[str]()
     for path in sorted(folder.rglob("*")):
-        named = path.stem.lower().replace("-", "_")
+        name = path.relative_to(folder)
+        hidden = any(part.startswith((".", "__pyc")) for part in name.parts)
+        if hidden or path.suffix not in SUFFIXES or not path.is_file():
+            continue
+        named = re.sub(r"\W+", "_", path.stem.lower())
         fits = [n for n in TASKS if f"{named}_".startswith(f"{n}_")]
-        if fits and path.suffix in SUFFIXES and path.is_file():
-            files.append((max(fits, key=len), path.resolve()))
+        if fits:
+            files.append((max(fits, key=len), path))
+        else:
+            others.append(str(name))
     if not files:
         raise ValueError(f"{folder} has no file named by an exercise")
-    return files
+    return files, others
 
 
-def points(names: list[str], reports: list[Any], language: str) -> str:
-    """A line per file: the properties that hold, of all, and what is wrong."""
-    from attnref.mistakes.catalogue import catalogue
-    from attnref.mistakes.checker import properties
+def why(told: dict[str, Any]) -> str:
+    """What is wrong with a file, in a few words."""
+    failed = (x["title"] for x in told.get("laws", ()) if not x["passed"])
+    named = [x["title"] for ids in told.get("mistakes", ())[:1] for x in ids]
+    return ", ".join(named) or told["error"] or next(failed, "")
+
+
+def points(told: list[dict[str, Any]], language: str) -> str:
+    """A line per file: its points, of how many, and what is wrong."""
+    wide = max(len(x["file"]) for x in told)
+    lines = []
+    for each in told:
+        of = " " * 5
+        if each["exercise"]:
+            of = f"{each['points']:2}/{each['maximum']:<2}"
+        lines.append(f"{each['file']:{wide}}  {of}  {why(each)}".rstrip())
     from attnref.mistakes.report import wrapped
 
-    wide = max(map(len, names))
-    lines = []
-    for name, report in zip(names, reports, strict=True):
-        all = properties(report.exercise)
-        holds = len(report.verdicts) - len(report.failures)
-        ids = [id for ids in report.mistakes[:1] for id in ids]
-        words = [catalogue()[id].title for id in ids]
-        if not words and report.error is not None:
-            words = [report.error]
-        words = words or [v.title for v in report.failures[:1]]
-        why = ", ".join(getattr(text, language) for text in words)
-        lines.append(f"{name:{wide}}  {holds:2}/{all:<2}  {why}".rstrip())
     note = wrapped(getattr(WORDS["points"], language), "")
     return "\n".join([*lines, "", *note])
 
@@ -209,6 +231,9 @@ def add_to(commands: Any) -> None:
         help="write the file to fill in, EXERCISE.py unless named; - prints it",
     )
     add("--json", action="store_true", help="for programs")
+    add(
+        "--csv", metavar="FILE", help="write the points of a folder, as a table"
+    )
     add("--lang", choices=("en", "zh"), help="otherwise that of the locale")
     add(
         "--timeout",

@@ -16,6 +16,7 @@ import json
 import linecache
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -161,13 +162,7 @@ def notebook(file: str, names: Sequence[str]) -> Any:
     lines = list[str]()
     for cell in cells:
         if cell["cell_type"] == "code":
-            for line in "".join(cell["source"]).splitlines():
-                magic = line.lstrip()[:1] in ("%", "!", "?")
-                lines.append(
-                    line.replace(line.lstrip(), "pass # magic")
-                    if magic
-                    else line
-                )
+            lines += without_magics("".join(cell["source"])).splitlines()
     text = "\n".join(lines)
     linecache.cache[file] = (len(text), None, [f"{x}\n" for x in lines], file)
     body = ast.parse(text, file).body
@@ -186,6 +181,21 @@ def notebook(file: str, names: Sequence[str]) -> Any:
             wanted |= {x.id for x in every if isinstance(x, ast.Name)}
     some = [node for n, node in enumerate(body) if n in chosen]
     return compile(ast.Module(some, []), file, "exec")
+
+
+# `%time`, `!ls`, `files = !ls`, `?x`, `x.shape?`
+MAGIC = r"(?m)^([ \t]*)(?:[%!?]|[\w., ]+=[ ]*[!%]|[\w.]+[?]{1,2};?[ ]*$).*"
+
+
+def without_magics(cell: str) -> str:
+    """What is Python of a cell: all, or but for its magics, or nothing of
+    `%%bash`."""
+    for text in (cell, re.sub(MAGIC, r"\1pass # magic", cell)):
+        with suppress(SyntaxError):
+            ast.parse(text)
+            return text
+    left = "\n" * len(cell.splitlines())
+    return left if cell.startswith("%%") else text
 
 
 def _defined(node: ast.stmt) -> set[str]:

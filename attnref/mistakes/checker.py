@@ -38,6 +38,7 @@ from attnref.mistakes.exercises import (
     Solution,
     SolutionError,
     causal,
+    properties,
 )
 from attnref.mistakes.forms import Form
 from attnref.mistakes.report import (
@@ -283,13 +284,17 @@ def fault(
     return max(differences, key=lambda each: (each[1] is not None, each[0]))
 
 
-def verdicts(
-    probes: Sequence[Probe], answers: Sequence[Answer], rights: Sequence[Answer]
-) -> tuple[Verdict, ...]:
-    """One for each law that the probes are under; "untouched" is one of all."""
+def verdicts(name: str, answers: Sequence[Answer]) -> tuple[Verdict, ...]:
+    """One for each property; "untouched" is one of all inputs."""
+    probes, right, *_ = rights(name)
     results = []
-    for law, of in LAWS.items():
-        under = [n for n, p in enumerate(probes) if law in (p.law, "untouched")]
+    for function, law in properties(name):
+        of = LAWS[law]
+        under = [
+            n
+            for n, p in enumerate(probes)
+            if p.function == function and law in (p.law, "untouched")
+        ]
         worst = 0.0
         for n in under:
             answer, probe = answers[n], probes[n]
@@ -298,17 +303,17 @@ def verdicts(
                 how = told("modified", names=names) if names else None
                 much = math.inf if names else 0.0
             else:
-                much, how = fault(probe, answer, rights[n])
+                much, how = fault(probe, answer, right[n])
             if how is not None:
                 raised = how is answer.raised
-                where = probe.sizes, n, raised
+                where = probe.sizes, n, raised, function
                 broken = Verdict(law, of.title, len(under), much, how, *where)
                 results.append(broken)
                 break
             worst = max(worst, much)
         else:
-            if under:
-                results.append(Verdict(law, of.title, len(under), worst))
+            fits = Verdict(law, of.title, len(under), worst, function=function)
+            results.append(fits)
     return tuple(results)
 
 
@@ -452,6 +457,18 @@ def _of_other_dtype(probe: Probe, one: Answer, other: Answer) -> bool:
     )
 
 
+def computed(probe: Probe, answer: Answer) -> bool:
+    """Whether an answer is neither one number nor what was given."""
+    first = next(filter(None, answer.calls), None)
+    if first is None:
+        return False
+    out, given = first[0], [*map(tensors_of, probe.inputs.values())][0]
+    like = given and given[0].dim() == out.dim()
+    start = given[0][tuple(map(slice, out.shape))] if like else out[:0]
+    one = out.flatten()[:1]
+    return not out.double().equal(start.double()) and bool((out != one).any())
+
+
 class Explained(NamedTuple):
     """What gives a solution's answers: on `agrees` inputs of `tried`, not on
     those of the properties `differs`; whether more pairs were possible; and the
@@ -472,6 +489,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     own: what agrees with it there too comes first, but need not exist.
     """
     probes, right = probes_of(name), rights(name).every
+    if not any(map(computed, probes, answers)):
+        return Explained()
     asked = range(len(rights(name).probes))
     told = [n for n in asked if probes[n].law not in UNTOLD]
     told.sort(key=lambda n: size_of(probes[n]))
@@ -488,9 +507,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         known = catalogue()["input-modified"]
         lines, n = known.variants[:1], len(told)
         return Explained(((known.id,),), n, n, lines=lines)
-    if len(TASKS[name].names) > 1:  # each function by itself
-        kinds = [{*probes[n].inputs} for n in failing]
-        told = [n for n in told if {*probes[n].inputs} in kinds]
+    wrong_ones = {probes[n].function for n in failing}
+    told = [n for n in told if probes[n].function in wrong_ones]
     if not failing:  # what fails is a law by which no mistake is recognised
         return Explained()
     half = {n for n in told if lenient(probes[n])}
@@ -788,7 +806,7 @@ def _factor(value: Tensor, got: Tensor, right: Tensor) -> float:
 
 def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
     """The report on all answers of a solution."""
-    probes, right, *_ = rights(name)
+    probes = rights(name).probes
     every, answers = answers, answers[: len(probes)]
     if all(
         answer.raised is not None or lenient(probe)
@@ -796,7 +814,7 @@ def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
     ):
         first = answers[0]
         return Report(name, error=first.raised, where=first.where)
-    laws = verdicts(probes, answers, right)
+    laws = verdicts(name, answers)
     failed = [v for v in laws if not v.passed]
     if not failed:
         return Report(name, laws)
@@ -813,11 +831,6 @@ def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
         stage=stage,
         factor=factor,
     )
-
-
-def properties(name: str) -> int:
-    """How many properties an exercise has."""
-    return len({probe.law for probe in rights(name).probes}) + 1
 
 
 def asked(name: str, n: int) -> Inputs:

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
@@ -38,6 +39,12 @@ class Law(NamedTuple):
     title: Text
     own: bool = False
     unit: Text | None = None
+
+    @property
+    def holds_of_nothing(self) -> bool:
+        """Whether zeros have it: it counts where results are right."""
+        own = self.own or self.unit is not None
+        return own or self.title == LAWS["untouched"].title
 
 
 LAWS = {
@@ -116,11 +123,13 @@ Drive = Callable[[Solution, Inputs], Outputs]
 
 
 class Probe(NamedTuple):
-    """One input under one law: `drive` calls the solution with it."""
+    """One input under one law: `drive` calls the solution with it. `function`
+    is what it asks, of an exercise of several."""
 
     law: str
     inputs: Inputs
     drive: Drive
+    function: str = ""
 
     @property
     def sizes(self) -> str:
@@ -143,14 +152,13 @@ class Exercise(NamedTuple):
     drawn: Callable[[], list[Probe]]
 
     def probes(self) -> Iterator[Probe]:
-        """All, of which the last repeats one."""
+        """All, of which the last repeat one of each function."""
         every = self.drawn()
-        *_, last = (probe for probe in every if probe.law == "same")
-
-        def twice(f: Solution, i: Inputs) -> Outputs:
-            return last.drive(f, i) + last.drive(f, i)
-
-        for probe in (*every, Probe("twice", last.inputs, twice)):
+        last = {p.function: p for p in every if p.law == "same"}
+        for probe in last.values():
+            again = twice(probe.drive)
+            every.append(probe._replace(law="twice", drive=again))
+        for probe in every:
             yield probe._replace(drive=seeded(probe.drive))
 
 
@@ -165,6 +173,11 @@ def seeded(f: Solution, i: Inputs, drive: Drive) -> Outputs:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return drive(f, i)
+
+
+@driving
+def twice(f: Solution, i: Inputs, drive: Drive) -> Outputs:
+    return drive(f, i) + drive(f, i)
 
 
 def calls_attnref(solution: Solution) -> bool:
@@ -231,15 +244,24 @@ def plain(f: Solution, i: Inputs) -> Outputs:
 
 
 class Asked(list[Probe]):
-    """The probes of an exercise: `ask("same", inputs, inputs)` adds two."""
+    """The probes of an exercise: `ask("same", inputs, inputs)` adds two, of
+    another `function` too."""
 
-    def __init__(self, drive: Drive = plain) -> None:
-        self.drive = drive
+    def __init__(self, drive: Drive = plain, function: str = "") -> None:
+        self.drive, self.function = drive, function
 
     def __call__(
-        self, law: str, *every: Inputs, by: Drive | None = None
+        self,
+        law: str,
+        *every: Inputs,
+        by: Drive | None = None,
+        function: str = "",
     ) -> None:
-        self += [Probe(law, inputs, by or self.drive) for inputs in every]
+        drive = by or self.drive
+        if function and not by:
+            drive = lambda f, i: (f.one(function, **i),)  # noqa: E731
+        of = function or self.function
+        self += [Probe(law, inputs, drive, of) for inputs in every]
 
     def dtypes(self, inputs: Inputs, by: Drive | None = None) -> None:
         drive = by or self.drive
@@ -472,7 +494,7 @@ def masks_probes() -> list[Probe]:
     ask = Asked()
 
     def of(function: str, **inputs: Any) -> None:
-        ask("same", inputs, by=lambda f, i: (f.one(function, **i),))
+        ask("same", inputs, function=function)
 
     def on_scores(function: str, H: int, **inputs: Tensor) -> None:
         """What counts is what the mask hides of scores (B, H, S, S)."""
@@ -489,7 +511,7 @@ def masks_probes() -> list[Probe]:
                     "broadcast", function=function, **sizes
                 ) from None
 
-        ask("same", inputs | {"n_heads": H}, by=drive)
+        ask("same", inputs | {"n_heads": H}, by=drive, function=function)
 
     for T, S in ((1, 1), (2, 2), (1, 3), (3, 3), (2, 5), (17, 67)):
         of("causal_mask", T=T, S=S)
@@ -586,7 +608,7 @@ def tiles(f: Solution, i: Inputs) -> Outputs:
 
 def flash_probes() -> list[Probe]:
     ask = Asked(pair)
-    for n, (law, inputs, by) in enumerate(core_probes(pair)):
+    for n, (law, inputs, by, _) in enumerate(core_probes(pair)):
         tile = (1, 1), (2, 3), (8, 8), (5, 2)
         more = {"tile": tile[n % 5 - 1]} if n % 5 and law != "large" else {}
         if law != "gradients":
@@ -663,7 +685,7 @@ def rope_probes() -> list[Probe]:
 
 
 def scaling_probes() -> list[Probe]:
-    def freed(f: Solution, function: str, i: Inputs) -> Outputs:
+    def freed(function: str, f: Solution, i: Inputs) -> Outputs:
         """Logarithms: small frequencies count as much as large ones."""
         if function != "yarn":
             return (f.one(function, **i).log(),)
@@ -678,7 +700,7 @@ def scaling_probes() -> list[Probe]:
         given: Inputs = {
             "f": base ** (-torch.arange(0, D, 2).double() / D)
         } | how
-        ask(law, given, by=lambda f, i: freed(f, function, i))
+        ask(law, given, by=partial(freed, function), function=function)
 
     for D, base, factor in ((4, 1e4, 2.0), (8, 1e4, 8.0), (64, 5e5, 32.0)):
         of("linear", D, base, factor=factor)
@@ -694,18 +716,14 @@ def scaling_probes() -> list[Probe]:
 
 
 def sinks_probes() -> list[Probe]:
-    draw, ask = Draw(13), Asked()
-
-    def streaming(f: Solution, i: Inputs) -> Outputs:
-        return (f.one("streaming_mask", **i),)
-
+    draw, ask = Draw(13), Asked(plain, "attention_with_sinks")
     for T, S, first, window in (
         *((2, 2, 0, 1), (3, 3, 1, 1), (1, 6, 2, 3), (9, 9, 2, 3)),
         *((4, 7, 3, 2), (5, 5, 4, 4), (3, 11, 0, 4)),
     ):
         sizes = {"T": T, "S": S, "first": first, "window": window}
-        ask("same", sizes, by=streaming)
-    for law, i, by in core_probes():
+        ask("same", sizes, function="streaming_mask")
+    for law, i, by, _ in core_probes():
         if law != "sums":  # those of the keys alone are below 1
             ask(law, i | {"sinks": draw(i["q"].shape[1]).to(i["q"])}, by=by)
     some = heads(draw, 3, 2, 5, 7, 4, 3) | {"sinks": draw(2)}
@@ -714,17 +732,19 @@ def sinks_probes() -> list[Probe]:
 
 
 def alibi_probes() -> list[Probe]:
-    draw, ask = Draw(15), Asked()
+    draw, ask = Draw(15), Asked(plain, "biased_attention")
 
-    def of(function: str) -> Drive:
-        return lambda f, i: (f.one(function, **i).double(),)
+    def of(function: str, inputs: Inputs) -> None:
+        def drive(f: Solution, i: Inputs) -> Outputs:
+            return (f.one(function, **i).double(),)
 
-    ask(
-        "same", *({"n_heads": H} for H in (1, 2, 8, 6, 12, 40)), by=of("slopes")
-    )
+        ask("same", inputs, by=drive, function=function)
+
+    for H in (1, 2, 8, 6, 12, 40):
+        of("slopes", {"n_heads": H})
     for H, T, S in ((1, 1, 2), (2, 3, None), (4, 2, 7), (12, 5, 5), (8, 1, 67)):
-        ask("same", {"n_heads": H, "T": T, "S": S}, by=of("alibi"))
-    for n, (law, i, by) in enumerate(core_probes()):
+        of("alibi", {"n_heads": H, "T": T, "S": S})
+    for n, (law, i, by, _) in enumerate(core_probes()):
         H, T, S = i["q"].shape[1], i["q"].shape[2], i["k"].shape[2]
         bias = draw(H, T, S).to(i["q"]) if n % 4 in (1, 3) else None
         cap = 3.0 if n % 4 in (2, 3) else None
@@ -1150,10 +1170,7 @@ def ring_probes() -> list[Probe]:
     def last(f: Solution, i: Inputs) -> Outputs:
         return steps(f, i)[-3:-1]
 
-    def seen(f: Solution, i: Inputs) -> Outputs:
-        return (f.one("sees", **i),)
-
-    ask, some = Asked(steps), of(4, (3, 1, 1, 1, 2, 1))
+    ask, some = Asked(steps, "RingKVCache"), of(4, (3, 1, 1, 1, 2, 1))
     ask("same", of(1, (1, 1), 1, 1, 1), of(2, (1, 1, 1), 1, 1, 2), some)
     for chunks in ((4, 1), (5, 1), (11, 1, 1), (1,) * 9, (1, 4, 3, 1)):
         ask("same", of(4, chunks))
@@ -1165,7 +1182,7 @@ def ring_probes() -> list[Probe]:
     ):
         j = torch.tensor(at)
         i = torch.arange(T) + 1 + j.max() - T
-        ask("same", {"i": i, "j": j, "W": W}, by=seen)
+        ask("same", {"i": i, "j": j, "W": W}, function="sees")
     ask("rows", some, by=by_rows(last, "k", "v"))
     ask.dtypes(of(4, (3, 1, 6, 1)), by=last)
     return ask
@@ -1214,3 +1231,15 @@ PROBES: dict[str, Callable[[], list[Probe]]] = {
 EXERCISES = {
     name: Exercise(tuple(FORMS[name]), drawn) for name, drawn in PROBES.items()
 }
+
+
+@cache
+def properties(name: str) -> tuple[tuple[str, str], ...]:
+    """Those of an exercise, each with the function of which it is asked."""
+    found = set()
+    for probe in EXERCISES[name].probes():
+        found.add((probe.function, probe.law))
+        if any(isinstance(x, Tensor | list) for x in probe.inputs.values()):
+            found.add((probe.function, "untouched"))
+    functions = ["", *TASKS[name].names]
+    return tuple(x for x in product(functions, LAWS) if x in found)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnref import __version__
 from attnref.mistakes.catalogue import (
     PAGES,
     Mistake,
@@ -25,6 +26,7 @@ from attnref.mistakes.catalogue import (
     every_variant,
     files,
 )
+from attnref.mistakes.exercises import LAWS, properties
 from attnref.mistakes.tasks import TASKS
 from attnref.mistakes.words import WORDS, told, wide
 
@@ -43,6 +45,8 @@ class Verdict:
     probe: int = -1
     raised: bool = False
     """Whether there was an error, which `fault` then says."""
+    function: str = ""
+    """The one of which it is judged, of an exercise of several."""
 
     @property
     def passed(self) -> bool:
@@ -86,6 +90,22 @@ class Report:
         return self.error is None and not self.failures
 
     @property
+    def points(self) -> int:
+        """The properties that hold; those that zeros have too, such as being
+        the same twice, only of functions whose results are right."""
+        held = [v for v in self.verdicts if v.passed]
+        right = {v.function for v in held if v.law == "same"}
+        return sum(
+            v.function in right or not LAWS[v.law].holds_of_nothing
+            for v in held
+        )
+
+    @property
+    def maximum(self) -> int:
+        """How many points there are."""
+        return len(properties(self.exercise))
+
+    @property
     def failures(self) -> tuple[Verdict, ...]:
         """The properties that do not hold."""
         return tuple(v for v in self.verdicts if not v.passed)
@@ -111,6 +131,7 @@ class Report:
         finite = math.isfinite
         laws = [
             {
+                "function": v.function or None,
                 "law": v.law,
                 "title": words.of(v.title),
                 "passed": v.passed,
@@ -132,6 +153,9 @@ class Report:
         return {
             "exercise": self.exercise,
             "passed": self.passed,
+            "points": self.points,
+            "maximum": self.maximum,
+            "versions": {"attnref": __version__, "torch": torch.__version__},
             "error": words.of(self.error),
             "where": list(self.where),
             "laws": laws,
@@ -384,6 +408,9 @@ class Program:
         path = Path(file)
         if file and path.suffix == ".py" and path.stem.isidentifier():
             self.head = ["import torch", f"from {path.stem} import {wanted}"]
+        elif path.suffix == ".py":
+            run = f'globals().update(run_path("{path.name}"))'
+            self.head = ["import torch", "from runpy import run_path", "", run]
         else:
             self.head = [f"import torch  # {path.name or 'yours'}: {wanted}"]
         every = [x for v in given.values() for x in tensors_of(v)]

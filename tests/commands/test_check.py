@@ -1,5 +1,6 @@
 """`attnref check`: files that are somebody's, and what is said of them."""
 
+import csv
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from attnref.__main__ import command, main
 from attnref.commands import check as program
@@ -418,15 +420,75 @@ def test_a_folder_is_checked_at_once_with_points(tmp_path, monkeypatch, capsys):
     assert lines[1].split()[:2] == ["online_softmax.py", "0/8"]
     assert "cannot be called as online_softmax(x, chunk)" in lines[1]
     assert lines[2].split() == ["softmax.py", "8/8"]
-    assert "no sandbox for grades" in " ".join(lines[3:]) and len(lines) == 6
+    assert lines[3].startswith("softmaxes.py   ")
+    assert "no sandbox for grades" in " ".join(lines[5:]) and len(lines) == 8
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path), "--json"])
     told = json.loads(capsys.readouterr().out)
-    assert [x["passed"] for x in told] == [False, False, True]
+    assert [x["passed"] for x in told] == [False, False, True, None]
+    assert [x["points"] for x in told] == [7, 0, 8, None]
+    assert told[0]["maximum"] == 8
+    assert told[0]["versions"]["torch"] == torch.__version__
+    table = tmp_path / "points.csv"
+    with pytest.raises(SystemExit):
+        main(["check", str(tmp_path), "--csv", str(table), "--lang", "zh"])
+    capsys.readouterr()
+    with open(table, encoding="utf-8-sig", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [x["points"] for x in rows] == ["7", "0", "8", ""]
+    assert rows[0]["why"] == catalogue()["empty-row-nan"].title.zh
+    assert rows[3]["file"] == "softmaxes.py" and "没有检查" in rows[3]["why"]
     (tmp_path / "none").mkdir()
     with pytest.raises(SystemExit) as ended:
         main(["check", str(tmp_path / "none")])
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "folder", ["submissions", "./submissions", ".", "link", "../submissions"]
+)
+def test_a_folder_is_given_as_people_type_it(
+    tmp_path, monkeypatch, capsys, folder
+):
+    """From another folder, from within, by a link; files may be links too."""
+    here(monkeypatch)
+    theirs = tmp_path / "submissions"
+    theirs.mkdir()
+    written(theirs, RIGHT, "softmax.py")
+    written(tmp_path, RIGHT, "elsewhere.py")
+    (theirs / "softmax_ann.py").symlink_to(tmp_path / "elsewhere.py")
+    (tmp_path / "link").symlink_to(theirs)
+    within = folder in (".", "../submissions")
+    monkeypatch.chdir(theirs if within else tmp_path)
+    lines = main(["check", folder, "--lang", "en"]).splitlines()
+    assert [line.split()[:2] for line in lines[:2]] == [
+        ["softmax.py", "8/8"],
+        ["softmax_ann.py", "8/8"],
+    ]
+    told = json.loads(main(["check", folder, "--json"]))
+    assert [x["file"] for x in told] == ["softmax.py", "softmax_ann.py"]
+
+
+def test_no_file_of_a_folder_is_left_out_in_silence(
+    tmp_path, monkeypatch, capsys
+):
+    """Not a second download, nor one that is named otherwise."""
+    here(monkeypatch)
+    for name in ("Softmax (1).py", "attention.py", "softmax.ipynb.py"):
+        written(tmp_path, RIGHT, name)
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    written(tmp_path / ".ipynb_checkpoints", RIGHT, "softmax-checkpoint.py")
+    monkeypatch.chdir(tmp_path)
+    said = {"en": "not checked: its name begins", "zh": "没有检查：文件名"}
+    for language, words in said.items():
+        lines = main(["check", ".", "--lang", language]).splitlines()
+        one, two, three = lines[: lines.index("")]
+        assert one.split()[:3] == ["Softmax", "(1).py", "8/8"]
+        assert two.split()[0] == "attention.py" and words in two
+        assert three.split()[:2] == ["softmax.ipynb.py", "8/8"]
+    told = {x["file"]: x for x in json.loads(main(["check", ".", "--json"]))}
+    assert told["Softmax (1).py"]["passed"] and len(told) == 3
+    assert told["attention.py"]["exercise"] is None
 
 
 def test_a_notebook_is_read_for_what_the_exercise_asks(tmp_path, monkeypatch):
@@ -434,8 +496,9 @@ def test_a_notebook_is_read_for_what_the_exercise_asks(tmp_path, monkeypatch):
     here(monkeypatch)
     cells = [
         "%pip install torch\nimport torch\nimport nowhere",
-        "fill = 0.0",
-        "model = 1 / 0\n!ls\nprint(model)",
+        "fill = 0.0\nx.shape?\ntorch.softmax??\nfiles = !ls",
+        "model = 1 / 0\n!ls\nprint(model)\na, b = %timeit -o f(x)",
+        "%%bash\nls | head -3\nif [ -e x ]; then echo y; fi",
         "def softmax(x, dim=-1):\n    %time\n    return None",
         "def softmax(x, dim=-1):\n    return filled(torch.softmax(x, dim))",
         "def filled(x):\n    return x.nan_to_num(nan=fill)",
@@ -444,10 +507,10 @@ def test_a_notebook_is_read_for_what_the_exercise_asks(tmp_path, monkeypatch):
     told = [{"cell_type": "markdown", "source": ["# softmax"]}, *code]
     path = written(tmp_path, json.dumps({"cells": told}), "mine.ipynb")
     assert main(["check", "softmax", str(path)])
-    code[5]["source"] = ["def filled(x):\n", "    raise KeyError\n"]
+    code[6]["source"] = ["def filled(x):\n", "    raise KeyError\n"]
     path = written(tmp_path, json.dumps({"cells": told}), "mine.ipynb")
     told = check("softmax", vars(apart._module(str(path), ["softmax"])))
-    assert told.where[-1] == "mine.ipynb:14: raise KeyError"
+    assert told.where[-1] == "mine.ipynb:21: raise KeyError"
 
 
 def test_a_file_is_checked_again_when_it_changes(tmp_path, monkeypatch, capsys):

@@ -6,6 +6,8 @@ import inspect
 import io
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ import torch
 import attnref
 from attnref.mistakes import checker
 from attnref.mistakes import report as report_words
+from attnref.mistakes.apart import check_file
 from attnref.mistakes.catalogue import catalogue, planted
 from attnref.mistakes.checker import candidates, check, rights
 from attnref.mistakes.exercises import (
@@ -28,6 +31,7 @@ from attnref.mistakes.exercises import (
 )
 from attnref.mistakes.tasks import TASKS, stub, task
 from attnref.mistakes.words import wide
+from sitekit import ROOT
 from tests.kit import sampled
 from tests.mistakes.solutions import wrong
 
@@ -68,6 +72,56 @@ def test_wrong_solutions_are_refused(name):
     exercise, laws = wrong.REFUSED[name]
     report = check(exercise, getattr(wrong, name))
     assert {v.law for v in report.failures} == {*laws.split()}, str(report)
+
+
+def nothing(name):
+    """Solutions that compute nothing: zeros, ones, what they are given, a
+    mean; of the shape that is asked for."""
+    right = import_module("tests.mistakes.solutions.einsum")
+
+    def made(fill, word):
+        function = getattr(right, word)
+        if isinstance(function, type):
+            return type(word, (function,), {"append": appended(function, fill)})
+
+        def solution(*given, **others):
+            out = function(*given, **others)
+            if isinstance(out, tuple):
+                return (fill(given, out[0]), *out[1:])
+            return fill(given, out)
+
+        return solution
+
+    def appended(function, fill):
+        def append(self, k, v):
+            return [fill((k,), x) for x in function.append(self, k, v)]
+
+        return append
+
+    def given_back(given, out):
+        x = given[0]
+        alike = isinstance(x, torch.Tensor) and x.shape == out.shape
+        return x.to(out.dtype) + 0 * out if alike else 0 * out
+
+    fills = {
+        "zeros": lambda given, out: torch.zeros_like(out),
+        "ones": lambda given, out: torch.ones_like(out),
+        "input": given_back,
+        "mean": lambda given, out: out.double().mean().to(out) + 0 * out,
+    }
+    for word, fill in fills.items():
+        every = {w: made(fill, w) for w in TASKS[name].names}
+        yield word, SimpleNamespace(**every)
+
+
+@pytest.mark.parametrize(
+    "name", sampled(EXERCISES, ["mha", "mla_latent", "masks", "ring", "alibi"])
+)
+def test_what_computes_nothing_earns_nothing_and_has_no_name(name):
+    for word, solution in nothing(name):
+        report = check(name, solution)
+        assert report.points == 0 < report.maximum, (word, str(report))
+        assert report.mistakes == (), (word, str(report))
 
 
 def test_small_inputs_are_tried_first():
@@ -424,9 +478,25 @@ def test_it_is_shown_how_a_file_is_imported():
 FILES = {
     "": "import torch  # yours: sdpa",
     "/x/mine.py": "from mine import sdpa",
-    "/x/my-own.py": "import torch  # my-own.py: sdpa",
     "/x/mine.ipynb": "import torch  # mine.ipynb: sdpa",
 }
+
+
+@pytest.mark.parametrize("name", ["3hw-sdpa.py", "作业 sdpa.py", "a.b.py"])
+def test_a_program_runs_beside_a_file_of_any_name(tmp_path, name):
+    text = "def sdpa(q, k, v, mask=None):\n    return q @ k.mT @ v\n"
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    wrong = check_file("sdpa", tmp_path / name, language="en")
+    done = subprocess.run(
+        [sys.executable, "-c", wrong.smallest],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    assert done.returncode == 0, wrong.smallest + done.stderr
+    (said,) = re.findall("it gives (.*)", wrong.smallest)
+    assert said[:5] in done.stdout
 
 
 # ------------------------------------------------------------------ in words
