@@ -42,24 +42,19 @@ from attnref.mistakes.exercises import (
 )
 from attnref.mistakes.forms import Form
 from attnref.mistakes.report import (
+    PLAIN,
     Program,
     Report,
     Verdict,
     apart,
     gaps_of,
     place,
+    rounding,
     tensors_of,
 )
 from attnref.mistakes.tasks import TASKS, task
 from attnref.mistakes.words import told
 
-# The largest difference that is rounding, relative to the largest right number.
-ROUNDING = {
-    torch.float64: 1e-4,  # a solution may compute in float32
-    torch.float32: 1e-3,
-    torch.bfloat16: 0.1,
-    torch.float16: 0.02,
-}
 CLEARLY = 5  # so many times more, a mistake differs from what is right
 # So many pairs of mistakes are tried, the likeliest first: of pairs planted at
 # random, more than nine in ten are among them.
@@ -255,15 +250,6 @@ def difference(got: Tensor, wanted: Tensor) -> tuple[float, Text | None]:
     return worst, told("number", x=x, y=y, spot=spot, **counts)
 
 
-def rounding(wanted: Tensor) -> float:
-    if not wanted.is_floating_point():
-        return 0.0
-    size = wanted.double().abs()
-    size = size[size.isfinite()]
-    largest = float(size.max()) if len(size) else 1.0
-    return ROUNDING.get(wanted.dtype, 1e-4) * max(1.0, largest)
-
-
 def fault(
     probe: Probe, answer: Answer, right: Answer
 ) -> tuple[float, Text | None]:
@@ -274,14 +260,19 @@ def fault(
     if law.own:  # one half is compared with the other
         half = len(got) // 2
         got, wanted = got[:half], got[half:]
-    if _of_other_dtype(probe, answer, right):
-        kinds = {"got": got[0].dtype, "wanted": wanted[0].dtype}
-        return math.inf, told("dtype", **kinds)
+    for a, b in _of_other_dtype(probe, answer, right):
+        return math.inf, told("dtype", got=a.dtype, wanted=b.dtype)
     if law.unit is not None and float(got[0]) > float(wanted[0]):
         a, b = int(got[0]), int(wanted[0])
         return a - b, told("limit", a=a, b=b, unit=law.unit)
     differences = [difference(a, b) for a, b in zip(got, wanted, strict=True)]
-    return max(differences, key=lambda each: (each[1] is not None, each[0]))
+    much, how = max(differences, key=lambda x: (x[1] is not None, x[0]))
+    if how is not None and probe.law == "sums" and math.isfinite(much):
+        total = got[1][place(gaps_of(got[0], wanted[0]))]
+        how = told("sum", x=f"{float(total):.6g}")
+    elif how is not None and "f" in probe.inputs:
+        how = told("logarithms", how=how)
+    return much, how
 
 
 def verdicts(name: str, answers: Sequence[Answer]) -> tuple[Verdict, ...]:
@@ -421,7 +412,7 @@ def clearly_wrong(probe: Probe, answer: Answer, right: Answer) -> bool:
     if answer.raised is not None:
         return False
     pairs = zip(answer.outputs, right.outputs, strict=True)
-    return _of_other_dtype(probe, answer, right) or any(
+    return bool(_of_other_dtype(probe, answer, right)) or any(
         a.shape != b.shape
         or difference(a, b)[0] > CLEARLY * max(rounding(b), 1e-9)
         for a, b in pairs
@@ -451,10 +442,12 @@ def alike(probe: Probe, one: Answer, other: Answer) -> bool:
     )
 
 
-def _of_other_dtype(probe: Probe, one: Answer, other: Answer) -> bool:
-    return (
-        probe.law == "dtype" and one.outputs[0].dtype != other.outputs[0].dtype
-    )
+def _of_other_dtype(
+    probe: Probe, one: Answer, other: Answer
+) -> list[tuple[Tensor, Tensor]]:
+    pairs = zip(one.outputs, other.outputs, strict=True)
+    asked = probe.law == "dtype"
+    return [(a, b) for a, b in pairs if asked and a.dtype != b.dtype]
 
 
 def computed(probe: Probe, answer: Answer) -> bool:
@@ -462,7 +455,7 @@ def computed(probe: Probe, answer: Answer) -> bool:
     first = next(filter(None, answer.calls), None)
     if first is None:
         return False
-    out, given = first[0], [*map(tensors_of, probe.inputs.values())][0]
+    out, given = first[0], next(map(tensors_of, probe.inputs.values()))
     like = given and given[0].dim() == out.dim()
     start = given[0][tuple(map(slice, out.shape))] if like else out[:0]
     one = out.flatten()[:1]
@@ -745,7 +738,7 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
 STAGE_OF = {
     **dict.fromkeys(("chunks", "apart", "small"), "cache"),
     **dict.fromkeys(("large", "empty"), "softmax"),
-    **dict.fromkeys(("future", "pads"), "mask"),
+    **dict.fromkeys(("future", "pads"), "masked"),
 }
 
 
@@ -767,7 +760,17 @@ def located(
             factor = _factor(*(answer.outputs[0] for answer in of))
             return ("scale", factor) if factor else ("scores", 0)
         return stage, 0
-    wrong = [m for m in range(n) if not alike(probes[m], answers[m], right[m])]
+    if PLAIN.issuperset(laws):
+        return "", 0
+    if {*laws} == {"gradients"}:
+        return "gradients", 0
+    # Of other laws some inputs all have a mask, or are of many tiles.
+    wrong = [
+        m
+        for m in range(n)
+        if probes[m].law == "same"
+        if not alike(probes[m], answers[m], right[m])
+    ]
     kinds = [STAGE_OF[law] for law in laws if law in STAGE_OF]
     if not stages or "cache" in kinds:
         return ("cache" if stages else ""), 0
@@ -777,13 +780,12 @@ def located(
         (answers[m].outputs[0], right[m].outputs[0])
         for m in wrong
         if name == "flash" and len(answers[m].outputs) == 2
-        if probes[m].law == "same"
     ]
     if pairs and all(difference(a, b)[1] is None for a, b in pairs):
         return "lse", 0
     if wrong and all(probes[m].inputs.get("mask") is not None for m in wrong):
-        return "mask", 0
-    return ("tiles" if name == "flash" else "unclear"), 0
+        return "masked", 0
+    return ("tiles" if wrong and name == "flash" else "unclear"), 0
 
 
 def _factor(value: Tensor, got: Tensor, right: Tensor) -> float:
@@ -842,11 +844,18 @@ def asked(name: str, n: int) -> Inputs:
 def shown_at(name: str, n: int, answer: Answer, file: str) -> str:
     """A program that shows the first call on which a solution is wrong."""
     probe, right = rights(name).probes[n], rights(name).answers[n]
+    kept = 1 if name in ("flash", "merge") else None  # lse may be float32
     for at, wanted in enumerate(right.calls):
         got = answer.calls[at] if at < len(answer.calls) else ()
-        if len(got) != len(wanted) or any(
-            difference(a, b)[1] is not None or a.dtype != b.dtype
-            for a, b in zip(got, wanted, strict=True)
+        pairs = [*zip(got, wanted, strict=False)]
+        if (
+            len(got) != len(wanted)
+            or any(difference(a, b)[1] is not None for a, b in pairs)
+            or (
+                probe.law == "dtype"
+                and any(a.dtype != b.dtype for a, b in pairs[:kept])
+            )
+            or answer.modified
         ):
             break
     else:
@@ -867,7 +876,8 @@ def shown_at(name: str, n: int, answer: Answer, file: str) -> str:
         end = [f"# it raises {answer.raised.en}"[:80]]
     elif got and not wanted:
         end = ["# it must raise, and does not"]
-    return Program(name, n, given, file).text(needed, got, end)
+    changed = answer.modified[0] if answer.modified else ""
+    return Program(name, n, given, file).text(needed, got, end, changed)
 
 
 def _caches(call: Call) -> set[int]:

@@ -81,11 +81,12 @@ class Solution:
                 asked = ", ".join(TASKS[name].signatures)
                 raise SolutionError("absent", function=function, asked=asked)
             self.given[function] = found
+            if len(wanted) == 1:  # of several, the others can be judged
+                self.bound(function, dict(TASKS[name].functions[function]))
 
-    def __call__(self, function: str = "", /, **inputs: Any) -> Any:
+    def bound(self, function: str, inputs: Inputs) -> tuple[list[Any], Inputs]:
         """The required by position, the others by name."""
         asked = TASKS[self.name]
-        function = function or asked.names[0]
         found, defaults = self.given[function], asked.functions[function]
         first = [inputs[word] for word in defaults if not defaults[word]]
         others = {word: inputs[word] for word in inputs if defaults[word]}
@@ -96,7 +97,12 @@ class Solution:
             raise SolutionError("call", said=said, error=error) from None
         except ValueError:  # of C, it has no signature
             pass
-        return found(*first, **others)
+        return first, others
+
+    def __call__(self, function: str = "", /, **inputs: Any) -> Any:
+        function = function or TASKS[self.name].names[0]
+        first, others = self.bound(function, inputs)
+        return self.given[function](*first, **others)
 
     def one(self, function: str = "", /, **inputs: Any) -> Tensor:
         """What it returns, which is one tensor."""
@@ -412,7 +418,8 @@ def sums(f: Solution, i: Inputs, drive: Drive, times: int = 600) -> Outputs:
     a row decides: a number that is added to the sum of its terms shows most."""
     out = drive(f, i)[0]
     total = out[..., :1] if "v" in i else out.sum(-1, keepdim=True)
-    return times * (total - 1), torch.zeros_like(total)
+    missed = times * (total - 1)
+    return missed, total, torch.zeros_like(total), total
 
 
 def softmax_probes() -> list[Probe]:
@@ -593,6 +600,11 @@ def pair(f: Solution, i: Inputs) -> Outputs:
     """The log-sum-exp may be in float32; it need not be more exact than out."""
     out, lse = f.two(**i)
     return out, a_tensor(lse).to(out.dtype)
+
+
+def both(f: Solution, i: Inputs) -> Outputs:
+    one, other = f.two(**i)
+    return one, a_tensor(other)
 
 
 def tiles(f: Solution, i: Inputs) -> Outputs:
@@ -1189,7 +1201,7 @@ def ring_probes() -> list[Probe]:
 
 
 def pooled_probes() -> list[Probe]:
-    draw, ask = Draw(11), Asked(pair)
+    draw, ask = Draw(11), Asked(both)
 
     def of(H: int, K: int, D: int, E: int) -> Inputs:
         sizes = {"n_heads": H, "n_kv_heads": K}

@@ -166,7 +166,7 @@ class Report:
             "differs": list(self.differs),
             "stage": self.stage or None,
             "hint": words.hint(self) or None,
-            "smallest": words.program(self) or None,
+            "smallest": words.program(self.smallest) or None,
             "printed": self.printed,
         }
 
@@ -214,18 +214,16 @@ class _Words:
             yield ""
             yield from self.laws(report)
             if report.smallest:
-                yield f"\n{self.say('smallest')}\n\n{self.program(report)}"
+                shown = self.program(report.smallest)
+                yield f"\n{self.say('smallest')}\n\n{shown}"
         if report.printed:
             yield f"\n{self.say('printed')}"
             yield from (f"  {x}" for x in report.printed.splitlines())
 
-    def program(self, report: Report) -> str:
-        """With what its comments say in the language."""
-        shown = report.smallest
-        for name, text in WORDS.items():
-            if name.startswith("program "):
-                shown = shown.replace(text.en, getattr(text, self.language))
-        return shown
+    def program(self, text: str) -> str:
+        for word in ("gives", "right", "raises", "must"):
+            text = text.replace(WORDS[word].en, self.say(word))
+        return text
 
     def summary(self, report: Report) -> str:
         failed, all = len(report.failures), len(report.verdicts)
@@ -373,17 +371,20 @@ LITERAL = 60  # elements of the tensors of an input that is written out
 
 def apart(got: Any, wanted: Any) -> tuple[str, str]:
     """Two numbers that differ, with as many digits as show it."""
-    if isinstance(got, Tensor) and got.dtype == torch.bool:
-        return str(bool(got)), str(bool(wanted))
-    return unequal([float(got)], [float(wanted)])
+    return unequal([got.item()], [wanted.item()])
 
 
 def unequal(got: list[float], wanted: list[float]) -> tuple[str, str]:
-    """Both with as many digits as it takes."""
+    """Both with as many digits as it takes; booleans as they are printed."""
+
+    def row(values: list[float], digits: int) -> str:
+        return ", ".join(
+            str(x) if isinstance(x, bool) else f"{x:.{digits}g}" for x in values
+        )
+
     one = other = ""
     for digits in (4, 6, 9, 17):
-        one = ", ".join(f"{x:.{digits}g}" for x in got)
-        other = ", ".join(f"{x:.{digits}g}" for x in wanted)
+        one, other = row(got, digits), row(wanted, digits)
         if one != other:
             break
     return one, other
@@ -475,19 +476,33 @@ class Program:
         self.body += _statement(start, f"{', '.join([*first, *others])})")
 
     def text(
-        self, calls: Sequence[Any], got: Sequence[Tensor], end: Sequence[str]
+        self,
+        calls: Sequence[Any],
+        got: Sequence[Tensor],
+        end: Sequence[str],
+        changed: str = "",
     ) -> str:
         """All of it: the calls, and what the last one gives. `end` says it if
-        it gives nothing. "" if a call cannot be written in a few lines."""
+        it gives nothing, and `changed` is an input that it modifies. "" if a
+        call cannot be written in a few lines."""
+        if changed:
+            name = self.names[id(self.given[changed])]
+            self.body.append(f"before = {name}.clone()")
+            end = [f"print({name}.equal(before))  # False, right is True"]
         try:
             for n, call in enumerate(calls):
+                start = len(self.body)
                 self.call(n, call, len(calls) > 1)
+                if call.result is None and call is not calls[-1]:
+                    self.head[1:1] = ["from contextlib import suppress"]
+                    lines = [f"    {line}" for line in self.body[start:]]
+                    self.body[start:] = ["with suppress(Exception):", *lines]
         except LookupError:
             return ""
         self.body += end or _compared(self.results, got, calls[-1].outputs)
         lines = [*self.head, "", *self.body]
         if len(lines) > LINES and not self.long:
-            return Program(*self.again).text(calls, got, end)
+            return Program(*self.again).text(calls, got, end, changed)
         return "\n".join(lines)
 
 
@@ -545,22 +560,41 @@ def _compared(
 ) -> Iterator[str]:
     """What the first wrong one of some tensors is, and what it should be."""
     for name, a, b in zip(names, got, wanted, strict=False):
+        is_bool = (a.dtype == torch.bool) != (b.dtype == torch.bool)
         if a.shape != b.shape:
             yield f"print({name}.shape)  # {[*a.shape]}, right is {[*b.shape]}"
-        elif a.dtype != b.dtype and a.equal(b.to(a.dtype)):
-            yield f"print({name}.dtype)  # {a.dtype}, right is {b.dtype}"
-        elif gaps_of(a, b).any():
+        elif not is_bool and bool((gaps_of(a, b) > rounding(b)).any()):
             *before, last = place(gaps_of(a, b))
             start = max(0, min(last - 2, a.shape[-1] - 5))
             row: Any = (*before, slice(start, start + 5))
-            x, y = unequal(a[row].double().tolist(), b[row].double().tolist())
+            x, y = unequal(a[row].tolist(), b[row].tolist())
             index = [*map(str, before), f"{start}:{start + len(a[row])}"]
             yield f"print({name}[{', '.join(index)}])"
             yield f"# it gives {x}"
             yield f"# right is {y}"
+        elif a.dtype != b.dtype:
+            yield f"print({name}.dtype)  # {a.dtype}, right is {b.dtype}"
         else:
             continue
         return
+
+
+# The largest difference that is rounding, relative to the largest right number.
+ROUNDING = {
+    torch.float64: 1e-4,  # a solution may compute in float32
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.02,
+}
+
+
+def rounding(wanted: Tensor) -> float:
+    if not wanted.is_floating_point():
+        return 0.0
+    size = wanted.double().abs()
+    size = size[size.isfinite()]
+    largest = float(size.max()) if len(size) else 1.0
+    return ROUNDING.get(wanted.dtype, 1e-4) * max(1.0, largest)
 
 
 def place(gaps: Tensor) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from attnref.mistakes.tasks import TASKS, stub, task
 from attnref.mistakes.words import wide
 from sitekit import ROOT
 from tests.kit import sampled
-from tests.mistakes.solutions import wrong
+from tests.mistakes.solutions import fused, wrong
 
 STYLES = ("loops", "einsum", "module", "fused")
 
@@ -408,6 +408,30 @@ def test_the_stage_that_goes_wrong_is_located(stage):
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "solution", "stage"),
+    [
+        ("sdpa", wrong.weights_detached, "gradients"),
+        (
+            "mha",
+            lambda *given, mask=None: no_gradient(*given, mask),
+            "gradients",
+        ),
+        ("mha", lambda *given, mask=None: fused.mha(*given, mask).float(), ""),
+        ("flash", wrong.without_tiles, ""),
+        ("sdpa", wrong.mask_of_the_first_head, "masked"),
+    ],
+)
+def test_a_hint_says_nothing_that_is_not_so(name, solution, stage):
+    """Where only gradients or the dtype are wrong, masks are not."""
+    report = check(name, solution)
+    assert report.failures and report.stage in (stage, stage or "unclear")
+
+
+def no_gradient(x, w_q, *others):
+    return fused.mha(x.detach(), w_q, *others) + 0 * x
+
+
 class Bottomless:
     def __init__(self, max_len):
         self.k, self.v, self.length = [], [], 0
@@ -425,47 +449,61 @@ def one_row(q, k, v, mask=None, tile=(2, 4)):
     return rewritten().flash(q, k, v, mask, tile)
 
 
-SHOWN = {
-    "gqa": lambda: rewritten(STAGES["mask"][1]).gqa,
-    "llama": lambda: rewritten(STAGES["cache"][1]).llama,
-    "masks": lambda: rewritten(NAMED["masks"][1]),
-    "softmax": lambda: lambda x, dim=-1: x.double().softmax(dim).nan_to_num(),
-    "kv_cache": lambda: Bottomless,
-    "flash": lambda: one_row,
-}
+def masks_of(change):
+    of = rewritten()
+    causal = of.causal_mask
+    of.causal_mask = lambda T, S: change(causal(T, S))
+    return of
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_a_program_shows_what_is_wrong(name):
+def in_place(q, k, v, mask=None):
+    q /= q.shape[-1] ** 0.5
+    return rewritten((ROOT, "")).sdpa(q, k, v, mask)
+
+
+SHOWN = [
+    ("gqa", lambda: rewritten(STAGES["mask"][1]).gqa, ""),
+    ("llama", lambda: rewritten(STAGES["cache"][1]).llama, ""),
+    ("masks", lambda: rewritten(NAMED["masks"][1]), "True"),
+    (
+        "softmax",
+        lambda: lambda x, dim=-1: x.double().softmax(dim).nan_to_num(),
+        "",
+    ),
+    ("kv_cache", lambda: Bottomless, "it must raise"),
+    ("kv_cache", lambda: wrong.ChangedBeforeRaise, "suppress"),
+    ("flash", lambda: one_row, "it raises KeyError"),
+    ("flash", lambda: wrong.lse_of_the_last_tile, "lse"),
+    ("masks", lambda: masks_of(torch.Tensor.float), "out.dtype"),
+    ("sdpa", lambda: in_place, "q.equal(before)"),
+]
+
+
+@pytest.mark.parametrize(("name", "made", "within"), SHOWN)
+def test_a_program_shows_what_is_wrong(name, made, within):
     """It runs as it is printed, in 15 lines, and gives what it says."""
-    solution = SHOWN[name]()
+    solution = made()
     report = check(name, solution)
-    program, chinese = report.smallest, report.text(language="zh")
-    assert program in report.text(language="en")
-    chinese = chinese.partition("复现：")[2]
-    assert "right is" not in chinese and "# it" not in chinese
-    assert ("应为" in chinese) != ("报错" in chinese)
-    assert len(program.splitlines()) <= 15
+    program = report.smallest
+    assert within in program and len(program.splitlines()) <= 15, program
     assert ("right is" in program) != ("raise" in program)
+    told = replace(report, language="zh").as_json()
+    assert re.findall("# (it|right)", told["smallest"]) == []
     given = {
         word: getattr(solution, word, solution) for word in TASKS[name].names
     }
     printed = io.StringIO()
-    raised = contextlib.suppress(KeyError)
+    raised = contextlib.suppress(KeyError, ValueError)
     with contextlib.redirect_stdout(printed), raised:
         exec(compile(program, "shown.py", "exec"), given)
-    numbers = r"-?\d+\.?\d*(?:e-?\d+)?|True|False"
-    if name not in ("kv_cache", "flash"):
-        (said,) = re.findall("it gives (.*)", program)
-        assert torch.allclose(
-            *(
-                torch.tensor(
-                    [float(eval(x)) for x in re.findall(numbers, text)]
-                )
-                for text in (said, printed.getvalue().partition("dtype")[0])
-            ),
-            atol=1e-3,
-        )
+    said = re.findall(r"it gives (.*)|# (\[.*\]|torch\.\w+|False), r", program)
+    number = r"-?\d+\.?\d*(?:e-?\d+)?|True|False"
+    for text in map("".join, said):
+        got = printed.getvalue().partition("dtype=")[0]
+        both = (re.findall(number, x) for x in (text, got))
+        one, other = ([float(eval(x)) for x in each] for each in both)
+        assert one == pytest.approx(other, abs=1e-3)
+        assert text in got or "it gives" in program
 
 
 def test_it_is_shown_how_a_file_is_imported():
