@@ -364,7 +364,7 @@ $.pow = (a, b) => {
   if (x < 0 && !Number.isInteger(y)) return COMPLEX;
   let value = x ** y;
   if (y === 2) value = x * x;
-  else if ((y === -0.5 || y === -2) && Number.isFinite(x) && x > 0) value = rootOrSquare(x, y);
+  else if ((y === -0.5 || y === -2) && x > 0 && x < 1e60) value = rootOrSquare(x, y);
   if (!Number.isFinite(value) && Number.isFinite(x) && Number.isFinite(y)) fail("OverflowError", "too large");
   return value;
 };

@@ -227,8 +227,10 @@ def _layer(
             raise ValueError(
                 f"{family}: {name} cannot be made of {told[:200]}"
             ) from None
-        if name in ("d_model", "n_heads"):  # all else is made of these
-            _size(read, family, name)
+        if name in SIZES:
+            names = row.fields[name].co_names
+            of = {n: given[n] for n in names if n in given}
+            _size(read[name], family, of or {n: read[name] for n in names[:1]})
     known: dict[str, Any] = {n: read[n] for n in own if n in read}
     known |= {"family": family, "kind": kinds[layer]}
     return AttentionRecord(**known)
@@ -250,6 +252,7 @@ def records_of(
     return found
 
 
+SIZES = "d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim"
 MANY = 1000  # layers
 HUGE = 2**31
 INDEXED = "indexed_attention"
@@ -385,11 +388,11 @@ def _field_names() -> tuple[set[str], set[str]]:
     return set(attention.split()), set(other.split())
 
 
-def _size(read: Mapping[str, Any], family: str, *names: str) -> int:
-    found = [read[name] for name in names if name in read]
-    size = found[0] if found else None
+def _size(size: Any, family: str, told: Mapping[str, Any]) -> int:
+    """A size, or an error with what the config says of it."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"{family}: {names[0]}={size} is no positive number")
+        said = ", ".join(f"{name}={value!r}" for name, value in told.items())
+        raise ValueError(f"{family}: {said[:200]} is no positive number")
     return size
 
 
@@ -403,7 +406,9 @@ def _kinds(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
     read = _present(row, given)
     blocks = read.get("layers_block_type")
     names = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
-    count = len(blocks) if blocks else _size(read, family, *names)
+    name = next((name for name in names if name in read), names[0])
+    size = len(blocks) if blocks else read.get(name)
+    count = _size(size, family, {name: size})
     if count > MANY:
         raise ValueError(f"{family}: {count} layers are more than {MANY}")
     return [_kind(row, read, layer) for layer in range(count)]
@@ -541,8 +546,6 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
         size = getattr(r, name)
         if size is not None and size <= 0:
             raise ValueError(f"{r.family}: {name}={size} is not positive")
-    for name in ("n_kv_heads", "head_dim", "v_head_dim"):
-        _size(vars(r), r.family, name)
     if r.n_heads % r.n_kv_heads:
         raise ValueError(
             f"{r.family}: n_kv_heads={r.n_kv_heads} does not divide "
@@ -557,5 +560,10 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
     if r.rope_theta is not None and r.rope_width % 2:
         raise ValueError(
             f"{r.family}: RoPE turns {r.rope_width} channels, an odd number"
+        )
+    if not 0 <= r.rope_width <= (r.rope_dim or r.head_dim):
+        raise ValueError(
+            f"{r.family}: RoPE turns {r.rope_width} channels of "
+            f"{r.rope_dim or r.head_dim}"
         )
     return record

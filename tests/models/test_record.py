@@ -384,13 +384,22 @@ REFUSED = {
         {"rope_scaling": {"type": "linear", "factor": 2.0, "extra": 1}},
         "unknown field 'extra'",
     ),
-    "truncated": ({"num_attention_heads": None}, "n_heads"),
-    "zero": ({"num_attention_heads": 0}, "n_heads"),
-    "negative": ({"hidden_size": -64}, "d_model=-64"),
-    "text": ({"hidden_size": "64"}, "d_model=64 is no"),
+    # The key of the config, and what stands there.
+    "truncated": ({"num_attention_heads": None}, "num_attention_heads=None is"),
+    "zero": ({"num_attention_heads": 0}, "num_attention_heads=0 is no"),
+    "negative": ({"hidden_size": -64}, "hidden_size=-64 is no"),
+    "text": ({"hidden_size": "64"}, "hidden_size='64' is no"),
+    "heads in text": ({"num_key_value_heads": "2"}, "num_key_value_heads='2'"),
+    "huge": ({"head_dim": 1e300}, r"head_dim=1e\+300 is no"),
     "no divisor": ({"num_key_value_heads": 3}, "does not divide"),
     "odd": ({"head_dim": 13}, "13 channels"),
-    "layers": ({"num_hidden_layers": "many"}, "num_hidden_layers=many"),
+    "backwards": ({"partial_rotary_factor": -1}, "turns -128 channels of 128"),
+    "too many": ({"partial_rotary_factor": 2}, "turns 256 channels of 128"),
+    "layers": ({"num_hidden_layers": "many"}, "num_hidden_layers='many'"),
+    "other name": (
+        {"num_hidden_layers": None, "n_layer": 0},
+        "llama: n_layer=0 is no",
+    ),
     "kinds": ({"layer_types": ["linear_attention"] * 2}, "linear_attention"),
 }
 
