@@ -6,14 +6,14 @@
   const { $, $b, answer, counted, memory, Use } = python;
   const [form, sizes] = document.querySelectorAll(".yours form");
   const known = (box) => JSON.parse(box.parentElement.querySelector("script").textContent);
-  const { words, kinds } = known(form);
+  const { words, kinds, refusals } = known(form);
   const { words: said, devices } = known(sizes);
   const language = document.documentElement.lang.slice(0, 2);
   const part = (name) => document.querySelector(`.yours.${name}`);
   const say = (box, text) => {
     const place = box.parentElement.querySelector(".problems");
     place.hidden = !text;
-    if (text) place.textContent = text;
+    place.textContent = text;
   };
   const made = (tag, ...inside) => {
     const node = document.createElement(tag);
@@ -83,12 +83,29 @@
   const { turns } = JSON.parse(part("rope").querySelector("script").textContent);
   const unit = bar.querySelector(".size").textContent.replace(/^\d+/, "");
   const results = [part("layers"), part("rope"), part("differs"), part("memory"), bar, bar.nextElementSibling];
-  let model = null;
+  let config = form.elements.config.defaultValue; // the last that was read
+  let model = null; // its sizes, or why there are none, once they are asked for
   const told = $.from(words);
   const pageWords = $.from(said);
-  const refused = (error) => {
-    if (error instanceof $b.ValueError) return error.text;
-    throw error;
+
+  // What was pasted in place of JSON, by its looks.
+  const LOOKS = {
+    empty: /^$/,
+    html: /^</,
+    place: /^(https?:|[\w.-]+\/[\w.-]+$)/,
+    quotes: /[[{,:]\s*'/,
+    comma: /,\s*[\]}]/,
+    json: /^/,
+  };
+  // In the words of attnref, but where the text is no JSON, no object, or an
+  // error has no words.
+  const refused = (error, text) => {
+    const own = error instanceof $b.ValueError ? error.text : "";
+    if (own.startsWith("the file is no JSON")) {
+      const name = Object.keys(LOOKS).find((look) => LOOKS[look].test(text.trim()));
+      return own.match(/\d+/g).reduce((said, n) => said.replace("{}", n), refusals[name]);
+    }
+    return own || refusals[text.trim().startsWith("{") ? "unknown" : "object"];
   };
 
   const address = () => {
@@ -118,11 +135,18 @@
     const value = found ? BigInt(found[1]) * unit : 0n;
     return value > 0n && value <= most ? value : null;
   };
+  const sized = () => {
+    try {
+      return { sizes: counted(config) };
+    } catch (error) {
+      return { error: refused(error, config) };
+    }
+  };
   const weigh = () => {
     const place = part("memory");
     const boxes = [...place.querySelectorAll("ul, .scroll")];
-    for (const box of boxes) box.hidden = !model || Boolean(model.error);
-    if (!model) return say(sizes, "");
+    model ??= sized();
+    for (const box of boxes) box.hidden = Boolean(model.error);
     if (model.error) return say(sizes, model.error);
     const { device, weights, cache } = sizes.elements;
     const ranks = count("ranks", 10_000n), tokens = count("tokens", 10n ** 9n);
@@ -138,43 +162,60 @@
     table(place, rows, true);
   };
 
-  const read = () => {
-    const text = form.elements.config.value;
-    let found;
+  const show = (found) => {
+    const layers = part("layers"), differs = part("differs"), rope = part("rope");
+    strip(layers, found.letters);
+    layers.querySelector("svg").ariaLabel = found.said;
+    layers.querySelector(".said code").textContent = found.family;
+    layers.querySelector(".said span").textContent = found.said;
+    table(layers, found.kinds);
+    rope.hidden = !found.curves.length; // ALiBi, or no positions at all
+    rope.querySelector(".lines").replaceChildren(
+      ...found.curves.flatMap(([scaled, plain]) => [path(plain, "plain"), path(scaled, "")]),
+    );
+    list(rope.querySelector("ul"), found.curves.map((c) => turns.replace("{}", c[2]).replace("{}", c[3])));
+    list(differs.querySelector("ul"), found.differs);
+    differs.querySelector("p").hidden = found.differs.length > 0;
+    code.replaceChildren(...coloured(found.file));
+    const link = bar.querySelector("a");
+    link.href = `data:text/x-python;charset=utf-8,${encodeURIComponent(found.file)}`;
+    link.download = link.textContent = "attention.py";
+    bar.querySelector(".size").textContent = found.file.split("\n").length - 1 + unit;
+  };
+
+  // JSON without the spaces between its parts, or null.
+  const tight = (text) => {
     try {
-      found = $.plain(answer(text, told, language));
-      say(form, "");
+      JSON.parse(text);
+    } catch {
+      return null;
+    }
+    return text.replace(/("(?:[^"\\]|\\.)*")|\s+/g, "$1");
+  };
+  let shown = tight(config);
+  const read = () => {
+    const text = form.elements.config.value, now = tight(text);
+    address();
+    if (now && now === shown) return;
+    let wrong = "";
+    try {
+      show($.plain(answer(text, told, language)));
+      [config, model] = [text, null];
     } catch (error) {
-      model = null;
-      say(form, refused(error));
+      wrong = refused(error, text);
     }
-    for (const box of results) box.classList.toggle("stale", !found);
-    if (found) {
-      try {
-        model = { sizes: counted(text) };
-      } catch (error) {
-        model = { error: refused(error) };
-      }
-      const layers = part("layers"), differs = part("differs"), rope = part("rope");
-      strip(layers, found.letters);
-      layers.querySelector("svg").ariaLabel = found.said;
-      layers.querySelector(".said code").textContent = found.family;
-      layers.querySelector(".said span").textContent = found.said;
-      table(layers, found.kinds);
-      rope.hidden = !found.curves.length; // ALiBi, or no positions at all
-      rope.querySelector(".lines").replaceChildren(
-        ...found.curves.flatMap(([scaled, plain]) => [path(plain, "plain"), path(scaled, "")]),
-      );
-      list(rope.querySelector("ul"), found.curves.map((c) => turns.replace("{}", c[2]).replace("{}", c[3])));
-      list(differs.querySelector("ul"), found.differs);
-      differs.querySelector("p").hidden = found.differs.length > 0;
-      code.replaceChildren(...coloured(found.file));
-      const link = bar.querySelector("a");
-      link.href = `data:text/x-python;charset=utf-8,${encodeURIComponent(found.file)}`;
-      link.download = link.textContent = "attention.py";
-      bar.querySelector(".size").textContent = found.file.split("\n").length - 1 + unit;
-    }
+    shown = wrong ? null : now;
+    say(form, wrong);
+    form.elements.config.ariaInvalid = wrong ? "true" : null;
+    for (const box of results) box.classList.toggle("stale", wrong);
     weigh();
+  };
+
+  // Once the reader pauses, and what was typed or chosen has been drawn.
+  let waiting;
+  const later = (pause) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(read, pause);
   };
 
   const pretty = (text) => text.replace(/^\{/, "{\n  ").replace(/\}$/, "\n}").replace(/, (?="\w+": )/g, ",\n  ");
@@ -182,28 +223,26 @@
     if (!file) return;
     form.elements.config.value = await file.text();
     form.elements.model.value = "";
-    read();
-    address();
+    later(20);
   };
   form.addEventListener("submit", (event) => event.preventDefault());
   sizes.addEventListener("submit", (event) => event.preventDefault());
   form.elements.model.addEventListener("change", ({ target }) => {
     if (target.value) form.elements.config.value = pretty(configs[target.value]);
-    read();
-    address();
+    later(20);
   });
   form.elements.config.addEventListener("input", () => {
     form.elements.model.value = "";
-    read();
-    address();
+    later(250);
   });
   form.elements.file.addEventListener("change", ({ target }) => take(target.files[0]));
-  const box = form.parentElement;
-  box.addEventListener("dragover", (event) => event.preventDefault());
-  box.addEventListener("drop", (event) => {
-    event.preventDefault();
-    take(event.dataTransfer.files[0]);
-  });
+  // A file is dropped anywhere; a text, where fields take it by themselves.
+  for (const kind of ["dragover", "drop"])
+    addEventListener(kind, (event) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault();
+      take(event.dataTransfer.files[0]); // there is none before the drop
+    });
   sizes.addEventListener("input", () => {
     weigh();
     address();
@@ -221,6 +260,5 @@
     form.elements.model.value = searchParams.get("model");
     form.elements.config.value = pretty(configs[form.elements.model.value]);
   }
-  if (searchParams.size) read();
-  else model = { sizes: counted(form.elements.config.value) };
+  if (searchParams.size) later(20);
 }

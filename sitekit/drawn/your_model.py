@@ -26,6 +26,8 @@ CHOSEN: dict[str, Any] = {
 }
 CHOSEN |= {"tokens": 32_768}
 SAID = "token", "weighs", "uncounted", "fits", "none", "step"
+REFUSALS = "empty", "html", "place", "quotes", "comma", "json"
+REFUSALS += "object", "unknown"
 
 
 def yours(
@@ -43,6 +45,7 @@ def yours(
         facts["models"] = {m.id: m.name for m in models.released().values()}
         facts["text"], facts["first"] = text(), FIRST
         facts["known"] = {"words": _words(language), "kinds": KINDS}
+        facts["known"]["refusals"] = {name: own[name] for name in REFUSALS}
     if part == "layers":
         strip = drawn([(letter, False) for letter in said["letters"]])
         facts |= {"strip": strip, "said": said, "head": head}

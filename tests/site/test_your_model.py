@@ -5,6 +5,7 @@ import random
 from functools import partial
 
 import pytest
+from playwright.sync_api import expect
 
 from attnref.models.generate import file_of
 from sitekit import CONFIGS
@@ -130,12 +131,13 @@ def test_they_agree_on_hostile_configs_and_on_broken_files(page, seed):
 
 
 def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
+    family = page.locator(".yours.layers .said code")
     page.select_option("[name=model]", "gemma-2-9b")
+    expect(family).to_have_text("gemma2")
     config = models.released()["gemma-2-9b"].config
     link = page.locator(".whole a.download").get_attribute("href")
     code = page.evaluate("async (l) => (await fetch(l)).text()", link)
     assert code == file_of(config)
-    assert page.locator(".yours.layers .said code").inner_text() == "gemma2"
     told = f"{code.count(chr(10))} lines, needs only PyTorch"
     assert page.locator(".whole .size").inner_text() == told
 
@@ -143,12 +145,13 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     text = json.dumps(config | {"num_key_value_heads": 4})
     page.fill("textarea", text)
     row = page.locator(".yours.layers tbody tr").first
-    assert row.locator("td").nth(1).inner_text() == "16 / 4 / 256"
+    expect(row.locator("td").nth(1)).to_have_text("16 / 4 / 256")
     page.fill("[name=tokens]", "8K")
     page.select_option("[name=device]", "h20")
     said = page.locator(".yours.memory ul").inner_text()
     with opened(chromium, page.url, until="load") as again:
-        assert again.locator(".yours.memory ul").inner_text() == said
+        lines = again.locator(".yours.memory ul")
+        expect(lines).to_have_text(said, use_inner_text=True)
         assert again.locator("[name=tokens]").input_value() == "8K"
         again_row = again.locator(".yours.layers tbody tr").first
         assert again_row.inner_text() == row.inner_text()
@@ -156,15 +159,132 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     # What is not known is refused; the last result stays, in grey.
     page.fill("textarea", text.replace("gemma2", "gemma9"))
     problem = page.locator(".yours.entry .problems")
-    assert "model_type='gemma9' is none of" in problem.inner_text()
+    expect(problem).to_contain_text("model_type='gemma9' is none of")
     assert page.locator(".stale").count() == 6
+    assert page.locator(".yours.memory ul").inner_text() == said
     file = tmp_path / "config.json"
     file.write_text(text)
     page.set_input_files("[name=file]", file)
-    page.wait_for_function("!document.querySelector('.stale')")
+    expect(page.locator(".stale")).to_have_count(0)
     assert not problem.is_visible()
     page.fill("[name=tokens]", "many")
     assert page.locator(".yours.memory .problems").is_visible()
+
+
+FIRST = your_model.text()
+
+
+def changed(**fields):
+    config = models.released()[your_model.FIRST].config
+    return your_model.written(config | fields)
+
+
+# As typed or pasted, and what the page says in English.
+REFUSED = {
+    "[1,2]": "is one object",
+    "null": "is one object",
+    "123": "is one object",
+    '"x"': "is one object",
+    "true": "is one object",
+    "": "Nothing is entered",
+    "https://huggingface.co/Qwen/Qwen3-8B": "This is an address",
+    "Qwen/Qwen3-8B": "This is an address",
+    "<!doctype html><title>Qwen3</title>": "a web page",
+    "{'model_type': 'qwen3'}": "double quotes: see line 1, column 2",
+    '{"model_type": "qwen3",\n}': "comma after the last field",
+    '{"model_type": ': "no JSON: see line 1, column 16",
+    changed(head_dim=1e300): "head_dim=1e+300 is no positive",
+    changed(partial_rotary_factor=-1): "turns -128",
+    changed(hidden_size="4096"): "hidden_size='4096' is no positive",
+    changed(num_attention_heads=0): "num_attention_heads=0 is no positive",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
+def test_what_is_refused_greys_the_last_result_and_says_so(page, text):
+    field = page.locator("textarea")
+    problem = page.locator(".yours.entry .problems")
+    field.fill(FIRST)
+    expect(page.locator(".stale")).to_have_count(0)
+    field.fill("")
+    page.keyboard.insert_text(text)
+    expect(problem).to_contain_text(REFUSED[text])
+    assert page.locator(".stale").count() == 6
+    assert field.get_attribute("aria-invalid") == "true"
+    assert field.get_attribute("aria-describedby") == problem.get_attribute(
+        "id"
+    )
+    field.fill(FIRST)
+    expect(page.locator(".stale")).to_have_count(0)
+    assert field.get_attribute("aria-invalid") is None
+    assert not problem.is_visible()
+
+
+def test_an_error_without_words_is_told_in_those_of_the_page(chromium, address):
+    """The script of a page must not end in silence, whatever it has met."""
+    broken = "python.answer = () => null.a;"
+    with opened(chromium, "about:blank", until="load") as page:
+        page.route(
+            "**/configs.js",
+            lambda route: route.fulfill(body=f"const configs = {{}};{broken}"),
+        )
+        page.goto(address + "zh/models/your-model/")
+        page.fill("textarea", changed(hidden_size=2048))
+        problem = page.locator(".yours.entry .problems")
+        expect(problem).to_contain_text("算不出注意力")
+        assert page.locator(".stale").count() == 6
+        assert page.faults == []
+
+
+def test_a_result_is_computed_once_a_reader_pauses(chromium, address):
+    """Not on loading, at no key, and not for JSON that says the same."""
+    count = """() => {
+      globalThis.results = 0;
+      const code = document.querySelector(".whole + * code");
+      new MutationObserver((all) => (results += all.length))
+        .observe(code, {childList: true});
+    }"""
+    with opened(chromium, "about:blank", until="load") as page:
+        page.clock.install()
+        page.goto(address + "models/your-model/")
+        page.evaluate(count)
+        page.clock.pause_at(page.evaluate("Date.now() + 1000"))
+        field = page.locator("textarea")
+
+        def results(typed, after):
+            field.press_sequentially(typed)
+            page.clock.run_for(after)
+            return page.evaluate("results")
+
+        assert results("", 1000) == 0
+        field.press("ControlOrMeta+End")
+        assert results("\n\n", 1000) == 0, "the same JSON"
+        field.fill(FIRST.replace("}", ""))
+        assert results(', "head_dim": 64', 200) == 0
+        assert results("}", 200) == 0
+        assert results("", 100) == 1
+        row = page.locator(".yours.layers tbody tr").first
+        assert "32 / 8 / 64" in row.inner_text()
+        assert results("  ", 1000) == 1
+        assert "64" in page.url
+
+
+def test_a_file_is_dropped_anywhere(page):
+    page.fill("textarea", FIRST)
+    prevented = page.evaluate(
+        """(text) => ["text", "Files"].map((kind) => {
+          const dataTransfer = new DataTransfer();
+          if (kind === "text") dataTransfer.setData("text/plain", text);
+          else dataTransfer.items.add(new File([text], "config.json"));
+          return ["dragover", "drop"].map((type) => !document.querySelector(
+            "#file").dispatchEvent(new DragEvent(type, {dataTransfer,
+            bubbles: true, cancelable: true})));
+        })""",
+        json.dumps(models.released()["gemma-2-9b"].config),
+    )
+    assert prevented == [[False, False], [True, True]]
+    said = page.locator(".yours.layers .said code")
+    expect(said).to_have_text("gemma2")
 
 
 def test_what_the_page_shows_first_is_what_its_script_shows(site):
