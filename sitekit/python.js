@@ -638,6 +638,7 @@ $b.eval = (code, _, read) => code.run((name) => $.at(read, name));
 const blank = /^[\s\x1c-\x1f]+|[\s\x1c-\x1f]+$/g;
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 const TEXT = {
+  lower: (x) => x.toLowerCase(),
   strip: (x) => x.replace(blank, ""),
   upper: (x) => x.toUpperCase(),
   startswith: (x, y) => (Array.isArray(y) ? y.some((e) => x.startsWith(e)) : x.startsWith(y)),

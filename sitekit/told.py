@@ -262,7 +262,7 @@ def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
         "differs": differs(records, words, language),
         "kinds": _kinds(records),
         "curves": _curves(records),
-        "file": file_from(records),
+        "file": file_from(records, given),
     }
 
 

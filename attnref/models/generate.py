@@ -16,7 +16,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from attnref.models.record import AttentionRecord, families, records_of
+from attnref.models.record import (
+    AttentionRecord,
+    families,
+    fields_of,
+    records_of,
+)
 
 Change = tuple[int, int, str]  # what takes the place of a part of a text
 Layer = Mapping[str, Any]  # the fields of its record
@@ -53,11 +58,14 @@ def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
         >>> "q_norm" in text, "max_len}" in text, "[:, :, -16:]" in text
         (False, False, True)
     """
-    return file_from(records_of(config))
+    given = fields_of(config)
+    return file_from(records_of(given), given)
 
 
-def file_from(records: Mapping[int, AttentionRecord]) -> str:
-    """That of `file_of`, from the records of the layers."""
+def file_from(
+    records: Mapping[int, AttentionRecord], given: Mapping[str, Any]
+) -> str:
+    """That of `file_of`, from the records of the layers and the config."""
     every = [*records.values()]
     values = {
         f.name: [getattr(r, f.name) for r in every]
@@ -108,19 +116,38 @@ def file_from(records: Mapping[int, AttentionRecord]) -> str:
         if names[1:] or len(lines) > 79:
             lines = "\n".join(["# Of each layer.", *tables])
         source = f"{head}\n\n\n{lines}\n\n\nclass Attention({tail}"
-    return _about(every[0].family, min(records), at) + source + "\n"
+    lead = _about(every[0].family, min(records), at, _remarks(given))
+    return lead + source + "\n"
 
 
-def _about(family: str, layer: int, at: str) -> str:
+def _remarks(given: Mapping[str, Any]) -> str:
+    """What the weights or the positions of a model need besides."""
+    found = ""
+    if given.get("quantization_config"):
+        found += "The weights are quantised: dequantise them first.\n"
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = given.get(name)
+        if isinstance(rope, Mapping) and "mrope_section" in rope:
+            found += "For text: a token of an image has three positions.\n"
+            break
+    return f"\n{found}" if found else ""
+
+
+def _about(family: str, layer: int, at: str, remarks: str) -> str:
+    own = "own = {k.split(name)[1]: w for k, w in weights.items() if name in k}"
+    if at.startswith("model."):  # there may be a model of images beside it
+        own = """\
+text = {k.replace("language_model.", ""): w for k, w in weights.items()}
+own = {k[len(name):]: w for k, w in text.items() if k.startswith(name)}"""
     return f'''"""Self-attention of a model of the family {family}.
 
 layer = Attention({layer})  # `weights` is the state_dict of the whole model
 name = "{at.format(layer)}."
-own = {{k.split(name)[1]: w for k, w in weights.items() if name in k}}
+{own}
 layer.load_state_dict(own)
 cache = layer.cache(max_len=4096)
 y = layer(x, cache=cache)  # x (B, T, E): the prompt, then token by token
-"""
+{remarks}"""
 
 '''
 

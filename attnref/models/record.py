@@ -245,7 +245,7 @@ def records_of(
     found = {layer: record for layer, (_, record) in layers if record}
     if not found:
         family, _ = _family(given)
-        kinds = ", ".join(dict.fromkeys(kinds_of(given)))
+        kinds = ", ".join(sorted(set(kinds_of(given))))
         raise ValueError(
             f"{family}: no layer has softmax attention; all are {kinds[:200]}"
         )

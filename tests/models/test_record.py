@@ -325,6 +325,14 @@ def test_a_file_of_images_too_says_its_family_outside():
     assert attention_of(nested) == attention_of(LLAMA)
 
 
+def test_the_first_lines_say_what_else_weights_and_positions_need():
+    told = {"quantization_config": {"quant_method": "fp8"}}
+    assert 'dequantise them first.\n"""' in file_of(LLAMA | told)
+    images = config_of("qwen2_5_vl_text").to_dict()
+    assert "first.\nFor text: a token of an" in file_of(images | told)
+    assert "For text" not in file_of(LLAMA)
+
+
 def test_layers_are_called_as_earlier_versions_wrote_them():
     config = config_of("glm_moe_dsa").to_dict()
     config["layer_types"] = 4 * ["indexed_attention"]

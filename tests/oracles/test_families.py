@@ -91,12 +91,21 @@ def ours_for(config, family, found):
         yield layer, plain, alone
 
 
-def loaded_as_told(config, model):
+# The text model's weights in files of text, and of images too.
+PREFIXES = "model.", "model.language_model.", "language_model.model."
+
+
+def loaded_as_told(config, model, prefix):
     """The layer of the first lines of the file, with weights of the model."""
-    text, space = file_of(config), {"weights": model.state_dict()}
-    if not any(name.startswith("model.") for name in space["weights"]):
-        whole = {f"model.{n}": w for n, w in space["weights"].items()}
-        space["weights"] = whole  # without a head, transformers leaves it out
+    text, weights = file_of(config), model.state_dict()
+    if not any(name.startswith("model.") for name in weights):
+        # Without a head, transformers leaves it out.
+        weights = {f"model.{n}": w for n, w in weights.items()}
+    space = {"weights": weights}
+    if "language_model" in text:
+        other = {f"vision_model.{n}": None for n in weights}
+        named = {n.replace("model.", prefix, 1): w for n, w in weights.items()}
+        space["weights"] = other | named
     exec(text, space)
     told = text.split('"""')[1].split("\n\n")[1]
     exec(told.partition("\ncache =")[0], space)
@@ -112,14 +121,14 @@ def compare(family, more):
     model, worst = model_of(config), 0.0
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     valid[1, :5] = valid[2, :1] = False
-    for name, chunks in CHUNKS.items():
+    for (name, chunks), prefix in zip(CHUNKS.items(), PREFIXES, strict=True):
         if family in WHOLE and len(chunks) > 1:
             continue
         found = seen(model, family, chunks, valid)
         ours = [*ours_for(config.to_dict(), family, found)]
-        first = loaded_as_told(config.to_dict(), model).state_dict()
-        for name, weight in found[0].module.state_dict().items():
-            assert torch.equal(first[name], weight), name
+        first = loaded_as_told(config.to_dict(), model, prefix).state_dict()
+        for own, weight in found[0].module.state_dict().items():
+            assert torch.equal(first[own], weight), own
         caches, chosen, start = {}, None, 0
         for step, T in enumerate(chunks):
             end = start + T
