@@ -391,8 +391,11 @@ def several(
             for f in found
             if f["left_bytes"] <= 0
         ]
-        taken = [f for f in found if f.get("assumed_dtype")]
-        out += [f"{f['id']}: {say('kv assumed', **f)}" for f in taken]
+        out += [
+            f"{f['id']}: {say('kv assumed', **f)}"
+            for f in found
+            if f.get("assumed_dtype")
+        ]
     return "\n".join(out)
 
 

@@ -152,7 +152,8 @@ class ConfiguredAttention(Attention):
         """LongRoPE: whether the text, without pads, is longer than trained."""
         if not x.numel():
             return False
-        past, longest = past_of(cache, self.causal), self.r.rope_length
+        past = past_of(cache, self.causal)
+        longest: int = self.r.rope_length
         end = past + x.shape[1]
         if positions is not None:
             end = int(positions.max()) + 1

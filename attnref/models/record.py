@@ -363,7 +363,8 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
             f"{family}: this is a draft model, whose attention is not that of "
             "the family"
         )
-    unread, unknown = [], []
+    unread: list[str] = []
+    unknown: list[str] = []
     for name, value in given.items():
         if not value or name in row.reads or name in other:
             continue

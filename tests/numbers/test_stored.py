@@ -104,7 +104,7 @@ def test_a_dtype_that_is_assumed_is_said(tmp_path):
     assert "权重按 bfloat16 算" in main([*asked, "zh"])
     # NVIDIA's flat configs say the format in a file of its own.
     (tmp_path / "hf_quant_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="as hf_quant_config.json says are"):
+    with pytest.raises(ValueError, match=r"as hf_quant_config\.json says are"):
         stored_bytes(file)
 
 

@@ -257,7 +257,7 @@ def test_keys_that_longrope_has_rotated_otherwise_are_refused():
     cache = ours.cache(30)
     ours(x, cache=cache)
     cache.crop(10)
-    with pytest.raises(ValueError, match="24 tokens, and .* one of 11 by"):
+    with pytest.raises(ValueError, match=r"24 tokens, and .* one of 11 by"):
         ours(x[:, :1], cache=cache)
     ours(x[:, :7], cache=cache)
     cache, valid = alone.cache(30), F.pad(valid, (0, 2), value=True)
