@@ -13,7 +13,7 @@ from attnref.core.masks import Rule, Window
 
 # --8<-- [start:ring]
 def _told(x: int | Tensor) -> object:
-    return x.flatten().tolist() if isinstance(x, Tensor) else x
+    return x.squeeze(-1).tolist() if isinstance(x, Tensor) else x
 
 
 class RingKVCache(Cache):
@@ -126,22 +126,24 @@ class RingKVCache(Cache):
         return tuple(kept)
 
     def _check_back(self, length: int | Tensor) -> None:
-        window, first = self._kept.size, self._kept.first
-        if isinstance(length, Tensor):
-            length = length[:, None]
-        needed = length - window + 1
-        far = torch.as_tensor((needed < self._lost) & (first < self._lost))
-        if far.any():
+        window, end = self._kept.size, torch.as_tensor(length)[..., None]
+        needed = (end - window + 1).clamp(min=self._kept.first)
+        if (needed < end.clamp(max=self._lost)).any():
             raise ValueError(
-                f"crop to {_told(length)}, kept from {_told(self._lost)} on"
-                f": window={window} with reserve={self.size - window} goes "
-                f"back over {self.size - window + 1} tokens"
+                f"crop to {_told(length)}, kept from {_told(self._lost)} on: "
+                f"the next token sees those from {_told(needed)} on, as window="
+                f"{window}; reserve={self.size - window} goes back over "
+                f"{self.size - window + 1} tokens of the longest text so far"
             )
 
     def crop(self, length: int | Tensor) -> None:
         super().crop(length)
-        if self.lengths is None and isinstance(self._lost, Tensor):
-            self._lost = int(self._lost.max())  # the rows are alike again
+        lost = self._lost
+        if self.lengths is not None:
+            self._lost = self.lengths[:, None].clamp(max=lost)
+        else:  # the rows are alike, perhaps again
+            lost = int(lost.max()) if isinstance(lost, Tensor) else lost
+            self._lost = min(lost, self.length)
 
     def reset(self) -> None:
         super().reset()

@@ -145,9 +145,7 @@ class PlacedBias:
         """Of one row, head, query and key: what a `score_mod` adds."""
         if isinstance(self.bias, Tensor):
             return mask_mod(self.bias)(b, h, i, j)
-        keys = self.at.positions
-        query, key = i + self.at.past, j if keys is None else keys[j]
-        return self.bias(h, *self.at.places(query, key, b))
+        return self.bias(h, *self.at.places(*self.at.number(b, i, j), b))
 
     @property
     def learned(self) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnref.core.biases import Bias, PlacedBias, place
 from attnref.core.inputs import check_attention
-from attnref.core.masks import Mask, mask_mod
+from attnref.core.masks import Mask, hiding, mask_mod
 from attnref.core.sdpa import without_autocast
 from attnref.core.sinks import add_sinks
 
@@ -66,7 +66,7 @@ def flex(
         q, k, v = q.detach(), k.detach(), v.detach()
     if 0 in (B, T, S):
         return q.new_zeros(B, H, T, Dv)
-    grouped = k.shape[1] != H
+    grouped, seen = k.shape[1] != H, hiding(mask)
     how: dict[str, Any] = {"scale": scale, "enable_gqa": grouped}
     if softcap is not None or bias is not None:
         how["score_mod"] = _score_mod(softcap, place(bias, mask, q, k))
@@ -75,10 +75,10 @@ def flex(
             create, attention = _functions()
             # PyTorch 2.13 fails on a CPU where these are views of products.
             q, k, v = (x.contiguous() for x in (q, k, v))
-            how["block_mask"] = _tiles(create, mask, T, S, q.device)
+            how["block_mask"] = _tiles(create, seen, T, S, q.device)
         else:
             attention = kernel = _kernel(compiled)
-            how["block_mask"] = kernel.tiles(mask, T, S, q.device)
+            how["block_mask"] = kernel.tiles(seen, T, S, q.device)
         if sinks is None:
             out: Tensor = attention(q, k, v, **how)
             return out

@@ -515,7 +515,8 @@ class RuleMask:
     tokens, `lengths` `(B,)` has those of each row, `past` is the largest of
     them, and `positions`, if given, is `(B, S)`. The mask is `(T, S)`, or
     `(B, 1, T, S)` if anything differs between rows. `mask`, if there is one,
-    hides more: it is bool and broadcasts to `(B, H, T, S)`.
+    hides more: it is bool and broadcasts to `(B, H, T, S)`. With `shows_all`
+    nothing else hides a key, and the positions are there for a bias.
 
     Examples:
         >>> mask = RuleMask(Causal(), T=2, S=5, past=3)
@@ -534,6 +535,7 @@ class RuleMask:
     device: torch.device | str | None = None
     token_positions: Tensor | None = None
     lengths: Tensor | None = None
+    shows_all: bool = False
 
     def part(self, rows: slice, columns: slice) -> Tensor:
         """Which of some queries see which of some keys: True = may attend."""
@@ -557,6 +559,16 @@ class RuleMask:
             j = torch.arange(self.S, device=self.device)
         j = j[..., columns]
         return i, j[:, None, None] if j.dim() == 2 else j
+
+    def number(
+        self, row: Tensor, i: Tensor, j: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same of query `i` and key `j` in one row."""
+        query = i + (self.past if self.lengths is None else self.lengths[row])
+        at = self.positions
+        if at is None:
+            return query, j
+        return query, at[j] if at.dim() == 1 else at[row, j]
 
     def places(
         self, i: Tensor, j: Tensor, row: Tensor | None = None
@@ -612,11 +624,19 @@ Mask = Tensor | RuleMask | None
 
 def part_of(mask: Mask, rows: slice, columns: slice) -> Tensor | None:
     """The part of a mask for some queries and some keys."""
+    mask = hiding(mask)
     if mask is None:
         return None
     if not isinstance(mask, Tensor):
         return mask.part(rows, columns)
     return cut(mask, rows, columns)
+
+
+def hiding(mask: Mask) -> Mask:
+    """What of a mask may hide a key; the rest says where the keys are."""
+    if mask is None or isinstance(mask, Tensor) or not mask.shows_all:
+        return mask
+    return mask.mask
 
 
 def cut(x: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -634,6 +654,7 @@ def dense(mask: Mask) -> Tensor | None:
         >>> dense(RuleMask(Causal(), T=1, S=3, past=2))
         tensor([[True, True, True]])
     """
+    mask = hiding(mask)
     return mask if mask is None or isinstance(mask, Tensor) else mask.dense()
 
 
@@ -668,15 +689,10 @@ def mask_mod(
     if not hasattr(given, "past"):  # a rule: the indices are the numbers
         given = RuleMask(given, T=0, S=0, past=0)
     lazy: RuleMask = given
-    past, positions = lazy.past, lazy.positions
     beside = None if lazy.mask is None else mask_mod(lazy.mask)
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        query = i + (past if lazy.lengths is None else lazy.lengths[b])
-        key = j
-        if positions is not None:
-            key = positions[j] if positions.dim() == 1 else positions[b, j]
-        shown = lazy._shown(query, key, b)
+        shown = lazy._shown(*lazy.number(b, i, j), b)
         return shown if beside is None else shown & beside(b, h, i, j)
 
     return seen
@@ -711,8 +727,8 @@ def decoder_mask(
     rule show a key that the cache has dropped, as pads between tokens do, this
     is refused. `kept` is a rule that shows all of these keys to every query,
     if one is known. The result has one column per key. Where the rule hides
-    nothing, it is `mask`, else a `RuleMask`, of which no part is built yet,
-    and which cores do not check again.
+    nothing of the keys 0 to S - 1, it is `mask`, else a `RuleMask`, of which no
+    part is built yet, and which cores do not check again.
 
     Examples:
         >>> valid = torch.tensor([[False, True, True]])
@@ -734,8 +750,11 @@ def decoder_mask(
             )
     rule, past = rule_of(causal), S - T
     rule.check(B, S, device)
+    if S == 0:  # there is no token: all slots are empty
+        return None
     counted = token_positions is None  # positions are numbers of tokens
     alike = counted and positions is None and lengths is None
+    shows_all = False
     if alike and rule.hides_nothing(T, S):
         return mask
     if positions is not None:
@@ -751,8 +770,7 @@ def decoder_mask(
             mask = mask.expand(B, *mask.shape[-3:-1] or (1,), past + T)
             at = positions[:, None, None].clamp(min=0)
             mask = mask.gather(-1, at.expand(*mask.shape[:3], S))
-        if kept is not None and counted and rule.covers(kept):
-            return mask
+        shows_all = kept is not None and counted and rule.covers(kept)
     full = B, H, T, S
     return CheckedMask(
         rule,
@@ -764,6 +782,7 @@ def decoder_mask(
         device,
         token_positions,
         lengths,
+        shows_all,
         full,
     )
 

@@ -1,7 +1,7 @@
 """Rotary position embedding (RoPE): positions as angles of rotation."""
 
 # --8<-- [start:imports]
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -170,12 +170,16 @@ def rotate(
     rope: Rope | None,
     past: int = 0,
     positions: Tensor | None = None,
+    rotated: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Rotate the queries and keys of a layer by their tokens' positions.
 
     `q` is `(B, H, T, D)`, `k` is `(B, K, T, D)`. The positions are those after
     the `past` tokens in the cache, unless `positions`, `(T,)`, `(1, T)` or
     `(B, T)`, gives others. With `rope=None` both are returned as they are.
+    `rotated` is the length of the text for which the keys in the cache were
+    rotated, if there are any: if the present one needs other angles, this is
+    refused.
     """
     if rope is None:
         if positions is not None:
@@ -184,7 +188,17 @@ def rotate(
     B, H, T, D = q.shape
     if positions is not None:
         check_positions(positions, B, T, q.device)
-    cos, sin = _tables(q, rope, past, positions)
+    length = text_length(rope, past, T, positions)
+    scaling = rope.scaling
+    if scaling is not None and length is not None:
+        if rotated and scaling.at(rotated) != scaling.at(length):
+            raise ValueError(
+                f"the cached keys were rotated for a text of {rotated} tokens, "
+                f"and {type(scaling).__name__} rotates one of {length} by "
+                "other angles: read the whole text again, without these keys"
+            )
+        rope = replace(rope, scaling=scaling.at(length))
+    cos, sin = _tables(q, rope, past, positions, once=length is not None)
     return _turned(q, cos, sin, rope), _turned(k, cos, sin, rope)
 
 
@@ -197,16 +211,29 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, rope: Rope) -> Tensor:
     return torch.cat((part, rest), dim=-1)
 
 
+def text_length(
+    rope: Rope | None, past: int, T: int, positions: Tensor | None
+) -> int | None:
+    """The length of the text with `T` new tokens, as its positions say.
+
+    None, if the angles do not depend on it, or if there is no new token.
+    """
+    scaling, end = None if rope is None else rope.scaling, past + T
+    if scaling is None or T == 0 or scaling.at(end) is scaling:
+        return None
+    return end if positions is None else int(positions.max()) + 1
+
+
 def _tables(
-    q: Tensor, rope: Rope, past: int, positions: Tensor | None
+    q: Tensor, rope: Rope, past: int, positions: Tensor | None, *, once: bool
 ) -> tuple[Tensor, Tensor]:
-    """The tables of the new tokens: rows of longer, stored ones if possible."""
+    """The tables of the new tokens: rows of longer, stored ones if possible;
+    not for tables that this call alone needs `once`."""
     T, D = q.shape[2:]
     theta, width, end = rope.theta, rope.width or D, past + T
-    scaling = _present(rope.scaling, past, end, positions)
+    scaling = rope.scaling
     # A compiler or a tracer may give tensors that mean nothing after it.
-    once = torch.compiler.is_compiling() or not isinstance(end, int)
-    once |= scaling is not rope.scaling  # that of this length alone
+    once |= torch.compiler.is_compiling() or not isinstance(end, int)
     if positions is None and (once or type(q) is not Tensor):
         positions = torch.arange(past, end, device=q.device)
     if positions is not None:
@@ -214,25 +241,6 @@ def _tables(
     wide = torch.promote_types(q.dtype, torch.float32)
     cos, sin = _stored(width, theta, scaling, q.device, wide).first(end)
     return cos[past:end], sin[past:end]
-
-
-def _present(
-    scaling: Scaling | None, past: int, end: int, positions: Tensor | None
-) -> Scaling | None:
-    """The kind for a text of the present length, which cached keys must fit."""
-    if scaling is None or scaling.at(end) is scaling:
-        return scaling
-    before = past
-    if positions is not None:  # a text is as long as its positions say
-        before = int(positions[..., 0].max())
-        end = int(positions.max()) + 1
-    if past and scaling.at(before) != scaling.at(end):
-        raise ValueError(
-            f"the cached keys were rotated for a text of {before} tokens, and "
-            f"{type(scaling).__name__} rotates one of {end} by other angles: "
-            f"read the whole text again, without these keys"
-        )
-    return scaling.at(end)
 
 
 class _Tables:
@@ -252,7 +260,7 @@ class _Tables:
     def first(self, length: int) -> tuple[Tensor, Tensor]:
         """At least so many: 256, 512, 1024, ..."""
         longest = self.longest
-        if len(longest[0]) < length:
+        if len(longest[0]) < max(length, 1):
             dim, theta, scaling, device, dtype = self.how
             size = 1 << max(8, (length - 1).bit_length())
             # What is made in inference mode cannot be used with gradients.

@@ -1,19 +1,20 @@
 """Multi-head latent attention (MLA): keys and values from a small latent."""
 
 # --8<-- [start:imports]
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from attnref.caches.kv_cache import Cache, check_kept, past_of
-from attnref.caches.past import counted_positions
+from attnref.caches.kv_cache import Cache, past_of
+from attnref.caches.past import placed
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import RMSNorm, merge_heads, split_heads
-from attnref.core.masks import Mask, Rule, decoder_mask
+from attnref.core.masks import Mask, Rule
 from attnref.core.parts import HeadParts, output_gate
-from attnref.core.rope import Rope, check_rope, rotate
+from attnref.core.rope import Rope, check_rope
 from attnref.core.sdpa import Attend, sdpa
 
 # --8<-- [end:imports]
@@ -27,8 +28,8 @@ class Parts(NamedTuple):
     `q_rope` `(B, H, T, Dr)` the part with RoPE; `c` `(B, 1, T, R)` is the
     latent after its RMSNorm, `k_rope` `(B, 1, T, Dr)` the RoPE key that all
     heads share. `up` is the module `kv_b_proj`: the paper's W^UK and W^UV,
-    interleaved head by head. `numbers` says which keys the cache will return,
-    and `at` holds the positions of all tokens, if the rule counts them.
+    interleaved head by head. `append` returns what it is given after what is
+    in the cache, if there is one.
     """
 
     q: Tensor
@@ -37,20 +38,10 @@ class Parts(NamedTuple):
     k_rope: Tensor
     up: nn.Module
     mask: Mask
-    cache: Cache | None
+    append: Callable[..., tuple[Tensor, ...]]
     scale: float
     dropout: float
     attend: Attend
-    numbers: Tensor | None
-    at: Tensor | None
-
-    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The new tokens after those in the cache, if there is one."""
-        if self.cache is None:
-            return tensors
-        kept = self.cache.append(*tensors)
-        check_kept(self.cache, kept[0], self.numbers, self.at)
-        return kept
 
 
 def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
@@ -286,8 +277,8 @@ class MultiHeadLatentAttention(nn.Module):
         B, T, E = x.shape
         H, Dn, Dr = self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
         R = self.kv_lora_rank
-        past = past_of(cache, self.causal)
         if form is None:
+            past = past_of(cache, self.causal)
             form = form_of(self, T, past, cached=cache is not None)
         if self.q_lora_rank is None:
             q = self.q_proj(x)  # (B, T, H * (Dn + Dr))
@@ -299,23 +290,8 @@ class MultiHeadLatentAttention(nn.Module):
             self.kv_a_proj_with_mqa(x).unsqueeze(1).split((R, Dr), dim=-1)
         )
         c = self.kv_a_layernorm(c)  # (B, 1, T, R)
-        at = counted_positions(cache, self.causal, positions, q)
-        lengths = None if cache is None else cache.lengths
-        if cache is not None and self.rope is not None and positions is None:
-            positions = cache.next_positions(T)
-        q_rope, k_rope = rotate(
-            q_rope, k_rope, rope=self.rope, past=past, positions=positions
-        )
-        numbers = None if cache is None else cache.positions(T, x.device)
-        seen = decoder_mask(
-            mask,
-            (B, H, T, past + T),
-            causal=self.causal,
-            device=x.device,
-            positions=numbers,
-            token_positions=at,
-            lengths=lengths,
-            kept=None if cache is None else cache.returns(T),
+        q_rope, k_rope, seen, append = placed(
+            self, q_rope, k_rope, mask=mask, cache=cache, positions=positions
         )
         dropout = self.dropout if self.training else 0.0
         up, scale = self.kv_b_proj, self.scale
@@ -324,8 +300,8 @@ class MultiHeadLatentAttention(nn.Module):
         if self.parts.sinks:
             told["sinks"] = self.sinks
         attend = partial(self.attend, **told) if told else self.attend
-        how = scale, dropout, attend, numbers, at
-        parts = Parts(q, q_rope, c, k_rope, up, seen, cache, *how)
+        how = append, scale, dropout, attend
+        parts = Parts(q, q_rope, c, k_rope, up, seen, *how)
         heads = FORMS[form](parts)  # (B, H, T, Dv)
         _, gate = output_gate(self, x, q)
         heads = heads if gate is None else heads * gate  # (B, H, T, Dv)
@@ -347,8 +323,14 @@ def absorbed_weights(
     `q_lora_rank`, or `E` without it) to queries in the latent space. The
     second, `(E, H, R)`, maps each head's sum of latents to the output. Both
     are computed once, and W^UK and W^UV are then not needed any more. They
-    are larger than their factors. The output's bias is not included.
+    are larger than their factors. The output's bias is not included, nor what
+    is done to scores, such as a softcap. A layer with a gate is refused.
     """
+    if layer.parts.gate is not None:
+        raise ValueError(
+            f"the layer has {layer.parts.gate}, which multiplies each head "
+            "between W^UV and o_proj: no merged weight holds it"
+        )
     H, Dn, Dr = layer.n_heads, layer.qk_nope_head_dim, layer.qk_rope_head_dim
     R, Dv = layer.kv_lora_rank, layer.v_head_dim
     last = "q_proj" if layer.q_lora_rank is None else "q_b_proj"

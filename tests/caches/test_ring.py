@@ -17,6 +17,7 @@ from attnref import (
     padding_mask,
     sdpa,
 )
+from attnref.core.masks import hiding
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
 from tests.variants import CORES, B, E, tokens, variant
@@ -86,9 +87,15 @@ def test_a_ring_goes_back_over_its_reserve_and_one_token():
         assert relative_error(torch.cat(got, dim=1), want[:, 13:]) <= 1e-12
     cache = RingKVCache(5, reserve=3)
     ours(tokens(B, 18, E), cache=cache)
-    says = "kept from 10 on: window=5 with reserve=3 goes back over 4 tokens"
-    with refused(f"crop to 13, {says}", cache):
-        cache.crop(13)
+    says = (
+        "kept from 10 on: the next token sees those from 9 on, as window=5; "
+        "reserve=3 goes back over 4 tokens of the longest text so far"
+    )
+    for _ in range(2):  # again where one token less is to go
+        with refused(f"crop to 13, {says}", cache):
+            cache.crop(13)
+        cache.crop(14)
+    cache.append(*(t[:, :, :4] for t in cache.stored))
     with refused("crop to [18, 13, 18], kept", cache):
         cache.crop(torch.tensor([18, 13, 18]))
     cache.reset()
@@ -135,7 +142,7 @@ def test_a_full_ring_needs_no_mask_for_a_token(name, rule, make, slots):
     masks = []
 
     def attend(q, k, v, mask=None, **how):
-        masks.append(mask)
+        masks.append(hiding(mask))
         return sdpa(q, k, v, mask, **how)
 
     ours = layer(name, causal=rule, attend=attend)

@@ -155,6 +155,25 @@ def test_stale_keys_are_refused_before_the_cache_changes(scaling):
 
 @lengths
 @torch.no_grad()
+def test_a_rollback_does_not_rotate_the_keys_back(scaling):
+    """What counts is the length of the text for which they were rotated."""
+    layer = variant("gqa", rope=Rope(9.0, scaling=scaling))
+    x, cache = torch.randn(B, 7, E).double(), KVCache(9)
+    layer(x, cache=cache)
+    cache.crop(4)
+    with pytest.raises(ValueError, match=r"a text of 7 tokens, and .* of 5 by"):
+        layer(x[:, 4:5], cache=cache)
+    cache.reset()
+    layer(x, cache=cache)
+    cache.crop(6)
+    again = layer(x[:, 6:], cache=cache)
+    assert relative_error(again, layer(x)[:, 6:]) <= 1e-12
+    cache.crop(0)
+    assert relative_error(layer(x, cache=cache), layer(x)) <= 1e-12
+
+
+@lengths
+@torch.no_grad()
 def test_a_text_is_as_long_as_its_positions_say(scaling):
     """Of three rows with 4, 6 and 2 pads before them, none has 6 tokens."""
     fixed = variant("gqa", rope=Rope(9.0))
