@@ -4,10 +4,11 @@ A page goes by its titles in both languages, the name of its file, the files of
 the package that it explains, and the `aliases` of its front matter: what else
 readers call it. A section goes by the functions and classes whose code it
 shows, and that of all downloads by their names; and by those that `sections`
-of the front matter gives it, an error message or a question. Names stand as
-`names` in the entries of the index, those of `sections` as `aliases`;
-overrides/assets/search.js ranks by them. So many of a page's as `titles` says
-are no aliases. The Chinese ones are words that jieba does not cut.
+of the front matter gives it, an error message or a question. A question that
+folds out is a section too. Names stand as `names` in the entries of the index,
+those of `sections` as `aliases`; overrides/assets/search.js ranks by them. So
+many of a page's as `titles` says are no aliases. The Chinese ones are words
+that jieba does not cut.
 """
 
 import json
@@ -33,6 +34,12 @@ UNREAD = re.compile(
     r'<(svg|math|select)\b.*?</\1>|<div class="language-py .*?</div>', re.DOTALL
 )
 CELL = re.compile(r"(?=</(?:td|th|div|text|figcaption|summary)>)")
+# The address of a question that folds out is that of its answer.
+FOLD = re.compile(
+    r'(<details class="question">\s*)<summary>(.*?)</summary>'
+    r'(\s*(?:<[uo]l>\s*)?<\w+ id="([\w-]+)")',
+    re.DOTALL,
+)
 HAN = re.compile(r"[\u4e00-\u9fff]+")
 jieba.setLogLevel(logging.WARNING)  # it would tell of its dictionary
 JOINT = re.compile("[的和与]|之间")  # between two words
@@ -83,11 +90,11 @@ def names_of(page: Any, where: Where) -> tuple[list[str], int]:
     return [*(shown | {name.lower(): None for name in aliases})], len(shown)
 
 
-def sections_of(page: Any) -> dict[str, list[str]]:
+def sections_of(stem: str) -> dict[str, list[str]]:
     """What readers of either language call a section, by its id."""
     found: dict[str, list[str]] = {}
     for language in CONFIGS:
-        path = parity.twin(page.file.src_uri.removesuffix(".md"), language)
+        path = parity.twin(stem, language)
         matter = pages.front_matter(path) if path.exists() else {}
         for id, names in matter.get("sections", {}).items():
             found.setdefault(id, []).extend(name.lower() for name in names)
@@ -122,7 +129,7 @@ class Index:
 
     def _entries(self, page: Any, html: str) -> list[Any]:
         names, titles = names_of(page, self.where)
-        aliases = sections_of(page)
+        aliases = sections_of(page.file.src_uri.removesuffix(".md"))
         made_of = self.words, (page.title, html, page.meta), names, aliases
         if _known.get(page.url, (None,))[0] != made_of:
             read = self._read(page, html, names, titles, aliases)
@@ -150,7 +157,8 @@ class Index:
     ) -> list[Any]:
         """The entry of a page and those of its sections."""
         parser = Parser()
-        parser.feed(readable(html))
+        parser.feed(readable(FOLD.sub(r'\1<h3 id="\4">\2</h3>\3', html)))
+        folds = {match[4] for match in FOLD.finditer(html)}
         parser.close()
         found: list[dict[str, Any]] = []
         for section in parser.data:
@@ -165,6 +173,8 @@ class Index:
                 "text": text,
                 "names": names_in(location, text),
             }
+            if section.id in folds:
+                entry["folds"] = True
             if section.id in aliases:
                 entry["aliases"] = [*map(self._cut, aliases[section.id])]
             if not found:

@@ -30,6 +30,9 @@ document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
     },
     { once: true },
   );
+  // The theme waits for a key that comes up. None does after a paste from a
+  // menu, a drag or dictation.
+  field.addEventListener("input", () => field.dispatchEvent(new Event("keyup")));
 }
 
 // The other language shows the same section and state: ids and queries are the

@@ -97,7 +97,8 @@ function learn(docs) {
     const page = pages.get(path);
     const entry = { doc, page };
     const worth = page.entries.push(entry) === 1 ? WORTH.title : WORTH.heading;
-    put(entry, wordsOf(doc.title), worth, true);
+    // A question that folds out weighs for its page as other text does.
+    put(entry, wordsOf(doc.title), doc.folds ? 0 : worth, true);
     doc.names.forEach((name, i) =>
       put(entry, wordsOfName(name), worth, !(i >= doc.titles)),
     );

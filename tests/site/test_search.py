@@ -267,9 +267,8 @@ def until(page, condition):
 def typed(page, query):
     field = page.locator(".md-search__input")
     field.focus()
-    field.press("ControlOrMeta+a")
-    page.keyboard.insert_text(query)
-    field.press("Shift")  # the theme listens to keys coming up
+    field.select_text()
+    page.keyboard.insert_text(query)  # no key comes up: as from a menu
 
 
 def place(links):
@@ -406,6 +405,45 @@ def test_the_index_has_nothing_of_the_bars_with_downloads(site):
             if not entry["location"].startswith(("files/", "./#", "#")):
                 for word in ("from gqa import", "Copy the whole file"):
                     assert word not in entry["text"], entry["location"]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("page", ["questions", "more-questions"])
+def test_each_question_is_a_section_of_the_search(site, page):
+    for language in ("en", "zh"):
+        text = (ROOT / f"docs/{language}/learn/{page}.md").read_text("utf-8")
+        asked = re.findall(r'^\?\?\? question "(.*)"', text, re.MULTILINE)
+        found = [
+            plain(entry["title"]).replace(" ", "")
+            for entry in entries(site.folder, language)
+            if re.match(rf"learn/{page}/#(q|more)-", entry["location"])
+        ]
+        for said in asked:
+            start = re.split("[`*$<&]", said)[0].replace(" ", "")
+            assert any(title.startswith(start) for title in found), said
+        assert len(asked) > 30
+
+
+FOLDED = {
+    "en": ("paged attention", "q-47", "block table"),
+    "zh": ("块表", "q-47", "块表"),
+}
+
+
+def test_a_result_opens_the_answer_that_says_it(reader):
+    language, page, _ = reader
+    query, fold, said = FOLDED[language]
+    typed(page, query)
+    first = page.locator(".md-search-result__item").first
+    link = re.compile(rf"learn/questions/.*#{fold}$")
+    expect(first.locator("a").nth(1)).to_have_attribute("href", link)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/learn/questions/?h=*#{fold}")
+    answer = page.locator(f"details:has(#{fold})")
+    expect(answer).to_have_attribute("open", "")
+    expect(answer.locator("summary")).to_be_in_viewport()
+    expect(answer).to_contain_text(said)
+    assert page.locator("details.question[open]").count() == 1
 
 
 MODELS = {"en": "Released models", "zh": "已发布的模型"}
