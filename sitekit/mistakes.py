@@ -40,6 +40,7 @@ from sitekit.evidence import SYMPTOMS, evidence
 from sitekit.exercise import places
 from sitekit.markup import button
 from sitekit.render import render
+from sitekit.search import sections_of
 
 ENTRIES = re.compile(
     r"^::: mistake ([\w-]+)\n(.*?)(?=^::: |^#|\Z)", re.MULTILINE | re.DOTALL
@@ -83,7 +84,7 @@ WORDS = {
     "copied": Text("Copied", "已复制"),
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
-    "filter": Text("Filter by title or id", "按标题或 id 筛选"),
+    "filter": Text("Filter by your words", "输入关键词筛选"),
     "wrong": Text("wrong", "错误"),
 }
 MANY = 12  # more than this many of a symptom are told apart further
@@ -350,9 +351,18 @@ def symptoms(language: str, link: Any) -> Iterator[str]:
         for name, held in files().items()
         for mistake in held
     }
+    # What else its words may be: those of the search, and how one notices it.
+    called = sections_of("mistakes/by-symptom")
+    for name, held in files().items():
+        also = sections_of(PAGES[name])
+        for each in held:
+            words = [*also.get(each.id, ()), getattr(each.notice, language)]
+            called[each.id] = words
+    data = json.dumps(called, ensure_ascii=False).replace("<", "\\u003c")
     yield (
         f'<p class="filter" hidden><label>{getattr(WORDS["filter"], language)}'
-        ' <input type="search"></label> <output></output></p>'
+        ' <input type="search"></label> <output></output>'
+        f'<script type="application/json">{data}</script></p>'
     )
     yield ""
     for key, symptom in SYMPTOMS.items():

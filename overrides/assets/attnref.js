@@ -121,19 +121,32 @@ document.addEventListener("click", ({ target }) => {
     history.replaceState(null, "", `#${answer.id}`);
 });
 
-// A list is narrowed to the entries with all words that one types, and below
-// headings without an entry nothing is shown. (The theme takes ?q= for itself.)
+// A list is narrowed to the entries with all words that one types, be it in what
+// else they or the headings above them are called. Below headings without an
+// entry nothing is shown. (The theme takes ?q= for itself.)
 for (const field of document.querySelectorAll(".filter input")) {
-  const parts = [...document.querySelectorAll(".filter ~ :is(h2, h3, h4, p, ul)")].reverse();
-  const entries = parts.flatMap((part) => [...part.querySelectorAll(":scope > li")]);
+  const called = JSON.parse(document.querySelector(".filter script").textContent);
+  const parts = [...document.querySelectorAll(".filter ~ :is(h2, h3, h4, h5, p, ul)")];
+  const texts = new Map(); // an entry, and the words by which it is found
+  let above = [];
+  for (const part of parts) {
+    const said = [part.textContent, called[part.id]].join(" ");
+    const level = Number(part.tagName[1]); // of a heading
+    if (level) above = [...above.slice(0, level - 2), said];
+    for (const entry of part.querySelectorAll(":scope > li")) {
+      const { hash } = entry.querySelector("a");
+      const own = [entry.textContent, hash, called[hash.slice(1)]];
+      texts.set(entry, [...above, ...own].join(" ").toLowerCase());
+    }
+  }
+  const entries = [...texts.keys()];
+  parts.reverse();
   const narrow = () => {
     const words = field.value.toLowerCase().split(/\s+/);
-    for (const entry of entries) {
-      const text = (entry.textContent + entry.querySelector("a").hash).toLowerCase();
+    for (const [entry, text] of texts)
       entry.hidden = !words.every((word) => text.includes(word));
-    }
     const shown = entries.filter((entry) => !entry.hidden).length;
-    const below = { H2: 0, H3: 0, H4: 0 }; // entries since the last of them
+    const below = { H2: 0, H3: 0, H4: 0, H5: 0 }; // entries since the last of them
     for (const part of parts) {
       const own = part.querySelectorAll(":scope > li:not([hidden])").length;
       for (const level in below) below[level] += own;

@@ -84,8 +84,8 @@ def test_letters_narrow_the_list(visit, address, language):
     page = visit(f"{address}{ROOTS[language]}mistakes/by-symptom/")
     field, links = page.locator(".filter input"), ".filter ~ ul a"
     field.press_sequentially("window a")
-    wanted = {
-        m.id: evidence()[m.id].symptom
+    titled = {
+        f"#{m.id}"
         for m in catalogue().values()
         if all(
             word in (getattr(m.title, language) + m.id).lower()
@@ -96,10 +96,10 @@ def test_letters_narrow_the_list(visit, address, language):
         "all => all.filter(e => e.checkVisibility()).map(e => e.hash ?? e.id)"
     )
     hashes = page.eval_on_selector_all(links, shown)
-    assert hashes and {*hashes} == {f"#{name}" for name in wanted}
+    assert titled <= {*hashes} and len(hashes) < len(catalogue()) / 4
     heads = page.eval_on_selector_all("article h2", shown)
-    assert {*heads} == {*wanted.values()}
-    told = f"{len(wanted)} / {len(catalogue())}"
+    assert {*heads} == {evidence()[h[1:]].symptom for h in hashes}
+    told = f"{len(hashes)} / {len(catalogue())}"
     expect(page.locator(".filter output")).to_have_text(told)
     assert page.url.endswith("?filter=window+a")
     page.reload()
@@ -107,6 +107,31 @@ def test_letters_narrow_the_list(visit, address, language):
     field.fill("")
     assert len(page.eval_on_selector_all(links, shown)) == len(catalogue())
     assert "?" not in page.url
+    # Nothing is left where nothing is found: no heading, no question.
+    field.fill("zzz")
+    expect(page.locator(".filter output")).to_contain_text("0 / ")
+    assert page.eval_on_selector_all(".filter ~ *", shown) == []
+
+
+# What one sees, in words that are in no title, and an entry that is meant.
+SEEN = {
+    "loss goes to zero": "causal-sees-next",
+    "use_cache": "positions-restart",
+    "logits transformers": "positions-count-pads",
+    "bf16": "rope-half-precision",
+    "left pad": "positions-count-pads",
+    "garbage": "causal-top-left",
+    "perplexity": "softcap-left-out",
+    "Half but found Float": "softmax-stays-float32",
+    "胡言乱语": "causal-top-left",
+}
+
+
+def test_the_list_is_found_by_what_one_sees(visit, address):
+    page = visit(f"{address}mistakes/by-symptom/")
+    for words, meant in SEEN.items():
+        page.locator(".filter input").fill(words)
+        assert page.locator(f".filter ~ ul a[href$='#{meant}']").is_visible()
 
 
 def test_each_answer_is_an_address(visit, address):
