@@ -1,16 +1,19 @@
 /* What the theme leaves undone, or does at too great a cost. */
 
-// A box that scrolls can be reached with the keyboard while it scrolls.
-// (All sizes are read before anything is written: one layout, not one a box.)
-const watch = new ResizeObserver((entries) => {
-  const boxes = entries.map(({ target }) => target);
-  const scrolls = boxes.map((box) => box.scrollWidth > box.clientWidth);
-  boxes.forEach((box, i) => {
-    if (scrolls[i]) box.tabIndex = 0;
-    else if (box.hasAttribute("tabindex")) box.removeAttribute("tabindex");
-  });
-});
-document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
+// A box that scrolls can be reached with the keyboard while it scrolls. (All
+// sizes are read before anything is written: one layout, not one a box. A frame
+// later, since the theme takes this from code where no pointer hovers.)
+const watch = new ResizeObserver((entries) =>
+  requestAnimationFrame(() => {
+    const boxes = entries.map(({ target }) => target);
+    const scrolls = boxes.map((box) => box.scrollWidth > box.clientWidth);
+    boxes.forEach((box, i) => {
+      if (scrolls[i]) box.tabIndex = 0;
+      else if (box.hasAttribute("tabindex")) box.removeAttribute("tabindex");
+    });
+  }),
+);
+document.querySelectorAll(".scroll, pre > code").forEach((box) => watch.observe(box));
 
 // The dialog of the search has no name for a screen reader, but its field has.
 // A reader who turns to it will need its entries, which assets/search.js loads.
@@ -119,6 +122,13 @@ document.addEventListener("click", ({ target }) => {
   const answer = target.closest(".answer > summary")?.querySelector("[id]");
   if (answer && !answer.closest("details").open)
     history.replaceState(null, "", `#${answer.id}`);
+});
+
+// So does a choice in a picture, by a key too: the theme writes the address of
+// a tab only where its words are clicked.
+document.addEventListener("change", ({ target }) => {
+  if (target.matches(".explorer > .tabbed-set > input"))
+    history.replaceState(null, "", `#${target.id}`);
 });
 
 // A list is narrowed to the entries with all words that one types, be it in what

@@ -388,14 +388,22 @@ for (const box of document.querySelectorAll(".calculator")) {
   };
 
   let waiting;
+  const stop = () => {
+    clearTimeout(waiting);
+    waiting = 0;
+  };
   const update = () => {
-    clearTimeout(waiting); // browsers let an address change only so often
+    stop(); // browsers let an address change only so often
     const [values, found] = read();
     tell(found);
     if (found.length) return keep();
     show(values);
     waiting = setTimeout(toAddress, 200);
   };
+  addEventListener("pagehide", () => {
+    if (waiting) toAddress(); // of the last edit, for the way back
+    stop();
+  });
 
   form.addEventListener("input", ({ target }) => {
     if (target.name === "model") {

@@ -127,7 +127,10 @@ for (const box of document.querySelectorAll(".comparison")) {
   box.addEventListener("input", ({ target }) => {
     if (target.name === "preset") fill(presets[target.value]);
     clearTimeout(waiting); // browsers let an address change only so often
-    if (update()) waiting = setTimeout(toAddress, 200);
+    waiting = update() ? setTimeout(toAddress, 200) : 0;
+  });
+  addEventListener("pagehide", () => {
+    if (waiting) toAddress(); // of the last edit, for the way back
   });
 
   others.forEach((other) => other.remove());

@@ -1,5 +1,6 @@
 // A strip of frames is stepped: its buttons, and the arrow keys, Home and End.
-// Style alone shows one frame at a time, so that nothing moves on loading.
+// Style alone shows one frame at a time, so that nothing moves on loading. The
+// address of a frame shows it.
 for (const strip of document.querySelectorAll(".steps")) {
   const frames = [...strip.querySelectorAll(".frame")];
   const [back, on] = strip.querySelectorAll("button");
@@ -13,8 +14,15 @@ for (const strip of document.querySelectorAll(".steps")) {
     told.lastChild.textContent = frames[n].querySelector(".said").textContent;
   };
   const now = () => frames.findIndex((frame) => frame.matches(".now"));
-  back.addEventListener("click", () => show(now() - 1));
-  on.addEventListener("click", () => show(now() + 1));
+  const go = (n) => {
+    show(n);
+    history.replaceState(null, "", `#${frames[now()].id}`);
+  };
+  const follow = () => show(frames.findIndex(({ id }) => `#${id}` === location.hash));
+  addEventListener("hashchange", follow);
+  follow();
+  back.addEventListener("click", () => go(now() - 1));
+  on.addEventListener("click", () => go(now() + 1));
   strip.querySelector(".frames").tabIndex = 0;
   strip.addEventListener("keydown", (event) => {
     const { key, altKey, ctrlKey, metaKey, target } = event;
@@ -27,6 +35,6 @@ for (const strip of document.querySelectorAll(".steps")) {
     }[key];
     if (to === undefined) return;
     event.preventDefault();
-    show(to);
+    go(to);
   });
 }

@@ -217,6 +217,7 @@
     clearTimeout(waiting);
     waiting = setTimeout(read, pause);
   };
+  addEventListener("pagehide", address); // of the last edit, for the way back
 
   const pretty = (text) => text.replace(/^\{/, "{\n  ").replace(/\}$/, "\n}").replace(/, (?="\w+": )/g, ",\n  ");
   const take = async (file) => {

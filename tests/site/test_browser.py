@@ -280,6 +280,88 @@ def test_words_in_a_formula_are_never_broken(visit, address):
     assert page.locator("#folded").bounding_box()["height"] > 10
 
 
+def test_a_phone_of_320_px_has_room(visit, address):
+    """For the name of the site, for fields, and for names of models."""
+    page = visit(address + "models/your-model/", width=320)
+    inside = """all => all.filter(e => e.checkVisibility())
+        .map(e => [e.getBoundingClientRect().right, e.scrollWidth -
+          e.clientWidth]).filter(([right, cut]) => right > 304 || cut > 0)"""
+    fields = ".yours :is(select, input:not([type=file]), textarea)"
+    for what in (fields, ".md-header__topic:first-child .md-ellipsis"):
+        assert page.locator(what).first.is_visible()
+        assert page.eval_on_selector_all(what, inside) == [], what
+    page.goto(address + "models/released/")
+    cells = page.locator(".released tbody th")
+    assert cells.count() > 100
+    cut = "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).length"
+    assert cells.evaluate_all(cut) == 0
+
+
+def test_code_that_scrolls_is_reached_by_keys_on_a_phone(visit, address):
+    """The theme sees to it where there is a pointer that hovers."""
+    page = visit(
+        address + "zh/layers/gqa/", width=390, has_touch=True, is_mobile=True
+    )
+    page.eval_on_selector_all("details", OPEN)
+    page.wait_for_function(
+        """() => {
+          const all = [...document.querySelectorAll("pre > code")]
+            .filter(e => e.scrollWidth > e.clientWidth);
+          return all.length > 3 && all.every(e => e.tabIndex === 0);
+        }"""
+    )
+
+
+def test_a_choice_in_a_picture_is_in_the_address(visit, address):
+    page = visit(address + "layers/gqa/")
+    page.locator(".explorer input").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.url.endswith("layers/gqa/#__tabbed_1_2")
+    again = visit(page.url)
+    assert again.locator(".explorer input").nth(1).is_checked()
+
+
+# A page, one of its fields, and what is typed there.
+LEFT = {
+    "numbers/calculator/": (".calculator [name=tokens]", "777", "tokens=777"),
+    "learn/compare/": (".comparison [name=tokens]", "777", "tokens=777"),
+    "models/your-model/": ("textarea", '{"a": 777}', "777"),
+}
+
+
+@pytest.mark.parametrize("path", LEFT)
+def test_what_was_typed_last_is_there_on_the_way_back(visit, address, path):
+    """At once, when the pause that the address waits for has not passed."""
+    field, text, kept = LEFT[path]
+    page = visit(address + path)
+    page.clock.install()
+    page.goto(address + path)
+    page.clock.pause_at(page.evaluate("Date.now() + 1000"))
+    page.eval_on_selector_all("details", OPEN)
+    page.locator(field).fill(text)
+    assert kept not in page.url
+    page.goto(address + "core/masks/")
+    page.go_back()
+    assert kept in page.url
+    expect(page.locator(field)).to_have_value(text)
+
+
+def test_boxes_are_drawn_in_forced_colours(visit, address):
+    page = visit(address + "learn/compare/", forced_colors="active")
+    box = page.locator(".comparison .state").first.locator(".scaled i").first
+    colour = "e => getComputedStyle(e).backgroundColor"
+    assert box.evaluate(colour) != page.locator("body").evaluate(colour)
+
+
+def test_the_head_of_a_table_is_on_each_sheet_of_paper(visit, address):
+    """Chromium repeats the words of a head, but no buttons."""
+    page = visit(address + "models/released/")
+    page.emulate_media(media="print")
+    buttons = page.locator(".models thead button")
+    display = "all => all.map(e => getComputedStyle(e).display)"
+    assert {*buttons.evaluate_all(display)} == {"contents"}
+
+
 def test_formulas_are_drawn_with_the_math_font(visit, address):
     page = visit(address + "zh/core/sdpa/")
     assert page.evaluate("document.fonts.check('16px \"STIX Two Math\"')")

@@ -50,6 +50,7 @@ def test_a_strip_of_frames_is_whole_on_paper_and_stepped_on_a_screen(
         high = strip.bounding_box()["height"]
 
         def shows(n, frames=frames, told=told, count=count):
+            page.wait_for_url(f"**#frame-{n + 1}")
             seen = [frame.is_visible() for frame in frames.all()]
             assert seen == [i == n for i in range(count)]
             said = frames.nth(n).locator(".said").text_content()
@@ -71,6 +72,10 @@ def test_a_strip_of_frames_is_whole_on_paper_and_stepped_on_a_screen(
         page.keyboard.press("ArrowRight")
         shows(count - 1)
         assert strip.bounding_box()["height"] == high, "nothing below moves"
+        page.goto(f"{address}{path}#frame-2")
+        shows(1)
+        page.goto(f"{address}zh/{path}#frame-3")
+        assert page.locator(".frame.now .count").inner_text() == "3"
     page.emulate_media(media="print")
     assert all(f.is_visible() for f in page.locator(".frame").all())
 
