@@ -293,12 +293,23 @@ def unless_raised(f: Solution, i: Inputs, drive: Drive) -> Outputs:
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Inputs whose floats are of this dtype."""
+    return _of_floats(value, lambda x: x.to(dtype))
+
+
+def finer(value: Any) -> Any:
+    """Inputs of more digits than half precision has."""
+    return _of_floats(
+        value, lambda x: x + torch.arange(x.numel()).sin().view(x.shape) / 16
+    )
+
+
+def _of_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, dict):
-        return {name: cast(x, dtype) for name, x in value.items()}
+        return {name: _of_floats(x, change) for name, x in value.items()}
     if isinstance(value, list):
-        return [cast(x, dtype) for x in value]
+        return [_of_floats(x, change) for x in value]
     floats = isinstance(value, Tensor) and value.is_floating_point()
-    return value.to(dtype) if floats else value
+    return change(value) if floats else value
 
 
 @driving
@@ -551,7 +562,7 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     ask("same", heads(draw, 1, 1, 1, 2, 2, 1), heads(draw, 1, 1, 2, 3, 2, 2))
     ask("same", heads(draw, 1, 1, 3, 3, 2, 2) | triangle)
     sizes = 3, 2, 5, 7, 4, 3
-    ask("same", heads(draw, *sizes) | {"mask": None})
+    ask("same", finer(heads(draw, *sizes)) | {"mask": None})
     ask("same", heads(draw, 3, 2, 5, 7, 3, 4), heads(draw, 1, 2, 7, 1, 3, 4))
     square, some = heads(draw, 3, 3, 3, 3, 3, 3), heads(draw, *sizes)
     ask("same", square | triangle)
@@ -561,9 +572,12 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
         ask("same", some | {"mask": seen})
     equal = left_pads(3, 3)[:, None, None] & causal(3, 3)
     ask("same", square | {"mask": equal | torch.eye(3, dtype=torch.bool)})
-    for T, S, mask in ((1, 67, (3, 1, 1, 67)), (37, 23, (1, 2, 37, 23))):
-        longer = heads(draw, 3, 2, T, S, 5, 4)
-        ask("same", longer | {"mask": draw.mask(*mask)})
+    one = {name: x[:1] for name, x in some.items()}
+    ask("same", one | {"mask": masks[2]})
+    longer = heads(draw, 3, 2, 1, 67, 5, 4)
+    ask("same", longer | {"mask": draw.mask(3, 1, 1, 67)})
+    longer = heads(draw, 1, 2, 131, 97, 3, 4)
+    ask("same", longer, longer | {"mask": draw.mask(1, 2, 131, 97)})
     # Pads on the left: their rows see no key, as a causal mask is on top.
     empty = left_pads(3, 5)[:, None, None] & causal(5, 5)
     five = heads(draw, 3, 2, 5, 5, 4, 3) | {"mask": empty}
@@ -623,6 +637,8 @@ def flash_probes() -> list[Probe]:
     for n, (law, inputs, by, _) in enumerate(core_probes(pair)):
         tile = (1, 1), (2, 3), (8, 8), (5, 2)
         more = {"tile": tile[n % 5 - 1]} if n % 5 and law != "large" else {}
+        if len(inputs["q"][0, 0]) > 99:
+            more = {"tile": (32, 24)}
         if law != "gradients":
             ask(law, inputs | more, by=by)
     narrow = heads(Draw(12), 1, 1, 16, 128, 1, 1) | {"tile": (4, 8)}
@@ -639,7 +655,7 @@ def merge_probes() -> list[Probe]:
 
     ask("same", parts(2, 1, 1, 1, 1), parts(1, 1, 1, 2, 2))
     ask("same", parts(2, 3, 2, 5, 4), parts(3, 3, 3, 3, 3))
-    ask("same", parts(5, 3, 2, 1, 4), parts(17, 3, 2, 7, 4))
+    ask("same", parts(5, 3, 2, 1, 4), finer(parts(17, 3, 2, 7, 4)))
     some = parts(3, 3, 2, 5, 4)
     for far in (800, -800):
         ask("large", some | {"lses": [far + 40 * lse for lse in some["lses"]]})
@@ -739,7 +755,9 @@ def sinks_probes() -> list[Probe]:
         if law != "sums":  # those of the keys alone are below 1
             ask(law, i | {"sinks": draw(i["q"].shape[1]).to(i["q"])}, by=by)
     some = heads(draw, 3, 2, 5, 7, 4, 3) | {"sinks": draw(2)}
-    ask("gradients", some, by=gradients(plain, "q", "sinks"))
+    learnt = gradients(plain, "q", "sinks")
+    far = {"sinks": torch.tensor([100.0, -100.0])}
+    ask("gradients", some, cast(some | far, torch.float32), by=learnt)
     return ask
 
 
@@ -840,8 +858,12 @@ def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
     valid = left_pads(3, 5)
     pads = valid[:, None, None]
     masks = [draw.mask(B, H, 5, 5) for B, H in ((3, 1), (3, 6), (1, 6))]
-    for mask in (None, five, pads, *masks):
+    ask("same", finer(some) | {"mask": None})
+    for mask in (five, pads, *masks):
         ask("same", some | {"mask": mask})
+    ask("same", some | {"x": some["x"][:1], "mask": masks[2]})
+    long = of(1, 300, 4, 2)
+    ask("same", long, long | {"mask": causal(300, 300)})
     right = left_pads(3, 3).flip(1)[:, None, None] & three
     ask("same", equal | {"mask": three}, equal | {"mask": right})
     ask("same", of(3, 17, 40, 8) | {"mask": causal(17, 17)})
@@ -876,13 +898,15 @@ def cross_probes() -> list[Probe]:
 
     ask("same", of(1, 1, 1, 2, 2, 1), of(1, 1, 2, 2, 2, 1))
     some, equal = of(3, 5, 7, 12, 4, 6), of(3, 3, 3, 12, 12, 3)
-    ask("same", of(1, 2, 3, 4, 2, 2), some | {"mask": None}, equal)
+    ask("same", of(1, 2, 3, 4, 2, 2), finer(some) | {"mask": None}, equal)
     ask("same", of(3, 5, 5, 12, 12, 3), of(3, 23, 17, 20, 6, 4))
     valid = left_pads(3, 7)
     pads, seen = valid[:, None, None], draw.mask(3, 1, 5, 7)
     every = draw.mask(3, 6, 5, 7)
     for mask in (pads, pads.flip(3), seen, every, causal(5, 7)):
         ask("same", some | {"mask": mask})
+    one = {name: some[name][:1] for name in ("x", "context")}
+    ask("same", some | one | {"mask": every[:1]})
     three = {"mask": left_pads(3, 3)[:, None, None]}
     ask("same", equal | three)
     ask("large", some | {"w_q": 256 * some["w_q"], "mask": seen})
@@ -935,7 +959,8 @@ def interleaved(f: Solution, i: Inputs) -> Outputs:
 
 
 def far(f: Solution, i: Inputs) -> Outputs:
-    """After 2,050 tokens; in a solution that loops over them after 500."""
+    """After all tokens but three, which come in parts; in a solution that
+    loops over them after 500."""
 
     def operations(T: int) -> int:
         with Watched(lambda *_: 1) as watched:
@@ -944,12 +969,16 @@ def far(f: Solution, i: Inputs) -> Outputs:
 
     T = 503 if operations(23) > 2 * operations(7) else i["x"].shape[1]
     i = i | {"x": i["x"][:, :T]}
-    return in_chunks(T - 3, 3)(f, i)[0][:, -5:], _right_far(f.name, T)
+    parts = (*(512,) * ((T - 3) // 512), (T - 3) % 512, 3)
+    return in_chunks(*parts)(f, i)[0][:, -5:], _right_far(
+        f.name, T, i["x"].dtype
+    )
 
 
 @cache
-def _right_far(name: str, T: int) -> Tensor:
-    (i,) = (p.inputs for p in EXERCISES[name].drawn() if p.law == "far")
+def _right_far(name: str, T: int, dtype: torch.dtype) -> Tensor:
+    every = (p.inputs for p in EXERCISES[name].drawn() if p.law == "far")
+    i = next(i for i in every if i["x"].dtype == dtype)
     return once(_right(name), i | {"x": i["x"][:, :T]})[0][:, -5:]
 
 
@@ -969,8 +998,7 @@ def cached_probes(
     H = equal["n_heads"]
     ask("same", equal | {"cache": None}, inputs(H, H), some)
     default = {name: some[name] for name in some if name != "theta"}
-    default["x"] = default["x"] + 1 / 64  # more digits than bfloat16 has
-    ask("same", default, by=in_chunks(1, 1, 1, 1, 1))
+    ask("same", finer(default), by=in_chunks(1, 1, 1, 1, 1))
     for chunks in ((1,) * 5, (3, 1, 1), (2, 3)):
         ask("chunks", some, by=equal_in(*chunks))
     ask("same", inputs(2, 23), by=in_chunks(17, 1, 5))
@@ -994,7 +1022,8 @@ def cached_probes(
         return limited(took if took >= 2 * need else 0, need)
 
     ask("small", inputs(1, 64), by=small)
-    long = cast(inputs(1, 2053, small=True), torch.float32)
+    long = cast(inputs(1, 4100, small=True), torch.float32)
+    long["x"][:, :2] *= 8  # what a window loses must weigh
     ask("far", {n: long[n] for n in long if n != "theta"}, by=far)
     mild = inputs(3, 5, most=2)
     ask.dtypes(mild, by=in_chunks(4, 1))
@@ -1012,7 +1041,11 @@ def cached_layer_probes(H: int, K: int) -> list[Probe]:
             return made | others | few
         return layer_inputs(draw, B, T, 4 * H, H, K, most=most) | others
 
-    return cached_probes(inputs, lambda i: 2 * len(i["w_k"]))
+    ask = cached_probes(inputs, lambda i: 2 * len(i["w_k"]))
+    if others:  # angles of 2,000 tokens, of what has 8 bits
+        long = layer_inputs(draw, 1, 2053, 8, 1, 1) | others | {"n_kv_heads": 1}
+        ask("far", cast(long, torch.bfloat16), by=unless_raised(far))
+    return ask
 
 
 def mla_inputs(draw: Draw, *sizes: int, most: int = 3) -> Inputs:
@@ -1109,9 +1142,9 @@ def cache_probes() -> list[Probe]:
     def of(max_len: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
         """Keys and values of B, K, D."""
         B, K, D = sizes
-        # Of more digits than bfloat16 has.
-        keys = [draw(B, K, T, D, most=999) for T in chunks]
-        values = [draw(*k.shape, most=999) for k in keys]
+        # Of more digits than half precision has.
+        keys = [draw(B, K, T, D, most=3999) for T in chunks]
+        values = [draw(*k.shape, most=3999) for k in keys]
         return {"max_len": max_len, "k": keys, "v": values}
 
     def appended(cache: Any, k: Tensor, v: Tensor) -> Outputs:
@@ -1185,7 +1218,7 @@ def ring_probes() -> list[Probe]:
     ask, some = Asked(steps, "RingKVCache"), of(4, (3, 1, 1, 1, 2, 1))
     ask("same", of(1, (1, 1), 1, 1, 1), of(2, (1, 1, 1), 1, 1, 2), some)
     for chunks in ((4, 1), (5, 1), (11, 1, 1), (1,) * 9, (1, 4, 3, 1)):
-        ask("same", of(4, chunks))
+        ask("same", finer(of(4, chunks)))
     for W, T, at in (
         (3, 1, [0, -1, -1]),
         (3, 1, [6, 4, 5]),
