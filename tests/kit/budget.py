@@ -26,16 +26,25 @@ EXCEPTIONS = {
     "zh/mistakes/cache-mistakes": "code: Chinese takes fewer lines of prose",
 }
 
+# Pixels are those of these fonts, whatever others a machine has.
+STYLE = """body {
+  --md-text-font-family: "Liberation Sans", "Noto Sans CJK SC" !important;
+  --md-code-font-family: "Liberation Mono", "Noto Sans Mono CJK SC" !important;
+}"""
 # 1440 px wide, before anything is opened.
 MEASURE = """() => {
+  const style = document.head.appendChild(document.createElement('style'));
+  style.textContent = `STYLE`;
   const high = e => e.getBoundingClientRect().height;
   const blocks = [...document.querySelectorAll('article .highlight')]
     .filter(e => e.checkVisibility());
-  return {height: high(document.querySelector('article')),
+  const found = {height: high(document.querySelector('article')),
     code: blocks.reduce((sum, e) => sum + high(e), 0),
     blocks: blocks.map(e => [e.querySelector('.filename')?.textContent ?? '',
       e.querySelector('code').textContent.trimEnd().split('\\n').length])};
-}"""
+  style.remove();
+  return found;
+}""".replace("STYLE", STYLE)
 
 
 class Measure(NamedTuple):

@@ -10,7 +10,6 @@ from sitekit import ROOT
 from sitekit.drawn import by_hand
 from tests.kit.pages import PAGES
 
-SIDES = ("top", "bottom", "left", "right")
 X = torch.tensor([[1.0, 0], [0, 1], [1, 1]])
 # As the matrices stand on the page.
 PAGE = (ROOT / "docs/en/learn/by-hand.md").read_text(encoding="utf-8")
@@ -118,10 +117,3 @@ def test_pages_lead_to_their_step():
         for path in PAGES:
             if str(path).endswith(f"{stem}.md"):
                 assert f"../learn/by-hand.md#{id})" in path.read_text("utf-8")
-
-
-def test_it_is_a_sheet_of_two_pages(visit, address):
-    for language in ("", "zh/"):
-        page = visit(f"{address}{language}learn/by-hand/")
-        paper = page.pdf(format="A4", margin=dict.fromkeys(SIDES, "12mm"))
-        assert len(re.findall(rb"/Type /Page\b", paper)) == 2

@@ -5,6 +5,7 @@ this with all."""
 
 import gzip
 import os
+import re
 from functools import cache
 from itertools import product
 
@@ -75,7 +76,7 @@ FORCE = """font => {
   document.querySelector('#forced')?.remove();
   const style = document.createElement('style');
   style.id = 'forced';
-  style.textContent = font &&
+  style.textContent =
     `body { --md-text-font-family: "${font}" !important }
      mtext { font-family: "${font}" }`;
   document.head.append(style);
@@ -151,7 +152,7 @@ OVERFLOW = """font => {
   }
   const set = '.drawn text:not(.shape, .token), h1, h2, h3, th, td, p, mtext';
   for (const e of all(set))
-    if (font && getComputedStyle(e).fontFamily !== `"${font}"`)
+    if (getComputedStyle(e).fontFamily !== `"${font}"`)
       say('not in ' + font, e);
   return found;
 }"""
@@ -265,6 +266,7 @@ OPEN = "document.querySelectorAll('details').forEach(d => d.open = true)"
 # All in one call: each call has its price.
 LOOK = f"""async font => {{
   const budget = ({budget.MEASURE})(), wide = innerWidth > 1000;
+  if (!font) return {{budget, found: {{}}}};
   await ({FORCE})(font);
   const rows = wide ? ({ROWS})() : [], torn = ({TORN})();
   {OPEN};
@@ -313,7 +315,8 @@ def test_a_page_is_right_and_light(tab, address, site, fonts, path):
     mark after a formula (torn), no heading is higher for its permalink
     (holes); on a wide screen panels stand in rows, and no code scrolls. It
     asks nobody else for anything, is within its budget, without an exception
-    that is no longer needed, and light with all that it loads."""
+    that is no longer needed, and light with all that it loads. What depends on
+    a font is left to those who have it."""
     tab.goto("about:blank")  # else the last page follows the width
     tab.urls.clear()
     tab.faults.clear()
@@ -333,7 +336,10 @@ def test_a_page_is_right_and_light(tab, address, site, fonts, path):
     found["elsewhere"] = [u for u in tab.urls if not u.startswith(address)]
     assert {what: these for what, these in found.items() if these} == {}
     measured = budget.Measure(**looks[1440]["budget"])
-    assert measured.excess(PATHS[path]) == budget.allowed(path), measured
+    exceeded, allowed = measured.excess(PATHS[path]), budget.allowed(path)
+    if fonts != [*FONTS]:
+        exceeded, allowed = ({*b} & {"block"} for b in (exceeded, allowed))
+    assert exceeded == allowed, measured
     weights, lent = {}, 0
     for url in set(tab.urls):
         file = site.folder / url.removeprefix(address).split("?")[0]
@@ -351,8 +357,22 @@ def test_a_page_is_right_and_light(tab, address, site, fonts, path):
 def test_the_fonts_of_readers_are_there(fonts):
     missing = [font for font in FONTS if font not in fonts]
     if missing and not os.environ.get("CI"):
-        pytest.skip(f"pages are not seen in {', '.join(missing)}: not here")
+        pytest.skip(
+            f"{', '.join(missing)}: not here, so no page is seen in it, nor is "
+            "the height of any in pixels"
+        )
     assert missing == []
+
+
+def test_the_sheet_by_hand_has_two_pages(visit, address, fonts):
+    if fonts != [*FONTS]:
+        pytest.skip("the sheet by hand is not printed: a font is not here")
+    for root in ("", "zh/"):
+        page = visit(f"{address}{root}learn/by-hand/")
+        page.add_style_tag(content=budget.STYLE)
+        sides = "top", "right", "bottom", "left"
+        paper = page.pdf(format="A4", margin=dict.fromkeys(sides, "12mm"))
+        assert len(re.findall(rb"/Type /Page\b", paper)) == 2
 
 
 def test_a_drawing_holds_whatever_its_words_are(chromium, fonts):
@@ -396,10 +416,12 @@ def test_a_page_is_right_in_every_font_and_for_axe(
         chromium, address + path, width=width, scheme=scheme, until="load"
     ) as page:
         page.evaluate(OPEN)
-        for font in (*fonts[1:], None):  # the first is in the test above
+        for font in fonts[1:] or fonts:  # the first is in the test above
             page.evaluate(FORCE, font)
             found += [f"{font}: {e}" for e in page.evaluate(OVERFLOW, font)]
-        assert found + page.evaluate(HOLES) + page.evaluate(TORN) == []
+        if fonts:
+            found += page.evaluate(HOLES) + page.evaluate(TORN)
+        assert found == []
         assert page.faults + violations(page) == []
 
 
