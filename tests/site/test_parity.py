@@ -3,6 +3,7 @@
 import html
 import re
 import shutil
+from collections import defaultdict
 
 import pytest
 
@@ -257,3 +258,21 @@ def test_only_the_chinese_pages_have_chinese_first_lines(site):
         en, zh = (line[key].replace("`", "") for key in ("en", "zh"))
         assert en in english and en not in chinese, name
         assert zh in chinese and zh not in english, name
+
+
+NO_PROSE = (
+    r"[\d,]+(?: × [\d,]+)+|```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]+>|\$[^$]*\$"
+)
+NUMBER = re.compile(r"(?<![\w.,#/-])(\d{1,3}(?:,\d{3})+|\d{4,})(?![\w,]*\d)")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_number_is_written_in_one_way_on_a_page(stem):
+    """4,097 or 4097, in both languages; the sizes of matrices are apart."""
+    written = defaultdict(set)
+    for language in ("en", "zh"):
+        text = body_of(ROOT / f"docs/{language}/{stem}.md")
+        text = re.sub(NO_PROSE, "", text, flags=re.DOTALL)
+        for number in NUMBER.findall(text):
+            written[number.replace(",", "")].add(number)
+    assert not [ways for ways in written.values() if len(ways) > 1]
