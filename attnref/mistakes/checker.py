@@ -38,6 +38,7 @@ from attnref.mistakes.exercises import (
     Solution,
     SolutionError,
     causal,
+    of_floats,
     properties,
 )
 from attnref.mistakes.forms import Form
@@ -694,7 +695,11 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
     """Inputs on which attention is right up to a stage, whatever follows it:
     the first that fails tells the stage."""
     free = [
-        p for p in probes if p.law == "same" and p.inputs.get("mask") is None
+        p
+        for p in probes
+        if p.law == "same" and p.inputs.get("mask") is None
+        # The long ones are of one row.
+        if len(p.inputs.get("q", p.inputs.get("x", ()))) > 1
     ]
     i = max(free, key=size_of).inputs if free else {}
 
@@ -806,8 +811,14 @@ def _factor(value: Tensor, got: Tensor, right: Tensor) -> float:
 # ------------------------------------------------------------------- verdict
 
 
-def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
-    """The report on all answers of a solution."""
+def judged(
+    name: str,
+    answers: Sequence[Answer],
+    anew: Sequence[Answer] = (),
+    *,
+    file: str = "",
+) -> Report:
+    """The report on all answers of a solution, and on some of a new one."""
     probes = rights(name).probes
     every, answers = answers, answers[: len(probes)]
     if all(
@@ -824,7 +835,7 @@ def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
     stage, factor = located(name, every, [v.law for v in failed])
     faulty = sorted({v.probe for v in failed}, key=lambda n: size_of(probes[n]))
     shown = (shown_at(name, n, answers[n], file) for n in faulty)
-    return Report(
+    report = Report(
         name,
         laws,
         **why._asdict(),
@@ -833,6 +844,48 @@ def judged(name: str, answers: Sequence[Answer], *, file: str = "") -> Report:
         stage=stage,
         factor=factor,
     )
+    if why.mistakes:
+        return report
+    return remembering(report, answers, anew, file)
+
+
+def asked_again(name: str) -> tuple[int, int]:
+    """The inputs that show whether a solution remembers earlier ones: a small
+    one, and the last."""
+    probes, stages = _asked(name)
+    asked = probes[: len(probes) - len(stages)]
+    same = [n for n, probe in enumerate(asked) if probe.law == "same"]
+    return same[1], same[-1]
+
+
+def again(name: str, made: Callable[[], Solution]) -> Iterator[Answer]:
+    """The answers to these inputs, each of a solution that is new: the first
+    that it gives, and that after a call with other numbers."""
+    ended = (BaseException,)
+    for n in asked_again(name):
+        probe = probes_of(name)[n]
+        yield ask(made(), probe, ended, spied=True)
+        solution, other = made(), of_floats(probe.inputs, lambda x: 2 * x)
+        ask(solution, probe._replace(inputs=other), ended)
+        yield ask(solution, probe, ended, spied=True)
+
+
+def remembering(
+    report: Report, answers: Sequence[Answer], anew: Sequence[Answer], file: str
+) -> Report:
+    """The report, if what a solution gets wrong is right if asked `anew`."""
+    name = report.exercise
+    probes, right, *_ = rights(name)
+    for n, alone, after in zip(
+        asked_again(name), anew[::2], anew[1::2], strict=False
+    ):
+        like = partial(alike, probes[n], right[n])
+        if not like(answers[n]) and like(alone):
+            shown = (
+                "" if like(after) else shown_at(name, n, after, file, "2 * ")
+            )
+            return replace(report, stage="memory", factor=0, smallest=shown)
+    return report
 
 
 def asked(name: str, n: int) -> Inputs:
@@ -841,8 +894,11 @@ def asked(name: str, n: int) -> Inputs:
     return {name: _copied(value) for name, value in inputs.items()}
 
 
-def shown_at(name: str, n: int, answer: Answer, file: str) -> str:
-    """A program that shows the first call on which a solution is wrong."""
+def shown_at(
+    name: str, n: int, answer: Answer, file: str, before: str = ""
+) -> str:
+    """A program that shows the first call on which a solution is wrong; with
+    `before`, after a call in which inputs are so many times as large."""
     probe, right = rights(name).probes[n], rights(name).answers[n]
     kept = 1 if name in ("flash", "merge") else None  # lse may be float32
     for at, wanted in enumerate(right.calls):
@@ -877,7 +933,8 @@ def shown_at(name: str, n: int, answer: Answer, file: str) -> str:
     elif got and not wanted:
         end = ["# it must raise, and does not"]
     changed = answer.modified[0] if answer.modified else ""
-    return Program(name, n, given, file).text(needed, got, end, changed)
+    program = Program(name, n, given, file, before=before)
+    return program.text(needed, got, end, changed)
 
 
 def _caches(call: Call) -> set[int]:

@@ -293,21 +293,21 @@ def unless_raised(f: Solution, i: Inputs, drive: Drive) -> Outputs:
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Inputs whose floats are of this dtype."""
-    return _of_floats(value, lambda x: x.to(dtype))
+    return of_floats(value, lambda x: x.to(dtype))
 
 
 def finer(value: Any) -> Any:
     """Inputs of more digits than half precision has."""
-    return _of_floats(
+    return of_floats(
         value, lambda x: x + torch.arange(x.numel()).sin().view(x.shape) / 16
     )
 
 
-def _of_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def of_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, dict):
-        return {name: _of_floats(x, change) for name, x in value.items()}
+        return {name: of_floats(x, change) for name, x in value.items()}
     if isinstance(value, list):
-        return [_of_floats(x, change) for x in value]
+        return [of_floats(x, change) for x in value]
     floats = isinstance(value, Tensor) and value.is_floating_point()
     return change(value) if floats else value
 
@@ -862,7 +862,7 @@ def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
     for mask in (five, pads, *masks):
         ask("same", some | {"mask": mask})
     ask("same", some | {"x": some["x"][:1], "mask": masks[2]})
-    long = of(1, 300, 4, 2)
+    long = of(1, 300, 16, 2)
     ask("same", long, long | {"mask": causal(300, 300)})
     right = left_pads(3, 3).flip(1)[:, None, None] & three
     ask("same", equal | {"mask": three}, equal | {"mask": right})

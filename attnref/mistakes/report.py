@@ -226,22 +226,39 @@ class _Words:
         return text
 
     def summary(self, report: Report) -> str:
+        """What is wrong, if it is known, and how many properties fail."""
         failed, all = len(report.failures), len(report.verdicts)
         word = ("passes", "fails_one", "fails")[min(failed, 2)]
         if at_an_edge(report):
             word = "edge"
-        first = self.say(word, name=report.exercise, n=failed or all, all=all)
-        return self.in_colour(RED if failed else GREEN, first)
+        said = self.say(word, name=report.exercise, n=failed or all, all=all)
+        every = (
+            " + ".join(str(self.of(catalogue()[id].title)) for id in ids)
+            for ids in report.mistakes
+        )
+        name = " | ".join(every)
+        if report.stage == "memory":
+            name = self.say("remembers")
+        if name:
+            start, colon, said = said.partition(self.say("colon"))
+            said = f"{start}{colon}{name}\n{said[:1].upper()}{said[1:]}"
+        return self.in_colour(RED if failed else GREEN, said)
 
     def laws(self, report: Report) -> Iterator[str]:
+        """Those that fail, and what else holds; or each that holds."""
         before: Text | None = None
-        marks = {True: self.say("ok"), False: self.say("no")}
-        most = max(map(wide, marks.values()))
+        ok, no = self.say("ok"), self.say("no")
+        most = max(wide(ok), wide(no))
+        held: dict[str, list[str]] = {}
         for v in report.verdicts:
-            mark = marks[v.passed]
-            room = " " * (most - wide(mark))
-            mark = self.in_colour(GREEN if v.passed else RED, mark)
-            line = f"  {mark}{room}  {self.of(v.title)}"
+            title = str(self.of(v.title))
+            named = f"{v.function}{self.say('colon') if v.function else ''}"
+            if v.passed and report.failures:
+                held.setdefault(named, []).append(title)
+                continue
+            word, code = (ok, GREEN) if v.passed else (no, RED)
+            mark = self.in_colour(code, word) + " " * (most - wide(word))
+            line = f"  {mark}  {named}{title}"
             if v.passed:
                 much = f"{v.difference:.0e}" if v.difference else "0"
                 tried = self.say("tried", n=v.tried, d=much)
@@ -256,6 +273,10 @@ class _Words:
                 where = f"{v.sizes}{self.say('colon')}"
                 yield from wrapped(f"{where}{fault}", " " * 9)
         yield from (f"         {line}" for line in report.where)
+        every = "; ".join(f"{x}{'; '.join(y)}" for x, y in held.items())
+        mark = self.in_colour(GREEN, ok) + " " * (most - wide(ok))
+        for n, line in enumerate(wrapped(every, " " * 9) if held else ()):
+            yield line if n else f"  {mark}  {line.lstrip()}"
 
     def hint(self, report: Report) -> str:
         """Where to look, in a sentence or two."""
@@ -287,12 +308,16 @@ class _Words:
         for ids, lines in zip(report.mistakes, report.lines, strict=True):
             for id in ids:
                 mistake = catalogue()[id]
+                title = str(self.of(mistake.title))
                 its = {*chain(*every_variant(mistake))}
                 own = tuple(each for each in lines if each in its)
+                alone = len([*chain(*report.mistakes)]) == 1
+                if not alone:  # what is alone is named in the first line
+                    yield f"\n{self.in_colour(BOLD, title)}"
                 yield from self.mistake(mistake, own if show else ())
 
     def mistake(self, mistake: Mistake, variant: Variant) -> Iterator[str]:
-        yield f"\n{self.in_colour(BOLD, str(self.of(mistake.title)))}\n"
+        yield ""
         for lines in (each for each in variant if each.diff):
             file = f"attnref/{lines.module.replace('.', '/')}.py"
             yield from wrapped(self.say("lines", file=file), "  ")
@@ -309,8 +334,9 @@ class _Words:
 def explanation(id: str, language: str) -> str:
     """An entry of the catalogue, with its lines."""
     mistake = catalogue()[id]
-    lines = _Words(language).mistake(mistake, mistake.variants[0])
-    return "\n".join(lines).strip("\n")
+    words = _Words(language)
+    lines = words.mistake(mistake, mistake.variants[0])
+    return "\n".join([str(words.of(mistake.title)), *lines])
 
 
 # A word, a tuple with what is around it, or one Chinese character; what closes
@@ -400,9 +426,10 @@ class Program:
         given: dict[str, Any],
         file: str,
         literal: int = LITERAL,
+        before: str = "",
     ) -> None:
-        self.name, self.given = name, given
-        self.again = (name, probe, given, file, 0)
+        self.name, self.given, self.before = name, given, before
+        self.again = (name, probe, given, file, 0, before)
         self.head, self.body = list[str](), list[str]()
         self.names: dict[int, str] = {}  # of what is there, by its id
         wanted = ", ".join(TASKS[name].names)
@@ -441,7 +468,7 @@ class Program:
                 raise LookupError(word)
         return _literal(value)
 
-    def call(self, n: int, call: Any, several: bool) -> None:
+    def call(self, n: int, call: Any, several: bool, times: str = "") -> None:
         """Add a call, whose results are then there."""
         mark = str(n + 1) if several else ""
         inputs = dict(call.inputs)
@@ -453,7 +480,7 @@ class Program:
             defaults = TASKS[self.name].functions[function]
             required = [word for word in defaults if not defaults[word]]
         given = {
-            w: self.expression(v, w)
+            w: (times if tensors_of(v) else "") + self.expression(v, w)
             for w, v in inputs.items()
             if v is not None or w in required
         }
@@ -490,6 +517,8 @@ class Program:
             self.body.append(f"before = {name}.clone()")
             end = [f"print({name}.equal(before))  # False, right is True"]
         try:
+            if self.before:
+                self.call(0, calls[0], False, self.before)
             for n, call in enumerate(calls):
                 start = len(self.body)
                 self.call(n, call, len(calls) > 1)

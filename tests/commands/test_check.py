@@ -3,7 +3,9 @@
 import csv
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +20,7 @@ from attnref.mistakes.apart import Ran, check_file, reported
 from attnref.mistakes.catalogue import catalogue
 from attnref.mistakes.checker import check, error_of, rights
 from attnref.mistakes.tasks import TASKS
+from sitekit import ROOT
 
 RIGHT = """
 def softmax(x, dim=-1):
@@ -197,6 +200,46 @@ def test_a_file_that_cannot_be_read_is_told(
         assert lines == where or (where == () and len(lines) <= 1)
 
 
+REMEMBERS = {
+    "mha_cached": """
+from attnref_like import mha_cached as right
+def mha_cached(x, w_q, w_k, w_v, w_o, n_heads, cache=[]):
+    past = cache[-1] if cache else None
+    out, kept = right(x, w_q, w_k, w_v, w_o, n_heads, past)
+    cache.append(kept)
+    return out, cache
+""",
+    "mla_absorbed": """
+from attnref_like import mla_absorbed as right
+kept = {}
+def mla_absorbed(x, *weights, theta=1e4, cache=None):
+    w = kept.setdefault(weights[3].shape, weights[3]).to(x.dtype)
+    return right(x, *weights[:3], w, *weights[4:], theta=theta, cache=cache)
+""",
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERS)
+def test_what_remembers_an_earlier_call_is_shown(tmp_path, name):
+    """Its results depend on what was asked before."""
+    text = (ROOT / "tests/mistakes/solutions/einsum.py").read_text("utf-8")
+    written(tmp_path, text, "attnref_like.py")
+    path = written(tmp_path, REMEMBERS[name])
+    told = check_file(name, path, language="en")
+    assert told.stage == "memory" and told.mistakes == ()
+    assert "earlier call" in str(told).splitlines()[0]
+    done = subprocess.run(
+        [sys.executable, "-c", told.smallest],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    assert done.returncode == 0, told.smallest + done.stderr
+    (said,) = re.findall("it gives (.*)", told.smallest)
+    assert said[:4] in done.stdout, told.smallest
+
+
 def data(name="softmax"):
     """The lines of a solution that is right."""
     answers = map(apart._as_data, rights(name).every)
@@ -309,7 +352,8 @@ def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
     )
     report = check_file("sdpa", file, language="en")
     assert report.text().startswith(
-        "sdpa: right, but for an edge case: 2 of 12 properties.\n\nIt behaves"
+        f"sdpa: {catalogue()['empty-row-nan'].title.en}\n"
+        "Right, but for an edge case: 2 of 12 properties.\n\nIt behaves"
     )
     assert report.mistakes == (("empty-row-nan",),)
 
