@@ -9,10 +9,10 @@ on the inputs on which it is wrong, and on nearly all others.
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from itertools import accumulate, combinations
+from itertools import accumulate, chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +65,9 @@ COSTLY = 4000  # numbers: an input of more is tried last
 # What a mistake is not recognised by.
 UNTOLD = {law for law, of in LAWS.items() if of.unit} - {"small"}
 NEARLY = 8  # one input in so many may differ and the mistake still be named
+EDGES = {"empty", "large", "sums", "gradients", "dtype"}  # as may be spelled
+# Those that need an argument, which an exercise has or has not.
+NEEDS = {"mask-argument-ignored": "mask", "causal-in-training-only": "train"}
 RUNTIME = "RuntimeError: "
 
 
@@ -387,7 +390,10 @@ def candidates(name: str) -> tuple[Candidate, ...]:
     """Each variant of each mistake, in each form that shows its modules and
     has no others that a form without them has not."""
     found = []
+    given = {"", *chain(*TASKS[name].functions.values())}
     for mistake in catalogue().values():
+        if NEEDS.get(mistake.id, "") not in given:
+            continue
         for variant in every_variant(mistake):
             plain = all(lines.module.startswith("plain.") for lines in variant)
             forms = [
@@ -520,21 +526,25 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
             return kind_of(one) == kind_of(other)
         return alike(probes[n], one, other)
 
-    def differs(wrong: Candidate, most: int) -> list[int] | None:
-        """The inputs on which it does, if they are few and it explains the
-        others that fail."""
+    def differs(
+        wrong: Candidate, most: int, edges: Set[str]
+    ) -> list[int] | None:
+        """The inputs on which it does, if they are few but for those at edges,
+        and it explains the others that fail."""
         found: list[int] = []
         for n in order:
             if not agrees(wrong, n):
                 found.append(n)
-                if len(found) > most:
+                most -= probes[n].law not in edges
+                if most < 0:
                     return None
-        but = [n for n in first if n not in found]
+        inner = [n for n in first if probes[n].law not in edges]
+        but = [n for n in inner if n not in found]
         if asks_class(name):  # it raises where this does, and nowhere else
             sure = bool(others) and not found and len(but) >= TRIED_FIRST
         else:
             sure = only_errors
-        if 4 * len(but) < 3 * len(first) or not (
+        if 4 * len(but) < 3 * len(inner) or not (
             sure
             or any(
                 clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in but
@@ -544,7 +554,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         return found + [n for n in half if not agrees(wrong, n)]
 
     def best(
-        tried: Sequence[Candidate], most: int
+        tried: Sequence[Candidate], most: int, edges: Set[str] = frozenset()
     ) -> tuple[list[int], dict[tuple[str, ...], Variant]]:
         """Those that differ least, and where."""
         least: list[int] = []
@@ -553,7 +563,7 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         for wrong in tried:
             if rank == (0, 0) and wrong.ids in ids:
                 continue
-            found = differs(wrong, most)
+            found = differs(wrong, most, edges)
             if found is not None:
                 new = len([n for n in found if n not in half]), len(found)
                 if new < rank:
@@ -580,6 +590,8 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     where, ids = best([*likely(0)], 0)
     if few and not ids:
         where, ids = best([*likely(1)], len(order) // NEARLY)
+    if not ids and laws - EDGES and len(first) >= CLEARLY:
+        where, ids = best([*likely(TRIED_FIRST)], 0, EDGES)
     unfinished = False
     if (not ids or any(n not in half for n in where)) and not (
         only_errors or caches
@@ -895,10 +907,10 @@ def asked(name: str, n: int) -> Inputs:
 
 
 def shown_at(
-    name: str, n: int, answer: Answer, file: str, before: str = ""
+    name: str, n: int, answer: Answer, file: str, times: str = ""
 ) -> str:
     """A program that shows the first call on which a solution is wrong; with
-    `before`, after a call in which inputs are so many times as large."""
+    `times`, after a call in which inputs are so many times as large."""
     probe, right = rights(name).probes[n], rights(name).answers[n]
     kept = 1 if name in ("flash", "merge") else None  # lse may be float32
     for at, wanted in enumerate(right.calls):
@@ -933,7 +945,7 @@ def shown_at(
     elif got and not wanted:
         end = ["# it must raise, and does not"]
     changed = answer.modified[0] if answer.modified else ""
-    program = Program(name, n, given, file, before=before)
+    program = Program(name, n, given, file, times=times)
     return program.text(needed, got, end, changed)
 
 

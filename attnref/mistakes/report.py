@@ -426,10 +426,10 @@ class Program:
         given: dict[str, Any],
         file: str,
         literal: int = LITERAL,
-        before: str = "",
+        times: str = "",
     ) -> None:
-        self.name, self.given, self.before = name, given, before
-        self.again = (name, probe, given, file, 0, before)
+        self.name, self.given, self.times = name, given, times
+        self.again = (name, probe, given, file, 0, times)
         self.head, self.body = list[str](), list[str]()
         self.names: dict[int, str] = {}  # of what is there, by its id
         wanted = ", ".join(TASKS[name].names)
@@ -517,8 +517,8 @@ class Program:
             self.body.append(f"before = {name}.clone()")
             end = [f"print({name}.equal(before))  # False, right is True"]
         try:
-            if self.before:
-                self.call(0, calls[0], False, self.before)
+            if self.times:  # an earlier call
+                self.call(0, calls[0], False, self.times)
             for n, call in enumerate(calls):
                 start = len(self.body)
                 self.call(n, call, len(calls) > 1)
