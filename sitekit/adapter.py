@@ -66,7 +66,10 @@ def written_page(src_uri: str, config: Any) -> File:
 
 
 def render_alone(path: Path, config_path: Path) -> None:
-    """One page as a build renders it, among all others, which are only read."""
+    """One page as a build renders it, among all others, which are only read.
+    No file is made that stands beside the pages: models have 124."""
+    global _later
+    later, _later = _later, {}
     config = config_of(config_path)
     plugins = config.plugins
     plugins.on_startup(command="build", dirty=False)
@@ -79,7 +82,8 @@ def render_alone(path: Path, config_path: Path) -> None:
         nav = get_navigation(files, config)
         plugins.on_nav(nav, config=config, files=files)
         for file in files.documentation_pages():
-            file.page.read_source(config)  # lists of pages show their heads
+            if not file.generated_by:
+                file.page.read_source(config)  # lists of pages show their heads
         (page,) = (
             file.page
             for file in files.documentation_pages()
@@ -88,6 +92,7 @@ def render_alone(path: Path, config_path: Path) -> None:
         _populate_page(page, config, files)
     finally:
         plugins.on_shutdown()
+        _later = later
 
 
 def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:

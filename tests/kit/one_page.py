@@ -88,7 +88,10 @@ class OnePage:
             return False
         if item.get_closest_marker("audit"):
             return False
-        if item.path in self.files or any(item.iter_markers("whole")):
+        whole = item.get_closest_marker("whole")
+        if item.path in self.files or (
+            whole and (self.package or not whole.args)
+        ):
             return True
         params = getattr(item, "callspec", SimpleNamespace(params={})).params
         if any(map(self.is_meant_by, params.values())):

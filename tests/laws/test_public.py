@@ -387,7 +387,7 @@ def pyright(folder):
 @pytest.mark.parametrize(
     "checker",
     [
-        pytest.param(mypy, marks=pytest.mark.whole),
+        pytest.param(mypy, marks=pytest.mark.whole("where code is shown")),
         pytest.param(pyright, marks=[pytest.mark.audit, pytest.mark.oracle]),
     ],
 )

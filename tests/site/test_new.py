@@ -1,6 +1,7 @@
 """make new: what it writes runs, is typed and builds as it stands, is under
 the laws, and says what is left."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -142,6 +143,20 @@ def test_a_name_that_is_no_name_is_refused(what, name):
 def test_a_page_that_is_not_there_is_not_checked():
     with pytest.raises(ValueError, match=r"no page .* is called 'gqb'"):
         parity.whole_stem("gqb")
+
+
+def test_make_check_is_typed_as_one_types_it():
+    """With a path it would not render the page. The environment is that of
+    this test, and is not made again."""
+    words = f"make check PAGE=course PY={sys.executable} -o .venv/ready"
+    env = os.environ | {"PYTEST_ADDOPTS": "-rp"}
+    done = subprocess.run(
+        words.split(), cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    rendered = r"^PASSED tests/kit/built_page.py::\w+\[(\w+)\]$"
+    found = re.findall(rendered, done.stdout, re.MULTILINE)
+    assert found == ["en", "zh"], done.stdout + done.stderr
+    assert "PASSED tests/site/test_parity.py" in done.stdout
 
 
 def test_a_page_is_checked_with_the_laws_of_the_code_that_it_shows():
