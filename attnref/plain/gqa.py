@@ -75,4 +75,5 @@ class GQA(nn.Module):
             mask = mask & valid[:, None, None, :]  # (B, 1, T, S)
         # Query head h reads key/value head h // (H // K).
         out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # (B, T, E)
+        wide = self.o_proj.in_features  # of all heads
+        return self.o_proj(out.transpose(1, 2).reshape(B, T, wide))  # (B, T, E)

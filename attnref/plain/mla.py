@@ -89,7 +89,8 @@ class MLA(nn.Module):
             absorbed = T * R * (W + 2 * S) < S * W * (R + T)
         form = self.absorbed if absorbed else self.per_head
         out = form(q, q_rope, entry, mask)  # (B, H, T, Dv)
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # (B, T, E)
+        wide = self.o_proj.in_features  # of all heads
+        return self.o_proj(out.transpose(1, 2).reshape(B, T, wide))  # (B, T, E)
 
     def per_head(self, q, q_rope, entry, mask):
         """Keys and values of each head, computed from the latent."""

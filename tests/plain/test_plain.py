@@ -507,6 +507,15 @@ def test_no_rows_and_no_tokens_give_none(name):
         assert cache.length == 2
 
 
+@pytest.mark.parametrize("name", ["mqa", "gqa", "mla", "llama"])
+def test_a_cache_of_other_rows_is_refused(name):
+    """That the one row would broadcast over."""
+    layer, cache = LAYERS[name](), kv_cache.KVCache(T)
+    layer(torch.randn(B, 2, E), cache)
+    with pytest.raises(RuntimeError, match="shape"):
+        layer(torch.randn(1, 1, E), cache)
+
+
 @pytest.mark.parametrize("name", ["gqa", "mla", "llama"])
 def test_pads_of_the_new_token_alone_are_refused(name):
     layer, cache = LAYERS[name](), kv_cache.KVCache(T)
