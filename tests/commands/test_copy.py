@@ -284,7 +284,7 @@ def test_a_subject_is_copied_in_its_plain_form(tmp_path, capsys):
     main(["copy", "kv-cache", "-o", str(tmp_path / "x.py")])
     cache = (ROOT / "attnref/plain/kv_cache.py").read_bytes()
     assert (tmp_path / "x.py").read_bytes() == cache
-    for name in ("GroupedQueryAttention", "mqa", "layers/gqa", "sdpa"):
+    for name in ("GroupedQueryAttention", "convert", "layers/gqa", "sdpa"):
         assert "Made by: " in main(["copy", name]), name
     assert "class KVCache" in main(["copy", "--full", "gqa", "kv-cache"])
     for words in ("KVCache gqa", "gqa,mla"):
