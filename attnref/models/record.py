@@ -552,6 +552,9 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
             f"{r.family}: n_kv_heads={r.n_kv_heads} does not divide "
             f"n_heads={r.n_heads}"
         )
+    least = min((r.rope_theta or 2.0) - 1, r.rope_low, r.rope_high)
+    if r.rope_kind == "yarn" and min(least, r.rope_length) <= 0:
+        raise ValueError(f"{r.family}: YaRN has no logarithm of its sizes")
     factors = {len(r.rope_short), len(r.rope_long)} - {r.rope_width // 2}
     if r.rope_kind == "longrope" and factors:
         raise ValueError(

@@ -366,6 +366,7 @@ def test_a_record_is_frozen_and_hashable():
     assert len({record, attention_of(dict(LLAMA))}) == 1
 
 
+TRAINED = {"original_max_position_embeddings": 64, "factor": 2.0}
 REFUSED = {
     "family": ({"model_type": "llama9"}, "model_type='llama9' is none of"),
     "no family": ({"model_type": None}, "no model_type"),
@@ -381,6 +382,10 @@ REFUSED = {
     "all at once": (
         {"qkv_clip": 3, "use_mystery": True},
         "attention does not read qkv_clip=3, use_mystery=True$",
+    ),
+    "logarithm of 0": (
+        {"rope_scaling": {"type": "yarn", "beta_fast": -2, **TRAINED}},
+        "YaRN has no logarithm",
     ),
     "draft": ({"architectures": ["LlamaForCausalLMEagle3"]}, "a draft model"),
     "its words": ({"draft_vocab_size": 32000}, "llama: this is a draft model"),
