@@ -165,7 +165,7 @@ def test_attention_is_that_of_transformers(family, more):
 
 
 FAR = 2000
-# With another RoPE or none; all in the audit.
+# RoPE of three kinds; all in the audit.
 QUICK_FAR = "deepseek_v3", "gemma3_text", "llama"
 
 
