@@ -40,6 +40,7 @@ from attnref import (
     fused,
     padding_mask,
     sdpa,
+    split_kv,
 )
 from attnref.core.masks import rule_of
 from attnref.numbers.cost import Cost, attention_cost, cross_cost, mla_cost
@@ -62,6 +63,7 @@ CORES: dict[str, Attend] = {
     "fused": fused,
     "flash": partial(flash, tile=(2, 3)),
     "flex": partial(flex, compiled=False),
+    "split_kv": partial(split_kv, splits=3),
 }
 NO_GRADIENTS = {"flex"}  # on a CPU, nor dropout
 # Else PyTorch traces even the form that is not compiled, for each shape anew.

@@ -93,6 +93,15 @@ class RelativeBias(Bias):
     max_distance: int = 128
     bidirectional: bool = False
 
+    def __post_init__(self) -> None:
+        n_buckets = len(self.table) // (2 if self.bidirectional else 1)
+        if not n_buckets or self.max_distance <= max(1, n_buckets // 2):
+            raise ValueError(
+                f"{n_buckets} classes of keys that are not later, and max_"
+                f"distance={self.max_distance}: there is at least one, and the "
+                "distance is above 1 and above half of them"
+            )
+
     @property
     def n_heads(self) -> int:  # type: ignore[override]
         return self.table.shape[1]
@@ -111,7 +120,7 @@ class RelativeBias(Bias):
         if self.bidirectional:
             distance = distance.abs()
         distance = distance.clamp(min=0)
-        exact = n // 2
+        exact = max(1, n // 2)
         powers = (distance.clamp(min=1) / exact).log()
         steps = powers / math.log(self.max_distance / exact) * (n - exact)
         far = (exact + steps.long()).clamp(max=n - 1)

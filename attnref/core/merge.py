@@ -69,6 +69,7 @@ def split_kv(
     mask: Mask = None,
     *,
     scale: float | None = None,
+    dropout: float = 0.0,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | Bias | None = None,
@@ -91,6 +92,7 @@ def split_kv(
             v[:, :, some],
             seen,
             scale=scale,
+            dropout=dropout,
             softcap=softcap,
             bias=None if whole is None else whole.part(slice(None), some),
         )

@@ -279,6 +279,11 @@ class LongRope(Scaling):
 
     def __post_init__(self) -> None:
         _at_least_1(factor=self.factor, original_max_len=self.original_max_len)
+        if self.attention_factor is None and self.original_max_len == 1:
+            raise ValueError(
+                "original_max_len=1 gives no scale: divided by ln 1 = 0; pass "
+                "attention_factor"
+            )
         for name in ("short", "long"):  # a list has no hash
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.short) != len(self.long):

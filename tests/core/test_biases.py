@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 
@@ -38,7 +39,7 @@ def test_a_bias_is_built_in_tiles_and_learned():
 
 def test_a_bias_of_ones_own_in_a_layer():
     # --8<-- [start:own]
-    from attnref import Bias, GroupedQueryAttention, flash
+    from attnref import Bias, GroupedQueryAttention, HeadParts
 
     class Recent(Bias):
         """The last three keys are preferred in every head."""
@@ -48,12 +49,46 @@ def test_a_bias_of_ones_own_in_a_layer():
         def __call__(self, h, i, j):
             return torch.where((i - j).abs() < 3, 1.0, 0.0) + 0 * h
 
-    def attend(q, k, v, mask=None, **told):
-        return flash(q, k, v, mask, bias=Recent(), **told)
-
-    layer = GroupedQueryAttention(d_model=48, n_heads=6, n_kv_heads=2)
+    sizes = {"d_model": 48, "n_heads": 6, "n_kv_heads": 2}
+    layer = GroupedQueryAttention(**sizes, parts=HeadParts(bias=Recent()))
+    plain = GroupedQueryAttention(**sizes)
+    plain.load_state_dict(layer.state_dict())
     x = torch.randn(3, 7, 48)
-    without = layer(x)
-    layer.attend = attend
-    assert not torch.allclose(layer(x), without)
+    assert not torch.allclose(layer(x), plain(x))
     # --8<-- [end:own]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told", "classes"),
+    [
+        (1, {}, [0, 0, 0, 0, 0, 0]),
+        (2, {}, [1, 1, 1, 1, 0, 0]),
+        (3, {"max_distance": 9, "bidirectional": True}, [0, 0, 0, 0, 2, 2]),
+        (5, {"max_distance": 3}, [4, 4, 2, 1, 0, 0]),
+    ],
+)
+def test_a_few_classes_are_as_good_as_many(rows, told, classes):
+    from attnref import RelativeBias
+
+    bias = RelativeBias(torch.arange(float(rows))[:, None], **told)
+    distances = torch.tensor([200, 3, 2, 1, 0, -1])
+    if told.get("bidirectional"):
+        distances[-2] = -9
+    got = bias(torch.tensor(0), distances, torch.tensor(0))
+    assert got.tolist() == classes
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (0, {}),
+        (1, {"bidirectional": True}),
+        (32, {"max_distance": 16}),
+        (1, {"max_distance": 1}),
+    ],
+)
+def test_classes_that_have_no_distances_are_refused(rows, told):
+    from attnref import RelativeBias
+
+    with pytest.raises(ValueError, match="classes of keys that are not later"):
+        RelativeBias(torch.zeros(rows, 3), **told)

@@ -249,12 +249,8 @@ def test_mla_in_parts():
         v_head_dim=8,
     ).eval()
 
-    def in_parts(q, k, v, mask=None, *, scale=None, dropout=0.0):
-        assert k.shape[1] == 1  # one key head for all query heads
-        return split_kv(q, k, v, mask, scale=scale, splits=5)
-
     tokens, found = torch.randn(3, 23, 48), []
-    for mla.attend in sdpa, in_parts:
+    for mla.attend in sdpa, split_kv:
         cache = KVCache(23)
         with torch.no_grad():
             mla(tokens[:, :22], cache=cache, form="absorbed")

@@ -87,7 +87,7 @@ def merged(q, k, v, mask=None, *, scale=None, bias=None, sinks=None, **told):
     return out if sinks is None else add_sinks(out, lse, sinks)[0]
 
 
-CORES = LAYERS_TAKE | {"split_kv": split_kv, "merge": merged, "few": few}
+CORES = LAYERS_TAKE | {"merge": merged, "few": few}
 del CORES["sdpa"]
 
 

@@ -99,6 +99,9 @@ WRONG = {
     "high_freq_factor=1.0 must be above low_freq_factor=1.0": lambda: Llama3(
         8.0, 1.0, 1.0, 64
     ),
+    "factor=0.7 must be at least 1": lambda: LongRope([1], [1], 64, 0.7),
+    "original_max_len=0.5 must be": lambda: LongRope([1], [1], 0.5),
+    "original_max_len=1 gives no scale": lambda: LongRope([1], [1], 1),
     "share=0.0 must be in (0, 1]": lambda: Proportional(0.0),
     "short has 2 factors, long 1": lambda: LongRope([1, 2], [1], 64),
     "width=5 must be even": lambda: Rope(width=5),

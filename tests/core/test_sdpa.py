@@ -352,9 +352,10 @@ def test_dropout_takes_weights_away_and_scales_the_others():
     q, k, _ = qkv(sharp=0.1, B=1, H=1, K=1, T=31, S=37)
     weights, each = attention_weights(q, k), torch.eye(37).double()[None, None]
     assert torch.equal(sdpa(q, k, each), weights)
-    mixed = sdpa(q, k, each, dropout=0.25)
-    torch.testing.assert_close(mixed, (mixed != 0) * weights / 0.75)
-    assert 0.7 < (mixed != 0).double().mean() < 0.8
+    for core in sdpa, CORES["split_kv"]:
+        mixed = core(q, k, each, dropout=0.25)
+        torch.testing.assert_close(mixed, (mixed != 0) * weights / 0.75)
+        assert 0.7 < (mixed != 0).double().mean() < 0.8
 
 
 def test_a_scale_that_is_a_float32_tensor_costs_float64_its_digits():
