@@ -223,7 +223,7 @@ def score(scaling: Scaling | None, distance: float) -> float:
     theta, width = MODELS["Llama 3.1"].theta, MODELS["Llama 3.1"].width
     f = plain(theta, width)
     f = f if scaling is None else scaling.slowed(f, theta)
-    near = distance * 2 ** torch.linspace(-1, 1, 200).double()
+    near = distance * 2 ** torch.linspace(-1, 1, 4000).double()
     return (near[:, None] * f).cos().mean().item()
 
 

@@ -10,7 +10,10 @@ from transformers import (
     Gemma4TextConfig,
     GptOssConfig,
     LlamaConfig,
+    LlamaForCausalLM,
     Ministral3Config,
+    Phi3Config,
+    Phi3ForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.glm4 import modeling_glm4 as glm4
@@ -295,3 +298,38 @@ def test_up_to_the_trained_length_chunks_are_those_of_transformers(model):
     whole = in_theirs(theirs, config, x, rotary=rotary)
     assert relative_error(ours(x), whole) <= BOUND
     assert relative_error(stale[:, -1], whole[:, -1]) > WRONG
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 8.0}
+BY_LISTS = {"rope_type": "longrope", "rope_theta": 100.0, "factor": 4.0}
+BY_LISTS |= {"short_factor": [1.0] * 8, "long_factor": [*range(1, 40, 5)]}
+BY_LISTS[OLD] = 16
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "rope", "same"),
+    [
+        (Phi3ForCausalLM, Phi3Config, BY_LISTS, True),
+        (LlamaForCausalLM, LlamaConfig, DYNAMIC, False),
+    ],
+)
+@torch.no_grad()
+def test_which_generate_reads_a_longer_text_again(kind, config, rope, same):
+    """That of `longrope` drops the cache, where a call of the model errs."""
+    told = {"rope_parameters": rope, "vocab_size": 101, "hidden_size": 64}
+    told |= {"num_attention_heads": 4, "num_key_value_heads": 4}
+    told |= {"num_hidden_layers": 2, "intermediate_size": 64}
+    told |= {"max_position_embeddings": 64 if same else 16}
+    told |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    if same:
+        told[OLD] = 16
+    model = sharpened(kind(config(**told))).eval()
+    ids, how = torch.randint(101, (B, 12)), {"max_new_tokens": 12}
+    how |= {"do_sample": False, "pad_token_id": 0}
+    got, want = (model.generate(ids, **how, use_cache=c) for c in (True, False))
+    assert torch.equal(got, want) is same
+    cache = DynamicCache(config=model.config)
+    model(got[:, :12], cache=cache)
+    stale = model(got[:, 12:17], cache=cache).logits[:, -1]
+    whole = model(got[:, :17]).logits[:, -1]
+    assert relative_error(stale, whole) > WRONG
