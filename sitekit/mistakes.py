@@ -84,7 +84,7 @@ WORDS = {
     "copied": Text("Copied", "已复制"),
     "file": Text("wrong (-) and right (+)", "错误（-）与正确（+）"),
     "right": Text("right", "正确"),
-    "filter": Text("Filter by your words", "输入关键词筛选"),
+    "filter": Text("Filter by what you see, or by title", "按现象或标题筛选"),
     "wrong": Text("wrong", "错误"),
 }
 MANY = 12  # more than this many of a symptom are told apart further

@@ -26,8 +26,7 @@ CHOSEN: dict[str, Any] = {
 }
 CHOSEN |= {"tokens": 32_768}
 SAID = "token", "weighs", "uncounted", "fits", "none", "step"
-REFUSALS = "empty", "html", "place", "quotes", "comma", "json"
-REFUSALS += "object", "unknown"
+REFUSALS = "empty html place quotes comma json object unknown".split()
 
 
 def yours(
