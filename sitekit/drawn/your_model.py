@@ -26,7 +26,10 @@ CHOSEN: dict[str, Any] = {
 }
 CHOSEN |= {"tokens": 32_768}
 SAID = "token", "weighs", "uncounted", "fits", "none", "step"
-REFUSALS = "empty html place quotes comma json object unknown".split()
+REFUSALS = (
+    *("empty", "html", "place", "quotes"),
+    *("comma", "json", "object", "unknown"),
+)
 
 
 def yours(
