@@ -108,17 +108,16 @@ def checked(
             for name, path in files
         ]
         data = [report.as_json() for report in reports]
-        if options.file:
-            told: Any = data[0]
-        else:
-            names = (str(path.relative_to(folder)) for _, path in files)
-            left = {"exercise": None, "passed": None, "points": None}
-            left |= {"error": getattr(WORDS["skipped"], language)}
-            every = dict(zip(names, data, strict=True))
-            every |= dict.fromkeys(skipped, left)
-            told = [{"file": name, **every[name]} for name in sorted(every)]
+        start = 0 if options.file else len(f"{folder}/")
+        names = (str(path)[start:] for _, path in files)
+        every = dict(zip(names, data, strict=True))
+        for name in skipped:
+            every[name] = dict.fromkeys(("exercise", "passed", "points"))
+            every[name]["error"] = getattr(WORDS["skipped"], language)
+        told = [{"file": name, **every[name]} for name in sorted(every)]
         if options.json:
-            text = json.dumps(told, ensure_ascii=False, indent=2)
+            said = data[0] if options.file else told
+            text = json.dumps(said, ensure_ascii=False, indent=2)
         elif options.file:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
             text = reports[0].text(colour=colour, show=options.show)

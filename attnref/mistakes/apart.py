@@ -24,12 +24,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import (
-    contextmanager,
-    redirect_stderr,
-    redirect_stdout,
-    suppress,
-)
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -100,14 +95,11 @@ def work(name: str, file: str, folder: str, seconds: float) -> None:
                 tell({"raised": WORDS["attnref"]})
             else:
                 tell("done")
-                with (
-                    suppress(BaseException),
-                    open(os.devnull, "w") as away,
-                    redirect_stdout(away),
-                    redirect_stderr(away),
-                ):
-                    for answer in again(name, made):
-                        tell(_as_data(answer))
+                with suppress(BaseException):
+                    sys.stdout.flush()
+                    vars(sys).update(stdout=None, stderr=None)
+                    n, *anew = again(name, made)
+                    tell([n, *map(_as_data, anew)])
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
@@ -390,7 +382,7 @@ def reported(
     right, lines = rights(name), ran.lines
     error: Text | None = None
     where: tuple[str, ...] = ()
-    answers, told_anew = [], []
+    answers, told_anew = [], ()
     try:
         end = lines.index("done") if "done" in lines else len(lines)
         last, anew = lines[-1] if lines[1:] else None, lines[end + 1 :]
@@ -400,7 +392,9 @@ def reported(
         elif end < len(lines):
             pairs = zip(lines[2:end], right.every, strict=True)
             answers = [_answer(data, like) for data, like in pairs]
-            told_anew = [_answer(data) for data in anew]
+            if anew:
+                n, *both = anew[0]
+                told_anew = (n, *(_answer(x, right.every[n]) for x in both))
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):
         error = WORDS["unread"]
     if answers:
@@ -413,13 +407,13 @@ def reported(
     return replace(report, printed=ran.printed, language=language)
 
 
-def _answer(data: Any, like: "Answer | None" = None) -> "Answer":
+def _answer(data: Any, like: "Answer") -> "Answer":
     """An answer, from what should be its data."""
     from attnref.mistakes.checker import Answer
 
     raised = data["raised"] and Text(*map(str, data["raised"]))
     outputs = _outputs(data["outputs"])
-    if like and not raised and len(outputs) != len(like.outputs):
+    if not raised and len(outputs) != len(like.outputs):
         raise ValueError
     where, modified = (tuple(map(str, data[x])) for x in ("where", "modified"))
     calls = tuple(map(_outputs, data["calls"]))

@@ -264,8 +264,8 @@ def fault(
     if law.own:  # one half is compared with the other
         half = len(got) // 2
         got, wanted = got[:half], got[half:]
-    for a, b in _of_other_dtype(probe, answer, right):
-        return math.inf, told("dtype", got=a.dtype, wanted=b.dtype)
+    for x, y in _of_other_dtype(probe, answer, right):
+        return math.inf, told("dtype", got=x.dtype, wanted=y.dtype)
     if law.unit is not None and float(got[0]) > float(wanted[0]):
         a, b = int(got[0]), int(wanted[0])
         return a - b, told("limit", a=a, b=b, unit=law.unit)
@@ -285,11 +285,8 @@ def verdicts(name: str, answers: Sequence[Answer]) -> tuple[Verdict, ...]:
     results = []
     for function, law in properties(name):
         of = LAWS[law]
-        under = [
-            n
-            for n, p in enumerate(probes)
-            if p.function == function and law in (p.law, "untouched")
-        ]
+        its = [n for n, p in enumerate(probes) if p.function == function]
+        under = [n for n in its if law in (probes[n].law, "untouched")]
         worst = 0.0
         for n in under:
             answer, probe = answers[n], probes[n]
@@ -707,13 +704,10 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
     """Inputs on which attention is right up to a stage, whatever follows it:
     the first that fails tells the stage."""
     free = [
-        p
-        for p in probes
-        if p.law == "same" and p.inputs.get("mask") is None
-        # The long ones are of one row.
-        if len(p.inputs.get("q", p.inputs.get("x", ()))) > 1
+        p for p in probes if p.law == "same" and p.inputs.get("mask") is None
     ]
-    i = max(free, key=size_of).inputs if free else {}
+    many = [p for p in free if "(1, " not in p.sizes[:8]]  # long are of one row
+    i = max(many, key=size_of).inputs if free else {}
 
     def rung(stage: str, drive: Drive = _last, /, **new: Any) -> Any:
         inputs = i | {n: x for n, x in new.items() if n in i}
@@ -782,12 +776,8 @@ def located(
     if {*laws} == {"gradients"}:
         return "gradients", 0
     # Of other laws some inputs all have a mask, or are of many tiles.
-    wrong = [
-        m
-        for m in range(n)
-        if probes[m].law == "same"
-        if not alike(probes[m], answers[m], right[m])
-    ]
+    same = [m for m in range(n) if probes[m].law == "same"]
+    wrong = [m for m in same if not alike(probes[m], answers[m], right[m])]
     kinds = [STAGE_OF[law] for law in laws if law in STAGE_OF]
     if not stages or "cache" in kinds:
         return ("cache" if stages else ""), 0
@@ -824,11 +814,7 @@ def _factor(value: Tensor, got: Tensor, right: Tensor) -> float:
 
 
 def judged(
-    name: str,
-    answers: Sequence[Answer],
-    anew: Sequence[Answer] = (),
-    *,
-    file: str = "",
+    name: str, answers: Sequence[Answer], anew: Any = (), *, file: str = ""
 ) -> Report:
     """The report on all answers of a solution, and on some of a new one."""
     probes = rights(name).probes
@@ -856,48 +842,27 @@ def judged(
         stage=stage,
         factor=factor,
     )
-    if why.mistakes:
+    if why.mistakes or not anew:
         return report
-    return remembering(report, answers, anew, file)
+    n, alone, after = anew
+    like = partial(alike, probes[n], rights(name).answers[n])
+    if like(answers[n]) or not like(alone):
+        return report
+    text = "" if like(after) else shown_at(name, n, after, file, "2 * ")
+    return replace(report, stage="memory", factor=0, smallest=text)
 
 
-def asked_again(name: str) -> tuple[int, int]:
-    """The inputs that show whether a solution remembers earlier ones: a small
-    one, and the last."""
+def again(name: str, made: Callable[[], Solution]) -> tuple[int, Any, Any]:
+    """The last input, and two answers of new solutions: the first that one
+    gives, and that of another after a call with other numbers."""
     probes, stages = _asked(name)
-    asked = probes[: len(probes) - len(stages)]
-    same = [n for n, probe in enumerate(asked) if probe.law == "same"]
-    return same[1], same[-1]
-
-
-def again(name: str, made: Callable[[], Solution]) -> Iterator[Answer]:
-    """The answers to these inputs, each of a solution that is new: the first
-    that it gives, and that after a call with other numbers."""
-    ended = (BaseException,)
-    for n in asked_again(name):
-        probe = probes_of(name)[n]
-        yield ask(made(), probe, ended, spied=True)
-        solution, other = made(), of_floats(probe.inputs, lambda x: 2 * x)
-        ask(solution, probe._replace(inputs=other), ended)
-        yield ask(solution, probe, ended, spied=True)
-
-
-def remembering(
-    report: Report, answers: Sequence[Answer], anew: Sequence[Answer], file: str
-) -> Report:
-    """The report, if what a solution gets wrong is right if asked `anew`."""
-    name = report.exercise
-    probes, right, *_ = rights(name)
-    for n, alone, after in zip(
-        asked_again(name), anew[::2], anew[1::2], strict=False
-    ):
-        like = partial(alike, probes[n], right[n])
-        if not like(answers[n]) and like(alone):
-            shown = (
-                "" if like(after) else shown_at(name, n, after, file, "2 * ")
-            )
-            return replace(report, stage="memory", factor=0, smallest=shown)
-    return report
+    asked = range(len(probes) - len(stages))
+    *_, n = (n for n in asked if probes[n].law == "same")
+    alone = ask(made(), probes[n], (BaseException,), spied=True)
+    other = of_floats(probes[n].inputs, lambda x: 2 * x)
+    solution = made()
+    ask(solution, probes[n]._replace(inputs=other), (BaseException,))
+    return n, alone, ask(solution, probes[n], (BaseException,), spied=True)
 
 
 def asked(name: str, n: int) -> Inputs:
@@ -916,13 +881,11 @@ def shown_at(
     for at, wanted in enumerate(right.calls):
         got = answer.calls[at] if at < len(answer.calls) else ()
         pairs = [*zip(got, wanted, strict=False)]
+        odd = any(a.dtype != b.dtype for a, b in pairs[:kept])
         if (
-            len(got) != len(wanted)
-            or any(difference(a, b)[1] is not None for a, b in pairs)
-            or (
-                probe.law == "dtype"
-                and any(a.dtype != b.dtype for a, b in pairs[:kept])
-            )
+            any(difference(a, b)[1] is not None for a, b in pairs)
+            or (odd and probe.law == "dtype")
+            or len(got) != len(wanted)
             or answer.modified
         ):
             break

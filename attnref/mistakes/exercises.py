@@ -40,12 +40,6 @@ class Law(NamedTuple):
     own: bool = False
     unit: Text | None = None
 
-    @property
-    def holds_of_nothing(self) -> bool:
-        """Whether zeros have it: it counts where results are right."""
-        own = self.own or self.unit is not None
-        return own or self.title == LAWS["untouched"].title
-
 
 LAWS = {
     (law := name[4:].strip("*")): Law(
@@ -54,6 +48,8 @@ LAWS = {
     for name, title in WORDS.items()
     if name.startswith("law ")
 }
+# What zeros have too: it counts where results are right.
+HOLLOW = {law for law, of in LAWS.items() if of.own or of.unit} | {"untouched"}
 
 
 class SolutionError(Exception):
@@ -251,23 +247,18 @@ def plain(f: Solution, i: Inputs) -> Outputs:
 
 class Asked(list[Probe]):
     """The probes of an exercise: `ask("same", inputs, inputs)` adds two, of
-    another `function` too."""
+    another function too."""
 
     def __init__(self, drive: Drive = plain, function: str = "") -> None:
         self.drive, self.function = drive, function
 
     def __call__(
-        self,
-        law: str,
-        *every: Inputs,
-        by: Drive | None = None,
-        function: str = "",
+        self, law: str, *every: Inputs, by: Drive | None = None, of: str = ""
     ) -> None:
-        drive = by or self.drive
-        if function and not by:
-            drive = lambda f, i: (f.one(function, **i),)  # noqa: E731
-        of = function or self.function
-        self += [Probe(law, inputs, drive, of) for inputs in every]
+        if of and not by:
+            by = lambda f, i: (f.one(of, **i),)  # noqa: E731
+        how = by or self.drive, of or self.function
+        self += [Probe(law, inputs, *how) for inputs in every]
 
     def dtypes(self, inputs: Inputs, by: Drive | None = None) -> None:
         drive = by or self.drive
@@ -512,7 +503,7 @@ def masks_probes() -> list[Probe]:
     ask = Asked()
 
     def of(function: str, **inputs: Any) -> None:
-        ask("same", inputs, function=function)
+        ask("same", inputs, of=function)
 
     def on_scores(function: str, H: int, **inputs: Tensor) -> None:
         """What counts is what the mask hides of scores (B, H, S, S)."""
@@ -529,7 +520,7 @@ def masks_probes() -> list[Probe]:
                     "broadcast", function=function, **sizes
                 ) from None
 
-        ask("same", inputs | {"n_heads": H}, by=drive, function=function)
+        ask("same", inputs | {"n_heads": H}, by=drive, of=function)
 
     for T, S in ((1, 1), (2, 2), (1, 3), (3, 3), (2, 5), (17, 67)):
         of("causal_mask", T=T, S=S)
@@ -613,12 +604,8 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
 def pair(f: Solution, i: Inputs) -> Outputs:
     """The log-sum-exp may be in float32; it need not be more exact than out."""
     out, lse = f.two(**i)
-    return out, a_tensor(lse).to(out.dtype)
-
-
-def both(f: Solution, i: Inputs) -> Outputs:
-    one, other = f.two(**i)
-    return one, a_tensor(other)
+    is_lse = a_tensor(lse).dim() < out.dim()
+    return out, lse.to(out.dtype) if is_lse else lse
 
 
 def tiles(f: Solution, i: Inputs) -> Outputs:
@@ -728,7 +715,7 @@ def scaling_probes() -> list[Probe]:
         given: Inputs = {
             "f": base ** (-torch.arange(0, D, 2).double() / D)
         } | how
-        ask(law, given, by=partial(freed, function), function=function)
+        ask(law, given, by=partial(freed, function), of=function)
 
     for D, base, factor in ((4, 1e4, 2.0), (8, 1e4, 8.0), (64, 5e5, 32.0)):
         of("linear", D, base, factor=factor)
@@ -750,7 +737,7 @@ def sinks_probes() -> list[Probe]:
         *((4, 7, 3, 2), (5, 5, 4, 4), (3, 11, 0, 4)),
     ):
         sizes = {"T": T, "S": S, "first": first, "window": window}
-        ask("same", sizes, function="streaming_mask")
+        ask("same", sizes, of="streaming_mask")
     for law, i, by, _ in core_probes():
         if law != "sums":  # those of the keys alone are below 1
             ask(law, i | {"sinks": draw(i["q"].shape[1]).to(i["q"])}, by=by)
@@ -765,10 +752,8 @@ def alibi_probes() -> list[Probe]:
     draw, ask = Draw(15), Asked(plain, "biased_attention")
 
     def of(function: str, inputs: Inputs) -> None:
-        def drive(f: Solution, i: Inputs) -> Outputs:
-            return (f.one(function, **i).double(),)
-
-        ask("same", inputs, by=drive, function=function)
+        by = lambda f, i: (f.one(function, **i).double(),)  # noqa: E731
+        ask("same", inputs, by=by, of=function)
 
     for H in (1, 2, 8, 6, 12, 40):
         of("slopes", {"n_heads": H})
@@ -970,9 +955,8 @@ def far(f: Solution, i: Inputs) -> Outputs:
     T = 503 if operations(23) > 2 * operations(7) else i["x"].shape[1]
     i = i | {"x": i["x"][:, :T]}
     parts = (*(512,) * ((T - 3) // 512), (T - 3) % 512, 3)
-    return in_chunks(*parts)(f, i)[0][:, -5:], _right_far(
-        f.name, T, i["x"].dtype
-    )
+    right = _right_far(f.name, T, i["x"].dtype)
+    return in_chunks(*parts)(f, i)[0][:, -5:], right
 
 
 @cache
@@ -1227,14 +1211,14 @@ def ring_probes() -> list[Probe]:
     ):
         j = torch.tensor(at)
         i = torch.arange(T) + 1 + j.max() - T
-        ask("same", {"i": i, "j": j, "W": W}, function="sees")
+        ask("same", {"i": i, "j": j, "W": W}, of="sees")
     ask("rows", some, by=by_rows(last, "k", "v"))
     ask.dtypes(of(4, (3, 1, 6, 1)), by=last)
     return ask
 
 
 def pooled_probes() -> list[Probe]:
-    draw, ask = Draw(11), Asked(both)
+    draw, ask = Draw(11), Asked(pair)
 
     def of(H: int, K: int, D: int, E: int) -> Inputs:
         sizes = {"n_heads": H, "n_kv_heads": K}
@@ -1281,10 +1265,10 @@ EXERCISES = {
 @cache
 def properties(name: str) -> tuple[tuple[str, str], ...]:
     """Those of an exercise, each with the function of which it is asked."""
-    found = set()
-    for probe in EXERCISES[name].probes():
-        found.add((probe.function, probe.law))
-        if any(isinstance(x, Tensor | list) for x in probe.inputs.values()):
-            found.add((probe.function, "untouched"))
+    probes = [*EXERCISES[name].probes()]
+    found = {(p.function, p.law) for p in probes}
+    for p in probes:
+        if any(hasattr(x, "__len__") for x in p.inputs.values()):  # a tensor
+            found.add((p.function, "untouched"))
     functions = ["", *TASKS[name].names]
     return tuple(x for x in product(functions, LAWS) if x in found)

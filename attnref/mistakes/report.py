@@ -26,7 +26,7 @@ from attnref.mistakes.catalogue import (
     every_variant,
     files,
 )
-from attnref.mistakes.exercises import LAWS, properties
+from attnref.mistakes.exercises import HOLLOW, properties
 from attnref.mistakes.tasks import TASKS
 from attnref.mistakes.words import WORDS, told, wide
 
@@ -45,8 +45,7 @@ class Verdict:
     probe: int = -1
     raised: bool = False
     """Whether there was an error, which `fault` then says."""
-    function: str = ""
-    """The one of which it is judged, of an exercise of several."""
+    function: str = ""  # of an exercise of several
 
     @property
     def passed(self) -> bool:
@@ -95,10 +94,7 @@ class Report:
         the same twice, only of functions whose results are right."""
         held = [v for v in self.verdicts if v.passed]
         right = {v.function for v in held if v.law == "same"}
-        return sum(
-            v.function in right or not LAWS[v.law].holds_of_nothing
-            for v in held
-        )
+        return sum(v.function in right or v.law not in HOLLOW for v in held)
 
     @property
     def maximum(self) -> int:
@@ -145,7 +141,7 @@ class Report:
         known = {
             id: {
                 "id": id,
-                "title": words.of(catalogue()[id].title),
+                "title": words.title(id),
                 "page": page_of(id, self.language),
             }
             for id in chain(*self.mistakes)
@@ -196,6 +192,9 @@ class _Words:
     def of(self, text: Text | None) -> str | None:
         return None if text is None else str(getattr(text, self.language))
 
+    def title(self, id: str) -> str:
+        return str(self.of(catalogue()[id].title))
+
     def say(self, word: str, **values: object) -> str:
         return str(self.of(told(word, **values)))
 
@@ -214,8 +213,8 @@ class _Words:
             yield ""
             yield from self.laws(report)
             if report.smallest:
-                shown = self.program(report.smallest)
-                yield f"\n{self.say('smallest')}\n\n{shown}"
+                yield f"\n{self.say('smallest')}\n"
+                yield self.program(report.smallest)
         if report.printed:
             yield f"\n{self.say('printed')}"
             yield from (f"  {x}" for x in report.printed.splitlines())
@@ -232,10 +231,7 @@ class _Words:
         if at_an_edge(report):
             word = "edge"
         said = self.say(word, name=report.exercise, n=failed or all, all=all)
-        every = (
-            " + ".join(str(self.of(catalogue()[id].title)) for id in ids)
-            for ids in report.mistakes
-        )
+        every = (" + ".join(map(self.title, ids)) for ids in report.mistakes)
         name = " | ".join(every)
         if report.stage == "memory":
             name = self.say("remembers")
@@ -248,7 +244,6 @@ class _Words:
         """Those that fail, and what else holds; or each that holds."""
         before: Text | None = None
         ok, no = self.say("ok"), self.say("no")
-        most = max(wide(ok), wide(no))
         held: dict[str, list[str]] = {}
         for v in report.verdicts:
             title = str(self.of(v.title))
@@ -256,10 +251,9 @@ class _Words:
             if v.passed and report.failures:
                 held.setdefault(named, []).append(title)
                 continue
-            word, code = (ok, GREEN) if v.passed else (no, RED)
-            mark = self.in_colour(code, word) + " " * (most - wide(word))
-            line = f"  {mark}  {named}{title}"
+            line = f"  {self.in_colour(RED, no)}  {named}{title}"
             if v.passed:
+                line = f"  {self.in_colour(GREEN, ok)}  {named}{title}"
                 much = f"{v.difference:.0e}" if v.difference else "0"
                 tried = self.say("tried", n=v.tried, d=much)
                 yield f"{line} {self.in_colour(DIM, tried)}"
@@ -274,9 +268,10 @@ class _Words:
                 yield from wrapped(f"{where}{fault}", " " * 9)
         yield from (f"         {line}" for line in report.where)
         every = "; ".join(f"{x}{'; '.join(y)}" for x, y in held.items())
-        mark = self.in_colour(GREEN, ok) + " " * (most - wide(ok))
+        room = " " * (wide(no) - wide(ok) + 2)
         for n, line in enumerate(wrapped(every, " " * 9) if held else ()):
-            yield line if n else f"  {mark}  {line.lstrip()}"
+            mark = f"  {self.in_colour(GREEN, ok)}{room}"
+            yield line if n else f"{mark}{line.lstrip()}"
 
     def hint(self, report: Report) -> str:
         """Where to look, in a sentence or two."""
@@ -308,12 +303,10 @@ class _Words:
         for ids, lines in zip(report.mistakes, report.lines, strict=True):
             for id in ids:
                 mistake = catalogue()[id]
-                title = str(self.of(mistake.title))
                 its = {*chain(*every_variant(mistake))}
                 own = tuple(each for each in lines if each in its)
-                alone = len([*chain(*report.mistakes)]) == 1
-                if not alone:  # what is alone is named in the first line
-                    yield f"\n{self.in_colour(BOLD, title)}"
+                if report.mistakes != ((id,),):  # else in the first line
+                    yield f"\n{self.in_colour(BOLD, self.title(id))}"
                 yield from self.mistake(mistake, own if show else ())
 
     def mistake(self, mistake: Mistake, variant: Variant) -> Iterator[str]:
@@ -336,7 +329,7 @@ def explanation(id: str, language: str) -> str:
     mistake = catalogue()[id]
     words = _Words(language)
     lines = words.mistake(mistake, mistake.variants[0])
-    return "\n".join([str(words.of(mistake.title)), *lines])
+    return "\n".join([words.title(id), *lines])
 
 
 # A word, a tuple with what is around it, or one Chinese character; what closes

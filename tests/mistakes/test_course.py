@@ -51,5 +51,5 @@ def test_a_wrong_solution_is_told_by_name():
 
     # --8<-- [end:course]
     test_softmax_of_a_student(attnref.softmax)
-    with pytest.raises(AssertionError, match="right, but for an edge case"):
+    with pytest.raises(AssertionError, match="Right, but for an edge case"):
         test_softmax_of_a_student(lambda x, dim=-1: x.softmax(dim))
