@@ -848,7 +848,7 @@ def judged(
     like = partial(alike, probes[n], rights(name).answers[n])
     if like(answers[n]) or not like(alone):
         return report
-    text = "" if like(after) else shown_at(name, n, after, file, "2 * ")
+    text = "" if like(after) else shown_at(name, n, after, file, again=True)
     return replace(report, stage="memory", factor=0, smallest=text)
 
 
@@ -872,10 +872,10 @@ def asked(name: str, n: int) -> Inputs:
 
 
 def shown_at(
-    name: str, n: int, answer: Answer, file: str, times: str = ""
+    name: str, n: int, answer: Answer, file: str, *, again: bool = False
 ) -> str:
     """A program that shows the first call on which a solution is wrong; with
-    `times`, after a call in which inputs are so many times as large."""
+    `again`, after all calls with inputs that are twice as large."""
     probe, right = rights(name).probes[n], rights(name).answers[n]
     kept = 1 if name in ("flash", "merge") else None  # lse may be float32
     for at, wanted in enumerate(right.calls):
@@ -908,7 +908,7 @@ def shown_at(
     elif got and not wanted:
         end = ["# it must raise, and does not"]
     changed = answer.modified[0] if answer.modified else ""
-    program = Program(name, n, given, file, times=times)
+    program = Program(name, n, given, file, twice=spied.calls * again)
     return program.text(needed, got, end, changed)
 
 

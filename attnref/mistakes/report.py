@@ -419,10 +419,10 @@ class Program:
         given: dict[str, Any],
         file: str,
         literal: int = LITERAL,
-        times: str = "",
+        twice: Sequence[Any] = (),
     ) -> None:
-        self.name, self.given, self.times = name, given, times
-        self.again = (name, probe, given, file, 0, times)
+        self.name, self.given, self.twice = name, given, twice
+        self.again = (name, probe, given, file, 0, twice)
         self.head, self.body = list[str](), list[str]()
         self.names: dict[int, str] = {}  # of what is there, by its id
         wanted = ", ".join(TASKS[name].names)
@@ -510,8 +510,8 @@ class Program:
             self.body.append(f"before = {name}.clone()")
             end = [f"print({name}.equal(before))  # False, right is True"]
         try:
-            if self.times:  # an earlier call
-                self.call(0, calls[0], False, self.times)
+            for call in self.twice:  # earlier ones, with other numbers
+                self.call(0, call, False, "2 * ")
             for n, call in enumerate(calls):
                 start = len(self.body)
                 self.call(n, call, len(calls) > 1)
