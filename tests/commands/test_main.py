@@ -5,17 +5,22 @@ It needs no torch, nor does it wait for it.
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import tomllib
 
 import attnref
-from attnref.__main__ import main
+from attnref.__main__ import command, main
+from attnref.numbers.specs import configs
 from sitekit import ROOT
+from tests.kit.pages import PAGES
 
 BUFFERED = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
 MODULE = [sys.executable, "-m", "attnref"]
@@ -95,6 +100,67 @@ def test_the_console_command_is_the_module():
         ]
         told = [" ".join(text.split()) for text in (done.stdout, done.stderr)]
         assert (done.returncode, told) == (ours.returncode, short)
+
+
+def printed():
+    """What READMEs and pages tell one to type, in words, each once."""
+    for path in (ROOT / "README.md", ROOT / "README.zh.md", *PAGES):
+        text = path.read_text("utf-8").replace("\\\n", "")
+        for block in re.findall(r"^ *```bash\n(.*?)^ *```$", text, DEEP):
+            for line in block.splitlines():
+                yield tuple(shlex.split(line, comments=True))
+
+
+DEEP = re.MULTILINE | re.DOTALL
+PRINTED = [*dict.fromkeys(printed())]
+WAYS = ("attnref",), ("python", "-m", "attnref")
+CALLS = dict.fromkeys(
+    words[len(way) :]
+    for words in PRINTED
+    for way in WAYS
+    if words[: len(way)] == way
+)
+
+
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+def test_a_command_that_is_printed_works(words, tmp_path, monkeypatch, capsys):
+    """In a folder that holds what one has by then: a model's config, and a
+    solution of the exercise."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["attnref", *words])
+    (tmp_path / "config.json").write_text(json.dumps(configs()["qwen3-8b"]))
+    if words[0] == "check" and "--stub" not in words:
+        solution = (ROOT / "tests/mistakes/solutions/einsum.py").read_text()
+        cell = {"cell_type": "code", "source": solution}
+        (tmp_path / "gqa.py").write_text(solution)
+        (tmp_path / "gqa.ipynb").write_text(json.dumps({"cells": [cell]}))
+    ctrl_c = Mock(side_effect=KeyboardInterrupt)  # which ends --watch
+    monkeypatch.setattr("time.sleep", ctrl_c)
+    ended = command()
+    assert ended == (130 if "--watch" in words else 0)
+    assert capsys.readouterr().out.strip()
+    for flag in {"-o", "--folder"}.intersection(words):
+        assert (tmp_path / words[words.index(flag) + 1]).exists()
+
+
+def test_what_else_is_printed_is_there_to_be_typed():
+    """Targets of make, and of pip the versions of constraints.txt."""
+    targets = re.findall(
+        r"^([\w-]+):(?!=)", (ROOT / "Makefile").read_text("utf-8"), re.M
+    )
+    pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    programs = set()
+    for program, *words in PRINTED:
+        programs.add(program)
+        if program == "make":
+            assert words[0] in targets
+        for word in words:
+            assert "==" not in word or word in pins
+    assert programs == {"attnref", "python", "pip", "make", "mkdocs"}
+    for path in (ROOT / "CONTRIBUTING.md", *ROOT.glob("README*.md"), *PAGES):
+        named = r"(?:`|^ {4})make ([\w-]+)"
+        found = re.findall(named, path.read_text("utf-8"), re.M)
+        assert {*found} <= {*targets}, path
 
 
 def test_alone_it_tells_its_commands_a_line_each():
