@@ -29,7 +29,8 @@ from sitekit import ROOT, pages, source
 from sitekit.ran import RECORD
 
 PLACE = ROOT / "build/canary"
-TESTS = ("tests/oracles", "tests/use", "tests/core")
+# In the order of a whole run: what use/ compiles is seen in later measurements.
+TESTS = ("tests/core", "tests/oracles", "tests/use")
 WATCHED = ("transformers", "peft", "torch")
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 VERSIONS = "import sys; from importlib.metadata import version as v"
