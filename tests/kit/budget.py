@@ -23,7 +23,8 @@ EXCEPTIONS = {
     "models/from-config": "block code: the file is what the page is about",
     "models/your-model": "block code: the file is what the page is about",
     "models/decoder": "code: its plain form is a whole model",
-    "zh/mistakes/cache-mistakes": "code: Chinese takes fewer lines of prose",
+    "mistakes/cache-mistakes": "height: entries are looked up one by one",
+    "zh/mistakes/cache-mistakes": "height code: as above, in fewer lines",
 }
 
 # Pixels are those of these fonts, whatever others a machine has.
