@@ -14,6 +14,9 @@ that has collected all tests, in which the changed functions get their new code.
 What changes more than functions, or functions that ran when the tests were
 collected, has the package and its tests imported again.
 
+What survives meets the oracles that name something of its module, where no
+`--tests` are chosen; of a file of these, as many tests as start in a minute.
+
 First all tests run on the package as it is, which tells what lines each of them
 reaches; that is remembered until something changes that they read. What ends by
 a timeout, of work and not of waiting, counts as killed.
@@ -675,6 +678,21 @@ def test_files(only: str = "") -> list[str]:
     ]
 
 
+def oracles_of(mutants: list[Mutant]) -> list[str]:
+    """Those that name a class or a function of what was changed."""
+    names = {
+        node.name
+        for path in {mutant.path for mutant in mutants}
+        for node in ast.parse(path.read_bytes()).body
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef))
+    }
+    return [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests" / "oracles").glob("test_*.py"))
+        if names & {*re.findall(r"\w+", path.read_text("utf-8"))}
+    ]
+
+
 def limit(seconds: float) -> float:
     """Of work, for a test that takes so much: an endless loop ends there."""
     return 10 + 10 * seconds
@@ -690,7 +708,11 @@ def recorded(items: list[Any]) -> tuple[dict[str, Reached], dict[str, str]]:
     """What each test reaches, and why some fail as the package is."""
     tests: dict[str, Reached] = {}
     failed = {}
+    start = time.process_time()
     for item, following in pairwise([*items, None]):
+        oracle = item.path.parent.name == "oracles"
+        if oracle and time.process_time() - start > 60:
+            break
         forget()
         tracer = Tracer()
         began = time.process_time()
@@ -788,6 +810,7 @@ class Run:
         self.tests: dict[str, Reached] = {}
         self.kills: Counter[str] = Counter()
         self.ends: dict[Path, Counter[str]] = {}
+        self.alive: list[Mutant] = []
         self.plugin = Session(self.work)
 
     def work(self, items: list[Any]) -> None:
@@ -920,6 +943,7 @@ class Run:
 
     def note(self, mutant: Mutant, end: str, how: str) -> None:
         self.ends.setdefault(mutant.path, Counter())[end] += 1
+        self.alive += [mutant] * (end == "survived")
         n, of = sum(map(Counter.total, self.ends.values())), len(self.mutants)
         left = (time.monotonic() - self.begun) / n * (of - n)
         print(f"{n} of {of}: {mutant.place} {mutant.kind}: {end} {how}", end="")
@@ -927,6 +951,25 @@ class Run:
         if end != "killed":
             print(mutant.diff())
         sys.stdout.flush()
+
+    def over(self, files: list[str]) -> "Run":
+        """With the tests of these files."""
+        warm_up([*map(Path, files), *modules()])
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(self.pool.folder / "x")
+        print(f"the tests of {len(files)} files are collected", flush=True)
+        end = pytest.main([*OPTIONS, *QUIET, *files], plugins=[self.plugin])
+        assert end in (0, 5), end
+        return self
+
+    def again(self, files: list[str]) -> None:
+        """What is still alive, with the tests of other files."""
+        for path, count in (
+            Run(self.alive, self.pool.jobs, self.seconds)
+            .over(files)
+            .ends.items()
+        ):
+            self.ends[path] += count
+            self.ends[path]["survived"] -= count.total()
 
     def summary(self) -> None:
         print(f"\n{'module':28}{'killed':>8}{'timeout':>9}{'survived':>10}")
@@ -983,13 +1026,10 @@ def main() -> None:
         sys.exit(f"no mutant is in {options.only!r}")
     print(f", {len(mutants)} planted (seed {options.seed})", flush=True)
 
-    files = test_files(options.tests)
-    warm_up([*map(Path, files), *modules()])
     run = Run(mutants, options.jobs, options.seconds)
-    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(run.pool.folder / "x")
-    print(f"the tests of {len(files)} files are collected", flush=True)
-    end = pytest.main([*OPTIONS, *QUIET, *files], plugins=[run.plugin])
-    assert end in (0, 5), end
+    run.over(test_files(options.tests))
+    if (oracles := oracles_of(run.alive)) and not options.tests:
+        run.again(oracles)
     run.summary()
 
 

@@ -27,6 +27,13 @@ from attnref.core.tiny import grown
 def test_grown():
     assert grown(3, 4) == 7 and grown(101, 1) == 0
 """
+ORACLE = """\
+from attnref.core.tiny import grown
+
+
+def test_grown_up_to_a_hundred():
+    assert [grown(n, 0) for n in range(101)] == [*range(101)]
+"""
 
 
 def mutants(folder, temporary, *options):
@@ -47,6 +54,7 @@ def test_a_fault_that_no_test_notices_is_told(tmp_path):
         "attnref/core/tiny.py": MODULE,
         "tests/core/test_tiny.py": TESTS,
         "tests/core/test_twin.py": TESTS.replace("== 7", "== 8"),
+        "tests/oracles/test_other.py": ORACLE,
     }.items():
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True, parents=True)
@@ -61,7 +69,7 @@ def test_a_fault_that_no_test_notices_is_told(tmp_path):
     assert "left out, it fails as it is: tests/core/test_twin.py" in out
     assert ends == {
         "1 constant": "killed",  # by the example, after a new import
-        "7 comparison": "survived",
+        "7 comparison": "killed",  # by an oracle, after all others
         "7 constant": "killed",
         "7 negated": "killed",
         "8 constant": "killed",
@@ -69,7 +77,7 @@ def test_a_fault_that_no_test_notices_is_told(tmp_path):
         "9 operator": "killed",
     }
     assert "    - if x > 100:\n    + if (x >= 100):\n" in out
-    assert re.search(r"attnref/core/tiny.py +6 +0 +1\n", out)
+    assert re.search(r"attnref/core/tiny.py +7 +0 +0\n", out)
 
 
 @pytest.mark.audit
