@@ -169,6 +169,8 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     assert not problem.is_visible()
     page.fill("[name=tokens]", "many")
     assert page.locator(".yours.memory .problems").is_visible()
+    page.fill("[name=tokens]", "8K")
+    assert page.locator(".stale").count() == 0
 
 
 FIRST = your_model.text()
