@@ -188,6 +188,82 @@ def nan_where_all_are_empty(outs, lses):
     return (shares[..., None] * torch.stack(outs)).sum(0), lse
 
 
+def sink_outside_the_maximum(q, k, v, sinks, mask=None):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -INF)
+    m = scores.amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    e = (scores - m).exp()
+    return e / (e.sum(-1, keepdim=True) + (sinks[:, None, None] - m).exp()) @ v
+
+
+class SinksOfThese:
+    streaming_mask = staticmethod(einsum.streaming_mask)
+    attention_with_sinks = staticmethod(sink_outside_the_maximum)
+
+
+class StoredInHalf(einsum.KVCache):
+    def append(self, k, v):
+        every = super().append(k.half(), v.half())
+        return tuple(x.to(k.dtype) for x in every)
+
+
+class ValuesInFloat32(einsum.KVCache):
+    def append(self, k, v):
+        keys, values = super().append(k, v)
+        return keys, values.float()
+
+
+def values_in_float32(*given):
+    k, v = einsum.mha_to_gqa(*given)
+    return k, v.float()
+
+
+def half_cache(*given, cache=None):
+    if cache is not None:
+        cache = [x.to(given[0].dtype) for x in cache]
+    out, cache = einsum.mha_cached(*given, cache=cache)
+    return out, [x.half() for x in cache]
+
+
+def half_inputs(q, k, v, mask=None):
+    q, k, v = (x.half().to(x.dtype) for x in (q, k, v))
+    return einsum.sdpa(q, k, v, mask)
+
+
+def up_to_64(q, k, v, mask=None):
+    return einsum.sdpa(q[:, :, :64], k, v, mask)
+
+
+def mask_of_one_row(*given, mask=None):
+    if mask is not None and mask.dim() == 4 and len(given[0]) == 1:
+        mask = mask[0, 0]
+    return einsum.gqa(*given, mask)
+
+
+def tokens_after_256(x, *others, mask=None):
+    x = torch.cat((x[:, :256], 0 * x[:, 256:]), 1)
+    return einsum.mha(x, *others, mask)
+
+
+def window_of_4096(*given, theta=1e4, cache=None):
+    if cache is not None:  # the first are never seen again
+        k = cache["k"].clone()
+        k[:, :, : max(k.shape[2] - 4096, 0)] = 0
+        cache = {"k": k, "v": cache["v"]}
+    return einsum.llama(*given, theta=theta, cache=cache)
+
+
+def half_angles(*given, theta=1e4, cache=None):
+    """As a model does whose buffer of frequencies is cast with it."""
+    right = einsum.rope
+    einsum.rope = angles_in_the_dtype_of_x
+    try:
+        return einsum.llama(*given, theta=theta, cache=cache)
+    finally:
+        einsum.rope = right
+
+
 class PadsAsQueries:
     causal_mask = staticmethod(einsum.causal_mask)
     window_mask = staticmethod(einsum.window_mask)
@@ -230,4 +306,15 @@ REFUSED = {
     "lse_of_the_last_tile": ("flash", "same empty large dtype"),
     "nan_where_all_are_empty": ("merge", "empty"),
     "PadsAsQueries": ("masks", "same"),
+    "SinksOfThese": ("sinks", "gradients"),
+    "StoredInHalf": ("kv_cache", "same full"),
+    "ValuesInFloat32": ("kv_cache", "dtype"),
+    "values_in_float32": ("mha_to_gqa", "dtype"),
+    "half_cache": ("mha_cached", "same"),
+    "half_inputs": ("sdpa", "same large gradients"),
+    "up_to_64": ("sdpa", "same twice"),
+    "mask_of_one_row": ("gqa", "same"),
+    "tokens_after_256": ("mha", "same"),
+    "window_of_4096": ("llama", "far"),
+    "half_angles": ("llama", "far"),
 }
