@@ -71,7 +71,7 @@ def self_attention(
     )
     if parts.norm is not None and parts.norm_after_rope:
         q, k = modules.q_norm(q), modules.k_norm(k)
-    k, v = append(k, v)  # (B, K, S, D); normed and rotated
+    k, v = append(k, v)  # normed and rotated, after those in the cache
     told = parts.told()
     if parts.sinks:
         told["sinks"] = modules.sinks
