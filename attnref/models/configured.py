@@ -11,6 +11,7 @@ from torch import Tensor
 from attnref.caches.kv_cache import Cache, KVCache, check_kept, past_of
 from attnref.caches.past import counted_positions
 from attnref.caches.ring import RingKVCache
+from attnref.core.biases import Alibi
 from attnref.core.checks import check_input
 from attnref.core.masks import Causal, Chunk, Rule, Window, decoder_mask, dense
 from attnref.core.sdpa import Attend
@@ -181,7 +182,8 @@ class ConfiguredAttention(Attention):
         r, (B, H, T) = self.r, q.shape[:3]
         i, past = self.positions_of(q.transpose(1, 2), cache, positions)
         lengths = None if cache is None else cache.lengths
-        at = counted_positions(cache, self.causal, positions, q)
+        bias = Alibi(r.n_heads) if r.alibi else None
+        at = counted_positions(cache, self.causal, positions, q, bias)
         numbers = None if cache is None else cache.positions(T, q.device)
         seen = decoder_mask(
             mask,

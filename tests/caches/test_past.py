@@ -22,6 +22,7 @@ from attnref import (
     Rope,
     Rule,
     Window,
+    attention_from_config,
     padding_mask,
     token_positions,
 )
@@ -36,6 +37,7 @@ from tests.variants import (
     E,
     inputs,
     run,
+    sharp,
     tokens,
     variant,
 )
@@ -314,3 +316,14 @@ def test_positions_that_a_rule_cannot_count_are_refused(
         decoded(layer, x, PADS["right"], positions, make)
     whole = variant("gqa", rope_theta=9.0)  # which counts nothing
     decoded(whole, x, PADS["right"], positions, lambda: KVCache(N))
+
+
+@torch.no_grad()
+def test_a_model_with_alibi_counts_from_the_positions_it_is_given():
+    config = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2}
+    layer, valid = sharp(attention_from_config(config)), PADS["right"]
+    x = torch.randn(3, N, 64, dtype=torch.float64)
+    out = decoded(layer, x, valid, token_positions(valid), lambda: KVCache(N))
+    for row, real in enumerate(valid):
+        alone = layer(x[row : row + 1, real])[0]
+        assert relative_error(out[row, real], alone) <= 1e-12
