@@ -323,7 +323,11 @@ def test_a_model_with_alibi_counts_from_the_positions_it_is_given():
     config = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2}
     layer, valid = sharp(attention_from_config(config)), PADS["right"]
     x = torch.randn(3, N, 64, dtype=torch.float64)
-    out = decoded(layer, x, valid, token_positions(valid), lambda: KVCache(N))
+    at, mask, cache = token_positions(valid), padding_mask(valid), KVCache(N)
+    told = {"mask": mask[..., :7], "positions": at[:, :7]}
+    outs = [layer(x[:, :7], cache=cache, **told)]
+    outs += [layer(x[:, 7:], cache=cache, mask=mask, positions=at[:, 7:])]
+    out = torch.cat(outs, dim=1)
     for row, real in enumerate(valid):
         alone = layer(x[row : row + 1, real])[0]
         assert relative_error(out[row, real], alone) <= 1e-12
