@@ -131,8 +131,9 @@ class Cache(ABC):
 
     def reset(self) -> None:
         """Forget all tokens and release the memory."""
-        self.buffers, self.length, self.rotated = (), 0, 0
+        self.buffers, self.length = (), 0
         self.lengths = self._given_positions = self.handed = None
+        self.rotated = 0
 
     def crop(self, length: int | Tensor) -> None:
         """Roll back: keep only the first `length` tokens of every row.
