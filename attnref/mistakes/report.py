@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnref import __version__
 from attnref.mistakes.catalogue import (
     PAGES,
     Mistake,
@@ -151,7 +150,7 @@ class Report:
             "passed": self.passed,
             "points": self.points,
             "maximum": self.maximum,
-            "versions": {"attnref": __version__, "torch": torch.__version__},
+            "versions": {x: import_module(x).__version__ for x in VERSIONED},
             "error": words.of(self.error),
             "where": list(self.where),
             "laws": laws,
@@ -167,6 +166,7 @@ class Report:
         }
 
 
+VERSIONED = "attnref", "torch"
 RED = 31
 GREEN = 32
 BOLD = 1
