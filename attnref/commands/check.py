@@ -20,7 +20,7 @@ from attnref.mistakes.words import WORDS
 WRITES = "EXERCISE.py"
 EVERY = 0.5  # seconds from one look at a watched file to the next
 SUFFIXES = (".py", ".ipynb")
-COLUMNS = ("file", "exercise", "passed", "points", "maximum", "why")
+COLUMNS = ("file", "exercise", "passed", "points", "maximum")
 
 
 def a_time(text: str) -> float:
@@ -110,7 +110,7 @@ def checked(
         data = [report.as_json() for report in reports]
         start = 0 if options.file else len(f"{folder}/")
         names = (str(path)[start:] for _, path in files)
-        every = dict(zip(names, data, strict=True))
+        every: dict[str, dict[str, Any]] = dict(zip(names, data, strict=True))
         for name in skipped:
             every[name] = dict.fromkeys(("exercise", "passed", "points"))
             every[name]["error"] = getattr(WORDS["skipped"], language)
@@ -125,9 +125,9 @@ def checked(
             text = points(told, language)
         if options.csv:
             with open(options.csv, "w", encoding="utf-8-sig", newline="") as to:
-                rows = csv.DictWriter(to, COLUMNS, extrasaction="ignore")
-                rows.writeheader()
-                rows.writerows(x | {"why": why(x)} for x in told)
+                rows = csv.writer(to)
+                rows.writerow([*COLUMNS, "why"])
+                rows.writerows([*map(x.get, COLUMNS), why(x)] for x in told)
         yield all(report.passed for report in reports), text
         if not options.watch:
             return

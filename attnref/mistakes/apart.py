@@ -97,7 +97,8 @@ def work(name: str, file: str, folder: str, seconds: float) -> None:
                 tell("done")
                 with suppress(BaseException):
                     sys.stdout.flush()
-                    vars(sys).update(stdout=None, stderr=None)
+                    for each in ("stdout", "stderr"):
+                        setattr(sys, each, None)
                     n, *anew = again(name, made)
                     tell([n, *map(_as_data, anew)])
         for stream in (sys.stdout, sys.stderr):

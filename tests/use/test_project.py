@@ -135,7 +135,7 @@ def sees_the_future(model):
 # What is changed, and into what: in the copied file of the layer, or in the
 # sections above. None of these changes the shape of anything.
 SCALED = "q = q.to(wide) * (D**-0.5 if scale is None else scale)"
-TURNED = "rope=layer.rope, past=past, positions=positions"
+TURNED = "rope=rope, past=past, positions=positions, rotated=rotated"
 HEADS = "layer.attend(q, k, v, seen, dropout=dropout, **told)"
 MISTAKES = {
     "none": ("", ""),
@@ -149,7 +149,7 @@ MISTAKES = {
         "heads.transpose(1, 2).reshape(B, T, H * D)",
         "heads.reshape(B, T, H * D)",
     ),
-    "positions": (TURNED, TURNED.replace("layer.rope", "None")),
+    "positions": (TURNED, TURNED.replace("rope=rope", "rope=None")),
     "axis": ("return softmax(scores)", "return softmax(scores, dim=-2)"),
     "view": (
         "split_heads(self.q_proj(x), H)",
@@ -165,7 +165,10 @@ MISTAKES = {
     "root": (SCALED, "q = q.to(wide) * D**-1"),
     "order": (
         HEADS,
-        HEADS.replace("k, v", "*(t.repeat(1, H // K, 1, 1) for t in (k, v))"),
+        HEADS.replace(
+            "k, v",
+            "*(t.repeat(1, q.shape[1] // t.shape[1], 1, 1) for t in (k, v))",
+        ),
     ),
     "values": (HEADS, HEADS.replace("k, v", "k, k")),
 }
