@@ -110,7 +110,7 @@ def placed(
         positions = None  # they are not for RoPE
     if rope is not None and positions is None and cache is not None:
         positions = cache.next_positions(T)
-    rotated = (cache.rotated or past) if cache is not None and past else 0
+    rotated = (getattr(cache, "rotated", 0) or past) if past else 0
     q, k = rotate(
         q, k, rope=rope, past=past, positions=positions, rotated=rotated
     )

@@ -276,7 +276,8 @@ class Attention(nn.Module):
                     longer = self.is_longer(x, cache, positions)
                 else:
                     before, end = past, past + T
-                    if valid is not None:  # the longest row, without pads
+                    if valid is not None and end > r.rope_length:
+                        # Of the longest row, without pads.
                         before = int(valid[:, :past].sum(1).max())
                         end = int(valid.sum(1).max())
                     if 0 < before <= r.rope_length < end:

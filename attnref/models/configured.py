@@ -14,6 +14,7 @@ from attnref.caches.ring import RingKVCache
 from attnref.core.biases import Alibi
 from attnref.core.checks import check_input
 from attnref.core.masks import Causal, Chunk, Rule, Window, decoder_mask, dense
+from attnref.core.rope import check_positions, token_positions
 from attnref.core.sdpa import Attend
 from attnref.models.attention import Attention, slopes
 from attnref.models.record import AttentionRecord, attention_of, families
@@ -92,15 +93,17 @@ class ConfiguredAttention(Attention):
         `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
         With a `cache`, the S keys are the cached ones followed by the T new
         ones; without, S = T. Unless `positions` are given, those of a row
-        begin after the pads on its left, if `mask` is a padding mask. Where an
+        count its real tokens, if `mask` is a padding mask. Where an
         indexer chose the keys, they are in `chosen` of its layer, and layers
         that have none take them as `chosen`.
         """
         check_input("x", x.shape, self.r.d_model)
-        if positions is None:
-            positions = _after_pads(mask, x)
+        if positions is not None:
+            check_positions(positions, len(x), x.shape[1], x.device)
         if self.r.shares is not None:
-            cache = self._handed(x, cache)
+            cache = self._handed(x, cache)  # it knows the positions
+        elif positions is None:
+            positions = _without_pads(mask, x, cache)
         if self.r.index_topk and not self.r.index_own and chosen is None:
             raise ValueError(
                 "the layer has no indexer: pass chosen=, the `chosen` of the "
@@ -159,7 +162,7 @@ class ConfiguredAttention(Attention):
         if positions is not None:
             end = int(positions.max()) + 1
         if cache is not None:
-            before = cache.rotated or past
+            before = getattr(cache, "rotated", 0) or past
             if past and (before > longest) is not (end > longest):
                 raise ValueError(
                     f"the cached keys were rotated for a text of {before} "
@@ -232,14 +235,16 @@ class ConfiguredAttention(Attention):
         return self.core(q, k, v, mask, **how)
 
 
-def _after_pads(mask: Tensor | None, x: Tensor) -> Tensor | None:
-    """Positions `(B, T)` that count from the first token that is no pad."""
-    if mask is None or mask.shape[:-1] != (len(x), 1, 1):
+def _without_pads(
+    mask: Tensor | None, x: Tensor, cache: Cache | None
+) -> Tensor | None:
+    """Positions `(B, T)` of the new tokens, which count real tokens alone."""
+    (B, T), S = x.shape[:2], 0 if mask is None else mask.shape[-1]
+    if mask is None or mask.shape[:-1] != (B, 1, 1) or S == 0:
         return None
-    pads = mask[:, 0].int().argmax(dim=-1)
-    S = mask.shape[-1]
-    at = torch.arange(S - x.shape[1], S, device=x.device)
-    return (at - pads).clamp(min=0)
+    at = token_positions(mask[:, 0, 0])
+    new = None if cache is None else cache.next_positions(T)
+    return at[:, S - T :] if new is None else at.gather(1, new)
 
 
 def attention_from_config(

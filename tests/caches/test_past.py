@@ -23,6 +23,7 @@ from attnref import (
     Rule,
     Window,
     attention_from_config,
+    file_of,
     padding_mask,
     token_positions,
 )
@@ -331,3 +332,64 @@ def test_a_model_with_alibi_counts_from_the_positions_it_is_given():
     for row, real in enumerate(valid):
         alone = layer(x[row : row + 1, real])[0]
         assert relative_error(out[row, real], alone) <= 1e-12
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1}
+LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+PHI = LLAMA | {"model_type": "phi3", "max_position_embeddings": 64}
+PHI |= {"original_max_position_embeddings": 8, "pad_token_id": 0}
+PHI["rope_scaling"] = {"type": "longrope", "short_factor": [1, 1.1, 1.3, 1.7]}
+PHI["rope_scaling"]["long_factor"] = [1.2, 2, 5, 9]
+KINDS = {
+    "llama": LLAMA,
+    "mistral": LLAMA | {"model_type": "mistral", "sliding_window": 4},
+    "bloom": {"model_type": "bloom", "hidden_size": 32, "n_head": 4}
+    | {"n_layer": 1},
+    "phi3": PHI,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_pads_anywhere_and_a_crop_of_each_row_leave_a_row_as_it_is_alone(kind):
+    """Of 12 columns 6 or 7 are tokens; and then rows are cropped unevenly."""
+    layer = attention_from_config(KINDS[kind]).double()
+    x = torch.randn(3, 12, 32).double()
+    for pads in ((0, 6), (5, 0), (2, 3)):
+        valid = torch.ones(3, 12, dtype=torch.bool)
+        valid[:, : pads[0]], valid[:, 12 - pads[1] :] = False, False
+        if pads == (2, 3):  # between tokens, too; and a row of pads alone
+            valid[1, 6], valid[2] = False, False
+        out = layer(x, mask=padding_mask(valid))
+        for row, real in enumerate(valid):
+            alone = layer(x[row, real][None])[0]
+            torch.testing.assert_close(out[row, real], alone)
+    cache, kept = KVCache(12), torch.tensor([4, 6, 5])
+    valid = torch.ones(3, 8, dtype=torch.bool)
+    valid[1, 0] = False
+    mask = padding_mask(valid)
+    layer(x[:, :6], cache=cache, mask=mask[..., :6])
+    cache.crop(kept)
+    out = layer(x[:, 6:8], cache=cache, mask=mask)
+    for row, n in enumerate(kept.tolist()):
+        first = int(row == 1)
+        read = torch.cat((x[row, first:n], x[row, 6:8]))[None]
+        torch.testing.assert_close(out[row], layer(read)[0, -2:])
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (2, 5), (3, 4), (5, 5)])
+def test_positions_of_a_wrong_shape_are_refused(shape):
+    layer = attention_from_config(LLAMA)
+    with pytest.raises(ValueError, match="positions"):
+        layer(torch.randn(3, 5, 32), positions=torch.zeros(shape).long())
+
+
+@torch.no_grad()
+def test_a_file_with_longrope_compiles_for_short_texts_with_pads():
+    space = {}
+    exec(file_of(PHI), space)
+    layer = space["Attention"]()
+    x, valid = torch.randn(3, 6, 32), torch.ones(3, 6, dtype=torch.bool)
+    valid[:, :2] = False
+    fast = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(fast(x, valid=valid), layer(x, valid=valid))
