@@ -97,6 +97,7 @@ def work(name: str, file: str, folder: str, seconds: float) -> None:
                 tell("done")
                 with suppress(BaseException):
                     sys.stdout.flush()
+                    warnings.simplefilter("ignore")  # what is closed warns
                     for each in ("stdout", "stderr"):
                         setattr(sys, each, None)
                     n, *anew = again(name, made)

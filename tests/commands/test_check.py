@@ -45,6 +45,14 @@ def here(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
+def test_what_a_file_printed_is_its_own(tmp_path):
+    """It is executed twice, and heard once."""
+    path = written(tmp_path, RIGHT + "print('once')")
+    words = ["-m", "attnref", "check", "softmax", str(path), "--json"]
+    done = subprocess.run([sys.executable, *words], capture_output=True)
+    assert json.loads(done.stdout)["printed"].strip() == "once"
+
+
 # ------------------------------------------------------- files that are hostile
 
 
