@@ -148,10 +148,11 @@ def test_a_page_that_is_not_there_is_not_checked():
 def test_make_check_is_typed_as_one_types_it():
     """With a path it would not render the page. The environment is that of
     this test, and is not made again."""
-    words = f"make check PAGE=course PY={sys.executable} -o .venv/ready"
+    words = ["make", "check", "PAGE=course", "-o", ".venv/ready"]
+    words += [f'PY="{sys.executable}"']  # the folder's name may have a space
     env = os.environ | {"PYTEST_ADDOPTS": "-rp"}
     done = subprocess.run(
-        words.split(), cwd=ROOT, env=env, capture_output=True, text=True
+        words, cwd=ROOT, env=env, capture_output=True, text=True
     )
     rendered = r"^PASSED tests/kit/built_page.py::\w+\[(\w+)\]$"
     found = re.findall(rendered, done.stdout, re.MULTILINE)
