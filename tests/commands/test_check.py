@@ -531,7 +531,7 @@ def test_no_file_of_a_folder_is_left_out_in_silence(
     (tmp_path / ".ipynb_checkpoints").mkdir()
     written(tmp_path / ".ipynb_checkpoints", RIGHT, "softmax-checkpoint.py")
     monkeypatch.chdir(tmp_path)
-    said = {"en": "not checked: its name begins", "zh": "没有检查：文件名"}
+    said = {"en": "not checked: its name does not", "zh": "没有检查：文件名"}
     for language, words in said.items():
         lines = main(["check", ".", "--lang", language]).splitlines()
         one, two, three = lines[: lines.index("")]

@@ -100,7 +100,7 @@ def test_a_dtype_that_is_assumed_is_said(tmp_path):
     file.write_text(json.dumps(written(config_of("qwen3", **SIZES))))
     asked = ["kv", "--config", str(file), "--budget", "100MiB"]
     asked += ["--weights", "config", "--lang"]
-    assert "weights: taken for bfloat16, as the" in main([*asked, "en"])
+    assert "weights: counted as bfloat16, as the" in main([*asked, "en"])
     assert "权重按 bfloat16 算" in main([*asked, "zh"])
     # NVIDIA's flat configs say the format in a file of its own.
     (tmp_path / "hf_quant_config.json").write_text("{}")
