@@ -11,7 +11,8 @@ import pytest
 from _pytest.doctest import DoctestModule
 from pytest_markdown_docs.plugin import MarkdownDocstringCodeModule
 
-from sitekit import ROOT, parity
+from sitekit import ROOT
+from sitekit.markdown import parity
 from tests.kit.one_page import OnePage
 from tests.kit.programs import SLOW, SiteMarkdown
 

@@ -63,8 +63,8 @@ _HOMES = {
         "form_of",
     ],
     "layers.mqa": ["MultiQueryAttention", "multi_query_loop"],
-    "models.block": ["Block", "Decoder", "SwiGLU", "greedy", "sampled"],
-    "models.convert": [
+    "layers.block": ["Block", "Decoder", "SwiGLU", "greedy", "sampled"],
+    "layers.convert": [
         "dequantised",
         "mha_to_gqa",
         "rope_rows",
@@ -77,10 +77,10 @@ __all__ = sorted(  # pyright: ignore[reportUnsupportedDunderAll]
 )
 # These read files of the package: they are not in __all__, and so in no copy.
 _TOOLS = {
-    "mistakes.checker": ["Report", "Verdict", "check"],
-    "models.configured": ["ConfiguredAttention", "attention_from_config"],
-    "models.generate": ["file_of"],
-    "models.record": ["AttentionRecord", "attention_of"],
+    "check.checker": ["Report", "Verdict", "check"],
+    "released.configured": ["ConfiguredAttention", "attention_from_config"],
+    "released.generate": ["file_of"],
+    "released.record": ["AttentionRecord", "attention_of"],
 }
 _TOOL_NAMES = [name for names in _TOOLS.values() for name in names]
 _FOLDERS = sorted({"plain", *(home.partition(".")[0] for home in _HOMES)})
@@ -98,7 +98,7 @@ def __getattr__(name: str) -> Any:
             globals().update({name: getattr(module, name) for name in names})
             return globals()[name]
     if name not in __all__ and name not in _FOLDERS:
-        from attnref.numbers.specs import hint
+        from attnref.words import hint
 
         meant = hint(name, {name: name for name in __all__})
         raise AttributeError(

@@ -1,6 +1,9 @@
 # What type checkers and editors see of __init__.py: the same names.
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
 from attnref.caches.ring import RingKVCache
+from attnref.check.checker import check as check
+from attnref.check.report import Report as Report
+from attnref.check.report import Verdict as Verdict
 from attnref.core.biases import Alibi, Bias, RelativeBias
 from attnref.core.flash import flash, flash_lse
 from attnref.core.flex import flex
@@ -44,6 +47,14 @@ from attnref.core.scaling import (
 from attnref.core.sdpa import Attend, attention_weights, sdpa
 from attnref.core.sinks import add_sinks
 from attnref.core.softmax import online_softmax, softmax
+from attnref.layers.block import Block, Decoder, SwiGLU, greedy, sampled
+from attnref.layers.convert import (
+    dequantised,
+    mha_to_gqa,
+    rope_rows,
+    split_qkv,
+    weights_of_torch_mha,
+)
 from attnref.layers.cross import CrossAttention
 from attnref.layers.gqa import GroupedQueryAttention, grouped_query_loop
 from attnref.layers.mha import MultiHeadAttention, multi_head_loop
@@ -54,26 +65,15 @@ from attnref.layers.mla import (
     form_of,
 )
 from attnref.layers.mqa import MultiQueryAttention, multi_query_loop
-from attnref.mistakes.checker import check as check
-from attnref.mistakes.report import Report as Report
-from attnref.mistakes.report import Verdict as Verdict
-from attnref.models.block import Block, Decoder, SwiGLU, greedy, sampled
-from attnref.models.configured import (
+from attnref.released.configured import (
     ConfiguredAttention as ConfiguredAttention,
 )
-from attnref.models.configured import (
+from attnref.released.configured import (
     attention_from_config as attention_from_config,
 )
-from attnref.models.convert import (
-    dequantised,
-    mha_to_gqa,
-    rope_rows,
-    split_qkv,
-    weights_of_torch_mha,
-)
-from attnref.models.generate import file_of as file_of
-from attnref.models.record import AttentionRecord as AttentionRecord
-from attnref.models.record import attention_of as attention_of
+from attnref.released.generate import file_of as file_of
+from attnref.released.record import AttentionRecord as AttentionRecord
+from attnref.released.record import attention_of as attention_of
 
 __all__ = [
     "Alibi",

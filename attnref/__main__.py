@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from attnref import __version__
+from attnref.check.words import in_chinese
 from attnref.commands import check, copy, kv
-from attnref.commands.check import language_of_locale
-from attnref.mistakes.words import in_chinese
+from attnref.words import language_of_locale
 
 
 def said(arguments: Sequence[str]) -> Callable[[str], str]:

@@ -442,7 +442,7 @@ GOALS = [
         quick=("float32", "tiny", 64),
         guard=(-inf, 1.55),
     ),
-    # What is imported is counted in tests/laws/test_layering.py.
+    # What is imported is counted in tests/house/test_layering.py.
     Goal("import of attnref", "import", ((),), "attnref", "value", most=20),
 ]
 QUICK = [goal.at_small_sizes() for goal in GOALS if goal.quick]

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tempfile
 
-from sitekit import ROOT, new, pages, parity
+from sitekit import ROOT, new
+from sitekit.markdown import pages, parity
 
 
 def offline() -> str:

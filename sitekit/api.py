@@ -7,7 +7,7 @@
 import re
 from collections.abc import Iterator
 
-from sitekit import pages, source
+from sitekit.markdown import pages, source
 from sitekit.nav import COLON
 
 LINE = re.compile(r"^::: (attnref\.[\w.]+): (.+)$", re.MULTILINE)

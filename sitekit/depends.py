@@ -12,17 +12,18 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from attnref.commands import copy
-from sitekit import ROOT, source
-from sitekit.calls import DRAWN
-from sitekit.traced import PLAIN
+from sitekit import ROOT
+from sitekit.drawing.traced import PLAIN
+from sitekit.markdown import source
+from sitekit.markdown.calls import DRAWN
 
-TABLES = ROOT / "sitekit/tables.py"  # what any fence may call
+TABLES = ROOT / "sitekit/markdown/tables.py"  # what any fence may call
 # Of these, one cannot see by imports what they read.
 WHOLE = (
     "attnref.commands.copy",
-    "attnref.mistakes",
+    "attnref.check",
     "sitekit.files",
-    "sitekit.mistakes",
+    "sitekit.check.mistakes",
 )
 
 
@@ -37,7 +38,7 @@ def key(name: str, markdown: str) -> object:
     fences = [*source.fences(markdown)]
     files = {ROOT / i.path for fence in fences for i in fence.includes}
     if "\n::: exercise " in markdown:
-        files |= {*(ROOT / "attnref/mistakes").glob("[!.]*.*")}
+        files |= {*(ROOT / "attnref/check").rglob("[!.]*.*")}
     calls = [
         " ".join(CALL.findall(fence.text))
         for fence in fences

@@ -26,22 +26,24 @@ from typing import Any, NamedTuple
 
 from markupsafe import escape
 
+from attnref.check.tasks import TASKS, stub
 from attnref.commands import copy
-from attnref.mistakes.tasks import TASKS, stub
-from sitekit import ROOT, pages, released
+from sitekit import ROOT
 from sitekit.adapter import BuildError, get_relative_url
-from sitekit.calls import near
+from sitekit.markdown import pages
+from sitekit.markdown.calls import near
+from sitekit.markdown.parity import twin
+from sitekit.markdown.render import render
+from sitekit.markdown.source import fences, sections, text_of
 from sitekit.nav import name_of
-from sitekit.parity import twin
-from sitekit.render import render
-from sitekit.source import fences, sections, text_of
+from sitekit.released import released
 
 BLOCK = re.compile(
     r'<div class="language-python highlight">'
     r'<span class="filename">(attnref/[\w/]+\.py)</span>(?:(?!</div>).)*</div>',
     re.DOTALL,
 )
-FOLDERS = ("core", "caches", "layers", "models")
+FOLDERS = ("core", "caches", "layers")
 # What a file of the package is the full form of, if that has another name.
 PLAIN = {"sdpa": "attention", "block": "llama"}
 BIB = "references.bib"  # below docs/
@@ -83,10 +85,10 @@ class Whole(NamedTuple):
 
 # They read other files of the package, or are read by one of these.
 NO_COPY = {
-    "models.attention",
-    "models.configured",
-    "models.generate",
-    "models.record",
+    "released.attention",
+    "released.configured",
+    "released.generate",
+    "released.record",
 }
 
 

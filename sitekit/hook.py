@@ -77,8 +77,8 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     global _site
     from sitekit import files as downloads
-    from sitekit import released
     from sitekit.drawn import your_model
+    from sitekit.released import released
 
     for stem in released.stems():
         files.append(adapter.written_page(f"{stem}.md", config))
@@ -112,7 +112,7 @@ def _short(style: str) -> str:
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:
     global _nav
-    from sitekit import pages
+    from sitekit.markdown import pages
     from sitekit.nav import name_of
 
     _nav = nav
@@ -137,7 +137,8 @@ def on_pre_page(page: Any, config: Any, files: Any) -> Any:
 
 
 def on_page_read_source(page: Any, config: Any) -> str:
-    from sitekit import released, source
+    from sitekit.markdown import source
+    from sitekit.released import released
 
     if page.file.generated_by:
         stem = page.file.src_uri.removesuffix(".md")
@@ -146,18 +147,11 @@ def on_page_read_source(page: Any, config: Any) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    from sitekit import (
-        api,
-        exercise,
-        find,
-        folds,
-        mistakes,
-        nav,
-        notes,
-        ran,
-        released,
-    )
+    from sitekit import api, nav
     from sitekit import files as downloads
+    from sitekit.check import exercise, find, mistakes
+    from sitekit.markdown import folds, notes, ran
+    from sitekit.released import released
 
     language = str(config.theme["language"])
     markdown = ran.expanded(downloads.with_wheel(markdown), language)
@@ -175,7 +169,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     """After the search has read the page: its index holds none of this."""
     from sitekit import files as downloads
-    from sitekit import glossary, legend, mistakes, moved, pages
+    from sitekit import moved
+    from sitekit.check import mistakes
+    from sitekit.markdown import glossary, legend, pages
 
     language = str(config.theme["language"])
     page.content = mistakes.with_pictures(page.content, language)
@@ -190,7 +186,7 @@ def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """What is wrong with the page has been told by now."""
-    from sitekit import notebooks, notes
+    from sitekit.markdown import notebooks, notes
 
     notebooks.add(page, config, files)
     language = str(config.theme["language"])

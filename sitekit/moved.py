@@ -14,6 +14,11 @@ from typing import Any
 from sitekit.adapter import BuildError, get_relative_url
 
 MOVED: dict[str, str] = {
+    "api/mistakes": "api/check",
+    "api/models": "api/released",
+    "api/models#blocks": "api/layers#blocks",
+    "api/models#conversions": "api/layers#conversions",
+    "api/numbers#released": "api/released#specs",
     "caches/kv-cache#generate": "models/decoder#code",
     "conventions#checkpoints": "use/checkpoints",
     "core/masks#contract": "core/sdpa#formula",

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sitekit import pages
 from sitekit.adapter import BuildError
+from sitekit.markdown import pages
 
 LIST = re.compile(r"^( *)::: pages (.+)$", re.MULTILINE)
 COLON = {"en": ": ", "zh": "："}

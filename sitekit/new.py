@@ -14,7 +14,8 @@ from argparse import ArgumentParser
 from textwrap import indent
 from typing import NamedTuple
 
-from sitekit import ROOT, pages, parity, source
+from sitekit import ROOT
+from sitekit.markdown import pages, parity, source
 
 # By the ids of a page's sections: their titles, and what is to be said there.
 SECTIONS = {
@@ -87,9 +88,9 @@ LEFT = {
   attnref/plain/{file}.py: what it is, with PyTorch alone, on one screen
   attnref/{folder}/{file}.py: what makes it one of its own
   docs/zh/docstrings.yml: in Chinese, what its docstrings begin with
-  tests/{folder}/test_{file}.py: an oracle; the test fails until there is one
+  tests/reference/{folder}/test_{file}.py: an oracle; until then it fails
   tests/variants.py: what its entry says of it
-  CHANGELOG.md: a line; then python -m tests.laws.test_public records it""",
+  CHANGELOG.md: a line; then python -m tests.house.test_public records it""",
     "cache": """
   make new PAGE={folder}/{page}: or show its sections on a page that is there
   make test""",
@@ -101,7 +102,7 @@ LEFT = {
   make check PAGE={page}: then make test""",
 }
 REGISTRY = "tests/variants.py"
-EXAMPLES = "tests/plain/test_examples.py"
+EXAMPLES = "tests/reference/plain/test_examples.py"
 # Of GQA's plain form: its example, its place in an import and among the calls.
 EXAMPLE = r"^def test_gqa(?s:.*?)(?=\n\n\n)"
 FROM, CALL = r"^from attnref\.plain import ", r"^ +\(gqa\.GQA\(.*\n"
@@ -266,8 +267,11 @@ def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
 
 def _plain(edits: _Edits, file: str, kind: str) -> None:
     """The plain form, its test and its example: GQA's under another name."""
-    plain, proofs = kind.removesuffix("Attention"), "tests/plain/test_plain.py"
-    shapes = "tests/laws/test_shape_comments.py"
+    plain, proofs = (
+        kind.removesuffix("Attention"),
+        "tests/reference/plain/test_plain.py",
+    )
+    shapes = "tests/reference/test_shape_comments.py"
 
     def own(path: str, part: str) -> str:
         match = re.search(part, (ROOT / path).read_text(encoding="utf-8"), re.M)

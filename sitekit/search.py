@@ -20,9 +20,10 @@ from typing import Any
 
 import jieba  # type: ignore[import-untyped]
 
-from sitekit import CONFIGS, pages, parity
+from sitekit import CONFIGS
 from sitekit.adapter import Parser
 from sitekit.files import Where, everything, texts
+from sitekit.markdown import pages, parity
 from sitekit.nav import name_of
 
 DEFINED = re.compile(r"(?:^|>)(?:def|class) ([a-zA-Z]\w+)", re.MULTILINE)

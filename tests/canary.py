@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from sitekit import ROOT, pages, source
-from sitekit.ran import RECORD
+from sitekit import ROOT
+from sitekit.markdown import pages, source
+from sitekit.markdown.ran import RECORD
 
 PLACE = ROOT / "build/canary"
 # In the order of a whole run: what use/ compiles is seen in later measurements.
-TESTS = ("tests/core", "tests/oracles", "tests/use")
+TESTS = ("tests/reference/core", "tests/reference/oracles")
+TESTS += ("tests/released/oracles", "tests/site/use")
 WATCHED = ("transformers", "peft", "torch")
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 VERSIONS = "import sys; from importlib.metadata import version as v"

@@ -59,7 +59,7 @@ import pytest
 ROOT = Path.cwd()
 PACKAGE = ROOT / "attnref"
 # What other folders hold is faults themselves, or commands.
-FOLDERS = ("plain", "core", "caches", "layers", "models", "numbers")
+FOLDERS = ("plain", "core", "caches", "layers", "numbers", "released")
 # Tests that read the package, or run it in other processes.
 READERS = {"test_install", "test_layering", "test_public", "test_mutants"}
 OURS = {"attnref", "sitekit", "tests", "benchmarks", "conftest"}
@@ -663,9 +663,10 @@ def test_files(only: str = "") -> list[str]:
     folders or modules: `core,cost`."""
     files = [
         path
-        for folder in (*FOLDERS, "laws")
-        for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
-        if re.search("(?m)^(from|import) attnref", path.read_text("utf-8"))
+        for folder in ("reference", "released")
+        for path in sorted((ROOT / "tests" / folder).rglob("test_*.py"))
+        if path.parent.name != "oracles"
+        and re.search("(?m)^(from|import) attnref", path.read_text("utf-8"))
         and path.stem not in READERS
     ]
     files += [path for path in modules() if ">>>" in path.read_text("utf-8")]
@@ -688,7 +689,7 @@ def oracles_of(mutants: list[Mutant]) -> list[str]:
     }
     return [
         str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "tests" / "oracles").glob("test_*.py"))
+        for path in sorted((ROOT / "tests").glob("*/oracles/test_*.py"))
         if names & {*re.findall(r"\w+", path.read_text("utf-8"))}
     ]
 

@@ -3,7 +3,6 @@
 import argparse
 import csv
 import json
-import locale
 import os
 import re
 import sys
@@ -13,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attnref.mistakes.apart import NO_NUMPY, SECONDS, check_file
-from attnref.mistakes.tasks import TASKS, stub, task
-from attnref.mistakes.words import WORDS
+from attnref.check.apart import NO_NUMPY, SECONDS, check_file
+from attnref.check.tasks import TASKS, stub, task
+from attnref.check.words import WORDS
+from attnref.words import language_of_locale
 
 WRITES = "EXERCISE.py"
 EVERY = 0.5  # seconds from one look at a watched file to the next
@@ -31,14 +31,6 @@ def a_time(text: str) -> float:
     if not 0 < seconds <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
     return seconds
-
-
-def language_of_locale() -> str:
-    """ "zh" where the locale is Chinese, else "en"."""
-    names = ("LC_ALL", "LC_MESSAGES", "LANG")
-    name = next(filter(None, map(os.environ.get, names)), None)
-    name = name or locale.getlocale()[0] or ""
-    return "zh" if name.lower().startswith(("zh", "chinese")) else "en"
 
 
 def listed(language: str) -> str:
@@ -184,16 +176,16 @@ def points(told: list[dict[str, Any]], language: str) -> str:
         if each["exercise"]:
             of = f"{each['points']:2}/{each['maximum']:<2}"
         lines.append(f"{each['file']:{wide}}  {of}  {why(each)}".rstrip())
-    from attnref.mistakes.report import wrapped
+    from attnref.check.report import wrapped
 
     note = wrapped(getattr(WORDS["points"], language), "")
     return "\n".join([*lines, "", *note])
 
 
 def explained(id: str, language: str) -> str:
-    from attnref.mistakes.catalogue import catalogue
-    from attnref.mistakes.report import explanation
-    from attnref.numbers.specs import hint
+    from attnref.check.catalogue import catalogue
+    from attnref.check.report import explanation
+    from attnref.words import hint
 
     if id not in catalogue():
         meant = hint(id, {each: each for each in catalogue()})

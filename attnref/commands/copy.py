@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.numbers.specs import hint
+from attnref.words import hint
 
 PACKAGE = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"\s*# --8<-- \[(start|end):[\w-]+\]\s*")
@@ -575,7 +575,7 @@ def run(options: argparse.Namespace) -> str:
     if options.config:
         if options.names or options.full or options.folder:
             raise ValueError("--config takes no names: it is one file")
-        from attnref.models.generate import file_of
+        from attnref.released.generate import file_of
 
         return _written(options, file_of(options.config))
     full = options.full or options.folder

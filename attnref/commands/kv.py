@@ -9,10 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from attnref.commands.check import language_of_locale
-from attnref.mistakes.catalogue import Text
-from attnref.mistakes.words import WORDS, in_chinese, speaker, wide
-from attnref.numbers.devices import devices, find_device
+from attnref.check.words import WORDS, in_chinese, speaker, wide
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
@@ -36,7 +33,9 @@ from attnref.numbers.shapes import (
     Model,
     Recurrent,
 )
-from attnref.numbers.specs import find_model, models
+from attnref.released.devices import devices, find_device
+from attnref.released.specs import find_model, models
+from attnref.words import Text, language_of_locale
 
 Say = Callable[..., str]
 CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
@@ -180,7 +179,8 @@ def result(
     all_ranks, all_sequences = ranks, batch
     if dp_attention:  # each device has its own sequences, with all heads
         ranks, batch = 1, -(-batch // ranks)
-    storage = storage_of(model, dtype)
+    shipped = (name for name, other in models().items() if other.shipped)
+    storage = storage_of(model, dtype, shipped)
     added = growth(model, dtype=dtype, ranks=ranks)
     kept = {
         t: kv_bytes(model, t, batch=batch, dtype=dtype, ranks=ranks)
@@ -486,7 +486,7 @@ def weights_of(
         return asked
     if model.confidence != "given":
         raise ValueError("--weights config is that of a file: pass --config")
-    from attnref.numbers.stored import stored_bytes
+    from attnref.released.stored import stored_bytes
 
     return stored_bytes(model.id)
 
@@ -494,7 +494,7 @@ def weights_of(
 def offered(file: str) -> str:
     """The end of an error message: models of a family that no row reads, whose
     sizes are known all the same."""
-    from attnref.models.record import families, parsed
+    from attnref.released.record import families, parsed
 
     family = str(parsed(Path(file).read_text("utf-8")).get("model_type"))
     if family in families():
@@ -533,7 +533,7 @@ def run_kv(asked: argparse.Namespace) -> str:
     ids = models() if asked.list else asked.model or []
     chosen = [find_model(id) for id in ids]
     if asked.config:  # which loads more of the package
-        from attnref.numbers.from_config import model_from_config
+        from attnref.released.from_config import model_from_config
 
         for file in asked.config:
             try:
@@ -571,7 +571,7 @@ def run_kv(asked: argparse.Namespace) -> str:
             unknown.append({"id": model.id, "unknown": str(error)})
         else:
             if asked.weights == "config":
-                from attnref.numbers.stored import assumed_dtype
+                from attnref.released.stored import assumed_dtype
 
                 if taken_for := assumed_dtype(model.id):
                     told["assumed_dtype"] = taken_for

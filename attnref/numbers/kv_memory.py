@@ -1,6 +1,7 @@
 """Bytes of a model's KV cache, exactly, and what fits into a budget."""
 
 # --8<-- [start:imports]
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from fractions import Fraction
@@ -8,7 +9,6 @@ from typing import NamedTuple
 
 from attnref.core.checks import check_counts, check_sizes, whole_number
 from attnref.numbers.shapes import Full, Group, Model, Shipped, Store
-from attnref.numbers.specs import models
 
 # --8<-- [end:imports]
 
@@ -75,8 +75,13 @@ def dtype_called(name: str, *others: str) -> Storage:
 
 
 # --8<-- [start:entry]
-def storage_of(model: Model, dtype: str | Storage) -> Storage | Shipped:
-    """The format of a name; `"shipped"` is what the model's kernels store."""
+def storage_of(
+    model: Model, dtype: str | Storage, known: Iterable[str] = ()
+) -> Storage | Shipped:
+    """The format of a name; `"shipped"` is what the model's kernels store.
+
+    An error names the models `known`, of which a source says it.
+    """
     if isinstance(dtype, Storage):
         check_sizes(bits=dtype.bits, block=dtype.block)
         check_counts(scale_bits=dtype.scale_bits)
@@ -84,10 +89,10 @@ def storage_of(model: Model, dtype: str | Storage) -> Storage | Shipped:
     if dtype != "shipped":
         return dtype_called(dtype, "shipped")
     if model.shipped is None:
-        known = ", ".join(name for name, m in models().items() if m.shipped)
+        others = ", ".join(known)
         raise ValueError(
             f"no source says how kernels store the cache of {model.id}; "
-            f"it is known for {known}"
+            + (f"it is known for {others}" if others else "name a dtype")
         )
     return model.shipped
 
@@ -138,7 +143,7 @@ def kv_bytes(
     """Bytes of the cache of `batch` sequences of `tokens` each, per device.
 
     Examples:
-        >>> from attnref.numbers.specs import find_model
+        >>> from attnref.released.specs import find_model
         >>> kv_bytes(find_model("llama-3.1-8b"), 131_072, batch=8) / 2**30
         128.0
     """
@@ -154,7 +159,7 @@ def state_bytes(model: Model, *, batch: int = 1, ranks: int = 1) -> int:
     """Bytes of the states of recurrent layers, whatever the length.
 
     Examples:
-        >>> from attnref.numbers.specs import find_model
+        >>> from attnref.released.specs import find_model
         >>> state_bytes(find_model("kimi-k3"))
         449372160
     """
@@ -198,7 +203,7 @@ def growth(
     """Bytes that a token adds to the cache, in all layers of a model.
 
     Examples:
-        >>> from attnref.numbers.specs import find_model
+        >>> from attnref.released.specs import find_model
         >>> [int(n) for n in growth(find_model("gpt-oss-120b"))]
         [73728, 36864]
     """
@@ -221,7 +226,7 @@ def reserved(model: Model) -> Model:
     """The model as engines see it that reserve windows in full length.
 
     Examples:
-        >>> from attnref.numbers.specs import find_model
+        >>> from attnref.released.specs import find_model
         >>> oss = find_model("gpt-oss-20b")
         >>> [kv_bytes(m, 8192, batch=32) >> 20 for m in (oss, reserved(oss))]
         [6240, 12288]
@@ -253,7 +258,7 @@ def weight_bytes(
     `dp_attention` each device has the weights of attention whole.
 
     Examples:
-        >>> from attnref.numbers.specs import find_model
+        >>> from attnref.released.specs import find_model
         >>> weight_bytes(find_model("llama-3.1-8b"))
         16060522496
         >>> weight_bytes(find_model("deepseek-v3"), "fp8", ranks=8)
@@ -293,7 +298,7 @@ def longest_context(
     if the cache stops growing before it fills the budget.
 
     Examples:
-        >>> from attnref.numbers.specs import find_model
+        >>> from attnref.released.specs import find_model
         >>> longest_context(find_model("llama-3.1-8b"), 16 * 2**30)
         131072
         >>> longest_context(find_model("mistral-7b"), 16 * 2**30) is None
@@ -333,7 +338,7 @@ def largest_batch(
     """How many sequences of `tokens` fit into `budget` bytes per device.
 
     Examples:
-        >>> from attnref.numbers.specs import find_model
+        >>> from attnref.released.specs import find_model
         >>> v3 = find_model("deepseek-v3")
         >>> largest_batch(v3, 8192, 24 * 2**30)
         44

@@ -10,10 +10,10 @@ from torch import Tensor
 import attnref
 from attnref.numbers.cost import Cost, mla_cost
 from attnref.numbers.kv_memory import size
-from sitekit import steps
+from sitekit.drawing import steps
+from sitekit.drawing.steps import Frame, Steps
 from sitekit.drawn.mla import FORMS, V3, absorbed, v3
-from sitekit.render import Row, Word
-from sitekit.steps import Frame, Steps
+from sitekit.markdown.render import Row, Word
 
 
 def _apart(form: str, new: int) -> Cost:

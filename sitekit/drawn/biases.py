@@ -8,7 +8,7 @@ from torch import Tensor
 import attnref
 from attnref.plain.alibi import alibi, slopes
 from sitekit.drawn.sinks import far
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
 HEADS = 8
 

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator
 
-from sitekit import ROOT, source
-from sitekit.calls import DRAWN
+from sitekit import ROOT
 from sitekit.files import BIB
-from sitekit.pages import markdown_files, stem_of
-from sitekit.parity import twin
-from sitekit.render import Row
+from sitekit.markdown import source
+from sitekit.markdown.calls import DRAWN
+from sitekit.markdown.pages import markdown_files, stem_of
+from sitekit.markdown.parity import twin
+from sitekit.markdown.render import Row
 
 ENTRY = re.compile(r"^@\w+\{([\w-]+),\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 FIELD = re.compile(r"^  (\w+) = \{(.*)\},$", re.MULTILINE)
@@ -50,7 +51,7 @@ def _texts() -> dict[str, str]:
         texts = map(source.text_of, (path, twin(stem, "zh"), *sorted(drawn)))
         found[stem] = "\n".join(texts)
     found["numbers/memory"] += source.text_of(
-        ROOT / "attnref/numbers/specs.json"
+        ROOT / "attnref/released/specs.json"
     )
     return found
 

@@ -11,7 +11,7 @@ from attnref.plain.kv_cache import KVCache
 from attnref.plain.merge import merge
 from attnref.plain.mla import MLA
 from attnref.plain.rope import rope
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
 TOKENS = [Word("first"), Word("second"), Word("third")]
 X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (T, E)

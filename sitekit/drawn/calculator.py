@@ -12,11 +12,11 @@ from attnref.commands.kv import CONTEXTS
 from attnref.numbers import kv_memory
 from attnref.numbers.kv_memory import DTYPES, FIXED, growth, kv_bytes, size
 from attnref.numbers.shapes import Compressed, Full, Mla, Model, Recurrent
-from attnref.numbers.specs import models
+from attnref.released.specs import models
 from sitekit import ROOT
 from sitekit.drawn.memory import SHAPE, forms_of
-from sitekit.render import Words, render
-from sitekit.tables import exact
+from sitekit.markdown.render import Words, render
+from sitekit.markdown.tables import exact
 
 USE = {"tokens": 131_072, "batch": 1, "ranks": 1}
 CHOSEN = {"model": "llama-3.1-8b", "second": "none", "dtype": "bf16"}

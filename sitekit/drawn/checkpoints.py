@@ -1,12 +1,12 @@
-"""What loads from transformers, as tests/oracles/test_loads.py recorded it."""
+"""What loads from transformers, as test_loads.py of the tests recorded it."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sitekit.render import Row, Word
-from sitekit.tables import code
+from sitekit.markdown.render import Row, Word
+from sitekit.markdown.tables import code
 
 # What transformers does, which no build imports.
 ORACLES = Path(__file__).with_name("oracles.json")

@@ -14,12 +14,12 @@ import attnref
 from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import growth
 from attnref.numbers.shapes import Full, Mla
-from attnref.numbers.specs import find_model, models
-from sitekit import mistakes
+from attnref.released.specs import find_model, models
+from sitekit.check import mistakes
 from sitekit.drawn import absorption, compute, masks, measured, memory
 from sitekit.drawn.mla import V3, absorbed, narrow, stored
-from sitekit.render import Row, Word
-from sitekit.tables import code, exact
+from sitekit.markdown.render import Row, Word
+from sitekit.markdown.tables import code, exact
 
 
 def _row(key: str, *computed: str) -> Row:

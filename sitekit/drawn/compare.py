@@ -12,14 +12,15 @@ import attnref
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import DTYPES, entry_bytes, group_bytes, size
 from attnref.numbers.shapes import Full, Mla
-from attnref.numbers.specs import find_model, models
-from sitekit import ROOT, svg
+from attnref.released.specs import find_model, models
+from sitekit import ROOT
+from sitekit.check.mistakes import coloured
+from sitekit.drawing import svg
+from sitekit.drawing.recorded import inputs_of, wiring
 from sitekit.drawn.calculator import LIMITS
 from sitekit.drawn.measured import sizes, slug, spread
 from sitekit.drawn.memory import forms_of, kinds_of
-from sitekit.mistakes import coloured
-from sitekit.recorded import inputs_of, wiring
-from sitekit.render import Row, Word, Words, render
+from sitekit.markdown.render import Row, Word, Words, render
 
 # --- which query head reads what --------------------------------------------
 

@@ -7,7 +7,7 @@ from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.mla import V3
 from sitekit.drawn.operations import H100, SEEN, decode
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
 
 def mega(n: int) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from attnref.plain.llama import Llama
 from sitekit.drawn.merge import Steps
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
 SMALL: dict[str, Any] = {"d_model": 96, "d_ff": 160, "n_layers": 2}
 SMALL |= {"vocab": 101, "n_heads": 6, "n_kv_heads": 3}

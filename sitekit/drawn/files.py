@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator
 
 from sitekit.files import Where, Whole, everything, other_form
-from sitekit.render import Row
+from sitekit.markdown.render import Row
 
 
 def downloads() -> Iterator[Row]:

@@ -12,10 +12,10 @@ from torch import Tensor
 import attnref
 from attnref.core.flash import Tiles, parts
 from attnref.numbers.kv_memory import size
-from sitekit import steps, svg
+from sitekit.drawing import steps, svg
+from sitekit.drawing.steps import Frame, Steps
 from sitekit.drawn.operations import GPUS
-from sitekit.render import Row, Word
-from sitekit.steps import Frame, Steps
+from sitekit.markdown.render import Row, Word
 
 # Six tokens: scores are small integers, scale 1; values are one number each.
 # The maximum of the last query grows with each tile.

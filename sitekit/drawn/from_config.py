@@ -4,11 +4,11 @@ all families that are known."""
 import json
 from typing import Any
 
-from attnref.mistakes.words import in_chinese
-from attnref.models.record import attention_of, families
+from attnref.check.words import in_chinese
+from attnref.released.record import attention_of, families
 from sitekit import ROOT
-from sitekit import released as models
-from sitekit.render import Rows, Words, render
+from sitekit.markdown.render import Rows, Words, render
+from sitekit.released import released as models
 
 BOUND = 2e-6  # of the relative error against transformers, which a test holds
 
@@ -36,7 +36,7 @@ def counts() -> dict[str, Any]:
 
 
 def _record() -> dict[str, Any]:
-    """As tests/oracles/test_families.py wrote it."""
+    """As tests/released/oracles/test_families.py wrote it."""
     path = ROOT / "sitekit/drawn/families.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     wanted = {name for name in families() if not name.startswith("_")}

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from attnref.core.sdpa import _fold
 from attnref.numbers.cost import Cost, attention_cost
-from sitekit import svg
+from sitekit.drawing import svg
 from sitekit.drawn.compare import picture, wires_of
-from sitekit.render import Row
+from sitekit.markdown.render import Row
 
 WIDTH = 128  # of a head
 HEADS = 8

@@ -10,17 +10,18 @@ from typing import NamedTuple
 from markupsafe import Markup
 from torch import Tensor
 
-from attnref.mistakes.catalogue import catalogue
-from attnref.mistakes.exercises import EXERCISES
+from attnref.check.catalogue import catalogue
+from attnref.check.exercises import EXERCISES
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
 from attnref.numbers.shapes import Full, Group, Mla, Model
-from attnref.numbers.specs import find_model, models
-from sitekit import ROOT, shapes, svg
+from attnref.released.specs import find_model, models
+from sitekit import ROOT
+from sitekit.check.mistakes import kills
+from sitekit.drawing import shapes, svg
+from sitekit.drawing.plots import Plot
 from sitekit.drawn.compare import CACHED, LETTERS, picture, wires_of
 from sitekit.drawn.operations import H100
-from sitekit.mistakes import kills
-from sitekit.plots import Plot
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
 LLAMA = find_model("llama-3.1-8b")
 TOKENS = LLAMA.max_context

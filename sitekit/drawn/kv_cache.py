@@ -9,11 +9,11 @@ from markupsafe import Markup
 import attnref
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
-from sitekit import steps
+from sitekit.drawing import steps
+from sitekit.drawing.recorded import Watching
+from sitekit.drawing.steps import Frame, Steps
 from sitekit.drawn.operations import LLAMA
-from sitekit.recorded import Watching
-from sitekit.render import Row
-from sitekit.steps import Frame, Steps
+from sitekit.markdown.render import Row
 
 
 def saved() -> Iterator[Row]:

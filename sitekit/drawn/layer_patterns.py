@@ -15,12 +15,13 @@ from attnref.numbers.shapes import (
     Recurrent,
     Sliding,
 )
-from attnref.numbers.specs import models
-from sitekit.render import Row, Words, render
+from attnref.released.specs import models
+from sitekit.markdown.render import Row, Words, render
 
-# The order, where a rule is known: this unit, repeated. tests/oracles holds it
-# against the configuration that transformers makes for so many layers. Of all
-# other models with layers of several kinds, only their numbers are known.
+# The order, where a rule is known: this unit, repeated. test_caches.py of the
+# oracles holds it against the configuration that transformers makes for so many
+# layers. Of all other models with layers of several kinds, only their numbers
+# are known.
 UNITS = {
     "WF": "gemma-2-2b gemma-2-9b gemma-2-27b gpt-oss-120b gpt-oss-20b",
     "WWWF": "command-r7b command-a exaone-4.0-32b olmo-3-7b olmo-3-32b"

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import attnref
 from sitekit.drawn.checkpoints import oracles
 from sitekit.drawn.rules import whole
-from sitekit.render import Row, Word
-from sitekit.tables import code
+from sitekit.markdown.render import Row, Word
+from sitekit.markdown.tables import code
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SCORES = (1.0, 2.0, 3.0, 0.5)

@@ -9,10 +9,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sitekit import ROOT, plots
-from sitekit.plots import Plot
-from sitekit.render import Row, Word
-from sitekit.svg import room
+from sitekit import ROOT
+from sitekit.drawing import plots
+from sitekit.drawing.plots import Plot
+from sitekit.drawing.svg import room
+from sitekit.markdown.render import Row, Word
 
 MEASURED = ROOT / "benchmarks" / "measured.json"
 THREADS = ROOT / "benchmarks" / "threads.json"

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from attnref.commands.kv import CONTEXTS, describe
-from attnref.numbers import kv_memory, specs
+from attnref.numbers import kv_memory
 from attnref.numbers.kv_memory import DTYPES, Storage, growth, kv_bytes, size
 from attnref.numbers.shapes import (
     Compressed,
@@ -19,14 +19,15 @@ from attnref.numbers.shapes import (
     Model,
     Recurrent,
 )
-from attnref.numbers.specs import find_model
-from sitekit import plots
+from attnref.released import specs
+from attnref.released.specs import find_model
+from sitekit.drawing import plots
+from sitekit.drawing.plots import Plot
+from sitekit.drawing.svg import room
 from sitekit.drawn.mla import V3
-from sitekit.plots import Plot
-from sitekit.released import released
-from sitekit.render import Cell, Row, Sorted, Word, Words, render
-from sitekit.svg import room
-from sitekit.tables import code, exact, links
+from sitekit.markdown.render import Cell, Row, Sorted, Word, Words, render
+from sitekit.markdown.tables import code, exact, links
+from sitekit.released.released import released
 
 BF16 = DTYPES["bf16"]
 GIB = 2**30

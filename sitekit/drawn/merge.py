@@ -11,11 +11,11 @@ from attnref.core.flash import flash_lse, parts
 from attnref.core.merge import merge
 from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import kv_bytes, size
-from attnref.numbers.specs import find_model
-from sitekit import svg
+from attnref.released.specs import find_model
+from sitekit.drawing import svg
 from sitekit.drawn.mla import V3
 from sitekit.drawn.operations import KV_HEADS, LLAMA
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
 # One query and six keys in three parts: scores, and values of one element.
 SCORES = torch.tensor([1.0, 2.0, 3.0, 1.0, 4.0, 1.0]).double()

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import attnref
 from attnref.core.heads import merge_heads, split_heads
-from sitekit import steps
-from sitekit.steps import Frame, Steps
+from sitekit.drawing import steps
+from sitekit.drawing.steps import Frame, Steps
 
 # I like you: word class in the first two elements, subject or predicate in
 # the last two.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import attnref
-from sitekit.render import Row, Word
-from sitekit.tables import code
+from sitekit.markdown.render import Row, Word
+from sitekit.markdown.tables import code
 
 FORMS = ("expanded", "latent", "absorbed")
 HEAD = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}

@@ -1,8 +1,8 @@
 """What other code calls our quantities, each name with the line that has it.
 
 The rows are in names.yml. A name there is followed by its places, each a code
-base, one of its files and a line: tests/use/test_names.py reads those of the
-code bases that are installed. What follows a name in brackets is its shape.
+base, one of its files and a line: tests/site/use/test_names.py reads those of
+the code bases that are installed. What follows a name in brackets is its shape.
 """
 
 import re
@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from sitekit.render import Row, Rows, Word
-from sitekit.tables import code
+from sitekit.markdown.render import Row, Rows, Word
+from sitekit.markdown.tables import code
 
 ROWS = Path(__file__).with_name("names.yml")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.compute import mega
 from sitekit.drawn.operations import decode
-from sitekit.render import Row
+from sitekit.markdown.render import Row
 
 
 def compare() -> Iterator[Row]:

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
 from attnref.numbers.shapes import Source
-from attnref.numbers.specs import find_model
-from sitekit import plots, svg
+from attnref.released.specs import find_model
+from sitekit.drawing import plots, svg
+from sitekit.drawing.plots import Plot
+from sitekit.drawing.svg import room
 from sitekit.drawn.mla import V3
-from sitekit.plots import Plot
-from sitekit.render import Row, Word
-from sitekit.svg import room
-from sitekit.tables import links
+from sitekit.markdown.render import Row, Word
+from sitekit.markdown.tables import links
 
 
 class Gpu(NamedTuple):

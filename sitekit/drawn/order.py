@@ -11,7 +11,7 @@ import attnref
 from attnref import Gate, HeadParts, Norm
 from attnref.plain.order import rms_norm
 from sitekit.drawn.sinks import far
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
 MODELS = (  # in the order of the picture's rows
     HeadParts(),  # Llama

@@ -18,9 +18,9 @@ from attnref import (
     padding_mask,
     padding_mask_from_hf,
 )
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
-# As tests/use/test_project.py recorded it.
+# As tests/site/use/test_project.py recorded it.
 RECORDED = Path(__file__).with_suffix(".json")
 FLOOR = math.log(16)  # the least mean loss of 16 symbols as likely as another
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnref import Yarn, sdpa
-from sitekit.render import Row
+from sitekit.markdown.render import Row
 
 WIDTH, PAIRS = 128, (0, 16, 32, 48, 63)
 TRAINED, FACTOR = 4096, 8  # tokens in training, and how much is asked for

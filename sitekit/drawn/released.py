@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from markupsafe import Markup
 
 from attnref.numbers.kv_memory import size
-from sitekit import released as models
-from sitekit.render import Cell, Row, Sorted, Words, render
-from sitekit.told import PARTS, heads
-from sitekit.told import told as sentence
+from sitekit.markdown.render import Cell, Row, Sorted, Words, render
+from sitekit.released import released as models
+from sitekit.released.told import PARTS, heads
+from sitekit.released.told import told as sentence
 
 HEADS = {"grouped", "wide", "narrow_v"}  # what the heads say
 ROPE = "no_rope", "alibi", "theta", "partial", "interleaved", "scaled"

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import attnref
-from sitekit import steps
-from sitekit.render import Row
-from sitekit.steps import Frame, Steps
+from sitekit.drawing import steps
+from sitekit.drawing.steps import Frame, Steps
+from sitekit.markdown.render import Row
 
 FAR = 12  # as far as the curve of the scores goes
 

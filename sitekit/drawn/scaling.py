@@ -22,12 +22,12 @@ from attnref import (
     Scaling,
     Yarn,
 )
-from attnref.numbers.specs import find_model
-from sitekit import plots
+from attnref.released.specs import find_model
+from sitekit.drawing import plots
+from sitekit.drawing.plots import Plot, Scale
 from sitekit.drawn.measured import LOOKS
 from sitekit.drawn.sinks import far
-from sitekit.plots import Plot, Scale
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
 # config.json of Phi-3.5-mini, in hundredths: a factor per pair.
 SHORT = """

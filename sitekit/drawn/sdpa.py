@@ -7,9 +7,9 @@ from markupsafe import Markup
 from torch import Tensor
 
 import attnref
-from sitekit import steps
-from sitekit.render import Row, Word
-from sitekit.steps import Frame, Steps
+from sitekit.drawing import steps
+from sitekit.drawing.steps import Frame, Steps
+from sitekit.markdown.render import Row, Word
 
 # I like you <pad> as four vectors of width 2.
 TOKENS: Row = [Word("first"), Word("second"), Word("third"), "`<pad>`"]

@@ -1,7 +1,7 @@
 """Which call serves which situation, and which kernel PyTorch then takes.
 
 Each of `LINES` is a row of the table, below the section of the page that shows
-its calls. tests/use/test_ship.py makes them in the names of that section.
+its calls. tests/site/use/test_ship.py makes them in the names of that section.
 """
 
 import re
@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnref.numbers.kv_memory import size
-from sitekit.recorded import Watching
-from sitekit.render import Row, Word
+from sitekit.drawing.recorded import Watching
+from sitekit.markdown.render import Row, Word
 
 
 class Line(NamedTuple):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import attnref
 from attnref.plain.sinks import streaming_mask, streaming_positions
-from sitekit.render import Row, Word
+from sitekit.markdown.render import Row, Word
 
 SCORES = torch.tensor([1.0, 2.0, 3.0]).double()
 VALUES = torch.tensor([10.0, 20.0, 30.0]).double()

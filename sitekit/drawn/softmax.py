@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import attnref
-from sitekit import steps
+from sitekit.drawing import steps
+from sitekit.drawing.steps import Frame, Steps
 from sitekit.drawn.masks import DTYPES
-from sitekit.render import Row
-from sitekit.steps import Frame, Steps
-from sitekit.tables import code
+from sitekit.markdown.render import Row
+from sitekit.markdown.tables import code
 
 
 def _number(x: float) -> str:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from sitekit import plots, svg
-from sitekit.plots import Plot
-from sitekit.render import Row, Word
+from sitekit.drawing import plots, svg
+from sitekit.drawing.plots import Plot
+from sitekit.markdown.render import Row, Word
 
 RECORDED = Path(__file__).with_suffix(".json")
 EVERY = 5  # steps

@@ -7,10 +7,10 @@ from markupsafe import Markup
 
 import attnref
 from attnref.numbers.kv_memory import group_bytes, size, storage_of
-from attnref.numbers.specs import find_model
-from sitekit import steps
-from sitekit.render import Row
-from sitekit.steps import Frame, Steps
+from attnref.released.specs import find_model
+from sitekit.drawing import steps
+from sitekit.drawing.steps import Frame, Steps
+from sitekit.markdown.render import Row
 
 W, RESERVE = 4, 2
 

@@ -6,16 +6,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnref.models import record
-from attnref.numbers import weights
-from attnref.numbers.devices import devices
 from attnref.numbers.kv_memory import DTYPES
-from sitekit import released as models
-from sitekit import told
+from attnref.released import record, weights
+from attnref.released.devices import devices
 from sitekit.drawn.layer_patterns import KINDS, drawn
 from sitekit.drawn.operations import GPUS
-from sitekit.javascript import bundle, strings
-from sitekit.render import Words, inline, render
+from sitekit.markdown.render import Words, inline, render
+from sitekit.released import released as models
+from sitekit.released import told
+from sitekit.released.javascript import bundle, strings
 
 FIRST = "qwen3-8b"
 CHOSEN: dict[str, Any] = {
@@ -119,7 +118,7 @@ def script() -> str:
     files = [here.with_name(name) for name in names]
     roots = ["answer", "counted", "memory", "Use"]
     return bundle(
-        [("sitekit.told", name) for name in roots],
+        [("sitekit.released.told", name) for name in roots],
         [*files, other.with_suffix(".txt"), other.with_name("states.txt")],
     )
 

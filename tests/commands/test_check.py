@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from attnref.__main__ import command, main
+from attnref.check import apart, report
+from attnref.check.apart import Ran, check_file, reported
+from attnref.check.catalogue import catalogue
+from attnref.check.checker import check, error_of, rights
+from attnref.check.tasks import TASKS
 from attnref.commands import check as program
-from attnref.mistakes import apart, report
-from attnref.mistakes.apart import Ran, check_file, reported
-from attnref.mistakes.catalogue import catalogue
-from attnref.mistakes.checker import check, error_of, rights
-from attnref.mistakes.tasks import TASKS
 from sitekit import ROOT
 
 RIGHT = """
@@ -230,7 +230,7 @@ def mla_absorbed(x, *weights, theta=1e4, cache=None):
 @pytest.mark.parametrize("name", REMEMBERS)
 def test_what_remembers_an_earlier_call_is_shown(tmp_path, name):
     """Its results depend on what was asked before."""
-    text = (ROOT / "tests/mistakes/solutions/einsum.py").read_text("utf-8")
+    text = (ROOT / "tests/check/solutions/einsum.py").read_text("utf-8")
     written(tmp_path, text, "attnref_like.py")
     path = written(tmp_path, REMEMBERS[name])
     told = check_file(name, path, language="en")

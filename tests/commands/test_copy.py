@@ -123,7 +123,7 @@ def ours():
     is."""
     homes = {}
     for path in (ROOT / "attnref").rglob("*.py"):
-        if not {"commands", "mistakes", "__init__.py"} & {*path.parts}:
+        if not {"commands", "check", "__init__.py"} & {*path.parts}:
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             tree = ast.parse(path.read_text(encoding="utf-8"))
             for node in defined(tree).values():

@@ -19,9 +19,9 @@ from attnref.numbers.kv_memory import (
     size,
     state_bytes,
 )
-from attnref.numbers.specs import find_model, models
+from attnref.released.specs import find_model, models
 from sitekit import ROOT
-from sitekit.pages import body_of, markdown_files, render
+from sitekit.markdown.pages import body_of, markdown_files, render
 
 GIB = 2**30
 NUMBER = r"\d+(?:[,.]\d+)*"

@@ -18,7 +18,7 @@ import tomllib
 
 import attnref
 from attnref.__main__ import command, main
-from attnref.numbers.specs import configs
+from attnref.released.specs import configs
 from sitekit import ROOT
 from tests.kit.pages import PAGES
 
@@ -130,7 +130,7 @@ def test_a_command_that_is_printed_works(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["attnref", *words])
     (tmp_path / "config.json").write_text(json.dumps(configs()["qwen3-8b"]))
     if words[0] == "check" and "--stub" not in words:
-        solution = (ROOT / "tests/mistakes/solutions/einsum.py").read_text()
+        solution = (ROOT / "tests/check/solutions/einsum.py").read_text()
         cell = {"cell_type": "code", "source": solution}
         (tmp_path / "gqa.py").write_text(solution)
         (tmp_path / "gqa.ipynb").write_text(json.dumps({"cells": [cell]}))
@@ -269,9 +269,7 @@ def test_kv_loads_little_of_the_package_and_nothing_of_others():
     assert roots <= {*sys.stdlib_module_names}
     rooms = {name.split(".")[1] for name in ours if "." in name}
     assert not rooms & {"caches", "layers"}
-    assert {name for name in ours if name.startswith("attnref.models.")} == {
-        "attnref.models.record"
-    }
+    assert "attnref.released.configured" not in ours
     assert {name for name in ours if name.startswith("attnref.core.")} == {
         "attnref.core.checks"
     }

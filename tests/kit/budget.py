@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from sitekit import pages, parity
+from sitekit.markdown import pages, parity
 from tests.kit.site import a_reader, build, launched, page_of
 
 EXPLAIN = "core/", "layers/", "caches/"

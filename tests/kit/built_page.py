@@ -9,7 +9,8 @@ import logging
 
 import pytest
 
-from sitekit import CONFIGS, ROOT, adapter, parity
+from sitekit import CONFIGS, ROOT, adapter
+from sitekit.markdown import parity
 
 
 @pytest.mark.whole

@@ -42,14 +42,14 @@ KINDS = {
     "serving, faults in builds, make new": r"site/test_(serve|fences|new)",
     "what is drawn, said and built": r"^tests/site/",
     "pages as programs": r"^(docs/|README)",
-    "oracles": r"^tests/oracles/",
-    "use in a project": r"^tests/use/",
-    "planted mistakes": r"mistakes/test_catalogue",
-    "exercises": r"^tests/mistakes/|commands/test_check",
+    "oracles": r"^tests/\w+/oracles/",
+    "use in a project": r"^tests/site/use/",
+    "planted mistakes": r"check/test_catalogue",
+    "exercises": r"^tests/check/|commands/test_check",
     "copies": r"commands/test_copy",
-    "install, types, style": r"laws/test_(install|public|style)",
-    "laws": r"^tests/laws/",
-    "goals at small sizes": r"^tests/benchmarks/",
+    "install, types, style": r"house/test_(install|public|style)",
+    "laws": r"^tests/reference/test_\w+\.py",
+    "goals at small sizes": r"^tests/house/test_goals",
     "other fixtures": "^fixture ",
     "unit tests and docstrings": "",
 }
@@ -79,8 +79,8 @@ def seconds() -> float:
 def subjects() -> dict[str, tuple[str, str]]:
     """What may be added, by each name that a test has for it: its kind, and
     its own name."""
-    from attnref.mistakes.catalogue import catalogue
-    from sitekit import pages
+    from attnref.check.catalogue import catalogue
+    from sitekit.markdown import pages
     from tests.variants import VARIANTS
 
     found = {name: ("mistake", name) for name in catalogue()}

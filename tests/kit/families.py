@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from attnref.models.record import families
+from attnref.released.record import families
 
 FAMILIES = sorted(name for name in families() if not name.startswith("_"))
 LAYERS, LENGTH, ROWS = 4, 24, 3

@@ -7,10 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sitekit import ROOT, pages, parity, source
+from sitekit import ROOT
+from sitekit.markdown import pages, parity, source
 
 # Compared with other libraries, trained, planted, measured: not of one page.
-LEFT_OUT = ("benchmarks", "commands", "mistakes", "oracles", "use")
+LEFT_OUT = ("commands", "check", "house", "oracles", "use")
 # What a file of tests calls all pages, and all layers or caches.
 OVER_PAGES = re.compile(r"mark\.whole|\bPAGES\b|\bmarkdown_files\b|\bSTEMS\b")
 OVER_ENTRIES = re.compile(r"\bVARIANTS\b|\bCACHES\b|\b(each|every)_\w+\b")
@@ -29,8 +30,10 @@ class OnePage:
         shown = {ROOT / include.path for include in source.includes(body)}
         self.package = {f for f in shown if f.is_relative_to(ROOT / "attnref")}
         self.files = shown | {
-            ROOT / "tests" / f.parent.name / f"test_{f.name}"
+            test
             for f in self.package
+            for test in ROOT.glob(f"tests/*/**/test_{f.name}")
+            if test.parent.name in (f.parent.name, "released")
         }
 
     @cached_property

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from sitekit import ROOT, pages, source
+from sitekit import ROOT
+from sitekit.markdown import pages, source
 
 PAGES = pages.markdown_files("en") + pages.markdown_files("zh")
 

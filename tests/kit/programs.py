@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-from sitekit import pages, source
+from sitekit.markdown import pages, source
 
-# Each block of these is run by a test of tests/use, and trains or compiles a
-# model: `make test` sees that no name is missing, `make audit` runs them whole.
+# Each block of these is run by a test of tests/site/use, and trains or compiles
+# a model: `make test` sees that no name is missing, `make audit` runs all.
 SLOW = tuple(f"use/{name}" for name in ("project", "pytorch", "ship"))
 
 

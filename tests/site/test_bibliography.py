@@ -6,8 +6,8 @@ import torch
 
 from sitekit.drawn import bibliography
 from sitekit.drawn.operations import H100
-from sitekit.pages import body_of
-from sitekit.parity import twin
+from sitekit.markdown.pages import body_of
+from sitekit.markdown.parity import twin
 from tests.kit.pages import PAGES, Reader, built
 
 PAPER = re.compile(

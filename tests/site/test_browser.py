@@ -11,7 +11,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from sitekit import ROOT, files
-from sitekit.pages import body_of, python_blocks
+from sitekit.markdown.pages import body_of, python_blocks
 from tests.kit import sampled
 from tests.kit.site import a_reader, page_of
 

@@ -18,12 +18,12 @@ from attnref.numbers.kv_memory import (
     weight_bytes,
 )
 from attnref.numbers.shapes import Full, Mla
-from attnref.numbers.specs import find_model, models
+from attnref.released.specs import find_model, models
 from sitekit.drawn import calculator
 from sitekit.drawn.calculator import BUDGET, SCALES, shape_of
 from sitekit.drawn.memory import kinds_of
-from sitekit.released import released
-from sitekit.tables import exact
+from sitekit.markdown.tables import exact
+from sitekit.released.released import released
 from tests.kit import sampled
 from tests.kit.site import opened
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from sitekit import ROOT, pages, ran
+from sitekit import ROOT
+from sitekit.markdown import pages, ran
 from tests import canary
 
 RECORD = json.loads(ran.RECORD.read_text(encoding="utf-8"))
@@ -46,7 +47,7 @@ def test_the_report_names_what_fails_and_what_was_found(tmp_path, monkeypatch):
 
 
 def test_a_failure_is_placed_at_the_sections_that_show_its_code():
-    use = "tests/use/test_transformers.py"
+    use = "tests/site/use/test_transformers.py"
     name = "test_a_llama_decodes_with_our_layers[sdpa]"
     assert canary.places(use, name)[0] == "use/transformers#swap"
     name = "test_a_deepseek_decodes_with_our_absorbed_layers"

@@ -6,12 +6,12 @@ import pytest
 import torch
 import yaml
 
-from attnref.mistakes.catalogue import catalogue
-from attnref.numbers.specs import models
+from attnref.check.catalogue import catalogue
+from attnref.released.specs import models
 from sitekit.drawn import claims
 from sitekit.drawn.memory import kinds_of
-from sitekit.fences import Fence, drawing
-from sitekit.render import Word
+from sitekit.markdown.fences import Fence, drawing
+from sitekit.markdown.render import Word
 from tests.kit.pages import fences
 
 TABLES = ("origins", "sharing", "latent", "masked", "cached", "coded")

@@ -10,12 +10,14 @@ import torch
 import yaml
 
 import attnref
+from attnref.check.tasks import TASKS
 from attnref.core.flash import flash_lse
-from attnref.mistakes.tasks import TASKS
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import size
-from attnref.numbers.specs import models
-from sitekit import ROOT, calls, svg
+from attnref.released.specs import models
+from sitekit import ROOT
+from sitekit.drawing import svg
+from sitekit.drawing.recorded import wiring
 from sitekit.drawn import (
     absorption,
     checkpoints,
@@ -36,12 +38,12 @@ from sitekit.drawn import (
     sdpa,
     softmax,
 )
-from sitekit.fences import Fence, drawing
-from sitekit.mathml import mathml
-from sitekit.pages import markdown_files
-from sitekit.recorded import wiring
-from sitekit.render import Word, inline
-from sitekit.source import CALLS, DRAWN
+from sitekit.markdown import calls
+from sitekit.markdown.fences import Fence, drawing
+from sitekit.markdown.mathml import mathml
+from sitekit.markdown.pages import markdown_files
+from sitekit.markdown.render import Word, inline
+from sitekit.markdown.source import CALLS, DRAWN
 from tests.kit.pages import fences
 
 AXES = ("query", "key")
@@ -614,7 +616,7 @@ def test_a_decode_step_is_drawn_to_scale(narrow):
 def test_home_counts_what_is_checked():
     names = cells(index.checked())
     counts = {key: int(n) for n, key in names}
-    catalogue = json.loads((ROOT / "tests/mistakes/kills.json").read_text())
+    catalogue = json.loads((ROOT / "tests/check/kills.json").read_text())
     assert counts["mistakes"] == len(catalogue)
     assert counts["released"] == len(models())
     assert counts["exercises"] == len(TASKS)

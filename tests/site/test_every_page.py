@@ -13,8 +13,10 @@ import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
 
-from sitekit import ROOT, flow, released, svg, traced
-from sitekit.pages import address_of, stem_of
+from sitekit import ROOT
+from sitekit.drawing import flow, svg, traced
+from sitekit.markdown.pages import address_of, stem_of
+from sitekit.released import released
 from tests.kit import budget, sampled
 from tests.kit.pages import PAGES
 from tests.kit.site import opened
@@ -40,7 +42,7 @@ REPRESENTATIVES = {
     "numbers/memory/",  # wide tables and plots
     "mistakes/cache-mistakes/",
     "numbers/calculator/",
-    "api/models/",
+    "api/released/",
     "files/",
     "learn/exercises/",
     "models/released/llama-4-scout/",

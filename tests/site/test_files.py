@@ -17,9 +17,10 @@ from playwright.sync_api import expect
 import attnref
 from attnref.__main__ import main
 from attnref.commands import copy
-from sitekit import CONFIGS, ROOT, files, folds, pages
+from sitekit import CONFIGS, ROOT, files
 from sitekit.adapter import BuildError, config_of
 from sitekit.drawn.files import downloads
+from sitekit.markdown import folds, pages
 from tests.kit import sampled
 from tests.kit.copies import ALONE, in_a_fresh_interpreter
 from tests.kit.pages import PAGES, Reader, built

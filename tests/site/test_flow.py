@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 
-from sitekit import calls, flow, traced
-from sitekit.shapes import Tracer
+from sitekit.drawing import flow, traced
+from sitekit.drawing.shapes import Tracer
+from sitekit.markdown import calls
 from tests.kit.pages import fences
 
 PAGES = ("sdpa", "mha", "mqa", "gqa", "cross", "mla", "absorption", "flash")

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from sitekit import ROOT, glossary
-from sitekit.pages import body_of, markdown_files, stem_of
-from sitekit.parity import twin
+from sitekit import ROOT
+from sitekit.markdown import glossary
+from sitekit.markdown.pages import body_of, markdown_files, stem_of
+from sitekit.markdown.parity import twin
 from tests.kit.pages import PAGES, built
 from tests.kit.search import entries
 

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from attnref.numbers.specs import find_model, models
+from attnref.released.specs import find_model, models
 from sitekit.drawn import layer_patterns
 from sitekit.drawn.layer_patterns import KINDS, cells, drawn
 

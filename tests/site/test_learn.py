@@ -17,11 +17,11 @@ from transformers.models.qwen4_exp.configuration_qwen4_exp import (
 import attnref
 from attnref import GroupedQueryAttention, KVCache
 from attnref.numbers.kv_memory import growth, kv_bytes, size
-from attnref.numbers.specs import find_model, models
+from attnref.released.specs import find_model, models
 from sitekit import ROOT
 from sitekit.drawn import choose, compare
-from sitekit.pages import body_of
-from sitekit.render import Word
+from sitekit.markdown.pages import body_of
+from sitekit.markdown.render import Word
 from tests.kit.pages import cells, section
 
 COMPARE, EXERCISES = (

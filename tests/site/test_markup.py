@@ -2,7 +2,7 @@
 
 from markdown import Markdown
 
-MARKDOWN = Markdown(extensions=["tables", "sitekit.markup"])
+MARKDOWN = Markdown(extensions=["tables", "sitekit.markdown.markup"])
 LONG = "A sentence that has no room beside two others on a phone."
 
 

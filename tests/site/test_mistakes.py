@@ -6,16 +6,17 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from attnref.commands import check
-from attnref.mistakes.catalogue import (
+from attnref.check.catalogue import (
     PAGES,
     Lines,
     catalogue,
     files,
 )
-from attnref.mistakes.tasks import TASKS
-from sitekit import exercise, mistakes, pages
-from sitekit.evidence import SYMPTOMS, evidence
+from attnref.check.tasks import TASKS
+from attnref.commands import check
+from sitekit.check import exercise, mistakes
+from sitekit.check.evidence import SYMPTOMS, evidence
+from sitekit.markdown import pages
 from tests.kit import sampled
 
 ROOTS = {"en": "", "zh": "zh/"}

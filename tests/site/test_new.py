@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from sitekit import ROOT, parity
+from sitekit import ROOT
 from sitekit import new as skeleton
+from sitekit.markdown import parity
 from tests.kit.one_page import OnePage
 from tests.kit.site import build, copy_of_the_sources
 
@@ -92,18 +93,23 @@ def test_what_is_new_is_built_and_dead_links_stop_the_whole_build(
 @pytest.mark.audit
 def test_what_is_new_is_under_the_laws_and_four_things_are_left(source):
     checked = ["attnref/layers/two_part.py", "attnref/caches/last_few.py"]
-    checked += ["tests/laws/test_laws.py", "tests/laws/test_shape_comments.py"]
-    checked += ["tests/laws/test_public.py"]
-    checked += ["attnref/plain", "tests/plain", "tests/layers"]
+    checked += [
+        "tests/reference/test_laws.py",
+        "tests/reference/test_shape_comments.py",
+    ]
+    checked += ["tests/house/test_public.py"]
+    checked += [f"tests/reference/{x}" for x in ("plain", "layers")]
+    checked += ["attnref/plain"]
     checked += ["tests/site/test_parity.py"]
     checked += ["tests/site/test_pages.py"]
     done = run(source, "-m", "pytest", "-q", "--page=two-part", *checked)
     failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
     assert failed == [
-        "tests/laws/test_laws.py::"
+        "tests/reference/test_laws.py::"
         "test_what_make_new_copied_into_the_registry_is_decided",
-        "tests/laws/test_public.py::test_what_is_public_is_written_down",
-        "tests/layers/test_two_part.py::test_it_is_what_somebody_else_computes",
+        "tests/house/test_public.py::test_what_is_public_is_written_down",
+        "tests/reference/layers/test_two_part.py::"
+        "test_it_is_what_somebody_else_computes",
         "tests/site/test_parity.py::"
         "test_a_page_and_its_twin_are_in_line[layers/two-part]",
     ], done.stdout

@@ -13,7 +13,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 import attnref
-from sitekit import CONFIGS, ROOT, adapter, notebooks, pages, released
+from sitekit import CONFIGS, ROOT, adapter
+from sitekit.markdown import notebooks, pages
+from sitekit.released import released
 from tests.kit import sampled
 from tests.kit.pages import Reader, built
 

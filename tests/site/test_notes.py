@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from sitekit import ROOT, adapter, notes, pages
+from sitekit import ROOT, adapter
+from sitekit.markdown import notes, pages
 from tests.kit.pages import PAGES
 
 BLOCK = re.compile(

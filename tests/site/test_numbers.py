@@ -10,12 +10,12 @@ import yaml
 import attnref
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.shapes import Compressed
-from attnref.numbers.specs import find_model, models
-from sitekit import plots
+from attnref.released.specs import find_model, models
+from sitekit.drawing import plots
 from sitekit.drawn import compute, memory, one_code, operations
-from sitekit.fences import Fence, drawing
-from sitekit.render import Word
-from sitekit.tables import familiar
+from sitekit.markdown.fences import Fence, drawing
+from sitekit.markdown.render import Word
+from sitekit.markdown.tables import familiar
 from tests.kit.pages import fences
 
 

@@ -2,15 +2,16 @@
 
 import pytest
 
-from sitekit import ROOT, source
-from sitekit.pages import (
+from sitekit import ROOT
+from sitekit.markdown import source
+from sitekit.markdown.pages import (
     body_of,
     faults,
     markdown_files,
     python_blocks,
     render,
 )
-from sitekit.source import MARK, includes
+from sitekit.markdown.source import MARK, includes
 from tests.kit.programs import program_of
 
 PAGES = markdown_files("en") + markdown_files("zh")
@@ -36,7 +37,7 @@ FAULTY = {
     "tildes": "~~~python\nx = 1\n~~~\n",
     "indented code": "Text.\n\n    x = 1\n",
     "raw HTML": "<pre><code>x = 1</code></pre>\n",
-    "an include from elsewhere": '```python\n--8<-- "sitekit/pages.py"\n```\n',
+    "an include from elsewhere": '```python\n--8<-- "sitekit/hook.py"\n```\n',
     "raw HTML in capitals": "<PRE><CODE>x = 1</CODE></PRE>\n",
     "raw HTML with the theme's class": '<div class="highlight">x</div>\n',
     "an include outside a fence": '--8<-- "attnref/core/softmax.py:softmax"\n',
@@ -190,7 +191,7 @@ def test_fences_and_includes_are_read_once_for_all():
 !!! note "n"
 
     ```text
-    --8<-- "sitekit/pages.py"
+    --8<-- "sitekit/hook.py"
 
       indented
     ```
@@ -204,6 +205,6 @@ def test_fences_and_includes_are_read_once_for_all():
     file = "attnref/core/softmax.py"
     assert source.includes(text) == [(file, "imports"), (file, "")]
     assert (prose.line, prose.indent, prose.title) == (10, "    ", None)
-    assert prose.text == '--8<-- "sitekit/pages.py"\n\n  indented'
+    assert prose.text == '--8<-- "sitekit/hook.py"\n\n  indented'
     code = "# --8<-- [start:a]\nx\n    # --8<-- [end:a]\ny\n"
     assert source.sections(code) == {"a": "x\n"}

@@ -7,9 +7,10 @@ from collections import defaultdict
 
 import pytest
 
-from sitekit import ROOT, docstrings, nav, pages, parity
+from sitekit import ROOT, nav
 from sitekit.adapter import BuildError
-from sitekit.pages import body_of, markdown_files
+from sitekit.markdown import docstrings, pages, parity
+from sitekit.markdown.pages import body_of, markdown_files
 
 STEMS = sorted(
     {
@@ -202,7 +203,7 @@ def test_two_kinds_of_scale_have_two_chinese_words():
         **{stem: page.read_text("utf-8") for stem, page in pages.items()},
         **{
             path.stem: path.read_text("utf-8")
-            for path in (ROOT / "attnref/mistakes").glob("*.diff")
+            for path in (ROOT / "attnref/check").glob("*.diff")
         },
     }
     stored = re.compile(r"float8|FP8|int[48]|量化|weight_scale|字节|每块")

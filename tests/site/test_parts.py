@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from attnref.numbers.specs import find_model
+from attnref.released.specs import find_model
 from sitekit.drawn import biases, order, scaling, sinks, windows
 
 

@@ -16,11 +16,12 @@ from attnref import (
 )
 from attnref.numbers.cost import attention_cost
 from attnref.numbers.kv_memory import kv_bytes, size, state_bytes
-from attnref.numbers.specs import find_model
-from sitekit import ROOT, exercise
+from attnref.released.specs import find_model
+from sitekit import ROOT
+from sitekit.check import exercise
 from sitekit.drawn import questions
 from sitekit.drawn.operations import H100
-from sitekit.pages import body_of, markdown_files
+from sitekit.markdown.pages import body_of, markdown_files
 
 (PAGE,) = (p for p in markdown_files("en") if p.stem == "questions")
 LLAMA = {"d_model": 4096, "n_heads": 32, "n_kv_heads": 8}

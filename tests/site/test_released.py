@@ -8,10 +8,11 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref.__main__ import main
-from attnref.models.record import TOLD, fields_of, records_of
-from sitekit import CONFIGS, released
+from attnref.released.record import TOLD, fields_of, records_of
+from sitekit import CONFIGS
 from sitekit.drawn import from_config
-from sitekit.told import PARTS
+from sitekit.released import released
+from sitekit.released.told import PARTS
 from tests.kit import sampled
 from tests.kit.pages import Reader
 

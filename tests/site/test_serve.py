@@ -16,9 +16,9 @@ from threading import Thread
 import pytest
 
 from sitekit import CONFIGS, ROOT, adapter, depends
+from sitekit.markdown.pages import body_of, front_matter, markdown_files
 from sitekit.nav import name_of
-from sitekit.pages import body_of, front_matter, markdown_files
-from sitekit.released import released
+from sitekit.released.released import released
 from tests.kit.site import MKDOCS, copy_of_the_sources, environment
 
 DEADLINE = 600
@@ -138,7 +138,7 @@ class Served:
             "core/sdpa/",
             "layers/absorption/",
             "api/",
-            "api/models/",
+            "api/layers/",
             "search/entries.js",
             "notebooks/core/sdpa.ipynb",
         )
@@ -282,7 +282,7 @@ def test_an_edit_of_code_costs_the_pages_that_show_it(served):
     """In both languages, and with all that pages draw by it. What is broken is
     told in a line, and mended, all is as a first build makes it."""
     files = ("attnref/layers/cross.py", "docs/en/core/softmax.md")
-    code, page, drawing = *files, "sitekit/svg.py"
+    code, page, drawing = *files, "sitekit/drawing/svg.py"
     texts = {file: served.read(file) for file in (code, page, drawing)}
     # What Emacs puts beside a file that is being edited: it leads nowhere.
     lock = served.source / "attnref" / "layers" / ".#cross.py"
@@ -318,8 +318,8 @@ def test_a_page_depends_on_the_code_that_it_shows_and_draws_with():
 
     cross = ROOT / "attnref/layers/cross.py"
     assert cross in files("layers/cross") and cross not in files("layers/mha")
-    assert ROOT / "tests/layers/test_gqa.py" in files("layers/gqa")
+    assert ROOT / "tests/reference/layers/test_gqa.py" in files("layers/gqa")
     assert ROOT / "sitekit/drawn/softmax.py" in files("core/softmax")
-    assert ROOT / "attnref/numbers/specs.json" in files("numbers/memory")
+    assert ROOT / "attnref/released/specs.json" in files("numbers/memory")
     api = body_of(ROOT / "docs/en/api/core.md")
     assert depends.key("api/core.md", api) != depends.key("api/core.md", api)

@@ -8,13 +8,14 @@ import pytest
 from fontTools.ttLib import TTFont
 
 import attnref
-from sitekit import ROOT, released
-from sitekit.pages import (
+from sitekit import ROOT
+from sitekit.markdown.pages import (
     address_of,
     body_of,
     markdown_files,
     python_blocks,
 )
+from sitekit.released import released
 from tests.kit import sampled
 from tests.kit.pages import PAGES, Reader, built
 from tests.kit.site import build

@@ -10,7 +10,6 @@ from playwright.sync_api import expect
 from torch.nn import functional as F
 
 from attnref.numbers.kv_memory import size
-from sitekit import pages
 from sitekit.drawn import (
     absorption,
     flash,
@@ -20,6 +19,7 @@ from sitekit.drawn import (
     sdpa,
     softmax,
 )
+from sitekit.markdown import pages
 from tests.kit.pages import fences
 
 

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from attnref.mistakes.catalogue import Plain, catalogue, every_variant
+from attnref.check.catalogue import Plain, catalogue, every_variant
 from sitekit.drawn import trained
 
 # isort: split

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 from playwright.sync_api import expect
 
-from attnref.models.generate import file_of
+from attnref.released.generate import file_of
 from sitekit import CONFIGS
-from sitekit import released as models
 from sitekit.drawn import your_model
-from sitekit.told import answer, counted, memory
+from sitekit.released import released as models
+from sitekit.released.told import answer, counted, memory
 from tests.kit import sampled
 from tests.kit.families import FAMILIES, config_of, spoiled
 from tests.kit.site import opened

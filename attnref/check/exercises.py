@@ -1,0 +1,1275 @@
+"""What a solution is asked: inputs, each under a property that is judged.
+
+The right answers are those of the first form of an exercise (forms.py).
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+from warnings import catch_warnings, simplefilter
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from attnref.check.catalogue import PACKAGE, Plain, load
+from attnref.check.forms import FORMS, Form
+from attnref.check.tasks import TASKS
+from attnref.check.words import WORDS, told
+from attnref.words import Text
+
+__all__ = ["EXERCISES", "LAWS", "Exercise", "Form", "Law", "Probe"]
+__all__ += ["Solution", "SolutionError", "calls_attnref"]
+
+Inputs = dict[str, Any]
+Outputs = tuple[Tensor, ...]
+
+
+class Law(NamedTuple):
+    """`own`: not compared with right answers, but the first half of the
+    outputs with the second. `unit`: these are what it takes, or the limit if
+    this is more, and the limit."""
+
+    title: Text
+    own: bool = False
+    unit: Text | None = None
+
+
+LAWS = {
+    (law := name[4:].strip("*")): Law(
+        title, name[-1] == "*", WORDS.get(f"unit {law}")
+    )
+    for name, title in WORDS.items()
+    if name.startswith("law ")
+}
+# What zeros have too: it counts where results are right.
+HOLLOW = {law for law, of in LAWS.items() if of.own or of.unit} | {"untouched"}
+
+
+class SolutionError(Exception):
+    """What is wrong with a solution, in both languages."""
+
+    def __init__(self, word: str, **values: object) -> None:
+        self.text = told(word, **values)
+        super().__init__(self.text.en)
+
+
+class Solution:
+    """The functions of a solution, called as the exercise says."""
+
+    def __init__(self, name: str, given: object) -> None:
+        """From a module or another object that has them; of an exercise that
+        asks for one function or class, this may be given by itself."""
+        wanted = TASKS[name].names
+        self.name, self.given = name, {}
+        alone = callable(given) and len(wanted) == 1
+        for function in wanted:
+            found = given if alone else getattr(given, function, None)
+            if isinstance(given, dict):
+                found = given.get(function)
+            if not callable(found):
+                asked = ", ".join(TASKS[name].signatures)
+                raise SolutionError("absent", function=function, asked=asked)
+            self.given[function] = found
+            if len(wanted) == 1:  # of several, the others can be judged
+                self.bound(function, dict(TASKS[name].functions[function]))
+
+    def bound(self, function: str, inputs: Inputs) -> tuple[list[Any], Inputs]:
+        """The required by position, the others by name."""
+        asked = TASKS[self.name]
+        found, defaults = self.given[function], asked.functions[function]
+        first = [inputs[word] for word in defaults if not defaults[word]]
+        others = {word: inputs[word] for word in inputs if defaults[word]}
+        try:
+            inspect.signature(found).bind(*first, **others)
+        except TypeError as error:
+            said = asked.signatures[asked.names.index(function)]
+            raise SolutionError("call", said=said, error=error) from None
+        except ValueError:  # of C, it has no signature
+            pass
+        return first, others
+
+    def __call__(self, function: str = "", /, **inputs: Any) -> Any:
+        function = function or TASKS[self.name].names[0]
+        first, others = self.bound(function, inputs)
+        return self.given[function](*first, **others)
+
+    def one(self, function: str = "", /, **inputs: Any) -> Tensor:
+        """What it returns, which is one tensor."""
+        return a_tensor(self(function, **inputs))
+
+    def two(self, function: str = "", /, **inputs: Any) -> tuple[Any, Any]:
+        """What it returns, which is a pair that begins with a tensor."""
+        return a_pair(self(function, **inputs))
+
+
+def a_tensor(value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise SolutionError("tensor", kind=type(value).__name__)
+    return value
+
+
+def a_pair(value: object) -> tuple[Tensor, Any]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise SolutionError("pair", kind=type(value).__name__)
+    return a_tensor(value[0]), value[1]
+
+
+Drive = Callable[[Solution, Inputs], Outputs]
+
+
+class Probe(NamedTuple):
+    """One input under one law: `drive` calls the solution with it."""
+
+    law: str
+    inputs: Inputs
+    drive: Drive
+    function: str = ""  # of an exercise of several
+
+    @property
+    def sizes(self) -> str:
+        """The input in a line: `x (3, 5, 12), n_heads=6`."""
+        words = []
+        for name, value in self.inputs.items():
+            if isinstance(value, Tensor):
+                words.append(f"{name} {tuple(value.shape)}")
+            elif isinstance(value, list):
+                words.append(f"{name} {len(value)} x {tuple(value[0].shape)}")
+            elif value is not None:
+                words.append(f"{name}={value}")
+        return ", ".join(words)
+
+
+class Exercise(NamedTuple):
+    """The first of `forms` is right; `drawn` gives its probes."""
+
+    forms: tuple[Form, ...]
+    drawn: Callable[[], list[Probe]]
+
+    def probes(self) -> Iterator[Probe]:
+        """All, of which the last repeat one of each function."""
+        every = self.drawn()
+        last = {p.function: p for p in every if p.law == "same"}
+        for probe in last.values():
+            again = twice(probe.drive)
+            every.append(probe._replace(law="twice", drive=again))
+        for probe in every:
+            yield probe._replace(drive=seeded(probe.drive))
+
+
+def driving(made: Callable[..., Outputs]) -> Callable[..., Drive]:
+    """What makes a drive of what `made` is given after solution and inputs."""
+    return lambda *how: lambda f, i: made(f, i, *how)
+
+
+@driving
+def seeded(f: Solution, i: Inputs, drive: Drive) -> Outputs:
+    """So that dropout answers alike in every solution that has it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return drive(f, i)
+
+
+@driving
+def twice(f: Solution, i: Inputs, drive: Drive) -> Outputs:
+    return drive(f, i) + drive(f, i)
+
+
+def calls_attnref(solution: Solution) -> bool:
+    """Whether a solution runs code of this package, which is no solution."""
+    files: set[Path] = set()
+
+    def called(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            files.add(Path(frame.f_code.co_filename))
+
+    probe, *_ = EXERCISES[solution.name].probes()
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        with torch.no_grad():
+            probe.drive(solution, probe.inputs)
+    except Exception:  # it is judged elsewhere
+        pass
+    finally:
+        sys.setprofile(before)
+    return any(
+        file.is_relative_to(PACKAGE) and file.parent != Path(__file__).parent
+        for file in files
+    )
+
+
+# ------------------------------------------------------------------ inputs
+
+
+class Draw:
+    """Small multiples of a quarter: they can be read, and typed again."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int, most: int = 8) -> Tensor:
+        drawn = torch.randint(-most, most + 1, shape, generator=self.generator)
+        return drawn.double() / 4
+
+    def mask(self, *shape: int) -> Tensor:
+        """Some keys hidden, never all of a row."""
+        seen = torch.rand(shape, generator=self.generator) < 0.6
+        seen[..., 0] |= ~seen.any(-1)
+        return seen
+
+
+def left_pads(B: int, S: int) -> Tensor:
+    """`valid` `(B, S)`: row b begins with b pads, and the last is whole."""
+    return torch.arange(S) >= (torch.arange(B)[:, None] + 1) % B
+
+
+def causal(T: int, S: int) -> Tensor:
+    return torch.ones(T, S, dtype=torch.bool).tril(S - T)
+
+
+def changed(x: Tensor, where: Any) -> Tensor:
+    other = x.clone()
+    other[where] = other[where] * -2 + 1.75
+    return other
+
+
+def plain(f: Solution, i: Inputs) -> Outputs:
+    return (f.one(**i),)
+
+
+class Asked(list[Probe]):
+    """The probes of an exercise: `ask("same", inputs, inputs)` adds two."""
+
+    def __init__(self, drive: Drive = plain, function: str = "") -> None:
+        self.drive, self.function = drive, function
+
+    def __call__(
+        self, law: str, *every: Inputs, by: Drive | None = None, of: str = ""
+    ) -> None:
+        if of and not by:
+            by = lambda f, i: (f.one(of, **i),)  # noqa: E731
+        how = by or self.drive, of or self.function
+        self += [Probe(law, inputs, *how) for inputs in every]
+
+    def dtypes(self, inputs: Inputs, by: Drive | None = None) -> None:
+        drive = by or self.drive
+        self("dtype", cast(inputs, torch.float32), by=drive)
+        self("dtype", cast(inputs, torch.bfloat16), by=unless_raised(drive))
+        self.half("dtype", inputs, drive)
+
+    def half(self, law: str, inputs: Inputs, by: Drive | None = None) -> None:
+        drive = unless_raised(by or self.drive)
+        self(law, cast(inputs, torch.float16), by=drive)
+
+
+@driving
+def unless_raised(f: Solution, i: Inputs, drive: Drive) -> Outputs:
+    """An error in half precision is no wrong answer: nobody goes on with it."""
+    try:
+        return drive(f, i)
+    except SolutionError:  # what it returns is refused, by us
+        raise
+    except Exception:
+        return drive(_right(f.name), i)
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Inputs whose floats are of this dtype."""
+    return of_floats(value, lambda x: x.to(dtype))
+
+
+def finer(value: Any) -> Any:
+    """Inputs of more digits than half precision has."""
+    return of_floats(
+        value, lambda x: x + torch.arange(x.numel()).sin().view(x.shape) / 16
+    )
+
+
+def of_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {name: of_floats(x, change) for name, x in value.items()}
+    if isinstance(value, list):
+        return [of_floats(x, change) for x in value]
+    floats = isinstance(value, Tensor) and value.is_floating_point()
+    return change(value) if floats else value
+
+
+@driving
+def by_rows(f: Solution, i: Inputs, drive: Drive, *names: str) -> Outputs:
+    """All rows of a batch at once, and each alone."""
+    alone = [
+        drive(f, i | {name: _row(i[name], b) for name in names})
+        for b in range(3)
+    ]
+    joined = (torch.cat(parts) for parts in zip(*alone, strict=True))
+    return drive(f, i) + tuple(joined)
+
+
+def _row(value: Any, b: int) -> Any:
+    if isinstance(value, list):
+        return [_row(v, b) for v in value]
+    return value[b : b + 1] if len(value) == 3 else value
+
+
+@driving
+def compared(
+    f: Solution, i: Inputs, drive: Drive, change: Any, names: str, where: Any
+) -> Outputs:
+    """Before and after a change of these inputs at the places `change`: the
+    outputs `where` they must be equal."""
+    other = {name: changed(i[name], change) for name in names.split()}
+    return tuple(x[where] for x in drive(f, i) + drive(f, i | other))
+
+
+@cache
+def _right(name: str) -> Solution:
+    form, *_ = FORMS[name]
+    return Solution(name, form.make(load() if form.package else Plain()))
+
+
+class Numbers(TorchFunctionMode):
+    """Whether tensors are read as numbers of Python."""
+
+    seen = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        read = ("tolist", "item", "numpy", "__float__", "__array__", "tensor")
+        constant = args and isinstance(args[0], int | float)  # no tensor
+        self.seen |= getattr(func, "__name__", "") in read and not constant
+        return func(*args, **kwargs or {})
+
+
+@driving
+def gradients(f: Solution, i: Inputs, drive: Drive, *names: str) -> Outputs:
+    """Those of the inputs, and right ones; or right ones alone, of a solution
+    that computes with numbers of Python: it has none."""
+
+    def of(f: Solution) -> Outputs:
+        leaves = {name: i[name].clone().requires_grad_() for name in names}
+        with torch.enable_grad(), Numbers() as numbers, catch_warnings():
+            simplefilter("ignore")  # of a number of what has gradients
+            try:
+                out, *_ = drive(f, i | leaves)
+            except Exception:  # .numpy() raises; others show without gradients
+                return ()
+            if numbers.seen:
+                return ()
+            if not out.requires_grad:
+                return tuple(map(torch.zeros_like, leaves.values()))
+            slopes = torch.arange(out.numel()).cos().view(out.shape)
+            of_what = [*leaves.values()]
+            return torch.autograd.grad(
+                (out * slopes).sum(), of_what, materialize_grads=True
+            )
+
+    right = of(_right(f.name))
+    return (of(f) or right) + right
+
+
+class Watched(TorchDispatchMode):
+    """What `count` gives of each operation, what it gets and its result."""
+
+    def __init__(self, count: Callable[[Any, Any, Any], int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count, self.counts = count, [0]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # it would be imported, for a second
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **kwargs or {})
+        self.counts.append(self.count(func, args, out))
+        return out
+
+
+def unwritten(func: Any, args: Any, out: Any) -> int:
+    """Make it NaN: there may be what another solution has written there."""
+    if "empty" in func.overloadpacket.__name__ and out.is_floating_point():
+        out.fill_(torch.nan)
+    return 0
+
+
+def limited(took: float, limit: float) -> Outputs:
+    may = torch.tensor([float(limit)])
+    return torch.tensor([float(took)]).maximum(may), may
+
+
+# --------------------------------------------------------- softmax and masks
+
+APART = 900 * torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64)
+
+
+@driving
+def sums(f: Solution, i: Inputs, drive: Drive, times: int = 600) -> Outputs:
+    """By how much the sums of the weights miss 1, which are the outputs if all
+    values are 1; enlarged, since what counts as rounding is large. One score of
+    a row decides: a number that is added to the sum of its terms shows most."""
+    out = drive(f, i)[0]
+    total = out[..., :1] if "v" in i else out.sum(-1, keepdim=True)
+    missed = times * (total - 1)
+    return missed, total, torch.zeros_like(total), total
+
+
+def softmax_probes() -> list[Probe]:
+    draw, ask = Draw(1), Asked()
+    for shape, dim in (
+        *(((2,), -1), ((2, 3), -1), ((3, 3), 0), ((5, 1), -1)),
+        *(((3, 5, 7), 1), ((3, 5, 7), -1), ((3, 5, 7), 0)),
+        *(((2, 3, 5, 7), -2), ((3, 67), -1)),
+    ):
+        ask("same", {"x": draw(*shape), "dim": dim})
+    ask("same", {"x": draw(3, 3, 3)})
+    x = draw(3, 5, most=40)
+    ask("large", *({"x": y} for y in (x + 800, x - 5000, x + APART)))
+    ask("large", {"x": 100 * x, "dim": 0})
+    hidden = x.masked_fill(x > 4, -torch.inf)
+    ask("large", {"x": hidden, "dim": -1})
+    ask("gradients", {"x": hidden, "dim": -1}, by=gradients(plain, "x"))
+    hidden = hidden.clone()
+    hidden[1] = -torch.inf
+    ask("empty", {"x": hidden, "dim": -1}, {"x": hidden.mT, "dim": 0})
+    ask("sums", {"x": 100 * x, "dim": -1}, by=sums(plain))
+    long = cast({"x": draw(2, 601, most=1)}, torch.bfloat16)
+    ask("sums", long, by=unless_raised(sums(plain, 1)))
+    ask.dtypes({"x": draw(3, 11, most=60), "dim": -1})
+    ask.half("empty", {"x": hidden, "dim": -1})
+    return ask
+
+
+REDUCED = {"amax", "aminmax", "max", "sum", "mean", "sort", "topk", "cummax"}
+REDUCED |= {"logsumexp", "_logcumsumexp", "logcumsumexp", "cumsum", "_softmax"}
+REDUCED |= {"_log_softmax", "_safe_softmax", "mv", "mm", "dot"}
+
+
+def pieces(f: Solution, i: Inputs) -> Outputs:
+    def count(func: Any, args: Any, out: Any) -> int:
+        if func.overloadpacket.__name__ not in REDUCED:
+            return 0
+        return args[0].numel() if args[0].is_floating_point() else 0
+
+    with Watched(count) as watched:
+        f.one(**i)
+    return limited(max(watched.counts), 2 * i["chunk"])
+
+
+def online_probes() -> list[Probe]:
+    draw, ask = Draw(2), Asked()
+    rows = torch.arange(3.0, dtype=torch.float64)[:, None] * draw(1, 7)
+    x = draw(3, 7, most=40)
+    hidden = x.clone()
+    hidden[:, :3] = -torch.inf
+    empty = hidden.clone()
+    empty[1] = -torch.inf
+    for law, given, chunk in (
+        ("same", draw(2), 1),
+        ("same", draw(2, 3), 2),
+        ("same", draw(7).sort().values, 2),
+        ("same", draw(7).sort(descending=True).values, 3),
+        ("same", rows, 7),
+        ("same", draw(3, 5, 7), 9),
+        ("same", draw(3, 67), 5),
+        ("large", 50 * x + 900, 2),
+        ("large", x - 5000, 2),
+        ("large", x + APART, 3),
+        ("large", hidden, 2),
+        ("large", hidden.flip(1), 2),
+        ("empty", empty, 2),
+    ):
+        ask(law, {"x": given, "chunk": chunk})
+    ask("pieces", {"x": draw(61), "chunk": 7}, by=pieces)
+    ask("sums", {"x": 100 * x, "chunk": 3}, by=sums(plain))
+    long = cast({"x": draw(2, 601, most=1)}, torch.bfloat16)
+    ask("sums", long | {"chunk": 7}, by=unless_raised(sums(plain, 1)))
+    ask.dtypes({"x": draw(3, 11, most=60), "chunk": 4})
+    ask.half("empty", {"x": empty, "chunk": 2})
+    return ask
+
+
+def masks_probes() -> list[Probe]:
+    ask = Asked()
+
+    def of(function: str, **inputs: Any) -> None:
+        ask("same", inputs, of=function)
+
+    def on_scores(function: str, H: int, **inputs: Tensor) -> None:
+        """What counts is what the mask hides of scores (B, H, S, S)."""
+
+        def drive(f: Solution, i: Inputs) -> Outputs:
+            (given,) = inputs
+            mask = f.one(function, **{given: i[given]})
+            B, S = i[given].shape
+            try:
+                return (mask.broadcast_to(B, H, S, S),)
+            except RuntimeError:
+                sizes = {"sizes": tuple(mask.shape), "scores": (B, H, S, S)}
+                raise SolutionError(
+                    "broadcast", function=function, **sizes
+                ) from None
+
+        ask("same", inputs | {"n_heads": H}, by=drive, of=function)
+
+    for T, S in ((1, 1), (2, 2), (1, 3), (3, 3), (2, 5), (17, 67)):
+        of("causal_mask", T=T, S=S)
+    for B, S, H in ((1, 2, 1), (2, 3, 2), (3, 3, 2), (3, 3, 3), (3, 5, 2)):
+        valid = left_pads(B, S) if B > 1 else left_pads(2, S)[:1]
+        for pads in (valid, valid.flip(1)):
+            on_scores("padding_mask", H, valid=pads)
+    sizes = ((2, 2, 1), (3, 3, 2), (1, 4, 2), (2, 5, 3), (2, 3, 7), (7, 7, 7))
+    for T, S, size in (*sizes, (17, 67, 11)):
+        of("window_mask", T=T, S=S, size=size)
+    some = [[0, 0, 1, 1, 1], [0, 1, 2, 2, 0], [3, 3, 3, 3, 3]]
+    for ids, H in (([[0, 1]], 1), (some, 2), (some, 3)):
+        on_scores("document_mask", H, ids=torch.tensor(ids))
+    return ask
+
+
+# ------------------------------------------------------------------- cores
+
+
+def heads(draw: Draw, *sizes: int, most: int = 12) -> Inputs:
+    """q, k, v of B, H, T, S, D, Dv."""
+    B, H, T, S, D, Dv = sizes
+    q, k = draw(B, H, T, D, most=most), draw(B, H, S, D, most=most)
+    return {"q": q, "k": k, "v": draw(B, H, S, Dv)}
+
+
+def core_probes(drive: Drive = plain) -> list[Probe]:
+    draw, ask = Draw(3), Asked(drive)
+    triangle = {"mask": causal(3, 3)}
+    ask("same", heads(draw, 1, 1, 1, 2, 2, 1), heads(draw, 1, 1, 2, 3, 2, 2))
+    ask("same", heads(draw, 1, 1, 3, 3, 2, 2) | triangle)
+    sizes = 3, 2, 5, 7, 4, 3
+    ask("same", finer(heads(draw, *sizes)) | {"mask": None})
+    ask("same", heads(draw, 3, 2, 5, 7, 3, 4), heads(draw, 1, 2, 7, 1, 3, 4))
+    square, some = heads(draw, 3, 3, 3, 3, 3, 3), heads(draw, *sizes)
+    ask("same", square | triangle)
+    pads = left_pads(3, 7)[:, None, None]
+    masks = [draw.mask(B, H, 5, 7) for B, H in ((3, 1), (3, 2), (1, 2))]
+    for seen in (causal(5, 7), pads, *masks):
+        ask("same", some | {"mask": seen})
+    equal = left_pads(3, 3)[:, None, None] & causal(3, 3)
+    ask("same", square | {"mask": equal | torch.eye(3, dtype=torch.bool)})
+    one = {name: x[:1] for name, x in some.items()}
+    ask("same", one | {"mask": masks[2]})
+    longer = heads(draw, 3, 2, 1, 67, 5, 4)
+    ask("same", longer | {"mask": draw.mask(3, 1, 1, 67)})
+    longer = heads(draw, 1, 2, 131, 97, 3, 4)
+    ask("same", longer, longer | {"mask": draw.mask(1, 2, 131, 97)})
+    # Pads on the left: their rows see no key, as a causal mask is on top.
+    empty = left_pads(3, 5)[:, None, None] & causal(5, 5)
+    five = heads(draw, 3, 2, 5, 5, 4, 3) | {"mask": empty}
+    uneven = draw.mask(3, 2, 5, 5) & empty.flip(-2, -1)
+    ask("empty", five, five | {"mask": uneven})
+    large = some | {"q": 128 * some["q"], "mask": causal(5, 7)}
+    # All scores far below zero, those that are hidden far above.
+    k = some["k"].abs() + 1
+    late = (torch.arange(7) >= torch.tensor([[1], [5], [0]]))[:, None, None]
+    low = {"q": 2**16 * (some["q"].abs() + 1), "k": k.where(~late.mT, -k)}
+    ask("large", large, some | low | {"mask": late})
+    last = (..., slice(-1, None), slice(None))
+    before = (slice(None), slice(None), slice(-1))
+    future = compared(drive, last, "k v", before)
+    ask("future", five | {"mask": causal(5, 5)}, by=future)
+    hidden = (~pads).expand(3, 2, 1, 7)[:, :, 0]
+    away = compared(drive, hidden, "k v", ...)
+    ask("pads", some | {"mask": pads}, by=away)
+    by_row = by_rows(drive, "q", "k", "v", "mask")
+    ask("rows", some | {"mask": masks[0]}, by=by_row)
+    head, others = (slice(None), 0), (slice(None), slice(1, None))
+    ask("heads", some, by=compared(drive, head, "q k v", others))
+    learnt = gradients(drive, "q", "k", "v")
+    ask("gradients", five, some | {"mask": masks[1]}, by=learnt)
+    ones = {"q": 1024 * some["q"], "v": torch.ones_like(some["v"])}
+    ask("sums", some | ones, by=sums(drive))
+    mild = heads(draw, *sizes, most=4) | {"mask": causal(5, 7)}
+    ask.dtypes(mild)
+    ask.half("empty", heads(draw, 3, 2, 5, 5, 4, 3, most=4) | {"mask": empty})
+    return ask
+
+
+def pair(f: Solution, i: Inputs) -> Outputs:
+    """The log-sum-exp may be in float32; it need not be more exact than out."""
+    out, lse = f.two(**i)
+    is_lse = a_tensor(lse).dim() < out.dim()
+    return out, lse.to(out.dtype) if is_lse else lse
+
+
+def tiles(f: Solution, i: Inputs) -> Outputs:
+    def count(func: Any, args: Any, out: Any) -> int:
+        made = (x for x in tree_leaves(out) if isinstance(x, Tensor))
+        floats = (x.numel() for x in made if x.is_floating_point())
+        return 0 if func.is_view else max(floats, default=0)
+
+    with Watched(count) as watched:
+        f.two(**i)
+    return limited(max(watched.counts), i["q"].numel() * i["k"].numel() / 8)
+
+
+def flash_probes() -> list[Probe]:
+    ask = Asked(pair)
+    for n, (law, inputs, by, _) in enumerate(core_probes(pair)):
+        tile = (1, 1), (2, 3), (8, 8), (5, 2)
+        more = {"tile": tile[n % 5 - 1]} if n % 5 and law != "large" else {}
+        if len(inputs["q"][0, 0]) > 99:
+            more = {"tile": (32, 24)}
+        if law != "gradients":
+            ask(law, inputs | more, by=by)
+    narrow = heads(Draw(12), 1, 1, 16, 128, 1, 1) | {"tile": (4, 8)}
+    ask("tiles", narrow, by=tiles)
+    return ask
+
+
+def merge_probes() -> list[Probe]:
+    draw, ask = Draw(4), Asked(pair)
+
+    def parts(n: int, *sizes: int) -> Inputs:
+        outs = [draw(*sizes) for _ in range(n)]
+        return {"outs": outs, "lses": [draw(*sizes[:-1]) for _ in range(n)]}
+
+    ask("same", parts(2, 1, 1, 1, 1), parts(1, 1, 1, 2, 2))
+    ask("same", parts(2, 3, 2, 5, 4), parts(3, 3, 3, 3, 3))
+    ask("same", parts(5, 3, 2, 1, 4), finer(parts(17, 3, 2, 7, 4)))
+    some = parts(3, 3, 2, 5, 4)
+    for far in (800, -800):
+        ask("large", some | {"lses": [far + 40 * lse for lse in some["lses"]]})
+    apart = 800 * torch.arange(5.0, dtype=torch.float64)  # query by query
+    ask("large", some | {"lses": [lse - apart for lse in some["lses"]]})
+    none = [lse.clone() for lse in some["lses"]]
+    none[0][:, :, :3] = none[1][:, :, 2:] = -torch.inf
+    for out, lse in zip(some["outs"], none, strict=True):
+        out[lse == -torch.inf] = 0
+    ask("same", some | {"lses": none})
+    none = [lse.clone() for lse in none]
+    none[2][:, 0] = -torch.inf
+    ask("empty", some | {"lses": none})
+    ask("rows", some, by=by_rows(pair, "outs", "lses"))
+    ask.dtypes(parts(3, 3, 2, 5, 4))
+    return ask
+
+
+def rope_probes() -> list[Probe]:
+    draw, ask = Draw(5), Asked()
+
+    def of(x: Tensor, start: int, **others: float) -> Inputs:
+        at = torch.arange(start, start + x.shape[2])
+        return {"x": x, "positions": at} | others
+
+    ask("same", of(draw(1, 1, 2, 2), 0), of(draw(1, 1, 2, 4), 1))
+    ask("same", of(draw(3, 2, 5, 8), 0), of(draw(3, 2, 4, 6), 11, theta=50.0))
+    ask("same", of(draw(3, 3, 4, 4), 0, theta=50.0), of(draw(3, 4, 4, 6), 1))
+    ask("same", of(draw(3, 2, 1, 16), 7, theta=5e5))
+    mixed, away = [3, 0, 7, 7, 61], [2053, 0, 4099, 511, 30011]
+    ask("same", {"x": draw(3, 2, 5, 8), "positions": torch.tensor(mixed)})
+
+    def as_right(f: Solution, i: Inputs) -> Outputs:
+        return f.one(**i), _right("rope").one(**i)
+
+    distant = {"x": draw(3, 2, 5, 4), "positions": torch.tensor(away)}
+    ask("far", distant, by=as_right)
+
+    def norms(f: Solution, i: Inputs) -> Outputs:
+        return f.one(**i).norm(dim=-1), i["x"].norm(dim=-1)
+
+    def scores(f: Solution, i: Inputs) -> Outputs:
+        """Of pairs of the same two vectors, at equal distances."""
+        near = f.one(**i)
+        far = f.one(**i | {"positions": i["positions"] + 13})
+        return near @ near.mT, far @ far.mT
+
+    some = of(draw(3, 2, 5, 8), 3)
+    ask("norm", some, by=norms)
+    ask("relative", some, by=scores)
+    ask("rows", some, by=by_rows(plain, "x"))
+    ask("gradients", some, by=gradients(plain, "x"))
+    ask.dtypes(of(draw(3, 2, 5, 8), 300))
+    return ask
+
+
+def scaling_probes() -> list[Probe]:
+    def freed(function: str, f: Solution, i: Inputs) -> Outputs:
+        """Logarithms: small frequencies count as much as large ones."""
+        if function != "yarn":
+            return (f.one(function, **i).log(),)
+        found, size = f.two(function, **i)
+        return found.log(), torch.as_tensor(size).double().view(1)
+
+    ask = Asked()
+
+    def of(
+        function: str, D: int, base: float, law: str = "same", **how: Any
+    ) -> None:
+        given: Inputs = {
+            "f": base ** (-torch.arange(0, D, 2).double() / D)
+        } | how
+        ask(law, given, by=partial(freed, function), of=function)
+
+    for D, base, factor in ((4, 1e4, 2.0), (8, 1e4, 8.0), (64, 5e5, 32.0)):
+        of("linear", D, base, factor=factor)
+        of("ntk", D, base, factor=factor)
+        of("llama3", D, base, factor=factor, length=256 * D)
+        of("yarn", D, base, factor=factor, length=256 * D)
+    of("llama3", 128, 5e5, factor=8.0, length=8192, low=2.0, high=5.0)
+    of("yarn", 64, 1.5e5, factor=32.0, length=4096, fast=16.0, slow=2.0)
+    of("yarn", 16, 1e4, factor=4.0, length=100)  # the ramp begins before 0
+    of("yarn", 64, 5e4, "step", factor=64.0, length=4096, fast=1.0)  # K2
+    of("yarn", 16, 1e4, "step", factor=4.0, length=6, fast=1.0)  # no width
+    return ask
+
+
+def sinks_probes() -> list[Probe]:
+    draw, ask = Draw(13), Asked(plain, "attention_with_sinks")
+    for T, S, first, window in (
+        *((2, 2, 0, 1), (3, 3, 1, 1), (1, 6, 2, 3), (9, 9, 2, 3)),
+        *((4, 7, 3, 2), (5, 5, 4, 4), (3, 11, 0, 4)),
+    ):
+        sizes = {"T": T, "S": S, "first": first, "window": window}
+        ask("same", sizes, of="streaming_mask")
+    for law, i, by, _ in core_probes():
+        if law != "sums":  # those of the keys alone are below 1
+            ask(law, i | {"sinks": draw(i["q"].shape[1]).to(i["q"])}, by=by)
+    some = heads(draw, 3, 2, 5, 7, 4, 3) | {"sinks": draw(2)}
+    learnt = gradients(plain, "q", "sinks")
+    far = {"sinks": torch.tensor([100.0, -100.0])}
+    ask("gradients", some, cast(some | far, torch.float32), by=learnt)
+    return ask
+
+
+def alibi_probes() -> list[Probe]:
+    draw, ask = Draw(15), Asked(plain, "biased_attention")
+
+    def of(function: str, inputs: Inputs) -> None:
+        by = lambda f, i: (f.one(function, **i).double(),)  # noqa: E731
+        ask("same", inputs, by=by, of=function)
+
+    for H in (1, 2, 8, 6, 12, 40):
+        of("slopes", {"n_heads": H})
+    for H, T, S in ((1, 1, 2), (2, 3, None), (4, 2, 7), (12, 5, 5), (8, 1, 67)):
+        of("alibi", {"n_heads": H, "T": T, "S": S})
+    for n, (law, i, by, _) in enumerate(core_probes()):
+        H, T, S = i["q"].shape[1], i["q"].shape[2], i["k"].shape[2]
+        bias = draw(H, T, S).to(i["q"]) if n % 4 in (1, 3) else None
+        cap = 3.0 if n % 4 in (2, 3) else None
+        ask(law, i | {"bias": bias, "softcap": cap}, by=by)
+    return ask
+
+
+def order_probes() -> list[Probe]:
+    draw, ask = Draw(16), Asked()
+
+    def of(B: int, H: int, T: int, D: int, most: int = 8) -> Inputs:
+        names = "q", "k", "v", "gate"
+        made: Inputs = {name: draw(B, H, T, D, most=most) for name in names}
+        made |= {"q_weight": draw(D) + 2.5, "k_weight": draw(D) + 2.5}
+        made |= {"positions": 3 * torch.arange(T) + 7, "softcap": 3.0}
+        return made | {"sinks": draw(H), "mask": causal(T, T)}
+
+    ask("same", of(1, 1, 1, 2), of(1, 1, 2, 2), of(1, 2, 3, 4))
+    some = of(3, 2, 5, 6)
+    ask("same", some, of(3, 3, 3, 4) | {"softcap": 50.0}, of(2, 4, 23, 8))
+    tiny = {name: some[name] / 1000 for name in ("q", "k")}  # next to eps
+    ask("same", some | tiny)
+    masks = [draw.mask(B, H, 5, 5) for B, H in ((3, 1), (3, 2), (1, 2))]
+    ask("same", *(some | {"mask": mask} for mask in masks))
+    valid = left_pads(3, 5)
+    pads = valid[:, None, None]
+    ask("empty", some | {"mask": pads & causal(5, 5)})
+    near = {"positions": torch.arange(5), "softcap": 1e3}
+    ask("large", some | near | {"q_weight": 64 * some["q_weight"]})
+    last, before = (
+        (..., slice(-1, None), slice(None)),
+        (..., slice(-1), slice(None)),
+    )
+    future = compared(plain, last, "q k v gate", before)
+    ask("future", some, by=future)
+    hidden = (~valid)[:, None].expand(3, 2, 5)
+    away = compared(plain, hidden, "k v", ...)
+    ask("pads", some | {"mask": pads}, by=away)
+    rows = by_rows(plain, "q", "k", "v", "gate", "mask")
+    ask("rows", some | {"mask": masks[0]}, by=rows)
+    head, others = (slice(None), 0), (slice(None), slice(1, None))
+    ask("heads", some, by=compared(plain, head, "q k v gate", others))
+    learnt = gradients(plain, "q", "k", "v", "gate", "q_weight", "sinks")
+    ask("gradients", of(3, 2, 5, 6, most=4), by=learnt)
+    ask.dtypes(of(3, 2, 5, 6, most=4))
+    return ask
+
+
+# ------------------------------------------------------------------ layers
+
+
+def layer_inputs(draw: Draw, *sizes: int, most: int = 3) -> Inputs:
+    """x and weights of B, T, E, H, K."""
+    B, T, E, H, K = sizes
+    small = K * E // H
+    inputs: Inputs = {"x": draw(B, T, E)}
+    for name, rows in (("w_q", E), ("w_k", small), ("w_v", small), ("w_o", E)):
+        inputs[name] = draw(rows, E, most=most)
+    return inputs | {"n_heads": H}
+
+
+def below_zero(i: Inputs, tokens: str = "x") -> Inputs:
+    """All scores far below zero, and exact in float32."""
+    low = {"x": i["x"].abs() + 1, tokens: i[tokens].abs() + 1}
+    return i | low | {"w_q": 2**12 * i["w_q"].abs(), "w_k": -i["w_k"].abs()}
+
+
+def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
+    """Of mha, mqa and gqa: `kv_heads` by query heads."""
+    draw, ask = Draw(6), Asked()
+
+    def of(B: int, T: int, E: int, H: int, most: int = 3) -> Inputs:
+        K = kv_heads[H]
+        inputs = layer_inputs(draw, B, T, E, H, K, most=most)
+        return inputs | ({"n_kv_heads": K} if gqa else {})
+
+    ask("same", of(1, 1, 2, 1), of(1, 2, 2, 1), of(1, 2, 4, 2))
+    ask("same", of(1, 2, 4, 2) | {"mask": causal(2, 2)}, of(1, 2, 4, 4))
+    some, equal = of(3, 5, 12, 6), of(3, 3, 12, 3)
+    five, three = causal(5, 5), causal(3, 3)
+    valid = left_pads(3, 5)
+    pads = valid[:, None, None]
+    masks = [draw.mask(B, H, 5, 5) for B, H in ((3, 1), (3, 6), (1, 6))]
+    ask("same", finer(some) | {"mask": None})
+    for mask in (five, pads, *masks):
+        ask("same", some | {"mask": mask})
+    ask("same", some | {"x": some["x"][:1], "mask": masks[2]})
+    long = of(1, 300, 16, 2)
+    ask("same", long, long | {"mask": causal(300, 300)})
+    right = left_pads(3, 3).flip(1)[:, None, None] & three
+    ask("same", equal | {"mask": three}, equal | {"mask": right})
+    ask("same", of(3, 17, 40, 8) | {"mask": causal(17, 17)})
+    ask("empty", *(some | {"mask": mask & five} for mask in (pads, masks[1])))
+    ask("large", some | {"w_q": 64 * some["w_q"], "mask": five})
+    ask("large", below_zero(equal) | {"mask": three})
+    last, before = (slice(None), slice(-1, None)), (slice(None), slice(-1))
+    future = compared(plain, last, "x", before)
+    ask("future", some | {"mask": five}, by=future)
+    ask("pads", some | {"mask": pads}, by=compared(plain, ~valid, "x", valid))
+    ask("rows", some | {"mask": masks[0]}, by=by_rows(plain, "x", "mask"))
+    shown = some | {"w_o": torch.eye(12, dtype=torch.float64)}
+    first, others = slice(2), (..., slice(2, None))
+    ask("heads", shown, by=compared(plain, first, "w_q", others))
+    mild = of(3, 5, 12, 6, most=2)
+    learnt = gradients(plain, "x")
+    ask("gradients", mild | {"mask": five}, by=learnt)
+    ask("gradients", mild | {"mask": pads & five}, by=learnt)
+    ask.dtypes(mild | {"mask": five})
+    return ask
+
+
+def cross_probes() -> list[Probe]:
+    draw, ask = Draw(7), Asked()
+
+    def of(*sizes: int, most: int = 3) -> Inputs:
+        B, T, S, E, C, H = sizes
+        inputs: Inputs = {"x": draw(B, T, E), "context": draw(B, S, C)}
+        for name, width in (("w_q", E), ("w_k", C), ("w_v", C), ("w_o", E)):
+            inputs[name] = draw(E, width, most=most)
+        return inputs | {"n_heads": H}
+
+    ask("same", of(1, 1, 1, 2, 2, 1), of(1, 1, 2, 2, 2, 1))
+    some, equal = of(3, 5, 7, 12, 4, 6), of(3, 3, 3, 12, 12, 3)
+    ask("same", of(1, 2, 3, 4, 2, 2), finer(some) | {"mask": None}, equal)
+    ask("same", of(3, 5, 5, 12, 12, 3), of(3, 23, 17, 20, 6, 4))
+    valid = left_pads(3, 7)
+    pads, seen = valid[:, None, None], draw.mask(3, 1, 5, 7)
+    every = draw.mask(3, 6, 5, 7)
+    for mask in (pads, pads.flip(3), seen, every, causal(5, 7)):
+        ask("same", some | {"mask": mask})
+    one = {name: some[name][:1] for name in ("x", "context")}
+    ask("same", some | one | {"mask": every[:1]})
+    three = {"mask": left_pads(3, 3)[:, None, None]}
+    ask("same", equal | three)
+    ask("large", some | {"w_q": 256 * some["w_q"], "mask": seen})
+    ask("large", below_zero(equal, "context") | three)
+    queries = left_pads(3, 5)[:, None, :, None]
+    ask("empty", some | {"mask": pads & queries})
+    ask("empty", some | {"mask": every & queries & pads})
+    hidden = compared(plain, ~valid, "context", ...)
+    ask("pads", some | {"mask": pads}, by=hidden)
+    first, others = (slice(None), 0), (slice(None), slice(1, None))
+    ask("tokens", some, by=compared(plain, first, "x", others))
+    rows = by_rows(plain, "x", "context", "mask")
+    ask("rows", some | {"mask": seen}, by=rows)
+    mild = of(3, 5, 7, 12, 4, 6, most=2)
+    learnt = gradients(plain, "x", "context")
+    ask("gradients", mild | {"mask": pads}, by=learnt)
+    ask.dtypes(mild | {"mask": pads})
+    return ask
+
+
+# ------------------------------------------------------------------ caches
+
+
+@driving
+def in_chunks(f: Solution, i: Inputs, *chunks: int) -> Outputs:
+    """The outputs of calls with so many tokens each, as one."""
+    first, *others = i["x"].split(chunks, dim=1)
+    out, kept = f.two(**i | {"x": first})
+    outs = [out]
+    for part in others:
+        out, kept = f.two(**i | {"x": part, "cache": kept})
+        outs.append(out)
+    return (torch.cat(outs, dim=1),)
+
+
+def once(f: Solution, i: Inputs) -> Outputs:
+    return (f.two(**i)[0],)
+
+
+def interleaved(f: Solution, i: Inputs) -> Outputs:
+    """Two sequences in turns, and the second alone."""
+    one = i["x"]
+    other = changed(one, ...)
+    _, a = f.two(**i | {"x": one[:, :2]})
+    first, b = f.two(**i | {"x": other[:, :3]})
+    _, a = f.two(**i | {"x": one[:, 2:3], "cache": a})
+    then, b = f.two(**i | {"x": other[:, 3:4], "cache": b})
+    whole = once(f, i | {"x": other[:, :4]})
+    return torch.cat((first, then), dim=1), *whole
+
+
+def far(f: Solution, i: Inputs) -> Outputs:
+    """After 4,100 tokens; in a solution that loops over them after 500."""
+
+    def operations(T: int) -> int:
+        with Watched(lambda *_: 1) as watched:
+            f.two(**i | {"x": i["x"][:, :T]})
+        return sum(watched.counts)
+
+    T = 503 if operations(23) > 2 * operations(7) else i["x"].shape[1]
+    return _end(f, i, T), _right_far(f.name, T, i["x"].dtype)
+
+
+def _end(f: Solution, i: Inputs, T: int) -> Tensor:
+    parts = (*(512,) * ((T - 3) // 512), (T - 3) % 512, 3)
+    i = i | {"x": i["x"][:, :T]}
+    return in_chunks(*parts)(f, i)[0][:, -5:]
+
+
+@cache
+def _right_far(name: str, T: int, dtype: torch.dtype) -> Tensor:
+    every = (p.inputs for p in EXERCISES[name].drawn() if p.law == "far")
+    i = next(i for i in every if i["x"].dtype == dtype)
+    return _end(_right(name), i, T)
+
+
+def cached_probes(
+    inputs: Callable[..., Inputs], per_token: Callable[[Inputs], int]
+) -> Asked:
+    """`inputs` of B, T and how large the weights are, or of small widths;
+    `per_token` is how many numbers a token needs in the cache."""
+    ask = Asked(once)
+
+    def equal_in(*chunks: int) -> Drive:
+        return lambda f, i: in_chunks(*chunks)(f, i) + once(f, i)
+
+    ask("same", *(inputs(1, T, small=True) for T in (1, 2)))
+    ask("chunks", inputs(1, 2, small=True), by=equal_in(1, 1))
+    equal, some = inputs(3, 3), inputs(3, 5)
+    H = equal["n_heads"]
+    ask("same", equal | {"cache": None}, inputs(H, H), some)
+    default = {name: some[name] for name in some if name != "theta"}
+    ask("same", finer(default), by=in_chunks(1, 1, 1, 1, 1))
+    for chunks in ((1,) * 5, (3, 1, 1), (2, 3)):
+        ask("chunks", some, by=equal_in(*chunks))
+    ask("same", inputs(2, 23), by=in_chunks(17, 1, 5))
+    last, before = (slice(None), slice(-1, None)), (slice(None), slice(-1))
+    ask("future", some, by=compared(once, last, "x", before))
+    ask("rows", some, by=by_rows(in_chunks(4, 1), "x"))
+    ask("apart", some, by=interleaved)
+    large = cast(some, torch.float32)
+    ask("large", large | {"w_q": 64 * large["w_q"]}, by=in_chunks(4, 1))
+
+    def small(f: Solution, i: Inputs) -> Outputs:
+        """On average, of more tokens than a buffer has room for."""
+        first, *parts = i["x"].split((5, 19, 1, 1, 38), dim=1)
+        with Watched(unwritten):
+            _, kept = f.two(**i | {"x": first})
+            before = {at: t.clone() for at, t in stored(kept).items()}
+            for part in parts:
+                _, kept = f.two(**i | {"x": part, "cache": kept})
+        took, need = grown(before, stored(kept)) / 59, per_token(i)
+        # As much again is free in a buffer that was just doubled.
+        return limited(took if took >= 2 * need else 0, need)
+
+    ask("small", inputs(1, 64), by=small)
+    long = cast(inputs(1, 4100, small=True), torch.float32)
+    long["x"][:, :2] *= 8  # what a window loses must weigh
+    ask("far", {n: long[n] for n in long if n != "theta"}, by=far)
+    mild = inputs(3, 5, most=2)
+    ask.dtypes(mild, by=in_chunks(4, 1))
+    return ask
+
+
+def cached_layer_probes(H: int, K: int) -> list[Probe]:
+    draw = Draw(8)
+    others: Inputs = {} if H == K else {"n_kv_heads": K, "theta": 50.0}
+
+    def inputs(B: int, T: int, most: int = 3, *, small: bool = False) -> Inputs:
+        if small:
+            few = {"n_kv_heads": 1} if others else {}
+            made = layer_inputs(draw, B, T, 4, 2, 1 if others else 2)
+            return made | others | few
+        return layer_inputs(draw, B, T, 4 * H, H, K, most=most) | others
+
+    ask = cached_probes(inputs, lambda i: 2 * len(i["w_k"]))
+    if others:  # angles of 2,000 tokens, of what has 8 bits
+        long = layer_inputs(draw, 1, 2053, 8, 1, 1) | others | {"n_kv_heads": 1}
+        ask("far", cast(long, torch.bfloat16), by=unless_raised(far))
+    return ask
+
+
+def mla_inputs(draw: Draw, *sizes: int, most: int = 3) -> Inputs:
+    """x and weights of B, T, E, H, R, Dn, Dr, Dv."""
+    B, T, E, H, R, Dn, Dr, Dv = sizes
+    return {
+        "x": draw(B, T, E),
+        "w_q": draw(H * (Dn + Dr), E, most=most),
+        "w_kv_a": draw(R + Dr, E, most=most),
+        "w_norm": draw(R) + 2.5,
+        "w_kv_b": draw(H * (Dn + Dv), R, most=most),
+        "w_o": draw(E, H * Dv, most=most),
+        "n_heads": H,
+        "theta": 50.0,
+    }
+
+
+def mla_probes(*, absorbed: bool) -> list[Probe]:
+    draw = Draw(9)
+
+    def inputs(B: int, T: int, most: int = 3, *, small: bool = False) -> Inputs:
+        # Even: complex numbers in the style of DeepSeek's code need it.
+        sizes = (2, 1, 2, 2, 2, 1) if small else (23, 5, 8, 6, 4, 7)
+        return mla_inputs(draw, B, T, *sizes, most=most)
+
+    ask = cached_probes(inputs, lambda i: len(i["w_kv_a"]))
+    tiny = inputs(3, 5)
+    ask("same", tiny | {"x": tiny["x"] / 4096})  # of the size of eps
+
+    def flops(f: Solution, i: Inputs) -> Outputs:
+        """Of a decode step, or half of what expanding all keys needs."""
+        _, kept = f.two(**i | {"x": i["x"][:, :-1]})
+
+        def count(func: Any, args: Any, out: Any) -> int:
+            of = flop_registry.get(func.overloadpacket)
+            return of(*args, out_val=out) if of else 0
+
+        with Watched(count) as watched:
+            f.two(**i | {"x": i["x"][:, -1:], "cache": kept})
+        return limited(sum(watched.counts), 128 * i["w_kv_b"].numel())
+
+    if absorbed:
+        wide = mla_inputs(draw, 1, 128, 8, 4, 6, 16, 2, 16)
+        ask("absorbed", wide, by=flops)
+    return ask
+
+
+def stored(kept: object) -> dict[int, Tensor]:
+    """The floats that a cache holds, wherever it holds them."""
+    found: dict[int, Tensor] = {}
+    seen: dict[int, object] = {}
+    left: list[Any] = [kept]
+    while left:
+        value = left.pop()
+        if id(value) in seen or isinstance(value, str | type):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, Tensor):
+            base = value if value._base is None else value._base
+            other = found.get(base.data_ptr())
+            if value.is_floating_point() and (
+                other is None or other.numel() < value.numel()
+            ):
+                found[base.data_ptr()] = value
+            continue
+        if isinstance(value, dict):
+            left += value.values()
+        elif hasattr(value, "__iter__") and hasattr(value, "__len__"):
+            left += value
+        slots = getattr(type(value), "__slots__", ())
+        left += [getattr(value, name, None) for name in (*slots, "__dict__")]
+    return found
+
+
+def grown(before: dict[int, Tensor], after: dict[int, Tensor]) -> int:
+    """By how many numbers; in a buffer, how many were written."""
+
+    same = {
+        at: old
+        for at, old in before.items()
+        if at in after and after[at].shape == old.shape
+    }
+    total = 0
+    for at, old in same.items():  # what was never written may be NaN
+        new = after[at]
+        total += int(((new != old) & ~(new.isnan() & old.isnan())).sum())
+    total += sum(t.numel() for at, t in after.items() if at not in same)
+    return total - sum(t.numel() for at, t in before.items() if at not in same)
+
+
+def cache_probes() -> list[Probe]:
+    draw = Draw(10)
+
+    def of(max_len: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
+        """Keys and values of B, K, D."""
+        B, K, D = sizes
+        # Of more digits than half precision has.
+        keys = [draw(B, K, T, D, most=3999) for T in chunks]
+        values = [draw(*k.shape, most=3999) for k in keys]
+        return {"max_len": max_len, "k": keys, "v": values}
+
+    def appended(cache: Any, k: Tensor, v: Tensor) -> Outputs:
+        """What an append returns, as it is at this moment."""
+        keys, values = a_pair(cache.append(k, v))
+        length = torch.tensor([float(cache.length)])
+        return keys.clone(), a_tensor(values).clone(), length
+
+    def steps(f: Solution, i: Inputs) -> Outputs:
+        cache = f(max_len=i["max_len"])
+        outs = [torch.tensor([float(cache.length)])]
+        for k, v in zip(i["k"], i["v"], strict=True):
+            outs += appended(cache, k, v)
+        return tuple(outs)
+
+    def last(f: Solution, i: Inputs) -> Outputs:
+        return steps(f, i)[-3:-1]
+
+    def apart(f: Solution, i: Inputs) -> Outputs:
+        """Two caches in turns, and the second alone."""
+        a, b = (f(max_len=i["max_len"]) for _ in range(2))
+        got: Outputs = ()
+        for k, v in zip(i["k"], i["v"], strict=True):
+            appended(a, k + 1, v + 1)
+            got = appended(b, k, v)
+        return got + steps(f, i)[-3:]
+
+    def full(f: Solution, i: Inputs) -> Outputs:
+        """The second does not fit, and the third does."""
+        cache = f(max_len=i["max_len"])
+        appended(cache, i["k"][0], i["v"][0])
+        refused = 0.0
+        try:
+            cache.append(i["k"][1], i["v"][1])
+        except Exception:
+            refused = 1.0
+        said = torch.tensor([refused, float(cache.length)])
+        return said, *appended(cache, i["k"][2], i["v"][2])
+
+    ask, some = Asked(steps), of(7, (3, 1, 1), 3, 2, 4)
+    ask("same", of(1, (1,), 1, 1, 1), of(2, (1, 1), 1, 1, 2), some)
+    ask("same", of(7, (1,) * 7, 3, 2, 4), of(4, (3, 1), 3, 3, 3))
+    ask("same", of(2100, (2053, 1, 46), 1, 1, 2))
+    for chunks in ((3, 2, 1), (4, 1, 0), (1, 5, 3)):
+        ask("full", of(4, chunks, 3, 2, 4), by=full)
+    ask("rows", some, by=by_rows(last, "k", "v"))
+    ask("apart", some, by=apart)
+    for parts in ((3,), (3, 1)):
+        ask.dtypes(of(7, parts, 3, 2, 4), by=last)
+    return ask
+
+
+def ring_probes() -> list[Probe]:
+    draw = Draw(14)
+
+    def of(W: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
+        B, K, D = sizes or (3, 2, 4)
+        keys = [draw(B, K, T, D) for T in chunks]
+        return {"W": W, "k": keys, "v": [draw(*k.shape) for k in keys]}
+
+    def steps(f: Solution, i: Inputs) -> Outputs:
+        cache, outs = f(W=i["W"]), list[Tensor]()
+        for k, v in zip(i["k"], i["v"], strict=True):
+            keys, values, at = cache.append(k, v)
+            outs += [a_tensor(x).clone() for x in (keys, values, at)]
+        return tuple(outs)
+
+    def last(f: Solution, i: Inputs) -> Outputs:
+        return steps(f, i)[-3:-1]
+
+    ask, some = Asked(steps, "RingKVCache"), of(4, (3, 1, 1, 1, 2, 1))
+    ask("same", of(1, (1, 1), 1, 1, 1), of(2, (1, 1, 1), 1, 1, 2), some)
+    for chunks in ((4, 1), (5, 1), (11, 1, 1), (1,) * 9, (1, 4, 3, 1)):
+        ask("same", finer(of(4, chunks)))
+    for W, T, at in (
+        (3, 1, [0, -1, -1]),
+        (3, 1, [6, 4, 5]),
+        (4, 2, [4, 5, -1, 3, 0, 1, 2]),
+        (4, 5, [8, 5, 6, 7, 9, 10, 11, 12, 13]),
+    ):
+        j = torch.tensor(at)
+        i = torch.arange(T) + 1 + j.max() - T
+        ask("same", {"i": i, "j": j, "W": W}, of="sees")
+    ask("rows", some, by=by_rows(last, "k", "v"))
+    ask.dtypes(of(4, (3, 1, 6, 1)), by=last)
+    return ask
+
+
+def pooled_probes() -> list[Probe]:
+    draw, ask = Draw(11), Asked(pair)
+
+    def of(H: int, K: int, D: int, E: int) -> Inputs:
+        sizes = {"n_heads": H, "n_kv_heads": K}
+        return {"w_k": draw(H * D, E), "w_v": draw(H * D, E)} | sizes
+
+    for sizes in ((1, 1, 1, 1), (2, 1, 1, 1), (4, 2, 1, 1), (4, 2, 2, 2)):
+        ask("same", of(*sizes))
+    for sizes in ((6, 2, 5, 7), (6, 3, 5, 7), (6, 6, 5, 7), (9, 3, 3, 27)):
+        ask("same", of(*sizes))
+    ask.dtypes(of(6, 2, 5, 7))
+    return ask
+
+
+SHARED = {1: 1, 2: 1, 4: 2, 6: 2, 3: 3, 8: 4}
+PROBES: dict[str, Callable[[], list[Probe]]] = {
+    "softmax": softmax_probes,
+    "online_softmax": online_probes,
+    "masks": masks_probes,
+    "sdpa": core_probes,
+    "mha": partial(layer_probes, {H: H for H in SHARED}, gqa=False),
+    "mha_cached": partial(cached_layer_probes, 3, 3),
+    "mqa": partial(layer_probes, dict.fromkeys(SHARED, 1), gqa=False),
+    "gqa": partial(layer_probes, SHARED, gqa=True),
+    "llama": partial(cached_layer_probes, 6, 2),
+    "cross": cross_probes,
+    "rope": rope_probes,
+    "kv_cache": cache_probes,
+    "mla_latent": partial(mla_probes, absorbed=False),
+    "mla_absorbed": partial(mla_probes, absorbed=True),
+    "mha_to_gqa": pooled_probes,
+    "flash": flash_probes,
+    "merge": merge_probes,
+    "sinks": sinks_probes,
+    "alibi": alibi_probes,
+    "order": order_probes,
+    "scaling": scaling_probes,
+    "ring": ring_probes,
+}
+EXERCISES = {
+    name: Exercise(tuple(FORMS[name]), drawn) for name, drawn in PROBES.items()
+}
+
+
+@cache
+def properties(name: str) -> tuple[tuple[str, str], ...]:
+    """Those of an exercise, each with the function of which it is asked."""
+    probes = [*EXERCISES[name].probes()]
+    found = {(p.function, p.law) for p in probes}
+    for p in probes:
+        if any(hasattr(x, "__len__") for x in p.inputs.values()):  # a tensor
+            found.add((p.function, "untouched"))
+    functions = ["", *TASKS[name].names]
+    return tuple(x for x in product(functions, LAWS) if x in found)

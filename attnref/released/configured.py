@@ -1,0 +1,275 @@
+"""The attention of a released model as a layer of this package."""
+
+from collections.abc import Mapping
+from copy import copy
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnref.caches.kv_cache import Cache, KVCache, check_kept, past_of
+from attnref.caches.past import counted_positions
+from attnref.caches.ring import RingKVCache
+from attnref.core.biases import Alibi
+from attnref.core.checks import check_input
+from attnref.core.masks import Causal, Chunk, Rule, Window, decoder_mask, dense
+from attnref.core.rope import check_positions, token_positions
+from attnref.core.sdpa import Attend
+from attnref.released.attention import Attention, slopes
+from attnref.released.record import AttentionRecord, attention_of, families
+
+
+class Handed(Cache):
+    """A layer's cache as a later layer that reads its keys has to see it.
+
+    So it was before the call that appended to it; `append` stores nothing and
+    returns what it returned then, which a ring need not hold any more.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        before: tuple[int, Tensor | None, Tensor | None],
+        places: tuple[Tensor, Tensor | None],
+        seen: tuple[Tensor, ...],
+    ) -> None:
+        self.keeps = cache.keeps
+        super().__init__()
+        self.length, self.lengths, self.numbers = before
+        self.end, (self.new, self.at), self.seen = cache.length, places, seen
+
+    def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        self.length = self.end
+        return self.seen
+
+    def positions(self, new: int, device: torch.device) -> Tensor | None:
+        return self.numbers
+
+    def positions_of(self, new: Tensor | None, T: int) -> Tensor | None:
+        return self.at
+
+    def next_positions(self, T: int) -> Tensor | None:
+        return self.new
+
+
+class ConfiguredAttention(Attention):
+    """Self-attention as a record says, called like the layers of `layers`.
+
+    `attend` is a core that takes what the record asks for, such as `sdpa`;
+    without one, the layer attends as its file does. Weights load under their
+    names in transformers. A layer that reads the keys of an earlier one has no
+    cache of its own: it is called after that one, with the same cache.
+    """
+
+    in_package = True
+
+    def __init__(
+        self, record: AttentionRecord, attend: Attend | None = None
+    ) -> None:
+        super().__init__(record)  # type: ignore[no-untyped-call]
+        self.core, self.dropout, self.shares = attend, 0.0, record.shares
+        self.causal: Rule = Causal()
+        if record.window:
+            self.causal = Window(record.window)
+        if record.chunk:
+            self.causal = Chunk(record.chunk)
+        names = families()[record.family].names
+        self._theirs = {f"{t}.": f"{ours}." for ours, t in names.items()}
+        hook = self.register_load_state_dict_pre_hook
+        hook(_renamed)  # type: ignore[no-untyped-call]
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        chosen: Tensor | None = None,
+    ) -> Tensor:
+        """Apply self-attention to `x` `(B, T, E)`; returns `(B, T, E)`.
+
+        `mask` is bool, True = may attend, and broadcasts to `(B, H, T, S)`.
+        With a `cache`, the S keys are the cached ones followed by the T new
+        ones; without, S = T. Unless `positions` are given, those of a row
+        count its real tokens, if `mask` is a padding mask. Where an
+        indexer chose the keys, they are in `chosen` of its layer, and layers
+        that have none take them as `chosen`.
+        """
+        check_input("x", x.shape, self.r.d_model)
+        if positions is not None:
+            check_positions(positions, len(x), x.shape[1], x.device)
+        if self.r.shares is not None:
+            cache = self._handed(x, cache)  # it knows the positions
+        elif positions is None:
+            positions = _without_pads(mask, x, cache)
+        if self.r.index_topk and not self.r.index_own and chosen is None:
+            raise ValueError(
+                "the layer has no indexer: pass chosen=, the `chosen` of the "
+                "last layer that has one"
+            )
+        how = {"mask": mask, "cache": cache, "positions": positions}
+        how["chosen"] = chosen
+        out: Tensor = super().forward(x, **how)  # type: ignore[no-untyped-call]
+        return out
+
+    def cache(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, max_len: int
+    ) -> Cache:
+        """An empty cache that fits: a `RingKVCache` for a window or chunks."""
+        rule = self.causal
+        if isinstance(rule, Window | Chunk):
+            return RingKVCache(rule.size)
+        return KVCache(max_len)
+
+    def _handed(self, x: Tensor, cache: Cache | None) -> Handed:
+        """What the layer whose keys this one reads has left in its cache."""
+        left = None if cache is None else cache.handed
+        if (
+            not isinstance(left, Handed)
+            or cache is None
+            or left.end != cache.length
+            or left.end - left.length != x.shape[1]
+        ):
+            raise ValueError(
+                f"the layer reads the keys of layer {self.r.shares}: call that "
+                "one first, with the same tokens and the same cache"
+            )
+        return copy(left)
+
+    def positions_of(
+        self, x: Tensor, cache: Cache | None, positions: Tensor | None
+    ) -> tuple[Tensor, int]:
+        """Of the new tokens, `(1, T)` or `(B, T)`; and how many are past."""
+        past = past_of(cache, self.causal)
+        if positions is None and cache is not None:
+            positions = cache.next_positions(x.shape[1])
+        if positions is None:
+            end = past + x.shape[1]
+            positions = torch.arange(past, end, device=x.device)
+        return positions if positions.dim() == 2 else positions[None], past
+
+    def is_longer(
+        self, x: Tensor, cache: Cache | None, positions: Tensor | None
+    ) -> bool:
+        """LongRoPE: whether the text, without pads, is longer than trained."""
+        if not x.numel():
+            return False
+        past = past_of(cache, self.causal)
+        longest: int = self.r.rope_length
+        end = past + x.shape[1]
+        if positions is not None:
+            end = int(positions.max()) + 1
+        if cache is not None:
+            before = getattr(cache, "rotated", 0) or past
+            if past and (before > longest) is not (end > longest):
+                raise ValueError(
+                    f"the cached keys were rotated for a text of {before} "
+                    f"tokens, and LongRoPE rotates one of {end} by other "
+                    "angles: read the whole text again, without these keys"
+                )
+            cache.rotated = end
+        return end > longest
+
+    def stored(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        positions: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Keys and values of all tokens, what is seen of them, and where."""
+        r, (B, H, T) = self.r, q.shape[:3]
+        i, past = self.positions_of(q.transpose(1, 2), cache, positions)
+        lengths = None if cache is None else cache.lengths
+        bias = Alibi(r.n_heads) if r.alibi else None
+        at = counted_positions(cache, self.causal, positions, q, bias)
+        numbers = None if cache is None else cache.positions(T, q.device)
+        seen = decoder_mask(
+            mask,
+            (B, H, T, past + T),
+            causal=self.causal,
+            device=q.device,
+            positions=numbers,
+            token_positions=at,
+            lengths=lengths,
+            kept=None if cache is None else cache.returns(T),
+        )
+        if cache is not None:
+            k, *rest = cache.append(k) if v is None else cache.append(k, v)
+            check_kept(cache, k, numbers, at)
+            v = rest[0] if rest else None
+            if r.is_shared and v is not None:
+                before = past, lengths, numbers
+                cache.handed = Handed(cache, before, (i, at), (k, v))
+        if v is None:
+            v = k[..., : r.kv_rank]
+        shown = dense(seen)
+        if shown is None:
+            shown = torch.ones((1, 1), dtype=torch.bool, device=q.device)
+        j = numbers
+        if j is None:
+            j = torch.arange(k.shape[2], device=q.device)
+        j = j if j.dim() == 2 else j[None]
+        if at is not None:
+            j = at.expand(B, -1).gather(1, j.clamp(min=0).expand(B, -1))
+        return k, v, shown, j[:, None, None]
+
+    def by_core(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, far: Tensor
+    ) -> Tensor:
+        """The heads by the layer's core, which is told what the record says."""
+        assert self.core is not None
+        r = self.r
+        how: dict[str, Any] = {"scale": r.scale}
+        if r.softcap:
+            how["softcap"] = r.softcap
+        if r.with_sinks:
+            how["sinks"] = self.sinks
+        if r.alibi:
+            m: Tensor = slopes(r.n_heads)  # type: ignore[no-untyped-call]
+            how["bias"] = -m.to(q.device)[:, None, None] * far
+        return self.core(q, k, v, mask, **how)
+
+
+def _without_pads(
+    mask: Tensor | None, x: Tensor, cache: Cache | None
+) -> Tensor | None:
+    """Positions `(B, T)` of the new tokens, which count real tokens alone."""
+    (B, T), S = x.shape[:2], 0 if mask is None else mask.shape[-1]
+    if mask is None or mask.shape[:-1] != (B, 1, 1) or S == 0:
+        return None
+    at = token_positions(mask[:, 0, 0])
+    new = None if cache is None else cache.next_positions(T)
+    return at[:, S - T :] if new is None else at.gather(1, new)
+
+
+def attention_from_config(
+    config: Mapping[str, object] | str | PathLike[str],
+    layer: int = 0,
+    *,
+    attend: Attend | None = None,
+) -> ConfiguredAttention:
+    """The attention of one layer of a released model, from its `config.json`.
+
+    Examples:
+        >>> config = {"model_type": "olmo2", "num_hidden_layers": 2}
+        >>> config |= {"hidden_size": 64, "num_attention_heads": 8}
+        >>> layer = attention_from_config(config)
+        >>> layer(torch.randn(3, 5, 64)).shape, layer.q_norm.weight.shape
+        (torch.Size([3, 5, 64]), torch.Size([64]))
+    """
+    return ConfiguredAttention(attention_of(config, layer), attend)
+
+
+def _renamed(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Weights under the names of transformers, under ours."""
+    for name in [*state]:
+        own = name.removeprefix(prefix)
+        for theirs, ours in module._theirs.items():
+            if own.startswith(theirs):
+                new = prefix + ours + own.removeprefix(theirs)
+                state[new] = state.pop(name)

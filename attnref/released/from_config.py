@@ -1,0 +1,151 @@
+"""The shape of a model, read from its config.json."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from attnref.numbers.shapes import (
+    Chunked,
+    Full,
+    Group,
+    Mla,
+    Model,
+    Recurrent,
+    Sliding,
+    Source,
+)
+from attnref.released.record import KINDS as SOFTMAX
+from attnref.released.record import (
+    UNREADABLE,
+    AttentionRecord,
+    Fields,
+    fields_of,
+    layers_of,
+    rows_of,
+)
+from attnref.released.weights import params_of
+
+LONGEST = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    *("model_max_length", "max_sequence_length"),
+)
+STATE = "state_heads", "key_dim", "value_dim", "conv_channels", "conv_kernel"
+
+
+def model_from_config(
+    config: Mapping[str, Any] | str | PathLike[str],
+) -> Model:
+    """What the cache of a model holds, from its `config.json`.
+
+    A model with layers whose state is not known is refused: a sum without
+    them would be wrong.
+
+    Examples:
+        >>> config = {"model_type": "llama", "num_hidden_layers": 32}
+        >>> config |= {"hidden_size": 4096, "num_attention_heads": 32}
+        >>> model_from_config(config | {"num_key_value_heads": 8}).groups
+        (Full(layers=32, q_heads=32, kv_heads=8, head_dim=128, v_head_dim=128,
+        index_dim=0),)
+    """
+    given = fields_of(config)
+    here = Source("config.json", "")
+    if given.get("model_type") == "longcat_flash":  # two in each layer
+        pairs = given.get("num_layers")
+        if isinstance(pairs, int):
+            given["num_hidden_layers"] = 2 * pairs
+    layers = layers_of(given)
+    found: dict[Group, int] = {}
+    for layer, (kind, record) in enumerate(layers):
+        for group in _groups(given, layer, kind, record):
+            found[group] = found.get(group, 0) + 1
+    longest = next((given[n] for n in LONGEST if given.get(n)), 0)
+    counted = params_of(given, layers)
+    family, name = given["model_type"], given.get("_name_or_path")
+    if isinstance(config, (str, PathLike)):
+        name = fspath(config)
+    return Model(
+        id=str(name or family),
+        name=str(name or family),
+        family=family,
+        date="",
+        max_context=longest if isinstance(longest, int) else 0,
+        groups=tuple(replace(group, layers=n) for group, n in found.items()),
+        sources=(here,),
+        confidence="given",
+        params=counted and counted[0],
+        params_in=counted and here,
+        attention_params=counted and counted[1],
+    )
+
+
+def _groups(
+    given: Mapping[str, Any],
+    layer: int,
+    kind: str,
+    record: AttentionRecord | None,
+) -> list[Group]:
+    """What one layer stores."""
+    read = _beside(given, layer, kind)
+    found: list[Group] = []
+    if record:
+        group = group_of(record)
+        found = [group] if group else []
+    if "state_heads" in read and (read["beside"] or not record):
+        sizes = {name: _size(given, read, name) for name in STATE}
+        found.append(Recurrent(layers=1, **sizes))
+    return found
+
+
+def group_of(r: AttentionRecord) -> Group | None:
+    """What one layer stores; None, if it reads what another one stores."""
+    if r.shares is not None:
+        return None
+    if r.kv_rank:
+        return Mla(
+            layers=1,
+            q_heads=r.n_heads,
+            kv_lora_rank=r.kv_rank,
+            qk_rope_head_dim=r.rope_dim,
+            qk_nope_head_dim=r.head_dim - r.rope_dim,
+            v_head_dim=r.v_head_dim,
+            rotated=r.rope_theta is not None,
+            index_dim=r.index_dim if r.index_own else 0,
+        )
+    sizes = {
+        "layers": 1,
+        "q_heads": r.n_heads,
+        "kv_heads": r.n_kv_heads,
+        "head_dim": r.head_dim,
+        "v_head_dim": r.v_head_dim,
+    }
+    if r.window:
+        return Sliding(**sizes, sliding_window=r.window)
+    return Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)
+
+
+def _beside(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
+    """What `states.txt` says of a layer."""
+    family = given["model_type"]
+    row = rows_of(Path(__file__).with_name("states.txt")).get(family)
+    if row is None and kind not in SOFTMAX:
+        raise ValueError(
+            f"{family}: what layers of the kind {kind} store is not known, "
+            "so the cache would be counted too small"
+        )
+    read = Fields({k: v for k, v in given.items() if v is not None})
+    read["layer"], found = layer, Fields()
+    for name, code in row.fields.items() if row else ():
+        try:
+            found[name] = read[name] = eval(code, {}, read)
+        except UNREADABLE:
+            raise ValueError(f"{family}: {name} cannot be read") from None
+    return Fields() if kind in (found["nothing"] or ()) else found
+
+
+def _size(given: Mapping[str, Any], read: Fields, name: str) -> int:
+    size, least = read[name], 1 if name == "conv_kernel" else 0
+    if not isinstance(size, int) or size < least:
+        raise ValueError(f"{given['model_type']}: {name}={size} is no size")
+    return size

@@ -1,0 +1,111 @@
+"""The bytes of a model's weights, as its config.json stores them."""
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from attnref.numbers.kv_memory import Storage
+from attnref.released.record import UNREADABLE, fields_of
+from attnref.released.weights import params_of
+
+WIDTHS = {"float32": 32, "bfloat16": 16, "float16": 16}
+# Modules that are small, or no part of a layer, and are not quantised.
+FULL = {
+    *("lm_head", "embed_tokens", "gate", "router", "e_score_correction_bias"),
+    *("mtp", "visual", "vision_tower"),
+}
+
+
+def stored_bytes(config: Mapping[str, Any] | str | PathLike[str]) -> int:
+    """Bytes of all weights, quantised as `quantization_config` says.
+
+    Embeddings and the output head keep their dtype. The few numbers in the
+    layers that keep it too, such as norms, are counted as if they did not.
+
+    Examples:
+        >>> config = {"model_type": "llama", "num_hidden_layers": 1}
+        >>> config |= {"hidden_size": 64, "num_attention_heads": 4}
+        >>> config |= {"intermediate_size": 128, "vocab_size": 100}
+        >>> config |= {"torch_dtype": "bfloat16", "tie_word_embeddings": False}
+        >>> four = {"quant_method": "awq", "bits": 4, "group_size": 64}
+        >>> stored_bytes(config), stored_bytes(
+        ...     config | {"quantization_config": four}
+        ... )
+        (107904, 47784)
+    """
+    given = fields_of(config)
+    family, told = given.get("model_type"), given.get("quantization_config")
+    if isinstance(config, (str, PathLike)) and not told:
+        beside = Path(config).with_name("hf_quant_config.json")
+        if beside.exists():
+            raise ValueError(
+                f"{family}: weights that are quantised as {beside.name} says "
+                "are not counted; pass their size"
+            )
+    counted = params_of(given)
+    inside = params_of(
+        given | {"vocab_size": 0, "vocab_size_per_layer_input": 0}
+    )
+    if counted is None or inside is None:
+        raise ValueError(
+            f"{family}: its parameters are not counted; pass the size of its "
+            "weights"
+        )
+    dtype = given.get("torch_dtype") or given.get("dtype")
+    width = WIDTHS.get(str(dtype), 16 if told else 0)
+    if not width:
+        raise ValueError(f"{family}: torch_dtype={dtype!r} is none of weights")
+    bits = counted[0] * width
+    if told:
+        try:
+            storage, narrow = _quantised(str(family), told, *inside)
+        except UNREADABLE as error:
+            raise ValueError(
+                f"{family}: quantization_config cannot be read: {error}"
+            ) from None
+        bits += storage.bits_for(narrow) - narrow * width
+    return -(-bits // 8)
+
+
+def assumed_dtype(config: str | PathLike[str]) -> str | None:
+    """The dtype for which weights are taken, if the file says no format."""
+    given = fields_of(config)
+    if given.get("quantization_config"):
+        return None
+    return str(given.get("torch_dtype") or given.get("dtype"))
+
+
+def _quantised(
+    family: str, told: Mapping[str, Any], inside: int, attention: int
+) -> tuple[Storage, int]:
+    """How the weights in the layers are stored, and how many of them."""
+    method = told.get("quant_method")
+    if method == "fp8":
+        rows, columns = told.get("weight_block_size") or (1, 0)
+        block = rows * columns
+        storage = Storage(8, 32, block) if block else Storage(8)
+    elif method in ("awq", "gptq"):
+        bits, group = told["bits"], told["group_size"]
+        storage = Storage(bits)
+        if group > 0:  # of each a scale in 16 bits, and a zero point
+            storage = Storage(bits, 16 + bits, group)
+    elif method == "mxfp4":
+        storage = Storage(4, 8, 32)
+    else:
+        raise ValueError(
+            f"{family}: weights that are quantised by {method!r} are not "
+            "counted; pass their size"
+        )
+    whole = method == "mxfp4"  # which is that of experts alone
+    names = told.get("modules_to_not_convert") or told.get("ignored_layers")
+    for name in names or ():
+        parts = name.split(".")
+        if parts[-1] == "self_attn" and not any(map(str.isdigit, parts)):
+            whole = True
+        elif not FULL.intersection(parts) and "norm" not in parts[-1]:
+            raise ValueError(
+                f"{family}: {name} is not quantised, which is not counted; "
+                "pass the size of the weights"
+            )
+    return storage, inside - attention if whole else inside

@@ -1,0 +1,90 @@
+"""The parameters of a model, counted from its config.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnref.released.record import (
+    UNREADABLE,
+    AttentionRecord,
+    Fields,
+    Layers,
+    layers_of,
+    rows_of,
+)
+
+BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
+LAST = "mlp", "mixer", "norms", "ends", "once", "tied"  # made of the others
+
+
+def params_of(
+    given: Mapping[str, Any], layers: Layers | None = None
+) -> tuple[int, int] | None:
+    """All parameters, and those of attention; None if the family is not known.
+
+    Draft layers and vision encoders are not counted.
+    """
+    family = given["model_type"]
+    row = rows_of(Path(__file__).with_suffix(".txt")).get(family)
+    if row is None or any(given.get(n) and n not in row.reads for n in BIASES):
+        return None
+    layers = layers or layers_of(given)
+    attention = rest = 0
+    read = Fields()
+    try:
+        for layer, (kind, record) in enumerate(layers):
+            read = Fields({k: v for k, v in given.items() if v is not None})
+            read["layer"], read["layer_type"] = layer, kind
+            for name in sorted(row.fields, key=LAST.__contains__):
+                read[name] = eval(row.fields[name], {}, read)
+            rest += read["mlp"] + read["norms"] * read["d"]
+            if record is None or read["mixer"]:
+                attention += read["mixer"]
+            if record:
+                attention += attention_params(record)
+        ends = (1 if read["tied"] else 2) * read["vocab_size"] + read["ends"]
+        whole = attention + rest + ends * read["d"] + read["once"]
+    except UNREADABLE:
+        return None
+    if read["tied"] is None or not isinstance(whole, int):
+        return None
+    return whole, attention
+
+
+def attention_params(r: AttentionRecord) -> int:
+    """Parameters of the attention of one layer.
+
+    Examples:
+        >>> from attnref.released.record import attention_of
+        >>> config = {"model_type": "llama", "num_hidden_layers": 1}
+        >>> config |= {"hidden_size": 64, "num_attention_heads": 4}
+        >>> attention_params(attention_of(config))
+        16384
+    """
+    d, heads, out = r.d_model, r.n_heads, r.n_heads * r.v_head_dim
+    q, k, v = heads * r.head_dim, r.n_kv_heads * r.head_dim, 0
+    if not r.k_is_v:
+        v = r.n_kv_heads * r.v_head_dim
+    if r.shares is not None:
+        k = v = 0
+    n = out * d + r.o_bias * d + r.with_sinks * heads + r.sub_norm * out
+    if r.kv_rank:
+        nope = r.head_dim - r.rope_dim
+        down = r.kv_rank + r.rope_dim + (r.q_rank or 0)
+        n += d * down + r.qkv_bias * down + r.kv_rank + (r.q_rank or 0)
+        n += r.kv_rank * heads * (nope + r.v_head_dim)
+        if r.index_own:
+            n += (r.q_rank or d) * r.index_heads * r.index_dim
+            n += d * (r.index_heads + r.index_dim) + 2 * r.index_dim
+        return n + (r.q_rank or d) * q
+    made = q * (2 if r.gate == "in q_proj" else 1) + k + v
+    n += (d + r.qkv_bias) * made
+    if r.gate in ("per channel", "per head"):
+        n += d * (out if r.gate == "per channel" else heads)
+        n += r.gate_bias * heads
+    if r.norm and r.norm_weight:
+        if r.norm in ("RMS of a head", "LayerNorm"):
+            one = r.head_dim * (2 if r.norm == "LayerNorm" else 1)
+            return n + one * (2 if k else 1)
+        return n + q + k
+    return n

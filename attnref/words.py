@@ -1,0 +1,72 @@
+"""Words that all commands and messages share: what may have been meant, and
+texts in both languages."""
+
+import locale
+import os
+import re
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+
+class Text(NamedTuple):
+    """A few words or sentences in both languages of the site."""
+
+    en: str
+    zh: str
+
+
+def language_of_locale() -> str:
+    """ "zh" where the locale is Chinese, else "en"."""
+    names = ("LC_ALL", "LC_MESSAGES", "LANG")
+    name = next(filter(None, map(os.environ.get, names)), None)
+    name = name or locale.getlocale()[0] or ""
+    return "zh" if name.lower().startswith(("zh", "chinese")) else "en"
+
+
+def plain(text: str) -> str:
+    """Without what people write differently: case and separators."""
+    return re.sub(r"[^a-z0-9.]", "", text.lower())
+
+
+def near(name: str, known: Mapping[str, str]) -> list[str]:
+    """What `name` may have meant, best first: values of `known`, by texts.
+
+    A text that is the same but for case and separators is what was meant. Else
+    it is those that contain all words of `name`, or that it contains, such as
+    `"org/Model-7B-Instruct"`; else those that are spelled most like it.
+
+    Examples:
+        >>> known = {name: name for name in ("llama-2-7b", "llama-3.1-8b")}
+        >>> near("Llama 3.1 8B", known), near("lama", known), near("8b", known)
+        (['llama-3.1-8b'], ['llama-2-7b', 'llama-3.1-8b'], ['llama-3.1-8b'])
+        >>> near("lamma3", known), near("zebra", known)
+        (['llama-3.1-8b', 'llama-2-7b'], [])
+    """
+
+    short = plain(name)
+    words = list(filter(None, map(plain, re.split(r"[\s/_-]", name))))
+    same: dict[str, float] = {}
+    within: dict[str, float] = {}
+    spelled: dict[str, float] = {}
+    for text, key in known.items():
+        full = plain(text)
+        ratios = [
+            SequenceMatcher(None, short, part).ratio()
+            for part in (full, full[: len(short)])
+        ]
+        if full == short:
+            same[key] = 1
+        elif all(word in full for word in words) or full in short:
+            within[key] = max(ratios[0], within.get(key, 0))
+        elif max(ratios) >= 0.6:
+            spelled[key] = max(sum(ratios), spelled.get(key, 0))
+    best = same or within or spelled
+    many = 3 if best is spelled else 10
+    return sorted(best, key=lambda key: -best[key])[:many] if short else []
+
+
+def hint(name: str, known: Mapping[str, str]) -> str:
+    """The end of an error message: what may have been meant, if anything."""
+    meant = ", ".join(near(name, known))
+    return f"; did you mean {meant}?" if meant else ""

@@ -1,0 +1,1 @@
+"""Pages of the catalogue of mistakes and of exercises."""

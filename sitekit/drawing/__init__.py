@@ -1,0 +1,1 @@
+"""Drawings: heat map, wiring, bars, plots, strips, data flows."""

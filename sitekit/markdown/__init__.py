@@ -1,0 +1,1 @@
+"""What pages are written in: fences, includes, marks, both languages."""

@@ -1,0 +1,88 @@
+"""Terms: the first use of one in the prose of a page leads to the glossary.
+
+The glossary is the page learn/glossary: each of its items is a term, a link to
+the page that explains it, the meaning, and an id. What is added to a page is
+added after the search and the notebooks have read it.
+"""
+
+import re
+from typing import NamedTuple
+
+from sitekit.adapter import get_relative_url
+from sitekit.markdown import pages
+from sitekit.markdown.parity import twin
+
+PLACE = "learn/glossary"
+NONE = (PLACE, "index", "learn/bibliography")  # and the pages of the API
+ITEM = re.compile(
+    r"^- \[(?P<term>.+?)\]\(\.\./(?P<page>.+?)\.md.*?\).*?[:：].+\n"
+    r"  \{ #(?P<id>[\w-]+) \}$",
+    re.MULTILINE,
+)
+PIECE = re.compile(r"<(?P<end>/?)(?P<tag>[a-zA-Z][\w-]*)[^>]*?>|[^<]+|<")
+PROSE = {"p", "li"}
+APART = {
+    *("a", "button", "code", "dl", "figure", "label", "math", "pre", "script"),
+    *("select", "summary", "svg", "table", *(f"h{n}" for n in range(1, 7))),
+}
+HAN = "[一-鿿]"
+
+
+class Term(NamedTuple):
+    id: str
+    page: str  # that explains it
+
+
+def terms(language: str) -> dict[str, Term]:
+    """By the term in small letters."""
+    return {
+        found["term"].lower(): Term(found["id"], found["page"])
+        for found in ITEM.finditer(pages.body_of(twin(PLACE, language)))
+    }
+
+
+def _any_of(names: list[str]) -> re.Pattern[str]:
+    """The longest first. Of a Chinese term of one character, such as 键, many
+    words are made: it stands alone or before one that joins two."""
+
+    def one(name: str) -> str:
+        if name.isascii():
+            ends = f"(?:{re.escape(name[:-1])}ies|" * name.endswith("y")
+            plural = f"{re.escape(name)}s?" + ")" * name.endswith("y")
+            return rf"(?<![\w-]){ends}{plural}(?![\w-]|\.\w)"
+        alone = f"(?<!{HAN}){name}(?=[、和与])"
+        return re.escape(name) if len(name) > 1 else alone
+
+    names = sorted(names, key=len, reverse=True)
+    each = (f"(?P<t{n}>{one(name)})" for n, name in enumerate(names))
+    return re.compile("|".join(each), re.IGNORECASE | re.ASCII)
+
+
+def linked(html: str, stem: str, language: str, urls: dict[str, str]) -> str:
+    """The article with these links, at most one per term."""
+    if stem in NONE or stem.startswith("api"):
+        return html
+    every = terms(language)
+    names = sorted(every, key=len, reverse=True)
+    pattern = _any_of(names)
+    place = get_relative_url(urls[PLACE], urls[stem])
+    seen = {name for name, term in every.items() if term.page == stem}
+
+    def link(match: re.Match[str]) -> str:
+        name = names[int(str(match.lastgroup)[1:])]
+        if name in seen:
+            return match[0]
+        seen.add(name)
+        return f'<a class="term" href="{place}#{every[name].id}">{match[0]}</a>'
+
+    written, prose, apart = [], 0, 0
+    for piece in PIECE.finditer(html):
+        tag, by = str(piece["tag"]).lower(), -1 if piece["end"] else 1
+        if piece["tag"] and not piece[0].endswith("/>"):
+            prose += by * (tag in PROSE)
+            apart += by * (tag in APART)
+        text = piece[0]
+        if not piece["tag"] and prose > 0 and not apart:
+            text = pattern.sub(link, text)
+        written.append(text)
+    return "".join(written)

@@ -1,0 +1,364 @@
+"""Two languages, one structure: what a page is apart from its words."""
+
+import hashlib
+import re
+from html.parser import HTMLParser
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sitekit import ROOT
+from sitekit.markdown import docstrings, pages, source
+
+# A page has of its own: links marked so, [...](...){ hreflang=zh }, and boxes
+# with this word among their classes. Sentences are split and joined freely.
+OWN = "own"
+VOID = {"br", "hr", "img", "input", "wbr"}
+DIGITS = r"\d(?:[\d.,]*\d)?"
+SCALED = re.compile(
+    rf"({DIGITS})(?:\s*(thousand|million|billion|[千万亿]|[GT](?=FLOP))|([kKMBT])\b)?"
+)
+SCALE = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12} | {
+    **{"thousand": 1e3, "million": 1e6, "billion": 1e9},
+    **{"千": 1e3, "万": 1e4, "亿": 1e8},
+}
+WORDS = """
+    zero no 零; one once first 一; two twice second half 二 两 半;
+    three third 三; four fourth quarter 四; five fifth 五; six sixth 六;
+    seven 七; eight 八; nine 九; ten 十; eleven 十一; twelve dozen 十二
+"""
+MONTHS = """
+    January February March April May June July August September October
+    November December
+"""
+SPELLED = {
+    word.lower(): value
+    for value, words in enumerate(WORDS.split(";"))
+    for word in words.split()
+} | {month.lower(): i for i, month in enumerate(MONTHS.split(), 1)}
+
+
+class Section:
+    """What a section says apart from its words."""
+
+    def __init__(self, heading: tuple[str, str]) -> None:
+        self.heading = heading
+        # In their order: blocks, tables, displayed formulas, boxes, images.
+        self.parts: list[tuple[Any, ...]] = []
+        # In any order, since that of words differs between languages.
+        self.inline: dict[str, set[str]] = {
+            "formula": set(),
+            "link": set(),
+            "code": set(),
+        }
+        self.text = ""
+
+    def numerals(self) -> dict[str, set[float]]:
+        """Each numeral, and what it may mean: 8B, 8 billion and 80 亿 are one.
+
+        128K is 128 thousand, or 131,072.
+        """
+        found = {}
+        for digits, word, letter in SCALED.findall(self.text):
+            scale = SCALE.get((word or letter).lower(), 1)
+            # 8.03 billion and 80.3 亿 differ in the last bit of a float.
+            means = {float(f"{_value(digits) * scale:.12g}")}
+            if scale == 1e3:
+                means.add(_value(digits) * 1024)
+            found[f"{digits} {word}{letter}".strip()] = means
+        return found
+
+    def spelled(self) -> set[float]:
+        words = re.findall(r"[a-z]+", self.text.lower())
+        signs = re.findall("十[一二]|[零一二两半三四五六七八九十]", self.text)
+        return {SPELLED[w] for w in [*words, *signs] if w in SPELLED}
+
+    def length(self) -> int:
+        """Words, and signs of Chinese."""
+        return len(re.findall(r"[A-Za-z]+|[\u4e00-\u9fff]", self.text))
+
+
+def _value(digits: str) -> float:
+    try:
+        return float(digits.replace(",", ""))
+    except ValueError:  # 1.2.3
+        return float(digits.replace(",", "").replace(".", ""))
+
+
+class _Outline(HTMLParser):
+    """Reads a rendered page, section by section."""
+
+    def __init__(self, blocks: list[pages.Block]) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.sections = [Section(("", "the top"))]
+        self.text: list[str] | None = None
+        self.math = ""
+        self.rows: list[int] = []
+        self.open: list[str] = []
+        self.own = 0  # how many tags were open where such a box began
+
+    def handle_starttag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
+        a = {k: v or "" for k, v in attrs}
+        classes = a.get("class", "").split()
+        if tag not in VOID:
+            self.open.append(tag)
+        if OWN in classes and not self.own:
+            self.own = len(self.open)
+        here = self.sections[-1]
+        if "data-block" in a:
+            parts, phrases = _signature(self.blocks[int(a["data-block"])])
+            here.parts.append(parts)
+            here.text += f" {phrases} "
+        elif self.own:
+            return
+        elif re.fullmatch(r"h[1-6]", tag):
+            self.sections.append(Section((tag, f"#{a.get('id')}")))
+        elif "arithmatex" in classes:
+            self.math, self.text = tag, []
+        elif tag == "code":
+            self.text = []
+        elif tag == "tr":
+            self.rows.append(0)
+        elif tag in ("td", "th"):
+            self.rows[-1] += 1
+        elif "admonition" in classes or tag == "details":
+            here.parts.append(("box", *classes))
+        elif tag == "img":
+            here.parts.append(("image", a.get("src")))
+        elif tag == "a" and not {"headerlink", "hreflang"} & {*classes, *a}:
+            here.inline["link"].add(a.get("href", ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        here = self.sections[-1]
+        if self.own:
+            self.own = self.own if len(self.open) > self.own else 0
+        elif tag == "table":
+            here.parts.append(("table with rows of", *self.rows))
+            self.rows = []
+        elif self.text is not None and tag == self.math:
+            latex = _without_words("".join(self.text))
+            if tag == "div":
+                here.parts.append(("formula", latex))
+            else:
+                here.inline["formula"].add(latex)
+            self.text, self.math = None, ""
+        elif self.text is not None and tag == "code" and not self.math:
+            here.inline["code"].add("".join(self.text))
+            self.text = None
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        here = self.sections[-1]
+        if self.own:
+            return
+        if self.text is not None:
+            self.text.append(data)
+        elif data.lstrip().startswith(":::"):
+            here.parts.append(("reference", data.strip()))
+        else:
+            here.text += data
+
+
+def _without_words(latex: str) -> str:
+    return re.sub(r"\\text\{[^}]*\}", r"\\text{}", " ".join(latex.split()))
+
+
+def _signature(block: pages.Block) -> tuple[tuple[Any, ...], str]:
+    """What a block says apart from its words, and its words."""
+    if block.language == "text":  # what a command prints, in the language
+        return ("text", *sorted(re.findall(r"\d+(?:[,.]\d+)*", block.text))), ""
+    if block.language not in source.DRAWN:
+        asked = re.sub(r"\s(\\\s+)?--lang zh", "", block.text)
+        return (block.language, asked), ""
+    phrases: list[str] = []
+    marked = _marked(yaml.safe_load(block.text), phrases)
+    return (block.language, marked), " ".join(phrases)
+
+
+MARK = re.compile(r"\$[^$]+\$|`[^`]+`|<pad>|\{\w*\}|float\d+")
+
+
+def _marked(spec: Any, phrases: list[str]) -> Any:
+    """The same tree with the marks of each phrase in its place."""
+    if isinstance(spec, dict):
+        return sorted(
+            (key, value if key in source.CALLS else _marked(value, phrases))
+            for key, value in spec.items()
+        )
+    if isinstance(spec, list):
+        return [_marked(value, phrases) for value in spec]
+    phrases.append(MARK.sub(" ", str(spec)))
+    return sorted(MARK.findall(str(spec)))
+
+
+def outline(body: str) -> list[Section]:
+    page = pages.render(body)
+    parser = _Outline(page.blocks)
+    parser.feed(page.html)
+    return parser.sections
+
+
+def differences(english: str, chinese: str) -> list[str]:
+    """Where two pages differ in structure, in words."""
+    ours, theirs = outline(english), outline(chinese)
+    headings = [[s.heading for s in page] for page in (ours, theirs)]
+    if headings[0] != headings[1]:
+        only = [
+            " ".join(
+                f"<{tag}> {place}"
+                for tag, place in one
+                if (tag, place) not in other
+            )
+            or "the same ones in another order"
+            for one, other in (headings, headings[::-1])
+        ]
+        return [f"headings: English has {only[0]}; Chinese has {only[1]}"]
+    return [
+        f"in {en.heading[1]}: {said}"
+        for en, zh in zip(ours, theirs, strict=True)
+        for said in _unlike(en, zh)
+    ]
+
+
+def _unlike(en: Section, zh: Section) -> list[str]:
+    found = []
+    for a, b in zip_longest(en.parts, zh.parts):
+        if a != b:
+            said = f"{_said(b)} where English has {_said(a)}"
+            found.append(f"Chinese has {said}")
+            break
+    for kind in en.inline:
+        for name, one, other in (
+            ("Chinese", en, zh),
+            ("English", zh, en),
+        ):
+            for lost in sorted(one.inline[kind] - other.inline[kind]):
+                found.append(f"{name} lacks the {kind} {lost!r}")
+    for name, one, other in (("Chinese", en, zh), ("English", zh, en)):
+        told = other.spelled().union(*other.numerals().values())
+        for numeral, means in one.numerals().items():
+            if not means & told:
+                found.append(f"{name} lacks the number {numeral}")
+    short, long = 0.8 * en.length() - 12, 2.3 * en.length() + 24
+    if not short <= zh.length() <= long:
+        found.append(
+            f"{zh.length()} signs of Chinese for {en.length()} English words: "
+            f"one of them tells less"
+        )
+    return found
+
+
+def _said(part: tuple[Any, ...] | None) -> str:
+    if part is None:
+        return "nothing"
+    return f"{part[0]}: {' '.join(map(str, part[1:]))}"[:200]
+
+
+def fingerprints(stem: str) -> dict[str, str]:
+    """Of an English page: its text, and the code that it includes."""
+    english = twin(stem, "en")
+    told = {
+        "synced": source.text_of(english),
+        "code": pages.program(pages.body_of(english)),
+    }
+    return {
+        key: hashlib.sha256(text.encode()).hexdigest()[:12]
+        for key, text in told.items()
+        if text
+    }
+
+
+def whole_stem(name: str) -> str:
+    """`gqa` is `layers/gqa`: no two pages have one name."""
+    found = [
+        stem
+        for stem in map(pages.stem_of, pages.markdown_files("en"))
+        if name in (stem, stem.rpartition("/")[2])
+    ]
+    if len(found) != 1:
+        raise ValueError(f"no page of docs/en is called {name!r}")
+    return found[0]
+
+
+def twin(stem: str, language: str) -> Path:
+    return ROOT / "docs" / language / f"{stem}.md"
+
+
+def _placed(stem: str, why: str) -> str:
+    """With the lines of the heading `#id`, if a message names one."""
+    heading = re.search(r"#[\w-]+|$", why)
+    assert heading is not None
+    places = []
+    for path in (twin(stem, "zh"), twin(stem, "en")):
+        text = path.read_text(encoding="utf-8")
+        line = text[: text.find(f"{{ {heading[0]}") + 1].count("\n") + 1
+        places.append(f"{path.relative_to(ROOT)}:{line}")
+    return f"{' and '.join(places)}: {why}; give both the same"
+
+
+def check(stem: str) -> list[str]:
+    """What keeps a page and its twin from being in line."""
+    english, chinese = twin(stem, "en"), twin(stem, "zh")
+    for path in (english, chinese):
+        if not path.exists():
+            return [f"{path.relative_to(ROOT)} is missing"]
+    found = differences(pages.body_of(english), pages.body_of(chinese))
+    keys = [set(pages.front_matter(p)) for p in (english, chinese)]
+    if alone := (keys[0] ^ keys[1]) - {"synced", "code"}:
+        found.append(f"front matter of one alone has {sorted(alone)}")
+    found = [_placed(stem, why) for why in found]
+    known = pages.front_matter(chinese)
+    included = (i.path for i in source.includes(pages.body_of(english)))
+    why = {
+        "synced": f"has changed: bring docs/zh/{stem}.md in line",
+        "code": "shows code that has changed, of "
+        f"{', '.join(dict.fromkeys(included))}: see whether what docs/en and "
+        "docs/zh say of it still holds",
+    }
+    for key, now in fingerprints(stem).items():
+        if str(known.get(key)) != now:
+            told = f"docs/en/{stem}.md {why[key]}"
+            found.append(f"{told}, then run: make synced PAGE={stem}")
+    return found + (docstrings.check() if stem == "api" else [])
+
+
+def unwritten(stem: str) -> None:
+    """Refuse what `make new` has left to be written, in code that is shown
+    too."""
+    for path in (twin(stem, "en"), twin(stem, "zh")):
+        shown = (b.text for b in pages.render(pages.body_of(path)).blocks)
+        for text in (path.read_text(encoding="utf-8"), *shown):
+            if found := re.search(r"TODO.*", text):
+                place = path.relative_to(ROOT)
+                raise ValueError(f"{place}: still to be written: {found[0]}")
+
+
+def mark_synced(stem: str) -> str:
+    """Write the English page's hashes into the Chinese one.
+
+    Refused while the structure differs: they say that somebody has compared
+    the two, and both with the code that they show.
+    """
+    path = twin(stem, "zh")
+    chinese = path.read_text(encoding="utf-8")
+    unwritten(stem)
+    found = differences(pages.body_of(twin(stem, "en")), pages.body_of(path))
+    if found:
+        raise ValueError(_placed(stem, found[0]))
+    lines = {key: f"{key}: {now}" for key, now in fingerprints(stem).items()}
+    for key, line in lines.items():
+        old = re.search(rf"^{key}: .*$", chinese, flags=re.M)
+        begin = old[0] if old else "---"
+        new = line if old else f"---\n{line}"
+        chinese = chinese.replace(begin, new, 1)
+    path.write_text(chinese, encoding="utf-8")
+    if stem == "api":
+        docstrings.mark_synced()
+    return ", ".join(lines.values())

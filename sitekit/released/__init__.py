@@ -1,0 +1,1 @@
+"""Pages and files of released models, and Python as JavaScript."""

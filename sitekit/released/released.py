@@ -1,0 +1,383 @@
+"""Released models: in what the attention of each differs from Llama's, what it
+stores, its file, and what the output loses with each part.
+
+specs.json has what attention reads of the config.json of each, with its
+address. The pages models/released/*.md stand nowhere: `markdown` writes them
+for the build, from the words of released.yml, both languages beside each other.
+`::: released qwen3-8b` on a page becomes the file of that model.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from torch import Tensor
+
+from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
+from attnref.numbers.shapes import Model
+from attnref.released.attention import Attention
+from attnref.released.generate import file_of
+from attnref.released.record import (
+    AttentionRecord,
+    fields_of,
+    layers_of,
+    records_of,
+)
+from attnref.released.specs import called as makers_of
+from attnref.released.specs import configs, models
+from sitekit import ROOT
+from sitekit.adapter import BuildError, get_relative_url
+from sitekit.markdown.calls import near
+from sitekit.released.told import (
+    LENGTHS,
+    PARTS,
+    composition,
+    differs,
+    heads,
+    letters,
+    parts_of,
+    standard,
+    theta_of,
+)
+
+FOLDER = "models/released"
+TRIAL = """layer = Attention({layer}).eval().requires_grad_(False)
+x = torch.randn(3, 9, {d_model})  # (B, T, E)
+whole = layer(x)
+
+cache = layer.cache(max_len=9)
+steps = [layer(new, cache=cache) for new in x.split((5, 1, 3), dim=1)]
+torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0, atol=1e-4)"""
+LINE = re.compile(r"^::: released ([\w.-]+)$", re.MULTILINE)
+T, E, D = 24, 60, 16  # of the tiny layers: more tokens than any window
+SHORT = 7  # their windows and chunks; longer RoPE is scaled beyond 8
+
+
+class Released(NamedTuple):
+    """A model of specs.json whose attention its config.json says."""
+
+    model: Model
+    config: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return self.model.id
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    def called(self, language: str) -> str:
+        """Its name, in Chinese with that of its makers."""
+        family = self.model.family.lower()
+        makers = [name for name, made in makers_of().items() if made == family]
+        if makers and language == "zh":
+            return f"{self.name}（{makers[0]}）"
+        return self.name
+
+    @property
+    def file(self) -> str:
+        return re.sub(r"\W", "_", self.id) + ".py"
+
+    @property
+    def family(self) -> str:
+        return next(iter(self.records.values())).family
+
+    @property
+    def records(self) -> dict[int, AttentionRecord]:
+        return _records(self.id)
+
+    @property
+    def layers(self) -> int:
+        return len(layers_of(fields_of(self.config)))
+
+    @property
+    def text(self) -> str:
+        return text_of(self.id)
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+    @property
+    def parts(self) -> dict[str, list[int]]:
+        return parts_of(self.records)
+
+
+@cache
+def released() -> dict[str, Released]:
+    """All models, by id, newest first."""
+    found = {}
+    for id, config in reversed(configs().items()):
+        with suppress(ValueError):  # of another kind than softmax attention
+            records_of(config)
+            found[id] = Released(models()[id], config)
+    return found
+
+
+@cache
+def _records(id: str) -> dict[int, AttentionRecord]:
+    return records_of(released()[id].config)
+
+
+@cache
+def text_of(id: str) -> str:
+    """The file of a model."""
+    return file_of(released()[id].config)
+
+
+def files() -> dict[str, str]:
+    """What stands in /files/released/, with the id of its model."""
+    return {model.file: id for id, model in released().items()}
+
+
+# What goes wrong.
+
+
+def tiny(r: AttentionRecord) -> AttentionRecord:
+    """The same layer in small, with whatever the record says beside sizes."""
+    group = min(r.n_heads // r.n_kv_heads, 3)
+    K = 1 if r.n_kv_heads == 1 else 2
+    share = r.rope_width / (r.rope_dim or r.head_dim)
+    turned = D // 2 if r.kv_rank else D
+    width = max(2, round(turned * share / 2) * 2)
+    made = replace(
+        r,
+        d_model=E,
+        n_heads=K * group,
+        n_kv_heads=K,
+        head_dim=D,
+        v_head_dim=D if r.v_head_dim == r.head_dim else D // 2,
+        q_rank=r.q_rank and 20,
+        kv_rank=r.kv_rank and 16,
+        rope_dim=turned if r.kv_rank else 0,
+        rope_width=width,
+        rope_length=r.rope_length and 8,
+        rope_short=_fewer(r.rope_short, width // 2),
+        rope_long=_fewer(r.rope_long, width // 2),
+        q_growth_every=min(r.q_growth_every, 8),
+        window=r.window and SHORT,
+        chunk=r.chunk and SHORT,
+        index_topk=r.index_topk and SHORT,
+        index_heads=min(r.index_heads, 3),
+        index_dim=min(r.index_dim, D),
+        index_own=bool(r.index_topk),
+        shares=None,
+        is_shared=False,
+    )
+    return replace(made, scale=standard(made) * r.scale / standard(r))
+
+
+def _fewer(values: tuple[float, ...], n: int) -> tuple[float, ...]:
+    return tuple(values[i * len(values) // n] for i in range(n) if values)
+
+
+@cache
+def lost(r: AttentionRecord, other: AttentionRecord) -> float:
+    """How far the output moves, relative to its largest element, when a layer
+    runs as another, with those of its weights that the other has."""
+    wanted, weights, x = _ran(r)
+    layer: Any = Attention(other).eval()  # type: ignore[no-untyped-call]
+    kept = {n: w for n, w in weights.items() if n in layer.state_dict()}
+    if r.gate == "in q_proj" and not other.gate:
+        for name in ("q_proj.weight", "q_proj.bias"):
+            if name in kept:
+                both = kept[name].view(r.n_heads, 2, D, -1)
+                kept[name] = both[:, 0].reshape(r.n_heads * D, -1).squeeze(1)
+    if r.qkv_bias and not other.qkv_bias:
+        kept = {n: w for n, w in kept.items() if not n.endswith("proj.bias")}
+    layer.load_state_dict({**layer.state_dict(), **kept})
+    with torch.no_grad():
+        got = layer(x)
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+@cache
+def _ran(r: AttentionRecord) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """The output of a layer of random weights; its weights and its input."""
+    chance = torch.Generator().manual_seed(0)
+    layer: Any = Attention(r).eval()  # type: ignore[no-untyped-call]
+    weights = {}
+    for name, weight in layer.state_dict().items():
+        noise = torch.randn(weight.shape, generator=chance)
+        norm = "norm" in name and name.endswith("weight")
+        weights[name] = 0.3 * noise + (weight if norm else 0)
+    layer.load_state_dict(weights)
+    x = torch.randn(3, T, E, generator=chance)
+    with torch.no_grad():
+        return layer(x), weights, x
+
+
+def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
+    """Of each part that can be left out, in the first layer that has it."""
+    found = {}
+    for name, layers in parts_of(records).items():
+        r, change = tiny(records[layers[0]]), PARTS[name].without
+        if name == "theta":
+            found[name] = lost(r, replace(r, rope_theta=theta_of(records)))
+        elif change:
+            found[name] = lost(r, replace(r, **change(r)))
+    return found
+
+
+# In words.
+
+
+@cache
+def words() -> dict[str, Any]:
+    path = ROOT / "sitekit/released/released.yml"
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def word(key: str, language: str, **facts: object) -> str:
+    text: str = words()["page"][key][language]
+    return text.format(**facts)
+
+
+def part_word(part: str, which: str, language: str) -> str:
+    """`name`, `differs` or `lost` of a part."""
+    text: str = words()["parts"][part][which][language]
+    return text
+
+
+def kinds_of(model: Released) -> list[AttentionRecord]:
+    """One record of each shape of heads."""
+    found: dict[tuple[int, int, int], AttentionRecord] = {}
+    for r in model.records.values():
+        found.setdefault((r.n_heads, r.n_kv_heads, r.head_dim), r)
+    return [*found.values()]
+
+
+def per_token(model: Released) -> int:
+    """Bytes that a new token adds, in bfloat16, while no window is full."""
+    return int(growth(model.model).first)
+
+
+def strip(model: Released, language: str) -> str:
+    """As SVG with its text."""
+    from sitekit.drawn.layer_patterns import drawn
+
+    found = letters(fields_of(model.config), model.records)
+    said = composition(found, words(), language)
+    return (
+        f'<svg class="strip" role="img" aria-label="{said}" '
+        f'viewBox="0 0 {len(found)} 10" preserveAspectRatio="none">'
+        f"{drawn([(letter, False) for letter in found])}</svg>"
+    )
+
+
+def stems() -> list[str]:
+    """The pages of all models."""
+    return [f"{FOLDER}/{id}" for id in released()]
+
+
+def markdown(stem: str, language: str) -> str:
+    """The page of a model."""
+    id = stem.removeprefix(f"{FOLDER}/")
+    return "\n".join(_lines(released()[id], language))
+
+
+def _lines(model: Released, language: str) -> Iterator[str]:
+    def told(key: str, **facts: object) -> str:
+        return word(key, language, **facts)
+
+    called, model_type = model.name, model.config["model_type"]
+    yield "---"
+    for key in ("title", "description"):
+        said = told(key, name=called, family=model_type, n=model.layers)
+        yield f"{key}: {json.dumps(said, ensure_ascii=False)}"
+    yield f"model: {model.id}"
+    yield "search: {boost: 0.5}"  # what a family is stands elsewhere
+    yield "---"
+    yield f"# {called} {{ #model }}\n"
+    yield told("lead", family=model_type) + "\n"
+    yield '<figure class="computed strips" markdown="0">'
+    yield strip(model, language)
+    found = letters(fields_of(model.config), model.records)
+    said = composition(found, words(), language)
+    yield f"<figcaption>{said}</figcaption></figure>\n"
+    yield f"## {told('differs')} {{ #differs data-search-exclude }}\n"
+    sentences = differs(model.records, words(), language)
+    for sentence in sentences:
+        yield f"- {sentence}"
+    if not sentences:
+        yield told("nothing")
+    others = model.layers - len(model.records)
+    if others:
+        yield f"- {told('others', n=others, all=model.layers)}"
+    yield f"\n## {told('file')} {{ #file data-search-exclude }}\n"
+    yield f"::: released {model.id}\n"
+    yield f"## {told('memory')} {{ #memory data-search-exclude }}\n"
+    shapes = told("join").join(f"`{heads(r)}`" for r in kinds_of(model))
+    yield told("heads", shapes=shapes, bytes=size(per_token(model))) + "\n"
+    lengths = [n for n in LENGTHS if n <= model.model.max_context]
+    lengths = lengths or [model.model.max_context]
+    shape = model.model
+    yield f"| {told('tokens')} | {' | '.join(f'{n:,}' for n in lengths)} |"
+    yield "| --- |" + " --- |" * len(lengths)
+    sizes = (size(kv_bytes(shape, n)) for n in lengths)
+    yield f"| {told('cache')} | {' | '.join(sizes)} |\n"
+    if states := state_bytes(shape):
+        yield told("states", bytes=size(states)) + "\n"
+    elif others:
+        yield told("without_states") + "\n"
+    yield f"## {told('wrong')} {{ #wrong data-search-exclude }}\n"
+    moved = losses(model.records)
+    if moved:
+        yield told("wrong_lead", family=model.family) + "\n"
+        yield f"| {told('loader')} | {told('moved')} |\n| --- | --- |"
+        for part, error in sorted(moved.items(), key=lambda item: -item[1]):
+            yield f"| {part_word(part, 'lost', language)} | {error:.2g} |"
+        yield "\n" + told("wrong_after")
+    else:
+        yield told("nothing_wrong")
+    yield f"\n## {told('sources')} {{ #sources data-search-exclude }}\n"
+    yield told("sources_lead") + "\n"
+    for source in reversed(model.model.sources):  # that of the config first
+        name = source.url.rpartition("/")[2]
+        yield f"- [{source.label}: {name}]({source.url})"
+    yield ""
+    keys = ", ".join(f"`{key}`" for key in fields_of(model.config))
+    yield told("fields", keys=keys)
+
+
+def notebook(id: str, language: str) -> list[str]:
+    """Text and code in turn: the file, and the layer with random weights."""
+    model = released()[id]
+    layer, first = next(iter(model.records.items()))
+    lead = word("notebook", language, name=model.name, layers=model.layers)
+    trial = TRIAL.format(layer=layer, d_model=first.d_model)
+    return [lead, model.text.rstrip(), word("trial", language), trial]
+
+
+def expanded(
+    markdown: str, here: str, language: str, urls: dict[str, str]
+) -> str:
+    """The Markdown of a page with the files of models, each with its bar."""
+    stem = here.removesuffix(".md")
+
+    def shown(match: re.Match[str]) -> str:
+        if match[1] not in released():
+            hint = near(match[1], released())
+            raise BuildError(f"{stem}: no released model {match[1]!r}{hint}")
+        model = released()[match[1]]
+        place = f"files/released/{model.file}"
+        link = get_relative_url(place, urls[stem])
+        copy, copied = word("copy", language), word("copied", language)
+        bar = (
+            f'<div class="whole" role="group" aria-label="{model.file}">'
+            f'<div class="ways"><a class="download" href="{link}" download>'
+            f'{model.file}</a><span class="size">'
+            f"{word('size', language, n=model.lines)}</span>"
+            f'<button class="take" type="button" aria-label="{copy}" '
+            f'data-done="{copied}"></button></div></div>'
+        )
+        return f"{bar}\n\n```py\n{model.text}```\n"
+
+    return LINE.sub(shown, markdown)

@@ -1,0 +1,337 @@
+"""What a config.json says of a model's attention, in words and numbers.
+
+javascript.py makes a script of this file for the page "Your model".
+`words` is what released.yml holds.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from attnref.numbers.kv_memory import (
+    DTYPES,
+    group_bytes,
+    reserved,
+    size,
+)
+from attnref.numbers.shapes import Model
+from attnref.released.attention import frequencies
+from attnref.released.from_config import model_from_config
+from attnref.released.generate import file_from
+from attnref.released.record import (
+    AttentionRecord,
+    fields_of,
+    kinds_of,
+    parsed,
+    records_of,
+)
+
+Records = Mapping[int, AttentionRecord]
+Saying = Mapping[str, Any]
+Change = dict[str, Any]
+LENGTHS = 4096, 32_768, 131_072, 1_048_576
+SHARE = 0.9  # of a device's memory, which engines use
+
+
+class Part(NamedTuple):
+    """What a record says beyond Llama's, and the record without it."""
+
+    holds: Callable[[AttentionRecord], object]
+    without: Callable[[AttentionRecord], Change] | None = None
+
+
+def standard(r: AttentionRecord) -> float:
+    return float(r.head_dim**-0.5)
+
+
+# In the order in which they are told.
+PARTS: dict[str, Part] = {
+    "mla": Part(lambda r: r.kv_rank),
+    "indexer": Part(
+        lambda r: r.index_topk,
+        lambda r: {"index_topk": None, "index_own": False},
+    ),
+    "grouped": Part(lambda r: r.n_kv_heads < r.n_heads and not r.kv_rank),
+    "wide": Part(
+        lambda r: r.n_heads * r.head_dim != r.d_model and not r.kv_rank
+    ),
+    "narrow_v": Part(lambda r: r.v_head_dim != r.head_dim and not r.kv_rank),
+    "fused": Part(lambda r: r.fused),
+    "bias": Part(
+        lambda r: r.qkv_bias or r.o_bias,
+        lambda r: {"qkv_bias": False, "o_bias": False},
+    ),
+    "shares": Part(lambda r: r.shares is not None),
+    "k_is_v": Part(lambda r: r.k_is_v),
+    "clip": Part(lambda r: r.clip, lambda r: {"clip": None}),
+    "k_factor": Part(lambda r: r.k_factor != 1, lambda r: {"k_factor": 1.0}),
+    "v_factor": Part(lambda r: r.v_factor != 1, lambda r: {"v_factor": 1.0}),
+    "norm": Part(
+        lambda r: r.norm, lambda r: {"norm": None, "norm_late": False}
+    ),
+    "norm_weight": Part(
+        lambda r: r.norm and r.norm_weight == "1 + w",
+        lambda r: {"norm_weight": "w"},
+    ),
+    "norm_late": Part(  # without a weight, both orders are one
+        lambda r: r.norm_late and r.norm_weight,
+        lambda r: {"norm_late": False},
+    ),
+    "v_norm": Part(lambda r: r.v_norm, lambda r: {"v_norm": False}),
+    "no_rope": Part(
+        lambda r: not r.rope_theta and not r.alibi,
+        lambda r: {"rope_theta": 1e4, "rope_width": r.rope_dim or r.head_dim},
+    ),
+    "alibi": Part(lambda r: r.alibi, lambda r: {"alibi": False}),
+    "theta": Part(lambda r: False),  # of a model: see `parts_of`
+    "partial": Part(
+        lambda r: r.rope_theta and r.rope_width < (r.rope_dim or r.head_dim),
+        lambda r: {"rope_width": r.head_dim},
+    ),
+    "interleaved": Part(
+        lambda r: r.rope_theta and r.rope_layout != "half",
+        lambda r: {"rope_layout": "half"},
+    ),
+    "scaled": Part(
+        lambda r: r.rope_theta and r.rope_kind != "default",
+        lambda r: {"rope_kind": "default", "rope_size": 1.0},
+    ),
+    "growth": Part(
+        lambda r: r.q_growth or r.q_power,
+        lambda r: {"q_growth": 0.0, "q_power": 0.0},
+    ),
+    "scale": Part(
+        lambda r: abs(r.scale / standard(r) - 1) > 1e-6,
+        lambda r: {"scale": standard(r)},
+    ),
+    "softcap": Part(lambda r: r.softcap, lambda r: {"softcap": None}),
+    "window": Part(lambda r: r.window, lambda r: {"window": None}),
+    "chunk": Part(lambda r: r.chunk, lambda r: {"chunk": None}),
+    "sinks": Part(lambda r: r.with_sinks, lambda r: {"with_sinks": False}),
+    "head_norm": Part(lambda r: r.head_norm, lambda r: {"head_norm": False}),
+    "gate": Part(
+        lambda r: r.gate, lambda r: {"gate": None, "gate_bias": False}
+    ),
+    "sub_norm": Part(lambda r: r.sub_norm, lambda r: {"sub_norm": False}),
+}
+NOT_TOLD = {"grouped"}  # in a sentence: the heads say it
+
+
+def parts_of(records: Records) -> dict[str, list[int]]:
+    """The parts that a model has, each with its layers."""
+    found = {
+        name: [n for n, r in records.items() if part.holds(r)]
+        for name, part in PARTS.items()
+    }
+    most = theta_of(records)
+    found["theta"] = [
+        n for n, r in records.items() if r.rope_theta not in (None, most)
+    ]
+    return {name: layers for name, layers in found.items() if layers}
+
+
+def theta_of(records: Records) -> float:
+    """That of the layers that see furthest."""
+    return max(r.rope_theta or 0.0 for r in records.values())
+
+
+def letters(given: Mapping[str, Any], records: Records) -> list[str]:
+    """A letter of layer_patterns.KINDS per layer that attends or keeps a
+    state."""
+    pattern = given.get("hybrid_override_pattern")
+    others = pattern if isinstance(pattern, str) else ""
+    found = []
+    for layer in range(len(kinds_of(given))):
+        r = records.get(layer)
+        if r is None:
+            found += [] if others[layer : layer + 1] in ("E", "-") else ["R"]
+        elif r.shares is not None:
+            found.append("S")
+        else:
+            kinds = {"L": r.kv_rank, "W": r.window, "C": r.chunk, "F": True}
+            found.append(next(k for k, holds in kinds.items() if holds))
+    return found
+
+
+def composition(found: Sequence[str], words: Saying, language: str) -> str:
+    """How many layers there are of each kind."""
+    counted: dict[str, int] = {}
+    for letter in found:
+        counted[letter] = counted.get(letter, 0) + 1
+    said = [
+        words["letters"][letter][language].format(n)
+        for letter, n in counted.items()
+    ]
+    joined: str = words["page"]["join"][language].join(said)
+    return joined
+
+
+def number(n: float) -> str:
+    """A power of ten as one, and 0.125 as it is."""
+    return f"{n:,.0f}" if n == int(n) else f"{n:.4g}"
+
+
+def told(part: str, records: Records, words: Saying, language: str) -> str:
+    """In a sentence, with its numbers and where it holds."""
+    layers = parts_of(records)[part]
+    r = records[layers[0]]
+
+    def called(kind: str, name: str | None) -> str:
+        return str(words[kind].get(name, {}).get(language, ""))
+
+    facts = vars(r) | {
+        "Dh": r.head_dim,
+        "group": r.n_heads // r.n_kv_heads,
+        "width": r.n_heads * r.head_dim,
+        "share": number(r.rope_width / (r.rope_dim or r.head_dim)),
+        "kind": called("kinds", r.rope_kind),
+        "norm_of": called("norms", r.norm),
+        "gate_of": called("gates", r.gate),
+        "theta": number(r.rope_theta or 0),
+        "most": number(theta_of(records)),
+        "scale_of": f"{r.scale:.4g}",
+        "usual": f"{standard(r):.4g}",
+    }
+    text: str = words["parts"][part]["differs"][language].format(**facts)
+    if len(layers) == len(records):
+        return text
+    some: str = words["page"]["some"][language]
+    return text + some.format(n=len(layers), all=len(records))
+
+
+def heads(r: AttentionRecord) -> str:
+    return f"{r.n_heads} / {r.n_kv_heads} / {r.head_dim}"
+
+
+def differs(records: Records, words: Saying, language: str) -> list[str]:
+    """What is not as in Llama, in a sentence each."""
+    return [
+        told(part, records, words, language)
+        for part in parts_of(records)
+        if part not in NOT_TOLD
+    ]
+
+
+class Curve(NamedTuple):
+    """Tokens in which each pair of channels turns once, as lines of a plot
+    with 100 units of width, and 10 of height for each power of ten."""
+
+    scaled: str
+    plain: str  # as if RoPE were not scaled
+    shortest: str
+    longest: str
+
+
+HEIGHT = 80  # up to 10**8 tokens
+
+
+def curve(r: AttentionRecord) -> Curve:
+    """That of a layer with RoPE."""
+    scaled, plain = _turns(r), _turns(replace(r, rope_kind="default"))
+    return Curve(
+        _line(scaled),
+        _line(plain) if r.rope_kind != "default" else "",
+        f"{min(scaled):,.0f}",
+        f"{float(f'{max(scaled):.3g}'):,.0f}",
+    )
+
+
+def _turns(r: AttentionRecord) -> list[float]:
+    """The pairs that do not turn are left out."""
+    found = frequencies(r).tolist()  # type: ignore[no-untyped-call]
+    return [2 * math.pi / abs(f) for f in found if f]
+
+
+def _line(turns: Sequence[float]) -> str:
+    step = 100 / len(turns)
+    heights = (HEIGHT - 10 * math.log10(n) for n in turns)
+    points = [f"{(n + 0.5) * step:.2f} {y:.2f}" for n, y in enumerate(heights)]
+    return "M" + "L".join(points)
+
+
+def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
+    """What the page shows of the text of a config.json."""
+    given = fields_of(parsed(text))
+    records = records_of(given)
+    found = letters(given, records)
+    return {
+        "family": next(iter(records.values())).family,
+        "letters": found,
+        "said": composition(found, words, language),
+        "differs": differs(records, words, language),
+        "kinds": _kinds(records),
+        "curves": _curves(records),
+        "file": file_from(records, given),
+    }
+
+
+def _curves(records: Records) -> list[list[str]]:
+    """Of each kind of RoPE in a model."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for r in records.values():
+        kind = r.rope_theta, r.rope_width, r.rope_kind, r.rope_factor
+        if r.rope_theta and kind not in found:
+            found[kind] = [*curve(r)]
+    return [*found.values()]
+
+
+def _kinds(records: Records) -> list[list[str]]:
+    """Layers, heads, RoPE and tokens in sight of each kind of layer."""
+    counted: dict[tuple[str, ...], int] = {}
+    for r in records.values():
+        rope = "-"
+        if r.rope_theta:
+            rope = f"{number(r.rope_theta)}, {r.rope_width}"
+            if r.rope_kind != "default":
+                rope += f", {r.rope_kind}"
+        seen = r.window or r.chunk
+        row = heads(r), rope, f"{seen:,}" if seen else "-"
+        counted[row] = counted.get(row, 0) + 1
+    return [[str(n), *row] for row, n in counted.items()]
+
+
+def counted(text: str) -> Model:
+    """The sizes of the model of a config.json."""
+    return model_from_config(fields_of(parsed(text)))
+
+
+class Use(NamedTuple):
+    """What a model is to run on, and in which formats."""
+
+    mib: int
+    bandwidth: float | None
+    ranks: int
+    weights: str
+    cache: str
+    tokens: int
+
+
+def memory(model: Model, use: Use, words: Saying) -> dict[str, Any]:
+    """What the page shows of the memory of a model."""
+    storage = DTYPES[use.cache]
+
+    def kept(model: Model, tokens: int, ranks: int = 1) -> int:
+        return sum(
+            group_bytes(group, tokens, storage, ranks=ranks)
+            for group in model.groups
+        )
+
+    lengths = [n for n in LENGTHS if n <= model.max_context]
+    full, each = reserved(model), kept(model, use.tokens, use.ranks)
+    said = [words["token"].format(size(kept(model, 2) - kept(model, 1)))]
+    rows = [
+        [f"{n:,}", size(kept(model, n)), size(kept(full, n))]
+        for n in lengths or LENGTHS
+    ]
+    if model.params is None:
+        return {"rows": rows, "said": [*said, words["uncounted"]]}
+    own = -(-DTYPES[use.weights].bits_for(model.params) // (8 * use.ranks))
+    said.append(words["weighs"].format(f"{model.params:,}", size(own)))
+    most = max(int(use.mib * 2**20 * SHARE) - own, 0) // each
+    fits = words["fits"] if most else words["none"]
+    said.append(fits.format(f"{most:,}", f"{use.tokens:,}", size(each)))
+    if use.bandwidth and most:
+        step = f"{1e3 * (own + most * each) / use.bandwidth:.3g}"
+        said.append(words["step"].format(step))
+    return {"rows": rows, "said": said}

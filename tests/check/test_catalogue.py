@@ -1,0 +1,172 @@
+"""Each mistake of the catalogue is one, and its tests notice it.
+
+What notices it is found by running, and recorded: `python -m
+tests.check.kills`. `make test` plants the first variant of each and runs the
+tests to copy; the others, and our own tests, are in `make audit`.
+"""
+
+import json
+import subprocess
+import sys
+from inspect import isfunction
+
+import pytest
+import torch
+
+import attnref
+from attnref.check.catalogue import (
+    Lines,
+    catalogue,
+    every_variant,
+    load,
+    read,
+    sources,
+)
+from sitekit import ROOT
+from sitekit.check import mistakes
+from sitekit.check.evidence import SYMPTOMS, evidence
+from tests.check import laws
+from tests.check.kills import same_shape
+from tests.check.suites import SUITES, failing
+
+each = pytest.mark.parametrize("name", catalogue())
+
+
+@each
+def test_it_is_told_whole(name):
+    mistake = catalogue()[name]
+    assert evidence()[name].symptom in SYMPTOMS
+    for text in (mistake.title, mistake.notice):
+        assert text.en.strip() and text.zh.strip()
+    assert all(x.startswith("https://") for x in evidence()[name].met)
+    for variant in mistake.variants:
+        assert all(lines.wrong != lines.right for lines in variant)
+        for text in sources(variant).values():
+            compile(text, name, "exec")
+
+
+@each
+def test_a_test_to_copy_notices_it(name):
+    first = mistakes.kills()[name]["laws"][:1]
+    assert first == failing(catalogue()[name].variants[0], first), (
+        f"record what notices it: python -m tests.check.kills {name}"
+    )
+
+
+@pytest.mark.audit
+@each
+def test_these_tests_to_copy_notice_it(name):
+    found = failing(catalogue()[name].variants[0])
+    assert found == mistakes.kills()[name]["laws"]
+
+
+@pytest.mark.audit
+def test_tests_to_copy_pass_without_a_mistake():
+    for module in SUITES:
+        assert failing((Lines(module, ()),)) == [], module
+    used = {law.__name__ for suite in SUITES.values() for law, _ in suite}
+    assert used == {n for n, x in vars(laws).items() if isfunction(x)}
+
+
+# So many spellings are told by `attnref check` alone: tests to copy have no row
+# of -inf in chunks, no other axis, no mask per head and only one base of RoPE,
+# pass no pads to MLA, crop no rows apart, pool heads that are equal, and have
+# the default ends of ramps.
+UNNOTICED = {
+    "softmax-stays-float32": 9,
+    "softmax-detached": 2,
+    "softmax-overflow": 1,
+    "mask-minus-1e9": 1,
+    "alibi-sign": 1,
+    "flash-mask-of-a-finite-number": 2,
+    "padding-repeated-for-heads": 1,
+    "groups-tiled": 4,
+    "positions-restart": 1,
+    "rope-theta-ignored": 6,
+    "padding-of-queries": 1,
+    "empty-row-nan": 2,
+    "softmax-over-queries": 4,
+    "weights-transposed": 1,
+    "scale-model-width": 1,
+    "keys-and-values-exchanged": 1,
+    "sequence-repeated-for-heads": 2,
+    "pooling-by-sum": 5,
+    "softmax-epsilon": 6,
+    "causal-top-left": 1,
+    "softmax-sum-in-half": 1,
+    "padding-without-axes": 2,
+    "merge-lse-added": 1,
+    "flash-last-keys-lost": 1,
+    "mask-of-the-first-head": 3,
+    "yarn-ramp-of-width-0": 1,
+    "llama3-without-blend": 1,
+    "masks-joined-by-or": 1,
+    "cache-reset-length": 1,
+}
+
+
+# Tests to copy take functions of attention with a mask and no more.
+TODAY = {f"plain.{x}" for x in ("alibi", "order", "ring", "scaling", "sinks")}
+
+
+@pytest.mark.audit
+@each
+def test_tests_to_copy_notice_each_variant(name):
+    own = catalogue()[name].variants
+    planted_in = [
+        variant
+        for variant in every_variant(catalogue()[name])
+        if variant in own or variant[0].module not in TODAY
+    ]
+    unnoticed = [variant for variant in planted_in if not failing(variant)]
+    assert len(unnoticed) == UNNOTICED.get(name, 0), unnoticed
+
+
+@pytest.mark.audit
+@each
+def test_what_is_shown_differs(name):
+    right, wrong = mistakes.seen(name)
+    assert right.dim() <= 2 and right.numel() <= 64
+    assert right.equal(mistakes.shown(catalogue()[name])), "another each time"
+    if isinstance(wrong, str):
+        assert wrong
+    elif wrong.shape == right.shape:
+        assert not torch.allclose(
+            right.double(), wrong.double(), rtol=1e-3, equal_nan=True
+        )
+
+
+@pytest.mark.audit
+@each
+def test_shapes_show_it_or_not(name):
+    assert same_shape(name) == mistakes.kills()[name]["same_shape"]
+
+
+@pytest.mark.audit
+def test_our_own_tests_notice_them():
+    """Those that are recorded fail with the mistake planted."""
+    code = (
+        "import json; from attnref.check.catalogue import catalogue;"
+        "from tests.check.kills import all_noticed;"
+        "print(json.dumps(all_noticed([*catalogue()])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    recorded = {id: kept["tests"] for id, kept in mistakes.kills().items()}
+    assert all(recorded.values()), [k for k, v in recorded.items() if not v]
+    assert found == recorded
+
+
+def test_a_mistake_is_planted_in_a_package_of_its_own():
+    (entry,) = read(
+        "id: a\nen: A || B\nzh: 甲 || 乙\n"
+        "@ core.sdpa: from torch import Tensor\n"
+        "-from torch import Tensor  # wrong\n"
+    )
+    wrong = load(entry.variants[0])
+    assert wrong.sdpa is not attnref.sdpa
+    assert wrong.GroupedQueryAttention is not attnref.GroupedQueryAttention
+    assert sys.modules["attnref"] is attnref

@@ -1,0 +1,707 @@
+"""The exercises of `attnref check`: right solutions pass in every style, wrong
+ones do not."""
+
+import contextlib
+import inspect
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import attnref
+from attnref.check import checker
+from attnref.check import report as report_words
+from attnref.check.apart import check_file
+from attnref.check.catalogue import catalogue, planted
+from attnref.check.checker import candidates, check, rights
+from attnref.check.exercises import (
+    EXERCISES,
+    LAWS,
+    Solution,
+    Watched,
+    calls_attnref,
+    unwritten,
+)
+from attnref.check.tasks import TASKS, stub, task
+from attnref.check.words import wide
+from sitekit import ROOT
+from tests.check.solutions import fused, wrong
+from tests.kit import sampled
+
+STYLES = ("loops", "einsum", "module", "fused")
+
+
+@pytest.mark.parametrize("style", sampled(STYLES, ["einsum"]))
+def test_right_solutions_pass_in_every_style(style):
+    module = import_module(f"tests.check.solutions.{style}")
+    names = [
+        n for n, t in TASKS.items() if all(map(module.__dict__.get, t.names))
+    ]
+    assert len(names) >= 5
+    for name in names:
+        report = check(name, module)
+        assert report.passed, str(report)
+        assert report.mistakes == () and report.failures == ()
+        assert not calls_attnref(Solution(name, module))
+
+
+def test_every_form_of_every_exercise_is_right():
+    """So that what a planted mistake changes is its own."""
+    assert [*TASKS] == [*EXERCISES]
+    for name, exercise in EXERCISES.items():
+        for form in exercise.forms:
+            whole = attnref if form.package else planted(())
+            report = check(name, form.make(whole))
+            assert report.passed, f"{sorted(form.modules)} {report}"
+        for probe in rights(name).probes:
+            assert probe.law in LAWS and probe.sizes
+
+
+WRONG = ("maximum_from_zero", "weights_detached", "other_eps", "without_tiles")
+
+
+@pytest.mark.parametrize("name", sampled(wrong.REFUSED, WRONG))
+def test_wrong_solutions_are_refused(name):
+    exercise, laws = wrong.REFUSED[name]
+    report = check(exercise, getattr(wrong, name))
+    assert {v.law for v in report.failures} == {*laws.split()}, str(report)
+
+
+def nothing(name):
+    """Solutions that compute nothing: zeros, ones, what they are given, a
+    mean; of the shape that is asked for."""
+    right = import_module("tests.check.solutions.einsum")
+
+    def made(fill, word):
+        function = getattr(right, word)
+        if isinstance(function, type):
+            return type(word, (function,), {"append": appended(function, fill)})
+
+        def solution(*given, **others):
+            out = function(*given, **others)
+            if isinstance(out, tuple):
+                return (fill(given, out[0]), *out[1:])
+            return fill(given, out)
+
+        return solution
+
+    def appended(function, fill):
+        def append(self, k, v):
+            return [fill((k,), x) for x in function.append(self, k, v)]
+
+        return append
+
+    def given_back(given, out):
+        x = given[0]
+        alike = isinstance(x, torch.Tensor) and x.shape == out.shape
+        return x.to(out.dtype) + 0 * out if alike else 0 * out
+
+    fills = {
+        "zeros": lambda given, out: torch.zeros_like(out),
+        "ones": lambda given, out: torch.ones_like(out),
+        "input": given_back,
+        "mean": lambda given, out: out.double().mean().to(out) + 0 * out,
+        "scalar": lambda given, out: out.double().mean().to(out),
+    }
+    for word, fill in fills.items():
+        every = {w: made(fill, w) for w in TASKS[name].names}
+        yield word, SimpleNamespace(**every)
+
+
+@pytest.mark.parametrize(
+    "name", sampled(EXERCISES, ["mha", "mla_latent", "masks", "ring", "alibi"])
+)
+def test_what_computes_nothing_earns_nothing_and_has_no_name(name):
+    for word, solution in nothing(name):
+        report = check(name, solution)
+        assert report.points == 0 < report.maximum, (word, str(report))
+        assert report.mistakes == (), (word, str(report))
+
+
+def test_small_inputs_are_tried_first():
+    """So that the smallest failing input is the first."""
+    for name in EXERCISES:
+        sizes = [
+            checker.size_of(probe)
+            for probe in rights(name).probes
+            if probe.law == "same"
+        ]
+        assert sizes[0] == min(sizes), name
+        assert sizes[0] <= 80, name
+
+
+# ---------------------------------------------------------------- recognised
+
+
+def rewritten(*lines):
+    """The solutions by einsum, with other lines."""
+    text = inspect.getsource(import_module("tests.check.solutions.einsum"))
+    for right, wrong in lines:
+        assert text.count(right) == 1, right
+        text = text.replace(right, wrong)
+    found = {}
+    exec(compile(text, "einsum.py", "exec"), found)
+    return SimpleNamespace(**found)
+
+
+ROOT = "    scores = scores / q.shape[-1] ** 0.5\n"
+WEIGHTS = "    weights = softmax(scores)\n"
+HIDES = "        scores = torch.where(mask, scores, -torch.inf)\n"
+MERGED = "    merged = heads.reshape(B, T, E)\n"
+ANGLE = "    angle = positions.unsqueeze(-1) * frequency\n"
+AT = "    at = torch.arange(past, past + T)\n"
+READS = "    reads = torch.arange(n_heads) // (n_heads // n_kv_heads)\n"
+CAUSAL = "    return torch.arange(S) <= torch.arange(T).unsqueeze(1) + past\n"
+RISES = "        norm = norm * torch.exp(m - m_new)\n"
+NORMED = "    c = (c / size.sqrt() * w_norm).to(x.dtype)\n"
+FULL = "        if self.length + new > self.max_len:\n"
+SHRINKS = "            acc = acc * shrink.unsqueeze(-1)\n"
+PLACED = "    near = (distance >= 0) & (distance < window)\n"
+CAPPED = "        scores = softcap * torch.tanh(scores / softcap)\n"
+NORMED_Q = "    q = rope(normed(q, q_weight), positions)\n"
+FREE = "    return torch.stack([each / factor for each in f])\n"
+SLOTS = "        self.W, self.all, self.length = W, None, 0\n"
+TINY = HIDES, "        scores = scores - 1e-9 * ~mask\n"
+NAMED = {
+    "online_softmax": ("online-sum-not-rescaled", (RISES, "")),
+    "masks": ("causal-sees-next", (CAUSAL, CAUSAL.replace("past", "past + 1"))),
+    "sdpa": ("mask-times-tiny", TINY),
+    "mha": (
+        "output-projection-missing",
+        (MERGED, MERGED + "    return merged\n"),
+    ),
+    "cross": ("scale-missing", (ROOT, "")),
+    "gqa": (
+        "groups-tiled",
+        (READS, "    reads = torch.arange(n_heads) % n_kv_heads\n"),
+    ),
+    "llama": ("positions-restart", (AT, AT.replace("past, past +", ""))),
+    "mla_latent": (
+        "mla-norm-weight-left-out",
+        (NORMED, NORMED.replace(" * w_norm", "")),
+    ),
+    "kv_cache": ("cache-one-token-short", (FULL, FULL.replace(">", ">="))),
+    "flash": ("flash-no-rescaling", (SHRINKS, "")),
+    "sinks": (
+        "streaming-without-first",
+        (PLACED, PLACED + "    return near\n"),
+    ),
+    "alibi": ("softcap-left-out", (CAPPED, "        pass\n")),
+    "order": (
+        "keys-with-the-query-norm",
+        (NORMED_Q, "    k_weight = q_weight\n" + NORMED_Q),
+    ),
+    "scaling": ("linear-factor-multiplies", (FREE, FREE.replace("/", "*"))),
+    "ring": ("ring-one-slot-short", (SLOTS, SLOTS.replace("= W", "= W - 1"))),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_mistake_is_named_in_another_form(name):
+    id, *lines = NAMED[name]
+    told = check(name, rewritten(*lines))
+    assert told.mistakes == ((id,),), str(told)
+    assert catalogue()[id].title.zh in told.text(language="zh")
+
+
+def test_the_lines_of_a_mistake_are_those_that_agree():
+    code = "            mask = mask.transpose(1, 2).flatten(1, 2)"
+    every = candidates("gqa")
+    wrong = next(each for each in every if f"-{code}" in str(each.variant))
+    told = check("gqa", wrong.form.make(planted(wrong.variant)))
+    assert told.mistakes == (("groups-tiled",),)
+    assert told.lines == (wrong.variant,)
+    assert f"\n  -{code}\n" in told.text(show=True)
+    assert "--show" in str(told) and code not in str(told)
+    two = replace(told, mistakes=(("groups-tiled", "scale-missing"),))
+    scale = catalogue()["scale-missing"].variants[0]
+    shown = replace(two, lines=(wrong.variant + scale,)).text(show=True)
+    assert shown.count(code) == 1  # of two mistakes, each with its own
+
+
+@pytest.mark.parametrize("name", ["alibi", "order", "ring", "scaling", "sinks"])
+def test_each_mistake_in_a_part_of_todays_heads_is_named(name):
+    """Those of its plain form, and that of sinks in code that splits keys."""
+    module = f"plain.{name}"
+    planted_in = [
+        each
+        for each in candidates(name)
+        if (
+            {x.module for x in each.variant} == {module}
+            and each.variant in catalogue()[each.ids[0]].variants
+        )
+        or each.ids == ("sink-in-each-part",)
+    ]
+    assert len(planted_in) >= 5
+    for each in planted_in:
+        told = check(name, each.form.make(planted(each.variant)))
+        assert not told.passed and told.mistakes == (each.ids,), str(told)
+
+
+def test_two_mistakes_are_named_whose_lines_are_in_two_files():
+    """One is in the layer and one in its attention."""
+    inverted = HIDES, HIDES.replace("mask", "~mask")
+    report = check("mha", rewritten(inverted, NAMED["mha"][1]))
+    assert report.mistakes == (("mask-inverted", "output-projection-missing"),)
+
+
+def test_mistakes_of_softmax_are_named_in_float32_and_over_any_axis():
+    def overflowing(x, dim=-1):
+        e = x.float().exp()
+        return (e / e.sum(dim, keepdim=True)).to(x.dtype)
+
+    def left_in_place(x, dim=-1):
+        return x.movedim(dim, -1).softmax(-1).nan_to_num(0.0)
+
+    assert check("softmax", overflowing).mistakes == (("softmax-overflow",),)
+    report = check("softmax", left_in_place)
+    assert report.mistakes == (("weights-transposed",),)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, ValueError])
+def test_a_solution_may_refuse_half_precision(error):
+    """With any error, as the statement says."""
+
+    def solution(x, dim=-1):
+        if x.dtype in (torch.float16, torch.bfloat16):
+            raise error("float32 or float64")
+        return x.softmax(dim).nan_to_num()
+
+    assert check("softmax", solution).passed
+
+
+def test_weights_without_gradient_and_sums_in_half_precision_fail():
+    def summed(x, dim=-1):
+        e = (x - x.amax(dim, keepdim=True)).exp()
+        return (e / sum(e.split(1, dim))).nan_to_num(0.0)
+
+    def detached(x, dim=-1):
+        shifted = x.detach().double() + torch.tensor(0.0)  # of no tensor
+        return summed(shifted, dim).to(x.dtype)
+
+    assert [v.law for v in check("softmax", summed).failures] == ["sums"]
+    report = check("softmax", detached)
+    assert [v.law for v in report.failures] == ["gradients"]
+
+
+def test_a_mistake_is_named_though_some_inputs_differ():
+    """Here an empty row is not what it is with this mistake alone."""
+    divided = "    weights = e / total.where(total > 0, 1)\n"
+    twice = ROOT, ROOT.replace("** 0.5", "")
+    wrong = rewritten(twice, (divided, "    weights = e / total\n"))
+    report = check("sdpa", wrong)
+    assert report.mistakes == (("empty-row-nan", "scale-twice"),)
+    ones = divided + "    weights = weights.where(total > 0, 1.0)\n"
+    report = check("sdpa", rewritten(twice, (divided, ones)))
+    assert report.mistakes == (("scale-twice",),)
+    assert report.differs == ("empty", "gradients")
+    said = f"on {report.agrees} of {report.tried} inputs; it differs where a"
+    assert said in str(report)
+    assert "查询什么都看不到" in report.text(language="zh")
+
+
+def doubled(x, dim=-1):
+    return 2 * x.softmax(dim).nan_to_num()
+
+
+def noisy(q, k, v, mask=None):
+    return attnref.sdpa(q, k, v, mask) * (0.9 + 0.2 * torch.rand(1).double())
+
+
+def dropped(q, k, v, mask=None):
+    weights = attnref.attention_weights(q, k, mask)
+    return torch.nn.functional.dropout(weights, 0.1) @ v
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("name", ["mha_cached", "llama", "mla_latent"])
+def test_no_mistake_shows_at_far_positions_alone(name):
+    """Of those that do not speak of positions: these are not asked there."""
+    probes, right = checker.probes_of(name), rights(name).every
+    far = [n for n, p in enumerate(probes) if p.law == "far"]
+    asked = range(len(rights(name).probes))
+    apart = "far", *checker.UNTOLD
+    others = [n for n in asked if probes[n].law not in apart]
+    silent = [w for w in candidates(name) if "position" not in str(w.variant)]
+    hidden = [
+        w
+        for w in silent
+        if all(checker.alike(probes[n], w.answer(n), right[n]) for n in others)
+    ]
+    assert len(hidden) > 20
+    for w in hidden:
+        for n in far:
+            assert checker.alike(probes[n], w.answer(n), right[n]), w.ids
+
+
+def test_dropout_is_named_and_other_chance_is_not():
+    assert check("sdpa", dropped).mistakes == (("dropout-in-evaluation",),)
+    report = check("sdpa", noisy)
+    assert report.mistakes == ()
+    assert "twice" in {v.law for v in report.failures}
+
+
+@pytest.mark.parametrize(
+    ("name", "solution"),
+    [
+        ("softmax", doubled),
+        ("softmax", lambda x, dim=-1: torch.zeros_like(x)),
+        ("softmax", lambda x, dim=-1: x.view(-1, 7).softmax(dim)),
+        ("sdpa", lambda q, k, v, mask=None: v.mean(2, True) + 0 * q @ k.mT @ v),
+        ("rope", lambda x, positions, theta=1e4: x),
+        ("merge", lambda outs, lses: (sum(outs), sum(lses))),
+    ],
+)
+def test_what_agrees_with_no_mistake_is_accused_of_none(name, solution):
+    report = check(name, solution)
+    assert not report.passed and report.mistakes == ()
+    assert "none of the mistakes that attnref knows" in str(report)
+    assert "不是 attnref 已知的错误" in report.text(language="zh")
+
+
+def test_errors_alone_tell_a_mistake_that_raises_them():
+    def mha_cached(x, w_q, w_k, w_v, w_o, n_heads, cache=None):
+        B, T, E = x.shape
+        q, k, v = (
+            (x @ w.mT).view(B, T, n_heads, -1).transpose(1, 2)
+            for w in (w_q, w_k, w_v)
+        )
+        if cache is not None:
+            k, v = (torch.cat(y, 2) for y in zip(cache, (k, v), strict=True))
+        out = attnref.sdpa(q, k, v).transpose(1, 2)
+        return out.view(B, T, E) @ w_o.mT, (k, v)
+
+    found = check("mha_cached", mha_cached).mistakes
+    assert found == (("view-after-the-transpose",),)
+
+
+# ------------------------------------------------------- located, and shown
+
+STAGES = {
+    "values": ("mha", (MERGED, "    heads = heads.tanh()\n" + MERGED)),
+    "output": ("mha", (MERGED, MERGED + "    w_o = w_o.mT\n")),
+    "merge": ("mha", (MERGED, MERGED.replace(".re", ".transpose(1, 2).re"))),
+    "softmax": ("sdpa", (WEIGHTS, WEIGHTS.replace("s)", "s, 2)"))),
+    "mask": ("gqa", (HIDES, HIDES.replace("mask", "mask.roll(1, -1)"))),
+    "scale": ("cross", (ROOT, ROOT.replace("0.5", "0.5 * 1.3"))),
+    "scores": ("sdpa", (ROOT, ROOT.replace("scores /", "scores.abs() /"))),
+    "rotation": ("llama", (ANGLE, ANGLE.replace("* freq", "/ 3 * freq"))),
+    "cache": ("llama", (AT, AT + "    at = at + 7 * (past > 0)\n")),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_stage_that_goes_wrong_is_located(stage):
+    name, lines = STAGES[stage]
+    found = check(name, rewritten(lines))
+    assert found.stage == stage, str(found)
+    assert found.as_json()["hint"] in str(found).replace("\n", " ")
+    if stage == "scale":
+        assert "1.3 times" in str(found) and "1.3 倍" in found.text(
+            language="zh"
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "solution", "stage"),
+    [
+        ("sdpa", wrong.weights_detached, "gradients"),
+        (
+            "mha",
+            lambda *given, mask=None: no_gradient(*given, mask),
+            "gradients",
+        ),
+        ("mha", lambda *given, mask=None: fused.mha(*given, mask).float(), ""),
+        ("flash", wrong.without_tiles, ""),
+        ("sdpa", wrong.mask_of_the_first_head, "masked"),
+    ],
+)
+def test_a_hint_says_nothing_that_is_not_so(name, solution, stage):
+    """Where only gradients or the dtype are wrong, masks are not."""
+    report = check(name, solution)
+    assert report.failures and report.stage in (stage, stage or "unclear")
+
+
+def no_gradient(x, w_q, *others):
+    return fused.mha(x.detach(), w_q, *others) + 0 * x
+
+
+class Bottomless:
+    def __init__(self, max_len):
+        self.k, self.v, self.length = [], [], 0
+
+    def append(self, k, v):
+        self.k.append(k)
+        self.v.append(v)
+        self.length += k.shape[2]
+        return torch.cat(self.k, 2), torch.cat(self.v, 2)
+
+
+def one_row(q, k, v, mask=None, tile=(2, 4)):
+    if len(q) > 1:
+        raise KeyError("batch")
+    return rewritten().flash(q, k, v, mask, tile)
+
+
+def masks_of(change):
+    of = rewritten()
+    causal = of.causal_mask
+    of.causal_mask = lambda T, S: change(causal(T, S))
+    return of
+
+
+def in_place(q, k, v, mask=None):
+    q /= q.shape[-1] ** 0.5
+    return rewritten((ROOT, "")).sdpa(q, k, v, mask)
+
+
+SHOWN = [
+    ("gqa", lambda: rewritten(STAGES["mask"][1]).gqa, ""),
+    ("llama", lambda: rewritten(STAGES["cache"][1]).llama, ""),
+    ("masks", lambda: rewritten(NAMED["masks"][1]), "True"),
+    (
+        "softmax",
+        lambda: lambda x, dim=-1: x.double().softmax(dim).nan_to_num(),
+        "",
+    ),
+    ("kv_cache", lambda: Bottomless, "it must raise"),
+    ("kv_cache", lambda: wrong.ChangedBeforeRaise, "suppress"),
+    ("flash", lambda: one_row, "it raises KeyError"),
+    ("flash", lambda: wrong.lse_of_the_last_tile, "lse"),
+    ("masks", lambda: masks_of(torch.Tensor.float), "out.dtype"),
+    ("sdpa", lambda: in_place, "q.equal(before)"),
+]
+
+
+@pytest.mark.parametrize(("name", "made", "within"), SHOWN)
+def test_a_program_shows_what_is_wrong(name, made, within):
+    """It runs as it is printed, in 15 lines, and gives what it says."""
+    solution = made()
+    report = check(name, solution)
+    program = report.smallest
+    assert within in program and len(program.splitlines()) <= 15, program
+    assert ("right is" in program) != ("raise" in program)
+    told = replace(report, language="zh").as_json()
+    assert re.findall("# (it|right)", told["smallest"]) == []
+    given = {
+        word: getattr(solution, word, solution) for word in TASKS[name].names
+    }
+    printed = io.StringIO()
+    raised = contextlib.suppress(KeyError, ValueError)
+    with contextlib.redirect_stdout(printed), raised:
+        exec(compile(program, "shown.py", "exec"), given)
+    said = re.findall(r"it gives (.*)|# (\[.*\]|torch\.\w+|False), r", program)
+    number = r"-?\d+\.?\d*(?:e-?\d+)?|True|False"
+    for text in map("".join, said):
+        got = printed.getvalue().partition("dtype=")[0]
+        both = (re.findall(number, x) for x in (text, got))
+        one, other = ([float(eval(x)) for x in each] for each in both)
+        assert one == pytest.approx(other, abs=1e-3)
+        assert text in got or "it gives" in program
+
+
+def test_it_is_shown_how_a_file_is_imported():
+    told = [
+        report_words.Program("sdpa", 0, {}, name).head[-1] for name in FILES
+    ]
+    assert told == [*FILES.values()]
+
+
+FILES = {
+    "": "import torch  # yours: sdpa",
+    "/x/mine.py": "from mine import sdpa",
+    "/x/mine.ipynb": "import torch  # mine.ipynb: sdpa",
+}
+
+
+@pytest.mark.parametrize("name", ["3hw-sdpa.py", "作业 sdpa.py", "a.b.py"])
+def test_a_program_runs_beside_a_file_of_any_name(tmp_path, name):
+    text = "def sdpa(q, k, v, mask=None):\n    return q @ k.mT @ v\n"
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    wrong = check_file("sdpa", tmp_path / name, language="en")
+    done = subprocess.run(
+        [sys.executable, "-c", wrong.smallest],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+    )
+    assert done.returncode == 0, wrong.smallest + done.stderr
+    (said,) = re.findall("it gives (.*)", wrong.smallest)
+    assert said[:5] in done.stdout
+
+
+# ------------------------------------------------------------------ in words
+
+
+def test_what_is_wrong_is_told_before_the_properties():
+    told = check("sdpa", rewritten(TINY))
+    for language in ("en", "zh"):
+        text = told.text(language=language)
+        title = getattr(catalogue()["mask-times-tiny"].title, language)
+        law = getattr(LAWS["same"].title, language)
+        assert 0 < text.index(title) < text.index(law)
+
+
+@pytest.mark.parametrize(
+    ("solution", "said"),
+    [
+        (lambda: 0, "cannot be called as softmax(x, dim=-1)"),
+        (lambda x, dim=-1: [0.5], "a tensor is asked for, and the type"),
+        (lambda x, dim=-1: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda x, dim=-1: exit(3), "it ends the program (SystemExit: 3)"),
+        (
+            lambda x, dim=-1: x.expand(9**9, *x.shape),
+            "a tensor of shape (387420",
+        ),
+        (lambda x, dim=-1: x.to_sparse(), "in layout torch.sparse_coo"),
+        (SimpleNamespace(sofmax=noisy), "there is no softmax; the exercise"),
+        ({"softmax": 3}, "there is no softmax; the exercise asks for softmax"),
+    ],
+)
+def test_what_cannot_be_judged_is_said_in_a_line(solution, said):
+    report = check("softmax", solution)
+    assert not report.passed and report.error is not None
+    assert report.error.en.startswith(said) or said in report.error.en
+    assert report.error.zh != "" and report.mistakes == ()
+    assert str(report).startswith(f"softmax: {report.error.en}")
+
+
+def test_an_error_is_told_with_the_lines_that_raise_it():
+    def softmax(x, dim=-1):
+        if x.dim() == 3:
+            raise KeyError("q_proj")
+        return x.softmax(dim).nan_to_num()
+
+    report = check("softmax", softmax)
+    law, _ = report.failures
+    assert law.fault.en == "KeyError: 'q_proj'"
+    assert str(report).count("\n         x (3, 5, 7), dim=1: KeyError") == 1
+    assert "x (3, 3, 3): the same error" in str(report)
+    assert report.mistakes == ()
+    assert report.where[-1].endswith('raise KeyError("q_proj")')
+
+
+def test_input_that_is_modified_is_told():
+    def softmax(x, dim=-1):
+        x -= x.amax(dim, keepdim=True).detach()
+        return x.softmax(dim).nan_to_num()
+
+    report = check("softmax", softmax)
+    assert "untouched" in [v.law for v in report.failures]
+    assert report.failures[-1].fault.en == "x changes"
+
+
+def test_the_dtype_is_kept():
+    report = check("softmax", lambda x, dim=-1: x.double().softmax(dim))
+    assert {v.law for v in report.failures} == {"dtype", "empty"}
+    (law,) = (v for v in report.failures if v.law == "dtype")
+    assert (
+        law.fault.en
+        == "the dtype is torch.float64, and should be torch.float32"
+    )
+
+
+def test_numbers_that_differ_look_different():
+    one, other = torch.tensor([1.0, 1.0 + 1e-7], dtype=torch.float64)
+    assert report_words.apart(one, other) == ("1", "1.0000001")
+    assert report_words.apart(one > 0, one < 0) == ("True", "False")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "q (3, 2, 5, 4), k (3, 2, 7, 4), v (3, 2, 7, 3), mask (5, 7), "
+        "tile=(2, 3)：在 (1, 0, 2) 处是 2，应为 1",
+        "max_len=2, k 2 x (1, 1, 1, 2), v 2 x (1, 1, 1, 2)：形状是 "
+        "(1, 1, 2, 2)，应为 (1, 1, 1, 2)",
+    ],
+)
+def test_lines_break_within_no_tuple_and_before_no_comma(told):
+    lines = [*report_words.wrapped(told, " " * 9)]
+    assert len(lines) == 2 and max(map(wide, lines)) <= 80
+    assert all(line.count("(") == line.count(")") for line in lines)
+    assert not lines[1].strip().startswith("，")
+
+
+def test_a_cache_larger_than_it_need_be_is_told():
+    """MLA that keeps the keys and values of all heads."""
+    solution = SimpleNamespace(
+        **vars(import_module("tests.check.solutions.einsum"))
+    )
+
+    def mla_latent(x, *weights, theta=10000.0, cache=None):
+        past = None if cache is None else cache[:2]
+        out, kept = solution.einsum_latent(x, *weights, theta=theta, cache=past)
+        return out, (*kept, torch.zeros(1, kept[0].shape[1], 30))
+
+    solution.einsum_latent = solution.mla_latent
+    report = check("mla_latent", mla_latent)
+    (law,) = report.failures
+    assert law.law == "small"
+    assert law.fault.en == "42 numbers per token, at most 12 are needed"
+
+
+def test_memory_that_a_cache_never_wrote_holds_no_number():
+    """Else it may hold those of another cache, and one that is too large
+    passes."""
+    with Watched(unwritten):
+        made = torch.empty(3), torch.ones(2).new_empty(4)
+    assert all(x.isnan().all() for x in made)
+
+
+def test_absorption_that_expands_is_told():
+    solution = import_module("tests.check.solutions.einsum")
+    report = check("mla_absorbed", solution.mla_latent)
+    assert [v.law for v in report.failures] == ["absorbed"]
+    assert check("mla_absorbed", solution.mla_absorbed).passed
+
+
+def test_a_report_is_also_numbers():
+    report = check("sdpa", rewritten(TINY), language="zh")
+    told = json.loads(json.dumps(report.as_json()))
+    assert (told["exercise"], told["passed"]) == ("sdpa", False)
+    failed = {law["law"] for law in told["laws"] if not law["passed"]}
+    assert failed == {v.law for v in report.failures} >= {"future", "pads"}
+    ((mistake,),) = told["mistakes"]
+    title = catalogue()["mask-times-tiny"].title.zh
+    page = report_words.page_of("mask-times-tiny", "zh")
+    assert mistake == {"id": "mask-times-tiny", "title": title, "page": page}
+    assert told["hint"] and "import torch" in told["smallest"]
+    assert "\033[" not in str(report) and "\033[31m" in report.text(colour=True)
+    with pytest.raises(ValueError, match="language='fr' is neither 'en' nor"):
+        report.text(language="fr")
+
+
+def test_an_exercise_is_found_by_what_people_write():
+    assert task("Online-Softmax") == "online_softmax"
+    with pytest.raises(ValueError, match="no exercise 'gpa'; did you mean gqa"):
+        task("gpa")
+    with pytest.raises(ValueError, match="no exercise 'zebra'; --list prints"):
+        check("zebra", doubled)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_stub_is_told_to_be_empty(language):
+    for name in TASKS:
+        text = stub(name, language)
+        assert max(map(wide, text.splitlines())) <= 80
+        found = {}
+        exec(text, found)
+        report = check(name, found)
+        assert report.error.en == "it is not filled in yet", str(report)
+
+
+def test_a_solution_is_asked_in_this_process_alone():
+    """`check` for teachers takes a function, a module or a dict of names."""
+    module = import_module("tests.check.solutions.einsum")
+    for solution in (module.softmax, module, {"softmax": module.softmax}):
+        assert check("softmax", solution).passed
+    assert attnref.check is check

@@ -1,0 +1,48 @@
+"""What several test files share is in tests/kit, or tests/variants.py."""
+
+import ast
+
+import pytest
+
+from sitekit import ROOT
+
+
+def shared_by_import(text):
+    """The test files that Python code imports, wherever it does so, or the
+    names that it takes from them."""
+    names = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    for name in names:
+        root, *parts = name.split(".")
+        if root in ("tests", "conftest") and any(
+            part == "conftest" or part.startswith("test_")
+            for part in (root, *parts)
+        ):
+            yield name
+
+
+def test_no_test_file_imports_another():
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}: move it to tests/kit"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in shared_by_import(path.read_text(encoding="utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from tests.reference.core.test_sdpa import qkv",
+        "from tests.reference.core import test_sdpa",
+        "def f():\n    import tests.reference.core.test_sdpa",
+        "from tests.conftest import chromium",
+    ],
+)
+def test_such_an_import_is_found(line):
+    assert [*shared_by_import(line)]
+    assert not [*shared_by_import("from tests.kit.pages import cells")]

@@ -1,0 +1,197 @@
+"""Who may import whom, read from the folders.
+
+CONTRIBUTING draws the house; a folder imports only what stands above it.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from sitekit import ROOT
+
+PACKAGE = ROOT / "attnref"
+FILES = sorted(PACKAGE.rglob("*.py"))
+FACES = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}  # import anything
+WORDS = PACKAGE / "words.py"  # which any file may import, and imports nothing
+ALONE = ("plain", "layers")  # of these folders, no file imports another
+AROUND = ("block.py", "convert.py")  # but what is built around any layer
+
+
+def rooms() -> list[str]:
+    """The folders of the package, from the ground up, as they are drawn."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    house = re.search(r"^attnref/(.*?)^sitekit/", text, re.DOTALL | re.M)[1]
+    return re.findall(r"^  (\w+)/ ", house, re.M)
+
+
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, wherever in the file it does so."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: write absolute imports"
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def dotted(path: Path) -> str:
+    name = path.relative_to(ROOT).with_suffix("").as_posix()
+    return name.replace("/", ".").removesuffix(".__init__")
+
+
+MODULES = {dotted(path): path for path in FILES}
+
+
+def own(path: Path) -> set[Path]:
+    """The files of the package that a file imports."""
+    return {MODULES[name] for name in imported(path) if name in MODULES}
+
+
+def faults(path: Path, order: list[str]) -> list[str]:
+    room = path.parent.name
+    wrong = []
+    for name in sorted(imported(path)):
+        root = name.split(".")[0]
+        plants = room == "check"  # imports this package with other lines
+        if root in ("importlib", "runpy") and not (
+            plants or name == "importlib.metadata"
+        ):
+            wrong.append(f"{path.name} imports {name}")
+        elif root not in ("attnref", "torch", *sys.stdlib_module_names):
+            wrong.append(f"{path.name} imports {name}: torch alone is needed")
+        elif room == "plain" and root != "torch":
+            wrong.append(f"{path.name} imports {name}: plain needs torch alone")
+    for other in sorted(own(path) - {WORDS}):
+        its = other.parent.name
+        if other.name == "__init__.py":
+            wrong.append(f"{room}/{path.name} imports {dotted(other)}")
+        elif order.index(its) > order.index(room):
+            wrong.append(f"{room} stands above {its}: {path.name}")
+        elif its == "plain" != room:
+            wrong.append(f"{path.name} imports {other.name}: plain is apart")
+        elif its == room and room in ALONE and path.name not in AROUND:
+            wrong.append(
+                f"{path.name} imports {other.name}: in {room}/ none may"
+            )
+    return wrong
+
+
+def test_every_folder_is_drawn():
+    folders = {
+        p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()
+    }
+    assert sorted(rooms()) == sorted(folders)
+    for path in FILES:
+        depth = len(path.relative_to(PACKAGE).parts)
+        assert depth == 2 or path in (*FACES, WORDS), (
+            f"{path.name}: in no folder"
+        )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if path not in (*FACES, WORDS)],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_a_file_imports_only_what_stands_above_it(path):
+    assert faults(path, rooms()) == []
+
+
+def test_words_import_nothing_of_the_package():
+    assert own(WORDS) == set()
+
+
+def test_no_files_import_each_other():
+    TopologicalSorter({path: own(path) for path in FILES}).prepare()
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "fault"),
+    [
+        ("layers/gqa.py", "from attnref.layers.mha import x", "none may"),
+        ("core/sdpa.py", "from attnref.layers.mha import x", "above layers"),
+        ("core/sdpa.py", "import attnref", "imports attnref"),
+        ("core/sdpa.py", "import numpy", "torch alone"),
+        ("core/sdpa.py", "import importlib", "importlib"),
+        ("plain/gqa.py", "import math", "plain needs torch"),
+        ("plain/gqa.py", "from attnref.plain import rope", "none may"),
+        ("layers/gqa.py", "from attnref.plain import rope", "plain is apart"),
+    ],
+)
+def test_a_fault_is_found(tmp_path, monkeypatch, file, line, fault):
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.write_text(line)
+    assert fault in " ".join(faults(path, rooms()))
+
+
+def test_the_package_never_imports_the_site():
+    for path in FILES:
+        assert not any(n.startswith("sitekit") for n in imported(path))
+
+
+def importers(
+    names: set[str], files: list[Path], root: Path = ROOT
+) -> list[str]:
+    """The files that import one of these packages, wherever they do so."""
+    return [
+        str(path.relative_to(root))
+        for path in files
+        if {name.split(".")[0] for name in imported(path)} & names
+    ]
+
+
+def test_one_file_alone_imports_mkdocs_and_its_theme(tmp_path):
+    """What a change of either concerns stands in one place."""
+    files = sorted((ROOT / "sitekit").rglob("*.py"))
+    files += sorted((ROOT / "tests").rglob("*.py"))
+    assert len(files) > 60
+    names = {"mkdocs", "material", "properdocs"}
+    assert importers(names, files) == ["sitekit/adapter.py"]
+    for line in ("from mkdocs.utils import x", "def f():\n  import material.y"):
+        (tmp_path / "planted.py").write_text(line)
+        assert importers(names, [tmp_path / "planted.py"], tmp_path)
+
+
+IMPORTS = """
+import json, sys, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+calls = []
+class Counted(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        calls.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+before = set(sys.modules)
+with Counted():
+    import attnref
+    names = [getattr(attnref, name) for name in attnref.__all__]
+print(json.dumps([sorted(set(sys.modules) - before), calls]))
+"""
+
+
+def test_importing_attnref_loads_nothing_beside_torch_and_computes_nothing():
+    """With all its names: none of the standard library either that torch did
+    not load. What that takes is a figure of `make bench ONLY=import`."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded, calls = json.loads(done.stdout)
+    others = [name for name in loaded if name.split(".")[0] != "attnref"]
+    assert (others, calls) == ([], [])
+    used = {name.split(".")[1] for name in loaded if "." in name}
+    assert used == {"core", "caches", "layers"}

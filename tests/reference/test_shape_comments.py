@@ -1,0 +1,372 @@
+"""A comment is a test: every shape comment is reached, and right."""
+
+import ast
+from functools import partial
+
+import pytest
+import torch
+
+import attnref
+from attnref.core.few import few
+from attnref.plain import alibi, gqa, llama, masks, mla, order, ring, sinks
+from attnref.plain import scaling as scaled
+from attnref.plain.attention import attention
+from attnref.plain.cross import CrossAttention
+from attnref.plain.kv_cache import KVCache
+from attnref.plain.mha import MHA
+from attnref.plain.mqa import MQA
+from attnref.plain.rope import rope
+from attnref.plain.sample import sample
+from attnref.released.attention import Attention
+from attnref.released.record import AttentionRecord
+from sitekit import ROOT
+from sitekit.drawing.shapes import Tracer, comments
+from sitekit.markdown.pages import markdown_files, stem_of
+from tests.kit import sampled
+from tests.kit.programs import SLOW, program_of
+from tests.variants import (
+    CACHES,
+    DN,
+    DR,
+    DV,
+    VARIANTS,
+    B,
+    D,
+    E,
+    H,
+    K,
+    R,
+    S,
+    T,
+    built,
+    inputs,
+    run,
+    takes,
+)
+
+LETTERS = {
+    **{"B": B, "T": T, "S": S, "H": H, "K": K, "D": D, "Dv": DV, "E": E},
+    **{"R": R, "Dn": DN, "Dr": DR},
+}
+
+
+def every_public_call():
+    """Each public function once a branch, with a size for each letter."""
+    q = torch.randn(B, H, T, D)
+    k, v = torch.randn(B, K, S, D), torch.randn(B, K, S, DV)
+    valid = torch.ones(B, S, dtype=torch.bool)
+    attnref.softmax(q)
+    attnref.online_softmax(q, chunk=2)
+    mask = attnref.causal_mask(T, S)
+    attnref.padding_mask(valid)
+    attnref.padding_mask_from_hf(valid.long())
+    attnref.padding_mask_from_hf(valid)
+    attnref.cross_mask(torch.ones(B, T, dtype=torch.bool), valid)
+    attnref.attention_weights(q, k)
+    attnref.sdpa(q, k, v, mask)
+    attnref.sdpa(q, k, v, mask, dropout=0.5)
+    parts = {"softcap": 3.0, "sinks": torch.randn(H), "bias": attnref.Alibi(H)}
+    attnref.sdpa(q, k, v, mask, **parts)
+    attnref.split_kv(q, k, v, mask, **parts)
+    attnref.fused(q, k, v, mask)
+    for gate, over in (("element", "head"), ("head", "width")):
+        attnref.GroupedQueryAttention(
+            d_model=E,
+            n_heads=H,
+            n_kv_heads=K,
+            head_dim=D,
+            attend=lambda q, *_, **__: q,
+            parts=attnref.HeadParts(
+                attnref.Norm(over),
+                gate=attnref.Gate(gate),
+                long_queries=attnref.LongQueries(1.0, 2),
+            ),
+        )(torch.randn(B, T, E), positions=torch.arange(T).expand(B, T))
+    few(q, k, v, mask)
+    attnref.split_kv(q, k, v, mask)
+    prefix = torch.randn(1, K, S, D), torch.randn(1, K, S, DV)
+    attnref.with_prefix(q, prefix, k, v)
+    attnref.token_positions(valid)
+    cos, sin = attnref.rope_table(torch.arange(T), D)
+    attnref.apply_rope(q, cos, sin, layout="interleaved")
+    x = torch.randn(B, T, E)
+    heads, shared = torch.randn(H, E, D), torch.randn(E, D)
+    groups, out = torch.randn(K, E, D), torch.randn(H * D, E)
+    past = attnref.causal_mask(T)
+    attnref.multi_head_loop(x, heads, heads, heads, out, past)
+    attnref.multi_query_loop(x, heads, shared, shared, out, past)
+    attnref.grouped_query_loop(x, heads, groups, groups, out, past)
+    block = attnref.Block(built("mha"), d_model=E, d_ff=59)
+    decoder = attnref.Decoder([block], n_tokens=61, d_model=E)
+    cache = attnref.KVCache(S)
+    with torch.no_grad():
+        cache.append(*torch.randn(2, B, H, S - T, D))
+        decoder(torch.zeros(B, T, dtype=torch.int64), caches=[cache])
+
+
+def plain_functions():
+    q, k = torch.randn(B, H, T, D), torch.randn(B, H, S, D)
+    v, seen = torch.randn(B, H, S, DV), masks.window_mask(T, S, 3)
+    attention(q, k, v, seen)
+    sinks.attention_with_sinks(q, k, v, torch.randn(H), seen)
+    sinks.add_sinks(torch.randn(B, H, T, DV), q[..., 0], torch.randn(H))
+    sinks.streaming_mask(T, S, 2, 3)
+    alibi.biased_attention(q, k, v, alibi.alibi(H, T, S), 3.0, seen)
+    norms = torch.ones(D), torch.ones(D), torch.nn.Identity()
+    seen = masks.causal_mask(T, S)
+    order.todays_heads(q, k, k, q, *norms, 3.0, torch.randn(H), seen)
+    masks.padding_mask(torch.ones(B, S))
+    masks.document_mask(torch.zeros(B, S))
+    rope(q, torch.arange(T))
+    f = scaled.frequencies(D)
+    scaled.linear(scaled.ntk(f, 8.0), 8.0)
+    scaled.llama3(f, 8.0, 8192)
+    scaled.rotate(q, torch.arange(T), *scaled.yarn(f, 8.0, 4096))
+    mla.rope(q, torch.arange(T))  # by itself, as in MLA its D is Dr
+    sample(torch.randn(B, 61), top_k=3)
+    KVCache(S).append(*torch.randn(2, B, K, T, D))
+    ring.sees(torch.arange(T), torch.arange(S), 3)
+    ring.RingKVCache(43).append(*torch.randn(2, B, K, T, D))
+
+
+def plain_layers():
+    """T tokens after T others, so S is 2 T."""
+    x, tokens = torch.randn(B, T, E), torch.zeros(B, T, dtype=torch.int64)
+    heads = {"n_heads": H, "n_kv_heads": K, "head_dim": D}
+    model = llama.Llama(61, 1, E, 59, **heads)
+    model.generate(tokens, 1)
+    for layer, given, cache in (
+        (gqa.GQA(E, **heads), x, gqa.KVCache(2 * T)),
+        (model, tokens, [llama.KVCache(2 * T)]),
+    ):
+        layer(given, cache)
+        layer(given, cache, torch.ones(B, 2 * T, dtype=torch.bool))
+
+
+def plain_full_width():
+    x, context = torch.randn(B, T, H * D), torch.randn(B, S, H * D)
+    MHA(H * D, H)(x)
+    CrossAttention(H * D, H)(x, context)
+
+
+def plain_one_key():
+    layer, cache = MQA(H * D, H), KVCache(2 * T)
+    for x in torch.randn(2, B, T, H * D):
+        layer(x, cache)
+
+
+def plain_latent():
+    layer, x, cache = (
+        mla.MLA(E, H, R, DN, DR, DV),
+        torch.randn(B, T, E),
+        mla.KVCache(2 * T),
+    )
+    layer(x, cache, absorbed=False)
+    layer(x, cache, torch.ones(B, 2 * T, dtype=torch.bool))
+
+
+def configured():
+    """Records that take each branch with a comment, between them."""
+    x, valid = torch.randn(B, T, E), torch.ones(B, 2 * T, dtype=torch.bool)
+    valid[0, 0] = False
+    heads = {"d_model": E, "n_heads": H, "family": "", "kind": ""}
+    groups = heads | {"n_kv_heads": K, "head_dim": D, "v_head_dim": DV}
+    turned = {"rope_theta": 100.0, "rope_width": D}
+    latent = {"n_kv_heads": 1, "head_dim": DN + DR, "v_head_dim": DV}
+    latent |= {"kv_rank": R, "rope_dim": DR}
+    for r in (
+        AttentionRecord(**groups, norm="LayerNorm by heads", with_sinks=True),
+        AttentionRecord(**groups, **turned, window=2 * T),
+        AttentionRecord(**heads, **latent, rope_theta=100.0, rope_width=DR),
+    ):
+        layer = Attention(r)
+        cache = layer.cache(2 * T)
+        layer(x, cache=cache, valid=valid[:, :T])
+        layer(x, cache=cache, valid=valid)
+
+
+# With the letters that stand for other sizes in them.
+PLAIN = {
+    configured: {"S": 2 * T},
+    plain_functions: {},
+    plain_layers: {},
+    plain_full_width: {"E": H * D},
+    plain_one_key: {"E": H * D, "K": 1},
+    plain_latent: {
+        "S": 2 * T,
+        "K": 1,
+        "D": R + DR,
+    },  # one key of R + Dr for all heads
+}
+
+
+@torch.no_grad()
+def each_layer_after_others():
+    """Calls with T tokens after S - T others, or with a context of S."""
+    for name, variant in VARIANTS.items():
+        for options in variant.options:
+            layer, cache = built(name, **options).double(), CACHES["room"](S)
+            given, chunks = inputs(name, 2 * T), (T, T)
+            if not takes(name, "context"):
+                run(name, layer, inputs(name, S - T), cache=cache)
+                given, chunks = inputs(name), (T,)
+            yield torch.no_grad()(
+                partial(run, name, layer, given, chunks, cache)
+            )
+
+
+@pytest.mark.whole
+def test_every_shape_comment_of_the_package_is_right():
+    files = (ROOT / "attnref").rglob("*.py")
+    sources = {str(p): p.read_text(encoding="utf-8") for p in files}
+    tracer = Tracer(sources, LETTERS)
+    calls = [every_public_call, *each_layer_after_others()]
+    with tracer:
+        for call in calls:
+            call()
+        for call, letters in PLAIN.items():
+            tracer.letters = LETTERS | letters
+            del tracer.letters["S"]  # is T at first, and then 2 T
+            call()
+    assert tracer.faults == []
+    assert tracer.unreached() == []
+    assert len(tracer.seen) >= 15
+
+
+# What comes from the package is reached above; with the sizes of an example
+# two letters may be equal, so only the package's lines may be.
+PACKAGE = {
+    line.strip()
+    for path in (ROOT / "attnref").rglob("*.py")
+    for line in path.read_text(encoding="utf-8").splitlines()
+}
+
+
+def own_comments(source):
+    """The lines of a program with shape comments that are not the package's."""
+    lines = source.splitlines()
+    found = (c.line for c in comments(source).values())
+    return {line for line in found if lines[line - 1].strip() not in PACKAGE}
+
+
+# Pages that show code of tests; rendering them all to collect takes seconds.
+WITH_TESTS = [
+    path
+    for path in markdown_files("en")
+    if '--8<-- "tests/' in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize(
+    "path",
+    sampled(WITH_TESTS, lambda path: stem_of(path) not in SLOW),
+    ids=stem_of,
+)
+def test_every_shape_comment_of_a_page_is_right(path):
+    source = program_of(path)
+    ours, tracer = own_comments(source), Tracer({"page": source})
+    if not ours:
+        return
+    body, scope = ast.parse(source).body, {"__name__": "page"}
+    before = [node for node in body if node.end_lineno < min(ours)]
+    parts = (before, body[len(before) :])
+    head, rest = (
+        compile(ast.Module(part, type_ignores=[]), "page", "exec")
+        for part in parts
+    )
+    exec(head, scope)  # it reaches none of them, and compiles models slowly
+    with tracer:
+        exec(rest, scope)
+    reached = {line for _, line in tracer.seen}
+    assert ours <= reached, "never reached"
+    places = tuple(f"page:{line}: " for line in ours)
+    assert [f for f in tracer.faults if f.startswith(places)] == []
+
+
+RIGHT = """
+def f(x, y):
+    B, T = x.shape
+    z = x.mT  # (T, B)
+    w = (
+        z
+        + 0
+    )  # (T, B); a copy
+    if y:
+        return w.mT  # (B, T)
+    a, b = x, x + 1  # (..., T)
+    z += 1  # (T, B)
+    return w @ x  # (T, T)
+"""
+WRONG = {
+    "two axes swapped": ("x.mT  # (T, B)", "x.mT  # (B, T)"),
+    "an axis too many": ("z += 1  # (T, B)", "z += 1  # (1, T, B)"),
+    "a wrong sum": ("z += 1  # (T, B)", "z += 1  # (T, B + 1)"),
+    "a wrong return": ("w @ x  # (T, T)", "w @ x  # (T, B)"),
+    "a statement of several lines": ("# (T, B); a copy", "# (B, T); a copy"),
+    "a wrong end": ("w @ x  # (T, T)", "w @ x  # (..., B)"),
+    "an end that is too long": ("w @ x  # (T, T)", "w @ x  # (..., 5, T, T)"),
+    "an unknown letter": ("w @ x  # (T, T)", "w @ x  # (T, 2 * Z)"),
+}
+
+
+def traced(source, *calls):
+    tracer = Tracer({"f": source})
+    scope = {}
+    exec(compile(source, "f", "exec"), scope)
+    with tracer:
+        for call in calls:
+            scope["f"](*call)
+    return tracer
+
+
+def test_right_comments_pass():
+    x = torch.ones(3, 5)
+    tracer = traced(RIGHT, (x, True), (x, False))
+    assert tracer.faults == []
+    assert tracer.unreached() == []
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_each_wrong_comment_is_seen(fault):
+    old, new = WRONG[fault]
+    assert old in RIGHT
+    x = torch.ones(3, 5)
+    tracer = traced(RIGHT.replace(old, new), (x, True), (x, False))
+    assert tracer.faults != []
+
+
+def test_a_letter_that_names_the_wrong_axis_is_seen():
+    # No local variable says what B and S are; the letters of the run do.
+    source = "def f(x):\n    return x.mT  # (S, B)\n"
+    for letters, right in (({"B": 3, "S": 5}, True), ({"B": 5, "S": 3}, False)):
+        tracer = Tracer({"f": source}, letters)
+        scope = {}
+        exec(compile(source, "f", "exec"), scope)
+        with tracer:
+            scope["f"](torch.ones(3, 5))
+        assert (tracer.faults == []) is right
+
+
+@pytest.mark.parametrize(
+    "comment", ["# (B, T) lower", "#(B, T)", "# [B, T]", "# (B, T"]
+)
+def test_a_comment_that_is_almost_one_is_seen(comment):
+    with pytest.raises(ValueError, match="is no shape comment"):
+        comments(f"y = x  {comment}\n")
+
+
+def test_a_run_with_two_letters_of_one_size_does_not_count():
+    square, oblong = torch.ones(5, 5), torch.ones(3, 5)
+    assert traced(RIGHT, (square, True), (square, False)).seen == {}
+    both = traced(RIGHT, (square, True), (oblong, True), (oblong, False))
+    assert both.unreached() == []
+
+
+def test_a_comment_that_no_run_reaches_is_seen():
+    tracer = traced(RIGHT, (torch.ones(3, 5), True))
+    assert [line for _, line, _ in tracer.unreached()] == [11, 12, 13]
+
+
+def test_a_comment_that_belongs_to_nothing_is_seen():
+    with pytest.raises(ValueError, match="belongs to nothing"):
+        comments("f(x)  # (B, T)\n")

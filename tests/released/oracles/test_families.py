@@ -1,0 +1,474 @@
+"""The attention of every family against its own model of transformers.
+
+Tiny models of random weights and odd sizes: whole, one token at a time and in
+ragged chunks, with pads on the left. The file that is generated for a model
+is run beside the module: to the bit.
+"""
+
+import inspect
+import json
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attnref import (
+    Decoder,
+    KVCache,
+    RingKVCache,
+    flash,
+    greedy,
+    padding_mask,
+    sdpa,
+    token_positions,
+)
+from attnref.numbers.shapes import Recurrent
+from attnref.released.attention import Attention
+from attnref.released.configured import attention_from_config
+from attnref.released.from_config import model_from_config
+from attnref.released.generate import file_of
+from attnref.released.record import (
+    KINDS,
+    attention_of,
+    families,
+    kinds_of,
+    records_of,
+)
+from sitekit import ROOT
+from sitekit.drawn.from_config import BOUND
+from sitekit.released.released import parts_of
+from tests.kit.compare import relative_error
+from tests.kit.families import (
+    CHUNKS,
+    FAMILIES,
+    FLAGS,
+    LAYERS,
+    LENGTH,
+    ROWS,
+    WHOLE,
+    config_of,
+    model_of,
+    seen,
+)
+
+# One of each kind is compared in every run, and all in the audit.
+QUICK = {
+    *("bloom", "cohere2", "deepseek_v3", "gemma4_text", "gpt2", "gpt_oss"),
+    *("laguna", "llama4_text", "olmo2", "phi3", "qwen3", "qwen3_next"),
+}
+CASES = [(name, {}) for name in FAMILIES] + [*FLAGS.items()]
+
+
+def case(name, more):
+    quick = name in QUICK and not more
+    marks = [] if quick else [pytest.mark.audit]
+    return pytest.param(name, more, id=f"{name}{'-'.join(more)}", marks=marks)
+
+
+def ours_for(config, family, found):
+    """The module and the class of the generated file, with the same weights.
+
+    As large models are loaded: no memory is taken before the weights come."""
+    space = {}
+    exec(compile(file_of(config), family, "exec"), space)
+    names = families()[family].names
+    for layer, module, _ in found:
+        with torch.device("meta"):
+            plain = Attention(attention_of(config, layer)).eval()
+            alone = space["Attention"](layer).eval()
+        theirs = module.state_dict()
+        alone.load_state_dict(theirs, assign=True)
+        ours = {}
+        for name, weight in theirs.items():
+            for mine, other in names.items():
+                if name.startswith(other + "."):
+                    name = mine + name.removeprefix(other)
+                    break
+            ours[name] = weight
+        plain.load_state_dict(ours, assign=True)
+        yield layer, plain, alone
+
+
+# The text model's weights in files of text, and of images too.
+PREFIXES = "model.", "model.language_model.", "language_model.model."
+
+
+def loaded_as_told(config, model, prefix):
+    """The layer of the first lines of the file, with weights of the model."""
+    text, weights = file_of(config), model.state_dict()
+    if not any(name.startswith("model.") for name in weights):
+        # Without a head, transformers leaves it out.
+        weights = {f"model.{n}": w for n, w in weights.items()}
+    space = {"weights": weights}
+    if "language_model" in text:
+        other = {f"vision_model.{n}": None for n in weights}
+        named = {n.replace("model.", prefix, 1): w for n, w in weights.items()}
+        space["weights"] = other | named
+    exec(text, space)
+    told = text.split('"""')[1].split("\n\n")[1]
+    exec(told.partition("\ncache =")[0], space)
+    return space["layer"]
+
+
+@torch.no_grad()
+def compare(family, more):
+    """All layers and steps; the file gives what the module gives.
+
+    Returns the largest error."""
+    config = config_of(family, **more)
+    model, worst = model_of(config), 0.0
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, :5] = valid[2, :1] = False
+    for (name, chunks), prefix in zip(CHUNKS.items(), PREFIXES, strict=True):
+        if family in WHOLE and len(chunks) > 1:
+            continue
+        found = seen(model, family, chunks, valid)
+        ours = [*ours_for(config.to_dict(), family, found)]
+        first = loaded_as_told(config.to_dict(), model, prefix).state_dict()
+        for own, weight in found[0].module.state_dict().items():
+            assert torch.equal(first[own], weight), own
+        caches, chosen, start = {}, None, 0
+        for step, T in enumerate(chunks):
+            end = start + T
+            real = valid[:, start:end]
+            for n, ((layer, plain, alone), (_, _, calls)) in enumerate(
+                zip(ours, found, strict=True)
+            ):
+                key = n if plain.r.shares is None else plain.r.shares
+                if key not in caches:
+                    caches[key] = plain.cache(LENGTH), alone.cache(LENGTH)
+                x, wanted = calls[step]
+                how = {"valid": valid[:, :end]}
+                if plain.r.index_topk and not plain.r.index_own:
+                    how["chosen"] = chosen
+                got = plain(x, cache=caches[key][0], **how)
+                same = alone(x, cache=caches[key][1], **how)
+                chosen = getattr(alone, "chosen", chosen)
+                assert torch.equal(got, same), "the file differs"
+                error = relative_error(got[real], wanted[real])
+                assert error < BOUND, f"{name}, layer {layer}"
+                worst = max(worst, float(error))
+            start = end
+    return worst
+
+
+@pytest.mark.parametrize("family, more", [case(*c) for c in CASES])
+def test_attention_is_that_of_transformers(family, more):
+    """What pages say of the family was recorded: python -m
+    tests.released.oracles.test_families."""
+    compare(family, more)
+    if not more:
+        known = json.loads(RECORD.read_text(encoding="utf-8"))[family]
+        assert facts_of(family) == known | {"error": None}
+
+
+FAR = 2000
+# RoPE of three kinds; all in the audit.
+QUICK_FAR = "deepseek_v3", "gemma3_text", "llama"
+
+
+def far(name, more):
+    quick = name in QUICK_FAR and not more
+    marks = [] if quick else [pytest.mark.audit]
+    return pytest.param(name, more, id=f"{name}{'-'.join(more)}", marks=marks)
+
+
+@pytest.mark.parametrize("family, more", [far(*c) for c in CASES])
+@torch.no_grad()
+def test_positions_are_exact_in_bfloat16(family, more):
+    """After 2,000 tokens, where a rounded angle is off by whole turns."""
+    config = config_of(family, **more)
+    config.max_position_embeddings = 4096
+    given, model = config.to_dict(), model_of(config)
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    layers = {}
+    for n, r in records_of(given).items():
+        chooses = r.index_own or not r.index_topk
+        if (r.rope_theta or r.q_growth) and r.shares is None and chooses:
+            layers.setdefault(r, n)
+    chunks = (FAR, 1, 2)
+    found = seen(model, family, (sum(chunks),), None, 1) if layers else []
+    space = {}
+    exec(compile(file_of(given), family, "exec"), space)
+    for layer, module, [(x, wanted)] in found:
+        if layer not in layers.values():
+            continue
+        x, alone = x.bfloat16(), space["Attention"](layer).to(torch.bfloat16)
+        ours = attention_from_config(given, layer).to(torch.bfloat16)
+        for made in (alone, ours):
+            made.load_state_dict(module.state_dict())
+            cache = made.cache(sum(chunks))
+            try:
+                torch.set_default_dtype(ours.o_proj.weight.dtype)
+                steps = [made(y, cache=cache) for y in x.split(chunks, dim=1)]
+            finally:
+                torch.set_default_dtype(torch.float32)
+            got = torch.cat(steps, dim=1)[:, FAR:].float()
+            error = (got - wanted[:, FAR:]).norm() / wanted[:, FAR:].norm()
+            assert error < 0.05, f"layer {layer}"
+
+
+def longrope():
+    """Phi-3 with 16 tokens trained, and rows of at most 15."""
+    more = FLAGS["phi3"] | {"original_max_position_embeddings": 16}
+    config = config_of("phi3", **more | {"sliding_window": None})
+    return config, torch.arange(24) >= torch.tensor([[9], [12], [10]])
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+@torch.no_grad()
+def test_longrope_is_chosen_by_the_tokens_without_pads(chunks):
+    config, valid = longrope()
+    [(_, module, calls), *_] = seen(model_of(config), "phi3", chunks, valid)
+    ours, space = attention_from_config(config), {}
+    exec(file_of(config), space)
+    alone = space["Attention"]()
+    for made in (ours, alone):
+        made.load_state_dict(module.state_dict())
+    caches, end = (ours.cache(24), alone.cache(24)), 0
+    for x, wanted in calls:
+        start, end = end, end + x.shape[1]
+        real, given = valid[:, start:end], valid[:, :end]
+        got = ours(x, mask=padding_mask(given), cache=caches[0])
+        same = alone(x, valid=given, cache=caches[1])
+        for out in (got, same):
+            assert relative_error(out[real], wanted[real]) < 1e-6
+
+
+@torch.no_grad()
+def test_keys_that_longrope_has_rotated_otherwise_are_refused():
+    config, valid = longrope()
+    ours, space = attention_from_config(config), {}
+    exec(file_of(config), space)
+    x, alone = torch.randn(3, 24, 60), space["Attention"]()
+    cache = ours.cache(30)
+    ours(x, mask=padding_mask(valid), cache=cache)
+    ours(x[:, :1], positions=torch.tensor([15]), cache=cache)
+    message = "text of 16 tokens, and LongRoPE rotates one of 17 by other"
+    with pytest.raises(ValueError, match=message):
+        ours(x[:, :1], positions=torch.tensor([16]), cache=cache)
+    assert cache.length == 25
+    cache = ours.cache(30)
+    ours(x, cache=cache)
+    cache.crop(10)
+    with pytest.raises(ValueError, match=r"24 tokens, and .* one of 11 by"):
+        ours(x[:, :1], cache=cache)
+    ours(x[:, :7], cache=cache)
+    cache, valid = alone.cache(30), F.pad(valid, (0, 2), value=True)
+    alone(x, valid=valid[:, :24], cache=cache)
+    alone(x[:, :1], valid=valid[:, :25], cache=cache)
+    with pytest.raises(ValueError, match="the text needs other angles"):
+        alone(x[:, :1], valid=valid, cache=cache)
+
+
+RECORD = ROOT / "sitekit/drawn/families.json"
+
+
+def facts_of(family, error=None):
+    config = config_of(family).to_dict()
+    return {
+        "lines": len(file_of(config).splitlines()),
+        "parts": [*parts_of(records_of(config))],
+        "without": sorted({*kinds_of(config)} - {*KINDS}) or beside(config),
+        "error": error and float(f"{error:.1e}"),
+    }
+
+
+def beside(config):
+    """What the layers have beside attention."""
+    groups = model_from_config(config).groups
+    return ["mamba"] if any(isinstance(g, Recurrent) for g in groups) else []
+
+
+CORES = {"its own": None, "sdpa": sdpa, "flash": flash}
+
+
+@pytest.mark.parametrize("attend", CORES.values(), ids=CORES)
+@pytest.mark.parametrize("family", sorted(QUICK - {"gemma4_text"}))
+@torch.no_grad()
+def test_a_layer_from_a_config_is_called_like_any_other(family, attend):
+    """A mask, caches, positions and cores, as all layers take them."""
+    config = config_of(family)
+    kinds = {r.kind: layer for layer, r in records_of(config).items()}
+    for layer in kinds.values():
+        torch.manual_seed(0)
+        plain = Attention(attention_of(config, layer)).eval()
+        for weight in plain.parameters():
+            weight.normal_(std=0.2)
+        ours = attention_from_config(config, layer, attend=attend).eval()
+        ours.load_state_dict(plain.state_dict())
+        x = torch.randn(ROWS, LENGTH, ours.r.d_model)
+        valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+        valid[1, :5] = valid[2, :1] = False
+        wanted = plain(x, valid=valid)
+        cache = KVCache(LENGTH)
+        at = token_positions(valid)
+        got = [
+            ours(
+                x[:, start:end],
+                mask=padding_mask(valid[:, :end]),
+                cache=cache,
+                positions=at[:, start:end],
+            )
+            for start, end in pairwise(accumulate(CHUNKS["ragged"], initial=0))
+        ]
+        error = relative_error(torch.cat(got, dim=1)[valid], wanted[valid])
+        assert error < 1e-6, f"layer {layer}"
+        for none in (x[:, :0], x[:0]):
+            assert ours(none).shape == none.shape
+        assert ours(x[:, :0], cache=cache).shape == (ROWS, 0, x.shape[2])
+        assert cache.length == LENGTH
+
+
+class Around(nn.Module):
+    """A layer of transformers, with attention of ours in it."""
+
+    def __init__(self, layer, ours):
+        super().__init__()
+        self.layer, self.self_attn, self.how = layer, ours, {}
+        layer.self_attn.forward = self.attend
+        given = inspect.signature(layer.forward).parameters.values()
+        required = {p.name for p in given if p.default is p.empty}
+        self.none = dict.fromkeys(required - {"hidden_states", "kwargs"})
+
+    def attend(self, hidden_states, *_, **__):
+        return self.self_attn(hidden_states, **self.how), None
+
+    def forward(self, x, **how):
+        self.how = how
+        out = self.layer(x, **self.none)
+        return out[0] if isinstance(out, tuple) else out
+
+
+TEXTS = {
+    *("cohere2", "deepseek_v3", "deepseek_v32", "gemma2", "gemma4_text"),
+    *("gpt_oss", "laguna", "llama4_text", "mistral", "olmo2", "qwen3_next"),
+}
+
+
+@pytest.mark.parametrize("family", sorted(TEXTS))
+@torch.no_grad()
+def test_a_decoder_of_such_layers_writes_what_generate_does(family):
+    """Left pads, more tokens than a window, and rings where there is one."""
+    only = {
+        "qwen3_next": {"layer_types": LAYERS * ["full_attention"]},
+        "gemma4_text": {
+            "hidden_size_per_layer_input": 0,
+            "output_hidden_states": True,  # else generate fails without them
+        },
+    }
+    config = config_of(family, **only.get(family, {}))
+    model = model_of(config)
+    prompt = torch.randint(3, 41, (ROWS, 11))
+    valid = torch.ones_like(prompt)
+    valid[1, :4] = valid[2, :1] = 0
+    wanted = model.generate(
+        prompt,
+        attention_mask=valid,
+        max_new_tokens=16,
+        do_sample=False,
+        eos_token_id=None,
+        return_dict_in_generate=True,
+    ).sequences
+    body, blocks = model.model, []
+    for n, layer in enumerate(body.layers):
+        ours = attention_from_config(config, n).eval()
+        ours.load_state_dict(layer.self_attn.state_dict())
+        blocks.append(Around(layer, ours))
+    decoder = Decoder(blocks, n_tokens=41, d_model=60)
+    decoder.embed_tokens, decoder.norm = body.embed_tokens, body.norm
+    decoder.lm_head = model.lm_head
+    caches = []
+    for block in blocks:
+        ours, r = block.self_attn, block.self_attn.r
+        own = ours.cache(27) if ours.shares is None else caches[ours.shares]
+        assert isinstance(own, RingKVCache) is bool(r.window or r.chunk)
+        caches.append(own)
+    got = greedy(decoder, prompt, 16, valid=valid, caches=caches)
+    assert len(set(wanted[0].tolist())) > 8
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("kept", ["everything", "rings"])
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+@torch.no_grad()
+def test_layers_that_share_keys_are_called_with_one_cache(family, kept):
+    config = config_of(family)
+    model = model_of(config)
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, :5] = valid[2, :1] = False
+    at = token_positions(valid)
+    for chunks in CHUNKS.values():
+        found = seen(model, family, chunks, valid)
+        layers, caches = [], {}
+        for layer, module, _ in found:
+            attend = sdpa if layer % 2 else None
+            ours = attention_from_config(config, layer, attend=attend)
+            ours.load_state_dict(module.state_dict())
+            layers.append(ours.eval())
+            if ours.r.shares is None:
+                ring = kept == "rings" and ours.r.window
+                caches[layer] = (
+                    RingKVCache(ours.r.window) if ring else KVCache(LENGTH)
+                )
+        assert [r.shares for r in records_of(config).values()].count(None) == 4
+        steps = pairwise(accumulate(chunks, initial=0))
+        for step, (start, end) in enumerate(steps):
+            real = valid[:, start:end]
+            told = {"positions": at[:, start:end]}
+            told["mask"] = padding_mask(valid[:, :end])
+            for ours, (layer, _, calls) in zip(layers, found, strict=True):
+                shares = ours.r.shares
+                cache = caches[layer if shares is None else shares]
+                x, wanted = calls[step]
+                got = ours(x, cache=cache, **told)
+                error = relative_error(got[real], wanted[real])
+                assert error <= 1e-6, f"layer {layer}, {chunks}"
+    reader = next(ours for ours in layers if ours.r.shares is not None)
+    cache = caches[reader.r.shares]
+    message = f"reads the keys of layer {reader.r.shares}: call that one"
+    for given, T in ((None, 1), (KVCache(9), 1), (cache, 2)):
+        with pytest.raises(ValueError, match=message):
+            reader(x[:, :1].expand(-1, T, -1), cache=given)
+    cache.reset()
+    assert cache.handed is None
+
+
+@pytest.mark.parametrize("attend", CORES.values(), ids=CORES)
+@torch.no_grad()
+def test_layers_without_an_indexer_read_what_an_earlier_one_chose(attend):
+    types = ["full", "shared", "full", "shared"]
+    config = config_of("glm_moe_dsa", indexer_types=types)
+    model = model_of(config)
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, :5] = valid[2, :1] = False
+    found = seen(model, "glm_moe_dsa", CHUNKS["ragged"], valid)
+    layers = []
+    for layer, module, _ in found:
+        ours = attention_from_config(config, layer, attend=attend).eval()
+        ours.load_state_dict(module.state_dict())
+        layers.append(ours)
+    caches = [ours.cache(LENGTH) for ours in layers]
+    steps = pairwise(accumulate(CHUNKS["ragged"], initial=0))
+    for step, (start, end) in enumerate(steps):
+        how = {"mask": padding_mask(valid[:, :end])}
+        how["positions"] = token_positions(valid)[:, start:end]
+        for ours, cache, (_, _, calls) in zip(
+            layers, caches, found, strict=True
+        ):
+            x, wanted = calls[step]
+            got, real = ours(x, cache=cache, **how), valid[:, start:end]
+            assert relative_error(got[real], wanted[real]) <= 1e-6
+            how["chosen"] = getattr(ours, "chosen", None)
+    with pytest.raises(ValueError, match="has no indexer: pass chosen="):
+        layers[1](x)
+
+
+if __name__ == "__main__":
+    known = {name: facts_of(name, compare(name, {})) for name in FAMILIES}
+    lines = (f'"{name}": {json.dumps(row)}' for name, row in known.items())
+    text = ",\n".join(lines)
+    RECORD.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")

@@ -1,0 +1,480 @@
+"""What loads into our layers and is right, loads and is wrong, is refused.
+
+Attention modules of transformers with random weights: the defaults of their
+configurations but for small sizes and what a row says. The outcome is kept in
+`sitekit/drawn/oracles.json`, of which the site makes its tables; after a
+change, `python -m tests.released.oracles.test_loads` writes it anew.
+"""
+
+import json
+import re
+from dataclasses import fields, is_dataclass
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.masking_utils import (
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
+from transformers.models.llama import modeling_llama as llama
+
+from attnref import (
+    Gate,
+    GroupedQueryAttention,
+    HeadParts,
+    Llama3,
+    MultiHeadLatentAttention,
+    Norm,
+    Rope,
+    Window,
+    Yarn,
+    attention_from_config,
+    causal_mask,
+    split_qkv,
+)
+from attnref.released.specs import configs
+from sitekit import ROOT
+from sitekit.drawn.checkpoints import ORACLES
+from sitekit.drawn.masks import named
+from sitekit.markdown.pages import body_of
+from tests.kit.compare import relative_error
+from tests.kit.oracles import sharpened
+from tests.kit.pages import fences
+
+B, E, H, K, D, WINDOW = 3, 48, 8, 2, 16, 8
+SIZES = {
+    "hidden_size": E,
+    "num_attention_heads": H,
+    "num_key_value_heads": K,
+    "head_dim": D,
+    "num_hidden_layers": 4,
+    "attn_implementation": "eager",
+}
+LATENT = {
+    "q_lora_rank": 14,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+MLA = LATENT | {"num_key_value_heads": H, "head_dim": 4}
+# Llama 3.1's own heads and frequencies, and the plain ones.
+WIDE = {"head_dim": 128, "max_position_embeddings": 131_072}
+BASE = {"rope_type": "default", "rope_theta": 500_000.0}
+SCALED = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+NOTHING: dict[str, Any] = {}
+
+
+class Row(NamedTuple):
+    """A `model_type` of transformers, and how our layer is made for it.
+
+    `cure` is what our layer is told beside its sizes, biases and theta, so
+    that it is right: what `reason` names, and nothing else.
+    """
+
+    model: str
+    told: dict[str, Any] = NOTHING  # biases
+    config: dict[str, Any] = NOTHING
+    shown: str = ""  # of the configuration
+    layer: int = 0
+    batch: int = B
+    length: int = 64
+    reason: str = ""
+    cure: dict[str, Any] = NOTHING
+
+
+QKV = {"bias": True, "o_bias": False}
+LLAMA31 = {"rope": Rope(500_000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192))}
+NEIGHBOURS = {"rope": Rope(500_000.0, layout="interleaved")}
+ONE = Norm(weight="1 + w")
+WINDOWED = {"causal": Window(WINDOW)}
+ROWS = [
+    Row("llama"),
+    Row(
+        "mistral", config={"sliding_window": None}, shown="sliding_window=None"
+    ),
+    Row("mixtral"),
+    Row("gemma"),
+    Row("starcoder2", {"bias": True}),
+    Row("qwen2", QKV),
+    Row("seed_oss", QKV),
+    Row("deepseek_v2", config=MLA),
+    Row("deepseek_v3", config=MLA),
+    Row(
+        "llama",
+        config=WIDE | {"rope_parameters": SCALED},
+        shown="llama3, T=64",
+        reason="scaled",
+        cure=LLAMA31,
+    ),
+    Row(
+        "llama",
+        config=WIDE | {"rope_parameters": SCALED},
+        shown="llama3, T=2048",
+        batch=1,
+        length=2048,
+        reason="scaled",
+        cure=LLAMA31,
+    ),
+    Row(
+        "mistral",
+        config={"sliding_window": WINDOW},
+        shown=f"sliding_window={WINDOW}",
+        reason="window",
+        cure=WINDOWED,
+    ),
+    Row("cohere", reason="interleaved", cure=NEIGHBOURS),
+    Row(
+        "smollm3",
+        layer=3,
+        shown="layer_idx=3",
+        reason="nope",
+        cure={"rope": None},
+    ),
+    Row(
+        "glm4_moe",
+        reason="partial",
+        cure={"rope": Rope(width=D // 2)},
+    ),
+    Row("granite", reason="scale", cure={"parts": HeadParts(scale=1.0)}),
+    Row(
+        "gemma2",
+        layer=1,
+        shown="layer_idx=1",
+        reason="softcap",
+        cure={"parts": HeadParts(scale=256**-0.5, softcap=50.0)},
+    ),
+    Row(
+        "llama4_text",
+        reason="norm",
+        cure={
+            "parts": HeadParts(
+                Norm(weight=None, eps=1e-5), norm_after_rope=True
+            )
+        }
+        | NEIGHBOURS,
+    ),
+    Row("qwen3", cure={"parts": HeadParts(Norm())}),
+    Row("qwen3_moe", cure={"parts": HeadParts(Norm())}),
+    Row(
+        "gemma3_text",
+        config={"sliding_window": WINDOW},
+        shown=f"sliding_window={WINDOW}",
+        cure=WINDOWED
+        | {"rope": Rope(), "parts": HeadParts(ONE, scale=256**-0.5)},
+    ),
+    Row("olmo2", cure={"parts": HeadParts(Norm("width", eps=1e-5))}),
+    Row(
+        "minimax_m2",
+        config={"rotary_dim": D // 2},
+        shown=f"rotary_dim={D // 2}",
+        cure={
+            "rope": Rope(5e6, width=D // 2),
+            "parts": HeadParts(Norm("width")),
+        },
+    ),
+    Row(
+        "gpt_oss",
+        {"bias": True},
+        config={"sliding_window": WINDOW},
+        shown=f"sliding_window={WINDOW}",
+        cure=WINDOWED
+        | {"rope": Rope(150_000.0, scaling=Yarn(32.0, 4096, truncate=False))}
+        | {"parts": HeadParts(sinks=True)},
+    ),
+    Row(
+        "qwen3_next",
+        layer=3,
+        shown="layer_idx=3",
+        cure={"rope": Rope(width=D // 4)}
+        | {"parts": HeadParts(ONE, gate=Gate(in_query=True))},
+    ),
+    Row("phi3", cure={"split_qkv": "layer"}),
+    Row("deepseek_v32", config=MLA),
+]
+
+
+def theirs(row):
+    """An attention module with sharp weights, and its RoPE tables."""
+    config = AutoConfig.for_model(row.model, **SIZES | row.config)
+    place = type(config).__module__.replace(".configuration_", ".modeling_")
+    parts = import_module(place)
+    name = type(config).__name__.removesuffix("Config")
+    names = name, name.removesuffix("Text")
+    attention, rotary = (
+        next(vars(parts)[n + what] for n in names if hasattr(parts, n + what))
+        for what in ("Attention", "RotaryEmbedding")
+    )
+    return sharpened(attention(config, row.layer)), rotary
+
+
+def loaded(row, weights, config):
+    """Our layer with these weights, and with all that it can be told."""
+    sizes = {"d_model": E, "n_heads": H, **row.told}
+    if "kv_b_proj.weight" in weights:
+        layer = MultiHeadLatentAttention(**sizes, **LATENT)
+    else:
+        theta = config.rope_parameters.get("rope_theta")
+        sizes = {"rope": theta and Rope(theta)} | sizes
+        by = sizes.pop("split_qkv", None)
+        if by:
+            fused = weights.pop("qkv_proj.weight")
+            rows = split_qkv(fused, H, K, by=by)
+            for n, weight in zip("qkv", rows, strict=True):
+                weights[f"{n}_proj.weight"] = weight
+        layer = GroupedQueryAttention(
+            **sizes, n_kv_heads=K, head_dim=config.head_dim
+        )
+    layer.load_state_dict(weights)
+    return layer.eval()
+
+
+def from_config(row, weights, config):
+    layer = attention_from_config(config, row.layer)
+    layer.load_state_dict(weights)
+    return layer.eval()
+
+
+@torch.no_grad()
+def outcome(row, made=loaded):
+    """The verdict; then the error, or the entries that have no place."""
+    torch.manual_seed(0)
+    attention, rotary = theirs(row)
+    config = attention.config
+    try:
+        ours = made(row, attention.state_dict(), config)
+    except ValueError:  # of an unknown family
+        return "refused", None
+    except RuntimeError as refusal:
+        (line,) = (p for p in str(refusal).splitlines() if "Unexpected" in p)
+        names = [entry.split(".")[0] for entry in line.split('"')[1::2]]
+        return "refused", [*dict.fromkeys(names)]
+    x = torch.randn(row.batch, row.length, E)
+    positions = torch.arange(row.length)[None]
+    windowed = row.config.get("sliding_window")
+    make = create_sliding_window_causal_mask if windowed else create_causal_mask
+    mask = make(
+        config=config,
+        inputs_embeds=x,
+        attention_mask=None,
+        cache=None,
+        position_ids=positions,
+    )
+    kind = {"layer_type": "sliding_attention"}
+    tables = rotary(config=config)
+    want, seen = attention(
+        x,
+        position_embeddings=tables(
+            x, positions, **kind if row.model == "gemma3_text" else {}
+        ),
+        attention_mask=mask,
+    )
+    assert seen.max() > 0.9, "too flat to show a fault"
+    error = relative_error(ours(x), want)
+    # Their angles are float32: the further a token, the less exact.
+    if error <= 1e-6 * max(1, row.length / 64):
+        return "right", None
+    assert error > 1e-3, f"{row.model}: {error} is neither right nor wrong"
+    return "wrong", float(f"{error:.2g}")
+
+
+@torch.no_grad()
+def blind(inner):
+    """What the first query of a left-padded row gets, by Llama's layer."""
+    config = AutoConfig.for_model(
+        "llama",
+        **SIZES
+        | {"hidden_size": 4, "head_dim": 4, "attn_implementation": inner}
+        | {"num_attention_heads": 1, "num_key_value_heads": 1},
+    )
+    attention = llama.LlamaAttention(config, 0)
+    for part in attention.children():
+        part.weight.copy_(torch.eye(4))
+    x, positions = torch.eye(4)[None], torch.arange(4)[None]
+    mask = create_causal_mask(
+        config=config,
+        inputs_embeds=x,
+        attention_mask=torch.tensor([[0, 0, 1, 1]]),
+        cache=None,
+        position_ids=positions,
+    )
+    tables = llama.LlamaRotaryEmbedding(config)(x, positions)
+    out, _ = attention(x, position_embeddings=tables, attention_mask=mask)
+    return named(out[0, 0]).key
+
+
+def spelled(told):
+    """What our layer is told, as one would write it; of `parts` the fields."""
+    for name, value in told.items():
+        if name == "split_qkv":
+            yield f'split_qkv(..., by="{value}")'
+        elif name == "parts":
+            yield from given(value)
+        elif isinstance(value, Rope) and value.scaling is not None:
+            yield "rope=rope_of(config)"
+        else:
+            yield f"{name}={short(value)}"
+
+
+def given(value):
+    """The fields of a dataclass that are not as by default."""
+    for f in fields(value):
+        own = getattr(value, f.name)
+        if own != f.default:
+            yield f"{f.name}={short(own)}"
+
+
+def short(value):
+    if not is_dataclass(value):
+        return json.dumps(value) if isinstance(value, str) else repr(value)
+    told = ", ".join(given(value))
+    for first in ("theta=", "size=", "over="):
+        told = told.removeprefix(first)
+    return f"{type(value).__name__}({told})"
+
+
+def measured():
+    rows = []
+    for row in ROWS:
+        verdict, found = outcome(row)
+        rows.append(
+            {
+                "model_type": row.model,
+                "config": row.shown,
+                "verdict": verdict,
+                "found": found,
+                "reason": row.reason,
+                "cure": [*spelled(row.cure)],
+                "from_config": outcome(row, from_config)[0],
+            }
+        )
+    empty = {inner: blind(inner) for inner in ("eager", "sdpa")}
+    return {"checkpoints": rows, "empty": empty}
+
+
+def test_what_the_site_says_of_checkpoints_is_what_comes_out():
+    assert json.loads(ORACLES.read_text(encoding="utf-8")) == measured()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.model} {r.shown}")
+def test_what_differs_is_all_that_differs(row):
+    """With it alone, the layer is right; an indexer has no place in ours."""
+    told = row._replace(told={**row.told, **row.cure})
+    if row.cure:
+        assert outcome(row)[0] == ("wrong" if row.reason else "refused")
+    assert outcome(told)[0] == (
+        "right" if "v32" not in row.model else "refused"
+    )
+
+
+@torch.no_grad()
+def test_a_window_can_be_passed_as_a_mask():
+    """W tokens, the query's own included, as transformers counts them."""
+    (row,) = (row for row in ROWS if row.reason == "window")
+    torch.manual_seed(0)
+    attention, rotary = theirs(row)
+    ours = loaded(row, attention.state_dict(), attention.config)
+    x, positions = torch.randn(B, 64, E), torch.arange(64)[None]
+    mask = create_sliding_window_causal_mask(
+        config=attention.config,
+        inputs_embeds=x,
+        attention_mask=None,
+        cache=None,
+        position_ids=positions,
+    )
+    assert (mask[0, 0] == 0).sum(-1).tolist() == [*range(1, 8), *[8] * 57]
+    tables = rotary(config=attention.config)(x, positions)
+    want, _ = attention(x, position_embeddings=tables, attention_mask=mask)
+    got = ours(x, mask=causal_mask(64).triu(1 - WINDOW))
+    assert relative_error(got, want) <= 1e-6
+
+
+def test_models_that_the_page_of_masks_names_have_windows_or_chunks():
+    for model in ("mistral", "gemma2", "gemma3_text", "gpt_oss", "olmo3"):
+        assert AutoConfig.for_model(model).sliding_window > 1
+    assert AutoConfig.for_model("cohere2").sliding_window > 1  # Command A
+    chunked = AutoConfig.for_model("llama4_text").layer_types
+    assert chunked.count("chunked_attention") > len(chunked) / 2
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_of_rope_has_the_errors_of_the_table(language):
+    page = body_of(ROOT / "docs" / language / "core" / "rope.md")
+    rows = json.loads(ORACLES.read_text(encoding="utf-8"))["checkpoints"]
+    errors = [r["found"] for r in rows if r["reason"] == "scaled"]
+    assert len(errors) == 2
+    assert {*errors} <= {float(n) for n in re.findall(r"\d\.\d+", page)}
+
+
+def test_of_the_models_of_the_gqa_page_the_layer_computes_all():
+    rows = json.loads(ORACLES.read_text(encoding="utf-8"))["checkpoints"]
+    cures = {(r["model_type"], r["config"]): r["cure"] for r in rows}
+    scaled = "llama", "llama3, T=2048"
+    needed = {
+        "llama-2-70b": cures["llama", ""],
+        "llama-3.1-8b": cures[scaled],
+        "qwen3-235b": cures["qwen3_moe", ""],
+        "minimax-m2": cures["minimax_m2", "rotary_dim=8"],
+    }
+    (ids,) = (s["models"]["ids"] for _, s in fences("gqa") if "models" in s)
+    assert ids == [*needed]
+    wide = ["rope=Rope(5000000.0, width=8)", 'norm=Norm("width")']
+    told = [], ["rope=rope_of(config)"], ["norm=Norm()"], wide
+    assert [*needed.values()] == [*told]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_the_gqa_page_passes_is_what_these_models_need(language):
+    """Read from the page and passed; the released config, but fewer heads."""
+    page = body_of(ROOT / "docs" / language / "layers" / "gqa.md")
+    (line,) = (p for p in page.splitlines() if "MiniMax-M2" in p)
+    words = {"HeadParts": HeadParts, "Norm": Norm, "Rope": Rope}
+    told = [
+        {name: eval(made, words)}
+        for name, made in re.findall(r"`(parts|rope)=([^`]+)`", line)
+    ]
+    narrow, *wide = told  # of Qwen3, then of MiniMax-M2
+    for id, given in (
+        ("qwen3-32b", [narrow]),
+        ("qwen3-235b", [narrow]),
+        ("minimax-m2", wide),
+    ):
+        sizes = {"hidden_size": E, "num_attention_heads": H}
+        config = configs()[id] | sizes | {"num_key_value_heads": K}
+        torch.manual_seed(0)
+        theirs = sharpened(attention_from_config(config))
+        for norm in (theirs.q_norm, theirs.k_norm):
+            torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+        ours = GroupedQueryAttention(
+            d_model=E,
+            n_heads=H,
+            n_kv_heads=K,
+            head_dim=128,
+            **reduce(or_, given, {"rope": Rope(config["rope_theta"])}),
+        )
+        ours.load_state_dict(theirs.state_dict())
+        x = torch.randn(B, 64, E)
+        assert relative_error(ours(x), theirs(x)) <= 1e-6, id
+
+
+if __name__ == "__main__":
+    found = measured()
+    rows = ",\n".join(map(json.dumps, found["checkpoints"]))
+    empty = json.dumps(found["empty"])
+    text = f'{{"checkpoints": [\n{rows}\n],\n"empty": {empty}}}\n'
+    ORACLES.write_text(text, encoding="utf-8")

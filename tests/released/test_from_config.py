@@ -1,0 +1,173 @@
+"""What is counted from a config.json, against the models of transformers."""
+
+import json
+
+import pytest
+import torch
+
+from attnref.numbers.kv_memory import kv_bytes, state_bytes
+from attnref.released.from_config import model_from_config
+from attnref.released.record import rows_of
+from attnref.released.specs import configs, find_model
+from sitekit import ROOT
+from tests.kit.families import FAMILIES, config_of, model_of
+
+UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
+
+
+def read(config):
+    return model_from_config(json.loads(json.dumps(config.to_dict())))
+
+
+# One of each kind is compared in every run, and all in the audit.
+QUICK = {
+    "deepseek_v3",
+    "gemma3_text",
+    "gpt2",
+    "gpt_oss",
+    "jamba",
+    "llama4_text",
+}
+EACH = [
+    pytest.param(f, marks=() if f in QUICK else pytest.mark.audit)
+    for f in FAMILIES
+]
+
+
+# What is off by default, and adds or takes away parameters.
+FLAGS = {
+    "bamba": {"mamba_proj_bias": True, "mamba_conv_bias": False},
+    "falcon": {"new_decoder_architecture": False, "parallel_attn": False},
+    "falcon_h1": {"mamba_rms_norm": True, "projectors_bias": True},
+    "gemma4_text": {
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+        "use_double_wide_mlp": True,
+    },
+    "granitemoehybrid": {"num_local_experts": 0},
+    "jamba": {"mamba_dt_rank": "auto"},
+    "lfm2": {"block_auto_adjust_ff_dim": False, "conv_bias": True},
+    "nemotron_h": {"moe_latent_size": 20},
+    "opt": {"enable_bias": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [pytest.param(*p.values, {}, marks=p.marks) for p in EACH]
+    + [*FLAGS.items()],
+)
+def test_the_parameters_of_a_family_are_those_of_transformers(family, more):
+    """Those whose whole model is known; of the others, none are told."""
+    config = config_of(family, **more)
+    rows = rows_of(ROOT / "attnref/released/weights.txt")
+    tied = getattr(config, "tie_word_embeddings", None)
+    given = json.loads(json.dumps(config.to_dict()))  # the model with the head
+    given["tie_word_embeddings"] = bool(tied)  # says so, if the text does not
+    counted = model_from_config(given).params
+    assert (counted is not None) == (family in rows)
+    if counted is not None:
+        model = model_of(config)
+        count = sum(weight.numel() for weight in model.parameters())
+        heads = {"lm_head", "embed_out"} & model._modules.keys()
+        if not heads and not tied:
+            count += config.vocab_size * config.hidden_size
+        assert counted == count
+
+
+@pytest.mark.parametrize(
+    "family", [p for p in EACH if p.values[0] not in UNLIKE]
+)
+def test_the_cache_of_every_family_is_that_of_transformers(family):
+    config = config_of(family)
+    model, tokens = read(config), 5
+    out = model_of(config)(torch.randint(3, 41, (3, tokens)), use_cache=True)
+    past = out.cache
+    held = sum(
+        getattr(layer, name).numel()
+        for layer in past.layers
+        for name in ("keys", "values", "indexer_keys")
+        if isinstance(getattr(layer, name, None), torch.Tensor)
+    )
+    if family == "falcon":  # it stores each head for every query head
+        held //= model.groups[0].q_heads // model.groups[0].kv_heads
+    kept = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
+    assert kept == 2 * held
+    states = [kept_states(layer) for layer in past.layers]
+    lightning = getattr(past, "linear_cache", [])
+    states += [4 * t.numel() for t in lightning if len(t)]
+    assert state_bytes(model, batch=3) == sum(states)
+
+
+def kept_states(layer):
+    """In float32, and inputs of a convolution in bfloat16, without the newest
+    one: a next step does without it."""
+    states = getattr(layer, "recurrent_states", {}).values()
+    inputs = getattr(layer, "conv_states", {}).values()
+    return sum(4 * t.numel() for t in states if t is not None) + sum(
+        2 * t[..., 1:].numel() for t in inputs if t is not None
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"indexer_types": ["full", "full", "shared", "full"]},
+        {"index_topk_pattern": "FSSF"},
+        {"index_topk_freq": 3, "index_skip_topk_offset": 1},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_layers_that_share_an_indexer_store_no_key_of_their_own(more):
+    config = config_of("glm_moe_dsa", **more)
+    given = json.loads(json.dumps(config.to_dict()))
+    if "indexer_types" not in more:  # as the Hub has it
+        del given["indexer_types"]
+    model = model_from_config(given | more)
+    stored = [g.index_dim for g in model.groups for _ in range(g.layers)]
+    theirs = model_of(config)
+    assert model.params == sum(w.numel() for w in theirs.parameters())
+    past = theirs(torch.randint(3, 41, (3, 5)), use_cache=True).cache
+    held = [layer.indexer_keys for layer in past.layers]
+    wanted = sum(keys.shape[-1] for keys in held if keys is not None)
+    assert sum(stored) == wanted < 4 * config.index_head_dim
+
+
+def test_a_file_without_the_number_of_tokens_has_a_cache_to_count():
+    given = config_of("gpt2").to_dict() | {"vocab_size": None}
+    model = model_from_config(given)
+    assert model.params is None and kv_bytes(model, 5)
+
+
+def test_layers_whose_state_is_not_known_are_refused():
+    config = config_of("llama").to_dict()
+    message = "layers of the kind linear_attention store .* counted too small"
+    with pytest.raises(ValueError, match=message):
+        model_from_config(config | {"layer_types": 4 * ["linear_attention"]})
+    config = config_of("lfm2").to_dict()
+    with pytest.raises(ValueError, match="lfm2: conv_kernel=0 is no size"):
+        model_from_config(config | {"conv_L_cache": 0})
+    with pytest.raises(ValueError, match="lfm2: conv_kernel=None is no size"):
+        model_from_config(config | {"conv_L_cache": None})
+
+
+def test_parameters_of_a_file_of_images_too_are_those_of_its_text():
+    """Qwen2.5-VL-7B has the text model of Qwen2.5-7B, which has 7.62B."""
+    config = {"model_type": "qwen2_5_vl", "num_hidden_layers": 28}
+    config |= {"hidden_size": 3584, "intermediate_size": 18944}
+    config |= {"num_attention_heads": 28, "num_key_value_heads": 4}
+    config |= {"vocab_size": 152064, "tie_word_embeddings": False}
+    whole = model_from_config(config | {"use_sliding_window": False})
+    assert whole.params == 7_615_616_512
+
+
+def test_makers_round_what_the_released_config_gives():
+    """The number of parameters, at most by 2%."""
+    rounded = {}
+    for id, config in configs().items():
+        counted, told = model_from_config(config).params, find_model(id).params
+        if counted and counted != told:  # the row has that of its makers
+            rounded[id] = abs(counted / told - 1)
+    assert len(rounded) >= 8 and max(rounded.values()) < 0.02, rounded

@@ -1,0 +1,474 @@
+"""What is read of a config.json, and what is refused."""
+
+import json
+import math
+import random
+from contextlib import suppress
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from attnref import AttentionRecord, attention_of
+from attnref.released.generate import file_of
+from attnref.released.record import OF_ROPE, families, records_of
+from tests.kit.families import FAMILIES, config_of, spoiled
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 2,
+}
+# Files as the Hub has them: fields from before transformers 5.
+OLD = {
+    "Llama 3.1": LLAMA
+    | {
+        "num_key_value_heads": 8,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "max_position_embeddings": 131072,
+    },
+    "Gemma 3": {
+        "model_type": "gemma3_text",
+        "hidden_size": 1152,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "num_hidden_layers": 26,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1000000,
+        "rope_local_base_freq": 10000,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 32768,
+    },
+    "Gemma 3 with a scaling": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 7,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "Qwen2 with windows": {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 4,
+        "use_sliding_window": True,
+        "sliding_window": 4096,
+        "max_window_layers": 2,
+        "rope_theta": 1000000.0,
+    },
+    "DeepSeek-V3": {
+        "model_type": "deepseek_v3",
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "num_hidden_layers": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "rope_theta": 10000,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+            "type": "yarn",
+        },
+        "max_position_embeddings": 163840,
+    },
+    "Phi 3.5": {
+        "model_type": "phi3",
+        "hidden_size": 3072,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "num_hidden_layers": 2,
+        "original_max_position_embeddings": 4096,
+        "max_position_embeddings": 131072,
+        "rope_theta": 10000.0,
+        "rope_scaling": {
+            "long_factor": [1.0 + n for n in range(48)],
+            "short_factor": [1.0] * 48,
+            "type": "longrope",
+        },
+        "sliding_window": 262144,
+    },
+    "GPT-NeoX": {
+        "model_type": "gpt_neox",
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 2,
+        "rotary_pct": 0.25,
+        "rotary_emb_base": 20000,
+        "max_position_embeddings": 2048,
+    },
+    "SmolLM3": {
+        "model_type": "smollm3",
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 8,
+        "no_rope_layer_interval": 4,
+        "max_window_layers": 28,
+        "use_sliding_window": False,
+        "rope_theta": 5000000.0,
+    },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "experts_per_token": 4,
+        "head_dim": 64,
+        "hidden_size": 2880,
+        "initial_context_length": 4096,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 8,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 150000,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+    },
+    "Qwen2.5-VL": {
+        "model_type": "qwen2_5_vl",
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "vision_token_id": 151654,
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "hidden_size": 3584,
+        "max_position_embeddings": 128000,
+        "max_window_layers": 28,
+        "num_attention_heads": 28,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "use_sliding_window": False,
+        "vision_config": {"depth": 2, "hidden_size": 1280},
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    },
+    "MiMo-V2-Flash": {
+        "model_type": "mimo_v2_flash",
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 7,
+        "head_dim": 192,
+        "v_head_dim": 128,
+        "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1],
+        "sliding_window": 128,
+        "sliding_window_size": 128,
+        "swa_num_attention_heads": 64,
+        "swa_num_key_value_heads": 8,
+        "swa_head_dim": 192,
+        "swa_v_head_dim": 128,
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+        "attention_value_scale": 0.707,
+        "attention_chunk_size": 128,
+        "partial_rotary_factor": 0.334,
+        "rope_theta": 5000000,
+        "swa_rope_theta": 10000,
+        "layernorm_epsilon": 1e-05,
+        "moe_layer_freq": [0, 1, 1, 1, 1, 1, 1],
+    },
+    "MiniMax-M2": {
+        "model_type": "minimax_m2",
+        "hidden_size": 3072,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 2,
+        "head_dim": 128,
+        "rotary_dim": 64,
+        "rope_theta": 5000000,
+        "use_qk_norm": True,
+        "qk_norm_type": "per_layer",
+        "attn_type_list": [1, 1],
+        "use_routing_bias": True,
+        "use_mtp": True,
+        "mtp_transformer_layers": 1,
+        "rms_norm_eps": 1e-06,
+    },
+    "LFM2": {
+        "model_type": "lfm2",
+        "block_auto_adjust_ff_dim": True,
+        "block_dim": 2048,
+        "block_ff_dim": 12288,
+        "block_norm_eps": 1e-05,
+        "block_use_swiglu": True,
+        "conv_L_cache": 3,
+        "conv_dim": 2048,
+        "full_attn_idxs": [1, 2],
+        "hidden_size": 2048,
+        "norm_eps": 1e-05,
+        "num_attention_heads": 32,
+        "num_heads": 32,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 8,
+        "rope_theta": 1000000.0,
+        "use_pos_enc": True,
+    },
+    "Kimi Linear": {
+        "model_type": "kimi_linear",
+        "hidden_size": 2304,
+        "head_dim": 72,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "num_hidden_layers": 4,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "mla_use_nope": True,
+        "rope_theta": 10000.0,
+        "linear_attn_config": {
+            "full_attn_layers": [3],
+            "kda_layers": [1, 2, 4],
+            "num_heads": 32,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+        },
+        "use_grouped_topk": True,
+        "moe_router_activation_func": "sigmoid",
+    },
+    "Nemotron 3 Nano": {
+        "model_type": "nemotron_h",
+        "hidden_size": 2688,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "attention_head_dim": 128,
+        "num_hidden_layers": 4,
+        "hybrid_override_pattern": "ME*-",
+        "mtp_hybrid_override_pattern": "*E",
+        "rope_theta": 10000,
+        "partial_rotary_factor": 1.0,
+    },
+}
+
+
+@pytest.mark.parametrize("config", OLD.values(), ids=OLD)
+def test_both_schemas_give_one_record(config):
+    """transformers reads the file and writes it with the fields of today."""
+    family = config["model_type"]
+    today = CONFIG_MAPPING[family].from_dict(dict(config)).to_dict()
+    assert records_of(config) == records_of(json.loads(json.dumps(today)))
+
+
+ATTENDS = {  # by default, all layers are recurrent
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": 32 * ["full_attention"]},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_field_left_out_means_what_transformers_takes(family):
+    kind = CONFIG_MAPPING[family]
+    known = kind().to_dict()
+    more = dict(ATTENDS.get(family, {}))
+    if {"hidden_size", "num_attention_heads"} <= known.keys():
+        more["hidden_size"] = 64 * known["num_attention_heads"]
+    whole = kind(**more).to_dict()
+    for name in families()[family].absent:
+        gone = {name, "rope_parameters"} if name in OF_ROPE else {name}
+        short = {k: v for k, v in whole.items() if k not in gone}
+        assert records_of(short) == records_of(whole), f"without {gone}"
+    # Of other fields, that or a refusal.
+    given = config_of(family).to_dict()
+    for name in sorted(families()[family].reads & given.keys()):
+        short = {k: v for k, v in given.items() if k != name}
+        with suppress(ValueError, StrictDataclassError):
+            ours = records_of(short)
+            theirs = kind.from_dict(short).to_dict()
+            assert ours == records_of(theirs), f"without {name}"
+
+
+def test_kimi_k2_is_read_as_what_it_repeats():
+    """Its makers call it so to tell the two apart; the code is the same."""
+    whole = OLD["DeepSeek-V3"]
+    assert records_of(whole | {"model_type": "kimi_k2"}) == records_of(whole)
+    nested = {"model_type": "kimi_k25", "text_config": whole}
+    nested["text_config"] = whole | {"model_type": "kimi_k2"}
+    assert records_of(nested) == records_of(whole)
+
+
+def test_a_file_of_images_too_says_its_family_outside():
+    nested = {"model_type": "llama9", "text_config": {"hidden_size": 64}}
+    with pytest.raises(ValueError, match="model_type='llama9' is none of"):
+        attention_of(nested)
+    nested = {"model_type": "llama", "text_config": dict(LLAMA)}
+    del nested["text_config"]["model_type"]
+    assert attention_of(nested) == attention_of(LLAMA)
+
+
+def test_the_first_lines_say_what_else_weights_and_positions_need():
+    told = {"quantization_config": {"quant_method": "fp8"}}
+    assert 'dequantise them first.\n"""' in file_of(LLAMA | told)
+    images = config_of("qwen2_5_vl_text").to_dict()
+    assert "first.\nFor text: a token of an" in file_of(images | told)
+    assert "For text" not in file_of(LLAMA)
+
+
+def test_layers_are_called_as_earlier_versions_wrote_them():
+    config = config_of("glm_moe_dsa").to_dict()
+    config["layer_types"] = 4 * ["indexed_attention"]
+    old = config | {"layer_types": 4 * ["deepseek_sparse_attention"]}
+    assert records_of(old) == records_of(config)
+    other = config | {"layer_types": 4 * ["sparser_attention"]}
+    with pytest.raises(
+        ValueError, match="attention; all are sparser_attention"
+    ):
+        records_of(other)
+
+
+IGNORES = "cohere2_moe"  # transformers drops its rope_scaling
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {IGNORES}))
+def test_the_base_of_rope_may_stand_within_its_scaling(family):
+    given = json.loads(json.dumps(config_of(family).to_dict()))
+    rope = given.pop("rope_parameters", None) or {}
+    if rope and not any(isinstance(part, dict) for part in rope.values()):
+        given["rope_scaling"] = rope | {"rope_theta": 123456.0}
+        for more in ({}, {"rope_theta": 777.0}):
+            copied = json.loads(json.dumps(given | more))
+            theirs = CONFIG_MAPPING[family].from_dict(copied).to_dict()
+            assert records_of(given | more) == records_of(theirs)
+
+
+def test_a_record_is_frozen_and_hashable():
+    record = attention_of(LLAMA)
+    assert isinstance(record, AttentionRecord)
+    assert len({record, attention_of(dict(LLAMA))}) == 1
+
+
+TRAINED = {"original_max_position_embeddings": 64, "factor": 2.0}
+REFUSED = {
+    "family": ({"model_type": "llama9"}, "model_type='llama9' is none of"),
+    "no family": ({"model_type": None}, "no model_type"),
+    "parent of families": ({"model_type": "_rope"}, "is none of"),
+    "kind of others": (
+        {"layer_types": 2 * ["indexed_attention"]},
+        "layer 0 is indexed_attention, no softmax attention",
+    ),
+    "mysteries": (
+        {"use_mystery": True, "mystery_rank": 7, "vocab_size": 9},
+        "leave out those that do not: use_mystery=True, mystery_rank=7$",
+    ),
+    "all at once": (
+        {"qkv_clip": 3, "use_mystery": True},
+        "attention does not read qkv_clip=3, use_mystery=True$",
+    ),
+    "logarithm of 0": (
+        {"rope_scaling": {"type": "yarn", "beta_fast": -2, **TRAINED}},
+        "YaRN has no logarithm",
+    ),
+    "draft": ({"architectures": ["LlamaForCausalLMEagle3"]}, "a draft model"),
+    "its words": ({"draft_vocab_size": 32000}, "llama: this is a draft model"),
+    "of others": ({"qk_layernorm": True}, "does not read qk_layernorm=True"),
+    "softcap": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    "shared": ({"num_kv_shared_layers": 2}, "num_kv_shared_layers=2"),
+    "RoPE": ({"rope_scaling": {"type": "su"}}, "kind 'su'"),
+    "RoPE's field": (
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "extra": 1}},
+        "unknown field 'extra'",
+    ),
+    # The key of the config, and what stands there.
+    "truncated": ({"num_attention_heads": None}, "num_attention_heads=None is"),
+    "zero": ({"num_attention_heads": 0}, "num_attention_heads=0 is no"),
+    "negative": ({"hidden_size": -64}, "hidden_size=-64 is no"),
+    "text": ({"hidden_size": "64"}, "hidden_size='64' is no"),
+    "heads in text": ({"num_key_value_heads": "2"}, "num_key_value_heads='2'"),
+    "huge": ({"head_dim": 1e300}, r"head_dim=1e\+300 is no"),
+    "no divisor": ({"num_key_value_heads": 3}, "does not divide"),
+    "odd": ({"head_dim": 13}, "13 channels"),
+    "backwards": ({"partial_rotary_factor": -1}, "turns -128 channels of 128"),
+    "too many": ({"partial_rotary_factor": 2}, "turns 256 channels of 128"),
+    "layers": ({"num_hidden_layers": "many"}, "num_hidden_layers='many'"),
+    "other name": (
+        {"num_hidden_layers": None, "n_layer": 0},
+        "llama: n_layer=0 is no",
+    ),
+    "kinds": ({"layer_types": ["linear_attention"] * 2}, "linear_attention"),
+}
+
+
+@pytest.mark.parametrize("change, message", REFUSED.values(), ids=REFUSED)
+def test_what_is_not_known_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        attention_of(LLAMA | change)
+
+
+def test_a_pattern_in_letters_gives_way_to_the_types_of_layers():
+    """EXAONE 4 as released: the pattern is no number."""
+    config = config_of("exaone4").to_dict()
+    config |= {"sliding_window_pattern": "LLLG"}
+    kinds = [record.kind for record in records_of(config).values()]
+    assert kinds == config["layer_types"]
+
+
+def test_a_layer_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"layer=2, but the model has 2"):
+        attention_of(LLAMA, 2)
+
+
+def test_a_file_is_read(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"text_config": LLAMA, "model_type": "x"}))
+    assert attention_of(file) == attention_of(LLAMA)
+    file.write_text('{"model_type": "llama", "hidd')
+    with pytest.raises(ValueError, match="no JSON"):
+        attention_of(file)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [0, *(pytest.param(n, marks=pytest.mark.audit) for n in range(1, 9))],
+)
+def test_hostile_configs_are_read_or_refused_in_a_sentence(seed):
+    chance, read, refused = random.Random(seed), 0, 0
+    for family in FAMILIES:
+        config = spoiled(family, chance)
+        try:
+            records = records_of(config)
+            if family in ("gemma3_text", "gpt_oss", "deepseek_v3", "bloom"):
+                compile(file_of(config), family, "exec")
+            assert all(math.isfinite(r.scale) for r in records.values())
+            read += 1
+        except ValueError as error:
+            assert str(error).startswith((f"{family}: ", "the config has no"))
+            assert "\n" not in str(error)
+            refused += 1
+    assert read > 60 and refused > 10
+
+
+def test_how_large_a_config_may_be():
+    """Ten megabytes of what is not read, and a million layers."""
+    with pytest.raises(ValueError, match="1000000 layers are more than"):
+        attention_of(LLAMA | {"num_hidden_layers": 10**6})
+    large = LLAMA | {"architectures": ["x" * 10**7]}
+    assert attention_of(large) == attention_of(LLAMA)
