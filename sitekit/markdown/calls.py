@@ -18,7 +18,7 @@ import torch
 
 import attnref
 
-DRAWN = Path(__file__).with_name("drawn")
+DRAWN = Path(__file__).parent.parent / "drawn"
 
 
 def near(name: object, names: Iterable[str]) -> str:
