@@ -10,7 +10,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 READY := .venv/ready
 
 .PHONY: serve test audit quick costs mutants canary bench bench-quick bench-gpu bench-threads
-.PHONY: fmt synced new check docs docs-properdocs offline
+.PHONY: fmt public synced new check docs docs-properdocs offline
 
 serve: $(READY)
 	$(PY) -m mkdocs serve $(if $(ADDRESS),--dev-addr $(ADDRESS))
@@ -82,6 +82,10 @@ docs-properdocs: docs
 fmt: $(READY)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+# Records what is public, after a change of it that is meant.
+public: $(READY)
+	$(PY) -m tests.house.test_public
 
 synced: $(READY)
 	$(PY) -m sitekit synced $(PAGE)

@@ -38,7 +38,9 @@ def key(name: str, markdown: str) -> object:
     fences = [*source.fences(markdown)]
     files = {ROOT / i.path for fence in fences for i in fence.includes}
     if "\n::: exercise " in markdown:
-        files |= {*(ROOT / "attnref/check").rglob("[!.]*.*")}
+        files |= {
+            p for p in package() if p.is_relative_to(ROOT / "attnref/check")
+        }
     calls = [
         " ".join(CALL.findall(fence.text))
         for fence in fences
@@ -55,7 +57,7 @@ def package() -> list[Path]:
     return [
         path
         for path in sorted((ROOT / "attnref").rglob("*.*"))
-        if path.suffix in (".py", ".json") and path.exists()
+        if path.suffix in (".py", ".json", ".txt", ".toml") and path.exists()
     ]
 
 

@@ -26,7 +26,8 @@ def cells(text):
 
 def fences(stem, language="en"):
     """What a page draws: the kind and the YAML of each fence."""
-    (path,) = (p for p in pages.markdown_files(language) if p.stem == stem)
+    named = [p for p in pages.markdown_files(language) if p.stem == stem]
+    path, *_ = sorted(named, key=lambda path: path.parent.name == "api")
     page = pages.render(pages.body_of(path), expand=False)
     drawn = (b for b in page.blocks if b.language in source.DRAWN)
     return [(block.language, yaml.safe_load(block.text)) for block in drawn]

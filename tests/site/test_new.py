@@ -168,7 +168,7 @@ def test_make_check_is_typed_as_one_types_it():
 
 def test_a_page_is_checked_with_the_laws_of_the_code_that_it_shows():
     page = OnePage("layers/absorption")
-    assert ROOT / "tests" / "layers" / "test_mla.py" in page.files
+    assert ROOT / "tests/reference/layers/test_mla.py" in page.files
     assert page.named.search("test_laws.py::test_bytes[mla absorbed, room]")
     assert page.named.search("test_drawn.py::test_absorption_is_drawn")
     assert not page.named.search("test_laws.py::test_bytes[gqa, room]")
