@@ -1,6 +1,7 @@
 # What type checkers and editors see of __init__.py: the same names.
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
 from attnref.caches.ring import RingKVCache
+from attnref.caches.state import StateCache
 from attnref.check.checker import check as check
 from attnref.check.report import Report as Report
 from attnref.check.report import Verdict as Verdict
@@ -111,6 +112,7 @@ __all__ = [
     "Rule",
     "RuleMask",
     "Scaling",
+    "StateCache",
     "SwiGLU",
     "Window",
     "Yarn",

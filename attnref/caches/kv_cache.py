@@ -16,33 +16,41 @@ from attnref.core.masks import Everything, Rule, rule_of
 class Cache(ABC):
     """The base class of all caches: one per layer, for inference only.
 
-    A cache holds one or more tensors `(B, K, S, D)`, whose widths may
-    differ: keys and values for most variants. Batch size, heads, dtype and
-    device are those of the first tensors stored. Every method acts on the
-    whole batch. All rows have the same length, unless `crop` was given one for
-    each: these are then in `lengths`, else None.
+    Every cache has `length`, `nbytes`, `reset`, `reorder`, `snapshot` and
+    `restore`. `can` says what else it does: `"append"` keys to attend to,
+    `"crop"` them, or hold a `"state"` of fixed size, which `update` replaces.
+    What a cache cannot do it refuses. Every method acts on the whole batch.
 
-    `length` counts the tokens that were appended, in the longest row. A cache
+    One that appends holds tensors `(B, K, S, D)`, whose widths may differ: keys
+    and values for most variants. Batch size, heads, dtype and device are those
+    of the first tensors stored. All rows have the same length, unless `crop`
+    was given one for each: these are then in `lengths`, else None.
+
+    `length` counts the tokens that were read, in the longest row. A cache
     need not return all of them: `keeps` says which it returns, `positions`
-    their numbers, which count what was appended, from 0 and pads included.
+    their numbers, which count what was read, from 0 and pads included.
 
     A subclass stores its tensors in `buffers`, a tuple: `nbytes`, `reset`
-    and, unless it is overridden, `stored` read it, and `reorder` replaces it.
-    `handed` is what a layer leaves there for later layers that read its keys,
-    and `rotated` the length of the text for which it has rotated these, where
-    RoPE's angles depend on it.
+    and, unless it is overridden, `stored` read it, and `reorder` and `restore`
+    replace it. `handed` is what a layer leaves there for later layers that read
+    its keys, and `rotated` the length of the text for which it has rotated
+    these, where RoPE's angles depend on it.
     """
+
+    can: tuple[str, ...] = ("append", "crop")
 
     keeps: Rule
     """The rule that says which keys the cache keeps.
 
     `append` returns at least the keys that this rule shows to the new tokens.
-    A layer whose rule may show more refuses the cache. Every subclass sets it,
-    in the class or on the instance before `super().__init__()`.
+    A layer whose rule may show more refuses the cache. Every subclass that
+    appends sets it, in the class or on the instance before
+    `super().__init__()`.
     """
 
     def __init__(self) -> None:
-        if not hasattr(type(self), "keeps") and "keeps" not in vars(self):
+        said = hasattr(type(self), "keeps") or "keeps" in vars(self)
+        if "append" in self.can and not said:
             raise TypeError(
                 f"{type(self).__name__} has no `keeps`: set it to a Rule, in "
                 "the class or before super().__init__()"
@@ -57,6 +65,23 @@ class Cache(ABC):
     @abstractmethod
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Store new tokens; returns all tensors kept, each `(B, K, S, D)`."""
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """The state after all tokens so far; empty before the first."""
+        raise self._cannot("state")
+
+    def update(self, new: int, *state: Tensor) -> None:
+        """Replace the state by that after `new` more tokens."""
+        raise self._cannot("state")
+
+    def _cannot(self, what: str) -> TypeError:
+        how = {
+            "append": "append keys: such a layer needs KVCache(max_len)",
+            "crop": "crop: take a snapshot() before the draft and restore() it",
+            "state": "hold a state: such a layer needs StateCache()",
+        }
+        return TypeError(f"{type(self).__name__} cannot {how[what]}")
 
     def positions(self, new: int, device: torch.device) -> Tensor | None:
         """Numbers of the keys that appending `new` tokens will return.
@@ -143,8 +168,10 @@ class Cache(ABC):
         follow those that it kept.
 
         A cache that has dropped tokens may keep less afterwards, and then says
-        so in `keeps`, or refuse to go back that far.
+        in `keeps`, or refuse to go back that far.
         """
+        if "crop" not in self.can:
+            raise self._cannot("crop")
         if isinstance(length, Tensor):
             self._crop_rows(length)
             return
@@ -222,6 +249,26 @@ class Cache(ABC):
             if at is not None and len(at) > 1:
                 self._given_positions = at.index_select(0, rows)
 
+    def snapshot(self) -> tuple[dict[str, object], tuple[Tensor, ...]]:
+        """A copy of what is there, to which `restore` goes back.
+
+        It copies what is stored: little of a state or a ring, all of the text
+        where all is kept. There, `crop` goes back without a copy.
+        """
+        with torch.inference_mode(False), torch.no_grad():
+            return {**vars(self)}, tuple(t.clone() for t in self.stored)
+
+    def restore(
+        self, snapshot: tuple[dict[str, object], tuple[Tensor, ...]]
+    ) -> None:
+        """Forget all that was read since the snapshot, which stays as it is."""
+        rest, tensors = snapshot
+        room = self.buffers or (None,) * len(tensors)
+        vars(self).update(rest)
+        with torch.inference_mode(False), torch.no_grad():
+            tokens = [t.clone() for t in tensors]
+            self.buffers = tuple(map(self._with_room, tokens, room))
+
     def _with_room(
         self, tokens: Tensor, buffer: Tensor | None = None
     ) -> Tensor:
@@ -267,11 +314,14 @@ class Cache(ABC):
                 )
 
 
-def past_of(cache: Cache | None, causal: bool | Rule) -> int:
+def past_of(
+    cache: Cache | None, causal: bool | Rule, needs: str = "append"
+) -> int:
     """Number of tokens already in a layer's cache; 0 without a cache.
 
-    A cache that keeps less than the layer's rule may show is refused. Any
-    object with the methods of `Cache` is accepted.
+    A cache that cannot do what the layer needs, or that keeps less than the
+    layer's rule may show, is refused. Any object with the methods of `Cache` is
+    accepted.
     """
     if cache is None:
         return 0
@@ -282,6 +332,10 @@ def past_of(cache: Cache | None, causal: bool | Rule) -> int:
         raise TypeError(
             f"cache is {kind}; pass one cache, such as KVCache(max_len)"
         )
+    if needs not in cache.can:
+        raise cache._cannot(needs)
+    if needs != "append":
+        return cache.length
     rule = rule_of(causal)
     if not cache.keeps.covers(rule):
         raise ValueError(
