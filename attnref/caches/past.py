@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from attnref.caches.kv_cache import Cache, check_kept, past_of
-from attnref.core.biases import Bias
-from attnref.core.masks import Mask, Rule, decoder_mask, rule_of
+from attnref.core.masks import Mask, Rule, View, rule_of
 from attnref.core.parts import HeadParts, output_gate
 from attnref.core.rope import Rope, check_positions, rotate, text_length
 from attnref.core.sdpa import Attend
@@ -49,26 +48,19 @@ def self_attention(
     mask is refused before the cache changes.
     """
     modules: Any = layer  # those of its parts
-    parts, T = layer.parts, q.shape[2]
+    parts = layer.parts
     q, gate = output_gate(layer, x, q)
     if parts.norm is not None and not parts.norm_after_rope:
         q, k = modules.q_norm(q), modules.k_norm(k)
     if parts.value_norm is not None:
         v = modules.v_norm(v)
+    view = view_of(layer, cache, q, mask=mask, positions=positions)
     if parts.long_queries is not None:
-        places = positions
-        if places is None and cache is not None:
-            places = cache.next_positions(T)
-        if places is None:
-            past = past_of(cache, layer.causal)
-            places = torch.arange(past, past + T, device=q.device)
-        factor = parts.long_queries.factor(places)[..., None]
+        factor = parts.long_queries.factor(view.places())[..., None]
         if factor.dim() == 3:
             factor = factor[:, None]  # (B, 1, T, 1)
         q = (q * factor).to(q.dtype)  # (B, H, T, D)
-    q, k, seen, append = placed(
-        layer, q, k, mask=mask, cache=cache, positions=positions
-    )
+    q, k, seen, append = placed(layer, q, k, cache, view)
     if parts.norm is not None and parts.norm_after_rope:
         q, k = modules.q_norm(q), modules.k_norm(k)
     k, v = append(k, v)  # normed and rotated, after those in the cache
@@ -89,92 +81,88 @@ class Placed(NamedTuple):
     append: Callable[..., tuple[Tensor, ...]]
 
 
-def placed(
+def view_of(
     layer: Any,
-    q: Tensor,
-    k: Tensor,
-    *,
-    mask: Tensor | None,
     cache: Cache | None,
-    positions: Tensor | None,
+    x: Tensor,
+    *,
+    mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> View:
+    """What a call sees of the new tokens `x` `(B, ..., T, width)`.
+
+    A cache that the layer cannot use is refused, and so are positions that
+    neither its RoPE nor its rule nor one of its parts reads.
+    """
+    B, T, device = len(x), x.shape[-2], x.device
+    causal, needs = layer.causal, getattr(layer, "needs", "append")
+    past = past_of(cache, causal, needs)
+    if positions is not None:
+        check_positions(positions, B, T, device)
+    parts, rule = getattr(layer, "parts", HeadParts()), rule_of(causal)
+    counts = not rule.by_number or parts.bias is not None
+    rotates = getattr(layer, "rope", True) is not None
+    if not (counts or rotates or parts.long_queries or positions is None):
+        raise ValueError("positions are given, but rope is None")
+    at = positions if counts else None
+    if at is not None and at.dtype not in (torch.int32, torch.int64):
+        what = f"the rule {rule}"
+        if rule.by_number:
+            what = f"the bias {type(parts.bias).__name__}"
+        raise TypeError(
+            f"positions are {at.dtype}, and {what} counts tokens: pass int32 "
+            "or int64"
+        )
+    if at is not None and at.dim() == 1:
+        at = at[None]
+    if cache is None:
+        return View(B, T, past, device, mask, positions, token_positions=at)
+    return View(
+        B,
+        T,
+        past,
+        device,
+        mask,
+        cache.next_positions(T) if positions is None else positions,
+        cache.lengths,
+        cache.positions(T, device),
+        cache.returns(T),
+        cache.positions_of(at, T) if counts else None,
+    )
+
+
+def placed(
+    layer: Any, q: Tensor, k: Tensor, cache: Cache | None, view: View
 ) -> Placed:
     """Rotate queries and keys, and say which keys are seen and where they are.
 
-    `q` is `(B, H, T, D)`, `k` `(B, K, T, D)`. Positions that neither RoPE nor
-    the rule nor a part of the layer reads are refused.
+    `q` is `(B, H, T, D)`, `k` `(B, K, T, D)`.
     """
-    parts, rope, (B, H, T, _) = layer.parts, layer.rope, q.shape
-    past = past_of(cache, layer.causal)
-    at = counted_positions(cache, layer.causal, positions, q, parts.bias)
-    if rope is None and (at is not None or parts.long_queries is not None):
-        positions = None  # they are not for RoPE
-    if rope is not None and positions is None and cache is not None:
-        positions = cache.next_positions(T)
-    rotated = (getattr(cache, "rotated", 0) or past) if past else 0
-    q, k = rotate(
-        q, k, rope=rope, past=past, positions=positions, rotated=rotated
-    )
-    numbers = None if cache is None else cache.positions(T, q.device)
-    seen = decoder_mask(
-        mask,
-        (B, H, T, past + T),
-        causal=layer.causal,
-        device=q.device,
-        positions=numbers,
-        token_positions=at,
-        lengths=None if cache is None else cache.lengths,
-        kept=None if cache is None else cache.returns(T),
-    )
-    length = text_length(rope, past, T, positions)
-    return Placed(q, k, seen, partial(_append, cache, numbers, at, length))
+    rope, length = layer.rope, None
+    if rope is not None:
+        past, at = view.past, view.positions
+        rotated = (getattr(cache, "rotated", 0) or past) if past else 0
+        q, k = rotate(q, k, rope=rope, past=past, positions=at, rotated=rotated)
+        length = text_length(rope, past, view.T, at)
+    seen = view.shown(layer.causal, q.shape[1])
+    return Placed(q, k, seen, partial(append, cache, view, length))
 
 
-def _append(
-    cache: Cache | None,
-    numbers: Tensor | None,
-    at: Tensor | None,
-    length: int | None,
-    *tensors: Tensor,
+def append(
+    cache: Cache | None, view: View, rotated: int | None, *new: Tensor
 ) -> tuple[Tensor, ...]:
-    """The new tokens after those in the cache, if there is one."""
-    if cache is None:
-        return tensors
-    kept = cache.append(*tensors)
-    check_kept(cache, kept[0], numbers, at)
-    if length is not None:
-        cache.rotated = length
-    return kept
+    """The new tokens after those in the cache, if there is one.
 
-
-def counted_positions(
-    cache: Cache | None,
-    causal: bool | Rule,
-    positions: Tensor | None,
-    q: Tensor,
-    bias: Bias | None = None,
-) -> Tensor | None:
-    """The positions by which a rule or a bias places all tokens so far.
-
-    None, if there is no bias and the rule reads the numbers of tokens alone, or
-    if all positions are these. `positions` are those of the queries `q`
-    `(B, H, T, D)`; a cache remembers those of earlier calls.
+    `rotated` is the length of the text for which the keys were rotated, where
+    it matters.
     """
-    rule, T = rule_of(causal), q.shape[2]
-    if rule.by_number and bias is None:
-        return None
-    if positions is not None:
-        check_positions(positions, len(q), T, q.device)
-        if positions.dtype not in (torch.int32, torch.int64):
-            what = f"the rule {rule}"
-            if rule.by_number:
-                what = f"the bias {type(bias).__name__}"
-            raise TypeError(
-                f"positions are {positions.dtype}, and {what} counts "
-                "tokens: pass int32 or int64"
-            )
-        if positions.dim() == 1:
-            positions = positions[None]
-    return positions if cache is None else cache.positions_of(positions, T)
+    if cache is None:
+        return new
+    kept = cache.append(*new)
+    check_kept(cache, kept[0], view.keys, view.token_positions)
+    if rotated is not None:
+        cache.rotated = rotated
+    return kept
 
 
 # --8<-- [end:past]

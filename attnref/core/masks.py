@@ -702,6 +702,112 @@ def mask_mod(
 
 
 # --8<-- [start:decoder]
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a call sees: `T` new tokens in each of `B` rows, after `past`.
+
+    It is made before the cache changes, and a layer reads nothing else of the
+    cache. `mask` is the caller's, with a column for each of the `past + T`
+    tokens. `positions`, `(T,)` or `(B, T)`, are those of the new tokens; None
+    means that they are counted from `past`. Where rows have read different
+    numbers of tokens, `lengths` `(B,)` has those of each row, and `past` is the
+    largest of them.
+
+    Where the cache keeps keys, `keys` holds the number of each that it will
+    return, `(S,)` or `(B, S)`, -1 = an empty slot, and None means all tokens
+    in order. `kept` is a rule that shows them all to every new token, if one is
+    known, and `token_positions` has the positions of all tokens so far, where
+    they are not their numbers and something in the layer counts them.
+    """
+
+    B: int
+    T: int
+    past: int
+    device: torch.device
+    mask: Tensor | None = None
+    positions: Tensor | None = None
+    lengths: Tensor | None = None
+    keys: Tensor | None = None
+    kept: Rule | None = None
+    token_positions: Tensor | None = None
+
+    def places(self) -> Tensor:
+        """The positions of the new tokens, `(T,)` or `(B, T)`."""
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(self.past, self.past + self.T, device=self.device)
+
+    def numbers(self) -> Tensor:
+        """The columns of the new tokens in `mask`, `(T,)` or `(B, T)`."""
+        new = torch.arange(self.T, device=self.device)
+        past = self.past if self.lengths is None else self.lengths[:, None]
+        return past + new
+
+    def real(self) -> Tensor | None:
+        """Which of the new tokens are no pads, `(B, T)`; None: all of them.
+
+        For layers that read their tokens in order, whatever a query may see:
+        any other mask than a padding mask is refused.
+        """
+        if self.mask is None:
+            return None
+        check_mask(self.mask, (self.B, 1, self.T, self._all), self.device)
+        if self.mask.shape[1:] != (1, 1, self._all):
+            raise ValueError(
+                f"mask has shape {tuple(self.mask.shape)}, and the layer reads "
+                f"its tokens in order: give it padding_mask(valid), "
+                f"{(self.B, 1, 1, self._all)}, of all tokens so far"
+            )
+        valid = self.mask[:, 0, 0].expand(self.B, -1)
+        return valid.gather(1, self.numbers().expand(self.B, -1))
+
+    def shown(self, causal: bool | Rule, H: int) -> Mask:
+        """The mask that a layer with `H` heads applies: see `decoder_mask`."""
+        B, T, S, past = self.B, self.T, self._all, self.past
+        mask, keys, at = self.mask, self.keys, self.token_positions
+        if mask is not None:
+            if hasattr(mask, "rule"):
+                raise TypeError(
+                    "mask is RuleMask; give a layer a rule as `causal`"
+                )
+            check_mask(mask, (B, H, T, S), self.device)
+            if mask.shape[-1] != S:
+                raise ValueError(
+                    f"mask has shape {tuple(mask.shape)} for {S} keys: it must "
+                    "cover every key, cached ones included"
+                )
+        rule = rule_of(causal)
+        rule.check(B, S, self.device)
+        if S == 0:  # there is no token: all slots are empty
+            return None
+        alike = at is None and keys is None and self.lengths is None
+        if alike and rule.hides_nothing(T, S):
+            return mask
+        all_so_far = RuleMask(
+            rule, T, S, past, None, mask, self.device, at, self.lengths
+        )
+        shows_all = False
+        if keys is not None:
+            if at is not None:
+                _check_dropped(all_so_far, keys)
+            S = keys.shape[-1]
+            if mask is not None and keys.dim() == 1:
+                mask = mask[..., keys]  # -1: last column, hidden by the rule
+            elif mask is not None:
+                mask = mask.expand(B, *mask.shape[-3:-1] or (1,), past + T)
+                columns = keys[:, None, None].clamp(min=0)
+                mask = mask.gather(-1, columns.expand(*mask.shape[:3], S))
+            kept = self.kept
+            shows_all = kept is not None and at is None and rule.covers(kept)
+        given = vars(all_so_far) | {"S": S, "positions": keys, "mask": mask}
+        given |= {"shows_all": shows_all, "full": (B, H, T, S)}
+        return CheckedMask(**given)
+
+    @property
+    def _all(self) -> int:
+        return self.past + self.T
+
+
 def decoder_mask(
     mask: Tensor | None,
     full: tuple[int, int, int, int],
@@ -739,52 +845,18 @@ def decoder_mask(
                   [0, 1, 1]]]], dtype=torch.int32)
     """
     B, H, T, S = full
-    if mask is not None:
-        if hasattr(mask, "rule"):
-            raise TypeError("mask is RuleMask; give a layer a rule as `causal`")
-        check_mask(mask, full, device)
-        if mask.shape[-1] != S:
-            raise ValueError(
-                f"mask has shape {tuple(mask.shape)} for {S} keys: it must "
-                "cover every key, cached ones included"
-            )
-    rule, past = rule_of(causal), S - T
-    rule.check(B, S, device)
-    if S == 0:  # there is no token: all slots are empty
-        return None
-    counted = token_positions is None  # positions are numbers of tokens
-    alike = counted and positions is None and lengths is None
-    shows_all = False
-    if alike and rule.hides_nothing(T, S):
-        return mask
-    if positions is not None:
-        if not counted:
-            of_all = RuleMask(
-                rule, T, S, past, None, mask, device, token_positions, lengths
-            )
-            _check_dropped(of_all, positions)
-        S = positions.shape[-1]
-        if mask is not None and positions.dim() == 1:
-            mask = mask[..., positions]  # -1: last column, hidden by the rule
-        elif mask is not None:
-            mask = mask.expand(B, *mask.shape[-3:-1] or (1,), past + T)
-            at = positions[:, None, None].clamp(min=0)
-            mask = mask.gather(-1, at.expand(*mask.shape[:3], S))
-        shows_all = kept is not None and counted and rule.covers(kept)
-    full = B, H, T, S
-    return CheckedMask(
-        rule,
+    view = View(
+        B,
         T,
-        S,
-        past,
-        positions,
-        mask,
+        S - T,
         device,
-        token_positions,
-        lengths,
-        shows_all,
-        full,
+        mask,
+        lengths=lengths,
+        keys=positions,
+        kept=kept,
+        token_positions=token_positions,
     )
+    return view.shown(causal, H)
 
 
 def _check_dropped(of_all: RuleMask, kept: Tensor) -> None:

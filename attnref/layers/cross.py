@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from attnref.caches.kv_cache import Cache, check_kept, past_of
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import merge_heads, split_heads
-from attnref.core.masks import decoder_mask
+from attnref.core.masks import View
 from attnref.core.sdpa import Attend, sdpa
 
 # --8<-- [end:imports]
@@ -96,19 +96,15 @@ class CrossAttention(nn.Module):
             k = split_heads(self.k_proj(context), K)  # (B, K, S, D)
             v = split_heads(self.v_proj(context), K)  # (B, K, S, D)
         new = 0 if filled else S
-        numbers = None if cache is None else cache.positions(new, x.device)
+        keys = None if cache is None else cache.positions(new, x.device)
         lengths = None if cache is None else cache.lengths
-        seen = decoder_mask(
-            mask,
-            (B, H, T, S),
-            causal=False,
-            device=x.device,
-            positions=numbers,
-            lengths=None if lengths is None else lengths - T,  # none are new
-        )
+        if lengths is not None:
+            lengths = lengths - T  # none of the keys is new
+        view = View(B, T, S - T, x.device, mask, lengths=lengths, keys=keys)
+        seen = view.shown(False, H)
         if cache is not None and not filled:
             k, v = cache.append(k, v)  # (B, K, S, D)
-            check_kept(cache, k, numbers)
+            check_kept(cache, k, keys)
         dropout = self.dropout if self.training else 0.0
         heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
         out: Tensor = self.o_proj(merge_heads(heads))

@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from attnref.caches.kv_cache import Cache, past_of
-from attnref.caches.past import placed
+from attnref.caches.kv_cache import Cache
+from attnref.caches.past import placed, view_of
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import RMSNorm, merge_heads, split_heads
 from attnref.core.masks import Mask, Rule
@@ -277,9 +277,9 @@ class MultiHeadLatentAttention(nn.Module):
         B, T, E = x.shape
         H, Dn, Dr = self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim
         R = self.kv_lora_rank
+        view = view_of(self, cache, x, mask=mask, positions=positions)
         if form is None:
-            past = past_of(cache, self.causal)
-            form = form_of(self, T, past, cached=cache is not None)
+            form = form_of(self, T, view.past, cached=cache is not None)
         if self.q_lora_rank is None:
             q = self.q_proj(x)  # (B, T, H * (Dn + Dr))
         else:
@@ -290,9 +290,7 @@ class MultiHeadLatentAttention(nn.Module):
             self.kv_a_proj_with_mqa(x).unsqueeze(1).split((R, Dr), dim=-1)
         )
         c = self.kv_a_layernorm(c)  # (B, 1, T, R)
-        q_rope, k_rope, seen, append = placed(
-            self, q_rope, k_rope, mask=mask, cache=cache, positions=positions
-        )
+        q_rope, k_rope, seen, append = placed(self, q_rope, k_rope, cache, view)
         dropout = self.dropout if self.training else 0.0
         up, scale = self.kv_b_proj, self.scale
         told = self.parts.told()

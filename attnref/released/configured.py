@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from attnref.caches.kv_cache import Cache, KVCache, check_kept, past_of
-from attnref.caches.past import counted_positions
+from attnref.caches.past import view_of
 from attnref.caches.ring import RingKVCache
 from attnref.core.biases import Alibi
 from attnref.core.checks import check_input
-from attnref.core.masks import Causal, Chunk, Rule, Window, decoder_mask, dense
+from attnref.core.masks import Causal, Chunk, Rule, Window, dense
+from attnref.core.parts import HeadParts
 from attnref.core.rope import check_positions, token_positions
 from attnref.core.sdpa import Attend
 from attnref.released.attention import Attention, slopes
@@ -69,6 +70,8 @@ class ConfiguredAttention(Attention):
     ) -> None:
         super().__init__(record)  # type: ignore[no-untyped-call]
         self.core, self.dropout, self.shares = attend, 0.0, record.shares
+        bias = Alibi(record.n_heads) if record.alibi else None
+        self.parts = HeadParts(bias=bias)
         self.causal: Rule = Causal()
         if record.window:
             self.causal = Window(record.window)
@@ -182,22 +185,11 @@ class ConfiguredAttention(Attention):
         positions: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Keys and values of all tokens, what is seen of them, and where."""
-        r, (B, H, T) = self.r, q.shape[:3]
+        r, B, H = self.r, len(q), q.shape[1]
         i, past = self.positions_of(q.transpose(1, 2), cache, positions)
-        lengths = None if cache is None else cache.lengths
-        bias = Alibi(r.n_heads) if r.alibi else None
-        at = counted_positions(cache, self.causal, positions, q, bias)
-        numbers = None if cache is None else cache.positions(T, q.device)
-        seen = decoder_mask(
-            mask,
-            (B, H, T, past + T),
-            causal=self.causal,
-            device=q.device,
-            positions=numbers,
-            token_positions=at,
-            lengths=lengths,
-            kept=None if cache is None else cache.returns(T),
-        )
+        view = view_of(self, cache, q, mask=mask, positions=positions)
+        at, numbers, lengths = view.token_positions, view.keys, view.lengths
+        seen = view.shown(self.causal, H)
         if cache is not None:
             k, *rest = cache.append(k) if v is None else cache.append(k, v)
             check_kept(cache, k, numbers, at)
