@@ -1,183 +1,123 @@
-"""Every layer and every cache, once: the laws of the tests loop over these.
+"""Every layer and every cache, found where they are tested: the properties of
+the tests loop over these.
 
-A new layer is one entry of `VARIANTS` (MLA has one for each form), a new cache
-one of `CACHES`, a new core one of `CORES`. `laws/test_laws.py` names what is
-missing here, and holds the laws that each entry is then under; `test_kv_cache`,
-`test_positions`, `test_block`, `test_bad_input`, `test_cost`,
-`test_shape_comments` and the oracles loop over the same. Which cache serves
-which layer is read from the rules of both: see `SERVING`. Laws that depend on
-what a token sees ask `seen`.
+A layer says in its own test file, as `VARIANT = Variant(...)`, what tests need
+to know of it, or in `VARIANTS` if it has several forms; a cache says in
+`CACHES` how it is made. No list names them: `reference/layers` and
+`reference/caches` are read. What a layer is under is read from what it offers:
+all properties of a mixer, those of attention if it takes `attend=`, and those
+of each cache that does what it needs. A core is an entry of `CORES`.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
-from functools import partial
+from importlib import import_module
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import flex_attention
 
-from attnref import (
-    Attend,
-    Cache,
-    CrossAttention,
-    GroupedQueryAttention,
-    GrowingKVCache,
-    KVCache,
-    Llama3,
-    MultiHeadAttention,
-    MultiHeadLatentAttention,
-    MultiQueryAttention,
-    RingKVCache,
-    Rope,
-    Rule,
-    Yarn,
-    flash,
-    flex,
-    fused,
-    padding_mask,
-    sdpa,
-    split_kv,
-)
+from attnref import Cache, Rule, padding_mask
 from attnref.core.masks import rule_of
-from attnref.numbers.cost import Cost, attention_cost, cross_cost, mla_cost
-from attnref.numbers.shapes import Full, Group, Mla
-
-# Prime, and no two alike, but for H = 2 K, and for D and DR, of which RoPE
-# wants pairs. S is the length of a context, C its width.
-B, T, S, E, C, H, K, D = 3, 7, 11, 13, 17, 10, 5, 4
-R, DN, DR, DV, Q = 41, 19, 8, 23, 29
-
-# Each makes a cache for so many tokens, of which it may keep a part.
-CACHES: dict[str, Callable[[int], Cache]] = {
-    "room": KVCache,
-    "growing": lambda max_len: GrowingKVCache(),
-    "ring": lambda max_len: RingKVCache(4),
-}
-# What a layer may be given as `attend=`; the tiles are smaller than the inputs.
-CORES: dict[str, Attend] = {
-    "sdpa": sdpa,
-    "fused": fused,
-    "flash": partial(flash, tile=(2, 3)),
-    "flex": partial(flex, compiled=False),
-    "split_kv": partial(split_kv, splits=3),
-}
-NO_GRADIENTS = {"flex"}  # on a CPU, nor dropout
-# Else PyTorch traces even the form that is not compiled, for each shape anew.
-flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
-NOTHING: dict[str, Any] = {}
-
-
-class Variant(NamedTuple):
-    """A layer, and what the laws need to know of it.
-
-    Whether it takes positions or reads a context is not said here but read
-    from its signature, see `takes`; what its tokens see, from the layer that
-    was built, see `rule`.
-    """
-
-    layer: type[nn.Module]
-    sizes: dict[str, int]  # to the constructor
-    cost: Callable[..., Cost]  # of these sizes, and of a call
-    group: Group  # what it needs of the past, in the words of attnref.specs
-    told: dict[str, Any] = NOTHING  # to forward
-    options: tuple[dict[str, Any], ...] = (NOTHING,)  # to the constructor
-    # Key heads beside so many query heads in so many groups, if the layer
-    # projects to heads as Llama's does: transformers and torch are oracles.
-    kv_heads: Callable[[int, int], int] | None = None
-
-
-def _kept(kv_heads: int, head_dim: int = D, v_head_dim: int = D) -> Full:
-    return Full(
-        layers=1,
-        q_heads=H,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        v_head_dim=v_head_dim,
-    )
-
-
-ONE_LATENT = Mla(layers=1, q_heads=H, kv_lora_rank=R, qk_rope_head_dim=DR)
-HEADS = {"d_model": E, "n_heads": H, "head_dim": D}
-LATENT = {"d_model": E, "n_heads": H, "kv_lora_rank": R}
-LATENT |= {"qk_nope_head_dim": DN, "qk_rope_head_dim": DR, "v_head_dim": DV}
-PARTIAL = Rope(100.0, width=2, scaling=Llama3(4.0, 1.0, 4.0, 16))
-ROPE = ({}, {"rope": PARTIAL, "bias": True})
-STRETCHED = Rope(
-    layout="interleaved",
-    scaling=Yarn(4.0, 64, mscale=0.707, mscale_all_dim=0.5),
+from sitekit import ROOT
+from tests.kit.layers import (
+    CORES,
+    DN,
+    DR,
+    DV,
+    HEADS,
+    LATENT,
+    NO_GRADIENTS,
+    STRETCHED,
+    B,
+    C,
+    D,
+    E,
+    H,
+    K,
+    Q,
+    R,
+    S,
+    T,
+    Variant,
+    sharp,
+    tokens,
 )
-VARIANTS = {
-    "mha": Variant(
-        MultiHeadAttention,
-        HEADS,
-        attention_cost,
-        _kept(H),
-        options=ROPE,
-        kv_heads=lambda heads, groups: heads,
-    ),
-    "mqa": Variant(
-        MultiQueryAttention,
-        HEADS,
-        partial(attention_cost, n_kv_heads=1),
-        _kept(1),
-        options=ROPE,
-        kv_heads=lambda heads, groups: 1,
-    ),
-    "gqa": Variant(
-        GroupedQueryAttention,
-        HEADS | {"n_kv_heads": K},
-        attention_cost,
-        _kept(K),
-        options=ROPE,
-        kv_heads=lambda heads, groups: groups,
-    ),
-    "cross": Variant(
-        CrossAttention,
-        HEADS | {"n_kv_heads": K, "d_context": C},
-        cross_cost,
-        _kept(K),
-        options=({}, {"bias": True}),
-    ),
-    **{
-        f"mla {form}": Variant(
-            MultiHeadLatentAttention,
-            LATENT,
-            partial(mla_cost, form=form),
-            _kept(H, DN + DR, DV) if form == "expanded" else ONE_LATENT,
-            told={"form": form},
-            options=(
-                {},
-                {"q_lora_rank": Q, "bias": True},
-                {"rope": Rope()},
-                {"rope": STRETCHED, "q_lora_rank": Q},
-            ),
-        )
-        for form in ("expanded", "latent", "absorbed")
-    },
-}
+
+__all__ = [
+    "CORES",
+    "DN",
+    "DR",
+    "DV",
+    "HEADS",
+    "LATENT",
+    "NO_GRADIENTS",
+    "STRETCHED",
+    "B",
+    "C",
+    "D",
+    "E",
+    "H",
+    "K",
+    "Q",
+    "R",
+    "S",
+    "T",
+    "sharp",
+    "tokens",
+]
+
+
+HERE = ROOT / "tests" / "reference"
+
+
+def declared(folder: str, word: str) -> dict[str, Any]:
+    """What the test files of a folder say in `word`, by the names of the files,
+    or in its plural, by names of their own."""
+    entries: dict[str, Any] = {}
+    for path in sorted(HERE.glob(f"{folder}/test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if re.search(rf"^(def )?{word}S?\b", text, re.MULTILINE):
+            name = path.relative_to(ROOT).with_suffix("").as_posix()
+            module = import_module(name.replace("/", "."))
+            one = getattr(module, word, None)
+            own = {path.stem.removeprefix("test_"): one} if one else {}
+            entries |= getattr(module, f"{word}S", own)
+    return entries
+
+
+LAYERS: dict[str, Variant] = declared("layers", "VARIANT")
+# Each makes a cache for so many tokens, of which it may keep a part.
+CACHES: dict[str, Callable[[int], Cache]] = declared("caches", "CACHE")
+APPENDING = {n: make for n, make in CACHES.items() if "append" in make(1).can}
 
 
 def takes(name: str, word: str) -> bool:
     """Whether the layer, or its forward, has a parameter of that name."""
-    layer = VARIANTS[name].layer
+    layer = LAYERS[name].layer
     signatures = map(inspect.signature, (layer, layer.forward))
     return any(word in signature.parameters for signature in signatures)
 
 
-DECODERS = [name for name in VARIANTS if not takes(name, "context")]
-READERS = [name for name in VARIANTS if name not in DECODERS]
-# One entry a class: where the form is its own choice.
-ONCE = [*{VARIANTS[name].layer: name for name in reversed(VARIANTS)}.values()]
-ONCE.reverse()
+def once(names: Iterable[str]) -> list[str]:
+    """One entry a class: where the form is its own choice."""
+    last_first = {LAYERS[name].layer: name for name in reversed([*names])}
+    return [*last_first.values()][::-1]
+
+
+READERS = [name for name in LAYERS if takes(name, "context")]
+MIXERS = [name for name in LAYERS if name not in READERS]
+VARIANTS = {name: v for name, v in LAYERS.items() if takes(name, "attend")}
+DECODERS = [name for name in MIXERS if name in VARIANTS]
+ONCE = once(VARIANTS)
 
 
 def built(name: str, **options: Any) -> nn.Module:
     """The layer as it is made, in float32."""
-    return VARIANTS[name].layer(**VARIANTS[name].sizes | options)
+    return LAYERS[name].layer(**LAYERS[name].sizes | options)
 
 
 def rule(layer: nn.Module) -> Rule:
@@ -191,21 +131,32 @@ def seen(rule: Rule, length: int) -> Tensor:
     return rule(at[:, None], at).expand(length, length)
 
 
+def needs(name: str) -> str:
+    """What the layer needs of a cache: `"append"`, or a `"state"`."""
+    return getattr(LAYERS[name].layer, "needs", "append")
+
+
+def serves(make: Callable[[int], Cache], name: str) -> bool:
+    """Whether such a cache keeps all that a layer needs."""
+    cache, wanted = make(T), needs(name)
+    if wanted not in cache.can:
+        return False
+    return wanted != "append" or cache.keeps.covers(rule(built(name)))
+
+
 # By the name of a layer, the caches that keep all it needs, by theirs.
 SERVING: dict[str, dict[str, Callable[[int], Cache]]] = {
-    name: {
-        cache: make
-        for cache, make in CACHES.items()
-        if make(T).keeps.covers(rule(built(name)))
-    }
-    for name in VARIANTS
+    name: {cache: make for cache, make in CACHES.items() if serves(make, name)}
+    for name in LAYERS
 }
 
 each_variant = pytest.mark.parametrize("name", VARIANTS)
+each_mixer = pytest.mark.parametrize("name", LAYERS)
 each_decoder = pytest.mark.parametrize("name", DECODERS)
 each_layer = pytest.mark.parametrize("name", ONCE)
 each_core = pytest.mark.parametrize("core", [*CORES][1:])  # beside `sdpa`
-each_cache = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
+each_cache = pytest.mark.parametrize("make", APPENDING.values(), ids=APPENDING)
+every_cache = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 
 
 def each_cache_of(name: str, *others: None) -> pytest.MarkDecorator:
@@ -236,22 +187,12 @@ def pairs(names: Iterable[str]) -> pytest.MarkDecorator:
     )
 
 
-every_pair = pairs(VARIANTS)
-
-
-def sharp(module: nn.Module) -> nn.Module:
-    """With weights with which softmax decides: flat ones hide mistakes."""
-    for name, p in module.named_parameters():
-        nn.init.normal_(p, mean=float("norm" in name), std=0.5)
-    return module.double().eval()
+every_pair = pairs(VARIANTS)  # of attention
+every_mixer = pairs(LAYERS)
 
 
 def variant(name: str, **options: Any) -> nn.Module:
     return sharp(built(name, **options))
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randn(*(shape or (B, T, E)), dtype=torch.float64)
 
 
 def inputs(name: str, length: int = T, rows: int = B) -> tuple[Tensor, ...]:
@@ -276,7 +217,7 @@ def run(
     part. Without chunks it is one pass.
     """
     x, *context = given
-    told = VARIANTS[name].told | told
+    told = LAYERS[name].told | told
     told |= dict(zip(("context",), context, strict=False))
     outs = []
     for start, end in pairwise(accumulate(chunks or x.shape[1:2], initial=0)):

@@ -3,7 +3,7 @@
 import torch
 
 from attnref import MultiHeadLatentAttention, Rope
-from tests.variants import STRETCHED, sharp
+from tests.kit.layers import STRETCHED, sharp
 
 B, T, E, H = 3, 9, 24, 5
 R, DN, DR, DV, Q = 14, 10, 8, 6, 20

@@ -1,6 +1,11 @@
-"""What holds of every layer and every cache: see `tests/variants.py`."""
+"""What holds of every mixer, of all attention and of every cache.
+
+Which layers and caches there are, and what each offers, is found: see
+`tests/variants.py`.
+"""
 
 import inspect
+from importlib import import_module
 from itertools import product
 
 import pytest
@@ -15,8 +20,10 @@ from attnref import (
     Causal,
     Decoder,
     Documents,
+    KVCache,
     Prefix,
     Rope,
+    StateCache,
     Window,
     fused,
     token_positions,
@@ -29,8 +36,9 @@ from tests.variants import (
     CACHES,
     CORES,
     DECODERS,
+    LAYERS,
+    MIXERS,
     NO_GRADIENTS,
-    ONCE,
     READERS,
     SERVING,
     VARIANTS,
@@ -46,9 +54,13 @@ from tests.variants import (
     each_core,
     each_decoder,
     each_layer,
+    each_mixer,
     each_variant,
+    every_mixer,
     every_pair,
     inputs,
+    needs,
+    once,
     pairs,
     rule,
     run,
@@ -59,7 +71,7 @@ from tests.variants import (
     variant,
 )
 
-CHUNKS = [(1,) * T, (2, 2, 2, 1), (5, 2), (3, 1, 3)]
+CHUNKS = [(1,) * T, (2, 2, 0, 2, 1), (5, 2), (3, 1, 3)]
 
 
 def counted(core):
@@ -85,22 +97,19 @@ def public(kind):
 
 @pytest.mark.whole
 def test_every_layer_core_and_cache_is_under_the_laws():
-    layers = {
-        name
-        for name, module in public(nn.Module).items()
-        if "cache" in module.forward.__annotations__
-    }
-    listed = {v.layer.__name__ for v in VARIANTS.values()}
-    assert layers == listed, (
-        f"tests/variants.py: VARIANTS lacks {sorted(layers - listed)}, and "
-        f"{sorted(listed - layers)} is not in attnref.__all__"
-    )
-    caches = {*public(Cache)} - {"Cache"}
-    listed = {type(make(T)).__name__ for make in CACHES.values()}
-    assert caches == listed, (
-        f"tests/variants.py: CACHES lacks {sorted(caches - listed)}, and "
-        f"{sorted(listed - caches)} is not in attnref.__all__"
-    )
+    named = {v.layer.__name__ for v in LAYERS.values()}
+    lack = {
+        kind.__name__
+        for path in (ROOT / "attnref" / "layers").glob("*.py")
+        for kind in vars(import_module(f"attnref.layers.{path.stem}")).values()
+        if isinstance(kind, type)
+        and issubclass(kind, nn.Module)
+        and "cache" in kind.forward.__annotations__
+    } - {*named, "Block"}
+    assert not lack, f"no VARIANT in the test file of {sorted(lack)}"
+    made = {type(make(T)).__name__ for make in CACHES.values()}
+    lack = {*public(Cache)} - {"Cache"} - made
+    assert not lack, f"no CACHES in the test file of {sorted(lack)}"
     signatures = {
         name: inspect.signature(getattr(attnref, name))
         for name in {*attnref.__all__} - {*public(object)}
@@ -121,13 +130,13 @@ def test_every_layer_core_and_cache_is_under_the_laws():
 
 
 @pytest.mark.whole
-def test_what_make_new_copied_into_the_registry_is_decided():
-    place = "tests/variants.py"
-    lines = (ROOT / place).read_text(encoding="utf-8").splitlines()
+def test_what_make_new_leaves_to_be_decided_is_decided():
     left = [
-        f"{place}:{n}: {line.strip()}; see to it, and delete the comment"
-        for n, line in enumerate(lines, 1)
-        if "TODO" in line
+        f"{path.relative_to(ROOT)}:{n}: {line.strip()}"
+        for place in ("attnref", "tests")
+        for path in sorted((ROOT / place).rglob("*.py"))
+        for n, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if line.strip().startswith(("# TODO:", '"""TODO:'))
     ]
     assert not left, "\n".join(left)
 
@@ -159,10 +168,10 @@ def test_the_weights_of_these_tests_are_sharp(name):
     assert weights[:, :, 1:].amax(-1).median() > 0.6
 
 
-@every_pair
+@every_mixer
 @torch.no_grad()
 def test_cached_in_any_chunks_it_is_one_full_pass(name, make):
-    for options in VARIANTS[name].options:
+    for options in LAYERS[name].options:
         layer, given = variant(name, **options), inputs(name)
         want = run(name, layer, given)
         for chunks in CHUNKS:
@@ -172,7 +181,28 @@ def test_cached_in_any_chunks_it_is_one_full_pass(name, make):
             assert cache.length == (S if takes(name, "context") else T)
 
 
-@every_pair
+@every_mixer
+@torch.no_grad()
+def test_what_follows_a_snapshot_is_as_if_it_had_not_been_read(name, make):
+    """A draft that is rejected, twice; rows that go on are those alone."""
+    layer, (x, *context) = variant(name), inputs(name)
+    want = run(name, layer, (x, *context))
+    cache = make(S)
+    run(name, layer, (x[:, :3], *context), cache=cache)
+    before = cache.snapshot()
+    for part in (x[:, 3:], x[:, 3:4]):
+        run(name, layer, (tokens(B, 2, E),), cache=cache)  # the draft
+        cache.restore(before)
+        got = run(name, layer, (part,), cache=cache)
+        end = 3 + part.shape[1]
+        assert relative_error(got, want[:, 3:end]) <= 1e-12
+    rows = torch.tensor([2, 0, 2])
+    cache.reorder(rows)
+    got = run(name, layer, (x[rows, 4:],), (1, 2), cache)
+    assert relative_error(got, want[rows, 4:]) <= 1e-12
+
+
+@every_mixer
 @torch.no_grad()
 def test_a_padded_row_is_the_row_alone(name, make):
     """With pads before it, or amid its tokens, as those behind a prompt are."""
@@ -180,17 +210,17 @@ def test_a_padded_row_is_the_row_alone(name, make):
     before = torch.arange(n) >= torch.tensor([[0], [3], [1]])
     amid = torch.ones(B, n, dtype=torch.bool)
     amid[1, 3:5] = amid[2, 1:6:2] = False
-    for options in VARIANTS[name].options:
+    for options in LAYERS[name].options:
         layer, (x, *context) = variant(name, **options), inputs(name)
         sees = seen(rule(layer), n)
         turned = getattr(layer, "rope", None) is not None
         for valid, counted in ((before, True), (before, False), (amid, True)):
             # RoPE sees distances alone, which pads before do not change.
             positions = token_positions(valid) if turned and counted else None
-            for chunks in (None, (5, 1, 1)):
+            for chunks in (None, (5, 1, 1), (1, 2, 4)):
                 cache = None if chunks is None else make(S)
-                told = (chunks, cache, valid, positions)
-                got = run(name, layer, (x, *context), *told)
+                how = (chunks, cache, valid, positions)
+                got = run(name, layer, (x, *context), *how)
                 for row, real in enumerate(valid):
                     # A layer has its pads where its keys are.
                     *queries, keys = (t[row : row + 1] for t in (x, *context))
@@ -204,7 +234,8 @@ def test_a_padded_row_is_the_row_alone(name, make):
                         sight = sees[real][:, real]
                         fair = (sight <= seen(rule(layer), len(sight))).all(1)
                         assert fair.sum() > 1, "hardly a token is compared"
-                        want = run(name, layer, alone, mask=sight)[:, fair]
+                        told = {"mask": sight} if name in VARIANTS else {}
+                        want = run(name, layer, alone, **told)[:, fair]
                         mine = mine[:, real][:, fair]
                     error = relative_error(mine, want)
                     assert error <= 1e-12, (options, row, chunks)
@@ -249,7 +280,7 @@ def causal_or_not(name):
         yield layer, sees, encoder
 
 
-@pairs(DECODERS)
+@pairs(MIXERS)
 @torch.no_grad()
 def test_a_token_reaches_those_that_see_it_and_no_other(name, make):
     """None before it, unless the layer is an encoder's: then everyone."""
@@ -366,7 +397,7 @@ def test_a_layer_with_a_rule_is_one_with_that_mask(name, make):
             assert relative_error(got, want) <= 1e-12, (causal, chunks)
 
 
-@each_variant
+@each_mixer
 @torch.no_grad()
 def test_rows_of_a_batch_are_strangers(name):
     layer, given = variant(name), inputs(name)
@@ -398,9 +429,9 @@ def test_where_nothing_has_a_position_keys_may_change_places(name):
             assert torch.equal(error <= 1e-12, same), rope
 
 
-@each_variant
+@each_mixer
 def test_gradients_reach_every_parameter_and_are_right(name):
-    for options in VARIANTS[name].options:
+    for options in LAYERS[name].options:
         layer, given = variant(name, **options), inputs(name, 3, 1)
         run(name, layer, given).square().sum().backward()
         named = dict(layer.named_parameters())
@@ -412,7 +443,7 @@ def test_gradients_reach_every_parameter_and_are_right(name):
         def call(*values, layer=layer, given=given, named=named):
             weights = dict(zip(named, values, strict=True))
             return torch.func.functional_call(
-                layer, weights, given, VARIANTS[name].told
+                layer, weights, given, LAYERS[name].told
             )
 
         leaves = [p.detach().requires_grad_() for p in named.values()]
@@ -430,16 +461,16 @@ def test_in_training_alone_weights_are_dropped(name):
     assert relative_error(one, two) > 0.01
 
 
-@every_pair
+@every_mixer
 @torch.no_grad()
 def test_autocast_warns_of_nothing_and_caches_half_precision(name, make):
-    """rms_norm has a warning for two dtypes, and the suite makes errors of
-    warnings."""
-    for options in VARIANTS[name].options:
+    """But a state, which many tokens are added to, in float32. rms_norm has a
+    warning for two dtypes, and the suite makes errors of warnings."""
+    for options in LAYERS[name].options:
         layer = variant(name, **options).float()
         given, cache = tuple(t.float() for t in inputs(name)), make(S)
         want = run(name, layer, given)
-        place = f"{VARIANTS[name].layer.__name__} with {options}, autocast"
+        place = f"{LAYERS[name].layer.__name__} with {options}, autocast"
         try:
             with torch.autocast("cpu", torch.bfloat16):
                 got = run(name, layer, given, (5, 1, 1), cache)
@@ -456,15 +487,24 @@ def test_autocast_warns_of_nothing_and_caches_half_precision(name, make):
                 "`self.norm(x.to(self.norm.weight.dtype)).to(x.dtype)`, as "
                 "the norms of attnref/layers/mla.py do"
             )
-        dtypes = {t.dtype for t in cache.stored}
-        assert dtypes == {torch.bfloat16}, (
+        dtypes = [t.dtype for t in cache.stored]
+        wide = [store.role == "state" for store in stores(name)]
+        half = {False: torch.bfloat16, True: torch.float32}
+        assert dtypes == [half[each] for each in wide] or (
+            not any(wide) and {*dtypes} == {torch.bfloat16}
+        ), (
             f"{place}: the cache stores {dtypes}; append what the projections "
-            "give, bfloat16, and convert after a norm or RoPE with .to(x.dtype)"
+            "give, bfloat16, and convert after a norm or RoPE with "
+            ".to(x.dtype); a state is float32"
         )
         assert 0 < relative_error(got, want) < 0.2, place
 
 
-@every_pair
+def stores(name):
+    return LAYERS[name].group.stores
+
+
+@every_mixer
 @torch.no_grad()
 def test_the_bytes_of_its_cache_are_those_predicted(name, make):
     """On the meta device too, where nothing is computed."""
@@ -478,23 +518,27 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
         ("fp16", torch.float16, "cpu"),
         ("bf16", torch.bfloat16, "meta"),
     ):
-        layer = built(name, **VARIANTS[name].options[-1]).to(device, kind)
+        if any(s.fixed for s in stores(name)) and dtype == "fp32":
+            continue  # the inputs of a convolution are counted in 16 bits
+        layer = built(name, **LAYERS[name].options[-1]).to(device, kind)
         given = (t.to(device, kind) for t in inputs(name))
         there = {word: t.to(device) for word, t in told.items()}
         cache = make(n)
         # A cache may keep more tokens than the layer needs: all, say.
-        kept, needed = (
-            int(seen(each, n).sum(1).max())
-            for each in (cache.keeps, rule(layer))
-        )
+        kept = needed = 1
+        if needs(name) == "append":
+            kept, needed = (
+                int(seen(each, n).sum(1).max())
+                for each in (cache.keeps, rule(layer))
+            )
         got = run(name, layer, tuple(given), (5, 2), cache, **there)
         assert got.shape == (B, T, E)
         assert (got.dtype, got.device.type) == (kind, device)
-        want = B * group_bytes(VARIANTS[name].group, n, DTYPES[dtype])
+        want = B * group_bytes(LAYERS[name].group, n, DTYPES[dtype])
         assert cache.nbytes * needed == want * kept, (
             f"{name} in {dtype} on {device} stores {cache.nbytes} bytes for "
-            f"{kept} of {n} tokens, and `group=` of its entry in "
-            f"tests/variants.py says {want * kept // needed}"
+            f"{kept} of {n} tokens, and `group=` of its VARIANT says "
+            f"{want * kept // needed}"
         )
 
 
@@ -502,25 +546,36 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
 COMPILED = {"sdpa": CORES["sdpa"], "fused": fused}
 
 
+ALL = once(LAYERS)
+
+
 def each_compiled_core(core):
     """Compiling takes seconds: in `make test`, the layer of the most parts
     with this core; in `make audit`, all layers with each."""
     all_layers = (
-        pytest.param(attend, ONCE, id=name, marks=pytest.mark.audit)
+        pytest.param(attend, ALL, id=name, marks=pytest.mark.audit)
         for name, attend in COMPILED.items()
     )
-    one = pytest.param(COMPILED[core], ["mla expanded"], id="one")
+    states = [name for name in ALL if needs(name) == "state"]
+    one = pytest.param(COMPILED[core], ["mla expanded", *states], id="one")
     return pytest.mark.parametrize(("attend", "names"), [one, *all_layers])
 
 
-def at_once(attend, names=ONCE):
+def at_once(attend, names=ALL):
     """A decoder in which every layer that can has a block."""
-    blocks = [
-        Block(built(name, rope=Rope(100.0), attend=attend), d_model=E, d_ff=19)
-        for name in names
-        if not takes(name, "context")
-    ]
+    given = {"rope": Rope(100.0), "attend": attend}
+    blocks = []
+    for name in names:
+        told = {word: it for word, it in given.items() if takes(name, word)}
+        if not takes(name, "context"):
+            blocks.append(Block(built(name, **told), d_model=E, d_ff=19))
     return sharp(Decoder(blocks, n_tokens=31, d_model=E))
+
+
+def fresh_caches(decoder):
+    for block in decoder.layers:
+        needs_state = getattr(block.self_attn, "needs", "append") == "state"
+        yield StateCache() if needs_state else KVCache(32)
 
 
 @each_compiled_core("sdpa")
@@ -536,7 +591,7 @@ def test_ten_requests_with_fresh_caches_take_two_graphs(attend, names):
     compiled = torch.compile(decoder, fullgraph=True, backend=counted)
 
     def request(*sizes):
-        fresh = [CACHES["room"](32) for _ in decoder.layers]
+        fresh = [*fresh_caches(decoder)]
         parts = prompt[:, : sum(sizes)].split(sizes, dim=1)
         with torch.no_grad():
             scores = [compiled(part, caches=fresh) for part in parts]

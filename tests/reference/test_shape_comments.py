@@ -25,10 +25,10 @@ from sitekit.markdown.pages import markdown_files, stem_of
 from tests.kit import sampled
 from tests.kit.programs import SLOW, program_of
 from tests.variants import (
-    CACHES,
     DN,
     DR,
     DV,
+    SERVING,
     VARIANTS,
     B,
     D,
@@ -39,6 +39,7 @@ from tests.variants import (
     S,
     T,
     built,
+    declared,
     inputs,
     run,
     takes,
@@ -205,7 +206,10 @@ def each_layer_after_others():
     """Calls with T tokens after S - T others, or with a context of S."""
     for name, variant in VARIANTS.items():
         for options in variant.options:
-            layer, cache = built(name, **options).double(), CACHES["room"](S)
+            layer, cache = (
+                built(name, **options).double(),
+                SERVING[name]["room"](S),
+            )
             given, chunks = inputs(name, 2 * T), (T, T)
             if not takes(name, "context"):
                 run(name, layer, inputs(name, S - T), cache=cache)
@@ -224,7 +228,9 @@ def test_every_shape_comment_of_the_package_is_right():
     with tracer:
         for call in calls:
             call()
-        for call, letters in PLAIN.items():
+        # And what the test file of a subject itself runs for its comments.
+        own = declared("*", "shapes").values()
+        for call, letters in (*PLAIN.items(), *((call, {}) for call in own)):
             tracer.letters = LETTERS | letters
             del tracer.letters["S"]  # is T at first, and then 2 T
             call()

@@ -36,7 +36,7 @@ from tests.kit.caches import Lists, refused
 from tests.kit.compare import relative_error
 from tests.kit.other_caches import Backwards, ChunkCache
 from tests.variants import (
-    CACHES,
+    APPENDING,
     ONCE,
     SERVING,
     VARIANTS,
@@ -235,7 +235,7 @@ def test_what_is_kept_is_what_a_list_keeps(make):
 @torch.no_grad()
 def test_each_layer_refuses_the_caches_that_keep_too_little(name):
     """And no other. A context is kept whole."""
-    layer, makes, served = variant(name), [*CACHES.values()], []
+    layer, makes, served = variant(name), [*APPENDING.values()], []
     makes += PARTS.values()
     for make in makes:
         cache = make(99)

@@ -9,8 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnref import (
     Chunk,
+    GroupedQueryAttention,
     GrowingKVCache,
     KVCache,
+    MultiHeadLatentAttention,
     RingKVCache,
     Rope,
     Window,
@@ -20,8 +22,9 @@ from attnref import (
 from attnref.core.masks import hiding
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
-from tests.variants import CORES, B, E, tokens, variant
+from tests.kit.layers import CORES, HEADS, LATENT, B, E, K, sharp, tokens
 
+CACHES = {"ring": lambda max_len: RingKVCache(4)}
 T = 23
 # A rule, and a cache that goes back over four drafts and the token after them.
 WAYS = {
@@ -40,7 +43,11 @@ WAYS = {
 
 
 def layer(name="gqa", **options):
-    return variant(name, rope=Rope(100.0), **options)
+    made = MultiHeadLatentAttention(**LATENT, rope=Rope(100.0), **options)
+    if name == "gqa":
+        sizes = HEADS | {"n_kv_heads": K}
+        made = GroupedQueryAttention(**sizes, rope=Rope(100.0), **options)
+    return sharp(made)
 
 
 @pytest.mark.parametrize("core", CORES)

@@ -5,8 +5,17 @@ import torch
 from torch import nn
 
 from attnref import CrossAttention, KVCache, weights_of_torch_mha
+from attnref.numbers.cost import cross_cost
 from tests.kit.compare import relative_error
-from tests.variants import CORES, B, S, T, tokens
+from tests.kit.layers import CORES, HEADS, B, C, K, S, T, Variant, kept, tokens
+
+VARIANT = Variant(
+    CrossAttention,
+    HEADS | {"n_kv_heads": K, "d_context": C},
+    cross_cost,
+    kept(K),
+    options=({}, {"bias": True}),
+)
 
 
 def test_cross_attention_is_that_of_torch():

@@ -10,12 +10,35 @@ from torch.export import Dim
 from attnref import (
     GroupedQueryAttention,
     MultiHeadAttention,
+    MultiHeadLatentAttention,
     grouped_query_loop,
     mha_to_gqa,
 )
+from attnref.numbers.cost import attention_cost
 from tests.kit import sampled
 from tests.kit.compare import relative_error
-from tests.variants import B, E, T, tokens, variant
+from tests.kit.layers import (
+    HEADS,
+    LATENT,
+    ROPE,
+    B,
+    E,
+    K,
+    T,
+    Variant,
+    kept,
+    sharp,
+    tokens,
+)
+
+VARIANT = Variant(
+    GroupedQueryAttention,
+    HEADS | {"n_kv_heads": K},
+    attention_cost,
+    kept(K),
+    options=ROPE,
+    kv_heads=lambda heads, groups: groups,
+)
 
 
 def exported(layer):
@@ -23,10 +46,12 @@ def exported(layer):
     return torch.export.export(layer, (tokens(),), dynamic_shapes=length)
 
 
-@pytest.mark.parametrize("name", sampled(["mha", "mla expanded"], ["mha"]))
-def test_a_length_may_have_a_name(name):
-    layer = variant(name)
-    module = exported(layer).module()
+MHA, MLA = MultiHeadAttention(**HEADS), MultiHeadLatentAttention(**LATENT)
+
+
+@pytest.mark.parametrize("layer", sampled([MHA, MLA], [MHA]), ids=type)
+def test_a_length_may_have_a_name(layer):
+    module = exported(sharp(layer)).module()
     for length in (T, 13, 2):
         x = tokens(B, length, E)
         assert relative_error(module(x), layer(x)) <= 1e-12
@@ -36,7 +61,7 @@ def test_torch_bounds_a_length_with_a_name_where_heads_are_stacked():
     """As the page of the cache says, until torch can prove it wrong: it does
     not see that heads stacked along the queries put no bound on T."""
     with pytest.raises(UserError, match=r"Constraints violated \(T\)"):
-        exported(variant("gqa"))
+        exported(sharp(GroupedQueryAttention(**VARIANT.sizes)))
 
 
 def test_the_heads_of_a_group_stand_together():

@@ -11,8 +11,30 @@ from attnref import (
     sdpa,
     weights_of_torch_mha,
 )
+from attnref.numbers.cost import attention_cost
 from tests.kit.compare import relative_error
-from tests.variants import HEADS, B, D, H, K, S, T, tokens
+from tests.kit.layers import (
+    HEADS,
+    ROPE,
+    B,
+    D,
+    H,
+    K,
+    S,
+    T,
+    Variant,
+    kept,
+    tokens,
+)
+
+VARIANT = Variant(
+    MultiHeadAttention,
+    HEADS,
+    attention_cost,
+    kept(H),
+    options=ROPE,
+    kv_heads=lambda heads, groups: heads,
+)
 
 
 def test_a_print_of_a_tensor_breaks_the_graph():

@@ -1,5 +1,7 @@
 """MLA: three forms, one result; and why each part of it is as it is."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,12 +9,17 @@ from torch import nn
 from attnref import (
     KVCache,
     MultiHeadLatentAttention,
+    Rope,
     apply_rope,
     padding_mask,
     rope_table,
 )
+from attnref.numbers.cost import mla_cost
+from attnref.numbers.shapes import Mla
 from sitekit.drawn.mla import V3
+from tests.kit import layers
 from tests.kit.compare import relative_error
+from tests.kit.layers import LATENT, STRETCHED, Variant, kept
 from tests.kit.mla import (
     DN,
     DR,
@@ -27,7 +34,30 @@ from tests.kit.mla import (
     mla,
     tokens,
 )
-from tests.variants import STRETCHED
+
+VARIANTS = {
+    f"mla {form}": Variant(
+        MultiHeadLatentAttention,
+        LATENT,
+        partial(mla_cost, form=form),
+        kept(layers.H, layers.DN + layers.DR, layers.DV)
+        if form == "expanded"
+        else Mla(
+            layers=1,
+            q_heads=layers.H,
+            kv_lora_rank=layers.R,
+            qk_rope_head_dim=layers.DR,
+        ),
+        told={"form": form},
+        options=(
+            {},
+            {"q_lora_rank": layers.Q, "bias": True},
+            {"rope": Rope()},
+            {"rope": STRETCHED, "q_lora_rank": layers.Q},
+        ),
+    )
+    for form in FORMS
+}
 
 
 @pytest.mark.parametrize("options", OPTIONS)

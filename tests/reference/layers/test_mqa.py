@@ -1,11 +1,23 @@
 """Multi-query attention: what its page says of it."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from attnref import MultiQueryAttention, causal_mask, multi_query_loop
+from attnref.numbers.cost import attention_cost
 from tests.kit.compare import relative_error
-from tests.variants import sharp, tokens
+from tests.kit.layers import HEADS, ROPE, Variant, kept, sharp, tokens
+
+VARIANT = Variant(
+    MultiQueryAttention,
+    HEADS,
+    partial(attention_cost, n_kv_heads=1),
+    kept(1),
+    options=ROPE,
+    kv_heads=lambda heads, groups: 1,
+)
 
 
 def test_the_loop_of_mqa_is_the_layer():

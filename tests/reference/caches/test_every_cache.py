@@ -1,0 +1,379 @@
+"""What every cache that appends keys does: beside plain lists, and beside
+`torch.cat` of everything."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from tests.kit.caches import (
+    CPU,
+    DV,
+    B,
+    D,
+    K,
+    Lists,
+    T,
+    agree,
+    append,
+    filled,
+    holds,
+    kv,
+    refused,
+)
+from tests.variants import APPENDING, each_cache
+
+CHUNKS = {
+    "one by one": [1] * T,
+    "twos": [2, 2, 2, 2, 2, 1],
+    "fives": [5, 5, 1],
+    "whole": [T],
+    "ragged": [4, 1, 3, 1, 2],
+    "nothing, then all": [0, T, 0],
+}
+
+
+# Those that return all keys, and in order.
+WHOLE = {
+    name: make
+    for name, make in APPENDING.items()
+    if make(1).positions(1, CPU) is None
+}
+
+
+each_whole_cache = pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
+
+
+MODES = {
+    "plain": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+@each_cache
+@pytest.mark.parametrize("sizes", CHUNKS.values(), ids=CHUNKS)
+def test_append_returns_all_so_far_that_is_kept(make, sizes):
+    all_of_it = kv(T)
+    cache, end = make(T), 0
+    for new in zip(*(x.split(sizes, dim=2) for x in all_of_it), strict=True):
+        end += new[0].shape[2]
+        so_far = [x[:, :, :end] for x in all_of_it]
+        append(cache, new, so_far)
+        assert holds(cache, so_far)
+        assert cache.length == end
+
+
+@each_cache
+@pytest.mark.parametrize("widths", [(5,), (7, 2), (5, 1, 3)])
+def test_any_number_of_tensors_of_any_widths(make, widths):
+    cache = make(3)
+    so_far = [torch.randn(B, 1, 3, D) for D in widths]
+    for t in range(3):
+        new = [x[:, :, t : t + 1] for x in so_far]
+        append(cache, new, [x[:, :, : t + 1] for x in so_far])
+
+
+@each_cache
+def test_what_was_appended_is_copied(make):
+    cache, new = make(6), kv(3)
+    kept = [x.clone() for x in new]
+    cache.append(*new)
+    for x in new:
+        x.zero_()
+    assert holds(cache, kept)
+
+
+@each_whole_cache
+@pytest.mark.parametrize("length", range(5))
+def test_after_a_rollback_new_tokens_overwrite_old_ones(make, length):
+    cache, old, new = make(6), kv(4), kv(2)
+    cache.append(*old)
+    cache.crop(length)
+    kept = [x[:, :, :length] for x in old]
+    assert cache.length == length
+    assert agree(cache.stored, kept)
+    wanted = [torch.cat(x, dim=2) for x in zip(kept, new, strict=True)]
+    assert agree(cache.append(*new), wanted)
+
+
+@each_cache
+@pytest.mark.parametrize("length", [-1, 5, 7])
+def test_a_rollback_cannot_reach_what_is_not_stored(make, length):
+    cache = filled(make)
+    with refused(f"crop to {length}, but 4 are stored", cache):
+        cache.crop(length)
+
+
+@each_cache
+def test_a_rollback_is_to_a_whole_number(make):
+    cache = filled(make)
+    with refused("float", cache, error=TypeError):
+        cache.crop(1.5)
+
+
+@each_cache
+@pytest.mark.parametrize("length", [True, False])
+def test_true_is_no_length(make, length):
+    cache = filled(make)
+    with refused("length is bool; pass an int", cache, error=TypeError):
+        cache.crop(length)
+
+
+@each_cache
+def test_a_reset_cache_is_a_new_one(make):
+    cache = filled(make)
+    cache.reset()
+    assert (cache.length, cache.nbytes, cache.stored) == (0, 0, ())
+    other = [torch.randn(7, 1, 6, 13, dtype=torch.float64)]
+    append(cache, other, other)
+
+
+@each_cache
+@pytest.mark.parametrize(
+    "rows", [[0, 1, 2], [2, 0, 1], [1, 1, 2], [2, 2], [0, 1, 1, 2, 2], []]
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_rows_are_repeated_dropped_and_moved(make, rows, dtype):
+    cache, old = make(6), kv(4, B=3)
+    cache.append(*old)
+    cache.reorder(torch.tensor(rows, dtype=dtype))
+    moved = [x[rows] for x in old]
+    assert cache.length == 4
+    assert holds(cache, moved)
+    new = kv(2, B=len(rows))
+    append(cache, new, [torch.cat(x, 2) for x in zip(moved, new, strict=True)])
+
+
+@each_cache
+def test_rows_that_were_one_part_again(make):
+    cache, (latent, _) = make(6), kv(4)  # one tensor, as MLA stores it
+    cache.append(latent)
+    cache.reorder(torch.tensor([1, 1]))
+    one, other = cache.stored[0]
+    one.zero_()
+    assert one.shape == other.shape and other.any()
+
+
+@each_cache
+def test_reordering_a_cache_with_room_keeps_the_room(make):
+    cache = filled(make)
+    before = cache.nbytes
+    cache.reorder(torch.tensor([1, 0, 1]))
+    assert cache.nbytes == before // 2 * 3
+    cache.append(*kv(2, B=3))
+    assert cache.length == 6
+
+
+@each_cache
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (torch.tensor([0, 2]), "rows go from 0 to 2, the cache has B=2"),
+        (torch.tensor([-1, 1]), "rows go from -1 to 1, the cache has B=2"),
+        (torch.tensor([[0, 1]]), "rows is torch.int64 of shape (1, 2)"),
+        (torch.tensor(1), "rows is torch.int64 of shape ()"),
+        (torch.tensor([0.0]), "rows is torch.float32 of shape (1,)"),
+        (torch.tensor([True, False]), "rows is torch.bool of shape (2,)"),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(make, rows, message):
+    cache = filled(make)
+    with refused(message, cache):
+        cache.reorder(rows)
+
+
+@each_cache
+def test_an_empty_cache_has_no_rows(make):
+    cache = make(6)
+    with refused("rows go from 0 to 1, the cache has B=0", cache):
+        cache.reorder(torch.tensor([0, 1]))
+    # Nothing is there that could refuse them on a device: it looks.
+    with pytest.raises(RuntimeError, match="meta"):
+        cache.reorder(torch.zeros(2, dtype=torch.int64, device="meta"))
+
+
+WRONG = {
+    "batch": (
+        lambda k, v: (k[:1], v[:1]),
+        "the cache holds B=2, K=3, D=5, but got B=1, K=3, D=5",
+    ),
+    "heads": (
+        lambda k, v: (k[:, :1], v[:, :1]),
+        "the cache holds B=2, K=3, D=5, but got B=2, K=1, D=5",
+    ),
+    "width": (
+        lambda k, v: (k[..., :1], v),
+        "the cache holds B=2, K=3, D=5, but got B=2, K=3, D=1",
+    ),
+    "width of the second": (
+        lambda k, v: (k, v[..., :1]),
+        "the cache holds B=2, K=3, D=7, but got B=2, K=3, D=1",
+    ),
+    "exchanged": (lambda k, v: (v, k), "the cache holds B=2, K=3, D=5"),
+    "dtype": (
+        lambda k, v: (k.double(), v.double()),
+        "the cache holds torch.float32 on cpu, but got torch.float64 on cpu",
+    ),
+    "dtype of the second": (
+        lambda k, v: (k, v.bfloat16()),
+        "torch.float32 on cpu, but got torch.bfloat16 on cpu",
+    ),
+    "device": (
+        lambda k, v: (k.to("meta"), v.to("meta")),
+        "the cache holds torch.float32 on cpu, but got torch.float32 on meta",
+    ),
+    "one tensor": (
+        lambda k, v: (k,),
+        "the cache holds 2 tensors per token, but got 1",
+    ),
+    "three tensors": (
+        lambda k, v: (k, v, v),
+        "the cache holds 2 tensors per token, but got 3",
+    ),
+    "nothing": (lambda k, v: (), "nothing to append"),
+    "3 axes": (
+        lambda k, v: (k[0], k[0]),
+        "appended shapes (3, 1, 5), (3, 1, 5): each needs 4 axes",
+    ),
+    "unlike lengths": (
+        lambda k, v: (k, torch.cat((v, v), dim=2)),
+        "appended shapes (2, 3, 1, 5), (2, 3, 2, 7): each needs 4 axes "
+        "(B, K, T, D), all the same B, K and T",
+    ),
+    "unlike batches": (
+        lambda k, v: (k, v[:1]),
+        "appended shapes (2, 3, 1, 5), (1, 3, 1, 7)",
+    ),
+    "unlike heads": (
+        lambda k, v: (k, v[:, :1]),
+        "appended shapes (2, 3, 1, 5), (2, 1, 1, 7)",
+    ),
+}
+
+
+@each_cache
+@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
+def test_other_tensors_than_those_stored_are_refused(make, wrong, message):
+    cache, new = filled(make), kv()
+    with refused(message, cache):
+        cache.append(*wrong(*new))
+    cache.append(*new)
+    assert cache.length == 5
+
+
+@each_whole_cache
+def test_a_cache_rolled_back_to_nothing_still_knows_its_sizes(make):
+    cache = filled(make)
+    cache.crop(0)
+    with refused("the cache holds B=2, K=3, D=5, but got B=1", cache):
+        cache.append(*kv(B=1))
+
+
+@each_cache
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str
+)
+def test_values_are_stored_as_they_come(make, dtype):
+    cache, old, new = make(6), kv(2, dtype=dtype), kv(1, dtype=dtype)
+    cache.append(*old)
+    append(cache, new, [torch.cat(x, 2) for x in zip(old, new, strict=True)])
+
+
+@each_cache
+def test_a_cache_is_where_the_values_are(make):
+    cache = filled(make, device="meta")
+    at = cache.positions(1, torch.device("meta"))
+    keys = 5 if at is None else len(at)
+    for t, width in zip(cache.append(*kv(device="meta")), (D, DV), strict=True):
+        assert t.device.type == "meta"
+        assert t.shape == (B, K, keys, width)
+
+
+@each_cache
+def test_an_empty_cache_holds_no_memory(make):
+    cache = make(6)
+    assert (cache.length, cache.nbytes, cache.stored) == (0, 0, ())
+
+
+@each_cache
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradients_are_refused(make, which):
+    cache, new = filled(make), kv()
+    new[which].requires_grad_()
+    with refused("a cache keeps no gradients: decode under torch.no_g", cache):
+        cache.append(*new)
+    with torch.no_grad():
+        got = cache.append(*new)
+    assert not any(t.requires_grad for t in got)
+
+
+@each_cache
+def test_no_graph_grows_with_the_tokens(make):
+    cache, weight = make(6), torch.randn(D, D, requires_grad=True)
+    for _ in range(6):
+        with torch.no_grad():
+            (k,) = cache.append(torch.randn(B, K, 1, D) @ weight)
+        assert k.grad_fn is None
+
+
+@each_cache
+@pytest.mark.parametrize("first", MODES)
+@pytest.mark.parametrize("second", MODES)
+@pytest.mark.parametrize("third", MODES)
+def test_the_mode_may_change_between_appends(make, first, second, third):
+    cache, parts = make(6), []
+    for mode in first, second, third:
+        with MODES[mode]():
+            parts.append(kv(2))
+            so_far = [torch.cat(x, dim=2) for x in zip(*parts, strict=True)]
+            append(cache, parts[-1], so_far)
+
+
+@each_cache
+@pytest.mark.parametrize("reordered", MODES)
+@pytest.mark.parametrize("appended", MODES)
+def test_the_mode_may_change_between_beams(make, reordered, appended):
+    cache, old, new = make(6), kv(2), kv(1)
+    cache.append(*old)
+    with MODES[reordered]():
+        cache.reorder(torch.tensor([1, 0]))
+    moved = [x.flip(0) for x in old]
+    so_far = [torch.cat(x, 2) for x in zip(moved, new, strict=True)]
+    with MODES[appended]():
+        append(cache, new, so_far)
+
+
+@each_cache
+def test_reordering_does_not_look_at_rows_on_a_device(make):
+    """There, to look is to wait. A meta tensor has no numbers to look at."""
+    cache = filled(make, 4, device="meta", B=3)
+    cache.reorder(torch.zeros(2, dtype=torch.int64, device="meta"))
+    assert [t.shape[:2] for t in cache.stored] == [(2, 3)] * 2
+
+
+@each_whole_cache
+def test_beams_go_on_after_tokens_were_dropped(make):
+    cache, old, new = make(6), kv(5, B=3), kv(3, B=3)
+    cache.append(*old)
+    cache.crop(2)
+    cache.reorder(torch.tensor([2, 2, 0]))
+    got = cache.append(*new)
+    moved = [x[[2, 2, 0], :, :2] for x in old]
+    assert agree(got, [torch.cat(x, 2) for x in zip(moved, new, strict=True)])
+
+
+@each_whole_cache
+def test_to_write_into_what_is_returned_is_to_change_the_past(make):
+    cache = filled(make)
+    for t in cache.stored:
+        t.zero_()
+    k, v = cache.append(*kv())
+    for t in k, v:
+        assert (t[:, :, :4] == 0).all()
+        assert (t[:, :, 4:] != 0).all()
+
+
+@each_cache
+def test_a_cache_does_what_a_list_does(make):
+    Lists.run(make)
