@@ -132,7 +132,8 @@ class Decoder(nn.Module):
                 "its own"
             )
         rules = [getattr(layer, "causal", False) for layer in attention]
-        lengths = list(map(past_of, caches, rules))
+        needs = [getattr(layer, "needs", "append") for layer in attention]
+        lengths = list(map(past_of, caches, rules, needs))
         if any(length != lengths[0] for length in lengths):
             raise ValueError(f"caches hold {lengths} tokens: lengths differ")
         for layer, cache in zip(attention, caches, strict=True):

@@ -226,3 +226,56 @@ def mla_cost(
 
 
 # --8<-- [end:mla]
+
+
+# --8<-- [start:recurrent]
+def gated_delta_cost(
+    *,
+    d_model: int,
+    n_heads: int,
+    n_v_heads: int,
+    key_dim: int,
+    value_dim: int,
+    conv_kernel: int = 4,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+    chunk: int = 64,
+) -> Cost:
+    """Cost of Gated DeltaNet, computed in chunks of `chunk` tokens.
+
+    The convolution counts as a projection, products of keys and queries as
+    scores, and what reads and writes the state as values. Solving the
+    triangular system of a chunk is not counted. `past` changes nothing.
+
+    Examples:
+        >>> qwen = dict(d_model=2048, n_heads=16, n_v_heads=32)
+        >>> qwen |= dict(key_dim=128, value_dim=128)
+        >>> gated_delta_cost(**qwen).cached
+        548864
+    """
+    _check(batch, new, past)
+    sizes = {"key_dim": key_dim, "value_dim": value_dim, "chunk": chunk}
+    check_sizes(
+        d_model=d_model,
+        n_heads=n_heads,
+        n_v_heads=n_v_heads,
+        conv_kernel=conv_kernel,
+        **sizes,
+    )
+    D, Dv, H = key_dim, value_dim, n_v_heads
+    C, inner = 2 * n_heads * D + H * Dv, H * Dv
+    matrices = d_model * (C + inner + 2 * H) + inner * d_model
+    weights = matrices + C * conv_kernel
+    whole, rest = divmod(new, chunk)
+    square = whole * chunk**2 + rest**2  # pairs of tokens in one chunk
+    return Cost(
+        parameters=weights + 2 * H + Dv,
+        projections=2 * batch * new * weights,
+        scores=2 * batch * H * 2 * square * D,
+        values=2 * batch * H * (3 * new * D + square) * Dv,
+        cached=batch * (H * D * Dv + C * (conv_kernel - 1)),
+    )
+
+
+# --8<-- [end:recurrent]
