@@ -150,10 +150,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     from sitekit import api, nav
     from sitekit import files as downloads
     from sitekit.check import exercise, find, mistakes
-    from sitekit.markdown import folds, notes, ran
+    from sitekit.markdown import folds, notes, numbers, ran
     from sitekit.released import released
 
     language = str(config.theme["language"])
+    if not page.file.generated_by:
+        markdown = numbers.computed(markdown, Path(page.file.abs_src_path))
     markdown = ran.expanded(downloads.with_wheel(markdown), language)
     markdown = folds.counted(markdown, config)
     markdown = nav.with_lists(markdown, page, _nav.pages, config)

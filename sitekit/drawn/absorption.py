@@ -12,7 +12,7 @@ from attnref.numbers.cost import Cost, mla_cost
 from attnref.numbers.kv_memory import size
 from sitekit.drawing import steps
 from sitekit.drawing.steps import Frame, Steps
-from sitekit.drawn.mla import FORMS, V3, absorbed, v3
+from sitekit.drawn.mla import FORMS, V3, WIDTHS, absorbed, v3
 from sitekit.markdown.render import Row, Word
 
 
@@ -25,6 +25,18 @@ def _apart(form: str, new: int) -> Cost:
         if p.dim() == 2 and "kv_b" not in name
     )
     return cost._replace(projections=cost.projections - 2 * new * shared)
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of a step and of chunks."""
+    expanded, _, absorbed = (_apart(form, 1) for form in FORMS)
+    attention = absorbed.scores + absorbed.values
+    return {
+        "intensity": attention / (2 * absorbed.cached),
+        "times_flops": absorbed.flops / expanded.flops,
+        "mib_expanded": 2 * expanded.cached / 2**20,
+        "crossover": attnref.crossover(**WIDTHS),
+    }
 
 
 def step() -> Iterator[Row]:

@@ -3,7 +3,10 @@
 import re
 from collections.abc import Iterator
 
+from attnref import crossover
 from sitekit import ROOT
+from sitekit.drawn import operations
+from sitekit.drawn.mla import WIDTHS
 from sitekit.files import BIB
 from sitekit.markdown import source
 from sitekit.markdown.calls import DRAWN
@@ -68,3 +71,12 @@ def papers() -> Iterator[Row]:
             title,
             " · ".join(pages),
         ]
+
+
+def numbers() -> dict[str, object]:
+    """What is said of posts on MLA."""
+    return {
+        "intensity": operations.intensities()["absorbed"],
+        "ridge": operations.H100.ridge,
+        "crossover": crossover(**WIDTHS),
+    }

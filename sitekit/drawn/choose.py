@@ -85,3 +85,19 @@ def released() -> Iterator[Row]:
         found = Counter(kind for model in ours for kind in kinds_of(model))
         counts = (str(found[kind] or "–") for kind in KINDS)
         yield [year, str(len(ours)), *counts]
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of sizes and steps."""
+    steps = [1e3 * least(cost, 1) for cost in _of_8b(past=1023).values()]
+    latent, wide = _of_8b(past=1023), mla_cost(**V3, past=8191)
+    grouped = latent["gqa"].cached
+    return {
+        "of_mqa": 2 * 128 / (512 + 64),
+        "fastest": min(steps),
+        "slowest": max(steps),
+        "latent": latent["mla"].cached / grouped,
+        "intensity": latent["mla"].attention_intensity(),
+        "intensity_of_v3": wide.attention_intensity(),
+        "intensity_of_gqa": latent["gqa"].attention_intensity(),
+    }

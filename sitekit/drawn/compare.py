@@ -17,6 +17,7 @@ from sitekit import ROOT
 from sitekit.check.mistakes import coloured
 from sitekit.drawing import svg
 from sitekit.drawing.recorded import inputs_of, wiring
+from sitekit.drawn import operations
 from sitekit.drawn.calculator import LIMITS
 from sitekit.drawn.measured import sizes, slug, spread
 from sitekit.drawn.memory import forms_of, kinds_of
@@ -331,3 +332,14 @@ def decoding() -> Iterator[Row]:
         took, base = (milliseconds(n, LENGTHS[-1])[1] for n in (name, "MHA"))
         share = heads / READS["MHA"]
         yield [*row, f"{took / base:.3g}", f"{share:.3g}"]
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of GPUs and of Kimi K3."""
+    latent, state = (group.layers for group in find_model("kimi-k3").groups)
+    return {
+        "ridge": operations.H100.ridge,
+        "ridge_h20": operations.H20.ridge,
+        "latent": latent,
+        "recurrent": state,
+    }

@@ -1,13 +1,38 @@
 """Operations and bytes of a decode step, for each variant."""
 
 from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
+from attnref import crossover
 from attnref.numbers.cost import attention_cost, mla_cost
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.mla import V3
-from sitekit.drawn.operations import H100, SEEN, decode
+from sitekit.drawn.mla import V3, WIDTHS
+from sitekit.drawn.operations import H100, SEEN, attainable, decode
 from sitekit.markdown.render import Row, Word
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of these steps."""
+    costs = decode()
+    expanded, absorbed = costs["expanded"], costs["absorbed"]
+    of_a_pair = {name: [*rest] for (name, _), *rest in pairs()}
+    short = mla_cost(**V3, form="absorbed", past=4096)
+    return {
+        "pair": of_a_pair["mha"][0],
+        "pair_expanded": of_a_pair["expanded"][0],
+        "times_expanded": of_a_pair["expanded"][1],
+        "pair_absorbed": of_a_pair["absorbed"][0],
+        "times_absorbed": of_a_pair["absorbed"][1],
+        "parameters": absorbed.parameters / 1e6,
+        "parameters_zh": absorbed.parameters / 1e8,
+        "larger_cache": expanded.cached / absorbed.cached,
+        "more_bytes": expanded.bytes_read() / absorbed.bytes_read(),
+        "expanding": costs["latent"].projections / 1e9,
+        "more_with_up": 2 * 128 * 512 * (128 + 128) / (2 * short.scores),
+        "from_tokens": ceil(crossover(**WIDTHS)),
+        "roof_of_mha": attainable(1) / H100.peak,
+    }
 
 
 def mega(n: int) -> str:

@@ -56,3 +56,8 @@ def parameters() -> Iterator[Row]:
     parts["norms"] = total - sum(parts.values())
     for part, number in [*parts.items(), ("total", total)]:
         yield [Word(part), f"{number:,}", f"{number / total:.2%}"]
+
+
+def numbers() -> dict[str, object]:
+    """What a note says of logits in float32."""
+    return {"logits": LLAMA["vocab"] * 8192 * 4 / 2**30}

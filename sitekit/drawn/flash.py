@@ -237,3 +237,18 @@ def skipped(tokens: int, tile: int, window: int) -> Iterator[Row]:
             str(whole),
             f"{len(done) / n:.0%}",
         ]
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of bytes, and of the example."""
+    flops = {row[0].key: row[2] for row in moved(8192, 128)}
+    return {
+        "ridge": GPUS["h100"].ridge,
+        "eager": flops["eager"],
+        "tiles": flops["tiles"],
+        "keys": size(2 * KV_HEADS * 8192 * WIDTH * BYTES),
+        "square": size(128 * 128 * 4),
+        "wide": size(512 * 128 * 4),
+        "small": size(64 * 64 * 4),
+        "last_rows": 100 - 64,
+    }

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from attnref.core.sdpa import _fold
 from attnref.numbers.cost import Cost, attention_cost
+from attnref.numbers.kv_memory import kv_bytes
+from attnref.released.specs import find_model
 from sitekit.drawing import svg
 from sitekit.drawn.compare import picture, wires_of
 from sitekit.markdown.render import Row
@@ -52,3 +54,9 @@ def fold(n_heads: int, n_kv_heads: int, queries: int) -> Iterator[Row]:
     marks = torch.cartesian_prod(heads, at).view(1, n_heads, queries, 2)
     for k, row in enumerate(_fold(marks, n_kv_heads)[0].tolist()):
         yield [str(k), ", ".join(f"({head}, {query})" for head, query in row)]
+
+
+def numbers() -> dict[str, object]:
+    """Bytes per token of Llama-3.1-8B, of one layer and of all."""
+    token = kv_bytes(find_model("llama-3.1-8b"), 1)
+    return {"layer": token // 32, "token": token}

@@ -8,11 +8,13 @@ from markupsafe import Markup
 
 import attnref
 from attnref.numbers.cost import attention_cost
-from attnref.numbers.kv_memory import size
+from attnref.numbers.kv_memory import kv_bytes, size
+from attnref.released.specs import find_model
 from sitekit.drawing import steps
 from sitekit.drawing.recorded import Watching
 from sitekit.drawing.steps import Frame, Steps
 from sitekit.drawn.operations import LLAMA
+from sitekit.drawn.questions import READ
 from sitekit.markdown.render import Row
 
 
@@ -112,3 +114,23 @@ def stages() -> Steps:
     cache.reorder(torch.tensor([1, 1]))
     show(0)
     return Steps(380, 168, frames)
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of Llama-3.1-8B, and of its thousandth token."""
+    model, layer = find_model("llama-3.1-8b"), LLAMA | {"n_kv_heads": 8}
+    first, last = (attention_cost(**layer, past=past) for past in (0, 999))
+    # Of the whole model: each token of the cache has 4 FLOPs per query head
+    # and element of it, and layer.
+    flops = [READ + 32 * 4 * 4096 * n for n in (1, 1000)]
+    read = [READ + kv_bytes(model, n) for n in (1, 1000)]
+    return {
+        "of_a_token": size(kv_bytes(model, 1)),
+        "whole": size(kv_bytes(model, 131_072)),
+        "last": last.flops / first.flops,
+        "weights": size(2 * first.parameters),
+        "cache": 2 * last.cached / 2**20,
+        "bytes": last.bytes_read() / first.bytes_read(),
+        "model_flops": flops[1] / flops[0],
+        "model_bytes": read[1] / read[0],
+    }

@@ -351,3 +351,32 @@ def contexts() -> Plot:
         for model in map(find_model, DOZEN)
     ]
     return plots.plotted(_contexts, rows)
+
+
+def numbers() -> dict[str, object]:
+    """What the text says."""
+    llama, flash, states = map(
+        find_model, ("llama-3.1-8b", "deepseek-v4-flash", "qwen3.8-2.4t")
+    )
+    sequence = kv_bytes(llama, 131_072)
+    widths = {name.key: n for name, _, n in claims() if isinstance(name, Word)}
+    (indexed,) = find_model("deepseek-v3.2").groups
+    entry = 512 + 64
+    return {
+        "sequence": size(sequence),
+        "in_gb": sequence / 1e9,
+        "times_flash": kv_bytes(find_model("llama-2-7b"), 131_072)
+        / kv_bytes(flash, 131_072),
+        "of_mqa": 2 * 128,
+        "entry": entry,
+        "wide": 512 + 128,
+        "lite": 2 * 16 * 128 / entry,
+        "llama": 2 * 32 * 128 / entry,
+        "v3": widths["mha"],
+        "weights": kv_memory.weight_bytes(llama) / GIB,
+        "states_of_k3": kv_memory.state_bytes(find_model("kimi-k3")) / 2**20,
+        "states": kv_memory.state_bytes(states) / 2**20,
+        "with_indexer": sum(sum(store.widths) for store in indexed.stores),
+        "six_bits": widths["six"],
+        "architecture": widths["architecture"],
+    }

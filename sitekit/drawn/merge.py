@@ -1,5 +1,6 @@
 """Parts of the keys and what is merged of them, and the bytes that are read."""
 
+import math
 from collections.abc import Iterator
 from math import ceil
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from attnref.numbers.kv_memory import kv_bytes, size
 from attnref.released.specs import find_model
 from sitekit.drawing import svg
 from sitekit.drawn.mla import V3
-from sitekit.drawn.operations import KV_HEADS, LLAMA
+from sitekit.drawn.operations import H100, KV_HEADS, LLAMA
 from sitekit.markdown.render import Row, Word
 
 # One query and six keys in three parts: scores, and values of one element.
@@ -166,3 +167,17 @@ def bytes_read(own: int) -> Iterator[Row]:
                 once = kv_bytes(model, prefix) + rows
                 row += [size(apart), size(once)]
             yield [*row, f"{apart / once:.1f}x"]
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of GPUs and logarithms."""
+    cost = attention_cost(**LLAMA, n_kv_heads=KV_HEADS)
+    return {
+        "sms": PROCESSORS,
+        "blocks": KV_HEADS,
+        "batch": ceil(H100.ridge / cost.attention_intensity()),
+        "parts_of_a100": 108 // 12,
+        "parts": enough(12),
+        "ln_2": math.log(2),
+        "log2_e": math.log2(math.e),
+    }

@@ -1,5 +1,6 @@
 """What the three forms of MLA cache, compared with MHA, GQA and MQA."""
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ HEAD = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 V3: dict[str, Any] = {"d_model": 7168, "n_heads": 128, **HEAD}
 V3 |= {"kv_lora_rank": 512, "q_lora_rank": 1536}
 V3_LAYERS = 61
+WIDTHS = {n: V3[n] for n in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
 
 
 def v3() -> attnref.MultiHeadLatentAttention:
@@ -93,3 +95,25 @@ def claim() -> Iterator[Row]:
     yield [Word("old"), f"{old:,}", ""]
     for name, held in (("new", new), ("six", new * 6 // 16)):
         yield [Word(name), f"{held:,}", f"{1 - held / old:.1%}"]
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of DeepSeek-V3, and of who compares with what."""
+    sizes, H, R = _sizes(), V3["n_heads"], V3["kv_lora_rank"]
+    _, new, six = (share for *_, share in claim())
+    shares = {name.key: times for name, _, times in compared()}
+    return {
+        "of_heads": f"{H * (128 + 128):,}",
+        "entry": sizes["mla"],
+        "latent_products": R * (128 + 128) + 128 + 64 + 128,
+        "absorbed_products": 2 * R + 64,
+        "wider": float(shares["wide"]) - 1,
+        "groups": sizes["mla"] / sizes["mqa"],
+        "from_tokens": math.ceil(attnref.crossover(**WIDTHS)),
+        "llama": 2 * 32 * 128 / sizes["mla"],
+        "llama_saves": 1 - sizes["mla"] / (2 * 32 * 128),
+        "architecture": new,
+        "six_bits": six,
+        "on_each_of_8": sizes["gqa8"] // 8,
+        "yarn": (0.1 * math.log(40) + 1) ** 2,
+    }

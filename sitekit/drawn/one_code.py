@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from attnref.numbers.kv_memory import size
 from sitekit.drawn.compute import mega
-from sitekit.drawn.operations import decode
+from sitekit.drawn.operations import H100, decode
 from sitekit.markdown.render import Row
 
 
@@ -21,3 +21,12 @@ def compare() -> Iterator[Row]:
             size(2 * cost.cached),
             f"{float(cost.attention_intensity()):.0f}",
         ]
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of it."""
+    costs = decode()
+    return {
+        "parameters": costs["mqa"].parameters / costs["mha"].parameters,
+        "ridge": H100.ridge,
+    }

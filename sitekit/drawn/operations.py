@@ -106,6 +106,46 @@ def decode() -> dict[str, Cost]:
     }
 
 
+def numbers() -> dict[str, object]:
+    """What the text says."""
+    absorbed, ridge = intensities()["absorbed"], H100.ridge
+    # The intensity of a prompt is this share of its length, with 8 heads for
+    # keys and with 32; a causal query has (T + 1) / 2 of the T keys.
+    grouped, plain = (32 / (32 + heads) for heads in (8, 32))
+    read = _read()
+    one_by_one = [float(ms) for ms in _step(1024, 480, H100)[0]]
+    weights, multiply, caches, attend, at_once = one_by_one
+    return {
+        "busy": int(ridge) + 1,
+        "busy_h20": int(H20.ridge) + 1,
+        "ridge_h20": H20.ridge,
+        "absorbed": absorbed,
+        "heads": ceil(128 * ridge / absorbed),
+        "throttled": 865 / 3.35,
+        "of_deepseek": 2 * 128,
+        "share": grouped,
+        "prompt": ceil(ridge / grouped),
+        "causal_prompt": ceil(2 * ridge / grouped - 1),
+        "prompt_of_mha": ceil(ridge / plain),
+        "causal_prompt_of_mha": ceil(2 * ridge / plain - 1),
+        "parameters": (read + VOCABULARY * 4096) / 1e9,
+        "embedding": VOCABULARY * 4096 / 1e9,
+        "parameters_zh": (read + VOCABULARY * 4096) / 1e8,
+        "embedding_zh": VOCABULARY * 4096 / 1e8,
+        "weights": 2 * read / 1e9,
+        "one_by_one": max(weights, multiply) + max(caches, attend),
+        "at_once": at_once,
+        "cache": size(_cache(8192)),
+        "full": size(480 * _cache(1024)),
+        "turn_weights": 2 * read / H20.bandwidth * 1e3,
+        "turn_multiply": 16 * 2 * read / H20.peak * 1e3,
+        "turn_caches": 16 * _cache(4096) / H20.bandwidth * 1e3,
+        "turn_size": size(16 * _cache(4096)),
+        "turn_gb": 16 * _cache(4096) / 1e9,
+        "peaks": H100.peak / H20.peak,
+    }
+
+
 def variants() -> Iterator[Row]:
     """FLOPs per byte of the cache, of each variant with 32 and 128 heads."""
     latent = r"h\,(2\,d_c + d_r) / (d_c + d_r)"

@@ -76,3 +76,8 @@ def wavelengths(dim: int) -> Iterator[Row]:
     for p in (0, dim // 8, dim // 4, 3 * dim // 8, dim // 2 - 1):
         turn = [2 * math.pi * theta ** (2 * p / dim) for theta in (1e4, 5e5)]
         yield [str(p), *(f"{n:,.0f}" if n > 100 else f"{n:.1f}" for n in turn)]
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of the slowest pair."""
+    return {"slowest": 10_000 ** (1 - 2 / 128)}

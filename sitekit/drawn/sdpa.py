@@ -7,6 +7,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 import attnref
+from attnref.numbers.kv_memory import size
 from sitekit.drawing import steps
 from sitekit.drawing.steps import Frame, Steps
 from sitekit.markdown.render import Row, Word
@@ -162,3 +163,21 @@ def three_words() -> Steps:
         ],
     ]
     return Steps(380, 196, [Frame(marks, facts) for marks in drawn])
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of the third word, and of scores in memory."""
+    scores = EMBEDDED[:3] @ EMBEDDED[2] / 2**0.5
+    of_like, of_you = scores[1:].tolist()
+    exponentials, (first, second, third, _) = scores.exp(), weights()[2]
+    return {
+        "score_2": of_like,
+        "score_3": of_you,
+        "exp_2": exponentials[1],
+        "exp_3": exponentials[2],
+        "sum": exponentials.sum(),
+        "weight_1": first,
+        "weight_2": second,
+        "weight_3": third,
+        "scores": size(12 * 32 * 8192**2),
+    }

@@ -99,3 +99,23 @@ def chunks() -> Iterator[Row]:
             f"{out:.2f}",
             f"{out / total:.2f}",
         ]
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of three scores, and of chunks."""
+    one, two, three = weights(temperature=1).tolist()
+    (_, _, _, first, *_), (_, _, factor, both, *_), *_ = chunks()
+    return {
+        "exp_of_2": math.exp(2),
+        "exp_of_1": math.exp(1),
+        "sum": math.exp(2) + math.exp(1) + 1,
+        "first": one,
+        "second": two,
+        "third": three,
+        "rescaled": math.exp(-1),
+        "two_chunks": 1 + math.exp(-1),
+        "overflow": math.log(torch.finfo(torch.float16).max),
+        "sum_1": first,
+        "factor": factor,
+        "sum_2": both,
+    }

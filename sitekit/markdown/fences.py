@@ -26,6 +26,7 @@ from sitekit.drawing.recorded import wiring
 from sitekit.drawing.traced import PLAIN, Traced, trace
 from sitekit.markdown import source
 from sitekit.markdown.calls import arguments, checked, find, near, only, value
+from sitekit.markdown.numbers import computed
 from sitekit.markdown.render import Words, as_markdown, plain, render
 from sitekit.markdown.tables import TABLES
 
@@ -295,9 +296,9 @@ def draw(
 
 def _place(body: str, path: Path) -> str:
     """File and line of a fence, which may stand indented in a box."""
+    text = computed(source.text_of(path), path)
     page, lines = (
-        [line.strip() for line in text.splitlines()]
-        for text in (source.text_of(path), body)
+        [line.strip() for line in part.splitlines()] for part in (text, body)
     )
     at = (i for i in range(len(page)) if page[i : i + len(lines)] == lines)
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path

@@ -13,6 +13,7 @@ from markdown import Markdown
 from sitekit import CONFIGS, ROOT
 from sitekit.adapter import config_of, front_matter_of
 from sitekit.markdown import source
+from sitekit.markdown.numbers import computed
 from sitekit.markdown.source import INCLUDE, LANGUAGES, opened, parts_of
 
 
@@ -42,8 +43,8 @@ def address_of(path: Path) -> str:
 
 
 def body_of(path: Path) -> str:
-    """The page without its front matter."""
-    return parts_of(path)[0]
+    """The page without its front matter, with its numbers."""
+    return computed(parts_of(path)[0], path)
 
 
 def front_matter(path: Path) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_what_a_file_draws_is_on_a_page_and_in_a_test():
     )
     for page in calls.pages():
         file = page.replace("-", "_")
-        for name in calls.drawn(page):
+        for name in calls.drawn(page).keys() - {"numbers"}:  # of the text
             own = f"{file}.{name}"
             place = f"sitekit/drawn/{file}.py: {name}"
             assert own in called | used, (
@@ -290,10 +290,6 @@ def test_bytes_that_flash_attention_moves_and_saves():
         assert rows[name][:2] == [size(n), f"{flops / n:,.0f}"]
         assert rows[name][2] == f"{n / 3.35e9:.2f}"
         assert rows[name][3] == f"{flops / 989e9:.2f}" == "1.11"
-    # In the prose, where 295 is the ridge.
-    intensity = [row[1] for row in rows.values()]
-    assert intensity[:2] == ["63", "126"]
-    assert rows["eager"][0] == "16.16 GiB" and rows["tiles"][0] == "8.126 GiB"
     assert [*flash.saved()] == [
         ["2,048", "256 MiB", "16 MiB", "256 KiB"],
         ["8,192", "4 GiB", "64 MiB", "1 MiB"],
@@ -365,8 +361,6 @@ def test_a_prefix_that_is_read_once():
         assert ratio == f"{B * (P + 256) / (P + B * 256):.1f}x"
         assert float(ratio[:-1]) <= min(B, 1 + P / 256)
     assert rows[-1][-1] == "43.0x"
-    # In the prose: at 74 rows, four queries each pass the ridge of an H100.
-    assert 4 * 73 < operations.H100.ridge < 4 * 74
 
 
 def test_attention_by_hand_is_what_torch_computes():
@@ -470,7 +464,6 @@ def test_after_its_wavelength_a_pair_is_where_it_was():
             at = torch.tensor([float(wave.replace(",", ""))])
             cos, _ = attnref.rope_table(at, 128, theta=theta)
             assert cos[0, int(p)] > 0.995
-    assert round(10000 ** (1 - 2 / 128)) == 8660  # in the prose
 
 
 def test_yarns_ramp_is_the_formula_of_the_page():
@@ -494,8 +487,6 @@ def test_yarns_ramp_is_the_formula_of_the_page():
     yarn = attnref.Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
     assert yarn.table_scale == 1
     assert yarn.softmax_scale == (0.1 * math.log(40) + 1) ** 2
-    assert round(0.1 * math.log(40) + 1, 3) == 1.369  # in the prose
-    assert round(yarn.softmax_scale, 3) == 1.874
 
 
 @pytest.mark.parametrize(
@@ -670,7 +661,6 @@ def test_only_attention_keeps_its_flops():
     assert rows[0][3] == f"{4 * 32 * 128 * 8192 / 1e6:.1f}"
     assert [row[4] for row in rows] == ["128 MiB", "32 MiB", "4 MiB"]
     assert [row[5] for row in rows] == ["1", "4", "32"]
-    assert round(float(rows[2][1]) / float(rows[0][1]), 3) == 0.516
 
 
 def test_a_figure_shows_every_number_and_label():
@@ -707,9 +697,8 @@ def test_what_mla_is_compared_with():
     assert rows["expanded"] == ["40,960", "71.1"]
     assert rows["gqa"] == rows["mla"] == ["576", "1"]
     assert rows["mqa"] == ["256", "0.444"]
-    assert rows["wide"] == ["640", "1.11"]  # 11% more, in prose
+    assert rows["wide"] == ["640", "1.11"]
     assert mla.budget().tolist() == [32768, 2048, 576, 256]
-    assert round(2 * 32 * 128 / 576, 1) == 14.2  # LLaMA-7B's shape, in prose
 
 
 def test_the_published_saving_needs_six_bits():
@@ -738,13 +727,6 @@ def test_what_a_step_of_each_form_costs_by_hand():
             size(held),
             f"{(ups + attention) / held:,.1f}",
         ]
-        if form == "absorbed":  # in the prose
-            assert f"{attention / held:,.1f}" == "241.8"
-            whole = 2 * sum(by_hand["expanded"])
-            assert f"{(ups + attention) / whole:.1f}" == "3.2"
-            of_heads = 2 * S * H * narrow
-            assert f"{of_heads / held:.0f}" == "71"
-            assert size(of_heads) == "320.1 MiB"
 
 
 def test_absorbing_pays_below_the_crossover():
@@ -847,7 +829,7 @@ def test_each_file_draws_for_a_page_that_shows_it():
     sources = "".join(p.read_text("utf-8") for p in calls.DRAWN.glob("*.py"))
     for page in calls.pages():
         assert page in stems
-        for name in calls.drawn(page):
+        for name in calls.drawn(page).keys() - {"numbers"}:
             used = len(re.findall(rf"\b{name}\b", sources)) > 1
             assert (page, name) in named or used, f"{page}.{name} is not shown"
 

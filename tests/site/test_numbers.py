@@ -1,6 +1,7 @@
-"""What the pages on numbers draw: tables, plots, and their prose."""
+"""Numbers in the text of a page; tables and plots of the pages on numbers."""
 
 import re
+from fractions import Fraction
 from math import log2
 
 import pytest
@@ -8,15 +9,61 @@ import torch
 import yaml
 
 import attnref
-from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
+from attnref.numbers.kv_memory import growth, kv_bytes, size
 from attnref.numbers.shapes import Compressed
 from attnref.released.specs import find_model, models
+from sitekit import ROOT, numbers
+from sitekit.adapter import BuildError
 from sitekit.drawing import plots
 from sitekit.drawn import compute, memory, one_code, operations
+from sitekit.markdown import calls, source
 from sitekit.markdown.fences import Fence, drawing
+from sitekit.markdown.pages import body_of, markdown_files
 from sitekit.markdown.render import Word
 from sitekit.markdown.tables import familiar
 from tests.kit.pages import fences
+
+
+def test_a_number_in_the_text_is_computed_and_formatted(monkeypatch):
+    page = ROOT / "docs/en/layers/gqa.md"
+    given = {"whole": 131_072, "share": Fraction(1, 3), "bytes": "16 GiB"}
+    monkeypatch.setattr(numbers, "value", lambda *_: given)
+    written = "{{whole:,}}, $x_{{{share:.2f}}}$, **{{bytes}}**; {ran}, {a}"
+    shown = "131,072, $x_{0.33}$, **16 GiB**; {ran}, {a}"
+    assert numbers.computed(written, page) == shown
+
+
+def test_a_number_that_nothing_gives_stops_the_build_at_its_line(tmp_path):
+    path = tmp_path / "gqa.md"
+    path.write_text("---\ntitle: T\n---\n# T\n\n{{token:,}} {{tokens:,}}\n")
+    why = r"gqa.md:6: {{tokens:,}}: no number 'tokens'; did you mean 'token'?"
+    with pytest.raises(BuildError, match=re.escape(why)):
+        body_of(path)
+    for wrong in ("{{token:%Y}}", "{{token}", "{{ token }}"):
+        path.write_text(f"# T\n\n{wrong}\n")
+        with pytest.raises(BuildError, match=r"gqa.md:3: "):
+            body_of(path)
+    other = tmp_path / "no-such-page.md"
+    other.write_text("{{token}}\n")
+    with pytest.raises(BuildError, match="there is no 'numbers' in "):
+        body_of(other)
+
+
+@pytest.mark.parametrize("stem", calls.pages())
+def test_each_number_is_on_its_page(stem):
+    """Both languages name the same ones, but for those with a unit of their
+    own: 8.03 billion are 80.3 yi."""
+    if "numbers" in calls.drawn(stem):
+        named = [
+            {name for name, _ in numbers.NUMBER.findall(source.text_of(path))}
+            for language in ("en", "zh")
+            for path in markdown_files(language)
+            if path.stem == stem
+        ]
+        assert named[0] | named[1] == {*calls.value("numbers", stem)}
+        assert {name.removesuffix("_zh") for name in named[0] ^ named[1]} <= (
+            named[0] - named[1]
+        )
 
 
 def by_name(rows):
@@ -38,18 +85,9 @@ def number(text):
     return float(re.sub("[,%x]", "", text))
 
 
-def test_bytes_a_token_of_known_models():
-    rows = known("mha") | known("mqa") | known("gqa")
-    taken = {name: row[4] for name, row in rows.items()}
-    assert taken["Llama-3.1-8B"] == "131,072"
-    assert taken["Llama-2-7B"] == "524,288"
-    assert taken["Llama-2-70B"] == "327,680"
-    assert taken["Falcon-7B"] == "8,192"
-    assert len(taken) == 10
-
-
 def test_the_cache_of_a_layer_is_what_the_table_says():
-    for name, row in known("gqa").items():
+    rows = known("mha") | known("mqa") | known("gqa")
+    for name, row in rows.items():
         layers, _, K, D = map(int, row[:4])
         cache = attnref.KVCache(4096)
         token = torch.empty(1, K, 1, D, device="meta").bfloat16()
@@ -72,8 +110,6 @@ def test_the_variants_in_the_shape_of_llama_7b():
         "mla": ["$d_c + d_r$", "576", "36,864", "144 MiB", "14.2"],
         "mqa": [r"$2\,d_k$", "256", "16,384", "64 MiB", "32"],
     }
-    for heads, times in ((16, "7.1"), (32, "14.2"), (128, "56.9")):
-        assert f"{2 * heads * 128 / 576:.1f}" == times
 
 
 def test_what_fits_into_80_gib():
@@ -145,7 +181,6 @@ def test_a_decode_step_by_hand():
     rows = by_name(compute.step())
     assert rows["absorbed"][2] == rows["latent"][2] == size(S * 576 * 2)
     assert rows["absorbed"][3] == f"{128 * 2 * 1088 / (2 * 576):.1f}"
-    assert rows["latent"][0] == "275,218.6", "275 GFLOPs, says the page"
 
 
 def test_operations_of_a_query_and_a_key():
@@ -164,7 +199,7 @@ def test_reading_takes_longer_than_computing():
 
 
 def test_a_prompt_by_hand():
-    H, K, D, ridge = 32, 8, 128, 989 / 3.35
+    H, K, D = 32, 8, 128
     for name, row in by_name(operations.prompt()).items():
         T = number(name)
         projections, products = 2 * T * 41_943_040, 4 * H * T * T * D
@@ -175,10 +210,6 @@ def test_a_prompt_by_hand():
         assert number(row[3]) == pytest.approx(products / moved, abs=0.05)
         causal = 4 * H * D * T * (T + 1) / 2
         assert number(row[4]) == pytest.approx(causal / moved, abs=0.05)
-    for heads, first, causal in ((8, 370, 738), (32, 591, 1180)):
-        each = H / (H + heads)
-        assert each * (first - 1) < ridge <= each * first
-        assert each * causal / 2 < ridge <= each * (causal + 1) / 2
 
 
 def test_ridges_are_quotients_and_intensities_those_of_the_formulas():
@@ -201,8 +232,6 @@ def test_a_whole_decode_step_by_hand():
     layer = 2 * E * E + 2 * E * 8 * D + 3 * E * F + 2 * E
     read = 32 * layer + E + V * E
     assert read + V * E == find_model("llama-3.1-8b").params
-    assert f"{2 * read / 1e9:.1f}" == "15.0"
-    assert f"{V * E / 1e9:.2f}" == "0.53"
     for tokens, batches in ((8192, (1, 8, 32, 60)), (1024, (1, 64, 296, 480))):
         rows = operations.steps(tokens, batches)
         for batch, row in zip(batches, rows, strict=True):
@@ -219,17 +248,13 @@ def test_a_whole_decode_step_by_hand():
             assert row[5:] == [f"{1e3 * took:.1f}", f"{batch / took:,.0f}"]
     # Said of the larger batches: bytes decide, and the total rate still rises.
     *_, large, largest = operations.steps(1024, (1, 64, 296, 480))
-    assert (large[5], largest[5], largest[6]) == ("16.3", "23.7", "20,243")
     assert number(largest[6]) > 1.1 * number(large[6])
-    parts = [number(cell) for cell in largest[1:5]]
-    assert f"{max(parts[:2]) + max(parts[2:]):.1f}" == "26.5", "one by one"
     h20, h100 = operations.turn()
     caches = 16 * 4096 * 128 * 1024
-    assert h20[1] == f"{2 * read / 4e9:.2f}" == "3.75"
-    assert h20[2] == f"{16 * 2 * read / 148e9:.2f}" == "1.62"
-    assert h20[3] == f"{caches / 4e9:.2f}" == "2.15"
+    assert h20[1] == f"{2 * read / 4e9:.2f}"
+    assert h20[2] == f"{16 * 2 * read / 148e9:.2f}"
+    assert h20[3] == f"{caches / 4e9:.2f}"
     assert number(h20[5]) < number(h100[5]), "slower, says the page"
-    assert [h20[6], h100[6]] == ["169", "142"]  # 1000 / 5.9, 1000 / 7.0
     (last, now) = operations.steps(1024, (295, 296))
     assert number(last[1]) >= number(last[2]) and number(now[2]) > number(
         now[1]
@@ -274,38 +299,19 @@ def test_a_prefill_moves_queries_and_outputs_too():
     assert intensity == 4 * width * new**2 / moved > operations.H100.ridge
 
 
-def test_numbers_in_the_prose():
-    absorbed = operations.intensities()["absorbed"]
-    ridge = operations.H100.ridge
-    assert absorbed < ridge < 157 * absorbed / 128 and ridge < 2 * absorbed
-    assert 156 * absorbed / 128 < ridge
-    first = kv_bytes(find_model("llama-2-7b"), 2**17)
-    assert round(first / kv_bytes(find_model("deepseek-v4-flash"), 2**17)) == 76
+def test_what_the_pages_say_of_models_is_so():
+    assert operations.H100.ridge < 2 * operations.intensities()["absorbed"]
     gemma, llama = (
         growth(find_model(m)).first for m in ("gemma-3-27b", "llama-3.1-70b")
     )
-    assert gemma > llama
-    states = {"kimi-k3": 429, "qwen3.8-2.4t": 560}
-    for name, mib in states.items():
-        assert round(state_bytes(find_model(name)) / 2**20) == mib
-    (indexed,) = find_model("deepseek-v3.2").groups
-    assert sum(sum(s.widths) for s in indexed.stores) == 704
-    assert size(16 * 2**30) == "16 GiB" and round(2**34 / 1e9, 1) == 17.2
-    assert round(865 / 3.35) == 258
-    assert round(absorbed) == 242
-    assert operations.roofline().rows[0][1:4] == ["1", "3.35", "0.3%"]
-    # Absorption counts the up-projections of the new token with them.
-    step = operations.decode()["absorbed"]._replace(cached=4097 * 576)
-    up = 2 * 128 * 512 * (128 + 128)
-    attended = 2 * 128 * 4097 * 1088
-    assert round((attended + up) / (2 * step.cached)) == 249
+    assert gemma > llama, "in short sequences"
     ratios = {
-        (model.id, group.ratio)
+        group.ratio
         for model in models().values()
         for group in model.groups
         if model.id.startswith("deepseek-v4-") and isinstance(group, Compressed)
     }
-    assert {ratio for _, ratio in ratios} == {4, 128, None}
+    assert ratios == {4, 128, None}
 
 
 class Written(torch.utils._python_dispatch.TorchDispatchMode):
