@@ -12,11 +12,11 @@ import attnref
 from attnref.numbers.kv_memory import growth, kv_bytes, size
 from attnref.numbers.shapes import Compressed
 from attnref.released.specs import find_model, models
-from sitekit import ROOT, numbers
+from sitekit import ROOT
 from sitekit.adapter import BuildError
 from sitekit.drawing import plots
 from sitekit.drawn import compute, memory, one_code, operations
-from sitekit.markdown import calls, source
+from sitekit.markdown import calls, numbers, source
 from sitekit.markdown.fences import Fence, drawing
 from sitekit.markdown.pages import body_of, markdown_files
 from sitekit.markdown.render import Word
