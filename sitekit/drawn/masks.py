@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attnref
+from attnref.numbers.kv_memory import size
 from sitekit.drawn.checkpoints import oracles
 from sitekit.drawn.rules import whole
 from sitekit.markdown.render import Row, Word
@@ -132,3 +133,8 @@ def empty_rows() -> Iterator[Row]:
     for who, out in outs.items():
         told = isinstance(out, str)
         yield [who, Word(out) if told else named(out.flatten()[:4])]
+
+
+def numbers() -> dict[str, object]:
+    """Bytes of the mask of a prompt of 32,768 tokens."""
+    return {"mask": size(32_768**2)}

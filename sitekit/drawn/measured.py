@@ -298,3 +298,14 @@ def growth(case: str, size: str, ways: tuple[str, ...]) -> Plot:
     draw = partial(_growth, lines=lines, short=unit)
     draw.__name__ = slug(f"growth {case} {size}")  # type: ignore[attr-defined]
     return plots.plotted(draw, rows)
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of repeated heads on a GPU, with 32,768 tokens."""
+    at = json.loads(GPU.read_text("utf-8"))["cases"]["decode"]["at"]
+    times = []
+    for batch in (1, 16, 64):
+        ways = at[f"bfloat16, GQA-8, {batch}, 32768"]["ways"]
+        way, fused = ways["torch, repeat_interleave"], ways["fused"]
+        times.append(way["value"][1] / fused["value"][1])
+    return {"repeated_least": min(times), "repeated_most": max(times)}

@@ -8,6 +8,8 @@ from torch import Tensor
 
 import attnref
 from attnref.core.heads import merge_heads, split_heads
+from attnref.numbers.kv_memory import kv_bytes
+from attnref.released.specs import find_model
 from sitekit.drawing import steps
 from sitekit.drawing.steps import Frame, Steps
 
@@ -83,3 +85,8 @@ def reshapes() -> Steps:
         ],
     ]
     return Steps(380, 246, [Frame(marks, {}) for marks in frames])
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of Llama-2-7B: bytes per token."""
+    return {"token": kv_bytes(find_model("llama-2-7b"), 1)}

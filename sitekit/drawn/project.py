@@ -102,3 +102,9 @@ def messages() -> Iterator[Row]:
             else:
                 raise ValueError(f"{call} is not refused")
         yield [Word(key), [f"`{call}`", *textwrap.wrap(said, 76)]]
+
+
+def numbers() -> dict[str, object]:
+    """What the text says of the least loss, and of a decode step."""
+    plain, compiled = json.loads(RECORDED.read_text("utf-8"))["step_ms"]
+    return {"floor": FLOOR, "plain_ms": plain, "compiled_ms": compiled}

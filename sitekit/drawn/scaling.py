@@ -360,3 +360,8 @@ def growing() -> Iterator[Row]:
     both = LongQueries(0.1, 8192, shift=1), LongQueries(0.1, 16384)
     for i, *factors in zip(at, *(q.factor(at) for q in both), strict=True):
         yield [f"{int(i):,}", *(f"{x.item():.3f}" for x in factors)]
+
+
+def numbers() -> dict[str, object]:
+    """The score without scaling where training ends."""
+    return {"score": score(None, 8192)}

@@ -156,3 +156,8 @@ class Head(NamedTuple):
 def head(name: str, number: int) -> Head:
     """Of those of all layers, counted from 0."""
     return Head(run(name)["heads"][number])
+
+
+def numbers() -> dict[str, object]:
+    """Losses that the text tells."""
+    return {"floor": FLOOR, "one_layer": run("one")["again"]}

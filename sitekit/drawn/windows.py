@@ -103,3 +103,8 @@ def saved() -> Iterator[Row]:
             size(kept),
             f"{whole / kept:.1f}",
         ]
+
+
+def numbers() -> dict[str, object]:
+    """How far 32 layers with a window of 4,096 reach."""
+    return {"reach": f"{32 * (4096 - 1) + 1:,}".replace(",", "{,}")}

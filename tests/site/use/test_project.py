@@ -565,14 +565,6 @@ def test_each_wrong_call_is_told_what_is_wrong():
         assert re.match(TOLD[key], message), message
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_times_of_the_page_are_those_that_were_measured(language):
-    text = body_of(ROOT / "docs" / language / "use/project.md")
-    assert {float(n) for n in re.findall(r"(\d[\d.]*) ms", text)} == {
-        *recorded()["step_ms"]
-    }
-
-
 IN_EACH_FOLDER = """
 import runpy, sys
 
