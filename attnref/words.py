@@ -1,11 +1,12 @@
-"""Words that all commands and messages share: what may have been meant, and
-texts in both languages."""
+"""Words that all commands and messages share: what may have been meant, texts
+in both languages, and where a written file is from."""
 
 import locale
 import os
 import re
 from collections.abc import Mapping
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -14,6 +15,34 @@ class Text(NamedTuple):
 
     en: str
     zh: str
+
+
+LICENCE = "MIT-0: no notice needed."
+
+
+def version() -> str:
+    """That of the package, without an import of it."""
+    path = Path(__file__).with_name("__init__.py")
+    match = re.search(r'(?m)^__version__ = "(.+)"$', path.read_text("utf-8"))
+    return match[1] if match else "?"
+
+
+def address() -> str:
+    """Where the installed package says that its source is, if it does."""
+    import importlib.metadata  # takes 20 ms
+
+    try:
+        lines = importlib.metadata.metadata("attnref").get_all("Project-URL")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    urls = dict(url.split(", ", 1) for url in lines or ())
+    return urls.get("Source") or urls.get("Homepage") or ""
+
+
+def origin() -> str:
+    """The lines of a written file that say where it is from."""
+    source = f"Source: {url}\n" if (url := address()) else ""
+    return f"Written by attnref {version()}. {LICENCE}\n{source}"
 
 
 def language_of_locale() -> str:

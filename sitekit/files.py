@@ -28,6 +28,7 @@ from markupsafe import escape
 
 from attnref.check.tasks import TASKS, stub
 from attnref.commands import copy
+from attnref.words import version
 from sitekit import ROOT
 from sitekit.adapter import BuildError, get_relative_url
 from sitekit.markdown import pages
@@ -85,7 +86,6 @@ class Whole(NamedTuple):
 
 # They read other files of the package, or are read by one of these.
 NO_COPY = {
-    "released.attention",
     "released.configured",
     "released.generate",
     "released.record",
@@ -155,7 +155,7 @@ def address(place: str) -> str:
 
 
 def wheel_name() -> str:
-    return WHEEL.replace("VERSION", copy.version())
+    return WHEEL.replace("VERSION", version())
 
 
 @cache

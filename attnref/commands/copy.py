@@ -19,12 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.words import hint
+from attnref.words import LICENCE, address, hint, version
 
 PACKAGE = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"\s*# --8<-- \[(start|end):[\w-]+\]\s*")
 OURS = "attnref."
-LICENCE = "MIT-0: no notice needed."
 
 
 class Import(NamedTuple):
@@ -246,24 +245,6 @@ def public() -> dict[str, str]:
         for alias in node.names
         if not alias.asname  # `check as check`: public, and not to be copied
     }
-
-
-def version() -> str:
-    text = (PACKAGE / "__init__.py").read_text(encoding="utf-8")
-    match = re.search(r'^__version__ = "(.+)"$', text, re.M)
-    return match[1] if match else "?"
-
-
-def address() -> str:
-    """Where the installed package says that its source is, if it does."""
-    import importlib.metadata  # takes 20 ms
-
-    try:
-        lines = importlib.metadata.metadata("attnref").get_all("Project-URL")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    urls = dict(url.split(", ", 1) for url in lines or ())
-    return urls.get("Source") or urls.get("Homepage") or ""
 
 
 def files() -> dict[str, list[str]]:

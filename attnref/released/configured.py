@@ -1,12 +1,16 @@
 """The attention of a released model as a layer of this package."""
 
+import linecache
+import sys
 from collections.abc import Mapping
 from copy import copy
+from functools import cache
 from os import PathLike
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, KVCache, check_kept, past_of
 from attnref.caches.past import view_of
@@ -17,7 +21,7 @@ from attnref.core.masks import Causal, Chunk, Rule, Window, dense
 from attnref.core.parts import HeadParts
 from attnref.core.rope import check_positions, token_positions
 from attnref.core.sdpa import Attend
-from attnref.released.attention import Attention, slopes
+from attnref.released.generate import rendered
 from attnref.released.record import AttentionRecord, attention_of, families
 
 
@@ -54,7 +58,7 @@ class Handed(Cache):
         return self.new
 
 
-class ConfiguredAttention(Attention):
+class ConfiguredAttention(nn.Module):
     """Self-attention as a record says, called like the layers of `layers`.
 
     `attend` is a core that takes what the record asks for, such as `sdpa`;
@@ -63,12 +67,19 @@ class ConfiguredAttention(Attention):
     cache of its own: it is called after that one, with the same cache.
     """
 
-    in_package = True
+    def __new__(
+        cls, record: AttentionRecord, attend: Attend | None = None
+    ) -> "ConfiguredAttention":
+        return _empty(record)
+
+    def __reduce__(self) -> Any:  # for copies and pickle
+        return _empty, (self.r,), self.__dict__
 
     def __init__(
         self, record: AttentionRecord, attend: Attend | None = None
     ) -> None:
-        super().__init__(record)  # type: ignore[no-untyped-call]
+        super().__init__()
+        self.r = record
         self.core, self.dropout, self.shares = attend, 0.0, record.shares
         bias = Alibi(record.n_heads) if record.alibi else None
         self.parts = HeadParts(bias=bias)
@@ -81,8 +92,25 @@ class ConfiguredAttention(Attention):
         self._theirs = {f"{t}.": f"{ours}." for ours, t in names.items()}
         hook = self.register_load_state_dict_pre_hook
         hook(_renamed)  # type: ignore[no-untyped-call]
+        self._build()
 
-    def forward(  # type: ignore[override]
+    def _build(self) -> None:
+        """Add the projections and norms of the record: see `_class_of`."""
+        raise NotImplementedError
+
+    def _attention(
+        self,
+        x: Tensor,
+        i: Tensor,
+        mask: Tensor | None,
+        cache: Cache | None,
+        positions: Tensor | None,
+        chosen: Tensor | None,
+    ) -> Tensor:
+        """Apply self-attention to tokens at `i` `(..., 1, T, 1)`."""
+        raise NotImplementedError
+
+    def forward(
         self,
         x: Tensor,
         *,
@@ -112,14 +140,11 @@ class ConfiguredAttention(Attention):
                 "the layer has no indexer: pass chosen=, the `chosen` of the "
                 "last layer that has one"
             )
-        how = {"mask": mask, "cache": cache, "positions": positions}
-        how["chosen"] = chosen
-        out: Tensor = super().forward(x, **how)  # type: ignore[no-untyped-call]
-        return out
+        i, _ = self.positions_of(x, cache, positions)
+        i = i[:, None, :, None]
+        return self._attention(x, i, mask, cache, positions, chosen)
 
-    def cache(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, max_len: int
-    ) -> Cache:
+    def cache(self, max_len: int) -> Cache:
         """An empty cache that fits: a `RingKVCache` for a window or chunks."""
         rule = self.causal
         if isinstance(rule, Window | Chunk):
@@ -177,41 +202,43 @@ class ConfiguredAttention(Attention):
 
     def stored(
         self,
+        new: tuple[Tensor, ...],
         q: Tensor,
-        k: Tensor,
-        v: Tensor | None,
         mask: Tensor | None,
         cache: Cache | None,
         positions: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Keys and values of all tokens, what is seen of them, and where."""
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """What is kept of all tokens, which of them are seen, and where."""
         r, B, H = self.r, len(q), q.shape[1]
         i, past = self.positions_of(q.transpose(1, 2), cache, positions)
         view = view_of(self, cache, q, mask=mask, positions=positions)
         at, numbers, lengths = view.token_positions, view.keys, view.lengths
         seen = view.shown(self.causal, H)
         if cache is not None:
-            k, *rest = cache.append(k) if v is None else cache.append(k, v)
-            check_kept(cache, k, numbers, at)
-            v = rest[0] if rest else None
-            if r.is_shared and v is not None:
+            new = cache.append(*new)
+            check_kept(cache, new[0], numbers, at)
+            if r.is_shared:
                 before = past, lengths, numbers
-                cache.handed = Handed(cache, before, (i, at), (k, v))
-        if v is None:
-            v = k[..., : r.kv_rank]
+                cache.handed = Handed(cache, before, (i, at), new)
         shown = dense(seen)
         if shown is None:
             shown = torch.ones((1, 1), dtype=torch.bool, device=q.device)
         j = numbers
         if j is None:
-            j = torch.arange(k.shape[2], device=q.device)
+            j = torch.arange(new[0].shape[2], device=q.device)
         j = j if j.dim() == 2 else j[None]
         if at is not None:
             j = at.expand(B, -1).gather(1, j.clamp(min=0).expand(B, -1))
-        return k, v, shown, j[:, None, None]
+        return new, shown, j[:, None, None]
 
     def by_core(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, far: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor,
+        i: Tensor,
+        j: Tensor,
     ) -> Tensor:
         """The heads by the layer's core, which is told what the record says."""
         assert self.core is not None
@@ -222,9 +249,33 @@ class ConfiguredAttention(Attention):
         if r.with_sinks:
             how["sinks"] = self.sinks
         if r.alibi:
-            m: Tensor = slopes(r.n_heads)  # type: ignore[no-untyped-call]
-            how["bias"] = -m.to(q.device)[:, None, None] * far
+            h = torch.arange(r.n_heads, device=q.device)[:, None, None]
+            how["bias"] = Alibi(r.n_heads)(h, i, j)
         return self.core(q, k, v, mask, **how)
+
+
+def _empty(record: AttentionRecord) -> ConfiguredAttention:
+    return nn.Module.__new__(_class_of(record))
+
+
+@cache
+def _class_of(record: AttentionRecord) -> type[ConfiguredAttention]:
+    """The class whose `_build` and `_attention` are those of the record.
+
+    Its source is the file of a model with this layer, where masks and caches
+    are those of the package.
+    """
+    text = rendered({0: record}, inside=True)
+    name = f"<attention of {record.family}, {hash(record):x}>"
+    module = ModuleType(name)
+    # Where tracebacks and torch.compile look for it.
+    linecache.cache[name] = len(text), None, text.splitlines(True), name
+    sys.modules[name] = module
+    vars(module)["Layer"] = ConfiguredAttention
+    exec(compile(text, name, "exec"), vars(module))
+    made: type[ConfiguredAttention] = vars(module)["Attention"]
+    made.__name__ = made.__qualname__ = "ConfiguredAttention"
+    return made
 
 
 def _without_pads(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
 from attnref.commands import copy
+from attnref.words import version
 from sitekit import adapter, depends
 from sitekit.markdown import notes
 from sitekit.markdown.fences import Fence, drawn
@@ -223,7 +224,7 @@ def _drawn(source: str, kind: str, fence: Fence, told: Any) -> list[str]:
 def _before(program: str, told: Any, link: str) -> Iterator[Cell]:
     """What the notebook is, what it needs, and attnref."""
     packages, setup = _needs(program)
-    found = [told["about"].format(page=link, version=copy.version())]
+    found = [told["about"].format(page=link, version=version())]
     found += [told["needs"].format(packages=packages)]
     found += [told["attnref"]] if setup else []
     yield Cell("\n\n".join(found))
@@ -240,7 +241,7 @@ def _needs(program: str) -> tuple[str, str]:
         f"        \"{name}\": r'''{text}''',\n"
         for name, text in _files(modules).items()
     )
-    setup = SETUP.replace("VERSION", copy.version())
+    setup = SETUP.replace("VERSION", version())
     setup = f"{setup}{texts}    }}\n)" if modules else ""
     return " ".join(sorted(packages)), setup
 
@@ -277,8 +278,8 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
         for module in sorted(modules)
         for name in sorted(set(modules[module]))
     ]
-    first = f'"""The part of attnref {copy.version()} that a notebook needs."""'
-    init = [first, "", "".join(lines), f'__version__ = "{copy.version()}"', ""]
+    first = f'"""The part of attnref {version()} that a notebook needs."""'
+    init = [first, "", "".join(lines), f'__version__ = "{version()}"', ""]
     files = {"attnref/__init__.py": "\n".join(init)}
     for module in copy.with_imported(sorted(modules)):
         source, text = copy.source_of(module), copy.text_of(module)

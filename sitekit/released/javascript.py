@@ -8,14 +8,14 @@ stay apart; all operators, attributes and calls of methods go through it.
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 PACKAGES = "attnref.", "sitekit."
-OWN = "python.js", "syntax.js"
+OWN = ("python.js",)
 RESERVED = {
     *("new", "default", "this", "function", "var", "let", "const", "switch"),
     *("case", "delete", "do", "enum", "export", "extends", "null", "super"),
@@ -88,10 +88,13 @@ def module(name: str) -> Module:
     return Module(name)
 
 
-def javascript(roots: Sequence[tuple[str, str]]) -> str:
+def javascript(
+    roots: Sequence[tuple[str, str]], given: Mapping[str, str]
+) -> str:
     """A script that defines these functions, and all that they call.
 
-    A root is the name of a module and that of a function in it.
+    A root is the name of a module and that of a function in it. Some functions
+    are `given` in JavaScript, by these two names with a dot between them.
     """
     needed: dict[str, set[str]] = {}
     order: list[str] = []
@@ -106,7 +109,10 @@ def javascript(roots: Sequence[tuple[str, str]]) -> str:
         if name not in found.defined or name in needed.get(where, ()):
             continue
         needed.setdefault(where, set()).add(name)
-        todo += [(where, name) for name in _read(found.defined[name])]
+        text = given.get(f"{where}.{name}")
+        read = _read(found.defined[name])
+        read = {*re.findall(r"\w+", text)} if text else read
+        todo += [(where, name) for name in read]
 
     def put(where: str) -> None:
         for other, _ in module(where).imported.values():
@@ -117,11 +123,11 @@ def javascript(roots: Sequence[tuple[str, str]]) -> str:
 
     for where in needed:
         put(where)
-    parts = [_module(module(where), needed) for where in order]
-    given = ", ".join(
+    parts = [_module(module(where), needed, given) for where in order]
+    public = ", ".join(
         f"{name}: {module(at).short}.{name}" for at, name in roots
     )
-    return "\n".join([*parts, f"return {{ $, $b, {given} }};"])
+    return "\n".join([*parts, f"return {{ $, $b, {public} }};"])
 
 
 def _read(node: ast.AST) -> set[str]:
@@ -144,7 +150,9 @@ def _live(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _live(child)
 
 
-def _module(found: Module, needed: dict[str, set[str]]) -> str:
+def _module(
+    found: Module, needed: dict[str, set[str]], given: Mapping[str, str]
+) -> str:
     own = needed[found.name]
     lines = [f"const {found.short} = (() => {{"]
     nodes = [n for name, n in found.defined.items() if name in own]
@@ -160,8 +168,13 @@ def _module(found: Module, needed: dict[str, set[str]]) -> str:
             lines.append(f"const {_name(name)}={value};")
     lines.append(f"const __file__ = {json.dumps(found.name + '.py')};")
     known = {*own, *found.imported, "__file__"}
-    for node in nodes:
-        lines += Script(known).statement(node)
+    for name, node in found.defined.items():
+        if name not in own:
+            continue
+        if text := given.get(f"{found.name}.{name}"):
+            lines.append(f"const {name}={text};")
+        else:
+            lines += Script(known).statement(node)
     lines.append(f"return {{ {', '.join(map(_name, own))} }};")
     text = "\n".join([*lines, "})();"])
     return re.sub(r"(?<=[;{}])\n(?!const \w+=\$\.def)", "", text)
@@ -183,7 +196,11 @@ def expression(text: str) -> str:
 EXPRESSION = re.compile(r"(?m)(?<=^  )(\w+) = (.*)$")
 
 
-def bundle(roots: Sequence[tuple[str, str]], files: Sequence[Path]) -> str:
+def bundle(
+    roots: Sequence[tuple[str, str]],
+    files: Sequence[Path],
+    given: Mapping[str, str],
+) -> str:
     """A script of its own, in which `python` has these functions.
 
     In files such as families.txt, expressions give way to numbers.
@@ -209,7 +226,7 @@ def bundle(roots: Sequence[tuple[str, str]], files: Sequence[Path]) -> str:
         "const FILES = " + strings(texts) + ";",
         *(re.sub(r"(?m)^\s*(//.*\n\s*)*", "", text) for text in own),
         "const CODE = [" + ",\n".join(map(expression, found)) + "];",
-        javascript(roots),
+        javascript(roots, given),
         "})();",
     ]
     return "\n".join(parts)
@@ -303,8 +320,6 @@ class Script:
                 return [f"throw {self.value(error)};"]
             case ast.Try(body, handlers, [], []):
                 return self.tried(body, handlers)
-            case ast.Match(subject, cases):
-                return self.matched(subject, cases)
             case ast.FunctionDef():
                 return self.function(node)
             case ast.ClassDef():
@@ -351,74 +366,6 @@ class Script:
                 lines.append(f"{_name(handler.name)} = $error;")
             lines += [*self.block(handler.body), "} else"]
         return [*lines, "throw $error;", "}"]
-
-    def matched(
-        self, subject: ast.expr, cases: list[ast.match_case]
-    ) -> list[str]:
-        item = self.fresh()
-        lines = [f"const {item}={self.value(subject)};"]
-        word = "if"
-        for case in cases:
-            tests = [*self.pattern(case.pattern, item)]
-            if case.guard:
-                tests.append(self.truth(case.guard))
-            lines.append(f"{word}({'&&'.join(tests) or '1'}){{")
-            lines += self.block(case.body)
-            word = "}else if"
-        return [*lines, "}"]
-
-    def pattern(self, pattern: ast.pattern, at: str) -> Iterator[str]:
-        """What must hold; names are bound on the way."""
-        match pattern:
-            case ast.MatchAs(None, None):
-                return
-            case ast.MatchAs(inner, name):
-                if inner:
-                    yield from self.pattern(inner, at)
-                yield f"(({_name(str(name))}={at}),1)"
-            case ast.MatchValue(value):
-                yield f"$.eq({at},{self.value(value)})"
-            case ast.MatchSingleton(value):
-                yield f"{at}==={self.constant(value)}"
-            case ast.MatchOr(patterns):
-                found = (
-                    "&&".join(self.pattern(p, at)) or "1" for p in patterns
-                )
-                yield "(" + "||".join(f"({test})" for test in found) + ")"
-            case ast.MatchSequence(patterns):
-                n = len(patterns)
-                stars = [isinstance(p, ast.MatchStar) for p in patterns]
-                yield f"Array.isArray({at})"
-                if not any(stars):
-                    yield f"{at}.length==={n}"
-                else:
-                    yield f"{at}.length>={n - 1}"
-                star = stars.index(True) if any(stars) else n
-                for i, inner in enumerate(patterns):
-                    if isinstance(inner, ast.MatchStar):
-                        end = f"{at}.length - {n - 1 - i}"
-                        if inner.name:
-                            part = f"{at}.slice({i}, {end})"
-                            yield f"(({_name(inner.name)}={part}),1)"
-                    elif i < star:
-                        yield from self.pattern(inner, f"{at}[{i}]")
-                    else:
-                        back = f"{at}[{at}.length - {n - i}]"
-                        yield from self.pattern(inner, back)
-            case ast.MatchClass(cls, patterns, names, named):
-                yield f"$b.isinstance({at}, {self.value(cls)})"
-                given: list[str] = []
-                if patterns:
-                    assert isinstance(cls, ast.Attribute)
-                    given = [*getattr(ast, cls.attr).__match_args__]
-                for name, inner in zip(
-                    [*given[: len(patterns)], *names],
-                    [*patterns, *named],
-                    strict=True,
-                ):
-                    yield from self.pattern(inner, f"{at}.{name}")
-            case _:
-                raise UntoldError(ast.dump(pattern))
 
     # Functions and classes.
 
@@ -737,7 +684,5 @@ def _bound(nodes: Sequence[ast.stmt]) -> set[str]:
             case ast.NamedExpr(ast.Name(name)):
                 found.add(name)
             case ast.ExceptHandler(_, str(name)):
-                found.add(name)
-            case ast.MatchAs(name=str(name)) | ast.MatchStar(str(name)):
                 found.add(name)
     return found

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.shapes import Model
-from attnref.released.attention import Attention
+from attnref.released.configured import ConfiguredAttention
 from attnref.released.generate import file_of
 from attnref.released.record import (
     AttentionRecord,
@@ -183,7 +183,7 @@ def lost(r: AttentionRecord, other: AttentionRecord) -> float:
     """How far the output moves, relative to its largest element, when a layer
     runs as another, with those of its weights that the other has."""
     wanted, weights, x = _ran(r)
-    layer: Any = Attention(other).eval()  # type: ignore[no-untyped-call]
+    layer = ConfiguredAttention(other).eval()
     kept = {n: w for n, w in weights.items() if n in layer.state_dict()}
     if r.gate == "in q_proj" and not other.gate:
         for name in ("q_proj.weight", "q_proj.bias"):
@@ -194,7 +194,7 @@ def lost(r: AttentionRecord, other: AttentionRecord) -> float:
         kept = {n: w for n, w in kept.items() if not n.endswith("proj.bias")}
     layer.load_state_dict({**layer.state_dict(), **kept})
     with torch.no_grad():
-        got = layer(x)
+        got: Tensor = layer(x)
     return float((got - wanted).abs().max() / wanted.abs().max())
 
 
@@ -202,7 +202,7 @@ def lost(r: AttentionRecord, other: AttentionRecord) -> float:
 def _ran(r: AttentionRecord) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """The output of a layer of random weights; its weights and its input."""
     chance = torch.Generator().manual_seed(0)
-    layer: Any = Attention(r).eval()  # type: ignore[no-untyped-call]
+    layer = ConfiguredAttention(r).eval()
     weights = {}
     for name, weight in layer.state_dict().items():
         noise = torch.randn(weight.shape, generator=chance)

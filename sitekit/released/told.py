@@ -16,7 +16,6 @@ from attnref.numbers.kv_memory import (
     size,
 )
 from attnref.numbers.shapes import Model
-from attnref.released.attention import frequencies
 from attnref.released.from_config import model_from_config
 from attnref.released.generate import file_from
 from attnref.released.record import (
@@ -239,8 +238,40 @@ def curve(r: AttentionRecord) -> Curve:
 
 def _turns(r: AttentionRecord) -> list[float]:
     """The pairs that do not turn are left out."""
-    found = frequencies(r).tolist()  # type: ignore[no-untyped-call]
-    return [2 * math.pi / abs(f) for f in found if f]
+    return [2 * math.pi / f for f in frequencies(r) if f]
+
+
+def frequencies(r: AttentionRecord) -> list[float]:
+    """RoPE: the angle of each pair per position, as the file of `r` has it."""
+    D = r.rope_width
+    theta: Any = r.rope_theta
+    found = [theta ** -(p / D) for p in range(0, D, 2)]
+    if r.rope_kind == "linear":
+        return [f / r.rope_factor for f in found]
+    if r.rope_kind == "longrope":
+        return [f / s for f, s in zip(found, r.rope_short, strict=True)]
+    if r.rope_kind == "proportional":
+        turned = int(r.rope_share * D / 2)
+        return [*found[:turned], *(0.0 for _ in found[turned:])]
+    keep = [1.0 for _ in found]
+    if r.rope_kind == "llama3":
+        turns = [r.rope_length * f / (2 * math.pi) for f in found]
+        wide = r.rope_high - r.rope_low
+        keep = [(n - r.rope_low) / wide for n in turns]
+    if r.rope_kind == "yarn":
+        steps = D / (2 * math.log(theta))
+        once = r.rope_length / (2 * math.pi)  # it turns once in this length
+        low = steps * math.log(once / r.rope_high)
+        high = steps * math.log(once / r.rope_low)
+        if r.rope_truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, D - 1)
+        keep = [1 - (n - low) / (high - low or 0.001) for n in range(D // 2)]
+    keep = [min(max(k, 0.0), 1.0) for k in keep]
+    return [
+        f * k + f / r.rope_factor * (1 - k)
+        for f, k in zip(found, keep, strict=True)
+    ]
 
 
 def _line(turns: Sequence[float]) -> str:

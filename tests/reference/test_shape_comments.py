@@ -1,6 +1,7 @@
 """A comment is a test: every shape comment is reached, and right."""
 
 import ast
+import re
 from functools import partial
 
 import pytest
@@ -17,7 +18,7 @@ from attnref.plain.mha import MHA
 from attnref.plain.mqa import MQA
 from attnref.plain.rope import rope
 from attnref.plain.sample import sample
-from attnref.released.attention import Attention
+from attnref.released.generate import rendered, source
 from attnref.released.record import AttentionRecord
 from sitekit import ROOT
 from sitekit.drawing.shapes import Tracer, comments
@@ -167,28 +168,48 @@ def plain_latent():
 
 
 def configured():
-    """Records that take each branch with a comment, between them."""
-    x, valid = torch.randn(B, T, E), torch.ones(B, 2 * T, dtype=torch.bool)
-    valid[0, 0] = False
+    """Records whose files have, between them, each comment of the template."""
     heads = {"d_model": E, "n_heads": H, "family": "", "kind": ""}
     groups = heads | {"n_kv_heads": K, "head_dim": D, "v_head_dim": DV}
     turned = {"rope_theta": 100.0, "rope_width": D}
+    scaled = {"rope_kind": "linear", "rope_factor": 2.0}
     latent = {"n_kv_heads": 1, "head_dim": DN + DR, "v_head_dim": DV}
     latent |= {"kv_rank": R, "rope_dim": DR}
-    for r in (
+    latent |= {"rope_theta": 100.0, "rope_width": DR}
+    return [
         AttentionRecord(**groups, norm="LayerNorm by heads", with_sinks=True),
-        AttentionRecord(**groups, **turned, window=2 * T),
-        AttentionRecord(**heads, **latent, rope_theta=100.0, rope_width=DR),
-    ):
-        layer = Attention(r)
+        AttentionRecord(**groups, **turned, window=2 * T, gate="per head"),
+        AttentionRecord(**groups, **turned, **scaled),
+        AttentionRecord(**heads, **latent),
+        AttentionRecord(**heads, **latent, q_rank=R + 2),
+    ]
+
+
+WRITTEN = {f"file {n}": rendered({0: r}) for n, r in enumerate(configured())}
+
+
+def written():
+    """The files, each called twice."""
+    x, valid = torch.randn(B, T, E), torch.ones(B, 2 * T, dtype=torch.bool)
+    valid[0, 0] = False
+    for name, text in WRITTEN.items():
+        space = {}
+        exec(compile(text, name, "exec"), space)
+        layer = space["Attention"]()
         cache = layer.cache(2 * T)
         layer(x, cache=cache, valid=valid[:, :T])
         layer(x, cache=cache, valid=valid)
 
 
+def test_the_files_have_every_shape_comment_of_the_template():
+    wanted = set(re.findall(r"# \([A-Z.].*\)", source()))
+    shown = [c.text for t in WRITTEN.values() for c in comments(t).values()]
+    assert wanted == {f"# {text}" for text in shown}
+
+
 # With the letters that stand for other sizes in them.
 PLAIN = {
-    configured: {"S": 2 * T},
+    written: {"S": 2 * T},
     plain_functions: {},
     plain_layers: {},
     plain_full_width: {"E": H * D},
@@ -223,6 +244,7 @@ def each_layer_after_others():
 def test_every_shape_comment_of_the_package_is_right():
     files = (ROOT / "attnref").rglob("*.py")
     sources = {str(p): p.read_text(encoding="utf-8") for p in files}
+    sources |= WRITTEN
     tracer = Tracer(sources, LETTERS)
     calls = [every_public_call, *each_layer_after_others()]
     with tracer:

@@ -17,6 +17,7 @@ from playwright.sync_api import expect
 import attnref
 from attnref.__main__ import main
 from attnref.commands import copy
+from attnref.words import LICENCE
 from sitekit import CONFIGS, ROOT, files
 from sitekit.adapter import BuildError, config_of
 from sitekit.drawn.files import downloads
@@ -68,7 +69,7 @@ def test_a_download_is_what_attnref_copy_writes(folder, tmp_path):
     assert list(map(ast.dump, held)) == [
         ast.dump(node) for node in ast.parse(own).body[1:]
     ]
-    said = f"Cut from attnref {attnref.__version__}. {copy.LICENCE}"
+    said = f"Cut from attnref {attnref.__version__}. {LICENCE}"
     assert said in ast.literal_eval(head.value).splitlines()
     assert "\n" * 4 not in text
 

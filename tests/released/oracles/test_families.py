@@ -1,8 +1,8 @@
 """The attention of every family against its own model of transformers.
 
 Tiny models of random weights and odd sizes: whole, one token at a time and in
-ragged chunks, with pads on the left. The file that is generated for a model
-is run beside the module: to the bit.
+ragged chunks, with pads on the left. What is run is the file that is written
+for a model; the package's layer is compared with it.
 """
 
 import inspect
@@ -25,14 +25,11 @@ from attnref import (
     token_positions,
 )
 from attnref.numbers.shapes import Recurrent
-from attnref.released.attention import Attention
 from attnref.released.configured import attention_from_config
 from attnref.released.from_config import model_from_config
 from attnref.released.generate import file_of
 from attnref.released.record import (
     KINDS,
-    attention_of,
-    families,
     kinds_of,
     records_of,
 )
@@ -67,28 +64,23 @@ def case(name, more):
     return pytest.param(name, more, id=f"{name}{'-'.join(more)}", marks=marks)
 
 
-def ours_for(config, family, found):
-    """The module and the class of the generated file, with the same weights.
+def module_of(config):
+    """The file of a model, run."""
+    space = {}
+    exec(compile(file_of(config), config["model_type"], "exec"), space)
+    return space
+
+
+def ours_for(config, found):
+    """Its layers, with the weights of those of transformers.
 
     As large models are loaded: no memory is taken before the weights come."""
-    space = {}
-    exec(compile(file_of(config), family, "exec"), space)
-    names = families()[family].names
+    space = module_of(config)
     for layer, module, _ in found:
         with torch.device("meta"):
-            plain = Attention(attention_of(config, layer)).eval()
             alone = space["Attention"](layer).eval()
-        theirs = module.state_dict()
-        alone.load_state_dict(theirs, assign=True)
-        ours = {}
-        for name, weight in theirs.items():
-            for mine, other in names.items():
-                if name.startswith(other + "."):
-                    name = mine + name.removeprefix(other)
-                    break
-            ours[name] = weight
-        plain.load_state_dict(ours, assign=True)
-        yield layer, plain, alone
+        alone.load_state_dict(module.state_dict(), assign=True)
+        yield layer, alone
 
 
 # The text model's weights in files of text, and of images too.
@@ -114,10 +106,9 @@ def loaded_as_told(config, model, prefix):
 
 @torch.no_grad()
 def compare(family, more):
-    """All layers and steps; the file gives what the module gives.
-
-    Returns the largest error."""
+    """All layers and steps; returns the largest error."""
     config = config_of(family, **more)
+    records = records_of(config)
     model, worst = model_of(config), 0.0
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     valid[1, :5] = valid[2, :1] = False
@@ -125,7 +116,7 @@ def compare(family, more):
         if family in WHOLE and len(chunks) > 1:
             continue
         found = seen(model, family, chunks, valid)
-        ours = [*ours_for(config.to_dict(), family, found)]
+        ours = [*ours_for(config.to_dict(), found)]
         first = loaded_as_told(config.to_dict(), model, prefix).state_dict()
         for own, weight in found[0].module.state_dict().items():
             assert torch.equal(first[own], weight), own
@@ -133,20 +124,19 @@ def compare(family, more):
         for step, T in enumerate(chunks):
             end = start + T
             real = valid[:, start:end]
-            for n, ((layer, plain, alone), (_, _, calls)) in enumerate(
+            for n, ((layer, alone), (_, _, calls)) in enumerate(
                 zip(ours, found, strict=True)
             ):
-                key = n if plain.r.shares is None else plain.r.shares
+                r = records[layer]
+                key = n if r.shares is None else r.shares
                 if key not in caches:
-                    caches[key] = plain.cache(LENGTH), alone.cache(LENGTH)
+                    caches[key] = alone.cache(LENGTH)
                 x, wanted = calls[step]
                 how = {"valid": valid[:, :end]}
-                if plain.r.index_topk and not plain.r.index_own:
+                if r.index_topk and not r.index_own:
                     how["chosen"] = chosen
-                got = plain(x, cache=caches[key][0], **how)
-                same = alone(x, cache=caches[key][1], **how)
+                got = alone(x, cache=caches[key], **how)
                 chosen = getattr(alone, "chosen", chosen)
-                assert torch.equal(got, same), "the file differs"
                 error = relative_error(got[real], wanted[real])
                 assert error < BOUND, f"{name}, layer {layer}"
                 worst = max(worst, float(error))
@@ -191,8 +181,7 @@ def test_positions_are_exact_in_bfloat16(family, more):
             layers.setdefault(r, n)
     chunks = (FAR, 1, 2)
     found = seen(model, family, (sum(chunks),), None, 1) if layers else []
-    space = {}
-    exec(compile(file_of(given), family, "exec"), space)
+    space = module_of(given)
     for layer, module, [(x, wanted)] in found:
         if layer not in layers.values():
             continue
@@ -295,15 +284,15 @@ def test_a_layer_from_a_config_is_called_like_any_other(family, attend):
     kinds = {r.kind: layer for layer, r in records_of(config).items()}
     for layer in kinds.values():
         torch.manual_seed(0)
-        plain = Attention(attention_of(config, layer)).eval()
-        for weight in plain.parameters():
+        alone = module_of(config.to_dict())["Attention"](layer).eval()
+        for weight in alone.parameters():
             weight.normal_(std=0.2)
         ours = attention_from_config(config, layer, attend=attend).eval()
-        ours.load_state_dict(plain.state_dict())
+        ours.load_state_dict(alone.state_dict())
         x = torch.randn(ROWS, LENGTH, ours.r.d_model)
         valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
         valid[1, :5] = valid[2, :1] = False
-        wanted = plain(x, valid=valid)
+        wanted = alone(x, valid=valid)
         cache = KVCache(LENGTH)
         at = token_positions(valid)
         got = [

@@ -1,0 +1,87 @@
+"""A template of Jinja as JavaScript, for the page that writes files itself.
+
+Its values and filters are those of Python, which python.js brings; a node that
+the template does not need stops the build.
+"""
+
+import json
+
+from jinja2 import Environment, nodes
+
+
+def of_template(source: str) -> str:
+    """`template` of attnref in JavaScript: its `render` takes a `dict`."""
+    tree = Environment(trim_blocks=True).parse(source)
+    own = {n.name for n in tree.find_all(nodes.Name) if n.ctx == "store"}
+    names = {n.name for n in tree.find_all(nodes.Name)} - own
+    given = [f'${name}=$.at(known,"{name}")' for name in sorted(names)]
+    return (
+        f"()=>({{render:(known)=>{{const {','.join(given)};"
+        f"let {','.join(f'${name}' for name in sorted(own))};"
+        f"return {_text(tree.body)};}}}})"
+    )
+
+
+def _text(body: list[nodes.Node]) -> str:
+    """What statements print, as an expression."""
+    return "+".join(['""', *map(_statement, body)])
+
+
+def _statement(node: nodes.Node) -> str:
+    match node:
+        case nodes.Output():
+            return "+".join(map(_printed, node.nodes))
+        case nodes.Assign():
+            return f"({_value(node.target)}={_value(node.node)},'')"
+        case nodes.FilterBlock():
+            filter = node.filter
+            given = [_text(node.body), *map(_value, filter.args)]
+            return f"{filter.name}({','.join(given)})"
+        case nodes.If():
+            other = f"({_text(node.else_)})"
+            for part in reversed([node, *node.elif_]):
+                test, text = _value(part.test), _text(part.body)
+                other = f"($.t({test})?{text}:{other})"
+            return other
+    raise NotImplementedError(f"line {node.lineno}: {node!r}")
+
+
+def _printed(node: nodes.Node) -> str:
+    if isinstance(node, nodes.TemplateData):
+        return json.dumps(node.data)
+    return f"$b.str({_value(node)})"
+
+
+def _value(node: nodes.Node | None) -> str:
+    match node:
+        case None:
+            return '""'  # an `if` without `else`
+        case nodes.Const(value=int() as number) if number not in (0, 1):
+            return f"{number}n"
+        case nodes.Const():
+            return json.dumps(node.value)
+        case nodes.Name():
+            return f"${node.name}"
+        case nodes.Getattr():
+            return f'$.at({_value(node.node)},"{node.attr}")'
+        case nodes.Tuple():
+            return f"[{','.join(map(_value, node.items))}]"
+        case nodes.Concat():
+            return (
+                "(" + "+".join(f"$b.str({_value(n)})" for n in node.nodes) + ")"
+            )
+        case nodes.Not():
+            return f"!$.t({_value(node.node)})"
+        case nodes.And():
+            return f"$.all({_value(node.left)},()=>{_value(node.right)})"
+        case nodes.Or():
+            return f"$.any({_value(node.left)},()=>{_value(node.right)})"
+        case nodes.CondExpr():
+            both = f"{_value(node.expr1)}:{_value(node.expr2)}"
+            return f"($.t({_value(node.test)})?{both})"
+        case nodes.Compare(ops=[one]):
+            left, right = _value(node.expr), _value(one.expr)
+            form = {"eq": "$.eq({},{})", "ne": "!$.eq({},{})"}
+            form["in"] = "$.has({1},{0})"
+            return form[one.op].format(left, right)
+    raise NotImplementedError(f"line {node.lineno}: {node!r}")
