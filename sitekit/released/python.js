@@ -273,33 +273,7 @@ $.has = (x, item) => {
   return false;
 };
 const COMPLEX = new Instance(); // what no field can be
-// What torch is needed for: vectors of float32.
-class Vector extends Instance {
-  constructor(values) {
-    super();
-    this.values = [...values].map(Math.fround);
-  }
-  clamp(low, high) {
-    return new Vector(this.values.map((x) => Math.min(Math.max(x, real(low)), real(high))));
-  }
-  float() {
-    return this;
-  }
-  new_tensor(values) {
-    return new Vector(values.map(real));
-  }
-  tolist() {
-    return this.values;
-  }
-}
-const each = (a, b, of) => {
-  const at = (x, i) => (x instanceof Vector ? x.values[i] : real(x));
-  const { values } = a instanceof Vector ? a : b;
-  return new Vector(values.map((_, i) => of(at(a, i), at(b, i))));
-};
-const torch = { arange: rest((ends) => new Vector([...$b.range(...ends)].map(Number))) };
 const arithmetic = (exact, floats) => (a, b) => {
-  if (a instanceof Vector || b instanceof Vector) return each(a, b, floats);
   if (a === COMPLEX || b === COMPLEX) return COMPLEX;
   if (!isNumber(a) || !isNumber(b)) return wrong();
   return isInt(a) && isInt(b) ? exact(whole(a), whole(b)) : floats(real(a), real(b));
@@ -352,9 +326,8 @@ $.mod = arithmetic((a, b) => {
   return rest && rest < 0n !== b < 0n ? rest + b : rest;
 }, floatMod);
 $.floordiv = arithmetic((a, b) => (a - $.mod(a, b)) / b, (a, b) => Math.floor((a - floatMod(a, b)) / b + 0.5));
-$.neg = (x) => (x instanceof Vector ? $.mul(x, -1) : isNumber(x) ? -whole(x) : wrong());
+$.neg = (x) => (isNumber(x) ? -whole(x) : wrong());
 $.pow = (a, b) => {
-  if (b instanceof Vector) return each(a, b, Math.pow);
   if (!isNumber(a) || !isNumber(b)) return wrong();
   a = whole(a);
   b = whole(b);
@@ -414,7 +387,6 @@ $.at = (x, i) => {
 $.put = (x, i, value) => {
   if (x instanceof Dict) x.put(i, value);
   else if (isList(x)) x[numberAt(x, i)] = value;
-  else if (x instanceof Vector) x.values.fill(Number(value), Number(i));
   else wrong("no items are set");
 };
 $.slice = (x, low, high, step) => {
@@ -908,14 +880,6 @@ $.modules = {
     fill: filled,
     indent: (text, by) => text.replace(/^(?=.*\S)/gm, by),
   },
-  operator: {
-    eq: $.eq,
-    ne: (a, b) => !$.eq(a, b),
-    lt: $.lt,
-    is_: (a, b) => a === b,
-    is_not: (a, b) => a !== b,
-  },
-  torch,
 };
 
 // For scripts: as JSON has it.
