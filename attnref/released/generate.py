@@ -124,7 +124,8 @@ def rendered(
     known["same_v"] = all(x.v_head_dim == x.head_dim for x in every)
     known["reuses"] = any(x.index_topk and not x.index_own for x in every)
     windows = [t[name] for name in ("window", "chunk") if on[name]]
-    known["far"] = windows[0] if on["window"] is True else " or ".join(windows)
+    far = windows[0] if on["window"] is True else " or ".join(windows)
+    known["far"], known["fixed"] = far, bool(far) and "self." not in far
     known["sized"] = t["rope_size"].startswith("self.")
     text: str = template().render(known)
     read = set(re.findall(r"\bself\.(\w+)", text))
@@ -200,9 +201,8 @@ def _fields(
         has = [_is_on(x, name) for x in users]
         some = any(has) and not all(has) and name in SOME
         on[name] = f"self.{TESTS.get(name, name)}" if some else any(has)
-        values = [*{getattr(x, name): True for x in users or every}]
-        if some:
-            values = [v for v in values if v and v != NEUTRAL.get(name)]
+        of = [x for x in users if _is_on(x, name)] if some else users
+        values = [*{getattr(x, name): True for x in of or every}]
         if len(values) > 1 and name not in {"kind", *SIZES}:
             raise ValueError(
                 f"{every[0].family}: the layers differ in {name}, which is not "
