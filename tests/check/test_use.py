@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.check.laws import future_is_hidden
+from attnref.check.properties import future_is_hidden
 
 
 def test_a_layer_that_is_asked():

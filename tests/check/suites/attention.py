@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.check.laws import (
+from attnref.check.properties import (
     chunks_are_apart,
     documents_are_apart,
     empty_rows_are_zero,

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.check.laws import (
+from attnref.check.properties import (
     cache_is_a_list,
     cache_keeps_no_graph,
     caches_are_apart,

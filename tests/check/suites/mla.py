@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.check.laws import (
+from attnref.check.properties import (
     decoding_is_the_full_pass,
     full_cache_refuses,
     is_mla,

@@ -21,8 +21,8 @@ from attnref import (
     sdpa,
     split_kv,
 )
+from attnref.check.properties import far_scores
 from attnref.core.flash import Tiles, parts
-from tests.check.laws import far_scores
 from tests.kit.attention import (
     DV,
     EVERY_MASK,
