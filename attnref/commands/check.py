@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attnref.check.apart import NO_NUMPY, SECONDS, check_file
+from attnref.check.process import NO_NUMPY, SECONDS, check_file
 from attnref.check.tasks import TASKS, stub, task
 from attnref.check.words import WORDS
 from attnref.words import language_of_locale

@@ -18,7 +18,6 @@ import torch
 import attnref
 from attnref.check import checker
 from attnref.check import report as report_words
-from attnref.check.apart import check_file
 from attnref.check.catalogue import catalogue, planted
 from attnref.check.checker import candidates, check, rights
 from attnref.check.exercises import (
@@ -29,6 +28,7 @@ from attnref.check.exercises import (
     calls_attnref,
     unwritten,
 )
+from attnref.check.process import check_file
 from attnref.check.tasks import TASKS, stub, task
 from attnref.check.words import wide
 from sitekit import ROOT

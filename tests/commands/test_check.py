@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch
 
 from attnref.__main__ import command, main
-from attnref.check import apart, report
-from attnref.check.apart import Ran, check_file, reported
+from attnref.check import process, report
 from attnref.check.catalogue import catalogue
 from attnref.check.checker import check, error_of, rights
+from attnref.check.process import Ran, check_file, reported
+from attnref.check.solution import module_of
 from attnref.check.tasks import TASKS
 from attnref.commands import check as program
 from sitekit import ROOT
@@ -38,7 +41,7 @@ def here(monkeypatch):
     """The command without a process of its own."""
 
     def checked(name, path, *, language, seconds):
-        module = apart._module(str(path), TASKS[name].names)
+        module = module_of(str(path), TASKS[name].names)
         return check(name, vars(module), language=language)
 
     monkeypatch.setattr(program, "check_file", checked)
@@ -62,11 +65,9 @@ import helper_beside, os, subprocess, sys, tempfile, threading, time
 threading.Thread(target=time.sleep, args=(600,)).start()
 print("x" * 1_000_000)
 print("\\033[31mred", file=sys.stderr)
-for apart in (False, True):
-    sleeps = [sys.executable, "-c", "import time; time.sleep(600)", "MARK"]
-    subprocess.Popen(sleeps, start_new_session=apart)
+sleeps = [sys.executable, "-c", "import time; time.sleep(600)", "MARK"]
+subprocess.Popen(sleeps)
 if os.fork() == 0:
-    os.setsid()
     sys.argv[:] = ["forked"]
     time.sleep(600)
 open("left.txt", "w").write("left")
@@ -100,7 +101,7 @@ def running(mark, folder):
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_nothing_is_left_behind(tmp_path, monkeypatch, start):
     """Of what it starts, prints and writes; it may import what is beside it."""
-    monkeypatch.setattr(apart, "START", start)
+    monkeypatch.setattr(process, "START", start)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -114,6 +115,9 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch, start):
     assert report.printed.startswith("xxx") and "\033" not in str(report)
     assert report.printed.endswith("bytes)") and len(report.printed) < 2500
     assert "What it printed:\n  xxx" in str(report)
+    end = time.monotonic() + 60  # what is killed is gone a little later
+    while running(mark, temporary) and time.monotonic() < end:
+        time.sleep(0.01)
     assert not running(mark, temporary)
     assert [*temporary.iterdir()] == []
     assert {p.name for p in folder.iterdir()} == {"helper_beside.py", "mine.py"}
@@ -122,7 +126,7 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch, start):
 def test_what_computes_without_end_is_ended(tmp_path, monkeypatch):
     """By seconds of computing, of which a busy machine takes none away: the
     clock on the wall ends it after minutes, where seconds are usual."""
-    monkeypatch.setattr(apart, "WAITING", 600)
+    monkeypatch.setattr(process, "WAITING", 600)
     text = RIGHT.replace("return", "while x.dim() == 3: pass\n    return")
     path = written(tmp_path, text)
     report = check_file("softmax", path, language="en", seconds=0.5)
@@ -201,7 +205,7 @@ def test_a_file_that_cannot_be_read_is_told(
     monkeypatch.setattr(sys, "path", [*sys.path])
     path = written(tmp_path, text)
     with pytest.raises(BaseException) as raised:
-        apart._module(str(path))
+        module_of(str(path))
     told, lines = error_of(raised.value)
     assert told.en.startswith(said) and told.zh
     if where is not None:
@@ -248,24 +252,27 @@ def test_what_remembers_an_earlier_call_is_shown(tmp_path, name):
     assert said[:4] in done.stdout, told.smallest
 
 
-def data(name="softmax"):
-    """The lines of a solution that is right."""
-    answers = map(apart._as_data, rights(name).every)
-    return json.loads(json.dumps(["begun", {}, *answers, "done"]))
+def messages(name="softmax"):
+    """Those of a solution that is right."""
+    answers = (["answer", process._as_data(x)] for x in rights(name).every)
+    every = [["begun"], ["read"], *answers, ["done"]]
+    return json.loads(json.dumps(every))
 
 
 def test_answers_are_data_and_nothing_else():
-    told = reported("softmax", Ran(data(), "", 0), "en", 1)
-    assert told.passed
+    result = reported("softmax", Ran(messages(), "", 0), "en", 1)
+    assert result.passed
     for spoiled in (
-        [*data()[:-2], "done"],
-        [*data()[:-1], {}, "done"],
-        ["begun", {}, *[None] * (len(data()) - 3), "done"],
-        ["begun", {"raised": 3}],
-        ["begun", {"raised": ["a", "b", "c"]}],
+        [*messages()[:-2], ["done"]],
+        [*messages()[:-1], ["answer", {}], ["done"]],
+        [["begun"], ["read"], *[None] * 3, ["done"]],
+        [["begun"], ["raised", 3, []]],
+        [["begun"], ["raised", ["a", "b", "c"], []]],
+        [3],
+        [{}],
     ):
-        told = reported("softmax", Ran(spoiled, "", 0), "en", 1)
-        assert told.error.en == "what it answers cannot be read"
+        result = reported("softmax", Ran(spoiled, "", 0), "en", 1)
+        assert result.error.en == "what it answers cannot be read", spoiled
     for key, value in (
         ("outputs", []),
         ("outputs", [["torch.load", [2], [0.5, 0.5]]]),
@@ -274,18 +281,18 @@ def test_answers_are_data_and_nothing_else():
         ("modified", 3),
         ("raised", 3),
     ):
-        lines = data()
-        lines[2][key] = value
-        told = reported("softmax", Ran(lines, "", 0), "en", 1)
-        assert told.error.en == "what it answers cannot be read", (key, value)
+        lines = messages()
+        lines[2][1][key] = value
+        result = reported("softmax", Ran(lines, "", 0), "en", 1)
+        assert result.error.en == "what it answers cannot be read", (key, value)
 
 
 def test_wrong_answers_are_not_believed():
-    lines = data()
-    lines[2]["outputs"] = [["torch.float64", [2], [0.5, 0.5]]]
+    lines = messages()
+    lines[2][1]["outputs"] = [["torch.float64", [2], [0.5, 0.5]]]
     told = reported("softmax", Ran(lines, "", 0), "en", 1)
     assert [v.law for v in told.failures] == ["same"]
-    lines[2]["outputs"] = [["torch.bool", [3], [0, 1, 1]]]
+    lines[2][1]["outputs"] = [["torch.bool", [3], [0, 1, 1]]]
     told = reported("softmax", Ran(lines, "", 0), "en", 1)
     assert told.failures[0].fault.en == "the shape is (3,), and should be (2,)"
 
@@ -294,21 +301,23 @@ def test_wrong_answers_are_not_believed():
     ("ran", "said"),
     [
         (Ran([], "", 1), "it ended the process with code 1, before the file"),
-        (Ran(["begun"], "", -9), "its process was ended by SIGKILL, while the"),
         (
-            Ran(data()[:3], "", -11),
+            Ran([["begun"]], "", -9),
+            "its process was ended by SIGKILL, while the",
+        ),
+        (
+            Ran(messages()[:3], "", -11),
             "its process was ended by SIGSEGV, on x (2, 3",
         ),
         (
-            Ran(data()[:2], "", None),
+            Ran(messages()[:2], "", None),
             "it did not end within 20 s: it was ended on x",
         ),
         (
-            Ran(data()[:2], "", -signal.SIGXCPU),
+            Ran(messages()[:2], "", -signal.SIGXCPU),
             "it computed for more than 2 s: it was ended on x",
         ),
-        (Ran(data()[:-1], "", 0), "it ended the process with code 0, on x"),
-        (Ran([], "", 0), "its answers are gone"),  # the folder was deleted
+        (Ran(messages()[:-1], "", 0), "it ended the process with code 0, on x"),
     ],
 )
 def test_how_it_ended_is_told(ran, said):
@@ -316,12 +325,14 @@ def test_how_it_ended_is_told(ran, said):
     assert not report.passed and report.error.en.startswith(said)
 
 
-def test_a_file_of_answers_may_hold_anything(tmp_path):
-    for text in (b"", b"\xff\0", b"[" * 100_000, b'"begun"\n{}\n{"a'):
-        (tmp_path / "answers").write_bytes(text)
-        assert apart.read(tmp_path) in ([], ["begun", {}])
-    (tmp_path / "answers").unlink()
-    assert apart.read(tmp_path) == []
+def test_what_it_sends_may_be_anything():
+    reader, writer = Pipe(duplex=False)
+    for sent in (b'["begun"', b"\xff\0", b"[" * 10_000, b""):
+        writer.send_bytes(b'["begun"]')
+        writer.send_bytes(sent)
+        assert [*process._received(reader)] == [["begun"]]
+    writer.close()
+    assert [*process._received(reader)] == []
 
 
 # -------------------------------------------------------------- the command
@@ -561,7 +572,7 @@ def test_a_notebook_is_read_for_what_the_exercise_asks(tmp_path, monkeypatch):
     assert main(["check", "softmax", str(path)])
     code[6]["source"] = ["def filled(x):\n", "    raise KeyError\n"]
     path = written(tmp_path, json.dumps({"cells": told}), "mine.ipynb")
-    told = check("softmax", vars(apart._module(str(path), ["softmax"])))
+    told = check("softmax", vars(module_of(str(path), ["softmax"])))
     assert told.where[-1] == "mine.ipynb:21: raise KeyError"
 
 
