@@ -305,17 +305,23 @@ def longest_context(
         True
     """
     budget = whole_number("budget", budget)
+    check_sizes(batch=batch, ranks=ranks)
+    storage = storage_of(model, dtype)
+
+    entries = [
+        (group.layers * entry_bytes(store, storage, ranks=ranks), store)
+        for group in model.groups
+        for store in group.stores
+    ]
 
     def fits(tokens: int) -> bool:
-        taken = kv_bytes(model, tokens, batch=batch, dtype=dtype, ranks=ranks)
-        return taken <= budget
+        taken = sum(each * store.entries(tokens) for each, store in entries)
+        return batch * taken <= budget
 
     if not fits(1):
         return 0
     low, high = 1, 2
-    windows = [
-        store.window or 0 for group in model.groups for store in group.stores
-    ]
+    windows = [store.window or 0 for _, store in entries]
     endless = not growth(model).later
     while fits(high):
         if endless and high >= max(windows):
