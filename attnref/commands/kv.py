@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -45,21 +45,30 @@ UNITS = {
 }
 
 
+def count_of(text: str) -> int:
+    """131072, 131,072, 128K (K = 1024) or 1e6; 0 if the text is none."""
+    number = r"(\d{1,18}|\d{1,3}(?:[,_\s]\d{3}){1,5})([KM]?)"
+    power = r"(\d{1,9})(?:\.(\d{1,9}))?E\+?(\d{1,2})"
+    text = text.strip().upper()
+    if match := re.fullmatch(number, text):
+        unit = {"K": 1024, "M": 1024**2}.get(match[2], 1)
+        return int(re.sub(r"[,_\s]", "", match[1])) * unit
+    if match := re.fullmatch(power, text):
+        whole, part, zeros = match[1], match[2] or "", int(match[3])
+        if zeros >= len(part):
+            return int(whole + part + "0" * (zeros - len(part)))
+    return 0
+
+
+def not_a(what: str, text: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{text!r} is not a {what}")
+
+
 def a_count(text: str) -> int:
-    """A whole number of at least 1: 131072, 131,072, 128K (K = 1024), 1e6."""
-    number = r"(\d{1,18}|\d{1,3}(?:[,_]\d{3}){1,5})([KM]?)"
-    power = r"(\d{1,9}(?:\.\d{1,9})?E\d{1,2})"
-    match = re.fullmatch(f"{number}|{power}", text.strip().upper())
-    count = Fraction(0)
-    if match:
-        count = Fraction(re.sub("[_,]", "", match[1] or match[3]))
-        count *= {"K": 1024, "M": 1024**2}.get(match[2], 1)
-    if not count or count.denominator > 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number of at least 1, such as 4096, "
-            "128K or 1e6"
-        )
-    return count.numerator
+    """A whole number of at least 1."""
+    if count := count_of(text):
+        return count
+    raise not_a("whole number of at least 1, such as 4096, 128K or 1e6", text)
 
 
 def a_size(text: str) -> int:
@@ -68,11 +77,9 @@ def a_size(text: str) -> int:
         r"(\d{1,18}(?:\.\d{1,9})?) ?([KMGT]?I?B)", text.strip().upper()
     )
     unit = UNITS.get(match[2].replace("I", "i")) if match else None
-    if not match or unit is None or not (n := int(Fraction(match[1]) * unit)):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a size with a unit, such as 80GiB"
-        )
-    return n
+    if match and unit and (n := int(Fraction(match[1]) * unit)):
+        return n
+    raise not_a("size with a unit, such as 80GiB", text)
 
 
 def weights(text: str) -> int | Storage | str:
@@ -92,20 +99,18 @@ def weights(text: str) -> int | Storage | str:
 
 def a_share(text: str) -> Fraction:
     """More than 0 and at most 1: 0.9."""
-    if not re.fullmatch(r"\d?\.\d{1,9}|1", text) or not Fraction(text) <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.9")
-    return Fraction(text)
+    if re.fullmatch(r"\d?\.\d{1,9}|1", text) and Fraction(text) <= 1:
+        return Fraction(text)
+    raise not_a("share such as 0.9", text)
 
 
 def a_scale(text: str) -> tuple[int, int]:
     """Bits of a scale, and how many elements share it: 16/32."""
     match = re.fullmatch(r"(\d{1,3})/(\d{1,6})", text.strip())
-    if not match or not int(match[1]) or not int(match[2]):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a scale such as 16/32: its bits, and how many "
-            "elements share it"
-        )
-    return int(match[1]), int(match[2])
+    if match and int(match[1]) and int(match[2]):
+        return int(match[1]), int(match[2])
+    what = "scale such as 16/32: its bits, and how many elements share it"
+    raise not_a(what, text)
 
 
 def kinds(language: str) -> dict[str, str]:
@@ -146,16 +151,15 @@ def describe(group: Group, words: Mapping[str, str]) -> str:
 
 def replicated(model: Model, ranks: int) -> dict[str, Fraction]:
     """What more devices than heads have several times, and how often."""
-    found: dict[str, Fraction] = {}
+    times: dict[str, Fraction] = {}
     for group in model.groups:
-        own = "latent" if isinstance(group, Mla) else "heads"
+        kv = "latent" if isinstance(group, Mla) else "heads"
         for store in group.stores:
-            fixed = store.role in ("index", "state", "conv")
-            name = store.role if fixed else own
-            times = Fraction(ranks, store.heads)
-            if times > max(1, found.get(name, 1)):
-                found[name] = times
-    return found
+            name = kv if store.role == "kv" else store.role
+            each = max(Fraction(ranks, store.heads), times.get(name, 0))
+            if each > 1:
+                times[name] = Fraction(each)
+    return times
 
 
 def number(n: Fraction) -> int | float:
@@ -177,16 +181,18 @@ def result(
     """Everything that is printed about a model; --json prints it as it is."""
     say, words = speaker(language), kinds(language)
     all_ranks, all_sequences = ranks, batch
+    copies = replicated(model, ranks)
     if dp_attention:  # each device has its own sequences, with all heads
+        copies = {"attention": Fraction(ranks)}
         ranks, batch = 1, -(-batch // ranks)
+    how: dict[str, Any] = {"dtype": dtype, "ranks": ranks}
     shipped = (name for name, other in models().items() if other.shipped)
-    storage = storage_of(model, dtype, shipped)
-    added = growth(model, dtype=dtype, ranks=ranks)
-    kept = {
-        t: kv_bytes(model, t, batch=batch, dtype=dtype, ranks=ranks)
-        for t in tokens
-    }
-    found: dict[str, Any] = {
+    storage, added = storage_of(model, dtype, shipped), growth(model, **how)
+
+    def bytes_of(model: Model) -> dict[int, int]:
+        return {t: kv_bytes(model, t, batch=batch, **how) for t in tokens}
+
+    row: dict[str, Any] = {
         "id": model.id,
         "name": model.name,
         "max_context": model.max_context or None,
@@ -203,199 +209,165 @@ def result(
             }
             for group in model.groups
         ],
-        "token_bytes": {
-            "first": number(added.first),
-            "later": number(added.later),
-        },
+        "token_bytes": {n: number(x) for n, x in added._asdict().items()},
         "state_bytes": state_bytes(model, ranks=ranks),
-        "replicated": {
-            say(f"kv {name}"): number(times)
-            for name, times in replicated(model, ranks).items()
-        },
-        "kv_bytes": kept,
-        "reserved_bytes": {
-            t: kv_bytes(
-                reserved(model), t, batch=batch, dtype=dtype, ranks=ranks
-            )
-            for t in tokens
-        },
+        "replicated": {say(f"kv {n}"): number(x) for n, x in copies.items()},
+        "kv_bytes": bytes_of(model),
+        "reserved_bytes": bytes_of(reserved(model)),
         "params": model.params,
         "confidence": model.confidence,
-        "sources": {s.label: s.url for s in model.sources},
+        "sources": dict(model.sources),
         "note": model.note,
     }
-    if dp_attention:
-        found["replicated"] = {say("kv attention"): all_ranks}
     for name in ("context", "params_in"):
         if source := getattr(model, name):
-            found[name] = {source.label: source.url}
-    if budget is not None:
-        left = budget
-        if weights is not None:
-            if isinstance(weights, Storage):
-                if dp_attention:
-                    found["attention_bytes"] = weight_bytes(
-                        replace(model, params=model.attention_params),
-                        weights,
-                    )
-                found["weight_bytes"] = weight_bytes(
-                    model, weights, ranks=all_ranks, dp_attention=dp_attention
-                )
-            else:
-                found["weight_bytes"] = -(-weights // ranks)
-            left -= found["weight_bytes"]
-        found["left_bytes"] = left
-        found["longest_context"] = longest_context(
-            model, left, batch=batch, dtype=dtype, ranks=ranks
+            row[name] = {source.label: source.url}
+    if budget is None:
+        return row
+    if isinstance(weights, Storage):
+        if dp_attention:
+            attention = replace(model, params=model.attention_params)
+            row["attention_bytes"] = weight_bytes(attention, weights)
+        row["weight_bytes"] = weight_bytes(
+            model, weights, ranks=all_ranks, dp_attention=dp_attention
         )
-        found["largest_batch"] = {
-            t: all_ranks
-            // ranks
-            * largest_batch(model, t, left, dtype=dtype, ranks=ranks)
+    elif weights is not None:
+        row["weight_bytes"] = -(-weights // ranks)
+    left = budget - row.get("weight_bytes", 0)
+    return row | {
+        "left_bytes": left,
+        "longest_context": longest_context(model, left, batch=batch, **how),
+        "largest_batch": {
+            t: all_ranks // ranks * largest_batch(model, t, left, **how)
             for t in tokens
-        }
-    return found
+        },
+    }
 
 
-def lines(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Iterable[Sequence[str]]) -> str:
     """Rows as text: the first column flush left, the others flush right."""
-    widths = [max(map(wide, column)) for column in zip(*rows, strict=True)]
-    out = []
-    for row in rows:
-        rooms = [
-            " " * (width - wide(cell))
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        cells = [row[0] + rooms[0], *map(str.__add__, rooms[1:], row[1:])]
-        out.append("  ".join(cells).rstrip())
-    return "\n".join(out)
+    columns: list[list[str]] = []
+    for column in zip(*rows, strict=True):
+        widest = max(map(wide, column))
+        gaps = [" " * (widest - wide(cell)) for cell in column]
+        pairs = zip(gaps, column, strict=True)
+        columns.append([g + c if columns else c + g for g, c in pairs])
+    lines = map("  ".join, zip(*columns, strict=True))
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def settings(found: dict[str, Any], say: Say) -> str:
+def grouped(numbers: Iterable[int]) -> Iterator[str]:
+    return map("{:,}".format, numbers)
+
+
+def settings(row: dict[str, Any], say: Say) -> str:
     """Number of sequences, format of the cache, number of devices."""
-    batch, ranks, stored = found["batch"], found["ranks"], found["dtype"]
+    batch, ranks, stored = row["batch"], row["ranks"], row["dtype"]
+    if isinstance(stored, dict):
+        stored = say("kv stored", **stored)
     return say(
         "kv settings",
         many=say("kv one") if batch == 1 else say("kv many", n=batch),
-        stored=say("kv stored", **stored)
-        if isinstance(stored, dict)
-        else stored,
+        stored=stored,
         split=say("kv split", ranks=ranks) if ranks > 1 else "",
     )
 
 
-def left_over(found: dict[str, Any], budget: int, say: Say) -> str:
+def left_over(row: dict[str, Any], say: Say) -> str:
     """What the weights leave of the memory per device, if they fit."""
-    left = found["left_bytes"]
+    left, taken = row["left_bytes"], row["weight_bytes"]
     return say(
         "kv left" if left > 0 else "kv full",
-        taken=size(found["weight_bytes"]),
-        budget=size(budget),
+        taken=size(taken),
+        budget=size(left + taken),
         left=size(left),
     )
 
 
-def one(found: dict[str, Any], budget: int | None, say: Say) -> str:
+def one(row: dict[str, Any], say: Say) -> str:
     """Everything about one model."""
-    layers = [
-        (
-            say("kv layers", **g),
-            say("kv each", n=g["token_bytes_per_layer"]),
-        )
-        for g in found["groups"]
+    kept, full = row["kv_bytes"], row["reserved_bytes"]
+    first, later = row["token_bytes"].values()
+    longest = row["max_context"]
+    out = [
+        say("kv name" if longest else "kv unbound", **row, n=longest),
+        table(
+            (
+                say("kv layers", **g),
+                say("kv each", n=g["token_bytes_per_layer"]),
+            )
+            for g in row["groups"]
+        ),
+        say("kv first", n=first, size=size(first)),
     ]
-    longest = found["max_context"]
-    name = say("kv name" if longest else "kv unbound", **found, n=longest)
-    out = [name, lines(layers)]
-    first, later = found["token_bytes"].values()
-    out.append(say("kv first", n=first, size=size(first)))
     if first != later:
         out.append(say("kv later", n=later, size=size(later)))
-    if held := found["state_bytes"]:
-        out.append(say("kv states", n=held, size=size(held)))
-    if copies := found["replicated"]:
-        times = (say("kv times", name=name, n=n) for name, n in copies.items())
+    if states := row["state_bytes"]:
+        out.append(say("kv states", n=states, size=size(states)))
+    if copies := row["replicated"].items():
+        times = [say("kv times", name=name, n=n) for name, n in copies]
         out.append(say("kv replicated", times=say("and").join(times)))
-    out.append(settings(found, say))
-    rows = [[say("kv tokens"), say("kv bytes"), ""]]
-    rows += [
-        [f"{t:,}", f"{n:,}", size(n)] for t, n in found["kv_bytes"].items()
+    columns = [
+        [say("kv tokens"), *grouped(kept)],
+        [say("kv bytes"), *grouped(kept.values())],
+        ["", *map(size, kept.values())],
     ]
-    windows = found["reserved_bytes"] != found["kv_bytes"]
-    if windows:
-        taken = [size(n) for n in found["reserved_bytes"].values()]
-        for row, cell in zip(rows, [say("kv reserved"), *taken], strict=True):
-            row.append(cell)
-    if budget is not None:
-        most = [f"{n:,}" for n in found["largest_batch"].values()]
-        for row, cell in zip(rows, [say("kv fit"), *most], strict=True):
-            row.append(cell)
-    out.append(lines(rows))
-    if windows:
+    if full != kept:
+        columns.append([say("kv reserved"), *map(size, full.values())])
+    if "largest_batch" in row:
+        columns.append([say("kv fit"), *grouped(row["largest_batch"].values())])
+    out += [settings(row, say), table(zip(*columns, strict=True))]
+    if full != kept:
         out.append(say("kv full length"))
-    if device := found.get("device"):
+    if device := row.get("device"):
         out.append(say("kv device", **device))
-    if budget is not None:
-        if held := found.get("attention_bytes"):
-            out.append(say("kv dp", size=size(held)))
-        if "weight_bytes" in found:
-            out.append(left_over(found, budget, say))
-        if (left := found["left_bytes"]) > 0:
-            n = found["longest_context"]
-            name = "kv endless" if n is None else "kv longest"
-            out.append(say(name, left=size(left), n=n))
-    if found["note"]:
-        note = Text(found["note"], in_chinese(found["note"]))
+    if attention := row.get("attention_bytes"):
+        out.append(say("kv dp", size=size(attention)))
+    if "weight_bytes" in row:
+        out.append(left_over(row, say))
+    if (left := row.get("left_bytes", 0)) > 0:
+        most = row["longest_context"]
+        name = "kv endless" if most is None else "kv longest"
+        out.append(say(name, left=size(left), n=most))
+    if row["note"]:
+        note = Text(row["note"], in_chinese(row["note"]))
         out.append(say("kv note", note=note))
     for name in ("sources", "context", "params_in"):
-        if name in found:
-            out.append(say(f"kv {name}", names=", ".join(found[name])))
+        if name in row:
+            out.append(say(f"kv {name}", names=", ".join(row[name])))
     if device:
         out.append(say("kv seen", url=device["source"]))
-    if found["confidence"] == "given" and found["params"]:
-        out.append(say("kv params", n=found["params"]))
-    if found.get("assumed_dtype"):
-        out.append(say("kv assumed", **found))
-    out.append(say("kv sure", word=say(f"kv {found['confidence']}")))
+    if row["confidence"] == "given" and row["params"]:
+        out.append(say("kv params", n=row["params"]))
+    if "assumed_dtype" in row:
+        out.append(say("kv assumed", **row))
+    out.append(say("kv sure", word=say(f"kv {row['confidence']}")))
     return "\n".join(out)
 
 
-def several(
-    found: Sequence[dict[str, Any]], budget: int | None, say: Say
-) -> str:
+def several(rows: Sequence[dict[str, Any]], say: Say) -> str:
     """Two tables with a row per model: bytes, and what fits."""
-    contexts = list(found[0]["kv_bytes"])
-    tokens = [say("kv length", n=t) for t in contexts]
-    rows = [[say("kv model"), say("kv growth"), *tokens]]
-    for f in found:
-        taken = [size(f["kv_bytes"][t]) for t in contexts]
-        rows.append([f["id"], size(f["token_bytes"]["later"]), *taken])
-    out = [settings(found[0], say), lines(rows)]
-    if budget is not None:
-        out += ["", say("kv fits")]
-        rows = [[say("kv model"), say("kv cache"), *tokens, say("kv most")]]
-        for f in found:
-            left, longest = f["left_bytes"], f["longest_context"]
-            most = [f"{n:,}" for n in f["largest_batch"].values()]
-            rows.append(
-                [
-                    f["id"],
-                    size(left) if left > 0 else say("kv nothing"),
-                    *most,
-                    say("kv any") if longest is None else f"{longest:,}",
-                ]
-            )
-        out.append(lines(rows))
-        out += [
-            say("kv over", id=f["id"], why=left_over(f, budget, say))
-            for f in found
-            if f["left_bytes"] <= 0
-        ]
-        out += [
-            f"{f['id']}: {say('kv assumed', **f)}"
-            for f in found
-            if f.get("assumed_dtype")
-        ]
+    tokens = [say("kv length", n=t) for t in rows[0]["kv_bytes"]]
+    taken = [[say("kv model"), say("kv growth"), *tokens]]
+    for row in rows:
+        caches = map(size, row["kv_bytes"].values())
+        taken.append([row["id"], size(row["token_bytes"]["later"]), *caches])
+    out = [settings(rows[0], say), table(taken)]
+    if "left_bytes" in rows[0]:
+        fits = [[say("kv model"), say("kv cache"), *tokens, say("kv most")]]
+        for row in rows:
+            left, longest = row["left_bytes"], row["longest_context"]
+            budget = size(left) if left > 0 else say("kv nothing")
+            most = say("kv any") if longest is None else f"{longest:,}"
+            batches = grouped(row["largest_batch"].values())
+            fits.append([row["id"], budget, *batches, most])
+        out += ["", say("kv fits"), table(fits)]
+    for row in rows:
+        if row.get("left_bytes", 1) <= 0:
+            out.append(say("kv over", id=row["id"], why=left_over(row, say)))
+    for row in rows:
+        if "assumed_dtype" in row:
+            out.append(f"{row['id']}: {say('kv assumed', **row)}")
     return "\n".join(out)
 
 
@@ -478,19 +450,6 @@ def add_to(commands: Any) -> None:
     )
 
 
-def weights_of(
-    model: Model, asked: int | Storage | str | None
-) -> int | Storage | None:
-    """What was asked for, or the bytes that the model's own file gives."""
-    if not isinstance(asked, str):
-        return asked
-    if model.confidence != "given":
-        raise ValueError("--weights config is that of a file: pass --config")
-    from attnref.released.stored import stored_bytes
-
-    return stored_bytes(model.id)
-
-
 def offered(file: str) -> str:
     """The end of an error message: models of a family that no row reads, whose
     sizes are known all the same."""
@@ -504,89 +463,117 @@ def offered(file: str) -> str:
     return f"; kv --model knows {', '.join(ids)}" if ids else ""
 
 
-def run_kv(asked: argparse.Namespace) -> str:
-    if asked.list == bool(asked.model or asked.config):
+def budget_of(args: argparse.Namespace) -> int | None:
+    """Bytes per device that may be used, if any are given; errors of options
+    that do not go together."""
+    if args.list == bool(args.model or args.config):
         raise ValueError(
             "pass --model with one or more ids, --config with a file, or --list"
         )
-    device = find_device(asked.device) if asked.device else None
-    if device and asked.budget:
+    if args.device and args.budget:
         raise ValueError("pass --budget or --device, not both")
-    budget = device.mib * 2**20 if device else asked.budget
-    if budget is None:
-        if asked.weights is not None:
-            raise ValueError(
-                "--weights is subtracted from --budget or --device; pass one"
-            )
-        if asked.utilisation is not None:
-            raise ValueError("--utilisation is a share of --budget or --device")
-    else:
-        budget = int(budget * (asked.utilisation or 1))
-    if asked.dp_attention and asked.ranks < 2:
+    budget: int | None = args.budget
+    if args.device:
+        budget = find_device(args.device).mib * 2**20
+    if budget is None and args.weights is not None:
+        raise ValueError(
+            "--weights is subtracted from --budget or --device; pass one"
+        )
+    if budget is None and args.utilisation is not None:
+        raise ValueError("--utilisation is a share of --budget or --device")
+    if args.dp_attention and args.ranks < 2:
         raise ValueError("--dp-attention needs --ranks of at least 2")
-    if asked.dp_attention and isinstance(asked.weights, int | str):
+    if args.dp_attention and isinstance(args.weights, int | str):
         raise ValueError(
             "--dp-attention needs the dtype of --weights, not their size"
         )
-    if asked.list and not asked.json:
-        return lines([(m.id, m.name, m.date) for m in models().values()])
-    ids = models() if asked.list else asked.model or []
-    chosen = [find_model(id) for id in ids]
-    if asked.config:  # which loads more of the package
+    return budget and int(budget * (args.utilisation or 1))
+
+
+def chosen(args: argparse.Namespace) -> list[Model]:
+    """The models of --model or --list, and those of the files of --config."""
+    ids = models() if args.list else args.model or []
+    known = [find_model(id) for id in ids]
+    if args.config:  # which loads more of the package
         from attnref.released.from_config import model_from_config
 
-        for file in asked.config:
+        for file in args.config:
             try:
-                chosen.append(model_from_config(file))
+                known.append(model_from_config(file))
             except ValueError as error:
                 raise ValueError(f"{error}{offered(file)}") from None
-    dtype: str | Storage = asked.dtype
-    if asked.scale:
-        plain = DTYPES.get(asked.dtype)
-        if plain is None:
-            known = ", ".join(DTYPES)
-            raise ValueError(f"--scale goes with one of {known}, not {dtype!r}")
-        dtype = plain._replace(scale_bits=asked.scale[0], block=asked.scale[1])
+    return known
+
+
+def stored_as(dtype: str, scale: tuple[int, int] | None) -> str | Storage:
+    """The format of the cache."""
+    if scale is None:
+        return dtype
+    if dtype not in DTYPES:
+        known = ", ".join(DTYPES)
+        raise ValueError(f"--scale goes with one of {known}, not {dtype!r}")
+    return DTYPES[dtype]._replace(scale_bits=scale[0], block=scale[1])
+
+
+def of_file(model: Model) -> tuple[int, dict[str, str]]:
+    """Bytes of the weights as the model's own file says, and the dtype that
+    they are counted in if it says no format."""
+    if model.confidence != "given":
+        raise ValueError("--weights config is that of a file: pass --config")
+    from attnref.released.stored import assumed_dtype, stored_bytes
+
+    dtype = assumed_dtype(model.id)
+    assumed = {"assumed_dtype": dtype} if dtype else {}
+    return stored_bytes(model.id), assumed
+
+
+def run_kv(args: argparse.Namespace) -> str:
+    budget = budget_of(args)
+    if args.list and not args.json:
+        return table((m.id, m.name, m.date) for m in models().values())
+    these, dtype = chosen(args), stored_as(args.dtype, args.scale)
     # For programs it is English.
-    language = "en" if asked.json else asked.lang or language_of_locale()
+    language = "en" if args.json else args.lang or language_of_locale()
     say = speaker(language)
     # A model without the data that was asked for does not stop the others.
-    found, unknown = [], []
-    for model in chosen:
+    rows: list[dict[str, Any]] = []
+    unknown: list[dict[str, str]] = []
+    for model in these:
         try:
-            told = result(
+            weights, assumed = args.weights, dict[str, str]()
+            if weights == "config":
+                weights, assumed = of_file(model)
+            row = result(
                 model,
-                tokens=asked.tokens,
-                batch=asked.batch,
+                tokens=args.tokens,
+                batch=args.batch,
                 dtype=dtype,
-                ranks=asked.ranks,
+                ranks=args.ranks,
                 budget=budget,
-                weights=weights_of(model, asked.weights),
+                weights=weights,
                 language=language,
-                dp_attention=asked.dp_attention,
+                dp_attention=args.dp_attention,
             )
         except ValueError as error:
-            if len(chosen) == 1:
+            if len(these) == 1:
                 raise
             unknown.append({"id": model.id, "unknown": str(error)})
-        else:
-            if asked.weights == "config":
-                from attnref.released.stored import assumed_dtype
-
-                if taken_for := assumed_dtype(model.id):
-                    told["assumed_dtype"] = taken_for
-            if device:
-                share = float(asked.utilisation or 1)
-                told["device"] = {**device._asdict(), "share": share}
-            found.append(told)
-    if not found:
+            continue
+        row |= assumed
+        if args.device:
+            share = float(args.utilisation or 1)
+            row["device"] = find_device(args.device)._asdict() | {
+                "share": share
+            }
+        rows.append(row)
+    if not rows:
         raise ValueError(unknown[0]["unknown"])
-    if asked.json:
-        return json.dumps([*found, *unknown], indent=2, ensure_ascii=False)
-    if len(chosen) == 1:
-        return one(found[0], budget, say)
-    left_out = [
-        say("kv out", why=Text(told["unknown"], in_chinese(told["unknown"])))
-        for told in unknown
-    ]
-    return "\n".join([several(found, budget, say), *left_out])
+    if args.json:
+        return json.dumps([*rows, *unknown], indent=2, ensure_ascii=False)
+    if len(these) == 1:
+        return one(rows[0], say)
+    out = [several(rows, say)]
+    for each in unknown:
+        why = Text(each["unknown"], in_chinese(each["unknown"]))
+        out.append(say("kv out", why=why))
+    return "\n".join(out)
