@@ -11,10 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from unittest.mock import Mock
 
 import pytest
-import tomllib
 
 import attnref
 from attnref.__main__ import command, main
