@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 from attnref.numbers.shapes import (
@@ -16,14 +15,15 @@ from attnref.numbers.shapes import (
     Sliding,
     Source,
 )
+from attnref.released.expression import value_of
 from attnref.released.record import KINDS as SOFTMAX
 from attnref.released.record import (
     UNREADABLE,
     AttentionRecord,
     Fields,
+    families,
     fields_of,
     layers_of,
-    rows_of,
 )
 from attnref.released.weights import params_of
 
@@ -87,13 +87,13 @@ def _groups(
     record: AttentionRecord | None,
 ) -> list[Group]:
     """What one layer stores."""
-    read = _beside(given, layer, kind)
+    state = _state(given, layer, kind)
     found: list[Group] = []
     if record:
         group = group_of(record)
         found = [group] if group else []
-    if "state_heads" in read and (read["beside"] or not record):
-        sizes = {name: _size(given, read, name) for name in STATE}
+    if "state_heads" in state and (state["beside"] or not record):
+        sizes = {name: _size(given, state, name) for name in STATE}
         found.append(Recurrent(layers=1, **sizes))
     return found
 
@@ -125,27 +125,27 @@ def group_of(r: AttentionRecord) -> Group | None:
     return Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)
 
 
-def _beside(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
-    """What `states.txt` says of a layer."""
+def _state(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
+    """What a layer keeps beside keys and values, as the table says it."""
     family = given["model_type"]
-    row = rows_of(Path(__file__).with_name("states.txt")).get(family)
-    if row is None and kind not in SOFTMAX:
+    entries = families()[family].state
+    if not entries and kind not in SOFTMAX:
         raise ValueError(
             f"{family}: what layers of the kind {kind} store is not known, "
             "so the cache would be counted too small"
         )
     read = Fields({k: v for k, v in given.items() if v is not None})
-    read["layer"], found = layer, Fields()
-    for name, code in row.fields.items() if row else ():
+    read["layer"], state = layer, Fields()
+    for name, entry in entries.items():
         try:
-            found[name] = read[name] = eval(code, {}, read)
+            state[name] = read[name] = value_of(entry, read)
         except UNREADABLE:
             raise ValueError(f"{family}: {name} cannot be read") from None
-    return Fields() if kind in (found["nothing"] or ()) else found
+    return Fields() if kind in (state["nothing"] or ()) else state
 
 
-def _size(given: Mapping[str, Any], read: Fields, name: str) -> int:
-    size, least = read[name], 1 if name == "conv_kernel" else 0
+def _size(given: Mapping[str, Any], state: Fields, name: str) -> int:
+    size, least = state[name], 1 if name == "conv_kernel" else 0
     if not isinstance(size, int) or size < least:
         raise ValueError(f"{given['model_type']}: {name}={size} is no size")
     return size

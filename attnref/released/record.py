@@ -2,14 +2,15 @@
 
 import json
 import math
-import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from types import CodeType
 from typing import Any, NamedTuple
+
+from attnref.released.expression import names_in, value_of
 
 
 @dataclass(frozen=True)
@@ -100,52 +101,61 @@ OF_ROPE = {
     "rotary_emb_base",
     "rotary_pct",
 }
+Entries = Mapping[str, Any]  # numbers, booleans, and expressions as text
 
 
 class Family(NamedTuple):
-    """A row of `families.txt`, with what it takes from the row above it."""
+    """A row of `families.toml`, with what it takes from the row it is like."""
 
-    fields: dict[str, CodeType]  # of the record, from those of the config
-    absent: dict[str, Any]  # what transformers takes for a field left out
-    names: dict[str, str]  # of weights: ours, and as transformers calls them
+    fields: Entries  # of the record, from those of the config
+    weights: Entries  # parameters beside attention
+    state: Entries  # what a layer keeps beside keys and values
+    names: Mapping[str, str]  # of weights: ours, and as transformers has them
+    defaults: Mapping[str, Any]  # of fields that a config may leave out
 
     @property
     def reads(self) -> set[str]:
-        """The fields of the config that the row reads."""
-        names = {n for code in self.fields.values() for n in code.co_names}
+        """The fields of the config that its attention reads."""
+        names = read_by(self.fields)
         return names | OF_ROPE if "rope" in names else names
+
+
+def read_by(entries: Entries) -> set[str]:
+    """The names that entries of the table read."""
+    return {name for entry in entries.values() for name in names_in(entry)}
 
 
 @cache
 def families() -> dict[str, Family]:
     """Those that are known, by `model_type`."""
-    found = rows_of(Path(__file__).with_name("families.txt"))
-    absent = json.loads(Path(__file__).with_name("absent.json").read_text())
     return {
-        name: row._replace(absent=absent.get(name, {}))
-        for name, row in found.items()
+        name: Family(
+            fields=_part(name, "fields"),
+            weights=_part(name, "weights"),
+            state=_part(name, "state"),
+            names=_part(name, "names"),
+            defaults=row.get("defaults", {}),
+        )
+        for name, row in _table().items()
+        if not name.startswith("_")
     }
 
 
 @cache
-def rows_of(path: Path) -> dict[str, Family]:
-    """The rows of a file such as `families.txt`, by family."""
-    found: dict[str, Family] = {}
-    text = re.sub(r"(?m)^#.*\n", "", path.read_text("utf-8"))
-    for block in re.split(r"\n(?=\w)", text.strip()):
-        head, *lines = block.splitlines()
-        names, _, parent = head.partition(" < ")
-        above = found[parent] if parent else Family({}, {}, {})
-        row = Family(dict(above.fields), {}, dict(above.names))
-        for line in lines:
-            left, sign, right = line.strip().split(" ", 2)
-            if sign == "=":
-                row.fields[left] = compile(right, head, "eval")
-            else:
-                row.names[left] = right
-        for name in names.split():
-            found[name] = row
-    return found
+def _table() -> dict[str, Any]:
+    path = Path(__file__).with_name("families.toml")
+    return tomllib.loads(path.read_text("utf-8"))
+
+
+@cache
+def _part(name: str, part: str) -> dict[str, Any]:
+    """A part of a row, with what it takes from the same part of another."""
+    row = _table()[name]
+    own = dict(row.get(part, {}))
+    if part == "fields":
+        own = {k: v for k, v in row.items() if not isinstance(v, dict)}
+    like = own.pop("like", row.get("like"))
+    return {**_part(like, part), **own} if like else own
 
 
 UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
@@ -191,49 +201,70 @@ def _layer(
     kinds: Sequence[str],
     layer: int,
 ) -> AttentionRecord:
-    read: Mapping[str, Any] = _present(row, given)
-    count = len(kinds)
-    if not 0 <= layer < count:
-        raise ValueError(f"{layer=}, but the model has {count} layers")
-    indexed = kinds[layer] == INDEXED and "index_topk" not in row.fields
-    if kinds[layer] not in KINDS or indexed:
+    if not 0 <= layer < len(kinds):
+        raise ValueError(f"{layer=}, but the model has {len(kinds)} layers")
+    kind = kinds[layer]
+    indexed = kind == INDEXED and "index_topk" not in row.fields
+    if kind not in KINDS or indexed:
         raise ValueError(
-            f"{family}: layer {layer} is {kinds[layer]}, no softmax attention"
+            f"{family}: layer {layer} is {kind}, no softmax attention"
         )
-    read = Fields(
-        read, layer=layer, layer_type=kinds[layer], own=_own(read, layer)
+    values = Fields(_present(row, given), layer=layer, layer_type=kind)
+    values["own"] = _own(values, layer)
+    values["rope"] = _rope(family, row, given, values)
+    shares, is_shared = _sharing(
+        family, kinds, layer, values["num_kv_shared_layers"] or 0
     )
-    read["rope"] = _rope(family, row, given, read)
-    first = count - (read["num_kv_shared_layers"] or 0)
-    read["shares"] = None
-    if layer >= first:
-        same = [n for n in range(first) if kinds[n] == kinds[layer]]
-        if not same:
-            raise ValueError(f"{family}: no layer has keys for layer {layer}")
-        read["shares"] = same[-1]
-    elif first < count:
-        last = max(n for n in range(first) if kinds[n] == kinds[layer])
-        read["is_shared"] = layer == last
     own = {f.name for f in fields(AttentionRecord)}
-    others = (name for name in row.fields if name != "kind")
+    others = [name for name in row.fields if name != "kind"]
     for name in sorted(others, key=lambda name: name in own):
-        try:
-            read[name] = eval(row.fields[name], {"math": math}, read)
-            if isinstance(read[name], complex):  # (-8) ** -0.5
-                raise TypeError(name)
-        except (*UNREADABLE, ValueError):
-            names = row.fields[name].co_names
-            told = ", ".join(f"{n}={read[n]!r}" for n in names if n in read)
-            raise ValueError(
-                f"{family}: {name} cannot be made of {told[:200]}"
-            ) from None
-        if name in SIZES:
-            names = row.fields[name].co_names
-            of = {n: given[n] for n in names if n in given}
-            _size(read[name], family, of or {n: read[name] for n in names[:1]})
-    known: dict[str, Any] = {n: read[n] for n in own if n in read}
-    known |= {"family": family, "kind": kinds[layer]}
-    return AttentionRecord(**known)
+        values[name] = _value(family, name, row.fields[name], values, given)
+    record = {name: values[name] for name in others if name in own}
+    return AttentionRecord(
+        **record, family=family, kind=kind, shares=shares, is_shared=is_shared
+    )
+
+
+def _sharing(
+    family: str, kinds: Sequence[str], layer: int, readers: int
+) -> tuple[int | None, bool]:
+    """Whose keys and values a layer reads, and whether others read its own.
+
+    The last layers are readers, each of the last layer of its kind before them.
+    """
+    first = len(kinds) - readers
+    if not first < len(kinds):
+        return None, False
+    same = [n for n in range(first) if kinds[n] == kinds[layer]]
+    if layer < first:
+        return None, layer == same[-1]
+    if not same:
+        raise ValueError(f"{family}: no layer has keys for layer {layer}")
+    return same[-1], False
+
+
+def _value(
+    family: str,
+    name: str,
+    entry: Any,
+    values: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> Any:
+    """What a field of the record is, or an error that says of what."""
+    names = names_in(entry)
+    try:
+        value = value_of(entry, values)
+        if isinstance(value, complex):  # (-8) ** -0.5
+            raise TypeError(name)
+    except (*UNREADABLE, ValueError):
+        made_of = ", ".join(f"{n}={values[n]!r}" for n in names if n in values)
+        raise ValueError(
+            f"{family}: {name} cannot be made of {made_of[:200]}"
+        ) from None
+    if name in SIZES:
+        of = {n: given[n] for n in names if n in given}
+        _size(value, family, of or {n: value for n in names[:1]})
+    return value
 
 
 def records_of(
@@ -242,14 +273,14 @@ def records_of(
     """The records of all layers that have softmax attention, by layer."""
     given = fields_of(config)
     layers = enumerate(layers_of(given))
-    found = {layer: record for layer, (_, record) in layers if record}
-    if not found:
+    records = {layer: record for layer, (_, record) in layers if record}
+    if not records:
         family, _ = _family(given)
         kinds = ", ".join(sorted(set(kinds_of(given))))
         raise ValueError(
             f"{family}: no layer has softmax attention; all are {kinds[:200]}"
         )
-    return found
+    return records
 
 
 SIZES = "d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim"
@@ -265,7 +296,11 @@ ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
 DRAFTS = "eagle", "dflash", "dspark", "draft", "medusa"
 # What a file of images too says once, beside the fields of its text model.
 OUTSIDE = "tie_word_embeddings", "quantization_config", "torch_dtype", "dtype"
-TOLD = "rope_theta", "rope_scaling", "rotary_emb_base", "rope_local_base_freq"
+# What a file says of RoPE that was written before transformers 5.
+BEFORE = (
+    *("rope_theta", "rope_scaling"),
+    *("rotary_emb_base", "rope_local_base_freq"),
+)
 ROPE_FIELDS = {
     *("rope_type", "type", "rope_theta", "factor", "truncate"),
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
@@ -280,8 +315,7 @@ class Fields(dict[str, Any]):
     """The fields that an expression reads; what is not there is None."""
 
     def __missing__(self, name: str) -> None:
-        if name in ("math", "int", "len", "tuple", "bool"):
-            raise KeyError(name)  # it is not a field
+        return None
 
 
 Layers = Sequence[tuple[str, AttentionRecord | None]]
@@ -314,18 +348,18 @@ def fields_of(config: Any) -> dict[str, Any]:
         config = parsed(Path(config).read_text("utf-8"))
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}; pass an object")
-    text, found = config.get("text_config"), dict(config)
+    text, given = config.get("text_config"), dict(config)
     if isinstance(text, Mapping):
-        found = dict(text)
+        given = dict(text)
         for name in ("model_type", *OUTSIDE):
-            if found.get(name) is None and name in config:
-                found[name] = config[name]
-    family = found.get("model_type")
+            if given.get(name) is None and name in config:
+                given[name] = config[name]
+    family = given.get("model_type")
     if family == "kimi_k2":  # so it is called on the Hub
-        found["model_type"] = "deepseek_v3"
+        given["model_type"] = "deepseek_v3"
     if f"{family}_text" in families():  # of images too, without text_config
-        found["model_type"] = f"{family}_text"
-    return found
+        given["model_type"] = f"{family}_text"
+    return given
 
 
 def parsed(text: str) -> Any:
@@ -345,11 +379,10 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
     family = given.get("model_type")
     if not isinstance(family, str):
         raise ValueError("the config has no model_type")
-    if family not in families() or family.startswith("_"):
-        known = sum(not name.startswith("_") for name in families())
+    if family not in families():
         raise ValueError(
-            f"model_type={family!r} is none of the {known} families whose "
-            "attention is known"
+            f"model_type={family!r} is none of the {len(families())} families "
+            "whose attention is known"
         )
     return family, families()[family]
 
@@ -357,19 +390,20 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
 def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
     """Refuse fields that may change attention and that the row leaves out."""
     attention, other = _field_names()
-    called = str(given.get("architectures")).lower()
-    if given.get("draft_vocab_size") or any(n in called for n in DRAFTS):
+    classes = str(given.get("architectures")).lower()
+    if given.get("draft_vocab_size") or any(n in classes for n in DRAFTS):
         raise ValueError(
             f"{family}: this is a draft model, whose attention is not that of "
             "the family"
         )
+    reads = row.reads
     unread: list[str] = []
     unknown: list[str] = []
     for name, value in given.items():
-        if not value or name in row.reads or name in other:
+        if not value or name in reads or name in other:
             continue
-        found = unread if name in attention else unknown
-        found.append(f"{name}={value!r}"[:80])
+        which = unread if name in attention else unknown
+        which.append(f"{name}={value!r}"[:80])
     if unread:
         raise ValueError(
             f"{family}: attention does not read {', '.join(unread + unknown)}"
@@ -384,22 +418,21 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
 @cache
 def _field_names() -> tuple[set[str], set[str]]:
     """Fields of configs that may change attention, and those that do not."""
-    text = Path(__file__).with_name("fields.txt").read_text("utf-8")
-    attention, other = re.sub(r"(?m)^#.*\n", "", text).split("\n\n")
-    return set(attention.split()), set(other.split())
+    fields = _table()["_fields"]
+    return {*fields["attention"].split()}, {*fields["others"].split()}
 
 
-def _size(size: Any, family: str, told: Mapping[str, Any]) -> int:
+def _size(size: Any, family: str, given: Mapping[str, Any]) -> int:
     """A size, or an error with what the config says of it."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        said = ", ".join(f"{name}={value!r}" for name, value in told.items())
-        raise ValueError(f"{family}: {said[:200]} is no positive number")
+        text = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ValueError(f"{family}: {text[:200]} is no positive number")
     return size
 
 
 def _present(row: Family, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say something: given, or what their absence means."""
-    return {k: v for k, v in {**row.absent, **given}.items() if v is not None}
+    return {k: v for k, v in {**row.defaults, **given}.items() if v is not None}
 
 
 def _kinds(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
@@ -422,17 +455,17 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
         kind = str(kinds[layer])
         return CALLED.get(kind, kind)
     if "kind" not in row.fields:
-        reads = row.fields["window"].co_names if "window" in row.fields else ()
-        if "layer_type" in reads and read.get("sliding_window"):
+        differ = "layer_type" in names_in(row.fields.get("window"))
+        if differ and read.get("sliding_window"):
             raise ValueError("the config has no layer_types")
         return "full_attention"
-    own = Fields(read, layer=layer)
+    values = Fields(read, layer=layer)
     for name in ("has_rope", "kind"):
         if name in row.fields:
-            own[name] = eval(row.fields[name], {"math": math}, own)
-    if own["kind"] is None:
+            values[name] = value_of(row.fields[name], values)
+    if values["kind"] is None:
         raise ValueError("the config has no layer_types")
-    return str(own["kind"])
+    return str(values["kind"])
 
 
 def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
@@ -454,50 +487,66 @@ def _of_kind(
     return rope
 
 
-def _rope(
-    family: str, row: Family, given: Mapping[str, Any], read: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What the config says of RoPE in this layer, in either schema."""
-    kind = read["layer_type"]
+def _written(
+    row: Family, given: Mapping[str, Any], values: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """What the config says of RoPE in this layer, as transformers 5 writes it.
+
+    `rope_parameters` says it all. A file from before has `rope_theta` and
+    `rope_scaling`, and layers with a window may have a base of their own, which
+    no scaling changes.
+    """
+    kind = values["layer_type"]
     rope = _of_kind(given.get("rope_parameters"), kind)
-    if rope is None:  # before transformers 5
-        absent = row.absent.get("rope_parameters") or {}
-        rope = dict(_of_kind(absent, kind) or {})
-        usual = rope.get("rope_theta") or read["rope_theta"]
-        if any(given.get(name) for name in TOLD):
-            own = kind == "sliding_attention" and kind in absent
-            local = own and "rope_local_base_freq" in row.reads
-            theta = "rope_local_base_freq" if local else "rope_theta"
-            rope = {} if own else dict(read["rope_scaling"] or {})
-            told = given.get(theta) or given.get("rotary_emb_base")
-            rope["rope_theta"] = rope.get("rope_theta") or told or usual
-    rope = dict(rope)
+    if rope is not None:
+        return rope
+    default = row.defaults.get("rope_parameters") or {}
+    rope = _of_kind(default, kind) or {}
+    if not any(given.get(name) for name in BEFORE):
+        return rope
+    theta, scaling = "rope_theta", values["rope_scaling"]
+    if kind == "sliding_attention" and kind in default:
+        scaling = None
+        if "rope_local_base_freq" in row.reads:
+            theta = "rope_local_base_freq"
+    base = given.get(theta) or given.get("rotary_emb_base")
+    base = base or rope.get("rope_theta") or values["rope_theta"]
+    old = dict(scaling or {})
+    return {**old, "rope_theta": old.get("rope_theta") or base}
+
+
+def _rope(
+    family: str,
+    row: Family,
+    given: Mapping[str, Any],
+    values: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The same, complete: what an expression of the table calls `rope`."""
+    rope = dict(_written(row, given, values))
     unknown = sorted(rope.keys() - ROPE_FIELDS)
     if unknown:
         raise ValueError(f"{family}: RoPE has the unknown field {unknown[0]!r}")
-    theta = rope.setdefault("rope_theta", read["rope_theta"])
+    theta = rope.setdefault("rope_theta", values["rope_theta"])
     rope["rope_theta"] = theta and float(theta)
-    rope["kind"] = rope.get("rope_type") or rope.get("type") or "default"
-    if rope["kind"] == "mrope":
-        rope["kind"] = "default"  # for text, all three positions are one
-    if rope["kind"] not in ROPES:
-        raise ValueError(
-            f"{family}: RoPE of kind {rope['kind']!r} is not known"
-        )
-    names = "partial_rotary_factor", "rotary_pct"
-    told = [given[name] for name in names if given.get(name)]
-    share = told[0] if told else read[names[0]] or 1.0
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "mrope":
+        kind = "default"  # for text, all three positions are one
+    if kind not in ROPES:
+        raise ValueError(f"{family}: RoPE of kind {kind!r} is not known")
+    rope["kind"] = kind
+    share = given.get("partial_rotary_factor") or given.get("rotary_pct")
+    share = share or values["partial_rotary_factor"] or 1.0
     rope.setdefault("partial_rotary_factor", share)
-    length = "original_max_position_embeddings"
-    rope[length] = (
-        rope.get(length) or read[length] or read["max_position_embeddings"]
+    length = (
+        rope.get("original_max_position_embeddings")
+        or values["original_max_position_embeddings"]
+        or values["max_position_embeddings"]
     )
-    if rope["kind"] == "longrope":
-        rope.setdefault(
-            "longest",
-            rope.get("factor", 0) * rope[length]
-            or read["max_position_embeddings"],
-        )
+    rope["original_max_position_embeddings"] = length
+    if kind == "longrope":
+        longest = rope.get("factor", 0) * length
+        longest = longest or values["max_position_embeddings"]
+        rope.setdefault("longest", longest)
     rope["size"], rope["sharper"] = _sizes(rope)
     return rope
 

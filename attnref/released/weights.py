@@ -1,16 +1,17 @@
 """The parameters of a model, counted from its config.json."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from attnref.released.expression import value_of
 from attnref.released.record import (
     UNREADABLE,
     AttentionRecord,
     Fields,
     Layers,
+    families,
     layers_of,
-    rows_of,
+    read_by,
 )
 
 BIASES = "mlp_bias", "use_bias", "lm_head_bias", "bias", "add_bias_linear"
@@ -24,9 +25,10 @@ def params_of(
 
     Draft layers and vision encoders are not counted.
     """
-    family = given["model_type"]
-    row = rows_of(Path(__file__).with_suffix(".txt")).get(family)
-    if row is None or any(given.get(n) and n not in row.reads for n in BIASES):
+    family = families().get(given["model_type"])
+    entries = family.weights if family else {}
+    unread = {*BIASES} - read_by(entries)
+    if not entries or any(given.get(name) for name in unread):
         return None
     layers = layers or layers_of(given)
     attention = rest = 0
@@ -35,8 +37,8 @@ def params_of(
         for layer, (kind, record) in enumerate(layers):
             read = Fields({k: v for k, v in given.items() if v is not None})
             read["layer"], read["layer_type"] = layer, kind
-            for name in sorted(row.fields, key=LAST.__contains__):
-                read[name] = eval(row.fields[name], {}, read)
+            for name in sorted(entries, key=LAST.__contains__):
+                read[name] = value_of(entries[name], read)
             rest += read["mlp"] + read["norms"] * read["d"]
             if record is None or read["mixer"]:
                 attention += read["mixer"]

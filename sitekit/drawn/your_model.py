@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnref.numbers.kv_memory import DTYPES
-from attnref.released import record, weights
+from attnref.released import record
 from attnref.released.devices import devices
 from attnref.released.generate import source
 from attnref.words import origin
@@ -16,7 +16,7 @@ from sitekit.drawn.operations import GPUS
 from sitekit.markdown.render import Words, inline, render
 from sitekit.released import released as models
 from sitekit.released import told
-from sitekit.released.javascript import bundle, strings
+from sitekit.released.javascript import bundle, of_table, strings
 from sitekit.released.jinja import of_template
 
 FIRST = "qwen3-8b"
@@ -116,14 +116,11 @@ def written(config: dict[str, Any]) -> str:
 @cache
 def script() -> str:
     """assets/record.js: the record, the file and the numbers of a config."""
-    here, other = Path(str(record.__file__)), Path(str(weights.__file__))
-    names = "families.txt", "fields.txt", "absent.json"
-    files = [here.with_name(name) for name in names]
     roots = ["answer", "counted", "memory", "Use"]
     return bundle(
         [("sitekit.released.told", name) for name in roots],
-        [*files, other.with_suffix(".txt"), other.with_name("states.txt")],
         {
+            **of_table(Path(str(record.__file__)).with_name("families.toml")),
             "attnref.released.generate.template": of_template(source()),
             "attnref.words.origin": f"()=>{json.dumps(origin())}",
         },

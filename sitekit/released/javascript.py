@@ -8,14 +8,16 @@ stay apart; all operators, attributes and calls of methods go through it.
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from attnref.released.expression import FUNCTIONS, names_in
+
 PACKAGES = "attnref.", "sitekit."
-OWN = ("python.js",)
 RESERVED = {
     *("new", "default", "this", "function", "var", "let", "const", "switch"),
     *("case", "delete", "do", "enum", "export", "extends", "null", "super"),
@@ -184,48 +186,48 @@ def _name(name: str) -> str:
     return f"{name}_" if name in RESERVED else name
 
 
+def of_table(path: Path) -> dict[str, str]:
+    """What is `given` of families.toml: the table as JSON, with a number for
+    each expression, and the expressions as functions of what they read."""
+    texts: dict[str, int] = {}
+
+    def entries(row: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: str(texts.setdefault(entry, len(texts)))
+            if isinstance(entry, str) and name != "like"
+            else entry
+            for name, entry in row.items()
+        }
+
+    rows = {}
+    for name, row in tomllib.loads(path.read_text("utf-8")).items():
+        parts = {p: entries(row[p]) for p in ("weights", "state") if p in row}
+        rows[name] = row if name == "_fields" else {**entries(row), **parts}
+    table = string(json.dumps(rows, separators=(",", ":")))
+    functions = ",\n".join(map(expression, texts))
+    of = "(entry)=>isText(entry)?_parsed[entry]"
+    return {
+        "attnref.released.record._table": f"((t)=>()=>t)(loads({table}))",
+        "attnref.released.expression._parsed": f"[{functions}]",
+        "attnref.released.expression.names_in": f"{of}[0]:[]",
+        "attnref.released.expression.value_of": "(entry,fields)=>isText(entry)?"
+        "_parsed[entry][1]((name)=>$.at(fields,name)):entry",
+    }
+
+
 def expression(text: str) -> str:
-    """An expression over the fields of a config: the names that it reads, and
-    a function of that which reads them."""
-    tree = ast.parse(text, mode="eval")
-    names = " ".join(compile(text, "", "eval").co_names)
+    """The names that an expression reads, and a function of what reads them."""
+    tree = ast.parse(f"({text})", mode="eval")
     run = Script(set(), by_name="r").value(tree.body)
-    return f'["{names}",r=>{run}]'
+    return f"[{json.dumps(names_in(text))},r=>{run}]"
 
 
-EXPRESSION = re.compile(r"(?m)(?<=^  )(\w+) = (.*)$")
-
-
-def bundle(
-    roots: Sequence[tuple[str, str]],
-    files: Sequence[Path],
-    given: Mapping[str, str],
-) -> str:
-    """A script of its own, in which `python` has these functions.
-
-    In files such as families.txt, expressions give way to numbers.
-    """
-    found: dict[str, int] = {}
-
-    def numbered(match: re.Match[str]) -> str:
-        n = found.setdefault(match[2], len(found))
-        return f"{match[1]} = {n}"
-
-    texts = {}
-    for path in files:
-        text = path.read_text("utf-8")
-        if path.suffix == ".txt":
-            text = EXPRESSION.sub(numbered, re.sub(r"(?m)^#.*\n", "", text))
-        if path.suffix == ".json":
-            text = json.dumps(json.loads(text), separators=(",", ":"))
-        texts[path.name] = text
-    here = Path(__file__)
-    own = [here.with_name(name).read_text("utf-8") for name in OWN]
+def bundle(roots: Sequence[tuple[str, str]], given: Mapping[str, str]) -> str:
+    """A script of its own, in which `python` has these functions."""
+    own = Path(__file__).with_name("python.js").read_text("utf-8")
     parts = [
         "const python = (() => {",
-        "const FILES = " + strings(texts) + ";",
-        *(re.sub(r"(?m)^\s*(//.*\n\s*)*", "", text) for text in own),
-        "const CODE = [" + ",\n".join(map(expression, found)) + "];",
+        re.sub(r"(?m)^\s*(//.*\n\s*)*", "", own),
         javascript(roots, given),
         "})();",
     ]
@@ -233,15 +235,16 @@ def bundle(
 
 
 def strings(texts: dict[str, str]) -> str:
-    """An object of strings: in ' for its texts are full of \"."""
-
-    def string(text: str) -> str:
-        found = json.dumps(text, ensure_ascii=False)[1:-1]
-        apart = re.split(r"(\\.)", found.replace("'", "\\'"))
-        return "'" + "".join('"' if x == '\\"' else x for x in apart) + "'"
-
+    """An object of strings."""
     pairs = (f"{json.dumps(name)}:{string(texts[name])}" for name in texts)
     return "{" + ",\n".join(pairs) + "}"
+
+
+def string(text: str) -> str:
+    """In ' for such texts are full of \"."""
+    quoted = json.dumps(text, ensure_ascii=False)[1:-1]
+    apart = re.split(r"(\\.)", quoted.replace("'", "\\'"))
+    return "'" + "".join('"' if x == '\\"' else x for x in apart) + "'"
 
 
 class Script:
@@ -584,10 +587,10 @@ class Script:
     def named(self, name: str) -> str:
         if name in self.known:
             return _name(name)
-        if self.by_name and name not in EVALUATED:
+        if self.by_name and name not in FUNCTIONS:
             return f'{self.by_name}("{name}")'
-        if self.by_name and name == "math":
-            return "$.modules.math"
+        if self.by_name and name == "sqrt":
+            return "$.modules.math.sqrt"
         return f"$b.{name}"
 
     def loop(self, part: ast.expr, loops: list[ast.comprehension]) -> str:
@@ -640,9 +643,6 @@ class Script:
                 return f"$.send({head}{f',{{{named}}}' if named else ''})"
         head = f"{self.value(node.func)},[{given}]"
         return f"$.call({head}{f',{{{named}}}' if named else ''})"
-
-
-EVALUATED = {"math", "int", "len", "tuple", "bool"}
 
 
 def _yields(node: ast.FunctionDef) -> bool:

@@ -50,6 +50,7 @@ const isList = (x) => Array.isArray(x) && !(x instanceof Tuple);
 const whole = (x) => (isBool(x) ? BigInt(x) : x);
 const real = (x) => {
   if (isFloat(x)) return x;
+  if (!isInt(x)) return wrong();
   const value = Number(x);
   if (!Number.isFinite(value)) fail("OverflowError", "too large");
   return value;
@@ -600,12 +601,6 @@ $b.getattr = (x, name, ...absent) => {
   if (found !== undefined) return found;
   return absent.length ? absent[0] : fail("AttributeError", name);
 };
-$b.compile = (number) => {
-  const [names, run] = CODE[number];
-  return { co_names: Tuple.from(names.split(" ")), run };
-};
-$b.eval = (code, _, read) => code.run((name) => $.at(read, name));
-
 // Methods of text, lists, dictionaries and sets.
 const blank = /^[\s\x1c-\x1f]+|[\s\x1c-\x1f]+$/g;
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
@@ -808,25 +803,11 @@ const math = {
   isfinite: (x) => Number.isFinite(real(x)),
 };
 
-// Files that come along.
-class Path extends Instance {
-  __init__(name) {
-    this.name = name;
-  }
-  with_name(name) {
-    return $.call(Path, [name]);
-  }
-  with_suffix(suffix) {
-    return $.call(Path, [this.name.split(".").at(-2) + suffix]);
-  }
-  read_text() {
-    return FILES[this.name];
-  }
-}
+class Path extends Instance {} // there is none
 const cache = (f) => {
   const known = new Map();
   return $.def(f.$names, (...args) => {
-    const at = args.map((x) => (x instanceof Path ? x.name : key(x))).join("\0");
+    const at = args.map(key).join("\0");
     if (!known.has(at)) known.set(at, f(...args));
     return known.get(at);
   });
@@ -850,7 +831,7 @@ $.modules = {
   typing: { Any: $b.object, NamedTuple: null },
   functools: { cache },
   pathlib: { Path },
-  os: { PathLike: Path, fspath: (x) => x.name ?? x },
+  os: { PathLike: Path, fspath: (x) => x },
   dataclasses: {
     dataclass: (x) => x,
     replace,

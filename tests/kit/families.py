@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref.released.record import families
 
-FAMILIES = sorted(name for name in families() if not name.startswith("_"))
+FAMILIES = sorted(families())
 LAYERS, LENGTH, ROWS = 4, 24, 3
 CHUNKS = {
     "whole": (24,),

@@ -7,9 +7,8 @@ import torch
 
 from attnref.numbers.kv_memory import kv_bytes, state_bytes
 from attnref.released.from_config import model_from_config
-from attnref.released.record import rows_of
+from attnref.released.record import families
 from attnref.released.specs import configs, find_model
-from sitekit import ROOT
 from tests.kit.families import FAMILIES, config_of, model_of
 
 UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
@@ -62,12 +61,11 @@ FLAGS = {
 def test_the_parameters_of_a_family_are_those_of_transformers(family, more):
     """Those whose whole model is known; of the others, none are told."""
     config = config_of(family, **more)
-    rows = rows_of(ROOT / "attnref/released/weights.txt")
     tied = getattr(config, "tie_word_embeddings", None)
     given = json.loads(json.dumps(config.to_dict()))  # the model with the head
     given["tie_word_embeddings"] = bool(tied)  # says so, if the text does not
     counted = model_from_config(given).params
-    assert (counted is not None) == (family in rows)
+    assert (counted is not None) == bool(families()[family].weights)
     if counted is not None:
         model = model_of(config)
         count = sum(weight.numel() for weight in model.parameters())

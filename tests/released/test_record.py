@@ -10,9 +10,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref import AttentionRecord, attention_of
+from attnref.released.expression import FUNCTIONS, names_in, value_of
 from attnref.released.generate import file_of
 from attnref.released.record import OF_ROPE, families, records_of
-from tests.kit.families import FAMILIES, config_of, spoiled
+from tests.kit.families import FAMILIES, HOSTILE, config_of, spoiled
 
 LLAMA = {
     "model_type": "llama",
@@ -293,7 +294,7 @@ def test_a_field_left_out_means_what_transformers_takes(family):
     if {"hidden_size", "num_attention_heads"} <= known.keys():
         more["hidden_size"] = 64 * known["num_attention_heads"]
     whole = kind(**more).to_dict()
-    for name in families()[family].absent:
+    for name in families()[family].defaults:
         gone = {name, "rope_parameters"} if name in OF_ROPE else {name}
         short = {k: v for k, v in whole.items() if k not in gone}
         assert records_of(short) == records_of(whole), f"without {gone}"
@@ -472,3 +473,33 @@ def test_how_large_a_config_may_be():
         attention_of(LLAMA | {"num_hidden_layers": 10**6})
     large = LLAMA | {"architectures": ["x" * 10**7]}
     assert attention_of(large) == attention_of(LLAMA)
+
+
+def outcome(call, *args):
+    """What a call returns, as text, or the type of its error."""
+    try:
+        return repr(call(*args))
+    except Exception as error:
+        return type(error)
+
+
+def test_expressions_of_the_table_mean_what_they_mean_in_python():
+    chance = random.Random(0)
+    expressions = {
+        entry
+        for family in families().values()
+        for part in (family.fields, family.weights, family.state)
+        for entry in part.values()
+        if isinstance(entry, str)
+    }
+    for text in sorted(expressions):
+        code = compile(f"({text})", "", "eval")
+        others = {*FUNCTIONS, "get"}
+        names = [name for name in code.co_names if name not in others]
+        assert names_in(text) == names
+        for _ in range(20):
+            config = {name: chance.choice([*HOSTILE, 2, 3]) for name in names}
+            want = outcome(eval, code, {**FUNCTIONS}, config)
+            assert outcome(value_of, text, config) == want, (text, config)
+    with pytest.raises(ValueError, match="no expression of a family: open"):
+        value_of("open('/etc/hosts')", {})

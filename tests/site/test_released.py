@@ -8,7 +8,7 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref.__main__ import main
-from attnref.released.record import TOLD, fields_of, records_of
+from attnref.released.record import BEFORE, fields_of, records_of
 from sitekit import CONFIGS
 from sitekit.drawn import from_config
 from sitekit.released import released
@@ -43,7 +43,7 @@ def test_a_file_rests_on_a_config_that_says_its_rope(id):
     rotated = any(r.rope_theta for r in model.records.values())
     if rotated and model.family not in SILENT:
         given = fields_of(model.config)
-        assert any(given.get(name) for name in (*TOLD, "rope_parameters"))
+        assert any(given.get(name) for name in (*BEFORE, "rope_parameters"))
 
 
 def test_a_page_says_what_its_record_says():
