@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "caches.kv_cache": ["Cache", "GrowingKVCache", "KVCache"],
     "caches.ring": ["RingKVCache"],
-    "caches.state": ["StateCache"],
+    "caches.state": ["StateCache", "state_of"],
     "core.biases": ["Alibi", "Bias", "RelativeBias"],
     "core.flash": ["flash", "flash_lse"],
     "core.flex": ["flex"],

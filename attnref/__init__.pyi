@@ -1,7 +1,7 @@
 # What type checkers and editors see of __init__.py: the same names.
 from attnref.caches.kv_cache import Cache, GrowingKVCache, KVCache
 from attnref.caches.ring import RingKVCache
-from attnref.caches.state import StateCache
+from attnref.caches.state import StateCache, state_of
 from attnref.check.checker import check as check
 from attnref.check.report import Report as Report
 from attnref.check.report import Verdict as Verdict
@@ -150,6 +150,7 @@ __all__ = [
     "softmax",
     "split_kv",
     "split_qkv",
+    "state_of",
     "token_positions",
     "weights_of_torch_mha",
     "with_prefix",

@@ -1,15 +1,11 @@
 """A state of fixed size, for layers that read their tokens in order."""
 
-# --8<-- [start:imports]
 import torch
 from torch import Tensor
 
 from attnref.caches.kv_cache import Cache
 
-# --8<-- [end:imports]
 
-
-# --8<-- [start:state]
 class StateCache(Cache):
     """What a recurrent layer keeps of all earlier tokens: a few tensors.
 
@@ -87,6 +83,3 @@ def _described(
         f"{shape} {str(dtype).removeprefix('torch.')} on {device}"
         for shape, dtype, device in tensors
     )
-
-
-# --8<-- [end:state]

@@ -1,6 +1,5 @@
 """Gated DeltaNet: a recurrent layer, whose state has a fixed size."""
 
-# --8<-- [start:imports]
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,10 +10,7 @@ from attnref.caches.state import state_of
 from attnref.core.checks import check_input, check_sizes
 from attnref.core.heads import RMSNorm, merge_heads, split_heads
 
-# --8<-- [end:imports]
 
-
-# --8<-- [start:rule]
 def gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -63,10 +59,6 @@ def _units(x: Tensor, groups: int) -> Tensor:
     return x.repeat_interleave(groups, dim=1)
 
 
-# --8<-- [end:rule]
-
-
-# --8<-- [start:module]
 class GatedDeltaNet(nn.Module):
     """Gated DeltaNet of Qwen3-Next and Qwen3.5: a matrix per head, written.
 
@@ -188,6 +180,3 @@ class GatedDeltaNet(nn.Module):
         if order is not None:  # the pads where they stood
             out = out.gather(1, order.argsort(dim=1).expand(-1, -1, E))
         return out  # (B, T, E)
-
-
-# --8<-- [end:module]

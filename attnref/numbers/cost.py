@@ -228,7 +228,6 @@ def mla_cost(
 # --8<-- [end:mla]
 
 
-# --8<-- [start:recurrent]
 def gated_delta_cost(
     *,
     d_model: int,
@@ -276,6 +275,3 @@ def gated_delta_cost(
         values=2 * batch * H * (3 * new * D + square) * Dv,
         cached=batch * (H * D * Dv + C * (conv_kernel - 1)),
     )
-
-
-# --8<-- [end:recurrent]

@@ -14,7 +14,9 @@ from sitekit.markdown import pages, parity, source
 LEFT_OUT = ("commands", "check", "house", "oracles", "use")
 # What a file of tests calls all pages, and all layers or caches.
 OVER_PAGES = re.compile(r"mark\.whole|\bPAGES\b|\bmarkdown_files\b|\bSTEMS\b")
-OVER_ENTRIES = re.compile(r"\bVARIANTS\b|\bCACHES\b|\b(each|every)_\w+\b")
+OVER_ENTRIES = re.compile(
+    r"\b(VARIANTS|LAYERS|MIXERS|CACHES|(each|every)_\w+)\b"
+)
 NO_WORD = r"(?<![a-z0-9])({})(?![a-z0-9])"
 
 
@@ -41,9 +43,9 @@ class OnePage:
         """The layers and caches of `tests/variants.py` that it shows."""
         if not any(f.parent.name in ("layers", "caches") for f in self.package):
             return []
-        from tests.variants import CACHES, VARIANTS
+        from tests.variants import CACHES, LAYERS
 
-        made = {name: v.layer for name, v in VARIANTS.items()}
+        made = {name: v.layer for name, v in LAYERS.items()}
         made |= {name: type(make(1)) for name, make in CACHES.items()}
         return [
             name

@@ -136,3 +136,4 @@ def test_appending_by_cat_copies_everything_again():
     k, _ = growing.append(token, token)
     assert k.data_ptr() != where  # all was copied to a new place
     assert (growing.nbytes, room.nbytes) == (2 * 96, 100 * 96)
+    # --8<-- [end:room]
