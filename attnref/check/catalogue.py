@@ -229,12 +229,15 @@ class Plain:
     def __init__(self, variant: Sequence[Lines] = ()) -> None:
         self.texts = sources(variant)
 
+    def text(self, module: str) -> str:
+        return self.texts.get(module) or _text(module)
+
     def __getattr__(self, stem: str) -> Any:
         name = PLAIN + stem
         if stem.startswith("_") or not _file(name).is_file():
             raise AttributeError(stem)
         module = ModuleType(f"attnref.{name}")
-        exec(_code(name, self.texts.get(name) or _text(name)), vars(module))
+        exec(_code(name, self.text(name)), vars(module))
         setattr(self, stem, module)
         return module
 

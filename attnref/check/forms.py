@@ -5,6 +5,7 @@ it: a wrong attention shows in all layers. The first form of an exercise gives
 the right answers.
 """
 
+import re
 from collections.abc import Callable
 from copy import copy
 from functools import lru_cache, partial
@@ -110,38 +111,21 @@ class _Valid:
         return self.mask
 
 
-class _All(Tensor):
-    """A mask whose triangle is all of it."""
-
-    def tril(self, *_: Any, **__: Any) -> Tensor:
-        return self.as_subclass(Tensor)
-
-    def triu(self, *_: Any, **__: Any) -> Tensor:
-        return self.as_subclass(Tensor)
-
-
-class _Torch:
-    """torch for a causal layer that is to have another mask than its own."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def ones(self, *sizes: Any, **others: Any) -> Any:
-        return torch.ones(*sizes, **others).as_subclass(_All)
-
-    def ones_like(self, *_: Any, **__: Any) -> Any:
-        return self.hidden.as_subclass(_All)
+def _unmasked(p: Plain, stem: str) -> Any:
+    """A plain form without its causal mask: its triangles are whole, or what
+    is `hidden` there."""
+    text = re.sub(r"\.tri[lu]\([^()]*\)", "", p.text(f"plain.{stem}"))
+    ones = "torch.ones_like(scores[:1, :1], dtype=torch.bool)"
+    other = _own(p)
+    other.texts = p.texts | {f"plain.{stem}": text.replace(ones, "hidden")}
+    return getattr(other, stem)
 
 
-def _whole(mask: Tensor | None, T: int) -> tuple[Tensor, Any]:
-    """A mask, and torch for a causal layer that is to have it."""
+def _whole(mask: Tensor | None, T: int) -> tuple[Tensor, bool]:
+    """A mask, and whether it is the causal one, which a layer has itself."""
     every = torch.ones(T, T, dtype=torch.bool)
     mask = every if mask is None else mask
-    causal = mask.dim() == 2 and mask.equal(every.tril())
-    return mask, torch if causal else _Torch(~mask)
+    return mask, mask.dim() == 2 and mask.equal(every.tril())
 
 
 def _softmax(p: Plain) -> object:
@@ -178,16 +162,16 @@ def _masks(p: Plain) -> object:
 
 def _self(p: Plain, through: str) -> object:
     """mha, mqa or gqa: plain.gqa without its rotation and with any mask."""
-    p = _own(p)
+    forms = _unmasked(p, "gqa"), _own(p).gqa
+    for form in forms:
+        form.rope, form.F = lambda x, *_: x, _attend(p, through)
 
     def attention(*given: Any, mask: Tensor | None = None) -> Any:
         x, w_q, w_k, w_v, w_o, H, *K = given
         E = x.shape[2]
-        p.gqa.rope = lambda x, *_: x
-        p.gqa.F = _attend(p, through)
-        whole, p.gqa.torch = _whole(mask, x.shape[1])
-        valid = None if p.gqa.torch is torch else _Valid(whole)
-        layer = _made(p.gqa.GQA, E, H, *K or [len(w_k) * H // E])
+        whole, causal = _whole(mask, x.shape[1])
+        valid = None if causal else _Valid(whole)
+        layer = _made(forms[causal].GQA, E, H, *K or [len(w_k) * H // E])
         return _called(layer, _proj(w_q, w_k, w_v, w_o), x, valid=valid)
 
     return attention
@@ -195,19 +179,21 @@ def _self(p: Plain, through: str) -> object:
 
 def _mqa(p: Plain, through: str) -> object:
     """plain.mqa with any mask: its rows are all heads of a token."""
-    p = _own(p)
+    forms = _unmasked(p, "mqa"), _own(p).mqa
+    core = _attend(p, through)
 
     def mqa(*given: Any, mask: Tensor | None = None) -> Any:
-        (x, w_q, w_k, w_v, w_o, H), core = given, _attend(p, through)
+        (x, w_q, w_k, w_v, w_o, H) = given
         B, T, E = x.shape
-        whole, p.mqa.torch = _whole(mask, T)
+        whole, causal = _whole(mask, T)
         rows = whole.expand(B, H, T, T).transpose(1, 2).reshape(B, 1, -1, T)
 
         def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
             return core.scaled_dot_product_attention(q, k, v, mask & rows)
 
-        p.mqa.F = SimpleNamespace(scaled_dot_product_attention=attend)
-        layer = _made(p.mqa.MQA, E, H)
+        form = forms[causal]
+        form.F = SimpleNamespace(scaled_dot_product_attention=attend)
+        layer = _made(form.MQA, E, H)
         return _called(layer, _proj(w_q, w_k, w_v, w_o), x)
 
     return mqa
@@ -215,27 +201,24 @@ def _mqa(p: Plain, through: str) -> object:
 
 def _mha(p: Plain) -> object:
     """plain.mha; with its own mask where it is asked for this one."""
-    p = _own(p)
+    forms = _unmasked(p, "mha"), _own(p).mha
 
     def mha(*given: Any, mask: Tensor | None = None) -> Any:
         x, w_q, w_k, w_v, w_o, n_heads = given
-        whole, p.mha.torch = _whole(mask, x.shape[1])
+        whole, causal = _whole(mask, x.shape[1])
         whole = whole[(None,) * (4 - whole.dim())]
         seen = whole.any(-1, keepdim=True)
-        if torch.is_grad_enabled() and not seen.all():  # of NaN there are none
-            p.mha.torch = _Torch(seen & ~whole)
-        layer = _made(p.mha.MHA, x.shape[2], n_heads)
+        form = forms[causal]
+        form.hidden = seen & ~whole
+        layer = _made(form.MHA, x.shape[2], n_heads)
 
         # It is causal: no row of its own is empty, and would be NaN.
         def zero(_: object, given: tuple[Tensor]) -> Tensor:
-            B, T, E = given[0].shape
-            heads = given[0].view(B, T, n_heads, -1).nan_to_num(0.0)
-            if torch.is_grad_enabled():
-                heads = heads * seen.transpose(1, 2)
-            return heads.view(B, T, E)
+            heads = given[0].unflatten(2, (n_heads, -1)).nan_to_num(0.0)
+            shown = heads if seen.all() else heads * seen.transpose(1, 2)
+            return shown.flatten(2)
 
-        hook = layer.o_proj.register_forward_pre_hook(zero)
-        with hook:
+        with layer.o_proj.register_forward_pre_hook(zero):
             return _called(layer, _proj(w_q, w_k, w_v, w_o), x)
 
     return mha
