@@ -9,10 +9,10 @@ on the inputs on which it is wrong, and on nearly all others.
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from itertools import accumulate, chain, combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,11 +60,11 @@ CLEARLY = 5  # so many times more, a mistake differs from what is right
 # So many pairs of mistakes are tried, the likeliest first: of pairs planted at
 # random, more than nine in ten are among them.
 PAIRS = 100
-TRIED_FIRST = 3  # inputs, the smallest that fail: one of them may differ
+FEW = 3  # inputs that a class must fail on, to be recognised by errors
 COSTLY = 4000  # numbers: an input of more is tried last
 # What a mistake is not recognised by.
 UNTOLD = {law for law, of in LAWS.items() if of.unit} - {"small"}
-NEARLY = 8  # one input in so many may differ and the mistake still be named
+NEARLY = 5  # as one input in so many that fail, a mistake may differ from it
 EDGES = {"empty", "large", "sums", "gradients", "dtype"}  # as may be spelled
 # Those that need an argument, which an exercise has or has not.
 NEEDS = {"mask-argument-ignored": "mask", "causal-in-training-only": "train"}
@@ -481,156 +481,159 @@ class Explained(NamedTuple):
     lines: tuple[Variant, ...] = ()
 
 
-def explained(name: str, answers: Sequence[Answer]) -> Explained:
-    """The mistakes, or else pairs of them, that give these answers.
+class Comparison:
+    """The answers of a solution beside those of mistakes.
 
-    In half precision and in gradients a solution may fail for a reason of its
-    own: what agrees with it there too comes first, but need not exist.
+    `failing` are the inputs on which it is wrong, and `order` all on which it
+    is compared. In half precision and in gradients a solution may fail for a
+    reason of its own: these inputs, `half`, have no weight.
     """
-    probes, right = probes_of(name), rights(name).every
-    if not any(map(computed, probes, answers)):
-        return Explained()
-    asked = range(len(rights(name).probes))
-    told = [n for n in asked if probes[n].law not in UNTOLD]
-    told.sort(key=lambda n: size_of(probes[n]))
-    failing = [
-        n for n in told if fault(probes[n], answers[n], right[n])[1] is not None
-    ]
-    # What it gives after it has modified its inputs tells nothing.
-    failing = [
-        n
-        for n in failing
-        if not answers[n].modified or len(answers[n].calls) < 2
-    ]
-    if not failing and any(answers[n].modified for n in told):
-        known = catalogue()["input-modified"]
-        lines, n = known.variants[:1], len(told)
-        return Explained(((known.id,),), n, n, lines=lines)
-    wrong_ones = {probes[n].function for n in failing}
-    told = [n for n in told if probes[n].function in wrong_ones]
-    if not failing:  # what fails is a law by which no mistake is recognised
-        return Explained()
-    half = {n for n in told if lenient(probes[n])}
-    if half.issuperset(failing):
-        half = set()
-    first = [n for n in failing if n not in half]
-    others = [n for n in told if n not in half and n not in first]
-    order = first + others
-    order.sort(key=lambda n: size_of(probes[n]) > COSTLY)
-    only_errors = all(kind_of(answers[n]) for n in failing)
 
-    def agrees(wrong: Candidate, n: int) -> bool:
-        one, other = answers[n], wrong.answer(n)
-        if only_errors and not asks_class(name) and one.raised is not None:
+    def __init__(self, name: str, answers: Sequence[Answer]) -> None:
+        self.name, self.answers = name, answers
+        self.probes, self.right = probes_of(name), rights(name).every
+        asked = [
+            n
+            for n, probe in enumerate(rights(name).probes)
+            if probe.law not in UNTOLD
+        ]
+        asked.sort(key=self.size)
+        self.failing = [
+            n
+            for n in asked
+            if fault(self.probes[n], answers[n], self.right[n])[1] is not None
+            # What it gives after it has modified its inputs tells nothing.
+            and not (answers[n].modified and len(answers[n].calls) > 1)
+        ]
+        self.modified = [n for n in asked if answers[n].modified]
+        wrong = {self.probes[n].function for n in self.failing}
+        self.asked = [n for n in asked if self.probes[n].function in wrong]
+        half = {n for n in self.asked if lenient(self.probes[n])}
+        self.half = set() if half.issuperset(self.failing) else half
+        self.first = [n for n in self.failing if n not in self.half]
+        # The cheap ones that fail come first, and soon tell two apart.
+        self.order = sorted(
+            self.asked,
+            key=lambda n: (
+                n in self.half,
+                self.size(n) > COSTLY,
+                n not in self.first,
+            ),
+        )
+        self.only_errors = all(kind_of(answers[n]) for n in self.failing)
+
+    def size(self, n: int) -> int:
+        return size_of(self.probes[n])
+
+    def weight(self, n: int) -> float:
+        if n in self.half:
+            return 0
+        return 0.5 if self.probes[n].law in EDGES else 1
+
+    def agrees(self, wrong: "Candidate", n: int) -> bool:
+        one, other = self.answers[n], wrong.answer(n)
+        raised = self.only_errors and one.raised is not None
+        if raised and not asks_class(self.name):
             return kind_of(one) == kind_of(other)
-        return alike(probes[n], one, other)
+        return alike(self.probes[n], one, other)
 
-    def differs(
-        wrong: Candidate, most: int, edges: Set[str]
-    ) -> list[int] | None:
-        """The inputs on which it does, if they are few but for those at edges,
-        and it explains the others that fail."""
+    def differing(self, wrong: "Candidate", most: float) -> list[int] | None:
+        """The inputs on which a mistake differs, if they weigh at most this
+        much and it is clear that it explains the others."""
         found: list[int] = []
-        for n in order:
-            if not agrees(wrong, n):
+        for n in self.order:
+            if not self.agrees(wrong, n):
                 found.append(n)
-                most -= probes[n].law not in edges
+                most -= self.weight(n)
                 if most < 0:
                     return None
-        inner = [n for n in first if probes[n].law not in edges]
-        but = [n for n in inner if n not in found]
-        if asks_class(name):  # it raises where this does, and nowhere else
-            sure = bool(others) and not found and len(but) >= TRIED_FIRST
+        but = [n for n in self.first if n not in found]
+        if asks_class(self.name):  # it raises where this does, nowhere else
+            right = len(self.order) > len(self.first)
+            sure = right and not found and len(but) >= FEW
         else:
-            sure = only_errors
-        if 4 * len(but) < 3 * len(inner) or not (
-            sure
-            or any(
-                clearly_wrong(probes[n], wrong.answer(n), right[n]) for n in but
-            )
-        ):
-            return None
-        return found + [n for n in half if not agrees(wrong, n)]
+            sure = self.only_errors
+        clear = (
+            clearly_wrong(self.probes[n], wrong.answer(n), self.right[n])
+            for n in but
+        )
+        return found if sure or any(clear) else None
 
     def best(
-        tried: Sequence[Candidate], most: int, edges: Set[str] = frozenset()
+        self, tried: Iterable["Candidate"], most: float
     ) -> tuple[list[int], dict[tuple[str, ...], Variant]]:
         """Those that differ least, and where."""
         least: list[int] = []
         ids: dict[tuple[str, ...], Variant] = {}
-        rank = len(order) + 1, 0
+        rank = most, len(self.order)
         for wrong in tried:
             if rank == (0, 0) and wrong.ids in ids:
                 continue
-            found = differs(wrong, most, edges)
+            found = self.differing(wrong, rank[0])
             if found is not None:
-                new = len([n for n in found if n not in half]), len(found)
+                new = sum(map(self.weight, found)), len(found)
                 if new < rank:
                     least, rank, ids = found, new, {}
                 if new == rank:
                     ids.setdefault(wrong.ids, wrong.variant)
         return least, ids
 
-    few = len(first) >= TRIED_FIRST  # of fewer, none may differ
-    laws = {probes[n].law for n in failing}
-    caches = laws == {"small"}
-    far = laws == {"far"} and size_of(probes[failing[0]]) > COSTLY
-    slow = "cache" if caches else "position" if far else ""
 
-    def likely(left: int) -> Iterator[Candidate]:
-        """Those that differ on so many of the first inputs at most."""
-        for wrong in candidates(name):
-            if slow not in str(wrong.variant):
-                continue  # such inputs take long
-            faults = (not agrees(wrong, n) for n in order[:TRIED_FIRST])
-            if not any(total > left for total in accumulate(faults)):
-                yield wrong
-
-    where, ids = best([*likely(0)], 0)
-    if few and not ids:
-        where, ids = best([*likely(1)], len(order) // NEARLY)
-    if not ids and laws - EDGES and len(first) >= CLEARLY:
-        where, ids = best([*likely(TRIED_FIRST)], 0, EDGES)
+def explained(name: str, answers: Sequence[Answer]) -> Explained:
+    """The mistakes, or else pairs of them, that give these answers: those that
+    differ least, and on few inputs beside those that fail."""
+    if not any(map(computed, probes_of(name), answers)):
+        return Explained()
+    its = Comparison(name, answers)
+    if not its.failing:
+        if not its.modified:  # a property fails by which none is recognised
+            return Explained()
+        known, n = catalogue()["input-modified"], len(rights(name).probes)
+        n -= sum(p.law in UNTOLD for p in rights(name).probes)
+        return Explained(((known.id,),), n, n, lines=known.variants[:1])
+    laws = {its.probes[n].law for n in its.failing}
+    far = laws == {"far"} and its.size(its.failing[0]) > COSTLY
+    slow = "cache" if laws == {"small"} else "position" if far else ""
+    every = [w for w in candidates(name) if slow in str(w.variant)]
+    where, ids = its.best(every, len(its.first) / NEARLY)
     unfinished = False
-    if (not ids or any(n not in half for n in where)) and not (
-        only_errors or caches
-    ):
-        cheap = [n for n in order if n in first and size_of(probes[n]) < COSTLY]
-        of_laws = {  # and of each function
-            (probes[n].law, *probes[n].inputs): n for n in reversed(cheap)
-        }.values()
-        stages = (
-            n
-            for n in range(len(asked), len(probes))
-            if not alike(probes[n], answers[n], right[n])
-        )
-        chosen = [*dict.fromkeys((*cheap[:2], *of_laws, *cheap[-1:]))][:6]
-        some = [*chosen, *stages]
-        pairs = [*_pairs(name, answers, some, {*ids})] if cheap else []
+    known = bool(ids) and {*where} <= its.half
+    if not (known or its.only_errors or laws == {"small"}):
+        pairs = [*_pairs(its, {*ids})]
         unfinished = not ids and len(pairs) > PAIRS
-        there, both = best(pairs[:PAIRS], 0)
+        there, both = its.best(pairs[:PAIRS], 0)
         if both:
             where, ids, unfinished = there, both, False
-    differ = dict.fromkeys(probes[n].law for n in where)
-    tried = len(order) + len(half)
-    agree = tried - len(where) if ids else 0
+    agree = len(its.asked) - len(where) if ids else 0
+    differ = dict.fromkeys(its.probes[n].law for n in where)
     lines = tuple(ids.values())
-    return Explained((*ids,), agree, tried, (*differ,), unfinished, lines)
+    return Explained(
+        (*ids,), agree, len(its.asked), (*differ,), unfinished, lines
+    )
 
 
 def _pairs(
-    name: str,
-    answers: Sequence[Answer],
-    some: Sequence[int],
-    known: set[tuple[str, ...]],
-) -> Iterator[Candidate]:
+    its: Comparison, known: set[tuple[str, ...]]
+) -> Iterator["Candidate"]:
     """Two mistakes in one form, the likeliest first: each is wrong somewhere,
     and where only one of the two shows, the answer is that of this one."""
-    probes, right = probes_of(name), rights(name).every
+    probes, right = its.probes, its.right
+    cheap = [n for n in its.first if its.size(n) < COSTLY]
+    if not cheap:
+        return
+    of_laws = {  # and of each function
+        (probes[n].law, *probes[n].inputs): n for n in reversed(cheap)
+    }.values()
+    some = [*dict.fromkeys((*cheap[:2], *of_laws, *cheap[-1:]))][:6]
+    some += (
+        n
+        for n in range(len(rights(its.name).probes), len(probes))
+        if not alike(probes[n], its.answers[n], right[n])
+    )
     seen: dict[tuple[Any, ...], tuple[set[int], set[int], Candidate]] = {}
-    for wrong in candidates(name):
+    for wrong in candidates(its.name):
         given = {n: wrong.answer(n) for n in some}
-        like = {n for n in some if alike(probes[n], given[n], answers[n])}
+        like = {n for n in some if alike(probes[n], given[n], its.answers[n])}
         at = {n for n in some if not alike(probes[n], given[n], right[n])}
         sums = (_digest(x) for n in some for x in given[n].outputs)
         key = id(wrong.form), *(f"{each:.4g}" for each in sums)
@@ -651,7 +654,7 @@ def _pairs(
         ids = sorted((*one.ids, *other.ids))
         variant = one.variant + other.variant
         if form := _both(one, other):
-            yield Candidate(name, form, variant, *ids)
+            yield Candidate(its.name, form, variant, *ids)
 
 
 def _digest(x: Tensor) -> float:
