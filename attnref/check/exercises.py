@@ -21,6 +21,17 @@ from torch.utils.flop_counter import flop_registry
 
 from attnref.check.catalogue import PACKAGE, Plain, load
 from attnref.check.forms import FORMS, Form
+from attnref.check.properties import (
+    Property,
+    decoding_is_the_full_pass,
+    future_is_hidden,
+    heads_are_apart,
+    lengths_are_kept,
+    pads_are_unseen,
+    rows_are_apart,
+    scores_are_relative,
+    sequences_are_apart,
+)
 from attnref.check.tasks import TASKS
 from attnref.check.words import WORDS, told
 from attnref.words import Text
@@ -302,31 +313,75 @@ def of_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return change(value) if floats else value
 
 
-@driving
-def by_rows(f: Solution, i: Inputs, drive: Drive, *names: str) -> Outputs:
-    """All rows of a batch at once, and each alone."""
-    alone = [
-        drive(f, i | {name: _row(i[name], b) for name in names})
-        for b in range(3)
-    ]
-    joined = (torch.cat(parts) for parts in zip(*alone, strict=True))
-    return drive(f, i) + tuple(joined)
+Subject = Callable[[Solution, Inputs], tuple[Any, ...]]
 
 
-def _row(value: Any, b: int) -> Any:
-    if isinstance(value, list):
-        return [_row(v, b) for v in value]
-    return value[b : b + 1] if len(value) == 3 else value
+def has(wanted: Property, subject: Subject) -> Drive:
+    """Whether a solution has a property, of which the arguments are made of it
+    and its inputs: all that is observed, and then all that is expected."""
+
+    def drive(f: Solution, i: Inputs) -> Outputs:
+        pairs = [pair[:2] for pair in wanted.pairs(*subject(f, i))]
+        observed, expected = zip(*pairs, strict=True)
+        return tuple(map(torch.as_tensor, (*observed, *expected)))
+
+    return drive
 
 
-@driving
-def compared(
-    f: Solution, i: Inputs, drive: Drive, change: Any, names: str, where: Any
-) -> Outputs:
-    """Before and after a change of these inputs at the places `change`: the
-    outputs `where` they must be equal."""
-    other = {name: changed(i[name], change) for name in names.split()}
-    return tuple(x[where] for x in drive(f, i) + drive(f, i | other))
+def of(drive: Drive, *names: str) -> Subject:
+    """A function of these inputs, and them; lists are joined, by tokens."""
+
+    def subject(f: Solution, i: Inputs) -> tuple[Any, ...]:
+        def run(*given: Tensor) -> Tensor:
+            new: Inputs = dict(zip(names, given, strict=True))
+            for name in names:
+                if isinstance(i[name], list):
+                    sizes = [part.shape[2] for part in i[name]]
+                    new[name] = new[name].split(sizes, dim=2)
+            return joined(*drive(f, i | new))
+
+        values = (i[name] for name in names)
+        lists = (
+            x if isinstance(x, Tensor) else torch.cat(x, 2) for x in values
+        )
+        return run, *lists
+
+    return subject
+
+
+def joined(first: Tensor, *others: Tensor) -> Tensor:
+    """Outputs beside each other; a log-sum-exp is one more element."""
+    wide = [x[..., None] if x.dim() < first.dim() else x for x in others]
+    fit = all(x.shape[:-1] == first.shape[:-1] for x in wide)
+    return torch.cat((first, *wide), dim=-1) if wide and fit else first
+
+
+def beside(drive: Drive, *names: str) -> Subject:
+    """The same of these inputs beside each other, as one."""
+
+    def subject(f: Solution, i: Inputs) -> tuple[Any, ...]:
+        widths = [i[name].shape[-1] for name in names]
+        run, *parts = of(drive, *names)(f, i)
+        together = torch.cat(parts, dim=-1)
+        return lambda x: run(*x.split(widths, dim=-1)), together
+
+    return subject
+
+
+def with_pads(subject: Subject, axis: int = 1) -> Subject:
+    """A function of tokens, on this axis, and of which are no pads."""
+
+    def padded(f: Solution, i: Inputs) -> tuple[Any, ...]:
+        _, x = subject(f, i)
+
+        def run(x: Tensor, valid: Tensor) -> Tensor:
+            of_mask, _ = subject(f, i | {"mask": valid[:, None, None]})
+            out: Tensor = of_mask(x.transpose(1, axis))
+            return out.transpose(1, axis)
+
+        return run, x.transpose(1, axis)
+
+    return padded
 
 
 @cache
@@ -579,17 +634,14 @@ def core_probes(drive: Drive = plain) -> list[Probe]:
     late = (torch.arange(7) >= torch.tensor([[1], [5], [0]]))[:, None, None]
     low = {"q": 2**16 * (some["q"].abs() + 1), "k": k.where(~late.mT, -k)}
     ask("large", large, some | low | {"mask": late})
-    last = (..., slice(-1, None), slice(None))
-    before = (slice(None), slice(None), slice(-1))
-    future = compared(drive, last, "k v", before)
-    ask("future", five | {"mask": causal(5, 5)}, by=future)
-    hidden = (~pads).expand(3, 2, 1, 7)[:, :, 0]
-    away = compared(drive, hidden, "k v", ...)
-    ask("pads", some | {"mask": pads}, by=away)
-    by_row = by_rows(drive, "q", "k", "v", "mask")
-    ask("rows", some | {"mask": masks[0]}, by=by_row)
-    head, others = (slice(None), 0), (slice(None), slice(1, None))
-    ask("heads", some, by=compared(drive, head, "q k v", others))
+    tokens = beside(drive, "k", "v")
+    five_causal = five | {"mask": causal(5, 5)}
+    ask("future", five_causal, by=has(future_is_hidden, tokens))
+    unseen = has(pads_are_unseen, with_pads(tokens, 2))
+    ask("pads", some | {"q": some["k"], "mask": pads}, by=unseen)
+    rows = has(rows_are_apart, of(drive, "q", "k", "v", "mask"))
+    ask("rows", some | {"mask": masks[0]}, by=rows)
+    ask("heads", some, by=has(heads_are_apart, of(drive, "q", "k", "v")))
     learnt = gradients(drive, "q", "k", "v")
     ask("gradients", five, some | {"mask": masks[1]}, by=learnt)
     ones = {"q": 1024 * some["q"], "v": torch.ones_like(some["v"])}
@@ -655,7 +707,7 @@ def merge_probes() -> list[Probe]:
     none = [lse.clone() for lse in none]
     none[2][:, 0] = -torch.inf
     ask("empty", some | {"lses": none})
-    ask("rows", some, by=by_rows(pair, "outs", "lses"))
+    ask("rows", some, by=has(rows_are_apart, of(pair, "outs", "lses")))
     ask.dtypes(parts(3, 3, 2, 5, 4))
     return ask
 
@@ -663,14 +715,14 @@ def merge_probes() -> list[Probe]:
 def rope_probes() -> list[Probe]:
     draw, ask = Draw(5), Asked()
 
-    def of(x: Tensor, start: int, **others: float) -> Inputs:
-        at = torch.arange(start, start + x.shape[2])
-        return {"x": x, "positions": at} | others
+    def at(x: Tensor, start: int, **others: float) -> Inputs:
+        places = torch.arange(start, start + x.shape[2])
+        return {"x": x, "positions": places} | others
 
-    ask("same", of(draw(1, 1, 2, 2), 0), of(draw(1, 1, 2, 4), 1))
-    ask("same", of(draw(3, 2, 5, 8), 0), of(draw(3, 2, 4, 6), 11, theta=50.0))
-    ask("same", of(draw(3, 3, 4, 4), 0, theta=50.0), of(draw(3, 4, 4, 6), 1))
-    ask("same", of(draw(3, 2, 1, 16), 7, theta=5e5))
+    ask("same", at(draw(1, 1, 2, 2), 0), at(draw(1, 1, 2, 4), 1))
+    ask("same", at(draw(3, 2, 5, 8), 0), at(draw(3, 2, 4, 6), 11, theta=50.0))
+    ask("same", at(draw(3, 3, 4, 4), 0, theta=50.0), at(draw(3, 4, 4, 6), 1))
+    ask("same", at(draw(3, 2, 1, 16), 7, theta=5e5))
     mixed, away = [3, 0, 7, 7, 61], [2053, 0, 4099, 511, 30011]
     ask("same", {"x": draw(3, 2, 5, 8), "positions": torch.tensor(mixed)})
 
@@ -680,21 +732,13 @@ def rope_probes() -> list[Probe]:
     distant = {"x": draw(3, 2, 5, 4), "positions": torch.tensor(away)}
     ask("far", distant, by=as_right)
 
-    def norms(f: Solution, i: Inputs) -> Outputs:
-        return f.one(**i).norm(dim=-1), i["x"].norm(dim=-1)
-
-    def scores(f: Solution, i: Inputs) -> Outputs:
-        """Of pairs of the same two vectors, at equal distances."""
-        near = f.one(**i)
-        far = f.one(**i | {"positions": i["positions"] + 13})
-        return near @ near.mT, far @ far.mT
-
-    some = of(draw(3, 2, 5, 8), 3)
-    ask("norm", some, by=norms)
-    ask("relative", some, by=scores)
-    ask("rows", some, by=by_rows(plain, "x"))
+    some = at(draw(3, 2, 5, 8), 3)
+    placed = of(plain, "x", "positions")
+    ask("norm", some, by=has(lengths_are_kept, placed))
+    ask("relative", some, by=has(scores_are_relative, placed))
+    ask("rows", some, by=has(rows_are_apart, of(plain, "x")))
     ask("gradients", some, by=gradients(plain, "x"))
-    ask.dtypes(of(draw(3, 2, 5, 8), 300))
+    ask.dtypes(at(draw(3, 2, 5, 8), 300))
     return ask
 
 
@@ -769,16 +813,16 @@ def alibi_probes() -> list[Probe]:
 def order_probes() -> list[Probe]:
     draw, ask = Draw(16), Asked()
 
-    def of(B: int, H: int, T: int, D: int, most: int = 8) -> Inputs:
+    def drawn(B: int, H: int, T: int, D: int, most: int = 8) -> Inputs:
         names = "q", "k", "v", "gate"
         made: Inputs = {name: draw(B, H, T, D, most=most) for name in names}
         made |= {"q_weight": draw(D) + 2.5, "k_weight": draw(D) + 2.5}
         made |= {"positions": 3 * torch.arange(T) + 7, "softcap": 3.0}
         return made | {"sinks": draw(H), "mask": causal(T, T)}
 
-    ask("same", of(1, 1, 1, 2), of(1, 1, 2, 2), of(1, 2, 3, 4))
-    some = of(3, 2, 5, 6)
-    ask("same", some, of(3, 3, 3, 4) | {"softcap": 50.0}, of(2, 4, 23, 8))
+    ask("same", drawn(1, 1, 1, 2), drawn(1, 1, 2, 2), drawn(1, 2, 3, 4))
+    some = drawn(3, 2, 5, 6)
+    ask("same", some, drawn(3, 3, 3, 4) | {"softcap": 50.0}, drawn(2, 4, 23, 8))
     tiny = {name: some[name] / 1000 for name in ("q", "k")}  # next to eps
     ask("same", some | tiny)
     masks = [draw.mask(B, H, 5, 5) for B, H in ((3, 1), (3, 2), (1, 2))]
@@ -788,22 +832,16 @@ def order_probes() -> list[Probe]:
     ask("empty", some | {"mask": pads & causal(5, 5)})
     near = {"positions": torch.arange(5), "softcap": 1e3}
     ask("large", some | near | {"q_weight": 64 * some["q_weight"]})
-    last, before = (
-        (..., slice(-1, None), slice(None)),
-        (..., slice(-1), slice(None)),
-    )
-    future = compared(plain, last, "q k v gate", before)
-    ask("future", some, by=future)
-    hidden = (~valid)[:, None].expand(3, 2, 5)
-    away = compared(plain, hidden, "k v", ...)
-    ask("pads", some | {"mask": pads}, by=away)
-    rows = by_rows(plain, "q", "k", "v", "gate", "mask")
+    tokens = "q", "k", "v", "gate"
+    ask("future", some, by=has(future_is_hidden, beside(plain, *tokens)))
+    unseen = has(pads_are_unseen, with_pads(beside(plain, "k", "v"), 2))
+    ask("pads", some | {"mask": pads}, by=unseen)
+    rows = has(rows_are_apart, of(plain, *tokens, "mask"))
     ask("rows", some | {"mask": masks[0]}, by=rows)
-    head, others = (slice(None), 0), (slice(None), slice(1, None))
-    ask("heads", some, by=compared(plain, head, "q k v gate", others))
+    ask("heads", some, by=has(heads_are_apart, of(plain, *tokens)))
     learnt = gradients(plain, "q", "k", "v", "gate", "q_weight", "sinks")
-    ask("gradients", of(3, 2, 5, 6, most=4), by=learnt)
-    ask.dtypes(of(3, 2, 5, 6, most=4))
+    ask("gradients", drawn(3, 2, 5, 6, most=4), by=learnt)
+    ask.dtypes(drawn(3, 2, 5, 6, most=4))
     return ask
 
 
@@ -826,18 +864,29 @@ def below_zero(i: Inputs, tokens: str = "x") -> Inputs:
     return i | low | {"w_q": 2**12 * i["w_q"].abs(), "w_k": -i["w_k"].abs()}
 
 
+def heads_of_layer(f: Solution, i: Inputs) -> tuple[Any, ...]:
+    """The heads of a layer without output projection, by their queries."""
+    H = i["n_heads"]
+
+    def run(w_q: Tensor) -> Tensor:
+        out = f.one(**i | {"w_q": w_q[0].flatten(0, 1)})
+        return out.unflatten(-1, (H, -1)).transpose(1, 2)
+
+    return run, i["w_q"].unflatten(0, (H, -1))[None]
+
+
 def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
     """Of mha, mqa and gqa: `kv_heads` by query heads."""
     draw, ask = Draw(6), Asked()
 
-    def of(B: int, T: int, E: int, H: int, most: int = 3) -> Inputs:
+    def drawn(B: int, T: int, E: int, H: int, most: int = 3) -> Inputs:
         K = kv_heads[H]
         inputs = layer_inputs(draw, B, T, E, H, K, most=most)
         return inputs | ({"n_kv_heads": K} if gqa else {})
 
-    ask("same", of(1, 1, 2, 1), of(1, 2, 2, 1), of(1, 2, 4, 2))
-    ask("same", of(1, 2, 4, 2) | {"mask": causal(2, 2)}, of(1, 2, 4, 4))
-    some, equal = of(3, 5, 12, 6), of(3, 3, 12, 3)
+    ask("same", drawn(1, 1, 2, 1), drawn(1, 2, 2, 1), drawn(1, 2, 4, 2))
+    ask("same", drawn(1, 2, 4, 2) | {"mask": causal(2, 2)}, drawn(1, 2, 4, 4))
+    some, equal = drawn(3, 5, 12, 6), drawn(3, 3, 12, 3)
     five, three = causal(5, 5), causal(3, 3)
     valid = left_pads(3, 5)
     pads = valid[:, None, None]
@@ -846,23 +895,23 @@ def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
     for mask in (five, pads, *masks):
         ask("same", some | {"mask": mask})
     ask("same", some | {"x": some["x"][:1], "mask": masks[2]})
-    long = of(1, 300, 16, 2)
+    long = drawn(1, 300, 16, 2)
     ask("same", long, long | {"mask": causal(300, 300)})
     right = left_pads(3, 3).flip(1)[:, None, None] & three
     ask("same", equal | {"mask": three}, equal | {"mask": right})
-    ask("same", of(3, 17, 40, 8) | {"mask": causal(17, 17)})
+    ask("same", drawn(3, 17, 40, 8) | {"mask": causal(17, 17)})
     ask("empty", *(some | {"mask": mask & five} for mask in (pads, masks[1])))
     ask("large", some | {"w_q": 64 * some["w_q"], "mask": five})
     ask("large", below_zero(equal) | {"mask": three})
-    last, before = (slice(None), slice(-1, None)), (slice(None), slice(-1))
-    future = compared(plain, last, "x", before)
-    ask("future", some | {"mask": five}, by=future)
-    ask("pads", some | {"mask": pads}, by=compared(plain, ~valid, "x", valid))
-    ask("rows", some | {"mask": masks[0]}, by=by_rows(plain, "x", "mask"))
+    tokens = of(plain, "x")
+    ask("future", some | {"mask": five}, by=has(future_is_hidden, tokens))
+    unseen = has(pads_are_unseen, with_pads(tokens))
+    ask("pads", some | {"mask": pads}, by=unseen)
+    rows = has(rows_are_apart, of(plain, "x", "mask"))
+    ask("rows", some | {"mask": masks[0]}, by=rows)
     shown = some | {"w_o": torch.eye(12, dtype=torch.float64)}
-    first, others = slice(2), (..., slice(2, None))
-    ask("heads", shown, by=compared(plain, first, "w_q", others))
-    mild = of(3, 5, 12, 6, most=2)
+    ask("heads", shown, by=has(heads_are_apart, heads_of_layer))
+    mild = drawn(3, 5, 12, 6, most=2)
     learnt = gradients(plain, "x")
     ask("gradients", mild | {"mask": five}, by=learnt)
     ask("gradients", mild | {"mask": pads & five}, by=learnt)
@@ -873,17 +922,17 @@ def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
 def cross_probes() -> list[Probe]:
     draw, ask = Draw(7), Asked()
 
-    def of(*sizes: int, most: int = 3) -> Inputs:
+    def drawn(*sizes: int, most: int = 3) -> Inputs:
         B, T, S, E, C, H = sizes
         inputs: Inputs = {"x": draw(B, T, E), "context": draw(B, S, C)}
         for name, width in (("w_q", E), ("w_k", C), ("w_v", C), ("w_o", E)):
             inputs[name] = draw(E, width, most=most)
         return inputs | {"n_heads": H}
 
-    ask("same", of(1, 1, 1, 2, 2, 1), of(1, 1, 2, 2, 2, 1))
-    some, equal = of(3, 5, 7, 12, 4, 6), of(3, 3, 3, 12, 12, 3)
-    ask("same", of(1, 2, 3, 4, 2, 2), finer(some) | {"mask": None}, equal)
-    ask("same", of(3, 5, 5, 12, 12, 3), of(3, 23, 17, 20, 6, 4))
+    ask("same", drawn(1, 1, 1, 2, 2, 1), drawn(1, 1, 2, 2, 2, 1))
+    some, equal = drawn(3, 5, 7, 12, 4, 6), drawn(3, 3, 3, 12, 12, 3)
+    ask("same", drawn(1, 2, 3, 4, 2, 2), finer(some) | {"mask": None}, equal)
+    ask("same", drawn(3, 5, 5, 12, 12, 3), drawn(3, 23, 17, 20, 6, 4))
     valid = left_pads(3, 7)
     pads, seen = valid[:, None, None], draw.mask(3, 1, 5, 7)
     every = draw.mask(3, 6, 5, 7)
@@ -898,13 +947,14 @@ def cross_probes() -> list[Probe]:
     queries = left_pads(3, 5)[:, None, :, None]
     ask("empty", some | {"mask": pads & queries})
     ask("empty", some | {"mask": every & queries & pads})
-    hidden = compared(plain, ~valid, "context", ...)
-    ask("pads", some | {"mask": pads}, by=hidden)
-    first, others = (slice(None), 0), (slice(None), slice(1, None))
-    ask("tokens", some, by=compared(plain, first, "x", others))
-    rows = by_rows(plain, "x", "context", "mask")
+    unseen = has(pads_are_unseen, with_pads(of(plain, "context")))
+    seven = {"x": some["x"][:, [0, 1, 2, 3, 4, 0, 1]], "mask": pads}
+    ask("pads", some | seven, by=unseen)
+    # Queries stand where the heads of (B, H, T, D) do.
+    ask("tokens", some, by=has(heads_are_apart, of(plain, "x")))
+    rows = has(rows_are_apart, of(plain, "x", "context", "mask"))
     ask("rows", some | {"mask": seen}, by=rows)
-    mild = of(3, 5, 7, 12, 4, 6, most=2)
+    mild = drawn(3, 5, 7, 12, 4, 6, most=2)
     learnt = gradients(plain, "x", "context")
     ask("gradients", mild | {"mask": pads}, by=learnt)
     ask.dtypes(mild | {"mask": pads})
@@ -930,16 +980,17 @@ def once(f: Solution, i: Inputs) -> Outputs:
     return (f.two(**i)[0],)
 
 
-def interleaved(f: Solution, i: Inputs) -> Outputs:
-    """Two sequences in turns, and the second alone."""
-    one = i["x"]
-    other = changed(one, ...)
-    _, a = f.two(**i | {"x": one[:, :2]})
-    first, b = f.two(**i | {"x": other[:, :3]})
-    _, a = f.two(**i | {"x": one[:, 2:3], "cache": a})
-    then, b = f.two(**i | {"x": other[:, 3:4], "cache": b})
-    whole = once(f, i | {"x": other[:, :4]})
-    return torch.cat((first, then), dim=1), *whole
+def decoder(f: Solution, i: Inputs) -> tuple[Any, ...]:
+    """A solution with a cache as a layer with one."""
+
+    def run(x: Tensor, cache: dict[str, Any] | None = None) -> Tensor:
+        kept = None if cache is None else cache.get("kept")
+        out, kept = f.two(**i | {"x": x, "cache": kept})
+        if cache is not None:
+            cache["kept"] = kept
+        return a_tensor(out)
+
+    return run, dict, i["x"]
 
 
 def far(f: Solution, i: Inputs) -> Outputs:
@@ -973,24 +1024,20 @@ def cached_probes(
     """`inputs` of B, T and how large the weights are, or of small widths;
     `per_token` is how many numbers a token needs in the cache."""
     ask = Asked(once)
-
-    def equal_in(*chunks: int) -> Drive:
-        return lambda f, i: in_chunks(*chunks)(f, i) + once(f, i)
-
     ask("same", *(inputs(1, T, small=True) for T in (1, 2)))
-    ask("chunks", inputs(1, 2, small=True), by=equal_in(1, 1))
+    chunks = has(decoding_is_the_full_pass, decoder)
+    tiny = inputs(1, 2, small=True)
+    ask("chunks", tiny | {"x": tiny["x"][:, [0, 1, 0]]}, by=chunks)
     equal, some = inputs(3, 3), inputs(3, 5)
     H = equal["n_heads"]
     ask("same", equal | {"cache": None}, inputs(H, H), some)
     default = {name: some[name] for name in some if name != "theta"}
     ask("same", finer(default), by=in_chunks(1, 1, 1, 1, 1))
-    for chunks in ((1,) * 5, (3, 1, 1), (2, 3)):
-        ask("chunks", some, by=equal_in(*chunks))
+    ask("chunks", some, by=chunks)
     ask("same", inputs(2, 23), by=in_chunks(17, 1, 5))
-    last, before = (slice(None), slice(-1, None)), (slice(None), slice(-1))
-    ask("future", some, by=compared(once, last, "x", before))
-    ask("rows", some, by=by_rows(in_chunks(4, 1), "x"))
-    ask("apart", some, by=interleaved)
+    ask("future", some, by=has(future_is_hidden, of(once, "x")))
+    ask("rows", some, by=has(rows_are_apart, of(in_chunks(4, 1), "x")))
+    ask("apart", some, by=has(sequences_are_apart, decoder))
     large = cast(some, torch.float32)
     ask("large", large | {"w_q": 64 * large["w_q"]}, by=in_chunks(4, 1))
 
@@ -1124,7 +1171,7 @@ def grown(before: dict[int, Tensor], after: dict[int, Tensor]) -> int:
 def cache_probes() -> list[Probe]:
     draw = Draw(10)
 
-    def of(max_len: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
+    def drawn(max_len: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
         """Keys and values of B, K, D."""
         B, K, D = sizes
         # Of more digits than half precision has.
@@ -1169,23 +1216,23 @@ def cache_probes() -> list[Probe]:
         said = torch.tensor([refused, float(cache.length)])
         return said, *appended(cache, i["k"][2], i["v"][2])
 
-    ask, some = Asked(steps), of(7, (3, 1, 1), 3, 2, 4)
-    ask("same", of(1, (1,), 1, 1, 1), of(2, (1, 1), 1, 1, 2), some)
-    ask("same", of(7, (1,) * 7, 3, 2, 4), of(4, (3, 1), 3, 3, 3))
-    ask("same", of(2100, (2053, 1, 46), 1, 1, 2))
+    ask, some = Asked(steps), drawn(7, (3, 1, 1), 3, 2, 4)
+    ask("same", drawn(1, (1,), 1, 1, 1), drawn(2, (1, 1), 1, 1, 2), some)
+    ask("same", drawn(7, (1,) * 7, 3, 2, 4), drawn(4, (3, 1), 3, 3, 3))
+    ask("same", drawn(2100, (2053, 1, 46), 1, 1, 2))
     for chunks in ((3, 2, 1), (4, 1, 0), (1, 5, 3)):
-        ask("full", of(4, chunks, 3, 2, 4), by=full)
-    ask("rows", some, by=by_rows(last, "k", "v"))
+        ask("full", drawn(4, chunks, 3, 2, 4), by=full)
+    ask("rows", some, by=has(rows_are_apart, of(last, "k", "v")))
     ask("apart", some, by=apart)
     for parts in ((3,), (3, 1)):
-        ask.dtypes(of(7, parts, 3, 2, 4), by=last)
+        ask.dtypes(drawn(7, parts, 3, 2, 4), by=last)
     return ask
 
 
 def ring_probes() -> list[Probe]:
     draw = Draw(14)
 
-    def of(W: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
+    def drawn(W: int, chunks: tuple[int, ...], *sizes: int) -> Inputs:
         B, K, D = sizes or (3, 2, 4)
         keys = [draw(B, K, T, D) for T in chunks]
         return {"W": W, "k": keys, "v": [draw(*k.shape) for k in keys]}
@@ -1200,10 +1247,10 @@ def ring_probes() -> list[Probe]:
     def last(f: Solution, i: Inputs) -> Outputs:
         return steps(f, i)[-3:-1]
 
-    ask, some = Asked(steps, "RingKVCache"), of(4, (3, 1, 1, 1, 2, 1))
-    ask("same", of(1, (1, 1), 1, 1, 1), of(2, (1, 1, 1), 1, 1, 2), some)
+    ask, some = Asked(steps, "RingKVCache"), drawn(4, (3, 1, 1, 1, 2, 1))
+    ask("same", drawn(1, (1, 1), 1, 1, 1), drawn(2, (1, 1, 1), 1, 1, 2), some)
     for chunks in ((4, 1), (5, 1), (11, 1, 1), (1,) * 9, (1, 4, 3, 1)):
-        ask("same", finer(of(4, chunks)))
+        ask("same", finer(drawn(4, chunks)))
     for W, T, at in (
         (3, 1, [0, -1, -1]),
         (3, 1, [6, 4, 5]),
@@ -1213,8 +1260,8 @@ def ring_probes() -> list[Probe]:
         j = torch.tensor(at)
         i = torch.arange(T) + 1 + j.max() - T
         ask("same", {"i": i, "j": j, "W": W}, of="sees")
-    ask("rows", some, by=by_rows(last, "k", "v"))
-    ask.dtypes(of(4, (3, 1, 6, 1)), by=last)
+    ask("rows", some, by=has(rows_are_apart, of(last, "k", "v")))
+    ask.dtypes(drawn(4, (3, 1, 6, 1)), by=last)
     return ask
 
 

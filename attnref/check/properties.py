@@ -67,7 +67,7 @@ def future_is_hidden(layer: Callable[[Tensor], Tensor], x: Tensor) -> Pairs:
     """Another last token changes its own output and none before it."""
     other = x.clone()
     other[..., -1, :] += 1
-    after, before = layer(other), layer(x)
+    before, after = layer(x), layer(other)
     yield after[..., :-1, :], before[..., :-1, :], 0
     moves = (after != before)[..., -1, :].any()
     yield moves, torch.tensor(True)
@@ -109,7 +109,7 @@ def heads_are_apart(core: Callable[..., Tensor], *heads: Tensor) -> Pairs:
     others = [x.clone() for x in heads]
     for x in others:
         x[:, 0] += 1
-    after, before = core(*others), core(*heads)
+    before, after = core(*heads), core(*others)
     yield after[:, 1:], before[:, 1:], 0
     moves = (after != before)[:, 0].any()
     yield moves, torch.tensor(True)
@@ -313,7 +313,8 @@ def pads_are_unseen(
     valid = torch.arange(T) > torch.arange(B)[:, None]
     other = x.clone()
     other[~valid] += 1
-    yield layer(other, valid)[valid], layer(x, valid)[valid], 0
+    before, after = layer(x, valid), layer(other, valid)
+    yield after[valid], before[valid], 0
 
 
 # --8<-- [end:pads_are_unseen]
@@ -733,12 +734,14 @@ def gradients_equal_torch(core: Callable[..., Tensor]) -> Pairs:
     """`core(q, k, v, mask)` has the gradients of PyTorch's own attention."""
     torch.manual_seed(0)
     q, k, v, above = torch.randn(4, 2, 3, 7, 4, dtype=torch.float64)
+
+    def gradients(attend: Callable[..., Tensor], mask: Tensor | None) -> Any:
+        qkv = [x.clone().requires_grad_() for x in (3 * q, k, v)]
+        return torch.autograd.grad(attend(*qkv, mask), qkv, above)
+
     for mask in (None, torch.ones(7, 7).tril() > 0):
-        both = []
-        for attend in (core, F.scaled_dot_product_attention):
-            qkv = [x.clone().requires_grad_() for x in (3 * q, k, v)]
-            both.append(torch.autograd.grad(attend(*qkv, mask), qkv, above))
-        yield tuple(both)
+        wanted = gradients(F.scaled_dot_product_attention, mask)
+        yield gradients(core, mask), wanted
 
 
 # --8<-- [end:gradients_equal_torch]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import attnref
-from attnref.check import properties
+from attnref.check import exercises, properties
 from attnref.check.catalogue import (
     Lines,
     catalogue,
@@ -65,8 +65,9 @@ def test_tests_to_copy_pass_without_a_mistake():
     for module in SUITES:
         assert failing((Lines(module, ()),)) == [], module
     used = {law.__name__ for suite in SUITES.values() for law, _ in suite}
+    checked = {n for n in vars(properties) if n in vars(exercises)}
     shown = {n for n, x in vars(properties).items() if isinstance(x, Property)}
-    assert used <= shown
+    assert used | checked >= shown
 
 
 # So many spellings are told by `attnref check` alone: tests to copy have no row
