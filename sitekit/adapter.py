@@ -1,33 +1,41 @@
 """MkDocs and its theme, and the only file that imports them.
 
-This module outlives the builds of `mkdocs serve`, unlike most of sitekit. So it
-holds what a build makes of pages, for the next one: a page of the same text, of
-which nothing that it includes or draws has changed, is not rendered again.
+`mkdocs build` is MkDocs' own. `mkdocs serve` makes each file when it is asked
+for, and again only after a change.
 """
 
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
+from html import escape
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple
+from threading import RLock
+from typing import Any
+from urllib.parse import quote
 
 from material.plugins.search.plugin import (  # type: ignore[import-untyped]
     Parser,
 )
 from mkdocs.commands import serve
-from mkdocs.commands.build import _build_page, _populate_page, build
+from mkdocs.commands.build import (
+    _build_page,
+    _build_theme_template,
+    _populate_page,
+    build,
+)
 from mkdocs.config import load_config
-from mkdocs.exceptions import BuildError
+from mkdocs.exceptions import Abort, BuildError
 from mkdocs.livereload import LiveReloadServer
 from mkdocs.structure.files import File, Files, get_files, set_exclusions
 from mkdocs.structure.nav import get_navigation
 from mkdocs.structure.pages import Page
-from mkdocs.utils import CountHandler, get_relative_url
+from mkdocs.utils import get_relative_url
 from mkdocs.utils.meta import get_data
+
+from sitekit import CONFIGS, ROOT
 
 __all__ = ["BuildError", "Parser", "config_of", "get_relative_url"]
 log = logging.getLogger("mkdocs.attnref")
@@ -65,34 +73,26 @@ def written_page(src_uri: str, config: Any) -> File:
     return file
 
 
-def render_alone(path: Path, config_path: Path) -> None:
-    """One page as a build renders it, among all others, which are only read.
-    No file is made that stands beside the pages: models have 124."""
-    global _later
-    later, _later = _later, {}
-    config = config_of(config_path)
-    plugins = config.plugins
-    plugins.on_startup(command="build", dirty=False)
-    try:
-        config = plugins.on_config(config)
-        files = get_files(config)
-        files.add_files_from_theme(config.theme.get_env(), config)
-        files = plugins.on_files(files, config=config)
-        set_exclusions(files, config)  # after the hook has added its own
-        nav = get_navigation(files, config)
-        plugins.on_nav(nav, config=config, files=files)
-        for file in files.documentation_pages():
-            if not file.generated_by:
-                file.page.read_source(config)  # lists of pages show their heads
-        (page,) = (
-            file.page
-            for file in files.documentation_pages()
-            if file.abs_src_path == str(path)
-        )
-        _populate_page(page, config, files)
-    finally:
-        plugins.on_shutdown()
-        _later = later
+class MadeFile(File):
+    """A file of the site that stands nowhere else, made when it is written or
+    asked for."""
+
+    def __init__(
+        self, config: Any, place: str, make: Callable[[], str | bytes]
+    ) -> None:
+        directory_urls = config.use_directory_urls
+        super().__init__(place, None, config.site_dir, directory_urls)
+        self.make = make
+
+    @property  # type: ignore[misc]
+    def content_bytes(self) -> bytes:
+        made = self.make()
+        return made.encode() if isinstance(made, str) else made
+
+    def copy_file(self, dirty: bool = False) -> None:
+        path = Path(self.abs_dest_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.content_bytes)
 
 
 def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:
@@ -101,221 +101,216 @@ def front_matter_of(text: str) -> tuple[str, dict[str, Any]]:
     return str(body), dict(meta)
 
 
-class Asked(NamedTuple):
-    """A file that is asked for while the site is built for the first time."""
-
-    place: str  # core/gqa/index.html
-    answer: Callable[[], bytes]
-    answered: "Future[bytes | None]"
-
-
-_asked: list[Asked] = []
-_asking = Lock()
-# Such a page is not made alone: it leads to others, or they to it.
+# What API pages document, others link by its name.
 API = re.compile(r"^::: (attnref|names\b)|\]\[attnref", re.MULTILINE)
 
 
-class Server(LiveReloadServer):
-    """MkDocs' own, but it answers while it builds the site for the first time:
-    `make_asked` makes what is asked for. It also makes the files that are made
-    when they are asked for, and waits before it answers for an address below
-    one of `waits`."""
+class Half:
+    """One language of the site, of which each file is made when it is asked
+    for. It begins as MkDocs' `build` does."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._built = False
-        self.waits: dict[str, Callable[[], None]] = {}
-        self._watched_paths[""] = 0  # so that a page waits for its next version
-        self.server_bind()
-        self.server_activate()
-        self.serve_thread.daemon = True  # a build that fails ends it
-        self.serve_thread.start()
-        log.info(f"{self.url} answers, and what it is asked for is built first")
+    def __init__(self, config: Any) -> None:
+        self.config = config = config.plugins.on_config(config)
+        plugins = config.plugins
+        plugins.on_pre_build(config=config)
+        env = config.theme.get_env()
+        files = get_files(config)
+        files.add_files_from_theme(env, config)
+        self.files = plugins.on_files(files, config=config)
+        set_exclusions(self.files, config)  # also of what the hook has added
+        nav = get_navigation(self.files, config)
+        self.nav = plugins.on_nav(nav, config=config, files=self.files)
+        plugins["mkdocstrings"].get_handler("python")  # for its style sheet
+        self.env = plugins.on_env(env, config=config, files=Files([]))
+        self.pages = self.files.documentation_pages()
+        self.made: dict[str, bytes | None] = {}  # by the place in the site
+        self.contents: dict[str, tuple[int, str]] = {}  # of pages, with times
 
-    def serve(self, **options: Any) -> None:
-        del self._watched_paths[""]
-        with _asking:
-            self._built = True
-        for asked in _asked:
-            asked.answered.set_result(None)
-        _asked.clear()
-        for part, name in (
-            (self, "server_bind"),
-            (self, "server_activate"),
-            (self.serve_thread, "start"),
-        ):
-            setattr(part, name, lambda: None)  # that has been done
-        super().serve(**options)  # type: ignore[no-untyped-call]
+    def render(self, file: Any) -> Any:
+        """The page of a file with what its Markdown becomes."""
+        path = file.abs_src_path
+        time = 0 if file.generated_by else os.stat(path).st_mtime_ns
+        known = self.contents.get(file.src_uri)
+        if known is None or known[0] != time:
+            _populate_page(file.page, self.config, self.files)
+            log.info(f"Rendered {os.path.relpath(path, ROOT)}")
+            known = self.contents[file.src_uri] = time, file.page.content
+        file.page.content = known[1]
+        return file.page
 
-    def _still(self) -> bool:
-        return self._visible_epoch == self._wanted_epoch
+    def build(self, file: Any) -> None:
+        """Such a page in the theme, into its place."""
+        page, config = self.render(file), self.config
+        if API.search(page.markdown):
+            for other in self.pages:
+                if other.src_uri.startswith("api"):
+                    self.render(other)
+            on_env = config.plugins.on_env
+            on_env(self.env, config=config, files=Files([file]))
+        _build_page(page, config, self.pages, self.nav, self.env)
+        level = config.validation.links.anchors
+        page.validate_anchor_links(files=self.files, log_level=level)
 
-    def serve_request(self, environ: Any, start_response: Any) -> Any:
-        answer = partial(super().serve_request, environ, start_response)
-        path = environ["PATH_INFO"].removeprefix(self.mount_path)
-        place = f"{path}index.html" if path[-1:] in ("", "/") else path
-        asked = Asked(place, lambda: b"".join(answer()), Future())
-        with _asking:
-            if self._built:
-                asked.answered.set_result(None)
-            else:
-                _asked.append(asked)
-        if (early := asked.answered.result()) is not None:
-            return [early]
-        while not environ["PATH_INFO"].startswith("/livereload/"):
-            with self._epoch_cond:  # no build of the English half is going on
-                self._epoch_cond.wait_for(self._still)
-                epoch = self._visible_epoch
-            for root, wait in self.waits.items():
-                if path.startswith(root):
-                    wait()
-            _make(path)
-            # Nor has one begun meanwhile, or even ended: the Chinese half may
-            # be on its way again.
-            if self._still() and self._visible_epoch == epoch:
-                break
-        return answer()
+    def file_at(self, place: str) -> bytes | None:
+        """What stands at this place of the site, below its root."""
+        if place not in self.made:
+            self.made[place] = self._make(place)
+        return self.made[place]
 
-
-def make_asked(
-    config: Any, files: Any, nav: Any, env: Callable[[], Any]
-) -> None:
-    """Between two pages of the first build: what is asked for, if it needs no
-    other. The build makes these pages too, and does not see that they were."""
-    current = config._current_page
-    for asked in [*_asked]:
-        file = next((f for f in files if f.dest_uri == asked.place), None)
-        if file is None or asked not in _asked:
-            continue
-        page = file.page
-        if page and page.content is None:
-            page.read_source(config)
-        if API.search(page.markdown) if page else file.is_documentation_page():
-            continue
-        _asked.remove(asked)
-        if page is None:
-            file.copy_file()
-        else:
-            if page.content is None:
-                _populate_page(page, config, files)
-            content, documents = page.content, files.documentation_pages()
-            _build_page(page, config, documents, nav, env())
-            page.content = content
-        asked.answered.set_result(asked.answer())
-    config._current_page = current
+    def _make(self, place: str) -> bytes | None:
+        config, by_place = self.config, {f.dest_uri: f for f in self.files}
+        if place.startswith("notebooks/") and place not in by_place:
+            stem = place.removeprefix("notebooks/").removesuffix(".ipynb")
+            if page := self.files.get_file_from_path(f"{stem}.md"):
+                self.render(page)
+            by_place = {f.dest_uri: f for f in self.files}
+        if place in config.theme.static_templates:
+            _build_theme_template(place, self.env, self.files, config, self.nav)
+        elif place == "search/entries.js":
+            index = config.plugins["material/search"].search_index
+            for file in self.pages:
+                self.file_at(file.dest_uri)
+            urls = (file.page.url for file in self.pages)  # in their order
+            index.pages = {url: index.pages[url] for url in urls}
+            return str(index.script()).encode()
+        elif file := by_place.get(place):
+            if file not in self.pages:
+                return bytes(file.content_bytes)
+            self.build(file)
+        path = Path(config.site_dir, place)
+        return path.read_bytes() if path.is_file() else None
 
 
-_later: dict[str, Callable[[], None]] | None = None
-making = Lock()  # of what is made while pages are served, builds included
+def render_alone(path: Path, config_path: Path) -> None:
+    """One page as a build renders it, among all others."""
+    config = config_of(config_path)
+    config.plugins.on_startup(command="build", dirty=False)
+    half = Half(config)
+    for file in half.pages:
+        if file.abs_src_path == str(path):
+            half.render(file)
+
+
+_lock = RLock()  # of what is served
+_halves: dict[str, Half] = {}  # by where they hang, the home last
+_state: object = None
 
 
 def start_serving() -> None:
-    """From now on, a file of `add_file` is made when it is first asked for, and
-    a page of the first build as soon as it is."""
-    global _later
-    _later = {}
-    serve.LiveReloadServer = Server  # type: ignore[attr-defined]
+    """`mkdocs serve` looks up both of these when it begins."""
+    serve.build = _begin  # type: ignore[attr-defined]
+    serve.LiveReloadServer = Server  # type: ignore[attr-defined,assignment]
 
 
-def add_file(config: Any, place: str, make: Callable[[], str | bytes]) -> None:
-    """A file of the site that stands nowhere else."""
-
-    def write() -> None:
-        made, path = make(), Path(config.site_dir, place)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(made.encode() if isinstance(made, str) else made)
-
-    if _later is None:
-        write()
-    else:
-        _later[place] = write
-
-
-def _make(place: str) -> None:
-    with making:  # of two that ask for it, one waits for the other
-        if _later and place in _later:
-            _later[place]()
-            del _later[place]
-
-
-class Rendered(NamedTuple):
-    """What rendering writes into a page."""
-
-    content: str
-    toc: Any
-    title: str | None
-    ids: set[str]
-    links: dict[str, dict[str, str]]  # by the page they lead to
-
-
-_results: dict[tuple[str, str], tuple[object, Any]] = {}
-_made: dict[str, int] = {}
-_again: list[tuple[str, str]] = []  # what had warnings, for the next build
-
-
-def forget() -> None:
-    """What was made with other templates or settings."""
-    _results.clear()
-
-
-def reused(kind: str, name: str, key: object, make: Callable[[], Any]) -> Any:
-    """What was made of that name, if it was made from the same key; else it is
-    made. `kind` is what is counted."""
-    known = _results.get((kind, name))
-    if known is None or known[0] != key:
-        _made[kind] = _made.get(kind, 0) + 1
-        _results.pop((kind, name), None)
-        _results[kind, name] = known = key, make()
-    return known[1]
-
-
-def begin_counting() -> None:
-    _made.clear()
-    while _again:
-        _results.pop(_again.pop(), None)
-
-
-def count_of(kind: str) -> int:
-    """How many were made since."""
-    return _made.get(kind, 0)
-
-
-def render_once(page: Any, key: Callable[[str, str], object]) -> None:
-    """Have a page rendered when its key is another than that of the page which
-    was rendered before. The key is of the Markdown with all lists in it."""
-    page.render = partial(_render, page, key)
-
-
-def _render(
-    page: Any, key: Callable[[str, str], object], config: Any, files: Any
-) -> None:
-    kind, name = f"pages of {config.theme['language']}", page.file.src_uri
-    warnings = CountHandler()
-    warnings.setLevel(logging.WARNING)
-
-    def render() -> Rendered:
-        logger = logging.getLogger("mkdocs")
-        logger.addHandler(warnings)
+def _begin(config: Any, **_: Any) -> None:
+    """In place of MkDocs' `build`: nothing is rendered yet."""
+    global _state
+    with _lock:
+        _state = _sources()
         try:
-            type(page).render(page, config, files)
-        finally:
-            logger.removeHandler(warnings)
-        return Rendered(
-            page.content,
-            page.toc,
-            page._title_from_render,
-            page.present_anchor_ids,
-            {f.src_uri: x for f, x in (page.links_to_anchors or {}).items()},
-        )
+            half = Half(config)
+        except BuildError as error:
+            raise Abort(str(error)) from None
+        half.config.plugins.on_post_build(config=half.config)
+        _halves.clear()
+        _halves[""] = half
 
-    urls = tuple((file.src_uri, file.url) for file in files)
-    whole = urls, page.markdown, key(name, page.markdown)
-    result: Rendered = reused(kind, name, whole, render)
-    if warnings.get_counts():
-        _again.append((kind, name))
-    page.content, page.toc = result.content, result.toc
-    page._title_from_render, page.present_anchor_ids = result.title, result.ids
-    page.links_to_anchors = {
-        files.get_file_from_path(uri): links
-        for uri, links in result.links.items()
-    }
+
+def _served(place: str) -> bytes | None:
+    """A file of either language."""
+    home = _halves[""].config
+    root = home.extra["roots"]["zh"]
+    if not place.startswith(root):
+        return _halves[""].file_at(place)
+    if root not in _halves:
+        folder, url = str(Path(home.site_dir, root)), f"{home.site_url}{root}"
+        config = config_of(CONFIGS["zh"], site_dir=folder, site_url=url)
+        config.plugins.on_startup(command="serve", dirty=False)
+        half = _halves[root] = Half(config)
+        half.config.plugins.on_post_build(config=half.config)
+    return _halves[root].file_at(place.removeprefix(root))
+
+
+OK, MOVED = "200 OK", "302 Found"
+
+
+def _answer(place: str) -> tuple[str, bytes]:
+    """How a file is answered for, and with what."""
+    try:
+        if (body := _served(place)) is not None:
+            return OK, body
+        if _served(f"{place}/index.html") is not None:
+            return MOVED, b""
+        return "404 Not Found", _served("404.html") or b""
+    except Exception as error:
+        if isinstance(error, BuildError):
+            log.error(str(error))
+        else:
+            log.exception(place)
+        body = f"<pre>{escape(str(error))}</pre>".encode()
+        return "500 Internal Server Error", body
+
+
+def _sources() -> object:
+    """All that a site is made of, but for the text of pages."""
+    from sitekit.markdown import pages
+
+    rooms = ("attnref", "benchmarks", "docs", "overrides", "sitekit", "tests")
+    heads = [
+        (path, repr(pages.front_matter(path)))
+        for language in CONFIGS
+        for path in pages.markdown_files(language)
+    ]
+    files = [
+        (path, path.stat().st_mtime_ns)
+        for pattern in ("mkdocs*.yml", *(f"{room}/**/*.*" for room in rooms))
+        for path in sorted(ROOT.glob(pattern))
+        # An editor's lock is a link that leads nowhere.
+        if path.suffix not in (".md", ".pyc") and path.exists()
+    ]
+    return heads, files
+
+
+class Server(LiveReloadServer):
+    """MkDocs' own, over files that are made when they are asked for."""
+
+    def __init__(self, builder: Callable[[], None], **options: Any) -> None:
+        super().__init__(builder=partial(self._rebuild, builder), **options)
+
+    def _rebuild(self, builder: Callable[[], None]) -> None:
+        """After a change of texts alone, those pages are rendered again, and
+        the others are only put in the theme again."""
+        with _lock:
+            if _sources() == _state:
+                for half in _halves.values():
+                    half.made.clear()
+                return
+            for name in list(sys.modules):
+                ours = name.split(".")[0] in {"attnref", "sitekit"}
+                if ours and name != __name__:
+                    del sys.modules[name]
+            builder()
+
+    def serve_request(self, environ: Any, start_response: Any) -> Any:
+        path = environ["PATH_INFO"].encode("latin-1").decode("utf-8", "ignore")
+        place = path.removeprefix(self.mount_path)
+        if path == place or place.startswith("livereload/"):
+            return super().serve_request(environ, start_response)
+        if place == "" or place.endswith("/"):
+            place += "index.html"
+        with _lock:
+            # If a newer one comes after it, the page loads itself again.
+            epoch = self._visible_epoch
+            status, body = _answer(place)
+        if status == MOVED:
+            start_response(status, [("Location", f"{quote(path)}/")])
+            return []
+        is_page = status != OK or place.endswith(".html")
+        if is_page and self._watched_paths:
+            body = self._inject_js_into_html(body, epoch)  # type: ignore[no-untyped-call]
+        kind = "text/html" if is_page else self._guess_type(place)  # type: ignore[no-untyped-call]
+        length = str(len(body))
+        start_response(
+            status, [("Content-Type", kind), ("Content-Length", length)]
+        )
+        return [body]

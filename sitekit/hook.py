@@ -7,7 +7,6 @@ anew after a change: hence the import within.
 import gc
 import re
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from jinja2 import FileSystemBytecodeCache
 
-from sitekit import adapter, chinese
+from sitekit import CONFIGS, adapter
 
 # The theme has five rules for each of 20 tabs, and each is tried on each
 # element: no page has more than 8 tabs in a row.
@@ -26,39 +25,26 @@ FURTHER_TABS = re.compile(
 
 # Rarely: each time, all that torch has imported is looked through.
 gc.set_threshold(100_000, 50, 100)
-_coming: Future[int] | None = None
-_nav: Any = None
-_site: Any = None  # what sitekit/files.py knows of it
+_serves = False
+# By language: a server has both.
+_navs: dict[str, Any] = {}
+_sites: dict[str, Any] = {}  # what sitekit/files.py knows of it
 
 
 def _is_english(config: Any) -> bool:
     return bool(config.theme["language"] == "en")
 
 
-def _task(config: Any, folder: str) -> tuple[str, str, bool]:
-    root = config.extra["roots"]["zh"]
-    url = f"{config.site_url}{root}" if config.site_url else ""
-    return str(Path(config.site_dir, folder)), url, bool(config.strict)
-
-
 def on_startup(command: str, dirty: bool) -> None:
-    if command == "serve":
+    global _serves
+    _serves = command == "serve"
+    if _serves:
         adapter.start_serving()
-        chinese.start_worker()
-
-
-def on_serve(server: Any, config: Any, builder: Callable[[], None]) -> Any:
-    def build_again() -> None:
-        with adapter.making:
-            chinese.forget_changed_code()
-            builder()
-
-    server.builder = build_again
-    server.waits[config.extra["roots"]["zh"]] = chinese.wait
-    return server
 
 
 def on_config(config: Any) -> Any:
+    from sitekit import nav, search
+
     # The tensors of figures are small: threads would only wait for each other.
     torch.set_num_threads(1)
     # The address of the English home: where both languages hang. MkDocs too
@@ -68,35 +54,40 @@ def on_config(config: Any) -> Any:
     if config.plugins["material/offline"].config.enabled:
         config.extra["polyfills"] = ["assets/iframe-worker.js"]
     if config.nav and not _is_english(config):
-        from sitekit import nav
-
         config.nav = nav.translated(config.nav, config.extra["navigation"])
+    plugin = config.plugins["material/search"]
+    plugin.search_index = search.Index(plugin.config)
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    global _site
     from sitekit import files as downloads
     from sitekit.drawn import your_model
     from sitekit.released import released
 
     for stem in released.stems():
         files.append(adapter.written_page(f"{stem}.md", config))
-    _site = downloads.site(files.documentation_pages(), config)
-    adapter.add_file(config, "assets/record.js", your_model.script)
-    adapter.add_file(config, "assets/configs.js", your_model.configs)
+
+    def add(place: str, make: Callable[[], str | bytes]) -> None:
+        files.append(adapter.MadeFile(config, place, make))
+
+    _sites[config.theme["language"]] = downloads.site(
+        files.documentation_pages(), config
+    )
+    add("assets/record.js", your_model.script)
+    add("assets/configs.js", your_model.configs)
     here = downloads.stubs(config.theme["language"])
     if _is_english(config):
         here |= downloads.texts()
         place = f"files/{downloads.wheel_name()}"
-        adapter.add_file(config, place, downloads.wheel)
+        add(place, downloads.wheel)
         for name, id in released.files().items():
             made = partial(released.text_of, id)
-            adapter.add_file(config, f"files/released/{name}", made)
+            add(f"files/released/{name}", made)
         papers = Path(config.docs_dir).with_name(downloads.BIB)
-        adapter.add_file(config, f"files/{papers.name}", papers.read_bytes)
+        add(f"files/{papers.name}", papers.read_bytes)
     for name, text in here.items():
-        adapter.add_file(config, f"files/{name}", partial(str, text))
+        add(f"files/{name}", partial(str, text))
     style = files.get_file_from_path("assets/attnref.css")
     style.content_string = _short(style.content_string)
     theme = next(f for f in files.css_files() if THEME.match(f.src_uri))
@@ -111,29 +102,15 @@ def _short(style: str) -> str:
 
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:
-    global _nav
     from sitekit.markdown import pages
     from sitekit.nav import name_of
 
-    _nav = nav
+    _navs[config.theme["language"]] = nav
     for page in nav.pages:
         matter = pages.front_matter(Path(page.file.abs_src_path))
         if "title" not in vars(page) and "title" in matter:
             page.title = name_of(matter["title"])
     return nav
-
-
-def on_pre_page(page: Any, config: Any, files: Any) -> Any:
-    from sitekit import depends
-
-    adapter.make_asked(
-        config,
-        files,
-        _nav,
-        lambda: on_env(config.theme.get_env(), config, files),
-    )
-    adapter.render_once(page, depends.key)
-    return page
 
 
 def on_page_read_source(page: Any, config: Any) -> str:
@@ -158,9 +135,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown = numbers.computed(markdown, Path(page.file.abs_src_path))
     markdown = ran.expanded(downloads.with_wheel(markdown), language)
     markdown = folds.counted(markdown, config)
-    markdown = nav.with_lists(markdown, page, _nav.pages, config)
+    markdown = nav.with_lists(markdown, page, _navs[language].pages, config)
     markdown = released.expanded(
-        markdown, page.file.src_uri, language, _site.urls
+        markdown, page.file.src_uri, language, _sites[language].urls
     )
     markdown = api.expanded(notes.expanded(markdown), language)
     markdown = find.expanded(markdown, page.file.src_uri, language)
@@ -179,9 +156,13 @@ def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     page.content = mistakes.with_pictures(page.content, language)
     path = Path(page.file.abs_src_path)
     stem = pages.stem_of(path)
-    page.content = glossary.linked(page.content, stem, language, _site.urls)
-    page.content = downloads.with_files(page.content, path, _site)
-    page.content += legend.card(page.content, stem, language, _site.urls)
+    page.content = glossary.linked(
+        page.content, stem, language, _sites[language].urls
+    )
+    page.content = downloads.with_files(page.content, path, _sites[language])
+    page.content += legend.card(
+        page.content, stem, language, _sites[language].urls
+    )
     page.content += moved.script(stem, config)
     return context
 
@@ -200,42 +181,27 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     return output.replace('<html lang="zh"', '<html lang="zh-CN"', 1)
 
 
-def on_pre_build(config: Any) -> None:
-    global _coming
-    adapter.begin_counting()
-    if _is_english(config):
-        # A hidden folder is left alone when MkDocs cleans the site's.
-        _coming = chinese.begin(*_task(config, ".zh"))
-
-
 def on_env(env: Any, config: Any, files: Any) -> Any:
-    from sitekit import search
-
     # The theme's templates are compiled once, not twice a build.
     env.bytecode_cache = FileSystemBytecodeCache()
-    plugin = config.plugins["material/search"]
-    plugin.search_index = search.Index(plugin.config)
     return env
 
 
 def on_post_build(config: Any) -> None:
+    """The Chinese half comes after the English one, into its folder. A server
+    makes both as they are asked for."""
     from sitekit import moved
 
-    moved.write_stubs(config)
-    index = config.plugins["material/search"].search_index
-    adapter.add_file(config, index.PLACE, index.script)
-    if not _is_english(config):
+    moved.write_stubs(config, built=not _serves)
+    if _serves:
         return
-    site, number = Path(config.site_dir), len(_site.urls)
-    english = adapter.count_of("pages of en")
-    adapter.log.info(f"Rendered {english} of {number} English pages")
-
-    def put(rendered: int) -> None:
-        if site.joinpath(".zh").exists():  # the server may have ended
-            site.joinpath(".zh").rename(site / "zh")
-        adapter.log.info(f"Rendered {rendered} of {number} Chinese pages")
-
-    if _coming:
-        chinese.when_built(_coming, put)
-    else:
-        put(chinese.build_chinese(*_task(config, "zh")))
+    index = config.plugins["material/search"].search_index
+    adapter.MadeFile(config, index.PLACE, index.script).copy_file()
+    if _is_english(config):
+        root = config.extra["roots"]["zh"]
+        adapter.build_site(
+            CONFIGS["zh"],
+            site_dir=str(Path(config.site_dir, root)),
+            site_url=f"{config.site_url}{root}" if config.site_url else "",
+            strict=bool(config.strict),
+        )

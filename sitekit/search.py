@@ -122,11 +122,11 @@ class Index:
             key: settings[key]
             for key in ("lang", "separator", "pipeline", "fields")
         }
-        self.pages: list[tuple[Any, str]] = []
+        self.pages: dict[str, tuple[Any, str]] = {}  # by their addresses
 
     def add_entry_from_context(self, page: Any) -> None:
         # Its content of now: what is added later is not for the search.
-        self.pages.append((page, page.content))
+        self.pages[page.url] = page, page.content
 
     def _entries(self, page: Any, html: str) -> list[Any]:
         names, titles = names_of(page, self.where)
@@ -144,7 +144,11 @@ class Index:
         if not self.pages:
             raise RuntimeError("the theme has given the search no page")
         self.words, self.where = words(), Where()
-        entries = [each for page in self.pages for each in self._entries(*page)]
+        entries = [
+            each
+            for page in self.pages.values()
+            for each in self._entries(*page)
+        ]
         text = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
         return f"entries={text}"
 

@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 
 from attnref.commands import copy
 from attnref.words import version
-from sitekit import adapter, depends
+from sitekit import adapter
 from sitekit.markdown import notes
 from sitekit.markdown.fences import Fence, drawn
 from sitekit.markdown.folds import with_includes
@@ -88,21 +88,12 @@ def add(page: Any, config: Any, files: Any) -> None:
     whole = page.meta.get("notebook", True)
     if "model" in page.meta or ("```python" in page.markdown and whole):
         place = f"notebooks/{page.file.src_uri.removesuffix('.md')}.ipynb"
-        # Its first cell holds files of the package, and it has links.
-        urls = tuple((file.src_uri, file.url) for file in files)
-
-        def made() -> str:
-            if "model" in page.meta:  # quickly made, of more than the page
-                return written(cells(page, config, files))
-            text: str = adapter.reused(
-                "notebooks",
-                f"{config.theme['language']}/{page.file.src_uri}",
-                (page.markdown, urls, config.site_url, depends.package_key()),
-                lambda: written(cells(page, config, files)),
+        if place not in files.src_uris:  # a server renders a page again
+            files.append(
+                adapter.MadeFile(
+                    config, place, lambda: written(cells(page, config, files))
+                )
             )
-            return text
-
-        adapter.add_file(config, place, made)
         page.meta["notebook"] = place
 
 
