@@ -26,9 +26,9 @@ from attnref.released.generate import file_of
 from attnref.released.record import (
     AttentionRecord,
     fields_of,
-    layers_of,
     records_of,
 )
+from attnref.released.record import kinds_of as layer_kinds
 from attnref.released.specs import called as makers_of
 from attnref.released.specs import configs, models
 from sitekit import ROOT
@@ -64,6 +64,8 @@ class Released(NamedTuple):
 
     model: Model
     config: dict[str, Any]
+    records: dict[int, AttentionRecord]
+    parts: dict[str, list[int]]
 
     @property
     def id(self) -> str:
@@ -90,12 +92,8 @@ class Released(NamedTuple):
         return next(iter(self.records.values())).family
 
     @property
-    def records(self) -> dict[int, AttentionRecord]:
-        return _records(self.id)
-
-    @property
     def layers(self) -> int:
-        return len(layers_of(fields_of(self.config)))
+        return len(layer_kinds(fields_of(self.config)))
 
     @property
     def text(self) -> str:
@@ -105,10 +103,6 @@ class Released(NamedTuple):
     def lines(self) -> int:
         return len(self.text.splitlines())
 
-    @property
-    def parts(self) -> dict[str, list[int]]:
-        return parts_of(self.records)
-
 
 @cache
 def released() -> dict[str, Released]:
@@ -116,14 +110,10 @@ def released() -> dict[str, Released]:
     found = {}
     for id, config in reversed(configs().items()):
         with suppress(ValueError):  # of another kind than softmax attention
-            records_of(config)
-            found[id] = Released(models()[id], config)
+            records = records_of(config)
+            parts = parts_of(records)
+            found[id] = Released(models()[id], config, records, parts)
     return found
-
-
-@cache
-def _records(id: str) -> dict[int, AttentionRecord]:
-    return records_of(released()[id].config)
 
 
 @cache
