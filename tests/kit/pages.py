@@ -1,6 +1,7 @@
 """Reading the pages: as they are written, and as they are built."""
 
 import re
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -33,15 +34,21 @@ def fences(stem, language="en"):
     return [(block.language, yaml.safe_load(block.text)) for block in drawn]
 
 
+# Half of all tags: the colours of code.
+COLOUR = re.compile(r'</?span(?: class="[^"]*")?>')
+
+
+@cache
 class Reader(HTMLParser):
-    """Python blocks, ids, links and formulas of a built page."""
+    """Python blocks, ids, links and formulas of a built page, which is read
+    once, whichever tests look at it."""
 
     def __init__(self, path):
-        super().__init__()
+        HTMLParser.__init__(self)
         self.blocks, self.ids, self.links, self.math = [], set(), [], ""
         self.head, self.lang = [], ""
         self.depth, self.code, self.in_math = 0, None, False
-        self.feed(path.read_text(encoding="utf-8"))
+        self.feed(COLOUR.sub("", path.read_text(encoding="utf-8")))
 
     def handle_starttag(self, tag, attrs):
         a = dict(attrs)
