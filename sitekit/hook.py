@@ -127,7 +127,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     from sitekit import api, nav
     from sitekit import files as downloads
     from sitekit.check import exercise, find, mistakes
-    from sitekit.markdown import folds, notes, numbers, ran
+    from sitekit.markdown import checks, folds, notes, numbers, ran
     from sitekit.released import released
 
     language = str(config.theme["language"])
@@ -140,6 +140,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown, page.file.src_uri, language, _sites[language].urls
     )
     markdown = api.expanded(notes.expanded(markdown), language)
+    markdown = checks.expanded(markdown, language)
     markdown = find.expanded(markdown, page.file.src_uri, language)
     markdown = exercise.expanded(markdown, page.file.src_uri, language)
     return mistakes.expanded(markdown, page.file.src_uri, language)

@@ -12,6 +12,7 @@ import griffe
 import yaml
 
 from sitekit import ROOT, api
+from sitekit.markdown import checks
 
 FILE = ROOT / "docs/zh/docstrings.yml"
 
@@ -29,7 +30,8 @@ def name_of(found: Any) -> str:
 
 
 def english() -> dict[str, str]:
-    """Names and first lines of all that the pages of the API show."""
+    """Names and first lines of all that the pages of the API show, and files of
+    tests with what they check."""
     package = griffe.load(
         "attnref", search_paths=[ROOT], try_relative_path=False
     )
@@ -39,7 +41,7 @@ def english() -> dict[str, str]:
         for one in (shown, *shown.members.values()):
             if one.docstring and not one.name.startswith("_"):
                 found[name_of(one)] = summary(one.docstring.value)
-    return found
+    return found | checks.rows()
 
 
 def chinese() -> dict[str, dict[str, str]]:

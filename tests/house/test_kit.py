@@ -1,10 +1,11 @@
-"""What several test files share is in tests/kit, or tests/variants.py."""
+"""What several test files share is in tests/kit, and each says what it checks."""
 
 import ast
 
 import pytest
 
 from sitekit import ROOT
+from sitekit.markdown import checks
 
 
 def shared_by_import(text):
@@ -46,3 +47,21 @@ def test_no_test_file_imports_another():
 def test_such_an_import_is_found(line):
     assert [*shared_by_import(line)]
     assert not [*shared_by_import("from tests.kit.pages import cells")]
+
+
+def test_each_file_of_tests_is_on_the_page_of_checks(tmp_path, monkeypatch):
+    """By itself or in its folder; one that says nothing stops the build."""
+    rows = checks.rows()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        name = str(path.relative_to(ROOT))
+        assert {name, *map(str, path.relative_to(ROOT).parents)} & {*rows}
+    for language in ("en", "zh"):
+        shown = checks.expanded("::: checks house", language)
+        assert shown.count("\n| `house/test_") == len(
+            [*(ROOT / "tests/house").glob("test_*.py")]
+        )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_new.py").write_text("x = 1\n", encoding="utf-8")
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"tests/test_new\.py says not what"):
+        checks.rows()

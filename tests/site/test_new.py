@@ -1,5 +1,5 @@
 """make new: what it writes runs, is typed and builds as it stands, is under
-the laws, and says what is left."""
+the properties, and says what is left."""
 
 import os
 import re

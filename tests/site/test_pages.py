@@ -1,4 +1,4 @@
-"""The first law: a page holds includes only, and every one of them runs."""
+"""A page is a program: it holds includes only, and every one of them runs."""
 
 import pytest
 

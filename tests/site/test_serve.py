@@ -1,5 +1,7 @@
 """`mkdocs serve`: both languages on one address, each file made when it is
-asked for, and an edit costs what it changes. That is counted: pages rendered,
+asked for, and an edit costs what it changes.
+
+That is counted: pages rendered,
 as the server itself says, and files opened, as Python's audit events do. No
 test here looks at a clock, but for DEADLINE, which ends what hangs."""
 

@@ -1,0 +1,1 @@
+"""Each layer against code that nobody here wrote, and what is its own."""

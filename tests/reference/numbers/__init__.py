@@ -1,0 +1,2 @@
+"""Predicted bytes and FLOPs are those that caches hold and that torch
+counts."""

@@ -1,0 +1,51 @@
+"""`::: checks reference`: what each file in a folder of tests checks.
+
+A row says the first paragraph of a file's docstring. A folder whose
+`__init__.py` has one is a row itself, so that a new layer needs none. In
+Chinese they are the sentences of docs/zh/docstrings.yml.
+"""
+
+import ast
+import re
+
+from sitekit import ROOT
+from sitekit.markdown import source
+
+LINE = re.compile(r"^::: checks (\w+)$", re.MULTILINE)
+HEAD = {"en": ("Where", "What holds"), "zh": ("在哪里", "保证什么")}
+
+
+def rows() -> dict[str, str]:
+    """The sentences, by the names of files and folders."""
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        folder = path.parent.relative_to(ROOT).as_posix()
+        inner = any(folder.startswith(f"{name}/") for name in found)
+        if folder in found or inner or folder == "tests/kit":
+            continue
+        text = ast.get_docstring(ast.parse(source.text_of(path))) or ""
+        said = " ".join(text.split("\n\n")[0].split())
+        if path.name == "__init__.py" and said:
+            found[folder] = said
+        elif path.name.startswith("test_"):
+            if not said:
+                raise ValueError(f"{folder}/{path.name} says not what it tests")
+            found[f"{folder}/{path.name}"] = said
+    return found
+
+
+def expanded(markdown: str, language: str) -> str:
+    """The Markdown of a page, with a table for each folder."""
+    from sitekit.markdown import docstrings
+
+    chinese = docstrings.chinese()
+
+    def table(match: re.Match[str]) -> str:
+        lines = [f"| {' | '.join(HEAD[language])} |", "| --- | --- |"]
+        for name, said in rows().items():
+            if name.startswith(f"tests/{match[1]}/"):
+                said = said if language == "en" else chinese[name]["zh"]
+                lines.append(f"| `{name.removeprefix('tests/')}` | {said} |")
+        return "\n".join(lines)
+
+    return LINE.sub(table, markdown)
