@@ -1,9 +1,10 @@
 """The skeleton of a layer, of a cache, or of a page, in all its places.
 
-What is written runs and builds as it stands: GQA, or the preallocated cache,
-under another name. `TODO` stands where something is left to be written or
-decided, and keeps `synced` and a law from passing; a test fails until it
-compares with an oracle.
+What is written runs, builds and is under the properties as it stands: as a
+layer, the sum of all tokens so far, as a cache, `KVCache`. `TODO` stands where
+something is left to be written, and keeps `synced` and a test from passing; a
+test fails until it compares with an oracle. A variant of attention begins as a
+copy of `gqa.py`, its plain form and its test.
 """
 
 import json
@@ -12,216 +13,276 @@ import subprocess
 import sys
 from argparse import ArgumentParser
 from textwrap import indent
-from typing import NamedTuple
 
 from sitekit import ROOT
-from sitekit.markdown import pages, parity, source
+from sitekit.markdown import pages, source
 
-# By the ids of a page's sections: their titles, and what is to be said there.
-SECTIONS = {
-    "en": {
-        "idea": ("The idea", "what is different, and why."),
-        "shapes": ("The data flow and its shapes", ""),
-        "plain": ("The plain form", ""),
-        "formula": ("The formula", "with the symbols of the conventions."),
-        "cost": ("What it costs", "bytes per token, and operations."),
-        "pitfalls": ("What goes wrong", "and how one notices it."),
-        "code": ("In the package", "what it adds to the plain form."),
-        "history": ("Where it comes from", "who, when, in which models."),
-        "sources": ("Sources", "the papers, with links."),
-    },
-    "zh": {
-        "idea": ("思路", "有什么不同，为什么。"),
-        "shapes": ("数据流与形状", ""),
-        "plain": ("最简实现", ""),
-        "formula": ("公式", "符号按“约定”一页。"),
-        "cost": ("开销", "每个 token 多少字节，多少次运算。"),
-        "pitfalls": ("常见错误", "以及怎样发现。"),
-        "code": ("包里的代码", "比最简实现多了什么。"),
-        "history": ("来龙去脉", "谁、何时提出，哪些模型在用。"),
-        "sources": ("出处", "论文，附链接。"),
-    },
-}
-WORDS = {
-    "en": {
-        "todo": "TODO: ",
-        "link": "[{title}](../{stem}.md):",
-        "description": "what this page has that others have not.",
-        "summary": "a sentence for lists of pages.",
-        "question": "which question does this page answer?",
-        "caption": "Recorded while the plain form below read {T} new tokens in "
-        "{B} rows, with {past} tokens of each in its cache: {sizes}.",
-        "numbers": "The same as a table",
-        "head": "[variable, shape, in this run, computed from]",
-        "fold": "The code, {lines} lines",
-    },
-    "zh": {
-        "todo": "TODO：",
-        "link": "[{title}](../{stem}.md)：",
-        "description": "用一两句话说明这一页讲什么。",
-        "summary": "一句话，用在页面列表里。",
-        "question": "这一页要回答的是什么问题？",
-        "caption": "下面的最简实现运行时的记录：{B} 个序列，缓存里各有 "
-        "{past} 个 token，再读入 {T} 个新 token。{sizes}。",
-        "numbers": "同样的内容，列成表格",
-        "head": "[变量, 形状, 本例, 由什么算出]",
-        "fold": "代码，共 {lines} 行",
-    },
-}
+PLAIN = '''"""TODO: what it is. Needs PyTorch 2.5 alone."""
+
+from torch import nn
+
+
+class {plain}State:
+    """What a layer keeps of all earlier tokens."""
+
+    def __init__(self):
+        self.sum = 0
+
+
+class {plain}(nn.Module):
+    def __init__(self, d_model, D):
+        super().__init__()
+        self.v_proj = nn.Linear(d_model, D, bias=False)
+        self.o_proj = nn.Linear(D, d_model, bias=False)
+
+    def forward(self, x, cache=None, valid=None):
+        """x (B, T, E) to (B, T, E); valid (B, S), True = no pad, all so far."""
+        B, T, E = x.shape
+        v = self.v_proj(x)  # (B, T, D)
+        if valid is not None:
+            v = v * valid[:, -T:, None]  # a pad adds nothing
+        sums = v.cumsum(dim=1)  # (B, T, D)
+        if cache is not None:
+            sums = sums + cache.sum  # (B, T, D)
+            cache.sum = sums[:, -1:]  # (B, 1, D)
+        return self.o_proj(sums)  # (B, T, E)
+'''
+LAYER = '''"""TODO: {kind}, in a line."""
+
+# --8<-- [start:imports]
+import torch
+from torch import Tensor, nn
+
+from attnref.caches.kv_cache import Cache
+from attnref.caches.past import view_of
+from attnref.caches.state import state_of
+from attnref.core.checks import check_input, check_sizes
+
+# --8<-- [end:imports]
+
+
+# --8<-- [start:module]
+class {kind}(nn.Module):
+    """TODO: what it is. Here, each token reads the sum of all up to it."""
+
+    causal, needs = True, "state"
+
+    def __init__(self, *, d_model: int, width: int) -> None:
+        super().__init__()
+        check_sizes(d_model=d_model, width=width)
+        self.d_model, self.width = d_model, width
+        self.v_proj = nn.Linear(d_model, width, bias=False)
+        self.o_proj = nn.Linear(width, d_model, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Read `x` `(B, T, E)` in order; returns `(B, T, E)`."""
+        check_input("x", x.shape, self.d_model)
+        B, T, D = *x.shape[:2], self.width
+        view = view_of(self, cache, x, mask=mask, positions=positions)
+        v, real = self.v_proj(x), view.real()
+        wide = torch.promote_types(v.dtype, torch.float32)
+        v = v.to(wide)  # (B, T, D)
+        if real is not None:
+            v = v * real[..., None]  # a pad adds nothing
+        (state,) = state_of(cache, x.device, ((B, D), wide))
+        if cache is not None:
+            cache.update(T, state + v.sum(dim=1))
+        sums = state[:, None] + v.cumsum(dim=1)  # (B, T, D)
+        out: Tensor = self.o_proj(sums.to(x.dtype))
+        return out  # (B, T, E)
+
+
+# --8<-- [end:module]
+'''
+COPY = '''"""TODO: {kind}, in a line."""
+
+# --8<-- [start:imports]
+{imports}
+# --8<-- [end:imports]
+
+
+# --8<-- [start:cache]
+{code}
+
+# --8<-- [end:cache]
+'''
+IMPORT_CACHE = "from attnref.caches.kv_cache import Cache\n"
+VARIANT = '''
+
+# TODO: its cost, as a function of attnref/numbers/cost.py
+def cost(*, d_model, width, batch=1, new=1, past=0):
+    weights = 2 * d_model * width
+    return Cost(weights, 2 * batch * new * weights, 0, 0, batch * width)
+
+
+# TODO: its sizes, and what it keeps, in words of attnref/numbers/shapes.py
+VARIANT = Variant(
+    {kind},
+    {{"d_model": E, "width": D}},
+    cost,
+    Recurrent(
+        layers=1,
+        state_heads=1,
+        key_dim=1,
+        value_dim=D,
+        conv_channels=0,
+        conv_kernel=1,
+    ),
+)
+
+
+@torch.no_grad()
+def shapes():
+    """For the shape comments."""
+    layer, state = plain.{plain}(E, D), plain.{plain}State()
+    package, cache = {kind}(**VARIANT.sizes), StateCache()
+    for end in (T, 2 * T):
+        x, valid = torch.randn(B, T, E), torch.ones(B, end, dtype=torch.bool)
+        layer(x, state, valid)
+        package(x, cache=cache, mask=padding_mask(valid))
+
+
+def test_the_plain_form_is_that_of_the_package():
+    layer, form = sharp({kind}(**VARIANT.sizes)), plain.{plain}(E, D).double()
+    form.load_state_dict(layer.state_dict())
+    x, state = tokens(), plain.{plain}State()
+    for valid in (None, torch.arange(T) >= torch.tensor([[0], [3], [1]])):
+        mask = None if valid is None else padding_mask(valid)
+        assert relative_error(form(x, None, valid), layer(x, mask=mask)) < 1e-12
+    got = [form(part, state) for part in x.split([3, 1, 3], dim=1)]
+    assert relative_error(torch.cat(got, dim=1), layer(x)) < 1e-12
+'''
+CACHE = """
+
+# TODO: how it is made for max_len tokens; for fewer than 7 if it drops some
+CACHES = {{"{page}": {kind}}}
+"""
 TEST = '''"""{kind}, against something that nobody here wrote."""
 
 import pytest
-
+{imports}{body}
 
 def test_it_is_what_somebody_else_computes():
+    # --8<-- [start:example]
     pytest.fail("compare {kind} with {oracle}")
+    # --8<-- [end:example]
 '''
-PLAIN = """
+TEST_IMPORTS = """import torch
 
-def test_{file}_is_that_of_the_package():
-    sizes = {{"d_model": E, "n_heads": H, "n_kv_heads": K}}
-    theirs = attnref.{kind}(**sizes, rope_theta=1e4)
-    same_in_all_ways({file}.{plain}(**sizes), sharp(theirs))
+from attnref import StateCache, padding_mask
+from attnref.{folder}.{file} import {kind}
+from attnref.numbers.cost import Cost
+from attnref.numbers.shapes import Recurrent
+from attnref.plain import {file} as plain
+from tests.kit.compare import relative_error
+from tests.kit.layers import B, D, E, T, Variant, sharp, tokens
 """
-LEFT = {
-    "code": """
-  attnref/plain/{file}.py: what it is, with PyTorch alone, on one screen
-  attnref/{folder}/{file}.py: what makes it one of its own
-  docs/zh/docstrings.yml: in Chinese, what its docstrings begin with
-  tests/reference/{folder}/test_{file}.py: an oracle; until then it fails
-  tests/variants.py: what its entry says of it
-  CHANGELOG.md: a line; then python -m tests.house.test_public records it""",
-    "cache": """
-  make new PAGE={folder}/{page}: or show its sections on a page that is there
-  make test""",
-    "page": """
-  docs/en/{folder}/{page}.md, docs/zh/{folder}/{page}.md
-  mkdocs.yml: the place of the page in the navigation
-  sitekit/drawn/{file}.py: what it draws that no function of attnref gives
-  make synced PAGE={page}: once both pages agree
-  make check PAGE={page}: then make test""",
+# The sections of a page: what they are called, and what is to be said there.
+SECTIONS = {
+    "en": """
+idea|The idea|what is different, and why.
+plain|The plain form|
+formula|The formula|with the symbols of the conventions.
+cost|What it costs|bytes per token, and operations.
+pitfalls|What goes wrong|and how one notices it.
+code|In the package|what it adds to the plain form.
+history|Where it comes from|who, when, in which models.
+sources|Sources|the papers, with links.""",
+    "zh": """
+idea|思路|有什么不同，为什么。
+plain|最简实现|
+formula|公式|符号按“约定”一页。
+cost|开销|每个 token 多少字节，多少次运算。
+pitfalls|常见错误|以及怎样发现。
+code|包里的代码|比最简实现多了什么。
+history|来龙去脉|谁、何时提出，哪些模型在用。
+sources|出处|论文，附链接。""",
 }
-REGISTRY = "tests/variants.py"
-EXAMPLES = "tests/reference/plain/test_examples.py"
-# Of GQA's plain form: its example, its place in an import and among the calls.
-EXAMPLE = r"^def test_gqa(?s:.*?)(?=\n\n\n)"
-FROM, CALL = r"^from attnref\.plain import ", r"^ +\(gqa\.GQA\(.*\n"
-
-
-class Model(NamedTuple):
-    """What code begins as, and what it is to be compared with."""
-
-    file: str
-    sections: dict[str, str]  # of the new file: from those of this one
-    kind: str
-    entry: tuple[str, str]  # in the registry of the tests
-    decide: dict[str, str]  # there, above the line that begins so
-    oracle: str
-    imports: str = ""  # beside those of the file
-
-
-MODELS = {
-    "layers": Model(
-        "attnref/layers/gqa.py",
-        {"imports": "imports", "module": "module"},
-        "GroupedQueryAttention",
-        ("VARIANTS", "gqa"),
-        {
-            "attention_cost": "what a call costs, if not what GQA costs",
-            "_kept(": "what it needs of the past, in words of shapes.py",
-            "kv_heads=": "keep this if it computes what Llama's layer does, "
-            "else drop it",
-        },
-        "a module of torch or transformers",
+WORDS = {
+    "en": (
+        "TODO: ",
+        "what this page has that others have not.",
+        "a sentence for lists of pages.",
+        "which question does this page answer?",
+        "The code, {lines} lines",
     ),
-    "caches": Model(
-        "attnref/caches/kv_cache.py",
-        {"imports": "imports", "cache": "preallocated"},
-        "KVCache",
-        ("CACHES", "room"),
-        {
-            '"': "how it is made for max_len tokens. If it keeps a part of\n"
-            "them, make it for fewer than T = 7: `lambda max_len: Ring(3)`.\n"
-            "Otherwise it never drops one, and the laws see nothing of that.",
-        },
-        "a full pass under a dense mask",
-        imports="from attnref.caches.kv_cache import Cache\n",
+    "zh": (
+        "TODO：",
+        "用一两句话说明这一页讲什么。",
+        "一句话，用在页面列表里。",
+        "这一页要回答的是什么问题？",
+        "代码，共 {lines} 行",
     ),
 }
+LEFT = """
+where TODO stands; then
+  tests/reference/{folder}/test_{file}.py: an oracle; until then, it fails
+  make synced PAGE={page} and make check PAGE={page}: once both pages agree
+  attnref/__init__.py, .pyi, docs/*/api, docs/zh/docstrings.yml: to be public"""
 # Words of a name that are on more than this part of the pages find nothing.
 COMMON = 0.5
 
 
-class _Edits:
-    """Files as they will be: nothing is written until all is known."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, str] = {}
-
-    def create(self, file: str, text: str) -> None:
-        if (ROOT / file).exists():
-            raise ValueError(f"{file} is there already")
-        self.files[file] = text
-
-    def insert(self, file: str, pattern: str, text: str) -> None:
-        """Behind the last place that matches."""
-        old = self.files.get(file) or (ROOT / file).read_text(encoding="utf-8")
-        matches = [*re.finditer(pattern, old, re.MULTILINE)]
-        if not matches:
-            raise ValueError(f"{file} has no place like {pattern}")
-        at = matches[-1].end()
-        self.files[file] = old[:at] + text + old[at:]
-
-    def write(self) -> None:
-        for file, text in self.files.items():
-            (ROOT / file).write_text(text, encoding="utf-8")
-        code = [file for file in self.files if file.endswith((".py", ".pyi"))]
-        # Imports in order, and those alone that are used; 80 columns.
-        for how in (["check", "--fix", "--select=F401,I,RUF022"], ["format"]):
-            ruff = [sys.executable, "-m", "ruff", *how, "--quiet", *code]
-            if code:
-                subprocess.run(ruff, cwd=ROOT, check=True)
-        for file in code:  # a section does not begin with a line that is gone
-            text = (ROOT / file).read_text(encoding="utf-8")
-            text = re.sub(r"(\[start:\w+\]\n)\n+", r"\1", text)
-            (ROOT / file).write_text(text, encoding="utf-8")
+def _code(folder: str, file: str, kind: str) -> dict[str, str]:
+    """The files of a class, by name."""
+    names = {"folder": folder, "file": file, "kind": kind}
+    names |= {"plain": kind, "page": file.replace("_", "-")}
+    place = f"attnref/{folder}/{file}.py"
+    files, body = {}, VARIANT
+    names["oracle"] = "a module of transformers"
+    if folder == "layers":
+        files[f"attnref/plain/{file}.py"] = PLAIN.format(**names)
+        files[place] = LAYER.format(**names)
+    else:
+        model = ROOT / "attnref/caches/kv_cache.py"
+        parts = source.sections(model.read_text(encoding="utf-8"))
+        code = parts["preallocated"].replace("KVCache", kind)
+        code = re.sub('"""[^\n]*', '"""TODO: what it is.', code, count=1)
+        imports = parts["imports"] + IMPORT_CACHE
+        files[place] = COPY.format(**names, imports=imports, code=code)
+        names["oracle"], body = "a full pass under a dense mask", CACHE
+    names["imports"] = TEST_IMPORTS.format(**names)
+    test = TEST.format(**names, body=body.format(**names))
+    return files | {f"tests/reference/{folder}/test_{file}.py": test}
 
 
-def _source(model: Model, kind: str) -> str:
-    """The code of the model, its class under another name."""
-    text = (ROOT / model.file).read_text(encoding="utf-8")
-    made = f'"""TODO: {kind}, in a line."""\n\n'
-    start, end = "# --8<-- [start:{}]\n", "# --8<-- [end:{}]\n"
-    for name, like in model.sections.items():
-        code = source.sections(text)[like].replace(model.kind, kind)
-        # What an example alone needs is no import of the file.
-        code = code.replace(">>> lay", ">>> import torch\n        >>> lay", 1)
-        docstring = re.compile(r'^    """[^\n"]*', re.MULTILINE)
-        code = docstring.sub('    """TODO: what it is.', code, count=1)
-        if name == "imports":
-            code += model.imports
-        made += f"{start.format(name)}{code}{end.format(name)}\n\n"
-    return made
-
-
-def _entry(model: Model, page: str, kind: str) -> str:
-    """That of the model in the registry, with what is to be decided of it."""
-    table, like = model.entry
-    registry = (ROOT / REGISTRY).read_text(encoding="utf-8")
-    entry = rf'^    "{like}": (?s:.*?)(?=^    ["*]|^}})'
-    match = re.search(entry, registry, re.MULTILINE)
-    if not match:
-        raise ValueError(f"{REGISTRY}: {table} has no entry {like!r}")
-    own = match[0].replace(f'"{like}"', f'"{page}"').replace(model.kind, kind)
-    for begins, what in model.decide.items():
-        parts = re.split(rf"^( +)(?={re.escape(begins)})", own, flags=re.M)
-        if len(parts) != 3:
-            why = f"{len(parts) // 2} lines that begin with {begins}"
-            raise ValueError(f"{REGISTRY}: the entry {like!r} has {why}")
-        before, margin, after = parts
-        todo = indent(f"TODO: {what}\n", f"{margin}# ")
-        own = f"{before}{todo}{margin}{after}"
-    return own
+def _page(lang: str, title: str, stem: str, files: dict[str, str]) -> str:
+    """With the code of that name, if there is some."""
+    folder, page = stem.split("/")
+    file = page.replace("-", "_")
+    todo, description, summary, question, fold = WORDS[lang]
+    top = {"title": title, "description": todo + description}
+    top |= {"summary": todo + summary}
+    lines = [
+        f"{k}: {json.dumps(v, ensure_ascii=False)}" for k, v in top.items()
+    ]
+    lines += ["aliases: []"] + ["synced: none"] * (lang != "en")
+    parts = ["---", *lines, "---", f"# {title} {{ #{page} }}\n"]
+    parts.append(f'<p class="lead" markdown>{todo}{question}</p>\n')
+    shown = {"plain": "", "code": ""}
+    fence = '```python title="{0}"\n--8<-- "{0}{1}"\n```\n'
+    form, code = f"attnref/plain/{file}.py", f"attnref/{folder}/{file}.py"
+    if form in files or (ROOT / form).exists():
+        shown["plain"] = fence.format(form, "")
+    if code in files or (ROOT / code).exists():
+        text = files.get(code) or (ROOT / code).read_text(encoding="utf-8")
+        marks = [f":{name}" for name in source.sections(text)] or [""]
+        blocks = "\n".join(fence.format(code, mark) for mark in marks)
+        shown["code"] = f'??? note "{fold}"\n\n{indent(blocks, "    ")}'
+    for line in SECTIONS[lang].strip().split("\n"):
+        mark, head, hint = line.split("|")
+        if shown.get(mark, "shown"):
+            parts.append(f"## {head} {{ #{mark} }}\n")
+            parts += [f"{todo}{hint}\n"] * bool(hint)
+            parts += [shown[mark]] if mark in shown else []
+    return "\n".join(parts)
 
 
 def spoken_of(*names: str) -> str:
@@ -246,162 +307,52 @@ def spoken_of(*names: str) -> str:
     return "\n".join(["", *spoken])
 
 
-def _code(edits: _Edits, folder: str, page: str, kind: str) -> str:
-    """The file of a class, its test, and what names it, but for the API page:
-    the line of that one."""
-    model, file = MODELS[folder], page.replace("-", "_")
-    place = f"attnref.{folder}.{file}"
-    edits.create(f"attnref/{folder}/{file}.py", _source(model, kind))
-    test = TEST.format(kind=kind, oracle=model.oracle)
-    edits.create(f"tests/{folder}/test_{file}.py", test)
-    home = f'\n    "{folder}.{file}": ["{kind}"],'
-    edits.insert("attnref/__init__.py", r"^_HOMES = \{$", home)
-    types = "attnref/__init__.pyi"
-    edits.insert(types, r"\A# .*\n", f"from {place} import {kind}\n")
-    edits.insert(types, r"^__all__ = \[$", f'\n    "{kind}",')
-    last = rf"^{model.entry[0]}\b.*\{{\n(?s:.*?)(?=^\}})"
-    edits.insert(REGISTRY, last, _entry(model, page, kind))
-    edits.insert(REGISTRY, r"^from attnref import \($", f"\n    {kind},")
-    return f"\n::: {place}: {kind}\n"
-
-
-def _plain(edits: _Edits, file: str, kind: str) -> None:
-    """The plain form, its test and its example: GQA's under another name."""
-    plain, proofs = (
-        kind.removesuffix("Attention"),
-        "tests/reference/plain/test_plain.py",
-    )
-    shapes = "tests/reference/test_shape_comments.py"
-
-    def own(path: str, part: str) -> str:
-        match = re.search(part, (ROOT / path).read_text(encoding="utf-8"), re.M)
-        assert match is not None, f"{path} has nothing like {part}"
-        named = re.sub("(?<!enable_)gqa", file, match[0])
-        return named.replace("GQA", plain)
-
-    form = own("attnref/plain/gqa.py", r"(?s:^import .*)")
-    head = '"""TODO: what it is. Needs PyTorch 2.5 alone."""\n\n'
-    edits.create(f"attnref/plain/{file}.py", head + form)
-    for where, at, text in (
-        (EXAMPLES, r"\Z", f"\n\n{own(EXAMPLES, EXAMPLE)}\n"),
-        (proofs, r"\Z", PLAIN.format(file=file, kind=kind, plain=plain)),
-        (proofs, FROM, f"{file}, "),
-        (shapes, FROM, f"{file}, "),
-        (shapes, CALL, own(shapes, CALL)),
-    ):
-        edits.insert(where, at, text)
-
-
-def _blocks(folder: str, page: str, new: bool) -> list[str]:
-    """The code of that name, if there is some: its sections, or all of it."""
-    file = f"attnref/{folder}/{page.replace('-', '_')}.py"
-    if new:
-        sections = [f":{name}" for name in MODELS[folder].sections]
-    elif (ROOT / file).exists():
-        text = (ROOT / file).read_text(encoding="utf-8")
-        sections = [f":{name}" for name in source.sections(text)] or [""]
-    else:
-        sections = []
-    return [
-        f'```python title="{file}"\n--8<-- "{file}{section}"\n```\n'
-        for section in sections
-    ]
-
-
-def _page(
-    lang: str, title: str, page: str, blocks: list[str], kind: str | None
+def new(
+    what: str,
+    name: str,
+    kind: str = "",
+    title: str = "",
+    title_zh: str = "",
 ) -> str:
-    words, file = WORDS[lang], page.replace("-", "_")
-    form = f"attnref/plain/{file}.py"
-    todo = {key: words["todo"] + words[key] for key in words}
-    top = {
-        "title": title,
-        "description": todo["description"],
-        "summary": todo["summary"],
-        "aliases": [],
-    }
-    lines = [
-        f"{k}: {json.dumps(v, ensure_ascii=False)}" for k, v in top.items()
-    ]
-    if lang != "en":
-        lines.append("synced: none")
-    lead = f'<p class="lead" markdown>{todo["question"]}</p>'
-    parts = ["\n".join(["---", *lines, "---", f"# {title} {{ #{page} }}\n"])]
-    parts.append(f"{lead}\n")
-    made = f"{file}.{(kind or '').removesuffix('Attention')}"
-    flow = f"""```flow
-caption: "{words["caption"]}"
-numbers: {words["numbers"]}
-head: {words["head"]}
-panels:
-  - flow: {made}(d_model=128, n_heads=8, n_kv_heads=2)
-    given: {{B: 3, T: 5, past: 4}}
-    title: "{title}"
-```
-"""
-    plain = f'```python title="{form}"\n--8<-- "{form}"\n```\n'
-    run = f'```python\n--8<-- "{EXAMPLES}:{file}"\n```\n'
-    fold = f'??? note "{words["fold"]}"\n'
-    shown = {
-        "plain": [plain, run] if kind else [],
-        "shapes": [flow] if kind else [],
-        "code": blocks and [fold, *(indent(b, "    ") for b in blocks)],
-    }
-    for mark, (head, hint) in SECTIONS[lang].items():
-        if shown.get(mark) == []:
-            continue
-        parts.append(f"## {head} {{ #{mark} }}\n")
-        if hint:
-            parts.append(f"{words['todo']}{hint}\n")
-        parts += shown.get(mark, [])
-    return "\n".join(parts)
-
-
-def new(what: str, name: str, kind: str, title: str, title_zh: str) -> str:
     """Write a layer with its page, a cache, or a page; what is left to do."""
     folders = {"layer": "layers/", "cache": "caches/", "page": ""}
     stem = folders[what] + name.replace("_", "-")
     if not re.fullmatch(r"[a-z]+/[a-z][a-z0-9]*(-[a-z0-9]+)*", stem):
-        like = "numbers/latency" if what == "page" else "sliding"
-        raise ValueError(f"{name!r} is no name of a {what}: {like}, say")
+        example = "numbers/latency" if what == "page" else "sliding"
+        raise ValueError(f"{name!r} is no name of a {what}: {example}, say")
     folder, page = stem.split("/")
+    file = page.replace("-", "_")
     title = title or page.replace("-", " ").capitalize()
-    titles = {"en": title, "zh": title_zh or f"TODO {title}"}
-    edits, lists = _Edits(), (f"api/{folder}", "api")
-    fresh = what != "page" and not any(map(parity.check, lists))
+    files: dict[str, str] = {}
     if what != "page":
         words = "".join(word.capitalize() for word in page.split("-"))
-        kind = kind or words + ("Attention" if what == "layer" else "KVCache")
-        line = _code(edits, folder, page, kind)
-        if what == "layer":
-            _plain(edits, page.replace("-", "_"), kind)
-        # Behind the last such class; MLA has an introduction of its own.
-        where = rf"^::: attnref\.{folder}\.(?!mla)\w+: .*[A-Z].*\n"
-        for lang, words_of in WORDS.items():
-            name_of = {"en": title, "zh": title_zh or title}[lang]
-            link = words_of["link"].format(title=name_of, stem=stem)
-            shown = f"\n{link}\n" if what == "layer" else ""
-            edits.insert(f"docs/{lang}/api/{folder}.md", where, shown + line)
+        kind = kind or words + "KVCache" * (what == "cache")
+        files = _code(folder, file, kind)
+    code = [*files]
     if what != "cache":
         if page in {other.stem for other in pages.markdown_files("en")}:
             raise ValueError(f"there is a page {page!r} already")
-        layer = kind if what == "layer" else None
-        blocks = _blocks(folder, page, new=what == "layer")
-        for lang in WORDS:
-            text = _page(lang, titles[lang], page, blocks, layer)
-            edits.create(f"docs/{lang}/{stem}.md", text)
-        entry = rf"^ +- {folder}/[\w-]+\.md\n"
-        edits.insert("mkdocs.yml", entry, f"      - {stem}.md\n")
+        for lang, called in {"en": title, "zh": title_zh or title}.items():
+            files[f"docs/{lang}/{stem}.md"] = _page(lang, called, stem, files)
+    for place in files:
+        if (ROOT / place).exists():
+            raise ValueError(f"{place} is there already")
     spoken = spoken_of(page, title)
-    edits.write()
-    for stem in lists if fresh else ():
-        parity.mark_synced(stem)
-    left = {"layer": ("code", "page"), "cache": ("code", "cache")}
-    steps = "".join(LEFT[part] for part in left.get(what, ("page",)))
-    steps = steps.format(folder=folder, page=page, file=page.replace("-", "_"))
-    lines = ["written:", *(f"  {file}" for file in edits.files)]
-    left_to_do = "\nleft to do, where TODO stands and here:" + steps
-    return "\n".join(lines) + left_to_do + spoken
+    for place, text in files.items():
+        (ROOT / place).write_text(text, encoding="utf-8")
+    # Imports in order, and those alone that are used; 80 columns.
+    for how in (["check", "--fix", "--select=F401,I"], ["format"]):
+        ruff = [sys.executable, "-m", "ruff", *how, "--quiet", *code]
+        if code:
+            subprocess.run(ruff, cwd=ROOT, check=True)
+    if what != "cache":
+        nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+        last = [*re.finditer(rf"^ +- {folder}/[\w-]+\.md\n", nav, re.M)][-1]
+        nav = f"{nav[: last.end()]}      - {stem}.md\n{nav[last.end() :]}"
+        (ROOT / "mkdocs.yml").write_text(nav, encoding="utf-8")
+    lines = "\n".join(["written:", *(f"  {place}" for place in files)])
+    left = LEFT.format(folder=folder, page=page, file=file)
+    return f"{lines}\nleft to do: {left.lstrip()}{spoken}"
 
 
 def main(arguments: list[str]) -> str:

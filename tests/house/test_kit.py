@@ -1,4 +1,4 @@
-"""What several test files share is in tests/kit, and each says what it checks."""
+"""What test files share is in tests/kit, and each says what it checks."""
 
 import ast
 

@@ -59,6 +59,7 @@ class Variant(NamedTuple):
     # Key heads beside so many query heads in so many groups, if the layer
     # projects to heads as Llama's does: transformers and torch are oracles.
     kv_heads: Callable[[int, int], int] | None = None
+    page: bool = True  # False: none explains it yet
 
 
 def kept(kv_heads: int, head_dim: int = D, v_head_dim: int = D) -> Full:
