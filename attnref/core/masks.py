@@ -761,6 +761,35 @@ class View:
         valid = self.mask[:, 0, 0].expand(self.B, -1)
         return valid.gather(1, self.numbers().expand(self.B, -1))
 
+    def documents(self, causal: bool | Rule) -> Tensor | None:
+        """How often a document has begun, at each new token: `(B, T)`.
+
+        For layers that read their tokens in order: 0 is the document of the
+        last token before. None, if the rule packs none into a row; a rule that
+        hides anything else is refused. A pad begins no document.
+        """
+        rule, S = rule_of(causal), self._all
+        ids: Tensor | None = None
+        rule.check(self.B, S, self.device)
+        for part in rule.parts:
+            if hasattr(part, "ids"):
+                ids = part.ids.expand(self.B, -1)[:, :S]
+            elif part != Causal():
+                raise ValueError(
+                    f"the rule is {part}, and the layer reads its tokens in "
+                    "order: pass True, or Causal() & Documents(ids)"
+                )
+        if ids is None:
+            return None
+        numbers = torch.arange(S, device=self.device).expand(self.B, S)
+        if self.mask is not None:
+            numbers = numbers.where(self.mask[:, 0, 0].expand(self.B, S), -1)
+        last = numbers.cummax(dim=1).values.roll(1, dims=1)  # real one before
+        begins = ids != ids.gather(1, last.clamp(min=0))
+        begins &= (numbers >= 0) & (last >= 0)
+        begins[:, :1] = False
+        return begins[:, self.past :].cumsum(dim=1)
+
     def shown(self, causal: bool | Rule, H: int) -> Mask:
         """The mask that a layer with `H` heads applies: see `decoder_mask`."""
         B, T, S, past = self.B, self.T, self._all, self.past

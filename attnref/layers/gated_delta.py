@@ -9,6 +9,7 @@ from attnref.caches.past import view_of
 from attnref.caches.state import state_of
 from attnref.core.checks import check_input, check_sizes
 from attnref.core.heads import RMSNorm, merge_heads, split_heads
+from attnref.core.masks import Rule
 
 
 def gated_delta_rule(
@@ -19,6 +20,7 @@ def gated_delta_rule(
     beta: Tensor,
     state: Tensor,
     *,
+    document: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
     """Write each token into the state, and read it: `(B, H, T, Dv)` of reads.
@@ -29,9 +31,12 @@ def gated_delta_rule(
     system. `q` and `k` are `(B, H, T, D)`, `v` is `(B, H, T, Dv)`; `decay`, the
     `g`, at most 0, and `beta` are `(B, H, T)`. Returned with the reads is the
     state `(B, H, D, Dv)` after the last token.
+
+    Where documents are packed, `document` `(B, T)` numbers them, from that of
+    the state before, 0: nothing passes from one to the next.
     """
     outs: list[Tensor] = []
-    n = 0
+    n, before = 0, beta[:, 0, :1] * 0  # the document of the state
     while n < q.shape[2]:  # `range` would bind a compiler to this length
         part = slice(n, n + chunk)
         n += chunk
@@ -40,6 +45,13 @@ def gated_delta_rule(
         past = g.exp()[..., None]  # of the state before this chunk
         # Of the difference: `e^g` apart from `e^-g` would overflow.
         between = (g[..., None] - g[..., None, :]).tril().exp().tril()
+        left = (g[..., -1:] - g).exp()[..., None]  # at the end of the chunk
+        if document is not None:
+            d = document[:, None, part]  # (B, 1, T)
+            past = past * (d == before[:, None])[..., None]
+            between = between * (d[..., None] == d[..., None, :])
+            left = left * (d == d[..., -1:])[..., None]
+            before = d[:, 0, -1:]
         written = (b * between * (k_c @ k_c.mT)).tril(-1)
         u = torch.linalg.solve_triangular(
             written,
@@ -48,7 +60,6 @@ def gated_delta_rule(
             unitriangular=True,
         )
         outs.append(past * (q_c @ state) + (between * (q_c @ k_c.mT)) @ u)
-        left = (g[..., -1:] - g).exp()[..., None]  # at the end of the chunk
         state = past[..., -1:, :] * state + (left * k_c).mT @ u
     return torch.cat(outs, dim=2) if outs else v, state
 
@@ -76,7 +87,6 @@ class GatedDeltaNet(nn.Module):
         torch.Size([2, 5, 64])
     """
 
-    causal = True
     needs = "state"
 
     def __init__(
@@ -89,8 +99,10 @@ class GatedDeltaNet(nn.Module):
         value_dim: int,
         conv_kernel: int = 4,
         eps: float = 1e-6,
+        causal: bool | Rule = True,
     ) -> None:
         super().__init__()
+        self.causal = causal
         check_sizes(
             d_model=d_model,
             n_heads=n_heads,
@@ -136,11 +148,14 @@ class GatedDeltaNet(nn.Module):
         if T == 0:
             return x
         real, order = view.real(), None
+        document = view.documents(self.causal)
         if real is not None:  # as if all pads of this call came last
             order = (~real).int().argsort(dim=1, stable=True)[..., None]
             x = x.gather(1, order.expand(-1, -1, E))  # (B, T, E)
             real = torch.arange(T, device=x.device) < real.sum(1, keepdim=True)
             x = x.where(real[..., None], 0)  # (B, T, E)
+            if document is not None:  # pads are of the last
+                document = document.gather(1, order[..., 0]).cummax(1).values
         mixed = self.in_proj_qkv(x).mT  # (B, C, T)
         wide = torch.promote_types(mixed.dtype, torch.float32)
         C, past = mixed.shape[1], self.conv1d.kernel_size[0] - 1
@@ -152,11 +167,19 @@ class GatedDeltaNet(nn.Module):
             ((B, C, past), mixed.dtype),
         )
         mixed = torch.cat((inputs, mixed), dim=-1)  # (B, C, past + T)
-        inputs = mixed[..., T:]  # (B, C, past); of the next call
-        if real is not None:
-            last = real.sum(1)[:, None] + torch.arange(past, device=x.device)
-            inputs = mixed.gather(2, last[:, None].expand(-1, C, -1))
-        mixed = F.silu(self.conv1d(mixed)).mT  # (B, T, C)
+        last = torch.arange(past, device=x.device).expand(B, -1)
+        last = last + (T if real is None else real.sum(1)[:, None])
+        inputs = mixed.gather(2, last[:, None].expand(-1, C, -1))
+        if document is None:
+            mixed = self.conv1d(mixed)  # (B, C, T)
+        else:  # inputs of another document count as zeros
+            number = F.pad(document, (past, 0))  # (B, past + T)
+            same = number.unfold(1, past + 1, 1) == document[..., None]
+            mixed = mixed.unfold(2, past + 1, 1) * same[:, None]
+            mixed = (mixed * self.conv1d.weight).sum(dim=-1)  # (B, C, T)
+            same = number.gather(1, last) == document[:, -1:]
+            inputs = inputs * same[:, None]  # (B, C, past)
+        mixed = F.silu(mixed).mT  # (B, T, C)
         keys = self.n_heads * D
         q, k, v = mixed.to(wide).tensor_split((keys, 2 * keys), dim=-1)
         q, k = (split_heads(t, self.n_heads) for t in (q, k))
@@ -170,7 +193,7 @@ class GatedDeltaNet(nn.Module):
         kind = "cpu" if x.device.type == "meta" else x.device.type
         with torch.autocast(kind, enabled=False):  # a state in float32
             heads, state = gated_delta_rule(
-                q * D**-0.5, k, v, decay, beta, state
+                q * D**-0.5, k, v, decay, beta, state, document=document
             )
         if cache is not None:
             cache.update(T, state, inputs)

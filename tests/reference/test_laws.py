@@ -130,6 +130,16 @@ def test_every_layer_core_and_cache_is_under_the_laws():
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("name", once(LAYERS))
+def test_every_layer_has_a_page_or_says_that_it_has_none(name):
+    stem = inspect.getmodule(LAYERS[name].layer).__name__.rpartition(".")[2]
+    page = ROOT / "docs/en/layers" / f"{stem.replace('_', '-')}.md"
+    assert page.exists() == LAYERS[name].page, (
+        f"{page.relative_to(ROOT)}: write it, or say page=False in VARIANT"
+    )
+
+
+@pytest.mark.whole
 def test_what_make_new_leaves_to_be_decided_is_decided():
     left = [
         f"{path.relative_to(ROOT)}:{n}: {line.strip()}"
@@ -273,7 +283,7 @@ def test_all_positions_may_be_shifted(name):
 
 def causal_or_not(name):
     """The layer, and that of an encoder where it can be: what each sees."""
-    for encoder in (False, True) if takes(name, "causal") else (False,):
+    for encoder in (False, True) if name in VARIANTS else (False,):
         layer = variant(name, **{"causal": False} if encoder else {})
         sees = seen(rule(layer), T)
         assert sees.all() if encoder else not sees.triu(1).any()
@@ -395,6 +405,27 @@ def test_a_layer_with_a_rule_is_one_with_that_mask(name, make):
         for chunks in (None, (3, 1, 3), (4, 2, 1)):
             got = run(name, layer, (x,), chunks, chunks and make(T))
             assert relative_error(got, want) <= 1e-12, (causal, chunks)
+
+
+@pairs([name for name in MIXERS if takes(name, "causal")])
+@torch.no_grad()
+def test_packed_documents_are_those_documents_alone(name, make):
+    """With pads between and within them, and chunks that end in them."""
+    ids = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 2, 2, 4, 4], [7] * T])
+    valid = torch.ones(B, T, dtype=torch.bool)
+    amid = valid.clone()
+    amid[0, 2:4] = amid[1, 1] = amid[1, 6] = amid[2, :3] = False
+    layer = variant(name, causal=Causal() & Documents(ids))
+    plain, x = variant(name), tokens()
+    plain.load_state_dict(layer.state_dict())
+    for real in (valid, amid):
+        for chunks in (None, (1,) * T, (4, 2, 1)):
+            got = run(name, layer, (x,), chunks, chunks and make(T), real)
+            for row, document in {*product(range(B), ids.unique().tolist())}:
+                own = real[row] & (ids[row] == document)
+                want = run(name, plain, (x[row : row + 1, own],))
+                error = relative_error(got[row : row + 1, own], want)
+                assert error <= 1e-12, (row, document, chunks)
 
 
 @each_mixer

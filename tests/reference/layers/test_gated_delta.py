@@ -6,7 +6,7 @@ from transformers import DynamicCache
 from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-from attnref import StateCache, padding_mask
+from attnref import Causal, Documents, StateCache, Window, padding_mask
 from attnref.layers.gated_delta import GatedDeltaNet
 from attnref.numbers.cost import gated_delta_cost
 from attnref.numbers.shapes import Recurrent
@@ -32,6 +32,7 @@ VARIANT = Variant(
         conv_channels=2 * K * D + H * DV,
         conv_kernel=4,
     ),
+    page=False,
 )
 LONG = 131
 CHUNKS = {
@@ -56,11 +57,15 @@ def shapes():
     valid = torch.ones(B, 2 * T, dtype=torch.bool)
     valid[0, 0] = valid[1, T:] = False
     layer, state = plain.GatedDeltaNet(E, K, H, D, DV), plain.State()
-    package, cache = GatedDeltaNet(**VARIANT.sizes), StateCache()
+    ids = torch.arange(2 * T) // 5
+    for rule in (True, Causal() & Documents(ids)):
+        package = GatedDeltaNet(**VARIANT.sizes, causal=rule)
+        cache = StateCache()
+        for end in (T, 2 * T):
+            seen, x = valid[:, :end], torch.randn(B, T, E)
+            package(x, cache=cache, mask=padding_mask(seen))
     for end in (T, 2 * T):
-        seen, x = valid[:, :end], torch.randn(B, T, E)
-        layer(x, state, seen)
-        package(x, cache=cache, mask=padding_mask(seen))
+        layer(x, state, valid[:, :end])
 
 
 @pytest.fixture(params=["plain", "package"])
@@ -141,6 +146,8 @@ def test_sizes_and_masks_that_do_not_fit_are_refused():
     mask = torch.ones(T, T, dtype=torch.bool).tril()
     with pytest.raises(ValueError, match="reads its tokens in order: give it"):
         layer(x, mask=mask)
+    with pytest.raises(ValueError, match=r"rule is Window\(size=3, .*in order"):
+        GatedDeltaNet(**VARIANT.sizes, causal=Window(3)).double()(x)
     cache = StateCache()
     with torch.no_grad():
         layer(x, cache=cache)
