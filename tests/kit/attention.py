@@ -37,6 +37,46 @@ MASKS = {
 }
 
 
+def wrong_masks(B, H, T, S):
+    """Masks that nothing takes for these sizes, and what is said of them."""
+
+    def true(*shape):
+        return torch.ones(*shape, dtype=torch.bool)
+
+    no = f", which does not broadcast to (B, H, T, S) = {(B, H, T, S)}"
+    three = ": 3 axes can mean (B, T, S) or (H, T, S); write mask[:, None] or"
+    masks = {}
+    for name, mask, says in (
+        (
+            "valid",
+            true(B, S),
+            f"{no}; padding_mask(valid) gives {(B, 1, 1, S)}",
+        ),
+        ("1 axis", true(S), no),
+        ("3 axes", true(B, T, S), three),
+        ("5 axes", true(1, B, 1, T, S), no),
+        ("transposed", true(S, T), no),
+        ("too many queries", true(T + 2, S), no),
+        ("too many keys", true(B, 1, 1, S + 2), no),
+        ("another batch", true(B + 2, 1, 1, S), no),
+    ):
+        says = f"mask has shape {tuple(mask.shape)}{says}"
+        masks[name] = mask, ValueError, says
+    for name, mask, how in (
+        ("additive", torch.zeros(T, S), "mask == 0 if"),
+        ("whole numbers", true(T, S).int(), "mask.bool()"),
+        ("a tokenizer's", true(B, S).long(), "padding_mask_from_hf"),
+    ):
+        says = f"mask is {mask.dtype}; pass bool, True = may attend: {how}"
+        masks[name] = mask, TypeError, says
+    rule = "mask is Causal; pass a rule as a layer's `causal`, or in a RuleMask"
+    return masks | {
+        "elsewhere": (true(T, S).to("meta"), ValueError, "mask is on meta, q"),
+        "a word": ("causal", TypeError, "mask is str; pass a bool tensor"),
+        "a rule": (Causal(), TypeError, rule),
+    }
+
+
 # --8<-- [start:made]
 class Made(torch.utils._python_dispatch.TorchDispatchMode):
     """Records the largest new tensor in bytes; views of inputs are not new."""

@@ -3,14 +3,15 @@ import re
 import pytest
 import torch
 
-from attnref import Causal, attention_weights, sdpa
-from tests.kit.attention import B, D, S, T, qkv
+from attnref import attention_weights, sdpa
+from tests.kit.attention import B, D, H, S, T, qkv, wrong_masks
+from tests.kit.layers import CORES
+
+each_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 
 
 def _bad():
     q, k, v = qkv()
-    wrong_mask = torch.ones(B, S, dtype=torch.bool)
-    cube = torch.ones(B, T, S, dtype=torch.bool)
     meta = k.to("meta")
     return {
         "rank": (
@@ -56,71 +57,24 @@ def _bad():
             TypeError,
             "q is torch.float64, v is torch.float32",
         ),
-        "a word": (
-            (q, k, v, "causal"),
-            TypeError,
-            "mask is str; pass a bool tensor",
-        ),
-        "a rule": (
-            (q, k, v, Causal()),
-            TypeError,
-            "mask is Causal; pass a rule as a layer's `causal`, or in a Rule",
-        ),
-        "a tokenizer's mask": (
-            (q, k, v, torch.ones(B, S, dtype=torch.long)),
-            TypeError,
-            "padding_mask_from_hf(mask) if it is a tokenizer's",
-        ),
-        "one axis": (
-            (q, k, v, torch.ones(S, dtype=torch.bool)),
-            ValueError,
-            "mask has shape (11,), which does not broadcast",
-        ),
         "device": ((q, meta, v), ValueError, "q is on cpu, k on meta"),
-        "float mask": (
-            (q, k, v, torch.zeros(T, S)),
-            TypeError,
-            "mask is torch.float32; pass bool, True = may attend: mask == 0",
-        ),
-        "integer mask": (
-            (q, k, v, torch.ones(T, S, dtype=torch.long)),
-            TypeError,
-            "mask is torch.int64; pass bool, True = may attend: mask.bool()",
-        ),
-        "mask device": (
-            (q, k, v, torch.ones(T, S, dtype=torch.bool, device="meta")),
-            ValueError,
-            "mask is on meta, q on cpu",
-        ),
-        "padding as mask": (
-            (q, k, v, wrong_mask),
-            ValueError,
-            "mask has shape (2, 11), which does not broadcast to (B, H, T, S)"
-            " = (2, 6, 7, 11); padding_mask(valid) gives (2, 1, 1, 11)",
-        ),
-        "transposed mask": (
-            (q, k, v, torch.ones(S, T, dtype=torch.bool)),
-            ValueError,
-            "mask has shape (11, 7), which does not broadcast",
-        ),
-        "three axes": (
-            (q, k, v, cube),
-            ValueError,
-            "write mask[:, None] or mask[None]",
-        ),
-        "five axes": (
-            (q, k, v, cube[None, None]),
-            ValueError,
-            "mask has shape (1, 1, 2, 7, 11), which does not broadcast",
-        ),
     }
 
 
+@each_core
 @pytest.mark.parametrize("case", _bad())
-def test_bad_input_is_refused(case):
+def test_bad_input_is_refused(case, core):
     arguments, error, message = _bad()[case]
     with pytest.raises(error, match=re.escape(message)):
-        sdpa(*arguments)
+        core(*arguments)
+
+
+@each_core
+@pytest.mark.parametrize("case", wrong_masks(B, H, T, S))
+def test_a_mask_that_does_not_fit_is_refused(case, core):
+    mask, error, message = wrong_masks(B, H, T, S)[case]
+    with pytest.raises(error, match=re.escape(message)):
+        core(*qkv(), mask)
 
 
 def test_scale_is_a_number_and_weights_are_refused_alike():
@@ -131,12 +85,13 @@ def test_scale_is_a_number_and_weights_are_refused_alike():
         sdpa(q, k, v, scale=torch.tensor(0.5))
 
 
+@each_core
 @pytest.mark.parametrize("i", range(3))
-def test_tensors_of_whole_numbers_are_refused(i):
+def test_tensors_of_whole_numbers_are_refused(i, core):
     q, k, v = (
         torch.ones(3, 2, 5, 4, dtype=torch.int64 if j == i else torch.float32)
         for j in range(3)
     )
     why = f"^{'qkv'[i]} is torch.int64; it needs a floating dtype"
     with pytest.raises(TypeError, match=why):
-        sdpa(q, k, v)
+        core(q, k, v)

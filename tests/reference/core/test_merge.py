@@ -483,11 +483,6 @@ def test_a_prefix_is_not_repeated_for_each_row():
             "splits=0 must be at least 1",
         ),
         (
-            lambda q, k, v: split_kv(q, k, v, causal_mask(T)),
-            ValueError,
-            "mask has shape (7, 7), which does not broadcast",
-        ),
-        (
             lambda q, k, v: with_prefix(q, (k, v), k, v),
             ValueError,
             "k of the prefix has shape (2, 3, 11, 5); it needs (1, 3, P, 5)",
