@@ -381,73 +381,63 @@ def add_to(commands: Any) -> None:
         epilog="example: %(prog)s --model llama-3.1-8b --tokens 128K --batch 8",
     )
     kv.set_defaults(run=run_kv)
-    kv.add_argument("--list", action="store_true", help="list all models")
-    kv.add_argument(
-        "--model", nargs="+", metavar="ID", help="ids or names of --list"
-    )
-    kv.add_argument(
+    add = kv.add_argument
+    add("--list", action="store_true", help="list all models")
+    add("--model", nargs="+", metavar="ID", help="ids or names of --list")
+    add(
         "--config",
         nargs="+",
         metavar="FILE",
         default=[],
         help="config.json of models, beside those of --list or instead",
     )
-    kv.add_argument(
+    add(
         "--tokens",
         nargs="+",
         type=a_count,
         default=CONTEXTS,
         help="tokens per sequence, such as 4096, 128K or 1e6",
     )
-    kv.add_argument(
-        "--batch", type=a_count, default=1, help="number of sequences"
-    )
-    kv.add_argument(
+    add("--batch", type=a_count, default=1, help="number of sequences")
+    add(
         "--dtype",
         default="bf16",
         help=f"format of the cache: {', '.join(DTYPES)}, or shipped",
     )
-    kv.add_argument(
+    add(
         "--scale",
         type=a_scale,
         metavar="BITS/BLOCK",
         help="one scale of BITS per BLOCK elements, such as 16/32",
     )
-    kv.add_argument(
-        "--ranks", "--tp", type=a_count, default=1, help="number of devices"
-    )
-    kv.add_argument(
+    add("--ranks", "--tp", type=a_count, default=1, help="number of devices")
+    add(
         "--dp-attention",
         action="store_true",
         help="each device has its own sequences, and attention whole",
     )
-    kv.add_argument(
-        "--device",
-        help=f"its memory is the budget: {', '.join(devices())}",
-    )
-    kv.add_argument(
+    add("--device", help=f"its memory is the budget: {', '.join(devices())}")
+    add(
         "--utilisation",
         type=a_share,
         metavar="SHARE",
         help="the share of the memory that an engine uses, such as 0.9",
     )
-    kv.add_argument(
+    add(
         "--budget",
         type=a_size,
         help="memory per device, as nvidia-smi has it: 81559MiB for an H100 "
         "of 80 GB, 97871MiB for an H20 of 96 GB",
     )
-    kv.add_argument(
+    add(
         "--weights",
         type=weights,
         help="subtracted from the budget: the size of all weights, such as "
         f"141GB, the dtype that they are stored in: {', '.join(DTYPES)}, or "
         "config: as the file of --config says, quantised or not",
     )
-    kv.add_argument("--json", action="store_true", help="print JSON")
-    kv.add_argument(
-        "--lang", choices=("en", "zh"), help="otherwise that of the locale"
-    )
+    add("--json", action="store_true", help="print JSON")
+    add("--lang", choices=("en", "zh"), help="otherwise that of the locale")
 
 
 def offered(file: str) -> str:
