@@ -75,6 +75,20 @@ def kept(text, use):
     return memory(counted(text), use, WORDS)
 
 
+def test_memory_by_hand():
+    """Of Qwen3-8B on two H20: 36 layers of 8 key/value heads of 128."""
+    use = your_model.use(device="h20", ranks=2, weights="fp8", tokens=32_768)
+    token, params = 2 * 36 * 8 * 128 * 2, 8_190_735_360
+    each, own = token * 32_768 // 2, params // 2
+    most = (97_871 * 2**20 * 9 // 10 - own) // each
+    assert kept(your_model.text(), use)["said"] == [
+        f"{token // 1024} KiB",
+        f"{params:,} {own / 2**30:.4g} GiB",
+        f"{most} 32,768 {each / 2**30} GiB",
+        f"{1e3 * (own + most * each) / 4e12:.3g}",
+    ]
+
+
 def broken(text, chance):
     """A text with a fault in its JSON, or none that matters."""
     at, change = chance.randrange(len(text)), chance.choice(FAULTS)
