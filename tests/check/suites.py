@@ -1,0 +1,726 @@
+"""Which tests to copy hold for which module, and how each is called.
+
+A suite has pairs of a property and a function that makes its arguments of what
+has a mistake planted: the plain forms, or a second package.
+"""
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from attnref.check import properties as has
+from attnref.check.catalogue import planted
+
+
+def failing(variant, only=()):
+    """The names of the tests to copy that fail with these lines; of some."""
+    failed = []
+    for held, arguments in SUITES[variant[0].module]:
+        if only and held.__name__ not in only:
+            continue
+        try:
+            held(*arguments(planted(variant)))
+        except Exception:
+            if held.__name__ not in failed:
+                failed.append(held.__name__)
+    return failed
+
+
+# Of layers, of converted weights and of a whole model.
+
+
+def tokens(*shape):
+    """Inputs, the same each time."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(shape, generator=generator)
+
+
+def filled(module):
+    """With the same weights each time, so large that softmax decides."""
+    generator = torch.Generator().manual_seed(2)
+    for weight in module.parameters():
+        nn.init.normal_(weight, std=0.5, generator=generator)
+    return module.requires_grad_(False)
+
+
+def mha(p):
+    return filled(p.mha.MHA(8, 2))
+
+
+def mqa(p):
+    return filled(p.mqa.MQA(8, 4))
+
+
+def mqa_and_weights(p):
+    layer, x = mqa(p), tokens(3, 5, 8)
+    return lambda: layer(x), layer.parameters()
+
+
+def gqa(form, *, rope=True):
+    """GQA of eight heads and four key/value heads; without RoPE it is what
+    PyTorch computes."""
+    if not rope:
+        form.rope = lambda x, *_: x
+    return filled(form.GQA(8, 8, 4, head_dim=2))
+
+
+def step_by_step(form, layer=None):
+    """GQA that reads token by token into a cache, with pads on the left."""
+    layer = layer or gqa(form)
+
+    def attend(x, valid):
+        cache = form.KVCache(x.shape[1])
+        outs = [
+            layer(x[:, t : t + 1], cache, valid[:, : t + 1])
+            for t in range(x.shape[1])
+        ]
+        return torch.cat(outs, dim=1)
+
+    return (attend,)
+
+
+def counted(form):
+    """A cache that says how many bytes it holds."""
+
+    class Counted(form.KVCache):
+        @property
+        def nbytes(self):
+            return self.stored.nbytes
+
+    return Counted
+
+
+def refused_append(kind):
+    cache, tokens = kind(2), torch.ones(3, 1, 3, 1)
+    return lambda: cache.append(tokens, tokens), lambda: cache.length
+
+
+def of_gqa(get):
+    """What holds for GQA in the module that `get` takes from the plain forms:
+    it stands in the whole model too."""
+
+    def causal(p):
+        return gqa(get(p)).eval(), tokens(3, 5, 8)
+
+    def padded(p):
+        layer, x = causal(p)
+        return lambda x: layer(x, valid=torch.ones(3, x.shape[1]) > 0), x
+
+    return (
+        (
+            has.layer_equals_torch,
+            lambda p: (gqa(get(p), rope=False), tokens(3, 5, 8), 8, 4),
+        ),
+        (has.future_is_hidden, causal),
+        (has.future_is_hidden, padded),
+        (has.past_is_seen, causal),
+        (has.evaluation_repeats, causal),
+        (
+            has.pads_are_unseen,
+            lambda p: (
+                lambda x, valid: gqa(get(p))(x, valid=valid),
+                tokens(3, 5, 8),
+            ),
+        ),
+        (has.pads_change_nothing, lambda p: step_by_step(get(p))),
+        (
+            has.decoding_is_the_full_pass,
+            lambda p: (gqa(get(p)), lambda: get(p).KVCache(6), tokens(3, 6, 8)),
+        ),
+        (
+            has.head_width_is_free,
+            lambda p: (lambda d: get(p).GQA(24, 6, 2, head_dim=d), 6),
+        ),
+        (
+            has.rope_is_as_published,
+            lambda p: (lambda x, at: get(p).rope(x, at, 5e5), 5e5),
+        ),
+        (has.order_is_seen, causal),
+        (
+            has.cache_is_small,
+            lambda p: (
+                gqa(get(p)).bfloat16(),
+                counted(get(p)),
+                tokens(3, 6, 8).bfloat16(),
+                *(4, 2),
+            ),
+        ),
+        (has.full_cache_refuses, lambda p: (get(p).KVCache,)),
+        (has.refusal_changes_nothing, lambda p: refused_append(get(p).KVCache)),
+    )
+
+
+def cross(p):
+    return filled(p.cross.CrossAttention(8, 2))
+
+
+def block(p):
+    return filled(p.llama.Block(8, 12, 1e-6, n_heads=2, n_kv_heads=1))
+
+
+def model_and_weights(p):
+    llama, prompt = model(p), torch.arange(6)[None]
+    parts = llama.model["layers"], llama.model["norm"]
+    used = [weight for part in parts for weight in part.parameters()]
+    return lambda: llama(prompt), used
+
+
+def model(p):
+    return filled(p.llama.Llama(50, 2, 8, 12, n_heads=2, n_kv_heads=1))
+
+
+def model_and_caches(p):
+    prompt = torch.arange(12).view(2, 6)
+    return model(p), lambda: [p.llama.KVCache(9) for _ in range(2)], prompt
+
+
+def generator(p):
+    llama = model(p)
+
+    def generate(prompt, valid, cached):
+        if cached:
+            return llama.generate(prompt, 8, valid)
+        for _ in range(8):
+            new = llama(prompt, valid=valid)[:, -1:].argmax(-1)
+            prompt = torch.cat((prompt, new), dim=1)
+            valid = torch.cat((valid, new >= 0), dim=1)
+        return prompt
+
+    return (generate,)
+
+
+def loop_and_queries(name, n_kv_heads):
+    """A loop over heads, and its matrices of queries."""
+
+    def of(package):
+        generator = torch.Generator().manual_seed(3)
+        small = (n_kv_heads, 8, 2)[n_kv_heads == 1 :]
+        wq, *rest = (
+            torch.randn(shape, generator=generator).double() / 2
+            for shape in ((4, 8, 2), small, small, (8, 8))
+        )
+        x, run = tokens(2, 6, 8).double(), getattr(package, name)
+        return lambda: run(x, wq, *rest), [wq]
+
+    return of
+
+
+def second_context(package):
+    layer = filled(package.CrossAttention(d_model=8, n_heads=2))
+    x, context = tokens(2, 3, 8), tokens(2, 5, 8)
+    return layer, x, context, package.GrowingKVCache()
+
+
+def pooled(package):
+    mha = filled(package.MultiHeadAttention(d_model=8, n_heads=4))
+    return lambda m: package.mha_to_gqa(m, 2), mha, tokens(2, 5, 8), 2
+
+
+def load_torch(package):
+    def load(theirs):
+        sizes = {"d_model": 24, "n_heads": 6}
+        ours = package.MultiHeadAttention(**sizes, bias=True, causal=False)
+        ours.load_state_dict(package.weights_of_torch_mha(theirs))
+        return ours
+
+    return (load,)
+
+
+def reorder_and_rotate(package):
+    def rotate(x, layout):
+        tables = package.rope_table(torch.arange(x.shape[2]), x.shape[3])
+        return package.apply_rope(x, *tables, layout=layout)
+
+    return lambda weight, dim: package.rope_rows(weight, dim, to="half"), rotate
+
+
+def dequantised(package):
+    def run(weight, scales, n):
+        checkpoint = {"x": weight, "x_scale_inv": scales}
+        wide = package.dequantised(checkpoint, block=n, dtype=torch.float32)
+        return wide["x"]
+
+    return (run,)
+
+
+def refused_call(package):
+    """Six tokens for three caches, the last of which has room for four."""
+    sizes = {"d_model": 8}
+    blocks = [
+        package.Block(
+            package.MultiHeadAttention(**sizes, n_heads=2), **sizes, d_ff=12
+        )
+        for _ in range(3)
+    ]
+    model = filled(package.Decoder(blocks, n_tokens=29, **sizes))
+    caches = [package.KVCache(room) for room in (8, 8, 4)]
+    return (
+        lambda: model(torch.arange(6)[None], caches=caches),
+        lambda: [cache.length for cache in caches],
+    )
+
+
+# Of softmax, masks and attention.
+
+
+def grouped(attention):
+    """With each key/value head repeated for its group."""
+
+    def core(q, k, v, mask):
+        G = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(G, 1), v.repeat_interleave(G, 1)
+        return attention(q, k, v, mask)
+
+    return core
+
+
+def unmasked(softmax):
+    """Attention by this softmax."""
+    return lambda q, k, v: softmax(q @ k.mT) @ v
+
+
+def padded(core, mask_of):
+    """Attention in four heads, under the padding mask alone."""
+
+    def attend(x, valid):
+        heads = x.view(*x.shape[:2], 4, -1).transpose(1, 2)
+        out = core(heads, heads, heads, mask_of(valid))
+        return out.transpose(1, 2).flatten(2)
+
+    return (attend,)
+
+
+def packed(p):
+    """Attention of packed documents."""
+
+    def attend(x, ids):
+        mask = p.masks.document_mask(ids[None])
+        return p.attention.attention(*(x[:, None],) * 3, mask)[:, 0]
+
+    return (attend,)
+
+
+def one_document(p):
+    """The mask of a single document, for the last tokens."""
+
+    def mask(T, S):
+        ids = torch.zeros(1, S, dtype=torch.long)
+        return p.masks.document_mask(ids)[0, 0, -T:]
+
+    return (mask,)
+
+
+def prefixed(p):
+    """A decoder layer with a prefix of two tokens."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "n_heads": 2}
+    layer = p.MultiHeadAttention(**sizes, causal=p.Prefix(2))
+    return layer, torch.randn(2, 5, 8)
+
+
+def in_three(p):
+    """Attention with sinks, the keys in three parts."""
+
+    def core(q, k, v, sinks, mask):
+        return p.split_kv(q, k, v, mask, sinks=sinks, splits=3)
+
+    return (core,)
+
+
+def normed(p):
+    """The norm of heads, with given weights."""
+
+    def norm(x, w, over, plus):
+        kind = p.Norm(over, weight="1 + w" if plus else "w")
+        made = p.HeadNorm(x.shape[1], x.shape[3], kind)
+        made.weight = torch.nn.Parameter(w)
+        return made(x).detach()
+
+    return (norm,)
+
+
+def gated(p):
+    """A layer whose gates come from the query projection."""
+    torch.manual_seed(0)
+    parts = p.HeadParts(gate=p.Gate(in_query=True))
+    layer = p.MultiHeadAttention(d_model=12, n_heads=3, parts=parts)
+    return layer, torch.randn(2, 5, 12)
+
+
+def in_chunks(p):
+    at = torch.arange(6)
+    return (lambda T, size: p.Chunk(size)(at[:T, None], at[:T]),)
+
+
+# Of RoPE, positions and caches.
+
+SIZES = {"d_model": 16, "n_heads": 4, "n_kv_heads": 2, "rope_theta": 100.0}
+
+
+def placed(package):
+    """A layer that is told positions, and an input."""
+    layer = filled(package.GroupedQueryAttention(**SIZES))
+    return lambda x, at: layer(x, positions=at), tokens(3, 6, 16)
+
+
+def growing(package):
+    layer = filled(package.GroupedQueryAttention(**SIZES))
+    return (
+        lambda x, cache=None: layer(x, cache=cache),
+        package.GrowingKVCache,
+        tokens(2, 6, 16),
+    )
+
+
+def with_plain_cache(p):
+    layer = filled(p.gqa.GQA(8, 2, 1))
+    return layer, lambda: p.kv_cache.KVCache(9), tokens(3, 6, 8)
+
+
+def half(p):
+    layer = filled(p.gqa.GQA(8, 2, 1)).bfloat16()
+    return layer, lambda: p.kv_cache.KVCache(9), tokens(3, 6, 8).bfloat16()
+
+
+def ring(p):
+    """A layer with a window of three tokens and the first, and its ring."""
+    window = p.Window(3, 1)
+    layer = filled(p.GroupedQueryAttention(**SIZES, causal=window))
+    return (
+        lambda x, cache=None: layer(x, cache=cache),
+        lambda: p.RingKVCache(3, first=1, reserve=1),
+        tokens(2, 9, 16),
+    )
+
+
+def outgrown(p):
+    """A layer whose frequencies change after four tokens."""
+    rope = p.Rope(100.0, scaling=p.DynamicNtk(8.0, 4))
+    sizes = {**SIZES, "rope_theta": None}
+    layer = filled(p.GroupedQueryAttention(**sizes, rope=rope))
+    return (
+        lambda x, cache=None: layer(x, cache=cache),
+        p.GrowingKVCache,
+        tokens(2, 6, 16),
+    )
+
+
+def scaled(p):
+    """The frequencies of four kinds of scaling, and YaRN's factor."""
+    kinds = {
+        "linear": p.PositionInterpolation(8.0),
+        "ntk": p.Ntk(8.0),
+        "llama3": p.Llama3(8.0, 1.0, 4.0, 4096),
+        "yarn": p.Yarn(8.0, 4096),
+        "step": p.Yarn(8.0, 4096, beta_fast=1.0),
+    }
+    return (
+        lambda kind, *given: kinds[kind].slowed(*given),
+        lambda: kinds["yarn"].table_scale,
+    )
+
+
+def plainly_scaled(p):
+    """The same of the plain form."""
+    kinds = {
+        "linear": lambda f: p.scaling.linear(f, 8.0),
+        "ntk": lambda f: p.scaling.ntk(f, 8.0),
+        "llama3": lambda f: p.scaling.llama3(f, 8.0, 4096),
+        "yarn": lambda f: p.scaling.yarn(f, 8.0, 4096)[0],
+        "step": lambda f: p.scaling.yarn(f, 8.0, 4096, fast=1.0)[0],
+    }
+    return (
+        lambda kind, f, theta: kinds[kind](f),
+        lambda: p.scaling.yarn(p.scaling.frequencies(8), 8.0, 4096)[1],
+    )
+
+
+# Of MLA and its absorbed form.
+
+LATENT_SIZES = 24, 6, 8, 5  # R, Dn, Dr, Dv; H is 3
+LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def latent(p):
+    return filled(p.mla.MLA(12, 3, *LATENT_SIZES).double())
+
+
+def by_hand(p, absorbed):
+    """What `is_mla` needs."""
+    made = latent(p)
+
+    def run(x):
+        return made(x, absorbed=absorbed)
+
+    return (
+        run,
+        dict(made.state_dict()),
+        tokens(6, 12).double(),
+        (3, *LATENT_SIZES),
+    )
+
+
+def latents(p):
+    def after(x):
+        cache = p.mla.KVCache(x.shape[1])
+        latent(p)(x, cache)
+        return [cache.stored]
+
+    return after, tokens(2, 6, 12).double(), LATENT_SIZES[0] + LATENT_SIZES[2]
+
+
+def hooked(p):
+    made = latent(p)
+    x = tokens(1, 6, 12).double()
+    return lambda x: made(x, absorbed=False), made.kv_b_proj, x
+
+
+def stretched(p):
+    """A layer stretched 40 times by YaRN."""
+    yarn = p.Yarn(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)
+    rope = p.Rope(scaling=yarn)
+    sizes = dict(zip(LATENT, LATENT_SIZES, strict=True))
+    made = p.MultiHeadLatentAttention(d_model=12, n_heads=3, rope=rope, **sizes)
+    return made.scale, 6 + 8, 40.0, 1.0
+
+
+def latent_decoded(absorbed):
+    """A layer that reads its text in chunks."""
+
+    def of(p):
+        run = partial(latent(p), absorbed=absorbed)
+        return run, lambda: p.mla.KVCache(6), tokens(2, 6, 12).double()
+
+    return of
+
+
+def latent_pads(p):
+    return step_by_step(p.mla, filled(p.mla.MLA(8, 2, *LATENT_SIZES)))
+
+
+def latent_rotated(p):
+    return lambda x, at: p.mla.rope(x, at, 100.0), 100.0, True
+
+
+# Of attention in tiles, of its gradients, and of parts that are merged.
+
+
+def in_tiles(p, *tile):
+    return lambda *given: p.flash.flash(*given, tile=tile)[0]
+
+
+def in_parts(p):
+    """Attention to the first three keys and to the others, merged."""
+
+    def core(q, k, v, mask):
+        parts = [
+            p.flash.flash(q, k[:, :, i], v[:, :, i], mask[..., i])
+            for i in (slice(3), slice(3, None))
+        ]
+        return p.merge.merge(*zip(*parts, strict=True))[0]
+
+    return (core,)
+
+
+def dropping(p):
+    """Attention with the same dropout at each call."""
+
+    def core(q, k, v):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            return p.flash(q, k, v, dropout=0.5, tile=(2, 3))
+
+    return (core,)
+
+
+MERGED = (
+    (has.parts_make_the_whole, lambda p: (p.flash.flash, p.merge.merge)),
+    (has.far_scores, in_parts),
+)
+
+SUITES = {
+    "plain.mha": (
+        (has.layer_equals_torch, lambda p: (mha(p), tokens(3, 5, 8), 2, 2)),
+        (has.future_is_hidden, lambda p: (mha(p).eval(), tokens(3, 5, 8))),
+        (has.past_is_seen, lambda p: (mha(p), tokens(3, 5, 8))),
+        (has.rows_are_apart, lambda p: (mha(p), tokens(3, 5, 8))),
+        (has.evaluation_repeats, lambda p: (mha(p), tokens(3, 5, 8))),
+    ),
+    "plain.mqa": (
+        (has.layer_equals_torch, lambda p: (mqa(p), tokens(3, 5, 8), 4, 1)),
+        (has.future_is_hidden, lambda p: (mqa(p).eval(), tokens(3, 5, 8))),
+        (has.past_is_seen, lambda p: (mqa(p), tokens(3, 5, 8))),
+        (has.rows_are_apart, lambda p: (mqa(p), tokens(3, 5, 8))),
+        (has.every_weight_is_used, mqa_and_weights),
+        (
+            has.decoding_is_the_full_pass,
+            lambda p: (
+                mqa(p),
+                lambda: p.kv_cache.KVCache(6),
+                tokens(3, 6, 8),
+            ),
+        ),
+    ),
+    "plain.gqa": of_gqa(lambda p: p.gqa),
+    "plain.llama": (
+        *of_gqa(lambda p: p.llama),
+        (has.residual_passes, lambda p: (block(p), tokens(3, 5, 8))),
+        (has.every_weight_is_used, model_and_weights),
+        (has.decoding_is_the_full_pass, model_and_caches),
+        (has.generation_is_the_same, generator),
+    ),
+    "plain.cross": (
+        (
+            has.layer_equals_torch,
+            lambda p: (cross(p), tokens(3, 5, 8), 2, 2, tokens(3, 4, 8)),
+        ),
+        (
+            has.context_is_seen,
+            lambda p: (cross(p), tokens(3, 5, 8), tokens(3, 4, 8)),
+        ),
+        (
+            has.pads_are_unseen,
+            lambda p: (
+                lambda x, valid: cross(p)(tokens(3, 4, 8), x, valid).repeat(
+                    1, 2, 1
+                )[:, :5],
+                tokens(3, 5, 8),
+            ),
+        ),
+    ),
+    "layers.mqa": (
+        (has.every_weight_is_used, loop_and_queries("multi_query_loop", 1)),
+    ),
+    "layers.gqa": (
+        (has.every_weight_is_used, loop_and_queries("grouped_query_loop", 2)),
+    ),
+    "layers.cross": ((has.new_context_is_read, second_context),),
+    "layers.convert": (
+        (has.equal_heads_pool, pooled),
+        (has.equals_multihead_attention, load_torch),
+        (has.layouts_agree, reorder_and_rotate),
+        (has.float8_is_near, dequantised),
+    ),
+    "layers.block": ((has.refusal_changes_nothing, refused_call),),
+    "plain.softmax": (
+        (has.is_softmax, lambda p: (p.softmax.softmax,)),
+        (
+            has.is_softmax,
+            lambda p: (partial(p.softmax.online_softmax, chunk=2),),
+        ),
+        (has.gradients_are_slopes, lambda p: (unmasked(p.softmax.softmax),)),
+    ),
+    "core.softmax": ((has.long_rows_sum_to_one, lambda p: (p.softmax,)),),
+    "plain.attention": (
+        (has.equals_torch, lambda p: (grouped(p.attention.attention),)),
+        (has.empty_rows_are_zero, lambda p: (p.attention.attention,)),
+        (has.far_scores, lambda p: (p.attention.attention,)),
+    ),
+    "core.sdpa": (
+        (has.equals_torch, lambda p: (p.sdpa,)),
+        (has.half_is_exact, lambda p: (p.sdpa,)),
+    ),
+    "plain.sinks": (
+        (has.sinks_take_weight, lambda p: (p.sinks.attention_with_sinks,)),
+        (has.first_tokens_are_kept, lambda p: (p.sinks.streaming_mask,)),
+    ),
+    "core.merge": ((has.sinks_take_weight, in_three),),
+    "plain.alibi": (
+        (has.is_alibi, lambda p: (p.alibi.alibi,)),
+        (
+            has.scores_are_biased_and_capped,
+            lambda p: (p.alibi.biased_attention,),
+        ),
+    ),
+    "plain.order": (
+        (has.parts_are_in_order, lambda p: (p.order.todays_heads,)),
+    ),
+    "core.parts": (
+        (has.norms_are_as_published, normed),
+        (has.gates_are_of_their_heads, gated),
+    ),
+    "plain.masks": (
+        (has.is_causal, lambda p: (p.masks.causal_mask,)),
+        (has.is_window, lambda p: (lambda W, T: p.masks.window_mask(T, T, W),)),
+        (
+            has.pads_change_nothing,
+            lambda p: padded(p.attention.attention, p.masks.padding_mask),
+        ),
+        (has.documents_are_apart, packed),
+        (has.is_causal, one_document),
+    ),
+    "core.masks": (
+        (has.chunks_are_apart, in_chunks),
+        (has.future_is_hidden, prefixed),
+        (
+            has.pads_change_nothing,
+            lambda p: padded(
+                p.sdpa, lambda valid: p.padding_mask_from_hf(valid.long())
+            ),
+        ),
+    ),
+    "plain.rope": (
+        (
+            has.rope_is_as_published,
+            lambda p: (lambda x, at: p.rope.rope(x, at, 5e5), 5e5),
+        ),
+    ),
+    "core.rope": (
+        (has.distances_alone_count, placed),
+        (has.positions_count_tokens, lambda p: (p.token_positions,)),
+        (has.longer_text_is_read_again, outgrown),
+    ),
+    "core.scaling": ((has.frequencies_are_as_published, scaled),),
+    "plain.scaling": ((has.frequencies_are_as_published, plainly_scaled),),
+    "plain.ring": (
+        (has.ring_is_a_window, lambda p: (p.ring.RingKVCache, p.ring.sees)),
+    ),
+    "caches.ring": (
+        (has.decoding_is_the_full_pass, ring),
+        (has.rejected_tokens_leave_nothing, ring),
+    ),
+    "plain.kv_cache": (
+        (has.full_cache_refuses, lambda p: (p.kv_cache.KVCache,)),
+        (has.caches_are_apart, lambda p: (p.kv_cache.KVCache,)),
+        (
+            has.refusal_changes_nothing,
+            lambda p: refused_append(p.kv_cache.KVCache),
+        ),
+        (has.decoding_is_the_full_pass, with_plain_cache),
+        (has.decoding_is_the_full_pass, half),
+    ),
+    "caches.kv_cache": (
+        (has.decoding_is_the_full_pass, growing),
+        (has.cache_is_a_list, lambda p: (lambda room: p.GrowingKVCache(),)),
+        (
+            has.cache_keeps_no_graph,
+            lambda p: (lambda room: p.GrowingKVCache(),),
+        ),
+    ),
+    "plain.mla": (
+        (has.is_mla, lambda p: by_hand(p, absorbed=False)),
+        (has.is_mla, lambda p: by_hand(p, absorbed=True)),
+        (has.order_is_seen, lambda p: (latent(p), tokens(2, 6, 12).double())),
+        (has.rope_is_as_published, latent_rotated),
+        (has.decoding_is_the_full_pass, latent_decoded(absorbed=False)),
+        (has.decoding_is_the_full_pass, latent_decoded(absorbed=True)),
+        (has.pads_change_nothing, latent_pads),
+        (has.latent_is_cached, latents),
+        (has.module_is_called, hooked),
+        (has.full_cache_refuses, lambda p: (p.mla.KVCache,)),
+        (has.refusal_changes_nothing, lambda p: refused_append(p.mla.KVCache)),
+    ),
+    "layers.mla": ((has.yarn_scales_scores, stretched),),
+    "plain.flash": (
+        (has.equals_torch, lambda p: (grouped(in_tiles(p, 2, 3)),)),
+        (has.far_scores, lambda p: (in_tiles(p, 4, 3),)),
+        (has.empty_rows_are_zero, lambda p: (in_tiles(p, 2, 3),)),
+        *MERGED,
+    ),
+    "plain.merge": MERGED,
+    "core.flash": (
+        (has.gradients_equal_torch, lambda p: (partial(p.flash, tile=(2, 3)),)),
+        (has.gradients_are_slopes, dropping),
+    ),
+}
