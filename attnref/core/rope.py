@@ -72,8 +72,8 @@ def check_rope(
             raise ValueError(
                 f"{head_dim=} is odd: RoPE rotates pairs of elements"
             )
-        # A scaling may not fit this width.
-        rope_table(torch.arange(0), width, scaling=rope.scaling)
+        if rope.scaling is not None:  # it may not fit this width
+            rope_table(torch.arange(0), width, scaling=rope.scaling)
     return rope
 
 

@@ -46,6 +46,8 @@ def expanded(markdown: str, here: str, language: str) -> str:
     def link(to: str) -> str:
         return os.path.relpath(f"{to}.md", PurePosixPath(here).parent)
 
+    if not QUESTIONS.search(markdown):
+        return markdown
     entries = {
         mistake.id: f"[{getattr(mistake.title, language)}]"
         f"({link(PAGES[name])}#{mistake.id})"

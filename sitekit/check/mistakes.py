@@ -118,9 +118,14 @@ def moved(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
+@cache
+def _right(module: str) -> Any:
+    return planted((Lines(module, ()),))
+
+
 def shown(mistake: Mistake, variant: Variant = ()) -> Tensor:
     """What the code of an entry gives, with these lines."""
-    made: Any = planted(variant or (Lines(mistake.module, ()),))
+    made: Any = planted(variant) if variant else _right(mistake.module)
     given = {"torch": torch, "large": large, "moved": moved}
     given["plain"] = made
     if mistake.module.startswith(PLAIN):

@@ -6,6 +6,7 @@ added after the search and the notebooks have read it.
 """
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from sitekit.adapter import get_relative_url
@@ -34,11 +35,18 @@ class Term(NamedTuple):
 
 
 def terms(language: str) -> dict[str, Term]:
-    """By the term in small letters."""
-    return {
-        found["term"].lower(): Term(found["id"], found["page"])
-        for found in ITEM.finditer(pages.body_of(twin(PLACE, language)))
+    """By the term in small letters, the longest first."""
+    return _terms(pages.body_of(twin(PLACE, language)))[0]
+
+
+@lru_cache(2)
+def _terms(body: str) -> tuple[dict[str, Term], re.Pattern[str]]:
+    found = {
+        item["term"].lower(): Term(item["id"], item["page"])
+        for item in ITEM.finditer(body)
     }
+    names = sorted(found, key=len, reverse=True)
+    return {name: found[name] for name in names}, _any_of(names)
 
 
 def _any_of(names: list[str]) -> re.Pattern[str]:
@@ -53,7 +61,6 @@ def _any_of(names: list[str]) -> re.Pattern[str]:
         alone = f"(?<!{HAN}){name}(?=[、和与])"
         return re.escape(name) if len(name) > 1 else alone
 
-    names = sorted(names, key=len, reverse=True)
     each = (f"(?P<t{n}>{one(name)})" for n, name in enumerate(names))
     return re.compile("|".join(each), re.IGNORECASE | re.ASCII)
 
@@ -62,9 +69,8 @@ def linked(html: str, stem: str, language: str, urls: dict[str, str]) -> str:
     """The article with these links, at most one per term."""
     if stem in NONE or stem.startswith("api"):
         return html
-    every = terms(language)
-    names = sorted(every, key=len, reverse=True)
-    pattern = _any_of(names)
+    every, pattern = _terms(pages.body_of(twin(PLACE, language)))
+    names = [*every]
     place = get_relative_url(urls[PLACE], urls[stem])
     seen = {name for name, term in every.items() if term.page == stem}
 
