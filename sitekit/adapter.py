@@ -112,6 +112,9 @@ class Half:
     def __init__(self, config: Any) -> None:
         self.config = config = config.plugins.on_config(config)
         plugins = config.plugins
+        # MkDocs has one instance of this plugin for all that it ever loads.
+        self.search = plugins["material/search"]
+        self.index = self.search.search_index
         plugins.on_pre_build(config=config)
         env = config.theme.get_env()
         files = get_files(config)
@@ -147,6 +150,7 @@ class Half:
                     self.render(other)
             on_env = config.plugins.on_env
             on_env(self.env, config=config, files=Files([file]))
+        self.search.search_index = self.index
         _build_page(page, config, self.pages, self.nav, self.env)
         level = config.validation.links.anchors
         page.validate_anchor_links(files=self.files, log_level=level)
@@ -167,12 +171,12 @@ class Half:
         if place in config.theme.static_templates:
             _build_theme_template(place, self.env, self.files, config, self.nav)
         elif place == "search/entries.js":
-            index = config.plugins["material/search"].search_index
             for file in self.pages:
                 self.file_at(file.dest_uri)
             urls = (file.page.url for file in self.pages)  # in their order
-            index.pages = {url: index.pages[url] for url in urls}
-            return str(index.script()).encode()
+            pages = self.index.pages
+            self.index.pages = {url: pages[url] for url in urls}
+            return str(self.index.script()).encode()
         elif file := by_place.get(place):
             if file not in self.pages:
                 return bytes(file.content_bytes)
