@@ -62,7 +62,7 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     from sitekit import files as downloads
-    from sitekit.drawn import your_model
+    from sitekit.drawn import calculator, compare, your_model
     from sitekit.released import released
 
     for stem in released.stems():
@@ -76,6 +76,8 @@ def on_files(files: Any, config: Any) -> Any:
     )
     add("assets/record.js", your_model.script)
     add("assets/configs.js", your_model.configs)
+    add("assets/calculated.js", calculator.script)
+    add("assets/compared.js", compare.script)
     here = downloads.stubs(config.theme["language"])
     if _is_english(config):
         here |= downloads.texts()

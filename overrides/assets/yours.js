@@ -4,6 +4,7 @@
 "use strict";
 {
   const { $, $b, answer, counted, memory, Use } = python;
+  const { made } = entry;
   const [form, sizes] = document.querySelectorAll(".yours form");
   const known = (box) => JSON.parse(box.parentElement.querySelector("script").textContent);
   const { words, kinds, refusals } = known(form);
@@ -14,11 +15,6 @@
     const place = box.parentElement.querySelector(".problems");
     place.hidden = !text;
     place.textContent = text;
-  };
-  const made = (tag, ...inside) => {
-    const node = document.createElement(tag);
-    node.append(...inside);
-    return node;
   };
   // **bold** and `code`, as the sentences have them.
   const line = (text) =>
@@ -70,9 +66,8 @@
     let at = 0;
     for (const found of code.matchAll(TOKENS)) {
       out.push(code.slice(at, found.index));
-      const span = made("span", found[0]);
-      span.className = Object.keys(found.groups).find((k) => found.groups[k]);
-      out.push(span);
+      const kind = Object.keys(found.groups).find((k) => found.groups[k]);
+      out.push(made(`span.${kind}`, found[0]));
       at = found.index + found[0].length;
     }
     return [...out, code.slice(at)];
@@ -128,13 +123,7 @@
     history.replaceState(null, "", page);
   };
 
-  const count = (name, most) => {
-    const digits = sizes.elements[name].value.replace(/[,_\s]/g, "");
-    const found = /^(\d{1,9})([KM]?)$/i.exec(digits);
-    const unit = { k: 1024n, m: 1048576n }[found?.[2].toLowerCase()] ?? 1n;
-    const value = found ? BigInt(found[1]) * unit : 0n;
-    return value > 0n && value <= most ? value : null;
-  };
+  const count = (name, most) => entry.count(sizes.elements[name].value, most);
   const sized = () => {
     try {
       return { sizes: counted(config) };
@@ -149,7 +138,7 @@
     for (const box of boxes) box.hidden = Boolean(model.error);
     if (model.error) return say(sizes, model.error);
     const { device, weights, cache } = sizes.elements;
-    const ranks = count("ranks", 10_000n), tokens = count("tokens", 10n ** 9n);
+    const ranks = count("ranks", 10_000), tokens = count("tokens", 1e9);
     sizes.elements.ranks.ariaInvalid = ranks ? null : "true";
     sizes.elements.tokens.ariaInvalid = tokens ? null : "true";
     for (const box of boxes) box.classList.toggle("stale", !ranks || !tokens);

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +19,11 @@ from sitekit.check.mistakes import coloured
 from sitekit.drawing import svg
 from sitekit.drawing.recorded import inputs_of, wiring
 from sitekit.drawn import operations
-from sitekit.drawn.calculator import LIMITS
+from sitekit.drawn.calculator import COUNT, LIMITS
 from sitekit.drawn.measured import sizes, slug, spread
 from sitekit.drawn.memory import forms_of, kinds_of
 from sitekit.markdown.render import Row, Word, Words, render
+from sitekit.released.javascript import bundle
 
 # --- which query head reads what --------------------------------------------
 
@@ -257,11 +259,17 @@ def comparison(*, words: dict[str, str]) -> str:
         all=len(models()),
         known={
             "presets": [*PRESETS.values()],
-            "dtypes": {name: kept.bits for name, kept in DTYPES.items()},
+            "dtypes": [*DTYPES],
             "most": {name: MOST[name] for name in FIELDS},
             "words": {k: plain[k] for k in said},
         },
     )
+
+
+@cache
+def script() -> str:
+    """assets/compared.js: what the page's own script calls."""
+    return bundle([COUNT, (__name__, "facts"), (__name__, "parts")])
 
 
 def having() -> dict[str, list[str]]:

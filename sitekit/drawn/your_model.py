@@ -11,6 +11,7 @@ from attnref.released import record
 from attnref.released.devices import devices
 from attnref.released.generate import source
 from attnref.words import origin
+from sitekit.drawn.calculator import COUNT
 from sitekit.drawn.layer_patterns import KINDS, drawn
 from sitekit.drawn.operations import GPUS
 from sitekit.markdown.render import Words, inline, render
@@ -118,7 +119,7 @@ def script() -> str:
     """assets/record.js: the record, the file and the numbers of a config."""
     roots = ["answer", "counted", "memory", "Use"]
     return bundle(
-        [("sitekit.released.told", name) for name in roots],
+        [COUNT, *(("sitekit.released.told", name) for name in roots)],
         {
             **of_table(Path(str(record.__file__)).with_name("families.toml")),
             "attnref.released.generate.template": of_template(source()),

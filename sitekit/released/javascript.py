@@ -18,6 +18,7 @@ from typing import Any
 from attnref.released.expression import FUNCTIONS, names_in
 
 PACKAGES = "attnref.", "sitekit."
+LIBRARY = "\n// The library"
 RESERVED = {
     *("new", "default", "this", "function", "var", "let", "const", "switch"),
     *("case", "delete", "do", "enum", "export", "extends", "null", "super"),
@@ -134,11 +135,11 @@ def javascript(
 
 def _read(node: ast.AST) -> set[str]:
     """The names that a definition reads when it runs."""
-    found: set[str] = set()
-    for child in _live(node):
-        if isinstance(child, ast.Name):
-            found.add(child.id)
-    return found
+    return {
+        child.id
+        for child in _live(node)
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load)
+    }
 
 
 def _live(node: ast.AST) -> Iterator[ast.AST]:
@@ -222,13 +223,21 @@ def expression(text: str) -> str:
     return f"[{json.dumps(names_in(text))},r=>{run}]"
 
 
-def bundle(roots: Sequence[tuple[str, str]], given: Mapping[str, str]) -> str:
-    """A script of its own, in which `python` has these functions."""
+def bundle(
+    roots: Sequence[tuple[str, str]], given: Mapping[str, str] | None = None
+) -> str:
+    """A script of its own, in which `python` has these functions.
+
+    `given` are written already. What is given nothing reads no config, and
+    needs only the first part of python.js.
+    """
     own = Path(__file__).with_name("python.js").read_text("utf-8")
+    if given is None:
+        own = own[: own.index(LIBRARY)]
     parts = [
         "const python = (() => {",
         re.sub(r"(?m)^\s*(//.*\n\s*)*", "", own),
-        javascript(roots, given),
+        javascript(roots, given or {}),
         "})();",
     ]
     return "\n".join(parts)

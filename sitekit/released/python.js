@@ -50,8 +50,8 @@ const isList = (x) => Array.isArray(x) && !(x instanceof Tuple);
 const whole = (x) => (isBool(x) ? BigInt(x) : x);
 const real = (x) => {
   if (isFloat(x)) return x;
-  if (!isInt(x)) return wrong();
-  const value = Number(x);
+  if (!isInt(x) && !(x instanceof Fraction)) return wrong();
+  const value = isInt(x) ? Number(x) : quotient(x.numerator, x.denominator);
   if (!Number.isFinite(value)) fail("OverflowError", "too large");
   return value;
 };
@@ -115,8 +115,8 @@ class Set_ {
 }
 $.Instance = Instance;
 $.tuple = (...items) => {
-  const made = new Tuple();
-  for (const x of items) made.push(x);
+  const made = new Tuple(items.length);
+  for (let i = 0; i < items.length; i++) made[i] = items[i];
   return made;
 };
 $.set = (items) => new Set_(items);
@@ -231,6 +231,7 @@ $.t = (x) => {
   if (x === null || x === false || x === 0n || x === 0 || x === "") return false;
   if (Array.isArray(x)) return x.length > 0;
   if (x instanceof Dict || x instanceof Set_) return x.map.size > 0;
+  if (x instanceof Fraction) return x.numerator !== 0n;
   return true;
 };
 $.all = (x, more) => ($.t(x) ? more() : x);
@@ -274,13 +275,25 @@ $.has = (x, item) => {
   return false;
 };
 const COMPLEX = new Instance(); // what no field can be
-const arithmetic = (exact, floats) => (a, b) => {
+class Fraction extends Instance {
+  __init__(above = 0n, below = 1n) {
+    let [a, b] = [above, below];
+    while (b) [a, b] = [b, a % b];
+    [this.numerator, this.denominator] = [above / a, below / a];
+  }
+}
+// Of fractions a / b and c / d, `ratio` gives what is above and below.
+const arithmetic = (exact, floats, ratio) => (a, b) => {
   if (a === COMPLEX || b === COMPLEX) return COMPLEX;
+  if (a instanceof Fraction || b instanceof Fraction) {
+    const parts = [a, b].flatMap((x) => (isInt(x) ? [x, 1n] : [x.numerator, x.denominator]));
+    return $.call(Fraction, ratio(...parts));
+  }
   if (!isNumber(a) || !isNumber(b)) return wrong();
   return isInt(a) && isInt(b) ? exact(whole(a), whole(b)) : floats(real(a), real(b));
 };
-const plus = arithmetic((a, b) => a + b, (a, b) => a + b);
-const times = arithmetic((a, b) => a * b, (a, b) => a * b);
+const plus = arithmetic((a, b) => a + b, (a, b) => a + b, (a, b, c, d) => [a * d + c * b, b * d]);
+const times = arithmetic((a, b) => a * b, (a, b) => a * b, (a, b, c, d) => [a * c, b * d]);
 $.add = (a, b) => {
   if (isText(a) && isText(b)) return a + b;
   if (Array.isArray(a) && Array.isArray(b) && a instanceof Tuple === b instanceof Tuple) return a.concat(b);
@@ -302,7 +315,7 @@ $.mul = (a, b) => {
   return times(a, b);
 };
 const notZero = (b) => (b == 0 ? fail("ZeroDivisionError", "division by zero") : b);
-$.div = arithmetic((a, b) => quotient(a, notZero(b)), (a, b) => a / notZero(b));
+$.div = arithmetic((a, b) => quotient(a, notZero(b)), (a, b) => a / notZero(b), (a, b, c, d) => [a * d, b * c]);
 const LARGE = 2n ** 53n;
 // The float next to a / b, as Python divides integers of any size.
 const quotient = (a, b) => {
@@ -510,7 +523,7 @@ type("int", isInt, (x) => {
 });
 const NUMBER = /^[+-]?(\d+(_\d+)*\.?(\d+(_\d+)*)?|\.\d+(_\d+)*)(e[+-]?\d+(_\d+)*)?$/i;
 type("float", isFloat, (x) => {
-  if (isNumber(x)) return real(x);
+  if (isNumber(x) || x instanceof Fraction) return real(x);
   if (!isText(x)) return wrong();
   const text = x.trim();
   if (NUMBER.test(text)) return Number(text.replaceAll("_", ""));
@@ -562,6 +575,9 @@ $b.zip = rest((all) => {
 });
 $b.filter = function* (f, x) {
   for (const each of $.it(x)) if ($.t(f === null ? each : $.call(f, [each]))) yield each;
+};
+$b.map = function* (f, x) {
+  for (const each of $.it(x)) yield $.call(f, [each]);
 };
 $b.next = (it, ...absent) => {
   const { value, done } = it.next();
@@ -662,6 +678,59 @@ const SET = {
   },
 };
 
+// Regular expressions.
+const pattern = (text, flags = "g") => {
+  const inline = /^\(\?([ms]+)\)/.exec(text);
+  const own = inline ? inline[1] : "";
+  return new RegExp(text.replace(/^\(\?[ms]+\)/, "").replace(/\(\?P</g, "(?<").replace(/(?<!\\)\[(\^?)\]/g, "[$1\\]"), flags + own);
+};
+const re = {
+  sub: $.def(["pattern", "repl", "text", "count"], (p, by, text, most = 0n) => {
+    const made = pattern(p, most === 1n ? "" : "g");
+    const js = isText(by) ? by.replaceAll("$", "$$$$").replace(/\\(\d)/g, "$$$1") : by;
+    return text.replace(made, js);
+  }),
+  split: (p, text) => text.split(pattern(p)),
+  fullmatch: (p, text) => {
+    const found = pattern(`^(?:${p})$`).exec(text);
+    return found && Array.from(found, (part) => part ?? null);
+  },
+  findall: (p, text) => [...text.matchAll(pattern(p))].map((m) => (m.length > 1 ? m[1] : m[0])),
+};
+
+// Modules.
+const Mapping = { $holds: (x) => x instanceof Dict };
+$.modules = {
+  re,
+  "collections.abc": { Mapping },
+  typing: { Any: $b.object, NamedTuple: null },
+  dataclasses: {
+    dataclass: (x) => x,
+    replace,
+    fields: (x) => {
+      const cls = typeof x === "function" ? x : x.constructor;
+      return cls.$fields.map(([name, , kind]) => ({ name, type: kind() }));
+    },
+  },
+  fractions: { Fraction },
+  difflib: { get_close_matches: () => [] },
+  operator: { index: whole },
+};
+
+// For scripts: as JSON has it.
+$.plain = (x) => {
+  if (typeof x === "bigint") return Number(x);
+  if (x instanceof Dict) return Object.fromEntries($.pairs(x).map(([k, v]) => [k, $.plain(v)]));
+  return Array.isArray(x) ? [...x].map($.plain) : x;
+};
+$.from = (x) => {
+  if (Array.isArray(x)) return x.map($.from);
+  if (x !== null && typeof x === "object") return $.dict(Object.entries(x).map(([k, v]) => [k, $.from(v)]));
+  return Number.isInteger(x) ? BigInt(x) : x;
+};
+
+// The library: what only the page "Your model" needs.
+
 // JSON, with whole numbers apart from others.
 class JSONDecodeError extends $b.ValueError {
   constructor(text, at) {
@@ -751,22 +820,6 @@ const loads = (text) => {
   return next() < text.length ? bad(next()) : value;
 };
 
-// Regular expressions.
-const pattern = (text, flags = "g") => {
-  const inline = /^\(\?([ms]+)\)/.exec(text);
-  const own = inline ? inline[1] : "";
-  return new RegExp(text.replace(/^\(\?[ms]+\)/, "").replace(/\(\?P</g, "(?<").replace(/(?<!\\)\[(\^?)\]/g, "[$1\\]"), flags + own);
-};
-const re = {
-  sub: $.def(["pattern", "repl", "text", "count"], (p, by, text, most = 0n) => {
-    const made = pattern(p, most === 1n ? "" : "g");
-    const js = isText(by) ? by.replaceAll("$", "$$$$").replace(/\\(\d)/g, "$$$1") : by;
-    return text.replace(made, js);
-  }),
-  split: (p, text) => text.split(pattern(p)),
-  findall: (p, text) => [...text.matchAll(pattern(p))].map((m) => (m.length > 1 ? m[1] : m[0])),
-};
-
 // Fixed-point numbers with 200 bits: logarithms rounded once.
 const BITS = 200n;
 const logarithm = (x) => {
@@ -812,7 +865,6 @@ const cache = (f) => {
     return known.get(at);
   });
 };
-const Mapping = { $holds: (x) => x instanceof Dict };
 const filled = (text, width) => {
   const lines = [""];
   for (const word of text.split(/\s+/).filter(Boolean)) {
@@ -823,23 +875,12 @@ const filled = (text, width) => {
   }
   return lines.join("\n");
 };
-$.modules = {
+Object.assign($.modules, {
   json: { loads, JSONDecodeError },
   math,
-  re,
-  "collections.abc": { Mapping },
-  typing: { Any: $b.object, NamedTuple: null },
   functools: { cache },
   pathlib: { Path },
   os: { PathLike: Path, fspath: (x) => x },
-  dataclasses: {
-    dataclass: (x) => x,
-    replace,
-    fields: (x) => {
-      const cls = typeof x === "function" ? x : x.constructor;
-      return cls.$fields.map(([name, , kind]) => ({ name, type: kind() }));
-    },
-  },
   itertools: {
     *product(a, b) {
       const right = [...$.it(b)];
@@ -861,16 +902,4 @@ $.modules = {
     fill: filled,
     indent: (text, by) => text.replace(/^(?=.*\S)/gm, by),
   },
-};
-
-// For scripts: as JSON has it.
-$.plain = (x) => {
-  if (typeof x === "bigint") return Number(x);
-  if (x instanceof Dict) return Object.fromEntries($.pairs(x).map(([k, v]) => [k, $.plain(v)]));
-  return Array.isArray(x) ? [...x].map($.plain) : x;
-};
-$.from = (x) => {
-  if (Array.isArray(x)) return x.map($.from);
-  if (x !== null && typeof x === "object") return $.dict(Object.entries(x).map(([k, v]) => [k, $.from(v)]));
-  return Number.isInteger(x) ? BigInt(x) : x;
-};
+});

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from attnref.numbers.kv_memory import (
-    DTYPES,
-    group_bytes,
+    kv_bytes,
+    largest_batch,
     reserved,
     size,
+    weight_bytes,
 )
 from attnref.numbers.shapes import Model
 from attnref.released.from_config import model_from_config
@@ -340,16 +341,12 @@ class Use(NamedTuple):
 
 def memory(model: Model, use: Use, words: Saying) -> dict[str, Any]:
     """What the page shows of the memory of a model."""
-    storage = DTYPES[use.cache]
+    full, tokens, ranks = reserved(model), use.tokens, use.ranks
 
     def kept(model: Model, tokens: int, ranks: int = 1) -> int:
-        return sum(
-            group_bytes(group, tokens, storage, ranks=ranks)
-            for group in model.groups
-        )
+        return kv_bytes(model, tokens, dtype=use.cache, ranks=ranks)
 
     lengths = [n for n in LENGTHS if n <= model.max_context]
-    full, each = reserved(model), kept(model, use.tokens, use.ranks)
     said = [words["token"].format(size(kept(model, 2) - kept(model, 1)))]
     rows = [
         [f"{n:,}", size(kept(model, n)), size(kept(full, n))]
@@ -357,11 +354,13 @@ def memory(model: Model, use: Use, words: Saying) -> dict[str, Any]:
     ]
     if model.params is None:
         return {"rows": rows, "said": [*said, words["uncounted"]]}
-    own = -(-DTYPES[use.weights].bits_for(model.params) // (8 * use.ranks))
+    each = kept(model, tokens, ranks)
+    own = weight_bytes(model, use.weights, ranks=ranks)
     said.append(words["weighs"].format(f"{model.params:,}", size(own)))
-    most = max(int(use.mib * 2**20 * SHARE) - own, 0) // each
+    left = int(use.mib * 2**20 * SHARE) - own
+    most = largest_batch(model, tokens, left, dtype=use.cache, ranks=ranks)
     fits = words["fits"] if most else words["none"]
-    said.append(fits.format(f"{most:,}", f"{use.tokens:,}", size(each)))
+    said.append(fits.format(f"{most:,}", f"{tokens:,}", size(each)))
     if use.bandwidth and most:
         step = f"{1e3 * (own + most * each) / use.bandwidth:.3g}"
         said.append(words["step"].format(step))

@@ -1,15 +1,15 @@
 """The calculator and the table of models, as a reader uses them."""
 
+import random
 import re
-from dataclasses import asdict
 from functools import partial
 
 import pytest
 
+from attnref.commands.kv import count_of
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
-    group_bytes,
     growth,
     kv_bytes,
     largest_batch,
@@ -17,52 +17,93 @@ from attnref.numbers.kv_memory import (
     size,
     weight_bytes,
 )
-from attnref.numbers.shapes import Full, Mla
+from attnref.numbers.shapes import Mla
 from attnref.released.specs import find_model, models
 from sitekit.drawn import calculator
-from sitekit.drawn.calculator import BUDGET, SCALES, shape_of
+from sitekit.drawn.calculator import SCALES, bytes_of, shape_of
 from sitekit.drawn.memory import kinds_of
 from sitekit.markdown.tables import exact
 from sitekit.released.released import released
 from tests.kit import sampled
 from tests.kit.site import opened
 
-CONTEXTS = (1, 127, 4096, 131_072, 1_048_577, 999_999_937)
 GIB = 2**30
+KNOWN = calculator.data()
+# Of the texts, what is told apart.
+WORDS = {n: n for n in ("own", "endless", "mha", "gqa", "mla", "mqa")}
+WORDS |= {"said": "{}: {} {} {}{} {}", "said_over": "{}: {} {} {}{} {} over"}
+WORDS |= {"beside": " {}", "unknown": " unknown"}
 
-# Fills the form as a reader would and reads the rows, for each case.
-SWEEP = """(cases) => {
-  const form = document.querySelector(".calculator form");
-  return cases.map((values) => {
-    for (const [name, value] of Object.entries(values)) {
-      form.elements[name].value = value;
-    }
-    const told = new Event("input", { bubbles: true });
-    form.elements.model.dispatchEvent(told);
-    const rows = document.querySelectorAll(".calculator .body tr");
-    return [...rows].map((row) => [...row.cells].map((c) => c.textContent));
-  });
+
+def entered(**changed):
+    usual = {**calculator.USE, "dtype": "bf16", "scale": "none"}
+    usual |= {"weights": "none", "params": 0, "budget": 80 * GIB}
+    return calculator.Entered(**usual | changed)
+
+
+def calculated(id, second=None, **changed):
+    """What the page shows of a model, by the Python that its script is of."""
+    shape = shape_of(find_model(id))
+    both = KNOWN[id], KNOWN.get(second)
+    return calculator.calculated(entered(**changed), shape, *both, WORDS)
+
+
+# What the script computes of cases, without the form.
+COMPUTED = """([cases, known, words]) => {
+  const { $, calculated, Entered } = python;
+  return cases.map(([values, shape, ...ids]) => $.plain(calculated(
+    $.call(Entered, $.from(values)), $.from(shape),
+    ...ids.map((id) => id && $.from(known[id])), $.from(words))));
 }"""
 
 
-def row(model, tokens, *, budget, batch=1, dtype="bf16", ranks=1):
-    """What the first row has to say, by the package."""
-    told = {"dtype": dtype, "ranks": ranks}
-    total = kv_bytes(model, tokens, batch=batch, **told)
-    found = [
-        model.name,
-        exact(growth(model, **told).later),
-        f"{total:,}",
-        size(total),
+def test_the_script_computes_what_its_python_does(page):
+    """Of every model: all kinds of layers, formats, scales and what fits."""
+    chance, cases, expected = random.Random(7), [], []
+    for id in [*KNOWN] * 2:
+        formats = [*DTYPES, *(["shipped"] if "shipped" in KNOWN[id] else [])]
+        dtype, second = chance.choice(formats), chance.choice([None, *KNOWN])
+        if dtype == "shipped":
+            second = None
+        how = {
+            "tokens": chance.choice((1, 127, 4096, 1_048_577, 999_999_937)),
+            "batch": chance.choice((1, 7, 10**6)),
+            "ranks": chance.choice((1, 2, 3, 8, 10**4)),
+            "dtype": dtype,
+            "scale": chance.choice(("none", *SCALES)),
+            "weights": chance.choice(("none", *DTYPES)),
+            "params": chance.choice((0, KNOWN[id].get("params", 10**14))),
+            "budget": chance.choice((1, GIB // 40, 45 * GIB // 2, 10**16)),
+        }
+        if dtype == "shipped":
+            how["scale"] = "none"
+        shape = shape_of(find_model(id))
+        cases.append([[*entered(**how)], shape, id, second])
+        expected.append(calculated(id, second, **how))
+    assert page.evaluate(COMPUTED, [cases, KNOWN, WORDS]) == expected
+    cells = {cell for case in expected for row in case["rows"] for cell in row}
+    assert {"0", "endless"} < cells, "both ends are there"
+
+
+# As people write numbers, and as none is written.
+WRITTEN = "0 1 080 131,072 131_072 128k 3M 1e6 1.5E+05 1.55e1 22.5 0.001 .5 1."
+WRITTEN += " 12,34 1,234,567 1,,2 -5 1e3K 0e9 0.0 1e-2 <b> NaN Infinity 7.1234"
+TEXTS = [*WRITTEN.split(), "", " 4K ", "1 000", "1\u202f000\u00a0000", "9" * 30]
+
+
+def test_the_script_reads_what_its_python_does(page):
+    read = "t => t.map(x => [count_of(x), bytes_of(x)].map(String))"
+    both = (
+        f"t => {{ const {{ count_of, bytes_of }} = python; return ({read})(t)}}"
+    )
+    assert page.evaluate(both, TEXTS) == [
+        [f"{count_of(text)}", f"{bytes_of(text)}"] for text in TEXTS
     ]
-    if dtype not in ("bf16", "shipped") and isinstance(dtype, str):
-        return found  # what fits takes long to find, and is found alike
-    longest = longest_context(model, budget, batch=batch, **told)
-    return [
-        *found,
-        "any length" if longest is None else f"{longest:,}",
-        f"{largest_batch(model, tokens, budget, **told):,}",
-    ]
+    sizes = ("80", 80 * GIB), ("22.5", 45 * GIB // 2), (" 0.001 ", GIB // 1000)
+    assert [bytes_of(text) for text, _ in sizes] == [n for _, n in sizes]
+    counts = {text: count_of(text) for text in TEXTS}
+    assert counts["128k"] == 131_072 and counts["1.5E+05"] == 150_000
+    assert [*counts.values()].count(0) == 19
 
 
 @pytest.fixture
@@ -97,116 +138,39 @@ def page(calculator_page):
     assert "NaN" not in text.replace(problems(calculator_page), "")
 
 
-def test_it_computes_what_the_package_does(page):
-    """Every model, six contexts, every format: digit by digit."""
-    cases, expected = [], []
-    for i, model in enumerate(models().values()):
-        formats = [*DTYPES, *(["shipped"] if model.shipped else [])]
-        for dtype in formats:
-            for tokens in CONTEXTS:
-                batch, ranks = 1 + (i + tokens) % 7, (1, 2, 3, 8)[i % 4]
-                cases.append(
-                    {
-                        "model": model.id,
-                        "tokens": tokens,
-                        "batch": batch,
-                        "dtype": dtype,
-                        "ranks": ranks,
-                        "weights": "none",
-                        "budget": "22.5",
-                    }
-                )
-                expected.append(
-                    row(
-                        model,
-                        tokens,
-                        budget=45 * GIB // 2,
-                        batch=batch,
-                        dtype=dtype,
-                        ranks=ranks,
-                    )
-                )
-    found = page.evaluate(SWEEP, cases)
-    assert len(found) == len(cases) > 100 * 6 * 6
-    for case, rows, want in zip(cases, found, expected, strict=True):
-        assert rows[0][: len(want)] == want, case
-
-
-def test_scales_count_as_in_the_package(page):
-    cases, expected = [], []
-    for scale in SCALES:
-        bits, block = map(int, scale.split("/"))
-        for name in ("llama-3.1-8b", "mimo-v2.5", "glm-5", "kimi-k3"):
-            model = find_model(name)
-            cases.append(
-                {
-                    "model": name,
-                    "tokens": 5000,
-                    "dtype": "int4",
-                    "scale": scale,
-                    "weights": "none",
-                }
+def test_a_row_is_what_the_package_says():
+    """Of each model, as the script knows it, in a format of each kind."""
+    for id, model in models().items():
+        scaled = Storage(4, scale_bits=16, block=32)
+        formats = {"fp8": "fp8", "int4": scaled}
+        if model.shipped:
+            formats["shipped"] = "shipped"
+        for dtype, storage in formats.items():
+            scale = "16/32" if dtype == "int4" else "none"
+            weights = weight_bytes(model, "fp8") if model.params else 0
+            found = calculated(
+                id,
+                batch=3,
+                tokens=5000,
+                dtype=dtype,
+                scale=scale,
+                weights="fp8",
+                params=model.params or 0,
             )
-            expected.append(
-                row(
-                    model,
-                    5000,
-                    budget=int(BUDGET) * GIB,
-                    dtype=Storage(4, scale_bits=bits, block=block),
-                )
-            )
-    found = page.evaluate(SWEEP, cases)
-    assert [rows[0] for rows in found] == expected
-
-
-def test_what_fits_into_little_is_what_the_package_says(page):
-    cases, expected = [], []
-    for name in ("mistral-7b", "gpt-oss-20b", "kimi-k3", "deepseek-v4-pro"):
-        for thousandths in (1, 25, 125, 499, 501):
-            cases.append(
-                {
-                    "model": name,
-                    "tokens": 100,
-                    "weights": "none",
-                    "budget": f"0.{thousandths:03}",
-                }
-            )
-            budget = thousandths * GIB // 1000
-            expected.append(row(find_model(name), 100, budget=budget))
-    found = page.evaluate(SWEEP, cases)
-    assert [rows[0] for rows in found] == expected
-    kinds = {line[4] for line in expected}
-    assert {"0", "any length"} < kinds, "both ends are there"
-
-
-def test_the_forms_of_a_shape_are_those_of_its_layers(page):
-    names = ("llama-3.1-8b", "deepseek-v3", "mimo-v2.5", "gemma-4-31b")
-    found = page.evaluate(
-        SWEEP, [{"model": name, "tokens": 4096} for name in names]
-    )
-    for name, rows in zip(names, found, strict=True):
-        shape = shape_of(find_model(name))
-        heads = {
-            "layers": shape["layers"],
-            "q_heads": shape["heads"],
-            "head_dim": shape["head_dim"],
-            "v_head_dim": shape["v_head_dim"],
-        }
-        latent = Mla(
-            layers=shape["layers"],
-            q_heads=shape["heads"],
-            kv_lora_rank=shape["kv_lora_rank"],
-            qk_rope_head_dim=shape["qk_rope_head_dim"],
-        )
-        groups = [
-            Full(**heads, kv_heads=shape["heads"]),
-            Full(**heads, kv_heads=shape["kv_heads"]),
-            latent,
-            Full(**heads, kv_heads=1),
-        ]
-        assert [line[2] for line in rows[1:]] == [
-            f"{group_bytes(group, 4096, DTYPES['bf16']):,}" for group in groups
-        ]
+            left, how = 80 * GIB - weights, {"dtype": storage}
+            total = kv_bytes(model, 5000, batch=3, **how)
+            longest = longest_context(model, left, batch=3, **how)
+            assert found["rows"][0] == [
+                model.name,
+                exact(growth(model, **how).later),
+                f"{total:,}",
+                size(total),
+                "endless" if longest is None else f"{longest:,}",
+                f"{largest_batch(model, 5000, left, **how):,}",
+            ]
+            over = weights + total > 80 * GIB
+            end = (" over" if over else "") + ("" if weights else " unknown")
+            assert found["said"][0].endswith(f"80 GiB{end}")
 
 
 def test_a_shape_is_that_of_the_layers_with_all_tokens():
@@ -286,27 +250,7 @@ def test_what_is_over_the_budget_is_said_and_seen(page):
     assert over == [True, True, True, False, False]
 
 
-def test_what_weights_leave_is_for_the_cache(page):
-    """As the package has it, and what its makers' numbers leave open."""
-    cases, expected = [], []
-    known = [m for m in models().values() if m.params]
-    for i, model in enumerate(known):
-        ranks, weights = (1, 3, 8)[i % 3], [*DTYPES][i % 6]
-        cases.append(
-            {
-                "model": model.id,
-                "params": f"{model.params:,}",
-                "tokens": 4096,
-                "ranks": ranks,
-                "weights": weights,
-                "budget": "80",
-            }
-        )
-        left = 80 * GIB - weight_bytes(model, weights, ranks=ranks)
-        expected.append(row(model, 4096, budget=left, ranks=ranks))
-    found = [rows[0] for rows in page.evaluate(SWEEP, cases)]
-    assert found == expected
-    assert {"0"} < {line[5] for line in found}, "some do not fit, some do"
+def test_weights_are_of_parameters_that_are_known_or_entered(page):
     fill(page, model="kimi-k3", ranks="1")
     assert page.locator("[name=params]").input_value() == ""
     assert said(page).endswith(
@@ -643,16 +587,3 @@ def test_the_table_is_sorted_by_a_click_or_a_key(visit, address):
 def id_of(name):
     (found,) = (m.id for m in models().values() if m.name == name)
     return found
-
-
-def test_the_data_of_the_calculator_is_that_of_the_package():
-    known = calculator.data()["models"]
-    assert [*known] == [*models()]
-    for model in models().values():
-        stores = [[*s] for s in known[model.id]["stores"]]
-        wanted = [[g.layers, *s] for g in model.groups for s in g.stores]
-        assert stores == wanted
-        if model.shipped:
-            kept = asdict(model.shipped)
-            kept.pop("sources")
-            assert known[model.id]["shipped"] == kept
