@@ -18,7 +18,9 @@ from attnref import (
 from tests.kit.attention import wrong_masks
 from tests.kit.caches import refused, unchanged
 from tests.variants import (
+    CACHES,
     DECODERS,
+    LAYERS,
     ONCE,
     SERVING,
     VARIANTS,
@@ -33,8 +35,10 @@ from tests.variants import (
     each_cache_of,
     each_decoder,
     each_layer,
-    every_pair,
+    every_mixer,
     inputs,
+    needs,
+    once,
     pairs,
     rule,
     run,
@@ -42,8 +46,9 @@ from tests.variants import (
 )
 
 T, PAST = 2, 7
+each_of_all = pytest.mark.parametrize("name", once(LAYERS))
 WIDTHS = [name for name in ONCE if takes(name, "head_dim")]
-SIZES = [(name, size) for name in ONCE for size in VARIANTS[name].sizes]
+SIZES = [(name, size) for name in once(LAYERS) for size in LAYERS[name].sizes]
 wholes = st.integers(1, 12)
 thetas = st.none() | st.just(100.0)
 
@@ -131,22 +136,21 @@ def test_sizes_are_whole_numbers(which, value):
         built(name, **{size: value})
 
 
-@each_layer
+@each_of_all
 def test_sizes_may_be_whole_numbers_of_numpy(name):
     """Those of 64 bits, which numpy makes: narrower ones would overflow."""
-    sizes = {size: numpy.int64(n) for size, n in VARIANTS[name].sizes.items()}
-    layer, same, cache = (
-        built(name, **sizes),
-        built(name),
-        KVCache(numpy.int64(S)),
-    )
+    sizes = {size: numpy.int64(n) for size, n in LAYERS[name].sizes.items()}
+    layer, same = built(name, **sizes), built(name)
+    make = next(iter(SERVING[name].values()))
+    cache = make(numpy.int64(S))
     same.load_state_dict(layer.state_dict())
     given = tuple(t.float() for t in inputs(name))
     with torch.no_grad():
         got = run(name, layer, given, cache=cache)
-        assert torch.equal(got, run(name, same, given, cache=KVCache(S)))
-    cache.crop(numpy.int64(2))
-    assert type(cache.length) is type(cache.max_len) is int
+        assert torch.equal(got, run(name, same, given, cache=make(S)))
+    if "crop" in cache.can:
+        cache.crop(numpy.int64(2))
+        assert type(cache.length) is type(cache.max_len) is int
     with pytest.raises(TypeError, match="d_model is int32; pass an int"):
         built(name, d_model=numpy.int32(E))
 
@@ -183,10 +187,10 @@ def test_theta_is_above_0(name, value):
     assert built(name, rope=Rope(0.5)).rope.theta == 0.5
 
 
-@each_layer
+@each_of_all
 def test_sizes_are_given_by_name(name):
     with pytest.raises(TypeError, match="positional argument"):
-        VARIANTS[name].layer(E, H)
+        LAYERS[name].layer(E, H)
 
 
 @each_layer
@@ -266,6 +270,22 @@ CALLS = {
 }
 
 
+@every_mixer
+@torch.no_grad()
+def test_a_cache_of_another_kind_is_refused_by_name(name, make):
+    layer, given = built(name), tuple(t.float() for t in inputs(name))
+    for other in CACHES.values():
+        cache = other(S)
+        if needs(name) not in cache.can:
+            kind = type(cache).__name__
+            with refused(f"{kind} cannot", cache, error=TypeError):
+                run(name, layer, given, cache=cache)
+    rows = make(S)
+    run(name, layer, given, cache=rows)
+    with refused("the cache ", rows):
+        run(name, layer, tuple(t[:2, :T] for t in given), cache=rows)
+
+
 @pairs(DECODERS)
 @torch.no_grad()
 def test_refused_calls_leave_the_cache_alone(name, make):
@@ -329,7 +349,7 @@ def test_a_full_cache_is_refused(name):
             run(name, built(name), (numbers(B, T, E),), cache=cache)
 
 
-@every_pair
+@every_mixer
 def test_training_with_a_cache_is_refused(name, make):
     with torch.no_grad():
         filled, empty = after(make, name), make(S)
@@ -623,7 +643,7 @@ NO_CACHES = {
 @pytest.mark.parametrize(("cache", "says"), NO_CACHES.values(), ids=NO_CACHES)
 @torch.no_grad()
 def test_what_is_no_cache_is_refused(cache, says):
-    for name in VARIANTS:
+    for name in LAYERS:
         given = tuple(t.float() for t in inputs(name))
         with pytest.raises(TypeError, match=re.escape(says)):
             run(name, built(name), given, cache=cache)
