@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from transformers import DynamicCache
-from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
-from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from attnref import Causal, Documents, StateCache, Window, padding_mask
 from attnref.layers.gated_delta import GatedDeltaNet
@@ -71,7 +68,9 @@ def shapes():
 @pytest.fixture(params=["plain", "package"])
 def ours(request):
     """A layer with the weights of an oracle, and how it is called."""
-    config = Qwen3_5TextConfig(
+    import transformers.models.qwen3_5 as theirs
+
+    config = theirs.Qwen3_5TextConfig(
         hidden_size=E,
         linear_num_key_heads=K,
         linear_num_value_heads=H,
@@ -80,7 +79,8 @@ def ours(request):
         num_hidden_layers=1,
         layer_types=["linear_attention"],
     )
-    oracle = sharp(theirs.Qwen3_5GatedDeltaNet(config, 0)).float()
+    module = theirs.modeling_qwen3_5.Qwen3_5GatedDeltaNet(config, 0)
+    oracle = sharp(module).float()
     if request.param == "package":
         layer = GatedDeltaNet(**VARIANT.sizes)
         layer.load_state_dict(oracle.state_dict())
@@ -97,6 +97,8 @@ def ours(request):
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
 @torch.no_grad()
 def test_it_is_that_of_transformers(ours, chunks):
+    from transformers import DynamicCache
+
     oracle, config, read, make = ours
     x, cache = tokens(B, sum(chunks), E).float(), make()
     there, got, end = DynamicCache(config=config), [], 0
