@@ -12,7 +12,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from attnref import AttentionRecord, attention_of
 from attnref.released.expression import FUNCTIONS, names_in, value_of
 from attnref.released.generate import file_of
-from attnref.released.record import OF_ROPE, families, records_of
+from attnref.released.record import OF_ROPE, families, fields_of, records_of
+from attnref.released.specs import configs
 from tests.kit.families import FAMILIES, HOSTILE, config_of, spoiled
 
 LLAMA = {
@@ -21,35 +22,28 @@ LLAMA = {
     "num_attention_heads": 32,
     "num_hidden_layers": 2,
 }
-# Files as the Hub has them: fields from before transformers 5.
+RELEASED = configs()
+MIMO = {
+    "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, *7 * [1, 1, 1, 1, 1, 0]],
+    "sliding_window": 128,
+    "sliding_window_size": 128,
+    "swa_num_attention_heads": 64,
+    "swa_num_key_value_heads": 8,
+    "swa_head_dim": 192,
+    "swa_v_head_dim": 128,
+    "swa_rope_theta": 10000,
+    "add_swa_attention_sink_bias": True,
+    "add_full_attention_sink_bias": False,
+    "attention_chunk_size": 128,
+    "partial_rotary_factor": 0.334,
+    "rope_theta": 5000000,
+}
+NEMOTRON = dict(RELEASED["nemotron-3-nano"])
+NEMOTRON["attention_head_dim"] = NEMOTRON.pop("head_dim")
+LFM2 = {"layer_types": None, "full_attn_idxs": [2, 5, 8], "block_dim": 2048}
+MROPE = {"type": "mrope", "mrope_section": [16, 24, 24]}
+# Fields from before transformers 5 that no config of specs.json has.
 OLD = {
-    "Llama 3.1": LLAMA
-    | {
-        "num_key_value_heads": 8,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        },
-        "max_position_embeddings": 131072,
-    },
-    "Gemma 3": {
-        "model_type": "gemma3_text",
-        "hidden_size": 1152,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "num_hidden_layers": 26,
-        "query_pre_attn_scalar": 256,
-        "rope_theta": 1000000,
-        "rope_local_base_freq": 10000,
-        "sliding_window": 512,
-        "sliding_window_pattern": 6,
-        "max_position_embeddings": 32768,
-    },
     "Gemma 3 with a scaling": {
         "model_type": "gemma3_text",
         "hidden_size": 2560,
@@ -58,226 +52,41 @@ OLD = {
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     },
-    "Qwen2 with windows": {
-        "model_type": "qwen2",
-        "hidden_size": 896,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 4,
-        "use_sliding_window": True,
-        "sliding_window": 4096,
-        "max_window_layers": 2,
-        "rope_theta": 1000000.0,
-    },
-    "DeepSeek-V3": {
-        "model_type": "deepseek_v3",
-        "hidden_size": 7168,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
-        "num_hidden_layers": 3,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "rope_theta": 10000,
-        "rope_scaling": {
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "factor": 40,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "original_max_position_embeddings": 4096,
-            "type": "yarn",
-        },
-        "max_position_embeddings": 163840,
-    },
-    "Phi 3.5": {
-        "model_type": "phi3",
-        "hidden_size": 3072,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "num_hidden_layers": 2,
-        "original_max_position_embeddings": 4096,
-        "max_position_embeddings": 131072,
-        "rope_theta": 10000.0,
-        "rope_scaling": {
-            "long_factor": [1.0 + n for n in range(48)],
-            "short_factor": [1.0] * 48,
-            "type": "longrope",
-        },
-        "sliding_window": 262144,
-    },
     "GPT-NeoX": {
         "model_type": "gpt_neox",
         "hidden_size": 512,
         "num_attention_heads": 8,
         "num_hidden_layers": 2,
-        "rotary_pct": 0.25,
+        "rotary_pct": 0.5,
         "rotary_emb_base": 20000,
         "max_position_embeddings": 2048,
     },
-    "SmolLM3": {
-        "model_type": "smollm3",
-        "hidden_size": 2048,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 8,
-        "no_rope_layer_interval": 4,
-        "max_window_layers": 28,
-        "use_sliding_window": False,
-        "rope_theta": 5000000.0,
-    },
-    "gpt-oss": {
-        "model_type": "gpt_oss",
-        "attention_bias": True,
-        "experts_per_token": 4,
-        "head_dim": 64,
-        "hidden_size": 2880,
-        "initial_context_length": 4096,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 64,
-        "num_experts_per_tok": 4,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 8,
-        "rope_scaling": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "rope_type": "yarn",
-            "truncate": False,
-        },
-        "rope_theta": 150000,
-        "sliding_window": 128,
-        "swiglu_limit": 7.0,
-    },
-    "Qwen2.5-VL": {
-        "model_type": "qwen2_5_vl",
-        "vision_start_token_id": 151652,
-        "vision_end_token_id": 151653,
-        "vision_token_id": 151654,
-        "image_token_id": 151655,
-        "video_token_id": 151656,
-        "hidden_size": 3584,
-        "max_position_embeddings": 128000,
-        "max_window_layers": 28,
-        "num_attention_heads": 28,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 4,
-        "rope_theta": 1000000.0,
-        "sliding_window": 32768,
-        "use_sliding_window": False,
-        "vision_config": {"depth": 2, "hidden_size": 1280},
-        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-    },
-    "MiMo-V2-Flash": {
-        "model_type": "mimo_v2_flash",
-        "hidden_size": 4096,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 7,
-        "head_dim": 192,
-        "v_head_dim": 128,
-        "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1],
-        "sliding_window": 128,
-        "sliding_window_size": 128,
-        "swa_num_attention_heads": 64,
-        "swa_num_key_value_heads": 8,
-        "swa_head_dim": 192,
-        "swa_v_head_dim": 128,
-        "add_swa_attention_sink_bias": True,
-        "add_full_attention_sink_bias": False,
-        "attention_value_scale": 0.707,
-        "attention_chunk_size": 128,
-        "partial_rotary_factor": 0.334,
-        "rope_theta": 5000000,
-        "swa_rope_theta": 10000,
-        "layernorm_epsilon": 1e-05,
-        "moe_layer_freq": [0, 1, 1, 1, 1, 1, 1],
-    },
-    "MiniMax-M2": {
-        "model_type": "minimax_m2",
-        "hidden_size": 3072,
-        "num_attention_heads": 48,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": 2,
-        "head_dim": 128,
-        "rotary_dim": 64,
-        "rope_theta": 5000000,
-        "use_qk_norm": True,
-        "qk_norm_type": "per_layer",
-        "attn_type_list": [1, 1],
-        "use_routing_bias": True,
-        "use_mtp": True,
-        "mtp_transformer_layers": 1,
-        "rms_norm_eps": 1e-06,
-    },
-    "LFM2": {
-        "model_type": "lfm2",
-        "block_auto_adjust_ff_dim": True,
-        "block_dim": 2048,
-        "block_ff_dim": 12288,
-        "block_norm_eps": 1e-05,
-        "block_use_swiglu": True,
-        "conv_L_cache": 3,
-        "conv_dim": 2048,
-        "full_attn_idxs": [1, 2],
-        "hidden_size": 2048,
-        "norm_eps": 1e-05,
-        "num_attention_heads": 32,
-        "num_heads": 32,
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 8,
-        "rope_theta": 1000000.0,
-        "use_pos_enc": True,
-    },
-    "Kimi Linear": {
-        "model_type": "kimi_linear",
-        "hidden_size": 2304,
-        "head_dim": 72,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "num_hidden_layers": 4,
-        "kv_lora_rank": 512,
-        "q_lora_rank": None,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "mla_use_nope": True,
-        "rope_theta": 10000.0,
-        "linear_attn_config": {
-            "full_attn_layers": [3],
-            "kda_layers": [1, 2, 4],
-            "num_heads": 32,
-            "head_dim": 128,
-            "short_conv_kernel_size": 4,
-        },
-        "use_grouped_topk": True,
-        "moe_router_activation_func": "sigmoid",
-    },
-    "Nemotron 3 Nano": {
-        "model_type": "nemotron_h",
-        "hidden_size": 2688,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 2,
-        "attention_head_dim": 128,
-        "num_hidden_layers": 4,
-        "hybrid_override_pattern": "ME*-",
-        "mtp_hybrid_override_pattern": "*E",
-        "rope_theta": 10000,
-        "partial_rotary_factor": 1.0,
-    },
+    "Qwen2 with windows": RELEASED["qwen2.5-7b"]
+    | {"use_sliding_window": True, "max_window_layers": 2},
+    "Qwen2.5-VL": RELEASED["qwen2.5-vl-7b"]
+    | {"rope_scaling": MROPE, "vision_config": {"depth": 2}},
+    "MiMo-V2-Flash": RELEASED["mimo-v2-flash"] | MIMO,
+    "MiniMax-M2": RELEASED["minimax-m2"]
+    | {"use_qk_norm": True, "qk_norm_type": "per_layer"}
+    | {"attn_type_list": 62 * [1]},
+    "LFM2": RELEASED["lfm2-1.2b"] | LFM2,
+    "Nemotron 3 Nano": NEMOTRON,
 }
 
 
-@pytest.mark.parametrize("config", OLD.values(), ids=OLD)
+@pytest.mark.parametrize(
+    "config",
+    [*OLD.values(), *RELEASED.values()],
+    ids=[*OLD, *RELEASED],
+)
 def test_both_schemas_give_one_record(config):
     """transformers reads the file and writes it with the fields of today."""
-    family = config["model_type"]
-    today = CONFIG_MAPPING[family].from_dict(dict(config)).to_dict()
-    assert records_of(config) == records_of(json.loads(json.dumps(today)))
+    family = fields_of(config)["model_type"]
+    kind = CONFIG_MAPPING[family]
+    copied = json.loads(json.dumps(config | {"model_type": family}))
+    today = kind.from_dict(copied)  # which changes what it is given
+    today = json.loads(today.to_json_string(False))
+    assert records_of(config) == records_of(today)
 
 
 ATTENDS = {  # by default, all layers are recurrent
@@ -310,7 +119,7 @@ def test_a_field_left_out_means_what_transformers_takes(family):
 
 def test_kimi_k2_is_read_as_what_it_repeats():
     """Its makers call it so to tell the two apart; the code is the same."""
-    whole = OLD["DeepSeek-V3"]
+    whole = RELEASED["deepseek-v3"]
     assert records_of(whole | {"model_type": "kimi_k2"}) == records_of(whole)
     nested = {"model_type": "kimi_k25", "text_config": whole}
     nested["text_config"] = whole | {"model_type": "kimi_k2"}
