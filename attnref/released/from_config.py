@@ -56,10 +56,10 @@ def model_from_config(
         if isinstance(pairs, int):
             given["num_hidden_layers"] = 2 * pairs
     layers = layers_of(given)
-    found: dict[Group, int] = {}
+    groups: dict[Group, int] = {}
     for layer, (kind, record) in enumerate(layers):
         for group in _groups(given, layer, kind, record):
-            found[group] = found.get(group, 0) + 1
+            groups[group] = groups.get(group, 0) + 1
     longest = next((given[n] for n in LONGEST if given.get(n)), 0)
     counted = params_of(given, layers)
     family, name = given["model_type"], given.get("_name_or_path")
@@ -71,7 +71,7 @@ def model_from_config(
         family=family,
         date="",
         max_context=longest if isinstance(longest, int) else 0,
-        groups=tuple(replace(group, layers=n) for group, n in found.items()),
+        groups=tuple(replace(group, layers=n) for group, n in groups.items()),
         sources=(here,),
         confidence="given",
         params=counted and counted[0],
@@ -88,14 +88,12 @@ def _groups(
 ) -> list[Group]:
     """What one layer stores."""
     state = _state(given, layer, kind)
-    found: list[Group] = []
-    if record:
-        group = group_of(record)
-        found = [group] if group else []
+    group = record and group_of(record)
+    groups: list[Group] = [group] if group else []
     if "state_heads" in state and (state["beside"] or not record):
         sizes = {name: _size(given, state, name) for name in STATE}
-        found.append(Recurrent(layers=1, **sizes))
-    return found
+        groups.append(Recurrent(layers=1, **sizes))
+    return groups
 
 
 def group_of(r: AttentionRecord) -> Group | None:
@@ -134,8 +132,7 @@ def _state(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
             f"{family}: what layers of the kind {kind} store is not known, "
             "so the cache would be counted too small"
         )
-    read = Fields({k: v for k, v in given.items() if v is not None})
-    read["layer"], state = layer, Fields()
+    read, state = Fields(given, layer=layer), Fields()
     for name, entry in entries.items():
         try:
             state[name] = read[name] = value_of(entry, read)

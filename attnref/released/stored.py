@@ -35,8 +35,8 @@ def stored_bytes(config: Mapping[str, Any] | str | PathLike[str]) -> int:
         (107904, 47784)
     """
     given = fields_of(config)
-    family, told = given.get("model_type"), given.get("quantization_config")
-    if isinstance(config, (str, PathLike)) and not told:
+    family, quant = given.get("model_type"), given.get("quantization_config")
+    if isinstance(config, (str, PathLike)) and not quant:
         beside = Path(config).with_name("hf_quant_config.json")
         if beside.exists():
             raise ValueError(
@@ -53,13 +53,13 @@ def stored_bytes(config: Mapping[str, Any] | str | PathLike[str]) -> int:
             "weights"
         )
     dtype = given.get("torch_dtype") or given.get("dtype")
-    width = WIDTHS.get(str(dtype), 16 if told else 0)
+    width = WIDTHS.get(str(dtype), 16 if quant else 0)
     if not width:
         raise ValueError(f"{family}: torch_dtype={dtype!r} is none of weights")
     bits = counted[0] * width
-    if told:
+    if quant:
         try:
-            storage, narrow = _quantised(str(family), told, *inside)
+            storage, narrow = _quantised(str(family), quant, *inside)
         except UNREADABLE as error:
             raise ValueError(
                 f"{family}: quantization_config cannot be read: {error}"
@@ -77,16 +77,16 @@ def assumed_dtype(config: str | PathLike[str]) -> str | None:
 
 
 def _quantised(
-    family: str, told: Mapping[str, Any], inside: int, attention: int
+    family: str, quant: Mapping[str, Any], inside: int, attention: int
 ) -> tuple[Storage, int]:
     """How the weights in the layers are stored, and how many of them."""
-    method = told.get("quant_method")
+    method = quant.get("quant_method")
     if method == "fp8":
-        rows, columns = told.get("weight_block_size") or (1, 0)
+        rows, columns = quant.get("weight_block_size") or (1, 0)
         block = rows * columns
         storage = Storage(8, 32, block) if block else Storage(8)
     elif method in ("awq", "gptq"):
-        bits, group = told["bits"], told["group_size"]
+        bits, group = quant["bits"], quant["group_size"]
         storage = Storage(bits)
         if group > 0:  # of each a scale in 16 bits, and a zero point
             storage = Storage(bits, 16 + bits, group)
@@ -98,7 +98,7 @@ def _quantised(
             "counted; pass their size"
         )
     whole = method == "mxfp4"  # which is that of experts alone
-    names = told.get("modules_to_not_convert") or told.get("ignored_layers")
+    names = quant.get("modules_to_not_convert") or quant.get("ignored_layers")
     for name in names or ():
         parts = name.split(".")
         if parts[-1] == "self_attn" and not any(map(str.isdigit, parts)):

@@ -35,8 +35,7 @@ def params_of(
     read = Fields()
     try:
         for layer, (kind, record) in enumerate(layers):
-            read = Fields({k: v for k, v in given.items() if v is not None})
-            read["layer"], read["layer_type"] = layer, kind
+            read = Fields(given, layer=layer, layer_type=kind)
             for name in sorted(entries, key=LAST.__contains__):
                 read[name] = value_of(entries[name], read)
             rest += read["mlp"] + read["norms"] * read["d"]

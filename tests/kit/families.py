@@ -24,75 +24,32 @@ CHUNKS = {
 # Those that are read whole: they have no cache, or read each layer twice.
 WHOLE = "ctrl", "granite4_vision_text", "openai-gpt"
 
-WIDTH = dict.fromkeys(("hidden_size", "n_embd", "d_model"), 60)
-HEADS = dict.fromkeys(
-    (
-        "num_attention_heads",
-        "n_head",
-        "n_heads",
-        "num_heads",
-        "attention_heads",
-    ),
-    6,
-)
-DEPTH = dict.fromkeys(
-    ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS
-)
-EXPERTS = dict.fromkeys(
-    (
-        "num_local_experts",
-        "num_experts",
-        "n_routed_experts",
-        "moe_num_experts",
-    ),
-    4,
-)
-SMALL = dict.fromkeys(
-    (
-        "intermediate_size",
-        "n_inner",
-        "ffn_dim",
-        "dff",
-        "moe_intermediate_size",
-        "shared_expert_intermediate_size",
-        "expert_ffn_hidden_size",
-        "ffn_hidden_size",
-        "moe_hidden_size",
-    ),
-    16,
-)
-LINEAR = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
+
+def each(names: str, size: Any) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), size)
+
+
 SIZES = {
-    **{**WIDTH, **HEADS, **DEPTH, **EXPERTS, **SMALL, **LINEAR},
-    "num_key_value_heads": 3,
-    "head_dim": 10,
-    "vocab_size": 41,
-    "vocab_size_per_layer_input": 41,
-    "hidden_size_per_layer_input": 8,
-    "laurel_rank": 8,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "num_nextn_predict_layers": 0,
-    "max_position_embeddings": 128,
-    "n_positions": 128,
-    "sliding_window": 7,
-    "attention_chunk_size": 7,
-    "window_size": 7,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **each("hidden_size n_embd d_model", 60),
+    **each("num_attention_heads n_head n_heads num_heads attention_heads", 6),
+    **each("num_hidden_layers n_layer n_layers num_layers", LAYERS),
+    **each("num_local_experts num_experts n_routed_experts moe_num_experts", 4),
+    **each("intermediate_size n_inner ffn_dim dff moe_intermediate_size", 16),
+    **each("shared_expert_intermediate_size expert_ffn_hidden_size", 16),
+    **each("ffn_hidden_size moe_hidden_size kv_lora_rank", 16),
+    **each("linear_num_value_heads", 4),
+    **each("linear_num_key_heads num_experts_per_tok eos_token_id", 2),
+    **each("linear_key_head_dim linear_value_head_dim qk_rope_head_dim", 8),
+    **each("hidden_size_per_layer_input laurel_rank", 8),
+    **each("num_key_value_heads", 3),
+    **each("head_dim v_head_dim", 10),
+    **each("vocab_size vocab_size_per_layer_input", 41),
+    **each("n_group topk_group first_k_dense_replace bos_token_id", 1),
+    **each("num_nextn_predict_layers pad_token_id", 0),
+    **each("max_position_embeddings n_positions", 128),
+    **each("sliding_window attention_chunk_size window_size", 7),
+    **each("q_lora_rank", 20),
+    **each("qk_nope_head_dim", 12),
 }
 PAIRS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 1]}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.4}
@@ -111,10 +68,6 @@ MLA = {"num_key_value_heads": 6, "head_dim": 8}
 MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 8}
 MIXED = ["sliding_attention", "full_attention"]
 WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
-
-
-def each(names: str, more: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: more for name in names.split()}
 
 
 # What a family needs beside the sizes.
