@@ -29,7 +29,7 @@ from attnref.check.catalogue import (
 )
 from attnref.check.exercises import (
     EXERCISES,
-    LAWS,
+    PROPERTIES,
     Drive,
     Inputs,
     Outputs,
@@ -38,7 +38,7 @@ from attnref.check.exercises import (
     SolutionError,
     causal,
     of_floats,
-    properties,
+    properties_of,
 )
 from attnref.check.forms import Form
 from attnref.check.report import (
@@ -63,7 +63,7 @@ PAIRS = 100
 FEW = 3  # inputs that a class must fail on, to be recognised by errors
 COSTLY = 4000  # numbers: an input of more is tried last
 # What a mistake is not recognised by.
-UNTOLD = {law for law, of in LAWS.items() if of.unit} - {"small"}
+UNNAMED = {name for name, of in PROPERTIES.items() if of.unit} - {"small"}
 NEARLY = 5  # as one input in so many that fail, a mistake may differ from it
 EDGES = {"empty", "large", "sums", "gradients", "dtype"}  # as may be spelled
 # Those that need an argument, which an exercise has or has not.
@@ -257,21 +257,21 @@ def difference(got: Tensor, wanted: Tensor) -> tuple[float, Text | None]:
 def fault(
     probe: Probe, answer: Answer, right: Answer
 ) -> tuple[float, Text | None]:
-    """By how much an answer breaks the law of its probe, and how."""
+    """By how much an answer misses the property of its probe, and how."""
     if answer.raised is not None:
         return math.inf, answer.raised
-    got, wanted, law = answer.outputs, right.outputs, LAWS[probe.law]
-    if law.own:  # one half is compared with the other
+    got, wanted, of = answer.outputs, right.outputs, PROPERTIES[probe.under]
+    if of.own:  # one half is compared with the other
         half = len(got) // 2
         got, wanted = got[:half], got[half:]
     for x, y in _of_other_dtype(probe, answer, right):
         return math.inf, told("dtype", got=x.dtype, wanted=y.dtype)
-    if law.unit is not None and float(got[0]) > float(wanted[0]):
+    if of.unit is not None and float(got[0]) > float(wanted[0]):
         a, b = int(got[0]), int(wanted[0])
-        return a - b, told("limit", a=a, b=b, unit=law.unit)
+        return a - b, told("limit", a=a, b=b, unit=of.unit)
     differences = [difference(a, b) for a, b in zip(got, wanted, strict=True)]
     much, how = max(differences, key=lambda x: (x[1] is not None, x[0]))
-    if how is not None and probe.law == "sums" and math.isfinite(much):
+    if how is not None and probe.under == "sums" and math.isfinite(much):
         total = got[1][place(gaps_of(got[0], wanted[0]))]
         how = told("sum", x=f"{float(total):.6g}")
     elif how is not None and "f" in probe.inputs:
@@ -283,14 +283,14 @@ def verdicts(name: str, answers: Sequence[Answer]) -> tuple[Verdict, ...]:
     """One for each property; "untouched" is one of all inputs."""
     probes, right, *_ = rights(name)
     results = []
-    for function, law in properties(name):
-        of = LAWS[law]
+    for function, prop in properties_of(name):
+        of = PROPERTIES[prop]
         its = [n for n, p in enumerate(probes) if p.function == function]
-        under = [n for n in its if law in (probes[n].law, "untouched")]
+        tried = [n for n in its if prop in (probes[n].under, "untouched")]
         worst = 0.0
-        for n in under:
+        for n in tried:
             answer, probe = answers[n], probes[n]
-            if law == "untouched":
+            if prop == "untouched":
                 names = ", ".join(answer.modified)
                 how = told("modified", names=names) if names else None
                 much = math.inf if names else 0.0
@@ -299,12 +299,12 @@ def verdicts(name: str, answers: Sequence[Answer]) -> tuple[Verdict, ...]:
             if how is not None:
                 raised = how is answer.raised
                 where = probe.sizes, n, raised, function
-                broken = Verdict(law, of.title, len(under), much, how, *where)
+                broken = Verdict(prop, of.title, len(tried), much, how, *where)
                 results.append(broken)
                 break
             worst = max(worst, much)
         else:
-            fits = Verdict(law, of.title, len(under), worst, function=function)
+            fits = Verdict(prop, of.title, len(tried), worst, function=function)
             results.append(fits)
     return tuple(results)
 
@@ -434,7 +434,7 @@ def alike(probe: Probe, one: Answer, other: Answer) -> bool:
     """Whether two solutions answer a probe alike, for any error as for one."""
     if one.raised is not None or other.raised is not None:
         return one.raised is not None and other.raised is not None
-    if LAWS[probe.law].unit is not None:  # both too much, or neither
+    if PROPERTIES[probe.under].unit is not None:  # both too much, or neither
         too_much = (a.outputs[0].gt(a.outputs[1]) for a in (one, other))
         return len({*map(bool, too_much)}) == 1
     pairs = zip(one.outputs, other.outputs, strict=True)
@@ -450,7 +450,7 @@ def _of_other_dtype(
     probe: Probe, one: Answer, other: Answer
 ) -> list[tuple[Tensor, Tensor]]:
     pairs = zip(one.outputs, other.outputs, strict=True)
-    asked = probe.law == "dtype"
+    asked = probe.under == "dtype"
     return [(a, b) for a, b in pairs if asked and a.dtype != b.dtype]
 
 
@@ -495,7 +495,7 @@ class Comparison:
         asked = [
             n
             for n, probe in enumerate(rights(name).probes)
-            if probe.law not in UNTOLD
+            if probe.under not in UNNAMED
         ]
         asked.sort(key=self.size)
         self.failing = [
@@ -528,7 +528,7 @@ class Comparison:
     def weight(self, n: int) -> float:
         if n in self.half:
             return 0
-        return 0.5 if self.probes[n].law in EDGES else 1
+        return 0.5 if self.probes[n].under in EDGES else 1
 
     def agrees(self, wrong: "Candidate", n: int) -> bool:
         one, other = self.answers[n], wrong.answer(n)
@@ -589,23 +589,23 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         if not its.modified:  # a property fails by which none is recognised
             return Explained()
         known, n = catalogue()["input-modified"], len(rights(name).probes)
-        n -= sum(p.law in UNTOLD for p in rights(name).probes)
+        n -= sum(p.under in UNNAMED for p in rights(name).probes)
         return Explained(((known.id,),), n, n, lines=known.variants[:1])
-    laws = {its.probes[n].law for n in its.failing}
-    far = laws == {"far"} and its.size(its.failing[0]) > COSTLY
-    slow = "cache" if laws == {"small"} else "position" if far else ""
+    under = {its.probes[n].under for n in its.failing}
+    far = under == {"far"} and its.size(its.failing[0]) > COSTLY
+    slow = "cache" if under == {"small"} else "position" if far else ""
     every = [w for w in candidates(name) if slow in str(w.variant)]
     where, ids = its.best(every, len(its.first) / NEARLY)
     unfinished = False
-    known = bool(ids) and {*where} <= its.half
-    if not (known or its.only_errors or laws == {"small"}):
+    certain = bool(ids) and {*where} <= its.half
+    if not (certain or its.only_errors or under == {"small"}):
         pairs = [*_pairs(its, {*ids})]
         unfinished = not ids and len(pairs) > PAIRS
         there, both = its.best(pairs[:PAIRS], 0)
         if both:
             where, ids, unfinished = there, both, False
     agree = len(its.asked) - len(where) if ids else 0
-    differ = dict.fromkeys(its.probes[n].law for n in where)
+    differ = dict.fromkeys(its.probes[n].under for n in where)
     lines = tuple(ids.values())
     return Explained(
         (*ids,), agree, len(its.asked), (*differ,), unfinished, lines
@@ -622,7 +622,7 @@ def _pairs(
     if not cheap:
         return
     of_laws = {  # and of each function
-        (probes[n].law, *probes[n].inputs): n for n in reversed(cheap)
+        (probes[n].under, *probes[n].inputs): n for n in reversed(cheap)
     }.values()
     some = [*dict.fromkeys((*cheap[:2], *of_laws, *cheap[-1:]))][:6]
     some += (
@@ -681,7 +681,7 @@ def lenient(probe: Probe) -> bool:
     """Of gradients or in other dtypes: an error may count as an answer."""
     every = (x for value in probe.inputs.values() for x in tensors_of(value))
     half = (torch.float16, torch.bfloat16)
-    return probe.law in ("gradients", "dtype") or any(
+    return probe.under in ("gradients", "dtype") or any(
         x.dtype in half for x in every
     )
 
@@ -709,7 +709,7 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
     """Inputs on which attention is right up to a stage, whatever follows it:
     the first that fails tells the stage."""
     free = [
-        p for p in probes if p.law == "same" and p.inputs.get("mask") is None
+        p for p in probes if p.under == "same" and p.inputs.get("mask") is None
     ]
     many = [p for p in free if "(1, " not in p.sizes[:8]]  # long are of one row
     i = max(many, key=size_of).inputs if free else {}
@@ -759,7 +759,7 @@ STAGE_OF = {
 
 
 def located(
-    name: str, answers: Sequence[Answer], laws: Sequence[str]
+    name: str, answers: Sequence[Answer], under: Sequence[str]
 ) -> tuple[str, float]:
     """The stage where a solution leaves the right path, and of a wrong scale
     how many times the right one it is."""
@@ -776,17 +776,17 @@ def located(
             factor = _factor(*(answer.outputs[0] for answer in of))
             return ("scale", factor) if factor else ("scores", 0)
         return stage, 0
-    if PLAIN.issuperset(laws):
+    if PLAIN.issuperset(under):
         return "", 0
-    if {*laws} == {"gradients"}:
+    if {*under} == {"gradients"}:
         return "gradients", 0
-    # Of other laws some inputs all have a mask, or are of many tiles.
-    same = [m for m in range(n) if probes[m].law == "same"]
+    # Of other properties some inputs all have a mask, or are of many tiles.
+    same = [m for m in range(n) if probes[m].under == "same"]
     wrong = [m for m in same if not alike(probes[m], answers[m], right[m])]
-    kinds = [STAGE_OF[law] for law in laws if law in STAGE_OF]
+    kinds = [STAGE_OF[prop] for prop in under if prop in STAGE_OF]
     if not stages or "cache" in kinds:
         return ("cache" if stages else ""), 0
-    if len({*kinds}) == 1 == len(laws):
+    if len({*kinds}) == 1 == len(under):
         return kinds[0], 0
     pairs = [
         (answers[m].outputs[0], right[m].outputs[0])
@@ -830,17 +830,17 @@ def judged(
     ):
         first = answers[0]
         return Report(name, error=first.raised, where=first.where)
-    laws = verdicts(name, answers)
-    failed = [v for v in laws if not v.passed]
+    every_verdict = verdicts(name, answers)
+    failed = [v for v in every_verdict if not v.passed]
     if not failed:
-        return Report(name, laws)
+        return Report(name, every_verdict)
     why = explained(name, every)
     stage, factor = located(name, every, [v.law for v in failed])
     faulty = sorted({v.probe for v in failed}, key=lambda n: size_of(probes[n]))
     shown = (shown_at(name, n, answers[n], file) for n in faulty)
     report = Report(
         name,
-        laws,
+        every_verdict,
         **why._asdict(),
         where=next((a.where for n in faulty if (a := answers[n]).where), ()),
         smallest=next(filter(None, shown), ""),
@@ -862,7 +862,7 @@ def again(name: str, made: Callable[[], Solution]) -> tuple[int, Any, Any]:
     gives, and that of another after a call with other numbers."""
     probes, stages = _asked(name)
     asked = range(len(probes) - len(stages))
-    *_, n = (n for n in asked if probes[n].law == "same")
+    *_, n = (n for n in asked if probes[n].under == "same")
     alone = ask(made(), probes[n], (BaseException,), spied=True)
     other = of_floats(probes[n].inputs, lambda x: 2 * x)
     solution = made()
@@ -889,7 +889,7 @@ def shown_at(
         odd = any(a.dtype != b.dtype for a, b in pairs[:kept])
         if (
             any(difference(a, b)[1] is not None for a, b in pairs)
-            or (odd and probe.law == "dtype")
+            or (odd and probe.under == "dtype")
             or len(got) != len(wanted)
             or answer.modified
         ):
@@ -904,7 +904,7 @@ def shown_at(
     for call in reversed(before):
         parts = call.result if isinstance(call.result, tuple | list) else ()
         made = {id(call.result), *map(id, parts), *_caches(call)}
-        if made & caches or probe.law in ("apart", "twice"):
+        if made & caches or probe.under in ("apart", "twice"):
             needed.insert(0, call)
             caches |= _caches(call)
     end = []

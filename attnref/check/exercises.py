@@ -1,4 +1,4 @@
-"""What a solution is asked: inputs, each under a property that is judged.
+"""What a solution is tried on: inputs, each under a property.
 
 The right answers are those of the first form of an exercise (forms.py).
 """
@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
@@ -19,49 +19,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from attnref.check import properties
 from attnref.check.catalogue import PACKAGE, Plain, load
 from attnref.check.forms import FORMS, Form
-from attnref.check.properties import (
-    Property,
-    decoding_is_the_full_pass,
-    future_is_hidden,
-    heads_are_apart,
-    lengths_are_kept,
-    pads_are_unseen,
-    rows_are_apart,
-    scores_are_relative,
-    sequences_are_apart,
-)
 from attnref.check.tasks import TASKS
 from attnref.check.words import WORDS, told
 from attnref.words import Text
 
-__all__ = ["EXERCISES", "LAWS", "Exercise", "Form", "Law", "Probe"]
+__all__ = ["EXERCISES", "PROPERTIES", "Exercise", "Form", "Probe"]
 __all__ += ["Solution", "SolutionError", "calls_attnref"]
 
 Inputs = dict[str, Any]
 Outputs = tuple[Tensor, ...]
 
 
-class Law(NamedTuple):
-    """`own`: not compared with right answers, but the first half of the
-    outputs with the second. `unit`: these are what it takes, or the limit if
-    this is more, and the limit."""
+class Judgement(NamedTuple):
+    """How a property is judged. `own`: not by right answers; the first half of
+    the outputs is compared with the second. `unit`: these are what it takes, or
+    the limit if this is more, and the limit."""
 
     title: Text
     own: bool = False
     unit: Text | None = None
 
 
-LAWS = {
-    (law := name[4:].strip("*")): Law(
-        title, name[-1] == "*", WORDS.get(f"unit {law}")
+PROPERTIES = {
+    (name := key.removeprefix("property ").strip("*")): Judgement(
+        title, key[-1] == "*", WORDS.get(f"unit {name}")
     )
-    for name, title in WORDS.items()
-    if name.startswith("law ")
+    for key, title in WORDS.items()
+    if key.startswith("property ")
 }
 # What zeros have too: it counts where results are right.
-HOLLOW = {law for law, of in LAWS.items() if of.own or of.unit} | {"untouched"}
+HOLLOW = {name for name, of in PROPERTIES.items() if of.own or of.unit}
+HOLLOW |= {"untouched"}
 
 
 class SolutionError(Exception):
@@ -82,26 +73,26 @@ class Solution:
         self.name, self.given = name, {}
         alone = callable(given) and len(wanted) == 1
         for function in wanted:
-            found = given if alone else getattr(given, function, None)
+            made = given if alone else getattr(given, function, None)
             if isinstance(given, dict):
-                found = given.get(function)
-            if not callable(found):
-                asked = ", ".join(TASKS[name].signatures)
-                raise SolutionError("absent", function=function, asked=asked)
-            self.given[function] = found
+                made = given.get(function)
+            if not callable(made):
+                every = ", ".join(TASKS[name].signatures)
+                raise SolutionError("absent", function=function, asked=every)
+            self.given[function] = made
             if len(wanted) == 1:  # of several, the others can be judged
                 self.bound(function, dict(TASKS[name].functions[function]))
 
     def bound(self, function: str, inputs: Inputs) -> tuple[list[Any], Inputs]:
         """The required by position, the others by name."""
-        asked = TASKS[self.name]
-        found, defaults = self.given[function], asked.functions[function]
+        task = TASKS[self.name]
+        made, defaults = self.given[function], task.functions[function]
         first = [inputs[word] for word in defaults if not defaults[word]]
         others = {word: inputs[word] for word in inputs if defaults[word]}
         try:
-            inspect.signature(found).bind(*first, **others)
+            inspect.signature(made).bind(*first, **others)
         except TypeError as error:
-            said = asked.signatures[asked.names.index(function)]
+            said = task.signatures[task.names.index(function)]
             raise SolutionError("call", said=said, error=error) from None
         except ValueError:  # of C, it has no signature
             pass
@@ -134,12 +125,13 @@ def a_pair(value: object) -> tuple[Tensor, Any]:
 
 
 Drive = Callable[[Solution, Inputs], Outputs]
+Subject = Callable[[Solution, Inputs], tuple[Any, ...]]
 
 
 class Probe(NamedTuple):
-    """One input under one law: `drive` calls the solution with it."""
+    """One input under one property: `drive` calls the solution with it."""
 
-    law: str
+    under: str
     inputs: Inputs
     drive: Drive
     function: str = ""  # of an exercise of several
@@ -167,10 +159,10 @@ class Exercise(NamedTuple):
     def probes(self) -> Iterator[Probe]:
         """All, of which the last repeat one of each function."""
         every = self.drawn()
-        last = {p.function: p for p in every if p.law == "same"}
+        last = {p.function: p for p in every if p.under == "same"}
         for probe in last.values():
             again = twice(probe.drive)
-            every.append(probe._replace(law="twice", drive=again))
+            every.append(probe._replace(under="twice", drive=again))
         for probe in every:
             yield probe._replace(drive=seeded(probe.drive))
 
@@ -246,29 +238,48 @@ def causal(T: int, S: int) -> Tensor:
     return torch.ones(T, S, dtype=torch.bool).tril(S - T)
 
 
-def changed(x: Tensor, where: Any) -> Tensor:
-    other = x.clone()
-    other[where] = other[where] * -2 + 1.75
-    return other
-
-
 def plain(f: Solution, i: Inputs) -> Outputs:
     return (f.one(**i),)
 
 
-class Asked(list[Probe]):
-    """The probes of an exercise: `ask("same", inputs, inputs)` adds two."""
+# The properties that a page shows, by their names here.
+SHOWN = {
+    "future": properties.future_is_hidden,
+    "pads": properties.pads_are_unseen,
+    "rows": properties.rows_are_apart,
+    "heads": properties.heads_are_apart,
+    "tokens": properties.heads_are_apart,  # queries stand where heads do
+    "chunks": properties.decoding_is_the_full_pass,
+    "apart": properties.sequences_are_apart,
+    "norm": properties.lengths_are_kept,
+    "relative": properties.scores_are_relative,
+}
+
+
+class Probes(list[Probe]):
+    """The probes of an exercise: `add("same", inputs, inputs)` adds two."""
 
     def __init__(self, drive: Drive = plain, function: str = "") -> None:
         self.drive, self.function = drive, function
 
     def __call__(
-        self, law: str, *every: Inputs, by: Drive | None = None, of: str = ""
+        self, under: str, *every: Inputs, by: Drive | None = None, of: str = ""
     ) -> None:
         if of and not by:
             by = lambda f, i: (f.one(of, **i),)  # noqa: E731
         how = by or self.drive, of or self.function
-        self += [Probe(law, inputs, *how) for inputs in every]
+        self += [Probe(under, inputs, *how) for inputs in every]
+
+    def on(self, under: str, inputs: Inputs, subject: Subject) -> None:
+        """Under a property of `SHOWN`, whose arguments are made of a solution
+        and inputs: its outputs are all that is observed, then all expected."""
+
+        def drive(f: Solution, i: Inputs) -> Outputs:
+            pairs = SHOWN[under].pairs(*subject(f, i))
+            both = zip(*(pair[:2] for pair in pairs), strict=True)
+            return tuple(map(torch.as_tensor, chain(*both)))
+
+        self(under, inputs, by=drive)
 
     def dtypes(self, inputs: Inputs, by: Drive | None = None) -> None:
         drive = by or self.drive
@@ -276,9 +287,9 @@ class Asked(list[Probe]):
         self("dtype", cast(inputs, torch.bfloat16), by=unless_raised(drive))
         self.half("dtype", inputs, drive)
 
-    def half(self, law: str, inputs: Inputs, by: Drive | None = None) -> None:
+    def half(self, under: str, inputs: Inputs, by: Drive | None = None) -> None:
         drive = unless_raised(by or self.drive)
-        self(law, cast(inputs, torch.float16), by=drive)
+        self(under, cast(inputs, torch.float16), by=drive)
 
 
 @driving
@@ -311,21 +322,6 @@ def of_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return [of_floats(x, change) for x in value]
     floats = isinstance(value, Tensor) and value.is_floating_point()
     return change(value) if floats else value
-
-
-Subject = Callable[[Solution, Inputs], tuple[Any, ...]]
-
-
-def has(wanted: Property, subject: Subject) -> Drive:
-    """Whether a solution has a property, of which the arguments are made of it
-    and its inputs: all that is observed, and then all that is expected."""
-
-    def drive(f: Solution, i: Inputs) -> Outputs:
-        pairs = [pair[:2] for pair in wanted.pairs(*subject(f, i))]
-        observed, expected = zip(*pairs, strict=True)
-        return tuple(map(torch.as_tensor, (*observed, *expected)))
-
-    return drive
 
 
 def of(drive: Drive, *names: str) -> Subject:
@@ -479,29 +475,29 @@ def sums(f: Solution, i: Inputs, drive: Drive, times: int = 600) -> Outputs:
 
 
 def softmax_probes() -> list[Probe]:
-    draw, ask = Draw(1), Asked()
+    draw, add = Draw(1), Probes()
     for shape, dim in (
         *(((2,), -1), ((2, 3), -1), ((3, 3), 0), ((5, 1), -1)),
         *(((3, 5, 7), 1), ((3, 5, 7), -1), ((3, 5, 7), 0)),
         *(((2, 3, 5, 7), -2), ((3, 67), -1)),
     ):
-        ask("same", {"x": draw(*shape), "dim": dim})
-    ask("same", {"x": draw(3, 3, 3)})
+        add("same", {"x": draw(*shape), "dim": dim})
+    add("same", {"x": draw(3, 3, 3)})
     x = draw(3, 5, most=40)
-    ask("large", *({"x": y} for y in (x + 800, x - 5000, x + APART)))
-    ask("large", {"x": 100 * x, "dim": 0})
+    add("large", *({"x": y} for y in (x + 800, x - 5000, x + APART)))
+    add("large", {"x": 100 * x, "dim": 0})
     hidden = x.masked_fill(x > 4, -torch.inf)
-    ask("large", {"x": hidden, "dim": -1})
-    ask("gradients", {"x": hidden, "dim": -1}, by=gradients(plain, "x"))
+    add("large", {"x": hidden, "dim": -1})
+    add("gradients", {"x": hidden, "dim": -1}, by=gradients(plain, "x"))
     hidden = hidden.clone()
     hidden[1] = -torch.inf
-    ask("empty", {"x": hidden, "dim": -1}, {"x": hidden.mT, "dim": 0})
-    ask("sums", {"x": 100 * x, "dim": -1}, by=sums(plain))
+    add("empty", {"x": hidden, "dim": -1}, {"x": hidden.mT, "dim": 0})
+    add("sums", {"x": 100 * x, "dim": -1}, by=sums(plain))
     long = cast({"x": draw(2, 601, most=1)}, torch.bfloat16)
-    ask("sums", long, by=unless_raised(sums(plain, 1)))
-    ask.dtypes({"x": draw(3, 11, most=60), "dim": -1})
-    ask.half("empty", {"x": hidden, "dim": -1})
-    return ask
+    add("sums", long, by=unless_raised(sums(plain, 1)))
+    add.dtypes({"x": draw(3, 11, most=60), "dim": -1})
+    add.half("empty", {"x": hidden, "dim": -1})
+    return add
 
 
 REDUCED = {"amax", "aminmax", "max", "sum", "mean", "sort", "topk", "cummax"}
@@ -521,14 +517,14 @@ def pieces(f: Solution, i: Inputs) -> Outputs:
 
 
 def online_probes() -> list[Probe]:
-    draw, ask = Draw(2), Asked()
+    draw, add = Draw(2), Probes()
     rows = torch.arange(3.0, dtype=torch.float64)[:, None] * draw(1, 7)
     x = draw(3, 7, most=40)
     hidden = x.clone()
     hidden[:, :3] = -torch.inf
     empty = hidden.clone()
     empty[1] = -torch.inf
-    for law, given, chunk in (
+    for under, given, chunk in (
         ("same", draw(2), 1),
         ("same", draw(2, 3), 2),
         ("same", draw(7).sort().values, 2),
@@ -543,21 +539,21 @@ def online_probes() -> list[Probe]:
         ("large", hidden.flip(1), 2),
         ("empty", empty, 2),
     ):
-        ask(law, {"x": given, "chunk": chunk})
-    ask("pieces", {"x": draw(61), "chunk": 7}, by=pieces)
-    ask("sums", {"x": 100 * x, "chunk": 3}, by=sums(plain))
+        add(under, {"x": given, "chunk": chunk})
+    add("pieces", {"x": draw(61), "chunk": 7}, by=pieces)
+    add("sums", {"x": 100 * x, "chunk": 3}, by=sums(plain))
     long = cast({"x": draw(2, 601, most=1)}, torch.bfloat16)
-    ask("sums", long | {"chunk": 7}, by=unless_raised(sums(plain, 1)))
-    ask.dtypes({"x": draw(3, 11, most=60), "chunk": 4})
-    ask.half("empty", {"x": empty, "chunk": 2})
-    return ask
+    add("sums", long | {"chunk": 7}, by=unless_raised(sums(plain, 1)))
+    add.dtypes({"x": draw(3, 11, most=60), "chunk": 4})
+    add.half("empty", {"x": empty, "chunk": 2})
+    return add
 
 
 def masks_probes() -> list[Probe]:
-    ask = Asked()
+    add = Probes()
 
     def of(function: str, **inputs: Any) -> None:
-        ask("same", inputs, of=function)
+        add("same", inputs, of=function)
 
     def on_scores(function: str, H: int, **inputs: Tensor) -> None:
         """What counts is what the mask hides of scores (B, H, S, S)."""
@@ -574,7 +570,7 @@ def masks_probes() -> list[Probe]:
                     "broadcast", function=function, **sizes
                 ) from None
 
-        ask("same", inputs | {"n_heads": H}, by=drive, of=function)
+        add("same", inputs | {"n_heads": H}, by=drive, of=function)
 
     for T, S in ((1, 1), (2, 2), (1, 3), (3, 3), (2, 5), (17, 67)):
         of("causal_mask", T=T, S=S)
@@ -588,7 +584,7 @@ def masks_probes() -> list[Probe]:
     some = [[0, 0, 1, 1, 1], [0, 1, 2, 2, 0], [3, 3, 3, 3, 3]]
     for ids, H in (([[0, 1]], 1), (some, 2), (some, 3)):
         on_scores("document_mask", H, ids=torch.tensor(ids))
-    return ask
+    return add
 
 
 # ------------------------------------------------------------------- cores
@@ -602,54 +598,52 @@ def heads(draw: Draw, *sizes: int, most: int = 12) -> Inputs:
 
 
 def core_probes(drive: Drive = plain) -> list[Probe]:
-    draw, ask = Draw(3), Asked(drive)
+    draw, add = Draw(3), Probes(drive)
     triangle = {"mask": causal(3, 3)}
-    ask("same", heads(draw, 1, 1, 1, 2, 2, 1), heads(draw, 1, 1, 2, 3, 2, 2))
-    ask("same", heads(draw, 1, 1, 3, 3, 2, 2) | triangle)
+    add("same", heads(draw, 1, 1, 1, 2, 2, 1), heads(draw, 1, 1, 2, 3, 2, 2))
+    add("same", heads(draw, 1, 1, 3, 3, 2, 2) | triangle)
     sizes = 3, 2, 5, 7, 4, 3
-    ask("same", finer(heads(draw, *sizes)) | {"mask": None})
-    ask("same", heads(draw, 3, 2, 5, 7, 3, 4), heads(draw, 1, 2, 7, 1, 3, 4))
+    add("same", finer(heads(draw, *sizes)) | {"mask": None})
+    add("same", heads(draw, 3, 2, 5, 7, 3, 4), heads(draw, 1, 2, 7, 1, 3, 4))
     square, some = heads(draw, 3, 3, 3, 3, 3, 3), heads(draw, *sizes)
-    ask("same", square | triangle)
+    add("same", square | triangle)
     pads = left_pads(3, 7)[:, None, None]
     masks = [draw.mask(B, H, 5, 7) for B, H in ((3, 1), (3, 2), (1, 2))]
     for seen in (causal(5, 7), pads, *masks):
-        ask("same", some | {"mask": seen})
+        add("same", some | {"mask": seen})
     equal = left_pads(3, 3)[:, None, None] & causal(3, 3)
-    ask("same", square | {"mask": equal | torch.eye(3, dtype=torch.bool)})
+    add("same", square | {"mask": equal | torch.eye(3, dtype=torch.bool)})
     one = {name: x[:1] for name, x in some.items()}
-    ask("same", one | {"mask": masks[2]})
+    add("same", one | {"mask": masks[2]})
     longer = heads(draw, 3, 2, 1, 67, 5, 4)
-    ask("same", longer | {"mask": draw.mask(3, 1, 1, 67)})
+    add("same", longer | {"mask": draw.mask(3, 1, 1, 67)})
     longer = heads(draw, 1, 2, 131, 97, 3, 4)
-    ask("same", longer, longer | {"mask": draw.mask(1, 2, 131, 97)})
+    add("same", longer, longer | {"mask": draw.mask(1, 2, 131, 97)})
     # Pads on the left: their rows see no key, as a causal mask is on top.
     empty = left_pads(3, 5)[:, None, None] & causal(5, 5)
     five = heads(draw, 3, 2, 5, 5, 4, 3) | {"mask": empty}
     uneven = draw.mask(3, 2, 5, 5) & empty.flip(-2, -1)
-    ask("empty", five, five | {"mask": uneven})
+    add("empty", five, five | {"mask": uneven})
     large = some | {"q": 128 * some["q"], "mask": causal(5, 7)}
     # All scores far below zero, those that are hidden far above.
     k = some["k"].abs() + 1
     late = (torch.arange(7) >= torch.tensor([[1], [5], [0]]))[:, None, None]
     low = {"q": 2**16 * (some["q"].abs() + 1), "k": k.where(~late.mT, -k)}
-    ask("large", large, some | low | {"mask": late})
+    add("large", large, some | low | {"mask": late})
     tokens = beside(drive, "k", "v")
     five_causal = five | {"mask": causal(5, 5)}
-    ask("future", five_causal, by=has(future_is_hidden, tokens))
-    unseen = has(pads_are_unseen, with_pads(tokens, 2))
-    ask("pads", some | {"q": some["k"], "mask": pads}, by=unseen)
-    rows = has(rows_are_apart, of(drive, "q", "k", "v", "mask"))
-    ask("rows", some | {"mask": masks[0]}, by=rows)
-    ask("heads", some, by=has(heads_are_apart, of(drive, "q", "k", "v")))
+    add.on("future", five_causal, tokens)
+    add.on("pads", some | {"q": some["k"], "mask": pads}, with_pads(tokens, 2))
+    add.on("rows", some | {"mask": masks[0]}, of(drive, "q", "k", "v", "mask"))
+    add.on("heads", some, of(drive, "q", "k", "v"))
     learnt = gradients(drive, "q", "k", "v")
-    ask("gradients", five, some | {"mask": masks[1]}, by=learnt)
+    add("gradients", five, some | {"mask": masks[1]}, by=learnt)
     ones = {"q": 1024 * some["q"], "v": torch.ones_like(some["v"])}
-    ask("sums", some | ones, by=sums(drive))
+    add("sums", some | ones, by=sums(drive))
     mild = heads(draw, *sizes, most=4) | {"mask": causal(5, 7)}
-    ask.dtypes(mild)
-    ask.half("empty", heads(draw, 3, 2, 5, 5, 4, 3, most=4) | {"mask": empty})
-    return ask
+    add.dtypes(mild)
+    add.half("empty", heads(draw, 3, 2, 5, 5, 4, 3, most=4) | {"mask": empty})
+    return add
 
 
 def pair(f: Solution, i: Inputs) -> Outputs:
@@ -671,75 +665,75 @@ def tiles(f: Solution, i: Inputs) -> Outputs:
 
 
 def flash_probes() -> list[Probe]:
-    ask = Asked(pair)
-    for n, (law, inputs, by, _) in enumerate(core_probes(pair)):
+    add = Probes(pair)
+    for n, (under, inputs, by, _) in enumerate(core_probes(pair)):
         tile = (1, 1), (2, 3), (8, 8), (5, 2)
-        more = {"tile": tile[n % 5 - 1]} if n % 5 and law != "large" else {}
+        more = {"tile": tile[n % 5 - 1]} if n % 5 and under != "large" else {}
         if len(inputs["q"][0, 0]) > 99:
             more = {"tile": (32, 24)}
-        if law != "gradients":
-            ask(law, inputs | more, by=by)
+        if under != "gradients":
+            add(under, inputs | more, by=by)
     narrow = heads(Draw(12), 1, 1, 16, 128, 1, 1) | {"tile": (4, 8)}
-    ask("tiles", narrow, by=tiles)
-    return ask
+    add("tiles", narrow, by=tiles)
+    return add
 
 
 def merge_probes() -> list[Probe]:
-    draw, ask = Draw(4), Asked(pair)
+    draw, add = Draw(4), Probes(pair)
 
     def parts(n: int, *sizes: int) -> Inputs:
         outs = [draw(*sizes) for _ in range(n)]
         return {"outs": outs, "lses": [draw(*sizes[:-1]) for _ in range(n)]}
 
-    ask("same", parts(2, 1, 1, 1, 1), parts(1, 1, 1, 2, 2))
-    ask("same", parts(2, 3, 2, 5, 4), parts(3, 3, 3, 3, 3))
-    ask("same", parts(5, 3, 2, 1, 4), finer(parts(17, 3, 2, 7, 4)))
+    add("same", parts(2, 1, 1, 1, 1), parts(1, 1, 1, 2, 2))
+    add("same", parts(2, 3, 2, 5, 4), parts(3, 3, 3, 3, 3))
+    add("same", parts(5, 3, 2, 1, 4), finer(parts(17, 3, 2, 7, 4)))
     some = parts(3, 3, 2, 5, 4)
     for far in (800, -800):
-        ask("large", some | {"lses": [far + 40 * lse for lse in some["lses"]]})
+        add("large", some | {"lses": [far + 40 * lse for lse in some["lses"]]})
     apart = 800 * torch.arange(5.0, dtype=torch.float64)  # query by query
-    ask("large", some | {"lses": [lse - apart for lse in some["lses"]]})
+    add("large", some | {"lses": [lse - apart for lse in some["lses"]]})
     none = [lse.clone() for lse in some["lses"]]
     none[0][:, :, :3] = none[1][:, :, 2:] = -torch.inf
     for out, lse in zip(some["outs"], none, strict=True):
         out[lse == -torch.inf] = 0
-    ask("same", some | {"lses": none})
+    add("same", some | {"lses": none})
     none = [lse.clone() for lse in none]
     none[2][:, 0] = -torch.inf
-    ask("empty", some | {"lses": none})
-    ask("rows", some, by=has(rows_are_apart, of(pair, "outs", "lses")))
-    ask.dtypes(parts(3, 3, 2, 5, 4))
-    return ask
+    add("empty", some | {"lses": none})
+    add.on("rows", some, of(pair, "outs", "lses"))
+    add.dtypes(parts(3, 3, 2, 5, 4))
+    return add
 
 
 def rope_probes() -> list[Probe]:
-    draw, ask = Draw(5), Asked()
+    draw, add = Draw(5), Probes()
 
     def at(x: Tensor, start: int, **others: float) -> Inputs:
         places = torch.arange(start, start + x.shape[2])
         return {"x": x, "positions": places} | others
 
-    ask("same", at(draw(1, 1, 2, 2), 0), at(draw(1, 1, 2, 4), 1))
-    ask("same", at(draw(3, 2, 5, 8), 0), at(draw(3, 2, 4, 6), 11, theta=50.0))
-    ask("same", at(draw(3, 3, 4, 4), 0, theta=50.0), at(draw(3, 4, 4, 6), 1))
-    ask("same", at(draw(3, 2, 1, 16), 7, theta=5e5))
+    add("same", at(draw(1, 1, 2, 2), 0), at(draw(1, 1, 2, 4), 1))
+    add("same", at(draw(3, 2, 5, 8), 0), at(draw(3, 2, 4, 6), 11, theta=50.0))
+    add("same", at(draw(3, 3, 4, 4), 0, theta=50.0), at(draw(3, 4, 4, 6), 1))
+    add("same", at(draw(3, 2, 1, 16), 7, theta=5e5))
     mixed, away = [3, 0, 7, 7, 61], [2053, 0, 4099, 511, 30011]
-    ask("same", {"x": draw(3, 2, 5, 8), "positions": torch.tensor(mixed)})
+    add("same", {"x": draw(3, 2, 5, 8), "positions": torch.tensor(mixed)})
 
     def as_right(f: Solution, i: Inputs) -> Outputs:
         return f.one(**i), _right("rope").one(**i)
 
     distant = {"x": draw(3, 2, 5, 4), "positions": torch.tensor(away)}
-    ask("far", distant, by=as_right)
+    add("far", distant, by=as_right)
 
     some = at(draw(3, 2, 5, 8), 3)
     placed = of(plain, "x", "positions")
-    ask("norm", some, by=has(lengths_are_kept, placed))
-    ask("relative", some, by=has(scores_are_relative, placed))
-    ask("rows", some, by=has(rows_are_apart, of(plain, "x")))
-    ask("gradients", some, by=gradients(plain, "x"))
-    ask.dtypes(at(draw(3, 2, 5, 8), 300))
-    return ask
+    add.on("norm", some, placed)
+    add.on("relative", some, placed)
+    add.on("rows", some, of(plain, "x"))
+    add("gradients", some, by=gradients(plain, "x"))
+    add.dtypes(at(draw(3, 2, 5, 8), 300))
+    return add
 
 
 def scaling_probes() -> list[Probe]:
@@ -747,18 +741,18 @@ def scaling_probes() -> list[Probe]:
         """Logarithms: small frequencies count as much as large ones."""
         if function != "yarn":
             return (f.one(function, **i).log(),)
-        found, size = f.two(function, **i)
-        return found.log(), torch.as_tensor(size).double().view(1)
+        slowed, size = f.two(function, **i)
+        return slowed.log(), torch.as_tensor(size).double().view(1)
 
-    ask = Asked()
+    add = Probes()
 
     def of(
-        function: str, D: int, base: float, law: str = "same", **how: Any
+        function: str, D: int, base: float, under: str = "same", **how: Any
     ) -> None:
         given: Inputs = {
             "f": base ** (-torch.arange(0, D, 2).double() / D)
         } | how
-        ask(law, given, by=partial(freed, function), of=function)
+        add(under, given, by=partial(freed, function), of=function)
 
     for D, base, factor in ((4, 1e4, 2.0), (8, 1e4, 8.0), (64, 5e5, 32.0)):
         of("linear", D, base, factor=factor)
@@ -770,48 +764,48 @@ def scaling_probes() -> list[Probe]:
     of("yarn", 16, 1e4, factor=4.0, length=100)  # the ramp begins before 0
     of("yarn", 64, 5e4, "step", factor=64.0, length=4096, fast=1.0)  # K2
     of("yarn", 16, 1e4, "step", factor=4.0, length=6, fast=1.0)  # no width
-    return ask
+    return add
 
 
 def sinks_probes() -> list[Probe]:
-    draw, ask = Draw(13), Asked(plain, "attention_with_sinks")
+    draw, add = Draw(13), Probes(plain, "attention_with_sinks")
     for T, S, first, window in (
         *((2, 2, 0, 1), (3, 3, 1, 1), (1, 6, 2, 3), (9, 9, 2, 3)),
         *((4, 7, 3, 2), (5, 5, 4, 4), (3, 11, 0, 4)),
     ):
         sizes = {"T": T, "S": S, "first": first, "window": window}
-        ask("same", sizes, of="streaming_mask")
-    for law, i, by, _ in core_probes():
-        if law != "sums":  # those of the keys alone are below 1
-            ask(law, i | {"sinks": draw(i["q"].shape[1]).to(i["q"])}, by=by)
+        add("same", sizes, of="streaming_mask")
+    for under, i, by, _ in core_probes():
+        if under != "sums":  # those of the keys alone are below 1
+            add(under, i | {"sinks": draw(i["q"].shape[1]).to(i["q"])}, by=by)
     some = heads(draw, 3, 2, 5, 7, 4, 3) | {"sinks": draw(2)}
     learnt = gradients(plain, "q", "sinks")
     far = {"sinks": torch.tensor([100.0, -100.0])}
-    ask("gradients", some, cast(some | far, torch.float32), by=learnt)
-    return ask
+    add("gradients", some, cast(some | far, torch.float32), by=learnt)
+    return add
 
 
 def alibi_probes() -> list[Probe]:
-    draw, ask = Draw(15), Asked(plain, "biased_attention")
+    draw, add = Draw(15), Probes(plain, "biased_attention")
 
     def of(function: str, inputs: Inputs) -> None:
         by = lambda f, i: (f.one(function, **i).double(),)  # noqa: E731
-        ask("same", inputs, by=by, of=function)
+        add("same", inputs, by=by, of=function)
 
     for H in (1, 2, 8, 6, 12, 40):
         of("slopes", {"n_heads": H})
     for H, T, S in ((1, 1, 2), (2, 3, None), (4, 2, 7), (12, 5, 5), (8, 1, 67)):
         of("alibi", {"n_heads": H, "T": T, "S": S})
-    for n, (law, i, by, _) in enumerate(core_probes()):
+    for n, (under, i, by, _) in enumerate(core_probes()):
         H, T, S = i["q"].shape[1], i["q"].shape[2], i["k"].shape[2]
         bias = draw(H, T, S).to(i["q"]) if n % 4 in (1, 3) else None
         cap = 3.0 if n % 4 in (2, 3) else None
-        ask(law, i | {"bias": bias, "softcap": cap}, by=by)
-    return ask
+        add(under, i | {"bias": bias, "softcap": cap}, by=by)
+    return add
 
 
 def order_probes() -> list[Probe]:
-    draw, ask = Draw(16), Asked()
+    draw, add = Draw(16), Probes()
 
     def drawn(B: int, H: int, T: int, D: int, most: int = 8) -> Inputs:
         names = "q", "k", "v", "gate"
@@ -820,29 +814,28 @@ def order_probes() -> list[Probe]:
         made |= {"positions": 3 * torch.arange(T) + 7, "softcap": 3.0}
         return made | {"sinks": draw(H), "mask": causal(T, T)}
 
-    ask("same", drawn(1, 1, 1, 2), drawn(1, 1, 2, 2), drawn(1, 2, 3, 4))
+    add("same", drawn(1, 1, 1, 2), drawn(1, 1, 2, 2), drawn(1, 2, 3, 4))
     some = drawn(3, 2, 5, 6)
-    ask("same", some, drawn(3, 3, 3, 4) | {"softcap": 50.0}, drawn(2, 4, 23, 8))
+    add("same", some, drawn(3, 3, 3, 4) | {"softcap": 50.0}, drawn(2, 4, 23, 8))
     tiny = {name: some[name] / 1000 for name in ("q", "k")}  # next to eps
-    ask("same", some | tiny)
+    add("same", some | tiny)
     masks = [draw.mask(B, H, 5, 5) for B, H in ((3, 1), (3, 2), (1, 2))]
-    ask("same", *(some | {"mask": mask} for mask in masks))
+    add("same", *(some | {"mask": mask} for mask in masks))
     valid = left_pads(3, 5)
     pads = valid[:, None, None]
-    ask("empty", some | {"mask": pads & causal(5, 5)})
+    add("empty", some | {"mask": pads & causal(5, 5)})
     near = {"positions": torch.arange(5), "softcap": 1e3}
-    ask("large", some | near | {"q_weight": 64 * some["q_weight"]})
+    add("large", some | near | {"q_weight": 64 * some["q_weight"]})
     tokens = "q", "k", "v", "gate"
-    ask("future", some, by=has(future_is_hidden, beside(plain, *tokens)))
-    unseen = has(pads_are_unseen, with_pads(beside(plain, "k", "v"), 2))
-    ask("pads", some | {"mask": pads}, by=unseen)
-    rows = has(rows_are_apart, of(plain, *tokens, "mask"))
-    ask("rows", some | {"mask": masks[0]}, by=rows)
-    ask("heads", some, by=has(heads_are_apart, of(plain, *tokens)))
+    add.on("future", some, beside(plain, *tokens))
+    pad = with_pads(beside(plain, "k", "v"), 2)
+    add.on("pads", some | {"mask": pads}, pad)
+    add.on("rows", some | {"mask": masks[0]}, of(plain, *tokens, "mask"))
+    add.on("heads", some, of(plain, *tokens))
     learnt = gradients(plain, "q", "k", "v", "gate", "q_weight", "sinks")
-    ask("gradients", drawn(3, 2, 5, 6, most=4), by=learnt)
-    ask.dtypes(drawn(3, 2, 5, 6, most=4))
-    return ask
+    add("gradients", drawn(3, 2, 5, 6, most=4), by=learnt)
+    add.dtypes(drawn(3, 2, 5, 6, most=4))
+    return add
 
 
 # ------------------------------------------------------------------ layers
@@ -870,57 +863,56 @@ def heads_of_layer(f: Solution, i: Inputs) -> tuple[Any, ...]:
 
     def run(w_q: Tensor) -> Tensor:
         out = f.one(**i | {"w_q": w_q[0].flatten(0, 1)})
-        return out.unflatten(-1, (H, -1)).transpose(1, 2)
+        each: Tensor = out.unflatten(-1, (H, -1))
+        return each.transpose(1, 2)
 
     return run, i["w_q"].unflatten(0, (H, -1))[None]
 
 
 def layer_probes(kv_heads: dict[int, int], *, gqa: bool) -> list[Probe]:
     """Of mha, mqa and gqa: `kv_heads` by query heads."""
-    draw, ask = Draw(6), Asked()
+    draw, add = Draw(6), Probes()
 
     def drawn(B: int, T: int, E: int, H: int, most: int = 3) -> Inputs:
         K = kv_heads[H]
         inputs = layer_inputs(draw, B, T, E, H, K, most=most)
         return inputs | ({"n_kv_heads": K} if gqa else {})
 
-    ask("same", drawn(1, 1, 2, 1), drawn(1, 2, 2, 1), drawn(1, 2, 4, 2))
-    ask("same", drawn(1, 2, 4, 2) | {"mask": causal(2, 2)}, drawn(1, 2, 4, 4))
+    add("same", drawn(1, 1, 2, 1), drawn(1, 2, 2, 1), drawn(1, 2, 4, 2))
+    add("same", drawn(1, 2, 4, 2) | {"mask": causal(2, 2)}, drawn(1, 2, 4, 4))
     some, equal = drawn(3, 5, 12, 6), drawn(3, 3, 12, 3)
     five, three = causal(5, 5), causal(3, 3)
     valid = left_pads(3, 5)
     pads = valid[:, None, None]
     masks = [draw.mask(B, H, 5, 5) for B, H in ((3, 1), (3, 6), (1, 6))]
-    ask("same", finer(some) | {"mask": None})
+    add("same", finer(some) | {"mask": None})
     for mask in (five, pads, *masks):
-        ask("same", some | {"mask": mask})
-    ask("same", some | {"x": some["x"][:1], "mask": masks[2]})
+        add("same", some | {"mask": mask})
+    add("same", some | {"x": some["x"][:1], "mask": masks[2]})
     long = drawn(1, 300, 16, 2)
-    ask("same", long, long | {"mask": causal(300, 300)})
+    add("same", long, long | {"mask": causal(300, 300)})
     right = left_pads(3, 3).flip(1)[:, None, None] & three
-    ask("same", equal | {"mask": three}, equal | {"mask": right})
-    ask("same", drawn(3, 17, 40, 8) | {"mask": causal(17, 17)})
-    ask("empty", *(some | {"mask": mask & five} for mask in (pads, masks[1])))
-    ask("large", some | {"w_q": 64 * some["w_q"], "mask": five})
-    ask("large", below_zero(equal) | {"mask": three})
+    add("same", equal | {"mask": three}, equal | {"mask": right})
+    add("same", drawn(3, 17, 40, 8) | {"mask": causal(17, 17)})
+    add("empty", *(some | {"mask": mask & five} for mask in (pads, masks[1])))
+    add("large", some | {"w_q": 64 * some["w_q"], "mask": five})
+    add("large", below_zero(equal) | {"mask": three})
     tokens = of(plain, "x")
-    ask("future", some | {"mask": five}, by=has(future_is_hidden, tokens))
-    unseen = has(pads_are_unseen, with_pads(tokens))
-    ask("pads", some | {"mask": pads}, by=unseen)
-    rows = has(rows_are_apart, of(plain, "x", "mask"))
-    ask("rows", some | {"mask": masks[0]}, by=rows)
+    add.on("future", some | {"mask": five}, tokens)
+    add.on("pads", some | {"mask": pads}, with_pads(tokens))
+    add.on("rows", some | {"mask": masks[0]}, of(plain, "x", "mask"))
     shown = some | {"w_o": torch.eye(12, dtype=torch.float64)}
-    ask("heads", shown, by=has(heads_are_apart, heads_of_layer))
+    add.on("heads", shown, heads_of_layer)
     mild = drawn(3, 5, 12, 6, most=2)
     learnt = gradients(plain, "x")
-    ask("gradients", mild | {"mask": five}, by=learnt)
-    ask("gradients", mild | {"mask": pads & five}, by=learnt)
-    ask.dtypes(mild | {"mask": five})
-    return ask
+    add("gradients", mild | {"mask": five}, by=learnt)
+    add("gradients", mild | {"mask": pads & five}, by=learnt)
+    add.dtypes(mild | {"mask": five})
+    return add
 
 
 def cross_probes() -> list[Probe]:
-    draw, ask = Draw(7), Asked()
+    draw, add = Draw(7), Probes()
 
     def drawn(*sizes: int, most: int = 3) -> Inputs:
         B, T, S, E, C, H = sizes
@@ -929,36 +921,33 @@ def cross_probes() -> list[Probe]:
             inputs[name] = draw(E, width, most=most)
         return inputs | {"n_heads": H}
 
-    ask("same", drawn(1, 1, 1, 2, 2, 1), drawn(1, 1, 2, 2, 2, 1))
+    add("same", drawn(1, 1, 1, 2, 2, 1), drawn(1, 1, 2, 2, 2, 1))
     some, equal = drawn(3, 5, 7, 12, 4, 6), drawn(3, 3, 3, 12, 12, 3)
-    ask("same", drawn(1, 2, 3, 4, 2, 2), finer(some) | {"mask": None}, equal)
-    ask("same", drawn(3, 5, 5, 12, 12, 3), drawn(3, 23, 17, 20, 6, 4))
+    add("same", drawn(1, 2, 3, 4, 2, 2), finer(some) | {"mask": None}, equal)
+    add("same", drawn(3, 5, 5, 12, 12, 3), drawn(3, 23, 17, 20, 6, 4))
     valid = left_pads(3, 7)
     pads, seen = valid[:, None, None], draw.mask(3, 1, 5, 7)
     every = draw.mask(3, 6, 5, 7)
     for mask in (pads, pads.flip(3), seen, every, causal(5, 7)):
-        ask("same", some | {"mask": mask})
+        add("same", some | {"mask": mask})
     one = {name: some[name][:1] for name in ("x", "context")}
-    ask("same", some | one | {"mask": every[:1]})
+    add("same", some | one | {"mask": every[:1]})
     three = {"mask": left_pads(3, 3)[:, None, None]}
-    ask("same", equal | three)
-    ask("large", some | {"w_q": 256 * some["w_q"], "mask": seen})
-    ask("large", below_zero(equal, "context") | three)
+    add("same", equal | three)
+    add("large", some | {"w_q": 256 * some["w_q"], "mask": seen})
+    add("large", below_zero(equal, "context") | three)
     queries = left_pads(3, 5)[:, None, :, None]
-    ask("empty", some | {"mask": pads & queries})
-    ask("empty", some | {"mask": every & queries & pads})
-    unseen = has(pads_are_unseen, with_pads(of(plain, "context")))
+    add("empty", some | {"mask": pads & queries})
+    add("empty", some | {"mask": every & queries & pads})
     seven = {"x": some["x"][:, [0, 1, 2, 3, 4, 0, 1]], "mask": pads}
-    ask("pads", some | seven, by=unseen)
-    # Queries stand where the heads of (B, H, T, D) do.
-    ask("tokens", some, by=has(heads_are_apart, of(plain, "x")))
-    rows = has(rows_are_apart, of(plain, "x", "context", "mask"))
-    ask("rows", some | {"mask": seen}, by=rows)
+    add.on("pads", some | seven, with_pads(of(plain, "context")))
+    add.on("tokens", some, of(plain, "x"))
+    add.on("rows", some | {"mask": seen}, of(plain, "x", "context", "mask"))
     mild = drawn(3, 5, 7, 12, 4, 6, most=2)
     learnt = gradients(plain, "x", "context")
-    ask("gradients", mild | {"mask": pads}, by=learnt)
-    ask.dtypes(mild | {"mask": pads})
-    return ask
+    add("gradients", mild | {"mask": pads}, by=learnt)
+    add.dtypes(mild | {"mask": pads})
+    return add
 
 
 # ------------------------------------------------------------------ caches
@@ -1013,33 +1002,32 @@ def _end(f: Solution, i: Inputs, T: int) -> Tensor:
 
 @cache
 def _right_far(name: str, T: int, dtype: torch.dtype) -> Tensor:
-    every = (p.inputs for p in EXERCISES[name].drawn() if p.law == "far")
+    every = (p.inputs for p in EXERCISES[name].drawn() if p.under == "far")
     i = next(i for i in every if i["x"].dtype == dtype)
     return _end(_right(name), i, T)
 
 
 def cached_probes(
     inputs: Callable[..., Inputs], per_token: Callable[[Inputs], int]
-) -> Asked:
+) -> Probes:
     """`inputs` of B, T and how large the weights are, or of small widths;
     `per_token` is how many numbers a token needs in the cache."""
-    ask = Asked(once)
-    ask("same", *(inputs(1, T, small=True) for T in (1, 2)))
-    chunks = has(decoding_is_the_full_pass, decoder)
+    add = Probes(once)
+    add("same", *(inputs(1, T, small=True) for T in (1, 2)))
     tiny = inputs(1, 2, small=True)
-    ask("chunks", tiny | {"x": tiny["x"][:, [0, 1, 0]]}, by=chunks)
+    add.on("chunks", tiny | {"x": tiny["x"][:, [0, 1, 0]]}, decoder)
     equal, some = inputs(3, 3), inputs(3, 5)
     H = equal["n_heads"]
-    ask("same", equal | {"cache": None}, inputs(H, H), some)
+    add("same", equal | {"cache": None}, inputs(H, H), some)
     default = {name: some[name] for name in some if name != "theta"}
-    ask("same", finer(default), by=in_chunks(1, 1, 1, 1, 1))
-    ask("chunks", some, by=chunks)
-    ask("same", inputs(2, 23), by=in_chunks(17, 1, 5))
-    ask("future", some, by=has(future_is_hidden, of(once, "x")))
-    ask("rows", some, by=has(rows_are_apart, of(in_chunks(4, 1), "x")))
-    ask("apart", some, by=has(sequences_are_apart, decoder))
+    add("same", finer(default), by=in_chunks(1, 1, 1, 1, 1))
+    add.on("chunks", some, decoder)
+    add("same", inputs(2, 23), by=in_chunks(17, 1, 5))
+    add.on("future", some, of(once, "x"))
+    add.on("rows", some, of(in_chunks(4, 1), "x"))
+    add.on("apart", some, decoder)
     large = cast(some, torch.float32)
-    ask("large", large | {"w_q": 64 * large["w_q"]}, by=in_chunks(4, 1))
+    add("large", large | {"w_q": 64 * large["w_q"]}, by=in_chunks(4, 1))
 
     def small(f: Solution, i: Inputs) -> Outputs:
         """On average, of more tokens than a buffer has room for."""
@@ -1053,13 +1041,13 @@ def cached_probes(
         # As much again is free in a buffer that was just doubled.
         return limited(took if took >= 2 * need else 0, need)
 
-    ask("small", inputs(1, 64), by=small)
+    add("small", inputs(1, 64), by=small)
     long = cast(inputs(1, 4100, small=True), torch.float32)
     long["x"][:, :2] *= 8  # what a window loses must weigh
-    ask("far", {n: long[n] for n in long if n != "theta"}, by=far)
+    add("far", {n: long[n] for n in long if n != "theta"}, by=far)
     mild = inputs(3, 5, most=2)
-    ask.dtypes(mild, by=in_chunks(4, 1))
-    return ask
+    add.dtypes(mild, by=in_chunks(4, 1))
+    return add
 
 
 def cached_layer_probes(H: int, K: int) -> list[Probe]:
@@ -1073,11 +1061,11 @@ def cached_layer_probes(H: int, K: int) -> list[Probe]:
             return made | others | few
         return layer_inputs(draw, B, T, 4 * H, H, K, most=most) | others
 
-    ask = cached_probes(inputs, lambda i: 2 * len(i["w_k"]))
+    add = cached_probes(inputs, lambda i: 2 * len(i["w_k"]))
     if others:  # angles of 2,000 tokens, of what has 8 bits
         long = layer_inputs(draw, 1, 2053, 8, 1, 1) | others | {"n_kv_heads": 1}
-        ask("far", cast(long, torch.bfloat16), by=unless_raised(far))
-    return ask
+        add("far", cast(long, torch.bfloat16), by=unless_raised(far))
+    return add
 
 
 def mla_inputs(draw: Draw, *sizes: int, most: int = 3) -> Inputs:
@@ -1103,9 +1091,9 @@ def mla_probes(*, absorbed: bool) -> list[Probe]:
         sizes = (2, 1, 2, 2, 2, 1) if small else (23, 5, 8, 6, 4, 7)
         return mla_inputs(draw, B, T, *sizes, most=most)
 
-    ask = cached_probes(inputs, lambda i: len(i["w_kv_a"]))
+    add = cached_probes(inputs, lambda i: len(i["w_kv_a"]))
     tiny = inputs(3, 5)
-    ask("same", tiny | {"x": tiny["x"] / 4096})  # of the size of eps
+    add("same", tiny | {"x": tiny["x"] / 4096})  # of the size of eps
 
     def flops(f: Solution, i: Inputs) -> Outputs:
         """Of a decode step, or half of what expanding all keys needs."""
@@ -1121,8 +1109,8 @@ def mla_probes(*, absorbed: bool) -> list[Probe]:
 
     if absorbed:
         wide = mla_inputs(draw, 1, 128, 8, 4, 6, 16, 2, 16)
-        ask("absorbed", wide, by=flops)
-    return ask
+        add("absorbed", wide, by=flops)
+    return add
 
 
 def stored(kept: object) -> dict[int, Tensor]:
@@ -1216,17 +1204,17 @@ def cache_probes() -> list[Probe]:
         said = torch.tensor([refused, float(cache.length)])
         return said, *appended(cache, i["k"][2], i["v"][2])
 
-    ask, some = Asked(steps), drawn(7, (3, 1, 1), 3, 2, 4)
-    ask("same", drawn(1, (1,), 1, 1, 1), drawn(2, (1, 1), 1, 1, 2), some)
-    ask("same", drawn(7, (1,) * 7, 3, 2, 4), drawn(4, (3, 1), 3, 3, 3))
-    ask("same", drawn(2100, (2053, 1, 46), 1, 1, 2))
+    add, some = Probes(steps), drawn(7, (3, 1, 1), 3, 2, 4)
+    add("same", drawn(1, (1,), 1, 1, 1), drawn(2, (1, 1), 1, 1, 2), some)
+    add("same", drawn(7, (1,) * 7, 3, 2, 4), drawn(4, (3, 1), 3, 3, 3))
+    add("same", drawn(2100, (2053, 1, 46), 1, 1, 2))
     for chunks in ((3, 2, 1), (4, 1, 0), (1, 5, 3)):
-        ask("full", drawn(4, chunks, 3, 2, 4), by=full)
-    ask("rows", some, by=has(rows_are_apart, of(last, "k", "v")))
-    ask("apart", some, by=apart)
+        add("full", drawn(4, chunks, 3, 2, 4), by=full)
+    add.on("rows", some, of(last, "k", "v"))
+    add("apart", some, by=apart)
     for parts in ((3,), (3, 1)):
-        ask.dtypes(drawn(7, parts, 3, 2, 4), by=last)
-    return ask
+        add.dtypes(drawn(7, parts, 3, 2, 4), by=last)
+    return add
 
 
 def ring_probes() -> list[Probe]:
@@ -1247,10 +1235,10 @@ def ring_probes() -> list[Probe]:
     def last(f: Solution, i: Inputs) -> Outputs:
         return steps(f, i)[-3:-1]
 
-    ask, some = Asked(steps, "RingKVCache"), drawn(4, (3, 1, 1, 1, 2, 1))
-    ask("same", drawn(1, (1, 1), 1, 1, 1), drawn(2, (1, 1, 1), 1, 1, 2), some)
+    add, some = Probes(steps, "RingKVCache"), drawn(4, (3, 1, 1, 1, 2, 1))
+    add("same", drawn(1, (1, 1), 1, 1, 1), drawn(2, (1, 1, 1), 1, 1, 2), some)
     for chunks in ((4, 1), (5, 1), (11, 1, 1), (1,) * 9, (1, 4, 3, 1)):
-        ask("same", finer(drawn(4, chunks)))
+        add("same", finer(drawn(4, chunks)))
     for W, T, at in (
         (3, 1, [0, -1, -1]),
         (3, 1, [6, 4, 5]),
@@ -1259,25 +1247,25 @@ def ring_probes() -> list[Probe]:
     ):
         j = torch.tensor(at)
         i = torch.arange(T) + 1 + j.max() - T
-        ask("same", {"i": i, "j": j, "W": W}, of="sees")
-    ask("rows", some, by=has(rows_are_apart, of(last, "k", "v")))
-    ask.dtypes(drawn(4, (3, 1, 6, 1)), by=last)
-    return ask
+        add("same", {"i": i, "j": j, "W": W}, of="sees")
+    add.on("rows", some, of(last, "k", "v"))
+    add.dtypes(drawn(4, (3, 1, 6, 1)), by=last)
+    return add
 
 
 def pooled_probes() -> list[Probe]:
-    draw, ask = Draw(11), Asked(pair)
+    draw, add = Draw(11), Probes(pair)
 
     def of(H: int, K: int, D: int, E: int) -> Inputs:
         sizes = {"n_heads": H, "n_kv_heads": K}
         return {"w_k": draw(H * D, E), "w_v": draw(H * D, E)} | sizes
 
     for sizes in ((1, 1, 1, 1), (2, 1, 1, 1), (4, 2, 1, 1), (4, 2, 2, 2)):
-        ask("same", of(*sizes))
+        add("same", of(*sizes))
     for sizes in ((6, 2, 5, 7), (6, 3, 5, 7), (6, 6, 5, 7), (9, 3, 3, 27)):
-        ask("same", of(*sizes))
-    ask.dtypes(of(6, 2, 5, 7))
-    return ask
+        add("same", of(*sizes))
+    add.dtypes(of(6, 2, 5, 7))
+    return add
 
 
 SHARED = {1: 1, 2: 1, 4: 2, 6: 2, 3: 3, 8: 4}
@@ -1311,12 +1299,12 @@ EXERCISES = {
 
 
 @cache
-def properties(name: str) -> tuple[tuple[str, str], ...]:
-    """Those of an exercise, each with the function of which it is asked."""
+def properties_of(name: str) -> tuple[tuple[str, str], ...]:
+    """Those of an exercise, each with the function that has to have it."""
     probes = [*EXERCISES[name].probes()]
-    found = {(p.function, p.law) for p in probes}
+    used = {(p.function, p.under) for p in probes}
     for p in probes:
         if any(hasattr(x, "__len__") for x in p.inputs.values()):  # a tensor
-            found.add((p.function, "untouched"))
+            used.add((p.function, "untouched"))
     functions = ["", *TASKS[name].names]
-    return tuple(x for x in product(functions, LAWS) if x in found)
+    return tuple(x for x in product(functions, PROPERTIES) if x in used)

@@ -214,9 +214,11 @@ def _mha(p: Plain) -> object:
 
         # It is causal: no row of its own is empty, and would be NaN.
         def zero(_: object, given: tuple[Tensor]) -> Tensor:
-            heads = given[0].unflatten(2, (n_heads, -1)).nan_to_num(0.0)
-            shown = heads if seen.all() else heads * seen.transpose(1, 2)
-            return shown.flatten(2)
+            heads: Tensor = given[0].unflatten(2, (n_heads, -1))
+            heads = heads.nan_to_num(0.0)
+            if not seen.all():
+                heads = heads * seen.transpose(1, 2)
+            return heads.flatten(2)
 
         with layer.o_proj.register_forward_pre_hook(zero):
             return _called(layer, _proj(w_q, w_k, w_v, w_o), x)

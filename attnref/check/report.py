@@ -24,7 +24,7 @@ from attnref.check.catalogue import (
     every_variant,
     files,
 )
-from attnref.check.exercises import HOLLOW, properties
+from attnref.check.exercises import HOLLOW, properties_of
 from attnref.check.tasks import TASKS
 from attnref.check.words import WORDS, told, wide
 from attnref.words import Text
@@ -98,7 +98,7 @@ class Report:
     @property
     def maximum(self) -> int:
         """How many points there are."""
-        return len(properties(self.exercise))
+        return len(properties_of(self.exercise))
 
     @property
     def failures(self) -> tuple[Verdict, ...]:
@@ -124,7 +124,7 @@ class Report:
         """The same as numbers and words in one language, for programs."""
         words = _Words(self.language)
         finite = math.isfinite
-        laws = [
+        judged = [
             {
                 "function": v.function or None,
                 "law": v.law,
@@ -153,7 +153,7 @@ class Report:
             "versions": {x: import_module(x).__version__ for x in VERSIONED},
             "error": words.of(self.error),
             "where": list(self.where),
-            "laws": laws,
+            "laws": judged,
             "mistakes": [[known[id] for id in ids] for ids in self.mistakes],
             "unfinished": self.unfinished,
             "agrees": self.agrees,
@@ -211,7 +211,7 @@ class _Words:
             if any(v.law not in PLAIN for v in report.failures):
                 yield from self.recognised(report, show)
             yield ""
-            yield from self.laws(report)
+            yield from self.properties(report)
             if report.smallest:
                 yield f"\n{self.say('smallest')}\n"
                 yield self.program(report.smallest)
@@ -240,7 +240,7 @@ class _Words:
             said = f"{start}{colon}{name}\n{said[:1].upper()}{said[1:]}"
         return self.in_colour(RED if failed else GREEN, said)
 
-    def laws(self, report: Report) -> Iterator[str]:
+    def properties(self, report: Report) -> Iterator[str]:
         """Those that fail, and what else holds; or each that holds."""
         before: Text | None = None
         ok, no = self.say("ok"), self.say("no")
@@ -294,7 +294,7 @@ class _Words:
         word = "two" if len(report.mistakes[0]) > 1 else "one"
         if len(report.mistakes) > 1:
             word = "either"
-        known = [f"where {law}" for law in report.differs]
+        known = [f"where {prop}" for prop in report.differs]
         apart = [self.say(word) for word in known if word in WORDS]
         where = self.say("and").join(apart)
         but = self.say("but", where=where) if apart else ""

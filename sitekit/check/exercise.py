@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from attnref.check.catalogue import PAGES, files
 from attnref.check.checker import candidates
-from attnref.check.exercises import EXERCISES, LAWS
+from attnref.check.exercises import EXERCISES, PROPERTIES
 from attnref.check.tasks import TASKS, stub
 from attnref.words import Text
 from sitekit.adapter import BuildError
@@ -121,20 +121,20 @@ def _asked(name: str, language: str) -> str:
 
 
 @cache
-def _laws() -> dict[str, list[str]]:
+def _properties() -> dict[str, list[str]]:
     return {
-        name: [*dict.fromkeys(probe.law for probe in exercise.probes())]
+        name: [*dict.fromkeys(probe.under for probe in exercise.probes())]
         for name, exercise in EXERCISES.items()
     }
 
 
 def _hints(name: str) -> list[Text]:
     """The properties that few exercises are asked for say most of this one."""
-    asked = Counter(law for laws in _laws().values() for law in laws)
-    own = [law for law in _laws()[name] if law not in COMMON]
-    return [LAWS[law].title for law in sorted(own, key=asked.__getitem__)][
-        :HINTS
-    ]
+    asked = Counter(prop for each in _properties().values() for prop in each)
+    own = [prop for prop in _properties()[name] if prop not in COMMON]
+    return [
+        PROPERTIES[prop].title for prop in sorted(own, key=asked.__getitem__)
+    ][:HINTS]
 
 
 @cache

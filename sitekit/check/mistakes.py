@@ -90,7 +90,7 @@ WORDS = {
     "wrong": Text("wrong", "错误"),
 }
 MANY = 12  # more than this many of a symptom are told apart further
-TESTS = "mistakes/tests"  # the page that shows the laws
+TESTS = "mistakes/tests"  # the page that shows the properties
 
 
 @cache

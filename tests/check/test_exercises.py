@@ -22,7 +22,7 @@ from attnref.check.catalogue import catalogue, planted
 from attnref.check.checker import candidates, check, rights
 from attnref.check.exercises import (
     EXERCISES,
-    LAWS,
+    PROPERTIES,
     Solution,
     Watched,
     calls_attnref,
@@ -61,7 +61,7 @@ def test_every_form_of_every_exercise_is_right():
             report = check(name, form.make(whole))
             assert report.passed, f"{sorted(form.modules)} {report}"
         for probe in rights(name).probes:
-            assert probe.law in LAWS and probe.sizes
+            assert probe.under in PROPERTIES and probe.sizes
 
 
 WRONG = ("maximum_from_zero", "weights_detached", "other_eps", "without_tiles")
@@ -69,9 +69,9 @@ WRONG = ("maximum_from_zero", "weights_detached", "other_eps", "without_tiles")
 
 @pytest.mark.parametrize("name", sampled(wrong.REFUSED, WRONG))
 def test_wrong_solutions_are_refused(name):
-    exercise, laws = wrong.REFUSED[name]
+    exercise, broken = wrong.REFUSED[name]
     report = check(exercise, getattr(wrong, name))
-    assert {v.law for v in report.failures} == {*laws.split()}, str(report)
+    assert {v.law for v in report.failures} == {*broken.split()}, str(report)
 
 
 def nothing(name):
@@ -131,7 +131,7 @@ def test_small_inputs_are_tried_first():
         sizes = [
             checker.size_of(probe)
             for probe in rights(name).probes
-            if probe.law == "same"
+            if probe.under == "same"
         ]
         assert sizes[0] == min(sizes), name
         assert sizes[0] <= 80, name
@@ -325,10 +325,10 @@ def dropped(q, k, v, mask=None):
 def test_no_mistake_shows_at_far_positions_alone(name):
     """Of those that do not speak of positions: these are not asked there."""
     probes, right = checker.probes_of(name), rights(name).every
-    far = [n for n, p in enumerate(probes) if p.law == "far"]
+    far = [n for n, p in enumerate(probes) if p.under == "far"]
     asked = range(len(rights(name).probes))
-    apart = "far", *checker.UNTOLD
-    others = [n for n in asked if probes[n].law not in apart]
+    apart = "far", *checker.UNNAMED
+    others = [n for n in asked if probes[n].under not in apart]
     silent = [w for w in candidates(name) if "position" not in str(w.variant)]
     hidden = [
         w
@@ -546,8 +546,8 @@ def test_what_is_wrong_is_told_before_the_properties():
     for language in ("en", "zh"):
         text = told.text(language=language)
         title = getattr(catalogue()["mask-times-tiny"].title, language)
-        law = getattr(LAWS["same"].title, language)
-        assert 0 < text.index(title) < text.index(law)
+        title_of = getattr(PROPERTIES["same"].title, language)
+        assert 0 < text.index(title) < text.index(title_of)
 
 
 @pytest.mark.parametrize(
@@ -581,8 +581,8 @@ def test_an_error_is_told_with_the_lines_that_raise_it():
         return x.softmax(dim).nan_to_num()
 
     report = check("softmax", softmax)
-    law, _ = report.failures
-    assert law.fault.en == "KeyError: 'q_proj'"
+    failed, _ = report.failures
+    assert failed.fault.en == "KeyError: 'q_proj'"
     assert str(report).count("\n         x (3, 5, 7), dim=1: KeyError") == 1
     assert "x (3, 3, 3): the same error" in str(report)
     assert report.mistakes == ()
@@ -602,9 +602,9 @@ def test_input_that_is_modified_is_told():
 def test_the_dtype_is_kept():
     report = check("softmax", lambda x, dim=-1: x.double().softmax(dim))
     assert {v.law for v in report.failures} == {"dtype", "empty"}
-    (law,) = (v for v in report.failures if v.law == "dtype")
+    (failed,) = (v for v in report.failures if v.law == "dtype")
     assert (
-        law.fault.en
+        failed.fault.en
         == "the dtype is torch.float64, and should be torch.float32"
     )
 
@@ -644,9 +644,9 @@ def test_a_cache_larger_than_it_need_be_is_told():
 
     solution.einsum_latent = solution.mla_latent
     report = check("mla_latent", mla_latent)
-    (law,) = report.failures
-    assert law.law == "small"
-    assert law.fault.en == "42 numbers per token, at most 12 are needed"
+    (failed,) = report.failures
+    assert failed.law == "small"
+    assert failed.fault.en == "42 numbers per token, at most 12 are needed"
 
 
 def test_memory_that_a_cache_never_wrote_holds_no_number():
