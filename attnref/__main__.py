@@ -3,34 +3,32 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from attnref import __version__
-from attnref.check.words import in_chinese
 from attnref.commands import check, copy, kv
-from attnref.words import language_of_locale
+from attnref.words import language_of_locale, message, speaking
 
 
-def said(arguments: Sequence[str]) -> Callable[[str], str]:
-    """How errors are said: in the language of `--lang`, wherever it stands, or
-    else of the locale."""
-    asked = argparse.ArgumentParser(add_help=False)
-    asked.add_argument("--lang", nargs="?")
-    lang = asked.parse_known_args(arguments)[0].lang
-    return in_chinese if (lang or language_of_locale()) == "zh" else str
+def language_of(arguments: Sequence[str]) -> str:
+    """That of `--lang`, wherever it stands, or else of the locale."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--lang", nargs="?")
+    lang = parser.parse_known_args(arguments)[0].lang
+    return lang or language_of_locale()
 
 
 def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     """What a command prints; whatever is wrong ends the program with 2."""
-    say = said(arguments)
+    # argparse takes its own messages from gettext, by this name.
+    vars(argparse)["_"] = message
+    with speaking(language_of(arguments)):
+        return _run(arguments, prog)
 
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            super().error(say(message))
 
-    top = Parser(
+def _run(arguments: Sequence[str], prog: str) -> str:
+    top = argparse.ArgumentParser(
         prog=prog,
         description="Sizes of the KV caches of released models, copies of "
         "attention code that need PyTorch alone, and a check of your own.",
@@ -42,15 +40,15 @@ def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     kv.add_to(commands)
     copy.add_to(commands)
     check.add_to(commands)
-    asked = top.parse_args(arguments)
-    if asked.command is None:
+    args = top.parse_args(arguments)
+    if args.command is None:
         return top.format_help().removesuffix("\n")
     try:
-        return str(asked.run(asked))
+        return str(args.run(args))
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        top.exit(2, f"{prog} {asked.command}: error: {say(str(error))}\n")
+        top.exit(2, f"{prog} {args.command}: error: {error}\n")
 
 
 def command() -> int:

@@ -4,7 +4,8 @@ in both languages, and where a written file is from."""
 import locale
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +54,36 @@ def language_of_locale() -> str:
     return "zh" if name.lower().startswith(("zh", "chinese")) else "en"
 
 
+_chinese: dict[str, str] = {}  # of messages, while they are in Chinese
+
+
+def message(text: str, *values: object) -> str:
+    """A message with its values, in the language of `speaking`.
+
+    Examples:
+        >>> message("there is no model {!r}", "gpt")
+        "there is no model 'gpt'"
+    """
+    return _chinese.get(text, text).format(*values)
+
+
+@contextmanager
+def speaking(language: str) -> Iterator[None]:
+    """Messages are in English, but in Chinese within `speaking("zh")`, as far
+    as words.txt has them. That is for commands: it is one for all threads."""
+    before = {**_chinese}
+    _chinese.clear()
+    if language == "zh":
+        text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+        rows = (line.split(" | ") for line in text.splitlines()[1:])
+        _chinese.update((en, zh) for en, zh in rows)
+    try:
+        yield
+    finally:
+        _chinese.clear()
+        _chinese.update(before)
+
+
 def plain(text: str) -> str:
     """Without what people write differently: case and separators."""
     return re.sub(r"[^a-z0-9.]", "", text.lower())
@@ -98,4 +129,4 @@ def near(name: str, known: Mapping[str, str]) -> list[str]:
 def hint(name: str, known: Mapping[str, str]) -> str:
     """The end of an error message: what may have been meant, if anything."""
     meant = ", ".join(near(name, known))
-    return f"; did you mean {meant}?" if meant else ""
+    return message("; did you mean {}?", meant) if meant else ""

@@ -26,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attnref.check.solution import module_of
 from attnref.check.tasks import TASKS
 from attnref.check.words import WORDS, told
 from attnref.words import Text
@@ -75,6 +74,7 @@ def _messages(
         SolutionError,
         calls_attnref,
     )
+    from attnref.check.solution import module_of
 
     def made() -> Solution:
         return Solution(name, module_of(file, TASKS[name].names))

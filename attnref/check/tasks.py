@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from attnref.words import Text, hint
+from attnref.words import Text, hint, message
 
 
 class Task(NamedTuple):
@@ -78,9 +78,8 @@ def task(word: str) -> str:
     name = word.strip().lower().replace("-", "_").removesuffix(".py")
     if name not in TASKS:
         meant = hint(name, {name: name for name in TASKS})
-        raise ValueError(
-            f"there is no exercise {word!r}{meant or '; --list prints all'}"
-        )
+        meant = meant or message("; --list prints all")
+        raise ValueError(message("there is no exercise {!r}", word) + meant)
     return name
 
 

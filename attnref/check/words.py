@@ -1,6 +1,5 @@
 """What commands say, in both languages: words.txt, a line for each."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,17 +28,6 @@ def told(name: str, /, **values: object) -> Text:
 def speaker(language: str) -> Callable[..., str]:
     """`told` in one language."""
     return lambda name, /, **values: getattr(told(name, **values), language)
-
-
-def in_chinese(message: str) -> str:
-    """An error message, or a note on a model, as words.txt has it."""
-    for name, (en, zh) in WORDS.items():
-        if name.startswith(("error ", "note ")):
-            pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>.+?)", re.escape(en))
-            if found := re.fullmatch(pattern, message):
-                parts = found.groupdict().items()
-                return zh.format(**{key: in_chinese(x) for key, x in parts})
-    return message
 
 
 def wide(text: str) -> int:

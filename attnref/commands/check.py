@@ -15,7 +15,7 @@ from typing import Any
 from attnref.check.process import NO_NUMPY, SECONDS, check_file
 from attnref.check.tasks import TASKS, stub, task
 from attnref.check.words import WORDS
-from attnref.words import language_of_locale
+from attnref.words import language_of_locale, message
 
 WRITES = "EXERCISE.py"
 EVERY = 0.5  # seconds from one look at a watched file to the next
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> str:
             else explained(options.explain, language)
         )
     if not options.exercise:
-        raise ValueError("pass an exercise; --list prints all")
+        raise ValueError(message("pass an exercise; --list prints all"))
     if options.stub:
         return stubbed(task(options.exercise), options.stub, language)
     # Not resolved: what a link leads to does not lie below its name.
@@ -67,12 +67,15 @@ def run(options: argparse.Namespace) -> str:
         name = task(options.exercise)
         if not options.file:
             raise ValueError(
-                f"pass a file; --stub writes {name}.py, to be filled in"
+                message(
+                    "pass a file; --stub writes {}, to be filled in",
+                    f"{name}.py",
+                )
             )
         path = Path(options.file).resolve()
         if not path.is_file():
-            kind = "a folder" if path.is_dir() else "not there"
-            raise ValueError(f"{options.file} is {kind}")
+            what = "{} is a folder" if path.is_dir() else "{} is not there"
+            raise ValueError(message(what, options.file))
         files = [(name, path)]
     # Before torch is imported: its threads cost more than they give here.
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -136,7 +139,7 @@ def stubbed(name: str, to: str, language: str) -> str:
         with open(path, "x", encoding="utf-8", newline="\n") as new:
             new.write(text)
     except FileExistsError:
-        raise ValueError(f"{path} is there already") from None
+        raise ValueError(message("{} is there already", path)) from None
     return f"{path}: {len(text.splitlines())} lines"
 
 
@@ -156,7 +159,7 @@ def in_folder(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
         else:
             others.append(str(name))
     if not files:
-        raise ValueError(f"{folder} has no file named by an exercise")
+        raise ValueError(message("{} has no file named by an exercise", folder))
     return files, others
 
 
@@ -189,7 +192,7 @@ def explained(id: str, language: str) -> str:
 
     if id not in catalogue():
         meant = hint(id, {each: each for each in catalogue()})
-        raise ValueError(f"there is no mistake {id!r}{meant}")
+        raise ValueError(message("there is no mistake {!r}", id) + meant)
     return explanation(id, language)
 
 

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.words import LICENCE, address, hint, version
+from attnref.words import LICENCE, address, hint, message, version
 
 PACKAGE = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"\s*# --8<-- \[(start|end):[\w-]+\]\s*")
@@ -294,8 +294,8 @@ def asked_for(words: Iterable[str]) -> list[str]:
         known = alone | stems if file else stems | alone
         if stem not in known:
             meanings = {n: n if n in stems else known[n][0] for n in known}
-            meant = hint(stem, meanings) or "; --list prints all names"
-            raise ValueError(f"there is no {word!r}{meant}")
+            meant = hint(stem, meanings) or message("; --list prints all names")
+            raise ValueError(message("there is no {!r}", word) + meant)
         names |= dict.fromkeys(known[stem])
     return list(names)
 

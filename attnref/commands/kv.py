@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from attnref.check.words import WORDS, in_chinese, speaker, wide
+from attnref.check.words import WORDS, speaker, wide
 from attnref.numbers.kv_memory import (
     DTYPES,
     Storage,
@@ -35,7 +35,7 @@ from attnref.numbers.shapes import (
 )
 from attnref.released.devices import devices, find_device
 from attnref.released.specs import find_model, models
-from attnref.words import Text, language_of_locale
+from attnref.words import language_of_locale, message, speaking
 
 Say = Callable[..., str]
 CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
@@ -60,15 +60,18 @@ def count_of(text: str) -> int:
     return 0
 
 
-def not_a(what: str, text: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"{text!r} is not a {what}")
+def refused(text: str, *values: object) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(message(text, *values))
 
 
 def a_count(text: str) -> int:
     """A whole number of at least 1."""
     if count := count_of(text):
         return count
-    raise not_a("whole number of at least 1, such as 4096, 128K or 1e6", text)
+    raise refused(
+        "{!r} is not a whole number of at least 1, such as 4096, 128K or 1e6",
+        text,
+    )
 
 
 def a_size(text: str) -> int:
@@ -79,7 +82,7 @@ def a_size(text: str) -> int:
     unit = UNITS.get(match[2].replace("I", "i")) if match else None
     if match and unit and (n := int(Fraction(match[1]) * unit)):
         return n
-    raise not_a("size with a unit, such as 80GiB", text)
+    raise refused("{!r} is not a size with a unit, such as 80GiB", text)
 
 
 def weights(text: str) -> int | Storage | str:
@@ -91,9 +94,11 @@ def weights(text: str) -> int | Storage | str:
     try:
         return dtype_called(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a size with a unit, such as 141GB, nor a "
-            f"dtype: {error}"
+        raise refused(
+            "{!r} is neither a size with a unit, such as 141GB, nor a dtype: "
+            "{}",
+            text,
+            error,
         ) from None
 
 
@@ -101,7 +106,7 @@ def a_share(text: str) -> Fraction:
     """More than 0 and at most 1: 0.9."""
     if re.fullmatch(r"\d?\.\d{1,9}|1", text) and Fraction(text) <= 1:
         return Fraction(text)
-    raise not_a("share such as 0.9", text)
+    raise refused("{!r} is not a share such as 0.9", text)
 
 
 def a_scale(text: str) -> tuple[int, int]:
@@ -109,8 +114,11 @@ def a_scale(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,3})/(\d{1,6})", text.strip())
     if match and int(match[1]) and int(match[2]):
         return int(match[1]), int(match[2])
-    what = "scale such as 16/32: its bits, and how many elements share it"
-    raise not_a(what, text)
+    raise refused(
+        "{!r} is not a scale such as 16/32: its bits, and how many elements "
+        "share it",
+        text,
+    )
 
 
 def kinds(language: str) -> dict[str, str]:
@@ -330,8 +338,7 @@ def one(row: dict[str, Any], say: Say) -> str:
         name = "kv endless" if most is None else "kv longest"
         out.append(say(name, left=size(left), n=most))
     if row["note"]:
-        note = Text(row["note"], in_chinese(row["note"]))
-        out.append(say("kv note", note=note))
+        out.append(say("kv note", note=message(row["note"])))
     for name in ("sources", "context", "params_in"):
         if name in row:
             out.append(say(f"kv {name}", names=", ".join(row[name])))
@@ -450,7 +457,7 @@ def offered(file: str) -> str:
         return ""
     start = re.sub(r"_vl$|_", "", family)
     ids = [id for id in models() if id.replace("-", "").startswith(start)]
-    return f"; kv --model knows {', '.join(ids)}" if ids else ""
+    return message("; kv --model knows {}", ", ".join(ids)) if ids else ""
 
 
 def budget_of(args: argparse.Namespace) -> int | None:
@@ -458,24 +465,33 @@ def budget_of(args: argparse.Namespace) -> int | None:
     that do not go together."""
     if args.list == bool(args.model or args.config):
         raise ValueError(
-            "pass --model with one or more ids, --config with a file, or --list"
+            message(
+                "pass --model with one or more ids, --config with a file, or "
+                "--list"
+            )
         )
     if args.device and args.budget:
-        raise ValueError("pass --budget or --device, not both")
+        raise ValueError(message("pass --budget or --device, not both"))
     budget: int | None = args.budget
     if args.device:
         budget = find_device(args.device).mib * 2**20
     if budget is None and args.weights is not None:
         raise ValueError(
-            "--weights is subtracted from --budget or --device; pass one"
+            message(
+                "--weights is subtracted from --budget or --device; pass one"
+            )
         )
     if budget is None and args.utilisation is not None:
-        raise ValueError("--utilisation is a share of --budget or --device")
+        raise ValueError(
+            message("--utilisation is a share of --budget or --device")
+        )
     if args.dp_attention and args.ranks < 2:
-        raise ValueError("--dp-attention needs --ranks of at least 2")
+        raise ValueError(message("--dp-attention needs --ranks of at least 2"))
     if args.dp_attention and isinstance(args.weights, int | str):
         raise ValueError(
-            "--dp-attention needs the dtype of --weights, not their size"
+            message(
+                "--dp-attention needs the dtype of --weights, not their size"
+            )
         )
     return budget and int(budget * (args.utilisation or 1))
 
@@ -501,7 +517,9 @@ def stored_as(dtype: str, scale: tuple[int, int] | None) -> str | Storage:
         return dtype
     if dtype not in DTYPES:
         known = ", ".join(DTYPES)
-        raise ValueError(f"--scale goes with one of {known}, not {dtype!r}")
+        raise ValueError(
+            message("--scale goes with one of {}, not {!r}", known, dtype)
+        )
     return DTYPES[dtype]._replace(scale_bits=scale[0], block=scale[1])
 
 
@@ -509,7 +527,9 @@ def of_file(model: Model) -> tuple[int, dict[str, str]]:
     """Bytes of the weights as the model's own file says, and the dtype that
     they are counted in if it says no format."""
     if model.confidence != "given":
-        raise ValueError("--weights config is that of a file: pass --config")
+        raise ValueError(
+            message("--weights config is that of a file: pass --config")
+        )
     from attnref.released.stored import assumed_dtype, stored_bytes
 
     dtype = assumed_dtype(model.id)
@@ -522,40 +542,41 @@ def run_kv(args: argparse.Namespace) -> str:
     if args.list and not args.json:
         return table((m.id, m.name, m.date) for m in models().values())
     these, dtype = chosen(args), stored_as(args.dtype, args.scale)
-    # For programs it is English.
+    # What programs read is in English.
     language = "en" if args.json else args.lang or language_of_locale()
     say = speaker(language)
     # A model without the data that was asked for does not stop the others.
     rows: list[dict[str, Any]] = []
     unknown: list[dict[str, str]] = []
-    for model in these:
-        try:
-            weights, assumed = args.weights, dict[str, str]()
-            if weights == "config":
-                weights, assumed = of_file(model)
-            row = result(
-                model,
-                tokens=args.tokens,
-                batch=args.batch,
-                dtype=dtype,
-                ranks=args.ranks,
-                budget=budget,
-                weights=weights,
-                language=language,
-                dp_attention=args.dp_attention,
-            )
-        except ValueError as error:
-            if len(these) == 1:
-                raise
-            unknown.append({"id": model.id, "unknown": str(error)})
-            continue
-        row |= assumed
-        if args.device:
-            share = float(args.utilisation or 1)
-            row["device"] = find_device(args.device)._asdict() | {
-                "share": share
-            }
-        rows.append(row)
+    with speaking(language):
+        for model in these:
+            try:
+                weights, assumed = args.weights, dict[str, str]()
+                if weights == "config":
+                    weights, assumed = of_file(model)
+                row = result(
+                    model,
+                    tokens=args.tokens,
+                    batch=args.batch,
+                    dtype=dtype,
+                    ranks=args.ranks,
+                    budget=budget,
+                    weights=weights,
+                    language=language,
+                    dp_attention=args.dp_attention,
+                )
+            except ValueError as error:
+                if len(these) == 1:
+                    raise
+                unknown.append({"id": model.id, "unknown": str(error)})
+                continue
+            row |= assumed
+            if args.device:
+                share = float(args.utilisation or 1)
+                row["device"] = find_device(args.device)._asdict() | {
+                    "share": share
+                }
+            rows.append(row)
     if not rows:
         raise ValueError(unknown[0]["unknown"])
     if args.json:
@@ -564,6 +585,5 @@ def run_kv(args: argparse.Namespace) -> str:
         return one(rows[0], say)
     out = [several(rows, say)]
     for each in unknown:
-        why = Text(each["unknown"], in_chinese(each["unknown"]))
-        out.append(say("kv out", why=why))
+        out.append(say("kv out", why=each["unknown"]))
     return "\n".join(out)

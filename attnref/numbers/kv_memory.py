@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from attnref.core.checks import check_counts, check_sizes, whole_number
 from attnref.numbers.shapes import Full, Group, Model, Shipped, Store
+from attnref.words import message
 
 # --8<-- [end:imports]
 
@@ -67,8 +68,12 @@ def dtype_called(name: str, *others: str) -> Storage:
     names = [*DTYPES, *others]
     short = name.lower().removeprefix("torch.").replace("bfloat", "bf")
     near = get_close_matches(short.replace("float", "fp"), names, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(f"no dtype {name!r}; {hint}there are {', '.join(names)}")
+    known = message(
+        "; did you mean {}? there are {}" if near else "; there are {}",
+        *near,
+        ", ".join(names),
+    )
+    raise ValueError(message("no dtype {!r}", name) + known)
 
 
 # --8<-- [end:storage]
@@ -91,8 +96,15 @@ def storage_of(
     if model.shipped is None:
         others = ", ".join(known)
         raise ValueError(
-            f"no source says how kernels store the cache of {model.id}; "
-            + (f"it is known for {others}" if others else "name a dtype")
+            message(
+                "no source says how kernels store the cache of {}; it is known "
+                "for {}",
+                model.id,
+                others,
+            )
+            if others
+            else f"no source says how kernels store the cache of {model.id}; "
+            "name a dtype"
         )
     return model.shipped
 
@@ -268,15 +280,21 @@ def weight_bytes(
     storage = dtype if isinstance(dtype, Storage) else dtype_called(dtype)
     if model.params is None:
         raise ValueError(
-            f"no source gives the number of parameters of {model.id}; "
-            "pass the size of its weights"
+            message(
+                "no source gives the number of parameters of {}; pass the "
+                "size of its weights",
+                model.id,
+            )
         )
     whole = 0
     if dp_attention:
         if model.attention_params is None:
             raise ValueError(
-                f"the weights of attention of {model.id} are not counted; "
-                "pass its config.json"
+                message(
+                    "the weights of attention of {} are not counted; pass its "
+                    "config.json",
+                    model.id,
+                )
             )
         whole = model.attention_params
     split = -(-storage.bits_for(model.params - whole) // (8 * ranks))

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from attnref.words import hint
+from attnref.words import hint, message
 
 
 class Device(NamedTuple):
@@ -33,7 +33,6 @@ def find_device(id: str) -> Device:
     known = devices()
     if id.lower() in known:
         return known[id.lower()]
-    meant = (
-        hint(id, {id: id for id in known}) or f"; there are {', '.join(known)}"
-    )
-    raise ValueError(f"there is no device {id!r}{meant}")
+    meant = hint(id, {id: id for id in known})
+    meant = meant or message("; there are {}", ", ".join(known))
+    raise ValueError(message("there is no device {!r}", id) + meant)

@@ -26,6 +26,7 @@ from attnref.released.record import (
     layers_of,
 )
 from attnref.released.weights import params_of
+from attnref.words import message
 
 LONGEST = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
@@ -129,8 +130,12 @@ def _state(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
     entries = families()[family].state
     if not entries and kind not in SOFTMAX:
         raise ValueError(
-            f"{family}: what layers of the kind {kind} store is not known, "
-            "so the cache would be counted too small"
+            message(
+                "{}: what layers of the kind {} store is not known, so the "
+                "cache would be counted too small",
+                family,
+                kind,
+            )
         )
     read, state = Fields(given, layer=layer), Fields()
     for name, entry in entries.items():

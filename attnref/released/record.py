@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnref.released.expression import names_in, value_of
+from attnref.words import message
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _part(name: str, part: str) -> dict[str, Any]:
 
 
 UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
-WRONG = "a field of the config has a value of a wrong type"
+WRONG = "{}: a field of the config has a value of a wrong type"
 
 
 def attention_of(
@@ -191,7 +192,7 @@ def _record(
     try:
         return _checked(_layer(family, row, given, kinds, layer))
     except UNREADABLE:
-        raise ValueError(f"{family}: {WRONG}") from None
+        raise ValueError(message(WRONG, family)) from None
 
 
 def _layer(
@@ -278,7 +279,11 @@ def records_of(
         family, _ = _family(given)
         kinds = ", ".join(sorted(set(kinds_of(given))))
         raise ValueError(
-            f"{family}: no layer has softmax attention; all are {kinds[:200]}"
+            message(
+                "{}: no layer has softmax attention; all are {}",
+                family,
+                kinds[:200],
+            )
         )
     return records
 
@@ -337,7 +342,7 @@ def kinds_of(given: Mapping[str, Any]) -> list[str]:
     try:
         return _kinds(family, row, given)
     except UNREADABLE:
-        raise ValueError(f"{family}: {WRONG}") from None
+        raise ValueError(message(WRONG, family)) from None
 
 
 def fields_of(config: Any) -> dict[str, Any]:
@@ -368,7 +373,7 @@ def parsed(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}"
-        raise ValueError(f"the file is no JSON: {at}") from None
+        raise ValueError(message("the file is no JSON: {}", at)) from None
     except (ValueError, RecursionError):
         raise ValueError(
             "the file has a number or a nesting that is too long"
@@ -378,11 +383,15 @@ def parsed(text: str) -> Any:
 def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
     family = given.get("model_type")
     if not isinstance(family, str):
-        raise ValueError("the config has no model_type")
+        raise ValueError(message("the config has no model_type"))
     if family not in families():
         raise ValueError(
-            f"model_type={family!r} is none of the {len(families())} families "
-            "whose attention is known"
+            message(
+                "model_type={!r} is none of the {} families whose attention is "
+                "known",
+                family,
+                len(families()),
+            )
         )
     return family, families()[family]
 
@@ -393,8 +402,11 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
     classes = str(given.get("architectures")).lower()
     if given.get("draft_vocab_size") or any(n in classes for n in DRAFTS):
         raise ValueError(
-            f"{family}: this is a draft model, whose attention is not that of "
-            "the family"
+            message(
+                "{}: this is a draft model, whose attention is not that of the "
+                "family",
+                family,
+            )
         )
     reads = row.reads
     unread: list[str] = []
@@ -405,13 +417,18 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
         which = unread if name in attention else unknown
         which.append(f"{name}={value!r}"[:80])
     if unread:
+        fields = ", ".join(unread + unknown)
         raise ValueError(
-            f"{family}: attention does not read {', '.join(unread + unknown)}"
+            message("{}: attention does not read {}", family, fields)
         )
     if unknown:
         raise ValueError(
-            f"{family}: unknown fields may change attention, leave out those "
-            f"that do not: {', '.join(unknown)}"
+            message(
+                "{}: unknown fields may change attention, leave out those that "
+                "do not: {}",
+                family,
+                ", ".join(unknown),
+            )
         )
 
 
@@ -426,7 +443,9 @@ def _size(size: Any, family: str, given: Mapping[str, Any]) -> int:
     """A size, or an error with what the config says of it."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         text = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ValueError(f"{family}: {text[:200]} is no positive number")
+        raise ValueError(
+            message("{}: {} is no positive number", family, text[:200])
+        )
     return size
 
 
@@ -525,14 +544,18 @@ def _rope(
     rope = dict(_written(row, given, values))
     unknown = sorted(rope.keys() - ROPE_FIELDS)
     if unknown:
-        raise ValueError(f"{family}: RoPE has the unknown field {unknown[0]!r}")
+        raise ValueError(
+            message("{}: RoPE has the unknown field {!r}", family, unknown[0])
+        )
     theta = rope.setdefault("rope_theta", values["rope_theta"])
     rope["rope_theta"] = theta and float(theta)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "mrope":
         kind = "default"  # for text, all three positions are one
     if kind not in ROPES:
-        raise ValueError(f"{family}: RoPE of kind {kind!r} is not known")
+        raise ValueError(
+            message("{}: RoPE of kind {!r} is not known", family, kind)
+        )
     rope["kind"] = kind
     share = given.get("partial_rotary_factor") or given.get("rotary_pct")
     share = share or values["partial_rotary_factor"] or 1.0
@@ -598,8 +621,12 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
             raise ValueError(f"{r.family}: {name}={size} is not positive")
     if r.n_heads % r.n_kv_heads:
         raise ValueError(
-            f"{r.family}: n_kv_heads={r.n_kv_heads} does not divide "
-            f"n_heads={r.n_heads}"
+            message(
+                "{}: n_kv_heads={} does not divide n_heads={}",
+                r.family,
+                r.n_kv_heads,
+                r.n_heads,
+            )
         )
     least = min((r.rope_theta or 2.0) - 1, r.rope_low, r.rope_high)
     if r.rope_kind == "yarn" and min(least, r.rope_length) <= 0:

@@ -21,7 +21,7 @@ from attnref.numbers.shapes import (
     Source,
 )
 from attnref.released.from_config import model_from_config
-from attnref.words import hint, plain
+from attnref.words import hint, message, plain
 
 KINDS: Mapping[str, type[Group]] = MappingProxyType(
     {
@@ -185,5 +185,6 @@ def find_model(id: str) -> Model:
     spellings = {plain(english), plain(english.rpartition("/")[2])}
     meant = {texts[text] for text in texts if plain(text) in spellings}
     if len(meant) != 1:
-        raise ValueError(f"there is no model {id!r}{hint(english, texts)}")
+        what = message("there is no model {!r}", id)
+        raise ValueError(what + hint(english, texts))
     return known[meant.pop()]

@@ -8,6 +8,7 @@ from typing import Any
 from attnref.numbers.kv_memory import Storage
 from attnref.released.record import UNREADABLE, fields_of
 from attnref.released.weights import params_of
+from attnref.words import message
 
 WIDTHS = {"float32": 32, "bfloat16": 16, "float16": 16}
 # Modules that are small, or no part of a layer, and are not quantised.
@@ -40,8 +41,12 @@ def stored_bytes(config: Mapping[str, Any] | str | PathLike[str]) -> int:
         beside = Path(config).with_name("hf_quant_config.json")
         if beside.exists():
             raise ValueError(
-                f"{family}: weights that are quantised as {beside.name} says "
-                "are not counted; pass their size"
+                message(
+                    "{}: weights that are quantised as {} says are not "
+                    "counted; pass their size",
+                    family,
+                    beside.name,
+                )
             )
     counted = params_of(given)
     inside = params_of(
@@ -49,8 +54,11 @@ def stored_bytes(config: Mapping[str, Any] | str | PathLike[str]) -> int:
     )
     if counted is None or inside is None:
         raise ValueError(
-            f"{family}: its parameters are not counted; pass the size of its "
-            "weights"
+            message(
+                "{}: its parameters are not counted; pass the size of its "
+                "weights",
+                family,
+            )
         )
     dtype = given.get("torch_dtype") or given.get("dtype")
     width = WIDTHS.get(str(dtype), 16 if quant else 0)
@@ -94,8 +102,12 @@ def _quantised(
         storage = Storage(4, 8, 32)
     else:
         raise ValueError(
-            f"{family}: weights that are quantised by {method!r} are not "
-            "counted; pass their size"
+            message(
+                "{}: weights that are quantised by {!r} are not counted; pass "
+                "their size",
+                family,
+                method,
+            )
         )
     whole = method == "mxfp4"  # which is that of experts alone
     names = quant.get("modules_to_not_convert") or quant.get("ignored_layers")
@@ -105,7 +117,11 @@ def _quantised(
             whole = True
         elif not FULL.intersection(parts) and "norm" not in parts[-1]:
             raise ValueError(
-                f"{family}: {name} is not quantised, which is not counted; "
-                "pass the size of the weights"
+                message(
+                    "{}: {} is not quantised, which is not counted; pass the "
+                    "size of the weights",
+                    family,
+                    name,
+                )
             )
     return storage, inside - attention if whole else inside

@@ -644,7 +644,10 @@ const TEXT = {
   splitlines: $.def(["keepends"], (x, kept = false) => (x.match(/[^\n]*\n|[^\n]+$/g) || []).map((l) => (kept ? l : l.replace(/\n$/, "")))),
   format: rest(([x, ...given], kw) => {
     let n = 0;
-    return x.replace(/\{(\w*)(?::([^}]*))?\}/g, (_, name, spec) => $.format(/^\d/.test(name) ? given[name] : name ? kw[name] : given[n++], -1, spec));
+    return x.replace(/\{(\w*)(!r)?(?::([^}]*))?\}/g, (_, name, shown, spec) => {
+      const value = /^\d/.test(name) ? given[name] : name ? kw[name] : given[n++];
+      return $.format(value, shown ? 114 : -1, spec);
+    });
   }),
 };
 const LIST = {

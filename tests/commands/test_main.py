@@ -3,6 +3,8 @@
 It needs no torch, nor does it wait for it.
 """
 
+import argparse
+import ast
 import json
 import os
 import re
@@ -12,13 +14,14 @@ import signal
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 import attnref
 from attnref.__main__ import command, main
-from attnref.released.specs import configs
+from attnref.released.specs import configs, find_model, models
 from sitekit import ROOT
 from tests.kit.pages import PAGES
 
@@ -244,6 +247,43 @@ def test_ctrl_c_ends_it_without_a_traceback():
     assert program.returncode == 130
 
 
+def texts_of(path):
+    return {
+        node.value
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant)
+    }
+
+
+def test_each_message_that_has_chinese_is_said_somewhere():
+    """In these English words, by the package or by argparse, or it is a note of
+    a model; both languages have the same places for values."""
+    lines = (ROOT / "attnref" / "words.txt").read_text("utf-8").splitlines()[1:]
+    texts = set().union(*map(texts_of, (ROOT / "attnref").rglob("*.py")))
+    texts |= texts_of(Path(argparse.__file__))
+    texts |= {model.note for model in models().values()}
+    for line in lines:
+        english, chinese = line.split(" | ")
+        assert english in texts, line
+        assert english.count("{") == chinese.count("{"), line
+        assert english.count("%") == chinese.count("%"), line
+    assert len({line.split(" | ")[0] for line in lines}) == len(lines)
+
+
+def test_what_is_wrong_is_told_in_the_language_of_the_command(capsys):
+    for words, said in (
+        ("kv --model --lang zh", "参数 --model：后面至少要有一个值"),
+        ("kv --lang zh --model lama3", "没有模型 'lama3'，是不是 "),
+        ("kv --model lama3", "there is no model 'lama3'; did you mean "),
+        ("check gpa --lang zh", "没有练习 'gpa'，是不是 gqa？"),
+    ):
+        with pytest.raises(SystemExit):
+            main(words.split())
+        assert f"error: {said}" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="there is no model 'lama3'"):
+        find_model("lama3")
+
+
 LOADED = """
 import sys
 before = {*sys.modules}
@@ -273,5 +313,5 @@ def test_kv_loads_little_of_the_package_and_nothing_of_others():
     assert {name for name in ours if name.startswith("attnref.core.")} == {
         "attnref.core.checks"
     }
-    # On Python 3.11 they are 22 and 110.
-    assert len(ours) <= 22 and len(loaded - ours) <= 150, sorted(loaded)
+    # On Python 3.11 they are 23 and 110.
+    assert len(ours) <= 23 and len(loaded - ours) <= 150, sorted(loaded)
