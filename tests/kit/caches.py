@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
+    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -95,6 +96,7 @@ class Lists(RuleBasedStateMachine):
         self.cache = make(6)
         self.rows, self.number = [], itertools.count(1.0)
         self.keeps, self.back = self.cache.keeps, False
+        self.saved = None
 
     def length(self):
         return len(self.rows[0]) if self.rows else 0
@@ -143,6 +145,17 @@ class Lists(RuleBasedStateMachine):
                 self.cache.reorder(torch.tensor(order))
 
     @rule()
+    def snapshot(self):
+        self.saved = self.cache.snapshot(), self.rows, self.back
+
+    @precondition(lambda self: self.saved)
+    @rule()
+    def restore(self):
+        """Again and again, whatever was done in between."""
+        snapshot, self.rows, self.back = self.saved
+        self.cache.restore(snapshot)
+
+    @rule()
     def reset(self):
         self.rows, self.back = [], False
         self.cache.reset()
@@ -165,11 +178,16 @@ class Lists(RuleBasedStateMachine):
             lists = cls(make)
             try:
                 lists.append(n=before)
+                lists.snapshot()
                 for _ in range(2):
                     lists.crop(n=lists.length() - back)
                     for n in (new, 1):
                         lists.append(n=n)
                         lists.agree()
+                for _ in range(2):
+                    lists.restore()
+                    lists.agree()
+                    lists.append(n=1)
             except AssertionError as error:
                 error.add_note(f"{before=}, {back=}, {new=}, twice")
                 raise

@@ -81,10 +81,10 @@ def subjects() -> dict[str, tuple[str, str]]:
     its own name."""
     from attnref.check.catalogue import catalogue
     from sitekit.markdown import pages
-    from tests.variants import VARIANTS
+    from tests.variants import LAYERS
 
     found = {name: ("mistake", name) for name in catalogue()}
-    found |= {name: ("variant", name) for name in VARIANTS}
+    found |= {name: ("variant", name) for name in LAYERS}
     for path in pages.markdown_files("en") + pages.markdown_files("zh"):
         stem, address = pages.stem_of(path), pages.address_of(path)
         for name in (str(path), stem, address, f"zh/{address}"):

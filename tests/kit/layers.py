@@ -36,6 +36,7 @@ CORES: dict[str, Attend] = {
     "flex": partial(flex, compiled=False),
     "split_kv": partial(split_kv, splits=3),
 }
+MISSING: set[str] = set()  # of a package or device that is not here
 NO_GRADIENTS = {"flex"}  # on a CPU, nor dropout
 # Else PyTorch traces even the form that is not compiled, for each shape anew.
 flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True
