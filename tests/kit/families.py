@@ -162,6 +162,16 @@ FLAGS = {
     "deepseek_v3": {  # the ends of the ramp of Kimi K2 are one
         "rope_parameters": GROWING | {"beta_fast": 1.0, "beta_slow": 1.0}
     },
+    "gemma3_text": {
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "linear",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+        }
+    },
     "glm4_moe": {"use_qk_norm": True},
     "glm_moe_dsa": {"indexer_types": ["full", "shared", "full", "shared"]},
     "granitemoehybrid": {"position_embedding_type": "rope"},
@@ -180,6 +190,7 @@ FLAGS = {
         },
         "original_max_position_embeddings": 8,
     },
+    "llama4_text": {"floor_scale": 5, "attn_scale": 0.5},
     "minimax_m2": {"rotary_dim": 4},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
 }

@@ -16,9 +16,6 @@ from transformers import (
     Phi3ForCausalLM,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.glm4 import modeling_glm4 as glm4
-from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
-from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.phi3 import modeling_phi3 as phi3
 
@@ -32,13 +29,11 @@ from attnref import (
     Proportional,
     Rope,
     Yarn,
-    token_positions,
 )
 from sitekit.drawn import scaling as drawn
 from tests.kit.compare import relative_error
 from tests.kit.oracles import (
     BOUND,
-    CHUNKS,
     LENGTH,
     SIZES,
     WRONG,
@@ -48,8 +43,6 @@ from tests.kit.oracles import (
     K,
     in_ours,
     in_theirs,
-    padded,
-    positions_of,
     sharpened,
 )
 
@@ -142,39 +135,9 @@ def test_numbers_of_models_are_the_defaults_of_transformers(name, config, more):
 
 BASE, L0 = 500.0, 16
 FACTORS = {"short_factor": [1.0, 1.1], "long_factor": [1.0, 9.0]}
-GLM = {"partial_rotary_factor": 0.5, "rope_type": "default"}
+# Those that depend on the length of the text; the others are compared by
+# layers, in tests/released/oracles/test_layers.py.
 MODELS = {
-    "Llama 3.1": (
-        llama,
-        "Llama",
-        KINDS["llama3"][1] | {"rope_type": "llama3", OLD: L0},
-        Rope(BASE, scaling=Llama3(8.0, 1.0, 4.0, L0)),
-    ),
-    "linear": (
-        llama,
-        "Llama",
-        {"rope_type": "linear", "factor": 3.0},
-        Rope(BASE, scaling=PositionInterpolation(3.0)),
-    ),
-    "yarn": (
-        llama,
-        "Llama",
-        {"rope_type": "yarn", "factor": 4.0, OLD: L0},
-        Rope(BASE, scaling=Yarn(4.0, L0)),
-    ),
-    "GLM-4": (
-        glm4,
-        "Glm4",
-        GLM,
-        Rope(BASE, width=6, layout="interleaved"),
-    ),
-    "GLM-4.5": (glm4_moe, "Glm4Moe", GLM, Rope(BASE, width=6)),
-    "gpt-oss": (
-        gpt_oss,
-        "GptOss",
-        {"rope_type": "yarn", "factor": 32.0, "truncate": False, OLD: L0},
-        Rope(BASE, scaling=Yarn(32.0, L0, truncate=False)),
-    ),
     "dynamic": (
         llama,
         "Llama",
@@ -190,15 +153,10 @@ MODELS = {
     ),
 }
 models = pytest.mark.parametrize("model", MODELS)
-FIXED = [
-    name
-    for name, of in MODELS.items()
-    if of[3].scaling is None or of[3].scaling.at(1) is of[3].scaling
-]
 
 
 @torch.no_grad()
-def pair(model, inner="eager"):
+def pair(model):
     """Ours, theirs, and their tables."""
     file, name, parameters, rope = MODELS[model]
     # The longest text of LongRoPE; where dynamic frequencies begin to change.
@@ -207,29 +165,18 @@ def pair(model, inner="eager"):
     config = getattr(file, f"{name}Config")(
         **SIZES
         | {"num_key_value_heads": K, "head_dim": D, "pad_token_id": 0}
-        | {"max_position_embeddings": longest, "attn_implementation": inner}
+        | {"max_position_embeddings": longest, "attn_implementation": "eager"}
         | {"rope_parameters": {"rope_theta": BASE, **parameters}}
         | ({OLD: L0} if model == "Phi-3" else {})
     )
     theirs = sharpened(getattr(file, f"{name}Attention")(config, 0))
-    weights, bias = theirs.state_dict(), False
+    weights = theirs.state_dict()
     if "qkv_proj.weight" in weights:
         parts = weights.pop("qkv_proj.weight").split((D * H, D * K, D * K))
         for n, part in zip("qkv", parts, strict=True):
             weights[f"{n}_proj.weight"] = part
-    if "sinks" in weights:  # without weight, they are as if they were not
-        weights.pop("sinks")
-        theirs.sinks.fill_(-torch.inf)
-        theirs.sliding_window = None
-    bias, o_bias = (f"{n}_proj.bias" in weights for n in "qo")
     ours = GroupedQueryAttention(
-        d_model=E,
-        n_heads=H,
-        n_kv_heads=K,
-        head_dim=D,
-        rope=rope,
-        bias=bias,
-        o_bias=o_bias,
+        d_model=E, n_heads=H, n_kv_heads=K, head_dim=D, rope=rope
     )
     ours.load_state_dict(weights)
     rotary = getattr(file, f"{name}RotaryEmbedding")(config)
@@ -251,8 +198,6 @@ def test_a_whole_text_gives_what_transformers_gives(model):
         n_kv_heads=K,
         head_dim=ours.head_dim,
         rope_theta=BASE,
-        bias=ours.q_proj.bias is not None,
-        o_bias=ours.o_proj.bias is not None,
     )
     plain.load_state_dict(ours.state_dict())
     x = torch.randn(B, LENGTH, E)
@@ -260,26 +205,7 @@ def test_a_whole_text_gives_what_transformers_gives(model):
     assert relative_error(plain(x), want) > WRONG
 
 
-@pytest.mark.parametrize("model", FIXED)
-@torch.no_grad()
-def test_cached_chunks_and_pads_give_what_transformers_gives(model):
-    ours, theirs, rotary = pair(model)
-    x, config = torch.randn(B, LENGTH, E), theirs.config
-    valid = padded("left")
-    for chunks in CHUNKS.values():
-        cache = DynamicCache(config=config)
-        want = in_theirs(theirs, config, x, chunks, cache, rotary=rotary)
-        got = in_ours(ours, x, chunks, KVCache(LENGTH))
-        assert relative_error(got, want) <= BOUND
-        cache, places = DynamicCache(config=config), positions_of(valid)
-        told = chunks, cache, valid, places, rotary
-        want = in_theirs(theirs, config, x, *told)
-        told = chunks, KVCache(LENGTH), valid, token_positions(valid)
-        got = in_ours(ours, x, *told)
-        assert relative_error(got[valid], want[valid]) <= BOUND
-
-
-@pytest.mark.parametrize("model", [m for m in MODELS if m not in FIXED])
+@models
 @torch.no_grad()
 def test_up_to_the_trained_length_chunks_are_those_of_transformers(model):
     """And beyond it, transformers attends to keys of two lengths."""

@@ -1,0 +1,263 @@
+"""The layers of the package against what is written for released models.
+
+A record of a family says what one of our layers has to be told, if it has
+these parts. With the same weights it gives what the layer of the record gives,
+which `test_families.py` compares with transformers.
+"""
+
+from dataclasses import fields, replace
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+
+from attnref import (
+    Alibi,
+    Chunk,
+    ConfiguredAttention,
+    Gate,
+    GroupedQueryAttention,
+    GrowingKVCache,
+    HeadParts,
+    KVCache,
+    Llama3,
+    LongQueries,
+    LongRope,
+    MultiHeadLatentAttention,
+    Norm,
+    PositionInterpolation,
+    Proportional,
+    RingKVCache,
+    Rope,
+    Window,
+    Yarn,
+    flash,
+    padding_mask,
+    sdpa,
+    split_kv,
+    token_positions,
+)
+from attnref.released.record import records_of
+from tests.kit.compare import relative_error
+from tests.kit.families import CHUNKS, FAMILIES, FLAGS, LENGTH, ROWS, config_of
+
+BOUND = 2e-6  # both round in float32, and frequencies in different order
+# What none of our layers is told.
+NO_PART = {
+    *("latent_factor", "index_topk", "clip", "k_factor", "v_factor"),
+    *("rope_backwards", "q_factor", "q_power", "head_norm", "sub_norm"),
+    "gate_bias",
+}
+SCALINGS = {
+    "default": lambda r: None,
+    "linear": lambda r: PositionInterpolation(r.rope_factor),
+    "proportional": lambda r: Proportional(r.rope_share),
+    "llama3": lambda r: Llama3(
+        r.rope_factor, r.rope_low, r.rope_high, r.rope_length
+    ),
+    "yarn": lambda r: Yarn(
+        r.rope_factor,
+        r.rope_length,
+        r.rope_high,
+        r.rope_low,
+        attention_factor=r.rope_size,
+        truncate=r.rope_truncate,
+    ),
+    "longrope": lambda r: LongRope(
+        r.rope_short,
+        r.rope_long,
+        r.rope_length,
+        attention_factor=r.rope_size,
+    ),
+}
+
+
+def rope_of(r):
+    if not r.rope_theta:
+        return None
+    width = None if r.kv_rank else r.rope_width
+    return Rope(r.rope_theta, width, r.rope_layout, SCALINGS[r.rope_kind](r))
+
+
+def norm_of(r):
+    own = {"weight": r.norm_weight, "eps": r.norm_eps}
+    return {
+        None: None,
+        "RMS of a head": Norm(**own),
+        "RMS of all heads": Norm("width", **own),
+        "LayerNorm by heads": Norm("each", "layer", eps=r.norm_eps),
+    }[r.norm]
+
+
+def gate_of(r):
+    if r.gate is None:
+        return None
+    over = "head" if r.gate == "per head" else "element"
+    return Gate(over, r.gate_act, in_query=r.gate == "in q_proj")
+
+
+def parts_of(r):
+    growth = r.q_growth, r.q_growth_every, r.q_growth_from
+    return HeadParts(
+        norm=norm_of(r),
+        norm_after_rope=r.norm_late,
+        value_norm=Norm(weight=None, eps=r.norm_eps) if r.v_norm else None,
+        key_is_value=r.k_is_v,
+        long_queries=LongQueries(*growth) if r.q_growth else None,
+        scale=r.scale,
+        bias=Alibi(r.n_heads) if r.alibi else None,
+        softcap=r.softcap,
+        sinks=r.with_sinks,
+        gate=gate_of(r),
+    )
+
+
+def layer_of(r, **more):
+    """Ours, or None if it has no such part."""
+    usual = {f.name: f.default for f in fields(r)}
+    if any(getattr(r, name) != usual[name] for name in NO_PART):
+        return None
+    if r.norm == "LayerNorm" or (r.rope_size != 1) > (
+        r.rope_kind in ("yarn", "longrope")
+    ):
+        return None
+    causal = Window(r.window) if r.window else True
+    causal = Chunk(r.chunk) if r.chunk else causal
+    told = {"d_model": r.d_model, "n_heads": r.n_heads, "causal": causal}
+    told |= {"rope": rope_of(r), "parts": parts_of(r), **more}
+    if r.kv_rank:
+        if r.q_growth:
+            return None
+        return MultiHeadLatentAttention(
+            **told,
+            kv_lora_rank=r.kv_rank,
+            qk_nope_head_dim=r.head_dim - r.rope_dim,
+            qk_rope_head_dim=r.rope_dim,
+            v_head_dim=r.v_head_dim,
+            q_lora_rank=r.q_rank,
+            bias=r.qkv_bias,
+            eps=r.norm_eps,
+        )
+    if r.v_head_dim != r.head_dim:
+        return None
+    return GroupedQueryAttention(
+        **told,
+        n_kv_heads=r.n_kv_heads,
+        head_dim=r.head_dim,
+        bias=r.qkv_bias,
+        o_bias=r.o_bias,
+    )
+
+
+def plain(r):
+    """The record with one matrix per projection, and keys of its own."""
+    apart = {"fused": None, "transposed": False}
+    apart |= {"shares": None, "is_shared": False}
+    return replace(r, family="llama", kind="", **apart)
+
+
+def records(family, more):
+    config = config_of(family, **more)
+    return [*dict.fromkeys(map(plain, records_of(config).values()))]
+
+
+CASES = [(name, {}) for name in FAMILIES] + [*FLAGS.items()]
+
+
+def named(family, more):
+    return f"{family}{'-'.join(more)}"
+
+
+@torch.no_grad()
+def with_same_weights(r, ours):
+    theirs = ConfiguredAttention(r).eval()
+    torch.manual_seed(0)
+    for name, weight in theirs.named_parameters():
+        own = torch.randn_like(weight)
+        is_norm = "norm" in name and weight.dim() < 3
+        weight.copy_(weight + 0.3 * own if is_norm else 0.2 * own)
+    ours.load_state_dict(theirs.state_dict())
+    return ours.eval(), theirs
+
+
+def outputs(layer, r, cache, chunks, valid):
+    """In chunks, with pads on the left; of LongRoPE, up to its length."""
+    torch.manual_seed(1)
+    x = torch.randn(ROWS, LENGTH, r.d_model)
+    at = token_positions(valid)
+    out = []
+    for start, end in pairwise(accumulate(chunks, initial=0)):
+        told = {"mask": padding_mask(valid[:, :end]), "cache": cache}
+        if r.rope_theta or r.q_growth:
+            told["positions"] = at[:, start:end]
+        try:
+            out.append(layer(x[:, start:end], **told))
+        except ValueError as refusal:
+            assert "LongRoPE" in str(refusal)
+            break
+    return torch.cat(out, dim=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "more"), CASES, ids=[named(*case) for case in CASES]
+)
+@torch.no_grad()
+def test_our_layer_does_what_the_record_of_a_family_says(family, more):
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, :5] = valid[2, :1] = False
+    for r in records(family, more):
+        if (ours := layer_of(r)) is None:
+            continue
+        ours, theirs = with_same_weights(r, ours)
+        ring = r.window or r.chunk
+        ring = RingKVCache(ring) if ring else KVCache(LENGTH + 7)
+        caches = KVCache(LENGTH), GrowingKVCache(), ring
+        for chunks, cache in zip(CHUNKS.values(), caches, strict=True):
+            want = outputs(theirs, r, theirs.cache(LENGTH), chunks, valid)
+            got = outputs(ours, r, cache, chunks, valid)
+            real = valid[:, : got.shape[1]]
+            assert got.shape == want.shape
+            assert relative_error(got[real], want[real]) < BOUND, r
+
+
+EVERY = {r for case in CASES for r in records(*case)}
+
+
+def test_every_part_of_our_heads_is_that_of_a_family():
+    """Or the comparison above would leave it out."""
+    known = [parts_of(r) for r in EVERY if layer_of(r)]
+    for field in fields(HeadParts):
+        values = {getattr(parts, field.name) for parts in known}
+        assert len(values) > 1, field.name
+    norms = {parts.norm for parts in known if parts.norm}
+    assert {n.over for n in norms} == {"head", "each", "width"}
+    assert {n.weight for n in norms} == {"w", "1 + w", None}
+    gates = {parts.gate for parts in known if parts.gate}
+    assert {(g.over, g.activation) for g in gates} == {
+        ("element", "sigmoid"),
+        ("head", "sigmoid"),
+        ("head", "softplus"),
+    }
+    assert {g.in_query for g in gates} == {True, False}
+    kinds = {type(rope_of(r).scaling) for r in EVERY if rope_of(r)}
+    assert len(kinds) == len(SCALINGS)
+    assert len([r for r in EVERY if layer_of(r)]) > len(EVERY) / 2
+
+
+SCORES = [r for r in EVERY if r.softcap or r.with_sinks or r.alibi]
+
+
+@pytest.mark.parametrize("core", [sdpa, flash, split_kv])
+@torch.no_grad()
+def test_softcap_sinks_and_alibi_are_the_same_by_every_core(core):
+    assert len(SCORES) > 5
+    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    valid[1, :5] = valid[2, :1] = False
+    for r in SCORES:
+        if (ours := layer_of(r, attend=core)) is None:
+            continue
+        ours, theirs = with_same_weights(r, ours)
+        told = CHUNKS["ragged"], valid
+        want = outputs(theirs, r, theirs.cache(LENGTH), *told)
+        got = outputs(ours, r, KVCache(LENGTH), *told)
+        assert relative_error(got[valid], want[valid]) < BOUND, r
