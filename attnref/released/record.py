@@ -491,10 +491,10 @@ def _own(read: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """What the config says of one layer alone."""
     own = read.get("per_layer_config") or {}
     try:
-        found = {int(key): each for key, each in own.items()}  # "05" is a key
+        layers = {int(key): each for key, each in own.items()}  # "05" is one
     except ValueError:
         raise TypeError("a layer that is no number") from None
-    return dict(found.get(layer) or {})
+    return dict(layers.get(layer) or {})
 
 
 def _of_kind(

@@ -38,10 +38,10 @@ def counts() -> dict[str, Any]:
 def _record() -> dict[str, Any]:
     """As tests/released/oracles/test_families.py wrote it."""
     path = ROOT / "sitekit/drawn/families.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if found.keys() != families().keys():
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if record.keys() != families().keys():
         raise ValueError(f"{path.name} is not of these families: record it")
-    return found
+    return record
 
 
 def refused(language: str) -> Rows:
@@ -69,13 +69,13 @@ def refused(language: str) -> Rows:
 
 def parts(language: str) -> Rows:
     """Each part left out once, of the first model that has it."""
-    found: dict[str, tuple[float, str]] = {}
+    first: dict[str, tuple[float, str]] = {}
     having: dict[str, int] = {}
     for model in models.released().values():
         for part, error in models.losses(model.records).items():
             having[part] = having.get(part, 0) + 1
             place = f"[{model.name}](released/{model.id}.md)"
-            found.setdefault(part, (error, place))
+            first.setdefault(part, (error, place))
     return [
         [
             models.part_word(part, "lost", language),
@@ -84,7 +84,7 @@ def parts(language: str) -> Rows:
             str(having[part]),
         ]
         for part, (error, place) in sorted(
-            found.items(), key=lambda item: -item[1][0]
+            first.items(), key=lambda item: -item[1][0]
         )
     ]
 

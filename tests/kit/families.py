@@ -235,8 +235,8 @@ def model_of(config: PretrainedConfig) -> nn.Module:
 def _class_of(config: PretrainedConfig) -> Any:
     for auto in (AutoModelForCausalLM, AutoModel):
         if type(config) in auto._model_mapping:
-            found = auto._model_mapping[type(config)]
-            return found[0] if isinstance(found, tuple) else found
+            known = auto._model_mapping[type(config)]
+            return known[0] if isinstance(known, tuple) else known
     module = type(config).__module__.replace("configuration_", "modeling_")
     classes = vars(importlib.import_module(module)).items()
     return next(
@@ -269,7 +269,7 @@ def seen(
 ) -> list[Seen]:
     """What the attention of each layer was given and gave, chunk by chunk."""
     last = families()[family].names.get("o_proj", "o_proj")
-    found, hooks = [], []
+    layers, hooks = [], []
     for name, module in model.named_modules():
         projections = {*module._modules} & PROJECTIONS
         if last not in module._modules or not projections:
@@ -278,7 +278,7 @@ def seen(
             continue
         layer = next(int(part) for part in name.split(".") if part.isdigit())
         calls: list[tuple[Tensor, Tensor]] = []
-        found.append(Seen(layer, module, calls))
+        layers.append(Seen(layer, module, calls))
 
         def given(module, args, named, calls=calls):
             calls.append((args[0] if args else named["hidden_states"], None))
@@ -308,7 +308,7 @@ def seen(
         past, start = getattr(out, "cache", None), end
     for hook in hooks:
         hook.remove()
-    return found
+    return layers
 
 
 PROJECTIONS = {

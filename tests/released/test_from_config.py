@@ -59,7 +59,7 @@ FLAGS = {
     + [*FLAGS.items()],
 )
 def test_the_parameters_of_a_family_are_those_of_transformers(family, more):
-    """Those whose whole model is known; of the others, none are told."""
+    """Those whose whole model is known; of the others, none are counted."""
     config = config_of(family, **more)
     tied = getattr(config, "tie_word_embeddings", None)
     given = json.loads(json.dumps(config.to_dict()))  # the model with the head
@@ -165,7 +165,7 @@ def test_makers_round_what_the_released_config_gives():
     """The number of parameters, at most by 2%."""
     rounded = {}
     for id, config in configs().items():
-        counted, told = model_from_config(config).params, find_model(id).params
-        if counted and counted != told:  # the row has that of its makers
-            rounded[id] = abs(counted / told - 1)
+        counted, given = model_from_config(config).params, find_model(id).params
+        if counted and counted != given:  # the row has that of its makers
+            rounded[id] = abs(counted / given - 1)
     assert len(rounded) >= 8 and max(rounded.values()) < 0.02, rounded

@@ -136,10 +136,10 @@ def test_a_file_of_images_too_says_its_family_outside():
 
 
 def test_the_first_lines_say_what_else_weights_and_positions_need():
-    told = {"quantization_config": {"quant_method": "fp8"}}
-    assert "dequantise them first.\nWritten by" in file_of(LLAMA | told)
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    assert "dequantise them first.\nWritten by" in file_of(LLAMA | quantised)
     images = config_of("qwen2_5_vl_text").to_dict()
-    assert "first.\nFor text: a token of an" in file_of(images | told)
+    assert "first.\nFor text: a token of an" in file_of(images | quantised)
     assert "For text" not in file_of(LLAMA)
 
 

@@ -218,7 +218,7 @@ def test_what_each_kind_of_layer_stores():
     assert state.stores == (Store("state", 6, (35,)), Store("conv", 11, (3,)))
 
 
-def test_the_variant_is_told_by_the_heads():
+def test_the_heads_say_which_variant_it_is():
     known = {"gpt2": "MHA", "falcon-7b": "MQA", "llama-3.1-8b": "GQA"}
     for name, variant in known.items():
         assert models()[name].groups[0].variant == variant

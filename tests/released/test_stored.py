@@ -20,10 +20,10 @@ SIZES = {
 }
 
 
-def written(config, told=None):
+def written(config, quant=None):
     given = json.loads(json.dumps(config.to_dict()))
     given["torch_dtype"] = "bfloat16"
-    return given | ({"quantization_config": told} if told else {})
+    return given | ({"quantization_config": quant} if quant else {})
 
 
 def taken(model):
@@ -37,8 +37,8 @@ def test_weights_in_fp8_take_what_those_of_transformers_take(blocks):
     assert stored_bytes(written(config)) == taken(model)
     how = FineGrainedFP8Config(weight_block_size=blocks)
     replace_with_fp8_linear(model, ["lm_head"], how)
-    told = {"quant_method": "fp8", "weight_block_size": blocks}
-    ours = stored_bytes(written(config, told))
+    quant = {"quant_method": "fp8", "weight_block_size": blocks}
+    ours = stored_bytes(written(config, quant))
     norms = sum(w.numel() for n, w in model.named_parameters() if "norm" in n)
     assert 0 <= taken(model) - ours <= norms + 4 * 28  # a scale per matrix
 
@@ -46,7 +46,7 @@ def test_weights_in_fp8_take_what_those_of_transformers_take(blocks):
 def test_experts_in_mxfp4_take_17_bytes_for_32_weights():
     config = config_of("gpt_oss", **SIZES)
     model = model_of(config)
-    told = {
+    quant = {
         "quant_method": "mxfp4",
         "modules_to_not_convert": [
             *("model.layers.*.self_attn", "model.layers.*.mlp.router"),
@@ -63,7 +63,7 @@ def test_experts_in_mxfp4_take_17_bytes_for_32_weights():
             experts += weight.numel()
         else:
             other += weight.numel()
-    ours = stored_bytes(written(config, told))
+    ours = stored_bytes(written(config, quant))
     assert ours == pytest.approx(experts * share + 2 * other, rel=0.01)
 
 
@@ -88,20 +88,20 @@ def test_the_format_of_a_text_model_may_stand_outside_of_it():
     nested = {"model_type": "qwen3_vl", "torch_dtype": "bfloat16"}
     nested |= {"text_config": {**whole, "torch_dtype": None}}
     assert stored_bytes(nested) == stored_bytes(whole)
-    told = {"quantization_config": {"quant_method": "fp8"}}
-    assert stored_bytes(nested | told) == stored_bytes(whole | told)
-    told["quantization_config"]["quant_method"] = "modelopt"
+    quant = {"quantization_config": {"quant_method": "fp8"}}
+    assert stored_bytes(nested | quant) == stored_bytes(whole | quant)
+    quant["quantization_config"]["quant_method"] = "modelopt"
     with pytest.raises(ValueError, match="quantised by 'modelopt' are not"):
-        stored_bytes(nested | told)
+        stored_bytes(nested | quant)
 
 
 def test_a_dtype_that_is_assumed_is_said(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(written(config_of("qwen3", **SIZES))))
-    asked = ["kv", "--config", str(file), "--budget", "100MiB"]
-    asked += ["--weights", "config", "--lang"]
-    assert "weights: counted as bfloat16, as the" in main([*asked, "en"])
-    assert "权重按 bfloat16 算" in main([*asked, "zh"])
+    args = ["kv", "--config", str(file), "--budget", "100MiB"]
+    args += ["--weights", "config", "--lang"]
+    assert "weights: counted as bfloat16, as the" in main([*args, "en"])
+    assert "权重按 bfloat16 算" in main([*args, "zh"])
     # NVIDIA's flat configs say the format in a file of its own.
     (tmp_path / "hf_quant_config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"as hf_quant_config\.json says are"):
@@ -110,12 +110,12 @@ def test_a_dtype_that_is_assumed_is_said(tmp_path):
 
 def test_the_command_takes_the_weights_from_the_config(tmp_path):
     config, file = config_of("qwen3", **SIZES), tmp_path / "config.json"
-    told = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-    file.write_text(json.dumps(written(config, told)))
-    asked = ["kv", "--config", str(file), "--budget", "100MiB", "--json"]
+    quant = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    file.write_text(json.dumps(written(config, quant)))
+    args = ["kv", "--config", str(file), "--budget", "100MiB", "--json"]
     size = stored_bytes(file)
     assert size < stored_bytes(written(config)) / 2
-    given = main([*asked, "--weights", "config"])
+    given = main([*args, "--weights", "config"])
     assert json.loads(given) == json.loads(
-        main([*asked, "--weights", f"{size}B"])
+        main([*args, "--weights", f"{size}B"])
     )
