@@ -4,6 +4,7 @@ import json
 import math
 import random
 from contextlib import suppress
+from dataclasses import fields
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
@@ -11,9 +12,17 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref import AttentionRecord, attention_of
 from attnref.released.expression import FUNCTIONS, names_in, value_of
+from attnref.released.from_config import STATE
 from attnref.released.generate import file_of
-from attnref.released.record import OF_ROPE, families, fields_of, records_of
+from attnref.released.record import (
+    OF_ROPE,
+    families,
+    fields_of,
+    read_by,
+    records_of,
+)
 from attnref.released.specs import configs
+from attnref.released.weights import LAST
 from tests.kit.families import FAMILIES, HOSTILE, config_of, spoiled
 
 LLAMA = {
@@ -282,6 +291,25 @@ def test_how_large_a_config_may_be():
         attention_of(LLAMA | {"num_hidden_layers": 10**6})
     large = LLAMA | {"architectures": ["x" * 10**7]}
     assert attention_of(large) == attention_of(LLAMA)
+
+
+# Entries that let a field be there, some with one value alone.
+LET = {"unused", "as_types", "images", "local", "own_sizes", "patterns"}
+ENTRIES = {
+    "fields": {"kind", *LET, *(f.name for f in fields(AttentionRecord))},
+    "weights": {"d", *LAST},
+    "state": {"beside", "nothing", *STATE},
+}
+
+
+@pytest.mark.parametrize("part", ENTRIES)
+def test_each_entry_of_the_table_is_read(part):
+    """One that is misspelled would change nothing, and no test would fail."""
+    rows = [getattr(family, part) for family in families().values()]
+    known = ENTRIES[part].union(*map(read_by, rows))
+    assert {name for row in rows for name in row} - known == set()
+    for family in families().values():
+        assert family.defaults.keys() <= family.reads | OF_ROPE
 
 
 def outcome(call, *args):
