@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from itertools import chain, combinations
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -612,19 +613,17 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
     )
 
 
-def _pairs(
-    its: Comparison, known: set[tuple[str, ...]]
-) -> Iterator["Candidate"]:
+def _pairs(its: Comparison, known: set[tuple[str, ...]]) -> Iterator[Candidate]:
     """Two mistakes in one form, the likeliest first: each is wrong somewhere,
     and where only one of the two shows, the answer is that of this one."""
     probes, right = its.probes, its.right
     cheap = [n for n in its.first if its.size(n) < COSTLY]
     if not cheap:
         return
-    of_laws = {  # and of each function
+    kinds = {  # of each property and each function
         (probes[n].under, *probes[n].inputs): n for n in reversed(cheap)
     }.values()
-    some = [*dict.fromkeys((*cheap[:2], *of_laws, *cheap[-1:]))][:6]
+    some = [*dict.fromkeys((*cheap[:2], *kinds, *cheap[-1:]))][:6]
     some += (
         n
         for n in range(len(rights(its.name).probes), len(probes))
@@ -640,21 +639,16 @@ def _pairs(
         if at and key not in seen:  # once of those that answer alike
             seen[key] = like, at, wrong
 
-    def likely(two: tuple[Any, Any]) -> tuple[int, ...]:
-        (like, at, one), (also, there, other) = two
-        either = bool(known & {one.ids, other.ids})
-        return either, len(like | also), len(at | there)
-
-    pairs = [
-        (one, other)
-        for one, other in combinations(seen.values(), 2)
-        if one[2].ids != other[2].ids and _both(one[2], other[2])
-    ]
-    for (_, _, one), (_, _, other) in sorted(pairs, key=likely, reverse=True):
+    pairs = []
+    for (like, at, one), (also, there, other) in combinations(seen.values(), 2):
+        form = _both(one, other)
+        if form and one.ids != other.ids:
+            either = bool(known & {one.ids, other.ids})
+            rank = either, len(like | also), len(at | there)
+            pairs.append((rank, form, one, other))
+    for _, form, one, other in sorted(pairs, key=itemgetter(0), reverse=True):
         ids = sorted((*one.ids, *other.ids))
-        variant = one.variant + other.variant
-        if form := _both(one, other):
-            yield Candidate(its.name, form, variant, *ids)
+        yield Candidate(its.name, form, one.variant + other.variant, *ids)
 
 
 def _digest(x: Tensor) -> float:

@@ -19,9 +19,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from attnref.check import properties
 from attnref.check.catalogue import PACKAGE, Plain, load
 from attnref.check.forms import FORMS, Form
+from attnref.check.properties import (
+    decoding_is_the_full_pass,
+    future_is_hidden,
+    heads_are_apart,
+    lengths_are_kept,
+    pads_are_unseen,
+    rows_are_apart,
+    scores_are_relative,
+    sequences_are_apart,
+)
 from attnref.check.tasks import TASKS
 from attnref.check.words import WORDS, told
 from attnref.words import Text
@@ -244,15 +253,15 @@ def plain(f: Solution, i: Inputs) -> Outputs:
 
 # The properties that a page shows, by their names here.
 SHOWN = {
-    "future": properties.future_is_hidden,
-    "pads": properties.pads_are_unseen,
-    "rows": properties.rows_are_apart,
-    "heads": properties.heads_are_apart,
-    "tokens": properties.heads_are_apart,  # queries stand where heads do
-    "chunks": properties.decoding_is_the_full_pass,
-    "apart": properties.sequences_are_apart,
-    "norm": properties.lengths_are_kept,
-    "relative": properties.scores_are_relative,
+    "future": future_is_hidden,
+    "pads": pads_are_unseen,
+    "rows": rows_are_apart,
+    "heads": heads_are_apart,
+    "tokens": heads_are_apart,  # queries stand where heads do
+    "chunks": decoding_is_the_full_pass,
+    "apart": sequences_are_apart,
+    "norm": lengths_are_kept,
+    "relative": scores_are_relative,
 }
 
 
