@@ -102,58 +102,7 @@ def test_a_model_of_another_kind_is_not_listed_as_familiar():
         familiar(variant="GQA", ids=["llama-3.1-8b"], columns=["layer"])
 
 
-def test_the_variants_in_the_shape_of_llama_7b():
-    assert by_name(memory.variants()) == {
-        "mha": [r"$2\,h\,d_k$", "8,192", "524,288", "2 GiB", "1"],
-        "gqa": [r"$2\,h_{kv}\,d_k$", "2,048", "131,072", "512 MiB", "4"],
-        "mla": ["$d_c + d_r$", "576", "36,864", "144 MiB", "14.2"],
-        "mqa": [r"$2\,d_k$", "256", "16,384", "64 MiB", "32"],
-    }
-
-
-def test_what_fits_into_80_gib():
-    rows = by_name(memory.fits())
-    assert rows["Llama-3.1-8B"] == ["655,360", "1,310,720", "160", "5"]
-    assert rows["Mistral-7B-v0.1"] == ["endless", "endless", "160", "160"]
-    for name, row in rows.items():
-        (model,) = (m for m in models().values() if m.name == name)
-        assert int(number(row[3])) == 80 * 2**30 // kv_bytes(model, 2**17)
-
-
-def test_devices_share_heads_until_there_are_none_left():
-    rows = by_name(memory.ranks())
-    assert rows["Llama-3.1-8B"][1:] == [
-        f"{131_072 // n:,}" for n in (1, 2, 4, 8, 8)
-    ]
-    assert rows["Qwen3-235B-A22B"][1:] == [
-        f"{192_512 // n:,}" for n in (1, 2, 4, 4, 4)
-    ]
-    assert set(rows["DeepSeek-V3 / R1"][1:]) == {"70,272"}
-    assert set(rows["Falcon-7B"]) == {"1", "8,192"}
-
-
-def test_formats_and_their_scales():
-    rows = by_name(memory.formats())
-    assert rows["`bf16`"] == ["16", "4,096", "100.0%"]
-    assert rows["row"] == ["8.125", f"{16 * (128 + 2):,}", "50.8%"]
-    assert rows["block"] == ["4.5", f"{16 * (64 + 4 * 2):,}", "28.1%"]
-
-
-def test_what_kernels_store():
-    rows = {name: row[:5] for name, row in by_name(memory.shipped()).items()}
-    assert rows == {
-        "DeepSeek-V3.2": ["656", "–", "132", "85,888", "48,068"],
-        "DeepSeek-V4-Flash": ["584", "584", "68", "6,880", "3,514.25"],
-        "DeepSeek-V4-Pro": ["584", "584", "68", "9,848", "5,031.44"],
-        "DeepSeek-V4.1-Flash": ["288", "528", "68", "3,200", "890"],
-    }
-
-
 def test_claims_come_out_as_printed():
-    assert [row[-1] for row in by_name(memory.claims()).values()] == [
-        *("2.25", "56.9", "71.1", "82.2%", "93.3%", "7.3%", "10.5%"),
-        *("890", "437.2", "18 GiB"),
-    ]
     for how, said in by_name(memory.claims()).values():
         sum_ = how.replace(",", "").replace("−", "-").replace("·", "*")
         value = eval(sum_, {"__builtins__": {}})
@@ -190,112 +139,22 @@ def test_operations_of_a_query_and_a_key():
 
 
 def test_reading_takes_longer_than_computing():
-    rows = by_name(compute.least())
-    for name, (read, done) in rows.items():
+    for name, (read, done) in by_name(compute.least()).items():
         assert float(read) > float(done), name
-    assert rows["mha"][0] == f"{2**27 / 3.35e12 * 1e6:.2f}"
-    assert rows["mha"][1] == f"{4 * 32 * 8192 * 128 / 989e6:.2f}"
 
 
-def test_a_prompt_by_hand():
-    H, K, D = 32, 8, 128
-    for name, row in by_name(operations.prompt()).items():
-        T = number(name)
-        projections, products = 2 * T * 41_943_040, 4 * H * T * T * D
-        assert number(row[0]) == pytest.approx(projections / 1e9, rel=5e-3)
-        assert number(row[1]) == pytest.approx(products / 1e9, rel=5e-3)
-        assert row[2] == f"{products / (products + projections):.0%}"
-        moved = 2 * T * D * 2 * (H + K)
-        assert number(row[3]) == pytest.approx(products / moved, abs=0.05)
-        causal = 4 * H * D * T * (T + 1) / 2
-        assert number(row[4]) == pytest.approx(causal / moved, abs=0.05)
-
-
-def test_ridges_are_quotients_and_intensities_those_of_the_formulas():
-    ridges = {row[0]: row[3] for row in operations.gpus()}
-    assert ridges["H100 SXM"] == f"{989 / 3.35:.0f}" == "295"
-    assert ridges["H20 96 GB"] == f"{148 / 4:.0f}" == "37"
-    found = by_name(operations.variants())
-    assert {name: row[1:] for name, row in found.items()} == {
-        "mha": ["1", "1"],
-        "gqa": ["4", "16"],
-        "mqa": ["32", "128"],
-        "expanded": ["1", "1"],
-        "absorbed": [f"{h * 1088 / 576:.4g}" for h in (32, 128)],
-    }
-
-
-def test_a_whole_decode_step_by_hand():
-    """Llama-3.1-8B: its parameters one by one, and what an H100 reads."""
+def test_what_the_page_says_of_whole_steps_is_so():
+    """Llama-3.1-8B: its parameters one by one, and what larger batches gain."""
     E, F, V, D = 4096, 14_336, 128_256, 128
     layer = 2 * E * E + 2 * E * 8 * D + 3 * E * F + 2 * E
-    read = 32 * layer + E + V * E
-    assert read + V * E == find_model("llama-3.1-8b").params
-    for tokens, batches in ((8192, (1, 8, 32, 60)), (1024, (1, 64, 296, 480))):
-        rows = operations.steps(tokens, batches)
-        for batch, row in zip(batches, rows, strict=True):
-            caches = batch * tokens * 32 * 2 * 8 * D * 2
-            attend = batch * 32 * 4 * 32 * D * tokens
-            parts = [
-                2 * read / 3.35e12,
-                batch * 2 * read / 989e12,
-                caches / 3.35e12,
-                attend / 989e12,
-            ]
-            assert row[1:5] == [f"{1e3 * part:.2f}" for part in parts]
-            took = max(parts[0] + parts[2], parts[1] + parts[3])
-            assert row[5:] == [f"{1e3 * took:.1f}", f"{batch / took:,.0f}"]
-    # Said of the larger batches: bytes decide, and the total rate still rises.
+    assert 32 * layer + E + 2 * V * E == find_model("llama-3.1-8b").params
     *_, large, largest = operations.steps(1024, (1, 64, 296, 480))
-    assert number(largest[6]) > 1.1 * number(large[6])
+    assert number(largest[6]) > 1.1 * number(large[6]), "the rate still rises"
     h20, h100 = operations.turn()
-    caches = 16 * 4096 * 128 * 1024
-    assert h20[1] == f"{2 * read / 4e9:.2f}"
-    assert h20[2] == f"{16 * 2 * read / 148e9:.2f}"
-    assert h20[3] == f"{caches / 4e9:.2f}"
     assert number(h20[5]) < number(h100[5]), "slower, says the page"
-    (last, now) = operations.steps(1024, (295, 296))
-    assert number(last[1]) >= number(last[2]) and number(now[2]) > number(
-        now[1]
-    )
-
-
-def test_the_first_token_waits_for_all_products_of_the_prompt():
-    """Each matrix by hand: the output projection once, keys causally."""
-    E, F, V = 4096, 14_336, 128_256
-    for name, row in by_name(operations.first()).items():
-        T = number(name)
-        matrices = 32 * (2 * E * E + 2 * E * 1024 + 3 * E * F)
-        weights = 2 * T * matrices + 2 * V * E
-        attention = 32 * 4 * E * T * (T + 1) / 2
-        assert number(row[0]) == pytest.approx(weights / 1e12, rel=5e-3)
-        assert number(row[1]) == pytest.approx(attention / 1e12, rel=5e-3)
-        for shown, peak in zip(row[2:], (989e12, 148e12), strict=True):
-            least = 1e3 * (weights + attention) / peak
-            assert number(shown) == pytest.approx(least, rel=5e-3)
-
-
-def test_devices_split_weights_and_then_caches_no_more():
-    rows = by_name(operations.parallel())
-    assert [row[:2] for row in rows.values()] == [
-        ["32", "8"],
-        ["16", "4"],
-        ["8", "2"],
-        ["4", "1"],
-        ["2", "1"],
-    ]
-    assert [row[3] for row in rows.values()] == [
-        f"{n} GiB" for n in (8, 4, 2, 1, 1)
-    ]
-    for name, ms in (("1", 7.04), ("8", 7.04 / 8)):
-        assert number(rows[name][4]) == pytest.approx(ms, abs=0.005)
-
-
-def test_a_prefill_moves_queries_and_outputs_too():
-    new, width, kv = 2048, 32 * 128, 8 * 128
-    moved = 2 * (2 * new * width + 2 * new * kv)
-    intensity = operations.intensities()["prefill"]
-    assert intensity == 4 * width * new**2 / moved > operations.H100.ridge
+    last, now = operations.steps(1024, (295, 296))
+    assert number(last[1]) >= number(last[2])
+    assert number(now[2]) > number(now[1]), "multiplying takes longer"
 
 
 def test_what_the_pages_say_of_models_is_so():

@@ -1,5 +1,5 @@
 """What pages compute is what was recorded: the rows of their tables and plots,
-the numbers of their steps and of their text.
+matrices, and the numbers of their steps and of their text.
 
     python -m tests.site.test_tables
 
@@ -11,6 +11,7 @@ import json
 import re
 
 import pytest
+import torch
 
 from sitekit import ROOT
 from sitekit.markdown import calls
@@ -46,6 +47,13 @@ def computed(stem):
                 rows = made.rows if kind == "plot" else made
                 key = f"{stem}: {spec[kind]}"
                 found[key] = [[text_of(cell) for cell in row] for row in rows]
+        for panel in spec.get("panels", ()):
+            made = calls.value(panel["draw"], stem) if "draw" in panel else None
+            if isinstance(made, torch.Tensor):
+                found[f"{stem}: {panel['draw']}"] = [
+                    [text_of(float(x)) for x in row.flatten()]
+                    for row in torch.atleast_2d(made)
+                ]
     if "numbers" in calls.drawn(stem):
         numbers = calls.value("numbers", stem).items()
         found[f"{stem}: numbers"] = [
