@@ -4,8 +4,8 @@ all families that are known."""
 import json
 from typing import Any
 
-from attnref.check.words import in_chinese
 from attnref.released.record import attention_of, families
+from attnref.words import speaking
 from sitekit import ROOT
 from sitekit.markdown.render import Rows, Words, render
 from sitekit.released import released as models
@@ -47,7 +47,6 @@ def _record() -> dict[str, Any]:
 def refused(language: str) -> Rows:
     """What is changed in the config of a model, and what one is told: by the
     command, in the language of the page."""
-    said = in_chinese if language == "zh" else str
     config = models.released()["llama-3.3-70b"].config
     changes = (
         {"model_type": "deepseek_v4"},
@@ -58,10 +57,11 @@ def refused(language: str) -> Rows:
     rows: Rows = []
     for change in changes:
         try:
-            attention_of(config | change)
+            with speaking(language):
+                attention_of(config | change)
         except ValueError as error:
             ((key, value),) = change.items()
-            rows.append([f"`{key}: {json.dumps(value)}`", said(str(error))])
+            rows.append([f"`{key}: {json.dumps(value)}`", str(error)])
     if len(rows) != len(changes):
         raise ValueError("a config that should be refused is read")
     return rows
