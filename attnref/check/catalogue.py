@@ -157,9 +157,14 @@ def _plain_forms() -> tuple[str, ...]:
     return tuple(PLAIN + stem for stem in every)
 
 
-def every_variant(mistake: Mistake) -> Iterator[Variant]:
+@cache
+def every_variant(mistake: Mistake) -> tuple[Variant, ...]:
     """Those of the entry, and the same in other plain forms that have its
     lines: RoPE and the cache stand in several."""
+    return tuple(_variants(mistake))
+
+
+def _variants(mistake: Mistake) -> Iterator[Variant]:
     for variant in mistake.variants:
         yield variant
         if not all(lines.module.startswith(PLAIN) for lines in variant):

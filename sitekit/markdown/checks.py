@@ -7,12 +7,19 @@ Chinese they are the sentences of docs/zh/docstrings.yml.
 
 import ast
 import re
+from functools import cache
 
 from sitekit import ROOT
 from sitekit.markdown import source
 
 LINE = re.compile(r"^::: checks (\w+)$", re.MULTILINE)
 HEAD = {"en": ("Where", "What holds"), "zh": ("在哪里", "保证什么")}
+
+
+@cache
+def _first_paragraph(code: str) -> str:
+    text = ast.get_docstring(ast.parse(code)) or ""
+    return " ".join(text.split("\n\n")[0].split())
 
 
 def rows() -> dict[str, str]:
@@ -23,8 +30,7 @@ def rows() -> dict[str, str]:
         inner = any(folder.startswith(f"{name}/") for name in found)
         if folder in found or inner or folder == "tests/kit":
             continue
-        text = ast.get_docstring(ast.parse(source.text_of(path))) or ""
-        said = " ".join(text.split("\n\n")[0].split())
+        said = _first_paragraph(source.text_of(path))
         if path.name == "__init__.py" and said:
             found[folder] = said
         elif path.name.startswith("test_"):
