@@ -311,15 +311,17 @@ def test_what_cannot_be_is_refused():
         kv_bytes(gpt2, 0)
     with pytest.raises(TypeError, match="tokens is float; pass an int"):
         kv_bytes(gpt2, 1e6)
+    fits = partial(longest_context, budget=1)
     for call in (
         growth,
         weight_bytes,
         state_bytes,
         partial(kv_bytes, tokens=1),
+        fits,
     ):
         with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
             call(gpt2, ranks=0)
-    for call in (state_bytes, partial(kv_bytes, tokens=1)):
+    for call in (state_bytes, partial(kv_bytes, tokens=1), fits):
         with pytest.raises(ValueError, match="batch=-1 must be at least 1"):
             call(gpt2, batch=-1)
     for budget in (1e9, -0.5, True, "80GiB"):
