@@ -626,10 +626,6 @@ const TEXT = {
   upper: (x) => x.toUpperCase(),
   startswith: (x, y) => (Array.isArray(y) ? y.some((e) => x.startsWith(e)) : x.startsWith(y)),
   join: (x, parts) => [...$.it(parts)].map((p) => (isText(p) ? p : wrong())).join(x),
-  partition: (x, sign) => {
-    const at = x.indexOf(sign);
-    return at < 0 ? $.tuple(x, "", "") : $.tuple(x.slice(0, at), sign, x.slice(at + sign.length));
-  },
   replace: (x, old, by, most = -1n) => {
     const parts = x.split(old);
     const n = Number(most);
@@ -641,7 +637,6 @@ const TEXT = {
     const parts = x.split(sep), n = Number(most);
     return n < 0 || parts.length <= n + 1 ? parts : [...parts.slice(0, n), parts.slice(n).join(sep)];
   }),
-  splitlines: $.def(["keepends"], (x, kept = false) => (x.match(/[^\n]*\n|[^\n]+$/g) || []).map((l) => (kept ? l : l.replace(/\n$/, "")))),
   format: rest(([x, ...given], kw) => {
     let n = 0;
     return x.replace(/\{(\w*)(!r)?(?::([^}]*))?\}/g, (_, name, shown, spec) => {
@@ -654,7 +649,6 @@ const LIST = {
   append: (x, item) => (x.push(item), null),
   pop: (x, i = -1n) => x.splice(numberAt(x, i), 1)[0],
   index: (x, item) => BigInt(x.findIndex((e) => $.eq(e, item))),
-  count: (x, item) => BigInt(x.filter((e) => $.eq(e, item)).length),
 };
 const TUPLE = { __contains__: $.has };
 const DICT = {
@@ -693,7 +687,6 @@ const re = {
     const js = isText(by) ? by.replaceAll("$", "$$$$").replace(/\\(\d)/g, "$$$1") : by;
     return text.replace(made, js);
   }),
-  split: (p, text) => text.split(pattern(p)),
   fullmatch: (p, text) => {
     const found = pattern(`^(?:${p})$`).exec(text);
     return found && Array.from(found, (part) => part ?? null);
@@ -849,10 +842,8 @@ const logarithm = (x) => {
 };
 const math = {
   pi: Math.PI,
-  inf: Infinity,
   log: logarithm,
   log10: (x) => (real(x) > 0 ? Math.log10(real(x)) : fail("ValueError", "log")),
-  log2: (x) => Math.log2(real(x)),
   sqrt: (x) => (real(x) < 0 ? fail("ValueError", "sqrt") : Math.sqrt(real(x))),
   floor: (x) => BigInt(Math.floor(real(x))),
   ceil: (x) => BigInt(Math.ceil(real(x))),
