@@ -22,7 +22,7 @@ from attnref.released.record import (
     fields_of,
     records_of,
 )
-from attnref.words import origin
+from attnref.words import message, origin
 
 On = bool | str
 ROPE = "rope_width", "rope_layout", "rope_backwards", "rope_kind", "rope_size"
@@ -205,8 +205,12 @@ def _fields(
         values = [*{getattr(x, name): True for x in of or every}]
         if len(values) > 1 and name not in {"kind", *SIZES}:
             raise ValueError(
-                f"{every[0].family}: the layers differ in {name}, which is not "
-                "written in one file"
+                message(
+                    "{}: the layers differ in {}, which is not written in one "
+                    "file",
+                    every[0].family,
+                    name,
+                )
             )
         same = len(values) == 1 and on[name] != f"self.{name}"
         r[name] = values[0]
