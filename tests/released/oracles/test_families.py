@@ -313,6 +313,25 @@ def test_a_layer_from_a_config_is_called_like_any_other(family, attend):
         assert cache.length == LENGTH
 
 
+@pytest.mark.parametrize("family, more", CASES, ids=lambda x: "-".join(x))
+@torch.no_grad()
+def test_of_a_whole_text_a_file_gives_bit_for_bit_what_the_layer_gives(
+    family, more
+):
+    config = config_of(family, **more).to_dict()
+    made = module_of(config)["Attention"]
+    for layer, r in records_of(config).items():
+        if r.shares is not None or (r.index_topk and not r.index_own):
+            continue  # it reads what another layer has left
+        torch.manual_seed(0)
+        alone, x = made(layer).eval(), torch.randn(ROWS, LENGTH, r.d_model)
+        for weight in alone.parameters():
+            weight.normal_(std=0.2)
+        ours = attention_from_config(config, layer).eval()
+        ours.load_state_dict(alone.state_dict())
+        assert torch.equal(alone(x), ours(x)), f"layer {layer}"
+
+
 class Around(nn.Module):
     """A layer of transformers, with attention of ours in it."""
 
