@@ -113,14 +113,16 @@ def rendered(
     known |= {"family": every[0].family, "at": at, "first": first}
     known |= {"remarks": remarks, "constants": _constants(r)}
     known["nested"] = at.startswith("model.")  # beside one of images
+    rotated = [x for x in every if x.rope_theta]
     known["partial"] = any(
-        x.rope_width != (x.rope_dim or x.head_dim) for x in every
+        x.rope_width != (x.rope_dim or x.head_dim) for x in rotated
     )
     known["scaled"] = any(
         x.scale != x.head_dim**-0.5 or x.kv_rank for x in every
     )
-    whole = all(x.rope_width == x.head_dim for x in every if x.rope_theta)
+    whole = all(x.rope_width == x.head_dim for x in rotated)
     known["turned"] = t["head_dim" if whole else "rope_width"]
+    known["widths"] = t["rope_width"].startswith("self.")
     known["same_v"] = all(x.v_head_dim == x.head_dim for x in every)
     known["reuses"] = any(x.index_topk and not x.index_own for x in every)
     windows = [t[name] for name in ("window", "chunk") if on[name]]

@@ -42,6 +42,12 @@ DIFFERENT = {
     "scaling and positions": (replace(LAYER, **YARN), {"rope_theta": None}),
     "a ramp": (LAYER, YARN | {"rope_low": 1.5, "rope_high": 2.5}),
     "size of RoPE": (LAYER, {"rope_size": 1.25}),
+    "a part and the whole": (LAYER, {"rope_width": 4}),
+    "two parts": (replace(LAYER, rope_width=6), {"rope_width": 4}),
+    "a part and no positions": (
+        replace(LAYER, rope_width=6),
+        {"rope_theta": None, "rope_width": 0},
+    ),
     "key/value heads": (LAYER, {"n_kv_heads": 2}),
     "widths": (LAYER, NARROW),
     "width of values": (LAYER, {"v_head_dim": 8}),
