@@ -1,5 +1,7 @@
 """The file that is written for a model."""
 
+import copy
+import io
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,6 +10,7 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
+from attnref import ConfiguredAttention
 from attnref.released.generate import rendered
 from attnref.released.record import AttentionRecord
 from sitekit.released.released import released
@@ -163,3 +166,21 @@ def test_the_curves_of_a_page_are_those_of_the_file(kind):
     sign = -1 if r.rope_backwards else 1
     wanted = torch.tensor(frequencies(r), dtype=torch.float64) * sign
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0)
+
+
+@torch.no_grad()
+def test_a_layer_is_copied_stored_compiled_and_exported():
+    """Its class is made from the text of its record."""
+    layer = ConfiguredAttention(replace(LAYER, family="llama", softcap=5.0))
+    x = torch.randn(3, 9, LAYER.d_model)
+    stored = io.BytesIO()
+    torch.save(layer.eval(), stored)
+    stored.seek(0)
+    for other in (
+        copy.deepcopy(layer),
+        torch.load(stored, weights_only=False),
+        torch.compile(layer, backend="eager", fullgraph=True),
+        torch.export.export(layer, (x,)).module(),
+    ):
+        assert torch.equal(other(x), layer(x))
+    assert isinstance(copy.copy(layer), ConfiguredAttention)
