@@ -20,7 +20,11 @@ ITEM = re.compile(
     r"  \{ #(?P<id>[\w-]+) \}$",
     re.MULTILINE,
 )
-PIECE = re.compile(r"<(?P<end>/?)(?P<tag>[a-zA-Z][\w-]*)[^>]*?>|[^<]+|<")
+PIECE = re.compile(
+    r"<(?P<whole>math|pre|script|svg)\b.*?</(?P=whole)>"  # at once: most tags
+    r"|<(?P<end>/?)(?P<tag>[a-zA-Z][\w-]*)[^>]*?>|[^<]+|<",
+    re.DOTALL,
+)
 PROSE = {"p", "li"}
 APART = {
     *("a", "button", "code", "dl", "figure", "label", "math", "pre", "script"),
@@ -57,12 +61,20 @@ def _any_of(names: list[str]) -> re.Pattern[str]:
         if name.isascii():
             ends = f"(?:{re.escape(name[:-1])}ies|" * name.endswith("y")
             plural = f"{re.escape(name)}s?" + ")" * name.endswith("y")
-            return rf"(?<![\w-]){ends}{plural}(?![\w-]|\.\w)"
+            return rf"{ends}{plural}(?![\w-]|\.\w)"
         alone = f"(?<!{HAN}){name}(?=[、和与])"
         return re.escape(name) if len(name) > 1 else alone
 
-    each = (f"(?P<t{n}>{one(name)})" for n, name in enumerate(names))
-    return re.compile("|".join(each), re.IGNORECASE | re.ASCII)
+    each = [f"(?P<t{n}>{one(name)})" for n, name in enumerate(names)]
+    # Within a word, one look tells that no English term begins.
+    english, chinese = (
+        "|".join(
+            e for e, x in zip(each, names, strict=True) if x.isascii() is of
+        )
+        for of in (True, False)
+    )
+    pattern = rf"{chinese}|(?<![\w-])(?:{english})".removeprefix("|")
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
 def linked(html: str, stem: str, language: str, urls: dict[str, str]) -> str:
@@ -88,7 +100,7 @@ def linked(html: str, stem: str, language: str, urls: dict[str, str]) -> str:
             prose += by * (tag in PROSE)
             apart += by * (tag in APART)
         text = piece[0]
-        if not piece["tag"] and prose > 0 and not apart:
+        if not (piece["tag"] or piece["whole"]) and prose > 0 and not apart:
             text = pattern.sub(link, text)
         written.append(text)
     return "".join(written)
