@@ -114,7 +114,7 @@ def script(stem: str, config: Any) -> str:
     return f"<script>{{ {known} if (to) location.replace(to); }}</script>"
 
 
-def write_stubs(config: Any, *, built: bool) -> None:
+def write_stubs(config: Any, *, built: bool = True) -> None:
     """Into the site; each entry is checked if its pages are built."""
     for old, new in MOVED.items():
         if built and (not _holds(new, config) or _holds(old, config)):
