@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
 
 from sitekit import ROOT
 from sitekit.drawing import flow, svg, traced
@@ -435,6 +436,9 @@ def test_a_page_is_right_in_every_font_and_for_axe(
         if scheme == schemes[0]:
             tab.goto(address + path)
             tab.evaluate(OPEN)
+        name = {"light": "default", "dark": "slate"}[scheme]
+        body = tab.locator("body")
+        expect(body).to_have_attribute("data-md-color-scheme", name)
         found = []
         for font in fonts[1:] or fonts:  # the first is in the test above
             tab.evaluate(FORCE, font)
