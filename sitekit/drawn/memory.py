@@ -374,6 +374,7 @@ def numbers() -> dict[str, object]:
         "llama": 2 * 32 * 128 / entry,
         "v3": widths["mha"],
         "weights": kv_memory.weight_bytes(llama) / GIB,
+        "sequences": 60 * GIB // kv_bytes(llama, 16_384),
         "states_of_k3": kv_memory.state_bytes(find_model("kimi-k3")) / 2**20,
         "states": kv_memory.state_bytes(states) / 2**20,
         "with_indexer": sum(sum(store.widths) for store in indexed.stores),

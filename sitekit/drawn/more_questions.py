@@ -8,6 +8,7 @@ from torch import Tensor
 from attnref import crossover
 from attnref.numbers.kv_memory import kv_bytes, size, state_bytes
 from attnref.released.specs import find_model
+from sitekit.drawn import questions
 from sitekit.drawn.mla import WIDTHS, v3
 from sitekit.drawn.operations import H100
 from sitekit.drawn.questions import EMBEDDING, LINK, LLAMA, READ
@@ -164,6 +165,7 @@ def _of_all_reduces() -> dict[str, object]:
         "chunk": blocks * 512 / H100.peak * 1e3,
         "large_chunk": blocks * 2048 / H100.peak * 1e3,
         "chunks_read": read / 2**30,
+        "prefill": questions.numbers()["prefill"],
         "chunk_of_mla": math.ceil(crossover(**WIDTHS)),
         "reading_chunks": read / H100.bandwidth * 1e3,
     }

@@ -94,6 +94,11 @@ def numbers() -> dict[str, object]:
     return _of_layers() | _of_steps() | _of_serving()
 
 
+def _in_formula(n: int) -> str:
+    """A comma of TeX would have a space behind it."""
+    return f"{n:,}".replace(",", "{,}")
+
+
 def _of_layers() -> dict[str, object]:
     q = 32 * 8192 * 128 * 2
     a_sequence, mistral = kv_bytes(LLAMA, 131_072), find_model("mistral-7b")
@@ -137,6 +142,9 @@ def _of_steps() -> dict[str, object]:
         "step_of_32": many * 1e3,
         "rate_of_32": 32 / many,
         "bound_batch": math.ceil(ridge),
+        "sequences": int(60 * 2**30 // kv_bytes(LLAMA, 16_384)),
+        "flops_per_token": _in_formula(32 * 4 * 4096),
+        "bytes_per_token": _in_formula(kv_bytes(LLAMA, 1)),
         # READ + 4 * a token * S FLOPs on a token * S bytes in each sequence
         "longest": READ / (kv_bytes(LLAMA, 1) * (ridge - 4)),
         "absorbed": absorbed.attention_intensity(),

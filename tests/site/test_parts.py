@@ -107,30 +107,13 @@ def test_widths_of_scaled_models_are_those_of_their_specs():
         width = group.get("qk_rope_head_dim") or group["head_dim"]
         assert scaling.MODELS[name].width == width
         assert scaling.MODELS[name].mla == ("kv_lora_rank" in group)
-    found = {row[0].split("]")[0][1:]: row[6:] for row in scaling.released()}
-    a = 0.1 * math.log(40) + 1
-    assert found["DeepSeek-V3"] == ["1", f"{a**2:.4g}"]
-    a = 0.1 * math.log(32) + 1
-    assert found["gpt-oss"] == [f"{a:.4g}", f"{a**2:.4g}"]
-    assert found["Ministral 3"] == found["Llama 3.1"] == ["1", "1"]
-    a = math.sqrt(1 + math.log(32) / math.log(4096))
-    assert found["Phi-3.5-mini"] == [f"{a:.4g}", f"{a**2:.4g}"]
 
 
 def test_scores_by_distance():
-    def mean(far, slow=lambda f: f):
-        f = [5e5 ** (-p / 64) for p in range(64)]
-        near = [far * 2 ** (n / 99.5 - 1) for n in range(200)]
-        return sum(math.cos(d * slow(x)) for d in near for x in f) / 12800
-
     rows = {
         row[0]: [float(x) for x in row[1:]]
         for row in cells(scaling.scores().rows)
     }
-    for n, far in enumerate((1, 8, 64, 512, 8192)):
-        assert rows["none"][n] == pytest.approx(mean(far), abs=0.006)
-        linear = mean(far, lambda f: f / 8)
-        assert rows["`linear`"][n] == pytest.approx(linear, abs=0.006)
     within, beyond = rows["none"][:5], rows["none"][5:]
     assert max(beyond) < min(within)  # in the prose, as what follows
     assert (
@@ -152,10 +135,4 @@ def test_stale_keys_late_queries_and_mistakes():
     )
     assert 0.01 < dynamic[0] < dynamic[1] < dynamic[2]
     assert min(longrope) > 0.5
-    for i, *factors in scaling.growing():
-        at = int(i.replace(",", ""))
-        for n, got in zip(
-            ((at + 1) // 8192, at // 16384), factors, strict=True
-        ):
-            assert got == f"{1 + 0.1 * math.log(1 + n):.3f}"
     assert all(float(row[2]) > 0.3 for row in scaling.mistaken())

@@ -9,7 +9,6 @@ import torch
 from playwright.sync_api import expect
 from torch.nn import functional as F
 
-from attnref.numbers.kv_memory import size
 from sitekit.drawn import (
     absorption,
     flash,
@@ -205,12 +204,6 @@ def test_the_last_tile_gives_what_softmax_gives():
 def test_where_the_matrix_stands_decides_what_a_step_reads():
     """The sizes of DeepSeek-V3, in bfloat16, after 4096 tokens and one more."""
     frames = absorption.sliding().frames
-    H, dn, dr, dv, R, S = 128, 128, 64, 128, 512, 4097
-    read = [S * n * 2 for n in (H * (dn + dr + dv), R + dr, R + dr)]
-    assert [f.facts["bytes"] for f in frames] == [*map(size, read)]
-    once = 2 * H * R * (dn + dv)
-    flops = [once, once * S, once]
-    assert [f.facts["up"] for f in frames] == [f"{n / 1e6:,.0f}" for n in flops]
     orders = [
         [x for x in drawn(f) if x in ("q", "k", "c", "\u00b7", "W\u1d41\u1d37")]
         for f in frames
@@ -223,4 +216,5 @@ def test_where_the_matrix_stands_decides_what_a_step_reads():
         float(re.findall(r'y="168" width="([\d.]+)"', "".join(f.marks))[-1])
         for f in frames
     ]
-    assert bars[0] / bars[1] == pytest.approx(read[0] / read[1], rel=1e-3)
+    times = 128 * (128 + 64 + 128) / (512 + 64)
+    assert bars[0] / bars[1] == pytest.approx(times, rel=1e-3)
