@@ -33,13 +33,13 @@ quick: $(READY)
 costs: $(READY)
 	$(PY) -m tests.kit.costs
 
-# Plants faults in the package and runs its unit tests: a sample of SIZE faults,
-# or with SIZE=0 all. ONLY=core, ONLY=cost or ONLY=cost:131,masks takes those of
-# a folder or of some files. The usual sample is less work than make test.
-SIZE ?= 120
-SEED ?= 1
+# Plants faults in functions of the reference and runs its tests, which takes
+# hours; ONLY=core.softmax takes those of one file, after all tests have told
+# what they reach. `python -m mutmut results` lists what no test notices.
+MUTMUT := mutmut==3.8.1
 mutants: $(READY)
-	$(PY) -m tests.mutants --size $(SIZE) --seed $(SEED) --only "$(ONLY)"
+	$(PIP) $(MUTMUT)
+	$(PY) -m mutmut run "attnref.$(ONLY)*"
 
 # Runs what compares with transformers, PEFT and torch on their newest releases,
 # in an environment of its own, and says what breaks and which page shows it.
