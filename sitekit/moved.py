@@ -3,7 +3,8 @@
 An entry is a page, `"core/old": "core/new"`, or a section of a page that stays,
 `"core/masks#layer": "core/rules#layer"`. For a page a stub is written, which
 leads on by itself. Of a section, a script of the page that it has left does so;
-without JavaScript, the reader sees the beginning of that page.
+without JavaScript, the reader sees the beginning of that page. The plugin
+mkdocs-redirects leads from whole pages alone, which is one of these entries.
 """
 
 import json

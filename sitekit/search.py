@@ -9,6 +9,9 @@ folds out is a section too. Names stand as `names` in the entries of the index,
 those of `sections` as `aliases`; overrides/assets/search.js ranks by them. So
 many of a page's as `titles` says are no aliases. The Chinese ones are words
 that jieba does not cut.
+
+Pagefind 1.5 finds 46 of 74 questions of tests/site/test_search.py in English
+and 26 of 65 in Chinese, where this finds nine in ten; and it needs a server.
 """
 
 import json
