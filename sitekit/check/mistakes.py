@@ -317,7 +317,7 @@ def entry(
     yield item("symptom", f"[{symptom}]({symptoms}#{told_of.symptom})")
     yield item("notice", told(mistake, word(mistake.notice), language))
     caught = kills()[mistake.id]
-    tests = [f"[`{law}`]({link(TESTS)}#{law})" for law in caught["laws"]]
+    tests = [f"[`{x}`]({link(TESTS)}#{x})" for x in caught["properties"]]
     # Without the parameters of a test: dict, since several may be of one.
     tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in caught["tests"])
     yield item("caught", between.join(tests))

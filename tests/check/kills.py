@@ -213,7 +213,7 @@ def main(ids: list[str]) -> None:
         mistake, known = catalogue()[id], record.get(id, {}).get("tests", [])
         tests = forked(partial(noticed, id, known))
         record[id] = {
-            "laws": failing(mistake.variants[0]),
+            "properties": failing(mistake.variants[0]),
             "tests": tests,
             "same_shape": same_shape(id),
         }

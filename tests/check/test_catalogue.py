@@ -47,7 +47,7 @@ def test_it_is_told_whole(name):
 
 @each
 def test_a_test_to_copy_notices_it(name):
-    first = mistakes.kills()[name]["laws"][:1]
+    first = mistakes.kills()[name]["properties"][:1]
     assert first == failing(catalogue()[name].variants[0], first), (
         f"record what notices it: python -m tests.check.kills {name}"
     )
@@ -57,7 +57,7 @@ def test_a_test_to_copy_notices_it(name):
 @each
 def test_these_tests_to_copy_notice_it(name):
     found = failing(catalogue()[name].variants[0])
-    assert found == mistakes.kills()[name]["laws"]
+    assert found == mistakes.kills()[name]["properties"]
 
 
 @pytest.mark.audit

@@ -60,7 +60,7 @@ def test_an_entry_says_all_that_the_catalogue_does(entries, language):
         caught = mistakes.kills()[name]
         for test in caught["tests"]:
             assert test.partition("[")[0] in text
-        for law in caught["laws"]:
+        for law in caught["properties"]:
             to = f"../{mistakes.TESTS.rpartition('/')[2]}/#{law}"
             assert f'href="{to}"' in part
         right, wrong = mistakes.seen(name)
