@@ -16,14 +16,14 @@ def numbers() -> dict[str, object]:
     """What the text says of these steps."""
     costs = decode()
     expanded, absorbed = costs["expanded"], costs["absorbed"]
-    of_a_pair = {name: [*rest] for (name, _), *rest in pairs()}
+    mha, _, _, of_expanded, of_absorbed = pairs()
     short = mla_cost(**V3, form="absorbed", past=4096)
     return {
-        "pair": of_a_pair["mha"][0],
-        "pair_expanded": of_a_pair["expanded"][0],
-        "times_expanded": of_a_pair["expanded"][1],
-        "pair_absorbed": of_a_pair["absorbed"][0],
-        "times_absorbed": of_a_pair["absorbed"][1],
+        "pair": mha[1],
+        "pair_expanded": of_expanded[1],
+        "times_expanded": of_expanded[2],
+        "pair_absorbed": of_absorbed[1],
+        "times_absorbed": of_absorbed[2],
         "parameters": absorbed.parameters / 1e6,
         "parameters_zh": absorbed.parameters / 1e8,
         "larger_cache": expanded.cached / absorbed.cached,

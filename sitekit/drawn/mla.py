@@ -101,13 +101,12 @@ def numbers() -> dict[str, object]:
     """What the text says of DeepSeek-V3, and of who compares with what."""
     sizes, H, R = _sizes(), V3["n_heads"], V3["kv_lora_rank"]
     _, new, six = (share for *_, share in claim())
-    shares = {name.key: times for name, _, times in compared()}
     return {
         "of_heads": f"{H * (128 + 128):,}",
         "entry": sizes["mla"],
         "latent_products": R * (128 + 128) + 128 + 64 + 128,
         "absorbed_products": 2 * R + 64,
-        "wider": float(shares["wide"]) - 1,
+        "wider": (R + 128) / sizes["mla"] - 1,
         "groups": sizes["mla"] / sizes["mqa"],
         "from_tokens": math.ceil(attnref.crossover(**WIDTHS)),
         "llama": 2 * 32 * 128 / sizes["mla"],

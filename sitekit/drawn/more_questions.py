@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from attnref import crossover
-from attnref.numbers.kv_memory import kv_bytes, size, state_bytes
+from attnref.numbers.kv_memory import (
+    kv_bytes,
+    size,
+    state_bytes,
+    weight_bytes,
+)
 from attnref.released.specs import find_model
 from sitekit.drawn import questions
 from sitekit.drawn.mla import WIDTHS, v3
@@ -117,7 +122,7 @@ def _of_training() -> dict[str, object]:
 
 def _of_a_fleet() -> dict[str, object]:
     """A thousand users, on groups of eight devices of 80 GB."""
-    cache, weights = kv_bytes(LARGE, 32_768), 2 * LARGE.params
+    cache, weights = kv_bytes(LARGE, 32_768), weight_bytes(LARGE)
     in_time = 0.028 * 0.75 * H100.bandwidth  # bytes that a device reads
     held, read, read_of_fp8 = (
         int((8 * each - weights) // each_user)
@@ -149,7 +154,7 @@ def _of_all_reduces() -> dict[str, object]:
     """Over a ring of eight, two per layer; and chunks of a prompt."""
     step, prompt = (tokens * 8192 * 2 for tokens in (32, 8192))
     a_step, a_prompt = (2 * 7 / 8 * n / 450e9 for n in (step, prompt))
-    matrices = 2 * (LARGE.params - 2 * 128_256 * 8192)
+    matrices = weight_bytes(LARGE) - 4 * 128_256 * 8192
     blocks = READ - 2 * EMBEDDING  # only the last token needs logits
     read = sum(kv_bytes(LLAMA, 512 * n) for n in range(1, 17))
     return {

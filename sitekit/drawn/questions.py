@@ -3,23 +3,29 @@ cache."""
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnref import Yarn, crossover, sdpa
 from attnref.numbers.cost import attention_cost, mla_cost
-from attnref.numbers.kv_memory import Storage, kv_bytes, size
+from attnref.numbers.kv_memory import (
+    Storage,
+    kv_bytes,
+    size,
+    weight_bytes,
+)
 from attnref.released.specs import find_model
 from sitekit.drawn.mla import V3, WIDTHS
 from sitekit.drawn.operations import H100
 from sitekit.markdown.render import Row
 
-LAYER = {"d_model": 4096, "n_heads": 32, "n_kv_heads": 8}
+LAYER: dict[str, Any] = {"d_model": 4096, "n_heads": 32, "n_kv_heads": 8}
 LLAMA, V3_MODEL = find_model("llama-3.1-8b"), find_model("deepseek-v3")
 # A step looks up one row of this table for each token.
 EMBEDDING = 128_256 * 4096
-READ = 2 * (LLAMA.params - EMBEDDING)  # bytes of weights, and FLOPs of a token
+READ = weight_bytes(LLAMA) - 2 * EMBEDDING  # as many bytes as FLOPs per token
 LINK = 400e9 / 8  # bytes per second of a link of 400 Gb/s
 
 WIDTH, PAIRS = 128, (0, 16, 32, 48, 63)
@@ -156,7 +162,7 @@ def _of_serving() -> dict[str, object]:
     tokens, prompt, samples, block = 1100, 1000, 4, 16
     blocks, shared = -(-tokens // block), prompt // block
     # The output table multiplies the last token, the embedding none.
-    matrices = 2 * (LLAMA.params - 2 * EMBEDDING) * 8192 + 2 * EMBEDDING
+    matrices = (READ - 2 * EMBEDDING) * 8192 + 2 * EMBEDDING
     attention = LLAMA.groups[0].layers * 4 * 4096 * 8192 * 8193 // 2
 
     def drafted(a: float, k: int) -> float:
