@@ -95,7 +95,9 @@ def test_what_a_file_draws_is_on_a_page_and_in_a_test():
         {*words("tests")},
     )
     recorded = (ROOT / "tests/site/tables.json").read_text(encoding="utf-8")
+    stems = {path.stem for path in markdown_files("en")}
     for page in calls.pages():
+        assert page in stems, f"sitekit/drawn: {page} is no page"
         file = page.replace("-", "_")
         for name in calls.drawn(page).keys() - {"numbers"}:  # of the text
             own = f"{file}.{name}"
@@ -516,24 +518,6 @@ def test_a_name_that_stands_twice_is_refused(monkeypatch):
     why = r"masks.py defines \['causal_mask'\], as attnref does; give it"
     with pytest.raises(ValueError, match=why):
         calls.value("fully_masked", "masks")
-
-
-@pytest.mark.whole
-def test_each_file_draws_for_a_page_that_shows_it():
-    stems = [path.stem for path in markdown_files("en")]
-    named = []
-    for stem in stems:
-        for kind, spec in fences(stem):
-            texts = [spec.get("table", kind), spec.get("plot", kind)]
-            texts.append(spec.get("steps", kind))
-            texts += [panel.get("draw", "") for panel in spec.get("panels", [])]
-            named += [(stem, str(text).split("(")[0]) for text in texts]
-    sources = "".join(p.read_text("utf-8") for p in calls.DRAWN.glob("*.py"))
-    for page in calls.pages():
-        assert page in stems
-        for name in calls.drawn(page).keys() - {"numbers"}:
-            used = len(re.findall(rf"\b{name}\b", sources)) > 1
-            assert (page, name) in named or used, f"{page}.{name} is not shown"
 
 
 def test_what_sharing_heads_costs():
