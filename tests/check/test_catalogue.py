@@ -162,6 +162,18 @@ def test_our_own_tests_notice_them():
     assert found == recorded
 
 
+def test_a_property_says_what_does_not_hold():
+    x = torch.arange(6.0).view(1, 3, 2)
+    with pytest.raises(AssertionError) as error:
+        properties.future_is_hidden(lambda x: x.flip(1), x)
+    said = str(error.value)
+    assert said.startswith("future_is_hidden: Another last token changes its")
+    assert "Mismatched elements: 2 / 4" in said
+    pairs = [(x, x + 0.25, 0.5), (x, x + 0.75, 0.5)]  # how far at most
+    with pytest.raises(AssertionError, match=r"difference: 0\.75"):
+        properties.Property(lambda: iter(pairs))()
+
+
 def test_a_mistake_is_planted_in_a_package_of_its_own():
     (entry,) = read(
         "id: a\nen: A || B\nzh: 甲 || 乙\n"
