@@ -28,7 +28,7 @@ AS_MAKE_TEST = ["-n", "2", "--dist", "loadfile", "-m", "not audit"]
 SAMPLES = (
     r"axe|runs_without_attnref|test_(browser|calculator|exercises|goals)"
     r"|every_page.*\[zh/|gqa, growing|a_length_may"
-    r"|test_past.*(mask_is_checked|rows_with_pads)"
+    r"|test_past.*mask_is_checked"
 )
 # The first that matches the name of a test or of a fixture.
 KINDS = {

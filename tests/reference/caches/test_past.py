@@ -1,26 +1,19 @@
 """What self-attention does with its heads, beside what the laws say of it."""
 
-import itertools
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from attnref import (
     Causal,
     Chunk,
-    Documents,
     GroupedQueryAttention,
     GrowingKVCache,
     KVCache,
     MultiHeadLatentAttention,
     Prefix,
     RingKVCache,
-    Rope,
-    Rule,
     Window,
     attention_from_config,
     file_of,
@@ -28,13 +21,10 @@ from attnref import (
     token_positions,
 )
 from attnref.core import masks
-from tests.kit import sampled
 from tests.kit.compare import relative_error
-from tests.kit.other_caches import Backwards, ChunkCache
 from tests.variants import (
     CORES,
     DECODERS,
-    VARIANTS,
     E,
     inputs,
     run,
@@ -87,68 +77,11 @@ def test_a_mask_is_checked_once_on_its_way(name, core, monkeypatch):
         assert calls == {("check_mask", "Tensor"): 1, ("check", "Window"): 1}
 
 
-N, PROMPT, LENGTH = 11, 7, 3  # of a row and its prompt, with pads; a prefix
+N, PROMPT = 11, 7  # tokens of a row, and of its prompt, which has pads
 slots = torch.arange(N)
-PADS = {
-    "none": slots >= torch.zeros(3, 1),
-    "left": slots >= torch.tensor([[0], [4], [2]]),
-    # Of a prompt padded on the right; the tokens after it are then decoded.
-    "right": (slots < torch.tensor([[7], [3], [5]])) | (slots >= PROMPT),
-}
+# On the right; the tokens after it are then decoded.
+RIGHT = (slots < torch.tensor([[7], [3], [5]])) | (slots >= PROMPT)
 CHUNKS = [PROMPT, 1, 0, 2, 1]
-DOCUMENTS = (token_positions(valid) > 4 for valid in PADS.values())
-IDS = dict(zip(PADS, (ids.int() for ids in DOCUMENTS), strict=True))
-
-
-class Given(NamedTuple):
-    """A rule, for rows with pads and without, whose mask is written out."""
-
-    rule: Callable[[str, bool], Rule]  # of the pads, and whether positions are
-    dense: Callable[[Tensor, Tensor, Tensor], Tensor]  # i, j, documents
-
-
-RULES = {
-    "causal": Given(lambda pads, given: Causal(), lambda i, j, ids: j <= i),
-    "window": Given(
-        lambda pads, given: Window(4),
-        lambda i, j, ids: (j <= i) & (i - j < 4),
-    ),
-    "chunk": Given(
-        lambda pads, given: Chunk(4),
-        lambda i, j, ids: (j <= i) & (i // 4 == j // 4),
-    ),
-    "prefix": Given(
-        # Without positions, pads on the left count: the caller adds them.
-        lambda pads, given: Prefix(
-            LENGTH if given else LENGTH + (~PADS[pads]).sum(-1)
-        ),
-        lambda i, j, ids: (j <= i) | (j < LENGTH),
-    ),
-    "documents": Given(
-        lambda pads, given: Causal() & Documents(IDS[pads]),
-        lambda i, j, ids: (j <= i) & (ids[:, None] == ids),
-    ),
-    "window and documents": Given(
-        lambda pads, given: Window(3) & Documents(IDS[pads]),
-        lambda i, j, ids: (j <= i) & (i - j < 3) & (ids[:, None] == ids),
-    ),
-}
-
-
-def positions_in(rule, pads):
-    """Of tokens; in packed documents they start again in each of them."""
-    at = token_positions(PADS[pads])
-    return at - 5 * IDS[pads] if "documents" in rule else at
-
-
-def caches_for(rule, pads, given):
-    """A ring drops the tokens that have left the window, pads among them."""
-    makes = [lambda: None, lambda: KVCache(N), GrowingKVCache, Backwards]
-    if rule == "window":
-        makes.append(lambda: RingKVCache(4 if pads != "right" else 8))
-    if rule == "chunk" and pads == "none":
-        makes.append(lambda: ChunkCache(4))
-    return makes
 
 
 def decoded(layer, x, valid, positions, make, **told):
@@ -162,87 +95,6 @@ def decoded(layer, x, valid, positions, make, **told):
             layer(chunk, mask=mask, cache=cache, positions=given, **told)
         )
     return torch.cat(outs, dim=1)
-
-
-@pytest.mark.parametrize(
-    ("name", "core"),
-    sampled(
-        list(itertools.product(DECODERS, CORES)),
-        lambda pair: "gqa" in pair or pair == ("mla expanded", "sdpa"),
-    ),
-)
-@torch.no_grad()
-def test_rows_with_pads_are_those_rows_alone(name, core):
-    """Whatever the rule, the cache and the positions: a padded batch, read in
-    chunks, gives each row what it gets alone, in one pass and under a mask
-    that is written out."""
-    rope = {"rope": Rope(100.0)}
-    plain, x = variant(name, causal=False, **rope), tokens(3, N, E)
-    told = VARIANTS[name].told
-    # flex is slow here: it asks for each pair of tokens by itself.
-    positions = (True,) if core == "flex" else (False, True)
-    for n, (rule, pads, given) in enumerate(
-        itertools.product(RULES, PADS, positions)
-    ):
-        if not given and (pads == "right" or (rule, pads) == ("chunk", "left")):
-            continue  # without positions, nothing says where the pads are
-        valid = PADS[pads]
-        want = torch.zeros_like(x)
-        for row, real in enumerate(valid):
-            i = torch.arange(int(real.sum()))
-            seen = RULES[rule].dense(i[:, None], i, IDS[pads][row][real])
-            want[row, real] = plain(x[row, real][None], mask=seen, **told)[0]
-        ours = variant(
-            name,
-            causal=RULES[rule].rule(pads, given),
-            attend=CORES[core],
-            **rope,
-        )
-        ours.load_state_dict(plain.state_dict())
-        at = positions_in(rule, pads) if given else None
-        makes = caches_for(rule, pads, given)
-        for make in makes if core == "sdpa" else [makes[n % len(makes)]]:
-            out = decoded(ours, x, valid, at, make, **told)
-            error = relative_error(out[valid], want[valid])
-            assert error <= 1e-12, (rule, pads, given, make())
-
-
-@torch.no_grad()
-def test_a_cache_remembers_the_positions_that_it_was_given():
-    """Where tokens are rolled back, and rows take each other's places."""
-    layer = variant("gqa", rope_theta=100.0, causal=Window(4))
-    x, valid = tokens(3, N, E), PADS["right"]
-    mask, at = padding_mask(valid), token_positions(valid)
-    want = layer(x, mask=mask, positions=at)
-    for make in (lambda: KVCache(N), GrowingKVCache):
-        cache = make()
-        layer(x[:, :PROMPT], mask=mask[..., :PROMPT], cache=cache)
-        assert cache.positions_of(None, 1) is None  # nothing to remember
-        wrong = {"positions": torch.arange(15).reshape(5, 3)}
-        with pytest.raises(ValueError, match="3 rows of 2 tokens need"):
-            layer(x[:, 7:9], mask=mask[..., :9], cache=cache, **wrong)
-        for _ in range(2):  # again after a rollback
-            part = {"mask": mask[..., :9], "positions": at[:, 7:9]}
-            layer(x[:, 7:9], cache=cache, **part)
-            out = layer(
-                x[:, 9:10],
-                mask=mask[..., :10],
-                cache=cache,
-                positions=at[:, 9:10],
-            )
-            assert relative_error(out, want[:, 9:10]) <= 1e-12
-            cache.crop(7)
-        layer(
-            x[:, 7:10], mask=mask[..., :10], cache=cache, positions=at[:, 7:10]
-        )
-        rows = torch.tensor([1, 2, 2, 0])
-        cache.reorder(rows)
-        out = layer(
-            x[rows, 10:], mask=mask[rows], cache=cache, positions=at[rows, 10:]
-        )
-        assert relative_error(out, want[rows, 10:]) <= 1e-12
-        cache.reset()
-        assert cache.positions_of(None, 1) is None
 
 
 @torch.no_grad()
@@ -259,7 +111,7 @@ def test_of_tokens_at_one_position_none_sees_a_later_one():
 
 @torch.no_grad()
 def test_a_layer_without_rope_takes_positions_for_its_rule():
-    valid, x = PADS["right"], tokens(3, N, E)
+    valid, x = RIGHT, tokens(3, N, E)
     given = {"mask": padding_mask(valid), "positions": token_positions(valid)}
     layer = variant("mha", causal=Window(4))
     alone = layer(x[1, valid[1]][None])
@@ -301,7 +153,7 @@ def test_a_cache_that_returns_other_keys_than_it_says_is_refused(name):
         ),
         (
             lambda: RingKVCache(4),
-            token_positions(PADS["right"]),
+            token_positions(RIGHT),
             ValueError,
             r"the rule is Window\(size=4, first=0\), and at the positions "
             "given it shows a key that the cache has dropped",
@@ -314,15 +166,15 @@ def test_positions_that_a_rule_cannot_count_are_refused(
 ):
     layer, x = variant("gqa", rope_theta=9.0, causal=Window(4)), tokens(3, N, E)
     with pytest.raises(error, match=message):
-        decoded(layer, x, PADS["right"], positions, make)
+        decoded(layer, x, RIGHT, positions, make)
     whole = variant("gqa", rope_theta=9.0)  # which counts nothing
-    decoded(whole, x, PADS["right"], positions, lambda: KVCache(N))
+    decoded(whole, x, RIGHT, positions, lambda: KVCache(N))
 
 
 @torch.no_grad()
 def test_a_model_with_alibi_counts_from_the_positions_it_is_given():
     config = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2}
-    layer, valid = sharp(attention_from_config(config)), PADS["right"]
+    layer, valid = sharp(attention_from_config(config)), RIGHT
     x = torch.randn(3, N, 64, dtype=torch.float64)
     at, mask, cache = token_positions(valid), padding_mask(valid), KVCache(N)
     told = {"mask": mask[..., :7], "positions": at[:, :7]}

@@ -163,16 +163,6 @@ def test_keys_may_come_in_any_order(causal):
     assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
 
 
-@pytest.mark.parametrize("form", ["expanded", "latent", "absorbed"])
-@torch.no_grad()
-def test_each_form_of_mla_reads_a_ring(form):
-    ours = layer(f"mla {form}", causal=Window(5))
-    x, cache = tokens(B, T, E), RingKVCache(5)
-    sizes = [13, 1, 3, 1, 5]
-    got = [ours(c, cache=cache, form=form) for c in x.split(sizes, dim=1)]
-    assert relative_error(torch.cat(got, dim=1), ours(x)) <= 1e-12
-
-
 REFUSED = {
     "plain on a ring": (
         True,
@@ -286,18 +276,6 @@ def test_a_cache_has_to_keep_something_and_to_say_what():
     half = Says(Window(4))
     with refused("rule is Causal(), and Says keeps Window(size=4, ", half):
         layer()(tokens(B, T, E), cache=half)
-
-
-@kept
-@torch.no_grad()
-def test_rows_of_a_part_of_the_past_are_moved(rule, make):
-    ours, x, cache = layer(causal=rule), tokens(B, T, E), make()
-    rows = torch.tensor([2, 0, 2])
-    ours(x[:, :12], cache=cache)
-    cache.reorder(rows)
-    x = torch.cat((x[rows, :12], x[:, 12:]), dim=1)
-    got = [ours(token, cache=cache) for token in x[:, 12:].split(1, dim=1)]
-    assert relative_error(torch.cat(got, dim=1), ours(x)[:, 12:]) <= 1e-12
 
 
 def decoder(*rules):
