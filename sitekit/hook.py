@@ -4,6 +4,7 @@ MkDocs loads this file once in its life, while the rest of sitekit is loaded
 anew after a change: hence the import within.
 """
 
+import atexit
 import gc
 import re
 from collections.abc import Callable
@@ -23,8 +24,10 @@ FURTHER_TABS = re.compile(
     r",[^,{}]*tabbed-set>input:nth-child\((?:9|1\d|20)\)[^,{}]*"
 )
 
-# Rarely: each time, all that torch has imported is looked through.
+# Rarely: each time, all that torch has imported is looked through. At the end
+# of the process it would be twice more.
 gc.set_threshold(100_000, 50, 100)
+atexit.register(gc.freeze)
 _serves = False
 # By language: a server has both.
 _navs: dict[str, Any] = {}
