@@ -178,7 +178,7 @@ def _module(
             lines.append(f"const {name}={text};")
         else:
             lines += Script(known).statement(node)
-    lines.append(f"return {{ {', '.join(map(_name, own))} }};")
+    lines.append(f"return {{ {', '.join(map(_name, sorted(own)))} }};")
     text = "\n".join([*lines, "})();"])
     return re.sub(r"(?<=[;{}])\n(?!const \w+=\$\.def)", "", text)
 
