@@ -102,7 +102,7 @@ def _messages(
         # Of what it prints, the rest is a repetition.
         warnings.simplefilter("ignore")  # what is closed warns
         sys.stdout.flush()
-        sys.stdout = sys.stderr = None  # type: ignore[assignment]
+        sys.stdout = sys.stderr = None
         n, *anew = again(name, made)
         yield "again", n, *map(_as_data, anew)
 
@@ -259,7 +259,8 @@ def reported(
 
     right, lines = rights(name), defaultdict[str, list[Any]](list)
     answers, anew = list["Answer"](), ()
-    error, where = None, ()
+    error: Text | None = None
+    where: tuple[str, ...] = ()
     try:
         for kind, *data in ran.lines:
             lines[kind].append(data)
