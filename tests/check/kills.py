@@ -97,6 +97,12 @@ def forked(work: Callable[[], list[str]]) -> list[str]:
     return list(json.loads(text or b"[]"))
 
 
+def all_noticed(ids: list[str]) -> dict[str, list[str]]:
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    known = {id: record.get(id, {}).get("tests", []) for id in ids}
+    return {id: forked(partial(noticed, id, known[id])) for id in ids}
+
+
 # ------------------------------------------------------------------- shapes
 
 
@@ -209,9 +215,8 @@ def main(ids: list[str]) -> None:
     from tests.check.suites import failing
 
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    for id in ids:
-        mistake, known = catalogue()[id], record.get(id, {}).get("tests", [])
-        tests = forked(partial(noticed, id, known))
+    for id, tests in all_noticed(ids).items():
+        mistake = catalogue()[id]
         record[id] = {
             "properties": failing(mistake.variants[0]),
             "tests": tests,
