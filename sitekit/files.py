@@ -100,8 +100,11 @@ def name_in(source: str) -> str:
 
 @cache
 def everything() -> dict[str, Whole]:
-    """All that can be downloaded, by the file of the package."""
+    """All that can be downloaded, by the file of the package: the plain forms,
+    and what some page shows."""
     found: dict[str, Whole] = {}
+    english = pages.markdown_files("en")
+    shown = {block.source for path in english for block in blocks_of(path)}
     for path in copy.plain().values():
         source, text = str(path.relative_to(ROOT)), text_of(path)
         names = [n for n in _defined_in(text) if n[0] != "_"]
@@ -110,7 +113,10 @@ def everything() -> dict[str, Whole]:
     for folder in FOLDERS:
         for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
             module = f"{folder}.{path.stem}"
-            if module in NO_COPY:
+            if (
+                module in NO_COPY
+                or f"attnref/{folder}/{path.name}" not in shown
+            ):
                 continue
             whole = _copied(module, public.get(path.stem))
             if whole.name in {other.name for other in found.values()}:

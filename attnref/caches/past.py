@@ -94,7 +94,7 @@ def view_of(
     A cache that the layer cannot use is refused, and so are positions that
     neither its RoPE nor its rule nor one of its parts reads.
     """
-    B, T, device = len(x), x.shape[-2], x.device
+    B, T, device = x.shape[0], x.shape[-2], x.device
     causal, needs = layer.causal, getattr(layer, "needs", "append")
     past = past_of(cache, causal, needs)
     if positions is not None:

@@ -130,7 +130,7 @@ class ConfiguredAttention(nn.Module):
         """
         check_input("x", x.shape, self.r.d_model)
         if positions is not None:
-            check_positions(positions, len(x), x.shape[1], x.device)
+            check_positions(positions, x.shape[0], x.shape[1], x.device)
         if self.r.shares is not None:
             cache = self._handed(x, cache)  # it knows the positions
         elif positions is None:
@@ -209,7 +209,7 @@ class ConfiguredAttention(nn.Module):
         positions: Tensor | None,
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """What is kept of all tokens, which of them are seen, and where."""
-        r, B, H = self.r, len(q), q.shape[1]
+        r, B, H = self.r, q.shape[0], q.shape[1]
         i, past = self.positions_of(q.transpose(1, 2), cache, positions)
         view = view_of(self, cache, q, mask=mask, positions=positions)
         at, numbers, lengths = view.token_positions, view.keys, view.lengths

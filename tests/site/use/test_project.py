@@ -135,7 +135,7 @@ def sees_the_future(model):
 # What is changed, and into what: in the copied file of the layer, or in the
 # sections above. None of these changes the shape of anything.
 SCALED = "q = q.to(wide) * (D**-0.5 if scale is None else scale)"
-TURNED = "rope=rope, past=past, positions=positions, rotated=rotated"
+TURNED = "rope=rope, past=past, positions=at, rotated=rotated"
 HEADS = "layer.attend(q, k, v, seen, dropout=dropout, **told)"
 MISTAKES = {
     "none": ("", ""),
