@@ -192,6 +192,20 @@ def test_cached_in_any_chunks_it_is_one_full_pass(name, make):
             assert cache.length == (S if takes(name, "context") else T)
 
 
+@pairs([name for name in MIXERS if needs(name) == "state"])
+@torch.no_grad()
+def test_a_state_passes_the_chunks_that_a_layer_computes_in(name, make):
+    """Of a text longer than these, which one token after the other has none."""
+    length = 131
+    valid = torch.arange(length) % torch.tensor([[200], [7], [2]]) != 1
+    for options in LAYERS[name].options:
+        layer, given = variant(name, **options), inputs(name, length)
+        for real in (None, valid):
+            want = run(name, layer, given, valid=real)
+            got = run(name, layer, given, (1,) * length, make(length), real)
+            assert relative_error(got, want) <= 1e-12, options
+
+
 @every_mixer
 @torch.no_grad()
 def test_what_follows_a_snapshot_is_as_if_it_had_not_been_read(name, make):
