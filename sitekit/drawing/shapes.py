@@ -121,8 +121,7 @@ class Tracer:
                     if not c.targets and event == "return":
                         values = [arg]
                     for value in values:
-                        known = frame.f_locals
-                        fault = _compared(c, value.shape, letters, known)
+                        fault = _fault(c, value, letters, frame.f_locals)
                         if fault:
                             self.faults.append(f"{name}:{c.line}: {fault}")
                         elif alike := _alike(letters):
@@ -136,6 +135,14 @@ class Tracer:
             return local
 
         return local
+
+
+def _fault(
+    c: Comment, value: Any, letters: dict[str, int], variables: dict[str, Any]
+) -> str:
+    if not hasattr(value, "shape"):  # one of several targets, say
+        return f"{c.text}, but a {type(value).__name__} has no shape"
+    return _compared(c, value.shape, letters, variables)
 
 
 def _compared(

@@ -329,6 +329,7 @@ WRONG = {
     "two axes swapped": ("x.mT  # (T, B)", "x.mT  # (B, T)"),
     "an axis too many": ("z += 1  # (T, B)", "z += 1  # (1, T, B)"),
     "a wrong sum": ("z += 1  # (T, B)", "z += 1  # (T, B + 1)"),
+    "no shape": ("a, b = x, x + 1", "a, b = 1, x + 1"),
     "a wrong return": ("w @ x  # (T, T)", "w @ x  # (T, B)"),
     "a statement of several lines": ("# (T, B); a copy", "# (B, T); a copy"),
     "a wrong end": ("w @ x  # (T, T)", "w @ x  # (..., B)"),
