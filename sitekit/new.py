@@ -226,6 +226,9 @@ where TODO stands; then
   tests/reference/{folder}/test_{file}.py: an oracle; until then, it fails
   make synced PAGE={page} and make check PAGE={page}: once both pages agree
   attnref/__init__.py, .pyi, docs/*/api, docs/zh/docstrings.yml: to be public"""
+LEFT_OF_A_LAYER = """
+  causal: bool | Rule = True, and view.documents(causal): if it may be packed
+  or no page yet: delete both and the line in mkdocs.yml; VARIANT: page=False"""
 # Words of a name that are on more than this part of the pages find nothing.
 COMMON = 0.5
 
@@ -352,6 +355,7 @@ def new(
         (ROOT / "mkdocs.yml").write_text(nav, encoding="utf-8")
     lines = "\n".join(["written:", *(f"  {place}" for place in files)])
     left = LEFT.format(folder=folder, page=page, file=file)
+    left += LEFT_OF_A_LAYER * (what == "layer")
     return f"{lines}\nleft to do: {left.lstrip()}{spoken}"
 
 
