@@ -275,3 +275,38 @@ def gated_delta_cost(
         values=2 * batch * H * (3 * new * D + square) * Dv,
         cached=batch * (H * D * Dv + C * (conv_kernel - 1)),
     )
+
+
+def lightning_cost(
+    *,
+    d_model: int,
+    n_heads: int,
+    head_dim: int | None = None,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+    chunk: int = 64,
+) -> Cost:
+    """Cost of lightning attention, computed in chunks of `chunk` tokens.
+
+    Products of keys and queries count as scores, and what reads and writes the
+    state as values. `past` changes nothing.
+
+    Examples:
+        >>> minimax = dict(d_model=6144, n_heads=64, head_dim=128)
+        >>> lightning_cost(**minimax).cached
+        1048576
+    """
+    _check(batch, new, past)
+    check_sizes(chunk=chunk)
+    H, D = _heads(d_model, n_heads, None, head_dim)
+    weights = 5 * d_model * H * D
+    whole, rest = divmod(new, chunk)
+    square = whole * chunk**2 + rest**2  # pairs of tokens in one chunk
+    return Cost(
+        parameters=weights + H * D,
+        projections=2 * batch * new * weights,
+        scores=2 * batch * H * square * D,
+        values=2 * batch * H * (2 * new * D + square) * D,
+        cached=batch * H * D * D,
+    )
