@@ -1,5 +1,4 @@
-// The calculator: reads the form and draws what `calculated` of
-// sitekit/drawn/calculator.py says.
+// Draws what `calculated` of drawn/calculator.py says of the form.
 "use strict";
 for (const box of document.querySelectorAll(".calculator")) {
   const { $, Entered, calculated, bytes_of } = python;
@@ -46,7 +45,7 @@ for (const box of document.querySelectorAll(".calculator")) {
       : String(defaults.use[name] ?? defaults.shape[name] ?? defaults[name]);
   const isOwn = () => elements.model.value === OWN;
 
-  // Fills the form from the address; wrong values are reported and left out.
+  // From the address; wrong values are reported.
   const fromAddress = () => {
     const wrong = [];
     const attempt = (fill) => {
@@ -129,7 +128,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     said.textContent = last;
   };
 
-  // A field is empty or wrong: what was shown stays, and says that it is old.
+  // Wrong: the last result stays, marked as old.
   const keep = () => {
     said.textContent = last ? say(words.kept, last) : words.nothing;
     if (!last) [bars, body].forEach((part) => part.replaceChildren());

@@ -1,5 +1,4 @@
-// What the pages with a form share. Before it stands a script that is made of
-// Python, as `python`: all numbers are read and computed there.
+// What pages with a form share; `python` is made of Python.
 "use strict";
 const entry = (() => {
   const say = (text, ...values) =>
@@ -27,9 +26,8 @@ const entry = (() => {
     place.hidden = !sentences.length;
   };
 
-  // The address holds the fields of which `usual` gives another value, or null
-  // if they do not belong there. It is written a while after the last change,
-  // as browsers let it change only so often; and before the page is left.
+  // The address holds what is not `usual`, written after a while: browsers let
+  // it change only so often.
   const address = (fields, usual) => {
     let waiting = 0;
     const write = () => {
@@ -43,7 +41,7 @@ const entry = (() => {
       try {
         history.replaceState(null, "", location.pathname + (text && `?${text}`) + location.hash);
       } catch {
-        // The address may not be changed here; the result is shown anyway.
+        // It may not change here.
       }
     };
     addEventListener("pagehide", () => {
