@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from jinja2 import FileSystemBytecodeCache
 
-from sitekit import CONFIGS, adapter
+from sitekit import CONFIGS, ROOT, adapter
 
+OWN = ROOT / "overrides"
+REMARK = re.compile(r"(?m)^\s*(//.*\n\s*)*")  # a comment, and its indent
 # The theme has five rules for each of 20 tabs, and each is tried on each
 # element: no page has more than 8 tabs in a row.
 THEME = re.compile(r"assets/stylesheets/main\.\w+\.min\.css")
@@ -93,6 +95,9 @@ def on_files(files: Any, config: Any) -> Any:
         add(f"files/{papers.name}", papers.read_bytes)
     for name, text in here.items():
         add(f"files/{name}", partial(str, text))
+    for script in files.javascript_files():
+        if (OWN / script.src_uri).exists() and "worker" not in script.name:
+            script.content_string = REMARK.sub("", script.content_string)
     style = files.get_file_from_path("assets/attnref.css")
     style.content_string = _short(style.content_string)
     theme = next(f for f in files.css_files() if THEME.match(f.src_uri))

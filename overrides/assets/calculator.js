@@ -1,4 +1,5 @@
-// Draws what `calculated` of drawn/calculator.py says of the form.
+// The calculator: reads the form and draws what `calculated` of
+// sitekit/drawn/calculator.py says.
 "use strict";
 for (const box of document.querySelectorAll(".calculator")) {
   const { $, Entered, calculated, bytes_of } = python;
@@ -45,7 +46,7 @@ for (const box of document.querySelectorAll(".calculator")) {
       : String(defaults.use[name] ?? defaults.shape[name] ?? defaults[name]);
   const isOwn = () => elements.model.value === OWN;
 
-  // From the address; wrong values are reported.
+  // Fills the form from the address; wrong values are reported and left out.
   const fromAddress = () => {
     const wrong = [];
     const attempt = (fill) => {
@@ -128,7 +129,7 @@ for (const box of document.querySelectorAll(".calculator")) {
     said.textContent = last;
   };
 
-  // Wrong: the last result stays, marked as old.
+  // A field is empty or wrong: what was shown stays, and says that it is old.
   const keep = () => {
     said.textContent = last ? say(words.kept, last) : words.nothing;
     if (!last) [bars, body].forEach((part) => part.replaceChildren());

@@ -1,4 +1,5 @@
-// What pages with a form share; `python` is made of Python.
+// What the pages with a form share. Before it stands a script that is made of
+// Python, as `python`: all numbers are read and computed there.
 "use strict";
 const entry = (() => {
   const say = (text, ...values) =>
@@ -26,8 +27,9 @@ const entry = (() => {
     place.hidden = !sentences.length;
   };
 
-  // The address holds what is not `usual`, written after a while: browsers let
-  // it change only so often.
+  // The address holds the fields of which `usual` gives another value, or null
+  // if they do not belong there. It is written a while after the last change,
+  // as browsers let it change only so often; and before the page is left.
   const address = (fields, usual) => {
     let waiting = 0;
     const write = () => {
@@ -41,7 +43,7 @@ const entry = (() => {
       try {
         history.replaceState(null, "", location.pathname + (text && `?${text}`) + location.hash);
       } catch {
-        // It may not change here.
+        // The address may not be changed here; the result is shown anyway.
       }
     };
     addEventListener("pagehide", () => {
