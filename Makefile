@@ -23,7 +23,7 @@ test: $(READY)
 audit: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m audit
 
-# Unit tests and laws, without tests that need the built site, a browser, other
+# Unit tests and properties, without tests that need the built site, a browser, other
 # libraries' modules or a model in training, and without the pages of use/.
 quick: $(READY)
 	$(PY) -m pytest -n 2 --dist loadfile -m "not (audit or oracle or browser)"

@@ -123,7 +123,7 @@ def program(body: str) -> str:
 
 
 def faults(text: str) -> Iterator[str]:
-    """What the first law forbids in a page, one line a fault."""
+    """What may not stand in a page, one line a fault."""
     lines, written, inside = text.splitlines(), 0, False
     for number, line in enumerate(lines, 1):
         mark = line.strip().lstrip("> ")

@@ -48,7 +48,7 @@ KINDS = {
     "exercises": r"^tests/check/|commands/test_check",
     "copies": r"commands/test_copy",
     "install, types, style": r"house/test_(install|public|style)",
-    "laws": r"^tests/reference/test_\w+\.py",
+    "properties": r"^tests/reference/test_\w+\.py",
     "goals at small sizes": r"^tests/house/test_goals",
     "other fixtures": "^fixture ",
     "unit tests and docstrings": "",

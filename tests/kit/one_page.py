@@ -21,7 +21,7 @@ NO_WORD = r"(?<![a-z0-9])({})(?![a-z0-9])"
 
 
 class OnePage:
-    """All that names the page, the tests of the code that it shows, the laws
+    """All that names the page, the tests of the code that it shows, those
     for the layers and caches of this code, and tests that say something of all
     pages together (marked `whole`). Not what needs the whole site, built."""
 

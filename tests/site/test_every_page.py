@@ -97,8 +97,8 @@ OVERFLOW = """font => {
   const found = [];
   const all = (what, from = document) => [...from.querySelectorAll(what)]
     .filter(e => e.checkVisibility());
-  const say = (law, e) =>
-    found.push(law + ': ' + (e.textContent.trim() || e.outerHTML).slice(0, 80));
+  const say = (is, e) =>
+    found.push(is + ': ' + (e.textContent.trim() || e.outerHTML).slice(0, 80));
   const pen = new OffscreenCanvas(1, 1).getContext('2d');
   const ink = text => {
     const style = getComputedStyle(text), box = text.getBBox();

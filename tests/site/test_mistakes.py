@@ -60,8 +60,8 @@ def test_an_entry_says_all_that_the_catalogue_does(entries, language):
         caught = mistakes.kills()[name]
         for test in caught["tests"]:
             assert test.partition("[")[0] in text
-        for law in caught["properties"]:
-            to = f"../{mistakes.TESTS.rpartition('/')[2]}/#{law}"
+        for kept in caught["properties"]:
+            to = f"../{mistakes.TESTS.rpartition('/')[2]}/#{kept}"
             assert f'href="{to}"' in part
         right, wrong = mistakes.seen(name)
         drawn = right.dim() == 2 and not isinstance(wrong, str)

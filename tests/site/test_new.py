@@ -115,7 +115,10 @@ def test_what_is_new_is_under_the_properties_and_three_things_are_left(source):
     checked = ["attnref/layers/two_part.py", "attnref/caches/last_few.py"]
     checked += ["attnref/plain/two_part.py"]
     checked += [f"tests/reference/{x}" for x in ("layers", "caches")]
-    checked += ["tests/reference/test_laws.py", "tests/house/test_public.py"]
+    checked += [
+        "tests/reference/test_properties.py",
+        "tests/house/test_public.py",
+    ]
     checked += ["tests/reference/test_shape_comments.py"]
     checked += ["tests/site/test_parity.py", "tests/site/test_pages.py"]
     ours = "two_part or two-part or last-few or last_few or written_down"
@@ -126,7 +129,7 @@ def test_what_is_new_is_under_the_properties_and_three_things_are_left(source):
     oracle = "test_it_is_what_somebody_else_computes"
     pages = "tests/site/test_parity.py::test_a_page_and_its_twin_are_in_line"
     assert {*failed} == {
-        "tests/reference/test_laws.py::"
+        "tests/reference/test_properties.py::"
         "test_what_make_new_leaves_to_be_decided_is_decided",
         f"tests/reference/layers/test_two_part.py::{oracle}",
         f"tests/reference/caches/test_last_few.py::{oracle}",
@@ -178,13 +181,15 @@ def test_make_check_is_typed_as_one_types_it():
 def test_a_page_is_checked_with_the_laws_of_the_code_that_it_shows():
     page = OnePage("layers/absorption")
     assert ROOT / "tests/reference/layers/test_mla.py" in page.files
-    assert page.named.search("test_laws.py::test_bytes[mla absorbed, room]")
+    assert page.named.search(
+        "test_properties.py::test_bytes[mla absorbed, room]"
+    )
     assert page.named.search("test_drawn.py::test_absorption_is_drawn")
-    assert not page.named.search("test_laws.py::test_bytes[gqa, room]")
+    assert not page.named.search("test_properties.py::test_bytes[gqa, room]")
     assert page.is_meant_by(ROOT / "docs" / "zh" / "layers" / "absorption.md")
     assert page.is_meant_by("zh/layers/absorption/")
     assert not page.is_meant_by("layers/mla/")
     assert OnePage("index").is_meant_by("zh/")
     cache = OnePage("caches/kv-cache")
-    assert cache.named.search("test_laws.py::test_bytes[gqa, room]")
+    assert cache.named.search("test_properties.py::test_bytes[gqa, room]")
     assert cache.named.search("test_kv_cache.py::test_room")

@@ -1,4 +1,4 @@
-"""What self-attention does with its heads, beside what the laws say of it."""
+"""What self-attention does with its heads, beside what all layers must do."""
 
 from collections import Counter
 

@@ -322,7 +322,7 @@ def test_a_decoder_refuses_before_the_first_layer_writes():
         model(torch.zeros(B, 1, dtype=torch.int64), caches=caches)
 
 
-@pytest.mark.audit  # compiles; test_laws does with the caches shipped
+@pytest.mark.audit  # compiles; test_properties does with the caches shipped
 @torch.no_grad()
 def test_ten_requests_on_rings_take_few_graphs():
     model, graphs = decoder(Window(4), Window(4, first=2)), []

@@ -229,7 +229,7 @@ def test_one_layer_and_one_token_are_enough():
     assert got.tolist() == likeliest(model, prompt, 9).tolist()
 
 
-# One set of options for each in `make test`: laws decode with all of them.
+# One set of options for each in `make test`: other tests decode with all.
 each_option = pytest.mark.parametrize(
     ("name", "options"),
     [
