@@ -69,7 +69,7 @@ class Cache(ABC):
     @property
     def state(self) -> tuple[Tensor, ...]:
         """The state after all tokens so far; empty before the first."""
-        raise self._cannot("state")
+        raise AttributeError(str(self._cannot("state")))
 
     def update(self, new: int, *state: Tensor) -> None:
         """Replace the state by that after `new` more tokens."""
@@ -114,13 +114,14 @@ class Cache(ABC):
             return None
         numbers = torch.arange(end + T, device=some.device)[None]
         past = numbers[:, :end] if before is None else before[:, :end]
-        new = numbers[:, end:] if new is None else new
+        at = self.next_positions(T)
+        if new is None:
+            new = numbers[:, end:] if at is None else at
         rows = max(len(past), len(new))
         if self.lengths is not None:
             rows = len(self.lengths)
         both = past.expand(rows, -1), new.to(past).expand(rows, -1)
         joined = torch.cat(both, dim=1)
-        at = self.next_positions(T)
         return joined if at is None else joined.scatter(1, at, both[1])
 
     def next_positions(self, T: int) -> Tensor | None:
@@ -201,7 +202,7 @@ class Cache(ABC):
                 f"crop to {lengths.tolist()}, but {stored} are stored"
             )
         self._check_back(lengths)
-        self.length = int(lengths.max())
+        self.length = max(lengths.tolist(), default=0)
         alike = bool((lengths == self.length).all())
         self.lengths = None if alike else lengths.clone()
 
@@ -255,19 +256,18 @@ class Cache(ABC):
         It copies what is stored: little of a state or a ring, all of the text
         where all is kept. There, `crop` goes back without a copy.
         """
+        rest = {name: x for name, x in vars(self).items() if name != "buffers"}
         with torch.inference_mode(False), torch.no_grad():
-            return {**vars(self)}, tuple(t.clone() for t in self.stored)
+            return rest, tuple(t.clone() for t in self.stored)
 
     def restore(
         self, snapshot: tuple[dict[str, object], tuple[Tensor, ...]]
     ) -> None:
         """Forget all that was read since the snapshot, which stays as it is."""
         rest, tensors = snapshot
-        room = self.buffers or (None,) * len(tensors)
         vars(self).update(rest)
         with torch.inference_mode(False), torch.no_grad():
-            tokens = [t.clone() for t in tensors]
-            self.buffers = tuple(map(self._with_room, tokens, room))
+            self.buffers = tuple(self._with_room(t.clone()) for t in tensors)
 
     def _with_room(
         self, tokens: Tensor, buffer: Tensor | None = None
@@ -332,8 +332,8 @@ def past_of(
         raise TypeError(
             f"cache is {kind}; pass one cache, such as KVCache(max_len)"
         )
-    if needs not in cache.can:
-        raise cache._cannot(needs)
+    if needs not in getattr(cache, "can", Cache.can):
+        raise Cache._cannot(cache, needs)
     if needs != "append":
         return cache.length
     rule = rule_of(causal)

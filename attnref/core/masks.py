@@ -751,6 +751,7 @@ class View:
         """
         if self.mask is None:
             return None
+        _check_no_rule(self.mask)
         check_mask(self.mask, (self.B, 1, self.T, self._all), self.device)
         if self.mask.shape[1:] != (1, 1, self._all):
             raise ValueError(
@@ -766,26 +767,28 @@ class View:
 
         For layers that read their tokens in order: 0 is the document of the
         last token before. None, if the rule packs none into a row; a rule that
-        hides anything else is refused. A pad begins no document.
+        hides anything else is refused. A pad begins no document; one whose
+        number comes back after another begins anew.
         """
         rule, S = rule_of(causal), self._all
-        ids: Tensor | None = None
         rule.check(self.B, S, self.device)
-        for part in rule.parts:
-            if hasattr(part, "ids"):
-                ids = part.ids.expand(self.B, -1)[:, :S]
-            elif part != Causal():
-                raise ValueError(
-                    f"the rule is {part}, and the layer reads its tokens in "
-                    "order: pass True, or Causal() & Documents(ids)"
-                )
-        if ids is None:
+        packed = [p for p in rule.parts if type(p).__name__ == "Documents"]
+        others = [p for p in rule.parts if type(p).__name__ != "Documents"]
+        if not others or any(part != Causal() for part in others):
+            raise ValueError(
+                f"the rule is {rule}, and the layer reads its tokens in order: "
+                "pass True, or Causal() & Documents(ids)"
+            )
+        if not packed:
             return None
         numbers = torch.arange(S, device=self.device).expand(self.B, S)
         if self.mask is not None:
             numbers = numbers.where(self.mask[:, 0, 0].expand(self.B, S), -1)
         last = numbers.cummax(dim=1).values.roll(1, dims=1)  # real one before
-        begins = ids != ids.gather(1, last.clamp(min=0))
+        begins = torch.zeros_like(numbers, dtype=torch.bool)
+        for part in packed:
+            ids = vars(part)["ids"].expand(self.B, -1)[:, :S]
+            begins |= ids != ids.gather(1, last.clamp(min=0))
         begins &= (numbers >= 0) & (last >= 0)
         begins[:, :1] = False
         return begins[:, self.past :].cumsum(dim=1)
@@ -795,10 +798,7 @@ class View:
         B, T, S, past = self.B, self.T, self._all, self.past
         mask, keys, at = self.mask, self.keys, self.token_positions
         if mask is not None:
-            if hasattr(mask, "rule"):
-                raise TypeError(
-                    "mask is RuleMask; give a layer a rule as `causal`"
-                )
+            _check_no_rule(mask)
             check_mask(mask, (B, H, T, S), self.device)
             if mask.shape[-1] != S:
                 raise ValueError(
@@ -886,6 +886,11 @@ def decoder_mask(
         token_positions=token_positions,
     )
     return view.shown(causal, H)
+
+
+def _check_no_rule(mask: object) -> None:
+    if hasattr(mask, "rule"):
+        raise TypeError("mask is RuleMask; give a layer a rule as `causal`")
 
 
 def _check_dropped(of_all: RuleMask, kept: Tensor) -> None:

@@ -55,6 +55,7 @@ class GatedDeltaNet(nn.Module):
         x = x.gather(1, order[..., None].expand(-1, -1, E))  # (B, T, E)
         n_real = real.sum(1, keepdim=True)  # (B, 1)
         real = torch.arange(T, device=x.device) < n_real  # (B, T)
+        x = x.where(real[..., None], 0)  # (B, T, E); a pad may hold NaN
 
         mixed = self.in_proj_qkv(x).mT  # (B, C, T)
         C, past = sum(self.widths), self.conv1d.kernel_size[0] - 1

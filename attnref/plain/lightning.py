@@ -44,6 +44,7 @@ class LightningAttention(nn.Module):
         real = x.new_ones(B, 1, T)
         if valid is not None:
             real = valid[:, None, -T:].to(x.dtype)  # (B, 1, T)
+            x = x.where(valid[:, -T:, None], 0)  # (B, T, E); may hold NaN
         qkv = F.silu(self.qkv_proj(x))  # of all three
         qkv = qkv.view(B, T, H, 3 * D).transpose(1, 2)  # (B, H, T, 3 * D)
         q, k, v = qkv.chunk(3, dim=-1)  # each head has its own three

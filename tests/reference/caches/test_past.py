@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from attnref import (
+    Alibi,
     Causal,
     Chunk,
+    Documents,
     GroupedQueryAttention,
     GrowingKVCache,
+    HeadParts,
     KVCache,
     MultiHeadLatentAttention,
     Prefix,
@@ -21,6 +24,7 @@ from attnref import (
     token_positions,
 )
 from attnref.core import masks
+from attnref.layers.lightning import LightningAttention
 from tests.kit.compare import relative_error
 from tests.variants import (
     CORES,
@@ -245,3 +249,96 @@ def test_a_file_with_longrope_compiles_for_short_texts_with_pads():
     valid[:, :2] = False
     fast = torch.compile(layer, fullgraph=True, backend="eager")
     torch.testing.assert_close(fast(x, valid=valid), layer(x, valid=valid))
+
+
+def test_rows_cropped_apart_go_on_at_their_own_ends_after_given_positions():
+    parts = HeadParts(bias=Alibi(4))
+    layer = GroupedQueryAttention(**SIZES, n_kv_heads=2, parts=parts)
+    layer, x = sharp(layer), tokens(2, 4, 12)
+    cache = KVCache(9)
+    with torch.no_grad():
+        layer(x[:, :3], cache=cache, positions=torch.arange(3))
+        cache.crop(torch.tensor([1, 2]))
+        last = layer(x[:, 3:], cache=cache)
+        for row, kept in enumerate(([0, 3], [0, 1, 3])):
+            alone = layer(x[row : row + 1, kept])[:, -1:]
+            torch.testing.assert_close(last[row : row + 1], alone)
+
+
+@pytest.mark.parametrize(
+    "make", [KVCache, RingKVCache, lambda n: GrowingKVCache()]
+)
+def test_a_snapshot_is_restored_into_whatever_stands_there_now(make):
+    """Of another dtype, other heads, another number of tensors or rows."""
+    cache, first = make(8), torch.randn(3, 2, 4, 5)
+    cache.append(first, 2 * first)
+    at = cache.snapshot()
+    for others in (
+        [first.bfloat16()] * 2,
+        [first],
+        [torch.randn(3, 5, 1, 5)] * 2,
+        [torch.randn(1, 2, 1, 5)] * 2,
+    ):
+        cache.reset()
+        cache.append(*others)
+        cache.restore(at)
+        k, v = (t[:, :, :4] for t in cache.stored)
+        assert torch.equal(k, first) and torch.equal(v, 2 * first)
+        assert k.dtype == first.dtype and cache.length == 4
+    small = make(5)
+    small.append(first, first)
+    small.restore(at)
+    small.append(*[torch.randn(3, 2, 2, 5)] * 2)  # there is room again
+    assert small.length == 6
+    held = [x for x in at[0].values() if isinstance(x, tuple)]
+    assert not any(isinstance(t, torch.Tensor) for x in held for t in x)
+
+
+def test_rows_of_an_empty_batch_are_cropped():
+    cache, none = KVCache(9), torch.randn(0, 2, 3, 4)
+    cache.append(none, none)
+    cache.crop(torch.zeros(0, dtype=torch.int64))
+    assert cache.length == 0
+
+
+def test_a_layer_that_reads_in_order_reads_its_rule_whole():
+    layer = LightningAttention(d_model=16, n_heads=4)
+    x = torch.randn(1, 6, 16)
+    with torch.no_grad():
+        for ids in ([0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]):
+            layer.causal = Causal() & Documents(torch.tensor(ids))
+            layer.causal &= Documents(torch.tensor([0, 0, 0, 1, 2, 2]))
+            both = layer(x)
+            layer.causal = Causal() & Documents(
+                torch.tensor([0, 0, 0, 1, 2, 2])
+            )
+            torch.testing.assert_close(both, layer(x))
+    layer.causal = Documents(torch.tensor([0, 0, 0, 1, 1, 1]))
+    with pytest.raises(ValueError, match="reads its tokens in order"):
+        layer(x)
+    layer.causal = Causal()
+    with pytest.raises(TypeError, match="give a layer a rule as `causal`"):
+        layer(x, mask=masks.RuleMask(Causal(), T=6, S=6, past=0))
+
+
+def test_a_cache_of_ones_own_need_not_say_what_it_can():
+    class Own:
+        """All that the methods of a cache do, and no more."""
+
+        def __init__(self, cache):
+            self.cache = cache
+
+        def __getattr__(self, name):
+            if name == "can":
+                raise AttributeError(name)
+            return getattr(self.cache, name)
+
+    layer, x = GroupedQueryAttention(**SIZES, n_kv_heads=2), tokens(2, 4, 12)
+    layer, cache = sharp(layer), Own(KVCache(4))
+    with torch.no_grad():
+        parts = [layer(x[:, :3], cache=cache), layer(x[:, 3:], cache=cache)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), layer(x))
+    with pytest.raises(TypeError, match="Own cannot hold a state"):
+        LightningAttention(d_model=16, n_heads=4)(
+            torch.randn(1, 2, 16), cache=cache
+        )
