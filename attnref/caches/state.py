@@ -21,10 +21,6 @@ class StateCache(Cache):
         >>> cache.restore(before)
         >>> cache.length, cache.nbytes, cache.state[0].mean()
         (5, 384, tensor(1.))
-        >>> cache.crop(4)
-        Traceback (most recent call last):
-        TypeError: StateCache cannot crop: take a snapshot() before the draft \
-and restore() it
     """
 
     can: tuple[str, ...] = ("state",)

@@ -265,7 +265,7 @@ def reported(
         for kind, *data in ran.lines:
             lines[kind].append(data)
         for text, of in lines["raised"]:
-            error, where = Text(*map(str, text)), tuple(map(str, of))
+            error, where = Text(*map(_plain, text)), tuple(map(_plain, of))
         if lines["done"]:
             pairs = zip(lines["answer"], right.every, strict=True)
             answers = [_answer(data, like) for (data,), like in pairs]
@@ -283,15 +283,22 @@ def reported(
     return replace(report, printed=ran.printed, language=language)
 
 
+def _plain(text: object) -> str:
+    """Of half a character, which no terminal can print, its number."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
 def _answer(data: Any, like: "Answer") -> "Answer":
     """An answer, from what should be its data."""
     from attnref.check.checker import Answer
 
-    raised = data["raised"] and Text(*map(str, data["raised"]))
+    raised = data["raised"] and Text(*map(_plain, data["raised"]))
     outputs = _outputs(data["outputs"])
     if not raised and len(outputs) != len(like.outputs):
         raise ValueError
-    where, modified = (tuple(map(str, data[x])) for x in ("where", "modified"))
+    where, modified = (
+        tuple(map(_plain, data[x])) for x in ("where", "modified")
+    )
     calls = tuple(map(_outputs, data["calls"]))
     return Answer(outputs, raised, where, modified, calls)
 

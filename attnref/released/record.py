@@ -350,7 +350,10 @@ def fields_of(config: Any) -> dict[str, Any]:
     if hasattr(config, "to_dict"):
         config = config.to_dict()
     if isinstance(config, (str, PathLike)):
-        config = parsed(Path(config).read_text("utf-8"))
+        config = parsed(Path(config).read_text("utf-8-sig"))
+        if not isinstance(config, Mapping):
+            kind = type(config).__name__
+            raise ValueError(message("the file holds {}, no object", kind))
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}; pass an object")
     text, given = config.get("text_config"), dict(config)

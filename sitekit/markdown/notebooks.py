@@ -277,7 +277,7 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
         files[source] = text
         path = copy.path_of(module)
         for data in path.parent.iterdir():
-            if data.suffix in (".json", ".txt") and (
+            if data.suffix in (".json", ".toml", ".txt") and (
                 data.name in text or data.stem == path.stem
             ):
                 place = f"{posixpath.dirname(source)}/{data.name}"

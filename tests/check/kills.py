@@ -53,8 +53,8 @@ def tests_of(module: str) -> list[str]:
     if module.startswith(PLAIN):
         return ["tests/reference/plain/test_plain.py"]
     folder, _, stem = module.rpartition(".")
-    file = ROOT / "tests" / folder.replace(".", "/") / f"test_{stem}.py"
-    return [str(file.relative_to(ROOT))] if file.exists() else []
+    files = ROOT.glob(f"tests/reference/{folder}/test_{stem}.py")
+    return [str(file.relative_to(ROOT)) for file in files]
 
 
 def noticed(id: str, recorded: list[str]) -> list[str]:

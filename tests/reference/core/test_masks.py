@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import create_mask
 
 from attnref import (
     Causal,
+    Chunk,
     Documents,
     Everything,
     GroupedQueryAttention,
@@ -940,3 +941,16 @@ def test_a_layer_takes_no_rule_as_its_mask(mask, message):
     full = (3, 6, 5, 5)
     with pytest.raises(TypeError, match=re.escape(message)):
         decoder_mask(mask, full, causal=True, device=torch.device("cpu"))
+
+
+def test_a_token_sees_what_its_chunk_has_had():
+    at = torch.arange(7)
+    assert Chunk(3)(at[:, None], at).int().tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0, 0],
+        [0, 0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0, 0, 1],
+    ]
