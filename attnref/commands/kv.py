@@ -452,8 +452,9 @@ def offered(file: str) -> str:
     sizes are known all the same."""
     from attnref.released.record import families, parsed
 
-    family = str(parsed(Path(file).read_text("utf-8")).get("model_type"))
-    if family in families():
+    given = parsed(Path(file).read_text("utf-8-sig"))
+    family = str(given.get("model_type")) if isinstance(given, dict) else ""
+    if not family or family in families():
         return ""
     start = re.sub(r"_vl$|_", "", family)
     ids = [id for id in models() if id.replace("-", "").startswith(start)]

@@ -628,3 +628,17 @@ def test_an_entry_is_where_the_site_is_or_where_it_is_installed(monkeypatch):
     path, _, line = report.page_of("empty-row-nan", "en").rpartition(":")
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     assert lines[int(line) - 1] == "id: empty-row-nan"
+
+
+def test_half_a_character_in_an_error_is_said_by_its_number(tmp_path):
+    """No terminal can print it, and one file must not cost a class its
+    points."""
+    written(tmp_path, RIGHT, "softmax.py")
+    text = 'def softmax(x, dim=-1):\n    raise ValueError("\\ud800")\n'
+    written(tmp_path, text, "softmax_ann.py")
+    words = [sys.executable, "-m", "attnref", "check", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1, done.stderr
+    assert lines[0].split()[:2] == ["softmax.py", "8/8"]
+    assert "\\ud800" in lines[1] and "0/8" in lines[1]

@@ -270,6 +270,15 @@ def test_each_message_that_has_chinese_is_said_somewhere():
     assert len({line.split(" | ")[0] for line in lines}) == len(lines)
 
 
+@pytest.mark.parametrize("words", [["copy", "--config"], ["kv", "--config"]])
+def test_a_file_that_holds_no_object_is_refused_in_a_line(tmp_path, words):
+    path = tmp_path / "config.json"
+    path.write_text("[1]", encoding="utf-8")
+    done = run(*words, path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "the file holds list, no object" in done.stderr
+
+
 def test_what_is_wrong_is_told_in_the_language_of_the_command(capsys):
     for words, said in (
         ("kv --model --lang zh", "参数 --model：后面至少要有一个值"),

@@ -184,3 +184,15 @@ def test_a_layer_is_copied_stored_compiled_and_exported():
     ):
         assert torch.equal(other(x), layer(x))
     assert isinstance(copy.copy(layer), ConfiguredAttention)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"window": 5}, {"chunk": 3}, {"softcap": 20.0}, {"alibi": True}],
+)
+def test_a_call_without_tokens_after_others_gives_none(change):
+    (layer,) = layers_of({0: replace(LAYER, **change)})
+    cache, x = layer.cache(9), torch.randn(3, 7, LAYER.d_model)
+    with torch.no_grad():
+        layer(x, cache=cache)
+        assert layer(x[:, :0], cache=cache).shape == (3, 0, LAYER.d_model)
