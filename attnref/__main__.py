@@ -22,7 +22,7 @@ def language_of(arguments: Sequence[str]) -> str:
 def main(arguments: Sequence[str], prog: str = "attnref") -> str:
     """What a command prints; whatever is wrong ends the program with 2."""
     # argparse takes its own messages from gettext, by this name.
-    vars(argparse)["_"] = message
+    argparse.__dict__["_"] = message
     with speaking(language_of(arguments)):
         return _run(arguments, prog)
 
