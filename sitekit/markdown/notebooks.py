@@ -229,7 +229,7 @@ def _needs(program: str) -> tuple[str, str]:
     names, modules = _imported(program)
     packages = {"torch"} | names - {"attnref"} - sys.stdlib_module_names
     texts = "".join(
-        f"        \"{name}\": r'''{text}''',\n"
+        f'        "{name}": {_quoted(text)},\n'
         for name, text in _files(modules).items()
     )
     setup = SETUP.replace("VERSION", version())
@@ -283,6 +283,11 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
                 place = f"{posixpath.dirname(source)}/{data.name}"
                 files[place] = data.read_text(encoding="utf-8")
     return files
+
+
+def _quoted(text: str) -> str:
+    """As Python code, whatever quotes it holds."""
+    return repr(text) if "'''" in text else f"r'''{text}'''"
 
 
 def common(text: str, linked: set[str], address: Callable[[str], str]) -> str:
