@@ -123,8 +123,9 @@ def ours():
     is."""
     homes = {}
     for path in (ROOT / "attnref").rglob("*.py"):
-        if not {"commands", "check", "__init__.py"} & {*path.parts}:
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if not {"commands", "check", "__init__"} & {*parts}:
+            name = ".".join(parts)
             tree = ast.parse(path.read_text(encoding="utf-8"))
             for node in defined(tree).values():
                 homes[ast.dump(node)] = name
