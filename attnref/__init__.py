@@ -33,7 +33,6 @@ _HOMES = {
         "padding_mask_from_hf",
     ],
     "core.merge": ["merge", "split_kv", "with_prefix"],
-    "core.parts": ["Gate", "HeadNorm", "HeadParts", "LongQueries", "Norm"],
     "core.rope": [
         "Rope",
         "apply_rope",
@@ -51,7 +50,7 @@ _HOMES = {
         "Scaling",
         "Yarn",
     ],
-    "core.sdpa": ["Attend", "attention_weights", "sdpa"],
+    "core.sdpa": ["Attend", "Scores", "attention_weights", "sdpa"],
     "core.sinks": ["add_sinks"],
     "core.softmax": ["online_softmax", "softmax"],
     "layers.cross": ["CrossAttention"],

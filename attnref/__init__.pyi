@@ -27,7 +27,6 @@ from attnref.core.masks import (
     padding_mask_from_hf,
 )
 from attnref.core.merge import merge, split_kv, with_prefix
-from attnref.core.parts import Gate, HeadNorm, HeadParts, LongQueries, Norm
 from attnref.core.rope import (
     Rope,
     apply_rope,
@@ -45,7 +44,7 @@ from attnref.core.scaling import (
     Scaling,
     Yarn,
 )
-from attnref.core.sdpa import Attend, attention_weights, sdpa
+from attnref.core.sdpa import Attend, Scores, attention_weights, sdpa
 from attnref.core.sinks import add_sinks
 from attnref.core.softmax import online_softmax, softmax
 from attnref.layers.block import Block, Decoder, SwiGLU, greedy, sampled
@@ -89,19 +88,14 @@ __all__ = [
     "Documents",
     "DynamicNtk",
     "Everything",
-    "Gate",
     "GroupedQueryAttention",
     "GrowingKVCache",
-    "HeadNorm",
-    "HeadParts",
     "KVCache",
     "Llama3",
-    "LongQueries",
     "LongRope",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "MultiQueryAttention",
-    "Norm",
     "Ntk",
     "PositionInterpolation",
     "Prefix",
@@ -112,6 +106,7 @@ __all__ = [
     "Rule",
     "RuleMask",
     "Scaling",
+    "Scores",
     "StateCache",
     "SwiGLU",
     "Window",

@@ -45,10 +45,9 @@ PAGE_OF = dict(
         """
         caches=numbers/memory checks=layers/one-code convert=models/from-config
         families=models/from-config few=use/ship flex=core/flash fused=use/ship
-        head_parts=core/order inputs=layers/one-code loads=use/checkpoints
-        parts=core/order plain=layers/gqa programs=use/project
-        tokenizer=use/transformers torch=layers/one-code
-        transformers=layers/one-code
+        inputs=layers/one-code loads=use/checkpoints parts=core/order
+        plain=layers/gqa programs=use/project tokenizer=use/transformers
+        torch=layers/one-code transformers=layers/one-code
         """,
     )
 )

@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, check_kept, past_of
 from attnref.core.masks import Mask, Rule, View, rule_of
-from attnref.core.parts import HeadParts, output_gate
 from attnref.core.rope import Rope, check_positions, rotate, text_length
-from attnref.core.sdpa import Attend
+from attnref.core.sdpa import Attend, Scores
 
 # --8<-- [end:imports]
 
@@ -23,7 +22,8 @@ class SelfAttention(Protocol):
 
     causal: bool | Rule
     rope: Rope | None
-    parts: HeadParts
+    scores: Scores
+    sinks: nn.Parameter | None
     dropout: float
     training: bool
     attend: Attend
@@ -31,7 +31,6 @@ class SelfAttention(Protocol):
 
 def self_attention(
     layer: SelfAttention,
-    x: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -42,34 +41,16 @@ def self_attention(
 ) -> Tensor:
     """What all self-attention does with its heads: `(B, H, T, D)`.
 
-    `q` is `(B, H, T, D)`, `k` and `v` are `(B, K, T, D)`, of the new tokens
-    `x`; with a gate in `q_proj`, `q` is wider. The order of operations: norm,
-    RoPE, cache, scale, bias, softcap, mask, sink, softmax, values, gate. The
-    mask is refused before the cache changes.
+    `q` is `(B, H, T, D)`, `k` and `v` are `(B, K, T, D)`, of the new tokens.
+    The order of operations: RoPE, cache, scale, bias, softcap, mask, sink,
+    softmax, values. The mask is refused before the cache changes.
     """
-    modules: Any = layer  # those of its parts
-    parts = layer.parts
-    q, gate = output_gate(layer, x, q)
-    if parts.norm is not None and not parts.norm_after_rope:
-        q, k = modules.q_norm(q), modules.k_norm(k)
-    if parts.value_norm is not None:
-        v = modules.v_norm(v)
     view = view_of(layer, cache, q, mask=mask, positions=positions)
-    if parts.long_queries is not None:
-        factor = parts.long_queries.factor(view.places())[..., None]
-        if factor.dim() == 3:
-            factor = factor[:, None]  # (B, 1, T, 1)
-        q = (q * factor).to(q.dtype)  # (B, H, T, D)
     q, k, seen, append = placed(layer, q, k, cache, view)
-    if parts.norm is not None and parts.norm_after_rope:
-        q, k = modules.q_norm(q), modules.k_norm(k)
-    k, v = append(k, v)  # normed and rotated, after those in the cache
-    told = parts.told()
-    if parts.sinks:
-        told["sinks"] = modules.sinks
+    k, v = append(k, v)  # rotated, after those in the cache
+    options = layer.scores.options(layer.sinks)
     dropout = layer.dropout if layer.training else 0.0
-    heads = layer.attend(q, k, v, seen, dropout=dropout, **told)
-    return heads if gate is None else heads * gate  # (B, H, T, D)
+    return layer.attend(q, k, v, seen, dropout=dropout, **options)
 
 
 class Placed(NamedTuple):
@@ -92,23 +73,24 @@ def view_of(
     """What a call sees of the new tokens `x` `(B, ..., T, width)`.
 
     A cache that the layer cannot use is refused, and so are positions that
-    neither its RoPE nor its rule nor one of its parts reads.
+    neither its RoPE nor its rule nor its bias reads.
     """
     B, T, device = x.shape[0], x.shape[-2], x.device
     causal, needs = layer.causal, getattr(layer, "needs", "append")
     past = past_of(cache, causal, needs)
     if positions is not None:
         check_positions(positions, B, T, device)
-    parts, rule = getattr(layer, "parts", HeadParts()), rule_of(causal)
-    counts = not rule.by_number or parts.bias is not None
+    bias = getattr(layer, "scores", Scores()).bias
+    rule = rule_of(causal)
+    counts = not rule.by_number or bias is not None
     rotates = getattr(layer, "rope", True) is not None
-    if not (counts or rotates or parts.long_queries or positions is None):
+    if not (counts or rotates or positions is None):
         raise ValueError("positions are given, but rope is None")
     at = positions if counts else None
     if at is not None and at.dtype not in (torch.int32, torch.int64):
         what = f"the rule {rule}"
         if rule.by_number:
-            what = f"the bias {type(parts.bias).__name__}"
+            what = f"the bias {type(bias).__name__}"
         raise TypeError(
             f"positions are {at.dtype}, and {what} counts tokens: pass int32 "
             "or int64"

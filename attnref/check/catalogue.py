@@ -78,7 +78,7 @@ PAGES = {
         "cache": ("rope", "positions", "kv_cache"),
         "mla": ("mla", "absorption"),
         "flash": ("flash", "merge", "fused"),
-        "head": ("sinks", "alibi", "order", "parts", "ring", "scaling"),
+        "head": ("sinks", "alibi", "order", "ring", "scaling"),
     }.items()
     for stem in stems
 }

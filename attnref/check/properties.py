@@ -965,19 +965,17 @@ def norms_are_as_published(norm: Callable[..., Tensor]) -> Pairs:
 
 # --8<-- [start:gates_are_of_their_heads]
 @Property
-def gates_are_of_their_heads(layer: Any, x: Tensor) -> Pairs:
-    """`q_proj` has the rows of each query head and then those of its gate:
-    with gates of 0, only those of head 0 excepted, the output is half."""
-    H, rows = layer.n_heads, layer.q_proj.weight.detach()
-    heads = rows.view(H, 2, -1, rows.shape[-1])
-    heads[:, 1] = 0
-    layer.o_proj.weight.detach().copy_(torch.eye(len(layer.o_proj.weight)))
-    before = layer(x).unflatten(-1, (H, -1))
-    heads[0, 1] = 1
-    after = layer(x).unflatten(-1, (H, -1))
-    gate = 2 * x.sum(-1).sigmoid()
-    yield after[:, :, 0], before[:, :, 0] * gate[..., None]
-    yield after[:, :, 1:], before[:, :, 1:]
+def gates_are_of_their_heads(
+    split: Callable[[Tensor, int], tuple[Tensor, ...]],
+) -> Pairs:
+    """`split(both, n_heads)` gives queries and gates (B, H, T, D): `both`, the
+    output of `q_proj`, has those of the first head, then of the second."""
+    torch.manual_seed(0)
+    both = torch.randn(2, 5, 3 * 2 * 4)
+    q, gate = split(both, 3)
+    for h in range(3):
+        yield q[:, h], both[..., 8 * h : 8 * h + 4]
+        yield gate[:, h], both[..., 8 * h + 4 : 8 * h + 8]
 
 
 # --8<-- [end:gates_are_of_their_heads]

@@ -2,7 +2,8 @@
 
 # --8<-- [start:imports]
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +21,8 @@ from attnref.core.softmax import softmax
 class Attend(Protocol):
     """What a layer calls on its heads: `sdpa`, or another core like it.
 
-    A layer that has them also passes `softcap`, `sinks` and `bias`, which are
-    those of `sdpa`; a core without these keywords serves all other layers.
+    A layer whose `Scores` have them also passes `softcap`, `sinks` and `bias`,
+    as to `sdpa`; a core without these keywords serves all other layers.
     """
 
     def __call__(
@@ -38,6 +39,34 @@ class Attend(Protocol):
 
 
 # --8<-- [end:attend]
+
+
+# --8<-- [start:scores]
+@dataclass(frozen=True)
+class Scores:
+    """What a layer does to its scores, in every core: `scores=`.
+
+    `scale`, `bias` and `softcap` are those of `sdpa`. With `sinks`, the layer
+    has a parameter of that name: one learned logit per query head.
+
+    Examples:
+        >>> Scores(scale=0.1, softcap=50.0).options()
+        {'scale': 0.1, 'softcap': 50.0}
+    """
+
+    scale: float | None = None
+    bias: Bias | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+    def options(self, sinks: Tensor | None = None) -> dict[str, Any]:
+        """What a layer with these `sinks` passes to its core: what is set."""
+        options: dict[str, Any] = {"scale": self.scale, "bias": self.bias}
+        options |= {"softcap": self.softcap, "sinks": sinks}
+        return {name: x for name, x in options.items() if x is not None}
+
+
+# --8<-- [end:scores]
 
 
 # --8<-- [start:weights]

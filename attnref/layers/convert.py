@@ -20,10 +20,8 @@ def mha_to_gqa(
 ) -> GroupedQueryAttention:
     """Convert MHA to GQA: mean-pool the key and value heads of each group.
 
-    All else is kept, `parts` too; norms of the keys or values of all heads are
-    pooled like these. The result equals MHA only if
-    the heads of each group are identical; otherwise it is a starting point
-    for further training.
+    All else is kept. The result equals MHA only if the heads of each group are
+    identical; otherwise it is a starting point for further training.
 
     Examples:
         >>> mha = MultiHeadAttention(d_model=64, n_heads=8)
@@ -40,7 +38,7 @@ def mha_to_gqa(
         dropout=mha.dropout,
         causal=mha.causal,
         rope=mha.rope,
-        parts=mha.parts,
+        scores=mha.scores,
         attend=mha.attend,
     ).to(mha.q_proj.weight)
     weights = mha.state_dict()

@@ -9,9 +9,8 @@ from attnref.caches.past import self_attention
 from attnref.core.checks import check_input, check_layer
 from attnref.core.heads import merge_heads, split_heads
 from attnref.core.masks import Rule
-from attnref.core.parts import HeadParts, add_parts
 from attnref.core.rope import Rope, check_rope
-from attnref.core.sdpa import Attend, sdpa
+from attnref.core.sdpa import Attend, Scores, sdpa
 from attnref.core.softmax import softmax
 
 # --8<-- [end:imports]
@@ -56,9 +55,10 @@ class GroupedQueryAttention(nn.Module):
     Query head `h` reads key/value head `h // (H // K)`. Causal by default.
     `rope` says how queries and keys are rotated, and `rope_theta=b` is short
     for `rope=Rope(b)`; without them, they are not. `bias` adds biases to all
-    four projections, and `o_bias` overrides it for `o_proj`. Parameters are
-    named as in Hugging Face checkpoints. Not every checkpoint that loads is
-    also computed correctly: see the page "Which checkpoints load?".
+    four projections, and `o_bias` overrides it for `o_proj`. `scores` are
+    another scale, a bias, a softcap and sinks. Parameters are named as in
+    Hugging Face checkpoints. Not every checkpoint that loads is also computed
+    correctly: see the page "Which checkpoints load?".
 
     Examples:
         >>> layer = GroupedQueryAttention(d_model=64, n_heads=8, n_kv_heads=2)
@@ -82,7 +82,7 @@ class GroupedQueryAttention(nn.Module):
         causal: bool | Rule = True,
         rope_theta: float | None = None,
         rope: Rope | None = None,
-        parts: HeadParts | None = None,
+        scores: Scores | None = None,
         attend: Attend = sdpa,
     ) -> None:
         super().__init__()
@@ -96,10 +96,12 @@ class GroupedQueryAttention(nn.Module):
         q_width, kv_width = n_heads * self.head_dim, n_kv_heads * self.head_dim
         self.q_proj = nn.Linear(d_model, q_width, bias=bias)
         self.k_proj = nn.Linear(d_model, kv_width, bias=bias)
-        self.v_proj: nn.Linear | None = nn.Linear(d_model, kv_width, bias=bias)
+        self.v_proj = nn.Linear(d_model, kv_width, bias=bias)
         o_bias = bias if o_bias is None else o_bias
         self.o_proj = nn.Linear(q_width, d_model, bias=o_bias)
-        self.parts = add_parts(self, parts)
+        self.scores = scores or Scores()
+        logits = nn.Parameter(torch.zeros(n_heads))
+        self.sinks = logits if self.scores.sinks else None
 
     def forward(
         self,
@@ -119,11 +121,9 @@ class GroupedQueryAttention(nn.Module):
         H, K = self.n_heads, self.n_kv_heads
         q = split_heads(self.q_proj(x), H)  # (B, H, T, D)
         k = split_heads(self.k_proj(x), K)  # (B, K, T, D)
-        v = k  # (B, K, T, D)
-        if self.v_proj is not None:
-            v = split_heads(self.v_proj(x), K)  # (B, K, T, D)
+        v = split_heads(self.v_proj(x), K)  # (B, K, T, D)
         heads = self_attention(
-            self, x, q, k, v, mask=mask, cache=cache, positions=positions
+            self, q, k, v, mask=mask, cache=cache, positions=positions
         )  # (B, H, T, D)
         out: Tensor = self.o_proj(merge_heads(heads))
         return out  # (B, T, E)

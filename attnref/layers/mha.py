@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from attnref.core.masks import Rule
-from attnref.core.parts import HeadParts
 from attnref.core.rope import Rope
-from attnref.core.sdpa import Attend, sdpa
+from attnref.core.sdpa import Attend, Scores, sdpa
 from attnref.core.softmax import softmax
 from attnref.layers.gqa import GroupedQueryAttention
 
@@ -68,7 +67,7 @@ class MultiHeadAttention(GroupedQueryAttention):
         causal: bool | Rule = True,
         rope_theta: float | None = None,
         rope: Rope | None = None,
-        parts: HeadParts | None = None,
+        scores: Scores | None = None,
         attend: Attend = sdpa,
     ) -> None:
         super().__init__(
@@ -82,7 +81,7 @@ class MultiHeadAttention(GroupedQueryAttention):
             causal=causal,
             rope_theta=rope_theta,
             rope=rope,
-            parts=parts,
+            scores=scores,
             attend=attend,
         )
 

@@ -13,9 +13,8 @@ from attnref.caches.past import placed, view_of
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import RMSNorm, merge_heads, split_heads
 from attnref.core.masks import Mask, Rule
-from attnref.core.parts import HeadParts, output_gate
 from attnref.core.rope import Rope, check_rope
-from attnref.core.sdpa import Attend, sdpa
+from attnref.core.sdpa import Attend, Scores, sdpa
 
 # --8<-- [end:imports]
 
@@ -29,7 +28,8 @@ class Parts(NamedTuple):
     latent after its RMSNorm, `k_rope` `(B, 1, T, Dr)` the RoPE key that all
     heads share. `up` is the module `kv_b_proj`: the paper's W^UK and W^UV,
     interleaved head by head. `append` returns what it is given after what is
-    in the cache, if there is one.
+    in the cache, if there is one. `attend` is the layer's core with its scale,
+    and with all else that it is passed.
     """
 
     q: Tensor
@@ -39,9 +39,7 @@ class Parts(NamedTuple):
     up: nn.Module
     mask: Mask
     append: Callable[..., tuple[Tensor, ...]]
-    scale: float
-    dropout: float
-    attend: Attend
+    attend: Callable[..., Tensor]
 
 
 def _expand(p: Parts, c: Tensor, k_rope: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +64,7 @@ def _expanded(p: Parts) -> Tensor:
     """Each head's keys and values are computed once and cached."""
     k, v = p.append(*_expand(p, p.c, p.k_rope))
     q = torch.cat((p.q, p.q_rope), dim=-1)  # (B, H, T, Dn + Dr)
-    return p.attend(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
+    return p.attend(q, k, v, p.mask)
 
 
 # --8<-- [end:expanded]
@@ -80,7 +78,7 @@ def _latent(p: Parts) -> Tensor:
     c, k_rope = entry.tensor_split((p.c.shape[3],), dim=-1)
     k, v = _expand(p, c, k_rope)
     q = torch.cat((p.q, p.q_rope), dim=-1)  # (B, H, T, Dn + Dr)
-    return p.attend(q, k, v, p.mask, scale=p.scale, dropout=p.dropout)
+    return p.attend(q, k, v, p.mask)
 
 
 # --8<-- [end:latent]
@@ -138,9 +136,7 @@ def _absorbed(p: Parts) -> Tensor:
     rows = p.q.transpose(0, 1).reshape(H, B * T, Dn)  # (H, B * T, Dn)
     q = (rows @ w_uk).view(H, B, T, R).transpose(0, 1)  # (B, H, T, R)
     q = torch.cat((q, p.q_rope), dim=-1)  # (B, H, T, R + Dr)
-    mixed = p.attend(
-        q, entry, c, p.mask, scale=p.scale, dropout=p.dropout
-    )  # (B, H, T, R)
+    mixed = p.attend(q, entry, c, p.mask)  # (B, H, T, R)
     rows = mixed.transpose(0, 1).reshape(H, B * T, R)  # (H, B * T, R)
     # In half precision, `rows @ w_uv.mT` takes five times as long on a CPU.
     heads = w_uv @ rows.mT  # (H, Dv, B * T)
@@ -163,9 +159,9 @@ class MultiHeadLatentAttention(nn.Module):
     `kv_lora_rank` elements per token. Positions are in a separate part of
     width `qk_rope_head_dim`, with one RoPE key for all heads. `q_lora_rank`
     is the rank of the latent of the queries; None means that queries are not
-    compressed. `rope` says how the part with positions is rotated. Of `parts`,
-    another scale, a bias, a softcap, sinks and a gate from `x` are taken.
-    Parameters are named as in Hugging Face checkpoints of DeepSeek-V3.
+    compressed. `rope` says how the part with positions is rotated, and `scores`
+    are another scale, a bias, a softcap and sinks. Parameters are named as in
+    Hugging Face checkpoints of DeepSeek-V3.
 
     Examples:
         >>> layer = MultiHeadLatentAttention(
@@ -191,7 +187,7 @@ class MultiHeadLatentAttention(nn.Module):
         causal: bool | Rule = True,
         rope: Rope | None = INTERLEAVED,
         eps: float = 1e-6,
-        parts: HeadParts | None = None,
+        scores: Scores | None = None,
         attend: Attend = sdpa,
     ) -> None:
         super().__init__()
@@ -236,23 +232,11 @@ class MultiHeadLatentAttention(nn.Module):
             kv_lora_rank, n_heads * (qk_nope_head_dim + v_head_dim), bias=False
         )
         self.o_proj = nn.Linear(n_heads * v_head_dim, d_model, bias=bias)
-        self.parts = parts or HeadParts()
-        gate = self.parts.gate
-        others = "norm", "value_norm", "key_is_value", "long_queries"
-        if any(getattr(self.parts, name) for name in others) or (
-            gate is not None and gate.in_query
-        ):
-            raise ValueError(
-                f"MLA takes none of {', '.join(others)} and no gate in q_proj: "
-                "when absorbed, no head has keys or values of its own"
-            )
-        if self.parts.scale is not None:
-            self.scale = self.parts.scale
-        if self.parts.sinks:
-            self.sinks = nn.Parameter(torch.zeros(n_heads))
-        if gate is not None:
-            width = 1 if gate.over == "head" else v_head_dim
-            self.gate_proj = nn.Linear(d_model, n_heads * width, bias=False)
+        self.scores = scores or Scores()
+        if self.scores.scale is not None:
+            self.scale = self.scores.scale
+        logits = nn.Parameter(torch.zeros(n_heads))
+        self.sinks = logits if self.scores.sinks else None
 
     def forward(
         self,
@@ -291,18 +275,12 @@ class MultiHeadLatentAttention(nn.Module):
         )
         c = self.kv_a_layernorm(c)  # (B, 1, T, R)
         q_rope, k_rope, seen, append = placed(self, q_rope, k_rope, cache, view)
-        dropout = self.dropout if self.training else 0.0
-        up, scale = self.kv_b_proj, self.scale
-        told = self.parts.told()
-        told.pop("scale", None)
-        if self.parts.sinks:
-            told["sinks"] = self.sinks
-        attend = partial(self.attend, **told) if told else self.attend
-        how = append, scale, dropout, attend
-        parts = Parts(q, q_rope, c, k_rope, up, seen, *how)
+        options = self.scores.options(self.sinks) | {"scale": self.scale}
+        options["dropout"] = self.dropout if self.training else 0.0
+        attend = partial(self.attend, **options)
+        up = self.kv_b_proj
+        parts = Parts(q, q_rope, c, k_rope, up, seen, append, attend)
         heads = FORMS[form](parts)  # (B, H, T, Dv)
-        _, gate = output_gate(self, x, q)
-        heads = heads if gate is None else heads * gate  # (B, H, T, Dv)
         out: Tensor = self.o_proj(merge_heads(heads))
         return out  # (B, T, E)
 
@@ -322,13 +300,8 @@ def absorbed_weights(
     second, `(E, H, R)`, maps each head's sum of latents to the output. Both
     are computed once, and W^UK and W^UV are then not needed any more. They
     are larger than their factors. The output's bias is not included, nor what
-    is done to scores, such as a softcap. A layer with a gate is refused.
+    is done to scores, such as a softcap.
     """
-    if layer.parts.gate is not None:
-        raise ValueError(
-            f"the layer has {layer.parts.gate}, which multiplies each head "
-            "between W^UV and o_proj: no merged weight holds it"
-        )
     H, Dn, Dr = layer.n_heads, layer.qk_nope_head_dim, layer.qk_rope_head_dim
     R, Dv = layer.kv_lora_rank, layer.v_head_dim
     last = "q_proj" if layer.q_lora_rank is None else "q_b_proj"

@@ -11,6 +11,18 @@ def rms_norm(x, weight, eps=1e-6):
     return x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt() * weight
 
 
+def norm_of_all_heads(x, weight, eps=1e-6):
+    """x (B, H, T, D), weight (H * D,): one mean for all, as in OLMo 2."""
+    mean = x.square().mean(dim=(1, 3), keepdim=True)  # (B, 1, T, 1)
+    return x * (mean + eps).rsqrt() * weight.view(x.shape[1], 1, -1)
+
+
+def query_and_gate(x, n_heads):
+    """x (B, T, H * 2 * D): both of head 0, then of 1, as in Qwen3-Next."""
+    x = x.unflatten(-1, (n_heads, -1)).transpose(1, 2)  # (B, H, T, 2 * D)
+    return x.chunk(2, dim=-1)
+
+
 def todays_heads(q, k, v, gate, q_weight, k_weight, turn, softcap, sinks, mask):
     """q, gate (B, H, T, D), k, v (B, H, S, D), sinks (H,); turn is RoPE."""
     q, k = rms_norm(q, q_weight), rms_norm(k, k_weight)  # (..., D)

@@ -18,9 +18,8 @@ from attnref.caches.ring import RingKVCache
 from attnref.core.biases import Alibi
 from attnref.core.checks import check_input
 from attnref.core.masks import Causal, Chunk, Rule, Window, dense
-from attnref.core.parts import HeadParts
 from attnref.core.rope import check_positions, token_positions
-from attnref.core.sdpa import Attend
+from attnref.core.sdpa import Attend, Scores
 from attnref.released.generate import rendered
 from attnref.released.record import AttentionRecord, attention_of, families
 
@@ -82,7 +81,7 @@ class ConfiguredAttention(nn.Module):
         self.r = record
         self.core, self.dropout, self.shares = attend, 0.0, record.shares
         bias = Alibi(record.n_heads) if record.alibi else None
-        self.parts = HeadParts(bias=bias)
+        self.scores = Scores(record.scale, bias, record.softcap)
         self.causal: Rule = Causal()
         if record.window:
             self.causal = Window(record.window)
@@ -240,18 +239,13 @@ class ConfiguredAttention(nn.Module):
         i: Tensor,
         j: Tensor,
     ) -> Tensor:
-        """The heads by the layer's core, which is told what the record says."""
+        """The heads by the layer's core, which takes what the record says."""
         assert self.core is not None
-        r = self.r
-        how: dict[str, Any] = {"scale": r.scale}
-        if r.softcap:
-            how["softcap"] = r.softcap
-        if r.with_sinks:
-            how["sinks"] = self.sinks
-        if r.alibi:
-            h = torch.arange(r.n_heads, device=q.device)[:, None, None]
-            how["bias"] = Alibi(r.n_heads)(h, i, j)
-        return self.core(q, k, v, mask, **how)
+        options = self.scores.options(getattr(self, "sinks", None))
+        if self.scores.bias is not None:  # the mask does not know positions
+            h = torch.arange(self.r.n_heads, device=q.device)[:, None, None]
+            options["bias"] = self.scores.bias(h, i, j)
+        return self.core(q, k, v, mask, **options)
 
 
 def _empty(record: AttentionRecord) -> ConfiguredAttention:

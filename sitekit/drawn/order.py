@@ -8,31 +8,29 @@ import torch
 from torch import Tensor
 
 import attnref
-from attnref import Gate, HeadParts, Norm
 from attnref.plain.order import rms_norm
+from attnref.released.record import attention_of
 from sitekit.drawn.sinks import far
 from sitekit.markdown.render import Row, Word
 
-MODELS = (  # in the order of the picture's rows
-    HeadParts(),  # Llama
-    HeadParts(Norm()),  # Qwen3
-    HeadParts(Norm("width")),  # OLMo 2
-    HeadParts(Norm(), norm_after_rope=True),  # HunYuan
-    HeadParts(scale=0.1),  # Granite
-    HeadParts(scale=0.1, softcap=50.0),  # Gemma 2
-    HeadParts(sinks=True),  # gpt-oss
-    HeadParts(Norm(weight="1 + w"), gate=Gate(in_query=True)),  # Qwen3-Next
+# In the order of the picture's rows; of Qwen3-Next, the last of four layers.
+MODELS = (
+    *("llama", "qwen3", "olmo2", "hunyuan_v1_dense", "granite", "gemma2"),
+    *("gpt_oss", "qwen3_next"),
 )
+SIZES = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2}
+SIZES |= {"head_dim": 16, "num_hidden_layers": 4}
 H, T, D, CAP = 4, 24, 16, 3.0
 
 
 def steps_of_models() -> Tensor:
     """A row per model, a column per step: does the model have it?"""
     rows = []
-    for p in MODELS:
-        early = p.norm is not None and not p.norm_after_rope
-        row = [early, True, p.norm_after_rope, p.scale is not None]
-        rows.append([*row, p.softcap is not None, True, p.sinks, bool(p.gate)])
+    for model in MODELS:
+        r = attention_of(SIZES | {"model_type": model}, layer=3)
+        early, late = bool(r.norm) and not r.norm_late, r.norm_late
+        row = [early, bool(r.rope_theta), late, r.scale != r.head_dim**-0.5]
+        rows.append([*row, bool(r.softcap), True, r.with_sinks, bool(r.gate)])
     return torch.tensor(rows)
 
 

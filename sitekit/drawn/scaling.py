@@ -14,7 +14,6 @@ import attnref
 from attnref import (
     DynamicNtk,
     Llama3,
-    LongQueries,
     LongRope,
     Ntk,
     PositionInterpolation,
@@ -22,7 +21,8 @@ from attnref import (
     Scaling,
     Yarn,
 )
-from attnref.released.specs import find_model
+from attnref.released.record import attention_of
+from attnref.released.specs import configs, find_model
 from sitekit.drawing import plots
 from sitekit.drawing.plots import Plot, Scale
 from sitekit.drawn.measured import LOOKS
@@ -357,8 +357,13 @@ def mistaken() -> Iterator[Row]:
 def growing() -> Iterator[Row]:
     """The factors of queries in Llama 4 and Ministral 3."""
     at = torch.tensor([8190, 8191, 16383, 16384, 131072, 1048576])
-    both = LongQueries(0.1, 8192, shift=1), LongQueries(0.1, 16384)
-    for i, *factors in zip(at, *(q.factor(at) for q in both), strict=True):
+    ids = "llama-4-scout", "ministral-3-3b"
+    of = [attention_of(configs()[id], layer=3) for id in ids]
+    for i in at:
+        steps = [(i + r.q_growth_from) // r.q_growth_every for r in of]
+        factors = [
+            1 + r.q_growth * n.log1p() for r, n in zip(of, steps, strict=True)
+        ]
         yield [f"{int(i):,}", *(f"{x.item():.3f}" for x in factors)]
 
 

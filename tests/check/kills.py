@@ -140,6 +140,8 @@ def of_plain(p: Any) -> list[Any]:
             *(q, k, k, k, k[0, 0, 0], k[0, 0, 0]),
             *(lambda x: x, 5.0, torch.zeros(6), mask),
         ),
+        p.order.norm_of_all_heads(q, x[0, 0]),
+        *p.order.query_and_gate(x, 6),
         p.rope.rope(q, torch.arange(7)),
         p.mha.MHA(48, 6)(x),
         p.mqa.MQA(48, 6)(x),
@@ -195,8 +197,6 @@ def of_package(p: Any) -> list[Any]:
     made += p.rope_table(torch.arange(7), 8, scaling=yarn)
     at = torch.arange(7)
     made.append(p.Chunk(3)(at[:, None], at))
-    parts = p.HeadParts(p.Norm("width"), gate=p.Gate(in_query=True))
-    made.append(p.MultiHeadAttention(**sizes, parts=parts)(x))
     cross = p.CrossAttention(**sizes)
     made.append(cross(x, x[:, :4]))
     return made

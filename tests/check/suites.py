@@ -332,20 +332,10 @@ def normed(p):
     """The norm of heads, with given weights."""
 
     def norm(x, w, over, plus):
-        kind = p.Norm(over, weight="1 + w" if plus else "w")
-        made = p.HeadNorm(x.shape[1], x.shape[3], kind)
-        made.weight = torch.nn.Parameter(w)
-        return made(x).detach()
+        whole, each = p.order.norm_of_all_heads, p.order.rms_norm
+        return (whole if over == "width" else each)(x, w + 1 if plus else w)
 
     return (norm,)
-
-
-def gated(p):
-    """A layer whose gates come from the query projection."""
-    torch.manual_seed(0)
-    parts = p.HeadParts(gate=p.Gate(in_query=True))
-    layer = p.MultiHeadAttention(d_model=12, n_heads=3, parts=parts)
-    return layer, torch.randn(2, 5, 12)
 
 
 def in_chunks(p):
@@ -635,10 +625,8 @@ SUITES = {
     ),
     "plain.order": (
         (has.parts_are_in_order, lambda p: (p.order.todays_heads,)),
-    ),
-    "core.parts": (
         (has.norms_are_as_published, normed),
-        (has.gates_are_of_their_heads, gated),
+        (has.gates_are_of_their_heads, lambda p: (p.order.query_and_gate,)),
     ),
     "plain.masks": (
         (has.is_causal, lambda p: (p.masks.causal_mask,)),

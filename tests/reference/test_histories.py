@@ -25,16 +25,14 @@ from attnref import (
     Documents,
     DynamicNtk,
     Everything,
-    Gate,
     GrowingKVCache,
-    HeadParts,
     KVCache,
-    LongQueries,
     LongRope,
     Prefix,
     RelativeBias,
     RingKVCache,
     Rope,
+    Scores,
     Window,
     padding_mask,
 )
@@ -190,29 +188,24 @@ def row_of(layer, row, new, sees, bias):
     """The outputs of the last `new` tokens of a row, `(new, E)`; pads are 0."""
     x, at = torch.stack([t.x for t in row]), [t.at for t in row]
     q, k, v, scale = heads_of(layer, x, at, row[-1].length)
-    parts, outs = layer.parts, []
+    scores_of, outs = layer.scores, []
     for i in range(len(row) - new, len(row)):
         seen = [
             j
             for j, key in enumerate(row)
             if key.real and sees(i, j, at[i], at[j])
         ]
-        grown = scale
-        if parts.long_queries is not None:
-            grown *= 1 + 0.5 * math.log(1 + at[i] // 5)
-        scores = grown * torch.einsum("hd,shd->hs", q[i], k[seen])
+        scores = scale * torch.einsum("hd,shd->hs", q[i], k[seen])
         if bias is not None:
             added = [[bias(h, at[i], at[j]) for j in seen] for h in range(H)]
             scores = scores + torch.tensor(added, dtype=torch.float64)
-        if parts.softcap is not None:
-            scores = parts.softcap * torch.tanh(scores / parts.softcap)
+        if scores_of.softcap is not None:
+            scores = 2 * torch.tanh(scores / 2)
         weights, sink = scores.exp(), 0.0
-        if parts.sinks:
+        if scores_of.sinks:
             sink = layer.sinks.exp()[:, None]
         weights = weights / (weights.sum(-1, keepdim=True) + sink)
         heads = torch.einsum("hs,shd->hd", weights, v[seen])
-        if parts.gate is not None:
-            heads = heads * layer.gate_proj(x[i]).sigmoid().view(H, -1)
         outs.append(layer.o_proj(heads.flatten()) * row[i].real)
     return torch.stack(outs)
 
@@ -236,14 +229,10 @@ class History:
         own = {
             "softcap": None if plain else pick([None, None, 2.0]),
             "sinks": not plain and pick([False, False, True]),
-            "gate": pick([None, None, Gate("head"), Gate("element")]),
         }
-        if "mla" not in self.name:
-            own["long_queries"] = pick([None, None, LongQueries(0.5, 5)])
         # What reads positions; else they are refused.
         counts = self.told not in ("everything", "causal", "documents")
-        read = counts or self.rope or bias or own.get("long_queries")
-        if not read:
+        if not (counts or self.rope or bias):
             self.places = "numbers"
         # A ring drops by number: pads between tokens, and pads before the
         # first ones, make a rule see what it has dropped, which is refused.
@@ -260,9 +249,8 @@ class History:
             kind = pick(["room", "growing", "backwards"])
             kinds = {"growing": GrowingKVCache, "backwards": Backwards}
             self.cache = kinds.get(kind, lambda: KVCache(MOST))()
-        # ALiBi and the factor of long queries are rounded to float32.
-        rounded = bias == "alibi" or own.get("long_queries")
-        self.exact = 1e-5 if rounded else 1e-10
+        # ALiBi is rounded to float32.
+        self.exact = 1e-5 if bias == "alibi" else 1e-10
         self.ids = torch.randint(3, (B, MOST)).sort(dim=-1).values
         width = {"qk_rope_head_dim": 4} if "mla" in self.name else {}
         self.layer = variant(
@@ -270,7 +258,7 @@ class History:
             **width,
             rope=self.rope,
             causal=RULES[rule].rule(self.ids),
-            parts=HeadParts(**own, bias=BIASES[bias][0]),
+            scores=Scores(**own, bias=BIASES[bias][0]),
             attend=CORES[self.core],
         )
         self.shown = [self.name, self.core, rule, bias, rope, self.pads]

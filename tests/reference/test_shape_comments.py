@@ -71,19 +71,6 @@ def every_public_call():
     attnref.sdpa(q, k, v, mask, **parts)
     attnref.split_kv(q, k, v, mask, **parts)
     attnref.fused(q, k, v, mask)
-    for gate, over in (("element", "head"), ("head", "width")):
-        attnref.GroupedQueryAttention(
-            d_model=E,
-            n_heads=H,
-            n_kv_heads=K,
-            head_dim=D,
-            attend=lambda q, *_, **__: q,
-            parts=attnref.HeadParts(
-                attnref.Norm(over),
-                gate=attnref.Gate(gate),
-                long_queries=attnref.LongQueries(1.0, 2),
-            ),
-        )(torch.randn(B, T, E), positions=torch.arange(T).expand(B, T))
     few(q, k, v, mask)
     attnref.split_kv(q, k, v, mask)
     prefix = torch.randn(1, K, S, D), torch.randn(1, K, S, DV)
@@ -117,6 +104,8 @@ def plain_functions():
     norms = torch.ones(D), torch.ones(D), torch.nn.Identity()
     seen = masks.causal_mask(T, S)
     order.todays_heads(q, k, k, q, *norms, 3.0, torch.randn(H), seen)
+    order.norm_of_all_heads(q, torch.ones(H * D))
+    order.query_and_gate(torch.randn(B, T, H * 2 * D), H)
     masks.padding_mask(torch.ones(B, S))
     masks.document_mask(torch.zeros(B, S))
     rope(q, torch.arange(T))

@@ -12,11 +12,11 @@ from attnref import (
     Documents,
     GroupedQueryAttention,
     GrowingKVCache,
-    HeadParts,
     KVCache,
     MultiHeadLatentAttention,
     Prefix,
     RingKVCache,
+    Scores,
     Window,
     attention_from_config,
     file_of,
@@ -252,8 +252,8 @@ def test_a_file_with_longrope_compiles_for_short_texts_with_pads():
 
 
 def test_rows_cropped_apart_go_on_at_their_own_ends_after_given_positions():
-    parts = HeadParts(bias=Alibi(4))
-    layer = GroupedQueryAttention(**SIZES, n_kv_heads=2, parts=parts)
+    scores = Scores(bias=Alibi(4))
+    layer = GroupedQueryAttention(**SIZES, n_kv_heads=2, scores=scores)
     layer, x = sharp(layer), tokens(2, 4, 12)
     cache = KVCache(9)
     with torch.no_grad():

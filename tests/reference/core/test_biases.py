@@ -39,7 +39,7 @@ def test_a_bias_is_built_in_tiles_and_learned():
 
 def test_a_bias_of_ones_own_in_a_layer():
     # --8<-- [start:own]
-    from attnref import Bias, GroupedQueryAttention, HeadParts
+    from attnref import Bias, GroupedQueryAttention, Scores
 
     class Recent(Bias):
         """The last three keys are preferred in every head."""
@@ -50,7 +50,7 @@ def test_a_bias_of_ones_own_in_a_layer():
             return torch.where((i - j).abs() < 3, 1.0, 0.0) + 0 * h
 
     sizes = {"d_model": 48, "n_heads": 6, "n_kv_heads": 2}
-    layer = GroupedQueryAttention(**sizes, parts=HeadParts(bias=Recent()))
+    layer = GroupedQueryAttention(**sizes, scores=Scores(bias=Recent()))
     plain = GroupedQueryAttention(**sizes)
     plain.load_state_dict(layer.state_dict())
     x = torch.randn(3, 7, 48)

@@ -132,13 +132,6 @@ def test_absorbed_weights_are_all_that_is_needed(options):
     assert relative_error(got, layer(x, form="expanded")) <= 1e-12
 
 
-def test_a_gate_is_in_no_merged_weight():
-    for over in "head", "element":
-        layer = mla(parts=attnref.HeadParts(gate=attnref.Gate(over)))
-        with pytest.raises(ValueError, match=r"the layer has Gate\(over="):
-            absorbed_weights(layer)
-
-
 def test_the_scale_is_that_of_the_expanded_width():
     layer, x = mla(), tokens()
     assert layer.scale == (DN + DR) ** -0.5

@@ -7,13 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from attnref import (
-    Gate,
-    HeadParts,
     MultiHeadAttention,
     MultiHeadLatentAttention,
     MultiQueryAttention,
-    Norm,
     Rope,
+    Scores,
     apply_rope,
     dequantised,
     flash,
@@ -41,19 +39,14 @@ DEFAULTS = {
     "rope": None,
     "attend": sdpa,
 }
-PARTS = [
-    None,
-    HeadParts(Norm("width"), gate=Gate(), value_norm=Norm()),
-    HeadParts(Norm("each", "layer"), gate=Gate("head", in_query=True)),
-    HeadParts(Norm(), sinks=True, softcap=5.0, scale=0.7, key_is_value=True),
-]
+SCORES = Scores(scale=0.7, softcap=5.0, sinks=True)
 OPTIONS = st.fixed_dictionaries(
     {
         "bias": st.booleans(),
         "o_bias": st.sampled_from([None, False, True]),
         "causal": st.booleans(),
         "rope": st.sampled_from([None, Rope(100.0)]),
-        "parts": st.sampled_from(PARTS),
+        "scores": st.sampled_from([None, SCORES]),
     }
 )
 
@@ -71,10 +64,7 @@ def mha(*, d_model=E, n_heads=H, head_dim=D, **options):
 @torch.no_grad()
 def tied(layer, kv_heads):
     """The same layer, each group's keys and values those of its first head."""
-    for name, p in layer.named_parameters():
-        if name[0] not in "kv" or p.numel() == layer.head_dim:
-            continue
-        p = p.view(layer.n_heads * layer.head_dim, -1)
+    for p in (*layer.k_proj.parameters(), *layer.v_proj.parameters()):
         heads = p.view(kv_heads, -1, layer.head_dim, *p.shape[1:])
         heads.copy_(heads[:, :1].expand_as(heads))
     return layer

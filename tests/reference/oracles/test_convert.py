@@ -12,9 +12,9 @@ import torch
 from attnref import (
     Alibi,
     GroupedQueryAttention,
-    HeadParts,
     KVCache,
     Rope,
+    Scores,
     attention_from_config,
     padding_mask,
     split_qkv,
@@ -58,7 +58,7 @@ def test_one_projection_is_split_into_three(family):
         head_dim=r.head_dim,
         bias=r.qkv_bias,
         rope=Rope(r.rope_theta, r.rope_width) if r.rope_theta else None,
-        parts=HeadParts(bias=Alibi(r.n_heads)) if r.alibi else None,
+        scores=Scores(bias=Alibi(r.n_heads)) if r.alibi else None,
     )
     weights = {}
     for name, weight in theirs.items():

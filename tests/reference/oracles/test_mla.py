@@ -9,7 +9,6 @@ from itertools import cycle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
@@ -18,13 +17,10 @@ from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
 from attnref import (
-    Gate,
-    HeadParts,
     KVCache,
-    LongQueries,
     MultiHeadLatentAttention,
-    Norm,
     Rope,
+    Scores,
     Yarn,
     token_positions,
 )
@@ -317,52 +313,27 @@ def test_no_yarn_is_another_result_for_every_yarn(model, rope):
     assert relative_error(in_ours(plain, x), in_theirs(theirs, x)) > WRONG
 
 
-PARTS = {  # and whose function attends within DeepSeek's layer
+SCORES = {  # and whose function attends within DeepSeek's layer
     "scale and softcap": (
-        HeadParts(scale=0.4, softcap=2.0),
+        Scores(scale=0.4, softcap=2.0),
         gemma2.eager_attention_forward,
     ),
-    "sinks": (HeadParts(sinks=True), gpt_oss.eager_attention_forward),
-    "gate": (HeadParts(gate=Gate()), v3.eager_attention_forward),
-    "gate per head": (
-        HeadParts(gate=Gate("head", "softplus")),
-        v3.eager_attention_forward,
-    ),
+    "sinks": (Scores(sinks=True), gpt_oss.eager_attention_forward),
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_parts_of_other_models_in_each_form(name, monkeypatch):
-    parts, other = PARTS[name]
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_of_other_models_in_each_form(name, monkeypatch):
+    scores, other = SCORES[name]
     _, theirs = pair("V3", inner="eager")
-    ours = layer_for(theirs.config, "two mscales", parts=parts)
+    ours = layer_for(theirs.config, "two mscales", scores=scores)
     sharpened(ours).load_state_dict(theirs.state_dict(), strict=False)
-    if parts.scale:
-        theirs.scaling = parts.scale
-    if parts.sinks:
+    if scores.sinks:
         theirs.sinks = nn.Parameter(ours.sinks.clone())
-
-    def within(*args, **told):
-        if parts.softcap:
-            told["softcap"] = parts.softcap
-        return other(*args, **told)
-
-    monkeypatch.setattr(v3, "eager_attention_forward", within)
-    if parts.gate:
-        now = {}
-
-        def keep(_, given, told):
-            now["x"] = given[0]
-
-        def gated(_, given):
-            gate = F.linear(now["x"], ours.gate_proj.weight)
-            act = F.softplus if "head" in name else F.sigmoid
-            heads = given[0].unflatten(-1, (H, -1))
-            gate = act(gate).unflatten(-1, (H, -1))
-            return ((heads * gate).flatten(-2),)
-
-        theirs.register_forward_pre_hook(keep, with_kwargs=True)
-        theirs.o_proj.register_forward_pre_hook(gated)
+    else:
+        theirs.scaling = scores.scale
+        other = partial(other, softcap=scores.softcap)
+    monkeypatch.setattr(v3, "eager_attention_forward", other)
     x, valid = torch.randn(B, LENGTH, E), padded("left")
     want = in_theirs(theirs, x, valid=valid)
     told = {"valid": valid, "positions": token_positions(valid)}
@@ -370,23 +341,7 @@ def test_parts_of_other_models_in_each_form(name, monkeypatch):
         for chunks in CHUNKS.values():
             got = in_ours(form, x, chunks, KVCache(ROOM), **told)
             assert relative_error(got[valid], want[valid]) <= BOUND
-    ours.parts = HeadParts()
+    ours.scores, ours.sinks = Scores(), None
     ours.scale = (DN + DR) ** -0.5 * ours.rope.scaling.softmax_scale
     got = in_ours(ours, x, **told)
     assert relative_error(got[valid], want[valid]) >= WRONG
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"norm": Norm()},
-        {"value_norm": Norm()},
-        {"key_is_value": True},
-        {"long_queries": LongQueries(0.1, 8)},
-        {"gate": Gate(in_query=True)},
-    ],
-    ids=str,
-)
-def test_parts_of_keys_are_refused(parts):
-    with pytest.raises(ValueError, match="MLA takes none of norm, value_norm"):
-        layer_for(config_of("V3"), "plain", parts=HeadParts(**parts))

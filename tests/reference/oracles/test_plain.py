@@ -2,17 +2,21 @@
 
 import pytest
 import torch
-from transformers import GPTBigCodeConfig, LlamaConfig
+from transformers import GPTBigCodeConfig, LlamaConfig, Qwen3NextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 from transformers.models.gpt_bigcode import modeling_gpt_bigcode
 from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from attnref.plain import scaling
+from attnref.core.heads import merge_heads, split_heads
+from attnref.plain import order, scaling
 from attnref.plain.gqa import GQA
 from attnref.plain.llama import Llama
+from attnref.plain.masks import causal_mask
 from attnref.plain.mla import MLA
 from attnref.plain.mqa import MQA
+from attnref.plain.rope import rope
 from tests.kit import oracles as kit
 from tests.kit.compare import relative_error
 from tests.kit.oracles import BOUND, CHUNKS, LENGTH, THETA, B, E, H
@@ -55,6 +59,23 @@ def test_mqa_is_that_of_starcoder():
     hidden = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
     want = theirs(x, attention_mask=hidden[None, None])[0]
     assert relative_error(ours(x), want) <= BOUND
+
+
+def test_todays_heads_are_those_of_qwen3_next_with_norm_and_gate():
+    kind = {"rope_type": "default", "rope_theta": THETA}
+    kind["partial_rotary_factor"] = 1.0
+    config = Qwen3NextConfig(**kit.SIZES, head_dim=6, rope_parameters=kind)
+    theirs = kit.sharpened(qwen3_next.Qwen3NextAttention(config, layer_idx=0))
+    rotary = qwen3_next.Qwen3NextRotaryEmbedding(config)
+    x, at = torch.randn(B, LENGTH, E), torch.arange(LENGTH)
+    want = kit.in_theirs(theirs, config, x, rotary=rotary)
+    q, gate = order.query_and_gate(theirs.q_proj(x), H)
+    k, v = (split_heads(p(x), H) for p in (theirs.k_proj, theirs.v_proj))
+    norms = 1 + theirs.q_norm.weight, 1 + theirs.k_norm.weight
+    no_sink, past = torch.full((H,), -torch.inf), causal_mask(LENGTH)
+    steps = *norms, lambda y: rope(y, at, THETA), 1e6, no_sink, past
+    heads = order.todays_heads(q, k, v, gate, *steps)
+    assert relative_error(theirs.o_proj(merge_heads(heads)), want) <= BOUND
 
 
 @pytest.mark.parametrize("rank", [None, kit.Q])

@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -216,23 +217,22 @@ def test_scaled_frequencies_are_those_of_the_package():
 
 
 def test_the_order_of_the_plain_form_is_that_of_a_layer():
-    parts = attnref.HeadParts(
-        attnref.Norm(), softcap=3.0, sinks=True, gate=attnref.Gate()
-    )
-    layer = attnref.MultiHeadAttention(
-        d_model=H * 8, n_heads=H, rope_theta=50.0, parts=parts
-    ).double()
+    config = {"model_type": "qwen3", "num_hidden_layers": 1, "head_dim": 8}
+    config |= {"hidden_size": H * 8, "num_attention_heads": H}
+    config |= {"num_key_value_heads": H, "rope_theta": 50.0}
+    r = replace(attnref.attention_of(config), softcap=3.0, with_sinks=True)
+    layer = attnref.ConfiguredAttention(replace(r, gate="in q_proj")).double()
     for weight in layer.parameters():
         nn.init.normal_(weight)
     layer.o_proj.weight.data.copy_(torch.eye(H * 8))
     x = torch.randn(3, T, H * 8).double()
-    names = ("q_proj", "k_proj", "v_proj", "gate_proj")
-    heads = [
-        getattr(layer, name)(x).unflatten(-1, (H, 8)).transpose(1, 2)
-        for name in names
-    ]
+    q, gate = order.query_and_gate(layer.q_proj(x), H)
+    k, v = (
+        project(x).unflatten(-1, (H, 8)).transpose(1, 2)
+        for project in (layer.k_proj, layer.v_proj)
+    )
     out = order.todays_heads(
-        *heads,
+        *(q, k, v, gate),
         layer.q_norm.weight,
         layer.k_norm.weight,
         lambda x: rope.rope(x, torch.arange(T), 50.0),
@@ -240,7 +240,14 @@ def test_the_order_of_the_plain_form_is_that_of_a_layer():
         layer.sinks,
         attnref.causal_mask(T),
     )
-    equal(out.transpose(1, 2).flatten(2), layer(x))
+    equal(out.transpose(1, 2).flatten(2), layer(x), 1e-6)
+
+
+def test_a_norm_of_all_heads_is_that_of_torch_before_they_are_split():
+    x, weight = tokens(B, T, H * D), torch.rand(H * D).double()
+    heads = x.unflatten(-1, (H, D)).transpose(1, 2)
+    ours = order.norm_of_all_heads(heads, weight).transpose(1, 2).flatten(2)
+    equal(ours, F.rms_norm(x, (H * D,), weight, 1e-6))
 
 
 @pytest.mark.parametrize("form", [attention, lambda *x: flash(*x)[0]])

@@ -1,8 +1,8 @@
 """The layers of the package against what is written for released models.
 
-A record of a family says what one of our layers has to be told, if it has
-these parts. With the same weights it gives what the layer of the record gives,
-which `test_families.py` compares with transformers.
+GQA and MLA take RoPE of all kinds, rules, biases of projections, and `scores`:
+the record of a family says which. With the same weights they give what the
+layer of the record gives, which `test_families.py` compares with transformers.
 """
 
 from dataclasses import fields, replace
@@ -15,20 +15,17 @@ from attnref import (
     Alibi,
     Chunk,
     ConfiguredAttention,
-    Gate,
     GroupedQueryAttention,
     GrowingKVCache,
-    HeadParts,
     KVCache,
     Llama3,
-    LongQueries,
     LongRope,
     MultiHeadLatentAttention,
-    Norm,
     PositionInterpolation,
     Proportional,
     RingKVCache,
     Rope,
+    Scores,
     Window,
     Yarn,
     flash,
@@ -42,11 +39,12 @@ from tests.kit.compare import relative_error
 from tests.kit.families import CHUNKS, FAMILIES, FLAGS, LENGTH, ROWS, config_of
 
 BOUND = 2e-6  # both round in float32, and frequencies in different order
-# What none of our layers is told.
-NO_PART = {
-    *("latent_factor", "index_topk", "clip", "k_factor", "v_factor"),
-    *("rope_backwards", "q_factor", "q_power", "head_norm", "sub_norm"),
-    "gate_bias",
+# What GQA and MLA do not take is left out of both layers.
+LEFT_OUT = {
+    *("fused", "transposed", "shares", "is_shared", "k_is_v", "latent_factor"),
+    *("index_topk", "index_own", "clip", "k_factor", "v_factor", "norm"),
+    *("v_norm", "rope_backwards", "q_factor", "q_growth", "q_power"),
+    *("head_norm", "gate", "gate_bias", "sub_norm"),
 }
 SCALINGS = {
     "default": lambda r: None,
@@ -79,55 +77,20 @@ def rope_of(r):
     return Rope(r.rope_theta, width, r.rope_layout, SCALINGS[r.rope_kind](r))
 
 
-def norm_of(r):
-    own = {"weight": r.norm_weight, "eps": r.norm_eps}
-    return {
-        None: None,
-        "RMS of a head": Norm(**own),
-        "RMS of all heads": Norm("width", **own),
-        "LayerNorm by heads": Norm("each", "layer", eps=r.norm_eps),
-    }[r.norm]
-
-
-def gate_of(r):
-    if r.gate is None:
-        return None
-    over = "head" if r.gate == "per head" else "element"
-    return Gate(over, r.gate_act, in_query=r.gate == "in q_proj")
-
-
-def parts_of(r):
-    growth = r.q_growth, r.q_growth_every, r.q_growth_from
-    return HeadParts(
-        norm=norm_of(r),
-        norm_after_rope=r.norm_late,
-        value_norm=Norm(weight=None, eps=r.norm_eps) if r.v_norm else None,
-        key_is_value=r.k_is_v,
-        long_queries=LongQueries(*growth) if r.q_growth else None,
-        scale=r.scale,
-        bias=Alibi(r.n_heads) if r.alibi else None,
-        softcap=r.softcap,
-        sinks=r.with_sinks,
-        gate=gate_of(r),
-    )
+def scores_of(r):
+    bias = Alibi(r.n_heads) if r.alibi else None
+    return Scores(r.scale, bias, r.softcap, r.with_sinks)
 
 
 def layer_of(r, **more):
     """Ours, or None if it has no such part."""
-    usual = {f.name: f.default for f in fields(r)}
-    if any(getattr(r, name) != usual[name] for name in NO_PART):
-        return None
-    if r.norm == "LayerNorm" or (r.rope_size != 1) > (
-        r.rope_kind in ("yarn", "longrope")
-    ):
+    if r.rope_size != 1 and r.rope_kind not in ("yarn", "longrope"):
         return None
     causal = Window(r.window) if r.window else True
     causal = Chunk(r.chunk) if r.chunk else causal
     told = {"d_model": r.d_model, "n_heads": r.n_heads, "causal": causal}
-    told |= {"rope": rope_of(r), "parts": parts_of(r), **more}
+    told |= {"rope": rope_of(r), "scores": scores_of(r), **more}
     if r.kv_rank:
-        if r.q_growth:
-            return None
         return MultiHeadLatentAttention(
             **told,
             kv_lora_rank=r.kv_rank,
@@ -150,10 +113,8 @@ def layer_of(r, **more):
 
 
 def plain(r):
-    """The record with one matrix per projection, and keys of its own."""
-    apart = {"fused": None, "transposed": False}
-    apart |= {"shares": None, "is_shared": False}
-    return replace(r, family="llama", kind="", **apart)
+    usual = {f.name: f.default for f in fields(r) if f.name in LEFT_OUT}
+    return replace(r, family="llama", kind="", **usual)
 
 
 def records(family, more):
@@ -174,8 +135,7 @@ def with_same_weights(r, ours):
     torch.manual_seed(0)
     for name, weight in theirs.named_parameters():
         own = torch.randn_like(weight)
-        is_norm = "norm" in name and weight.dim() < 3
-        weight.copy_(weight + 0.3 * own if is_norm else 0.2 * own)
+        weight.copy_(weight + 0.3 * own if "norm" in name else 0.2 * own)
     ours.load_state_dict(theirs.state_dict())
     return ours.eval(), theirs
 
@@ -188,7 +148,7 @@ def outputs(layer, r, cache, chunks, valid):
     out = []
     for start, end in pairwise(accumulate(chunks, initial=0)):
         told = {"mask": padding_mask(valid[:, :end]), "cache": cache}
-        if r.rope_theta or r.q_growth:
+        if r.rope_theta:
             told["positions"] = at[:, start:end]
         try:
             out.append(layer(x[:, start:end], **told))
@@ -221,30 +181,20 @@ def test_our_layer_does_what_the_record_of_a_family_says(family, more):
 
 
 EVERY = {r for case in CASES for r in records(*case)}
+OURS = [r for r in EVERY if layer_of(r)]
 
 
-def test_every_part_of_our_heads_is_that_of_a_family():
+def test_all_that_our_layers_take_is_in_a_family():
     """Or the comparison above would leave it out."""
-    known = [parts_of(r) for r in EVERY if layer_of(r)]
-    for field in fields(HeadParts):
-        values = {getattr(parts, field.name) for parts in known}
+    for field in fields(Scores):
+        values = {getattr(scores_of(r), field.name) for r in OURS}
         assert len(values) > 1, field.name
-    norms = {parts.norm for parts in known if parts.norm}
-    assert {n.over for n in norms} == {"head", "each", "width"}
-    assert {n.weight for n in norms} == {"w", "1 + w", None}
-    gates = {parts.gate for parts in known if parts.gate}
-    assert {(g.over, g.activation) for g in gates} == {
-        ("element", "sigmoid"),
-        ("head", "sigmoid"),
-        ("head", "softplus"),
-    }
-    assert {g.in_query for g in gates} == {True, False}
-    kinds = {type(rope_of(r).scaling) for r in EVERY if rope_of(r)}
+    kinds = {type(rope_of(r).scaling) for r in OURS if rope_of(r)}
     assert len(kinds) == len(SCALINGS)
-    assert len([r for r in EVERY if layer_of(r)]) > len(EVERY) / 2
+    assert {Window, Chunk} <= {type(layer_of(r).causal) for r in OURS}
 
 
-SCORES = [r for r in EVERY if r.softcap or r.with_sinks or r.alibi]
+SCORES = [r for r in OURS if r.softcap or r.with_sinks or r.alibi]
 
 
 @pytest.mark.parametrize("core", [sdpa, flash, split_kv])
@@ -254,9 +204,7 @@ def test_softcap_sinks_and_alibi_are_the_same_by_every_core(core):
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     valid[1, :5] = valid[2, :1] = False
     for r in SCORES:
-        if (ours := layer_of(r, attend=core)) is None:
-            continue
-        ours, theirs = with_same_weights(r, ours)
+        ours, theirs = with_same_weights(r, layer_of(r, attend=core))
         told = CHUNKS["ragged"], valid
         want = outputs(theirs, r, theirs.cache(LENGTH), *told)
         got = outputs(ours, r, KVCache(LENGTH), *told)

@@ -8,10 +8,8 @@ change, `python -m tests.released.oracles.test_loads` writes it anew.
 
 import json
 import re
-from dataclasses import fields, is_dataclass
-from functools import reduce
+from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
-from operator import or_
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,16 +22,16 @@ from transformers.masking_utils import (
 from transformers.models.llama import modeling_llama as llama
 
 from attnref import (
-    Gate,
+    ConfiguredAttention,
     GroupedQueryAttention,
-    HeadParts,
     Llama3,
     MultiHeadLatentAttention,
-    Norm,
     Rope,
+    Scores,
     Window,
     Yarn,
     attention_from_config,
+    attention_of,
     causal_mask,
     split_qkv,
 )
@@ -82,8 +80,10 @@ NOTHING: dict[str, Any] = {}
 class Row(NamedTuple):
     """A `model_type` of transformers, and how our layer is made for it.
 
-    `cure` is what our layer is told beside its sizes, biases and theta, so
-    that it is right: what `reason` names, and nothing else.
+    `cure` is what our layer takes besides its sizes, biases and theta, so
+    that it is right: what `reason` names, and nothing else. Where the layer has
+    no such option, `record` has the fields in which the model's record differs
+    from that of a Llama.
     """
 
     model: str
@@ -95,12 +95,14 @@ class Row(NamedTuple):
     length: int = 64
     reason: str = ""
     cure: dict[str, Any] = NOTHING
+    record: dict[str, Any] = NOTHING
 
 
 QKV = {"bias": True, "o_bias": False}
 LLAMA31 = {"rope": Rope(500_000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192))}
 NEIGHBOURS = {"rope": Rope(500_000.0, layout="interleaved")}
-ONE = Norm(weight="1 + w")
+EACH, ALL = {"norm": "RMS of a head"}, {"norm": "RMS of all heads"}
+ONE = EACH | {"norm_weight": "1 + w"}
 WINDOWED = {"causal": Window(WINDOW)}
 ROWS = [
     Row("llama"),
@@ -150,42 +152,36 @@ ROWS = [
         reason="partial",
         cure={"rope": Rope(width=D // 2)},
     ),
-    Row("granite", reason="scale", cure={"parts": HeadParts(scale=1.0)}),
+    Row("granite", reason="scale", cure={"scores": Scores(scale=1.0)}),
     Row(
         "gemma2",
         layer=1,
         shown="layer_idx=1",
         reason="softcap",
-        cure={"parts": HeadParts(scale=256**-0.5, softcap=50.0)},
+        cure={"scores": Scores(scale=256**-0.5, softcap=50.0)},
     ),
     Row(
         "llama4_text",
         reason="norm",
-        cure={
-            "parts": HeadParts(
-                Norm(weight=None, eps=1e-5), norm_after_rope=True
-            )
-        }
-        | NEIGHBOURS,
+        record=EACH
+        | {"norm_weight": None, "norm_eps": 1e-5, "norm_late": True}
+        | {"rope_layout": "interleaved"},
     ),
-    Row("qwen3", cure={"parts": HeadParts(Norm())}),
-    Row("qwen3_moe", cure={"parts": HeadParts(Norm())}),
+    Row("qwen3", record=EACH),
+    Row("qwen3_moe", record=EACH),
     Row(
         "gemma3_text",
         config={"sliding_window": WINDOW},
         shown=f"sliding_window={WINDOW}",
-        cure=WINDOWED
-        | {"rope": Rope(), "parts": HeadParts(ONE, scale=256**-0.5)},
+        record=ONE
+        | {"scale": 256**-0.5, "rope_theta": 10_000.0, "window": WINDOW},
     ),
-    Row("olmo2", cure={"parts": HeadParts(Norm("width", eps=1e-5))}),
+    Row("olmo2", record=ALL | {"norm_eps": 1e-5}),
     Row(
         "minimax_m2",
         config={"rotary_dim": D // 2},
         shown=f"rotary_dim={D // 2}",
-        cure={
-            "rope": Rope(5e6, width=D // 2),
-            "parts": HeadParts(Norm("width")),
-        },
+        record=ALL | {"rope_width": D // 2},
     ),
     Row(
         "gpt_oss",
@@ -194,14 +190,13 @@ ROWS = [
         shown=f"sliding_window={WINDOW}",
         cure=WINDOWED
         | {"rope": Rope(150_000.0, scaling=Yarn(32.0, 4096, truncate=False))}
-        | {"parts": HeadParts(sinks=True)},
+        | {"scores": Scores(sinks=True)},
     ),
     Row(
         "qwen3_next",
         layer=3,
         shown="layer_idx=3",
-        cure={"rope": Rope(width=D // 4)}
-        | {"parts": HeadParts(ONE, gate=Gate(in_query=True))},
+        record=ONE | {"rope_width": D // 4, "gate": "in q_proj"},
     ),
     Row("phi3", cure={"split_qkv": "layer"}),
     Row("deepseek_v32", config=MLA),
@@ -239,6 +234,16 @@ def loaded(row, weights, config):
         layer = GroupedQueryAttention(
             **sizes, n_kv_heads=K, head_dim=config.head_dim
         )
+    layer.load_state_dict(weights)
+    return layer.eval()
+
+
+def changed(row, weights, config):
+    """The attention of a Llama with what its record differs in, alone."""
+    llama = {n: x for n, x in SIZES.items() if n != "attn_implementation"}
+    r = attention_of({"model_type": "llama", **llama})
+    theta = {"rope_theta": config.rope_parameters.get("rope_theta")}
+    layer = ConfiguredAttention(replace(r, **theta | row.record))
     layer.load_state_dict(weights)
     return layer.eval()
 
@@ -318,11 +323,11 @@ def blind(inner):
 
 
 def spelled(told):
-    """What our layer is told, as one would write it; of `parts` the fields."""
+    """What our layer takes, as one would write it; of `scores` the fields."""
     for name, value in told.items():
         if name == "split_qkv":
             yield f'split_qkv(..., by="{value}")'
-        elif name == "parts":
+        elif name == "scores":
             yield from given(value)
         elif isinstance(value, Rope) and value.scaling is not None:
             yield "rope=rope_of(config)"
@@ -358,7 +363,7 @@ def measured():
                 "verdict": verdict,
                 "found": found,
                 "reason": row.reason,
-                "cure": [*spelled(row.cure)],
+                "cure": [*spelled(row.cure | row.record)],
                 "from_config": outcome(row, from_config)[0],
             }
         )
@@ -374,9 +379,10 @@ def test_what_the_site_says_of_checkpoints_is_what_comes_out():
 def test_what_differs_is_all_that_differs(row):
     """With it alone, the layer is right; an indexer has no place in ours."""
     told = row._replace(told={**row.told, **row.cure})
-    if row.cure:
+    if row.cure or row.record:
         assert outcome(row)[0] == ("wrong" if row.reason else "refused")
-    assert outcome(told)[0] == (
+    made = changed if row.record else loaded
+    assert outcome(told, made)[0] == (
         "right" if "v32" not in row.model else "refused"
     )
 
@@ -420,56 +426,16 @@ def test_the_page_of_rope_has_the_errors_of_the_table(language):
     assert {*errors} <= {float(n) for n in re.findall(r"\d\.\d+", page)}
 
 
-def test_of_the_models_of_the_gqa_page_the_layer_computes_all():
-    rows = json.loads(ORACLES.read_text(encoding="utf-8"))["checkpoints"]
-    cures = {(r["model_type"], r["config"]): r["cure"] for r in rows}
-    scaled = "llama", "llama3, T=2048"
-    needed = {
-        "llama-2-70b": cures["llama", ""],
-        "llama-3.1-8b": cures[scaled],
-        "qwen3-235b": cures["qwen3_moe", ""],
-        "minimax-m2": cures["minimax_m2", "rotary_dim=8"],
-    }
+def test_the_models_of_the_gqa_page_need_what_it_says():
     (ids,) = (s["models"]["ids"] for _, s in fences("gqa") if "models" in s)
-    assert ids == [*needed]
-    wide = ["rope=Rope(5000000.0, width=8)", 'norm=Norm("width")']
-    told = [], ["rope=rope_of(config)"], ["norm=Norm()"], wide
-    assert [*needed.values()] == [*told]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_what_the_gqa_page_passes_is_what_these_models_need(language):
-    """Read from the page and passed; the released config, but fewer heads."""
-    page = body_of(ROOT / "docs" / language / "layers" / "gqa.md")
-    (line,) = (p for p in page.splitlines() if "MiniMax-M2" in p)
-    words = {"HeadParts": HeadParts, "Norm": Norm, "Rope": Rope}
-    told = [
-        {name: eval(made, words)}
-        for name, made in re.findall(r"`(parts|rope)=([^`]+)`", line)
-    ]
-    narrow, *wide = told  # of Qwen3, then of MiniMax-M2
-    for id, given in (
-        ("qwen3-32b", [narrow]),
-        ("qwen3-235b", [narrow]),
-        ("minimax-m2", wide),
-    ):
-        sizes = {"hidden_size": E, "num_attention_heads": H}
-        config = configs()[id] | sizes | {"num_key_value_heads": K}
-        torch.manual_seed(0)
-        theirs = sharpened(attention_from_config(config))
-        for norm in (theirs.q_norm, theirs.k_norm):
-            torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
-        ours = GroupedQueryAttention(
-            d_model=E,
-            n_heads=H,
-            n_kv_heads=K,
-            head_dim=128,
-            **reduce(or_, given, {"rope": Rope(config["rope_theta"])}),
-        )
-        ours.load_state_dict(theirs.state_dict())
-        x = torch.randn(B, 64, E)
-        assert relative_error(ours(x), theirs(x)) <= 1e-6, id
+    of = {id: attention_of(configs()[id]) for id in ids}
+    own = {id: (r.rope_kind, r.norm, r.rope_width) for id, r in of.items()}
+    assert own == {
+        "llama-2-70b": ("default", None, 128),
+        "llama-3.1-8b": ("llama3", None, 128),
+        "qwen3-235b": ("default", "RMS of a head", 128),
+        "minimax-m2": ("default", "RMS of all heads", 64),
+    }
 
 
 if __name__ == "__main__":

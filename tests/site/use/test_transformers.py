@@ -25,16 +25,16 @@ from attnref import (
     DynamicNtk,
     Everything,
     GroupedQueryAttention,
-    HeadParts,
     KVCache,
     Llama3,
     LongRope,
     MultiHeadLatentAttention,
-    Norm,
     PositionInterpolation,
     Rope,
+    Scores,
     Window,
     Yarn,
+    attention_from_config,
     dequantised,
     form_of,
     greedy,
@@ -46,7 +46,6 @@ from attnref import (
 # isort: split
 import json
 import re
-from dataclasses import fields
 from importlib.metadata import version
 
 import pytest
@@ -353,32 +352,28 @@ def test_a_difference_that_no_name_shows_is_found():
 
 
 @torch.no_grad()
-def test_parts_make_these_checkpoints_right():
+def test_options_or_the_config_make_these_checkpoints_right():
     # --8<-- [start:changed]
     sizes = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16}
     narrow = {"causal": Window(5)}
-    wide, plus = Norm("width"), Norm(weight="1 + w")
-    scale = 256**-0.5  # of query_pre_attn_scalar
+    capped = Scores(scale=256**-0.5, softcap=50.0)  # 256: query_pre_attn_scalar
     tokens = torch.randint(3, 100, (2, 40))
     errors = {}
-    for kind, told in (
+    for kind, options in (
         ("mistral", narrow),
         ("starcoder2", narrow | {"bias": True}),
         ("phi3", narrow),
-        ("granite", {"parts": HeadParts(scale=1.0)}),
-        ("qwen3", {"parts": HeadParts(Norm())}),
-        ("qwen3_moe", {"parts": HeadParts(Norm())}),
-        ("minimax_m2", {"parts": HeadParts(wide)}),
-        ("olmo2", {"parts": HeadParts(replace(wide, eps=1e-5))}),
-        ("gemma3_text", narrow | {"parts": HeadParts(plus, scale=scale)}),
-        (
-            "gemma2",
-            narrow | {"parts": HeadParts(scale=scale, softcap=50.0)},
-        ),
-        ("gpt_oss", narrow | {"bias": True, "parts": HeadParts(sinks=True)}),
+        ("granite", {"scores": Scores(scale=1.0)}),
+        ("gemma2", narrow | {"scores": capped}),
+        ("gpt_oss", narrow | {"bias": True, "scores": Scores(sinks=True)}),
+        ("qwen3", None),  # norms of queries and keys: from the config
+        ("qwen3_moe", None),
+        ("minimax_m2", None),
+        ("olmo2", None),
+        ("gemma3_text", None),
     ):
-        window = {"sliding_window": 5} if "causal" in told else {}
-        model = downloaded(kind, **window)
+        windowed = kind == "gemma3_text" or "causal" in (options or {})
+        model = downloaded(kind, **{"sliding_window": 5} if windowed else {})
         theirs = model.model.layers[0].self_attn
         for name, p in theirs.named_parameters():
             if "proj" not in name:  # norms and sinks, which all start alike
@@ -388,18 +383,21 @@ def test_parts_make_these_checkpoints_right():
             rows = split_qkv(weights.pop("qkv_proj.weight"), 4, 2, by="layer")
             for n, weight in zip("qkv", rows, strict=True):
                 weights[f"{n}_proj.weight"] = weight
-        rope = Rope() if kind == "gemma3_text" else rope_of(model.config)
-        ours = GroupedQueryAttention(**sizes, rope=rope, **told)
+        if options is None:
+            ours = attention_from_config(model.config, layer=0)
+        else:
+            rope = rope_of(model.config)
+            ours = GroupedQueryAttention(**sizes, rope=rope, **options)
         ours.load_state_dict(weights)
         errors[kind] = difference(ours.eval(), theirs, model, tokens)
     assert max(errors.values()) < 1e-5, errors
     # --8<-- [end:changed]
     rows = json.loads(ORACLES.read_text(encoding="utf-8"))["checkpoints"]
-    names = tuple(f"{f.name}=" for f in fields(HeadParts))
-    of_parts = {
+    names = "scale=", "softcap=", "sinks=", "norm="
+    of_heads = {
         r["model_type"] for r in rows for c in r["cure"] if c.startswith(names)
     }
-    assert of_parts - {*errors} == {"llama4_text", "qwen3_next"}
+    assert of_heads - {*errors} == {"llama4_text", "qwen3_next"}
 
 
 # --8<-- [start:mla]
