@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from attnref.released.record import (
+    MANY,
     AttentionRecord,
+    MixerRecord,
     families,
     fields_of,
+    kinds_of,
+    mixers_of,
     records_of,
 )
 from attnref.words import message, origin
@@ -89,13 +93,47 @@ def file_from(
     records: Mapping[int, AttentionRecord], given: Mapping[str, Any]
 ) -> str:
     """That of `file_of`, from the records of the layers and the config."""
-    first = min(records)
-    names = dict(families()[records[first].family].names)
-    at = names.pop("at", "model.layers.{}.self_attn").format(first)
-    text = rendered(records, first=first, at=at, remarks=_remarks(given))
+    mixers = mixers_of(given)
+    names = dict(families()[given["model_type"]].names)
+    at = names.pop("at", "model.layers.{}.self_attn")
+    where = names.pop("mixer", at)
+    first, other = min(records), min(mixers, default=MANY)
+    others = f"  # attention: {at.format(first)}" if where != at else ""
+    text = rendered(
+        records,
+        first=min(first, other),
+        at=(at if first <= other else where).format(min(first, other)),
+        others=others if other < first else "",
+        mixed=bool(mixers),
+        remarks=_remarks(given),
+    )
     for ours, theirs in names.items():
         text = re.sub(rf"\b{ours}\b", theirs, text)
-    return text
+    if not mixers:
+        return f"{text}\n\nmixer = Attention  # of every layer\n"
+    kinds = ["None"] * len(kinds_of(given))
+    for layer in records:
+        kinds[layer] = "Attention"
+    for layer, each in mixers.items():
+        kinds[layer] = each.kind
+    for kind in {x.kind: True for x in mixers.values()}:
+        own = {n: x for n, x in mixers.items() if x.kind == kind}
+        r, t, on = _fields([*{x: True for x in own.values()}])
+        part = template(kind).render({"r": r, "t": t, "on": on})
+        text += f"\n\n{_tabled(part, own, t, on)}"
+    table = _table(kinds)
+    if len(table) > 70:
+        table = f"(\n{_filled(table)}\n)"
+    text += f"\n\n# Of each layer.\nKINDS = {table}\n\n\n"
+    if "None" not in kinds:
+        return f"{text}{MIXER}    return KINDS[layer](layer)\n"
+    doc = MIXER.replace(".", "; None, if it mixes no tokens.")
+    return f"{text}{doc}    return KINDS[layer] and KINDS[layer](layer)\n"
+
+
+MIXER = '''def mixer(layer):
+    """The module of a layer."""
+'''
 
 
 def rendered(
@@ -103,14 +141,18 @@ def rendered(
     *,
     first: int = 0,
     at: str = "",
+    others: str = "",
+    mixed: bool = False,
     remarks: str = "",
     inside: bool = False,
 ) -> str:
-    """The template; `inside` the package, as a subclass of its layer."""
+    """The template of attention; `inside` the package, as a subclass of its
+    layer."""
     every = [*{x: True for x in records.values()}]
     r, t, on = _fields(every)
     known: dict[str, Any] = {"r": r, "t": t, "on": on, "inside": inside}
     known |= {"family": every[0].family, "at": at, "first": first}
+    known |= {"others": others, "mixed": mixed}
     known |= {"remarks": remarks, "constants": _constants(r)}
     known["nested"] = at.startswith("model.")  # beside one of images
     rotated = [x for x in every if x.rope_theta]
@@ -130,6 +172,16 @@ def rendered(
     known["far"], known["fixed"] = far, bool(far) and "self." not in far
     known["sized"] = t["rope_size"].startswith("self.")
     text: str = template().render(known)
+    return _tabled(text, records, t, on)
+
+
+def _tabled(
+    text: str,
+    records: Mapping[int, AttentionRecord | MixerRecord],
+    t: Mapping[str, str],
+    on: Mapping[str, On],
+) -> str:
+    """The same, with a table of each field in which the layers differ."""
     read = set(re.findall(r"\bself\.(\w+)", text))
     rows = [records.get(n) for n in range(max(records) + 1)]
     own, tables = "", ["# Of each layer."]
@@ -141,7 +193,7 @@ def rendered(
         for attribute in [a for a in attributes if a in read]:
             own += f"        self.{attribute} = {attribute.upper()}[layer]\n"
             of = _is_on if attribute != name else getattr
-            table = _table([x and of(x, name) for x in rows])
+            table = _table([_literal(x and of(x, name)) for x in rows])
             tables.append(f"{attribute.upper()} = {table}")
     above = "\n".join([*tables, "\n\n"]) if own else ""
     text = text.replace("@FIELDS@\n", own).replace("@TABLES@\n", above)
@@ -149,20 +201,30 @@ def rendered(
 
 
 @cache
-def template() -> Any:
-    """The template, read and compiled."""
+def template(name: str = "attention") -> Any:
+    """A template, read and compiled."""
     from jinja2 import Environment, StrictUndefined  # torch needs it too
 
     env = Environment(undefined=StrictUndefined, trim_blocks=True)
     env.filters.update(when=when, unless=unless, otherwise=otherwise)
-    return env.from_string(source())
+    return env.from_string(source(name))
 
 
-def source() -> str:
-    """The template, whose lines `%% x` are `{% x %}`: line statements of Jinja
-    take the blank lines above them along."""
-    text = Path(__file__).with_name("attention.py.jinja").read_text("utf-8")
+def source(name: str = "attention") -> str:
+    """A template, whose lines `%% x` are `{% x %}`: line statements of Jinja
+    take the blank lines above them along. `%% above` is what such layers
+    share."""
+    shared = Path(__file__).with_name("mixers") / "recurrent.py.jinja"
+    text = sources()[name].read_text("utf-8")
+    text = text.replace("%% above\n", shared.read_text("utf-8"))
     return re.sub(r"(?m)^%% (.*)$", r"{% \1 %}", text)
+
+
+def sources() -> dict[str, Path]:
+    """The templates, by name: attention, and each kind of a MixerRecord."""
+    folder = Path(__file__).parent
+    found = [folder / "attention.py.jinja", *folder.glob("mixers/[A-Z]*")]
+    return {path.name.partition(".")[0]: path for path in found}
 
 
 def when(text: str, on: On) -> str:
@@ -191,13 +253,13 @@ def _under(head: str, text: str) -> str:
 
 
 def _fields(
-    every: Sequence[AttentionRecord],
+    every: Sequence[AttentionRecord | MixerRecord],
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, On]]:
     """`r`, `t` and `on` of the template."""
     r: dict[str, Any] = {}
     t: dict[str, str] = {}
     on: dict[str, On] = {}
-    for name in (field.name for field in fields(AttentionRecord)):
+    for name in (field.name for field in fields(every[0])):
         owner = OWNERS.get(name)
         users = [x for x in every if not owner or _is_on(x, owner)]
         has = [_is_on(x, name) for x in users]
@@ -220,7 +282,7 @@ def _fields(
     return r, t, on
 
 
-def _is_on(r: AttentionRecord, name: str) -> bool:
+def _is_on(r: AttentionRecord | MixerRecord, name: str) -> bool:
     """Whether a field of the record changes anything."""
     if name in OWNERS and not _is_on(r, OWNERS[name]):
         return False
@@ -255,9 +317,8 @@ def _constants(r: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table(values: Sequence[Any]) -> str:
+def _table(texts: Sequence[str]) -> str:
     """A field of all layers, with what repeats in it written once."""
-    texts = [_literal(value) for value in values]
     ways = [_joined(texts)]
     for start, period in product(range(len(texts) // 2), range(2, 13)):
         tail = texts[start:]
@@ -269,6 +330,13 @@ def _table(values: Sequence[Any]) -> str:
             parts += [_joined(tail[times * period :])]
             ways.append(" + ".join(filter(None, parts)))
     return min(ways, key=len)
+
+
+def _filled(table: str) -> str:
+    """In lines, each of which but the first begins with a +."""
+    glued = table.replace(" ", "\0").replace("\0+\0", " +\0")
+    lines = textwrap.fill(glued, 75).replace("\0", " ")
+    return textwrap.indent(lines, "    ")
 
 
 def _joined(values: Sequence[str]) -> str:

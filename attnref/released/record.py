@@ -93,6 +93,28 @@ class AttentionRecord:
     sub_norm: bool = False
 
 
+@dataclass(frozen=True)
+class MixerRecord:
+    """All that a layer depends on which keeps a state of fixed size.
+
+    Such a layer has a template of its own, `mixers/KIND.py.jinja`, which reads
+    these fields. Where it stands beside attention, a layer has both records.
+    """
+
+    family: str
+    kind: str  # of the template
+    d_model: int
+    n_heads: int = 0  # of queries and keys
+    n_v_heads: int = 0  # of values, and of states
+    key_dim: int = 0
+    value_dim: int = 0
+    kernel: int = 0  # of the short convolution
+    layout: str = ""  # how the projections are fused
+    eps: float = 1e-6
+    conv_bias: bool = False
+    beta_factor: float = 1.0
+
+
 OF_ROPE = {
     "original_max_position_embeddings",
     "partial_rotary_factor",
@@ -111,6 +133,7 @@ class Family(NamedTuple):
     fields: Entries  # of the record, from those of the config
     weights: Entries  # parameters beside attention
     state: Entries  # what a layer keeps beside keys and values
+    mixer: Entries  # of the record of a layer that keeps a state
     names: Mapping[str, str]  # of weights: ours, and as transformers has them
     defaults: Mapping[str, Any]  # of fields that a config may leave out
 
@@ -134,6 +157,7 @@ def families() -> dict[str, Family]:
             fields=_part(name, "fields"),
             weights=_part(name, "weights"),
             state=_part(name, "state"),
+            mixer=_part(name, "mixer"),
             names=_part(name, "names"),
             defaults=row.get("defaults", {}),
         )
@@ -224,6 +248,38 @@ def _layer(
     return AttentionRecord(
         **record, family=family, kind=kind, shares=shares, is_shared=is_shared
     )
+
+
+def mixers_of(given: Mapping[str, Any]) -> dict[int, MixerRecord]:
+    """The records of all layers that keep a state, by layer."""
+    family, row = _family(given)
+    found = {}
+    for layer, kind in enumerate(kinds_of(given)):
+        values = Fields(_present(row, given), layer=layer, layer_type=kind)
+        if "kind" in row.mixer:
+            values["kind"] = value_of(row.mixer["kind"], values)
+        if not values["kind"]:
+            continue
+        entries = {**row.state, **row.mixer}
+        for name, entry in entries.items():
+            values[name] = _value(family, name, entry, values, given)
+        own = {f.name: f.type for f in fields(MixerRecord)}
+        record = {name: values[name] for name in entries if name in own}
+        for name, value in record.items():
+            least = 1 if own[name] is int else value
+            if not _fits(value, own[name]) or value < least:
+                raise ValueError(f"{family}: {name}={value!r} is no value")
+        found[layer] = _divided(MixerRecord(**record, family=family))
+    return found
+
+
+def _divided(r: MixerRecord) -> MixerRecord:
+    if r.n_heads and r.n_v_heads % r.n_heads:
+        raise ValueError(
+            f"{r.family}: {r.n_heads} heads of keys do not divide "
+            f"{r.n_v_heads} of values"
+        )
+    return r
 
 
 def _sharing(

@@ -9,7 +9,7 @@ from typing import Any
 from attnref.numbers.kv_memory import DTYPES
 from attnref.released import record
 from attnref.released.devices import devices
-from attnref.released.generate import source
+from attnref.released.generate import source, sources
 from attnref.words import origin
 from sitekit.drawn.calculator import COUNT
 from sitekit.drawn.layer_patterns import KINDS, drawn
@@ -18,7 +18,7 @@ from sitekit.markdown.render import Words, inline, render
 from sitekit.released import released as models
 from sitekit.released import told
 from sitekit.released.javascript import bundle, of_table, strings
-from sitekit.released.jinja import of_template
+from sitekit.released.jinja import of_templates
 
 FIRST = "qwen3-8b"
 CHOSEN: dict[str, Any] = {
@@ -122,7 +122,9 @@ def script() -> str:
         [COUNT, *(("sitekit.released.told", name) for name in roots)],
         {
             **of_table(Path(str(record.__file__)).with_name("families.toml")),
-            "attnref.released.generate.template": of_template(source()),
+            "attnref.released.generate.template": of_templates(
+                {name: source(name) for name in sources()}
+            ),
             "attnref.words.origin": f"()=>{json.dumps(origin())}",
         },
     )

@@ -202,7 +202,8 @@ def of_table(path: Path) -> dict[str, str]:
 
     rows = {}
     for name, row in tomllib.loads(path.read_text("utf-8")).items():
-        parts = {p: entries(row[p]) for p in ("weights", "state") if p in row}
+        kinds = [p for p in ("weights", "state", "mixer") if p in row]
+        parts = {part: entries(row[part]) for part in kinds}
         rows[name] = row if name == "_fields" else {**entries(row), **parts}
     table = string(json.dumps(rows, separators=(",", ":")))
     functions = ",\n".join(map(expression, texts))

@@ -5,20 +5,27 @@ the template does not need stops the build.
 """
 
 import json
+from collections.abc import Mapping
 
 from jinja2 import Environment, nodes
 
 
-def of_template(source: str) -> str:
-    """`template` of attnref in JavaScript: its `render` takes a `dict`."""
+def of_templates(sources: Mapping[str, str]) -> str:
+    """`template` of attnref in JavaScript."""
+    made = (f"{json.dumps(n)}:{_template(s)}" for n, s in sources.items())
+    return f'((t)=>(name="attention")=>t[name])({{{",".join(made)}}})'
+
+
+def _template(source: str) -> str:
+    """An object whose `render` takes a `dict`."""
     tree = Environment(trim_blocks=True).parse(source)
     own = {n.name for n in tree.find_all(nodes.Name) if n.ctx == "store"}
     names = {n.name for n in tree.find_all(nodes.Name)} - own
     given = [f'${name}=$.at(known,"{name}")' for name in sorted(names)]
     return (
-        f"()=>({{render:(known)=>{{const {','.join(given)};"
+        f"{{render:(known)=>{{const {','.join(given)};"
         f"let {','.join(f'${name}' for name in sorted(own))};"
-        f"return {_text(tree.body)};}}}})"
+        f"return {_text(tree.body)};}}}}"
     )
 
 

@@ -26,6 +26,7 @@ from attnref.released.generate import file_of
 from attnref.released.record import (
     AttentionRecord,
     fields_of,
+    mixers_of,
     records_of,
 )
 from attnref.released.record import kinds_of as layer_kinds
@@ -299,8 +300,9 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     if not sentences:
         yield told("nothing")
     others = model.layers - len(model.records)
-    if others:
-        yield f"- {told('others', n=others, all=model.layers)}"
+    mixers = mixers_of(fields_of(model.config))
+    if left := model.layers - len({*model.records, *mixers}):
+        yield f"- {told('others', n=left, all=model.layers)}"
     yield f"\n## {told('file')} {{ #file data-search-exclude }}\n"
     yield f"::: released {model.id}\n"
     yield f"## {told('memory')} {{ #memory data-search-exclude }}\n"

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import math
 import random
+import re
 from typing import Any, NamedTuple
 
 import torch
@@ -253,11 +254,13 @@ def _class_of(config: PretrainedConfig) -> Any:
 
 
 class Seen(NamedTuple):
-    """The attention of one layer of a model, and what went through it."""
+    """The attention of one layer of a model, or what keeps its state, and what
+    went through it."""
 
     layer: int
     module: nn.Module
     calls: list[tuple[Tensor, Tensor]]  # x, and the output of o_proj
+    recurrent: bool = False
 
 
 def seen(
@@ -267,27 +270,29 @@ def seen(
     valid: Tensor | None,
     rows: int = ROWS,
 ) -> list[Seen]:
-    """What the attention of each layer was given and gave, chunk by chunk."""
+    """What the attention of each layer was given and gave, chunk by chunk; and
+    what keeps a state."""
     last = families()[family].names.get("o_proj", "o_proj")
     layers, hooks = [], []
     for name, module in model.named_modules():
+        recurrent = re.search(RECURRENT, type(module).__name__) is not None
         projections = {*module._modules} & PROJECTIONS
-        if last not in module._modules or not projections:
-            continue
-        if "Delta" in type(module).__name__:
+        if not recurrent and (last not in module._modules or not projections):
             continue
         layer = next(int(part) for part in name.split(".") if part.isdigit())
         calls: list[tuple[Tensor, Tensor]] = []
-        layers.append(Seen(layer, module, calls))
+        layers.append(Seen(layer, module, calls, recurrent))
 
         def given(module, args, named, calls=calls):
             calls.append((args[0] if args else named["hidden_states"], None))
 
         def gave(module, args, out, calls=calls):
+            out = out[0] if isinstance(out, tuple) else out
             calls[-1] = calls[-1][0].clone(), out.clone()
 
         hooks.append(module.register_forward_pre_hook(given, with_kwargs=True))
-        hooks.append(module._modules[last].register_forward_hook(gave))
+        gives = module if recurrent else module._modules[last]
+        hooks.append(gives.register_forward_hook(gave))
     tokens = torch.randint(3, 41, (rows, sum(chunks)))
     takes = inspect.signature(model.forward).parameters
     past, start = None, 0
@@ -311,6 +316,7 @@ def seen(
     return layers
 
 
+RECURRENT = r"Delta|Mamba\w*Mixer|\wMixer$|Lightning|ShortConv"
 PROJECTIONS = {
     *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),
     *("Wqkv", "Wq"),

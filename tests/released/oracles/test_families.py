@@ -24,13 +24,11 @@ from attnref import (
     sdpa,
     token_positions,
 )
-from attnref.numbers.shapes import Recurrent
 from attnref.released.configured import attention_from_config
-from attnref.released.from_config import model_from_config
 from attnref.released.generate import file_of
 from attnref.released.record import (
-    KINDS,
     kinds_of,
+    mixers_of,
     records_of,
 )
 from sitekit import ROOT
@@ -76,10 +74,10 @@ def ours_for(config, found):
 
     As large models are loaded: no memory is taken before the weights come."""
     space = module_of(config)
-    for layer, module, _ in found:
+    for layer, module, *_ in found:
         with torch.device("meta"):
-            alone = space["Attention"](layer).eval()
-        alone.load_state_dict(module.state_dict(), assign=True)
+            alone = space["mixer"](layer).eval()
+        alone.load_state_dict(dict(module.named_parameters()), assign=True)
         yield layer, alone
 
 
@@ -119,22 +117,22 @@ def compare(family, more):
         found = seen(model, family, chunks, valid)
         ours = [*ours_for(config.to_dict(), found)]
         first = loaded_as_told(config.to_dict(), model, prefix).state_dict()
-        for own, weight in found[0].module.state_dict().items():
+        for own, weight in found[0].module.named_parameters():
             assert torch.equal(first[own], weight), own
         caches, chosen, start = {}, None, 0
         for step, T in enumerate(chunks):
             end = start + T
             real = valid[:, start:end]
-            for n, ((layer, alone), (_, _, calls)) in enumerate(
+            for n, ((layer, alone), (_, _, calls, recurrent)) in enumerate(
                 zip(ours, found, strict=True)
             ):
-                r = records[layer]
-                key = n if r.shares is None else r.shares
+                r = None if recurrent else records[layer]
+                key = n if r is None or r.shares is None else r.shares
                 if key not in caches:
                     caches[key] = alone.cache(LENGTH)
                 x, wanted = calls[step]
                 how = {"valid": valid[:, :end]}
-                if r.index_topk and not r.index_own:
+                if r and r.index_topk and not r.index_own:
                     how["chosen"] = chosen
                 got = alone(x, cache=caches[key], **how)
                 chosen = getattr(alone, "chosen", chosen)
@@ -262,15 +260,16 @@ def facts_of(family, error=None):
     return {
         "lines": len(file_of(config).splitlines()),
         "parts": [*parts_of(records_of(config))],
-        "without": sorted({*kinds_of(config)} - {*KINDS}) or beside(config),
+        "without": without(config),
         "error": error and float(f"{error:.1e}"),
     }
 
 
-def beside(config):
-    """What the layers have beside attention."""
-    groups = model_from_config(config).groups
-    return ["mamba"] if any(isinstance(g, Recurrent) for g in groups) else []
+def without(config):
+    """The kinds of layers that the file leaves out."""
+    there = {*records_of(config), *mixers_of(config)}
+    kinds = enumerate(kinds_of(config))
+    return sorted({kind for layer, kind in kinds if layer not in there})
 
 
 CORES = {"its own": None, "sdpa": sdpa, "flash": flash}
