@@ -42,6 +42,12 @@ NEUTRAL: dict[str, Any] = {
     "q_factor": 1.0,
     "k_factor": 1.0,
     "v_factor": 1.0,
+    "beta_factor": 1.0,
+    "in_factor": 1.0,
+    "out_factor": 1.0,
+    "attention_in": 1.0,
+    "attention_out": 1.0,
+    "kernel": 1,
 }
 # Fields that are read only where another one holds.
 OWNERS = {
@@ -102,9 +108,10 @@ def file_from(
     text = rendered(
         records,
         first=min(first, other),
-        at=(at if first <= other else where).format(min(first, other)),
+        at=(at if first < other else where).format(min(first, other)),
         others=others if other < first else "",
         mixed=bool(mixers),
+        picked=any(x.beside or x.n_layers for x in mixers.values()),
         remarks=_remarks(given),
     )
     for ours, theirs in names.items():
@@ -115,7 +122,7 @@ def file_from(
     for layer in records:
         kinds[layer] = "Attention"
     for layer, each in mixers.items():
-        kinds[layer] = each.kind
+        kinds[layer] = "Both" if each.beside else each.kind
     for kind in {x.kind: True for x in mixers.values()}:
         own = {n: x for n, x in mixers.items() if x.kind == kind}
         r, t, on = _fields([*{x: True for x in own.values()}])
@@ -143,6 +150,7 @@ def rendered(
     at: str = "",
     others: str = "",
     mixed: bool = False,
+    picked: bool = False,
     remarks: str = "",
     inside: bool = False,
 ) -> str:
@@ -152,7 +160,7 @@ def rendered(
     r, t, on = _fields(every)
     known: dict[str, Any] = {"r": r, "t": t, "on": on, "inside": inside}
     known |= {"family": every[0].family, "at": at, "first": first}
-    known |= {"others": others, "mixed": mixed}
+    known |= {"others": others, "mixed": mixed, "picked": picked}
     known |= {"remarks": remarks, "constants": _constants(r)}
     known["nested"] = at.startswith("model.")  # beside one of images
     rotated = [x for x in every if x.rope_theta]
@@ -333,8 +341,8 @@ def _table(texts: Sequence[str]) -> str:
 
 
 def _filled(table: str) -> str:
-    """In lines, each of which but the first begins with a +."""
-    glued = table.replace(" ", "\0").replace("\0+\0", " +\0")
+    """In lines, which end with a comma or before a +."""
+    glued = table.replace(" * ", "\0*\0").replace(" + ", " +\0")
     lines = textwrap.fill(glued, 75).replace("\0", " ")
     return textwrap.indent(lines, "    ")
 

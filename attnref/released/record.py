@@ -109,10 +109,25 @@ class MixerRecord:
     key_dim: int = 0
     value_dim: int = 0
     kernel: int = 0  # of the short convolution
+    rank: int = 0  # of Mamba's time step
+    n_layers: int = 0
     layout: str = ""  # how the projections are fused
-    eps: float = 1e-6
+    low_rank: bool = False  # gates
+    bias: bool = False
+    o_bias: bool = False
     conv_bias: bool = False
+    eps: float = 1e-6
+    gated_norm: str = ""  # "gate, norm", "norm, gate", or no norm
     beta_factor: float = 1.0
+    bound: float = 0.0  # of the logarithm of a decay
+    dt_min: float = 0.0
+    dt_max: float = 0.0  # or none
+    in_factor: float = 1.0
+    factors: tuple[float, ...] = ()
+    beside: bool = False  # attention, in the same layer
+    out_factor: float = 1.0
+    attention_in: float = 1.0
+    attention_out: float = 1.0
 
 
 OF_ROPE = {
@@ -266,7 +281,7 @@ def mixers_of(given: Mapping[str, Any]) -> dict[int, MixerRecord]:
         own = {f.name: f.type for f in fields(MixerRecord)}
         record = {name: values[name] for name in entries if name in own}
         for name, value in record.items():
-            least = 1 if own[name] is int else value
+            least = 1 if own[name] is int and name in row.mixer else value
             if not _fits(value, own[name]) or value < least:
                 raise ValueError(f"{family}: {name}={value!r} is no value")
         found[layer] = _divided(MixerRecord(**record, family=family))

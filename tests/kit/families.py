@@ -24,6 +24,8 @@ CHUNKS = {
 }
 # Those that are read whole: they have no cache, or read each layer twice.
 WHOLE = "ctrl", "granite4_vision_text", "openai-gpt"
+# Whose recurrent layers begin anew at a call of several tokens.
+RESTARTS = ("jamba",)
 
 
 def each(names: str, size: Any) -> dict[str, Any]:
@@ -40,7 +42,9 @@ SIZES = {
     **each("ffn_hidden_size moe_hidden_size kv_lora_rank", 16),
     **each("linear_num_value_heads", 4),
     **each("linear_num_key_heads num_experts_per_tok eos_token_id", 2),
-    **each("linear_key_head_dim linear_value_head_dim qk_rope_head_dim", 8),
+    **each("linear_key_head_dim qk_rope_head_dim", 8),
+    **each("linear_value_head_dim", 12),
+    **each("linear_conv_kernel_dim", 3),
     **each("hidden_size_per_layer_input laurel_rank", 8),
     **each("num_key_value_heads", 3),
     **each("head_dim v_head_dim", 10),
@@ -66,7 +70,7 @@ GROWING = {
     "llama_4_scaling_beta": 0.1,
 }
 MLA = {"num_key_value_heads": 6, "head_dim": 8}
-MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 8}
+MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 8, "mamba_n_groups": 2}
 MIXED = ["sliding_attention", "full_attention"]
 WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
 
@@ -75,6 +79,7 @@ WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
 OWN: dict[str, dict[str, Any]] = {
     **each("axk1 deepseek_v3 glm4_moe_lite minicpm3 youtu", MLA),
     "bamba": MAMBA | {"attn_layer_indices": [1, 3], "head_dim": 8},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 66},
     "granitemoehybrid": MAMBA
     | {"layer_types": 2 * ["linear_attention", "full_attention"]},
     "kimi_linear": MLA
@@ -159,7 +164,15 @@ FLAGS = {
     "llama": {"attention_bias": True},
     "cohere": {"use_qk_norm": True},
     "falcon": {"new_decoder_architecture": False, "multi_query": True},
-    "falcon_h1": {"key_multiplier": 1.7},
+    "falcon_h1": {
+        "key_multiplier": 1.7,
+        "attention_in_multiplier": 1.2,
+        "attention_out_multiplier": 0.7,
+        "ssm_in_multiplier": 0.6,
+        "ssm_out_multiplier": 1.3,
+        "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+        "mamba_rms_norm": True,
+    },
     "deepseek_v3": {  # the ends of the ramp of Kimi K2 are one
         "rope_parameters": GROWING | {"beta_fast": 1.0, "beta_slow": 1.0}
     },
@@ -316,7 +329,7 @@ def seen(
     return layers
 
 
-RECURRENT = r"Delta|Mamba\w*Mixer|\wMixer$|Lightning|ShortConv"
+RECURRENT = r"Delta|\wMixer$|MambaLayer$|Lightning|ShortConv"
 PROJECTIONS = {
     *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),
     *("Wqkv", "Wq"),

@@ -24,9 +24,12 @@ from attnref import (
     sdpa,
     token_positions,
 )
+from attnref.numbers.shapes import Recurrent
 from attnref.released.configured import attention_from_config
+from attnref.released.from_config import model_from_config
 from attnref.released.generate import file_of
 from attnref.released.record import (
+    families,
     kinds_of,
     mixers_of,
     records_of,
@@ -41,8 +44,10 @@ from tests.kit.families import (
     FLAGS,
     LAYERS,
     LENGTH,
+    RESTARTS,
     ROWS,
     WHOLE,
+    Seen,
     config_of,
     model_of,
     seen,
@@ -81,6 +86,26 @@ def ours_for(config, found):
         yield layer, alone
 
 
+def both(config, found):
+    """Of layers that attend and keep a state, what both give together."""
+    if not any(r.beside for r in mixers_of(config.to_dict()).values()):
+        return found
+    out, pairs = (
+        (config.ssm_out_multiplier, config.attention_out_multiplier),
+        [],
+    )
+    for one, other in zip(found[::2], found[1::2], strict=True):
+        state, attends = (one, other) if one.recurrent else (other, one)
+        assert state.layer == attends.layer
+        calls = [
+            (x, y * out[0] + z * out[1])
+            for (x, y), (_, z) in zip(state.calls, attends.calls, strict=True)
+        ]
+        parts = {"self_attn": attends.module, "mamba": state.module}
+        pairs.append(Seen(state.layer, nn.ModuleDict(parts), calls, True))
+    return pairs
+
+
 # The text model's weights in files of text, and of images too.
 PREFIXES = "model.", "model.language_model.", "language_model.model."
 
@@ -114,7 +139,9 @@ def compare(family, more):
     for (name, chunks), prefix in zip(CHUNKS.items(), PREFIXES, strict=True):
         if family in WHOLE and len(chunks) > 1:
             continue
-        found = seen(model, family, chunks, valid)
+        if family in RESTARTS and len({*chunks[1:], 1}) > 1:
+            continue
+        found = both(config, seen(model, family, chunks, valid))
         ours = [*ours_for(config.to_dict(), found)]
         first = loaded_as_told(config.to_dict(), model, prefix).state_dict()
         for own, weight in found[0].module.named_parameters():
@@ -197,6 +224,55 @@ def test_positions_are_exact_in_bfloat16(family, more):
             got = torch.cat(steps, dim=1)[:, FAR:].float()
             error = (got - wanted[:, FAR:]).norm() / wanted[:, FAR:].norm()
             assert error < 0.05, f"layer {layer}"
+
+
+# A family for each kind of layer that keeps a state.
+STATES = {
+    r.kind: name
+    for name in FAMILIES
+    if families()[name].mixer
+    for r in mixers_of(config_of(name).to_dict()).values()
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+@torch.no_grad()
+def test_a_state_passes_chunks_and_is_not_changed_by_any_pad(kind):
+    """Rows of transformers without pads, and ours with some in the middle."""
+    config, T, S = config_of(STATES[kind]), 131, 151
+    group = next(
+        group
+        for group in model_from_config(config.to_dict()).groups
+        if isinstance(group, Recurrent)
+    )
+    model, space = model_of(config), module_of(config.to_dict())
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    found = seen(model, STATES[kind], (T,), None)
+    (_, module, [(x, wanted)], _), *_ = (a for a in found if a.recurrent)
+    layer = next(a.layer for a in found if a.recurrent)
+    order = torch.stack([torch.randperm(S) for _ in range(ROWS)])
+    order[0] = torch.arange(S).flip(0)  # all pads on the left
+    valid = order < T
+    wide = 1e4 * torch.randn(ROWS, S, x.shape[-1])
+    wide[:, :3].masked_fill_(~valid[:, :3, None], torch.nan)
+    wide[valid] = x.flatten(0, 1)
+    for dtype, bound in ((torch.float32, BOUND), (torch.bfloat16, 0.05)):
+        alone = space[kind](layer).to(dtype)
+        alone.load_state_dict(dict(module.named_parameters()))
+        cache, out, end = alone.cache(S), [], 0
+        for new in wide.to(dtype).split((65, 1, 64, S - 130), dim=1):
+            end += new.shape[1]
+            out.append(alone(new, cache=cache, valid=valid[:, :end]))
+        got = torch.cat(out, dim=1)[valid].float()
+        lost = (got - wanted.flatten(0, 1)).norm() / wanted.norm()
+        assert lost < bound, dtype
+        if group.state_heads:
+            assert cache.kept[-1].dtype == torch.float32
+        state = group.state_heads * group.key_dim * group.value_dim
+        inputs = group.conv_channels * (group.conv_kernel - 1)
+        kept = sum(t.numel() for t in cache.kept)
+        assert (cache.length, kept) == (S, ROWS * (state + inputs))
 
 
 def longrope():
