@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from attnref.released.record import attention_of, families
+from attnref.released.specs import models as known_models
 from attnref.words import speaking
 from sitekit import ROOT
 from sitekit.markdown.render import Rows, Words, render
@@ -22,6 +23,22 @@ def released(
     return render(
         "table", caption=text, head=head, rows=rows, words=Words(None)
     )
+
+
+def numbers() -> dict[str, object]:
+    """Of how many models the file has every layer."""
+    every = [*known_models().values()]
+    nothing = {"mlp", "moe"}  # feed-forward layers mix no tokens
+    files = {n: m for n, m in models.released().items() if {*m.left} <= nothing}
+    year = max(model.date for model in every)[:4]
+    recent = [model.id for model in every if model.date.startswith(year)]
+    return {
+        "models": len(every),
+        "whole": len(files),
+        "year": year,
+        "recent": len(recent),
+        "recent_whole": len({*recent} & files.keys()),
+    }
 
 
 def counts() -> dict[str, Any]:

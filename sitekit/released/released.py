@@ -97,6 +97,14 @@ class Released(NamedTuple):
         return len(layer_kinds(fields_of(self.config)))
 
     @property
+    def left(self) -> list[str]:
+        """The kinds of the layers that its file leaves out."""
+        given = fields_of(self.config)
+        there = {*self.records, *mixers_of(given)}
+        kinds = enumerate(layer_kinds(given))
+        return [kind for layer, kind in kinds if layer not in there]
+
+    @property
     def text(self) -> str:
         return text_of(self.id)
 
@@ -300,9 +308,8 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     if not sentences:
         yield told("nothing")
     others = model.layers - len(model.records)
-    mixers = mixers_of(fields_of(model.config))
-    if left := model.layers - len({*model.records, *mixers}):
-        yield f"- {told('others', n=left, all=model.layers)}"
+    if left := model.left:
+        yield f"- {told('others', n=len(left), all=model.layers)}"
     yield f"\n## {told('file')} {{ #file data-search-exclude }}\n"
     yield f"::: released {model.id}\n"
     yield f"## {told('memory')} {{ #memory data-search-exclude }}\n"
