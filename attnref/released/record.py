@@ -32,7 +32,8 @@ class AttentionRecord:
     # projections
     qkv_bias: bool = False
     o_bias: bool = False
-    fused: str | None = None  # "q, k, v" one after the other, or "per head"
+    # "q, k, v", "per head", or "q, v, k in four parts"
+    fused: str | None = None
     transposed: bool = False
     k_is_v: bool = False
     shares: int | None = None  # the layer whose keys and values it reads

@@ -77,7 +77,7 @@ WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
 
 # What a family needs beside the sizes.
 OWN: dict[str, dict[str, Any]] = {
-    **each("axk1 deepseek_v3 glm4_moe_lite minicpm3 youtu", MLA),
+    **each("axk1 deepseek_v3 glm4_moe_lite minicpm3 sarvam_mla youtu", MLA),
     "bamba": MAMBA | {"attn_layer_indices": [1, 3], "head_dim": 8},
     "falcon_h1": MAMBA | {"mamba_d_ssm": 66},
     "granitemoehybrid": MAMBA
@@ -95,7 +95,14 @@ OWN: dict[str, dict[str, Any]] = {
     | {"head_dim": 20}
     | {"rope_parameters": GROWING | {"partial_rotary_factor": 0.4}},
     "ministral3": {"rope_parameters": GROWING},
-    "gptj": {"rotary_dim": 6},
+    **each("codegen gptj", {"rotary_dim": 6}),
+    "cohere_compass_text": {
+        "layer_types": 2 * MIXED,
+        "rope_parameters": {
+            "full_attention": None,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
     "dots1": {
         "n_shared_experts": 1,
         "n_routed_experts": 4,
@@ -109,7 +116,8 @@ OWN: dict[str, dict[str, Any]] = {
     },
     **each(
         "glm4v_text glm_ocr_text qwen2_vl_text qwen2_5_vl_text "
-        "cosmos3_edge_text paddleocr_vl_text",
+        "cosmos3_edge_text paddleocr_vl_text hunyuan_vl_text "
+        "qwen2_5_omni_text",
         {"head_dim": 10, "rope_parameters": PAIRS},
     ),
     "glm4v_moe_text": {
@@ -149,6 +157,13 @@ OWN: dict[str, dict[str, Any]] = {
         "alibi": False,
     },
     "mimo_v2_flash": {"head_dim": 24},
+    "phi4_multimodal": {  # whose other models are as small
+        name: {
+            **each("hidden_size num_attention_heads", 16),
+            **each("intermediate_size num_hidden_layers num_blocks", 1),
+        }
+        for name in ("vision_config", "audio_config")
+    },
     "opt": {"word_embed_proj_dim": 60},
     "step3p5": {"sliding_window": 7},
     "jamba": {
@@ -291,6 +306,8 @@ def seen(
         recurrent = re.search(RECURRENT, type(module).__name__) is not None
         projections = {*module._modules} & PROJECTIONS
         if not recurrent and (last not in module._modules or not projections):
+            continue
+        if re.search("Vision|Audio", type(module).__name__):
             continue
         layer = next(int(part) for part in name.split(".") if part.isdigit())
         calls: list[tuple[Tensor, Tensor]] = []
