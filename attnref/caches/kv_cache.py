@@ -281,9 +281,10 @@ class Cache(ABC):
     def _check(self, tensors: tuple[Tensor, ...]) -> None:
         if not tensors:
             raise ValueError("nothing to append")
-        first = tensors[0]
-        for new in tensors:
-            if new.dim() != 4 or new.shape[:3] != first.shape[:3]:
+        B, K, T, _ = (*tensors[0].shape, 0, 0, 0, 0)[:4]
+        for new in tensors:  # that of an indexer has one head
+            fits = new.dim() == 4 and new.shape[1] in (1, K)
+            if not fits or (new.shape[0], new.shape[2]) != (B, T):
                 shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
                 raise ValueError(
                     f"appended shapes {shapes}: each needs 4 axes "

@@ -100,7 +100,8 @@ class Mla:
 
     With `index_dim` they also cache the key of an indexer. Head widths are
     None where no source gives them; the size of the cache does not depend on
-    them. Models with `rotated=False` (NoPE) cache the RoPE key unrotated.
+    them. Models with `rotated=False` (NoPE) cache the RoPE key unrotated. With
+    a `sliding_window` they keep its latest tokens only.
     """
 
     layers: int
@@ -111,10 +112,12 @@ class Mla:
     v_head_dim: int | None = None
     index_dim: int = 0
     rotated: bool = True
+    sliding_window: int | None = None
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        kv = Store("kv", 1, (self.kv_lora_rank, self.qk_rope_head_dim))
+        widths = (self.kv_lora_rank, self.qk_rope_head_dim)
+        kv = Store("kv", 1, widths, self.sliding_window)
         index = Store("index", 1, (self.index_dim,))
         return (kv, index) if self.index_dim else (kv,)
 

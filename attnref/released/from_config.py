@@ -101,6 +101,9 @@ def group_of(r: AttentionRecord) -> Group | None:
     """What one layer stores; None, if it reads what another one stores."""
     if r.shares is not None:
         return None
+    index = r.index_dim if r.index_own else 0
+    if r.index_pool == "learned":
+        index *= 2  # a key and what it weighs in the key of its block
     if r.kv_rank:
         return Mla(
             layers=1,
@@ -110,7 +113,8 @@ def group_of(r: AttentionRecord) -> Group | None:
             qk_nope_head_dim=r.head_dim - r.rope_dim,
             v_head_dim=r.v_head_dim,
             rotated=r.rope_theta is not None,
-            index_dim=r.index_dim if r.index_own else 0,
+            index_dim=index,
+            sliding_window=r.window,
         )
     sizes = {
         "layers": 1,
@@ -121,7 +125,9 @@ def group_of(r: AttentionRecord) -> Group | None:
     }
     if r.window:
         return Sliding(**sizes, sliding_window=r.window)
-    return Chunked(**sizes, chunk=r.chunk) if r.chunk else Full(**sizes)
+    if r.chunk:
+        return Chunked(**sizes, chunk=r.chunk)
+    return Full(**sizes, index_dim=index)
 
 
 def _state(given: Mapping[str, Any], layer: int, kind: str) -> Fields:

@@ -34,6 +34,10 @@ SCALING = (
     *("rope_factor", "rope_length", "rope_low", "rope_high"),
     *("rope_truncate", "rope_short", "rope_long", "rope_share"),
 )
+INDEX = (
+    *("index_heads", "index_dim", "index_layout", "index_last", "index_eps"),
+    *("index_pool", "index_block", "index_local"),
+)
 # Values that change nothing, beside those that are false.
 NEUTRAL: dict[str, Any] = {
     "rope_kind": "default",
@@ -48,11 +52,13 @@ NEUTRAL: dict[str, Any] = {
     "attention_in": 1.0,
     "attention_out": 1.0,
     "kernel": 1,
+    "index_block": 1,
 }
 # Fields that are read only where another one holds.
 OWNERS = {
     **{name: "rope_theta" for name in ROPE},
     **{name: "rope_kind" for name in SCALING},
+    **{name: "index_own" for name in INDEX},
     "norm_late": "norm",
 }
 # What a test is called, unless as its field.
@@ -62,11 +68,13 @@ TESTS = {
     "norm": "use_norm",
     "q_growth": "q_grows",
     "shares": "shares is not None",
+    "index_topk": "indexed",
 }
 # What may be there in some layers, and in others not.
 SOME = {
     *("rope_theta", "rope_kind", "norm", "q_growth", "q_power", "shares"),
     *("is_shared", "k_is_v", "index_own", "window", "chunk", "with_sinks"),
+    "index_topk",
 }
 # What may differ where it is there.
 SIZES = {
@@ -75,6 +83,7 @@ SIZES = {
     *("rope_length", "rope_low", "rope_high", "rope_share", "rope_size"),
     *("q_growth", "q_growth_from", "q_growth_every", "q_power", "scale"),
     *("window", "chunk", "shares"),
+    *("q_rank", "kv_rank", "rope_dim", "latent_factor", "q_factor"),
 }
 
 
@@ -173,6 +182,12 @@ def rendered(
     whole = all(x.rope_width == x.head_dim for x in rotated)
     known["turned"] = t["head_dim" if whole else "rope_width"]
     known["widths"] = t["rope_width"].startswith("self.")
+    known["partial"] |= any(
+        x.index_pool in ("max", "mean") and x.index_dim != x.rope_width
+        for x in rotated
+    )
+    indexed = [x for x in every if x.index_own]
+    known["sizes"] = _fields(indexed or every)[1]
     known["same_v"] = all(x.v_head_dim == x.head_dim for x in every)
     known["reuses"] = any(x.index_topk and not x.index_own for x in every)
     windows = [t[name] for name in ("window", "chunk") if on[name]]

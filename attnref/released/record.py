@@ -43,11 +43,17 @@ class AttentionRecord:
     kv_rank: int | None = None
     rope_dim: int = 0
     latent_factor: float = 1.0
-    # DSA: an indexer chooses the keys of each query
-    index_topk: int | None = None
+    rope_norm: bool = False  # of the key that RoPE turns
+    # DSA and others: an indexer chooses the keys of each query
+    index_topk: int | None = None  # tokens, or blocks of them
     index_heads: int = 0
     index_dim: int = 0
     index_layout: str = "half"
+    index_last: bool = False  # RoPE turns the last channels of its keys
+    index_eps: float = 1e-6
+    index_pool: str | None = None  # of blocks: "max", "mean" or "learned"
+    index_block: int = 1  # tokens of one
+    index_local: int = 0  # the latest blocks, which are always read
     index_own: bool = False  # or what an earlier layer has chosen
     # queries, keys and values
     clip: float | None = None
@@ -367,6 +373,7 @@ INDEXED = "indexed_attention"
 CALLED = {  # in some files, what is called otherwise today
     "attention": "full_attention",
     "deepseek_sparse_attention": INDEXED,
+    "minimax_m3_sparse": INDEXED,
 }
 KINDS = "full_attention", "sliding_attention", "chunked_attention", INDEXED
 ROPES = "default", "linear", "llama3", "yarn", "longrope", "proportional"
@@ -547,7 +554,11 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
     kinds = read.get("layer_types") or read.get("layers_block_type")
     if kinds:
         kind = str(kinds[layer])
-        return CALLED.get(kind, kind)
+        kind = CALLED.get(kind, kind)
+        values = Fields(read)
+        for name in ("old", "called"):
+            values[name] = value_of(row.fields.get(name), values)
+        return (values["called"] or {}).get(kind, kind)
     if "kind" not in row.fields:
         differ = "layer_type" in names_in(row.fields.get("window"))
         if differ and read.get("sliding_window"):

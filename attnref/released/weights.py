@@ -74,10 +74,13 @@ def attention_params(r: AttentionRecord) -> int:
         down = r.kv_rank + r.rope_dim + (r.q_rank or 0)
         n += d * down + r.qkv_bias * down + r.kv_rank + (r.q_rank or 0)
         n += r.kv_rank * heads * (nope + r.v_head_dim)
-        if r.index_own:
-            n += (r.q_rank or d) * r.index_heads * r.index_dim
-            n += d * (r.index_heads + r.index_dim) + 2 * r.index_dim
+        n += r.rope_norm * r.rope_dim + _index_params(r)
+        if r.gate == "in q_proj":
+            return n + 2 * (r.q_rank or d) * (q + out)
+        if r.gate:
+            n += d * (out if r.gate == "per channel" else heads)
         return n + (r.q_rank or d) * q
+    n += _index_params(r)
     made = q * (2 if r.gate == "in q_proj" else 1) + k + v
     n += (d + r.qkv_bias) * made
     if r.gate in ("per channel", "per head"):
@@ -89,3 +92,13 @@ def attention_params(r: AttentionRecord) -> int:
             return n + one * (2 if k else 1)
         return n + q + k
     return n
+
+
+def _index_params(r: AttentionRecord) -> int:
+    if not r.index_own:
+        return 0
+    d, heads, one = r.d_model, r.index_heads, r.index_dim
+    if r.index_pool in ("max", "mean"):
+        return d * (heads + 1) * one + 2 * one
+    n = (r.q_rank or d) * heads * one + d * (heads + one) + 2 * one
+    return n + (r.index_block + d) * one * (r.index_pool == "learned")

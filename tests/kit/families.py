@@ -70,6 +70,7 @@ GROWING = {
     "llama_4_scaling_beta": 0.1,
 }
 MLA = {"num_key_value_heads": 6, "head_dim": 8}
+DSA = MLA | {"index_topk": 5, "index_n_heads": 3, "index_head_dim": 14}
 MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 8, "mamba_n_groups": 2}
 MIXED = ["sliding_attention", "full_attention"]
 WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
@@ -86,10 +87,54 @@ OWN: dict[str, dict[str, Any]] = {
     | {"linear_num_heads": 2, "linear_head_dim": 8}
     | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v2": MLA | {"num_experts_per_tok": 2},
-    **each(
-        "deepseek_v32 glm_moe_dsa",
-        MLA | {"index_topk": 5, "index_n_heads": 3, "index_head_dim": 14},
-    ),
+    **each("deepseek_v32 glm_moe_dsa", DSA),
+    "axk2": DSA | {"n_group": 1, "topk_group": 1},
+    "hy_v4": DSA | {"hc_mult": 2},
+    "hy_v4_vl_text": DSA
+    | {"hc_mult": 2, "rope_parameters": PAIRS | {"mrope_section": [2, 1, 1]}},
+    "dots3_note_text": DSA
+    | {
+        "num_key_value_heads": 6,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 7,
+        "per_layer_config": {
+            str(layer): {
+                **each("num_attention_heads num_key_value_heads", 4),
+                **each("q_lora_rank kv_lora_rank", 18),
+                "head_dim": 14,
+                "qk_nope_head_dim": 8,
+                "qk_rope_head_dim": 6,
+                "v_head_dim": 12,
+            }
+            for layer in (1, 3)
+        },
+        "layer_types": 2 * ["indexed_attention", "sliding_attention"],
+    },
+    "glm5_next_text": DSA
+    | {"index_topk": 6, "index_kpool": 3, "qk_rope_head_dim": 0}
+    | {"index_n_heads": 11}  # with fewer, scores of 0 are a tie
+    | {"linear_num_heads": 2, "linear_head_dim": 8, "hc_mult": 2},
+    "minimax_m3_vl_text": {
+        "index_n_heads": 3,
+        "index_head_dim": 12,
+        "index_block_size": 3,
+        "index_topk_blocks": 3,
+        "rotary_dim": 8,
+        "rope_parameters": HALF | {"partial_rotary_factor": 0.8},
+        "layer_types": 2 * ["full_attention", "minimax_m3_sparse"],
+    },
+    "qwen4_exp_text": {
+        "indexer_n_heads": 11,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 14,
+        "indexer_budget": 9,
+        "indexer_compress_ratio": 3,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "rope_parameters": HALF,
+    },
     "longcat_flash": MLA | {"zero_expert_num": 2, "moe_topk": 2},
     "mistral4": MLA
     | {"head_dim": 20}
@@ -300,6 +345,8 @@ def seen(
 ) -> list[Seen]:
     """What the attention of each layer was given and gave, chunk by chunk; and
     what keeps a state."""
+    if family in ANCHORED and valid is not None:
+        return seen_alone(model, family, chunks, valid)
     last = families()[family].names.get("o_proj", "o_proj")
     layers, hooks = [], []
     for name, module in model.named_modules():
@@ -307,7 +354,7 @@ def seen(
         projections = {*module._modules} & PROJECTIONS
         if not recurrent and (last not in module._modules or not projections):
             continue
-        if re.search("Vision|Audio", type(module).__name__):
+        if re.search(OTHERS, type(module).__name__):
             continue
         layer = next(int(part) for part in name.split(".") if part.isdigit())
         calls: list[tuple[Tensor, Tensor]] = []
@@ -346,10 +393,35 @@ def seen(
     return layers
 
 
+def seen_alone(
+    model: nn.Module, family: str, chunks: tuple[int, ...], valid: Tensor
+) -> list[Seen]:
+    """The same, of rows that each run without their pads."""
+    rows = []
+    for pads in (~valid).sum(1).tolist():
+        own = chunks[0] - pads, *chunks[1:]
+        rows.append(seen(model, family, own, None, 1))
+    together = []
+    for layers in zip(*rows, strict=True):
+        calls = []
+        steps = zip(*(layer.calls for layer in layers), strict=True)
+        for T, step in zip(chunks, steps, strict=True):
+            both = torch.randn(2, len(rows), T, step[0][0].shape[2])
+            for row, pair in enumerate(step):
+                for whole, part in zip(both, pair, strict=True):
+                    whole[row, T - part.shape[1] :] = part[0]
+            calls.append((both[0], both[1]))
+        together.append(layers[0]._replace(calls=calls))
+    return together
+
+
+# Whose blocks of tokens start at the first pad, in transformers.
+ANCHORED = ("minimax_m3_vl_text",)
+OTHERS = "Vision|Audio|Glm5NextTextLinear"
 RECURRENT = r"Delta|\wMixer$|MambaLayer$|Lightning|ShortConv"
 PROJECTIONS = {
     *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),
-    *("Wqkv", "Wq"),
+    *("Wqkv", "Wq", "q_gate_proj"),
 }
 
 

@@ -86,11 +86,14 @@ def test_the_cache_of_every_family_is_that_of_transformers(family):
     held = sum(
         getattr(layer, name).numel()
         for layer in past.layers
-        for name in ("keys", "values", "indexer_keys")
+        for name in ("keys", "values", "indexer_keys", "idx_keys")
         if isinstance(getattr(layer, name, None), torch.Tensor)
     )
     if family == "falcon":  # it stores each head for every query head
         held //= model.groups[0].q_heads // model.groups[0].kv_heads
+    if family == "glm5_next_text":  # and whether each token is a pad
+        keys = [getattr(layer, "indexer_keys", None) for layer in past.layers]
+        held -= sum(3 * tokens for each in keys if each is not None)
     kept = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
     assert kept == 2 * held
     states = [kept_states(layer) for layer in past.layers]

@@ -101,6 +101,14 @@ def test_both_schemas_give_one_record(config):
 ATTENDS = {  # by default, all layers are recurrent
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": 32 * ["full_attention"]},
+    "minimax_m3_vl_text": {"rotary_dim": 128},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 8,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
 }
 
 
@@ -294,7 +302,15 @@ def test_how_large_a_config_may_be():
 
 
 # Entries that let a field be there, some with one value alone.
-LET = {"unused", "as_types", "images", "local", "own_sizes", "patterns"}
+LET = {
+    "called",
+    "unused",
+    "as_types",
+    "images",
+    "local",
+    "own_sizes",
+    "patterns",
+}
 ENTRIES = {
     "fields": {"kind", *LET, *(f.name for f in fields(AttentionRecord))},
     "weights": {"d", *LAST},

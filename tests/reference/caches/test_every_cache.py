@@ -246,8 +246,8 @@ WRONG = {
         "appended shapes (2, 3, 1, 5), (1, 3, 1, 7)",
     ),
     "unlike heads": (
-        lambda k, v: (k, v[:, :1]),
-        "appended shapes (2, 3, 1, 5), (2, 1, 1, 7)",
+        lambda k, v: (k, v[:, :2]),
+        "appended shapes (2, 3, 1, 5), (2, 2, 1, 7)",
     ),
 }
 
