@@ -7,6 +7,7 @@ from typing import Any
 
 from attnref.numbers.shapes import (
     Chunked,
+    Compressed,
     Full,
     Group,
     Mla,
@@ -21,9 +22,11 @@ from attnref.released.record import (
     UNREADABLE,
     AttentionRecord,
     Fields,
+    MixerRecord,
     families,
     fields_of,
     layers_of,
+    mixers_of,
 )
 from attnref.released.weights import params_of
 from attnref.words import message
@@ -56,10 +59,15 @@ def model_from_config(
         pairs = given.get("num_layers")
         if isinstance(pairs, int):
             given["num_hidden_layers"] = 2 * pairs
-    layers = layers_of(given)
+    layers, mixers = layers_of(given), mixers_of(given)
     groups: dict[Group, int] = {}
     for layer, (kind, record) in enumerate(layers):
-        for group in _groups(given, layer, kind, record):
+        mixer = mixers.get(layer)
+        if mixer and mixer.window:
+            own: list[Group] = [_compressed(mixer)]
+        else:
+            own = _groups(given, layer, kind, record)
+        for group in own:
             groups[group] = groups.get(group, 0) + 1
     longest = next((given[n] for n in LONGEST if given.get(n)), 0)
     counted = params_of(given, layers)
@@ -95,6 +103,17 @@ def _groups(
         sizes = {name: _size(given, state, name) for name in STATE}
         groups.append(Recurrent(layers=1, **sizes))
     return groups
+
+
+def _compressed(r: MixerRecord) -> Compressed:
+    return Compressed(
+        layers=1,
+        q_heads=r.n_heads,
+        dim=r.key_dim,
+        sliding_window=r.window,
+        ratio=r.rate if r.rate > 1 else None,
+        index_dim=r.index_dim if r.index_own else 0,
+    )
 
 
 def group_of(r: AttentionRecord) -> Group | None:

@@ -53,6 +53,7 @@ NEUTRAL: dict[str, Any] = {
     "attention_out": 1.0,
     "kernel": 1,
     "index_block": 1,
+    "rate": 1,
 }
 # Fields that are read only where another one holds.
 OWNERS = {
@@ -69,12 +70,13 @@ TESTS = {
     "q_growth": "q_grows",
     "shares": "shares is not None",
     "index_topk": "indexed",
+    "rate": "compressed",
 }
 # What may be there in some layers, and in others not.
 SOME = {
     *("rope_theta", "rope_kind", "norm", "q_growth", "q_power", "shares"),
     *("is_shared", "k_is_v", "index_own", "window", "chunk", "with_sinks"),
-    "index_topk",
+    *("index_topk", "rate"),
 }
 # What may differ where it is there.
 SIZES = {
@@ -83,7 +85,7 @@ SIZES = {
     *("rope_length", "rope_low", "rope_high", "rope_share", "rope_size"),
     *("q_growth", "q_growth_from", "q_growth_every", "q_power", "scale"),
     *("window", "chunk", "shares"),
-    *("q_rank", "kv_rank", "rope_dim", "latent_factor", "q_factor"),
+    *("q_rank", "kv_rank", "rope_dim", "latent_factor", "q_factor", "rate"),
 }
 
 
@@ -112,15 +114,17 @@ def file_from(
     names = dict(families()[given["model_type"]].names)
     at = names.pop("at", "model.layers.{}.self_attn")
     where = names.pop("mixer", at)
-    first, other = min(records), min(mixers, default=MANY)
+    first, other = min(records, default=MANY), min(mixers, default=MANY)
     others = f"  # attention: {at.format(first)}" if where != at else ""
     text = rendered(
         records,
         first=min(first, other),
         at=(at if first < other else where).format(min(first, other)),
+        family=given["model_type"],
         others=others if other < first else "",
         mixed=bool(mixers),
         picked=any(x.beside or x.n_layers for x in mixers.values()),
+        ramp=any(x.rope_kind == "yarn" for x in mixers.values()),
         remarks=_remarks(given),
     )
     for ours, theirs in names.items():
@@ -152,23 +156,29 @@ MIXER = '''def mixer(layer):
 '''
 
 
+NO_ATTENTION = AttentionRecord("", "", 1, 1, 1, 1, 1)
+
+
 def rendered(
     records: Mapping[int, AttentionRecord],
     *,
     first: int = 0,
     at: str = "",
+    family: str = "",
     others: str = "",
     mixed: bool = False,
     picked: bool = False,
+    ramp: bool = False,
     remarks: str = "",
     inside: bool = False,
 ) -> str:
     """The template of attention; `inside` the package, as a subclass of its
     layer."""
-    every = [*{x: True for x in records.values()}]
+    every = [*{x: True for x in records.values()}] or [NO_ATTENTION]
     r, t, on = _fields(every)
     known: dict[str, Any] = {"r": r, "t": t, "on": on, "inside": inside}
-    known |= {"family": every[0].family, "at": at, "first": first}
+    known |= {"attends": bool(records), "ramp": ramp}
+    known |= {"family": family or every[0].family, "at": at, "first": first}
     known |= {"others": others, "mixed": mixed, "picked": picked}
     known |= {"remarks": remarks, "constants": _constants(r)}
     known["nested"] = at.startswith("model.")  # beside one of images
@@ -195,7 +205,7 @@ def rendered(
     known["far"], known["fixed"] = far, bool(far) and "self." not in far
     known["sized"] = t["rope_size"].startswith("self.")
     text: str = template().render(known)
-    return _tabled(text, records, t, on)
+    return _tabled(text, records, t, on) if records else text.strip() + "\n"
 
 
 def _tabled(

@@ -135,6 +135,24 @@ class MixerRecord:
     out_factor: float = 1.0
     attention_in: float = 1.0
     attention_out: float = 1.0
+    # of attention to a window and to compressed entries
+    window: int = 0
+    rate: int = 1  # tokens of one entry
+    index_own: bool = False
+    index_topk: int = 0  # entries of a query
+    index_heads: int = 0
+    index_dim: int = 0
+    q_rank: int = 0
+    o_rank: int = 0
+    groups: int = 0  # of heads, in the first projection of the output
+    rope_theta: float = 1e4
+    rope_width: int = 0
+    rope_kind: str = "default"
+    rope_factor: float = 1.0
+    rope_length: int = 0
+    rope_low: float = 1.0
+    rope_high: float = 32.0
+    scale: float = 1.0
 
 
 OF_ROPE = {
@@ -162,7 +180,7 @@ class Family(NamedTuple):
     @property
     def reads(self) -> set[str]:
         """The fields of the config that its attention reads."""
-        names = read_by(self.fields)
+        names = read_by(self.fields) | read_by(self.mixer)
         return names | OF_ROPE if "rope" in names else names
 
 
@@ -353,7 +371,7 @@ def records_of(
     given = fields_of(config)
     layers = enumerate(layers_of(given))
     records = {layer: record for layer, (_, record) in layers if record}
-    if not records:
+    if not records and not mixers_of(given):
         family, _ = _family(given)
         kinds = ", ".join(sorted(set(kinds_of(given))))
         raise ValueError(

@@ -120,6 +120,8 @@ def released() -> dict[str, Released]:
     for id, config in reversed(configs().items()):
         with suppress(ValueError):  # of another kind than softmax attention
             records = records_of(config)
+            if not records:  # nor is there a page of it
+                continue
             parts = parts_of(records)
             found[id] = Released(models()[id], config, records, parts)
     return found

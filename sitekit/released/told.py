@@ -133,7 +133,7 @@ def parts_of(records: Records) -> dict[str, list[int]]:
 
 def theta_of(records: Records) -> float:
     """That of the layers that see furthest."""
-    return max(r.rope_theta or 0.0 for r in records.values())
+    return max((r.rope_theta or 0.0 for r in records.values()), default=0.0)
 
 
 def letters(given: Mapping[str, Any], records: Records) -> list[str]:

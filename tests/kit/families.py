@@ -89,6 +89,28 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v2": MLA | {"num_experts_per_tok": 2},
     **each("deepseek_v32 glm_moe_dsa", DSA),
     "axk2": DSA | {"n_group": 1, "topk_group": 1},
+    "deepseek_v4": {
+        "head_dim": 24,
+        "o_groups": 3,
+        "o_lora_rank": 10,
+        "index_n_heads": 11,
+        "index_head_dim": 14,
+        "index_topk": 2,
+        "num_key_value_heads": 1,
+        "partial_rotary_factor": 0.34,
+        "compress_rates": {
+            "compressed_sparse_attention": 3,
+            "heavily_compressed_attention": 5,
+        },
+        "rope_parameters": GROWING | {"attention_factor": 1.0},
+        "hc_mult": 2,
+        "layer_types": [
+            "sliding_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+            "sliding_attention",
+        ],
+    },
     "hy_v4": DSA | {"hc_mult": 2},
     "hy_v4_vl_text": DSA
     | {"hc_mult": 2, "rope_parameters": PAIRS | {"mrope_section": [2, 1, 1]}},
@@ -416,9 +438,9 @@ def seen_alone(
 
 
 # Whose blocks of tokens start at the first pad, in transformers.
-ANCHORED = ("minimax_m3_vl_text",)
-OTHERS = "Vision|Audio|Glm5NextTextLinear"
-RECURRENT = r"Delta|\wMixer$|MambaLayer$|Lightning|ShortConv"
+ANCHORED = "deepseek_v4", "minimax_m3_vl_text"
+OTHERS = "Vision|Audio|Glm5NextTextLinear|Qwen4ExpTextGatedDelta"
+RECURRENT = r"V4Attention|Delta|\wMixer$|MambaLayer$|Lightning|ShortConv"
 PROJECTIONS = {
     *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),
     *("Wqkv", "Wq", "q_gate_proj"),
