@@ -18,7 +18,8 @@ class Cost(NamedTuple):
     addition count as two. Scores and values are counted for every query and
     every key, masked or not. Softmax, norms, RoPE and biases are not counted,
     since the matrix products outweigh them. `cached` is the number of elements
-    in the cache after the call, `idle` the number of parameters that the call
+    in the cache after the call, of which `wide` are in float32 whatever the
+    weights are, as states are; `idle` is the number of parameters that the call
     does not read.
     """
 
@@ -28,6 +29,7 @@ class Cost(NamedTuple):
     values: int
     cached: int
     idle: int = 0
+    wide: int = 0
 
     @property
     def flops(self) -> int:
@@ -36,8 +38,8 @@ class Cost(NamedTuple):
 
     def bytes_read(self, dtype: str = "bf16") -> int:
         """Bytes of weights and cache, each element read once: the minimum."""
-        read = self.parameters - self.idle + self.cached
-        return -(-read * dtype_called(dtype).bits // 8)
+        read = self.parameters - self.idle + self.cached - self.wide
+        return -(-read * dtype_called(dtype).bits // 8) + 4 * self.wide
 
     def intensity(self, dtype: str = "bf16") -> Fraction:
         """Arithmetic intensity: FLOPs per byte that is read."""
@@ -45,8 +47,10 @@ class Cost(NamedTuple):
 
     def attention_intensity(self, dtype: str = "bf16") -> Fraction:
         """FLOPs of scores and values per byte of the cache."""
-        cache = Fraction(self.cached * dtype_called(dtype).bits, 8)
-        return (self.scores + self.values) / cache
+        narrow = (self.cached - self.wide) * dtype_called(dtype).bits
+        return (self.scores + self.values) / Fraction(
+            narrow + 32 * self.wide, 8
+        )
 
 
 def _check(batch: int, new: int, past: int) -> None:
@@ -228,6 +232,49 @@ def mla_cost(
 # --8<-- [end:mla]
 
 
+# --8<-- [start:recurrent]
+def _recurrent(
+    *,
+    sizes: dict[str, int],
+    weights: int,
+    vectors: int,
+    delta: bool = False,
+    block: int = 0,
+    conv: int = 0,
+    batch: int,
+    new: int,
+    past: int,
+    chunk: int,
+) -> Cost:
+    """Cost of `chunked` of core/recurrence.py, between these projections.
+
+    `vectors` are parameters that multiply nothing; `conv` inputs of a
+    convolution are kept. `block` is that of decays by channel, and 0 without.
+    """
+    _check(batch, new, past)
+    check_sizes(chunk=chunk, **sizes)
+    H, K, D, Dv = sizes.values()
+    if H % K:
+        raise ValueError(f"{K} groups of keys do not divide {H} heads")
+    whole, rest = divmod(new, chunk)
+    pairs = squares = 0  # of tokens, in one chunk; a single token needs none
+    for count, n in ((whole, chunk), (1, rest)) if new > 1 else ():
+        squares += count * n**2
+        blocks = [min(block or n, n - i) for i in range(0, n, block or n or 1)]
+        before = sum(b * i * block for i, b in enumerate(blocks))
+        pairs += count * (before + sum(b * b for b in blocks))
+    state = batch * H * D * Dv
+    reads = 3 if delta else 2
+    return Cost(
+        parameters=weights + vectors,
+        projections=2 * batch * new * weights,
+        scores=2 * batch * K * (2 if delta else 1) * pairs * D,
+        values=2 * batch * H * (reads * new * D + squares) * Dv,
+        cached=state + batch * conv,
+        wide=state,
+    )
+
+
 def gated_delta_cost(
     *,
     d_model: int,
@@ -250,30 +297,113 @@ def gated_delta_cost(
     Examples:
         >>> qwen = dict(d_model=2048, n_heads=16, n_v_heads=32)
         >>> qwen |= dict(key_dim=128, value_dim=128)
-        >>> gated_delta_cost(**qwen).cached
-        548864
+        >>> step = gated_delta_cost(**qwen)
+        >>> step.cached, step.wide
+        (548864, 524288)
     """
-    _check(batch, new, past)
-    sizes = {"key_dim": key_dim, "value_dim": value_dim, "chunk": chunk}
-    check_sizes(
-        d_model=d_model,
-        n_heads=n_heads,
-        n_v_heads=n_v_heads,
-        conv_kernel=conv_kernel,
-        **sizes,
-    )
+    check_sizes(d_model=d_model, conv_kernel=conv_kernel)
     D, Dv, H = key_dim, value_dim, n_v_heads
     C, inner = 2 * n_heads * D + H * Dv, H * Dv
     matrices = d_model * (C + inner + 2 * H) + inner * d_model
-    weights = matrices + C * conv_kernel
-    whole, rest = divmod(new, chunk)
-    square = whole * chunk**2 + rest**2  # pairs of tokens in one chunk
-    return Cost(
-        parameters=weights + 2 * H + Dv,
-        projections=2 * batch * new * weights,
-        scores=2 * batch * H * 2 * square * D,
-        values=2 * batch * H * (3 * new * D + square) * Dv,
-        cached=batch * (H * D * Dv + C * (conv_kernel - 1)),
+    return _recurrent(
+        sizes={
+            "n_v_heads": H,
+            "n_heads": n_heads,
+            "key_dim": D,
+            "value_dim": Dv,
+        },
+        weights=matrices + C * conv_kernel,
+        vectors=2 * H + Dv,
+        delta=True,
+        conv=C * (conv_kernel - 1),
+        batch=batch,
+        new=new,
+        past=past,
+        chunk=chunk,
+    )
+
+
+def kda_cost(
+    *,
+    d_model: int,
+    n_heads: int,
+    head_dim: int | None = None,
+    conv_kernel: int = 4,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+    chunk: int = 64,
+    block: int = 16,
+) -> Cost:
+    """Cost of Kimi Delta Attention, counted as that of Gated DeltaNet.
+
+    Within `block` tokens, decays are taken channel by channel.
+
+    Examples:
+        >>> step = kda_cost(d_model=2304, n_heads=32, head_dim=128)
+        >>> step.cached, step.wide
+        (561152, 524288)
+    """
+    check_sizes(conv_kernel=conv_kernel, block=block)
+    H, D = _heads(d_model, n_heads, None, head_dim)
+    C, inner = 3 * H * D, H * D
+    matrices = d_model * (C + inner + H + 2 * D) + 2 * D * inner
+    return _recurrent(
+        sizes={"n_heads": H, "groups": H, "head_dim": D, "value_dim": D},
+        weights=matrices + C * conv_kernel,
+        vectors=inner + H + D,
+        delta=True,
+        block=block,
+        conv=C * (conv_kernel - 1),
+        batch=batch,
+        new=new,
+        past=past,
+        chunk=chunk,
+    )
+
+
+def mamba2_cost(
+    *,
+    d_model: int,
+    n_heads: int,
+    n_groups: int,
+    value_dim: int,
+    key_dim: int,
+    conv_kernel: int = 4,
+    bias: bool = False,
+    conv_bias: bool = True,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+    chunk: int = 64,
+) -> Cost:
+    """Cost of Mamba-2, counted as that of Gated DeltaNet.
+
+    Examples:
+        >>> nemotron = dict(d_model=4096, n_heads=128, n_groups=8)
+        >>> step = mamba2_cost(**nemotron, value_dim=64, key_dim=128)
+        >>> step.cached, step.wide
+        (1079296, 1048576)
+    """
+    check_sizes(d_model=d_model, conv_kernel=conv_kernel)
+    H, inner = n_heads, n_heads * value_dim
+    C = inner + 2 * n_groups * key_dim
+    matrices = d_model * (inner + C + H) + inner * d_model
+    biases = (inner + C + H + d_model if bias else 0) + (C if conv_bias else 0)
+    return _recurrent(
+        sizes={
+            "n_heads": H,
+            "n_groups": n_groups,
+            "key_dim": key_dim,
+            "value_dim": value_dim,
+        },
+        weights=matrices + C * conv_kernel,
+        vectors=3 * H + inner + biases,
+        conv=C * (conv_kernel - 1),
+        batch=batch,
+        new=new,
+        past=past,
+        chunk=chunk,
     )
 
 
@@ -287,26 +417,50 @@ def lightning_cost(
     past: int = 0,
     chunk: int = 64,
 ) -> Cost:
-    """Cost of lightning attention, computed in chunks of `chunk` tokens.
-
-    Products of keys and queries count as scores, and what reads and writes the
-    state as values. `past` changes nothing.
+    """Cost of lightning attention, counted as that of Gated DeltaNet.
 
     Examples:
         >>> minimax = dict(d_model=6144, n_heads=64, head_dim=128)
         >>> lightning_cost(**minimax).cached
         1048576
     """
-    _check(batch, new, past)
-    check_sizes(chunk=chunk)
     H, D = _heads(d_model, n_heads, None, head_dim)
-    weights = 5 * d_model * H * D
-    whole, rest = divmod(new, chunk)
-    square = whole * chunk**2 + rest**2  # pairs of tokens in one chunk
-    return Cost(
-        parameters=weights + H * D,
-        projections=2 * batch * new * weights,
-        scores=2 * batch * H * square * D,
-        values=2 * batch * H * (2 * new * D + square) * D,
-        cached=batch * H * D * D,
+    return _recurrent(
+        sizes={"n_heads": H, "groups": H, "head_dim": D, "value_dim": D},
+        weights=5 * d_model * H * D,
+        vectors=H * D,
+        batch=batch,
+        new=new,
+        past=past,
+        chunk=chunk,
     )
+
+
+def short_conv_cost(
+    *,
+    d_model: int,
+    conv_kernel: int = 3,
+    bias: bool = False,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+) -> Cost:
+    """Cost of the short convolution of LFM2, which reads no state.
+
+    Examples:
+        >>> short_conv_cost(d_model=2048).cached
+        4096
+    """
+    _check(batch, new, past)
+    check_sizes(d_model=d_model, conv_kernel=conv_kernel)
+    weights = 4 * d_model**2 + d_model * conv_kernel
+    return Cost(
+        parameters=weights + (5 * d_model if bias else 0),
+        projections=2 * batch * new * weights,
+        scores=0,
+        values=0,
+        cached=batch * d_model * (conv_kernel - 1),
+    )
+
+
+# --8<-- [end:recurrent]

@@ -1,22 +1,112 @@
 """The recurrent layers, each beside that of transformers."""
 
 from collections.abc import Callable
+from importlib import import_module
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
-from attnref.plain import gated_delta, kda, mamba2
+from attnref import Causal, Documents, StateCache, Window, padding_mask
+from attnref.layers.gated_delta import GatedDeltaNet
+from attnref.layers.kda import KimiDeltaAttention
+from attnref.layers.lightning import LightningAttention
+from attnref.layers.mamba2 import Mamba2
+from attnref.layers.short_conv import ShortConvolution
+from attnref.numbers import cost
+from attnref.numbers.shapes import Recurrent
+from attnref.plain import gated_delta, kda, lightning, mamba2
 from tests.kit.compare import relative_error
-from tests.kit.layers import DV, B, D, E, H, K, T, sharp, tokens
+from tests.kit.layers import (
+    DV,
+    NOTHING,
+    B,
+    D,
+    E,
+    H,
+    K,
+    T,
+    Variant,
+    sharp,
+    tokens,
+)
 
+
+def keeps(channels: int, kernel: int = 4, heads: int = H, **widths: int):
+    """What a layer needs of the past, in words of shapes.py."""
+    widths = {"key_dim": D, "value_dim": D} | widths
+    return Recurrent(
+        layers=1,
+        state_heads=heads,
+        conv_channels=channels,
+        conv_kernel=kernel,
+        **widths,
+    )
+
+
+LAST = {"layer_idx": 2, "n_layers": 5}
+VARIANTS = {
+    "gated_delta": Variant(
+        GatedDeltaNet,
+        {
+            "d_model": E,
+            "n_heads": K,
+            "n_v_heads": H,
+            "key_dim": D,
+            "value_dim": DV,
+        },
+        cost.gated_delta_cost,
+        keeps(2 * K * D + H * DV, value_dim=DV),
+        page=False,
+    ),
+    "kda": Variant(
+        KimiDeltaAttention,
+        {"d_model": E, "n_heads": H, "head_dim": D},
+        cost.kda_cost,
+        keeps(3 * H * D),
+        page=False,
+    ),
+    "lightning": Variant(
+        LightningAttention,
+        {"d_model": E, "n_heads": H, "head_dim": D},
+        cost.lightning_cost,
+        keeps(0, 1),
+        options=({}, LAST),
+        page=False,
+    ),
+    "mamba2": Variant(
+        Mamba2,
+        {
+            "d_model": E,
+            "n_heads": H,
+            "n_groups": K,
+            "key_dim": D,
+            "value_dim": E,
+        },
+        cost.mamba2_cost,
+        keeps(H * E + 2 * K * D, value_dim=E),
+        options=({}, {"bias": True, "conv_bias": False}),
+        page=False,
+    ),
+    "short_conv": Variant(
+        ShortConvolution,
+        # As many inputs as the tests of properties have tokens: it sees all.
+        {"d_model": E, "conv_kernel": T},
+        cost.short_conv_cost,
+        keeps(E, T, heads=0),
+        options=({}, {"bias": True}),
+        page=False,
+    ),
+}
 LONG = 131
 CHUNKS = {
     "whole": (LONG,),
     "single tokens": (1,) * 9,
     "ragged": (5, 1, 1, 63, 61),
-    "at the borders of chunks": (64, 1, 65),
+    "at the borders of chunks": (64, 1, 65, 63, 129),
 }
 PADS = {
     "none": torch.ones(B, LONG, dtype=torch.bool),
@@ -28,64 +118,111 @@ PADS = {
 }
 
 
-def theirs(model: str, layer: str, **config: Any) -> nn.Module:
-    """A layer of transformers that is called as ours is, without a mask."""
-    import transformers
-
-    made = getattr(transformers, f"{model}Config")(
-        hidden_size=E, num_hidden_layers=1, **config
-    )
-    home = type(made).__module__.replace("configuration", "modeling")
-    found = getattr(__import__(home, fromlist=[layer]), layer)(made, 0)
-    found.config = made
-    return sharp(found).float()
-
-
 class Kind(NamedTuple):
-    """A recurrent layer: that of transformers, the plain form and its sizes."""
+    """The layer of transformers and its config, and the plain form."""
 
-    oracle: Callable[[], nn.Module]
-    plain: Callable[[], nn.Module]
+    model: str
+    names: tuple[str, str]
+    config: dict[str, Any]
+    plain: Callable[[], nn.Module] | None
     bound: float = 2e-5  # of the relative error, in float32
+    options: dict[str, Any] = NOTHING  # of the layer in the package
+    layer_idx: int = 0
+
+    def theirs(self) -> tuple[nn.Module, Callable[..., Any]]:
+        """Their layer, and how a cache for it is made."""
+        home = f"transformers.models.{self.model}"
+        told = {"hidden_size": E, "num_hidden_layers": 1} | self.config
+        layer, config = self.names
+        made = getattr(import_module(home), config)(**told)
+        modeling = import_module(f"{home}.modeling_{self.model}")
+        oracle = sharp(getattr(modeling, layer)(made, self.layer_idx)).float()
+        if self.model == "minimax":  # takes more, and returns a pair
+            return oracle, modeling.MiniMaxCache
+        return oracle, lambda: DynamicCache(config=made)
+
+
+def read(oracle: nn.Module, x: torch.Tensor, cache: Any = None):
+    if "MiniMax" in type(oracle).__name__:
+        return oracle(x, None, None, cache=cache)[0]
+    return oracle(x, cache=cache)
 
 
 LINEAR = {"layer_types": ["linear_attention"]}
 KINDS = {
     "gated_delta": Kind(
-        lambda: theirs(
-            "Qwen3_5Text",
-            "Qwen3_5GatedDeltaNet",
-            linear_num_key_heads=K,
-            linear_num_value_heads=H,
-            linear_key_head_dim=D,
-            linear_value_head_dim=DV,
+        "qwen3_5",
+        ("Qwen3_5GatedDeltaNet", "Qwen3_5TextConfig"),
+        {
+            "linear_num_key_heads": K,
+            "linear_num_value_heads": H,
+            "linear_key_head_dim": D,
+            "linear_value_head_dim": DV,
             **LINEAR,
-        ),
+        },
         lambda: gated_delta.GatedDeltaNet(E, K, H, D, DV),
     ),
     "kda": Kind(
-        lambda: theirs(
-            "KimiLinear",
-            "KimiLinearDeltaAttention",
-            linear_num_heads=H,
-            linear_head_dim=D,
-            **LINEAR,
-        ),
+        "kimi_linear",
+        ("KimiLinearDeltaAttention", "KimiLinearConfig"),
+        {"linear_num_heads": H, "linear_head_dim": D, **LINEAR},
         lambda: kda.KDA(E, H, D),
+        5e-5,
+    ),
+    "lightning": Kind(
+        "minimax",
+        ("MiniMaxLightningAttention", "MiniMaxConfig"),
+        {
+            "num_attention_heads": H,
+            "head_dim": D,
+            "num_hidden_layers": LAST["n_layers"],
+            "layer_types": 5 * LINEAR["layer_types"],
+            "block_size": 16,
+        },
+        lambda: lightning.LightningAttention(E, H, D, **LAST),
+        5e-6,
+        LAST,
+        LAST["layer_idx"],
     ),
     "mamba2": Kind(
-        lambda: theirs(
-            "Mamba2",
-            "Mamba2Mixer",
-            num_heads=H,
-            head_dim=E,
-            expand=H,  # the width of all heads, in that of the model
-            n_groups=K,
-            state_size=D,
-            chunk_size=16,
-        ),
+        "mamba2",
+        ("Mamba2Mixer", "Mamba2Config"),
+        {
+            "num_heads": H,
+            "head_dim": E,
+            "expand": H,  # the width of all heads, in that of the model
+            "n_groups": K,
+            "state_size": D,
+            "chunk_size": 16,
+        },
         lambda: mamba2.Mamba2(E, H, K, D, E),
         5e-6,
+    ),
+    "mamba2 of nemotron_h": Kind(
+        "nemotron_h",
+        ("NemotronHMamba2Mixer", "NemotronHConfig"),
+        {
+            "mamba_num_heads": H,
+            "mamba_head_dim": E,
+            "n_groups": K,
+            "ssm_state_size": D,
+            "chunk_size": 16,
+            "use_bias": True,
+            "layer_norm_epsilon": 1e-5,
+            "layers_block_type": ["mamba"],
+            "time_step_min": 0.0,  # which their single tokens do not read
+        },
+        None,
+        5e-6,
+        {"bias": True},
+    ),
+    "short_conv": Kind(
+        "lfm2",
+        ("Lfm2ShortConv", "Lfm2Config"),
+        {"conv_L_cache": T, "conv_bias": True, "layer_types": ["conv"]},
+        None,
+        1e-6,
+        {"bias": True},
     ),
 }
 
@@ -95,35 +232,72 @@ def shapes():
     """For the shape comments: T tokens, of which some are pads, and T more."""
     valid = torch.ones(B, 2 * T, dtype=torch.bool)
     valid[0, 0] = valid[1, T:] = False
-    for layer, state in (
-        (kda.KDA(E, H, D), kda.State()),
-        (mamba2.Mamba2(E, H, K, D, DV), mamba2.State()),
-    ):
-        for end in (T, 2 * T):
+    forms = [
+        (kind.plain(), own_cache(kind.plain())())
+        for kind in KINDS.values()
+        if kind.plain and kind.model != "mamba2"
+    ]
+    forms.append((mamba2.Mamba2(E, H, K, D, DV), mamba2.State()))
+    for end in (T, 2 * T):
+        for layer, state in forms:
             layer(torch.randn(B, T, E), state, valid[:, :end])
+    ids = torch.arange(2 * T) // 5
+    for name, rule in product(VARIANTS, (True, Causal() & Documents(ids))):
+        sizes = VARIANTS[name].sizes
+        if name == "mamba2":
+            sizes = sizes | {"value_dim": DV}
+        package = VARIANTS[name].layer(**sizes, causal=rule)
+        cache = StateCache()
+        for end in (T, 2 * T):
+            seen, x = valid[:, :end], torch.randn(B, T, E)
+            package(x, cache=cache, mask=padding_mask(seen))
 
 
-@pytest.fixture(params=KINDS)
+def own_cache(layer: nn.Module) -> Callable[[], Any]:
+    """What a plain form keeps, which its file defines."""
+    module = import_module(type(layer).__module__)
+    return getattr(module, "State", None) or module.LightningState
+
+
+FORMS = [
+    (name, form)
+    for name, kind in KINDS.items()
+    for form in ("plain", "package")
+    if kind.plain or form == "package"
+]
+
+
+@pytest.fixture(params=FORMS, ids=", ".join)
 def ours(request):
-    """A layer with the weights of an oracle, and how it is called."""
-    kind = KINDS[request.param]
-    oracle, layer = kind.oracle(), kind.plain()
-    layer.load_state_dict(oracle.state_dict())
-    state = __import__(type(layer).__module__, fromlist=["State"]).State
-    return oracle, layer, state, kind.bound
+    """A layer with the weights of an oracle, how it is called, its cache."""
+    name, form = request.param
+    kind = KINDS[name]
+    oracle, cache = kind.theirs()
+    variant = VARIANTS[name.split()[0]]
+    layer = variant.layer(**variant.sizes, **kind.options)
+    if form == "plain":
+        layer = kind.plain()
+    layer.load_state_dict(dict(oracle.named_parameters()))
+    bound = kind.bound
+    if form == "plain":
+        return oracle, cache, layer, own_cache(layer), bound
+
+    def call(x, cache, valid):
+        return layer(x, cache=cache, mask=padding_mask(valid))
+
+    return oracle, cache, call, StateCache, bound
 
 
 @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
 @torch.no_grad()
 def test_it_is_that_of_transformers(ours, chunks):
-    from transformers import DynamicCache
-
-    oracle, read, make, bound = ours
-    x, cache = tokens(B, sum(chunks), E).float(), make()
-    there, got, want = DynamicCache(config=oracle.config), [], []
+    oracle, theirs, call, make, bound = ours
+    x, cache, there = tokens(B, sum(chunks), E).float(), make(), theirs()
+    got, want, end = [], [], 0
     for part in x.split(chunks, dim=1):
-        got.append(read(part, cache))
-        want.append(oracle(part, cache=there))
+        end += part.shape[1]
+        got.append(call(part, cache, torch.ones(B, end, dtype=torch.bool)))
+        want.append(read(oracle, part, there))
     assert relative_error(torch.cat(got, 1), torch.cat(want, 1)) <= bound
 
 
@@ -131,15 +305,101 @@ def test_it_is_that_of_transformers(ours, chunks):
 @torch.no_grad()
 def test_rows_with_pads_are_those_rows_alone(ours, pads):
     """Whatever the pads hold, and where chunks end within them."""
-    oracle, read, make, bound = ours
+    oracle, _, call, make, bound = ours
     x, valid = tokens(B, LONG, E).float(), PADS[pads]
     x = torch.where(valid[..., None], x, torch.nan)
     for chunks in ((LONG,), (5, 1, 1, 63, 61)):
         cache, got, end = make(), [], 0
         for part in x.split(chunks, dim=1):
             end += part.shape[1]
-            got.append(read(part, cache, valid[:, :end]))
+            got.append(call(part, cache, valid[:, :end]))
         got = torch.cat(got, dim=1)
         for row, real in enumerate(valid):
-            want = oracle(x[row : row + 1, real])
+            want = read(oracle, x[row : row + 1, real])
             assert relative_error(got[row : row + 1, real], want) <= bound
+
+
+@pytest.mark.parametrize("name", [n for n, kind in KINDS.items() if kind.plain])
+def test_the_plain_form_trains_as_the_package_does(name):
+    kind, variant = KINDS[name], VARIANTS[name]
+    layer = sharp(variant.layer(**variant.sizes, **kind.options))
+    other = kind.plain().double()
+    other.load_state_dict(layer.state_dict())
+    x = tokens(B, 70, E)
+    layer(x).square().sum().backward()
+    other(x).square().sum().backward()
+    for ours, same in zip(layer.parameters(), other.parameters(), strict=True):
+        assert relative_error(ours.grad, same.grad) <= 1e-11
+
+
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_in_bfloat16_it_is_near_and_its_state_is_not_rounded(name):
+    """In ragged chunks, with pads, and with documents in the rows."""
+    variant = VARIANTS[name.split()[0]]
+    ids = torch.arange(LONG) // torch.tensor([[200], [50], [7]])
+    told = KINDS[name].options | {"causal": Causal() & Documents(ids)}
+    layer = variant.layer(**variant.sizes, **told)
+    x, valid = torch.randn(B, LONG, E).bfloat16(), PADS["amid"]
+    half = variant.layer(**variant.sizes, **told).bfloat16()
+    half.load_state_dict(layer.state_dict())
+    layer.load_state_dict(half.state_dict())  # as it was rounded
+    outs, ends = [], (5, 6, 7, 70, LONG)
+    for each, dtype in ((layer, torch.float32), (half, torch.bfloat16)):
+        cache, start, parts = StateCache(), 0, []
+        for end in ends:
+            given = x[:, start:end].to(dtype)
+            mask = padding_mask(valid[:, :end])
+            parts.append(each(given, cache=cache, mask=mask))
+            start = end
+        outs.append(torch.cat(parts, dim=1)[valid])
+    state, *inputs = cache.state if name != "short_conv" else (None, half)
+    assert outs[1].dtype == torch.bfloat16
+    assert state is None or state.dtype == torch.float32
+    assert 0 < relative_error(outs[1], outs[0]) <= 0.03
+
+
+@torch.no_grad()
+def test_what_float16_cannot_hold_is_normed_before_it_is_rounded():
+    layer = LightningAttention(**VARIANTS["lightning"].sizes)
+    x = 300 * torch.randn(B, T, E).half()
+    want = layer.half().float()(x.float())
+    assert relative_error(layer.half()(x), want) <= 0.02
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    for name, other, message in (
+        ("gated_delta", {"n_heads": 3}, "n_heads=3 does not divide n_v_heads"),
+        ("mamba2", {"n_groups": 3}, "n_groups=3 does not divide n_heads=10"),
+        ("lightning", {"layer_idx": 5, "n_layers": 5}, "=5 is not below n_lay"),
+        ("lightning", {"layer_idx": -1}, "layer_idx=-1 must be at least 0"),
+        ("kda", {"head_dim": 0}, "head_dim=0 must be at least 1"),
+        ("short_conv", {"conv_kernel": 0}, "conv_kernel=0 must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            VARIANTS[name].layer(**VARIANTS[name].sizes | other)
+    for plain in (
+        lambda: gated_delta.GatedDeltaNet(E, 3, H, D, DV),
+        lambda: mamba2.Mamba2(E, H, 3, D, DV),
+    ):
+        with pytest.raises(ValueError, match="does not divide"):
+            plain()
+    with pytest.raises(ValueError, match="3 groups of keys do not divide 10"):
+        cost.mamba2_cost(**VARIANTS["mamba2"].sizes | {"n_groups": 3})
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_masks_and_states_that_do_not_fit_are_refused(name):
+    variant, x, cache = VARIANTS[name], tokens(), StateCache()
+    layer = sharp(variant.layer(**variant.sizes))
+    mask = torch.ones(T, T, dtype=torch.bool).tril()
+    with pytest.raises(ValueError, match="reads its tokens in order: give it"):
+        layer(x, mask=mask)
+    window = variant.layer(**variant.sizes, causal=Window(3)).double()
+    with pytest.raises(ValueError, match=r"rule is Window\(size=3, .*in order"):
+        window(x)
+    layer(x, cache=cache)
+    message = "holds .* float64 on cpu.*, and the layer needs .* float32"
+    with pytest.raises(ValueError, match=message):
+        layer.float()(x.float(), cache=cache)
