@@ -54,7 +54,11 @@ _HOMES = {
     "core.sinks": ["add_sinks"],
     "core.softmax": ["online_softmax", "softmax"],
     "layers.cross": ["CrossAttention"],
+    "layers.gated_delta": ["GatedDeltaNet"],
     "layers.gqa": ["GroupedQueryAttention", "grouped_query_loop"],
+    "layers.kda": ["KimiDeltaAttention"],
+    "layers.lightning": ["LightningAttention"],
+    "layers.mamba2": ["Mamba2"],
     "layers.mha": ["MultiHeadAttention", "multi_head_loop"],
     "layers.mla": [
         "MultiHeadLatentAttention",
@@ -63,6 +67,7 @@ _HOMES = {
         "form_of",
     ],
     "layers.mqa": ["MultiQueryAttention", "multi_query_loop"],
+    "layers.short_conv": ["ShortConvolution"],
     "layers.block": ["Block", "Decoder", "SwiGLU", "greedy", "sampled"],
     "layers.convert": [
         "dequantised",

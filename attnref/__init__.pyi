@@ -56,7 +56,11 @@ from attnref.layers.convert import (
     weights_of_torch_mha,
 )
 from attnref.layers.cross import CrossAttention
+from attnref.layers.gated_delta import GatedDeltaNet
 from attnref.layers.gqa import GroupedQueryAttention, grouped_query_loop
+from attnref.layers.kda import KimiDeltaAttention
+from attnref.layers.lightning import LightningAttention
+from attnref.layers.mamba2 import Mamba2
 from attnref.layers.mha import MultiHeadAttention, multi_head_loop
 from attnref.layers.mla import (
     MultiHeadLatentAttention,
@@ -65,6 +69,7 @@ from attnref.layers.mla import (
     form_of,
 )
 from attnref.layers.mqa import MultiQueryAttention, multi_query_loop
+from attnref.layers.short_conv import ShortConvolution
 from attnref.released.configured import (
     ConfiguredAttention as ConfiguredAttention,
 )
@@ -88,11 +93,16 @@ __all__ = [
     "Documents",
     "DynamicNtk",
     "Everything",
+    "Gate",
+    "GatedDeltaNet",
     "GroupedQueryAttention",
     "GrowingKVCache",
     "KVCache",
+    "KimiDeltaAttention",
+    "LightningAttention",
     "Llama3",
     "LongRope",
+    "Mamba2",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "MultiQueryAttention",
@@ -107,6 +117,7 @@ __all__ = [
     "RuleMask",
     "Scaling",
     "Scores",
+    "ShortConvolution",
     "StateCache",
     "SwiGLU",
     "Window",

@@ -27,11 +27,6 @@ def merge_heads(heads: Tensor) -> Tensor:
     return heads.transpose(1, 2).reshape(B, T, H * D)  # (B, T, H * D)
 
 
-def units(x: Tensor) -> Tensor:
-    """Vectors of length 1, as recurrent layers have their keys."""
-    return x * (x.square().sum(dim=-1, keepdim=True) + 1e-6).rsqrt()
-
-
 # --8<-- [end:heads]
 
 

@@ -10,6 +10,15 @@ from torch import Tensor
 BLOCK = 16  # tokens between which decays are taken channel by channel
 
 
+# --8<-- [start:units]
+def units(x: Tensor) -> Tensor:
+    """Vectors of length 1, as the delta rule needs its keys."""
+    return x * (x.square().sum(dim=-1, keepdim=True) + 1e-6).rsqrt()
+
+
+# --8<-- [end:units]
+
+
 # --8<-- [start:scan]
 def scan(
     q: Tensor,

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from attnref.caches.kv_cache import Cache
 from attnref.caches.state import InOrder
 from attnref.core.checks import check_input, check_layer, check_sizes
-from attnref.core.heads import RMSNorm, merge_heads, split_heads, units
+from attnref.core.heads import RMSNorm, merge_heads, split_heads
 from attnref.core.masks import Rule
+from attnref.core.recurrence import units
 
 
 class ForgetGate(nn.Module):
