@@ -1,7 +1,7 @@
 """The layers of released models: a strip per model, a cell per layer."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from markupsafe import Markup
@@ -15,7 +15,7 @@ from attnref.numbers.shapes import (
     Recurrent,
     Sliding,
 )
-from attnref.released.specs import models
+from attnref.released.specs import find_model, models
 from sitekit.markdown.render import Row, Words, render
 
 # The order, where a rule is known: this unit, repeated. test_caches.py of the
@@ -106,9 +106,12 @@ def drawn(strip: Cells) -> Markup:
     )
 
 
-def strips(*, caption: str, words: dict[str, str]) -> str:
+def strips(
+    *, caption: str, words: dict[str, str], ids: Iterable[str] = ()
+) -> str:
+    """Of these models, or of all."""
     told, rows = Words(words), []
-    for model in models().values():
+    for model in map(find_model, ids or models()):
         strip, known = cells(model)
         parts = Counter(kind for kind, _ in strip)
         said = [f"{n} {told[KINDS[kind][0]]}" for kind, n in parts.items()]
@@ -120,8 +123,10 @@ def strips(*, caption: str, words: dict[str, str]) -> str:
     legend = [
         (drawn([(kind, False)] * 3), told[f"{name}_means"])
         for kind, (name, _) in KINDS.items()
+        if f"{name}_means" in words
     ]
-    legend.append((drawn([("L", True)] * 3), told["index_means"]))
+    if "index_means" in words:
+        legend.append((drawn([("L", True)] * 3), told["index_means"]))
     return render(
         "strips",
         words=told,

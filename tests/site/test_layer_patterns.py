@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 from attnref.released.specs import find_model, models
-from sitekit.drawn import layer_patterns
+from sitekit.drawn import hybrids, layer_patterns
 from sitekit.drawn.layer_patterns import KINDS, cells, drawn
 
 NAMED = {name: kind for kind, (name, _) in KINDS.items()}
@@ -36,6 +36,19 @@ def test_a_strip_has_a_cell_for_each_layer_of_the_model():
             assert found[name] == n * len(strokes), model.id
         reused = layer_patterns.REUSE.get(model.id, 0)
         assert sum(wanted.values()) == model.layers + reused
+
+
+def test_strips_of_some_models_have_the_legend_of_their_kinds():
+    kinds = "full", "latent", "recurrent"
+    words = {f"{name}_means": name for name in kinds}
+    words |= {name: name for name in (*kinds, "join", "unordered")}
+    html = hybrids.strips(caption="", words=words)
+    shown = re.findall(r'href="../numbers/calculator.md\?model=(.*?)"', html)
+    assert [*shown] == hybrids.IDS.split()
+    legend = html.partition("</ul>")[0]
+    assert legend.count("<li>") == 3 and "recurrent" in legend
+    for model in map(find_model, shown):
+        assert 0 < hybrids._recurrent(model) < model.layers
 
 
 def test_no_order_is_invented():

@@ -1,11 +1,12 @@
-"""What the pages on sinks, biases, scaling and the order draw, done again."""
+"""What pages on parts of attention and on states draw, done again."""
 
 import math
+import re
 
 import pytest
 
 from attnref.released.specs import find_model
-from sitekit.drawn import biases, order, scaling, sinks, windows
+from sitekit.drawn import biases, order, recurrent, scaling, sinks, windows
 
 
 def cells(rows):
@@ -77,6 +78,18 @@ def test_what_a_ring_and_its_layers_see():
         assert seen == layers * (window - 1) + 1 <= product
     for _, layers, *_, ratio in cells(windows.saved()):
         assert float(ratio) > 1 and "×" in layers
+
+
+def test_what_a_state_is_read_as_and_which_lines_change():
+    frames = recurrent.state().frames
+    read = [frame.facts["o"] for frame in frames]
+    assert read[:2] == ["2, 0, 1, 0"] * 2  # another key disturbs nothing
+    assert read[2] == frames[2].facts["v"] != frames[2].facts["added"]
+    assert read[4] == "0, 0, 1.5, 0"  # half of what was read before
+    shown = recurrent.difference(titles=["kda", "mamba2"], caption="")
+    to_kda, to_mamba = re.sub("<.*?>", "", shown).split("mamba2")
+    assert "-known" in to_mamba and "+state = state + k" in to_mamba
+    assert "gate.sigmoid()" in to_kda and "known" not in to_kda
 
 
 def test_how_much_slower_the_pairs_of_models_turn():

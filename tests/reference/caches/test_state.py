@@ -65,3 +65,44 @@ def test_a_state_keeps_no_more_memory_than_it_needs():
     assert cache.state[0].untyped_storage().nbytes() == cache.nbytes
     text.zero_()
     assert cache.state[0].all()
+
+
+def test_a_snapshot_takes_back_a_draft():
+    # --8<-- [start:draft]
+    import torch
+
+    from attnref import StateCache
+    from attnref.layers.gated_delta import GatedDeltaNet
+
+    sizes = {"n_heads": 2, "n_v_heads": 4, "key_dim": 8, "value_dim": 12}
+    layer = GatedDeltaNet(d_model=64, **sizes).requires_grad_(False)
+    text, draft = torch.randn(3, 10, 64), torch.randn(3, 4, 64)
+    draft[:, :2] = text[:, 7:9]  # the first two of four are right
+    cache = StateCache()
+    layer(text[:, :7], cache=cache)
+    before = cache.snapshot()
+    layer(draft, cache=cache)  # checks all four at once
+    cache.restore(before)
+    layer(draft[:, :2], cache=cache)  # and reads the accepted ones again
+    last = layer(text[:, 9:], cache=cache)
+    torch.testing.assert_close(last, layer(text)[:, 9:])
+    # --8<-- [end:draft]
+
+
+def test_packed_texts_are_apart():
+    # --8<-- [start:packed]
+    import torch
+
+    from attnref import Causal, Documents
+    from attnref.layers.gated_delta import GatedDeltaNet
+
+    sizes = {"n_heads": 2, "n_v_heads": 4, "key_dim": 8, "value_dim": 12}
+    layer = GatedDeltaNet(d_model=64, **sizes)
+    first, second = torch.randn(2, 1, 5, 64)
+    ids = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
+    packed = torch.cat((first, second), dim=1)
+    layer.causal = Causal() & Documents(ids)
+    got = layer(packed)[:, 5:]
+    layer.causal = Causal()
+    torch.testing.assert_close(got, layer(second))
+    # --8<-- [end:packed]

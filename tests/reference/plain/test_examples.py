@@ -114,6 +114,21 @@ def test_ring():
     # --8<-- [end:ring]
 
 
+def test_gated_delta():
+    # --8<-- [start:gated_delta]
+    import torch
+
+    from attnref.plain.gated_delta import GatedDeltaNet, State
+
+    layer = GatedDeltaNet(d_model=64, n_heads=2, n_v_heads=4, D=8, Dv=12)
+    x, cache = torch.randn(3, 7, 64), State()  # three texts of seven tokens
+    steps = [layer(token, cache) for token in x.split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), layer(x))
+    assert cache.state.shape == (3, 4, 8, 12)  # whatever the length
+    assert cache.inputs.shape == (3, 2 * 2 * 8 + 4 * 12, 3)  # q, k, v
+    # --8<-- [end:gated_delta]
+
+
 def test_gqa():
     from attnref.plain.gqa import GQA, KVCache
 

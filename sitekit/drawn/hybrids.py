@@ -1,0 +1,94 @@
+"""What models with recurrent layers keep: strips, bytes and snapshots."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from attnref.numbers.kv_memory import (
+    group_bytes,
+    growth,
+    kv_bytes,
+    size,
+    state_bytes,
+)
+from attnref.numbers.shapes import Model, Recurrent
+from attnref.released.specs import find_model
+from sitekit.drawn import layer_patterns
+from sitekit.drawn.memory import BF16
+from sitekit.markdown.render import Row
+from sitekit.markdown.tables import exact
+
+IDS = "kimi-k3 qwen3.8-2.4t nemotron-3-super-120b qwen3.5-397b qwen3.5-9b"
+IDS += " olmo-hybrid-7b kimi-linear-48b qwen3-next-80b granite-4.0-h-350m"
+IDS += " lfm2-1.2b"
+QWEN = "qwen3-next-80b"
+
+
+def strips(*, caption: str, words: dict[str, str]) -> str:
+    ids = IDS.split()
+    drawn = layer_patterns.strips(caption=caption, words=words, ids=ids)
+    return drawn.replace('"calculator.md', '"../numbers/calculator.md')
+
+
+def _recurrent(model: Model) -> int:
+    return sum(g.layers for g in model.groups if isinstance(g, Recurrent))
+
+
+def _without_states(model: Model, tokens: int) -> int:
+    """Bytes, if all layers were as those that cache tokens."""
+    few = model.layers - _recurrent(model)
+    cached = sum(
+        group_bytes(group, tokens, BF16)
+        for group in model.groups
+        if not isinstance(group, Recurrent)
+    )
+    return cached * model.layers // few
+
+
+def kept() -> Iterator[Row]:
+    """Bytes of a sequence, of states and of the rest, by its length."""
+    for id in IDS.split():
+        model = find_model(id)
+        few, states = _recurrent(model), state_bytes(model)
+        long = kv_bytes(model, 131_072)
+        yield [
+            model.name,
+            f"{few} + {model.layers - few}",
+            size(states),
+            exact(growth(model).later),
+            size(kv_bytes(model, 4096)),
+            size(long),
+            f"{_without_states(model, 131_072) / long:.1f}",
+        ]
+
+
+SPACED = 64, 512, 4096
+
+
+def spaced() -> Iterator[Row]:
+    """A snapshot for every so many tokens of Qwen3-Next."""
+    model = find_model(QWEN)
+    states, later = state_bytes(model), growth(model).later
+    for n in SPACED:
+        each = Fraction(states, n)
+        yield [
+            f"{n:,}",
+            size(each),
+            f"{float(each / later):.3g}",
+            f"{(n - 1) / 2:g}",
+        ]
+
+
+def numbers() -> dict[str, Any]:
+    model = find_model(QWEN)
+    states, later = state_bytes(model), growth(model).later
+    drafts = 4
+    return {
+        "states": size(states),
+        "token": size(later),
+        "worth": f"{int(states / later):,}",
+        "drafts": drafts,
+        "each_draft": size(drafts * states),
+        "sequences": f"{64 * states / 2**30:.1f}",
+        "of_8": size(state_bytes(model, ranks=8)),
+    }
