@@ -78,6 +78,7 @@ PAGES = {
         "cache": ("rope", "positions", "kv_cache"),
         "mla": ("mla", "absorption"),
         "flash": ("flash", "merge", "fused"),
+        "recurrent": ("recurrent",),
         "head": ("sinks", "alibi", "order", "ring", "scaling"),
     }.items()
     for stem in stems

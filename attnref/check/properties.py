@@ -1133,3 +1133,104 @@ def head_width_is_free(make: Callable[[int], Any], n_heads: int) -> Pairs:
 
 
 # --8<-- [end:head_width_is_free]
+
+
+# --8<-- [start:is_gated_delta]
+@Property
+def is_gated_delta(
+    layer: Callable[[Tensor], Tensor],
+    weights: dict[str, Tensor],
+    x: Tensor,
+    sizes: tuple[int, int, int, int],
+) -> Pairs:
+    """`layer(x)` is Gated DeltaNet as in Qwen3.5, of a checkpoint's weights.
+
+    `x` is `(T, E)`; `sizes` are the heads of queries and keys, those of values,
+    and the widths of both.
+    """
+    K, H, D, Dv = sizes
+    mixed = x @ weights["in_proj_qkv.weight"].mT
+    taps, rows = weights["conv1d.weight"][:, 0], range(len(x))
+    past = torch.cat((torch.zeros_like(mixed[:1]).expand(3, -1), mixed))
+    mixed = F.silu(
+        torch.stack([(past[t : t + 4].mT * taps).sum(1) for t in rows])
+    )
+    q, k, v = mixed.split((K * D, K * D, H * Dv), dim=1)
+    betas = (x @ weights["in_proj_b.weight"].mT).sigmoid()
+    step = F.softplus(x @ weights["in_proj_a.weight"].mT + weights["dt_bias"])
+    decays = (-weights["A_log"].exp() * step).exp()
+    gates = F.silu(x @ weights["in_proj_z.weight"].mT).split(Dv, dim=1)
+    heads = []
+    for h, value in enumerate(v.split(Dv, dim=1)):
+        query, key = (y.split(D, dim=1)[h // (H // K)] for y in (q, k))
+        state, out = x.new_zeros(Dv, D), []
+        for t in rows:  # as in the paper, whose state is the transpose
+            unit = key[t] * (key[t].square().sum() + 1e-6).rsqrt()
+            erase = torch.eye(D).to(x) - betas[t, h] * unit.outer(unit)
+            written = betas[t, h] * value[t].outer(unit)
+            state = decays[t, h] * state @ erase + written
+            unit = query[t] * (query[t].square().sum() + 1e-6).rsqrt()
+            out.append(state @ unit / math.sqrt(D))
+        normed = F.rms_norm(
+            torch.stack(out), (Dv,), weights["norm.weight"], 1e-6
+        )
+        heads.append(normed * gates[h])
+    wanted = torch.cat(heads, dim=1) @ weights["out_proj.weight"].mT
+    yield layer(x[None])[0], wanted
+
+
+# --8<-- [end:is_gated_delta]
+
+
+# --8<-- [start:is_lightning]
+@Property
+def is_lightning(
+    layer: Callable[[Tensor], Tensor],
+    weights: dict[str, Tensor],
+    x: Tensor,
+    n_heads: int,
+    place: float,
+) -> Pairs:
+    """`layer(x)` is lightning attention of MiniMax-01, `x` is `(T, E)`.
+
+    `place` is that of the layer in its model, 0 for the first and 1 for the
+    last. It is attention without softmax, under a decay by distance.
+    """
+    far = torch.arange(len(x))[:, None] - torch.arange(len(x))
+    projected = F.silu(x @ weights["qkv_proj.weight"].mT)
+    heads = []
+    for h, own in enumerate(projected.chunk(n_heads, dim=1)):
+        q, k, v = own.chunk(3, dim=1)
+        slope = 2 ** (-8 * (h + 1) / n_heads) * (1 - place + 1e-5)
+        heads.append((q @ k.mT * torch.exp(-slope * far)).tril() @ v)
+    joint = torch.cat(heads, dim=1)
+    joint = F.rms_norm(joint, joint.shape[1:], weights["norm.weight"], 1e-6)
+    gate = (x @ weights["output_gate.weight"].mT).sigmoid()
+    wanted = (gate * joint) @ weights["out_proj.weight"].mT
+    yield layer(x[None])[0], wanted, 1e-5
+
+
+# --8<-- [end:is_lightning]
+
+
+# --8<-- [start:pads_leave_a_state]
+@Property
+def pads_leave_a_state(
+    layer: Callable[..., Tensor], new_cache: Callable[[], object], x: Tensor
+) -> Pairs:
+    """`layer(x, cache, valid)`, True = a real token: pads after the beginning
+    of a row change nothing that is read later. Row n has n of them."""
+    B, T, _ = x.shape
+    at, pads = torch.arange(T), torch.arange(B)[:, None]
+    valid = (at < 3) | (at >= 3 + pads)
+    x = torch.where(valid[..., None], x, 9 * x.flip(1))
+    cache, got = new_cache(), []
+    for begin, end in ((0, 5), (5, T - 1), (T - 1, T)):
+        got.append(layer(x[:, begin:end], cache, valid[:, :end]))
+    out = torch.cat(got, dim=1)
+    for row, real in enumerate(valid):
+        alone = layer(x[row : row + 1, real])
+        yield out[row, real], alone[0], 1e-4
+
+
+# --8<-- [end:pads_leave_a_state]

@@ -146,6 +146,8 @@ def of_plain(p: Any) -> list[Any]:
         p.mha.MHA(48, 6)(x),
         p.mqa.MQA(48, 6)(x),
         p.cross.CrossAttention(48, 6)(x, x[:, :4], valid[:, :4]),
+        p.gated_delta.GatedDeltaNet(48, 2, 4, 3, 5)(x, None, valid),
+        p.lightning.LightningAttention(48, 6, 8)(x, None, valid),
     ]
     mla = p.mla.MLA(48, 6, 10, 6, 4, 5)
     made += [mla(x, absorbed=False), mla(x, None, valid, absorbed=True)]

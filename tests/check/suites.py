@@ -493,6 +493,46 @@ def latent_rotated(p):
     return lambda x, at: p.mla.rope(x, at, 100.0), 100.0, True
 
 
+# Of recurrent layers.
+
+
+def recurrent(p, kind):
+    """A layer and its empty cache; the values of one head are wider."""
+    if kind == "lightning":
+        made = p.lightning.LightningAttention(8, 4, 3, layer_idx=1, n_layers=3)
+        return filled(made.double()), p.lightning.LightningState
+    made = p.gated_delta.GatedDeltaNet(8, 2, 4, 3, 5).double()
+    return filled(made), p.gated_delta.State
+
+
+def of_recurrent(kind):
+    def decoded(p):
+        return *recurrent(p, kind), tokens(3, 9, 8).double()
+
+    def causal(p):
+        return recurrent(p, kind)[0], tokens(3, 5, 8).double()
+
+    return (
+        (has.future_is_hidden, causal),
+        (has.past_is_seen, causal),
+        (has.decoding_is_the_full_pass, decoded),
+        (has.sequences_are_apart, decoded),
+        (has.pads_leave_a_state, decoded),
+    )
+
+
+def gated_delta_by_hand(p):
+    layer, _ = recurrent(p, "gated_delta")
+    x = tokens(7, 8).double()
+    return layer, dict(layer.state_dict()), x, (2, 4, 3, 5)
+
+
+def lightning_by_hand(p):
+    layer, _ = recurrent(p, "lightning")
+    x = tokens(7, 8).double()
+    return layer, dict(layer.state_dict()), x, 4, 0.5
+
+
 # Of attention in tiles, of its gradients, and of parts that are merged.
 
 
@@ -700,6 +740,14 @@ SUITES = {
         (has.refusal_changes_nothing, lambda p: refused_append(p.mla.KVCache)),
     ),
     "layers.mla": ((has.yarn_scales_scores, stretched),),
+    "plain.gated_delta": (
+        (has.is_gated_delta, gated_delta_by_hand),
+        *of_recurrent("gated_delta"),
+    ),
+    "plain.lightning": (
+        (has.is_lightning, lightning_by_hand),
+        *of_recurrent("lightning"),
+    ),
     "plain.flash": (
         (has.equals_torch, lambda p: (grouped(in_tiles(p, 2, 3)),)),
         (has.far_scores, lambda p: (in_tiles(p, 4, 3),)),

@@ -71,8 +71,7 @@ def test_a_snapshot_takes_back_a_draft():
     # --8<-- [start:draft]
     import torch
 
-    from attnref import StateCache
-    from attnref.layers.gated_delta import GatedDeltaNet
+    from attnref import GatedDeltaNet, StateCache
 
     sizes = {"n_heads": 2, "n_v_heads": 4, "key_dim": 8, "value_dim": 12}
     layer = GatedDeltaNet(d_model=64, **sizes).requires_grad_(False)
@@ -93,8 +92,7 @@ def test_packed_texts_are_apart():
     # --8<-- [start:packed]
     import torch
 
-    from attnref import Causal, Documents
-    from attnref.layers.gated_delta import GatedDeltaNet
+    from attnref import Causal, Documents, GatedDeltaNet
 
     sizes = {"n_heads": 2, "n_v_heads": 4, "key_dim": 8, "value_dim": 12}
     layer = GatedDeltaNet(d_model=64, **sizes)

@@ -12,7 +12,20 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 import attnref
-from attnref.plain import alibi, gqa, kv_cache, llama, masks, mla, order, rope
+from attnref.layers.gated_delta import GatedDeltaNet
+from attnref.layers.lightning import LightningAttention
+from attnref.plain import (
+    alibi,
+    gated_delta,
+    gqa,
+    kv_cache,
+    lightning,
+    llama,
+    masks,
+    mla,
+    order,
+    rope,
+)
 from attnref.plain import scaling as scaled
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
@@ -569,3 +582,34 @@ def test_a_ring_gives_what_a_full_cache_gives_with_a_window(sizes):
         )
     equal(torch.cat(got, dim=2), want)
     assert cache.stored.shape == (2, B, K, 5, D)
+
+
+@torch.no_grad()
+def test_recurrent_layers_are_those_of_the_package():
+    """At once and in chunks, with pads between the tokens and behind them."""
+    deltas = {"n_heads": K, "n_v_heads": H, "key_dim": 4, "value_dim": DV}
+    heads = {"n_heads": H, "head_dim": D, "layer_idx": 1, "n_layers": 3}
+    x, valid = tokens(B, T, E), torch.ones(B, T, dtype=torch.bool)
+    valid[1, 2:4] = valid[2, 1] = valid[2, 5:] = False
+    for ours, state, theirs in (
+        (
+            gated_delta.GatedDeltaNet(E, K, H, 4, DV),
+            gated_delta.State,
+            GatedDeltaNet(d_model=E, **deltas),
+        ),
+        (
+            lightning.LightningAttention(E, *heads.values()),
+            lightning.LightningState,
+            LightningAttention(d_model=E, **heads),
+        ),
+    ):
+        ours.load_state_dict(sharp(theirs).state_dict())
+        for chunks in ((T,), (3, 2, 1, 1)):
+            cache, other, end = state(), attnref.StateCache(), 0
+            for part in x.split(chunks, dim=1):
+                end += part.shape[1]
+                real = valid[:, end - part.shape[1] : end]
+                mask = attnref.padding_mask(valid[:, :end])
+                got = ours.double()(part, cache, valid[:, :end])
+                want = theirs(part, cache=other, mask=mask)
+                equal(got[real], want[real], 1e-10)
