@@ -19,8 +19,8 @@ class Cost(NamedTuple):
     every key, masked or not. Softmax, norms, RoPE and biases are not counted,
     since the matrix products outweigh them. `cached` is the number of elements
     in the cache after the call, of which `wide` are in float32 whatever the
-    weights are, as states are; `idle` is the number of parameters that the call
-    does not read.
+    weights are, as states are; `idle` is the number of parameters, and
+    `skipped` of elements in the cache, that the call does not read.
     """
 
     parameters: int
@@ -30,6 +30,7 @@ class Cost(NamedTuple):
     cached: int
     idle: int = 0
     wide: int = 0
+    skipped: int = 0
 
     @property
     def flops(self) -> int:
@@ -38,19 +39,19 @@ class Cost(NamedTuple):
 
     def bytes_read(self, dtype: str = "bf16") -> int:
         """Bytes of weights and cache, each element read once: the minimum."""
-        read = self.parameters - self.idle + self.cached - self.wide
-        return -(-read * dtype_called(dtype).bits // 8) + 4 * self.wide
+        read = self.parameters - self.idle + self.cached - self.skipped
+        narrow = (read - self.wide) * dtype_called(dtype).bits
+        return -(-narrow // 8) + 4 * self.wide
 
     def intensity(self, dtype: str = "bf16") -> Fraction:
         """Arithmetic intensity: FLOPs per byte that is read."""
         return Fraction(self.flops, self.bytes_read(dtype))
 
     def attention_intensity(self, dtype: str = "bf16") -> Fraction:
-        """FLOPs of scores and values per byte of the cache."""
-        narrow = (self.cached - self.wide) * dtype_called(dtype).bits
-        return (self.scores + self.values) / Fraction(
-            narrow + 32 * self.wide, 8
-        )
+        """FLOPs of scores and values per byte of the cache that is read."""
+        read = self.cached - self.skipped - self.wide
+        cache = Fraction(read * dtype_called(dtype).bits + 32 * self.wide, 8)
+        return (self.scores + self.values) / cache
 
 
 def _check(batch: int, new: int, past: int) -> None:
@@ -230,6 +231,81 @@ def mla_cost(
 
 
 # --8<-- [end:mla]
+
+
+# --8<-- [start:dsa]
+def dsa_cost(
+    *,
+    index_n_heads: int,
+    index_head_dim: int,
+    index_topk: int,
+    q_lora_rank: int,
+    d_model: int,
+    n_heads: int,
+    kv_lora_rank: int,
+    qk_nope_head_dim: int,
+    qk_rope_head_dim: int,
+    v_head_dim: int,
+    bias: bool = False,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+) -> Cost:
+    """Cost of a layer with DSA: absorbed MLA to keys that an indexer chooses.
+
+    The indexer scores every key, which counts among `scores`, and nothing
+    while there are no more keys than `index_topk`. Where the call chooses fewer
+    entries than are cached, as in decoding, the others are `skipped`; else,
+    as in a long prompt, all are multiplied, and masked.
+
+    Examples:
+        >>> v32 = dict(
+        ...     d_model=7168, n_heads=128, kv_lora_rank=512, q_lora_rank=1536,
+        ...     qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        ...     index_n_heads=64, index_head_dim=128, index_topk=2048,
+        ... )
+        >>> step = dsa_cost(**v32, past=131071)
+        >>> step.cached // 131072, step.skipped // 576
+        (704, 129024)
+    """
+    check_sizes(
+        index_n_heads=index_n_heads,
+        index_head_dim=index_head_dim,
+        index_topk=index_topk,
+        q_lora_rank=q_lora_rank,
+    )
+    Hi, Di, S = index_n_heads, index_head_dim, past + new
+    few = index_topk < S and new * index_topk < S
+    mla = mla_cost(
+        d_model=d_model,
+        n_heads=n_heads,
+        kv_lora_rank=kv_lora_rank,
+        qk_nope_head_dim=qk_nope_head_dim,
+        qk_rope_head_dim=qk_rope_head_dim,
+        v_head_dim=v_head_dim,
+        q_lora_rank=q_lora_rank,
+        bias=bias,
+        batch=batch,
+        new=new,
+        past=past,
+    )
+    read = index_topk if few else S
+    own = q_lora_rank * Hi * Di + d_model * Di  # its queries and its key
+    weigh = d_model * Hi if index_topk < S else 0
+    scored = batch * new * S * Hi * (Di + 1) if index_topk < S else 0
+    return Cost(
+        parameters=mla.parameters + own + d_model * Hi + 2 * Di,
+        projections=mla.projections + 2 * batch * new * (own + weigh),
+        scores=mla.scores // S * read + 2 * scored,
+        values=mla.values // S * read,
+        cached=mla.cached + batch * S * Di,
+        skipped=batch * (S - new * read) * (kv_lora_rank + qk_rope_head_dim)
+        if few
+        else 0,
+    )
+
+
+# --8<-- [end:dsa]
 
 
 # --8<-- [start:recurrent]

@@ -60,7 +60,11 @@ class Variant(NamedTuple):
     # Key heads beside so many query heads in so many groups, if the layer
     # projects to heads as Llama's does: transformers and torch are oracles.
     kv_heads: Callable[[int, int], int] | None = None
-    page: bool = True  # False: none explains it yet
+    # Its page, where it is not layers/STEM; False: none explains it yet.
+    page: str | bool = True
+    # How parameters begin that choose keys: the output has no gradient of them,
+    # and of two keys that nearly tie, rounding chooses.
+    choosing: tuple[str, ...] = ()
 
 
 def kept(kv_heads: int, head_dim: int = D, v_head_dim: int = D) -> Full:

@@ -134,8 +134,11 @@ def test_every_layer_core_and_cache_is_under_the_laws():
 @pytest.mark.parametrize("name", once(LAYERS))
 def test_every_layer_has_a_page_or_says_that_it_has_none(name):
     stem = inspect.getmodule(LAYERS[name].layer).__name__.rpartition(".")[2]
-    page = ROOT / "docs/en/layers" / f"{stem.replace('_', '-')}.md"
-    assert page.exists() == LAYERS[name].page, (
+    place = said = LAYERS[name].page
+    if isinstance(said, bool):
+        place = f"layers/{stem.replace('_', '-')}"
+    page = ROOT / f"docs/en/{place}.md"
+    assert page.exists() == bool(said), (
         f"{page.relative_to(ROOT)}: write it, or say page=False in VARIANT"
     )
 
@@ -359,8 +362,8 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
                 yield full
                 yield torch.cat([t.grad.flatten() for t in x])
                 # In one: without RoPE, that of a key's bias is zero.
-                grads = [p.grad.flatten() for p in layer.parameters()]
-                yield torch.cat(grads)
+                grads = (p.grad for p in layer.parameters())
+                yield torch.cat([g.flatten() for g in grads if g is not None])
                 for chunks in CHUNKS[1:]:
                     with torch.no_grad():
                         yield run(name, layer, given, chunks, make(n), *told)
@@ -484,6 +487,9 @@ def test_gradients_reach_every_parameter_and_are_right(name):
         for place, p in named.items():
             # Without RoPE, a key's bias moves all scores of a row alike.
             moot = place == "k_proj.bias" and not getattr(layer, "rope", None)
+            if place.startswith(LAYERS[name].choosing):
+                assert p.grad is None, (options, place)
+                continue
             assert moot or p.grad.abs().max() > 1e-6, (options, place)
 
         def call(*values, layer=layer, given=given, named=named):
@@ -543,6 +549,10 @@ def test_autocast_warns_of_nothing_and_caches_half_precision(name, make):
             "give, bfloat16, and convert after a norm or RoPE with "
             ".to(x.dtype); a state is float32"
         )
+        if LAYERS[name].choosing:  # most tokens choose the same keys
+            off = (got - want).abs().amax(dim=-1) / want.abs().max()
+            assert 0 < off.median() < 0.05, place
+            continue
         assert 0 < relative_error(got, want) < 0.2, place
 
 

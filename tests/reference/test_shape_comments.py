@@ -9,7 +9,7 @@ import torch
 
 import attnref
 from attnref.core.few import few
-from attnref.plain import alibi, gqa, llama, masks, mla, order, ring, sinks
+from attnref.plain import alibi, dsa, gqa, llama, masks, mla, order, ring, sinks
 from attnref.plain import scaling as scaled
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
@@ -36,6 +36,7 @@ from tests.variants import (
     E,
     H,
     K,
+    Q,
     R,
     S,
     T,
@@ -114,6 +115,8 @@ def plain_functions():
     scaled.llama3(f, 8.0, 8192)
     scaled.rotate(q, torch.arange(T), *scaled.yarn(f, 8.0, 4096))
     mla.rope(q, torch.arange(T))  # by itself, as in MLA its D is Dr
+    for halves in (False, True):
+        dsa.rope(q, torch.arange(T), halves=halves)
     sample(torch.randn(B, 61), top_k=3)
     KVCache(S).append(*torch.randn(2, B, K, T, D))
     ring.sees(torch.arange(T), torch.arange(S), 3)
@@ -156,6 +159,25 @@ def plain_latent():
     layer(x, cache, torch.ones(B, 2 * T, dtype=torch.bool))
 
 
+def sparse():
+    for halves in (False, True):
+        yield dsa.DSA(E, H, R, DN, DR, DV, Q, (12, DR + 9, 6), 100.0, halves)
+
+
+def plain_sparse():
+    for layer in sparse():
+        cache = dsa.KVCache(2 * T)
+        layer(torch.randn(B, T, E), cache)
+        layer(torch.randn(B, T, E), cache, torch.ones(B, 2 * T).bool())
+
+
+def plain_sparse_step():
+    for layer in sparse():
+        cache = dsa.KVCache(S)
+        cache.stored, cache.length = torch.randn(1, B, 1, S, SPARSE["D"]), S - 1
+        layer(torch.randn(B, 1, E), cache)
+
+
 def configured():
     """Records whose files have, between them, each comment of the template."""
     heads = {"d_model": E, "n_heads": H, "family": "", "kind": ""}
@@ -196,6 +218,8 @@ def test_the_files_have_every_shape_comment_of_the_template():
     assert wanted == {f"# {text}" for text in shown}
 
 
+SPARSE = {"K": 1, "D": R + 2 * DR + 9, "Di": DR + 9, "Hi": 12, "topk": 6}
+SPARSE |= {"q_rank": Q}
 # With the letters that stand for other sizes in them.
 PLAIN = {
     written: {"S": 2 * T},
@@ -208,6 +232,8 @@ PLAIN = {
         "K": 1,
         "D": R + DR,
     },  # one key of R + Dr for all heads
+    plain_sparse: SPARSE,
+    plain_sparse_step: SPARSE | {"T": 1},
 }
 
 

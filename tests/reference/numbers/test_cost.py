@@ -91,7 +91,11 @@ def spelled(name):
         "o_bias": (None, False, True),
         "q_lora_rank": (None, Q),
     }
-    ways = {word: tried for word, tried in ways.items() if takes(name, word)}
+    ways = {
+        word: tried
+        for word, tried in ways.items()
+        if takes(name, word) and word not in LAYERS[name].sizes
+    }
     for chosen in itertools.product(*ways.values()):
         yield dict(zip(ways, chosen, strict=True))
 
