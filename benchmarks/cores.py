@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnref import Causal, RuleMask, flash, fused, sdpa, split_kv
+from attnref.layers.dsa import Indexer, gathered
 from benchmarks.timing import Timed, cold
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -189,3 +190,35 @@ def latent(dtype: str, tokens: int) -> Timed:
 
     flops = 2 * 16 * tokens * (576 + 512)
     return Timed(ways, cold((q, entry)), truth, flops)
+
+
+def chosen(dtype: str, tokens: int) -> Timed:
+    """The same with the heads of DeepSeek-V3.2, 128, and an indexer of 64 that
+    chooses 2,048 of the keys."""
+    indexer = Indexer(
+        d_model=7168, q_lora_rank=1536, n_heads=64, head_dim=128, topk=2048
+    )
+    indexer = indexer.to(DTYPES[dtype]).requires_grad_(False)
+    shapes = (1, 128, 1, 576), (1, 1, tokens, 576), (1, 1, 7168)
+    shapes += (1, 64, 1, 128), (1, 1, tokens, 128)
+    given = [torch.randn(shape).to(DTYPES[dtype]) for shape in shapes]
+
+    def every(core: Any, q: Tensor, entry: Tensor, *_: Tensor) -> Any:
+        return core(q, entry, entry[..., :512])
+
+    def read(q: Tensor, entry: Tensor, *index: Tensor) -> Tensor:
+        q, picked, _ = gathered(q, entry, indexer(*index, None), None)
+        return fused(q, picked, picked[..., :512])
+
+    def masked(q: Tensor, entry: Tensor, *index: Tensor) -> Tensor:
+        mask = torch.zeros(1, 1, tokens, dtype=torch.bool)
+        mask.scatter_(2, indexer(*index, None), True)
+        return fused(q, entry, entry[..., :512], mask[:, None])
+
+    ways = {
+        "chosen keys": read,
+        "chosen keys, the others masked": masked,
+        "all keys, fused": partial(every, fused),
+        "all keys, sdpa": partial(every, sdpa),
+    }
+    return Timed(ways, cold(tuple(given)), None)

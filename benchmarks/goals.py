@@ -98,6 +98,12 @@ CASES = {
         tuple((d, n) for d in BOTH for n in (2048, 8192, 32_768)),
         1.0,
     ),
+    "chosen": Case(
+        cores.chosen,
+        ("dtype", "tokens"),
+        tuple((d, n) for d in BOTH for n in (4096, 32_768, 131_072)),
+        1.0,
+    ),
     "prefill": Case(
         cores.prefill,
         ("dtype", "shape", "tokens"),
@@ -369,6 +375,18 @@ GOALS = [
         most=1.1,
         quick=("float32", 16_384),
         guard=(0.7, 1.3),
+    ),
+    Goal(
+        "that core with keys that an indexer chooses",
+        "chosen",
+        (("float32", 32_768),),
+        "chosen keys",
+        "times as long",
+        "all keys, fused",
+        most=0.45,
+        quick=("float32", 16_384),
+        guard=(-inf, 0.6),
+        slow="chosen keys, the others masked",
     ),
     Goal(
         "one more token in KVCache",

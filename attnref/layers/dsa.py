@@ -64,8 +64,11 @@ class Indexer(nn.Module):
         wide = torch.promote_types(q.dtype, torch.float32)
         weights = self.weights_proj(x).to(wide)  # (B, T, Hi)
         with without_autocast(q.device):
-            scores = F.relu(q.to(wide) @ k.to(wide).mT)
-            scores = torch.einsum("bhts,bth->bts", scores, weights)
+            # All heads in one product: the keys are read once, not copied.
+            rows = q.transpose(1, 2).reshape(B, T * Hi, Di).to(wide)
+            scores = F.relu(k[:, 0].to(wide) @ rows.mT)  # (B, S, T * Hi)
+            scores = scores.unflatten(2, (T, Hi))  # (B, S, T, Hi)
+            scores = torch.einsum("bsth,bth->bts", scores, weights)
         if seen is not None:
             scores = scores.masked_fill(~seen.any(dim=1), -torch.inf)
         return scores.topk(self.topk, dim=-1).indices
