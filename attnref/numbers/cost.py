@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from attnref.core.checks import check_counts, check_layer, check_sizes
 from attnref.numbers.kv_memory import dtype_called
+from attnref.numbers.shapes import Compressed
 
 # --8<-- [end:imports]
 
@@ -540,3 +541,65 @@ def short_conv_cost(
 
 
 # --8<-- [end:recurrent]
+
+
+def compressed_cost(
+    *,
+    d_model: int,
+    n_heads: int,
+    head_dim: int,
+    window: int,
+    q_rank: int,
+    o_rank: int,
+    groups: int,
+    ratio: int | None = None,
+    index_heads: int = 0,
+    index_dim: int = 0,
+    topk: int = 0,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+) -> Cost:
+    """Cost of DeepSeek-V4's attention: a window and, with `ratio`, entries.
+
+    With an index, each query reads `topk` entries, and scores to choose them
+    count as scores. Keys that a query does not read are not counted.
+
+    Examples:
+        >>> flash = dict(d_model=4096, n_heads=64, head_dim=512, window=128)
+        >>> flash |= dict(q_rank=1024, o_rank=1024, groups=8)
+        >>> compressed_cost(**flash, past=999).cached
+        65536
+        >>> compressed_cost(**flash, ratio=128, past=999).cached
+        175616
+    """
+    _check(batch, new, past)
+    H, D, Hi, Di = n_heads, head_dim, index_heads, index_dim
+    weights = d_model * (q_rank + D) + o_rank * (H * D + groups * d_model)
+    weights += q_rank * H * D
+    others = q_rank + D + H  # of norms, and sinks
+    read = chosen_from = 0
+    if ratio is not None:
+        C = (1 + bool(Di)) * (D + Di)
+        weights += 2 * d_model * C + Hi * (q_rank * Di + d_model)
+        others += ratio * C + D + Di
+    for seen in range(past + 1, past + new + 1):
+        entries = 0 if ratio is None else seen // ratio
+        read += min(seen, window) + min(entries, topk if Di else entries)
+        chosen_from += entries
+    kept = Compressed(
+        layers=1,
+        q_heads=H,
+        dim=D,
+        sliding_window=window,
+        ratio=ratio,
+        index_dim=Di,
+    )
+    stored = sum(s.entries(past + new) * sum(s.widths) for s in kept.stores)
+    return Cost(
+        parameters=weights + others,
+        projections=2 * batch * new * weights,
+        scores=2 * batch * (H * D * read + Hi * (Di + 1) * chosen_from),
+        values=2 * batch * H * D * read,
+        cached=batch * (stored + kept.waiting(past + new)),
+    )

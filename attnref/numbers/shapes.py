@@ -148,6 +148,18 @@ class Compressed:
             )
         return tuple(stores)
 
+    def waiting(self, tokens: int) -> int:
+        """Elements of the tokens that have no entry yet, which `stores` omit.
+
+        Of each a layer keeps what its entry will be computed from, and with an
+        index, whose entries overlap, half of that for the block before too.
+        """
+        if self.ratio is None:
+            return 0
+        overlap = bool(self.index_dim)
+        each = tokens % self.ratio * (1 + overlap) + self.ratio * overlap
+        return 2 * each * (self.dim + self.index_dim)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrent:

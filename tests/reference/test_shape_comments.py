@@ -9,7 +9,18 @@ import torch
 
 import attnref
 from attnref.core.few import few
-from attnref.plain import alibi, dsa, gqa, llama, masks, mla, order, ring, sinks
+from attnref.plain import (
+    alibi,
+    deepseek_v4,
+    dsa,
+    gqa,
+    llama,
+    masks,
+    mla,
+    order,
+    ring,
+    sinks,
+)
 from attnref.plain import scaling as scaled
 from attnref.plain.attention import attention
 from attnref.plain.cross import CrossAttention
@@ -178,6 +189,18 @@ def plain_sparse_step():
         layer(torch.randn(B, 1, E), cache)
 
 
+def plain_compressed():
+    """All of a window and 4 entries, so that S is neither T nor 2 T."""
+    f = torch.ones(DR // 2)
+    for index in ((), (2, 12, 5)):
+        layer = deepseek_v4.CompressedAttention(
+            *(E, H, 16, 9, f, 29, 31, 2), rate=3, index=index
+        )
+        cache, x = deepseek_v4.CompressedCache(), torch.randn(B, T, E)
+        layer(x, cache)
+        layer(x, cache)
+
+
 def configured():
     """Records whose files have, between them, each comment of the template."""
     heads = {"d_model": E, "n_heads": H, "family": "", "kind": ""}
@@ -227,6 +250,7 @@ PLAIN = {
     plain_layers: {},
     plain_full_width: {"E": H * D},
     plain_one_key: {"E": H * D, "K": 1},
+    plain_compressed: {"D": 16},
     plain_latent: {
         "S": 2 * T,
         "K": 1,
