@@ -45,15 +45,15 @@ class Compressor(nn.Module):
         self.position_bias = nn.Parameter(torch.zeros(rate, C))
         self.kv_norm = nn.RMSNorm(D, eps=1e-6)
 
-    def forward(self, x, kept=None):
-        """Read x (B, T, E): what waits, the last block, and all N entries."""
+    def forward(self, x, kept, name):
+        """Read x (B, T, E), keep what later blocks need; all entries so far."""
         D, rate = self.D, self.rate
         new = torch.stack((self.kv_proj(x), self.gate_proj(x)), dim=1)
-        if kept is None:
+        if name not in kept:
             before = new.new_zeros(len(x), 2, 1, rate * self.overlap, D)
             before[:, 1] = -torch.inf  # there is no block before the first
-            kept = new[:, :, :0], before, x.new_zeros(len(x), 1, 0, D)
-        waiting, before, entries = kept
+            kept[name] = new[:, :, :0], before, x.new_zeros(len(x), 1, 0, D)
+        waiting, before, entries = kept[name]
         waiting = torch.cat((waiting, new), dim=2)
         n = waiting.shape[2] // rate  # blocks that are now complete
         blocks = waiting[:, :, : n * rate].unflatten(2, (n, rate))
@@ -66,30 +66,31 @@ class Compressor(nn.Module):
         new = self.kv_norm((kv * gate.softmax(dim=2)).sum(dim=2))[:, None]
         at = (torch.arange(n, device=x.device) + entries.shape[2]) * rate
         entries = torch.cat((entries, rope(new, at, self.f)), dim=2)
-        return waiting[:, :, n * rate :].clone(), before, entries
+        kept[name] = waiting[:, :, n * rate :].clone(), before, entries
+        return entries  # (B, 1, N, D)
 
 
 class EntryIndexer(Compressor):
     """Small heads, with entries of their own, that choose topk for a query."""
 
-    def __init__(self, d_model, f, rate, q_rank, Hi, Di, topk):
+    def __init__(self, d_model, f, rate, Rq, Hi, Di, topk):
         super().__init__(d_model, Di, f, rate, overlap=True)
         self.topk = topk
-        self.q_b_proj = nn.Linear(q_rank, Hi * Di, bias=False)
+        self.q_b_proj = nn.Linear(Rq, Hi * Di, bias=False)
         self.scorer = nn.Module()
         self.scorer.weights_proj = nn.Linear(d_model, Hi, bias=False)
 
-    def choose(self, x, q_latent, at, entries, seen):
-        """Of seen (T, N), the topk with the highest scores: (B, T, N)."""
+    def choose(self, x, q_latent, at, kept, seen):
+        """Of seen (B, T, N), the topk entries with the highest scores."""
+        entries = self(x, kept, "index")  # (B, 1, N, Di)
         q = self.q_b_proj(q_latent).unflatten(-1, (-1, self.D)).transpose(1, 2)
         q = rope(q, at, self.f).float()  # (B, Hi, T, Di)
         scores = (q @ entries.float().mT).relu()  # (B, Hi, T, N)
         weights = self.scorer.weights_proj(x).float()  # (B, T, Hi)
         scores = torch.einsum("bhts,bth->bts", scores, weights)  # (B, T, N)
         scores = scores.masked_fill(~seen, -torch.inf)  # before the choice
-        best = scores.topk(min(self.topk, seen.shape[1]), dim=-1).indices
-        chosen = torch.zeros_like(scores, dtype=torch.bool)
-        return chosen.scatter(2, best, True) & seen  # (B, T, N)
+        best = scores.topk(min(self.topk, seen.shape[2]), dim=-1).indices
+        return seen & torch.zeros_like(seen).scatter(2, best, True)
 
 
 class CompressedAttention(nn.Module):
@@ -98,70 +99,66 @@ class CompressedAttention(nn.Module):
     2,) are RoPE's angles per token: theta ** (-2p / Dr), or slowed by YaRN.
     """
 
-    def __init__(
-        self, d_model, n_heads, D, W, f, q_rank, o_rank, G, rate=0, index=()
-    ):
+    def __init__(self, d_model, n_heads, D, W, f, Rq, Ro, G, rate=0, index=()):
         super().__init__()
-        self.D, self.W, self.f, self.G, self.rate = D, W, f, G, rate
-        self.q_a_proj = nn.Linear(d_model, q_rank, bias=False)
-        self.q_a_norm = nn.RMSNorm(q_rank, eps=1e-6)
-        self.q_b_proj = nn.Linear(q_rank, n_heads * D, bias=False)
+        self.D, self.W, self.G, self.rate, self.index = D, W, G, rate, index
+        self.f = f = torch.as_tensor(f)
+        self.q_a_proj = nn.Linear(d_model, Rq, bias=False)
+        self.q_a_norm = nn.RMSNorm(Rq, eps=1e-6)
+        self.q_b_proj = nn.Linear(Rq, n_heads * D, bias=False)
         self.kv_proj = nn.Linear(d_model, D, bias=False)
         self.kv_norm = nn.RMSNorm(D, eps=1e-6)
         self.sinks = nn.Parameter(torch.zeros(n_heads))
-        self.o_a_proj = nn.Linear(n_heads * D // G, G * o_rank, bias=False)
-        self.o_b_proj = nn.Linear(G * o_rank, d_model, bias=False)
+        self.o_a_proj = nn.Linear(n_heads * D // G, G * Ro, bias=False)
+        self.o_b_proj = nn.Linear(G * Ro, d_model, bias=False)
         if rate:
             self.compressor = Compressor(d_model, D, f, rate, bool(index))
         if index:
-            indexer = EntryIndexer(d_model, f, rate, q_rank, *index)
-            self.compressor.indexer = indexer
+            self.compressor.indexer = EntryIndexer(d_model, f, rate, Rq, *index)
 
     def forward(self, x, cache=None, valid=None):
         """x (B, T, E) to (B, T, E); valid (B, S), True = no pad, all so far."""
         B, T, E = x.shape
         cache = CompressedCache() if cache is None else cache
         past, end = cache.length, cache.length + T
+        if valid is not None and valid.shape[-1] != end:
+            raise ValueError(f"{end} tokens, {valid.shape[-1]=}")
         if cache.rows or not (valid is None or valid.all()):
             return self.row_by_row(x, cache, valid)
         at = torch.arange(past, end, device=x.device)  # (T,)
-        q_latent = self.q_a_norm(self.q_a_proj(x))  # (B, T, q_rank)
+        q_latent = self.q_a_norm(self.q_a_proj(x))  # (B, T, Rq)
         q = self.q_b_proj(q_latent).unflatten(-1, (-1, self.D))
         q = F.rms_norm(q, (self.D,), eps=1e-6).transpose(1, 2)
         q = rope(q, at, self.f)  # (B, H, T, D)
         kv = self.kv_norm(self.kv_proj(x))[:, None]  # both, for all heads
         kv = rope(kv, at, self.f)  # (B, 1, T, D)
         kv = torch.cat((*cache.kept.get("window", ()), kv), dim=2)
-        cache.length, cache.kept["window"] = end, [kv[:, :, -self.W :].clone()]
-        j = torch.arange(end - kv.shape[2], end, device=x.device)
-        mask = (j <= at[:, None]) & (j > at[:, None] - self.W)
-        mask = mask.expand(B, -1, -1)
+        window = kv[:, :, -self.W :].clone()
+        cache.length, cache.kept["window"] = end, [window]
+        back = at[:, None] - torch.arange(end - kv.shape[2], end).to(at)
+        mask = ((back >= 0) & (back < self.W)).expand(B, -1, -1)
         if self.rate:
-            entries, seen = self.entries(x, q_latent, at, cache.kept)
+            entries = self.compressor(x, cache.kept, "main")  # (B, 1, N, D)
+            complete = (at[:, None] + 1) // self.rate  # with the query itself
+            seen = torch.arange(entries.shape[2]).to(at) < complete  # (T, N)
+            seen = seen.expand(B, -1, -1)  # (B, T, N)
+            if self.index:
+                choose = self.compressor.indexer.choose
+                seen = choose(x, q_latent, at, cache.kept, seen)  # (B, T, N)
             kv = torch.cat((kv, entries), dim=2)  # (B, 1, S, D)
             mask = torch.cat((mask, seen), dim=2)  # (B, T, S)
         scores = q @ kv.mT * self.D**-0.5  # (B, H, T, S)
         scores = scores.masked_fill(~mask[:, None], -torch.inf)
-        sinks = self.sinks[:, None, None].expand(B, -1, T, 1)
-        weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)
-        out = weights[..., :-1].to(kv.dtype) @ kv  # (B, H, T, D)
+        sinks = self.sinks.to(q)[:, None, None].expand(B, -1, T, 1)
+        scores = torch.cat((scores, sinks), dim=-1)  # (B, H, T, S + 1)
+        weights = scores.softmax(dim=-1)[..., :-1]  # (B, H, T, S)
+        out = weights @ kv  # (B, H, T, D)
         out = rope(out, -at, self.f).transpose(1, 2)  # back, as V was rotated
-        groups = out.reshape(B, T, self.G, self.o_a_proj.in_features)
-        w = self.o_a_proj.weight.unflatten(0, (self.G, -1))
-        out = torch.einsum("btgi,goi->btgo", groups, w)
-        return self.o_b_proj(out.flatten(2))  # (B, T, E)
-
-    def entries(self, x, q_latent, at, kept):
-        """All N entries, and which of them each query sees: (B, T, N)."""
-        kept["main"] = self.compressor(x, kept.get("main"))
-        entries = kept["main"][2]  # (B, 1, N, D)
-        complete = (at[:, None] + 1) // self.rate  # (T, 1)
-        seen = torch.arange(entries.shape[2], device=x.device) < complete
-        indexer = getattr(self.compressor, "indexer", None)
-        if indexer is None:
-            return entries, seen.expand(len(x), -1, -1)
-        kept["index"] = indexer(x, kept.get("index"))
-        return entries, indexer.choose(x, q_latent, at, kept["index"][2], seen)
+        wide = self.o_a_proj.in_features  # of the heads of a group
+        groups = out.reshape(B, T, self.G, wide)  # (B, T, G, H * D // G)
+        w = self.o_a_proj.weight.view(self.G, -1, wide)  # (G, Ro, H * D // G)
+        mixed = torch.einsum("btgi,goi->btgo", groups, w)  # (B, T, G, Ro)
+        return self.o_b_proj(mixed.flatten(2))  # (B, T, E)
 
     def row_by_row(self, x, cache, valid):
         """Each row without its pads, which would move the borders of blocks."""

@@ -31,15 +31,17 @@ STEPS = {
     **{name: name for name in ("cat", "exp", "softmax", "rope")},
     **{"cache.append": "cache", "masked_fill": "mask", "maximum": "max"},
     **{"self.split": "split", "sum": "sum", "amax": "max"},
-    "scaled_dot_product_attention": "SDPA",
+    **{"scaled_dot_product_attention": "SDPA", "choose": "choose"},
 }
 MEANINGS = {
     **{"q": "query", "queries": "query", "k": "key", "v": "value"},
     **{"c": "latent", "entry": "latent", "q_rope": "rope", "k_rope": "rope"},
+    **{"kv": "latent", "window": "latent", "entries": "latent"},
 }
 SIZES = {"d_model": "E", "d_context": "C", "n_heads": "H", "n_kv_heads": "K"}
-WIDTHS = ("R", "D", "Dn", "Dr", "Dv")
-LETTERS = ("B", "T", "S", "t", "s", "H", "K", *WIDTHS, "E", "C")
+WIDTHS = ("R", "D", "Dn", "Dr", "Dv", "W", "T")
+LETTERS = ("B", "S", "t", "s", "H", "K", *WIDTHS, "E", "C", "N", "G")
+LETTERS += ("Rq", "Ro")
 
 
 @dataclass(eq=False)
@@ -86,9 +88,9 @@ class Site(NamedTuple):
 class _Probes(ast.NodeTransformer):
     """Behind each assignment, and before each return."""
 
-    def __init__(self) -> None:
+    def __init__(self, called: str) -> None:
         self.sites: list[Site] = []
-        self.function, self.loops = "", 0
+        self.called, self.function, self.loops = called, "", 0
 
     def _probe(self, node: Any, name: str, value: ast.expr | None) -> ast.Call:
         last = node.end_lineno or node.lineno
@@ -103,6 +105,12 @@ class _Probes(ast.NodeTransformer):
     def _kept(self, node: Any, name: str, value: ast.expr | None) -> ast.stmt:
         probe = self._probe(node, name, value)
         return ast.Assign([ast.Name(name, ast.Store())], probe)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:
+        """Of the classes only the one that is drawn."""
+        if node.name == self.called:
+            self.generic_visit(node)
+        return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         if node.name in WHOLE:
@@ -163,8 +171,11 @@ def call(
     takes = inspect.signature(getattr(called, "forward", called)).parameters
     more = more | {k: v for k, v in given.items() if k in takes}
     if past := given.get("past"):
-        kept = space if "KVCache" in space else run_path(CACHE)
-        more["cache"] = kept["KVCache"](past + sizes["T"])
+        if own := space.get("CompressedCache"):
+            more["cache"] = own()
+        else:
+            kept = space if "KVCache" in space else run_path(CACHE)
+            more["cache"] = kept["KVCache"](past + sizes["T"])
         called(torch.randn(sizes["B"], past, sizes["E"]), more["cache"])
     shapes = {"x": "BTE", "context": "BSC", "q": "BHTD", "k": "BHSD"}
     axes = {name: [*letters] for name, letters in shapes.items()}
@@ -191,6 +202,7 @@ def letters_of(
     """The size of each letter, by the arguments of a layer and of its call."""
     named = {SIZES.get(k, k): n for k, n in arguments.items()}
     sizes = {k: n for k, n in (named | given).items() if len(k) <= 2}
+    sizes.pop("f", None)  # RoPE's angles
     sizes = {"S": sizes["T"] + given.get("past", 0)} | sizes
     if "Dn" not in sizes and "E" in sizes:
         sizes.setdefault("D", sizes["E"] // sizes["H"])
@@ -263,7 +275,11 @@ class _Experiment:
             ]
             for both in zip([self.events] * len(others), others, strict=True)
         ]
-        self.held = None if cache is None else _memory(cache.stored)
+        kept = getattr(cache, "kept", {}).values()
+        held = [tensor for tensors in kept for tensor in tensors]
+        if hasattr(cache, "stored"):
+            held = [cache.stored]
+        self.held = {*map(_memory, held)}
 
     def run(
         self, change: int | None
@@ -325,7 +341,7 @@ def _nodes(of: _Experiment) -> Iterator[tuple[Site, Node]]:
         if site.value is not None:
             steps = _steps(site.value, of.called, weights)
             node.steps = [*dict.fromkeys(steps)]
-        node.stored = _memory(value) == of.held
+        node.stored = _memory(value) in of.held
         kept = [n.stored or n.again for n in inputs]
         node.again = not node.stored and bool(kept) and all(kept)
         scope[site.name] = known[id(value)] = node
@@ -344,7 +360,7 @@ def trace(
     its inputs, the length of what its cache holds before (`past`), and
     arguments of its call; `within` is one of its methods, if not all is wanted.
     Of a loop it is the last pass."""
-    text, probes = source.text_of(PLAIN / f"{file}.py"), _Probes()
+    text, probes = source.text_of(PLAIN / f"{file}.py"), _Probes(name)
     tree = ast.fix_missing_locations(probes.visit(ast.parse(text)))
     code, how = compile(tree, file, "exec"), (name, arguments, given)
     sizes = letters_of(arguments, given)

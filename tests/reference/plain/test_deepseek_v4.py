@@ -175,8 +175,12 @@ def test_bfloat16_is_as_near_as_that_of_transformers(kind):
     theirs.module.bfloat16().float()
     want, layer = theirs(x.float()), theirs.ours(kind).bfloat16()
     theirs.module.bfloat16()
-    errors = [(y.float() - want).square().mean() for y in (layer(x), theirs(x))]
-    assert errors[0] <= 2 * errors[1] < 0.01 * want.square().mean()
+    # Of most tokens: rounding may choose another entry for some.
+    errors = [
+        ((y - want).norm(dim=-1) / want.norm(dim=-1)).quantile(0.7)
+        for y in (layer(x).float(), theirs(x).float())
+    ]
+    assert errors[0] <= 1.5 * errors[1] < 0.03
 
 
 @each_kind
