@@ -77,6 +77,7 @@ PAGES = {
         "layer": ("mha", "mqa", "gqa", "cross", "convert", "block"),
         "cache": ("rope", "positions", "kv_cache"),
         "mla": ("mla", "absorption"),
+        "compressed": ("deepseek_v4",),
         "flash": ("flash", "merge", "fused"),
         "recurrent": ("recurrent",),
         "head": ("sinks", "alibi", "order", "ring", "scaling"),

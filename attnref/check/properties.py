@@ -1078,6 +1078,64 @@ def is_mla(
 # --8<-- [end:is_mla]
 
 
+# --8<-- [start:is_compressed]
+@Property
+def is_compressed(
+    layer: Callable[[Tensor], Tensor],
+    weights: dict[str, Tensor],
+    x: Tensor,
+    sizes: tuple[int, int, int, int],
+    f: Tensor,
+) -> Pairs:
+    """`layer(x)` is attention of DeepSeek-V4 with entries, of a checkpoint's
+    weights, all of which its indexer chooses if it has one.
+
+    `x` is `(T, E)`; `sizes` are the heads, the window, the tokens per entry
+    and the groups of the output; `f` are RoPE's angles per token.
+    """
+    (H, W, rate, G), T, Dr = sizes, len(x), 2 * len(f)
+
+    def of(name: str, y: Tensor) -> Tensor:
+        return y @ weights[f"{name}.weight"].mT
+
+    def normed(y: Tensor) -> Tensor:
+        return y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+    def turned(y: Tensor, t: int) -> Tensor:  # the last elements alone
+        z = torch.view_as_complex(y[..., -Dr:].unflatten(-1, (-1, 2)))
+        z = z * torch.polar(torch.ones_like(f), t * f)
+        return torch.cat((y[..., :-Dr], torch.view_as_real(z).flatten(-2)), -1)
+
+    kv = normed(of("kv_proj", x)) * weights["kv_norm.weight"]
+    D = kv.shape[1]
+    latent = normed(of("q_a_proj", x)) * weights["q_a_norm.weight"]
+    q = normed(of("q_b_proj", latent).view(T, H, D))
+    raw, gate = (of(f"compressor.{n}_proj", x) for n in ("kv", "gate"))
+    bias, entries = weights["compressor.position_bias"], []
+    for n in range(0, T - rate + 1, rate):
+        parts, gates = [raw[n : n + rate, -D:]], [gate[n : n + rate] + bias]
+        gates[0] = gates[0][:, -D:]
+        if n and bias.shape[1] > D:  # the block before, by the first half
+            parts.append(raw[n - rate : n, :D])
+            gates.append((gate[n - rate : n] + bias)[:, :D])
+        mean = (torch.cat(gates).softmax(0) * torch.cat(parts)).sum(0)
+        mean = normed(mean) * weights["compressor.kv_norm.weight"]
+        entries.append(turned(mean, n))
+    outs = []
+    for t in range(T):
+        window = [turned(kv[j], j) for j in range(max(0, t - W + 1), t + 1)]
+        keys = torch.stack(window + entries[: (t + 1) // rate])
+        scores = turned(q[t], t) @ keys.mT * D**-0.5
+        scores = torch.cat((scores, weights["sinks"][:, None]), dim=1)
+        heads = turned(scores.softmax(1)[:, :-1] @ keys, -t)
+        groups = weights["o_a_proj.weight"].view(G, -1, H * D // G)
+        outs.append((groups @ heads.view(G, -1, 1)).flatten())
+    yield layer(x[None])[0], of("o_b_proj", torch.stack(outs)), 1e-4
+
+
+# --8<-- [end:is_compressed]
+
+
 # --8<-- [start:module_is_called]
 @Property
 def module_is_called(

@@ -6,10 +6,12 @@ from torch import nn
 
 
 def rope(x, positions, f):
-    """Rotate the last 2 * len(f) elements of x (B, H, T, D), pair by pair."""
+    """Rotate the last Dr elements of x (B, H, T, D), pair by pair; f has one
+    angle per pair and token."""
+    Dr = 2 * len(f)
     angle = positions[:, None] * f.to(x.device)  # (..., Dr // 2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    still, x = x.tensor_split((-2 * len(f),), dim=-1)
+    still, x = x.tensor_split((-Dr,), dim=-1)
     a, b = x[..., 0::2], x[..., 1::2]  # (..., Dr // 2)
     pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1)
     return torch.cat((still, pairs.flatten(-2)), dim=-1)
@@ -46,7 +48,7 @@ class Compressor(nn.Module):
         self.kv_norm = nn.RMSNorm(D, eps=1e-6)
 
     def forward(self, x, kept, name):
-        """Read x (B, T, E), keep what later blocks need; all entries so far."""
+        """Read x (B, T, E): all entries so far, (B, 1, N, D)."""
         D, rate = self.D, self.rate
         new = torch.stack((self.kv_proj(x), self.gate_proj(x)), dim=1)
         if name not in kept:
@@ -59,7 +61,7 @@ class Compressor(nn.Module):
         blocks = waiting[:, :, : n * rate].unflatten(2, (n, rate))
         if self.overlap:
             first = torch.cat((before, blocks[..., :D]), dim=2)
-            before = first[:, :, n:].clone()  # (B, 2, 1, rate, D)
+            before = first[:, :, n:].clone()
             blocks = torch.cat((first[:, :, :n], blocks[..., D:]), dim=3)
         kv, gate = blocks.unbind(dim=1)  # a block per entry, or two
         gate = gate + torch.cat(self.position_bias.split(D, dim=1))
@@ -67,7 +69,7 @@ class Compressor(nn.Module):
         at = (torch.arange(n, device=x.device) + entries.shape[2]) * rate
         entries = torch.cat((entries, rope(new, at, self.f)), dim=2)
         kept[name] = waiting[:, :, n * rate :].clone(), before, entries
-        return entries  # (B, 1, N, D)
+        return entries
 
 
 class EntryIndexer(Compressor):

@@ -51,7 +51,10 @@ class Failures:
 def tests_of(module: str) -> list[str]:
     """The files with the tests of a module of the package."""
     if module.startswith(PLAIN):
-        return ["tests/reference/plain/test_plain.py"]
+        stem = module.removeprefix(PLAIN)
+        own = f"tests/reference/plain/test_{stem}.py"
+        both = own, "tests/reference/plain/test_plain.py"
+        return [file for file in both if (ROOT / file).exists()][:1]
     folder, _, stem = module.rpartition(".")
     files = ROOT.glob(f"tests/reference/{folder}/test_{stem}.py")
     return [str(file.relative_to(ROOT)) for file in files]
@@ -149,6 +152,12 @@ def of_plain(p: Any) -> list[Any]:
         p.gated_delta.GatedDeltaNet(48, 2, 4, 3, 5)(x, None, valid),
         p.lightning.LightningAttention(48, 6, 8)(x, None, valid),
     ]
+    f, v4 = (1.0, 0.1), p.deepseek_v4
+    for index in ((), (2, 6, 1)):
+        layer = v4.CompressedAttention(48, 6, 8, 3, f, 9, 7, 2, 2, index)
+        made += [layer(x), layer(x, None, valid)]
+        cache = v4.CompressedCache()
+        made += [layer(x[:, :6], cache), layer(x[:, 6:], cache), cache.length]
     mla = p.mla.MLA(48, 6, 10, 6, 4, 5)
     made += [mla(x, absorbed=False), mla(x, None, valid, absorbed=True)]
     for layer, cache in (

@@ -533,6 +533,44 @@ def lightning_by_hand(p):
     return layer, dict(layer.state_dict()), x, 4, 0.5
 
 
+# Of DeepSeek-V4's attention.
+
+ANGLES = 1.0, 0.1
+
+
+def compressed(form, rate=2, index=(2, 6, 9)):
+    """With entries that overlap, all of which are chosen; or without."""
+    layer = form.CompressedAttention(
+        *(8, 2, 8, 3, ANGLES, 6, 5, 2), rate=rate, index=index
+    )
+    return filled(layer)
+
+
+def compressed_by_hand(index):
+    """What `is_compressed` needs."""
+
+    def of(p):
+        layer = compressed(p.deepseek_v4, index=index)
+        sizes, f = (2, 3, 2, 2), torch.tensor(ANGLES)
+        return layer, dict(layer.state_dict()), tokens(9, 8), sizes, f
+
+    return of
+
+
+def compressed_in_chunks(p):
+    form = p.deepseek_v4
+    return compressed(form), form.CompressedCache, tokens(2, 9, 8)
+
+
+def compressed_alone(p):
+    return compressed(p.deepseek_v4, index=()), tokens(2, 10, 8)
+
+
+def compressed_pads(p):
+    form = p.deepseek_v4
+    return (lambda x, valid: compressed(form)(x, None, valid),)
+
+
 # Of attention in tiles, of its gradients, and of parts that are merged.
 
 
@@ -738,6 +776,14 @@ SUITES = {
         (has.module_is_called, hooked),
         (has.full_cache_refuses, lambda p: (p.mla.KVCache,)),
         (has.refusal_changes_nothing, lambda p: refused_append(p.mla.KVCache)),
+    ),
+    "plain.deepseek_v4": (
+        (has.is_compressed, compressed_by_hand(index=())),
+        (has.is_compressed, compressed_by_hand(index=(2, 6, 9))),
+        (has.future_is_hidden, compressed_alone),
+        (has.past_is_seen, compressed_alone),
+        (has.decoding_is_the_full_pass, compressed_in_chunks),
+        (has.pads_change_nothing, compressed_pads),
     ),
     "layers.mla": ((has.yarn_scales_scores, stretched),),
     "plain.gated_delta": (

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from sitekit.drawn import (
     absorption,
+    compressed,
     flash,
     kv_cache,
     mha,
@@ -218,3 +219,20 @@ def test_where_the_matrix_stands_decides_what_a_step_reads():
     ]
     times = 128 * (128 + 64 + 128) / (512 + 64)
     assert bars[0] / bars[1] == pytest.approx(times, rel=1e-3)
+
+
+def test_entries_are_drawn_when_their_block_is_complete():
+    """And of those the ones that a layer reads; the others wait."""
+    ends, W, rate = (3, 4, 7, 12, 16), compressed.W, compressed.RATE
+    for frame, end in zip(compressed.seen().frames, ends, strict=True):
+        told, drawn = frame.facts, "".join(frame.marks)
+        assert told["last"] == f"{end - 1}"
+        assert told["first"] == f"{max(0, end - W)}"
+        assert told["entries"] == f"{end // rate}"
+        assert told["waiting"] == f"{end % rate}"
+        read = min(end // rate, compressed.TOPK)
+        assert drawn.count('"latent"') == read
+        assert len(told["read"].split()) == read
+        in_window = len(re.findall('"(?:kept|fresh)"', drawn))
+        assert in_window == min(end, W)
+        assert drawn.count('"recomputed"') == bool(end % rate)

@@ -127,6 +127,25 @@ def test_it_is_that_of_transformers(kind, chunks):
     assert cache.length == LENGTH
 
 
+def test_an_example():
+    # --8<-- [start:example]
+    import torch
+
+    from attnref.plain.deepseek_v4 import CompressedAttention, CompressedCache
+
+    f = 1e4 ** -(torch.arange(0, 8, 2) / 8)  # RoPE of the last 8 of 16
+    sizes = {"D": 16, "W": 6, "f": f, "Rq": 24, "Ro": 12, "G": 2, "rate": 4}
+    layer = CompressedAttention(d_model=64, n_heads=8, **sizes)  # HCA
+    x = torch.randn(3, 19, 64)  # three sequences of 19 tokens
+    cache = CompressedCache()
+    steps = [layer(token, cache) for token in x.split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), layer(x))
+    waiting, _, entries = cache.kept["main"]
+    assert entries.shape == (3, 1, 4, 16)  # 4 entries, of 16 tokens
+    assert waiting.shape == (3, 2, 3, 16)  # K and gate of the other 3
+    # --8<-- [end:example]
+
+
 @each_kind
 @pytest.mark.parametrize("pads", PADS)
 @torch.no_grad()
