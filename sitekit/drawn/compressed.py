@@ -53,6 +53,9 @@ def seen() -> Steps:
         (window,) = cache.kept["window"]
         first = end - window.shape[2]
         waiting = cache.kept["main"][0].shape[2]
+        if waiting:
+            x, wide = 6 + step * (end - waiting), step * waiting + 1
+            marks.append(steps.box("recomputed", x, 18, wide, 34, 5))
         for t in range(sum(chunks)):
             kind = "kept" if first <= t < end else "slot"
             kind = "fresh" if end - new <= t < end and t >= first else kind
@@ -62,9 +65,6 @@ def seen() -> Steps:
             marks.append(steps.text(f"{ink} small", x + 10, 35, t))
         sees = [complex(8 + step * first, 54), complex(5 + step * end, 54)]
         marks.append(steps.path("curve", sees))
-        if waiting:
-            x, wide = 6 + step * (end - waiting), step * waiting + 1
-            marks.append(steps.box("recomputed", x, 18, wide, 34, 5))
         for n, is_read in enumerate(read.tolist()):
             x, wide = 8 + step * RATE * n, step * RATE - 3
             kind, ink = ("latent", "on") if is_read else ("slot", "")

@@ -21,6 +21,17 @@ def shares() -> Tensor:
     return found.softmax(dim=1)
 
 
+def gated() -> Tensor:
+    """What reaches the output of three keys: weights, with a sink of 5 at the
+    softmax, and times a gate of sigmoid(-2) behind it."""
+    plain, both = (
+        SCORES.softmax(0),
+        torch.cat((SCORES, SCORES.new_full((1,), 5))),
+    )
+    gate = torch.tensor(-2.0).double().sigmoid()
+    return torch.stack((plain, both.softmax(0)[:3], gate * plain))
+
+
 def three_forms() -> Iterator[Row]:
     """One query, three keys and a sink of 2, in three forms."""
     sink = torch.tensor(2.0).double()

@@ -386,3 +386,24 @@ def test_a_cache_of_transformers_is_called_cache_and_has_an_older_name():
     with pytest.warns(FutureWarning, match=r"removed in version 5\.40"):
         model(tokens, past_key_values=out.cache)
     assert out.cache.get_seq_length() == 3 * T
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_models_with_sinks_are_those_that_the_page_names(language):
+    """Which have a parameter for them; the page of sinks says so of each."""
+    folder = Path(transformers.__file__).parent / "models"
+    parameter = re.compile(r"self\.sinks = nn\.Parameter")
+    found = {
+        path.parent.name
+        for path in folder.glob("*/modeling_*.py")
+        if parameter.search(path.read_text(encoding="utf-8"))
+    }
+    page = (ROOT / f"docs/{language}/core/sinks.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"^- \*\*.*gpt-oss.*transformers.*$", page, re.M)
+    assert {*re.findall(r"`(\w+)`", told)} | {"gpt_oss"} == found
+    for name, line in (
+        ("hy_v4", "attn_output * torch.sigmoid(gate_states)"),
+        ("inkling2", "sinks = self.sink_proj(hidden_states)"),
+    ):
+        code = (folder / name / f"modeling_{name}.py").read_text("utf-8")
+        assert line in code and f"`{name}`" in page
