@@ -17,7 +17,7 @@ from sitekit.drawn.mla import V3
 from sitekit.markdown.render import Row, Word
 
 W, RATE, TOPK = 4, 4, 2
-LENGTHS = (4096, 32_768, 131_072, 1_048_576)
+LENGTHS = (4096, 131_072, 1_048_576)
 FLASH: dict[str, Any] = {"d_model": 4096, "n_heads": 64, "head_dim": 512}
 FLASH |= {"window": 128, "q_rank": 1024, "o_rank": 1024, "groups": 8}
 INDEX = {"index_heads": 64, "index_dim": 128, "topk": 512}
