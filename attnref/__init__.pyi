@@ -93,7 +93,6 @@ __all__ = [
     "Documents",
     "DynamicNtk",
     "Everything",
-    "Gate",
     "GatedDeltaNet",
     "GroupedQueryAttention",
     "GrowingKVCache",

@@ -4,9 +4,9 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 from attnref.check.words import WORDS, speaker, wide
@@ -230,6 +230,8 @@ def result(
     for name in ("context", "params_in"):
         if source := getattr(model, name):
             row[name] = {source.label: source.url}
+    if model.unread:
+        row["unread"] = list(model.unread)
     if budget is None:
         return row
     if isinstance(weights, Storage):
@@ -339,6 +341,8 @@ def one(row: dict[str, Any], say: Say) -> str:
         out.append(say(name, left=size(left), n=most))
     if row["note"]:
         out.append(say("kv note", note=message(row["note"])))
+    if unread := row.get("unread"):
+        out.append(say("kv unread", names=", ".join(unread)[:300]))
     for name in ("sources", "context", "params_in"):
         if name in row:
             out.append(say(f"kv {name}", names=", ".join(row[name])))
@@ -448,16 +452,18 @@ def add_to(commands: Any) -> None:
 
 
 def offered(file: str) -> str:
-    """The end of an error message: models of a family that no row reads, whose
-    sizes are known all the same."""
-    from attnref.released.record import families, parsed
+    """The end of an error message: models of the table that the file may be of,
+    by its name, or by a family whose code is not known."""
+    from attnref.released.record import families, fields_of
 
-    given = parsed(Path(file).read_text("utf-8-sig"))
-    family = str(given.get("model_type")) if isinstance(given, dict) else ""
-    if not family or family in families():
-        return ""
-    start = re.sub(r"_vl$|_", "", family)
-    ids = [id for id in models() if id.replace("-", "").startswith(start)]
+    given = fields_of(file)
+    family, name = str(given.get("model_type")), given.get("_name_or_path")
+    ids: list[str] = []
+    with suppress(ValueError):
+        ids = [find_model(str(name)).id] if name else []
+    if not ids and family not in families():
+        start = re.sub(r"_vl_text$|_vl$|_text$|_", "", family)
+        ids = [id for id in models() if id.replace("-", "").startswith(start)]
     return message("; kv --model knows {}", ", ".join(ids)) if ids else ""
 
 

@@ -216,7 +216,8 @@ class Model:
 
     `confidence` is `"high"` if the shape was read in what the makers publish,
     or in two third-party sources that agree; otherwise it is `"medium"`. It is
-    `"given"` if the shape is that of a config.json.
+    `"given"` if the shape is that of a config.json; `unread` are then the
+    fields that are not known, and by their names change no bytes.
     """
 
     id: str
@@ -233,6 +234,7 @@ class Model:
     attention_params: int | None = None
     shipped: Shipped | None = None
     note: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def layers(self) -> int:

@@ -19,14 +19,21 @@ from attnref.numbers.shapes import (
 from attnref.released.expression import value_of
 from attnref.released.record import KINDS as SOFTMAX
 from attnref.released.record import (
+    ROPE_FIELDS,
+    ROPES,
     UNREADABLE,
     AttentionRecord,
+    Family,
     Fields,
     MixerRecord,
     families,
     fields_of,
+    kinds_in,
     layers_of,
+    left_out,
     mixers_of,
+    present,
+    sized,
 )
 from attnref.released.weights import params_of
 from attnref.words import message
@@ -36,6 +43,28 @@ LONGEST = (
     *("model_max_length", "max_sequence_length"),
 )
 STATE = "state_heads", "key_dim", "value_dim", "conv_channels", "conv_kernel"
+HEADS = "q_heads", "kv_heads", "head_dim", "v_head_dim"
+STORES: dict[str, tuple[type[Group], tuple[str, ...]]] = {
+    "full": (Full, HEADS),
+    "sliding": (Sliding, (*HEADS, "sliding_window")),
+    "mla": (Mla, ("q_heads", "kv_lora_rank", "qk_rope_head_dim")),
+    "compressed": (Compressed, ("q_heads", "dim", "sliding_window")),
+}
+# They may be 0.
+ABSENT = "kv_lora_rank", "qk_rope_head_dim", "index_dim", *STATE[:-1]
+LAST = "stores", "times", "ratio", *HEADS, *ABSENT  # made of the others
+# A field may change what is stored if such a word is part of its name.
+WORDS = {
+    *("head", "heads", "kv", "key", "keys", "value", "values", "cache"),
+    *("window", "sliding", "swa", "local", "global", "cross", "hybrid"),
+    *("layer", "layers", "block", "blocks", "chunk", "pattern", "every"),
+    *("interval", "freq", "type", "types", "method", "architecture"),
+    *("dim", "size", "num", "n", "rank", "lora", "latent", "group", "groups"),
+    *("index", "indexer", "share", "shared", "sharing", "source", "sources"),
+    *("state", "conv", "kernel", "compress", "compression", "ratio", "ratios"),
+    *("rates", "loop", "loops", "passes", "cycles", "recurrent", "memory"),
+    *("multi", "query", "config", "mode", "k", "v", "idxs"),
+}
 
 
 def model_from_config(
@@ -44,7 +73,8 @@ def model_from_config(
     """What the cache of a model holds, from its `config.json`.
 
     A model with layers whose state is not known is refused: a sum without
-    them would be wrong.
+    them would be wrong. So are fields that nobody knows and that may change
+    what is stored, by their names; the others are its `unread`.
 
     Examples:
         >>> config = {"model_type": "llama", "num_hidden_layers": 32}
@@ -59,19 +89,33 @@ def model_from_config(
         pairs = given.get("num_layers")
         if isinstance(pairs, int):
             given["num_hidden_layers"] = 2 * pairs
-    layers, mixers = layers_of(given), mixers_of(given)
+    family = str(given.get("model_type"))
+    row = families().get(family) or sized().get(family)
+    unread = _unread(family, row, given) if row else []
     groups: dict[Group, int] = {}
-    for layer, (kind, record) in enumerate(layers):
-        mixer = mixers.get(layer)
-        if mixer and mixer.window:
-            own: list[Group] = [_compressed(mixer)]
-        else:
-            own = _groups(given, layer, kind, record)
-        for group in own:
-            groups[group] = groups.get(group, 0) + 1
+    counted, note = None, ""
+    if row and "stores" in row.fields:
+        for group, times in _stored(family, row, given):
+            groups[group] = groups.get(group, 0) + times
+        if "note" in row.fields:
+            note = str(value_of(row.fields["note"], {}))
+    else:
+        read = {n: x for n, x in given.items() if n not in unread}
+        for said in ("rope_parameters", "rope_scaling"):
+            if isinstance(read.get(said), Mapping):
+                read[said] = _known_rope(read[said])
+        layers, mixers = layers_of(read), mixers_of(read)
+        for layer, (kind, record) in enumerate(layers):
+            mixer = mixers.get(layer)
+            if mixer and mixer.window:
+                own: list[Group] = [_compressed(mixer)]
+            else:
+                own = _groups(family, given, layer, kind, record)
+            for group in own:
+                groups[group] = groups.get(group, 0) + 1
+        counted = None if unread else params_of(read, layers)
     longest = next((given[n] for n in LONGEST if given.get(n)), 0)
-    counted = params_of(given, layers)
-    family, name = given["model_type"], given.get("_name_or_path")
+    name = given.get("_name_or_path")
     if isinstance(config, (str, PathLike)):
         name = fspath(config)
     return Model(
@@ -86,22 +130,78 @@ def model_from_config(
         params=counted and counted[0],
         params_in=counted and here,
         attention_params=counted and counted[1],
+        note=note,
+        unread=tuple(unread),
     )
 
 
+def _unread(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
+    """Fields that are not known and change no bytes; others are refused."""
+    attention, unknown = left_out(row, given)
+    names = unknown if "stores" in row.fields else attention + unknown
+    wrong = [n for n in names if any(part in WORDS for part in n.split("_"))]
+    if wrong:
+        fields = ", ".join(f"{n}={given[n]!r}"[:80] for n in wrong)
+        raise ValueError(
+            message(
+                "{}: these fields are not known and may change what is "
+                "stored: {}",
+                family,
+                fields,
+            )
+        )
+    return names
+
+
+def _known_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config says of RoPE, if it is known: it changes no bytes."""
+    return {
+        name: _known_rope(said) if isinstance(said, Mapping) else said
+        for name, said in rope.items()
+        if isinstance(said, Mapping)
+        or (name in ROPE_FIELDS if "type" not in name else said in ROPES)
+    }
+
+
+def _stored(
+    family: str, row: Family, given: Mapping[str, Any]
+) -> list[tuple[Group, int]]:
+    """What the layers of a family of sizes.toml store, and how many times."""
+    found: list[tuple[Group, int]] = []
+    names = [n for n in row.fields if n not in ("kind", "note")]
+    names = sorted(names, key=LAST.__contains__)  # made of the others
+    for layer, kind in enumerate(kinds_in(family, row, given)):
+        read = Fields(present(row, given), layer=layer, layer_type=kind)
+        for name in names:
+            try:
+                read[name] = value_of(row.fields[name], read)
+            except UNREADABLE:
+                raise ValueError(f"{family}: {name} cannot be read") from None
+        times = _size(family, read, "times") if read["times"] else 1
+        if read["stores"]:
+            made, needed = STORES[read["stores"]]
+            needed += tuple(n for n in ("index_dim", "ratio") if read[n])
+            sizes: dict[str, Any] = {n: _size(family, read, n) for n in needed}
+            found.append((made(layers=1, **sizes), times))
+        state = _state(family, row, given, layer, kind)
+        if state["conv_kernel"]:
+            found.append((_recurrent(family, state), times))
+    return found
+
+
 def _groups(
+    family: str,
     given: Mapping[str, Any],
     layer: int,
     kind: str,
     record: AttentionRecord | None,
 ) -> list[Group]:
     """What one layer stores."""
-    state = _state(given, layer, kind)
+    state = _state(family, families()[family], given, layer, kind)
     group = record and group_of(record)
     groups: list[Group] = [group] if group else []
     if "state_heads" in state and (state["beside"] or not record):
-        sizes = {name: _size(given, state, name) for name in STATE}
-        groups.append(Recurrent(layers=1, **sizes))
+        groups.append(_recurrent(family, state))
     return groups
 
 
@@ -149,11 +249,11 @@ def group_of(r: AttentionRecord) -> Group | None:
     return Full(**sizes, index_dim=index)
 
 
-def _state(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
+def _state(
+    family: str, row: Family, given: Mapping[str, Any], layer: int, kind: str
+) -> Fields:
     """What a layer keeps beside keys and values, as the table says it."""
-    family = given["model_type"]
-    entries = families()[family].state
-    if not entries and kind not in SOFTMAX:
+    if not row.state and kind not in SOFTMAX and "stores" not in row.fields:
         raise ValueError(
             message(
                 "{}: what layers of the kind {} store is not known, so the "
@@ -162,8 +262,8 @@ def _state(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
                 kind,
             )
         )
-    read, state = Fields(given, layer=layer), Fields()
-    for name, entry in entries.items():
+    read, state = Fields(given, layer=layer, layer_type=kind), Fields()
+    for name, entry in row.state.items():
         try:
             state[name] = read[name] = value_of(entry, read)
         except UNREADABLE:
@@ -171,8 +271,13 @@ def _state(given: Mapping[str, Any], layer: int, kind: str) -> Fields:
     return Fields() if kind in (state["nothing"] or ()) else state
 
 
-def _size(given: Mapping[str, Any], state: Fields, name: str) -> int:
-    size, least = state[name], 1 if name == "conv_kernel" else 0
+def _recurrent(family: str, state: Fields) -> Recurrent:
+    sizes = {name: _size(family, state, name) for name in STATE}
+    return Recurrent(layers=1, **sizes)
+
+
+def _size(family: str, read: Fields, name: str) -> int:
+    size, least = read[name], 0 if name in ABSENT else 1
     if not isinstance(size, int) or size < least:
-        raise ValueError(f"{given['model_type']}: {name}={size} is no size")
+        raise ValueError(f"{family}: {name}={size} is no size")
     return size

@@ -192,6 +192,19 @@ def read_by(entries: Entries) -> set[str]:
 @cache
 def families() -> dict[str, Family]:
     """Those that are known, by `model_type`."""
+    rows = _rows().items()
+    return {n: row for n, row in rows if "stores" not in row.fields}
+
+
+@cache
+def sized() -> dict[str, Family]:
+    """Those of which it is known what they store, and no more."""
+    rows = _rows().items()
+    return {n: row for n, row in rows if "stores" in row.fields}
+
+
+@cache
+def _rows() -> dict[str, Family]:
     return {
         name: Family(
             fields=_part(name, "fields"),
@@ -208,8 +221,12 @@ def families() -> dict[str, Family]:
 
 @cache
 def _table() -> dict[str, Any]:
-    path = Path(__file__).with_name("families.toml")
-    return tomllib.loads(path.read_text("utf-8"))
+    """All rows. One that gives the code too goes before one of sizes."""
+    rows: dict[str, Any] = {}
+    for name in ("sizes.toml", "families.toml"):
+        path = Path(__file__).with_name(name)
+        rows |= tomllib.loads(path.read_text("utf-8"))
+    return rows
 
 
 @cache
@@ -274,7 +291,7 @@ def _layer(
         raise ValueError(
             f"{family}: layer {layer} is {kind}, no softmax attention"
         )
-    values = Fields(_present(row, given), layer=layer, layer_type=kind)
+    values = Fields(present(row, given), layer=layer, layer_type=kind)
     values["own"] = _own(values, layer)
     values["rope"] = _rope(family, row, given, values)
     shares, is_shared = _sharing(
@@ -295,7 +312,7 @@ def mixers_of(given: Mapping[str, Any]) -> dict[int, MixerRecord]:
     family, row = _family(given)
     found = {}
     for layer, kind in enumerate(kinds_of(given)):
-        values = Fields(_present(row, given), layer=layer, layer_type=kind)
+        values = Fields(present(row, given), layer=layer, layer_type=kind)
         if "kind" in row.mixer:
             values["kind"] = value_of(row.mixer["kind"], values)
         if not values["kind"]:
@@ -436,6 +453,11 @@ def kinds_of(given: Mapping[str, Any]) -> list[str]:
     """What the config calls each of its layers, once its fields are known."""
     family, row = _family(given)
     _check_fields(family, row, given)
+    return kinds_in(family, row, given)
+
+
+def kinds_in(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
+    """The same of a config of this row, with whatever fields it has."""
     try:
         return _kinds(family, row, given)
     except UNREADABLE:
@@ -496,9 +518,23 @@ def _family(given: Mapping[str, Any]) -> tuple[str, Family]:
     return family, families()[family]
 
 
+def left_out(
+    row: Family, given: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Fields that say something and that the row leaves out: those that may
+    change attention, and those that nobody knows."""
+    attention, other = _field_names()
+    known = row.reads | other
+    names = [name for name, value in given.items() if value]
+    names = [name for name in names if name not in known]
+    return (
+        [name for name in names if name in attention],
+        [name for name in names if name not in attention],
+    )
+
+
 def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
     """Refuse fields that may change attention and that the row leaves out."""
-    attention, other = _field_names()
     classes = str(given.get("architectures")).lower()
     if given.get("draft_vocab_size") or any(n in classes for n in DRAFTS):
         raise ValueError(
@@ -508,16 +544,9 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
                 family,
             )
         )
-    reads = row.reads
-    unread: list[str] = []
-    unknown: list[str] = []
-    for name, value in given.items():
-        if not value or name in reads or name in other:
-            continue
-        which = unread if name in attention else unknown
-        which.append(f"{name}={value!r}"[:80])
+    unread, unknown = left_out(row, given)
+    fields = ", ".join(f"{n}={given[n]!r}"[:80] for n in unread + unknown)
     if unread:
-        fields = ", ".join(unread + unknown)
         raise ValueError(
             message("{}: attention does not read {}", family, fields)
         )
@@ -527,7 +556,7 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
                 "{}: unknown fields may change attention, leave out those that "
                 "do not: {}",
                 family,
-                ", ".join(unknown),
+                fields,
             )
         )
 
@@ -549,14 +578,14 @@ def _size(size: Any, family: str, given: Mapping[str, Any]) -> int:
     return size
 
 
-def _present(row: Family, given: Mapping[str, Any]) -> dict[str, Any]:
+def present(row: Family, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say something: given, or what their absence means."""
     return {k: v for k, v in {**row.defaults, **given}.items() if v is not None}
 
 
 def _kinds(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
     """What the config calls its layers."""
-    read = _present(row, given)
+    read = present(row, given)
     blocks = read.get("layers_block_type")
     names = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
     name = next((name for name in names if name in read), names[0])

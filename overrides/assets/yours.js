@@ -186,17 +186,26 @@
     const text = form.elements.config.value, now = tight(text);
     address();
     if (now && now === shown) return;
-    let wrong = "";
+    let wrong = "", memoryOnly = false;
     try {
       show($.plain(answer(text, told, language)));
       [config, model] = [text, null];
     } catch (error) {
       wrong = refused(error, text);
+      try {
+        // Sizes are known of more configs than code.
+        model = { sizes: counted(text) };
+        [config, memoryOnly] = [text, true];
+      } catch {
+        // The last result stays.
+      }
     }
     shown = wrong ? null : now;
     say(form, wrong);
     form.elements.config.ariaInvalid = wrong ? "true" : null;
-    for (const box of results) box.classList.toggle("stale", wrong);
+    for (const box of results) {
+      box.classList.toggle("stale", wrong && !(memoryOnly && box === part("memory")));
+    }
     weigh();
   };
 

@@ -121,7 +121,12 @@ def script() -> str:
     return bundle(
         [COUNT, *(("sitekit.released.told", name) for name in roots)],
         {
-            **of_table(Path(str(record.__file__)).with_name("families.toml")),
+            **of_table(
+                *map(
+                    Path(str(record.__file__)).with_name,
+                    ("sizes.toml", "families.toml"),
+                )
+            ),
             "attnref.released.generate.template": of_templates(
                 {name: source(name) for name in sources()}
             ),

@@ -187,7 +187,7 @@ def _name(name: str) -> str:
     return f"{name}_" if name in RESERVED else name
 
 
-def of_table(path: Path) -> dict[str, str]:
+def of_table(*paths: Path) -> dict[str, str]:
     """What is `given` of families.toml: the table as JSON, with a number for
     each expression, and the expressions as functions of what they read."""
     texts: dict[str, int] = {}
@@ -201,7 +201,8 @@ def of_table(path: Path) -> dict[str, str]:
         }
 
     rows = {}
-    for name, row in tomllib.loads(path.read_text("utf-8")).items():
+    texts_of = (path.read_text("utf-8") for path in paths)
+    for name, row in [r for t in texts_of for r in tomllib.loads(t).items()]:
         kinds = [p for p in ("weights", "state", "mixer") if p in row]
         parts = {part: entries(row[part]) for part in kinds}
         rows[name] = row if name == "_fields" else {**entries(row), **parts}

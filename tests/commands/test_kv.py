@@ -400,20 +400,39 @@ def test_in_chinese_it_says_the_same_numbers(text, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "family, ids",
+    "family, more, ids",
     [
-        ("deepseek_v4", "deepseek-v4-flash, deepseek-v4-pro"),
-        ("minimax_m3_vl", "minimax-m3"),
-        ("llama", ""),
+        ("deepseek_v4", {}, "deepseek-v4-flash, deepseek-v4-pro"),
+        ("minimax_m3_vl", {}, "minimax-m3"),
+        ("llama", {}, ""),
+        ("llama9", {"_name_or_path": "x/Llama-3.1-8B"}, "llama-3.1-8b"),
     ],
 )
 def test_a_config_that_is_refused_leads_to_the_sizes(
-    family, ids, tmp_path, capsys
+    family, more, ids, tmp_path, capsys
 ):
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_type": family}))
+    file.write_text(json.dumps({"model_type": family} | more))
     for language, said in (("en", "; kv --model knows "), ("zh", "里有 ")):
         with pytest.raises(SystemExit):
             kv(f"--config {file} --lang {language}")
         error = capsys.readouterr().err
         assert ids in error and (said in error) is bool(ids)
+
+
+def test_a_config_whose_code_is_refused_has_its_bytes(tmp_path):
+    """What is not known of it, and what is not counted, stands below them."""
+    file, known = tmp_path / "config.json", find_model("deepseek-v4-flash")
+    config = {"model_type": "deepseek_v4", "num_hidden_layers": 43}
+    config |= {"compress_ratios": [0, 0, *[4, 128] * 20, 4], "use_mystery": 1}
+    config |= {"head_dim": 512, "index_head_dim": 128, "sliding_window": 128}
+    file.write_text(json.dumps(config | {"num_attention_heads": 64}))
+    text = kv(f"--config {file} --tokens 128K")
+    assert f"131,072  {kv_bytes(known, 131_072):,}" in text
+    assert "without effect on bytes: use_mystery\n" in text
+    assert "note: the state of the compressor is not counted\n" in text
+    chinese = kv(f"--config {file} --tokens 128K --lang zh")
+    assert "不影响字节数：use_mystery\n" in chinese
+    assert "说明：压缩器的状态未计入\n" in chinese
+    (found,) = json.loads(kv(f"--config {file} --json"))
+    assert found["unread"] == ["use_mystery"]

@@ -292,6 +292,65 @@ FLAGS = {
 }
 
 
+INKLING = {
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 6,
+}
+INDEXED = {
+    "num_key_value_heads": 6,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+# Families of which sizes.toml knows what they store.
+SIZED: dict[str, dict[str, Any]] = {
+    **each("doge falcon_mamba hrm_text jetmoe lara_mini mamba", {}),
+    "bailing_hybrid": {
+        "num_key_value_heads": 6,
+        "n_group": 1,
+        "num_experts_per_tok": 2,
+        "topk_group": 1,
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 3, "rope_theta": 1e4, "clip_qkv": 8.0}
+    },
+    "diffllama": {
+        "hidden_size": 40,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "dory": {
+        "layer_types": MIXED + MIXED,
+        "n_input_layers": 1,
+        "n_recurrent_layers": 2,
+        "n_output_layers": 1,
+    },
+    "gpt_neox_japanese": {"rotary_pct": 1.0},
+    "inkling2_loop_text": INKLING
+    | {
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 3,
+        "n_layers_per_attn_res_block": 1,
+    },
+    **each("inkling_text inkling2_text", INKLING),
+    "mamba2": {
+        "num_heads": 4,
+        "head_dim": 30,
+        "n_groups": 2,
+        "state_size": 6,
+        "expand": 2,
+    },
+    "mistral_large4_text": INDEXED
+    | {
+        "kv_source_layers": [0, 0, 2, 2],
+        "indexer_types": ["full", "full", "full", "shared"],
+        "no_rope_layers": 4 * [1],
+    },
+    "zaya": {"num_experts_per_tok": 1},
+}
+
+
 def config_of(family: str, **more: Any) -> PretrainedConfig:
     """The configuration of a tiny model, of odd sizes."""
     kind = CONFIG_MAPPING[family]
@@ -305,7 +364,7 @@ def config_of(family: str, **more: Any) -> PretrainedConfig:
     partial = "partial_rotary_factor" in str(known.get("rope_parameters"))
     if partial and "head_dim" in given:
         given["head_dim"] = 16
-    given |= OWN.get(family, {})
+    given |= OWN.get(family) or SIZED.get(family, {})
     kinds = known.get("layer_types")
     if kinds and "num_hidden_layers" in known:
         different = [*dict.fromkeys(kinds)]

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from attnref.numbers.kv_memory import kv_bytes, state_bytes
+from attnref.numbers.shapes import Compressed
 from attnref.released.from_config import model_from_config
-from attnref.released.record import families
+from attnref.released.record import families, sized
 from attnref.released.specs import configs, find_model
-from tests.kit.families import FAMILIES, config_of, model_of
+from tests.kit.families import FAMILIES, SIZED, config_of, model_of
 
 UNLIKE = {"granite4_vision_text", "openai-gpt"}  # have no cache to count
 
@@ -20,6 +21,7 @@ def read(config):
 
 # One of each kind is compared in every run, and all in the audit.
 QUICK = {
+    *("deepseek_v4", "dory", "inkling2_loop_text", "mistral_large4_text"),
     "deepseek_v3",
     "gemma3_text",
     "gpt2",
@@ -27,10 +29,13 @@ QUICK = {
     "jamba",
     "llama4_text",
 }
-EACH = [
-    pytest.param(f, marks=() if f in QUICK else pytest.mark.audit)
-    for f in FAMILIES
-]
+EACH, SIZES = (
+    [
+        pytest.param(f, marks=() if f in QUICK else pytest.mark.audit)
+        for f in names
+    ]
+    for names in (FAMILIES, SIZED)
+)
 
 
 # What is off by default, and adds or takes away parameters.
@@ -75,22 +80,37 @@ def test_the_parameters_of_a_family_are_those_of_transformers(family, more):
         assert counted == count
 
 
+def test_each_family_of_sizes_is_compared_and_has_no_other_row():
+    assert {*SIZED} == {*sized()}
+    assert not {*SIZED} & {*FAMILIES}
+
+
+STORED = "keys", "values", "indexer_keys", "idx_keys"
+
+
 @pytest.mark.parametrize(
-    "family", [p for p in EACH if p.values[0] not in UNLIKE]
+    "family", [p for p in EACH if p.values[0] not in UNLIKE] + SIZES
 )
 def test_the_cache_of_every_family_is_that_of_transformers(family):
     config = config_of(family)
     model, tokens = read(config), 5
     out = model_of(config)(torch.randint(3, 41, (3, tokens)), use_cache=True)
     past = out.cache
-    held = 0
-    for layer in past.layers:
-        names = ["keys", "values", "indexer_keys", "idx_keys"]
-        if family == "deepseek_v4":  # whose keys are the values
-            names.remove("values")
-        each = [getattr(layer, name, None) for name in names]
-        each += getattr(layer, "compressed_kv", {}).values()
-        held += sum(t.numel() for t in each if isinstance(t, torch.Tensor))
+    # One vector is key and value: theirs stores it twice, beside a window.
+    compressed = isinstance(model.groups[0], Compressed)
+    held = sum(
+        getattr(layer, name).numel()
+        for layer in past.layers
+        for name in STORED
+        if isinstance(getattr(layer, name, None), torch.Tensor)
+        and not (compressed and name == "values")
+    )
+    held += sum(
+        entries.numel()
+        for layer in past.layers
+        for entries in getattr(layer, "compressed_kv", {}).values()
+        if entries is not None
+    )
     if family == "falcon":  # it stores each head for every query head
         held //= model.groups[0].q_heads // model.groups[0].kv_heads
     if family == "glm5_next_text":  # and whether each token is a pad
@@ -98,6 +118,8 @@ def test_the_cache_of_every_family_is_that_of_transformers(family):
         held -= sum(3 * tokens for each in keys if each is not None)
     kept = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
     assert kept == 2 * held
+    if "not counted" in model.note:
+        return
     states = [kept_states(layer) for layer in past.layers]
     lightning = getattr(past, "linear_cache", [])
     states += [4 * t.numel() for t in lightning if len(t)]
@@ -150,10 +172,76 @@ def test_layers_whose_state_is_not_known_are_refused():
     with pytest.raises(ValueError, match=message):
         model_from_config(config | {"layer_types": 4 * ["linear_attention"]})
     config = config_of("lfm2").to_dict()
-    with pytest.raises(ValueError, match="lfm2: conv_kernel=0 is no size"):
+    with pytest.raises(ValueError, match="lfm2: kernel=0 is no value"):
         model_from_config(config | {"conv_L_cache": 0})
-    with pytest.raises(ValueError, match="lfm2: conv_kernel=None is no size"):
+    with pytest.raises(ValueError, match="lfm2: kernel=None is no value"):
         model_from_config(config | {"conv_L_cache": None})
+
+
+def test_a_field_that_is_not_known_is_refused_if_it_may_change_bytes():
+    """By its name; all such fields are named at once, and others are noted."""
+    config = config_of("llama").to_dict()
+    known, more = model_from_config(config), {"qkv_clip": 3, "use_mystery": 1}
+    more |= {"rope_scaling": {"type": "su", "mystery": 2}}
+    lenient = model_from_config(config | {"rope_parameters": None} | more)
+    assert lenient.unread == ("qkv_clip", "use_mystery")
+    assert lenient.groups == known.groups and lenient.params is None
+    wrong = {"num_kv_shared_layers": 2, "mystery_rank": 7, "use_mystery": 1}
+    said = r"stored: num_kv_shared_layers=2, mystery_rank=7$"
+    with pytest.raises(ValueError, match=said):
+        model_from_config(config | wrong)
+    with pytest.raises(ValueError, match=r"stored: mystery_window=7$"):
+        model_from_config(config_of("dory").to_dict() | {"mystery_window": 7})
+
+
+RELEASED = {  # as it is on the Hub: under the names of the first release
+    "deepseek-v4-flash": {
+        "model_type": "deepseek_v4",
+        "compress_ratios": [0, 0, *[4, 128] * 20, 4],
+        "head_dim": 512,
+        "hidden_size": 4096,
+        "index_head_dim": 128,
+        "index_n_heads": 64,
+        "index_topk": 512,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 43,
+        "o_groups": 8,
+        "o_lora_rank": 1024,
+        "q_lora_rank": 1024,
+        "sliding_window": 128,
+    },
+    "minimax-m3": {
+        "model_type": "minimax_m3_vl",
+        "text_config": {
+            "model_type": "minimax_m3_vl_text",
+            "hidden_size": 6144,
+            "head_dim": 128,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 60,
+            "num_key_value_heads": 4,
+            "sparse_attention_config": {
+                "sparse_attention_freq": [0, 0, 0, *57 * [1]],
+                "sparse_index_dim": 128,
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("id", RELEASED)
+def test_a_released_config_gives_what_the_table_has_of_the_model(id):
+    model, known = model_from_config(RELEASED[id]), find_model(id)
+    assert {*model.groups} == {*known.groups}
+
+
+def test_loops_have_a_cache_for_each_run():
+    """36 layers, of which the 20 in the middle run twice: 56 caches, or 36
+    where only the last run writes."""
+    dory = {"model_type": "dory", "hidden_size": 2560, "head_dim": 256}
+    dory |= {"num_attention_heads": 16, "num_key_value_heads": 4}
+    assert model_from_config(dory).layers == 56
+    last = {"recurrent_kv_cache_mode": "last_loop"}
+    assert model_from_config(dory | last).layers == 36
 
 
 def test_parameters_of_a_file_of_images_too_are_those_of_its_text():

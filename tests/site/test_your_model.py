@@ -13,7 +13,7 @@ from sitekit.drawn import your_model
 from sitekit.released import released as models
 from sitekit.released.told import answer, counted, memory
 from tests.kit import sampled
-from tests.kit.families import FAMILIES, config_of, spoiled
+from tests.kit.families import FAMILIES, SIZED, config_of, spoiled
 from tests.kit.site import opened
 
 WORDS = {
@@ -126,6 +126,20 @@ def test_script_and_python_agree_on_released_models(page):
 def test_they_agree_on_every_family(page, family):
     text = json.dumps(config_of(family).to_dict())
     assert agree(page, [(text, "en")]) == 0
+
+
+def test_they_agree_on_families_of_which_sizes_are_known(page):
+    texts = [json.dumps(config_of(family).to_dict()) for family in SIZED]
+    assert agree(page, [(text, "en") for text in texts]) == len(SIZED)
+    page.fill("textarea", texts[0])
+    problem = page.locator(".yours.entry .problems")
+    expect(problem).to_contain_text("is none of")
+    assert page.locator(".stale").count() == 5, "all but the memory"
+    rows = page.locator(".yours.memory tbody tr")
+    wanted = memory(counted(texts[0]), your_model.use(), WORDS)["rows"]
+    assert rows.first.locator("td").all_inner_texts() == wanted[0][1:]
+    page.fill("textarea", FIRST)
+    expect(page.locator(".stale")).to_have_count(0)
 
 
 @pytest.mark.parametrize(
