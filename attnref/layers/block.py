@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnref.caches.kv_cache import Cache, past_of
+from attnref.caches.past import view_of
 from attnref.core.checks import check_sizes, whole_number
 from attnref.core.masks import padding_mask, padding_mask_from_hf
 
@@ -74,11 +75,13 @@ class Decoder(nn.Module):
 
     `caches` holds one cache per layer. All other arguments of `forward` are
     passed on to each layer: a mask, positions, MLA's form, a context. So layers
-    of self- and of cross-attention do not mix. Caches that differ in length,
-    have no room, or keep too little for their layer are refused before any of
-    them is written to. A layer without an attribute `causal` needs a cache that
-    keeps everything, and one with `d_context` stores its context, once, and no
-    tokens. A layer that `shares` the keys of an earlier one has its cache.
+    of self- and of cross-attention do not mix; attention and recurrent layers
+    do. Caches that differ in length, have no room, or keep too little for their
+    layer are refused before any of them is written to, and so is a mask that a
+    recurrent layer cannot read. A layer without an attribute `causal` needs a
+    cache that keeps everything, and one with `d_context` stores its context,
+    once, and no tokens. A layer that `shares` the keys of an earlier one has
+    its cache.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Decoder(nn.Module):
         **attention: Any,
     ) -> Tensor:
         if caches is not None:
-            self._check(caches, tokens.shape[1], attention.get("context"))
+            self._check(caches, tokens, **attention)
         x = self.embed_tokens(tokens)  # (B, T, E)
         for i, layer in enumerate(self.layers):
             cache = None if caches is None else caches[i]
@@ -112,7 +115,13 @@ class Decoder(nn.Module):
         return logits
 
     def _check(
-        self, caches: Sequence[Cache], new: int, context: Tensor | None
+        self,
+        caches: Sequence[Cache],
+        tokens: Tensor,
+        *,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        **_: Any,
     ) -> None:
         """Runs before the first layer writes, while nothing has changed."""
         if not isinstance(caches, Sequence):
@@ -137,8 +146,10 @@ class Decoder(nn.Module):
         if any(length != lengths[0] for length in lengths):
             raise ValueError(f"caches hold {lengths} tokens: lengths differ")
         for layer, cache in zip(attention, caches, strict=True):
+            if getattr(layer, "needs", "append") == "state":
+                view_of(layer, cache, tokens[..., None], mask=mask).real()
             if not hasattr(layer, "d_context"):
-                cache.check_room(new)
+                cache.check_room(tokens.shape[1])
             elif context is not None and not cache.stored:
                 cache.check_room(context.shape[-2])
 

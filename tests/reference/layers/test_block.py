@@ -18,8 +18,10 @@ from attnref import (
     Decoder,
     GrowingKVCache,
     KVCache,
+    StateCache,
     SwiGLU,
     attention_weights,
+    causal_mask,
     fused,
     greedy,
     padding_mask,
@@ -541,6 +543,28 @@ def test_a_decoder_looks_at_all_caches_before_it_writes_to_one():
     mine[2].append(*small.stored)
     got = model(tokens[:, 4:], caches=mine)
     assert relative_error(got, model(tokens)[:, 4:]) <= 1e-12
+
+
+@torch.no_grad()
+def test_a_mask_that_a_recurrent_layer_cannot_read_changes_no_cache():
+    """Attention stands before it, and would have appended."""
+    layers = [built("gqa"), built("gated_delta"), built("lightning")]
+    blocks = [block(layer) for layer in layers]
+    model = sharp(Decoder(blocks, n_tokens=N, d_model=E))
+    mine, ids = [KVCache(9), StateCache(), StateCache()], prompts(3, 9)
+    valid = torch.ones(3, 9).bool()
+    valid[1, :4] = False
+    parts = [
+        model(ids[:, a:b], caches=mine, mask=padding_mask(valid[:, :b]))
+        for a, b in ((0, 5), (5, 6))
+    ]
+    wide = causal_mask(3, 9)
+    for mask in (wide, padding_mask(valid[:, :8])):
+        with refused("mask has shape", *mine):
+            model(ids[:, 6:], caches=mine, mask=mask)
+    parts.append(model(ids[:, 6:], caches=mine, mask=padding_mask(valid)))
+    want, got = model(ids, mask=padding_mask(valid)), torch.cat(parts, dim=1)
+    assert relative_error(got[valid], want[valid]) <= 1e-12
 
 
 @pairs(READERS)
