@@ -145,8 +145,8 @@ class Decoder(nn.Module):
         lengths = list(map(past_of, caches, rules, needs))
         if any(length != lengths[0] for length in lengths):
             raise ValueError(f"caches hold {lengths} tokens: lengths differ")
-        for layer, cache in zip(attention, caches, strict=True):
-            if getattr(layer, "needs", "append") == "state":
+        for layer, cache, need in zip(attention, caches, needs, strict=True):
+            if need == "state" and hasattr(layer, "causal"):
                 view_of(layer, cache, tokens[..., None], mask=mask).real()
             if not hasattr(layer, "d_context"):
                 cache.check_room(tokens.shape[1])
