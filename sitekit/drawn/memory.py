@@ -252,8 +252,10 @@ def models(
     kinds: dict[str, str],
     words: dict[str, str],
 ) -> str:
-    """All numbers are in the page: its script only sorts and filters."""
-    known, told, names = [*specs.models().values()], Words(words), Words(kinds)
+    """All numbers are in the page, newest first: its script only sorts and
+    filters."""
+    known = [*specs.models().values()][::-1]
+    told, names = Words(words), Words(kinds)
     names.used.update(*map(kinds_of, known))
     names.check("kinds")
     return render(

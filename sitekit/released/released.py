@@ -22,6 +22,7 @@ from torch import Tensor
 from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.shapes import Model
 from attnref.released.configured import ConfiguredAttention
+from attnref.released.from_config import group_of
 from attnref.released.generate import file_of
 from attnref.released.record import (
     AttentionRecord,
@@ -303,7 +304,10 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     found = letters(fields_of(model.config), model.records)
     said = composition(found, words(), language)
     yield f"<figcaption>{said}</figcaption></figure>\n"
-    yield f"## {told('differs')} {{ #differs data-search-exclude }}\n"
+    for kind, n in _kinds_of_layers(model, language).items():
+        which = "of_kind" if n < model.layers else "all_kind"
+        yield f"- {told(which, kind=kind, n=n, all=model.layers)}"
+    yield f"\n## {told('differs')} {{ #differs data-search-exclude }}\n"
     sentences = differs(model.records, words(), language)
     for sentence in sentences:
         yield f"- {sentence}"
@@ -346,6 +350,41 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield ""
     keys = ", ".join(f"`{key}`" for key in fields_of(model.config))
     yield told("fields", keys=keys)
+
+
+def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
+    """What the layers are, with links to what explains it, and how many."""
+    known = words()["layers"]
+
+    def linked(name: str) -> str:
+        told = known.get(name, {})
+        text: str = told.get(language, f"`{name}`")
+        page = told.get("page", "")
+        there = page and (ROOT / f"docs/en/{page}.md").exists()
+        return f"[{text}](../../{page}.md)" if there else text
+
+    def joined(how: str, *parts: str) -> str:
+        text: str = known[how][language]
+        return text.format(*parts)
+
+    mixers = mixers_of(fields_of(model.config))
+    found: dict[str, int] = {}
+    for layer in range(model.layers):
+        r, mixer, said = model.records.get(layer), mixers.get(layer), ""
+        if r:
+            group = group_of(replace(r, shares=None))
+            said = linked(getattr(group, "variant", type(group).__name__))
+            has = {"DSA": r.index_topk, "window": r.window, "chunk": r.chunk}
+            has["shared"] = r.shares is not None
+            for name in [name for name, holds in has.items() if holds]:
+                said += joined("and", linked(name))
+        if mixer and r:
+            said = joined("beside", said, linked(mixer.kind))
+        elif mixer:
+            said = joined("recurrent", linked(mixer.kind))
+        said = said or joined("none")
+        found[said] = found.get(said, 0) + 1
+    return found
 
 
 def notebook(id: str, language: str) -> list[str]:

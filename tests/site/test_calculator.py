@@ -484,6 +484,9 @@ def test_nothing_moves_when_the_script_starts(visit, address, path):
 # --- the table of models -------------------------------------------------
 
 
+NEWEST_FIRST = [*models().values()][::-1]
+
+
 def look_at_the_table(page):
     """It is laid out a frame after it comes near."""
     page.locator(".models .scroll").scroll_into_view_if_needed()
@@ -503,7 +506,7 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
     look_at_the_table(page)
     rows = page.locator(".models tbody tr").all()
     assert len(rows) == len(models())
-    for line, model in zip(rows, models().values(), strict=True):
+    for line, model in zip(rows, NEWEST_FIRST, strict=True):
         cells = line.locator("th, td").all_inner_texts()
         added = growth(model)
         assert cells[0] == model.name
@@ -541,18 +544,18 @@ def test_the_table_is_filtered_by_family_and_by_attention(visit, address):
     page = visit(address + "numbers/memory/")
     look_at_the_table(page)
     page.locator(".models [name=family]").select_option("Gemma")
-    gemma = [m.name for m in models().values() if m.family == "Gemma"]
+    gemma = [m.name for m in NEWEST_FIRST if m.family == "Gemma"]
     assert shown(page) == gemma
     found = page.locator(".models output")
     assert found.inner_text() == f"{len(gemma)} of {len(models())} models"
     page.locator(".models [name=family]").select_option("")
     page.locator(".models [name=kinds]").select_option("MLA")
-    latent = [m.name for m in models().values() if "MLA" in kinds_of(m)]
+    latent = [m.name for m in NEWEST_FIRST if "MLA" in kinds_of(m)]
     assert shown(page) == latent
     page.locator(".models [name=family]").select_option("Kimi")
     assert shown(page) == [
         m.name
-        for m in models().values()
+        for m in NEWEST_FIRST
         if "MLA" in kinds_of(m) and m.family == "Kimi"
     ]
 

@@ -47,6 +47,23 @@ def test_a_page_says_what_its_record_says():
     assert released.losses(MODELS["mixtral-8x7b"].records) == {}
 
 
+def test_a_page_names_each_kind_of_layer_and_leads_to_its_page():
+    for model in MODELS.values():
+        for language in CONFIGS:
+            kinds = released._kinds_of_layers(model, language)
+            assert sum(kinds.values()) == model.layers
+            assert not any("`" in kind for kind in kinds), model.id
+    page = released.markdown("models/released/nemotron-3-nano", "en")
+    gqa = "[grouped-query attention](../../layers/gqa.md)"
+    assert f"\n- 6 of 52 layers: {gqa}.\n" in page
+    assert "\n- 23 of 52 layers: feed-forward layers, which" in page
+    assert re.search(r"\n- 23 of 52 layers: .*Mamba-2.* \(recurrent\)\.", page)
+    page = released.markdown("models/released/gemma-3-27b", "zh")
+    assert "带[滑动窗口](../../caches/windows.md)。\n" in page
+    page = released.markdown("models/released/deepseek-v3.2", "en")
+    assert re.search(r"All 61 .*mla\.md\), with .*sparse attention", page)
+
+
 def test_every_part_that_is_left_out_moves_the_output():
     for model in MODELS.values():
         for part, error in released.losses(model.records).items():
