@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
@@ -54,34 +55,46 @@ def language_of_locale() -> str:
     return "zh" if name.lower().startswith(("zh", "chinese")) else "en"
 
 
-_chinese: dict[str, str] = {}  # of messages, while they are in Chinese
+# Of messages, while they are in Chinese: each thread and task has its own.
+_spoken: ContextVar[Mapping[str, str] | None] = ContextVar(
+    "spoken", default=None
+)
+
+
+def chinese() -> Mapping[str, str]:
+    """The Chinese of messages by their English; empty outside `speaking`."""
+    return _spoken.get() or {}
 
 
 def message(text: str, *values: object) -> str:
     """A message with its values, in the language of `speaking`.
 
+    However many lines the values have, it is one.
+
     Examples:
         >>> message("there is no model {!r}", "gpt")
         "there is no model 'gpt'"
     """
-    return _chinese.get(text, text).format(*values)
+    said = chinese().get(text, text)
+    if not values:  # argparse ends its own with a new line
+        return said.format()
+    return said.format(*values).replace("\r", " ").replace("\n", "\\n")
 
 
 @contextmanager
 def speaking(language: str) -> Iterator[None]:
     """Messages are in English, but in Chinese within `speaking("zh")`, as far
-    as words.txt has them. That is for commands: it is one for all threads."""
-    before = {**_chinese}
-    _chinese.clear()
+    as words.txt has them."""
+    known: dict[str, str] = {}
     if language == "zh":
         text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
         rows = (line.split(" | ") for line in text.splitlines()[1:])
-        _chinese.update((en, zh) for en, zh in rows)
+        known = {en: zh for en, zh in rows}
+    before = _spoken.set(known)
     try:
         yield
     finally:
-        _chinese.clear()
-        _chinese.update(before)
+        _spoken.reset(before)
 
 
 def plain(text: str) -> str:

@@ -29,7 +29,9 @@ def a_time(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(
+            message("{!r} is no number of seconds", text)
+        )
     return seconds
 
 
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace) -> str:
     if options.list or options.explain:
         if options.exercise or options.stub:
             word = "list" if options.list else "explain"
-            raise ValueError(f"--{word} takes no exercise")
+            raise ValueError(message("--{} takes no exercise", word))
         return (
             listed(language)
             if options.list
@@ -140,7 +142,7 @@ def stubbed(name: str, to: str, language: str) -> str:
             new.write(text)
     except FileExistsError:
         raise ValueError(message("{} is there already", path)) from None
-    return f"{path}: {len(text.splitlines())} lines"
+    return message("{}: {} lines", path, len(text.splitlines()))
 
 
 def in_folder(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:

@@ -268,8 +268,13 @@ def plain_form(words: list[str]) -> Path | None:
     stems = (re.sub(r"^plain[/.]|\.py$", "", w) for w in asked)
     found = [plain().get(stem.replace("-", "_")) for stem in stems]
     if len(found) > 1 and any(found):
-        why = "a plain form is copied alone; --full makes one file of several"
-        raise ValueError(f"{asked[[*map(bool, found)].index(True)]}: {why}")
+        raise ValueError(
+            message(
+                "{}: a plain form is copied alone; --full makes one file of "
+                "several",
+                asked[[*map(bool, found)].index(True)],
+            )
+        )
     return found[0] if found else None
 
 
@@ -414,14 +419,20 @@ def _one_meaning_each(
     sources += [(i.local, f"{i.module}.{i.name}") for i in sorted(outside)]
     for name, source in sources:
         if meant.setdefault(name, source) != source:
-            raise ValueError(f"{name} is of {meant[name]} and of {source}")
+            raise ValueError(
+                message("{} is of {} and of {}", name, meant[name], source)
+            )
     for d in definitions:
         here = read(d.module)
         for name in d.uses - {*here.definitions, *here.imports}:
             if name in meant:
                 raise ValueError(
-                    f"{name} is Python's own in attnref.{d.module}, and of "
-                    f"{meant[name]}"
+                    message(
+                        "{} is Python's own in attnref.{}, and of {}",
+                        name,
+                        d.module,
+                        meant[name],
+                    )
                 )
     return meant
 
@@ -551,11 +562,11 @@ def _length(names: list[str]) -> str:
 def run(options: argparse.Namespace) -> str:
     if options.list:
         if options.names:
-            raise ValueError("--list takes no names: it prints all")
+            raise ValueError(message("--list takes no names: it prints all"))
         return listed()
     if options.config:
         if options.names or options.full or options.folder:
-            raise ValueError("--config takes no names: it is one file")
+            raise ValueError(message("--config takes no names: it is one file"))
         from attnref.released.generate import file_of
 
         return _written(options, file_of(options.config))
@@ -563,7 +574,7 @@ def run(options: argparse.Namespace) -> str:
     form = None if full else plain_form(options.names)
     names = [] if form else asked_for(options.names)
     if not names and not form:
-        raise ValueError("pass one or more names; --list prints all")
+        raise ValueError(message("pass one or more names; --list prints all"))
 
     def one() -> str:
         if form:
@@ -583,7 +594,9 @@ def _written(options: argparse.Namespace, text: str) -> str:
         return text.removesuffix("\n")
     top = Path(options.output)
     if options.output.endswith("/") or top.is_dir():
-        raise ValueError(f"{options.output} is a folder; pass it as --folder")
+        raise ValueError(
+            message("{} is a folder; pass it as --folder", options.output)
+        )
     return _stored(options, top, {top: text})
 
 
@@ -594,7 +607,10 @@ def _stored(
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
-    lines = [f"{p}: {len(t.splitlines())} lines" for p, t in texts.items()]
+    lines = [
+        message("{}: {} lines", path, len(text.splitlines()))
+        for path, text in texts.items()
+    ]
     return "\n".join([*lines, *_noted(top, texts)])
 
 
@@ -603,9 +619,11 @@ def _check_room(texts: Iterable[Path], force: bool) -> None:
     for path in texts:
         for place in path.parents:
             if place.exists() and not place.is_dir():
-                raise ValueError(f"{place} is a file, not a folder")
+                raise ValueError(message("{} is a file, not a folder", place))
         if path.exists() and not force:
-            raise ValueError(f"{path} is there already; --force overwrites it")
+            raise ValueError(
+                message("{} is there already; --force overwrites it", path)
+            )
 
 
 def _noted(top: Path, texts: Container[Path]) -> Iterator[str]:
@@ -613,10 +631,12 @@ def _noted(top: Path, texts: Container[Path]) -> Iterator[str]:
     for folder in sorted({m.partition(".")[0] for m in public().values()}):
         for path in sorted((top / folder).glob("*.py")):
             if path not in texts and path.stat().st_size:
-                yield f"{path}: left as it was, and not part of this copy"
+                yield message(
+                    "{}: left as it was, and not part of this copy", path
+                )
     name = top.resolve().stem if top in texts else top.resolve().name
     if not name.isidentifier() or keyword.iskeyword(name):
-        yield f"note: Python cannot import what is called {name!r}"
+        yield message("note: Python cannot import what is called {!r}", name)
 
 
 def add_to(commands: Any) -> None:

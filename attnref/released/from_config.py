@@ -43,6 +43,7 @@ LONGEST = (
     *("model_max_length", "max_sequence_length"),
 )
 STATE = "state_heads", "key_dim", "value_dim", "conv_channels", "conv_kernel"
+UNREAD = "{}: {} cannot be read"
 HEADS = "q_heads", "kv_heads", "head_dim", "v_head_dim"
 STORES: dict[str, tuple[type[Group], tuple[str, ...]]] = {
     "full": (Full, HEADS),
@@ -176,7 +177,7 @@ def _stored(
             try:
                 read[name] = value_of(row.fields[name], read)
             except UNREADABLE:
-                raise ValueError(f"{family}: {name} cannot be read") from None
+                raise ValueError(message(UNREAD, family, name)) from None
         times = _size(family, read, "times") if read["times"] else 1
         if read["stores"]:
             made, needed = STORES[read["stores"]]
@@ -267,7 +268,7 @@ def _state(
         try:
             state[name] = read[name] = value_of(entry, read)
         except UNREADABLE:
-            raise ValueError(f"{family}: {name} cannot be read") from None
+            raise ValueError(message(UNREAD, family, name)) from None
     return Fields() if kind in (state["nothing"] or ()) else state
 
 
@@ -279,5 +280,5 @@ def _recurrent(family: str, state: Fields) -> Recurrent:
 def _size(family: str, read: Fields, name: str) -> int:
     size, least = read[name], 0 if name in ABSENT else 1
     if not isinstance(size, int) or size < least:
-        raise ValueError(f"{family}: {name}={size} is no size")
+        raise ValueError(message("{}: {}={} is no size", family, name, size))
     return size

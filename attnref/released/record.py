@@ -242,6 +242,7 @@ def _part(name: str, part: str) -> dict[str, Any]:
 
 UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
 WRONG = "{}: a field of the config has a value of a wrong type"
+NO_VALUE = "{}: {}={!r} is no value"
 
 
 def attention_of(
@@ -284,12 +285,16 @@ def _layer(
     layer: int,
 ) -> AttentionRecord:
     if not 0 <= layer < len(kinds):
-        raise ValueError(f"{layer=}, but the model has {len(kinds)} layers")
+        raise ValueError(
+            message("layer={}, but the model has {} layers", layer, len(kinds))
+        )
     kind = kinds[layer]
     indexed = kind == INDEXED and "index_topk" not in row.fields
     if kind not in KINDS or indexed:
         raise ValueError(
-            f"{family}: layer {layer} is {kind}, no softmax attention"
+            message(
+                "{}: layer {} is {}, no softmax attention", family, layer, kind
+            )
         )
     values = Fields(present(row, given), layer=layer, layer_type=kind)
     values["own"] = _own(values, layer)
@@ -325,7 +330,7 @@ def mixers_of(given: Mapping[str, Any]) -> dict[int, MixerRecord]:
         for name, value in record.items():
             least = 1 if own[name] is int and name in row.mixer else value
             if not _fits(value, own[name]) or value < least:
-                raise ValueError(f"{family}: {name}={value!r} is no value")
+                raise ValueError(message(NO_VALUE, family, name, value))
         found[layer] = _divided(MixerRecord(**record, family=family))
     return found
 
@@ -333,8 +338,12 @@ def mixers_of(given: Mapping[str, Any]) -> dict[int, MixerRecord]:
 def _divided(r: MixerRecord) -> MixerRecord:
     if r.n_heads and r.n_v_heads % r.n_heads:
         raise ValueError(
-            f"{r.family}: {r.n_heads} heads of keys do not divide "
-            f"{r.n_v_heads} of values"
+            message(
+                "{}: {} heads of keys do not divide {} of values",
+                r.family,
+                r.n_heads,
+                r.n_v_heads,
+            )
         )
     return r
 
@@ -353,7 +362,9 @@ def _sharing(
     if layer < first:
         return None, layer == same[-1]
     if not same:
-        raise ValueError(f"{family}: no layer has keys for layer {layer}")
+        raise ValueError(
+            message("{}: no layer has keys for layer {}", family, layer)
+        )
     return same[-1], False
 
 
@@ -373,7 +384,7 @@ def _value(
     except (*UNREADABLE, ValueError):
         made_of = ", ".join(f"{n}={values[n]!r}" for n in names if n in values)
         raise ValueError(
-            f"{family}: {name} cannot be made of {made_of[:200]}"
+            message("{}: {} cannot be made of {}", family, name, made_of[:200])
         ) from None
     if name in SIZES:
         of = {n: given[n] for n in names if n in given}
@@ -498,7 +509,7 @@ def parsed(text: str) -> Any:
         raise ValueError(message("the file is no JSON: {}", at)) from None
     except (ValueError, RecursionError):
         raise ValueError(
-            "the file has a number or a nesting that is too long"
+            message("the file has a number or a nesting that is too long")
         ) from None
 
 
@@ -592,7 +603,9 @@ def _kinds(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
     size = len(blocks) if blocks else read.get(name)
     count = _size(size, family, {name: size})
     if count > MANY:
-        raise ValueError(f"{family}: {count} layers are more than {MANY}")
+        raise ValueError(
+            message("{}: {} layers are more than {}", family, count, MANY)
+        )
     return [_kind(row, read, layer) for layer in range(count)]
 
 
@@ -609,14 +622,14 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
     if "kind" not in row.fields:
         differ = "layer_type" in names_in(row.fields.get("window"))
         if differ and read.get("sliding_window"):
-            raise ValueError("the config has no layer_types")
+            raise ValueError(message("the config has no layer_types"))
         return "full_attention"
     values = Fields(read, layer=layer)
     for name in ("has_rope", "kind"):
         if name in row.fields:
             values[name] = value_of(row.fields[name], values)
     if values["kind"] is None:
-        raise ValueError("the config has no layer_types")
+        raise ValueError(message("the config has no layer_types"))
     return str(values["kind"])
 
 
@@ -747,11 +760,13 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
     for field in fields(r):
         value = getattr(r, field.name)
         if not _fits(value, field.type):
-            raise ValueError(f"{r.family}: {field.name}={value!r} is no value")
+            raise ValueError(message(NO_VALUE, r.family, field.name, value))
     for name in ("window", "chunk", "softcap", "clip", "rope_theta"):
         size = getattr(r, name)
         if size is not None and size <= 0:
-            raise ValueError(f"{r.family}: {name}={size} is not positive")
+            raise ValueError(
+                message("{}: {}={} is not positive", r.family, name, size)
+            )
     if r.n_heads % r.n_kv_heads:
         raise ValueError(
             message(
@@ -763,20 +778,34 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
         )
     least = min((r.rope_theta or 2.0) - 1, r.rope_low, r.rope_high)
     if r.rope_kind == "yarn" and min(least, r.rope_length) <= 0:
-        raise ValueError(f"{r.family}: YaRN has no logarithm of its sizes")
+        raise ValueError(
+            message("{}: YaRN has no logarithm of its sizes", r.family)
+        )
     factors = {len(r.rope_short), len(r.rope_long)} - {r.rope_width // 2}
     if r.rope_kind == "longrope" and factors:
         raise ValueError(
-            f"{r.family}: RoPE turns {r.rope_width // 2} pairs and has "
-            f"{factors.pop()} factors"
+            message(
+                "{}: RoPE turns {} pairs and has {} factors",
+                r.family,
+                r.rope_width // 2,
+                factors.pop(),
+            )
         )
     if r.rope_theta is not None and r.rope_width % 2:
         raise ValueError(
-            f"{r.family}: RoPE turns {r.rope_width} channels, an odd number"
+            message(
+                "{}: RoPE turns {} channels, an odd number",
+                r.family,
+                r.rope_width,
+            )
         )
     if not 0 <= r.rope_width <= (r.rope_dim or r.head_dim):
         raise ValueError(
-            f"{r.family}: RoPE turns {r.rope_width} channels of "
-            f"{r.rope_dim or r.head_dim}"
+            message(
+                "{}: RoPE turns {} channels of {}",
+                r.family,
+                r.rope_width,
+                r.rope_dim or r.head_dim,
+            )
         )
     return record

@@ -63,14 +63,18 @@ def stored_bytes(config: Mapping[str, Any] | str | PathLike[str]) -> int:
     dtype = given.get("torch_dtype") or given.get("dtype")
     width = WIDTHS.get(str(dtype), 16 if quant else 0)
     if not width:
-        raise ValueError(f"{family}: torch_dtype={dtype!r} is none of weights")
+        raise ValueError(
+            message("{}: torch_dtype={!r} is none of weights", family, dtype)
+        )
     bits = counted[0] * width
     if quant:
         try:
             storage, narrow = _quantised(str(family), quant, *inside)
         except UNREADABLE as error:
             raise ValueError(
-                f"{family}: quantization_config cannot be read: {error}"
+                message(
+                    "{}: quantization_config cannot be read: {}", family, error
+                )
             ) from None
         bits += storage.bits_for(narrow) - narrow * width
     return -(-bits // 8)

@@ -130,6 +130,7 @@ def script() -> str:
             "attnref.released.generate.template": of_templates(
                 {name: source(name) for name in sources()}
             ),
+            "attnref.words.chinese": "()=>$.dict([])",
             "attnref.words.origin": f"()=>{json.dumps(origin())}",
         },
     )

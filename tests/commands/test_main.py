@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from unittest.mock import Mock
@@ -21,7 +22,9 @@ import pytest
 
 import attnref
 from attnref.__main__ import command, main
+from attnref.released.record import sized
 from attnref.released.specs import configs, find_model, models
+from attnref.words import message, speaking
 from sitekit import ROOT
 from tests.kit.pages import PAGES
 
@@ -262,12 +265,63 @@ def test_each_message_that_has_chinese_is_said_somewhere():
     texts = set().union(*map(texts_of, (ROOT / "attnref").rglob("*.py")))
     texts |= texts_of(Path(argparse.__file__))
     texts |= {model.note for model in models().values()}
+    rows = sized().values()
+    texts |= {row.fields.get("note", "").strip("'") for row in rows}
     for line in lines:
         english, chinese = line.split(" | ")
         assert english in texts, line
         assert english.count("{") == chinese.count("{"), line
         assert english.count("%") == chinese.count("%"), line
     assert len({line.split(" | ")[0] for line in lines}) == len(lines)
+
+
+LAYERS = "configured", "expression"  # of code, not of a file
+
+
+def test_each_message_of_a_command_has_chinese():
+    """And each error of what reads a config.json is such a message."""
+    lines = (ROOT / "attnref" / "words.txt").read_text("utf-8").splitlines()[1:]
+    known = {line.split(" | ")[0] for line in lines}
+    rooms = ("released", "commands")
+    paths = [p for r in rooms for p in (ROOT / "attnref" / r).glob("*.py")]
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            first, name = node.args[0], ast.unparse(node.func)
+            if name == "message" and isinstance(first, ast.Constant):
+                assert first.value in known, path
+            if name == "ValueError" and path.stem not in LAYERS:
+                text = isinstance(first, ast.Constant | ast.JoinedStr)
+                assert not text or "{error}" in ast.unparse(first), path
+    assert len(paths) > 10
+
+
+def test_threads_that_overlap_speak_their_own_languages():
+    both, said = threading.Barrier(2, timeout=60), {}
+
+    def speak(language):
+        with speaking(language):
+            both.wait()
+            said[language] = message("there is no exercise {!r}", "gpa")
+            both.wait()
+
+    threads = [threading.Thread(target=speak, args=(x,)) for x in ("zh", "en")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == {"en": "there is no exercise 'gpa'", "zh": "没有练习 'gpa'"}
+
+
+@pytest.mark.parametrize("words", [["copy", "--config"], ["kv", "--config"]])
+def test_a_key_with_a_line_break_is_named_in_one_line(tmp_path, words):
+    path = tmp_path / "config.json"
+    config = {"model_type": "llama", "num_hidden_layers": 1}
+    path.write_text(json.dumps(config | {"kv_\nheads": 2}))
+    done = run(*words, path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert r"kv_\nheads=2" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["copy", "--config"], ["kv", "--config"]])
@@ -285,6 +339,9 @@ def test_what_is_wrong_is_told_in_the_language_of_the_command(capsys):
         ("kv --lang zh --model lama3", "没有模型 'lama3'，是不是 "),
         ("kv --model lama3", "there is no model 'lama3'; did you mean "),
         ("check gpa --lang zh", "没有练习 'gpa'，是不是 gqa？"),
+        ("check --list gqa --lang zh", "--list 不接练习"),
+        ("copy --list gqa --lang zh", "--list 不接名字，它列出全部"),
+        ("copy --lang zh", "要给出一个或多个名字，--list 列出全部"),
     ):
         with pytest.raises(SystemExit):
             main(words.split())
