@@ -16,6 +16,7 @@ class ShortConvolution(nn.Module):
     result. Parameters are named as in Hugging Face checkpoints.
 
     Examples:
+        >>> import torch
         >>> layer = ShortConvolution(d_model=64)
         >>> layer(torch.randn(2, 5, 64)).shape
         torch.Size([2, 5, 64])

@@ -311,42 +311,44 @@ def dsa_cost(
 
 # --8<-- [start:recurrent]
 def _recurrent(
-    *,
-    sizes: dict[str, int],
+    heads: tuple[int, int],
+    widths: tuple[int, int],
     weights: int,
     vectors: int,
+    conv: int,
+    *,
     delta: bool = False,
     block: int = 0,
-    conv: int = 0,
-    batch: int,
-    new: int,
-    past: int,
-    chunk: int,
+    batch: int = 1,
+    new: int = 1,
+    past: int = 0,
+    chunk: int = 64,
 ) -> Cost:
-    """Cost of `chunked` of core/recurrence.py, between these projections.
+    """Cost of `chunked` of core/recurrence.py, between its projections.
 
-    `vectors` are parameters that multiply nothing; `conv` inputs of a
-    convolution are kept. `block` is that of decays by channel, and 0 without.
+    `heads` are those of values and of keys, `widths` those of a key and of a
+    value; `vectors` parameters multiply nothing, and `conv` inputs of a
+    convolution are kept. `block` is that of decays by channel, 0 without.
     """
     _check(batch, new, past)
-    check_sizes(chunk=chunk, **sizes)
-    H, K, D, Dv = sizes.values()
+    (H, K), (D, Dv) = heads, widths
+    check_sizes(heads=H, groups=K, key_dim=D, value_dim=Dv, chunk=chunk)
     if H % K:
         raise ValueError(f"{K} groups of keys do not divide {H} heads")
-    whole, rest = divmod(new, chunk)
     pairs = squares = 0  # of tokens, in one chunk; a single token needs none
+    whole, rest = divmod(new, chunk)
     for count, n in ((whole, chunk), (1, rest)) if new > 1 else ():
         squares += count * n**2
-        blocks = [min(block or n, n - i) for i in range(0, n, block or n or 1)]
-        before = sum(b * i * block for i, b in enumerate(blocks))
-        pairs += count * (before + sum(b * b for b in blocks))
+        step = block or n or 1
+        for start in range(0, n, step):
+            rows = min(step, n - start)
+            pairs += count * rows * (start + rows)
     state = batch * H * D * Dv
-    reads = 3 if delta else 2
     return Cost(
         parameters=weights + vectors,
         projections=2 * batch * new * weights,
-        scores=2 * batch * K * (2 if delta else 1) * pairs * D,
-        values=2 * batch * H * (reads * new * D + squares) * Dv,
+        scores=2 * batch * K * (1 + delta) * pairs * D,
+        values=2 * batch * H * ((2 + delta) * new * D + squares) * Dv,
         cached=state + batch * conv,
         wide=state,
     )
@@ -360,16 +362,14 @@ def gated_delta_cost(
     key_dim: int,
     value_dim: int,
     conv_kernel: int = 4,
-    batch: int = 1,
-    new: int = 1,
-    past: int = 0,
-    chunk: int = 64,
+    **call: int,
 ) -> Cost:
     """Cost of Gated DeltaNet, computed in chunks of `chunk` tokens.
 
-    The convolution counts as a projection, products of keys and queries as
-    scores, and what reads and writes the state as values. Solving the
-    triangular system of a chunk is not counted. `past` changes nothing.
+    `call` are `batch`, `new`, `past` and `chunk`, 64 unless it is given. The
+    convolution counts as a projection, products of keys and queries as scores,
+    and what reads and writes the state as values. Solving the triangular system
+    of a chunk is not counted. `past` changes nothing.
 
     Examples:
         >>> qwen = dict(d_model=2048, n_heads=16, n_v_heads=32)
@@ -379,24 +379,17 @@ def gated_delta_cost(
         (548864, 524288)
     """
     check_sizes(d_model=d_model, conv_kernel=conv_kernel)
-    D, Dv, H = key_dim, value_dim, n_v_heads
-    C, inner = 2 * n_heads * D + H * Dv, H * Dv
-    matrices = d_model * (C + inner + 2 * H) + inner * d_model
+    inner = n_v_heads * value_dim
+    C = 2 * n_heads * key_dim + inner
+    weights = d_model * (C + 2 * inner + 2 * n_v_heads) + C * conv_kernel
     return _recurrent(
-        sizes={
-            "n_v_heads": H,
-            "n_heads": n_heads,
-            "key_dim": D,
-            "value_dim": Dv,
-        },
-        weights=matrices + C * conv_kernel,
-        vectors=2 * H + Dv,
+        (n_v_heads, n_heads),
+        (key_dim, value_dim),
+        weights,
+        2 * n_v_heads + value_dim,
+        C * (conv_kernel - 1),
         delta=True,
-        conv=C * (conv_kernel - 1),
-        batch=batch,
-        new=new,
-        past=past,
-        chunk=chunk,
+        **call,
     )
 
 
@@ -406,11 +399,8 @@ def kda_cost(
     n_heads: int,
     head_dim: int | None = None,
     conv_kernel: int = 4,
-    batch: int = 1,
-    new: int = 1,
-    past: int = 0,
-    chunk: int = 64,
     block: int = 16,
+    **call: int,
 ) -> Cost:
     """Cost of Kimi Delta Attention, counted as that of Gated DeltaNet.
 
@@ -423,19 +413,17 @@ def kda_cost(
     """
     check_sizes(conv_kernel=conv_kernel, block=block)
     H, D = _heads(d_model, n_heads, None, head_dim)
-    C, inner = 3 * H * D, H * D
-    matrices = d_model * (C + inner + H + 2 * D) + 2 * D * inner
+    inner, C = H * D, 3 * H * D
+    weights = d_model * (C + inner + H + 2 * D) + 2 * D * inner
     return _recurrent(
-        sizes={"n_heads": H, "groups": H, "head_dim": D, "value_dim": D},
-        weights=matrices + C * conv_kernel,
-        vectors=inner + H + D,
+        (H, H),
+        (D, D),
+        weights + C * conv_kernel,
+        inner + H + D,
+        C * (conv_kernel - 1),
         delta=True,
         block=block,
-        conv=C * (conv_kernel - 1),
-        batch=batch,
-        new=new,
-        past=past,
-        chunk=chunk,
+        **call,
     )
 
 
@@ -444,55 +432,38 @@ def mamba2_cost(
     d_model: int,
     n_heads: int,
     n_groups: int,
-    value_dim: int,
     key_dim: int,
+    value_dim: int,
     conv_kernel: int = 4,
     bias: bool = False,
     conv_bias: bool = True,
-    batch: int = 1,
-    new: int = 1,
-    past: int = 0,
-    chunk: int = 64,
+    **call: int,
 ) -> Cost:
     """Cost of Mamba-2, counted as that of Gated DeltaNet.
 
     Examples:
         >>> nemotron = dict(d_model=4096, n_heads=128, n_groups=8)
-        >>> step = mamba2_cost(**nemotron, value_dim=64, key_dim=128)
+        >>> step = mamba2_cost(**nemotron, key_dim=128, value_dim=64)
         >>> step.cached, step.wide
         (1079296, 1048576)
     """
     check_sizes(d_model=d_model, conv_kernel=conv_kernel)
-    H, inner = n_heads, n_heads * value_dim
+    inner = n_heads * value_dim
     C = inner + 2 * n_groups * key_dim
-    matrices = d_model * (inner + C + H) + inner * d_model
-    biases = (inner + C + H + d_model if bias else 0) + (C if conv_bias else 0)
+    rows = inner + C + n_heads  # of what the input is projected to
+    biases = (rows + d_model if bias else 0) + (C if conv_bias else 0)
     return _recurrent(
-        sizes={
-            "n_heads": H,
-            "n_groups": n_groups,
-            "key_dim": key_dim,
-            "value_dim": value_dim,
-        },
-        weights=matrices + C * conv_kernel,
-        vectors=3 * H + inner + biases,
-        conv=C * (conv_kernel - 1),
-        batch=batch,
-        new=new,
-        past=past,
-        chunk=chunk,
+        (n_heads, n_groups),
+        (key_dim, value_dim),
+        d_model * (rows + inner) + C * conv_kernel,
+        3 * n_heads + inner + biases,
+        C * (conv_kernel - 1),
+        **call,
     )
 
 
 def lightning_cost(
-    *,
-    d_model: int,
-    n_heads: int,
-    head_dim: int | None = None,
-    batch: int = 1,
-    new: int = 1,
-    past: int = 0,
-    chunk: int = 64,
+    *, d_model: int, n_heads: int, head_dim: int | None = None, **call: int
 ) -> Cost:
     """Cost of lightning attention, counted as that of Gated DeltaNet.
 
@@ -502,15 +473,8 @@ def lightning_cost(
         1048576
     """
     H, D = _heads(d_model, n_heads, None, head_dim)
-    return _recurrent(
-        sizes={"n_heads": H, "groups": H, "head_dim": D, "value_dim": D},
-        weights=5 * d_model * H * D,
-        vectors=H * D,
-        batch=batch,
-        new=new,
-        past=past,
-        chunk=chunk,
-    )
+    weights = 5 * d_model * H * D
+    return _recurrent((H, H), (D, D), weights, H * D, 0, **call)
 
 
 def short_conv_cost(

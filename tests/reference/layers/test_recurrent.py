@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache
 
 from attnref import Causal, Documents, StateCache, Window, padding_mask
 from attnref.layers.gated_delta import GatedDeltaNet
@@ -35,43 +34,38 @@ from tests.kit.layers import (
 )
 
 
-def keeps(channels: int, kernel: int = 4, heads: int = H, **widths: int):
+def keeps(channels: int, kernel: int, heads: int = H, value_dim: int = D):
     """What a layer needs of the past, in words of shapes.py."""
-    widths = {"key_dim": D, "value_dim": D} | widths
     return Recurrent(
         layers=1,
         state_heads=heads,
+        key_dim=D,
+        value_dim=value_dim,
         conv_channels=channels,
         conv_kernel=kernel,
-        **widths,
     )
 
 
+HEADS = {"d_model": E, "n_heads": H}
 LAST = {"layer_idx": 2, "n_layers": 5}
 VARIANTS = {
     "gated_delta": Variant(
         GatedDeltaNet,
-        {
-            "d_model": E,
-            "n_heads": K,
-            "n_v_heads": H,
-            "key_dim": D,
-            "value_dim": DV,
-        },
+        {**HEADS, "n_heads": K, "n_v_heads": H, "key_dim": D, "value_dim": DV},
         cost.gated_delta_cost,
-        keeps(2 * K * D + H * DV, value_dim=DV),
+        keeps(2 * K * D + H * DV, 4, value_dim=DV),
         page=False,
     ),
     "kda": Variant(
         KimiDeltaAttention,
-        {"d_model": E, "n_heads": H, "head_dim": D},
+        {**HEADS, "head_dim": D},
         cost.kda_cost,
-        keeps(3 * H * D),
+        keeps(3 * H * D, 4),
         page=False,
     ),
     "lightning": Variant(
         LightningAttention,
-        {"d_model": E, "n_heads": H, "head_dim": D},
+        {**HEADS, "head_dim": D},
         cost.lightning_cost,
         keeps(0, 1),
         options=({}, LAST),
@@ -79,15 +73,9 @@ VARIANTS = {
     ),
     "mamba2": Variant(
         Mamba2,
-        {
-            "d_model": E,
-            "n_heads": H,
-            "n_groups": K,
-            "key_dim": D,
-            "value_dim": E,
-        },
+        {**HEADS, "n_groups": K, "key_dim": D, "value_dim": E},
         cost.mamba2_cost,
-        keeps(H * E + 2 * K * D, value_dim=E),
+        keeps(H * E + 2 * K * D, 4, value_dim=E),
         options=({}, {"bias": True, "conv_bias": False}),
         page=False,
     ),
@@ -131,6 +119,8 @@ class Kind(NamedTuple):
 
     def theirs(self) -> tuple[nn.Module, Callable[..., Any]]:
         """Their layer, and how a cache for it is made."""
+        from transformers import DynamicCache
+
         home = f"transformers.models.{self.model}"
         told = {"hidden_size": E, "num_hidden_layers": 1} | self.config
         layer, config = self.names
@@ -357,6 +347,18 @@ def test_in_bfloat16_it_is_near_and_its_state_is_not_rounded(name):
     assert outs[1].dtype == torch.bfloat16
     assert state is None or state.dtype == torch.float32
     assert 0 < relative_error(outs[1], outs[0]) <= 0.03
+
+
+@torch.no_grad()
+def test_the_step_of_mamba2_is_bounded_as_in_a_whole_pass_of_transformers():
+    limits = {"time_step_limit": (0.5, 1.0)}
+    kind = KINDS["mamba2"]
+    oracle, _ = kind._replace(config=kind.config | limits).theirs()
+    layer = Mamba2(**VARIANTS["mamba2"].sizes, step_limits=(0.5, 1.0))
+    layer.load_state_dict(oracle.state_dict())
+    x, cache = tokens(B, LONG, E).float(), StateCache()
+    got = torch.cat([layer(t, cache=cache) for t in x.split(1, dim=1)], dim=1)
+    assert relative_error(got, oracle(x)) <= kind.bound
 
 
 @torch.no_grad()
