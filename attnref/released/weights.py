@@ -69,6 +69,9 @@ def attention_params(r: AttentionRecord) -> int:
     if r.shares is not None:
         k = v = 0
     n = out * d + r.o_bias * d + r.with_sinks * heads + r.sub_norm * out
+    if r.gate in ("per channel", "per head"):
+        n += d * (out if r.gate == "per channel" else heads)
+        n += r.gate_bias * heads
     if r.kv_rank:
         nope = r.head_dim - r.rope_dim
         down = r.kv_rank + r.rope_dim + (r.q_rank or 0)
@@ -83,9 +86,6 @@ def attention_params(r: AttentionRecord) -> int:
     n += _index_params(r)
     made = q * (2 if r.gate == "in q_proj" else 1) + k + v
     n += (d + r.qkv_bias) * made
-    if r.gate in ("per channel", "per head"):
-        n += d * (out if r.gate == "per channel" else heads)
-        n += r.gate_bias * heads
     if r.norm and r.norm_weight:
         if r.norm in ("RMS of a head", "LayerNorm"):
             one = r.head_dim * (2 if r.norm == "LayerNorm" else 1)

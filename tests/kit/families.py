@@ -86,6 +86,9 @@ OWN: dict[str, dict[str, Any]] = {
     "kimi_linear": MLA
     | {"linear_num_heads": 2, "linear_head_dim": 8}
     | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "bailing_hybrid": MLA
+    | {"num_expert_group": 1, "num_experts": 4, "num_experts_per_token": 2}
+    | {"layer_types": 2 * ["linear_attention", "full_attention"]},
     "deepseek_v2": MLA | {"num_experts_per_tok": 2},
     **each("deepseek_v32 glm_moe_dsa", DSA),
     "axk2": DSA | {"n_group": 1, "topk_group": 1},
@@ -305,13 +308,7 @@ INDEXED = {
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 # Families of which sizes.toml knows what they store.
 SIZED: dict[str, dict[str, Any]] = {
-    **each("doge falcon_mamba hrm_text jetmoe lara_mini mamba", {}),
-    "bailing_hybrid": {
-        "num_key_value_heads": 6,
-        "n_group": 1,
-        "num_experts_per_tok": 2,
-        "topk_group": 1,
-    },
+    **each("doge falcon_mamba hrm_text jetmoe mamba", {}),
     "dbrx": {
         "attn_config": {"kv_n_heads": 3, "rope_theta": 1e4, "clip_qkv": 8.0}
     },
@@ -414,7 +411,10 @@ class Seen(NamedTuple):
     layer: int
     module: nn.Module
     calls: list[tuple[Tensor, Tensor]]  # x, and the output of o_proj
-    recurrent: bool = False
+
+    @property
+    def recurrent(self) -> bool:
+        return re.search(RECURRENT, type(self.module).__name__) is not None
 
 
 def seen(
@@ -431,15 +431,16 @@ def seen(
     last = families()[family].names.get("o_proj", "o_proj")
     layers, hooks = [], []
     for name, module in model.named_modules():
-        recurrent = re.search(RECURRENT, type(module).__name__) is not None
-        projections = {*module._modules} & PROJECTIONS
-        if not recurrent and (last not in module._modules or not projections):
-            continue
+        layer = next((int(p) for p in name.split(".") if p.isdigit()), 0)
         if re.search(OTHERS, type(module).__name__):
             continue
-        layer = next(int(part) for part in name.split(".") if part.isdigit())
         calls: list[tuple[Tensor, Tensor]] = []
-        layers.append(Seen(layer, module, calls, recurrent))
+        found = Seen(layer, module, calls)
+        projections = {*module._modules} & PROJECTIONS
+        attends = last in module._modules and projections
+        if not found.recurrent and not attends:
+            continue
+        layers.append(found)
 
         def given(module, args, named, calls=calls):
             calls.append((args[0] if args else named["hidden_states"], None))
@@ -449,7 +450,7 @@ def seen(
             calls[-1] = calls[-1][0].clone(), out.clone()
 
         hooks.append(module.register_forward_pre_hook(given, with_kwargs=True))
-        gives = module if recurrent else module._modules[last]
+        gives = module if found.recurrent else module._modules[last]
         hooks.append(gives.register_forward_hook(gave))
     tokens = torch.randint(3, 41, (rows, sum(chunks)))
     takes = inspect.signature(model.forward).parameters

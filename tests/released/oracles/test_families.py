@@ -79,7 +79,7 @@ def ours_for(config, found):
 
     As large models are loaded: no memory is taken before the weights come."""
     space = module_of(config)
-    for layer, module, *_ in found:
+    for layer, module, _ in found:
         with torch.device("meta"):
             alone = space["mixer"](layer).eval()
         alone.load_state_dict(dict(module.named_parameters()), assign=True)
@@ -102,7 +102,7 @@ def both(config, found):
             for (x, y), (_, z) in zip(state.calls, attends.calls, strict=True)
         ]
         parts = {"self_attn": attends.module, "mamba": state.module}
-        pairs.append(Seen(state.layer, nn.ModuleDict(parts), calls, True))
+        pairs.append(Seen(state.layer, nn.ModuleDict(parts), calls))
     return pairs
 
 
@@ -150,14 +150,14 @@ def compare(family, more):
         for step, T in enumerate(chunks):
             end = start + T
             real = valid[:, start:end]
-            for n, ((layer, alone), (_, _, calls, recurrent)) in enumerate(
+            for n, ((layer, alone), one) in enumerate(
                 zip(ours, found, strict=True)
             ):
-                r = None if recurrent else records[layer]
+                r = None if one.recurrent else records[layer]
                 key = n if r is None or r.shares is None else r.shares
                 if key not in caches:
                     caches[key] = alone.cache(LENGTH)
-                x, wanted = calls[step]
+                x, wanted = one.calls[step]
                 how = {"valid": valid[:, :end]}
                 if r and r.index_topk and not r.index_own:
                     how["chosen"] = chosen
@@ -211,9 +211,10 @@ def test_positions_are_exact_in_bfloat16(family, more):
     chunks = (FAR, 1, 2)
     found = seen(model, family, (sum(chunks),), None, 1) if layers else []
     space = module_of(given)
-    for layer, module, [(x, wanted)] in found:
-        if layer not in layers.values():
+    for one in found:
+        if one.recurrent or one.layer not in layers.values():
             continue
+        layer, module, [(x, wanted)] = one
         x, alone = x.bfloat16(), space["Attention"](layer).to(torch.bfloat16)
         ours = attention_from_config(given, layer).to(torch.bfloat16)
         for made in (alone, ours):
@@ -252,8 +253,7 @@ def test_a_state_passes_chunks_and_is_not_changed_by_any_pad(kind):
     for weight in model.parameters():
         weight.data = weight.data.bfloat16().float()
     found = seen(model, STATES[kind], (T,), None)
-    (_, module, [(x, wanted)], _), *_ = (a for a in found if a.recurrent)
-    layer = next(a.layer for a in found if a.recurrent)
+    layer, module, [(x, wanted)] = next(a for a in found if a.recurrent)
     order = torch.stack([torch.randperm(S) for _ in range(ROWS)])
     order[0] = torch.arange(S).flip(0)  # all pads on the left
     valid = order < T
