@@ -124,6 +124,7 @@ class MixerRecord:
     o_bias: bool = False
     conv_bias: bool = False
     eps: float = 1e-6
+    gate: str = "silu"
     gated_norm: str = ""  # "gate, norm", "norm, gate", or no norm
     beta_factor: float = 1.0
     bound: float = 0.0  # of the logarithm of a decay

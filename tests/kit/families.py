@@ -140,7 +140,8 @@ OWN: dict[str, dict[str, Any]] = {
     "glm5_next_text": DSA
     | {"index_topk": 6, "index_kpool": 3, "qk_rope_head_dim": 0}
     | {"index_n_heads": 11}  # with fewer, scores of 0 are a tie
-    | {"linear_num_heads": 2, "linear_head_dim": 8, "hc_mult": 2},
+    | {"linear_num_heads": 2, "linear_head_dim": 8, "hc_mult": 2}
+    | {"linear_lower_bound": -0.7},
     "minimax_m3_vl_text": {
         "index_n_heads": 3,
         "index_head_dim": 12,
@@ -151,6 +152,7 @@ OWN: dict[str, dict[str, Any]] = {
         "layer_types": 2 * ["full_attention", "minimax_m3_sparse"],
     },
     "qwen4_exp_text": {
+        "output_gate_type": "sigmoid",
         "indexer_n_heads": 11,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 14,
@@ -426,7 +428,7 @@ def seen(
 ) -> list[Seen]:
     """What the attention of each layer was given and gave, chunk by chunk; and
     what keeps a state."""
-    if family in ANCHORED and valid is not None:
+    if family in ALONE and valid is not None:
         return seen_alone(model, family, chunks, valid)
     last = families()[family].names.get("o_proj", "o_proj")
     layers, hooks = [], []
@@ -498,9 +500,12 @@ def seen_alone(
 
 
 # Whose blocks of tokens start at the first pad, in transformers.
-ANCHORED = "deepseek_v4", "minimax_m3_vl_text"
-OTHERS = "Vision|Audio|Glm5NextTextLinear|Qwen4ExpTextGatedDelta"
-RECURRENT = r"V4Attention|Delta|\wMixer$|MambaLayer$|Lightning|ShortConv"
+ALONE = "deepseek_v4", "minimax_m3_vl_text"
+OTHERS = "Vision|Audio"
+RECURRENT = (
+    r"kV4Attention|TextLinearAttention|Delta|\wMixer$|MambaLayer$|Lightning"
+    "|ShortConv"
+)
 PROJECTIONS = {
     *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),
     *("Wqkv", "Wq", "q_gate_proj"),
