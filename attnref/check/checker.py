@@ -712,7 +712,7 @@ def rungs(probes: Sequence[Probe]) -> Iterator[tuple[str, Probe]]:
         inputs = i | {n: x for n, x in new.items() if n in i}
         return stage, Probe("same", inputs, drive)
 
-    if {"sinks", "bias"} & {*i}:  # other weights
+    if {"sinks", "bias", "w_qkv"} & {*i}:  # other weights
         return
     if "q" in i:
         q, k, v = i["q"], i["k"], i["v"]

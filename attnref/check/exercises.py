@@ -1122,6 +1122,70 @@ def mla_probes(*, absorbed: bool) -> list[Probe]:
     return add
 
 
+def of_pads(f: Solution, i: Inputs) -> Iterator[Tensor]:
+    """Of each row in two calls, what its real tokens get."""
+    kept, outs = None, list[Tensor]()
+    for part in (slice(0, 5), slice(5, None)):
+        now = {"x": i["x"][:, part], "valid": i["valid"][:, part]}
+        out, kept = f.two(**i | now | {"cache": kept})
+        outs.append(out)
+    for out, valid in zip(torch.cat(outs, dim=1), i["valid"], strict=True):
+        yield out[valid]
+
+
+def beside_rows_alone(f: Solution, i: Inputs) -> Outputs:
+    """Rows with pads, and then the same without."""
+    rows = zip(i["x"], i["valid"], strict=True)
+    every = {name: i[name] for name in i if name != "valid"}
+    alone = (f.two(**every | {"x": x[real][None]})[0][0] for x, real in rows)
+    return *of_pads(f, i), *alone
+
+
+def gated_delta_probes() -> list[Probe]:
+    draw, add = Draw(17), Probes(once)
+
+    def inputs(B: int, T: int, *sizes: int, most: int = 3) -> Inputs:
+        """Of E, key heads, value heads and the widths of both."""
+        E, K, H, D, Dv = sizes or (6, 2, 4, 3, 5)
+        C = 2 * K * D + H * Dv
+        made = {"x": draw(B, T, E), "w_qkv": draw(C, E, most=most)}
+        made |= {"w_z": draw(H * Dv, E, most=most), "w_b": draw(H, E, most=2)}
+        made |= {"w_a": draw(H, E, most=1), "w_conv": draw(C, 4, most=most)}
+        made |= {"A_log": draw(H, most=4) - 2, "dt_bias": draw(H, most=4)}
+        made |= {"w_norm": draw(Dv) + 2.5, "w_o": draw(E, H * Dv, most=most)}
+        return made | {"n_heads": K}
+
+    small = 2, 1, 1, 1, 2
+    add("same", inputs(1, 1, *small), inputs(1, 2, *small))
+    equal, some = inputs(3, 3, 4, 3, 3, 3, 3), inputs(3, 5)
+    add("same", equal | {"cache": None}, some)
+    add("same", finer(some), by=in_chunks(1, 1, 1, 1, 1))
+    add("same", some | {"x": some["x"] / 1024})  # of the size of eps
+    add("same", inputs(2, 70), by=in_chunks(64, 1, 5))
+    add.on("chunks", some, decoder)
+    add.on("future", some, of(once, "x"))
+    add.on("rows", some, of(in_chunks(4, 1), "x"))
+    add.on("apart", some, decoder)
+    long = inputs(3, 9)
+    at, row = torch.arange(9), torch.arange(3)[:, None]
+    for valid in (at > row, (at < 3) | (at > 3 + row), at < 9 - row):
+        padded = long | {"valid": valid}
+        add("same", padded, by=lambda f, i: tuple(of_pads(f, i)))
+        add("pads", padded, by=beside_rows_alone)
+
+    def fixed(f: Solution, i: Inputs) -> Outputs:
+        """Between 5 and 64 tokens, a state does not grow."""
+        _, kept = f.two(**i | {"x": i["x"][:, :5]})
+        before = sum(t.numel() for t in stored(kept).values())
+        _, kept = f.two(**i | {"x": i["x"][:, 5:], "cache": kept})
+        after = sum(t.numel() for t in stored(kept).values())
+        return limited((after - before) / 59, 0)
+
+    add("small", inputs(1, 64), by=fixed)
+    add.dtypes(inputs(3, 5, most=2), by=in_chunks(4, 1))
+    return add
+
+
 def stored(kept: object) -> dict[int, Tensor]:
     """The floats that a cache holds, wherever it holds them."""
     found: dict[int, Tensor] = {}
@@ -1301,6 +1365,7 @@ PROBES: dict[str, Callable[[], list[Probe]]] = {
     "order": order_probes,
     "scaling": scaling_probes,
     "ring": ring_probes,
+    "gated_delta": gated_delta_probes,
 }
 EXERCISES = {
     name: Exercise(tuple(FORMS[name]), drawn) for name, drawn in PROBES.items()

@@ -293,6 +293,31 @@ def _mla(p: Plain, through: str, *, absorbed: bool) -> object:
     return mla
 
 
+def _gated_delta(p: Plain) -> object:
+    """In at least float32, as its state is."""
+
+    def gated_delta(
+        *given: Any, valid: Tensor | None = None, cache: Any = None
+    ) -> tuple[Any, Any]:
+        *tensors, K = given
+        wide = torch.promote_types(given[0].dtype, torch.float32)
+        x, qkv, z, b, a, conv, A_log, dt_bias, norm, o = (
+            each.to(wide) for each in tensors
+        )
+        H, Dv = len(A_log), len(norm)
+        sizes = K, H, (len(qkv) - H * Dv) // (2 * K), Dv, conv.shape[1]
+        layer = _made(p.gated_delta.GatedDeltaNet, x.shape[2], *sizes)
+        layer._parameters.update(A_log=A_log, dt_bias=dt_bias)
+        weights = {"in_proj_qkv": qkv, "in_proj_z": z, "in_proj_b": b}
+        weights |= {"in_proj_a": a, "conv1d": conv[:, None], "norm": norm}
+        weights["out_proj"] = o
+        cache = p.gated_delta.State() if cache is None else cache
+        out = _called(layer, weights, x, cache, valid)
+        return out.to(given[0].dtype), cache
+
+    return gated_delta
+
+
 def _flash(flash: Callable[..., Any]) -> object:
     def tiled(
         *given: Any, mask: Any = None, tile: tuple[int, int] = (2, 4)
@@ -416,4 +441,5 @@ FORMS: dict[str, list[Form]] = {
     "order": [_form(_order, "plain.order", "plain.rope")],
     "scaling": [_form(lambda p: p.scaling, "plain.scaling")],
     "ring": [_form(lambda p: p.ring, "plain.ring")],
+    "gated_delta": [_form(_gated_delta, "plain.gated_delta")],
 }

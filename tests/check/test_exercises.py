@@ -168,6 +168,9 @@ CAPPED = "        scores = softcap * torch.tanh(scores / softcap)\n"
 NORMED_Q = "    q = rope(normed(q, q_weight), positions)\n"
 FREE = "    return torch.stack([each / factor for each in f])\n"
 SLOTS = "        self.W, self.all, self.length = W, None, 0\n"
+MISSING = "        missing = v.view(B, H, Dv) - "
+MISSING += 'einsum("bhvd,bhd->bhv", faded, k)\n'
+UNREAD = "        missing = v.view(B, H, Dv)\n"
 TINY = HIDES, "        scores = scores - 1e-9 * ~mask\n"
 NAMED = {
     "online_softmax": ("online-sum-not-rescaled", (RISES, "")),
@@ -199,6 +202,7 @@ NAMED = {
         (NORMED_Q, "    k_weight = q_weight\n" + NORMED_Q),
     ),
     "scaling": ("linear-factor-multiplies", (FREE, FREE.replace("/", "*"))),
+    "gated_delta": ("delta-without-the-correction", (MISSING, UNREAD)),
     "ring": ("ring-one-slot-short", (SLOTS, SLOTS.replace("= W", "= W - 1"))),
 }
 

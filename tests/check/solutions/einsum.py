@@ -418,3 +418,45 @@ class RingKVCache:
 def sees(i, j, W):
     back = i.unsqueeze(1) - j
     return (back >= 0) & (back < W) & (j >= 0)
+
+
+def gated_delta(
+    x, w_qkv, w_z, w_b, w_a, w_conv, A_log, dt_bias, w_norm, w_o, n_heads,
+    valid=None, cache=None,
+):  # fmt: skip
+    """Token by token; a pad leaves the last inputs and the state unchanged."""
+    B, T, dtype = *x.shape[:2], x.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    every = x, w_qkv, w_z, w_b, w_a, w_conv, A_log, dt_bias, w_norm, w_o
+    x, w_qkv, w_z, w_b, w_a, w_conv, A_log, dt_bias, w_norm, w_o = (
+        each.to(wide) for each in every
+    )
+    H, Dv, C = len(A_log), len(w_norm), len(w_qkv)
+    D = (C - H * Dv) // (2 * n_heads)
+    last, state = cache or (x.new_zeros(B, C, 3), x.new_zeros(B, H, Dv, D))
+    reads, outs = torch.arange(H) // (H // n_heads), []
+    for t in range(T):
+        real = torch.ones(B) > 0 if valid is None else valid[:, t]
+        token = x[:, t].where(real.view(B, 1), 0)
+        new = einsum("be,ce->bc", token, w_qkv)
+        seen = torch.cat((last, new.unsqueeze(2)), dim=2)
+        mixed = silu(einsum("bcw,cw->bc", seen, w_conv))
+        q, k, v = mixed.split((n_heads * D, n_heads * D, H * Dv), dim=1)
+        q, k = (y.view(B, n_heads, D)[:, reads] for y in (q, k))
+        q, k = (y / (y.square().sum(2, True) + 1e-6).sqrt() for y in (q, k))
+        beta = torch.sigmoid(einsum("be,he->bh", token, w_b))
+        step = (einsum("be,he->bh", token, w_a) + dt_bias).exp().log1p()
+        faded = einsum("bhvd,bh->bhvd", state, torch.exp(-A_log.exp() * step))
+        missing = v.view(B, H, Dv) - einsum("bhvd,bhd->bhv", faded, k)
+        written = einsum("bh,bhv,bhd->bhvd", beta, missing, k)
+        state = (faded + written).where(real.view(B, 1, 1, 1), state)
+        last = seen[:, :, 1:].where(real.view(B, 1, 1), last)
+        o = einsum("bhvd,bhd->bhv", state, q) / D**0.5
+        o = o / (o.square().mean(2, True) + 1e-6).sqrt() * w_norm
+        gate = silu(einsum("be,he->bh", token, w_z))
+        outs.append(einsum("bh,eh->be", o.flatten(1) * gate, w_o))
+    return torch.stack(outs, dim=1).to(dtype), (last, state)
+
+
+def silu(x):
+    return x * torch.sigmoid(x)
