@@ -16,6 +16,7 @@ from html import escape
 from typing import Any, NamedTuple
 from urllib.parse import urljoin
 
+import attnref
 from attnref.commands import copy
 from attnref.words import version
 from sitekit import adapter
@@ -242,6 +243,8 @@ def _imported(program: str) -> tuple[set[str], dict[str, list[str]]]:
     the names that `attnref` itself has to give."""
     packages: set[str] = set()
     modules: dict[str, list[str]] = {}
+    tools = {n: home for home, names in attnref._TOOLS.items() for n in names}
+    homes = copy.public() | tools  # with the files that these read
     for node in ast.walk(ast.parse(program)):
         asked: dict[str, list[str]] = {}
         if isinstance(node, ast.Import):
@@ -257,7 +260,7 @@ def _imported(program: str) -> tuple[set[str], dict[str, list[str]]]:
                     file = f"{inner}.{name}" if folder else inner
                     modules.setdefault(file, [])
             for name in names if module == "attnref" else []:
-                modules.setdefault(copy.public()[name], []).append(name)
+                modules.setdefault(homes[name], []).append(name)
     return packages, modules
 
 
@@ -277,7 +280,7 @@ def _files(modules: dict[str, list[str]]) -> dict[str, str]:
         files[source] = text
         path = copy.path_of(module)
         for data in path.parent.iterdir():
-            if data.suffix in (".json", ".toml", ".txt") and (
+            if data.suffix in (".json", ".toml", ".txt", ".jinja") and (
                 data.name in text or data.stem == path.stem
             ):
                 place = f"{posixpath.dirname(source)}/{data.name}"
