@@ -19,6 +19,12 @@ def units(x: Tensor) -> Tensor:
 # --8<-- [end:units]
 
 
+def _plus_product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """`x + a @ b`, without storing the product: a step of decoding needs it."""
+    three = (t.flatten(0, -3) for t in (x, a, b))
+    return torch.baddbmm(*three).view(x.shape)
+
+
 # --8<-- [start:scan]
 def scan(
     q: Tensor,
@@ -59,7 +65,7 @@ def scan(
         state, u = kept * state, v[:, :, now]
         if beta is not None:
             u = beta[:, :, now, None] * (u - k[:, :, now] @ state)
-        state = state + k[:, :, now].mT @ u  # (B, H, D, Dv)
+        state = _plus_product(state, k[:, :, now].mT, u)  # (B, H, D, Dv)
         outs.append(q[:, :, now] @ state)  # after the write
     return torch.cat(outs, dim=2) if outs else v, state
 
@@ -107,8 +113,8 @@ def quadratic(
             upper=False,
             unitriangular=True,
         )
-    out = (past * q) @ state + products[0] @ u
-    state = kept * state + (left * k).mT @ u
+    out = _plus_product((past * q) @ state, products[0], u)
+    state = _plus_product(kept * state, (left * k).mT, u)
     return out.reshape(shape), state.flatten(1, 2)
 
 
