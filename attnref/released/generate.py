@@ -115,7 +115,7 @@ def file_from(
     at = names.pop("at", "model.layers.{}.self_attn")
     where = names.pop("mixer", at)
     first, other = min(records, default=MANY), min(mixers, default=MANY)
-    others = f"  # attention: {at.format(first)}" if where != at else ""
+    others = f"  # attention: {at.split('}.')[1]}" if where != at else ""
     text = rendered(
         records,
         first=min(first, other),
@@ -123,19 +123,19 @@ def file_from(
         family=given["model_type"],
         others=others if other < first else "",
         mixed=bool(mixers),
-        picked=any(x.beside or x.n_layers for x in mixers.values()),
+        picked=any(x.together or x.n_layers for x in mixers.values()),
         ramp=any(x.rope_kind == "yarn" for x in mixers.values()),
         remarks=_remarks(given),
     )
     for ours, theirs in names.items():
         text = re.sub(rf"\b{ours}\b", theirs, text)
     if not mixers:
-        return f"{text}\n\nmixer = Attention  # of every layer\n"
+        return f"{text}\n\nmixer = Attention  # for every layer\n"
     kinds = ["None"] * len(kinds_of(given))
     for layer in records:
         kinds[layer] = "Attention"
     for layer, each in mixers.items():
-        kinds[layer] = "Both" if each.beside else each.kind
+        kinds[layer] = "Both" if each.together else each.kind
     for kind in {x.kind: True for x in mixers.values()}:
         own = {n: x for n, x in mixers.items() if x.kind == kind}
         r, t, on = _fields([*{x: True for x in own.values()}])

@@ -29,6 +29,7 @@ class AttentionRecord:
     n_kv_heads: int
     head_dim: int
     v_head_dim: int
+    d_out: int = 0  # unless d_model
     # projections
     qkv_bias: bool = False
     o_bias: bool = False
@@ -132,7 +133,7 @@ class MixerRecord:
     dt_max: float = 0.0  # or none
     in_factor: float = 1.0
     factors: tuple[float, ...] = ()
-    beside: bool = False  # attention, in the same layer
+    together: bool = False  # with attention, on the same x
     out_factor: float = 1.0
     attention_in: float = 1.0
     attention_out: float = 1.0
@@ -419,6 +420,7 @@ HUGE = 2**31
 INDEXED = "indexed_attention"
 CALLED = {  # in some files, what is called otherwise today
     "attention": "full_attention",
+    "hybrid": "full_attention",  # beside a state
     "deepseek_sparse_attention": INDEXED,
     "minimax_m3_sparse": INDEXED,
 }

@@ -68,7 +68,11 @@ def attention_params(r: AttentionRecord) -> int:
         v = r.n_kv_heads * r.v_head_dim
     if r.shares is not None:
         k = v = 0
-    n = out * d + r.o_bias * d + r.with_sinks * heads + r.sub_norm * out
+    n = (
+        (out + r.o_bias) * (r.d_out or d)
+        + r.with_sinks * heads
+        + r.sub_norm * out
+    )
     if r.gate in ("per channel", "per head"):
         n += d * (out if r.gate == "per channel" else heads)
         n += r.gate_bias * heads

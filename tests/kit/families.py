@@ -80,6 +80,15 @@ WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
 OWN: dict[str, dict[str, Any]] = {
     **each("axk1 deepseek_v3 glm4_moe_lite minicpm3 sarvam_mla youtu", MLA),
     "bamba": MAMBA | {"attn_layer_indices": [1, 3], "head_dim": 8},
+    "zamba2": {
+        "n_mamba_heads": 6,
+        "mamba_d_state": 8,
+        "mamba_ngroups": 2,
+        "num_mem_blocks": 2,
+        "num_key_value_heads": 6,
+        "hybrid_layer_ids": [1, 3],
+        "layers_block_type": 2 * ["linear_attention", "hybrid"],
+    },
     "falcon_h1": MAMBA | {"mamba_d_ssm": 66},
     "granitemoehybrid": MAMBA
     | {"layer_types": 2 * ["linear_attention", "full_attention"]},
@@ -275,6 +284,7 @@ FLAGS = {
     },
     "glm4_moe": {"use_qk_norm": True},
     "glm_moe_dsa": {"indexer_types": ["full", "shared", "full", "shared"]},
+    "zamba2": {"use_mem_rope": True},
     "granitemoehybrid": {"position_embedding_type": "rope"},
     "kimi_linear": {"q_lora_rank": 20},
     "gpt2": {"scale_attn_by_inverse_layer_idx": True},

@@ -80,15 +80,18 @@ def ours_for(config, found):
     As large models are loaded: no memory is taken before the weights come."""
     space = module_of(config)
     for layer, module, _ in found:
+        # Of a layer whose attention reads another x than its state.
+        attends = layer in mixers_of(config) and "q_proj" in module._modules
+        attends = attends and layer in records_of(config)
         with torch.device("meta"):
-            alone = space["mixer"](layer).eval()
+            alone = space["Attention" if attends else "mixer"](layer).eval()
         alone.load_state_dict(dict(module.named_parameters()), assign=True)
         yield layer, alone
 
 
 def both(config, found):
     """Of layers that attend and keep a state, what both give together."""
-    if not any(r.beside for r in mixers_of(config.to_dict()).values()):
+    if not any(r.together for r in mixers_of(config.to_dict()).values()):
         return found
     out, pairs = (
         (config.ssm_out_multiplier, config.attention_out_multiplier),
