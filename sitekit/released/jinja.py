@@ -22,10 +22,10 @@ def _template(source: str) -> str:
     own = {n.name for n in tree.find_all(nodes.Name) if n.ctx == "store"}
     names = {n.name for n in tree.find_all(nodes.Name)} - own
     given = [f'${name}=$.at(known,"{name}")' for name in sorted(names)]
+    made = f"let {','.join(f'${name}' for name in sorted(own))};" if own else ""
     return (
         f"{{render:(known)=>{{const {','.join(given)};"
-        f"let {','.join(f'${name}' for name in sorted(own))};"
-        f"return {_text(tree.body)};}}}}"
+        f"{made}return {_text(tree.body)};}}}}"
     )
 
 

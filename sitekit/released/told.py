@@ -23,6 +23,7 @@ from attnref.released.record import (
     AttentionRecord,
     fields_of,
     kinds_of,
+    mixers_of,
     parsed,
     records_of,
 )
@@ -142,9 +143,12 @@ def letters(given: Mapping[str, Any], records: Records) -> list[str]:
     pattern = given.get("hybrid_override_pattern")
     others = pattern if isinstance(pattern, str) else ""
     found = []
+    mixers = mixers_of(given)
     for layer in range(len(kinds_of(given))):
-        r = records.get(layer)
-        if r is None:
+        r, mixer = records.get(layer), mixers.get(layer)
+        if mixer is not None and mixer.window:
+            found.append("K" if mixer.rate > 1 else "W")
+        elif r is None:
             found += [] if others[layer : layer + 1] in ("E", "-") else ["R"]
         elif r.shares is not None:
             found.append("S")
@@ -288,7 +292,7 @@ def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
     records = records_of(given)
     found = letters(given, records)
     return {
-        "family": next(iter(records.values())).family,
+        "family": given["model_type"],
         "letters": found,
         "said": composition(found, words, language),
         "differs": differs(records, words, language),
