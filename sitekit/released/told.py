@@ -50,8 +50,12 @@ def standard(r: AttentionRecord) -> float:
 PARTS: dict[str, Part] = {
     "mla": Part(lambda r: r.kv_rank),
     "indexer": Part(
-        lambda r: r.index_topk,
+        lambda r: r.index_topk and not r.index_pool,
         lambda r: {"index_topk": None, "index_own": False},
+    ),
+    "blocks": Part(
+        lambda r: r.index_pool,
+        lambda r: {"index_topk": None, "index_own": False, "index_pool": None},
     ),
     "grouped": Part(lambda r: r.n_kv_heads < r.n_heads and not r.kv_rank),
     "wide": Part(
