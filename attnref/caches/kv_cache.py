@@ -2,6 +2,7 @@
 
 # --8<-- [start:imports]
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -256,27 +257,37 @@ class Cache(ABC):
         It copies what is stored: little of a state or a ring, all of the text
         where all is kept. There, `crop` goes back without a copy.
         """
-        rest = {name: x for name, x in vars(self).items() if name != "buffers"}
+        shapes = tuple(buffer.shape for buffer in self.buffers)
         with torch.inference_mode(False), torch.no_grad():
-            return rest, tuple(t.clone() for t in self.stored)
+            kept = tuple(t.clone() for t in self.stored)
+        return {**vars(self), "buffers": shapes}, kept
 
     def restore(
         self, snapshot: tuple[dict[str, object], tuple[Tensor, ...]]
     ) -> None:
         """Forget all that was read since the snapshot, which stays as it is."""
         rest, tensors = snapshot
+        shapes: Any = rest["buffers"]
         vars(self).update(rest)
         with torch.inference_mode(False), torch.no_grad():
-            self.buffers = tuple(self._with_room(t.clone()) for t in tensors)
+            self.buffers = tuple(
+                self._with_room(t.clone(), t.new_empty(1).expand(shape))
+                for t, shape in zip(tensors, shapes, strict=True)
+            )
 
     def _with_room(
         self, tokens: Tensor, buffer: Tensor | None = None
     ) -> Tensor:
         """The tensor to hold, if these are all the tokens so far.
 
-        `buffer` is the one before, whose memory may be used again.
+        `buffer` is the one before, whose room is kept; if it is contiguous, its
+        memory may be used again.
         """
-        return tokens
+        if buffer is None or buffer.shape[2:] == tokens.shape[2:]:
+            return tokens
+        roomy = tokens.new_empty((len(tokens), *buffer.shape[1:]))
+        roomy[:, :, : tokens.shape[2]] = tokens
+        return roomy
 
     def _check(self, tensors: tuple[Tensor, ...]) -> None:
         if not tensors:
@@ -418,7 +429,8 @@ class KVCache(Cache):
         self, tokens: Tensor, buffer: Tensor | None = None
     ) -> Tensor:
         B, K, T, D = tokens.shape
-        if buffer is None or len(buffer) != B:
+        again = buffer is not None and buffer.is_contiguous()
+        if buffer is None or not again or len(buffer) != B:
             room = (B, K, self.max_len, D)
             buffer = torch.empty(room, dtype=tokens.dtype, device=tokens.device)
         buffer[:, :, :T] = tokens
@@ -456,6 +468,11 @@ class GrowingKVCache(Cache):
                     self._write(buffer, new)
         self._extend(tensors[0].shape[2])
         return self.stored
+
+    def _with_room(
+        self, tokens: Tensor, buffer: Tensor | None = None
+    ) -> Tensor:
+        return tokens
 
 
 # --8<-- [end:growing]

@@ -21,6 +21,7 @@ from tests.kit.caches import (
     kv,
     refused,
 )
+from tests.kit.other_caches import Slots
 from tests.variants import APPENDING, each_cache
 
 CHUNKS = {
@@ -163,6 +164,22 @@ def test_reordering_a_cache_with_room_keeps_the_room(make):
     assert cache.nbytes == before // 2 * 3
     cache.append(*kv(2, B=3))
     assert cache.length == 6
+
+
+def test_a_cache_of_ones_own_keeps_its_room():
+    """Of its room, the methods of the base class know by its buffers."""
+    cache, old, new = Slots(), kv(4, B=3), kv(5, B=3)
+    cache.append(*old)
+    before = cache.snapshot()
+    assert sum(t.numel() for t in before[1]) == sum(t.numel() for t in old)
+    both = [torch.cat(pair, dim=2) for pair in zip(old, new, strict=True)]
+    for back in (lambda: None, cache.reset):
+        append(cache, new, both)
+        back()
+        cache.restore(before)
+    rows = torch.tensor([2, 0, 1])
+    cache.reorder(rows)
+    append(cache, [t[rows] for t in new], [t[rows] for t in both])
 
 
 @each_cache
