@@ -216,12 +216,15 @@ def text_length(
 ) -> int | None:
     """The length of the text with `T` new tokens, as its positions say.
 
-    None, if the angles do not depend on it, or if there is no new token.
+    None, if the angles do not depend on it, or if there is no new token. On the
+    device meta, positions say nothing, and pads count.
     """
     scaling, end = None if rope is None else rope.scaling, past + T
     if scaling is None or T == 0 or scaling.at(end) is scaling:
         return None
-    return end if positions is None else int(positions.max()) + 1
+    if positions is None or positions.is_meta:
+        return end
+    return int(positions.max()) + 1
 
 
 def _tables(

@@ -186,7 +186,7 @@ class ConfiguredAttention(nn.Module):
         past = past_of(cache, self.causal)
         longest: int = self.r.rope_length
         end = past + x.shape[1]
-        if positions is not None:
+        if positions is not None and not positions.is_meta:
             end = int(positions.max()) + 1
         if cache is not None:
             before = getattr(cache, "rotated", 0) or past

@@ -16,8 +16,11 @@ from torch import nn
 
 from attnref import (
     Decoder,
+    GroupedQueryAttention,
     KVCache,
+    LongRope,
     RingKVCache,
+    Rope,
     flash,
     greedy,
     padding_mask,
@@ -306,6 +309,28 @@ def test_longrope_is_chosen_by_the_tokens_without_pads(chunks):
         same = alone(x, valid=given, cache=caches[1])
         for out in (got, same):
             assert relative_error(out[real], wanted[real]) < 1e-6
+
+
+@torch.no_grad()
+def test_longrope_runs_on_the_device_meta_with_pads():
+    """Which has shapes, and no numbers to count the tokens by."""
+    config, valid = longrope()
+    space, valid = {}, valid.to("meta")
+    exec(file_of(config), space)
+    with torch.device("meta"):
+        ours, alone = attention_from_config(config), space["Attention"]()
+        x = torch.randn(3, 24, 60)
+        told = {
+            "mask": padding_mask(valid),
+            "positions": token_positions(valid),
+        }
+        assert ours(x, cache=ours.cache(24), **told).shape == x.shape
+        assert alone(x, cache=alone.cache(24), valid=valid).shape == x.shape
+        scaling = LongRope(5 * [1.0], 5 * [2.0], 16)
+        gqa = GroupedQueryAttention(
+            d_model=60, n_heads=6, n_kv_heads=3, rope=Rope(scaling=scaling)
+        )
+        assert gqa(x, **told).shape == x.shape
 
 
 @torch.no_grad()
