@@ -146,15 +146,16 @@ def costs() -> Iterator[Row]:
 
 def _decode(name: str, past: int) -> Cost:
     """A decode step of the layer that a row of the tables names."""
+    heads: dict[str, Any]
     match name:
         case "state":
             return gated_delta_cost(**SIZES, past=past)
         case "qwen":
-            sizes = {"n_heads": 16, "n_kv_heads": 2, "head_dim": 256}
-            return attention_cost(d_model=2048, **sizes, past=past)
+            heads = {"d_model": 2048, "n_heads": 16, "n_kv_heads": 2}
+            return attention_cost(**heads | {"head_dim": 256}, past=past)
         case "llama":
-            sizes = {"n_heads": 32, "n_kv_heads": 8}
-            return attention_cost(d_model=4096, **sizes, past=past)
+            heads = {"d_model": 4096, "n_heads": 32, "n_kv_heads": 8}
+            return attention_cost(**heads, past=past)
     return mla_cost(**V3, past=past)
 
 
