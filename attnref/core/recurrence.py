@@ -7,8 +7,6 @@ from torch import Tensor
 
 # --8<-- [end:imports]
 
-BLOCK = 16  # tokens between which decays are taken channel by channel
-
 
 # --8<-- [start:units]
 def units(x: Tensor) -> Tensor:
@@ -74,6 +72,9 @@ def scan(
 
 
 # --8<-- [start:quadratic]
+BLOCK = 16  # tokens between which decays are taken channel by channel
+
+
 def quadratic(
     q: Tensor,
     k: Tensor,
