@@ -40,8 +40,7 @@ MEANINGS = {
 }
 SIZES = {"d_model": "E", "d_context": "C", "n_heads": "H", "n_kv_heads": "K"}
 WIDTHS = ("R", "D", "Dn", "Dr", "Dv", "W", "T")
-LETTERS = ("B", "S", "t", "s", "H", "K", *WIDTHS, "E", "C", "N", "G")
-LETTERS += ("Rq", "Ro")
+LETTERS = ("B", "S", *"tsHK", *WIDTHS, *"ECNG", "Rq", "Ro")
 
 
 @dataclass(eq=False)

@@ -21,7 +21,11 @@ LENGTHS = (4096, 131_072, 1_048_576)
 FLASH: dict[str, Any] = {"d_model": 4096, "n_heads": 64, "head_dim": 512}
 FLASH |= {"window": 128, "q_rank": 1024, "o_rank": 1024, "groups": 8}
 INDEX = {"index_heads": 64, "index_dim": 128, "topk": 512}
-KINDS = {"window": {}, "hca": {"ratio": 128}, "csa": {"ratio": 4, **INDEX}}
+KINDS: dict[str, dict[str, int]] = {
+    "window": {},
+    "hca": {"ratio": 128},
+    "csa": {"ratio": 4, **INDEX},
+}
 
 
 def _run(chunks: tuple[int, ...]) -> Iterator[tuple[CompressedCache, Tensor]]:
@@ -31,13 +35,14 @@ def _run(chunks: tuple[int, ...]) -> Iterator[tuple[CompressedCache, Tensor]]:
     layer = CompressedAttention(
         *(16, 2, 8, W, f, 6, 5, 2), rate=RATE, index=(3, 8, TOPK)
     )
-    choose, chosen = layer.compressor.indexer.choose, []
+    indexer: Any = layer.compressor.get_submodule("indexer")
+    choose, chosen = indexer.choose, list[Tensor]()
 
     def noted(*given: Any) -> Tensor:
         chosen.append(choose(*given))
         return chosen[-1]
 
-    layer.compressor.indexer.choose = noted
+    indexer.choose = noted
     cache = CompressedCache()
     with torch.random.fork_rng(), torch.no_grad():
         for new in chunks:
@@ -91,8 +96,8 @@ def seen() -> Steps:
 
 def _costs(past: int) -> Iterator[tuple[str, Cost]]:
     """A decode step of one layer of each kind, in DeepSeek-V4-Flash's sizes."""
-    heads = {"d_model": 4096, "n_heads": 64, "head_dim": 128}
-    yield "gqa", attention_cost(**heads, n_kv_heads=8, past=past)
+    gqa: dict[str, Any] = {"n_heads": 64, "n_kv_heads": 8, "head_dim": 128}
+    yield "gqa", attention_cost(d_model=4096, past=past, **gqa)
     latent = V3 | {"d_model": 4096, "n_heads": 64}
     yield "mla", mla_cost(**latent, past=past, form="absorbed")
     for name, told in KINDS.items():
@@ -105,11 +110,13 @@ def _read(name: str, cost: Cost, tokens: int) -> int:
         return cost.cached
     index = KINDS[name].get("index_dim", 0)
     ratio = KINDS[name].get("ratio", tokens + 1)
-    return cost.values // (2 * FLASH["n_heads"]) + tokens // ratio * index
+    keys = cost.values // (2 * FLASH["n_heads"])
+    return int(keys) + tokens // ratio * index
 
 
 def _rows(cells: dict[str, list[str]]) -> Iterator[Row]:
-    yield from ([Word(name), *told] for name, told in cells.items())
+    for name, told in cells.items():
+        yield [Word(name), *told]
 
 
 def stored() -> Iterator[Row]:
