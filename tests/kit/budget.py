@@ -23,6 +23,7 @@ EXCEPTIONS = {
     "models/from-config": "block code: the file is what the page is about",
     "models/your-model": "block code: the file is what the page is about",
     "models/decoder": "code: its plain form is a whole model",
+    "beyond/compressed": "code: its plain form has three kinds of layer",
     "mistakes/cache-mistakes": "height: entries are looked up one by one",
     "zh/mistakes/cache-mistakes": "height code: as above, in fewer lines",
 }
