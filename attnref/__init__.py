@@ -60,6 +60,7 @@ _HOMES = {
     "layers.lightning": ["LightningAttention"],
     "layers.mamba2": ["Mamba2"],
     "layers.mha": ["MultiHeadAttention", "multi_head_loop"],
+    "layers.dsa": ["DeepSeekSparseAttention"],
     "layers.mla": [
         "MultiHeadLatentAttention",
         "absorbed_weights",

@@ -56,6 +56,7 @@ from attnref.layers.convert import (
     weights_of_torch_mha,
 )
 from attnref.layers.cross import CrossAttention
+from attnref.layers.dsa import DeepSeekSparseAttention
 from attnref.layers.gated_delta import GatedDeltaNet
 from attnref.layers.gqa import GroupedQueryAttention, grouped_query_loop
 from attnref.layers.kda import KimiDeltaAttention
@@ -90,6 +91,7 @@ __all__ = [
     "Chunk",
     "CrossAttention",
     "Decoder",
+    "DeepSeekSparseAttention",
     "Documents",
     "DynamicNtk",
     "Everything",

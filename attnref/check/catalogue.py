@@ -76,7 +76,7 @@ PAGES = {
         "attention": ("softmax", "masks", "sdpa"),
         "layer": ("mha", "mqa", "gqa", "cross", "convert", "block"),
         "cache": ("rope", "positions", "kv_cache"),
-        "mla": ("mla", "absorption"),
+        "mla": ("mla", "absorption", "dsa"),
         "compressed": ("deepseek_v4",),
         "flash": ("flash", "merge", "fused"),
         "recurrent": ("recurrent",),

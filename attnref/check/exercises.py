@@ -1229,6 +1229,53 @@ def grown(before: dict[int, Tensor], after: dict[int, Tensor]) -> int:
     return total - sum(t.numel() for at, t in before.items() if at not in same)
 
 
+def dsa_probes() -> list[Probe]:
+    draw, add = Draw(17), Probes()
+
+    def drawn(*sizes: int, mask: Tensor | None = None, most: int = 6) -> Inputs:
+        """Of B, H, T, S, D, Dv, Hi, topk."""
+        B, H, T, S, D, Dv, Hi, topk = sizes
+        made = heads(draw, B, H, T, S, D, Dv, most=most) | {"topk": topk}
+        k, q, w = draw(B, 1, S, 4), draw(B, Hi, T, 4), draw(B, T, Hi)
+        while topk < S:  # until the last key chosen and the next lie apart
+            products = (q @ k.mT).clamp(min=0) * w.mT[..., None]
+            scores = products.sum(1, keepdim=True)
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            best = scores.topk(topk + 1).values[:, 0]
+            near = best[..., -2] - best[..., -1] < products.abs().max() / 9
+            if not near.any():
+                break
+            q = q.where(~near[:, None, :, None], draw(*q.shape))
+            w = w.where(~near[..., None], draw(*w.shape))
+        made |= {"q_index": q, "k_index": k, "weights": w}
+        return made | ({} if mask is None else {"mask": mask})
+
+    add("same", drawn(1, 1, 1, 2, 2, 1, 1, 1), drawn(1, 1, 2, 3, 2, 2, 2, 2))
+    sizes = 3, 2, 5, 7, 4, 3, 6, 3
+    some, seen = drawn(*sizes), drawn(*sizes, mask=causal(5, 7))
+    add("same", some | {"mask": None}, seen, some | {"topk": 7})
+    add("same", some | {"topk": 9}, drawn(3, 3, 3, 3, 3, 3, 3, 1))
+    valid = left_pads(3, 7)[:, None, None]
+    masks = valid, draw.mask(3, 1, 5, 7), causal(5, 7) & valid.flip(3)
+    add("same", *(drawn(*sizes, mask=mask) for mask in masks))
+    add(
+        "same", drawn(2, 2, 1, 67, 5, 4, 5, 11), drawn(1, 4, 61, 61, 4, 3, 8, 8)
+    )
+    square, triangle = (3, 2, 5, 5, 4, 3, 6, 2), causal(5, 5)
+    empty = left_pads(3, 5)[:, None, None] & triangle
+    add("empty", drawn(*square, mask=empty))
+    add("large", seen | {"q": 128 * seen["q"]})
+    ahead = drawn(*square, mask=triangle)
+    add.on("future", ahead, beside(plain, "k", "v"))
+    names = "q", "k", "v", "q_index", "k_index", "weights"
+    add.on("rows", some, of(plain, *names))
+    add.on("heads", some, of(plain, "q", "k", "v"))
+    add("gradients", seen, by=gradients(plain, "q", "k", "v"))
+    add.dtypes(drawn(*sizes, mask=causal(5, 7), most=4))
+    return add
+
+
 def cache_probes() -> list[Probe]:
     draw = Draw(10)
 
@@ -1357,6 +1404,7 @@ PROBES: dict[str, Callable[[], list[Probe]]] = {
     "kv_cache": cache_probes,
     "mla_latent": partial(mla_probes, absorbed=False),
     "mla_absorbed": partial(mla_probes, absorbed=True),
+    "dsa": dsa_probes,
     "mha_to_gqa": pooled_probes,
     "flash": flash_probes,
     "merge": merge_probes,

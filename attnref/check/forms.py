@@ -318,6 +318,30 @@ def _gated_delta(p: Plain) -> object:
     return gated_delta
 
 
+def _dsa(p: Plain, through: str) -> object:
+    """The choice of plain.dsa, without its projections and rotation."""
+    core = _attend(p, through)
+
+    def dsa(*given: Any, mask: Tensor | None = None) -> Any:
+        q, k, v, q_index, k_index, weights, topk = given
+        B, Hi, T, _ = q_index.shape
+        every = torch.ones(B, 1, T, k.shape[2], dtype=torch.bool)
+        seen = (every if mask is None else every & mask)[:, 0]
+        same: Any = {"wq_b": _as_it_is, "weights_proj": _as_it_is}
+        same |= {"turn": lambda x, at: x, "Hi": Hi, "topk": topk}
+        rows = q_index.transpose(1, 2).flatten(2)
+        how = SimpleNamespace(**same), weights, rows, None, k_index, seen
+        chosen = p.dsa.Indexer.forward(*how)
+        seen = seen & torch.zeros_like(seen).scatter(2, chosen, True)
+        return core.scaled_dot_product_attention(q, k, v, seen[:, None])
+
+    return dsa
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
 def _flash(flash: Callable[..., Any]) -> object:
     def tiled(
         *given: Any, mask: Any = None, tile: tuple[int, int] = (2, 4)
@@ -424,6 +448,7 @@ FORMS: dict[str, list[Form]] = {
         *_both(_mla, "plain.mla", "per_head", absorbed=True),
     ],
     "mla_absorbed": _both(_mla, "plain.mla", "per_head", absorbed=True),
+    "dsa": _both(_dsa, "plain.dsa", "rope KVCache DSA key turn __init__"),
     "mha_to_gqa": [_of_package(_pooled, "layers.convert")],
     "flash": [
         _form(lambda p: _flash(p.flash.flash), "plain.flash"),

@@ -1136,6 +1136,79 @@ def is_compressed(
 # --8<-- [end:is_compressed]
 
 
+# --8<-- [start:is_dsa]
+@Property
+def is_dsa(
+    layer: Callable[[Tensor], Tensor],
+    weights: dict[str, Tensor],
+    x: Tensor,
+    sizes: tuple[int, int, int, int, int],
+    index: tuple[int, int, bool],
+) -> Pairs:
+    """`layer(x)` is DSA as DeepSeek-V3.2 defines it, of a checkpoint's weights.
+
+    `x` is `(T, E)`; `sizes` are those of `is_mla`. `index` are the heads of the
+    indexer, how many keys a query reads, and whether its RoPE pairs halves.
+    """
+    H, R, Dn, Dr, Dv = sizes
+    Hi, topk, halves = index
+    i = torch.arange(len(x), dtype=x.dtype)[:, None]
+    angles = i * 10000.0 ** (-torch.arange(0, Dr, 2, dtype=x.dtype) / Dr)
+    turns = torch.polar(torch.ones_like(angles), angles)
+
+    def rope(y: Tensor, halves: bool) -> Tensor:
+        part, rest = y[:, :Dr], y[:, Dr:]
+        pairs = (
+            part.view(len(y), 2, -1).mT
+            if halves
+            else part.unflatten(1, (-1, 2))
+        )
+        turned = torch.view_as_real(
+            torch.view_as_complex(pairs.contiguous()) * turns
+        )
+        turned = turned.mT if halves else turned
+        return torch.cat((turned.flatten(1), rest), dim=1)
+
+    def through(name: str, y: Tensor) -> Tensor:
+        return y @ weights[f"{name}.weight"].mT
+
+    def normed(name: str, y: Tensor) -> Tensor:
+        y = y * (y.square().mean(1, keepdim=True) + 1e-6).rsqrt()
+        return y * weights[f"{name}.weight"]
+
+    c_q = normed("q_a_layernorm", through("q_a_proj", x))
+    joint = through("kv_a_proj_with_mqa", x)
+    c, k_rope = (
+        normed("kv_a_layernorm", joint[:, :R]),
+        rope(joint[:, R:], False),
+    )
+    k = through("indexer.wk", x)
+    k = k - k.mean(1, keepdim=True)
+    k = k * (k.square().mean(1, keepdim=True) + 1e-6).rsqrt()
+    k = k * weights["indexer.k_norm.weight"] + weights["indexer.k_norm.bias"]
+    k = rope(k, halves)
+    scores = torch.zeros(len(x), len(x), dtype=x.dtype)
+    votes = through("indexer.weights_proj", x)
+    for h, q in enumerate(through("indexer.wq_b", c_q).chunk(Hi, dim=1)):
+        scores += votes[:, h, None] * (rope(q, halves) @ k.mT).clamp(min=0)
+    seen = torch.zeros_like(scores, dtype=torch.bool)
+    for t, row in enumerate(scores):
+        seen[t, row[: t + 1].sort(descending=True).indices[:topk]] = True
+    queries = through("q_b_proj", c_q).chunk(H, dim=1)
+    heads = []
+    for q, up in zip(
+        queries, through("kv_b_proj", c).chunk(H, dim=1), strict=True
+    ):
+        scores = q[:, :Dn] @ up[:, :Dn].mT + rope(q[:, Dn:], False) @ k_rope.mT
+        scores = scores * (Dn + Dr) ** -0.5
+        p = scores.masked_fill(~seen, -torch.inf).softmax(dim=1)
+        heads.append(p @ up[:, Dn:])
+    yield layer(x[None])[0], through("o_proj", torch.cat(heads, dim=1))
+
+
+# --8<-- [end:is_dsa]
+
+
 # --8<-- [start:module_is_called]
 @Property
 def module_is_called(

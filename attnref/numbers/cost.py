@@ -234,7 +234,6 @@ def mla_cost(
 # --8<-- [end:mla]
 
 
-# --8<-- [start:dsa]
 def dsa_cost(
     *,
     index_n_heads: int,
@@ -304,9 +303,6 @@ def dsa_cost(
         if few
         else 0,
     )
-
-
-# --8<-- [end:dsa]
 
 
 # --8<-- [start:recurrent]

@@ -53,8 +53,11 @@ def tests_of(module: str) -> list[str]:
     if module.startswith(PLAIN):
         stem = module.removeprefix(PLAIN)
         own = f"tests/reference/plain/test_{stem}.py"
-        both = own, "tests/reference/plain/test_plain.py"
-        return [file for file in both if (ROOT / file).exists()][:1]
+        if (ROOT / own).exists():
+            return [own]
+        layer = f"tests/reference/layers/test_{stem}.py"
+        every = "tests/reference/plain/test_plain.py", layer
+        return [file for file in every if (ROOT / file).exists()]
     folder, _, stem = module.rpartition(".")
     files = ROOT.glob(f"tests/reference/{folder}/test_{stem}.py")
     return [str(file.relative_to(ROOT)) for file in files]
@@ -163,6 +166,10 @@ def of_plain(p: Any) -> list[Any]:
     for layer, cache in (
         (p.gqa.GQA(48, 6, 2), p.gqa.KVCache(8)),
         (mla, p.mla.KVCache(8)),
+        (
+            p.dsa.DSA(48, 6, 10, 6, 4, 5, 7, (3, 8, 2), 1e4, True),
+            p.dsa.KVCache(8),
+        ),
     ):
         made += [layer(x[:, :6], cache), layer(x[:, 6:], cache), cache.length]
     return made

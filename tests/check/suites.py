@@ -557,6 +557,25 @@ def compressed_by_hand(index):
     return of
 
 
+# Of DSA. So many heads that no sum of ReLUs is 0, where keys would tie.
+SPARSE = 3, 24, 6, 8, 5  # H, R, Dn, Dr, Dv
+
+
+def sparse(p, halves=True, width=12):
+    index = 12, 10, 3  # Hi, Di, topk
+    return filled(p.dsa.DSA(width, *SPARSE, 7, index, 10000.0, halves))
+
+
+def sparse_by_hand(halves):
+    """What `is_dsa` needs."""
+
+    def of(p):
+        made, x = sparse(p, halves).double(), tokens(9, 12).double()
+        return made, dict(made.state_dict()), x, SPARSE, (12, 3, halves)
+
+    return of
+
+
 def compressed_in_chunks(p):
     form = p.deepseek_v4
     return compressed(form), form.CompressedCache, tokens(2, 9, 8)
@@ -569,6 +588,19 @@ def compressed_alone(p):
 def compressed_pads(p):
     form = p.deepseek_v4
     return (lambda x, valid: compressed(form)(x, None, valid),)
+
+
+def sparse_decoded(p):
+    made = sparse(p).double()
+    return made, lambda: p.dsa.KVCache(8), tokens(2, 8, 12).double()
+
+
+def sparse_pads(p):
+    return step_by_step(p.dsa, sparse(p, width=8))
+
+
+def sparse_rotated(p):
+    return lambda x, at: p.dsa.rope(x, at, 100.0), 100.0, True
 
 
 # Of attention in tiles, of its gradients, and of parts that are merged.
@@ -793,6 +825,15 @@ SUITES = {
     "plain.lightning": (
         (has.is_lightning, lightning_by_hand),
         *of_recurrent("lightning"),
+    ),
+    "plain.dsa": (
+        *((has.is_dsa, sparse_by_hand(halves)) for halves in (True, False)),
+        (has.decoding_is_the_full_pass, sparse_decoded),
+        (has.pads_change_nothing, sparse_pads),
+        (has.rope_is_as_published, sparse_rotated),
+        (has.caches_are_apart, lambda p: (p.dsa.KVCache,)),
+        (has.full_cache_refuses, lambda p: (p.dsa.KVCache,)),
+        (has.refusal_changes_nothing, lambda p: refused_append(p.dsa.KVCache)),
     ),
     "plain.flash": (
         (has.equals_torch, lambda p: (grouped(in_tiles(p, 2, 3)),)),

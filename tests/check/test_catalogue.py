@@ -75,7 +75,7 @@ def test_tests_to_copy_pass_without_a_mistake():
 # pass no pads to MLA, crop no rows apart, pool heads that are equal, and have
 # the default ends of ramps.
 UNNOTICED = {
-    "softmax-stays-float32": 9,
+    "softmax-stays-float32": 10,
     "softmax-detached": 2,
     "softmax-overflow": 1,
     "mask-minus-1e9": 1,
@@ -90,7 +90,7 @@ UNNOTICED = {
     "softmax-over-queries": 4,
     "weights-transposed": 1,
     "scale-model-width": 1,
-    "keys-and-values-exchanged": 1,
+    "keys-and-values-exchanged": 2,
     "sequence-repeated-for-heads": 2,
     "pooling-by-sum": 5,
     "softmax-epsilon": 6,

@@ -161,6 +161,7 @@ READS = "    reads = torch.arange(n_heads) // (n_heads // n_kv_heads)\n"
 CAUSAL = "    return torch.arange(S) <= torch.arange(T).unsqueeze(1) + past\n"
 RISES = "        norm = norm * torch.exp(m - m_new)\n"
 NORMED = "    c = (c / size.sqrt() * w_norm).to(x.dtype)\n"
+CHOSEN = "    rights = torch.clamp(rights, min=0)\n"
 FULL = "        if self.length + new > self.max_len:\n"
 SHRINKS = "            acc = acc * shrink.unsqueeze(-1)\n"
 PLACED = "    near = (distance >= 0) & (distance < window)\n"
@@ -190,6 +191,7 @@ NAMED = {
         "mla-norm-weight-left-out",
         (NORMED, NORMED.replace(" * w_norm", "")),
     ),
+    "dsa": ("dsa-without-relu", (CHOSEN, "")),
     "kv_cache": ("cache-one-token-short", (FULL, FULL.replace(">", ">="))),
     "flash": ("flash-no-rescaling", (SHRINKS, "")),
     "sinks": (

@@ -237,6 +237,21 @@ def mla_absorbed(
     return out, {"c": c, "k_rope": k_rope}
 
 
+def dsa(q, k, v, q_index, k_index, weights, topk, mask=None):
+    B, S = q.shape[0], k.shape[2]
+    rights = einsum("bhtd,bsd->bhts", q_index.float(), k_index[:, 0].float())
+    rights = torch.clamp(rights, min=0)
+    wants = einsum("bhts,bth->bts", rights, weights.float())
+    if mask is None:
+        mask = torch.ones(1, 1, q.shape[2], S, dtype=torch.bool)
+    mask = mask.broadcast_to(B, 1, q.shape[2], S)[:, 0]
+    wants = torch.where(mask, wants, -torch.inf)
+    rank = wants.argsort(-1, descending=True).argsort(-1)
+    chosen = mask & (rank < topk)
+    heads = [x.double().transpose(1, 2) for x in (q, k, v)]
+    return attention(*heads, chosen.unsqueeze(1)).transpose(1, 2).to(v.dtype)
+
+
 def mha_to_gqa(w_k, w_v, n_heads, n_kv_heads):
     group, D = n_heads // n_kv_heads, len(w_k) // n_heads
     pooled = (

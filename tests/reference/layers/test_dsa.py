@@ -43,7 +43,7 @@ VARIANT = Variant(
         {"index_topk": 3, "index_layout": "interleaved", "bias": True},
     ),
     choosing=("indexer.",),
-    page=False,
+    page="beyond/chosen",
 )
 LONG, TOPK, THETA = 37, 5, 500.0
 CHUNKS = {

@@ -186,6 +186,28 @@ def test_mla():
     # --8<-- [end:mla]
 
 
+def test_dsa():
+    from attnref.plain.dsa import DSA, KVCache
+
+    # --8<-- [start:dsa]
+    from attnref.plain.mla import MLA
+
+    sizes = dict(d_model=64, n_heads=8, R=24, Dn=16, Dr=8, Dv=16, q_rank=32)
+    index = 16, 12, 4  # 16 heads of width 12 choose 4 keys for each query
+    layer = DSA(**sizes, index=index, theta=10000.0, halves=True)
+    x = torch.randn(3, 7, 64)  # three sequences of seven tokens
+    cache = KVCache(max_len=7)
+    steps = [layer(t, cache) for t in x.split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), layer(x))
+    assert cache.stored.shape == (1, 3, 1, 7, 24 + 8 + 12)
+
+    mla = MLA(**sizes)
+    mla.load_state_dict(layer.state_dict(), strict=False)  # but the indexer
+    same = (layer(x) - mla(x)).abs().amax(dim=(0, 2)) < 1e-5
+    assert same.tolist() == [True] * 4 + [False] * 3  # from the fifth token on
+    # --8<-- [end:dsa]
+
+
 def test_flash():
     from attnref.plain.flash import flash
 
