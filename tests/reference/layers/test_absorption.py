@@ -39,18 +39,6 @@ from tests.kit.mla import (
 from tests.variants import CORES
 
 
-def test_latent_and_absorbed_may_take_turns_on_one_cache():
-    layer, x, cache = mla(), tokens(), KVCache(T)
-    with torch.no_grad():
-        parts = [layer(x[:, :5], cache=cache, form="latent")]
-        for t in range(5, T):
-            form = FORMS[1 + t % 2]
-            parts.append(layer(x[:, t : t + 1], cache=cache, form=form))
-        assert relative_error(torch.cat(parts, dim=1), layer(x)) <= 1e-12
-        with pytest.raises(ValueError, match="1 tensors per token, but got 2"):
-            layer(x[:, :1], cache=cache, form="expanded")
-
-
 def test_what_the_cache_of_each_form_holds():
     # --8<-- [start:holds]
     from attnref import KVCache, MultiHeadLatentAttention
@@ -130,14 +118,6 @@ def test_absorbed_weights_are_all_that_is_needed(options):
     if layer.o_proj.bias is not None:
         got = got + layer.o_proj.bias
     assert relative_error(got, layer(x, form="expanded")) <= 1e-12
-
-
-def test_the_scale_is_that_of_the_expanded_width():
-    layer, x = mla(), tokens()
-    assert layer.scale == (DN + DR) ** -0.5
-    want = layer(x)
-    layer.scale = (R + DR) ** -0.5  # the width that absorbed queries have
-    assert relative_error(layer(x), want) > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -335,6 +315,10 @@ def test_prefill_and_decode_take_turns_on_one_cache():
     together = torch.cat(parts, dim=1)
     assert torch.allclose(together, layer(x), rtol=0, atol=1e-12)
     # --8<-- [end:turns]
+    cache.crop(8)
+    other_form = pytest.raises(ValueError, match="1 tensors per token")
+    with other_form, torch.no_grad():
+        layer(x[:, :1], cache=cache, form="expanded")
 
 
 def test_bfloat16_takes_each_form_as_far_and_not_to_the_same_place():

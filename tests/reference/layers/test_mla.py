@@ -10,9 +10,7 @@ from attnref import (
     KVCache,
     MultiHeadLatentAttention,
     Rope,
-    apply_rope,
     padding_mask,
-    rope_table,
 )
 from attnref.numbers.cost import mla_cost
 from attnref.numbers.shapes import Mla
@@ -28,7 +26,6 @@ from tests.kit.mla import (
     OPTIONS,
     E,
     H,
-    Q,
     R,
     T,
     mla,
@@ -86,33 +83,6 @@ def test_what_a_token_costs_deepseek_v3(form, numbers):
     assert 61 * cache.nbytes == published[form]
 
 
-def test_the_forms_by_hand():
-    """The paper's equations, one head at a time, without a cache."""
-    layer, x = mla(q_lora_rank=Q), tokens(1, T, E)
-    table = rope_table(torch.arange(T), DR)
-
-    def turn(y):
-        return apply_rope(y[:, None], *table, layout="interleaved")[:, 0]
-
-    joint = layer.kv_a_proj_with_mqa(x)
-    c, k_rope = layer.kv_a_layernorm(joint[..., :R]), turn(joint[..., R:])
-    queries = layer.q_b_proj(layer.q_a_layernorm(layer.q_a_proj(x)))
-    up = layer.kv_b_proj(c)
-    heads = []
-    for h in range(H):
-        q = queries[..., h * (DN + DR) : (h + 1) * (DN + DR)]
-        q = torch.cat((q[..., :DN], turn(q[..., DN:])), -1)
-        kv = up[..., h * (DN + DV) : (h + 1) * (DN + DV)]
-        k = torch.cat((kv[..., :DN], k_rope), -1)
-        scores = q @ k.mT / (DN + DR) ** 0.5
-        future = torch.ones(T, T).triu(1).bool()
-        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
-        heads.append(weights @ kv[..., DN:])
-    want = layer.o_proj(torch.cat(heads, -1))
-    for form in FORMS:
-        assert relative_error(layer(x, form=form), want) <= 1e-12
-
-
 def test_three_forms_one_result():
     # --8<-- [start:forms]
     layer = MultiHeadLatentAttention(
@@ -165,19 +135,6 @@ def test_keys_and_values_together_have_the_rank_of_the_latent():
     head = joint[:Dn]  # from x to the content key of head 0
     assert torch.linalg.matrix_rank(head) == Dn  # full: no lower than in MHA
     # --8<-- [end:rank]
-
-
-def test_the_latent_is_normalised_before_it_is_cached():
-    layer, x, cache = mla(), tokens(), KVCache(T)
-    with torch.no_grad():
-        layer(x, cache=cache)
-    (entry,) = cache.stored
-    joint = layer.kv_a_proj_with_mqa(x)[:, None]
-    c = layer.kv_a_layernorm(joint[..., :R])
-    assert relative_error(entry[..., :R], c) <= 1e-12
-    table = rope_table(torch.arange(T), DR)
-    turned = apply_rope(joint[..., R:], *table, layout="interleaved")
-    assert relative_error(entry[..., R:], turned) <= 1e-12
 
 
 def test_yarn_scales_a_layer():
