@@ -463,7 +463,13 @@ FORMS: dict[str, list[Form]] = {
         _of_package(_split_sinks, "core.merge"),
     ],
     "alibi": [_form(lambda p: p.alibi, "plain.alibi")],
-    "order": [_form(_order, "plain.order", "plain.rope")],
+    "order": [
+        _form(
+            _order,
+            *("plain.order", "plain.rope"),
+            unused="norm_of_all_heads query_and_gate",
+        )
+    ],
     "scaling": [_form(lambda p: p.scaling, "plain.scaling")],
     "ring": [_form(lambda p: p.ring, "plain.ring")],
     "gated_delta": [_form(_gated_delta, "plain.gated_delta")],

@@ -243,8 +243,8 @@ def _imported(program: str) -> tuple[set[str], dict[str, list[str]]]:
     the names that `attnref` itself has to give."""
     packages: set[str] = set()
     modules: dict[str, list[str]] = {}
-    tools = {n: home for home, names in attnref._TOOLS.items() for n in names}
-    homes = copy.public() | tools  # with the files that these read
+    tools = vars(attnref)["_TOOLS"].items()  # with the files that these read
+    homes = copy.public() | {n: home for home, names in tools for n in names}
     for node in ast.walk(ast.parse(program)):
         asked: dict[str, list[str]] = {}
         if isinstance(node, ast.Import):

@@ -234,10 +234,8 @@ def test_the_lines_of_a_mistake_are_those_that_agree():
 
 @pytest.mark.parametrize("name", ["alibi", "order", "ring", "scaling", "sinks"])
 def test_each_mistake_in_a_part_of_todays_heads_is_named(name):
-    """Those of its plain form, and that of sinks in code that splits keys; but
-    `todays_heads` neither splits gates nor norms all heads together."""
+    """Those of its plain form, and that of sinks in code that splits keys."""
     module = f"plain.{name}"
-    apart = {("norm-head-by-head",), ("gate-split-over-the-width",)}
     planted_in = [
         each
         for each in candidates(name)
@@ -249,8 +247,6 @@ def test_each_mistake_in_a_part_of_todays_heads_is_named(name):
     ]
     assert len(planted_in) >= 5
     for each in planted_in:
-        if each.ids in apart:
-            continue
         told = check(name, each.form.make(planted(each.variant)))
         assert not told.passed and told.mistakes == (each.ids,), str(told)
 
