@@ -731,12 +731,6 @@ class View:
     kept: Rule | None = None
     token_positions: Tensor | None = None
 
-    def places(self) -> Tensor:
-        """The positions of the new tokens, `(T,)` or `(B, T)`."""
-        if self.positions is not None:
-            return self.positions
-        return torch.arange(self.past, self.past + self.T, device=self.device)
-
     def numbers(self) -> Tensor:
         """The columns of the new tokens in `mask`, `(T,)` or `(B, T)`."""
         new = torch.arange(self.T, device=self.device)
