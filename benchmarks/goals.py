@@ -27,6 +27,7 @@ tiny layer      Calls cost more than arithmetic; ours are positions, cache and
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from math import inf, log
 from statistics import median
 from typing import Any, NamedTuple
@@ -38,13 +39,12 @@ At = tuple[Any, ...]
 Results = Mapping[tuple[str, At], Measured]
 
 
-def layers(name: str) -> Callable[..., Setting]:
+def beside_transformers(file: str, name: str) -> Callable[..., Setting]:
     """Imported late: transformers takes seconds."""
 
     def case(*at: Any) -> Setting:
-        from benchmarks import layers
-
-        setting: Setting = getattr(layers, name)(*at)
+        module = import_module(f"benchmarks.{file}")
+        setting: Setting = getattr(module, name)(*at)
         return setting
 
     return case
@@ -60,6 +60,7 @@ class Case(NamedTuple):
 
 
 BOTH = ("float32", "bfloat16")
+RECURRENT = ("Gated DeltaNet", "KDA", "Mamba-2")
 LENGTHS = (1024, 4096, 8192, 16_384, 32_768)
 CASES = {
     "decode": Case(
@@ -75,7 +76,7 @@ CASES = {
         2.0,
     ),
     "layer": Case(
-        layers("layer"),
+        beside_transformers("layers", "layer"),
         ("dtype", "shape", "tokens"),
         (
             *((d, "Llama-3-8B", n) for d in BOTH for n in (2048, 8192, 32_768)),
@@ -84,12 +85,18 @@ CASES = {
         3.0,
     ),
     "mla": Case(
-        layers("mla"),
+        beside_transformers("layers", "mla"),
         ("dtype", "tokens"),
         (
             *(("float32", n) for n in (512, 2048, 8192, 16_384)),
             *(("bfloat16", n) for n in (512, 8192)),
         ),
+        2.0,
+    ),
+    "recurrence": Case(
+        beside_transformers("recurrent", "recurrence"),
+        ("layer", "tokens"),
+        tuple((layer, n) for layer in RECURRENT for n in (1, 2048)),
         2.0,
     ),
     "latent": Case(
@@ -364,6 +371,25 @@ GOALS = [
         quick=("float32", 2048),
         guard=(14, inf),
         slow=DYNAMIC,
+    ),
+    *(
+        Goal(
+            f"{what} through the recurrence of {layer}",
+            "recurrence",
+            ((layer, tokens),),
+            "chunked",
+            "times as long",
+            "transformers",
+            most=most,
+            quick=(layer, quick),
+            guard=(-inf, guard),
+            slow="transformers",
+        )
+        for layer in RECURRENT
+        for what, tokens, most, quick, guard in (
+            ("prompt", 2048, 0.6, 512, 0.8),
+            ("decode step", 1, 0.75, 1, 0.98),
+        )
     ),
     Goal(
         "growth of the core of that step",

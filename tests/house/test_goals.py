@@ -16,7 +16,7 @@ from benchmarks import memory, threads, timing
 from benchmarks.caches import CACHES as STORES
 from benchmarks.caches import generated
 from benchmarks.cores import CAUSAL, prompt
-from benchmarks.goals import CASES, GOALS, QUICK, Goal
+from benchmarks.goals import CASES, GOALS, QUICK, RECURRENT, Goal
 from benchmarks.report import report
 from benchmarks.timing import Measured, middle
 from tests.kit.memory import Held, allocated
@@ -25,6 +25,7 @@ SMALL = {
     "decode": [("float32", "GQA-8", 133), ("bfloat16", "MHA", 133)],
     "layer": [("float32", "tiny", 9), ("bfloat16", "tiny", 9)],
     "mla": [("float32", 9)],
+    "recurrence": [(layer, n) for layer in RECURRENT for n in (1, 67)],
     "latent": [("float32", 64), ("float32", 256)],
     "prefill": [("bfloat16", "GQA", 67), ("float32", "MLA", 67)],
     "backward": [("float32", "GQA", 67)],
