@@ -313,7 +313,7 @@ def _recurrent(
     vectors: int,
     conv: int,
     *,
-    delta: bool = False,
+    delta: int = 0,
     block: int = 0,
     batch: int = 1,
     new: int = 1,
@@ -323,8 +323,9 @@ def _recurrent(
     """Cost of `chunked` of core/recurrence.py, between its projections.
 
     `heads` are those of values and of keys, `widths` those of a key and of a
-    value; `vectors` parameters multiply nothing, and `conv` inputs of a
-    convolution are kept. `block` is that of decays by channel, 0 without.
+    value; `delta` is 1 with the delta rule. `vectors` parameters multiply
+    nothing, and `conv` inputs of a convolution are kept. `block` is that of
+    decays by channel, 0 without.
     """
     _check(batch, new, past)
     (H, K), (D, Dv) = heads, widths
@@ -384,7 +385,7 @@ def gated_delta_cost(
         weights,
         2 * n_v_heads + value_dim,
         C * (conv_kernel - 1),
-        delta=True,
+        delta=1,
         **call,
     )
 
@@ -417,7 +418,7 @@ def kda_cost(
         weights + C * conv_kernel,
         inner + H + D,
         C * (conv_kernel - 1),
-        delta=True,
+        delta=1,
         block=block,
         **call,
     )
