@@ -621,7 +621,7 @@ def _kind(row: Family, read: Mapping[str, Any], layer: int) -> str:
         values = Fields(read)
         for name in ("old", "called"):
             values[name] = value_of(row.fields.get(name), values)
-        return (values["called"] or {}).get(kind, kind)
+        return str((values["called"] or {}).get(kind, kind))
     if "kind" not in row.fields:
         differ = "layer_type" in names_in(row.fields.get("window"))
         if differ and read.get("sliding_window"):

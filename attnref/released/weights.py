@@ -84,8 +84,6 @@ def attention_params(r: AttentionRecord) -> int:
         n += r.rope_norm * r.rope_dim + _index_params(r)
         if r.gate == "in q_proj":
             return n + 2 * (r.q_rank or d) * (q + out)
-        if r.gate:
-            n += d * (out if r.gate == "per channel" else heads)
         return n + (r.q_rank or d) * q
     n += _index_params(r)
     made = q * (2 if r.gate == "in q_proj" else 1) + k + v

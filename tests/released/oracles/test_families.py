@@ -242,6 +242,7 @@ STATES = {
     for name in FAMILIES
     if families()[name].mixer
     for r in mixers_of(config_of(name).to_dict()).values()
+    if r.kernel  # of a convolution; 1 is none
 }
 
 
