@@ -658,7 +658,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="the attention of a model, from its config.json, as one file",
+        help="every layer of a model, from its config.json, as one file",
     )
     parser.add_argument(
         "--full", action="store_true", help="the package's form of a subject"
