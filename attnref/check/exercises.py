@@ -1123,9 +1123,9 @@ def mla_probes(*, absorbed: bool) -> list[Probe]:
 
 
 def of_pads(f: Solution, i: Inputs) -> Iterator[Tensor]:
-    """Of each row in two calls, what its real tokens get."""
+    """Of each row in three calls, what its real tokens get."""
     kept, outs = None, list[Tensor]()
-    for part in (slice(0, 5), slice(5, None)):
+    for part in (slice(0, 4), slice(4, 5), slice(5, None)):
         now = {"x": i["x"][:, part], "valid": i["valid"][:, part]}
         out, kept = f.two(**i | now | {"cache": kept})
         outs.append(out)
