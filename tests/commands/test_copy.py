@@ -381,7 +381,7 @@ def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
         (["kv-cache"], ["Cache", "GrowingKVCache", "KVCache"]),
         (["groupedqueryattention"], ["GroupedQueryAttention"]),
         (["sdpa"], ["sdpa"]),
-        (["sdpa.py"], ["Attend", "attention_weights", "sdpa"]),
+        (["sdpa.py"], ["Attend", "Scores", "attention_weights", "sdpa"]),
         (["layers/gqa"], ["GroupedQueryAttention"]),
         (["multi_head_loop"], ["multi_head_loop"]),
         (["gqa,kvcache", "gqa"], ["GroupedQueryAttention", "KVCache"]),
