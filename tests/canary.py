@@ -47,6 +47,7 @@ PAGE_OF = dict(
         families=models/from-config few=use/ship flex=core/flash fused=use/ship
         inputs=layers/one-code loads=use/checkpoints parts=core/order
         plain=layers/gqa programs=use/project tokenizer=use/transformers
+        recurrence=beyond/recurrent recurrent=beyond/recurrent
         torch=layers/one-code transformers=layers/one-code
         """,
     )

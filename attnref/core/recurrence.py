@@ -99,7 +99,7 @@ def quadratic(
     left = (g[..., -1:, :] - g).exp()  # and, at the end, of each token
     kept = past[..., -1:, :].mT
     both = torch.stack((q, k) if beta is not None else (q,))
-    products = _products(both, k, g)  # (..., T, T)
+    products = _decayed_products(both, k, g)  # (..., T, T)
     if document is not None:
         d = document[:, None, None, :, None]  # (B, 1, 1, T, 1)
         products = products * (d == d.mT)
@@ -119,7 +119,7 @@ def quadratic(
     return out.reshape(shape), state.flatten(1, 2)
 
 
-def _products(x: Tensor, k: Tensor, g: Tensor) -> Tensor:
+def _decayed_products(x: Tensor, k: Tensor, g: Tensor) -> Tensor:
     """Products of each token's `x` with keys up to it, under the decay between.
 
     Always of the difference of two sums: `e^g` apart from `e^-g` would

@@ -115,6 +115,8 @@ def model_from_config(
             for group in own:
                 groups[group] = groups.get(group, 0) + 1
         counted = None if unread else params_of(read, layers)
+        if any(isinstance(group, Compressed) for group in groups):
+            note = "the state of the compressor is not counted"
     longest = next((given[n] for n in LONGEST if given.get(n)), 0)
     name = given.get("_name_or_path")
     if isinstance(config, (str, PathLike)):

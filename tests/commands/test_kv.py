@@ -419,13 +419,16 @@ def test_a_config_that_is_refused_leads_to_the_sizes(
         assert ids in error and (said in error) is bool(ids)
 
 
-def test_a_config_whose_code_is_refused_has_its_bytes(tmp_path):
+def test_a_config_with_a_field_that_nobody_knows_has_its_bytes(tmp_path):
     """What is not known of it, and what is not counted, stands below them."""
     file, known = tmp_path / "config.json", find_model("deepseek-v4-flash")
     config = {"model_type": "deepseek_v4", "num_hidden_layers": 43}
     config |= {"compress_ratios": [0, 0, *[4, 128] * 20, 4], "use_mystery": 1}
     config |= {"head_dim": 512, "index_head_dim": 128, "sliding_window": 128}
-    file.write_text(json.dumps(config | {"num_attention_heads": 64}))
+    config |= {"num_attention_heads": 64, "hidden_size": 4096}
+    config |= {"q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8}
+    config |= {"index_n_heads": 64, "index_topk": 512}
+    file.write_text(json.dumps(config))
     text = kv(f"--config {file} --tokens 128K")
     assert f"131,072  {kv_bytes(known, 131_072):,}" in text
     assert "without effect on bytes: use_mystery\n" in text

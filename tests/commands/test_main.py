@@ -338,7 +338,7 @@ def test_what_is_wrong_is_told_in_the_language_of_the_command(capsys):
         ("kv --model --lang zh", "参数 --model：后面至少要有一个值"),
         ("kv --lang zh --model lama3", "没有模型 'lama3'，是不是 "),
         ("kv --model lama3", "there is no model 'lama3'; did you mean "),
-        ("check gpa --lang zh", "没有练习 'gpa'，是不是 gqa？"),
+        ("check gpa --lang zh", "没有练习 'gpa'，是不是 gqa"),
         ("check --list gqa --lang zh", "--list 不接练习"),
         ("copy --list gqa --lang zh", "--list 不接名字，它列出全部"),
         ("copy --lang zh", "要给出一个或多个名字，--list 列出全部"),

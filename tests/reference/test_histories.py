@@ -215,7 +215,7 @@ class History:
 
     def __init__(self, draw):
         self.draw, pick = draw, draw.choice
-        self.name = pick(DECODERS)
+        self.name = pick([name for name in DECODERS if name != "dsa"])
         self.core = pick([*CORES, "sdpa", "sdpa", "fused"])
         ringed = [rule for rule, told in RULES.items() if told.rings]
         self.told = rule = pick([*RULES, *ringed, *ringed])

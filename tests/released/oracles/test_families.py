@@ -426,7 +426,7 @@ def test_of_a_whole_text_a_file_gives_bit_for_bit_what_the_layer_gives(
     family, more
 ):
     config = config_of(family, **more).to_dict()
-    made = module_of(config)["Attention"]
+    made = module_of(config).get("Attention")  # V4 has mixers alone
     for layer, r in records_of(config).items():
         if r.shares is not None or (r.index_topk and not r.index_own):
             continue  # it reads what another layer has left

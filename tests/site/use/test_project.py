@@ -136,7 +136,7 @@ def sees_the_future(model):
 # sections above. None of these changes the shape of anything.
 SCALED = "q = q.to(wide) * (D**-0.5 if scale is None else scale)"
 TURNED = "rope=rope, past=past, positions=at, rotated=rotated"
-HEADS = "layer.attend(q, k, v, seen, dropout=dropout, **told)"
+HEADS = "layer.attend(q, k, v, seen, dropout=dropout, **options)"
 MISTAKES = {
     "none": ("", ""),
     "targets": (
