@@ -711,6 +711,7 @@ $.modules = {
   fractions: { Fraction },
   difflib: { get_close_matches: () => [] },
   operator: { index: whole },
+  contextvars: { ContextVar: $.def(["name", "default"], (name, value) => ({ get: () => value })) },
 };
 
 // For scripts: as JSON has it.
