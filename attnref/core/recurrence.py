@@ -72,7 +72,7 @@ def scan(
 
 
 # --8<-- [start:quadratic]
-BLOCK = 16  # tokens between which decays are taken channel by channel
+_BLOCK = 16  # tokens between which decays are taken channel by channel
 
 
 def quadratic(
@@ -91,8 +91,9 @@ def quadratic(
     the delta rule, all `u` together solve one triangular system.
     """
     shape = v.shape
-    split = k.shape[1], -1  # heads that share a key are an axis of their own
-    v, g, state = (x.unflatten(1, split) for x in (v, decay, state))
+    K = k.shape[1]  # heads that share a key are an axis of their own
+    split = len(v), K, v.shape[1] // K
+    v, g, state = (x.reshape(*split, *x.shape[2:]) for x in (v, decay, state))
     q, k = q[:, :, None], k[:, :, None]
     g = (g if decay.dim() == 4 else g[..., None]).cumsum(dim=3)
     past = g.exp()  # what is left of the state before
@@ -107,7 +108,7 @@ def quadratic(
         left, kept = left * (d == d[..., -1:, :]), kept * (d[..., -1:, :] == 0)
     u = v
     if beta is not None:
-        b = beta.unflatten(1, split)[..., None]
+        b = beta.reshape(*split, beta.shape[2], 1)
         u = torch.linalg.solve_triangular(
             b * products[1],  # of it, what stands below the diagonal is read
             b * (v - (past * k) @ state),
@@ -131,7 +132,7 @@ def _decayed_products(x: Tensor, k: Tensor, g: Tensor) -> Tensor:
         return (x @ k.mT) * (g - g.mT).tril().exp().tril()
     rows, n, T = [], 0, g.shape[-2]
     while n < T:
-        now = slice(n, n + BLOCK)
+        now = slice(n, n + _BLOCK)
         x_n, k_n, g_n = x[..., now, :], k[..., now, :], g[..., now, :]
         between = (g_n[..., None, :] - g_n[..., None, :, :]).clamp(max=0).exp()
         within = (between * k_n[..., None, :, :]) @ x_n[..., None]
@@ -142,7 +143,7 @@ def _decayed_products(x: Tensor, k: Tensor, g: Tensor) -> Tensor:
             parts.insert(0, (x_n * (g_n - start).exp()) @ earlier.mT)
         row = torch.cat(parts, dim=-1)
         rows.append(F.pad(row, (0, T - row.shape[-1])))
-        n += BLOCK
+        n += _BLOCK
     return torch.cat(rows, dim=-2)
 
 

@@ -67,7 +67,7 @@ class Indexer(nn.Module):
             # All heads in one product: the keys are read once, not copied.
             rows = q.transpose(1, 2).reshape(B, T * Hi, Di).to(wide)
             scores = F.relu(k[:, 0].to(wide) @ rows.mT)  # (B, S, T * Hi)
-            scores = scores.unflatten(2, (T, Hi))  # (B, S, T, Hi)
+            scores = scores.view(B, k.shape[2], T, Hi)  # (B, S, T, Hi)
             scores = torch.einsum("bsth,bth->bts", scores, weights)
         if seen is not None:
             scores = scores.masked_fill(~seen.any(dim=1), -torch.inf)

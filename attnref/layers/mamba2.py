@@ -108,7 +108,8 @@ class Mamba2(nn.Module):
         heads, state = new.read(q, k, written, decay, state)
         heads = heads + self.D.to(wide)[:, None, None] * v  # (B, H, T, Dv)
         out = merge_heads(heads) * F.silu(gate.to(wide))
-        out = out.unflatten(-1, (K, -1))  # a norm over each group of heads
+        # A norm over each group of heads.
+        out = out.view(*out.shape[:2], K, inner // K)
         out = F.rms_norm(out, out.shape[-1:], eps=self.norm.eps).flatten(-2)
         out = (out * self.norm.weight).to(gate.dtype)  # (B, T, H * Dv)
         return new.end(self.out_proj(out), state, inputs)
