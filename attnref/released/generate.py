@@ -247,9 +247,10 @@ def source(name: str = "attention") -> str:
     """A template, whose lines `%% x` are `{% x %}`: line statements of Jinja
     take the blank lines above them along. `%% above` is what such layers
     share."""
-    shared = Path(__file__).with_name("mixers") / "recurrent.py.jinja"
     text = sources()[name].read_text("utf-8")
-    text = text.replace("%% above\n", shared.read_text("utf-8"))
+    if "%% above\n" in text:
+        shared = Path(__file__).with_name("mixers") / "recurrent.py.jinja"
+        text = text.replace("%% above\n", shared.read_text("utf-8"))
     return re.sub(r"(?m)^%% (.*)$", r"{% \1 %}", text)
 
 
