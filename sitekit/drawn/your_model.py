@@ -17,7 +17,7 @@ from sitekit.drawn.operations import GPUS
 from sitekit.markdown.render import Words, inline, render
 from sitekit.released import released as models
 from sitekit.released import told
-from sitekit.released.javascript import bundle, of_table, strings
+from sitekit.released.javascript import Table, bundle, of_table, string, strings
 from sitekit.released.jinja import of_templates
 
 FIRST = "qwen3-8b"
@@ -121,12 +121,7 @@ def script() -> str:
     return bundle(
         [COUNT, *(("sitekit.released.told", name) for name in roots)],
         {
-            **of_table(
-                *map(
-                    Path(str(record.__file__)).with_name,
-                    ("sizes.toml", "families.toml"),
-                )
-            ),
+            **_table().functions,
             "attnref.released.generate.template": of_templates(
                 {name: source(name) for name in sources()}
             ),
@@ -136,11 +131,19 @@ def script() -> str:
     )
 
 
+@cache
+def _table() -> Table:
+    own = Path(str(record.__file__))
+    return of_table(*map(own.with_name, ("sizes.toml", "families.toml")))
+
+
 def configs() -> str:
-    """assets/configs.js: the config.json of each model to choose."""
+    """assets/configs.js: what is data, the table of families and the
+    config.json of each model to choose."""
     # A text each: 1e6 is not 1000000 in a file that is made of it.
     texts = {
         id: json.dumps(model.config, ensure_ascii=False, separators=(",", ":"))
         for id, model in models.released().items()
     }
-    return f"const configs = {strings(texts)};\n"
+    families = string(_table().entries)
+    return f"const families={families};\nconst configs={strings(texts)};\n"

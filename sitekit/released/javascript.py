@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnref.released.expression import FUNCTIONS, names_in
 
@@ -187,9 +187,16 @@ def _name(name: str) -> str:
     return f"{name}_" if name in RESERVED else name
 
 
-def of_table(*paths: Path) -> dict[str, str]:
-    """What is `given` of families.toml: the table as JSON, with a number for
-    each expression, and the expressions as functions of what they read."""
+class Table(NamedTuple):
+    """Entries of families.toml; an expression is a number in them."""
+
+    entries: str  # as JSON
+    functions: dict[str, str]  # what is `given`, of the table `families`
+
+
+def of_table(*paths: Path) -> Table:
+    """The tables of attnref.released, their expressions as functions of what
+    they read."""
     texts: dict[str, int] = {}
 
     def entries(row: dict[str, Any]) -> dict[str, Any]:
@@ -206,16 +213,16 @@ def of_table(*paths: Path) -> dict[str, str]:
         kinds = [p for p in ("weights", "state", "mixer") if p in row]
         parts = {part: entries(row[part]) for part in kinds}
         rows[name] = row if name == "_fields" else {**entries(row), **parts}
-    table = string(json.dumps(rows, separators=(",", ":")))
-    functions = ",\n".join(map(expression, texts))
     of = "(entry)=>isText(entry)?_parsed[entry]"
-    return {
-        "attnref.released.record._table": f"((t)=>()=>t)(loads({table}))",
-        "attnref.released.expression._parsed": f"[{functions}]",
+    parsed = ",\n".join(map(expression, texts))
+    functions = {
+        "attnref.released.record._table": "cache(()=>loads(families))",
+        "attnref.released.expression._parsed": f"[{parsed}]",
         "attnref.released.expression.names_in": f"{of}[0]:[]",
         "attnref.released.expression.value_of": "(entry,fields)=>isText(entry)?"
         "_parsed[entry][1]((name)=>$.at(fields,name)):entry",
     }
+    return Table(json.dumps(rows, separators=(",", ":")), functions)
 
 
 def expression(text: str) -> str:

@@ -346,11 +346,11 @@ def test_a_page_is_right_and_light(tab, address, site, fonts, path):
     for url in set(tab.urls):
         file = site.folder / url.removeprefix(address).split("?")[0]
         if url.endswith(SCRIPTS_OF_YOUR_MODEL):
-            lent += file.stat().st_size
+            lent += weight(file)
             continue
         weights[url] = weight(file / "index.html" if file.is_dir() else file)
     heaviest = sorted(weights.items(), key=lambda item: -item[1])[:4]
-    assert lent <= 300_000  # unpacked
+    assert lent <= 80_000
     total = sum(weights.values())
     assert len(weights) > 3
     assert total <= 160_000, f"{total} bytes, of which {dict(heaviest)}"

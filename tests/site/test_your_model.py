@@ -253,10 +253,11 @@ def test_what_is_refused_greys_the_last_result_and_says_so(page, text):
 def test_an_error_without_words_is_told_in_those_of_the_page(chromium, address):
     """The script of a page must not end in silence, whatever it has met."""
     broken = "python.answer = () => null.a;"
+    data = "const configs = {}, families = '{}';"
     with opened(chromium, "about:blank", until="load") as page:
         page.route(
             "**/configs.js",
-            lambda route: route.fulfill(body=f"const configs = {{}};{broken}"),
+            lambda route: route.fulfill(body=data + broken),
         )
         page.goto(address + "zh/models/your-model/")
         page.fill("textarea", changed(hidden_size=2048))
