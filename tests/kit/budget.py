@@ -24,6 +24,8 @@ EXCEPTIONS = {
     "models/your-model": "block code: the file is what the page is about",
     "models/decoder": "code: its plain form is a whole model",
     "beyond/compressed": "code: its plain form has three kinds of layer",
+    "mistakes/by-symptom": "height: entries are looked up one by one",
+    "mistakes/tests": "height: tests are looked up one by one",
     "mistakes/cache-mistakes": "height: entries are looked up one by one",
     "zh/mistakes/cache-mistakes": "height code: as above, in fewer lines",
 }

@@ -705,7 +705,9 @@ def test_all_layers_compile_for_any_length(attend):
 
 @each_compiled_core("fused")
 def test_all_layers_are_exported_for_any_length(attend, names):
-    decoder = at_once(attend, names)
+    """But DSA, which chooses keys only where there are more than it reads."""
+    chooses = [name for name in names if takes(name, "index_topk")]
+    decoder = at_once(attend, [name for name in names if name not in chooses])
     ids = torch.randint(31, (B, 13))
     anyhow = {1: Dim.AUTO}
     exported = torch.export.export(

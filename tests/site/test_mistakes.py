@@ -187,7 +187,7 @@ def test_each_exercise_is_listed_and_on_a_page_that_explains(site, language):
     root = site.folder / ROOTS[language]
     listed = html.unescape((root / "learn/exercises/index.html").read_text())
     on = exercise.places()
-    assert sorted(on) == sorted(TASKS) and len(on) == 22
+    assert sorted(on) == sorted(TASKS) and len(on) > 20
     for name, stem in on.items():
         assert f'href="../../{stem}/#exercise"><code>{name}</code>' in listed
         assert getattr(TASKS[name].title, language) in listed

@@ -102,6 +102,8 @@ def said(text):
         r'<span class="count">.*?</span>',
         r'<a class="(headerlink|notebook)".*?</a>',
         r'<div class="controls">.*?</table>',
+        r'<ul class="kinds">.*?</ol>',  # strips
+        r'<div class="changes highlight">.*?</div>',
         r'<div class="tabbed-labels">.*?</div>',
         r'<div class="(ways|other|statement|imported)">.*?</div>',
         r"<details><summary>(What it contains|文件里有什么).*?</details>",
