@@ -51,7 +51,6 @@ def test_a_download_is_what_attnref_copy_writes(folder, tmp_path):
     plain = {path.stem: path.read_bytes() for path in folder.glob("plain/*")}
     assert plain == {s: path.read_bytes() for s, path in copy.plain().items()}
     names = {path.name for path in folder.glob("*.py")}
-    public -= {"state.py"}  # no page shows it yet
     assert names == public | {
         *("checks.py", "few.py", "heads.py", "inputs.py", "past.py")
     }
