@@ -511,7 +511,7 @@ def seen_alone(
 
 # Whose blocks of tokens start at the first pad, in transformers.
 ALONE = "deepseek_v4", "minimax_m3_vl_text"
-OTHERS = "Vision|Audio"
+OTHERS = "(Vision|Audio)(?!Text)"  # of Granite 4 Vision, the text too
 RECURRENT = (
     r"kV4Attention|TextLinearAttention|Delta|\wMixer$|MambaLayer$|Lightning"
     "|ShortConv"
