@@ -171,6 +171,7 @@ class Recurrent:
     value_dim: int
     conv_channels: int
     conv_kernel: int
+    beside: bool = False  # keys and values, which another group counts
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -239,4 +240,5 @@ class Model:
     @property
     def layers(self) -> int:
         """Number of layers that cache something."""
-        return sum(group.layers for group in self.groups)
+        beside = [g for g in self.groups if getattr(g, "beside", False)]
+        return sum(g.layers for g in self.groups if g not in beside)
