@@ -240,5 +240,8 @@ class Model:
     @property
     def layers(self) -> int:
         """Number of layers that cache something."""
-        beside = [g for g in self.groups if getattr(g, "beside", False)]
-        return sum(g.layers for g in self.groups if g not in beside)
+        return sum(
+            group.layers
+            for group in self.groups
+            if not (isinstance(group, Recurrent) and group.beside)
+        )

@@ -223,11 +223,16 @@ def _compressed(r: MixerRecord) -> Compressed:
 
 def _convolved(r: MixerRecord) -> Group:
     """The keys and values beside the inputs of the convolutions."""
-    D = r.key_dim
-    sizes = r.d_model, r.n_heads, r.n_kv_heads, D, D
-    group = group_of(AttentionRecord("", "", *sizes, window=r.window))
-    assert group is not None
-    return group
+    sizes = {
+        "layers": 1,
+        "q_heads": r.n_heads,
+        "kv_heads": r.n_kv_heads,
+        "head_dim": r.key_dim,
+        "v_head_dim": r.key_dim,
+    }
+    if r.window:
+        return Sliding(**sizes, sliding_window=r.window)
+    return Full(**sizes)
 
 
 def group_of(r: AttentionRecord) -> Group | None:
