@@ -17,9 +17,10 @@ class GatedDeltaNet(nn.Module):
 
     The state of each of the `n_v_heads` value heads maps keys of width
     `key_dim` to values of width `value_dim`. `n_heads` heads of queries and
-    keys are shared by groups of them. A convolution mixes each channel with its
-    last `conv_kernel` inputs. Parameters are named as in Hugging Face
-    checkpoints of Qwen3.5.
+    keys are shared by groups of them. A token replaces a share of what its key
+    had, at most `beta_max`: 1, or 2 in Olmo-Hybrid, where it may turn the sign.
+    A convolution mixes each channel with its last `conv_kernel` inputs.
+    Parameters are named as in Hugging Face checkpoints of Qwen3.5.
 
     Examples:
         >>> layer = GatedDeltaNet(
@@ -40,6 +41,7 @@ class GatedDeltaNet(nn.Module):
         key_dim: int,
         value_dim: int,
         conv_kernel: int = 4,
+        beta_max: float = 1.0,
         eps: float = 1e-6,
         causal: bool | Rule = True,
     ) -> None:
@@ -53,10 +55,13 @@ class GatedDeltaNet(nn.Module):
             value_dim=value_dim,
             conv_kernel=conv_kernel,
         )
+        if not 0 < beta_max <= 2:  # beyond, a state grows without bound
+            raise ValueError(f"{beta_max=} is not from 0 to 2")
         if n_v_heads % n_heads:
             raise ValueError(f"{n_heads=} does not divide {n_v_heads=}")
         self.d_model, self.n_heads, self.n_v_heads = d_model, n_heads, n_v_heads
         self.key_dim, self.value_dim = key_dim, value_dim
+        self.beta_max = beta_max
         inner = n_v_heads * value_dim
         C = 2 * n_heads * key_dim + inner
         self.in_proj_qkv = nn.Linear(d_model, C, bias=False)
@@ -101,7 +106,7 @@ class GatedDeltaNet(nn.Module):
         q, k, v = mixed.tensor_split((keys, 2 * keys), dim=-1)
         q, k = (units(split_heads(t, self.n_heads)) for t in (q, k))
         v = split_heads(v, H)  # (B, H, T, Dv)
-        beta = self.in_proj_b(x).to(wide).sigmoid().mT  # (B, H, T)
+        beta = self.beta_max * self.in_proj_b(x).to(wide).sigmoid().mT
         step = F.softplus(self.in_proj_a(x).to(wide) + self.dt_bias)
         decay = (-self.A_log.to(wide).exp() * step).mT  # (B, H, T)
         heads, state = new.read(q * D**-0.5, k, v, decay, state, beta=beta)

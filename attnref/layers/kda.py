@@ -15,8 +15,11 @@ from attnref.core.recurrence import units
 class ForgetGate(nn.Module):
     """How each channel of the keys decays: logarithms, at most 0."""
 
-    def __init__(self, d_model: int, n_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, head_dim: int, bound: float | None
+    ) -> None:
         super().__init__()
+        self.bound = bound
         inner = n_heads * head_dim
         self.f_a_proj = nn.Linear(d_model, head_dim, bias=False)
         self.f_b_proj = nn.Linear(head_dim, inner, bias=False)
@@ -27,8 +30,11 @@ class ForgetGate(nn.Module):
     def forward(self, x: Tensor, wide: torch.dtype) -> Tensor:
         """`x` `(B, T, E)` to `(B, H, T, D)`, in the dtype of the state."""
         step = self.f_b_proj(self.f_a_proj(x)).to(wide) + self.dt_bias
-        step = split_heads(F.softplus(step), self.A_log.shape[2])
-        return -self.A_log.to(wide).exp().transpose(1, 2) * step
+        step = split_heads(step, self.A_log.shape[2])
+        rate = self.A_log.to(wide).exp().transpose(1, 2)  # (1, H, 1, 1)
+        if self.bound is not None:
+            return self.bound * (rate * step).sigmoid()
+        return -rate * F.softplus(step)
 
 
 class KimiDeltaAttention(nn.Module):
@@ -36,9 +42,10 @@ class KimiDeltaAttention(nn.Module):
 
     The state of each of the `n_heads` heads maps keys to values, both of width
     `head_dim`, `d_model / n_heads` unless it is given, and each channel of the
-    keys decays on its own. A convolution mixes each channel with its last
-    `conv_kernel` inputs. Parameters are named as in transformers, which joins
-    the three convolutions of a checkpoint.
+    keys decays on its own. `decay_bound` keeps the logarithms of the decays
+    above it, as `kda_lower_bound` of a config. A convolution mixes each channel
+    with its last `conv_kernel` inputs. Parameters are named as in transformers,
+    which joins the three convolutions of a checkpoint.
 
     Examples:
         >>> layer = KimiDeltaAttention(d_model=64, n_heads=4, head_dim=8)
@@ -55,12 +62,15 @@ class KimiDeltaAttention(nn.Module):
         n_heads: int,
         head_dim: int | None = None,
         conv_kernel: int = 4,
+        decay_bound: float | None = None,
         eps: float = 1e-5,
         causal: bool | Rule = True,
     ) -> None:
         super().__init__()
         self.causal = causal
         check_sizes(conv_kernel=conv_kernel)
+        if decay_bound is not None and not decay_bound < 0:
+            raise ValueError(f"{decay_bound=} must be below 0")
         head_dim = check_layer(
             d_model=d_model,
             n_heads=n_heads,
@@ -75,7 +85,7 @@ class KimiDeltaAttention(nn.Module):
         self.v_proj = nn.Linear(d_model, inner, bias=False)
         C = 3 * inner
         self.conv1d = nn.Conv1d(C, C, conv_kernel, groups=C, bias=False)
-        self.forget_gate = ForgetGate(d_model, n_heads, head_dim)
+        self.forget_gate = ForgetGate(d_model, n_heads, head_dim, decay_bound)
         self.b_proj = nn.Linear(d_model, n_heads, bias=False)
         self.g_a_proj = nn.Linear(d_model, head_dim, bias=False)
         self.g_b_proj = nn.Linear(head_dim, inner, bias=False)

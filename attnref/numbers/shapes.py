@@ -171,6 +171,7 @@ class Recurrent:
     value_dim: int
     conv_channels: int
     conv_kernel: int
+    beside: bool = False  # keys and values, which another group counts
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -239,4 +240,8 @@ class Model:
     @property
     def layers(self) -> int:
         """Number of layers that cache something."""
-        return sum(group.layers for group in self.groups)
+        return sum(
+            group.layers
+            for group in self.groups
+            if not (isinstance(group, Recurrent) and group.beside)
+        )

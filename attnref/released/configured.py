@@ -88,7 +88,7 @@ class ConfiguredAttention(nn.Module):
         if record.chunk:
             self.causal = Chunk(record.chunk)
         names = families()[record.family].names
-        self._theirs = {f"{t}.": f"{ours}." for ours, t in names.items()}
+        self._theirs = {theirs: ours for ours, theirs in names.items()}
         hook = self.register_load_state_dict_pre_hook
         hook(_renamed)  # type: ignore[no-untyped-call]
         self._build()
@@ -307,6 +307,6 @@ def _renamed(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     for name in [*state]:
         own = name.removeprefix(prefix)
         for theirs, ours in module._theirs.items():
-            if own.startswith(theirs):
+            if f"{own}.".startswith(f"{theirs}."):
                 new = prefix + ours + own.removeprefix(theirs)
                 state[new] = state.pop(name)

@@ -108,10 +108,12 @@ def model_from_config(
         layers, mixers = layers_of(read), mixers_of(read)
         for layer, (kind, record) in enumerate(layers):
             mixer = mixers.get(layer)
-            if mixer and mixer.window:
+            if mixer and mixer.kind == "CompressedAttention":
                 own: list[Group] = [_compressed(mixer)]
             else:
                 own = _groups(family, given, layer, kind, record)
+            if mixer and mixer.n_kv_heads:
+                own.append(_convolved(mixer))
             for group in own:
                 groups[group] = groups.get(group, 0) + 1
         counted = None if unread else params_of(read, layers)
@@ -219,6 +221,20 @@ def _compressed(r: MixerRecord) -> Compressed:
     )
 
 
+def _convolved(r: MixerRecord) -> Group:
+    """The keys and values beside the inputs of the convolutions."""
+    sizes = {
+        "layers": 1,
+        "q_heads": r.n_heads,
+        "kv_heads": r.n_kv_heads,
+        "head_dim": r.key_dim,
+        "v_head_dim": r.key_dim,
+    }
+    if r.window:
+        return Sliding(**sizes, sliding_window=r.window)
+    return Full(**sizes)
+
+
 def group_of(r: AttentionRecord) -> Group | None:
     """What one layer stores; None, if it reads what another one stores."""
     if r.shares is not None:
@@ -276,7 +292,7 @@ def _state(
 
 def _recurrent(family: str, state: Fields) -> Recurrent:
     sizes = {name: _size(family, state, name) for name in STATE}
-    return Recurrent(layers=1, **sizes)
+    return Recurrent(layers=1, **sizes, beside=bool(state["beside"]))
 
 
 def _size(family: str, read: Fields, name: str) -> int:

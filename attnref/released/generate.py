@@ -86,6 +86,7 @@ SIZES = {
     *("q_growth", "q_growth_from", "q_growth_every", "q_power", "scale"),
     *("window", "chunk", "shares"),
     *("q_rank", "kv_rank", "rope_dim", "latent_factor", "q_factor", "rate"),
+    *("key_dim", "rel_extent"),
 }
 
 
@@ -245,12 +246,13 @@ def template(name: str = "attention") -> Any:
 
 def source(name: str = "attention") -> str:
     """A template, whose lines `%% x` are `{% x %}`: line statements of Jinja
-    take the blank lines above them along. `%% above` is what such layers
-    share."""
-    text = sources()[name].read_text("utf-8")
-    if "%% above\n" in text:
-        shared = Path(__file__).with_name("mixers") / "recurrent.py.jinja"
-        text = text.replace("%% above\n", shared.read_text("utf-8"))
+    take the blank lines above them along. `%% above` is what layers with a
+    state share, and `%% rows` what those do that read rows one by one."""
+    text, folder = sources()[name].read_text("utf-8"), Path(__file__).parent
+    for line, shared in (("above", "recurrent"), ("rows", "rows")):
+        if f"%% {line}\n" in text:
+            part = (folder / f"mixers/{shared}.py.jinja").read_text("utf-8")
+            text = text.replace(f"%% {line}\n", part)
     return re.sub(r"(?m)^%% (.*)$", r"{% \1 %}", text)
 
 

@@ -137,8 +137,14 @@ class MixerRecord:
     out_factor: float = 1.0
     attention_in: float = 1.0
     attention_out: float = 1.0
-    # of attention to a window and to compressed entries
-    window: int = 0
+    # of attention, to a window, with a bias by distance
+    n_kv_heads: int = 0
+    window: int | None = None
+    rel_dim: int = 0
+    rel_extent: int = 0
+    q_growth: float = 0.0
+    q_growth_from: int = 1
+    # to compressed entries
     rate: int = 1  # tokens of one entry
     index_own: bool = False
     index_topk: int = 0  # entries of a query
@@ -330,8 +336,8 @@ def mixers_of(given: Mapping[str, Any]) -> dict[int, MixerRecord]:
         own = {f.name: f.type for f in fields(MixerRecord)}
         record = {name: values[name] for name in entries if name in own}
         for name, value in record.items():
-            least = 1 if own[name] is int and name in row.mixer else value
-            if not _fits(value, own[name]) or value < least:
+            counts = own[name] is int and name in row.mixer
+            if not _fits(value, own[name]) or (counts and value < 1):
                 raise ValueError(message(NO_VALUE, family, name, value))
         found[layer] = _divided(MixerRecord(**record, family=family))
     return found
@@ -345,6 +351,15 @@ def _divided(r: MixerRecord) -> MixerRecord:
                 r.family,
                 r.n_heads,
                 r.n_v_heads,
+            )
+        )
+    if r.n_kv_heads and r.n_heads % r.n_kv_heads:
+        raise ValueError(
+            message(
+                "{}: n_kv_heads={} does not divide n_heads={}",
+                r.family,
+                r.n_kv_heads,
+                r.n_heads,
             )
         )
     return r

@@ -76,6 +76,7 @@ def cells(model: Model) -> tuple[Cells, bool]:
     found = [
         (letter(group), bool(getattr(group, "index_dim", 0)))
         for group in model.groups
+        if not getattr(group, "beside", False)
         for _ in range(group.layers)
     ]
     found += [("S", False)] * REUSE.get(model.id, 0)

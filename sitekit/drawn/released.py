@@ -64,14 +64,14 @@ def _maker(model: models.Released) -> str:
 
 
 def _row(model: models.Released, language: str, words: Words) -> list[Cell]:
-    r = next(iter(model.records.values()))
+    r = next(iter(model.attends.values()))
 
     def named(parts: object) -> str:
         found = [part for part in model.parts if part in parts]  # type: ignore[operator]
         names = (models.part_word(part, "name", language) for part in found)
         return words["join"].join(names) or words["none"]
 
-    seen = max((x.window or x.chunk or 0) for x in model.records.values())
+    seen = max((x.window or x.chunk or 0) for x in model.attends.values())
     others = {*PARTS} - HEADS - {*ROPE} - {*SEEN}
     name = f"[{model.name}](released/{model.id}.md)"
     name += model.called(language).removeprefix(model.name)

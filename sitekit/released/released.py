@@ -49,7 +49,7 @@ from sitekit.released.told import (
 )
 
 FOLDER = "models/released"
-TRIAL = """layer = Attention({layer}).eval().requires_grad_(False)
+TRIAL = """layer = {made}({layer}).eval().requires_grad_(False)
 x = torch.randn(3, 9, {d_model})  # (B, T, E)
 whole = layer(x)
 
@@ -91,7 +91,25 @@ class Released(NamedTuple):
 
     @property
     def family(self) -> str:
-        return next(iter(self.records.values())).family
+        return str(fields_of(self.config)["model_type"])
+
+    @property
+    def attends(self) -> dict[int, AttentionRecord]:
+        """The layers with keys and values, those of a template too."""
+        own = mixers_of(fields_of(self.config))
+        return self.records or {
+            layer: AttentionRecord(
+                r.family,
+                r.kind,
+                r.d_model,
+                r.n_heads,
+                r.n_kv_heads or 1,
+                r.key_dim,
+                r.key_dim,
+                window=r.window,
+            )
+            for layer, r in own.items()
+        }
 
     @property
     def layers(self) -> int:
@@ -121,8 +139,6 @@ def released() -> dict[str, Released]:
     for id, config in reversed(configs().items()):
         with suppress(ValueError):  # of another kind than softmax attention
             records = records_of(config)
-            if not records:  # nor is there a page of it
-                continue
             parts = parts_of(records)
             found[id] = Released(models()[id], config, records, parts)
     return found
@@ -252,7 +268,7 @@ def part_word(part: str, which: str, language: str) -> str:
 def kinds_of(model: Released) -> list[AttentionRecord]:
     """One record of each shape of heads."""
     found: dict[tuple[int, int, int], AttentionRecord] = {}
-    for r in model.records.values():
+    for r in model.attends.values():
         found.setdefault((r.n_heads, r.n_kv_heads, r.head_dim), r)
     return [*found.values()]
 
@@ -313,7 +329,7 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     for sentence in sentences:
         yield f"- {sentence}"
     if not sentences:
-        yield told("nothing")
+        yield told("nothing" if model.records else "other")
     others = model.layers - len(model.records)
     if left := model.left:
         yield f"- {told('others', n=len(left), all=model.layers)}"
@@ -331,7 +347,7 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield f"| {told('cache')} | {' | '.join(sizes)} |\n"
     if states := state_bytes(shape):
         yield told("states", bytes=size(states)) + "\n"
-    elif others:
+    elif others and model.records:
         yield told("without_states") + "\n"
     yield f"## {told('wrong')} {{ #wrong data-search-exclude }}\n"
     moved = losses(model.records)
@@ -342,7 +358,7 @@ def _lines(model: Released, language: str) -> Iterator[str]:
             yield f"| {part_word(part, 'lost', language)} | {error:.2g} |"
         yield "\n" + told("wrong_after")
     else:
-        yield told("nothing_wrong")
+        yield told("nothing_wrong" if model.records else "no_other")
     yield f"\n## {told('sources')} {{ #sources data-search-exclude }}\n"
     yield told("sources_lead") + "\n"
     for source in reversed(model.model.sources):  # that of the config first
@@ -381,8 +397,14 @@ def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
                 said += joined("and", linked(name))
         if mixer and r:
             said = joined("beside", said, linked(mixer.kind))
-        elif mixer:
+        elif mixer and mixer.window is None and not mixer.n_kv_heads:
             said = joined("recurrent", linked(mixer.kind))
+        elif mixer:
+            said = linked(mixer.kind if mixer.rate > 1 else "MQA")
+            if mixer.n_kv_heads:
+                said = linked("GQA") + joined("and", linked(mixer.kind))
+            if mixer.window:
+                said += joined("and", linked("window"))
         said = said or joined("none")
         found[said] = found.get(said, 0) + 1
     return found
@@ -391,9 +413,10 @@ def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
 def notebook(id: str, language: str) -> list[str]:
     """Text and code in turn: the file, and the layer with random weights."""
     model = released()[id]
-    layer, first = next(iter(model.records.items()))
+    layer, first = next(iter(model.attends.items()))
+    made = "Attention" if model.records else "mixer"
     lead = word("notebook", language, name=model.name, layers=model.layers)
-    trial = TRIAL.format(layer=layer, d_model=first.d_model)
+    trial = TRIAL.format(made=made, layer=layer, d_model=first.d_model)
     return [lead, model.text.rstrip(), word("trial", language), trial]
 
 

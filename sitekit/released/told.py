@@ -150,8 +150,9 @@ def letters(given: Mapping[str, Any], records: Records) -> list[str]:
     mixers = mixers_of(given)
     for layer in range(len(kinds_of(given))):
         r, mixer = records.get(layer), mixers.get(layer)
-        if mixer is not None and mixer.window:
-            found.append("K" if mixer.rate > 1 else "W")
+        if mixer is not None and (mixer.window or mixer.n_kv_heads):
+            whole = "F" if mixer.window is None else "W"
+            found.append("K" if mixer.rate > 1 else whole)
         elif r is None:
             found += [] if others[layer : layer + 1] in ("E", "-") else ["R"]
         elif r.shares is not None:

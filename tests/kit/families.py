@@ -6,15 +6,74 @@ import inspect
 import math
 import random
 import re
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    MiMoV2FlashConfig,
+    MiMoV2FlashForCausalLM,
+    PretrainedConfig,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnref.released.record import families
 
+
+class MiMoV2Config(MiMoV2FlashConfig):
+    model_type = "mimo_v2"
+
+    attention_value_scale: float | None = None
+
+    def __post_init__(self, **given: Any) -> None:
+        bases = given.get("rope_theta"), given.get("swa_rope_theta")
+        if self.rope_parameters is None and all(bases):
+            share = given["partial_rotary_factor"]
+            rope = {"rope_type": "default", "partial_rotary_factor": share}
+            self.rope_parameters = {
+                f"{kind}_attention": rope | {"rope_theta": base}
+                for kind, base in zip(("full", "sliding"), bases, strict=True)
+            }
+        super().__post_init__(**given)
+
+
+class Rows(nn.Module):
+    """Some rows of a projection that has its weights elsewhere."""
+
+    def __init__(self, whole: nn.Linear, start: int, end: int) -> None:
+        super().__init__()
+        self.of = [whole], slice(start, end)
+
+    def forward(self, x: Tensor) -> Tensor:
+        [whole], rows = self.of
+        return F.linear(x, whole.weight[rows])
+
+
+class MiMoV2(MiMoV2FlashForCausalLM):
+    """What its makers have: one projection, and the sinks by another name."""
+
+    config_class = MiMoV2Config
+
+    def __init__(self, config: MiMoV2Config) -> None:
+        super().__init__(config)
+        for layer in self.model.layers:
+            own = layer.self_attn
+            parts = "q_proj", "k_proj", "v_proj"
+            ends = [0, *accumulate(getattr(own, n).out_features for n in parts)]
+            own.qkv_proj = nn.Linear(config.hidden_size, ends[-1], bias=False)
+            for name, rows in zip(parts, pairwise(ends), strict=True):
+                setattr(own, name, Rows(own.qkv_proj, *rows))
+            if own.sinks is not None:
+                own.attention_sink_bias = own._parameters.pop("sinks")
+                vars(own)["sinks"] = own.attention_sink_bias
+
+
+CONFIG_MAPPING.register("mimo_v2", MiMoV2Config)
+AutoModelForCausalLM.register(MiMoV2Config, MiMoV2)
 FAMILIES = sorted(families())
 LAYERS, LENGTH, ROWS = 4, 24, 3
 CHUNKS = {
@@ -74,6 +133,11 @@ DSA = MLA | {"index_topk": 5, "index_n_heads": 3, "index_head_dim": 14}
 MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 8, "mamba_n_groups": 2}
 MIXED = ["sliding_attention", "full_attention"]
 WIDE = {str(layer): {"head_dim": 12} for layer in (1, 3, 5)}
+INKLING = {
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 6,
+}
 
 
 # What a family needs beside the sizes.
@@ -98,6 +162,9 @@ OWN: dict[str, dict[str, Any]] = {
     "bailing_hybrid": MLA
     | {"num_expert_group": 1, "num_experts": 4, "num_experts_per_token": 2}
     | {"layer_types": 2 * ["linear_attention", "full_attention"]},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 3, "clip_qkv": 0.7, "rope_theta": 1e4}
+    },
     "deepseek_v2": MLA | {"num_experts_per_tok": 2},
     **each("deepseek_v32 glm_moe_dsa", DSA),
     "axk2": DSA | {"n_group": 1, "topk_group": 1},
@@ -124,6 +191,7 @@ OWN: dict[str, dict[str, Any]] = {
         ],
     },
     "hy_v4": DSA | {"hc_mult": 2},
+    "inkling_text": INKLING | {"rel_extent": 11, "sliding_window_size": 7},
     "hy_v4_vl_text": DSA
     | {"hc_mult": 2, "rope_parameters": PAIRS | {"mrope_section": [2, 1, 1]}},
     "dots3_note_text": DSA
@@ -238,6 +306,13 @@ OWN: dict[str, dict[str, Any]] = {
         "alibi": False,
     },
     "mimo_v2_flash": {"head_dim": 24},
+    "mimo_v2": {
+        "head_dim": 24,
+        "attention_projection_layout": "fused_qkv",
+        "attention_value_scale": 0.61,
+        "swa_num_key_value_heads": 6,
+        "add_swa_attention_sink_bias": True,
+    },
     "phi4_multimodal": {  # whose other models are as small
         name: {
             **each("hidden_size num_attention_heads", 16),
@@ -286,6 +361,7 @@ FLAGS = {
     "glm_moe_dsa": {"indexer_types": ["full", "shared", "full", "shared"]},
     "zamba2": {"use_mem_rope": True},
     "granitemoehybrid": {"position_embedding_type": "rope"},
+    "inkling_text": {"log_scaling_n_floor": 5, "log_scaling_alpha": 0.4},
     "kimi_linear": {"q_lora_rank": 20},
     "gpt2": {"scale_attn_by_inverse_layer_idx": True},
     "gpt_bigcode": {"multi_query": False},
@@ -307,11 +383,6 @@ FLAGS = {
 }
 
 
-INKLING = {
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-    "swa_head_dim": 6,
-}
 INDEXED = {
     "num_key_value_heads": 6,
     "index_head_dim": 16,
@@ -321,9 +392,6 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 # Families of which sizes.toml knows what they store.
 SIZED: dict[str, dict[str, Any]] = {
     **each("doge falcon_mamba hrm_text jetmoe mamba", {}),
-    "dbrx": {
-        "attn_config": {"kv_n_heads": 3, "rope_theta": 1e4, "clip_qkv": 8.0}
-    },
     "diffllama": {
         "hidden_size": 40,
         "num_attention_heads": 4,
@@ -342,7 +410,7 @@ SIZED: dict[str, dict[str, Any]] = {
         "loop_layer_index_end": 3,
         "n_layers_per_attn_res_block": 1,
     },
-    **each("inkling_text inkling2_text", INKLING),
+    "inkling2_text": INKLING,
     "mamba2": {
         "num_heads": 4,
         "head_dim": 30,
@@ -511,10 +579,10 @@ def seen_alone(
 
 # Whose blocks of tokens start at the first pad, in transformers.
 ALONE = "deepseek_v4", "minimax_m3_vl_text"
-OTHERS = "Vision|Audio"
+OTHERS = "(Vision|Audio)(?!Text)"  # of Granite 4 Vision, the text too
 RECURRENT = (
-    r"kV4Attention|TextLinearAttention|Delta|\wMixer$|MambaLayer$|Lightning"
-    "|ShortConv"
+    r"kV4Attention|InklingAttention|TextLinearAttention|Delta|\wMixer$|MambaLayer$|Lightning"
+    "|ShortConv$"
 )
 PROJECTIONS = {
     *("q_proj", "qkv_proj", "query_key_value", "q_b_proj", "c_attn"),

@@ -54,6 +54,7 @@ VARIANTS = {
         {**HEADS, "n_heads": K, "n_v_heads": H, "key_dim": D, "value_dim": DV},
         cost.gated_delta_cost,
         keeps(2 * K * D + H * DV, 4, value_dim=DV),
+        options=({}, {"beta_max": 2.0}),
         page=False,
     ),
     "kda": Variant(
@@ -61,6 +62,7 @@ VARIANTS = {
         {**HEADS, "head_dim": D},
         cost.kda_cost,
         keeps(3 * H * D, 4),
+        options=({}, {"decay_bound": -0.7}),
         page=False,
     ),
     "lightning": Variant(
@@ -361,6 +363,89 @@ def test_the_step_of_mamba2_is_bounded_as_in_a_whole_pass_of_transformers():
     assert relative_error(got, oracle(x)) <= kind.bound
 
 
+def of_olmo(state):
+    """Weights of GatedDeltaNet as Olmo-Hybrid has them: projections apart."""
+    parts = state.pop("in_proj_qkv.weight").split((K * D, K * D, H * DV))
+    for name, part in zip("qkv", parts, strict=True):
+        state[f"{name}_proj.weight"] = part
+    for ours, name in (
+        ("in_proj_a", "a"),
+        ("in_proj_b", "b"),
+        ("in_proj_z", "g"),
+    ):
+        state[f"{name}_proj.weight"] = state.pop(f"{ours}.weight")
+    state["o_norm.weight"] = state.pop("norm.weight")
+    state["o_proj.weight"] = state.pop("out_proj.weight")
+    return state
+
+
+def of_bailing(state):
+    """Weights of KDA as Bailing has them: gates of full rank."""
+    for name in ("forget_gate.f", "g"):
+        low, high = (state.pop(f"{name}_{part}_proj.weight") for part in "ab")
+        state[f"{name}_proj.weight"] = high @ low
+    state["forget_gate.A_log"] = state["forget_gate.A_log"].flatten()
+    return state
+
+
+# A layer of transformers with an option of ours, and ours as its weights.
+OPTIONS = {
+    "gated_delta": (
+        Kind(
+            "olmo_hybrid",
+            ("OlmoHybridGatedDeltaNet", "OlmoHybridConfig"),
+            {
+                **KINDS["gated_delta"].config,
+                "num_attention_heads": H,
+                "num_hidden_layers": 2,
+                "layer_types": ["linear_attention", "full_attention"],
+                "linear_allow_neg_eigval": True,
+            },
+            None,
+            options={"beta_max": 2.0, "eps": 1e-5},
+        ),
+        of_olmo,
+    ),
+    "kda": (
+        Kind(
+            "bailing_hybrid",
+            ("BailingHybridDeltaAttention", "BailingHybridConfig"),
+            {
+                **KINDS["kda"].config,
+                "kda_safe_gate": True,
+                "kda_lower_bound": -0.7,
+                "rms_norm_eps": 1e-5,
+            },
+            None,
+            5e-5,
+            {"decay_bound": -0.7},
+        ),
+        of_bailing,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@torch.no_grad()
+def test_an_option_is_that_of_a_model_which_has_it(name):
+    (kind, theirs), variant = OPTIONS[name], VARIANTS[name]
+    oracle, made = kind.theirs()
+    layer = sharp(variant.layer(**variant.sizes, **kind.options)).float()
+    state = theirs(dict(layer.state_dict()))
+    have = dict(oracle.named_parameters())
+    oracle.load_state_dict({n: w.view(have[n].shape) for n, w in state.items()})
+    x, cache, there = tokens(B, LONG, E).float(), StateCache(), made()
+    got, want = [], []
+    for part in x.split((5, 1, 1, 63, 61), dim=1):
+        got.append(layer(part, cache=cache))
+        want.append(read(oracle, part, there))
+    got, want = torch.cat(got, dim=1), torch.cat(want, dim=1)
+    assert relative_error(got, want) <= kind.bound
+    plain = variant.layer(**variant.sizes, eps=1e-5).float()
+    plain.load_state_dict(layer.state_dict())
+    assert relative_error(plain(x), want) > 0.01
+
+
 @torch.no_grad()
 def test_what_float16_cannot_hold_is_normed_before_it_is_rounded():
     layer = LightningAttention(**VARIANTS["lightning"].sizes)
@@ -376,6 +461,8 @@ def test_sizes_that_do_not_fit_are_refused():
         ("lightning", {"layer_idx": 5, "n_layers": 5}, "=5 is not below n_lay"),
         ("lightning", {"layer_idx": -1}, "layer_idx=-1 must be at least 0"),
         ("kda", {"head_dim": 0}, "head_dim=0 must be at least 1"),
+        ("kda", {"decay_bound": 0.0}, "decay_bound=0.0 must be below 0"),
+        ("gated_delta", {"beta_max": 2.1}, "beta_max=2.1 is not from 0 to 2"),
         ("short_conv", {"conv_kernel": 0}, "conv_kernel=0 must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):

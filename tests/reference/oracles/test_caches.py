@@ -85,7 +85,6 @@ TYPES = {
     "mimo-v2.5": "mimo_v2_flash",
     "glm-5.2": "glm_moe_dsa",
     "minimax-m3": "minimax_m3_vl_text",
-    "inkling": "inkling_text",
     "mimo-v2-flash": "mimo_v2_flash",
 }
 
@@ -137,11 +136,6 @@ NAMES = {
         "num_key_value_heads": "num_global_key_value_heads",
         "head_dim": "global_head_dim",
     },
-    ("inkling_text", Sliding): {
-        "num_attention_heads": "swa_num_attention_heads",
-        "num_key_value_heads": "swa_num_key_value_heads",
-        "head_dim": "swa_head_dim",
-    },
     ("kimi_linear", Recurrent): {
         "linear_num_key_heads": "linear_num_heads",
         "linear_num_value_heads": "linear_num_heads",
@@ -177,11 +171,7 @@ def layer_type(group):
 
 
 def layer_types(model):
-    names = [layer_type(g) for g in model.groups for _ in range(g.layers)]
-    if TYPES[model.id] == "inkling_text":
-        hybrid = {"sliding_attention": "hybrid_sliding"}
-        return [hybrid.get(name, "hybrid") for name in names]
-    return names
+    return [layer_type(g) for g in model.groups for _ in range(g.layers)]
 
 
 def of_group(group):
@@ -376,7 +366,6 @@ MIXED = [
 ]
 # What these rows do not count, as they say, and values which are the keys.
 UNCOUNTED = {
-    "inkling": ("conv_states",),
     "deepseek-v4-flash": (
         "values",
         "buffer_kv",
@@ -459,8 +448,6 @@ def test_the_order_of_layers_is_that_of_transformers(id):
     model = find_model(id)
     config = config_of(model, layer_types=None)
     names = {layer_type(g): layer_patterns.letter(g) for g in model.groups}
-    if TYPES[id] == "inkling_text":
-        names = {"hybrid_sliding": "W", "hybrid": "F"}
     cells, known = layer_patterns.cells(model)
     assert known and [k for k, _ in cells] == [
         names[name] for name in config.layer_types
@@ -574,7 +561,8 @@ WRONG = {
 RIGHT = {
     (TYPES[model.id], model.id): {}
     for model in models().values()
-    if "transformers" in [source.label for source in model.sources]
+    if model.id in TYPES
+    and "transformers" in [source.label for source in model.sources]
 } | {("llama", "llama-2-7b"): {}, ("qwen3_5_text", "qwen3.5-9b"): {}}
 
 

@@ -45,7 +45,7 @@ LEFT_OUT = {
     *("fused", "transposed", "shares", "is_shared", "k_is_v", "latent_factor"),
     *("index_topk", "index_own", "clip", "k_factor", "v_factor", "norm"),
     *("v_norm", "rope_backwards", "q_factor", "q_growth", "q_power"),
-    *("head_norm", "gate", "gate_bias", "sub_norm"),
+    *("head_norm", "gate", "gate_bias", "sub_norm", "rope_norm"),
 }
 SCALINGS = {
     "default": lambda r: None,
@@ -86,6 +86,8 @@ def scores_of(r):
 def layer_of(r, **more):
     """Ours, or None if it has no such part."""
     if r.rope_size != 1 and r.rope_kind not in ("yarn", "longrope"):
+        return None
+    if r.kv_rank and not r.rope_dim:  # ours has a part with positions
         return None
     causal = Window(r.window) if r.window else True
     causal = Chunk(r.chunk) if r.chunk else causal
