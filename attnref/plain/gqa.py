@@ -69,11 +69,15 @@ class GQA(nn.Module):
         k = rope(k, at, self.theta)  # (B, K, T, D)
         if cache is not None:
             k, v = cache.append(k, v)  # (B, K, S, D); keys are stored rotated
-        mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device)
-        mask = mask.tril(past)  # (T, S); the first new token sees past + 1
+        mask = None  # a prompt without pads: is_causal, in half the time
+        if past or valid is not None:
+            mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device)
+            mask = mask.tril(past)  # (T, S); the first new token sees past + 1
         if valid is not None:
             mask = mask & valid[:, None, None, :]  # (B, 1, T, S)
         # Query head h reads key/value head h // (H // K).
-        out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None, enable_gqa=True
+        )
         wide = self.o_proj.in_features  # of all heads
         return self.o_proj(out.transpose(1, 2).reshape(B, T, wide))  # (B, T, E)

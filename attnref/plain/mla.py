@@ -80,8 +80,10 @@ class MLA(nn.Module):
         entry = torch.cat((c, k_rope), dim=-1)  # (B, 1, T, R + Dr)
         if cache is not None:
             (entry,) = cache.append(entry)  # (B, 1, S, R + Dr)
-        mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device)
-        mask = mask.tril(past)  # (T, S)
+        mask = None  # a prompt without pads: is_causal, in half the time
+        if past or valid is not None:
+            mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device)
+            mask = mask.tril(past)  # (T, S)
         if valid is not None:
             mask = mask & valid[:, None, None, :]  # (B, 1, T, S)
         if absorbed is None:  # which of the two takes fewer products
@@ -99,7 +101,9 @@ class MLA(nn.Module):
         k, v = kv.tensor_split((self.Dn,), dim=-1)
         q = torch.cat((q, q_rope), dim=-1)  # (B, H, T, Dn + Dr)
         k = torch.cat((k, k_rope.expand(-1, H, -1, -1)), dim=-1)
-        return F.scaled_dot_product_attention(q, k, v, mask)  # (B, H, T, Dv)
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None
+        )
 
     def absorbed(self, q, q_rope, entry, mask):
         """The same without them: q . (W c) = (q W) . c, where c is cached."""
@@ -108,5 +112,7 @@ class MLA(nn.Module):
         q = torch.cat((q @ w_k, q_rope), dim=-1)  # (B, H, T, R + Dr)
         k, v = entry, entry[..., : self.R]  # one for all heads, as in MQA
         scale = (self.Dn + self.Dr) ** -0.5  # not that of the width R + Dr
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None, scale=scale
+        )
         return mixed @ w_v.mT  # (B, H, T, Dv)
