@@ -114,6 +114,25 @@ def test_ring():
     # --8<-- [end:ring]
 
 
+def test_quantised():
+    # --8<-- [start:quantised]
+    import torch
+
+    from attnref.plain.gqa import GQA
+    from attnref.plain.quantised import QuantisedCache
+
+    layer = GQA(d_model=256, n_heads=8, n_kv_heads=2)  # heads of 32
+    x, cache = torch.randn(3, 100, 256), QuantisedCache(4, 32, residual=16)
+    steps = [layer(token, cache) for token in x.split(1, dim=1)]
+    exact, found = layer(x), torch.cat(steps, dim=1)
+    assert 0 < (found - exact).norm() / exact.norm() < 0.1
+    assert cache.new[0].shape[3] == 36  # tokens as they came, 64 are packed
+    packed = [tensor for kv in cache.old for part in kv for tensor in part]
+    elements = 2 * 3 * 2 * 64 * 32  # keys and values, rows, heads
+    assert sum(tensor.nbytes for tensor in packed) == 0.625 * elements
+    # --8<-- [end:quantised]
+
+
 def test_gated_delta():
     # --8<-- [start:gated_delta]
     import torch
