@@ -2,6 +2,7 @@
 
 # --8<-- [start:imports]
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -45,7 +46,8 @@ def merge(
     peak = stacked.detach().amax(dim=0)  # (B, H, T)
     base = peak.clamp(min=torch.finfo(peak.dtype).min)
     exponentials = (stacked - base).exp()  # (..., B, H, T)
-    total = exponentials.sum(dim=0)  # (B, H, T)
+    # Part after part: `sum` would choose its order by the shape of the batch.
+    total = reduce(torch.add, exponentials.unbind())  # (B, H, T)
     # A query that sees no key at all: zeros, and -inf, without NaN gradients.
     none = total == 0
     total = total.clamp(min=1)  # it is below 1 there alone
@@ -53,7 +55,7 @@ def merge(
     # What does not count is left out: 0 * NaN would be NaN.
     absent = (stacked == -torch.inf).unsqueeze(-1)  # (..., B, H, T, 1)
     counted = torch.stack([*outs]).masked_fill(absent, 0)
-    mixed = (weights * counted).sum(dim=0)  # (B, H, T, Dv)
+    mixed = reduce(torch.add, (weights * counted).unbind())  # (B, H, T, Dv)
     lse = (base + total.log()).masked_fill(none, -torch.inf)  # (B, H, T)
     return mixed.to(outs[0].dtype), lse
 

@@ -172,7 +172,14 @@ def bytes_read(own: int) -> Iterator[Row]:
 def numbers() -> dict[str, object]:
     """What the text says of GPUs and logarithms."""
     cost = attention_cost(**LLAMA, n_kv_heads=KV_HEADS)
+    v3 = find_model("deepseek-v3")
+    cache = kv_bytes(v3, 131072)  # on each of 8 GPUs, or striped over them
+    sent = V3["n_heads"] * (V3["kv_lora_rank"] + 1) * 4  # float32
     return {
+        "dcp_whole": size(cache),
+        "dcp_part": size(cache / 8),
+        "dcp_sent": size(sent),
+        "dcp_read": size(cache / 8 / v3.groups[0].layers),
         "sms": PROCESSORS,
         "blocks": KV_HEADS,
         "batch": ceil(H100.ridge / cost.attention_intensity()),

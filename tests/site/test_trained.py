@@ -1,11 +1,13 @@
 """Two layers that learn to repeat: the page `learn/trained`.
 
-Losses, answers and attention weights are kept in `sitekit/drawn/trained.json`.
-After a change, `python -m tests.site.test_trained` trains each model again and
-writes the file, in half a minute.
+Losses, answers and attention weights are kept in `sitekit/drawn/trained.json`,
+and the parameters of the right model, in bfloat16, which `caches/same-output`
+runs again. After a change, `python -m tests.site.test_trained` trains each
+model and writes the file, in half a minute.
 """
 
 import json
+from base64 import b64encode
 
 import pytest
 
@@ -126,11 +128,15 @@ def attention_of(name):
     return Plain(variant).gqa.GQA
 
 
-def outcome(name):
+def trained_as(name):
     torch.manual_seed(0)
     n_layers = 1 if name == "one" else 2
     model = Layers(n_layers=n_layers, attention=attention_of(name))
-    course = train(model)
+    return model, train(model)
+
+
+def outcome(name):
+    model, course = trained_as(name)
     torch.manual_seed(2)
     with torch.no_grad():
         new, again = losses(model, *repeated(rows=256))
@@ -204,5 +210,8 @@ def test_layers_of_attention_learn_to_repeat():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rows = ",\n".join(json.dumps(outcome(name)) for name in trained.RUNS)
-    text = f'{{"torch": "{torch.__version__}", "runs": [\n{rows}\n]}}\n'
+    every = nn.utils.parameters_to_vector(trained_as("right")[0].parameters())
+    kept = every.detach().bfloat16().view(torch.uint8).numpy().tobytes()
+    text = f'{{"torch": "{torch.__version__}", "runs": [\n{rows}\n],\n'
+    text += f'"parameters": "{b64encode(kept).decode()}"}}\n'
     trained.RECORDED.write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
@@ -17,6 +18,7 @@ from attnref import (
     Prefix,
     RuleMask,
     Window,
+    add_sinks,
     causal_mask,
     flash,
     flash_lse,
@@ -455,6 +457,66 @@ def test_a_prefix_is_not_repeated_for_each_row():
     with Made(q, *prefix, k, v) as made:
         with_prefix(q, prefix, k, v)
     assert made.largest < prefix[0].nbytes
+
+
+# --8<-- [start:stripes]
+def striped(rank, world, q, k, v, mask, sinks, file, results):
+    """What process `rank` of `world` does in a decode step: its own keys, and
+    then the merge of all parts."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{file}", rank=rank, world_size=world
+    )
+    own = slice(rank, None, world)  # token p is stored by process p % world
+    part = flash_lse(q, k[:, :, own], v[:, :, own], mask[..., own])
+    every = [[torch.empty_like(x) for _ in range(world)] for x in part]
+    for parts, mine in zip(every, part, strict=True):
+        dist.all_gather(parts, mine)  # (B, H, 1, Dv) and (B, H, 1)
+    out, lse = merge(*every)
+    results[rank].copy_(add_sinks(out, lse, sinks)[0])  # once, not per part
+    dist.destroy_process_group()
+
+
+# --8<-- [end:stripes]
+
+
+@pytest.mark.parametrize("kind", ["gqa", "mla", "one token"])
+@pytest.mark.parametrize(
+    ("dtype", "bound"),
+    [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.02)],
+    ids=str,
+)
+def test_two_processes_store_every_other_key(kind, dtype, bound, tmp_path):
+    """Rows begin with pads that hold noise, and each head has a sink. With a
+    single token, the second process has no key at all."""
+    S, heads = (1, 3) if kind == "one token" else (3001, 1 + (kind == "gqa"))
+    q, k, v = qkv(dtype, B=3, K=heads, T=1, S=S, D=19)
+    v = k[..., :DV] if kind == "mla" else v  # the latent is key and value
+    mask = torch.ones(3, 1, 1, S, dtype=torch.bool)
+    if S > 1:
+        mask[1, ..., :2], mask[2, ..., :1013] = False, False
+        k = k.masked_fill(~mask.mT, 1e4)
+    sinks = torch.tensor([12.0, -2.0, 16.0, 9.0, 14.0, 3.0]).to(dtype)
+    results = torch.zeros(2, 3, H, 1, DV, dtype=dtype).share_memory_()
+    given = (2, q, k, v, mask, sinks, tmp_path / "group", results)
+    torch.multiprocessing.start_processes(
+        striped, given, nprocs=2, start_method="fork"
+    )
+    keys, values = (x.double().repeat_interleave(H // heads, 1) for x in (k, v))
+    scores = q.double() @ keys.mT * 19**-0.5
+    scores = scores.masked_fill(~mask, -torch.inf)
+    column = sinks.double()[:, None, None].expand(3, H, 1, 1)
+    weights = torch.cat((scores, column), dim=-1).softmax(dim=-1)
+    want = weights[..., :-1] @ values
+    for each in results:
+        assert relative_error(each, want) <= bound
+    each_part = [
+        flash_lse(
+            q, *(x[:, :, i::2] for x in (k, v)), mask[..., i::2], sinks=sinks
+        )
+        for i in range(2)
+    ]
+    twice = merge(*zip(*each_part, strict=True))[0]
+    assert relative_error(twice, want) > 0.05  # a sink in each process
 
 
 @pytest.mark.parametrize(

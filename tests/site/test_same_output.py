@@ -1,0 +1,159 @@
+"""Rounding, bugs, and sums in a fixed order: the page caches/same-output.
+
+How large rounding is depends on the processor, so its tables are not recorded
+as those of other pages: what they show has bounds here.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.llama import modeling_llama as llama
+
+from sitekit.drawn import same_output
+
+
+def test_six_lines_tell_rounding_from_a_bug():
+    # --8<-- [start:model]
+    import torch
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "vocab_size": 101}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    config = LlamaConfig(**sizes, **heads, num_hidden_layers=3)
+    model = LlamaForCausalLM(config)  # put yours here,
+    tokens = torch.randint(101, (1, 13))  # and its tokens
+    # --8<-- [end:model]
+    # --8<-- [start:six]
+    model = model.double().eval()
+    cache = DynamicCache(config=model.config)
+    whole = model(tokens, use_cache=False).logits[:, -1]
+    model(tokens[:, :-1], cache=cache)  # past_key_values= before 5.24
+    step = model(tokens[:, -1:], cache=cache).logits[:, -1]
+    difference = ((step - whole).abs().max() / whole.abs().max()).item()
+    # --8<-- [end:six]
+    # --8<-- [start:verdict]
+    assert difference < 1e-10  # rounding, and not a bug
+    # --8<-- [end:verdict]
+    cache.crop(-1)
+    late = torch.tensor([[13]])  # one too far
+    step = model(tokens[:, -1:], cache=cache, position_ids=late)
+    assert (step.logits[:, -1] - whole).abs().max() > 1e-3 * whole.abs().max()
+
+
+def test_the_same_with_a_decoder_of_this_site():
+    # --8<-- [start:decoder]
+    from attnref import Block, Decoder, GroupedQueryAttention, KVCache
+
+    sizes = {"d_model": 48, "n_heads": 6, "n_kv_heads": 2}
+    layers = [GroupedQueryAttention(**sizes, rope_theta=1e4) for _ in range(3)]
+    blocks = [Block(layer, d_model=48, d_ff=96) for layer in layers]
+    decoder = Decoder(blocks, n_tokens=101, d_model=48).double().eval()
+
+    tokens = torch.randint(101, (3, 13))
+    with torch.no_grad():
+        whole = decoder(tokens)
+        caches = [KVCache(13) for _ in layers]
+        steps = [decoder(t, caches=caches) for t in tokens.split(1, dim=1)]
+    error = (torch.cat(steps, dim=1) - whole).abs().max() / whole.abs().max()
+    assert error < 1e-10
+    # --8<-- [end:decoder]
+
+
+def test_sums_in_another_order():
+    # --8<-- [start:order]
+    import torch
+
+    x = torch.tensor([256.0, 1.0, 1.0], dtype=torch.bfloat16)
+    assert (x[0] + x[1]) + x[2] == 256  # 257 is rounded to 256, twice
+    assert x[0] + (x[1] + x[2]) == 258
+    # --8<-- [end:order]
+
+
+def test_norms_of_transformers_round_to_float32():
+    """Why a float64 model of transformers may differ by 1e-8 and be right."""
+    norm = llama.LlamaRMSNorm(1009, eps=1e-6).double()
+    x = torch.randn(3, 7, 1009, dtype=torch.float64)
+    got, want = norm(x), F.rms_norm(x, (1009,), eps=1e-6)
+    assert torch.equal(got, got.float().double())
+    assert 1e-10 < (got - want).abs().max() / want.abs().max() < 1e-6
+
+
+def test_bit_for_bit():
+    # --8<-- [start:fixed]
+    import torch.nn.functional as F
+
+    from attnref import causal_mask, flash
+
+    def fixed(q, k, v, mask):
+        """One query per tile, and keys 0-63, 64-127, ...: always the same."""
+        room = -k.shape[2] % 64  # the last tile is full, too; mask (T, S)
+        k, v = (F.pad(x, (0, 0, 0, room)) for x in (k, v))
+        return flash(q, k, v, F.pad(mask, (0, room)), tile=(1, 64))
+
+    q = torch.randn(3, 6, 97, 64)  # (B, H, T, D)
+    k = torch.randn(3, 2, 97, 64)  # (B, K, T, D)
+    v = torch.randn(3, 2, 97, 64)  # (B, K, T, D)
+    prompt = fixed(q, k, v, causal_mask(97))  # all rows and all queries at once
+    for t in range(97):  # one row, one query, and the keys so far
+        past = k[:1, :, : t + 1], v[:1, :, : t + 1]
+        step = fixed(q[:1, :, t : t + 1], *past, causal_mask(1, t + 1))
+        assert torch.equal(step, prompt[:1, :, t : t + 1])
+    # --8<-- [end:fixed]
+
+
+ROUNDING = {
+    torch.float64: (0, 1e-12),
+    torch.float32: (0, 1e-4),
+    torch.float16: (0, 0.03),
+    torch.bfloat16: (0, 0.15),
+}
+
+
+@pytest.mark.parametrize("name", same_output.MODELS)
+def test_rounding_shrinks_with_the_dtype_and_a_bug_does_not(name):
+    for key, each in same_output.measured(name).items():
+        ratios, same = zip(*each, strict=True)
+        if key in same_output.RIGHT:
+            bounds = [ROUNDING[dtype] for dtype in same_output.DTYPES]
+            assert same[1] >= 0.98
+        elif key == "rounded":  # bfloat16 rounds in the same places anyway
+            bounds = [(1e-3, 0.1)] * 3 + [(0, 0.1)]
+        else:
+            bounds = [(0.2, 2)] * 4
+        for ratio, (low, high) in zip(ratios, bounds, strict=True):
+            assert low <= ratio <= high, (key, ratios)
+    rows = [
+        *same_output.differences(name),
+        *same_output.differences(name, True),
+    ]
+    assert len(rows) == len(same_output.RIGHT | same_output.WRONG)
+
+
+def test_a_difference_is_shown_with_its_size():
+    shown = map(same_output.shown, (0.0, 6.1e-16, 4e-4, 0.0213, 1.034))
+    assert list(shown) == ["0", "6e-16", "4e-04", "2.1%", "103.4%"]
+
+
+def test_only_fixed_tiles_and_parts_are_the_same_bit_for_bit():
+    for name, *differences, products in same_output.invariance():
+        fixed = name.key.endswith("_fixed")
+        assert (set(differences) == {"0"}) == fixed, name
+        assert (int(products.replace(",", "")) > 100) == fixed, name
+
+
+def test_what_the_page_says_of_the_trained_model():
+    """Positions that are one too high, or pads that are seen, change logits
+    and hardly a token; `numbers` says so in the text."""
+    found, said = same_output.measured("trained"), same_output.numbers()
+    for key in ("late", "pads_seen", "rounded"):
+        assert found[key][-1][1] > 0.9
+    assert said["late"] == same_output.shown(found["late"][-1][0])
+    assert said["exact"] < 1e-12 and said["fewest"] > 0.8
+
+
+def test_the_trained_model_is_the_one_of_its_page():
+    """It repeats eight symbols, and in float32 never fails."""
+    model, tokens = same_output.trained()
+    with torch.no_grad():
+        got = model(tokens)[:, 8:-1].argmax(-1)
+    assert (got == tokens[:, 9:]).double().mean() > 0.97
