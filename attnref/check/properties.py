@@ -900,18 +900,22 @@ SHARING += " i4abcdefghijklmn f-0 i-13 i+j h-0 i-0 k0zyxwvutsrqponmlkjihgf"
 
 @Property
 def blocks_hold_each_text(
-    new_pool: Callable[..., Any], script: str = SHARING, size: int = 3
+    new_pool: Callable[..., Any],
+    script: str = SHARING,
+    size: int = 3,
+    dtype: torch.dtype = torch.float64,
 ) -> Pairs:
     """Texts that share 7 blocks get back what each has stored, after each step
     of a script: `c2abc` is text c, which finds 2 blocks of its beginning, and
     `c+de` goes on; `b=a` forks a, `a-4` rolls back to 4 tokens, 0 is the end;
     `z?` does not fit."""
-    pool = new_pool(7, size, (2, 3, 5), torch.float64)
+    pool = new_pool(7, size, (2, 3, 5), dtype)
     tables, texts = dict[str, Any](), dict[str, str]()
 
     def entries(text: str) -> Tensor:  # each depends on the tokens before it
         codes = torch.tensor([float(ord(letter)) for letter in text]).cumsum(0)
-        return codes.double()[:, None] * torch.arange(30.0).view(2, 3, 1, 5)
+        each = codes[:, None] / 7 * torch.arange(30.0).view(2, 3, 1, 5)
+        return each.to(dtype)
 
     for name, act, *letters in script.split():
         word = "".join(letters)
