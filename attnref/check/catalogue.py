@@ -75,7 +75,7 @@ PAGES = {
     for page, stems in {
         "attention": ("softmax", "masks", "sdpa"),
         "layer": ("mha", "mqa", "gqa", "cross", "convert", "block"),
-        "cache": ("rope", "positions", "kv_cache"),
+        "cache": ("rope", "positions", "kv_cache", "paged"),
         "mla": ("mla", "absorption", "dsa"),
         "compressed": ("deepseek_v4",),
         "flash": ("flash", "merge", "fused"),

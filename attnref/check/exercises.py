@@ -22,6 +22,8 @@ from torch.utils.flop_counter import flop_registry
 from attnref.check.catalogue import PACKAGE, Plain, load
 from attnref.check.forms import FORMS, Form
 from attnref.check.properties import (
+    SHARING,
+    blocks_hold_each_text,
     decoding_is_the_full_pass,
     future_is_hidden,
     heads_are_apart,
@@ -1373,6 +1375,36 @@ def ring_probes() -> list[Probe]:
     return add
 
 
+def paged_probes() -> list[Probe]:
+    def steps(f: Solution, i: Inputs) -> Outputs:
+        """The number of blocks found, and all that each text gets back."""
+        dtype = i["of"].dtype
+
+        def new_pool(blocks: int, size: int, shape: Any, dtype: Any) -> Any:
+            return f(blocks=blocks, size=size, shape=shape, dtype=dtype)
+
+        told = i["script"], i["size"], dtype
+        pairs = blocks_hold_each_text.pairs(new_pool, *told)
+        return tuple(torch.as_tensor(seen) for seen, _ in pairs)
+
+    def drawn(script: str, size: int = 3) -> Inputs:
+        return {
+            "script": script,
+            "size": size,
+            "of": torch.zeros(1, dtype=torch.float64),
+        }
+
+    add, grown = Probes(steps), "a0abcdefgh b0xyz a+ijkl b+w b-0 c0lmnopqr"
+    add("same", drawn("a0abcd"), drawn("a0ab a+c a+defg"), drawn(grown))
+    add("same", drawn("a0abcdefgh b=a b+x a+ij a-0 b-4 b+ze"))
+    add("same", drawn("a0abcdefgh b2abcdefx c0defabc d1abcdef"))
+    add("same", drawn("a0abc b3abcd a-0 b+e c0xy", 1), drawn(SHARING))
+    add("full", drawn("a0abcdefgh z? a+i"), drawn("z? a0ab z? a+cd"))
+    add("same", drawn("a0abcd b0xyzw a+e b+v a+fgh b+uts a-3 b+r a+x"))
+    add.dtypes(drawn("a0abcdefgh b=a b+x a+ij c2abcdefg a-0"))
+    return add
+
+
 def pooled_probes() -> list[Probe]:
     draw, add = Draw(11), Probes(pair)
 
@@ -1413,6 +1445,7 @@ PROBES: dict[str, Callable[[], list[Probe]]] = {
     "order": order_probes,
     "scaling": scaling_probes,
     "ring": ring_probes,
+    "paged": paged_probes,
     "gated_delta": gated_delta_probes,
 }
 EXERCISES = {

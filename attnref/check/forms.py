@@ -472,5 +472,6 @@ FORMS: dict[str, list[Form]] = {
     ],
     "scaling": [_form(lambda p: p.scaling, "plain.scaling")],
     "ring": [_form(lambda p: p.ring, "plain.ring")],
+    "paged": [_form(lambda p: p.paged.Pool, "plain.paged")],
     "gated_delta": [_form(_gated_delta, "plain.gated_delta")],
 }

@@ -892,6 +892,60 @@ def ring_is_a_window(
 # --8<-- [end:ring_is_a_window]
 
 
+# --8<-- [start:blocks_hold_each_text]
+SHARING = "a0abcdefgh b=a b+x a+ij c2abcdefg a-0 b+yz d0defabc z? d-4 d+zz c-0"
+SHARING += " e1defa e-0 d-0 b-0 f2abcdefghijklm g0defq g-0 h1abcdef"
+SHARING += " i4abcdefghijklmn f-0 i-13 i+j h-0 i-0 k0zyxwvutsrqponmlkjihgf"
+
+
+@Property
+def blocks_hold_each_text(
+    new_pool: Callable[..., Any],
+    script: str = SHARING,
+    size: int = 3,
+    dtype: torch.dtype = torch.float64,
+) -> Pairs:
+    """Texts that share 7 blocks get back what each has stored, after each step
+    of a script: `c2abc` is text c, which finds 2 blocks of its beginning, and
+    `c+de` goes on; `b=a` forks a, `a-4` rolls back to 4 tokens, 0 is the end;
+    `z?` does not fit."""
+    pool = new_pool(7, size, (2, 3, 5), dtype)
+    tables, texts = dict[str, Any](), dict[str, str]()
+
+    def entries(text: str) -> Tensor:  # each depends on the tokens before it
+        codes = torch.tensor([float(ord(letter)) for letter in text]).cumsum(0)
+        each = codes[:, None] / 7 * torch.arange(30.0).view(2, 3, 1, 5)
+        return each.to(dtype)
+
+    for name, act, *letters in script.split():
+        word = "".join(letters)
+        if act == "=":
+            tables[name], texts[name] = pool.fork(tables[word]), texts[word]
+        elif act == "-":
+            texts[name] = texts[name][: int(word)]
+            pool.release(tables[name], int(word))
+        elif act == "?":
+            refused = False
+            try:
+                pool.append([], list("z" * 99), entries("z" * 99))
+            except (ValueError, RuntimeError, IndexError):
+                refused = True
+            yield refused, True
+        else:
+            if act != "+":
+                tables[name], texts[name] = pool.find(list(word)), ""
+                yield len(tables[name]), int(act)
+            past = len(texts[name]) or size * len(tables[name])
+            texts[name] += word
+            new = entries(texts[name])[:, :, past:]
+            pool.append(tables[name], list(texts[name]), new)
+        for each, text in texts.items():
+            yield pool.gather(tables[each], len(text)), entries(text)
+
+
+# --8<-- [end:blocks_hold_each_text]
+
+
 # --8<-- [start:rejected_tokens_leave_nothing]
 @Property
 def rejected_tokens_leave_nothing(

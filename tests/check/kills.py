@@ -142,6 +142,7 @@ def of_plain(p: Any) -> list[Any]:
         p.alibi.slopes(6),
         p.alibi.biased_attention(q, k, k, p.alibi.alibi(6, 7), 5.0, mask),
         *p.ring.RingKVCache(4).append(q, k),
+        shared_blocks(p.paged.Pool(3, 4, (2, 8)), q[0, :2]),
         p.order.todays_heads(
             *(q, k, k, k, k[0, 0, 0], k[0, 0, 0]),
             *(lambda x: x, 5.0, torch.zeros(6), mask),
@@ -173,6 +174,12 @@ def of_plain(p: Any) -> list[Any]:
     ):
         made += [layer(x[:, :6], cache), layer(x[:, 6:], cache), cache.length]
     return made
+
+
+def shared_blocks(pool: Any, new: Any) -> Any:
+    table: list[int] = []
+    pool.append(table, list(range(7)), new)
+    return pool.gather(table, 7)
 
 
 def of_package(p: Any) -> list[Any]:

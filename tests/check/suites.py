@@ -774,6 +774,7 @@ SUITES = {
     "plain.ring": (
         (has.ring_is_a_window, lambda p: (p.ring.RingKVCache, p.ring.sees)),
     ),
+    "plain.paged": ((has.blocks_hold_each_text, lambda p: (p.paged.Pool,)),),
     "caches.ring": (
         (has.decoding_is_the_full_pass, ring),
         (has.rejected_tokens_leave_nothing, ring),

@@ -81,6 +81,8 @@ def nothing(name):
 
     def made(fill, word):
         function = getattr(right, word)
+        if hasattr(function, "gather"):
+            return type(word, (function,), {"gather": gathered(function, fill)})
         if isinstance(function, type):
             return type(word, (function,), {"append": appended(function, fill)})
 
@@ -97,6 +99,9 @@ def nothing(name):
             return [fill((k,), x) for x in function.append(self, k, v)]
 
         return append
+
+    def gathered(function, fill):
+        return lambda self, *given: fill(given, function.gather(self, *given))
 
     def given_back(given, out):
         x = given[0]
@@ -172,6 +177,7 @@ SLOTS = "        self.W, self.all, self.length = W, None, 0\n"
 MISSING = "        missing = v.view(B, H, Dv) - "
 MISSING += 'einsum("bhvd,bhd->bhv", faded, k)\n'
 UNREAD = "        missing = v.view(B, H, Dv)\n"
+CLEARED = "            self.texts[block] = None\n"
 TINY = HIDES, "        scores = scores - 1e-9 * ~mask\n"
 NAMED = {
     "online_softmax": ("online-sum-not-rescaled", (RISES, "")),
@@ -205,6 +211,7 @@ NAMED = {
     ),
     "scaling": ("linear-factor-multiplies", (FREE, FREE.replace("/", "*"))),
     "gated_delta": ("delta-without-the-correction", (MISSING, UNREAD)),
+    "paged": ("paged-stale-hash", (CLEARED, "")),
     "ring": ("ring-one-slot-short", (SLOTS, SLOTS.replace("= W", "= W - 1"))),
 }
 

@@ -18,6 +18,7 @@ from attnref.plain import (
     masks,
     mla,
     order,
+    paged,
     ring,
     sinks,
 )
@@ -132,6 +133,8 @@ def plain_functions():
     KVCache(S).append(*torch.randn(2, B, K, T, D))
     ring.sees(torch.arange(T), torch.arange(S), 3)
     ring.RingKVCache(43).append(*torch.randn(2, B, K, T, D))
+    pool = paged.Pool(T, 3, (2, K, D))
+    pool.append([], list(range(T)), torch.randn(2, K, T, D))
 
 
 def plain_layers():

@@ -15,6 +15,7 @@ from sitekit.drawn import (
     flash,
     kv_cache,
     mha,
+    paged,
     rope,
     sdpa,
     softmax,
@@ -183,6 +184,28 @@ def test_slots_of_the_cache_after_each_call():
         assert html.count('<rect class="recomputed"') == again
         told = {"new": new, "held": held, "again": held - new}
         assert frame.facts == {k: str(n) for k, n in told.items()}
+
+
+def test_blocks_that_texts_share():
+    """What the tables list after each call, and that each text is there."""
+    texts = {"A": "bot", "B": "bad"}, {"A": "bot", "B": "bad", "C": "bot"}
+    texts = {"A": "bot"}, *texts, {"A": "bot", "B": "bad", "C": "bots"}
+    texts += {"A": "both", "B": "bad", "C": "bots"}, {}, {"D": "bold"}
+    counted = zip(["11", *"301104"], "3221163", strict=True)
+    for frame, ends, (new, left) in zip(
+        paged.blocks().frames, texts, counted, strict=True
+    ):
+        said = " ".join(drawn(frame))
+        pool, *_ = re.split(r" [A-D]:", said)
+        held = r"(\d) (?:\{free\}|[A-D](?: [A-D])*)((?: [a-z_])*)"
+        blocks = {n: x.replace(" ", "") for n, x in re.findall(held, pool)}
+        tables = dict(re.findall(r"([A-D]): ([\d ]+)", said))
+        assert {name: "you_are_" + end for name, end in ends.items()} == {
+            name: "".join(blocks[n] for n in table.split())
+            for name, table in tables.items()
+        }
+        assert frame.facts == {"new": new, "left": left}
+        assert said.count("{free}") == int(left)
 
 
 def test_the_last_tile_gives_what_softmax_gives():

@@ -475,3 +475,62 @@ def gated_delta(
 
 def silu(x):
     return x * torch.sigmoid(x)
+
+
+class Pool:
+    """A dict of the tokens of each block; what is found is compared whole."""
+
+    def __init__(self, blocks, size, shape, dtype=None):
+        self.size, self.shape, self.dtype = size, shape, dtype
+        self.held = [{} for _ in range(blocks)]  # row: what it stores
+        self.texts = [None] * blocks  # all tokens up to the end of a block
+        self.tables = []
+
+    def used(self, block):
+        return sum(block in table for table in self.tables)
+
+    def fork(self, table):
+        self.tables.append(list(table))
+        return self.tables[-1]
+
+    def release(self, table, length=0):
+        del table[(length + self.size - 1) // self.size :]
+
+    def find(self, tokens):
+        table = []
+        while (len(table) + 1) * self.size < len(tokens):
+            text = tuple(tokens[: (len(table) + 1) * self.size])
+            if text not in self.texts:
+                break
+            table.append(self.texts.index(text))
+        return self.fork(table)
+
+    def append(self, table, tokens, new):
+        if not any(table is each for each in self.tables):
+            self.tables.append(table)
+        start, places = len(tokens) - new.shape[-2], list(table)
+        free = [b for b in range(len(self.held)) if not self.used(b)]
+        copies = []
+        if start % self.size and self.used(places[-1]) > 1:
+            copies = [(places.pop(), free.pop(0))]
+            places.append(copies[0][1])
+        while len(places) * self.size < len(tokens):
+            places.append(free.pop(0))  # IndexError: there is none
+        for old, block in copies:
+            self.held[block] = dict(self.held[old])
+        for at, each in enumerate(new.unbind(-2), start):
+            block = places[at // self.size]
+            self.held[block][at % self.size] = each
+            self.texts[block] = None
+            if (at + 1) % self.size == 0:
+                self.texts[block] = tuple(tokens[: at + 1])
+        table[:] = places
+
+    def gather(self, table, length):
+        kept = [
+            self.held[table[at // self.size]][at % self.size]
+            for at in range(length)
+        ]
+        *heads, width = self.shape
+        empty = torch.zeros(*heads, 0, width, dtype=self.dtype)
+        return torch.stack(kept, dim=-2) if kept else empty

@@ -335,3 +335,27 @@ def test_llama():
     again = model(tokens)[:, 4:-1].argmax(dim=-1)  # without one
     assert torch.equal(again, tokens[:, 5:])
     # --8<-- [end:llama]
+
+
+def test_paged():
+    from attnref.plain.paged import Pool
+
+    # --8<-- [start:paged]
+    pool = Pool(blocks=6, size=4, shape=(2, 2, 8))  # k and v, 2 heads of 8
+    kv = torch.randn(2, 2, 10, 8)
+    a, b = [], list("systemABCD")
+    pool.append(a, list("system"), kv[:, :, :6])
+    assert a == [0, 1]  # six tokens: a full block, and a half-full one
+    table = pool.find(b)
+    assert table == [0]  # "syst": four tokens need not be read again
+    pool.append(table, b, kv[:, :, 4:])
+    assert table == [0, 2, 3]
+    torch.testing.assert_close(pool.gather(table, 10), kv)
+
+    fork = pool.fork(a)
+    pool.append(fork, list("systems"), kv[:, :, 6:7])
+    assert a == [0, 1] and fork == [0, 4]  # block 1 was copied, block 0 not
+    pool.release(a)
+    assert pool.readers == [2, 0, 1, 1, 1, 0]
+    torch.testing.assert_close(pool.gather(fork, 7), kv[:, :, :7])
+    # --8<-- [end:paged]
