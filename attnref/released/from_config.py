@@ -215,7 +215,7 @@ def _compressed(r: MixerRecord) -> Compressed:
         layers=1,
         q_heads=r.n_heads,
         dim=r.key_dim,
-        sliding_window=r.window,
+        sliding_window=r.window or 0,
         ratio=r.rate if r.rate > 1 else None,
         index_dim=r.index_dim if r.index_own else 0,
     )

@@ -194,7 +194,7 @@ def kinds_of(model: Model) -> list[str]:
             found.add(group.variant)
             if group.window is not None:
                 found.add("window")
-        else:
+        elif not (isinstance(group, Recurrent) and group.beside):
             found.add(OTHERS[type(group)])
         if any(store.role == "index" for store in group.stores):
             found.add("index")
