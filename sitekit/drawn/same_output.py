@@ -252,7 +252,7 @@ class _Products(Watching):
 
 @cache
 @torch.no_grad()
-def invariance() -> list[Row]:
+def _compared() -> list[Row]:
     """By core, in float32: the largest difference to a prompt of three rows
     where a row is alone, where it is read in chunks, and where each token is
     decoded; and how many products of matrices the prompt takes."""
@@ -280,6 +280,10 @@ def invariance() -> list[Row]:
             row.append(shown(ratio.item()))
         rows.append([*row, f"{products.number:,}"])
     return rows
+
+
+def invariance() -> list[Row]:
+    return _compared()
 
 
 def numbers() -> dict[str, object]:
