@@ -39,7 +39,7 @@ def decoder(
     return Decoder(blocks, d_model=E, n_tokens=n_tokens).eval()
 
 
-def random() -> tuple[Decoder, Tensor]:
+def _random() -> tuple[Decoder, Tensor]:
     """Four layers, and three rows of tokens. Weights so large that attention
     is not flat."""
     sizes = {"d_model": 128, "n_heads": 8, "n_kv_heads": 2}
@@ -71,7 +71,7 @@ def trained() -> tuple[Decoder, Tensor]:
     return model, words.repeat(1, 3)
 
 
-MODELS = {"random": random, "trained": trained}
+MODELS = {"random": _random, "trained": trained}
 
 
 def decoded(model: Decoder, tokens: Tensor, late: int | None = 0) -> Tensor:
