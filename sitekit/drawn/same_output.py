@@ -28,7 +28,7 @@ MISSING = 0, 3, 7  # tokens by which the rows of a padded batch are shorter
 
 
 def decoder(
-    n_layers: int, n_tokens: int, theta: float, **sizes: int
+    n_layers: int, n_tokens: int, theta: float, **sizes: Any
 ) -> Decoder:
     E = sizes["d_model"]
     layers = [
@@ -39,7 +39,7 @@ def decoder(
     return Decoder(blocks, d_model=E, n_tokens=n_tokens).eval()
 
 
-def random() -> tuple[Decoder, Tensor]:
+def _random() -> tuple[Decoder, Tensor]:
     """Four layers, and three rows of tokens. Weights so large that attention
     is not flat."""
     sizes = {"d_model": 128, "n_heads": 8, "n_kv_heads": 2}
@@ -57,12 +57,13 @@ def trained() -> tuple[Decoder, Tensor]:
     model = decoder(2, 16, 10.0, **sizes)
     kept = bytearray(b64decode(json.loads(RECORDED.read_text())["parameters"]))
     numbers = torch.frombuffer(kept, dtype=torch.bfloat16).float()
-    parts = [model.embed_tokens]
-    for block in model.layers:
+    blocks: Any = model.layers
+    parts: list[Any] = [model.embed_tokens]
+    for block in blocks:
         of = block.self_attn
         parts += [of.q_proj, of.k_proj, of.v_proj, of.o_proj]
         torch.nn.init.zeros_(block.mlp.down_proj.weight)  # it adds nothing
-    parts += [block.input_layernorm for block in model.layers]
+    parts += [block.input_layernorm for block in blocks]
     parts += [model.norm, model.lm_head]
     weights = [part.weight for part in parts]
     torch.nn.utils.vector_to_parameters(numbers, weights)
@@ -70,7 +71,7 @@ def trained() -> tuple[Decoder, Tensor]:
     return model, words.repeat(1, 3)
 
 
-MODELS = {"random": random, "trained": trained}
+MODELS = {"random": _random, "trained": trained}
 
 
 def decoded(model: Decoder, tokens: Tensor, late: int | None = 0) -> Tensor:
@@ -111,7 +112,8 @@ def padded(
 
 def using(core: Any, way: Callable[..., Any]) -> Callable[..., Any]:
     def run(model: Decoder, tokens: Tensor) -> Any:
-        layers = [block.self_attn for block in model.layers]
+        blocks: Any = model.layers
+        layers = [block.self_attn for block in blocks]
         for layer in layers:
             layer.attend = core
         try:
@@ -151,8 +153,8 @@ RIGHT: dict[str, tuple[Way, Way]] = {
     "cached": (decoded, whole),
     "chunks": (chunked, whole),
     "batch": (alone, decoded),
-    "left": (partial(padded, left=True), whole),
-    "right": (partial(padded, left=False), whole),
+    "pads_left": (partial(padded, left=True), whole),
+    "pads_right": (partial(padded, left=False), whole),
     "sdpa": (using(sdpa, whole), whole),
     "flash": (using(flash, whole), whole),
     "split_kv": (using(split_kv, whole), whole),
@@ -176,7 +178,8 @@ def measured(name: str) -> dict[str, list[tuple[float, float]]]:
         torch.manual_seed(0)
         model, tokens = MODELS[name]()
     ways = RIGHT | WRONG
-    start, found = tokens.shape[1] // 2, {way: [] for way in ways}
+    start = tokens.shape[1] // 2
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for dtype in DTYPES:
         model = model.to(dtype)
         for key, (way, other) in ways.items():
@@ -252,7 +255,7 @@ class _Products(Watching):
 
 @cache
 @torch.no_grad()
-def invariance() -> list[Row]:
+def _compared() -> list[Row]:
     """By core, in float32: the largest difference to a prompt of three rows
     where a row is alone, where it is read in chunks, and where each token is
     decoded; and how many products of matrices the prompt takes."""
@@ -280,6 +283,10 @@ def invariance() -> list[Row]:
             row.append(shown(ratio.item()))
         rows.append([*row, f"{products.number:,}"])
     return rows
+
+
+def invariance() -> list[Row]:
+    return _compared()
 
 
 def numbers() -> dict[str, object]:

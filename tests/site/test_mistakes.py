@@ -122,6 +122,7 @@ SEEN = {
     "bf16": "rope-half-precision",
     "left pad": "positions-count-pads",
     "garbage": "causal-top-left",
+    "compile": "causal-top-left",
     "perplexity": "softcap-left-out",
     "Half but found Float": "softmax-stays-float32",
     "胡言乱语": "causal-top-left",

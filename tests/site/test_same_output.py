@@ -1,4 +1,4 @@
-"""Rounding, bugs, and sums in a fixed order: the page caches/same-output.
+"""Rounding, bugs, sums in a fixed order: the page `caches/same-output`.
 
 How large rounding is depends on the processor, so its tables are not recorded
 as those of other pages: what they show has bounds here.
