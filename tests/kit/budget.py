@@ -25,7 +25,6 @@ EXCEPTIONS = {
     "models/decoder": "code: its plain form is a whole model",
     "beyond/compressed": "code: its plain form has three kinds of layer",
     "mistakes/cache-mistakes": "height: entries are looked up one by one",
-    "zh/mistakes/cache-mistakes": "height code: as above, in fewer lines",
 }
 
 # Pixels are those of these fonts, whatever others a machine has.
