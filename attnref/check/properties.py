@@ -917,8 +917,8 @@ def blocks_hold_each_text(
         each = codes[:, None] / 7 * torch.arange(30.0).view(2, 3, 1, 5)
         return each.to(dtype)
 
-    for name, act, *letters in script.split():
-        word = "".join(letters)
+    for step in script.split():
+        name, act, word = step[0], step[1], step[2:]
         if act == "=":
             tables[name], texts[name] = pool.fork(tables[word]), texts[word]
         elif act == "-":

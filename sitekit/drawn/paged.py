@@ -87,7 +87,7 @@ def blocks() -> Steps:
     for name in ("A", "B", "C"):
         pool.release(tables.pop(name))
     show()
-    found("D", "you_are_bold")
+    found("D", "you_are_wild")
     return Steps(430, 172, frames)
 
 

@@ -190,7 +190,7 @@ def test_blocks_that_texts_share():
     """What the tables list after each call, and that each text is there."""
     texts = {"A": "bot", "B": "bad"}, {"A": "bot", "B": "bad", "C": "bot"}
     texts = {"A": "bot"}, *texts, {"A": "bot", "B": "bad", "C": "bots"}
-    texts += {"A": "both", "B": "bad", "C": "bots"}, {}, {"D": "bold"}
+    texts += {"A": "both", "B": "bad", "C": "bots"}, {}, {"D": "wild"}
     counted = zip(["11", *"301104"], "3221163", strict=True)
     for frame, ends, (new, left) in zip(
         paged.blocks().frames, texts, counted, strict=True
