@@ -16,6 +16,8 @@ decode, share   The limit lets reading and multiplying overlap, takes products
                 products are the bottleneck.
 layer, bfloat16 transformers makes the same call with a static cache: a tie.
 prompt, flash   Each operation on a tile writes its result to memory.
+                On a processor whose fused kernel is fast it takes twice as
+                long, by a rule or by a mask, and many times in bfloat16.
 backward, sdpa  `sdpa` has become faster since: it scales the queries instead
                 of the scores and takes exponentials in place. `flash` saves
                 a little over a third of the multiplications, since tiles on

@@ -18,6 +18,6 @@ def window_attention(q, k, v, W, size=256):
         mask = (j <= i) & (j > i - W)  # is_causal would align it top left
         kv = k[:, :, first:end], v[:, :, first:end]
         out = F.scaled_dot_product_attention(rows, *kv, mask, enable_gqa=True)
-        outs.append(out)  # (B, H, at most size, D)
+        outs.append(out)
         past = end
     return torch.cat(outs, dim=2)  # (B, H, T, D)
