@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnref import Causal, RuleMask, flash, fused, sdpa, split_kv
+from attnref.core.few import few
 from attnref.layers.dsa import Indexer, gathered
+from attnref.plain.window import window_attention
 from benchmarks.timing import Timed, cold
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -75,6 +78,13 @@ def decode(dtype: str, heads: str, tokens: int) -> Timed:
     return Timed(ways, cold((q, k, v)), truth, flops)
 
 
+def step(dtype: str, heads: str, tokens: int) -> Timed:
+    """What `fused` decides for one new query per head: who of both is it?"""
+    every = decode(dtype, heads, tokens)
+    ways = {"torch, folded": folded, "few": few, "fused": fused}
+    return replace(every, ways=ways, flops=0)
+
+
 def triangle(q: Tensor) -> RuleMask:
     T = q.shape[2]
     return RuleMask(Causal(), T, T, 0, device=q.device)
@@ -89,9 +99,10 @@ def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def masked(q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor:
     sizes = q.shape[2], k.shape[2]
     seen = torch.ones(sizes, dtype=torch.bool, device=q.device).tril()
+    seen = seen.triu(1 - window) if window else seen
     return torch_sdpa(q, k, v, attn_mask=seen, enable_gqa=True)
 
 
@@ -116,7 +127,16 @@ CAUSAL: dict[str, Callable[..., Tensor]] = {
     },
 }
 # Query heads, key/value heads, width of keys, of values.
-SHAPES = {"GQA": (16, 4, 128, 128), "MLA": (16, 16, 192, 128)}
+SHAPES = {
+    "GQA": (16, 4, 128, 128),
+    "MLA": (16, 16, 192, 128),
+    "window": (4, 1, 128, 128),
+}
+WINDOW = 512
+WINDOWED: dict[str, Callable[..., Tensor]] = {
+    "torch, bool mask": partial(masked, window=WINDOW),
+    "plain form, blocks": partial(window_attention, W=WINDOW),
+}
 SLOW = ("eager", "sdpa")  # with all weights in memory at once
 
 
@@ -141,6 +161,25 @@ def prefill(dtype: str, shape: str, tokens: int) -> Timed:
         and (shape == "MLA" or way is not padded)
     }
     ways["flash, tiles of 256"] = partial(CAUSAL["flash"], tile=(256, 256))
+    truth = CAUSAL["torch, is_causal"] if tokens <= 1024 else None
+    return Timed(ways, [given], truth)
+
+
+def windowed(dtype: str, tokens: int) -> Timed:
+    """A prompt with a window: one mask of all scores, or one for each block."""
+    truth = WINDOWED["torch, bool mask"] if tokens <= 1024 else None
+    return Timed(WINDOWED, [prompt(dtype, "window", tokens)], truth)
+
+
+def given_mask(dtype: str, tokens: int) -> Timed:
+    """`flash` with the causal mask as a tensor, which it does not know."""
+    given = prompt(dtype, "GQA", tokens)
+    seen = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    ways = {
+        "torch, is_causal": CAUSAL["torch, is_causal"],
+        "flash": lambda q, k, v: flash(q, k, v, seen),
+        "fused": lambda q, k, v: fused(q, k, v, seen),
+    }
     truth = CAUSAL["torch, is_causal"] if tokens <= 1024 else None
     return Timed(ways, [given], truth)
 

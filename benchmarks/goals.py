@@ -16,6 +16,8 @@ decode, share   The limit lets reading and multiplying overlap, takes products
                 products are the bottleneck.
 layer, bfloat16 transformers makes the same call with a static cache: a tie.
 prompt, flash   Each operation on a tile writes its result to memory.
+                On a processor whose fused kernel is fast it takes twice as
+                long, by a rule or by a mask, and many times in bfloat16.
 backward, sdpa  `sdpa` has become faster since: it scales the queries instead
                 of the scores and takes exponentials in place. `flash` saves
                 a little over a third of the multiplications, since tiles on
@@ -84,6 +86,12 @@ CASES = {
         ),
         3.0,
     ),
+    "prompt": Case(
+        beside_transformers("layers", "prompt"),
+        ("dtype", "shape", "tokens"),
+        tuple((d, s, 1024) for s in ("GQA", "MLA") for d in BOTH),
+        3.0,
+    ),
     "mla": Case(
         beside_transformers("layers", "mla"),
         ("dtype", "tokens"),
@@ -98,6 +106,12 @@ CASES = {
         ("layer", "tokens"),
         tuple((layer, n) for layer in RECURRENT for n in (1, 2048)),
         2.0,
+    ),
+    "step": Case(
+        cores.step,
+        ("dtype", "heads", "tokens"),
+        tuple((d, h, 32_768) for d in BOTH for h in ("MHA", "GQA-8", "MQA")),
+        3.0,
     ),
     "latent": Case(
         cores.latent,
@@ -120,6 +134,15 @@ CASES = {
         ),
         6.0,
     ),
+    "windowed": Case(
+        cores.windowed, ("dtype", "tokens"), (("float32", 8192),), 6.0
+    ),
+    "given mask": Case(
+        cores.given_mask,
+        ("dtype", "tokens"),
+        tuple((d, 2048) for d in BOTH),
+        6.0,
+    ),
     "backward": Case(
         cores.backward,
         ("dtype", "shape", "tokens"),
@@ -139,6 +162,12 @@ CASES = {
             *(("float32", "GQA", n) for n in (1024, 4096, 16_384)),
             ("float32", "MLA", 4096),
         ),
+        0.0,
+    ),
+    "window memory": Case(
+        memory.memory,
+        ("dtype", "shape", "tokens"),
+        (("float32", "window", 8192),),
         0.0,
     ),
     "import": Case(memory.imports, (), ((),), 0.0),
@@ -246,6 +275,58 @@ GOALS = [
             (DYNAMIC, 4, 3.0),
             ("repeated heads", 10, 7.5),
         )
+    ),
+    *(
+        Goal(
+            f"prompt through the {ours}, {shape}",
+            "prompt",
+            tuple((dtype, shape, 1024) for dtype in BOTH),
+            ours,
+            "times as long",
+            "transformers",
+            most=1.05,
+        )
+        for shape in ("GQA", "MLA")
+        for ours in ("plain form", "written file", "layer, fused")
+    ),
+    *(
+        Goal(
+            f"decode core, decided by fused, against {peer}",
+            "step",
+            CASES["step"].at,
+            "fused",
+            "times as long",
+            peer,
+            most=1.05,
+        )
+        for peer in ("torch, folded", "few")
+    ),
+    Goal(
+        "prompt with a window, by blocks",
+        "windowed",
+        (("float32", 8192),),
+        "plain form, blocks",
+        "times as long",
+        "torch, bool mask",
+        most=0.15,
+    ),
+    Goal(
+        "memory of a window, by blocks",
+        "window memory",
+        (("float32", "window", 8192),),
+        "plain form, blocks",
+        "times as long",
+        "torch, bool mask",
+        most=0.1,
+    ),
+    Goal(
+        "prompt through flash, the mask a tensor",
+        "given mask",
+        CASES["given mask"].at,
+        "flash",
+        "times as long",
+        TORCH,
+        most=1.3,
     ),
     *(
         Goal(

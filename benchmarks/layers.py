@@ -19,9 +19,12 @@ from attnref import (
     GroupedQueryAttention,
     KVCache,
     MultiHeadLatentAttention,
+    file_of,
     fused,
     sdpa,
 )
+from attnref.plain.gqa import GQA
+from attnref.plain.mla import MLA
 from benchmarks.cores import DTYPES, EXACT, repeated
 from benchmarks.timing import Timed
 
@@ -219,3 +222,55 @@ def mla(dtype: str, tokens: int) -> Timed:
         in_float64(other, rope, stored, 10_000.0) if tokens <= EXACT else None
     )
     return Timed(ways, [(x,)], truth)
+
+
+def prompt(dtype: str, shape: str, tokens: int) -> Timed:
+    """A prompt without pads through a whole layer, as in training too."""
+    settings: dict[str, Any] = {"attn_implementation": "sdpa"}
+    settings |= {"num_hidden_layers": 1}
+    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4}
+    config: Any
+    E, H, K, D = SHAPES["a quarter"]
+    sizes: dict[str, Any] = {"hidden_size": E, "num_attention_heads": H}
+    with torch.device("meta"):
+        if shape == "GQA":
+            sizes |= {"num_key_value_heads": K, "head_dim": D}
+            config = LlamaConfig(**sizes, **settings)
+            other: nn.Module = llama.LlamaAttention(config, 0)
+            rope: Any = llama.LlamaRotaryEmbedding
+            mine: nn.Module = GroupedQueryAttention(
+                d_model=E, n_heads=H, n_kv_heads=K, rope_theta=1e4
+            )
+            short: nn.Module = GQA(E, H, K)
+        else:
+            R, Dn, Dr, Dv = 256, 128, 64, 128
+            widths: dict[str, Any] = {"kv_lora_rank": R, "q_lora_rank": None}
+            widths |= {"qk_nope_head_dim": Dn, "qk_rope_head_dim": Dr}
+            widths["v_head_dim"] = Dv
+            config = DeepseekV3Config(**sizes, **widths, **settings)
+            other = deepseek.DeepseekV3Attention(config, 0)
+            rope = deepseek.DeepseekV3RotaryEmbedding
+            mine = MultiHeadLatentAttention(d_model=E, n_heads=H, **widths)
+            short = MLA(E, H, R, Dn, Dr, Dv)
+        space: dict[str, Any] = {}
+        exec(file_of(config.to_dict()), space)
+        written: nn.Module = space["Attention"]()
+    random_weights(other, DTYPES[dtype])
+    for layer in (mine, short, written):
+        layer.load_state_dict(other.state_dict(), assign=True)
+        layer.eval().requires_grad_(False)
+    vars(mine)["attend"] = fused
+    x = torch.randn(1, tokens, E).to(DTYPES[dtype])
+    at = torch.arange(tokens)[None]
+
+    def theirs(x: Tensor, layer: nn.Module = other) -> Tensor:
+        angles = rope(config)(x, at)
+        out: Tensor = layer(
+            hidden_states=x, position_embeddings=angles, attention_mask=None
+        )[0]
+        return out
+
+    ways = {"transformers": theirs, "plain form": short}
+    ways |= {"written file": written, "layer, fused": mine}
+    wide = deepcopy(short).double()
+    return Timed(ways, [(x,)], wide if tokens <= 1024 else None)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.profiler import profile
 
-from benchmarks.cores import CAUSAL, SLOW, prompt
+from benchmarks.cores import CAUSAL, SLOW, WINDOWED, prompt
 from benchmarks.timing import Processes
 
 IMPORT = """
@@ -44,22 +44,27 @@ def allocations(log: profile) -> list[int]:
 @torch.no_grad()
 def peak(way: str, dtype: str, shape: str, tokens: int) -> float:
     torch.set_num_threads(1)
+    call = (WINDOWED if shape == "window" else CAUSAL)[way]
     given = prompt(dtype, shape, tokens)
-    CAUSAL[way](*prompt(dtype, shape, 512))  # what libraries keep
+    call(*prompt(dtype, shape, 512))  # what libraries keep
     with profile(profile_memory=True) as log:
-        out = CAUSAL[way](*given)
+        out = call(*given)
     return (max(accumulate(allocations(log))) - out.nbytes) / 1e6
 
 
 def memory(dtype: str, shape: str, tokens: int) -> Processes:
     """At the peak of a prompt, beyond inputs and output."""
     sizes = [dtype, shape, str(tokens)]
-    ways = [
-        name
-        for name in CAUSAL
-        if (tokens <= 4096 or name not in (*SLOW, "torch, bool mask"))
-        and (shape == "MLA" or name != "torch, padded values")
-    ]
+    ways = (
+        [*WINDOWED]
+        if shape == "window"
+        else [
+            name
+            for name in CAUSAL
+            if (tokens <= 4096 or name not in (*SLOW, "torch, bool mask"))
+            and (shape == "MLA" or name != "torch, padded values")
+        ]
+    )
     return Processes(
         "MB", {n: ["-m", "benchmarks.memory", n, *sizes] for n in ways}
     )

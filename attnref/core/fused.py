@@ -1,6 +1,9 @@
 """Scaled dot-product attention by PyTorch's own kernels: what to ship."""
 
 # --8<-- [start:imports]
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -46,8 +49,9 @@ def fused(
     Where they differ, as in MLA, the narrower ones are widened by zeros; values
     that are the first part of the keys are replaced by these, without a copy.
     Few queries go to `few`, which spells attention out, where a copy would
-    cost more, or where the kernel is slow or would leave most threads idle; so
-    they do on a GPU if keys are too wide for a kernel that splits them.
+    cost more, where the kernel would leave threads idle, or where it is slower
+    on this machine, which is measured once; so they do on a GPU if keys are too
+    wide for a kernel that splits them.
 
     A `bias` is passed on as a float mask, in the dtype of the queries.
     `softcap` and `sinks` are refused: PyTorch's kernels have neither.
@@ -206,26 +210,50 @@ def _is_for_few(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
 
 
 def _is_slow(k: Tensor, rows: int) -> bool:
-    """Whether PyTorch's kernel is slower, as measured: for `rows` of queries
-    for each key head, with so many keys that calls cost less than products.
+    """Whether PyTorch's kernel is slower, with `rows` of queries for each key
+    head and so many keys that calls cost less than products.
 
-    It is with a single row, in float32 with up to four, unless many threads
-    share the work. And a thread takes blocks of 32 rows of one key head, so
-    that others may be idle. The products of a single block are spread over a
-    few threads, those of several are not.
+    A thread takes blocks of 32 rows of one key head, so that others may be
+    idle. The products of a single block are spread over a few threads, those of
+    several are not. With a single row, in float32 with up to four, one
+    processor is faster with the kernel and another without it.
     """
     threads = torch.get_num_threads()
     half = k.dtype.itemsize < 4
     if k.numel() < 2**20:
         return False
     if threads <= 8 and rows <= (1 if half else 4):
-        return True
+        return _measured_slow(k.dtype, rows, threads)
     # In half precision `few` has to widen the keys: for one block this costs
     # what it would save, for the 128 rows of absorbed MLA it does not.
     blocks = len(k) * k.shape[1] * -(-rows // 32)
     if blocks >= threads or (half and rows <= 32):
         return False
     return blocks > 1 or threads > 8
+
+
+@cache
+def _measured_slow(dtype: torch.dtype, rows: int, threads: int) -> bool:
+    """The same, measured once on this machine, in about 20 ms.
+
+    In a thread of its own, where modes of the caller, such as those that
+    count operations or make no data, do not apply.
+    """
+
+    def measure() -> bool:
+        q = torch.ones(1, 8, rows, 128, dtype=dtype)
+        k = torch.ones(1, 8, 1024, 128, dtype=dtype)
+        took: dict[Any, list[float]] = {}
+        with torch.no_grad():
+            for way in 7 * (F.scaled_dot_product_attention, few):
+                start = perf_counter()
+                way(q, k, k)
+                took.setdefault(way, []).append(perf_counter() - start)
+        kernel, written_out = (min(times) for times in took.values())
+        return written_out < kernel
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(measure).result()
 
 
 def _of_one_width(

@@ -17,7 +17,7 @@ from attnref.caches.past import view_of
 from attnref.caches.ring import RingKVCache
 from attnref.core.biases import Alibi
 from attnref.core.checks import check_input
-from attnref.core.masks import Causal, Chunk, Rule, Window, dense
+from attnref.core.masks import Causal, Chunk, Rule, RuleMask, Window, dense
 from attnref.core.rope import check_positions, token_positions
 from attnref.core.sdpa import Attend, Scores
 from attnref.released.generate import rendered
@@ -206,8 +206,11 @@ class ConfiguredAttention(nn.Module):
         mask: Tensor | None,
         cache: Cache | None,
         positions: Tensor | None,
-    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """What is kept of all tokens, which of them are seen, and where."""
+    ) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor]:
+        """What is kept of all tokens, which of them are seen, and where.
+
+        None is the causal mask of a prompt, which PyTorch then does not need.
+        """
         r, B, H = self.r, q.shape[0], q.shape[1]
         i, past = self.positions_of(q.transpose(1, 2), cache, positions)
         view = view_of(self, cache, q, mask=mask, positions=positions)
@@ -219,8 +222,11 @@ class ConfiguredAttention(nn.Module):
             if r.is_shared:
                 before = past, lengths, numbers
                 cache.handed = Handed(cache, before, (i, at), new)
-        shown = dense(seen)
-        if shown is None:
+        by_hand = self.scores.bias or self.scores.softcap or r.with_sinks
+        whole = self.core is None and not by_hand and not r.index_topk
+        whole = whole and isinstance(seen, RuleMask) and seen.is_triangle()
+        shown = None if whole else dense(seen)
+        if shown is None and not whole:
             shown = torch.ones((1, 1), dtype=torch.bool, device=q.device)
         j = numbers
         if j is None:

@@ -10,7 +10,8 @@ from attnref.numbers.kv_memory import group_bytes, size, storage_of
 from attnref.released.specs import find_model
 from sitekit.drawing import steps
 from sitekit.drawing.steps import Frame, Steps
-from sitekit.markdown.render import Row
+from sitekit.drawn.measured import about, digits, sizes, slug
+from sitekit.markdown.render import Row, Word
 
 W, RESERVE = 4, 2
 
@@ -103,6 +104,16 @@ def saved() -> Iterator[Row]:
             size(kept),
             f"{whole / kept:.1f}",
         ]
+
+
+def blocks() -> Iterator[Row]:
+    """A prompt with one mask, and by blocks: memory and time, as measured."""
+    (memory,), (time,) = (
+        sizes(case).values() for case in ("window memory", "windowed")
+    )
+    for name, of in memory["ways"].items():
+        peak, ratio = of["value"][1], time["ways"][name]["ratio"][1]
+        yield [Word(slug(name)), f"{digits(peak)} MB", f"{about(ratio)}×"]
 
 
 def numbers() -> dict[str, object]:

@@ -21,6 +21,7 @@ from attnref.plain import (
     paged,
     ring,
     sinks,
+    window,
 )
 from attnref.plain import scaling as scaled
 from attnref.plain.attention import attention
@@ -121,6 +122,7 @@ def plain_functions():
     order.query_and_gate(torch.randn(B, T, H * 2 * D), H)
     masks.padding_mask(torch.ones(B, S))
     masks.document_mask(torch.zeros(B, S))
+    window.window_attention(q, k, k, 3, size=4)
     rope(q, torch.arange(T))
     f = scaled.frequencies(D)
     scaled.linear(scaled.ntk(f, 8.0), 8.0)

@@ -133,6 +133,24 @@ def test_quantised():
     # --8<-- [end:quantised]
 
 
+def test_window():
+    # --8<-- [start:window]
+    import torch
+    import torch.nn.functional as F
+
+    from attnref.plain.window import window_attention
+
+    q = torch.randn(3, 4, 9, 8)  # nine tokens, four heads
+    k, v = torch.randn(2, 3, 2, 9, 8)  # two key/value heads
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().triu(-3)  # W = 4
+    whole = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    blocks = window_attention(q, k, v, W=4, size=2)
+    torch.testing.assert_close(blocks, whole)
+    step = window_attention(q[:, :, -1:], k, v, W=4)  # after eight cached ones
+    torch.testing.assert_close(step, whole[:, :, -1:])
+    # --8<-- [end:window]
+
+
 def test_gated_delta():
     # --8<-- [start:gated_delta]
     import torch

@@ -42,8 +42,9 @@ from attnref.plain.sinks import (
     streaming_positions,
 )
 from attnref.plain.softmax import online_softmax, softmax
+from attnref.plain.window import window_attention
 from sitekit import ROOT
-from tests.kit.memory import allocated
+from tests.kit.memory import Held, allocated
 from tests.kit.plain import outputs
 from tests.variants import DN, DR, DV, LATENT, Q, R, sharp, tokens
 
@@ -334,6 +335,33 @@ def test_mqa_is_that_of_the_package_and_of_torch():
         {"in_proj_weight": joined, "out_proj.weight": o}
     )
     equal(ours(x), torchs(x, x, x, attn_mask=~masks.causal_mask(T))[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_by_blocks_is_that_of_transformers_mask(dtype):
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    S, q, k, v = 67, *(tokens(B, n, 67, D).to(dtype) for n in (H, K, K))
+    at = torch.arange(S)
+    for W in (1, 5, 13, 100):
+        seen = sliding_window_causal_mask_function(W)(0, 0, at[:, None], at)
+        for T, size in ((67, 7), (67, 100), (29, 11), (1, 7), (0, 7)):
+            new, mask = 4 * q[:, :, S - T :], seen[S - T :]
+            want = F.scaled_dot_product_attention(
+                *(x.double() for x in (new, k, v)), mask, enable_gqa=True
+            )
+            bound = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+            got = window_attention(new, k, v, W, size)
+            assert got.dtype == dtype
+            assert_close(got.double(), want, rtol=bound, atol=bound)
+
+
+def test_a_window_by_blocks_takes_no_memory_of_all_queries_by_all_keys():
+    q, k, v = torch.randn(3, 1, 2, 2003, 16)
+    one = q.nbytes  # a mask of all keys has T * T bytes, and as floats 4
+    with torch.no_grad(), Held() as held:
+        window_attention(q, k, v, W=64, size=64)
+    assert held.most < 6 * one < 2003**2 / 2, "three inputs, the output twice"
 
 
 def test_mqa_copies_no_key_for_its_heads():
