@@ -185,6 +185,8 @@ def result(
     weights: int | Storage | None,
     language: str = "en",
     dp_attention: bool = False,
+    block: int = 1,
+    prefix: int = 0,
 ) -> dict[str, Any]:
     """Everything that is printed about a model; --json prints it as it is."""
     say, words = speaker(language), kinds(language)
@@ -196,6 +198,7 @@ def result(
     how: dict[str, Any] = {"dtype": dtype, "ranks": ranks}
     shipped = (name for name, other in models().items() if other.shipped)
     storage, added = storage_of(model, dtype, shipped), growth(model, **how)
+    how |= {"block": block, "prefix": prefix}
 
     def bytes_of(model: Model) -> dict[int, int]:
         return {t: kv_bytes(model, t, batch=batch, **how) for t in tokens}
@@ -207,6 +210,8 @@ def result(
         "batch": all_sequences,
         "dtype": dtype if isinstance(dtype, str) else dtype._asdict(),
         "ranks": all_ranks,
+        "block": block,
+        "prefix": prefix,
         "groups": [
             {
                 "layers": group.layers,
@@ -232,6 +237,8 @@ def result(
             row[name] = {source.label: source.url}
     if model.unread:
         row["unread"] = list(model.unread)
+    if dtype == "fp8" and model.shipped:
+        row["kernels"] = number(growth(model, dtype="shipped").later)
     if budget is None:
         return row
     if isinstance(weights, Storage):
@@ -280,6 +287,8 @@ def settings(row: dict[str, Any], say: Say) -> str:
         many=say("kv one") if batch == 1 else say("kv many", n=batch),
         stored=stored,
         split=say("kv split", ranks=ranks) if ranks > 1 else "",
+        blocks=say("kv blocks", n=row["block"]) if row["block"] > 1 else "",
+        prefix=say("kv prefix", n=row["prefix"]) if row["prefix"] else "",
     )
 
 
@@ -352,8 +361,18 @@ def one(row: dict[str, Any], say: Say) -> str:
         out.append(say("kv params", n=row["params"]))
     if "assumed_dtype" in row:
         out.append(say("kv assumed", **row))
+    out += remarks(row, say)
     out.append(say("kv sure", word=say(f"kv {row['confidence']}")))
     return "\n".join(out)
+
+
+def remarks(row: dict[str, Any], say: Say) -> Iterator[str]:
+    """What else is to be known of the format of the cache."""
+    if "cache_format" in row:
+        name = "kv scheme" if row["scheme"] else "kv no scheme"
+        yield say(name, dtype=row["cache_format"])
+    if "kernels" in row:
+        yield say("kv kernels", n=row["kernels"])
 
 
 def several(rows: Sequence[dict[str, Any]], say: Say) -> str:
@@ -379,6 +398,7 @@ def several(rows: Sequence[dict[str, Any]], say: Say) -> str:
     for row in rows:
         if "assumed_dtype" in row:
             out.append(f"{row['id']}: {say('kv assumed', **row)}")
+        out += (f"{row['id']}: {text}" for text in remarks(row, say))
     return "\n".join(out)
 
 
@@ -412,14 +432,27 @@ def add_to(commands: Any) -> None:
     add("--batch", type=a_count, default=1, help="number of sequences")
     add(
         "--dtype",
-        default="bf16",
-        help=f"format of the cache: {', '.join(DTYPES)}, or shipped",
+        help=f"format of the cache: {', '.join(DTYPES)}, or shipped; "
+        "otherwise as kv_cache_scheme of the file of --config says, or bf16",
     )
     add(
         "--scale",
         type=a_scale,
         metavar="BITS/BLOCK",
         help="one scale of BITS per BLOCK elements, such as 16/32",
+    )
+    add(
+        "--block-size",
+        type=a_count,
+        default=1,
+        help="tokens per block of an engine, such as 16: each sequence is "
+        "rounded up to whole blocks",
+    )
+    add(
+        "--prefix",
+        type=a_count,
+        default=0,
+        help="how many first tokens all sequences share, in whole blocks",
     )
     add("--ranks", "--tp", type=a_count, default=1, help="number of devices")
     add(
@@ -430,6 +463,7 @@ def add_to(commands: Any) -> None:
     add("--device", help=f"its memory is the budget: {', '.join(devices())}")
     add(
         "--utilisation",
+        "--utilization",
         type=a_share,
         metavar="SHARE",
         help="the share of the memory that an engine uses, such as 0.9",
@@ -503,6 +537,19 @@ def budget_of(args: argparse.Namespace) -> int | None:
     return budget and int(budget * (args.utilisation or 1))
 
 
+def with_kernels(model: Model) -> Model:
+    """The FP8 format of the kernels of DeepSeek-V3.2 is that of its widths, in
+    other models too: vllm-project/vllm, pull request 47090."""
+    known = find_model("deepseek-v3.2")
+    both = [
+        {store.widths for group in each.groups for store in group.stores}
+        for each in (known, model)
+    ]
+    if model.shipped is None and both[0] == both[1]:
+        return replace(model, shipped=known.shipped)
+    return model
+
+
 def chosen(args: argparse.Namespace) -> list[Model]:
     """The models of --model or --list, and those of the files of --config."""
     ids = models() if args.list else args.model or []
@@ -515,7 +562,7 @@ def chosen(args: argparse.Namespace) -> list[Model]:
                 known.append(model_from_config(file))
             except ValueError as error:
                 raise ValueError(f"{error}{offered(file)}") from None
-    return known
+    return [with_kernels(model) for model in known]
 
 
 def stored_as(dtype: str, scale: tuple[int, int] | None) -> str | Storage:
@@ -548,7 +595,7 @@ def run_kv(args: argparse.Namespace) -> str:
     budget = budget_of(args)
     if args.list and not args.json:
         return table((m.id, m.name, m.date) for m in models().values())
-    these, dtype = chosen(args), stored_as(args.dtype, args.scale)
+    these, dtype = chosen(args), stored_as(args.dtype or "bf16", args.scale)
     # What programs read is in English.
     language = "en" if args.json else args.lang or language_of_locale()
     say = speaker(language)
@@ -561,12 +608,23 @@ def run_kv(args: argparse.Namespace) -> str:
                 weights, assumed = args.weights, dict[str, str]()
                 if weights == "config":
                     weights, assumed = of_file(model)
+                own, format_of = dtype, dict[str, Any]()
+                if model.confidence == "given" and not (
+                    args.dtype or args.scale
+                ):
+                    from attnref.released.stored import cache_scheme
+
+                    scheme = cache_scheme(model.id)
+                    own = scheme or "bf16"
+                    format_of = {"cache_format": own, "scheme": bool(scheme)}
                 row = result(
                     model,
                     tokens=args.tokens,
                     batch=args.batch,
-                    dtype=dtype,
+                    dtype=own,
                     ranks=args.ranks,
+                    block=args.block_size,
+                    prefix=args.prefix,
                     budget=budget,
                     weights=weights,
                     language=language,
@@ -577,7 +635,7 @@ def run_kv(args: argparse.Namespace) -> str:
                     raise
                 unknown.append({"id": model.id, "unknown": str(error)})
                 continue
-            row |= assumed
+            row |= assumed | format_of
             if args.device:
                 share = float(args.utilisation or 1)
                 row["device"] = find_device(args.device)._asdict() | {

@@ -135,13 +135,22 @@ def entry_bytes(
 
 # --8<-- [start:total]
 def group_bytes(
-    group: Group, tokens: int, storage: Storage | Shipped, *, ranks: int = 1
+    group: Group,
+    tokens: int,
+    storage: Storage | Shipped,
+    *,
+    batch: int = 1,
+    ranks: int = 1,
+    block: int = 1,
+    prefix: int = 0,
 ) -> int:
-    """Bytes that the layers of a group keep of one sequence."""
-    return group.layers * sum(
-        store.entries(tokens) * entry_bytes(store, storage, ranks=ranks)
-        for store in group.stores
-    )
+    """Bytes that the layers of a group keep of `batch` sequences."""
+    taken = 0
+    for store in group.stores:
+        entries = batch * store.entries(tokens, block)
+        entries -= (batch - 1) * store.shared(prefix, block)
+        taken += entries * entry_bytes(store, storage, ranks=ranks)
+    return group.layers * taken
 
 
 def kv_bytes(
@@ -151,18 +160,39 @@ def kv_bytes(
     batch: int = 1,
     dtype: str | Storage = "bf16",
     ranks: int = 1,
+    block: int = 1,
+    prefix: int = 0,
 ) -> int:
     """Bytes of the cache of `batch` sequences of `tokens` each, per device.
 
+    An engine stores whole blocks of `block` tokens. Sequences that begin with
+    the same `prefix` tokens share the whole blocks of these.
+
     Examples:
         >>> from attnref.released.specs import find_model
-        >>> kv_bytes(find_model("llama-3.1-8b"), 131_072, batch=8) / 2**30
+        >>> llama = find_model("llama-3.1-8b")
+        >>> kv_bytes(llama, 131_072, batch=8) / 2**30
         128.0
+        >>> kv_bytes(llama, 1000, block=16) // kv_bytes(llama, 1)
+        1008
+        >>> both = {"batch": 8, "prefix": 900, "block": 16}
+        >>> kv_bytes(llama, 1000, **both) // kv_bytes(llama, 1)
+        1792
     """
-    check_sizes(tokens=tokens, batch=batch, ranks=ranks)
+    check_sizes(tokens=tokens, batch=batch, ranks=ranks, block=block)
+    check_counts(prefix=prefix)
+    if prefix >= tokens:
+        raise ValueError(
+            message(
+                "a prefix of {} tokens needs sequences of more than {}",
+                prefix,
+                tokens,
+            )
+        )
     storage = storage_of(model, dtype)
-    return batch * sum(
-        group_bytes(group, tokens, storage, ranks=ranks)
+    how = {"ranks": ranks, "block": block, "prefix": prefix}
+    return sum(
+        group_bytes(group, tokens, storage, batch=batch, **how)
         for group in model.groups
     )
 
@@ -308,6 +338,8 @@ def longest_context(
     batch: int = 1,
     dtype: str | Storage = "bf16",
     ranks: int = 1,
+    block: int = 1,
+    prefix: int = 0,
 ) -> int | None:
     """The most tokens per sequence that fit into `budget` bytes per device.
 
@@ -333,8 +365,11 @@ def longest_context(
     ]
 
     def fits(tokens: int) -> bool:
-        taken = sum(each * store.entries(tokens) for each, store in entries)
-        return batch * taken <= budget
+        taken, common = 0, min(prefix, tokens - 1)
+        for each, store in entries:
+            taken += batch * each * store.entries(tokens, block)
+            taken -= (batch - 1) * each * store.shared(common, block)
+        return taken <= budget
 
     if not fits(1):
         return 0
@@ -342,7 +377,7 @@ def longest_context(
     windows = [store.window or 0 for _, store in entries]
     endless = not growth(model).later
     while fits(high):
-        if endless and high >= max(windows):
+        if endless and high >= max(windows) + block:
             return None
         low, high = high, 2 * high
     while high - low > 1:
@@ -358,6 +393,8 @@ def largest_batch(
     *,
     dtype: str | Storage = "bf16",
     ranks: int = 1,
+    block: int = 1,
+    prefix: int = 0,
 ) -> int:
     """How many sequences of `tokens` fit into `budget` bytes per device.
 
@@ -371,8 +408,10 @@ def largest_batch(
         (-11875000000, 0)
     """
     budget = whole_number("budget", budget)
-    taken = kv_bytes(model, tokens, dtype=dtype, ranks=ranks)
-    return max(budget, 0) // taken
+    how = {"ranks": ranks, "block": block, "prefix": prefix}
+    one = kv_bytes(model, tokens, dtype=dtype, **how)
+    more = kv_bytes(model, tokens, batch=2, dtype=dtype, **how) - one
+    return 1 + (budget - one) // more if budget >= one else 0
 
 
 # --8<-- [end:fits]

@@ -29,12 +29,24 @@ class Store(NamedTuple):
         """Whether its size does not depend on the length of the sequence."""
         return self.role in ("state", "conv")
 
-    def entries(self, tokens: int) -> int:
-        """Number of entries for a sequence of `tokens`."""
+    def entries(self, tokens: int, block: int = 1) -> int:
+        """Number of entries for a sequence of `tokens`, in whole blocks."""
         if self.fixed:
             return 1
-        seen = tokens if self.window is None else min(tokens, self.window)
-        return seen // self.ratio
+        blocks = -(-tokens // block)
+        if self.window is not None:  # which may begin inside a block
+            blocks = min(blocks, (self.window + block - 2) // block + 1)
+        return blocks * block // self.ratio
+
+    def shared(self, prefix: int, block: int = 1) -> int:
+        """Those that sequences with so many first tokens in common share.
+
+        They are whole blocks. Windows, which move on, and states are each
+        sequence's own.
+        """
+        if self.fixed or self.window is not None:
+            return 0
+        return prefix // block * block // self.ratio
 
 
 # --8<-- [end:store]

@@ -1,5 +1,6 @@
 """The bytes of a model's weights, as its config.json stores them."""
 
+import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -86,6 +87,30 @@ def assumed_dtype(config: str | PathLike[str]) -> str | None:
     if given.get("quantization_config"):
         return None
     return str(given.get("torch_dtype") or given.get("dtype"))
+
+
+def cache_scheme(config: str | PathLike[str]) -> str | None:
+    """The format that a file gives its cache: `kv_cache_scheme` in its
+    quantization_config, or what hf_quant_config.json beside it says."""
+    quant = fields_of(config).get("quantization_config") or {}
+    scheme, beside = quant.get("kv_cache_scheme"), Path(config)
+    if scheme is None:
+        beside = beside.with_name("hf_quant_config.json")
+        text = beside.read_text(encoding="utf-8") if beside.exists() else "{}"
+        quant = json.loads(text).get("quantization") or {}
+        scheme = quant.get("kv_cache_quant_algo")
+    known = {(8, "float"): "fp8", (8, "int"): "int8", "FP8": "fp8", None: None}
+    if isinstance(scheme, Mapping):
+        scheme = scheme.get("num_bits"), scheme.get("type")
+    if scheme not in known:
+        raise ValueError(
+            message(
+                "{}: a cache in {} is not counted; pass --dtype",
+                beside.name,
+                scheme,
+            )
+        )
+    return known[scheme]
 
 
 def _quantised(

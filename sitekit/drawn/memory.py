@@ -4,13 +4,21 @@ from collections import ChainMap
 from collections.abc import Iterator
 from fractions import Fraction
 from math import log2
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from attnref.commands.kv import CONTEXTS, describe
+from attnref.commands.kv import CONTEXTS, describe, with_kernels
 from attnref.numbers import kv_memory
-from attnref.numbers.kv_memory import DTYPES, Storage, growth, kv_bytes, size
+from attnref.numbers.kv_memory import (
+    DTYPES,
+    Storage,
+    entry_bytes,
+    growth,
+    kv_bytes,
+    reserved,
+    size,
+)
 from attnref.numbers.shapes import (
     Compressed,
     Full,
@@ -355,6 +363,196 @@ def contexts() -> Plot:
     return plots.plotted(_contexts, rows)
 
 
+ALIGNED = 16  # tokens: a block of attention is a multiple of these
+VLLM = "https://github.com/vllm-project/vllm"
+
+
+def _page(model: Model) -> tuple[int, int]:
+    """Bytes of one layer's state, and of one token in one layer of attention,
+    in a model of both."""
+    taken = {
+        isinstance(group, Recurrent): sum(
+            entry_bytes(store, DTYPES["bf16"]) for store in group.stores
+        )
+        for group in model.groups
+    }
+    return taken[True], taken[False]
+
+
+def attention_block(model: Model, share: int = 1) -> int:
+    """Tokens whose keys fill at least the page of a state; `share` is by how
+    much the cache is narrower than bfloat16."""
+    state, token = _page(model)
+    return -(-state // (ALIGNED * token // share)) * ALIGNED
+
+
+class Hybrid(NamedTuple):
+    """What vLLM 0.19 prints for a hybrid model with so many blocks."""
+
+    tokens: int
+    concurrency: float
+
+
+def hybrid(model: Model, blocks: int, length: int) -> Hybrid:
+    """Layers of one kind are in groups of equal size, and each group of a
+    request has blocks of its own: of its tokens, or one for its states."""
+    least = min(group.layers for group in model.groups)
+    groups = sum(-(-group.layers // least) for group in model.groups)
+    block, each = attention_block(model), 0
+    for group in model.groups:
+        needed = 1 if isinstance(group, Recurrent) else -(-length // block)
+        each += -(-group.layers // least) * needed
+    return Hybrid(blocks // groups * block, blocks / each)
+
+
+def per_request(length: int, batched: int) -> int:
+    """Blocks of 16 tokens that vLLM reserves for a request to OLMo 3 7B: three
+    groups of windows, which hold a chunk of the prompt too, and one of all."""
+    window = min(4096 - 1 + batched, length)
+    return 3 * (-(-window // 16) + 1) - (-length // 16)
+
+
+class Case(NamedTuple):
+    model: str
+    engine: str
+    printed: str
+    ours: str
+    why: str  # a word of the page
+    url: str
+
+
+def log_cases() -> list[Case]:
+    """Published lines, and ours."""
+    oss, qwen, moe, flash, glm, small = map(
+        find_model,
+        (
+            "gpt-oss-120b",
+            "qwen3-235b",
+            "qwen3-30b-a3b",
+            "deepseek-v4-flash",
+            "glm-5.2",
+            "qwen3.5-27b",
+        ),
+    )
+    both = hybrid(small, 1487, 32_768)
+    split: dict[str, Any] = {"ranks": 4}
+    shorter, longer = per_request(6144, 2048), per_request(34_048, 2048)
+    sparse = with_kernels(glm)
+    assert sparse.shipped is not None
+    draft = sparse.shipped.kv + sparse.shipped.index  # one more layer
+    return [
+        Case(
+            oss.name,
+            "vLLM",
+            "78,384 tokens in 5.38 GiB",
+            size(kv_bytes(reserved(oss), 78_384)),
+            "windows",
+            "https://github.com/alvarobartt/hf-mem/issues/60",
+        ),
+        Case(
+            qwen.name,
+            "SGLang, TP 4",
+            "367,404 tokens: 8.23 + 8.23 GB",
+            size(kv_bytes(qwen, 367_404, **split)),
+            "exact",
+            f"{VLLM}/issues/21348",
+        ),
+        Case(
+            qwen.name,
+            "vLLM, TP 4",
+            "178,880 tokens in 8.11 GiB",
+            size(kv_bytes(qwen, 178_880, **split)),
+            "workers",
+            f"{VLLM}/issues/21348",
+        ),
+        Case(
+            f"{moe.name}?",
+            "vLLM, FP8",
+            "221,000 tokens need 10.12 GiB",
+            size(kv_bytes(moe, 221_000, dtype="fp8")),
+            "unnamed",
+            f"{VLLM}/issues/25350",
+        ),
+        Case(
+            small.name,
+            "vLLM 0.19.0",
+            "290,864 tokens; 33.04x for 32,768",
+            f"{both.tokens:,}; {both.concurrency:.2f}",
+            "groups",
+            f"{VLLM}/issues/40691",
+        ),
+        Case(
+            "OLMo 3 7B",
+            "vLLM",
+            "23.73x for 6,144, 11.12x for 34,048: 2.134",
+            f"{longer / shorter:.3f}",
+            "ratio",
+            f"{VLLM}/pull/29796",
+        ),
+        Case(
+            flash.name,
+            "vLLM 0.26.0",
+            "1,009,661 tokens; 1.11x for 912,128",
+            f"{1_009_661 / 912_128:.2f}",
+            "product",
+            f"{VLLM}/issues/51041",
+        ),
+        Case(
+            flash.name,
+            "vLLM, NVFP4",
+            "about 3,300 B + 3.2 GB / length",
+            f"{float(growth(flash, dtype='shipped').later):,.0f} B",
+            "fitted",
+            "https://github.com/tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark"
+            "-1M-NVFP4-KV-2x-DGX-Spark/issues/57",
+        ),
+        Case(
+            glm.name,
+            "vLLM, fp8_ds_mla",
+            "54,728 B per token",
+            f"{int(growth(sparse, dtype='shipped').later):,} + {draft:,} B",
+            "draft",
+            "https://github.com/local-inference-lab/vllm/pull/82",
+        ),
+        Case(
+            "GLM-5.3-Flash",
+            "vLLM, TP 2",
+            "12 tokens: 32.9% of 457,880; blocks of 7,808",
+            f"{0.329 * 457_880 / 7808:.1f}",
+            "open",
+            f"{VLLM}/issues/54458",
+        ),
+    ]
+
+
+def log() -> Iterator[Row]:
+    for case in log_cases():
+        where = case.url.rsplit("/", 1)[1]
+        yield [
+            case.model,
+            case.engine,
+            case.printed,
+            case.ours,
+            Word(case.why),
+            f"[#{where}]({case.url})",
+        ]
+
+
+def _of_log() -> dict[str, object]:
+    """What the text says of blocks of attention."""
+    large, small = map(find_model, ("qwen3.5-27b", "qwen3.5-9b"))
+    state, token = _page(large)
+    block = attention_block(large)
+    return {
+        "block": block,
+        "page": size(state),
+        "each": token,
+        "padding": block * token / state - 1,
+        "small": attention_block(small),
+        "small_fp8": attention_block(small, 2),
+    }
+
+
 def numbers() -> dict[str, object]:
     """What the text says."""
     llama, flash, states = map(
@@ -364,7 +562,7 @@ def numbers() -> dict[str, object]:
     widths = {name.key: n for name, _, n in claims() if isinstance(name, Word)}
     (indexed,) = find_model("deepseek-v3.2").groups
     entry = 512 + 64
-    return {
+    return _of_log() | {
         "sequence": size(sequence),
         "in_gb": sequence / 1e9,
         "times_flash": kv_bytes(find_model("llama-2-7b"), 131_072)

@@ -28,12 +28,14 @@ LOOKS = {"kivi": plots.GREEN, "token": plots.WARM, "channel": plots.BLUE}
 
 def rounded(x: Tensor, bits: int, dim: int, group: int = GROUP) -> Tensor:
     """x as the plain form restores it."""
-    back: Tensor = restore(*quantise(x, bits, dim, group), bits, dim)
+    packed, step, low = quantise(x, bits, dim, group)
+    back: Tensor = restore(packed, step, low, bits, dim)
     return back.to(x.dtype)
 
 
 def in_fp8(x: Tensor, scale: float | Tensor) -> Tensor:
-    return (to_fp8(x, scale).float() * scale).to(x.dtype)
+    back: Tensor = to_fp8(x, scale).float() * scale
+    return back.to(x.dtype)
 
 
 def calibrated(x: Tensor) -> Tensor:

@@ -438,3 +438,87 @@ def test_a_config_with_a_field_that_nobody_knows_has_its_bytes(tmp_path):
     assert "说明：压缩器的状态未计入\n" in chinese
     (found,) = json.loads(kv(f"--config {file} --json"))
     assert found["unread"] == ["use_mystery"]
+
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "head_dim": 64}
+LLAMA |= {"hidden_size": 256, "num_attention_heads": 4, "vocab_size": 100}
+LLAMA |= {"intermediate_size": 512, "num_key_value_heads": 2}
+OF_8_BITS = {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    "quant, beside, dtype, said",
+    [
+        ({}, None, "bf16", "as the config has no kv_cache_scheme"),
+        ({"kv_cache_scheme": None}, None, "bf16", "no kv_cache_scheme"),
+        ({"kv_cache_scheme": OF_8_BITS}, None, "fp8", "as the config says"),
+        (
+            {"kv_cache_scheme": {"num_bits": 8, "type": "int"}},
+            None,
+            "int8",
+            "cache: int8",
+        ),
+        ({}, "FP8", "fp8", "cache: fp8"),
+        ({}, "NVFP4", None, "a cache in NVFP4 is not counted; pass --dtype"),
+        ({"kv_cache_scheme": {"num_bits": 3}}, None, None, "pass --dtype"),
+    ],
+)
+def test_a_config_says_the_format_of_its_cache(
+    quant, beside, dtype, said, tmp_path, capsys
+):
+    """In an outer config too, whose text part stands inside."""
+    file = tmp_path / "config.json"
+    if beside:
+        text = json.dumps({"quantization": {"kv_cache_quant_algo": beside}})
+        (tmp_path / "hf_quant_config.json").write_text(text)
+    for config in (LLAMA, {"model_type": "llava", "text_config": LLAMA}):
+        file.write_text(json.dumps(config | {"quantization_config": quant}))
+        if dtype is None:
+            with pytest.raises(SystemExit):
+                kv(f"--config {file}")
+            assert said in capsys.readouterr().err
+        else:
+            text = kv(f"--config {file} --tokens 10")
+            stored = 10 * 2 * 2 * 2 * 64 * DTYPES[dtype].bits // 8
+            assert f" {stored:,} " in text and said in text
+            assert f", {dtype}:" in text
+            assert "缓存按" in kv(f"--config {file} --lang zh")
+            several = kv(f"--config {file} --model gpt2")
+            assert f"{file}: cache: " in several
+        asked = kv(f"--config {file} --tokens 10 --dtype fp32")
+        assert " 20,480 " in asked and "cache:" not in asked
+
+
+def test_fp8_of_a_sparse_mla_is_that_of_its_kernels(tmp_path):
+    """788 bytes per token and layer, for a file of the same widths too."""
+    config = {"model_type": "glm_moe_dsa", "num_hidden_layers": 3}
+    config |= {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "q_lora_rank": 64}
+    config |= {"num_attention_heads": 4, "hidden_size": 256, "v_head_dim": 64}
+    config |= {"index_head_dim": 128, "index_n_heads": 4, "index_topk": 8}
+    config |= {"qk_nope_head_dim": 64}
+    for rank, stored in ((512, 3 * 788), (256, None)):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(config | {"kv_lora_rank": rank}))
+        told = "kernels of this model store 2,364 B per further token: --dtype"
+        assert (told in kv(f"--config {file} --dtype fp8")) is bool(stored)
+        if stored:
+            (row,) = json.loads(kv(f"--config {file} --dtype shipped --json"))
+            assert row["token_bytes"]["later"] == stored
+
+
+def test_blocks_and_a_prefix_are_counted_and_said():
+    text = kv(
+        "--model llama-3.1-8b --tokens 1000 --batch 8 --block-size 16 "
+        "--prefix 900 --budget 10GiB"
+    )
+    stored = 8 * 1008 - 7 * 896  # tokens
+    assert f"1,000   {stored * 131_072:,}" in text
+    assert (
+        "8 sequences, bf16, blocks of 16 tokens, the first 900 shared:" in text
+    )
+    most = 1 + (10 * GIB - 1008 * 131_072) // (112 * 131_072)
+    assert f"  {most}\n" in text
+    chinese = kv("--model gpt2 --tokens 9 --block-size 4 --prefix 5 --lang zh")
+    assert "每块 4 个 token，共用最前面的 5 个" in chinese
+    with pytest.raises(SystemExit):
+        kv("--model gpt2 --tokens 9 --prefix 9")

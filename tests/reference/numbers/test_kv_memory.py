@@ -352,3 +352,42 @@ def test_what_cannot_be_is_refused():
         kv_bytes(gpt2, 1, dtype="shipped")
     with pytest.raises(ValueError, match=r"it is known for a, b$"):
         storage_of(gpt2, "shipped", ["a", "b"])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-oss-20b", "qwen3.5-9b"])
+@pytest.mark.parametrize("block", [1, 16, 127])
+def test_blocks_are_those_that_some_token_is_in(name, block):
+    """Counted one by one; a window may begin anywhere in a block."""
+    model = find_model(name)
+    for tokens, prefix in ((1, 0), (128, 127), (300, 0), (300, 130)):
+        want = 0
+        for group in model.groups:
+            for store in group.stores:
+                each = group.layers * entry_bytes(store, DTYPES["bf16"])
+                if store.fixed:
+                    want += 5 * each
+                    continue
+                window = store.window or tokens
+                blocks = max(
+                    len(
+                        {p // block for p in range(max(last - window, 0), last)}
+                    )
+                    for last in range(1, max(tokens, window + block) + 1)
+                    if store.window or last == tokens
+                )
+                blocks = min(blocks, -(-tokens // block))
+                common = 0 if store.window else prefix // block
+                want += (5 * blocks - 4 * common) * block * each
+        told = {"block": block, "prefix": prefix}
+        assert kv_bytes(model, tokens, batch=5, **told) == want
+        assert largest_batch(model, tokens, want, **told) == 5
+        assert largest_batch(model, tokens, want - 1, **told) == 4
+        longest = longest_context(model, want, batch=5, **told)
+        if longest and longest > prefix:
+            assert kv_bytes(model, longest, batch=5, **told) <= want
+            more = kv_bytes(model, longest + 1, batch=5, **told)
+            assert more > want >= kv_bytes(model, tokens, batch=5, **told)
+    with pytest.raises(
+        ValueError, match="a prefix of 9 tokens needs sequences"
+    ):
+        kv_bytes(model, 9, prefix=9)
