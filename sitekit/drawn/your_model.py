@@ -146,4 +146,4 @@ def configs() -> str:
         for id, model in models.released().items()
     }
     families = string(_table().entries)
-    return f"const families={families};\nconst configs={strings(texts)};\n"
+    return f"const familiesTable={families};\nconst configs={strings(texts)};\n"

@@ -191,7 +191,7 @@ class Table(NamedTuple):
     """Entries of families.toml; an expression is a number in them."""
 
     entries: str  # as JSON
-    functions: dict[str, str]  # what is `given`, of the table `families`
+    functions: dict[str, str]  # what is `given`, of the table `familiesTable`
 
 
 def of_table(*paths: Path) -> Table:
@@ -216,7 +216,7 @@ def of_table(*paths: Path) -> Table:
     of = "(entry)=>isText(entry)?_parsed[entry]"
     parsed = ",\n".join(map(expression, texts))
     functions = {
-        "attnref.released.record._table": "cache(()=>loads(families))",
+        "attnref.released.record._table": "cache(()=>loads(familiesTable))",
         "attnref.released.expression._parsed": f"[{parsed}]",
         "attnref.released.expression.names_in": f"{of}[0]:[]",
         "attnref.released.expression.value_of": "(entry,fields)=>isText(entry)?"

@@ -253,7 +253,7 @@ def test_what_is_refused_greys_the_last_result_and_says_so(page, text):
 def test_an_error_without_words_is_told_in_those_of_the_page(chromium, address):
     """The script of a page must not end in silence, whatever it has met."""
     broken = "python.answer = () => null.a;"
-    data = "const configs = {}, families = '{}';"
+    data = "const configs = {}, familiesTable = '{}';"
     with opened(chromium, "about:blank", until="load") as page:
         page.route(
             "**/configs.js",
