@@ -79,8 +79,8 @@ def pytest_ignore_collect(collection_path: Path, config: Any) -> bool | None:
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     page = config.stash.get(ONE_PAGE, None)
     if page:
-        kept = [item for item in items if page.concerned_by(item)]
+        selected = [item for item in items if page.concerned_by(item)]
         config.hook.pytest_deselected(
-            items=[item for item in items if item not in kept]
+            items=[item for item in items if item not in selected]
         )
-        items[:] = kept
+        items[:] = selected

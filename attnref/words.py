@@ -75,10 +75,10 @@ def message(text: str, *values: object) -> str:
         >>> message("there is no model {!r}", "gpt")
         "there is no model 'gpt'"
     """
-    said = chinese().get(text, text)
+    translated = chinese().get(text, text)
     if not values:  # argparse ends its own with a new line
-        return said.format()
-    return said.format(*values).replace("\r", " ").replace("\n", "\\n")
+        return translated.format()
+    return translated.format(*values).replace("\r", " ").replace("\n", "\\n")
 
 
 @contextmanager

@@ -84,10 +84,10 @@ def window(tokens: int, size: int = 4096) -> Timed:
         vars(mine).update(changed)
         mine.to(past[0].dtype)
         cache.append(*past)
-        kept, at = cache.length, torch.tensor([tokens])
+        length, at = cache.length, torch.tensor([tokens])
 
         def run(x: Tensor) -> Tensor:
-            cache.crop(kept)
+            cache.crop(length)
             out: Tensor = mine(x.to(past[0]), cache=cache, positions=at)
             return out
 

@@ -169,17 +169,17 @@ def decode(
             ways[f"enable_gqa, {name}"] = forced(enabled, backend)
     if heads in ABSORBED:
         H, width, values = ABSORBED[heads], LATENT, RANK
-        kept = (random(batch, 1, tokens, width),)
+        stored = (random(batch, 1, tokens, width),)
         ways = {
             name: lambda q, x, way=way: way(q, x, x[..., :RANK])
             for name, way in ways.items()
         }
     else:
-        kept = tuple(
+        stored = tuple(
             random(batch, KV_HEADS[heads], tokens, width) for _ in "kv"
         )
     truth = ways["sdpa"] if batch * tokens <= EXACT else None
-    one = (random(batch, H, 1, width), *kept)
+    one = (random(batch, H, 1, width), *stored)
     flops = 2 * batch * H * tokens * (width + values)
     return Timed(
         ways,
@@ -240,13 +240,13 @@ def tried(
     skipped = {}
     for name, way in setting.ways.items():
         call = partial(way, *setting.pool[0])
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 call()  # compiles
                 ran[name] = kernels(call, device)
             except Exception as error:  # compilers may raise any
-                reasons = [str(error), *(str(x.message) for x in told)]
+                reasons = [str(error), *(str(x.message) for x in caught)]
                 lines = [x.split("\n")[0].split(" (Trig")[0] for x in reasons]
                 skipped[name] = " ".join(dict.fromkeys(lines))
     return ran, skipped
@@ -254,18 +254,18 @@ def tried(
 
 def about(device: str) -> dict[str, object]:
     """The device, or the CPU that stands for it."""
-    said: dict[str, object] = {
+    result: dict[str, object] = {
         "device": device,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
     }
     if device == "cuda":
-        said["device"] = torch.cuda.get_device_name()
+        result["device"] = torch.cuda.get_device_name()
         if shutil.which("nvidia-smi"):
-            asked = ["--query-gpu=driver_version", "--format=csv,noheader"]
-            driver = subprocess.check_output(["nvidia-smi", *asked], text=True)
-            said["driver"] = driver.split()[0]
-    return said
+            query = ["--query-gpu=driver_version", "--format=csv,noheader"]
+            driver = subprocess.check_output(["nvidia-smi", *query], text=True)
+            result["driver"] = driver.split()[0]
+    return result
 
 
 def why_not(size: tuple[str, At], device: str, is_late: bool) -> str:
@@ -319,11 +319,11 @@ def main(arguments: list[str] | None = None) -> None:
                 setting = setting.only(ran)
                 now = setting.measure(options.seconds, CLOCKS[device])
                 results[case, at] = now
-                kept: dict[str, Any] = {"axes": AXES[case], "unit": now.unit}
-                kept["date"] = datetime.now(UTC).strftime("%Y-%m-%d")
+                header: dict[str, Any] = {"axes": AXES[case], "unit": now.unit}
+                header["date"] = datetime.now(UTC).strftime("%Y-%m-%d")
                 beside = {"kernels": ran, "skipped": skipped}
-                said = entry(now, setting.errors()) | beside
-                cases.setdefault(case, kept | {"at": {}})["at"][key(at)] = said
+                row = entry(now, setting.errors()) | beside
+                cases.setdefault(case, header | {"at": {}})["at"][key(at)] = row
                 longest = max(longest, time.monotonic() - began)
                 lines += [
                     goal.line(results, at)

@@ -68,9 +68,9 @@ def theirs(
     S = stored[0].shape[2]
     static = cache is StaticCache
     room: dict[str, Any] = {"max_cache_len": S + 1} if static else {}
-    kept = cache(config=config, **room)
-    kept.update(*stored, 0)
-    (held,) = kept.layers
+    past = cache(config=config, **room)
+    past.update(*stored, 0)
+    (held,) = past.layers
     mask = torch.ones(1, 1, 1, S + 1, dtype=torch.bool) if static else None
     if angles is None:
         angles = rope(stored[0], torch.tensor([[S]]))
@@ -84,7 +84,7 @@ def theirs(
             hidden_states=x,
             position_embeddings=angles,
             attention_mask=mask,
-            cache=kept,
+            cache=past,
         )[0]
         return out
 
@@ -129,9 +129,9 @@ def in_float64(
 
     def step(x: Tensor) -> Tensor:
         wide = deepcopy(layer).double()
-        kept = tuple(t.double() for t in stored)
+        doubled = tuple(t.double() for t in stored)
         given = (angles.cos(), angles.sin())
-        return theirs(wide, rope, kept, DynamicCache, "eager", given)(x)
+        return theirs(wide, rope, doubled, DynamicCache, "eager", given)(x)
 
     return step
 

@@ -31,14 +31,14 @@ def allocations(log: profile) -> list[int]:
     """Bytes, in the order of time; below 0 where they were freed."""
     assert log.profiler is not None and log.profiler.kineto_results is not None
     waiting: list[Any] = log.profiler.kineto_results.experimental_event_tree()
-    found = []
+    events = []
     while waiting:
         event = waiting.pop()
         waiting += event.children
         if event.name == "[memory]":
             size = event.typed[1].alloc_size
-            found.append((event.start_time_ns, len(found), size))
-    return [size for _, _, size in sorted(found)]
+            events.append((event.start_time_ns, len(events), size))
+    return [size for _, _, size in sorted(events)]
 
 
 @torch.no_grad()

@@ -85,9 +85,9 @@ def main(arguments: list[str] | None = None) -> None:
             torch.manual_seed(0)
             with torch.no_grad():
                 took = step(*size).measure(options.seconds, busiest).values
-            found = at.setdefault(", ".join(size), {})
-            found[str(count)] = {n: middle(x) for n, x in took.items()}
-            print(count, *size, found[str(count)])
+            counts = at.setdefault(", ".join(size), {})
+            counts[str(count)] = {n: middle(x) for n, x in took.items()}
+            print(count, *size, counts[str(count)])
     torch.set_num_threads(before)
     about = machine(("torch",))
     del about["threads"]

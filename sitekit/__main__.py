@@ -13,10 +13,10 @@ from sitekit.markdown import pages, parity
 def offline() -> str:
     """The whole site as a zip that is read from file://."""
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
-    told = os.environ | {"OFFLINE": "true", "SITE_URL": ""}
+    env = os.environ | {"OFFLINE": "true", "SITE_URL": ""}
     with tempfile.TemporaryDirectory() as folder:
         place = ["-d", f"{folder}/attnref"]
-        subprocess.run([*build, *place], cwd=ROOT, env=told, check=True)
+        subprocess.run([*build, *place], cwd=ROOT, env=env, check=True)
         target = ROOT / "dist" / "attnref-site"
         target.parent.mkdir(exist_ok=True)
         shutil.make_archive(str(target), "zip", folder)
@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> str:
     match arguments:
         case ["synced"]:
             stems = map(pages.stem_of, pages.markdown_files("en"))
-            found = [why for stem in stems for why in parity.check(stem)]
-            return "\n".join(found) or "all pages are in line"
+            problems = [why for stem in stems for why in parity.check(stem)]
+            return "\n".join(problems) or "all pages are in line"
         case ["synced", *names]:
             stems = map(parity.whole_stem, names)
             lines = [f"{stem}: {parity.mark_synced(stem)}" for stem in stems]

@@ -102,13 +102,13 @@ def name_in(source: str) -> str:
 def everything() -> dict[str, Whole]:
     """All that can be downloaded, by the file of the package: the plain forms,
     and what some page shows."""
-    found: dict[str, Whole] = {}
+    out: dict[str, Whole] = {}
     english = pages.markdown_files("en")
     shown = {block.source for path in english for block in blocks_of(path)}
     for path in copy.plain().values():
         source, text = str(path.relative_to(ROOT)), text_of(path)
         names = [n for n in _defined_in(text) if n[0] != "_"]
-        found[source] = Whole(source, text, names, [(source, n) for n in names])
+        out[source] = Whole(source, text, names, [(source, n) for n in names])
     public = copy.files()
     for folder in FOLDERS:
         for path in sorted((ROOT / "attnref" / folder).glob("[!_.]*.py")):
@@ -119,11 +119,11 @@ def everything() -> dict[str, Whole]:
             ):
                 continue
             whole = _copied(module, public.get(path.stem))
-            if whole.name in {other.name for other in found.values()}:
+            if whole.name in {other.name for other in out.values()}:
                 why = f"{whole.source}: another file is called {whole.name}"
                 raise BuildError(f"{why}, and /files/ has one of each name")
-            found[whole.source] = whole
-    return found
+            out[whole.source] = whole
+    return out
 
 
 def other_form(whole: Whole) -> Whole | None:
@@ -186,15 +186,15 @@ def with_wheel(markdown: str) -> str:
 
 
 def _defined_in(text: str) -> list[str]:
-    found = []
+    names = []
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.append(node.name)
+            names.append(node.name)
         for target in getattr(node, "targets", []):
-            found.append(ast.unparse(target))
+            names.append(ast.unparse(target))
         if isinstance(node, ast.AnnAssign):
-            found.append(ast.unparse(node.target))
-    return found
+            names.append(ast.unparse(node.target))
+    return names
 
 
 @cache
@@ -269,19 +269,19 @@ class Where:
 
     def home(self, source: str) -> str:
         """The page that explains a file: it has its name, or shows most."""
-        found = [block.page for block in self.shown.get(source, [])]
+        pages = [block.page for block in self.shown.get(source, [])]
         name = Path(source).stem.replace("_", "-")
-        named = [page for page in found if page.rpartition("/")[2] == name]
-        return max(named or found, key=found.count, default="files")
+        named = [page for page in pages if page.rpartition("/")[2] == name]
+        return max(named or pages, key=pages.count, default="files")
 
     def block_of(self, source: str, name: str | None = None) -> Shown | None:
         """The first block on the page that explains a file; of a name, the
         block that defines it, on another page if need be."""
         own = self.home(source)
-        found = sorted(self.shown.get(source, []), key=lambda b: b.page != own)
+        blocks = sorted(self.shown.get(source, []), key=lambda b: b.page != own)
         if name is not None:
-            found = [block for block in found if name in block.defined]
-        return found[0] if found else None
+            blocks = [block for block in blocks if name in block.defined]
+        return blocks[0] if blocks else None
 
     def anchor_of(self, source: str) -> tuple[str, str] | None:
         """Page and id of a file: of its bar, or else of its first block."""
@@ -396,8 +396,8 @@ def _linked(
     """A block, with a link for its caption, and an id where it has none yet."""
     link = f'<a href="{here.to_page("files", "data")}">'
     if whole:
-        told = here.site.words["caption"].format(whole.file)
-        link = f'<a href="{here.to_file(whole.name)}" title="{told}" download>'
+        title = here.site.words["caption"].format(whole.file)
+        link = f'<a href="{here.to_file(whole.name)}" title="{title}" download>'
     name = f'<span class="filename">{block.source}</span>'
     to = f'<span class="filename">{link}{block.source}</a></span>'
     html = html.replace(name, to, 1)
@@ -438,8 +438,8 @@ def _imports(source: str, here: Here) -> str:
         links.append(link)
     if not links:
         return ""
-    told = here.site.words["imports"] + " ".join(links)
-    return f'<div class="imported">{told}</div>'
+    text = here.site.words["imports"] + " ".join(links)
+    return f'<div class="imported">{text}</div>'
 
 
 def _links(html: str, here: Here) -> str:

@@ -96,7 +96,7 @@ def _holds(address: str, config: Any) -> bool:
     return not id or f'id="{id}"' in file.read_text(encoding="utf-8")
 
 
-def _asked(stem: str, config: Any) -> str:
+def _address(stem: str, config: Any) -> str:
     """JavaScript: where the section that was asked for is now, if it left."""
     to = {
         old.partition("#")[2]: _link(new, old, config)
@@ -108,7 +108,7 @@ def _asked(stem: str, config: Any) -> str:
 
 def script(stem: str, config: Any) -> str:
     """What a page holds for the sections that have left it."""
-    to = _asked(stem, config)
+    to = _address(stem, config)
     if not to:
         return ""
     known = f"const to = {to};"
@@ -133,7 +133,7 @@ def write_stubs(config: Any, *, built: bool = True) -> None:
             new=escape(new),
             # The section that was asked for is on the new page, or on another.
             script=" || ".join(
-                filter(None, (_asked(old, config), "" if "#" in new else on))
+                filter(None, (_address(old, config), "" if "#" in new else on))
             )
             or "''",
             link=json.dumps(link),

@@ -44,23 +44,23 @@ def with_lists(
 
     def written(match: re.Match[str]) -> str:
         section = words.get(match[2], match[2])
-        found = [
+        matches = [
             _line(page.file, here.file, COLON[config.theme["language"]])
             for page in everything
             if page.parent and page.parent.title == section
         ]
-        if not found:
+        if not matches:
             why = f"{here.file.src_uri}: the navigation has no {match[2]!r}"
             raise BuildError(why)
-        return "\n".join(match[1] + line for line in found)
+        return "\n".join(match[1] + line for line in matches)
 
     return LIST.sub(written, markdown)
 
 
 def _line(file: Any, here: Any, colon: str) -> str:
-    told = pages.front_matter(Path(file.abs_src_path))
-    if "summary" not in told:
+    matter = pages.front_matter(Path(file.abs_src_path))
+    if "summary" not in matter:
         why = f"{file.src_uri} has no `summary` in its front matter, a sentence"
         raise BuildError(f"{why} for the list of {here.src_uri}")
     link = os.path.relpath(file.src_uri, PurePosixPath(here.src_uri).parent)
-    return f"1. [{name_of(told['title'])}]({link}){colon}{told['summary']}"
+    return f"1. [{name_of(matter['title'])}]({link}){colon}{matter['summary']}"

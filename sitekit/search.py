@@ -96,13 +96,13 @@ def names_of(page: Any, where: Where) -> tuple[list[str], int]:
 
 def sections_of(stem: str) -> dict[str, list[str]]:
     """What readers of either language call a section, by its id."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for language in CONFIGS:
         path = parity.twin(stem, language)
         matter = pages.front_matter(path) if path.exists() else {}
         for id, names in matter.get("sections", {}).items():
-            found.setdefault(id, []).extend(name.lower() for name in names)
-    return found
+            result.setdefault(id, []).extend(name.lower() for name in names)
+    return result
 
 
 # Of each page, what its entries were made of, and they: an edit under `mkdocs
@@ -168,7 +168,7 @@ class Index:
         parser.feed(readable(FOLD.sub(r'\1<h3 id="\4">\2</h3>\3', html)))
         folds = {match[4] for match in FOLD.finditer(html)}
         parser.close()
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for section in parser.data:
             if section.is_excluded():
                 continue
@@ -185,13 +185,13 @@ class Index:
                 entry["folds"] = True
             if section.id in aliases:
                 entry["aliases"] = [*map(self._cut, aliases[section.id])]
-            if not found:
+            if not entries:
                 entry["names"] = [*map(self._cut, names)]
                 entry["titles"] = titles
             if "boost" in (search := page.meta.get("search") or {}):
                 entry["boost"] = search["boost"]
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def _cut(self, text: str) -> str:
         """Chinese into words, with spaces of no width around them."""

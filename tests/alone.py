@@ -22,16 +22,16 @@ RUN = doctest.NORMALIZE_WHITESPACE
 
 def needed(name: str) -> set[str]:
     """A distribution and all that it needs, by their normal names."""
-    found, left = set(), [name]
+    result, left = set(), [name]
     while left:
         name = re.sub("[-_.]+", "-", left.pop()).lower()
         with contextlib.suppress(metadata.PackageNotFoundError):
             needs = metadata.requires(name) or []
-            if name not in found:
-                found.add(name)
+            if name not in result:
+                result.add(name)
                 needs = [n for n in needs if "extra ==" not in n]
                 left += [re.match(r"[\w.-]+", need)[0] for need in needs]
-    return found
+    return result
 
 
 class Blocked:
@@ -64,14 +64,14 @@ def main() -> str:
     (entry,) = metadata.entry_points(group="console_scripts", name="attnref")
     printed = io.StringIO()
 
-    def said(*words: str) -> str:
+    def output(*words: str) -> str:
         sys.argv, before = [entry.name, *words], printed.tell()
         with contextlib.redirect_stdout(printed):
             assert entry.load()() == 0
         return printed.getvalue()[before:]
 
-    assert "17,179,869,184" in said("kv", "--model", "llama-3.1-8b")
-    text = said("copy", "--full", "gqa")
+    assert "17,179,869,184" in output("kv", "--model", "llama-3.1-8b")
+    text = output("copy", "--full", "gqa")
     assert "torch" not in sys.modules
     # The examples of each module, and so those of each layer.
     run = {

@@ -57,7 +57,7 @@ PAGE_OF = dict(
 class Failure(NamedTuple):
     file: str
     test: str
-    found: str  # what pytest says of it
+    message: str  # what pytest says of it
 
 
 def environment() -> str:
@@ -89,26 +89,26 @@ def outcomes(python: str, *tests: str) -> tuple[int, list[Failure]]:
         broken = [part for part in case if part.tag in ("failure", "error")]
         passed += not len(case)  # neither failed nor skipped
         for part in broken[:1]:
-            said = re.findall(r"^E +(.*)", part.text or "", re.MULTILINE)
+            errors = re.findall(r"^E +(.*)", part.text or "", re.MULTILINE)
             name = case.attrib["name"]  # of a file, if it is not imported
             file = case.get("file", f"{name.replace('.', '/')}.py")
-            found = " ".join(said) or part.attrib["message"]
-            failures.append(Failure(file, name, found[:300]))
+            message = " ".join(errors) or part.attrib["message"]
+            failures.append(Failure(file, name, message[:300]))
     return passed, failures
 
 
 @cache
 def shown() -> dict[source.Include, list[str]]:
     """Where pages include a section: at `use/ship#pads`, for example."""
-    found = defaultdict(list)
+    result = defaultdict(list)
     for path in pages.markdown_files("en"):
         body = pages.body_of(path)
         for fence in source.fences(body):
             before = "\n".join(body.split("\n")[: fence.line])
             heading = before.rpartition(" { #")[2].partition(" }")[0]
             for include in fence.includes:
-                found[include].append(f"{pages.stem_of(path)}#{heading}")
-    return found
+                result[include].append(f"{pages.stem_of(path)}#{heading}")
+    return result
 
 
 def places(file: str, test: str) -> list[str]:
@@ -120,17 +120,17 @@ def places(file: str, test: str) -> list[str]:
         if node := defined.pop(todo.pop(), None):
             lines |= {*range(node.lineno, (node.end_lineno or 0) + 1)}
             todo += [x.id for x in ast.walk(node) if isinstance(x, ast.Name)]
-    found: dict[str, None] = {}
+    out: dict[str, None] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if mark := source.MARK.fullmatch(line):
             section = mark["name"] if mark["kind"] == "start" else ""
         elif section and number in lines:
             included = shown().get(source.Include(file, section), [])
-            found |= dict.fromkeys(included)
+            out |= dict.fromkeys(included)
     stem = Path(file).stem.removeprefix("test_")
     named = map(pages.stem_of, pages.markdown_files("en"))
     of_name = {x.rpartition("/")[2].replace("-", "_"): x for x in named}
-    return [*found][::-1] or [PAGE_OF.get(stem) or of_name.get(stem, "no page")]
+    return [*out][::-1] or [PAGE_OF.get(stem) or of_name.get(stem, "no page")]
 
 
 def report(
@@ -138,9 +138,9 @@ def report(
 ) -> str:
     """In Markdown, by place: what each test says by its name, and found."""
     by_place = defaultdict(list)
-    for file, test, found in bad:
+    for file, test, message in bad:
         name = test.partition("[")[0].removeprefix("test_").replace("_", " ")
-        line = f"- {name}: not so\n  `{file}::{test}`\n  {found}"
+        line = f"- {name}: not so\n  `{file}::{test}`\n  {message}"
         by_place[", ".join(places(file, test))].append(line)
     changed = [
         f"{x} {old.get(x)} -> {new[x]}" for x in new if old.get(x) != new[x]
@@ -157,9 +157,9 @@ def report(
 def main() -> None:
     record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
     python = environment()
-    asked = [python, "-c", VERSIONS, *WATCHED]
-    found = subprocess.check_output(asked, text=True).split()
-    at = {x: v.partition("+")[0] for x, v in zip(WATCHED, found, strict=True)}
+    command = [python, "-c", VERSIONS, *WATCHED]
+    got = subprocess.check_output(command, text=True).split()
+    at = {x: v.partition("+")[0] for x, v in zip(WATCHED, got, strict=True)}
     passed, failures = outcomes(python, *TESTS)
     text = report(record["versions"], at, passed, failures)
     (PLACE / "report.md").write_text(text, encoding="utf-8")

@@ -209,7 +209,7 @@ def run(
     cache: Cache | None = None,
     valid: Tensor | None = None,
     positions: Tensor | None = None,
-    **told: Any,
+    **options: Any,
 ) -> Tensor:
     """`x` chunk by chunk; a context goes with the first, and is then cached.
 
@@ -217,15 +217,15 @@ def run(
     part. Without chunks it is one pass.
     """
     x, *context = given
-    told = LAYERS[name].told | told
-    told |= dict(zip(("context",), context, strict=False))
+    options = LAYERS[name].forward | options
+    options |= dict(zip(("context",), context, strict=False))
     outs = []
     for start, end in pairwise(accumulate(chunks or x.shape[1:2], initial=0)):
         if valid is not None:
             seen = valid if takes(name, "context") else valid[:, :end]
-            told["mask"] = padding_mask(seen)
+            options["mask"] = padding_mask(seen)
         if positions is not None:
-            told["positions"] = positions[..., start:end]
-        outs.append(layer(x[:, start:end], cache=cache, **told))
-        told.pop("context", None)
+            options["positions"] = positions[..., start:end]
+        outs.append(layer(x[:, start:end], cache=cache, **options))
+        options.pop("context", None)
     return torch.cat(outs, dim=1)

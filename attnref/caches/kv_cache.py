@@ -50,8 +50,8 @@ class Cache(ABC):
     """
 
     def __init__(self) -> None:
-        said = hasattr(type(self), "keeps") or "keeps" in vars(self)
-        if "append" in self.can and not said:
+        declared = hasattr(type(self), "keeps") or "keeps" in vars(self)
+        if "append" in self.can and not declared:
             raise TypeError(
                 f"{type(self).__name__} has no `keeps`: set it to a Rule, in "
                 "the class or before super().__init__()"
@@ -259,8 +259,8 @@ class Cache(ABC):
         """
         shapes = tuple(buffer.shape for buffer in self.buffers)
         with torch.inference_mode(False), torch.no_grad():
-            kept = tuple(t.clone() for t in self.stored)
-        return {**vars(self), "buffers": shapes}, kept
+            copies = tuple(t.clone() for t in self.stored)
+        return {**vars(self), "buffers": shapes}, copies
 
     def restore(
         self, snapshot: tuple[dict[str, object], tuple[Tensor, ...]]
@@ -358,9 +358,9 @@ def past_of(
     return cache.length
 
 
-def check_kept(
+def check_appended(
     cache: Cache,
-    kept: Tensor,
+    keys: Tensor,
     numbers: Tensor | None,
     at: Tensor | None = None,
 ) -> None:
@@ -368,9 +368,9 @@ def check_kept(
     if at is not None:
         cache.remember(at)
     wanted = cache.length if numbers is None else numbers.shape[-1]
-    if kept.shape[2] != wanted:
+    if keys.shape[2] != wanted:
         raise ValueError(
-            f"{type(cache).__name__}.append returned {kept.shape[2]} keys, and "
+            f"{type(cache).__name__}.append returned {keys.shape[2]} keys, and "
             f"its `positions` say {wanted}: a cache that does not return all "
             "tokens in order defines `positions`"
         )

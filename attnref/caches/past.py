@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from attnref.caches.kv_cache import Cache, check_kept, past_of
+from attnref.caches.kv_cache import Cache, check_appended, past_of
 from attnref.core.masks import Mask, Rule, View, rule_of
 from attnref.core.rope import Rope, check_positions, rotate, text_length
 from attnref.core.sdpa import Attend, Scores
@@ -140,11 +140,11 @@ def append(
     """
     if cache is None:
         return new
-    kept = cache.append(*new)
-    check_kept(cache, kept[0], view.keys, view.token_positions)
+    stored = cache.append(*new)
+    check_appended(cache, stored[0], view.keys, view.token_positions)
     if rotated is not None:
         cache.rotated = rotated
-    return kept
+    return stored
 
 
 # --8<-- [end:past]

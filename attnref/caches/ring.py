@@ -12,7 +12,7 @@ from attnref.core.masks import Rule, Window
 
 
 # --8<-- [start:ring]
-def _told(x: int | Tensor) -> object:
+def _list(x: int | Tensor) -> object:
     return x.squeeze(-1).tolist() if isinstance(x, Tensor) else x
 
 
@@ -44,7 +44,7 @@ class RingKVCache(Cache):
     ) -> None:
         check_sizes(window=window)
         check_counts(first=first, reserve=reserve)
-        self.keeps = self._kept = Window(window, first)
+        self.keeps = self._rule = Window(window, first)
         super().__init__()
         self.size = window + reserve
         self._lost: int | Tensor = 0  # the first token that is still there
@@ -61,10 +61,10 @@ class RingKVCache(Cache):
         return torch.cat((held, after), dim=-1)
 
     def returns(self, new: int) -> Rule | None:
-        if new > 1 or self.lengths is not None or self.size > self._kept.size:
+        if new > 1 or self.lengths is not None or self.size > self._rule.size:
             return None
         oldest = self.length + 1 - self.size
-        full = oldest >= max(self._kept.first, self._lost)
+        full = oldest >= max(self._rule.first, self._lost)
         return self.keeps if full else None
 
     def _lengths(self, device: torch.device) -> int | Tensor:
@@ -72,7 +72,7 @@ class RingKVCache(Cache):
 
     def _held(self, length: int | Tensor, device: torch.device) -> Tensor:
         """Which token each slot holds after so many, -1 = none."""
-        first = self._kept.first
+        first = self._rule.first
         slots = torch.arange(first + self.size, device=device)
         at = length - 1 - (length - 1 - slots) % self.size
         at = at.where((at >= first) & (at >= self._lost), -1)
@@ -81,7 +81,7 @@ class RingKVCache(Cache):
     def append(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         self._check(tensors)
         new, device = tensors[0].shape[2], tensors[0].device
-        first, start = self._kept.first, self._lengths(device)
+        first, start = self._rule.first, self._lengths(device)
         with torch.inference_mode(False), torch.no_grad():
             if not self.buffers:
                 B, K = tensors[0].shape[:2]
@@ -95,16 +95,16 @@ class RingKVCache(Cache):
                 for buffer, t in zip(self.buffers, tensors, strict=True):
                     at = slot.view(-1, 1, 1, 1).expand_as(t)
                     buffer.scatter_(2, at, t)
-                kept = self.buffers
+                result = self.buffers
             else:
-                kept = self._after(tensors, start, device)
+                result = self._after(tensors, start, device)
         end = start + new
         if isinstance(end, Tensor):
             self._lost = (end - self.size).clamp(min=self._lost)
         else:
             self._lost = max(self._lost, end - self.size)
         self._extend(new)
-        return kept
+        return result
 
     def _after(
         self,
@@ -118,20 +118,20 @@ class RingKVCache(Cache):
         slots = torch.arange(S, device=device)
         source = slots.where(held < start, S + held - start)
         source = source.view(-1, 1, S, 1)
-        kept = []
+        result = []
         for buffer, t in zip(self.buffers, tensors, strict=True):
             both = torch.cat((buffer, t), dim=2)
             buffer.copy_(both.gather(2, source.expand_as(buffer)))
-            kept.append(both)
-        return tuple(kept)
+            result.append(both)
+        return tuple(result)
 
     def _check_back(self, length: int | Tensor) -> None:
-        window, end = self._kept.size, torch.as_tensor(length)[..., None]
-        needed = (end - window + 1).clamp(min=self._kept.first)
+        window, end = self._rule.size, torch.as_tensor(length)[..., None]
+        needed = (end - window + 1).clamp(min=self._rule.first)
         if (needed < end.clamp(max=self._lost)).any():
             raise ValueError(
-                f"crop to {_told(length)}, kept from {_told(self._lost)} on: "
-                f"the next token sees those from {_told(needed)} on, as window="
+                f"crop to {_list(length)}, kept from {_list(self._lost)} on: "
+                f"the next token sees those from {_list(needed)} on, as window="
                 f"{window}; reserve={self.size - window} goes back over "
                 f"{self.size - window + 1} tokens of the longest text so far"
             )

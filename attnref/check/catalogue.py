@@ -91,8 +91,8 @@ def read(text: str) -> Iterator[Mistake]:
     for entry in text.strip().split("\n\n"):
         head, *written = re.split(r"\n(?=@ )", entry)
         fields = dict(line.split(": ", 1) for line in head.splitlines())
-        said = (fields[language].split(" || ") for language in Text._fields)
-        title, notice = (Text(*both) for both in zip(*said, strict=True))
+        pairs = (fields[language].split(" || ") for language in Text._fields)
+        title, notice = (Text(*both) for both in zip(*pairs, strict=True))
         variants = (
             tuple(
                 _lines(*part[2:].splitlines())
@@ -120,10 +120,10 @@ def _lines(place: str, *written: str) -> Lines:
     lines = f"^ *{first}.*" + "".join(
         rf"(?:\n(?! *{first}).*)*?\n *{word}.*" for word in others
     )
-    found = re.findall(lines, _text(module), re.MULTILINE)
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} times in {module}: {words}")
-    diff, right = list[str](), found[0].split("\n")
+    matches = re.findall(lines, _text(module), re.MULTILINE)
+    if len(matches) != 1:
+        raise ValueError(f"{len(matches)} times in {module}: {words}")
+    diff, right = list[str](), matches[0].split("\n")
     for line in written:
         if line[:1] == " ":
             at = right.index(line[1:])
@@ -148,9 +148,9 @@ def files() -> dict[str, tuple[Mistake, ...]]:
 def catalogue() -> dict[str, Mistake]:
     """All mistakes by id."""
     every = [mistake for held in files().values() for mistake in held]
-    found = {mistake.id: mistake for mistake in every}
-    assert len(found) == len(every), "two mistakes have one id"
-    return found
+    result = {mistake.id: mistake for mistake in every}
+    assert len(result) == len(every), "two mistakes have one id"
+    return result
 
 
 @cache

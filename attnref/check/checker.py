@@ -54,7 +54,7 @@ from attnref.check.report import (
     tensors_of,
 )
 from attnref.check.tasks import TASKS, task
-from attnref.check.words import told
+from attnref.check.words import phrase
 from attnref.words import Text
 
 CLEARLY = 5  # so many times more, a mistake differs from what is right
@@ -158,10 +158,10 @@ def ask(
     outputs: Outputs = ()
     raised: Text | None = None
     where: tuple[str, ...] = ()
-    asked = Spied(solution) if spied else solution
+    spy = Spied(solution) if spied else solution
     try:
         with torch.no_grad():
-            outputs = tuple(map(_readable, probe.drive(asked, given)))
+            outputs = tuple(map(_readable, probe.drive(spy, given)))
     except SolutionError as error:
         raised = error.text
     except caught as error:
@@ -171,7 +171,7 @@ def ask(
         for name, value in probe.inputs.items()
         if not _is_same(value, given[name])
     )
-    calls = (c.outputs for c in asked.calls) if isinstance(asked, Spied) else ()
+    calls = (c.outputs for c in spy.calls) if isinstance(spy, Spied) else ()
     return Answer(outputs, raised, where, tuple(modified), tuple(calls))
 
 
@@ -212,13 +212,13 @@ def _message(error: BaseException) -> Text:
         words = ""
     what = f"{type(error).__name__}: {words}".removesuffix(": ")
     if isinstance(error, MemoryError) or "can't allocate memory" in words:
-        return told("memory", what=what)
+        return phrase("memory", what=what)
     if isinstance(error, SyntaxError | UnicodeError) or "null byte" in words:
-        return told("syntax", what=what)
+        return phrase("syntax", what=what)
     if isinstance(error, NotImplementedError) and not words:
-        return told("empty")
+        return phrase("empty")
     if isinstance(error, SystemExit):
-        return told("exit", what=what)
+        return phrase("exit", what=what)
     return Text(what, what)
 
 
@@ -248,9 +248,9 @@ def difference(got: Tensor, wanted: Tensor) -> tuple[float, Text | None]:
     """The largest difference, and what to say if it is not rounding."""
     if got.shape != wanted.shape:
         shapes = {"got": tuple(got.shape), "wanted": tuple(wanted.shape)}
-        return math.inf, told("shape", **shapes)
+        return math.inf, phrase("shape", **shapes)
     if (got.dtype == torch.bool) != (wanted.dtype == torch.bool):
-        return math.inf, told("dtype", got=got.dtype, wanted=wanted.dtype)
+        return math.inf, phrase("dtype", got=got.dtype, wanted=wanted.dtype)
     if not got.numel():
         return 0.0, None
     gaps = gaps_of(got, wanted)
@@ -261,7 +261,7 @@ def difference(got: Tensor, wanted: Tensor) -> tuple[float, Text | None]:
     x, y = apart(got[at], wanted[at])
     spot = str(at if len(at) != 1 else at[0])
     counts = {"wrong": wrong, "all": gaps.numel()}
-    return worst, told("number", x=x, y=y, spot=spot, **counts)
+    return worst, phrase("number", x=x, y=y, spot=spot, **counts)
 
 
 def fault(
@@ -275,17 +275,17 @@ def fault(
         half = len(got) // 2
         got, wanted = got[:half], got[half:]
     for x, y in _of_other_dtype(probe, answer, right):
-        return math.inf, told("dtype", got=x.dtype, wanted=y.dtype)
+        return math.inf, phrase("dtype", got=x.dtype, wanted=y.dtype)
     if of.unit is not None and float(got[0]) > float(wanted[0]):
         a, b = int(got[0]), int(wanted[0])
-        return a - b, told("limit", a=a, b=b, unit=of.unit)
+        return a - b, phrase("limit", a=a, b=b, unit=of.unit)
     differences = [difference(a, b) for a, b in zip(got, wanted, strict=True)]
     much, how = max(differences, key=lambda x: (x[1] is not None, x[0]))
     if how is not None and probe.under == "sums" and math.isfinite(much):
         total = got[1][place(gaps_of(got[0], wanted[0]))]
-        how = told("sum", x=f"{float(total):.6g}")
+        how = phrase("sum", x=f"{float(total):.6g}")
     elif how is not None and "f" in probe.inputs:
-        how = told("logarithms", how=how)
+        how = phrase("logarithms", how=how)
     return much, how
 
 
@@ -302,7 +302,7 @@ def verdicts(name: str, answers: Sequence[Answer]) -> tuple[Verdict, ...]:
             answer, probe = answers[n], probes[n]
             if prop == "untouched":
                 names = ", ".join(answer.modified)
-                how = told("modified", names=names) if names else None
+                how = phrase("modified", names=names) if names else None
                 much = math.inf if names else 0.0
             else:
                 much, how = fault(probe, answer, right[n])
@@ -334,7 +334,7 @@ class Rights(NamedTuple):
 
 @cache
 def rights(name: str) -> Rights:
-    probes, stages = _asked(name)
+    probes, stages = _probes_and_stages(name)
     right = right_solution(name)
     every = tuple(ask(right, probe, spied=True) for probe in probes)
     n = len(probes) - len(stages)
@@ -347,16 +347,16 @@ def right_solution(name: str) -> Solution:
 
 
 @cache
-def _asked(name: str) -> tuple[tuple[Probe, ...], tuple[str, ...]]:
+def _probes_and_stages(name: str) -> tuple[tuple[Probe, ...], tuple[str, ...]]:
     probes = [*EXERCISES[name].probes()]
-    found = [*rungs(probes)]
-    every = (*probes, *(probe for _, probe in found))
-    return every, tuple(stage for stage, _ in found)
+    staged = [*rungs(probes)]
+    every = (*probes, *(probe for _, probe in staged))
+    return every, tuple(stage for stage, _ in staged)
 
 
 def probes_of(name: str) -> tuple[Probe, ...]:
     """All inputs of an exercise, those that isolate a stage included."""
-    return _asked(name)[0]
+    return _probes_and_stages(name)[0]
 
 
 class Candidate:
@@ -374,10 +374,10 @@ class Candidate:
         first = 0 if asks_class(self.name) else n
         for m in range(first, n + 1):
             if m not in self.answers:
-                self.answers[m] = self._asked(probes_of(self.name)[m])
+                self.answers[m] = self._ask(probes_of(self.name)[m])
         return self.answers[n]
 
-    def _asked(self, probe: Probe) -> Answer:
+    def _ask(self, probe: Probe) -> Answer:
         try:
             if self.solution is None:
                 made = self.form.make(_planted(self.variant))
@@ -396,7 +396,7 @@ def _planted(variant: Variant) -> Any:
 def candidates(name: str) -> tuple[Candidate, ...]:
     """Each variant of each mistake, in each form that shows its modules and
     has no others that a form without them has not."""
-    found = []
+    result = []
     given = {"", *chain(*TASKS[name].functions.values())}
     for mistake in catalogue().values():
         if NEEDS.get(mistake.id, "") not in given:
@@ -408,7 +408,7 @@ def candidates(name: str) -> tuple[Candidate, ...]:
                 for form in EXERCISES[name].forms
                 if form.package != plain and any(map(form.runs, variant))
             ]
-            found += [
+            result += [
                 Candidate(name, form, variant, mistake.id)
                 for n, form in enumerate(forms)
                 if not any(form.modules > other.modules for other in forms)
@@ -418,7 +418,7 @@ def candidates(name: str) -> tuple[Candidate, ...]:
                     for other in forms[:n]
                 )
             ]
-    return tuple(found)
+    return tuple(result)
 
 
 def clearly_wrong(probe: Probe, answer: Answer, right: Answer) -> bool:
@@ -460,8 +460,8 @@ def _of_other_dtype(
     probe: Probe, one: Answer, other: Answer
 ) -> list[tuple[Tensor, Tensor]]:
     pairs = zip(one.outputs, other.outputs, strict=True)
-    asked = probe.under == "dtype"
-    return [(a, b) for a, b in pairs if asked and a.dtype != b.dtype]
+    counts = probe.under == "dtype"
+    return [(a, b) for a, b in pairs if counts and a.dtype != b.dtype]
 
 
 def computed(probe: Probe, answer: Answer) -> bool:
@@ -502,28 +502,28 @@ class Comparison:
     def __init__(self, name: str, answers: Sequence[Answer]) -> None:
         self.name, self.answers = name, answers
         self.probes, self.right = probes_of(name), rights(name).every
-        asked = [
+        order = [
             n
             for n, probe in enumerate(rights(name).probes)
             if probe.under not in UNNAMED
         ]
-        asked.sort(key=self.size)
+        order.sort(key=self.size)
         self.failing = [
             n
-            for n in asked
+            for n in order
             if fault(self.probes[n], answers[n], self.right[n])[1] is not None
             # What it gives after it has modified its inputs tells nothing.
             and not (answers[n].modified and len(answers[n].calls) > 1)
         ]
-        self.modified = [n for n in asked if answers[n].modified]
+        self.modified = [n for n in order if answers[n].modified]
         wrong = {self.probes[n].function for n in self.failing}
-        self.asked = [n for n in asked if self.probes[n].function in wrong]
-        half = {n for n in self.asked if lenient(self.probes[n])}
+        self.compared = [n for n in order if self.probes[n].function in wrong]
+        half = {n for n in self.compared if lenient(self.probes[n])}
         self.half = set() if half.issuperset(self.failing) else half
         self.first = [n for n in self.failing if n not in self.half]
         # The cheap ones that fail come first, and soon tell two apart.
         self.order = sorted(
-            self.asked,
+            self.compared,
             key=lambda n: (
                 n in self.half,
                 self.size(n) > COSTLY,
@@ -550,24 +550,24 @@ class Comparison:
     def differing(self, wrong: "Candidate", most: float) -> list[int] | None:
         """The inputs on which a mistake differs, if they weigh at most this
         much and it is clear that it explains the others."""
-        found: list[int] = []
+        result: list[int] = []
         for n in self.order:
             if not self.agrees(wrong, n):
-                found.append(n)
+                result.append(n)
                 most -= self.weight(n)
                 if most < 0:
                     return None
-        but = [n for n in self.first if n not in found]
+        but = [n for n in self.first if n not in result]
         if asks_class(self.name):  # it raises where this does, nowhere else
             right = len(self.order) > len(self.first)
-            sure = right and not found and len(but) >= FEW
+            sure = right and not result and len(but) >= FEW
         else:
             sure = self.only_errors
         clear = (
             clearly_wrong(self.probes[n], wrong.answer(n), self.right[n])
             for n in but
         )
-        return found if sure or any(clear) else None
+        return result if sure or any(clear) else None
 
     def best(
         self, tried: Iterable["Candidate"], most: float
@@ -579,11 +579,11 @@ class Comparison:
         for wrong in tried:
             if rank == (0, 0) and wrong.ids in ids:
                 continue
-            found = self.differing(wrong, rank[0])
-            if found is not None:
-                new = sum(map(self.weight, found)), len(found)
+            result = self.differing(wrong, rank[0])
+            if result is not None:
+                new = sum(map(self.weight, result)), len(result)
                 if new < rank:
-                    least, rank, ids = found, new, {}
+                    least, rank, ids = result, new, {}
                 if new == rank:
                     ids.setdefault(wrong.ids, wrong.variant)
         return least, ids
@@ -614,11 +614,11 @@ def explained(name: str, answers: Sequence[Answer]) -> Explained:
         there, both = its.best(pairs[:PAIRS], 0)
         if both:
             where, ids, unfinished = there, both, False
-    agree = len(its.asked) - len(where) if ids else 0
+    agree = len(its.compared) - len(where) if ids else 0
     differ = dict.fromkeys(its.probes[n].under for n in where)
     lines = tuple(ids.values())
     return Explained(
-        (*ids,), agree, len(its.asked), (*differ,), unfinished, lines
+        (*ids,), agree, len(its.compared), (*differ,), unfinished, lines
     )
 
 
@@ -838,7 +838,7 @@ def judged(
     if not failed:
         return Report(name, every_verdict)
     why = explained(name, every)
-    stage, factor = located(name, every, [v.law for v in failed])
+    stage, factor = located(name, every, [v.name for v in failed])
     faulty = sorted({v.probe for v in failed}, key=lambda n: size_of(probes[n]))
     shown = (shown_at(name, n, answers[n], file) for n in faulty)
     report = Report(
@@ -863,9 +863,9 @@ def judged(
 def again(name: str, made: Callable[[], Solution]) -> tuple[int, Any, Any]:
     """The last input, and two answers of new solutions: the first that one
     gives, and that of another after a call with other numbers."""
-    probes, stages = _asked(name)
-    asked = range(len(probes) - len(stages))
-    *_, n = (n for n in asked if probes[n].under == "same")
+    probes, stages = _probes_and_stages(name)
+    indices = range(len(probes) - len(stages))
+    *_, n = (n for n in indices if probes[n].under == "same")
     alone = ask(made(), probes[n], (BaseException,), spied=True)
     other = of_floats(probes[n].inputs, lambda x: 2 * x)
     solution = made()
@@ -873,7 +873,7 @@ def again(name: str, made: Callable[[], Solution]) -> tuple[int, Any, Any]:
     return n, alone, ask(solution, probes[n], (BaseException,), spied=True)
 
 
-def asked(name: str, n: int) -> Inputs:
+def inputs_at(name: str, n: int) -> Inputs:
     """The inputs of a probe, anew."""
     inputs = rights(name).probes[n].inputs
     return {name: _copied(value) for name, value in inputs.items()}
@@ -887,11 +887,11 @@ def shown_at(
     if "script" in rights(name).probes[n].inputs:  # it says more in a line
         return ""
     probe, right = rights(name).probes[n], rights(name).answers[n]
-    kept = 1 if name in ("flash", "merge") else None  # lse may be float32
+    count = 1 if name in ("flash", "merge") else None  # lse may be float32
     for at, wanted in enumerate(right.calls):
         got = answer.calls[at] if at < len(answer.calls) else ()
         pairs = [*zip(got, wanted, strict=False)]
-        odd = any(a.dtype != b.dtype for a, b in pairs[:kept])
+        odd = any(a.dtype != b.dtype for a, b in pairs[:count])
         if (
             any(difference(a, b)[1] is not None for a, b in pairs)
             or (odd and probe.under == "dtype")
@@ -901,7 +901,7 @@ def shown_at(
             break
     else:
         return ""
-    spied, given = Spied(right_solution(name)), asked(name, n)
+    spied, given = Spied(right_solution(name)), inputs_at(name, n)
     with torch.no_grad():
         probe.drive(spied, given)
     *before, last = spied.calls[: at + 1]
@@ -937,7 +937,7 @@ def check(exercise: str, solution: object, *, language: str = "en") -> Report:
 
     Examples:
         >>> report = check("softmax", lambda x, dim=-1: x.softmax(dim))
-        >>> report.passed, [verdict.law for verdict in report.failures]
+        >>> report.passed, [verdict.name for verdict in report.failures]
         (False, ['empty'])
     """
     name = task(exercise)

@@ -34,7 +34,7 @@ from attnref.check.properties import (
     sequences_are_apart,
 )
 from attnref.check.tasks import TASKS
-from attnref.check.words import WORDS, told
+from attnref.check.words import WORDS, phrase
 from attnref.words import Text
 
 __all__ = ["EXERCISES", "PROPERTIES", "Exercise", "Form", "Probe"]
@@ -70,7 +70,7 @@ class SolutionError(Exception):
     """What is wrong with a solution, in both languages."""
 
     def __init__(self, word: str, **values: object) -> None:
-        self.text = told(word, **values)
+        self.text = phrase(word, **values)
         super().__init__(self.text.en)
 
 
@@ -103,8 +103,8 @@ class Solution:
         try:
             inspect.signature(made).bind(*first, **others)
         except TypeError as error:
-            said = task.signatures[task.names.index(function)]
-            raise SolutionError("call", said=said, error=error) from None
+            signature = task.signatures[task.names.index(function)]
+            raise SolutionError("call", said=signature, error=error) from None
         except ValueError:  # of C, it has no signature
             pass
         return first, others
@@ -968,10 +968,10 @@ def cross_probes() -> list[Probe]:
 def in_chunks(f: Solution, i: Inputs, *chunks: int) -> Outputs:
     """The outputs of calls with so many tokens each, as one."""
     first, *others = i["x"].split(chunks, dim=1)
-    out, kept = f.two(**i | {"x": first})
+    out, cache = f.two(**i | {"x": first})
     outs = [out]
     for part in others:
-        out, kept = f.two(**i | {"x": part, "cache": kept})
+        out, cache = f.two(**i | {"x": part, "cache": cache})
         outs.append(out)
     return (torch.cat(outs, dim=1),)
 
@@ -984,10 +984,10 @@ def decoder(f: Solution, i: Inputs) -> tuple[Any, ...]:
     """A solution with a cache as a layer with one."""
 
     def run(x: Tensor, cache: dict[str, Any] | None = None) -> Tensor:
-        kept = None if cache is None else cache.get("kept")
-        out, kept = f.two(**i | {"x": x, "cache": kept})
+        past = None if cache is None else cache.get("kept")
+        out, past = f.two(**i | {"x": x, "cache": past})
         if cache is not None:
-            cache["kept"] = kept
+            cache["kept"] = past
         return a_tensor(out)
 
     return run, dict, i["x"]
@@ -1044,11 +1044,11 @@ def cached_probes(
         """On average, of more tokens than a buffer has room for."""
         first, *parts = i["x"].split((5, 19, 1, 1, 38), dim=1)
         with Watched(unwritten):
-            _, kept = f.two(**i | {"x": first})
-            before = {at: t.clone() for at, t in stored(kept).items()}
+            _, cache = f.two(**i | {"x": first})
+            before = {at: t.clone() for at, t in stored(cache).items()}
             for part in parts:
-                _, kept = f.two(**i | {"x": part, "cache": kept})
-        took, need = grown(before, stored(kept)) / 59, per_token(i)
+                _, cache = f.two(**i | {"x": part, "cache": cache})
+        took, need = grown(before, stored(cache)) / 59, per_token(i)
         # As much again is free in a buffer that was just doubled.
         return limited(took if took >= 2 * need else 0, need)
 
@@ -1108,14 +1108,14 @@ def mla_probes(*, absorbed: bool) -> list[Probe]:
 
     def flops(f: Solution, i: Inputs) -> Outputs:
         """Of a decode step, or half of what expanding all keys needs."""
-        _, kept = f.two(**i | {"x": i["x"][:, :-1]})
+        _, cache = f.two(**i | {"x": i["x"][:, :-1]})
 
         def count(func: Any, args: Any, out: Any) -> int:
             of = flop_registry.get(func.overloadpacket)
             return of(*args, out_val=out) if of else 0
 
         with Watched(count) as watched:
-            f.two(**i | {"x": i["x"][:, -1:], "cache": kept})
+            f.two(**i | {"x": i["x"][:, -1:], "cache": cache})
         return limited(sum(watched.counts), 128 * i["w_kv_b"].numel())
 
     if absorbed:
@@ -1126,10 +1126,10 @@ def mla_probes(*, absorbed: bool) -> list[Probe]:
 
 def of_pads(f: Solution, i: Inputs) -> Iterator[Tensor]:
     """Of each row in three calls, what its real tokens get."""
-    kept, outs = None, list[Tensor]()
+    cache, outs = None, list[Tensor]()
     for part in (slice(0, 4), slice(4, 5), slice(5, None)):
         now = {"x": i["x"][:, part], "valid": i["valid"][:, part]}
-        out, kept = f.two(**i | now | {"cache": kept})
+        out, cache = f.two(**i | now | {"cache": cache})
         outs.append(out)
     for out, valid in zip(torch.cat(outs, dim=1), i["valid"], strict=True):
         yield out[valid]
@@ -1177,10 +1177,10 @@ def gated_delta_probes() -> list[Probe]:
 
     def fixed(f: Solution, i: Inputs) -> Outputs:
         """Between 5 and 64 tokens, a state does not grow."""
-        _, kept = f.two(**i | {"x": i["x"][:, :5]})
-        before = sum(t.numel() for t in stored(kept).values())
-        _, kept = f.two(**i | {"x": i["x"][:, 5:], "cache": kept})
-        after = sum(t.numel() for t in stored(kept).values())
+        _, cache = f.two(**i | {"x": i["x"][:, :5]})
+        before = sum(t.numel() for t in stored(cache).values())
+        _, cache = f.two(**i | {"x": i["x"][:, 5:], "cache": cache})
+        after = sum(t.numel() for t in stored(cache).values())
         return limited((after - before) / 59, 0)
 
     add("small", inputs(1, 64), by=fixed)
@@ -1188,11 +1188,11 @@ def gated_delta_probes() -> list[Probe]:
     return add
 
 
-def stored(kept: object) -> dict[int, Tensor]:
+def stored(cache: object) -> dict[int, Tensor]:
     """The floats that a cache holds, wherever it holds them."""
-    found: dict[int, Tensor] = {}
+    result: dict[int, Tensor] = {}
     seen: dict[int, object] = {}
-    left: list[Any] = [kept]
+    left: list[Any] = [cache]
     while left:
         value = left.pop()
         if id(value) in seen or isinstance(value, str | type):
@@ -1200,11 +1200,11 @@ def stored(kept: object) -> dict[int, Tensor]:
         seen[id(value)] = value
         if isinstance(value, Tensor):
             base = value if value._base is None else value._base
-            other = found.get(base.data_ptr())
+            other = result.get(base.data_ptr())
             if value.is_floating_point() and (
                 other is None or other.numel() < value.numel()
             ):
-                found[base.data_ptr()] = value
+                result[base.data_ptr()] = value
             continue
         if isinstance(value, dict):
             left += value.values()
@@ -1212,7 +1212,7 @@ def stored(kept: object) -> dict[int, Tensor]:
             left += value
         slots = getattr(type(value), "__slots__", ())
         left += [getattr(value, name, None) for name in (*slots, "__dict__")]
-    return found
+    return result
 
 
 def grown(before: dict[int, Tensor], after: dict[int, Tensor]) -> int:
@@ -1323,8 +1323,8 @@ def cache_probes() -> list[Probe]:
             cache.append(i["k"][1], i["v"][1])
         except Exception:
             refused = 1.0
-        said = torch.tensor([refused, float(cache.length)])
-        return said, *appended(cache, i["k"][2], i["v"][2])
+        outcome = torch.tensor([refused, float(cache.length)])
+        return outcome, *appended(cache, i["k"][2], i["v"][2])
 
     add, some = Probes(steps), drawn(7, (3, 1, 1), 3, 2, 4)
     add("same", drawn(1, (1,), 1, 1, 1), drawn(2, (1, 1), 1, 1, 2), some)

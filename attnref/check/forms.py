@@ -149,8 +149,8 @@ def _masks(p: Plain) -> object:
 
     def document_mask(ids: Tensor) -> Tensor:
         same = ids[:, None, :, None] == ids[:, None, None]
-        found: Tensor = same & p.masks.causal_mask(ids.shape[1])
-        return found
+        mask: Tensor = same & p.masks.causal_mask(ids.shape[1])
+        return mask
 
     return SimpleNamespace(
         causal_mask=p.masks.causal_mask,

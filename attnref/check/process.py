@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnref.check.tasks import TASKS
-from attnref.check.words import WORDS, told
+from attnref.check.words import WORDS, phrase
 from attnref.words import Text
 
 if TYPE_CHECKING:
@@ -320,11 +320,11 @@ def _ended(ran: Ran, sizes: list[str], seconds: float) -> Text:
     if n < 0:
         at = WORDS["at while" if n == -1 else "at before"]
     else:
-        at = told("at input", size=sizes[min(n, len(sizes) - 1)])
+        at = phrase("at input", size=sizes[min(n, len(sizes) - 1)])
     if ran.code is None:
-        return told("waited", seconds=seconds * WAITING, at=at)
+        return phrase("waited", seconds=seconds * WAITING, at=at)
     if ran.code == -getattr(signal, "SIGXCPU", math.inf):
-        return told("computed", seconds=seconds, at=at)
+        return phrase("computed", seconds=seconds, at=at)
     if ran.code < 0:
-        return told("signal", name=signal.Signals(-ran.code).name, at=at)
-    return told("code", code=ran.code, at=at)
+        return phrase("signal", name=signal.Signals(-ran.code).name, at=at)
+    return phrase("code", code=ran.code, at=at)

@@ -598,7 +598,7 @@ def cache_is_a_list(new_cache: Callable[[int], Any]) -> Pairs:
     torch.manual_seed(0)
     rows, k = torch.tensor([2, 0, 0]), torch.randn(3, 2, 5, 4)
     old, new = k[:, :, :4], k[:, :, 4:]
-    for name, args, kept in (
+    for name, args, before in (
         ("crop", [4], old),
         ("crop", [2], old[:, :, :2]),
         ("crop", [0], old[:, :, :0]),
@@ -608,7 +608,7 @@ def cache_is_a_list(new_cache: Callable[[int], Any]) -> Pairs:
         cache = new_cache(6)
         cache.append(old, -old)
         getattr(cache, name)(*args)
-        wanted = torch.cat((kept, new), dim=2)
+        wanted = torch.cat((before, new), dim=2)
         keys, values = cache.append(new, -new)
         yield keys, wanted, 0
         yield values, -wanted, 0

@@ -26,7 +26,7 @@ from attnref.check.catalogue import (
 )
 from attnref.check.exercises import HOLLOW, properties_of
 from attnref.check.tasks import TASKS
-from attnref.check.words import WORDS, told, wide
+from attnref.check.words import WORDS, phrase, wide
 from attnref.words import Text
 
 
@@ -34,7 +34,7 @@ from attnref.words import Text
 class Verdict:
     """Whether a property holds, on how many inputs, and where it does not."""
 
-    law: str
+    name: str
     title: Text
     tried: int
     difference: float
@@ -92,8 +92,8 @@ class Report:
         """The properties that hold; those that zeros have too, such as being
         the same twice, only of functions whose results are right."""
         held = [v for v in self.verdicts if v.passed]
-        right = {v.function for v in held if v.law == "same"}
-        return sum(v.function in right or v.law not in HOLLOW for v in held)
+        right = {v.function for v in held if v.name == "same"}
+        return sum(v.function in right or v.name not in HOLLOW for v in held)
 
     @property
     def maximum(self) -> int:
@@ -127,7 +127,7 @@ class Report:
         judged = [
             {
                 "function": v.function or None,
-                "law": v.law,
+                "property": v.name,
                 "title": words.of(v.title),
                 "passed": v.passed,
                 "inputs": v.tried,
@@ -153,7 +153,7 @@ class Report:
             "versions": {x: import_module(x).__version__ for x in VERSIONED},
             "error": words.of(self.error),
             "where": list(self.where),
-            "laws": judged,
+            "properties": judged,
             "mistakes": [[known[id] for id in ids] for ids in self.mistakes],
             "unfinished": self.unfinished,
             "agrees": self.agrees,
@@ -177,7 +177,7 @@ PLAIN = {"absorbed", "tiles", "pieces", "untouched"}
 
 def at_an_edge(report: Report) -> bool:
     """Whether all is right where a query sees some key, as in a textbook."""
-    failed = {v.law for v in report.failures}
+    failed = {v.name for v in report.failures}
     return failed in ({"empty"}, {"empty", "gradients"})
 
 
@@ -196,7 +196,7 @@ class _Words:
         return str(self.of(catalogue()[id].title))
 
     def say(self, word: str, **values: object) -> str:
-        return str(self.of(told(word, **values)))
+        return str(self.of(phrase(word, **values)))
 
     def in_colour(self, code: int, text: str) -> str:
         return f"\033[{code}m{text}\033[0m" if self.colour else text
@@ -208,7 +208,7 @@ class _Words:
             yield from (f"  {line}" for line in report.where)
         else:
             yield self.summary(report)
-            if any(v.law not in PLAIN for v in report.failures):
+            if any(v.name not in PLAIN for v in report.failures):
                 yield from self.recognised(report, show)
             yield ""
             yield from self.properties(report)
@@ -230,15 +230,15 @@ class _Words:
         word = ("passes", "fails_one", "fails")[min(failed, 2)]
         if at_an_edge(report):
             word = "edge"
-        said = self.say(word, name=report.exercise, n=failed or all, all=all)
+        text = self.say(word, name=report.exercise, n=failed or all, all=all)
         every = (" + ".join(map(self.title, ids)) for ids in report.mistakes)
         name = " | ".join(every)
         if report.stage == "memory":
             name = self.say("remembers")
         if name:
-            start, colon, said = said.partition(self.say("colon"))
-            said = f"{start}{colon}{name}\n{said[:1].upper()}{said[1:]}"
-        return self.in_colour(RED if failed else GREEN, said)
+            start, colon, text = text.partition(self.say("colon"))
+            text = f"{start}{colon}{name}\n{text[:1].upper()}{text[1:]}"
+        return self.in_colour(RED if failed else GREEN, text)
 
     def properties(self, report: Report) -> Iterator[str]:
         """Those that fail, and what else holds; or each that holds."""
@@ -279,7 +279,7 @@ class _Words:
             return ""
         if at_an_edge(report):
             return ""
-        where = told(f"stage {report.stage}", factor=f"{report.factor:.3g}")
+        where = phrase(f"stage {report.stage}", factor=f"{report.factor:.3g}")
         return self.say("hint", where=where)
 
     def recognised(self, report: Report, show: bool) -> Iterator[str]:
@@ -437,8 +437,8 @@ class Program:
         every = [x for v in given.values() for x in tensors_of(v)]
         self.long = sum(x.numel() for x in every) > literal
         if self.long:
-            self.head.append("from attnref.check.checker import asked")
-            self.body.append(f'given = asked("{name}", {probe})')
+            self.head.append("from attnref.check.checker import inputs_at")
+            self.body.append(f'given = inputs_at("{name}", {probe})')
         for word, value in given.items():
             if tensors_of(value):
                 base = f'given["{word}"]' if self.long else word

@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
 
 def _functions(stub: str) -> dict[str, dict[str, str]]:
-    found = {}
+    result = {}
     for node in ast.parse(stub).body:
         walked = (f for f in ast.walk(node) if isinstance(f, ast.FunctionDef))
         given = next(walked).args  # of a class, `__init__` comes first
@@ -45,8 +45,8 @@ def _functions(stub: str) -> dict[str, dict[str, str]]:
         defaults = [*map(ast.unparse, given.defaults)]
         defaults = [""] * (len(words) - len(defaults)) + defaults
         assert isinstance(node, ast.FunctionDef | ast.ClassDef)
-        found[node.name] = dict(zip(words, defaults, strict=True))
-    return found
+        result[node.name] = dict(zip(words, defaults, strict=True))
+    return result
 
 
 def _read(text: str) -> dict[str, Task]:
@@ -85,9 +85,9 @@ def task(word: str) -> str:
 
 def stub(name: str, language: str) -> str:
     """The file to fill in."""
-    asked = TASKS[name]
-    title, about = (getattr(x, language) for x in (asked.title, asked.about))
+    task = TASKS[name]
+    title, about = (getattr(x, language) for x in (task.title, task.about))
     return (
         f'"""{title}\n\n{about}\n\n    attnref check {name} FILE\n"""\n\n'
-        f"import torch\n\n\n{asked.stub}"
+        f"import torch\n\n\n{task.stub}"
     )

@@ -10,7 +10,7 @@ _ROWS = (line.split(" | ") for line in _LINES.splitlines()[1:])
 WORDS = {name: Text(en, zh) for name, en, zh in _ROWS}
 
 
-def told(name: str, /, **values: object) -> Text:
+def phrase(name: str, /, **values: object) -> Text:
     """With these values, of which a text is in the same language."""
     return Text(
         *(
@@ -27,7 +27,7 @@ def told(name: str, /, **values: object) -> Text:
 
 def speaker(language: str) -> Callable[..., str]:
     """`told` in one language."""
-    return lambda name, /, **values: getattr(told(name, **values), language)
+    return lambda name, /, **values: getattr(phrase(name, **values), language)
 
 
 def wide(text: str) -> int:

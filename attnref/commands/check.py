@@ -111,20 +111,20 @@ def checked(
         for name in skipped:
             every[name] = dict.fromkeys(("exercise", "passed", "points"))
             every[name]["error"] = getattr(WORDS["skipped"], language)
-        told = [{"file": name, **every[name]} for name in sorted(every)]
+        results = [{"file": name, **every[name]} for name in sorted(every)]
         if options.json:
-            said = data[0] if options.file else told
-            text = json.dumps(said, ensure_ascii=False, indent=2)
+            output = data[0] if options.file else results
+            text = json.dumps(output, ensure_ascii=False, indent=2)
         elif options.file:
             colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
             text = reports[0].text(colour=colour, show=options.show)
         else:
-            text = points(told, language)
+            text = points(results, language)
         if options.csv:
             with open(options.csv, "w", encoding="utf-8-sig", newline="") as to:
                 rows = csv.writer(to)
                 rows.writerow([*COLUMNS, "why"])
-                rows.writerows([*map(x.get, COLUMNS), why(x)] for x in told)
+                rows.writerows([*map(x.get, COLUMNS), why(x)] for x in results)
         yield all(report.passed for report in reports), text
         if not options.watch:
             return
@@ -165,18 +165,18 @@ def in_folder(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
     return files, others
 
 
-def why(told: dict[str, Any]) -> str:
+def why(data: dict[str, Any]) -> str:
     """What is wrong with a file, in a few words."""
-    failed = (x["title"] for x in told.get("laws", ()) if not x["passed"])
-    named = [x["title"] for ids in told.get("mistakes", ())[:1] for x in ids]
-    return ", ".join(named) or told["error"] or next(failed, "")
+    failed = (x["title"] for x in data.get("properties", ()) if not x["passed"])
+    named = [x["title"] for ids in data.get("mistakes", ())[:1] for x in ids]
+    return ", ".join(named) or data["error"] or next(failed, "")
 
 
-def points(told: list[dict[str, Any]], language: str) -> str:
+def points(results: list[dict[str, Any]], language: str) -> str:
     """A line per file: its points, of how many, and what is wrong."""
-    wide = max(len(x["file"]) for x in told)
+    wide = max(len(x["file"]) for x in results)
     lines = []
-    for each in told:
+    for each in results:
         of = " " * 5
         if each["exercise"]:
             of = f"{each['points']:2}/{each['maximum']:<2}"

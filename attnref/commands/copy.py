@@ -264,21 +264,21 @@ def plain() -> dict[str, Path]:
 
 def plain_form(words: list[str]) -> Path | None:
     """The plain form that is asked for: alone, since it stands alone."""
-    asked = [w for w in ",".join(words).lower().split(",") if w]
-    stems = (re.sub(r"^plain[/.]|\.py$", "", w) for w in asked)
-    found = [plain().get(stem.replace("-", "_")) for stem in stems]
-    if len(found) > 1 and any(found):
+    names = [w for w in ",".join(words).lower().split(",") if w]
+    stems = (re.sub(r"^plain[/.]|\.py$", "", w) for w in names)
+    forms = [plain().get(stem.replace("-", "_")) for stem in stems]
+    if len(forms) > 1 and any(forms):
         raise ValueError(
             message(
                 "{}: a plain form is copied alone; --full makes one file of "
                 "several",
-                asked[[*map(bool, found)].index(True)],
+                names[[*map(bool, forms)].index(True)],
             )
         )
-    return found[0] if found else None
+    return forms[0] if forms else None
 
 
-def asked_for(words: Iterable[str]) -> list[str]:
+def names_for(words: Iterable[str]) -> list[str]:
     """Public names; that of a file stands for all in it but its loop forms.
 
     Examples:
@@ -572,7 +572,7 @@ def run(options: argparse.Namespace) -> str:
         return _written(options, file_of(options.config))
     full = options.full or options.folder
     form = None if full else plain_form(options.names)
-    names = [] if form else asked_for(options.names)
+    names = [] if form else names_for(options.names)
     if not names and not form:
         raise ValueError(message("pass one or more names; --list prints all"))
 

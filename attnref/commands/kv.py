@@ -305,7 +305,7 @@ def left_over(row: dict[str, Any], say: Say) -> str:
 
 def one(row: dict[str, Any], say: Say) -> str:
     """Everything about one model."""
-    kept, full = row["kv_bytes"], row["reserved_bytes"]
+    stored, full = row["kv_bytes"], row["reserved_bytes"]
     first, later = row["token_bytes"].values()
     longest = row["max_context"]
     out = [
@@ -327,16 +327,16 @@ def one(row: dict[str, Any], say: Say) -> str:
         times = [say("kv times", name=name, n=n) for name, n in copies]
         out.append(say("kv replicated", times=say("and").join(times)))
     columns = [
-        [say("kv tokens"), *grouped(kept)],
-        [say("kv bytes"), *grouped(kept.values())],
-        ["", *map(size, kept.values())],
+        [say("kv tokens"), *grouped(stored)],
+        [say("kv bytes"), *grouped(stored.values())],
+        ["", *map(size, stored.values())],
     ]
-    if full != kept:
+    if full != stored:
         columns.append([say("kv reserved"), *map(size, full.values())])
     if "largest_batch" in row:
         columns.append([say("kv fit"), *grouped(row["largest_batch"].values())])
     out += [settings(row, say), table(zip(*columns, strict=True))]
-    if full != kept:
+    if full != stored:
         out.append(say("kv full length"))
     if device := row.get("device"):
         out.append(say("kv device", **device))

@@ -158,7 +158,7 @@ class _Kernel:
     def __init__(self, compiled: bool) -> None:
         self.create, self.plain = _functions()
         self.fixed = False
-        self.kept: dict[tuple[Any, ...], Any] = {}
+        self.cached: dict[tuple[Any, ...], Any] = {}
         self.attention: Callable[..., Any] = self.plain
         if compiled:
             self.attention = torch.compile(self.plain)
@@ -169,11 +169,11 @@ class _Kernel:
         if numbers is None:
             return _tiles(self.create, mask, T, S, device)
         key = (*numbers, T, S, device)
-        if key not in self.kept:
-            if len(self.kept) >= 64:  # lengths that will not come again
-                self.kept.clear()
-            self.kept[key] = _tiles(self.create, mask, T, S, device)
-        return self.kept[key]
+        if key not in self.cached:
+            if len(self.cached) >= 64:  # lengths that will not come again
+                self.cached.clear()
+            self.cached[key] = _tiles(self.create, mask, T, S, device)
+        return self.cached[key]
 
     def __call__(self, *inputs: Tensor, **options: Any) -> Any:
         from torch._dynamo.exc import BackendCompilerFailed

@@ -56,11 +56,11 @@ def scan(
     outs = []
     for t in range(q.shape[2]):
         now = slice(t, t + 1)
-        kept = g[:, :, now].mT.exp()  # of each channel, or of all of them
+        keep = g[:, :, now].mT.exp()  # of each channel, or of all of them
         if document is not None:
             same = document == F.pad(document, (1, -1))  # as the token before
-            kept = kept * same[:, now, None, None]
-        state, u = kept * state, v[:, :, now]
+            keep = keep * same[:, now, None, None]
+        state, u = keep * state, v[:, :, now]
         if beta is not None:
             u = beta[:, :, now, None] * (u - k[:, :, now] @ state)
         state = _plus_product(state, k[:, :, now].mT, u)  # (B, H, D, Dv)
@@ -98,14 +98,14 @@ def quadratic(
     g = (g if decay.dim() == 4 else g[..., None]).cumsum(dim=3)
     past = g.exp()  # what is left of the state before
     left = (g[..., -1:, :] - g).exp()  # and, at the end, of each token
-    kept = past[..., -1:, :].mT
+    keep = past[..., -1:, :].mT
     both = torch.stack((q, k) if beta is not None else (q,))
     products = _decayed_products(both, k, g)  # (..., T, T)
     if document is not None:
         d = document[:, None, None, :, None]  # (B, 1, 1, T, 1)
         products = products * (d == d.mT)
         past = past * (d == 0)
-        left, kept = left * (d == d[..., -1:, :]), kept * (d[..., -1:, :] == 0)
+        left, keep = left * (d == d[..., -1:, :]), keep * (d[..., -1:, :] == 0)
     u = v
     if beta is not None:
         b = beta.reshape(*split, beta.shape[2], 1)
@@ -116,7 +116,7 @@ def quadratic(
             unitriangular=True,
         )
     out = _plus_product((past * q) @ state, products[0], u)
-    state = _plus_product(kept * state, (left * k).mT, u)
+    state = _plus_product(keep * state, (left * k).mT, u)
     return out.reshape(shape), state.flatten(1, 2)
 
 

@@ -3,7 +3,7 @@
 # --8<-- [start:imports]
 from torch import Tensor, nn
 
-from attnref.caches.kv_cache import Cache, check_kept, past_of
+from attnref.caches.kv_cache import Cache, check_appended, past_of
 from attnref.core.checks import check_input, check_layer, check_sizes
 from attnref.core.heads import merge_heads, split_heads
 from attnref.core.masks import View
@@ -104,7 +104,7 @@ class CrossAttention(nn.Module):
         seen = view.shown(False, H)
         if cache is not None and not filled:
             k, v = cache.append(k, v)  # (B, K, S, D)
-            check_kept(cache, k, keys)
+            check_appended(cache, k, keys)
         dropout = self.dropout if self.training else 0.0
         heads = self.attend(q, k, v, seen, dropout=dropout)  # (B, H, T, D)
         out: Tensor = self.o_proj(merge_heads(heads))

@@ -548,7 +548,7 @@ def compressed_cost(
         entries = 0 if ratio is None else seen // ratio
         read += min(seen, window) + min(entries, topk if Di else entries)
         chosen_from += entries
-    kept = Compressed(
+    group = Compressed(
         layers=1,
         q_heads=H,
         dim=D,
@@ -556,11 +556,11 @@ def compressed_cost(
         ratio=ratio,
         index_dim=Di,
     )
-    stored = sum(s.entries(past + new) * sum(s.widths) for s in kept.stores)
+    stored = sum(s.entries(past + new) * sum(s.widths) for s in group.stores)
     return Cost(
         parameters=weights + others,
         projections=2 * batch * new * weights,
         scores=2 * batch * (H * D * read + Hi * (Di + 1) * chosen_from),
         values=2 * batch * H * D * read,
-        cached=batch * (stored + kept.waiting(past + new)),
+        cached=batch * (stored + group.waiting(past + new)),
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnref.caches.kv_cache import Cache, KVCache, check_kept, past_of
+from attnref.caches.kv_cache import Cache, KVCache, check_appended, past_of
 from attnref.caches.past import view_of
 from attnref.caches.ring import RingKVCache
 from attnref.core.biases import Alibi
@@ -218,7 +218,7 @@ class ConfiguredAttention(nn.Module):
         seen = view.shown(self.causal, H)
         if cache is not None:
             new = cache.append(*new)
-            check_kept(cache, new[0], numbers, at)
+            check_appended(cache, new[0], numbers, at)
             if r.is_shared:
                 before = past, lengths, numbers
                 cache.handed = Handed(cache, before, (i, at), new)

@@ -102,9 +102,9 @@ def model_from_config(
             note = str(value_of(row.fields["note"], {}))
     else:
         read = {n: x for n, x in given.items() if n not in unread}
-        for said in ("rope_parameters", "rope_scaling"):
-            if isinstance(read.get(said), Mapping):
-                read[said] = _known_rope(read[said])
+        for key in ("rope_parameters", "rope_scaling"):
+            if isinstance(read.get(key), Mapping):
+                read[key] = _known_rope(read[key])
         layers, mixers = layers_of(read), mixers_of(read)
         for layer, (kind, record) in enumerate(layers):
             mixer = mixers.get(layer)
@@ -161,10 +161,10 @@ def _unread(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:
 def _known_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     """What a config says of RoPE, if it is known: it changes no bytes."""
     return {
-        name: _known_rope(said) if isinstance(said, Mapping) else said
-        for name, said in rope.items()
-        if isinstance(said, Mapping)
-        or (name in ROPE_FIELDS if "type" not in name else said in ROPES)
+        name: _known_rope(value) if isinstance(value, Mapping) else value
+        for name, value in rope.items()
+        if isinstance(value, Mapping)
+        or (name in ROPE_FIELDS if "type" not in name else value in ROPES)
     }
 
 
@@ -172,7 +172,7 @@ def _stored(
     family: str, row: Family, given: Mapping[str, Any]
 ) -> list[tuple[Group, int]]:
     """What the layers of a family of sizes.toml store, and how many times."""
-    found: list[tuple[Group, int]] = []
+    result: list[tuple[Group, int]] = []
     names = [n for n in row.fields if n not in ("kind", "note")]
     names = sorted(names, key=LAST.__contains__)  # made of the others
     for layer, kind in enumerate(kinds_in(family, row, given)):
@@ -187,11 +187,11 @@ def _stored(
             made, needed = STORES[read["stores"]]
             needed += tuple(n for n in ("index_dim", "ratio") if read[n])
             sizes: dict[str, Any] = {n: _size(family, read, n) for n in needed}
-            found.append((made(layers=1, **sizes), times))
+            result.append((made(layers=1, **sizes), times))
         state = _state(family, row, given, layer, kind)
         if state["conv_kernel"]:
-            found.append((_recurrent(family, state), times))
-    return found
+            result.append((_recurrent(family, state), times))
+    return result
 
 
 def _groups(

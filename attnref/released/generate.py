@@ -259,8 +259,8 @@ def source(name: str = "attention") -> str:
 def sources() -> dict[str, Path]:
     """The templates, by name: attention, and each kind of a MixerRecord."""
     folder = Path(__file__).parent
-    found = [folder / "attention.py.jinja", *folder.glob("mixers/[A-Z]*")]
-    return {path.name.partition(".")[0]: path for path in found}
+    paths = [folder / "attention.py.jinja", *folder.glob("mixers/[A-Z]*")]
+    return {path.name.partition(".")[0]: path for path in paths}
 
 
 def when(text: str, on: On) -> str:

@@ -323,7 +323,7 @@ def _layer(
 def mixers_of(given: Mapping[str, Any]) -> dict[int, MixerRecord]:
     """The records of all layers that keep a state, by layer."""
     family, row = _family(given)
-    found = {}
+    result = {}
     for layer, kind in enumerate(kinds_of(given)):
         values = Fields(present(row, given), layer=layer, layer_type=kind)
         if "kind" in row.mixer:
@@ -339,8 +339,8 @@ def mixers_of(given: Mapping[str, Any]) -> dict[int, MixerRecord]:
             counts = own[name] is int and name in row.mixer
             if not _fits(value, own[name]) or (counts and value < 1):
                 raise ValueError(message(NO_VALUE, family, name, value))
-        found[layer] = _divided(MixerRecord(**record, family=family))
-    return found
+        result[layer] = _divided(MixerRecord(**record, family=family))
+    return result
 
 
 def _divided(r: MixerRecord) -> MixerRecord:

@@ -43,7 +43,7 @@ class Evidence(NamedTuple):
 def evidence() -> dict[str, Evidence]:
     """By mistake."""
     text = (ROOT / "sitekit/drawn/mistakes.txt").read_text(encoding="utf-8")
-    found = {}
+    result = {}
     for ids, code in ENTRIES.findall(text):
         see = dedent(code)
         names = (see if see[0] == "#" else AXES).split("\n")[0][2:].split(" | ")
@@ -51,5 +51,5 @@ def evidence() -> dict[str, Evidence]:
         for line in ids.splitlines():
             id, symptom, *met = line.replace(":", "", 1).split()
             urls = [m if ":" in m else f"https://github.com/{m}" for m in met]
-            found[id] = Evidence(symptom, urls, axes, see)
-    return found
+            result[id] = Evidence(symptom, urls, axes, see)
+    return result

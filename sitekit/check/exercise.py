@@ -78,7 +78,7 @@ def _exercise(
 
     signatures = (f"`{each}`" for each in TASKS[name].signatures)
     yield f"{'<br>'.join(signatures)}<br>"
-    yield _asked(name, language)
+    yield _signatures(name, language)
     yield ""
     yield f'??? note "{getattr(FILE, language).format(name=name)}"'
     yield ""
@@ -109,7 +109,7 @@ def _exercise(
     yield ""
 
 
-def _asked(name: str, language: str) -> str:
+def _signatures(name: str, language: str) -> str:
     """The first sentence of what is asked, in a line."""
     about = getattr(TASKS[name].about, language)
     match = re.match(SENTENCE[language], about, re.DOTALL)
@@ -130,10 +130,10 @@ def _properties() -> dict[str, list[str]]:
 
 def _hints(name: str) -> list[Text]:
     """The properties that few exercises are asked for say most of this one."""
-    asked = Counter(prop for each in _properties().values() for prop in each)
+    counts = Counter(prop for each in _properties().values() for prop in each)
     own = [prop for prop in _properties()[name] if prop not in COMMON]
     return [
-        PROPERTIES[prop].title for prop in sorted(own, key=asked.__getitem__)
+        PROPERTIES[prop].title for prop in sorted(own, key=counts.__getitem__)
     ][:HINTS]
 
 
@@ -158,16 +158,16 @@ def _solution(name: str, markdown: str, here: str) -> tuple[str, str, str]:
     of the section, and file."""
     forms = EXERCISES[name].forms
     modules = {m.replace(".", "/") for form in forms for m in form.modules}
-    if (found := _first(modules, markdown)) is None:
+    if (block := _first(modules, markdown)) is None:
         first = {m.replace(".", "/") for m in forms[0].modules}
         for path in pages.markdown_files("en"):
             stem = pages.stem_of(path)
             own = stem.rpartition("/")[2].replace("-", "_")
             of_page = {m for m in first if m.rpartition("/")[2] == own}
-            if found := _first(of_page, pages.body_of(path)):
-                return stem, *found
+            if block := _first(of_page, pages.body_of(path)):
+                return stem, *block
         raise BuildError(f"{here}: no page shows a solution of {name}")
-    return "", *found
+    return "", *block
 
 
 def _first(modules: set[str], markdown: str) -> tuple[str, str] | None:

@@ -55,14 +55,14 @@ def expanded(markdown: str, here: str, language: str) -> str:
         for mistake in held
     }
 
-    def asked(question: Any, key: str) -> Iterator[str]:
-        yield said(question["ask"])
+    def parts(question: Any, key: str) -> Iterator[str]:
+        yield text(question["ask"])
         yield ""
         for answer in question["answers"]:
             word, *texts = answer["if"]
-            yield f'??? answer "<span id={key}-{word}>{said(texts)}</span>"'
+            yield f'??? answer "<span id={key}-{word}>{text(texts)}</span>"'
             below = (
-                asked(answer, key)
+                parts(answer, key)
                 if "ask" in answer
                 else [f"- {entries[name]}" for name in answer["likely"]]
             )
@@ -70,7 +70,7 @@ def expanded(markdown: str, here: str, language: str) -> str:
             yield from (f"    {line}".rstrip() for line in below)
             yield ""
 
-    def said(texts: list[str]) -> str:
+    def text(texts: list[str]) -> str:
         return str(getattr(Text(*texts), language))
 
     def every() -> Iterator[str]:
@@ -78,7 +78,7 @@ def expanded(markdown: str, here: str, language: str) -> str:
             symptom = getattr(SYMPTOMS[key], language)
             yield f"## {symptom[0].upper()}{symptom[1:]} {{ #{key} }}"
             yield ""
-            yield from asked(question, key)
+            yield from parts(question, key)
             number = sum(of.symptom == key for of in evidence().values())
             to = f"{link('mistakes/by-symptom')}#{key}"
             yield getattr(ALL, language).format(number, to)

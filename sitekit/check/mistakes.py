@@ -156,17 +156,17 @@ def seen(name: str) -> tuple[Tensor, Tensor | str]:
         return right, str(error)
 
 
-def number(found: Tensor | str) -> str:
+def number(value: Tensor | str) -> str:
     """As text, with no more digits than one compares; counts are whole."""
-    if isinstance(found, str):
-        return f"`{found.splitlines()[0]}`"
+    if isinstance(value, str):
+        return f"`{value.splitlines()[0]}`"
     return ", ".join(
         f"{n:,.0f}" if abs(n) < 1e9 and n == round(n) else f"{n:.3g}"
-        for n in found.double().flatten().tolist()
+        for n in value.double().flatten().tolist()
     )
 
 
-def told(mistake: Mistake, text: str, language: str) -> str:
+def with_links(mistake: Mistake, text: str, language: str) -> str:
     """A sentence with its numbers."""
     right, wrong = seen(mistake.id)
     facts = {"right": number(right), "wrong": number(wrong)}
@@ -290,7 +290,7 @@ def with_pictures(html: str, language: str) -> str:
 
 
 def entry(
-    mistake: Mistake, said: str, language: str, link: Any
+    mistake: Mistake, symptoms_text: str, language: str, link: Any
 ) -> Iterator[str]:
     def word(text: Text) -> str:
         return str(getattr(text, language))
@@ -303,7 +303,7 @@ def entry(
     between = word(WORDS["and"])
     yield f"## {word(mistake.title)} {{ #{mistake.id} }}"
     yield ""
-    yield told(mistake, said, language)
+    yield with_links(mistake, symptoms_text, language)
     yield ""
     yield f"<!-- diffs of {mistake.id} -->"
     yield ""
@@ -311,18 +311,18 @@ def entry(
     yield ""
     yield f"    <!-- figure of {mistake.id} -->"
     yield ""
-    told_of = evidence()[mistake.id]
-    symptom = word(SYMPTOMS[told_of.symptom])
+    facts = evidence()[mistake.id]
+    symptom = word(SYMPTOMS[facts.symptom])
     symptoms = link("mistakes/by-symptom")
-    yield item("symptom", f"[{symptom}]({symptoms}#{told_of.symptom})")
-    yield item("notice", told(mistake, word(mistake.notice), language))
+    yield item("symptom", f"[{symptom}]({symptoms}#{facts.symptom})")
+    yield item("notice", with_links(mistake, word(mistake.notice), language))
     caught = kills()[mistake.id]
     tests = [f"[`{x}`]({link(TESTS)}#{x})" for x in caught["properties"]]
     # Without the parameters of a test: dict, since several may be of one.
     tests += dict.fromkeys(f"`{t.partition('[')[0]}`" for t in caught["tests"])
     yield item("caught", between.join(tests))
-    if told_of.met:
-        yield item("found", between.join(map(source, told_of.met)))
+    if facts.met:
+        yield item("found", between.join(map(source, facts.met)))
     if mistake.variants[1:]:
         yield f"    - **{word(WORDS['also'])}**{word(WORDS['colon'])}"
         yield ""
@@ -341,8 +341,8 @@ def groups(
         held = names & find.reached(answer)
         names = names - held
         if held:
-            said = getattr(Text(*texts), language)
-            yield f"{level} {said} {{ #{key}-{word} }}"
+            label = getattr(Text(*texts), language)
+            yield f"{level} {label} {{ #{key}-{word} }}"
             if "ask" in answer and len(held) > MANY:
                 yield from groups(answer, held, key, language, f"{level}#")
             else:
@@ -405,9 +405,9 @@ def exercises(language: str, link: Any) -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
     yield "| --- | --- |"
     on = places()
-    for name, asked in TASKS.items():
-        defined = "<br>".join(f"`{each}`" for each in asked.signatures)
-        title = getattr(asked.title, language)
+    for name, task in TASKS.items():
+        defined = "<br>".join(f"`{each}`" for each in task.signatures)
+        title = getattr(task.title, language)
         place = f"[`{name}`]({link(on[name])}#exercise)"
         yield f"| {place} | {title}<br>{defined} |"
     yield ""

@@ -82,8 +82,8 @@ def _rows(nodes: list[Node]) -> list[list[Place]]:
         wide[ranks[node]] += _wide(node) + SIDE
     places: dict[Node, Place] = {}
     for node in nodes:
-        found = [places[n].order for n in node.made_of]
-        order = sum(found) / len(found) if found else len(ORDER)
+        orders = [places[n].order for n in node.made_of]
+        order = sum(orders) / len(orders) if orders else len(ORDER)
         if node.meaning:
             order = ORDER.index(node.meaning)
         places[node] = Place(ranks[node], order, _wide(node), node)
@@ -229,19 +229,19 @@ def _box(
         ),
     ]
     lines = sorted({*node.lines})
-    said = "\n".join(code[i - 1].strip() for i in lines)
+    text = "\n".join(code[i - 1].strip() for i in lines)
     return Markup('<g data-lines="{}"><title>{}</title>{}</g>').format(
-        " ".join(map(str, lines)), said, Markup("").join(marks)
+        " ".join(map(str, lines)), text, Markup("").join(marks)
     )
 
 
 def rows(traced: Traced) -> list[Row]:
     """What is drawn, as a table."""
-    found: list[Row] = []
+    result: list[Row] = []
     for node in traced.nodes:
         made = dict.fromkeys([n.name for n in node.inputs])
         steps = dict.fromkeys(word for _, word in node.steps)
-        told = ", ".join(f"`{word}`" for word in [*made, *steps])
+        sources = ", ".join(f"`{word}`" for word in [*made, *steps])
         cells = node.name, node.letters, str(node.shape)
-        found.append([*(f"`{cell}`" for cell in cells), told])
-    return found
+        result.append([*(f"`{cell}`" for cell in cells), sources])
+    return result

@@ -35,10 +35,10 @@ def wiring(layer: Any) -> Tensor:
     before = run()
     columns = []
     for rows in layer.v_proj.weight.split(layer.head_dim):
-        kept = rows.clone()
+        saved = rows.clone()
         rows += 1
         columns.append((run() != before).any(-1).any(1)[0])
-        rows.copy_(kept)
+        rows.copy_(saved)
     return torch.stack(columns, dim=1)
 
 

@@ -37,7 +37,7 @@ class Comment(NamedTuple):
 def comments(source: str) -> dict[int, Comment]:
     """Shape comments by the line they stand on."""
     nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, Statement)]
-    found = {}
+    result = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         trailing = token.line.split("#")[0].strip()
         if token.type != tokenize.COMMENT or not trailing:
@@ -53,10 +53,10 @@ def comments(source: str) -> dict[int, Comment]:
         node = min(around, key=lambda n: _last(n) - n.lineno)
         shape = ast.parse(match[1], mode="eval").body
         dims = shape.elts if isinstance(shape, ast.Tuple) else [shape]
-        found[line] = Comment(
+        result[line] = Comment(
             line, node.lineno, _last(node), dims, _targets(node), match[1]
         )
-    return found
+    return result
 
 
 def _last(node: Statement) -> int:
@@ -95,15 +95,15 @@ class Tracer:
     def unreached(self) -> list[tuple[str, int, str]]:
         return [
             (name, c.line, c.text)
-            for name, found in self.comments.items()
-            for c in found.values()
+            for name, comments in self.comments.items()
+            for c in comments.values()
             if (name, c.line) not in self.seen
         ]
 
     def _call(self, frame: Any, event: str, arg: Any) -> Any:
         name = frame.f_code.co_filename
-        found = self.comments.get(name)
-        if not found:
+        own = self.comments.get(name)
+        if not own:
             return None
         letters = dict(self.letters)
         pending: list[Comment] = []
@@ -130,7 +130,7 @@ class Tracer:
                             seen = tuple(value.shape), dict(letters)
                             self.seen[name, c.line] = seen
             if event == "line":
-                here = (c for c in found.values() if c.first <= line <= c.last)
+                here = (c for c in own.values() if c.first <= line <= c.last)
                 pending.extend(c for c in here if c not in pending)
             return local
 

@@ -119,14 +119,14 @@ def heatmap(
     boolean = matrix.dtype == torch.bool
     most = max(1.0, float(matrix.double().abs().nan_to_num().max()))
     whole = boolean or not matrix.double().frac().any()
-    told = [
+    texts = [
         [f"{v:g}" if whole or not v else f"{v:.2f}" for v in row]
         for row in matrix.tolist()
     ]
     font = BOLD if boolean else SANS
     cell = max(
         CELL,
-        max(room(row, 12, font) for row in told) + GAP + 4,
+        max(room(row, 12, font) for row in texts) + GAP + 4,
         max(width for *_, width in above) + 5,
     )
     left = MARGIN + 28 + max(width for *_, width in beside)
@@ -158,7 +158,7 @@ def heatmap(
                 kind, ink = "weight", f' style="fill-opacity:{opacity:.3f}"'
             marks += [
                 _box(kind, x, y, inner, inner, 4, ink),
-                _text(kind, x + inner / 2, y, told[i][j]),
+                _text(kind, x + inner / 2, y, texts[i][j]),
             ]
     width = max(left + S * cell + MARGIN, middle_x + across)
     height = max(top + T * cell + MARGIN, middle_y + down)

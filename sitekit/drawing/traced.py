@@ -101,7 +101,7 @@ class _Probes(ast.NodeTransformer):
         assert given is not None
         return ast.Call(ast.Name("_probe", ast.Load()), [number, given], [])
 
-    def _kept(self, node: Any, name: str, value: ast.expr | None) -> ast.stmt:
+    def _saved(self, node: Any, name: str, value: ast.expr | None) -> ast.stmt:
         probe = self._probe(node, name, value)
         return ast.Assign([ast.Name(name, ast.Store())], probe)
 
@@ -117,7 +117,7 @@ class _Probes(ast.NodeTransformer):
         self.function = node.name
         self.generic_visit(node)
         names = [arg.arg for arg in node.args.args if arg.arg != "self"]
-        node.body[:0] = [self._kept(node, name, None) for name in names]
+        node.body[:0] = [self._saved(node, name, None) for name in names]
         return node
 
     def visit_For(self, node: ast.For) -> ast.stmt:
@@ -137,7 +137,7 @@ class _Probes(ast.NodeTransformer):
             for name in ast.walk(part)
             if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
         ]
-        return [node, *(self._kept(node, *pair) for pair in names)]
+        return [node, *(self._saved(node, *pair) for pair in names)]
 
     def visit_Return(self, node: ast.Return) -> ast.stmt:
         assert node.value is not None
@@ -173,8 +173,8 @@ def call(
         if own := space.get("CompressedCache"):
             more["cache"] = own()
         else:
-            kept = space if "KVCache" in space else run_path(CACHE)
-            more["cache"] = kept["KVCache"](past + sizes["T"])
+            caches = space if "KVCache" in space else run_path(CACHE)
+            more["cache"] = caches["KVCache"](past + sizes["T"])
         called(torch.randn(sizes["B"], past, sizes["E"]), more["cache"])
     shapes = {"x": "BTE", "context": "BSC", "q": "BHTD", "k": "BHSD"}
     axes = {name: [*letters] for name, letters in shapes.items()}
@@ -274,8 +274,8 @@ class _Experiment:
             ]
             for both in zip([self.events] * len(others), others, strict=True)
         ]
-        kept = getattr(cache, "kept", {}).values()
-        held = [tensor for tensors in kept for tensor in tensors]
+        groups = getattr(cache, "kept", {}).values()
+        held = [tensor for tensors in groups for tensor in tensors]
         if hasattr(cache, "stored"):
             held = [cache.stored]
         self.held = {*map(_memory, held)}
@@ -341,8 +341,8 @@ def _nodes(of: _Experiment) -> Iterator[tuple[Site, Node]]:
             steps = _steps(site.value, of.called, weights)
             node.steps = [*dict.fromkeys(steps)]
         node.stored = _memory(value) in of.held
-        kept = [n.stored or n.again for n in inputs]
-        node.again = not node.stored and bool(kept) and all(kept)
+        there = [n.stored or n.again for n in inputs]
+        node.again = not node.stored and bool(there) and all(there)
         scope[site.name] = known[id(value)] = node
         event[node] = at
         yield site, node
@@ -363,7 +363,7 @@ def trace(
     tree = ast.fix_missing_locations(probes.visit(ast.parse(text)))
     code, how = compile(tree, file, "exec"), (name, arguments, given)
     sizes = letters_of(arguments, given)
-    said = {
+    letters = {
         (c.first, target): c.text
         for c in comments(text).values()
         for target in c.targets or ["return"]
@@ -372,7 +372,7 @@ def trace(
     nodes: list[Node] = []
     part: list[Node] = []
     for site, node in _nodes(_Experiment(code, probes.sites, how)):
-        node.letters = said.get((site.lines[0], site.name), "")
+        node.letters = letters.get((site.lines[0], site.name), "")
         nodes.append(node)
         if part and deepest and site.lines[0] < part[-1].lines[0]:
             part = []

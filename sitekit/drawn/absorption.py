@@ -91,8 +91,8 @@ def sliding() -> Steps:
         kind = "key" if form == "expanded" else "latent"
         share = 352 * read[form] / max(read.values())
         marks.append(steps.box(kind, 14, 168, share, 16, 2))
-        told = f"{{read}}: {size(read[form])}"
-        marks.append(steps.text("start", 14, 150, told))
+        label = f"{{read}}: {size(read[form])}"
+        marks.append(steps.text("start", 14, 150, label))
         up = f"{_apart(form, 1).projections / 1e6:,.0f}"
         frames.append(Frame(marks, {"bytes": size(read[form]), "up": up}))
     return Steps(380, 190, frames)
@@ -145,9 +145,9 @@ def merged() -> Iterator[Row]:
         ("query", layer.q_b_proj.weight, query),
         ("output", layer.o_proj.weight, output),
     ):
-        kept = apart.numel() + up
+        count = apart.numel() + up
         whole = layer.n_heads * product.numel()
-        yield [Word(name), f"{kept / 1e6:.1f}", f"{whole / 1e6:.1f}"]
+        yield [Word(name), f"{count / 1e6:.1f}", f"{whole / 1e6:.1f}"]
 
 
 def wrong() -> Iterator[Row]:

@@ -37,8 +37,8 @@ def classes() -> Iterator[Row]:
     """The distances of some of T5's 32 classes."""
     bucket = attnref.RelativeBias(torch.zeros(32, 1)).bucket(torch.arange(200))
     for number in (0, 1, 15, 16, 20, 25, 30, 31):
-        found = (bucket == number).nonzero().flatten().tolist()
-        first, last = found[0], found[-1]
+        distances = (bucket == number).nonzero().flatten().tolist()
+        first, last = distances[0], distances[-1]
         whole = str(first) if first == last else f"{first}-{last}"
         yield [str(number), whole if number < 31 else f"≥ {first}"]
 

@@ -22,14 +22,14 @@ PLACES = {"eprint": "https://arxiv.org/abs/{}", "doi": "https://doi.org/{}"}
 def entries() -> dict[str, dict[str, str]]:
     """The fields of each entry, and its address as `url`, by its key."""
     text = source.text_of(ROOT / "docs" / BIB)
-    found = {}
+    result = {}
     for key, body in ENTRY.findall(text):
         fields = dict(FIELD.findall(body))
         for name, place in PLACES.items():
             if name in fields:
                 fields["url"] = place.format(fields[name])
-        found[key] = fields
-    return found
+        result[key] = fields
+    return result
 
 
 def _shown(text: str) -> str:
@@ -47,16 +47,16 @@ def _authors(names: str) -> str:
 def _texts() -> dict[str, str]:
     """What each page is written with, by its name: in both languages, and what
     it draws."""
-    found = {}
+    result = {}
     for path in markdown_files("en"):
         stem = stem_of(path)
         drawn = DRAWN.glob(f"{path.stem.replace('-', '_')}.*")
         texts = map(source.text_of, (path, twin(stem, "zh"), *sorted(drawn)))
-        found[stem] = "\n".join(texts)
-    found["numbers/memory"] += source.text_of(
+        result[stem] = "\n".join(texts)
+    result["numbers/memory"] += source.text_of(
         ROOT / "attnref/released/specs.json"
     )
-    return found
+    return result
 
 
 def papers() -> Iterator[Row]:

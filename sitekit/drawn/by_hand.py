@@ -26,16 +26,16 @@ W_UK = torch.tensor([[1.0, -1.0]])
 W_UV = torch.tensor([[2.0, 1.0]])
 
 
-def told(x: Tensor) -> str:
+def text(x: Tensor) -> str:
     """A number, or a vector; integers without decimals."""
     if x.dim():
-        return f"({', '.join(map(told, x))})"
+        return f"({', '.join(map(text, x))})"
     n = round(x.item(), 2) + 0.0  # no -0
     return f"{n:.0f}" if n == x.item() else f"{n:.2f}"
 
 
 def several(x: Tensor) -> str:
-    return ", ".join(map(told, x))
+    return ", ".join(map(text, x))
 
 
 def attended(
@@ -58,12 +58,12 @@ def _batch(*all: Tensor) -> list[Tensor]:
 
 def projected() -> Iterator[Row]:
     for token, *rows in zip(TOKENS, X, Q, K, V, strict=True):
-        yield [token, *map(told, rows)]
+        yield [token, *map(text, rows)]
 
 
 def scores() -> Iterator[Row]:
     for token, dots in zip(TOKENS, Q @ K.mT, strict=True):
-        yield [token, *map(told, dots), *map(told, dots / 2**0.5)]
+        yield [token, *map(text, dots), *map(text, dots / 2**0.5)]
 
 
 def softmaxes() -> Iterator[Row]:
@@ -74,7 +74,7 @@ def softmaxes() -> Iterator[Row]:
             token,
             several(row[seen]),
             several(e),
-            told(e.sum()),
+            text(e.sum()),
             several(weight[seen]),
         ]
 
@@ -83,26 +83,26 @@ def outputs() -> Iterator[Row]:
     every = weights(Q, K, SEEN), attended(Q, K, V, SEEN), SEEN
     for token, weight, out, seen in zip(TOKENS, *every, strict=True):
         parts = (weight[:, None] * V)[seen]
-        yield [token, several(weight[seen]), several(parts), told(out)]
+        yield [token, several(weight[seen]), several(parts), text(out)]
 
 
 def heads(n_kv_heads: int) -> Iterator[Row]:
     """Of the third query: heads of one element, so that the root is 1."""
-    found = []
+    outs = []
     for head in (0, 1):
         q, (k, v) = Q[2:, [head]], (x[:, [head % n_kv_heads]] for x in (K, V))
-        found.append(attended(q, k, v)[0])
+        outs.append(attended(q, k, v)[0])
         yield [
             Word("head", (str(head),)),
-            told(q[0, 0]),
+            text(q[0, 0]),
             several(k[:, 0]),
             several(v[:, 0]),
             several((q @ k.mT)[0]),
             several(weights(q, k, SEEN[2:])[0]),
-            told(found[-1][0]),
+            text(outs[-1][0]),
         ]
-    out = torch.cat(found)
-    yield [Word("mixed"), "", "", "", "", told(out), told(out @ W_O)]
+    out = torch.cat(outs)
+    yield [Word("mixed"), "", "", "", "", text(out), text(out @ W_O)]
 
 
 def rotated() -> Iterator[Row]:
@@ -111,7 +111,7 @@ def rotated() -> Iterator[Row]:
             rope(x[None, None, None], torch.tensor([at]))[0, 0, 0]
             for x, at in ((Q[2], i), (K[2], j))
         )
-        yield [f"{i}, {j}", told(q), told(k), told(q @ k)]
+        yield [f"{i}, {j}", text(q), text(k), text(q @ k)]
 
 
 def cached() -> Iterator[Row]:
@@ -121,7 +121,7 @@ def cached() -> Iterator[Row]:
         k, v = cache.append(*_batch(*new[1:]))
         out = attention(new[0][None, None], k, v)[0, 0, 0]
         held = str(k.numel() + v.numel())
-        yield [token, *(told(x[0]) for x in new), held, told(out)]
+        yield [token, *(text(x[0]) for x in new), held, text(out)]
 
 
 def merged() -> Iterator[Row]:
@@ -136,14 +136,14 @@ def merged() -> Iterator[Row]:
         yield [
             name,
             several(part),
-            told(part.exp().sum()),
-            told(its_lse.squeeze()),
-            told(its_out.squeeze()),
-            told(weight),
-            told(weight * its_out.squeeze()),
+            text(part.exp().sum()),
+            text(its_lse.squeeze()),
+            text(its_out.squeeze()),
+            text(weight),
+            text(weight * its_out.squeeze()),
         ]
-    total = told(dots.exp().sum())
-    sums = [total, told(lse.squeeze()), "", "", told(out.squeeze())]
+    total = text(dots.exp().sum())
+    sums = [total, text(lse.squeeze()), "", "", text(out.squeeze())]
     yield [Word("merged"), "", *sums]
 
 
@@ -153,18 +153,18 @@ def expanded() -> Iterator[Row]:
     weight = weights(Q[2:], k, SEEN[2:])[0]
     every = TOKENS, C[:, 0], k, v, k @ Q[2], weight, weight[:, None] * v
     for token, *cells in zip(*every, strict=True):
-        yield [token, *map(told, cells)]
-    yield [Word("output"), *[""] * 5, told(_attended("per_head"))]
+        yield [token, *map(text, cells)]
+    yield [Word("output"), *[""] * 5, text(_attended("per_head"))]
 
 
 def absorbed() -> Iterator[Row]:
     q = Q[2] @ W_UK.mT  # one element, as a latent
     weight = weights(Q[2:], C @ W_UK, SEEN[2:])[0]
     for token, c, part in zip(TOKENS, C, weight, strict=True):
-        yield [token, told(c[0]), told(q @ c), told(part), told(part * c[0])]
-    mean = told(weight @ C[:, 0])
+        yield [token, text(c[0]), text(q @ c), text(part), text(part * c[0])]
+    mean = text(weight @ C[:, 0])
     yield [Word("mean"), "", "", "", mean]
-    yield [Word("output"), "", "", "", told(_attended("absorbed"))]
+    yield [Word("output"), "", "", "", text(_attended("absorbed"))]
 
 
 def _attended(form: str) -> Tensor:

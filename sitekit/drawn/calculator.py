@@ -188,7 +188,7 @@ def calculated(
     ]
     budget = entered.budget
     most = max(budget, *(each.weights + each.cache for each in rows))
-    said = []
+    sentences = []
     for model, each in zip(chosen, rows, strict=False):
         fits = each.weights + each.cache <= budget
         beside = words["beside"].format(size(each.weights))
@@ -201,9 +201,9 @@ def calculated(
             size(budget),
         )
         counted = model.params or entered.weights == "none"
-        said.append(text if counted else text + words["unknown"])
+        sentences.append(text if counted else text + words["unknown"])
     return {
-        "said": said,
+        "said": sentences,
         "limit": f"{100 * budget / most:g}",
         "bars": [
             [

@@ -21,11 +21,11 @@ MEMORY = 80e9  # bytes of an H100
 
 def _of_8b(**named: Any) -> dict[str, Cost]:
     """One layer."""
-    found = {
+    costs = {
         name: attention_cost(**SHAPE, n_kv_heads=K, **named)
         for name, K in {"mha": 32, "gqa": 8, "mqa": 1}.items()
     }
-    return found | {"mla": mla_cost(**LATENT, **named)}
+    return costs | {"mla": mla_cost(**LATENT, **named)}
 
 
 def _weights(cost: Cost) -> int:
@@ -82,8 +82,8 @@ def released() -> Iterator[Row]:
     years = sorted({model.date[:4] for model in models().values()})
     for year in years:
         ours = [m for m in models().values() if m.date.startswith(year)]
-        found = Counter(kind for model in ours for kind in kinds_of(model))
-        counts = (str(found[kind] or "–") for kind in KINDS)
+        tally = Counter(kind for model in ours for kind in kinds_of(model))
+        counts = (str(tally[kind] or "–") for kind in KINDS)
         yield [year, str(len(ours)), *counts]
 
 

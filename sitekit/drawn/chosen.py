@@ -55,13 +55,13 @@ def costs() -> Iterator[Row]:
     """What a step keeps, reads and computes, without the projections."""
     for name, context in CONTEXTS.items():
         for word, cost in _layers(context):
-            kept, skipped = 2 * cost.cached, 2 * cost.skipped
+            cached, skipped = 2 * cost.cached, 2 * cost.skipped
             flops = (cost.scores + cost.values) / 1e9
             yield [
                 name,
                 Word(word),
-                size(kept),
-                size(kept - skipped),
+                size(cached),
+                size(cached - skipped),
                 f"{flops:.3g}",
             ]
 

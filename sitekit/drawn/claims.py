@@ -44,8 +44,8 @@ def origins() -> Iterator[Row]:
         if model.date.startswith(last)
         for kind in memory.kinds_of(model)
     ]
-    found = (str(kinds.count(k)) for k in ("MHA", "GQA", "MQA", "MLA"))
-    yield _row("stages", last, *found)
+    counts = (str(kinds.count(k)) for k in ("MHA", "GQA", "MQA", "MLA"))
+    yield _row("stages", last, *counts)
     yield _row("performance")
 
 
@@ -81,13 +81,13 @@ def sharing() -> Iterator[Row]:
     plain = case[at.format("MHA")]["ways"]["fused"]
     times = (measured.digits(way["value"][1]) for way in (slow, plain))
     yield _row("faster", *times)
-    found = []
+    shares = []
     for id in ("llama-2-7b", "llama-1-65b"):
         model = find_model(id)
         assert model.params is not None
         each = float(growth(model).later) / (model.params / 1e6)
-        found.append(f"{each:.1f}")
-    yield _row("larger", *found)
+        shares.append(f"{each:.1f}")
+    yield _row("larger", *shares)
     yield _row("convert")
     yield _row("deployed")
 

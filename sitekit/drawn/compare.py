@@ -107,11 +107,11 @@ def latent_wiring(n_heads: int) -> Wired:
 
     def changed(rows: Tensor, change: Callable[[Tensor], object]) -> Tensor:
         """The heads that another value of these weights changes."""
-        before, kept = run(), rows.clone()
+        before, saved = run(), rows.clone()
         change(rows)
-        found = (run() != before).any(-1).any(1)[0]
-        rows.copy_(kept)
-        return found
+        reads = (run() != before).any(-1).any(1)[0]
+        rows.copy_(saved)
+        return reads
 
     def another(rows: Tensor) -> Tensor:
         return rows.add_(1)
@@ -167,16 +167,16 @@ def _costs(shape: dict[str, int]) -> dict[str, list[Cost]]:
     """Of a decode step; for MLA in its absorbed and its expanded form."""
     H, D = shape["heads"], shape["head_dim"]
     of: dict[str, Any] = {"d_model": shape["d_model"], "n_heads": H}
-    kept = {"mha": H, "gqa": shape["kv_heads"], "mqa": 1}
-    found = {
+    heads = {"mha": H, "gqa": shape["kv_heads"], "mqa": 1}
+    result = {
         name: [attention_cost(**of, head_dim=D, n_kv_heads=K)]
-        for name, K in kept.items()
+        for name, K in heads.items()
     }
     of |= {name: shape[name] for name in WIDTHS}
     of |= {"qk_nope_head_dim": D, "v_head_dim": D}
     of |= {"q_lora_rank": shape["q_lora_rank"] or None}
     forms = ("absorbed", "expanded")
-    return found | {"mla": [mla_cost(**of, form=form) for form in forms]}
+    return result | {"mla": [mla_cost(**of, form=form) for form in forms]}
 
 
 def digits(n: float) -> str:
@@ -189,7 +189,7 @@ ROWS = ("cached", "token", "total", "device", "flops", "intensity", "weights")
 
 def facts(shape: dict[str, int], dtype: str = DTYPE) -> dict[str, list[str]]:
     """What each of the four takes: the texts of its column, by ROWS."""
-    storage, found = DTYPES[dtype], {}
+    storage, result = DTYPES[dtype], {}
     forms = forms_of(shape | {"v_head_dim": shape["head_dim"]})
     for name, costs in _costs(shape).items():
         group, cost = forms[name], costs[0]
@@ -200,7 +200,7 @@ def facts(shape: dict[str, int], dtype: str = DTYPE) -> dict[str, list[str]]:
         ]
         widths = "c ({}), kᴿ ({})" if name == "mla" else "k, v ({}, {})"
         first = store.widths[0] if name == "mla" else store.heads
-        found[name] = [
+        result[name] = [
             widths.format(first, store.widths[1]),
             f"{entry_bytes(store, storage):,}",
             *taken,
@@ -208,20 +208,20 @@ def facts(shape: dict[str, int], dtype: str = DTYPE) -> dict[str, list[str]]:
             digits(float(cost.attention_intensity(dtype))),
             f"{cost.parameters:,}",
         ]
-    return found
+    return result
 
 
 def parts(shape: dict[str, int]) -> dict[str, list[tuple[str, str, int, int]]]:
     """What each stores of a token in a layer: kind, letter, heads, width."""
     H, K, D = (shape[name] for name in ("heads", "kv_heads", "head_dim"))
-    found = {
+    result = {
         name: [("key", "k", n, D), ("value", "v", n, D)]
         for name, n in {"mha": H, "gqa": K, "mqa": 1}.items()
     }
     latent, rope = WIDTHS
-    found["mla"] = [("latent", "c", 1, shape[latent])]
-    found["mla"] += [("key", "kᴿ", 1, shape[rope])]
-    return found
+    result["mla"] = [("latent", "c", 1, shape[latent])]
+    result["mla"] += [("key", "kᴿ", 1, shape[rope])]
+    return result
 
 
 NAMES = {"mha": "MHA", "gqa": "GQA", "mqa": "MQA", "mla": "MLA"}
@@ -235,16 +235,16 @@ SUMS = {
 
 def comparison(*, words: dict[str, str]) -> str:
     """The four in the sizes of three models; a script takes any others."""
-    told, drawn = Words(words), {}
+    worded, drawn = Words(words), {}
     for name, shown in {"mha": 8, "gqa": 2, "mqa": 1, "mla": 0}.items():
         marks = Markup("").join(picture(*wires_of(8, shown), 160))
         drawn[name] = svg.SVG.format(160, 132, NAMES[name], marks)
-    told.used |= {"bad_number", "divides"}
+    worded.used |= {"bad_number", "divides"}
     plain = {k: text.partition(" $")[0] for k, text in words.items()}
-    said = ("bad_number", "divides", "total", "device", *FIELDS)
+    keys = ("bad_number", "divides", "total", "device", *FIELDS)
     return render(
         "comparison",
-        words=told,
+        words=worded,
         names=NAMES,
         drawn=drawn,
         sums=SUMS,
@@ -255,13 +255,13 @@ def comparison(*, words: dict[str, str]) -> str:
         dtypes=[*DTYPES],
         dtype=DTYPE,
         states=[(facts(shape), parts(shape)) for shape in PRESETS.values()],
-        found={name: len(found) for name, found in having().items()},
+        found={name: len(ids) for name, ids in having().items()},
         all=len(models()),
         known={
             "presets": [*PRESETS.values()],
             "dtypes": [*DTYPES],
             "most": {name: MOST[name] for name in FIELDS},
-            "words": {k: plain[k] for k in said},
+            "words": {k: plain[k] for k in keys},
         },
     )
 
@@ -281,14 +281,14 @@ def having() -> dict[str, list[str]]:
 
 
 def released() -> Iterator[Row]:
-    for name, found in having().items():
-        yield [NAMES[name], str(len(found)), ", ".join(found)]
+    for name, ids in having().items():
+        yield [NAMES[name], str(len(ids)), ", ".join(ids)]
 
 
 # --- the same in code -------------------------------------------------------
 
 # Of each plain form, the lines that make and keep keys and values.
-TOLD = {
+PATTERNS = {
     "mha": r"self\.[kv]_proj = |k, v = self\.split|q @ k|softmax|weights @",
     "gqa": r"self\.[kv]_proj = |cache\.append|enable_gqa=True",
     "mla": r"self\.kv_\w+ = |cache\.append|k, v = entry|q @ w_k|@ w_v|scale=",
@@ -299,12 +299,12 @@ def lines_of(name: str) -> list[str]:
     """Those lines of a plain form, without their indents."""
     text = (ROOT / f"attnref/plain/{name}.py").read_text("utf-8")
     body = text[text.index(f"class {name.upper()}(") :].splitlines()
-    return [line.strip() for line in body if re.search(TOLD[name], line)]
+    return [line.strip() for line in body if re.search(PATTERNS[name], line)]
 
 
 def difference(*, titles: list[str], caption: str) -> str:
     """From MHA to GQA, from GQA to MQA and from there to MLA."""
-    mha, gqa, mla = map(lines_of, TOLD)
+    mha, gqa, mla = map(lines_of, PATTERNS)
     one = ["GQA(d_model, n_heads, n_kv_heads)", "GQA(d_model, n_heads, 1)"]
     changes = [(mha, gqa), (one[:1], one[1:]), (gqa, mla)]
     signed = [
@@ -324,11 +324,11 @@ READS = {"read": 32, "MHA": 32, "GQA-8": 8, "GQA-2": 2, "MQA": 1}
 def milliseconds(name: str, tokens: int) -> list[float]:
     """As measured: lower quartile, median, upper quartile."""
     if name == "read":  # the rate is in the file
-        found = sizes("decode")[f"float32, MHA, {tokens}"]
+        point = sizes("decode")[f"float32, MHA, {tokens}"]
         moved = 2 * READS[name] * 128 * tokens * 4
-        return [moved / x / 1e6 for x in reversed(found["probes"]["GB/s"])]
-    found = sizes("decode")[f"float32, {name}, {tokens}"]
-    return list(found["ways"]["fused"]["value"])
+        return [moved / x / 1e6 for x in reversed(point["probes"]["GB/s"])]
+    point = sizes("decode")[f"float32, {name}, {tokens}"]
+    return list(point["ways"]["fused"]["value"])
 
 
 def decoding() -> Iterator[Row]:

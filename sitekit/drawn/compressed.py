@@ -100,8 +100,8 @@ def _costs(past: int) -> Iterator[tuple[str, Cost]]:
     yield "gqa", attention_cost(d_model=4096, past=past, **gqa)
     latent = V3 | {"d_model": 4096, "n_heads": 64}
     yield "mla", mla_cost(**latent, past=past, form="absorbed")
-    for name, told in KINDS.items():
-        yield name, compressed_cost(**FLASH, **told, past=past)
+    for name, options in KINDS.items():
+        yield name, compressed_cost(**FLASH, **options, past=past)
 
 
 def _read(name: str, cost: Cost, tokens: int) -> int:
@@ -115,8 +115,8 @@ def _read(name: str, cost: Cost, tokens: int) -> int:
 
 
 def _rows(cells: dict[str, list[str]]) -> Iterator[Row]:
-    for name, told in cells.items():
-        yield [Word(name), *told]
+    for name, row in cells.items():
+        yield [Word(name), *row]
 
 
 def stored() -> Iterator[Row]:

@@ -51,9 +51,9 @@ def parameters() -> Iterator[Row]:
         whole = Llama(**LLAMA)
     parts = dict.fromkeys(("self_attn", "mlp", "embed_tokens", "lm_head"), 0)
     for name, weight in whole.named_parameters():
-        found = [part for part in parts if part in name]
-        if found:
-            parts[found[0]] += weight.numel()
+        matches = [part for part in parts if part in name]
+        if matches:
+            parts[matches[0]] += weight.numel()
     total = sum(p.numel() for p in whole.parameters())
     parts["norms"] = total - sum(parts.values())
     for part, number in [*parts.items(), ("total", total)]:

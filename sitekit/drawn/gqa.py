@@ -32,12 +32,12 @@ class Shared(NamedTuple):
         parameters and {2} for the FLOPs per byte of cache."""
         marks = picture(self.wires, torch.zeros(self.wires.shape[1]), 320)
         drawn = svg.SVG.format(320, 132, title, Markup("").join(marks))
-        told = (
+        values = (
             f"{2 * self.cost.cached:,}",
             f"{self.cost.parameters:,}",
             f"{float(self.cost.attention_intensity()):g}",
         )
-        below = [word.format(*told) for word in words]
+        below = [word.format(*values) for word in words]
         return svg.Drawing(title, 0, 320, drawn, below=below)
 
 

@@ -79,8 +79,8 @@ class Card(NamedTuple):
             marks.append(svg.BOX.format(kind, 0, BAR, long, 8, 2, ""))
         plain = re.sub(r"\*\*|\]\([^)]*\)|\[", "", title)
         drawn = svg.SVG.format(wide, BAR + 8, plain, Markup("").join(marks))
-        told = (size(self.token), size(self.whole), f"{TOKENS:,}")
-        below = [word.format(*told) for word in words]
+        values = (size(self.token), size(self.whole), f"{TOKENS:,}")
+        below = [word.format(*values) for word in words]
         return svg.Drawing(title, 0, wide, drawn, below=below)
 
 
@@ -92,9 +92,9 @@ def card(variant: str, *, heads: int) -> Card:
         assert group.q_heads
         shown = max(1, heads * group.kv_heads // group.q_heads)
     wires, latent = wires_of(heads, shown)
-    found = {name: kv_bytes(m, 1) for name, m in four().items()}
+    costs = {name: kv_bytes(m, 1) for name, m in four().items()}
     whole = kv_bytes(four()[variant], TOKENS)
-    return Card(wires, latent, found[variant], whole, max(found.values()))
+    return Card(wires, latent, costs[variant], whole, max(costs.values()))
 
 
 def _step(narrow: bool, slowed: int) -> str:
@@ -114,8 +114,8 @@ def _step(narrow: bool, slowed: int) -> str:
     ) -> Markup:
         return svg.BOX.format(kind, x, y, w, h, 0, Markup(more))
 
-    said = f"{TOKENS:,} {{tokens}}"
-    marks.append(text("axis", (left + right) / 2, 10, said))
+    label = f"{TOKENS:,} {{tokens}}"
+    marks.append(text("axis", (left + right) / 2, 10, label))
     marks.append(text("axis end", width if narrow else right + 18, 10, "{new}"))
     marks.append(RULE.format(left, right))
     every = {n: (kv_bytes(m, TOKENS), _parts(m)) for n, m in four().items()}

@@ -73,14 +73,14 @@ def cells(model: Model) -> tuple[Cells, bool]:
     groups, which the file of models has in no order."""
     if unit := RULES.get(model.id):
         return [(k, False) for k in (unit * model.layers)[: model.layers]], True
-    found = [
+    result = [
         (letter(group), bool(getattr(group, "index_dim", 0)))
         for group in model.groups
         if not getattr(group, "beside", False)
         for _ in range(group.layers)
     ]
-    found += [("S", False)] * REUSE.get(model.id, 0)
-    return found, len({*found}) == 1
+    result += [("S", False)] * REUSE.get(model.id, 0)
+    return result, len({*result}) == 1
 
 
 def drawn(strip: Cells) -> Markup:
@@ -111,26 +111,26 @@ def strips(
     *, caption: str, words: dict[str, str], ids: Iterable[str] = ()
 ) -> str:
     """Of these models, or of all."""
-    told, rows = Words(words), []
+    worded, rows = Words(words), []
     for model in map(find_model, ids or models()):
         strip, known = cells(model)
         parts = Counter(kind for kind, _ in strip)
-        said = [f"{n} {told[KINDS[kind][0]]}" for kind, n in parts.items()]
+        phrases = [f"{n} {worded[KINDS[kind][0]]}" for kind, n in parts.items()]
         if selected := sum(chosen for _, chosen in strip):
-            said.append(told["selected"].format(selected))
-        text = told["join"].join(said)
+            phrases.append(worded["selected"].format(selected))
+        text = worded["join"].join(phrases)
         rows.append((model, known, len(strip), drawn(strip), text))
     longest = max(n for _, _, n, _, _ in rows)
     legend = [
-        (drawn([(kind, False)] * 3), told[f"{name}_means"])
+        (drawn([(kind, False)] * 3), worded[f"{name}_means"])
         for kind, (name, _) in KINDS.items()
         if f"{name}_means" in words
     ]
     if "index_means" in words:
-        legend.append((drawn([("L", True)] * 3), told["index_means"]))
+        legend.append((drawn([("L", True)] * 3), worded["index_means"]))
     return render(
         "strips",
-        words=told,
+        words=worded,
         strips=rows,
         longest=longest,
         legend=legend,
@@ -140,10 +140,10 @@ def strips(
 
 def patterns() -> Iterator[Row]:
     """Models by the unit that they repeat."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for id, unit in RULES.items():
         runs = [f"{len([*run])} {kind}" for kind, run in groupby(unit)]
         # All but one begin with their unit; the last repeats it in the end.
-        found.setdefault(" + ".join(runs[-2:]), []).append(models()[id].name)
-    for unit, names in found.items():
+        result.setdefault(" + ".join(runs[-2:]), []).append(models()[id].name)
+    for unit, names in result.items():
         yield [unit, ", ".join(names)]

@@ -94,8 +94,8 @@ def spacing() -> Iterator[Row]:
         far = torch.tensor(-1e9, dtype=dtype)
         step = (torch.nextafter(far, torch.zeros_like(far)) - far).item()
         left = [f"{(far + score - far).item():g}" for score in (3, 40)]
-        told = f"{step:,.0f}" if step > 1 else f"{step:.2g}"
-        yield [code(dtype), told, *left]
+        shown = f"{step:,.0f}" if step > 1 else f"{step:.2g}"
+        yield [code(dtype), shown, *left]
 
 
 def empty_rows() -> Iterator[Row]:
@@ -117,7 +117,7 @@ def empty_rows() -> Iterator[Row]:
     layer = partial(theirs, x, x, x, attn_mask=~mask[0, 0])
     light = layer(need_weights=False)
     by_hand = (heads @ heads.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
-    kept = oracles()["empty"]
+    recorded = oracles()["empty"]
     outs = {
         "`torch.softmax`, `masked_fill(-inf)`": by_hand,
         **{
@@ -126,13 +126,13 @@ def empty_rows() -> Iterator[Row]:
         },
         "`nn.MultiheadAttention`": layer()[0],
         "`nn.MultiheadAttention`, `need_weights=False`": light[0],
-        "transformers, `eager`": kept["eager"],
-        "transformers, `sdpa`": kept["sdpa"],
+        "transformers, `eager`": recorded["eager"],
+        "transformers, `sdpa`": recorded["sdpa"],
         "`attnref.sdpa`": attnref.sdpa(heads, heads, heads, mask),
     }
     for who, out in outs.items():
-        told = isinstance(out, str)
-        yield [who, Word(out) if told else named(out.flatten()[:4])]
+        refused = isinstance(out, str)
+        yield [who, Word(out) if refused else named(out.flatten()[:4])]
 
 
 def numbers() -> dict[str, object]:

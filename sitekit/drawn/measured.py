@@ -32,13 +32,13 @@ LAST: dict[str, Any] = {"color": plots.SOFT, "linestyle": (0, (2, 2))}
 
 
 @cache
-def kept() -> dict[str, Any]:
+def recorded() -> dict[str, Any]:
     return dict(json.loads(MEASURED.read_text(encoding="utf-8")))
 
 
 def sizes(case: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = kept()["cases"][case]["at"]
-    return found
+    result: dict[str, dict[str, Any]] = recorded()["cases"][case]["at"]
+    return result
 
 
 def slug(way: str) -> str:
@@ -67,14 +67,14 @@ def _compared(
 ) -> Iterator[Row]:
     """Of these contenders, or all, at each size of a case: the median, and how
     many times that of the first."""
-    found = [
-        (sizes(case)[size]["ways"], kept()["cases"][case]["unit"])
+    cases = [
+        (sizes(case)[size]["ways"], recorded()["cases"][case]["unit"])
         for case, size in columns
     ]
-    every = dict.fromkeys(name for ways, _ in found for name in ways)
+    every = dict.fromkeys(name for ways, _ in cases for name in ways)
     for name in names or every:
         row: Row = [Word(slug(name))]
-        for ways, unit in found:
+        for ways, unit in cases:
             if name not in ways:
                 row.append("–")
                 continue
@@ -143,24 +143,24 @@ def on_a_gpu(
     case: str, at: tuple[str, ...], names: tuple[str, ...]
 ) -> Iterator[Row]:
     """At each size, the median, and how near it is to what the GPU can do."""
-    found: dict[str, Any] = json.loads(GPU.read_text("utf-8"))["cases"][case]
+    data: dict[str, Any] = json.loads(GPU.read_text("utf-8"))["cases"][case]
     for name in names:
         row: Row = [Word(slug(name))]
         for size in at:
-            way = found["at"][size]["ways"].get(name)
+            way = data["at"][size]["ways"].get(name)
             if way is None:
                 row.append("–")
                 continue
             value, share = way["value"][1], way["share"][1]
-            row.append([f"{digits(value)} {found['unit']}", f"{share:.0%}"])
+            row.append([f"{digits(value)} {data['unit']}", f"{share:.0%}"])
         yield row
 
 
 def threads(*shapes: str) -> Iterator[Row]:
     """Milliseconds of the busiest thread, by the number of threads."""
-    found: dict[str, Any] = json.loads(THREADS.read_text("utf-8"))["at"]
+    at: dict[str, Any] = json.loads(THREADS.read_text("utf-8"))["at"]
     for shape in shapes:
-        counts = found[f"float32, {shape}"]
+        counts = at[f"float32, {shape}"]
         ways = [*next(iter(counts.values()))]
         names: list[str | Word] = [Word(slug(way)) for way in ways]
         row: Row = [Word(slug(shape)), names]
@@ -174,7 +174,7 @@ def spreads() -> list[float]:
     half, relative to the median."""
     ways = [
         way
-        for case in kept()["cases"].values()
+        for case in recorded()["cases"].values()
         for size in case["at"].values()
         for way in size["ways"].values()
         if case["unit"] == "ms"
@@ -184,11 +184,11 @@ def spreads() -> list[float]:
 
 
 def machine() -> Iterator[Row]:
-    found, cases = kept(), kept()["cases"].values()
+    record, cases = recorded(), recorded()["cases"].values()
     for name in ("processor", "cores"):
-        yield [Word(name), str(found[name])]
+        yield [Word(name), str(record[name])]
     named = ("python", "torch", "transformers", "x-transformers")
-    yield [Word("versions"), ", ".join(f"{n} {found[n]}" for n in named)]
+    yield [Word("versions"), ", ".join(f"{n} {record[n]}" for n in named)]
     for dtype in ("float32", "bfloat16"):
         probes = sizes("decode")[f"{dtype}, MHA, 32768"]["probes"]
         rates = [digits(probes[unit][1]) for unit in ("GB/s", "GFLOP/s")]
@@ -203,13 +203,13 @@ def machine() -> Iterator[Row]:
 
 def variants(dtype: str, tokens: int) -> Iterator[Row]:
     """What limits a decode step, for each number of key/value heads."""
-    found = {n: sizes("decode")[f"{dtype}, {n}, {tokens}"] for n in HEADS}
+    points = {n: sizes("decode")[f"{dtype}, {n}, {tokens}"] for n in HEADS}
     width = {"float32": 4, "bfloat16": 2}[dtype]
-    base = found["MHA"]["ways"]["fused"]["value"][1]
+    base = points["MHA"]["ways"]["fused"]["value"][1]
     for name, K in HEADS.items():
-        rates = {n: three[1] for n, three in found[name]["probes"].items()}
+        rates = {n: three[1] for n, three in points[name]["probes"].items()}
         moved, flops = 2 * K * tokens * 128 * width, 4 * 32 * tokens * 128
-        took = found[name]["ways"]["fused"]["value"][1]
+        took = points[name]["ways"]["fused"]["value"][1]
         milliseconds = (
             moved / rates["GB/s"] / 1e6,
             flops / rates["GFLOP/s"] / 1e6,
@@ -221,13 +221,13 @@ def variants(dtype: str, tokens: int) -> Iterator[Row]:
 
 def errors() -> Iterator[Row]:
     """The largest, in units of the largest element of the output."""
-    found = [
+    every = [
         sizes("layer")[f"{dtype}, Llama-3-8B, 8192"]["ways"]
         for dtype in ("float32", "bfloat16")
     ]
-    for name in found[0]:
-        told = (f"{ways[name]['error']:.1e}" for ways in found)
-        yield [Word(slug(name)), *told]
+    for name in every[0]:
+        cells = (f"{ways[name]['error']:.1e}" for ways in every)
+        yield [Word(slug(name)), *cells]
 
 
 def curves(
@@ -235,15 +235,15 @@ def curves(
 ) -> dict[str, dict[int, float]]:
     """The medians at each number of tokens, and the limit if there is one."""
     lines: dict[str, dict[int, float]] = {}
-    for key, found in sizes(case).items():
+    for key, point in sizes(case).items():
         rest, _, tokens = key.rpartition(", ")
         if rest != size:
             continue
         for name in ways:
-            if name in found["ways"]:
-                value = found["ways"][name]["value"][1]
+            if name in point["ways"]:
+                value = point["ways"][name]["value"][1]
                 lines.setdefault(slug(name), {})[int(tokens)] = value
-        first = found["ways"][ways[0]]
+        first = point["ways"][ways[0]]
         if "share" in first:
             least = first["share"][1] * first["value"][1]
             lines.setdefault(LIMIT, {})[int(tokens)] = least
@@ -294,7 +294,7 @@ def growth(case: str, size: str, ways: tuple[str, ...]) -> Plot:
         [Word(n), *(digits(line[t]) if t in line else "–" for t in tokens)]
         for n, line in lines.items()
     ]
-    unit = kept()["cases"][case]["unit"]
+    unit = recorded()["cases"][case]["unit"]
     draw = partial(_growth, lines=lines, short=unit)
     draw.__name__ = slug(f"growth {case} {size}")  # type: ignore[attr-defined]
     return plots.plotted(draw, rows)

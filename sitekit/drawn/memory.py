@@ -69,15 +69,15 @@ def variants() -> Iterator[Row]:
     formulas |= {"mla": r"$d_c + d_r$", "mqa": r"$2\,d_k$"}
     layers, most = SHAPE["layers"], Fraction(0)
     for name, group in forms_of(SHAPE).items():
-        kept = kv_memory.token_bytes(group, BF16).later
-        most = most or kept  # MHA comes first
+        per_token = kv_memory.token_bytes(group, BF16).later
+        most = most or per_token  # MHA comes first
         yield [
             Word(name),
             formulas[name],
-            f"{int(kept) // 2:,}",
-            exact(layers * kept),
-            size(layers * kept * 4096),
-            f"{float(most / kept):.3g}",
+            f"{int(per_token) // 2:,}",
+            exact(layers * per_token),
+            size(layers * per_token * 4096),
+            f"{float(most / per_token):.3g}",
         ]
 
 
@@ -111,8 +111,8 @@ def turn() -> Iterator[Row]:
     fp8 = kv_bytes(llama, long, dtype="fp8")
     yield ["3", f"{size(kv_bytes(llama, long))} / 2", size(fp8)]
     yield ["4", "61 × (512 + 64) × 2", f"{kv_bytes(v3, 1):,}"]
-    kept = kv_bytes(large, 1, ranks=16)
-    yield ["5", "2 × 80 × 1 × 128 × 2", f"{kept:,}"]
+    total = kv_bytes(large, 1, ranks=16)
+    yield ["5", "2 × 80 × 1 × 128 × 2", f"{total:,}"]
 
 
 def ranks() -> Iterator[Row]:
@@ -196,17 +196,17 @@ OTHERS = {Mla: "MLA", Compressed: "shared", Recurrent: "state"}
 
 def kinds_of(model: Model) -> list[str]:
     """What a model's attention is made of, for the filter."""
-    found = set()
+    result = set()
     for group in model.groups:
         if isinstance(group, Full):
-            found.add(group.variant)
+            result.add(group.variant)
             if group.window is not None:
-                found.add("window")
+                result.add("window")
         elif not (isinstance(group, Recurrent) and group.beside):
-            found.add(OTHERS[type(group)])
+            result.add(OTHERS[type(group)])
         if any(store.role == "index" for store in group.stores):
-            found.add("index")
-    return sorted(found)
+            result.add("index")
+    return sorted(result)
 
 
 def _described(group: Group, words: Words) -> str:
@@ -263,15 +263,15 @@ def models(
     """All numbers are in the page, newest first: its script only sorts and
     filters."""
     known = [*specs.models().values()][::-1]
-    told, names = Words(words), Words(kinds)
+    worded, names = Words(words), Words(kinds)
     names.used.update(*map(kinds_of, known))
     names.check("kinds")
     return render(
         "models",
         caption=caption,
         head=head,
-        rows=[_row(model, told) for model in known],
-        words=told,
+        rows=[_row(model, worded) for model in known],
+        words=worded,
         kinds=kinds,
         kinds_of=kinds_of,
         models=known,
@@ -302,12 +302,12 @@ def short(tokens: int) -> str:
 
 def look(model: Model) -> str:
     """Which kind of line a model gets."""
-    found = {*kinds_of(model)}
-    if "state" in found:
+    kinds = {*kinds_of(model)}
+    if "state" in kinds:
         return "state"
-    if found & {"MLA", "shared"}:
+    if kinds & {"MLA", "shared"}:
         return "latent"
-    return "window" if "window" in found else "whole"
+    return "window" if "window" in kinds else "whole"
 
 
 def _contexts(narrow: bool) -> Figure:

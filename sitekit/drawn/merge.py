@@ -62,18 +62,18 @@ class Steps(NamedTuple):
         """`words` are one text per step; `{}` in it is what the box holds."""
         if len(words) != len(self.boxes):
             raise ValueError(f"{len(words)} words, {len(self.boxes)} steps")
-        told = [
+        rows = [
             [word.format(text) for text in texts]
             for word, (_, texts) in zip(words, self.boxes, strict=True)
         ]
-        columns = max(map(len, told))
+        columns = max(map(len, rows))
         one = max(
             svg.room(texts, 12, svg.BOLD) / (1 if len(texts) > 1 else columns)
-            for texts in told
+            for texts in rows
         )
         width, height, gap, left, top = max(one + 16, 88), 32, 26, 30, 30
         whole = columns * (width + 8) - 8
-        ends = [top + i * (height + gap) + height / 2 for i in range(len(told))]
+        ends = [top + i * (height + gap) + height / 2 for i in range(len(rows))]
         marks = [
             svg.TEXT.format("axis", left + whole / 2, 12, "", axes[1]),
             svg.TEXT.format(
@@ -86,7 +86,7 @@ class Steps(NamedTuple):
         ]
         middles = [left + c * (width + 8) + width / 2 for c in range(columns)]
         marks += [svg.LINE.format(x, ends[0], x, ends[-1]) for x in middles]
-        for (kind, _), texts, y in zip(self.boxes, told, ends, strict=True):
+        for (kind, _), texts, y in zip(self.boxes, rows, ends, strict=True):
             wide = whole if len(texts) == 1 else width
             places = [left + whole / 2] if len(texts) == 1 else middles
             for text, x in zip(texts, places, strict=True):
@@ -102,12 +102,12 @@ class Steps(NamedTuple):
 def split() -> Steps:
     """The parts of the example, each to its own result, and these to one."""
     rows = [*merged()]
-    found = rows[: len(PARTS)]
+    parts = rows[: len(PARTS)]
     return Steps(
         [
             ("off", [""]),
-            ("on", [str(row[0]) for row in found]),
-            ("made", [f"{row[3]}; {row[4]}" for row in found]),
+            ("on", [str(row[0]) for row in parts]),
+            ("made", [f"{row[3]}; {row[4]}" for row in parts]),
             ("off", [str(rows[len(PARTS)][3])]),
         ]
     )

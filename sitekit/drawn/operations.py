@@ -149,17 +149,17 @@ def numbers() -> dict[str, object]:
 def variants() -> Iterator[Row]:
     """FLOPs per byte of the cache, of each variant with 32 and 128 heads."""
     latent = r"h\,(2\,d_c + d_r) / (d_c + d_r)"
-    found = {"mha": "$1$", "gqa": "$h / h_{kv}$", "mqa": "$h$"}
-    found |= {"expanded": "$1$", "absorbed": f"${latent}$"}
-    for name, formula in found.items():
+    formulas = {"mha": "$1$", "gqa": "$h / h_{kv}$", "mqa": "$h$"}
+    formulas |= {"expanded": "$1$", "absorbed": f"${latent}$"}
+    for name, formula in formulas.items():
         row: Row = [Word(name), formula]
         for heads in (32, 128):
             shape: dict[str, Any] = {"d_model": 128 * heads, "n_heads": heads}
             if name in ("expanded", "absorbed"):
                 cost = mla_cost(**V3 | shape, form=name, past=SEEN - 1)
             else:
-                kept = {"mha": heads, "gqa": KV_HEADS, "mqa": 1}[name]
-                cost = attention_cost(**shape, n_kv_heads=kept, past=SEEN - 1)
+                K = {"mha": heads, "gqa": KV_HEADS, "mqa": 1}[name]
+                cost = attention_cost(**shape, n_kv_heads=K, past=SEEN - 1)
             row.append(f"{float(cost.attention_intensity()):.4g}")
         yield row
 
@@ -198,12 +198,12 @@ def prompt() -> Iterator[Row]:
 
 def intensities() -> dict[str, float]:
     """FLOPs per byte: of the cache in decoding, of all in a prefill."""
-    found = {
+    result = {
         name: float(cost.attention_intensity())
         for name, cost in decode().items()
         if name != "latent"
     }
-    return found | {"prefill": float(_prefill(2048)[1])}
+    return result | {"prefill": float(_prefill(2048)[1])}
 
 
 def attainable(intensity: float, gpu: Gpu = H100) -> float:
@@ -375,11 +375,11 @@ class DecodeStep(NamedTuple):
         for sequences, weights, caches, done, fits in self.batches:
             least = max(weights + caches, done)
             rate = f"{1e3 * sequences / least:,.0f}"
-            told = other.format(sequences)
+            label = other.format(sequences)
             if fits:
-                told = fitting.format(sequences, f"{least:.1f}", rate)
+                label = fitting.format(sequences, f"{least:.1f}", rate)
             y += 26
-            marks.append(svg.TEXT.format("beside", 0, y, "", told))
+            marks.append(svg.TEXT.format("beside", 0, y, "", label))
             y += 12
             if fits:
                 box("weights", 0, y, scale * weights, 14)
@@ -392,14 +392,14 @@ class DecodeStep(NamedTuple):
 
 def step_time(*, tokens: int) -> DecodeStep:
     """A decode step of Llama-3.1-8B on an H100 of 80 GB, by its batch."""
-    found = []
+    points = []
     for batch in (1, 8, 32, 128):
         weights, caches = 2 * _read(), batch * _cache(tokens)
         done = batch * (2 * _read() + _attended(tokens)) / H100.peak
         whole = weight_bytes(find_model("llama-3.1-8b")) + caches
         first, then = (1e3 * n / H100.bandwidth for n in (weights, caches))
-        found.append((batch, first, then, 1e3 * done, whole <= 80e9))
-    return DecodeStep(found)
+        points.append((batch, first, then, 1e3 * done, whole <= 80e9))
+    return DecodeStep(points)
 
 
 def turn() -> Iterator[Row]:

@@ -98,10 +98,10 @@ def messages() -> Iterator[Row]:
             try:
                 eval(call, known)
             except (TypeError, ValueError) as error:
-                said = f"{type(error).__name__}: {error}"
+                message = f"{type(error).__name__}: {error}"
             else:
                 raise ValueError(f"{call} is not refused")
-        yield [Word(key), [f"`{call}`", *textwrap.wrap(said, 76)]]
+        yield [Word(key), [f"`{call}`", *textwrap.wrap(message, 76)]]
 
 
 def numbers() -> dict[str, object]:

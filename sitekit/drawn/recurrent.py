@@ -92,7 +92,7 @@ def state() -> Steps:
 
 
 # Of each plain form, the lines in which it differs from the first.
-TOLD = {
+PATTERNS = {
     "gated_delta": r"state = state [*+]|known = |new = |step = |self\.norm\(",
     "kda": r"state = state [*+]|known = |new = |step = |self\.o_norm\(",
     "mamba2": r"state = state [*+]|v = step|step = \(|= heads \+|gate\)|rms_",
@@ -102,13 +102,13 @@ TOLD = {
 def _lines_of(name: str) -> list[str]:
     text = (ROOT / f"attnref/plain/{name}.py").read_text("utf-8")
     body = text[text.index("def ") :].splitlines()
-    found = (x.strip() for x in body if re.search(TOLD[name], x))
-    return [line.partition("  #")[0] for line in found]
+    lines = (x.strip() for x in body if re.search(PATTERNS[name], x))
+    return [line.partition("  #")[0] for line in lines]
 
 
 def difference(*, titles: list[str], caption: str) -> str:
     """From Gated DeltaNet to KDA, and to Mamba-2."""
-    first, *others = map(_lines_of, TOLD)
+    first, *others = map(_lines_of, PATTERNS)
     signed = [
         "\n".join(
             [f"-{x}" for x in first if x not in other]
@@ -162,8 +162,8 @@ def _decode(name: str, past: int) -> Cost:
 def reads() -> Iterator[Row]:
     """MFLOPs of a decode step without its projections."""
     for name in _layers():
-        found = (_decode(name, n - 1) for n in LENGTHS)
-        flops = ((each.scores + each.values) / 1e6 for each in found)
+        costs = (_decode(name, n - 1) for n in LENGTHS)
+        flops = ((each.scores + each.values) / 1e6 for each in costs)
         yield [Word(name), *(f"{n:,.0f}" for n in flops)]
 
 
@@ -181,8 +181,8 @@ def _drifted() -> Tensor:
     beta = torch.rand(1, 1, T, generator=generator).double()
     rates = (beta * 0 + log(rate) for rate in DECAYS)
     errors = [recurrence.drift(q, k, v, rate, beta=beta) for rate in rates]
-    found = [[each[n - 16 : n].mean() for each in errors] for n in STEPS]
-    return torch.tensor(found)
+    means = [[each[n - 16 : n].mean() for each in errors] for n in STEPS]
+    return torch.tensor(means)
 
 
 def drift() -> Iterator[Row]:

@@ -8,8 +8,7 @@ from markupsafe import Markup
 from attnref.numbers.kv_memory import size
 from sitekit.markdown.render import Cell, Row, Sorted, Words, render
 from sitekit.released import released as models
-from sitekit.released.told import PARTS, heads
-from sitekit.released.told import told as sentence
+from sitekit.released.told import PARTS, heads, sentence
 
 HEADS = {"grouped", "wide", "narrow_v"}  # what the heads say
 ROPE = "no_rope", "alibi", "theta", "partial", "interleaved", "scaled"
@@ -20,11 +19,11 @@ def released(
     *, language: str, caption: str, head: list[str], words: dict[str, str]
 ) -> str:
     """All numbers are in the page: its script only sorts and filters."""
-    told = Words(words)
+    worded = Words(words)
     every = [*models.released().values()]
     listed = [
         (
-            _row(model, language, told),
+            _row(model, language, worded),
             Markup(models.strip(model, language)),
             model,
         )
@@ -41,7 +40,7 @@ def released(
         head=head,
         rows=[[*row, ""] for row, _, _ in listed],
         listed=listed,
-        words=told,
+        words=worded,
         parts=parts,
         meanings=list(_meanings(every, parts, language)),
         makers={name: name for name in sorted({*map(_maker, every)})},
@@ -55,8 +54,8 @@ def _meanings(
     """Of each part the sentence on the page of the first model with it."""
     for part, name in parts.items():
         model = next(model for model in every if part in model.parts)
-        said = sentence(part, model.records, models.words(), language)
-        yield [name, said, f"[{model.name}](released/{model.id}.md)"]
+        meaning = sentence(part, model.records, models.words(), language)
+        yield [name, meaning, f"[{model.name}](released/{model.id}.md)"]
 
 
 def _maker(model: models.Released) -> str:
@@ -67,8 +66,8 @@ def _row(model: models.Released, language: str, words: Words) -> list[Cell]:
     r = next(iter(model.attends.values()))
 
     def named(parts: object) -> str:
-        found = [part for part in model.parts if part in parts]  # type: ignore[operator]
-        names = (models.part_word(part, "name", language) for part in found)
+        shown = [part for part in model.parts if part in parts]  # type: ignore[operator]
+        names = (models.part_word(part, "name", language) for part in shown)
         return words["join"].join(names) or words["none"]
 
     seen = max((x.window or x.chunk or 0) for x in model.attends.values())

@@ -191,11 +191,11 @@ def curves() -> Plot:
     for name in MODELS:
         ratio = slower(MODELS[name]).tolist()
         at = [round(share * (len(ratio) - 1) / 4) for share in range(5)]
-        told = [
+        cells = [
             Word("still") if math.isinf(ratio[p]) else number(ratio[p])
             for p in at
         ]
-        rows.append([name, f"`{MODELS[name].kind}`", *told])
+        rows.append([name, f"`{MODELS[name].kind}`", *cells])
     shares = {float(n): f"{n}{chr(160)}%" for n in range(0, 101, 25)}
     steps = {float(10**n): f"{10**n:,}" for n in range(4)}
     draw = partial(
@@ -238,11 +238,11 @@ def scores() -> Plot:
         )
         for name, scaling in OF_LLAMA.items()
     }
-    told = (1, 8, 64, 512, 8192, 65536, last)
+    distances = (1, 8, 64, 512, 8192, 65536, last)
     rows: list[Row] = [
         [
             Word(name) if scaling is None else f"`{name}`",
-            *(f"{score(scaling, d):.2f}" for d in told),
+            *(f"{score(scaling, d):.2f}" for d in distances),
         ]
         for name, scaling in OF_LLAMA.items()
     ]
@@ -311,11 +311,11 @@ def stale() -> Iterator[Row]:
     columns = []
     for scaling, width in ((DynamicNtk(8.0, trained), 128), (PHI, 96)):
         q, k, v = torch.randn(3, 1, 4, last, width)
-        kept = [turned(k[:, :, :trained], 1e4, scaling.at(trained))]
+        stored = [turned(k[:, :, :trained], 1e4, scaling.at(trained))]
         for j in range(trained, last):
             token = k[:, :, j : j + 1]
-            kept.append(turned(token, 1e4, scaling.at(j + 1), j))
-        cached, column = torch.cat(kept, dim=2), []
+            stored.append(turned(token, 1e4, scaling.at(j + 1), j))
+        cached, column = torch.cat(stored, dim=2), []
         for T in lengths:
             now = scaling.at(T)
             query = turned(3 * q[:, :, T - 1 : T], 1e4, now, T - 1)

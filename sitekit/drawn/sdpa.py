@@ -100,7 +100,7 @@ def three_words() -> Steps:
     out = attnref.sdpa(q, k, v)[0, 0, 0]
     left, axes = _plane(92)
     right, more = _plane(286)
-    asked = _named("query", "q", left, QUERY)
+    query = _named("query", "q", left, QUERY)
     keys = [
         _named("key", f"k{i}", left, key)
         for i, key in zip(INDEX, KEYS, strict=True)
@@ -131,7 +131,7 @@ def three_words() -> Steps:
         steps.path("ray", [_at(left, key), _at(left, end)])
         for key, end in zip(KEYS, ends, strict=True)
     ]
-    compared = [*axes, asked, *keys, *shadows]
+    compared = [*axes, query, *keys, *shadows]
     shares = [
         steps.box("query-share", 282, 61 + 40 * n, 50 * w, 18)
         for n, w in enumerate(weight.tolist())
@@ -149,7 +149,7 @@ def three_words() -> Steps:
         for d, s in zip(dots.tolist(), scores.tolist(), strict=True)
     ]
     drawn = [
-        [*axes, *more, asked, *keys, *values],
+        [*axes, *more, query, *keys, *values],
         [*compared, *rows("q \u00b7 k", [f"{d:g}" for d in dots.tolist()])],
         [*compared, *rows("q \u00b7 k / \u221a2", divided)],
         [

@@ -165,12 +165,12 @@ LINES = {
 
 def wrapped(call: str, width: int = 40) -> list[str]:
     """A call in lines, broken after a space or a bracket."""
-    found = [""]
+    lines = [""]
     for part in re.findall(r"[^ (]+[ (]*", call):
-        if found[-1] and len(found[-1] + part.rstrip()) > width:
-            found.append("")
-        found[-1] += part
-    return [f"`{line.rstrip()}`" for line in found]
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return [f"`{line.rstrip()}`" for line in lines]
 
 
 def lines(*sections: str) -> Iterator[Row]:
@@ -237,13 +237,13 @@ def observed() -> dict[str, Seen]:
     mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     bias = torch.zeros(TOKENS, TOKENS)
     known = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias, "F": F}
-    found = {}
+    result = {}
     for key, call in CALLS.items():
         seen = Seen((q, k, v, mask, bias))
         with seen:
             eval(f"{SDPA}({call})", known)
-        found[key] = seen
-    return found
+        result[key] = seen
+    return result
 
 
 def kernels() -> Iterator[Row]:

@@ -17,8 +17,8 @@ FORMS = -torch.inf, 0.0, 3.0, 5.0  # the logits of the sink
 def shares() -> Tensor:
     """The weights of three keys, and what each sink takes of them."""
     sinks = torch.tensor(FORMS).double()[:, None]  # (H, 1)
-    found: Tensor = torch.cat((SCORES.expand(4, 3), sinks), dim=1)
-    return found.softmax(dim=1)
+    logits: Tensor = torch.cat((SCORES.expand(4, 3), sinks), dim=1)
+    return logits.softmax(dim=1)
 
 
 def gated() -> Tensor:
@@ -37,11 +37,11 @@ def three_forms() -> Iterator[Row]:
     sink = torch.tensor(2.0).double()
     row = torch.cat((SCORES, sink[None]))
     column = row.softmax(0)[:3] @ VALUES
-    kept = (SCORES.logsumexp(0) - sink).sigmoid()
+    share = (SCORES.logsumexp(0) - sink).sigmoid()
     plain = SCORES.softmax(0) @ VALUES
     zero = row.softmax(0) @ torch.cat((VALUES, torch.zeros(1).double()))
     yield [Word("column"), f"{row.softmax(0)[3]:.4f}", f"{column:.3f}"]
-    yield [Word("sigmoid"), f"{1 - kept:.4f}", f"{kept * plain:.3f}"]
+    yield [Word("sigmoid"), f"{1 - share:.4f}", f"{share * plain:.3f}"]
     yield [Word("key"), f"{row.softmax(0)[3]:.4f}", f"{zero:.3f}"]
     yield [Word("none"), "0", f"{plain:.3f}"]
 
@@ -72,11 +72,11 @@ def mistaken() -> Iterator[Row]:
     yield row("scaled", scaled)
     shared = sinks.view(K, H // K)[:, :1].expand(K, H // K).reshape(H)
     yield row("shared", attnref.sdpa(q, k, v, mask, sinks=shared))
-    found = [
+    parts = [
         attnref.flash_lse(q, k[:, :, i], v[:, :, i], mask[:, i], sinks=sinks)
         for i in (slice(0, 12), slice(12, S))
     ]
-    yield row("split", attnref.merge(*zip(*found, strict=True))[0])
+    yield row("split", attnref.merge(*zip(*parts, strict=True))[0])
 
 
 # Of a head of Llama-3.1-8B, random: what matters is the angle.
@@ -89,7 +89,7 @@ def two_positions() -> Iterator[Row]:
     q, k, v = torch.randn(3, 8, 1, 8192, WIDTH)
     for length in (64, 128, 1024, 8192):
         kept, places = streaming_positions(length, FIRST, LAST)
-        found = []
+        outs = []
         for positions in (kept, places):
             last, keys = attnref.rotate(
                 q[:, :, kept],
@@ -97,11 +97,11 @@ def two_positions() -> Iterator[Row]:
                 rope=attnref.Rope(THETA),
                 positions=positions,
             )
-            found.append(attnref.sdpa(last[:, :, -1:], keys, v[:, :, kept]))
+            outs.append(attnref.sdpa(last[:, :, -1:], keys, v[:, :, kept]))
         yield [
             f"{length:,}",
             str(len(kept)),
             f"{length - 1:,}",
             str(len(kept) - 1),
-            far(*found),
+            far(*outs),
         ]

@@ -34,12 +34,12 @@ def temperatures() -> Steps:
     """Scores, what they are divided by, and weights as bars."""
     frames = []
     for temperature, more in ((1, 0), (1, 100), (0.5, 0), (2, 0)):
-        found = weights(temperature, more).tolist()
+        values = weights(temperature, more).tolist()
         marks = [
             steps.text("soft small end", 112, 16, "{score}"),
             steps.text("soft small start", 130, 16, "{weight}"),
         ]
-        for n, w in enumerate(found):
+        for n, w in enumerate(values):
             y = 54 + 44 * n
             score = f"{2 - n + more:g}"
             if temperature != 1:
@@ -51,8 +51,8 @@ def temperatures() -> Steps:
             ]
         scores = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64) + more
         exponentials = (scores / temperature).exp()
-        told = {"exponentials": exponentials.tolist(), "weights": found}
-        facts = {k: ", ".join(f"{x:.2f}" for x in v) for k, v in told.items()}
+        both = {"exponentials": exponentials.tolist(), "weights": values}
+        facts = {k: ", ".join(f"{x:.2f}" for x in v) for k, v in both.items()}
         facts["sum"] = f"{exponentials.sum():.2f}"
         frames.append(Frame(marks, facts))
     return Steps(380, 170, frames)

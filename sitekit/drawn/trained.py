@@ -30,8 +30,8 @@ RUNS = ("right", "one", "not-causal", "split-by-view-alone", "rope-over-heads")
 
 @cache
 def recorded() -> dict[str, dict[str, Any]]:
-    found = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
-    return {each["name"]: each for each in found}
+    runs = json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]
+    return {each["name"]: each for each in runs}
 
 
 def run(name: str) -> dict[str, Any]:
@@ -51,22 +51,22 @@ def looks(head: list[list[int]]) -> dict[str, float]:
     }
 
 
-def kinds(found: dict[str, Any]) -> list[str]:
+def kinds(run: dict[str, Any]) -> list[str]:
     """What each head mostly does, if it mostly does one thing."""
-    each = [looks(head) for head in found["heads"]]
+    each = [looks(head) for head in run["heads"]]
     most = [max(shares, key=shares.__getitem__) for shares in each]
-    told = zip(most, each, strict=True)
-    return [name if shares[name] > 0.4 else "other" for name, shares in told]
+    pairs = zip(most, each, strict=True)
+    return [name if shares[name] > 0.4 else "other" for name, shares in pairs]
 
 
 def trainings() -> Iterator[Row]:
-    for name, found in recorded().items():
-        heads: list[str | Word] = [*map(Word, dict.fromkeys(kinds(found)))]
+    for name, run in recorded().items():
+        heads: list[str | Word] = [*map(Word, dict.fromkeys(kinds(run)))]
         yield [
             Word(name),
-            f"{found['new']:.2f}",
-            f"{found['again']:.2f}",
-            f"{found['completed']:.0%}",
+            f"{run['new']:.2f}",
+            f"{run['again']:.2f}",
+            f"{run['completed']:.0%}",
             heads,
         ]
 
@@ -116,14 +116,14 @@ STRONG = {5: 0.2, 20: 0.45, 45: 0.7, 75: 1}  # from which %, how opaque
 class Head(NamedTuple):
     """The weights of a head in %, (T, T)."""
 
-    found: list[list[int]]
+    weights: list[list[int]]
 
     def drawing(self, axes: tuple[str, str], *, title: str) -> svg.Drawing:
         """A square for each weight from 5 %, the stronger the larger it is."""
         cell, left = 11, 33
         side = cell * len(EXAMPLE)
         paths = dict.fromkeys(STRONG, "")
-        for t, row in enumerate(self.found):
+        for t, row in enumerate(self.weights):
             for s, weight in enumerate(row):
                 least = max((d for d in STRONG if d <= weight), default=None)
                 if least is not None:

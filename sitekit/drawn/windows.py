@@ -85,11 +85,11 @@ def saved() -> Iterator[Row]:
     for name in MODELS:
         model = find_model(name)
         storage, T = storage_of(model, "bf16"), model.max_context
-        kept = whole = 0
+        stored = whole = 0
         windows = []
         for group in model.groups:
             of = group_bytes(group, T, storage)
-            kept += of
+            stored += of
             full = getattr(group, "window", None)
             if full is not None:
                 windows.append(f"{group.layers} × {full:,}")
@@ -101,8 +101,8 @@ def saved() -> Iterator[Row]:
             ", ".join(windows),
             f"{T:,}",
             size(whole),
-            size(kept),
-            f"{whole / kept:.1f}",
+            size(stored),
+            f"{whole / stored:.1f}",
         ]
 
 

@@ -28,7 +28,7 @@ CHOSEN: dict[str, Any] = {
     "cache": "bf16",
 }
 CHOSEN |= {"tokens": 32_768}
-SAID = "token", "weighs", "uncounted", "fits", "none", "step"
+SENTENCES = "token", "weighs", "uncounted", "fits", "none", "step"
 REFUSALS = (
     *("empty", "html", "place", "quotes"),
     *("comma", "json", "object", "unknown"),
@@ -44,7 +44,7 @@ def yours(
     words: dict[str, str] | None = None,
 ) -> str:
     """A part of the page, as it is for the first model."""
-    own, said = Words(words), told.answer(text(), models.words(), language)
+    own, data = Words(words), told.answer(text(), models.words(), language)
     facts: dict[str, Any] = {"part": part, "words": own, "caption": caption}
     if part == "form":
         facts["models"] = {m.id: m.name for m in models.released().values()}
@@ -52,26 +52,26 @@ def yours(
         facts["known"] = {"words": _words(language), "kinds": KINDS}
         facts["known"]["refusals"] = {name: own[name] for name in REFUSALS}
     if part == "layers":
-        strip = drawn([(letter, False) for letter in said["letters"]])
-        facts |= {"strip": strip, "said": said, "head": head}
+        strip = drawn([(letter, False) for letter in data["letters"]])
+        facts |= {"strip": strip, "said": data, "head": head}
     if part == "rope":
-        facts |= {"curves": said["curves"], "label": own["label"]}
+        facts |= {"curves": data["curves"], "label": own["label"]}
         facts["ticks"] = [
             (told.HEIGHT - 10 * n, f"1e{n}") for n in (1, 3, 5, 7)
         ]
         facts["sentences"] = [
-            own["turns"].format(*ends) for _, _, *ends in said["curves"]
+            own["turns"].format(*ends) for _, _, *ends in data["curves"]
         ]
         facts["known"] = {"turns": own["turns"]}
     if part == "differs":
-        facts["sentences"] = [inline(sentence) for sentence in said["differs"]]
+        facts["sentences"] = [inline(sentence) for sentence in data["differs"]]
     if part == "memory":
         facts["devices"] = [(id, d.name) for id, d in devices().items()]
         facts |= {"dtypes": [(n, n) for n in DTYPES], "chosen": CHOSEN}
         facts["found"] = told.memory(told.counted(text()), use(), own)
         facts["head"] = head
         facts["known"] = {
-            "words": {name: own[name] for name in SAID},
+            "words": {name: own[name] for name in SENTENCES},
             "devices": {
                 id: [device.mib, GPUS[id].bandwidth if id in GPUS else None]
                 for id, device in devices().items()
@@ -92,15 +92,15 @@ def use(**changed: Any) -> told.Use:
 
 def _words(language: str) -> dict[str, Any]:
     """Of released.yml, in one language."""
-    found = models.words()
-    page = {n: found["page"][n] for n in ("join", "some")}
-    parts = {n: {"differs": p["differs"]} for n, p in found["parts"].items()}
-    others = {n: found[n] for n in ("letters", "kinds", "norms", "gates")}
+    every = models.words()
+    page = {n: every["page"][n] for n in ("join", "some")}
+    parts = {n: {"differs": p["differs"]} for n, p in every["parts"].items()}
+    others = {n: every[n] for n in ("letters", "kinds", "norms", "gates")}
 
-    def of_one(told: Any) -> Any:
-        if isinstance(told, dict) and language in told:
-            return {language: told[language]}
-        return {name: of_one(each) for name, each in told.items()}
+    def of_one(value: Any) -> Any:
+        if isinstance(value, dict) and language in value:
+            return {language: value[language]}
+        return {name: of_one(each) for name, each in value.items()}
 
     return dict(of_one({"page": page, "parts": parts, **others}))
 

@@ -51,10 +51,10 @@ def checked(what: str, spec: Any, *functions: Callable[..., Any]) -> None:
 
 def only(what: str, keys: Iterable[str], spec: Any) -> str:
     """That one of some keys which is there."""
-    found = [key for key in keys if key in (spec or ())]
-    if len(found) != 1:
+    present = [key for key in keys if key in (spec or ())]
+    if len(present) != 1:
         raise ValueError(f"{what} has one of the keys {', '.join(keys)}")
-    return found[0]
+    return present[0]
 
 
 def pages() -> list[str]:
@@ -96,10 +96,10 @@ def find(name: str, page: str) -> Callable[..., Any]:
 
 def _literal(node: ast.expr) -> Any:
     try:
-        found = ast.literal_eval(node)
+        value = ast.literal_eval(node)
     except ValueError:
         raise ValueError(f"{ast.unparse(node)!r} is no literal") from None
-    return torch.tensor(found) if isinstance(found, list) else found
+    return torch.tensor(value) if isinstance(value, list) else value
 
 
 def _tree(text: object) -> ast.expr:
@@ -112,8 +112,8 @@ def _tree(text: object) -> ast.expr:
 @cache
 def _once(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Both languages get what was computed for one; a generator as a list."""
-    found = function(*args, **named)
-    return list(found) if inspect.isgenerator(found) else found
+    value = function(*args, **named)
+    return list(value) if inspect.isgenerator(value) else value
 
 
 def value(text: object, page: str) -> Any:

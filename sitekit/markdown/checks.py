@@ -24,20 +24,20 @@ def _first_paragraph(code: str) -> str:
 
 def rows() -> dict[str, str]:
     """The sentences, by the names of files and folders."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         folder = path.parent.relative_to(ROOT).as_posix()
-        inner = any(folder.startswith(f"{name}/") for name in found)
-        if folder in found or inner or folder == "tests/kit":
+        inner = any(folder.startswith(f"{name}/") for name in result)
+        if folder in result or inner or folder == "tests/kit":
             continue
-        said = _first_paragraph(source.text_of(path))
-        if path.name == "__init__.py" and said:
-            found[folder] = said
+        text = _first_paragraph(source.text_of(path))
+        if path.name == "__init__.py" and text:
+            result[folder] = text
         elif path.name.startswith("test_"):
-            if not said:
+            if not text:
                 raise ValueError(f"{folder}/{path.name} says not what it tests")
-            found[f"{folder}/{path.name}"] = said
-    return found
+            result[f"{folder}/{path.name}"] = text
+    return result
 
 
 def expanded(markdown: str, language: str) -> str:
@@ -48,10 +48,10 @@ def expanded(markdown: str, language: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         lines = [f"| {' | '.join(HEAD[language])} |", "| --- | --- |"]
-        for name, said in rows().items():
+        for name, text in rows().items():
             if name.startswith(f"tests/{match[1]}/"):
-                said = said if language == "en" else chinese[name]["zh"]
-                lines.append(f"| `{name.removeprefix('tests/')}` | {said} |")
+                text = text if language == "en" else chinese[name]["zh"]
+                lines.append(f"| `{name.removeprefix('tests/')}` | {text} |")
         return "\n".join(lines)
 
     return LINE.sub(table, markdown)

@@ -22,11 +22,11 @@ def summary(text: str) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-def name_of(found: Any) -> str:
+def name_of(item: Any) -> str:
     """`sdpa`, or `KVCache.append`."""
-    inside = found.parent is not None and found.parent.is_class
-    name = str(found.name)
-    return f"{found.parent.name}.{name}" if inside else name
+    inside = item.parent is not None and item.parent.is_class
+    name = str(item.name)
+    return f"{item.parent.name}.{name}" if inside else name
 
 
 def english() -> dict[str, str]:
@@ -35,13 +35,13 @@ def english() -> dict[str, str]:
     package = griffe.load(
         "attnref", search_paths=[ROOT], try_relative_path=False
     )
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for place in api.places():
         shown = package[place.removeprefix("attnref.")]
         for one in (shown, *shown.members.values()):
             if one.docstring and not one.name.startswith("_"):
-                found[name_of(one)] = summary(one.docstring.value)
-    return found | checks.rows()
+                result[name_of(one)] = summary(one.docstring.value)
+    return result | checks.rows()
 
 
 def chinese() -> dict[str, dict[str, str]]:
@@ -63,25 +63,25 @@ def check() -> list[str]:
     """What keeps the Chinese lines from being in line with the English."""
     now, there = english(), chinese()
     new, gone = now.keys() - there.keys(), there.keys() - now.keys()
-    found = [f"it has no line for {name}" for name in new]
-    found += [f"{name} is on no page" for name in gone]
-    found += [
+    problems = [f"it has no line for {name}" for name in new]
+    problems += [f"{name} is on no page" for name in gone]
+    problems += [
         f"{name} now says {now[name]!r}; bring zh in line"
         for name in now.keys() & there.keys()
         if now[name] != there[name]["en"]
     ]
-    found += [
+    problems += [
         f"{name} says nothing in Chinese"
         for name, line in there.items()
         if not re.search("[一-鿿]", line["zh"])
     ]
-    found += [
+    problems += [
         f"{name} has other code in Chinese than in English"
         for name, line in there.items()
         if line["zh"] and _code(line["zh"]) != _code(line["en"])
     ]
     where = FILE.relative_to(ROOT)
-    return [f"{where}: {fault}" for fault in sorted(found)]
+    return [f"{where}: {fault}" for fault in sorted(problems)]
 
 
 def mark_synced() -> None:

@@ -49,7 +49,7 @@ class Fence(NamedTuple):
     page: str
     language: str
 
-    def told(self, text: str, facts: dict[str, Any]) -> str:
+    def filled(self, text: str, facts: dict[str, Any]) -> str:
         """With each `{name}`, outside of formulas, of what was drawn."""
 
         def tell(match: re.Match[str]) -> str:
@@ -85,7 +85,7 @@ def _panel(
         kind = svg.bars
     facts = arguments(call)
     labels = {key: spec[key] for key in spec if key != how}
-    labels["title"] = fence.told(str(spec.get("title", call)), facts)
+    labels["title"] = fence.filled(str(spec.get("title", call)), facts)
     checked(f"the panel of {call}", labels, kind)
     return kind(drawn, axes, **labels)._asdict(), facts
 
@@ -98,9 +98,9 @@ def figure(
         raise ValueError("a figure has two axes, down and across, and panels")
     down, across = map(str, axes)
     drawn = [_panel(fence, (down, across), panel) for panel in panels]
-    told = [facts.items() for _, facts in drawn]
-    common = [fact for fact in told[0] if all(fact in facts for facts in told)]
-    caption = fence.told(caption, dict(common))
+    each = [facts.items() for _, facts in drawn]
+    common = [fact for fact in each[0] if all(fact in facts for facts in each)]
+    caption = fence.filled(caption, dict(common))
     panels = [panel for panel, _ in drawn]
     html = render("figure", panels=panels, caption=caption)
     return Drawn(html, plain(caption))
@@ -131,10 +131,10 @@ def flow(
     for panel in panels:
         checked("a panel of a flow", panel, _traced)
         traced, facts = _traced(**panel)
-        title = fence.told(str(panel["title"]), facts)
+        title = fence.filled(str(panel["title"]), facts)
         drawn.append(flows.draw(traced, title)._asdict())
         tables.append((title, flows.rows(traced)))
-    caption = fence.told(caption, facts)
+    caption = fence.filled(caption, facts)
     html = render(
         "flow",
         panels=drawn,
@@ -162,9 +162,9 @@ def table(
     """The rows are a computed `table` or `models`."""
     (how,) = TABLES.keys() & rows.keys()
     cells, facts = TABLES[how](fence.page, **rows)
-    caption, told = fence.told(caption, facts), Words(words)
-    html = render("table", caption=caption, head=head, rows=cells, words=told)
-    return Drawn(html, plain(caption), as_markdown(head, cells, told))
+    caption, worded = fence.filled(caption, facts), Words(words)
+    html = render("table", caption=caption, head=head, rows=cells, words=worded)
+    return Drawn(html, plain(caption), as_markdown(head, cells, worded))
 
 
 def plot(
@@ -178,12 +178,12 @@ def plot(
     words: dict[str, Any],
 ) -> Drawn:
     """Its words stand in the drawing as `{key}`; below it, its numbers."""
-    drawn, told = value(plot, fence.page), Words({**words, "title": title})
+    drawn, worded = value(plot, fence.page), Words({**words, "title": title})
     wide, narrow = (
-        re.sub(r"\{(\w+)\}", lambda match: escape(told[match[1]]), drawing)
+        re.sub(r"\{(\w+)\}", lambda match: escape(worded[match[1]]), drawing)
         for drawing in (drawn.wide, drawn.narrow)
     )
-    caption = fence.told(caption, arguments(plot))
+    caption = fence.filled(caption, arguments(plot))
     html = render(
         "plot",
         svg=Markup(wide + narrow),
@@ -191,9 +191,9 @@ def plot(
         numbers=numbers,
         head=head,
         rows=drawn.rows,
-        words=told,
+        words=worded,
     )
-    shown = f"{numbers}\n\n{as_markdown(head, drawn.rows, told)}"
+    shown = f"{numbers}\n\n{as_markdown(head, drawn.rows, worded)}"
     return Drawn(html, plain(caption), shown)
 
 
@@ -210,20 +210,20 @@ def steps(
     words: dict[str, Any] | None = None,
 ) -> Drawn:
     """A strip of frames; in its drawings `{key}` is a word."""
-    drawn, told = value(steps, fence.page), Words(words)
+    drawn, texts = value(steps, fence.page), Words(words)
     if len(drawn.frames) != len(frames):
         raise ValueError(f"{len(frames)} texts, {len(drawn.frames)} frames")
     facts, shown = arguments(steps), []
-    title = fence.told(title, facts)
-    for n, (frame, said) in enumerate(zip(drawn.frames, frames, strict=True)):
+    title = fence.filled(title, facts)
+    for n, (frame, text) in enumerate(zip(drawn.frames, frames, strict=True)):
         marks = Markup("").join(frame.marks)
         name = f"{title}: {n + 1} / {len(frames)}"
         drawing = svg.SVG.format(drawn.width, drawn.height, name, marks)
         worded = re.sub(
-            r"\{(\w+)\}", lambda match: escape(told[match[1]]), drawing
+            r"\{(\w+)\}", lambda match: escape(texts[match[1]]), drawing
         )
-        told_of = fence.told(said, facts | frame.facts)
-        shown.append((Markup(worded), told_of))
+        sentence = fence.filled(text, facts | frame.facts)
+        shown.append((Markup(worded), sentence))
     back, forth = BUTTONS[fence.language]
     html = render(
         "steps",
@@ -233,7 +233,7 @@ def steps(
         back=back,
         next=forth,
         caption=caption,
-        words=told,
+        words=texts,
     )
     listed = "\n".join(f"{n}. {plain(s)}" for n, (_, s) in enumerate(shown, 1))
     return Drawn(html, plain(caption), listed)

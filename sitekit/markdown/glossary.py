@@ -45,12 +45,12 @@ def terms(language: str) -> dict[str, Term]:
 
 @lru_cache(2)
 def _terms(body: str) -> tuple[dict[str, Term], re.Pattern[str]]:
-    found = {
+    result = {
         item["term"].lower(): Term(item["id"], item["page"])
         for item in ITEM.finditer(body)
     }
-    names = sorted(found, key=len, reverse=True)
-    return {name: found[name] for name in names}, _any_of(names)
+    names = sorted(result, key=len, reverse=True)
+    return {name: result[name] for name in names}, _any_of(names)
 
 
 def _any_of(names: list[str]) -> re.Pattern[str]:

@@ -100,7 +100,7 @@ def add(page: Any, config: Any, files: Any) -> None:
 
 def cells(page: Any, config: Any, files: Any) -> list[Cell]:
     """Those of the page, below its title those that make it run."""
-    told = config.extra["notebook"]
+    words = config.extra["notebook"]
     source = page.file.src_uri
     if id := page.meta.get("model"):
         both = released.notebook(id, config.theme["language"])
@@ -110,15 +110,15 @@ def cells(page: Any, config: Any, files: Any) -> list[Cell]:
         config.theme["language"],
     )
     first, *others = _cells(
-        with_includes(page.markdown.split("\n"), config), fence, told
+        with_includes(page.markdown.split("\n"), config), fence, words
     )
     match = HEADING.match(first.text)
     assert match is not None, f"{source} begins without a title"
     title = match["text"].removeprefix("# ")
     program = "\n".join(cell.text for cell in others if cell.code)
     link = f"[{title}]({posixpath.basename(source)})"
-    found = [first, *_before(program, told, link), *others]
-    linked = {m["to"] for cell in found for m in LINK.finditer(cell.text)}
+    result = [first, *_before(program, words, link), *others]
+    linked = {m["to"] for cell in result for m in LINK.finditer(cell.text)}
 
     def address(link: str) -> str:
         if link.startswith(("http:", "https:", "#")):
@@ -135,11 +135,11 @@ def cells(page: Any, config: Any, files: Any) -> list[Cell]:
         cell
         if cell.code
         else cell._replace(text=common(cell.text, linked, address))
-        for cell in found
+        for cell in result
     ]
 
 
-def _cells(lines: list[str], fence: Fence, told: Any) -> Iterator[Cell]:
+def _cells(lines: list[str], fence: Fence, words: Any) -> Iterator[Cell]:
     """A heading begins a cell, and each block of Python is one."""
     prose: list[str] = []
 
@@ -160,14 +160,14 @@ def _cells(lines: list[str], fence: Fence, told: Any) -> Iterator[Cell]:
                 yield from so_far()
                 yield Cell(block.text.strip("\n"), code=True)
             elif block.language in DRAWN:
-                prose += _drawn(block.text, block.language, fence, told)
+                prose += _drawn(block.text, block.language, fence, words)
             else:
                 prose += [f"```{block.language}", block.text, "```"]
         elif (match := BOX.fullmatch(line)) or TAB.fullmatch(line):
             end = at
             while end < len(lines) and lines[end][:4].strip() == "":
                 end += 1
-            inside = list(_cells([x[4:] for x in lines[at:end]], fence, told))
+            inside = list(_cells([x[4:] for x in lines[at:end]], fence, words))
             at = end
             if match is None:  # all states of what a page shows one of
                 yield from so_far()
@@ -202,24 +202,24 @@ def _titled(title: str | None) -> list[str]:
     return ["", f"`{title}`" if title.endswith(".py") else title, ""]
 
 
-def _drawn(source: str, kind: str, fence: Fence, told: Any) -> list[str]:
+def _drawn(source: str, kind: str, fence: Fence, words: Any) -> list[str]:
     """A table as Markdown; of what is drawn, the caption."""
     result = drawn(source, kind, fence)
     if kind == "table":
         return [result.table, "", result.caption]
     if not result.caption:
         return [result.table]
-    text = told["drawn"].format(caption=result.caption)
+    text = words["drawn"].format(caption=result.caption)
     return [text, "", result.table]
 
 
-def _before(program: str, told: Any, link: str) -> Iterator[Cell]:
+def _before(program: str, words: Any, link: str) -> Iterator[Cell]:
     """What the notebook is, what it needs, and attnref."""
     packages, setup = _needs(program)
-    found = [told["about"].format(page=link, version=version())]
-    found += [told["needs"].format(packages=packages)]
-    found += [told["attnref"]] if setup else []
-    yield Cell("\n\n".join(found))
+    texts = [words["about"].format(page=link, version=version())]
+    texts += [words["needs"].format(packages=packages)]
+    texts += [words["attnref"]] if setup else []
+    yield Cell("\n\n".join(texts))
     if setup:
         yield Cell(setup, code=True, folded=True)
 
@@ -246,12 +246,12 @@ def _imported(program: str) -> tuple[set[str], dict[str, list[str]]]:
     tools = vars(attnref)["_TOOLS"].items()  # with the files that these read
     homes = copy.public() | {n: home for home, names in tools for n in names}
     for node in ast.walk(ast.parse(program)):
-        asked: dict[str, list[str]] = {}
+        imports: dict[str, list[str]] = {}
         if isinstance(node, ast.Import):
-            asked = {alias.name: list(copy.public()) for alias in node.names}
+            imports = {alias.name: list(copy.public()) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            asked = {node.module or "": [alias.name for alias in node.names]}
-        for module, names in asked.items():
+            imports = {node.module or "": [alias.name for alias in node.names]}
+        for module, names in imports.items():
             packages.add(module.partition(".")[0])
             if module.startswith(copy.OURS):
                 inner = module.removeprefix(copy.OURS)

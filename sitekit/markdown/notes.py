@@ -43,8 +43,8 @@ def placed(html: str, page: str, language: str) -> str:
             raise BuildError(f"{page}: {left!r} is no note: - `code`: text")
         name = PurePosixPath(block["file"]).stem.replace("_", "-")
         lines = block["code"].split("\n")
-        found = [*NOTE.finditer(block["notes"])]
-        pieces = [unescape(note["piece"]) for note in found]
+        matches = [*NOTE.finditer(block["notes"])]
+        pieces = [unescape(note["piece"]) for note in matches]
         try:
             at = [*_lines_of(pieces, lines)]
         except ValueError as error:
@@ -63,7 +63,7 @@ def placed(html: str, page: str, language: str) -> str:
             )
             about = f' aria-describedby="note-{name}-{n}"'
             lines[line] += f"{mark}{about}></a>"
-            note = found[n - 1]
+            note = matches[n - 1]
             listed += (
                 f'<li id="note-{name}-{n}" style="--to:{after - line}"><p>'
                 f"{back}></a><span>{note['about']}</span>{note['text']}</p></li>"

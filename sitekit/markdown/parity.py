@@ -60,15 +60,15 @@ class Section:
 
         128K is 128 thousand, or 131,072.
         """
-        found = {}
+        result = {}
         for digits, word, letter in SCALED.findall(self.text):
             scale = SCALE.get((word or letter).lower(), 1)
             # 8.03 billion and 80.3 亿 differ in the last bit of a float.
             means = {float(f"{_value(digits) * scale:.12g}")}
             if scale == 1e3:
                 means.add(_value(digits) * 1024)
-            found[f"{digits} {word}{letter}".strip()] = means
-        return found
+            result[f"{digits} {word}{letter}".strip()] = means
+        return result
 
     def spelled(self) -> set[float]:
         words = re.findall(r"[a-z]+", self.text.lower())
@@ -175,8 +175,8 @@ def _signature(block: pages.Block) -> tuple[tuple[Any, ...], str]:
     if block.language == "text":  # what a command prints, in the language
         return ("text", *sorted(re.findall(r"\d+(?:[,.]\d+)*", block.text))), ""
     if block.language not in source.DRAWN:
-        asked = re.sub(r"\s(\\\s+)?--lang zh", "", block.text)
-        return (block.language, asked), ""
+        command = re.sub(r"\s(\\\s+)?--lang zh", "", block.text)
+        return (block.language, command), ""
     phrases: list[str] = []
     marked = _marked(yaml.safe_load(block.text), phrases)
     return (block.language, marked), " ".join(phrases)
@@ -221,18 +221,18 @@ def differences(english: str, chinese: str) -> list[str]:
         ]
         return [f"headings: English has {only[0]}; Chinese has {only[1]}"]
     return [
-        f"in {en.heading[1]}: {said}"
+        f"in {en.heading[1]}: {problem}"
         for en, zh in zip(ours, theirs, strict=True)
-        for said in _unlike(en, zh)
+        for problem in _unlike(en, zh)
     ]
 
 
 def _unlike(en: Section, zh: Section) -> list[str]:
-    found = []
+    problems = []
     for a, b in zip_longest(en.parts, zh.parts):
         if a != b:
-            said = f"{_said(b)} where English has {_said(a)}"
-            found.append(f"Chinese has {said}")
+            text = f"{_described(b)} where English has {_described(a)}"
+            problems.append(f"Chinese has {text}")
             break
     for kind in en.inline:
         for name, one, other in (
@@ -240,22 +240,22 @@ def _unlike(en: Section, zh: Section) -> list[str]:
             ("English", zh, en),
         ):
             for lost in sorted(one.inline[kind] - other.inline[kind]):
-                found.append(f"{name} lacks the {kind} {lost!r}")
+                problems.append(f"{name} lacks the {kind} {lost!r}")
     for name, one, other in (("Chinese", en, zh), ("English", zh, en)):
-        told = other.spelled().union(*other.numerals().values())
+        numbers = other.spelled().union(*other.numerals().values())
         for numeral, means in one.numerals().items():
-            if not means & told:
-                found.append(f"{name} lacks the number {numeral}")
+            if not means & numbers:
+                problems.append(f"{name} lacks the number {numeral}")
     short, long = 0.8 * en.length() - 12, 2.3 * en.length() + 24
     if not short <= zh.length() <= long:
-        found.append(
+        problems.append(
             f"{zh.length()} signs of Chinese for {en.length()} English words: "
             f"one of them tells less"
         )
-    return found
+    return problems
 
 
-def _said(part: tuple[Any, ...] | None) -> str:
+def _described(part: tuple[Any, ...] | None) -> str:
     if part is None:
         return "nothing"
     return f"{part[0]}: {' '.join(map(str, part[1:]))}"[:200]
@@ -264,27 +264,27 @@ def _said(part: tuple[Any, ...] | None) -> str:
 def fingerprints(stem: str) -> dict[str, str]:
     """Of an English page: its text, and the code that it includes."""
     english = twin(stem, "en")
-    told = {
+    texts = {
         "synced": source.text_of(english),
         "code": pages.program(pages.body_of(english)),
     }
     return {
         key: hashlib.sha256(text.encode()).hexdigest()[:12]
-        for key, text in told.items()
+        for key, text in texts.items()
         if text
     }
 
 
 def whole_stem(name: str) -> str:
     """`gqa` is `layers/gqa`: no two pages have one name."""
-    found = [
+    stems = [
         stem
         for stem in map(pages.stem_of, pages.markdown_files("en"))
         if name in (stem, stem.rpartition("/")[2])
     ]
-    if len(found) != 1:
+    if len(stems) != 1:
         raise ValueError(f"no page of docs/en is called {name!r}")
-    return found[0]
+    return stems[0]
 
 
 def twin(stem: str, language: str) -> Path:
@@ -309,11 +309,11 @@ def check(stem: str) -> list[str]:
     for path in (english, chinese):
         if not path.exists():
             return [f"{path.relative_to(ROOT)} is missing"]
-    found = differences(pages.body_of(english), pages.body_of(chinese))
+    problems = differences(pages.body_of(english), pages.body_of(chinese))
     keys = [set(pages.front_matter(p)) for p in (english, chinese)]
     if alone := (keys[0] ^ keys[1]) - {"synced", "code"}:
-        found.append(f"front matter of one alone has {sorted(alone)}")
-    found = [_placed(stem, why) for why in found]
+        problems.append(f"front matter of one alone has {sorted(alone)}")
+    problems = [_placed(stem, why) for why in problems]
     known = pages.front_matter(chinese)
     included = (i.path for i in source.includes(pages.body_of(english)))
     why = {
@@ -324,9 +324,9 @@ def check(stem: str) -> list[str]:
     }
     for key, now in fingerprints(stem).items():
         if str(known.get(key)) != now:
-            told = f"docs/en/{stem}.md {why[key]}"
-            found.append(f"{told}, then run: make synced PAGE={stem}")
-    return found + (docstrings.check() if stem == "api" else [])
+            changed = f"docs/en/{stem}.md {why[key]}"
+            problems.append(f"{changed}, then run: make synced PAGE={stem}")
+    return problems + (docstrings.check() if stem == "api" else [])
 
 
 def unwritten(stem: str) -> None:
@@ -335,9 +335,9 @@ def unwritten(stem: str) -> None:
     for path in (twin(stem, "en"), twin(stem, "zh")):
         shown = (b.text for b in pages.render(pages.body_of(path)).blocks)
         for text in (path.read_text(encoding="utf-8"), *shown):
-            if found := re.search(r"TODO.*", text):
+            if match := re.search(r"TODO.*", text):
                 place = path.relative_to(ROOT)
-                raise ValueError(f"{place}: still to be written: {found[0]}")
+                raise ValueError(f"{place}: still to be written: {match[0]}")
 
 
 def mark_synced(stem: str) -> str:
@@ -349,9 +349,9 @@ def mark_synced(stem: str) -> str:
     path = twin(stem, "zh")
     chinese = path.read_text(encoding="utf-8")
     unwritten(stem)
-    found = differences(pages.body_of(twin(stem, "en")), pages.body_of(path))
-    if found:
-        raise ValueError(_placed(stem, found[0]))
+    problems = differences(pages.body_of(twin(stem, "en")), pages.body_of(path))
+    if problems:
+        raise ValueError(_placed(stem, problems[0]))
     lines = {key: f"{key}: {now}" for key, now in fingerprints(stem).items()}
     for key, line in lines.items():
         old = re.search(rf"^{key}: .*$", chinese, flags=re.M)

@@ -49,7 +49,7 @@ COMPARED = {
 }
 
 
-class UntoldError(Exception):
+class UnsupportedError(Exception):
     """A construct that has no JavaScript here."""
 
 
@@ -104,16 +104,16 @@ def javascript(
     todo = list(roots)
     while todo:
         where, name = todo.pop()
-        found = module(where)
-        if name in found.imported:
-            other, its = found.imported[name]
+        source = module(where)
+        if name in source.imported:
+            other, its = source.imported[name]
             if other.startswith(PACKAGES):
                 todo.append((other, its))
-        if name not in found.defined or name in needed.get(where, ()):
+        if name not in source.defined or name in needed.get(where, ()):
             continue
         needed.setdefault(where, set()).add(name)
         text = given.get(f"{where}.{name}")
-        read = _read(found.defined[name])
+        read = _read(source.defined[name])
         read = {*re.findall(r"\w+", text)} if text else read
         todo += [(where, name) for name in read]
 
@@ -154,13 +154,13 @@ def _live(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _module(
-    found: Module, needed: dict[str, set[str]], given: Mapping[str, str]
+    source: Module, needed: dict[str, set[str]], given: Mapping[str, str]
 ) -> str:
-    own = needed[found.name]
-    lines = [f"const {found.short} = (() => {{"]
-    nodes = [n for name, n in found.defined.items() if name in own]
+    own = needed[source.name]
+    lines = [f"const {source.short} = (() => {{"]
+    nodes = [n for name, n in source.defined.items() if name in own]
     read = set().union(*map(_read, nodes))
-    for name, (where, its) in found.imported.items():
+    for name, (where, its) in source.imported.items():
         if name not in read:
             continue
         if where in needed and its in needed[where]:
@@ -169,12 +169,12 @@ def _module(
             at = f"$.modules[{json.dumps(where)}]"
             value = f"{at}.{its}" if its else at
             lines.append(f"const {_name(name)}={value};")
-    lines.append(f"const __file__ = {json.dumps(found.name + '.py')};")
-    known = {*own, *found.imported, "__file__"}
-    for name, node in found.defined.items():
+    lines.append(f"const __file__ = {json.dumps(source.name + '.py')};")
+    known = {*own, *source.imported, "__file__"}
+    for name, node in source.defined.items():
         if name not in own:
             continue
-        if text := given.get(f"{found.name}.{name}"):
+        if text := given.get(f"{source.name}.{name}"):
             lines.append(f"const {name}={text};")
         else:
             lines += Script(known).statement(node)
@@ -345,7 +345,7 @@ class Script:
                 return self.function(node)
             case ast.ClassDef():
                 return self.klass(node)
-        raise UntoldError(f"line {node.lineno}: {ast.unparse(node)[:80]}")
+        raise UnsupportedError(f"line {node.lineno}: {ast.unparse(node)[:80]}")
 
     def assigned(self, target: ast.expr, value: str) -> list[str]:
         match target:
@@ -360,7 +360,7 @@ class Script:
                 return [f"$.put({self.value(inner)},{self.value(at)},{value});"]
             case ast.Tuple(parts) | ast.List(parts):
                 return self.unpacked(parts, value)
-        raise UntoldError(ast.unparse(target))
+        raise UnsupportedError(ast.unparse(target))
 
     def keyword(self) -> str:
         return "" if self.inside else "const "
@@ -397,9 +397,9 @@ class Script:
         names = [arg.arg for arg in args.args]
         inner = Script({*self.known, *names}, self.by_name, inside=True)
         own = _bound(node.body) - {*names}
-        kept = {arg.arg for arg in (args.vararg, args.kwarg) if arg}
-        kept |= {arg.arg for arg in args.kwonlyargs}
-        inner.known |= own | kept
+        named = {arg.arg for arg in (args.vararg, args.kwarg) if arg}
+        named |= {arg.arg for arg in args.kwonlyargs}
+        inner.known |= own | named
         first, rest = "", names
         if method:
             first, rest = f"const {names[0]}=this;", names[1:]
@@ -412,7 +412,7 @@ class Script:
         body = [first] if first else []
         if args.vararg:
             if args.kwonlyargs or args.kwarg:
-                raise UntoldError(f"{node.name}: * and names")
+                raise UnsupportedError(f"{node.name}: * and names")
             listed.append(f"...{_name(args.vararg.arg)}")
         if args.kwonlyargs or args.kwarg:
             listed.append("$kw={}")
@@ -425,7 +425,7 @@ class Script:
                 body.append(f"const {_name(arg.arg)}={given};")
             if args.kwarg:
                 body.append(f"const {args.kwarg.arg} = $.dictof($kw);")
-        if left := sorted(own - kept - {*names}):
+        if left := sorted(own - named - {*names}):
             body.append(f"let {','.join(map(_name, left))};")
         body += inner.block(node.body)
         star = "*" if _yields(node) else ""
@@ -434,8 +434,8 @@ class Script:
             body.append("return null;")
         signature = json.dumps(rest, separators=(",", ":"))
         if method:
-            said = {ast.unparse(d) for d in node.decorator_list}
-            word = "get " if "property" in said else star
+            decorators = {ast.unparse(d) for d in node.decorator_list}
+            word = "get " if "property" in decorators else star
             self.signatures.append((node.name, signature))
             return [f"{word}{node.name}{head}", *body, "}"]
         made = f"$.def({signature},function{star}{head}"
@@ -469,7 +469,7 @@ class Script:
                 case ast.Expr(ast.Constant()) | ast.Pass():
                     pass
                 case _:
-                    raise UntoldError(ast.unparse(child))
+                    raise UnsupportedError(ast.unparse(child))
         name = _name(node.name)
         lines = [f"{self.keyword()}{name} = class extends {parent} {{", *body]
         lines.append("};")
@@ -511,7 +511,7 @@ class Script:
                 return json.dumps(value)
         if value is ...:
             return '"..."'
-        raise UntoldError(repr(value))
+        raise UnsupportedError(repr(value))
 
     def values(self, nodes: Iterable[ast.expr]) -> str:
         return ",".join(
@@ -600,7 +600,7 @@ class Script:
             case ast.DictComp(key, value, loops):
                 pair = ast.Tuple([key, value], ast.Load())
                 return f"$.dict({self.loop(pair, loops)})"
-        raise UntoldError(ast.unparse(node))
+        raise UnsupportedError(ast.unparse(node))
 
     def named(self, name: str) -> str:
         if name in self.known:
@@ -692,15 +692,15 @@ def _same_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 def _bound(nodes: Sequence[ast.stmt]) -> set[str]:
     """The names that statements of a function bind."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in _same_scope(nodes):
         match node:
             case ast.Name(name, ast.Store()):
-                found.add(name)
+                names.add(name)
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                found.add(name)
+                names.add(name)
             case ast.NamedExpr(ast.Name(name)):
-                found.add(name)
+                names.add(name)
             case ast.ExceptHandler(_, str(name)):
-                found.add(name)
-    return found
+                names.add(name)
+    return names

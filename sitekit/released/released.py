@@ -135,13 +135,13 @@ class Released(NamedTuple):
 @cache
 def released() -> dict[str, Released]:
     """All models, by id, newest first."""
-    found = {}
+    result = {}
     for id, config in reversed(configs().items()):
         with suppress(ValueError):  # of another kind than softmax attention
             records = records_of(config)
             parts = parts_of(records)
-            found[id] = Released(models()[id], config, records, parts)
-    return found
+            result[id] = Released(models()[id], config, records, parts)
+    return result
 
 
 @cache
@@ -203,15 +203,15 @@ def lost(r: AttentionRecord, other: AttentionRecord) -> float:
     runs as another, with those of its weights that the other has."""
     wanted, weights, x = _ran(r)
     layer = ConfiguredAttention(other).eval()
-    kept = {n: w for n, w in weights.items() if n in layer.state_dict()}
+    ours = {n: w for n, w in weights.items() if n in layer.state_dict()}
     if r.gate == "in q_proj" and not other.gate:
         for name in ("q_proj.weight", "q_proj.bias"):
-            if name in kept:
-                both = kept[name].view(r.n_heads, 2, D, -1)
-                kept[name] = both[:, 0].reshape(r.n_heads * D, -1).squeeze(1)
+            if name in ours:
+                both = ours[name].view(r.n_heads, 2, D, -1)
+                ours[name] = both[:, 0].reshape(r.n_heads * D, -1).squeeze(1)
     if r.qkv_bias and not other.qkv_bias:
-        kept = {n: w for n, w in kept.items() if not n.endswith("proj.bias")}
-    layer.load_state_dict({**layer.state_dict(), **kept})
+        ours = {n: w for n, w in ours.items() if not n.endswith("proj.bias")}
+    layer.load_state_dict({**layer.state_dict(), **ours})
     with torch.no_grad():
         got: Tensor = layer(x)
     return float((got - wanted).abs().max() / wanted.abs().max())
@@ -235,14 +235,14 @@ def _ran(r: AttentionRecord) -> tuple[Tensor, dict[str, Tensor], Tensor]:
 
 def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
     """Of each part that can be left out, in the first layer that has it."""
-    found = {}
+    result = {}
     for name, layers in parts_of(records).items():
         r, change = tiny(records[layers[0]]), PARTS[name].without
         if name == "theta":
-            found[name] = lost(r, replace(r, rope_theta=theta_of(records)))
+            result[name] = lost(r, replace(r, rope_theta=theta_of(records)))
         elif change:
-            found[name] = lost(r, replace(r, **change(r)))
-    return found
+            result[name] = lost(r, replace(r, **change(r)))
+    return result
 
 
 # In words.
@@ -267,10 +267,10 @@ def part_word(part: str, which: str, language: str) -> str:
 
 def kinds_of(model: Released) -> list[AttentionRecord]:
     """One record of each shape of heads."""
-    found: dict[tuple[int, int, int], AttentionRecord] = {}
+    result: dict[tuple[int, int, int], AttentionRecord] = {}
     for r in model.attends.values():
-        found.setdefault((r.n_heads, r.n_kv_heads, r.head_dim), r)
-    return [*found.values()]
+        result.setdefault((r.n_heads, r.n_kv_heads, r.head_dim), r)
+    return [*result.values()]
 
 
 def per_token(model: Released) -> int:
@@ -282,12 +282,12 @@ def strip(model: Released, language: str) -> str:
     """As SVG with its text."""
     from sitekit.drawn.layer_patterns import drawn
 
-    found = letters(fields_of(model.config), model.records)
-    said = composition(found, words(), language)
+    kinds = letters(fields_of(model.config), model.records)
+    label = composition(kinds, words(), language)
     return (
-        f'<svg class="strip" role="img" aria-label="{said}" '
-        f'viewBox="0 0 {len(found)} 10" preserveAspectRatio="none">'
-        f"{drawn([(letter, False) for letter in found])}</svg>"
+        f'<svg class="strip" role="img" aria-label="{label}" '
+        f'viewBox="0 0 {len(kinds)} 10" preserveAspectRatio="none">'
+        f"{drawn([(letter, False) for letter in kinds])}</svg>"
     )
 
 
@@ -303,70 +303,70 @@ def markdown(stem: str, language: str) -> str:
 
 
 def _lines(model: Released, language: str) -> Iterator[str]:
-    def told(key: str, **facts: object) -> str:
+    def say(key: str, **facts: object) -> str:
         return word(key, language, **facts)
 
     called, model_type = model.name, model.config["model_type"]
     yield "---"
     for key in ("title", "description"):
-        said = told(key, name=called, family=model_type, n=model.layers)
-        yield f"{key}: {json.dumps(said, ensure_ascii=False)}"
+        label = say(key, name=called, family=model_type, n=model.layers)
+        yield f"{key}: {json.dumps(label, ensure_ascii=False)}"
     yield f"model: {model.id}"
     yield "search: {boost: 0.5}"  # what a family is stands elsewhere
     yield "---"
     yield f"# {called} {{ #model }}\n"
-    yield told("lead", family=model_type) + "\n"
+    yield say("lead", family=model_type) + "\n"
     yield '<figure class="computed strips" markdown="0">'
     yield strip(model, language)
-    found = letters(fields_of(model.config), model.records)
-    said = composition(found, words(), language)
-    yield f"<figcaption>{said}</figcaption></figure>\n"
+    kinds = letters(fields_of(model.config), model.records)
+    label = composition(kinds, words(), language)
+    yield f"<figcaption>{label}</figcaption></figure>\n"
     for kind, n in _kinds_of_layers(model, language).items():
         which = "of_kind" if n < model.layers else "all_kind"
-        yield f"- {told(which, kind=kind, n=n, all=model.layers)}"
-    yield f"\n## {told('differs')} {{ #differs data-search-exclude }}\n"
+        yield f"- {say(which, kind=kind, n=n, all=model.layers)}"
+    yield f"\n## {say('differs')} {{ #differs data-search-exclude }}\n"
     sentences = differs(model.records, words(), language)
     for sentence in sentences:
         yield f"- {sentence}"
     if not sentences:
-        yield told("nothing" if model.records else "other")
+        yield say("nothing" if model.records else "other")
     others = model.layers - len(model.records)
     if left := model.left:
-        yield f"- {told('others', n=len(left), all=model.layers)}"
-    yield f"\n## {told('file')} {{ #file data-search-exclude }}\n"
+        yield f"- {say('others', n=len(left), all=model.layers)}"
+    yield f"\n## {say('file')} {{ #file data-search-exclude }}\n"
     yield f"::: released {model.id}\n"
-    yield f"## {told('memory')} {{ #memory data-search-exclude }}\n"
-    shapes = told("join").join(f"`{heads(r)}`" for r in kinds_of(model))
-    yield told("heads", shapes=shapes, bytes=size(per_token(model))) + "\n"
+    yield f"## {say('memory')} {{ #memory data-search-exclude }}\n"
+    shapes = say("join").join(f"`{heads(r)}`" for r in kinds_of(model))
+    yield say("heads", shapes=shapes, bytes=size(per_token(model))) + "\n"
     lengths = [n for n in LENGTHS if n <= model.model.max_context]
     lengths = lengths or [model.model.max_context]
     shape = model.model
-    yield f"| {told('tokens')} | {' | '.join(f'{n:,}' for n in lengths)} |"
+    yield f"| {say('tokens')} | {' | '.join(f'{n:,}' for n in lengths)} |"
     yield "| --- |" + " --- |" * len(lengths)
     sizes = (size(kv_bytes(shape, n)) for n in lengths)
-    yield f"| {told('cache')} | {' | '.join(sizes)} |\n"
+    yield f"| {say('cache')} | {' | '.join(sizes)} |\n"
     if states := state_bytes(shape):
-        yield told("states", bytes=size(states)) + "\n"
+        yield say("states", bytes=size(states)) + "\n"
     elif others and model.records:
-        yield told("without_states") + "\n"
-    yield f"## {told('wrong')} {{ #wrong data-search-exclude }}\n"
+        yield say("without_states") + "\n"
+    yield f"## {say('wrong')} {{ #wrong data-search-exclude }}\n"
     moved = losses(model.records)
     if moved:
-        yield told("wrong_lead", family=model.family) + "\n"
-        yield f"| {told('loader')} | {told('moved')} |\n| --- | --- |"
+        yield say("wrong_lead", family=model.family) + "\n"
+        yield f"| {say('loader')} | {say('moved')} |\n| --- | --- |"
         for part, error in sorted(moved.items(), key=lambda item: -item[1]):
             yield f"| {part_word(part, 'lost', language)} | {error:.2g} |"
-        yield "\n" + told("wrong_after")
+        yield "\n" + say("wrong_after")
     else:
-        yield told("nothing_wrong" if model.records else "no_other")
-    yield f"\n## {told('sources')} {{ #sources data-search-exclude }}\n"
-    yield told("sources_lead") + "\n"
+        yield say("nothing_wrong" if model.records else "no_other")
+    yield f"\n## {say('sources')} {{ #sources data-search-exclude }}\n"
+    yield say("sources_lead") + "\n"
     for source in reversed(model.model.sources):  # that of the config first
         name = source.url.rpartition("/")[2]
         yield f"- [{source.label}: {name}]({source.url})"
     yield ""
     keys = ", ".join(f"`{key}`" for key in fields_of(model.config))
-    yield told("fields", keys=keys)
+    yield say("fields", keys=keys)
 
 
 def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
@@ -374,9 +374,9 @@ def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
     known = words()["layers"]
 
     def linked(name: str) -> str:
-        told = known.get(name, {})
-        text: str = told.get(language, f"`{name}`")
-        page = told.get("page", "")
+        entry = known.get(name, {})
+        text: str = entry.get(language, f"`{name}`")
+        page = entry.get("page", "")
         there = page and (ROOT / f"docs/en/{page}.md").exists()
         return f"[{text}](../../{page}.md)" if there else text
 
@@ -385,29 +385,29 @@ def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
         return text.format(*parts)
 
     mixers = mixers_of(fields_of(model.config))
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for layer in range(model.layers):
-        r, mixer, said = model.records.get(layer), mixers.get(layer), ""
+        r, mixer, label = model.records.get(layer), mixers.get(layer), ""
         if r:
             group = group_of(replace(r, shares=None))
-            said = linked(getattr(group, "variant", type(group).__name__))
+            label = linked(getattr(group, "variant", type(group).__name__))
             has = {"DSA": r.index_topk, "window": r.window, "chunk": r.chunk}
             has["shared"] = r.shares is not None
             for name in [name for name, holds in has.items() if holds]:
-                said += joined("and", linked(name))
+                label += joined("and", linked(name))
         if mixer and r:
-            said = joined("beside", said, linked(mixer.kind))
+            label = joined("beside", label, linked(mixer.kind))
         elif mixer and mixer.window is None and not mixer.n_kv_heads:
-            said = joined("recurrent", linked(mixer.kind))
+            label = joined("recurrent", linked(mixer.kind))
         elif mixer:
-            said = linked(mixer.kind if mixer.rate > 1 else "MQA")
+            label = linked(mixer.kind if mixer.rate > 1 else "MQA")
             if mixer.n_kv_heads:
-                said = linked("GQA") + joined("and", linked(mixer.kind))
+                label = linked("GQA") + joined("and", linked(mixer.kind))
             if mixer.window:
-                said += joined("and", linked("window"))
-        said = said or joined("none")
-        found[said] = found.get(said, 0) + 1
-    return found
+                label += joined("and", linked("window"))
+        label = label or joined("none")
+        counts[label] = counts.get(label, 0) + 1
+    return counts
 
 
 def notebook(id: str, language: str) -> list[str]:

@@ -125,15 +125,15 @@ NOT_TOLD = {"grouped"}  # in a sentence: the heads say it
 
 def parts_of(records: Records) -> dict[str, list[int]]:
     """The parts that a model has, each with its layers."""
-    found = {
+    result = {
         name: [n for n, r in records.items() if part.holds(r)]
         for name, part in PARTS.items()
     }
     most = theta_of(records)
-    found["theta"] = [
+    result["theta"] = [
         n for n, r in records.items() if r.rope_theta not in (None, most)
     ]
-    return {name: layers for name, layers in found.items() if layers}
+    return {name: layers for name, layers in result.items() if layers}
 
 
 def theta_of(records: Records) -> float:
@@ -146,33 +146,33 @@ def letters(given: Mapping[str, Any], records: Records) -> list[str]:
     state."""
     pattern = given.get("hybrid_override_pattern")
     others = pattern if isinstance(pattern, str) else ""
-    found = []
+    result = []
     mixers = mixers_of(given)
     for layer in range(len(kinds_of(given))):
         r, mixer = records.get(layer), mixers.get(layer)
         if mixer is not None and (mixer.window or mixer.n_kv_heads):
             whole = "F" if mixer.window is None else "W"
-            found.append("K" if mixer.rate > 1 else whole)
+            result.append("K" if mixer.rate > 1 else whole)
         elif r is None:
-            found += [] if others[layer : layer + 1] in ("E", "-") else ["R"]
+            result += [] if others[layer : layer + 1] in ("E", "-") else ["R"]
         elif r.shares is not None:
-            found.append("S")
+            result.append("S")
         else:
             kinds = {"L": r.kv_rank, "W": r.window, "C": r.chunk, "F": True}
-            found.append(next(k for k, holds in kinds.items() if holds))
-    return found
+            result.append(next(k for k, holds in kinds.items() if holds))
+    return result
 
 
-def composition(found: Sequence[str], words: Saying, language: str) -> str:
+def composition(kinds: Sequence[str], words: Saying, language: str) -> str:
     """How many layers there are of each kind."""
     counted: dict[str, int] = {}
-    for letter in found:
+    for letter in kinds:
         counted[letter] = counted.get(letter, 0) + 1
-    said = [
+    phrases = [
         words["letters"][letter][language].format(n)
         for letter, n in counted.items()
     ]
-    joined: str = words["page"]["join"][language].join(said)
+    joined: str = words["page"]["join"][language].join(phrases)
     return joined
 
 
@@ -181,7 +181,7 @@ def number(n: float) -> str:
     return f"{n:,.0f}" if n == int(n) else f"{n:.4g}"
 
 
-def told(part: str, records: Records, words: Saying, language: str) -> str:
+def sentence(part: str, records: Records, words: Saying, language: str) -> str:
     """In a sentence, with its numbers and where it holds."""
     layers = parts_of(records)[part]
     r = records[layers[0]]
@@ -216,7 +216,7 @@ def heads(r: AttentionRecord) -> str:
 def differs(records: Records, words: Saying, language: str) -> list[str]:
     """What is not as in Llama, in a sentence each."""
     return [
-        told(part, records, words, language)
+        sentence(part, records, words, language)
         for part in parts_of(records)
         if part not in NOT_TOLD
     ]
@@ -255,17 +255,17 @@ def frequencies(r: AttentionRecord) -> list[float]:
     """RoPE: the angle of each pair per position, as the file of `r` has it."""
     D = r.rope_width
     theta: Any = r.rope_theta
-    found = [theta ** -(p / D) for p in range(0, D, 2)]
+    rates = [theta ** -(p / D) for p in range(0, D, 2)]
     if r.rope_kind == "linear":
-        return [f / r.rope_factor for f in found]
+        return [f / r.rope_factor for f in rates]
     if r.rope_kind == "longrope":
-        return [f / s for f, s in zip(found, r.rope_short, strict=True)]
+        return [f / s for f, s in zip(rates, r.rope_short, strict=True)]
     if r.rope_kind == "proportional":
         turned = int(r.rope_share * D / 2)
-        return [*found[:turned], *(0.0 for _ in found[turned:])]
-    keep = [1.0 for _ in found]
+        return [*rates[:turned], *(0.0 for _ in rates[turned:])]
+    keep = [1.0 for _ in rates]
     if r.rope_kind == "llama3":
-        turns = [r.rope_length * f / (2 * math.pi) for f in found]
+        turns = [r.rope_length * f / (2 * math.pi) for f in rates]
         wide = r.rope_high - r.rope_low
         keep = [(n - r.rope_low) / wide for n in turns]
     if r.rope_kind == "yarn":
@@ -280,7 +280,7 @@ def frequencies(r: AttentionRecord) -> list[float]:
     keep = [min(max(k, 0.0), 1.0) for k in keep]
     return [
         f * k + f / r.rope_factor * (1 - k)
-        for f, k in zip(found, keep, strict=True)
+        for f, k in zip(rates, keep, strict=True)
     ]
 
 
@@ -295,11 +295,11 @@ def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
     """What the page shows of the text of a config.json."""
     given = fields_of(parsed(text))
     records = records_of(given)
-    found = letters(given, records)
+    kinds = letters(given, records)
     return {
         "family": given["model_type"],
-        "letters": found,
-        "said": composition(found, words, language),
+        "letters": kinds,
+        "said": composition(kinds, words, language),
         "differs": differs(records, words, language),
         "kinds": _kinds(records),
         "curves": _curves(records),
@@ -309,12 +309,12 @@ def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
 
 def _curves(records: Records) -> list[list[str]]:
     """Of each kind of RoPE in a model."""
-    found: dict[tuple[Any, ...], list[str]] = {}
+    result: dict[tuple[Any, ...], list[str]] = {}
     for r in records.values():
         kind = r.rope_theta, r.rope_width, r.rope_kind, r.rope_factor
-        if r.rope_theta and kind not in found:
-            found[kind] = [*curve(r)]
-    return [*found.values()]
+        if r.rope_theta and kind not in result:
+            result[kind] = [*curve(r)]
+    return [*result.values()]
 
 
 def _kinds(records: Records) -> list[list[str]]:
@@ -352,25 +352,25 @@ def memory(model: Model, use: Use, words: Saying) -> dict[str, Any]:
     """What the page shows of the memory of a model."""
     full, tokens, ranks = reserved(model), use.tokens, use.ranks
 
-    def kept(model: Model, tokens: int, ranks: int = 1) -> int:
+    def held(model: Model, tokens: int, ranks: int = 1) -> int:
         return kv_bytes(model, tokens, dtype=use.cache, ranks=ranks)
 
     lengths = [n for n in LENGTHS if n <= model.max_context]
-    said = [words["token"].format(size(kept(model, 2) - kept(model, 1)))]
+    lines = [words["token"].format(size(held(model, 2) - held(model, 1)))]
     rows = [
-        [f"{n:,}", size(kept(model, n)), size(kept(full, n))]
+        [f"{n:,}", size(held(model, n)), size(held(full, n))]
         for n in lengths or LENGTHS
     ]
     if model.params is None:
-        return {"rows": rows, "said": [*said, words["uncounted"]]}
-    each = kept(model, tokens, ranks)
+        return {"rows": rows, "said": [*lines, words["uncounted"]]}
+    each = held(model, tokens, ranks)
     own = weight_bytes(model, use.weights, ranks=ranks)
-    said.append(words["weighs"].format(f"{model.params:,}", size(own)))
+    lines.append(words["weighs"].format(f"{model.params:,}", size(own)))
     left = int(use.mib * 2**20 * SHARE) - own
     most = largest_batch(model, tokens, left, dtype=use.cache, ranks=ranks)
     fits = words["fits"] if most else words["none"]
-    said.append(fits.format(f"{most:,}", f"{tokens:,}", size(each)))
+    lines.append(fits.format(f"{most:,}", f"{tokens:,}", size(each)))
     if use.bandwidth and most:
         step = f"{1e3 * (own + most * each) / use.bandwidth:.3g}"
-        said.append(words["step"].format(step))
-    return {"rows": rows, "said": said}
+        lines.append(words["step"].format(step))
+    return {"rows": rows, "said": lines}

@@ -74,10 +74,10 @@ def noticed(id: str, recorded: list[str]) -> list[str]:
     signal.setitimer(signal.ITIMER_PROF, 120)
     # Neither the examples of docstrings nor tracebacks are asked for.
     quick = ["-o", "addopts=", "--tb=no", f"--maxfail={MOST}"]
-    for asked in (recorded, tests_of(variant[0].module)):
-        if asked:
+    for tests in (recorded, tests_of(variant[0].module)):
+        if tests:
             failures = Failures()
-            pytest.main([*OPTIONS, *quick, *asked], plugins=[failures])
+            pytest.main([*OPTIONS, *quick, *tests], plugins=[failures])
             if failures.failed:
                 return failures.failed[:MOST]
     return []
@@ -212,9 +212,9 @@ def of_package(p: Any) -> list[Any]:
     ]
     for layer in layers:
         made.append(layer(x, mask=p.padding_mask(valid)))
-        for kept in (p.KVCache(8), p.GrowingKVCache()):
-            made += [layer(x[:, :6], cache=kept), layer(x[:, 6:], cache=kept)]
-            made.append(kept.length)
+        for cache in (p.KVCache(8), p.GrowingKVCache()):
+            made += [layer(x[:, :6], cache=cache), layer(x[:, 6:], cache=cache)]
+            made.append(cache.length)
         made += layer.state_dict().values()
     ring, token = p.RingKVCache(3, first=1), torch.randn(3, 2, 1, 8)
     made += [*ring.append(token, token), *ring.append(k, k)]

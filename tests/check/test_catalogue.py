@@ -33,7 +33,7 @@ each = pytest.mark.parametrize("name", catalogue())
 
 
 @each
-def test_it_is_told_whole(name):
+def test_its_entry_is_complete(name):
     mistake = catalogue()[name]
     assert evidence()[name].symptom in SYMPTOMS
     for text in (mistake.title, mistake.notice):
@@ -56,8 +56,8 @@ def test_a_test_to_copy_notices_it(name):
 @pytest.mark.audit
 @each
 def test_these_tests_to_copy_notice_it(name):
-    found = failing(catalogue()[name].variants[0])
-    assert found == mistakes.kills()[name]["properties"]
+    failed = failing(catalogue()[name].variants[0])
+    assert failed == mistakes.kills()[name]["properties"]
 
 
 @pytest.mark.audit
@@ -156,19 +156,19 @@ def test_our_own_tests_notice_them():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    recorded = {id: kept["tests"] for id, kept in mistakes.kills().items()}
+    result = json.loads(done.stdout.splitlines()[-1])
+    recorded = {id: kills["tests"] for id, kills in mistakes.kills().items()}
     assert all(recorded.values()), [k for k, v in recorded.items() if not v]
-    assert found == recorded
+    assert result == recorded
 
 
 def test_a_property_says_what_does_not_hold():
     x = torch.arange(6.0).view(1, 3, 2)
     with pytest.raises(AssertionError) as error:
         properties.future_is_hidden(lambda x: x.flip(1), x)
-    said = str(error.value)
-    assert said.startswith("future_is_hidden: Another last token changes its")
-    assert "Mismatched elements: 2 / 4" in said
+    text = str(error.value)
+    assert text.startswith("future_is_hidden: Another last token changes its")
+    assert "Mismatched elements: 2 / 4" in text
     pairs = [(x, x + 0.25, 0.5), (x, x + 0.75, 0.5)]  # how far at most
     with pytest.raises(AssertionError, match=r"difference: 0\.75"):
         properties.Property(lambda: iter(pairs))()

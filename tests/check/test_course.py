@@ -6,7 +6,7 @@ from sitekit import ROOT
 from sitekit.markdown.pages import body_of, render
 
 
-def test_a_wrong_solution_is_told_by_name():
+def test_a_mistake_is_reported_by_name():
     # --8<-- [start:wrong]
     import torch
 
@@ -41,8 +41,8 @@ def test_a_wrong_solution_is_told_by_name():
         ]
         lines = report.text(language=language).splitlines()
         lines = [x for x in lines if not x.startswith(("  /", "  http"))]
-        told = "\n".join(lines).split(f"  {fails}")
-        assert begins.rstrip("\n") == f"  {fails}".join(told[:2]).rstrip("\n")
+        parts = "\n".join(lines).split(f"  {fails}")
+        assert begins.rstrip("\n") == f"  {fails}".join(parts[:2]).rstrip("\n")
 
     # --8<-- [start:course]
     def test_softmax_of_a_student(softmax):

@@ -71,7 +71,7 @@ WRONG = ("maximum_from_zero", "weights_detached", "other_eps", "without_tiles")
 def test_wrong_solutions_are_refused(name):
     exercise, broken = wrong.REFUSED[name]
     report = check(exercise, getattr(wrong, name))
-    assert {v.law for v in report.failures} == {*broken.split()}, str(report)
+    assert {v.name for v in report.failures} == {*broken.split()}, str(report)
 
 
 def nothing(name):
@@ -151,9 +151,9 @@ def rewritten(*lines):
     for right, wrong in lines:
         assert text.count(right) == 1, right
         text = text.replace(right, wrong)
-    found = {}
-    exec(compile(text, "einsum.py", "exec"), found)
-    return SimpleNamespace(**found)
+    namespace = {}
+    exec(compile(text, "einsum.py", "exec"), namespace)
+    return SimpleNamespace(**namespace)
 
 
 ROOT = "    scores = scores / q.shape[-1] ** 0.5\n"
@@ -219,21 +219,21 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMED)
 def test_a_mistake_is_named_in_another_form(name):
     id, *lines = NAMED[name]
-    told = check(name, rewritten(*lines))
-    assert told.mistakes == ((id,),), str(told)
-    assert catalogue()[id].title.zh in told.text(language="zh")
+    report = check(name, rewritten(*lines))
+    assert report.mistakes == ((id,),), str(report)
+    assert catalogue()[id].title.zh in report.text(language="zh")
 
 
 def test_the_lines_of_a_mistake_are_those_that_agree():
     code = "            mask = mask.transpose(1, 2).flatten(1, 2)"
     every = candidates("gqa")
     wrong = next(each for each in every if f"-{code}" in str(each.variant))
-    told = check("gqa", wrong.form.make(planted(wrong.variant)))
-    assert told.mistakes == (("groups-tiled",),)
-    assert told.lines == (wrong.variant,)
-    assert f"\n  -{code}\n" in told.text(show=True)
-    assert "--show" in str(told) and code not in str(told)
-    two = replace(told, mistakes=(("groups-tiled", "scale-missing"),))
+    report = check("gqa", wrong.form.make(planted(wrong.variant)))
+    assert report.mistakes == (("groups-tiled",),)
+    assert report.lines == (wrong.variant,)
+    assert f"\n  -{code}\n" in report.text(show=True)
+    assert "--show" in str(report) and code not in str(report)
+    two = replace(report, mistakes=(("groups-tiled", "scale-missing"),))
     scale = catalogue()["scale-missing"].variants[0]
     shown = replace(two, lines=(wrong.variant + scale,)).text(show=True)
     assert shown.count(code) == 1  # of two mistakes, each with its own
@@ -254,8 +254,8 @@ def test_each_mistake_in_a_part_of_todays_heads_is_named(name):
     ]
     assert len(planted_in) >= 5
     for each in planted_in:
-        told = check(name, each.form.make(planted(each.variant)))
-        assert not told.passed and told.mistakes == (each.ids,), str(told)
+        report = check(name, each.form.make(planted(each.variant)))
+        assert not report.passed and report.mistakes == (each.ids,), str(report)
 
 
 def test_two_mistakes_are_named_whose_lines_are_in_two_files():
@@ -299,9 +299,9 @@ def test_weights_without_gradient_and_sums_in_half_precision_fail():
         shifted = x.detach().double() + torch.tensor(0.0)  # of no tensor
         return summed(shifted, dim).to(x.dtype)
 
-    assert [v.law for v in check("softmax", summed).failures] == ["sums"]
+    assert [v.name for v in check("softmax", summed).failures] == ["sums"]
     report = check("softmax", detached)
-    assert [v.law for v in report.failures] == ["gradients"]
+    assert [v.name for v in report.failures] == ["gradients"]
 
 
 def test_a_mistake_is_named_though_some_inputs_differ():
@@ -315,8 +315,8 @@ def test_a_mistake_is_named_though_some_inputs_differ():
     report = check("sdpa", rewritten(twice, (divided, ones)))
     assert report.mistakes == (("scale-twice",),)
     assert report.differs == ("empty", "gradients")
-    said = f"on {report.agrees} of {report.tried} inputs; it differs where a"
-    assert said in str(report)
+    text = f"on {report.agrees} of {report.tried} inputs; it differs where a"
+    assert text in str(report)
     assert "查询什么都看不到" in report.text(language="zh")
 
 
@@ -339,9 +339,9 @@ def test_no_mistake_shows_at_far_positions_alone(name):
     """Of those that do not speak of positions: these are not asked there."""
     probes, right = checker.probes_of(name), rights(name).every
     far = [n for n, p in enumerate(probes) if p.under == "far"]
-    asked = range(len(rights(name).probes))
+    indices = range(len(rights(name).probes))
     apart = "far", *checker.UNNAMED
-    others = [n for n in asked if probes[n].under not in apart]
+    others = [n for n in indices if probes[n].under not in apart]
     silent = [w for w in candidates(name) if "position" not in str(w.variant)]
     hidden = [
         w
@@ -358,7 +358,7 @@ def test_dropout_is_named_and_other_chance_is_not():
     assert check("sdpa", dropped).mistakes == (("dropout-in-evaluation",),)
     report = check("sdpa", noisy)
     assert report.mistakes == ()
-    assert "twice" in {v.law for v in report.failures}
+    assert "twice" in {v.name for v in report.failures}
 
 
 @pytest.mark.parametrize(
@@ -391,8 +391,8 @@ def test_errors_alone_tell_a_mistake_that_raises_them():
         out = attnref.sdpa(q, k, v).transpose(1, 2)
         return out.view(B, T, E) @ w_o.mT, (k, v)
 
-    found = check("mha_cached", mha_cached).mistakes
-    assert found == (("view-after-the-transpose",),)
+    mistakes = check("mha_cached", mha_cached).mistakes
+    assert mistakes == (("view-after-the-transpose",),)
 
 
 # ------------------------------------------------------- located, and shown
@@ -413,11 +413,11 @@ STAGES = {
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_stage_that_goes_wrong_is_located(stage):
     name, lines = STAGES[stage]
-    found = check(name, rewritten(lines))
-    assert found.stage == stage, str(found)
-    assert found.as_json()["hint"] in str(found).replace("\n", " ")
+    report = check(name, rewritten(lines))
+    assert report.stage == stage, str(report)
+    assert report.as_json()["hint"] in str(report).replace("\n", " ")
     if stage == "scale":
-        assert "1.3 times" in str(found) and "1.3 倍" in found.text(
+        assert "1.3 times" in str(report) and "1.3 倍" in report.text(
             language="zh"
         )
 
@@ -501,8 +501,8 @@ def test_a_program_shows_what_is_wrong(name, made, within):
     program = report.smallest
     assert within in program and len(program.splitlines()) <= 15, program
     assert ("right is" in program) != ("raise" in program)
-    told = replace(report, language="zh").as_json()
-    assert re.findall("# (it|right)", told["smallest"]) == []
+    data = replace(report, language="zh").as_json()
+    assert re.findall("# (it|right)", data["smallest"]) == []
     given = {
         word: getattr(solution, word, solution) for word in TASKS[name].names
     }
@@ -510,9 +510,9 @@ def test_a_program_shows_what_is_wrong(name, made, within):
     raised = contextlib.suppress(KeyError, ValueError)
     with contextlib.redirect_stdout(printed), raised:
         exec(compile(program, "shown.py", "exec"), given)
-    said = re.findall(r"it gives (.*)|# (\[.*\]|torch\.\w+|False), r", program)
+    gave = re.findall(r"it gives (.*)|# (\[.*\]|torch\.\w+|False), r", program)
     number = r"-?\d+\.?\d*(?:e-?\d+)?|True|False"
-    for text in map("".join, said):
+    for text in map("".join, gave):
         got = printed.getvalue().partition("dtype=")[0]
         both = (re.findall(number, x) for x in (text, got))
         one, other = ([float(eval(x)) for x in each] for each in both)
@@ -521,10 +521,10 @@ def test_a_program_shows_what_is_wrong(name, made, within):
 
 
 def test_it_is_shown_how_a_file_is_imported():
-    told = [
+    lines = [
         report_words.Program("sdpa", 0, {}, name).head[-1] for name in FILES
     ]
-    assert told == [*FILES.values()]
+    assert lines == [*FILES.values()]
 
 
 FILES = {
@@ -547,24 +547,24 @@ def test_a_program_runs_beside_a_file_of_any_name(tmp_path, name):
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )
     assert done.returncode == 0, wrong.smallest + done.stderr
-    (said,) = re.findall("it gives (.*)", wrong.smallest)
-    assert said[:5] in done.stdout
+    (printed,) = re.findall("it gives (.*)", wrong.smallest)
+    assert printed[:5] in done.stdout
 
 
 # ------------------------------------------------------------------ in words
 
 
-def test_what_is_wrong_is_told_before_the_properties():
-    told = check("sdpa", rewritten(TINY))
+def test_what_is_wrong_stands_before_the_properties():
+    report = check("sdpa", rewritten(TINY))
     for language in ("en", "zh"):
-        text = told.text(language=language)
+        text = report.text(language=language)
         title = getattr(catalogue()["mask-times-tiny"].title, language)
         title_of = getattr(PROPERTIES["same"].title, language)
         assert 0 < text.index(title) < text.index(title_of)
 
 
 @pytest.mark.parametrize(
-    ("solution", "said"),
+    ("solution", "message"),
     [
         (lambda: 0, "cannot be called as softmax(x, dim=-1)"),
         (lambda x, dim=-1: [0.5], "a tensor is asked for, and the type"),
@@ -579,15 +579,15 @@ def test_what_is_wrong_is_told_before_the_properties():
         ({"softmax": 3}, "there is no softmax; the exercise asks for softmax"),
     ],
 )
-def test_what_cannot_be_judged_is_said_in_a_line(solution, said):
+def test_what_cannot_be_judged_is_reported_in_a_line(solution, message):
     report = check("softmax", solution)
     assert not report.passed and report.error is not None
-    assert report.error.en.startswith(said) or said in report.error.en
+    assert report.error.en.startswith(message) or message in report.error.en
     assert report.error.zh != "" and report.mistakes == ()
     assert str(report).startswith(f"softmax: {report.error.en}")
 
 
-def test_an_error_is_told_with_the_lines_that_raise_it():
+def test_an_error_is_reported_with_the_lines_that_raise_it():
     def softmax(x, dim=-1):
         if x.dim() == 3:
             raise KeyError("q_proj")
@@ -602,20 +602,20 @@ def test_an_error_is_told_with_the_lines_that_raise_it():
     assert report.where[-1].endswith('raise KeyError("q_proj")')
 
 
-def test_input_that_is_modified_is_told():
+def test_input_that_is_modified_is_reported():
     def softmax(x, dim=-1):
         x -= x.amax(dim, keepdim=True).detach()
         return x.softmax(dim).nan_to_num()
 
     report = check("softmax", softmax)
-    assert "untouched" in [v.law for v in report.failures]
+    assert "untouched" in [v.name for v in report.failures]
     assert report.failures[-1].fault.en == "x changes"
 
 
 def test_the_dtype_is_kept():
     report = check("softmax", lambda x, dim=-1: x.double().softmax(dim))
-    assert {v.law for v in report.failures} == {"dtype", "empty"}
-    (failed,) = (v for v in report.failures if v.law == "dtype")
+    assert {v.name for v in report.failures} == {"dtype", "empty"}
+    (failed,) = (v for v in report.failures if v.name == "dtype")
     assert (
         failed.fault.en
         == "the dtype is torch.float64, and should be torch.float32"
@@ -629,7 +629,7 @@ def test_numbers_that_differ_look_different():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "sentence",
     [
         "q (3, 2, 5, 4), k (3, 2, 7, 4), v (3, 2, 7, 3), mask (5, 7), "
         "tile=(2, 3)：在 (1, 0, 2) 处是 2，应为 1",
@@ -637,14 +637,14 @@ def test_numbers_that_differ_look_different():
         "(1, 1, 2, 2)，应为 (1, 1, 1, 2)",
     ],
 )
-def test_lines_break_within_no_tuple_and_before_no_comma(told):
-    lines = [*report_words.wrapped(told, " " * 9)]
+def test_lines_break_within_no_tuple_and_before_no_comma(sentence):
+    lines = [*report_words.wrapped(sentence, " " * 9)]
     assert len(lines) == 2 and max(map(wide, lines)) <= 80
     assert all(line.count("(") == line.count(")") for line in lines)
     assert not lines[1].strip().startswith("，")
 
 
-def test_a_cache_larger_than_it_need_be_is_told():
+def test_a_cache_larger_than_it_need_be_is_reported():
     """MLA that keeps the keys and values of all heads."""
     solution = SimpleNamespace(
         **vars(import_module("tests.check.solutions.einsum"))
@@ -652,13 +652,13 @@ def test_a_cache_larger_than_it_need_be_is_told():
 
     def mla_latent(x, *weights, theta=10000.0, cache=None):
         past = None if cache is None else cache[:2]
-        out, kept = solution.einsum_latent(x, *weights, theta=theta, cache=past)
-        return out, (*kept, torch.zeros(1, kept[0].shape[1], 30))
+        out, held = solution.einsum_latent(x, *weights, theta=theta, cache=past)
+        return out, (*held, torch.zeros(1, held[0].shape[1], 30))
 
     solution.einsum_latent = solution.mla_latent
     report = check("mla_latent", mla_latent)
     (failed,) = report.failures
-    assert failed.law == "small"
+    assert failed.name == "small"
     assert failed.fault.en == "42 numbers per token, at most 12 are needed"
 
 
@@ -670,24 +670,24 @@ def test_memory_that_a_cache_never_wrote_holds_no_number():
     assert all(x.isnan().all() for x in made)
 
 
-def test_absorption_that_expands_is_told():
+def test_absorption_that_expands_is_reported():
     solution = import_module("tests.check.solutions.einsum")
     report = check("mla_absorbed", solution.mla_latent)
-    assert [v.law for v in report.failures] == ["absorbed"]
+    assert [v.name for v in report.failures] == ["absorbed"]
     assert check("mla_absorbed", solution.mla_absorbed).passed
 
 
 def test_a_report_is_also_numbers():
     report = check("sdpa", rewritten(TINY), language="zh")
-    told = json.loads(json.dumps(report.as_json()))
-    assert (told["exercise"], told["passed"]) == ("sdpa", False)
-    failed = {law["law"] for law in told["laws"] if not law["passed"]}
-    assert failed == {v.law for v in report.failures} >= {"future", "pads"}
-    ((mistake,),) = told["mistakes"]
+    data = json.loads(json.dumps(report.as_json()))
+    assert (data["exercise"], data["passed"]) == ("sdpa", False)
+    failed = {x["property"] for x in data["properties"] if not x["passed"]}
+    assert failed == {v.name for v in report.failures} >= {"future", "pads"}
+    ((mistake,),) = data["mistakes"]
     title = catalogue()["mask-times-tiny"].title.zh
     page = report_words.page_of("mask-times-tiny", "zh")
     assert mistake == {"id": "mask-times-tiny", "title": title, "page": page}
-    assert told["hint"] and "import torch" in told["smallest"]
+    assert data["hint"] and "import torch" in data["smallest"]
     assert "\033[" not in str(report) and "\033[31m" in report.text(colour=True)
     with pytest.raises(ValueError, match="language='fr' is neither 'en' nor"):
         report.text(language="fr")
@@ -702,17 +702,17 @@ def test_an_exercise_is_found_by_what_people_write():
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_a_stub_is_told_to_be_empty(language):
+def test_a_stub_is_reported_as_empty(language):
     for name in TASKS:
         text = stub(name, language)
         assert max(map(wide, text.splitlines())) <= 80
-        found = {}
-        exec(text, found)
-        report = check(name, found)
+        namespace = {}
+        exec(text, namespace)
+        report = check(name, namespace)
         assert report.error.en == "it is not filled in yet", str(report)
 
 
-def test_a_solution_is_asked_in_this_process_alone():
+def test_a_solution_is_called_in_this_process_only():
     """`check` for teachers takes a function, a module or a dict of names."""
     module = import_module("tests.check.solutions.einsum")
     for solution in (module.softmax, module, {"softmax": module.softmax}):

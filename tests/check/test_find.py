@@ -254,14 +254,14 @@ def test_decoding_is_wrong_from_the_prompt_or_from_the_first_step(name):
     assert where.get(True) == WRONG_FROM[name]
 
 
-def paths(question, asked=0):
+def paths(question, depth=0):
     """Of each mistake that is reached: its id, and how many were asked."""
-    assert asked < 3, question["ask"]
+    assert depth < 3, question["ask"]
     assert 2 <= len(question["answers"]) <= 5
     for answer in question["answers"]:
         assert answer.keys() - {"if"} in ({"likely"}, {"ask", "answers"})
         if "ask" in answer:
-            yield from paths(answer, asked + 1)
+            yield from paths(answer, depth + 1)
         else:
             assert 1 <= len(answer["likely"]) <= 6, answer
             assert len({*answer["likely"]}) == len(answer["likely"])
@@ -274,7 +274,7 @@ def test_at_most_three_questions_lead_from_its_symptom_to_each_mistake():
     everything = set().union(*reached.values())
     assert everything - catalogue().keys() == set()
     assert evidence().keys() == catalogue().keys()
-    of = {name: found.symptom for name, found in evidence().items()}
+    of = {name: each.symptom for name, each in evidence().items()}
     assert {n: key for n, key in of.items() if n not in reached[key]} == {}
 
 
@@ -315,7 +315,7 @@ def texts(question):
             yield from texts(answer)
 
 
-def test_each_question_is_asked_in_both_languages():
+def test_each_question_is_in_both_languages():
     tried = re.findall(r"\{ #([\w-]+) \}", body_of(ENGLISH))
     for question in find.tree().values():
         for english, chinese in texts(question):

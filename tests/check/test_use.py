@@ -5,7 +5,7 @@ import torch
 from attnref.check.properties import future_is_hidden
 
 
-def test_a_layer_that_is_asked():
+def test_a_layer_that_is_checked():
     # --8<-- [start:use]
     from attnref import GroupedQueryAttention
 

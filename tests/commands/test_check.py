@@ -87,15 +87,15 @@ def softmax(x, dim=-1):
 
 def running(mark, folder):
     """The processes that were started with this word, or in this folder."""
-    found = []
+    names = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
             cwd = os.readlink(path / "cwd")
         except OSError:
             continue
-        found += [path.name] * (mark.encode() in words or str(folder) in cwd)
-    return found
+        names += [path.name] * (mark.encode() in words or str(folder) in cwd)
+    return names
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -149,11 +149,11 @@ def test_what_waits_without_end_is_ended(tmp_path):
 def test_a_file_that_calls_attnref_solves_nothing(tmp_path):
     text = "import attnref\n\n\ndef softmax(x, dim=-1):\n"
     path = written(tmp_path, text + "    return attnref.softmax(x, dim)\n")
-    told = check_file("softmax", path, language="en")
-    assert told.error.en.startswith("it calls attnref")
+    report = check_file("softmax", path, language="en")
+    assert report.error.en.startswith("it calls attnref")
 
 
-def test_what_ends_its_process_is_told(tmp_path):
+def test_what_ends_its_process_is_reported(tmp_path):
     path = written(tmp_path, "import os\nos._exit(7)\n")
     report = check_file("softmax", path, language="zh")
     assert not report.passed
@@ -174,7 +174,7 @@ def test_memory_has_a_limit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "where"),
+    ("text", "message", "where"),
     [
         (b"\0\1\2\xff", "it is no Python (", ()),
         (b"\xff\xfe = 3", "it is no Python (SyntaxError: ", ()),
@@ -199,15 +199,15 @@ def test_memory_has_a_limit(tmp_path):
         ),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told(
-    tmp_path, monkeypatch, text, said, where
+def test_a_file_that_cannot_be_read_is_reported(
+    tmp_path, monkeypatch, text, message, where
 ):
     monkeypatch.setattr(sys, "path", [*sys.path])
     path = written(tmp_path, text)
     with pytest.raises(BaseException) as raised:
         module_of(str(path))
-    told, lines = error_of(raised.value)
-    assert told.en.startswith(said) and told.zh
+    error, lines = error_of(raised.value)
+    assert error.en.startswith(message) and error.zh
     if where is not None:
         assert lines == where or (where == () and len(lines) <= 1)
 
@@ -237,19 +237,19 @@ def test_what_remembers_an_earlier_call_is_shown(tmp_path, name):
     text = (ROOT / "tests/check/solutions/einsum.py").read_text("utf-8")
     written(tmp_path, text, "attnref_like.py")
     path = written(tmp_path, REMEMBERS[name])
-    told = check_file(name, path, language="en")
-    assert told.stage == "memory" and told.mistakes == ()
-    assert "earlier call" in str(told).splitlines()[0]
+    report = check_file(name, path, language="en")
+    assert report.stage == "memory" and report.mistakes == ()
+    assert "earlier call" in str(report).splitlines()[0]
     done = subprocess.run(
-        [sys.executable, "-c", told.smallest],
+        [sys.executable, "-c", report.smallest],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )
-    assert done.returncode == 0, told.smallest + done.stderr
-    (said,) = re.findall("it gives (.*)", told.smallest)
-    assert said[:4] in done.stdout, told.smallest
+    assert done.returncode == 0, report.smallest + done.stderr
+    (printed,) = re.findall("it gives (.*)", report.smallest)
+    assert printed[:4] in done.stdout, report.smallest
 
 
 def messages(name="softmax"):
@@ -290,15 +290,15 @@ def test_answers_are_data_and_nothing_else():
 def test_wrong_answers_are_not_believed():
     lines = messages()
     lines[2][1]["outputs"] = [["torch.float64", [2], [0.5, 0.5]]]
-    told = reported("softmax", Ran(lines, "", 0), "en", 1)
-    assert [v.law for v in told.failures] == ["same"]
+    got = reported("softmax", Ran(lines, "", 0), "en", 1)
+    assert [v.name for v in got.failures] == ["same"]
     lines[2][1]["outputs"] = [["torch.bool", [3], [0, 1, 1]]]
-    told = reported("softmax", Ran(lines, "", 0), "en", 1)
-    assert told.failures[0].fault.en == "the shape is (3,), and should be (2,)"
+    got = reported("softmax", Ran(lines, "", 0), "en", 1)
+    assert got.failures[0].fault.en == "the shape is (3,), and should be (2,)"
 
 
 @pytest.mark.parametrize(
-    ("ran", "said"),
+    ("ran", "message"),
     [
         (Ran([], "", 1), "it ended the process with code 1, before the file"),
         (
@@ -320,9 +320,9 @@ def test_wrong_answers_are_not_believed():
         (Ran(messages()[:-1], "", 0), "it ended the process with code 0, on x"),
     ],
 )
-def test_how_it_ended_is_told(ran, said):
+def test_the_report_says_how_it_ended(ran, message):
     report = reported("softmax", ran, "en", 2)
-    assert not report.passed and report.error.en.startswith(said)
+    assert not report.passed and report.error.en.startswith(message)
 
 
 def test_what_it_sends_may_be_anything():
@@ -338,13 +338,13 @@ def test_what_it_sends_may_be_anything():
 # -------------------------------------------------------------- the command
 
 
-def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
+def test_a_run_ends_with_0_if_all_properties_hold_and_with_1_if_not(
     tmp_path, monkeypatch, capsys
 ):
     here(monkeypatch)
     right = written(tmp_path, RIGHT)
-    told = main(["check", "softmax", str(right), "--lang", "en"])
-    assert told.startswith("softmax: all 8 properties hold.")
+    output = main(["check", "softmax", str(right), "--lang", "en"])
+    assert output.startswith("softmax: all 8 properties hold.")
     wrong = written(tmp_path, RIGHT.replace("return", "return 2 *"))
     for words in (
         ["check", "softmax", wrong],
@@ -354,9 +354,9 @@ def test_a_run_ends_with_0_if_all_laws_hold_and_with_1_if_not(
         with pytest.raises(SystemExit) as ended:
             command()
         assert ended.value.code == 1
-    said, _, told = capsys.readouterr().out.partition("\n{\n")
-    assert "softmax: 6 of 8 properties do not hold." in said
-    assert json.loads(f"{{{told}")["passed"] is False
+    text, _, output = capsys.readouterr().out.partition("\n{\n")
+    assert "softmax: 6 of 8 properties do not hold." in text
+    assert json.loads(f"{{{output}")["passed"] is False
 
 
 def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
@@ -378,7 +378,7 @@ def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("", "pass an exercise; --list prints all"),
         ("gpa", "there is no exercise 'gpa'; did you mean gqa"),
@@ -392,11 +392,11 @@ def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
         ("gqa x.py --lang fr", "invalid choice: 'fr'"),
     ],
 )
-def test_what_is_wrong_with_the_command_ends_with_2(words, said, capsys):
+def test_what_is_wrong_with_the_command_ends_with_2(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["check", *words.split()])
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_stub_is_written_and_never_over_a_file(tmp_path, monkeypatch, capsys):
@@ -487,11 +487,11 @@ def test_a_folder_is_checked_at_once_with_points(tmp_path, monkeypatch, capsys):
     assert "no sandbox for grades" in " ".join(lines[5:]) and len(lines) == 8
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path), "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert [x["passed"] for x in told] == [False, False, True, None]
-    assert [x["points"] for x in told] == [7, 0, 8, None]
-    assert told[0]["maximum"] == 8
-    assert told[0]["versions"]["torch"] == torch.__version__
+    results = json.loads(capsys.readouterr().out)
+    assert [x["passed"] for x in results] == [False, False, True, None]
+    assert [x["points"] for x in results] == [7, 0, 8, None]
+    assert results[0]["maximum"] == 8
+    assert results[0]["versions"]["torch"] == torch.__version__
     table = tmp_path / "points.csv"
     with pytest.raises(SystemExit):
         main(["check", str(tmp_path), "--csv", str(table), "--lang", "zh"])
@@ -528,8 +528,8 @@ def test_a_folder_is_given_as_people_type_it(
         ["softmax.py", "8/8"],
         ["softmax_ann.py", "8/8"],
     ]
-    told = json.loads(main(["check", folder, "--json"]))
-    assert [x["file"] for x in told] == ["softmax.py", "softmax_ann.py"]
+    results = json.loads(main(["check", folder, "--json"]))
+    assert [x["file"] for x in results] == ["softmax.py", "softmax_ann.py"]
 
 
 def test_no_file_of_a_folder_is_left_out_in_silence(
@@ -542,16 +542,16 @@ def test_no_file_of_a_folder_is_left_out_in_silence(
     (tmp_path / ".ipynb_checkpoints").mkdir()
     written(tmp_path / ".ipynb_checkpoints", RIGHT, "softmax-checkpoint.py")
     monkeypatch.chdir(tmp_path)
-    said = {"en": "not checked: its name does not", "zh": "没有检查：文件名"}
-    for language, words in said.items():
+    texts = {"en": "not checked: its name does not", "zh": "没有检查：文件名"}
+    for language, words in texts.items():
         lines = main(["check", ".", "--lang", language]).splitlines()
         one, two, three = lines[: lines.index("")]
         assert one.split()[:3] == ["Softmax", "(1).py", "8/8"]
         assert two.split()[0] == "attention.py" and words in two
         assert three.split()[:2] == ["softmax.ipynb.py", "8/8"]
-    told = {x["file"]: x for x in json.loads(main(["check", ".", "--json"]))}
-    assert told["Softmax (1).py"]["passed"] and len(told) == 3
-    assert told["attention.py"]["exercise"] is None
+    got = {x["file"]: x for x in json.loads(main(["check", ".", "--json"]))}
+    assert got["Softmax (1).py"]["passed"] and len(got) == 3
+    assert got["attention.py"]["exercise"] is None
 
 
 def test_a_notebook_is_read_for_what_the_exercise_asks(tmp_path, monkeypatch):
@@ -567,13 +567,13 @@ def test_a_notebook_is_read_for_what_the_exercise_asks(tmp_path, monkeypatch):
         "def filled(x):\n    return x.nan_to_num(nan=fill)",
     ]
     code = [{"cell_type": "code", "source": c.splitlines(True)} for c in cells]
-    told = [{"cell_type": "markdown", "source": ["# softmax"]}, *code]
-    path = written(tmp_path, json.dumps({"cells": told}), "mine.ipynb")
+    result = [{"cell_type": "markdown", "source": ["# softmax"]}, *code]
+    path = written(tmp_path, json.dumps({"cells": result}), "mine.ipynb")
     assert main(["check", "softmax", str(path)])
     code[6]["source"] = ["def filled(x):\n", "    raise KeyError\n"]
-    path = written(tmp_path, json.dumps({"cells": told}), "mine.ipynb")
-    told = check("softmax", vars(module_of(str(path), ["softmax"])))
-    assert told.where[-1] == "mine.ipynb:21: raise KeyError"
+    path = written(tmp_path, json.dumps({"cells": result}), "mine.ipynb")
+    result = check("softmax", vars(module_of(str(path), ["softmax"])))
+    assert result.where[-1] == "mine.ipynb:21: raise KeyError"
 
 
 def test_a_file_is_checked_again_when_it_changes(tmp_path, monkeypatch, capsys):
@@ -593,8 +593,8 @@ def test_a_file_is_checked_again_when_it_changes(tmp_path, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         main(["check", "softmax", str(path), "--watch", "--lang", "en"])
     lines = capsys.readouterr().out.splitlines()
-    said = [line for line in lines if line.startswith("softmax:")]
-    assert [line.split()[1] for line in said] == ["6", "all"]
+    summaries = [line for line in lines if line.startswith("softmax:")]
+    assert [line.split()[1] for line in summaries] == ["6", "all"]
 
 
 def test_the_lines_of_a_mistake_come_on_demand(tmp_path, monkeypatch, capsys):
@@ -605,11 +605,11 @@ def test_the_lines_of_a_mistake_come_on_demand(tmp_path, monkeypatch, capsys):
     for more in ([], ["--show"]):
         with pytest.raises(SystemExit):
             main(["check", "softmax", str(path), "--lang", "en", *more])
-        said = capsys.readouterr().out
-        assert mistake.title.en in said and mistake.notice.en[:30] in said
-        assert (wrong in said) == bool(more)
-    said = main(["check", "--explain", mistake.id, "--lang", "zh"])
-    assert said.startswith(mistake.title.zh) and wrong in said
+        text = capsys.readouterr().out
+        assert mistake.title.en in text and mistake.notice.en[:30] in text
+        assert (wrong in text) == bool(more)
+    text = main(["check", "--explain", mistake.id, "--lang", "zh"])
+    assert text.startswith(mistake.title.zh) and wrong in text
     with pytest.raises(SystemExit) as ended:
         main(["check", "--explain", "empty-row"])
     assert ended.value.code == 2
@@ -630,7 +630,7 @@ def test_an_entry_is_where_the_site_is_or_where_it_is_installed(monkeypatch):
     assert lines[int(line) - 1] == "id: empty-row-nan"
 
 
-def test_half_a_character_in_an_error_is_said_by_its_number(tmp_path):
+def test_half_a_character_in_an_error_is_given_by_its_number(tmp_path):
     """No terminal can print it, and one file must not cost a class its
     points."""
     written(tmp_path, RIGHT, "softmax.py")

@@ -233,11 +233,11 @@ def test_files_in_one_folder_work_together(files, tmp_path):
         VARIANTS[name].layer.__name__: (name, variant(name, causal=False))
         for name in ("gqa", "mla expanded")
     }
-    told = {
+    made = {
         kind: (VARIANTS[name].sizes, layer.state_dict())
         for kind, (name, layer) in layers.items()
     }
-    torch.save({"x": x, "valid": valid, "layers": told}, tmp_path / "told.pt")
+    torch.save({"x": x, "valid": valid, "layers": made}, tmp_path / "told.pt")
     for stem in ("flash", "fused", "gqa", "kv_cache", "masks", "mla"):
         shutil.copy(files / f"{stem}.py", tmp_path)
     in_a_fresh_interpreter(tmp_path, TOGETHER)
@@ -260,8 +260,8 @@ def test_files_in_one_folder_work_together(files, tmp_path):
 
 def test_a_folder_may_have_any_name_and_stand_anywhere(tmp_path):
     place = tmp_path / "theirs" / "attention"
-    said = main(["copy", "gqa", "block", "KVCache", "--folder", str(place)])
-    assert len(said.splitlines()) == len([*place.rglob("*.py")])
+    output = main(["copy", "gqa", "block", "KVCache", "--folder", str(place)])
+    assert len(output.splitlines()) == len([*place.rglob("*.py")])
     for path in place.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not re.search("^ *(>>> )?(from|import) attnref", text, re.M)
@@ -328,15 +328,15 @@ def test_what_is_written_is_one_thing_and_in_no_way_of_another(
     Path("y/layers/mine.py").write_text("x = 1\n")
     Path("y/mine.py").write_text("x = 1\n")
     held = {path: path.read_text() for path in Path("y").rglob("*.py")}
-    told = main(["copy", "gqa", "--folder", "y", "--force"]).splitlines()
-    left = [line.split(":")[0] for line in told if "left as it was" in line]
+    output = main(["copy", "gqa", "--folder", "y", "--force"]).splitlines()
+    left = [line.split(":")[0] for line in output if "left as it was" in line]
     assert left == ["y/layers/mine.py", "y/layers/mla.py"]
     for path in map(Path, [*left, "y/mine.py"]):
         assert path.read_text() == held[path]
     for words in ("-o my-file.py", "-o class.py", "--folder my-dir"):
-        said = main([*SOFTMAX, *words.split()]).splitlines()[-1]
+        note = main([*SOFTMAX, *words.split()]).splitlines()[-1]
         name = words.split()[1].removesuffix(".py")
-        assert said == f"note: Python cannot import what is called '{name}'"
+        assert note == f"note: Python cannot import what is called '{name}'"
     assert "note" not in main([*SOFTMAX, "-o", "fine.py"])
 
 
@@ -346,10 +346,10 @@ def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
     header = plain.split('"""')[1]
     assert f"attnref {attnref.__version__}. MIT-0" in header
     page = "https://example.org/files/softmax.py"
-    told = copy.one_file(["softmax"], page).splitlines()
-    assert told.index(f"Source: {page}") < 5
-    told.remove(f"Source: {page}")
-    assert told == plain.splitlines()
+    written = copy.one_file(["softmax"], page).splitlines()
+    assert written.index(f"Source: {page}") < 5
+    written.remove(f"Source: {page}")
+    assert written == plain.splitlines()
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert main(SOFTMAX) + "\n" == plain  # nothing is installed
@@ -368,13 +368,13 @@ def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
         lines = ["Metadata-Version: 2.1", "Name: attnref", *lines]
         (installed / "METADATA").write_text("\n".join(lines))
         monkeypatch.setattr(sys, "path", [str(installed.parent)])
-        said = main(SOFTMAX).splitlines()
-        found = [x for x in said if x.startswith("Source: ")]
-        assert found == ([f"Source: {line}"] if line else [])
+        text = main(SOFTMAX).splitlines()
+        sources = [x for x in text if x.startswith("Source: ")]
+        assert sources == ([f"Source: {line}"] if line else [])
 
 
 @pytest.mark.parametrize(
-    ("asked", "got"),
+    ("args", "got"),
     [
         (["gqa"], ["GroupedQueryAttention"]),
         (["gqa.py", "KVCache"], ["GroupedQueryAttention", "KVCache"]),
@@ -391,33 +391,33 @@ def test_the_header_alone_knows_an_address(tmp_path, monkeypatch):
         (["attnref.layers.mla.crossover"], ["crossover"]),
     ],
 )
-def test_a_name_may_be_that_of_a_file_or_a_page(asked, got):
-    assert copy.asked_for(asked) == got
+def test_a_name_may_be_that_of_a_file_or_a_page(args, got):
+    assert copy.names_for(args) == got
 
 
 @pytest.mark.parametrize(
-    ("asked", "near"),
+    ("name", "near"),
     [
         ("GroupedQuerryAttention", "GroupedQueryAttention"),
         ("gpa", "gqa"),
         ("kvcach", "KVCache"),
     ],
 )
-def test_an_unknown_name_is_answered_with_near_ones(asked, near, capsys):
+def test_an_unknown_name_is_answered_with_near_ones(name, near, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["copy", asked])
+        main(["copy", name])
     assert stopped.value.code == 2
-    told = capsys.readouterr().err
-    assert re.search(rf"no '{asked}'; did you mean .*\b{near}\b.*\?", told)
+    message = capsys.readouterr().err
+    assert re.search(rf"no '{name}'; did you mean .*\b{near}\b.*\?", message)
 
 
 def test_the_header_says_how_to_make_the_same():
     names = ["sampled", *copy.files()["mla"], "softmax"]
-    for asked, words in (
+    for args, words in (
         (names, ["mla.py", "sampled", "softmax"]),
         (attnref.__all__, [*copied()]),
     ):
-        text = copy.one_file(asked)
+        text = copy.one_file(args)
         made = text.split("Made by: python -m attnref copy --full ")[1].split(
             '"""'
         )[0]
@@ -441,13 +441,13 @@ def test_the_list_has_every_file_and_every_name_with_its_length():
     got = []
     for part in (whole, alone):
         for row in part.splitlines()[1:]:
-            word, length, told = row.split(maxsplit=2)
-            names = copy.asked_for([word])
+            word, length, listed = row.split(maxsplit=2)
+            names = copy.names_for([word])
             got += names if part is whole else [word]
             assert len(copy.one_file(names).splitlines()) == int(length)
             home = f"attnref/{attnref.__dict__[names[0]].__module__[8:]}"
             home = f"{home.replace('.', '/')}.py"
-            assert told == (", ".join(names) if part is whole else home)
+            assert listed == (", ".join(names) if part is whole else home)
     loops = [name for name in attnref.__all__ if name.endswith("_loop")]
     assert sorted([*got, *loops]) == sorted(2 * attnref.__all__)
 
@@ -601,8 +601,8 @@ def test_what_would_mean_something_else_in_a_copy_is_refused(
     package(a="", b=f"def f(): ...\n\n{code}\n")
     with pytest.raises(SystemExit):
         main(["copy", "--full", "f"])
-    said = " ".join(capsys.readouterr().err.split())
-    assert why in said and "which a copy cannot hold" in said
+    message = " ".join(capsys.readouterr().err.split())
+    assert why in message and "which a copy cannot hold" in message
 
 
 @pytest.mark.parametrize(

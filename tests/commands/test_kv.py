@@ -67,30 +67,30 @@ def test_json_holds_what_the_package_computes(dtype):
         f"--model gpt-oss-120b kimi-k3 --tokens 128K 1000 --batch 3 "
         f"--dtype {dtype} --ranks 2 --budget 24GiB --weights 8GiB --json"
     )
-    found = json.loads(text)
-    for name, told in zip(("gpt-oss-120b", "kimi-k3"), found, strict=True):
+    result = json.loads(text)
+    for name, row in zip(("gpt-oss-120b", "kimi-k3"), result, strict=True):
         model, how = find_model(name), {"dtype": dtype, "ranks": 2}
-        assert told["id"] == name
-        assert told["kv_bytes"] == {
+        assert row["id"] == name
+        assert row["kv_bytes"] == {
             str(t): kv_bytes(model, t, batch=3, **how) for t in (131_072, 1000)
         }
-        assert told["token_bytes"] == growth(model, **how)._asdict()
-        assert told["state_bytes"] == state_bytes(model, ranks=2)
-        assert told["longest_context"] == longest_context(
+        assert row["token_bytes"] == growth(model, **how)._asdict()
+        assert row["state_bytes"] == state_bytes(model, ranks=2)
+        assert row["longest_context"] == longest_context(
             model, 20 * GIB, batch=3, **how
         )
-        assert told["largest_batch"]["1000"] == largest_batch(
+        assert row["largest_batch"]["1000"] == largest_batch(
             model, 1000, 20 * GIB, **how
         )
-        assert list(told["sources"].values()) == [s.url for s in model.sources]
+        assert list(row["sources"].values()) == [s.url for s in model.sources]
 
 
 def test_scales_and_formats_as_shipped():
-    (found,) = json.loads(
+    (row,) = json.loads(
         kv("--model gpt2 --dtype int4 --scale 16/32 --tokens 10 --json")
     )
     storage = Storage(4, scale_bits=16, block=32)
-    assert found["kv_bytes"]["10"] == kv_bytes(
+    assert row["kv_bytes"]["10"] == kv_bytes(
         find_model("gpt2"), 10, dtype=storage
     )
     assert "int4" not in kv("--model gpt2 --dtype int4 --scale 16/32")
@@ -104,7 +104,7 @@ def test_the_list_names_every_model():
     assert len(json.loads(kv("--list --json"))) == len(models())
 
 
-def test_one_model_is_told_with_its_layers():
+def test_one_model_is_described_with_its_layers():
     text = kv("--model gemma-3-27b --budget 8GiB")
     assert "52 layers: GQA 32/16, heads of 128, window 1,024" in text
     assert "per token: 507,904 B (496 KiB)" in text
@@ -113,15 +113,15 @@ def test_one_model_is_told_with_its_layers():
     assert f"longest context in 8 GiB: {longest:,} tokens per sequence" in text
     assert "sources of the shape: gemma" in text
     for model in models().values():
-        told = kv(f"--model {model.id} --tokens 5")
-        assert model.note in told
-        assert f"confidence in the shape: {model.confidence}" in told
-        assert (model.context.label if model.context else "") in told
-        assert f"{kv_bytes(model, 5):,}" in told
-        assert "None" not in told
+        output = kv(f"--model {model.id} --tokens 5")
+        assert model.note in output
+        assert f"confidence in the shape: {model.confidence}" in output
+        assert (model.context.label if model.context else "") in output
+        assert f"{kv_bytes(model, 5):,}" in output
+        assert "None" not in output
 
 
-def test_what_was_asked_stands_above_the_numbers():
+def test_the_arguments_stand_above_the_numbers():
     how = "--batch 8 --dtype int8 --scale 16/32 --ranks 2"
     line = "8 sequences, 8 bits, scale 16/32, on each of 2 devices:"
     for names in ("gpt2", "gpt2 falcon-7b"):
@@ -139,25 +139,25 @@ def test_numbers_may_be_written_as_people_do(text):
 
 
 def test_what_every_device_has_is_named():
-    for asked, words in (
+    for args, words in (
         ("deepseek-v3 --ranks 8", "latent x 8"),
         ("deepseek-v3.2 --ranks 2", "latent x 2, index keys x 2"),
         ("llama-3.1-8b --ranks 12", "key/value heads x 1.5"),
         ("llama-3.1-8b --ranks 8", None),
         ("deepseek-v3", None),
     ):
-        text = kv(f"--model {asked}")
+        text = kv(f"--model {args}")
         lines = [x for x in text.splitlines() if x.startswith("replicated: ")]
         assert lines == ([f"replicated: {words}"] if words else [])
-    found = json.loads(kv("--model deepseek-v3 --ranks 8 --json"))
-    assert found[0]["replicated"] == {"latent": 8}
+    rows = json.loads(kv("--model deepseek-v3 --ranks 8 --json"))
+    assert rows[0]["replicated"] == {"latent": 8}
 
 
 def test_gigabytes_are_what_a_page_and_the_help_say():
     """A GPU of 80 GB has nearly 80 GiB; "80GB" of a budget would be 74.5."""
     for size_of, gib in (("81559MiB", 80), ("97871MiB", 96)):
-        told = kv(f"--model gpt2 --tokens 1 --budget {size_of} --json")
-        left = json.loads(told)[0]["left_bytes"]
+        text = kv(f"--model gpt2 --tokens 1 --budget {size_of} --json")
+        left = json.loads(text)[0]["left_bytes"]
         assert 0.99 * gib < left / GIB < gib
         for language in ("en", "zh"):
             page = ROOT / f"docs/{language}/numbers/memory.md"
@@ -172,18 +172,18 @@ def test_gigabytes_are_what_a_page_and_the_help_say():
     assert "74.5" not in help_of
 
 
-def test_states_are_told_for_one_sequence_as_tokens_are():
+def test_states_are_counted_for_one_sequence_as_tokens_are():
     state = state_bytes(find_model("kimi-k3"))
     text = kv("--model kimi-k3 --tokens 4K --batch 8")
-    told = f"states: {state:,} B ({size(state)}) per sequence, at any length"
-    assert told in text.splitlines()
+    line = f"states: {state:,} B ({size(state)}) per sequence, at any length"
+    assert line in text.splitlines()
 
 
 def words(text):
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_several_models_are_told_in_lines():
+def test_several_models_have_a_line_each():
     text = kv("--model mistral-7b gpt2 --tokens 4K 1M --budget 1GiB")
     assert words(text) == [
         "one sequence, bf16:",
@@ -199,25 +199,25 @@ def test_several_models_are_told_in_lines():
 
 
 @pytest.mark.parametrize(
-    ("asked", "needed"),
+    ("args", "needed"),
     [
         ("--weights 672GB --ranks 8", 84 * 10**9),
         ("--weights fp8 --ranks 8", 671 * 10**9 // 8),
         ("--weights 100GB", 100 * 10**9),
     ],
 )
-def test_weights_that_do_not_fit_are_told_with_the_numbers(asked, needed):
-    told = (
+def test_weights_that_do_not_fit_are_reported_with_the_numbers(args, needed):
+    message = (
         f"the weights need {size(needed)} of {size(72 * 10**9)} per device: "
         "no cache fits"
     )
-    alone = kv(f"--model deepseek-v3 {asked} --tokens 32K --budget 72GB")
-    assert told in alone.splitlines()
+    alone = kv(f"--model deepseek-v3 {args} --tokens 32K --budget 72GB")
+    assert message in alone.splitlines()
     assert "longest context in" not in alone
     rows = words(alone)
-    assert rows[rows.index(told) - 1].endswith(" 0")
-    both = kv(f"--model deepseek-v3 deepseek-v2-lite {asked} --budget 72GB")
-    assert f"deepseek-v3: {told}" in both.splitlines()
+    assert rows[rows.index(message) - 1].endswith(" 0")
+    both = kv(f"--model deepseek-v3 deepseek-v2-lite {args} --budget 72GB")
+    assert f"deepseek-v3: {message}" in both.splitlines()
     assert "deepseek-v3 nothing 0 0 0 0 0" in words(both)
 
 
@@ -242,17 +242,17 @@ def test_what_weights_leave_is_for_the_cache():
 
 
 def test_a_dtype_of_weights_is_that_of_all_published_parameters():
-    asked = "--budget 2TiB --tokens 1 --json --weights"
+    args = "--budget 2TiB --tokens 1 --json --weights"
     for dtype, storage in DTYPES.items():
         known = [m for m in models().values() if m.params]
-        for told in json.loads(
-            kv(f"--model {' '.join(m.id for m in known)} {asked} {dtype}")
+        for row in json.loads(
+            kv(f"--model {' '.join(m.id for m in known)} {args} {dtype}")
         ):
-            model = find_model(told["id"])
-            assert told["weight_bytes"] == -(-model.params * storage.bits // 8)
-            assert told["left_bytes"] == 2**41 - told["weight_bytes"]
+            model = find_model(row["id"])
+            assert row["weight_bytes"] == -(-model.params * storage.bits // 8)
+            assert row["left_bytes"] == 2**41 - row["weight_bytes"]
             label = model.params_in.label
-            assert told["params_in"] == {label: model.params_in.url}
+            assert row["params_in"] == {label: model.params_in.url}
 
 
 def test_what_is_known_of_some_models_only_keeps_back_no_other():
@@ -264,8 +264,8 @@ def test_what_is_known_of_some_models_only_keeps_back_no_other():
         f"left out: no source says how kernels store the cache of {id}"
         for id in ("gpt2", "kimi-k3")
     ]
-    told = json.loads(kv(f"--model {names} --dtype shipped --json"))
-    assert [t["id"] for t in told if "unknown" in t] == ["gpt2", "kimi-k3"]
+    rows = json.loads(kv(f"--model {names} --dtype shipped --json"))
+    assert [t["id"] for t in rows if "unknown" in t] == ["gpt2", "kimi-k3"]
     text = kv("--model gpt2 command-a --budget 80GiB --weights bf16")
     assert (
         "left out: no source gives the number of parameters of command-a"
@@ -286,11 +286,9 @@ def test_what_is_known_of_some_models_only_keeps_back_no_other():
     ],
 )
 def test_a_budget_is_written_with_its_unit(text, bytes_):
-    (found,) = json.loads(
-        kv(f"--model gpt2 --tokens 1 --budget '{text}' --json")
-    )
+    (row,) = json.loads(kv(f"--model gpt2 --tokens 1 --budget '{text}' --json"))
     model = find_model("gpt2")
-    assert found["largest_batch"]["1"] == largest_batch(model, 1, bytes_)
+    assert row["largest_batch"]["1"] == largest_batch(model, 1, bytes_)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +361,7 @@ def test_a_budget_is_written_with_its_unit(text, bytes_):
         ("--list --model gpt2", "pass --model with one or more ids, --con"),
     ],
 )
-def test_what_is_wrong_is_said_and_ends_with_2(text, message, capsys):
+def test_what_is_wrong_is_reported_and_ends_with_2(text, message, capsys):
     with pytest.raises(SystemExit) as end:
         kv(text)
     assert end.value.code == 2
@@ -372,9 +370,9 @@ def test_what_is_wrong_is_said_and_ends_with_2(text, message, capsys):
         kv(f"{text} --lang zh")
     assert end.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    said = re.sub(r"'.*?'|such as|--\w+|attnref|error", "", last)
-    assert re.findall("[\u4e00-\u9fff]+", said), last
-    assert not {"is", "no", "not", "did", "of"} & {*said.split()}, last
+    words = re.sub(r"'.*?'|such as|--\w+|attnref|error", "", last)
+    assert re.findall("[\u4e00-\u9fff]+", words), last
+    assert not {"is", "no", "not", "did", "of"} & {*words.split()}, last
 
 
 SHOWN = (
@@ -412,11 +410,11 @@ def test_a_config_that_is_refused_leads_to_the_sizes(
 ):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": family} | more))
-    for language, said in (("en", "; kv --model knows "), ("zh", "里有 ")):
+    for language, hint in (("en", "; kv --model knows "), ("zh", "里有 ")):
         with pytest.raises(SystemExit):
             kv(f"--config {file} --lang {language}")
         error = capsys.readouterr().err
-        assert ids in error and (said in error) is bool(ids)
+        assert ids in error and (hint in error) is bool(ids)
 
 
 def test_a_config_with_a_field_that_nobody_knows_has_its_bytes(tmp_path):
@@ -436,8 +434,8 @@ def test_a_config_with_a_field_that_nobody_knows_has_its_bytes(tmp_path):
     chinese = kv(f"--config {file} --tokens 128K --lang zh")
     assert "不影响字节数：use_mystery\n" in chinese
     assert "说明：压缩器的状态未计入\n" in chinese
-    (found,) = json.loads(kv(f"--config {file} --json"))
-    assert found["unread"] == ["use_mystery"]
+    (row,) = json.loads(kv(f"--config {file} --json"))
+    assert row["unread"] == ["use_mystery"]
 
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "head_dim": 64}
@@ -447,7 +445,7 @@ OF_8_BITS = {"num_bits": 8, "type": "float"}
 
 
 @pytest.mark.parametrize(
-    "quant, beside, dtype, said",
+    "quant, beside, dtype, message",
     [
         ({}, None, "bf16", "as the config has no kv_cache_scheme"),
         ({"kv_cache_scheme": None}, None, "bf16", "no kv_cache_scheme"),
@@ -464,7 +462,7 @@ OF_8_BITS = {"num_bits": 8, "type": "float"}
     ],
 )
 def test_a_config_says_the_format_of_its_cache(
-    quant, beside, dtype, said, tmp_path, capsys
+    quant, beside, dtype, message, tmp_path, capsys
 ):
     """In an outer config too, whose text part stands inside."""
     file = tmp_path / "config.json"
@@ -476,11 +474,11 @@ def test_a_config_says_the_format_of_its_cache(
         if dtype is None:
             with pytest.raises(SystemExit):
                 kv(f"--config {file}")
-            assert said in capsys.readouterr().err
+            assert message in capsys.readouterr().err
         else:
             text = kv(f"--config {file} --tokens 10")
             stored = 10 * 2 * 2 * 2 * 64 * DTYPES[dtype].bits // 8
-            assert f" {stored:,} " in text and said in text
+            assert f" {stored:,} " in text and message in text
             assert f", {dtype}:" in text
             assert "缓存按" in kv(f"--config {file} --lang zh")
             several = kv(f"--config {file} --model gpt2")
@@ -499,8 +497,10 @@ def test_fp8_of_a_sparse_mla_is_that_of_its_kernels(tmp_path):
     for rank, stored in ((512, 3 * 788), (256, None)):
         file = tmp_path / "config.json"
         file.write_text(json.dumps(config | {"kv_lora_rank": rank}))
-        told = "kernels of this model store 2,364 B per further token: --dtype"
-        assert (told in kv(f"--config {file} --dtype fp8")) is bool(stored)
+        options = (
+            "kernels of this model store 2,364 B per further token: --dtype"
+        )
+        assert (options in kv(f"--config {file} --dtype fp8")) is bool(stored)
         if stored:
             (row,) = json.loads(kv(f"--config {file} --dtype shipped --json"))
             assert row["token_bytes"]["later"] == stored

@@ -59,7 +59,7 @@ def run(*words, **how):
 
 def test_every_command_runs_without_torch(tmp_path):
     size = "--tokens 4K --batch 3 --ranks 2 --budget 80GiB --weights bf16"
-    asked = [
+    calls = [
         ["kv", "--list"],
         ["kv", "--list", "--json"],
         ["kv", "--model", "llama-3.1-8b", *size.split()],
@@ -76,7 +76,7 @@ def test_every_command_runs_without_torch(tmp_path):
         [],
     ]
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, json.dumps(asked)],
+        [sys.executable, "-c", BLOCKED, json.dumps(calls)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -84,7 +84,7 @@ def test_every_command_runs_without_torch(tmp_path):
     assert done.returncode == 0, done.stderr
     shutil.rmtree(tmp_path / "folder")
     (tmp_path / "mla.py").unlink()
-    assert json.loads(done.stdout) == [main(words) for words in asked]
+    assert json.loads(done.stdout) == [main(words) for words in calls]
 
 
 def test_the_console_command_is_the_module():
@@ -104,8 +104,8 @@ def test_the_console_command_is_the_module():
             " ".join(text.replace("python -m attnref", "attnref").split())
             for text in (ours.stdout, ours.stderr)
         ]
-        told = [" ".join(text.split()) for text in (done.stdout, done.stderr)]
-        assert (done.returncode, told) == (ours.returncode, short)
+        output = [" ".join(text.split()) for text in (done.stdout, done.stderr)]
+        assert (done.returncode, output) == (ours.returncode, short)
 
 
 def printed():
@@ -165,8 +165,8 @@ def test_what_else_is_printed_is_there_to_be_typed():
     assert programs == {"attnref", "python", "pip", "make", "mkdocs"}
     for path in (ROOT / "CONTRIBUTING.md", *ROOT.glob("README*.md"), *PAGES):
         named = r"(?:`|^ {4})make ([\w-]+)"
-        found = re.findall(named, path.read_text("utf-8"), re.M)
-        assert {*found} <= {*targets}, path
+        names = re.findall(named, path.read_text("utf-8"), re.M)
+        assert {*names} <= {*targets}, path
 
 
 def test_alone_it_tells_its_commands_a_line_each():
@@ -175,8 +175,8 @@ def test_alone_it_tells_its_commands_a_line_each():
     lines = done.stdout.splitlines()
     assert lines[0].startswith("usage: python -m attnref ")
     assert lines[2].startswith("Sizes of the KV caches of released models")
-    said, _, example = lines[-1].partition("example: python -m attnref ")
-    assert said == "" and main(example.split()).startswith("Llama-3.1-8B, ")
+    before, _, example = lines[-1].partition("example: python -m attnref ")
+    assert before == "" and main(example.split()).startswith("Llama-3.1-8B, ")
     assert [x.split()[0] for x in lines if x[:4] == "    "] == [
         "kv",
         "copy",
@@ -186,7 +186,7 @@ def test_alone_it_tells_its_commands_a_line_each():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "error"),
     [
         ("kv --model lama3", "kv: error: there is no model 'lama3'; did you "),
         ("copy gpa", "copy: error: there is no 'gpa'; did you mean gqa"),
@@ -205,11 +205,11 @@ def test_alone_it_tells_its_commands_a_line_each():
         ("copy gqa -o new/", "copy: error: new/ is a folder; pass it as"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line_and_ends_with_2(words, said):
+def test_an_error_is_one_line_and_ends_with_2(words, error):
     done = run(*words.split())
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"python -m attnref {said}")
+    assert line.startswith(f"python -m attnref {error}")
 
 
 @pytest.mark.parametrize("words", ["copy --full mla Decoder", "--help"])
@@ -258,7 +258,7 @@ def texts_of(path):
     }
 
 
-def test_each_message_that_has_chinese_is_said_somewhere():
+def test_each_message_that_has_chinese_is_used_somewhere():
     """In these English words, by the package or by argparse, or it is a note of
     a model; both languages have the same places for values."""
     lines = (ROOT / "attnref" / "words.txt").read_text("utf-8").splitlines()[1:]
@@ -298,12 +298,12 @@ def test_each_message_of_a_command_has_chinese():
 
 
 def test_threads_that_overlap_speak_their_own_languages():
-    both, said = threading.Barrier(2, timeout=60), {}
+    both, texts = threading.Barrier(2, timeout=60), {}
 
     def speak(language):
         with speaking(language):
             both.wait()
-            said[language] = message("there is no exercise {!r}", "gpa")
+            texts[language] = message("there is no exercise {!r}", "gpa")
             both.wait()
 
     threads = [threading.Thread(target=speak, args=(x,)) for x in ("zh", "en")]
@@ -311,7 +311,7 @@ def test_threads_that_overlap_speak_their_own_languages():
         thread.start()
     for thread in threads:
         thread.join()
-    assert said == {"en": "there is no exercise 'gpa'", "zh": "没有练习 'gpa'"}
+    assert texts == {"en": "there is no exercise 'gpa'", "zh": "没有练习 'gpa'"}
 
 
 @pytest.mark.parametrize("words", [["copy", "--config"], ["kv", "--config"]])
@@ -333,8 +333,8 @@ def test_a_file_that_holds_no_object_is_refused_in_a_line(tmp_path, words):
     assert "the file holds list, no object" in done.stderr
 
 
-def test_what_is_wrong_is_told_in_the_language_of_the_command(capsys):
-    for words, said in (
+def test_an_error_is_in_the_language_of_the_command(capsys):
+    for words, error in (
         ("kv --model --lang zh", "参数 --model：后面至少要有一个值"),
         ("kv --lang zh --model lama3", "没有模型 'lama3'，是不是 "),
         ("kv --model lama3", "there is no model 'lama3'; did you mean "),
@@ -345,7 +345,7 @@ def test_what_is_wrong_is_told_in_the_language_of_the_command(capsys):
     ):
         with pytest.raises(SystemExit):
             main(words.split())
-        assert f"error: {said}" in capsys.readouterr().err
+        assert f"error: {error}" in capsys.readouterr().err
     with pytest.raises(ValueError, match="there is no model 'lama3'"):
         find_model("lama3")
 

@@ -247,9 +247,9 @@ def test_a_report_begins_with_what_changed():
     assert lines[:2] == [f"now   {machine}", f"last  {machine}"]
     _, heading, *goals = "\n".join(lines[2:8]).split("\n")
     assert heading == "  change       now      last  3 of 5 goals are met"
-    told = [re.sub(r" \(8\).*", "", each).split() for each in goals]
+    changes = [re.sub(r" \(8\).*", "", each).split() for each in goals]
     words = ["ms;", "wanted:", "at", "most", "3:", "quick"]
-    assert told == [
+    assert changes == [
         ["x", "4", "8", "2", "NOT", "MET", *words, "d"],
         ["x", "0.5", "0.55", "1.1", "met", *words, "b"],
         ["4.1", "4", "NOT", "MET", *words, "c"],

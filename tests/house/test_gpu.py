@@ -21,15 +21,15 @@ def test_on_a_cpu_it_writes_what_a_gpu_would(tmp_path, monkeypatch):
     monkeypatch.setattr(flex_attention, eager, True)  # else it is traced
     out = tmp_path / "gpu.json"
     gpu.main(["--device", "cpu", "--seconds", "0", "--out", str(out)])
-    found = json.loads(out.read_text())
+    result = json.loads(out.read_text())
     like = json.loads(cpu_script.MEASURED.read_text(encoding="utf-8"))
-    assert {*found} - {*like} == {"gpu", "left_out"} and not found["left_out"]
-    lines, others = found["goals"], like["goals"]
+    assert {*result} - {*like} == {"gpu", "left_out"} and not result["left_out"]
+    lines, others = result["goals"], like["goals"]
     assert [x["at"] for x in lines] == [
         ", ".join(map(str, g.at[0])) for g in goals
     ]
     assert {*lines[0]} <= {*others[0]} | {"least"}
-    cases = found["cases"]
+    cases = result["cases"]
     assert {*cases["decode"]} == {*like["cases"]["decode"]} - {"busy"}
     for case, at in gpu.SIZES["cpu"]:
         size = cases[case]["at"][", ".join(map(str, at))]
@@ -62,10 +62,10 @@ def test_on_a_cpu_it_writes_what_a_gpu_would(tmp_path, monkeypatch):
 def test_it_stops_in_time_and_says_what_it_left_out(tmp_path, capsys):
     out = tmp_path / "gpu.json"
     gpu.main(["--device", "cpu", "--minutes", "0", "--out", str(out)])
-    found = json.loads(out.read_text())
-    assert found["cases"] == {} and found["goals"] == []
-    assert len(found["left_out"]) == len(gpu.SIZES["cpu"])
-    assert {*found["left_out"].values()} == {"no time left"}
+    result = json.loads(out.read_text())
+    assert result["cases"] == {} and result["goals"] == []
+    assert len(result["left_out"]) == len(gpu.SIZES["cpu"])
+    assert {*result["left_out"].values()} == {"no time left"}
     if not torch.cuda.is_available():
         with pytest.raises(SystemExit):
             gpu.main([])
@@ -74,8 +74,8 @@ def test_it_stops_in_time_and_says_what_it_left_out(tmp_path, capsys):
 
 def test_the_sizes_that_do_not_fit_are_known_before_they_are_made():
     for case, at in gpu.SIZES["cpu"]:
-        _, *kept = gpu.MAKE[case]("cpu", *at).pool[0]
-        assert gpu.bytes_of(case, at) == sum(x.nbytes for x in kept)
+        _, *made = gpu.MAKE[case]("cpu", *at).pool[0]
+        assert gpu.bytes_of(case, at) == sum(x.nbytes for x in made)
     for goal in gpu.GOALS:
         assert {(goal.case, at) for at in goal.at} <= {*gpu.SIZES["cuda"]}
     most = ("bfloat16", "MHA", 64, 131_072)

@@ -34,22 +34,22 @@ def make(*arguments, cwd=ROOT):
     )
 
 
-def test_every_pin_takes_the_python_that_is_asked_for():
+def test_every_pin_takes_the_required_python():
     """The first 3.11: Debian 12 has 3.11.2, and some packages want 3.11.5."""
     for name, version in PINS.items():
-        found = metadata.distribution(name)
-        assert found.version.split("+")[0] == version, name
-        wanted = found.metadata["Requires-Python"] or ""
+        installed = metadata.distribution(name)
+        assert installed.version.split("+")[0] == version, name
+        wanted = installed.metadata["Requires-Python"] or ""
         assert SpecifierSet(wanted).contains("3.11.0"), f"{name}: {wanted}"
 
 
-def test_the_same_python_and_torch_are_asked_for_everywhere():
+def test_the_same_python_and_torch_are_required_everywhere():
     """For the site, and for the package alone: what its metadata says."""
-    told = metadata.metadata("attnref")
-    python = told["Requires-Python"].removeprefix(">=")
+    project = metadata.metadata("attnref")
+    python = project["Requires-Python"].removeprefix(">=")
     (torch,) = (
         need.removeprefix("torch>=")
-        for need in told.get_all("Requires-Dist")
+        for need in project.get_all("Requires-Dist")
         if need.startswith("torch>=")
     )
     for name in ("README.md", "README.zh.md"):
@@ -68,7 +68,7 @@ def test_the_same_python_and_torch_are_asked_for_everywhere():
     )
 
 
-def test_an_old_python_is_told_in_a_line(tmp_path):
+def test_an_old_python_is_refused_in_a_line(tmp_path):
     for name in ("Makefile", "constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     old = tmp_path / "python3.9"
@@ -79,10 +79,10 @@ def test_an_old_python_is_told_in_a_line(tmp_path):
     old.chmod(0o755)
     done = make("serve", "PYTHON=./python3.9", cwd=tmp_path)
     assert done.returncode != 0
-    said = done.stderr.splitlines()
-    assert said[0].startswith("The site needs Python 3.11 or later, and ")
-    assert "is 3.9: set PYTHON=" in said[0]
-    assert all(line.startswith("make") for line in said[1:])
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("The site needs Python 3.11 or later, and ")
+    assert "is 3.9: set PYTHON=" in lines[0]
+    assert all(line.startswith("make") for line in lines[1:])
     assert not (tmp_path / ".venv").exists()
 
 
@@ -151,14 +151,14 @@ def test_the_sdist_holds_what_git_has(built):
 def test_its_metadata_is_valid_and_can_be_read_on_an_index(built):
     wheel = zipfile.ZipFile(built[1])
     (name,) = (n for n in wheel.namelist() if n.endswith("/METADATA"))
-    told = Metadata.from_email(wheel.read(name), validate=True)
-    assert (told.name, str(told.version)) == ("attnref", attnref.__version__)
-    assert told.license_expression == "MIT-0"
-    needs = [str(n) for n in told.requires_dist if "extra" not in str(n)]
+    data = Metadata.from_email(wheel.read(name), validate=True)
+    assert (data.name, str(data.version)) == ("attnref", attnref.__version__)
+    assert data.license_expression == "MIT-0"
+    needs = [str(n) for n in data.requires_dist if "extra" not in str(n)]
     assert needs == ["torch>=2.4"]
-    assert not told.project_urls, "there is no address yet"
-    text = told.description
-    assert told.description_content_type == "text/markdown"
+    assert not data.project_urls, "there is no address yet"
+    text = data.description
+    assert data.description_content_type == "text/markdown"
     # Links, also as <...>, [..]: or HTML: whole addresses, or none.
     links = re.findall(r"\]\(([^)]*)|(?:href|src)=\"?([^\" >]*)", text)
     links += re.findall(r"^\[[^]]+\]: *(\S+)()", text, re.M)

@@ -63,9 +63,9 @@ def test_type_checkers_see_what_there_is():
     assert others == {"__version__: str"}
     assert not {*tools} & {*listed}
     for name, home in (homes | tools).items():
-        found = getattr(attnref, name)
-        assert found is getattr(import_module(home), name)
-        assert found.__module__ == home, f"{name} is not defined in {home}"
+        value = getattr(attnref, name)
+        assert value is getattr(import_module(home), name)
+        assert value.__module__ == home, f"{name} is not defined in {home}"
 
 
 LAZY = """
@@ -110,7 +110,7 @@ assert [type(each) for each in again] == [type(each) for each in kept]
 """
 
 
-def test_names_load_when_they_are_asked_for_and_without_a_source(tmp_path):
+def test_names_load_when_they_are_used_and_without_a_source(tmp_path):
     """By many threads at once; from byte code alone, as in a frozen program."""
     folder = tmp_path / "attnref"
     ignored = shutil.ignore_patterns("__pycache__")
@@ -129,7 +129,7 @@ def test_names_load_when_they_are_asked_for_and_without_a_source(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "start"),
     [
         ("sofmax", "; did you mean softmax, "),
         ("GroupedQuerryAttention", "; did you mean GroupedQueryAttention, "),
@@ -138,12 +138,12 @@ def test_names_load_when_they_are_asked_for_and_without_a_source(tmp_path):
         ("__wrapped__", ""),
     ],
 )
-def test_a_name_that_is_not_there_is_answered_with_near_ones(name, told):
+def test_a_name_that_is_not_there_is_answered_with_near_ones(name, start):
     with pytest.raises(AttributeError) as error:
         getattr(attnref, name)
     begins, _, hint = str(error.value).partition(f" attribute '{name}'")
     assert begins == "module 'attnref' has no"
-    assert hint.startswith(told) and bool(hint) == bool(told)
+    assert hint.startswith(start) and bool(hint) == bool(start)
 
 
 def documented():

@@ -124,8 +124,8 @@ def leaves(*tensors):
     return tuple(x.detach().clone().requires_grad_() for x in tensors)
 
 
-def gradients(core, inputs, above, *args, **told):
+def gradients(core, inputs, above, *args, **options):
     """Of q, k and v, where `above` is that of the output."""
     copies = leaves(*inputs)
-    core(*copies, *args, **told).backward(above)
+    core(*copies, *args, **options).backward(above)
     return tuple(x.grad for x in copies)

@@ -83,13 +83,13 @@ def subjects() -> dict[str, tuple[str, str]]:
     from sitekit.markdown import pages
     from tests.variants import LAYERS
 
-    found = {name: ("mistake", name) for name in catalogue()}
-    found |= {name: ("variant", name) for name in LAYERS}
+    result = {name: ("mistake", name) for name in catalogue()}
+    result |= {name: ("variant", name) for name in LAYERS}
     for path in pages.markdown_files("en") + pages.markdown_files("zh"):
         stem, address = pages.stem_of(path), pages.address_of(path)
         for name in (str(path), stem, address, f"zh/{address}"):
-            found[name] = ("page", stem)
-    return found
+            result[name] = ("page", stem)
+    return result
 
 
 def subject_of(item: pytest.Item) -> tuple[str, str]:

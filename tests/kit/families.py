@@ -515,12 +515,12 @@ def seen(
         if re.search(OTHERS, type(module).__name__):
             continue
         calls: list[tuple[Tensor, Tensor]] = []
-        found = Seen(layer, module, calls)
+        result = Seen(layer, module, calls)
         projections = {*module._modules} & PROJECTIONS
         attends = last in module._modules and projections
-        if not found.recurrent and not attends:
+        if not result.recurrent and not attends:
             continue
-        layers.append(found)
+        layers.append(result)
 
         def given(module, args, named, calls=calls):
             calls.append((args[0] if args else named["hidden_states"], None))
@@ -530,7 +530,7 @@ def seen(
             calls[-1] = calls[-1][0].clone(), out.clone()
 
         hooks.append(module.register_forward_pre_hook(given, with_kwargs=True))
-        gives = module if found.recurrent else module._modules[last]
+        gives = module if result.recurrent else module._modules[last]
         hooks.append(gives.register_forward_hook(gave))
     tokens = torch.randint(3, 41, (rows, sum(chunks)))
     takes = inspect.signature(model.forward).parameters

@@ -55,7 +55,7 @@ class Variant(NamedTuple):
     sizes: dict[str, int]  # to the constructor
     cost: Callable[..., Cost]  # of these sizes, and of a call
     group: Group  # what it needs of the past, in the words of shapes.py
-    told: dict[str, Any] = NOTHING  # to forward
+    forward: dict[str, Any] = NOTHING  # to forward
     options: tuple[dict[str, Any], ...] = (NOTHING,)  # to the constructor
     # Key heads beside so many query heads in so many groups, if the layer
     # projects to heads as Llama's does: transformers and torch are oracles.
@@ -67,7 +67,7 @@ class Variant(NamedTuple):
     choosing: tuple[str, ...] = ()
 
 
-def kept(kv_heads: int, head_dim: int = D, v_head_dim: int = D) -> Full:
+def full(kv_heads: int, head_dim: int = D, v_head_dim: int = D) -> Full:
     """What attention to keys needs of the past, in words of shapes.py."""
     return Full(
         layers=1,

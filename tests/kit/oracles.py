@@ -188,12 +188,12 @@ def in_ours(
 ):
     outs = []
     for start, end in spans(chunks):
-        told = {}
+        options = {}
         if valid is not None:
-            told["mask"] = padding_mask(valid[:, :end])
+            options["mask"] = padding_mask(valid[:, :end])
         if positions is not None:
-            told["positions"] = positions[:, start:end]
-        outs.append(module(x[:, start:end], cache=cache, **told))
+            options["positions"] = positions[:, start:end]
+        outs.append(module(x[:, start:end], cache=cache, **options))
     return torch.cat(outs, dim=1)
 
 

@@ -15,8 +15,8 @@ PAGES = pages.markdown_files("en") + pages.markdown_files("zh")
 
 def section(name, text):
     """What stands below the heading of that id."""
-    (found,) = re.findall(rf"{{ #{name} }}\n(.*?)(?:\n## |\Z)", text, re.S)
-    return found
+    (result,) = re.findall(rf"{{ #{name} }}\n(.*?)(?:\n## |\Z)", text, re.S)
+    return result
 
 
 def cells(text):

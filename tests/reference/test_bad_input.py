@@ -120,8 +120,8 @@ def test_a_layer_is_built_if_and_only_if_its_sizes_fit(
 )
 def test_sizes_are_above_0(which, value):
     name, size = which
-    said = size.removeprefix("qk_rope_")
-    with pytest.raises(ValueError, match=f"{said}={value} must be at least 1"):
+    short = size.removeprefix("qk_rope_")
+    with pytest.raises(ValueError, match=f"{short}={value} must be at least 1"):
         built(name, **{size: value})
 
 
@@ -131,8 +131,8 @@ def test_sizes_are_above_0(which, value):
 )
 def test_sizes_are_whole_numbers(which, value):
     name, size = which
-    what, said = type(value).__name__, size.removeprefix("qk_rope_")
-    with pytest.raises(TypeError, match=f"{said} is {what}; pass an int"):
+    what, short = type(value).__name__, size.removeprefix("qk_rope_")
+    with pytest.raises(TypeError, match=f"{short} is {what}; pass an int"):
         built(name, **{size: value})
 
 
@@ -289,12 +289,12 @@ def test_a_cache_of_another_kind_is_refused_by_name(name, make):
 @pairs(DECODERS)
 @torch.no_grad()
 def test_refused_calls_leave_the_cache_alone(name, make):
-    layer, told = built(name, rope=Rope(100.0)), VARIANTS[name].told
+    layer, options = built(name, rope=Rope(100.0)), VARIANTS[name].forward
     cache = after(make, name)
     for call, error, says in CALLS.values():
         with refused(says, cache, error=error):
-            layer(**{"x": numbers(B, T, E), "cache": cache} | told | call)
-    layer(numbers(B, T, E), cache=cache, **told)
+            layer(**{"x": numbers(B, T, E), "cache": cache} | options | call)
+    layer(numbers(B, T, E), cache=cache, **options)
     assert cache.length == PAST + T
 
 
@@ -431,7 +431,7 @@ def test_a_decoder_layer_runs_if_and_only_if_everything_fits(data):
             mask=mask,
             cache=caches[0] if caches else None,
             positions=None if at is None else torch.zeros(at),
-            **VARIANTS[name].told,
+            **VARIANTS[name].forward,
         )
 
     if fits():

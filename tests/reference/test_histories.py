@@ -54,7 +54,7 @@ class Token(NamedTuple):
     length: int  # of the text when its key was rotated
 
 
-class Told(NamedTuple):
+class Kind(NamedTuple):
     """A rule in numbers `i`, `j` and positions `a`, `b` of query and key."""
 
     rule: Callable[[Tensor], Any]
@@ -64,27 +64,27 @@ class Told(NamedTuple):
 
 
 RULES = {
-    "everything": Told(lambda ids: Everything(), lambda ids, i, j, a, b: True),
-    "causal": Told(lambda ids: Causal(), lambda ids, i, j, a, b: j <= i),
-    "window": Told(
+    "everything": Kind(lambda ids: Everything(), lambda ids, i, j, a, b: True),
+    "causal": Kind(lambda ids: Causal(), lambda ids, i, j, a, b: j <= i),
+    "window": Kind(
         lambda ids: Window(4),
         lambda ids, i, j, a, b: j <= i and a - b < 4,
         ((4, 0, 0), (4, 0, 4), (5, 2, 3)),
     ),
-    "first": Told(
+    "first": Kind(
         lambda ids: Window(3, first=2),
         lambda ids, i, j, a, b: j <= i and (a - b < 3 or b < 2),
         ((3, 2, 0), (3, 2, 4)),
     ),
-    "chunk": Told(
+    "chunk": Kind(
         lambda ids: Chunk(4),
         lambda ids, i, j, a, b: j <= i and a // 4 == b // 4,
         ((4, 0, 0), (4, 0, 3)),
     ),
-    "prefix": Told(
+    "prefix": Kind(
         lambda ids: Prefix(3), lambda ids, i, j, a, b: j <= i or b < 3
     ),
-    "documents": Told(
+    "documents": Kind(
         lambda ids: Causal() & Documents(ids),
         lambda ids, i, j, a, b: j <= i and ids[i] == ids[j],
     ),
@@ -217,8 +217,8 @@ class History:
         self.draw, pick = draw, draw.choice
         self.name = pick([name for name in DECODERS if name != "dsa"])
         self.core = pick([*CORES, "sdpa", "sdpa", "fused"])
-        ringed = [rule for rule, told in RULES.items() if told.rings]
-        self.told = rule = pick([*RULES, *ringed, *ringed])
+        ringed = [rule for rule, its in RULES.items() if its.rings]
+        self.kind = rule = pick([*RULES, *ringed, *ringed])
         self.bias = bias = pick([*BIASES, "uneven", "relative"])
         rope = pick([*FIXED, *BY_LENGTH])
         self.rope = (FIXED | BY_LENGTH)[rope]
@@ -231,7 +231,7 @@ class History:
             "sinks": not plain and pick([False, False, True]),
         }
         # What reads positions; else they are refused.
-        counts = self.told not in ("everything", "causal", "documents")
+        counts = self.kind not in ("everything", "causal", "documents")
         if not (counts or self.rope or bias):
             self.places = "numbers"
         # A ring drops by number: pads between tokens, and pads before the
@@ -310,16 +310,16 @@ class History:
             for row, end in zip(rows, before, strict=True)
         ]
         self.steps.append(("read", n))
-        told = dict(VARIANTS[self.name].told)
+        options = dict(VARIANTS[self.name].forward)
         if self.places != "numbers":
             at = [[t.at for t in row] for row in fresh]
-            told["positions"] = torch.tensor(at).view(B, n).long()
+            options["positions"] = torch.tensor(at).view(B, n).long()
         if self.pads != "none":
             # Beyond its end, a row's mask says nothing.
             valid = torch.rand(B, max(before) + n) < 0.5
             for r, row in enumerate(rows):
                 valid[r, : len(row)] = torch.tensor([t.real for t in row])
-            told["mask"] = padding_mask(valid)
+            options["mask"] = padding_mask(valid)
         stale = n and any(
             self.same(t.length) != self.same(length)
             for row in self.rows
@@ -331,14 +331,14 @@ class History:
                 unchanged(self.cache),
                 pytest.raises(ValueError, match=says),
             ):
-                self.layer(new, cache=self.cache, **told)
+                self.layer(new, cache=self.cache, **options)
             return self.forget()
-        got = self.layer(new, cache=self.cache, **told)
+        got = self.layer(new, cache=self.cache, **options)
         if n:
             _, term = BIASES[self.bias]
             want = []
             for row, ids in zip(rows, self.ids.tolist(), strict=True):
-                sees = partial(RULES[self.told].sees, ids)
+                sees = partial(RULES[self.kind].sees, ids)
                 want.append(row_of(self.layer, row, n, sees, term))
             want = torch.stack(want)
             real = torch.tensor([[t.real for t in row] for row in fresh])

@@ -79,9 +79,9 @@ def counted(core):
     """The core, and what it was told each time that it was called."""
     calls = []
 
-    def attend(*given, **told):
-        calls.append(told)
-        return core(*given, **told)
+    def attend(*given, **options):
+        calls.append(options)
+        return core(*given, **options)
 
     return attend, calls
 
@@ -90,14 +90,14 @@ def public(kind):
     """The classes of attnref that are of a kind, by name."""
     everything = {name: getattr(attnref, name) for name in attnref.__all__}
     return {
-        name: found
-        for name, found in everything.items()
-        if isinstance(found, type) and issubclass(found, kind)
+        name: value
+        for name, value in everything.items()
+        if isinstance(value, type) and issubclass(value, kind)
     }
 
 
 @pytest.mark.whole
-def test_every_layer_core_and_cache_is_under_the_laws():
+def test_every_layer_core_and_cache_is_under_the_properties():
     named = {v.layer.__name__ for v in LAYERS.values()}
     lack = {
         kind.__name__
@@ -134,11 +134,11 @@ def test_every_layer_core_and_cache_is_under_the_laws():
 @pytest.mark.parametrize("name", once(LAYERS))
 def test_every_layer_has_a_page_or_says_that_it_has_none(name):
     stem = inspect.getmodule(LAYERS[name].layer).__name__.rpartition(".")[2]
-    place = said = LAYERS[name].page
-    if isinstance(said, bool):
+    place = named = LAYERS[name].page
+    if isinstance(named, bool):
         place = f"layers/{stem.replace('_', '-')}"
     page = ROOT / f"docs/en/{place}.md"
-    assert page.exists() == bool(said), (
+    assert page.exists() == bool(named), (
         f"{page.relative_to(ROOT)}: write it, or say page=False in VARIANT"
     )
 
@@ -262,8 +262,8 @@ def test_a_padded_row_is_the_row_alone(name, make):
                         sight = sees[real][:, real]
                         fair = (sight <= seen(rule(layer), len(sight))).all(1)
                         assert fair.sum() > 1, "hardly a token is compared"
-                        told = {"mask": sight} if name in VARIANTS else {}
-                        want = run(name, layer, alone, **told)[:, fair]
+                        more = {"mask": sight} if name in VARIANTS else {}
+                        want = run(name, layer, alone, **more)[:, fair]
                         mine = mine[:, real][:, fair]
                     error = relative_error(mine, want)
                     assert error <= 1e-12, (options, row, chunks)
@@ -280,8 +280,8 @@ def test_positions_are_counted_from_0_and_follow_the_cache(name):
         want, at = run(name, layer, (x,)), torch.arange(T)
         cache, got = CACHES["room"](T), []
         for part, places in ((x[:, :2], None), (x[:, 2:], at[2:])):
-            told = VARIANTS[name].told | {"positions": places}
-            got.append(layer(part, cache=cache, **told))
+            more = VARIANTS[name].forward | {"positions": places}
+            got.append(layer(part, cache=cache, **more))
         assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
         spread = run(name, layer, (x,), positions=3 * at)
         assert relative_error(spread, want) > 1e-3
@@ -354,10 +354,10 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
                     yield run(name, layer, given)
                     yield run(name, layer, given, (5, 2), make(n), valid, at)
                 return
-            for told in ((None, None), (valid, at)):
+            for args in ((None, None), (valid, at)):
                 x = tuple(t.clone().requires_grad_() for t in given)
                 layer.zero_grad()
-                full = run(name, layer, x, None, None, *told)
+                full = run(name, layer, x, None, None, *args)
                 full.square().sum().backward()
                 yield full
                 yield torch.cat([t.grad.flatten() for t in x])
@@ -366,7 +366,7 @@ def test_with_every_core_it_is_the_layer_with_sdpa(name, make, core, every):
                 yield torch.cat([g.flatten() for g in grads if g is not None])
                 for chunks in CHUNKS[1:]:
                     with torch.no_grad():
-                        yield run(name, layer, given, chunks, make(n), *told)
+                        yield run(name, layer, given, chunks, make(n), *args)
 
         layer.attend = CORES["sdpa"]
         want = [*outputs()]
@@ -385,13 +385,13 @@ def test_the_core_that_is_called_is_the_one_it_was_built_with(name, core):
     layer = variant(name, attend=attend, dropout=0.5)
     assert layer.attend is attend
     run(name, layer, inputs(name))
-    assert [told["dropout"] for told in calls] == [0.0]
+    assert [options["dropout"] for options in calls] == [0.0]
     if core not in NO_GRADIENTS:
         run(name, layer.train(), inputs(name))
     else:
         with pytest.raises(ValueError, match="flex has no dropout"):
             run(name, layer.train(), inputs(name))
-    assert [told["dropout"] for told in calls] == [0.0, 0.5]
+    assert [options["dropout"] for options in calls] == [0.0, 0.5]
     assert built(name).attend is attnref.sdpa
 
 
@@ -415,11 +415,11 @@ def test_a_layer_with_a_rule_is_one_with_that_mask(name, make):
         (Documents(ids[0]) & Window(2), (before & same[0, 0]).triu(-1)),
         (Prefix(lengths) & Documents(ids), (before | prefix) & same),
     ):
-        told = {"rope": Rope(100.0)} if takes(name, "rope") else {}
-        layer = variant(name, causal=causal, **told)
-        plain = built(name, causal=False, **told).double().eval()
+        options = {"rope": Rope(100.0)} if takes(name, "rope") else {}
+        layer = variant(name, causal=causal, **options)
+        plain = built(name, causal=False, **options).double().eval()
         plain.load_state_dict(layer.state_dict())
-        want = plain(x, mask=mask, **VARIANTS[name].told)
+        want = plain(x, mask=mask, **VARIANTS[name].forward)
         for chunks in (None, (3, 1, 3), (4, 2, 1)):
             got = run(name, layer, (x,), chunks, chunks and make(T))
             assert relative_error(got, want) <= 1e-12, (causal, chunks)
@@ -465,7 +465,7 @@ def test_where_nothing_has_a_position_keys_may_change_places(name):
         moved = context[:, torch.randperm(S)]
         assert relative_error(layer(x, moved), layer(x, context)) <= 1e-12
         return
-    x, told = tokens(), VARIANTS[name].told
+    x, more = tokens(), VARIANTS[name].forward
     swap = torch.tensor([1, 0, *range(2, T)])
     for layer, sees, encoder in causal_or_not(name):
         alike = (sees[:, swap] == sees[swap]).all(1)
@@ -473,7 +473,7 @@ def test_where_nothing_has_a_position_keys_may_change_places(name):
         assert alike.all() if encoder else alike.any()
         for rope, same in ((None, alike), (Rope(100.0), far)):
             layer.rope = rope
-            got, want = layer(x[:, swap], **told), layer(x, **told)[:, swap]
+            got, want = layer(x[:, swap], **more), layer(x, **more)[:, swap]
             error = (got - want).abs().amax((0, 2)) / want.abs().max()
             assert torch.equal(error <= 1e-12, same), rope
 
@@ -495,7 +495,7 @@ def test_gradients_reach_every_parameter_and_are_right(name):
         def call(*values, layer=layer, given=given, named=named):
             weights = dict(zip(named, values, strict=True))
             return torch.func.functional_call(
-                layer, weights, given, LAYERS[name].told
+                layer, weights, given, LAYERS[name].forward
             )
 
         leaves = [p.detach().requires_grad_() for p in named.values()]
@@ -565,9 +565,9 @@ def stores(name):
 def test_the_bytes_of_its_cache_are_those_predicted(name, make):
     """On the meta device too, where nothing is computed."""
     n = S if takes(name, "context") else T
-    told = {"valid": torch.ones(B, n, dtype=torch.bool)}
+    options = {"valid": torch.ones(B, n, dtype=torch.bool)}
     if takes(name, "rope"):
-        told["positions"] = torch.arange(T)
+        options["positions"] = torch.arange(T)
     for dtype, kind, device in (
         ("fp32", torch.float32, "cpu"),
         ("bf16", torch.bfloat16, "cpu"),
@@ -578,12 +578,12 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
             continue  # the inputs of a convolution are counted in 16 bits
         layer = built(name, **LAYERS[name].options[-1]).to(device, kind)
         given = (t.to(device, kind) for t in inputs(name))
-        there = {word: t.to(device) for word, t in told.items()}
+        there = {word: t.to(device) for word, t in options.items()}
         cache = make(n)
         # A cache may keep more tokens than the layer needs: all, say.
-        kept = needed = 1
+        stored = needed = 1
         if needs(name) == "append":
-            kept, needed = (
+            stored, needed = (
                 int(seen(each, n).sum(1).max())
                 for each in (cache.keeps, rule(layer))
             )
@@ -591,10 +591,10 @@ def test_the_bytes_of_its_cache_are_those_predicted(name, make):
         assert got.shape == (B, T, E)
         assert (got.dtype, got.device.type) == (kind, device)
         want = B * group_bytes(LAYERS[name].group, n, DTYPES[dtype])
-        assert cache.nbytes * needed == want * kept, (
+        assert cache.nbytes * needed == want * stored, (
             f"{name} in {dtype} on {device} stores {cache.nbytes} bytes for "
-            f"{kept} of {n} tokens, and `group=` of its VARIANT says "
-            f"{want * kept // needed}"
+            f"{stored} of {n} tokens, and `group=` of its VARIANT says "
+            f"{want * stored // needed}"
         )
 
 
@@ -622,9 +622,9 @@ def at_once(attend, names=ALL):
     given = {"rope": Rope(100.0), "attend": attend}
     blocks = []
     for name in names:
-        told = {word: it for word, it in given.items() if takes(name, word)}
+        options = {word: it for word, it in given.items() if takes(name, word)}
         if not takes(name, "context"):
-            blocks.append(Block(built(name, **told), d_model=E, d_ff=19))
+            blocks.append(Block(built(name, **options), d_model=E, d_ff=19))
     return sharp(Decoder(blocks, n_tokens=31, d_model=E))
 
 
@@ -690,16 +690,16 @@ def test_all_layers_compile_for_any_length(attend):
     torch.compiler.reset()
     decoder = at_once(attend)
     compiled = torch.compile(decoder, fullgraph=True, backend="eager")
-    for length, told in calls:
+    for length, options in calls:
         ids = torch.randint(31, (B, length))
-        got, want = compiled(ids, **told), decoder(ids, **told)
+        got, want = compiled(ids, **options), decoder(ids, **options)
         assert relative_error(got, want) <= 1e-14
     for name in READERS:
         layer = variant(name, attend=attend)
         compiled = torch.compile(layer, fullgraph=True, backend="eager")
-        for length, told in ((5, {}), (7, {}), (9, masked)):
+        for length, options in ((5, {}), (7, {}), (9, masked)):
             given = tokens(B, T, E), tokens(B, length, C)
-            got, want = compiled(*given, **told), layer(*given, **told)
+            got, want = compiled(*given, **options), layer(*given, **options)
             assert relative_error(got, want) <= 1e-14
 
 

@@ -317,8 +317,8 @@ PACKAGE = {
 def own_comments(source):
     """The lines of a program with shape comments that are not the package's."""
     lines = source.splitlines()
-    found = (c.line for c in comments(source).values())
-    return {line for line in found if lines[line - 1].strip() not in PACKAGE}
+    run = (c.line for c in comments(source).values())
+    return {line for line in run if lines[line - 1].strip() not in PACKAGE}
 
 
 # Pages that show code of tests; rendering them all to collect takes seconds.

@@ -124,17 +124,17 @@ def test_the_cache_of_every_family_is_that_of_transformers(family):
     if family == "glm5_next_text":  # and whether each token is a pad
         keys = [getattr(layer, "indexer_keys", None) for layer in past.layers]
         held -= sum(3 * tokens for each in keys if each is not None)
-    kept = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
-    assert kept == 2 * held
+    stored = kv_bytes(model, tokens, batch=3) - state_bytes(model, batch=3)
+    assert stored == 2 * held
     if "not counted" in model.note:
         return
-    states = [kept_states(layer) for layer in past.layers]
+    states = [states_of(layer) for layer in past.layers]
     lightning = getattr(past, "linear_cache", [])
     states += [4 * t.numel() for t in lightning if len(t)]
     assert state_bytes(model, batch=3) == sum(states)
 
 
-def kept_states(layer):
+def states_of(layer):
     """In float32, and inputs of a convolution in bfloat16, without the newest
     one: a next step does without it."""
     states = getattr(layer, "recurrent_states", {}).values()
@@ -195,8 +195,8 @@ def test_a_field_that_is_not_known_is_refused_if_it_may_change_bytes():
     assert lenient.unread == ("qkv_clip", "use_mystery")
     assert lenient.groups == known.groups and lenient.params is None
     wrong = {"num_kv_shared_layers": 2, "mystery_rank": 7, "use_mystery": 1}
-    said = r"stored: num_kv_shared_layers=2, mystery_rank=7$"
-    with pytest.raises(ValueError, match=said):
+    message = r"stored: num_kv_shared_layers=2, mystery_rank=7$"
+    with pytest.raises(ValueError, match=message):
         model_from_config(config | wrong)
     with pytest.raises(ValueError, match=r"stored: mystery_window=7$"):
         model_from_config(config_of("dory").to_dict() | {"mystery_window": 7})

@@ -95,7 +95,7 @@ def test_the_format_of_a_text_model_may_stand_outside_of_it():
         stored_bytes(nested | quant)
 
 
-def test_a_dtype_that_is_assumed_is_said(tmp_path):
+def test_a_dtype_that_is_assumed_is_named(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(written(config_of("qwen3", **SIZES))))
     args = ["kv", "--config", str(file), "--budget", "100MiB"]

@@ -49,7 +49,7 @@ def test_each_row_names_the_pages_that_cite_it():
     assert jain[0] == "Jain and Wallace, 2019"
 
 
-def test_what_is_said_of_posts():
+def test_what_is_written_about_posts():
     hidden = torch.full((3,), -1e6)
     torch.testing.assert_close(hidden.softmax(-1), torch.full((3,), 1 / 3))
     assert hidden.half().softmax(-1).isnan().all()

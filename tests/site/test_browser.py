@@ -93,11 +93,11 @@ def test_a_pointer_on_a_shape_is_given_its_letters(
     page.eval_on_selector_all("details", OPEN)
     for code in ("# (B, K, T, D)", "(B, K, S, D)"):
         whole = re.compile(f"^{re.escape(code)}$")
-        said = page.locator("article :is(td code, .c1)")
-        shape = said.filter(has_text=whole).first
+        shapes = page.locator("article :is(td code, .c1)")
+        shape = shapes.filter(has_text=whole).first
         shape.hover()
-        found = shape.get_attribute("title").split("\n")
-        assert found[::2] == letters, "and T or S, and D"
+        title = shape.get_attribute("title").split("\n")
+        assert title[::2] == letters, "and T or S, and D"
     page.locator("article code").first.hover()
     assert not page.locator("article code").first.get_attribute("title")
 
@@ -332,17 +332,17 @@ LEFT = {
 @pytest.mark.parametrize("path", LEFT)
 def test_what_was_typed_last_is_there_on_the_way_back(visit, address, path):
     """At once, when the pause that the address waits for has not passed."""
-    field, text, kept = LEFT[path]
+    field, text, query = LEFT[path]
     page = visit(address + path)
     page.clock.install()
     page.goto(address + path)
     page.clock.pause_at(page.evaluate("Date.now() + 1000"))
     page.eval_on_selector_all("details", OPEN)
     page.locator(field).fill(text)
-    assert kept not in page.url
+    assert query not in page.url
     page.goto(address + "core/masks/")
     page.go_back()
-    assert kept in page.url
+    assert query in page.url
     expect(page.locator(field)).to_have_value(text)
 
 
@@ -424,8 +424,8 @@ def test_the_zip_can_be_searched(visit, unpacked, path, query, first):
     page = visit((unpacked / path).as_uri())
     page.locator(".md-search__input").focus()
     page.keyboard.insert_text(query)
-    found = page.locator(".md-search-result__link").first
-    expect(found).to_have_attribute("href", re.compile(re.escape(first)))
+    link = page.locator(".md-search-result__link").first
+    expect(link).to_have_attribute("href", re.compile(re.escape(first)))
     page.keyboard.press("Enter")
     page.wait_for_url(f"**{first}*")
     assert page.faults == []
@@ -435,12 +435,12 @@ def test_the_zip_can_be_searched(visit, unpacked, path, query, first):
 @pytest.mark.audit
 def test_the_calculator_runs_from_the_disk(visit, unpacked):
     page = visit((unpacked / "zh" / "numbers/calculator.html").as_uri())
-    said = page.locator(".calculator .said")
+    result = page.locator(".calculator .said")
     page.locator("[name=model]").select_option("gpt2")
     page.locator("[name=tokens]").fill("1024")
-    assert "36 MiB" in said.inner_text()
+    assert "36 MiB" in result.inner_text()
     assert page.faults == []
     assert all(u.startswith(("file:", "blob:", "about:")) for u in page.urls)
     page.wait_for_url("**model=gpt2&tokens=1024")
     again = visit(page.url).locator(".calculator .said")
-    assert again.inner_text() == said.inner_text()
+    assert again.inner_text() == result.inner_text()

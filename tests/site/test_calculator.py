@@ -148,7 +148,7 @@ def test_a_row_is_what_the_package_says():
         for dtype, storage in formats.items():
             scale = "16/32" if dtype == "int4" else "none"
             weights = weight_bytes(model, "fp8") if model.params else 0
-            found = calculated(
+            result = calculated(
                 id,
                 batch=3,
                 tokens=5000,
@@ -160,7 +160,7 @@ def test_a_row_is_what_the_package_says():
             left, how = 80 * GIB - weights, {"dtype": storage}
             total = kv_bytes(model, 5000, batch=3, **how)
             longest = longest_context(model, left, batch=3, **how)
-            assert found["rows"][0] == [
+            assert result["rows"][0] == [
                 model.name,
                 exact(growth(model, **how).later),
                 f"{total:,}",
@@ -170,7 +170,7 @@ def test_a_row_is_what_the_package_says():
             ]
             over = weights + total > 80 * GIB
             end = (" over" if over else "") + ("" if weights else " unknown")
-            assert found["said"][0].endswith(f"80 GiB{end}")
+            assert result["said"][0].endswith(f"80 GiB{end}")
 
 
 def test_a_shape_is_that_of_the_layers_with_all_tokens():
@@ -219,7 +219,7 @@ def fill(page, **values):
             field.fill(value)
 
 
-def said(page):
+def read(page):
     return page.locator(".calculator .said").inner_text()
 
 
@@ -228,7 +228,7 @@ def problems(page):
 
 
 def test_it_starts_with_a_result(page):
-    assert said(page) == (
+    assert read(page) == (
         "Llama-3.1-8B: 16 GiB of cache for 1 × 131,072 tokens, and 14.96 GiB "
         "of weights. It fits into 80 GiB."
     )
@@ -240,10 +240,10 @@ def test_it_starts_with_a_result(page):
     assert widths[1] == 80.0, "64 of 80 GiB"
 
 
-def test_what_is_over_the_budget_is_said_and_seen(page):
+def test_what_is_over_the_budget_is_written_and_seen(page):
     fill(page, batch="8", budget="100", weights="none")
-    told = "128 GiB of cache for 8 × 131,072 tokens. It does not fit"
-    assert told in said(page)
+    message = "128 GiB of cache for 8 × 131,072 tokens. It does not fit"
+    assert message in read(page)
     over = page.eval_on_selector_all(
         ".bar .fill", "all => all.map(e => e.classList.contains('over'))"
     )
@@ -253,16 +253,16 @@ def test_what_is_over_the_budget_is_said_and_seen(page):
 def test_weights_are_of_parameters_that_are_known_or_entered(page):
     fill(page, model="kimi-k3", ranks="1")
     assert page.locator("[name=params]").input_value() == ""
-    assert said(page).endswith(
+    assert read(page).endswith(
         "no source gives its parameters: enter their number."
     )
     fill(page, params="700e9", weights="fp8")
-    assert f"and {size(700 * 10**9)} of weights" in said(page)
+    assert f"and {size(700 * 10**9)} of weights" in read(page)
 
 
 def test_a_second_model_stands_below_the_first(page):
     fill(page, second="gemma-3-27b", tokens="4K")
-    first, second = said(page).split("\n")
+    first, second = read(page).split("\n")
     assert first.startswith("Llama-3.1-8B: 512 MiB of cache")
     model = find_model("gemma-3-27b")
     assert second.startswith(f"Gemma 3 27B: {size(kv_bytes(model, 4096))} of")
@@ -275,18 +275,18 @@ def test_a_second_model_stands_below_the_first(page):
 def test_numbers_may_be_written_as_people_do(page):
     for text in ("131072", "131,072", "131_072", "128K", " 128K "):
         fill(page, tokens=text)
-        assert "131,072 tokens" in said(page), text
+        assert "131,072 tokens" in read(page), text
     fill(page, tokens="1M")
-    assert "1,048,576 tokens" in said(page)
+    assert "1,048,576 tokens" in read(page)
     for text in ("1e6", "1 000 000", "1\u202f000\u00a0000", "1.0E+06"):
         fill(page, tokens=text)
-        assert "1,000,000 tokens" in said(page), text
+        assert "1,000,000 tokens" in read(page), text
 
 
 def test_a_changed_shape_is_a_shape_of_ones_own(page):
     fill(page, kv_heads="4")
     assert page.locator("[name=model]").input_value() == "own"
-    assert "a shape of your own: 8 GiB of cache" in said(page)
+    assert "a shape of your own: 8 GiB of cache" in read(page)
     fill(page, model="gpt2")
     assert page.locator("[name=layers]").input_value() == "12"
 
@@ -320,8 +320,8 @@ def test_what_cannot_be_is_refused_in_words(page, values, message):
     # What was shown stays, and says that it is old.
     assert page.locator(".calculator .body tr").count() == 5
     assert page.locator(".calculator .bar").count() == 5
-    old = said(page).removeprefix("The last result, until this is corrected. ")
-    assert old.startswith("Llama-3.1-8B: 16 GiB of") and old != said(page)
+    old = read(page).removeprefix("The last result, until this is corrected. ")
+    assert old.startswith("Llama-3.1-8B: 16 GiB of") and old != read(page)
 
 
 def test_what_was_refused_is_computed_once_it_is_corrected(page):
@@ -330,7 +330,7 @@ def test_what_was_refused_is_computed_once_it_is_corrected(page):
     fill(page, model="gpt2", tokens="4K", batch="1")
     assert page.locator(".calculator [aria-invalid]").count() == 0
     assert not page.locator(".calculator .problems").is_visible()
-    assert "144 MiB" in said(page)
+    assert "144 MiB" in read(page)
 
 
 def test_the_address_holds_what_was_entered(visit, address):
@@ -347,7 +347,7 @@ def test_the_address_holds_what_was_entered(visit, address):
     result = page.locator(".calculator .body").inner_text()
     again = visit(page.url)
     assert again.locator(".calculator .body").inner_text() == result
-    assert said(again) == said(page)
+    assert read(again) == read(page)
     chinese = page.url.replace(address, f"{address}zh/")
     numbers = re.findall(r"[\d,.]+ [KMG]iB", result)
     there = visit(chinese).locator(".calculator .body").inner_text()
@@ -357,7 +357,7 @@ def test_the_address_holds_what_was_entered(visit, address):
     own = visit(page.url)
     assert own.locator("[name=model]").input_value() == "own"
     assert own.locator("[name=layers]").input_value() == "7"
-    assert said(own) == said(page)
+    assert read(own) == read(page)
 
 
 # Addresses, and a message for each of their wrong values.
@@ -387,20 +387,20 @@ HOSTILE = {
 }
 
 
-def test_a_hostile_address_is_told_and_never_run(visit, address):
+def test_a_hostile_address_is_refused_and_never_run(visit, address):
     page = visit("about:blank")
     for query, messages in HOSTILE.items():
         page.goto(f"{address}numbers/calculator/?{query}", wait_until="load")
-        told = problems(page)
-        assert [m for m in messages if m not in told] == []
+        fault = problems(page)
+        assert [m for m in messages if m not in fault] == []
         assert page.locator(".calculator .problems li").count() == len(messages)
         assert page.faults == []
         # Nothing could be computed yet.
-        if "must divide" in told or "No source" in told:
-            assert said(page) == "The results appear once this is corrected."
+        if "must divide" in fault or "No source" in fault:
+            assert read(page) == "The results appear once this is corrected."
             assert page.locator(".calculator .body tr").count() == 0
         assert page.locator("article img").count() == 0
-        text = page.locator("article").inner_text().replace(told, "")
+        text = page.locator("article").inner_text().replace(fault, "")
         for wrong in ("NaN", "undefined", "Infinity", "[object"):
             assert wrong not in text, wrong
 
@@ -409,7 +409,7 @@ def test_what_others_add_to_an_address_is_left_alone(visit, address):
     query = "utm_source=x&toString=1&__proto__=2&javascript:alert(1)=3"
     page = visit(f"{address}numbers/calculator/?{query}&tokens=4k")
     assert not page.locator(".calculator .problems").is_visible()
-    assert "512 MiB of cache for 1 × 4,096 tokens" in said(page)
+    assert "512 MiB of cache for 1 × 4,096 tokens" in read(page)
     assert page.faults == []
 
 
@@ -426,10 +426,10 @@ def test_a_wrong_value_never_reaches_the_address(visit, address):
 def test_a_wrong_value_leaves_the_rest_of_the_address_in_force(visit, address):
     page = visit(f"{address}numbers/calculator/?model=gpt2&tokens=x&batch=2")
     assert "“x” is not a whole number" in problems(page)
-    assert said(page).startswith("GPT-2 small: 9 GiB of cache for 2 × 131,072")
+    assert read(page).startswith("GPT-2 small: 9 GiB of cache for 2 × 131,072")
 
 
-def test_it_is_used_with_the_keyboard_and_told_to_all(page):
+def test_it_is_used_with_the_keyboard_and_announced(page):
     page.locator("[name=model]").focus()
     names = []
     for _ in range(17):
@@ -443,9 +443,9 @@ def test_it_is_used_with_the_keyboard_and_told_to_all(page):
     page.locator("[name=tokens]").focus()
     page.keyboard.press("Control+A")
     page.keyboard.type("4K")
-    assert "4,096 tokens" in said(page)
+    assert "4,096 tokens" in read(page)
     page.keyboard.press("Enter")
-    assert "4,096 tokens" in said(page), "the form is never sent"
+    assert "4,096 tokens" in read(page), "the form is never sent"
     for field in page.locator(".calculator :is(input, select)").all():
         assert field.evaluate("e => e.labels[0].innerText.trim()")
     live = page.locator(".calculator .said")
@@ -526,9 +526,9 @@ def test_the_table_holds_every_model_and_its_bytes(visit, address):
             total for n, total in totals.items() if n > model.max_context
         ]
         links = line.locator("a").all()
-        told = {model.context, model.params_in} - {*model.sources}
+        apart = {model.context, model.params_in} - {*model.sources}
         beside = [
-            s.url for s in (model.context, model.params_in) if s and s in told
+            s.url for s in (model.context, model.params_in) if s and s in apart
         ]
         place = f"../../models/released/{model.id}/#sources"
         shape = (
@@ -546,8 +546,8 @@ def test_the_table_is_filtered_by_family_and_by_attention(visit, address):
     page.locator(".models [name=family]").select_option("Gemma")
     gemma = [m.name for m in NEWEST_FIRST if m.family == "Gemma"]
     assert shown(page) == gemma
-    found = page.locator(".models output")
-    assert found.inner_text() == f"{len(gemma)} of {len(models())} models"
+    output = page.locator(".models output")
+    assert output.inner_text() == f"{len(gemma)} of {len(models())} models"
     page.locator(".models [name=family]").select_option("")
     page.locator(".models [name=kinds]").select_option("MLA")
     latent = [m.name for m in NEWEST_FIRST if "MLA" in kinds_of(m)]
@@ -588,5 +588,5 @@ def test_the_table_is_sorted_by_a_click_or_a_key(visit, address):
 
 
 def id_of(name):
-    (found,) = (m.id for m in models().values() if m.name == name)
-    return found
+    (id,) = (m.id for m in models().values() if m.name == name)
+    return id

@@ -54,8 +54,8 @@ def test_a_failure_is_placed_at_the_sections_that_show_its_code():
     assert canary.places(use, name)[0] == "use/transformers#swap"
     for folder in canary.TESTS:
         for file in (ROOT / folder).glob("test_*.py"):
-            found = canary.places(str(file.relative_to(ROOT)), "test_nothing")
-            assert found != ["no page"], file
+            places = canary.places(str(file.relative_to(ROOT)), "test_nothing")
+            assert places != ["no page"], file
 
 
 def test_the_workflow_opens_an_issue_unless_nothing_is_new():

@@ -73,13 +73,13 @@ def test_the_address_holds_the_sizes(visit, address):
 def test_what_cannot_be_is_refused_in_words(visit, address):
     query = "heads=<b>&ranks=0&kv_heads=5&utm=x&q_lora_rank=0&dtype=__proto__"
     page = visit(f"{address}learn/compare/?{query}", until="load")
-    told = page.locator(".comparison .problems").inner_text()
-    assert "“<b>” is not a whole number" in told and "Devices: “0”" in told
+    text = page.locator(".comparison .problems").inner_text()
+    assert "“<b>” is not a whole number" in text and "Devices: “0”" in text
     assert page.locator(".comparison [aria-invalid]").count() == 2
     assert page.locator(".comparison [name=dtype]").input_value() == "bf16"
     page.locator(".comparison [name=heads]").fill("32")
-    told = page.locator(".comparison .problems").inner_text()
-    assert "must divide" in told and page.faults == []
+    text = page.locator(".comparison .problems").inner_text()
+    assert "must divide" in text and page.faults == []
 
 
 @pytest.mark.parametrize("root", sampled(["", "zh/"], [""]))
@@ -98,12 +98,12 @@ def test_three_sizes_are_there_without_a_script(visit, address, root):
 
 def test_a_column_by_hand():
     E, H, D, R, Dr, Q, L, S = 7168, 128, 128, 512, 64, 1536, 61, 131_072
-    found = compare.facts(compare.PRESETS["deepseek-v3"])
+    result = compare.facts(compare.PRESETS["deepseek-v3"])
     up = 2 * H * R * D
     weights = Q * (E + H * (D + Dr)) + Q + R
     weights += E * (R + Dr) + up + H * D * E
     flops = 2 * H * (R + Dr + R), 2 * H * (D + Dr + D)
-    assert found["mla"] == [
+    assert result["mla"] == [
         f"c ({R}), kᴿ ({Dr})",
         f"{2 * (R + Dr):,}",
         f"{L * S * 2 * (R + Dr) / 2**30:.4g} GiB",
@@ -112,19 +112,19 @@ def test_a_column_by_hand():
         f"{flops[0] / (2 * (R + Dr)):.4g}",
         f"{weights:,}",
     ]
-    assert found["mha"][2:4] == ["488 GiB", "61 GiB"], "an eighth of it"
-    assert found["gqa"][0] == "k, v (8, 128)"
-    assert found["gqa"][-1] == f"{2 * E * H * D + 2 * E * 8 * D:,}"
+    assert result["mha"][2:4] == ["488 GiB", "61 GiB"], "an eighth of it"
+    assert result["gqa"][0] == "k, v (8, 128)"
+    assert result["gqa"][-1] == f"{2 * E * H * D + 2 * E * 8 * D:,}"
     stored = compare.parts(compare.PRESETS["deepseek-v3"])
     for name, parts in stored.items():
         held = sum(heads * width for *_, heads, width in parts)
-        assert f"{2 * held:,}" == found[name][1]
+        assert f"{2 * held:,}" == result[name][1]
 
 
 def test_the_models_of_each_variant():
-    found = {name: names for name, _, names in compare.released()}
-    assert "Llama-2-7B" in found["MHA"] and "DeepSeek-V3" in found["MLA"]
-    assert len(found["MQA"].split(", ")) == len(compare.having()["mqa"])
+    ids = {name: names for name, _, names in compare.released()}
+    assert "Llama-2-7B" in ids["MHA"] and "DeepSeek-V3" in ids["MLA"]
+    assert len(ids["MQA"].split(", ")) == len(compare.having()["mqa"])
 
 
 def test_what_reads_what_in_a_picture():
@@ -138,7 +138,7 @@ def test_what_reads_what_in_a_picture():
 
 
 def test_the_difference_has_the_lines_that_matter():
-    lines = {name: compare.lines_of(name) for name in compare.TOLD}
+    lines = {name: compare.lines_of(name) for name in compare.PATTERNS}
     assert [*map(len, lines.values())] == [6, 4, 8]
     html = compare.difference(titles=["a", "b", "c"], caption="")
     removed = re.findall(r'class="gd">-(.*?)<', html)

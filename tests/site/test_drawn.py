@@ -80,8 +80,8 @@ def drawn_by_pages():
         for kind, spec in fences(page):
             yield f"{file}.{kind}"
             for part in (spec, *spec.get("panels", ())):
-                told = " ".join(str(part[key]) for key in CALLS if key in part)
-                for name in re.findall(r"[a-z_][\w.]*", told):
+                text = " ".join(str(part[key]) for key in CALLS if key in part)
+                for name in re.findall(r"[a-z_][\w.]*", text):
                     yield name if "." in name else f"{file}.{name}"
 
 
@@ -148,15 +148,15 @@ def test_the_table_of_checkpoints_is_what_was_recorded():
     text = checkpoints.ORACLES.read_text(encoding="utf-8")
     recorded = json.loads(text)["checkpoints"]
     for row, was in zip(checkpoints.checkpoints(), recorded, strict=True):
-        model, verdict, error, found, cure, from_config = row
+        model, verdict, error, reason, cure, from_config = row
         assert model.startswith(f"`{was['model_type']}`")
         assert was["config"] in model and verdict.key == was["verdict"]
         assert all(f"`{each}`" in cure for each in was["cure"])
         assert from_config.key == was["from_config"]
         if verdict.key == "wrong":
-            assert (float(error), found.key) == (was["found"], was["reason"])
+            assert (float(error), reason.key) == (was["found"], was["reason"])
         else:
-            assert error == "" and found == ", ".join(
+            assert error == "" and reason == ", ".join(
                 f"`{name}`" for name in was["found"] or ()
             )
 
@@ -300,10 +300,10 @@ def test_the_scores_by_distance_are_those_of_rope():
 )
 def test_the_wiring_is_found_in_the_layer(stem, panel, reads):
     spec = fences(stem)[0][1]["panels"][panel]
-    found = wiring(calls.value(spec["wiring"], stem))
-    assert found.int().argmax(1).tolist() == reads
-    assert (found.sum(1) == 1).all()
-    drawn = svg.lines(found, AXES, title="A & B").svg
+    seen = wiring(calls.value(spec["wiring"], stem))
+    assert seen.int().argmax(1).tolist() == reads
+    assert (seen.sum(1) == 1).all()
+    drawn = svg.lines(seen, AXES, title="A & B").svg
     assert drawn.count("<line") == 8
     assert drawn.count("<rect") == 8 + len(set(reads))
     assert "#" not in drawn
@@ -333,8 +333,8 @@ RECT = re.compile(
 
 def rects(drawn, *kinds):
     """x, y, width and height of those boxes."""
-    found = [(k, [*map(float, at)]) for k, *at in RECT.findall(drawn)]
-    return [at for kind, at in found if kind in kinds]
+    every = [(k, [*map(float, at)]) for k, *at in RECT.findall(drawn)]
+    return [at for kind, at in every if kind in kinds]
 
 
 # Per token in bfloat16: 32 layers, 32 query heads of 128; MLA as DeepSeek-V3.

@@ -13,8 +13,8 @@ CASES = {(case.model, case.why): case for case in memory.log_cases()}
 
 
 def numbers(text):
-    found = re.findall(r"\d[\d,]*(?:\.\d+)?", text)
-    return [float(n.replace(",", "")) for n in found]
+    result = re.findall(r"\d[\d,]*(?:\.\d+)?", text)
+    return [float(n.replace(",", "")) for n in result]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_hybrid_model_is_what_vllm_019_printed():
     fits = [
         blocks
         for blocks in range(1000, 2000)
-        for found in [memory.hybrid(model, blocks, 32_768)]
-        if found.tokens == 290_864 and f"{found.concurrency:.2f}" == "33.04"
+        for result in [memory.hybrid(model, blocks, 32_768)]
+        if result.tokens == 290_864 and f"{result.concurrency:.2f}" == "33.04"
     ]
     assert fits == [1487]
     assert case.ours == "290,864; 33.04"

@@ -232,16 +232,16 @@ def violations(page):
     page.evaluate(FRAME)
     page.evaluate(READ_BEFORE)
     return [
-        (found["id"], node["html"][:200])
-        for found in Axe().run(page, options=ONLY).response["violations"]
-        for node in found["nodes"]
+        (violation["id"], node["html"][:200])
+        for violation in Axe().run(page, options=ONLY).response["violations"]
+        for node in violation["nodes"]
     ]
 
 
 @pytest.fixture(scope="module")
 def fonts(chromium, address):
     """Those of the fonts that a text really gets when it asks for them."""
-    found = []
+    every = []
     with opened(chromium, f"{address}numbers/memory/") as page:
         page.evaluate("document.querySelector('details').open = true")
         client = page.context.new_cdp_session(page)
@@ -260,8 +260,8 @@ def fonts(chromium, address):
                 )
                 got |= {each["familyName"] for each in used["fonts"]}
             if got == {font}:
-                found.append(font)
-    return found
+                every.append(font)
+    return every
 
 
 OPEN = "document.querySelectorAll('details').forEach(d => d.open = true)"
@@ -329,28 +329,28 @@ def test_a_page_is_right_and_light(tab, address, site, fonts, path):
             tab.goto(address + path)
         looks[width] = tab.evaluate(LOOK, fonts[0] if fonts else None)
     tab.evaluate(LAST)
-    found = {
+    faults = {
         f"{what}, {width} px": these
         for width, look in looks.items()
         for what, these in look["found"].items()
     }
-    found["faults"] = tab.faults
-    found["elsewhere"] = [u for u in tab.urls if not u.startswith(address)]
-    assert {what: these for what, these in found.items() if these} == {}
+    faults["faults"] = tab.faults
+    faults["elsewhere"] = [u for u in tab.urls if not u.startswith(address)]
+    assert {what: these for what, these in faults.items() if these} == {}
     measured = budget.Measure(**looks[1440]["budget"])
     exceeded, allowed = measured.excess(PATHS[path]), budget.allowed(path)
     if fonts != [*FONTS]:
         exceeded, allowed = ({*b} & {"block"} for b in (exceeded, allowed))
     assert exceeded == allowed, measured
-    weights, lent = {}, 0
+    weights, gzipped = {}, 0
     for url in set(tab.urls):
         file = site.folder / url.removeprefix(address).split("?")[0]
         if url.endswith(SCRIPTS_OF_YOUR_MODEL):
-            lent += weight(file)
+            gzipped += weight(file)
             continue
         weights[url] = weight(file / "index.html" if file.is_dir() else file)
     heaviest = sorted(weights.items(), key=lambda item: -item[1])[:4]
-    assert lent <= 80_000
+    assert gzipped <= 80_000
     total = sum(weights.values())
     assert len(weights) > 3
     assert total <= 160_000, f"{total} bytes, of which {dict(heaviest)}"
@@ -413,17 +413,17 @@ def test_a_page_is_right_in_every_font_and_for_axe(
     chromium, address, fonts, path, scheme
 ):
     """Wide and light, narrow and dark."""
-    found, width = [], WIDTHS[scheme]
+    faults, width = [], WIDTHS[scheme]
     with opened(
         chromium, address + path, width=width, scheme=scheme, until="load"
     ) as page:
         page.evaluate(OPEN)
         for font in fonts[1:] or fonts:  # the first is in the test above
             page.evaluate(FORCE, font)
-            found += [f"{font}: {e}" for e in page.evaluate(OVERFLOW, font)]
+            faults += [f"{font}: {e}" for e in page.evaluate(OVERFLOW, font)]
         if fonts:
-            found += page.evaluate(HOLES) + page.evaluate(TORN)
-        assert found == []
+            faults += page.evaluate(HOLES) + page.evaluate(TORN)
+        assert faults == []
         assert page.faults + violations(page) == []
 
 
@@ -435,6 +435,6 @@ def test_axe_finds_each_pale_word_in_code(chromium, address):
         for which, colour in pale.items():
             last = page.locator(f"pre code {which}").last
             last.evaluate("(e, colour) => e.style.color = colour", colour)
-        found = violations(page)
-        assert [rule for rule, _ in found] == ["color-contrast"] * len(pale)
+        faults = violations(page)
+        assert [rule for rule, _ in faults] == ["color-contrast"] * len(pale)
         assert page.evaluate(READ_BEFORE) > 100

@@ -29,8 +29,8 @@ def fence(kind):
     stem, begins = WHERE[kind]
     (path,) = (ROOT / "docs" / "zh").rglob(f"{stem}.md")
     text = path.read_text(encoding="utf-8")
-    found = re.search(rf"^( *)```{begins}.*?^\1```\n", text, re.M | re.S)[0]
-    return dedent(found)
+    body = re.search(rf"^( *)```{begins}.*?^\1```\n", text, re.M | re.S)[0]
+    return dedent(body)
 
 
 @pytest.fixture(scope="module")

@@ -69,8 +69,8 @@ def test_a_download_is_what_attnref_copy_writes(folder, tmp_path):
     assert list(map(ast.dump, held)) == [
         ast.dump(node) for node in ast.parse(own).body[1:]
     ]
-    said = f"Cut from attnref {attnref.__version__}. {LICENCE}"
-    assert said in ast.literal_eval(head.value).splitlines()
+    line = f"Cut from attnref {attnref.__version__}. {LICENCE}"
+    assert line in ast.literal_eval(head.value).splitlines()
     assert "\n" * 4 not in text
 
 
@@ -104,8 +104,8 @@ def test_the_wheel_of_the_site_is_installed_and_imported(site, tmp_path):
         import attnref
         print(attnref.GroupedQueryAttention, attnref.__file__)
     """
-    said = in_a_fresh_interpreter(tmp_path, code)
-    assert "attnref.layers.gqa.Grouped" in said and str(tmp_path) in said
+    output = in_a_fresh_interpreter(tmp_path, code)
+    assert "attnref.layers.gqa.Grouped" in output and str(tmp_path) in output
 
 
 PROGRAMS = """
@@ -256,11 +256,11 @@ def test_under_the_imports_stand_the_files_that_are_imported(site):
         text = page.read_text(encoding="utf-8")
         below = text.partition(f'id="{Path(stem).name}.py:imports"')[2]
         line = below.partition('<div class="imported">')[2].partition("</div>")
-        found = re.findall(r'href="([^"]+)"><code>(.*?)\.py<', line[0])
+        links = re.findall(r'href="([^"]+)"><code>(.*?)\.py<', line[0])
         source = (ROOT / f"attnref/{stem}.py").read_text(encoding="utf-8")
         want = re.findall(r"^from attnref\.([\w.]+) import", source, re.M)
-        assert [file.replace("/", ".") for _, file in found] == want
-        for link, file in found:
+        assert [file.replace("/", ".") for _, file in links] == want
+        for link, file in links:
             leads, at = target(site, page, link)
             there = leads.read_text(encoding="utf-8")
             assert at == Path(f"{file}.py").name and f'id="{at}"' in there
@@ -270,8 +270,8 @@ def test_under_the_imports_stand_the_files_that_are_imported(site):
 def test_the_page_of_all_files_lists_them(site):
     rows = list(downloads())
     forms = [form for row in rows for form in row[:2] if form]
-    told = {form[0].rpartition(" ")[0]: form for form in forms}
-    assert told.keys() == {
+    listed = {form[0].rpartition(" ")[0]: form for form in forms}
+    assert listed.keys() == {
         f"[{Path(name).name}](files:{name})" for name in files.texts()
     }
     for language in ("en", "zh"):
@@ -287,7 +287,7 @@ def test_the_page_of_all_files_lists_them(site):
                 assert site.folder / "files" / bar in shown
             for file in shown:
                 name = file.relative_to(site.folder / "files").as_posix()
-                first, *names = told[f"[{file.name}](files:{name})"]
+                first, *names = listed[f"[{file.name}](files:{name})"]
                 code = file.read_text(encoding="utf-8")
                 assert first.endswith(f") {len(code.splitlines())}")
                 for word in re.findall(
@@ -305,7 +305,7 @@ GQA, MASKS = "attnref/layers/gqa.py", "attnref/core/masks.py"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             BLOCKS.format(GQA, MASKS, "rules"),
@@ -324,7 +324,7 @@ GQA, MASKS = "attnref/layers/gqa.py", "attnref/core/masks.py"
     ],
 )
 def test_a_block_of_nothing_stops_the_build_with_its_place(
-    text, told, tmp_path, monkeypatch
+    text, message, tmp_path, monkeypatch
 ):
     page = tmp_path / "docs" / "en" / "x.md"
     page.parent.mkdir(parents=True)
@@ -332,18 +332,18 @@ def test_a_block_of_nothing_stops_the_build_with_its_place(
     (tmp_path / "attnref").symlink_to(ROOT / "attnref")
     monkeypatch.setattr(files, "ROOT", tmp_path)
     monkeypatch.setattr(pages, "ROOT", tmp_path)
-    with pytest.raises(BuildError, match=re.escape(told)):
+    with pytest.raises(BuildError, match=re.escape(message)):
         files.blocks_of(page)
 
 
 @pytest.mark.parametrize(
-    ("link", "told"),
+    ("link", "message"),
     [
         ("files:gqua.py", "there is no files:gqua.py; did you mean 'gqa.py'"),
         ("page:layers/gqua", "no page:layers/gqua; did you mean 'layers/gqa'"),
     ],
 )
-def test_a_link_to_nothing_stops_the_build_with_its_place(link, told):
+def test_a_link_to_nothing_stops_the_build_with_its_place(link, message):
     path = ROOT / "docs/zh/layers/gqa.md"
     urls = {pages.stem_of(p): pages.address_of(p) for p in PAGES}
     html = '<a href="{}"></a>'
@@ -351,7 +351,7 @@ def test_a_link_to_nothing_stops_the_build_with_its_place(link, told):
     blank = ROOT / "docs/zh/conventions.md"
     right = files.with_files(html.format("page:layers/gqa#cost"), blank, site)
     assert right == '<a href="../layers/gqa/#cost">分组查询注意力（GQA）</a>'
-    with pytest.raises(BuildError, match=re.escape(told)) as stopped:
+    with pytest.raises(BuildError, match=re.escape(message)) as stopped:
         files.with_files(html.format(link), blank, site)
     assert str(stopped.value).startswith("docs/zh/conventions.md: ")
     with pytest.raises(BuildError, match="came out as blocks of"):
@@ -394,8 +394,8 @@ def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_first_file():
     here = files.Here(ROOT / "docs/en/index.md", site)
     parts = files._with_bars(html, here).split("<details>\n" + block)
     bar = r'<div class="whole[^"]*" id="([^"]+)"'
-    found = [re.findall(bar, part) for part in parts]
-    assert found == [["softmax.py"], ["merge.py"]]
+    bars = [re.findall(bar, part) for part in parts]
+    assert bars == [["softmax.py"], ["merge.py"]]
 
 
 def test_a_link_to_a_block_in_a_fold_opens_it(visit, address):

@@ -28,8 +28,8 @@ def parts(panel):
     called = re.fullmatch(r"(\w+)\.(\w+)(.*)", panel["flow"])
     file, how = called[1], (called[2], calls.arguments(panel["flow"]))
     how = *how, panel["given"]
-    found = traced.trace(file, *how, panel.get("within", ""))
-    return found, traced.PLAIN.joinpath(f"{file}.py").read_text("utf-8"), how
+    drawing = traced.trace(file, *how, panel.get("within", ""))
+    return drawing, traced.PLAIN.joinpath(f"{file}.py").read_text("utf-8"), how
 
 
 def function_of(text, line):
@@ -38,24 +38,24 @@ def function_of(text, line):
 
 @pytest.mark.parametrize("panel", PANELS)
 def test_each_shape_comment_that_is_run_is_in_the_picture(panel):
-    found, text, how = parts(panel)
-    module = importlib.import_module(f"attnref.plain.{found.file}")
+    drawing, text, how = parts(panel)
+    module = importlib.import_module(f"attnref.plain.{drawing.file}")
     file = module.__file__
-    tracer = Tracer({file: text}, found.sizes)
+    tracer = Tracer({file: text}, drawing.sizes)
     traced.call(vars(module), *how, tracer.__enter__)
     tracer.__exit__()
     assert not tracer.faults
-    shown = {function_of(text, n.lines[0]) for n in found.nodes if n.inputs}
+    shown = {function_of(text, n.lines[0]) for n in drawing.nodes if n.inputs}
     for (_, line), (shape, _) in tracer.seen.items():
         comment = tracer.comments[file][line]
         if function_of(text, line) in shown:
-            nodes = [n for n in found.nodes if comment.first in n.lines]
+            nodes = [n for n in drawing.nodes if comment.first in n.lines]
             names = [n.name for n in nodes]
             assert not {*comment.targets} - {*names}, comment
             for node in nodes:
                 if not comment.targets or node.name in comment.targets:
-                    told = node.letters, node.shape
-                    assert told == (comment.text, shape), node.name
+                    pair = node.letters, node.shape
+                    assert pair == (comment.text, shape), node.name
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_each_shape_comment_that_is_run_is_in_the_picture(panel):
 )
 def test_what_is_changed_changes_what_arrows_lead_to_and_nothing_else(panel):
     """The experiment once more, by lines that are added to the file."""
-    found, text, how = parts(panel)
-    nodes = [n for n in found.nodes if n.name != "return"]
+    drawing, text, how = parts(panel)
+    nodes = [n for n in drawing.nodes if n.name != "return"]
     lines = text.split("\n")
     for number, node in enumerate(nodes):
         at = node.lines[-1] - 1
@@ -74,18 +74,18 @@ def test_what_is_changed_changes_what_arrows_lead_to_and_nothing_else(panel):
         lines[at] += f"\n{' ' * deep}{node.name} = _note({number}, {node.name})"
 
     def values(changed):
-        kept = {}
+        results = {}
 
         def note(number, value):
             if number == changed:
                 value = ~value if value.dtype == torch.bool else value.flip(-1)
-            kept[number] = value
+            results[number] = value
             return value
 
         space = {"_note": note, "__name__": "noted"}
         exec("\n".join(lines), space)
         traced.call(space, *how)
-        return [kept[number] for number in range(len(nodes))]
+        return [results[number] for number in range(len(nodes))]
 
     before = values(None)
     for number, node in enumerate(nodes):
@@ -149,9 +149,9 @@ def test_one_tile_updates_the_state_of_its_queries():
 
 
 def test_a_picture_has_a_box_for_each_variable_and_an_arrow_for_each_use():
-    found = drawing_of("gqa")
-    drawn = str(flow.draw(found, "A & B").svg)
-    shown = [n for n in found.nodes if n.drawn]
+    drawing = drawing_of("gqa")
+    drawn = str(flow.draw(drawing, "A & B").svg)
+    shown = [n for n in drawing.nodes if n.drawn]
     boxes = re.findall(r'<rect class="[\w ]*box[\w ]*"[^>]*>', drawn)
     areas = re.findall(r' area[ on]*" [^>]*width="([\d.]+)" height="\1"', drawn)
     assert len(boxes) == len(areas) == len(shown) == 9
@@ -171,12 +171,12 @@ def test_a_picture_has_a_box_for_each_variable_and_an_arrow_for_each_use():
 
 def test_an_input_leads_to_the_step_at_which_it_takes_part():
     given = {"B": 3, "H": 2, "T": 5, "S": 7, "D": 4, "Dv": 6}
-    found = traced.trace("attention", "attention", {}, given)
-    (mask,) = (n for n in found.nodes if n.name == "mask")
-    (scores,) = (n for n in found.nodes if mask in n.inputs)
+    drawing = traced.trace("attention", "attention", {}, given)
+    (mask,) = (n for n in drawing.nodes if n.name == "mask")
+    (scores,) = (n for n in drawing.nodes if mask in n.inputs)
     assert [word for _, word in scores.steps] == ["@", "mask"]
     assert scores.later == {mask: 1}  # q and k are multiplied before
-    drawn = str(flow.draw(found, "Attention").svg)
+    drawn = str(flow.draw(drawing, "Attention").svg)
     pill = r'class="op pill" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)"'
     x, y, width = map(float, re.findall(pill, drawn)[1])
     sideways = re.findall(r'd="M\S+ \S+V\S+Q\S+ \S+ (\S+) (\S+)"', drawn)

@@ -16,31 +16,31 @@ LINK = re.compile(r'<a class="term" href="([^"]+)">([^<]+)</a>')
 
 
 def linked(html, language="en"):
-    found = glossary.linked(html, "core/x", language, URLS)
-    assert re.sub(LINK, r"\2", found) == html, "only links are added"
-    return LINK.findall(found)
+    after = glossary.linked(html, "core/x", language, URLS)
+    assert re.sub(LINK, r"\2", after) == html, "only links are added"
+    return LINK.findall(after)
 
 
 def test_the_first_use_in_prose_is_a_link_and_nothing_else_is():
-    kept = """
+    unlinked = """
     <h2>Queries</h2><pre><code>a query</code></pre><code>query</code>
     <a href="/">the query</a><table><tr><td>query</td></tr></table>
     <details><summary>query</summary></details><div>query</div>
     <svg><text>query</text></svg><p><math>query</math></p>
     """
-    assert linked(kept) == []
-    (found,) = linked(
-        f"{kept}<p>No subquery or query.py: Queries and a query.</p>"
+    assert linked(unlinked) == []
+    (link,) = linked(
+        f"{unlinked}<p>No subquery or query.py: Queries and a query.</p>"
     )
-    assert found == ("../../learn/glossary/#query", "Queries")
-    (found,) = linked("<ul><li>a causal mask, one causal mask</li></ul>")
-    assert found[1] == "causal mask", "the longest term"
+    assert link == ("../../learn/glossary/#query", "Queries")
+    (link,) = linked("<ul><li>a causal mask, one causal mask</li></ul>")
+    assert link[1] == "causal mask", "the longest term"
 
 
 def test_a_chinese_term_of_one_character_is_no_part_of_a_word():
     assert linked("<p>关键在于数值，键值头。</p>", "zh") == []
-    found = linked("<p>键和值，因果掩码，键、值。</p>", "zh")
-    assert [text for _, text in found] == ["键", "因果掩码"]
+    links = linked("<p>键和值，因果掩码，键、值。</p>", "zh")
+    assert [text for _, text in links] == ["键", "因果掩码"]
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -64,7 +64,7 @@ def test_links_are_on_the_pages_and_not_in_the_index(site):
         links = LINK.findall(html)
         of_terms += len(links)
         assert len(links) == len({to for to, _ in links}) < 35, path
-        added = len("".join(found[0] for found in LINK.finditer(html)))
+        added = len("".join(link[0] for link in LINK.finditer(html)))
         assert added < 2500, path.relative_to(ROOT)
     assert of_terms > 500
     for language in ("en", "zh"):

@@ -22,10 +22,10 @@ def test_a_strip_has_a_cell_for_each_layer_of_the_model():
         assert link == f"calculator.md?model={model.id}"
         strip, known = cells(model)
         assert ("unordered" in kind) is not known
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for name, path in re.findall(r'path class="(\w+)".*? d="(.*?)"', row):
             runs = re.findall(r"M(\d+) [\d.]+h(\d+)", path)
-            found[name] += sum(int(long) for _, long in runs)
+            counts[name] += sum(int(long) for _, long in runs)
             if name in NAMED:
                 for at, long in runs:
                     kinds = strip[int(at) : int(at) + int(long)]
@@ -33,7 +33,7 @@ def test_a_strip_has_a_cell_for_each_layer_of_the_model():
         wanted = Counter(kind for kind, _ in strip)
         for kind, n in wanted.items():
             name, strokes = KINDS[kind]
-            assert found[name] == n * len(strokes), model.id
+            assert counts[name] == n * len(strokes), model.id
         reused = layer_patterns.REUSE.get(model.id, 0)
         assert sum(wanted.values()) == model.layers + reused
 
@@ -67,7 +67,7 @@ def test_no_order_is_invented():
     assert note.startswith(f"{layer_patterns.REUSE['gemma-4-e2b']} of its")
 
 
-def test_kinds_are_told_apart_without_colour():
+def test_kinds_differ_without_colour():
     shapes = [tuple(strokes) for _, strokes in KINDS.values()]
     assert len({*shapes}) == len(shapes)
     assert drawn([("F", False)] * 2 + [("W", False), ("F", False)]) == (

@@ -150,14 +150,14 @@ def test_the_checker_of_gqa_accepts_ours_and_names_mistakes():
             return self.o_proj(heads.reshape(x.shape))
 
     check_gqa(Wrong)
-    for said, how in (
+    for message, how in (
         ("K=2: query head h reads head h % K", {"how": "repeat"}),
         ("K=6: it is not causal", {"named": {"is_causal": False}}),
         ("K=6: the scale is that of d_model", {"named": {"scale": 42**-0.5}}),
         ("K=6: heads are merged without transpose", {"merged": False}),
         ("K=6: wrong", {"named": {"scale": 1.0}}),
     ):
-        with pytest.raises(AssertionError, match=said):
+        with pytest.raises(AssertionError, match=message):
             check_gqa(type("Wrong", (Wrong,), how))
     with pytest.raises(AssertionError, match="k_proj of 2 heads"):
         check_gqa(lambda E, H, K: ours(E, H, H))
@@ -183,8 +183,8 @@ def check_conversion(convert):
             assert same, f"{name}: head {g} is not the mean of its group"
     with torch.no_grad():
         for name in ("k_proj", "v_proj"):  # heads of a group that are alike
-            kept = getattr(mha, name).weight.view(K, H // K, D, E)
-            kept[:, 1:] = kept[:, :1].clone()
+            weight = getattr(mha, name).weight.view(K, H // K, D, E)
+            weight[:, 1:] = weight[:, :1].clone()
         x = torch.randn(3, 5, E)
         same = torch.allclose(convert(mha, K)(x), mha(x), atol=1e-5)
         assert same, "with equal heads in each group the output changes"
@@ -236,15 +236,15 @@ def check_cache(make):
     places = set()
     for start, end in ((0, 4), (4, 5), (5, 6)):
         got = cache.append(k[:, :, start:end], v[:, :, start:end])
-        for name, kept, whole in zip(
+        for name, held, whole in zip(
             ("keys", "values"), got, (k, v), strict=True
         ):
             want = whole[:, :, :end]
             what = (
-                f"{name} after {end} tokens: {tuple(kept.shape)} {kept.dtype}"
+                f"{name} after {end} tokens: {tuple(held.shape)} {held.dtype}"
             )
-            assert (kept.shape, kept.dtype) == (want.shape, want.dtype), what
-            assert torch.equal(kept, want), f"{name} after {end} are others"
+            assert (held.shape, held.dtype) == (want.shape, want.dtype), what
+            assert torch.equal(held, want), f"{name} after {end} are others"
         assert cache.length == end, f"length is {cache.length}, not {end}"
         places.add((got[0].data_ptr(), got[1].data_ptr()))
     assert len(places) == 1, "it copies what was stored: not preallocated"
@@ -356,7 +356,7 @@ class Whole(Stored):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (OfTheNotes, "torch.float32"),
         (Double, "2 tokens were taken"),
@@ -368,8 +368,8 @@ class Whole(Stored):
         (Whole, r"keys after 4 tokens: \(3, 2, 7, 5\)"),
     ],
 )
-def test_the_checker_of_caches_refuses(wrong, said):
-    with pytest.raises(AssertionError, match=said):
+def test_the_checker_of_caches_refuses(wrong, message):
+    with pytest.raises(AssertionError, match=message):
         check_cache(wrong)
 
 

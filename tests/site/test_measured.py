@@ -11,8 +11,8 @@ from sitekit import ROOT
 from sitekit.drawn import measured
 from tests.kit.pages import fences
 
-KEPT = json.loads((ROOT / "benchmarks/measured.json").read_text("utf-8"))
-CASES = KEPT["cases"]
+MEASURED = json.loads((ROOT / "benchmarks/measured.json").read_text("utf-8"))
+CASES = MEASURED["cases"]
 
 
 def ways(case, *at):
@@ -63,9 +63,9 @@ def test_what_the_page_says_of_decoding_is_so():
         for name in ("x-transformers, einsum", "x-transformers, flash"):
             theirs = gqa[name]["value"][1]
             assert 0.6 < theirs / copied < 1.1, "about as long"
-        for found in (mha, gqa, mqa):
+        for each in (mha, gqa, mqa):
             for way in ("flash", "split_kv"):
-                assert found[way]["ratio"][1] > 0.9, "gains nothing"
+                assert each[way]["ratio"][1] > 0.9, "gains nothing"
     for heads in ("MHA", "GQA-8", "MQA"):
         long, short = (
             took("decode", dtype, heads, 32_768, way="fused")
@@ -112,8 +112,8 @@ def test_what_the_page_says_of_layers_and_prompts_is_so():
     assert wide["fused"]["value"][1] == pytest.approx(padded, rel=0.1)
     for dtype in ("float32", "bfloat16"):
         for tokens in (1024, 2048, 4096):
-            found = ways("prefill", dtype, "GQA", tokens)
-            assert 0.7 < found["flash"]["ratio"][1] < 1.5, "about as long"
+            case = ways("prefill", dtype, "GQA", tokens)
+            assert 0.7 < case["flash"]["ratio"][1] < 1.5, "about as long"
     inputs = [x.requires_grad_() for x in prompt("float32", "GQA", 160)]
     sizes = {}
     with saved_tensors_hooks(
@@ -143,8 +143,8 @@ def test_what_the_page_says_of_caches_and_mla_is_so():
     assert factors == sorted(factors), "grows with the cache"
     assert factors[2] > 10, "many times as long"
     latent = CASES["latent"]["at"].values()
-    for found in latent:
-        assert found["ways"]["flash"]["ratio"][1] > 1, "nothing"
+    for case in latent:
+        assert case["ways"]["flash"]["ratio"][1] > 1, "nothing"
 
 
 def test_what_the_page_says_of_threads_is_so():
@@ -163,10 +163,10 @@ def test_what_the_page_says_of_threads_is_so():
 
 
 def test_what_the_page_says_of_a_gpu_is_so():
-    found = json.loads(measured.GPU.read_text("utf-8"))
-    at = found["cases"]["decode"]["at"]
+    record = json.loads(measured.GPU.read_text("utf-8"))
+    at = record["cases"]["decode"]["at"]
     captions = [s["caption"] for _, s in fences("measured") if "table" in s]
-    machine = f"{found['gpu']['device']}, PyTorch {found['torch']}, bfloat16"
+    machine = f"{record['gpu']['device']}, PyTorch {record['torch']}, bfloat16"
     assert sum(machine in caption for caption in captions) == 1
     fused, repeated = (
         {
@@ -189,13 +189,13 @@ def test_what_the_page_says_of_a_gpu_is_so():
 
 def test_what_the_page_says_of_memory_and_errors_is_so():
     scores = 16 * 4096**2 * 4 / 1e6
-    found = ways("memory", "float32, GQA, 4096")
+    case = ways("memory", "float32, GQA, 4096")
     for way, matrices in (("eager", 2), ("sdpa", 3)):
-        assert found[way]["value"][1] == pytest.approx(
+        assert case[way]["value"][1] == pytest.approx(
             matrices * scores, rel=0.15
         )
     one = 4096**2 * 5 / 1e6  # a byte, and a float
-    assert found["torch, bool mask"]["value"][1] == pytest.approx(one, rel=0.2)
+    assert case["torch, bool mask"]["value"][1] == pytest.approx(one, rel=0.2)
     for way in ("torch, is_causal", "flash", "fused"):
         assert took("memory", "float32, GQA, 16384", way=way) < 7
     half = ways("layer", "bfloat16, Llama-3-8B, 8192")

@@ -26,7 +26,7 @@ each_language = pytest.mark.parametrize("language", ROOTS)
 @pytest.fixture(scope="module")
 def entries(site):
     """By language: the page and the HTML of each entry, by its id."""
-    found = {}
+    result = {}
     for language, root in ROOTS.items():
         for page in set(PAGES.values()):
             path = site.folder / root / page / "index.html"
@@ -34,14 +34,14 @@ def entries(site):
             article = text.partition("</article>")[0]
             for part in re.split(r'(?=<h2 id=")', article)[1:]:
                 name = re.match(r'<h2 id="([\w-]+)"', part)[1]
-                assert (language, name) not in found
-                found[language, name] = page, part
-    return found
+                assert (language, name) not in result
+                result[language, name] = page, part
+    return result
 
 
 @each_language
 def test_each_mistake_has_an_entry_and_nothing_else_has(entries, language):
-    named = {name for told, name in entries if told == language}
+    named = {name for its, name in entries if its == language}
     assert named == {*catalogue()}
 
 
@@ -60,8 +60,8 @@ def test_an_entry_says_all_that_the_catalogue_does(entries, language):
         caught = mistakes.kills()[name]
         for test in caught["tests"]:
             assert test.partition("[")[0] in text
-        for kept in caught["properties"]:
-            to = f"../{mistakes.TESTS.rpartition('/')[2]}/#{kept}"
+        for prop in caught["properties"]:
+            to = f"../{mistakes.TESTS.rpartition('/')[2]}/#{prop}"
             assert f'href="{to}"' in part
         right, wrong = mistakes.seen(name)
         drawn = right.dim() == 2 and not isinstance(wrong, str)
@@ -73,11 +73,11 @@ def test_each_mistake_stands_below_its_symptom(site, language):
     path = site.folder / ROOTS[language] / "mistakes/by-symptom/index.html"
     article = path.read_text(encoding="utf-8").partition("</article>")[0]
     parts = re.split(r'<h2 id="', article)[1:]
-    told = {part.split('"')[0]: part for part in parts}
-    assert [*told] == [*SYMPTOMS]
+    below = {part.split('"')[0]: part for part in parts}
+    assert [*below] == [*SYMPTOMS]
     for mistake in catalogue().values():
-        (found,) = (k for k, part in told.items() if f'#{mistake.id}"' in part)
-        assert found == evidence()[mistake.id].symptom
+        (its,) = (k for k, part in below.items() if f'#{mistake.id}"' in part)
+        assert its == evidence()[mistake.id].symptom
 
 
 @pytest.mark.parametrize("language", sampled(ROOTS, ["zh"]))
@@ -100,8 +100,8 @@ def test_letters_narrow_the_list(visit, address, language):
     assert titled <= {*hashes} and len(hashes) < len(catalogue()) / 4
     heads = page.eval_on_selector_all("article h2", shown)
     assert {*heads} == {evidence()[h[1:]].symptom for h in hashes}
-    told = f"{len(hashes)} / {len(catalogue())}"
-    expect(page.locator(".filter output")).to_have_text(told)
+    count = f"{len(hashes)} / {len(catalogue())}"
+    expect(page.locator(".filter output")).to_have_text(count)
     assert page.url.endswith("?filter=window+a")
     page.reload()
     assert page.eval_on_selector_all(links, shown) == hashes
@@ -173,12 +173,12 @@ def test_a_source_is_named_by_its_thread_or_its_repository():
 
 @each_language
 def test_each_file_of_mistakes_has_a_page(language):
-    told = {
+    got = {
         match[1]: pages.stem_of(path)
         for path in pages.markdown_files(language)
         for match in mistakes.ENTRIES.finditer(pages.body_of(path))
     }
-    assert told == {m.id: PAGES[s] for s, held in files().items() for m in held}
+    assert got == {m.id: PAGES[s] for s, held in files().items() for m in held}
     assert PAGES.keys() == files().keys()
 
 
@@ -198,9 +198,9 @@ def test_each_exercise_is_listed_and_on_a_page_that_explains(site, language):
         page = root / stem / "index.html"
         _, _, part = page.read_text().partition('<h2 id="exercise"')
         part = part.partition("<h2")[0]
-        said = html.unescape(re.sub(r"<[^>]+>", "", part))
-        assert check.stubbed(name, "-", language) in said
-        assert f"attnref check {name} {name}.py" in said
+        text = html.unescape(re.sub(r"<[^>]+>", "", part))
+        assert check.stubbed(name, "-", language) in text
+        assert f"attnref check {name} {name}.py" in text
         place = f"files/exercises/{name}.py"
         assert f'href="../../{place}" download>' in part
         written = (root / place).read_text(encoding="utf-8")

@@ -173,12 +173,12 @@ def test_make_check_is_typed_as_one_types_it():
         words, cwd=ROOT, env=env, capture_output=True, text=True
     )
     rendered = r"^PASSED tests/kit/built_page.py::\w+\[(\w+)\]$"
-    found = re.findall(rendered, done.stdout, re.MULTILINE)
-    assert found == ["en", "zh"], done.stdout + done.stderr
+    languages = re.findall(rendered, done.stdout, re.MULTILINE)
+    assert languages == ["en", "zh"], done.stdout + done.stderr
     assert "PASSED tests/site/test_parity.py" in done.stdout
 
 
-def test_a_page_is_checked_with_the_laws_of_the_code_that_it_shows():
+def test_a_page_is_checked_with_the_properties_of_its_code():
     page = OnePage("layers/absorption")
     assert ROOT / "tests/reference/layers/test_mla.py" in page.files
     assert page.named.search(

@@ -93,7 +93,7 @@ def same_page(one, other):
     return pages.stem_of(one) == pages.stem_of(other)
 
 
-def said(text):
+def text_in(text):
     """The words of HTML, without code blocks, drawings and formulas, and what
     a page has beside its text: buttons, links to files, its card."""
     for away in (
@@ -126,7 +126,7 @@ def test_a_notebook_says_what_its_page_says(site, path):
     figures = r"<em>(Figure,[^<]*:</em>|图（见网页）</em>：)"
     page = built(site, path).read_text(encoding="utf-8")
     article = page.partition("<article")[2].partition("</article>")[0]
-    assert said(re.sub(figures, "", read)) == said(f"<{article}")
+    assert text_in(re.sub(figures, "", read)) == text_in(f"<{article}")
     ids = re.findall(r'<a id="([\w-]+)">', read)
     for link in re.findall(r'<a href="([^"]+)"', read):
         assert link.startswith("https://") or link.removeprefix("#") in ids
@@ -145,7 +145,7 @@ def test_bold_chinese_is_bold_beside_punctuation(text):
     assert "**" in COMMONMARK.render(text)
     read = COMMONMARK.render(notebooks.common(text, set(), str))
     assert "**" not in read
-    assert said(read) == said(pages.render(text).html)
+    assert text_in(read) == text_in(pages.render(text).html)
 
 
 # Reads the paths of notebooks, and runs the cells of each in a process and a
@@ -227,8 +227,8 @@ def runner(tmp_path_factory):
 def test_a_notebook_runs_without_attnref(site, runner, path, tmp_path):
     (tmp_path / "empty").mkdir()
     version = attnref.__version__
-    asked = json.dumps([str(place(site, path)), str(tmp_path), version])
-    print(asked, file=runner.stdin, flush=True)
+    request = json.dumps([str(place(site, path)), str(tmp_path), version])
+    print(request, file=runner.stdin, flush=True)
     assert runner.stdout.readline() == "done\n"
     assert (tmp_path / "said").read_text(encoding="utf-8") == ""
 
@@ -246,16 +246,16 @@ def test_a_notebook_of_a_model_is_its_file_and_runs(site, runner, tmp_path, id):
 def test_a_notebook_says_which_attnref_it_uses(site, capsys, monkeypatch):
     """An installed one; one of another version is used too, with a warning."""
     first = cells(site, ROOT / "docs/en/layers/gqa.md", "code")[0]
-    told = f"{attnref.__version__}, installed: {ROOT / 'attnref'}\n"
+    output = f"{attnref.__version__}, installed: {ROOT / 'attnref'}\n"
     exec(first, {})
-    assert capsys.readouterr().out == f"attnref {told}"
+    assert capsys.readouterr().out == f"attnref {output}"
     monkeypatch.setattr(attnref, "__version__", "9.8.7")
-    warned = f"this notebook was made for attnref {told.partition(',')[0]}"
+    warned = f"this notebook was made for attnref {output.partition(',')[0]}"
     with pytest.warns(UserWarning, match=re.escape(warned)):
         exec(first, {})
-    told = capsys.readouterr().out
-    assert told.startswith("attnref 9.8.7, installed: ")
-    assert told.count("\n") == 1
+    output = capsys.readouterr().out
+    assert output.startswith("attnref 9.8.7, installed: ")
+    assert output.count("\n") == 1
 
 
 def test_a_notebook_opens_in_colab_where_its_host_is_github():
@@ -278,8 +278,8 @@ def test_a_notebook_opens_in_colab_where_its_host_is_github():
 
     base = "https://colab.research.google.com/github/some/one/blob"
     for language, root in (("en", ""), ("zh", "zh/")):
-        found = links(language, "https://github.com/some/one/")
-        assert found == [f"{base}/notebooks/{root}{page['meta']['notebook']}"]
+        urls = links(language, "https://github.com/some/one/")
+        assert urls == [f"{base}/notebooks/{root}{page['meta']['notebook']}"]
         assert links(language, "https://example.org/some/one") == []
         assert links(language, "") == []
     workflow = (ROOT / ".github/workflows/pages.yml").read_text("utf-8")

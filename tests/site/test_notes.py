@@ -28,7 +28,7 @@ def noted(path):
 
 @pytest.mark.whole
 def test_each_plain_form_has_notes_on_the_page_that_explains_it():
-    found = {
+    by_language = {
         language: {
             form: pieces
             for path in PAGES
@@ -45,9 +45,9 @@ def test_each_plain_form_has_notes_on_the_page_that_explains_it():
     }
     for path in PAGES:  # and what is told by its difference from another
         without.update(FOLDED.findall(pages.body_of(path)))
-    assert forms - without <= found["en"].keys() <= forms
-    assert all(3 <= len(pieces) <= 8 for pieces in found["en"].values())
-    assert found["en"] == found["zh"]
+    assert forms - without <= by_language["en"].keys() <= forms
+    assert all(3 <= len(pieces) <= 8 for pieces in by_language["en"].values())
+    assert by_language["en"] == by_language["zh"]
 
 
 def html_of(code, items):

@@ -103,15 +103,15 @@ def test_a_model_of_another_kind_is_not_listed_as_familiar():
 
 
 def test_claims_come_out_as_printed():
-    for how, said in by_name(memory.claims()).values():
+    for how, printed in by_name(memory.claims()).values():
         sum_ = how.replace(",", "").replace("−", "-").replace("·", "*")
         value = eval(sum_, {"__builtins__": {}})
-        if said.endswith("%"):
-            assert f"{value:.1%}" == said
-        elif said.endswith("GiB"):
-            assert size(value) == said
+        if printed.endswith("%"):
+            assert f"{value:.1%}" == printed
+        elif printed.endswith("GiB"):
+            assert size(value) == printed
         else:
-            assert value == pytest.approx(number(said), rel=2e-3)
+            assert value == pytest.approx(number(printed), rel=2e-3)
 
 
 def test_a_decode_step_by_hand():
@@ -298,7 +298,7 @@ def test_each_model_has_a_kind_of_line():
 
 
 @BOTH
-def test_each_kind_of_line_is_told_by_colour_and_by_dashes(kind):
+def test_each_kind_of_line_has_its_colour_and_dashes(kind):
     colours = [style["color"] for style in memory.LOOKS.values()]
     assert len(set(colours)) == len(memory.LOOKS)
     assert len({str(look) for look in memory.LOOKS.values()}) == 4

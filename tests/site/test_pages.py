@@ -65,7 +65,7 @@ def test_text_and_shell_blocks_are_allowed():
     assert python_blocks(body) == []
 
 
-def test_a_fault_is_told_with_its_line():
+def test_a_fault_is_reported_with_its_line():
     text = f"---\ntitle: T\n---\n# T\n\n{INCLUDE}\n{{}}"
     (typed,) = faults(text.format("```python\nx = 1\n```\n"))
     assert typed.startswith("line 11: 'x = 1' is no include from attnref or")
@@ -123,9 +123,9 @@ def test_every_marker_is_closed_and_every_section_is_shown():
     for folder in ("attnref", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = str(path.relative_to(ROOT))
-            found, wrong = markers(path.read_text(encoding="utf-8"))
+            names, wrong = markers(path.read_text(encoding="utf-8"))
             assert wrong == [], f"{name}: {wrong}"
-            sections |= {f"{name}:{section}" for section in found}
+            sections |= {f"{name}:{section}" for section in names}
     assert sections - shown == set(), "marked but never shown"
     assert {s for s in shown if ":" in s} - sections == set(), "not marked"
 
@@ -137,15 +137,15 @@ def mark(line):
 
 def markers(text):
     """The sections of a file, and what is wrong with their markers."""
-    found, wrong, open_ = [], [], None
+    names, wrong, open_ = [], [], None
     for kind, name in filter(None, map(mark, text.splitlines())):
         if kind == "start":
             if open_:
                 wrong.append(f"{name} starts inside {open_}")
-            if name in found:
+            if name in names:
                 wrong.append(f"{name} starts twice")
             open_ = name
-            found.append(name)
+            names.append(name)
         elif name == open_:
             open_ = None
         else:
@@ -156,7 +156,7 @@ def markers(text):
     for line in text.splitlines():
         if line.strip().startswith("# --8<--") and not mark(line):
             wrong.append(f"no marker: {line.strip()}")
-    return found, wrong
+    return names, wrong
 
 
 @pytest.mark.parametrize(

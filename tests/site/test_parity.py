@@ -162,8 +162,8 @@ def test_a_change_of_included_code_asks_for_both_pages(tmp_path, monkeypatch):
     )
     for module in (parity, pages):
         monkeypatch.setattr(module, "ROOT", tmp_path)
-    told = pages._config().mdx_configs["pymdownx.snippets"]
-    monkeypatch.setitem(told, "base_path", [str(tmp_path)])
+    options = pages._config().mdx_configs["pymdownx.snippets"]
+    monkeypatch.setitem(options, "base_path", [str(tmp_path)])
     (tmp_path / "attnref").mkdir()
     code = tmp_path / "attnref" / "x.py"
     marks = "# --8<-- [start:f]\n{}\n# --8<-- [end:f]\n{}\n"
@@ -224,7 +224,7 @@ def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
     monkeypatch.setattr(docstrings, "ROOT", tmp_path)
     monkeypatch.setattr(docstrings, "FILE", table)
 
-    def said(path, old, new):
+    def problems(path, old, new):
         text = path.read_text(encoding="utf-8")
         assert text.count(old) == 1, old
         path.write_text(text.replace(old, new), encoding="utf-8")
@@ -234,15 +234,15 @@ def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
     where = "docstrings.yml: Cache.reset"
     old = "Forget all tokens and release the memory."
     new = "Forget all tokens of `rows`."
-    assert said(code, old, new) == [
+    assert problems(code, old, new) == [
         f"{where} now says {new!r}; bring zh in line"
     ]
     docstrings.mark_synced()
     unlike = f"{where} has other code in Chinese than in English"
     assert docstrings.check() == [unlike]
     line = docstrings.chinese()["Cache.reset"]["zh"]
-    assert said(table, f"zh: {line}", "zh: 清空 `rows` 的 token。") == []
-    assert said(table, "zh: 清空 `rows` 的 token。", f"zh: {new}") == [
+    assert problems(table, f"zh: {line}", "zh: 清空 `rows` 的 token。") == []
+    assert problems(table, "zh: 清空 `rows` 的 token。", f"zh: {new}") == [
         f"{where} says nothing in Chinese"
     ]
 

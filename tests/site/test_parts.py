@@ -48,10 +48,10 @@ def test_biases_of_equal_scores():
         "-1, -2, -3, -4, -5, -6, -7, -8, -0.5, -1.5, -2.5, -3.5",
     ]
     assert cells(biases.capped())[2] == ["50", f"{50 * math.tanh(1):.2f}"]
-    found = dict(cells(biases.classes()))
+    rows = dict(cells(biases.classes()))
     step = math.log(8) / 16  # 16 classes from 16 to 128, in equal steps
-    assert found["16"] == f"16-{math.ceil(16 * math.exp(step)) - 1}"
-    assert found["31"] == f"≥ {math.ceil(16 * math.exp(15 * step))}"
+    assert rows["16"] == f"16-{math.ceil(16 * math.exp(step)) - 1}"
+    assert rows["31"] == f"≥ {math.ceil(16 * math.exp(15 * step))}"
 
 
 def test_each_mistake_changes_the_output():
@@ -99,9 +99,9 @@ def test_how_much_slower_the_pairs_of_models_turn():
         if name not in ("Phi-3.5-mini", "Gemma 4"):
             assert float(row[-1].replace(",", "")) == factor
     turns = 8192 * 5e5 ** (-64 / 128) / (2 * math.pi)  # of pair 32 of 64
-    kept = (turns - 1) / 3
+    share = (turns - 1) / 3
     ratio = scaling.slower(scaling.MODELS["Llama 3.1"])
-    assert ratio[32] == pytest.approx(1 / (kept + (1 - kept) / 8))
+    assert ratio[32] == pytest.approx(1 / (share + (1 - share) / 8))
     assert (
         scaling.LONG.split()[-1] == "6484" and "64.8" in names["Phi-3.5-mini"]
     )

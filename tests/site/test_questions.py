@@ -251,15 +251,15 @@ def test_the_closed_forms_of_a_generation(N):
 
 
 def test_steps_of_an_8b_model():
-    said = questions.numbers()
+    page = questions.numbers()
     for batch in 1, 32:  # multiplying takes less time than reading
-        assert batch * questions.READ / H100.peak < said["read_weights"] / 1e3
+        assert batch * questions.READ / H100.peak < page["read_weights"] / 1e3
 
 
 def test_bytes_between_prefill_and_decode():
-    said = questions.numbers()
-    assert said["sending"] < said["prefill"] / 5, "most of it can overlap"
-    assert said["sending_v3"] < said["sending"], "a small cache is cheaper"
+    page = questions.numbers()
+    assert page["sending"] < page["prefill"] / 5, "most of it can overlap"
+    assert page["sending_v3"] < page["sending"], "a small cache is cheaper"
 
 
 def test_blocks_in_numbers():
@@ -269,10 +269,10 @@ def test_blocks_in_numbers():
         for answer in range(4)
     ]
     assert 68 * 16 < 1100 <= 69 * 16
-    said = questions.numbers()
+    page = questions.numbers()
     counted = len(tables[0]), sum(map(len, tables)), len(set().union(*tables))
-    assert counted == (said["blocks"], said["apart"], said["together"])
-    assert len(set.intersection(*tables)) == said["shared"]
+    assert counted == (page["blocks"], page["apart"], page["together"])
+    assert len(set.intersection(*tables)) == page["shared"]
 
 
 def test_bits_of_a_quantised_cache():
@@ -320,10 +320,10 @@ def test_fifty_questions_and_each_test_that_is_named(language):
 def test_each_exercise_stands_on_the_page_beside_its_command(stem):
     (page,) = (p for p in markdown_files("en") if p.stem == stem)
     row = re.compile(r"\]\(\.\./(.+?)\.md\).*`attnref check (\w+)`")
-    found = row.findall(body_of(page))
-    assert len(found) > 7
-    assert [exercise.places()[name] for _, name in found] == [
-        stem for stem, _ in found
+    rows = row.findall(body_of(page))
+    assert len(rows) > 7
+    assert [exercise.places()[name] for _, name in rows] == [
+        stem for stem, _ in rows
     ]
 
 

@@ -77,8 +77,8 @@ def test_every_part_has_its_words():
         wanted = {"name", "differs"} | ({"lost"} if part.without else set())
         assert {*words[name]} - {"lost"} == wanted - {"lost"}
         assert wanted <= {*words[name]}
-        for said in words[name].values():
-            assert {*said} == {*CONFIGS}
+        for texts in words[name].values():
+            assert {*texts} == {*CONFIGS}
 
 
 def test_the_page_refuses_what_it_says():

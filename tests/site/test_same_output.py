@@ -144,11 +144,11 @@ def test_only_fixed_tiles_and_parts_are_the_same_bit_for_bit():
 def test_what_the_page_says_of_the_trained_model():
     """Positions that are one too high, or pads that are seen, change logits
     and hardly a token; `numbers` says so in the text."""
-    found, said = same_output.measured("trained"), same_output.numbers()
+    result, message = same_output.measured("trained"), same_output.numbers()
     for key in ("late", "pads_seen", "rounded"):
-        assert found[key][-1][1] > 0.9
-    assert said["late"] == same_output.shown(found["late"][-1][0])
-    assert said["exact"] < 1e-12 and said["fewest"] > 0.8
+        assert result[key][-1][1] > 0.9
+    assert message["late"] == same_output.shown(result["late"][-1][0])
+    assert message["exact"] < 1e-12 and message["fewest"] > 0.8
 
 
 def test_the_trained_model_is_the_one_of_its_page():

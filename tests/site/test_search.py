@@ -32,7 +32,7 @@ from tests.kit.search import entries
 from tests.kit.site import opened
 
 # Page: what should lead to it beside its names. Two pages: either is right.
-ASKED = {
+QUERIES = {
     "en": {
         "sdpa": """
             why divide by sqrt(d_k); variance of the dot product;
@@ -143,7 +143,7 @@ def questions(language):
     """Each query with the pages that are right."""
     return {
         " ".join(query.split()): pages.split()
-        for pages, queries in ASKED[language].items()
+        for pages, queries in QUERIES[language].items()
         for query in queries.split(";")
     }
 
@@ -151,11 +151,11 @@ def questions(language):
 def typed_by_readers(language):
     """Each query of queries.yml, and what is right: page#section or folder/."""
     path = ROOT / "tests" / "site" / "queries.yml"
-    asked = yaml.safe_load(path.read_text(encoding="utf-8"))
+    every = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {
         query: right.split()
         for kind in ("", ", unseen", ", in words", ", further")
-        for right, queries in asked[language + kind].items()
+        for right, queries in every[language + kind].items()
         for query in queries
     }
 
@@ -163,12 +163,12 @@ def typed_by_readers(language):
 def names(site, language):
     """Each title and alias of a page, in both languages, with the pages that
     have it."""
-    found = defaultdict(list)
+    pages = defaultdict(list)
     for entry in entries(site.folder, language):
         if "#" not in entry["location"]:
             for name in entry["names"]:
-                found[plain(name)].append(place([entry["location"]]))
-    return found
+                pages[plain(name)].append(place([entry["location"]]))
+    return pages
 
 
 def plain(text):
@@ -177,13 +177,13 @@ def plain(text):
 
 def objects(site, language):
     """Each public name that is no word of prose, with its entry in the API."""
-    found = {
+    links = {
         entry["location"].rpartition(".")[2]: entry["location"]
         for entry in entries(site.folder, language)
         if re.match(r"api/\w+/#attnref\.", entry["location"])
     }
     return {
-        name: found[name]
+        name: links[name]
         for name in attnref.__all__
         if "_" in name or re.search("[a-z][A-Z]", name)
     }
@@ -192,11 +192,11 @@ def objects(site, language):
 @pytest.fixture(scope="module", params=["en", "zh"])
 def reader(request, chromium, site):
     """A language, a page in it, and what that page asks of the server."""
-    asked = []
+    urls = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, _, line, *rest):
-            asked.append(line.split()[1])
+            urls.append(line.split()[1])
 
     serve = partial(Handler, directory=site.folder)
     server = http.server.ThreadingHTTPServer(("localhost", 0), serve)
@@ -204,7 +204,7 @@ def reader(request, chromium, site):
     root = {"en": "", "zh": "zh/"}[request.param]
     url = f"http://localhost:{server.server_port}/{root}core/masks/"
     with opened(chromium, url) as page:
-        yield request.param, page, asked
+        yield request.param, page, urls
         assert page.faults == []
     server.shutdown()
     server.server_close()
@@ -215,46 +215,46 @@ def answers(reader, site):
     """Query -> the results, each a list of links on one page; and where Enter
     leads."""
     language, page, _ = reader
-    asked = {
+    queries = {
         **questions(language),
         **typed_by_readers(language),
         **names(site, language),
         **objects(site, language),
     }
-    found = page.evaluate(ASK, list(asked))
+    replies = page.evaluate(ASK, list(queries))
     return (
         language,
-        {query: results for query, (results, _) in found.items()},
-        {query: link for query, (_, link) in found.items() if link},
+        {query: results for query, (results, _) in replies.items()},
+        {query: link for query, (_, link) in replies.items() if link},
     )
 
 
 def test_the_entries_come_once_when_a_reader_turns_to_the_search(reader):
     """Before that, only the settings, a few hundred bytes; after that, nothing
     more, whatever is typed. First of all tests, since the page is new."""
-    language, page, asked = reader
+    language, page, urls = reader
     place = f"{'/zh' * (language == 'zh')}/search/"
-    until(page, lambda: place + "search_index.json" in asked)
+    until(page, lambda: place + "search_index.json" in urls)
     page.wait_for_timeout(300)  # what comes too early would come by now
-    searched = [path for path in asked if "search/" in path]
+    searched = [path for path in urls if "search/" in path]
     assert searched == [place + "search_index.json"]
     assert (
         page.evaluate(f"""() => fetch("{place}search_index.json")
         .then(async (answer) => (await answer.text()).length)""")
         < 500
     )
-    before = len(asked)
+    before = len(urls)
     page.locator(".md-search__input").focus()
-    until(page, lambda: len(asked) > before)
-    assert asked[before:] == [place + "entries.js"]
+    until(page, lambda: len(urls) > before)
+    assert urls[before:] == [place + "entries.js"]
     for query in ("gqa", "softmax"):
         typed(page, query)
         first = page.locator(".md-search-result__item a").first
         expect(first).to_have_attribute("href", re.compile(f"/{query}/"))
-    assert asked[before:] == [place + "entries.js"]
+    assert urls[before:] == [place + "entries.js"]
     # The second time out of the browser's cache.
     assert sum(url.endswith("entries.js") for url in page.urls) == 2
-    assert not [path for path in asked if "lunr" in path or "/workers/" in path]
+    assert not [path for path in urls if "lunr" in path or "/workers/" in path]
 
 
 def until(page, condition):
@@ -276,68 +276,68 @@ def place(links):
     return path.rpartition("/")[2] or "index"
 
 
-def misses(found, asked):
+def misses(hits, queries):
     """The queries that lead elsewhere, with what right is and what comes."""
     return {
-        query: (right, [place(links) for links in found[query][:3]])
-        for query, right in asked.items()
-        if not found[query] or place(found[query][0]) not in right
+        query: (right, [place(links) for links in hits[query][:3]])
+        for query, right in queries.items()
+        if not hits[query] or place(hits[query][0]) not in right
     }
 
 
 @pytest.mark.whole
 def test_each_name_of_a_page_leads_to_it(answers, site):
     """Or to another page of that name."""
-    language, found, _ = answers
-    asked = names(site, language)
-    assert len(asked) > 150
+    language, hits, _ = answers
+    queries = names(site, language)
+    assert len(queries) > 150
     missed = [
         f"{name!r} is a title or an alias of {', '.join(right)}, but first "
         f"comes {first[:1]}: if it is not what {', '.join(right)} explains, "
         "delete the alias there; otherwise give another alias"
-        for name, (right, first) in misses(found, asked).items()
+        for name, (right, first) in misses(hits, queries).items()
     ]
     assert not missed, "\n".join(missed)
 
 
-def test_most_of_what_is_asked_leads_to_its_page(answers):
-    language, found, _ = answers
-    asked = questions(language)
-    assert len(asked) > 60
-    missed = misses(found, asked)
-    first = 1 - len(missed) / len(asked)
-    assert first >= 0.91, f"{first:.0%} of {len(asked)}, not: {missed}"
+def test_most_questions_lead_to_their_page(answers):
+    language, hits, _ = answers
+    queries = questions(language)
+    assert len(queries) > 60
+    missed = misses(hits, queries)
+    first = 1 - len(missed) / len(queries)
+    assert first >= 0.91, f"{first:.0%} of {len(queries)}, not: {missed}"
 
 
 def test_what_readers_type_leads_to_its_page_and_section(answers):
-    language, found, _ = answers
-    asked = typed_by_readers(language)
-    assert len(asked) > 190
+    language, hits, _ = answers
+    queries = typed_by_readers(language)
+    assert len(queries) > 190
     missed = {}
-    for query, right in asked.items():
-        links = found[query][0] if found[query] else [""]
+    for query, right in queries.items():
+        links = hits[query][0] if hits[query] else [""]
         first = [link.partition("#")[2] for link in links if "#" in link]
         reached = {place(links), f"{place(links)}#{''.join(first[:1])}"}
         reached.add(f"{links[0].partition('/')[0]}/")
         if not reached & set(right):
-            missed[query] = (right, [place(x) for x in found[query][:3]], first)
-    assert len(missed) <= 4, f"of {len(asked)}, not: {missed}"
+            missed[query] = (right, [place(x) for x in hits[query][:3]], first)
+    assert len(missed) <= 4, f"of {len(queries)}, not: {missed}"
 
 
 def test_enter_leads_into_the_first_result(answers):
-    _, found, entered = answers
+    _, hits, entered = answers
     assert len(entered) > 300
-    assert [q for q, link in entered.items() if link not in found[q][0]] == []
+    assert [q for q, link in entered.items() if link not in hits[q][0]] == []
 
 
 def test_a_file_is_found_on_its_page_and_among_all_files(answers):
     """By its name alone; the same word without .py is another."""
-    _, found, entered = answers
+    _, hits, entered = answers
     for file in [name for name in files.texts() if "/" not in name]:
-        pages = [place(links) for links in found[file]]
+        pages = [place(links) for links in hits[file]]
         assert len(pages) == 2 and pages[1] == "files", file
-        assert "files/#list" in found[file][1] and "#" not in entered[file]
-    assert "files" not in [place(links) for links in found["gqa"][:4]]
+        assert "files/#list" in hits[file][1] and "#" not in entered[file]
+    assert "files" not in [place(links) for links in hits["gqa"][:4]]
 
 
 def test_letters_of_a_chinese_keyboard_are_letters(answers):
@@ -346,18 +346,18 @@ def test_letters_of_a_chinese_keyboard_are_letters(answers):
 
 
 def test_a_function_leads_to_its_code_and_then_to_its_entry(answers, site):
-    language, found, _ = answers
+    language, hits, _ = answers
     shown = defaultdict(set)  # name -> the pages with its code
     for entry in entries(site.folder, language):
         if "#" in entry["location"] and not entry["location"].startswith("api"):
             for name in entry["names"]:
                 shown[name].add(place([entry["location"]]))
-    asked = objects(site, language)
-    assert len(asked) > 20
-    right = {n: shown[n.lower()] or {place([to])} for n, to in asked.items()}
-    assert misses(found, right) == {}
-    for name, entry in asked.items():
-        assert any(entry in links for links in found[name][:3]), name
+    names = objects(site, language)
+    assert len(names) > 20
+    right = {n: shown[n.lower()] or {place([to])} for n, to in names.items()}
+    assert misses(hits, right) == {}
+    for name, entry in names.items():
+        assert any(entry in links for links in hits[name][:3]), name
 
 
 @pytest.mark.whole
@@ -365,18 +365,18 @@ def test_chinese_names_are_words_of_the_index(site):
     """So that what somebody types is a word, as it is where it is explained."""
     terms = search.words()
     assert len(terms) > 60
-    said, apart = set(), set()
+    indexed, apart = set(), set()
     for entry in entries(site.folder, "zh"):
         for text in (entry["title"], entry["text"], *entry["names"]):
             for run in re.findall(r"[\u4e00-\u9fff\u200b]+", text):
                 words = list(filter(None, run.split("\u200b")))
-                said |= set(words)
+                indexed |= set(words)
                 for i in range(len(words)):
                     joined = accumulate(words[i:])
                     apart |= terms & set(list(joined)[1:8])
     assert apart == set()
-    assert terms - said == set()
-    assert {"注意力", "掩码", "填充"} <= said, "ordinary words are cut too"
+    assert terms - indexed == set()
+    assert {"注意力", "掩码", "填充"} <= indexed, "ordinary words are cut too"
 
 
 def test_cells_of_a_table_are_words_of_their_own(site):
@@ -412,16 +412,16 @@ def test_the_index_has_nothing_of_the_bars_with_downloads(site):
 def test_each_question_is_a_section_of_the_search(site, page):
     for language in ("en", "zh"):
         text = (ROOT / f"docs/{language}/learn/{page}.md").read_text("utf-8")
-        asked = re.findall(r'^\?\?\? question "(.*)"', text, re.MULTILINE)
-        found = [
+        questions = re.findall(r'^\?\?\? question "(.*)"', text, re.MULTILINE)
+        titles = [
             plain(entry["title"]).replace(" ", "")
             for entry in entries(site.folder, language)
             if re.match(rf"learn/{page}/#(q|more)-", entry["location"])
         ]
-        for said in asked:
-            start = re.split("[`*$<&]", said)[0].replace(" ", "")
-            assert any(title.startswith(start) for title in found), said
-        assert len(asked) > 30
+        for question in questions:
+            start = re.split("[`*$<&]", question)[0].replace(" ", "")
+            assert any(title.startswith(start) for title in titles), question
+        assert len(questions) > 30
 
 
 FOLDED = {
@@ -432,7 +432,7 @@ FOLDED = {
 
 def test_a_result_opens_the_answer_that_says_it(reader):
     language, page, _ = reader
-    query, fold, said = FOLDED[language]
+    query, fold, words = FOLDED[language]
     typed(page, query)
     first = page.locator(".md-search-result__item").first
     link = re.compile(rf"learn/questions/.*#{fold}$")
@@ -442,14 +442,14 @@ def test_a_result_opens_the_answer_that_says_it(reader):
     answer = page.locator(f"details:has(#{fold})")
     expect(answer).to_have_attribute("open", "")
     expect(answer.locator("summary")).to_be_in_viewport()
-    expect(answer).to_contain_text(said)
+    expect(answer).to_contain_text(words)
     assert page.locator("details.question[open]").count() == 1
 
 
 MODELS = {"en": "Released models", "zh": "已发布的模型"}
 
 
-def test_a_result_shows_the_words_that_were_asked(reader):
+def test_a_result_shows_the_words_of_the_query(reader):
     language, page, _ = reader
     typed(page, "minimax m3")
     first = page.locator(".md-search-result__item").first
@@ -479,7 +479,7 @@ def test_what_only_a_section_says_leads_there_and_is_marked(reader):
     expect(page.locator(f"#{section}")).to_be_in_viewport()
     marks = page.locator("article mark[data-md-highlight]")
     expect(marks.first).to_have_text(query)
-    said = page.locator("article").inner_text().count(query)
-    assert marks.count() == said >= 1
+    count = page.locator("article").inner_text().count(query)
+    assert marks.count() == count >= 1
     page.goto(page.url.partition("?")[0])
     assert marks.count() == 0

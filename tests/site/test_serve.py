@@ -180,7 +180,7 @@ def test_an_edit_of_a_page_costs_that_page(served):
 
 
 @pytest.mark.audit
-def test_an_edit_of_code_is_live_and_costs_what_is_asked_for(served):
+def test_an_edit_of_code_is_live_and_costs_only_what_it_changes(served):
     """In both languages, and in what is copied."""
     # What Emacs puts beside a file that is being edited: it leads nowhere.
     lock = served.source / "attnref" / "layers" / ".#cross.py"

@@ -166,8 +166,8 @@ def test_pip_is_given_the_address_of_the_wheel(published):
     assert (published.folder / "files" / name).exists()
     for place in ("files", "use/project", "zh/files", "zh/use/project"):
         text = (published.folder / place / "index.html").read_text("utf-8")
-        told = re.sub("<[^>]+>", "", text)
-        assert f"\npip install {HOME}files/{name}\n" in told
+        plain = re.sub("<[^>]+>", "", text)
+        assert f"\npip install {HOME}files/{name}\n" in plain
 
 
 @pytest.mark.audit
@@ -186,9 +186,9 @@ def test_the_sitemaps_name_every_page_and_its_twin(published):
 
 @pytest.mark.audit
 def test_a_missing_page_below_a_path_leads_home(published):
-    not_found = (published.folder / "404.html").read_text()
-    assert f'href="{HOME}zh/"' in not_found
-    assert 'src="/some/path/assets/' in not_found
+    page = (published.folder / "404.html").read_text()
+    assert f'href="{HOME}zh/"' in page
+    assert 'src="/some/path/assets/' in page
 
 
 def test_the_404_page_speaks_both_languages(site):
@@ -247,9 +247,9 @@ def test_every_block_of_code_can_be_copied(html_pages):
         r"(?:(?!</div>).)*</div>",
         re.DOTALL,
     )
-    found = [b for page in html_pages for b in block.findall(page.read_text())]
-    assert len(found) > 800
-    assert [b[:99] for b in found if 'class="copy"' not in b] == []
+    blocks = [b for page in html_pages for b in block.findall(page.read_text())]
+    assert len(blocks) > 800
+    assert [b[:99] for b in blocks if 'class="copy"' not in b] == []
 
 
 def test_a_link_has_words_and_a_row_of_tabs_has_a_style(html_pages):
@@ -265,12 +265,12 @@ def test_a_link_has_words_and_a_row_of_tabs_has_a_style(html_pages):
 
 def test_one_is_no_plural(html_pages):
     summary = re.compile(r"<summary>What it contains: [^<]*")
-    found = " ".join(
+    text = " ".join(
         each
         for page in html_pages
         for each in summary.findall(page.read_text())
     )
-    assert found and " 1 " not in found
+    assert text and " 1 " not in text
 
 
 def test_a_page_that_explains_ends_with_its_letters_and_masks(site):

@@ -46,16 +46,16 @@ def test_a_strip_of_frames_is_whole_on_paper_and_stepped_on_a_screen(
     strips = page.locator(".steps").all()
     assert [s.locator(".frame").count() for s in strips] == counts
     for strip, count in zip(strips, counts, strict=True):
-        frames, told = strip.locator(".frame"), strip.locator("output")
+        frames, output = strip.locator(".frame"), strip.locator("output")
         back, on = strip.get_by_role("button").all()
         high = strip.bounding_box()["height"]
 
-        def shows(n, frames=frames, told=told, count=count):
+        def shows(n, frames=frames, output=output, count=count):
             page.wait_for_url(f"**#frame-{n + 1}")
             seen = [frame.is_visible() for frame in frames.all()]
             assert seen == [i == n for i in range(count)]
-            said = frames.nth(n).locator(".said").text_content()
-            expect(told).to_have_text(f"{n + 1} / {count}{said}")
+            text = frames.nth(n).locator(".said").text_content()
+            expect(output).to_have_text(f"{n + 1} / {count}{text}")
 
         on.click()
         shows(1)
@@ -145,8 +145,8 @@ def test_hands_of_rope_and_their_score():
         at = {k: int(frame.facts[k]) for k in ("query", "key", "far")}
         assert at["far"] == at["query"] - at["key"]
         angles = [at["far"] * 10**-p for p in range(4)]
-        told = [float(x[:-1]) for x in drawn(frame) if x.endswith("\u00b0")]
-        for angle, degrees in zip(angles, told, strict=True):
+        written = [float(x[:-1]) for x in drawn(frame) if x.endswith("\u00b0")]
+        for angle, degrees in zip(angles, written, strict=True):
             assert math.cos(math.radians(degrees)) == pytest.approx(
                 math.cos(angle), abs=1e-3
             )
@@ -182,8 +182,8 @@ def test_slots_of_the_cache_after_each_call():
         assert html.count('class="fresh"') == 3 * new  # two rows, and below
         again = held - new if new else 0
         assert html.count('<rect class="recomputed"') == again
-        told = {"new": new, "held": held, "again": held - new}
-        assert frame.facts == {k: str(n) for k, n in told.items()}
+        facts = {"new": new, "held": held, "again": held - new}
+        assert frame.facts == {k: str(n) for k, n in facts.items()}
 
 
 def test_blocks_that_texts_share():
@@ -195,17 +195,17 @@ def test_blocks_that_texts_share():
     for frame, ends, (new, left) in zip(
         paged.blocks().frames, texts, counted, strict=True
     ):
-        said = " ".join(drawn(frame))
-        pool, *_ = re.split(r" [A-D]:", said)
+        message = " ".join(drawn(frame))
+        pool, *_ = re.split(r" [A-D]:", message)
         held = r"(\d) (?:\{free\}|[A-D](?: [A-D])*)((?: [a-z_])*)"
         blocks = {n: x.replace(" ", "") for n, x in re.findall(held, pool)}
-        tables = dict(re.findall(r"([A-D]): ([\d ]+)", said))
+        tables = dict(re.findall(r"([A-D]): ([\d ]+)", message))
         assert {name: "you_are_" + end for name, end in ends.items()} == {
             name: "".join(blocks[n] for n in table.split())
             for name, table in tables.items()
         }
         assert frame.facts == {"new": new, "left": left}
-        assert said.count("{free}") == int(left)
+        assert message.count("{free}") == int(left)
 
 
 def test_the_last_tile_gives_what_softmax_gives():
@@ -248,14 +248,14 @@ def test_entries_are_drawn_when_their_block_is_complete():
     """And of those the ones that a layer reads; the others wait."""
     ends, W, rate = (3, 4, 7, 12, 16), compressed.W, compressed.RATE
     for frame, end in zip(compressed.seen().frames, ends, strict=True):
-        told, drawn = frame.facts, "".join(frame.marks)
-        assert told["last"] == f"{end - 1}"
-        assert told["first"] == f"{max(0, end - W)}"
-        assert told["entries"] == f"{end // rate}"
-        assert told["waiting"] == f"{end % rate}"
+        facts, drawn = frame.facts, "".join(frame.marks)
+        assert facts["last"] == f"{end - 1}"
+        assert facts["first"] == f"{max(0, end - W)}"
+        assert facts["entries"] == f"{end // rate}"
+        assert facts["waiting"] == f"{end % rate}"
         read = min(end // rate, compressed.TOPK)
         assert drawn.count('"latent"') == read
-        assert len(told["read"].split()) == read
+        assert len(facts["read"].split()) == read
         in_window = len(re.findall('"(?:kept|fresh)"', drawn))
         assert in_window == min(end, W)
         assert drawn.count('"recomputed"') == bool(end % rate)

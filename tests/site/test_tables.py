@@ -38,7 +38,7 @@ def text_of(cell):
 
 def computed(stem):
     """What a page computes, by the call that it names."""
-    found = {}
+    result = {}
     for _, spec in fences(stem):
         for kind in ("table", "plot", "steps"):
             if kind in spec:
@@ -47,21 +47,21 @@ def computed(stem):
                     made = [frame.facts.values() for frame in made.frames]
                 rows = made.rows if kind == "plot" else made
                 key = f"{stem}: {spec[kind]}"
-                found[key] = [[text_of(cell) for cell in row] for row in rows]
+                result[key] = [[text_of(cell) for cell in row] for row in rows]
         for panel in spec.get("panels", ()):
             made = calls.value(panel["draw"], stem) if "draw" in panel else None
             if isinstance(made, torch.Tensor):
-                found[f"{stem}: {panel['draw']}"] = [
+                result[f"{stem}: {panel['draw']}"] = [
                     [text_of(float(x)) for x in row.flatten()]
                     for row in torch.atleast_2d(made)
                 ]
     if "numbers" in calls.drawn(stem):
         numbers = calls.value("numbers", stem).items()
-        found[f"{stem}: numbers"] = [
+        result[f"{stem}: numbers"] = [
             [name, text_of(n if isinstance(n, int | str) else float(n))]
             for name, n in numbers
         ]
-    return found
+    return result
 
 
 def alike(now, was):

@@ -86,11 +86,11 @@ def train(model, steps=300):
 @torch.no_grad()
 def weights(model, tokens):
     """The attention weights (H, T, T) of each layer, whatever its code does."""
-    sdpa, found = F.scaled_dot_product_attention, []
+    sdpa, result = F.scaled_dot_product_attention, []
 
     def record(q, k, v, *args, **kwargs):
         units = torch.eye(v.shape[-2]).expand(*v.shape[:2], -1, -1)
-        found.append(sdpa(q, k, units, *args, **kwargs)[0])
+        result.append(sdpa(q, k, units, *args, **kwargs)[0])
         return sdpa(q, k, v, *args, **kwargs)
 
     F.scaled_dot_product_attention = record
@@ -98,7 +98,7 @@ def weights(model, tokens):
         model(tokens)
     finally:
         F.scaled_dot_product_attention = sdpa
-    return found
+    return result
 
 
 # --8<-- [end:weights]
@@ -157,10 +157,10 @@ def outcome(name):
 @pytest.mark.parametrize("name", trained.RUNS)
 def test_training_again_gives_what_the_page_says(name):
     """Losses depend a little on the processor; what they show does not."""
-    kept, found = trained.run(name), outcome(name)
+    recorded, now = trained.run(name), outcome(name)
     for key in ("new", "again", "completed"):
-        assert found[key] == pytest.approx(kept[key], abs=0.3)
-    assert trained.kinds(found) == trained.kinds(kept)
+        assert now[key] == pytest.approx(recorded[key], abs=0.3)
+    assert trained.kinds(now) == trained.kinds(recorded)
 
 
 def test_what_the_page_says_is_what_was_recorded():
@@ -184,8 +184,8 @@ def test_what_the_page_says_is_what_was_recorded():
 def test_a_head_is_drawn_as_it_was_recorded(number):
     head = trained.head("right", number)
     drawn = head.drawing(("query", "key"), title="a head").svg
-    assert drawn.count("h10v10") == sum(w >= 5 for r in head.found for w in r)
-    for t, row in enumerate(head.found):
+    assert drawn.count("h10v10") == sum(w >= 5 for r in head.weights for w in r)
+    for t, row in enumerate(head.weights):
         assert abs(sum(row) - 100) < 5 and not any(row[t + 1 :])
 
 

@@ -67,11 +67,11 @@ def tried(make):
 def expected(text, language):
     return [
         tried(partial(answer, text, models.words(), language)),
-        *(tried(partial(kept, text, use)) for use in USES),
+        *(tried(partial(memory_of, text, use)) for use in USES),
     ]
 
 
-def kept(text, use):
+def memory_of(text, use):
     return memory(counted(text), use, WORDS)
 
 
@@ -81,7 +81,7 @@ def test_memory_by_hand():
     token, params = 2 * 36 * 8 * 128 * 2, 8_190_735_360
     each, own = token * 32_768 // 2, params // 2
     most = (97_871 * 2**20 * 9 // 10 - own) // each
-    assert kept(your_model.text(), use)["said"] == [
+    assert memory_of(your_model.text(), use)["said"] == [
         f"{token // 1024} KiB",
         f"{params:,} {own / 2**30:.4g} GiB",
         f"{most} 32,768 {each / 2**30} GiB",
@@ -107,8 +107,8 @@ def agree(page, texts):
     """The script says of each text what Python says; how many are refused."""
     words = {language: models.words() for language in CONFIGS}
     given = [texts, [list(use) for use in USES], {**words, "page": WORDS}]
-    found, refused = page.evaluate(TRIED, given), 0
-    for (text, language), got in zip(texts, found, strict=True):
+    answers, refused = page.evaluate(TRIED, given), 0
+    for (text, language), got in zip(texts, answers, strict=True):
         wanted = expected(text, language)
         assert got == wanted, text
         refused += isinstance(wanted[0], str)
@@ -166,8 +166,8 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     link = page.locator(".whole a.download").get_attribute("href")
     code = page.evaluate("async (l) => (await fetch(l)).text()", link)
     assert code == file_of(config)
-    told = f"{code.count(chr(10))} lines, needs only PyTorch"
-    assert page.locator(".whole .size").inner_text() == told
+    size = f"{code.count(chr(10))} lines, needs only PyTorch"
+    assert page.locator(".whole .size").inner_text() == size
 
     # A field is changed by hand: the heads follow, and so does the address.
     text = json.dumps(config | {"num_key_value_heads": 4})
@@ -176,10 +176,10 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     expect(row.locator("td").nth(1)).to_have_text("16 / 4 / 256")
     page.fill("[name=tokens]", "8K")
     page.select_option("[name=device]", "h20")
-    said = page.locator(".yours.memory ul").inner_text()
+    sentences = page.locator(".yours.memory ul").inner_text()
     with opened(chromium, page.url, until="load") as again:
         lines = again.locator(".yours.memory ul")
-        expect(lines).to_have_text(said, use_inner_text=True)
+        expect(lines).to_have_text(sentences, use_inner_text=True)
         assert again.locator("[name=tokens]").input_value() == "8K"
         again_row = again.locator(".yours.layers tbody tr").first
         assert again_row.inner_text() == row.inner_text()
@@ -189,7 +189,7 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     problem = page.locator(".yours.entry .problems")
     expect(problem).to_contain_text("model_type='gemma9' is none of")
     assert page.locator(".stale").count() == 6
-    assert page.locator(".yours.memory ul").inner_text() == said
+    assert page.locator(".yours.memory ul").inner_text() == sentences
     file = tmp_path / "config.json"
     file.write_text(text)
     page.set_input_files("[name=file]", file)
@@ -250,7 +250,7 @@ def test_what_is_refused_greys_the_last_result_and_says_so(page, text):
     assert not problem.is_visible()
 
 
-def test_an_error_without_words_is_told_in_those_of_the_page(chromium, address):
+def test_an_error_without_words_has_those_of_the_page(chromium, address):
     """The script of a page must not end in silence, whatever it has met."""
     broken = "python.answer = () => null.a;"
     data = "const configs = {}, familiesTable = '{}';"
@@ -314,13 +314,13 @@ def test_a_file_is_dropped_anywhere(page):
         json.dumps(models.released()["gemma-2-9b"].config),
     )
     assert prevented == [[False, False], [True, True]]
-    said = page.locator(".yours.layers .said code")
-    expect(said).to_have_text("gemma2")
+    family = page.locator(".yours.layers .said code")
+    expect(family).to_have_text("gemma2")
 
 
 def test_what_the_page_shows_first_is_what_its_script_shows(site):
     """Without JavaScript, one reads the first model."""
     text = (site.folder / "models/your-model/index.html").read_text("utf-8")
-    said = answer(your_model.text(), models.words(), "en")
-    for row in said["kinds"]:
+    shown = answer(your_model.text(), models.words(), "en")
+    for row in shown["kinds"]:
         assert "".join(f"<td>{cell}</td>" for cell in row) in text

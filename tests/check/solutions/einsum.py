@@ -391,11 +391,11 @@ def yarn(f, factor, length, fast=32.0, slow=1.0):
         return len(f) * math.log(length / (2 * math.pi * turns), base)
 
     first, last = max(math.floor(pair(fast)), 0), math.ceil(pair(slow))
-    found = []
+    result = []
     for p, each in enumerate(f):
         share = min(max((p - first) / max(last - first, 1e-9), 0), 1)
-        found.append(each * (1 - share + share / factor))
-    return torch.stack(found), 0.1 * math.log(factor) + 1
+        result.append(each * (1 - share + share / factor))
+    return torch.stack(result), 0.1 * math.log(factor) + 1
 
 
 class RingKVCache:

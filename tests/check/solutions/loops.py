@@ -7,8 +7,8 @@ import torch
 
 def softmax(x, dim=-1):
     rows = x.movedim(dim, -1)
-    found = [one_row(row) for row in rows.reshape(-1, x.shape[dim])]
-    return torch.stack(found).view(rows.shape).movedim(-1, dim)
+    out = [one_row(row) for row in rows.reshape(-1, x.shape[dim])]
+    return torch.stack(out).view(rows.shape).movedim(-1, dim)
 
 
 def one_row(row):
@@ -21,7 +21,7 @@ def one_row(row):
 
 
 def online_softmax(x, chunk):
-    found = []
+    result = []
     for row in x.reshape(-1, x.shape[-1]).tolist():
         m, norm = -math.inf, 0.0
         for start in range(0, len(row), chunk):
@@ -30,8 +30,8 @@ def online_softmax(x, chunk):
                     norm, m = norm * math.exp(m - value), value
                 if value > -math.inf:
                     norm += math.exp(value - m)
-        found.append([math.exp(v - m) / norm if norm else 0.0 for v in row])
-    return torch.tensor(found, dtype=x.dtype).view(x.shape)
+        result.append([math.exp(v - m) / norm if norm else 0.0 for v in row])
+    return torch.tensor(result, dtype=x.dtype).view(x.shape)
 
 
 def causal_mask(T, S):
@@ -184,12 +184,12 @@ def slopes(n_heads):
 
 def alibi(n_heads, T, S=None):
     S = T if S is None else S
-    found = torch.zeros(n_heads, T, S)
+    result = torch.zeros(n_heads, T, S)
     for h, slope in enumerate(slopes(n_heads)):
         for t in range(T):
             for j in range(S):
-                found[h, t, j] = -slope * abs(S - T + t - j)
-    return found
+                result[h, t, j] = -slope * abs(S - T + t - j)
+    return result
 
 
 def biased_attention(q, k, v, bias=None, softcap=None, mask=None):
@@ -228,22 +228,22 @@ def linear(f, factor):
 
 def ntk(f, factor):
     last = len(f) - 1
-    found = [x / factor ** (p / last) for p, x in enumerate(f.tolist())]
-    return torch.tensor(found, dtype=f.dtype)
+    result = [x / factor ** (p / last) for p, x in enumerate(f.tolist())]
+    return torch.tensor(result, dtype=f.dtype)
 
 
 def llama3(f, factor, length, low=1.0, high=4.0):
-    found = []
+    result = []
     for each in f.tolist():
         turns = length * each / (2 * math.pi)
         if turns >= high:
-            found.append(each)
+            result.append(each)
         elif turns <= low:
-            found.append(each / factor)
+            result.append(each / factor)
         else:
             share = (turns - low) / (high - low)
-            found.append(share * each + (1 - share) * each / factor)
-    return torch.tensor(found, dtype=f.dtype)
+            result.append(share * each + (1 - share) * each / factor)
+    return torch.tensor(result, dtype=f.dtype)
 
 
 def yarn(f, factor, length, fast=32.0, slow=1.0):
@@ -253,16 +253,16 @@ def yarn(f, factor, length, fast=32.0, slow=1.0):
         return (math.log(length) - math.log(2 * math.pi * turns)) / per_pair
 
     first, last = max(math.floor(pair(fast)), 0), math.ceil(pair(slow))
-    found = []
+    result = []
     for p, each in enumerate(f.tolist()):
         if p <= first:
-            found.append(each)
+            result.append(each)
         elif p >= last:
-            found.append(each / factor)
+            result.append(each / factor)
         else:
             share = (p - first) / (last - first)
-            found.append(each * (1 - share) + each / factor * share)
-    return torch.tensor(found, dtype=f.dtype), 1 + math.log(factor) / 10
+            result.append(each * (1 - share) + each / factor * share)
+    return torch.tensor(result, dtype=f.dtype), 1 + math.log(factor) / 10
 
 
 class RingKVCache:

@@ -78,11 +78,11 @@ def test_any_number_of_tensors_of_any_widths(make, widths):
 @each_cache
 def test_what_was_appended_is_copied(make):
     cache, new = make(6), kv(3)
-    kept = [x.clone() for x in new]
+    copies = [x.clone() for x in new]
     cache.append(*new)
     for x in new:
         x.zero_()
-    assert holds(cache, kept)
+    assert holds(cache, copies)
 
 
 @each_whole_cache
@@ -91,10 +91,10 @@ def test_after_a_rollback_new_tokens_overwrite_old_ones(make, length):
     cache, old, new = make(6), kv(4), kv(2)
     cache.append(*old)
     cache.crop(length)
-    kept = [x[:, :, :length] for x in old]
+    before = [x[:, :, :length] for x in old]
     assert cache.length == length
-    assert agree(cache.stored, kept)
-    wanted = [torch.cat(x, dim=2) for x in zip(kept, new, strict=True)]
+    assert agree(cache.stored, before)
+    wanted = [torch.cat(x, dim=2) for x in zip(before, new, strict=True)]
     assert agree(cache.append(*new), wanted)
 
 

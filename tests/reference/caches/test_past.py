@@ -88,7 +88,7 @@ RIGHT = (slots < torch.tensor([[7], [3], [5]])) | (slots >= PROMPT)
 CHUNKS = [PROMPT, 1, 0, 2, 1]
 
 
-def decoded(layer, x, valid, positions, make, **told):
+def decoded(layer, x, valid, positions, make, **options):
     cache, outs, end = make(), [], 0
     # Without a cache there is one pass.
     for chunk in x.split([N] if cache is None else CHUNKS, dim=1):
@@ -96,7 +96,7 @@ def decoded(layer, x, valid, positions, make, **told):
         given = None if positions is None else positions[..., start:end]
         mask = padding_mask(valid[:, :end])
         outs.append(
-            layer(chunk, mask=mask, cache=cache, positions=given, **told)
+            layer(chunk, mask=mask, cache=cache, positions=given, **options)
         )
     return torch.cat(outs, dim=1)
 
@@ -181,8 +181,8 @@ def test_a_model_with_alibi_counts_from_the_positions_it_is_given():
     layer, valid = sharp(attention_from_config(config)), RIGHT
     x = torch.randn(3, N, 64, dtype=torch.float64)
     at, mask, cache = token_positions(valid), padding_mask(valid), KVCache(N)
-    told = {"mask": mask[..., :7], "positions": at[:, :7]}
-    outs = [layer(x[:, :7], cache=cache, **told)]
+    options = {"mask": mask[..., :7], "positions": at[:, :7]}
+    outs = [layer(x[:, :7], cache=cache, **options)]
     outs += [layer(x[:, 7:], cache=cache, mask=mask, positions=at[:, 7:])]
     out = torch.cat(outs, dim=1)
     for row, real in enumerate(valid):
@@ -220,14 +220,14 @@ def test_pads_anywhere_and_a_crop_of_each_row_leave_a_row_as_it_is_alone(kind):
         for row, real in enumerate(valid):
             alone = layer(x[row, real][None])[0]
             torch.testing.assert_close(out[row, real], alone)
-    cache, kept = KVCache(12), torch.tensor([4, 6, 5])
+    cache, lengths = KVCache(12), torch.tensor([4, 6, 5])
     valid = torch.ones(3, 8, dtype=torch.bool)
     valid[1, 0] = False
     mask = padding_mask(valid)
     layer(x[:, :6], cache=cache, mask=mask[..., :6])
-    cache.crop(kept)
+    cache.crop(lengths)
     out = layer(x[:, 6:8], cache=cache, mask=mask)
-    for row, n in enumerate(kept.tolist()):
+    for row, n in enumerate(lengths.tolist()):
         first = int(row == 1)
         read = torch.cat((x[row, first:n], x[row, 6:8]))[None]
         torch.testing.assert_close(out[row], layer(read)[0, -2:])
@@ -260,8 +260,8 @@ def test_rows_cropped_apart_go_on_at_their_own_ends_after_given_positions():
         layer(x[:, :3], cache=cache, positions=torch.arange(3))
         cache.crop(torch.tensor([1, 2]))
         last = layer(x[:, 3:], cache=cache)
-        for row, kept in enumerate(([0, 3], [0, 1, 3])):
-            alone = layer(x[row : row + 1, kept])[:, -1:]
+        for row, left in enumerate(([0, 3], [0, 1, 3])):
+            alone = layer(x[row : row + 1, left])[:, -1:]
             torch.testing.assert_close(last[row : row + 1], alone)
 
 

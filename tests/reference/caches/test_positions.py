@@ -67,7 +67,7 @@ def oracle(rule, T):
 
 
 # A rule, and caches that keep enough for it.
-KEPT = {
+RULES = {
     "window": (Window(5), lambda: RingKVCache(5)),
     "window, larger ring": (Window(5), lambda: RingKVCache(5, reserve=2)),
     "window, all kept": (Window(5), lambda: KVCache(T)),
@@ -83,7 +83,7 @@ KEPT = {
     "chunk, backwards": (Chunk(5), Backwards),
     "chunk, in a ring": (Chunk(5), lambda: RingKVCache(5)),
 }
-kept = pytest.mark.parametrize(("rule", "make"), KEPT.values(), ids=KEPT)
+rules = pytest.mark.parametrize(("rule", "make"), RULES.values(), ids=RULES)
 SCHEDULES = {
     "one by one": [1] * T,
     "longer than the ring, then one by one": [13] + [1] * 10,
@@ -91,7 +91,7 @@ SCHEDULES = {
     "whole": [T],
 }
 # Those that can be told another rule.
-TOLD = [name for name in ONCE if takes(name, "causal")]
+WITH_RULES = [name for name in ONCE if takes(name, "causal")]
 
 
 def layer(name="gqa", **options):
@@ -113,13 +113,13 @@ def left_padded():
 @pytest.mark.parametrize(
     ("name", "way"),
     sampled(
-        product(TOLD, KEPT),
+        product(WITH_RULES, RULES),
         lambda pair: pair[0] == "gqa" or pair[1] == "first and window",
     ),
 )
 @torch.no_grad()
 def test_a_part_of_the_past_gives_the_full_pass_with_a_dense_mask(name, way):
-    rule, make = KEPT[way]
+    rule, make = RULES[way]
     plain, x = layer(name, causal=False), tokens(B, T, E)
     dense, valid = oracle(rule, T), left_padded()
     ours = same(plain, name, causal=rule)
@@ -203,7 +203,7 @@ REFUSED = {
 def test_a_cache_that_keeps_too_little_is_refused(rule, cache, says):
     """At the first token, not at the first that is missing."""
     x = tokens(B, T, E)[:, :1]
-    for name in TOLD:
+    for name in WITH_RULES:
         with refused(says, cache):
             layer(name, causal=rule)(x, cache=cache)
 
@@ -344,7 +344,7 @@ def test_ten_requests_on_rings_take_few_graphs():
     assert relative_error(torch.cat(got, dim=1), model(x)) <= 1e-12
 
 
-@kept
+@rules
 @torch.no_grad()
 def test_positions_are_made_where_the_keys_are_and_never_looked_at(rule, make):
     """A meta tensor has no numbers; on an accelerator, to look is to wait."""
@@ -406,8 +406,8 @@ def test_a_mask_that_does_not_speak_of_what_was_dropped_is_refused():
     ours, x, cache = layer(causal=Window(4)), tokens(B, T, E), RingKVCache(4)
     with torch.no_grad():
         ours(x[:, :9], cache=cache)
-        kept = torch.ones(B, 1, 1, 4, dtype=torch.bool)
+        mask = torch.ones(B, 1, 1, 4, dtype=torch.bool)
         says = re.escape("shape (3, 1, 1, 4), which does not broadcast to")
         with pytest.raises(ValueError, match=says):
-            ours(x[:, 9:10], mask=kept, cache=cache)
+            ours(x[:, 9:10], mask=mask, cache=cache)
     assert cache.length == 9

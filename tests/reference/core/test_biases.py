@@ -59,7 +59,7 @@ def test_a_bias_of_ones_own_in_a_layer():
 
 
 @pytest.mark.parametrize(
-    ("rows", "told", "classes"),
+    ("rows", "options", "classes"),
     [
         (1, {}, [0, 0, 0, 0, 0, 0]),
         (2, {}, [1, 1, 1, 1, 0, 0]),
@@ -67,19 +67,19 @@ def test_a_bias_of_ones_own_in_a_layer():
         (5, {"max_distance": 3}, [4, 4, 2, 1, 0, 0]),
     ],
 )
-def test_a_few_classes_are_as_good_as_many(rows, told, classes):
+def test_a_few_classes_are_as_good_as_many(rows, options, classes):
     from attnref import RelativeBias
 
-    bias = RelativeBias(torch.arange(float(rows))[:, None], **told)
+    bias = RelativeBias(torch.arange(float(rows))[:, None], **options)
     distances = torch.tensor([200, 3, 2, 1, 0, -1])
-    if told.get("bidirectional"):
+    if options.get("bidirectional"):
         distances[-2] = -9
     got = bias(torch.tensor(0), distances, torch.tensor(0))
     assert got.tolist() == classes
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "options"),
     [
         (0, {}),
         (1, {"bidirectional": True}),
@@ -87,8 +87,8 @@ def test_a_few_classes_are_as_good_as_many(rows, told, classes):
         (1, {"max_distance": 1}),
     ],
 )
-def test_classes_that_have_no_distances_are_refused(rows, told):
+def test_classes_that_have_no_distances_are_refused(rows, options):
     from attnref import RelativeBias
 
     with pytest.raises(ValueError, match="classes of keys that are not later"):
-        RelativeBias(torch.zeros(rows, 3), **told)
+        RelativeBias(torch.zeros(rows, 3), **options)

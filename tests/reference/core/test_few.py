@@ -92,5 +92,5 @@ def test_for_few_rows_the_keys_are_read_as_they_lie(rows, first):
             return func(*args, **(kwargs or {}))
 
     with Products():
-        found = scores(q, k)
-    assert shapes == [first] and found.is_contiguous()
+        out = scores(q, k)
+    assert shapes == [first] and out.is_contiguous()

@@ -56,12 +56,12 @@ def test_with_tiles_of_any_size_it_is_sdpa(mask, kv_heads):
             want = sdpa(*exact, mask, scale=scale)
             wanted = gradients(sdpa, exact, above, mask, scale=scale)
             for tile in TILES:
-                told = {"scale": scale, "tile": tile}
-                got = flash(q, k, v, mask, **told)
+                options = {"scale": scale, "tile": tile}
+                got = flash(q, k, v, mask, **options)
                 assert got.dtype == dtype
                 assert relative_error(got, want) <= bound
-                found = gradients(flash, (q, k, v), above, mask, **told)
-                for ours, theirs in zip(found, wanted, strict=True):
+                grads = gradients(flash, (q, k, v), above, mask, **options)
+                for ours, theirs in zip(grads, wanted, strict=True):
                     assert ours.dtype == dtype
                     assert relative_error(ours, theirs) <= 10 * bound
 
@@ -95,8 +95,8 @@ def test_it_is_sdpa_over_shapes_and_masks(
     assert relative_error(got, want) <= 1e-12
     above = torch.randn_like(want)
     ours, theirs = (
-        gradients(core, (q, k, v), above, mask, **told)
-        for core, told in ((flash, {"tile": tile}), (sdpa, {}))
+        gradients(core, (q, k, v), above, mask, **options)
+        for core, options in ((flash, {"tile": tile}), (sdpa, {}))
     )
     for one, other in zip(ours, theirs, strict=True):
         assert one.shape == other.shape
@@ -121,8 +121,8 @@ def test_the_log_sum_exp_and_the_gradients_are_those_of_torch():
         above, q, k, v, theirs, their_lse, 0.0, True
     )
     mask = RuleMask(Causal(), T, T, 0)
-    found = gradients(flash, (q, k, v), above, mask, tile=(3, 2))
-    for ours, other in zip(found, wanted, strict=True):
+    grads = gradients(flash, (q, k, v), above, mask, tile=(3, 2))
+    for ours, other in zip(grads, wanted, strict=True):
         assert relative_error(ours, other) <= 1e-12
 
 
@@ -212,8 +212,8 @@ def test_autocast_does_not_round_the_scores(dtype):
     want, wanted = flash(*inputs), gradients(flash, inputs, above)
     with torch.autocast("cpu", dtype=dtype):
         assert torch.equal(flash(*inputs), want)
-        found = gradients(flash, inputs, above)
-    assert all(map(torch.equal, found, wanted))
+        grads = gradients(flash, inputs, above)
+    assert all(map(torch.equal, grads, wanted))
 
 
 def test_it_runs_on_meta_tensors():
@@ -228,8 +228,8 @@ def test_it_runs_on_meta_tensors():
 
 def test_dropout_keeps_the_mean_and_its_gradients_are_its_own():
     q, k, v = qkv(sharp=1.0)
-    want, told = sdpa(q, k, v), {"dropout": 0.4, "tile": (2, 3)}
-    tries = torch.stack([flash(q, k, v, **told) for _ in range(500)])
+    want, options = sdpa(q, k, v), {"dropout": 0.4, "tile": (2, 3)}
+    tries = torch.stack([flash(q, k, v, **options) for _ in range(500)])
     assert not torch.equal(tries[0], tries[1])
     error = (tries.mean(0) - want).abs() / (tries.std(0) / 500**0.5)
     assert error.max() < 6  # standard errors
@@ -240,7 +240,7 @@ def test_dropout_keeps_the_mean_and_its_gradients_are_its_own():
 
     def seeded(*x):
         torch.manual_seed(5)
-        return flash_lse(*x, **told)
+        return flash_lse(*x, **options)
 
     small = leaves(*qkv(B=1, T=3, S=5, H=4, K=2, D=3, DV=2))
     assert gradcheck(seeded, small)
@@ -341,7 +341,7 @@ def test_few_queries_have_wider_tiles_that_are_no_larger(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "error", "message"),
+    ("options", "error", "message"),
     [
         ({"tile": (0, 3)}, ValueError, "height=0 must be at least 1"),
         ({"tile": (3, 2.0)}, TypeError, "width is float; pass an int"),
@@ -354,9 +354,9 @@ def test_few_queries_have_wider_tiles_that_are_no_larger(monkeypatch):
         ),
     ],
 )
-def test_bad_input_is_refused(told, error, message):
+def test_bad_input_is_refused(options, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        flash(*qkv(), **told)
+        flash(*qkv(), **options)
 
 
 # What the page says and shows.
@@ -384,7 +384,7 @@ def test_what_is_saved_is_linear():
 
     from attnref import sdpa
 
-    def kept(attend, n):
+    def saved(attend, n):
         """The elements that autograd keeps, each storage counted once."""
         q = torch.randn(1, 2, n, 4, requires_grad=True)
         storages = {}
@@ -398,8 +398,8 @@ def test_what_is_saved_is_linear():
         return sum(storages.values())
 
     # 4 * 2 * n * 4 for q, k, v and out, and 2 * n for the log-sum-exp.
-    assert [kept(flash, n) for n in (64, 512)] == [34 * 64, 34 * 512]
-    assert kept(sdpa, 512) > 2 * 512 * 512
+    assert [saved(flash, n) for n in (64, 512)] == [34 * 64, 34 * 512]
+    assert saved(sdpa, 512) > 2 * 512 * 512
     # --8<-- [end:saved]
 
 

@@ -83,13 +83,13 @@ def test_compiled_it_is_sdpa():
 def test_what_flex_attention_cannot_do_is_refused():
     q, k, v = qkv()
     learning = [x.clone().requires_grad_() for x in (q, k, v)]
-    for given, told, error, message in (
+    for given, options, error, message in (
         ((q, k, v), {"dropout": 0.1}, ValueError, "flex has no dropout; use"),
         (learning, {}, RuntimeError, "flex has no gradients on a CPU; call"),
         ((q, k, v), {}, TypeError, "flex is not compiled for float64 on a CPU"),
     ):
         with pytest.raises(error, match=re.escape(message)):
-            flex(*given, **told)
+            flex(*given, **options)
     with torch.no_grad():
         assert CORES["flex"](*learning).shape == (B, H, T, DV)
 
@@ -147,8 +147,8 @@ def test_a_block_mask_is_kept_where_numbers_say_all_of_it(monkeypatch):
         (Window(3), {"token_positions": numbers[None]}),
     ):
         assert (new(rule, **named), new(rule, **named)) == (1, 1)
-    kernel.kept = dict.fromkeys(range(64))
-    assert (new(Window(3)), len(kernel.kept)) == (1, 1)
+    kernel.cached = dict.fromkeys(range(64))
+    assert (new(Window(3)), len(kernel.cached)) == (1, 1)
 
 
 def test_a_mask_is_as_large_as_its_rows_and_heads_differ(monkeypatch):
@@ -173,13 +173,13 @@ def test_a_mask_is_as_large_as_its_rows_and_heads_differ(monkeypatch):
 @pytest.mark.parametrize("mended", [True, False])
 def test_a_length_that_cannot_vary_is_compiled_by_itself(monkeypatch, mended):
     """PyTorch 2.13 on a CPU writes C++ with an undeclared name for it."""
-    asked = []
+    compilations = []
 
     def compiler(function, dynamic=None):
-        def compiled(*given, **told):
-            asked.append(dynamic)
+        def compiled(*given, **options):
+            compilations.append(dynamic)
             if mended and dynamic is False:
-                return sdpa(*given, scale=told["scale"])
+                return sdpa(*given, scale=options["scale"])
             error = OSError("no name\nof g++")
             raise torch._dynamo.exc.BackendCompilerFailed(compiler, error, None)
 
@@ -193,10 +193,10 @@ def test_a_length_that_cannot_vary_is_compiled_by_itself(monkeypatch, mended):
             want = sdpa(q, k, v, scale=0.7)
             assert torch.equal(flex(q, k, v, scale=0.7), want)
         else:
-            told = "cannot compile flex_attention here: no name; it needs a C"
-            with pytest.raises(RuntimeError, match=re.escape(told)):
+            text = "cannot compile flex_attention here: no name; it needs a C"
+            with pytest.raises(RuntimeError, match=re.escape(text)):
                 flex(q, k, v)
-    assert asked == [None, False, False]  # one failure is remembered
+    assert compilations == [None, False, False]  # one failure is remembered
     _kernel.cache_clear()
 
 

@@ -172,7 +172,7 @@ class Kernels(TorchDispatchMode):
 
 def test_the_kernel_that_is_named_is_the_one_that_runs():
     lazy = RuleMask(Causal(), T, T, 0)
-    for sizes, told, kind in (
+    for sizes, options, kind in (
         ({"K": H}, {"mask": lazy}, "flash"),
         ({}, {"mask": lazy}, "flash"),
         ({}, {"mask": causal_mask(T)}, "flash"),
@@ -186,9 +186,9 @@ def test_the_kernel_that_is_named_is_the_one_that_runs():
                 q, k, v = (
                     x.requires_grad_(learns) for x in qkv(dtype, **sizes)
                 )
-                assert fused_backend(q, k, v, **told) == kind
+                assert fused_backend(q, k, v, **options) == kind
                 with Kernels() as kernels:
-                    fused(q, k, v, **told)
+                    fused(q, k, v, **options)
                 assert kernels.ran == {kind}
 
 
@@ -262,7 +262,7 @@ def test_a_step_takes_what_is_faster_on_so_many_threads(monkeypatch):
     fused(q, k, v)  # no number of keys is compared in a graph
 
 
-class Asked:
+class Spy:
     """What `fused` gives PyTorch's kernel, and `fused_backend` its choice."""
 
     def __init__(self, monkeypatch):
@@ -327,7 +327,7 @@ WIDE = ("apart", (12, 12, 12), None)
     ],
 )  # fmt: skip
 def test_what_pytorch_is_given(sizes, how, want, monkeypatch):
-    asked, how = Asked(monkeypatch), how.split()
+    spy, how = Spy(monkeypatch), how.split()
     q, k, v = qkv(B=2, H=4, K=2, S=5, **sizes)
     if "part" in how:
         v = k.detach()[..., :9]
@@ -343,19 +343,19 @@ def test_what_pytorch_is_given(sizes, how, want, monkeypatch):
         named = fused_backend(q, k, v, **options)
     assert named == ("math" if want == "few" else "flash")
     calls = [want] if want == "few" else [want, want]
-    assert asked.calls == calls
+    assert spy.calls == calls
     if not options["dropout"] and "meta" not in how:
         assert relative_error(got, sdpa(q, k, v, scale=0.7)) <= 1e-12
 
 
 def test_only_a_mask_of_the_queries_is_stacked(monkeypatch):
-    asked = Asked(monkeypatch)
+    spy = Spy(monkeypatch)
 
     def given(heads, mask, T=5, device="cpu"):
         sizes = {"B": 3, "H": 6, "K": heads, "T": T, "S": 7, "D": 8, "DV": 8}
         q, k, v = (x.to(device) for x in qkv(**sizes))
         fused(q, k, v, torch.rand(mask, device=device) > 0.4)
-        return asked.calls.pop()[2]
+        return spy.calls.pop()[2]
 
     for heads, mask, shape in (
         (2, (5, 7), (1, 1, 15, 7)),
@@ -378,12 +378,10 @@ def test_only_a_mask_of_the_queries_is_stacked(monkeypatch):
 
 
 def test_a_kernel_has_the_name_that_pytorch_gives_it(monkeypatch):
-    asked, (q, k, v) = Asked(monkeypatch), qkv(DV=5)
-    for asked.chosen, name in enumerate(
-        ("math", "flash", "efficient", "cudnn")
-    ):
+    spy, (q, k, v) = Spy(monkeypatch), qkv(DV=5)
+    for spy.chosen, name in enumerate(("math", "flash", "efficient", "cudnn")):
         assert fused_backend(q, k, v) == name
-    asked.chosen = 9
+    spy.chosen = 9
     assert fused_backend(q, k, v) == "number 9 of SDPBackend"
     with pytest.raises(ValueError, match="they must agree"):
         fused_backend(q, k, v[:, :1])

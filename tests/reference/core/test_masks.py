@@ -160,7 +160,7 @@ def test_an_inverted_integer_mask_is_all_true():
     assert (~mask).bool().all()
 
 
-def test_a_mask_is_made_on_the_device_that_is_asked_for():
+def test_a_mask_is_made_on_the_given_device():
     assert causal_mask(2, 3, device="meta").device.type == "meta"
 
 
@@ -247,15 +247,15 @@ def test_a_rule_holds_wherever_the_keys_are():
 
 def test_a_single_query_keeps_the_padding_mask():
     padding = padding_mask(torch.tensor([[False, True, True]]))
-    told = {"causal": True, "device": torch.device("cpu")}
-    mask = dense(decoder_mask(padding, (1, 1, 1, 3), **told))
+    options = {"causal": True, "device": torch.device("cpu")}
+    mask = dense(decoder_mask(padding, (1, 1, 1, 3), **options))
     assert mask.int().tolist() == [[[[0, 1, 1]]]]
     # As it is: one query hides nothing more.
-    assert decoder_mask(padding, (1, 1, 1, 3), **told) is padding
-    assert decoder_mask(None, (1, 1, 1, 3), **told) is None
+    assert decoder_mask(padding, (1, 1, 1, 3), **options) is padding
+    assert decoder_mask(None, (1, 1, 1, 3), **options) is None
     # Of a window this is known of numbers alone, not of positions.
     given = {"causal": Window(3), "token_positions": torch.tensor([[0, 1, 4]])}
-    mask = decoder_mask(None, (1, 1, 1, 3), **told | given)
+    mask = decoder_mask(None, (1, 1, 1, 3), **options | given)
     assert mask.dense().int().tolist() == [[0, 0, 1]]
 
 
@@ -475,10 +475,10 @@ def test_the_parts_of_a_lazy_mask_are_those_of_the_whole(rule):
                 assert torch.equal(torch.cat(rows, dim=-2), want)
     seen = torch.tensor([[True, False], [False, False]])
     assert part_of(seen, slice(0, 1), slice(1, 2)).tolist() == [[False]]
-    told = {"causal": rule, "device": torch.device("cpu")}
+    options = {"causal": rule, "device": torch.device("cpu")}
     for beside in masks_of_every_shape(full):
         if beside is not None and beside.shape[-1] == S:
-            lazy = decoder_mask(beside, full, positions=slots, **told)
+            lazy = decoder_mask(beside, full, positions=slots, **options)
             sees = rule(torch.arange(S - T, S)[:, None], slots)
             sees = sees.expand(*sees.shape[:-2], T, -1)
             want = sees & beside[..., slots]
@@ -511,10 +511,10 @@ def test_for_flex_attention_a_mask_is_the_same(rule):
 
 
 def test_a_rule_that_hides_nothing_says_so_only_then():
-    told = {"device": torch.device("cpu")}
+    options = {"device": torch.device("cpu")}
     for rule in RULES:
         for T, S in ((0, 0), (1, 1), (1, 3), (1, 4), (1, 11), (2, 2), (5, 11)):
-            rule.check(2, S, **told)
+            rule.check(2, S, **options)
             whole = bool(dense(RuleMask(rule, T, S, S - T)).all())
             assert whole or not rule.hides_nothing(T, S), (rule, T, S)
     for rule, most in ((Window(3), 3), (Window(3) & Causal(), 3)):
@@ -754,8 +754,8 @@ def test_a_causal_prompt_of_16k_is_read_without_a_mask_of_all_pairs(core):
             layer(x)
         return made.largest
 
-    def densely(q, k, v, mask, **told):
-        return core(q, k, v, dense(mask), **told)
+    def densely(q, k, v, mask, **options):
+        return core(q, k, v, dense(mask), **options)
 
     assert largest(core, 2**14) < 2**28 / 100
     assert largest(densely, 2**11) >= 2**22

@@ -47,7 +47,7 @@ from tests.kit.compare import relative_error
 
 def merged(q, k, v, mask, sizes):
     """Attention to parts of the keys of these sizes, merged."""
-    found = [
+    parts = [
         flash_lse(q, some, values, seen, tile=(3, 2))
         for some, values, seen in zip(
             k.split(sizes, dim=2),
@@ -56,7 +56,7 @@ def merged(q, k, v, mask, sizes):
             strict=True,
         )
     ]
-    return merge(*zip(*found, strict=True))
+    return merge(*zip(*parts, strict=True))
 
 
 @given(
@@ -109,8 +109,8 @@ def test_parts_of_torchs_kernel_are_merged_into_its_own_attention():
     v = torch.randn(3, 6, 11, 16)  # (B, H, S, D)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     keys = slice(0, 4), slice(4, 9), slice(9, 11)
-    found = [kernel(q, k[:, :, i], v[:, :, i]) for i in keys]
-    out, lse = merge([o for o, _ in found], [x for _, x in found])
+    parts = [kernel(q, k[:, :, i], v[:, :, i]) for i in keys]
+    out, lse = merge([o for o, _ in parts], [x for _, x in parts])
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
     torch.testing.assert_close(lse, kernel(q, k, v)[1])
 
@@ -119,7 +119,7 @@ def test_parts_of_torchs_kernel_are_merged_into_its_own_attention():
     def two(a, b):
         return merge([a[0], b[0]], [a[1], b[1]])
 
-    first, second, third = found
+    first, second, third = parts
     for some in (
         two(two(first, second), third),
         two(third, two(second, first)),
@@ -135,15 +135,15 @@ def test_parts_of_torchs_kernel_are_merged_into_its_own_attention():
 def test_the_log_sum_exp_of_a_part_is_that_of_flex_attention():
     from torch.nn.attention import flex_attention as flex
 
-    asked = {"return_lse": True}
+    options = {"return_lse": True}
     if hasattr(flex, "AuxRequest"):  # its newer name
-        asked = {"return_aux": flex.AuxRequest(lse=True)}
+        options = {"return_aux": flex.AuxRequest(lse=True)}
     q, k, v = qkv(torch.float32, D=16, DV=16)
-    found = []
+    parts = []
     for x, y in zip(k.split(4, dim=2), v.split(4, dim=2), strict=True):
-        out, beside = flex.flex_attention(q, x, y, enable_gqa=True, **asked)
-        found.append((out, getattr(beside, "lse", beside)))
-    out, lse = merge(*zip(*found, strict=True))
+        out, beside = flex.flex_attention(q, x, y, enable_gqa=True, **options)
+        parts.append((out, getattr(beside, "lse", beside)))
+    out, lse = merge(*zip(*parts, strict=True))
     torch.testing.assert_close(out, sdpa(q, k, v))
     torch.testing.assert_close(lse, flash_lse(q, k, v)[1])
 
@@ -220,12 +220,12 @@ def test_a_layer_after_a_shared_prefix():
     with torch.no_grad():
         cache = KVCache(17)
         layer(prompt, cache=cache)
-        kept = cache.stored  # keys and values, each (1, K, P, D)
+        stored = cache.stored  # keys and values, each (1, K, P, D)
         rows = torch.cat((prompt.expand(3, -1, -1), own), dim=1)
         expected = layer(rows)[:, 17:]
 
         def after_prefix(q, k, v, mask=None, *, scale=None, dropout=0.0):
-            return with_prefix(q, kept, k, v, mask, scale=scale)
+            return with_prefix(q, stored, k, v, mask, scale=scale)
 
         layer.attend = after_prefix
         out = layer(own, positions=torch.arange(17, 17 + 5))
@@ -251,13 +251,13 @@ def test_mla_in_parts():
         v_head_dim=8,
     ).eval()
 
-    tokens, found = torch.randn(3, 23, 48), []
+    tokens, outs = torch.randn(3, 23, 48), []
     for mla.attend in sdpa, split_kv:
         cache = KVCache(23)
         with torch.no_grad():
             mla(tokens[:, :22], cache=cache, form="absorbed")
-            found.append(mla(tokens[:, 22:], cache=cache, form="absorbed"))
-    torch.testing.assert_close(*found)
+            outs.append(mla(tokens[:, 22:], cache=cache, form="absorbed"))
+    torch.testing.assert_close(*outs)
     # --8<-- [end:mla]
 
 
@@ -335,14 +335,14 @@ def test_the_keys_of_a_prefix_are_read_once(rows):
 def test_after_a_prefix_scores_are_capped_and_sinks_count_once(part):
     q, k, v = qkv()
     prefix = tuple(torch.randn(1, K, 5, n).to(q.dtype) for n in (D, DV))
-    told = {"softcap": 2.0, "sinks": torch.randn(H).double()}
-    told = told if part == "both" else {part: told[part]}
+    options = {"softcap": 2.0, "sinks": torch.randn(H).double()}
+    options = options if part == "both" else {part: options[part]}
     joined = (
         torch.cat((first.expand(B, -1, -1, -1), own), dim=2)
         for first, own in zip(prefix, (k, v), strict=True)
     )
-    want = sdpa(q, *joined, causal_mask(T, 5 + S), **told)
-    got = with_prefix(q, prefix, k, v, causal_mask(T, S), **told)
+    want = sdpa(q, *joined, causal_mask(T, 5 + S), **options)
+    got = with_prefix(q, prefix, k, v, causal_mask(T, S), **options)
     assert relative_error(got, want) <= 1e-12
     with pytest.raises(TypeError, match="unexpected keyword argument 'bias'"):
         with_prefix(q, prefix, k, v, bias=Alibi(H))

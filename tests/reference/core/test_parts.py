@@ -72,18 +72,18 @@ PARTS = {
 }
 
 
-def merged(q, k, v, mask=None, *, scale=None, bias=None, sinks=None, **told):
+def merged(q, k, v, mask=None, *, scale=None, bias=None, sinks=None, **options):
     """Each part of the keys by a core of its own; the sink once, at the end."""
     if mask is not None and not isinstance(mask, torch.Tensor):
         mask = mask.dense()
     whole = (torch.zeros(()) if bias is None else bias).expand(B, H, T, S)
     mask = (torch.tensor(True) if mask is None else mask).expand(B, H, T, S)
-    found = []
+    outs = []
     for some in (slice(0, 4), slice(4, 9), slice(9, S)):
         part = k[:, :, some], v[:, :, some], mask[..., some]
-        how = {"scale": scale, "bias": whole[..., some]} | told
-        found.append(flash_lse(q, *part, tile=(3, 2), **how))
-    out, lse = merge(*zip(*found, strict=True))
+        how = {"scale": scale, "bias": whole[..., some]} | options
+        outs.append(flash_lse(q, *part, tile=(3, 2), **how))
+    out, lse = merge(*zip(*outs, strict=True))
     return out if sinks is None else add_sinks(out, lse, sinks)[0]
 
 
@@ -96,25 +96,25 @@ def results(core, parts, mask, kv_heads, dtype=torch.float64):
     torch.manual_seed(1)
     shapes = (H, T, D), (kv_heads, S, D), (kv_heads, S, DV)
     q, k, v = leaves(*(torch.randn(B, *x, dtype=dtype) for x in shapes))
-    told, learned = dict(parts), []
-    if "sinks" in told:
-        (told["sinks"],) = leaves(told["sinks"])
-        learned.append(told["sinks"])
-    if isinstance(told.get("bias"), torch.Tensor):
-        (told["bias"],) = leaves(told["bias"])
-        learned.append(told["bias"])
-    elif isinstance(told.get("bias"), RelativeBias):
-        (table,) = leaves(told["bias"].table)
-        told["bias"] = RelativeBias(table, 20)
+    options, learned = dict(parts), []
+    if "sinks" in options:
+        (options["sinks"],) = leaves(options["sinks"])
+        learned.append(options["sinks"])
+    if isinstance(options.get("bias"), torch.Tensor):
+        (options["bias"],) = leaves(options["bias"])
+        learned.append(options["bias"])
+    elif isinstance(options.get("bias"), RelativeBias):
+        (table,) = leaves(options["bias"].table)
+        options["bias"] = RelativeBias(table, 20)
         learned.append(table)
     if core is CORES["flex"]:  # no gradients on a CPU
         with torch.no_grad():
-            return [core(q, k, v, mask, scale=1.3, **told)]
-    if core is merged and isinstance(told.get("bias"), Alibi | RelativeBias):
+            return [core(q, k, v, mask, scale=1.3, **options)]
+    if core is merged and isinstance(options.get("bias"), Alibi | RelativeBias):
         from attnref.core.biases import place
 
-        told["bias"] = place(told["bias"], mask, q, k).dense()
-    out = core(q, k, v, mask, scale=1.3, **told)
+        options["bias"] = place(options["bias"], mask, q, k).dense()
+    out = core(q, k, v, mask, scale=1.3, **options)
     torch.manual_seed(2)
     out.backward(torch.randn_like(out))
     return [out.detach(), *(x.grad for x in (q, k, v, *learned))]
@@ -126,13 +126,13 @@ def results(core, parts, mask, kv_heads, dtype=torch.float64):
 def test_each_part_in_each_core_is_that_of_sdpa(core, part):
     for make, kv_heads in itertools.product(MASKS.values(), (1, 3, 6)):
         torch.manual_seed(0)
-        mask, told = make(), PARTS[part]()
-        if core == "fused" and not told.keys() <= {"bias"}:
+        mask, options = make(), PARTS[part]()
+        if core == "fused" and not options.keys() <= {"bias"}:
             with pytest.raises(ValueError, match="use flex, flash or sdpa"):
-                fused(*(torch.randn(B, H, T, D),) * 3, mask, **told)
+                fused(*(torch.randn(B, H, T, D),) * 3, mask, **options)
             continue
-        got = results(CORES[core], told, mask, kv_heads)
-        want = results(sdpa, told, mask, kv_heads)
+        got = results(CORES[core], options, mask, kv_heads)
+        want = results(sdpa, options, mask, kv_heads)
         for ours, theirs in zip(got, want, strict=core != "flex"):
             assert relative_error(ours, theirs) <= 1e-12
 
@@ -140,10 +140,10 @@ def test_each_part_in_each_core_is_that_of_sdpa(core, part):
 @pytest.mark.parametrize("part", PARTS)
 def test_float32_is_as_good_as_its_rounding(part):
     q, k, v = (torch.randn(B, n, m, D) for n, m in ((H, T), (3, S), (3, S)))
-    told = PARTS[part]()
-    want = sdpa(*(x.double() for x in (q, k, v)), causal_mask(T, S), **told)
+    options = PARTS[part]()
+    want = sdpa(*(x.double() for x in (q, k, v)), causal_mask(T, S), **options)
     for core in (sdpa, CORES["flash"], split_kv, few):
-        got = core(q, k, v, causal_mask(T, S), **told)
+        got = core(q, k, v, causal_mask(T, S), **options)
         assert got.dtype == torch.float32
         assert relative_error(got, want) <= 2e-6
 
@@ -213,16 +213,16 @@ def test_slopes_of_any_number_of_heads_are_those_of_the_paper(n_heads):
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_is_compiled(core, part):
     torch.compiler.reset()
-    core, told = LAYERS_TAKE[core], PARTS[part]()
+    core, options = LAYERS_TAKE[core], PARTS[part]()
     q, k, v = (torch.randn(B, H, n, D).double() for n in (T, S, S))
     compiled = torch.compile(core, backend="eager", fullgraph=True)
-    got = compiled(q, k, v, causal_mask(T, S), **told)
-    want = core(q, k, v, causal_mask(T, S), **told)
+    got = compiled(q, k, v, causal_mask(T, S), **options)
+    want = core(q, k, v, causal_mask(T, S), **options)
     assert relative_error(got, want) <= 1e-12
 
 
 @pytest.mark.parametrize(
-    ("told", "error", "message"),
+    ("options", "error", "message"),
     [
         ({"softcap": 0.0}, ValueError, "softcap=0.0 must be above 0"),
         ({"sinks": [1.0]}, TypeError, "sinks is list; pass a tensor"),
@@ -249,10 +249,10 @@ def test_each_part_is_compiled(core, part):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(told, error, message):
+def test_what_does_not_fit_is_refused(options, error, message):
     q, k, v = (torch.randn(B, n, m, D) for n, m in ((H, T), (3, S), (3, S)))
     for core in (*LAYERS_TAKE.values(), split_kv):
-        if core is fused and "bias" not in told:
+        if core is fused and "bias" not in options:
             continue
         with pytest.raises(error, match=re.escape(message)):
-            core(q, k, v, **told)
+            core(q, k, v, **options)

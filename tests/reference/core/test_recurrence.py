@@ -39,9 +39,9 @@ def inputs(decays, delta, heads, length=LONG, dtype=torch.float64):
 
 def shapes():
     """For the shape comments."""
-    given, told = inputs("of heads", True, H, T, torch.float32)
+    given, more = inputs("of heads", True, H, T, torch.float32)
     for form in (scan, quadratic):
-        form(*given, **told)
+        form(*given, **more)
 
 
 def packed():
@@ -57,12 +57,12 @@ def packed():
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_forms_are_equal_and_their_gradients_too(form, kind):
-    given, told = inputs(*kind)
+    given, more = inputs(*kind)
     for document in (None, packed()):
         every = []
         for each in (scan, form):
             leaves = [x.clone().requires_grad_() for x in given]
-            outs = each(*leaves, **told, document=document)
+            outs = each(*leaves, **more, document=document)
             sum(x.square().sum() for x in outs).backward()
             every.append([*outs, *(x.grad for x in leaves)])
         for got, want in zip(*reversed(every), strict=True):
@@ -71,17 +71,17 @@ def test_the_forms_are_equal_and_their_gradients_too(form, kind):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_nothing_passes_from_a_document_to_the_next(kind):
-    (q, k, v, decay, state), told = inputs(*kind)
+    (q, k, v, decay, state), more = inputs(*kind)
     document = packed()
     for form in (scan, quadratic, chunked):
-        out, left = form(q, k, v, decay, state, **told, document=document)
+        out, left = form(q, k, v, decay, state, **more, document=document)
         for row, number in {*product(range(B), range(67))}:
             own = document[row] == number
             if not own.any():
                 continue
             some = [x[row : row + 1, :, own] for x in (q, k, v, decay)]
             before = state[row : row + 1] * (number == 0)
-            beta = told["beta"]
+            beta = more["beta"]
             if beta is not None:
                 beta = beta[row : row + 1, :, own]
             want, end = scan(*some, before, beta=beta)
@@ -101,7 +101,7 @@ def test_they_are_the_functions_of_transformers(length):
         ("kimi", H, "of channels"),
         ("mamba", K, "of heads"),
     ):
-        given, told = inputs(decays, name != "mamba", heads, length)
+        given, more = inputs(decays, name != "mamba", heads, length)
         given = [x.float() for x in given]
         *tokens, state = given
         q, k, v, g = (x.transpose(1, 2) for x in tokens)
@@ -119,7 +119,7 @@ def test_they_are_the_functions_of_transformers(length):
             )
             end = end.mT
         else:
-            told["beta"] = told["beta"].float()
+            more["beta"] = more["beta"].float()
             rule = qwen.torch_chunk_gated_delta_rule
             if name == "kimi":
                 rule = kimi.chunk_kimi_delta_attention
@@ -128,12 +128,12 @@ def test_they_are_the_functions_of_transformers(length):
                 k,
                 v,
                 g=g,
-                beta=told["beta"].mT,
+                beta=more["beta"].mT,
                 initial_state=state,
                 output_final_state=True,
             )
         for form in (scan, quadratic, chunked):
-            out, left = form(*given, **told)
+            out, left = form(*given, **more)
             assert relative_error(out, want.transpose(1, 2)) <= 5e-6, name
             assert relative_error(left, end) <= 5e-6, name
 
@@ -141,13 +141,13 @@ def test_they_are_the_functions_of_transformers(length):
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_state_that_has_gone_is_0_and_not_nan(kind):
     """In float32, e^-256 is 0, and e^256 is infinite."""
-    given, told = inputs(*kind, length=128, dtype=torch.float32)
+    given, more = inputs(*kind, length=128, dtype=torch.float32)
     given = [x.requires_grad_() for x in (*given[:3], given[3] * 0 - 2)] + [
         given[4].requires_grad_()
     ]
-    want, end = scan(*(x.double() for x in given), beta=told["beta"])
+    want, end = scan(*(x.double() for x in given), beta=more["beta"])
     for form in (scan, quadratic, partial(chunked, chunk=128)):
-        out, left = form(*given, **told)
+        out, left = form(*given, **more)
         assert relative_error(out, want) <= 1e-5
         assert relative_error(left, end) <= 1e-5
         out.square().sum().backward()
@@ -156,13 +156,13 @@ def test_a_state_that_has_gone_is_0_and_not_nan(kind):
 
 def test_a_rounded_state_drifts_and_one_in_float32_does_not():
     torch.manual_seed(0)
-    (q, k, v, decay, _), told = inputs("of heads", True, H, 500, torch.float32)
+    (q, k, v, decay, _), more = inputs("of heads", True, H, 500, torch.float32)
     decay = decay / 100
-    errors = drift(q, k, v, decay, **told)
+    errors = drift(q, k, v, decay, **more)
     assert errors.shape == (500,) and errors[0] == 0  # nothing was stored yet
     assert 1e-3 < errors[-100:].mean() < 0.05
     assert errors[1:10].mean() < errors[-100:].mean()
-    half = drift(q, k, v, decay, **told, dtype=torch.float16)
+    half = drift(q, k, v, decay, **more, dtype=torch.float16)
     assert half[-100:].mean() < errors[-100:].mean() / 4  # has 3 more bits
-    same = drift(q, k, v, decay, **told, dtype=torch.float32)
+    same = drift(q, k, v, decay, **more, dtype=torch.float32)
     assert torch.equal(same, torch.zeros(500))

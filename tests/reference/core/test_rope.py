@@ -139,7 +139,7 @@ def test_turning_is_right_for_every_shape(sizes, layout, batched, theta, seed):
     assert (pairs(got, layout) - want).abs().max() <= 1e-12
 
 
-def test_the_layout_is_half_unless_told():
+def test_the_layout_is_half_by_default():
     x, table = vectors(), rope_table(torch.arange(T), D)
     half, interleaved = (apply_rope(x, *table, layout=name) for name in LAYOUTS)
     assert torch.equal(apply_rope(x, *table), half)
@@ -161,8 +161,8 @@ def test_a_table_of_each_row_turns_that_row(layout):
 def test_the_norm_of_every_pair_is_kept(layout, positions):
     x = vectors()
     got = apply_rope(x, *rope_table(positions, D), layout=layout)
-    kept = pairs(got, layout).abs(), pairs(x, layout).abs()
-    assert relative_error(*kept) <= 1e-12
+    norms = pairs(got, layout).abs(), pairs(x, layout).abs()
+    assert relative_error(*norms) <= 1e-12
 
 
 @layouts
@@ -226,8 +226,8 @@ def q_and_k():
 @pytest.mark.parametrize("past", [0, 1, 5, 4093])
 def test_new_tokens_follow_the_past(past):
     q, k = q_and_k()
-    told = {"past": past} if past else {}
-    turned = rotate(q, k, rope=Rope(100.0), **told)
+    options = {"past": past} if past else {}
+    turned = rotate(q, k, rope=Rope(100.0), **options)
     at = torch.tensor([past + i for i in range(T)])
     for got, x in zip(turned, (q, k), strict=True):
         want = pairs(x, "half") * turns(at, D, 100.0)

@@ -147,9 +147,9 @@ def test_stale_keys_are_refused_before_the_cache_changes(scaling):
         f"the cached keys were rotated for a text of 5 tokens, and {name} "
         "rotates one of 6 by other angles: read the whole text again"
     )
-    for told in {}, {"positions": torch.tensor([[5], [2], [5]])}:
+    for options in {}, {"positions": torch.tensor([[5], [2], [5]])}:
         with pytest.raises(ValueError, match=message):
-            layer(x[:, 5:6], cache=cache, **told)
+            layer(x[:, 5:6], cache=cache, **options)
     assert cache.length == 5
     # What is no longer than 5 tokens by its positions is not refused.
     layer(x[:, 5:6], cache=cache, positions=torch.tensor([[2], [4], [3]]))
@@ -184,11 +184,11 @@ def test_a_text_is_as_long_as_its_positions_say(scaling):
     layer.load_state_dict(fixed.state_dict())
     x = torch.randn(B, T, E).double()
     valid = torch.arange(T) >= torch.tensor([[4], [6], [2]])
-    told = {"mask": valid[:, None, None], "positions": token_positions(valid)}
-    want = fixed(x, **told)[valid]
-    assert relative_error(layer(x, **told)[valid], want) <= 1e-12
-    told["positions"] += 1
-    assert relative_error(layer(x, **told)[valid], want) > 1e-3
+    more = {"mask": valid[:, None, None], "positions": token_positions(valid)}
+    want = fixed(x, **more)[valid]
+    assert relative_error(layer(x, **more)[valid], want) <= 1e-12
+    more["positions"] += 1
+    assert relative_error(layer(x, **more)[valid], want) > 1e-3
     assert relative_error(layer(x), fixed(x)) > 1e-3
 
 

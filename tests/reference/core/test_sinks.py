@@ -24,8 +24,8 @@ def test_three_forms_of_a_sink():
     with_zero = torch.cat((v, torch.zeros_like(v[:, :, :1])), dim=2)
     torch.testing.assert_close(weights @ with_zero, out)  # one more key
 
-    kept = attention_weights(q, k, mask, sinks=sinks).sum(dim=-1)
-    assert (kept < 1).all()
+    sums = attention_weights(q, k, mask, sinks=sinks).sum(dim=-1)
+    assert (sums < 1).all()
     # --8<-- [end:forms]
 
 
@@ -39,8 +39,8 @@ def test_a_sink_is_added_once_after_a_merge():
     want = sdpa(q, k, v, sinks=sinks)
 
     halves = [(k[:, :, i], v[:, :, i]) for i in (slice(8), slice(8, 20))]
-    found = [flash_lse(q, *half) for half in halves]
-    out, lse = merge(*zip(*found, strict=True))
+    parts = [flash_lse(q, *half) for half in halves]
+    out, lse = merge(*zip(*parts, strict=True))
     torch.testing.assert_close(add_sinks(out, lse, sinks)[0], want)
     torch.testing.assert_close(split_kv(q, k, v, sinks=sinks), want)
 

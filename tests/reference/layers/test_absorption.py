@@ -154,11 +154,11 @@ def test_the_default_form_is_the_cheapest_by_the_count_of_torch(new, past):
     """Expanded without a cache; with one, the cheaper of the other two."""
     layer, x = mla(), tokens(3, past + new, E)
 
-    def flops(cache, **told):
+    def flops(cache, **options):
         if past:
             layer(x[:, :past], cache=cache, form="latent")
         with FlopCounterMode(display=False) as count:
-            layer(x[:, past:], cache=cache, **told)
+            layer(x[:, past:], cache=cache, **options)
         return count.get_total_flops()
 
     each = {form: flops(KVCache(past + new), form=form) for form in FORMS[1:]}

@@ -133,9 +133,9 @@ def test_a_block_normalises_before_and_adds_after(name, make):
 
 def test_attention_gets_what_the_block_gets():
     layer = Block(Ear(), d_model=E, d_ff=FF)
-    told = {"mask": 2, "cache": 3, "positions": 5, "context": 7}
-    layer(torch.randn(B, T, E), **told)
-    assert layer.self_attn.heard[1] == told
+    options = {"mask": 2, "cache": 3, "positions": 5, "context": 7}
+    layer(torch.randn(B, T, E), **options)
+    assert layer.self_attn.heard[1] == options
     layer(torch.randn(B, T, E))
     assert layer.self_attn.heard[1] == {}
 
@@ -188,13 +188,13 @@ def test_a_decoder_is_its_blocks_between_two_tables(layers, options):
     # Numbers so small that it matters what is added to their squares.
     model.embed_tokens.weight.data *= 1e-3
     tokens, mask = prompts(), padding_mask(torch.rand(B, 5) < 0.7)
-    for told in ({}, {"mask": mask}):
+    for more in ({}, {"mask": mask}):
         x = model.embed_tokens.weight[tokens]
         for each in blocks:
-            x = by_hand(each, x, **told)
+            x = by_hand(each, x, **more)
         normed = rms_norm(x, model.norm.weight, **options)
         want = normed @ model.lm_head.weight.mT
-        got = model(tokens, **told)
+        got = model(tokens, **more)
         assert got.shape == (B, 5, N)
         assert relative_error(got, want) <= 1e-12
 
@@ -258,8 +258,8 @@ def test_the_same_tokens_are_generated_with_every_cache(name, options):
     prompt = want[:, :5]
     for make in (None, *SERVING[name].values()):
         mine = caches(make) if make else None
-        told = VARIANTS[name].told
-        got = greedy(model, prompt, 20, caches=mine, **told)
+        more = VARIANTS[name].forward
+        got = greedy(model, prompt, 20, caches=mine, **more)
         assert got.tolist() == want.tolist(), (options, make)
 
 
@@ -268,10 +268,10 @@ def test_a_left_padded_row_generates_what_it_does_alone(name, options):
     pads = [0, 4, 1]
     valid = torch.arange(5) >= torch.tensor(pads)[:, None]
     model, prompt = decoder(name, **options), prompts()
-    told = VARIANTS[name].told
+    more = VARIANTS[name].forward
     with torch.no_grad():
-        blind = model(prompt, **told)[1, -1]
-        aware = model(prompt, mask=padding_mask(valid), **told)[1, -1]
+        blind = model(prompt, **more)[1, -1]
+        aware = model(prompt, mask=padding_mask(valid), **more)[1, -1]
     near = seen(rule(model.layers[0].self_attn), 5)[-1, ~valid[1]].any()
     assert (relative_error(aware, blind) > 1e-3) == near, "pads matter"
     alone = [
@@ -280,7 +280,7 @@ def test_a_left_padded_row_generates_what_it_does_alone(name, options):
     ]
     for make in (None, *SERVING[name].values()):
         mine = caches(make) if make else None
-        got = greedy(model, prompt, 13, valid=valid, caches=mine, **told)
+        got = greedy(model, prompt, 13, valid=valid, caches=mine, **more)
         assert torch.equal(got[:, :5], prompt)
         rows = zip(got.tolist(), pads, strict=True)
         assert [row[pad:] for row, pad in rows] == alone
@@ -291,13 +291,13 @@ def test_valid_is_what_a_tokenizer_gives_or_a_mask_of_ours():
     valid = torch.arange(5) >= torch.tensor([[0], [3], [1]])
     want = greedy(model, prompt, 9, valid=valid)
     assert not torch.equal(want, greedy(model, prompt, 9))
-    for told in (
+    for options in (
         valid.long(),
         valid.int(),
         padding_mask(valid),
         padding_mask_from_hf(valid.long()),
     ):
-        assert torch.equal(greedy(model, prompt, 9, valid=told), want)
+        assert torch.equal(greedy(model, prompt, 9, valid=options), want)
 
 
 @with_each_cache
@@ -332,7 +332,7 @@ def test_rows_end_where_those_of_transformers_end(all_end, pad, make):
     assert not torch.equal(got[:, LENGTH:], free[:, : got.shape[1] - LENGTH])
 
 
-def test_a_row_that_has_ended_repeats_its_end_unless_told():
+def test_a_row_that_has_ended_repeats_its_end_by_default():
     model, prompt = decoder(), prompts(3)
     free = greedy(model, prompt, 9)
     first, second = free[0, 5:7].tolist()
@@ -572,29 +572,29 @@ def test_a_mask_that_a_recurrent_layer_cannot_read_changes_no_cache():
 @torch.no_grad()
 def test_a_decoder_stores_a_context_once(name, make, room):
     """Which is longer than what it reads, or shorter."""
-    model, tokens, told = decoder(name), prompts(), VARIANTS[name].told
+    model, tokens, more = decoder(name), prompts(), VARIANTS[name].forward
     context = inputs(name)[1][:, :room]
-    want, mine = model(tokens, context=context, **told), caches(make, 2, room)
-    first = model(tokens[:, :3], context=context, caches=mine, **told)
+    want, mine = model(tokens, context=context, **more), caches(make, 2, room)
+    first = model(tokens[:, :3], context=context, caches=mine, **more)
     got = [
         first,
-        *(model(t, caches=mine, **told) for t in tokens[:, 3:].split(1, dim=1)),
+        *(model(t, caches=mine, **more) for t in tokens[:, 3:].split(1, dim=1)),
     ]
     assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
     assert [cache.length for cache in mine] == [room, room]
     with refused("the cache already holds a context of", *mine):
-        model(tokens, context=context, caches=mine, **told)
+        model(tokens, context=context, caches=mine, **more)
     small = [KVCache(room), KVCache(room - 1)]
     says = f"0 stored and {room} new make {room} > max_len={room - 1}"
     with refused(says, *small):
-        model(tokens[:, :1], context=context, caches=small, **told)
+        model(tokens[:, :1], context=context, caches=small, **more)
 
 
-def test_each_layer_is_told_what_the_decoder_is_told():
+def test_each_layer_gets_the_options_of_the_decoder():
     model = Decoder([Ear(), Ear()], n_tokens=N, d_model=E)
     model(prompts(), form="latent", mask=None, positions=3)
-    told = {"form": "latent", "mask": None, "positions": 3, "cache": None}
-    assert [ear.heard[1] for ear in model.layers] == [told] * 2
+    options = {"form": "latent", "mask": None, "positions": 3, "cache": None}
+    assert [ear.heard[1] for ear in model.layers] == [options] * 2
     greedy(model, prompts(), 1, form="expanded")
     assert {ear.heard[1]["form"] for ear in model.layers} == {"expanded"}
     # So a context reaches a layer that has no use for it, and is refused.

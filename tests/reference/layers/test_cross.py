@@ -7,13 +7,13 @@ from torch import nn
 from attnref import CrossAttention, KVCache, weights_of_torch_mha
 from attnref.numbers.cost import cross_cost
 from tests.kit.compare import relative_error
-from tests.kit.layers import CORES, HEADS, B, C, K, S, T, Variant, kept, tokens
+from tests.kit.layers import CORES, HEADS, B, C, K, S, T, Variant, full, tokens
 
 VARIANT = Variant(
     CrossAttention,
     HEADS | {"n_kv_heads": K, "d_context": C},
     cross_cost,
-    kept(K),
+    full(K),
     options=({}, {"bias": True}),
 )
 

@@ -26,7 +26,7 @@ from tests.kit.layers import (
     K,
     T,
     Variant,
-    kept,
+    full,
     sharp,
     tokens,
 )
@@ -35,7 +35,7 @@ VARIANT = Variant(
     GroupedQueryAttention,
     HEADS | {"n_kv_heads": K},
     attention_cost,
-    kept(K),
+    full(K),
     options=ROPE,
     kv_heads=lambda heads, groups: groups,
 )

@@ -23,7 +23,7 @@ from tests.kit.layers import (
     S,
     T,
     Variant,
-    kept,
+    full,
     tokens,
 )
 
@@ -31,7 +31,7 @@ VARIANT = Variant(
     MultiHeadAttention,
     HEADS,
     attention_cost,
-    kept(H),
+    full(H),
     options=ROPE,
     kv_heads=lambda heads, groups: heads,
 )

@@ -17,7 +17,7 @@ from attnref.numbers.shapes import Mla
 from sitekit.drawn.mla import V3
 from tests.kit import layers
 from tests.kit.compare import relative_error
-from tests.kit.layers import LATENT, STRETCHED, Variant, kept
+from tests.kit.layers import LATENT, STRETCHED, Variant, full
 from tests.kit.mla import (
     DN,
     DR,
@@ -37,7 +37,7 @@ VARIANTS = {
         MultiHeadLatentAttention,
         LATENT,
         partial(mla_cost, form=form),
-        kept(layers.H, layers.DN + layers.DR, layers.DV)
+        full(layers.H, layers.DN + layers.DR, layers.DV)
         if form == "expanded"
         else Mla(
             layers=1,
@@ -45,7 +45,7 @@ VARIANTS = {
             kv_lora_rank=layers.R,
             qk_rope_head_dim=layers.DR,
         ),
-        told={"form": form},
+        forward={"form": form},
         options=(
             {},
             {"q_lora_rank": layers.Q, "bias": True},

@@ -8,13 +8,13 @@ from torch import nn
 from attnref import MultiQueryAttention, causal_mask, multi_query_loop
 from attnref.numbers.cost import attention_cost
 from tests.kit.compare import relative_error
-from tests.kit.layers import HEADS, ROPE, Variant, kept, sharp, tokens
+from tests.kit.layers import HEADS, ROPE, Variant, full, sharp, tokens
 
 VARIANT = Variant(
     MultiQueryAttention,
     HEADS,
     partial(attention_cost, n_kv_heads=1),
-    kept(1),
+    full(1),
     options=ROPE,
     kv_heads=lambda heads, groups: 1,
 )

@@ -124,9 +124,9 @@ class Kind(NamedTuple):
         from transformers import DynamicCache
 
         home = f"transformers.models.{self.model}"
-        told = {"hidden_size": E, "num_hidden_layers": 1} | self.config
+        options = {"hidden_size": E, "num_hidden_layers": 1} | self.config
         layer, config = self.names
-        made = getattr(import_module(home), config)(**told)
+        made = getattr(import_module(home), config)(**options)
         modeling = import_module(f"{home}.modeling_{self.model}")
         oracle = sharp(getattr(modeling, layer)(made, self.layer_idx)).float()
         if self.model == "minimax":  # takes more, and returns a pair
@@ -330,10 +330,10 @@ def test_in_bfloat16_it_is_near_and_its_state_is_not_rounded(name):
     """In ragged chunks, with pads, and with documents in the rows."""
     variant = VARIANTS[name.split()[0]]
     ids = torch.arange(LONG) // torch.tensor([[200], [50], [7]])
-    told = KINDS[name].options | {"causal": Causal() & Documents(ids)}
-    layer = variant.layer(**variant.sizes, **told)
+    options = KINDS[name].options | {"causal": Causal() & Documents(ids)}
+    layer = variant.layer(**variant.sizes, **options)
     x, valid = torch.randn(B, LONG, E).bfloat16(), PADS["amid"]
-    half = variant.layer(**variant.sizes, **told).bfloat16()
+    half = variant.layer(**variant.sizes, **options).bfloat16()
     half.load_state_dict(layer.state_dict())
     layer.load_state_dict(half.state_dict())  # as it was rounded
     outs, ends = [], (5, 6, 7, 70, LONG)

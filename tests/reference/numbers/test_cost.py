@@ -42,7 +42,7 @@ CALLS = [
 
 
 @torch.no_grad()
-def counted(layer, make=KVCache, *, batch, new, past, context=None, **told):
+def counted(layer, make=KVCache, *, batch, new, past, context=None, **options):
     """Parameters, FLOPs, and elements of the keys and values that are read, of
     a layer that runs; and how many cached tokens the new ones are multiplied
     with, where the cache says that it is not all.
@@ -52,12 +52,12 @@ def counted(layer, make=KVCache, *, batch, new, past, context=None, **told):
         first = (torch.zeros(batch, context, layer.d_context),)
     if past:
         x = torch.zeros(batch, past, layer.d_model)
-        layer(x, *first, cache=cache, **told)
+        layer(x, *first, cache=cache, **options)
         first = ()
     at = cache.positions(new, torch.device("cpu"))
     with FlopCounterMode(display=False) as count:
         x = torch.zeros(batch, new, layer.d_model)
-        layer(x, *first, cache=cache, **told)
+        layer(x, *first, cache=cache, **options)
     parameters = sum(p.numel() for p in layer.parameters())
     if "append" not in cache.can:
         elements = sum(t.numel() for t in cache.stored)
@@ -110,8 +110,8 @@ def test_the_cost_is_what_torch_counts(name, make):
     for call, width in itertools.product(CALLS, widths):
         for options in spelled(name):
             layer = built(name, **options, **width)
-            told = LAYERS[name].told | context
-            want, met = counted(layer, make, **call, **told)
+            more = LAYERS[name].forward | context
+            want, met = counted(layer, make, **call, **more)
             at = {"past": met}
             if context:
                 at = context | {"cached": call["past"] > 0}
@@ -266,10 +266,10 @@ def test_each_size_is_above_0(function, sizes, size):
         function(**sizes | {size: 0})
 
 
-def test_unless_told_a_cost_is_that_of_one_token_on_nothing():
+def test_by_default_a_cost_is_for_one_token_on_nothing():
     past = ONE_STEP | {"past": 0, "bias": False}
     small = {"d_model": 30, "n_heads": 6}
     assert attention_cost(**small) == attention_cost(**small, **past)
     assert mla_cost(**LATENT) == mla_cost(**LATENT, **past)
-    told = cross_cost(**CROSS, **ONE_STEP, cached=False, bias=False)
-    assert cross_cost(**CROSS) == told
+    cost = cross_cost(**CROSS, **ONE_STEP, cached=False, bias=False)
+    assert cross_cost(**CROSS) == cost

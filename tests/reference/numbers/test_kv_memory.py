@@ -75,11 +75,11 @@ def test_a_claim_2_25_groups():
 def test_a_claim_57_and_71_times():
     """Against MHA of heads of 128; against V3's own keys and values."""
     (group,) = find_model("deepseek-v3").groups
-    kept = token_bytes(group, DTYPES["bf16"]).first
+    mla = token_bytes(group, DTYPES["bf16"]).first
     plain = token_bytes(full(128, 128), DTYPES["bf16"]).first
     own = token_bytes(full(128, 192, 128), DTYPES["bf16"]).first
-    assert f"{float(plain / kept):.0f}" == "57"
-    assert f"{float(own / kept):.0f}" == "71"
+    assert f"{float(plain / mla):.0f}" == "57"
+    assert f"{float(own / mla):.0f}" == "71"
 
 
 def test_a_claim_93_3_percent():
@@ -208,18 +208,18 @@ def test_ranks_split_heads_and_copy_what_all_heads_share():
 )
 def test_what_fits_is_the_most_that_fits(name, tokens, batch, dtype, ranks):
     model = find_model(name)
-    told = {"dtype": dtype, "ranks": ranks}
-    budget = kv_bytes(model, tokens, batch=batch, **told)
-    longest = longest_context(model, budget, batch=batch, **told)
+    options = {"dtype": dtype, "ranks": ranks}
+    budget = kv_bytes(model, tokens, batch=batch, **options)
+    longest = longest_context(model, budget, batch=batch, **options)
     if longest is None:
-        assert growth(model, **told).later == 0
-        assert kv_bytes(model, 10**9, batch=batch, **told) <= budget
+        assert growth(model, **options).later == 0
+        assert kv_bytes(model, 10**9, batch=batch, **options) <= budget
     else:
         assert longest >= tokens
-        assert kv_bytes(model, longest, batch=batch, **told) <= budget
-        assert kv_bytes(model, longest + 1, batch=batch, **told) > budget
-    assert largest_batch(model, tokens, budget, **told) == batch
-    assert largest_batch(model, tokens, budget - 1, **told) == batch - 1
+        assert kv_bytes(model, longest, batch=batch, **options) <= budget
+        assert kv_bytes(model, longest + 1, batch=batch, **options) > budget
+    assert largest_batch(model, tokens, budget, **options) == batch
+    assert largest_batch(model, tokens, budget - 1, **options) == batch - 1
 
 
 def test_what_does_not_fit_at_all_is_0():
@@ -336,7 +336,7 @@ def test_what_cannot_be_is_refused():
         kv_bytes(gpt2, 1, dtype=16)
     with pytest.raises(TypeError, match="scale_bits is float; pass an int"):
         kv_bytes(gpt2, 1, dtype=Storage(4, 0.5))
-    for said, meant in (
+    for name, meant in (
         ("bf61", "bf16"),
         ("BF16", "bf16"),
         ("torch.bfloat16", "bf16"),
@@ -345,7 +345,7 @@ def test_what_cannot_be_is_refused():
         ("shiped", "shipped"),
     ):
         with pytest.raises(ValueError, match=rf"did you mean {meant}\?"):
-            storage_of(gpt2, said)
+            storage_of(gpt2, name)
     with pytest.raises(ValueError, match=r"^no dtype 'Z'; there are fp32"):
         storage_of(gpt2, "Z")
     with pytest.raises(ValueError, match=r"the cache of gpt2; name a dtype$"):
@@ -378,15 +378,15 @@ def test_blocks_are_those_that_some_token_is_in(name, block):
                 blocks = min(blocks, -(-tokens // block))
                 common = 0 if store.window else prefix // block
                 want += (5 * blocks - 4 * common) * block * each
-        told = {"block": block, "prefix": prefix}
-        assert kv_bytes(model, tokens, batch=5, **told) == want
-        assert largest_batch(model, tokens, want, **told) == 5
-        assert largest_batch(model, tokens, want - 1, **told) == 4
-        longest = longest_context(model, want, batch=5, **told)
+        options = {"block": block, "prefix": prefix}
+        assert kv_bytes(model, tokens, batch=5, **options) == want
+        assert largest_batch(model, tokens, want, **options) == 5
+        assert largest_batch(model, tokens, want - 1, **options) == 4
+        longest = longest_context(model, want, batch=5, **options)
         if longest and longest > prefix:
-            assert kv_bytes(model, longest, batch=5, **told) <= want
-            more = kv_bytes(model, longest + 1, batch=5, **told)
-            assert more > want >= kv_bytes(model, tokens, batch=5, **told)
+            assert kv_bytes(model, longest, batch=5, **options) <= want
+            more = kv_bytes(model, longest + 1, batch=5, **options)
+            assert more > want >= kv_bytes(model, tokens, batch=5, **options)
     with pytest.raises(
         ValueError, match="a prefix of 9 tokens needs sequences"
     ):

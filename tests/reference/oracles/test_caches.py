@@ -187,7 +187,7 @@ def of_group(group):
                 "linear_conv_kernel_dim": group.conv_kernel,
             }
         case Mla():
-            found = {
+            result = {
                 "num_key_value_heads": group.q_heads,
                 "kv_lora_rank": group.kv_lora_rank,
                 "qk_rope_head_dim": group.qk_rope_head_dim,
@@ -195,46 +195,46 @@ def of_group(group):
                 "v_head_dim": group.v_head_dim,
             }
         case Compressed():
-            found = {
+            result = {
                 "head_dim": group.dim,
                 "sliding_window": group.sliding_window,
             }
         case Full():
-            found = {
+            result = {
                 "num_key_value_heads": group.kv_heads,
                 "head_dim": group.head_dim,
             }
     if isinstance(group, Sliding):
-        found["sliding_window"] = group.sliding_window
+        result["sliding_window"] = group.sliding_window
     if isinstance(group, Chunked):
-        found["attention_chunk_size"] = group.chunk
+        result["attention_chunk_size"] = group.chunk
     if isinstance(group, Full) and group.v_head_dim != group.head_dim:
-        found["v_head_dim"] = group.v_head_dim
+        result["v_head_dim"] = group.v_head_dim
     if group.index_dim:
-        found["index_head_dim"] = group.index_dim
-    return found | {"num_attention_heads": group.q_heads}
+        result["index_head_dim"] = group.index_dim
+    return result | {"num_attention_heads": group.q_heads}
 
 
 def sizes(model):
     """The numbers of a model, by the names that its config has."""
-    kind, found = TYPES[model.id], {"num_hidden_layers": model.layers}
+    kind, result = TYPES[model.id], {"num_hidden_layers": model.layers}
     # Full ones last: where heads differ, the plain names are those of them.
     for group in sorted(model.groups, key=lambda group: type(group) is Full):
         names = NAMES.get((kind, type(group)), {})
         for name, value in of_group(group).items():
             if value is not None:
-                found[names.get(name, name)] = value
+                result[names.get(name, name)] = value
     rates = {
         layer_type(group): group.ratio
         for group in model.groups
         if isinstance(group, Compressed) and group.ratio
     }
     if rates:
-        found["compress_rates"] = rates
+        result["compress_rates"] = rates
     types = layer_types(model)
     if len({*types}) > 1:
-        found["layer_types"] = types
-    return found
+        result["layer_types"] = types
+    return result
 
 
 def config_of(model, **more):
@@ -282,12 +282,12 @@ def held(past, *, without=()):
     """Bytes of a cache's numbers; whole ones only count its tokens."""
     total = 0
     for layer in past.layers:
-        for name, kept in vars(layer).items():
+        for name, value in vars(layer).items():
             if name in without:
                 continue
-            if isinstance(kept, dict):
-                kept = tuple(kept.values())
-            for part in kept if isinstance(kept, tuple) else (kept,):
+            if isinstance(value, dict):
+                value = tuple(value.values())
+            for part in value if isinstance(value, tuple) else (value,):
                 if torch.is_tensor(part) and part.is_floating_point():
                     total += part.nbytes
     return total
@@ -417,14 +417,14 @@ def test_states_are_in_float32_and_never_grow(id, tokens):
     past = filled(small(id), dynamic, tokens)
     rest = held(past, without=("conv_states", "recurrent_states"))
     without_conv = held(past, without=("conv_states",))
-    kept = {
+    counts = {
         store.role: B * group.layers * entry_bytes(store, DTYPES["bf16"])
         for group in model.groups
         for store in group.stores
     }
-    assert without_conv - rest == kept["state"]
-    assert held(past) - without_conv == kept["conv"] + newest_inputs(model)
-    assert kept["state"] + kept["conv"] == state_bytes(model, batch=B)
+    assert without_conv - rest == counts["state"]
+    assert held(past) - without_conv == counts["conv"] + newest_inputs(model)
+    assert counts["state"] + counts["conv"] == state_bytes(model, batch=B)
 
 
 @pytest.mark.parametrize("id", MIXED)
@@ -437,10 +437,10 @@ def test_transformers_mixes_the_layers_as_we_do(id):
 @pytest.mark.parametrize("id", sorted(COUNTED & {*layer_patterns.RULES}))
 def test_the_order_of_layers_is_that_of_the_config(id):
     given = fields_of(configs()[id])
-    found = letters(given, records_of(given))
+    order = letters(given, records_of(given))
     assert [
         kind for kind, _ in layer_patterns.cells(find_model(id))[0]
-    ] == found
+    ] == order
 
 
 @pytest.mark.parametrize("id", sorted({*TYPES} & {*layer_patterns.RULES}))
@@ -571,7 +571,7 @@ def test_no_row_gives_a_config_as_its_source_that_differs_from_it():
     assert {*RIGHT} & {*WRONG} == {("falcon", "falcon-7b")}
 
 
-def said(config, name):
+def value_of(config, name):
     """A number of a config, or what its module takes where it has none."""
     match name:
         case "head_dim":
@@ -598,9 +598,9 @@ def test_defaults_of_transformers_are_ours_but_where_it_is_known(
 ):
     config = CONFIG_MAPPING[kind]().get_text_config()
     differ = {
-        name: counted(said(config, name))
+        name: counted(value_of(config, name))
         for name, value in sizes(find_model(id)).items()
-        if counted(said(config, name)) != counted(value)
+        if counted(value_of(config, name)) != counted(value)
     }
     assert differ == wrong
 
@@ -629,9 +629,9 @@ def test_the_longest_context_is_in_a_source_beside_it(model):
     """Where transformers is the only such source, it is its default."""
     silent = SILENT | ({"gpt-fast"} if "llama-3.1" not in model.id else set())
     beside = [model.context] if model.context else model.sources
-    said_in = [s for s in beside if s.label not in silent]
-    assert said_in
-    if {s.label for s in said_in} == {"transformers"}:
+    sources = [s for s in beside if s.label not in silent]
+    assert sources
+    if {s.label for s in sources} == {"transformers"}:
         config = CONFIG_MAPPING[TYPES[model.id]]().get_text_config()
         assert config.max_position_embeddings == model.max_context
 
@@ -658,15 +658,15 @@ WHOLE = {
 
 @pytest.mark.parametrize("id", [*WIDTHS, *sorted(WHOLE)])
 def test_parameters_are_those_of_the_model_to_the_digits_given(id):
-    model, told = find_model(id), {}
+    model, options = find_model(id), {}
     if id in WIDTHS:
         width, inner, vocabulary = WIDTHS[id]
-        told = sizes(model) | {
+        options = sizes(model) | {
             "hidden_size": width,
             "intermediate_size": inner,
             "vocab_size": vocabulary,
         }
-    config = CONFIG_MAPPING[TYPES[id]](**told).get_text_config()
+    config = CONFIG_MAPPING[TYPES[id]](**options).get_text_config()
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config)
     count = sum(p.numel() for p in built.parameters())
@@ -676,7 +676,7 @@ def test_parameters_are_those_of_the_model_to_the_digits_given(id):
 
 @torch.no_grad()
 @pytest.mark.parametrize("id", ["deepseek-v3", "kimi-linear-48b"])
-def test_a_key_for_positions_is_rotated_or_said_not_to_be(id):
+def test_a_key_for_positions_is_rotated_or_marked_as_not(id):
     model = one_of_each(id)
     built = AutoModel.from_config(config_of(model)).eval()
     (name,) = (n for n, _ in built.named_modules() if n.endswith("_with_mqa"))

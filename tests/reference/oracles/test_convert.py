@@ -46,9 +46,9 @@ def test_one_projection_is_split_into_three(family):
     config = config_of(family)
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     valid[1, :5] = valid[2, :1] = False
-    found = seen(model_of(config), family, CHUNKS["ragged"], valid)[1]
-    theirs = found.module.state_dict()
-    whole = attention_from_config(config, found.layer)
+    result = seen(model_of(config), family, CHUNKS["ragged"], valid)[1]
+    theirs = result.module.state_dict()
+    whole = attention_from_config(config, result.layer)
     whole.load_state_dict(theirs)  # as it is, strictly
     r = whole.r
     ours = GroupedQueryAttention(
@@ -76,7 +76,7 @@ def test_one_projection_is_split_into_three(family):
     for layer in (ours.eval(), whole.eval()):
         cache = KVCache(LENGTH)
         steps = pairwise(accumulate(CHUNKS["ragged"], initial=0))
-        for (x, wanted), (start, end) in zip(found.calls, steps, strict=True):
+        for (x, wanted), (start, end) in zip(result.calls, steps, strict=True):
             got = layer(
                 x,
                 mask=padding_mask(valid[:, :end]),

@@ -129,7 +129,7 @@ def rotary_of(config):
     return kinds[config.model_type](config)
 
 
-def layer_for(config, rope, **told):
+def layer_for(config, rope, **options):
     interleaved = getattr(config, "rope_interleave", True)
     layer = MultiHeadLatentAttention(
         d_model=E,
@@ -142,7 +142,7 @@ def layer_for(config, rope, **told):
             layout="interleaved" if interleaved else "half",
             scaling=yarn_of(rope),
         ),
-        **told,
+        **options,
     )
     return layer.eval().requires_grad_(False)
 
@@ -336,12 +336,12 @@ def test_scores_of_other_models_in_each_form(name, monkeypatch):
     monkeypatch.setattr(v3, "eager_attention_forward", other)
     x, valid = torch.randn(B, LENGTH, E), padded("left")
     want = in_theirs(theirs, x, valid=valid)
-    told = {"valid": valid, "positions": token_positions(valid)}
+    options = {"valid": valid, "positions": token_positions(valid)}
     for form in every_form(ours):
         for chunks in CHUNKS.values():
-            got = in_ours(form, x, chunks, KVCache(ROOM), **told)
+            got = in_ours(form, x, chunks, KVCache(ROOM), **options)
             assert relative_error(got[valid], want[valid]) <= BOUND
     ours.scores, ours.sinks = Scores(), None
     ours.scale = (DN + DR) ** -0.5 * ours.rope.scaling.softmax_scale
-    got = in_ours(ours, x, **told)
+    got = in_ours(ours, x, **options)
     assert relative_error(got[valid], want[valid]) >= WRONG

@@ -28,9 +28,9 @@ B, T, E, D = 3, 13, 24, 8
 EXACT, BOUND, WRONG = 1e-12, 1e-6, 1e-2
 
 
-def made(kind, *given, **told):
+def made(kind, *given, **options):
     """A layer whose scores are far apart; `torch.empty` is filled, too."""
-    layer = kind(*given, **told).eval()
+    layer = kind(*given, **options).eval()
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
     return layer

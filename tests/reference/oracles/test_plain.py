@@ -23,13 +23,13 @@ from tests.kit.oracles import BOUND, CHUNKS, LENGTH, THETA, B, E, H
 from tests.kit.plain import outputs
 
 
-def same_in_chunks(ours, theirs, rotary=None, **told):
+def same_in_chunks(ours, theirs, rotary=None, **options):
     config, x = theirs.config, torch.randn(B, LENGTH, E)
     for valid in (kit.padded("left"), torch.ones(B, LENGTH).bool()):
         at, chunks = kit.positions_of(valid), CHUNKS["ragged"]
         way = chunks, kit.THEIRS["dynamic"](config), valid, at, rotary
         want = kit.in_theirs(theirs, config, x, *way)[valid]
-        for got in outputs(ours, theirs, x, valid, chunks, **told):
+        for got in outputs(ours, theirs, x, valid, chunks, **options):
             assert relative_error(got[valid], want) <= BOUND
 
 
@@ -99,12 +99,12 @@ def test_llama_gives_the_logits_and_the_tokens_of_transformers():
     ours.double(), theirs.double()  # rounding alone is near the bound
     ids, pads = torch.randint(1, 53, (B, LENGTH)), kit.padded("left")
     for valid in (pads, torch.ones_like(pads)):
-        told = {"attention_mask": valid.long()}
-        want = theirs(ids, **told, position_ids=kit.positions_of(valid)).logits
+        more = {"attention_mask": valid.long()}
+        want = theirs(ids, **more, position_ids=kit.positions_of(valid)).logits
         assert (
             relative_error(ours(ids, None, valid)[valid], want[valid]) <= 1e-6
         )
-        want = theirs.generate(ids, **told, max_new_tokens=9, do_sample=False)
+        want = theirs.generate(ids, **more, max_new_tokens=9, do_sample=False)
         assert torch.equal(ours.generate(ids, 9, valid), want)
     assert torch.equal(ours.generate(ids, 9), want)
 

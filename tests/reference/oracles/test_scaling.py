@@ -211,13 +211,13 @@ def test_up_to_the_trained_length_chunks_are_those_of_transformers(model):
     """And beyond it, transformers attends to keys of two lengths."""
     ours, theirs, rotary = pair(model)
     x, config = torch.randn(B, LENGTH, E), theirs.config
-    cache, kept = DynamicCache(config=config), KVCache(LENGTH)
+    cache, own = DynamicCache(config=config), KVCache(LENGTH)
     chunks = (9, 4, *[1] * (L0 - 13))
     want = in_theirs(theirs, config, x, chunks, cache, rotary=rotary)
-    got = in_ours(ours, x, chunks, kept)
+    got = in_ours(ours, x, chunks, own)
     assert relative_error(got, want) <= BOUND
     with pytest.raises(ValueError, match=f"a text of {L0} tokens, and .* 17"):
-        ours(x[:, L0 : L0 + 1], cache=kept)
+        ours(x[:, L0 : L0 + 1], cache=own)
     chunks = (*chunks, *[1] * (LENGTH - L0))
     cache = DynamicCache(config=config)
     stale = in_theirs(theirs, config, x, chunks, cache, rotary=rotary)
@@ -242,14 +242,14 @@ BY_LISTS[OLD] = 16
 @torch.no_grad()
 def test_which_generate_reads_a_longer_text_again(kind, config, rope, same):
     """That of `longrope` drops the cache, where a call of the model errs."""
-    told = {"rope_parameters": rope, "vocab_size": 101, "hidden_size": 64}
-    told |= {"num_attention_heads": 4, "num_key_value_heads": 4}
-    told |= {"num_hidden_layers": 2, "intermediate_size": 64}
-    told |= {"max_position_embeddings": 64 if same else 16}
-    told |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    options = {"rope_parameters": rope, "vocab_size": 101, "hidden_size": 64}
+    options |= {"num_attention_heads": 4, "num_key_value_heads": 4}
+    options |= {"num_hidden_layers": 2, "intermediate_size": 64}
+    options |= {"max_position_embeddings": 64 if same else 16}
+    options |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     if same:
-        told[OLD] = 16
-    model = sharpened(kind(config(**told))).eval()
+        options[OLD] = 16
+    model = sharpened(kind(config(**options))).eval()
     ids, how = torch.randint(101, (B, 12)), {"max_new_tokens": 12}
     how |= {"do_sample": False, "pad_token_id": 0}
     got, want = (model.generate(ids, **how, use_cache=c) for c in (True, False))

@@ -121,12 +121,12 @@ def test_outputs_are_those_of_multihead_attention(kind, bias):
     ours, theirs = pair(**kind, bias=bias)
     x, context = sequences(**kind)
     given = (x, context) if kind["cross"] else (x,)
-    for mask, told in masks_for(context.shape[1]):
+    for mask, more in masks_for(context.shape[1]):
         for gradients in (torch.enable_grad, torch.no_grad):
             with gradients():  # without: its fast path
-                want = theirs(x, context, context, need_weights=False, **told)
+                want = theirs(x, context, context, need_weights=False, **more)
                 got = ours(*given, mask=mask)
-            assert relative_error(got, want[0]) <= BOUND, told
+            assert relative_error(got, want[0]) <= BOUND, more
 
 
 @kinds
@@ -134,9 +134,9 @@ def test_weights_are_those_of_multihead_attention(kind):
     ours, theirs = pair(**kind)
     x, context = sequences(**kind)
     q, k = heads_of(ours.q_proj(x)), heads_of(ours.k_proj(context))
-    for mask, told in masks_for(context.shape[1]):
-        told = told | {"average_attn_weights": False}
-        _, want = theirs(x, context, context, **told)
+    for mask, more in masks_for(context.shape[1]):
+        more = more | {"average_attn_weights": False}
+        _, want = theirs(x, context, context, **more)
         assert want.max() > 0.9, "too flat to show a fault"
         assert relative_error(attention_weights(q, k, mask), want) <= BOUND
 

@@ -80,8 +80,8 @@ def test_cached_chunks_give_what_transformers_gives(layer):
     for chunks, inner in WAYS:
         ours, theirs = pair(layer=layer, inner=inner)
         config, x = theirs.config, torch.randn(B, LENGTH, E)
-        for theirs_kept in THEIRS.values():
-            want = in_theirs(theirs, config, x, chunks, theirs_kept(config))
+        for make_theirs in THEIRS.values():
+            want = in_theirs(theirs, config, x, chunks, make_theirs(config))
             for make in SERVING[layer].values():
                 got = in_ours(ours, x, chunks, make(ROOM))
                 assert relative_error(got, want) <= BOUND
@@ -272,8 +272,8 @@ def test_greedy_writes_what_llama_generates(layer, pads):
             do_sample=False,
             **options,
         )
-        told = {"caches": room and [room(ROOM) for _ in ours.layers]}
-        got = greedy(ours, prompt, 7, valid=valid if pads else None, **told)
+        rooms = {"caches": room and [room(ROOM) for _ in ours.layers]}
+        got = greedy(ours, prompt, 7, valid=valid if pads else None, **rooms)
         assert got.tolist() == want.tolist()
         new = want[:, LENGTH:].flatten().tolist()
         assert len(set(new)) > 7, "too uniform"

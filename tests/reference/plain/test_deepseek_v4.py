@@ -34,8 +34,8 @@ PADS = {
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def made(f, window=W, **told):
-    return plain.CompressedAttention(E, H, D, window, f, *RANKS, G, **told)
+def made(f, window=W, **options):
+    return plain.CompressedAttention(E, H, D, window, f, *RANKS, G, **options)
 
 
 class Theirs:
@@ -208,13 +208,13 @@ def test_bfloat16_is_as_near_as_that_of_transformers(kind):
 def test_its_cost_is_that_of_a_layer_that_runs(kind, past):
     """Also the tokens that wait for their entries; the layer computes with all
     it may see, so there a window and `topk` are wider than the text."""
-    told, (Hi, Di, topk) = KINDS[kind], INDEX
-    sizes = SIZES | {"ratio": told.get("rate")}
+    options, (Hi, Di, topk) = KINDS[kind], INDEX
+    sizes = SIZES | {"ratio": options.get("rate")}
     for window, choice in ((W, topk), (LENGTH, LENGTH)):
-        if "index" in told:
-            told = told | {"index": (Hi, Di, choice)}
+        if "index" in options:
+            options = options | {"index": (Hi, Di, choice)}
             sizes |= {"index_heads": Hi, "index_dim": Di, "topk": choice}
-        layer = made(torch.ones(DR // 2), window, **told)
+        layer = made(torch.ones(DR // 2), window, **options)
         cache, x = plain.CompressedCache(), torch.randn(B, past + 1, E)
         in_chunks(layer, x[:, :past], (past,) if past else 1, cache)
         with FlopCounterMode(display=False) as count:

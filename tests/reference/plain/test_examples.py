@@ -124,8 +124,8 @@ def test_quantised():
     layer = GQA(d_model=256, n_heads=8, n_kv_heads=2)  # heads of 32
     x, cache = torch.randn(3, 100, 256), QuantisedCache(4, 32, residual=16)
     steps = [layer(token, cache) for token in x.split(1, dim=1)]
-    exact, found = layer(x), torch.cat(steps, dim=1)
-    assert 0 < (found - exact).norm() / exact.norm() < 0.1
+    exact, result = layer(x), torch.cat(steps, dim=1)
+    assert 0 < (result - exact).norm() / exact.norm() < 0.1
     assert cache.new[0].shape[3] == 36  # tokens as they came, 64 are packed
     packed = [tensor for kv in cache.old for part in kv for tensor in part]
     elements = 2 * 3 * 2 * 64 * 32  # keys and values, rows, heads
@@ -305,8 +305,8 @@ def test_order():
     q = k = v = torch.randn(1, 2, 1, 4)  # two heads, one token
     ones, gate = torch.ones(4), torch.zeros(1, 2, 1, 4)  # half is let through
     turn = torch.nn.Identity()
-    told = ones, ones, turn, 1e6, torch.tensor([2.0, -1e6]), ones[:1] > 0
-    out = todays_heads(q, k, v, gate, *told)  # the score is 4 / 4**0.5 = 2
+    args = ones, ones, turn, 1e6, torch.tensor([2.0, -1e6]), ones[:1] > 0
+    out = todays_heads(q, k, v, gate, *args)  # the score is 4 / 4**0.5 = 2
     torch.testing.assert_close(out[0, 0], v[0, 0] / 4, rtol=1e-2, atol=0)
     torch.testing.assert_close(out[0, 1], v[0, 1] / 2)  # without a sink
     # --8<-- [end:order]

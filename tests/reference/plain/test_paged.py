@@ -272,12 +272,12 @@ def test_a_hit_of_3000_tokens_gives_the_logits_of_an_own_cache(dtype):
     table, other = [], [*prefix[:3000], 3, 1]
     read(model, pool, table, prefix, 0)
     pool.release(table)  # free, and found all the same
-    found = pool.find(other)
-    assert len(found) == 187
+    result = pool.find(other)
+    assert len(result) == 187
     past, own = 187 * 16, [KVCache(3002) for _ in range(2)]
     model(torch.tensor([prefix]), own)
     for cache in own:
         cache.length = past
     wanted = model(torch.tensor([other[past:]]), own)
-    views = [View(each) for each in pool.gather(found, past)]
+    views = [View(each) for each in pool.gather(result, past)]
     assert model(torch.tensor([other[past:]]), views).equal(wanted)

@@ -57,12 +57,12 @@ def equal(ours, theirs, bound=1e-12):
     assert_close(ours, theirs, rtol=bound, atol=bound)
 
 
-def same_in_all_ways(ours, theirs, **told):
+def same_in_all_ways(ours, theirs, **options):
     """With the same weights: at once and in chunks, with and without pads."""
     x = tokens(B, T, E)
     for valid in (None, VALID):
         mask = None if valid is None else attnref.padding_mask(valid)
-        for got in outputs(ours, theirs, x, valid, (3, 1, 2, 1), **told):
+        for got in outputs(ours, theirs, x, valid, (3, 1, 2, 1), **options):
             equal(got, theirs(x, mask=mask))
 
 
@@ -82,8 +82,8 @@ def test_what_two_files_need_is_in_both_in_the_same_words():
         "GQA": {"gqa", "llama"},
     }.items():
         assert files <= texts[name].keys()
-    for name, found in texts.items():
-        assert len({*found.values()}) == 1, name
+    for name, places in texts.items():
+        assert len({*places.values()}) == 1, name
 
 
 def test_softmax_is_that_of_the_package():
@@ -170,22 +170,22 @@ def test_sinks_are_those_of_the_package(scores):
     assert (streaming_mask(T, S, 0, 3) == lazy).all()
     assert streaming_mask(1, S, S, 1).all()
     for length, want in ((3, [0, 1, 2]), (9, [0, 1, 6, 7, 8])):
-        tokens_kept, places = streaming_positions(length, 2, 3)
-        assert tokens_kept.tolist() == want
+        left, places = streaming_positions(length, 2, 3)
+        assert left.tolist() == want
         assert places.tolist() == [*range(len(want))]
 
 
 def test_biases_and_softcap_are_those_of_the_package(scores):
     *qkv, mask = scores
     bias = alibi.alibi(H, T, S)
-    for some, told in (
+    for some, options in (
         (None, {"softcap": 3.0}),
         (mask, {"bias": attnref.Alibi(H)}),
         (mask, {"softcap": 3.0, "bias": attnref.Alibi(H)}),
     ):
-        added = bias if "bias" in told else None
-        got = alibi.biased_attention(*qkv, added, told.get("softcap"), some)
-        equal(got, attnref.sdpa(*qkv, some, **told))
+        added = bias if "bias" in options else None
+        got = alibi.biased_attention(*qkv, added, options.get("softcap"), some)
+        equal(got, attnref.sdpa(*qkv, some, **options))
 
 
 @pytest.mark.parametrize("added", ["bias", "sinks", "order"])
@@ -201,8 +201,8 @@ def test_what_is_added_to_scores_may_be_float32_in_bfloat16(added):
         if added == "sinks":
             return attention_with_sinks(*qkv, sinks, mask)
         ones, gate = qkv[0].new_ones(D), torch.ones_like(qkv[0])
-        told = ones, ones, nn.Identity(), 3.0, sinks, mask
-        return order.todays_heads(*qkv, gate, *told)
+        args = ones, ones, nn.Identity(), 3.0, sinks, mask
+        return order.todays_heads(*qkv, gate, *args)
 
     out, want = run(*qkv), run(*(y.double() for y in qkv))
     assert out.dtype == torch.bfloat16
@@ -300,10 +300,10 @@ def test_rope_is_that_of_the_package(file, layout):
         (tokens(B, H, T, 6), 1e-10),
         (torch.randn(B, H, T, 6), 1e-6),
     ):
-        for told in ({}, {"theta": 50.0}):
-            table = attnref.rope_table(at, 6, **told)
+        for options in ({}, {"theta": 50.0}):
+            table = attnref.rope_table(at, 6, **options)
             want = attnref.apply_rope(x, *table, layout=layout)
-            equal(file.rope(x, at, **told), want, bound)
+            equal(file.rope(x, at, **options), want, bound)
 
 
 def test_mha_is_that_of_the_package_and_of_torch():
@@ -382,8 +382,8 @@ def test_gqa_is_that_of_the_package(file, kv_heads):
         theirs = attnref.GroupedQueryAttention(
             **sizes, **more, rope_theta=theta
         )
-        told = more | {"theta": theta} if more else {}
-        same_in_all_ways(file.GQA(**sizes, **told), sharp(theirs))
+        options = more | {"theta": theta} if more else {}
+        same_in_all_ways(file.GQA(**sizes, **options), sharp(theirs))
     ours, cache = file.GQA(**sizes), file.KVCache(T)
     ours(torch.randn(B, T, E), cache)
     assert cache.stored.shape == (2, B, kv_heads, T, D)
@@ -392,11 +392,11 @@ def test_gqa_is_that_of_the_package(file, kv_heads):
 @pytest.mark.parametrize("rank", [None, Q])
 def test_both_forms_of_mla_are_those_of_the_package(rank):
     sizes = LATENT | {"d_model": E, "n_heads": H, "q_lora_rank": rank}
-    for theta, told in ((1e4, {}), (50.0, {"theta": 50.0})):
+    for theta, options in ((1e4, {}), (50.0, {"theta": 50.0})):
         theirs = attnref.MultiHeadLatentAttention(
             **sizes, rope=attnref.Rope(theta, layout="interleaved")
         )
-        ours = mla.MLA(E, H, R, DN, DR, DV, rank, **told)
+        ours = mla.MLA(E, H, R, DN, DR, DV, rank, **options)
         for absorbed in (None, False):
             same_in_all_ways(ours, sharp(theirs), absorbed=absorbed)
         ours.kv_b_proj.forward = None  # is not called, as it is absorbed
@@ -407,12 +407,12 @@ def test_both_forms_of_mla_are_those_of_the_package(rank):
 
 @pytest.mark.parametrize("past", [0, 1, 40, 400])
 def test_mla_takes_the_form_with_fewer_products(past):
-    def products(new, **told):
+    def products(new, **options):
         cache = mla.KVCache(past + new)
         if past:
             layer(torch.randn(B, past, E), cache)
         with FlopCounterMode(display=False) as counter:
-            layer(torch.randn(B, new, E), cache, **told)
+            layer(torch.randn(B, new, E), cache, **options)
         return counter.get_total_flops()
 
     layer, fewest = mla.MLA(E, H, R, DN, DR, DV), []
@@ -459,11 +459,11 @@ def test_sample_draws_from_the_distribution_of_the_package(monkeypatch):
 
     monkeypatch.setattr(torch, "multinomial", multinomial)
     logits, both = 3 * torch.randn(B, 61), {"top_k": 11, "top_p": 0.6}
-    for told in ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, both):
+    for how in ({}, {"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.8}, both):
         torch.manual_seed(3)
-        ours = sample(logits, **told)
+        ours = sample(logits, **how)
         torch.manual_seed(3)
-        assert torch.equal(ours, attnref.sampled(**told)(logits))
+        assert torch.equal(ours, attnref.sampled(**how)(logits))
         assert_close(*drawn[-2:])
     sample(3 * torch.randn(B, 32_000), top_p=1.0)
     assert (drawn[-1] > 0).all()  # though the sum of fewer is rounded to 1
@@ -489,13 +489,13 @@ def test_a_cache_returns_all_and_is_unchanged_by_what_does_not_fit(file):
     cache, other = file.KVCache(T), file.KVCache(T)
     kv = tokens(2, B, K, T, D)
     for start, end in ((0, 3), (3, 4), (4, T - 1)):
-        kept = cache.append(*kv[:, :, :, start:end])
+        stored = cache.append(*kv[:, :, :, start:end])
         other.append(*-kv[:, :, :, start:end])
-        assert torch.equal(torch.stack(kept), kv[:, :, :, :end])
+        assert torch.equal(torch.stack(stored), kv[:, :, :, :end])
     with pytest.raises(ValueError, match=f"{T + 1} tokens, room for {T}"):
         cache.append(*kv[:, :, :, :2])
-    kept = cache.append(*kv[:, :, :, -1:])
-    assert torch.equal(torch.stack(kept), kv) and cache.length == T
+    stored = cache.append(*kv[:, :, :, -1:])
+    assert torch.equal(torch.stack(stored), kv) and cache.length == T
     empty = file.KVCache(T - 1)
     with pytest.raises(ValueError, match=f"{T} tokens, room for {T - 1}"):
         empty.append(*kv)

@@ -62,8 +62,8 @@ def test_a_cache_stores_the_same_whatever_the_chunks(chunks, dtype):
         new = (x[:, :, end : end + n] for x in (k, v))
         whole = (60 - RESIDUAL) // G * G  # what is packed in the end
         old = max(end - RESIDUAL, 0) // G * G  # and before this call
-        found, end = cache.append(*new), end + n
-        for x, back, dim in zip((k, v), found, (-2, -1), strict=True):
+        result, end = cache.append(*new), end + n
+        for x, back, dim in zip((k, v), result, (-2, -1), strict=True):
             assert back.dtype == dtype and cache.length == end
             want = x[:, :, :end].clone()
             if old:
@@ -93,9 +93,9 @@ def test_a_layer_decodes_far_into_a_text_with_it(dtype):
             parts = text.split((3000, 2, 1, 2), dim=1)
             out = [layer(part, cache) for part in parts][1:]
             outs.append(torch.cat(out, dim=1).float())
-    exact, found, apart = outs
-    assert 0 < (found - exact).norm() / exact.norm() < 0.02
-    assert torch.equal(found[0], apart[0])
+    exact, result, apart = outs
+    assert 0 < (result - exact).norm() / exact.norm() < 0.02
+    assert torch.equal(result[0], apart[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -107,17 +107,17 @@ def test_fp8_is_that_of_transformers_bit_for_bit(dtype):
     k[:, :, 30:] *= 100
     for start, end in ((0, 13), (13, 14), (14, 40)):
         parts = [x[:, :, start:end] for x in (k, v)]
-        found = theirs.update(*parts)
+        result = theirs.update(*parts)
         for mine, part, scale in zip(codes, parts, scales, strict=True):
             mine.append(to_fp8(part, scale))
     stored = theirs._quantized_keys, theirs._quantized_values
     for mine, (their, scale), ours, back in zip(
-        codes, stored, scales, found, strict=True
+        codes, stored, scales, result, strict=True
     ):
         whole = torch.cat(mine, dim=2)
         assert scale == ours and torch.equal(whole.float(), their.float())
         assert torch.equal((whole.float() * ours).to(dtype), back)
-    last = (found[0] - k)[:, :, 30:].float().norm()
+    last = (result[0] - k)[:, :, 30:].float().norm()
     assert last / k[:, :, 30:].float().norm() > 0.9
 
 

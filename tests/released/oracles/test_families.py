@@ -77,12 +77,12 @@ def module_of(config):
     return space
 
 
-def ours_for(config, found):
+def ours_for(config, attentions):
     """Its layers, with the weights of those of transformers.
 
     As large models are loaded: no memory is taken before the weights come."""
     space = module_of(config)
-    for layer, module, _ in found:
+    for layer, module, _ in attentions:
         # Of a layer whose attention reads another x than its state.
         attends = layer in mixers_of(config) and "q_proj" in module._modules
         attends = attends and layer in records_of(config)
@@ -92,15 +92,15 @@ def ours_for(config, found):
         yield layer, alone
 
 
-def both(config, found):
+def both(config, layers):
     """Of layers that attend and keep a state, what both give together."""
     if not any(r.together for r in mixers_of(config.to_dict()).values()):
-        return found
+        return layers
     out, pairs = (
         (config.ssm_out_multiplier, config.attention_out_multiplier),
         [],
     )
-    for one, other in zip(found[::2], found[1::2], strict=True):
+    for one, other in zip(layers[::2], layers[1::2], strict=True):
         state, attends = (one, other) if one.recurrent else (other, one)
         assert state.layer == attends.layer
         calls = [
@@ -116,7 +116,7 @@ def both(config, found):
 PREFIXES = "model.", "model.language_model.", "language_model.model."
 
 
-def loaded_as_told(config, model, prefix):
+def loaded_as_written(config, model, prefix):
     """The layer of the first lines of the file, with weights of the model."""
     text, weights = file_of(config), model.state_dict()
     if not any(name.startswith("model.") for name in weights):
@@ -128,8 +128,8 @@ def loaded_as_told(config, model, prefix):
         named = {n.replace("model.", prefix, 1): w for n, w in weights.items()}
         space["weights"] = other | named
     exec(text, space)
-    told = text.split('"""')[1].split("\n\n")[1]
-    exec(told.partition("\ncache =")[0], space)
+    lines = text.split('"""')[1].split("\n\n")[1]
+    exec(lines.partition("\ncache =")[0], space)
     return space["layer"]
 
 
@@ -148,17 +148,17 @@ def compare(family, more):
             continue
         if family in RESTARTS and len({*chunks[1:], 1}) > 1:
             continue
-        found = both(config, seen(model, family, chunks, valid))
-        ours = [*ours_for(config.to_dict(), found)]
-        first = loaded_as_told(config.to_dict(), model, prefix).state_dict()
-        for own, weight in found[0].module.named_parameters():
+        layers = both(config, seen(model, family, chunks, valid))
+        ours = [*ours_for(config.to_dict(), layers)]
+        first = loaded_as_written(config.to_dict(), model, prefix).state_dict()
+        for own, weight in layers[0].module.named_parameters():
             assert torch.equal(first[own], weight), own
         caches, chosen, start = {}, None, 0
         for step, T in enumerate(chunks):
             end = start + T
             real = valid[:, start:end]
             for n, ((layer, alone), one) in enumerate(
-                zip(ours, found, strict=True)
+                zip(ours, layers, strict=True)
             ):
                 r = None if one.recurrent else records[layer]
                 key = n if r is None or r.shares is None else r.shares
@@ -216,9 +216,9 @@ def test_positions_are_exact_in_bfloat16(family, more):
         if (r.rope_theta or r.q_growth) and r.shares is None and chooses:
             layers.setdefault(r, n)
     chunks = (FAR, 1, 2)
-    found = seen(model, family, (sum(chunks),), None, 1) if layers else []
+    attentions = seen(model, family, (sum(chunks),), None, 1) if layers else []
     space = module_of(given)
-    for one in found:
+    for one in attentions:
         if one.recurrent or one.layer not in layers.values():
             continue
         layer, module, [(x, wanted)] = one
@@ -260,8 +260,8 @@ def test_a_state_passes_chunks_and_is_not_changed_by_any_pad(kind):
     model, space = model_of(config), module_of(config.to_dict())
     for weight in model.parameters():
         weight.data = weight.data.bfloat16().float()
-    found = seen(model, STATES[kind], (T,), None)
-    layer, module, [(x, wanted)] = next(a for a in found if a.recurrent)
+    attentions = seen(model, STATES[kind], (T,), None)
+    layer, module, [(x, wanted)] = next(a for a in attentions if a.recurrent)
     order = torch.stack([torch.randperm(S) for _ in range(ROWS)])
     order[0] = torch.arange(S).flip(0)  # all pads on the left
     valid = order < T
@@ -284,8 +284,8 @@ def test_a_state_passes_chunks_and_is_not_changed_by_any_pad(kind):
             continue
         state = group.state_heads * group.key_dim * group.value_dim
         inputs = group.conv_channels * (group.conv_kernel - 1)
-        kept = sum(t.numel() for t in cache.kept)
-        assert (cache.length, kept) == (S, ROWS * (state + inputs))
+        stored = sum(t.numel() for t in cache.kept)
+        assert (cache.length, stored) == (S, ROWS * (state + inputs))
 
 
 def longrope():
@@ -324,17 +324,17 @@ def test_longrope_runs_on_the_device_meta_with_pads():
     with torch.device("meta"):
         ours, alone = attention_from_config(config), space["Attention"]()
         x = torch.randn(3, 24, 60)
-        told = {
+        options = {
             "mask": padding_mask(valid),
             "positions": token_positions(valid),
         }
-        assert ours(x, cache=ours.cache(24), **told).shape == x.shape
+        assert ours(x, cache=ours.cache(24), **options).shape == x.shape
         assert alone(x, cache=alone.cache(24), valid=valid).shape == x.shape
         scaling = LongRope(5 * [1.0], 5 * [2.0], 16)
         gqa = GroupedQueryAttention(
             d_model=60, n_heads=6, n_kv_heads=3, rope=Rope(scaling=scaling)
         )
-        assert gqa(x, **told).shape == x.shape
+        assert gqa(x, **options).shape == x.shape
 
 
 @torch.no_grad()
@@ -511,25 +511,25 @@ def test_a_decoder_of_such_layers_writes_what_generate_does(family):
     assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("kept", ["everything", "rings"])
+@pytest.mark.parametrize("how", ["everything", "rings"])
 @pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
 @torch.no_grad()
-def test_layers_that_share_keys_are_called_with_one_cache(family, kept):
+def test_layers_that_share_keys_are_called_with_one_cache(family, how):
     config = config_of(family)
     model = model_of(config)
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     valid[1, :5] = valid[2, :1] = False
     at = token_positions(valid)
     for chunks in CHUNKS.values():
-        found = seen(model, family, chunks, valid)
+        attentions = seen(model, family, chunks, valid)
         layers, caches = [], {}
-        for layer, module, _ in found:
+        for layer, module, _ in attentions:
             attend = sdpa if layer % 2 else None
             ours = attention_from_config(config, layer, attend=attend)
             ours.load_state_dict(module.state_dict())
             layers.append(ours.eval())
             if ours.r.shares is None:
-                ring = kept == "rings" and ours.r.window
+                ring = how == "rings" and ours.r.window
                 caches[layer] = (
                     RingKVCache(ours.r.window) if ring else KVCache(LENGTH)
                 )
@@ -537,13 +537,13 @@ def test_layers_that_share_keys_are_called_with_one_cache(family, kept):
         steps = pairwise(accumulate(chunks, initial=0))
         for step, (start, end) in enumerate(steps):
             real = valid[:, start:end]
-            told = {"positions": at[:, start:end]}
-            told["mask"] = padding_mask(valid[:, :end])
-            for ours, (layer, _, calls) in zip(layers, found, strict=True):
+            options = {"positions": at[:, start:end]}
+            options["mask"] = padding_mask(valid[:, :end])
+            for ours, (layer, _, calls) in zip(layers, attentions, strict=True):
                 shares = ours.r.shares
                 cache = caches[layer if shares is None else shares]
                 x, wanted = calls[step]
-                got = ours(x, cache=cache, **told)
+                got = ours(x, cache=cache, **options)
                 error = relative_error(got[real], wanted[real])
                 assert error <= 1e-6, f"layer {layer}, {chunks}"
     reader = next(ours for ours in layers if ours.r.shares is not None)
@@ -564,9 +564,9 @@ def test_layers_without_an_indexer_read_what_an_earlier_one_chose(attend):
     model = model_of(config)
     valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
     valid[1, :5] = valid[2, :1] = False
-    found = seen(model, "glm_moe_dsa", CHUNKS["ragged"], valid)
+    attentions = seen(model, "glm_moe_dsa", CHUNKS["ragged"], valid)
     layers = []
-    for layer, module, _ in found:
+    for layer, module, _ in attentions:
         ours = attention_from_config(config, layer, attend=attend).eval()
         ours.load_state_dict(module.state_dict())
         layers.append(ours)
@@ -576,7 +576,7 @@ def test_layers_without_an_indexer_read_what_an_earlier_one_chose(attend):
         how = {"mask": padding_mask(valid[:, :end])}
         how["positions"] = token_positions(valid)[:, start:end]
         for ours, cache, (_, _, calls) in zip(
-            layers, caches, found, strict=True
+            layers, caches, attentions, strict=True
         ):
             x, wanted = calls[step]
             got, real = ours(x, cache=cache, **how), valid[:, start:end]

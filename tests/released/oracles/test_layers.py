@@ -91,11 +91,11 @@ def layer_of(r, **more):
         return None
     causal = Window(r.window) if r.window else True
     causal = Chunk(r.chunk) if r.chunk else causal
-    told = {"d_model": r.d_model, "n_heads": r.n_heads, "causal": causal}
-    told |= {"rope": rope_of(r), "scores": scores_of(r), **more}
+    options = {"d_model": r.d_model, "n_heads": r.n_heads, "causal": causal}
+    options |= {"rope": rope_of(r), "scores": scores_of(r), **more}
     if r.kv_rank:
         return MultiHeadLatentAttention(
-            **told,
+            **options,
             kv_lora_rank=r.kv_rank,
             qk_nope_head_dim=r.head_dim - r.rope_dim,
             qk_rope_head_dim=r.rope_dim,
@@ -107,7 +107,7 @@ def layer_of(r, **more):
     if r.v_head_dim != r.head_dim:
         return None
     return GroupedQueryAttention(
-        **told,
+        **options,
         n_kv_heads=r.n_kv_heads,
         head_dim=r.head_dim,
         bias=r.qkv_bias,
@@ -150,11 +150,11 @@ def outputs(layer, r, cache, chunks, valid):
     at = token_positions(valid)
     out = []
     for start, end in pairwise(accumulate(chunks, initial=0)):
-        told = {"mask": padding_mask(valid[:, :end]), "cache": cache}
+        options = {"mask": padding_mask(valid[:, :end]), "cache": cache}
         if r.rope_theta:
-            told["positions"] = at[:, start:end]
+            options["positions"] = at[:, start:end]
         try:
-            out.append(layer(x[:, start:end], **told))
+            out.append(layer(x[:, start:end], **options))
         except ValueError as refusal:
             assert "LongRoPE" in str(refusal)
             break
@@ -208,7 +208,7 @@ def test_softcap_sinks_and_alibi_are_the_same_by_every_core(core):
     valid[1, :5] = valid[2, :1] = False
     for r in SCORES:
         ours, theirs = with_same_weights(r, layer_of(r, attend=core))
-        told = CHUNKS["ragged"], valid
-        want = outputs(theirs, r, theirs.cache(LENGTH), *told)
-        got = outputs(ours, r, KVCache(LENGTH), *told)
+        args = CHUNKS["ragged"], valid
+        want = outputs(theirs, r, theirs.cache(LENGTH), *args)
+        got = outputs(ours, r, KVCache(LENGTH), *args)
         assert relative_error(got[valid], want[valid]) < BOUND, r

@@ -87,7 +87,7 @@ class Row(NamedTuple):
     """
 
     model: str
-    told: dict[str, Any] = NOTHING  # biases
+    options: dict[str, Any] = NOTHING  # biases
     config: dict[str, Any] = NOTHING
     shown: str = ""  # of the configuration
     layer: int = 0
@@ -219,7 +219,7 @@ def theirs(row):
 
 def loaded(row, weights, config):
     """Our layer with these weights, and with all that it can be told."""
-    sizes = {"d_model": E, "n_heads": H, **row.told}
+    sizes = {"d_model": E, "n_heads": H, **row.options}
     if "kv_b_proj.weight" in weights:
         layer = MultiHeadLatentAttention(**sizes, **LATENT)
     else:
@@ -322,9 +322,9 @@ def blind(inner):
     return named(out[0, 0]).key
 
 
-def spelled(told):
+def spelled(options):
     """What our layer takes, as one would write it; of `scores` the fields."""
-    for name, value in told.items():
+    for name, value in options.items():
         if name == "split_qkv":
             yield f'split_qkv(..., by="{value}")'
         elif name == "scores":
@@ -346,22 +346,22 @@ def given(value):
 def short(value):
     if not is_dataclass(value):
         return json.dumps(value) if isinstance(value, str) else repr(value)
-    told = ", ".join(given(value))
+    inside = ", ".join(given(value))
     for first in ("theta=", "size=", "over="):
-        told = told.removeprefix(first)
-    return f"{type(value).__name__}({told})"
+        inside = inside.removeprefix(first)
+    return f"{type(value).__name__}({inside})"
 
 
 def measured():
     rows = []
     for row in ROWS:
-        verdict, found = outcome(row)
+        verdict, error = outcome(row)
         rows.append(
             {
                 "model_type": row.model,
                 "config": row.shown,
                 "verdict": verdict,
-                "found": found,
+                "found": error,
                 "reason": row.reason,
                 "cure": [*spelled(row.cure | row.record)],
                 "from_config": outcome(row, from_config)[0],
@@ -378,11 +378,11 @@ def test_what_the_site_says_of_checkpoints_is_what_comes_out():
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r.model} {r.shown}")
 def test_what_differs_is_all_that_differs(row):
     """With it alone, the layer is right; an indexer has no place in ours."""
-    told = row._replace(told={**row.told, **row.cure})
+    altered = row._replace(options={**row.options, **row.cure})
     if row.cure or row.record:
         assert outcome(row)[0] == ("wrong" if row.reason else "refused")
     made = changed if row.record else loaded
-    assert outcome(told, made)[0] == (
+    assert outcome(altered, made)[0] == (
         "right" if "v32" not in row.model else "refused"
     )
 
@@ -439,8 +439,8 @@ def test_the_models_of_the_gqa_page_need_what_it_says():
 
 
 if __name__ == "__main__":
-    found = measured()
-    rows = ",\n".join(map(json.dumps, found["checkpoints"]))
-    empty = json.dumps(found["empty"])
+    result = measured()
+    rows = ",\n".join(map(json.dumps, result["checkpoints"]))
+    empty = json.dumps(result["empty"])
     text = f'{{"checkpoints": [\n{rows}\n],\n"empty": {empty}}}\n'
     ORACLES.write_text(text, encoding="utf-8")

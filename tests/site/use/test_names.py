@@ -53,8 +53,8 @@ def rows():
 def places():
     """Each name, with one place that has it."""
     for row in rows():
-        for name, found in row["names"].items():
-            yield from ((name, place) for place in found)
+        for name, every in row["names"].items():
+            yield from ((name, place) for place in every)
 
 
 def word(name):
@@ -196,7 +196,7 @@ def test_fused_rows_of_transformers_load_into_our_layer(n_kv_heads):
         "num_attention_heads": H,
         "attn_implementation": "eager",
     }
-    told = {"position_embeddings": NO_ROTATION}
+    options = {"position_embeddings": NO_ROTATION}
     if n_kv_heads == H:
         rope = {"rope_type": "default", "rope_theta": 1e4}
         config = transformers.GPTNeoXConfig(**shared, rope_parameters=rope)
@@ -205,7 +205,7 @@ def test_fused_rows_of_transformers_load_into_our_layer(n_kv_heads):
         config = transformers.FalconConfig(
             **shared, num_kv_heads=K, new_decoder_architecture=True
         )
-        theirs, told["alibi"] = FalconAttention(config, 0), None
+        theirs, options["alibi"] = FalconAttention(config, 0), None
     fused, dense = theirs.query_key_value, theirs.dense
     nn.init.normal_(fused.weight)
     ours = GroupedQueryAttention(
@@ -223,7 +223,7 @@ def test_fused_rows_of_transformers_load_into_our_layer(n_kv_heads):
     ours.load_state_dict(weights)
     hidden = torch.zeros(T, T).masked_fill(~causal_mask(T), -torch.inf)
     theirs.eval(), ours.eval()
-    out = theirs(X, attention_mask=hidden, **told)[0]
+    out = theirs(X, attention_mask=hidden, **options)[0]
     assert_close(ours(X), out, rtol=1e-4, atol=1e-4)
 
 
@@ -321,8 +321,8 @@ def test_torchs_module_takes_the_sequence_first_and_masks_what_is_true():
         theirs.in_proj_weight[: H * D] = ours.q_proj.weight
     real = torch.arange(T) < torch.tensor([7, 4, 2])[:, None]
     x, mask = X.transpose(0, 1), causal_mask(T)
-    told = {"key_padding_mask": ~real, "attn_mask": ~mask}
-    out = theirs(x, x, x, **told)[0].transpose(0, 1)
+    options = {"key_padding_mask": ~real, "attn_mask": ~mask}
+    out = theirs(x, x, x, **options)[0].transpose(0, 1)
     seen = mask & padding_mask(real)
     assert_close(ours(X, mask=seen), out)
     q = k = v = torch.randn(B, H, T, D)
@@ -367,11 +367,11 @@ def test_what_else_the_page_says_of_transformers():
     config = transformers.LlamaConfig(num_hidden_layers=1)
     static = transformers.StaticCache(config, max_cache_len=T)
     static.update(torch.ones(B, K, T, D), torch.ones(B, K, T, D), 0)
-    for kept in (cache, static):
-        kept.crop(-2)
-        assert kept.get_seq_length() == T - 2
+    for each in (cache, static):
+        each.crop(-2)
+        assert each.get_seq_length() == T - 2
         with pytest.raises((ValueError, RuntimeError), match="negative"):
-            kept.crop(2)
+            each.crop(2)
 
 
 @torch.no_grad()
@@ -393,14 +393,14 @@ def test_models_with_sinks_are_those_that_the_page_names(language):
     """Which have a parameter for them; the page of sinks says so of each."""
     folder = Path(transformers.__file__).parent / "models"
     parameter = re.compile(r"self\.sinks = nn\.Parameter")
-    found = {
+    models = {
         path.parent.name
         for path in folder.glob("*/modeling_*.py")
         if parameter.search(path.read_text(encoding="utf-8"))
     }
     page = (ROOT / f"docs/{language}/core/sinks.md").read_text(encoding="utf-8")
-    (told,) = re.findall(r"^- \*\*.*gpt-oss.*transformers.*$", page, re.M)
-    assert {*re.findall(r"`(\w+)`", told)} | {"gpt_oss"} == found
+    (sentence,) = re.findall(r"^- \*\*.*gpt-oss.*transformers.*$", page, re.M)
+    assert {*re.findall(r"`(\w+)`", sentence)} | {"gpt_oss"} == models
     for name, line in (
         ("hy_v4", "attn_output * torch.sigmoid(gate_states)"),
         ("inkling2", "sinks = self.sink_proj(hidden_states)"),

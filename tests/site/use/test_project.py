@@ -184,9 +184,9 @@ def planted(name):
     text = re.sub(r"from attnref import .*", "", "\n".join(parts))
     right, wrong = MISTAKES[name]
     assert name == "none" or text.count(right) == 1, name
-    found = {}
-    exec(text.replace(right, wrong) if right else text, found)
-    return SimpleNamespace(**found)
+    namespace = {}
+    exec(text.replace(right, wrong) if right else text, namespace)
+    return SimpleNamespace(**namespace)
 
 
 def trained(ours, seed):
@@ -206,9 +206,9 @@ def outcome(name):
     """The middle one of three trainings: a single one may fail by chance."""
     ours = planted(name)
     each = zip(*(trained(ours, seed) for seed in range(3)), strict=True)
-    future, *found = (median(values) for values in each)
+    future, *medians = (median(values) for values in each)
     keys = ("random", "copied", "full", "cached")
-    numbers = {k: round(v, 2) for k, v in zip(keys, found, strict=True)}
+    numbers = {k: round(v, 2) for k, v in zip(keys, medians, strict=True)}
     code = MISTAKES[name][1].strip()
     return {"mistake": name, "code": code, "future": future} | numbers
 
@@ -217,13 +217,13 @@ def outcome(name):
 @pytest.mark.parametrize("name", sampled(MISTAKES, ("targets", "restart")))
 def test_a_planted_mistake_shows_where_the_page_says(name):
     """Losses depend a little on the processor; what they show does not."""
-    (kept,) = (row for row in recorded()["mistakes"] if row["mistake"] == name)
-    found = outcome(name)
-    assert project.shown_by(found) == project.shown_by(kept)
+    (was,) = (row for row in recorded()["mistakes"] if row["mistake"] == name)
+    now = outcome(name)
+    assert project.shown_by(now) == project.shown_by(was)
     for key in ("mistake", "code", "future"):
-        assert found[key] == kept[key]
+        assert now[key] == was[key]
     for key in ("random", "copied"):
-        assert found[key] == pytest.approx(kept[key], abs=0.3)
+        assert now[key] == pytest.approx(was[key], abs=0.3)
 
 
 @pytest.mark.parametrize("name", [*MISTAKES][2:])
@@ -366,17 +366,17 @@ def test_what_adds_a_graph(one_layer):
         held.extend(part.data_ptr() for part in cache.stored[:1])
         cache.crop(0)
 
-    kept = ten_requests(one_layer, [cache], emptied)
-    assert kept == [2] + [3] * 9
+    first = ten_requests(one_layer, [cache], emptied)
+    assert first == [2] + [3] * 9
     assert len(held) == 9 and len({*held}) == 1
     cache.reset()
     assert cache.nbytes == 0
     lengths = (10, 10, 10, 12, 9, 10, 11, 13, 8, 10)
-    found = ten_requests(one_layer, [cache], KVCache.reset, lengths=lengths)
-    assert found == [2] * 3 + [3] * 7
+    later = ten_requests(one_layer, [cache], KVCache.reset, lengths=lengths)
+    assert later == [2] * 3 + [3] * 7
     rows = (4, 3, 2, 4, 5, 6, 1, 2, 1, 4)
-    found = ten_requests(one_layer, [cache], KVCache.reset, rows=rows)
-    assert found == [2] + [4] * 5 + [6] * 4
+    later = ten_requests(one_layer, [cache], KVCache.reset, rows=rows)
+    assert later == [2] + [4] * 5 + [6] * 4
 
 
 @pytest.mark.audit
@@ -397,23 +397,23 @@ def test_caches_that_fit_exactly_exceed_what_torch_compiles(one_layer):
 @pytest.mark.audit
 def test_a_guard_on_identity_compiles_for_each_request(model):
     class Guarded(TinyLM):
-        def forward(self, tokens, **told):
-            if len({id(cache) for cache in told["caches"]}) < 2:
+        def forward(self, tokens, **options):
+            if len({id(cache) for cache in options["caches"]}) < 2:
                 raise ValueError("one cache for two layers")
-            return super().forward(tokens, **told)
+            return super().forward(tokens, **options)
 
     torch.compiler.reset()
     compiled = torch.compile(Guarded().eval(), fullgraph=True, backend="eager")
-    prompt, kept = copy_task(rows=3), []
+    prompt, every = copy_task(rows=3), []
     with (
         torch.no_grad(),
         torch._dynamo.config.patch(recompile_limit=3),  # usually 8
         pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit),
     ):
         for _ in range(4):
-            kept.append([KVCache(max_len=32) for _ in model.layers])
-            compiled(prompt, caches=kept[-1])
-    assert len(kept) == 4
+            every.append([KVCache(max_len=32) for _ in model.layers])
+            compiled(prompt, caches=every[-1])
+    assert len(every) == 4
 
 
 def test_a_compiled_model_quotes_what_a_cache_says(model):
@@ -543,7 +543,7 @@ def test_a_padded_batch_ends_row_by_row(model):
     assert read == [[n + i for n in each] for i, each in enumerate(real)]
 
 
-TOLD = {
+MESSAGES = {
     "name": "TypeError: .* unexpected keyword argument 'attention_mask'",
     "numbers": "TypeError: .* padding_mask_from_hf\\(mask\\) if it is a token",
     "axes": r"ValueError: .* padding_mask\(valid\) gives \(3, 1, 1, 15\)",
@@ -558,11 +558,11 @@ TOLD = {
 }
 
 
-def test_each_wrong_call_is_told_what_is_wrong():
-    told = {row[0].key: " ".join(row[1][1:]) for row in project.messages()}
-    assert told.keys() == TOLD.keys()
-    for key, message in told.items():
-        assert re.match(TOLD[key], message), message
+def test_each_wrong_call_has_its_message():
+    messages = {row[0].key: " ".join(row[1][1:]) for row in project.messages()}
+    assert messages.keys() == MESSAGES.keys()
+    for key, message in messages.items():
+        assert re.match(MESSAGES[key], message), message
 
 
 IN_EACH_FOLDER = """

@@ -97,12 +97,12 @@ def test_compiled():
     assert len(graphs) == 3
     # --8<-- [end:compile]
     small = [KVCache(max_len=4) for _ in model.layers]
-    told = re.escape("0 stored and 9 new make 9 > max_len=4")
+    message = re.escape("0 stored and 9 new make 9 > max_len=4")
     for call, wrong in ((compiled, "Unsupported"), (model, "ValueError")):
         with torch.no_grad(), pytest.raises(Exception) as raised:
             call(tokens, caches=small)
         assert type(raised.value).__name__ == wrong
-        assert bool(re.search(told, str(raised.value))) == (call is model)
+        assert bool(re.search(message, str(raised.value))) == (call is model)
 
 
 @pytest.mark.audit
@@ -170,7 +170,7 @@ def test_autocast():
     # --8<-- [end:autocast]
     outs = []
     for block in model.layers:
-        block.register_forward_hook(lambda *told: outs.append(told[2].dtype))
+        block.register_forward_hook(lambda *call: outs.append(call[2].dtype))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(tokens)
         with Products() as products:
@@ -223,10 +223,10 @@ def test_checkpointing():
     from torch.utils.checkpoint import checkpoint
 
     def gradients(trained):
-        kept = {}  # storages that are kept for the backward pass
+        saved = {}  # storages that are kept for the backward pass
 
         def keep(x):
-            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
             return x
 
         torch.manual_seed(1)  # drops the same weights
@@ -234,7 +234,7 @@ def test_checkpointing():
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             loss = trained(tokens).logsumexp(dim=-1).sum()
         loss.backward()
-        return [p.grad for p in trained.parameters()], sum(kept.values())
+        return [p.grad for p in trained.parameters()], sum(saved.values())
 
     trained = small_model(dropout=0.5).train()
     plain, before = gradients(trained)
@@ -524,8 +524,8 @@ def half_a_batch(rank, place, wanted):
     dist.destroy_process_group()
 
 
-def the_other_half(_, *told):
-    half_a_batch(1, *told)
+def the_other_half(_, *args):
+    half_a_batch(1, *args)
 
 
 @pytest.mark.audit
@@ -534,9 +534,9 @@ def test_two_processes(tmp_path, process_group):
     whole = copy.deepcopy(model)
     whole(both).logsumexp(dim=-1).mean().backward()
     torch.save([p.grad for p in whole.parameters()], tmp_path / "gradients")
-    told = (tmp_path / "store", tmp_path / "gradients")
-    other = torch.multiprocessing.spawn(the_other_half, told, join=False)
-    half_a_batch(0, *told)
+    args = (tmp_path / "store", tmp_path / "gradients")
+    other = torch.multiprocessing.spawn(the_other_half, args, join=False)
+    half_a_batch(0, *args)
     while not other.join():
         pass
 
@@ -622,21 +622,21 @@ def refusals():
 def tables(language):
     """The page's sections, by id: the rows of their tables."""
     text = (ROOT / f"docs/{language}/use/pytorch.md").read_text("utf-8")
-    found = {}
+    result = {}
     for section in re.split(r"^## .*\{ #", text, flags=re.M)[1:]:
         name, _, body = section.partition(" }")
         body = body.rpartition("???")[2]  # what was tested is in a fold
         rows = re.findall(r"^ *\|(.*)\|$", body, flags=re.M)[2:]
-        found[name] = [
+        result[name] = [
             [cell.strip() for cell in row.split(" | ")] for row in rows
         ]
-    return found
+    return result
 
 
 def test_refused(process_group):
     join_alone()
-    told = (tables(language)["refused"] for language in ("en", "zh"))
-    for *rows, refused in zip(*told, refusals(), strict=True):
+    columns = (tables(language)["refused"] for language in ("en", "zh"))
+    for *rows, refused in zip(*columns, refusals(), strict=True):
         with pytest.raises(Exception) as error:  # each is of another kind
             refused()
         for row in rows:

@@ -387,13 +387,13 @@ def test_swap():
 
 @pytest.mark.filterwarnings("ignore")  # each reason is a warning
 def test_kernels():
-    found = {key: seen.kernel for key, seen in ship.observed().items()}
+    kernels = {key: seen.kernel for key, seen in ship.observed().items()}
     fused_ones = {"plain", "bool", "grouped", "padded"}
-    assert {key for key in found if found[key] == "flash"} == fused_ones
+    assert {key for key in kernels if kernels[key] == "flash"} == fused_ones
     inputs = 4 * ship.HEADS * ship.TOKENS * ship.WIDTH
     mask = 4 * ship.TOKENS**2
     for key, seen in ship.observed().items():
-        least = ship.HEADS * mask if found[key] == "math" else inputs
+        least = ship.HEADS * mask if kernels[key] == "math" else inputs
         assert seen.largest == (mask if key == "bool" else least), key
     fused_only = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
     with fused_only, pytest.raises(RuntimeError, match="No available kernel"):

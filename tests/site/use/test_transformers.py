@@ -334,12 +334,12 @@ def test_a_difference_that_no_name_shows_is_found():
     }
     tokens = torch.randint(3, 100, (1, 512))
     errors = []
-    for rope, told in ((plain, False), (scaled, False), (scaled, True)):
+    for rope, given in ((plain, False), (scaled, False), (scaled, True)):
         model = downloaded(
             "llama", rope_parameters=rope, max_position_embeddings=131_072
         )
         theirs = model.model.layers[0].self_attn
-        known = rope_of(model.config) if told else Rope(rope["rope_theta"])
+        known = rope_of(model.config) if given else Rope(rope["rope_theta"])
         ours = GroupedQueryAttention(
             d_model=64, n_heads=4, n_kv_heads=2, rope=known
         )
@@ -580,7 +580,7 @@ def test_what_the_decoder_of_the_page_refuses():
     # --8<-- [end:refused]
 
 
-def test_tied_weights_that_are_left_out_are_told():
+def test_tied_weights_that_are_left_out_are_reported():
     theirs = downloaded("llama", tie_word_embeddings=True)
     weights = theirs.model.state_dict()
     with pytest.raises(RuntimeError, match=r'Missing key.* "lm_head.weight"'):
@@ -715,7 +715,7 @@ def test_the_page_says_which_form_runs_with_an_adapter(language, monkeypatch):
     layer = mla_of(downloaded("deepseek_v3").config).eval()
     model = get_peft_model(layer, LoraConfig(target_modules=["kv_b_proj"]))
     spied(monkeypatch, used)
-    found = {}
+    forms = {}
     for state in STATES:
         if state == "merge_adapter":
             model.merge_adapter()
@@ -732,9 +732,9 @@ def test_the_page_says_which_form_runs_with_an_adapter(language, monkeypatch):
             except TypeError:
                 used.append("TypeError")
         first, _, *rest = used
-        found[state] = (first, *rest)
+        forms[state] = (first, *rest)
         used.clear()
-    assert found == STATES
+    assert forms == STATES
     body = body_of(ROOT / "docs" / language / "use" / "transformers.md")
     for state, cells in STATES.items():
         row = rf"^\| [^|\n]*`{state}[^|\n]*\| "
@@ -870,9 +870,9 @@ class Borrowed(Cache):
         latent = len(tensors) == 1  # latent and RoPE key, in one tensor
         if latent:
             tensors = tensors[0].split(self.widths, dim=-1)
-        kept = self.theirs.update(*tensors, self.layer_idx)
+        stored = self.theirs.update(*tensors, self.layer_idx)
         # A static cache returns all its room, filled or not.
-        k, v = (t[:, :, : self.length] for t in kept)
+        k, v = (t[:, :, : self.length] for t in stored)
         return (torch.cat((k, v), dim=-1),) if latent else (k, v)
 
 
@@ -1176,7 +1176,7 @@ def test_gradients_through_our_function_are_those_of_eager():
 
 
 @torch.no_grad()
-def test_a_function_without_its_mask_is_told(monkeypatch):
+def test_a_function_without_its_mask_is_refused(monkeypatch):
     """Else every token would see all later ones, and nobody would say so."""
     model, batch = downloaded("llama"), prompts()
     want = model(batch["input_ids"]).logits
