@@ -187,6 +187,11 @@ class Rule:
         return False
 
     @property
+    def documents(self) -> Tensor | None:
+        """The number of each token's document, if it hides the others only."""
+        return None
+
+    @property
     def reach(self) -> float:
         """How many tokens, up to its own, a query may see at most."""
         return torch.inf
@@ -462,6 +467,10 @@ class Documents(Rule):
     @property
     def by_number(self) -> bool:
         return True
+
+    @property
+    def documents(self) -> Tensor | None:
+        return self.ids if type(self) is Documents else None
 
     def check(self, B: int, S: int, device: torch.device) -> None:
         _check_made_for("ids", self.ids, (B, S), device)
@@ -766,8 +775,8 @@ class View:
         """
         rule, S = rule_of(causal), self._all
         rule.check(self.B, S, self.device)
-        packed = [p for p in rule.parts if type(p).__name__ == "Documents"]
-        others = [p for p in rule.parts if type(p).__name__ != "Documents"]
+        packed = [p.documents for p in rule.parts if p.documents is not None]
+        others = [part for part in rule.parts if part.documents is None]
         if not others or any(part != Causal() for part in others):
             raise ValueError(
                 f"the rule is {rule}, and the layer reads its tokens in order: "
@@ -780,8 +789,8 @@ class View:
             numbers = numbers.where(self.mask[:, 0, 0].expand(self.B, S), -1)
         last = numbers.cummax(dim=1).values.roll(1, dims=1)  # real one before
         begins = torch.zeros_like(numbers, dtype=torch.bool)
-        for part in packed:
-            ids = vars(part)["ids"].expand(self.B, -1)[:, :S]
+        for ids in packed:
+            ids = ids.expand(self.B, -1)[:, :S]
             begins |= ids != ids.gather(1, last.clamp(min=0))
         begins &= (numbers >= 0) & (last >= 0)
         begins[:, :1] = False

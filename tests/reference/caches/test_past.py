@@ -303,19 +303,28 @@ def test_rows_of_an_empty_batch_are_cropped():
 
 def test_a_layer_that_reads_in_order_reads_its_rule_whole():
     layer = LightningAttention(d_model=16, n_heads=4)
-    x = torch.randn(1, 6, 16)
+    x, packed = torch.randn(1, 6, 16), torch.tensor([0, 0, 0, 1, 2, 2])
     with torch.no_grad():
         for ids in ([0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1]):
             layer.causal = Causal() & Documents(torch.tensor(ids))
-            layer.causal &= Documents(torch.tensor([0, 0, 0, 1, 2, 2]))
+            layer.causal &= Documents(packed)
             both = layer(x)
-            layer.causal = Causal() & Documents(
-                torch.tensor([0, 0, 0, 1, 2, 2])
-            )
+            layer.causal = Causal() & Documents(packed)
             torch.testing.assert_close(both, layer(x))
-    layer.causal = Documents(torch.tensor([0, 0, 0, 1, 1, 1]))
-    with pytest.raises(ValueError, match="reads its tokens in order"):
-        layer(x)
+
+    class Renamed(masks.Rule):
+        documents = packed
+
+    class Fewer(Documents):
+        def shows_in(self, row, i, j):
+            return super().shows_in(row, i, j) & (i - j < 2)
+
+    layer.causal = Causal() & Renamed()
+    torch.testing.assert_close(both, layer(x))
+    for rule in (Documents(packed), Causal() & Fewer(packed)):
+        layer.causal = rule
+        with pytest.raises(ValueError, match="reads its tokens in order"):
+            layer(x)
     layer.causal = Causal()
     with pytest.raises(TypeError, match="give a layer a rule as `causal`"):
         layer(x, mask=masks.RuleMask(Causal(), T=6, S=6, past=0))
