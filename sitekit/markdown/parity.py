@@ -141,7 +141,8 @@ class _Outline(HTMLParser):
             here.parts.append(("table with rows of", *self.rows))
             self.rows = []
         elif self.text is not None and tag == self.math:
-            latex = _without_words("".join(self.text))
+            latex = " ".join("".join(self.text).split())
+            latex = re.sub(r"\\text\{[^}]*\}", r"\\text{}", latex)  # no words
             if tag == "div":
                 here.parts.append(("formula", latex))
             else:
@@ -164,10 +165,6 @@ class _Outline(HTMLParser):
             here.parts.append(("reference", data.strip()))
         else:
             here.text += data
-
-
-def _without_words(latex: str) -> str:
-    return re.sub(r"\\text\{[^}]*\}", r"\\text{}", " ".join(latex.split()))
 
 
 def _signature(block: pages.Block) -> tuple[tuple[Any, ...], str]:

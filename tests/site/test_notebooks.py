@@ -85,12 +85,9 @@ def test_the_code_of_a_notebook_is_that_of_its_page(site, path):
     )
     assert code[imports:] == blocks
     assert code[:imports] == [x for x in code if x.startswith("def _import_a")]
-    (twin,) = (p for p in PAGES if p != path and same_page(p, path))
+    stem = pages.stem_of(path)
+    (twin,) = (p for p in PAGES if p != path and pages.stem_of(p) == stem)
     assert code == cells(site, twin, "code")
-
-
-def same_page(one, other):
-    return pages.stem_of(one) == pages.stem_of(other)
 
 
 def text_in(text):
