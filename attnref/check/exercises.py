@@ -1383,8 +1383,8 @@ def paged_probes() -> list[Probe]:
         def new_pool(blocks: int, size: int, shape: Any, dtype: Any) -> Any:
             return f(blocks=blocks, size=size, shape=shape, dtype=dtype)
 
-        told = i["script"], i["size"], dtype
-        pairs = blocks_hold_each_text.pairs(new_pool, *told)
+        sizes = i["script"], i["size"], dtype
+        pairs = blocks_hold_each_text.pairs(new_pool, *sizes)
         return tuple(torch.as_tensor(seen) for seen, _ in pairs)
 
     def drawn(script: str, size: int = 3) -> Inputs:
