@@ -312,7 +312,7 @@ def _lines(model: Released, language: str) -> Iterator[str]:
         label = say(key, name=called, family=model_type, n=model.layers)
         yield f"{key}: {json.dumps(label, ensure_ascii=False)}"
     yield f"model: {model.id}"
-    yield "search: {boost: 0.5}"  # what a family is stands elsewhere
+    yield "search: {boost: 0.7}"  # what a family is stands elsewhere
     yield "---"
     yield f"# {called} {{ #model }}\n"
     yield say("lead", family=model_type) + "\n"
