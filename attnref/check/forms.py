@@ -65,6 +65,8 @@ def _attend(p: Plain, through: str) -> SimpleNamespace:
         if others.get("enable_gqa"):
             G = q.shape[1] // k.shape[1]
             k, v = (y.repeat_interleave(G, dim=1) for y in (k, v))
+        if others.get("is_causal"):
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
         width = q.shape[-1]
         q = q * (others.get("scale", width**-0.5) * width**0.5)
         if mask is not None and mask.all():  # as if there were none

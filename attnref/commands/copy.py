@@ -282,9 +282,9 @@ def names_for(words: Iterable[str]) -> list[str]:
     """Public names; that of a file stands for all in it but its loop forms.
 
     Examples:
-        >>> asked_for(["gqa", "KVCache", "attnref/layers/mha.py"])
+        >>> names_for(["gqa", "KVCache", "attnref/layers/mha.py"])
         ['GroupedQueryAttention', 'KVCache', 'MultiHeadAttention']
-        >>> asked_for(["sofmax"])
+        >>> names_for(["sofmax"])
         Traceback (most recent call last):
         ValueError: there is no 'sofmax'; did you mean softmax, online_softmax?
     """

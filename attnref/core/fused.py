@@ -1,8 +1,8 @@
 """Scaled dot-product attention by PyTorch's own kernels: what to ship."""
 
 # --8<-- [start:imports]
+import functools
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -232,7 +232,7 @@ def _is_slow(k: Tensor, rows: int) -> bool:
     return blocks > 1 or threads > 8
 
 
-@cache
+@functools.cache
 def _measured_slow(dtype: torch.dtype, rows: int, threads: int) -> bool:
     """The same, measured once on this machine, in about 20 ms.
 

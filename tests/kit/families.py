@@ -581,7 +581,8 @@ def seen_alone(
 ALONE = "deepseek_v4", "minimax_m3_vl_text"
 OTHERS = "(Vision|Audio)(?!Text)"  # of Granite 4 Vision, the text too
 RECURRENT = (
-    r"kV4Attention|InklingAttention|TextLinearAttention|Delta|\wMixer$|MambaLayer$|Lightning"
+    r"kV4Attention|InklingAttention|TextLinearAttention|Delta|\wMixer$|"
+    r"MambaLayer$|Lightning"
     "|ShortConv$"
 )
 PROJECTIONS = {

@@ -109,8 +109,8 @@ def test_parts_of_torchs_kernel_are_merged_into_its_own_attention():
     v = torch.randn(3, 6, 11, 16)  # (B, H, S, D)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     keys = slice(0, 4), slice(4, 9), slice(9, 11)
-    parts = [kernel(q, k[:, :, i], v[:, :, i]) for i in keys]
-    out, lse = merge([o for o, _ in parts], [x for _, x in parts])
+    pieces = [kernel(q, k[:, :, i], v[:, :, i]) for i in keys]
+    out, lse = merge([o for o, _ in pieces], [x for _, x in pieces])
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v))
     torch.testing.assert_close(lse, kernel(q, k, v)[1])
 
@@ -119,7 +119,7 @@ def test_parts_of_torchs_kernel_are_merged_into_its_own_attention():
     def two(a, b):
         return merge([a[0], b[0]], [a[1], b[1]])
 
-    first, second, third = parts
+    first, second, third = pieces
     for some in (
         two(two(first, second), third),
         two(third, two(second, first)),
@@ -470,7 +470,7 @@ def striped(rank, world, q, k, v, mask, sinks, file, results):
     part = flash_lse(q, k[:, :, own], v[:, :, own], mask[..., own])
     every = [[torch.empty_like(x) for _ in range(world)] for x in part]
     for parts, mine in zip(every, part, strict=True):
-        dist.all_gather(parts, mine)  # (B, H, 1, Dv) and (B, H, 1)
+        dist.all_gather(parts, mine)
     out, lse = merge(*every)
     results[rank].copy_(add_sinks(out, lse, sinks)[0])  # once, not per part
     dist.destroy_process_group()
