@@ -17,13 +17,13 @@ def units(x: Tensor) -> Tensor:
 # --8<-- [end:units]
 
 
+# --8<-- [start:scan]
 def _plus_product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """`x + a @ b`, without storing the product: a step of decoding needs it."""
     three = (t.flatten(0, -3) for t in (x, a, b))
     return torch.baddbmm(*three).view(x.shape)
 
 
-# --8<-- [start:scan]
 def scan(
     q: Tensor,
     k: Tensor,

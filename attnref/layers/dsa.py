@@ -54,7 +54,7 @@ class Indexer(nn.Module):
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, seen: Tensor | None
     ) -> Tensor:
-        """The numbers of the keys that each query reads, `(B, T, topk)`.
+        """The indices of the keys that each query reads, `(B, T, topk)`.
 
         `k` is `(B, 1, S, Di)`. What `seen` `(B or 1, 1 or H, T, S)` hides from
         all heads comes last. Scores are in at least float32: in half precision

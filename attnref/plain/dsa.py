@@ -67,7 +67,7 @@ class Indexer(nn.Module):
         return self.turn(self.k_norm(self.wk(x))[:, None], at)  # (B, 1, T, Di)
 
     def forward(self, x, c_q, at, k, mask):
-        """The numbers of the keys that each query reads, (B, T, topk).
+        """The indices of the keys that each query reads, (B, T, topk).
 
         k (B, 1, S, Di) are index keys, mask (B, T, S) what may be read.
         """

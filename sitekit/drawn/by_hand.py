@@ -173,5 +173,6 @@ def _attended(form: str) -> Tensor:
     with torch.no_grad():
         layer.kv_b_proj.weight.copy_(torch.cat((W_UK, W_UV), dim=1).mT)
         q, latent = _batch(Q[2:], C)
-        out: Tensor = getattr(layer, form)(q, q[..., :0], latent, None)
+        seen = torch.ones(1, len(C), dtype=torch.bool)
+        out: Tensor = getattr(layer, form)(q, q[..., :0], latent, seen)
         return out.squeeze()

@@ -123,15 +123,11 @@ def numbers() -> dict[str, object]:
     reserved, length = 8192, 1100
     blocks = -(-length // 16)
     return {
-        "token": size(token),
-        "block": size(16 * token),
         "reserved": size(reserved * token),
         "share": length / reserved,
         "blocks": blocks,
         "empty": 16 * blocks - length,
         "full": length / (16 * blocks),
         "lost": size((16 * blocks - length) * token),
-        "hit": SYSTEM // 16 * 16,
         "unread": (REQUESTS - 1) * (SYSTEM // 16 * 16),
-        "requests": REQUESTS,
     }

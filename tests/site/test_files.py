@@ -52,7 +52,8 @@ def test_a_download_is_what_attnref_copy_writes(folder, tmp_path):
     assert plain == {s: path.read_bytes() for s, path in copy.plain().items()}
     names = {path.name for path in folder.glob("*.py")}
     assert names == public | {
-        *("checks.py", "few.py", "heads.py", "inputs.py", "past.py")
+        *("checks.py", "few.py", "heads.py", "inputs.py"),
+        *("past.py", "recurrence.py"),
     }
     for name in public:
         head = ast.get_docstring(ast.parse((folder / name).read_text("utf-8")))

@@ -1,5 +1,6 @@
 """The data flow that pages draw is that of the plain forms while they run."""
 
+import ast
 import importlib
 import re
 
@@ -66,11 +67,12 @@ def test_what_is_changed_changes_what_arrows_lead_to_and_nothing_else(panel):
     drawing, text, how = parts(panel)
     nodes = [n for n in drawing.nodes if n.name != "return"]
     lines = text.split("\n")
+    starts = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.stmt)]
     for number, node in enumerate(nodes):
         at = node.lines[-1] - 1
-        first = next(i for i in range(at, -1, -1) if lines[i].strip() != ")")
-        line = lines[first].split("\n")[0]
-        deep = len(line) - len(line.lstrip()) + 4 * ("def " in line)
+        within = [x for x in starts if x.lineno <= at + 1 <= x.end_lineno]
+        deep = max(x.col_offset for x in within)
+        deep += 4 * lines[at].lstrip().startswith("def ")
         lines[at] += f"\n{' ' * deep}{node.name} = _note({number}, {node.name})"
 
     def values(changed):

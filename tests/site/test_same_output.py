@@ -32,6 +32,7 @@ def test_six_lines_tell_rounding_from_a_bug():
     difference = ((step - whole).abs().max() / whole.abs().max()).item()
     # --8<-- [end:six]
     # --8<-- [start:verdict]
+    assert cache.get_seq_length() == tokens.shape[1]  # it was used
     assert difference < 1e-10  # rounding, and not a bug
     # --8<-- [end:verdict]
     cache.crop(-1)

@@ -263,7 +263,7 @@ def test_an_error_without_words_has_those_of_the_page(chromium, address):
         page.fill("textarea", changed(hidden_size=2048))
         problem = page.locator(".yours.entry .problems")
         expect(problem).to_contain_text("算不出注意力")
-        assert page.locator(".stale").count() == 5  # all but the memory
+        assert page.locator(".stale").count() == 6  # all but the memory
         assert page.faults == []
 
 
