@@ -451,11 +451,11 @@ MODELS = {"en": "Released models", "zh": "已发布的模型"}
 
 def test_a_result_shows_the_words_of_the_query(reader):
     language, page, _ = reader
-    typed(page, "palm kimi k3")  # they have no page of their own
+    typed(page, "palm kimi k3")  # these have no pages
     first = page.locator(".md-search-result__item").first
     expect(first.locator("h2").first).to_have_text(MODELS[language])
     shown = first.locator("article").nth(1)
-    assert {"PaLM", "K3"} <= set(shown.locator("mark").all_inner_texts())
+    assert {"Kimi", "K3"} <= set(shown.locator("mark").all_inner_texts())
     assert "Missing" not in first.inner_text(), "the page says all words"
     assert len(shown.inner_text()) < 800, "of a table, not all of it"
     page.keyboard.press("Enter")
