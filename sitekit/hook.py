@@ -95,6 +95,12 @@ def on_files(files: Any, config: Any) -> Any:
         add(f"files/{papers.name}", papers.read_bytes)
     for name, text in here.items():
         add(f"files/{name}", partial(str, text))
+    if _is_english(config) and config.site_url:
+        from sitekit import preview
+
+        for page in files.documentation_pages():
+            stem = page.src_uri.removesuffix(".md")
+            add(preview.place(stem), partial(preview.of_page, stem))
     for script in files.javascript_files():
         if (OWN / script.src_uri).exists() and "worker" not in script.name:
             script.content_string = REMARK.sub("", script.content_string)

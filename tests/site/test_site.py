@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import struct
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
@@ -100,6 +101,25 @@ def test_each_page_knows_its_address(published):
             link["href"] for link in page.head if link["rel"] == "canonical"
         )
         assert canonical == {"en": HOME, "zh": f"{HOME}zh/"}[language] + address
+
+
+@pytest.mark.audit
+def test_each_page_has_a_preview_where_its_address_is_sent(published):
+    for path in published.folder.rglob("index.html"):
+        text = path.read_text(encoding="utf-8")
+        if "<article" not in text:
+            continue
+        tags = dict(
+            re.findall(r'<meta property="(og:\S+)" content="(.*?)">', text)
+        )
+        assert tags["og:title"] and tags["og:description"], path
+        assert tags["og:url"] == HOME + (
+            path.parent.relative_to(published.folder).as_posix() + "/"
+        ).removeprefix("./"), path
+        place = unquote(tags["og:image"].removeprefix(HOME))
+        picture = (published.folder / place).read_bytes()
+        assert picture.startswith(b"\x89PNG") and len(picture) < 40_000, path
+        assert picture[16:24] == struct.pack(">II", 1200, 630), path
 
 
 def test_without_an_address_nothing_claims_one(site):
