@@ -12,18 +12,28 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from difflib import unified_diff
 from functools import cache
+from html import escape
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import torch
 import yaml
 from torch import Tensor
 
-from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
+from attnref.numbers.kv_memory import (
+    growth,
+    kv_bytes,
+    size,
+    state_bytes,
+    weight_bytes,
+)
 from attnref.numbers.shapes import Model
 from attnref.released.configured import ConfiguredAttention
+from attnref.released.devices import devices
 from attnref.released.from_config import group_of
-from attnref.released.generate import file_of
+from attnref.released.generate import file_of, rendered
 from attnref.released.record import (
     AttentionRecord,
     fields_of,
@@ -38,12 +48,14 @@ from sitekit.adapter import BuildError, get_relative_url
 from sitekit.markdown.calls import near
 from sitekit.released.told import (
     LENGTHS,
+    NOT_TOLD,
     PARTS,
+    SHARE,
     composition,
-    differs,
     heads,
     letters,
     parts_of,
+    sentence,
     standard,
     theta_of,
 )
@@ -57,6 +69,13 @@ cache = layer.cache(max_len=9)
 steps = [layer(new, cache=cache) for new in x.split((5, 1, 3), dim=1)]
 torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0, atol=1e-4)"""
 LINE = re.compile(r"^::: released ([\w.-]+)$", re.MULTILINE)
+USUAL = 131_072  # tokens
+FORMATS = "bf16", "fp8", "int4"
+DEVICES = "4090", "910b", "a100", "h100", "h200", "b200"
+RANKS = 1, 2, 4, 8
+BY_SIZE = "h100 1", "h100 2", "h100 4", "h100 8", "h200 8", "b200 8"
+FEW = 11  # lines of a diff that need no fold
+UNSAID = {"window", "chunk"}  # their lines are those of masks and caches
 T, E, D = 24, 60, 16  # of the tiny layers: more tokens than any window
 SHORT = 7  # their windows and chunks; longer RoPE is scaled beyond 8
 
@@ -233,16 +252,34 @@ def _ran(r: AttentionRecord) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         return layer(x), weights, x
 
 
+def without(
+    part: str, r: AttentionRecord, records: dict[int, AttentionRecord]
+) -> AttentionRecord | None:
+    """The record of a loader that knows nothing of a part, if one could be."""
+    change = PARTS[part].without
+    if part == "theta":
+        return replace(r, rope_theta=theta_of(records))
+    return replace(r, **change(r)) if change else None
+
+
 def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
     """Of each part that can be left out, in the first layer that has it."""
     result = {}
     for name, layers in parts_of(records).items():
-        r, change = tiny(records[layers[0]]), PARTS[name].without
-        if name == "theta":
-            result[name] = lost(r, replace(r, rope_theta=theta_of(records)))
-        elif change:
-            result[name] = lost(r, replace(r, **change(r)))
+        r = tiny(records[layers[0]])
+        if other := without(name, r, records):
+            result[name] = lost(r, other)
     return result
+
+
+@cache
+def changed(r: AttentionRecord, other: AttentionRecord) -> list[str]:
+    """The lines of a layer's code that a part needs, as a diff."""
+    texts = [rendered({0: x}, inside=True).splitlines() for x in (other, r)]
+    lines = [*unified_diff(*texts, n=0, lineterm="")][2:]
+    lines = [x for x in lines if x[0] in "+-" and x[1:].strip()]
+    code = dedent("\n".join(x[1:] for x in lines)).splitlines()
+    return [x[0] + " " + y for x, y in zip(lines, code, strict=True)]
 
 
 # In words.
@@ -291,6 +328,113 @@ def strip(model: Released, language: str) -> str:
     )
 
 
+class Held(NamedTuple):
+    """What a model keeps of texts of some lengths, and how many of them fit
+    into devices: by the weights' format, the device and the ranks."""
+
+    tokens: list[int]
+    cache: list[int]
+    heads: int  # bytes of a token, if all query heads had keys and values
+    fits: dict[str, list[int]]
+
+    @property
+    def usual(self) -> tuple[int, str]:
+        """The length and the device that the page shows first: the smallest
+        that holds the model."""
+        at = sum(n <= USUAL for n in self.tokens) - 1
+        ways = (f"{w} {d}" for w in FORMATS for d in BY_SIZE)
+        fits = [way for way in ways if self.fits and self.fits[way][at]]
+        return at, fits[0] if fits else f"{FORMATS[-1]} {BY_SIZE[-1]}"
+
+
+def held(model: Released) -> Held:
+    shape = model.model
+    most = max(shape.max_context, LENGTHS[0])
+    tokens = [n for n in (2**k for k in range(12, 21)) if n <= most]
+    cache = [kv_bytes(shape, n) for n in tokens]
+    heads = sum(
+        2 * r.n_heads * (r.head_dim + r.v_head_dim)
+        for r in model.attends.values()
+    )
+    fits = {}
+    for weights in FORMATS if shape.params else ():
+        for id in DEVICES:
+            for ranks in RANKS:
+                room = int(devices()[id].mib * 2**20 * SHARE)
+                room -= weight_bytes(shape, weights, ranks=ranks)
+                fits[f"{weights} {id} {ranks}"] = [
+                    max(room // kv_bytes(shape, n, ranks=ranks), 0)
+                    for n in tokens
+                ]
+    return Held(tokens, cache, heads, fits)
+
+
+def card(model: Released, language: str) -> str:
+    """HTML: the numbers of the first screen, and what sets them."""
+
+    def say(key: str, **facts: object) -> str:
+        return word(key, language, **facts)
+
+    has = held(model)
+    at, way = has.usual
+    weights, device, ranks = way.split()
+    whole = [has.heads * n for n in has.tokens]
+    rows = {
+        "tokens": [f"{n:,}" for n in has.tokens],
+        "cache": [size(n) for n in has.cache],
+        "whole": [size(n) for n in whole],
+        "part": [f"{c / n:.2%}" for c, n in zip(has.cache, whole, strict=True)],
+        "times": [
+            f"{n / c:.3g}" for c, n in zip(has.cache, whole, strict=True)
+        ],
+    }
+
+    def now(name: str) -> str:
+        return f'<output data-of="{name}">{rows[name][at]}</output>'
+
+    facts = [(size(per_token(model)), say("of_token"))]
+    facts.append((now("cache"), say("of_text", n=now("tokens"))))
+    facts.append((now("times") + "×", say("times")))
+    if has.fits:
+        most = f'<output data-of="fits">{has.fits[way][at]:,}</output>'
+        facts.append((most, say("sequences", n=now("tokens"))))
+    else:
+        facts.append((f"{model.model.max_context:,}", say("context")))
+
+    def select(name: str, options: dict[str, str], usual: str) -> str:
+        given = "".join(
+            f'<option value="{key}"{" selected" * (key == usual)}>{label}'
+            for key, label in options.items()
+        )
+        label = say(name)
+        return f'<label>{label} <select name="{name}">{given}</select></label>'
+
+    choices = ""
+    if has.fits:
+        names = {id: devices()[id].name for id in DEVICES}
+        choices = select("ranks", {str(n): f"{n} ×" for n in RANKS}, ranks)
+        choices += select("device", names, device)
+        choices += select("weights", {x: x for x in FORMATS}, weights)
+    fits = {way: counts for way, counts in has.fits.items() if any(counts)}
+    data = json.dumps(rows | {"fits": fits}, separators=(",", ":"))
+    bars = "".join(
+        f'<div><span>{label}</span><i data-part="{name}" style="--of: {part}">'
+        f"</i>{now(name)}</div>"
+        for name, label, part in (
+            ("cache", escape(model.name), rows["part"][at]),
+            ("whole", say("whole"), "100%"),
+        )
+    )
+    cells = "".join(f"<div><dd>{x}</dd><dt>{y}</dt></div>" for x, y in facts)
+    return (
+        f'<div class="card" data-search-exclude markdown="0">'
+        f'<dl class="facts">{cells}</dl><div class="sizes">{bars}</div>'
+        f'<form><label>{say("length")} <input type="range" name="tokens" '
+        f'min="0" max="{len(has.tokens) - 1}" value="{at}"></label>{choices}'
+        f'</form><script type="application/json">{data}</script></div>'
+    )
+
+
 def stems() -> list[str]:
     """The pages of all models."""
     return [f"{FOLDER}/{id}" for id in released()]
@@ -312,10 +456,12 @@ def _lines(model: Released, language: str) -> Iterator[str]:
         label = say(key, name=called, family=model_type, n=model.layers)
         yield f"{key}: {json.dumps(label, ensure_ascii=False)}"
     yield f"model: {model.id}"
+    yield "scripts: [card]"
     yield "search: {boost: 0.7}"  # what a family is stands elsewhere
     yield "---"
     yield f"# {called} {{ #model }}\n"
-    yield say("lead", family=model_type) + "\n"
+    about = {"family": model_type, "file": model.file, "n": model.lines}
+    yield say("lead", **about) + "\n"
     yield '<figure class="computed strips" markdown="0">'
     yield strip(model, language)
     kinds = letters(fields_of(model.config), model.records)
@@ -324,15 +470,8 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     for kind, n in _kinds_of_layers(model, language).items():
         which = "of_kind" if n < model.layers else "all_kind"
         yield f"- {say(which, kind=kind, n=n, all=model.layers)}"
-    yield f"\n## {say('differs')} {{ #differs data-search-exclude }}\n"
-    sentences = differs(model.records, words(), language)
-    for sentence in sentences:
-        yield f"- {sentence}"
-    if not sentences:
-        yield say("nothing" if model.records else "other")
-    others = model.layers - len(model.records)
-    if left := model.left:
-        yield f"- {say('others', n=len(left), all=model.layers)}"
+    yield f"\n{card(model, language)}"
+    yield from _differences(model, language)
     yield f"\n## {say('file')} {{ #file data-search-exclude }}\n"
     yield f"::: released {model.id}\n"
     yield f"## {say('memory')} {{ #memory data-search-exclude }}\n"
@@ -347,19 +486,9 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield f"| {say('cache')} | {' | '.join(sizes)} |\n"
     if states := state_bytes(shape):
         yield say("states", bytes=size(states)) + "\n"
-    elif others and model.records:
+    elif model.records and len(model.records) < model.layers:
         yield say("without_states") + "\n"
-    yield f"## {say('wrong')} {{ #wrong data-search-exclude }}\n"
-    moved = losses(model.records)
-    if moved:
-        yield say("wrong_lead", family=model.family) + "\n"
-        yield f"| {say('loader')} | {say('moved')} |\n| --- | --- |"
-        for part, error in sorted(moved.items(), key=lambda item: -item[1]):
-            yield f"| {part_word(part, 'lost', language)} | {error:.2g} |"
-        yield "\n" + say("wrong_after")
-    else:
-        yield say("nothing_wrong" if model.records else "no_other")
-    yield f"\n## {say('sources')} {{ #sources data-search-exclude }}\n"
+    yield f"## {say('sources')} {{ #sources data-search-exclude }}\n"
     yield say("sources_lead") + "\n"
     for source in reversed(model.model.sources):  # that of the config first
         name = source.url.rpartition("/")[2]
@@ -367,6 +496,57 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     yield ""
     keys = ", ".join(f"`{key}`" for key in fields_of(model.config))
     yield say("fields", keys=keys)
+
+
+def _differences(model: Released, language: str) -> Iterator[str]:
+    """Each part that Llama does not have: a sentence, its lines of code, and
+    what a loader without it does to the output."""
+
+    def say(key: str, **facts: object) -> str:
+        return word(key, language, **facts)
+
+    moved = losses(model.records)
+    yield f"\n## {say('differs')} {{ #differs data-search-exclude }}\n"
+    if moved:
+        yield say("wrong_lead", family=model.family) + "\n"
+    parts = parts_of(model.records)
+    for part in (part for part in parts if part not in NOT_TOLD):
+        yield f"- {sentence(part, model.records, words(), language)}"
+        r = model.records[parts[part][0]]
+        other = without(part, r, model.records)
+        if part in moved:
+            damage = say(
+                "damage",
+                loader=part_word(part, "lost", language),
+                n=f"{moved[part]:.2g}",
+            )
+            wide = f"{min(moved[part], 1):.0%}"
+            bar = f'<span class="damage" style="--of: {wide}"></span>'
+            yield f"\n    {damage} {bar}"
+        lines = changed(r, other) if other and part not in UNSAID else []
+        if lines:
+            fence = ["```diff", *lines, "```"]
+            if len(lines) > FEW:
+                title = say("lines", n=len(lines))
+                fence = [
+                    f'??? note "{title}"',
+                    "",
+                    *("    " + x for x in fence),
+                ]
+            yield ""
+            yield from (f"    {line}".rstrip() for line in fence)
+        yield ""
+    if not [part for part in parts if part not in NOT_TOLD]:
+        yield say("nothing" if model.records else "other") + "\n"
+    if left := model.left:
+        yield f"{say('others', n=len(left), all=model.layers)}\n"
+    yield say(
+        "wrong_after"
+        if moved
+        else "nothing_wrong"
+        if model.records
+        else "no_other"
+    )
 
 
 def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:

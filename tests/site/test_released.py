@@ -7,6 +7,8 @@ import re
 import pytest
 
 from attnref.__main__ import main
+from attnref.numbers.kv_memory import kv_bytes, largest_batch, weight_bytes
+from attnref.released.devices import find_device
 from attnref.released.record import BEFORE, fields_of
 from sitekit import CONFIGS
 from sitekit.drawn import from_config
@@ -111,7 +113,39 @@ def test_each_model_has_a_page_in_both_languages_that_leads_to_its_file(site):
             )
             file = f"/files/released/{model.file}"
             (link,) = {x for x in page.links if x.endswith(file)}
-            ids = {"differs", "file", "memory", "wrong", "sources"}
+            ids = {"differs", "file", "memory", "sources"}
             assert ids <= page.ids
             shown.setdefault(id, []).append(link)
     assert all(len(links) == 2 for links in shown.values())
+
+
+def test_a_card_says_what_the_arithmetic_says():
+    """Of lengths, and of devices that hold the weights."""
+    model = MODELS["deepseek-v3"]
+    has = released.held(model)
+    assert has.tokens == [2**n for n in range(12, 18)]  # of 163,840
+    assert has.cache[-1] == kv_bytes(model.model, 131_072)
+    assert has.heads == 61 * 128 * (192 + 128) * 2
+    at, way = has.usual
+    assert (has.tokens[at], way) == (131_072, "fp8 h200 8")
+    left = int(find_device("h200").mib * 2**20 * 0.9)
+    left -= weight_bytes(model.model, "fp8", ranks=8)
+    most = [largest_batch(model.model, n, left, ranks=8) for n in has.tokens]
+    assert has.fits[way] == most
+    assert has.fits["bf16 h200 8"] == [0] * 6
+    # Every model has one, those of unknown size without devices.
+    for each in MODELS.values():
+        assert "<dd>" in released.card(each, "zh")
+        assert bool(released.held(each).fits) == bool(each.model.params)
+
+
+def test_a_difference_is_shown_as_the_lines_that_it_needs():
+    page = released.markdown("models/released/deepseek-v3", "en")
+    diff = page.partition("```diff")[2].partition("```")[0]
+    assert "- a, b = x.float().chunk(2, dim=-1)" in diff
+    assert "+ a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)" in diff
+    assert "pairs the halves changes the output by **1.1**" in page
+    # What has no line that Llama's code could have has no diff.
+    assert "```diff" not in released.markdown(
+        "models/released/llama-3-8b", "en"
+    )
