@@ -67,7 +67,7 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     from sitekit import files as downloads
-    from sitekit.drawn import calculator, compare, your_model
+    from sitekit.drawn import calculator, compare, trained, your_model
     from sitekit.released import released
 
     for stem in released.stems():
@@ -83,6 +83,7 @@ def on_files(files: Any, config: Any) -> Any:
     add("assets/configs.js", your_model.configs)
     add("assets/calculated.js", calculator.script)
     add("assets/compared.js", compare.script)
+    add("assets/weights.js", trained.script)
     here = downloads.stubs(config.theme["language"])
     if _is_english(config):
         here |= downloads.texts()

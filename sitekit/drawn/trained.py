@@ -113,6 +113,12 @@ MAP = Markup('<path class="weight" d="{}" fill-opacity="{}"/>')
 STRONG = {5: 0.2, 20: 0.45, 45: 0.7, 75: 1}  # from which %, how opaque
 
 
+def script() -> str:
+    """assets/weights.js: the parameters of the right model."""
+    every = json.loads(RECORDED.read_text(encoding="utf-8"))["parameters"]
+    return f'const trainedWeights = "{every}";\n'
+
+
 class Head(NamedTuple):
     """The weights of a head in %, (T, T)."""
 

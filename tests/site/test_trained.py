@@ -7,12 +7,13 @@ model and writes the file, in half a minute.
 """
 
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
 
 import pytest
 
 from attnref.check.catalogue import Plain, catalogue, every_variant
 from sitekit.drawn import trained
+from tests.kit.site import opened
 
 # isort: split
 # --8<-- [start:model]
@@ -205,6 +206,38 @@ def test_layers_of_attention_learn_to_repeat():
     assert before.max() > 0.3 and after_the_same.max() > 0.6
     # --8<-- [end:learns]
     assert torch.allclose(first.sum(dim=-1), torch.ones(2, 16))
+
+
+def test_the_model_in_the_page_computes_what_it_does_in_python(
+    chromium, address
+):
+    """Fifty texts of all lengths, right and with each mistake."""
+    every = json.loads(trained.RECORDED.read_text())["parameters"]
+    kept = torch.frombuffer(bytearray(b64decode(every)), dtype=torch.bfloat16)
+    torch.manual_seed(3)
+    texts = [torch.randint(SYMBOLS, (1 + n % 24,)) for n in range(50)]
+    run = "([texts, m]) => texts.map((t) => trained.forward(t, m)).map("
+    run += "({ logits, heads }) => [logits.map((row) => [...row]), heads])"
+    url = address + "learn/trained/?text=flamingofla"
+    with opened(chromium, url, until="load") as page:
+        page.wait_for_selector(".play figure")
+        assert page.locator(".play output").inner_text() == (
+            "Next after FLAMINGOFLA: M 98%"
+        )
+        for mistake in ("", "not-causal", *trained.RUNS[3:]):
+            model = Layers(attention=attention_of(mistake))
+            nn.utils.vector_to_parameters(kept.float(), model.parameters())
+            rows = page.evaluate(run, [[t.tolist() for t in texts], mistake])
+            for text, (logits, heads) in zip(texts, rows, strict=True):
+                with torch.no_grad():
+                    wanted = model(text[None])[0]
+                close = {"rtol": 1e-4, "atol": 1e-4}
+                torch.testing.assert_close(
+                    torch.tensor(logits), wanted, **close
+                )
+                found = torch.cat(weights(model, text[None]))
+                torch.testing.assert_close(torch.tensor(heads), found, **close)
+        assert page.faults == []
 
 
 if __name__ == "__main__":
