@@ -1,19 +1,22 @@
 """The site in a browser: what a reader sees, copies, searches, takes home."""
 
 import io
+import random
 import re
 import subprocess
 import sys
 import zipfile
 
 import pytest
+import torch
 from PIL import Image
 from playwright.sync_api import expect
 
+import attnref.plain.masks as plain_masks
 from sitekit import ROOT, files
 from sitekit.markdown.pages import body_of, python_blocks
 from tests.kit import sampled
-from tests.kit.site import a_reader, page_of
+from tests.kit.site import a_reader, opened, page_of
 
 # But for what a tab that is not chosen hides.
 DRAWN = "article :is(math, figure svg):not(.tabbed-block *)"
@@ -444,3 +447,24 @@ def test_the_calculator_runs_from_the_disk(visit, unpacked):
     page.wait_for_url("**model=gpt2&tokens=1024")
     again = visit(page.url).locator(".calculator .said")
     assert again.inner_text() == result.inner_text()
+
+
+def test_a_mask_of_ones_own_is_what_its_lines_make(chromium, address):
+    """Numbers that do not fit together are brought within bounds."""
+    chance = random.Random(5)
+    with opened(chromium, address + "core/masks/?T=1&S=4") as page:
+        form = page.locator("form.own-mask")
+        assert form.locator("tr").count() == 1
+        for _ in range(30):
+            for name in ("T", "S", "left", "right", "window"):
+                form.locator(f"[name={name}]").fill(f"{chance.randint(0, 9)}")
+            made = {"torch": torch, **vars(plain_masks)}
+            exec(form.locator("code").inner_text(), made)
+            rows = form.locator("tr").all_inner_texts()
+            shown = [[int(cell) for cell in row.split()] for row in rows]
+            mask = made["mask"].reshape(made["mask"].shape[-2:])
+            assert shown == mask.int().tolist()
+            said = form.locator("output").inner_text()
+            blind = int((~mask.any(dim=1)).sum())
+            assert said.startswith(f"{blind} queries") if blind else not said
+        assert page.faults == []
