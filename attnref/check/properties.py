@@ -1,7 +1,7 @@
 """What attention has to be: tests to copy, each of one function or layer.
 
 A page shows them, `attnref check` asks them of solutions, and our own tests of
-layers and of the plain forms. Each needs PyTorch alone.
+layers and of the plain forms. Each needs only PyTorch.
 """
 
 # --8<-- [start:imports]

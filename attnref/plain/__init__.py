@@ -1,4 +1,4 @@
-"""The plain form of each subject: one file, one screen, PyTorch alone.
+"""The plain form of each subject: one file, one screen, only PyTorch.
 
 Import from a file: from attnref.plain.gqa import GQA
 """

@@ -1,4 +1,4 @@
-"""ALiBi and softcap: what is done to scores. Needs PyTorch alone."""
+"""ALiBi and softcap: what is done to scores. Needs only PyTorch."""
 
 import torch
 
@@ -7,7 +7,7 @@ def slopes(n_heads):
     """(H,): 2 ** (-8 / H) and its powers, if H is a power of 2."""
     P = 2 ** (n_heads.bit_length() - 1)  # the largest power of 2 up to H
     h = torch.arange(n_heads)
-    # Beyond P, every other slope of 2 * P heads: between those of P.
+    # Beyond P, every other slope of 2 * P heads, between the slopes of P.
     order = torch.where(h < P, h + 1.0, h - P + 0.5)
     return torch.exp2(-8 / P * order)  # (H,)
 

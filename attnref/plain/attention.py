@@ -1,4 +1,4 @@
-"""Scaled dot-product attention. Needs PyTorch alone."""
+"""Scaled dot-product attention. Needs only PyTorch."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Cross-attention: x attends to a context. Needs PyTorch alone."""
+"""Cross-attention: x attends to a context. Needs only PyTorch."""
 
 import torch.nn.functional as F
 from torch import nn

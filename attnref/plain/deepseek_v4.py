@@ -1,4 +1,4 @@
-"""The three attention layers of DeepSeek-V4. Needs PyTorch 2.5 alone."""
+"""The three attention layers of DeepSeek-V4. Needs only PyTorch 2.5."""
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +73,7 @@ class Compressor(nn.Module):
 
 
 class EntryIndexer(Compressor):
-    """Small heads, with entries of their own, that choose topk for a query."""
+    """Small heads with separate entries, which choose topk for a query."""
 
     def __init__(self, d_model, f, rate, Rq, Hi, Di, topk):
         super().__init__(d_model, Di, f, rate, overlap=True)

@@ -118,7 +118,7 @@ class DSA(nn.Module):
         w_k, w_v = w.tensor_split((Dn,), dim=1)
         q = torch.cat((q @ w_k, rope(q_rope, at, self.theta)), dim=-1)
         c, k_rope = self.kv_a_proj_with_mqa(x)[:, None].split((R, Dr), dim=-1)
-        c = self.kv_a_layernorm(c)  # (B, 1, T, R); the norm is of c alone
+        c = self.kv_a_layernorm(c)  # (B, 1, T, R); only c is normed
         k_rope = rope(k_rope, at, self.theta)  # (B, 1, T, Dr)
         entry = torch.cat((c, k_rope, self.indexer.key(x, at)), dim=-1)
         if cache is not None:
@@ -134,7 +134,7 @@ class DSA(nn.Module):
         else:  # early queries have fewer keys than topk: masked ones fill it
             mask = mask & torch.zeros_like(mask).scatter(2, chosen, True)
         k, v, mask = entry, entry[..., :R], mask[:, None]  # for all heads
-        scale = (Dn + Dr) ** -0.5  # not that of the width R + Dr
+        scale = (Dn + Dr) ** -0.5  # not from the width R + Dr
         mixed = F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
         out = (mixed @ w_v.mT).transpose(1, 2)  # (B, T, H, Dv)
         return self.o_proj(out.flatten(2))  # (B, T, E)

@@ -1,6 +1,6 @@
 """FlashAttention, forward: the scores exist one tile at a time.
 
-Needs PyTorch alone.
+Needs only PyTorch.
 """
 
 import torch

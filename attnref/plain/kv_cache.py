@@ -1,4 +1,4 @@
-"""A KV cache: keys and values of all tokens so far. Needs PyTorch alone."""
+"""A KV cache: keys and values of all tokens so far. Needs only PyTorch."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Masks: bool, True = may attend, joined by `&`. Needs PyTorch alone."""
+"""Masks: bool, True = may attend, joined by `&`. Needs only PyTorch."""
 
 import torch
 

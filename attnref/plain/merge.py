@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, merged. Needs PyTorch alone."""
+"""Attention over parts of the keys, merged. Needs only PyTorch."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Multi-head attention, causal. Needs PyTorch alone."""
+"""Multi-head attention, causal. Needs only PyTorch."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA) of DeepSeek. Needs PyTorch 2.5 alone.
+"""Multi-head latent attention (MLA) of DeepSeek. Needs only PyTorch 2.5.
 
 Weights of DeepSeek-V2 and V3 load; their YaRN is not here.
 """
@@ -75,7 +75,7 @@ class MLA(nn.Module):
         q, q_rope = q.split((Dn, Dr), dim=-1)
         q_rope = rope(q_rope, at, self.theta)  # (B, H, T, Dr)
         c, k_rope = self.kv_a_proj_with_mqa(x)[:, None].split((R, Dr), dim=-1)
-        c = self.kv_a_layernorm(c)  # (B, 1, T, R); the norm is of c alone
+        c = self.kv_a_layernorm(c)  # (B, 1, T, R); only c is normed
         k_rope = rope(k_rope, at, self.theta)  # (B, 1, T, Dr); for all heads
         entry = torch.cat((c, k_rope), dim=-1)  # (B, 1, T, R + Dr)
         if cache is not None:
@@ -111,7 +111,7 @@ class MLA(nn.Module):
         w_k, w_v = w.tensor_split((self.Dn,), dim=1)
         q = torch.cat((q @ w_k, q_rope), dim=-1)  # (B, H, T, R + Dr)
         k, v = entry, entry[..., : self.R]  # one for all heads, as in MQA
-        scale = (self.Dn + self.Dr) ** -0.5  # not that of the width R + Dr
+        scale = (self.Dn + self.Dr) ** -0.5  # not from the width R + Dr
         mixed = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None, scale=scale
         )

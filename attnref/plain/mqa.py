@@ -1,4 +1,4 @@
-"""Multi-query attention, causal, without RoPE. Needs PyTorch alone."""
+"""Multi-query attention, causal, without RoPE. Needs only PyTorch."""
 
 import torch
 import torch.nn.functional as F

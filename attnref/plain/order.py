@@ -1,6 +1,6 @@
 """Today's heads: all that is done to queries, keys, scores and outputs.
 
-Needs PyTorch alone.
+Needs only PyTorch.
 """
 
 import torch

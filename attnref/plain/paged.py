@@ -1,4 +1,4 @@
-"""A KV cache in blocks that sequences share. Needs PyTorch alone."""
+"""A KV cache in blocks that sequences share. Needs only PyTorch."""
 
 from hashlib import sha256
 from itertools import takewhile, zip_longest

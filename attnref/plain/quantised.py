@@ -1,4 +1,4 @@
-"""A KV cache of 8, 4 or 2 bits, and FP8. Needs PyTorch alone."""
+"""A KV cache of 8, 4 or 2 bits, and FP8. Needs only PyTorch."""
 
 import torch
 

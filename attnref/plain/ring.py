@@ -1,4 +1,4 @@
-"""A window of W tokens, and a ring of W slots for it. Needs PyTorch alone.
+"""A window of W tokens, and a ring of W slots for it. Needs only PyTorch.
 
 append returns k, v and the position of each key, -1 = an empty slot.
 """

@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE). Needs PyTorch alone."""
+"""Rotary position embedding (RoPE). Needs only PyTorch."""
 
 import torch
 

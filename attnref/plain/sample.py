@@ -1,4 +1,4 @@
-"""The next token from logits. Needs PyTorch alone."""
+"""The next token from logits. Needs only PyTorch."""
 
 import torch
 

@@ -1,6 +1,6 @@
-"""RoPE scaling: slower frequencies for texts longer than those of training.
+"""RoPE scaling: slower frequencies for texts longer than in training.
 
-Needs PyTorch alone.
+Needs only PyTorch.
 """
 
 import torch

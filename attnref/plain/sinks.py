@@ -1,6 +1,6 @@
 """Attention sinks: a logit per head, and first tokens that are kept.
 
-Needs PyTorch alone.
+Needs only PyTorch.
 """
 
 import torch

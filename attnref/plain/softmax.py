@@ -1,4 +1,4 @@
-"""Softmax, over a whole row and chunk by chunk. Needs PyTorch alone."""
+"""Softmax, over a whole row and chunk by chunk. Needs only PyTorch."""
 
 import torch
 

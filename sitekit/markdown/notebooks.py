@@ -30,7 +30,7 @@ BOX = re.compile(
     r'(?:\?\?\?\+?|!!!) \w+ "(?:<span[^>]*>)?(?P<title>.+?)(?:</span>)?"'
 )
 ID = re.compile(r"\s*\{ #[\w-]+ \}")  # of the paragraph above
-TAB = re.compile(r'=== ".+"')
+TAB = re.compile(r'===\+? ".+"')
 HEADING = re.compile(r"(?P<text>#+ .+?) \{ #(?P<id>[\w-]+) \}")
 LEAD = re.compile(r'<p class="lead" markdown>(?P<text>.+)</p>')
 # What stands first where two of these begin: code holds no links.

@@ -1,4 +1,4 @@
-"""ruff is clean; nothing of a machine or a person is left in."""
+"""ruff is clean, English is spoken; nothing of a machine is left in."""
 
 import re
 import subprocess
@@ -7,6 +7,16 @@ import sys
 import pytest
 
 from sitekit import ROOT
+from sitekit.markdown.pages import markdown_files
+
+# Habits of sitekit/README.md, and how often all English pages may have them.
+HABITS = {
+    r'caption: "?Of ': 0,
+    r"\b(?:the|an?|its) (?:told|asked|found|kept)\b(?! \w)": 0,
+}
+NOT_PROSE = (
+    r"(?ms)^( *)```python.*?^\1```|^ *--8<--.*?$|`[^`\n]*`|(?<=\])\(.*?\)"
+)
 
 
 @pytest.mark.whole
@@ -42,3 +52,16 @@ def test_no_machine_is_named():
             continue
         text = path.read_text(encoding="utf-8")
         assert not places.search(text), f"{name}: {places.search(text)}"
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_english_pages_are_written_as_one_speaks(habit):
+    met = [
+        f"{path.name}: ...{match[0]}..."
+        for path in markdown_files("en")
+        for match in re.finditer(
+            f".{{0,30}}{habit}.{{0,20}}",
+            re.sub(NOT_PROSE, "", path.read_text(encoding="utf-8")),
+        )
+    ]
+    assert len(met) <= HABITS[habit], met
