@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from attnref.core.few import few
+from benchmarks.__main__ import text
 from benchmarks.cores import DTYPES, folded, torch_sdpa
 from benchmarks.timing import Call, Timed, cold, machine, middle
 
@@ -91,9 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(before)
     about = machine(("torch",))
     del about["threads"]
-    text = json.dumps(about | {"at": at}, indent=1)
-    text = text.replace("\n     ", " ").replace("\n    ]", " ]")
-    out.write_text(text + "\n", encoding="utf-8")
+    out.write_text(text(about | {"at": at}), encoding="utf-8")
 
 
 if __name__ == "__main__":

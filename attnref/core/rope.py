@@ -149,14 +149,15 @@ def apply_rope(
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     if layout == "half":
         a, b = x.chunk(2, dim=-1)  # (..., T, D // 2)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
     elif layout == "interleaved":
         a, b = x[..., 0::2], x[..., 1::2]  # (..., T, D // 2)
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1)
-        turned = turned.flatten(-2)
     else:
         raise ValueError(f"{layout=} is neither 'half' nor 'interleaved'")
-    return turned.to(x.dtype)  # (..., T, D)
+    a, b = a.to(wide), b.to(wide)
+    both = (a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)
+    if layout == "half":
+        return torch.cat(both, dim=-1)  # (..., T, D)
+    return torch.stack(both, dim=-1).flatten(-2)  # (..., T, D)
 
 
 # --8<-- [end:apply]

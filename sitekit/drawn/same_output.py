@@ -110,6 +110,12 @@ def padded(
     return [each[real] for each, real in zip(logits, valid, strict=True)]
 
 
+def shorter(model: Decoder, tokens: Tensor) -> list[Tensor]:
+    """The rows of `padded`, each alone and without pads."""
+    rows = zip(MISSING, tokens, strict=False)
+    return [model(row[None, : len(row) - n])[0] for n, row in rows]
+
+
 def using(core: Any, way: Callable[..., Any]) -> Callable[..., Any]:
     def run(model: Decoder, tokens: Tensor) -> Any:
         blocks: Any = model.layers
@@ -153,8 +159,8 @@ RIGHT: dict[str, tuple[Way, Way]] = {
     "cached": (decoded, whole),
     "chunks": (chunked, whole),
     "batch": (alone, decoded),
-    "pads_left": (partial(padded, left=True), whole),
-    "pads_right": (partial(padded, left=False), whole),
+    "pads_left": (partial(padded, left=True), shorter),
+    "pads_right": (partial(padded, left=False), shorter),
     "sdpa": (using(sdpa, whole), whole),
     "flash": (using(flash, whole), whole),
     "split_kv": (using(split_kv, whole), whole),
@@ -163,7 +169,7 @@ WRONG: dict[str, tuple[Way, Way]] = {
     "late": (partial(decoded, late=1), whole),
     "zero": (partial(decoded, late=None), whole),
     "top_left": (using(top_left, decoded), whole),
-    "pads_seen": (partial(padded, left=True, masked=False), whole),
+    "pads_seen": (partial(padded, left=True, masked=False), shorter),
     "rounded": (using(rounded_cache, decoded), decoded),
 }
 

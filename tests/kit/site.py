@@ -71,14 +71,15 @@ FLAGS = (
 
 
 # Playwright gives up after 30 s, and `expect` after 5: on a starved machine a
-# page takes longer. Ten minutes end a test that hangs, and nothing else.
-HANGS = 600_000
+# page takes longer. Ten minutes end a test that hangs, and nothing else. An
+# expectation that fails waits to its end, on a page that is loaded: a minute.
+HANGS, FAILS = 600_000, 60_000
 
 
 def launched(playwright):
     from playwright.sync_api import expect
 
-    expect.set_options(timeout=HANGS)
+    expect.set_options(timeout=FAILS)
     return playwright.chromium.launch(
         executable_path=CHROMIUM, args=FLAGS.split(), timeout=HANGS
     )

@@ -196,3 +196,28 @@ def test_a_call_without_tokens_after_others_gives_none(change):
     with torch.no_grad():
         layer(x, cache=cache)
         assert layer(x[:, :0], cache=cache).shape == (3, 0, LAYER.d_model)
+
+
+ALIKE = [{}, {"window": 5}, {"chunk": 3}, LATENT | {"norm": None}]
+NAMES = "windows", "two windows", "a window or chunks"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        *({0: replace(LAYER, **change)} for change in ALIKE),
+        *(
+            {0: DIFFERENT[n][0], 1: replace(DIFFERENT[n][0], **DIFFERENT[n][1])}
+            for n in NAMES
+        ),
+    ],
+    ids=["", "window", "chunk", "latent", *NAMES],
+)
+@torch.no_grad()
+def test_the_mask_that_a_prompt_without_pads_is_spared_hides_nothing(records):
+    for layer in layers_of(records):
+        for T in 1, 2, 3, 4, 5, 6, 7, 11:
+            x = torch.randn(3, T, LAYER.d_model)
+            want = layer(x, valid=torch.ones(3, T, dtype=torch.bool))
+            for cache in None, layer.cache(13):
+                torch.testing.assert_close(layer(x, cache=cache), want)

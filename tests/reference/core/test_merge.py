@@ -307,7 +307,7 @@ class Read(TorchDispatchMode):
         self.elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.bmm.default:
+        if func.overloadpacket is torch.ops.aten.bmm:
             self.elements += args[1].numel()
         elif func is torch.ops.aten.baddbmm_.default:
             self.elements += args[2].numel()
