@@ -20,8 +20,10 @@ from tests.kit.caches import (
     holds,
     kv,
     refused,
+    unchanged,
 )
 from tests.kit.other_caches import Slots
+from tests.kit.refusals import refusals
 from tests.variants import APPENDING, each_cache
 
 CHUNKS = {
@@ -210,72 +212,51 @@ def test_an_empty_cache_has_no_rows(make):
         cache.reorder(torch.zeros(2, dtype=torch.int64, device="meta"))
 
 
-WRONG = {
-    "batch": (
-        lambda k, v: (k[:1], v[:1]),
-        "the cache holds B=2, K=3, D=5, but got B=1, K=3, D=5",
-    ),
-    "heads": (
-        lambda k, v: (k[:, :1], v[:, :1]),
-        "the cache holds B=2, K=3, D=5, but got B=2, K=1, D=5",
-    ),
-    "width": (
-        lambda k, v: (k[..., :1], v),
-        "the cache holds B=2, K=3, D=5, but got B=2, K=3, D=1",
-    ),
-    "width of the second": (
-        lambda k, v: (k, v[..., :1]),
-        "the cache holds B=2, K=3, D=7, but got B=2, K=3, D=1",
-    ),
-    "exchanged": (lambda k, v: (v, k), "the cache holds B=2, K=3, D=5"),
-    "dtype": (
-        lambda k, v: (k.double(), v.double()),
-        "the cache holds torch.float32 on cpu, but got torch.float64 on cpu",
-    ),
-    "dtype of the second": (
-        lambda k, v: (k, v.bfloat16()),
-        "torch.float32 on cpu, but got torch.bfloat16 on cpu",
-    ),
-    "device": (
-        lambda k, v: (k.to("meta"), v.to("meta")),
-        "the cache holds torch.float32 on cpu, but got torch.float32 on meta",
-    ),
-    "one tensor": (
-        lambda k, v: (k,),
-        "the cache holds 2 tensors per token, but got 1",
-    ),
-    "three tensors": (
-        lambda k, v: (k, v, v),
-        "the cache holds 2 tensors per token, but got 3",
-    ),
-    "nothing": (lambda k, v: (), "nothing to append"),
-    "3 axes": (
-        lambda k, v: (k[0], k[0]),
-        "appended shapes (3, 1, 5), (3, 1, 5): each needs 4 axes",
-    ),
-    "unlike lengths": (
-        lambda k, v: (k, torch.cat((v, v), dim=2)),
-        "appended shapes (2, 3, 1, 5), (2, 3, 2, 7): each needs 4 axes "
-        "(B, K, T, D), all the same B, K and T",
-    ),
-    "unlike batches": (
-        lambda k, v: (k, v[:1]),
-        "appended shapes (2, 3, 1, 5), (1, 3, 1, 7)",
-    ),
-    "unlike heads": (
-        lambda k, v: (k, v[:, :2]),
-        "appended shapes (2, 3, 1, 5), (2, 2, 1, 7)",
-    ),
-}
-
-
 @each_cache
-@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
-def test_other_tensors_than_those_stored_are_refused(make, wrong, message):
-    cache, new = filled(make), kv()
-    with refused(message, cache):
-        cache.append(*wrong(*new))
-    cache.append(*new)
+@refusals(
+    """
+    >>> cache.append(k[:1], v[:1])
+    ValueError: the cache holds B=2, K=3, D=5, but got B=1, K=3, D=5
+    >>> cache.append(k[:, :1], v[:, :1])
+    ValueError: the cache holds B=2, K=3, D=5, but got B=2, K=1, D=5
+    >>> cache.append(k[..., :1], v)
+    ValueError: the cache holds B=2, K=3, D=5, but got B=2, K=3, D=1
+    >>> cache.append(k, v[..., :1])
+    ValueError: the cache holds B=2, K=3, D=7, but got B=2, K=3, D=1
+    >>> cache.append(v, k)
+    ValueError: the cache holds B=2, K=3, D=5
+    >>> cache.append(k.double(), v.double())
+    ValueError: the cache holds torch.float32 on cpu, but got torch.float64 on
+        cpu
+    >>> cache.append(k, v.bfloat16())
+    ValueError: torch.float32 on cpu, but got torch.bfloat16 on cpu
+    >>> cache.append(k.to("meta"), v.to("meta"))
+    ValueError: the cache holds torch.float32 on cpu, but got torch.float32 on
+        meta
+    >>> cache.append(k)
+    ValueError: the cache holds 2 tensors per token, but got 1
+    >>> cache.append(k, v, v)
+    ValueError: the cache holds 2 tensors per token, but got 3
+    >>> cache.append()
+    ValueError: nothing to append
+    >>> cache.append(k[0], k[0])
+    ValueError: appended shapes (3, 1, 5), (3, 1, 5): each needs 4 axes
+    >>> cache.append(k, torch.cat((v, v), dim=2))
+    ValueError: appended shapes (2, 3, 1, 5), (2, 3, 2, 7): each needs 4 axes
+        (B, K, T, D), all the same B, K and T
+    >>> cache.append(k, v[:1])
+    ValueError: appended shapes (2, 3, 1, 5), (1, 3, 1, 7)
+    >>> cache.append(k, v[:, :2])
+    ValueError: appended shapes (2, 3, 1, 5), (2, 2, 1, 7)
+    """
+)
+def test_other_tensors_than_those_stored_are_refused(
+    make, call, error, message
+):
+    cache, (k, v) = filled(make), kv()
+    with unchanged(cache), pytest.raises(error, match=message):
+        eval(call)
+    cache.append(k, v)
     assert cache.length == 5
 
 

@@ -1,7 +1,5 @@
 """The caches that keep everything: their room, and what they copy."""
 
-import re
-
 import numpy
 import pytest
 import torch
@@ -13,6 +11,7 @@ from tests.kit.caches import (
     kv,
     refused,
 )
+from tests.kit.refusals import refusals
 
 CACHES = {"room": KVCache, "growing": lambda max_len: GrowingKVCache()}
 
@@ -43,18 +42,21 @@ def test_a_growing_cache_has_no_limit():
     assert cache.length == cache.stored[0].shape[2] == 350
 
 
-@pytest.mark.parametrize(
-    ("max_len", "error", "message"),
-    [
-        (0, ValueError, "max_len=0 must be at least 1"),
-        (-3, ValueError, "max_len=-3 must be at least 1"),
-        (6.0, TypeError, "max_len is float; pass an int"),
-        (True, TypeError, "max_len is bool; pass an int"),
-    ],
+@refusals(
+    """
+    >>> KVCache(0)
+    ValueError: max_len=0 must be at least 1
+    >>> KVCache(-3)
+    ValueError: max_len=-3 must be at least 1
+    >>> KVCache(6.0)
+    TypeError: max_len is float; pass an int
+    >>> KVCache(True)
+    TypeError: max_len is bool; pass an int
+    """
 )
-def test_room_is_for_a_whole_number_of_tokens(max_len, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        KVCache(max_len)
+def test_room_is_for_a_whole_number_of_tokens(call, error, message):
+    with pytest.raises(error, match=message):
+        eval(call)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 import itertools
 import math
-import re
 from functools import partial
 
 import pytest
@@ -40,6 +39,7 @@ from tests.kit.attention import (
     torch_sdpa,
 )
 from tests.kit.compare import relative_error
+from tests.kit.refusals import refusals
 
 TILES = [(1, 1), (2, 3), (4, 4), (7, 11), (128, 128)]
 
@@ -340,23 +340,24 @@ def test_few_queries_have_wider_tiles_that_are_no_larger(monkeypatch):
             assert made.largest <= 4 * 2 * 128 * 128
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"tile": (0, 3)}, ValueError, "height=0 must be at least 1"),
-        ({"tile": (3, 2.0)}, TypeError, "width is float; pass an int"),
-        ({"dropout": 1.0}, ValueError, "dropout=1.0 must be at least 0 and"),
-        ({"scale": "1"}, TypeError, "scale is str; pass a float"),
-        (
-            {"mask": RuleMask(Causal(), T, T, 0)},
-            ValueError,
-            "mask is for 7 queries and 7 keys, and not for T=7 and S=11",
-        ),
-    ],
+@refusals(
+    """
+    >>> flash(q, k, v, tile=(0, 3))
+    ValueError: height=0 must be at least 1
+    >>> flash(q, k, v, tile=(3, 2.0))
+    TypeError: width is float; pass an int
+    >>> flash(q, k, v, dropout=1.0)
+    ValueError: dropout=1.0 must be at least 0 and
+    >>> flash(q, k, v, scale="1")
+    TypeError: scale is str; pass a float
+    >>> flash(q, k, v, mask=RuleMask(Causal(), T, T, 0))
+    ValueError: mask is for 7 queries and 7 keys, and not for T=7 and S=11
+    """
 )
-def test_bad_input_is_refused(options, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        flash(*qkv(), **options)
+def test_bad_input_is_refused(call, error, message):
+    q, k, v = qkv()
+    with pytest.raises(error, match=message):
+        eval(call)
 
 
 # What the page says and shows.

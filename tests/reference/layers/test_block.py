@@ -1,6 +1,5 @@
 """Blocks, decoders and what they generate, against formulas and loops."""
 
-import re
 from functools import partial
 
 import numpy
@@ -32,6 +31,7 @@ from tests.kit.caches import refused
 from tests.kit.compare import relative_error
 from tests.kit.memory import Held
 from tests.kit.oracles import LENGTH, decoders, padded
+from tests.kit.refusals import refusals
 from tests.variants import (
     CACHES,
     DECODERS,
@@ -451,22 +451,6 @@ def test_what_is_picked_is_what_is_read_next(make):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"temperature": 0.0}, ValueError, "temperature=0.0 must be positive"),
-        ({"temperature": torch.nan}, ValueError, "temperature=nan must be"),
-        ({"top_k": 0}, ValueError, "top_k=0 must be at least 1"),
-        ({"top_k": 2.0}, TypeError, "top_k is float; pass an int"),
-        ({"top_p": 0.0}, ValueError, "top_p=0.0 must be above 0 and at most 1"),
-        ({"top_p": 1.5}, ValueError, "top_p=1.5 must be above 0 and at most 1"),
-    ],
-)
-def test_ways_to_pick_that_cannot_be_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        sampled(**options)
-
-
 @torch.no_grad()
 def test_a_mask_that_hides_nothing_is_not_passed_to_the_layers():
     """It would have `T * T` elements, and the kernel would copy them."""
@@ -605,55 +589,54 @@ def test_each_layer_gets_the_options_of_the_decoder():
             mixed(prompts(), **context)
 
 
-@pytest.mark.parametrize(
-    "row", [[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 0]], ids=str
-)
-def test_pads_are_refused_unless_on_the_left(row):
-    valid = torch.tensor([[1] * 5, row, [1] * 5]).bool()
-    with pytest.raises(ValueError, match="left"):
-        greedy(decoder(), prompts(), 3, valid=valid)
-
-
-@pytest.mark.parametrize(
-    ("room", "message"),
-    [
-        (4, "0 stored and 5 new make 5 > max_len=4"),
-        (5, "5 stored and 1 new make 6 > max_len=5"),
-        (8, "8 stored and 1 new make 9 > max_len=8"),
-    ],
-)
-def test_a_cache_that_is_too_small_says_by_how_much(room, message):
-    mine = caches(lambda _: KVCache(room))
-    with pytest.raises(ValueError, match=re.escape(message)):
-        greedy(decoder(), prompts(), 6, caches=mine)
-
-
 def test_the_last_token_needs_no_room():
     mine = caches(lambda _: KVCache(5 + 6 - 1))
     greedy(decoder(), prompts(), 6, caches=mine)
     assert [cache.length for cache in mine] == [10, 10]
 
 
-@pytest.mark.parametrize(
-    ("valid", "error", "message"),
-    [
-        (torch.full((B, 5), 2), ValueError, "values other than 0 and 1"),
-        (torch.ones(B, 1, 5, 5).bool(), ValueError, "shape (3, 1, 5, 5)"),
-        (
-            torch.ones(B, 4, dtype=torch.bool),
-            ValueError,
-            "valid has shape (3, 4), the prompt (3, 5)",
-        ),
-        (
-            torch.ones(1, 5, dtype=torch.bool),
-            ValueError,
-            "valid has shape (1, 5), the prompt (3, 5)",
-        ),
-    ],
+FIRST = torch.arange(5) >= torch.tensor([[0], [2], [5]])  # real, amid pads
+
+
+@refusals(
+    """
+    >>> sampled(temperature=0.0)
+    ValueError: temperature=0.0 must be positive
+    >>> sampled(temperature=torch.nan)
+    ValueError: temperature=nan must be
+    >>> sampled(top_k=0)
+    ValueError: top_k=0 must be at least 1
+    >>> sampled(top_k=2.0)
+    TypeError: top_k is float; pass an int
+    >>> sampled(top_p=0.0)
+    ValueError: top_p=0.0 must be above 0 and at most 1
+    >>> sampled(top_p=1.5)
+    ValueError: top_p=1.5 must be above 0 and at most 1
+    >>> greedy(decoder(), prompts(), 3, valid=torch.full((B, 5), 2))
+    ValueError: values other than 0 and 1
+    >>> greedy(decoder(), prompts(), 3, valid=torch.ones(B, 1, 5, 5).bool())
+    ValueError: shape (3, 1, 5, 5)
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST[:, 1:])
+    ValueError: valid has shape (3, 4), the prompt (3, 5)
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST[:1])
+    ValueError: valid has shape (1, 5), the prompt (3, 5)
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST.roll(1, 0))
+    ValueError: ...left
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST.roll(2, 1))
+    ValueError: ...left
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST & FIRST.roll(3, 1))
+    ValueError: ...left
+    >>> greedy(decoder(), prompts(), 6, caches=caches(KVCache, 2, 4))
+    ValueError: 0 stored and 5 new make 5 > max_len=4
+    >>> greedy(decoder(), prompts(), 6, caches=caches(KVCache, 2, 5))
+    ValueError: 5 stored and 1 new make 6 > max_len=5
+    >>> greedy(decoder(), prompts(), 6, caches=caches(KVCache, 2, 8))
+    ValueError: 8 stored and 1 new make 9 > max_len=8
+    """
 )
-def test_valid_that_does_not_fit_is_refused(valid, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        greedy(decoder(), prompts(), 3, valid=valid)
+def test_what_cannot_be_generated_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        eval(call)
 
 
 def test_used_caches_are_refused():
