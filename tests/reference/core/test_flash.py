@@ -493,18 +493,6 @@ def test_a_first_tile_without_any_key():
     # --8<-- [end:empty]
 
 
-def test_sums_that_are_not_rescaled():
-    s, values = torch.tensor([1.0, 3.0]), torch.tensor([10.0, 30.0])
-    acc, total, m = values[0], 1.0, s[0]  # the first tile
-    larger = torch.maximum(m, s[1])  # the second
-    rescale = (m - larger).exp()
-    right = (acc * rescale + values[1]) / (total * rescale + 1)
-    torch.testing.assert_close(right, s.softmax(0) @ values)
-    wrong = (acc + values[1]) / (total * rescale + 1)
-    assert wrong > values.max()  # 35.2 is no mean of 10 and 30
-    assert wrong.item() == pytest.approx(35.2, abs=0.05)
-
-
 def test_the_maximum_alone_does_not_give_the_weights():
     # --8<-- [start:statistics]
     s = torch.tensor([2.0, 1.0, 2.0])

@@ -122,69 +122,11 @@ def test_turning_is_complex_multiplication(layout, positions):
     assert (pairs(got, layout) - want).abs().max() <= 1e-12
 
 
-@given(
-    sizes=st.tuples(*[st.integers(1, 4)] * 4),
-    layout=st.sampled_from(LAYOUTS),
-    batched=st.booleans(),
-    theta=st.floats(1.0, 1e6),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_turning_is_right_for_every_shape(sizes, layout, batched, theta, seed):
-    torch.manual_seed(seed)
-    B, H, T, half = sizes
-    x = vectors(B, H, T, 2 * half)
-    at = torch.randint(0, 1000, (B, T) if batched else (T,))
-    got = apply_rope(x, *rope_table(at, 2 * half, theta=theta), layout=layout)
-    want = pairs(x, layout) * turns(at, 2 * half, theta).unsqueeze(-3)
-    assert (pairs(got, layout) - want).abs().max() <= 1e-12
-
-
 def test_the_layout_is_half_by_default():
     x, table = vectors(), rope_table(torch.arange(T), D)
     half, interleaved = (apply_rope(x, *table, layout=name) for name in LAYOUTS)
     assert torch.equal(apply_rope(x, *table), half)
     assert (half - interleaved).abs().max() > 1
-
-
-@layouts
-def test_a_table_of_each_row_turns_that_row(layout):
-    x, at = vectors(), PLACES["of each row"]
-    got = apply_rope(x, *rope_table(at, D), layout=layout)
-    for row in range(B):
-        alone = x[row : row + 1]
-        want = apply_rope(alone, *rope_table(at[row], D), layout=layout)
-        assert torch.equal(got[row : row + 1], want)
-
-
-@layouts
-@places
-def test_the_norm_of_every_pair_is_kept(layout, positions):
-    x = vectors()
-    got = apply_rope(x, *rope_table(positions, D), layout=layout)
-    norms = pairs(got, layout).abs(), pairs(x, layout).abs()
-    assert relative_error(*norms) <= 1e-12
-
-
-@layouts
-def test_turning_by_a_and_then_by_b_is_turning_by_both(layout):
-    x, a, b = vectors(), torch.arange(T), torch.randint(-50, 50, (B, T))
-    once = apply_rope(x, *rope_table(a + b, D), layout=layout)
-    twice = x
-    for by in (a, b):
-        twice = apply_rope(twice, *rope_table(by, D), layout=layout)
-    assert relative_error(twice, once) <= 1e-12
-
-
-@layouts
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.float32, torch.bfloat16, torch.float16],
-    ids=str,
-)
-def test_position_0_leaves_everything_as_it_is(layout, dtype):
-    x = vectors().to(dtype)
-    cos, sin = rope_table(torch.zeros(T), D)
-    assert torch.equal(apply_rope(x, cos, sin, layout=layout), x)
 
 
 @layouts
