@@ -8,8 +8,8 @@ from textwrap import dedent
 import pytest
 
 
-def refusals(table: str) -> pytest.MarkDecorator:
-    """Parametrizes `call`, which is to be evaluated, `error` and `message`.
+def refused_calls(table: str) -> list[tuple[str, type[Exception], str]]:
+    """What is to be evaluated, the error, and a pattern of its message.
 
     `...` stands for any text, and more text may follow:
 
@@ -23,6 +23,12 @@ def refusals(table: str) -> pytest.MarkDecorator:
         message = r"(?<!\w)" + ".*".join(parts)  # from the first of a word on
         call = " ".join(example.source.split())
         rows.append((call, getattr(builtins, error), message))
+    return rows
+
+
+def refusals(table: str) -> pytest.MarkDecorator:
+    """Parametrizes `call`, `error` and `message`, as above."""
+    rows = refused_calls(table)
     return pytest.mark.parametrize(
         ("call", "error", "message"), rows, ids=[row[0] for row in rows]
     )

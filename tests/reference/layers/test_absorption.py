@@ -197,11 +197,6 @@ def test_no_step_makes_keys_and_no_prompt_makes_all_scores(core):
             assert made.largest < 4 * 512 * 512  # the scores of one head
 
 
-def test_both_forms_are_cheapest_somewhere():
-    chosen = {form_of(mla(), n, p) for n in (1, 40) for p in (0, 30)}
-    assert chosen == {"latent", "absorbed"}
-
-
 class LoRA(nn.Module):
     """What PEFT puts in the place of a linear layer."""
 
