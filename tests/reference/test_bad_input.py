@@ -16,6 +16,7 @@ from attnref import (
 )
 from tests.kit.attention import wrong_masks
 from tests.kit.caches import refused, unchanged
+from tests.kit.layers import B, C, D, E, H, K, S
 from tests.kit.refusals import refusals, refused_calls
 from tests.variants import (
     CACHES,
@@ -24,13 +25,6 @@ from tests.variants import (
     ONCE,
     SERVING,
     VARIANTS,
-    B,
-    C,
-    D,
-    E,
-    H,
-    K,
-    S,
     built,
     each_cache_of,
     each_decoder,

@@ -32,17 +32,10 @@ from attnref.numbers.kv_memory import DTYPES, group_bytes
 from sitekit import ROOT, api
 from tests.kit import sampled
 from tests.kit.compare import relative_error
-from tests.kit.layers import MISSING
-from tests.variants import (
-    CACHES,
+from tests.kit.layers import (
     CORES,
-    DECODERS,
-    LAYERS,
-    MIXERS,
+    MISSING,
     NO_GRADIENTS,
-    READERS,
-    SERVING,
-    VARIANTS,
     B,
     C,
     D,
@@ -51,6 +44,17 @@ from tests.variants import (
     K,
     S,
     T,
+    sharp,
+    tokens,
+)
+from tests.variants import (
+    CACHES,
+    DECODERS,
+    LAYERS,
+    MIXERS,
+    READERS,
+    SERVING,
+    VARIANTS,
     built,
     each_core,
     each_decoder,
@@ -66,9 +70,7 @@ from tests.variants import (
     rule,
     run,
     seen,
-    sharp,
     takes,
-    tokens,
     variant,
 )
 

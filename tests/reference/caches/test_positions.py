@@ -34,20 +34,16 @@ from attnref import (
 from tests.kit import sampled
 from tests.kit.caches import Lists, refused
 from tests.kit.compare import relative_error
+from tests.kit.layers import B, C, E, H, tokens
 from tests.kit.other_caches import Backwards, ChunkCache
 from tests.variants import (
     APPENDING,
     ONCE,
     SERVING,
     VARIANTS,
-    B,
-    C,
-    E,
-    H,
     inputs,
     run,
     takes,
-    tokens,
     variant,
 )
 from tests.variants import rule as rule_of

@@ -18,9 +18,10 @@ from attnref import (
 )
 from attnref.core import rope
 from tests.kit.compare import relative_error
+from tests.kit.layers import B, E, T
 from tests.kit.mla import STRETCHED
 from tests.kit.refusals import refusals
-from tests.variants import B, E, T, variant
+from tests.variants import variant
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ from tests.kit.attention import (
     torch_sdpa,
 )
 from tests.kit.compare import relative_error
+from tests.kit.layers import CORES
 from tests.kit.memory import Held, allocated
-from tests.variants import CORES
 
 
 def test_the_weights_of_the_tests_are_sharp():

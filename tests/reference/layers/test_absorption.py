@@ -22,6 +22,7 @@ from sitekit.drawn.mla import V3
 from tests.kit.attention import Made
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
+from tests.kit.layers import CORES
 from tests.kit.mla import (
     DN,
     DR,
@@ -36,7 +37,6 @@ from tests.kit.mla import (
     mla,
     tokens,
 )
-from tests.variants import CORES
 
 
 def test_what_the_cache_of_each_form_holds():

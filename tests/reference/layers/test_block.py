@@ -28,6 +28,7 @@ from attnref import (
 )
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
+from tests.kit.layers import B, D, E, H, K, S, T, sharp
 from tests.kit.memory import Held
 from tests.kit.oracles import LENGTH, decoders, padded
 from tests.kit.refusals import refusals
@@ -37,13 +38,6 @@ from tests.variants import (
     READERS,
     SERVING,
     VARIANTS,
-    B,
-    D,
-    E,
-    H,
-    K,
-    S,
-    T,
     built,
     each_cache_of,
     every_pair,
@@ -52,7 +46,6 @@ from tests.variants import (
     rule,
     run,
     seen,
-    sharp,
 )
 
 FF, N = 59, 101

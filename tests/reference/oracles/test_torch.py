@@ -13,17 +13,11 @@ from attnref import (
     weights_of_torch_mha,
 )
 from tests.kit.compare import relative_error
+from tests.kit.layers import B, C, D, H, K, S, T
 from tests.variants import (
     CACHES,
     SERVING,
     VARIANTS,
-    B,
-    C,
-    D,
-    H,
-    K,
-    S,
-    T,
     built,
     inputs,
     rule,
