@@ -158,7 +158,7 @@ def test_gradients_with_those_of_the_log_sum_exp():
 def test_gradients_through_dropout():
     def seeded(*given):
         torch.manual_seed(1)
-        return flash(*given, dropout=0.4, tile=(2, 3))
+        return flash_lse(*given, dropout=0.4, tile=(2, 3))
 
     q, k, v = leaves(*qkv(sharp=1, B=1, T=3, S=5, H=2, K=1, D=3, DV=2))
     assert gradcheck(seeded, (q, k, v))
@@ -226,7 +226,7 @@ def test_it_runs_on_meta_tensors():
         assert all(x.grad.shape == x.shape for x in inputs)
 
 
-def test_dropout_keeps_the_mean_and_its_gradients_are_its_own():
+def test_dropout_keeps_the_mean():
     q, k, v = qkv(sharp=1.0)
     want, options = sdpa(q, k, v), {"dropout": 0.4, "tile": (2, 3)}
     tries = torch.stack([flash(q, k, v, **options) for _ in range(500)])
@@ -237,13 +237,6 @@ def test_dropout_keeps_the_mean_and_its_gradients_are_its_own():
     theirs = torch.stack([sdpa(q, k, v, dropout=0.4) for _ in range(500)])
     spread = tries.std(0).mean() / theirs.std(0).mean()
     assert abs(spread - 1) < 0.02
-
-    def seeded(*x):
-        torch.manual_seed(5)
-        return flash_lse(*x, **options)
-
-    small = leaves(*qkv(B=1, T=3, S=5, H=4, K=2, D=3, DV=2))
-    assert gradcheck(seeded, small)
 
 
 def test_each_tile_and_each_call_draws_anew():

@@ -28,7 +28,7 @@ from attnref import (
 )
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
-from tests.kit.layers import B, D, E, H, K, S, T, sharp
+from tests.kit.layers import B, D, E, H, S, T, sharp
 from tests.kit.memory import Held
 from tests.kit.oracles import LENGTH, decoders, padded
 from tests.kit.refusals import refusals
@@ -142,22 +142,6 @@ def test_a_decoder_is_its_blocks_between_two_tables(layers, options):
         got = model(tokens, **more)
         assert got.shape == (B, 5, N)
         assert relative_error(got, want) <= 1e-12
-
-
-@each_cache_of("gqa")
-@pytest.mark.parametrize("sizes", [[1] * 5, [5], [3, 1, 1]], ids=str)
-def test_a_decoder_fills_a_cache_a_layer(make, sizes):
-    model, tokens, mine = decoder(layers=3), prompts(), caches(make, 3)
-    with torch.no_grad():
-        got = [model(part, caches=mine) for part in tokens.split(sizes, dim=1)]
-        assert relative_error(torch.cat(got, dim=1), model(tokens)) <= 1e-12
-    assert [cache.length for cache in mine] == [5, 5, 5]
-    x = model.embed_tokens(tokens)
-    for layer, cache in zip(model.layers, mine, strict=True):
-        normed = layer.input_layernorm(x)
-        v = layer.self_attn.v_proj(normed).view(B, 5, K, D).transpose(1, 2)
-        assert relative_error(cache.stored[1], v) <= 1e-12
-        x = layer(x)
 
 
 @torch.no_grad()
