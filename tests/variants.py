@@ -25,51 +25,15 @@ from attnref.core.masks import rule_of
 from sitekit import ROOT
 from tests.kit.layers import (
     CORES,
-    DN,
-    DR,
-    DV,
-    HEADS,
-    LATENT,
-    NO_GRADIENTS,
-    STRETCHED,
     B,
     C,
-    D,
     E,
-    H,
-    K,
-    Q,
-    R,
     S,
     T,
     Variant,
     sharp,
     tokens,
 )
-
-__all__ = [
-    "CORES",
-    "DN",
-    "DR",
-    "DV",
-    "HEADS",
-    "LATENT",
-    "NO_GRADIENTS",
-    "STRETCHED",
-    "B",
-    "C",
-    "D",
-    "E",
-    "H",
-    "K",
-    "Q",
-    "R",
-    "S",
-    "T",
-    "sharp",
-    "tokens",
-]
-
 
 HERE = ROOT / "tests" / "reference"
 

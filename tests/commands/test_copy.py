@@ -21,7 +21,8 @@ from sitekit import ROOT
 from tests.kit import sampled
 from tests.kit.compare import relative_error
 from tests.kit.copies import ALONE, in_a_fresh_interpreter
-from tests.variants import VARIANTS, T, tokens, variant
+from tests.kit.layers import T, tokens
+from tests.variants import VARIANTS, variant
 
 
 def copied():

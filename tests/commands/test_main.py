@@ -315,22 +315,17 @@ def test_threads_that_overlap_speak_their_own_languages():
 
 
 @pytest.mark.parametrize("words", [["copy", "--config"], ["kv", "--config"]])
-def test_a_key_with_a_line_break_is_named_in_one_line(tmp_path, words):
+def test_what_a_config_holds_is_named_in_one_line(tmp_path, words):
     path = tmp_path / "config.json"
-    config = {"model_type": "llama", "num_hidden_layers": 1}
-    path.write_text(json.dumps(config | {"kv_\nheads": 2}))
-    done = run(*words, path)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert r"kv_\nheads=2" in done.stderr
-
-
-@pytest.mark.parametrize("words", [["copy", "--config"], ["kv", "--config"]])
-def test_a_file_that_holds_no_object_is_refused_in_a_line(tmp_path, words):
-    path = tmp_path / "config.json"
-    path.write_text("[1]", encoding="utf-8")
-    done = run(*words, path)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "the file holds list, no object" in done.stderr
+    config = {"model_type": "llama", "num_hidden_layers": 1, "kv_\nheads": 2}
+    for text, says in (
+        (json.dumps(config), r"kv_\nheads=2"),
+        ("[1]", "the file holds list, no object"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        done = run(*words, path)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        assert says in done.stderr
 
 
 def test_an_error_is_in_the_language_of_the_command(capsys):

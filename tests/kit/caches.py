@@ -113,7 +113,8 @@ class Lists(RuleBasedStateMachine):
         end = self.length() + n
         room = getattr(self.cache, "max_len", None)
         if room is not None and end > room:
-            with refused(f"make {end} > max_len={room}", self.cache):
+            says = f"{end - n} stored and {n} new make {end} > max_len={room}"
+            with refused(says, self.cache):
                 self.cache.append(*self.tensors(new))
             return
         self.rows = [a + b for a, b in zip(rows, new, strict=True)]
@@ -123,7 +124,8 @@ class Lists(RuleBasedStateMachine):
     def crop(self, n):
         """Who keeps a part of the past need not go back, but has to say so."""
         if not 0 <= n <= self.length():
-            with refused(f"crop to {n}, but", self.cache):
+            says = f"crop to {n}, but {self.length()} are stored"
+            with refused(says, self.cache):
                 self.cache.crop(n)
             return
         try:
@@ -166,7 +168,7 @@ class Lists(RuleBasedStateMachine):
         if self.rows:
             assert holds(self.cache, self.tensors(self.rows))
         else:
-            assert self.cache.stored == ()
+            assert (self.cache.nbytes, self.cache.stored) == (0, ())
         # Only a rollback leaves less.
         assert self.cache.keeps == self.keeps or self.back
 

@@ -11,7 +11,8 @@ from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 from attnref import Block, Decoder, padding_mask
-from tests.variants import VARIANTS, B, built, takes
+from tests.kit.layers import B
+from tests.variants import VARIANTS, built, takes
 
 H, K, E, D_FF, LENGTH, ROOM, THETA = 8, 2, 48, 37, 24, 31, 500.0
 BOUND, EXACT, WRONG = 1e-6, 1e-12, 1e-2

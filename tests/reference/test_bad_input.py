@@ -13,10 +13,11 @@ from attnref import (
     Decoder,
     KVCache,
     Rope,
-    padding_mask,
 )
 from tests.kit.attention import wrong_masks
 from tests.kit.caches import refused, unchanged
+from tests.kit.layers import B, C, D, E, H, K, S
+from tests.kit.refusals import refusals, refused_calls
 from tests.variants import (
     CACHES,
     DECODERS,
@@ -24,13 +25,6 @@ from tests.variants import (
     ONCE,
     SERVING,
     VARIANTS,
-    B,
-    C,
-    D,
-    E,
-    H,
-    K,
-    S,
     built,
     each_cache_of,
     each_decoder,
@@ -205,69 +199,37 @@ def test_cross_attention_has_no_order_of_positions(option):
         built("cross", **{option: 1})
 
 
-CALLS = {
-    "2 axes": (
-        {"x": numbers(T, E)},
-        ValueError,
-        "x has shape (2, 13); it needs 3 axes: batch, positions, width",
-    ),
-    "4 axes": (
-        {"x": numbers(B, H, T, E)},
-        ValueError,
-        "x has shape (3, 10, 2, 13); it needs 3 axes",
-    ),
-    "width": (
-        {"x": numbers(B, T, 14)},
-        ValueError,
-        "x has width 14, the layer was built for 13",
-    ),
-    **{
-        name: ({"mask": mask}, error, says)
-        for name, (mask, error, says) in wrong_masks(B, H, T, PAST + T).items()
-    },
-    "new tokens alone": (
-        {"mask": padding_mask(true(B, T))},
-        ValueError,
-        "mask has shape (3, 1, 1, 2), which does not broadcast to "
-        "(B, H, T, S) = (3, 10, 2, 9)",
-    ),
-    "a new token alone": (
-        {"x": numbers(B, 1, E), "mask": padding_mask(true(B, 1))},
-        ValueError,
-        "mask has shape (3, 1, 1, 1) for 8 keys: it must cover every key, "
-        "cached ones included",
-    ),
-    "too many positions": (
-        {"positions": torch.arange(4)},
-        ValueError,
-        "positions has shape (4,); 3 rows of 2 tokens need (2,) or (3, 2)",
-    ),
-    "positions of the past too": (
-        {"positions": torch.arange(9)},
-        ValueError,
-        "positions has shape (9,); 3 rows of 2 tokens need (2,) or (3, 2)",
-    ),
-    "positions of another batch": (
-        {"positions": torch.zeros(5, T)},
-        ValueError,
-        "positions has shape (5, 2); 3 rows of 2 tokens need (2,) or (3, 2)",
-    ),
-    "positions of 3 axes": (
-        {"positions": torch.zeros(B, 1, T)},
-        ValueError,
-        "positions has shape (3, 1, 2); 3 rows of 2 tokens need",
-    ),
-    "positions elsewhere": (
-        {"positions": torch.arange(T, device="meta")},
-        ValueError,
-        "positions are on meta, q on cpu",
-    ),
-    "a mask as positions": (
-        {"positions": true(B, T)},
-        TypeError,
-        "positions are torch.bool; pass real numbers",
-    ),
-}
+CALLS = refused_calls(
+    """
+    >>> call(x=numbers(T, E))
+    ValueError: x has shape (2, 13); it needs 3 axes: batch, positions, width
+    >>> call(x=numbers(B, H, T, E))
+    ValueError: x has shape (3, 10, 2, 13); it needs 3 axes
+    >>> call(x=numbers(B, T, 14))
+    ValueError: x has width 14, the layer was built for 13
+    >>> call(mask=true(B, 1, 1, T))
+    ValueError: mask has shape (3, 1, 1, 2), which does not broadcast to (B, H,
+        T, S) = (3, 10, 2, 9)
+    >>> call(x=numbers(B, 1, E), mask=true(B, 1, 1, 1))
+    ValueError: mask has shape (3, 1, 1, 1) for 8 keys: it must cover every
+        key, cached ones included
+    >>> call(positions=torch.arange(4))
+    ValueError: positions has shape (4,); 3 rows of 2 tokens need (2,) or (3,
+        2)
+    >>> call(positions=torch.arange(9))
+    ValueError: positions has shape (9,); 3 rows of 2 tokens need (2,) or (3,
+        2)
+    >>> call(positions=torch.zeros(5, T))
+    ValueError: positions has shape (5, 2); 3 rows of 2 tokens need (2,) or (3,
+        2)
+    >>> call(positions=torch.zeros(B, 1, T))
+    ValueError: positions has shape (3, 1, 2); 3 rows of 2 tokens need
+    >>> call(positions=torch.arange(T, device="meta"))
+    ValueError: positions are on meta, q on cpu
+    >>> call(positions=true(B, T))
+    TypeError: positions are torch.bool; pass real numbers
+    """
+)
 
 
 @every_mixer
@@ -289,12 +251,19 @@ def test_a_cache_of_another_kind_is_refused_by_name(name, make):
 @pairs(DECODERS)
 @torch.no_grad()
 def test_refused_calls_leave_the_cache_alone(name, make):
-    layer, options = built(name, rope=Rope(100.0)), VARIANTS[name].forward
-    cache = after(make, name)
-    for call, error, says in CALLS.values():
+    layer, cache = built(name, rope=Rope(100.0)), after(make, name)
+
+    def call(**options):
+        options = VARIANTS[name].forward | options
+        return layer(**{"x": numbers(B, T, E), "cache": cache} | options)
+
+    for text, error, message in CALLS:
+        with unchanged(cache), pytest.raises(error, match=message):
+            eval(text)
+    for mask, error, says in wrong_masks(B, H, T, PAST + T).values():
         with refused(says, cache, error=error):
-            layer(**{"x": numbers(B, T, E), "cache": cache} | options | call)
-    layer(numbers(B, T, E), cache=cache, **options)
+            call(mask=mask)
+    call()
     assert cache.length == PAST + T
 
 
@@ -447,119 +416,89 @@ def cross(x=(B, T, E), context=(B, S, C), **options):
     return built("cross")(numbers(*x), context, **options)
 
 
-CONTEXTS = {
-    "2 axes": (
-        {"context": (S, C)},
-        "context has shape (11, 17); it needs 3 axes: batch, positions, width",
-    ),
-    "width": (
-        {"context": (B, S, E)},
-        "context has width 13, the layer was built for 17",
-    ),
-    "batch": ({"context": (5, S, C)}, "x has B=3, context has B=5"),
-    "none": ({"context": None}, "context is None and no filled cache is given"),
-    "2 axes of x": ({"x": (T, E)}, "x has shape (2, 13); it needs 3 axes"),
-    "width of x": (
-        {"x": (B, T, C)},
-        "x has width 17, the layer was built for 13",
-    ),
-    "mask of the queries": (
-        {"mask": true(T, T)},
-        "mask has shape (2, 2), which does not broadcast to",
-    ),
-    "mask of one key": (
-        {"mask": true(B, 1, T, 1)},
-        "mask has shape (3, 1, 2, 1) for 11 keys",
-    ),
-}
-CONTEXTS = {name: (call, ValueError, s) for name, (call, s) in CONTEXTS.items()}
-CONTEXTS |= {
-    name: ({"mask": mask}, error, says)
-    for name, (mask, error, says) in wrong_masks(B, H, T, S).items()
-}
-
-
 @each_cache_of("cross", None)
-@pytest.mark.parametrize(
-    ("call", "error", "says"), CONTEXTS.values(), ids=CONTEXTS
+@refusals(
+    """
+    >>> cross(context=(S, C), cache=cache)
+    ValueError: context has shape (11, 17); it needs 3 axes: batch, positions,
+        width
+    >>> cross(context=(B, S, E), cache=cache)
+    ValueError: context has width 13, the layer was built for 17
+    >>> cross(context=(5, S, C), cache=cache)
+    ValueError: x has B=3, context has B=5
+    >>> cross(context=None, cache=cache)
+    ValueError: context is None and no filled cache is given
+    >>> cross((T, E), cache=cache)
+    ValueError: x has shape (2, 13); it needs 3 axes
+    >>> cross((B, T, C), cache=cache)
+    ValueError: x has width 17, the layer was built for 13
+    >>> cross(mask=true(T, T), cache=cache)
+    ValueError: mask has shape (2, 2), which does not broadcast to
+    >>> cross(mask=true(B, 1, T, 1), cache=cache)
+    ValueError: mask has shape (3, 1, 2, 1) for 11 keys
+    """
 )
 @torch.no_grad()
-def test_a_context_that_does_not_fit_fills_no_cache(make, call, error, says):
-    caches = [make(S)] if make else []
-    with refused(says, *caches, error=error):
-        cross(**call, cache=caches[0] if caches else None)
-    assert all(cache.nbytes == 0 for cache in caches)
-
-
-READS = {
-    "another context": (
-        {"context": (B, S, C)},
-        ValueError,
-        "the cache already holds a context of 7 tokens: pass no context",
-    ),
-    "batch": (
-        {"x": (5, T, E)},
-        ValueError,
-        "the cache holds tensors of shapes [(3, 5, 7, 4), (3, 5, 7, 4)]; "
-        "expected two of (5, 5, 7, 4)",
-    ),
-    "width of x": ({"x": (B, T, C)}, ValueError, "x has width 17"),
-    **{
-        name: ({"mask": mask}, error, says)
-        for name, (mask, error, says) in wrong_masks(B, H, T, PAST).items()
-    },
-}
+def test_a_context_that_does_not_fit_fills_no_cache(make, call, error, message):
+    cache = make and make(S)
+    with pytest.raises(error, match=message):
+        eval(call)
+    assert cache is None or cache.nbytes == 0
 
 
 @each_cache_of("cross")
-@pytest.mark.parametrize(("call", "error", "says"), READS.values(), ids=READS)
+@refusals(
+    """
+    >>> cross(cache=cache)
+    ValueError: the cache already holds a context of 7 tokens: pass no context
+    >>> cross((5, T, E), None, cache=cache)
+    ValueError: the cache holds tensors of shapes [(3, 5, 7, 4), (3, 5, 7, 4)];
+        expected two of (5, 5, 7, 4)
+    >>> cross((B, T, C), None, cache=cache)
+    ValueError: x has width 17
+    """
+)
 @torch.no_grad()
-def test_a_refused_reading_leaves_the_context_alone(make, call, error, says):
+def test_a_refused_reading_leaves_the_context_alone(make, call, error, message):
     cache = after(make, "cross")
-    with refused(says, cache, error=error):
-        cross(**{"context": None, "cache": cache} | call)
-
-
-FOREIGN = {
-    "one tensor": (
-        lambda make: filled(make, 16, K=1),
-        ValueError,
-        "of shapes [(3, 1, 7, 16)]; expected two of (3, 5, 7, 4)",
-    ),
-    "three tensors": (
-        lambda make: filled(make, D, D, D),
-        ValueError,
-        "(3, 5, 7, 4), (3, 5, 7, 4), (3, 5, 7, 4)]; expected two of "
-        "(3, 5, 7, 4)",
-    ),
-    "heads": (
-        lambda make: filled(make, D, D, K=H),
-        ValueError,
-        "[(3, 10, 7, 4), (3, 10, 7, 4)]; expected two of (3, 5, 7, 4)",
-    ),
-    "width": (
-        lambda make: filled(make, D, 10),
-        ValueError,
-        "[(3, 5, 7, 4), (3, 5, 7, 10)]; expected two of (3, 5, 7, 4)",
-    ),
-    "dtype": (
-        lambda make: filled(make, D, D, dtype=torch.float64),
-        TypeError,
-        "is torch.float64",
-    ),
-}
+    with unchanged(cache), pytest.raises(error, match=message):
+        eval(call)
 
 
 @each_cache_of("cross")
-@pytest.mark.parametrize(
-    ("fill", "error", "says"), FOREIGN.values(), ids=FOREIGN
+@torch.no_grad()
+def test_masks_that_do_not_fit_a_context_are_refused(make):
+    for context, keys, cache in (
+        ((B, S, C), S, make(S)),
+        (None, PAST, after(make, "cross")),
+    ):
+        for mask, error, says in wrong_masks(B, H, T, keys).values():
+            with refused(says, cache, error=error):
+                cross(context=context, mask=mask, cache=cache)
+
+
+@each_cache_of("cross")
+@refusals(
+    """
+    >>> filled(make, 16, K=1)
+    ValueError: of shapes [(3, 1, 7, 16)]; expected two of (3, 5, 7, 4)
+    >>> filled(make, D, D, D)
+    ValueError: (3, 5, 7, 4), (3, 5, 7, 4), (3, 5, 7, 4)]; expected two of
+        (3, 5, 7, 4)
+    >>> filled(make, D, D, K=H)
+    ValueError: [(3, 10, 7, 4), (3, 10, 7, 4)]; expected two of (3, 5, 7, 4)
+    >>> filled(make, D, 10)
+    ValueError: [(3, 5, 7, 4), (3, 5, 7, 10)]; expected two of (3, 5, 7, 4)
+    >>> filled(make, D, D, dtype=torch.float64)
+    TypeError: is torch.float64
+    """
 )
 @torch.no_grad()
 def test_a_context_that_another_layer_stored_is_refused(
-    make, fill, error, says
+    make, call, error, message
 ):
-    cache = fill(make)
-    with refused(says, cache, error=error):
+    cache = eval(call)
+    with unchanged(cache), pytest.raises(error, match=message):
         cross(context=None, cache=cache)
 
 

@@ -17,7 +17,8 @@ from attnref import (
     sdpa,
 )
 from tests.kit.compare import relative_error
-from tests.variants import B, D, E, H, T, tokens, variant
+from tests.kit.layers import B, D, E, H, T, tokens
+from tests.variants import variant
 
 
 def test_gqa_with_a_key_head_for_each_query_head_is_mha():

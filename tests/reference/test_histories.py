@@ -39,8 +39,9 @@ from attnref import (
 from tests.kit import sampled
 from tests.kit.caches import unchanged
 from tests.kit.compare import relative_error
+from tests.kit.layers import CORES, B, E, H, tokens
 from tests.kit.other_caches import Backwards
-from tests.variants import CORES, DECODERS, VARIANTS, B, E, H, tokens, variant
+from tests.variants import DECODERS, VARIANTS, variant
 
 MOST = 26  # tokens of a row
 TRAINED = 9  # beyond so many, RoPE has other angles

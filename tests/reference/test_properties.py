@@ -32,17 +32,10 @@ from attnref.numbers.kv_memory import DTYPES, group_bytes
 from sitekit import ROOT, api
 from tests.kit import sampled
 from tests.kit.compare import relative_error
-from tests.kit.layers import MISSING
-from tests.variants import (
-    CACHES,
+from tests.kit.layers import (
     CORES,
-    DECODERS,
-    LAYERS,
-    MIXERS,
+    MISSING,
     NO_GRADIENTS,
-    READERS,
-    SERVING,
-    VARIANTS,
     B,
     C,
     D,
@@ -51,6 +44,17 @@ from tests.variants import (
     K,
     S,
     T,
+    sharp,
+    tokens,
+)
+from tests.variants import (
+    CACHES,
+    DECODERS,
+    LAYERS,
+    MIXERS,
+    READERS,
+    SERVING,
+    VARIANTS,
     built,
     each_core,
     each_decoder,
@@ -66,9 +70,7 @@ from tests.variants import (
     rule,
     run,
     seen,
-    sharp,
     takes,
-    tokens,
     variant,
 )
 
@@ -480,6 +482,7 @@ def test_where_nothing_has_a_position_keys_may_change_places(name):
 
 @each_mixer
 def test_gradients_reach_every_parameter_and_are_right(name):
+    """Those of what it reads, too."""
     for options in LAYERS[name].options:
         layer, given = variant(name, **options), inputs(name, 3, 1)
         run(name, layer, given).square().sum().backward()
@@ -493,12 +496,15 @@ def test_gradients_reach_every_parameter_and_are_right(name):
             assert moot or p.grad.abs().max() > 1e-6, (options, place)
 
         def call(*values, layer=layer, given=given, named=named):
-            weights = dict(zip(named, values, strict=True))
+            n = len(given)
+            weights = dict(zip(named, values[n:], strict=True))
             return torch.func.functional_call(
-                layer, weights, given, LAYERS[name].forward
+                layer, weights, values[:n], LAYERS[name].forward
             )
 
-        leaves = [p.detach().requires_grad_() for p in named.values()]
+        leaves = [
+            p.detach().requires_grad_() for p in (*given, *named.values())
+        ]
         assert torch.autograd.gradcheck(call, leaves, fast_mode=True), options
 
 

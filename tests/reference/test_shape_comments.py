@@ -37,22 +37,11 @@ from sitekit import ROOT
 from sitekit.drawing.shapes import Tracer, comments
 from sitekit.markdown.pages import markdown_files, stem_of
 from tests.kit import sampled
+from tests.kit.layers import DN, DR, DV, B, D, E, H, K, Q, R, S, T
 from tests.kit.programs import SLOW, program_of
 from tests.variants import (
-    DN,
-    DR,
-    DV,
     SERVING,
     VARIANTS,
-    B,
-    D,
-    E,
-    H,
-    K,
-    Q,
-    R,
-    S,
-    T,
     built,
     declared,
     inputs,

@@ -13,26 +13,16 @@ from tests.kit.caches import (
     D,
     K,
     Lists,
-    T,
-    agree,
     append,
     filled,
     holds,
     kv,
     refused,
+    unchanged,
 )
 from tests.kit.other_caches import Slots
+from tests.kit.refusals import refusals
 from tests.variants import APPENDING, each_cache
-
-CHUNKS = {
-    "one by one": [1] * T,
-    "twos": [2, 2, 2, 2, 2, 1],
-    "fives": [5, 5, 1],
-    "whole": [T],
-    "ragged": [4, 1, 3, 1, 2],
-    "nothing, then all": [0, T, 0],
-}
-
 
 # Those that return all keys, and in order.
 WHOLE = {
@@ -53,19 +43,6 @@ MODES = {
 
 
 @each_cache
-@pytest.mark.parametrize("sizes", CHUNKS.values(), ids=CHUNKS)
-def test_append_returns_all_so_far_that_is_kept(make, sizes):
-    all_of_it = kv(T)
-    cache, end = make(T), 0
-    for new in zip(*(x.split(sizes, dim=2) for x in all_of_it), strict=True):
-        end += new[0].shape[2]
-        so_far = [x[:, :, :end] for x in all_of_it]
-        append(cache, new, so_far)
-        assert holds(cache, so_far)
-        assert cache.length == end
-
-
-@each_cache
 @pytest.mark.parametrize("widths", [(5,), (7, 2), (5, 1, 3)])
 def test_any_number_of_tensors_of_any_widths(make, widths):
     cache = make(3)
@@ -83,42 +60,6 @@ def test_what_was_appended_is_copied(make):
     for x in new:
         x.zero_()
     assert holds(cache, copies)
-
-
-@each_whole_cache
-@pytest.mark.parametrize("length", range(5))
-def test_after_a_rollback_new_tokens_overwrite_old_ones(make, length):
-    cache, old, new = make(6), kv(4), kv(2)
-    cache.append(*old)
-    cache.crop(length)
-    before = [x[:, :, :length] for x in old]
-    assert cache.length == length
-    assert agree(cache.stored, before)
-    wanted = [torch.cat(x, dim=2) for x in zip(before, new, strict=True)]
-    assert agree(cache.append(*new), wanted)
-
-
-@each_cache
-@pytest.mark.parametrize("length", [-1, 5, 7])
-def test_a_rollback_cannot_reach_what_is_not_stored(make, length):
-    cache = filled(make)
-    with refused(f"crop to {length}, but 4 are stored", cache):
-        cache.crop(length)
-
-
-@each_cache
-def test_a_rollback_is_to_a_whole_number(make):
-    cache = filled(make)
-    with refused("float", cache, error=TypeError):
-        cache.crop(1.5)
-
-
-@each_cache
-@pytest.mark.parametrize("length", [True, False])
-def test_true_is_no_length(make, length):
-    cache = filled(make)
-    with refused("length is bool; pass an int", cache, error=TypeError):
-        cache.crop(length)
 
 
 @each_cache
@@ -183,99 +124,66 @@ def test_a_cache_of_ones_own_keeps_its_room():
 
 
 @each_cache
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (torch.tensor([0, 2]), "rows go from 0 to 2, the cache has B=2"),
-        (torch.tensor([-1, 1]), "rows go from -1 to 1, the cache has B=2"),
-        (torch.tensor([[0, 1]]), "rows is torch.int64 of shape (1, 2)"),
-        (torch.tensor(1), "rows is torch.int64 of shape ()"),
-        (torch.tensor([0.0]), "rows is torch.float32 of shape (1,)"),
-        (torch.tensor([True, False]), "rows is torch.bool of shape (2,)"),
-    ],
+@refusals(
+    """
+    >>> cache.append(k[:1], v[:1])
+    ValueError: the cache holds B=2, K=3, D=5, but got B=1, K=3, D=5
+    >>> cache.append(k[:, :1], v[:, :1])
+    ValueError: the cache holds B=2, K=3, D=5, but got B=2, K=1, D=5
+    >>> cache.append(k[..., :1], v)
+    ValueError: the cache holds B=2, K=3, D=5, but got B=2, K=3, D=1
+    >>> cache.append(k, v[..., :1])
+    ValueError: the cache holds B=2, K=3, D=7, but got B=2, K=3, D=1
+    >>> cache.append(v, k)
+    ValueError: the cache holds B=2, K=3, D=5
+    >>> cache.append(k.double(), v.double())
+    ValueError: the cache holds torch.float32 on cpu, but got torch.float64 on
+        cpu
+    >>> cache.append(k, v.bfloat16())
+    ValueError: torch.float32 on cpu, but got torch.bfloat16 on cpu
+    >>> cache.append(k.to("meta"), v.to("meta"))
+    ValueError: the cache holds torch.float32 on cpu, but got torch.float32 on
+        meta
+    >>> cache.append(k)
+    ValueError: the cache holds 2 tensors per token, but got 1
+    >>> cache.append(k, v, v)
+    ValueError: the cache holds 2 tensors per token, but got 3
+    >>> cache.append()
+    ValueError: nothing to append
+    >>> cache.append(k[0], k[0])
+    ValueError: appended shapes (3, 1, 5), (3, 1, 5): each needs 4 axes
+    >>> cache.append(k, torch.cat((v, v), dim=2))
+    ValueError: appended shapes (2, 3, 1, 5), (2, 3, 2, 7): each needs 4 axes
+        (B, K, T, D), all the same B, K and T
+    >>> cache.append(k, v[:1])
+    ValueError: appended shapes (2, 3, 1, 5), (1, 3, 1, 7)
+    >>> cache.append(k, v[:, :2])
+    ValueError: appended shapes (2, 3, 1, 5), (2, 2, 1, 7)
+    >>> cache.crop(1.5)
+    TypeError: length is float; pass an int
+    >>> cache.crop(True)
+    TypeError: length is bool; pass an int
+    >>> cache.reorder(torch.tensor([0, 2]))
+    ValueError: rows go from 0 to 2, the cache has B=2
+    >>> cache.reorder(torch.tensor([-1, 1]))
+    ValueError: rows go from -1 to 1, the cache has B=2
+    >>> cache.reorder(torch.tensor([[0, 1]]))
+    ValueError: rows is torch.int64 of shape (1, 2)
+    >>> cache.reorder(torch.tensor(1))
+    ValueError: rows is torch.int64 of shape ()
+    >>> cache.reorder(torch.tensor([0.0]))
+    ValueError: rows is torch.float32 of shape (1,)
+    >>> cache.reorder(torch.tensor([True, False]))
+    ValueError: rows is torch.bool of shape (2,)
+    >>> make(6).reorder(torch.zeros(2, dtype=torch.int64, device="meta"))
+    RuntimeError: ...meta
+    """
 )
-def test_rows_that_are_not_there_are_refused(make, rows, message):
-    cache = filled(make)
-    with refused(message, cache):
-        cache.reorder(rows)
-
-
-@each_cache
-def test_an_empty_cache_has_no_rows(make):
-    cache = make(6)
-    with refused("rows go from 0 to 1, the cache has B=0", cache):
-        cache.reorder(torch.tensor([0, 1]))
-    # Nothing is there that could refuse them on a device: it looks.
-    with pytest.raises(RuntimeError, match="meta"):
-        cache.reorder(torch.zeros(2, dtype=torch.int64, device="meta"))
-
-
-WRONG = {
-    "batch": (
-        lambda k, v: (k[:1], v[:1]),
-        "the cache holds B=2, K=3, D=5, but got B=1, K=3, D=5",
-    ),
-    "heads": (
-        lambda k, v: (k[:, :1], v[:, :1]),
-        "the cache holds B=2, K=3, D=5, but got B=2, K=1, D=5",
-    ),
-    "width": (
-        lambda k, v: (k[..., :1], v),
-        "the cache holds B=2, K=3, D=5, but got B=2, K=3, D=1",
-    ),
-    "width of the second": (
-        lambda k, v: (k, v[..., :1]),
-        "the cache holds B=2, K=3, D=7, but got B=2, K=3, D=1",
-    ),
-    "exchanged": (lambda k, v: (v, k), "the cache holds B=2, K=3, D=5"),
-    "dtype": (
-        lambda k, v: (k.double(), v.double()),
-        "the cache holds torch.float32 on cpu, but got torch.float64 on cpu",
-    ),
-    "dtype of the second": (
-        lambda k, v: (k, v.bfloat16()),
-        "torch.float32 on cpu, but got torch.bfloat16 on cpu",
-    ),
-    "device": (
-        lambda k, v: (k.to("meta"), v.to("meta")),
-        "the cache holds torch.float32 on cpu, but got torch.float32 on meta",
-    ),
-    "one tensor": (
-        lambda k, v: (k,),
-        "the cache holds 2 tensors per token, but got 1",
-    ),
-    "three tensors": (
-        lambda k, v: (k, v, v),
-        "the cache holds 2 tensors per token, but got 3",
-    ),
-    "nothing": (lambda k, v: (), "nothing to append"),
-    "3 axes": (
-        lambda k, v: (k[0], k[0]),
-        "appended shapes (3, 1, 5), (3, 1, 5): each needs 4 axes",
-    ),
-    "unlike lengths": (
-        lambda k, v: (k, torch.cat((v, v), dim=2)),
-        "appended shapes (2, 3, 1, 5), (2, 3, 2, 7): each needs 4 axes "
-        "(B, K, T, D), all the same B, K and T",
-    ),
-    "unlike batches": (
-        lambda k, v: (k, v[:1]),
-        "appended shapes (2, 3, 1, 5), (1, 3, 1, 7)",
-    ),
-    "unlike heads": (
-        lambda k, v: (k, v[:, :2]),
-        "appended shapes (2, 3, 1, 5), (2, 2, 1, 7)",
-    ),
-}
-
-
-@each_cache
-@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
-def test_other_tensors_than_those_stored_are_refused(make, wrong, message):
-    cache, new = filled(make), kv()
-    with refused(message, cache):
-        cache.append(*wrong(*new))
-    cache.append(*new)
+def test_what_does_not_fit_is_refused(make, call, error, message):
+    cache, (k, v) = filled(make), kv()
+    with unchanged(cache), pytest.raises(error, match=message):
+        eval(call)
+    cache.append(k, v)
     assert cache.length == 5
 
 
@@ -305,12 +213,6 @@ def test_a_cache_is_where_the_values_are(make):
     for t, width in zip(cache.append(*kv(device="meta")), (D, DV), strict=True):
         assert t.device.type == "meta"
         assert t.shape == (B, K, keys, width)
-
-
-@each_cache
-def test_an_empty_cache_holds_no_memory(make):
-    cache = make(6)
-    assert (cache.length, cache.nbytes, cache.stored) == (0, 0, ())
 
 
 @each_cache
@@ -367,17 +269,6 @@ def test_reordering_does_not_look_at_rows_on_a_device(make):
     cache = filled(make, 4, device="meta", B=3)
     cache.reorder(torch.zeros(2, dtype=torch.int64, device="meta"))
     assert [t.shape[:2] for t in cache.stored] == [(2, 3)] * 2
-
-
-@each_whole_cache
-def test_beams_go_on_after_tokens_were_dropped(make):
-    cache, old, new = make(6), kv(5, B=3), kv(3, B=3)
-    cache.append(*old)
-    cache.crop(2)
-    cache.reorder(torch.tensor([2, 2, 0]))
-    got = cache.append(*new)
-    moved = [x[[2, 2, 0], :, :2] for x in old]
-    assert agree(got, [torch.cat(x, 2) for x in zip(moved, new, strict=True)])
 
 
 @each_whole_cache

@@ -1,7 +1,5 @@
 """The caches that keep everything: their room, and what they copy."""
 
-import re
-
 import numpy
 import pytest
 import torch
@@ -11,50 +9,28 @@ from attnref import GrowingKVCache, KVCache
 from tests.kit.caches import (
     filled,
     kv,
-    refused,
 )
+from tests.kit.refusals import refusals
 
 CACHES = {"room": KVCache, "growing": lambda max_len: GrowingKVCache()}
 
 
-@pytest.mark.parametrize(
-    ("stored", "new", "message"),
-    [
-        (6, 1, "6 stored and 1 new make 7 > max_len=6"),
-        (4, 3, "4 stored and 3 new make 7 > max_len=6"),
-        (0, 7, "0 stored and 7 new make 7 > max_len=6"),
-    ],
+@refusals(
+    """
+    >>> KVCache(0)
+    ValueError: max_len=0 must be at least 1
+    >>> KVCache(-3)
+    ValueError: max_len=-3 must be at least 1
+    >>> KVCache(6.0)
+    TypeError: max_len is float; pass an int
+    >>> KVCache(True)
+    TypeError: max_len is bool; pass an int
+    """
 )
-def test_overflow_is_refused_and_changes_nothing(stored, new, message):
-    cache = KVCache(max_len=numpy.int64(6))
-    assert type(cache.max_len) is int
-    if stored:
-        cache.append(*kv(stored))
-    with refused(message, cache):
-        cache.append(*kv(new))
-    cache.append(*kv(6 - stored))
-    assert cache.length == 6
-
-
-def test_a_growing_cache_has_no_limit():
-    cache = GrowingKVCache()
-    for _ in range(50):
-        cache.append(*kv(7))
-    assert cache.length == cache.stored[0].shape[2] == 350
-
-
-@pytest.mark.parametrize(
-    ("max_len", "error", "message"),
-    [
-        (0, ValueError, "max_len=0 must be at least 1"),
-        (-3, ValueError, "max_len=-3 must be at least 1"),
-        (6.0, TypeError, "max_len is float; pass an int"),
-        (True, TypeError, "max_len is bool; pass an int"),
-    ],
-)
-def test_room_is_for_a_whole_number_of_tokens(max_len, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        KVCache(max_len)
+def test_room_is_for_a_whole_number_of_tokens(call, error, message):
+    assert type(KVCache(numpy.int64(6)).max_len) is int
+    with pytest.raises(error, match=message):
+        eval(call)
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,8 @@ from attnref import (
 from attnref.core import masks
 from attnref.layers.lightning import LightningAttention
 from tests.kit.compare import relative_error
-from tests.variants import (
-    CORES,
-    DECODERS,
-    E,
-    inputs,
-    run,
-    sharp,
-    tokens,
-    variant,
-)
+from tests.kit.layers import CORES, E, sharp, tokens
+from tests.variants import DECODERS, inputs, run, variant
 
 SIZES = {"d_model": 12, "n_heads": 4}
 LATENT = {

@@ -3,6 +3,7 @@ pass: those of tests/kit/other_caches.py."""
 
 import re
 from dataclasses import FrozenInstanceError
+from functools import partial
 from itertools import product
 
 import pytest
@@ -34,20 +35,17 @@ from attnref import (
 from tests.kit import sampled
 from tests.kit.caches import Lists, refused
 from tests.kit.compare import relative_error
+from tests.kit.layers import B, C, E, H, tokens
 from tests.kit.other_caches import Backwards, ChunkCache
+from tests.kit.refusals import refusals
 from tests.variants import (
     APPENDING,
     ONCE,
     SERVING,
     VARIANTS,
-    B,
-    C,
-    E,
-    H,
     inputs,
     run,
     takes,
-    tokens,
     variant,
 )
 from tests.variants import rule as rule_of
@@ -163,49 +161,37 @@ def test_keys_may_come_in_any_order(causal):
     assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
 
 
-REFUSED = {
-    "plain on a ring": (
-        True,
-        RingKVCache(4),
-        "rule is Causal(), and RingKVCache keeps Window(size=4, first=0)"
-        ": pass a cache that keeps as much; KVCache and GrowingKVCache keep "
-        "everything",
-    ),
-    "an encoder": (
-        False,
-        RingKVCache(4),
-        "rule is Everything(), and RingKVCache keeps",
-    ),
-    "a wider window": (
-        Window(8),
-        RingKVCache(4),
-        "rule is Window(size=8, first=0), and RingKVCache keeps Window(size=4,",
-    ),
-    "first tokens": (
-        Window(4, first=1),
-        RingKVCache(4),
-        "Window(size=4, first=1), and RingKVCache keeps Window(size=4, first=0",
-    ),
-    "a window": (
-        Window(4),
-        ChunkCache(4),
-        "rule is Window(size=4, first=0), and ChunkCache keeps Chunk(size=4)",
-    ),
-    "other chunks": (Chunk(6), ChunkCache(4), "keeps Chunk(size=4)"),
-    "plain on chunks": (True, ChunkCache(4), "rule is Causal(), and Chunk"),
-}
-
-
-@pytest.mark.parametrize(
-    ("rule", "cache", "says"), REFUSED.values(), ids=REFUSED
+@refusals(
+    """
+    >>> ours(causal=True)(x, cache=RingKVCache(4))
+    ValueError: rule is Causal(), and RingKVCache keeps Window(size=4, first=0):
+        pass a cache that keeps as much; KVCache and GrowingKVCache keep
+        everything
+    >>> ours(causal=False)(x, cache=RingKVCache(4))
+    ValueError: rule is Everything(), and RingKVCache keeps
+    >>> ours(causal=Window(8))(x, cache=RingKVCache(4))
+    ValueError: rule is Window(size=8, first=0), and RingKVCache keeps
+        Window(size=4,
+    >>> ours(causal=Window(4, first=1))(x, cache=RingKVCache(4))
+    ValueError: Window(size=4, first=1), and RingKVCache keeps Window(size=4,
+        first=0
+    >>> ours(causal=Window(4))(x, cache=ChunkCache(4))
+    ValueError: rule is Window(size=4, first=0), and ChunkCache keeps
+        Chunk(size=4)
+    >>> ours(causal=Chunk(6))(x, cache=ChunkCache(4))
+    ValueError: keeps Chunk(size=4)
+    >>> ours(causal=True)(x, cache=ChunkCache(4))
+    ValueError: rule is Causal(), and Chunk
+    """
 )
 @torch.no_grad()
-def test_a_cache_that_keeps_too_little_is_refused(rule, cache, says):
+def test_a_cache_that_keeps_too_little_is_refused(call, error, message):
     """At the first token, not at the first that is missing."""
     x = tokens(B, T, E)[:, :1]
     for name in WITH_RULES:
-        with refused(says, cache):
-            layer(name, causal=rule)(x, cache=cache)
+        names = {"ours": partial(layer, name), "x": x}
+        with pytest.raises(error, match=message):
+            eval(call, globals() | names)
 
 
 PARTS = {

@@ -1,16 +1,12 @@
 """A ring beside the cache that keeps everything, and rows that go back by
 numbers of their own."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnref import (
-    Chunk,
     GroupedQueryAttention,
-    GrowingKVCache,
     KVCache,
     MultiHeadLatentAttention,
     RingKVCache,
@@ -22,24 +18,10 @@ from attnref import (
 from attnref.core.masks import hiding
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
-from tests.kit.layers import CORES, HEADS, LATENT, B, E, K, sharp, tokens
+from tests.kit.layers import HEADS, LATENT, B, E, K, sharp, tokens
 
 CACHES = {"ring": lambda max_len: RingKVCache(4)}
 T = 23
-# A rule, and a cache that goes back over four drafts and the token after them.
-WAYS = {
-    "room": (True, lambda: KVCache(T + 5)),
-    "growing": (True, GrowingKVCache),
-    "not causal": (False, lambda: KVCache(T + 5)),
-    "window, all kept": (Window(5), lambda: KVCache(T + 5)),
-    "ring": (Window(5), lambda: RingKVCache(5, reserve=3)),
-    "first": (Window(4, first=2), lambda: RingKVCache(4, first=2, reserve=3)),
-    "first, more than it": (
-        Window(4, first=1),
-        lambda: RingKVCache(6, first=3, reserve=4),
-    ),
-    "chunk": (Chunk(5), lambda: RingKVCache(5, reserve=3)),
-}
 
 
 def layer(name="gqa", **options):
@@ -48,37 +30,6 @@ def layer(name="gqa", **options):
         sizes = HEADS | {"n_kv_heads": K}
         made = GroupedQueryAttention(**sizes, rope=Rope(100.0), **options)
     return sharp(made)
-
-
-@pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize(("rule", "make"), WAYS.values(), ids=WAYS)
-@torch.no_grad()
-def test_each_row_accepts_drafts_of_its_own_number(rule, make, core):
-    """And is what it is alone, with a cache of its own."""
-    ours = layer(causal=rule, attend=CORES[core])
-    x, cache, alone = tokens(B, T, E), make(), [make() for _ in range(B)]
-    got, want = [], []
-
-    def read(chunk):
-        got.append(ours(chunk, cache=cache))
-        rows = chunk.split(1)
-        out = [ours(r, cache=c) for r, c in zip(rows, alone, strict=True)]
-        want.append(torch.cat(out))
-
-    read(x[:, :7])
-    for accepted in ([3, 1, 2], [0, 4, 1], [2, 2, 2], [4, 0, 0]):
-        length = torch.tensor([c.length for c in alone])
-        read(tokens(B, 4, E))  # what is rejected leaves no trace
-        cache.crop(length + torch.tensor(accepted))
-        for c, n in zip(alone, accepted, strict=True):
-            c.crop(c.length - 4 + n)
-        read(tokens(B, 1, E))
-    assert len({c.length for c in alone}) > 1
-    rows = [2, 0, 2]
-    cache.reorder(torch.tensor(rows))
-    alone[:] = [deepcopy(alone[i]) for i in rows]
-    read(tokens(B, 2, E))
-    assert relative_error(torch.cat(got, 1), torch.cat(want, 1)) <= 1e-12
 
 
 @torch.no_grad()

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from attnref import GrowingKVCache, KVCache, StateCache
-from tests.kit.caches import kv, refused
+from attnref import GrowingKVCache, StateCache
+from tests.kit.caches import unchanged
+from tests.kit.refusals import refusals
 
 CACHES = {"state": lambda max_len: StateCache()}
 
@@ -15,37 +16,25 @@ def filled():
     return cache
 
 
-@pytest.mark.parametrize(
-    ("cache", "call", "says"),
-    [
-        (
-            filled(),
-            lambda cache: cache.crop(2),
-            "StateCache cannot crop: take a snapshot() before the draft and "
-            "restore() it",
-        ),
-        (
-            filled(),
-            lambda cache: cache.append(*kv()),
-            "StateCache cannot append keys: such a layer needs KVCache(max_len",
-        ),
-        (
-            GrowingKVCache(),
-            lambda cache: cache.update(1, *kv()),
-            "GrowingKVCache cannot hold a state: such a layer needs StateCach",
-        ),
-        (
-            KVCache(9),
-            lambda cache: cache.state,
-            "KVCache cannot hold a state: such a layer needs StateCache()",
-        ),
-    ],
+@refusals(
+    """
+    >>> state.crop(2)
+    TypeError: StateCache cannot crop: take a snapshot() before the draft and
+        restore() it
+    >>> state.append(torch.ones(2, 3, 1, 5))
+    TypeError: StateCache cannot append keys: such a layer needs KVCache(max_l
+    >>> keys.update(1, torch.ones(2, 3))
+    TypeError: GrowingKVCache cannot hold a state: such a layer needs StateCach
+    >>> keys.state
+    AttributeError: GrowingKVCache cannot hold a state: such a layer needs Stat
+    """
 )
 def test_what_a_cache_cannot_do_it_says_and_what_to_do_instead(
-    cache, call, says
+    call, error, message
 ):
-    with refused(says, cache, error=(TypeError, AttributeError)):
-        call(cache)
+    state, keys = filled(), GrowingKVCache()
+    with unchanged(state, keys), pytest.raises(error, match=message):
+        eval(call)
 
 
 def test_a_state_is_counted_moved_and_forgotten():

@@ -12,7 +12,7 @@ from attnref import Causal, Documents, Prefix, RuleMask, Window, flex, sdpa
 from attnref.core.flex import _Kernel, _kernel
 from tests.kit.attention import DV, EVERY_MASK, B, Blocks, H, S, T, qkv
 from tests.kit.compare import relative_error
-from tests.variants import CORES
+from tests.kit.layers import CORES
 
 RULES = {
     "window": lambda: RuleMask(Window(3), T, S, S - T),

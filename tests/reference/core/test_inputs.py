@@ -4,69 +4,46 @@ import pytest
 import torch
 
 from attnref import attention_weights, sdpa
-from tests.kit.attention import B, D, H, S, T, qkv, wrong_masks
+from tests.kit.attention import B, H, S, T, qkv, wrong_masks
 from tests.kit.layers import CORES
+from tests.kit.refusals import refusals
 
 each_core = pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 
 
-def _bad():
-    q, k, v = qkv()
-    meta = k.to("meta")
-    return {
-        "rank": (
-            (q[0], k, v),
-            ValueError,
-            "q has shape (6, 7, 5); it needs 4 axes",
-        ),
-        "heads": (
-            (q, k[:, :1].expand(B, 4, S, D), v),
-            ValueError,
-            "k has K=4 heads and S=11 keys, v has K=3 and S=11",
-        ),
-        "groups": (
-            (q, *(x[:, [0, 1, 2, 0]] for x in (k, v))),
-            ValueError,
-            "q has H=6 heads, k has K=4: K must divide H",
-        ),
-        "no heads": (
-            (q, k[:, :0], v[:, :0]),
-            ValueError,
-            "q has H=6 heads, k has K=0: K must divide H",
-        ),
-        "width": ((q, k[..., :3], v), ValueError, "q has D=5, k has D=3"),
-        "no width": (
-            (q[..., :0], k[..., :0], v),
-            ValueError,
-            "q and k have D=0",
-        ),
-        "length": (
-            (q, k, v[:, :, :9]),
-            ValueError,
-            "k has K=3 heads and S=11 keys, v has K=3 and S=9",
-        ),
-        "batch": ((q, k, v[:1]), ValueError, "q has B=2, v has B=1"),
-        "batch of k": ((q, k[:1], v), ValueError, "q has B=2, k has B=1"),
-        "dtype": (
-            (q, k.float(), v),
-            TypeError,
-            "q is torch.float64, k is torch.float32",
-        ),
-        "dtype of v": (
-            (q, k, v.float()),
-            TypeError,
-            "q is torch.float64, v is torch.float32",
-        ),
-        "device": ((q, meta, v), ValueError, "q is on cpu, k on meta"),
-    }
-
-
 @each_core
-@pytest.mark.parametrize("case", _bad())
-def test_bad_input_is_refused(case, core):
-    arguments, error, message = _bad()[case]
-    with pytest.raises(error, match=re.escape(message)):
-        core(*arguments)
+@refusals(
+    """
+    >>> core(q[0], k, v)
+    ValueError: q has shape (6, 7, 5); it needs 4 axes
+    >>> core(q, k.new_ones(B, 4, S, 5), v)
+    ValueError: k has K=4 heads and S=11 keys, v has K=3 and S=11
+    >>> core(q, *(x[:, [0, 1, 2, 0]] for x in (k, v)))
+    ValueError: q has H=6 heads, k has K=4: K must divide H
+    >>> core(q, k[:, :0], v[:, :0])
+    ValueError: q has H=6 heads, k has K=0: K must divide H
+    >>> core(q, k[..., :3], v)
+    ValueError: q has D=5, k has D=3
+    >>> core(q[..., :0], k[..., :0], v)
+    ValueError: q and k have D=0
+    >>> core(q, k, v[:, :, :9])
+    ValueError: k has K=3 heads and S=11 keys, v has K=3 and S=9
+    >>> core(q, k, v[:1])
+    ValueError: q has B=2, v has B=1
+    >>> core(q, k[:1], v)
+    ValueError: q has B=2, k has B=1
+    >>> core(q, k.float(), v)
+    TypeError: q is torch.float64, k is torch.float32
+    >>> core(q, k, v.float())
+    TypeError: q is torch.float64, v is torch.float32
+    >>> core(q, k.to("meta"), v)
+    ValueError: q is on cpu, k on meta
+    """
+)
+def test_bad_input_is_refused(core, call, error, message):
+    q, k, v = qkv()
+    with pytest.raises(error, match=message):
+        eval(call)
 
 
 @each_core

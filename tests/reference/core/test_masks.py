@@ -31,64 +31,36 @@ from attnref import (
     padding_mask_from_hf,
     sdpa,
 )
-from attnref.core.masks import _rows, dense, part_of, rule_of
+from attnref.core.masks import _rows, dense, part_of
 from tests.kit.attention import Blocks, Made
+from tests.kit.refusals import refusals
+
+TWO = torch.tensor([[True, True, False]])  # tokens and a pad
+FOUR = torch.tensor([[True, True, True, False], [True, True, False, False]])
 
 
-def test_padding_mask_of_two_sentences():
-    valid = torch.tensor(
-        [[True, True, True, False], [True, True, False, False]]
-    )
-    mask = padding_mask(valid)
-    assert mask.shape == (2, 1, 1, 4)
-    assert mask.int().tolist() == [[[[1, 1, 1, 0]]], [[[1, 1, 0, 0]]]]
+MATRICES = {
+    "padding": (padding_mask(FOUR), "1110 1100"),
+    "causal": (causal_mask(4), "1000 1100 1110 1111"),
+    "at the right": (causal_mask(2, 5), "11110 11111"),
+    "one query": (causal_mask(1, 5), "11111"),
+    "more queries than keys": (causal_mask(5, 3), "000 000 100 110 111"),
+    "causal and pads": (causal_mask(3) & padding_mask(TWO), "100 110 110"),
+    "cross": (cross_mask(TWO, FOUR[:1]), "1110 1110 0000"),
+    "window": (causal_mask(4).triu(-1), "1000 1100 0110 0011"),
+    "chunks": (
+        Chunk(3)(torch.arange(7)[:, None], torch.arange(7)),
+        "1000000 1100000 1110000 0001000 0001100 0001110 0000001",
+    ),
+}
 
 
-def test_causal_mask_is_the_lower_triangle():
-    assert causal_mask(4).int().tolist() == [
-        [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [1, 1, 1, 0],
-        [1, 1, 1, 1],
-    ]
-
-
-def test_causal_mask_of_a_chunk_is_aligned_at_the_bottom_right():
-    assert causal_mask(2, 5).int().tolist() == [
-        [1, 1, 1, 1, 0],
-        [1, 1, 1, 1, 1],
-    ]
-    assert causal_mask(1, 5).int().tolist() == [[1, 1, 1, 1, 1]]
-    assert causal_mask(5, 3).int().tolist() == [
-        [0, 0, 0],
-        [0, 0, 0],
-        [1, 0, 0],
-        [1, 1, 0],
-        [1, 1, 1],
-    ]
-
-
-def test_combined_mask_is_the_conjunction():
-    valid = torch.tensor([[True, True, False]])
-    mask = causal_mask(3) & padding_mask(valid)
-    assert mask.shape == (1, 1, 3, 3)
-    assert mask[0, 0].int().tolist() == [
-        [1, 0, 0],
-        [1, 1, 0],
-        [1, 1, 0],
-    ]
-
-
-def test_cross_mask_of_two_sequences():
-    valid = torch.tensor([[True, True, False]])
-    context_valid = torch.tensor([[True, True, True, False]])
-    mask = cross_mask(valid, context_valid)
-    assert mask.shape == (1, 1, 3, 4)
-    assert mask[0, 0].int().tolist() == [
-        [1, 1, 1, 0],
-        [1, 1, 1, 0],
-        [0, 0, 0, 0],
-    ]
+@pytest.mark.parametrize(("mask", "rows"), MATRICES.values(), ids=MATRICES)
+def test_masks_in_ones_and_zeros(mask, rows):
+    wanted = [[int(x) for x in row] for row in rows.split()]
+    assert mask.int().flatten(0, -2).tolist() == wanted
+    assert mask.dtype == torch.bool and mask.dim() in (2, 4)
+    assert mask.dim() == 2 or mask.shape[1] == 1  # for all heads
 
 
 def test_left_padding_leaves_the_first_rows_with_nothing():
@@ -154,27 +126,8 @@ def test_a_pad_must_hold_finite_numbers():
     assert theirs.isnan().all()
 
 
-def test_an_inverted_integer_mask_is_all_true():
-    mask = causal_mask(3) & torch.tensor([1, 1, 0])
-    assert mask.dtype == torch.int64
-    assert (~mask).bool().all()
-
-
 def test_a_mask_is_made_on_the_given_device():
     assert causal_mask(2, 3, device="meta").device.type == "meta"
-
-
-def test_minus_1e_minus_9_is_no_mask():
-    scores = torch.tensor([1.0, 2.0, 3.0])
-    forbidden = torch.tensor([0.0, 0.0, 1.0])
-    inert = torch.softmax(scores + forbidden * -1e-9, -1)  # not -1e9
-    assert torch.equal(inert, torch.softmax(scores, -1))
-
-
-def test_multiplying_by_the_mask_does_not_mask():
-    scores = torch.tensor([-1.0, -2.0, 3.0])
-    weights = torch.softmax(scores * torch.tensor([1.0, 1.0, 0.0]), -1)
-    assert weights[2] > 0.6  # exp(0) = 1 is not 0
 
 
 def test_is_causal_of_torch_is_aligned_at_the_top_left():
@@ -213,16 +166,6 @@ def test_a_mask_beside_is_causal_depends_on_the_kernel():
         few = F.scaled_dot_product_attention(new, k, v, mask, is_causal=True)
     torch.testing.assert_close(out, joined)
     torch.testing.assert_close(few, out[:, :, :2])  # the first two rows
-
-
-def test_a_window_is_a_band_of_the_triangle():
-    W = 2  # tokens, this one included
-    assert causal_mask(4).triu(1 - W).int().tolist() == [
-        [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [0, 1, 1, 0],
-        [0, 0, 1, 1],
-    ]
 
 
 def test_a_rule_holds_wherever_the_keys_are():
@@ -582,62 +525,37 @@ def test_which_cache_keeps_enough_for_which_rule():
         Causal() & torch.ones(3, 3).bool()
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: Window(0), ValueError, "size=0 must be at least 1"),
-        (lambda: Window(2.0), TypeError, "size is float; pass an int"),
-        (lambda: Prefix(-1), ValueError, "length=-1 must be at least 0"),
-        (
-            lambda: Prefix(torch.ones(2)),
-            TypeError,
-            "length is torch.float32; pass a tensor of int32 or int64",
-        ),
-        (
-            lambda: Prefix(torch.tensor(3)),
-            ValueError,
-            "length has shape (); it needs 1 axis",
-        ),
-        (
-            lambda: Documents([0, 1]),
-            TypeError,
-            "ids is list; pass a tensor of int32 or int64",
-        ),
-        (
-            lambda: Documents(IDS[None]),
-            ValueError,
-            "ids has shape (1, 2, 11); it needs 1 or 2 axes",
-        ),
-        (
-            lambda: ruled(Causal() & Documents(IDS), rows=3),
-            ValueError,
-            "ids of the rule has shape (2, 11) for 3 rows of 11 tokens",
-        ),
-        (
-            lambda: ruled(Documents(IDS[:, :10])),
-            ValueError,
-            "ids of the rule has shape (2, 10) for 2 rows of 11 tokens",
-        ),
-        (
-            lambda: ruled(Documents(IDS[0, :10])),
-            ValueError,
-            "ids of the rule has shape (10,) for 2 rows of 11 tokens",
-        ),
-        (
-            lambda: ruled(Prefix(LENGTHS), rows=1),
-            ValueError,
-            "length of the rule has shape (2,) for 1 rows of 11 tokens",
-        ),
-        (
-            lambda: ruled(Documents(IDS.to("meta"))),
-            ValueError,
-            "ids of the rule is on meta, q on cpu",
-        ),
-    ],
+@refusals(
+    """
+    >>> Window(0)
+    ValueError: size=0 must be at least 1
+    >>> Window(2.0)
+    TypeError: size is float; pass an int
+    >>> Prefix(-1)
+    ValueError: length=-1 must be at least 0
+    >>> Prefix(torch.ones(2))
+    TypeError: length is torch.float32; pass a tensor of int32 or int64
+    >>> Prefix(torch.tensor(3))
+    ValueError: length has shape (); it needs 1 axis
+    >>> Documents([0, 1])
+    TypeError: ids is list; pass a tensor of int32 or int64
+    >>> Documents(IDS[None])
+    ValueError: ids has shape (1, 2, 11); it needs 1 or 2 axes
+    >>> ruled(Causal() & Documents(IDS), rows=3)
+    ValueError: ids of the rule has shape (2, 11) for 3 rows of 11 tokens
+    >>> ruled(Documents(IDS[:, :10]))
+    ValueError: ids of the rule has shape (2, 10) for 2 rows of 11 tokens
+    >>> ruled(Documents(IDS[0, :10]))
+    ValueError: ids of the rule has shape (10,) for 2 rows of 11 tokens
+    >>> ruled(Prefix(LENGTHS), rows=1)
+    ValueError: length of the rule has shape (2,) for 1 rows of 11 tokens
+    >>> ruled(Documents(IDS.to("meta")))
+    ValueError: ids of the rule is on meta, q on cpu
+    """
 )
 def test_a_rule_that_does_not_fit_is_refused(call, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+    with pytest.raises(error, match=message):
+        eval(call)
 
 
 def ruled(rule, *, rows=2, T=2, S=11):
@@ -837,94 +755,46 @@ def test_the_loss_skips_pads():
     # --8<-- [end:loss]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: padding_mask(torch.ones(2, 3)),
-            TypeError,
-            r"valid is torch.float32; pass bool.*valid.bool\(\)",
-        ),
-        (
-            lambda: padding_mask(torch.ones(3, dtype=torch.bool)),
-            ValueError,
-            r"valid has shape \(3,\); it needs \(B, S\), one row per sequence",
-        ),
-        (
-            lambda: cross_mask(
-                torch.ones(2, 3, dtype=torch.bool),
-                torch.ones(5, 7, dtype=torch.bool),
-            ),
-            ValueError,
-            "valid has B=2, context_valid B=5",
-        ),
-        (
-            lambda: cross_mask(
-                torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 3)
-            ),
-            TypeError,
-            "context_valid is torch.float32",
-        ),
-        (
-            lambda: cross_mask(
-                torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
-            ),
-            TypeError,
-            "^valid is torch.float32",
-        ),
-        (
-            lambda: cross_mask(
-                torch.ones(3, dtype=torch.bool),
-                torch.ones(3, 3, dtype=torch.bool),
-            ),
-            ValueError,
-            r"^valid has shape \(3,\)",
-        ),
-        (
-            lambda: cross_mask(
-                torch.ones(2, 3, dtype=torch.bool),
-                torch.ones(2, 7, dtype=torch.bool, device="meta"),
-            ),
-            ValueError,
-            "valid is on cpu, context_valid on meta",
-        ),
-        (
-            lambda: Rule()(torch.tensor(0), torch.tensor(0)),
-            NotImplementedError,
-            "^$",
-        ),
-        (
-            lambda: rule_of(lambda i, j: j <= i),
-            TypeError,
-            "^causal is function; pass True, False or a Rule$",
-        ),
-        (lambda: rule_of(Causal), TypeError, r"^causal is <class '.*Causal'>;"),
-        (lambda: rule_of(1), TypeError, "^causal is int; pass True, False or"),
-        (
-            lambda: causal_mask(-1, 3),
-            ValueError,
-            "T=-1 and S=3 must not be negative",
-        ),
-        (
-            lambda: causal_mask(3, -1),
-            ValueError,
-            "T=3 and S=-1 must not be negative",
-        ),
-        (
-            lambda: padding_mask_from_hf(torch.tensor([[0.0, -1e9]])),
-            ValueError,
-            "values other than 0 and 1.*mask == 0",
-        ),
-        (
-            lambda: padding_mask_from_hf(torch.ones(2, 1, 3, 3)),
-            ValueError,
-            r"shape \(2, 1, 3, 3\); a tokenizer gives \(B, S\)",
-        ),
-    ],
+ONE, TRUE = (1, 1, 1, 1), torch.ones(2, 3, dtype=torch.bool)
+
+
+@refusals(
+    """
+    >>> padding_mask(torch.ones(2, 3))
+    TypeError: valid is torch.float32; pass bool...valid.bool()
+    >>> padding_mask(TRUE[0])
+    ValueError: valid has shape (3,); it needs (B, S), one row per sequence
+    >>> cross_mask(TRUE, torch.ones(5, 7).bool())
+    ValueError: valid has B=2, context_valid B=5
+    >>> cross_mask(TRUE, torch.ones(2, 3))
+    TypeError: context_valid is torch.float32
+    >>> cross_mask(torch.ones(2, 3), TRUE)
+    TypeError: valid is torch.float32
+    >>> cross_mask(TRUE[0], TRUE)
+    ValueError: valid has shape (3,)
+    >>> cross_mask(TRUE, TRUE.to("meta"))
+    ValueError: valid is on cpu, context_valid on meta
+    >>> Rule()(torch.tensor(0), torch.tensor(0))
+    NotImplementedError:
+    >>> decoder_mask(None, ONE, causal=lambda i, j: j <= i, device=ONE)
+    TypeError: causal is function; pass True, False or a Rule
+    >>> decoder_mask(None, ONE, causal=Causal, device=ONE)
+    TypeError: causal is <class '...Causal'>;
+    >>> decoder_mask(None, ONE, causal=1, device=ONE)
+    TypeError: causal is int; pass True, False or
+    >>> causal_mask(-1, 3)
+    ValueError: T=-1 and S=3 must not be negative
+    >>> causal_mask(3, -1)
+    ValueError: T=3 and S=-1 must not be negative
+    >>> padding_mask_from_hf(torch.tensor([[0.0, -1e9]]))
+    ValueError: values other than 0 and 1...mask == 0
+    >>> padding_mask_from_hf(torch.ones(2, 1, 3, 3))
+    ValueError: shape (2, 1, 3, 3); a tokenizer gives (B, S)
+    """
 )
 def test_bad_input_is_refused(call, error, message):
     with pytest.raises(error, match=message):
-        call()
+        eval(call)
 
 
 @pytest.mark.parametrize(
@@ -941,16 +811,3 @@ def test_a_layer_takes_no_rule_as_its_mask(mask, message):
     full = (3, 6, 5, 5)
     with pytest.raises(TypeError, match=re.escape(message)):
         decoder_mask(mask, full, causal=True, device=torch.device("cpu"))
-
-
-def test_a_token_sees_what_its_chunk_has_had():
-    at = torch.arange(7)
-    assert Chunk(3)(at[:, None], at).int().tolist() == [
-        [1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0],
-        [1, 1, 1, 0, 0, 0, 0],
-        [0, 0, 0, 1, 0, 0, 0],
-        [0, 0, 0, 1, 1, 0, 0],
-        [0, 0, 0, 1, 1, 1, 0],
-        [0, 0, 0, 0, 0, 0, 1],
-    ]

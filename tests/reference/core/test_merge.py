@@ -1,5 +1,4 @@
 import math
-import re
 from itertools import pairwise
 
 import pytest
@@ -43,6 +42,7 @@ from tests.kit.attention import (
     qkv,
 )
 from tests.kit.compare import relative_error
+from tests.kit.refusals import refusals
 
 
 def merged(q, k, v, mask, sizes):
@@ -519,75 +519,41 @@ def test_two_processes_store_every_other_key(kind, dtype, bound, tmp_path):
     assert relative_error(twice, want) > 0.05  # a sink in each process
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda q, k, v: merge([], []), ValueError, "0 outputs, 0 log-sum-"),
-        (
-            lambda q, k, v: merge([q], [q[..., 0], q[..., 0]]),
-            ValueError,
-            "1 outputs, 2 log-sum-exps",
-        ),
-        (
-            lambda q, k, v: merge([q], [q[..., :1]]),
-            ValueError,
-            "an output of shape (2, 6, 7, 5) beside a log-sum-exp of shape "
-            "(2, 6, 7, 1)",
-        ),
-        (
-            lambda q, k, v: merge([q, q[:1]], [q[..., 0], q[:1, ..., 0]]),
-            ValueError,
-            "the first output is of shape (2, 6, 7, 5)",
-        ),
-        (
-            lambda q, k, v: split_kv(q, k, v, splits=0),
-            ValueError,
-            "splits=0 must be at least 1",
-        ),
-        (
-            lambda q, k, v: with_prefix(q, (k, v), k, v),
-            ValueError,
-            "k of the prefix has shape (2, 3, 11, 5); it needs (1, 3, P, 5)",
-        ),
-        (
-            lambda q, k, v: with_prefix(q, (k[:1, :1], v[:1, :1]), k, v),
-            ValueError,
-            "k of the prefix has shape (1, 1, 11, 5); it needs (1, 3, P, 5)",
-        ),
-        (
-            lambda q, k, v: with_prefix(q, (k[:1], v[:1, ..., :9]), k, v),
-            ValueError,
-            "v of the prefix has shape (1, 3, 11, 9); it needs (1, 3, P, 13)",
-        ),
-        (
-            lambda q, k, v: with_prefix(q, (k[:1],), k, v),
-            ValueError,
-            "prefix holds 1 tensors, not k and v",
-        ),
-        (
-            lambda q, k, v: with_prefix(q[0], (k[:1], v[:1]), k, v),
-            ValueError,
-            "q has shape (6, 7, 5); it needs 4 axes",
-        ),
-        (
-            lambda q, k, v: with_prefix(
-                q, (k[:1], v[:1]), k, v, RuleMask(Window(21), T, S, S - T)
-            ),
-            ValueError,
-            "Window(size=21, first=0) may hide a part of the prefix of 11 ",
-        ),
-        *(
-            (
-                lambda q, k, v, rule=rule: with_prefix(
-                    q, (k[:1], v[:1]), k, v, RuleMask(rule, T, S, S - T)
-                ),
-                ValueError,
-                f"{rule.parts[-1]} may hide a part of the prefix of 11 tokens",
-            )
-            for rule in (Causal() & Documents(torch.zeros(S).int()), Blocks())
-        ),
-    ],
+HIDING = Causal() & Documents(torch.zeros(S).int()), Blocks()
+
+
+@refusals(
+    """
+    >>> merge([], [])
+    ValueError: 0 outputs, 0 log-sum-
+    >>> merge([q], [q[..., 0], q[..., 0]])
+    ValueError: 1 outputs, 2 log-sum-exps
+    >>> merge([q], [q[..., :1]])
+    ValueError: an output of shape (2, 6, 7, 5) beside a log-sum-exp of shape
+        (2, 6, 7, 1)
+    >>> merge([q, q[:1]], [q[..., 0], q[:1, ..., 0]])
+    ValueError: the first output is of shape (2, 6, 7, 5)
+    >>> split_kv(q, k, v, splits=0)
+    ValueError: splits=0 must be at least 1
+    >>> with_prefix(q, (k, v), k, v)
+    ValueError: k of the prefix has shape (2, 3, 11, 5); it needs (1, 3, P, 5)
+    >>> with_prefix(q, (k[:1, :1], v[:1, :1]), k, v)
+    ValueError: k of the prefix has shape (1, 1, 11, 5); it needs (1, 3, P, 5)
+    >>> with_prefix(q, (k[:1], v[:1, ..., :9]), k, v)
+    ValueError: v of the prefix has shape (1, 3, 11, 9); it needs (1, 3, P, 13)
+    >>> with_prefix(q, (k[:1],), k, v)
+    ValueError: prefix holds 1 tensors, not k and v
+    >>> with_prefix(q[0], (k[:1], v[:1]), k, v)
+    ValueError: q has shape (6, 7, 5); it needs 4 axes
+    >>> with_prefix(q, (k[:1], v[:1]), k, v, RuleMask(Window(21), T, S, S - T))
+    ValueError: Window(size=21, first=0) may hide a part of the prefix of 11
+    >>> with_prefix(q, (k[:1], v[:1]), k, v, RuleMask(HIDING[0], T, S, S - T))
+    ValueError: Documents(...) may hide a part of the prefix of 11 tokens
+    >>> with_prefix(q, (k[:1], v[:1]), k, v, RuleMask(HIDING[1], T, S, S - T))
+    ValueError: Blocks() may hide a part of the prefix of 11 tokens
+    """
 )
 def test_bad_input_is_refused(call, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        call(*qkv())
+    q, k, v = qkv()
+    with pytest.raises(error, match=message):
+        eval(call)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ from attnref.core.few import few
 from attnref.core.sinks import add_sinks
 from tests.kit.attention import leaves
 from tests.kit.compare import relative_error
+from tests.kit.refusals import refusals
 from tests.variants import CORES as LAYERS_TAKE
 
 B, T, S, H, D, DV = 3, 7, 11, 6, 5, 13
@@ -221,38 +221,34 @@ def test_each_part_is_compiled(core, part):
     assert relative_error(got, want) <= 1e-12
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"softcap": 0.0}, ValueError, "softcap=0.0 must be above 0"),
-        ({"sinks": [1.0]}, TypeError, "sinks is list; pass a tensor"),
-        ({"sinks": torch.zeros(3)}, ValueError, "sinks has shape (3,); it "),
-        ({"sinks": torch.zeros(6).int()}, TypeError, "sinks is torch.int32"),
-        (
-            {"bias": torch.ones(T, S).bool()},
-            TypeError,
-            "bias is torch.bool; it needs a floating dtype: a bool tensor is",
-        ),
-        (
-            {"bias": torch.ones(T, T)},
-            ValueError,
-            "bias has shape (7, 7), which does not broadcast to (B, H, T, S) "
-            "= (3, 6, 7, 11)",
-        ),
-        ({"bias": torch.ones(S)}, ValueError, "bias has shape (11,), which"),
-        ({"bias": Alibi(8)}, ValueError, "bias has 8 heads, q has H=6"),
-        ({"bias": 1.0}, TypeError, "bias is float; pass a tensor or a Bias"),
-        (
-            {"bias": torch.ones(T, S, device="meta")},
-            ValueError,
-            "bias is on meta, q on cpu",
-        ),
-    ],
+@pytest.mark.parametrize("core", LAYERS_TAKE.values(), ids=LAYERS_TAKE)
+@refusals(
+    """
+    >>> core(q, k, v, softcap=0.0)
+    ValueError: softcap=0.0 must be above 0
+    >>> core(q, k, v, sinks=[1.0])
+    TypeError: sinks is list; pass a tensor
+    >>> core(q, k, v, sinks=torch.zeros(3))
+    ValueError: sinks has shape (3,); it
+    >>> core(q, k, v, sinks=torch.zeros(6).int())
+    TypeError: sinks is torch.int32
+    >>> core(q, k, v, bias=torch.ones(T, S).bool())
+    TypeError: bias is torch.bool; it needs a floating dtype: a bool tensor is
+    >>> core(q, k, v, bias=torch.ones(T, T))
+    ValueError: bias has shape (7, 7), which does not broadcast to (B, H, T, S)
+        = (3, 6, 7, 11)
+    >>> core(q, k, v, bias=torch.ones(S))
+    ValueError: bias has shape (11,), which
+    >>> core(q, k, v, bias=Alibi(8))
+    ValueError: bias has 8 heads, q has H=6
+    >>> core(q, k, v, bias=1.0)
+    TypeError: bias is float; pass a tensor or a Bias
+    >>> core(q, k, v, bias=torch.ones(T, S, device="meta"))
+    ValueError: bias is on meta, q on cpu
+    """
 )
-def test_what_does_not_fit_is_refused(options, error, message):
-    q, k, v = (torch.randn(B, n, m, D) for n, m in ((H, T), (3, S), (3, S)))
-    for core in (*LAYERS_TAKE.values(), split_kv):
-        if core is fused and "bias" not in options:
-            continue
-        with pytest.raises(error, match=re.escape(message)):
-            core(q, k, v, **options)
+def test_what_does_not_fit_is_refused(core, call, error, message):
+    if core is not fused or "bias" in call:
+        q, k, v = (torch.randn(B, n, m, D) for n, m in ((H, T), (3, S), (3, S)))
+        with pytest.raises(error, match=message):
+            eval(call)

@@ -1,7 +1,6 @@
 """RoPE against multiplication by exp(i angle), in Python's own numbers."""
 
 import cmath
-import re
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from attnref import Rope, Yarn, apply_rope, rope_table, rotate, token_positions
 from attnref.core import rope
 from tests.kit.attention import Made
 from tests.kit.compare import relative_error
+from tests.kit.refusals import refusals
 
 B, H, K, T, D = 2, 6, 3, 7, 10
 LAYOUTS = ["half", "interleaved"]
@@ -122,69 +122,11 @@ def test_turning_is_complex_multiplication(layout, positions):
     assert (pairs(got, layout) - want).abs().max() <= 1e-12
 
 
-@given(
-    sizes=st.tuples(*[st.integers(1, 4)] * 4),
-    layout=st.sampled_from(LAYOUTS),
-    batched=st.booleans(),
-    theta=st.floats(1.0, 1e6),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_turning_is_right_for_every_shape(sizes, layout, batched, theta, seed):
-    torch.manual_seed(seed)
-    B, H, T, half = sizes
-    x = vectors(B, H, T, 2 * half)
-    at = torch.randint(0, 1000, (B, T) if batched else (T,))
-    got = apply_rope(x, *rope_table(at, 2 * half, theta=theta), layout=layout)
-    want = pairs(x, layout) * turns(at, 2 * half, theta).unsqueeze(-3)
-    assert (pairs(got, layout) - want).abs().max() <= 1e-12
-
-
 def test_the_layout_is_half_by_default():
     x, table = vectors(), rope_table(torch.arange(T), D)
     half, interleaved = (apply_rope(x, *table, layout=name) for name in LAYOUTS)
     assert torch.equal(apply_rope(x, *table), half)
     assert (half - interleaved).abs().max() > 1
-
-
-@layouts
-def test_a_table_of_each_row_turns_that_row(layout):
-    x, at = vectors(), PLACES["of each row"]
-    got = apply_rope(x, *rope_table(at, D), layout=layout)
-    for row in range(B):
-        alone = x[row : row + 1]
-        want = apply_rope(alone, *rope_table(at[row], D), layout=layout)
-        assert torch.equal(got[row : row + 1], want)
-
-
-@layouts
-@places
-def test_the_norm_of_every_pair_is_kept(layout, positions):
-    x = vectors()
-    got = apply_rope(x, *rope_table(positions, D), layout=layout)
-    norms = pairs(got, layout).abs(), pairs(x, layout).abs()
-    assert relative_error(*norms) <= 1e-12
-
-
-@layouts
-def test_turning_by_a_and_then_by_b_is_turning_by_both(layout):
-    x, a, b = vectors(), torch.arange(T), torch.randint(-50, 50, (B, T))
-    once = apply_rope(x, *rope_table(a + b, D), layout=layout)
-    twice = x
-    for by in (a, b):
-        twice = apply_rope(twice, *rope_table(by, D), layout=layout)
-    assert relative_error(twice, once) <= 1e-12
-
-
-@layouts
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.float32, torch.bfloat16, torch.float16],
-    ids=str,
-)
-def test_position_0_leaves_everything_as_it_is(layout, dtype):
-    x = vectors().to(dtype)
-    cos, sin = rope_table(torch.zeros(T), D)
-    assert torch.equal(apply_rope(x, cos, sin, layout=layout), x)
 
 
 @layouts
@@ -329,93 +271,63 @@ def test_tokens_are_counted_and_pads_are_not(valid, positions):
 
 X, TABLE = torch.ones(B, H, T, D), rope_table(torch.arange(T), D)
 ROWS = rope_table(torch.zeros(3, T), D)
-BAD = {
-    "odd": (lambda: rope_table(torch.arange(3), 5), "dim=5 must be even"),
-    "nothing": (lambda: rope_table(torch.arange(3), 0), "dim=0 must be even"),
-    "below 0": (lambda: rope_table(torch.arange(3), -2), "dim=-2 must be even"),
-    "theta 0": (
-        lambda: rope_table(torch.arange(3), 4, theta=0.0),
-        "theta=0.0 must be positive",
-    ),
-    "theta nan": (
-        lambda: rope_table(torch.arange(3), 4, theta=torch.nan),
-        "theta=nan must be positive",
-    ),
-    "layout": (
-        lambda: apply_rope(X, *TABLE, layout="neox"),
-        "layout='neox' is neither 'half' nor 'interleaved'",
-    ),
-    "3 axes": (
-        lambda: apply_rope(X[0], *TABLE),
-        "x has shape (6, 7, 10); it needs 4 axes (B, H, T, D)",
-    ),
-    "odd x": (
-        lambda: apply_rope(X[..., :9], *TABLE),
-        "x has shape (2, 6, 7, 9); it needs 4 axes (B, H, T, D) and an even D",
-    ),
-    "other tokens": (
-        lambda: apply_rope(X[:, :, :1], *TABLE),
-        "tables of shape (7, 5) and (7, 5) do not fit x of shape (2, 6, 1, 10)",
-    ),
-    "one row of a table": (
-        lambda: apply_rope(X, *(t[:1] for t in TABLE)),
-        "tables of shape (1, 5) and (1, 5) do not fit",
-    ),
-    "other width": (
-        lambda: apply_rope(X, *(t[:, :4] for t in TABLE)),
-        "(7, 4) and (7, 4) do not fit x of shape (2, 6, 7, 10): 7 positions "
-        "with 5 angles each are (7, 5) or (2, 7, 5)",
-    ),
-    "other batch": (
-        lambda: apply_rope(X, *ROWS),
-        "tables of shape (3, 7, 5) and (3, 7, 5) do not fit",
-    ),
-    "two tables": (
-        lambda: apply_rope(X, TABLE[0], TABLE[1][:1]),
-        "tables of shape (7, 5) and (1, 5) do not fit",
-    ),
-    "other positions": (
-        lambda: rotate(X, X, rope=Rope(10.0), positions=torch.arange(6)),
-        "positions has shape (6,); 2 rows of 7 tokens need (7,) or (2, 7)",
-    ),
-    "other rows": (
-        lambda: rotate(X, X, rope=Rope(10.0), positions=torch.zeros(3, T)),
-        "positions has shape (3, 7); 2 rows of 7 tokens",
-    ),
-    "other device": (
-        lambda: rotate(
-            X, X, rope=Rope(9.0), positions=torch.ones(T).to("meta")
-        ),
-        "positions are on meta, q on cpu",
-    ),
-    "no theta": (
-        lambda: rotate(X, X, rope=None, positions=torch.arange(T)),
-        "positions are given, but rope is None",
-    ),
-}
 
 
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
-def test_what_does_not_fit_is_refused_with_numbers(call, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        call()
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64], ids=str)
-def test_positions_are_numbers(dtype):
-    with pytest.raises(TypeError, match=f"are {dtype}; pass real numbers"):
-        rope_table(torch.ones(T).to(dtype), D)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32], ids=str)
-def test_valid_tokens_are_marked_by_bool(dtype):
-    with pytest.raises(TypeError, match=f"valid is {dtype}; pass bool"):
-        token_positions(torch.ones(B, T).to(dtype))
-
-
-def test_whole_numbers_cannot_be_turned():
-    with pytest.raises(TypeError, match=r"torch\.int64"):
-        apply_rope(X.long(), *TABLE)
+@refusals(
+    """
+    >>> rope_table(torch.arange(3), 5)
+    ValueError: dim=5 must be even
+    >>> rope_table(torch.arange(3), 0)
+    ValueError: dim=0 must be even
+    >>> rope_table(torch.arange(3), -2)
+    ValueError: dim=-2 must be even
+    >>> rope_table(torch.arange(3), 4, theta=0.0)
+    ValueError: theta=0.0 must be positive
+    >>> rope_table(torch.arange(3), 4, theta=torch.nan)
+    ValueError: theta=nan must be positive
+    >>> apply_rope(X, *TABLE, layout="neox")
+    ValueError: layout='neox' is neither 'half' nor 'interleaved'
+    >>> apply_rope(X[0], *TABLE)
+    ValueError: x has shape (6, 7, 10); it needs 4 axes (B, H, T, D)
+    >>> apply_rope(X[..., :9], *TABLE)
+    ValueError: x has shape (2, 6, 7, 9); it needs 4 axes (B, H, T, D) and an
+        even D
+    >>> apply_rope(X[:, :, :1], *TABLE)
+    ValueError: tables of shape (7, 5) and (7, 5) do not fit x of shape (2, 6,
+        1, 10)
+    >>> apply_rope(X, *(t[:1] for t in TABLE))
+    ValueError: tables of shape (1, 5) and (1, 5) do not fit
+    >>> apply_rope(X, *(t[:, :4] for t in TABLE))
+    ValueError: (7, 4) and (7, 4) do not fit x of shape (2, 6, 7, 10): 7
+        positions with 5 angles each are (7, 5) or (2, 7, 5)
+    >>> apply_rope(X, *ROWS)
+    ValueError: tables of shape (3, 7, 5) and (3, 7, 5) do not fit
+    >>> apply_rope(X, TABLE[0], TABLE[1][:1])
+    ValueError: tables of shape (7, 5) and (1, 5) do not fit
+    >>> rotate(X, X, rope=Rope(10.0), positions=torch.arange(6))
+    ValueError: positions has shape (6,); 2 rows of 7 tokens need (7,) or (2,
+        7)
+    >>> rotate(X, X, rope=Rope(10.0), positions=torch.zeros(3, T))
+    ValueError: positions has shape (3, 7); 2 rows of 7 tokens
+    >>> rotate(X, X, rope=Rope(9.0), positions=torch.ones(T).to("meta"))
+    ValueError: positions are on meta, q on cpu
+    >>> rotate(X, X, rope=None, positions=torch.arange(T))
+    ValueError: positions are given, but rope is None
+    >>> rope_table(X[0, 0, 0].bool(), D)
+    TypeError: positions are torch.bool; pass real numbers
+    >>> rope_table(X[0, 0, 0].cfloat(), D)
+    TypeError: positions are torch.complex64; pass real numbers
+    >>> token_positions(X[0, 0].long())
+    TypeError: valid is torch.int64; pass bool
+    >>> token_positions(X[0, 0])
+    TypeError: valid is torch.float32; pass bool
+    >>> apply_rope(X.long(), *TABLE)
+    TypeError: ...torch.int64
+    """
+)
+def test_what_does_not_fit_is_refused_with_numbers(call, error, message):
+    with pytest.raises(error, match=message):
+        eval(call)
 
 
 def test_one_row_of_positions_is_for_all_rows():

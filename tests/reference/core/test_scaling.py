@@ -1,8 +1,5 @@
 """Other frequencies of RoPE, against their formulas in Python's own numbers."""
 
-import math
-import re
-
 import pytest
 import torch
 
@@ -21,8 +18,10 @@ from attnref import (
 )
 from attnref.core import rope
 from tests.kit.compare import relative_error
+from tests.kit.layers import B, E, T
 from tests.kit.mla import STRETCHED
-from tests.variants import B, E, T, variant
+from tests.kit.refusals import refusals
+from tests.variants import variant
 
 
 @pytest.mark.parametrize(
@@ -71,60 +70,75 @@ def test_yarn_scales_as_deepseek_does():
     assert STRETCHED.scaling.softmax_scale == pytest.approx(1.1434, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"factor": 0.5}, "factor=0.5 must be at least 1"),
-        ({"factor": torch.nan}, "factor=nan"),
-        ({"original_max_len": 0}, "original_max_len=0 must be at least 1"),
-        ({"beta_fast": 0.5}, "beta_fast=0.5 must be at least beta_slow=1.0"),
-        ({"beta_slow": 40.0}, "beta_fast=32.0 must be at least beta_slow=40.0"),
-        ({"beta_slow": 0.0}, "beta_slow=0.0, and both above 0"),
-        ({"beta_slow": torch.nan}, "beta_slow=nan"),
-    ],
-    ids=str,
+@refusals(
+    """
+    >>> Yarn(0.5, 64)
+    ValueError: factor=0.5 must be at least 1
+    >>> Yarn(torch.nan, 64)
+    ValueError: factor=nan
+    >>> Yarn(4.0, 0)
+    ValueError: original_max_len=0 must be at least 1
+    >>> Yarn(4.0, 64, beta_fast=0.5)
+    ValueError: beta_fast=0.5 must be at least beta_slow=1.0
+    >>> Yarn(4.0, 64, beta_slow=40.0)
+    ValueError: beta_fast=32.0 must be at least beta_slow=40.0
+    >>> Yarn(4.0, 64, beta_slow=0.0)
+    ValueError: beta_slow=0.0, and both above 0
+    >>> Yarn(4.0, 64, beta_slow=torch.nan)
+    ValueError: beta_slow=nan
+    >>> PositionInterpolation(0.5)
+    ValueError: factor=0.5 must be at least 1
+    >>> Ntk(torch.nan)
+    ValueError: factor=nan must be at least 1
+    >>> DynamicNtk(2.0, 0)
+    ValueError: original_max_len=0 must be at least 1
+    >>> Llama3(0.9, 1.0, 4.0, 64)
+    ValueError: factor=0.9 must be at least 1
+    >>> Llama3(8.0, 1.0, 1.0, 64)
+    ValueError: high_freq_factor=1.0 must be above low_freq_factor=1.0
+    >>> LongRope([1], [1], 64, 0.7)
+    ValueError: factor=0.7 must be at least 1
+    >>> LongRope([1], [1], 0.5)
+    ValueError: original_max_len=0.5 must be
+    >>> LongRope([1], [1], 1)
+    ValueError: original_max_len=1 gives no scale
+    >>> Proportional(0.0)
+    ValueError: share=0.0 must be in (0, 1]
+    >>> LongRope([1, 2], [1], 64)
+    ValueError: short has 2 factors, long 1
+    >>> Rope(width=5)
+    ValueError: width=5 must be even
+    >>> Rope(width=0)
+    ValueError: width=0 must be even
+    >>> Rope(0.0)
+    ValueError: theta=0.0 must be positive
+    >>> Rope(layout="neox")
+    ValueError: layout='neox' is neither 'half' nor
+    >>> variant("gqa", rope=Rope(width=6))
+    ValueError: Rope(width=6) rotates more than head_dim=4
+    >>> variant("gqa", head_dim=3, rope=Rope())
+    ValueError: head_dim=3 is odd
+    >>> variant("gqa", rope_theta=9.0, rope=Rope())
+    ValueError: rope_theta=9.0 and rope=Rope(
+    >>> variant("gqa", rope=Rope(scaling=LongRope([1] * 3, [1] * 3, 64)))
+    ValueError: LongRope has 3 factors, one per pair; RoPE rotates 2 pairs
+    """
 )
-def test_a_yarn_that_cannot_be_is_refused(wrong, message):
-    sizes = {"factor": 4.0, "original_max_len": 64}
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Yarn(**sizes | wrong)
+def test_what_cannot_be_is_refused_with_numbers(call, error, message):
+    with pytest.raises(error, match=message):
+        eval(call)
+
+
+def test_the_limits_themselves_are_accepted():
     assert Yarn(1.0, 1, beta_fast=0.02, beta_slow=0.02).table_scale == 1
-
-
-WRONG = {
-    "factor=0.5 must be at least 1": lambda: PositionInterpolation(0.5),
-    "factor=nan must be at least 1": lambda: Ntk(math.nan),
-    "original_max_len=0 must be at least 1": lambda: DynamicNtk(2.0, 0),
-    "factor=0.9 must be at least 1": lambda: Llama3(0.9, 1.0, 4.0, 64),
-    "high_freq_factor=1.0 must be above low_freq_factor=1.0": lambda: Llama3(
-        8.0, 1.0, 1.0, 64
-    ),
-    "factor=0.7 must be at least 1": lambda: LongRope([1], [1], 64, 0.7),
-    "original_max_len=0.5 must be": lambda: LongRope([1], [1], 0.5),
-    "original_max_len=1 gives no scale": lambda: LongRope([1], [1], 1),
-    "share=0.0 must be in (0, 1]": lambda: Proportional(0.0),
-    "short has 2 factors, long 1": lambda: LongRope([1, 2], [1], 64),
-    "width=5 must be even": lambda: Rope(width=5),
-    "width=0 must be even": lambda: Rope(width=0),
-    "theta=0.0 must be positive": lambda: Rope(0.0),
-    "layout='neox' is neither 'half' nor": lambda: Rope(layout="neox"),
-    "Rope(width=6) rotates more than head_dim=4": lambda: variant(
-        "gqa", rope=Rope(width=6)
-    ),
-    "head_dim=3 is odd": lambda: variant("gqa", head_dim=3, rope=Rope()),
-    "rope_theta=9.0 and rope=Rope(": lambda: variant(
-        "gqa", rope_theta=9.0, rope=Rope()
-    ),
-    "LongRope has 3 factors, one per pair; RoPE rotates 2 pairs": lambda: (
-        variant("gqa", rope=Rope(scaling=LongRope([1] * 3, [1] * 3, 64)))
-    ),
-}
-
-
-@pytest.mark.parametrize(("message", "make"), WRONG.items(), ids=WRONG)
-def test_what_cannot_be_is_refused_with_numbers(message, make):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make()
+    plain = torch.tensor([1.0, 0.1])
+    for kind in (
+        PositionInterpolation(1.0),
+        Ntk(1.0),
+        Llama3(1.0, 1.0, 1.1, 64),
+        Proportional(1.0),
+    ):
+        assert torch.equal(kind.slowed(plain, 1e2), plain), kind
 
 
 # Up to 5 tokens one angle each, and others beyond.

@@ -22,6 +22,7 @@ from sitekit.drawn.mla import V3
 from tests.kit.attention import Made
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
+from tests.kit.layers import CORES
 from tests.kit.mla import (
     DN,
     DR,
@@ -36,7 +37,6 @@ from tests.kit.mla import (
     mla,
     tokens,
 )
-from tests.variants import CORES
 
 
 def test_what_the_cache_of_each_form_holds():
@@ -195,11 +195,6 @@ def test_no_step_makes_keys_and_no_prompt_makes_all_scores(core):
             with Made(x) as made:
                 layer(x[:1], cache=cache)
             assert made.largest < 4 * 512 * 512  # the scores of one head
-
-
-def test_both_forms_are_cheapest_somewhere():
-    chosen = {form_of(mla(), n, p) for n in (1, 40) for p in (0, 30)}
-    assert chosen == {"latent", "absorbed"}
 
 
 class LoRA(nn.Module):

@@ -1,6 +1,5 @@
 """Blocks, decoders and what they generate, against formulas and loops."""
 
-import re
 from functools import partial
 
 import numpy
@@ -19,7 +18,6 @@ from attnref import (
     GrowingKVCache,
     KVCache,
     StateCache,
-    SwiGLU,
     attention_weights,
     causal_mask,
     fused,
@@ -30,21 +28,16 @@ from attnref import (
 )
 from tests.kit.caches import refused
 from tests.kit.compare import relative_error
+from tests.kit.layers import B, D, E, H, S, T, sharp
 from tests.kit.memory import Held
 from tests.kit.oracles import LENGTH, decoders, padded
+from tests.kit.refusals import refusals
 from tests.variants import (
     CACHES,
     DECODERS,
     READERS,
     SERVING,
     VARIANTS,
-    B,
-    D,
-    E,
-    H,
-    K,
-    S,
-    T,
     built,
     each_cache_of,
     every_pair,
@@ -53,8 +46,6 @@ from tests.variants import (
     rule,
     run,
     seen,
-    sharp,
-    tokens,
 )
 
 FF, N = 59, 101
@@ -84,32 +75,11 @@ def by_hand(block, x, eps=1e-6, **attention):
 
 
 class Ear(nn.Module):
-    """In the place of attention: remembers what it is told, says `answer`."""
-
-    def __init__(self, answer=0.0):
-        super().__init__()
-        self.answer, self.heard = answer, None
+    """In the place of attention: remembers what it is given."""
 
     def forward(self, x, **options):
         self.heard = x, options
-        return torch.full_like(x, self.answer)
-
-
-def test_swiglu_is_its_formula():
-    mlp, x = sharp(SwiGLU(d_model=E, d_ff=FF)), tokens()
-    assert relative_error(mlp(x), swiglu(x, mlp)) <= 1e-12
-
-
-def test_swiglu_in_numbers():
-    mlp = SwiGLU(d_model=1, d_ff=2).double()
-    with torch.no_grad():
-        mlp.gate_proj.weight[:, 0] = torch.tensor([1.0, -2.0])
-        mlp.up_proj.weight[:, 0] = torch.tensor([3.0, 5.0])
-        mlp.down_proj.weight[0] = torch.tensor([7.0, 11.0])
-    e = torch.tensor(1.0, dtype=torch.float64).exp()
-    want = 7 * 3 * 1 / (1 + 1 / e) + 11 * 5 * -2 / (1 + e**2)
-    got = mlp(torch.ones(1, 1, 1, dtype=torch.float64))
-    assert relative_error(got.squeeze(), want) <= 1e-12
+        return x
 
 
 @every_pair
@@ -138,31 +108,6 @@ def test_attention_gets_what_the_block_gets():
     assert layer.self_attn.heard[1] == options
     layer(torch.randn(B, T, E))
     assert layer.self_attn.heard[1] == {}
-
-
-def test_each_token_is_normalised_over_its_width():
-    layer, x = Block(Ear(), d_model=E, d_ff=FF).double(), tokens()
-    layer(x)
-    heard, _ = layer.self_attn.heard
-    assert relative_error(heard.square().mean(-1), torch.ones(B, T)) <= 1e-5
-    direction = x / x.norm(dim=-1, keepdim=True)
-    assert relative_error(heard, direction * E**0.5) <= 1e-5
-
-
-def test_the_scale_of_a_token_does_not_reach_attention():
-    layer = Block(Ear(), d_model=E, d_ff=FF, eps=1e-15).double()
-    x, scale = tokens(), 10 ** torch.linspace(-2, 3, T).double()[:, None]
-    heard = []
-    for token in (x, scale * x):
-        layer(token)
-        heard.append(layer.self_attn.heard[0])
-    assert relative_error(*heard) <= 1e-9
-
-
-def test_what_attention_says_is_added_to_the_stream():
-    layer, x = Block(Ear(0.25), d_model=E, d_ff=FF).double(), tokens()
-    nn.init.zeros_(layer.mlp.down_proj.weight)
-    assert torch.equal(layer(x), x + 0.25)
 
 
 def decoder(name="gqa", layers=2, **options):
@@ -197,22 +142,6 @@ def test_a_decoder_is_its_blocks_between_two_tables(layers, options):
         got = model(tokens, **more)
         assert got.shape == (B, 5, N)
         assert relative_error(got, want) <= 1e-12
-
-
-@each_cache_of("gqa")
-@pytest.mark.parametrize("sizes", [[1] * 5, [5], [3, 1, 1]], ids=str)
-def test_a_decoder_fills_a_cache_a_layer(make, sizes):
-    model, tokens, mine = decoder(layers=3), prompts(), caches(make, 3)
-    with torch.no_grad():
-        got = [model(part, caches=mine) for part in tokens.split(sizes, dim=1)]
-        assert relative_error(torch.cat(got, dim=1), model(tokens)) <= 1e-12
-    assert [cache.length for cache in mine] == [5, 5, 5]
-    x = model.embed_tokens(tokens)
-    for layer, cache in zip(model.layers, mine, strict=True):
-        normed = layer.input_layernorm(x)
-        v = layer.self_attn.v_proj(normed).view(B, 5, K, D).transpose(1, 2)
-        assert relative_error(cache.stored[1], v) <= 1e-12
-        x = layer(x)
 
 
 @torch.no_grad()
@@ -451,22 +380,6 @@ def test_what_is_picked_is_what_is_read_next(make):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"temperature": 0.0}, ValueError, "temperature=0.0 must be positive"),
-        ({"temperature": torch.nan}, ValueError, "temperature=nan must be"),
-        ({"top_k": 0}, ValueError, "top_k=0 must be at least 1"),
-        ({"top_k": 2.0}, TypeError, "top_k is float; pass an int"),
-        ({"top_p": 0.0}, ValueError, "top_p=0.0 must be above 0 and at most 1"),
-        ({"top_p": 1.5}, ValueError, "top_p=1.5 must be above 0 and at most 1"),
-    ],
-)
-def test_ways_to_pick_that_cannot_be_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        sampled(**options)
-
-
 @torch.no_grad()
 def test_a_mask_that_hides_nothing_is_not_passed_to_the_layers():
     """It would have `T * T` elements, and the kernel would copy them."""
@@ -605,55 +518,54 @@ def test_each_layer_gets_the_options_of_the_decoder():
             mixed(prompts(), **context)
 
 
-@pytest.mark.parametrize(
-    "row", [[1, 1, 1, 0, 0], [0, 1, 0, 1, 1], [0, 0, 0, 0, 0]], ids=str
-)
-def test_pads_are_refused_unless_on_the_left(row):
-    valid = torch.tensor([[1] * 5, row, [1] * 5]).bool()
-    with pytest.raises(ValueError, match="left"):
-        greedy(decoder(), prompts(), 3, valid=valid)
-
-
-@pytest.mark.parametrize(
-    ("room", "message"),
-    [
-        (4, "0 stored and 5 new make 5 > max_len=4"),
-        (5, "5 stored and 1 new make 6 > max_len=5"),
-        (8, "8 stored and 1 new make 9 > max_len=8"),
-    ],
-)
-def test_a_cache_that_is_too_small_says_by_how_much(room, message):
-    mine = caches(lambda _: KVCache(room))
-    with pytest.raises(ValueError, match=re.escape(message)):
-        greedy(decoder(), prompts(), 6, caches=mine)
-
-
 def test_the_last_token_needs_no_room():
     mine = caches(lambda _: KVCache(5 + 6 - 1))
     greedy(decoder(), prompts(), 6, caches=mine)
     assert [cache.length for cache in mine] == [10, 10]
 
 
-@pytest.mark.parametrize(
-    ("valid", "error", "message"),
-    [
-        (torch.full((B, 5), 2), ValueError, "values other than 0 and 1"),
-        (torch.ones(B, 1, 5, 5).bool(), ValueError, "shape (3, 1, 5, 5)"),
-        (
-            torch.ones(B, 4, dtype=torch.bool),
-            ValueError,
-            "valid has shape (3, 4), the prompt (3, 5)",
-        ),
-        (
-            torch.ones(1, 5, dtype=torch.bool),
-            ValueError,
-            "valid has shape (1, 5), the prompt (3, 5)",
-        ),
-    ],
+FIRST = torch.arange(5) >= torch.tensor([[0], [2], [5]])  # real, amid pads
+
+
+@refusals(
+    """
+    >>> sampled(temperature=0.0)
+    ValueError: temperature=0.0 must be positive
+    >>> sampled(temperature=torch.nan)
+    ValueError: temperature=nan must be
+    >>> sampled(top_k=0)
+    ValueError: top_k=0 must be at least 1
+    >>> sampled(top_k=2.0)
+    TypeError: top_k is float; pass an int
+    >>> sampled(top_p=0.0)
+    ValueError: top_p=0.0 must be above 0 and at most 1
+    >>> sampled(top_p=1.5)
+    ValueError: top_p=1.5 must be above 0 and at most 1
+    >>> greedy(decoder(), prompts(), 3, valid=torch.full((B, 5), 2))
+    ValueError: values other than 0 and 1
+    >>> greedy(decoder(), prompts(), 3, valid=torch.ones(B, 1, 5, 5).bool())
+    ValueError: shape (3, 1, 5, 5)
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST[:, 1:])
+    ValueError: valid has shape (3, 4), the prompt (3, 5)
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST[:1])
+    ValueError: valid has shape (1, 5), the prompt (3, 5)
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST.roll(1, 0))
+    ValueError: ...left
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST.roll(2, 1))
+    ValueError: ...left
+    >>> greedy(decoder(), prompts(), 3, valid=FIRST & FIRST.roll(3, 1))
+    ValueError: ...left
+    >>> greedy(decoder(), prompts(), 6, caches=caches(KVCache, 2, 4))
+    ValueError: 0 stored and 5 new make 5 > max_len=4
+    >>> greedy(decoder(), prompts(), 6, caches=caches(KVCache, 2, 5))
+    ValueError: 5 stored and 1 new make 6 > max_len=5
+    >>> greedy(decoder(), prompts(), 6, caches=caches(KVCache, 2, 8))
+    ValueError: 8 stored and 1 new make 9 > max_len=8
+    """
 )
-def test_valid_that_does_not_fit_is_refused(valid, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        greedy(decoder(), prompts(), 3, valid=valid)
+def test_what_cannot_be_generated_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        eval(call)
 
 
 def test_used_caches_are_refused():

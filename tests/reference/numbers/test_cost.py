@@ -15,22 +15,8 @@ from attnref import (
 )
 from attnref.numbers.cost import Cost, attention_cost, cross_cost, mla_cost
 from sitekit.drawn.mla import V3
-from tests.variants import (
-    DN,
-    DV,
-    LATENT,
-    LAYERS,
-    VARIANTS,
-    D,
-    E,
-    H,
-    Q,
-    R,
-    S,
-    built,
-    every_mixer,
-    takes,
-)
+from tests.kit.layers import DN, DV, LATENT, D, E, H, Q, R, S
+from tests.variants import LAYERS, VARIANTS, built, every_mixer, takes
 
 CALLS = [
     {"batch": 1, "new": 1, "past": 0},

@@ -33,59 +33,47 @@ B, T = 3, 23
 
 # What transformers calls the architecture of each.
 TYPES = {
-    "gpt2": "gpt2",
-    "llama-1-65b": "llama",
-    "falcon-7b": "falcon",
-    "llama-2-7b": "llama",
-    "llama-2-70b": "llama",
-    "mistral-7b": "mistral",
-    "deepseek-67b": "llama",
-    "deepseek-v2": "deepseek_v2",
-    "deepseek-v2-lite": "deepseek_v2",
-    "gemma-2-27b": "gemma2",
-    "llama-3.1-8b": "llama",
-    "llama-3.1-70b": "llama",
-    "llama-3.1-405b": "llama",
-    "minicpm3-4b": "minicpm3",
-    "olmo-2-7b": "olmo2",
-    "deepseek-v3": "deepseek_v3",
-    "gemma-3-4b": "gemma3_text",
-    "gemma-3-12b": "gemma3_text",
-    "gemma-3-27b": "gemma3_text",
-    "command-a": "cohere2",
-    "llama-4-scout": "llama4_text",
-    "qwen3-8b": "qwen3",
-    "qwen3-32b": "qwen3",
-    "qwen3-235b": "qwen3_moe",
-    "kimi-k2": "deepseek_v3",
-    "glm-4.5": "glm4_moe",
-    "glm-4.5-air": "glm4_moe",
-    "smollm3-3b": "smollm3",
-    "gpt-oss-120b": "gpt_oss",
-    "gpt-oss-20b": "gpt_oss",
-    "seed-oss-36b": "seed_oss",
-    "qwen3-next-80b": "qwen3_next",
-    "longcat-flash": "longcat_flash",
-    "kimi-linear-48b": "kimi_linear",
-    "minimax-m2": "minimax_m2",
-    "olmo-3-7b": "olmo3",
-    "olmo-3-32b": "olmo3",
-    "deepseek-v3.2": "deepseek_v32",
-    "nemotron-3-nano": "nemotron_h",
-    "olmo-hybrid-7b": "olmo_hybrid",
-    "qwen3.5-397b": "qwen3_5_moe_text",
-    "glm-5": "glm_moe_dsa",
-    "qwen3.5-9b": "qwen3_5_text",
-    "mistral-small-4": "mistral4",
-    "deepseek-v4-flash": "deepseek_v4",
-    "deepseek-v4-pro": "deepseek_v4",
-    "gemma-4-31b": "gemma4_text",
-    "gemma-4-26b": "gemma4_text",
-    "gemma-4-e2b": "gemma4_text",
-    "mimo-v2.5": "mimo_v2_flash",
-    "glm-5.2": "glm_moe_dsa",
-    "minimax-m3": "minimax_m3_vl_text",
-    "mimo-v2-flash": "mimo_v2_flash",
+    id: kind
+    for kind, ids in {
+        "gpt2": "gpt2",
+        "llama": (
+            "llama-1-65b llama-2-7b llama-2-70b deepseek-67b llama-3.1-8b "
+            "llama-3.1-70b llama-3.1-405b"
+        ),
+        "falcon": "falcon-7b",
+        "mistral": "mistral-7b",
+        "deepseek_v2": "deepseek-v2 deepseek-v2-lite",
+        "gemma2": "gemma-2-27b",
+        "minicpm3": "minicpm3-4b",
+        "olmo2": "olmo-2-7b",
+        "deepseek_v3": "deepseek-v3 kimi-k2",
+        "gemma3_text": "gemma-3-4b gemma-3-12b gemma-3-27b",
+        "cohere2": "command-a",
+        "llama4_text": "llama-4-scout",
+        "qwen3": "qwen3-8b qwen3-32b",
+        "qwen3_moe": "qwen3-235b",
+        "glm4_moe": "glm-4.5 glm-4.5-air",
+        "smollm3": "smollm3-3b",
+        "gpt_oss": "gpt-oss-120b gpt-oss-20b",
+        "seed_oss": "seed-oss-36b",
+        "qwen3_next": "qwen3-next-80b",
+        "longcat_flash": "longcat-flash",
+        "kimi_linear": "kimi-linear-48b",
+        "minimax_m2": "minimax-m2",
+        "olmo3": "olmo-3-7b olmo-3-32b",
+        "deepseek_v32": "deepseek-v3.2",
+        "nemotron_h": "nemotron-3-nano",
+        "olmo_hybrid": "olmo-hybrid-7b",
+        "qwen3_5_moe_text": "qwen3.5-397b",
+        "glm_moe_dsa": "glm-5 glm-5.2",
+        "qwen3_5_text": "qwen3.5-9b",
+        "mistral4": "mistral-small-4",
+        "deepseek_v4": "deepseek-v4-flash deepseek-v4-pro",
+        "gemma4_text": "gemma-4-31b gemma-4-26b gemma-4-e2b",
+        "mimo_v2_flash": "mimo-v2.5 mimo-v2-flash",
+        "minimax_m3_vl_text": "minimax-m3",
+    }.items()
+    for id in ids.split()
 }
 
 # Those that none of its modules can be.
@@ -101,33 +89,25 @@ ABSENT = {
 COUNTED = {*configs()} - {*TYPES}
 # What does not touch a cache is as small as it can be.
 TINY = {
-    "vocab_size": 16,
-    "vocab_size_per_layer_input": 16,
-    "hidden_size_per_layer_input": 2,
-    "intermediate_size": 2,
-    "intermediate_size_mlp": 2,
-    "dense_intermediate_size": 2,
-    "moe_intermediate_size": 2,
-    "shared_expert_intermediate_size": 2,
-    "shared_intermediate_size": 2,
-    "moe_shared_expert_intermediate_size": 2,
-    "ffn_hidden_size": 2,
-    "expert_ffn_hidden_size": 2,
-    "num_experts": 2,
-    "num_local_experts": 2,
-    "n_routed_experts": 2,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "q_lora_rank": 2,
-    "o_lora_rank": 2,
-    "index_n_heads": 2,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "attn_implementation": "eager",
-    "experts_implementation": "batched_mm",
+    name: size
+    for size, names in (
+        (16, "vocab_size vocab_size_per_layer_input"),
+        (
+            2,
+            "hidden_size_per_layer_input intermediate_size "
+            "intermediate_size_mlp dense_intermediate_size "
+            "moe_intermediate_size shared_expert_intermediate_size "
+            "shared_intermediate_size moe_shared_expert_intermediate_size "
+            "ffn_hidden_size expert_ffn_hidden_size num_experts "
+            "num_local_experts n_routed_experts num_experts_per_tok moe_topk "
+            "q_lora_rank o_lora_rank index_n_heads",
+        ),
+        (1, "n_group topk_group"),
+        (None, "pad_token_id bos_token_id eos_token_id"),
+        ("eager", "attn_implementation"),
+        ("batched_mm", "experts_implementation"),
+    )
+    for name in names.split()
 }
 # Numbers of a group that a config has under a name of its own.
 NAMES = {

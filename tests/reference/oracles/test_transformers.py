@@ -28,6 +28,7 @@ from attnref import (
 )
 from tests.kit import sampled
 from tests.kit.compare import relative_error
+from tests.kit.layers import B
 from tests.kit.oracles import (
     BOUND,
     CHUNKS,
@@ -53,7 +54,7 @@ from tests.kit.oracles import (
     sharpened,
     tables,
 )
-from tests.variants import SERVING, VARIANTS, B, built, rule
+from tests.variants import SERVING, VARIANTS, built, rule
 
 # Those of Llama see the whole past.
 LAYERS = [

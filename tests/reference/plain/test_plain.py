@@ -44,9 +44,9 @@ from attnref.plain.sinks import (
 from attnref.plain.softmax import online_softmax, softmax
 from attnref.plain.window import window_attention
 from sitekit import ROOT
+from tests.kit.layers import DN, DR, DV, LATENT, Q, R, sharp, tokens
 from tests.kit.memory import Held, allocated
 from tests.kit.plain import outputs
-from tests.variants import DN, DR, DV, LATENT, Q, R, sharp, tokens
 
 B, T, S, H, K, D, C = 3, 7, 11, 10, 5, 6, 17
 E = H * D
