@@ -298,5 +298,7 @@ def _recurrent(family: str, state: Fields) -> Recurrent:
 def _size(family: str, read: Fields, name: str) -> int:
     size, least = read[name], 0 if name in ABSENT else 1
     if not isinstance(size, int) or size < least:
-        raise ValueError(message("{}: {}={} is no size", family, name, size))
+        raise ValueError(
+            message("{}: {}={} is not a valid size", family, name, size)
+        )
     return size

@@ -193,7 +193,7 @@ def test_alone_it_tells_its_commands_a_line_each():
         ("copy zebra", "copy: error: there is no 'zebra'; --list prints all"),
         ("copy", "copy: error: pass one or more names; --list prints all"),
         ("copy ,", "copy: error: pass one or more names; --list prints all"),
-        ("copy gqa --list", "copy: error: --list takes no names"),
+        ("copy gqa --list", "copy: error: --list does not take names"),
         ("copy gqa -o README.md/x.py", "copy: error: README.md is a file, not"),
         ("copy gqa --folder README.md", "copy: error: README.md is a file, "),
         ("copy gqa -o docs --force", "copy: error: docs is a folder; pass it"),
@@ -201,7 +201,7 @@ def test_alone_it_tells_its_commands_a_line_each():
             "check gpa",
             "check: error: there is no exercise 'gpa'; did you mean ",
         ),
-        ("check gqa no.py", "check: error: no.py is not there"),
+        ("check gqa no.py", "check: error: no.py does not exist"),
         ("copy gqa -o new/", "copy: error: new/ is a folder; pass it as"),
     ],
 )
@@ -330,7 +330,7 @@ def test_a_file_that_holds_no_object_is_refused_in_a_line(tmp_path, words):
     path.write_text("[1]", encoding="utf-8")
     done = run(*words, path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "the file holds list, no object" in done.stderr
+    assert "the file contains list, not an object" in done.stderr
 
 
 def test_an_error_is_in_the_language_of_the_command(capsys):
