@@ -73,9 +73,9 @@ def model_from_config(
 ) -> Model:
     """What the cache of a model holds, from its `config.json`.
 
-    A model with layers whose state is not known is refused: a sum without
-    them would be wrong. So are fields that nobody knows and that may change
-    what is stored, by their names; the others are its `unread`.
+    A layer whose state is unknown is an error, because a sum without it would
+    be wrong. So is an unknown field whose name says that it may change what
+    is stored; other unknown fields are its `unread`.
 
     Examples:
         >>> config = {"model_type": "llama", "num_hidden_layers": 32}

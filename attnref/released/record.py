@@ -16,7 +16,7 @@ from attnref.words import message
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """All that the attention of one layer depends on; `attention_of` fills it.
+    """What the attention of one layer depends on; `attention_of` fills it.
 
     Sizes first, then what is done to x, to queries and keys, to the scores,
     and to the output, in this order.
@@ -256,11 +256,11 @@ NO_VALUE = "{}: {}={!r} is not a valid value"
 def attention_of(
     config: Mapping[str, object] | str | PathLike[str], layer: int = 0
 ) -> AttentionRecord:
-    """All that the attention of one layer depends on, from a `config.json`.
+    """Read what the attention of one layer depends on from a `config.json`.
 
-    `config` is what `config.json` holds, its path, or a configuration of
+    `config` is the content of `config.json`, its path, or a configuration of
     transformers. Fields are read under their names before and after
-    transformers 5. What could change attention and is not read is refused.
+    transformers 5. An unread field that could change attention is an error.
 
     Examples:
         >>> config = {"model_type": "qwen3", "num_hidden_layers": 28}
