@@ -19,7 +19,7 @@ COLON = {"en": ": ", "zh": "："}
 
 
 def name_of(title: str) -> str:
-    """Of "Memory: what a KV cache takes", the name is Memory."""
+    """Of "Memory: how much a KV cache needs", the name is Memory."""
     return re.split("[:：]", title)[0]
 
 

@@ -30,7 +30,7 @@ def a_time(text: str) -> float:
         seconds = 0.0
     if not 0 < seconds <= 86400:
         raise argparse.ArgumentTypeError(
-            message("{!r} is no number of seconds", text)
+            message("{!r} is not a number of seconds", text)
         )
     return seconds
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> str:
     if options.list or options.explain:
         if options.exercise or options.stub:
             word = "list" if options.list else "explain"
-            raise ValueError(message("--{} takes no exercise", word))
+            raise ValueError(message("--{} does not take an exercise", word))
         return (
             listed(language)
             if options.list
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> str:
             )
         path = Path(options.file).resolve()
         if not path.is_file():
-            what = "{} is a folder" if path.is_dir() else "{} is not there"
+            what = "{} is a folder" if path.is_dir() else "{} does not exist"
             raise ValueError(message(what, options.file))
         files = [(name, path)]
     # Before torch is imported: its threads cost more than they give here.
@@ -141,7 +141,7 @@ def stubbed(name: str, to: str, language: str) -> str:
         with open(path, "x", encoding="utf-8", newline="\n") as new:
             new.write(text)
     except FileExistsError:
-        raise ValueError(message("{} is there already", path)) from None
+        raise ValueError(message("{} already exists", path)) from None
     return message("{}: {} lines", path, len(text.splitlines()))
 
 
@@ -161,7 +161,9 @@ def in_folder(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
         else:
             others.append(str(name))
     if not files:
-        raise ValueError(message("{} has no file named by an exercise", folder))
+        raise ValueError(
+            message("no file in {} is named after an exercise", folder)
+        )
     return files, others
 
 
@@ -201,7 +203,7 @@ def explained(id: str, language: str) -> str:
 def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
-        help="your own attention, and which known mistake is in it",
+        help="test your own attention, and name the mistake in it",
         description="Check that a solution of an exercise has the properties "
         "it must have, and name the mistake if it is a known one. Exit code: "
         "0 if all hold, 1 if not, 2 if the command is wrong.",
@@ -230,7 +232,11 @@ def add_to(commands: Any) -> None:
     add(
         "--csv", metavar="FILE", help="write the points of a folder, as a table"
     )
-    add("--lang", choices=("en", "zh"), help="otherwise that of the locale")
+    add(
+        "--lang",
+        choices=("en", "zh"),
+        help="default: the language of the locale",
+    )
     add(
         "--timeout",
         type=a_time,

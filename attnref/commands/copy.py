@@ -270,7 +270,7 @@ def plain_form(words: list[str]) -> Path | None:
     if len(forms) > 1 and any(forms):
         raise ValueError(
             message(
-                "{}: a plain form is copied alone; --full makes one file of "
+                "{}: copy one plain form at a time; --full makes one file of "
                 "several",
                 names[[*map(bool, forms)].index(True)],
             )
@@ -380,7 +380,7 @@ def one_file(names: Iterable[str], address: str = "", module: str = "") -> str:
 
 def _header(names: list[str], address: str, command: str) -> str:
     lines = [
-        *_wrapped(f"{', '.join(names)}: one file that needs torch alone.", 77),
+        *_wrapped(f"{', '.join(names)}: one file that needs only torch.", 77),
         "",
         f"Cut from attnref {version()}. {LICENCE}",
         *([f"Source: {address}"] if address else []),
@@ -420,7 +420,9 @@ def _one_meaning_each(
     for name, source in sources:
         if meant.setdefault(name, source) != source:
             raise ValueError(
-                message("{} is of {} and of {}", name, meant[name], source)
+                message(
+                    "{} is defined in {} and in {}", name, meant[name], source
+                )
             )
     for d in definitions:
         here = read(d.module)
@@ -428,7 +430,7 @@ def _one_meaning_each(
             if name in meant:
                 raise ValueError(
                     message(
-                        "{} is Python's own in attnref.{}, and of {}",
+                        "{} is Python's own in attnref.{}, and defined in {}",
                         name,
                         d.module,
                         meant[name],
@@ -562,11 +564,15 @@ def _length(names: list[str]) -> str:
 def run(options: argparse.Namespace) -> str:
     if options.list:
         if options.names:
-            raise ValueError(message("--list takes no names: it prints all"))
+            raise ValueError(
+                message("--list does not take names: it prints all")
+            )
         return listed()
     if options.config:
         if options.names or options.full or options.folder:
-            raise ValueError(message("--config takes no names: it is one file"))
+            raise ValueError(
+                message("--config does not take names: it writes one file")
+            )
         from attnref.released.generate import file_of
 
         return _written(options, file_of(options.config))
@@ -622,7 +628,7 @@ def _check_room(texts: Iterable[Path], force: bool) -> None:
                 raise ValueError(message("{} is a file, not a folder", place))
         if path.exists() and not force:
             raise ValueError(
-                message("{} is there already; --force overwrites it", path)
+                message("{} already exists; --force overwrites it", path)
             )
 
 
@@ -643,9 +649,9 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "copy",
         help="code that runs without the package",
-        description="The plain form of a subject, which needs PyTorch alone. "
-        "Of other names, with --full or with --folder: one file, or several, "
-        "with what you name and all that it needs of the package.",
+        description="Print the plain form of a subject, which needs only "
+        "PyTorch. With --full or --folder: one file, or several, with what "
+        "you name and all that it needs of the package.",
         epilog="example: %(prog)s --full gqa kv-cache -o attention.py",
     )
     parser.add_argument(
@@ -664,9 +670,11 @@ def add_to(commands: Any) -> None:
         "--full", action="store_true", help="the package's form of a subject"
     )
     parser.add_argument(
-        "--force", action="store_true", help="overwrite what is there"
+        "--force", action="store_true", help="overwrite existing files"
     )
     parser.add_argument(
-        "--lang", choices=("en", "zh"), help="otherwise that of the locale"
+        "--lang",
+        choices=("en", "zh"),
+        help="default: the language of the locale",
     )
     parser.set_defaults(run=run)

@@ -420,7 +420,7 @@ def add_to(commands: Any) -> None:
         nargs="+",
         metavar="FILE",
         default=[],
-        help="config.json of models, beside those of --list or instead",
+        help="config.json of models, together with --list or instead",
     )
     add(
         "--tokens",
@@ -433,7 +433,7 @@ def add_to(commands: Any) -> None:
     add(
         "--dtype",
         help=f"format of the cache: {', '.join(DTYPES)}, or shipped; "
-        "otherwise as kv_cache_scheme of the file of --config says, or bf16",
+        "default: the kv_cache_scheme of the file of --config, or bf16",
     )
     add(
         "--scale",
@@ -471,7 +471,7 @@ def add_to(commands: Any) -> None:
     add(
         "--budget",
         type=a_size,
-        help="memory per device, as nvidia-smi has it: 81559MiB for an H100 "
+        help="memory per device, as nvidia-smi shows it: 81559MiB for an H100 "
         "of 80 GB, 97871MiB for an H20 of 96 GB",
     )
     add(
@@ -479,10 +479,14 @@ def add_to(commands: Any) -> None:
         type=weights,
         help="subtracted from the budget: the size of all weights, such as "
         f"141GB, the dtype that they are stored in: {', '.join(DTYPES)}, or "
-        "config: as the file of --config says, quantised or not",
+        "config: the format in the file of --config, quantised or not",
     )
     add("--json", action="store_true", help="print JSON")
-    add("--lang", choices=("en", "zh"), help="otherwise that of the locale")
+    add(
+        "--lang",
+        choices=("en", "zh"),
+        help="default: the language of the locale",
+    )
 
 
 def offered(file: str) -> str:
@@ -582,7 +586,7 @@ def of_file(model: Model) -> tuple[int, dict[str, str]]:
     they are counted in if it says no format."""
     if model.confidence != "given":
         raise ValueError(
-            message("--weights config is that of a file: pass --config")
+            message("--weights config reads a file: pass --config")
         )
     from attnref.released.stored import assumed_dtype, stored_bytes
 

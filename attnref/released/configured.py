@@ -60,10 +60,10 @@ class Handed(Cache):
 class ConfiguredAttention(nn.Module):
     """Self-attention as a record says, called like the layers of `layers`.
 
-    `attend` is a core that takes what the record asks for, such as `sdpa`;
-    without one, the layer attends as its file does. Weights load under their
-    names in transformers. A layer that reads the keys of an earlier one has no
-    cache of its own: it is called after that one, with the same cache.
+    `attend` is a core with all that the record needs, such as `sdpa`; without
+    one, the layer attends as its file does. Weights load under their names in
+    transformers. If a layer reads the keys of an earlier layer, call it after
+    that layer, with the same cache.
     """
 
     def __new__(

@@ -73,9 +73,9 @@ def model_from_config(
 ) -> Model:
     """What the cache of a model holds, from its `config.json`.
 
-    A model with layers whose state is not known is refused: a sum without
-    them would be wrong. So are fields that nobody knows and that may change
-    what is stored, by their names; the others are its `unread`.
+    A layer whose state is unknown is an error, because a sum without it would
+    be wrong. So is an unknown field whose name says that it may change what
+    is stored; other unknown fields are its `unread`.
 
     Examples:
         >>> config = {"model_type": "llama", "num_hidden_layers": 32}
@@ -298,5 +298,7 @@ def _recurrent(family: str, state: Fields) -> Recurrent:
 def _size(family: str, read: Fields, name: str) -> int:
     size, least = read[name], 0 if name in ABSENT else 1
     if not isinstance(size, int) or size < least:
-        raise ValueError(message("{}: {}={} is no size", family, name, size))
+        raise ValueError(
+            message("{}: {}={} is not a valid size", family, name, size)
+        )
     return size

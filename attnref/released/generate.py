@@ -91,10 +91,10 @@ SIZES = {
 
 
 def file_of(config: Mapping[str, object] | str | PathLike[str]) -> str:
-    """The attention of one model as a file of its own, from its config.
+    """Write the attention of one model as one file, from its config.
 
-    The file needs PyTorch alone, and has the branches that the layers of this
-    model take, with their sizes written out.
+    The file needs only PyTorch and contains what the layers of this model do,
+    with their sizes written out.
 
     Examples:
         >>> config = {"model_type": "mistral", "num_hidden_layers": 2}

@@ -16,7 +16,7 @@ from attnref.words import message
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """All that the attention of one layer depends on; `attention_of` fills it.
+    """What the attention of one layer depends on; `attention_of` fills it.
 
     Sizes first, then what is done to x, to queries and keys, to the scores,
     and to the output, in this order.
@@ -250,17 +250,17 @@ def _part(name: str, part: str) -> dict[str, Any]:
 
 UNREADABLE = TypeError, LookupError, ArithmeticError, AttributeError
 WRONG = "{}: a field of the config has a value of a wrong type"
-NO_VALUE = "{}: {}={!r} is no value"
+NO_VALUE = "{}: {}={!r} is not a valid value"
 
 
 def attention_of(
     config: Mapping[str, object] | str | PathLike[str], layer: int = 0
 ) -> AttentionRecord:
-    """All that the attention of one layer depends on, from a `config.json`.
+    """Read what the attention of one layer depends on from a `config.json`.
 
-    `config` is what `config.json` holds, its path, or a configuration of
+    `config` is the content of `config.json`, its path, or a configuration of
     transformers. Fields are read under their names before and after
-    transformers 5. What could change attention and is not read is refused.
+    transformers 5. An unread field that could change attention is an error.
 
     Examples:
         >>> config = {"model_type": "qwen3", "num_hidden_layers": 28}
@@ -301,7 +301,7 @@ def _layer(
     if kind not in KINDS or indexed:
         raise ValueError(
             message(
-                "{}: layer {} is {}, no softmax attention", family, layer, kind
+                "{}: layer {} is {}, not softmax attention", family, layer, kind
             )
         )
     values = Fields(present(row, given), layer=layer, layer_type=kind)
@@ -401,7 +401,9 @@ def _value(
     except (*UNREADABLE, ValueError):
         made_of = ", ".join(f"{n}={values[n]!r}" for n in names if n in values)
         raise ValueError(
-            message("{}: {} cannot be made of {}", family, name, made_of[:200])
+            message(
+                "{}: {} cannot be computed from {}", family, name, made_of[:200]
+            )
         ) from None
     if name in SIZES:
         of = {n: given[n] for n in names if n in given}
@@ -501,7 +503,9 @@ def fields_of(config: Any) -> dict[str, Any]:
         config = parsed(Path(config).read_text("utf-8-sig"))
         if not isinstance(config, Mapping):
             kind = type(config).__name__
-            raise ValueError(message("the file holds {}, no object", kind))
+            raise ValueError(
+                message("the file contains {}, not an object", kind)
+            )
     if not isinstance(config, Mapping):
         raise TypeError(f"config is {type(config).__name__}; pass an object")
     text, given = config.get("text_config"), dict(config)
@@ -524,7 +528,7 @@ def parsed(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, column {error.colno}"
-        raise ValueError(message("the file is no JSON: {}", at)) from None
+        raise ValueError(message("the file is not JSON: {}", at)) from None
     except (ValueError, RecursionError):
         raise ValueError(
             message("the file has a number or a nesting that is too long")
@@ -568,7 +572,7 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
     if given.get("draft_vocab_size") or any(n in classes for n in DRAFTS):
         raise ValueError(
             message(
-                "{}: this is a draft model, whose attention is not that of the "
+                "{}: this is a draft model, whose attention differs from the "
                 "family",
                 family,
             )
@@ -582,8 +586,8 @@ def _check_fields(family: str, row: Family, given: Mapping[str, Any]) -> None:
     if unknown:
         raise ValueError(
             message(
-                "{}: unknown fields may change attention, leave out those that "
-                "do not: {}",
+                "{}: unknown fields may change attention; remove those that do "
+                "not: {}",
                 family,
                 fields,
             )
@@ -602,7 +606,7 @@ def _size(size: Any, family: str, given: Mapping[str, Any]) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         text = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(
-            message("{}: {} is no positive number", family, text[:200])
+            message("{}: {} is not a positive number", family, text[:200])
         )
     return size
 
@@ -797,13 +801,13 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
     least = min((r.rope_theta or 2.0) - 1, r.rope_low, r.rope_high)
     if r.rope_kind == "yarn" and min(least, r.rope_length) <= 0:
         raise ValueError(
-            message("{}: YaRN has no logarithm of its sizes", r.family)
+            message("{}: YaRN cannot take the logarithm of its sizes", r.family)
         )
     factors = {len(r.rope_short), len(r.rope_long)} - {r.rope_width // 2}
     if r.rope_kind == "longrope" and factors:
         raise ValueError(
             message(
-                "{}: RoPE turns {} pairs and has {} factors",
+                "{}: RoPE rotates {} pairs and has {} factors",
                 r.family,
                 r.rope_width // 2,
                 factors.pop(),
@@ -812,7 +816,7 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
     if r.rope_theta is not None and r.rope_width % 2:
         raise ValueError(
             message(
-                "{}: RoPE turns {} channels, an odd number",
+                "{}: RoPE rotates {} channels, an odd number",
                 r.family,
                 r.rope_width,
             )
@@ -820,7 +824,7 @@ def _checked(record: AttentionRecord) -> AttentionRecord:
     if not 0 <= r.rope_width <= (r.rope_dim or r.head_dim):
         raise ValueError(
             message(
-                "{}: RoPE turns {} channels of {}",
+                "{}: RoPE rotates {} channels of {}",
                 r.family,
                 r.rope_width,
                 r.rope_dim or r.head_dim,

@@ -65,7 +65,9 @@ def stored_bytes(config: Mapping[str, Any] | str | PathLike[str]) -> int:
     width = WIDTHS.get(str(dtype), 16 if quant else 0)
     if not width:
         raise ValueError(
-            message("{}: torch_dtype={!r} is none of weights", family, dtype)
+            message(
+                "{}: torch_dtype={!r} is not a dtype of weights", family, dtype
+            )
         )
     bits = counted[0] * width
     if quant:

@@ -96,7 +96,7 @@
   // error has no words.
   const refused = (error, text) => {
     const own = error instanceof $b.ValueError ? error.text : "";
-    if (own.startsWith("the file is no JSON")) {
+    if (own.startsWith("the file is not JSON")) {
       const name = Object.keys(LOOKS).find((look) => LOOKS[look].test(text.trim()));
       return own.match(/\d+/g).reduce((said, n) => said.replace("{}", n), refusals[name]);
     }

@@ -35,9 +35,9 @@ FILE = Text("The file to fill in: `{name}.py`", "要填写的文件：`{name}.py
 HINT = Text("Hints: what is checked", "提示：判分时看什么")
 CHECK = Text(
     "[Download the file](files:exercises/{name}.py) and fill it in: "
-    "`attnref check {name} {name}.py` [checks it]({check}), and compares it "
+    "`attnref check {name} {name}.py` [checks it]({check}) and compares it "
     "with {n} known mistakes: {pages}. "
-    "Right code: [`{file}`]({solution}){aside}.",
+    "A solution: [`{file}`]({solution}){aside}.",
     "[下载这个文件](files:exercises/{name}.py)，填好之后，"
     "`attnref check {name} {name}.py` 会[检查]({check})它，并与 {n} "
     "个已知错误逐一对照：{pages}。正确的代码：[`{file}`]({solution}){aside}。",

@@ -65,14 +65,14 @@ WORDS = {
         "怎么发现、哪些测试能发现、在哪里出现过",
     ),
     "marked": Text(
-        "Lines marked - are wrong, those marked + are right. {shapes} "
+        "Lines marked - are wrong, lines marked + are right. {shapes} "
         "[All mistakes by symptom]({symptoms}).",
         "标 - 的行是错的，标 + 的行是对的。{shapes}"
         "也可以[按症状查找]({symptoms})。",
     ),
     "shapes": Text(
-        "Of {all} mistakes, {n} return the right shape, so no test of shapes "
-        "notices them.",
+        "{n} of these {all} mistakes return the right shape, so shape tests "
+        "miss them.",
         "{all} 个错误里，{n} 个的输出形状是对的，检查形状的测试发现不了。",
     ),
     "where": Text("{0} {1}, {2} {3}", "{0} {1}、{2} {3}"),

@@ -180,7 +180,7 @@ def lines(*sections: str) -> Iterator[Row]:
             situation: list[str | Word] = [Word(key), f"`test_{section}`"]
             yield [
                 situation,
-                [*wrapped(line.ours), "", *wrapped(line.theirs)],
+                [*wrapped(line.theirs), "", *wrapped(line.ours)],
                 Word(f"{key}_trap"),
             ]
 

@@ -384,11 +384,11 @@ def test_the_lines_of_a_textbook_are_right_but_for_an_edge_case(tmp_path):
         ("gpa", "there is no exercise 'gpa'; did you mean gqa"),
         ("zebra", "there is no exercise 'zebra'; --list prints all"),
         ("gqa", "pass a file; --stub writes gqa.py, to be filled in"),
-        ("gqa nowhere.py", "nowhere.py is not there"),
+        ("gqa nowhere.py", "nowhere.py does not exist"),
         ("gqa attnref", "attnref is a folder"),
-        ("gqa --list", "--list takes no exercise"),
-        ("gqa x.py --timeout 0", "'0' is no number of seconds"),
-        ("gqa x.py --timeout soon", "'soon' is no number of seconds"),
+        ("gqa --list", "--list does not take an exercise"),
+        ("gqa x.py --timeout 0", "'0' is not a number of seconds"),
+        ("gqa x.py --timeout soon", "'soon' is not a number of seconds"),
         ("gqa x.py --lang fr", "invalid choice: 'fr'"),
     ],
 )
@@ -408,7 +408,7 @@ def test_a_stub_is_written_and_never_over_a_file(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["check", "gqa", "--stub", "mine.py"])
     assert ended.value.code == 2
-    assert "mine.py is there already" in capsys.readouterr().err
+    assert "mine.py already exists" in capsys.readouterr().err
     assert Path("mine.py").read_text(encoding="utf-8") == text
     here(monkeypatch)
     with pytest.raises(SystemExit):

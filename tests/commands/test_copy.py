@@ -292,7 +292,7 @@ def test_a_subject_is_copied_in_its_plain_form(tmp_path, capsys):
     for words in ("KVCache gqa", "gqa,mla"):
         with pytest.raises(SystemExit):
             main(["copy", *words.split()])
-        assert "gqa: a plain form is copied alone; --full " in (
+        assert "gqa: copy one plain form at a time; --full " in (
             capsys.readouterr().err
         )
 
@@ -308,7 +308,7 @@ def test_a_file_is_printed_or_written_and_never_overwritten(tmp_path, capsys):
     assert target.read_text(encoding="utf-8") == text
     with pytest.raises(SystemExit):
         main(["copy", "--full", "sdpa", "-o", str(target)])
-    assert "mine.py is there already; --force" in capsys.readouterr().err
+    assert "mine.py already exists; --force" in capsys.readouterr().err
     assert target.read_text(encoding="utf-8") == text
     main(["copy", "--full", "sdpa", "-o", str(target), "--force"])
     assert "def sdpa" in target.read_text(encoding="utf-8")
@@ -527,7 +527,7 @@ def test_what_is_named_in_types_alone_is_copied_too(package):
         ''',
     )
     assert copy.one_file(["f"]) == dedent('''\
-        """f: one file that needs torch alone.
+        """f: one file that needs only torch.
 
         Cut from attnref 1.2. MIT-0: no notice needed.
         Made by: python -m attnref copy --full b.py
@@ -613,19 +613,20 @@ def test_what_would_mean_something_else_in_a_copy_is_refused(
             "def g(): return _x()\ndef _x(): ...",
             "from attnref.core.a import g\n"
             "def f(): return g, _x()\ndef _x(): ...",
-            "_x is of attnref.core.a and of attnref.core.b",
+            "_x is defined in attnref.core.a and in attnref.core.b",
         ),
         (
             "import math\ndef g(): return math.pi",
             "from attnref.core.a import g\nimport cmath as math\n"
             "def f(): return g, math.pi",
-            "math is of cmath. and of math.",
+            "math is defined in cmath. and in math.",
         ),
         (
             "def g(): return sum([1])",
             "from attnref.core.a import g\n"
             "def f(): return g, sum()\ndef sum(): ...",
-            "sum is Python's own in attnref.core.a, and of attnref.core.b",
+            "sum is Python's own in attnref.core.a, and defined in "
+            "attnref.core.b",
         ),
     ],
     ids=["private", "imported", "builtin"],

@@ -193,7 +193,7 @@ def test_alone_it_tells_its_commands_a_line_each():
         ("copy zebra", "copy: error: there is no 'zebra'; --list prints all"),
         ("copy", "copy: error: pass one or more names; --list prints all"),
         ("copy ,", "copy: error: pass one or more names; --list prints all"),
-        ("copy gqa --list", "copy: error: --list takes no names"),
+        ("copy gqa --list", "copy: error: --list does not take names"),
         ("copy gqa -o README.md/x.py", "copy: error: README.md is a file, not"),
         ("copy gqa --folder README.md", "copy: error: README.md is a file, "),
         ("copy gqa -o docs --force", "copy: error: docs is a folder; pass it"),
@@ -201,7 +201,7 @@ def test_alone_it_tells_its_commands_a_line_each():
             "check gpa",
             "check: error: there is no exercise 'gpa'; did you mean ",
         ),
-        ("check gqa no.py", "check: error: no.py is not there"),
+        ("check gqa no.py", "check: error: no.py does not exist"),
         ("copy gqa -o new/", "copy: error: new/ is a folder; pass it as"),
     ],
 )
@@ -320,7 +320,7 @@ def test_what_a_config_holds_is_named_in_one_line(tmp_path, words):
     config = {"model_type": "llama", "num_hidden_layers": 1, "kv_\nheads": 2}
     for text, says in (
         (json.dumps(config), r"kv_\nheads=2"),
-        ("[1]", "the file holds list, no object"),
+        ("[1]", "the file contains list, not an object"),
     ):
         path.write_text(text, encoding="utf-8")
         done = run(*words, path)

@@ -180,9 +180,11 @@ def test_layers_whose_state_is_not_known_are_refused():
     with pytest.raises(ValueError, match=message):
         model_from_config(config | {"layer_types": 4 * ["linear_attention"]})
     config = config_of("lfm2").to_dict()
-    with pytest.raises(ValueError, match="lfm2: kernel=0 is no value"):
+    with pytest.raises(ValueError, match="lfm2: kernel=0 is not a valid value"):
         model_from_config(config | {"conv_L_cache": 0})
-    with pytest.raises(ValueError, match="lfm2: kernel=None is no value"):
+    with pytest.raises(
+        ValueError, match="lfm2: kernel=None is not a valid value"
+    ):
         model_from_config(config | {"conv_L_cache": None})
 
 

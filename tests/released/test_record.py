@@ -207,11 +207,11 @@ REFUSED = {
     "parent of families": ({"model_type": "_rope"}, "is none of"),
     "kind of others": (
         {"layer_types": 2 * ["indexed_attention"]},
-        "layer 0 is indexed_attention, no softmax attention",
+        "layer 0 is indexed_attention, not softmax attention",
     ),
     "mysteries": (
         {"use_mystery": True, "mystery_rank": 7, "vocab_size": 9},
-        "leave out those that do not: use_mystery=True, mystery_rank=7$",
+        "remove those that do not: use_mystery=True, mystery_rank=7$",
     ),
     "all at once": (
         {"qkv_clip": 3, "use_mystery": True},
@@ -219,7 +219,7 @@ REFUSED = {
     ),
     "logarithm of 0": (
         {"rope_scaling": {"type": "yarn", "beta_fast": -2, **TRAINED}},
-        "YaRN has no logarithm",
+        "YaRN cannot take the logarithm",
     ),
     "draft": ({"architectures": ["LlamaForCausalLMEagle3"]}, "a draft model"),
     "its words": ({"draft_vocab_size": 32000}, "llama: this is a draft model"),
@@ -240,8 +240,11 @@ REFUSED = {
     "huge": ({"head_dim": 1e300}, r"head_dim=1e\+300 is no"),
     "no divisor": ({"num_key_value_heads": 3}, "does not divide"),
     "odd": ({"head_dim": 13}, "13 channels"),
-    "backwards": ({"partial_rotary_factor": -1}, "turns -128 channels of 128"),
-    "too many": ({"partial_rotary_factor": 2}, "turns 256 channels of 128"),
+    "backwards": (
+        {"partial_rotary_factor": -1},
+        "rotates -128 channels of 128",
+    ),
+    "too many": ({"partial_rotary_factor": 2}, "rotates 256 channels of 128"),
     "layers": ({"num_hidden_layers": "many"}, "num_hidden_layers='many'"),
     "other name": (
         {"num_hidden_layers": None, "n_layer": 0},
@@ -275,7 +278,7 @@ def test_a_file_is_read(tmp_path):
     file.write_text(json.dumps({"text_config": LLAMA, "model_type": "x"}))
     assert attention_of(file) == attention_of(LLAMA)
     file.write_text('{"model_type": "llama", "hidd')
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match="not JSON"):
         attention_of(file)
 
 

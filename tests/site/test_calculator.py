@@ -286,7 +286,7 @@ def test_numbers_may_be_written_as_people_do(page):
 def test_a_changed_shape_is_a_shape_of_ones_own(page):
     fill(page, kv_heads="4")
     assert page.locator("[name=model]").input_value() == "own"
-    assert "a shape of your own: 8 GiB of cache" in read(page)
+    assert "your own shape: 8 GiB of cache" in read(page)
     fill(page, model="gpt2")
     assert page.locator("[name=layers]").input_value() == "12"
 

@@ -222,11 +222,11 @@ REFUSED = {
     "<!doctype html><title>Qwen3</title>": "a web page",
     "{'model_type': 'qwen3'}": "double quotes: see line 1, column 2",
     '{"model_type": "qwen3",\n}': "comma after the last field",
-    '{"model_type": ': "no JSON: see line 1, column 16",
-    changed(head_dim=1e300): "head_dim=1e+300 is no positive",
-    changed(partial_rotary_factor=-1): "turns -128",
-    changed(hidden_size="4096"): "hidden_size='4096' is no positive",
-    changed(num_attention_heads=0): "num_attention_heads=0 is no positive",
+    '{"model_type": ': "not JSON: see line 1, column 16",
+    changed(head_dim=1e300): "head_dim=1e+300 is not a positive",
+    changed(partial_rotary_factor=-1): "rotates -128",
+    changed(hidden_size="4096"): "hidden_size='4096' is not a positive",
+    changed(num_attention_heads=0): "num_attention_heads=0 is not a positive",
 }
 
 
