@@ -28,6 +28,7 @@ from attnref import (
     fused,
     token_positions,
 )
+from attnref.check import properties
 from attnref.numbers.kv_memory import DTYPES, group_bytes
 from sitekit import ROOT, api
 from tests.kit import sampled
@@ -186,6 +187,32 @@ def test_the_weights_of_these_tests_are_sharp(name):
 
 @every_mixer
 @torch.no_grad()
+def test_what_is_asked_of_other_code_holds(name, make):
+    """The properties of `attnref check` that concern any layer."""
+    for options in LAYERS[name].options:
+        layer, (x, *context) = variant(name, **options), inputs(name)
+
+        def call(x, cache=None, layer=layer, context=context, **more):
+            return run(name, layer, (x, *context), cache=cache, **more)
+
+        def of_rows(*given, layer=layer):
+            return run(name, layer, given)
+
+        properties.rows_are_apart(of_rows, x, *context)
+        if context:
+            continue
+        properties.future_is_hidden(call, x)
+        properties.decoding_is_the_full_pass(call, lambda: make(T), x)
+        properties.sequences_are_apart(call, lambda: make(T), x)
+        properties.pads_are_unseen(lambda x, valid: call(x, valid=valid), x)
+        if getattr(layer, "rope", None) is not None:
+            properties.distances_alone_count(
+                lambda x, at: call(x, positions=at), x
+            )
+
+
+@every_mixer
+@torch.no_grad()
 def test_cached_in_any_chunks_it_is_one_full_pass(name, make):
     for options in LAYERS[name].options:
         layer, given = variant(name, **options), inputs(name)
@@ -287,18 +314,6 @@ def test_positions_are_counted_from_0_and_follow_the_cache(name):
         assert relative_error(torch.cat(got, dim=1), want) <= 1e-12
         spread = run(name, layer, (x,), positions=3 * at)
         assert relative_error(spread, want) > 1e-3
-
-
-@each_decoder
-@torch.no_grad()
-def test_all_positions_may_be_shifted(name):
-    """RoPE tells distances: it turns queries and keys alike, and no values."""
-    for options in VARIANTS[name].options:
-        layer, x = variant(name, **options), tokens()
-        if getattr(layer, "rope", None) is not None:
-            want = run(name, layer, (x,))
-            got = run(name, layer, (x,), positions=torch.arange(T) + 50)
-            assert relative_error(got, want) <= 1e-12
 
 
 def causal_or_not(name):
@@ -446,16 +461,6 @@ def test_packed_documents_are_those_documents_alone(name, make):
                 want = run(name, plain, (x[row : row + 1, own],))
                 error = relative_error(got[row : row + 1, own], want)
                 assert error <= 1e-12, (row, document, chunks)
-
-
-@each_mixer
-@torch.no_grad()
-def test_rows_of_a_batch_are_strangers(name):
-    layer, given = variant(name), inputs(name)
-    want = run(name, layer, given)
-    for row in range(B):
-        alone = run(name, layer, tuple(t[row : row + 1] for t in given))
-        assert relative_error(want[row : row + 1], alone) <= 1e-12
 
 
 @each_layer
