@@ -62,7 +62,10 @@ def test_a_strip_of_frames_is_whole_on_paper_and_stepped_on_a_screen(
         back.click()
         expect(back).to_have_attribute("aria-disabled", "true")
         shows(0)
+        strip.get_by_role("slider").fill(f"{count - 1}")
+        shows(count - 1)
         strip.locator(".frames").focus()
+        page.keyboard.press("Home")
         for key, n in {
             "ArrowLeft": 0,
             "ArrowRight": 1,
