@@ -73,7 +73,12 @@ WORDS = {
     "shapes": Text(
         "Of {all} mistakes, {n} return the right shape, so no test of shapes "
         "notices them.",
-        "{all} 个错误里，{n} 个的输出形状是对的，检查形状的测试发现不了。",
+        "{all} 个错误里有 {n} 个输出形状是对的，检查形状的测试发现不了。",
+    ),
+    "every shape": Text(
+        "All {all} mistakes return the right shape, so no test of shapes "
+        "notices them.",
+        "{all} 个错误的输出形状全都是对的，检查形状的测试发现不了。",
     ),
     "where": Text("{0} {1}, {2} {3}", "{0} {1}、{2} {3}"),
     "there": Text("{wrong} instead of {right}", "{wrong}，应为 {right}"),
@@ -391,8 +396,9 @@ def symptoms(language: str, link: Any) -> Iterator[str]:
 
 def shapes(mistakes: Sequence[Mistake], language: str) -> str:
     """How many have the right shape, of how many."""
-    text: str = getattr(WORDS["shapes"], language)
     n = sum(kills()[mistake.id]["same_shape"] for mistake in mistakes)
+    word = "every shape" if n == len(mistakes) else "shapes"
+    text: str = getattr(WORDS[word], language)
     return text.format(all=len(mistakes), n=n)
 
 
