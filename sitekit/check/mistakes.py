@@ -161,11 +161,11 @@ def seen(name: str) -> tuple[Tensor, Tensor | str]:
         return right, str(error)
 
 
-def number(value: Tensor | str) -> str:
+def number(value: Tensor | str, language: str = "en") -> str:
     """As text, with no more digits than one compares; counts are whole."""
     if isinstance(value, str):
         return f"`{value.splitlines()[0]}`"
-    return ", ".join(
+    return str(getattr(WORDS["and"], language)).join(
         f"{n:,.0f}" if abs(n) < 1e9 and n == round(n) else f"{n:.3g}"
         for n in value.double().flatten().tolist()
     )
@@ -174,7 +174,10 @@ def number(value: Tensor | str) -> str:
 def with_links(mistake: Mistake, text: str, language: str) -> str:
     """A sentence with its numbers."""
     right, wrong = seen(mistake.id)
-    facts = {"right": number(right), "wrong": number(wrong)}
+    facts = {
+        "right": number(right, language),
+        "wrong": number(wrong, language),
+    }
     if isinstance(wrong, Tensor) and wrong.shape == right.shape:
         far = (right - wrong).abs()
         facts["change"] = f"{far.max():.3g}"
