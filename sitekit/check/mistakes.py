@@ -73,7 +73,11 @@ WORDS = {
     "shapes": Text(
         "{n} of these {all} mistakes return the right shape, so shape tests "
         "miss them.",
-        "{all} 个错误里，{n} 个的输出形状是对的，检查形状的测试发现不了。",
+        "{all} 个错误里有 {n} 个输出形状是对的，检查形状的测试发现不了。",
+    ),
+    "every shape": Text(
+        "All {all} mistakes return the right shape, so shape tests miss them.",
+        "{all} 个错误的输出形状全都是对的，检查形状的测试发现不了。",
     ),
     "where": Text("{0} {1}, {2} {3}", "{0} {1}、{2} {3}"),
     "there": Text("{wrong} instead of {right}", "{wrong}，应为 {right}"),
@@ -156,11 +160,11 @@ def seen(name: str) -> tuple[Tensor, Tensor | str]:
         return right, str(error)
 
 
-def number(value: Tensor | str) -> str:
+def number(value: Tensor | str, language: str = "en") -> str:
     """As text, with no more digits than one compares; counts are whole."""
     if isinstance(value, str):
         return f"`{value.splitlines()[0]}`"
-    return ", ".join(
+    return str(getattr(WORDS["and"], language)).join(
         f"{n:,.0f}" if abs(n) < 1e9 and n == round(n) else f"{n:.3g}"
         for n in value.double().flatten().tolist()
     )
@@ -169,7 +173,10 @@ def number(value: Tensor | str) -> str:
 def with_links(mistake: Mistake, text: str, language: str) -> str:
     """A sentence with its numbers."""
     right, wrong = seen(mistake.id)
-    facts = {"right": number(right), "wrong": number(wrong)}
+    facts = {
+        "right": number(right, language),
+        "wrong": number(wrong, language),
+    }
     if isinstance(wrong, Tensor) and wrong.shape == right.shape:
         far = (right - wrong).abs()
         facts["change"] = f"{far.max():.3g}"
@@ -391,8 +398,9 @@ def symptoms(language: str, link: Any) -> Iterator[str]:
 
 def shapes(mistakes: Sequence[Mistake], language: str) -> str:
     """How many have the right shape, of how many."""
-    text: str = getattr(WORDS["shapes"], language)
     n = sum(kills()[mistake.id]["same_shape"] for mistake in mistakes)
+    word = "every shape" if n == len(mistakes) else "shapes"
+    text: str = getattr(WORDS[word], language)
     return text.format(all=len(mistakes), n=n)
 
 

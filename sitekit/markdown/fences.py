@@ -62,7 +62,11 @@ class Fence(NamedTuple):
             if isinstance(facts[name], dict):
                 sizes = (f"`{k}` = {v}" for k, v in facts[name].items())
                 return COMMA[self.language].join(sizes)
-            return str(facts[name])
+            known = str(facts[name])
+            listed = isinstance(facts[name], str) and not set("()[]") & {*known}
+            if self.language == "zh" and listed:
+                return known.replace(", ", "、")
+            return known
 
         return PLACEHOLDER.sub(tell, text)
 

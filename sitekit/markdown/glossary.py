@@ -16,7 +16,8 @@ from sitekit.markdown.parity import twin
 PLACE = "learn/glossary"
 NONE = (PLACE, "index", "learn/bibliography")  # and the pages of the API
 ITEM = re.compile(
-    r"^- \[(?P<term>.+?)\]\(\.\./(?P<page>.+?)\.md.*?\).*?[:：].+\n"
+    r"^- \[(?P<term>.+?)\]\(\.\./(?P<page>.+?)\.md.*?\).*?[:：] ?"
+    r"(?:(?P<full>[^:：。]{4,40})[:：])?.+\n"
     r"  \{ #(?P<id>[\w-]+) \}$",
     re.MULTILINE,
 )
@@ -39,15 +40,18 @@ class Term(NamedTuple):
 
 
 def terms(language: str) -> dict[str, Term]:
-    """By the term in small letters, the longest first."""
+    """By the term in small letters, the longest first. The full name of an
+    abbreviation begins its meaning, and is a term too."""
     return _terms(pages.body_of(twin(PLACE, language)))[0]
 
 
 @lru_cache(2)
 def _terms(body: str) -> tuple[dict[str, Term], re.Pattern[str]]:
     result = {
-        item["term"].lower(): Term(item["id"], item["page"])
+        name.lower(): Term(item["id"], item["page"])
         for item in ITEM.finditer(body)
+        for name in (item["term"], item["term"].isupper() and item["full"])
+        if name
     }
     names = sorted(result, key=len, reverse=True)
     return {name: result[name] for name in names}, _any_of(names)
@@ -55,15 +59,28 @@ def _terms(body: str) -> tuple[dict[str, Term], re.Pattern[str]]:
 
 def _any_of(names: list[str]) -> re.Pattern[str]:
     """The longest first. Of a Chinese term of one character, such as 键, many
-    words are made: it stands alone or before one that joins two."""
+    words are made: it stands alone or before one that joins two. So does one
+    that ends others, such as 注意力, or it belongs to the term before it."""
+    heads = "|".join(
+        name
+        for name in names
+        if any(n[1:].endswith(name) for n in names)
+        and len(name) > 1
+        and not name.isascii()
+    )
 
     def one(name: str) -> str:
         if name.isascii():
             ends = f"(?:{re.escape(name[:-1])}ies|" * name.endswith("y")
             plural = f"{re.escape(name)}s?" + ")" * name.endswith("y")
             return rf"{ends}{plural}(?![\w-]|\.\w)"
-        alone = f"(?<!{HAN}){name}(?=[、和与])"
-        return re.escape(name) if len(name) > 1 else alone
+        if name in heads.split("|"):
+            return rf"(?:(?<!{HAN})|(?<=[的做是算和与对])){name}"
+        if len(name) == 1:
+            return rf"(?<!{HAN}){name}(?=[、和与])"
+        return rf"(?<!多){re.escape(name)}(?!头)" + f"(?:{heads})?" * bool(
+            heads
+        )
 
     each = [f"(?P<t{n}>{one(name)})" for n, name in enumerate(names)]
     # Within a word, one look tells that no English term begins.
@@ -84,14 +101,14 @@ def linked(html: str, stem: str, language: str, urls: dict[str, str]) -> str:
     every, pattern = _terms(pages.body_of(twin(PLACE, language)))
     names = [*every]
     place = get_relative_url(urls[PLACE], urls[stem])
-    seen = {name for name, term in every.items() if term.page == stem}
+    seen = {term.id for term in every.values() if term.page == stem}
 
     def link(match: re.Match[str]) -> str:
-        name = names[int(str(match.lastgroup)[1:])]
-        if name in seen:
+        term = every[names[int(str(match.lastgroup)[1:])]].id
+        if term in seen:
             return match[0]
-        seen.add(name)
-        return f'<a class="term" href="{place}#{every[name].id}">{match[0]}</a>'
+        seen.add(term)
+        return f'<a class="term" href="{place}#{term}">{match[0]}</a>'
 
     written, prose, apart = [], 0, 0
     for piece in PIECE.finditer(html):

@@ -157,6 +157,7 @@ def test_a_diff_stands_at_the_margin():
     )
     numbers = mistakes.torch.tensor([0.125, 4096, 1234.56, float("nan")])
     assert mistakes.number(numbers) == "0.125, 4,096, 1.23e+03, nan"
+    assert mistakes.number(numbers[:2], "zh") == "0.125、4,096"
 
 
 def test_a_source_is_named_by_its_thread_or_its_repository():
