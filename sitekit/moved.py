@@ -64,13 +64,13 @@ MOVED: dict[str, str] = {
     "guide#tokenizer": "use/transformers#tokenizer",
     "guide#options": "use/transformers#options",
     "learn/more-questions": "learn/questions",
-    "learn/more-questions#more-questions": "learn/questions#questions",
-    "learn/more-questions#more-scores": "learn/questions#questions-softmax",
-    "learn/more-questions#more-heads": "learn/questions#questions-heads",
-    "learn/more-questions#more-positions": "learn/questions#questions-positions",
-    "learn/more-questions#more-recurrences": "learn/questions#questions-variants",
-    "learn/more-questions#more-costs": "learn/questions#questions-costs",
-    "learn/more-questions#more-serving": "learn/questions#questions-serving",
+    "layers/one-code": "layers/gqa#compare",
+    "layers/one-code#bandwidth": "numbers/operations#decode",
+    "layers/one-code#choose": "learn/choose#choose",
+    "numbers/compute": "numbers/operations#variants",
+    "numbers/compute#code": "numbers/operations#code",
+    "numbers/compute#compare": "numbers/operations#quality",
+    "numbers/compute#pitfalls": "numbers/operations#pitfalls",
 }
 STUB = """<!doctype html>
 <html lang="{language}"><head><meta charset="utf-8"><title>{new}</title>

@@ -17,7 +17,7 @@ WHERE = {
     "table": ("core/masks", "table\n"),
     "flow": ("layers/gqa", "flow\n"),
     "list": ("layers/gqa", "table\nmodels"),
-    "wiring": ("layers/one-code", "figure\n"),
+    "wiring": ("layers/mqa", "figure\n"),
     "plot": ("numbers/operations", "plot\n"),
     "models": ("numbers/memory", "models\n"),
     "calculator": ("numbers/calculator", "calculator\n"),

@@ -48,7 +48,8 @@ QUERIES = {
             key value cache; beam search; preallocated cache; GrowingKVCache""",
         "kv-cache absorption": "speculative decoding",
         "operations": """
-            roofline; arithmetic intensity; h100; ridge; tokens per second""",
+            roofline; arithmetic intensity; h100; ridge; tokens per second;
+            memory bound; decode memory bandwidth; attention flops""",
         "flash": """
             FlashAttention; flash attention backward pass; flash_lse;
             FlashMLA; rescale running maximum tiles""",
@@ -57,12 +58,11 @@ QUERIES = {
             split_kv; with_prefix; merge partial attention results;
             attention shared prefix batch; flash decoding""",
         "operations kv-cache": "prefill vs decode",
-        "operations one-code": "memory bound; decode memory bandwidth",
         "mha": "nn.MultiheadAttention",
         "gqa": "mha_to_gqa",
         "gqa names": "n_kv_heads",
-        "one-code": "mha vs gqa vs mqa",
-        "one-code gqa mqa": "gqa vs mqa; mqa vs gqa",
+        "gqa compare": "mha vs gqa vs mqa",
+        "gqa mqa": "gqa vs mqa; mqa vs gqa",
         "mla": "kv_a_proj_with_mqa; ｍｌａ",
         "mla names": "kv_lora_rank",
         "absorption": "mla absorption",
@@ -71,7 +71,6 @@ QUERIES = {
             longest_context""",
         "memory operations": "tensor parallel; tensor parallelism",
         "memory calculator": "kv cache bytes per token; how many sequences fit",
-        "compute": "attention flops",
         "conventions": "layout",
         "names": "kv_c; num_query_groups meaning; slot_mapping; bshd",
         "exercises": "study guide; exercises",
@@ -92,14 +91,15 @@ QUERIES = {
         "merge": "split_kv; with_prefix; 共享前缀 注意力; 级联注意力",
         "kv-cache absorption": "投机解码",
         "kv-cache operations": "预填充",
-        "operations": "屋顶线; 算术强度; 计算受限; h100; 首 token 时延",
-        "operations one-code": "显存带宽; 访存受限",
+        "operations": """
+            屋顶线; 算术强度; 计算受限; h100; 首 token 时延; 显存带宽; 访存受限;
+            运算次数""",
         "mha": "多头注意力机制",
         "gqa": "均值池化; mha_to_gqa",
         "gqa names": "n_kv_heads",
         "cross": "编码器 解码器",
-        "one-code": "mha gqa mqa 对比",
-        "one-code gqa mqa": "gqa 和 mqa 的区别; gqa vs mqa",
+        "gqa compare": "mha gqa mqa 对比",
+        "gqa mqa": "gqa 和 mqa 的区别; gqa vs mqa",
         "mla": "ｍｌａ",
         "mla names": "kv_lora_rank",
         "absorption": "吸收; mla 矩阵吸收",
@@ -107,12 +107,11 @@ QUERIES = {
         "memory quantised": "fp8",
         "memory released": "qwen3",
         "memory calculator": "kv 缓存多少字节; 显存放得下多少序列",
-        "compute": "运算次数",
         "names": "w_vc; num_key_value_groups; cu_seqlens; 其他代码",
         "exercises": "学习指南; 练习",
         "compare": "时间线",
         "questions": "面试题",
-        "choose one-code": "注意力怎么选",
+        "choose": "注意力怎么选",
     },
 }
 # Our worker alone, as the theme's script speaks with it. On Enter, that script
