@@ -21,7 +21,7 @@ MOVED: dict[str, str] = {
     "api/models#conversions": "api/layers#conversions",
     "api/numbers#released": "api/released#specs",
     "caches/kv-cache#generate": "models/decoder#code",
-    "conventions#checkpoints": "use/checkpoints",
+    "conventions#checkpoints": "use/transformers#checkpoints",
     "core/masks#contract": "core/sdpa#formula",
     "core/masks#four": "core/masks#idea",
     "core/masks#layer": "core/rules#layer",
@@ -29,7 +29,7 @@ MOVED: dict[str, str] = {
     "core/masks#mod": "core/rules#mod",
     "core/masks#prefix": "core/rules#prefix",
     "core/masks#shapes": "core/masks#idea",
-    "learn/choose#released": "numbers/layer-patterns#years",
+    "learn/choose#released": "models/released#years",
     "learn/compare#decode-step": "numbers/operations#decode",
     "core/rope#scaling": "core/scaling",
     "core/rope#yarn": "core/scaling#yarn",
@@ -44,7 +44,7 @@ MOVED: dict[str, str] = {
     "guide#choose": "learn/choose",
     "guide#cases": "learn/choose#cases",
     "guide#devices": "learn/choose#devices",
-    "guide#released": "numbers/layer-patterns#years",
+    "guide#released": "models/released#years",
     "guide#conversion": "learn/choose#conversion",
     "guide#answers": "learn/questions#answers",
     "guide#questions": "learn/questions",
@@ -71,6 +71,10 @@ MOVED: dict[str, str] = {
     "numbers/compute#code": "numbers/operations#code",
     "numbers/compute#compare": "numbers/operations#quality",
     "numbers/compute#pitfalls": "numbers/operations#pitfalls",
+    "numbers/layer-patterns": "models/released#layer-patterns",
+    "numbers/layer-patterns#years": "models/released#years",
+    "use/checkpoints": "use/transformers#checkpoints",
+    "models/from-config": "models/your-model",
 }
 STUB = """<!doctype html>
 <html lang="{language}"><head><meta charset="utf-8"><title>{new}</title>
