@@ -75,6 +75,8 @@ MOVED: dict[str, str] = {
     "numbers/layer-patterns#years": "models/released#years",
     "use/checkpoints": "use/transformers#checkpoints",
     "models/from-config": "models/your-model",
+    "use/names": "conventions/names",
+    "checks": "files/checks",
 }
 STUB = """<!doctype html>
 <html lang="{language}"><head><meta charset="utf-8"><title>{new}</title>

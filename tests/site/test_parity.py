@@ -250,7 +250,7 @@ def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
 def test_only_the_chinese_pages_have_chinese_first_lines(site):
     def text(place):
         files = [*(site.folder / place / "api").rglob("index.html")]
-        files.append(site.folder / place / "checks/index.html")
+        files.append(site.folder / place / "files/checks/index.html")
         page = " ".join(path.read_text("utf-8") for path in files)
         page = html.unescape(re.sub(r"<[^>]*>", "", page))
         return " ".join(page.split())

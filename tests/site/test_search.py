@@ -462,7 +462,10 @@ def test_a_result_shows_the_words_of_the_query(reader):
     page.wait_for_url("**/numbers/memory/?h=*#models")
 
 
-ONCE = {"en": ("kv_c_normed", "use/names/"), "zh": ("笔记本", "use/project/")}
+ONCE = {
+    "en": ("kv_c_normed", "conventions/names/"),
+    "zh": ("笔记本", "use/project/"),
+}
 
 
 def test_what_only_a_section_says_leads_there_and_is_marked(reader):
