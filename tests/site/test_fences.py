@@ -16,7 +16,7 @@ WHERE = {
     "figure": ("core/masks", "figure\n"),
     "table": ("core/masks", "table\n"),
     "flow": ("layers/gqa", "flow\n"),
-    "list": ("layers/gqa", "table\nmodels"),
+    "list": ("layers/mqa", "table\nmodels"),
     "wiring": ("layers/mqa", "figure\n"),
     "plot": ("numbers/operations", "plot\n"),
     "models": ("numbers/memory", "models\n"),
