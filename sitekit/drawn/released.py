@@ -33,7 +33,7 @@ def released(
 ) -> str:
     """All numbers are in the page: its script only sorts and filters."""
     worded = Words(words)
-    every = [*models.released().values()][::-1]  # the newest first
+    every = [*models.released().values()]
     listed = [
         (
             _row(model, language, worded),
