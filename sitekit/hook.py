@@ -120,10 +120,17 @@ def _short(style: str) -> str:
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:
     from sitekit.markdown import pages
-    from sitekit.nav import name_of
+    from sitekit.nav import door_of, name_of
 
-    _navs[config.theme["language"]] = nav
-    for page in nav.pages:
+    every = [file.page for file in files.documentation_pages()]
+    for page in every:
+        if not page.parent and not page.is_homepage:
+            page.parent = door_of(page, nav.pages).parent
+    hidden = [
+        p for p in every if p not in nav.pages and not p.file.generated_by
+    ]
+    _navs[config.theme["language"]] = [*nav.pages, *hidden]
+    for page in _navs[config.theme["language"]]:
         matter = pages.front_matter(Path(page.file.abs_src_path))
         if "title" not in vars(page) and "title" in matter:
             page.title = name_of(matter["title"])
@@ -152,7 +159,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         markdown = numbers.computed(markdown, Path(page.file.abs_src_path))
     markdown = ran.expanded(downloads.with_wheel(markdown), language)
     markdown = folds.counted(markdown, config)
-    markdown = nav.with_lists(markdown, page, _navs[language].pages, config)
+    markdown = nav.with_lists(markdown, page, _navs[language], config)
     markdown = released.expanded(
         markdown, page.file.src_uri, language, _sites[language].urls
     )

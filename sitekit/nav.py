@@ -1,8 +1,10 @@
 """The navigation stands in mkdocs.yml, once for both languages: a page goes by
 its own title, and so nothing else lists the pages.
 
-`::: pages Variants` on a page becomes a list of the pages in that section of
-the navigation, in its order, each with the `summary` of its front matter.
+A page that is not in it is reached from one that is, its door, and belongs to
+the same section. `::: pages Variants` on a page becomes a list of the pages of
+that section, in the order of the navigation, each with the `summary` of its
+front matter.
 """
 
 import os
@@ -34,6 +36,14 @@ def translated(entry: Any, words: dict[str, str]) -> Any:
         why = f"mkdocs.zh.yml: extra.navigation has no word for {word!r}"
         raise BuildError(why)
     return {words[word]: translated(below, words)}
+
+
+def door_of(page: Any, entries: Iterable[Any]) -> Any:
+    """The entry that is called as the page's folder, or else stands in it."""
+    folder = PurePosixPath(page.file.src_uri).parent
+    files = {PurePosixPath(entry.file.src_uri): entry for entry in entries}
+    beside = (entry for file, entry in files.items() if file.parent == folder)
+    return files.get(folder.with_suffix(".md")) or next(beside)
 
 
 def with_lists(

@@ -350,8 +350,8 @@ def new(
             subprocess.run(ruff, cwd=ROOT, check=True)
     if what != "cache":
         nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-        last = [*re.finditer(rf"^ +- {folder}/[\w-]+\.md\n", nav, re.M)][-1]
-        nav = f"{nav[: last.end()]}      - {stem}.md\n{nav[last.end() :]}"
+        last = [*re.finditer(rf"^( +- ){folder}/[\w-]+\.md\n", nav, re.M)][-1]
+        nav = f"{nav[: last.end()]}{last[1]}{stem}.md\n{nav[last.end() :]}"
         (ROOT / "mkdocs.yml").write_text(nav, encoding="utf-8")
     lines = "\n".join(["written:", *(f"  {place}" for place in files)])
     left = LEFT.format(folder=folder, page=page, file=file)

@@ -43,12 +43,12 @@ PAGE_OF = dict(
     re.findall(
         r"(\w+)=(\S+)",
         """
-        caches=numbers/memory checks=layers/one-code convert=models/from-config
-        families=models/from-config few=use/ship flex=core/flash fused=use/ship
-        inputs=layers/one-code loads=use/checkpoints parts=core/order
+        caches=numbers/memory checks=layers/gqa convert=models/your-model
+        families=models/your-model few=use/ship flex=core/flash fused=use/ship
+        inputs=layers/gqa loads=use/transformers parts=core/order
         plain=layers/gqa programs=use/project tokenizer=use/transformers
         recurrence=beyond/recurrent recurrent=beyond/recurrent
-        torch=layers/one-code transformers=layers/one-code
+        torch=layers/gqa transformers=layers/gqa
         """,
     )
 )

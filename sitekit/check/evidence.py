@@ -16,7 +16,9 @@ SYMPTOMS = {
     "sizes": Text(
         "right until two sizes are equal", "两个尺寸碰巧相等时才出错"
     ),
-    "decoding": Text("right in training, wrong in decoding", "训练对，解码错"),
+    "decoding": Text(
+        "with a cache the output differs", "用了缓存，输出就不一样"
+    ),
     "gradients": Text("right outputs, wrong gradients", "输出对，梯度错"),
     "memory": Text("right, but too much memory", "结果对，但内存占用太多"),
     "worse": Text("no error, only worse results", "不报错，只是结果变差"),

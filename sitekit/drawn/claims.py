@@ -16,7 +16,7 @@ from attnref.numbers.kv_memory import growth
 from attnref.numbers.shapes import Full, Mla
 from attnref.released.specs import find_model, models
 from sitekit.check import mistakes
-from sitekit.drawn import absorption, compute, masks, measured, memory
+from sitekit.drawn import absorption, masks, measured, memory, operations
 from sitekit.drawn.mla import V3, absorbed, narrow, stored
 from sitekit.markdown.render import Row, Word
 from sitekit.markdown.tables import code, exact
@@ -55,12 +55,14 @@ def sharing() -> Iterator[Row]:
     counted = []
     for K in (8, 4, 2, 1):
         cost = attention_cost(d_model=512, n_heads=8, n_kv_heads=K, new=1024)
-        parts = map(compute.mega, (cost.projections, cost.scores + cost.values))
+        parts = map(
+            operations.mega, (cost.projections, cost.scores + cost.values)
+        )
         counted.append(" + ".join(parts))
     yield _row("flops", *counted)
     share = {
         row[0].key: row[2]
-        for row in compute.pairs()
+        for row in operations.pairs()
         if isinstance(row[0], Word)
     }
     of = ("mha", "gqa", "mqa", "expanded", "absorbed")

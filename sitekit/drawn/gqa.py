@@ -9,10 +9,11 @@ from torch import Tensor
 
 from attnref.core.sdpa import _fold
 from attnref.numbers.cost import Cost, attention_cost
-from attnref.numbers.kv_memory import kv_bytes
+from attnref.numbers.kv_memory import kv_bytes, size
 from attnref.released.specs import find_model
 from sitekit.drawing import svg
 from sitekit.drawn.compare import picture, wires_of
+from sitekit.drawn.operations import decode, mega
 from sitekit.markdown.render import Row
 
 WIDTH = 128  # of a head
@@ -56,7 +57,24 @@ def fold(n_heads: int, n_kv_heads: int, queries: int) -> Iterator[Row]:
         yield [str(k), ", ".join(f"({head}, {query})" for head, query in row)]
 
 
+def compare() -> Iterator[Row]:
+    """Parameters, FLOPs and bytes of one decode step of MHA, GQA-8 and MQA."""
+    costs = decode()
+    for key, K in (("mha", 32), ("gqa", 8), ("mqa", 1)):
+        cost = costs[key]
+        yield [
+            f"{key.upper()}, `K` = {K}",
+            mega(cost.parameters),
+            mega(cost.projections),
+            mega(cost.scores + cost.values),
+            size(2 * cost.cached),
+            f"{float(cost.attention_intensity()):.0f}",
+        ]
+
+
 def numbers() -> dict[str, object]:
-    """Bytes per token of Llama-3.1-8B, of one layer and of all."""
-    token = kv_bytes(find_model("llama-3.1-8b"), 1)
-    return {"layer": token // 32, "token": token}
+    """Bytes per token of Llama-3.1-8B, of one layer and of all, and the share
+    of MHA's parameters that MQA has."""
+    token, costs = kv_bytes(find_model("llama-3.1-8b"), 1), decode()
+    parameters = costs["mqa"].parameters / costs["mha"].parameters
+    return {"layer": token // 32, "token": token, "parameters": parameters}

@@ -13,7 +13,7 @@ from attnref.numbers.kv_memory import (
 )
 from attnref.numbers.shapes import Model, Recurrent
 from attnref.released.specs import find_model
-from sitekit.drawn import layer_patterns
+from sitekit.drawn import released
 from sitekit.drawn.memory import BF16
 from sitekit.markdown.render import Row
 from sitekit.markdown.tables import exact
@@ -26,8 +26,7 @@ QWEN = "qwen3-next-80b"
 
 def strips(*, caption: str, words: dict[str, str]) -> str:
     ids = IDS.split()
-    drawn = layer_patterns.strips(caption=caption, words=words, ids=ids)
-    return drawn.replace('"calculator.md', '"../numbers/calculator.md')
+    return released.strips(caption=caption, words=words, ids=ids)
 
 
 def _recurrent(model: Model) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from attnref import crossover
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
 from attnref.numbers.shapes import Source
@@ -15,7 +16,7 @@ from attnref.released.specs import find_model
 from sitekit.drawing import plots, svg
 from sitekit.drawing.plots import Plot
 from sitekit.drawing.svg import room
-from sitekit.drawn.mla import V3
+from sitekit.drawn.mla import V3, WIDTHS
 from sitekit.markdown.render import Row, Word
 from sitekit.markdown.tables import links
 
@@ -115,7 +116,7 @@ def numbers() -> dict[str, object]:
     read = _read()
     one_by_one = [float(ms) for ms in _step(1024, 480, H100)[0]]
     weights, multiply, caches, attend, at_once = one_by_one
-    return {
+    return _of_variants() | {
         "busy": int(ridge) + 1,
         "busy_h20": int(H20.ridge) + 1,
         "ridge_h20": H20.ridge,
@@ -435,3 +436,71 @@ def parallel() -> Iterator[Row]:
             size(caches),
             f"{moved / H100.bandwidth * 1e3:.2f}",
         ]
+
+
+def _of_variants() -> dict[str, object]:
+    """What the text says of their steps."""
+    costs = decode()
+    expanded, absorbed = costs["expanded"], costs["absorbed"]
+    mha, _, _, of_expanded, of_absorbed = pairs()
+    short = mla_cost(**V3, form="absorbed", past=4096)
+    return {
+        "pair": mha[1],
+        "pair_expanded": of_expanded[1],
+        "times_expanded": of_expanded[2],
+        "pair_absorbed": of_absorbed[1],
+        "times_absorbed": of_absorbed[2],
+        "mla_parameters": absorbed.parameters / 1e6,
+        "mla_parameters_zh": absorbed.parameters / 1e8,
+        "larger_cache": expanded.cached / absorbed.cached,
+        "more_bytes": expanded.bytes_read() / absorbed.bytes_read(),
+        "expanding": costs["latent"].projections / 1e9,
+        "more_with_up": 2 * 128 * 512 * (128 + 128) / (2 * short.scores),
+        "from_tokens": ceil(crossover(**WIDTHS)),
+        "roof_of_mha": attainable(1) / H100.peak,
+    }
+
+
+def mega(n: int) -> str:
+    return f"{n / 1e6:,.1f}"
+
+
+def step() -> Iterator[Row]:
+    """The forms of MLA; `gqa.compare` has MHA, GQA and MQA."""
+    for name, cost in decode().items():
+        if name in ("mha", "gqa", "mqa"):
+            continue
+        yield [
+            Word(name),
+            mega(cost.projections),
+            mega(cost.scores + cost.values),
+            size(2 * cost.cached),
+            f"{float(cost.attention_intensity()):,.4g}",
+            f"{float(cost.intensity()):,.4g}",
+        ]
+
+
+def least() -> Iterator[Row]:
+    """The least time of scores and values of this step on an H100."""
+    for name, cost in decode().items():
+        if name == "latent":
+            continue
+        read = 2 * cost.cached / H100.bandwidth * 1e6
+        done = (cost.scores + cost.values) / H100.peak * 1e6
+        yield [Word(name), f"{read:.2f}", f"{done:.2f}"]
+
+
+def pairs() -> Iterator[Row]:
+    """FLOPs for one query and one key, 128 heads of 128."""
+    heads: dict[str, Any] = {"d_model": 16_384, "n_heads": 128}
+    costs = {
+        "mha": attention_cost(**heads),
+        "gqa": attention_cost(**heads, n_kv_heads=8),
+        "mqa": attention_cost(**heads, n_kv_heads=1),
+        "expanded": mla_cost(**V3, form="expanded"),
+        "absorbed": mla_cost(**V3, form="absorbed"),
+    }
+    plain = costs["mha"].scores + costs["mha"].values
+    for name, cost in costs.items():
+        done = cost.scores + cost.values
+        yield [Word(name), f"{done:,}", f"{done / plain:g}", f"{cost.cached:,}"]

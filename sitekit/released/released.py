@@ -317,7 +317,7 @@ def per_token(model: Released) -> int:
 
 def strip(model: Released, language: str) -> str:
     """As SVG with its text."""
-    from sitekit.drawn.layer_patterns import drawn
+    from sitekit.drawn.released import drawn
 
     kinds = letters(fields_of(model.config), model.records)
     label = composition(kinds, words(), language)

@@ -142,7 +142,7 @@ def theta_of(records: Records) -> float:
 
 
 def letters(given: Mapping[str, Any], records: Records) -> list[str]:
-    """A letter of layer_patterns.KINDS per layer that attends or keeps a
+    """A letter of KINDS in drawn/released.py per layer that attends or keeps a
     state."""
     pattern = given.get("hybrid_override_pattern")
     others = pattern if isinstance(pattern, str) else ""

@@ -20,8 +20,7 @@ PLAIN = "attnref/plain/"  # what a page opens with may be a whole file
 # Which bounds a page exceeds, and the reason. A Chinese page that exceeds
 # others than the English one has an entry of its own.
 EXCEPTIONS = {
-    "models/from-config": "block code: the file is what the page is about",
-    "models/your-model": "block code: the file is what the page is about",
+    "models/your-model": "block: the file is what the page is about",
     "models/decoder": "code: its plain form is a whole model",
     "beyond/compressed": "code: its plain form has three kinds of layer",
     "mistakes/by-symptom": "height: entries are looked up one by one",

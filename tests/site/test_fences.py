@@ -16,8 +16,8 @@ WHERE = {
     "figure": ("core/masks", "figure\n"),
     "table": ("core/masks", "table\n"),
     "flow": ("layers/gqa", "flow\n"),
-    "list": ("layers/gqa", "table\nmodels"),
-    "wiring": ("layers/one-code", "figure\n"),
+    "list": ("layers/mqa", "table\nmodels"),
+    "wiring": ("layers/mqa", "figure\n"),
     "plot": ("numbers/operations", "plot\n"),
     "models": ("numbers/memory", "models\n"),
     "calculator": ("numbers/calculator", "calculator\n"),
@@ -123,7 +123,7 @@ FAULTS = {
         "nothing here tells {size}; did you mean 'sizes'?",
     ),
     "a caption that asks for what differs": (
-        ("wiring", "n_heads=8, n_kv_heads=2", "n_heads=4, n_kv_heads=2"),
+        ("wiring", r"Query(.*)n_heads=8", r"Query\1n_heads=4"),
         "nothing here tells {n_heads}",
     ),
     "a flow of what has no plain form": (
@@ -143,8 +143,8 @@ FAULTS = {
         "a panel of a flow has no key 'taken'",
     ),
     "a model that does not exist": (
-        ("list", r"llama-3\.1-8b", "llama-3.1-9b"),
-        "llama-3.1-9b",
+        ("list", "falcon-7b", "falcon-9b"),
+        "falcon-9b",
     ),
     "a column that does not exist": (
         ("list", r"q_heads", "heads"),

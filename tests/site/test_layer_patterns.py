@@ -4,8 +4,9 @@ import re
 from collections import Counter
 
 from attnref.released.specs import find_model, models
-from sitekit.drawn import hybrids, layer_patterns
-from sitekit.drawn.layer_patterns import KINDS, cells, drawn
+from sitekit.drawn import hybrids
+from sitekit.drawn import released as layer_patterns
+from sitekit.drawn.released import KINDS, cells, drawn
 
 NAMED = {name: kind for kind, (name, _) in KINDS.items()}
 WORDS = [*NAMED, *(f"{name}_means" for name in NAMED)]
@@ -19,7 +20,7 @@ def test_a_strip_has_a_cell_for_each_layer_of_the_model():
     rows = re.findall(r"<li([^>]*)><a href=\"(.*?)\">(.*?)</a>", html)
     assert len(rows) == len(models())
     for (kind, link, row), model in zip(rows, models().values(), strict=True):
-        assert link == f"calculator.md?model={model.id}"
+        assert link == f"../numbers/calculator.md?model={model.id}"
         strip, known = cells(model)
         assert ("unordered" in kind) is not known
         counts: Counter[str] = Counter()
@@ -84,7 +85,7 @@ def test_units_and_their_models():
 
 
 def test_a_row_leads_to_the_calculator_with_its_model(visit, address):
-    page = visit(address + "numbers/layer-patterns/")
-    page.get_by_role("link", name="Gemma 3 27B").click()
+    page = visit(address + "models/released/")
+    page.locator("[href$='model=gemma-3-27b']").click()
     page.wait_for_url("**/numbers/calculator/?model=gemma-3-27b")
     assert "Gemma 3 27B" in page.locator(".calculator .said").inner_text()

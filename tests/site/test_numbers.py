@@ -15,7 +15,7 @@ from attnref.released.specs import find_model, models
 from sitekit import ROOT
 from sitekit.adapter import BuildError
 from sitekit.drawing import plots
-from sitekit.drawn import compute, memory, one_code, operations
+from sitekit.drawn import gqa, memory, operations
 from sitekit.markdown import calls, numbers, source
 from sitekit.markdown.fences import Fence, drawing
 from sitekit.markdown.pages import body_of, markdown_files
@@ -116,7 +116,7 @@ def test_claims_come_out_as_printed():
 
 def test_a_decode_step_by_hand():
     H, D, S, E = 32, 128, 8192, 4096
-    for row, K in zip(one_code.compare(), (32, 8, 1), strict=True):
+    for row, K in zip(gqa.compare(), (32, 8, 1), strict=True):
         weights = 2 * E * H * D + 2 * E * K * D
         assert row[0].endswith(f"`K` = {K}")
         assert row[1:] == [
@@ -126,20 +126,20 @@ def test_a_decode_step_by_hand():
             size(2 * S * K * D * 2),
             str(H // K),
         ]
-    rows = by_name(compute.step())
+    rows = by_name(operations.step())
     assert rows["absorbed"][2] == rows["latent"][2] == size(S * 576 * 2)
     assert rows["absorbed"][3] == f"{128 * 2 * 1088 / (2 * 576):.1f}"
 
 
 def test_operations_of_a_query_and_a_key():
-    rows = by_name(compute.pairs())
+    rows = by_name(operations.pairs())
     assert {row[0] for k, row in rows.items() if len(k) == 3} == {"65,536"}
     assert rows["expanded"] == ["81,920", "1.25", "40,960"]
     assert rows["absorbed"] == ["278,528", "4.25", "576"]
 
 
 def test_reading_takes_longer_than_computing():
-    for name, (read, done) in by_name(compute.least()).items():
+    for name, (read, done) in by_name(operations.least()).items():
         assert float(read) > float(done), name
 
 
@@ -325,7 +325,7 @@ def test_the_kinds_of_a_model_are_those_of_its_layers():
 def test_sums_to_do_by_hand_come_out_as_they_are_written():
     """Units cancel, but for those of results, and milliseconds."""
     units = {"GiB": 2**30, "MiB": 2**20, "MFLOPs": 1e6, "ms": 1e-3}
-    rows = [*memory.turn(), *compute.turn(), *operations.sums()]
+    rows = [*memory.turn(), *operations.sums()]
     for number, calculation, result in rows:
         written = calculation.replace("×", "*").replace(",", "")
         for unit, value in {"GiB": 2**30, "GB": 1e9, "TB/s": 1e12}.items():

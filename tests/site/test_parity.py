@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 
-from sitekit import ROOT, nav
-from sitekit.adapter import BuildError
+from sitekit import CONFIGS, ROOT, nav
+from sitekit.adapter import BuildError, config_of
 from sitekit.markdown import docstrings, pages, parity
 from sitekit.markdown.pages import body_of, markdown_files
 
@@ -24,6 +24,18 @@ STEMS = sorted(
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_page_and_its_twin_are_in_line(stem):
     assert parity.check(stem) == []
+
+
+def test_six_sections_have_at_most_14_links_each():
+    def links(entry):
+        inner = entry.values() if isinstance(entry, dict) else entry
+        return 1 if isinstance(entry, str) else sum(map(links, inner))
+
+    home, *sections = config_of(CONFIGS["en"])["nav"]
+    assert home == {"Home": "index.md"} and len(sections) == 6
+    counts = {title: links(each) for each in sections for title in each}
+    assert {title: n for title, n in counts.items() if n > 14} == {}
+    assert sum(counts.values()) <= 54
 
 
 def test_a_word_of_the_navigation_that_is_not_translated_stops_the_build():
@@ -250,7 +262,7 @@ def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
 def test_only_the_chinese_pages_have_chinese_first_lines(site):
     def text(place):
         files = [*(site.folder / place / "api").rglob("index.html")]
-        files.append(site.folder / place / "checks/index.html")
+        files.append(site.folder / place / "files/checks/index.html")
         page = " ".join(path.read_text("utf-8") for path in files)
         page = html.unescape(re.sub(r"<[^>]*>", "", page))
         return " ".join(page.split())

@@ -11,7 +11,7 @@ from attnref.numbers.kv_memory import kv_bytes, largest_batch, weight_bytes
 from attnref.released.devices import find_device
 from attnref.released.record import BEFORE, fields_of
 from sitekit import CONFIGS
-from sitekit.drawn import from_config
+from sitekit.drawn import your_model
 from sitekit.released import released
 from sitekit.released.told import PARTS
 from tests.kit import sampled
@@ -84,7 +84,7 @@ def test_every_part_has_its_words():
 
 
 def test_the_page_refuses_what_it_says():
-    rows = from_config.refused("en")
+    rows = your_model.refused("en")
     assert rows[0][1].startswith("model_type='kimi_k3' is none of the")
     assert len({row[1] for row in rows}) == len(rows) == 4
 

@@ -26,7 +26,7 @@ from attnref.numbers.shapes import (
 )
 from attnref.released.record import fields_of, records_of
 from attnref.released.specs import configs, find_model, models
-from sitekit.drawn import layer_patterns
+from sitekit.drawn import released as layer_patterns
 from sitekit.released.told import letters
 
 B, T = 3, 23

@@ -38,7 +38,7 @@ from attnref.released.record import (
     records_of,
 )
 from sitekit import ROOT
-from sitekit.drawn.from_config import BOUND
+from sitekit.drawn.your_model import BOUND
 from sitekit.released.released import parts_of
 from tests.kit.compare import relative_error
 from tests.kit.families import (
