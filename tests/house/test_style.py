@@ -12,6 +12,8 @@ from sitekit.markdown.pages import markdown_files
 # Habits of sitekit/README.md, and how often all English pages may have them.
 HABITS = {
     r'caption: "?Of ': 0,
+    r"\b(?:that|those) of\b": 30,
+    r"\balone\b": 30,
     r"\b(?:the|an?|its) (?:told|asked|found|kept)\b(?! \w)": 0,
 }
 NOT_PROSE = (
