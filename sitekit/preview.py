@@ -16,10 +16,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from attnref.check.catalogue import catalogue
 from attnref.numbers.kv_memory import kv_bytes, size
+from attnref.released.record import fields_of
 from sitekit import ROOT
 from sitekit.check import mistakes
-from sitekit.drawn.layer_patterns import KINDS
+from sitekit.drawn.released import KINDS
 from sitekit.markdown.pages import front_matter
 from sitekit.released import released, told
 
@@ -75,9 +77,10 @@ def _pair(stem: str) -> tuple[str, Tensor, Tensor] | None:
     path = ROOT / "docs" / "en" / f"{stem}.md"
     for id in re.findall(r"::: mistake (\S+)", path.read_text("utf-8")):
         right, wrong = mistakes.seen(id)
-        drawn = isinstance(wrong, Tensor) and right.dim() == wrong.dim() == 2
-        if drawn and min(right.shape) > 2:
-            return mistakes.catalogue()[id].title.en, right, wrong
+        if isinstance(wrong, str) or not right.dim() == wrong.dim() == 2:
+            continue
+        if min(right.shape) > 2:
+            return catalogue()[id].title.en, right, wrong
     return None
 
 
@@ -126,7 +129,7 @@ def _of_model(draw: ImageDraw.ImageDraw, model: released.Released) -> None:
         draw.text((at, 360), label, SOFT, _font(22), anchor="ls")
         wide = _font(40, bold=True).getlength(number)
         at += 48 + max(wide, _font(22).getlength(label))
-    kinds = told.letters(told.fields_of(model.config), model.records)
+    kinds = told.letters(fields_of(model.config), model.records)
     step = (WIDTH - 2 * EDGE) / max(len(kinds), 1)
     for n, letter in enumerate(kinds):
         name, strokes = KINDS[letter]

@@ -275,9 +275,10 @@ def losses(records: dict[int, AttentionRecord]) -> dict[str, float]:
 @cache
 def changed(r: AttentionRecord, other: AttentionRecord) -> list[str]:
     """The lines of a layer's code that a part needs, as a diff."""
-    texts = [rendered({0: x}, inside=True).splitlines() for x in (other, r)]
-    lines = [*unified_diff(*texts, n=0, lineterm="")][2:]
-    lines = [x for x in lines if x[0] in "+-" and x[1:].strip()]
+    old, new = (rendered({0: x}, inside=True) for x in (other, r))
+    both = old.splitlines(), new.splitlines()
+    every = [*unified_diff(both[0], both[1], n=0, lineterm="")]
+    lines = [x for x in every[2:] if x[0] in "+-" and x[1:].strip()]
     code = dedent("\n".join(x[1:] for x in lines)).splitlines()
     return [x[0] + " " + y for x, y in zip(lines, code, strict=True)]
 
