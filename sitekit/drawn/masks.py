@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import attnref
 from attnref.numbers.kv_memory import size
-from sitekit.drawn.checkpoints import oracles
 from sitekit.drawn.rules import whole
+from sitekit.drawn.transformers import oracles
 from sitekit.markdown.render import Row, Word
 from sitekit.markdown.tables import code
 

@@ -86,5 +86,5 @@ def test_pages_say_what_they_were_last_run_with(language):
             assert f"torch {at['torch']}" in text
             assert RECORD["date"] in text
         assert not ran.WORDS.search(text)
-    stems = "checkpoints project pytorch ship transformers"
+    stems = "project pytorch ship transformers"
     assert run == {f"use/{stem}" for stem in stems.split()}

@@ -18,7 +18,6 @@ from sitekit.drawing import svg
 from sitekit.drawing.recorded import wiring
 from sitekit.drawn import (
     absorption,
-    checkpoints,
     decoder,
     flash,
     gqa,
@@ -31,6 +30,7 @@ from sitekit.drawn import (
     rope,
     rules,
     sdpa,
+    transformers,
 )
 from sitekit.markdown import calls
 from sitekit.markdown.fences import Fence, drawing
@@ -145,9 +145,9 @@ def test_a_score_that_stands_out_does_not_drown_in_the_filler():
 
 
 def test_the_table_of_checkpoints_is_what_was_recorded():
-    text = checkpoints.ORACLES.read_text(encoding="utf-8")
+    text = transformers.ORACLES.read_text(encoding="utf-8")
     recorded = json.loads(text)["checkpoints"]
-    for row, was in zip(checkpoints.checkpoints(), recorded, strict=True):
+    for row, was in zip(transformers.checkpoints(), recorded, strict=True):
         model, verdict, error, reason, cure, from_config = row
         assert model.startswith(f"`{was['model_type']}`")
         assert was["config"] in model and verdict.key == was["verdict"]

@@ -37,8 +37,8 @@ from attnref import (
 )
 from attnref.released.specs import configs
 from sitekit import ROOT
-from sitekit.drawn.checkpoints import ORACLES
 from sitekit.drawn.masks import named
+from sitekit.drawn.transformers import ORACLES
 from sitekit.markdown.pages import body_of
 from tests.kit.compare import relative_error
 from tests.kit.oracles import sharpened

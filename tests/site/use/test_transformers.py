@@ -54,7 +54,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from attnref.layers import mla
 from sitekit import ROOT
-from sitekit.drawn.checkpoints import ORACLES
+from sitekit.drawn.transformers import ORACLES
 from sitekit.markdown.pages import body_of
 from tests.kit.compare import relative_error
 from tests.variants import VARIANTS, built
