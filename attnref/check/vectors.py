@@ -29,6 +29,7 @@ from attnref.check.catalogue import (
     catalogue,
     every_variant,
     files,
+    place_of,
 )
 from attnref.check.forms import Valid, attend
 from attnref.check.shapes import Comment, Watch
@@ -463,6 +464,11 @@ class Steps(Watch):
             }
         )
         self.values: list[tuple[str, str, Tensor]] = []
+        self.called: set[str] = set()
+
+    def _call(self, frame: Any, event: str, arg: Any) -> Any:
+        self.called.add(frame.f_code.co_name)
+        return super()._call(frame, event, arg)
 
     def done(
         self, c: Comment, target: str, value: Any, frame: Any, letters: Any
@@ -514,14 +520,20 @@ def _planted(modules: tuple[str, ...]) -> Iterator[tuple[str, Variant]]:
 
 
 def _wrong(
-    name: str, right: Tensor, known: dict[str, Tensor], modules: tuple[str, ...]
+    name: str,
+    right: Tensor,
+    known: dict[str, Tensor],
+    p: Plain,
+    called: set[str],
 ) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
     """Outputs of mistakes, each apart from the right one and from each other,
     and the ids of all mistakes that give it. Those that raise are left out."""
     bound = APART * largest(right)
     outputs: dict[str, Tensor] = {}
     ids: dict[str, list[str]] = {}
-    for id, variant in _planted(modules):
+    for id, variant in _planted(_modules(p)):
+        if not called & {name for x in variant for name in place_of(x)[-1:]}:
+            continue
         before = torch.get_rng_state()
         try:
             out, _ = ran(name, Plain(variant), known)
@@ -559,18 +571,20 @@ def computed(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     ran(name, p, known)
     modules, tensors = _modules(p), dict(known)
     for kind, dtype in {"": torch.float64, **DTYPES}.items():
+        p = Plain()
         with Steps(modules) as steps:
             out, c = ran(name, p, known, dtype)
         values = {x: value for x, _, value in steps.values}
         runs[kind] = {**values, **c.kept, "output": out}
         if not kind:
             letters = {x: text for x, text, _ in steps.values}
+            called = steps.called
             letters |= {x: _letters(text) for x, text in c.letters.items()}
             case = c.case
             given = {x: case[x] for x in case if x in c.used and x != "run"}
             given = {x: y for x, y in given.items() if y not in ([], {}, None)}
     right = runs.pop("")
-    wrong, ids = _wrong(name, right["output"], known, modules)
+    wrong, ids = _wrong(name, right["output"], known, p, called)
     letters["output"] = _letters(case["output"])
     tensors |= right
     tensors |= {f"mistake/{x}/output": out for x, out in wrong.items()}
@@ -621,6 +635,7 @@ def write(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """A file for each case, and index.json of all of them."""
     from safetensors.torch import save
 
+    folder.mkdir(parents=True, exist_ok=True)
     index: dict[str, Any] = {"version": version(), "cases": {}}
     for name in names:
         tensors, about = computed(name)

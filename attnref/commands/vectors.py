@@ -19,7 +19,6 @@ def run(options: argparse.Namespace) -> str:
             meant = hint(name, {each: each for each in cases()})
             raise ValueError(message("there is no case {!r}", name) + meant)
     folder = Path(options.folder)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         index = write(folder, options.case or cases())
     except ModuleNotFoundError as error:
