@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnref import __version__
-from attnref.commands import check, copy, kv
+from attnref.commands import check, copy, kv, match, vectors
 from attnref.words import language_of_locale, message, speaking
 
 
@@ -40,6 +40,8 @@ def _run(arguments: Sequence[str], prog: str) -> str:
     kv.add_to(commands)
     copy.add_to(commands)
     check.add_to(commands)
+    vectors.add_to(commands)
+    match.add_to(commands)
     args = top.parse_args(arguments)
     if args.command is None:
         return top.format_help().removesuffix("\n")

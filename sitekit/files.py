@@ -29,7 +29,7 @@ from markupsafe import escape
 from attnref.check.tasks import TASKS, stub
 from attnref.commands import copy
 from attnref.words import version
-from sitekit import ROOT
+from sitekit import ROOT, answers
 from sitekit.adapter import BuildError, get_relative_url
 from sitekit.markdown import pages
 from sitekit.markdown.calls import near
@@ -333,6 +333,8 @@ class Here(NamedTuple):
 
     def to_file(self, name: str) -> str:
         urls = {n: f"files/{n}" for n in (*texts(), BIB, wheel_name())}
+        known = (answers.ZIP, *(f"answers/{n}" for n in answers.names()))
+        urls |= {n: f"files/{n}" for n in known}
         urls |= {
             f"released/{n}": f"files/released/{n}" for n in released.files()
         }

@@ -66,6 +66,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
+    from sitekit import answers
     from sitekit import files as downloads
     from sitekit.drawn import calculator, compare, trained, your_model
     from sitekit.released import released
@@ -92,6 +93,9 @@ def on_files(files: Any, config: Any) -> Any:
         for name, id in released.files().items():
             made = partial(released.text_of, id)
             add(f"files/released/{name}", made)
+        for name in answers.names():
+            add(f"files/answers/{name}", partial(answers.file, name))
+        add(f"files/{answers.ZIP}", answers.archive)
         papers = Path(config.docs_dir).with_name(downloads.BIB)
         add(f"files/{papers.name}", papers.read_bytes)
     for name, text in here.items():

@@ -56,8 +56,9 @@ def _own(p: Plain) -> Plain:
     return other
 
 
-def _attend(p: Plain, through: str) -> SimpleNamespace:
-    """In place of torch.nn.functional: its core, or plain.attention."""
+def attend(p: Plain, through: str, inner: Any = None) -> SimpleNamespace:
+    """In place of torch.nn.functional: its core, or plain.attention, or what
+    takes `inner` for it."""
 
     def core(q: Any, k: Any, v: Any, mask: Any = None, **others: Any) -> Any:
         if through != "attention":
@@ -71,7 +72,7 @@ def _attend(p: Plain, through: str) -> SimpleNamespace:
         q = q * (others.get("scale", width**-0.5) * width**0.5)
         if mask is not None and mask.all():  # as if there were none
             mask = None
-        return p.attention.attention(q, k, v, mask)
+        return (inner or p.attention.attention)(q, k, v, mask)
 
     changed = vars(F) | {"scaled_dot_product_attention": core}
     return SimpleNamespace(**changed)
@@ -103,7 +104,7 @@ def _first_made(kind: Any, *sizes: Any, **others: Any) -> Any:
         return kind(*sizes, **others).eval()
 
 
-class _Valid:
+class Valid:
     """What a layer takes for `valid`, and makes any mask of."""
 
     def __init__(self, mask: Tensor) -> None:
@@ -166,13 +167,13 @@ def _self(p: Plain, through: str) -> object:
     """mha, mqa or gqa: plain.gqa without its rotation and with any mask."""
     forms = _unmasked(p, "gqa"), _own(p).gqa
     for form in forms:
-        form.rope, form.F = lambda x, *_: x, _attend(p, through)
+        form.rope, form.F = lambda x, *_: x, attend(p, through)
 
     def attention(*given: Any, mask: Tensor | None = None) -> Any:
         x, w_q, w_k, w_v, w_o, H, *K = given
         E = x.shape[2]
         whole, causal = _whole(mask, x.shape[1])
-        valid = None if causal else _Valid(whole)
+        valid = None if causal else Valid(whole)
         layer = _made(forms[causal].GQA, E, H, *K or [len(w_k) * H // E])
         return _called(layer, _proj(w_q, w_k, w_v, w_o), x, valid=valid)
 
@@ -182,7 +183,7 @@ def _self(p: Plain, through: str) -> object:
 def _mqa(p: Plain, through: str) -> object:
     """plain.mqa with any mask: its rows are all heads of a token."""
     forms = _unmasked(p, "mqa"), _own(p).mqa
-    core = _attend(p, through)
+    core = attend(p, through)
 
     def mqa(*given: Any, mask: Tensor | None = None) -> Any:
         (x, w_q, w_k, w_v, w_o, H) = given
@@ -253,7 +254,7 @@ def _cached(p: Plain, through: str) -> object:
         x, w_q, w_k, w_v, w_o, H, *K = given
         if not K:
             p.gqa.rope = lambda x, *_: x
-        p.gqa.F = _attend(p, through)
+        p.gqa.F = attend(p, through)
         layer = _made(p.gqa.GQA, x.shape[2], H, *K or [H], theta=theta)
         cache = p.gqa.KVCache(ROOM) if cache is None else cache
         return _called(layer, _proj(w_q, w_k, w_v, w_o), x, cache), cache
@@ -266,10 +267,10 @@ def _cross(p: Plain, through: str) -> object:
 
     def cross(*given: Any, mask: Tensor | None = None) -> Any:
         x, context, w_q, w_k, w_v, w_o, n_heads = given
-        p.cross.F = _attend(p, through)
+        p.cross.F = attend(p, through)
         sizes = x.shape[2], n_heads, context.shape[2]
         layer = _made(p.cross.CrossAttention, *sizes)
-        valid = None if mask is None else _Valid(mask)
+        valid = None if mask is None else Valid(mask)
         return _called(layer, _proj(w_q, w_k, w_v, w_o), x, context, valid)
 
     return cross
@@ -285,7 +286,7 @@ def _mla(p: Plain, through: str, *, absorbed: bool) -> object:
         R = len(w_norm)
         Dr, Dv = len(w_kv_a) - R, w_o.shape[1] // H
         Dn = len(w_q) // H - Dr
-        p.mla.F = _attend(p, through)
+        p.mla.F = attend(p, through)
         layer = _made(p.mla.MLA, x.shape[2], H, R, Dn, Dr, Dv, theta=theta)
         weights = {"q_proj": w_q, "kv_a_proj_with_mqa": w_kv_a, "o_proj": w_o}
         weights |= {"kv_a_layernorm": w_norm, "kv_b_proj": w_kv_b}
@@ -322,7 +323,7 @@ def _gated_delta(p: Plain) -> object:
 
 def _dsa(p: Plain, through: str) -> object:
     """The choice of plain.dsa, without its projections and rotation."""
-    core = _attend(p, through)
+    core = attend(p, through)
 
     def dsa(*given: Any, mask: Tensor | None = None) -> Any:
         q, k, v, q_index, k_index, weights, topk = given

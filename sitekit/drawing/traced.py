@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnref.check.shapes import comments
 from sitekit import ROOT
-from sitekit.drawing.shapes import comments
 from sitekit.markdown import source
 
 PLAIN = ROOT / "attnref/plain"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 from torch import Tensor
 
+from attnref.check import shapes
 from attnref.check.catalogue import catalogue
 from attnref.check.exercises import EXERCISES
 from attnref.numbers.kv_memory import kv_bytes, size, weight_bytes
@@ -17,7 +18,7 @@ from attnref.numbers.shapes import Full, Group, Mla, Model
 from attnref.released.specs import find_model, models
 from sitekit import ROOT
 from sitekit.check.mistakes import kills
-from sitekit.drawing import shapes, svg
+from sitekit.drawing import svg
 from sitekit.drawing.plots import Plot
 from sitekit.drawn.compare import CACHED, LETTERS, picture, wires_of
 from sitekit.drawn.operations import H100

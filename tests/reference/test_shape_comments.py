@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import attnref
+from attnref.check.shapes import Tracer, comments
 from attnref.core.few import few
 from attnref.plain import (
     alibi,
@@ -34,7 +35,6 @@ from attnref.plain.sample import sample
 from attnref.released.generate import rendered, source
 from attnref.released.record import AttentionRecord
 from sitekit import ROOT
-from sitekit.drawing.shapes import Tracer, comments
 from sitekit.markdown.pages import markdown_files, stem_of
 from tests.kit import sampled
 from tests.kit.layers import DN, DR, DV, B, D, E, H, K, Q, R, S, T

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
+from attnref.check.shapes import Tracer
 from sitekit.drawing import flow, traced
-from sitekit.drawing.shapes import Tracer
 from sitekit.markdown import calls
 from tests.kit.pages import fences
 

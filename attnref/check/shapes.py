@@ -12,7 +12,7 @@ import io
 import re
 import sys
 import tokenize
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 SHAPE = re.compile(r"# (\((?:[^()]|\([^()]*\))*\))(?:;.*)?$")
 # What looks like one but is not would pass unchecked.
@@ -71,20 +71,17 @@ def _targets(node: Statement) -> list[str]:
     return [ast.unparse(t) for t in flat]
 
 
-class Tracer:
-    """Checks the comments of some files while `with tracer:` runs code."""
+class Watch:
+    """Sees the values with comments in some files while `with watch:` runs
+    code: each is `done` behind its statement."""
 
     def __init__(
         self, sources: dict[str, str], letters: dict[str, int] | None = None
     ):
         self.letters = letters or {}  # known before any call
         self.comments = {name: comments(s) for name, s in sources.items()}
-        # By file and line: the shape that came, with the size of each letter.
-        self.seen: dict[tuple[str, int], tuple[Any, dict[str, int]]] = {}
-        self.unclear: dict[tuple[str, int], str] = {}
-        self.faults: list[str] = []
 
-    def __enter__(self) -> "Tracer":
+    def __enter__(self) -> Self:
         self.previous = sys.gettrace()
         sys.settrace(self._call)
         return self
@@ -92,13 +89,11 @@ class Tracer:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self.previous)
 
-    def unreached(self) -> list[tuple[str, int, str]]:
-        return [
-            (name, c.line, c.text)
-            for name, comments in self.comments.items()
-            for c in comments.values()
-            if (name, c.line) not in self.seen
-        ]
+    def done(
+        self, c: Comment, target: str, value: Any, frame: Any, letters: Any
+    ) -> None:
+        """`letters` are those of this call, and may be added to."""
+        raise NotImplementedError
 
     def _call(self, frame: Any, event: str, arg: Any) -> Any:
         name = frame.f_code.co_filename
@@ -117,24 +112,49 @@ class Tracer:
                 if event == "return" or not c.first <= line <= c.last:
                     pending.remove(c)
                     scope = (frame.f_globals, frame.f_locals)
-                    values = [eval(target, *scope) for target in c.targets]
+                    values = [(t, eval(t, *scope)) for t in c.targets]
                     if not c.targets and event == "return":
-                        values = [arg]
+                        values = [("return", arg)]
                     for value in values:
-                        fault = _fault(c, value, letters, frame.f_locals)
-                        if fault:
-                            self.faults.append(f"{name}:{c.line}: {fault}")
-                        elif alike := _alike(letters):
-                            self.unclear[name, c.line] = alike
-                        else:
-                            seen = tuple(value.shape), dict(letters)
-                            self.seen[name, c.line] = seen
+                        self.done(c, *value, frame, letters)
             if event == "line":
                 here = (c for c in own.values() if c.first <= line <= c.last)
                 pending.extend(c for c in here if c not in pending)
             return local
 
         return local
+
+
+class Tracer(Watch):
+    """Checks the comments."""
+
+    def __init__(
+        self, sources: dict[str, str], letters: dict[str, int] | None = None
+    ):
+        super().__init__(sources, letters)
+        # By file and line: the shape that came, with the size of each letter.
+        self.seen: dict[tuple[str, int], tuple[Any, dict[str, int]]] = {}
+        self.unclear: dict[tuple[str, int], str] = {}
+        self.faults: list[str] = []
+
+    def unreached(self) -> list[tuple[str, int, str]]:
+        return [
+            (name, c.line, c.text)
+            for name, comments in self.comments.items()
+            for c in comments.values()
+            if (name, c.line) not in self.seen
+        ]
+
+    def done(
+        self, c: Comment, target: str, value: Any, frame: Any, letters: Any
+    ) -> None:
+        name = frame.f_code.co_filename
+        if fault := _fault(c, value, letters, frame.f_locals):
+            self.faults.append(f"{name}:{c.line}: {fault}")
+        elif alike := _alike(letters):
+            self.unclear[name, c.line] = alike
+        else:
+            self.seen[name, c.line] = tuple(value.shape), dict(letters)
 
 
 def _fault(

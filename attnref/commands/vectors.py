@@ -1,0 +1,44 @@
+"""attnref vectors: known answers for attention in another language."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from attnref.words import hint, message
+
+
+def run(options: argparse.Namespace) -> str:
+    from attnref.check.vectors import cases, write  # imports torch
+
+    if options.list:
+        return "\n".join(cases())
+    if not options.folder:
+        raise ValueError(message("pass a folder; --list prints all cases"))
+    for name in options.case:
+        if name not in cases():
+            meant = hint(name, {each: each for each in cases()})
+            raise ValueError(message("there is no case {!r}", name) + meant)
+    folder = Path(options.folder)
+    try:
+        index = write(folder, options.case or cases())
+    except ModuleNotFoundError as error:
+        missing = message("it needs: pip install {}", error.name)
+        raise ValueError(missing) from error
+    return message("{}: {} cases", folder, len(index["cases"]))
+
+
+def add_to(commands: Any) -> None:
+    parser = commands.add_parser(
+        "vectors",
+        help="known answers, for attention in any language",
+        description="Write test vectors: for each case a file NAME.safetensors "
+        "with inputs, weights, all intermediates, the output, and the output "
+        "of each known mistake; and index.json.",
+        epilog="example: %(prog)s answers gqa rope",
+    )
+    add = parser.add_argument
+    add("folder", nargs="?", metavar="DIR", help="where they are written")
+    add("case", nargs="*", help="gqa, rope, ...; otherwise all")
+    add("--list", action="store_true", help="all cases")
+    add("--lang", choices=("en", "zh"), help="otherwise that of the locale")
+    parser.set_defaults(run=run)
