@@ -173,7 +173,7 @@ def test_three_downloads_in_an_empty_project_run_as_their_pages_say(
         program = with_downloads(program, stem, there, more)
         (tmp_path / f"{stem}.txt").write_text(program, encoding="utf-8")
     # What else their blocks import: each has its own download.
-    assert more == {"masks", "mha", "rope"}
+    assert more == {"masks", "mha", "mqa", "rope"}
     for stem in more:
         shutil.copy(folder / f"{stem}.py", tmp_path)
     in_a_fresh_interpreter(
