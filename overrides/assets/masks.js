@@ -39,9 +39,9 @@
         return row;
       }),
     );
-    form.querySelector("code").textContent = code(given);
+    form.elements.lines.value = code(given);
     const blind = rows.filter((cells) => !cells.includes(true)).length;
-    form.querySelector("output").textContent = blind ? form.dataset.blind.replace("{}", blind) : "";
+    form.elements.blind.value = blind ? form.dataset.blind.replace("{}", blind) : "";
     const address = new URL(location);
     fields.forEach(({ name, value }, i) => {
       if (value === usual[i]) address.searchParams.delete(name);

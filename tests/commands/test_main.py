@@ -18,10 +18,13 @@ import tomllib
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 import attnref
 from attnref.__main__ import command, main
+from attnref.check.vectors import write
+from attnref.commands import match
 from attnref.released.record import sized
 from attnref.released.specs import configs, find_model, models
 from attnref.words import message, speaking
@@ -130,16 +133,21 @@ CALLS = dict.fromkeys(
 
 @pytest.mark.parametrize("words", CALLS, ids=" ".join)
 def test_a_command_that_is_printed_works(words, tmp_path, monkeypatch, capsys):
-    """In a folder that holds what one has by then: a model's config, and a
-    solution of the exercise."""
+    """In a folder that holds what one has by then: a model's config, solutions
+    of exercises, and an output with the answers that it is compared with."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["attnref", *words])
     (tmp_path / "config.json").write_text(json.dumps(configs()["qwen3-8b"]))
     if words[0] == "check" and "--stub" not in words:
         solution = (ROOT / "tests/check/solutions/einsum.py").read_text()
         cell = {"cell_type": "code", "source": solution}
-        (tmp_path / "gqa.py").write_text(solution)
+        for name in ("gqa.py", "mha.py"):
+            (tmp_path / name).write_text(solution)
         (tmp_path / "gqa.ipynb").write_text(json.dumps({"cells": [cell]}))
+    if words[0] == "match":
+        write(tmp_path / "answers", ["gqa"])
+        tensors, _ = match.read(tmp_path / "answers" / "gqa.safetensors")
+        np.save(tmp_path / "mine.npy", tensors["output"].numpy())
     ctrl_c = Mock(side_effect=KeyboardInterrupt)  # which ends --watch
     monkeypatch.setattr("time.sleep", ctrl_c)
     ended = command()

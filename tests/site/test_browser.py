@@ -459,12 +459,12 @@ def test_a_mask_of_ones_own_is_what_its_lines_make(chromium, address):
             for name in ("T", "S", "left", "right", "window"):
                 form.locator(f"[name={name}]").fill(f"{chance.randint(0, 9)}")
             made = {"torch": torch, **vars(plain_masks)}
-            exec(form.locator("code").inner_text(), made)
+            exec(form.locator("[name=lines]").inner_text(), made)
             rows = form.locator("tr").all_inner_texts()
             shown = [[int(cell) for cell in row.split()] for row in rows]
             mask = made["mask"].reshape(made["mask"].shape[-2:])
             assert shown == mask.int().tolist()
-            said = form.locator("output").inner_text()
+            said = form.locator("[name=blind]").inner_text()
             blind = int((~mask.any(dim=1)).sum())
             assert said.startswith(f"{blind} queries") if blind else not said
         assert page.faults == []
