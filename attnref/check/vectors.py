@@ -168,8 +168,9 @@ def _qkv(c: Draws, heads: str = "H") -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _some(c: Draws) -> Tensor:
-    """Any mask; one query sees no key."""
-    mask = c("mask", "B H T S") > -0.7
+    """Any mask, which is drawn as numbers, and later stays as it is; one query
+    sees no key."""
+    mask = c("mask", "B H T S", 1.0, 0.5) > 0
     mask[1, 2, 3] = False
     return c.given("mask", mask)
 
