@@ -527,8 +527,8 @@ def _wrong(
     p: Plain,
     called: set[str],
 ) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
-    """Outputs of mistakes, each apart from the right one and from each other,
-    and the ids of all mistakes that give it. Those that raise are left out."""
+    """Outputs of mistakes, as stored, each apart from the right one and from
+    the others, and the ids of all that give it; of those that do not raise."""
     bound = APART * largest(right)
     outputs: dict[str, Tensor] = {}
     ids: dict[str, list[str]] = {}
@@ -537,7 +537,7 @@ def _wrong(
             continue
         before = torch.get_rng_state()
         try:
-            out, _ = ran(name, Plain(variant), known)
+            out = _stored(ran(name, Plain(variant), known)[0])
         except Exception:
             continue
         drawn = not before.equal(torch.get_rng_state())  # another at each run
@@ -585,7 +585,7 @@ def computed(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             given = {x: case[x] for x in case if x in c.used and x != "run"}
             given = {x: y for x, y in given.items() if y not in ([], {}, None)}
     right = runs.pop("")
-    wrong, ids = _wrong(name, right["output"], known, p, called)
+    wrong, ids = _wrong(name, _stored(right["output"]), known, p, called)
     letters["output"] = _letters(case["output"])
     tensors |= right
     tensors |= {f"mistake/{x}/output": out for x, out in wrong.items()}
