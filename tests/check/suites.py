@@ -373,6 +373,22 @@ def half(p):
     return layer, lambda: p.kv_cache.KVCache(9), tokens(3, 6, 8).bfloat16()
 
 
+def windowed(p):
+    """What the tokens of two chunks see, if all heads see the same."""
+    sign = torch.tensor([1.0, 1.0, -1.0, -1.0]).view(4, 1, 1)
+
+    def mask(W, T):
+        rows = []
+        for new, S in ((T - 2, T - 2), (2, T)):
+            q, k = torch.zeros(1, 4, new, 1), torch.zeros(1, 2, S, 1)
+            v = torch.eye(T)[:S] * sign[::2]
+            out = p.window.window_attention(q, k, v[None], W, size=2)
+            rows.append((out * sign > 0).all(dim=1)[0])
+        return torch.cat(rows)
+
+    return (mask,)
+
+
 def ring(p):
     """A layer with a window of three tokens and the first, and its ring."""
     window = p.Window(3, 1)
@@ -771,6 +787,7 @@ SUITES = {
     ),
     "core.scaling": ((has.frequencies_are_as_published, scaled),),
     "plain.scaling": ((has.frequencies_are_as_published, plainly_scaled),),
+    "plain.window": ((has.is_window, windowed),),
     "plain.ring": (
         (has.ring_is_a_window, lambda p: (p.ring.RingKVCache, p.ring.sees)),
     ),

@@ -28,7 +28,6 @@ from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama import modeling_llama as llama
 
 from attnref.check import vectors
-from attnref.check.catalogue import Plain
 
 BOUND = 1e-6
 
@@ -45,15 +44,18 @@ def all_in_float64():
 
 @cache
 def answer(name):
-    """What the case is given, its weights, and its output."""
-    tensors = {}
-    out, c = vectors.ran(name, Plain(), tensors)
+    """What is stored of the case: what it is given, its weights, its output."""
+    exact = patch.object(vectors, "_stored", lambda value: value)
+    with exact, patch.object(vectors, "_wrong", lambda *_: ({}, {})):
+        tensors, about = vectors.computed(name)
     parts = {"input": {}, "weight": {}}
     for place, value in tensors.items():
-        kind, own = place.split("/", 1)
-        parts[kind][own] = value
-    given = SimpleNamespace(**c.case | parts["input"], all=parts["input"])
-    return given, parts["weight"], out
+        kind, _, own = place.partition("/")
+        if kind in parts:
+            parts[kind][own] = value
+    case = vectors.cases()[name] | about["given"] | parts["input"]
+    given = SimpleNamespace(**case, all=parts["input"])
+    return given, parts["weight"], tensors["output"]
 
 
 def oracle_of(name):
