@@ -33,7 +33,7 @@ from attnref.check.catalogue import (
     files,
     place_of,
 )
-from attnref.check.forms import Valid, attend
+from attnref.check.forms import attend
 from attnref.check.shapes import Comment, Watch
 from attnref.released.record import AttentionRecord, mixers_of, records_of
 from attnref.words import version
@@ -238,7 +238,7 @@ def _gqa(p: Any, c: Draws) -> Any:
     """Behind c.held keys that are in the cache already."""
     p.gqa.F = attend(p, "attention")
     layer = c.layer(p.gqa.GQA, c.E, c.H, c.K, c.D, theta=c.theta)
-    cache = p.gqa.KVCache(c.held + c.T) if c.chunks else None
+    cache = p.gqa.KVCache(c.room) if c.chunks else None
     if cache and c.held:
         cache.append(*(c(f"cache/{n}", "B K held D") for n in "kv"))
     return c.read(layer, cache)
@@ -460,6 +460,8 @@ def _released(p: Any, c: Draws) -> Any:
 
     def inner(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Any:
         q = q * (r.scale * r.head_dim**0.5)
+        if r.window:  # instead of the causal one
+            mask = p.masks.window_mask(q.shape[2], k.shape[2], r.window)
         if r.with_sinks:
             return p.sinks.attention_with_sinks(q, k, v, own.sinks, mask)
         return p.attention.attention(q, k, v, mask)
@@ -474,11 +476,7 @@ def _released(p: Any, c: Draws) -> Any:
             lambda _, given: given[0] * act(gates.pop())
         )
     module.rope, module.F = turn, attend(p, "attention", inner)
-    if not r.window:
-        return c.read(own)
-    mask = p.masks.window_mask(c.T, c.T, r.window)
-    seen = Valid(mask.expand(c.B, 1, -1, -1))
-    return own(c("x", "B T E"), None, seen)
+    return c.read(own)
 
 
 # ------------------------------------------------------------------ computed
