@@ -10,6 +10,8 @@ weights that float16 and bfloat16 hold exactly.
 import json
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from math import log2
@@ -32,9 +34,8 @@ from attnref.check.catalogue import (
     files,
     place_of,
 )
-from attnref.check.forms import Valid, attend
+from attnref.check.forms import attend
 from attnref.check.shapes import Comment, Watch
-from attnref.core.scaling import Yarn
 from attnref.released.record import AttentionRecord, mixers_of, records_of
 from attnref.words import version
 
@@ -45,7 +46,8 @@ ROUNDING = 4  # another order of sums may round so many times as much
 GRID = 64  # inputs and weights are multiples of 1 / GRID
 MOST = 5000  # elements of a step that is stored
 SIZES = {"B": 3, "T": 5, "S": 11, "E": 7, "H": 6, "K": 2, "D": 10, "Dv": 13}
-OPTIONS = {"output": "B T E", "chunks": [], "pads": [], "held": 0, "config": {}}
+OPTIONS = {"output": "B T E", "chunks": [], "pads": [], "held": 0, "never": []}
+OPTIONS |= {"config": {}, "record": {}}
 OPTIONS |= dict.fromkeys(("hidden", "masked", "whole", "real"), False)
 OPTIONS |= dict.fromkeys(("softcap", "chunk"), None)
 # What the letters of a case are called in a record.
@@ -55,14 +57,18 @@ FIELDS |= {"Hi": "index_heads", "Di": "index_dim", "topk": "index_topk"}
 
 
 @cache
+def _table() -> dict[str, dict[str, Any]]:
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
 def cases() -> dict[str, dict[str, Any]]:
     """What a case is given, by its name. One that is `like` another has all
     that this one has."""
-    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    read: dict[str, dict[str, Any]] = tomllib.loads(text)
     result: dict[str, dict[str, Any]] = {}
-    for name, case in read.items():
-        base = result.get(case.pop("like", ""), SIZES | OPTIONS)
+    for name, case in _table().items():
+        base = result.get(case.get("like", ""), SIZES | OPTIONS)
         config = base["config"] | case.get("config", {})
         result[name] = base | case | {"config": config}
     return {name: case for name, case in result.items() if "run" in case}
@@ -234,7 +240,7 @@ def _gqa(p: Any, c: Draws) -> Any:
     """Behind c.held keys that are in the cache already."""
     p.gqa.F = attend(p, "attention")
     layer = c.layer(p.gqa.GQA, c.E, c.H, c.K, c.D, theta=c.theta)
-    cache = p.gqa.KVCache(c.held + c.T) if c.chunks else None
+    cache = p.gqa.KVCache(c.room) if c.chunks else None
     if cache and c.held:
         cache.append(*(c(f"cache/{n}", "B K held D") for n in "kv"))
     return c.read(layer, cache)
@@ -371,6 +377,11 @@ def _paged(p: Any, c: Draws) -> Any:
 # ----------------------------------------------------------- released models
 
 
+def _value(text: Any, r: AttentionRecord) -> Any:
+    """A value, or an expression of fields of the record."""
+    return eval(text, {}, vars(r)) if isinstance(text, str) else text
+
+
 def _frequencies(p: Any, r: AttentionRecord) -> Tensor:
     f: Tensor = p.scaling.frequencies(r.rope_width, r.rope_theta)
     long = r.rope_factor, r.rope_length
@@ -378,17 +389,18 @@ def _frequencies(p: Any, r: AttentionRecord) -> Tensor:
         f = p.scaling.linear(f, r.rope_factor)
     elif r.rope_kind == "llama3":
         f = p.scaling.llama3(f, *long, r.rope_low, r.rope_high)
-    elif r.rope_kind == "yarn" and r.rope_truncate:
-        f = p.scaling.yarn(f, *long, r.rope_high, r.rope_low)[0]
-    elif r.rope_kind == "yarn":  # the plain form rounds where the ramp ends
-        ramp = Yarn(*long, r.rope_high, r.rope_low, truncate=False)
-        f = ramp.slowed(f, r.rope_theta or 0.0)
+    elif r.rope_kind == "yarn":
+        kept = lambda x: x  # noqa: E731
+        ends = patch.multiple(Tensor, floor=kept, ceil=kept)
+        with nullcontext() if r.rope_truncate else ends:
+            f = p.scaling.yarn(f, *long, r.rope_high, r.rope_low)[0]
     return f
 
 
 def _released(p: Any, c: Draws) -> Any:
     """GQA or MLA with what the record of a layer adds to it."""
     r = _record(c.name, c.layer_number)
+    r = replace(r, **{x: _value(y, r) for x, y in c.record.items()})
     c.used.add("config")
     sizes = {"E": r.d_model, "H": r.n_heads, "K": r.n_kv_heads}
     c.sized(sizes | {"D": r.head_dim, "Dv": r.v_head_dim})
@@ -411,44 +423,62 @@ def _released(p: Any, c: Draws) -> Any:
             own.q_norm, own.k_norm = (nn.RMSNorm(r.head_dim) for _ in "qk")
         if r.with_sinks:
             own.sinks = nn.Parameter(torch.zeros(r.n_heads))
+    whole = "weight/qkv_proj.weight"
+    rows = [f"weight/{x}_proj.weight" for x in ("qkv" if r.fused else "")]
+    if whole in c.known:  # a mistake must not draw others
+        wide, narrow = r.n_heads * r.head_dim, r.n_kv_heads * r.head_dim
+        split = c.known[whole].split((wide, narrow, narrow))
+        c.known |= zip(rows, split, strict=True)
     c.weighted(own)
-    if r.fused:
-        rows = [c.known.pop(f"weight/{name}_proj.weight") for name in "qkv"]
-        c.known["weight/qkv_proj.weight"] = torch.cat(rows)
+    if rows:
+        c.known[whole] = torch.cat([c.known.pop(part) for part in rows])
 
-    def turn(x: Any, at: Tensor, *_: Any) -> Tensor:
-        if r.norm:
-            norm = own.q_norm if x.shape[1] == r.n_heads else own.k_norm
-            weight = norm.weight + (r.norm_weight == "1 + w")
-            x = p.order.rms_norm(x, weight, r.norm_eps)
+    def normed(x: Any, name: str) -> Any:
+        """Of a mistake, `norm` says with which weights: "qq"."""
+        norms = r.norm if len(r.norm or "") == 2 else "qk"
+        if not r.norm or (norm := norms["qk".index(name)]) == "-":
+            return x
+        one = r.norm_weight in ("1 + w", f"1 + w of {name}")
+        weight = getattr(own, f"{norm}_norm").weight + one
+        return p.order.rms_norm(x, weight, r.norm_eps)
+
+    def by_heads(out: Any, name: str) -> Any:
+        if name == "q" and r.gate:
+            x, gate = p.order.query_and_gate(out, r.n_heads)
+            gates.append(gate.transpose(1, 2).flatten(2))
+        else:
+            x = out.unflatten(-1, (-1, r.head_dim)).transpose(1, 2)
+        x = x if r.norm_late else normed(x, name)
+        return x.transpose(1, 2).flatten(2)
+
+    def turn(x: Any, at: Tensor, *_: Any) -> Any:
         if r.rope_layout == "interleaved":  # the scores are those of halves
             x = x.unflatten(-1, (-1, 2)).mT.flatten(-2)
         x, rest = x.tensor_split((2 * len(f),), dim=-1)
         x = p.scaling.rotate(x, at + c.first, f, r.rope_size)
-        return torch.cat((x, rest), dim=-1)
+        x = torch.cat((x, rest), dim=-1)
+        name = "q" if x.shape[1] == r.n_heads else "k"
+        return normed(x, name) if r.norm_late else x
 
     def inner(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Any:
         q = q * (r.scale * r.head_dim**0.5)
+        if r.window:  # instead of the causal one
+            mask = p.masks.window_mask(q.shape[2], k.shape[2], r.window)
         if r.with_sinks:
             return p.sinks.attention_with_sinks(q, k, v, own.sinks, mask)
         return p.attention.attention(q, k, v, mask)
 
-    def split(_: Any, given: Any, out: Tensor) -> Any:
-        q, gate = p.order.query_and_gate(out, r.n_heads)
-        gates.append(gate.transpose(1, 2).flatten(2))
-        return q.transpose(1, 2).flatten(2)
-
+    for name in "qk" if r.norm or r.gate else "":
+        getattr(own, f"{name}_proj").register_forward_hook(
+            lambda _, given, out, name=name: by_heads(out, name)
+        )
     if r.gate:
-        own.q_proj.register_forward_hook(split)
+        act = (vars(torch) | vars(nn.functional))[r.gate_act]
         own.o_proj.register_forward_pre_hook(
-            lambda _, given: given[0] * gates.pop().sigmoid()
+            lambda _, given: given[0] * act(gates.pop())
         )
     module.rope, module.F = turn, attend(p, "attention", inner)
-    if not r.window:
-        return c.read(own)
-    mask = p.masks.window_mask(c.T, c.T, r.window)
-    seen = Valid(mask.expand(c.B, 1, -1, -1))
-    return own(c("x", "B T E"), None, seen)
+    return c.read(own)
 
 
 # ------------------------------------------------------------------ computed
@@ -484,10 +514,15 @@ class Steps(Watch):
 
 @torch.no_grad()
 def ran(
-    name: str, p: Plain, known: dict[str, Tensor], dtype: Any = torch.float64
+    name: str,
+    p: Plain,
+    known: dict[str, Tensor],
+    dtype: Any = torch.float64,
+    record: Any = None,
 ) -> tuple[Tensor, Draws]:
     """What nobody has written is 0, or two runs would differ."""
     c = Draws(name, known, dtype)
+    c.case["record"] = record or {}
     unwritten = patch.object(Tensor, "new_empty", Tensor.new_zeros)
     with unwritten, patch.object(nn.Linear, "reset_parameters", lambda _: None):
         out: Tensor = globals()[f"_{c.run}"](p, c)
@@ -513,12 +548,20 @@ def largest(x: Tensor) -> float:
     return float(finite.max()) if x.numel() else 0.0
 
 
-def _planted(modules: tuple[str, ...]) -> Iterator[tuple[str, Variant]]:
-    """The mistakes that can be planted in these, by id."""
+def _planted(name: str, modules: Any) -> Iterator[tuple[str, Variant, Any]]:
+    """The mistakes that can be made in a case, by id: lines of these modules,
+    or another record of a released model."""
+    case, wrong = cases()[name], _table()["wrong"]
     for id, mistake in catalogue().items():
         for variant in every_variant(mistake):
-            if {lines.module for lines in variant} <= {*modules}:
-                yield id, variant
+            own = {lines.module for lines in variant} <= {*modules}
+            if own and id not in case["never"]:
+                yield id, variant, {}
+    if case["run"] == "released":
+        r = _record(name, case["layer_number"])
+        for when in filter(partial(_value, r=r), wrong):
+            for id, records in wrong[when].items():
+                yield from ((id, (), record) for record in records)
 
 
 def _wrong(
@@ -534,12 +577,13 @@ def _wrong(
     step = 2.0 ** round(log2(bound or 1) - 6)  # a third less to download
     outputs: dict[str, Tensor] = {}
     ids: dict[str, list[str]] = {}
-    for id, variant in _planted(_modules(p)):
-        if not called & {name for x in variant for name in place_of(x)[-1:]}:
+    for id, variant, record in _planted(name, _modules(p)):
+        places = {place for x in variant for place in place_of(x)[-1:]}
+        if variant and not called & places:
             continue
         before = torch.get_rng_state()
         try:
-            out, _ = ran(name, Plain(variant), known)
+            out, _ = ran(name, Plain(variant), known, record=record)
             if out.is_floating_point():
                 out = (out / step).round() * step
             out = _stored(out)
@@ -566,7 +610,7 @@ def source(name: str) -> str:
     own = (PACKAGE / f"check/{stem}.py" for stem in ("vectors", "forms"))
     texts = [path.read_text(encoding="utf-8") for path in own]
     texts += [p.text(module) for module in modules]
-    texts += [repr(each) for each in _planted(modules)]
+    texts += [repr(each) for each in _planted(name, modules)]
     texts += [json.dumps(cases()[name]), version()]
     return sha256("\0".join(texts).encode()).hexdigest()
 

@@ -422,3 +422,47 @@ def test_each_output_is_that_of_its_oracle(name):
     assert want.shape == right.shape
     gap = vectors.apart(right, want)
     assert gap <= BOUND * max(1, vectors.largest(want)), gap
+
+
+def records_of(name, id):
+    every = vectors._planted(name, ())
+    return [record for own, _, record in every if own == id]
+
+
+@pytest.mark.parametrize(
+    ("name", "id", "rope", "norm"),
+    [
+        ("qwen3", "rope-theta-ignored", {"rope_theta": 1e4}, 0),
+        ("llama-3.1", "rope-theta-ignored", {"rope_type": "default"}, 0),
+        ("gpt-oss-full", "yarn-default-betas", {"truncate": True}, 0),
+        (
+            "deepseek-v3",
+            "yarn-attention-factor-left-out",
+            {"mscale_all_dim": 0},
+            0,
+        ),
+        ("qwen3", "norm-weight-without-one", {}, 1),
+        ("gemma-3-sliding", "norm-weight-without-one", {}, -1),
+        ("qwen3.5-full", "norm-weight-without-one", {}, -1),
+    ],
+)
+@torch.no_grad()
+def test_a_mistake_of_a_record_is_theirs_with_another_config(
+    name, id, rope, norm
+):
+    given, weights, right = answer(name)
+    config = dict(given.config)
+    config["rope_parameters"] = config["rope_parameters"] | rope
+    given = SimpleNamespace(**vars(given) | {"config": config})
+    shifted = {
+        x: y + norm * (x in ("q_norm.weight", "k_norm.weight"))
+        for x, y in weights.items()
+    }
+    with all_in_float64():
+        want = module(name, given, shifted)
+    gaps = []
+    for record in records_of(name, id):
+        out, _ = vectors.ran(name, Plain(), {}, record=record)
+        gaps.append(vectors.apart(out, want))
+    assert min(gaps) <= BOUND * vectors.largest(want), gaps
+    assert vectors.apart(want, right) > vectors.APART
