@@ -28,6 +28,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama import modeling_llama as llama
 
 from attnref.check import vectors
+from attnref.check.catalogue import Plain
 
 BOUND = 1e-6
 
