@@ -44,7 +44,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DTYPES |= {"float16": torch.float16}
 ROUNDING = 4  # another order of sums may round so many times as much
 GRID = 64  # inputs and weights are multiples of 1 / GRID
-MOST = 5000  # elements of a step that is stored
+MOST = 1500  # elements of a step that is stored
 SIZES = {"B": 3, "T": 5, "S": 11, "E": 7, "H": 6, "K": 2, "D": 10, "Dv": 13}
 OPTIONS = {"output": "B T E", "chunks": [], "pads": [], "held": 0, "never": []}
 OPTIONS |= {"config": {}, "record": {}}
@@ -574,7 +574,7 @@ def _wrong(
     """Outputs of mistakes, as stored, each apart from the right one and from
     the others, and the ids of all that give it; of those that do not raise."""
     bound = APART * largest(right)
-    step = 2.0 ** round(log2(bound or 1) - 6)  # a third less to download
+    step = 2.0 ** round(log2(bound or 1) - 3)  # half as much to download
     outputs: dict[str, Tensor] = {}
     ids: dict[str, list[str]] = {}
     for id, variant, record in _planted(name, _modules(p)):
