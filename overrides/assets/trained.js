@@ -8,7 +8,9 @@ const trained = (() => {
   // As nn.Module lists them, in bfloat16: the upper half of a float32.
   const read = (text) => {
     const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const all = new Float32Array(Uint32Array.from(new Uint16Array(bytes.buffer), (n) => n << 16).buffer);
+    const n = bytes.length / 2;
+    const words = Uint32Array.from({ length: n }, (_, i) => ((bytes[n + i] << 8) | bytes[i]) << 16);
+    const all = new Float32Array(words.buffer);
     let at = 0;
     const next = (n) => all.slice(at, (at += n));
     const embed = next(SYMBOLS * E);

@@ -19,7 +19,7 @@ from markdown.postprocessors import Postprocessor
 from markdown.treeprocessors import Treeprocessor
 
 COPIED = re.compile(
-    r'(<div class="language-(?:py|python|bash|pycon) highlight">'
+    r'(<div class="language-(?:py|python|bash|pycon|diff) highlight">'
     r"(?:(?!</div>).)*</pre>)"
     r"(?=</div>)",
     re.DOTALL,

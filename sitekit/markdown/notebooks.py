@@ -27,7 +27,7 @@ from sitekit.markdown.source import DRAWN, fence_at
 from sitekit.released import released
 
 BOX = re.compile(
-    r'(?:\?\?\?\+?|!!!) \w+ "(?:<span[^>]*>)?(?P<title>.+?)(?:</span>)?"'
+    r'(?:\?\?\?\+?|!!!) [\w ]+ "(?:<span[^>]*>)?(?P<title>.+?)(?:</span>)?"'
 )
 ID = re.compile(r"\s*\{ #[\w-]+ \}")  # of the paragraph above
 TAB = re.compile(r'===\+? ".+"')

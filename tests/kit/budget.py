@@ -25,6 +25,8 @@ EXCEPTIONS = {
     "beyond/compressed": "code: its plain form has three kinds of layer",
     "mistakes/by-symptom": "height: entries are looked up one by one",
     "mistakes/tests": "height: tests are looked up one by one",
+    "mistakes/attention-mistakes": "height: entries are looked up one by one",
+    "mistakes/head-mistakes": "height: entries are looked up one by one",
     "mistakes/cache-mistakes": "height: entries are looked up one by one",
     "zh/mistakes/cache-mistakes": "height code: as above, in fewer lines",
 }

@@ -236,7 +236,9 @@ def test_the_model_in_the_page_computes_what_it_does_in_python(
                     torch.tensor(logits), wanted, **close
                 )
                 found = torch.cat(weights(model, text[None]))
-                torch.testing.assert_close(torch.tensor(heads), found, **close)
+                torch.testing.assert_close(
+                    torch.tensor(heads).float(), found, **close
+                )
         assert page.faults == []
 
 
