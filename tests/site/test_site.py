@@ -260,6 +260,10 @@ def test_no_asset_is_heavy(site):
             assert size < 64_000, f"{path.name} is {size} bytes with gzip"
 
 
+def test_all_known_answers_are_one_small_file(site):
+    assert (site.folder / "files/answers.zip").stat().st_size < 3_000_000
+
+
 def test_every_block_of_code_can_be_copied(html_pages):
     """Those of examples and of mistakes too; a signature is no code to run."""
     block = re.compile(
