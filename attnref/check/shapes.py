@@ -6,6 +6,7 @@ with the run, or bound once a call by a local variable of that name or by the
 first shape that uses them; `# (..., T, D)` leaves the first axes open. Where
 two letters have one size, a swap would go unseen: such a run does not count.
 """
+# pyright: reportAttributeAccessIssue=false
 
 import ast
 import io

@@ -180,7 +180,7 @@ def lines(*sections: str) -> Iterator[Row]:
             situation: list[str | Word] = [Word(key), f"`test_{section}`"]
             yield [
                 situation,
-                [*wrapped(line.theirs), "", *wrapped(line.ours)],
+                [*wrapped(line.ours), "", *wrapped(line.theirs)],
                 Word(f"{key}_trap"),
             ]
 

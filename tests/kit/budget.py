@@ -26,6 +26,7 @@ EXCEPTIONS = {
     "mistakes/by-symptom": "height: entries are looked up one by one",
     "mistakes/tests": "height: tests are looked up one by one",
     "mistakes/attention-mistakes": "height: entries are looked up one by one",
+    "zh/mistakes/attention-mistakes": ": in fewer lines",
     "mistakes/head-mistakes": "height: entries are looked up one by one",
     "mistakes/cache-mistakes": "height: entries are looked up one by one",
     "zh/mistakes/cache-mistakes": "height code: as above, in fewer lines",

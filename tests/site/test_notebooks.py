@@ -218,7 +218,11 @@ def runner(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "path",
-    sampled(ENGLISH, lambda path: path.stem in RUN_IN_TEST),
+    # Known answers are written by an attnref that is installed, as it says.
+    sampled(
+        [path for path in ENGLISH if path.stem != "known-answers"],
+        lambda path: path.stem in RUN_IN_TEST,
+    ),
     ids=pages.stem_of,
 )
 def test_a_notebook_runs_without_attnref(site, runner, path, tmp_path):
