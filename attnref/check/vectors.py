@@ -6,7 +6,7 @@ shape comment there; its mistakes are those of the catalogue that can be planted
 in what it calls. All is computed in float64 and rounded once, from inputs and
 weights that float16 and bfloat16 hold exactly.
 """
-# pyright: reportPossiblyUnbound=false
+# pyright: reportPossiblyUnboundVariable=false
 
 import json
 import tomllib
