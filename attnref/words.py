@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Text(NamedTuple):
@@ -45,6 +45,15 @@ def origin() -> str:
     """The lines of a written file that say where it is from."""
     source = f"Source: {url}\n" if (url := address()) else ""
     return f"Written by attnref {version()}. {LICENCE}\n{source}"
+
+
+def add_language(parser: Any) -> None:
+    """The option --lang of a command."""
+    parser.add_argument(
+        "--lang",
+        choices=("en", "zh"),
+        help="default: the language of the locale",
+    )
 
 
 def language_of_locale() -> str:

@@ -37,8 +37,9 @@ from attnref.check.catalogue import (
 )
 from attnref.check.forms import attend
 from attnref.check.shapes import Comment, Watch
+from attnref.released.expression import value_of
 from attnref.released.record import AttentionRecord, mixers_of, records_of
-from attnref.words import version
+from attnref.words import hint, message, version
 
 APART = 1e-3  # of the largest element: less does not tell two outputs apart
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -75,6 +76,13 @@ def cases() -> dict[str, dict[str, Any]]:
     return {name: case for name, case in result.items() if "run" in case}
 
 
+def check_case(name: str) -> None:
+    """An error suggests similar ones."""
+    if name not in cases():
+        meant = hint(name, {each: each for each in cases()})
+        raise ValueError(message("there is no case {!r}", name) + meant)
+
+
 class Draws:
     """What a case is given, in one dtype: each tensor is drawn once, from a
     seed of its own; and what a cache holds after each call."""
@@ -103,7 +111,7 @@ class Draws:
     ) -> Tensor:
         """An input: `start`, more or less by at most `largest`."""
         own: Any = self
-        shape = [eval(letter, {}, own) for letter in letters.split()]
+        shape = [value_of(letter, own) for letter in letters.split()]
         self.letters[f"input/{name}"] = letters
         return self.drawn(f"input/{name}", shape, largest, start)
 
@@ -378,11 +386,6 @@ def _paged(p: Any, c: Draws) -> Any:
 # ----------------------------------------------------------- released models
 
 
-def _value(text: Any, r: AttentionRecord) -> Any:
-    """A value, or an expression of fields of the record."""
-    return eval(text, {}, vars(r)) if isinstance(text, str) else text
-
-
 def _frequencies(p: Any, r: AttentionRecord) -> Tensor:
     f: Tensor = p.scaling.frequencies(r.rope_width, r.rope_theta)
     long = r.rope_factor, r.rope_length
@@ -391,8 +394,7 @@ def _frequencies(p: Any, r: AttentionRecord) -> Tensor:
     elif r.rope_kind == "llama3":
         f = p.scaling.llama3(f, *long, r.rope_low, r.rope_high)
     elif r.rope_kind == "yarn":
-        kept = lambda x: x  # noqa: E731
-        ends = patch.multiple(Tensor, floor=kept, ceil=kept)
+        ends = patch.multiple(Tensor, floor=Tensor.clone, ceil=Tensor.clone)
         with nullcontext() if r.rope_truncate else ends:
             f = p.scaling.yarn(f, *long, r.rope_high, r.rope_low)[0]
     return f
@@ -401,7 +403,7 @@ def _frequencies(p: Any, r: AttentionRecord) -> Tensor:
 def _released(p: Any, c: Draws) -> Any:
     """GQA or MLA with what the record of a layer adds to it."""
     r = _record(c.name, c.layer_number)
-    r = replace(r, **{x: _value(y, r) for x, y in c.record.items()})
+    r = replace(r, **{x: value_of(y, vars(r)) for x, y in c.record.items()})
     c.used.add("config")
     sizes = {"E": r.d_model, "H": r.n_heads, "K": r.n_kv_heads}
     c.sized(sizes | {"D": r.head_dim, "Dv": r.v_head_dim})
@@ -560,7 +562,7 @@ def _planted(name: str, modules: Any) -> Iterator[tuple[str, Variant, Any]]:
                 yield id, variant, {}
     if case["run"] == "released":
         r = _record(name, case["layer_number"])
-        for when in filter(partial(_value, r=r), wrong):
+        for when in filter(partial(value_of, fields=vars(r)), wrong):
             for id, records in wrong[when].items():
                 yield from ((id, (), record) for record in records)
 

@@ -15,7 +15,7 @@ from typing import Any
 from attnref.check.process import NO_NUMPY, SECONDS, check_file
 from attnref.check.tasks import TASKS, stub, task
 from attnref.check.words import WORDS
-from attnref.words import language_of_locale, message
+from attnref.words import add_language, language_of_locale, message
 
 WRITES = "EXERCISE.py"
 EVERY = 0.5  # seconds from one look at a watched file to the next
@@ -232,11 +232,7 @@ def add_to(commands: Any) -> None:
     add(
         "--csv", metavar="FILE", help="write the points of a folder, as a table"
     )
-    add(
-        "--lang",
-        choices=("en", "zh"),
-        help="default: the language of the locale",
-    )
+    add_language(parser)
     add(
         "--timeout",
         type=a_time,

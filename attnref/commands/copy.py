@@ -19,7 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnref.words import LICENCE, address, hint, message, version
+from attnref.words import (
+    LICENCE,
+    add_language,
+    address,
+    hint,
+    message,
+    version,
+)
 
 PACKAGE = Path(__file__).resolve().parent.parent
 MARKER = re.compile(r"\s*# --8<-- \[(start|end):[\w-]+\]\s*")
@@ -672,9 +679,5 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--force", action="store_true", help="overwrite existing files"
     )
-    parser.add_argument(
-        "--lang",
-        choices=("en", "zh"),
-        help="default: the language of the locale",
-    )
+    add_language(parser)
     parser.set_defaults(run=run)

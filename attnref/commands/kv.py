@@ -35,7 +35,12 @@ from attnref.numbers.shapes import (
 )
 from attnref.released.devices import devices, find_device
 from attnref.released.specs import find_model, models
-from attnref.words import language_of_locale, message, speaking
+from attnref.words import (
+    add_language,
+    language_of_locale,
+    message,
+    speaking,
+)
 
 Say = Callable[..., str]
 CONTEXTS = (4096, 32_768, 131_072, 1_048_576)
@@ -482,11 +487,7 @@ def add_to(commands: Any) -> None:
         "config: the format in the file of --config, quantised or not",
     )
     add("--json", action="store_true", help="print JSON")
-    add(
-        "--lang",
-        choices=("en", "zh"),
-        help="default: the language of the locale",
-    )
+    add_language(kv)
 
 
 def offered(file: str) -> str:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnref.words import hint, language_of_locale, message
+from attnref.words import add_language, language_of_locale, message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,16 +55,14 @@ def read(path: Path) -> tuple[dict[str, "Tensor"], Any]:
 
 def of_case(name: str) -> tuple[dict[str, "Tensor"], Any]:
     """From its file, or computed here."""
-    from attnref.check.vectors import cases, computed
+    from attnref.check.vectors import check_case, computed
 
     if name.endswith(".safetensors"):
         tensors, about = read(Path(name))
         if about is None:
             raise ValueError(message("{} is not written by vectors", name))
         return tensors, about
-    if name not in cases():
-        meant = hint(name, {each: each for each in cases()})
-        raise ValueError(message("there is no case {!r}", name) + meant)
+    check_case(name)
     return computed(name)
 
 
@@ -177,5 +175,5 @@ def add_to(commands: Any) -> None:
         help="in which it was computed; otherwise that of the file",
     )
     add("--json", action="store_true", help="for programs")
-    add("--lang", choices=("en", "zh"), help="otherwise that of the locale")
+    add_language(parser)
     parser.set_defaults(run=run)

@@ -4,20 +4,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from attnref.words import hint, message
+from attnref.words import add_language, message
 
 
 def run(options: argparse.Namespace) -> str:
-    from attnref.check.vectors import cases, write  # imports torch
+    from attnref.check.vectors import cases, check_case, write  # imports torch
 
     if options.list:
         return "\n".join(cases())
     if not options.folder:
         raise ValueError(message("pass a folder; --list prints all cases"))
     for name in options.case:
-        if name not in cases():
-            meant = hint(name, {each: each for each in cases()})
-            raise ValueError(message("there is no case {!r}", name) + meant)
+        check_case(name)
     folder = Path(options.folder)
     try:
         index = write(folder, options.case or cases())
@@ -40,5 +38,5 @@ def add_to(commands: Any) -> None:
     add("folder", nargs="?", metavar="DIR", help="where they are written")
     add("case", nargs="*", help="gqa, rope, ...; otherwise all")
     add("--list", action="store_true", help="all cases")
-    add("--lang", choices=("en", "zh"), help="otherwise that of the locale")
+    add_language(parser)
     parser.set_defaults(run=run)
