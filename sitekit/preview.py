@@ -26,16 +26,17 @@ from sitekit.markdown.pages import front_matter
 from sitekit.released import released, told
 
 WIDTH, HEIGHT, EDGE = 1200, 630, 72
-INK, SOFT, PAPER, FAINT = "#1c2523", "#5b6763", "#ffffff", "#dbe3e0"
+INK, SOFT, PAPER, FAINT = "#21231f", "#5a5d55", "#ffffff", "#dbe3e0"
 GREEN, RED = "#0f6b63", "#c2410c"
-# As in assets/attnref.css.
+# As strips have them in assets/attnref.css, in light.
+QUERY, KEY, LATENT = "#0a5c8a", "#9a4a12", "#7a2a6a"
 COLORS = {
-    "full": "#b45309",
-    "window": "#2563a8",
-    "chunk": "#2563a8",
-    "latent": "#7c3aed",
-    "compressed": "#7c3aed",
-    "recurrent": "#0f7a55",
+    "full": GREEN,
+    "window": QUERY,
+    "chunk": QUERY,
+    "latent": LATENT,
+    "compressed": LATENT,
+    "recurrent": KEY,
     "shared": SOFT,
 }
 

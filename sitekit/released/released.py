@@ -358,14 +358,14 @@ def held(model: Released) -> Held:
         for r in model.attends.values()
     )
     fits = {}
-    for weights in FORMATS if shape.params else ():
-        for id in DEVICES:
-            for ranks in RANKS:
-                room = int(devices()[id].mib * 2**20 * SHARE)
-                room -= weight_bytes(shape, weights, ranks=ranks)
+    for ranks in RANKS if shape.params else ():
+        each = [kv_bytes(shape, n, ranks=ranks) for n in tokens]
+        for weights in FORMATS:
+            own = weight_bytes(shape, weights, ranks=ranks)
+            for id in DEVICES:
+                room = int(devices()[id].mib * 2**20 * SHARE) - own
                 fits[f"{weights} {id} {ranks}"] = [
-                    max(room // kv_bytes(shape, n, ranks=ranks), 0)
-                    for n in tokens
+                    max(room // one, 0) for one in each
                 ]
     return Held(tokens, cache, heads, fits)
 
