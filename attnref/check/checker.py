@@ -41,7 +41,7 @@ from attnref.check.exercises import (
     of_floats,
     properties_of,
 )
-from attnref.check.forms import Form
+from attnref.check.forms import Form, one_thread
 from attnref.check.report import (
     PLAIN,
     Program,
@@ -945,10 +945,6 @@ def check(exercise: str, solution: object, *, language: str = "en") -> Report:
         made = Solution(name, solution)
     except SolutionError as error:
         return Report(name, error=error.text, language=language)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the inputs are small
-    try:
+    with one_thread():
         answers = [ask(made, probe, spied=True) for probe in probes_of(name)]
         return replace(judged(name, answers), language=language)
-    finally:
-        torch.set_num_threads(threads)

@@ -6,7 +6,8 @@ the right answers.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -18,6 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnref.check.catalogue import Lines, Plain, place_of
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small inputs: several threads take longer, most of all if others use
+    the processors too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
 
 ROOM = 4101  # tokens in a cache of a plain form: more than are asked
 

@@ -35,7 +35,7 @@ from attnref.check.catalogue import (
     files,
     place_of,
 )
-from attnref.check.forms import attend
+from attnref.check.forms import attend, one_thread
 from attnref.check.shapes import Comment, Watch
 from attnref.released.expression import value_of
 from attnref.released.record import AttentionRecord, mixers_of, records_of
@@ -618,6 +618,7 @@ def source(name: str) -> str:
     return sha256("\0".join(texts).encode()).hexdigest()
 
 
+@one_thread()
 def computed(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a case, and what its file says of them."""
     known, p, runs = dict[str, Tensor](), Plain(), {}
