@@ -4,8 +4,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from attnref import __version__
 from attnref.check.words import wrapped
@@ -29,6 +29,11 @@ class Help(argparse.HelpFormatter):
         return "\n".join(wrapped(text, indent, width))
 
 
+class Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=Help, **options)
+
+
 def language_of(arguments: Sequence[str]) -> str:
     """That of `--lang`, wherever it stands, or else of the locale."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -46,22 +51,17 @@ def main(arguments: Sequence[str], prog: str = "attnref") -> str:
 
 
 def _run(arguments: Sequence[str], prog: str) -> str:
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog=prog,
         description="Sizes of the KV caches of released models, copies of "
         "attention code that need only PyTorch, and a check of your own.",
         epilog=message(
             "example: {}", "%(prog)s kv --model llama-3.1-8b --tokens 128K"
         ),
-        formatter_class=Help,
     )
     version = f"attnref {__version__}"
     top.add_argument("--version", action="version", version=version)
-    commands = top.add_subparsers(
-        metavar="command",
-        dest="command",
-        parser_class=partial(argparse.ArgumentParser, formatter_class=Help),
-    )
+    commands = top.add_subparsers(metavar="command", dest="command")
     kv.add_to(commands)
     copy.add_to(commands)
     check.add_to(commands)
