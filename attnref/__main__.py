@@ -5,10 +5,33 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attnref import __version__
+from attnref.check.words import wrapped
 from attnref.commands import check, copy, kv, match, vectors
 from attnref.words import language_of_locale, message, speaking
+
+
+class Help(argparse.HelpFormatter):
+    """In the language of `speaking`, in lines that fit in Chinese, too."""
+
+    def add_text(self, text: str | None) -> None:
+        super().add_text(text and message(text))
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        return message(action.help or "")
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [*wrapped(text, "", width)]
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(wrapped(text, indent, width))
+
+
+class Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=Help, **options)
 
 
 def language_of(arguments: Sequence[str]) -> str:
@@ -28,11 +51,13 @@ def main(arguments: Sequence[str], prog: str = "attnref") -> str:
 
 
 def _run(arguments: Sequence[str], prog: str) -> str:
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog=prog,
         description="Sizes of the KV caches of released models, copies of "
-        "attention code that need PyTorch alone, and a check of your own.",
-        epilog="example: %(prog)s kv --model llama-3.1-8b --tokens 128K",
+        "attention code that need only PyTorch, and a check of your own.",
+        epilog=message(
+            "example: {}", "%(prog)s kv --model llama-3.1-8b --tokens 128K"
+        ),
     )
     version = f"attnref {__version__}"
     top.add_argument("--version", action="version", version=version)

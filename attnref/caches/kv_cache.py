@@ -25,7 +25,7 @@ class Cache(ABC):
     One that appends holds tensors `(B, K, S, D)`, whose widths may differ: keys
     and values for most variants. Batch size, heads, dtype and device are those
     of the first tensors stored. All rows have the same length, unless `crop`
-    was given one for each: these are then in `lengths`, else None.
+    was given one for each: `lengths` then holds them, and is None otherwise.
 
     `length` counts the tokens that were read, in the longest row. A cache
     need not return all of them: `keeps` says which it returns, `positions`
@@ -73,7 +73,7 @@ class Cache(ABC):
         raise AttributeError(str(self._cannot("state")))
 
     def update(self, new: int, *state: Tensor) -> None:
-        """Replace the state by that after `new` more tokens."""
+        """Replace the state by the one after `new` more tokens."""
         raise self._cannot("state")
 
     def _cannot(self, what: str) -> TypeError:
@@ -88,9 +88,9 @@ class Cache(ABC):
         """Numbers of the keys that appending `new` tokens will return.
 
         `(S,)` in the order of the keys, or `(B, S)` if the rows differ, -1 = an
-        empty slot. None, as here,
-        means 0, 1, 2, ... and costs nothing. A layer asks before it appends,
-        so that a mask of the wrong shape is refused before anything changes.
+        empty slot. None, as here, means 0, 1, 2, ... and costs nothing. A layer
+        asks before it appends, so that a mask of the wrong shape is refused
+        before anything changes.
         """
         return None
 
@@ -105,9 +105,10 @@ class Cache(ABC):
     def positions_of(self, new: Tensor | None, T: int) -> Tensor | None:
         """Positions of all tokens so far and of `T` new ones: `(B, S)`.
 
-        `new` are those of the new tokens, `(1, T)` or `(B, T)`, or None: their
-        numbers. While there are no others, the result is None. A layer asks
-        before it appends, and after it stores the result by `remember`.
+        `new` are the positions of the new tokens, `(1, T)` or `(B, T)`; None
+        means their numbers. While all positions are numbers, the result is
+        None. A layer asks before it appends, and then stores the result by
+        `remember`.
         """
         before, end = self._given_positions, self.length
         some = new if before is None else before
@@ -165,9 +166,9 @@ class Cache(ABC):
     def crop(self, length: int | Tensor) -> None:
         """Roll back: keep only the first `length` tokens of every row.
 
-        `length` `(B,)` has a number for each row, as where the rows of a batch
-        accept different numbers of draft tokens. The next tokens of a row then
-        follow those that it kept.
+        `length` `(B,)` has a number for each row, for a batch whose rows accept
+        different numbers of draft tokens. The next tokens of a row then follow
+        the tokens that it kept.
 
         A cache that has dropped tokens may keep less afterwards, and then says
         in `keeps`, or refuse to go back that far.
@@ -252,10 +253,10 @@ class Cache(ABC):
                 self._given_positions = at.index_select(0, rows)
 
     def snapshot(self) -> tuple[dict[str, object], tuple[Tensor, ...]]:
-        """A copy of what is there, to which `restore` goes back.
+        """A copy of what is stored, to which `restore` goes back.
 
-        It copies what is stored: little of a state or a ring, all of the text
-        where all is kept. There, `crop` goes back without a copy.
+        The copy is small for a state or a ring, and as large as the text for a
+        cache that keeps all tokens. There, `crop` goes back without a copy.
         """
         shapes = tuple(buffer.shape for buffer in self.buffers)
         with torch.inference_mode(False), torch.no_grad():
@@ -265,7 +266,7 @@ class Cache(ABC):
     def restore(
         self, snapshot: tuple[dict[str, object], tuple[Tensor, ...]]
     ) -> None:
-        """Forget all that was read since the snapshot, which stays as it is."""
+        """Forget all tokens since the snapshot, which does not change."""
         rest, tensors = snapshot
         shapes: Any = rest["buffers"]
         vars(self).update(rest)
@@ -381,7 +382,7 @@ def check_appended(
 
 # --8<-- [start:preallocated]
 class KVCache(Cache):
-    """Preallocated for `max_len` tokens: appending copies new tokens only.
+    """Preallocated for `max_len` tokens: appending copies only new tokens.
 
     Examples:
         >>> cache = KVCache(max_len=6)

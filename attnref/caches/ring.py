@@ -17,17 +17,17 @@ def _list(x: int | Tensor) -> object:
 
 
 class RingKVCache(Cache):
-    """Keeps the last `window` tokens, and the `first`: its memory is fixed.
+    """Keeps the last `window` tokens and the `first` ones, in fixed memory.
 
     Token `p` overwrites the one in slot `p % size`, where `size` is
-    `window + reserve`; the first tokens have slots of their own. A chunk of
+    `window + reserve`; the first tokens have separate slots. A chunk of
     any length may be appended: it is returned after what the slots held
     before, and its last tokens stay. A single token is written in place, and
     the slots are returned in their own order.
 
-    `crop` goes back over up to `reserve + 1` tokens, which is what
-    speculative decoding rejects of a draft, and refuses more: what they have
-    overwritten would be missing.
+    `crop` goes back by up to `reserve + 1` tokens, such as a draft that
+    speculative decoding rejects, and refuses more: what they have overwritten
+    would be missing.
 
     Examples:
         >>> cache, token = RingKVCache(3), torch.ones(1, 2, 1, 4)

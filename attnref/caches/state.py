@@ -58,7 +58,7 @@ def state_of(
 ) -> tuple[Tensor, ...]:
     """The state before a call; zeros where nothing has been read.
 
-    `wanted` are the shapes and dtypes of its tensors. A state of others is
+    `wanted` are the shapes and dtypes of its tensors. A state with others is
     refused.
     """
     state = () if cache is None else cache.state
@@ -87,7 +87,7 @@ def _described(
 
 
 class InOrder:
-    """A call of a recurrent layer: its new tokens, and what it has of others.
+    """A call of a recurrent layer: its new tokens, and the state before them.
 
     `x` `(B, T, E)` are the tokens as if all pads came last, each a zero, and
     `wide` is the dtype of a state. Pads change nothing, whatever they hold, and

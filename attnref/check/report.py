@@ -26,7 +26,7 @@ from attnref.check.catalogue import (
 )
 from attnref.check.exercises import HOLLOW, properties_of
 from attnref.check.tasks import TASKS
-from attnref.check.words import WORDS, phrase, wide
+from attnref.check.words import WORDS, phrase, wide, wrapped
 from attnref.words import Text
 
 
@@ -330,27 +330,6 @@ def explanation(id: str, language: str) -> str:
     words = _Words(language)
     lines = words.mistake(mistake, mistake.variants[0])
     return "\n".join([words.title(id), *lines])
-
-
-# A word, a tuple with what is around it, or one Chinese character; what closes
-# a clause stays with it.
-WIDE = "\u2e80-\uffff"
-CLOSING = "[，。；：、）]*"
-WORD = (
-    rf"(?:[^\s(){WIDE}]*\([^()]*\)[^\s{WIDE}]*|[{WIDE}]|[^\s{WIDE}]+)"
-    rf"{CLOSING}|\s+"
-)
-
-
-def wrapped(text: str, margin: str) -> Iterator[str]:
-    """Lines of at most 80 columns; Chinese breaks between any characters."""
-    line = ""
-    for word in re.findall(WORD, text):
-        if line and wide(margin + line + word.rstrip()) > 80:
-            yield margin + line.rstrip()
-            line = ""
-        line += word if line else word.lstrip()
-    yield margin + line.rstrip()
 
 
 @cache

@@ -1,6 +1,7 @@
 """What commands say, in both languages: words.txt, a line for each."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from attnref.words import Text
@@ -33,3 +34,24 @@ def speaker(language: str) -> Callable[..., str]:
 def wide(text: str) -> int:
     """In a terminal a Chinese character is as wide as two letters."""
     return sum(2 if ord(c) > 0x2E7F else 1 for c in text)
+
+
+# A word, a tuple with what is around it, or one Chinese character; what closes
+# a clause stays with it.
+WIDE = "\u2e80-\uffff"
+CLOSING = "[，。；：、）]*"
+WORD = (
+    rf"(?:[^\s(){WIDE}]*\([^()]*\)[^\s{WIDE}]*|[{WIDE}]|[^\s{WIDE}]+)"
+    rf"{CLOSING}|\s+"
+)
+
+
+def wrapped(text: str, margin: str, columns: int = 80) -> Iterator[str]:
+    """Lines of at most so many; Chinese breaks between any characters."""
+    line = ""
+    for word in re.findall(WORD, text):
+        if line and wide(margin + line + word.rstrip()) > columns:
+            yield margin + line.rstrip()
+            line = ""
+        line += word if line else word.lstrip()
+    yield margin + line.rstrip()

@@ -14,7 +14,7 @@ from typing import Any
 
 from attnref.check.process import NO_NUMPY, SECONDS, check_file
 from attnref.check.tasks import TASKS, stub, task
-from attnref.check.words import WORDS
+from attnref.check.words import WORDS, wrapped
 from attnref.words import add_language, language_of_locale, message
 
 WRITES = "EXERCISE.py"
@@ -183,8 +183,6 @@ def points(results: list[dict[str, Any]], language: str) -> str:
         if each["exercise"]:
             of = f"{each['points']:2}/{each['maximum']:<2}"
         lines.append(f"{each['file']:{wide}}  {of}  {why(each)}".rstrip())
-    from attnref.check.report import wrapped
-
     note = wrapped(getattr(WORDS["points"], language), "")
     return "\n".join([*lines, "", *note])
 
@@ -207,7 +205,7 @@ def add_to(commands: Any) -> None:
         description="Check that a solution of an exercise has the properties "
         "it must have, and name the mistake if it is a known one. Exit code: "
         "0 if all hold, 1 if not, 2 if the command is wrong.",
-        epilog="example: %(prog)s gqa my_gqa.py",
+        epilog=message("example: {}", "%(prog)s gqa my_gqa.py"),
     )
     add = parser.add_argument
     add(

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attnref.check.words import wide
 from attnref.words import (
     LICENCE,
     add_language,
@@ -556,12 +557,15 @@ def listed() -> str:
     rows += [("", "", ""), ("name", "lines", "where it is defined")]
     for name, module in public().items():
         rows.append((name, _length([name]), source_of(module)))
-    wide = max(len(word) for word, _, _ in rows)
-    margin = " " * (wide + 9)
-    lines = (f"{word:{wide}}  {n:>5}  {what}" for word, n, what in rows)
-    return "\n".join(
-        textwrap.fill(line, 80, subsequent_indent=margin) for line in lines
-    )
+    widest = max(len(word) for word, _, _ in rows)
+    margin = " " * (widest + 9)
+    lines = list[str]()
+    for row in rows:
+        word, n, what = map(message, row)
+        space = " " * (widest - wide(word)), " " * (7 - wide(n))
+        line = f"{word}{space[0]}{space[1]}{n}  {what}"
+        lines.append(textwrap.fill(line, 80, subsequent_indent=margin))
+    return "\n".join(lines)
 
 
 def _length(names: list[str]) -> str:
@@ -659,7 +663,9 @@ def add_to(commands: Any) -> None:
         description="Print the plain form of a subject, which needs only "
         "PyTorch. With --full or --folder: one file, or several, with what "
         "you name and all that it needs of the package.",
-        epilog="example: %(prog)s --full gqa kv-cache -o attention.py",
+        epilog=message(
+            "example: {}", "%(prog)s --full gqa kv-cache -o attention.py"
+        ),
     )
     parser.add_argument(
         "names", nargs="*", metavar="name", help="gqa, KVCache, sdpa, ..."

@@ -414,7 +414,10 @@ def add_to(commands: Any) -> None:
         help="bytes of a model's KV cache, and what fits",
         description="The size of the KV cache of released models, and what "
         "fits into the memory of a device.",
-        epilog="example: %(prog)s --model llama-3.1-8b --tokens 128K --batch 8",
+        epilog=message(
+            "example: {}",
+            "%(prog)s --model llama-3.1-8b --tokens 128K --batch 8",
+        ),
     )
     kv.set_defaults(run=run_kv)
     add = kv.add_argument
@@ -437,8 +440,11 @@ def add_to(commands: Any) -> None:
     add("--batch", type=a_count, default=1, help="number of sequences")
     add(
         "--dtype",
-        help=f"format of the cache: {', '.join(DTYPES)}, or shipped; "
-        "default: the kv_cache_scheme of the file of --config, or bf16",
+        help=message(
+            "format of the cache: {}, or shipped; default: the kv_cache_scheme "
+            "of the file of --config, or bf16",
+            ", ".join(DTYPES),
+        ),
     )
     add(
         "--scale",
@@ -465,7 +471,10 @@ def add_to(commands: Any) -> None:
         action="store_true",
         help="each device has its own sequences, and attention whole",
     )
-    add("--device", help=f"its memory is the budget: {', '.join(devices())}")
+    add(
+        "--device",
+        help=message("its memory is the budget: {}", ", ".join(devices())),
+    )
     add(
         "--utilisation",
         "--utilization",
@@ -482,9 +491,12 @@ def add_to(commands: Any) -> None:
     add(
         "--weights",
         type=weights,
-        help="subtracted from the budget: the size of all weights, such as "
-        f"141GB, the dtype that they are stored in: {', '.join(DTYPES)}, or "
-        "config: the format in the file of --config, quantised or not",
+        help=message(
+            "subtracted from the budget: the size of all weights, such as "
+            "141GB, the dtype that they are stored in: {}, or config: the "
+            "format in the file of --config, quantised or not",
+            ", ".join(DTYPES),
+        ),
     )
     add("--json", action="store_true", help="print JSON")
     add_language(kv)

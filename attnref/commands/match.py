@@ -163,7 +163,7 @@ def add_to(commands: Any) -> None:
         description="Compare an output with that of a case of `vectors`, and "
         "name the mistake if it is a known one. Exit code: 0 if it is right, "
         "1 if not, 2 if the command is wrong.",
-        epilog="example: %(prog)s gqa.safetensors mine.npy",
+        epilog=message("example: {}", "%(prog)s gqa.safetensors mine.npy"),
     )
     add = parser.add_argument
     add("case", help="its file, NAME.safetensors, or its name: gqa, rope, ...")

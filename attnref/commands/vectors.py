@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
         description="Write test vectors: for each case a file NAME.safetensors "
         "with inputs, weights, all intermediates, the output, and the output "
         "of each known mistake; and index.json.",
-        epilog="example: %(prog)s answers gqa rope",
+        epilog=message("example: {}", "%(prog)s answers gqa rope"),
     )
     add = parser.add_argument
     add("folder", nargs="?", metavar="DIR", help="where they are written")

@@ -1,4 +1,4 @@
-"""Biases: what is added to a score for its two positions, such as ALiBi."""
+"""Biases: terms that two positions add to a score, such as ALiBi."""
 
 # --8<-- [start:imports]
 import math
@@ -15,7 +15,7 @@ from attnref.core.masks import Everything, Mask, RuleMask, cut, mask_mod
 
 # --8<-- [start:bias]
 class Bias:
-    """What is added to a score, as a function of head and positions.
+    """A term added to a score: a function of head and positions.
 
     `bias(h, i, j)` is added, in head `h`, to the scaled score of the query at
     position `i` and the key at `j`; the three broadcast. A core evaluates it
@@ -30,7 +30,7 @@ class Bias:
 
     @property
     def learned(self) -> Tensor | None:
-        """The tensor of which it has a gradient, if there is one."""
+        """The tensor that gets a gradient from it, if there is one."""
         return None
 
     def check_heads(self, H: int) -> None:
@@ -47,9 +47,9 @@ class Bias:
 class Alibi(Bias):
     """ALiBi: each head subtracts the distance of a key times its slope.
 
-    The slopes of `H` heads, a power of two, are `2 ** (-8 / H)` and its
-    powers. Beyond the largest such power `P`, every other slope of `2 P`
-    heads follows.
+    If `H` is a power of two, the slopes are `2 ** (-8 / H)` and its powers.
+    Otherwise the slopes of `P` heads, the largest power of two below `H`, are
+    followed by every other slope of `2 P` heads.
 
     Examples:
         >>> h, j = torch.arange(2)[:, None], torch.arange(4)
@@ -75,12 +75,13 @@ class Alibi(Bias):
 # --8<-- [start:relative]
 @dataclass(frozen=True, eq=False)
 class RelativeBias(Bias):
-    """T5's bias: a learned number per head and class of distances.
+    """T5's bias: a learned number per head and bucket of distances.
 
-    `table` is `(n_buckets, H)`. Of the classes of keys that are not later,
-    half are single distances, from 0; the others grow in powers up to
-    `max_distance`, beyond which there is one. With `bidirectional`, half of
-    the table is for later keys; otherwise these count as distance 0.
+    `table` is `(n_buckets, H)`. For keys that are not later, half of the
+    buckets are single distances, from 0; the others widen in powers up to
+    `max_distance`, and the last holds all distances beyond. With
+    `bidirectional`, half of the table is for later keys; otherwise these
+    count as distance 0.
 
     Examples:
         >>> bias = RelativeBias(torch.arange(32.0)[:, None])
@@ -97,9 +98,9 @@ class RelativeBias(Bias):
         n_buckets = len(self.table) // (2 if self.bidirectional else 1)
         if not n_buckets or self.max_distance <= max(1, n_buckets // 2):
             raise ValueError(
-                f"{n_buckets} classes of keys that are not later, and max_"
-                f"distance={self.max_distance}: there is at least one, and the "
-                "distance is above 1 and above half of them"
+                f"{n_buckets} buckets for keys that are not later, and max_"
+                f"distance={self.max_distance}: there must be one, and the "
+                "distance must be above 1 and above half their number"
             )
 
     @property
@@ -114,7 +115,7 @@ class RelativeBias(Bias):
         return self.table[self.bucket(i - j), h]
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """The row of `table` for keys so far before the query."""
+        """The row of `table` for keys at this distance before the query."""
         n = len(self.table) // 2 if self.bidirectional else len(self.table)
         later = torch.where(distance < 0, len(self.table) - n, 0)
         if self.bidirectional:
@@ -139,7 +140,7 @@ class PlacedBias:
     at: RuleMask
 
     def part(self, rows: slice, columns: slice) -> Tensor:
-        """Of some queries and some keys; it broadcasts to `(B, H, T, S)`."""
+        """For some queries and some keys; it broadcasts to `(B, H, T, S)`."""
         if isinstance(self.bias, Tensor):
             return cut(self.bias, rows, columns)
         i, j = self.at.places(*self.at.numbers(rows, columns))
@@ -151,14 +152,14 @@ class PlacedBias:
         return self.part(slice(None), slice(None))
 
     def of(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Of one row, head, query and key: what a `score_mod` adds."""
+        """For one row, head, query and key: what a `score_mod` adds."""
         if isinstance(self.bias, Tensor):
             return mask_mod(self.bias)(b, h, i, j)
         return self.bias(h, *self.at.places(*self.at.number(b, i, j), b))
 
     @property
     def learned(self) -> Tensor | None:
-        """The tensor of which it is made, if that one has a gradient."""
+        """The tensor that it is made from, if that one has a gradient."""
         bias = self.bias
         made = bias if isinstance(bias, Tensor) else bias.learned
         return made if made is not None and made.requires_grad else None
@@ -166,7 +167,7 @@ class PlacedBias:
     def add_gradient(
         self, total: Tensor, above: Tensor, rows: slice, columns: slice
     ) -> None:
-        """Add to `total`, the gradient of `learned`, that from a part."""
+        """Add the gradient from a part to `total`, that of `learned`."""
         if isinstance(self.bias, Tensor):
             some = cut(total, rows, columns)
             some += above.sum_to_size(some.shape)

@@ -38,7 +38,7 @@ def check_layer(
     if not 0 <= dropout < 1:
         raise ValueError(f"{dropout=} must be at least 0 and below 1")
     if not (attend is None or callable(attend)):
-        raise TypeError(f"{attend=} is no function; pass sdpa, fused or flash")
+        raise TypeError(f"{attend=} is not callable; pass sdpa, fused or flash")
     return head_dim
 
 

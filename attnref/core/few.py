@@ -28,7 +28,7 @@ def few(
 ) -> Tensor:
     """The same as `sdpa`, in an order that suits few queries: see `fused`.
 
-    Scores are few, so that time goes into reading keys and values once.
+    There are few scores, so the time goes into reading keys and values once.
     """
     B, H, T, D = q.shape
     K, S, Dv = v.shape[1:]
@@ -59,7 +59,7 @@ def _widened(x: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
     """Keys or values in `dtype`, part by part; use each before the next.
 
     A part is used before it leaves the processor's cache. All of `x`, widened
-    at once, would be written to memory and read again; a GPU gets it so, since
+    at once, would be written to memory and read again; on a GPU it is, because
     there each part would cost the launch of a kernel.
     """
     whole = x.dtype == dtype or x.device.type != "cpu"

@@ -72,8 +72,8 @@ def _forward(
     """The output, and the log-sum-exp of each query's scores.
 
     Per row of scores, `m` is the largest so far, `total` the sum of the
-    exponentials and `acc` that of the weighted values. Both sums are relative
-    to `m`: when `m` grows, they are rescaled.
+    exponentials and `acc` the sum of the weighted values. Both are relative to
+    `m`: when `m` grows, they are rescaled.
     """
     B, H, T, D = q.shape
     K, S, Dv = v.shape[1:]
@@ -252,7 +252,7 @@ class _Flash(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward pass, of which there is no derivative."""
+    """The backward pass, which has no derivative itself."""
 
     @staticmethod
     def forward(
@@ -291,8 +291,8 @@ def flash(
 ) -> Tensor:
     """The same as `sdpa`, tile by tile: no `(T, S)` matrix is in memory.
 
-    `tile` is how many queries and keys one has. By default they are 128 and
-    128; with fewer queries more keys, up to 512.
+    `tile` is the number of queries and of keys in a tile. The default is 128
+    and 128; with fewer queries more keys, up to 512.
 
     Examples:
         >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
@@ -329,7 +329,7 @@ def flash_lse(
 ) -> tuple[Tensor, Tensor]:
     """`flash`, and the log-sum-exp of the scores of each query `(B, H, T)`.
 
-    With `sinks` these count, too: of parts that are merged, give them to none.
+    It includes `sinks`: if you merge parts, give them to none of the parts.
     """
     check_attention(q, k, v, mask, scale, softcap, sinks, bias)
     rows = min(max(q.shape[2], 32), 128)

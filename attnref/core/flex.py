@@ -34,11 +34,11 @@ def flex(
     """The same as `sdpa`, by PyTorch's `flex_attention`, compiled.
 
     The rule of the mask becomes part of the kernel, as do `bias` and `softcap`;
-    `sinks` are added to what it gives, by the log-sum-exp. The first call
-    compiles, which takes seconds. With `compiled=False` PyTorch computes the
-    same with all scores in memory, without a compiler.
+    `sinks` are added to its output, by the log-sum-exp. The first call compiles
+    for seconds. With `compiled=False` PyTorch computes the same with all scores
+    in memory, without a compiler.
 
-    Refused are dropout and, on a CPU, gradients: `flex_attention` has neither.
+    It refuses dropout and, on a CPU, gradients: `flex_attention` has neither.
 
     Examples:
         >>> q = torch.zeros(1, 1, 1, 4)
@@ -135,7 +135,7 @@ def _tiles(
 
 
 def _numbers(mask: Mask) -> tuple[Any, ...] | None:
-    """All that a mask is, if numbers say it. Tensors may change."""
+    """A mask as numbers, if they define it. Tensors may change."""
     if mask is None or isinstance(mask, Tensor):
         return None
     fields = [x for rule in mask.rule.parts for x in vars(rule).items()]
@@ -164,7 +164,7 @@ class _Kernel:
             self.attention = torch.compile(self.plain)
 
     def tiles(self, mask: Mask, T: int, S: int, device: torch.device) -> Any:
-        """Kept for a rule that is numbers alone, such as a window."""
+        """Kept for a rule that only numbers define, such as a window."""
         numbers = _numbers(mask)
         if numbers is None:
             return _tiles(self.create, mask, T, S, device)

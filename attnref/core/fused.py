@@ -40,18 +40,18 @@ def fused(
     The query heads of a group are stacked on the query axis, so that keys and
     values are read once. A prompt that only the causal rule masks, with no
     pads and no earlier tokens, is passed on as `is_causal`, without a mask.
-    `enable_gqa` takes the heads as they are on a CPU for many queries with
-    another mask, which is then not needed once per head of a group; and on a
-    GPU where no mask is passed, since the kernels that split long keys among
-    idle processors expect it.
+    Heads are passed as they are, with `enable_gqa`, in two cases: on a CPU for
+    many queries with another mask, which is then not repeated for each head of
+    a group; and on a GPU without a mask, because the kernels that split long
+    keys among idle processors expect it.
 
-    On a CPU, PyTorch has a fused kernel for keys and values of one width only.
-    Where they differ, as in MLA, the narrower ones are widened by zeros; values
-    that are the first part of the keys are replaced by these, without a copy.
-    Few queries go to `few`, which spells attention out, where a copy would
-    cost more, where the kernel would leave threads idle, or where it is slower
-    on this machine, which is measured once; so they do on a GPU if keys are too
-    wide for a kernel that splits them.
+    On a CPU, PyTorch's fused kernel needs keys and values of the same width.
+    Where widths differ, as in MLA, the narrower ones are padded with zeros; if
+    the values are the first part of the keys, the keys themselves are passed.
+    Few queries go to `few`, which writes attention out: where a copy would cost
+    more, where the kernel would leave threads idle or is slower on this machine
+    (measured once), and on a GPU where keys are too wide for a kernel that
+    splits them.
 
     A `bias` is passed on as a float mask, in the dtype of the queries.
     `softcap` and `sinks` are refused: PyTorch's kernels have neither.
@@ -92,7 +92,7 @@ def fused_backend(
     "flash", "efficient" or "cudnn", or "math", which is not fused: it keeps
     all scores; so does `few`, which `fused` may call for few queries. It
     depends on the device, the dtype, the mask, the widths, the threads and on
-    gradients, and is asked of PyTorch, which decides the same way.
+    gradients. PyTorch itself answers.
 
     Examples:
         >>> q = torch.zeros(1, 2, 3, 4)

@@ -17,7 +17,7 @@ from attnref.core.checks import check_counts, check_sizes
 def causal_mask(
     T: int, S: int | None = None, *, device: torch.device | str | None = None
 ) -> Tensor:
-    """The causal mask `(T, S)`, bottom-right aligned: no later key is seen.
+    """The causal mask `(T, S)`, bottom-right aligned: it hides later keys.
 
     The `T` queries are the last `T` of the `S` positions: row `i` may attend
     to key `j` where `j <= i + S - T`, and the last row to every key. With
@@ -40,7 +40,7 @@ def causal_mask(
 
 # --8<-- [start:padding]
 def padding_mask(valid: Tensor) -> Tensor:
-    """The padding mask `(B, 1, 1, S)` from `valid` `(B, S)`: no pad is seen.
+    """The padding mask `(B, 1, 1, S)` from `valid` `(B, S)`: it hides pads.
 
     In `valid`, True = a real token; pads may stand on either side. The axes
     of size 1 broadcast over all heads and all queries.
@@ -59,7 +59,7 @@ def padding_mask(valid: Tensor) -> Tensor:
 
 # --8<-- [start:cross]
 def cross_mask(valid: Tensor, context_valid: Tensor) -> Tensor:
-    """The mask `(B, 1, T, S)` of cross-attention: real queries, real keys.
+    """The mask `(B, 1, T, S)` of cross-attention: real queries see real keys.
 
     `valid` `(B, T)` marks the real queries and `context_valid` `(B, S)` the
     real keys of the other sequence, True = real. A pad as a query sees no
@@ -133,10 +133,10 @@ class Rule:
     which is never seen.
 
     The position of a token is its number, unless a layer is given
-    `positions`: then `at` holds those of the queries and of the keys, and
-    pads count no more than these positions say. Which of two tokens is the
-    later one, their numbers still decide: of tokens at one position, as a pad
-    and the token before it may be, the first does not see the second.
+    `positions`: then `at` holds the positions of the queries and of the keys,
+    and pads count only as these say. Numbers still decide which of two tokens
+    is the later one: if two share a position, as a pad and the token before it
+    may, the first does not see the second.
 
     A layer has a rule, and a cache states by a rule which keys it keeps.
     `one & other` shows what both show.
@@ -183,17 +183,17 @@ class Rule:
 
     @property
     def by_number(self) -> bool:
-        """Whether it reads the numbers of tokens, and never positions."""
+        """Whether it reads only the numbers of tokens, never positions."""
         return False
 
     @property
     def documents(self) -> Tensor | None:
-        """The number of each token's document, if it hides the others only."""
+        """The number of each token's document, if it hides only the others."""
         return None
 
     @property
     def reach(self) -> float:
-        """How many tokens, up to its own, a query may see at most."""
+        """The most tokens, up to its own, that a query may see."""
         return torch.inf
 
     def covers(self, other: "Rule") -> bool:
@@ -210,7 +210,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class All(Rule):
-    """What each of several rules shows; `&` makes it."""
+    """Shows what all of several rules show; `&` makes it."""
 
     rules: tuple[Rule, ...]
 
@@ -380,7 +380,7 @@ class Chunk(Rule):
 # --8<-- [start:prefix]
 @dataclass(frozen=True)
 class Prefix(Rule):
-    """Every query sees the first `length` tokens, and is causal beyond them.
+    """Every query sees the first `length` tokens; beyond, it is causal.
 
     `length` is a number, or a tensor `(B,)` with one for each row. All of the
     prefix must be read in one chunk: an earlier chunk does not see later keys.
@@ -496,7 +496,7 @@ def _check_whole(name: str, x: Tensor, dims: tuple[int, ...]) -> None:
 def _check_made_for(
     name: str, x: Tensor, full: tuple[int, int], device: torch.device
 ) -> None:
-    """Rows must be as many; of tokens there may be more: those to come."""
+    """The rows must match; there may be more tokens, which are to come."""
     B, S = full
     by_row, by_token = name == "length" or x.dim() == 2, name == "ids"
     if (by_row and len(x) != B) or (by_token and x.shape[-1] < S):
@@ -514,15 +514,15 @@ def _check_made_for(
 # --8<-- [start:lazy]
 @dataclass(frozen=True, eq=False)
 class RuleMask:
-    """The mask of a rule, of which parts are built when needed.
+    """The mask of a rule; parts of it are built when needed.
 
     The `T` queries are the tokens after the first `past`; `positions` holds
     the numbers of the `S` keys, -1 = an empty slot, and None means 0 to S - 1.
     `token_positions` `(B, past + T)` or `(1, past + T)` holds the positions
     of all tokens so far, in the order of their numbers, where a layer was
-    given others than these. Where rows have received different numbers of
-    tokens, `lengths` `(B,)` has those of each row, `past` is the largest of
-    them, and `positions`, if given, is `(B, S)`. The mask is `(T, S)`, or
+    given positions. Where rows have received different numbers of tokens,
+    `lengths` `(B,)` holds these numbers, `past` is the largest of them, and
+    `positions`, if given, is `(B, S)`. The mask is `(T, S)`, or
     `(B, 1, T, S)` if anything differs between rows. `mask`, if there is one,
     hides more: it is bool and broadcasts to `(B, H, T, S)`. With `shows_all`
     nothing else hides a key, and the positions are there for a bias.
@@ -572,7 +572,7 @@ class RuleMask:
     def number(
         self, row: Tensor, i: Tensor, j: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The same of query `i` and key `j` in one row."""
+        """The same for query `i` and key `j` in one row."""
         query = i + (self.past if self.lengths is None else self.lengths[row])
         at = self.positions
         if at is None:
@@ -642,14 +642,14 @@ def part_of(mask: Mask, rows: slice, columns: slice) -> Tensor | None:
 
 
 def hiding(mask: Mask) -> Mask:
-    """What of a mask may hide a key; the rest says where the keys are."""
+    """The part of a mask that may hide keys; the rest says where these are."""
     if mask is None or isinstance(mask, Tensor) or not mask.shows_all:
         return mask
     return mask.mask
 
 
 def cut(x: Tensor, rows: slice, columns: slice) -> Tensor:
-    """The same of a tensor, a mask or a bias."""
+    """The same for a tensor, a mask or a bias."""
     # An axis of size 1 broadcasts: each part of it is the whole.
     rows = rows if x.shape[-2] > 1 else slice(None)
     columns = columns if x.shape[-1] > 1 else slice(None)
@@ -677,7 +677,7 @@ def mask_mod(
     """A mask or a rule as the `mask_mod` of PyTorch's `flex_attention`.
 
     The function takes the indices of row, head, query and key: tensors without
-    axes. Of a rule alone, the indices are the numbers of the tokens.
+    axes. For a rule, the indices are the numbers of the tokens.
 
     Examples:
         >>> seen = mask_mod(Window(2))
@@ -719,7 +719,7 @@ class View:
     cache. `mask` is the caller's, with a column for each of the `past + T`
     tokens. `positions`, `(T,)` or `(B, T)`, are those of the new tokens; None
     means that they are counted from `past`. Where rows have read different
-    numbers of tokens, `lengths` `(B,)` has those of each row, and `past` is the
+    numbers of tokens, `lengths` `(B,)` holds these numbers, and `past` is the
     largest of them.
 
     Where the cache keeps keys, `keys` holds the number of each that it will
@@ -747,10 +747,10 @@ class View:
         return past + new
 
     def real(self) -> Tensor | None:
-        """Which of the new tokens are no pads, `(B, T)`; None: all of them.
+        """Which of the new tokens are real, `(B, T)`; None: all of them.
 
         For layers that read their tokens in order, whatever a query may see:
-        any other mask than a padding mask is refused.
+        they refuse any mask that is not a padding mask.
         """
         if self.mask is None:
             return None
@@ -770,8 +770,8 @@ class View:
 
         For layers that read their tokens in order: 0 is the document of the
         last token before. None, if the rule packs none into a row; a rule that
-        hides anything else is refused. A pad begins no document; one whose
-        number comes back after another begins anew.
+        hides anything else is refused. A pad does not begin a document; a
+        number that comes back after another begins a new one.
         """
         rule, S = rule_of(causal), self._all
         rule.check(self.B, S, self.device)
@@ -864,9 +864,9 @@ def decoder_mask(
     column `j` of `mask` is then token `j` of each row. Where they let the
     rule show a key that the cache has dropped, as pads between tokens do, this
     is refused. `kept` is a rule that shows all of these keys to every query,
-    if one is known. The result has one column per key. Where the rule hides
-    nothing of the keys 0 to S - 1, it is `mask`, else a `RuleMask`, of which no
-    part is built yet, and which cores do not check again.
+    if one is known. The result has one column per key. If the rule hides none
+    of the keys 0 to S - 1, it is `mask`; otherwise it is a `RuleMask`, which
+    has not built any part yet and which cores do not check again.
 
     Examples:
         >>> valid = torch.tensor([[False, True, True]])

@@ -21,7 +21,7 @@ from attnref.core.sinks import add_sinks
 def merge(
     outs: Sequence[Tensor], lses: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp over all keys, from those over parts of them.
+    """Merge outputs and log-sum-exps over parts of the keys into one of each.
 
     Each part has its output `(B, H, T, Dv)` and the log-sum-exp of its scores
     `(B, H, T)`. Each key belongs to one part. A part in which a query sees no
@@ -38,8 +38,8 @@ def merge(
     for out, lse in zip(outs, lses, strict=True):
         if out.shape[:-1] != lse.shape or out.shape != outs[0].shape:
             raise ValueError(
-                f"an output of shape {tuple(out.shape)} beside a log-sum-exp "
-                f"of shape {tuple(lse.shape)}; the first output is of shape "
+                f"an output of shape {tuple(out.shape)} with a log-sum-exp of "
+                f"shape {tuple(lse.shape)}; the first output has shape "
                 f"{tuple(outs[0].shape)}"
             )
     stacked = torch.stack([*lses])  # (..., B, H, T)
@@ -119,15 +119,15 @@ def with_prefix(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each row to a prefix that all rows share, and to its own.
+    """Attention of each row to a prefix that all rows share and to its tokens.
 
     `prefix` holds the keys and values `(1, K, P, D)` of the first `P` tokens,
     once for the whole batch; `k`, `v` and `mask` are those of the tokens after
-    it. All queries see the whole prefix, so those of all rows are stacked into
-    one row: its keys are read once and not once per row. A rule in `mask` that
-    may hide a part of the prefix is refused, as is one of which this is not
-    known: its numbers of tokens begin after the prefix. For the same reason no
-    bias is taken: join the prefix and the tokens after it, and use `split_kv`.
+    it. All queries see the whole prefix, so the queries of all rows are stacked
+    into one row: its keys are read once, not once per row. A rule in `mask` is
+    refused unless it is known to show the whole prefix, because it numbers the
+    tokens from the end of the prefix. For the same reason a bias is not
+    accepted: join the prefix and the tokens after it, and use `split_kv`.
     """
     check_attention(q, k, v, mask, scale, softcap, sinks)
     if len(prefix) != 2:

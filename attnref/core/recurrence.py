@@ -47,8 +47,8 @@ def scan(
     is `(B, H, T)`. Returned are the reads `(B, H, T, Dv)` and the state
     `(B, H, D, Dv)` after the last token.
 
-    Where documents are packed, `document` `(B, T)` numbers them, from that of
-    the state before, 0: nothing passes from one to the next.
+    Where documents are packed, `document` `(B, T)` numbers them: 0 is the
+    document of the state before. Nothing passes from one to the next.
     """
     groups = state.shape[1] // k.shape[1]
     q, k = (x.repeat_interleave(groups, dim=1) for x in (q, k))
@@ -124,9 +124,9 @@ def _decayed_products(x: Tensor, k: Tensor, g: Tensor) -> Tensor:
     """Products of each token's `x` with keys up to it, under the decay between.
 
     Always of the difference of two sums: `e^g` apart from `e^-g` would
-    overflow. Decays of channels stand inside of the sum over these. There, a
-    block of tokens meets all earlier ones at its beginning: what decays until
-    then and what decays from then on are both at most 1.
+    overflow. Decays of channels stand inside the sum over channels. There, a
+    block of tokens meets all earlier ones at its beginning: the decay until
+    then and the decay from then on are both at most 1.
     """
     if g.shape[-1] == 1:
         return (x @ k.mT) * (g - g.mT).tril().exp().tril()
@@ -194,7 +194,7 @@ def drift(
     beta: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """What it costs to store the state in `dtype`: errors of reads, `(T,)`.
+    """The errors of reads, `(T,)`, if the state is stored in `dtype`.
 
     Each is relative to the largest element that is read at that token. The
     arguments are those of `scan`, from an empty state.

@@ -16,11 +16,11 @@ from attnref.core.scaling import Scaling
 # --8<-- [start:rope]
 @dataclass(frozen=True)
 class Rope:
-    """What rotates in the heads of a layer, and by how much: `rope=`.
+    """Which channels of a layer's heads rotate, and by how much: `rope=`.
 
     `theta` is the base of the frequencies. `width` is the number of channels
-    that rotate, the first ones of each head; None means all. `layout` is that
-    of `apply_rope`, and `scaling`, such as `Yarn`, changes the frequencies.
+    that rotate, the first ones of each head; None means all. `layout` is as in
+    `apply_rope`, and `scaling`, such as `Yarn`, changes the frequencies.
 
     Examples:
         >>> Rope(500000.0, width=64)
@@ -49,7 +49,7 @@ class Rope:
 def check_rope(
     head_dim: int, rope: Rope | None, rope_theta: float | None = None
 ) -> Rope | None:
-    """The RoPE of a layer, of which `rope_theta` is the short form.
+    """The RoPE of a layer; `rope_theta` is its short form.
 
     Examples:
         >>> check_rope(8, None, 500000.0)
@@ -175,12 +175,11 @@ def rotate(
 ) -> tuple[Tensor, Tensor]:
     """Rotate the queries and keys of a layer by their tokens' positions.
 
-    `q` is `(B, H, T, D)`, `k` is `(B, K, T, D)`. The positions are those after
-    the `past` tokens in the cache, unless `positions`, `(T,)`, `(1, T)` or
+    `q` is `(B, H, T, D)`, `k` is `(B, K, T, D)`. Positions continue after the
+    `past` tokens in the cache, unless `positions`, `(T,)`, `(1, T)` or
     `(B, T)`, gives others. With `rope=None` both are returned as they are.
     `rotated` is the length of the text for which the keys in the cache were
-    rotated, if there are any: if the present one needs other angles, this is
-    refused.
+    rotated, if there are any: a length that needs other angles is refused.
     """
     if rope is None:
         if positions is not None:
@@ -308,7 +307,7 @@ def token_positions(valid: Tensor) -> Tensor:
 def check_positions(
     positions: Tensor, B: int, T: int, device: torch.device
 ) -> None:
-    """Refuse positions that are not those of `T` tokens, or of `B` rows."""
+    """Refuse positions that do not fit `T` tokens or `B` rows."""
     if all(positions.shape != s for s in ((T,), (1, T), (B, T))):
         raise ValueError(
             f"positions has shape {tuple(positions.shape)}; {B} rows of {T} "

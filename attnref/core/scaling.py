@@ -14,10 +14,10 @@ from torch import Tensor
 # --8<-- [start:scaling]
 @dataclass(frozen=True)
 class Scaling:
-    """What is done to the frequencies of RoPE; each kind defines `slowed`."""
+    """A change of RoPE's frequencies; each kind defines `slowed`."""
 
     def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
-        """The frequencies that take the place of these, which `theta` gave."""
+        """The frequencies that replace these, which come from `theta`."""
         raise NotImplementedError
 
     @property
@@ -31,7 +31,7 @@ class Scaling:
         return 1.0
 
     def at(self, length: int) -> "Scaling":
-        """The kind for a text of this length: itself, unless it depends on it.
+        """The scaling of a text of this length: itself, unless lengths matter.
 
         Keys that were rotated at one length are stale at another where the
         two are not equal.
@@ -51,7 +51,7 @@ def _at_least_1(**numbers: float) -> None:
 # --8<-- [start:linear]
 @dataclass(frozen=True)
 class PositionInterpolation(Scaling):
-    """All frequencies divided by `factor`: `linear` in transformers.
+    """All frequencies are divided by `factor`: `linear` in transformers.
 
     Examples:
         >>> PositionInterpolation(8.0).slowed(torch.tensor([1.0, 0.1]), 100.0)
@@ -70,7 +70,7 @@ class PositionInterpolation(Scaling):
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """Only a share of the pairs turns, the first ones: Gemma 4's full layers.
+    """Only the first pairs turn, as in the full layers of Gemma 4.
 
     With `Rope(width=...)`, the pairs that turn have all frequencies from 1 to
     about 1 / theta. Here they keep those that they have among all pairs.
@@ -99,7 +99,7 @@ class Proportional(Scaling):
 # --8<-- [start:llama3]
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """As Llama 3.1: slow pairs divided by `factor`, at every length.
+    """Llama 3.1: slow pairs are divided by `factor`, at every length.
 
     A pair that makes at least `high_freq_factor` turns within
     `original_max_len` tokens keeps its frequency, one that makes at most
@@ -125,7 +125,7 @@ class Llama3(Scaling):
             )
 
     def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
-        """The frequencies: those of the slow pairs divided by `factor`."""
+        """The frequencies, with the slow pairs divided by `factor`."""
         low, high = self.low_freq_factor, self.high_freq_factor
         turns = self.original_max_len * frequencies / (2 * math.pi)
         kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -138,7 +138,7 @@ class Llama3(Scaling):
 # --8<-- [start:yarn]
 @dataclass(frozen=True)
 class Yarn(Scaling):
-    """YaRN: slow pairs divided by `factor`, and sharper scores.
+    """YaRN: slow pairs are divided by `factor`, and scores are sharper.
 
     A pair that makes at least `beta_fast` turns within `original_max_len`
     tokens keeps its frequency; one that makes at most `beta_slow` turns has it
@@ -188,7 +188,7 @@ class Yarn(Scaling):
         return 0.1 * mscale * math.log(self.factor) + 1.0
 
     def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
-        """The frequencies after YaRN: the low ones divided by `factor`."""
+        """The frequencies, with the low ones divided by `factor`."""
         D = 2 * len(frequencies)
 
         def pair(turns: float) -> float:
@@ -232,7 +232,7 @@ class Ntk(Scaling):
 
 @dataclass(frozen=True)
 class DynamicNtk(Ntk):
-    """NTK-aware, by the present length: unchanged up to `original_max_len`.
+    """NTK-aware, by the text's length: unchanged up to `original_max_len`.
 
     Examples:
         >>> dynamic = DynamicNtk(2.0, 4096)
@@ -246,7 +246,7 @@ class DynamicNtk(Ntk):
         _at_least_1(factor=self.factor, original_max_len=self.original_max_len)
 
     def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
-        """Unchanged; `at` gives those of a text that is longer."""
+        """Unchanged; `at` returns the scaling of a longer text."""
         return frequencies
 
     def at(self, length: int) -> Scaling:
@@ -257,11 +257,12 @@ class DynamicNtk(Ntk):
 
 @dataclass(frozen=True)
 class LongRope(Scaling):
-    """LongRoPE: each pair divided by a factor of its own, of two lists.
+    """LongRoPE: each pair is divided by its factor in one of two lists.
 
     `short` holds for texts of up to `original_max_len` tokens and `long` for
     longer ones, for all their tokens. `factor` is the longest text divided by
-    `original_max_len`; of it, or by `attention_factor`, the tables are scaled.
+    `original_max_len`; it decides the scale of the tables, unless
+    `attention_factor` does.
 
     Examples:
         >>> phi = LongRope([1.0, 1.0], [1.1, 64.0], 4096, factor=32.0)
@@ -300,7 +301,7 @@ class LongRope(Scaling):
         return math.sqrt(1 + longer / math.log(self.original_max_len))
 
     def slowed(self, frequencies: Tensor, theta: float) -> Tensor:
-        """Divided by `short`; `at` gives those of a text that is longer."""
+        """Divided by `short`; `at` returns the scaling of a longer text."""
         if len(self.short) != len(frequencies):
             raise ValueError(
                 f"LongRope has {len(self.short)} factors, one per pair; RoPE "
@@ -309,7 +310,7 @@ class LongRope(Scaling):
         return frequencies / torch.tensor(self.short).to(frequencies)
 
     def at(self, length: int) -> Scaling:
-        """With the list of factors for a text of this length."""
+        """LongRoPE with the list of factors for a text of this length."""
         chosen = self.long if length > self.original_max_len else self.short
         return replace(self, short=chosen, long=chosen)
 

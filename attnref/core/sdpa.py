@@ -19,7 +19,7 @@ from attnref.core.softmax import softmax
 
 # --8<-- [start:attend]
 class Attend(Protocol):
-    """What a layer calls on its heads: `sdpa`, or another core like it.
+    """The function that a layer calls on its heads: `sdpa` or another core.
 
     A layer whose `Scores` have them also passes `softcap`, `sinks` and `bias`,
     as to `sdpa`; a core without these keywords serves all other layers.
@@ -44,10 +44,10 @@ class Attend(Protocol):
 # --8<-- [start:scores]
 @dataclass(frozen=True)
 class Scores:
-    """What a layer does to its scores, in every core: `scores=`.
+    """How a layer changes its scores, in every core: `scores=`.
 
-    `scale`, `bias` and `softcap` are those of `sdpa`. With `sinks`, the layer
-    has a parameter of that name: one learned logit per query head.
+    `scale`, `bias` and `softcap` are as in `sdpa`. With `sinks`, the layer has
+    a parameter of that name: one learned logit per query head.
 
     Examples:
         >>> Scores(scale=0.1, softcap=50.0).options()
@@ -60,7 +60,7 @@ class Scores:
     sinks: bool = False
 
     def options(self, sinks: Tensor | None = None) -> dict[str, Any]:
-        """What a layer with these `sinks` passes to its core: what is set."""
+        """The keywords that a layer with these `sinks` passes to its core."""
         options: dict[str, Any] = {"scale": self.scale, "bias": self.bias}
         options |= {"softcap": self.softcap, "sinks": sinks}
         return {name: x for name, x in options.items() if x is not None}
@@ -88,9 +88,9 @@ def attention_weights(
     `D ** -0.5` (the paper's `1 / sqrt(d_k)`) unless given. Each row sums to
     1, or to 0 if the query may attend to no key.
 
-    What else is done to a score `z` follows the scale, in this order: `bias`,
-    a tensor that broadcasts to `(B, H, T, S)` or a `Bias`, is added; `softcap`
-    `c` makes it `c * tanh(z / c)`; the mask hides it. `sinks` `(H,)` are one
+    After the scale, a score `z` is changed in this order: `bias`, a tensor
+    that broadcasts to `(B, H, T, S)` or a `Bias`, is added; `softcap` `c`
+    makes it `c * tanh(z / c)`; the mask hides it. `sinks` `(H,)` are one
     logit per query head, which takes a part of each row's weight and has no
     value: it is not scaled, and no mask hides it.
 
@@ -126,9 +126,9 @@ def sdpa(
 
     `q` `(B, H, T, D)`, `k` `(B, K, S, D)` and `v` `(B, K, S, Dv)` give
     `(B, H, T, Dv)`, the paper's `A V`. `mask`, `scale`, `softcap`, `sinks`
-    and `bias` are those of `attention_weights`. A query that may attend to no
-    key gives zeros. `dropout` is applied to the weights whenever it is above
-    0: leave it out in evaluation.
+    and `bias` are as in `attention_weights`. A query that may attend to no key
+    gets zeros. `dropout` is applied to the weights whenever it is above 0:
+    leave it out in evaluation.
 
     Examples:
         >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 3, 4)
@@ -174,7 +174,7 @@ def weigh(
     sinks: Tensor | None = None,
     bias: PlacedBias | None = None,
 ) -> Tensor:
-    """From scaled scores `(B, H, T, S)` to weights, in the order of models."""
+    """From scaled scores `(B, H, T, S)` to weights, in the order models use."""
     if bias is not None:
         scores = scores + bias.dense().to(scores.dtype)  # (B, H, T, S)
     if softcap is not None:

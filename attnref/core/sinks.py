@@ -9,11 +9,11 @@ from torch import Tensor
 
 # --8<-- [start:sinks]
 def add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp with sinks, from those without.
+    """Add sinks to an output and its log-sum-exp.
 
     `out` is `(B, H, T, Dv)`, `lse` `(B, H, T)` and `sinks` `(H,)`, one logit
     per query head. The sink takes `sigmoid(sink - lse)` of each row's weight
-    and has no value. Of parts that are merged, add it once, after `merge`.
+    and has no value. If you merge parts, add it once, after `merge`.
 
     Examples:
         >>> out, lse = torch.ones(1, 1, 1, 2), torch.zeros(1, 1, 1)

@@ -216,7 +216,7 @@ def greedy(
     """Continue the prompt `(B, T)` by up to `steps` new tokens per row.
 
     `decoder` is a `Decoder`, compiled or not, or any other model that is
-    called as one: `decoder(tokens, mask=..., caches=...)` gives logits.
+    called like one: `decoder(tokens, mask=..., caches=...)` returns logits.
 
     Returns the prompt followed by the new tokens. Each of these is the most
     likely one, or the one that `pick` takes from the logits: see `sampled`. A

@@ -94,7 +94,7 @@ def rope_rows(weight: Tensor, head_dim: int, *, to: str) -> Tensor:
 def split_qkv(
     fused: Tensor, n_heads: int, n_kv_heads: int, *, by: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of `q_proj`, `k_proj` and `v_proj` in those of one projection.
+    """Split a fused projection into rows of `q_proj`, `k_proj` and `v_proj`.
 
     `fused` is the weight or the bias of `qkv_proj`, `query_key_value` or
     `c_attn`, whose weight GPT-2 stores transposed: pass `weight.T`. With
@@ -177,8 +177,8 @@ def dequantised(
     A float8 matrix `name.weight` comes with `name.weight_scale_inv`, which
     holds one scale for each block of `block` by `block` elements. The elements
     of a block are multiplied by its scale; blocks at the right and bottom
-    edges may be smaller. Matrices may be stacked, as those of experts are, and
-    then so are their scales. Other tensors are returned unchanged.
+    edges may be smaller. Matrices may be stacked, as for experts, and then
+    their scales are stacked, too. Other tensors are returned unchanged.
 
     Examples:
         >>> weight = torch.full((3, 2), 2.0).to(torch.float8_e4m3fn)

@@ -1,4 +1,4 @@
-"""DeepSeek Sparse Attention (DSA): MLA to the keys that an indexer chooses."""
+"""DeepSeek Sparse Attention (DSA): MLA over keys that an indexer chooses."""
 
 # --8<-- [start:imports]
 from dataclasses import replace
@@ -24,9 +24,9 @@ class Indexer(nn.Module):
     """Chooses the `topk` keys that each query reads, for all heads together.
 
     `n_heads` queries of width `head_dim` are computed from the latent of the
-    queries, and one key for all of them from `x`. A query wants a key by the
-    sum over the heads of a weight times the ReLU of their product. No gradient
-    passes the choice: an indexer is trained by a loss of its own.
+    queries, and one key for all of them from `x`. The score of a key is the
+    sum over the heads of a weight times the ReLU of query times key. No
+    gradient passes the choice: an indexer is trained with a separate loss.
     """
 
     def __init__(
@@ -81,11 +81,10 @@ class Indexer(nn.Module):
 def gathered(
     q: Tensor, entry: Tensor, chosen: Tensor, seen: Tensor | None
 ) -> tuple[Tensor, Tensor, Mask]:
-    """Each query with the keys that it has chosen, as a row of its own.
+    """Each query with the keys that it has chosen, as a separate row.
 
     `q` is `(B, H, T, W)`, `entry` `(B, 1, S, W)`, `chosen` `(B, T, topk)` and
-    `seen` `(B or 1, 1 or H, T, S)`. Of the entries, only the chosen ones are
-    read.
+    `seen` `(B or 1, 1 or H, T, S)`. Only the chosen entries are read.
     """
     B, H, T, W = q.shape
     rows = torch.arange(B, device=q.device)[:, None, None]
@@ -106,14 +105,14 @@ PAIRS = Rope(layout="interleaved")
 
 
 class DeepSeekSparseAttention(nn.Module):
-    """DSA of DeepSeek-V3.2 and GLM-5: MLA, absorbed, to chosen keys.
+    """DSA of DeepSeek-V3.2 and GLM-5: absorbed MLA over chosen keys.
 
     Each query reads the `index_topk` tokens that the indexer's `index_n_heads`
-    heads of width `index_head_dim` score best. `index_layout` is that of the
-    indexer's RoPE, `"half"` in DeepSeek-V3.2 and `"interleaved"` in GLM-5; it
-    rotates the first `qk_rope_head_dim` channels of its heads. The other
-    options are those of `MultiHeadLatentAttention`, and parameters are named
-    as in Hugging Face checkpoints. A cache holds latents and RoPE keys
+    heads of width `index_head_dim` score best. The indexer's RoPE rotates the
+    first `qk_rope_head_dim` channels of its heads in the layout
+    `index_layout`: `"half"` in DeepSeek-V3.2, `"interleaved"` in GLM-5. The
+    other options are as in `MultiHeadLatentAttention`, and parameters are
+    named as in Hugging Face checkpoints. A cache holds latents and RoPE keys
     `(B, 1, S, R + Dr)`, and index keys `(B, 1, S, Di)`.
 
     Examples:
@@ -167,8 +166,8 @@ class DeepSeekSparseAttention(nn.Module):
         )
         if index_head_dim < qk_rope_head_dim:
             raise ValueError(
-                f"{index_head_dim=} is less than {qk_rope_head_dim=}, of which "
-                "the index keys have their RoPE"
+                f"{index_head_dim=} must be at least {qk_rope_head_dim=}, the "
+                "channels of the index keys that RoPE rotates"
             )
         self.attend, self.dropout, self.causal = attend, dropout, causal
         self.d_model, self.n_heads = d_model, n_heads

@@ -13,13 +13,14 @@ from attnref.core.recurrence import units
 
 
 class GatedDeltaNet(nn.Module):
-    """Gated DeltaNet of Qwen3-Next and Qwen3.5: a matrix per head, written.
+    """Gated DeltaNet of Qwen3-Next and Qwen3.5: each head writes to a matrix.
 
     The state of each of the `n_v_heads` value heads maps keys of width
     `key_dim` to values of width `value_dim`. `n_heads` heads of queries and
-    keys are shared by groups of them. A token replaces a share of what its key
-    had, at most `beta_max`: 1, or 2 in Olmo-Hybrid, where it may turn the sign.
-    A convolution mixes each channel with its last `conv_kernel` inputs.
+    keys are shared by groups of them. A token replaces a share of what is
+    stored at its key, at most `beta_max`: 1, or 2 in Olmo-Hybrid, which may
+    turn the sign. A convolution mixes each channel with its last `conv_kernel`
+    inputs.
     Parameters are named as in Hugging Face checkpoints of Qwen3.5.
 
     Examples:
@@ -86,8 +87,8 @@ class GatedDeltaNet(nn.Module):
 
         `mask` is the padding mask of all tokens so far, `(B, 1, 1, S)`, True =
         a real token; a pad changes neither the state nor what other tokens
-        get. `positions` are accepted, as other layers of a model read them,
-        and change nothing.
+        get. `positions` are accepted because other layers of a model read
+        them, and change nothing.
         """
         check_input("x", x.shape, self.d_model)
         if x.shape[1] == 0:

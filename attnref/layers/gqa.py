@@ -54,8 +54,8 @@ class GroupedQueryAttention(nn.Module):
 
     Query head `h` reads key/value head `h // (H // K)`. Causal by default.
     `rope` says how queries and keys are rotated, and `rope_theta=b` is short
-    for `rope=Rope(b)`; without them, they are not. `bias` adds biases to all
-    four projections, and `o_bias` overrides it for `o_proj`. `scores` are
+    for `rope=Rope(b)`; without either, they are not. `bias` adds biases to all
+    four projections, and `o_bias` overrides it for `o_proj`. `scores` sets
     another scale, a bias, a softcap and sinks. Parameters are named as in
     Hugging Face checkpoints. Not every checkpoint that loads is also computed
     correctly: see the page "Which checkpoints load?".

@@ -38,11 +38,11 @@ class ForgetGate(nn.Module):
 
 
 class KimiDeltaAttention(nn.Module):
-    """Kimi Delta Attention (KDA) of Kimi Linear: Gated DeltaNet by channels.
+    """Kimi Delta Attention (KDA) of Kimi Linear: each channel decays by itself.
 
     The state of each of the `n_heads` heads maps keys to values, both of width
     `head_dim`, `d_model / n_heads` unless it is given, and each channel of the
-    keys decays on its own. `decay_bound` keeps the logarithms of the decays
+    keys decays by itself. `decay_bound` keeps the logarithms of the decays
     above it, as `kda_lower_bound` of a config. A convolution mixes each channel
     with its last `conv_kernel` inputs. Parameters are named as in transformers,
     which joins the three convolutions of a checkpoint.
@@ -102,7 +102,7 @@ class KimiDeltaAttention(nn.Module):
     ) -> Tensor:
         """Read `x` `(B, T, E)` in order; returns `(B, T, E)`.
 
-        `mask`, `cache` and `positions` are those of `GatedDeltaNet`.
+        `mask`, `cache` and `positions` are as in `GatedDeltaNet`.
         """
         check_input("x", x.shape, self.d_model)
         if x.shape[1] == 0:

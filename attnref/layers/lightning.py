@@ -17,12 +17,13 @@ from attnref.core.masks import Rule
 
 
 class LightningAttention(nn.Module):
-    """Lightning attention of MiniMax-01: a matrix per head, that decays.
+    """Lightning attention of MiniMax-01: each head has a decaying matrix.
 
-    Head `h` of `n_heads`, from 0, decays by `e^-s` a token, whatever it reads:
-    `s` is `2^(-8 (h + 1) / n_heads)` in the first layer of a model and falls to
-    almost 0 in the last. Of its `n_layers`, all kinds counted, this one is
-    `layer_idx`, from 0. `head_dim` is `d_model / n_heads`, unless it is given.
+    Head `h` of `n_heads`, from 0, decays by `e^-s` per token, whatever it
+    reads: `s` is `2^(-8 (h + 1) / n_heads)` in the first layer of a model and
+    falls to almost 0 in the last. This one is layer `layer_idx`, from 0, of the
+    model's `n_layers` of all kinds. `head_dim` is `d_model / n_heads` unless
+    given.
     Parameters are named as in Hugging Face's MiniMax, whose buffers follow from
     these sizes and are not stored.
 
@@ -78,8 +79,8 @@ class LightningAttention(nn.Module):
 
         `mask` is the padding mask of all tokens so far, `(B, 1, 1, S)`, True =
         a real token; a pad changes neither the state nor what other tokens
-        get. `positions` are accepted, as other layers of a model read them,
-        and change nothing.
+        get. `positions` are accepted because other layers of a model read
+        them, and change nothing.
         """
         check_input("x", x.shape, self.d_model)
         if x.shape[1] == 0:

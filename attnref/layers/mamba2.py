@@ -82,7 +82,7 @@ class Mamba2(nn.Module):
     ) -> Tensor:
         """Read `x` `(B, T, E)` in order; returns `(B, T, E)`.
 
-        `mask`, `cache` and `positions` are those of `GatedDeltaNet`.
+        `mask`, `cache` and `positions` are as in `GatedDeltaNet`.
         """
         check_input("x", x.shape, self.d_model)
         if x.shape[1] == 0:

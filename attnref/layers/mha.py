@@ -46,7 +46,7 @@ def multi_head_loop(
 class MultiHeadAttention(GroupedQueryAttention):
     """Multi-head attention: each of H heads has its own query, key and value.
 
-    It is GQA with as many key/value heads as query heads, and takes all other
+    It is GQA with as many key/value heads as query heads, and accepts all other
     options of `GroupedQueryAttention`.
 
     Examples:

@@ -160,7 +160,7 @@ class MultiHeadLatentAttention(nn.Module):
     width `qk_rope_head_dim`, with one RoPE key for all heads. `q_lora_rank`
     is the rank of the latent of the queries; None means that queries are not
     compressed. `rope` says how the part with positions is rotated, and `scores`
-    are another scale, a bias, a softcap and sinks. Parameters are named as in
+    sets another scale, a bias, a softcap and sinks. Parameters are named as in
     Hugging Face checkpoints of DeepSeek-V3.
 
     Examples:
@@ -253,7 +253,7 @@ class MultiHeadLatentAttention(nn.Module):
         form a cache holds keys `(B, H, S, Dn + Dr)` and values
         `(B, H, S, Dv)`. In the other two it holds latents and RoPE keys,
         `(B, 1, S, R + Dr)`, so these forms may alternate on one cache. If no
-        form is given, it is that of `form_of`.
+        form is given, `form_of` chooses it.
         """
         check_input("x", x.shape, self.d_model)
         if form is not None and form not in FORMS:
@@ -348,7 +348,7 @@ def form_of(
     *,
     cached: bool = True,
 ) -> str:
-    """The form that a layer takes by itself, for `new` tokens after `past`.
+    """The form that a layer chooses for `new` tokens after `past`.
 
     Without a cache, as in training: `"expanded"`. With one: `"latent"` or
     `"absorbed"`, whichever needs fewer FLOPs, but `"latent"` if `kv_b_proj`

@@ -47,7 +47,7 @@ def multi_query_loop(
 class MultiQueryAttention(GroupedQueryAttention):
     """Multi-query attention: H query heads share one key and one value head.
 
-    It is GQA with a single key/value head, and takes all other options of
+    It is GQA with a single key/value head, and accepts all other options of
     `GroupedQueryAttention`.
 
     Examples:

@@ -9,7 +9,7 @@ from attnref.core.masks import Rule
 
 
 class ShortConvolution(nn.Module):
-    """The short convolution of LFM2: no state but its last inputs.
+    """The short convolution of LFM2: its only state is its last inputs.
 
     Each token multiplies two projections of itself; a convolution mixes each
     channel with its last `conv_kernel` products; a third projection gates the
@@ -50,7 +50,7 @@ class ShortConvolution(nn.Module):
     ) -> Tensor:
         """Read `x` `(B, T, E)` in order; returns `(B, T, E)`.
 
-        `mask`, `cache` and `positions` are those of `GatedDeltaNet`.
+        `mask`, `cache` and `positions` are as in `GatedDeltaNet`.
         """
         check_input("x", x.shape, self.d_model)
         if x.shape[1] == 0:

@@ -251,12 +251,12 @@ def dsa_cost(
     new: int = 1,
     past: int = 0,
 ) -> Cost:
-    """Cost of a layer with DSA: absorbed MLA to keys that an indexer chooses.
+    """Cost of a layer with DSA: absorbed MLA over keys that an indexer chooses.
 
-    The indexer scores every key, which counts among `scores`, and nothing
+    The indexer scores every key, which counts among `scores`; it costs nothing
     while there are no more keys than `index_topk`. Where the call chooses fewer
-    entries than are cached, as in decoding, the others are `skipped`; else,
-    as in a long prompt, all are multiplied, and masked.
+    entries than are cached, as in decoding, the others are `skipped`;
+    otherwise, as in a long prompt, all are multiplied and masked.
 
     Examples:
         >>> v32 = dict(
@@ -399,7 +399,7 @@ def kda_cost(
     block: int = 16,
     **call: int,
 ) -> Cost:
-    """Cost of Kimi Delta Attention, counted as that of Gated DeltaNet.
+    """Cost of Kimi Delta Attention, counted like Gated DeltaNet.
 
     Within `block` tokens, decays are taken channel by channel.
 
@@ -436,7 +436,7 @@ def mamba2_cost(
     conv_bias: bool = True,
     **call: int,
 ) -> Cost:
-    """Cost of Mamba-2, counted as that of Gated DeltaNet.
+    """Cost of Mamba-2, counted like Gated DeltaNet.
 
     Examples:
         >>> nemotron = dict(d_model=4096, n_heads=128, n_groups=8)
@@ -462,7 +462,7 @@ def mamba2_cost(
 def lightning_cost(
     *, d_model: int, n_heads: int, head_dim: int | None = None, **call: int
 ) -> Cost:
-    """Cost of lightning attention, counted as that of Gated DeltaNet.
+    """Cost of lightning attention, counted like Gated DeltaNet.
 
     Examples:
         >>> minimax = dict(d_model=6144, n_heads=64, head_dim=128)

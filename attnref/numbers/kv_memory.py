@@ -85,7 +85,7 @@ def storage_of(
 ) -> Storage | Shipped:
     """The format of a name; `"shipped"` is what the model's kernels store.
 
-    An error names the models `known`, of which a source says it.
+    An error names the models `known`, for which a source gives it.
     """
     if isinstance(dtype, Storage):
         check_sizes(bits=dtype.bits, block=dtype.block)
@@ -265,7 +265,7 @@ def growth(
 
 
 def reserved(model: Model) -> Model:
-    """The model as engines see it that reserve windows in full length.
+    """The model as an engine sees it that reserves windows in full length.
 
     Examples:
         >>> from attnref.released.specs import find_model
@@ -297,7 +297,7 @@ def weight_bytes(
 
     They are computed from `Model.params`, a number that makers publish
     rounded. MTP draft layers and vision encoders may come on top. With
-    `dp_attention` each device has the weights of attention whole.
+    `dp_attention` each device stores all weights of attention.
 
     Examples:
         >>> from attnref.released.specs import find_model
@@ -343,9 +343,9 @@ def longest_context(
 ) -> int | None:
     """The most tokens per sequence that fit into `budget` bytes per device.
 
-    The budget is for the cache alone, so subtract the weights first. The
-    result is 0 if not even one token fits, also for a budget below 0, and None
-    if the cache stops growing before it fills the budget.
+    The budget is only for the cache, so subtract the weights first. The result
+    is 0 if not even one token fits, also for a budget below 0, and None if the
+    cache stops growing before it fills the budget.
 
     Examples:
         >>> from attnref.released.specs import find_model

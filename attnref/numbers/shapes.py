@@ -39,7 +39,7 @@ class Store(NamedTuple):
         return blocks * block // self.ratio
 
     def shared(self, prefix: int, block: int = 1) -> int:
-        """Those that sequences with so many first tokens in common share.
+        """The entries that sequences with so many common first tokens share.
 
         They are whole blocks. Windows, which move on, and states are each
         sequence's own.
@@ -86,7 +86,7 @@ class Full:
 
 @dataclass(frozen=True, kw_only=True)
 class Sliding(Full):
-    """Layers that cache the latest `sliding_window` tokens only."""
+    """Layers that cache only the latest `sliding_window` tokens."""
 
     sliding_window: int
 
@@ -163,8 +163,8 @@ class Compressed:
     def waiting(self, tokens: int) -> int:
         """Elements of the tokens that have no entry yet, which `stores` omit.
 
-        Of each a layer keeps what its entry will be computed from, and with an
-        index, whose entries overlap, half of that for the block before too.
+        A layer keeps what the entry of each will be computed from and, with an
+        index, whose entries overlap, also half of that for the block before.
         """
         if self.ratio is None:
             return 0
@@ -222,15 +222,15 @@ class Model:
 
     `groups` are the layers that cache something. MTP draft layers, vision
     encoders and the padding of an allocator are not counted. `max_context` is
-    that of the model's config or card, or 0 if it has none; `context` is its
-    source, if it is not one of `sources`. `params` is the number of all
+    what the model's config or card says, or 0 if it says nothing; `context` is
+    its source, if it is not one of `sources`. `params` is the number of all
     parameters, as `params_in` gives it or as its sizes add up to, or None where
     no source was found; `attention_params` are those of attention, if known.
 
     `confidence` is `"high"` if the shape was read in what the makers publish,
     or in two third-party sources that agree; otherwise it is `"medium"`. It is
-    `"given"` if the shape is that of a config.json; `unread` are then the
-    fields that are not known, and by their names change no bytes.
+    `"given"` if the shape was read from a config.json; `unread` are then the
+    fields that are not known, and whose names say that they change no bytes.
     """
 
     id: str

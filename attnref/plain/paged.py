@@ -33,7 +33,7 @@ class Pool:  # of blocks; a sequence is a table: the list of its blocks
             yield hash
 
     def find(self, tokens):
-        """A table of the full blocks that hold how `tokens` begin."""
+        """A table of the full blocks that hold the start of `tokens`."""
         known = takewhile(self.hashes.__contains__, self.chain(tokens[:-1]))
         return self.fork([self.hashes.index(hash) for hash in known])
 

@@ -18,7 +18,7 @@ def attention_with_sinks(q, k, v, sinks, mask=None):
 
 
 def add_sinks(out, lse, sinks):
-    """The same from an output and its log-sum-exps (B, H, T), any kernel's."""
+    """The same from any kernel's output and log-sum-exps (B, H, T)."""
     sink = sinks[:, None]  # (H, 1)
     low = torch.finfo(lse.dtype).min  # a query that sees no key has lse = -inf
     kept = (lse.clamp(min=low) - sink).sigmoid()  # (B, H, T)

@@ -1,7 +1,7 @@
-"""On the Chinese pages of the API, docstrings begin in Chinese.
+"""On the Chinese pages of the API, docstrings are in Chinese.
 
-`docs/zh/docstrings.yml` holds the first lines, each beside the English one that
-it was written for: `make synced PAGE=api` takes over those that have changed.
+`docs/zh/docstrings.yml` holds all but their examples, beside the English that
+it was written for: `make synced PAGE=api` takes over what has changed.
 """
 
 import re
@@ -17,9 +17,13 @@ from sitekit.markdown import checks
 FILE = ROOT / "docs/zh/docstrings.yml"
 
 
-def summary(text: str) -> str:
-    """The first paragraph, in one line."""
-    return " ".join(text.split("\n\n")[0].split())
+EXAMPLES = re.compile(r"\n\n(?=Examples:\n)")
+
+
+def prose(text: str) -> str:
+    """The paragraphs before the examples, each in one line."""
+    paragraphs = EXAMPLES.split(text)[0].split("\n\n")
+    return "\n\n".join(" ".join(each.split()) for each in paragraphs)
 
 
 def name_of(item: Any) -> str:
@@ -30,7 +34,7 @@ def name_of(item: Any) -> str:
 
 
 def english() -> dict[str, str]:
-    """Names and first lines of all that the pages of the API show, and files of
+    """Names and docstrings of all that the pages of the API show, and files of
     tests with what they check."""
     package = griffe.load(
         "attnref", search_paths=[ROOT], try_relative_path=False
@@ -40,7 +44,7 @@ def english() -> dict[str, str]:
         shown = package[place.removeprefix("attnref.")]
         for one in (shown, *shown.members.values()):
             if one.docstring and not one.name.startswith("_"):
-                result[name_of(one)] = summary(one.docstring.value)
+                result[name_of(one)] = prose(one.docstring.value)
     return result | checks.rows()
 
 
@@ -55,12 +59,18 @@ def _read(changed: int) -> dict[str, dict[str, str]]:
     return dict(table)
 
 
-def _code(line: str) -> set[str]:
-    return set(re.findall("`[^`]+`", line))
+def _parts(text: str) -> tuple[int, set[str]]:
+    return text.count("\n\n"), set(re.findall("`[^`]+`", text))
+
+
+class _Dumper(yaml.SafeDumper):
+    def represent_scalar(self, tag: str, value: Any, style: Any = None) -> Any:
+        style = "|" if "\n" in str(value) else style
+        return super().represent_scalar(tag, value, style)
 
 
 def check() -> list[str]:
-    """What keeps the Chinese lines from being in line with the English."""
+    """What keeps the Chinese from being in line with the English."""
     now, there = english(), chinese()
     new, gone = now.keys() - there.keys(), there.keys() - now.keys()
     problems = [f"it has no line for {name}" for name in new]
@@ -76,34 +86,33 @@ def check() -> list[str]:
         if not re.search("[一-鿿]", line["zh"])
     ]
     problems += [
-        f"{name} has other code in Chinese than in English"
+        f"{name} has other code or paragraphs in Chinese than in English"
         for name, line in there.items()
-        if line["zh"] and _code(line["zh"]) != _code(line["en"])
+        if line["zh"] and _parts(line["zh"]) != _parts(line["en"])
     ]
     where = FILE.relative_to(ROOT)
     return [f"{where}: {fault}" for fault in sorted(problems)]
 
 
 def mark_synced() -> None:
-    """Take over the English lines; new names come without a Chinese one."""
+    """Take over the English; new names come without a Chinese line."""
     now, there = english(), chinese()
     table = {
         name: {"en": now[name], "zh": there.get(name, {}).get("zh", "")}
         for name in dict.fromkeys([*there, *now])
         if name in now
     }
-    text = yaml.safe_dump(
-        table, allow_unicode=True, sort_keys=False, width=10_000
+    text = yaml.dump(
+        table, None, _Dumper, allow_unicode=True, sort_keys=False, width=10_000
     )
     FILE.write_text(text, encoding="utf-8")
 
 
 class InChinese(griffe.Extension):
-    """Exchanges first lines as the page is built; see mkdocs.zh.yml."""
+    """Exchanges docstrings as the page is built; see mkdocs.zh.yml."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         line = chinese().get(name_of(obj), {}).get("zh")
         if line and obj.docstring and not obj.is_module:
-            old = obj.docstring.value
-            _, rest = (old + "\n\n").split("\n\n", 1)
-            obj.docstring.value = f"{line}\n\n{rest}".strip()
+            examples = EXAMPLES.split(obj.docstring.value)[1:]
+            obj.docstring.value = "\n\n".join([line, *examples])

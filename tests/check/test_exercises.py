@@ -658,7 +658,7 @@ def test_a_cache_larger_than_it_need_be_is_reported():
     report = check("mla_latent", mla_latent)
     (failed,) = report.failures
     assert failed.name == "small"
-    assert failed.fault.en == "42 numbers per token, at most 12 are needed"
+    assert failed.fault.en == "42 elements per token, at most 12 are needed"
 
 
 def test_memory_that_a_cache_never_wrote_holds_no_number():

@@ -176,11 +176,11 @@ def test_memory_has_a_limit(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message", "where"),
     [
-        (b"\0\1\2\xff", "it is no Python (", ()),
-        (b"\xff\xfe = 3", "it is no Python (SyntaxError: ", ()),
+        (b"\0\1\2\xff", "it is not Python (", ()),
+        (b"\xff\xfe = 3", "it is not Python (SyntaxError: ", ()),
         (
             "a b c",
-            "it is no Python (SyntaxError: invalid",
+            "it is not Python (SyntaxError: invalid",
             ("mine.py:1: a b c",),
         ),
         ("\n\n1 / 0", "ZeroDivisionError: division by zero", None),

@@ -24,6 +24,7 @@ import pytest
 import attnref
 from attnref.__main__ import command, main
 from attnref.check.vectors import write
+from attnref.check.words import wide
 from attnref.commands import match
 from attnref.released.record import sized
 from attnref.released.specs import configs, find_model, models
@@ -269,11 +270,13 @@ def texts_of(path):
 
 
 def test_each_message_that_has_chinese_is_used_somewhere():
-    """In these English words, by the package or by argparse, or it is a note of
-    a model; both languages have the same places for values."""
+    """In these English words, by the package or by argparse, as a text or as
+    the first line of one, or it is a note of a model; both languages have the
+    same places for values."""
     lines = (ROOT / "attnref" / "words.txt").read_text("utf-8").splitlines()[1:]
     texts = set().union(*map(texts_of, (ROOT / "attnref").rglob("*.py")))
     texts |= texts_of(Path(argparse.__file__))
+    texts |= {str(text).partition("\n")[0] for text in texts}
     texts |= {model.note for model in models().values()}
     rows = sized().values()
     texts |= {row.fields.get("note", "").strip("'") for row in rows}
@@ -305,6 +308,27 @@ def test_each_message_of_a_command_has_chinese():
                 text = isinstance(first, ast.Constant | ast.JoinedStr)
                 assert not text or "{error}" in ast.unparse(first), path
     assert len(paths) > 10
+
+
+@pytest.mark.parametrize(
+    "command", ["", "kv", "copy", "check", "vectors", "match"]
+)
+def test_help_is_in_the_language_of_the_command(capsys, command):
+    """argparse cuts seven letters off its usage, and prints the rest again."""
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help", "--lang", "zh"])
+    usage, *rest = capsys.readouterr().out.split("\n\n")
+    assert usage.startswith(f"命令行的用法：attnref {command}")
+    for line in "\n".join(rest).splitlines():
+        assert wide(line) <= 80
+        assert "例：" in line or not re.search("[a-z]{2} [a-z]{2}", line), line
+
+
+def test_what_can_be_copied_is_listed_in_chinese():
+    plain, *parts = main(["copy", "--list", "--lang", "zh"]).split("\n\n")
+    assert all(re.search("[一-鿿]", line) for line in plain.splitlines())
+    heads = [part.split("\n")[0].split()[1:] for part in parts]
+    assert heads == [["行数", "包含的名字"], ["行数", "定义在哪里"]]
 
 
 def test_threads_that_overlap_speak_their_own_languages():

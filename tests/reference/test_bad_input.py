@@ -189,7 +189,7 @@ def test_sizes_are_given_by_name(name):
 
 @each_layer
 def test_what_is_no_function_is_not_called_on_the_heads(name):
-    with pytest.raises(TypeError, match=r"^attend='fused' is no function"):
+    with pytest.raises(TypeError, match=r"^attend='fused' is not callable"):
         built(name, attend="fused")
 
 

@@ -229,7 +229,7 @@ def test_two_kinds_of_scale_have_two_chinese_words():
     assert not wrong
 
 
-def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
+def test_chinese_docstrings_follow_the_english(tmp_path, monkeypatch):
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "attnref", tmp_path / "attnref", ignore=ignored)
     table = shutil.copy(docstrings.FILE, tmp_path / "docstrings.yml")
@@ -250,16 +250,24 @@ def test_chinese_first_lines_follow_the_english(tmp_path, monkeypatch):
         f"{where} now says {new!r}; bring zh in line"
     ]
     docstrings.mark_synced()
-    unlike = f"{where} has other code in Chinese than in English"
+    unlike = f"{where} has other code or paragraphs in Chinese than in English"
     assert docstrings.check() == [unlike]
     line = docstrings.chinese()["Cache.reset"]["zh"]
     assert problems(table, f"zh: {line}", "zh: 清空 `rows` 的 token。") == []
     assert problems(table, "zh: 清空 `rows` 的 token。", f"zh: {new}") == [
         f"{where} says nothing in Chinese"
     ]
+    old = new
+    new = f"{old}\n\n        And more of them."
+    assert problems(table, f"zh: {old}", "zh: 清空 `rows`。") == []
+    assert problems(code, old, new) == [
+        f"{where} now says {docstrings.prose(new)!r}; bring zh in line"
+    ]
+    docstrings.mark_synced()
+    assert docstrings.check() == [unlike]
 
 
-def test_only_the_chinese_pages_have_chinese_first_lines(site):
+def test_only_the_chinese_pages_have_chinese_docstrings(site):
     def text(place):
         files = [*(site.folder / place / "api").rglob("index.html")]
         files.append(site.folder / place / "files/checks/index.html")
@@ -269,9 +277,12 @@ def test_only_the_chinese_pages_have_chinese_first_lines(site):
 
     english, chinese = text("."), text("zh")
     for name, line in docstrings.chinese().items():
-        en, zh = (line[key].replace("`", "") for key in ("en", "zh"))
-        assert en in english and en not in chinese, name
-        assert zh in chinese and zh not in english, name
+        for en, zh in zip(
+            *(x.split("\n\n") for x in line.values()), strict=True
+        ):
+            en, zh = en.replace("`", ""), zh.replace("`", "")
+            assert en in english and en not in chinese, name
+            assert zh in chinese and zh not in english, name
 
 
 NO_PROSE = (

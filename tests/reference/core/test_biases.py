@@ -90,5 +90,5 @@ def test_a_few_classes_are_as_good_as_many(rows, options, classes):
 def test_classes_that_have_no_distances_are_refused(rows, options):
     from attnref import RelativeBias
 
-    with pytest.raises(ValueError, match="classes of keys that are not later"):
+    with pytest.raises(ValueError, match="buckets for keys that are not later"):
         RelativeBias(torch.zeros(rows, 3), **options)

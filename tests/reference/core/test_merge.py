@@ -529,10 +529,10 @@ HIDING = Causal() & Documents(torch.zeros(S).int()), Blocks()
     >>> merge([q], [q[..., 0], q[..., 0]])
     ValueError: 1 outputs, 2 log-sum-exps
     >>> merge([q], [q[..., :1]])
-    ValueError: an output of shape (2, 6, 7, 5) beside a log-sum-exp of shape
+    ValueError: an output of shape (2, 6, 7, 5) with a log-sum-exp of shape
         (2, 6, 7, 1)
     >>> merge([q, q[:1]], [q[..., 0], q[:1, ..., 0]])
-    ValueError: the first output is of shape (2, 6, 7, 5)
+    ValueError: the first output has shape (2, 6, 7, 5)
     >>> split_kv(q, k, v, splits=0)
     ValueError: splits=0 must be at least 1
     >>> with_prefix(q, (k, v), k, v)
