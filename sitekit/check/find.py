@@ -24,7 +24,7 @@ QUESTIONS = re.compile(r"^::: questions$", re.MULTILINE)
 TREE = ROOT / "sitekit/drawn/find_your_bug.yml"
 ALL = Text(
     "See also [all {} mistakes with this symptom]({}).",
-    "这类症状[共有 {} 条]({})。",
+    "这一类[共收录 {} 个错误]({})。",
 )
 
 

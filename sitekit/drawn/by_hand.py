@@ -102,7 +102,8 @@ def heads(n_kv_heads: int) -> Iterator[Row]:
             text(outs[-1][0]),
         ]
     out = torch.cat(outs)
-    yield [Word("mixed"), "", "", "", "", text(out), text(out @ W_O)]
+    product = f"{text(out)} $W^O$ = {text(out @ W_O)}"
+    yield [Word("mixed"), "", "", "", "", "", product]
 
 
 def rotated() -> Iterator[Row]:

@@ -114,7 +114,7 @@ def latent() -> Iterator[Row]:
     yield _row("unsaid")
     _, width, rank = absorbed()[0].shape
     H = V3["n_heads"]
-    yield _row("wabs", f"`({H}, {width}, {rank})`: {width} = {R} + {Dr}")
+    yield _row("wabs", code((H, width, rank)), f"{width} = {R} + {Dr}")
     yield _row("destroyed")
     yield _row("rope_width", str(Dr), str(group.qk_nope_head_dim))
     yield _row("query")
@@ -147,8 +147,7 @@ def masked() -> Iterator[Row]:
     yield _row("triangle", code(upper.tolist()))
     seen = attnref.causal_mask(4)
     after = torch.full((4, 4), 0.25) * seen
-    sums = ", ".join(f"{row:g}" for row in after.sum(-1).tolist())
-    yield _row("after", sums)
+    yield _row("after", *(f"{row:g}" for row in after.sum(-1).tolist()))
     times = torch.softmax(torch.ones(4) * seen[0], -1)
     yield _row("times", f"{times[~seen[0]].sum():.0%}")
     far = torch.tensor(-1e9)
@@ -171,7 +170,7 @@ def masked() -> Iterator[Row]:
     yield _row("window", str(last), str(3 + 1))
     large = torch.tensor([12.0, 0.0], dtype=torch.float16).exp()
     plain = (large / large.sum()).tolist()
-    yield _row("naive", f"`exp(12)` = {large[0]:g}, {plain}")
+    yield _row("naive", f"`exp(12)` = {large[0]:g}", str(plain))
     yield _row("approximate")
     wide, head = 512, 64
     ratio = sqrt(wide / head)
@@ -199,7 +198,7 @@ def coded() -> Iterator[Row]:
     transposed = torch.zeros(2, 3, 4).transpose(0, 1)
     assert not transposed.is_contiguous()
     to = tuple(transposed.view(3, 2, 2, 2).shape)
-    yield _row("view", f"{transposed.stride()}: `view{to}`")
+    yield _row("view", str(transposed.stride()), f"`view{to}`")
     yield _row("layout")
     every = mistakes.kills().values()
     unseen = sum(record["same_shape"] for record in every)

@@ -21,11 +21,13 @@ from sitekit.check.mistakes import kills
 from sitekit.drawing import svg
 from sitekit.drawing.plots import Plot
 from sitekit.drawn.compare import CACHED, LETTERS, picture, wires_of
-from sitekit.drawn.operations import H100
+from sitekit.drawn.operations import H100, VOCABULARY
 from sitekit.markdown.render import Row, Word
 
 LLAMA = find_model("llama-3.1-8b")
 TOKENS = LLAMA.max_context
+# What a step reads of them: of the embeddings, one row per token.
+WEIGHTS = weight_bytes(LLAMA) - 2 * VOCABULARY * 4096
 
 
 @cache
@@ -120,7 +122,7 @@ def _step(narrow: bool, slowed: int) -> str:
     marks.append(text("axis end", width if narrow else right + 18, 10, "{new}"))
     marks.append(RULE.format(left, right))
     every = {n: (kv_bytes(m, TOKENS), _parts(m)) for n, m in four().items()}
-    every["{weights}"] = weight_bytes(LLAMA), {"weights": 1}
+    every["{weights}"] = WEIGHTS, {"weights": 1}
     for name, (read, parts) in every.items():
         high, whole = read / TOKENS / scale, sum(parts.values())
         row = high if narrow else max(high, 30)
@@ -159,9 +161,8 @@ def step(*, slowed: int) -> Plot:
         held = " + ".join(f"{LETTERS[k]} {n:,}" for k, n in parts.items())
         ms = f"{1e3 * read / H100.bandwidth:.3g}"
         rows.append([name, held, size(kv_bytes(model, 1)), size(read), ms])
-    read = weight_bytes(LLAMA)
-    ms = f"{1e3 * read / H100.bandwidth:.3g}"
-    rows.append([Word("weights"), "–", "–", size(read), ms])
+    ms = f"{1e3 * WEIGHTS / H100.bandwidth:.3g}"
+    rows.append([Word("weights"), "–", "–", size(WEIGHTS), ms])
     return Plot(_step(False, slowed), _step(True, slowed), rows)
 
 

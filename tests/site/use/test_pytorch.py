@@ -617,6 +617,7 @@ def refusals():
     yield lambda: F.scaled_dot_product_attention(
         x, x, x, attn_mask=torch.ones(5, 5).long()
     )
+    yield lambda: F.scaled_dot_product_attention(x, x, x.bfloat16())
 
 
 def tables(language):
@@ -643,6 +644,10 @@ def test_refused(process_group):
             kind, quoted = (cell.strip("`") for cell in row[1:])
             assert quoted in str(error.value), row
             assert type(error.value).__name__ == kind, row
+    x = torch.randn(3, 2, 5, 16)
+    with torch.autocast("cpu", torch.bfloat16):  # casts all three
+        out = F.scaled_dot_product_attention(x, x, x.bfloat16())
+    assert out.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -52,6 +52,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
+from attnref import causal_mask
 from attnref.layers import mla
 from sitekit import ROOT
 from sitekit.drawn.transformers import ORACLES
@@ -593,7 +594,8 @@ def tuned(
 ) -> list[float]:
     """Next-token losses while the trainable weights of `model` are trained."""
     tokens, real = batch["input_ids"], batch["attention_mask"].bool()
-    wanted = tokens[:, 1:].masked_fill(~real[:, :-1], -100)
+    both = real[:, :-1] & real[:, 1:]  # neither is a pad
+    wanted = tokens[:, 1:].masked_fill(~both, -100)
     weights = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=0.01)
     losses = []
@@ -648,6 +650,21 @@ def test_adapters_of_peft_are_trained_and_merged():
     untuned = decoder_of(theirs.config).eval()
     untuned.load_state_dict(weights_of(theirs))
     assert not torch.equal(greedy(untuned, batch["input_ids"], 20), adapted)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_stands_at_a_pad_changes_no_loss(side):
+    theirs, real = downloaded("llama"), torch.ones(3, 9, dtype=torch.bool)
+    real[0, :4] = real[1, :1] = False
+    real = real if side == "left" else real.flip(1)
+    tokens, losses = torch.randint(3, 100, (3, 9)), []
+    for noise in 7, 50:
+        model = decoder_of(theirs.config)
+        model.load_state_dict(weights_of(theirs))
+        padded = tokens.masked_fill(~real, noise)
+        batch = {"input_ids": padded, "attention_mask": real}
+        losses += tuned(model, batch, steps=1)
+    assert abs(losses[0] - losses[1]) < 1e-5
 
 
 def test_adapters_on_kv_b_proj_are_trained_and_merged():
@@ -852,6 +869,125 @@ def test_a_llama_with_our_attention_gives_its_own_logits_and_tokens():
     assert called == {0, 1}  # or else `eager` was compared with itself
     # --8<-- [end:replaced]
     assert len(ours[:, 9:].unique()) > 12
+
+
+def test_packed_documents_are_kept_apart_only_without_a_cache():
+    # --8<-- [start:packed]
+    tokens = torch.randint(3, 100, (3, 11))  # two documents per row, 6 and 5
+    starts = torch.tensor([[*range(6), *range(5)]]).expand(3, -1)
+    ones = torch.ones_like(tokens)
+    for implementation in ("eager", "sdpa"):
+        model = downloaded("llama")
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            second = model(tokens[:, 6:]).logits  # in a row without the first
+            packed = [
+                model(tokens, position_ids=starts, **options).logits[:, 6:]
+                for options in (
+                    {"use_cache": False},
+                    {},  # with a cache, the default
+                    {"use_cache": False, "attention_mask": ones},
+                )
+            ]
+        errors = [(p - second).abs().max() / second.abs().max() for p in packed]
+        assert errors[0] < 1e-5  # right
+        assert min(errors[1:]) > 1  # the documents see each other
+    # --8<-- [end:packed]
+
+
+def recurrent(kind):
+    """A model whose layers take turns: recurrent, full attention."""
+    sizes = {
+        "qwen3_next": {
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        "minimax": {"num_local_experts": 2, "num_experts_per_tok": 1},
+        "lfm2": {},
+    }
+    first = "conv" if kind == "lfm2" else "linear_attention"
+    return downloaded(
+        kind, layer_types=[first, "full_attention"], **sizes[kind]
+    )
+
+
+RAGGED = [[5, 1, 7], [2, 8, 3], [1, 1, 11]]  # the tokens of each document
+IDS = torch.tensor(
+    [[n for n, long in enumerate(row) for _ in range(long)] for row in RAGGED]
+)
+
+
+@torch.no_grad()
+def leaked(model, attention_mask=None, **options):
+    """By how much the last document of a row differs from a row of its own."""
+    tokens = torch.randint(3, 100, (3, 13))
+    starts = [[n for long in row for n in range(long)] for row in RAGGED]
+    logits = model(
+        tokens,
+        position_ids=torch.tensor(starts),
+        attention_mask=attention_mask,
+        **options,
+    ).logits
+    return max(
+        relative_error(
+            logits[n, -row[-1] :],
+            model(tokens[[n], -row[-1] :], use_cache=False).logits[0],
+        )
+        for n, row in enumerate(RAGGED)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3"])
+@pytest.mark.parametrize("way", ["eager", "sdpa", "attnref"])
+def test_what_the_page_says_of_packed_documents(kind, dtype, way):
+    model = downloaded(kind).to(dtype)
+    model.set_attn_implementation(way)
+    small = 1e-5 if dtype == torch.float32 else 0.04
+    assert leaked(model, use_cache=False) < small
+    assert leaked(model) > 0.2
+    assert leaked(model.train()) > 0.2
+    same = IDS[:, :, None] == IDS[:, None]
+    apart = causal_mask(13, 13) & same[:, None]
+    added = torch.zeros(3, 1, 13, 13, dtype=dtype).masked_fill(
+        ~apart, -torch.inf
+    )
+    model.eval()
+    if way == "eager":  # adds 1 to the scores of what may be seen
+        assert leaked(model, apart) > 0.1
+    else:
+        assert leaked(model, apart) < small
+    if way != "attnref":
+        assert leaked(model, added) < small
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "minimax", "lfm2"])
+def test_states_go_on_from_one_packed_document_to_the_next(kind):
+    model = recurrent(kind)
+    assert leaked(model, use_cache=False) > 0.2
+    if kind == "minimax":  # reads no `seq_idx`, without a word
+        assert leaked(model, use_cache=False, seq_idx=IDS.int()) > 0.2
+    else:
+        with pytest.raises(
+            ValueError, match="can't keep packed sequences apart"
+        ):
+            leaked(model, use_cache=False, seq_idx=IDS.int())
+
+
+def test_weights_are_returned_by_eager_only():
+    model, tokens = downloaded("llama"), torch.randint(3, 100, (3, 11))
+    shapes = {}
+    for way in ("sdpa", "eager"):
+        model.set_attn_implementation(way)
+        weights = model(tokens, output_attentions=True).attentions
+        shapes[way] = [w.shape for w in weights]
+    assert shapes == {"sdpa": [], "eager": [(3, 4, 11, 11)] * 2}
 
 
 # --8<-- [start:inside]
