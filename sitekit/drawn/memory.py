@@ -564,7 +564,11 @@ def numbers() -> dict[str, object]:
     widths = {name.key: n for name, _, n in claims() if isinstance(name, Word)}
     (indexed,) = find_model("deepseek-v3.2").groups
     entry = 512 + 64
+    v3 = kv_bytes(find_model("deepseek-v3"), 1)
     return _of_log() | {
+        "v3_bytes": v3,
+        "with_draft": v3 + 2 * entry,
+        "draft_share": 2 * entry / v3,
         "sequence": size(sequence),
         "in_gb": sequence / 1e9,
         "times_flash": kv_bytes(find_model("llama-2-7b"), 131_072)
