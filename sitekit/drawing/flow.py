@@ -235,13 +235,12 @@ def _box(
     )
 
 
-def rows(traced: Traced) -> list[Row]:
+def rows(traced: Traced, comma: str) -> list[Row]:
     """What is drawn, as a table."""
     result: list[Row] = []
     for node in traced.nodes:
-        made = dict.fromkeys([n.name for n in node.inputs])
-        steps = dict.fromkeys(word for _, word in node.steps)
-        sources = ", ".join(f"`{word}`" for word in [*made, *steps])
+        made = [n.name for n in node.inputs] + [word for _, word in node.steps]
+        sources = comma.join(f"`{word}`" for word in dict.fromkeys(made))
         cells = node.name, node.letters, str(node.shape)
         result.append([*(f"`{cell}`" for cell in cells), sources])
     return result

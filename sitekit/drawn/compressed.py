@@ -1,6 +1,6 @@
 """DeepSeek-V4: what a query sees, step by step, and what its layers cost."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from attnref.released.specs import find_model
 from sitekit.drawing import steps
 from sitekit.drawing.steps import Frame, Steps
 from sitekit.drawn.mla import V3
-from sitekit.markdown.render import Row, Word
+from sitekit.markdown.render import Cell, Row, Word
 
 W, RATE, TOPK = 4, 4, 2
 LENGTHS = (4096, 131_072, 1_048_576)
@@ -114,7 +114,7 @@ def _read(name: str, cost: Cost, tokens: int) -> int:
     return int(keys) + tokens // ratio * index
 
 
-def _rows(cells: dict[str, list[str]]) -> Iterator[Row]:
+def _rows(cells: Mapping[str, Sequence[Cell]]) -> Iterator[Row]:
     for name, row in cells.items():
         yield [Word(name), *row]
 
@@ -130,12 +130,12 @@ def stored() -> Iterator[Row]:
 
 def step() -> Iterator[Row]:
     """Bytes that a decode step reads of the cache, and products with it."""
-    cells: dict[str, list[str]] = {}
+    cells: dict[str, list[list[str]]] = {}
     for tokens in LENGTHS:
         for name, cost in _costs(tokens - 1):
             read = size(2 * _read(name, cost, tokens))
             flops = (cost.scores + cost.values) / 1e6
-            cells.setdefault(name, []).append(f"{read}, {flops:,.0f}")
+            cells.setdefault(name, []).append([read, f"{flops:,.0f}"])
     yield from _rows(cells)
 
 

@@ -120,6 +120,7 @@ def numbers() -> dict[str, object]:
     """What the text says of Llama-3.1-8B, and of its thousandth token."""
     model, layer = find_model("llama-3.1-8b"), LLAMA | {"n_kv_heads": 8}
     first, last = (attention_cost(**layer, past=past) for past in (0, 999))
+    afresh = attention_cost(**layer, new=1000)
     # Of the whole model: each token of the cache has 4 FLOPs per query head
     # and element of it, and layer.
     flops = [READ + 32 * 4 * 4096 * n for n in (1, 1000)]
@@ -128,6 +129,7 @@ def numbers() -> dict[str, object]:
         "of_a_token": size(kv_bytes(model, 1)),
         "whole": size(kv_bytes(model, 131_072)),
         "last": last.flops / first.flops,
+        "without": afresh.flops / first.flops,
         "weights": size(2 * first.parameters),
         "cache": 2 * last.cached / 2**20,
         "bytes": last.bytes_read() / first.bytes_read(),

@@ -119,7 +119,7 @@ def empty_rows() -> Iterator[Row]:
     by_hand = (heads @ heads.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
     recorded = oracles()["empty"]
     outs = {
-        "`torch.softmax`, `masked_fill(-inf)`": by_hand,
+        "`masked_fill(-inf).softmax(-1)`": by_hand,
         **{
             f"`F.scaled_dot_product_attention`, `{how}`": fused(given)
             for how, given in masks.items()

@@ -188,17 +188,17 @@ def machine() -> Iterator[Row]:
     for name in ("processor", "cores"):
         yield [Word(name), str(record[name])]
     named = ("python", "torch", "transformers", "x-transformers")
-    yield [Word("versions"), ", ".join(f"{n} {record[n]}" for n in named)]
+    yield [Word("versions"), [f"{n} {record[n]}" for n in named]]
     for dtype in ("float32", "bfloat16"):
         probes = sizes("decode")[f"{dtype}, MHA, 32768"]["probes"]
         rates = [digits(probes[unit][1]) for unit in ("GB/s", "GFLOP/s")]
-        yield [Word(dtype), f"{rates[0]} GB/s, {rates[1]} GFLOP/s"]
+        yield [Word(dtype), [f"{rates[0]} GB/s", f"{rates[1]} GFLOP/s"]]
     each = spreads()
     shares = (each[int(share * len(each))] for share in (0.5, 0.9))
-    yield [Word("spread"), ", ".join(f"{100 * x:.2g}%" for x in shares)]
+    yield [Word("spread"), [f"{100 * x:.2g}%" for x in shares]]
     dates = sorted(case["date"] for case in cases)
     ends = dict.fromkeys((dates[0], dates[-1]))
-    yield [Word("date"), "–".join(ends)]
+    yield [Word("date"), [*ends]]
 
 
 def variants(dtype: str, tokens: int) -> Iterator[Row]:

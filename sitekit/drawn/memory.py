@@ -415,7 +415,7 @@ def per_request(length: int, batched: int) -> int:
 class Case(NamedTuple):
     model: str
     engine: str
-    printed: str
+    printed: str  # the numbers in what it printed
     ours: str
     why: str  # a word of the page
     url: str
@@ -444,7 +444,7 @@ def log_cases() -> list[Case]:
         Case(
             oss.name,
             "vLLM",
-            "78,384 tokens in 5.38 GiB",
+            "78,384 5.38",
             size(kv_bytes(reserved(oss), 78_384)),
             "windows",
             "https://github.com/alvarobartt/hf-mem/issues/60",
@@ -452,7 +452,7 @@ def log_cases() -> list[Case]:
         Case(
             qwen.name,
             "SGLang, TP 4",
-            "367,404 tokens: 8.23 + 8.23 GB",
+            "367,404 8.23 8.23",
             size(kv_bytes(qwen, 367_404, **split)),
             "exact",
             f"{VLLM}/issues/21348",
@@ -460,15 +460,15 @@ def log_cases() -> list[Case]:
         Case(
             qwen.name,
             "vLLM, TP 4",
-            "178,880 tokens in 8.11 GiB",
+            "178,880 8.11",
             size(kv_bytes(qwen, 178_880, **split)),
             "workers",
             f"{VLLM}/issues/21348",
         ),
         Case(
-            f"{moe.name}?",
+            moe.name,
             "vLLM, FP8",
-            "221,000 tokens need 10.12 GiB",
+            "221,000 10.12",
             size(kv_bytes(moe, 221_000, dtype="fp8")),
             "unnamed",
             f"{VLLM}/issues/25350",
@@ -476,7 +476,7 @@ def log_cases() -> list[Case]:
         Case(
             small.name,
             "vLLM 0.19.0",
-            "290,864 tokens; 33.04x for 32,768",
+            "290,864 33.04 32,768",
             f"{both.tokens:,}; {both.concurrency:.2f}",
             "groups",
             f"{VLLM}/issues/40691",
@@ -484,7 +484,7 @@ def log_cases() -> list[Case]:
         Case(
             "OLMo 3 7B",
             "vLLM",
-            "23.73x for 6,144, 11.12x for 34,048: 2.134",
+            "23.73 6,144 11.12 34,048 2.134",
             f"{longer / shorter:.3f}",
             "ratio",
             f"{VLLM}/pull/29796",
@@ -492,7 +492,7 @@ def log_cases() -> list[Case]:
         Case(
             flash.name,
             "vLLM 0.26.0",
-            "1,009,661 tokens; 1.11x for 912,128",
+            "1,009,661 1.11 912,128",
             f"{1_009_661 / 912_128:.2f}",
             "product",
             f"{VLLM}/issues/51041",
@@ -500,7 +500,7 @@ def log_cases() -> list[Case]:
         Case(
             flash.name,
             "vLLM, NVFP4",
-            "about 3,300 B + 3.2 GB / length",
+            "3,300 3.2",
             f"{float(growth(flash, dtype='shipped').later):,.0f} B",
             "fitted",
             "https://github.com/tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark"
@@ -509,7 +509,7 @@ def log_cases() -> list[Case]:
         Case(
             glm.name,
             "vLLM, fp8_ds_mla",
-            "54,728 B per token",
+            "54,728",
             f"{int(growth(sparse, dtype='shipped').later):,} + {draft:,} B",
             "draft",
             "https://github.com/local-inference-lab/vllm/pull/82",
@@ -517,7 +517,7 @@ def log_cases() -> list[Case]:
         Case(
             "GLM-5.3-Flash",
             "vLLM, TP 2",
-            "12 tokens: 32.9% of 457,880; blocks of 7,808",
+            "12 32.9 457,880 7,808",
             f"{0.329 * 457_880 / 7808:.1f}",
             "open",
             f"{VLLM}/issues/54458",
@@ -529,9 +529,11 @@ def log() -> Iterator[Row]:
     for case in log_cases():
         where = case.url.rsplit("/", 1)[1]
         yield [
-            case.model,
+            Word("guess", (case.model,))
+            if case.why == "unnamed"
+            else case.model,
             case.engine,
-            case.printed,
+            Word(f"printed_{case.why}", tuple(case.printed.split())),
             case.ours,
             Word(case.why),
             f"[#{where}]({case.url})",
@@ -562,7 +564,11 @@ def numbers() -> dict[str, object]:
     widths = {name.key: n for name, _, n in claims() if isinstance(name, Word)}
     (indexed,) = find_model("deepseek-v3.2").groups
     entry = 512 + 64
+    v3 = kv_bytes(find_model("deepseek-v3"), 1)
     return _of_log() | {
+        "v3_bytes": v3,
+        "with_draft": v3 + 2 * entry,
+        "draft_share": 2 * entry / v3,
         "sequence": size(sequence),
         "in_gb": sequence / 1e9,
         "times_flash": kv_bytes(find_model("llama-2-7b"), 131_072)

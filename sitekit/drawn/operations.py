@@ -117,6 +117,7 @@ def numbers() -> dict[str, object]:
     one_by_one = [float(ms) for ms in _step(1024, 480, H100)[0]]
     weights, multiply, caches, attend, at_once = one_by_one
     return _of_variants() | {
+        "ridge": ridge,
         "busy": int(ridge) + 1,
         "busy_h20": int(H20.ridge) + 1,
         "ridge_h20": H20.ridge,

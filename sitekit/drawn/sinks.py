@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import attnref
+from attnref.plain.rope import rope
 from attnref.plain.sinks import streaming_mask, streaming_positions
 from sitekit.markdown.render import Row, Word
 
@@ -105,3 +106,19 @@ def two_positions() -> Iterator[Row]:
             str(len(kept) - 1),
             far(*outs),
         ]
+
+
+def numbers() -> dict[str, object]:
+    """How far bfloat16 keys are off after one move by 500, and a hundred by
+    5, relative to the largest element."""
+    torch.manual_seed(0)
+    keys = torch.randn(1, 8, 64, WIDTH).bfloat16()
+    want = rope(keys.float(), torch.full((64,), -500), THETA)
+    result: dict[str, object] = {}
+    for name, moves in ("once", 1), ("often", 100):
+        moved = keys
+        for _ in range(moves):
+            moved = rope(moved, torch.full((64,), -500 // moves), THETA)
+        off = (moved.float() - want).abs().max() / want.abs().max()
+        result[name] = off.item()
+    return result

@@ -137,7 +137,8 @@ def flow(
         traced, facts = _traced(**panel)
         title = fence.filled(str(panel["title"]), facts)
         drawn.append(flows.draw(traced, title)._asdict())
-        tables.append((title, flows.rows(traced)))
+        comma = {"en": ", ", "zh": "、"}[fence.language]
+        tables.append((title, flows.rows(traced, comma)))
     caption = fence.filled(caption, facts)
     html = render(
         "flow",

@@ -23,7 +23,7 @@ def numbers(text):
         ("gpt-oss-120b", "windows", 0.001),
         ("Qwen3-235B-A22B", "exact", 0.001),
         ("Qwen3-235B-A22B", "workers", 0.012),
-        ("Qwen3-30B-A3B?", "unnamed", 0.0005),
+        ("Qwen3-30B-A3B", "unnamed", 0.0005),
         ("OLMo 3 7B", "ratio", 0.001),
         ("DeepSeek-V4-Flash", "product", 0.001),
         ("DeepSeek-V4-Flash", "fitted", 0.07),

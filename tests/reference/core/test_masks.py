@@ -226,6 +226,35 @@ def test_a_prefix_is_seen_by_all():
     # --8<-- [end:prefix]
 
 
+def test_tokens_of_one_image_see_each_other():
+    # --8<-- [start:images]
+    from attnref import KVCache, MultiHeadAttention
+
+    image = torch.tensor([[-1, 0, 0, -1, 1, 1, 1]])  # -1: text
+    same = (image[:, :, None] == image[:, None]) & (image >= 0)[:, None]
+    mask = causal_mask(7) | same[:, None]  # (B, 1, T, T)
+    assert mask[0, 0].int().tolist()[3:6] == [
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1, 1, 1],
+    ]
+    layer = MultiHeadAttention(d_model=16, n_heads=2, causal=False)
+    x, cache = torch.randn(1, 7, 16), KVCache(7)
+    with torch.no_grad():
+        whole = layer(x, mask=mask)
+        first = layer(x[:, :4], mask=mask[..., :4, :4], cache=cache)
+        rest = layer(x[:, 4:], mask=mask[..., 4:, :], cache=cache)
+    torch.testing.assert_close(torch.cat((first, rest), dim=1), whole)
+    # --8<-- [end:images]
+    with torch.no_grad():  # a border within the second image
+        cache.reset()
+        layer(x[:, :5], mask=mask[..., :5, :5], cache=cache)
+        cut = layer(x[:, 5:], mask=mask[..., 5:, :], cache=cache)
+        torch.testing.assert_close(cut, whole[:, 5:])
+        early = layer(x[:, :5], mask=mask[..., :5, :5])
+    assert (early - whole[:, :5]).abs().max() > 0.01 * whole.abs().max()
+
+
 def test_packed_documents_are_computed_as_if_alone():
     # --8<-- [start:documents]
     from attnref import sdpa

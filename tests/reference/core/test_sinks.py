@@ -50,6 +50,16 @@ def test_a_sink_is_added_once_after_a_merge():
     # --8<-- [end:once]
 
 
+def test_a_key_that_was_rotated_can_be_moved():
+    # --8<-- [start:moved]
+    from attnref.plain.rope import rope
+
+    keys, at = torch.randn(3, 2, 5, 16).double(), torch.arange(5) + 3000
+    moved = rope(rope(keys, at), torch.full((5,), -7))
+    torch.testing.assert_close(moved, rope(keys, at - 7))
+    # --8<-- [end:moved]
+
+
 def test_positions_inside_the_cache_are_not_the_true_ones():
     # --8<-- [start:streaming]
     from attnref import Rope, rotate, sdpa

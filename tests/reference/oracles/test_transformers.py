@@ -4,13 +4,17 @@ All in float32, as transformers computes its RoPE tables and norms; where a
 test runs in float64, its layers are given exact tables.
 """
 
+from functools import partial
 from itertools import cycle, product
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, ModernBertConfig, Qwen3VLConfig
 from transformers import masking_utils as theirs
+from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 from attnref import (
     Causal,
@@ -20,6 +24,7 @@ from attnref import (
     RuleMask,
     Window,
     apply_rope,
+    causal_mask,
     greedy,
     padding_mask,
     rope_rows,
@@ -310,3 +315,54 @@ def test_rules_are_the_mask_functions_of_transformers():
     for wrong in 2, 4:
         want = theirs.sliding_window_causal_mask_function(wrong)(*at, i, j)
         assert not torch.equal(RuleMask(Window(3), T, S, S - T).dense(), want)
+
+
+def test_masks_that_look_ahead_are_those_that_pages_say():
+    """Within an image, as in Gemma 3; in a window both ways, as in
+    ModernBERT."""
+    types = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1, 0], [1] * 4 + [0] * 5])
+    image = gemma3.get_block_sequence_ids_for_mask(types)
+    T = types.shape[1]
+    i, j = torch.arange(T)[:, None], torch.arange(T)
+    same = (image[:, :, None] == image[:, None]) & (image >= 0)[:, None]
+    row = torch.arange(2)[:, None, None, None], torch.tensor(0)
+    both = theirs.or_masks(
+        theirs.causal_mask_function, theirs.blockwise_overlay(image)
+    )
+    ours = causal_mask(T) | same[:, None]
+    assert torch.equal(ours, both(*row, i, j))
+    assert not torch.equal(ours, causal_mask(T).expand_as(ours))
+    half = ModernBertConfig(local_attention=8).sliding_window
+    window = theirs.sliding_window_bidirectional_overlay(half)(*row, i, j)
+    assert torch.equal((j - i).abs() <= 4, window.squeeze())
+    assert ModernBertConfig().sliding_window == 64
+
+
+def test_positions_of_an_image_are_those_that_the_page_says():
+    """Four tokens of text, an image of 2 x 3, and two more of text."""
+    types = torch.tensor([[0] * 4 + [1] * 6 + [0] * 2])
+    config = Qwen3VLConfig()
+    asked = SimpleNamespace(
+        config=config,
+        get_vision_position_ids=partial(
+            qwen3_vl.Qwen3VLModel.get_vision_position_ids, None
+        ),
+    )
+    merged = config.vision_config.spatial_merge_size
+    grid = torch.tensor([[1, 2 * merged, 3 * merged]])
+    positions, delta = qwen3_vl.Qwen3VLModel.get_rope_index(
+        asked, types, types, image_grid_thw=grid
+    )
+    text, rest = [0, 1, 2, 3], [7, 8]
+    assert positions[:, 0].tolist() == [
+        [*text, 4, 4, 4, 4, 4, 4, *rest],
+        [*text, 4, 4, 4, 5, 5, 5, *rest],
+        [*text, 4, 5, 6, 4, 5, 6, *rest],
+    ]
+    assert delta.item() == -3 and types.shape[1] + delta.item() == 9
+    # Which axis turns each of 64 pairs: time 0, rows 1, columns 2.
+    axes = torch.arange(3.0)[:, None, None, None].expand(3, 1, 1, 64)
+    turned = SimpleNamespace(mrope_section=[24, 20, 20])
+    rotary = qwen3_vl.Qwen3VLTextRotaryEmbedding
+    pairs = rotary.recomposition_frequencies(turned, axes.clone())
+    assert pairs[0, 0, :64].tolist() == [0, 1, 2] * 20 + [0] * 4
