@@ -241,6 +241,7 @@ def test_the_math_font_has_every_character_of_every_formula(html_pages):
         for c in sorted(drawn_in(Reader(path).math) - known)
     ]
     assert lacks == []
+    assert ord("√") in known  # <msqrt> draws it: no formula has it as text
     assert "MATH" in TTFont(fonts / "stix-two-math.woff2")
 
 
