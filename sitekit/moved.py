@@ -35,6 +35,7 @@ MOVED: dict[str, str] = {
     "core/rope#yarn": "core/scaling#yarn",
     "core/flash#shapes": "core/flash#tiles",
     "layers/cross#shapes": "layers/cross#cross",
+    "layers/mla#history": "layers/mla#sources",
     "layers/mqa#loop": "layers/mqa#code",
     "numbers/measured#backward": "numbers/measured#prefill",
     "numbers/measured#goals": "numbers/measured#how",
