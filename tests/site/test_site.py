@@ -176,8 +176,10 @@ def test_a_download_says_where_it_is_from(site, published):
             for root in ("", "zh/"):
                 page = published.folder / root / "layers/gqa/index.html"
                 text = page.read_text(encoding="utf-8")
-                size = r'download>gqa\.py</a>\s*<span class="size">(\d+) '
-                assert re.findall(size, text)[1:] == [str(len(plain) + 1)]
+                (size,) = re.findall(
+                    r"download>\D+([\d,]+) (?:lines|行)<", text
+                )
+                assert size == f"{len(plain) + 1:,}"
 
 
 @pytest.mark.audit
