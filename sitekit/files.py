@@ -69,12 +69,6 @@ class Whole(NamedTuple):
         return Path(self.source).name
 
     @property
-    def adds(self) -> list[str]:
-        """The files of the package that it holds beside its own."""
-        others = dict.fromkeys(Path(source).stem for source, _ in self.contents)
-        return [x for x in others if x != Path(self.source).stem]
-
-    @property
     def lines(self) -> int:
         return len(self.text.splitlines())
 
@@ -388,7 +382,7 @@ def _with_bars(html: str, here: Here) -> str:
         first[match[1]] = at
     for source, at in reversed(first.items()):
         if whole := everything().get(source):
-            html = f"{html[:at]}{_bar(whole, here)}\n{html[at:]}"
+            html = f"{html[:at]}{_bar(whole, here, first)}\n{html[at:]}"
     return html
 
 
@@ -406,10 +400,12 @@ def _linked(
     return html if again else html.replace("<div", f'<div id="{block.id}"', 1)
 
 
-def _bar(whole: Whole, here: Here) -> str:
-    """Where the whole file is, and on the page that explains it what it
-    holds."""
+def _bar(whole: Whole, here: Here, shown: Iterable[str]) -> str:
+    """Where a file is explained, or on that page how it is downloaded and what
+    it holds. A plain form of the files shown leads to its full one too."""
     own, other = here.site.where.home(whole.source), other_form(whole)
+    twice = other and "plain/" in other.name and other.source in shown
+    downloads = [] if twice else [each for each in (whole, other) if each]
     contents: dict[str, list[tuple[str, str]]] = {}
     for source, name in reversed(whole.contents):  # its own come last
         block = here.site.where.block_of(source, name)
@@ -418,12 +414,10 @@ def _bar(whole: Whole, here: Here) -> str:
     return render(
         "file",
         whole=whole,
-        link=here.to_file(whole.name),
+        downloads=[(each, here.to_file(each.name)) for each in downloads],
         explained=here.to_page(own, whole.name) if own != here.page else "",
         title=here.name_of(own),
         contents=contents,
-        other=other,
-        other_link=here.to_file(other.name) if other else "",
         told=here.site.words,
     ).strip()
 

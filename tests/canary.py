@@ -45,7 +45,7 @@ PAGE_OF = dict(
         """
         caches=numbers/memory checks=layers/gqa convert=models/your-model
         families=models/your-model few=use/ship flex=core/flash fused=use/ship
-        inputs=layers/gqa loads=use/transformers parts=core/order
+        inputs=layers/gqa loads=use/transformers parts=core/biases
         plain=layers/gqa programs=use/project tokenizer=use/transformers
         recurrence=beyond/recurrent recurrent=beyond/recurrent
         torch=layers/gqa transformers=layers/gqa

@@ -19,8 +19,6 @@ from attnref.check.tasks import TASKS, stub
 from attnref.words import Text
 from sitekit.adapter import BuildError
 from sitekit.markdown import pages
-from sitekit.markdown.parity import twin
-from sitekit.nav import name_of
 
 LINE = re.compile(r"^::: exercise (.+)$", re.MULTILINE)
 PLACE = re.compile(
@@ -36,13 +34,13 @@ HINT = Text("Hints: what is checked", "提示：判分时看什么")
 CHECK = Text(
     "[Download the file](files:exercises/{name}.py) and fill it in: "
     "`attnref check {name} {name}.py` [checks it]({check}) and compares it "
-    "with {n} known mistakes: {pages}. "
+    "with [{n} known mistakes]({mistakes}). "
     "A solution: [`{file}`]({solution}){aside}.",
     "[下载这个文件](files:exercises/{name}.py)，填好之后，"
-    "`attnref check {name} {name}.py` 会[检查]({check})它，并与 {n} "
-    "个已知错误逐一对照：{pages}。正确的代码：[`{file}`]({solution}){aside}。",
+    "`attnref check {name} {name}.py` 会[检查]({check})它，并与 "
+    "[{n} 个已知错误]({mistakes})逐一对照。"
+    "正确的代码：[`{file}`]({solution}){aside}。",
 )
-AND = Text(", ", "、")
 ROTATES = Text(", with RoPE", "（带 RoPE）")
 
 
@@ -98,10 +96,7 @@ def _exercise(
         name=name,
         check=link("mistakes/check"),
         n=known.total(),
-        pages=getattr(AND, language).join(
-            f"[{_title(page, language)}]({link(page)})"
-            for page, _ in known.most_common()
-        ),
+        mistakes=link(known.most_common(1)[0][0]),
         file=file,
         solution=f"{link(stem) if stem else ''}#{id}",
         aside=getattr(ROTATES, language) if rotates else "",
@@ -147,10 +142,6 @@ def _known(name: str) -> Counter[str]:
         for mistake in held
         if mistake.id in ids
     )
-
-
-def _title(stem: str, language: str) -> str:
-    return name_of(pages.front_matter(twin(stem, language))["title"])
 
 
 def _solution(name: str, markdown: str, here: str) -> tuple[str, str, str]:

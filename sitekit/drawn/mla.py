@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 import attnref
+from attnref.numbers.cost import mla_cost
+from attnref.numbers.kv_memory import kv_bytes
+from attnref.released.specs import find_model
 from sitekit.markdown.render import Row, Word
 from sitekit.markdown.tables import code
 
@@ -74,13 +77,6 @@ def _sizes() -> dict[str, int]:
     return sizes | {"mla": _stored((1, 576))}
 
 
-def budget() -> Tensor:
-    """Elements per token per layer."""
-    return torch.tensor(
-        [_sizes()[name] for name in ("mha", "gqa8", "mla", "mqa")]
-    )
-
-
 def compared() -> Iterator[Row]:
     sizes: dict[str, float] = {**_sizes(), "gqa": 2.25 * _sizes()["mqa"]}
     sizes["expanded"] = _stored((128, 192), (128, 128))
@@ -101,8 +97,20 @@ def numbers() -> dict[str, object]:
     """What the text says of DeepSeek-V3, and of who compares with what."""
     sizes, H, R = _sizes(), V3["n_heads"], V3["kv_lora_rank"]
     _, new, six = (share for *_, share in claim())
+    token, of_mha = kv_bytes(find_model("deepseek-v3"), 1), H * (128 + 128)
+    expanded, absorbed = (
+        mla_cost(**V3, form=f) for f in ("expanded", "absorbed")
+    )
     return {
-        "of_heads": f"{H * (128 + 128):,}",
+        "of_heads": f"{of_mha:,}",
+        "of_mha": f"{of_mha:,}".replace(",", "{,}"),
+        "entry_bytes": 2 * absorbed.cached,
+        "layers": V3_LAYERS,
+        "token": token,
+        "times": 2 * of_mha * V3_LAYERS / token,
+        "products": f"{2 * R + 64:,}".replace(",", "{,}"),
+        "expanded_products": 192 + 128,
+        "larger": expanded.cached / absorbed.cached,
         "entry": sizes["mla"],
         "latent_products": R * (128 + 128) + 128 + 64 + 128,
         "absorbed_products": 2 * R + 64,

@@ -1,6 +1,7 @@
-"""The card at the foot of a page that explains: the letters of its shapes, and
-what a mask is. Both are read from the page of conventions. The letters' titles
-in code, where a pointer rests on them, are read from the card: attnref.js."""
+"""The card of a page that explains: the letters of its shapes, and what a mask
+is, both from the page of conventions. Where a pointer rests on a shape in code,
+attnref.js reads its letters from the card; without a pointer, on paper and
+without JavaScript, the card itself stands at the foot of the page."""
 
 import re
 

@@ -209,6 +209,11 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
                 assert title.startswith(leads.name) and len(title) > 15
     assert len(blocks) > 120
     full = defaultdict(int)
+    other_of = {
+        whole.name: other.name
+        for whole in files.everything().values()
+        if (other := files.other_form(whole))
+    }
     for path in PAGES:
         page = built(site, path)
         shown = [s.source for s in files.blocks_of(path)]
@@ -219,13 +224,20 @@ def test_every_caption_leads_to_the_file_and_every_bar_to_what_it_holds(site):
             if "/numbers/" not in s
         ]
         for name, bar in bars.items():
-            whole = site.folder / "files" / name
-            text = whole.read_text(encoding="utf-8")
-            download = re.search(r'<a class="download" href="([^"]+)"', bar)[1]
-            assert target(site, page, download) == (whole, "")
-            assert f"{len(text.splitlines())} " in bar
+            text = files.texts()[name]
             elsewhere = 'class="whole elsewhere"' in bar
-            assert (' class="take" ' in bar) != elsewhere
+            # One control on a page: its plain form, above, leads to the full.
+            forms = [name, other_of.get(name)]
+            if elsewhere or ("plain/" not in name and forms[1] in bars):
+                forms = []
+            controls = re.findall(r'<a class="download" href="([^"]+)"', bar)
+            assert [target(site, page, link) for link in controls] == [
+                (site.folder / "files" / form, "") for form in forms if form
+            ]
+            assert (' class="take" ' in bar) == bool(forms)
+            for form in filter(None, forms):
+                lines = len(files.texts()[form].splitlines())
+                assert f"{lines} " in bar or f"{lines:,} " in bar
             if elsewhere:
                 (back,) = (x for x in HREF.findall(bar) if "#" in x)
                 leads, at = target(site, page, back)

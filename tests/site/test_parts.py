@@ -6,7 +6,7 @@ import re
 import pytest
 
 from attnref.released.specs import find_model
-from sitekit.drawn import biases, order, recurrent, scaling, sinks, windows
+from sitekit.drawn import biases, recurrent, scaling, sinks, windows
 
 
 def cells(rows):
@@ -60,10 +60,10 @@ def test_each_mistake_changes_the_output():
 
 
 def test_which_model_has_which_step_and_what_exchanges_cost():
-    llama, *_, gated = order.steps_of_models().int().tolist()
+    llama, *_, gated = biases.steps_of_models().int().tolist()
     assert llama == [0, 1, 0, 0, 0, 1, 0, 0]
     assert gated == [1, 1, 0, 0, 0, 1, 0, 1]
-    *rows, bare = [float(row[1]) for row in cells(order.exchanges())]
+    *rows, bare = [float(row[1]) for row in cells(biases.exchanges())]
     assert rows.pop(4) == bare == 0  # the sink, which no mask hides
     assert len(rows) == 7 and min(rows) > 0.1
 
