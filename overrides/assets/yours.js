@@ -4,15 +4,17 @@
 "use strict";
 {
   const { $, $b, answer, counted, memory, Use } = python;
+  const [card] = cards;
   const { made } = entry;
-  const [form, sizes] = document.querySelectorAll(".yours form");
+  const form = document.querySelector(".yours form"), sizes = card.form;
   const known = (box) => JSON.parse(box.parentElement.querySelector("script").textContent);
   const { words, kinds, refusals } = known(form);
-  const { words: said, devices } = known(sizes);
+  const memoryPart = document.querySelector(".yours.memory");
+  const { words: said, devices } = known(memoryPart.firstElementChild);
   const language = document.documentElement.lang.slice(0, 2);
   const part = (name) => document.querySelector(`.yours.${name}`);
   const say = (box, text) => {
-    const place = box.parentElement.querySelector(".problems");
+    const place = box.querySelector(".problems");
     place.hidden = !text;
     place.textContent = text;
   };
@@ -77,7 +79,8 @@
   const code = bar.nextElementSibling.querySelector("code");
   const { turns } = JSON.parse(part("rope").querySelector("script").textContent);
   const unit = bar.querySelector(".size").textContent.replace(/^\d+/, "");
-  const results = [part("layers"), part("rope"), part("differs"), part("memory"), bar, bar.nextElementSibling];
+  const results = ["strip", "layers", "rope", "differs", "memory"].map(part);
+  results.push(card.box, bar, bar.nextElementSibling);
   let config = form.elements.config.defaultValue; // the last that was read
   let model = null; // its sizes, or why there are none, once they are asked for
   const told = $.from(words);
@@ -116,48 +119,43 @@
         // What is no JSON stays on the page.
       }
     }
-    for (const { name, value, defaultValue, options } of sizes.elements) {
-      const usual = options ? [...options].find((o) => o.defaultSelected)?.value : defaultValue;
-      if (value !== usual) page.searchParams.set(name, value);
-    }
+    card.keep(page);
     history.replaceState(null, "", page);
   };
 
-  const count = (name, most) => entry.count(sizes.elements[name].value, most);
-  const sized = () => {
+  const ranks = [...sizes.elements.ranks.options].map(({ value }) => BigInt(value));
+  const mib = $.dict(Object.entries(devices).map(([id, [n]]) => [id, BigInt(n)]));
+  // Its sizes and its card, or why there are none.
+  const sized = (text, whole) => {
     try {
-      return { sizes: counted(config) };
+      const sizes = counted(text);
+      return { sizes, card: $.plain(python.card(sizes, BigInt(whole), mib, ranks)) };
     } catch (error) {
-      return { error: refused(error, config) };
+      return { error: refused(error, text) };
     }
   };
   const weigh = () => {
-    const place = part("memory");
-    const boxes = [...place.querySelectorAll("ul, .scroll")];
-    model ??= sized();
-    for (const box of boxes) box.hidden = Boolean(model.error);
-    if (model.error) return say(sizes, model.error);
-    const { device, weights, cache } = sizes.elements;
-    const ranks = count("ranks", 10_000), tokens = count("tokens", 1e9);
-    sizes.elements.ranks.ariaInvalid = ranks ? null : "true";
-    sizes.elements.tokens.ariaInvalid = tokens ? null : "true";
-    for (const box of boxes) box.classList.toggle("stale", !ranks || !tokens);
-    if (!ranks || !tokens) return say(sizes, sizes.dataset.bad);
-    say(sizes, "");
+    const lines = memoryPart.querySelector("ul"), rows = memoryPart.querySelector(".scroll");
+    model ??= sized(config, 0);
+    lines.hidden = rows.hidden = Boolean(model.error);
+    say(memoryPart, model.error ?? "");
+    if (model.error) return;
+    const { device, weights, dtype, ranks } = sizes.elements;
     const [mib, bandwidth] = devices[device.value];
-    const use = $.call(Use, [BigInt(mib), bandwidth, ranks, weights.value, cache.value, tokens]);
-    const { said: sentences, rows } = $.plain(memory(model.sizes, use, pageWords));
-    list(place.querySelector("ul"), sentences);
-    table(place, rows, true);
+    const count = [ranks.value, card.tokens()].map(BigInt);
+    const use = $.call(Use, [BigInt(mib), bandwidth, count[0], weights.value, dtype.value, count[1]]);
+    const found = $.plain(memory(model.sizes, use, pageWords));
+    list(lines, found.said);
+    table(rows, found.rows, true);
   };
 
   const show = (found) => {
-    const layers = part("layers"), differs = part("differs"), rope = part("rope");
+    const layers = part("strip"), differs = part("differs"), rope = part("rope");
     strip(layers, found.letters);
     layers.querySelector("svg").ariaLabel = found.said;
-    layers.querySelector(".said code").textContent = found.family;
-    layers.querySelector(".said span").textContent = found.said;
-    table(layers, found.kinds);
+    layers.querySelector("code").textContent = found.family;
+    layers.querySelector("span").textContent = found.said;
+    table(part("layers"), found.kinds);
     rope.hidden = !found.curves.length; // ALiBi, or no positions at all
     rope.querySelector(".lines").replaceChildren(
       ...found.curves.flatMap(([scaled, plain]) => [path(plain, "plain"), path(scaled, "")]),
@@ -184,29 +182,29 @@
   let shown = tight(config);
   const read = () => {
     const text = form.elements.config.value, now = tight(text);
-    address();
-    if (now && now === shown) return;
-    let wrong = "", memoryOnly = false;
+    if (now && now === shown) return address();
+    let wrong = "", whole = 0;
     try {
-      show($.plain(answer(text, told, language)));
-      [config, model] = [text, null];
+      const found = $.plain(answer(text, told, language));
+      show(found);
+      whole = found.whole;
     } catch (error) {
       wrong = refused(error, text);
-      try {
-        // Sizes are known of more configs than code.
-        model = { sizes: counted(text) };
-        [config, memoryOnly] = [text, true];
-      } catch {
-        // The last result stays.
-      }
     }
+    // Sizes are known of more configs than code.
+    const found = sized(text, whole);
+    if (!wrong || found.sizes) [config, model] = [text, found];
+    if (found.card) card.take(found.card, form.elements.model.selectedOptions[0].text);
+    card.box.hidden = Boolean(model?.error);
     shown = wrong ? null : now;
-    say(form, wrong);
+    say(form.parentElement, wrong);
     form.elements.config.ariaInvalid = wrong ? "true" : null;
     for (const box of results) {
-      box.classList.toggle("stale", wrong && !(memoryOnly && box === part("memory")));
+      const counts = box === card.box || box === memoryPart;
+      box.classList.toggle("stale", wrong && !(counts && found.sizes));
     }
     weigh();
+    address();
   };
 
   // Once the reader pauses, and what was typed or chosen has been drawn.
@@ -217,7 +215,7 @@
   };
   addEventListener("pagehide", address); // of the last edit, for the way back
 
-  const pretty = (text) => text.replace(/^\{/, "{\n  ").replace(/\}$/, "\n}").replace(/, (?="\w+": )/g, ",\n  ");
+  const pretty = (text) => text.replace(/([{,])(?="\w+":)/g, "$1\n  ").replace(/(?<="\w+"):/g, ": ").replace(/\}$/, "\n}");
   const take = async (file) => {
     if (!file) return;
     form.elements.config.value = await file.text();
@@ -225,7 +223,6 @@
     later(20);
   };
   form.addEventListener("submit", (event) => event.preventDefault());
-  sizes.addEventListener("submit", (event) => event.preventDefault());
   form.elements.model.addEventListener("change", ({ target }) => {
     if (target.value) form.elements.config.value = pretty(configs[target.value]);
     later(20);
@@ -242,16 +239,10 @@
       event.preventDefault();
       take(event.dataTransfer.files[0]); // there is none before the drop
     });
-  sizes.addEventListener("input", () => {
-    weigh();
-    address();
-  });
+  sizes.addEventListener("input", weigh);
 
   // The state that an address carries.
   const { searchParams } = new URL(location);
-  for (const { name } of sizes.elements) {
-    if (searchParams.has(name)) sizes.elements[name].value = searchParams.get(name);
-  }
   if (searchParams.has("config")) {
     form.elements.config.value = searchParams.get("config");
     form.elements.model.value = "";

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnref.numbers.kv_memory import DTYPES
 from attnref.released import record
 from attnref.released.devices import devices
 from attnref.released.generate import source, sources
@@ -25,6 +24,7 @@ from sitekit.released.javascript import Table, bundle, of_table, string, strings
 from sitekit.released.jinja import of_templates
 
 FIRST = "qwen3-8b"
+RANKS = 1, 2, 4, 8, 16, 32
 BOUND = 2e-6  # of the relative error against transformers, which a test holds
 CHOSEN: dict[str, Any] = {
     "device": "h100",
@@ -33,7 +33,7 @@ CHOSEN: dict[str, Any] = {
     "cache": "bf16",
 }
 CHOSEN |= {"tokens": 32_768}
-SENTENCES = "token", "weighs", "uncounted", "fits", "none", "step"
+SENTENCES = "weighs", "uncounted", "fits", "none", "step"
 REFUSALS = (
     *("empty", "html", "place", "quotes"),
     *("comma", "json", "object", "unknown"),
@@ -56,9 +56,19 @@ def yours(
         facts["text"], facts["first"] = text(), FIRST
         facts["known"] = {"words": _words(language), "kinds": KINDS}
         facts["known"]["refusals"] = {name: own[name] for name in REFUSALS}
-    if part == "layers":
+    if part == "card":
         strip = drawn([(letter, False) for letter in data["letters"]])
-        facts |= {"strip": strip, "said": data, "head": head}
+        facts |= {"strip": strip, "said": data}
+        facts["card"] = models.card(
+            models.released()[FIRST].name,
+            told.counted(text()),
+            data["whole"],
+            language,
+            [*devices()],
+            RANKS,
+        )
+    if part == "layers":
+        facts |= {"said": data, "head": head}
     if part == "rope":
         facts |= {"curves": data["curves"], "label": own["label"]}
         facts["ticks"] = [
@@ -71,8 +81,6 @@ def yours(
     if part == "differs":
         facts["sentences"] = [inline(sentence) for sentence in data["differs"]]
     if part == "memory":
-        facts["devices"] = [(id, d.name) for id, d in devices().items()]
-        facts |= {"dtypes": [(n, n) for n in DTYPES], "chosen": CHOSEN}
         facts["found"] = told.memory(told.counted(text()), use(), own)
         facts["head"] = head
         facts["known"] = {
@@ -122,7 +130,7 @@ def written(config: dict[str, Any]) -> str:
 @cache
 def script() -> str:
     """assets/record.js: the record, the file and the numbers of a config."""
-    roots = ["answer", "counted", "memory", "Use"]
+    roots = ["answer", "counted", "card", "memory", "Use"]
     return bundle(
         [COUNT, *(("sitekit.released.told", name) for name in roots)],
         {

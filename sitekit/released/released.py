@@ -9,12 +9,11 @@ for the build, from the words of released.yml, both languages beside each other.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import unified_diff
 from functools import cache
-from html import escape
 from textwrap import dedent
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ from attnref.numbers.kv_memory import (
     kv_bytes,
     size,
     state_bytes,
-    weight_bytes,
 )
 from attnref.numbers.shapes import Model
 from attnref.released.configured import ConfiguredAttention
@@ -46,11 +44,12 @@ from attnref.released.specs import configs, models
 from sitekit import ROOT
 from sitekit.adapter import BuildError, get_relative_url
 from sitekit.markdown.calls import near
+from sitekit.markdown.render import render
+from sitekit.released import told
 from sitekit.released.told import (
     LENGTHS,
     NOT_TOLD,
     PARTS,
-    SHARE,
     composition,
     heads,
     letters,
@@ -69,11 +68,16 @@ cache = layer.cache(max_len=9)
 steps = [layer(new, cache=cache) for new in x.split((5, 1, 3), dim=1)]
 torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0, atol=1e-4)"""
 LINE = re.compile(r"^::: released ([\w.-]+)$", re.MULTILINE)
-USUAL = 131_072  # tokens
-FORMATS = "bf16", "fp8", "int4"
 DEVICES = "4090", "910b", "a100", "h100", "h200", "b200"
 RANKS = 1, 2, 4, 8
-BY_SIZE = "h100 1", "h100 2", "h100 4", "h100 8", "h200 8", "b200 8"
+# The words of a card.
+FACTS = {
+    "token": "of_token",
+    "cache": "of_text",
+    "times": "times",
+    "fits": "sequences",
+    "context": "context",
+}
 FEW = 11  # lines of a diff that need no fold
 UNSAID = {"window", "chunk"}  # their lines are those of masks and caches
 T, E, D = 24, 60, 16  # of the tiny layers: more tokens than any window
@@ -113,22 +117,8 @@ class Released(NamedTuple):
         return str(fields_of(self.config)["model_type"])
 
     @property
-    def attends(self) -> dict[int, AttentionRecord]:
-        """The layers with keys and values, those of a template too."""
-        own = mixers_of(fields_of(self.config))
-        return self.records or {
-            layer: AttentionRecord(
-                r.family,
-                r.kind,
-                r.d_model,
-                r.n_heads,
-                r.n_kv_heads or 1,
-                r.key_dim,
-                r.key_dim,
-                window=r.window,
-            )
-            for layer, r in own.items()
-        }
+    def attends(self) -> Mapping[int, AttentionRecord]:
+        return told.attending(fields_of(self.config), self.records)
 
     @property
     def layers(self) -> int:
@@ -329,110 +319,36 @@ def strip(model: Released, language: str) -> str:
     )
 
 
-class Held(NamedTuple):
-    """What a model keeps of texts of some lengths, and how many of them fit
-    into devices: by the weights' format, the device and the ranks."""
-
-    tokens: list[int]
-    cache: list[int]
-    heads: int  # bytes of a token, if all query heads had keys and values
-    fits: dict[str, list[int]]
-
-    @property
-    def usual(self) -> tuple[int, str]:
-        """The length and the device that the page shows first: the smallest
-        that holds the model."""
-        at = sum(n <= USUAL for n in self.tokens) - 1
-        ways = (f"{w} {d}" for w in FORMATS for d in BY_SIZE)
-        fits = [way for way in ways if self.fits and self.fits[way][at]]
-        return at, fits[0] if fits else f"{FORMATS[-1]} {BY_SIZE[-1]}"
-
-
-def held(model: Released) -> Held:
-    shape = model.model
-    most = max(shape.max_context, LENGTHS[0])
-    tokens = [n for n in (2**k for k in range(12, 21)) if n <= most]
-    cache = [kv_bytes(shape, n) for n in tokens]
-    heads = sum(
-        2 * r.n_heads * (r.head_dim + r.v_head_dim)
-        for r in model.attends.values()
-    )
-    fits = {}
-    for ranks in RANKS if shape.params else ():
-        each = [kv_bytes(shape, n, ranks=ranks) for n in tokens]
-        for weights in FORMATS:
-            own = weight_bytes(shape, weights, ranks=ranks)
-            for id in DEVICES:
-                room = int(devices()[id].mib * 2**20 * SHARE) - own
-                fits[f"{weights} {id} {ranks}"] = [
-                    max(room // one, 0) for one in each
-                ]
-    return Held(tokens, cache, heads, fits)
-
-
-def card(model: Released, language: str) -> str:
+def card(
+    title: str,
+    model: Model,
+    whole: int,
+    language: str,
+    kinds: Sequence[str] = DEVICES,
+    ranks: Sequence[int] = RANKS,
+) -> str:
     """HTML: the numbers of the first screen, and what sets them."""
-
-    def say(key: str, **facts: object) -> str:
-        return word(key, language, **facts)
-
-    has = held(model)
-    at, way = has.usual
-    weights, device, ranks = way.split()
-    whole = [has.heads * n for n in has.tokens]
-    rows = {
-        "tokens": [f"{n:,}" for n in has.tokens],
-        "cache": [size(n) for n in has.cache],
-        "whole": [size(n) for n in whole],
-        "part": [f"{c / n:.2%}" for c, n in zip(has.cache, whole, strict=True)],
-        "times": [
-            f"{n / c:.3g}" for c, n in zip(has.cache, whole, strict=True)
-        ],
-    }
-
-    def now(name: str) -> str:
-        return f'<output data-of="{name}">{rows[name][at]}</output>'
-
-    facts = [(size(per_token(model)), say("of_token"))]
-    facts.append((now("cache"), say("of_text", n=now("tokens"))))
-    facts.append((now("times") + "×", say("times")))
-    if has.fits:
-        most = f'<output data-of="fits">{has.fits[way][at]:,}</output>'
-        facts.append((most, say("sequences", n=now("tokens"))))
-    else:
-        facts.append((f"{model.model.max_context:,}", say("context")))
-
-    def select(name: str, options: dict[str, str], usual: str) -> str:
-        given = "".join(
-            f'<option value="{key}"{" selected" * (key == usual)}>{label}'
-            for key, label in options.items()
-        )
-        label = say(name)
-        return f'<label>{label} <select name="{name}">{given}</select></label>'
-
-    choices = ""
-    if has.fits:
-        names = {id: devices()[id].name for id in DEVICES}
-        choices = select("ranks", {str(n): f"{n} ×" for n in RANKS}, ranks)
-        choices += select("device", names, device)
-        choices += select("weights", {x: x for x in FORMATS}, weights)
-    fits = {way: counts for way, counts in has.fits.items() if any(counts)}
-    data = json.dumps(rows | {"fits": fits}, separators=(",", ":"))
-    bars = "".join(
-        f'<div><span>{label}</span><i data-part="{name}" style="--of: {part}">'
-        f"</i>{now(name)}</div>"
-        for name, label, part in (
-            ("cache", escape(model.name), rows["part"][at]),
-            ("whole", say("whole"), "100%"),
-        )
-    )
-    cells = "".join(f"<div><dd>{x}</dd><dt>{y}</dt></div>" for x, y in facts)
-    return (
-        f'<div class="card" data-search-exclude markdown="0">'
-        f'<dl class="facts">{cells}</dl><div class="sizes">{bars}</div>'
-        f'<form><label>{say("length")} <input type="range" name="tokens" '
-        f'min="0" max="{len(has.tokens) - 1}" value="{at}"></label>{choices}'
-        f'</form><script type="application/json">{data}</script></div>'
+    mib = {name: devices()[name].mib for name in kinds}
+    data = told.card(model, whole, mib, ranks)
+    at, way = data["at"], data["way"].split()
+    rows = data | data["by"][way[-1]] | {"tokens": data["tokens"][at]}
+    if "fits" in data:
+        rows["fits"] = data["fits"].get(data["way"], [0] * (at + 1))
+    formats = {name: name for name in told.FORMATS}
+    return render(
+        "card",
+        title=title,
+        data=data,
+        now={k: x[at] if isinstance(x, list) else x for k, x in rows.items()},
+        way=way,
+        say={key: text[language] for key, text in words()["page"].items()},
+        facts=FACTS,
+        choices={
+            "ranks": {str(n): f"{n} ×" for n in ranks},
+            "device": {name: devices()[name].name for name in kinds},
+            "weights": formats,
+            "dtype": formats,
+        },
     )
 
 
@@ -471,7 +387,8 @@ def _lines(model: Released, language: str) -> Iterator[str]:
     for kind, n in _kinds_of_layers(model, language).items():
         which = "of_kind" if n < model.layers else "all_kind"
         yield f"- {say(which, kind=kind, n=n, all=model.layers)}"
-    yield f"\n{card(model, language)}"
+    whole = told.unshared(model.attends)
+    yield f"\n{card(called, model.model, whole, language)}"
     yield from _differences(model, language)
     yield f"\n## {say('file')} {{ #file data-search-exclude }}\n"
     yield f"::: released {model.id}\n"

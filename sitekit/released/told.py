@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from attnref.numbers.kv_memory import (
+    DTYPES,
+    growth,
     kv_bytes,
     largest_batch,
     reserved,
@@ -33,6 +35,9 @@ Saying = Mapping[str, Any]
 Change = dict[str, Any]
 LENGTHS = 4096, 32_768, 131_072, 1_048_576
 SHARE = 0.9  # of a device's memory, which engines use
+USUAL = 131_072  # tokens
+FORMATS = "bf16", "fp8", "int4"
+BY_SIZE = "1 h100", "2 h100", "4 h100", "8 h100", "8 h200", "8 b200"
 
 
 class Part(NamedTuple):
@@ -298,6 +303,7 @@ def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
     kinds = letters(given, records)
     return {
         "family": given["model_type"],
+        "whole": unshared(attending(given, records)),
         "letters": kinds,
         "said": composition(kinds, words, language),
         "differs": differs(records, words, language),
@@ -337,6 +343,86 @@ def counted(text: str) -> Model:
     return model_from_config(fields_of(parsed(text)))
 
 
+# The card of a model: its rows by the lengths of the slider.
+
+
+def attending(given: Mapping[str, Any], records: Records) -> Records:
+    """The layers with keys and values, those of a template too."""
+    if records:
+        return records
+    return {
+        layer: AttentionRecord(
+            r.family,
+            r.kind,
+            r.d_model,
+            r.n_heads,
+            r.n_kv_heads or 1,
+            r.key_dim,
+            r.key_dim,
+            window=r.window,
+        )
+        for layer, r in mixers_of(given).items()
+    }
+
+
+def unshared(records: Records) -> int:
+    """Elements of a token, if all query heads had their keys and values."""
+    heads = (r.n_heads * (r.head_dim + r.v_head_dim) for r in records.values())
+    return sum(heads)
+
+
+def card(
+    model: Model,
+    whole: int,
+    mib: Mapping[str, int],
+    ranks: Sequence[int],
+) -> dict[str, Any]:
+    """Whatever one chooses there. `whole` is what `unshared` gives, or 0."""
+    longest = max(model.max_context, LENGTHS[0])
+    tokens = [n for n in (2**k for k in range(12, 21)) if n <= longest]
+    at = len([n for n in tokens if n <= USUAL]) - 1
+    ways = [f"{way} {name} bf16" for name in FORMATS for way in BY_SIZE]
+    result = {
+        "tokens": tokens,
+        "by": {name: _stored(model, whole, tokens, name) for name in FORMATS},
+        "at": at,
+        "way": ways[-1],
+    }
+    if model.params is None:
+        return result | {"context": f"{model.max_context:,}"}
+    fits: dict[str, list[int]] = {}
+    for n in ranks:
+        own = {name: weight_bytes(model, name, ranks=n) for name in FORMATS}
+        for dtype in FORMATS:
+            each = [kv_bytes(model, t, dtype=dtype, ranks=n) for t in tokens]
+            for weights, taken in own.items():
+                for device, most in mib.items():
+                    room = int(most * 2**20 * SHARE) - taken
+                    if room >= each[0]:
+                        way = f"{n} {device} {weights} {dtype}"
+                        fits[way] = [room // one for one in each]
+    # The smallest that holds the model.
+    holds = [way for way in ways if way in fits and fits[way][at]]
+    return result | {"fits": fits, "way": holds[0] if holds else ways[-1]}
+
+
+def _stored(
+    model: Model, whole: int, tokens: Sequence[int], dtype: str
+) -> dict[str, Any]:
+    cache = [kv_bytes(model, n, dtype=dtype) for n in tokens]
+    rows: dict[str, Any] = {
+        "token": size(growth(model, dtype=dtype).first),
+        "cache": [size(n) for n in cache],
+    }
+    if whole:
+        bits = DTYPES[dtype].bits_for(whole)
+        both = [(c, bits * n / 8) for c, n in zip(cache, tokens, strict=True)]
+        rows["whole"] = [size(n) for _, n in both]
+        rows["part"] = [f"{100 * c / n:.2f}%" for c, n in both]
+        rows["times"] = [f"{n / c:.3g}" for c, n in both]
+    return rows
+
+
 class Use(NamedTuple):
     """What a model is to run on, and in which formats."""
 
@@ -355,17 +441,16 @@ def memory(model: Model, use: Use, words: Saying) -> dict[str, Any]:
     def held(model: Model, tokens: int, ranks: int = 1) -> int:
         return kv_bytes(model, tokens, dtype=use.cache, ranks=ranks)
 
-    lengths = [n for n in LENGTHS if n <= model.max_context]
-    lines = [words["token"].format(size(held(model, 2) - held(model, 1)))]
+    some = [n for n in LENGTHS if n <= model.max_context]
     rows = [
         [f"{n:,}", size(held(model, n)), size(held(full, n))]
-        for n in lengths or LENGTHS
+        for n in some or LENGTHS
     ]
     if model.params is None:
-        return {"rows": rows, "said": [*lines, words["uncounted"]]}
+        return {"rows": rows, "said": [words["uncounted"]]}
     each = held(model, tokens, ranks)
     own = weight_bytes(model, use.weights, ranks=ranks)
-    lines.append(words["weighs"].format(f"{model.params:,}", size(own)))
+    lines = [words["weighs"].format(f"{model.params:,}", size(own))]
     left = int(use.mib * 2**20 * SHARE) - own
     most = largest_batch(model, tokens, left, dtype=use.cache, ranks=ranks)
     fits = words["fits"] if most else words["none"]

@@ -291,7 +291,7 @@ def test_a_phone_of_320_px_has_room(visit, address):
     inside = """all => all.filter(e => e.checkVisibility())
         .map(e => [e.getBoundingClientRect().right, e.scrollWidth -
           e.clientWidth]).filter(([right, cut]) => right > 304 || cut > 0)"""
-    fields = ".yours :is(select, input:not([type=file]), textarea)"
+    fields = ":is(.yours, .card) :is(select, input:not([type=file]), textarea)"
     for what in (fields, ".md-header__topic:first-child .md-ellipsis"):
         assert page.locator(what).first.is_visible()
         assert page.eval_on_selector_all(what, inside) == [], what

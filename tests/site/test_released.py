@@ -7,12 +7,17 @@ import re
 import pytest
 
 from attnref.__main__ import main
-from attnref.numbers.kv_memory import kv_bytes, largest_batch, weight_bytes
+from attnref.numbers.kv_memory import (
+    kv_bytes,
+    largest_batch,
+    size,
+    weight_bytes,
+)
 from attnref.released.devices import find_device
 from attnref.released.record import BEFORE, fields_of
 from sitekit import CONFIGS
 from sitekit.drawn import your_model
-from sitekit.released import released
+from sitekit.released import released, told
 from sitekit.released.told import PARTS
 from tests.kit import sampled
 from tests.kit.pages import Reader
@@ -122,21 +127,28 @@ def test_each_model_has_a_page_in_both_languages_that_leads_to_its_file(site):
 def test_a_card_says_what_the_arithmetic_says():
     """Of lengths, and of devices that hold the weights."""
     model = MODELS["deepseek-v3"]
-    has = released.held(model)
-    assert has.tokens == [2**n for n in range(12, 18)]  # of 163,840
-    assert has.cache[-1] == kv_bytes(model.model, 131_072)
-    assert has.heads == 61 * 128 * (192 + 128) * 2
-    at, way = has.usual
-    assert (has.tokens[at], way) == (131_072, "fp8 h200 8")
-    left = int(find_device("h200").mib * 2**20 * 0.9)
-    left -= weight_bytes(model.model, "fp8", ranks=8)
-    most = [largest_batch(model.model, n, left, ranks=8) for n in has.tokens]
-    assert has.fits[way] == most
-    assert has.fits["bf16 h200 8"] == [0] * 6
+    mib = {name: find_device(name).mib for name in released.DEVICES}
+    whole = told.unshared(model.attends)
+    assert whole == 61 * 128 * (192 + 128)
+    has = told.card(model.model, whole, mib, released.RANKS)
+    assert has["tokens"] == [2**n for n in range(12, 18)]  # of 163,840
+    rows = has["by"]["bf16"]
+    assert rows["cache"][-1] == size(kv_bytes(model.model, 131_072))
+    assert rows["whole"][-1] == size(2 * whole * 131_072)
+    assert (has["at"], has["way"]) == (5, "8 h200 fp8 bf16")
+    for dtype in told.FORMATS:
+        left = int(mib["h200"] * 2**20 * 0.9)
+        left -= weight_bytes(model.model, "fp8", ranks=8)
+        assert has["fits"][f"8 h200 fp8 {dtype}"] == [
+            largest_batch(model.model, n, left, dtype=dtype, ranks=8)
+            for n in has["tokens"]
+        ]
+    assert "8 h200 bf16 bf16" not in has["fits"]
     # Every model has one, those of unknown size without devices.
     for each in MODELS.values():
-        assert "<dd>" in released.card(each, "zh")
-        assert bool(released.held(each).fits) == bool(each.model.params)
+        has = told.card(each.model, 1, mib, released.RANKS)
+        assert ("fits" in has) == bool(each.model.params)
+        assert has["way"].split()[1] in mib
 
 
 def test_a_difference_is_shown_as_the_lines_that_it_needs():

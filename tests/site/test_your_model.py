@@ -7,17 +7,18 @@ from functools import partial
 import pytest
 from playwright.sync_api import expect
 
+from attnref.released.devices import devices
 from attnref.released.generate import file_of
 from sitekit import CONFIGS
 from sitekit.drawn import your_model
 from sitekit.released import released as models
+from sitekit.released import told
 from sitekit.released.told import answer, counted, memory
 from tests.kit import sampled
 from tests.kit.families import FAMILIES, SIZED, config_of, spoiled
 from tests.kit.site import opened
 
 WORDS = {
-    "token": "{}",
     "weighs": "{} {}",
     "uncounted": "unknown",
     "fits": "{} {} {}",
@@ -30,14 +31,15 @@ USES = (
     your_model.use(device="l4", cache="int4", tokens=1),
 )
 
+SIZES = {name: device.mib for name, device in devices().items()}
 FAULTS = [
     *('"a\\q"', '"\\u12"', "NaN", "01", "1.", "-", '"\\ud800"', "1e400"),
     *("9" * 30, "tru", '"x', "\x01", "\n", "{", "]", ",", ":", "\t", ""),
 ]
 
 # What the script makes of texts: an answer each, and the memory of each use.
-TRIED = """([texts, uses, words]) => {
-  const { $, $b, answer, counted, memory, Use } = python;
+TRIED = """([texts, uses, words, sizes]) => {
+  const { $, $b, answer, counted, card, memory, Use } = python;
   const tried = (make) => {
     try {
       return $.plain(make());
@@ -52,6 +54,7 @@ TRIED = """([texts, uses, words]) => {
     tried(() => answer(text, $.from(words[language]), language)),
     ...used.map((use) => tried(
       () => memory(counted(text), use, $.from(words.page)))),
+    tried(() => card(counted(text), 4096n, $.from(sizes), [1n, 8n, 32n])),
   ]);
 }"""
 
@@ -68,6 +71,7 @@ def expected(text, language):
     return [
         tried(partial(answer, text, models.words(), language)),
         *(tried(partial(memory_of, text, use)) for use in USES),
+        tried(lambda: told.card(counted(text), 4096, SIZES, (1, 8, 32))),
     ]
 
 
@@ -78,11 +82,10 @@ def memory_of(text, use):
 def test_memory_by_hand():
     """Of Qwen3-8B on two H20: 36 layers of 8 key/value heads of 128."""
     use = your_model.use(device="h20", ranks=2, weights="fp8", tokens=32_768)
-    token, params = 2 * 36 * 8 * 128 * 2, 8_190_735_360
-    each, own = token * 32_768 // 2, params // 2
+    params = 8_190_735_360
+    each, own = 2 * 36 * 8 * 128 * 2 * 32_768 // 2, params // 2
     most = (97_871 * 2**20 * 9 // 10 - own) // each
     assert memory_of(your_model.text(), use)["said"] == [
-        f"{token // 1024} KiB",
         f"{params:,} {own / 2**30:.4g} GiB",
         f"{most} 32,768 {each / 2**30} GiB",
         f"{1e3 * (own + most * each) / 4e12:.3g}",
@@ -106,7 +109,8 @@ def page(chromium, address):
 def agree(page, texts):
     """The script says of each text what Python says; how many are refused."""
     words = {language: models.words() for language in CONFIGS}
-    given = [texts, [list(use) for use in USES], {**words, "page": WORDS}]
+    words |= {"page": WORDS}
+    given = [texts, [list(use) for use in USES], words, SIZES]
     answers, refused = page.evaluate(TRIED, given), 0
     for (text, language), got in zip(texts, answers, strict=True):
         wanted = expected(text, language)
@@ -134,7 +138,7 @@ def test_they_agree_on_families_of_which_sizes_are_known(page):
     page.fill("textarea", texts[0])
     problem = page.locator(".yours.entry .problems")
     expect(problem).to_contain_text("is none of")
-    assert page.locator(".stale").count() == 5, "all but the memory"
+    assert page.locator(".stale").count() == 6, "all but the memory"
     rows = page.locator(".yours.memory tbody tr")
     wanted = memory(counted(texts[0]), your_model.use(), WORDS)["rows"]
     assert rows.first.locator("td").all_inner_texts() == wanted[0][1:]
@@ -159,10 +163,10 @@ def test_they_agree_on_hostile_configs_and_on_broken_files(page, seed):
 
 
 def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
-    family = page.locator(".yours.layers .said code")
-    page.select_option("[name=model]", "gemma-2-9b")
+    family = page.locator(".yours.strip code")
+    page.select_option("[name=model]", "gemma-2-27b")
     expect(family).to_have_text("gemma2")
-    config = models.released()["gemma-2-9b"].config
+    config = models.released()["gemma-2-27b"].config
     link = page.locator(".whole a.download").get_attribute("href")
     code = page.evaluate("async (l) => (await fetch(l)).text()", link)
     assert code == file_of(config)
@@ -173,14 +177,17 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     text = json.dumps(config | {"num_key_value_heads": 4})
     page.fill("textarea", text)
     row = page.locator(".yours.layers tbody tr").first
-    expect(row.locator("td").nth(1)).to_have_text("16 / 4 / 256")
-    page.fill("[name=tokens]", "8K")
+    expect(row.locator("td").nth(1)).to_have_text("32 / 4 / 128")
+    page.fill("[name=tokens]", "0")
     page.select_option("[name=device]", "h20")
+    facts = page.locator(".card .facts").inner_text()
+    assert "4,096 tokens" in facts
     sentences = page.locator(".yours.memory ul").inner_text()
     with opened(chromium, page.url, until="load") as again:
         lines = again.locator(".yours.memory ul")
         expect(lines).to_have_text(sentences, use_inner_text=True)
-        assert again.locator("[name=tokens]").input_value() == "8K"
+        shown = again.locator(".card .facts")
+        expect(shown).to_have_text(facts, use_inner_text=True)
         again_row = again.locator(".yours.layers tbody tr").first
         assert again_row.inner_text() == row.inner_text()
 
@@ -188,17 +195,14 @@ def test_a_reader_chooses_pastes_and_shares(page, chromium, tmp_path):
     page.fill("textarea", text.replace("gemma2", "gemma9"))
     problem = page.locator(".yours.entry .problems")
     expect(problem).to_contain_text("model_type='gemma9' is none of")
-    assert page.locator(".stale").count() == 6
+    assert page.locator(".stale").count() == 8
     assert page.locator(".yours.memory ul").inner_text() == sentences
+    assert page.locator(".card .facts").inner_text() == facts
     file = tmp_path / "config.json"
     file.write_text(text)
     page.set_input_files("[name=file]", file)
     expect(page.locator(".stale")).to_have_count(0)
     assert not problem.is_visible()
-    page.fill("[name=tokens]", "many")
-    assert page.locator(".yours.memory .problems").is_visible()
-    page.fill("[name=tokens]", "8K")
-    assert page.locator(".stale").count() == 0
 
 
 FIRST = your_model.text()
@@ -239,7 +243,7 @@ def test_what_is_refused_greys_the_last_result_and_says_so(page, text):
     field.fill("")
     page.keyboard.insert_text(text)
     expect(problem).to_contain_text(REFUSED[text])
-    assert page.locator(".stale").count() == 6
+    assert page.locator(".stale").count() == 8
     assert field.get_attribute("aria-invalid") == "true"
     assert field.get_attribute("aria-describedby") == problem.get_attribute(
         "id"
@@ -263,7 +267,7 @@ def test_an_error_without_words_has_those_of_the_page(chromium, address):
         page.fill("textarea", changed(hidden_size=2048))
         problem = page.locator(".yours.entry .problems")
         expect(problem).to_contain_text("算不出注意力")
-        assert page.locator(".stale").count() == 6  # all but the memory
+        assert page.locator(".stale").count() == 8
         assert page.faults == []
 
 
@@ -314,7 +318,7 @@ def test_a_file_is_dropped_anywhere(page):
         json.dumps(models.released()["gemma-2-9b"].config),
     )
     assert prevented == [[False, False], [True, True]]
-    family = page.locator(".yours.layers .said code")
+    family = page.locator(".yours.strip code")
     expect(family).to_have_text("gemma2")
 
 
@@ -324,3 +328,44 @@ def test_what_the_page_shows_first_is_what_its_script_shows(site):
     shown = answer(your_model.text(), models.words(), "en")
     for row in shown["kinds"]:
         assert "".join(f"<td>{cell}</td>" for cell in row) in text
+
+
+# A model, what one chooses, and what the card then says.
+CHOSEN = {
+    "deepseek-v3": ("", "71.1"),
+    "gemma-2-27b": ("?device=910b&ranks=2&dtype=fp8", "8,192"),
+    "inkling": ("?tokens=1048576&ranks=2", "1,048,576"),
+}
+
+
+@pytest.mark.parametrize("id", CHOSEN)
+def test_the_card_of_a_model_and_of_its_config_are_the_same(
+    chromium, address, id
+):
+    """With what the address says, in the address, and on the first screen."""
+    query, part = CHOSEN[id]
+    facts = []
+    for place in (f"released/{id}/{query}", f"your-model/{query}"):
+        with opened(chromium, f"{address}models/{place}", until="load") as page:
+            if "your" in place:
+                page.select_option("[name=model]", id)
+                expect(page.locator(".yours.strip code")).not_to_have_text(
+                    "qwen3"
+                )
+            shown = page.locator(".card .facts")
+            expect(shown).to_contain_text(part)
+            facts.append(shown.inner_text())
+            page.fill(".card [name=tokens]", "0")
+            expect(shown).to_contain_text("4,096 tokens")
+            facts[-1] += shown.inner_text()
+            assert "tokens=4096" in page.url
+            assert page.faults == []
+    assert facts[0] == facts[1]
+
+
+@pytest.mark.parametrize("width, height", [(1440, 900), (390, 844)])
+def test_its_numbers_are_on_the_first_screen(chromium, address, width, height):
+    url = address + "models/your-model/"
+    with opened(chromium, url, until="load", width=width) as page:
+        box = page.locator(".card .facts").bounding_box()
+        assert box["y"] + box["height"] < height
