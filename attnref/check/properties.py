@@ -92,7 +92,7 @@ def past_is_seen(layer: Callable[[Tensor], Tensor], x: Tensor) -> Pairs:
 # --8<-- [start:rows_are_apart]
 @Property
 def rows_are_apart(layer: Callable[..., Tensor], *x: Tensor) -> Pairs:
-    """Each row of a batch gets what it gets alone."""
+    """Each row of a batch gets what it gets by itself."""
     rows = range(len(x[0]))
     alone = [layer(*(each[b : b + 1] for each in x)) for b in rows]
     yield layer(*x), torch.cat(alone)
@@ -211,7 +211,7 @@ def is_window(mask: Callable[[int, int], Tensor]) -> Pairs:
 def pads_change_nothing(attend: Callable[[Tensor, Tensor], Tensor]) -> Pairs:
     """`attend(x, valid)`: real tokens get what they get without the pads.
 
-    There are as many rows as tokens, so that axes that are mixed up fit.
+    There are as many rows as tokens, so that mixed-up axes fit.
     """
     torch.manual_seed(0)
     x, row = torch.randn(4, 4, 8), torch.arange(4)
@@ -230,7 +230,7 @@ def pads_change_nothing(attend: Callable[[Tensor, Tensor], Tensor]) -> Pairs:
 # --8<-- [start:documents_are_apart]
 @Property
 def documents_are_apart(attend: Callable[[Tensor, Tensor], Tensor]) -> Pairs:
-    """`attend(x, ids)`: packed documents get what each gets alone."""
+    """`attend(x, ids)`: packed documents get what each gets by itself."""
     torch.manual_seed(0)
     x, ids = torch.randn(1, 7, 8), torch.tensor([0, 0, 0, 1, 1, 2, 2])
     packed = attend(x, ids)
@@ -434,7 +434,7 @@ def float8_is_near(
 # --8<-- [start:residual_passes]
 @Property
 def residual_passes(block: Any, x: Tensor) -> Pairs:
-    """A block whose attention and MLP give zeros gives what it gets."""
+    """A block whose attention and MLP return zeros returns its input."""
     with torch.no_grad():
         block.self_attn.o_proj.weight.zero_()
         block.mlp.down_proj.weight.zero_()
@@ -503,8 +503,7 @@ def lengths_are_kept(
 def scores_are_relative(
     rope: Callable[[Tensor, Tensor], Tensor], x: Tensor, positions: Tensor
 ) -> Pairs:
-    """Of vectors `rope(x, positions)`, the products depend on distances
-    alone."""
+    """Products of vectors `rope(x, positions)` depend only on distances."""
     near, far = rope(x, positions), rope(x, positions + 13)
     yield near @ near.mT, far @ far.mT
 
@@ -515,7 +514,7 @@ def scores_are_relative(
 # --8<-- [start:order_is_seen]
 @Property
 def order_is_seen(layer: Callable[[Tensor], Tensor], x: Tensor) -> Pairs:
-    """Exchanging the first two tokens changes the last output."""
+    """Swapping the first two tokens changes the last output."""
     order = [1, 0, *range(2, x.shape[1])]
     change = (layer(x[:, order]) - layer(x))[:, -1].abs().max()
     yield change > 1e-3, torch.tensor(True)
@@ -653,8 +652,8 @@ def caches_are_apart(new_cache: Callable[[int], Any]) -> Pairs:
 # --8<-- [start:cache_keeps_no_graph]
 @Property
 def cache_keeps_no_graph(new_cache: Callable[[int], Any]) -> Pairs:
-    """What a cache returns is cut off from the weights, or it refuses: else
-    each step keeps the graphs of all before."""
+    """What a cache returns is cut off from the weights, or it refuses:
+    otherwise each step keeps the graphs of all earlier ones."""
     weight = torch.randn(5, 5, requires_grad=True)
     cache = new_cache(6)
     for _ in range(3):
@@ -693,7 +692,7 @@ def cache_is_small(
 @Property
 def generation_is_the_same(generate: Callable[..., Tensor]) -> Pairs:
     """`generate(prompt, valid, cached)` gives the same tokens with a cache,
-    without one, and for each row of a left-padded batch alone."""
+    without one, and for each row of a left-padded batch by itself."""
     torch.manual_seed(0)
     prompt = torch.randint(50, (3, 5))
     pads = [0, 2, 3]
@@ -768,7 +767,7 @@ def parts_make_the_whole(
     merge: Callable[..., tuple[Tensor, Tensor]],
 ) -> Pairs:
     """`attend(q, k, v, mask)` gives the output and the log-sum-exp of the
-    scores. Of parts of the keys, merged one by one, they are those of all."""
+    scores. Merged one by one from parts of the keys, they are the same."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 3, 6, 4, dtype=torch.float64)
     seen = torch.ones(6, 6, dtype=torch.bool).tril()
@@ -858,7 +857,7 @@ def scores_are_biased_and_capped(core: Callable[..., Tensor]) -> Pairs:
 # --8<-- [start:chunks_are_apart]
 @Property
 def chunks_are_apart(mask: Callable[[int, int], Tensor]) -> Pairs:
-    """`mask(T, size)` shows each token the past of its own chunk alone."""
+    """`mask(T, size)` shows each token only the past of its own chunk."""
     block = torch.ones(3, 3, dtype=torch.bool).tril()
     yield mask(6, 3), torch.block_diag(block, block).bool()
 
@@ -1023,7 +1022,7 @@ def gates_are_of_their_heads(
     split: Callable[[Tensor, int], tuple[Tensor, ...]],
 ) -> Pairs:
     """`split(both, n_heads)` gives queries and gates (B, H, T, D): `both`, the
-    output of `q_proj`, has those of the first head, then of the second."""
+    output of `q_proj`, holds first those of head 0, then those of head 1."""
     torch.manual_seed(0)
     both = torch.randn(2, 5, 3 * 2 * 4)
     q, gate = split(both, 3)
@@ -1301,7 +1300,7 @@ def latent_is_cached(
 def yarn_scales_scores(
     scale: float, width: int, factor: float, mscale_all_dim: float
 ) -> Pairs:
-    """The `scale` of scores of that `width`, of a model stretched by YaRN."""
+    """The `scale` of scores of this `width`, in a model stretched by YaRN."""
     mscale = 0.1 * mscale_all_dim * math.log(factor) + 1
     yield scale, mscale**2 / math.sqrt(width)
 
@@ -1330,8 +1329,8 @@ def is_gated_delta(
 ) -> Pairs:
     """`layer(x)` is Gated DeltaNet as in Qwen3.5, of a checkpoint's weights.
 
-    `x` is `(T, E)`; `sizes` are the heads of queries and keys, those of values,
-    and the widths of both.
+    `x` is `(T, E)`; `sizes` are the numbers of key and of value heads, and the
+    widths of both.
     """
     K, H, D, Dv = sizes
     mixed = x @ weights["in_proj_qkv.weight"].mT
@@ -1378,8 +1377,8 @@ def is_lightning(
 ) -> Pairs:
     """`layer(x)` is lightning attention of MiniMax-01, `x` is `(T, E)`.
 
-    `place` is that of the layer in its model, 0 for the first and 1 for the
-    last. It is attention without softmax, under a decay by distance.
+    `place` is where the layer stands in its model, 0 for the first and 1 for
+    the last. It is attention without softmax, under a decay by distance.
     """
     far = torch.arange(len(x))[:, None] - torch.arange(len(x))
     projected = F.silu(x @ weights["qkv_proj.weight"].mT)

@@ -38,7 +38,7 @@ class Verdict:
     title: Text
     tried: int
     difference: float
-    """The largest, or that of the smallest input on which it fails."""
+    """The largest one, or the one on the smallest input that fails."""
     fault: Text | None = None
     sizes: str = ""
     probe: int = -1
@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` gives.
+    """What `check` returns.
 
     `mistakes` are the known mistakes that the solution has, by their ids: one
     tuple for each explanation of its answers, `()` if there is none. A tuple of
@@ -79,7 +79,7 @@ class Report:
     differs: tuple[str, ...] = ()
     stage: str = ""
     factor: float = 0
-    """Of the stage "scale": how many times the right scores they are."""
+    """At the stage "scale": the scores, divided by the right ones."""
     lines: tuple[Variant, ...] = ()
 
     @property
@@ -97,7 +97,7 @@ class Report:
 
     @property
     def maximum(self) -> int:
-        """How many points there are."""
+        """How many points a right solution gets."""
         return len(properties_of(self.exercise))
 
     @property
@@ -121,7 +121,7 @@ class Report:
         return self.text()
 
     def as_json(self) -> dict[str, object]:
-        """The same as numbers and words in one language, for programs."""
+        """The same for programs, as numbers and words in one language."""
         words = _Words(self.language)
         finite = math.isfinite
         judged = [

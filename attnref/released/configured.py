@@ -168,7 +168,7 @@ class ConfiguredAttention(nn.Module):
     def positions_of(
         self, x: Tensor, cache: Cache | None, positions: Tensor | None
     ) -> tuple[Tensor, int]:
-        """Of the new tokens, `(1, T)` or `(B, T)`; and how many are past."""
+        """Those of new tokens, `(1, T)` or `(B, T)`; and how many are past."""
         past = past_of(cache, self.causal)
         if positions is None and cache is not None:
             positions = cache.next_positions(x.shape[1])
@@ -245,7 +245,7 @@ class ConfiguredAttention(nn.Module):
         i: Tensor,
         j: Tensor,
     ) -> Tensor:
-        """The heads by the layer's core, which takes what the record says."""
+        """The heads by the layer's core, with the options of the record."""
         assert self.core is not None
         options = self.scores.options(getattr(self, "sinks", None))
         if self.scores.bias is not None:  # the mask does not know positions
