@@ -236,3 +236,27 @@ def test_a_query_reads_its_window_and_the_entries_that_are_chosen():
         assert compressed_cost(**sizes, past=past).values == 2 * H * D * keys
     steps = [compressed_cost(**sizes, past=past).flops for past in range(29)]
     assert compressed_cost(**sizes, new=29).flops == sum(steps)
+
+
+@each_kind
+@pytest.mark.parametrize("past, accepted", [(17, 0), (23, 4), (31, 3)])
+def test_a_draft_is_rolled_back_with_its_window(kind, past, accepted):
+    """As the page says: what waits and the window are put back, entries of
+    the draft are dropped, and the accepted tokens are read again."""
+    layer, x = made([1.0, 0.3, 0.1], **KINDS[kind]), torch.randn(B, LENGTH, E)
+    cache, draft = plain.CompressedCache(), 6
+    with torch.no_grad():
+        want = layer(x)
+        layer(x[:, :past], cache)
+        kept = {name: list(held) for name, held in cache.kept.items()}
+        layer(torch.randn(B, draft, E), cache)
+        for name, held in cache.kept.items():
+            if name == "window":
+                cache.kept[name] = kept[name]
+            else:  # what waits and the block before it; entries are cut
+                entries = held[-1][:, :, : past // layer.rate]
+                cache.kept[name] = *kept[name][:2], entries
+        cache.length = past
+        got = layer(x[:, past : past + accepted + 1], cache)
+    new = slice(past, past + accepted + 1)
+    assert relative_error(got, want[:, new]) < 1e-5
