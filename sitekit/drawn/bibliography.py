@@ -12,7 +12,7 @@ from sitekit.markdown import source
 from sitekit.markdown.calls import DRAWN
 from sitekit.markdown.pages import markdown_files, stem_of
 from sitekit.markdown.parity import twin
-from sitekit.markdown.render import Row
+from sitekit.markdown.render import Row, Word
 
 ENTRY = re.compile(r"^@\w+\{([\w-]+),\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 FIELD = re.compile(r"^  (\w+) = \{(.*)\},$", re.MULTILINE)
@@ -36,12 +36,14 @@ def _shown(text: str) -> str:
     return re.sub(r"[{}\\]", "", text)
 
 
-def _authors(names: str) -> str:
-    """Surnames of up to four; of more, the first and "et al."."""
+def _authors(names: str, year: str) -> Word:
+    """Surnames of up to four, of more the first; a name in two scripts."""
     last = [_shown(name).split(", ")[0] for name in names.split(" and ")]
+    if script := re.fullmatch(r"(.+) \((.+)\)", last[0]):
+        return Word("scripts", (*script.groups(), year))
     if "others" in last or len(last) > 4:
-        return f"{last[0]} et al."
-    return " and ".join(filter(None, [", ".join(last[:-1]), last[-1]]))
+        return Word("many", (last[0], year))
+    return Word(("one", "two", "three", "four")[len(last) - 1], (*last, year))
 
 
 def _texts() -> dict[str, str]:
@@ -67,7 +69,7 @@ def papers() -> Iterator[Row]:
         pages = [f"[](page:{p})" for p, text in texts.items() if cited in text]
         title = f"[{_shown(fields['title'])}]({fields['url']})"
         yield [
-            f"{_authors(fields['author'])}, {fields['year']}",
+            _authors(fields["author"], fields["year"]),
             title,
             " · ".join(pages),
         ]

@@ -166,6 +166,7 @@ def masked() -> Iterator[Row]:
     top = attend(query, keys, values, is_causal=True).flatten()
     yield _row("cached", code([int(x) for x in top]))
     yield _row("both")
+    yield _row("packed")
     (last,) = {int(n) for n in masks.window(6, 3)[3:].sum(-1)}
     yield _row("window", str(last), str(3 + 1))
     large = torch.tensor([12.0, 0.0], dtype=torch.float16).exp()

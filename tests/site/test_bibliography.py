@@ -43,10 +43,10 @@ def test_each_row_names_the_pages_that_cite_it():
     assert len(rows) == len(bibliography.entries())
     assert all(row[2] for row in rows.values())
     gqa = next(row for title, row in rows.items() if "2305.13245" in title)
-    assert gqa[0] == "Ainslie et al., 2023"
+    assert gqa[0] == ("many", ("Ainslie", "2023"))
     assert "[](page:layers/gqa)" in gqa[2]
     jain = next(row for title, row in rows.items() if "1902.10186" in title)
-    assert jain[0] == "Jain and Wallace, 2019"
+    assert jain[0] == ("two", ("Jain", "Wallace", "2019"))
 
 
 def test_what_is_written_about_posts():
