@@ -7,9 +7,9 @@ from typing import Any
 from attnref.numbers.cost import Cost, attention_cost, mla_cost
 from attnref.numbers.kv_memory import size
 from attnref.released.specs import find_model, models
-from sitekit.drawn.memory import kinds_of
 from sitekit.drawn.mla import V3
 from sitekit.drawn.operations import H100
+from sitekit.drawn.released import kinds_of
 from sitekit.markdown.render import Row, Word
 
 # A model of the size of Llama-3.1-8B with each variant on an H100.

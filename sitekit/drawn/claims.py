@@ -18,6 +18,7 @@ from attnref.released.specs import find_model, models
 from sitekit.check import mistakes
 from sitekit.drawn import absorption, masks, measured, memory, operations
 from sitekit.drawn.mla import V3, absorbed, narrow, stored
+from sitekit.drawn.released import kinds_of
 from sitekit.markdown.render import Row, Word
 from sitekit.markdown.tables import code, exact
 
@@ -42,7 +43,7 @@ def origins() -> Iterator[Row]:
         kind
         for model in models().values()
         if model.date.startswith(last)
-        for kind in memory.kinds_of(model)
+        for kind in kinds_of(model)
     ]
     counts = (str(kinds.count(k)) for k in ("MHA", "GQA", "MQA", "MLA"))
     yield _row("stages", last, *counts)

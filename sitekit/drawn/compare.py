@@ -21,7 +21,8 @@ from sitekit.drawing.recorded import inputs_of, wiring
 from sitekit.drawn import operations
 from sitekit.drawn.calculator import COUNT, LIMITS
 from sitekit.drawn.measured import sizes, slug, spread
-from sitekit.drawn.memory import forms_of, kinds_of
+from sitekit.drawn.memory import forms_of
+from sitekit.drawn.released import kinds_of
 from sitekit.markdown.render import Row, Word, Words, render
 from sitekit.released.javascript import bundle
 

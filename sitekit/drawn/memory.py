@@ -1,6 +1,5 @@
 """Bytes of caches: by variant, model, device and format, and as published."""
 
-from collections import ChainMap
 from collections.abc import Iterator
 from fractions import Fraction
 from math import log2
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from attnref.commands.kv import CONTEXTS, describe, with_kernels
+from attnref.commands.kv import with_kernels
 from attnref.numbers import kv_memory
 from attnref.numbers.kv_memory import (
     DTYPES,
@@ -20,7 +19,6 @@ from attnref.numbers.kv_memory import (
     size,
 )
 from attnref.numbers.shapes import (
-    Compressed,
     Full,
     Group,
     Mla,
@@ -33,9 +31,9 @@ from sitekit.drawing import plots
 from sitekit.drawing.plots import Plot
 from sitekit.drawing.svg import room
 from sitekit.drawn.mla import V3
-from sitekit.markdown.render import Cell, Row, Sorted, Word, Words, render
+from sitekit.drawn.released import kinds_of
+from sitekit.markdown.render import Cell, Row, Word
 from sitekit.markdown.tables import code, exact, links
-from sitekit.released.released import released
 
 BF16 = DTYPES["bf16"]
 GIB = 2**30
@@ -189,93 +187,6 @@ def claims() -> Iterator[Row]:
     yield [Word("v1"), f"{exact(old)} / {exact(v41)}", times]
     qwen = later("qwen3-8b")
     yield [Word("qwen"), f"{exact(qwen)} · 131,072", size(qwen * 131_072)]
-
-
-OTHERS = {Mla: "MLA", Compressed: "shared", Recurrent: "state"}
-
-
-def kinds_of(model: Model) -> list[str]:
-    """What a model's attention is made of, for the filter."""
-    result = set()
-    for group in model.groups:
-        if isinstance(group, Full):
-            result.add(group.variant)
-            if group.window is not None:
-                result.add("window")
-        elif not (isinstance(group, Recurrent) and group.beside):
-            result.add(OTHERS[type(group)])
-        if any(store.role == "index" for store in group.stores):
-            result.add("index")
-    return sorted(result)
-
-
-def _described(group: Group, words: Words) -> str:
-    """`52 × GQA 32/16 · 128, window 1,024`, in the page's words."""
-    short = {"by": " × ", "heads": " · {}", "and": "/"}
-    return f"{group.layers} × {describe(group, ChainMap(short, words))}"
-
-
-def _sources(model: Model) -> str:
-    """Where its shape was read; a page of its own tells this of its config."""
-    if model.id in released():
-        return f"[config.json](../models/released/{model.id}.md#sources)"
-    return " ".join(links(source) for source in model.sources)
-
-
-def _row(model: Model, words: Words) -> Row:
-    added, held = growth(model), kv_memory.state_bytes(model)
-    caches = []
-    for tokens in CONTEXTS:
-        taken = kv_bytes(model, tokens)
-        far = "beyond" if tokens > model.max_context else ""
-        caches.append(Sorted(taken, size(taken), far))
-    context, params = f"{model.max_context:,}", "–"
-    if model.context is not None:
-        context = f"[{context}]({model.context.url})"
-    if model.params is not None and model.params_in is not None:
-        billions = float(f"{model.params / 1e9:.4g}")
-        params = f"{billions:,g}B"
-        if model.params_in not in model.sources:  # which stand in the row
-            params = f"[{params}]({model.params_in.url})"
-    # An unknown month is the last of its year: "2026" is read as 2026.
-    month = float(model.date.replace("-", ".")) - ("-" in model.date)
-    return [
-        model.name,
-        *(Sorted(float(n), exact(n)) for n in (added.first, added.later)),
-        Sorted(held, size(held) if held else "–"),
-        *caches,
-        [_described(group, words) for group in model.groups],
-        Sorted(month, model.date),
-        Sorted(model.max_context, context),
-        Sorted(model.params or 0, params),
-        words[model.confidence],
-        _sources(model),
-    ]
-
-
-def models(
-    *,
-    caption: str,
-    head: list[str],
-    kinds: dict[str, str],
-    words: dict[str, str],
-) -> str:
-    """All numbers are in the page, newest first: its script only sorts and
-    filters."""
-    known = [*specs.models().values()][::-1]
-    worded, names = Words(words), Words(kinds)
-    names.used.update(*map(kinds_of, known))
-    names.check("kinds")
-    return render(
-        "models",
-        caption=caption,
-        head=head,
-        rows=[_row(model, worded) for model in known],
-        words=worded,
-        kinds=kinds,
-        kinds_of=kinds_of,
-        models=known,
-    )
 
 
 TWELVE = (

@@ -1,16 +1,18 @@
 """The table of released models, which can be sorted and filtered, what the
 names of its parts mean, and a strip per model with a cell per layer."""
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from markupsafe import Markup
 
-from attnref.numbers.kv_memory import size
+from attnref.commands.kv import CONTEXTS, describe
+from attnref.numbers.kv_memory import growth, kv_bytes, size, state_bytes
 from attnref.numbers.shapes import (
     Chunked,
     Compressed,
+    Full,
     Group,
     Mla,
     Model,
@@ -20,44 +22,63 @@ from attnref.numbers.shapes import (
 from attnref.released.specs import find_model
 from attnref.released.specs import models as known
 from sitekit.markdown.render import Cell, Row, Sorted, Words, render
+from sitekit.markdown.tables import links
 from sitekit.released import released as models
 from sitekit.released.told import PARTS, heads, sentence
 
 HEADS = {"grouped", "wide", "narrow_v"}  # what the heads say
 ROPE = "no_rope", "alibi", "theta", "partial", "interleaved", "scaled"
 SEEN = "window", "chunk"
+AS_KINDS = {"mla", "indexer", "blocks", "grouped", "window"}
+SORTS = "", "name", "token", "-token", "-context", "-params"
+# The columns, by name; those of a view after those that each view has.
+VIEWS = {
+    "": ("name", "strip", "token"),
+    "attention": ("type", "heads", "rope", "window", "parts", "lines"),
+    "memory": ("later", "state", *map(str, CONTEXTS), "groups"),
+    "sources": ("date", "context", "params", "confidence", "source"),
+}
 
 
 def released(
-    *, language: str, caption: str, head: list[str], words: dict[str, str]
+    *,
+    language: str,
+    caption: str,
+    head: list[str],
+    kinds: dict[str, str],
+    words: dict[str, str],
 ) -> str:
-    """All numbers are in the page: its script only sorts and filters."""
-    worded = Words(words)
-    every = [*models.released().values()]
-    listed = [
-        (
-            _row(model, language, worded),
-            Markup(models.strip(model, language)),
-            model,
-        )
-        for model in every
-    ]
+    """All models, newest first. All numbers are in the page: its script only
+    sorts and filters."""
+    worded, names, paged = Words(words), Words(kinds), models.released()
+    every = [*known().values()][::-1]
+    names.used.update(*map(kinds_of, every))
+    names.check("kinds")
     parts = {
         part: models.part_word(part, "name", language)
         for part in PARTS
-        if sum(part in model.parts for model in every) not in (0, len(every))
+        if sum(part in x.parts for x in paged.values()) not in (0, len(paged))
     }
+    rows = [_row(model, language, worded) for model in every]
     return render(
         "released",
         caption=caption,
         head=head,
-        rows=[[*row, ""] for row, _, _ in listed],
-        listed=listed,
+        rows=rows,
+        views=[view for view in VIEWS if view],
+        names=sum(VIEWS.values(), ()),
+        sorts=SORTS,
+        models=every,
+        strips=[Markup(_strip(model, language)) for model in every],
+        held=[
+            [*kinds_of(x), *(paged[x.id].parts if x.id in paged else ())]
+            for x in every
+        ],
         words=worded,
-        parts=parts,
-        meanings=list(_meanings(every, parts, language)),
-        makers={name: name for name in sorted({*map(_maker, every)})},
-        maker=_maker,
+        kinds=kinds,
+        parts={n: name for n, name in parts.items() if n not in AS_KINDS},
+        meanings=list(_meanings(paged.values(), parts, language)),
+        makers=sorted({model.family for model in every}),
     )
 
 
@@ -71,34 +92,101 @@ def _meanings(
         yield [name, meaning, f"[{model.name}](released/{model.id}.md)"]
 
 
-def _maker(model: models.Released) -> str:
-    return model.model.family
+def _strip(model: Model, language: str) -> str:
+    if model.id in models.released():
+        return models.strip(models.released()[model.id], language)
+    strip, ordered = cells(model)
+    html = models.strip_of([kind for kind, _ in strip], language)
+    return html if ordered else html.replace('"strip"', '"strip unordered"')
 
 
-def _row(model: models.Released, language: str, words: Words) -> list[Cell]:
-    r = next(iter(model.attends.values()))
+def _row(model: Model, language: str, words: Words) -> list[Cell]:
+    added, state = growth(model), state_bytes(model)
+    own = models.released().get(model.id)
+    name: str = model.name
+    about: list[Cell] = [*["–"] * len(VIEWS["attention"])]
+    if own:
+        name = f"[{name}](released/{model.id}.md)"
+        name += own.called(language).removeprefix(model.name)
+        about = _about(own, language, words)
+    context, params = f"{model.max_context:,}", "–"
+    if model.context is not None:
+        context = f"[{context}]({model.context.url})"
+    if model.params is not None and model.params_in is not None:
+        params = f"{float(f'{model.params / 1e9:.4g}'):,g}B"
+        if model.params_in not in model.sources:  # which stand in the row
+            params = f"[{params}]({model.params_in.url})"
+    # An unknown month is the last of its year: "2026" is read as 2026.
+    month = float(model.date.replace("-", ".")) - ("-" in model.date)
+    # A page tells the sources of its config.
+    place = f"[config.json](released/{model.id}.md#sources)"
+    return [
+        name,
+        "",
+        Sorted(float(added.first), size(added.first)),
+        *about,
+        Sorted(float(added.later), size(added.later)),
+        Sorted(state, size(state) if state else "–"),
+        *(
+            Sorted(n := kv_bytes(model, t), size(n), _beyond(model, t))
+            for t in CONTEXTS
+        ),
+        [_described(group, words) for group in model.groups],
+        Sorted(month, model.date),
+        Sorted(model.max_context, context),
+        Sorted(model.params or 0, params),
+        words[model.confidence],
+        place if own else " ".join(links(x) for x in model.sources),
+    ]
+
+
+def _beyond(model: Model, tokens: int) -> str:
+    return "beyond" if tokens > model.max_context else ""
+
+
+def _about(model: models.Released, language: str, words: Words) -> list[Cell]:
+    """What its config says of its attention."""
 
     def named(parts: object) -> str:
         shown = [part for part in model.parts if part in parts]  # type: ignore[operator]
         names = (models.part_word(part, "name", language) for part in shown)
-        return words["join"].join(names) or words["none"]
+        return words["join"].join(names) or "–"
 
+    r = next(iter(model.attends.values()))
     seen = max((x.window or x.chunk or 0) for x in model.attends.values())
-    others = {*PARTS} - HEADS - {*ROPE} - {*SEEN}
-    name = f"[{model.name}](released/{model.id}.md)"
-    name += model.called(language).removeprefix(model.name)
     shapes = words["join"].join(map(heads, models.kinds_of(model)))
-    bytes = models.per_token(model)
     return [
-        name,
         f"`{r.family}`",
         Sorted(r.n_heads, shapes),
         named({*ROPE}),
-        Sorted(seen, f"{seen:,}" if seen else words["none"]),
-        named(others),
-        Sorted(bytes, size(bytes)),
+        Sorted(seen, f"{seen:,}" if seen else "–"),
+        named({*PARTS} - HEADS - {*ROPE} - {*SEEN}),
         Sorted(model.lines, str(model.lines)),
     ]
+
+
+OTHERS = {Mla: "MLA", Compressed: "shared", Recurrent: "state"}
+
+
+def kinds_of(model: Model) -> list[str]:
+    """What a model's attention is made of, for the filter."""
+    result = set()
+    for group in model.groups:
+        if isinstance(group, Full):
+            result.add(group.variant)
+            if group.window is not None:
+                result.add("window")
+        elif not (isinstance(group, Recurrent) and group.beside):
+            result.add(OTHERS[type(group)])
+        if any(store.role == "index" for store in group.stores):
+            result.add("index")
+    return sorted(result)
+
+
+def _described(group: Group, words: Words) -> str:
+    """`52 × GQA 32/16 · 128, window 1,024`, in the page's words."""
+    short = {"by": " × ", "heads": " · {}", "and": "/"}
+    return f"{group.layers} × {describe(group, ChainMap(short, words))}"
 
 
 # The order, where a rule is known: this unit, repeated. test_caches.py of the
@@ -190,12 +278,10 @@ def drawn(strip: Cells) -> Markup:
     )
 
 
-def strips(
-    *, caption: str, words: dict[str, str], ids: Iterable[str] = ()
-) -> str:
-    """Of these models, or of all."""
+def strips(*, caption: str, words: dict[str, str], ids: Iterable[str]) -> str:
+    """Of these models."""
     worded, rows = Words(words), []
-    for model in map(find_model, ids or known()):
+    for model in map(find_model, ids):
         strip, ordered = cells(model)
         parts = Counter(kind for kind, _ in strip)
         phrases = [f"{n} {worded[KINDS[kind][0]]}" for kind, n in parts.items()]

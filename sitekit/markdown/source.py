@@ -16,7 +16,7 @@ from sitekit.adapter import front_matter_of
 # stand indented in a box.
 # There is no way to write an option that keeps a block from running.
 OWN = (
-    *("models", "calculator", "comparison", "difference", "strips"),
+    *("calculator", "comparison", "difference", "strips"),
     "released",
     "yours",
 )

@@ -308,9 +308,13 @@ def per_token(model: Released) -> int:
 
 def strip(model: Released, language: str) -> str:
     """As SVG with its text."""
+    kinds = letters(fields_of(model.config), model.records)
+    return strip_of(kinds, language)
+
+
+def strip_of(kinds: Sequence[str], language: str) -> str:
     from sitekit.drawn.released import drawn
 
-    kinds = letters(fields_of(model.config), model.records)
     label = composition(kinds, words(), language)
     return (
         f'<svg class="strip" role="img" aria-label="{label}" '

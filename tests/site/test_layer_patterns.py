@@ -16,7 +16,7 @@ WORDS += ["index_means", "join", "unordered"]
 def test_a_strip_has_a_cell_for_each_layer_of_the_model():
     """Counted again in the paths of the page."""
     words = {name: name for name in WORDS} | {"selected": "{}", "join": "+"}
-    html = layer_patterns.strips(caption="", words=words)
+    html = layer_patterns.strips(caption="", words=words, ids=models())
     rows = re.findall(r"<li([^>]*)><a href=\"(.*?)\">(.*?)</a>", html)
     assert len(rows) == len(models())
     for (kind, link, row), model in zip(rows, models().values(), strict=True):

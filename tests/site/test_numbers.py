@@ -16,6 +16,7 @@ from sitekit import ROOT
 from sitekit.adapter import BuildError
 from sitekit.drawing import plots
 from sitekit.drawn import gqa, memory, operations
+from sitekit.drawn.released import kinds_of
 from sitekit.markdown import calls, numbers, source
 from sitekit.markdown.fences import Fence, drawing
 from sitekit.markdown.pages import body_of, markdown_files
@@ -312,7 +313,7 @@ def test_each_kind_of_line_has_its_colour_and_dashes(kind):
 
 
 def test_the_kinds_of_a_model_are_those_of_its_layers():
-    known = {m.id: memory.kinds_of(m) for m in models().values()}
+    known = {m.id: kinds_of(m) for m in models().values()}
     assert known["gpt2"] == ["MHA"]
     assert known["gpt-oss-20b"] == ["GQA", "window"]
     assert known["llama-4-scout"] == ["GQA", "window"]

@@ -8,15 +8,20 @@ import pytest
 
 from attnref.__main__ import main
 from attnref.numbers.kv_memory import (
+    growth,
     kv_bytes,
     largest_batch,
     size,
     weight_bytes,
 )
+from attnref.numbers.shapes import Mla
 from attnref.released.devices import find_device
 from attnref.released.record import BEFORE, fields_of
+from attnref.released.specs import models as known
 from sitekit import CONFIGS
 from sitekit.drawn import your_model
+from sitekit.drawn.released import VIEWS, kinds_of
+from sitekit.drawn.released import cells as cells_of
 from sitekit.released import released, told
 from sitekit.released.told import PARTS
 from tests.kit import sampled
@@ -161,3 +166,127 @@ def test_a_difference_is_shown_as_the_lines_that_it_needs():
     assert "```diff" not in released.markdown(
         "models/released/llama-3-8b", "en"
     )
+
+
+# --- the table of models ---
+
+
+NEWEST_FIRST = [*known().values()][::-1]
+ALL = len(NEWEST_FIRST)
+AT = {name: n for n, name in enumerate(sum(VIEWS.values(), ()))}
+
+
+def shown(page):
+    """Without what Chinese names have behind them."""
+    names = page.locator(".released tbody tr:visible th").all_inner_texts()
+    return [name.partition("（")[0] for name in names]
+
+
+def test_the_table_holds_every_model_and_its_bytes(visit, address):
+    page = visit(address + "models/released/", java_script_enabled=False)
+    rows = page.locator(".models > .scroll tbody tr").all()
+    assert len(rows) == ALL
+    for line, model in zip(rows, NEWEST_FIRST, strict=True):
+        texts = line.locator("th, td").all_inner_texts()
+        cells = {name: texts[at] for name, at in AT.items()}
+        added = growth(model)
+        assert cells["name"] == model.name
+        assert cells["token"] == size(added.first)
+        assert cells["later"] == size(added.later)
+        assert cells["context"] == f"{model.max_context:,}"
+        assert cells["confidence"] == model.confidence
+        latent = [g for g in model.groups if isinstance(g, Mla)]
+        unrotated = any(not group.rotated for group in latent)
+        assert ("512 + 64, NoPE" in cells["groups"]) is unrotated
+        if model.params:
+            count = float(cells["params"].removesuffix("B").replace(",", ""))
+            assert count * 1e9 == pytest.approx(model.params, rel=1e-3)
+        totals = {2**n: size(kv_bytes(model, 2**n)) for n in (12, 15, 17, 20)}
+        assert [cells[str(n)] for n in totals] == [*totals.values()]
+        assert line.locator(".beyond").all_inner_texts() == [
+            total for n, total in totals.items() if n > model.max_context
+        ]
+        links = [a.get_attribute("href") for a in line.locator("a").all()]
+        given = model.context, model.params_in
+        apart = [s.url for s in given if s and s not in model.sources]
+        sources = [source.url for source in model.sources]
+        if model.id in MODELS:
+            links.remove(f"{model.id}/")
+            sources = [f"{model.id}/#sources"]
+        assert links == apart + sources
+        strip = line.locator("svg.strip")
+        assert ("unordered" in strip.get_attribute("class")) is (
+            model.id not in MODELS and not cells_of(model)[1]
+        )
+    assert not page.locator(".models .controls").is_visible()
+
+
+def test_the_table_is_searched_filtered_and_sorted_in_its_address(
+    visit, address
+):
+    page = visit(address + "models/released/")
+    output = page.locator(".models output")
+    for field, value, fits in (
+        ("maker", "Gemma", lambda m: m.family == "Gemma"),
+        ("with", "MLA", lambda m: "MLA" in kinds_of(m)),
+        ("with", "sinks", lambda m: "sinks" in MODELS[m.id].parts),
+    ):
+        page.locator(f".models [name={field}]").select_option(value)
+        names = [
+            m.name
+            for m in NEWEST_FIRST
+            if (m.id in MODELS or value != "sinks") and fits(m)
+        ]
+        assert shown(page) == names and f"{field}={value}" in page.url
+        assert output.inner_text() == f"{len(names)} of {ALL} models"
+        page.locator(f".models [name={field}]").select_option("")
+    page.fill("[name=find]", "QWEN3 next")
+    assert shown(page) == ["Qwen3-Coder-Next", "Qwen3-Next-80B-A3B"]
+    page.fill("[name=find]", "zzz")
+    assert output.inner_text() == f"0 of {ALL} models"
+    page.locator(".reset").click()
+    assert len(shown(page)) == ALL and "?" not in page.url
+    assert not page.locator(".reset").is_visible()
+
+    page.locator(".models [name=view]").select_option("memory")
+    button = page.get_by_role("button", name="1M")
+    button.click()
+    heads = page.locator(".models > .scroll thead th")
+    head = heads.nth(AT[str(2**20)])
+    assert head.get_attribute("aria-sort") == "descending"
+    by_name = {m.name: kv_bytes(m, 2**20) for m in NEWEST_FIRST}
+    assert [size(by_name[name]) for name in shown(page)] == [
+        size(n) for n in sorted(by_name.values(), reverse=True)
+    ]
+    page.fill("[name=find]", "gemma")
+    state = page.url, shown(page)
+    again = visit(page.url)
+    assert (again.url, shown(again)) == state
+    button.focus()
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert shown(page) == state[1][::-1]
+    heads.nth(0).locator("button").click()
+    assert head.get_attribute("aria-sort") is None
+    gemma = [n for n in shown(page) if n.startswith("Gemma 3")]
+    assert gemma == [f"Gemma 3 {n}B" for n in (1, 4, 12, 27)]
+
+
+def test_on_a_phone_a_row_is_a_name_its_bytes_and_a_strip(visit, address):
+    """Nothing scrolls within the page, and nothing overlaps."""
+    page = visit(address + "zh/models/released/?sort=token", width=320)
+    rows = page.locator(".models > .scroll tbody tr")
+    box = page.locator(".models > .scroll").evaluate(
+        "e => [e.scrollHeight - e.clientHeight, e.scrollWidth - e.clientWidth]"
+    )
+    assert box == [0, 0]
+    for n in (0, 60):
+        name, strip, size = (
+            rows.nth(n).locator(f":nth-child({k})").first.bounding_box()
+            for k in (1, 2, 3)
+        )
+        assert name["x"] + name["width"] <= size["x"]
+        assert strip["y"] >= name["y"] + name["height"]
+        assert rows.nth(n).locator("> :visible").count() == 3
+    page.locator("[name=sort]").select_option("name")
+    assert shown(page)[0].startswith("Aya")
