@@ -1,6 +1,6 @@
-"""The kinds of drawing: heat map, wiring and bars.
+"""The kinds of drawing: heat map and bars.
 
-A matrix is drawn as a heat map or as a wiring, a vector as bars; the words are
+A matrix is drawn as a heat map, a vector as bars; the words are
 the page's, so that one drawing serves both languages.
 
 A drawing is set in whatever font its reader has, and a text in SVG neither
@@ -189,35 +189,6 @@ def thumbnail(wrong: Tensor, right: Tensor) -> str:
             drawn += f'<path class={kind} d="{"".join(marks)}"/>'
     T, S = wrong.shape
     return f'<svg class=thumbnail viewBox="0 -.5 {S} {T}">{drawn}</svg>'
-
-
-def lines(matrix: Tensor, axes: tuple[str, str], *, title: str) -> Drawing:
-    """Query heads above, key/value heads below, a line where one is read."""
-    H, K = matrix.shape
-    top, bottom = 44, 132
-    names = [f"q{i}" for i in range(H)], [f"kv{i}" for i in range(K)]
-    box = max(24, room(names[0], 11), room(names[1], 11, BOLD)) + 4
-    width = max(H * (box + 2), room(axes, 11.5)) + 2 * MARGIN
-
-    def place(i: int, n: int) -> float:
-        return width / 2 + ((i + 0.5) / n - 0.5) * H * (box + 2)
-
-    marks = [
-        LINE.format(place(h, H), top, place(k, K), bottom)
-        for h, k in matrix.nonzero().tolist()
-    ]
-    for words, y, kind in zip(names, (top, bottom), ("off", "on"), strict=True):
-        for i, word in enumerate(words):
-            x = place(i, len(words))
-            marks += [
-                _box(kind, x - box / 2, y, box, 24, 4),
-                _text(f"{kind} head", x, y, word),
-            ]
-    marks += [
-        _text("axis", width / 2, 14, axes[0]),
-        _text("axis", width / 2, bottom + 34, axes[1]),
-    ]
-    return _drawing(width, bottom + 48, title, marks)
 
 
 def bars(

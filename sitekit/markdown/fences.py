@@ -22,7 +22,6 @@ from sitekit import ROOT
 from sitekit.adapter import BuildError
 from sitekit.drawing import flow as flows
 from sitekit.drawing import svg
-from sitekit.drawing.recorded import wiring
 from sitekit.drawing.traced import PLAIN, Traced, trace
 from sitekit.markdown import source
 from sitekit.markdown.calls import arguments, checked, find, near, only, value
@@ -75,20 +74,17 @@ def _panel(
     fence: Fence, axes: tuple[str, str], spec: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A drawing with its title, and what a caption may tell of it."""
-    how = only("a panel", ("draw", "wiring"), spec)
-    call = spec[how]
+    call = spec[only("a panel", ("draw",), spec)]
     drawn = value(call, fence.page)
     kind: Callable[..., svg.Drawing] = svg.heatmap
-    if how == "wiring":
-        drawn, kind = wiring(drawn), svg.lines
-    elif hasattr(drawn, "drawing"):  # of one page alone: it draws itself
+    if hasattr(drawn, "drawing"):  # of one page alone: it draws itself
         kind = type(drawn).drawing
     elif not isinstance(drawn, Tensor):
         raise ValueError(f"{call} gives no tensor")
     elif drawn.dim() == 1:
         kind = svg.bars
     facts = arguments(call)
-    labels = {key: spec[key] for key in spec if key != how}
+    labels = {key: spec[key] for key in spec if key != "draw"}
     labels["title"] = fence.filled(str(spec.get("title", call)), facts)
     checked(f"the panel of {call}", labels, kind)
     return kind(drawn, axes, **labels)._asdict(), facts

@@ -24,7 +24,7 @@ OWN = (
 DRAWN = ("figure", "flow", "table", "plot", "steps", *OWN)
 LANGUAGES = ("python", "text", "bash", *DRAWN)
 # What a fence draws is a call below one of these keys; the rest are words.
-CALLS = ("draw", "flow", "models", "plot", "steps", "table", "wiring")
+CALLS = ("draw", "flow", "models", "plot", "steps", "table")
 OPENING = re.compile(
     r'(?P<indent> *)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?'
 )

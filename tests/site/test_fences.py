@@ -16,8 +16,8 @@ WHERE = {
     "figure": ("core/masks", "figure\n"),
     "table": ("core/masks", "table\n"),
     "flow": ("layers/gqa", "flow\n"),
-    "list": ("layers/mqa", "table\nmodels"),
-    "wiring": ("layers/mqa", "figure\n"),
+    "list": ("layers/mha", "table\nmodels"),
+    "cards": ("layers/mla", "figure\n"),
     "plot": ("numbers/operations", "plot\n"),
     "models": ("models/released", "released\n"),
     "calculator": ("numbers/calculator", "calculator\n"),
@@ -74,8 +74,8 @@ FAULTS = {
         "the key 'rows' is missing; the panel of causal_mask(",
     ),
     "two drawings in one panel": (
-        ("wiring", "- wiring", "- draw: causal_mask(4)\n    wiring"),
-        "a panel has one of the keys draw, wiring",
+        ("figure", "- draw: ", "- drawn: "),
+        "a panel has one of the keys draw",
     ),
     "a figure without its axes": (
         ("figure", r"axes: .*\n", ""),
@@ -123,8 +123,8 @@ FAULTS = {
         "nothing here tells {size}; did you mean 'sizes'?",
     ),
     "a caption that asks for what differs": (
-        ("wiring", r"Query(.*)n_heads=8", r"Query\1n_heads=4"),
-        "nothing here tells {n_heads}",
+        ("cards", "MHA(.*)heads=8", r"MHA\1heads=4"),
+        "nothing here tells {heads}",
     ),
     "a flow of what has no plain form": (
         ("flow", r"gqa\.GQA", "gpa.GQA"),
@@ -143,8 +143,8 @@ FAULTS = {
         "a panel of a flow has no key 'taken'",
     ),
     "a model that does not exist": (
-        ("list", "falcon-7b", "falcon-9b"),
-        "falcon-9b",
+        ("list", "llama-2-7b", "llama-2-9b"),
+        "llama-2-9b",
     ),
     "a column that does not exist": (
         ("list", r"q_heads", "heads"),

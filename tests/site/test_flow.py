@@ -12,7 +12,7 @@ from sitekit.drawing import flow, traced
 from sitekit.markdown import calls
 from tests.kit.pages import fences
 
-PAGES = ("sdpa", "mha", "mqa", "gqa", "cross", "mla", "absorption", "flash")
+PAGES = ("sdpa", "mha", "gqa", "cross", "mla", "absorption", "flash")
 PAGES += ("compressed",)
 
 

@@ -17,6 +17,7 @@ VARIANT = Variant(
     full(1),
     options=ROPE,
     kv_heads=lambda heads, groups: 1,
+    page="layers/gqa",
 )
 
 
