@@ -58,7 +58,7 @@ class GroupedQueryAttention(nn.Module):
     four projections, and `o_bias` overrides it for `o_proj`. `scores` sets
     another scale, a bias, a softcap and sinks. Parameters are named as in
     Hugging Face checkpoints. Not every checkpoint that loads is also computed
-    correctly: see the page "Which checkpoints load?".
+    correctly: the page "With transformers and PEFT" says which ones are.
 
     Examples:
         >>> layer = GroupedQueryAttention(d_model=64, n_heads=8, n_kv_heads=2)
