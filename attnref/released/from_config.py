@@ -93,6 +93,7 @@ def model_from_config(
     family = str(given.get("model_type"))
     row = families().get(family) or sized().get(family)
     unread = _unread(family, row, given) if row else []
+    longest = context_of(given)
     groups: dict[Group, int] = {}
     counted, note = None, ""
     if row and "stores" in row.fields:
@@ -108,6 +109,7 @@ def model_from_config(
         layers, mixers = layers_of(read), mixers_of(read)
         for layer, (kind, record) in enumerate(layers):
             mixer = mixers.get(layer)
+            record = record and within(record, longest)
             if mixer and mixer.kind == "CompressedAttention":
                 own: list[Group] = [_compressed(mixer)]
             else:
@@ -119,7 +121,6 @@ def model_from_config(
         counted = None if unread else params_of(read, layers)
         if any(isinstance(group, Compressed) for group in groups):
             note = "the state of the compressor is not counted"
-    longest = next((given[n] for n in LONGEST if given.get(n)), 0)
     name = given.get("_name_or_path")
     if isinstance(config, (str, PathLike)):
         name = fspath(config)
@@ -128,7 +129,7 @@ def model_from_config(
         name=str(name or family),
         family=family,
         date="",
-        max_context=longest if isinstance(longest, int) else 0,
+        max_context=longest,
         groups=tuple(replace(group, layers=n) for group, n in groups.items()),
         sources=(here,),
         confidence="given",
@@ -138,6 +139,18 @@ def model_from_config(
         note=note,
         unread=tuple(unread),
     )
+
+
+def context_of(given: Mapping[str, Any]) -> int:
+    """The tokens that the model of a config may read, or 0."""
+    longest = next((given[n] for n in LONGEST if given.get(n)), 0)
+    return longest if isinstance(longest, int) else 0
+
+
+def within(r: AttentionRecord, context: int) -> AttentionRecord:
+    """A window as long as the longest text hides nothing."""
+    wide = r.window and 0 < context <= r.window
+    return replace(r, window=None) if wide else r
 
 
 def _unread(family: str, row: Family, given: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@ entered. The script of the page is made of the Python that writes it here. And
 what is refused, what each part is worth, and all families that are known."""
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,13 @@ def parts(language: str) -> Rows:
     ]
 
 
+def _names(row: dict[str, Any], language: str) -> Iterator[str]:
+    kinds = models.words()["layers"]
+    yield from (kinds[kind][language] for kind in row["mixers"])
+    for part in row["parts"]:
+        yield models.part_word(part, "name", language)
+
+
 def known(language: str) -> Rows:
     join = models.word("join", language)
     return [
@@ -262,11 +270,7 @@ def known(language: str) -> Rows:
             f"{row['error']:.0e}",
             str(row["lines"]),
             join.join(f"`{kind}`" for kind in row["without"]),
-            join.join(
-                models.part_word(part, "name", language)
-                for part in row["parts"]
-            )
-            or "Llama",
+            join.join(_names(row, language)) or "–",
         ]
         for family, row in sorted(_record().items())
     ]

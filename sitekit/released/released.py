@@ -30,7 +30,7 @@ from attnref.numbers.kv_memory import (
 from attnref.numbers.shapes import Model
 from attnref.released.configured import ConfiguredAttention
 from attnref.released.devices import devices
-from attnref.released.from_config import group_of
+from attnref.released.from_config import group_of, within
 from attnref.released.generate import file_of, rendered
 from attnref.released.record import (
     AttentionRecord,
@@ -147,7 +147,9 @@ def released() -> dict[str, Released]:
     result = {}
     for id, config in reversed(configs().items()):
         with suppress(ValueError):  # of another kind than softmax attention
-            records = records_of(config)
+            longest = models()[id].max_context
+            read = records_of(config).items()
+            records = {n: within(r, longest) for n, r in read}
             parts = parts_of(records)
             result[id] = Released(models()[id], config, records, parts)
     return result
@@ -493,7 +495,8 @@ def _kinds_of_layers(model: Released, language: str) -> dict[str, int]:
         if r:
             group = group_of(replace(r, shares=None))
             label = linked(getattr(group, "variant", type(group).__name__))
-            has = {"DSA": r.index_topk, "window": r.window, "chunk": r.chunk}
+            chosen = "Blocks" if r.index_pool else "DSA"
+            has = {chosen: r.index_topk, "window": r.window, "chunk": r.chunk}
             has["shared"] = r.shares is not None
             for name in [name for name, holds in has.items() if holds]:
                 label += joined("and", linked(name))

@@ -19,7 +19,11 @@ from attnref.numbers.kv_memory import (
     weight_bytes,
 )
 from attnref.numbers.shapes import Model
-from attnref.released.from_config import model_from_config
+from attnref.released.from_config import (
+    context_of,
+    model_from_config,
+    within,
+)
 from attnref.released.generate import file_from
 from attnref.released.record import (
     AttentionRecord,
@@ -299,7 +303,8 @@ def _line(turns: Sequence[float]) -> str:
 def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
     """What the page shows of the text of a config.json."""
     given = fields_of(parsed(text))
-    records = records_of(given)
+    exact, context = records_of(given), context_of(given)
+    records = {n: within(r, context) for n, r in exact.items()}
     kinds = letters(given, records)
     return {
         "family": given["model_type"],
@@ -309,7 +314,7 @@ def answer(text: str, words: Saying, language: str) -> dict[str, Any]:
         "differs": differs(records, words, language),
         "kinds": _kinds(records),
         "curves": _curves(records),
-        "file": file_from(records, given),
+        "file": file_from(exact, given),
     }
 
 
@@ -329,7 +334,7 @@ def _kinds(records: Records) -> list[list[str]]:
     for r in records.values():
         rope = "-"
         if r.rope_theta:
-            rope = f"{number(r.rope_theta)}, {r.rope_width}"
+            rope = f"{number(r.rope_theta)} / {r.rope_width}"
             if r.rope_kind != "default":
                 rope += f", {r.rope_kind}"
         seen = r.window or r.chunk
@@ -378,8 +383,8 @@ def card(
     ranks: Sequence[int],
 ) -> dict[str, Any]:
     """Whatever one chooses there. `whole` is what `unshared` gives, or 0."""
-    longest = max(model.max_context, LENGTHS[0])
-    tokens = [n for n in (2**k for k in range(12, 21)) if n <= longest]
+    longest = model.max_context or LENGTHS[0]
+    tokens = [2**k for k in range(12, 21) if 2**k <= longest] or [longest]
     at = len([n for n in tokens if n <= USUAL]) - 1
     ways = [f"{way} {name} bf16" for name in FORMATS for way in BY_SIZE]
     result = {
@@ -419,7 +424,8 @@ def _stored(
         both = [(c, bits * n / 8) for c, n in zip(cache, tokens, strict=True)]
         rows["whole"] = [size(n) for _, n in both]
         rows["part"] = [f"{100 * c / n:.2f}%" for c, n in both]
-        rows["times"] = [f"{n / c:.3g}" for c, n in both]
+        if any(c < n for c, n in both):  # otherwise each head has its own
+            rows["times"] = [f"{n / c:.3g}" for c, n in both]
     return rows
 
 

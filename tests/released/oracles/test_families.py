@@ -371,6 +371,7 @@ def facts_of(family, error=None):
     return {
         "lines": len(file_of(config).splitlines()),
         "parts": [*parts_of(records_of(config))],
+        "mixers": sorted({mixer.kind for mixer in mixers_of(config).values()}),
         "without": without(config),
         "error": error and float(f"{error:.1e}"),
     }
