@@ -150,5 +150,5 @@ def near(name: str, known: Mapping[str, str]) -> list[str]:
 
 def hint(name: str, known: Mapping[str, str]) -> str:
     """The end of an error message: what may have been meant, if anything."""
-    meant = ", ".join(near(name, known))
+    meant = message(", ").join(near(name, known))
     return message("; did you mean {}?", meant) if meant else ""

@@ -124,7 +124,9 @@ def checked(
             with open(options.csv, "w", encoding="utf-8-sig", newline="") as to:
                 rows = csv.writer(to)
                 rows.writerow([*COLUMNS, "why"])
-                rows.writerows([*map(x.get, COLUMNS), why(x)] for x in results)
+                rows.writerows(
+                    [*map(x.get, COLUMNS), why(x, language)] for x in results
+                )
         yield all(report.passed for report in reports), text
         if not options.watch:
             return
@@ -167,11 +169,12 @@ def in_folder(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
     return files, others
 
 
-def why(data: dict[str, Any]) -> str:
+def why(data: dict[str, Any], language: str) -> str:
     """What is wrong with a file, in a few words."""
     failed = (x["title"] for x in data.get("properties", ()) if not x["passed"])
     named = [x["title"] for ids in data.get("mistakes", ())[:1] for x in ids]
-    return ", ".join(named) or data["error"] or next(failed, "")
+    comma = getattr(WORDS["and"], language)
+    return comma.join(named) or data["error"] or next(failed, "")
 
 
 def points(results: list[dict[str, Any]], language: str) -> str:
@@ -182,7 +185,9 @@ def points(results: list[dict[str, Any]], language: str) -> str:
         of = " " * 5
         if each["exercise"]:
             of = f"{each['points']:2}/{each['maximum']:<2}"
-        lines.append(f"{each['file']:{wide}}  {of}  {why(each)}".rstrip())
+        lines.append(
+            f"{each['file']:{wide}}  {of}  {why(each, language)}".rstrip()
+        )
     note = wrapped(getattr(WORDS["points"], language), "")
     return "\n".join([*lines, "", *note])
 

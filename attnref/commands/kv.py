@@ -356,10 +356,10 @@ def one(row: dict[str, Any], say: Say) -> str:
     if row["note"]:
         out.append(say("kv note", note=message(row["note"])))
     if unread := row.get("unread"):
-        out.append(say("kv unread", names=", ".join(unread)[:300]))
+        out.append(say("kv unread", names=say("and").join(unread)[:300]))
     for name in ("sources", "context", "params_in"):
         if name in row:
-            out.append(say(f"kv {name}", names=", ".join(row[name])))
+            out.append(say(f"kv {name}", names=say("and").join(row[name])))
     if device:
         out.append(say("kv seen", url=device["source"]))
     if row["confidence"] == "given" and row["params"]:
@@ -443,7 +443,7 @@ def add_to(commands: Any) -> None:
         help=message(
             "format of the cache: {}, or shipped; default: the kv_cache_scheme "
             "of the file of --config, or bf16",
-            ", ".join(DTYPES),
+            message(", ").join(DTYPES),
         ),
     )
     add(
@@ -473,7 +473,9 @@ def add_to(commands: Any) -> None:
     )
     add(
         "--device",
-        help=message("its memory is the budget: {}", ", ".join(devices())),
+        help=message(
+            "its memory is the budget: {}", message(", ").join(devices())
+        ),
     )
     add(
         "--utilisation",
@@ -495,7 +497,7 @@ def add_to(commands: Any) -> None:
             "subtracted from the budget: the size of all weights, such as "
             "141GB, the dtype that they are stored in: {}, or config: the "
             "format in the file of --config, quantised or not",
-            ", ".join(DTYPES),
+            message(", ").join(DTYPES),
         ),
     )
     add("--json", action="store_true", help="print JSON")
@@ -515,7 +517,9 @@ def offered(file: str) -> str:
     if not ids and family not in families():
         start = re.sub(r"_vl_text$|_vl$|_text$|_", "", family)
         ids = [id for id in models() if id.replace("-", "").startswith(start)]
-    return message("; kv --model knows {}", ", ".join(ids)) if ids else ""
+    return (
+        message("; kv --model knows {}", message(", ").join(ids)) if ids else ""
+    )
 
 
 def budget_of(args: argparse.Namespace) -> int | None:
@@ -587,7 +591,7 @@ def stored_as(dtype: str, scale: tuple[int, int] | None) -> str | Storage:
     if scale is None:
         return dtype
     if dtype not in DTYPES:
-        known = ", ".join(DTYPES)
+        known = message(", ").join(DTYPES)
         raise ValueError(
             message("--scale goes with one of {}, not {!r}", known, dtype)
         )

@@ -160,7 +160,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "match",
         help="an output against a known answer: right, or which mistake",
-        description="Compare an output with that of a case of `vectors`, and "
+        description="Compare an output with a case of `vectors`, and "
         "name the mistake if it is a known one. Exit code: 0 if it is right, "
         "1 if not, 2 if the command is wrong.",
         epilog=message("example: {}", "%(prog)s gqa.safetensors mine.npy"),
@@ -172,7 +172,7 @@ def add_to(commands: Any) -> None:
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         default="",
-        help="in which it was computed; otherwise that of the file",
+        help="the dtype it was computed in; default: as in the file",
     )
     add("--json", action="store_true", help="for programs")
     add_language(parser)

@@ -71,7 +71,7 @@ def dtype_called(name: str, *others: str) -> Storage:
     known = message(
         "; did you mean {}? there are {}" if near else "; there are {}",
         *near,
-        ", ".join(names),
+        message(", ").join(names),
     )
     raise ValueError(message("no dtype {!r}", name) + known)
 
@@ -94,7 +94,7 @@ def storage_of(
     if dtype != "shipped":
         return dtype_called(dtype, "shipped")
     if model.shipped is None:
-        others = ", ".join(known)
+        others = message(", ").join(known)
         raise ValueError(
             message(
                 "no source says how kernels store the cache of {}; it is known "

@@ -34,5 +34,5 @@ def find_device(id: str) -> Device:
     if id.lower() in known:
         return known[id.lower()]
     meant = hint(id, {id: id for id in known})
-    meant = meant or message("; there are {}", ", ".join(known))
+    meant = meant or message("; there are {}", message(", ").join(known))
     raise ValueError(message("there is no device {!r}", id) + meant)

@@ -420,7 +420,7 @@ def records_of(
     records = {layer: record for layer, (_, record) in layers if record}
     if not records and not mixers_of(given):
         family, _ = _family(given)
-        kinds = ", ".join(sorted(set(kinds_of(given))))
+        kinds = message(", ").join(sorted(set(kinds_of(given))))
         raise ValueError(
             message(
                 "{}: no layer has softmax attention; all are {}",

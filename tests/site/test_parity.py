@@ -276,6 +276,7 @@ def test_only_the_chinese_pages_have_chinese_docstrings(site):
         return " ".join(page.split())
 
     english, chinese = text("."), text("zh")
+    assert "Bases: Rule" in english and "基类：Rule" in chinese
     for name, line in docstrings.chinese().items():
         for en, zh in zip(
             *(x.split("\n\n") for x in line.values()), strict=True
