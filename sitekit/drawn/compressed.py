@@ -135,7 +135,7 @@ def step() -> Iterator[Row]:
         for name, cost in _costs(tokens - 1):
             read = size(2 * _read(name, cost, tokens))
             flops = (cost.scores + cost.values) / 1e6
-            cells.setdefault(name, []).append([read, f"{flops:,.0f}"])
+            cells.setdefault(name, []).append([read, f"{flops:,.0f} MFLOPs"])
     yield from _rows(cells)
 
 
