@@ -110,6 +110,7 @@ def numbers() -> dict[str, object]:
         | _of_a_fleet()
         | _of_all_reduces()
         | _of_caches()
+        | _of_exchanges()
     )
 
 
@@ -353,3 +354,14 @@ def _of_caches() -> dict[str, object]:
         "image_apart": size(1600 * 8 * 2 * 8 * 128 * 2),
         "between_layers": size(kv_bytes(LLAMA, 8192) / 2),
     }
+
+
+def _of_exchanges() -> dict[str, object]:
+    """Bytes per token and layer of Llama-3.1-8B that a device sends."""
+    ring, ulysses = (heads * 128 * 2 for heads in (2 * 8, 2 * 32 + 2 * 8))
+    devices = (2, 4, 8)
+    return (
+        {f"ring_{N}": (N - 1) * ring for N in devices}
+        | {f"ulysses_{N}": (N - 1) * ulysses // N for N in devices}
+        | {"mfa": 2 * 256}
+    )

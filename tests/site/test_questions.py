@@ -1,12 +1,15 @@
 """What the answers to the questions say, computed."""
 
+import copy
 import math
 import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from attnref import (
+    GroupedQueryAttention,
     apply_rope,
     rope_table,
     sdpa,
@@ -275,6 +278,61 @@ def test_blocks_in_numbers():
     assert len(set.intersection(*tables)) == page["shared"]
 
 
+def exchanged(parts, cut, joined):
+    """All-to-all: what each device then has, elements that the first sent."""
+    pieces = [part.chunk(len(parts), cut) for part in parts]
+    sent = sum(piece.numel() for piece in pieces[0][1:])
+    return [torch.cat(each, joined) for each in zip(*pieces, strict=True)], sent
+
+
+@pytest.mark.parametrize("N", [2, 4, 8])
+def test_ulysses_is_attention_and_sends_what_the_page_says(N):
+    n, page = 3, questions.numbers()  # tokens per device
+    q, k, v = (torch.randn(1, heads, N * n, 128) for heads in (32, 8, 8))
+    parts = [x.chunk(N, 2) for x in (q, k, v)]
+    by_heads, sent = zip(*(exchanged(x, 1, 2) for x in parts), strict=True)
+    outs = [
+        F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
+        for qkv in zip(*by_heads, strict=True)
+    ]
+    by_tokens, back = exchanged(outs, 2, 1)
+    torch.testing.assert_close(
+        torch.cat(by_tokens, 2),
+        F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        ),
+    )
+    assert 2 * (sum(sent) + back) == n * page[f"ulysses_{N}"]
+    keys_and_values = parts[1][0].numel() + parts[2][0].numel()
+    assert 2 * (N - 1) * keys_and_values == n * page[f"ring_{N}"]
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "same"),
+    [
+        ([4, 5, 0, 1, 2, 3], [2, 0, 1], True),  # whole groups
+        ([1, 0, 2, 3, 5, 4], [0, 1, 2], True),  # within a group
+        ([2, 1, 0, 3, 4, 5], [0, 1, 2], False),  # of two groups
+    ],
+)
+@torch.no_grad()
+def test_heads_change_places_within_a_group_or_with_it(queries, keys, same):
+    layer = GroupedQueryAttention(
+        d_model=30, n_heads=6, n_kv_heads=3, head_dim=4, rope_theta=1e4
+    ).double()
+    for weight in layer.parameters():
+        weight.normal_()
+    moved, x = copy.deepcopy(layer), torch.randn(3, 7, 30).double()
+    orders = {"q": (queries, 0), "k": (keys, 0), "v": (keys, 0)}
+    for name, (order, axis) in (orders | {"o": (queries, 1)}).items():
+        weight = moved.get_submodule(f"{name}_proj").weight
+        heads = weight.unflatten(axis, (-1, 4))
+        heads = heads.index_select(axis, torch.tensor(order))
+        weight.copy_(heads.flatten(axis, axis + 1))
+    difference = (moved(x) - layer(x)).abs().max() / layer(x).abs().max()
+    assert difference < 1e-12 if same else difference > 0.1
+
+
 def test_bits_of_a_quantised_cache():
     of_bits = questions.quantised()
     rows = {row[0]: [float(n) for n in row[1:]] for row in of_bits}
@@ -304,11 +362,11 @@ def test_questions_are_counted_and_each_test_that_is_named_is_there(language):
     (page,) = (p for p in markdown_files(language) if p.stem == PAGE.stem)
     body = body_of(page)
     numbers = re.findall(r'^\?\?\? question "(\d+)\. ', body, re.MULTILINE)
-    assert sorted(map(int, numbers)) == list(range(1, 88))
+    assert sorted(map(int, numbers)) == list(range(1, 93))
     ids = re.findall(r"^ +\{ #(?:q|more)-([\w-]+) \}$", body, re.MULTILINE)
     usual = [n for n in numbers if int(n) < 51]
     assert [id for id in ids if id.isdigit()] == usual
-    assert len(set(ids)) == len(ids) == 91
+    assert len(set(ids)) == len(ids) == 96
     tests = "".join(
         path.read_text(encoding="utf-8")
         for path in (ROOT / "tests").rglob("test_*.py")

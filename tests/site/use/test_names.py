@@ -388,6 +388,58 @@ def test_a_cache_of_transformers_is_called_cache_and_has_an_older_name():
     assert out.cache.get_seq_length() == 3 * T
 
 
+@torch.no_grad()
+def test_what_the_page_says_of_caches_since_transformers_5():
+    sizes = {"hidden_size": H * D, "intermediate_size": 7, "vocab_size": 11}
+    heads = {"num_attention_heads": H, "num_key_value_heads": K}
+    config = transformers.MistralConfig(
+        num_hidden_layers=1, sliding_window=4, **sizes, **heads
+    )
+    model = transformers.MistralModel(config).eval()
+    tokens = torch.randint(11, (B, T))
+    out = model(tokens).last_hidden_state
+
+    pair = torch.randn(2, B, K, 2, config.head_dim)
+    with pytest.raises(AttributeError, match="'tuple' object"):
+        model(tokens, cache=(tuple(pair),))
+    wrapped = transformers.DynamicCache((tuple(pair),))
+    assert model(tokens, cache=wrapped).cache.get_seq_length() == T + 2
+
+    late = torch.arange(100, 100 + T)
+    assert_close(model(tokens, cache_position=late).last_hidden_state, out)
+    late[-1] += 100
+    moved = model(tokens, position_ids=late[None]).last_hidden_state
+    assert (moved - out).abs().max() > 1e-3, "position_ids count"
+
+    gone = ("HybridCache", "from_legacy_cache")
+    for where in (transformers, transformers.DynamicCache):
+        assert not any(hasattr(where, name) for name in gone)
+    cache_utils = transformers.cache_utils
+    assert cache_utils.SlidingWindowCache is transformers.StaticCache
+    of_config = transformers.DynamicCache(config=config)
+    for cache, kept in ((transformers.DynamicCache(), T), (of_config, 3)):
+        model(tokens, cache=cache)
+        assert cache.layers[0].keys.shape[2] == kept
+    static = transformers.StaticCache(config, max_cache_len=T)
+    model(tokens, cache=static)
+    assert static.layers[0].keys.shape[2] == 4
+    hybrid = transformers.Qwen3NextConfig(num_hidden_layers=4)
+    kinds = [
+        isinstance(layer, cache_utils.LinearAttentionLayer)
+        for layer in transformers.DynamicCache(config=hybrid).layers
+    ]
+    assert kinds == [True, True, True, False]
+
+
+def test_gemma_2_is_run_with_eager_attention_and_refuses_sdpa():
+    sizes = {"hidden_size": 8, "intermediate_size": 7, "vocab_size": 11}
+    config = transformers.Gemma2Config(num_hidden_layers=1, **sizes)
+    model = transformers.Gemma2ForCausalLM(config)
+    assert model.config._attn_implementation == "eager"
+    with pytest.raises(ValueError, match="does not support an attention"):
+        model.set_attn_implementation("sdpa")
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_models_with_sinks_are_those_that_the_page_names(language):
     """Which have a parameter for them; the page of sinks says so of each."""
