@@ -173,7 +173,7 @@ def test_three_downloads_in_an_empty_project_run_as_their_pages_say(
         program = with_downloads(program, stem, there, more)
         (tmp_path / f"{stem}.txt").write_text(program, encoding="utf-8")
     # What else their blocks import: each has its own download.
-    assert more == {"masks", "mha", "mqa", "rope"}
+    assert more == {"masks", "mha", "mqa", "rope", "sdpa"}
     for stem in more:
         shutil.copy(folder / f"{stem}.py", tmp_path)
     in_a_fresh_interpreter(
@@ -363,7 +363,8 @@ def test_a_link_to_nothing_stops_the_build_with_its_place(link, message):
     site = files.Site(files.Where(), urls, {}, "")
     blank = ROOT / "docs/zh/conventions.md"
     right = files.with_files(html.format("page:layers/gqa#cost"), blank, site)
-    assert right == '<a href="../layers/gqa/#cost">分组查询注意力（GQA）</a>'
+    title = "分组查询注意力（GQA）与 MQA"
+    assert right == f'<a href="../layers/gqa/#cost">{title}</a>'
     with pytest.raises(BuildError, match=re.escape(message)) as stopped:
         files.with_files(html.format(link), blank, site)
     assert str(stopped.value).startswith("docs/zh/conventions.md: ")
