@@ -6,8 +6,6 @@ import subprocess
 import sys
 import tempfile
 
-import torch
-
 from sitekit import ROOT, new
 from sitekit.markdown import pages, parity
 
@@ -43,7 +41,6 @@ def main(arguments: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # the tensors of figures are small
     try:
         print(main(sys.argv[1:]))
     except (ValueError, FileNotFoundError) as error:

@@ -208,10 +208,11 @@ def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """What is wrong with the page has been told by now."""
-    from sitekit.markdown import notebooks, notes
+    from sitekit.markdown import folds, notebooks, notes
 
     notebooks.add(page, config, files)
     language = str(config.theme["language"])
+    html = folds.addressed(html)
     return notes.placed(html, page.file.src_uri, language)
 
 

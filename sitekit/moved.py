@@ -79,6 +79,7 @@ MOVED: dict[str, str] = {
     "numbers/compute#pitfalls": "numbers/operations#pitfalls",
     "numbers/layer-patterns": "models/released#layer-patterns",
     "numbers/layer-patterns#years": "models/released#years",
+    "mistakes/compressed-mistakes": "mistakes/recurrent-mistakes",
     "use/checkpoints": "use/transformers#checkpoints",
     "models/from-config": "models/your-model",
     "use/names": "conventions/names",

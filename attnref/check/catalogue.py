@@ -77,9 +77,8 @@ PAGES = {
         "layer": ("mha", "mqa", "gqa", "cross", "convert", "block"),
         "cache": ("rope", "positions", "kv_cache", "paged"),
         "mla": ("mla", "absorption", "dsa"),
-        "compressed": ("deepseek_v4",),
         "flash": ("flash", "merge", "fused"),
-        "recurrent": ("recurrent",),
+        "recurrent": ("recurrent", "deepseek_v4"),
         "head": ("sinks", "alibi", "order", "ring", "scaling"),
     }.items()
     for stem in stems

@@ -117,13 +117,27 @@ document.addEventListener("click", async ({ target }) => {
   setTimeout(() => (target.ariaLabel = ariaLabel), 2000);
 });
 
-// An answer of "Find your bug" that one opens gives the page its address, which
-// opens it again: the browser unfolds what is around, and the theme the answer.
+// A fold that a reader opens gives the page its address, which opens it again: the
+// browser unfolds what is around, and the theme an answer.
 document.addEventListener("click", ({ target }) => {
-  const answer = target.closest(".answer > summary")?.querySelector("[id]");
-  if (answer && !answer.closest("details").open)
-    history.replaceState(null, "", `#${answer.id}`);
+  const fold = target.closest("summary")?.parentElement;
+  const inside = fold?.querySelector("[id]");
+  if (inside && !fold.open) history.replaceState(null, "", `#${inside.id}`);
 });
+
+// A result of the search opens the fold that it found, where what stands open in
+// its section does not hold the words; the theme then marks them.
+const sought = new URL(location).searchParams.get("h")?.toLowerCase().split(" ");
+if (sought) {
+  const holds = (text) => sought.every((word) => text.toLowerCase().includes(word));
+  const parts = [];
+  let part = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  while ((part = part?.nextElementSibling) && !part.matches("h1, h2, h3, h4")) parts.push(part);
+  const found = parts.find((each) => each.matches("details") && holds(each.textContent));
+  if (found && !holds(parts.map((each) => each.innerText).join(" ")))
+    for (const fold of [found, ...found.querySelectorAll("details")])
+      fold.open = holds(fold.textContent);
+}
 
 // So does a choice in a picture, by a key too: the theme writes the address of
 // a tab only where its words are clicked.

@@ -173,7 +173,7 @@ def test_three_downloads_in_an_empty_project_run_as_their_pages_say(
         program = with_downloads(program, stem, there, more)
         (tmp_path / f"{stem}.txt").write_text(program, encoding="utf-8")
     # What else their blocks import: each has its own download.
-    assert more == {"masks", "mha", "mqa", "rope"}
+    assert more == {"masks", "mha", "mqa", "rope", "sdpa"}
     for stem in more:
         shutil.copy(folder / f"{stem}.py", tmp_path)
     in_a_fresh_interpreter(
@@ -363,7 +363,8 @@ def test_a_link_to_nothing_stops_the_build_with_its_place(link, message):
     site = files.Site(files.Where(), urls, {}, "")
     blank = ROOT / "docs/zh/conventions.md"
     right = files.with_files(html.format("page:layers/gqa#cost"), blank, site)
-    assert right == '<a href="../layers/gqa/#cost">分组查询注意力（GQA）</a>'
+    title = "分组查询注意力（GQA）与 MQA"
+    assert right == f'<a href="../layers/gqa/#cost">{title}</a>'
     with pytest.raises(BuildError, match=re.escape(message)) as stopped:
         files.with_files(html.format(link), blank, site)
     assert str(stopped.value).startswith("docs/zh/conventions.md: ")
@@ -411,11 +412,19 @@ def test_a_fold_says_its_lines_and_stands_below_the_bar_of_its_first_file():
     assert bars == [["softmax.py"], ["merge.py"]]
 
 
-def test_a_link_to_a_block_in_a_fold_opens_it(visit, address):
+def test_a_link_into_a_fold_and_a_result_of_the_search_open_it(visit, address):
     for script in (True, False):
-        to = f"{address}layers/gqa/#gqa.py:module"
-        page = visit(to, java_script_enabled=script)
-        expect(page.locator('[id="gqa.py:module"]')).to_be_visible()
+        for at in ('[id="gqa.py:module"]', '[id="sharing.2"] + *'):
+            to = f"{address}layers/gqa/#{at[5:].partition(chr(34))[0]}"
+            page = visit(to, java_script_enabled=script)
+            expect(page.locator(at)).to_be_visible()
+    page = visit(f"{address}layers/gqa/?h=repeat_kv#sharing")
+    expect(page.get_by_text("repeat_kv", exact=True)).to_be_visible()
+    assert page.locator("article details[open]").count() == 1
+    page.locator("summary", has_text="How the query heads").click()
+    assert page.url.endswith("#sharing.2"), "what one opens has an address"
+    page = visit(f"{address}layers/gqa/?h=heads#sharing")
+    assert page.locator("article details[open]").count() == 0, "it is in sight"
 
 
 @pytest.mark.parametrize("language", sampled(["en", "zh"], ["en"]))

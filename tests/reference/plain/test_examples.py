@@ -180,12 +180,10 @@ def test_gqa():
 
 
 def test_mqa():
-    # --8<-- [start:mqa]
-    import torch
-
-    from attnref.plain.kv_cache import KVCache
+    from attnref.plain.gqa import KVCache
     from attnref.plain.mqa import MQA
 
+    # --8<-- [start:mqa]
     layer = MQA(d_model=64, n_heads=8)  # heads of width 8
     x = torch.randn(3, 7, 64)  # three sequences of seven tokens
     cache = KVCache(max_len=7)
