@@ -51,7 +51,8 @@ def released(
     """All models, newest first. All numbers are in the page: its script only
     sorts and filters."""
     worded, names, paged = Words(words), Words(kinds), models.released()
-    every = [*known().values()][::-1]
+    # Without a month: after those of its year that have one.
+    every = sorted(known().values(), key=lambda m: m.date, reverse=True)
     names.used.update(*map(kinds_of, every))
     names.check("kinds")
     parts = {
@@ -116,8 +117,7 @@ def _row(model: Model, language: str, words: Words) -> list[Cell]:
         params = f"{float(f'{model.params / 1e9:.4g}'):,g}B"
         if model.params_in not in model.sources:  # which stand in the row
             params = f"[{params}]({model.params_in.url})"
-    # An unknown month is the last of its year: "2026" is read as 2026.
-    month = float(model.date.replace("-", ".")) - ("-" in model.date)
+    month = float(model.date.replace("-", "."))
     # A page tells the sources of its config.
     place = f"[config.json](released/{model.id}.md#sources)"
     return [
