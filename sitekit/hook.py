@@ -66,8 +66,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
+    from attnref.check.catalogue import catalogue
     from sitekit import answers
     from sitekit import files as downloads
+    from sitekit.check import mistakes
     from sitekit.drawn import calculator, compare, trained, your_model
     from sitekit.released import released
 
@@ -100,12 +102,21 @@ def on_files(files: Any, config: Any) -> Any:
         add(f"files/{papers.name}", papers.read_bytes)
     for name, text in here.items():
         add(f"files/{name}", partial(str, text))
+    if config.use_directory_urls:
+        home = config.extra["home_url"] if config.site_url else ""
+        for id in catalogue():
+            language = config.theme["language"]
+            made = partial(mistakes.stub, id, language, home)
+            add(f"mistakes/{id}/index.html", made)
     if _is_english(config) and config.site_url:
         from sitekit import preview
 
         for page in files.documentation_pages():
             stem = page.src_uri.removesuffix(".md")
             add(preview.place(stem), partial(preview.of_page, stem))
+        for id in catalogue():
+            place = preview.place(f"mistakes/{id}")
+            add(place, partial(preview.of_mistake, id))
     for script in files.javascript_files():
         if (OWN / script.src_uri).exists() and "worker" not in script.name:
             script.content_string = REMARK.sub("", script.content_string)

@@ -86,11 +86,16 @@ def _pair(stem: str) -> tuple[str, Tensor, Tensor] | None:
 
 
 def _matrix(
-    draw: ImageDraw.ImageDraw, x: int, y: int, values: Tensor, right: Tensor
+    draw: ImageDraw.ImageDraw,
+    x: int,
+    y: int,
+    values: Tensor,
+    right: Tensor,
+    room: tuple[int, int] = (460, 246),
 ) -> None:
     """Cells that differ from the right ones are red."""
     values, right = values.float(), right.float()
-    cell = min(246 / values.shape[0], 460 / values.shape[1])
+    cell = min(room[1] / values.shape[0], room[0] / values.shape[1])
     most = values.abs().nan_to_num().max().item() or 1.0
     same = values.shape == right.shape
     for i, row in enumerate(values.tolist()):
@@ -189,6 +194,34 @@ def of_page(stem: str) -> bytes:
             _matrix(draw, x, y + 70, values, right)
     else:
         _of_text(draw, text, y + 40)
+    return _png(image)
+
+
+def of_mistake(id: str) -> bytes:
+    """A PNG, of half the size: there are hundreds."""
+    image = Image.new("RGB", (WIDTH // 2, HEIGHT // 2), PAPER)
+    draw = ImageDraw.Draw(image)
+    draw.rectangle((0, 0, WIDTH // 2, 6), fill=GREEN)
+    _mask(draw, 36, 24, 3, 9)
+    draw.text((70, 42), "attnref", GREEN, _font(17, True), anchor="ls")
+    right, wrong = mistakes.seen(id)
+    title, y = catalogue()[id].title.en, 80
+    for line in _wrapped(title, _font(23, bold=True), WIDTH // 2 - 72)[:2]:
+        draw.text((36, y), line, INK, _font(23, bold=True), anchor="ls")
+        y += 29
+    for x, label, value in ((36, "wrong", wrong), (320, "right", right)):
+        draw.text((x, y + 6), label, SOFT, _font(16), anchor="ls")
+        if not isinstance(value, str) and value.dim() == right.dim() == 2:
+            _matrix(draw, x, y + 18, value, right, (240, 300 - y - 18))
+            continue
+        text = mistakes.number(value).replace(", ", "  ").strip("`")
+        for n, line in enumerate(_wrapped(text, _font(19), 240)[:6]):
+            color = RED if label == "wrong" else INK
+            draw.text((x, y + 36 + 24 * n), line, color, _font(19), anchor="ls")
+    return _png(image)
+
+
+def _png(image: Image.Image) -> bytes:
     out = io.BytesIO()
     image.quantize(64, dither=Image.Dither.NONE).save(out, "PNG")
     return out.getvalue()

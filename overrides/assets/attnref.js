@@ -97,10 +97,11 @@ const copied = {
     }
     return true;
   },
-  // The address of a page that keeps its state there.
-  async link() {
+  // The address of a page that keeps its state there, or of a part of it.
+  async link({ dataset: { to } }) {
+    const own = to && location.protocol !== "file:";
     try {
-      await navigator.clipboard.writeText(location.href);
+      await navigator.clipboard.writeText(own ? new URL(to, location).href : location.href);
     } catch {
       return false; // it stands in the bar of the browser
     }

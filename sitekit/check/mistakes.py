@@ -10,11 +10,13 @@ those of `attnref check`. All are Markdown, in the language of the page.
 
 import ast
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from html import escape
+from itertools import zip_longest
 from pathlib import PurePosixPath
 from textwrap import dedent
 from typing import Any
@@ -41,7 +43,7 @@ from sitekit.check.evidence import SYMPTOMS, evidence
 from sitekit.check.exercise import places
 from sitekit.drawing import svg
 from sitekit.markdown.markup import button
-from sitekit.markdown.render import render
+from sitekit.moved import STUB
 from sitekit.search import sections_of
 
 ENTRIES = re.compile(
@@ -92,7 +94,9 @@ WORDS = {
     "right": Text("right", "正确"),
     "filter": Text("Filter by what you see, or by title", "按现象或标题筛选"),
     "wrong": Text("wrong", "错误"),
+    "link": Text("Copy link", "复制链接"),
 }
+ROWS = 4  # of numbers beside a diff
 MANY = 12  # more than this many of a symptom are told apart further
 TESTS = "mistakes/tests"  # the page that shows the properties
 
@@ -214,8 +218,88 @@ def source(address: str) -> str:
 
 
 def diffs(mistake: Mistake, language: str) -> str:
-    """HTML: the lines of an entry as a diff."""
-    return "".join(blocks(mistake.variants[:1], language))
+    """HTML: the lines of an entry as a diff, and beside it what they give."""
+    code = "".join(blocks(mistake.variants[:1], language))
+    right, wrong = seen(mistake.id)
+    pictures = ""
+    for kind, value in (("wrong", wrong), ("right", right)):
+        label, shown = WORDS[kind], small(value, right, wrong)
+        pictures += f"<div><b>{getattr(label, language)}</b>{shown}</div>"
+    axes = (getattr(axis, language) for axis in evidence()[mistake.id].axes)
+    title = f' title="{escape(" × ".join(axes))}"' if right.dim() == 2 else ""
+    return (
+        f'<div class="mistake"><div>{code}</div>'
+        f'<div class="pair"{title}>{pictures}</div></div>'
+    )
+
+
+def share(mistake: Mistake, language: str) -> str:
+    """HTML: copies the address of an entry."""
+    link, copied = (getattr(WORDS[k], language) for k in ("link", "copied"))
+    return (
+        f'<button class="link" type="button" aria-label="{link}" '
+        f'data-done="{copied}" data-to="../{mistake.id}/"></button>'
+    )
+
+
+def small(value: Tensor | str, right: Tensor, wrong: Tensor | str) -> str:
+    """HTML: a matrix as its cells; a few numbers of what is none, from where
+    they differ from the right ones."""
+    if isinstance(value, str):
+        return f"<code>{escape(value.splitlines()[0])}</code>"
+    if value.dim() == right.dim() == 2:
+        return svg.thumbnail(value.double(), right.double())
+    given, wanted, other = (
+        x.double().flatten().tolist() if isinstance(x, Tensor) else []
+        for x in (value, right, wrong)
+    )
+    differ = [off(*both) for both in zip_longest(wanted, other)]
+    first = differ.index(True) // ROWS * ROWS if True in differ else 0
+    rows = ["<span>…</span>"] if first else []
+    for x, y in zip_longest(given[first:][:ROWS], wanted[first:][:ROWS]):
+        if x is not None:
+            kind = " class=off" if off(x, y) else ""
+            rows.append(f"<span{kind}>{number(torch.tensor(x))}</span>")
+    return "".join(rows)
+
+
+def off(x: float | None, y: float | None) -> bool:
+    """Whether they differ by more than one compares; None is not there."""
+    if x is None or y is None:
+        return True
+    return not (x == y or math.isclose(x, y, rel_tol=1e-3))
+
+
+def stub(id: str, language: str, home: str) -> str:
+    """HTML: the address of a mistake, with its picture and what it is. `home`
+    is that of the site, if it is known."""
+    mistake = catalogue()[id]
+    title = getattr(mistake.title, language)
+    page = next(
+        PAGES[name] for name, held in files().items() if mistake in held
+    )
+    tags = {
+        "og:type": "article",
+        "og:site_name": "attnref",
+        "og:title": title,
+        "og:description": getattr(SYMPTOMS[evidence()[id].symptom], language),
+        "og:url": f"{home}{'zh/' * (language == 'zh')}mistakes/{id}/",
+        "og:image": f"{home}assets/previews/mistakes/{id}.png",
+        "twitter:card": "summary_large_image",
+    }
+    link = f"../{PurePosixPath(page).name}/#{id}"
+    return STUB.format(
+        language=language,
+        new=escape(title),
+        script="''",
+        link=json.dumps(link),
+        href=link,
+        canonical="".join(
+            f'<meta property="{name}" content="{escape(text)}">\n'
+            for name, text in tags.items()
+            if home
+        ),
+    )
 
 
 def others(mistake: Mistake, language: str) -> str:
@@ -249,30 +333,6 @@ def coloured(lines: str) -> str:
     )
 
 
-def figure(mistake: Mistake, language: str) -> str:
-    """HTML: both heat maps, if there are any."""
-    right, wrong = seen(mistake.id)
-    if right.dim() != 2 or isinstance(wrong, str):
-        return ""
-    both = torch.cat([right.flatten(), wrong.flatten()])
-    masks = bool(((both == 0) | (both == 1)).all())
-    down, across = (
-        getattr(axis, language) for axis in evidence()[mistake.id].axes
-    )
-    drawn = []
-    for kind, matrix in (("wrong", wrong), ("right", right)):
-        rows, columns = matrix.shape
-        panel = svg.heatmap(
-            matrix.bool() if masks else matrix,
-            (down, across),
-            title=getattr(WORDS[kind], language),
-            rows=[*range(rows)],
-            columns=[*range(columns)],
-        )
-        drawn.append(panel._asdict())
-    return render("figure", panels=drawn, caption="")
-
-
 def thumbnail(mistake: Mistake, _: str) -> str:
     """SVG: the wrong heat map, if there is one."""
     right, wrong = seen(mistake.id)
@@ -283,12 +343,11 @@ def thumbnail(mistake: Mistake, _: str) -> str:
 
 def with_pictures(html: str, language: str) -> str:
     """Once Markdown and the search have read the page, which takes them long:
-    each `<!-- diffs of ID -->` and `<!-- figure of ID -->` becomes what it
-    stands for."""
+    each `<!-- diffs of ID -->` and the like becomes what it stands for."""
     drawn = {
         "diffs": diffs,
         "others": others,
-        "figure": figure,
+        "share": share,
         "thumbnail": thumbnail,
     }
     return PICTURES.sub(
@@ -316,8 +375,6 @@ def entry(
     yield ""
     yield f'??? more "{word(WORDS["more"])}"'
     yield ""
-    yield f"    <!-- figure of {mistake.id} -->"
-    yield ""
     facts = evidence()[mistake.id]
     symptom = word(SYMPTOMS[facts.symptom])
     symptoms = link("mistakes/by-symptom")
@@ -334,6 +391,8 @@ def entry(
         yield f"    - **{word(WORDS['also'])}**{word(WORDS['colon'])}"
         yield ""
         yield f"    <!-- others of {mistake.id} -->"
+    yield ""
+    yield f"    <!-- share of {mistake.id} -->"
     yield ""
 
 

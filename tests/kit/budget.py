@@ -28,8 +28,9 @@ EXCEPTIONS = {
     "mistakes/attention-mistakes": "height: entries are looked up one by one",
     "zh/mistakes/attention-mistakes": ": in fewer lines",
     "mistakes/head-mistakes": "height: entries are looked up one by one",
-    "mistakes/cache-mistakes": "height: entries are looked up one by one",
-    "zh/mistakes/cache-mistakes": "height code: as above, in fewer lines",
+    "mistakes/cache-mistakes": "height code: entries are looked up one by one",
+    "mistakes/layer-mistakes": "height: entries are looked up one by one",
+    "zh/mistakes/flash-mistakes": "code: as the English one, in fewer lines",
 }
 
 # Pixels are those of these fonts, whatever others a machine has.

@@ -65,7 +65,27 @@ def test_an_entry_says_all_that_the_catalogue_does(entries, language):
             assert f'href="{to}"' in part
         right, wrong = mistakes.seen(name)
         drawn = right.dim() == 2 and not isinstance(wrong, str)
-        assert part.count("<svg") == 2 * drawn, name
+        cells = (right.dim() == 2) + drawn  # an error is shown as its words
+        assert part.count("class=thumbnail") == part.count("<svg") == cells
+        _, _, pair = part.partition('class="pair"')
+        pair, _, rest = pair.partition("<details")
+        assert f'data-to="../{name}/"' in rest
+        if isinstance(wrong, str):
+            assert html.escape(wrong.splitlines()[0]) in pair
+        elif not drawn:
+            assert "<span class=off>" in pair.partition("</div>")[0]
+            assert "<span class=off>" not in pair.partition("</div>")[2]
+
+
+@each_language
+def test_the_address_of_a_mistake_leads_to_its_entry(site, entries, language):
+    for name in catalogue():
+        folder = site.folder / ROOTS[language] / "mistakes"
+        text = (folder / name / "index.html").read_text(encoding="utf-8")
+        (place,) = re.findall('href="../([^"]+)"', text)[:1]
+        page, _, id = place.partition("#")
+        assert f"mistakes/{page}" == f"{entries[language, name][0]}/"
+        assert id == name and "og:" not in text
 
 
 @each_language

@@ -107,8 +107,8 @@ def test_each_page_knows_its_address(published):
 def test_each_page_has_a_preview_where_its_address_is_sent(published):
     for path in published.folder.rglob("index.html"):
         text = path.read_text(encoding="utf-8")
-        if "<article" not in text:
-            continue
+        if "<article" not in text and "og:title" not in text:
+            continue  # the stub of what has moved
         tags = dict(
             re.findall(r'<meta property="(og:\S+)" content="(.*?)">', text)
         )
@@ -119,7 +119,8 @@ def test_each_page_has_a_preview_where_its_address_is_sent(published):
         place = unquote(tags["og:image"].removeprefix(HOME))
         picture = (published.folder / place).read_bytes()
         assert picture.startswith(b"\x89PNG") and len(picture) < 40_000, path
-        assert picture[16:24] == struct.pack(">II", 1200, 630), path
+        size = (1200, 630) if "<article" in text else (600, 315)
+        assert picture[16:24] == struct.pack(">II", *size), path
 
 
 def test_without_an_address_nothing_claims_one(site):
