@@ -105,7 +105,8 @@ def on_files(files: Any, config: Any) -> Any:
     if config.use_directory_urls:
         home = config.extra["home_url"] if config.site_url else ""
         for id in catalogue():
-            made = partial(mistakes.stub, id, config.theme["language"], home)
+            language = config.theme["language"]
+            made = partial(mistakes.stub, id, language, home)
             add(f"mistakes/{id}/index.html", made)
     if _is_english(config) and config.site_url:
         from sitekit import preview
@@ -114,8 +115,8 @@ def on_files(files: Any, config: Any) -> Any:
             stem = page.src_uri.removesuffix(".md")
             add(preview.place(stem), partial(preview.of_page, stem))
         for id in catalogue():
-            made = partial(preview.of_mistake, id)
-            add(preview.place(f"mistakes/{id}"), made)
+            place = preview.place(f"mistakes/{id}")
+            add(place, partial(preview.of_mistake, id))
     for script in files.javascript_files():
         if (OWN / script.src_uri).exists() and "worker" not in script.name:
             script.content_string = REMARK.sub("", script.content_string)

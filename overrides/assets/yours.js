@@ -10,7 +10,7 @@
   const known = (box) => JSON.parse(box.parentElement.querySelector("script").textContent);
   const { words, kinds, refusals } = known(form);
   const memoryPart = document.querySelector(".yours.memory");
-  const { words: said, devices } = known(memoryPart.firstElementChild);
+  const { words: said, devices, whole: firstWhole } = known(memoryPart.firstElementChild);
   const language = document.documentElement.lang.slice(0, 2);
   const part = (name) => document.querySelector(`.yours.${name}`);
   const say = (box, text) => {
@@ -136,7 +136,10 @@
   };
   const weigh = () => {
     const lines = memoryPart.querySelector("ul"), rows = memoryPart.querySelector(".scroll");
-    model ??= sized(config, 0);
+    if (!model) {
+      model = sized(config, firstWhole); // of the first, the page has one row
+      if (model.card) card.take(model.card);
+    }
     lines.hidden = rows.hidden = Boolean(model.error);
     say(memoryPart, model.error ?? "");
     if (model.error) return;
@@ -250,5 +253,8 @@
     form.elements.model.value = searchParams.get("model");
     form.elements.config.value = pretty(configs[form.elements.model.value]);
   }
-  if (searchParams.size) later(20);
+  if (searchParams.size) {
+    shown = null;
+    later(20);
+  }
 }

@@ -43,7 +43,6 @@ from sitekit.check.evidence import SYMPTOMS, evidence
 from sitekit.check.exercise import places
 from sitekit.drawing import svg
 from sitekit.markdown.markup import button
-from sitekit.markdown.render import render
 from sitekit.moved import STUB
 from sitekit.search import sections_of
 
@@ -226,9 +225,11 @@ def diffs(mistake: Mistake, language: str) -> str:
     for kind, value in (("wrong", wrong), ("right", right)):
         label, shown = WORDS[kind], small(value, right, wrong)
         pictures += f"<div><b>{getattr(label, language)}</b>{shown}</div>"
+    axes = (getattr(axis, language) for axis in evidence()[mistake.id].axes)
+    title = f' title="{escape(" × ".join(axes))}"' if right.dim() == 2 else ""
     return (
         f'<div class="mistake"><div>{code}</div>'
-        f'<div class="pair">{pictures}</div></div>'
+        f'<div class="pair"{title}>{pictures}</div></div>'
     )
 
 
@@ -264,8 +265,9 @@ def small(value: Tensor | str, right: Tensor, wrong: Tensor | str) -> str:
 
 def off(x: float | None, y: float | None) -> bool:
     """Whether they differ by more than one compares; None is not there."""
-    there = x is not None and y is not None
-    return not (there and (x == y or math.isclose(x, y, rel_tol=1e-3)))
+    if x is None or y is None:
+        return True
+    return not (x == y or math.isclose(x, y, rel_tol=1e-3))
 
 
 def stub(id: str, language: str, home: str) -> str:
@@ -331,30 +333,6 @@ def coloured(lines: str) -> str:
     )
 
 
-def figure(mistake: Mistake, language: str) -> str:
-    """HTML: both heat maps, if there are any."""
-    right, wrong = seen(mistake.id)
-    if right.dim() != 2 or isinstance(wrong, str):
-        return ""
-    both = torch.cat([right.flatten(), wrong.flatten()])
-    masks = bool(((both == 0) | (both == 1)).all())
-    down, across = (
-        getattr(axis, language) for axis in evidence()[mistake.id].axes
-    )
-    drawn = []
-    for kind, matrix in (("wrong", wrong), ("right", right)):
-        rows, columns = matrix.shape
-        panel = svg.heatmap(
-            matrix.bool() if masks else matrix,
-            (down, across),
-            title=getattr(WORDS[kind], language),
-            rows=[*range(rows)],
-            columns=[*range(columns)],
-        )
-        drawn.append(panel._asdict())
-    return render("figure", panels=drawn, caption="")
-
-
 def thumbnail(mistake: Mistake, _: str) -> str:
     """SVG: the wrong heat map, if there is one."""
     right, wrong = seen(mistake.id)
@@ -365,13 +343,11 @@ def thumbnail(mistake: Mistake, _: str) -> str:
 
 def with_pictures(html: str, language: str) -> str:
     """Once Markdown and the search have read the page, which takes them long:
-    each `<!-- diffs of ID -->` and `<!-- figure of ID -->` becomes what it
-    stands for."""
+    each `<!-- diffs of ID -->` and the like becomes what it stands for."""
     drawn = {
         "diffs": diffs,
         "others": others,
         "share": share,
-        "figure": figure,
         "thumbnail": thumbnail,
     }
     return PICTURES.sub(
@@ -398,8 +374,6 @@ def entry(
     yield f"<!-- diffs of {mistake.id} -->"
     yield ""
     yield f'??? more "{word(WORDS["more"])}"'
-    yield ""
-    yield f"    <!-- figure of {mistake.id} -->"
     yield ""
     facts = evidence()[mistake.id]
     symptom = word(SYMPTOMS[facts.symptom])

@@ -67,6 +67,7 @@ def yours(
             language,
             [*devices()],
             RANKS,
+            computes=True,
         )
     if part == "layers":
         facts |= {"said": data, "head": head}
@@ -85,6 +86,7 @@ def yours(
         facts["found"] = told.memory(told.counted(text()), use(), own)
         facts["head"] = head
         facts["known"] = {
+            "whole": data["whole"],
             "words": {name: own[name] for name in SENTENCES},
             "devices": {
                 id: [device.mib, GPUS[id].bandwidth if id in GPUS else None]

@@ -332,14 +332,18 @@ def card(
     language: str,
     kinds: Sequence[str] = DEVICES,
     ranks: Sequence[int] = RANKS,
+    computes: bool = False,
 ) -> str:
-    """HTML: the numbers of the first screen, and what sets them."""
+    """HTML: the numbers of the first screen, and what sets them. A page that
+    `computes` holds what is seen first, and its script the rest."""
     mib = {name: devices()[name].mib for name in kinds}
     data = told.card(model, whole, mib, ranks)
     at, way = data["at"], data["way"].split()
     rows = data | data["by"][way[-1]] | {"tokens": data["tokens"][at]}
     if "fits" in data:
         rows["fits"] = data["fits"].get(data["way"], [0] * (at + 1))
+    if computes:
+        data["fits"] = {data["way"]: rows["fits"]}
     formats = {name: name for name in told.FORMATS}
     return render(
         "card",

@@ -369,3 +369,10 @@ def test_its_numbers_are_on_the_first_screen(chromium, address, width, height):
     with opened(chromium, url, until="load", width=width) as page:
         box = page.locator(".card .facts").bounding_box()
         assert box["y"] + box["height"] < height
+        # The page has one row of what fits; the others are computed.
+        fits = page.locator("[data-part=fits] dd")
+        assert fits.inner_text() == "12"
+        page.select_option("[name=dtype]", "fp8")
+        assert fits.inner_text() == "25"
+        with opened(chromium, page.url, until="load") as again:
+            expect(again.locator("[data-part=fits] dd")).to_have_text("25")
