@@ -359,9 +359,8 @@ def _of_caches() -> dict[str, object]:
 def _of_exchanges() -> dict[str, object]:
     """Bytes per token and layer of Llama-3.1-8B that a device sends."""
     ring, ulysses = (heads * 128 * 2 for heads in (2 * 8, 2 * 32 + 2 * 8))
-    devices = (2, 4, 8)
-    return (
-        {f"ring_{N}": (N - 1) * ring for N in devices}
-        | {f"ulysses_{N}": (N - 1) * ulysses // N for N in devices}
-        | {"mfa": 2 * 256}
-    )
+    sent: dict[str, object] = {"mfa": 2 * 256}
+    for N in 2, 4, 8:
+        sent[f"ring_{N}"] = (N - 1) * ring
+        sent[f"ulysses_{N}"] = (N - 1) * ulysses // N
+    return sent
