@@ -6,6 +6,8 @@ import subprocess
 import sys
 import tempfile
 
+import torch
+
 from sitekit import ROOT, new
 from sitekit.markdown import pages, parity
 
@@ -41,6 +43,7 @@ def main(arguments: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # the tensors of figures are small
     try:
         print(main(sys.argv[1:]))
     except (ValueError, FileNotFoundError) as error:
