@@ -390,7 +390,6 @@ def test_a_drawing_holds_whatever_its_words_are(chromium, fonts):
     drawn = [
         svg.heatmap(torch.eye(4), axes, title="", rows=words),
         svg.heatmap(torch.ones(1, 1) > 0, axes, title="", rows=[""]),
-        svg.lines(torch.eye(16), (long, "k"), title=""),
         svg.bars(torch.tensor([10**15, 1, 0, 1]), axes, title="", labels=words),
         flow.draw(nodes, ""),
     ]

@@ -171,7 +171,7 @@ def test_a_difference_is_shown_as_the_lines_that_it_needs():
 # --- the table of models ---
 
 
-NEWEST_FIRST = [*known().values()][::-1]
+NEWEST_FIRST = sorted(known().values(), key=lambda m: m.date, reverse=True)
 ALL = len(NEWEST_FIRST)
 AT = {name: n for n, name in enumerate(sum(VIEWS.values(), ()))}
 
