@@ -1,4 +1,4 @@
-"""The three attention layers of DeepSeek-V4. Needs only PyTorch 2.5."""
+"""The three attention layers of DeepSeek-V4. Needs only PyTorch 2.5+."""
 
 import torch
 import torch.nn.functional as F

@@ -1,6 +1,6 @@
 """DeepSeek Sparse Attention (DSA): MLA over keys that an indexer chooses.
 
-Needs only PyTorch 2.5. Weights of GLM-5 load, and with halves=True those of
+Needs only PyTorch 2.5+. Weights of GLM-5 load, and with halves=True those of
 DeepSeek-V3.2, whose YaRN is not here.
 """
 

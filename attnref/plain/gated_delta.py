@@ -1,4 +1,4 @@
-"""Gated DeltaNet, the recurrent layer of Qwen3.5. Needs only PyTorch 2.5."""
+"""Gated DeltaNet, the recurrent layer of Qwen3.5. Needs only PyTorch 2.5+."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Grouped-query attention with RoPE and a KV cache. Needs only PyTorch 2.5.
+"""Grouped-query attention with RoPE and a KV cache. Needs only PyTorch 2.5+.
 
 n_kv_heads = n_heads is MHA, n_kv_heads = 1 is MQA. Weights of Llama 2 and 3
 load (3 with theta=5e5). Llama 3.1 also rescales RoPE, which is not here.

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention (KDA) of Kimi Linear. Needs only PyTorch 2.5."""
+"""Kimi Delta Attention (KDA) of Kimi Linear. Needs only PyTorch 2.5+."""
 
 import torch
 import torch.nn.functional as F

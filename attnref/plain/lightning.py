@@ -1,4 +1,4 @@
-"""Lightning attention of MiniMax-01. Needs only PyTorch 2.5."""
+"""Lightning attention of MiniMax-01. Needs only PyTorch 2.5+."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""A whole Llama: weights of transformers load. Needs only PyTorch 2.5.
+"""A whole Llama: weights of transformers load. Needs only PyTorch 2.5+.
 
 RoPE is not rescaled: Llama 2 and 3, not 3.1.
 """

@@ -1,4 +1,4 @@
-"""Mamba-2, the recurrent layer of Nemotron-H. Needs only PyTorch 2.5."""
+"""Mamba-2, the recurrent layer of Nemotron-H. Needs only PyTorch 2.5+."""
 
 import torch
 import torch.nn.functional as F

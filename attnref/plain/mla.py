@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA) of DeepSeek. Needs only PyTorch 2.5.
+"""Multi-head latent attention (MLA) of DeepSeek. Needs only PyTorch 2.5+.
 
 Weights of DeepSeek-V2 and V3 load; their YaRN is not here.
 """

@@ -1,4 +1,4 @@
-"""A window of W tokens, by blocks of queries. Needs only PyTorch 2.5."""
+"""A window of W tokens, by blocks of queries. Needs only PyTorch 2.5+."""
 
 import torch
 import torch.nn.functional as F
