@@ -149,7 +149,7 @@ def context_of(given: Mapping[str, Any]) -> int:
 
 def within(r: AttentionRecord, context: int) -> AttentionRecord:
     """A window as long as the longest text hides nothing."""
-    wide = r.window and 0 < context <= r.window
+    wide = context and r.window and r.window >= context
     return replace(r, window=None) if wide else r
 
 

@@ -424,7 +424,7 @@ def _stored(
         both = [(c, bits * n / 8) for c, n in zip(cache, tokens, strict=True)]
         rows["whole"] = [size(n) for _, n in both]
         rows["part"] = [f"{100 * c / n:.2f}%" for c, n in both]
-        if any(c < n for c, n in both):  # otherwise each head has its own
+        if both[0][0] < both[0][1]:  # otherwise each head has its own
             rows["times"] = [f"{n / c:.3g}" for c, n in both]
     return rows
 

@@ -129,7 +129,7 @@ def test_without_javascript_everything_is_there(visit, address, path):
     page = visit(address + path)
     for each in (without, page):  # where scripts run, one frame is shown
         assert each.locator(".steps .frame").count() == 5 * ("sdpa" in path)
-        moving = ".steps, form"
+        moving = ".steps, form, .legend"  # shapes say their letters on hover
         each.eval_on_selector_all(moving, "all => all.map(s => s.remove())")
     assert without.faults == []
     shown = without.locator("article").inner_text()

@@ -427,7 +427,7 @@ def test_the_page_of_rope_has_the_errors_of_the_table(language):
 
 
 def test_the_models_of_the_gqa_page_need_what_it_says():
-    (ids,) = (s["models"]["ids"] for _, s in fences("gqa") if "models" in s)
+    ids, _ = (s["models"]["ids"] for _, s in fences("gqa") if "models" in s)
     of = {id: attention_of(configs()[id]) for id in ids}
     own = {id: (r.rope_kind, r.norm, r.rope_width) for id, r in of.items()}
     assert own == {
