@@ -252,7 +252,7 @@ def test_the_plain_form_trains_as_the_package_does():
 
 def test_sizes_and_modules_that_do_not_fit_are_refused():
     for wrong, says in (
-        ({"index_head_dim": 7}, "index_head_dim=7 must be at least qk_rope_head_"),
+        ({"index_head_dim": 7}, "=7 must be at least qk_rope_head_dim=8"),
         ({"index_topk": 0}, "index_topk=0 must be at least 1"),
         ({"index_layout": "halves"}, "'halves' is neither 'half' nor"),
     ):
