@@ -19,6 +19,7 @@ from attnref.numbers.shapes import (
     Recurrent,
     Sliding,
 )
+from attnref.released.record import fields_of, mixers_of
 from attnref.released.specs import find_model
 from attnref.released.specs import models as known
 from sitekit.markdown.render import Cell, Row, Sorted, Words, render
@@ -147,20 +148,22 @@ def _beyond(model: Model, tokens: int) -> str:
 def _about(model: models.Released, language: str, words: Words) -> list[Cell]:
     """What its config says of its attention."""
 
-    def named(parts: object) -> str:
-        shown = [part for part in model.parts if part in parts]  # type: ignore[operator]
-        names = (models.part_word(part, "name", language) for part in shown)
+    def named(parts: set[str], kinds: Iterable[str] = ()) -> str:
+        shown = [part for part in model.parts if part in parts]
+        names = [models.words()["layers"][kind][language] for kind in kinds]
+        names += [models.part_word(part, "name", language) for part in shown]
         return words["join"].join(names) or "–"
 
     r = next(iter(model.attends.values()))
+    mixers = {m.kind for m in mixers_of(fields_of(model.config)).values()}
     seen = max((x.window or x.chunk or 0) for x in model.attends.values())
     shapes = words["join"].join(map(heads, models.kinds_of(model)))
     return [
-        f"`{r.family}`",
+        f"`{model.config['model_type']}`",
         Sorted(r.n_heads, shapes),
         named({*ROPE}),
         Sorted(seen, f"{seen:,}" if seen else "–"),
-        named({*PARTS} - HEADS - {*ROPE} - {*SEEN}),
+        named({*PARTS} - HEADS - {*ROPE} - {*SEEN}, sorted(mixers)),
         Sorted(model.lines, str(model.lines)),
     ]
 
