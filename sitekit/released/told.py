@@ -425,7 +425,10 @@ def _stored(
         rows["whole"] = [size(n) for _, n in both]
         rows["part"] = [f"{100 * c / n:.2f}%" for c, n in both]
         if both[0][0] < both[0][1]:  # otherwise each head has its own
-            rows["times"] = [f"{n / c:.3g}" for c, n in both]
+            times = [n / c for c, n in both]
+            rows["times"] = [
+                f"{x:,.0f}" if x > 99 else f"{x:.3g}" for x in times
+            ]
     return rows
 
 
