@@ -37,6 +37,7 @@ MOVED: dict[str, str] = {
     "core/order#code": "core/biases#code",
     "core/order#exchanges": "core/biases#exchanges",
     "core/order#pitfalls": "core/biases#pitfalls",
+    "core/flash#flex": "core/rules#flex",
     "core/flash#shapes": "core/flash#tiles",
     "layers/cross#shapes": "layers/cross#cross",
     "layers/mla#history": "layers/mla#sources",
