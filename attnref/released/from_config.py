@@ -144,7 +144,7 @@ def model_from_config(
 def context_of(given: Mapping[str, Any]) -> int:
     """The tokens that the model of a config may read, or 0."""
     longest = next((given[n] for n in LONGEST if given.get(n)), 0)
-    return longest if isinstance(longest, int) else 0
+    return longest if isinstance(longest, int) and longest > 1 else 0
 
 
 def within(r: AttentionRecord, context: int) -> AttentionRecord:
